@@ -1,0 +1,1 @@
+//! What is measured, and the peers measured beside it.

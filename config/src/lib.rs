@@ -1,0 +1,1 @@
+//! What a Ryzanstein user may set, and where each value came from.

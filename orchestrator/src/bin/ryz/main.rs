@@ -1,0 +1,3 @@
+//! The `ryz` command.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! The processes of one job: rendezvous, launcher, engine facade, and the ryz command.

@@ -1,0 +1,1 @@
+//! Ranks that call collectives on buffers: process groups, backends, schedules.

@@ -1,0 +1,1 @@
+//! Tests that need two ranks or more: conformance, faults, end to end.
