@@ -1,1 +1,29 @@
-//! Ranks that call collectives on buffers: process groups, backends, schedules.
+//! Ranks that call collectives on buffers.
+//!
+//! The way in is a [`ProcessGroup`]; [`ProcessGroup::loopback`] makes one whose ranks are threads of this process.
+
+pub mod backend;
+mod buffer;
+mod call;
+mod dtype;
+mod error;
+mod group;
+mod profile;
+mod rank;
+mod reduce;
+mod rendezvous;
+mod roster;
+pub mod schedule;
+pub mod store;
+mod work;
+
+pub use buffer::{Buffer, BufferMut, View, ViewMut};
+pub use call::{Call, Operation, ReduceOp, Signature};
+pub use dtype::{DType, Element};
+pub use error::{Error, Result};
+pub use group::{GroupInfo, ProcessGroup};
+pub use profile::{Profile, ProfileRow, SlowCalls, bus_factor, call_bytes};
+pub use rank::{Epoch, LocalRank, Rank};
+pub use rendezvous::{Membership, MemoryRendezvous, Rendezvous};
+pub use roster::{Agreement, BackendKind, Candidate, Capability, Member, Roster, Secret, agree};
+pub use work::Work;

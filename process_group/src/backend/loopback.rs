@@ -1,0 +1,282 @@
+//! Ranks as threads of one process: every rank lays its contribution on a table and computes its own result.
+//!
+//! It shares nothing with the TCP backend but the reduction of slices, so that each checks the other.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::{Backend, Completion, Path};
+use crate::call::{Call, Operation, ReduceOp, Signature};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::rank::Rank;
+use crate::reduce::{self, Source};
+use crate::roster::BackendKind;
+
+/// How long a rank that timed out waits to hear what the others were doing; all ranks share one clock here.
+const GRACE: Duration = Duration::from_millis(50);
+
+/// The memory that ranks of one process share. Clones are the same hub.
+#[derive(Clone, Default)]
+pub struct LoopbackHub {
+    tables: Arc<Mutex<HashMap<String, Arc<Table>>>>,
+}
+
+impl LoopbackHub {
+    /// A hub for ranks that will be given clones of it.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sits down at the table of a group.
+    pub(crate) fn join(&self, group: &str, rank: Rank, world_size: usize) -> Loopback {
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let table = Arc::clone(tables.entry(group.to_owned()).or_default());
+        table.seats.lock().unwrap_or_else(PoisonError::into_inner).seated += 1;
+        Loopback { group: group.to_owned(), table, rank, world_size }
+    }
+}
+
+#[derive(Default)]
+struct Table {
+    seats: Mutex<Seats>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Seats {
+    seated: usize,
+    calls: HashMap<u64, Round>,
+    messages: HashMap<(Rank, Rank, u64), Post>,
+    aborted: Option<(Rank, String)>,
+    left: Vec<Rank>,
+}
+
+#[derive(Default)]
+struct Round {
+    posts: Vec<Option<Post>>,
+    finished: usize,
+}
+
+#[derive(Clone)]
+struct Post {
+    signature: Signature,
+    data: Arc<[u8]>,
+}
+
+/// One rank's end.
+pub(crate) struct Loopback {
+    group: String,
+    table: Arc<Table>,
+    rank: Rank,
+    world_size: usize,
+}
+
+impl Loopback {
+    /// Waits until `ready` gives a value, somebody aborts, or the deadline passes; then `missing` names who lacks.
+    fn wait<R>(
+        &self,
+        call: &Call<'_>,
+        mut ready: impl FnMut(&mut Seats) -> Result<Option<R>>,
+        missing: impl Fn(&Seats) -> Vec<Rank>,
+    ) -> Result<R> {
+        let started = Instant::now();
+        let mut deadline = call.deadline;
+        let mut seats = self.table.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            // A result that is there counts even if somebody has given up or left since.
+            if let Some(result) = ready(&mut seats)? {
+                return Ok(result);
+            }
+            if let Some((rank, reason)) = &seats.aborted {
+                return Err(Error::PeerAborted { rank: *rank, reason: reason.clone() });
+            }
+            let absent = missing(&seats);
+            if let Some(&gone) = seats.left.iter().find(|r| absent.contains(r)) {
+                return Err(Error::PeerLost {
+                    rank: gone,
+                    host: "this process".into(),
+                    pid: std::process::id(),
+                    during: call.signature.to_string(),
+                    detail: "its thread has dropped the group".into(),
+                });
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                if deadline == call.deadline {
+                    // Whoever came at the same moment may just be about to post.
+                    deadline += GRACE;
+                } else {
+                    return Err(Error::Timeout {
+                        what: format!("{} in group `{}`", call.signature, self.group),
+                        waited: started.elapsed(),
+                        missing: absent,
+                    });
+                }
+            }
+            let left = deadline.saturating_duration_since(now);
+            seats = self.table.changed.wait_timeout(seats, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn send(&self, call: &Call<'_>, to: Rank) {
+        let data = call.input.map_or_else(|| Arc::from([]), |v| Arc::from(v.bytes()));
+        let post = Post { signature: call.signature, data };
+        let mut seats = self.table.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        seats.messages.insert((self.rank, to, call.sequence), post);
+        self.table.changed.notify_all();
+    }
+
+    fn receive(&self, call: &mut Call<'_>, from: Rank) -> Result<()> {
+        let key = (from, self.rank, call.sequence);
+        let post = self.wait(call, |s| Ok(s.messages.remove(&key)), |_| vec![from])?;
+        // Sender and receiver name the message differently; type and length must agree.
+        let theirs = Signature { operation: call.signature.operation, ..post.signature };
+        self.check(call, from, &theirs)?;
+        if let Some(output) = &mut call.output {
+            output.bytes().copy_from_slice(&post.data);
+        }
+        Ok(())
+    }
+
+    fn check(&self, call: &Call<'_>, peer: Rank, theirs: &Signature) -> Result<()> {
+        if *theirs == call.signature {
+            return Ok(());
+        }
+        Err(Error::mismatch(&self.group, call.sequence, (self.rank, &call.signature), (peer, theirs)))
+    }
+
+    fn collective(&self, call: &mut Call<'_>) -> Result<()> {
+        let (sequence, world_size) = (call.sequence, self.world_size);
+        let post = Post { signature: call.signature, data: Arc::from(contribution(call, self.rank)) };
+        {
+            let mut seats = self.table.seats.lock().unwrap_or_else(PoisonError::into_inner);
+            let round = seats.calls.entry(sequence).or_default();
+            round.posts.resize(world_size, None);
+            round.posts[self.rank.index()] = Some(post);
+            self.table.changed.notify_all();
+        }
+        let absent = |seats: &Seats| {
+            let round = seats.calls.get(&sequence);
+            Rank::all(world_size)
+                .filter(|r| round.is_none_or(|round| round.posts[r.index()].is_none()))
+                .collect()
+        };
+        let posts: Vec<Post> = self.wait(
+            call,
+            |seats| {
+                let Some(round) = seats.calls.get_mut(&sequence) else { return Ok(None) };
+                for (peer, post) in Rank::all(world_size).zip(&round.posts) {
+                    if let Some(post) = post {
+                        self.check(call, peer, &post.signature)?;
+                    }
+                }
+                if round.posts.iter().any(Option::is_none) {
+                    return Ok(None);
+                }
+                let posts = round.posts.iter().flatten().cloned().collect();
+                round.finished += 1;
+                if round.finished == world_size {
+                    seats.calls.remove(&sequence);
+                }
+                Ok(Some(posts))
+            },
+            absent,
+        )?;
+        let data: Vec<&[u8]> = posts.iter().map(|p| &*p.data).collect();
+        finish(call, self.rank, &data);
+        Ok(())
+    }
+}
+
+/// What a rank lays on the table.
+fn contribution<'c>(call: &'c Call<'_>, rank: Rank) -> &'c [u8] {
+    let whole = call.input.map_or_else(|| call.output.as_ref().map_or(&[][..], |o| o.as_bytes()), |v| v.bytes());
+    let in_place = call.input.is_none();
+    let chunk = call.signature.count * call.signature.dtype.size();
+    match call.signature.operation {
+        Operation::AllGather | Operation::Gather { .. } if in_place => &whole[rank.index() * chunk..][..chunk],
+        Operation::Broadcast { root } | Operation::Scatter { root } if root != rank => &[],
+        Operation::Barrier => &[],
+        _ => whole,
+    }
+}
+
+/// What a rank takes from the table.
+fn finish(call: &mut Call<'_>, rank: Rank, data: &[&[u8]]) {
+    let in_place = call.input.is_none();
+    let Signature { operation, dtype, count } = call.signature;
+    let chunk = count * dtype.size();
+    let Some(output) = &mut call.output else { return };
+    let output = output.bytes();
+    let mine = rank.index() * chunk..(rank.index() + 1) * chunk;
+    match operation {
+        Operation::AllReduce(op) => fold(dtype, op, output, data),
+        Operation::Reduce { op, root } if root == rank => fold(dtype, op, output, data),
+        Operation::Broadcast { root } => output.copy_from_slice(data[root.index()]),
+        Operation::AllGather => output.copy_from_slice(&data.concat()),
+        Operation::Gather { root } if root == rank => output.copy_from_slice(&data.concat()),
+        Operation::ReduceScatter(op) => {
+            let chunks: Vec<&[u8]> = data.iter().map(|d| &d[mine.clone()]).collect();
+            fold(dtype, op, if in_place { &mut output[mine] } else { output }, &chunks);
+        }
+        Operation::Scatter { root } => {
+            let from = &data[root.index()][mine.clone()];
+            if in_place { &mut output[mine] } else { output }.copy_from_slice(from);
+        }
+        Operation::AllToAll => {
+            let chunks: Vec<&[u8]> = data.iter().map(|d| &d[mine.clone()]).collect();
+            output.copy_from_slice(&chunks.concat());
+        }
+        _ => {}
+    }
+}
+
+fn fold(dtype: DType, op: ReduceOp, into: &mut [u8], data: &[&[u8]]) {
+    let sources: Vec<_> = data.iter().map(|d| Source::Bytes(d)).collect();
+    let divisor = (op == ReduceOp::Avg).then_some(data.len());
+    reduce::fold(dtype, op, into, &sources, divisor);
+}
+
+impl Backend for Loopback {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Loopback
+    }
+
+    fn submit(&mut self, mut call: Call<'_>) -> Result<Completion> {
+        match call.signature.operation {
+            Operation::Send { to } => self.send(&call, to),
+            Operation::Recv { from } => self.receive(&mut call, from)?,
+            _ => self.collective(&mut call)?,
+        }
+        Ok(Completion { path: Path::Loopback })
+    }
+
+    fn paths(&self) -> Vec<Path> {
+        vec![Path::Loopback]
+    }
+
+    fn force(&mut self, path: Option<Path>) -> Result<()> {
+        match path {
+            None | Some(Path::Loopback) => Ok(()),
+            Some(other) => Err(Error::invalid(format!("the loopback backend has no path `{other}`"))),
+        }
+    }
+
+    fn abort(&mut self, why: &Error) {
+        let mut seats = self.table.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        if seats.aborted.is_none() {
+            seats.aborted = Some((self.rank, why.to_string()));
+        }
+        self.table.changed.notify_all();
+    }
+}
+
+impl Drop for Loopback {
+    fn drop(&mut self) {
+        let mut seats = self.table.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        seats.left.push(self.rank);
+        self.table.changed.notify_all();
+    }
+}

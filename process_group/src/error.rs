@@ -1,0 +1,166 @@
+//! Errors that say whose fault it was.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::call::Signature;
+use crate::rank::{self, Rank};
+
+/// The result of everything here.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why an operation failed. Cheap to clone: a failed group hands out its cause again and again.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The user asked for something that cannot be.
+    #[error("configuration: {0}")]
+    Configuration(String),
+
+    /// This rank's own call was wrong. Nothing has left the rank, and the group stays usable.
+    #[error("invalid call: {0}")]
+    Invalid(String),
+
+    /// Ranks called different things. No result has been produced.
+    #[error(
+        "mismatched calls in group `{group}`, call {sequence}: rank {rank} calls {mine}, rank {peer} calls {theirs}; \
+         they differ in {field}. Every rank of a group must make the same calls in the same order"
+    )]
+    Mismatch {
+        /// Name of the group.
+        group: String,
+        /// Number of the call in the group.
+        sequence: u64,
+        /// What differs.
+        field: &'static str,
+        /// The rank that saw it.
+        rank: Rank,
+        /// What it calls.
+        mine: String,
+        /// The other rank.
+        peer: Rank,
+        /// What that calls.
+        theirs: String,
+    },
+
+    /// A rank has gone: its connection broke.
+    #[error("lost rank {rank} (host {host}, pid {pid}) during {during}: {detail}")]
+    PeerLost {
+        /// Who has gone.
+        rank: Rank,
+        /// Where it ran.
+        host: String,
+        /// Its process.
+        pid: u32,
+        /// What this rank was doing.
+        during: String,
+        /// What the connection said.
+        detail: String,
+    },
+
+    /// Another rank gave up and said why.
+    #[error("rank {rank} aborted: {reason}")]
+    PeerAborted {
+        /// Who gave up first.
+        rank: Rank,
+        /// Its own error.
+        reason: String,
+    },
+
+    /// Not everybody came in time.
+    #[error("{what} timed out after {waited:.1?}: {}", missing_ranks(.missing))]
+    Timeout {
+        /// What was waited for.
+        what: String,
+        /// How long.
+        waited: Duration,
+        /// Who is not there. Empty if everybody is there but slow.
+        missing: Vec<Rank>,
+    },
+
+    /// Ranks could not find each other.
+    #[error("rendezvous: {0}")]
+    Rendezvous(String),
+
+    /// A backend that was asked for cannot be used here.
+    #[error("backend `{backend}` cannot be used: {reason}")]
+    BackendUnavailable {
+        /// Its name.
+        backend: String,
+        /// Why not, and on which ranks.
+        reason: String,
+    },
+
+    /// The start-up check got a wrong value.
+    #[error("self-check of {path} failed: {reason}; this path is refused")]
+    SelfCheck {
+        /// The path checked.
+        path: String,
+        /// What was wrong.
+        reason: String,
+    },
+
+    /// The operating system refused something on this rank.
+    #[error("transport: {0}")]
+    Transport(String),
+
+    /// An earlier call failed and the state of the group is unknown since. Make a new one, under a new epoch.
+    #[error("this group failed before and cannot be used any more; the cause was: {0}")]
+    Poisoned(Arc<Error>),
+}
+
+fn missing_ranks(missing: &[Rank]) -> String {
+    match missing {
+        [] => "every rank is there, but not finished".into(),
+        [one] => format!("rank {one} is not there"),
+        many => format!("ranks {} are not there", rank::list(many)),
+    }
+}
+
+impl Error {
+    pub(crate) fn invalid(reason: impl Into<String>) -> Self {
+        Self::Invalid(reason.into())
+    }
+
+    pub(crate) fn mismatch(
+        group: &str,
+        sequence: u64,
+        (rank, mine): (Rank, &Signature),
+        (peer, theirs): (Rank, &Signature),
+    ) -> Self {
+        let (a, b) = (mine.operation, theirs.operation);
+        let field = if a.name() != b.name() {
+            "operation"
+        } else if a.reduce_op() != b.reduce_op() {
+            "reduction"
+        } else if a.root() != b.root() {
+            "root"
+        } else if mine.dtype != theirs.dtype {
+            "element type"
+        } else {
+            "length"
+        };
+        Self::Mismatch {
+            group: group.into(),
+            sequence,
+            field,
+            rank,
+            mine: mine.to_string(),
+            peer,
+            theirs: theirs.to_string(),
+        }
+    }
+
+    /// Whether the group can go on after this error: only when nothing has left the rank.
+    pub fn is_recoverable(&self) -> bool {
+        matches!(self, Self::Invalid(_) | Self::Configuration(_))
+    }
+
+    /// The first cause, below any number of [`Error::Poisoned`].
+    pub fn root_cause(&self) -> &Self {
+        match self {
+            Self::Poisoned(inner) => inner.root_cause(),
+            other => other,
+        }
+    }
+}

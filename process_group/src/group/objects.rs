@@ -1,0 +1,64 @@
+//! Values instead of buffers: anything that serde knows, sent as MessagePack.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::ProcessGroup;
+use crate::error::{Error, Result};
+use crate::rank::Rank;
+
+impl ProcessGroup {
+    /// Gives everybody the root's value. `value` is `Some` on the root; elsewhere it is ignored.
+    pub fn broadcast_object<T: Serialize + DeserializeOwned>(
+        &mut self,
+        value: Option<&T>,
+        root: Rank,
+    ) -> Result<T> {
+        let mut bytes = Vec::new();
+        if self.rank() == root {
+            let value = value.ok_or_else(|| Error::invalid("broadcast_object needs a value on the root"))?;
+            bytes = encode(value)?;
+        }
+        let mut length = [bytes.len() as u64];
+        self.broadcast(&mut length, root)?;
+        bytes.resize(length[0] as usize, 0);
+        self.broadcast(&mut bytes, root)?;
+        decode(&bytes, root)
+    }
+
+    /// Gives everybody every rank's value, in rank order.
+    pub fn all_gather_object<T: Serialize + DeserializeOwned>(&mut self, value: &T) -> Result<Vec<T>> {
+        let mine = encode(value)?;
+        let mut lengths = vec![0u64; self.world_size()];
+        self.all_gather_into(&[mine.len() as u64], &mut lengths)?;
+        // All chunks of an all-gather have one length: the longest value's.
+        let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
+        let mut padded = mine;
+        padded.resize(longest, 0);
+        let mut all = vec![0u8; longest * self.world_size()];
+        self.all_gather_into(&padded, &mut all)?;
+        Rank::all(self.world_size())
+            .map(|rank| decode(&all[rank.index() * longest..][..lengths[rank.index()] as usize], rank))
+            .collect()
+    }
+
+    /// Gives everybody a map from rank to that rank's metrics.
+    pub fn gather_metrics(
+        &mut self,
+        metrics: &BTreeMap<String, f64>,
+    ) -> Result<BTreeMap<Rank, BTreeMap<String, f64>>> {
+        Ok(Rank::all(self.world_size()).zip(self.all_gather_object(metrics)?).collect())
+    }
+}
+
+fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>> {
+    rmp_serde::to_vec_named(value).map_err(|e| Error::invalid(format!("the value cannot be serialised: {e}")))
+}
+
+fn decode<T: DeserializeOwned>(bytes: &[u8], from: Rank) -> Result<T> {
+    rmp_serde::from_slice(bytes).map_err(|e| {
+        Error::invalid(format!("the value from rank {from} is not what this rank expects ({e}); ranks must use one type"))
+    })
+}

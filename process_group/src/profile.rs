@@ -1,0 +1,230 @@
+//! Latency and bandwidth of every call, always on.
+//!
+//! A call costs two clock readings, one lock that nobody else wants, a map lookup and a histogram increment.
+//! Latency is this rank's own time in the call, waiting for the others included.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::backend::Path;
+use crate::call::{Operation, Signature};
+use crate::dtype::DType;
+
+/// When a call counts as slow, and how often the same class may say so.
+#[derive(Clone, Copy, Debug)]
+pub struct SlowCalls {
+    /// Longer than this is slow.
+    pub threshold: Duration,
+    /// At most one line a class in this time, after the first.
+    pub every: Duration,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Class {
+    operation: &'static str,
+    reduction: Option<&'static str>,
+    dtype: DType,
+    /// Bytes rounded up to a power of two, as its exponent.
+    size: u8,
+    path: Path,
+}
+
+struct Entry {
+    calls: u64,
+    bytes: u64,
+    nanos: u64,
+    latency: Histogram<u64>,
+    /// Slow calls not told yet, since the last line.
+    untold: u64,
+    told: Option<Instant>,
+    metric_seconds: metrics::Histogram,
+    metric_bytes: metrics::Counter,
+}
+
+/// The record of one group. Shared by the group and whoever prints it.
+pub struct Profile {
+    group: Arc<str>,
+    rank: u32,
+    world_size: usize,
+    slow: SlowCalls,
+    entries: Mutex<HashMap<Class, Entry>>,
+}
+
+/// Measured figures of one class of calls.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ProfileRow {
+    /// Name of the group.
+    pub group: String,
+    /// Name of the operation.
+    pub op: &'static str,
+    /// Name of the reduction, where there is one.
+    pub reduction: Option<&'static str>,
+    /// Element type.
+    pub dtype: DType,
+    /// Calls in this row moved at most this many bytes (a power of two), and more than half of it.
+    pub bytes_up_to: u64,
+    /// Mean bytes of a call: the whole array, as nccl-tests count.
+    pub bytes_mean: f64,
+    /// How the calls went.
+    pub path: String,
+    /// Number of ranks.
+    pub world_size: usize,
+    /// Number of calls.
+    pub calls: u64,
+    /// Median latency in microseconds.
+    pub median_us: f64,
+    /// 90th percentile in microseconds.
+    pub p90_us: f64,
+    /// 99th percentile in microseconds.
+    pub p99_us: f64,
+    /// Largest latency in microseconds.
+    pub max_us: f64,
+    /// Sum of all latencies in seconds.
+    pub total_s: f64,
+    /// Mean bytes / median time, in 10⁹ bytes per second.
+    pub algbw_gbs: f64,
+    /// `algbw` × the operation's traffic factor.
+    pub busbw_gbs: f64,
+}
+
+/// What `algbw` is multiplied with to get `busbw`, as nccl-tests defines it: 2(n−1)/n for all-reduce, (n−1)/n for
+/// the operations in which every rank keeps 1/n, else 1.
+pub fn bus_factor(operation: &str, world_size: usize) -> f64 {
+    let n = world_size.max(1) as f64;
+    match operation {
+        "all_reduce" => 2.0 * (n - 1.0) / n,
+        "all_gather" | "reduce_scatter" | "all_to_all" | "gather" | "scatter" => (n - 1.0) / n,
+        _ => 1.0,
+    }
+}
+
+/// Bytes of the whole array of a call.
+pub fn call_bytes(signature: &Signature, world_size: usize) -> u64 {
+    let bytes = (signature.count * signature.dtype.size()) as u64;
+    if signature.operation.is_chunked() { bytes * world_size as u64 } else { bytes }
+}
+
+impl Profile {
+    pub(crate) fn new(group: &str, rank: u32, world_size: usize, slow: SlowCalls) -> Self {
+        Self { group: group.into(), rank, world_size, slow, entries: Mutex::default() }
+    }
+
+    pub(crate) fn record(&self, signature: &Signature, path: Path, started: Instant) {
+        let elapsed = started.elapsed();
+        let bytes = call_bytes(signature, self.world_size);
+        let class = Class {
+            operation: signature.operation.name(),
+            reduction: signature.operation.reduce_op().map(crate::ReduceOp::name),
+            dtype: signature.dtype,
+            size: bytes.next_power_of_two().trailing_zeros() as u8,
+            path,
+        };
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = entries.entry(class).or_insert_with(|| self.entry(&class));
+        let nanos = elapsed.as_nanos() as u64;
+        entry.calls += 1;
+        entry.bytes += bytes;
+        entry.nanos += nanos;
+        entry.latency.saturating_record(nanos.max(1));
+        entry.metric_seconds.record(elapsed.as_secs_f64());
+        entry.metric_bytes.increment(bytes);
+        if elapsed > self.slow.threshold {
+            self.tell_slow(entry, signature.operation, bytes, path, elapsed);
+        }
+    }
+
+    fn entry(&self, class: &Class) -> Entry {
+        let labels = [
+            ("group", self.group.to_string()),
+            ("rank", self.rank.to_string()),
+            ("op", class.operation.to_owned()),
+            ("dtype", class.dtype.to_string()),
+            ("bytes_up_to", (1u64 << class.size).to_string()),
+            ("path", class.path.to_string()),
+        ];
+        Entry {
+            calls: 0,
+            bytes: 0,
+            nanos: 0,
+            // 1 ns to 1 h, two significant digits: 20 KB a class.
+            latency: Histogram::new_with_bounds(1, 3_600_000_000_000, 2).expect("constant bounds are valid"),
+            untold: 0,
+            told: None,
+            metric_seconds: metrics::histogram!("ryz_collective_seconds", &labels),
+            metric_bytes: metrics::counter!("ryz_collective_bytes_total", &labels),
+        }
+    }
+
+    fn tell_slow(&self, entry: &mut Entry, op: Operation, bytes: u64, path: Path, elapsed: Duration) {
+        if entry.told.is_some_and(|t| t.elapsed() < self.slow.every) {
+            entry.untold += 1;
+            return;
+        }
+        tracing::warn!(
+            rank = self.rank,
+            group = &*self.group,
+            op = %op,
+            bytes,
+            path = %path,
+            milliseconds = elapsed.as_secs_f64() * 1e3,
+            also_slow_since_last_line = entry.untold,
+            "slow collective"
+        );
+        entry.told = Some(Instant::now());
+        entry.untold = 0;
+    }
+
+    /// All rows, by operation, type, size and path.
+    pub fn rows(&self) -> Vec<ProfileRow> {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut classes: Vec<_> = entries.iter().collect();
+        classes.sort_by_key(|(c, _)| (c.operation, c.reduction, c.dtype, c.size, c.path));
+        classes.into_iter().map(|(class, entry)| self.row(class, entry)).collect()
+    }
+
+    fn row(&self, class: &Class, entry: &Entry) -> ProfileRow {
+        let us = |q| entry.latency.value_at_quantile(q) as f64 / 1e3;
+        let mean = entry.bytes as f64 / entry.calls as f64;
+        let algbw = mean / (us(0.5) * 1e3);
+        ProfileRow {
+            group: self.group.to_string(),
+            op: class.operation,
+            reduction: class.reduction,
+            dtype: class.dtype,
+            bytes_up_to: 1 << class.size,
+            bytes_mean: mean,
+            path: class.path.to_string(),
+            world_size: self.world_size,
+            calls: entry.calls,
+            median_us: us(0.5),
+            p90_us: us(0.9),
+            p99_us: us(0.99),
+            max_us: entry.latency.max() as f64 / 1e3,
+            total_s: entry.nanos as f64 / 1e9,
+            algbw_gbs: algbw,
+            busbw_gbs: algbw * bus_factor(class.operation, self.world_size),
+        }
+    }
+
+    /// Number of calls of an operation so far, whatever their size.
+    pub fn calls(&self, operation: &str) -> u64 {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.iter().filter(|(c, _)| c.operation == operation).map(|(_, e)| e.calls).sum()
+    }
+
+    /// Forgets everything, for instance after a warm-up.
+    pub fn clear(&self) {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+impl fmt::Debug for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Profile").field("group", &self.group).field("rank", &self.rank).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,120 @@
+//! Reduction of host memory: `((s₀ ∘ s₁) ∘ s₂) ∘ …`, in the order the sources are given.
+//!
+//! The order is part of the contract: it is what gives every rank the same bits. The 16-bit floats are widened to
+//! `f32`, combined, and rounded once at the end of a fold. Loops are plain so that the compiler vectorises them.
+
+mod lane;
+
+use crate::call::ReduceOp;
+use crate::dtype::{DType, with_element};
+use lane::{Average, Combine, Lane, Max, Min, Product, Sum};
+
+/// One operand of a fold, as long as the destination.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Source<'a> {
+    /// What the destination holds already.
+    Destination,
+    /// Bytes of elements in machine order, of any alignment.
+    Bytes(&'a [u8]),
+}
+
+/// Elements folded at a time: operands and accumulators of one block stay in the first-level cache.
+const BLOCK: usize = 512;
+
+/// Folds `sources` into `destination`, and divides by `divisor` where one is given (the last fold of an average).
+///
+/// `destination` holds whole, aligned elements; every `Bytes` source has its length; there is at least one source.
+pub(crate) fn fold(
+    dtype: DType,
+    op: ReduceOp,
+    destination: &mut [u8],
+    sources: &[Source<'_>],
+    divisor: Option<usize>,
+) {
+    with_element!(dtype, T => match op {
+        ReduceOp::Sum | ReduceOp::Avg => fold_typed::<T, Sum>(destination, sources, divisor),
+        ReduceOp::Product => fold_typed::<T, Product>(destination, sources, divisor),
+        ReduceOp::Min => fold_typed::<T, Min>(destination, sources, divisor),
+        ReduceOp::Max => fold_typed::<T, Max>(destination, sources, divisor),
+    });
+}
+
+fn fold_typed<T: Lane + Average, O: Combine<T::Wide>>(
+    destination: &mut [u8],
+    sources: &[Source<'_>],
+    divisor: Option<usize>,
+) {
+    let destination: &mut [T] = bytemuck::cast_slice_mut(destination);
+    let mut wide = [T::Wide::default(); BLOCK];
+    for (index, block) in destination.chunks_mut(BLOCK).enumerate() {
+        let start = index * BLOCK * size_of::<T>();
+        let bytes = start..start + size_of_val(block);
+        let wide = &mut wide[..block.len()];
+        for (position, source) in sources.iter().enumerate() {
+            let from = match source {
+                Source::Destination => bytemuck::cast_slice(&*block),
+                Source::Bytes(all) => &all[bytes.clone()],
+            };
+            if position == 0 {
+                T::load(from, wide);
+            } else {
+                T::combine::<O>(from, wide);
+            }
+        }
+        if let Some(divisor) = divisor {
+            T::divide(wide, divisor);
+        }
+        T::store(wide, block);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+
+    fn reduce<T: crate::Element>(op: ReduceOp, inputs: &[Vec<T>], divisor: Option<usize>) -> Vec<T> {
+        let mut out = inputs[0].clone();
+        let sources: Vec<_> =
+            inputs.iter().map(|v| Source::Bytes(bytemuck::cast_slice(v.as_slice()))).collect();
+        fold(T::DTYPE, op, bytemuck::cast_slice_mut(&mut out), &sources, divisor);
+        out
+    }
+
+    #[test]
+    fn halves_accumulate_in_f32_and_round_once() {
+        // 2048 + 1 is not a f16: rounding after each step would lose both ones.
+        let inputs = [vec![f16::from_f32(2048.0)], vec![f16::from_f32(1.0)], vec![f16::from_f32(1.0)]];
+        assert_eq!(reduce(ReduceOp::Sum, &inputs, None)[0].to_f32(), 2050.0);
+        let inputs = [vec![bf16::from_f32(256.0)], vec![bf16::from_f32(1.0)], vec![bf16::from_f32(1.0)]];
+        assert_eq!(reduce(ReduceOp::Sum, &inputs, None)[0].to_f32(), 258.0);
+    }
+
+    #[test]
+    fn a_nan_wins_minimum_and_maximum_from_either_side() {
+        for op in [ReduceOp::Min, ReduceOp::Max] {
+            assert!(reduce(op, &[vec![f32::NAN], vec![1.0]], None)[0].is_nan());
+            assert!(reduce(op, &[vec![1.0], vec![f32::NAN]], None)[0].is_nan());
+            assert!(reduce(op, &[vec![bf16::NAN], vec![bf16::ONE]], None)[0].is_nan());
+        }
+    }
+
+    #[test]
+    fn integers_wrap_and_their_average_truncates_towards_zero() {
+        assert_eq!(reduce(ReduceOp::Sum, &[vec![200u8], vec![100]], None), [44]);
+        assert_eq!(reduce(ReduceOp::Product, &[vec![i32::MAX], vec![2]], None), [-2]);
+        assert_eq!(reduce(ReduceOp::Avg, &[vec![-3i64], vec![-4]], Some(2)), [-3]);
+        assert_eq!(reduce(ReduceOp::Avg, &[vec![1.0f32], vec![2.0]], Some(2)), [1.5]);
+    }
+
+    #[test]
+    fn sources_may_be_unaligned_and_the_destination_one_of_them() {
+        let values: Vec<u32> = (0..2000).collect();
+        let mut shifted = vec![0u8];
+        shifted.extend_from_slice(bytemuck::cast_slice(&values));
+        let mut out = vec![1u32; 2000];
+        let sources = [Source::Bytes(&shifted[1..]), Source::Destination];
+        fold(DType::U32, ReduceOp::Sum, bytemuck::cast_slice_mut(&mut out), &sources, None);
+        assert!(out.iter().zip(&values).all(|(o, v)| *o == v + 1));
+    }
+}

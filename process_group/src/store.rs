@@ -1,0 +1,152 @@
+//! A small key-value store shared by the ranks of a job.
+
+use std::collections::HashMap;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::rank::Rank;
+
+/// Longest key in bytes.
+pub const MAX_KEY: usize = 256;
+/// Longest value in bytes.
+pub const MAX_VALUE: usize = 256 << 10;
+
+/// Keys to bytes, for small things that ranks must tell each other. Calls block; every wait has a deadline.
+///
+/// Keys hold at most [`MAX_KEY`] and values at most [`MAX_VALUE`] bytes.
+pub trait Store: Send + Sync {
+    /// Stores a value. An older one is replaced.
+    fn set(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// Waits until the key is there and returns its value.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] at the deadline.
+    fn get(&self, key: &str, deadline: Instant) -> Result<Vec<u8>>;
+
+    /// Adds to a counter that starts at 0 and returns the new value.
+    fn add(&self, key: &str, amount: i64) -> Result<i64>;
+}
+
+/// Waits until all `world_size` ranks have come to the barrier `name`.
+///
+/// Rank 0 collects the others and publishes the verdict, so that all ranks get the same one: `O(n)` messages.
+///
+/// # Errors
+/// [`Error::Timeout`] that names the ranks which were not there.
+pub fn barrier(store: &dyn Store, name: &str, rank: Rank, world_size: usize, deadline: Instant) -> Result<()> {
+    let started = Instant::now();
+    let verdict = format!("{name}/verdict");
+    if rank.0 != 0 {
+        store.set(&format!("{name}/{rank}"), b"here")?;
+        // Rank 0 gives up at its own deadline and then says so: leave it the time to.
+        let bytes = store.get(&verdict, deadline + std::time::Duration::from_millis(500)).map_err(|error| {
+            match error {
+                Error::Timeout { .. } => Error::Timeout {
+                    what: format!("barrier `{name}`"),
+                    waited: started.elapsed(),
+                    missing: vec![Rank(0)],
+                },
+                other => other,
+            }
+        })?;
+        let missing: Vec<Rank> = bytes
+            .chunks_exact(4)
+            .map(|c| Rank(u32::from_le_bytes([c[0], c[1], c[2], c[3]])))
+            .collect();
+        return finish(name, started, missing);
+    }
+    let mut missing = Vec::new();
+    for other in Rank::all(world_size).skip(1) {
+        match store.get(&format!("{name}/{other}"), deadline) {
+            Ok(_) => {}
+            Err(Error::Timeout { .. }) => missing.push(other),
+            Err(error) => return Err(error),
+        }
+    }
+    let bytes: Vec<u8> = missing.iter().flat_map(|r| r.0.to_le_bytes()).collect();
+    store.set(&verdict, &bytes)?;
+    finish(name, started, missing)
+}
+
+fn finish(name: &str, started: Instant, missing: Vec<Rank>) -> Result<()> {
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Timeout { what: format!("barrier `{name}`"), waited: started.elapsed(), missing })
+}
+
+/// The store of ranks that share a process.
+#[derive(Default, Debug)]
+pub struct MemoryStore {
+    entries: Mutex<HashMap<String, Vec<u8>>>,
+    changed: Condvar,
+}
+
+impl MemoryStore {
+    /// An empty store.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+/// Refuses keys and values that are too long.
+pub fn check_lengths(key: &str, value: &[u8]) -> Result<()> {
+    if key.is_empty() || key.len() > MAX_KEY {
+        return Err(Error::invalid(format!("a store key has 1 to {MAX_KEY} bytes; this one has {}", key.len())));
+    }
+    if value.len() > MAX_VALUE {
+        return Err(Error::invalid(format!(
+            "the value of store key `{key}` has {} bytes; at most {MAX_VALUE} are allowed: send it with a collective",
+            value.len()
+        )));
+    }
+    Ok(())
+}
+
+impl Store for MemoryStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        check_lengths(key, value)?;
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.insert(key.to_owned(), value.to_vec());
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn get(&self, key: &str, deadline: Instant) -> Result<Vec<u8>> {
+        let started = Instant::now();
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(value) = entries.get(key) {
+                return Ok(value.clone());
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(Error::Timeout {
+                    what: format!("waiting for store key `{key}`"),
+                    waited: started.elapsed(),
+                    missing: Vec::new(),
+                });
+            }
+            entries = self
+                .changed
+                .wait_timeout(entries, deadline - now)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+    }
+
+    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        check_lengths(key, &[])?;
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let value = entries.entry(key.to_owned()).or_insert_with(|| 0i64.to_le_bytes().to_vec());
+        let Ok(bytes) = <[u8; 8]>::try_from(value.as_slice()) else {
+            return Err(Error::invalid(format!("store key `{key}` holds no counter")));
+        };
+        let sum = i64::from_le_bytes(bytes).wrapping_add(amount);
+        *value = sum.to_le_bytes().to_vec();
+        self.changed.notify_all();
+        Ok(sum)
+    }
+}
