@@ -70,8 +70,8 @@ bounded! {
 }
 
 bounded! {
-    /// How long to wait before giving up. Never zero, which some would take for "at once" and some for "for ever", and at
-    /// most 365 days, so that adding it to the present time is always possible.
+    /// How long to wait before giving up. Never zero, which some would take for "at once" and some for "for ever",
+    /// and at most 365 days, so that adding it to the present time is always possible.
     #[derive(Eq, Ord, Hash)]
     Timeout(Duration), |wait| !wait.is_zero() && wait <= LONGEST,
     "a duration with its unit (ns, us, ms, s, m, h, d), more than zero and at most 365d", "30s"

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 /// Everything a user may set.
 ///
-/// Get one from [`Config::load`], or write it by hand over [`Config::default`]. Either way there is nothing to validate.
+/// Get one from [`Config::load`], or write it by hand over [`Config::default`]. There is nothing to validate after.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -93,7 +93,8 @@ impl Config {
 
     /// Where the value of this dotted key came from; none if there is no such key.
     ///
-    /// A field assigned after loading is seen by its value: it is [`Source::Code`] once it differs from what was loaded.
+    /// A field assigned after loading is seen by its value: it is [`Source::Code`] once it differs from what was
+    /// loaded.
     pub fn source_of(&self, key: &str) -> Option<Source> {
         self.entries().into_iter().find(|entry| entry.key == key).map(|entry| entry.source)
     }

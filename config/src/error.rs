@@ -5,6 +5,8 @@ use std::fmt;
 use std::path::PathBuf;
 
 /// Why a configuration was refused. Always the fault of whoever wrote it, never of the cluster.
+///
+/// Each message tells everything, causes included; so none has a `source()`, which would tell it a second time.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -14,7 +16,6 @@ pub enum ConfigError {
         /// The file.
         path: PathBuf,
         /// What the operating system said.
-        #[source]
         cause: std::io::Error,
     },
     /// The file is not TOML.
@@ -36,7 +37,7 @@ pub enum ConfigError {
         nearest: Option<String>,
     },
     /// The name of a section where the name of a setting was needed.
-    #[error("`{key}` ({origin}) is a section, not a setting; the settings in it are {members}")]
+    #[error("{} is a section, not a setting; the settings in it are {members}", place(key, origin))]
     Section {
         /// The section, as the user wrote it.
         key: String,
@@ -53,7 +54,6 @@ pub enum ConfigError {
         /// Where the value was written.
         origin: Source,
         /// The value, and what was expected in its place.
-        #[source]
         cause: Box<ValueError>,
     },
     /// Two values, each right by itself, that cannot both hold.
@@ -108,14 +108,18 @@ impl fmt::Display for ValueError {
 }
 
 fn unknown_key(key: &str, origin: &Source, nearest: Option<&str>) -> String {
-    // The variable's name is both the key and the place: once is enough.
-    let what = match origin {
-        Source::Environment(_) => format!("unknown setting: environment variable `{key}`"),
-        _ => format!("unknown setting `{key}` ({origin})"),
-    };
+    let place = place(key, origin);
     match nearest {
-        Some(nearest) => format!("{what}; did you mean `{nearest}`?"),
-        None => format!("{what}; `ryz config show` lists those there are"),
+        Some(nearest) => format!("unknown setting: {place}; did you mean `{nearest}`?"),
+        None => format!("unknown setting: {place}; `ryz config show` lists those there are"),
+    }
+}
+
+/// A name and where it stands. A variable's name is both, and once is enough.
+fn place(key: &str, origin: &Source) -> String {
+    match origin {
+        Source::Environment(name) if name == key => format!("environment variable `{name}`"),
+        _ => format!("`{key}` ({origin})"),
     }
 }
 

@@ -18,10 +18,12 @@ pub struct Sources {
     pub file: Option<PathBuf>,
     /// The file looked at when the user named none; it need not exist.
     pub default_file: Option<PathBuf>,
-    /// Names and values as `std::env::vars()` gives them. Those not beginning with `RYZ_`, and those of
-    /// [`RESERVED_ENVIRONMENT`], are passed over; any other must be a setting.
+    /// Names and values of the process's environment; collect them with `std::env::vars_os()`, since `vars()` panics at
+    /// a value that is not Unicode. Those not beginning with `RYZ_`, and those of [`RESERVED_ENVIRONMENT`], are passed
+    /// over; any other must be a setting.
     pub environment: Vec<(String, String)>,
-    /// Dotted key, value, and the flag as the user typed it, such as `--world-size`. Of two for one key the later counts.
+    /// Dotted key, value, and the flag as the user typed it, such as `--world-size`. Of two for one key the later
+    /// counts.
     pub flags: Vec<(String, String, String)>,
 }
 
@@ -55,7 +57,10 @@ impl Config {
                 }
             }
         }
-        problems.extend(conflict(&config));
+        // After a refused value its default stands in, and would conflict in the user's name.
+        if problems.is_empty() {
+            problems.extend(conflict(&config));
+        }
 
         match problems.len() {
             0 => Ok(config),
@@ -150,10 +155,12 @@ fn read_file(sources: &Sources) -> Result<Option<(PathBuf, Dict)>, ConfigError> 
     };
     match Toml::from_str(&text) {
         Ok(settings) => Ok(Some((path.into(), settings))),
-        Err(error) => Err(ConfigError::IllFormed {
-            path: path.into(),
-            message: error.to_string().trim_end().to_owned(),
-        }),
+        Err(error) => {
+            let message = error.to_string();
+            // Ours says so already.
+            let message = message.strip_prefix("TOML parse error ").unwrap_or(&message).trim_end().to_owned();
+            Err(ConfigError::IllFormed { path: path.into(), message })
+        }
     }
 }
 
@@ -229,8 +236,8 @@ fn conflict(config: &Config) -> Option<ConfigError> {
     let source = |key| config.source_of(key).unwrap_or(Source::Code);
     (rank >= nodes).then(|| {
         ConfigError::Conflict(format!(
-            "`launch.node_rank` is {rank} ({}), but `launch.nnodes` is {nodes} ({}): nodes are counted from 0, so the last \
-             is {}",
+            "`launch.node_rank` is {rank} ({}), but `launch.nnodes` is {nodes} ({}): nodes are counted from 0, so \
+             the last is {}",
             source("launch.node_rank"),
             source("launch.nnodes"),
             nodes - 1

@@ -8,7 +8,8 @@ use std::num::NonZeroU32;
 section! {
     /// How the ranks find each other.
     RendezvousConfig = "rendezvous" {
-        /// Where the rendezvous is, HOST:PORT, the same on every node; port 0 takes any free one, which serves one node.
+        /// Where the rendezvous is, HOST:PORT, the same on every node; port 0 takes any free one, which does for a
+        /// single node.
         address: Option<HostPort> = "",
         /// The local address on which the rendezvous listens; unset, the one that `rendezvous.address` names.
         bind: Option<IpAddr> = "",

@@ -8,7 +8,8 @@ use std::time::Duration;
 section! {
     /// The CPU data plane.
     TcpConfig = "process_group.tcp" {
-        /// The network interface whose address peers are told, such as `eth0`; unset, the one that faces the rendezvous.
+        /// The network interface whose address peers are told, such as `eth0`; unset, the one that faces the
+        /// rendezvous.
         interface: Option<String> = "",
         /// The local address on which peers are accepted; stronger than `process_group.tcp.interface`.
         bind: Option<IpAddr> = "",
