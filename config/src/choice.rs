@@ -12,7 +12,6 @@ macro_rules! choice {
     ) => {
         $(#[$meta])+
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-        #[non_exhaustive]
         pub enum $name {
             $( $(#[$variant_meta])+ $variant, )+
         }

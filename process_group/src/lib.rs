@@ -15,6 +15,7 @@ mod rendezvous;
 mod roster;
 pub mod schedule;
 pub mod store;
+mod wire;
 mod work;
 
 pub use buffer::{Buffer, BufferMut, View, ViewMut};
