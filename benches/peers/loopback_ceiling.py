@@ -4,7 +4,7 @@ python loopback_ceiling.py [SECONDS]    # a JSON line for one stream and one for
 
 A stream is a sending and a receiving process that do nothing else. Blocking sockets, one block per system call, no
 socket option but TCP_NODELAY; `gbit_s` is the best block size's, `by_block` has all of them (the better of two runs).
-Two streams share the cores: on two cores they seldom carry more than one.
+Two streams are four processes: on fewer cores they share them and carry less than twice one stream.
 """
 import json
 import multiprocessing as mp
