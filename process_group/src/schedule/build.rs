@@ -24,7 +24,7 @@ pub(super) const ONE_SHOT_ELEMENTS: usize = 1024;
 /// What a program is made for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Shape {
-    /// The operation. Messages between two ranks need no schedule and have none.
+    /// The operation.
     pub operation: Operation,
     /// How.
     pub algorithm: Algorithm,
@@ -63,6 +63,8 @@ pub fn build(shape: Shape, rank: usize, n: usize) -> Program {
         (Operation::Gather { root }, Direct) => b.gather(root.index()),
         (Operation::Scatter { root }, Direct) => b.scatter(root.index()),
         (Operation::AllToAll, Direct) => b.all_to_all(),
+        (Operation::Send { to }, Direct) => b.send(to.index(), b.input(b.all())),
+        (Operation::Recv { from }, Direct) => b.receive(from.index(), b.output(b.all())),
         (operation, algorithm) => panic!("{operation} has no {algorithm} schedule"),
     }
     b.program

@@ -66,6 +66,8 @@ pub fn traffic(shape: Shape, rank: usize, n: usize) -> Traffic {
             let messages = if rank == root.index() { n - 1 } else { 0 };
             of(messages, messages * count)
         }
+        (Operation::Send { .. }, _) => of(1, count),
+        (Operation::Recv { .. }, _) => of(0, 0),
         // One chunk to each of the others: all-gather, reduce-scatter, all-to-all, in a ring or directly.
         _ => of(n - 1, (n - 1) * count),
     }
