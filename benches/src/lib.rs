@@ -1,1 +1,3 @@
 //! What is measured, and the peers measured beside it.
+
+pub mod measure;

@@ -212,6 +212,8 @@ pub struct Call<'a> {
     pub sequence: u64,
     /// When to give up.
     pub deadline: Instant,
+    /// Whether the output is the input too. On ranks that only receive, nothing else tells the two layouts apart.
+    pub in_place: bool,
     /// What is read, where it is not the output.
     pub input: Option<View<'a>>,
     /// What is written.

@@ -27,7 +27,9 @@ mod sealed {
 }
 
 /// A type whose slices can be sent and reduced. Sealed: the wire format and the kernels know exactly these.
-pub trait Element: sealed::Sealed + bytemuck::Pod + PartialEq + Send + Sync + std::fmt::Debug + 'static {
+pub trait Element:
+    sealed::Sealed + bytemuck::Pod + PartialEq + Send + Sync + std::fmt::Debug + 'static
+{
     /// The tag of this type.
     const DTYPE: DType;
 }
@@ -107,16 +109,46 @@ impl std::str::FromStr for DType {
 macro_rules! with_element {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
-            $crate::dtype::DType::F32 => { type $T = f32; $body }
-            $crate::dtype::DType::F64 => { type $T = f64; $body }
-            $crate::dtype::DType::F16 => { type $T = half::f16; $body }
-            $crate::dtype::DType::BF16 => { type $T = half::bf16; $body }
-            $crate::dtype::DType::I8 => { type $T = i8; $body }
-            $crate::dtype::DType::U8 => { type $T = u8; $body }
-            $crate::dtype::DType::I32 => { type $T = i32; $body }
-            $crate::dtype::DType::U32 => { type $T = u32; $body }
-            $crate::dtype::DType::I64 => { type $T = i64; $body }
-            $crate::dtype::DType::U64 => { type $T = u64; $body }
+            $crate::dtype::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::dtype::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            $crate::dtype::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            $crate::dtype::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            $crate::dtype::DType::I8 => {
+                type $T = i8;
+                $body
+            }
+            $crate::dtype::DType::U8 => {
+                type $T = u8;
+                $body
+            }
+            $crate::dtype::DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            $crate::dtype::DType::U32 => {
+                type $T = u32;
+                $body
+            }
+            $crate::dtype::DType::I64 => {
+                type $T = i64;
+                $body
+            }
+            $crate::dtype::DType::U64 => {
+                type $T = u64;
+                $body
+            }
         }
     };
 }

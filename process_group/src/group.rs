@@ -137,24 +137,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Engine {
-    fn run(
-        &self,
-        signature: Signature,
-        sequence: u64,
-        input: Option<View<'_>>,
-        output: Option<ViewMut<'_>>,
-    ) -> Result<()> {
+    fn run(&self, signature: Signature, sequence: u64, buffers: Buffers<'_>) -> Result<()> {
         let core = &mut *lock(&self.core);
         if let Some(cause) = &core.failed {
             return Err(Error::Poisoned(Arc::clone(cause)));
         }
         let started = Instant::now();
+        let (in_place, input, output) = match buffers {
+            Buffers::InPlace(buffer) => (true, None, buffer),
+            Buffers::OutOfPlace(input, output) => (false, input, output),
+        };
         if core.world_size == 1 && !signature.operation.is_point_to_point() {
             alone(input, output);
             self.profile.record(&signature, Path::Local, started);
             return Ok(());
         }
-        let call = Call { signature, sequence, deadline: started + core.timeout, input, output };
+        let call = Call { signature, sequence, deadline: started + core.timeout, in_place, input, output };
         match core.backend.submit(call) {
             Ok(completion) => {
                 self.profile.record(&signature, completion.path, started);
@@ -174,6 +172,12 @@ impl Engine {
     }
 }
 
+/// What a call reads and writes.
+enum Buffers<'a> {
+    InPlace(Option<ViewMut<'a>>),
+    OutOfPlace(Option<View<'a>>, Option<ViewMut<'a>>),
+}
+
 /// In a group of one, every operation is at most a copy: all reductions of one value are the value.
 fn alone(input: Option<View<'_>>, output: Option<ViewMut<'_>>) {
     if let (Some(input), Some(mut output)) = (input, output) {
@@ -187,12 +191,17 @@ impl ProcessGroup {
     /// Through `store`, ranks tell each other why they gave up where their links no longer can.
     pub fn new(info: GroupInfo, backend: Box<dyn Backend>, store: Option<Arc<dyn Store>>) -> Self {
         let world_size = info.members.len();
-        let profile = Arc::new(Profile::new(&info.name, info.members[info.rank.index()].0, world_size, info.slow));
+        let profile =
+            Arc::new(Profile::new(&info.name, info.members[info.rank.index()].0, world_size, info.slow));
         let kind = backend.kind();
         let core = Mutex::new(Core { backend, failed: None, timeout: info.timeout, world_size });
-        let last_words =
-            store.map(|store| LastWords { store, group: info.name.clone(), rank: info.members[info.rank.index()] });
-        let engine = Arc::new(Engine { core, queued: Mutex::new(0), idle: Condvar::new(), profile, last_words });
+        let last_words = store.map(|store| LastWords {
+            store,
+            group: info.name.clone(),
+            rank: info.members[info.rank.index()],
+        });
+        let engine =
+            Arc::new(Engine { core, queued: Mutex::new(0), idle: Condvar::new(), profile, last_words });
         Self {
             info,
             kind,
@@ -415,15 +424,16 @@ impl ProcessGroup {
         let view = buffer.view();
         let (signature, sequence) = self.message(Operation::Send { to }, to, view.dtype(), view.count())?;
         self.wait_idle();
-        self.engine.run(signature, sequence, Some(view), None)
+        self.engine.run(signature, sequence, Buffers::OutOfPlace(Some(view), None))
     }
 
     /// Receives one message from one rank.
     pub fn recv(&mut self, buffer: &mut (impl BufferMut + ?Sized), from: Rank) -> Result<()> {
         let view = buffer.view_mut();
-        let (signature, sequence) = self.message(Operation::Recv { from }, from, view.dtype(), view.count())?;
+        let (signature, sequence) =
+            self.message(Operation::Recv { from }, from, view.dtype(), view.count())?;
         self.wait_idle();
-        self.engine.run(signature, sequence, None, Some(view))
+        self.engine.run(signature, sequence, Buffers::OutOfPlace(None, Some(view)))
     }
 
     /// Waits until every member has come.
@@ -431,18 +441,26 @@ impl ProcessGroup {
         let signature = Signature { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
         let sequence = self.next();
         self.wait_idle();
-        self.engine.run(signature, sequence, None, None)
+        self.engine.run(signature, sequence, Buffers::InPlace(None))
     }
 
     // ---- asynchronous ----------------------------------------------------------------------------------------
 
     /// [`all_reduce`](Self::all_reduce) on the group's worker. Later calls of the group come after it.
-    pub fn all_reduce_async<B: BufferMut + Send + 'static>(&mut self, buffer: B, op: ReduceOp) -> Result<Work<B>> {
+    pub fn all_reduce_async<B: BufferMut + Send + 'static>(
+        &mut self,
+        buffer: B,
+        op: ReduceOp,
+    ) -> Result<Work<B>> {
         self.in_place_async(Operation::AllReduce(op), buffer)
     }
 
     /// [`broadcast`](Self::broadcast) on the group's worker.
-    pub fn broadcast_async<B: BufferMut + Send + 'static>(&mut self, buffer: B, root: Rank) -> Result<Work<B>> {
+    pub fn broadcast_async<B: BufferMut + Send + 'static>(
+        &mut self,
+        buffer: B,
+        root: Rank,
+    ) -> Result<Work<B>> {
         self.in_place_async(Operation::Broadcast { root }, buffer)
     }
 
@@ -469,21 +487,32 @@ impl ProcessGroup {
     pub fn send_async<B: Buffer + Send + 'static>(&mut self, buffer: B, to: Rank) -> Result<Work<B>> {
         let view = buffer.view();
         let (signature, sequence) = self.message(Operation::Send { to }, to, view.dtype(), view.count())?;
-        self.spawn(buffer, move |engine, buffer| engine.run(signature, sequence, Some(buffer.view()), None))
+        self.spawn(buffer, move |engine, buffer| {
+            engine.run(signature, sequence, Buffers::OutOfPlace(Some(buffer.view()), None))
+        })
     }
 
     /// [`recv`](Self::recv) on the group's worker: every later call of the group waits for the message.
     pub fn recv_async<B: BufferMut + Send + 'static>(&mut self, buffer: B, from: Rank) -> Result<Work<B>> {
         let view = buffer.view();
-        let (signature, sequence) = self.message(Operation::Recv { from }, from, view.dtype(), view.count())?;
-        self.spawn(buffer, move |engine, buffer| engine.run(signature, sequence, None, Some(buffer.view_mut())))
+        let (signature, sequence) =
+            self.message(Operation::Recv { from }, from, view.dtype(), view.count())?;
+        self.spawn(buffer, move |engine, buffer| {
+            engine.run(signature, sequence, Buffers::OutOfPlace(None, Some(buffer.view_mut())))
+        })
     }
 
-    fn in_place_async<B: BufferMut + Send + 'static>(&mut self, operation: Operation, buffer: B) -> Result<Work<B>> {
+    fn in_place_async<B: BufferMut + Send + 'static>(
+        &mut self,
+        operation: Operation,
+        buffer: B,
+    ) -> Result<Work<B>> {
         let view = buffer.view();
         let signature = self.signature(operation, view.dtype(), view.count())?;
         let sequence = self.next();
-        self.spawn(buffer, move |engine, buffer| engine.run(signature, sequence, None, Some(buffer.view_mut())))
+        self.spawn(buffer, move |engine, buffer| {
+            engine.run(signature, sequence, Buffers::InPlace(Some(buffer.view_mut())))
+        })
     }
 
     fn spawn<B: Send + 'static>(
@@ -564,7 +593,7 @@ impl ProcessGroup {
         let signature = self.signature(operation, buffer.dtype(), buffer.count())?;
         let sequence = self.next();
         self.wait_idle();
-        self.engine.run(signature, sequence, None, Some(buffer))
+        self.engine.run(signature, sequence, Buffers::InPlace(Some(buffer)))
     }
 
     /// The signature of a call whose whole array (of all ranks' chunks, where chunked) has `total` elements.
@@ -611,7 +640,9 @@ impl ProcessGroup {
         ] {
             if there != wanted {
                 let rule = if wanted { "needs" } else { "takes no" };
-                return Err(Error::invalid(format!("{operation} on rank {me} {rule} {what}: only the root has one")));
+                return Err(Error::invalid(format!(
+                    "{operation} on rank {me} {rule} {what}: only the root has one"
+                )));
             }
         }
         let shape = |view: Option<(DType, usize)>, chunks: usize, what: &str| {
@@ -644,7 +675,8 @@ impl ProcessGroup {
         }
         let sequence = self.next();
         self.wait_idle();
-        self.engine.run(Signature { operation, dtype, count }, sequence, input, output)
+        let buffers = Buffers::OutOfPlace(input, output);
+        self.engine.run(Signature { operation, dtype, count }, sequence, buffers)
     }
 
     fn message(
@@ -658,7 +690,8 @@ impl ProcessGroup {
         if peer == self.info.rank {
             return Err(Error::invalid(format!("{operation}: a rank cannot exchange messages with itself")));
         }
-        let counters = if matches!(operation, Operation::Send { .. }) { &mut self.sent } else { &mut self.received };
+        let counters =
+            if matches!(operation, Operation::Send { .. }) { &mut self.sent } else { &mut self.received };
         let sequence = counters.entry(peer).or_default();
         *sequence += 1;
         Ok((Signature { operation, dtype, count }, *sequence))

@@ -133,7 +133,8 @@ impl ProcessGroupManager {
         };
         manager.standard_group("world", Rank::all(world_size).collect(), deadline)?;
         manager.tensor = manager.standard_group("tensor_parallel", layout.tensor_group(rank), deadline)?;
-        manager.pipeline = manager.standard_group("pipeline_parallel", layout.pipeline_group(rank), deadline)?;
+        manager.pipeline =
+            manager.standard_group("pipeline_parallel", layout.pipeline_group(rank), deadline)?;
         manager.data = manager.standard_group("data_parallel", layout.data_group(rank), deadline)?;
         manager.init = started.elapsed();
         tracing::info!(rank = rank.0, seconds = manager.init.as_secs_f64(), "process groups are ready");

@@ -225,6 +225,9 @@ impl Profile {
 
 impl fmt::Debug for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Profile").field("group", &self.group).field("rank", &self.rank).finish_non_exhaustive()
+        f.debug_struct("Profile")
+            .field("group", &self.group)
+            .field("rank", &self.rank)
+            .finish_non_exhaustive()
     }
 }

@@ -92,7 +92,8 @@ impl Rendezvous for MemoryRendezvous {
         while candidates.iter().any(Option::is_none) {
             let now = Instant::now();
             if now >= deadline {
-                let missing = Rank::all(candidates.len()).filter(|r| candidates[r.index()].is_none()).collect();
+                let missing =
+                    Rank::all(candidates.len()).filter(|r| candidates[r.index()].is_none()).collect();
                 return Err(Error::Timeout { what: "joining".into(), waited: started.elapsed(), missing });
             }
             candidates = shared

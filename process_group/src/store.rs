@@ -35,26 +35,30 @@ pub trait Store: Send + Sync {
 ///
 /// # Errors
 /// [`Error::Timeout`] that names the ranks which were not there.
-pub fn barrier(store: &dyn Store, name: &str, rank: Rank, world_size: usize, deadline: Instant) -> Result<()> {
+pub fn barrier(
+    store: &dyn Store,
+    name: &str,
+    rank: Rank,
+    world_size: usize,
+    deadline: Instant,
+) -> Result<()> {
     let started = Instant::now();
     let verdict = format!("{name}/verdict");
     if rank.0 != 0 {
         store.set(&format!("{name}/{rank}"), b"here")?;
         // Rank 0 gives up at its own deadline and then says so: leave it the time to.
-        let bytes = store.get(&verdict, deadline + std::time::Duration::from_millis(500)).map_err(|error| {
-            match error {
+        let bytes = store.get(&verdict, deadline + std::time::Duration::from_millis(500)).map_err(
+            |error| match error {
                 Error::Timeout { .. } => Error::Timeout {
                     what: format!("barrier `{name}`"),
                     waited: started.elapsed(),
                     missing: vec![Rank(0)],
                 },
                 other => other,
-            }
-        })?;
-        let missing: Vec<Rank> = bytes
-            .chunks_exact(4)
-            .map(|c| Rank(u32::from_le_bytes([c[0], c[1], c[2], c[3]])))
-            .collect();
+            },
+        )?;
+        let missing: Vec<Rank> =
+            bytes.chunks_exact(4).map(|c| Rank(u32::from_le_bytes([c[0], c[1], c[2], c[3]]))).collect();
         return finish(name, started, missing);
     }
     let mut missing = Vec::new();
@@ -94,7 +98,10 @@ impl MemoryStore {
 /// Refuses keys and values that are too long.
 pub fn check_lengths(key: &str, value: &[u8]) -> Result<()> {
     if key.is_empty() || key.len() > MAX_KEY {
-        return Err(Error::invalid(format!("a store key has 1 to {MAX_KEY} bytes; this one has {}", key.len())));
+        return Err(Error::invalid(format!(
+            "a store key has 1 to {MAX_KEY} bytes; this one has {}",
+            key.len()
+        )));
     }
     if value.len() > MAX_VALUE {
         return Err(Error::invalid(format!(
@@ -129,11 +136,8 @@ impl Store for MemoryStore {
                     missing: Vec::new(),
                 });
             }
-            entries = self
-                .changed
-                .wait_timeout(entries, deadline - now)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            entries =
+                self.changed.wait_timeout(entries, deadline - now).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 

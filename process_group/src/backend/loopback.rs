@@ -198,11 +198,14 @@ impl Loopback {
 
 /// What a rank lays on the table.
 fn contribution<'c>(call: &'c Call<'_>, rank: Rank) -> &'c [u8] {
-    let whole = call.input.map_or_else(|| call.output.as_ref().map_or(&[][..], |o| o.as_bytes()), |v| v.bytes());
-    let in_place = call.input.is_none();
+    let whole =
+        call.input.map_or_else(|| call.output.as_ref().map_or(&[][..], |o| o.as_bytes()), |v| v.bytes());
+    let in_place = call.in_place;
     let chunk = call.signature.count * call.signature.dtype.size();
     match call.signature.operation {
-        Operation::AllGather | Operation::Gather { .. } if in_place => &whole[rank.index() * chunk..][..chunk],
+        Operation::AllGather | Operation::Gather { .. } if in_place => {
+            &whole[rank.index() * chunk..][..chunk]
+        }
         Operation::Broadcast { root } | Operation::Scatter { root } if root != rank => &[],
         Operation::Barrier => &[],
         _ => whole,
@@ -211,7 +214,7 @@ fn contribution<'c>(call: &'c Call<'_>, rank: Rank) -> &'c [u8] {
 
 /// What a rank takes from the table.
 fn finish(call: &mut Call<'_>, rank: Rank, data: &[&[u8]]) {
-    let in_place = call.input.is_none();
+    let in_place = call.in_place;
     let Signature { operation, dtype, count } = call.signature;
     let chunk = count * dtype.size();
     let Some(output) = &mut call.output else { return };

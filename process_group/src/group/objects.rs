@@ -59,6 +59,8 @@ fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>> {
 
 fn decode<T: DeserializeOwned>(bytes: &[u8], from: Rank) -> Result<T> {
     rmp_serde::from_slice(bytes).map_err(|e| {
-        Error::invalid(format!("the value from rank {from} is not what this rank expects ({e}); ranks must use one type"))
+        Error::invalid(format!(
+            "the value from rank {from} is not what this rank expects ({e}); ranks must use one type"
+        ))
     })
 }

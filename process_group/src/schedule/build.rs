@@ -352,7 +352,8 @@ impl Builder {
         } else {
             self.receive(root, self.output(self.part(self.rank)));
         }
-        let own = if self.rank == root { self.input(self.part(root)) } else { self.output(self.part(self.rank)) };
+        let own =
+            if self.rank == root { self.input(self.part(root)) } else { self.output(self.part(self.rank)) };
         for to in self.others().filter(|to| *to != root) {
             self.send(to, own);
         }

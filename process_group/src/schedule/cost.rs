@@ -134,9 +134,8 @@ pub struct LinkModel {
 /// neither: on one host the processors that copy are the bottleneck, not the wires.
 pub fn estimate(shape: Shape, n: usize, element_size: usize, model: &LinkModel) -> Duration {
     let all = (0..n).map(|rank| traffic(shape, rank, n));
-    let (messages, elements, most) = all.fold((0, 0, 0), |(m, e, most), t| {
-        (m + t.messages, e + t.elements, most.max(t.elements))
-    });
+    let (messages, elements, most) =
+        all.fold((0, 0, 0), |(m, e, most), t| (m + t.messages, e + t.elements, most.max(t.elements)));
     let parallel = model.parallel.clamp(1, n) as f64;
     // A single busy rank (a root) limits as much as the sum over ranks does.
     let bytes = (elements as f64 / parallel).max(most as f64) * element_size as f64;

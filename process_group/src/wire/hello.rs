@@ -130,7 +130,10 @@ mod tests {
         let (secret, a, d) = (Secret::new([7; 32]), [1; 32], [2; 32]);
         let good = hello(&secret, &a, &d, &id());
         assert!(read_hello(&Secret::new([8; 32]), &a, &good).is_none());
-        assert!(read_hello(&secret, &[9; 32], &good).is_none(), "a recorded hello does not open a second link");
+        assert!(
+            read_hello(&secret, &[9; 32], &good).is_none(),
+            "a recorded hello does not open a second link"
+        );
         for bit in 0..HELLO * 8 {
             let mut bad = good;
             bad[bit / 8] ^= 1 << (bit % 8);

@@ -74,7 +74,13 @@ pub(crate) struct Settings {
 }
 
 impl DataPlane {
-    pub(crate) fn start(bound: Bound, epoch: Epoch, me: Rank, secret: Secret, settings: &Settings) -> Result<Self> {
+    pub(crate) fn start(
+        bound: Bound,
+        epoch: Epoch,
+        me: Rank,
+        secret: Secret,
+        settings: &Settings,
+    ) -> Result<Self> {
         let arrivals = Arc::new(Arrivals::default());
         let (stop, stopped) = oneshot::channel();
         let acceptor = Acceptor {
@@ -85,8 +91,11 @@ impl DataPlane {
             arrivals: Arc::clone(&arrivals),
         };
         let failed = |e: std::io::Error| Error::Transport(format!("cannot start accepting links: {e}"));
-        let runtime =
-            tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build().map_err(failed)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .enable_time()
+            .build()
+            .map_err(failed)?;
         let thread = std::thread::Builder::new()
             .name("ryz-accept".into())
             .spawn(move || {

@@ -308,7 +308,9 @@ impl Run<'_> {
         }
         self.check(peer, &header)?;
         if header.length != length {
-            return Err(self.corrupt(peer, &format!("a payload of {} bytes instead of {length}", header.length)));
+            return Err(
+                self.corrupt(peer, &format!("a payload of {} bytes instead of {length}", header.length))
+            );
         }
         self.links[peer].as_mut().expect("only links are pulled").header = None;
         self.progress.open[peer] = true;
@@ -433,9 +435,9 @@ impl Run<'_> {
         let operands: Vec<Operand<'_>> = sources
             .iter()
             .map(|source| match (source, own) {
-                (Source::Peer(rank), _) => {
-                    Operand::Bytes(&self.links[*rank].as_ref().expect("sources are links").buffered()[..ready])
-                }
+                (Source::Peer(rank), _) => Operand::Bytes(
+                    &self.links[*rank].as_ref().expect("sources are links").buffered()[..ready],
+                ),
                 (Source::Own(region), Some(own)) => {
                     Operand::Bytes(&own[region.start * size + done..region.start * size + done + ready])
                 }
@@ -621,7 +623,10 @@ impl Run<'_> {
             let Some(link) = link else { continue };
             let mut flags = PollFlags::empty();
             // A header that waits for its turn keeps what is behind it in the socket.
-            if link.closed.is_none() && (self.progress.open[peer] || link.header.is_none()) && self.can_take(peer) {
+            if link.closed.is_none()
+                && (self.progress.open[peer] || link.header.is_none())
+                && self.can_take(peer)
+            {
                 flags |= PollFlags::IN;
             }
             if self.progress.full[peer] || link.has_control() && !link.mid_frame {

@@ -230,7 +230,9 @@ fn outcome(result: io::Result<usize>, closed: &mut Option<String>) -> Moved {
             Moved::Closed
         }
         Ok(n) => Moved::Bytes(n),
-        Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Moved::WouldBlock,
+        Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+            Moved::WouldBlock
+        }
         Err(e) => {
             closed.get_or_insert_with(|| e.to_string());
             Moved::Closed

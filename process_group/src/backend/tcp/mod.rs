@@ -121,7 +121,7 @@ impl Backend for Tcp {
     }
 
     fn submit(&mut self, call: Call<'_>) -> Result<Completion> {
-        let Call { signature, sequence, deadline, input, output } = call;
+        let Call { signature, sequence, deadline, in_place, input, output } = call;
         let operation = signature.operation;
         let algorithm = self.algorithm(operation, signature.dtype, signature.count);
         // A barrier is the maximum of one byte.
@@ -132,7 +132,7 @@ impl Backend for Tcp {
             (Some(view), _) => (signature.count, view.bytes()),
             (None, _) => (signature.count, &mut []),
         };
-        let shape = Shape { operation, algorithm, count, in_place: input.is_none() };
+        let shape = Shape { operation, algorithm, count, in_place };
         let compiled = self.program(shape);
         let scratch = self.scratch.first(compiled.scratch * signature.dtype.size());
         let run = Run {

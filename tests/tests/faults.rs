@@ -1,0 +1,230 @@
+//! Wrong calls, absent ranks and lost ranks: what the others are told.
+
+use std::time::{Duration, Instant};
+
+use ryzanstein_config::{BackendChoice, Config, Timeout};
+use ryzanstein_process_group::{
+    Error, MemoryRendezvous, ProcessGroup, ProcessGroupManager, Rank, ReduceOp, Result,
+};
+use ryzanstein_tests::{SOON, config, try_ranks, with_ranks};
+
+const BOTH: [BackendChoice; 2] = [BackendChoice::Loopback, BackendChoice::Tcp];
+
+/// Ranks make the calls that `call` gives each; all must fail, none with a result, and say what `words` says.
+fn mismatch(n: usize, words: &[&str], call: impl Fn(&mut ProcessGroup) -> Result<()> + Sync) {
+    for backend in BOTH {
+        let errors = with_ranks(&config(backend), n, |mut manager| {
+            let group = manager.world();
+            let started = Instant::now();
+            let error = call(group).expect_err("a mismatched call gives no result");
+            assert!(started.elapsed() < SOON, "told in time, not at the deadline");
+            // The group stays unusable, and says why.
+            let again = group.barrier().expect_err("the group is poisoned");
+            assert!(matches!(again, Error::Poisoned(_)), "{again}");
+            error.to_string()
+        });
+        for error in &errors {
+            for word in words {
+                assert!(error.contains(word), "`{word}` is not in: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn another_operation_is_an_error_on_every_rank() {
+    mismatch(3, &["all_reduce(sum) of 10 f32", "all_gather", "they differ in operation"], |group| {
+        let mut x = [1.0f32; 30];
+        if group.rank().0 == 1 { group.all_gather(&mut x) } else { group.all_reduce(&mut x[..10], ReduceOp::Sum) }
+    });
+}
+
+#[test]
+fn another_length_is_an_error_on_every_rank() {
+    mismatch(4, &["of 1000 f32", "of 999 f32", "they differ in length"], |group| {
+        let length = if group.rank().0 == 2 { 999 } else { 1000 };
+        group.all_reduce(&mut vec![1.0f32; length], ReduceOp::Sum)
+    });
+}
+
+#[test]
+fn another_length_of_a_long_vector_is_an_error_on_every_rank() {
+    mismatch(4, &["they differ in length"], |group| {
+        let length = if group.rank().0 == 2 { 3 << 20 } else { 4 << 20 };
+        group.all_reduce(&mut vec![1.0f32; length], ReduceOp::Sum)
+    });
+}
+
+#[test]
+fn another_element_type_is_an_error_on_every_rank() {
+    mismatch(2, &["of 8 i32", "of 8 f32", "they differ in element type"], |group| {
+        if group.rank().0 == 1 {
+            group.all_reduce(&mut [1i32; 8], ReduceOp::Sum)
+        } else {
+            group.all_reduce(&mut [1.0f32; 8], ReduceOp::Sum)
+        }
+    });
+}
+
+#[test]
+fn another_reduction_is_an_error_on_every_rank() {
+    mismatch(3, &["all_reduce(max)", "all_reduce(sum)", "they differ in reduction"], |group| {
+        let op = if group.rank().0 == 0 { ReduceOp::Max } else { ReduceOp::Sum };
+        group.all_reduce(&mut [1.0f32; 8], op)
+    });
+}
+
+#[test]
+fn another_root_is_an_error_on_every_rank() {
+    // Who only sends, or has no part in it, learns of it with the next call; that differs in operation then.
+    mismatch(3, &["mismatched calls", "reduce(sum, root "], |group| {
+        let root = Rank(u32::from(group.rank().0 == 2));
+        group.reduce(&mut [1.0f32; 8], ReduceOp::Sum, root)?;
+        group.barrier()
+    });
+}
+
+#[test]
+fn a_message_of_another_length_is_an_error() {
+    for backend in BOTH {
+        let outcomes = with_ranks(&config(backend), 2, |mut manager| {
+            let group = manager.world();
+            if group.rank().0 == 0 {
+                group.send(&[1u8; 10], Rank(1)).unwrap();
+                group.barrier()
+            } else {
+                group.recv(&mut [1u8; 11], Rank(0))
+            }
+        });
+        let error = outcomes[1].as_ref().unwrap_err().to_string();
+        assert!(error.contains("of 11 u8") && error.contains("of 10 u8"), "{error}");
+        assert!(outcomes[0].is_err(), "the sender learns of it with its next call");
+    }
+}
+
+#[test]
+fn wrong_arguments_are_refused_before_anything_is_sent() {
+    for backend in BOTH {
+        with_ranks(&config(backend), 3, |mut manager| {
+            let group = manager.world();
+            let refused = |result: Result<()>, words: &str| {
+                let error = result.unwrap_err();
+                assert!(matches!(error, Error::Invalid(_)), "{error:?}");
+                assert!(error.to_string().contains(words), "`{words}` is not in: {error}");
+            };
+            refused(group.broadcast(&mut [0u8; 3], Rank(3)), "rank 3 is not in group `world`, whose ranks are 0 to 2");
+            refused(group.all_gather(&mut [0u8; 4]), "4 elements do not divide by 3");
+            refused(group.all_gather_into(&[0u8; 4], &mut [0u8; 11]), "11 elements do not divide by 3");
+            refused(group.all_reduce_into(&[0u8; 4], &mut [0i8; 4], ReduceOp::Sum), "the same type");
+            refused(group.send(&[0u8], group.rank()), "cannot exchange messages with itself");
+            // The group is as good as before.
+            let mut x = [1u8];
+            group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+            assert_eq!(x, [3]);
+            manager.finalize().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_never_calls_is_named_by_all_others() {
+    for backend in BOTH {
+        for length in [10, 4 << 20] {
+            let outcomes = with_ranks(&config(backend), 4, |mut manager| {
+                let group = manager.world();
+                group.set_timeout(Duration::from_millis(700));
+                if group.rank().0 == 2 {
+                    std::thread::sleep(Duration::from_secs(4));
+                    return None;
+                }
+                Some(group.all_reduce(&mut vec![1.0f32; length], ReduceOp::Sum).unwrap_err())
+            });
+            for error in outcomes.into_iter().flatten() {
+                // From its own deadline, or from the rank whose deadline came first.
+                let known = matches!(&error, Error::Timeout { .. } | Error::PeerAborted { .. });
+                assert!(known && error.to_string().ends_with("rank 2 is not there"), "{backend} {length}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_is_named_at_once() {
+    for backend in BOTH {
+        let outcomes = with_ranks(&config(backend), 4, |mut manager| {
+            let group = manager.world();
+            group.barrier().unwrap();
+            if group.rank().0 == 1 {
+                return None;
+            }
+            let started = Instant::now();
+            let error = loop {
+                if let Err(error) = group.all_reduce(&mut vec![1.0f32; 1 << 20], ReduceOp::Sum) {
+                    break error;
+                }
+            };
+            assert!(started.elapsed() < SOON);
+            Some(error.to_string())
+        });
+        for error in outcomes.into_iter().flatten() {
+            assert!(error.contains("lost rank 1"), "{backend}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_join_is_named() {
+    let mut config = config(BackendChoice::Tcp);
+    config.rendezvous.timeout = Timeout::from_millis(300);
+    let ranks = MemoryRendezvous::new(3);
+    std::thread::scope(|scope| {
+        for rendezvous in ranks.into_iter().filter(|_| true).take(2) {
+            let config = &config;
+            scope.spawn(move || {
+                let error = ProcessGroupManager::initialize(config, &rendezvous).unwrap_err().to_string();
+                assert!(error.contains("joining timed out") && error.contains("rank 2 is not there"), "{error}");
+            });
+        }
+    });
+}
+
+#[test]
+fn nccl_is_refused_with_the_reason_on_every_rank() {
+    for outcome in try_ranks(&config(BackendChoice::Nccl), 2, |manager| manager.map(drop)) {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("not `nccl`: no rank can use it") && error.contains("no NCCL backend"), "{error}");
+    }
+}
+
+#[test]
+fn ranks_that_want_different_backends_are_told_who_wants_what() {
+    std::thread::scope(|scope| {
+        for (i, rendezvous) in MemoryRendezvous::new(2).into_iter().enumerate() {
+            scope.spawn(move || {
+                let config = config(if i == 0 { BackendChoice::Tcp } else { BackendChoice::Auto });
+                let error = ProcessGroupManager::initialize(&config, &rendezvous).unwrap_err().to_string();
+                assert!(error.contains("rank 0 wants `tcp`, rank 1 wants `auto`"), "{error}");
+            });
+        }
+    });
+}
+
+#[test]
+fn an_interface_that_is_not_there_is_refused_with_those_that_are() {
+    let mut config: Config = config(BackendChoice::Tcp);
+    config.process_group.tcp.interface = Some("nosuch0".into());
+    for outcome in try_ranks(&config, 2, |manager| manager.map(drop)) {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("no interface `nosuch0`") && error.contains("lo"), "{error}");
+    }
+}
+
+#[test]
+fn a_layout_that_does_not_fit_is_refused() {
+    let mut config: Config = config(BackendChoice::Loopback);
+    config.layout.pipeline_parallel = 3.try_into().unwrap();
+    for outcome in try_ranks(&config, 4, |manager| manager.map(drop)) {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("do not make the 4 ranks"), "{error}");
+    }
+}

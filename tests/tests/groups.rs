@@ -1,0 +1,262 @@
+//! What groups offer beside plain collectives, over both CPU backends.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU32;
+
+use proptest::prelude::*;
+use ryzanstein_config::{AlgorithmChoice, BackendChoice};
+use ryzanstein_process_group::backend::Path;
+use ryzanstein_process_group::schedule::Algorithm;
+use ryzanstein_process_group::{BackendKind, BufferMut, DType, Error, Rank, ReduceOp};
+use ryzanstein_tests::{config, same_bits, with_ranks};
+use serde::{Deserialize, Serialize};
+
+const BOTH: [BackendChoice; 2] = [BackendChoice::Loopback, BackendChoice::Tcp];
+
+#[test]
+fn asynchronous_work_runs_in_order_and_gives_its_buffer_back() {
+    for backend in BOTH {
+        with_ranks(&config(backend), 3, |mut manager| {
+            let group = manager.world();
+            let works: Vec<_> = (0..20)
+                .map(|i| group.all_reduce_async(vec![i as f32; 1000 + i], ReduceOp::Sum).unwrap())
+                .collect();
+            // A call on this thread comes after all of them.
+            let mut last = [1i32];
+            group.all_reduce(&mut last, ReduceOp::Sum).unwrap();
+            assert_eq!(last, [3]);
+            for (i, work) in works.into_iter().enumerate() {
+                assert_eq!(work.wait().unwrap(), vec![3.0 * i as f32; 1000 + i]);
+            }
+            manager.finalize().unwrap();
+        });
+    }
+}
+
+#[test]
+fn work_overlaps_with_what_its_caller_does() {
+    with_ranks(&config(BackendChoice::Tcp), 2, |mut manager| {
+        let group = manager.world();
+        let me = group.rank();
+        let other = Rank(1 - me.0);
+        // Each receive is under way before the message is even written; a blocking one would never get there.
+        if me.0 == 0 {
+            let work = group.recv_async(vec![0u8; 5], other).unwrap();
+            assert_eq!(work.wait().unwrap(), b"hello");
+        } else {
+            let work = group.send_async(b"hello".to_vec(), other).unwrap();
+            work.wait().unwrap();
+        }
+        manager.finalize().unwrap();
+    });
+}
+
+#[test]
+fn many_tensors_go_in_few_messages() {
+    for backend in BOTH {
+        with_ranks(&config(backend), 4, |mut manager| {
+            let me = manager.rank().0 as i64;
+            let group = manager.world();
+            let before = group.profile().calls("all_reduce");
+            let mut floats: Vec<Vec<f32>> = (0..50).map(|i| vec![(me + i) as f32; i as usize]).collect();
+            let mut longs: Vec<Vec<i64>> = (0..3).map(|i| vec![me * i; 7]).collect();
+            let mut all: Vec<&mut dyn BufferMut> = Vec::new();
+            all.extend(floats.iter_mut().map(|v| v as &mut dyn BufferMut));
+            all.extend(longs.iter_mut().map(|v| v as &mut dyn BufferMut));
+            group.all_reduce_coalesced(&mut all, ReduceOp::Sum).unwrap();
+            for (i, v) in floats.iter().enumerate() {
+                assert!(v.iter().all(|x| *x == (6 + 4 * i) as f32));
+            }
+            for (i, v) in longs.iter().enumerate() {
+                assert_eq!(*v, vec![6 * i as i64; 7]);
+            }
+            assert_eq!(group.profile().calls("all_reduce") - before, 2, "one message for each element type");
+            manager.finalize().unwrap();
+        });
+    }
+}
+
+#[derive(Serialize, Deserialize, PartialEq, Debug, Clone)]
+enum Thing {
+    Nothing,
+    Named { name: String, values: Vec<Option<f64>>, map: BTreeMap<u32, String> },
+}
+
+#[test]
+fn values_of_any_kind_are_broadcast_and_gathered() {
+    for backend in BOTH {
+        with_ranks(&config(backend), 3, |mut manager| {
+            let me = manager.rank().0;
+            let group = manager.world();
+            let thing = Thing::Named {
+                name: "räksmörgås".into(),
+                values: vec![None, Some(f64::INFINITY)],
+                map: [(7, "seven".into())].into(),
+            };
+            let got: Thing = group.broadcast_object((me == 2).then_some(&thing), Rank(2)).unwrap();
+            assert_eq!(got, thing);
+            let mine = if me == 1 { Thing::Nothing } else { thing.clone() };
+            assert_eq!(group.all_gather_object(&mine).unwrap(), [thing.clone(), Thing::Nothing, thing]);
+            let metrics = [(format!("m{me}"), f64::from(me))].into();
+            let all = group.gather_metrics(&metrics).unwrap();
+            assert_eq!(all.len(), 3);
+            assert_eq!(all[&Rank(2)]["m2"], 2.0);
+            manager.finalize().unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_layout_gives_every_rank_its_groups() {
+    let mut config = config(BackendChoice::Tcp);
+    config.layout.pipeline_parallel = NonZeroU32::new(2).unwrap();
+    config.layout.data_parallel = NonZeroU32::new(2).unwrap();
+    with_ranks(&config, 8, |mut manager| {
+        let me = manager.rank().0;
+        let numbers = |ranks: &[Rank]| ranks.iter().map(|r| r.0).collect::<Vec<_>>();
+        assert_eq!(numbers(manager.tensor_parallel().members()), [me / 2 * 2, me / 2 * 2 + 1]);
+        assert_eq!(numbers(manager.pipeline_parallel().members()), [me % 2 + me / 4 * 4, me % 2 + me / 4 * 4 + 2]);
+        assert_eq!(numbers(manager.data_parallel().members()), [me % 4, me % 4 + 4]);
+        let groups = manager.groups();
+        let tensor = groups.tensor_parallel.unwrap();
+        let mut sum = [me];
+        tensor.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+        assert_eq!(sum, [me / 2 * 4 + 1]);
+        groups.data_parallel.unwrap().all_reduce(&mut sum, ReduceOp::Max).unwrap();
+        groups.world.all_reduce(&mut sum, ReduceOp::Max).unwrap();
+        assert_eq!(sum, [13]);
+        manager.finalize().unwrap();
+    });
+}
+
+#[test]
+fn any_list_of_ranks_makes_a_group_in_the_order_given() {
+    for backend in BOTH {
+        with_ranks(&config(backend), 4, |mut manager| {
+            let me = manager.rank();
+            for _ in 0..2 {
+                let group = manager.new_group(&[Rank(3), Rank(0), Rank(2)]).unwrap();
+                assert_eq!(group.is_none(), me.0 == 1);
+                if let Some(mut group) = group {
+                    let mut all = [0u32; 3];
+                    group.all_gather_into(&[me.0], &mut all).unwrap();
+                    assert_eq!(all, [3, 0, 2]);
+                }
+            }
+            assert!(matches!(manager.new_group(&[Rank(0), Rank(0)]), Err(Error::Invalid(_))));
+            assert!(matches!(manager.new_group(&[Rank(9)]), Err(Error::Invalid(_))));
+            manager.finalize().unwrap();
+        });
+    }
+}
+
+#[test]
+fn one_rank_alone_needs_nobody() {
+    with_ranks(&config(BackendChoice::Auto), 1, |mut manager| {
+        let group = manager.tensor_parallel();
+        let mut x = [3.0f32];
+        group.all_reduce(&mut x, ReduceOp::Avg).unwrap();
+        assert_eq!(x, [3.0]);
+        assert_eq!(group.profile().rows()[0].path, "local");
+        manager.finalize().unwrap();
+    });
+}
+
+#[test]
+fn auto_takes_shared_memory_for_threads_and_says_why_not_nccl() {
+    with_ranks(&config(BackendChoice::Auto), 2, |manager| {
+        assert_eq!(manager.backend(), BackendKind::Loopback);
+        assert!(manager.backend_reason().contains("not `nccl`: no rank can use it"), "{}", manager.backend_reason());
+    });
+}
+
+#[test]
+fn a_demanded_algorithm_is_taken_where_there_is_one() {
+    let mut config = config(BackendChoice::Tcp);
+    config.process_group.tcp.algorithm = AlgorithmChoice::Ring;
+    with_ranks(&config, 3, |mut manager| {
+        let group = manager.world();
+        group.all_reduce(&mut [0.0f32; 4], ReduceOp::Sum).unwrap();
+        group.all_to_all(&mut [0.0f32; 3]).unwrap();
+        let rows = group.profile().rows();
+        let path = |op: &str| rows.iter().find(|r| r.op == op).unwrap().path.clone();
+        assert_eq!(path("all_reduce"), Path::Tcp(Algorithm::Ring).to_string());
+        assert_eq!(path("all_to_all"), Path::Tcp(Algorithm::Direct).to_string());
+        manager.finalize().unwrap();
+    });
+}
+
+#[test]
+fn the_profile_counts_calls_and_bytes_by_class() {
+    with_ranks(&config(BackendChoice::Tcp), 2, |mut manager| {
+        let group = manager.world();
+        for _ in 0..10 {
+            group.all_reduce(&mut [1.0f32; 256], ReduceOp::Sum).unwrap();
+        }
+        group.broadcast(&mut vec![0u8; 5000], Rank(0)).unwrap();
+        let rows = manager.profile();
+        assert_eq!(rows.len(), 2, "{rows:?}");
+        assert_eq!((rows[0].op, rows[0].calls, rows[0].bytes_up_to), ("all_reduce", 10, 1024));
+        assert_eq!((rows[1].op, rows[1].calls, rows[1].bytes_up_to), ("broadcast", 1, 8192));
+        assert_eq!(rows[0].dtype, DType::F32);
+        assert!(rows[0].median_us > 0.0 && rows[0].p99_us >= rows[0].median_us && rows[0].max_us >= rows[0].p99_us);
+        assert!((rows[0].busbw_gbs - rows[0].algbw_gbs).abs() < 1e-9, "the factor of two ranks is one");
+        manager.finalize().unwrap();
+    });
+}
+
+#[test]
+fn messages_that_come_early_wait_for_their_receiver() {
+    with_ranks(&config(BackendChoice::Tcp), 3, |mut manager| {
+        let group = manager.world();
+        let me = group.rank().0;
+        // Larger than any socket buffer, everybody sending first, and a collective in between.
+        let mine = vec![me; 4 << 20];
+        for to in (0..3).filter(|r| *r != me) {
+            group.send(&mine, Rank(to)).unwrap();
+        }
+        group.barrier().unwrap();
+        for from in (0..3).filter(|r| *r != me) {
+            let mut got = vec![9; 4 << 20];
+            group.recv(&mut got, Rank(from)).unwrap();
+            assert!(got.iter().all(|x| *x == from));
+        }
+        manager.finalize().unwrap();
+    });
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+
+    #[test]
+    fn all_ranks_get_the_same_bits_of_inexact_sums(
+        n in 2..=6usize, count in 1..5000usize, algorithm in 0..5usize, seed: u64, half: bool,
+    ) {
+        let mut config = config(BackendChoice::Tcp);
+        config.process_group.tcp.algorithm = AlgorithmChoice::ALL[algorithm];
+        let value = |rank: u32, i: usize| {
+            let mut s = seed ^ (u64::from(rank) << 32 | i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            s ^= s >> 31;
+            // Every bit pattern of the upper half, NaNs and infinities among them.
+            f32::from_bits((s.wrapping_mul(0xD6E8_FEB8_6659_FD93) >> 32) as u32)
+        };
+        let results = with_ranks(&config, n, |mut manager| {
+            let me = manager.rank().0;
+            let group = manager.world();
+            let result = if half {
+                let mut x: Vec<half::bf16> = (0..count).map(|i| half::bf16::from_f32(value(me, i))).collect();
+                group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+                x.iter().map(|v| f32::from(*v)).collect()
+            } else {
+                let mut x: Vec<f32> = (0..count).map(|i| value(me, i)).collect();
+                group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+                x
+            };
+            manager.finalize().unwrap();
+            result
+        });
+        for other in &results[1..] {
+            prop_assert!(same_bits(&results[0], other));
+        }
+    }
+}
