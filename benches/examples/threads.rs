@@ -26,7 +26,10 @@ fn main() {
                 for &b in sizes {
                     let row = measure(m.world(), b).unwrap();
                     if m.rank().0 == 0 {
-                        println!("{n} {b:>10}: {:>9.1} p99 {:>9.1} b2b {:>9.1} bc {:>9.1} err {}", row.median_us, row.p99_us, row.back_to_back_us, row.broadcast_us, row.errors);
+                        println!(
+                            "{n} {b:>10}: {:>9.1} p99 {:>9.1} b2b {:>9.1} bc {:>9.1} err {}",
+                            row.median_us, row.p99_us, row.back_to_back_us, row.broadcast_us, row.errors
+                        );
                     }
                 }
                 m.finalize().unwrap();

@@ -108,5 +108,13 @@ pub fn measure(group: &mut ProcessGroup, bytes: usize) -> Result<Row> {
     let mut errors = [errors];
     group.all_reduce(&mut errors, ReduceOp::Sum)?;
     let [median_us, p99_us, back_to_back_us, broadcast_us] = figures;
-    Ok(Row { bytes: count * 4, world_size: n, median_us, p99_us, back_to_back_us, broadcast_us, errors: errors[0] })
+    Ok(Row {
+        bytes: count * 4,
+        world_size: n,
+        median_us,
+        p99_us,
+        back_to_back_us,
+        broadcast_us,
+        errors: errors[0],
+    })
 }

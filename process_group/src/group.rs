@@ -658,14 +658,14 @@ impl ProcessGroup {
         };
         let read = shape(input.as_ref().map(|v| (v.dtype(), v.count())), inputs, "input")?;
         let written = shape(output.as_ref().map(|v| (v.dtype(), v.count())), outputs, "output")?;
-        if let (Some(read), Some(written)) = (read, written) {
-            if read != written {
-                return Err(Error::invalid(format!(
-                    "{operation} needs the same type and chunk length in input and output; \
+        if let (Some(read), Some(written)) = (read, written)
+            && read != written
+        {
+            return Err(Error::invalid(format!(
+                "{operation} needs the same type and chunk length in input and output; \
                      the input has {} {} a chunk, the output {} {}",
-                    read.1, read.0, written.1, written.0
-                )));
-            }
+                read.1, read.0, written.1, written.0
+            )));
         }
         let Some((dtype, count)) = read.or(written) else {
             return Err(Error::invalid(format!("{operation} needs a buffer")));

@@ -18,6 +18,8 @@ mod roster;
 pub mod schedule;
 mod self_check;
 pub mod store;
+pub mod table;
+pub mod targets;
 mod wire;
 mod work;
 

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ryzanstein_config::{AlgorithmChoice, BackendChoice, Config};
+use ryzanstein_config::{AlgorithmChoice, BackendChoice, ByteSize, Config};
 
 use crate::backend::Backend;
 use crate::backend::tcp::data_plane::{self, Bound, DataPlane};
@@ -113,7 +113,7 @@ impl ProcessGroupManager {
             (BackendKind::Tcp, Some(Ok(bound))) => {
                 let settings = data_plane::Settings {
                     handshake: config.process_group.tcp.handshake_timeout.get(),
-                    socket_buffer: config.process_group.tcp.socket_buffer.map(|b| b.as_usize()),
+                    socket_buffer: config.process_group.tcp.socket_buffer.map(ByteSize::as_usize),
                 };
                 Some(DataPlane::start(bound, roster.epoch, *rank, secret.clone(), &settings)?)
             }

@@ -35,7 +35,11 @@ fn mismatch(n: usize, words: &[&str], call: impl Fn(&mut ProcessGroup) -> Result
 fn another_operation_is_an_error_on_every_rank() {
     mismatch(3, &["all_reduce(sum) of 10 f32", "all_gather", "they differ in operation"], |group| {
         let mut x = [1.0f32; 30];
-        if group.rank().0 == 1 { group.all_gather(&mut x) } else { group.all_reduce(&mut x[..10], ReduceOp::Sum) }
+        if group.rank().0 == 1 {
+            group.all_gather(&mut x)
+        } else {
+            group.all_reduce(&mut x[..10], ReduceOp::Sum)
+        }
     });
 }
 
@@ -112,7 +116,10 @@ fn wrong_arguments_are_refused_before_anything_is_sent() {
                 assert!(matches!(error, Error::Invalid(_)), "{error:?}");
                 assert!(error.to_string().contains(words), "`{words}` is not in: {error}");
             };
-            refused(group.broadcast(&mut [0u8; 3], Rank(3)), "rank 3 is not in group `world`, whose ranks are 0 to 2");
+            refused(
+                group.broadcast(&mut [0u8; 3], Rank(3)),
+                "rank 3 is not in group `world`, whose ranks are 0 to 2",
+            );
             refused(group.all_gather(&mut [0u8; 4]), "4 elements do not divide by 3");
             refused(group.all_gather_into(&[0u8; 4], &mut [0u8; 11]), "11 elements do not divide by 3");
             refused(group.all_reduce_into(&[0u8; 4], &mut [0i8; 4], ReduceOp::Sum), "the same type");
@@ -142,7 +149,10 @@ fn a_rank_that_never_calls_is_named_by_all_others() {
             for error in outcomes.into_iter().flatten() {
                 // From its own deadline, or from the rank whose deadline came first.
                 let known = matches!(&error, Error::Timeout { .. } | Error::PeerAborted { .. });
-                assert!(known && error.to_string().ends_with("rank 2 is not there"), "{backend} {length}: {error}");
+                assert!(
+                    known && error.to_string().ends_with("rank 2 is not there"),
+                    "{backend} {length}: {error}"
+                );
             }
         }
     }
@@ -182,7 +192,10 @@ fn a_rank_that_does_not_join_is_named() {
             let config = &config;
             scope.spawn(move || {
                 let error = ProcessGroupManager::initialize(config, &rendezvous).unwrap_err().to_string();
-                assert!(error.contains("joining timed out") && error.contains("rank 2 is not there"), "{error}");
+                assert!(
+                    error.contains("joining timed out") && error.contains("rank 2 is not there"),
+                    "{error}"
+                );
             });
         }
     });
@@ -192,7 +205,10 @@ fn a_rank_that_does_not_join_is_named() {
 fn nccl_is_refused_with_the_reason_on_every_rank() {
     for outcome in try_ranks(&config(BackendChoice::Nccl), 2, |manager| manager.map(drop)) {
         let error = outcome.unwrap_err().to_string();
-        assert!(error.contains("not `nccl`: no rank can use it") && error.contains("no NCCL backend"), "{error}");
+        assert!(
+            error.contains("not `nccl`: no rank can use it") && error.contains("no NCCL backend"),
+            "{error}"
+        );
     }
 }
 

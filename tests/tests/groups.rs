@@ -55,7 +55,7 @@ fn work_overlaps_with_what_its_caller_does() {
 fn many_tensors_go_in_few_messages() {
     for backend in BOTH {
         with_ranks(&config(backend), 4, |mut manager| {
-            let me = manager.rank().0 as i64;
+            let me = i64::from(manager.rank().0);
             let group = manager.world();
             let before = group.profile().calls("all_reduce");
             let mut floats: Vec<Vec<f32>> = (0..50).map(|i| vec![(me + i) as f32; i as usize]).collect();
@@ -115,7 +115,10 @@ fn a_layout_gives_every_rank_its_groups() {
         let me = manager.rank().0;
         let numbers = |ranks: &[Rank]| ranks.iter().map(|r| r.0).collect::<Vec<_>>();
         assert_eq!(numbers(manager.tensor_parallel().members()), [me / 2 * 2, me / 2 * 2 + 1]);
-        assert_eq!(numbers(manager.pipeline_parallel().members()), [me % 2 + me / 4 * 4, me % 2 + me / 4 * 4 + 2]);
+        assert_eq!(
+            numbers(manager.pipeline_parallel().members()),
+            [me % 2 + me / 4 * 4, me % 2 + me / 4 * 4 + 2]
+        );
         assert_eq!(numbers(manager.data_parallel().members()), [me % 4, me % 4 + 4]);
         let groups = manager.groups();
         let tensor = groups.tensor_parallel.unwrap();
@@ -166,7 +169,11 @@ fn one_rank_alone_needs_nobody() {
 fn auto_takes_shared_memory_for_threads_and_says_why_not_nccl() {
     with_ranks(&config(BackendChoice::Auto), 2, |manager| {
         assert_eq!(manager.backend(), BackendKind::Loopback);
-        assert!(manager.backend_reason().contains("not `nccl`: no rank can use it"), "{}", manager.backend_reason());
+        assert!(
+            manager.backend_reason().contains("not `nccl`: no rank can use it"),
+            "{}",
+            manager.backend_reason()
+        );
     });
 }
 
@@ -199,7 +206,11 @@ fn the_profile_counts_calls_and_bytes_by_class() {
         assert_eq!((rows[0].op, rows[0].calls, rows[0].bytes_up_to), ("all_reduce", 10, 1024));
         assert_eq!((rows[1].op, rows[1].calls, rows[1].bytes_up_to), ("broadcast", 1, 8192));
         assert_eq!(rows[0].dtype, DType::F32);
-        assert!(rows[0].median_us > 0.0 && rows[0].p99_us >= rows[0].median_us && rows[0].max_us >= rows[0].p99_us);
+        assert!(
+            rows[0].median_us > 0.0
+                && rows[0].p99_us >= rows[0].median_us
+                && rows[0].max_us >= rows[0].p99_us
+        );
         assert!((rows[0].busbw_gbs - rows[0].algbw_gbs).abs() < 1e-9, "the factor of two ranks is one");
         manager.finalize().unwrap();
     });

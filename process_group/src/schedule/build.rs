@@ -14,7 +14,7 @@
 
 use std::ops::Range;
 
-use super::Algorithm;
+use super::Algorithm::{self, Direct, HalvingDoubling, RecursiveDoubling, Ring};
 use super::program::{Node, Program, Region, Source, Space};
 use crate::call::Operation;
 
@@ -47,7 +47,6 @@ pub fn part(count: usize, parts: usize, index: usize) -> Range<usize> {
 /// When the operation has no such algorithm; [`Algorithm::suits`] says.
 pub fn build(shape: Shape, rank: usize, n: usize) -> Program {
     let mut b = Builder { shape, rank, n, program: Program::default() };
-    use Algorithm::{Direct, HalvingDoubling, RecursiveDoubling, Ring};
     match (shape.operation, shape.algorithm) {
         (Operation::AllReduce(_), Ring) => b.all_reduce_ring(),
         (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => b.all_reduce_doubling(),

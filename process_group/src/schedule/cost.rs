@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use super::Algorithm;
+use super::Algorithm::{self, Direct, HalvingDoubling, RecursiveDoubling, Ring};
 use super::build::{ONE_SHOT_ELEMENTS, Shape, largest_power_of_two, part};
 use crate::call::Operation;
 
@@ -18,7 +18,6 @@ pub struct Traffic {
 
 /// What `rank` of `n ≥ 2` sends. The programs of [`build`](super::build) send exactly this.
 pub fn traffic(shape: Shape, rank: usize, n: usize) -> Traffic {
-    use Algorithm::{Direct, HalvingDoubling, RecursiveDoubling, Ring};
     let count = shape.count;
     let size = |index: usize| part(count, n, index % n).len();
     let of = |messages: usize, elements: usize| Traffic { messages, elements };
@@ -58,7 +57,7 @@ pub fn traffic(shape: Shape, rank: usize, n: usize) -> Traffic {
             let back = usize::from(rank != root.index());
             of(n - 1 + back, count - size(rank) + back * size(rank))
         }
-        (Operation::Reduce { root, .. }, _) | (Operation::Gather { root }, _) => {
+        (Operation::Reduce { root, .. } | Operation::Gather { root }, _) => {
             let up = usize::from(rank != root.index());
             of(up, up * count)
         }
@@ -98,7 +97,6 @@ fn children(place: usize, n: usize, algorithm: Algorithm) -> usize {
 
 /// Messages that must follow one another until the last rank is done.
 pub fn rounds(shape: Shape, n: usize) -> usize {
-    use Algorithm::{Direct, HalvingDoubling, RecursiveDoubling, Ring};
     let doubling = n.next_power_of_two().ilog2() as usize;
     let power = largest_power_of_two(n);
     let surplus = if power == n { 0 } else { 2 };

@@ -382,9 +382,8 @@ impl Run<'_> {
         if link.buffered().len() < (length - done).min(self.context.segment) {
             match link.fill() {
                 Moved::Bytes(bytes) => read = bytes > 0,
-                Moved::WouldBlock => {}
-                Moved::Closed if link.buffered().is_empty() => return Err(self.lost(from)),
-                Moved::Closed => {}
+                Moved::Closed if link.buffered().len() < length - done => return Err(self.lost(from)),
+                Moved::WouldBlock | Moved::Closed => {}
             }
         }
         let size = self.size();

@@ -183,7 +183,7 @@ impl Backend for Tcp {
                 // The frame under way cannot be finished nor cut into: only the end of the link can say it.
                 link.cut();
             } else {
-                link.queue_control(&header, reason[..end].as_bytes());
+                link.queue_control(&header, &reason.as_bytes()[..end]);
                 link.flush_control();
             }
         }

@@ -1,0 +1,134 @@
+//! Profiles for people to read.
+
+use std::fmt::Write as _;
+
+use crate::profile::ProfileRow;
+use crate::targets::target;
+
+/// Lays cells out in columns: the first `left` columns to the left, the others to the right.
+pub fn columns(head: &[&str], left: usize, rows: &[Vec<String>]) -> String {
+    let mut widths: Vec<usize> = head.iter().map(|h| h.chars().count()).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let mut out = String::new();
+    let mut line = |cells: &mut dyn Iterator<Item = &str>| {
+        let mut text = String::new();
+        for (index, (cell, width)) in cells.zip(&widths).enumerate() {
+            let gap = if index == 0 { "" } else { "  " };
+            let _ = if index < left {
+                write!(text, "{gap}{cell:<width$}")
+            } else {
+                write!(text, "{gap}{cell:>width$}")
+            };
+        }
+        out.push_str(text.trim_end());
+        out.push('\n');
+    };
+    line(&mut head.iter().copied());
+    for row in rows {
+        line(&mut row.iter().map(String::as_str));
+    }
+    out
+}
+
+/// Bytes in powers of 1000, as the targets are.
+pub fn bytes(bytes: f64) -> String {
+    match bytes {
+        b if b >= 1e9 => format!("{} GB", short(b / 1e9)),
+        b if b >= 1e6 => format!("{} MB", short(b / 1e6)),
+        b if b >= 1e3 => format!("{} KB", short(b / 1e3)),
+        b => format!("{b:.0} B"),
+    }
+}
+
+/// Microseconds with a fitting unit.
+pub fn time(us: f64) -> String {
+    match us {
+        u if u >= 1e6 => format!("{} s", short(u / 1e6)),
+        u if u >= 1e3 => format!("{} ms", short(u / 1e3)),
+        u => format!("{} us", short(u)),
+    }
+}
+
+fn short(value: f64) -> String {
+    let text = if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.2}") };
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
+/// What the documented target says of a latency, with the verdict.
+pub fn verdict(op: &str, bytes: u64, median_us: f64) -> (String, String) {
+    match target(op, bytes) {
+        None => ("-".into(), "-".into()),
+        Some(t) => {
+            (format!("< {}", time(t.below_us)), if median_us < t.below_us { "met" } else { "missed" }.into())
+        }
+    }
+}
+
+/// The rows of a profile as a table with percentiles, bandwidths, path, target and verdict.
+pub fn profile(rows: &[ProfileRow]) -> String {
+    let head = [
+        "group",
+        "operation",
+        "dtype",
+        "path",
+        "bytes",
+        "calls",
+        "median",
+        "p90",
+        "p99",
+        "max",
+        "algbw GB/s",
+        "busbw GB/s",
+        "target",
+        "verdict",
+    ];
+    let cells: Vec<Vec<String>> = rows
+        .iter()
+        .map(|r| {
+            let (target, verdict) = verdict(r.op, r.bytes_mean as u64, r.median_us);
+            let reduction = r.reduction.map_or_else(String::new, |op| format!("({op})"));
+            vec![
+                r.group.clone(),
+                format!("{}{reduction}", r.op),
+                r.dtype.to_string(),
+                r.path.clone(),
+                bytes(r.bytes_mean),
+                r.calls.to_string(),
+                time(r.median_us),
+                time(r.p90_us),
+                time(r.p99_us),
+                time(r.max_us),
+                format!("{:.3}", r.algbw_gbs),
+                format!("{:.3}", r.busbw_gbs),
+                target,
+                verdict,
+            ]
+        })
+        .collect();
+    columns(&head, 4, &cells)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_keep_three_digits_at_most_and_no_empty_ones() {
+        assert_eq!(bytes(100_000.0), "100 KB");
+        assert_eq!(bytes(10_500_000.0), "10.5 MB");
+        assert_eq!(bytes(7.0), "7 B");
+        assert_eq!(time(500.0), "500 us");
+        assert_eq!(time(9.512), "9.51 us");
+        assert_eq!(time(75_157.9), "75.16 ms");
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let rows = vec![vec!["a".into(), "1".into()], vec!["bcd".into(), "22".into()]];
+        assert_eq!(columns(&["x", "n"], 1, &rows), "x     n\na     1\nbcd  22\n");
+    }
+}

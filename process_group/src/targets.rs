@@ -1,0 +1,48 @@
+//! The documented latency targets, for four GPUs joined by NVLink.
+//!
+//! | operation | size | target |
+//! |---|---|---|
+//! | all-reduce | 100 KB | < 0.5 ms |
+//! | all-reduce | 10 MB | < 1 ms |
+//! | all-reduce | 100 MB | < 10 ms |
+//! | broadcast | 100 MB | < 5 ms |
+//!
+//! KB and MB are powers of 1000. Other machines are held against them too, for want of better; a processor that misses one
+//! is no failure.
+
+/// One target.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Target {
+    /// Name of the operation.
+    pub op: &'static str,
+    /// Bytes of the whole array.
+    pub bytes: u64,
+    /// A call must take less, in microseconds.
+    pub below_us: f64,
+}
+
+/// All targets, smaller sizes first.
+pub const TARGETS: [Target; 4] = [
+    Target { op: "all_reduce", bytes: 100_000, below_us: 500.0 },
+    Target { op: "all_reduce", bytes: 10_000_000, below_us: 1_000.0 },
+    Target { op: "all_reduce", bytes: 100_000_000, below_us: 10_000.0 },
+    Target { op: "broadcast", bytes: 100_000_000, below_us: 5_000.0 },
+];
+
+/// The target of a call of `bytes` bytes: that of the next documented size, as a smaller call must not take longer.
+pub fn target(op: &str, bytes: u64) -> Option<Target> {
+    TARGETS.iter().copied().find(|t| t.op == op && bytes <= t.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_between_two_targets_is_held_against_the_larger() {
+        assert_eq!(target("all_reduce", 1).unwrap().below_us, 500.0);
+        assert_eq!(target("all_reduce", 100_001).unwrap().below_us, 1_000.0);
+        assert_eq!(target("all_reduce", 100_000_001), None);
+        assert_eq!(target("all_gather", 1), None);
+    }
+}
