@@ -184,11 +184,12 @@ fn check(shape: Shape, n: usize, ranks: &[Machine]) {
                 assert_eq!(*order, got, "ranks fold element {i} in different orders: {shape:?}, {n}");
             }
         }
-        if let Operation::Reduce { root, .. } = shape.operation {
-            if root.index() != rank && shape.in_place {
-                for i in 0..shape.count {
-                    assert_eq!(machine.read_output(i), vec![(rank, i)], "the others' vectors stay");
-                }
+        if let Operation::Reduce { root, .. } = shape.operation
+            && root.index() != rank
+            && shape.in_place
+        {
+            for i in 0..shape.count {
+                assert_eq!(machine.read_output(i), vec![(rank, i)], "the others' vectors stay");
             }
         }
     }

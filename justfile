@@ -1,0 +1,30 @@
+# The commands people repeat. `just --list` names them.
+
+# Four ranks find each other, prove their collectives and run a sharded model.
+demo:
+    cargo run --release -- launch --world-size 4
+
+# All tests.
+test:
+    cargo test --workspace
+
+# What continuous integration runs.
+ci:
+    ./.ci/run
+
+# Formats everything.
+fmt:
+    cargo fmt --all
+
+# Our all-reduce beside Gloo's, alternating on this machine; needs a Python with torch and numpy (benches/peers/README.md).
+bench-gloo python:
+    cargo build --release
+    cargo run --release -p ryzanstein-benches --bin beside_gloo -- --python {{python}}
+
+# What a call costs beside the work itself.
+bench-call:
+    cargo run --release -p ryzanstein-benches --bin call_cost
+
+# The book, in docs/book.
+book:
+    mdbook build docs
