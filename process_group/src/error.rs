@@ -9,7 +9,9 @@ use crate::rank::{self, Rank};
 /// The result of everything here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an operation failed. Cheap to clone: a failed group hands out its cause again and again.
+/// Why an operation failed. Ranks in here are global ones.
+///
+/// Cheap to clone: a failed group hands out its cause again and again.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

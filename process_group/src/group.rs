@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::profile::{Profile, SlowCalls};
 use crate::rank::Rank;
 use crate::roster::BackendKind;
+use crate::store::Store;
 use crate::work::Work;
 
 /// What a group is, beside its backend.
@@ -76,6 +77,38 @@ struct Engine {
     queued: Mutex<usize>,
     idle: Condvar,
     profile: Arc<Profile>,
+    last_words: Option<LastWords>,
+}
+
+/// How long a rank that lost another looks for what that one had to say.
+const LAST_WORDS: Duration = Duration::from_millis(150);
+
+/// Why a rank gave up, left where the others find it. A broken link cannot carry it.
+struct LastWords {
+    store: Arc<dyn Store>,
+    group: String,
+    rank: Rank,
+}
+
+impl LastWords {
+    /// Leaves this rank's reason, or finds the one of the rank that was lost.
+    fn exchange(&self, error: Error) -> Error {
+        let key = |rank: Rank| format!("last-words/{}/{rank}", self.group);
+        match error {
+            Error::PeerLost { rank, .. } => match self.store.get(&key(rank), Instant::now() + LAST_WORDS) {
+                Ok(reason) => {
+                    Error::PeerAborted { rank, reason: String::from_utf8_lossy(&reason).into_owned() }
+                }
+                Err(_) => error,
+            },
+            Error::PeerAborted { .. } => error,
+            own => {
+                // The error counts; that it could not be told is no news to whoever has lost the store.
+                let _ = self.store.set(&key(self.rank), own.to_string().as_bytes());
+                own
+            }
+        }
+    }
 }
 
 struct Core {
@@ -128,6 +161,10 @@ impl Engine {
                 Ok(())
             }
             Err(error) => {
+                let error = match &self.last_words {
+                    Some(words) => words.exchange(error),
+                    None => error,
+                };
                 tracing::debug!(%error, call = %signature, sequence, "collective failed");
                 core.backend.abort(&error);
                 core.failed = Some(Arc::new(error.clone()));
@@ -146,12 +183,16 @@ fn alone(input: Option<View<'_>>, output: Option<ViewMut<'_>>) {
 
 impl ProcessGroup {
     /// Puts a group on a backend. Managers do this; by hand it is for tests and for backends of one's own.
-    pub fn new(info: GroupInfo, backend: Box<dyn Backend>) -> Self {
+    ///
+    /// Through `store`, ranks tell each other why they gave up where their links no longer can.
+    pub fn new(info: GroupInfo, backend: Box<dyn Backend>, store: Option<Arc<dyn Store>>) -> Self {
         let world_size = info.members.len();
         let profile = Arc::new(Profile::new(&info.name, info.members[info.rank.index()].0, world_size, info.slow));
         let kind = backend.kind();
         let core = Mutex::new(Core { backend, failed: None, timeout: info.timeout, world_size });
-        let engine = Arc::new(Engine { core, queued: Mutex::new(0), idle: Condvar::new(), profile });
+        let last_words =
+            store.map(|store| LastWords { store, group: info.name.clone(), rank: info.members[info.rank.index()] });
+        let engine = Arc::new(Engine { core, queued: Mutex::new(0), idle: Condvar::new(), profile, last_words });
         Self {
             info,
             kind,
@@ -166,17 +207,19 @@ impl ProcessGroup {
     /// The ranks of a group whose members are threads of this process, with default settings: element `r` is rank `r`.
     pub fn loopback(world_size: usize) -> Vec<Self> {
         let hub = LoopbackHub::new();
+        let members: Vec<Rank> = Rank::all(world_size).collect();
         Rank::all(world_size)
             .map(|rank| {
+                let backend = hub.join("loopback", rank, &members);
                 let info = GroupInfo {
                     name: "loopback".into(),
                     rank,
-                    members: Rank::all(world_size).collect(),
+                    members: members.clone(),
                     timeout: Duration::from_secs(60),
                     bucket_bytes: 25 << 20,
                     slow: SlowCalls { threshold: Duration::MAX, every: Duration::MAX },
                 };
-                Self::new(info, Box::new(hub.join("loopback", rank, world_size)))
+                Self::new(info, Box::new(backend), None)
             })
             .collect()
     }

@@ -112,6 +112,7 @@ impl Rendezvous for MemoryRendezvous {
                 node_rank: 0,
                 host: c.host,
                 pid: c.pid,
+                cpus: c.cpus,
                 data_address: c.data_address,
             })
             .collect();

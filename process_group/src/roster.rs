@@ -56,6 +56,8 @@ pub struct Candidate {
     pub host: String,
     /// Its process.
     pub pid: u32,
+    /// Processors that its host lends it.
+    pub cpus: u32,
     /// Where its data plane listens, if it has one.
     pub data_address: Option<SocketAddr>,
     /// The backend it was told to use.
@@ -77,6 +79,8 @@ pub struct Member {
     pub host: String,
     /// Its process.
     pub pid: u32,
+    /// Processors that its host lends it.
+    pub cpus: u32,
     /// Where its data plane listens.
     pub data_address: Option<SocketAddr>,
 }

@@ -1,1 +1,82 @@
-//! Tests that need two ranks or more: conformance, faults, end to end.
+//! What tests with several ranks share.
+
+use std::time::Duration;
+
+use half::{bf16, f16};
+use ryzanstein_config::{BackendChoice, Config, Timeout};
+use ryzanstein_process_group::{Element, MemoryRendezvous, ProcessGroupManager, Result};
+
+/// Settings for tests: the given backend, and deadlines that fail a test instead of hanging it.
+pub fn config(backend: BackendChoice) -> Config {
+    let mut config = Config::default();
+    config.process_group.backend = backend;
+    config.process_group.timeout = Timeout::from_secs(60);
+    config
+}
+
+/// Runs `rank_main` on `world_size` ranks, each a thread with a manager of its own, and returns what they return.
+///
+/// # Panics
+/// When a rank panics or cannot initialise.
+pub fn with_ranks<R: Send>(
+    config: &Config,
+    world_size: usize,
+    rank_main: impl Fn(ProcessGroupManager) -> R + Sync,
+) -> Vec<R> {
+    try_ranks(config, world_size, |manager| rank_main(manager.expect("every rank initialises")))
+}
+
+/// Like [`with_ranks`], but hands over what became of the initialisation.
+///
+/// # Panics
+/// When a rank panics.
+pub fn try_ranks<R: Send>(
+    config: &Config,
+    world_size: usize,
+    rank_main: impl Fn(Result<ProcessGroupManager>) -> R + Sync,
+) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = MemoryRendezvous::new(world_size)
+            .into_iter()
+            .map(|rendezvous| {
+                let rank_main = &rank_main;
+                scope.spawn(move || rank_main(ProcessGroupManager::initialize(config, &rendezvous)))
+            })
+            .collect();
+        ranks.into_iter().map(|r| r.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
+    })
+}
+
+/// An element that small integers convert to exactly, whatever its type.
+pub trait Small: Element {
+    /// From a number below 256.
+    fn small(value: u32) -> Self;
+}
+
+macro_rules! small {
+    ($($type:ty: $value:ident => $make:expr),* $(,)?) => {$(
+        impl Small for $type {
+            fn small($value: u32) -> Self { $make }
+        }
+    )*};
+}
+small! {
+    f32: v => v as Self,
+    f64: v => f64::from(v),
+    f16: v => Self::from_f32(v as f32),
+    bf16: v => Self::from_f32(v as f32),
+    i8: v => v as Self,
+    u8: v => v as Self,
+    i32: v => v as Self,
+    u32: v => v,
+    i64: v => i64::from(v),
+    u64: v => u64::from(v),
+}
+
+/// Whether two results are the same to the last bit.
+pub fn same_bits<T: Element>(a: &[T], b: &[T]) -> bool {
+    bytemuck::cast_slice::<T, u8>(a) == bytemuck::cast_slice::<T, u8>(b)
+}
+
+/// A generous deadline for things that should take milliseconds.
+pub const SOON: Duration = Duration::from_secs(20);

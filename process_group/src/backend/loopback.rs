@@ -30,11 +30,11 @@ impl LoopbackHub {
     }
 
     /// Sits down at the table of a group.
-    pub(crate) fn join(&self, group: &str, rank: Rank, world_size: usize) -> Loopback {
+    pub(crate) fn join(&self, group: &str, rank: Rank, members: &[Rank]) -> Loopback {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         let table = Arc::clone(tables.entry(group.to_owned()).or_default());
         table.seats.lock().unwrap_or_else(PoisonError::into_inner).seated += 1;
-        Loopback { group: group.to_owned(), table, rank, world_size }
+        Loopback { group: group.to_owned(), table, rank, members: members.to_vec() }
     }
 }
 
@@ -70,10 +70,15 @@ pub(crate) struct Loopback {
     group: String,
     table: Arc<Table>,
     rank: Rank,
-    world_size: usize,
+    /// Global ranks, for errors.
+    members: Vec<Rank>,
 }
 
 impl Loopback {
+    fn name(&self, rank: Rank) -> Rank {
+        self.members[rank.index()]
+    }
+
     /// Waits until `ready` gives a value, somebody aborts, or the deadline passes; then `missing` names who lacks.
     fn wait<R>(
         &self,
@@ -95,7 +100,7 @@ impl Loopback {
             let absent = missing(&seats);
             if let Some(&gone) = seats.left.iter().find(|r| absent.contains(r)) {
                 return Err(Error::PeerLost {
-                    rank: gone,
+                    rank: self.name(gone),
                     host: "this process".into(),
                     pid: std::process::id(),
                     during: call.signature.to_string(),
@@ -111,7 +116,7 @@ impl Loopback {
                     return Err(Error::Timeout {
                         what: format!("{} in group `{}`", call.signature, self.group),
                         waited: started.elapsed(),
-                        missing: absent,
+                        missing: absent.into_iter().map(|r| self.name(r)).collect(),
                     });
                 }
             }
@@ -144,11 +149,12 @@ impl Loopback {
         if *theirs == call.signature {
             return Ok(());
         }
-        Err(Error::mismatch(&self.group, call.sequence, (self.rank, &call.signature), (peer, theirs)))
+        let (me, peer) = (self.name(self.rank), self.name(peer));
+        Err(Error::mismatch(&self.group, call.sequence, (me, &call.signature), (peer, theirs)))
     }
 
     fn collective(&self, call: &mut Call<'_>) -> Result<()> {
-        let (sequence, world_size) = (call.sequence, self.world_size);
+        let (sequence, world_size) = (call.sequence, self.members.len());
         let post = Post { signature: call.signature, data: Arc::from(contribution(call, self.rank)) };
         {
             let mut seats = self.table.seats.lock().unwrap_or_else(PoisonError::into_inner);
@@ -267,7 +273,7 @@ impl Backend for Loopback {
     fn abort(&mut self, why: &Error) {
         let mut seats = self.table.seats.lock().unwrap_or_else(PoisonError::into_inner);
         if seats.aborted.is_none() {
-            seats.aborted = Some((self.rank, why.to_string()));
+            seats.aborted = Some((self.name(self.rank), why.to_string()));
         }
         self.table.changed.notify_all();
     }

@@ -1,6 +1,7 @@
 //! Implementations of the collectives.
 
 pub mod loopback;
+pub(crate) mod tcp;
 
 use std::fmt;
 

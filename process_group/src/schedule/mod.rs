@@ -1,16 +1,28 @@
 //! Which rank sends what to whom: pure, no socket and no clock.
+//!
+//! [`build`] makes a rank's [`Program`](program::Program), [`hazards`](hazards::hazards) what may overlap in it,
+//! [`cost`] what it sends, and [`select`] which algorithm a call takes.
+
+pub mod build;
+pub mod cost;
+pub mod hazards;
+pub mod program;
+pub mod select;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::call::Operation;
+
 /// A way to do a collective with messages between pairs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[repr(u8)]
 pub enum Algorithm {
-    /// Chunks travel round a ring of ranks.
+    /// Chunks travel round a ring of ranks; for rooted operations, along a chain.
     Ring,
-    /// Partners at doubling distance exchange whole vectors.
+    /// Partners at doubling distance exchange whole vectors; for rooted operations, a binomial tree.
     RecursiveDoubling,
     /// Reduce-scatter by halving, then all-gather by doubling.
     HalvingDoubling,
@@ -18,13 +30,34 @@ pub enum Algorithm {
     Direct,
 }
 
-impl fmt::Display for Algorithm {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
+impl Algorithm {
+    /// Every algorithm, in wire order.
+    pub const ALL: [Self; 4] = [Self::Ring, Self::RecursiveDoubling, Self::HalvingDoubling, Self::Direct];
+
+    /// Whether the operation can be done this way. Every operation can be done directly, but for the barrier, whose
+    /// one way is recursive doubling.
+    pub const fn suits(self, operation: Operation) -> bool {
+        match operation {
+            Operation::AllReduce(_) | Operation::Broadcast { .. } | Operation::Reduce { .. } => true,
+            Operation::AllGather | Operation::ReduceScatter(_) => matches!(self, Self::Ring | Self::Direct),
+            Operation::Barrier => matches!(self, Self::RecursiveDoubling),
+            _ => matches!(self, Self::Direct),
+        }
+    }
+
+    /// The name used in configuration and tables.
+    pub const fn name(self) -> &'static str {
+        match self {
             Self::Ring => "ring",
             Self::RecursiveDoubling => "recursive_doubling",
             Self::HalvingDoubling => "halving_doubling",
             Self::Direct => "direct",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
     }
 }

@@ -1,0 +1,736 @@
+//! Runs one rank's program over its links: moves whatever can move, and waits when nothing can.
+
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::compiled::{Compiled, peer};
+use super::link::{Link, Moved, Patience};
+use crate::call::{Operation, ReduceOp, Signature};
+use crate::error::{Error, Result};
+use crate::rank::Rank;
+use crate::reduce::{self, Source as Operand};
+use crate::schedule::program::{Node, Region, Source, Space};
+use crate::wire::frame::{HEADER, Header, Kind};
+
+/// How long a rank whose deadline has passed listens for where the others are.
+const GRACE: Duration = Duration::from_millis(300);
+/// Below this, a payload goes through the read-ahead buffer, which saves a system call for its header.
+const DIRECT_READ: usize = 16 << 10;
+
+/// The memories of a call, as bytes.
+pub(super) struct Spaces<'a> {
+    pub(super) input: Option<&'a [u8]>,
+    pub(super) output: &'a mut [u8],
+    pub(super) scratch: &'a mut [u8],
+}
+
+impl Spaces<'_> {
+    fn read(&self, region: Region, size: usize, from: usize, to: usize) -> &[u8] {
+        let all: &[u8] = match region.space {
+            Space::Input => self.input.unwrap_or(&*self.output),
+            Space::Output => &*self.output,
+            Space::Scratch => &*self.scratch,
+        };
+        &all[region.start * size + from..region.start * size + to]
+    }
+
+    fn write(&mut self, region: Region, size: usize, from: usize, to: usize) -> &mut [u8] {
+        let all = if region.space == Space::Scratch { &mut *self.scratch } else { &mut *self.output };
+        &mut all[region.start * size + from..region.start * size + to]
+    }
+}
+
+/// What is the same for every call of a group.
+pub(super) struct Context<'a> {
+    pub(super) group: &'a str,
+    /// Position in the group.
+    pub(super) rank: Rank,
+    /// Global rank, for errors.
+    pub(super) name: Rank,
+    pub(super) segment: usize,
+    pub(super) patience: Patience,
+}
+
+/// Progress of a call. Kept between calls to save its allocations.
+#[derive(Default, Debug)]
+pub(super) struct Progress {
+    /// By node: bytes done.
+    done: Vec<usize>,
+    /// By peer: sends finished.
+    sent: Vec<usize>,
+    /// By peer: messages finished.
+    received: Vec<usize>,
+    /// By peer: the header of its current message has been read.
+    open: Vec<bool>,
+    /// By peer: the socket takes no more just now.
+    full: Vec<bool>,
+    copied: usize,
+    /// Nodes not finished.
+    left: usize,
+}
+
+pub(super) struct Run<'a> {
+    pub(super) context: Context<'a>,
+    pub(super) links: &'a mut [Option<Link>],
+    pub(super) compiled: &'a Compiled,
+    pub(super) signature: Signature,
+    pub(super) sequence: u64,
+    pub(super) deadline: Instant,
+    pub(super) spaces: Spaces<'a>,
+    pub(super) progress: &'a mut Progress,
+}
+
+impl Progress {
+    fn reset(&mut self, nodes: usize, peers: usize) {
+        self.done.clear();
+        self.done.resize(nodes, 0);
+        self.sent.clear();
+        self.sent.resize(peers, 0);
+        self.received.clear();
+        self.received.resize(peers, 0);
+        self.open.clear();
+        self.open.resize(peers, false);
+        self.full.clear();
+        self.full.resize(peers, false);
+        self.copied = 0;
+        self.left = nodes;
+    }
+}
+
+impl Run<'_> {
+    /// Does the whole program.
+    pub(super) fn run(mut self) -> Result<()> {
+        let started = Instant::now();
+        self.progress.reset(self.compiled.nodes.len(), self.links.len());
+        let mut idle_since = started;
+        let mut looks = 0u32;
+        loop {
+            let moved = self.step()?;
+            if self.progress.left == 0 {
+                return Ok(());
+            }
+            if moved {
+                looks = 0;
+                continue;
+            }
+            // The clock is read once news have failed to come, not before every look at a socket.
+            if looks == 0 {
+                idle_since = Instant::now();
+            }
+            looks += 1;
+            if self.context.patience.look_again(idle_since) {
+                // A peer that we expect nothing from may have something to say.
+                if looks.is_multiple_of(64) {
+                    self.listen()?;
+                }
+                continue;
+            }
+            if !self.wait(self.deadline)? {
+                return Err(self.give_up(started));
+            }
+            self.listen()?;
+            looks = 0;
+        }
+    }
+
+    /// Moves what can be moved at once. `true` if anything has.
+    fn step(&mut self) -> Result<bool> {
+        let mut moved = self.copy();
+        for peer in 0..self.links.len() {
+            if self.links[peer].is_some() {
+                moved |= self.push(peer)?;
+            }
+        }
+        for peer in 0..self.links.len() {
+            if self.links[peer].is_some() {
+                moved |= self.pull(peer)?;
+            }
+        }
+        Ok(moved)
+    }
+
+    fn size(&self) -> usize {
+        self.signature.dtype.size()
+    }
+
+    /// Length of a node in bytes.
+    fn length(&self, node: usize) -> usize {
+        self.compiled.nodes[node].region().len() * self.size()
+    }
+
+    /// How far hazards let a node go, in bytes.
+    fn allowed(&self, node: usize) -> usize {
+        let size = self.size();
+        let elements = self.compiled.nodes[node].region().len();
+        let limits = self.compiled.hazards[node].iter().map(|h| h.limit(self.progress.done[h.on] / size));
+        limits.fold(elements, usize::min) * size
+    }
+
+    fn finish(&mut self) {
+        self.progress.left -= 1;
+    }
+
+    // ---- copies ----------------------------------------------------------------------------------------------
+
+    fn copy(&mut self) -> bool {
+        let mut moved = false;
+        while let Some(&node) = self.compiled.copies.get(self.progress.copied) {
+            let (done, allowed) = (self.progress.done[node], self.allowed(node));
+            let Node::Fold { into, sources, .. } = &self.compiled.nodes[node] else { unreachable!() };
+            let [Source::Own(from)] = sources[..] else { unreachable!("a copy has one source") };
+            let size = self.size();
+            let Spaces { input, output, .. } = &mut self.spaces;
+            if let (Space::Input, Space::Output, Some(input)) = (from.space, into.space, *input) {
+                output[into.start * size + done..into.start * size + allowed]
+                    .copy_from_slice(&input[from.start * size + done..from.start * size + allowed]);
+            } else {
+                output.copy_within(
+                    from.start * size + done..from.start * size + allowed,
+                    into.start * size + done,
+                );
+            }
+            self.progress.done[node] = allowed;
+            moved |= allowed > done;
+            if allowed < self.length(node) {
+                break;
+            }
+            self.progress.copied += 1;
+            self.finish();
+            moved = true;
+        }
+        moved
+    }
+
+    // ---- sending ---------------------------------------------------------------------------------------------
+
+    fn push(&mut self, peer: usize) -> Result<bool> {
+        let mut moved = false;
+        while let Some(&node) = self.compiled.sends[peer].get(self.progress.sent[peer]) {
+            let length = self.length(node);
+            let (done, allowed) = (self.progress.done[node], self.allowed(node));
+            // Whole segments, not dribbles; but what can go together with the header goes.
+            if length > 0 && allowed - done < self.context.segment.min(length - done) {
+                break;
+            }
+            let Node::Send { region, .. } = self.compiled.nodes[node] else { unreachable!() };
+            let header = self.header(length).encode();
+            let size = self.signature.dtype.size();
+            let payload = self.spaces.read(region, size, done, allowed);
+            let link = self.links[peer].as_mut().expect("only links are pushed");
+            if !link.mid_frame && !link.flush_control() {
+                self.progress.full[peer] = true;
+                break;
+            }
+            let begun = link.header_sent;
+            let bytes = match link.send(&header[begun..], payload) {
+                Moved::Bytes(bytes) => bytes,
+                Moved::WouldBlock => {
+                    self.progress.full[peer] = true;
+                    break;
+                }
+                Moved::Closed => {
+                    // The reason may still wait in the other direction.
+                    self.drain_last_words(peer)?;
+                    return Err(self.lost(peer));
+                }
+            };
+            moved = true;
+            let of_header = bytes.min(HEADER - begun);
+            link.header_sent += of_header;
+            self.progress.done[node] = done + bytes - of_header;
+            link.mid_frame = link.header_sent < HEADER || self.progress.done[node] < length;
+            if !link.mid_frame {
+                link.header_sent = 0;
+                self.progress.sent[peer] += 1;
+                self.finish();
+            } else if bytes < HEADER - begun + allowed - done {
+                self.progress.full[peer] = true;
+                break;
+            }
+        }
+        Ok(moved)
+    }
+
+    fn header(&self, length: usize) -> Header {
+        Header {
+            kind: Kind::Data,
+            signature: self.signature,
+            algorithm: self.compiled.shape.algorithm,
+            sequence: self.sequence,
+            length,
+            rank: self.context.name,
+        }
+    }
+
+    // ---- receiving -------------------------------------------------------------------------------------------
+
+    fn pull(&mut self, peer: usize) -> Result<bool> {
+        let mut moved = false;
+        while let Some(&node) = self.compiled.receives[peer].get(self.progress.received[peer]) {
+            if !self.progress.open[peer] {
+                if self.take_letter(peer, node)? {
+                    moved = true;
+                    continue;
+                }
+                if !self.open(peer, node)? {
+                    break;
+                }
+                moved = true;
+            }
+            let more = match &self.compiled.nodes[node] {
+                Node::Receive { region, .. } => self.receive(peer, node, *region)?,
+                _ => self.fold(peer, node)?,
+            };
+            moved |= more;
+            if !more {
+                break;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Gets the header of the next expected message, and checks that it is the one expected.
+    fn open(&mut self, peer: usize, node: usize) -> Result<bool> {
+        let Some(header) = self.next_header(peer)? else { return Ok(false) };
+        let length = self.length(node);
+        let link = self.links[peer].as_mut().expect("only links are pulled");
+        let from_peer = matches!(header.signature.operation, Operation::Send { .. });
+        if from_peer && !self.signature.operation.is_point_to_point() {
+            // A message that will be asked for later stands before the one we need.
+            link.header = None;
+            if !link.begin_letter(header) {
+                link.header = Some(header);
+                return Ok(false);
+            }
+            link.continue_letter();
+            return Ok(false);
+        }
+        self.check(peer, &header)?;
+        if header.length != length {
+            return Err(self.corrupt(peer, &format!("a payload of {} bytes instead of {length}", header.length)));
+        }
+        self.links[peer].as_mut().expect("only links are pulled").header = None;
+        self.progress.open[peer] = true;
+        Ok(true)
+    }
+
+    /// A message that came early satisfies a receive at once.
+    fn take_letter(&mut self, peer: usize, node: usize) -> Result<bool> {
+        let is_message = self.signature.operation.is_point_to_point();
+        let link = self.links[peer].as_mut().expect("only links are pulled");
+        if link.partial.is_some() && !link.continue_letter() {
+            return if link.closed.is_some() { Err(self.lost(peer)) } else { Ok(false) };
+        }
+        if !is_message {
+            return Ok(false);
+        }
+        let Some(letter) = link.inbox.pop_front() else { return Ok(false) };
+        self.check(peer, &letter.header)?;
+        let size = self.size();
+        let region = self.compiled.nodes[node].region();
+        self.spaces.write(region, size, 0, letter.bytes.len()).copy_from_slice(&letter.bytes);
+        self.progress.done[node] = letter.bytes.len();
+        self.progress.received[peer] += 1;
+        self.finish();
+        Ok(true)
+    }
+
+    fn receive(&mut self, peer: usize, node: usize, region: Region) -> Result<bool> {
+        let (length, allowed) = (self.length(node), self.allowed(node));
+        let done = self.progress.done[node];
+        let size = self.size();
+        let link = self.links[peer].as_mut().expect("only links are pulled");
+        let room = allowed - done;
+        let mut taken = room.min(link.buffered().len());
+        if taken > 0 {
+            let target = self.spaces.write(region, size, done, done + taken);
+            target.copy_from_slice(&link.buffered()[..taken]);
+            link.consume(taken);
+        } else if room > 0 {
+            let target = self.spaces.write(region, size, done, allowed);
+            let moved = if target.len() >= DIRECT_READ { link.read_into(target) } else { link.fill() };
+            match moved {
+                Moved::Bytes(bytes) if room >= DIRECT_READ => taken = bytes,
+                Moved::Bytes(_) => return Ok(true),
+                Moved::WouldBlock => return Ok(false),
+                Moved::Closed => return Err(self.lost(peer)),
+            }
+        }
+        self.progress.done[node] = done + taken;
+        if self.progress.done[node] == length {
+            self.close_message(peer);
+            self.finish();
+            return Ok(true);
+        }
+        Ok(taken > 0)
+    }
+
+    fn close_message(&mut self, peer: usize) {
+        self.progress.open[peer] = false;
+        self.progress.received[peer] += 1;
+    }
+
+    /// Folds as many elements as every operand has and hazards allow; reads more from `peer` first if it lacks.
+    fn fold(&mut self, from: usize, node: usize) -> Result<bool> {
+        let length = self.length(node);
+        let done = self.progress.done[node];
+        let mut read = false;
+        let link = self.links[from].as_mut().expect("only links are pulled");
+        if link.buffered().len() < (length - done).min(self.context.segment) {
+            match link.fill() {
+                Moved::Bytes(bytes) => read = bytes > 0,
+                Moved::WouldBlock => {}
+                Moved::Closed if link.buffered().is_empty() => return Err(self.lost(from)),
+                Moved::Closed => {}
+            }
+        }
+        let size = self.size();
+        let (compiled, allowed) = (self.compiled, self.allowed(node));
+        let Node::Fold { into, sources, last } = &compiled.nodes[node] else { unreachable!() };
+        let mut ready = allowed - done;
+        for other in sources.iter().filter_map(peer) {
+            let at_node = compiled.receives[other].get(self.progress.received[other]) == Some(&node);
+            if !at_node || !self.progress.open[other] {
+                return Ok(read);
+            }
+            ready = ready.min(self.links[other].as_ref().expect("sources are links").buffered().len());
+        }
+        ready -= ready % size;
+        if ready > 0 {
+            self.fold_ready(*into, sources, *last, done, ready);
+            self.progress.done[node] += ready;
+            for other in sources.iter().filter_map(peer) {
+                self.links[other].as_mut().expect("sources are links").consume(ready);
+            }
+        }
+        if self.progress.done[node] == length {
+            for other in sources.iter().filter_map(peer) {
+                self.close_message(other);
+            }
+            self.finish();
+            return Ok(true);
+        }
+        Ok(read || ready > 0)
+    }
+
+    fn fold_ready(&mut self, into: Region, sources: &[Source], last: bool, done: usize, ready: usize) {
+        let size = self.size();
+        let op = self.signature.operation.reduce_op().unwrap_or(ReduceOp::Max);
+        let divisor = (last && op == ReduceOp::Avg).then_some(self.links.len());
+        let Spaces { input, output, scratch } = &mut self.spaces;
+        let own_space = sources.iter().find_map(|s| match s {
+            Source::Own(region) => Some(*region),
+            Source::Peer(_) => None,
+        });
+        let (target, own): (&mut [u8], Option<&[u8]>) = match (into.space, own_space.map(|r| r.space)) {
+            (Space::Scratch, Some(Space::Output)) => (scratch, Some(&**output)),
+            (Space::Scratch, Some(Space::Input)) => (scratch, *input),
+            (_, Some(Space::Input)) => (output, *input),
+            (Space::Scratch, _) => (scratch, None),
+            _ => (output, None),
+        };
+        let operands: Vec<Operand<'_>> = sources
+            .iter()
+            .map(|source| match (source, own) {
+                (Source::Peer(rank), _) => {
+                    Operand::Bytes(&self.links[*rank].as_ref().expect("sources are links").buffered()[..ready])
+                }
+                (Source::Own(region), Some(own)) => {
+                    Operand::Bytes(&own[region.start * size + done..region.start * size + done + ready])
+                }
+                (Source::Own(_), None) => Operand::Destination,
+            })
+            .collect();
+        let at = into.start * size + done;
+        reduce::fold(self.signature.dtype, op, &mut target[at..at + ready], &operands, divisor);
+    }
+
+    // ---- headers and control frames --------------------------------------------------------------------------
+
+    /// The next data header of a link, if it is there. Acts on control frames before it.
+    fn next_header(&mut self, peer: usize) -> Result<Option<Header>> {
+        loop {
+            let link = self.links[peer].as_mut().expect("only links are read");
+            if let Some(header) = link.header {
+                if header.kind == Kind::Data {
+                    return Ok(Some(header));
+                }
+                if link.buffered().len() < header.length {
+                    return match link.fill() {
+                        Moved::Bytes(_) => continue,
+                        Moved::WouldBlock => Ok(None),
+                        Moved::Closed => Err(self.lost(peer)),
+                    };
+                }
+                self.control(peer, header)?;
+                continue;
+            }
+            match link.parse_header() {
+                Ok(Some(header)) => {
+                    if header.kind != Kind::Goodbye && !header.signature.operation.is_point_to_point() {
+                        link.seen = link.seen.max(header.sequence);
+                    }
+                    link.header = Some(header);
+                    continue;
+                }
+                Ok(None) => {}
+                Err(()) => return Err(self.corrupt(peer, "bytes that are no frame header")),
+            }
+            match link.fill() {
+                Moved::Bytes(_) => {}
+                Moved::WouldBlock => return Ok(None),
+                Moved::Closed => return Err(self.lost(peer)),
+            }
+        }
+    }
+
+    fn control(&mut self, peer: usize, header: Header) -> Result<()> {
+        let mine = self.header(0);
+        let link = self.links[peer].as_mut().expect("only links are read");
+        link.header = None;
+        match header.kind {
+            Kind::Data => unreachable!("data is not control"),
+            Kind::Abort => {
+                let reason = String::from_utf8_lossy(&link.buffered()[..header.length]).into_owned();
+                link.consume(header.length);
+                return Err(Error::PeerAborted { rank: header.rank, reason });
+            }
+            Kind::Query => {
+                link.queue_control(&Header { kind: Kind::Answer, ..mine }, &[]);
+                link.flush_control();
+            }
+            Kind::Answer => link.answered = true,
+            Kind::Goodbye => link.goodbye = true,
+        }
+        Ok(())
+    }
+
+    /// Before a send fails for good: reads what the peer said last, which may be the reason.
+    fn drain_last_words(&mut self, peer: usize) -> Result<()> {
+        if self.progress.open[peer] {
+            return Ok(());
+        }
+        match self.next_header(peer) {
+            Err(error @ Error::PeerAborted { .. }) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Looks at links from which nothing is expected just now: aborts, questions, deaths and mismatches come there.
+    fn listen(&mut self) -> Result<()> {
+        for peer in 0..self.links.len() {
+            let Some(link) = self.links[peer].as_mut() else { continue };
+            if link.has_control() {
+                link.flush_control();
+            }
+            if self.progress.open[peer] || link.closed.is_some() && link.goodbye {
+                continue;
+            }
+            if link.partial.is_some() && !link.continue_letter() {
+                continue;
+            }
+            let expects = self.expects(peer);
+            let header = match self.next_header(peer) {
+                Ok(Some(header)) => header,
+                Ok(None) => continue,
+                Err(Error::PeerLost { .. }) if !expects && self.said_goodbye(peer) => continue,
+                Err(error) => return Err(error),
+            };
+            if matches!(header.signature.operation, Operation::Send { .. }) {
+                if !self.is_receiving_from(peer) {
+                    let link = self.links[peer].as_mut().expect("looked at above");
+                    link.header = None;
+                    if !link.begin_letter(header) {
+                        link.header = Some(header);
+                    }
+                }
+            } else if !self.signature.operation.is_point_to_point()
+                && (header.sequence < self.sequence
+                    || header.sequence == self.sequence && (!expects || header.signature != self.signature))
+            {
+                self.check(peer, &header)?;
+                return Err(self.corrupt(peer, "a message that its own schedule does not have"));
+            }
+        }
+        Ok(())
+    }
+
+    fn said_goodbye(&self, peer: usize) -> bool {
+        self.links[peer].as_ref().is_some_and(|l| l.goodbye)
+    }
+
+    fn expects(&self, peer: usize) -> bool {
+        self.progress.received[peer] < self.compiled.receives[peer].len()
+    }
+
+    fn is_receiving_from(&self, peer: usize) -> bool {
+        self.signature.operation == Operation::Recv { from: Rank(peer as u32) }
+    }
+
+    /// Compares a header with what this rank is doing.
+    fn check(&self, peer: usize, header: &Header) -> Result<()> {
+        let from = self.name(peer);
+        let mut mine = self.signature;
+        if let Operation::Recv { .. } = mine.operation {
+            mine.operation = Operation::Send { to: self.context.rank };
+        }
+        if header.sequence == self.sequence && header.signature == mine {
+            if header.algorithm == self.compiled.shape.algorithm {
+                return Ok(());
+            }
+            return Err(Error::Mismatch {
+                group: self.context.group.into(),
+                sequence: self.sequence,
+                field: "algorithm",
+                rank: self.context.name,
+                mine: format!("{mine} by {}", self.compiled.shape.algorithm),
+                peer: from,
+                theirs: format!("{} by {}", header.signature, header.algorithm),
+            });
+        }
+        if header.signature == mine {
+            return Err(Error::Mismatch {
+                group: self.context.group.into(),
+                sequence: self.sequence,
+                field: "number of calls made before",
+                rank: self.context.name,
+                mine: format!("{mine} as its call {}", self.sequence),
+                peer: from,
+                theirs: format!("it as its call {}", header.sequence),
+            });
+        }
+        Err(Error::mismatch(
+            self.context.group,
+            self.sequence,
+            (self.context.name, &self.signature),
+            (from, &header.signature),
+        ))
+    }
+
+    // ---- waiting ---------------------------------------------------------------------------------------------
+
+    /// Sleeps until a link has news. `false` once `until` has passed.
+    fn wait(&mut self, until: Instant) -> Result<bool> {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(false);
+        }
+        let mut fds = Vec::with_capacity(self.links.len());
+        for (peer, link) in self.links.iter().enumerate() {
+            let Some(link) = link else { continue };
+            let mut flags = PollFlags::empty();
+            // A header that waits for its turn keeps what is behind it in the socket.
+            if link.closed.is_none() && (self.progress.open[peer] || link.header.is_none()) && self.can_take(peer) {
+                flags |= PollFlags::IN;
+            }
+            if self.progress.full[peer] || link.has_control() && !link.mid_frame {
+                flags |= PollFlags::OUT;
+            }
+            // Without flags, poll would still report a peer that has gone, again and again.
+            if !flags.is_empty() {
+                fds.push(PollFd::new(link.stream(), flags));
+            }
+        }
+        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(Error::Transport(format!("waiting for links: {e}"))),
+        }
+        self.progress.full.fill(false);
+        Ok(true)
+    }
+
+    /// Whether bytes of this peer could be taken now: not while a hazard or another operand holds its message up.
+    fn can_take(&self, peer: usize) -> bool {
+        if !self.progress.open[peer] {
+            return true;
+        }
+        let Some(&node) = self.compiled.receives[peer].get(self.progress.received[peer]) else { return true };
+        let done = self.progress.done[node];
+        match &self.compiled.nodes[node] {
+            Node::Fold { .. } => {
+                let link = self.links[peer].as_ref().expect("only links are asked");
+                link.buffered().len() < (self.length(node) - done).min(self.context.segment)
+            }
+            _ => self.allowed(node) > done,
+        }
+    }
+
+    // ---- failures --------------------------------------------------------------------------------------------
+
+    fn lost(&self, peer: usize) -> Error {
+        let link = self.links[peer].as_ref().expect("only links are lost");
+        let detail = if link.goodbye {
+            "it has left the group in good order".to_owned()
+        } else {
+            link.closed.clone().unwrap_or_else(|| "its end of the connection was closed".into())
+        };
+        Error::PeerLost {
+            rank: link.rank(),
+            host: link.peer.host.clone(),
+            pid: link.peer.pid,
+            during: self.signature.to_string(),
+            detail,
+        }
+    }
+
+    fn corrupt(&self, peer: usize, what: &str) -> Error {
+        Error::Transport(format!(
+            "rank {} sent {what} in {}; both ends must run the same version",
+            self.name(peer),
+            self.signature
+        ))
+    }
+
+    /// Global rank of a peer.
+    fn name(&self, peer: usize) -> Rank {
+        self.links[peer].as_ref().expect("only links are named").rank()
+    }
+
+    /// The deadline has passed: asks everybody where they are, and names those who do not say.
+    fn give_up(&mut self, started: Instant) -> Error {
+        if let Operation::Send { to: peer } | Operation::Recv { from: peer } = self.signature.operation {
+            return self.timeout(started, vec![self.name(peer.index())]);
+        }
+        let query = Header { kind: Kind::Query, ..self.header(0) };
+        for link in self.links.iter_mut().flatten() {
+            link.answered = false;
+            link.queue_control(&query, &[]);
+            link.flush_control();
+        }
+        let until = Instant::now() + GRACE;
+        while self.absent().next().is_some() && self.wait(until).unwrap_or(false) {
+            for peer in 0..self.links.len() {
+                let Some(link) = self.links[peer].as_mut() else { continue };
+                link.flush_control();
+                if !self.progress.open[peer] && link.closed.is_none() {
+                    // Whoever gives up has been there; only its silence would tell otherwise.
+                    if let Err(Error::PeerAborted { .. }) = self.next_header(peer) {
+                        self.links[peer].as_mut().expect("looked at above").answered = true;
+                    }
+                } else if self.progress.open[peer] {
+                    self.links[peer].as_mut().expect("looked at above").fill();
+                }
+            }
+        }
+        self.timeout(started, self.absent().collect())
+    }
+
+    fn timeout(&self, started: Instant, missing: Vec<Rank>) -> Error {
+        Error::Timeout {
+            what: format!("{} in group `{}` (call {})", self.signature, self.context.group, self.sequence),
+            waited: started.elapsed(),
+            missing,
+        }
+    }
+
+    /// Peers of which nothing shows that they have come to this call.
+    fn absent(&self) -> impl Iterator<Item = Rank> {
+        self.links.iter().enumerate().filter_map(|(peer, link)| {
+            let link = link.as_ref()?;
+            let here = link.answered || link.seen >= self.sequence || self.progress.open[peer];
+            (!here).then_some(link.rank())
+        })
+    }
+}

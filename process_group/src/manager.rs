@@ -1,0 +1,413 @@
+//! From configuration to groups that have proved themselves.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ryzanstein_config::{AlgorithmChoice, BackendChoice, Config};
+
+use crate::backend::Backend;
+use crate::backend::tcp::data_plane::{self, Bound, DataPlane};
+use crate::backend::tcp::{self, Tcp};
+use crate::error::{Error, Result};
+use crate::group::{GroupInfo, ProcessGroup};
+use crate::layout::Layout;
+use crate::profile::{Profile, ProfileRow, SlowCalls};
+use crate::rank::{self, Rank};
+use crate::rendezvous::{Membership, Rendezvous};
+use crate::roster::{BackendKind, Candidate, Capability, Member, Roster};
+use crate::schedule::Algorithm;
+use crate::self_check;
+use crate::store::{self, Store};
+
+/// How long leaving ranks wait for each other.
+const FAREWELL: Duration = Duration::from_secs(10);
+
+/// One rank's view of a job: the groups it is in, and what they need.
+///
+/// Make one per process, once, and keep it: making it again costs a rendezvous, new connections and a new self-check,
+/// thousands of times the price of a small all-reduce.
+///
+/// ```
+/// use ryzanstein_config::Config;
+/// use ryzanstein_process_group::{MemoryRendezvous, ProcessGroupManager, ReduceOp};
+///
+/// std::thread::scope(|scope| {
+///     for rendezvous in MemoryRendezvous::new(2) {
+///         scope.spawn(move || -> ryzanstein_process_group::Result<()> {
+///             let mut manager = ProcessGroupManager::initialize(&Config::default(), &rendezvous)?;
+///             let mut x = vec![1.0f32; 10];
+///             manager.world().all_reduce(&mut x, ReduceOp::Sum)?;
+///             assert_eq!(x, [2.0; 10]);
+///             manager.finalize()
+///         });
+///     }
+/// });
+/// ```
+pub struct ProcessGroupManager {
+    groups: Vec<ProcessGroup>,
+    tensor: usize,
+    pipeline: usize,
+    data: usize,
+    profiles: Vec<Arc<Profile>>,
+    made: HashMap<String, u32>,
+    factory: Factory,
+    layout: Layout,
+    init: Duration,
+}
+
+/// Everything that making one more group needs.
+struct Factory {
+    config: Config,
+    membership: Membership,
+    data_plane: Option<DataPlane>,
+}
+
+/// Borrows of all standard groups at once; see [`ProcessGroupManager::groups`].
+#[derive(Debug)]
+pub struct Groups<'a> {
+    /// Everybody.
+    pub world: &'a mut ProcessGroup,
+    /// The tensor-parallel group, where it is not the world.
+    pub tensor_parallel: Option<&'a mut ProcessGroup>,
+    /// The pipeline, where it has more than one stage and is not the world.
+    pub pipeline_parallel: Option<&'a mut ProcessGroup>,
+    /// The data-parallel group, where it has more than one member and is not the world.
+    pub data_parallel: Option<&'a mut ProcessGroup>,
+}
+
+impl ProcessGroupManager {
+    /// Joins the job, agrees on one backend with all ranks, connects the groups of the layout, and proves each with
+    /// all-reduces whose values are checked, on every path that calls may take.
+    ///
+    /// # Errors
+    /// Names the ranks that did not come, the backend that cannot be and why, or the path that gave a wrong value.
+    pub fn initialize(config: &Config, rendezvous: &dyn Rendezvous) -> Result<Self> {
+        let started = Instant::now();
+        let deadline = started + config.rendezvous.timeout.get();
+        let wanted = config.process_group.backend;
+        let bound = if wanted == BackendChoice::Loopback { None } else { Some(listen(config, rendezvous)) };
+        let candidate = Candidate {
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            pid: std::process::id(),
+            cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+            data_address: bound.as_ref().and_then(|b| b.as_ref().ok()).map(Bound::address),
+            wanted,
+            capabilities: capabilities(bound.as_ref(), rendezvous),
+        };
+        let membership = rendezvous.join(candidate, deadline)?;
+        let Membership { rank, roster, agreement, secret, .. } = &membership;
+        let world_size = roster.world_size();
+        tracing::info!(
+            rank = rank.0,
+            world_size,
+            backend = %agreement.backend,
+            reason = agreement.reason,
+            version = env!("CARGO_PKG_VERSION"),
+            "joined epoch {}",
+            roster.epoch
+        );
+        let layout = Layout::new(&config.layout, world_size)?;
+        let data_plane = match (agreement.backend, bound) {
+            (BackendKind::Tcp, Some(Ok(bound))) => {
+                let settings = data_plane::Settings {
+                    handshake: config.process_group.tcp.handshake_timeout.get(),
+                    socket_buffer: config.process_group.tcp.socket_buffer.map(|b| b.as_usize()),
+                };
+                Some(DataPlane::start(bound, roster.epoch, *rank, secret.clone(), &settings)?)
+            }
+            _ => None,
+        };
+        let rank = *rank;
+        let mut manager = Self {
+            groups: Vec::new(),
+            tensor: 0,
+            pipeline: 0,
+            data: 0,
+            profiles: Vec::new(),
+            made: HashMap::new(),
+            factory: Factory { config: config.clone(), membership, data_plane },
+            layout,
+            init: Duration::ZERO,
+        };
+        manager.standard_group("world", Rank::all(world_size).collect(), deadline)?;
+        manager.tensor = manager.standard_group("tensor_parallel", layout.tensor_group(rank), deadline)?;
+        manager.pipeline = manager.standard_group("pipeline_parallel", layout.pipeline_group(rank), deadline)?;
+        manager.data = manager.standard_group("data_parallel", layout.data_group(rank), deadline)?;
+        manager.init = started.elapsed();
+        tracing::info!(rank = rank.0, seconds = manager.init.as_secs_f64(), "process groups are ready");
+        Ok(manager)
+    }
+
+    /// The group of all ranks.
+    pub fn world(&mut self) -> &mut ProcessGroup {
+        &mut self.groups[0]
+    }
+
+    /// The ranks that share each layer with this one. The world group itself where it is all of them.
+    pub fn tensor_parallel(&mut self) -> &mut ProcessGroup {
+        &mut self.groups[self.tensor]
+    }
+
+    /// The stages of this rank's pipeline, first stage first.
+    pub fn pipeline_parallel(&mut self) -> &mut ProcessGroup {
+        &mut self.groups[self.pipeline]
+    }
+
+    /// The ranks that hold the same weights as this one.
+    pub fn data_parallel(&mut self) -> &mut ProcessGroup {
+        &mut self.groups[self.data]
+    }
+
+    /// The standard groups together, for code that uses several at a time.
+    pub fn groups(&mut self) -> Groups<'_> {
+        let (tensor, pipeline, data) = (self.tensor, self.pipeline, self.data);
+        let mut all: Vec<Option<&mut ProcessGroup>> = self.groups.iter_mut().map(Some).collect();
+        let world = all[0].take().expect("the world is always there");
+        // A group that plays two parts (all of size one, say) goes to the first that asks.
+        Groups {
+            world,
+            tensor_parallel: all[tensor].take(),
+            pipeline_parallel: all[pipeline].take(),
+            data_parallel: all[data].take(),
+        }
+    }
+
+    /// Makes a group of any ranks; member `i` of `ranks` gets rank `i` in it. All members call this with the same list,
+    /// and make the groups that they share in the same order; the others need not call. `None` for a rank that is not
+    /// a member.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an empty list, a rank twice or one that is not in the job; [`Error::Timeout`] naming the
+    /// members that did not come.
+    pub fn new_group(&mut self, ranks: &[Rank]) -> Result<Option<ProcessGroup>> {
+        let world_size = self.factory.membership.roster.world_size();
+        for (index, rank) in ranks.iter().enumerate() {
+            if rank.index() >= world_size || ranks[..index].contains(rank) {
+                return Err(Error::invalid(format!(
+                    "a group of ranks {}: rank {rank} is there twice or is not below the world size {world_size}",
+                    rank::list(ranks)
+                )));
+            }
+        }
+        if ranks.is_empty() {
+            return Err(Error::invalid("a group needs at least one rank"));
+        }
+        if !ranks.contains(&self.rank()) {
+            return Ok(None);
+        }
+        let numbers: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+        let mut name = format!("group[{}]", numbers.join(","));
+        let times = self.made.entry(name.clone()).or_default();
+        *times += 1;
+        if *times > 1 {
+            name = format!("{name}#{times}");
+        }
+        let deadline = Instant::now() + self.factory.config.process_group.timeout.get();
+        let group = self.factory.make(&name, ranks.to_vec(), deadline)?;
+        self.profiles.push(group.profile());
+        Ok(Some(group))
+    }
+
+    /// This rank's global rank.
+    pub fn rank(&self) -> Rank {
+        self.factory.membership.rank
+    }
+
+    /// Everybody in the job.
+    pub fn roster(&self) -> &Roster {
+        &self.factory.membership.roster
+    }
+
+    /// The backend in use.
+    pub fn backend(&self) -> BackendKind {
+        self.factory.membership.agreement.backend
+    }
+
+    /// Why this backend.
+    pub fn backend_reason(&self) -> &str {
+        &self.factory.membership.agreement.reason
+    }
+
+    /// How the ranks are arranged.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// How long [`initialize`](Self::initialize) took.
+    pub fn init_time(&self) -> Duration {
+        self.init
+    }
+
+    /// The job's shared store.
+    pub fn store(&self) -> Arc<dyn Store> {
+        Arc::clone(&self.factory.membership.store)
+    }
+
+    /// What has been measured in all groups so far.
+    pub fn profile(&self) -> Vec<ProfileRow> {
+        self.profiles.iter().flat_map(|p| p.rows()).collect()
+    }
+
+    /// Forgets what has been measured.
+    pub fn clear_profile(&self) {
+        for profile in &self.profiles {
+            profile.clear();
+        }
+    }
+
+    /// Waits (10 s at most) until every rank is here, then leaves: closes links and frees everything.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] names the ranks that did not come. Everything is released all the same.
+    pub fn finalize(mut self) -> Result<()> {
+        let world = self.world();
+        if world.failure().is_some() {
+            // Nothing more can be agreed with the others; dropping says goodbye where that still works.
+            return Ok(());
+        }
+        world.set_timeout(FAREWELL);
+        world.barrier()
+    }
+
+    /// Index of the group with these members, made now unless there is one already.
+    fn standard_group(&mut self, kind: &str, members: Vec<Rank>, deadline: Instant) -> Result<usize> {
+        if let Some(same) = self.groups.iter().position(|g| g.members() == members) {
+            return Ok(same);
+        }
+        let name = format!("{kind}[{}..{}]", members[0], members[members.len() - 1]);
+        let group = self.factory.make(if kind == "world" { kind } else { &name }, members, deadline)?;
+        self.profiles.push(group.profile());
+        self.groups.push(group);
+        Ok(self.groups.len() - 1)
+    }
+}
+
+impl std::fmt::Debug for ProcessGroupManager {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProcessGroupManager")
+            .field("rank", &self.rank())
+            .field("groups", &self.groups)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Factory {
+    fn make(&self, name: &str, members: Vec<Rank>, deadline: Instant) -> Result<ProcessGroup> {
+        let settings = &self.config.process_group;
+        let membership = &self.membership;
+        let position = members.iter().position(|r| *r == membership.rank).expect("only members make a group");
+        let rank = Rank(position as u32);
+        let backend: Box<dyn Backend> = match membership.agreement.backend {
+            BackendKind::Loopback => {
+                let hub = membership.loopback.as_ref().ok_or_else(|| {
+                    Error::Rendezvous("the loopback backend was agreed on without shared memory".into())
+                })?;
+                Box::new(hub.join(name, rank, &members))
+            }
+            BackendKind::Tcp => {
+                let peers: Vec<&Member> =
+                    members.iter().map(|r| &membership.roster.members[r.index()]).collect();
+                let plane = self.data_plane.as_ref().ok_or_else(|| {
+                    Error::Transport("the TCP backend was agreed on, but this rank does not listen".into())
+                })?;
+                let streams = plane.connect(name, &peers, deadline)?;
+                let demand = match settings.tcp.algorithm {
+                    AlgorithmChoice::Auto => None,
+                    AlgorithmChoice::Ring => Some(Algorithm::Ring),
+                    AlgorithmChoice::RecursiveDoubling => Some(Algorithm::RecursiveDoubling),
+                    AlgorithmChoice::HalvingDoubling => Some(Algorithm::HalvingDoubling),
+                    AlgorithmChoice::Direct => Some(Algorithm::Direct),
+                };
+                let tcp = tcp::Settings {
+                    demand,
+                    segment: settings.tcp.segment.get().as_usize(),
+                    spin: settings.tcp.spin,
+                };
+                Box::new(Tcp::new(name, rank, &peers, streams, tcp))
+            }
+            BackendKind::Nccl => {
+                return Err(Error::BackendUnavailable { backend: "nccl".into(), reason: NO_NCCL.into() });
+            }
+        };
+        let slow = if self.config.profile.enabled {
+            SlowCalls { threshold: self.config.profile.slow_call, every: self.config.profile.slow_call_every }
+        } else {
+            SlowCalls { threshold: Duration::MAX, every: Duration::MAX }
+        };
+        let info = GroupInfo {
+            name: name.to_owned(),
+            rank,
+            members,
+            timeout: settings.timeout.get(),
+            bucket_bytes: settings.coalesce.as_usize(),
+            slow,
+        };
+        let mut group = ProcessGroup::new(info, backend, Some(Arc::clone(&membership.store)));
+        if settings.self_check {
+            let timeout = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
+            group.set_timeout(timeout);
+            self_check::run(&mut group)?;
+            group.set_timeout(settings.timeout.get());
+        }
+        group.profile().clear();
+        Ok(group)
+    }
+}
+
+const NO_NCCL: &str = "this version of Ryzanstein has no NCCL backend built in; use process_group.backend = \"tcp\" or \"auto\"";
+
+fn listen(config: &Config, rendezvous: &dyn Rendezvous) -> Result<Bound> {
+    let tcp = &config.process_group.tcp;
+    let address = match (tcp.bind, &tcp.interface) {
+        (Some(address), _) => address,
+        (None, Some(name)) => address_of(name)?,
+        (None, None) => rendezvous.local_address()?,
+    };
+    Bound::new(address)
+}
+
+fn address_of(interface: &str) -> Result<IpAddr> {
+    let all = if_addrs::get_if_addrs()
+        .map_err(|e| Error::Configuration(format!("cannot list this host's network interfaces: {e}")))?;
+    let mut found: Vec<_> = all.iter().filter(|i| i.name == interface).map(if_addrs::Interface::ip).collect();
+    found.sort_by_key(IpAddr::is_ipv6);
+    found.into_iter().next().ok_or_else(|| {
+        let mut names: Vec<_> = all.iter().map(|i| i.name.as_str()).collect();
+        names.dedup();
+        Error::Configuration(format!(
+            "process_group.tcp.interface: this host has no interface `{interface}` with an address; it has {}",
+            names.join(", ")
+        ))
+    })
+}
+
+fn capabilities(bound: Option<&Result<Bound>>, rendezvous: &dyn Rendezvous) -> Vec<Capability> {
+    let tcp = match bound {
+        Some(Ok(_)) => None,
+        Some(Err(error)) => Some(error.to_string()),
+        None => Some("another backend was asked for".into()),
+    };
+    let loopback = match rendezvous.loopback() {
+        Some(_) => None,
+        None => Some("ranks are processes of their own and share no memory".into()),
+    };
+    vec![
+        Capability { backend: BackendKind::Nccl, obstacle: Some(NO_NCCL.into()) },
+        Capability { backend: BackendKind::Loopback, obstacle: loopback },
+        Capability { backend: BackendKind::Tcp, obstacle: tcp },
+    ]
+}
+
+impl ProcessGroupManager {
+    /// Waits on the job's store until every rank has come to the barrier `name`; works while a group has failed.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] naming the ranks that were not there.
+    pub fn store_barrier(&self, name: &str, timeout: Duration) -> Result<()> {
+        let membership = &self.factory.membership;
+        let n = membership.roster.world_size();
+        store::barrier(&*membership.store, name, membership.rank, n, Instant::now() + timeout)
+    }
+}

@@ -1,0 +1,145 @@
+//! What a schedule sends, in closed form, and how long it should take.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use super::Algorithm;
+use super::build::{ONE_SHOT_ELEMENTS, Shape, largest_power_of_two, part};
+use crate::call::Operation;
+
+/// What one rank sends in one call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Traffic {
+    /// Messages.
+    pub messages: usize,
+    /// Elements in them.
+    pub elements: usize,
+}
+
+/// What `rank` of `n ≥ 2` sends. The programs of [`build`](super::build) send exactly this.
+pub fn traffic(shape: Shape, rank: usize, n: usize) -> Traffic {
+    use Algorithm::{Direct, HalvingDoubling, RecursiveDoubling, Ring};
+    let count = shape.count;
+    let size = |index: usize| part(count, n, index % n).len();
+    let of = |messages: usize, elements: usize| Traffic { messages, elements };
+    match (shape.operation, shape.algorithm) {
+        (Operation::AllReduce(_), Ring) => of(2 * (n - 1), 2 * count - size(rank + 1) - size(rank + 2)),
+        (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => {
+            let messages = surplus_messages(rank, n)
+                .unwrap_or_else(|back| largest_power_of_two(n).ilog2() as usize + back);
+            of(messages, messages * count)
+        }
+        (Operation::AllReduce(_), HalvingDoubling) => match surplus_messages(rank, n) {
+            Ok(messages) => of(messages, messages * count),
+            Err(back) => {
+                let power = largest_power_of_two(n);
+                let block = |parts: Range<usize>| {
+                    part(count, power, parts.end - 1).end - part(count, power, parts.start).start
+                };
+                let steps = power.ilog2() as usize;
+                let doubling: usize =
+                    (0..steps).map(|s| rank >> s << s).zip(0..).map(|(at, s)| block(at..at + (1 << s))).sum();
+                of(2 * steps + back, count - block(rank..rank + 1) + doubling + back * count)
+            }
+        },
+        (Operation::AllReduce(_), Direct) if count <= ONE_SHOT_ELEMENTS => of(n - 1, (n - 1) * count),
+        (Operation::AllReduce(_), Direct) => of(2 * (n - 1), count - size(rank) + (n - 1) * size(rank)),
+        (Operation::Broadcast { root }, HalvingDoubling) => {
+            let root = root.index();
+            let others = n - 1 - usize::from(rank != root);
+            let scattered = if rank == root { count - size(root) } else { 0 };
+            of(others + if rank == root { n - 1 } else { 0 }, scattered + others * size(rank))
+        }
+        (Operation::Broadcast { root }, algorithm) => {
+            let children = children((rank + n - root.index()) % n, n, algorithm);
+            of(children, children * count)
+        }
+        (Operation::Reduce { root, .. }, HalvingDoubling) => {
+            let back = usize::from(rank != root.index());
+            of(n - 1 + back, count - size(rank) + back * size(rank))
+        }
+        (Operation::Reduce { root, .. }, _) | (Operation::Gather { root }, _) => {
+            let up = usize::from(rank != root.index());
+            of(up, up * count)
+        }
+        (Operation::Scatter { root }, _) => {
+            let messages = if rank == root.index() { n - 1 } else { 0 };
+            of(messages, messages * count)
+        }
+        (Operation::Send { .. }, _) => of(1, count),
+        (Operation::Recv { .. }, _) => of(0, 0),
+        // One chunk to each of the others: all-gather, reduce-scatter, all-to-all, in a ring or directly.
+        _ => of(n - 1, (n - 1) * count),
+    }
+}
+
+/// `Ok(messages)` of a surplus rank, `Err(messages back to its surplus rank)` of the others.
+fn surplus_messages(rank: usize, n: usize) -> Result<usize, usize> {
+    let power = largest_power_of_two(n);
+    if rank >= power { Ok(1) } else { Err(usize::from(rank + power < n)) }
+}
+
+fn children(place: usize, n: usize, algorithm: Algorithm) -> usize {
+    match algorithm {
+        Algorithm::Ring => usize::from(place + 1 < n),
+        Algorithm::RecursiveDoubling => {
+            let lowest = if place == 0 { n.next_power_of_two() } else { place & place.wrapping_neg() };
+            (0..usize::BITS).map(|bit| 1usize << bit).take_while(|b| *b < lowest && place + b < n).count()
+        }
+        _ => {
+            if place == 0 {
+                n - 1
+            } else {
+                0
+            }
+        }
+    }
+}
+
+/// Messages that must follow one another until the last rank is done.
+pub fn rounds(shape: Shape, n: usize) -> usize {
+    use Algorithm::{Direct, HalvingDoubling, RecursiveDoubling, Ring};
+    let doubling = n.next_power_of_two().ilog2() as usize;
+    let power = largest_power_of_two(n);
+    let surplus = if power == n { 0 } else { 2 };
+    match (shape.operation, shape.algorithm) {
+        (Operation::AllReduce(_), Ring) => 2 * (n - 1),
+        (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => power.ilog2() as usize + surplus,
+        (Operation::AllReduce(_), HalvingDoubling) => 2 * power.ilog2() as usize + surplus,
+        (Operation::AllReduce(_), Direct) if shape.count <= ONE_SHOT_ELEMENTS => 1,
+        (Operation::AllReduce(_), Direct)
+        | (Operation::Broadcast { .. } | Operation::Reduce { .. }, HalvingDoubling) => 2,
+        (_, Ring) => n - 1,
+        (_, RecursiveDoubling) => doubling,
+        _ => 1,
+    }
+}
+
+/// What the links and processors of a group can do.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct LinkModel {
+    /// From a send until the receiver runs, in seconds.
+    pub latency: f64,
+    /// Processor time of one message on both ends, in seconds.
+    pub message: f64,
+    /// Time of one byte through one link, in seconds.
+    pub byte: f64,
+    /// How many ranks can move data at the same time: the smaller of ranks and processors where they share a host.
+    pub parallel: usize,
+}
+
+/// Expected time of a call.
+///
+/// All ranks' messages and bytes, as far as they cannot go in parallel, plus one latency a round. Pipelining hides
+/// neither: on one host the processors that copy are the bottleneck, not the wires.
+pub fn estimate(shape: Shape, n: usize, element_size: usize, model: &LinkModel) -> Duration {
+    let all = (0..n).map(|rank| traffic(shape, rank, n));
+    let (messages, elements, most) = all.fold((0, 0, 0), |(m, e, most), t| {
+        (m + t.messages, e + t.elements, most.max(t.elements))
+    });
+    let parallel = model.parallel.clamp(1, n) as f64;
+    // A single busy rank (a root) limits as much as the sum over ranks does.
+    let bytes = (elements as f64 / parallel).max(most as f64) * element_size as f64;
+    let seconds = rounds(shape, n) as f64 * model.latency + messages as f64 / parallel * model.message;
+    Duration::from_secs_f64(seconds + bytes * model.byte)
+}

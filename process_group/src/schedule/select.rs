@@ -1,0 +1,36 @@
+//! Which algorithm a call takes.
+
+use super::Algorithm;
+use super::build::Shape;
+use super::cost::{LinkModel, estimate};
+use crate::call::Operation;
+use crate::dtype::DType;
+
+/// The algorithm that a user demands for every operation that has it, or `None` to choose by cost.
+pub type Demand = Option<Algorithm>;
+
+/// Picks the algorithm of a call. Depends on nothing that differs between ranks.
+///
+/// A demanded algorithm is taken by every operation that has it. Otherwise the cheapest by
+/// [`estimate`] wins; reductions of 16-bit floats always go directly, because only there all operands meet in one
+/// place and are rounded once.
+pub fn select(
+    operation: Operation,
+    dtype: DType,
+    count: usize,
+    n: usize,
+    demand: Demand,
+    model: &LinkModel,
+) -> Algorithm {
+    if let Some(demanded) = demand.filter(|a| a.suits(operation)) {
+        return demanded;
+    }
+    if dtype.is_half() && operation.reduce_op().is_some() {
+        return Algorithm::Direct;
+    }
+    let cost = |algorithm: &Algorithm| {
+        estimate(Shape { operation, algorithm: *algorithm, count, in_place: true }, n, dtype.size(), model)
+    };
+    let suitable = Algorithm::ALL.into_iter().filter(|a| a.suits(operation));
+    suitable.min_by_key(cost).expect("every operation has an algorithm")
+}

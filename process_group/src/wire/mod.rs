@@ -1,0 +1,6 @@
+//! Bytes on a link of the CPU data plane. Pure: no socket.
+//!
+//! A link begins with a [`hello`] that proves both ends know the job's secret, and then carries [`frame`]s.
+
+pub(crate) mod frame;
+pub(crate) mod hello;

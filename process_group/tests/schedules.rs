@@ -1,0 +1,270 @@
+//! Every schedule, for random world sizes and lengths, run on queues instead of sockets.
+
+use std::collections::{HashMap, VecDeque};
+
+use proptest::prelude::*;
+use ryzanstein_process_group::schedule::Algorithm;
+use ryzanstein_process_group::schedule::build::{Shape, build};
+use ryzanstein_process_group::schedule::cost::traffic;
+use ryzanstein_process_group::schedule::hazards::hazards;
+use ryzanstein_process_group::schedule::program::{Node, Program, Region, Source, Space};
+use ryzanstein_process_group::{Operation, Rank, ReduceOp};
+
+/// An element is the list of (rank, index) contributions in it, in folding order: a wrong or doubled one shows.
+type Value = Vec<(usize, usize)>;
+
+struct Machine {
+    program: Program,
+    done: Vec<usize>,
+    memory: HashMap<(Space, usize), Value>,
+    in_place: bool,
+}
+
+impl Machine {
+    fn read(&self, region: Region, at: usize) -> Value {
+        self.memory.get(&(region.space, region.start + at)).cloned().unwrap_or_default()
+    }
+
+    fn write(&mut self, region: Region, at: usize, value: Value) {
+        assert!(region.space != Space::Input, "nobody writes the input");
+        assert!(!self.in_place || region.space != Space::Input);
+        self.memory.insert((region.space, region.start + at), value);
+    }
+}
+
+/// Runs all ranks, one element of one node at a time, in an order that `choose` decides, with bounded queues.
+fn run(shape: Shape, n: usize, capacity: usize, mut choose: impl FnMut(usize) -> usize) -> Vec<Machine> {
+    let mut ranks: Vec<Machine> = (0..n)
+        .map(|rank| {
+            let program = build(shape, rank, n);
+            let done = vec![0; program.nodes.len()];
+            let memory = initial(shape, rank, n);
+            Machine { program, done, memory, in_place: shape.in_place }
+        })
+        .collect();
+    let limits: Vec<_> = ranks.iter().map(|m| hazards(&m.program)).collect();
+    let mut wires: HashMap<(usize, usize), VecDeque<Value>> = HashMap::new();
+    loop {
+        let mut able = Vec::new();
+        for (rank, machine) in ranks.iter().enumerate() {
+            // On each link, messages go and come in program order.
+            let (mut sending, mut receiving) = (vec![false; n], vec![false; n]);
+            for (index, node) in machine.program.nodes.iter().enumerate() {
+                let done = machine.done[index];
+                let length = node.region().len();
+                if done == length {
+                    continue;
+                }
+                let allowed = limits[rank][index].iter().all(|h| h.limit(machine.done[h.on]) > done);
+                let waiting = |from: usize| wires.get(&(from, rank)).is_some_and(|w| !w.is_empty());
+                let ready = match node {
+                    Node::Send { to, .. } => {
+                        let first = !std::mem::replace(&mut sending[*to], true);
+                        first && wires.get(&(rank, *to)).is_none_or(|w| w.len() < capacity)
+                    }
+                    Node::Receive { from, .. } => {
+                        !std::mem::replace(&mut receiving[*from], true) && waiting(*from)
+                    }
+                    Node::Fold { sources, .. } => {
+                        let mut ready = true;
+                        for source in sources {
+                            if let Source::Peer(from) = source {
+                                ready &= !std::mem::replace(&mut receiving[*from], true) && waiting(*from);
+                            }
+                        }
+                        ready
+                    }
+                };
+                if allowed && ready {
+                    able.push((rank, index));
+                }
+            }
+        }
+        if able.is_empty() {
+            break;
+        }
+        let (rank, index) = able[choose(able.len())];
+        step(&mut ranks[rank], rank, index, &mut wires);
+    }
+    for (rank, machine) in ranks.iter().enumerate() {
+        for (node, done) in machine.program.nodes.iter().zip(&machine.done) {
+            assert_eq!(*done, node.region().len(), "rank {rank} is stuck at {node:?} in {shape:?} of {n}");
+        }
+    }
+    assert!(wires.values().all(VecDeque::is_empty), "messages that nobody reads");
+    ranks
+}
+
+fn step(
+    machine: &mut Machine,
+    rank: usize,
+    index: usize,
+    wires: &mut HashMap<(usize, usize), VecDeque<Value>>,
+) {
+    let at = machine.done[index];
+    machine.done[index] += 1;
+    let mut take = |from: usize| wires.get_mut(&(from, rank)).and_then(VecDeque::pop_front).unwrap();
+    match machine.program.nodes[index].clone() {
+        Node::Send { to, region } => {
+            let value = machine.read(region, at);
+            wires.entry((rank, to)).or_default().push_back(value);
+        }
+        Node::Receive { from, region } => {
+            let value = take(from);
+            machine.write(region, at, value);
+        }
+        Node::Fold { into, sources, .. } => {
+            let mut sum = Value::new();
+            for source in sources {
+                sum.extend(match source {
+                    Source::Peer(from) => take(from),
+                    Source::Own(region) => machine.read(region, at),
+                });
+            }
+            machine.write(into, at, sum);
+        }
+    }
+}
+
+fn input_space(shape: Shape) -> Space {
+    if shape.in_place { Space::Output } else { Space::Input }
+}
+
+/// What each rank's memory holds before: its own values where the operation reads them.
+fn initial(shape: Shape, rank: usize, n: usize) -> HashMap<(Space, usize), Value> {
+    let Shape { operation, count, in_place, .. } = shape;
+    let range = match operation {
+        Operation::AllGather | Operation::Gather { .. } if in_place => rank * count..(rank + 1) * count,
+        Operation::ReduceScatter(_) | Operation::AllToAll => 0..n * count,
+        Operation::Scatter { root } if root.index() == rank => 0..n * count,
+        Operation::Broadcast { root } if root.index() == rank => 0..count,
+        Operation::Scatter { .. } | Operation::Broadcast { .. } => 0..0,
+        _ => 0..count,
+    };
+    range.map(|i| ((input_space(shape), i), vec![(rank, i)])).collect()
+}
+
+/// What the element `i` of a rank's result must be made of, or `None` where it is not a result.
+fn expected(shape: Shape, rank: usize, n: usize, i: usize) -> Option<Value> {
+    let Shape { operation, count, in_place, .. } = shape;
+    let everybody = |i: usize| (0..n).map(|r| (r, i)).collect::<Value>();
+    let at = if in_place { 0 } else { rank * count };
+    let mine = if in_place { (rank * count..(rank + 1) * count).contains(&i) } else { i < count };
+    match operation {
+        Operation::AllReduce(_) | Operation::Barrier => (i < count).then(|| everybody(i)),
+        Operation::Broadcast { root } => (i < count).then(|| vec![(root.index(), i)]),
+        Operation::Reduce { root, .. } => (i < count && root.index() == rank).then(|| everybody(i)),
+        // In place, chunk p of the array is rank p's; out of place each rank passes only its own.
+        Operation::AllGather => {
+            (i < n * count).then(|| vec![(i / count, if in_place { i } else { i % count })])
+        }
+        Operation::Gather { root } => (i < n * count && root.index() == rank)
+            .then(|| vec![(i / count, if in_place { i } else { i % count })]),
+        Operation::ReduceScatter(_) => mine.then(|| everybody(i + at)),
+        Operation::Scatter { root } => mine.then(|| vec![(root.index(), i + at)]),
+        Operation::AllToAll => (i < n * count).then(|| vec![(i / count, rank * count + i % count)]),
+        Operation::Send { .. } | Operation::Recv { .. } => None,
+    }
+}
+
+fn check(shape: Shape, n: usize, ranks: &[Machine]) {
+    let mut orders: HashMap<usize, Value> = HashMap::new();
+    for (rank, machine) in ranks.iter().enumerate() {
+        let sent = traffic(shape, rank, n);
+        assert_eq!(machine.program.elements_sent(), sent.elements, "elements of rank {rank}, {shape:?}, {n}");
+        assert_eq!(machine.program.messages_sent(), sent.messages, "messages of rank {rank}, {shape:?}, {n}");
+        for i in 0..n * shape.count {
+            let Some(want) = expected(shape, rank, n, i) else { continue };
+            let got = machine.memory.get(&(Space::Output, i)).cloned().unwrap_or_default();
+            let mut sorted = got.clone();
+            sorted.sort_unstable();
+            assert_eq!(sorted, want, "element {i} of rank {rank}, {shape:?}, {n} ranks");
+            if let Operation::AllReduce(_) = shape.operation {
+                let order = orders.entry(i).or_insert_with(|| got.clone());
+                assert_eq!(*order, got, "ranks fold element {i} in different orders: {shape:?}, {n}");
+            }
+        }
+        if let Operation::Reduce { root, .. } = shape.operation {
+            if root.index() != rank && shape.in_place {
+                for i in 0..shape.count {
+                    assert_eq!(machine.read_output(i), vec![(rank, i)], "the others' vectors stay");
+                }
+            }
+        }
+    }
+}
+
+impl Machine {
+    fn read_output(&self, i: usize) -> Value {
+        self.memory.get(&(Space::Output, i)).cloned().unwrap_or_default()
+    }
+}
+
+fn operations(root: Rank) -> Vec<Operation> {
+    let op = ReduceOp::Sum;
+    vec![
+        Operation::AllReduce(op),
+        Operation::Broadcast { root },
+        Operation::Reduce { op, root },
+        Operation::AllGather,
+        Operation::ReduceScatter(op),
+        Operation::Gather { root },
+        Operation::Scatter { root },
+        Operation::AllToAll,
+        Operation::Barrier,
+    ]
+}
+
+#[test]
+fn every_schedule_is_right_for_every_small_world_and_length() {
+    for n in 2..=9 {
+        for count in [0, 1, 2, 5, 11] {
+            for operation in operations(Rank(n as u32 / 2)) {
+                for algorithm in Algorithm::ALL.into_iter().filter(|a| a.suits(operation)) {
+                    for in_place in [true, false] {
+                        let shape = Shape { operation, algorithm, count, in_place };
+                        check(shape, n, &run(shape, n, 3, |able| able - 1));
+                    }
+                }
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+    #[test]
+    fn schedules_are_right_whatever_overlaps_and_however_little_fits_a_wire(
+        n in 2..=16usize, count in 0..40usize, which in 0..9usize, root in 0..16u32, algorithm in 0..4usize,
+        in_place: bool, capacity in 1..5usize, seed: u64,
+    ) {
+        let operation = operations(Rank(root % n as u32))[which];
+        let algorithm = Algorithm::ALL[algorithm];
+        prop_assume!(algorithm.suits(operation));
+        let shape = Shape { operation, algorithm, count, in_place };
+        let mut state = seed | 1;
+        let ranks = run(shape, n, capacity, |able| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state % able as u64) as usize
+        });
+        check(shape, n, &ranks);
+    }
+
+    #[test]
+    fn long_vectors_send_what_the_cost_model_says(
+        n in 2..=16usize, count in 1000..100_000usize, which in 0..9usize, root in 0..16u32, algorithm in 0..4usize,
+    ) {
+        let operation = operations(Rank(root % n as u32))[which];
+        let algorithm = Algorithm::ALL[algorithm];
+        prop_assume!(algorithm.suits(operation));
+        let shape = Shape { operation, algorithm, count, in_place: true };
+        for rank in 0..n {
+            let program = build(shape, rank, n);
+            let sent = traffic(shape, rank, n);
+            prop_assert_eq!((program.messages_sent(), program.elements_sent()), (sent.messages, sent.elements));
+        }
+    }
+}
