@@ -58,7 +58,9 @@ pub struct Heads {
 /// or when the KV heads do not divide the query heads. Each says which.
 pub fn heads(query: usize, kv: usize, world_size: usize) -> Result<Vec<Heads>> {
     if kv == 0 || !query.is_multiple_of(kv) {
-        return Err(Error::configuration(format!("{kv} key/value heads do not divide {query} attention heads")));
+        return Err(Error::configuration(format!(
+            "{kv} key/value heads do not divide {query} attention heads"
+        )));
     }
     let queries = even("attention heads", query, world_size)?;
     if world_size <= kv {
@@ -129,7 +131,8 @@ mod tests {
         fn what_does_not_divide_is_refused_with_its_name(total in 1usize..500, world in 2usize..17) {
             prop_assume!(total % world != 0);
             let message = even("rows", total, world).unwrap_err().to_string();
-            prop_assert!(message.contains(&format!("world size {world} does not divide {total} rows")));
+            let expected = format!("world size {world} does not divide {total} rows");
+            prop_assert!(message.contains(&expected));
         }
 
         #[test]

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use ryzanstein_process_group::{ProcessGroup, Rank};
-use ryzanstein_tensor_parallel::{Dtype, Error, GenerateOptions, Llama, LlamaConfig, Tokenizer, legal_world_sizes};
+use ryzanstein_tensor_parallel::{
+    Dtype, Error, GenerateOptions, Llama, LlamaConfig, Tokenizer, legal_world_sizes,
+};
 use safetensors::SafeTensors;
 
 const FIXTURES: [&str; 8] = [
@@ -67,7 +69,12 @@ fn on_ranks<T: Send>(world_size: usize, body: impl Fn(&mut ProcessGroup) -> T + 
     std::thread::scope(|scope| {
         let ranks: Vec<_> = ProcessGroup::loopback(world_size)
             .into_iter()
-            .map(|mut group| scope.spawn({ let body = &body; move || body(&mut group) }))
+            .map(|mut group| {
+                scope.spawn({
+                    let body = &body;
+                    move || body(&mut group)
+                })
+            })
             .collect();
         ranks.into_iter().map(|r| r.join().unwrap()).collect()
     })
@@ -200,7 +207,8 @@ fn a_rank_reads_its_share_and_what_every_rank_holds() {
     // Norms, and KV heads held by several ranks, are read by more than one; nothing else is.
     for name in FIXTURES {
         for world_size in world_sizes(name) {
-            let reports = on_ranks(world_size, |group| *Llama::load(&folder(name), None, group).unwrap().report());
+            let reports =
+                on_ranks(world_size, |group| *Llama::load(&folder(name), None, group).unwrap().report());
             let total = reports[0].checkpoint_bytes;
             let config = LlamaConfig::from_folder(&folder(name)).unwrap();
             let size = if is_half(name) { 2 } else { 4 };

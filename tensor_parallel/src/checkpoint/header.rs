@@ -36,15 +36,22 @@ pub(crate) type Flaw = (Option<String>, String);
 pub(crate) fn parse(file: &[u8]) -> Result<BTreeMap<String, Entry>, Flaw> {
     let whole = |reason: String| (None, reason);
     let Some((length, rest)) = file.split_first_chunk::<8>() else {
-        return Err(whole(format!("{} bytes are no safetensors file; the header length takes 8", file.len())));
+        return Err(whole(format!(
+            "{} bytes are no safetensors file; the header length takes 8",
+            file.len()
+        )));
     };
     let length = u64::from_le_bytes(*length);
     if length > HEADER_LIMIT {
-        return Err(whole(format!("the header claims {length} bytes; no safetensors file has so long a header")));
+        return Err(whole(format!(
+            "the header claims {length} bytes; no safetensors file has so long a header"
+        )));
     }
     let length = length as usize;
     let Some((json, data)) = rest.split_at_checked(length) else {
-        return Err(whole(format!("the header claims {length} bytes and the file ends before: it is truncated")));
+        return Err(whole(format!(
+            "the header claims {length} bytes and the file ends before: it is truncated"
+        )));
     };
     let raw: BTreeMap<String, serde_json::Value> =
         serde_json::from_slice(json).map_err(|e| whole(format!("the header is not valid: {e}")))?;
@@ -62,7 +69,8 @@ pub(crate) fn parse(file: &[u8]) -> Result<BTreeMap<String, Entry>, Flaw> {
 }
 
 fn entry(value: serde_json::Value, data: usize, offset: usize) -> Result<Entry, String> {
-    let raw: Raw = serde_json::from_value(value).map_err(|e| format!("the header entry is not valid: {e}"))?;
+    let raw: Raw =
+        serde_json::from_value(value).map_err(|e| format!("the header entry is not valid: {e}"))?;
     let (start, end) = raw.data_offsets;
     if start > end {
         return Err(format!("its bytes end at {end}, before they start at {start}"));
@@ -90,13 +98,19 @@ fn contiguous(entries: &BTreeMap<String, Entry>, start: usize, end: usize) -> Re
     let mut at = start;
     for (name, entry) in order {
         if entry.bytes.start != at {
-            let reason = format!("its bytes start at {} and should start at {at}; the header is corrupt", entry.bytes.start);
+            let reason = format!(
+                "its bytes start at {} and should start at {at}; the header is corrupt",
+                entry.bytes.start
+            );
             return Err((Some(name.clone()), reason));
         }
         at = entry.bytes.end;
     }
     if at != end {
-        return Err((None, format!("{} bytes at the end belong to no tensor; the file is corrupt", end - at)));
+        return Err((
+            None,
+            format!("{} bytes at the end belong to no tensor; the file is corrupt", end - at),
+        ));
     }
     Ok(())
 }

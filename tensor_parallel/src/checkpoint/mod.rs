@@ -54,8 +54,12 @@ impl Checkpoint {
     /// # Errors
     /// Says which file or tensor is missing, truncated or corrupt. An index may only name files of its own folder.
     pub fn open(directory: &Path) -> Result<Self> {
-        let mut checkpoint =
-            Self { directory: directory.into(), files: Vec::new(), tensors: BTreeMap::new(), read: AtomicU64::new(0) };
+        let mut checkpoint = Self {
+            directory: directory.into(),
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+            read: AtomicU64::new(0),
+        };
         let (single, index) = (directory.join(SINGLE), directory.join(INDEX));
         if single.is_file() {
             checkpoint.add(&single)?;
@@ -75,7 +79,11 @@ impl Checkpoint {
         let file = self.files.len();
         for (name, entry) in entries {
             if self.tensors.contains_key(&name) {
-                return Err(Error::checkpoint(path, Some(&name), "another file has a tensor of this name too"));
+                return Err(Error::checkpoint(
+                    path,
+                    Some(&name),
+                    "another file has a tensor of this name too",
+                ));
             }
             self.tensors.insert(name, (file, entry));
         }
@@ -90,7 +98,8 @@ impl Checkpoint {
         let mut seen = HashSet::new();
         for (tensor, name) in &index.weight_map {
             if !is_file_name(name) {
-                let reason = format!("`{name}` is no plain file name; an index may only name files beside it");
+                let reason =
+                    format!("`{name}` is no plain file name; an index may only name files beside it");
                 return Err(Error::checkpoint(path, Some(tensor), reason));
             }
             if seen.insert(name) {
@@ -100,7 +109,11 @@ impl Checkpoint {
         for (tensor, name) in &index.weight_map {
             let found = self.tensors.get(tensor).map(|(file, _)| &self.files[*file].path);
             if found.is_none_or(|found| *found != self.directory.join(name)) {
-                return Err(Error::checkpoint(path, Some(tensor), format!("it is not in `{name}`, where it should be")));
+                return Err(Error::checkpoint(
+                    path,
+                    Some(tensor),
+                    format!("it is not in `{name}`, where it should be"),
+                ));
             }
         }
         Ok(())
@@ -236,7 +249,8 @@ impl Checkpoint {
 
 fn is_file_name(name: &str) -> bool {
     let mut components = Path::new(name).components();
-    matches!((components.next(), components.next()), (Some(Component::Normal(_)), None)) && !name.ends_with('/')
+    matches!((components.next(), components.next()), (Some(Component::Normal(_)), None))
+        && !name.ends_with('/')
 }
 
 #[cfg(test)]

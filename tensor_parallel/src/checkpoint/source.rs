@@ -89,7 +89,10 @@ impl WeightSource for MemorySource<'_> {
         };
         if tensor.shape() != part.shape {
             let (expected, found) = (part.shape, tensor.shape());
-            return Err(Error::input(format!("tensor `{}`: expected shape {expected:?}, found {found:?}", part.name)));
+            return Err(Error::input(format!(
+                "tensor `{}`: expected shape {expected:?}, found {found:?}",
+                part.name
+            )));
         }
         let (rows, columns) = part.of(self.rank);
         let values = tensor.values();
@@ -166,7 +169,10 @@ pub struct Loader<'a> {
 
 impl std::fmt::Debug for Loader<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Loader").field("rank", &self.rank).field("world_size", &self.world_size).finish_non_exhaustive()
+        f.debug_struct("Loader")
+            .field("rank", &self.rank)
+            .field("world_size", &self.world_size)
+            .finish_non_exhaustive()
     }
 }
 

@@ -180,7 +180,10 @@ impl Compute for Host {
 
     fn swiglu(&self, x: &Tensor) -> Result<Tensor> {
         if !x.columns().is_multiple_of(2) {
-            return Err(Error::input(format!("gate and up must be equally wide; {} columns are odd", x.columns())));
+            return Err(Error::input(format!(
+                "gate and up must be equally wide; {} columns are odd",
+                x.columns()
+            )));
         }
         let width = x.columns() / 2;
         let values = x.values();

@@ -23,7 +23,9 @@ impl MergedColumnParallelLinear {
         let world_size = loader.world_size();
         let cuts = parts
             .iter()
-            .map(|(name, outputs)| shard::even(&format!("outputs of `{name}`"), *outputs, world_size).map(Cut::Rows))
+            .map(|(name, outputs)| {
+                shard::even(&format!("outputs of `{name}`"), *outputs, world_size).map(Cut::Rows)
+            })
             .collect::<Result<Vec<_>>>()?;
         Self::load_cut(loader, parts, cuts, inputs, bias)
     }

@@ -178,7 +178,9 @@ fn architecture(keys: &Keys<'_>) -> Result<Architecture, String> {
 fn parse(keys: &Keys<'_>) -> Result<LlamaConfig, String> {
     let architecture = architecture(keys)?;
     if keys.get("quantization_config").is_some() {
-        return Err("`quantization_config`: quantized weights are not supported, only f32, f16 and bf16".into());
+        return Err(
+            "`quantization_config`: quantized weights are not supported, only f32, f16 and bf16".into()
+        );
     }
     if let Some(other) = keys.text("hidden_act")?.filter(|a| *a != "silu") {
         return Err(format!("`hidden_act` `{other}` is not supported, only `silu`"));
@@ -190,7 +192,9 @@ fn parse(keys: &Keys<'_>) -> Result<LlamaConfig, String> {
     let heads = keys.needed("num_attention_heads")?;
     let kv_heads = keys.size("num_key_value_heads")?.unwrap_or(heads);
     if !heads.is_multiple_of(kv_heads) {
-        return Err(format!("`num_key_value_heads` {kv_heads} does not divide `num_attention_heads` {heads}"));
+        return Err(format!(
+            "`num_key_value_heads` {kv_heads} does not divide `num_attention_heads` {heads}"
+        ));
     }
     let head_dim = match keys.size("head_dim")? {
         Some(length) => length,
@@ -233,7 +237,8 @@ fn parse(keys: &Keys<'_>) -> Result<LlamaConfig, String> {
 
 fn windows(keys: &Keys<'_>, architecture: Architecture, layers: usize) -> Result<Vec<Option<usize>>, String> {
     // A missing key has the library's default; an explicit null means that there is no window.
-    let window = if keys.0.contains_key("sliding_window") { keys.size("sliding_window")? } else { Some(4096) };
+    let window =
+        if keys.0.contains_key("sliding_window") { keys.size("sliding_window")? } else { Some(4096) };
     let (window, first) = match architecture {
         Architecture::Llama => (None, 0),
         Architecture::Mistral => (window, 0),
@@ -256,8 +261,12 @@ fn windows(keys: &Keys<'_>, architecture: Architecture, layers: usize) -> Result
         .map(|t| match (t.as_str(), window) {
             (Some("full_attention"), _) => Ok(None),
             (Some("sliding_attention"), Some(window)) => Ok(Some(window)),
-            (Some("sliding_attention"), None) => Err("`layer_types` has a window and `sliding_window` none".into()),
-            _ => Err(format!("`layer_types` {t} is not supported, only full_attention and sliding_attention")),
+            (Some("sliding_attention"), None) => {
+                Err("`layer_types` has a window and `sliding_window` none".into())
+            }
+            _ => {
+                Err(format!("`layer_types` {t} is not supported, only full_attention and sliding_attention"))
+            }
         })
         .collect()
 }

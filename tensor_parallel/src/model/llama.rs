@@ -100,8 +100,9 @@ impl Llama {
         let heads = shard::heads(config.heads, config.kv_heads, loader.world_size())?;
         let (vocabulary, hidden) = (config.vocabulary, config.hidden);
         let tokens = VocabularyWeight::load(loader, "model.embed_tokens", vocabulary, hidden)?;
-        let blocks =
-            (0..config.layers).map(|layer| Block::load(loader, &config, layer)).collect::<Result<Vec<_>>>()?;
+        let blocks = (0..config.layers)
+            .map(|layer| Block::load(loader, &config, layer))
+            .collect::<Result<Vec<_>>>()?;
         let norm = RmsNorm::load(loader, "model.norm", hidden, config.norm_epsilon)?;
         let head = match config.tied {
             true => tokens.clone(),
@@ -164,7 +165,12 @@ impl Llama {
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_last(&self, tokens: &[u32], cache: &mut KvCache, group: &mut ProcessGroup) -> Result<Tensor> {
+    pub fn forward_last(
+        &self,
+        tokens: &[u32],
+        cache: &mut KvCache,
+        group: &mut ProcessGroup,
+    ) -> Result<Tensor> {
         let x = self.hidden_states(tokens, cache, group)?;
         let columns = x.columns();
         let flat = x.reshape(&[1, tokens.len() * columns])?;

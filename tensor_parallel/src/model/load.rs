@@ -41,7 +41,11 @@ impl Plan {
 }
 
 /// Reads and checks everything but the weights' values.
-fn prepare(directory: &Path, dtype: Option<Dtype>, world_size: usize) -> Result<(Plan, LlamaConfig, Checkpoint)> {
+fn prepare(
+    directory: &Path,
+    dtype: Option<Dtype>,
+    world_size: usize,
+) -> Result<(Plan, LlamaConfig, Checkpoint)> {
     let (config, generation) = read_folder(directory)?;
     let parsed = LlamaConfig::from_json(&directory.join("config.json"), &config, generation.as_deref())?;
     check_world_size(&parsed, world_size)?;

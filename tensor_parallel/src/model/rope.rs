@@ -40,7 +40,9 @@ fn scaling(keys: &Keys<'_>, kind: &str, max_positions: usize) -> Result<RotarySc
             let original = keys.number("original_max_position_embeddings")?.unwrap_or(max_positions as f64);
             let (low, high) = (needed("low_freq_factor")?, needed("high_freq_factor")?);
             if high <= low {
-                return Err(format!("`high_freq_factor` {high} must be greater than `low_freq_factor` {low}"));
+                return Err(format!(
+                    "`high_freq_factor` {high} must be greater than `low_freq_factor` {low}"
+                ));
             }
             Ok(RotaryScaling::Llama3 {
                 factor: needed("factor")?,
