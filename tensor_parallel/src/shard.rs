@@ -173,7 +173,7 @@ mod tests {
         #[test]
         fn vocabulary_shards_tile_the_padded_and_the_real_vocabulary(size in 1usize..200_000, world in 1usize..17) {
             let padded = padded_vocabulary(size, world);
-            prop_assert!(padded % (64 * world) == 0 && padded >= size && padded - size < 64 * world);
+            prop_assert!(padded.is_multiple_of(64 * world) && padded >= size && padded - size < 64 * world);
             let cut = vocabulary(size, world);
             prop_assert!(tiles(cut.iter().map(|v| v.padded.clone()), padded));
             prop_assert!(tiles(cut.iter().map(|v| v.real.clone()), size));

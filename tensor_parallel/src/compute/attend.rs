@@ -1,16 +1,27 @@
 //! Attention on the processor.
 
+#![expect(
+    clippy::inline_always,
+    reason = "an instruction set chosen at run time applies only to what is inlined"
+)]
+
+use std::ops::Range;
+
+use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::{AttentionCall, skinny};
 use crate::attention::LayerCache;
-use crate::dtype::Float;
+use crate::dtype::{Dtype, Float};
 use crate::error::{Error, Result};
 use crate::tensor::{Tensor, with_elements};
 
+/// Fewer products of a query's element than this are not worth a second thread.
+const PARALLEL_FROM: usize = 1 << 17;
+
 pub(super) fn attention(
-    threads: usize,
-    qkv: Tensor,
+    (threads, arch): (usize, Arch),
+    qkv: &Tensor,
     call: &AttentionCall<'_>,
     cache: &mut LayerCache,
 ) -> Result<Tensor> {
@@ -30,39 +41,31 @@ pub(super) fn attention(
             cache.keys.shape()
         )));
     }
-    let dtype = qkv.dtype();
-    let mut values = match qkv.cast(crate::Dtype::F32).storage {
-        crate::tensor::Storage::F32(values) => values,
-        _ => Vec::new(),
-    };
-    let scale = 1.0 / (head_dim as f32).sqrt();
+    let mut values = qkv.values().into_owned();
     for (i, row) in values.chunks_exact_mut(width).enumerate() {
-        let (rotated, _) = row.split_at_mut((heads + kv_heads) * head_dim);
-        for head in rotated.chunks_exact_mut(head_dim) {
+        for head in row[..(heads + kv_heads) * head_dim].chunks_exact_mut(head_dim) {
             rotary.rotate(i, head);
         }
         store(cache, &row[heads * head_dim..], position + i, kv_heads, head_dim);
     }
 
+    let (shared, capacity) = (heads / kv_heads, cache.capacity());
     let mut out = vec![0.0; rows * heads * head_dim];
-    let shared = heads / kv_heads;
-    let capacity = cache.capacity();
-    let one = |(index, out): (usize, &mut [f32])| {
+    let one_head = |(index, out): (usize, &mut [f32])| {
         let (row, head) = (index / heads, index % heads);
         let query = &values[row * width + head * head_dim..][..head_dim];
         let end = position + row + 1;
         let start = window.map_or(0, |w| end.saturating_sub(w));
-        let base = (head / shared) * capacity;
-        let seen = (base + start) * head_dim..(base + end) * head_dim;
-        attend(query, scale, cache, seen, out);
+        let first = (head / shared) * capacity;
+        let seen = (first + start) * head_dim..(first + end) * head_dim;
+        arch.dispatch(OneHead { query, cache, seen, out });
     };
-    // Work grows with what is seen; a second thread costs some microseconds.
-    if threads > 1 && rows * heads * head_dim * (position + rows) >= 1 << 17 {
-        out.par_chunks_exact_mut(head_dim).enumerate().for_each(one);
+    if threads > 1 && out.len() * (position + rows) >= PARALLEL_FROM {
+        out.par_chunks_exact_mut(head_dim).enumerate().for_each(one_head);
     } else {
-        out.chunks_exact_mut(head_dim).enumerate().for_each(one);
+        out.chunks_exact_mut(head_dim).enumerate().for_each(one_head);
     }
-    Tensor::new(&[rows, heads * head_dim], out, dtype)
+    Tensor::new(&[rows, heads * head_dim], out, qkv.dtype())
 }
 
 /// Puts the keys and values of one position into the cache, rounded to its type.
@@ -81,30 +84,43 @@ fn store(cache: &mut LayerCache, kv: &[f32], position: usize, kv_heads: usize, h
     }
 }
 
-/// Softmax of the query's products with the keys, as weights of the values. `seen` are elements of the cache.
-fn attend(query: &[f32], scale: f32, cache: &LayerCache, seen: std::ops::Range<usize>, out: &mut [f32]) {
-    let head_dim = query.len();
-    let mut wide = vec![0.0; head_dim];
-    let mut scores = Vec::with_capacity(seen.len() / head_dim);
-    with_elements!(&cache.keys.storage, keys => {
-        for key in keys[seen.clone()].chunks_exact(head_dim) {
-            Float::widen_into(key, &mut wide);
-            scores.push(skinny::dot(query, &wide) * scale);
-        }
-    });
-    let greatest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let mut sum = 0.0;
-    for score in &mut scores {
-        *score = (*score - greatest).exp();
-        sum += *score;
-    }
-    with_elements!(&cache.values.storage, values => {
-        for (value, score) in values[seen].chunks_exact(head_dim).zip(&scores) {
-            Float::widen_into(value, &mut wide);
-            let share = score / sum;
-            for (out, value) in out.iter_mut().zip(&wide) {
-                *out += share * value;
+/// Softmax of a query's products with the keys, as weights of the values.
+struct OneHead<'a> {
+    query: &'a [f32],
+    cache: &'a LayerCache,
+    /// Elements of the cache that the query sees.
+    seen: Range<usize>,
+    out: &'a mut [f32],
+}
+
+impl WithSimd for OneHead<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { query, cache, seen, out } = self;
+        let head_dim = query.len();
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let mut wide = vec![0.0; if cache.keys.dtype() == Dtype::F32 { 0 } else { head_dim }];
+        let mut scores = Vec::with_capacity(seen.len() / head_dim);
+        with_elements!(&cache.keys.storage, keys => {
+            for key in keys[seen.clone()].chunks_exact(head_dim) {
+                scores.push(skinny::dot(simd, query, skinny::widened(key, &mut wide)) * scale);
             }
+        });
+        let greatest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut sum = 0.0;
+        for score in &mut scores {
+            *score = (*score - greatest).exp();
+            sum += *score;
         }
-    });
+        with_elements!(&cache.values.storage, values => {
+            for (value, score) in values[seen].chunks_exact(head_dim).zip(&scores) {
+                let share = score / sum;
+                for (out, value) in out.iter_mut().zip(skinny::widened(value, &mut wide)) {
+                    *out += share * value;
+                }
+            }
+        });
+    }
 }

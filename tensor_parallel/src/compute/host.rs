@@ -65,10 +65,8 @@ impl Host {
 
     fn many_rows<T: Float>(&self, x: &[f32], w: &[T], out: &mut [f32], k: usize) {
         let n = w.len() / k;
-        if let Ok(w) = bytemuck::try_cast_slice::<T, f32>(w)
-            && T::DTYPE == f32::DTYPE
-        {
-            matmul::multiply(x, w, out, k, n, self.threads);
+        if T::DTYPE == f32::DTYPE {
+            matmul::multiply(x, bytemuck::cast_slice(w), out, k, n, self.threads);
             return;
         }
         let rows = (PANEL / k).max(1);
@@ -157,7 +155,7 @@ impl Compute for Host {
         let (values, weight) = (x.values(), weight.values());
         Ok(build(x.rows(), columns, x.dtype(), |i, to| {
             let row = &values[i * columns..(i + 1) * columns];
-            let scale = 1.0 / (skinny::dot(row, row) / columns as f32 + epsilon).sqrt();
+            let scale = 1.0 / (row.iter().map(|x| x * x).sum::<f32>() / columns as f32 + epsilon).sqrt();
             for ((to, x), w) in to.iter_mut().zip(row).zip(weight.iter()) {
                 *to = x * scale * w;
             }
@@ -196,7 +194,7 @@ impl Compute for Host {
     }
 
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor> {
-        attend::attention(self.threads, qkv, call, cache)
+        attend::attention((self.threads, self.arch), &qkv, call, cache)
     }
 
     fn columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {

@@ -1,29 +1,25 @@
 //! Products of few activation rows with a matrix: decoding. Bound by memory, so each weight is read once and widened
 //! on the way, a piece that stays in the first cache at a time.
 
-use pulp::{Arch, NullaryFnOnce};
+#![expect(
+    clippy::inline_always,
+    reason = "an instruction set chosen at run time applies only to what is inlined"
+)]
+
+use pulp::{Arch, Simd, WithSimd};
+use ryzanstein_process_group::Element as _;
 
 use crate::dtype::Float;
 
 /// Weights widened at a time.
-const PIECE: usize = 512;
-/// Independent sums, so that additions need not wait for each other.
-const LANES: usize = 32;
+const PIECE: usize = 1024;
 
 /// The most activation rows for which this is faster than a blocked product.
-pub(super) const MOST_ROWS: usize = 4;
+pub(super) const MOST_ROWS: usize = 32;
 
-/// `out[r, i] = x[r] · w[i]` for the rows `w`, where `out` is laid out `[n, m]`: all products with one weight row
-/// are neighbours.
+/// `out[i, r] = w[i] · x[r]` for the rows of `w` and the rows of `x`, all of length `k`.
 pub(super) fn multiply<T: Float>(arch: Arch, x: &[f32], w: &[T], out: &mut [f32], k: usize) {
     arch.dispatch(Skinny { x, w, out, k });
-}
-
-/// `x · y` of two slices of the same length.
-pub(super) fn dot(x: &[f32], y: &[f32]) -> f32 {
-    let mut lanes = [0.0; LANES];
-    accumulate(&mut lanes, x, y);
-    sum(&lanes)
 }
 
 struct Skinny<'a, T> {
@@ -33,68 +29,53 @@ struct Skinny<'a, T> {
     k: usize,
 }
 
-impl<T: Float> NullaryFnOnce for Skinny<'_, T> {
+impl<T: Float> WithSimd for Skinny<'_, T> {
     type Output = ();
 
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "the caller's instruction set applies only to what is inlined")]
-    fn call(self) {
+    fn with_simd<S: Simd>(self, simd: S) {
         let Self { x, w, out, k } = self;
         let m = x.len() / k;
         let mut buffer = [0.0f32; PIECE];
-        let mut lanes = [[0.0; LANES]; MOST_ROWS];
         for (row, out) in w.chunks_exact(k).zip(out.chunks_exact_mut(m)) {
-            for lanes in &mut lanes[..m] {
-                *lanes = [0.0; LANES];
-            }
+            out.fill(0.0);
             for (i, piece) in row.chunks(PIECE).enumerate() {
-                let wide: &[f32] = if let Ok(same) = bytemuck::try_cast_slice::<T, f32>(piece)
-                    && size_of::<T>() == size_of::<f32>()
-                {
-                    same
-                } else {
-                    let wide = &mut buffer[..piece.len()];
-                    T::widen_into(piece, wide);
-                    wide
-                };
-                for (r, lanes) in lanes[..m].iter_mut().enumerate() {
-                    accumulate(lanes, &x[r * k + i * PIECE..][..wide.len()], wide);
+                let wide = widened(piece, &mut buffer);
+                for (r, out) in out.iter_mut().enumerate() {
+                    *out += dot(simd, &x[r * k + i * PIECE..][..wide.len()], wide);
                 }
             }
-            for (out, lanes) in out.iter_mut().zip(&lanes) {
-                *out = sum(lanes);
-            }
         }
     }
 }
 
+/// The values of a slice: itself if it is `f32`, else in the buffer, which must be as long then.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the caller's instruction set applies only to what is inlined")]
-fn accumulate(lanes: &mut [f32; LANES], x: &[f32], y: &[f32]) {
-    let (xs, x_rest) = x.as_chunks::<LANES>();
-    let (ys, y_rest) = y.as_chunks::<LANES>();
-    let mut sums = *lanes;
-    for (x, y) in xs.iter().zip(ys) {
-        for i in 0..LANES {
-            sums[i] += x[i] * y[i];
-        }
+pub(super) fn widened<'a, T: Float>(values: &'a [T], buffer: &'a mut [f32]) -> &'a [f32] {
+    if T::DTYPE == f32::DTYPE {
+        return bytemuck::cast_slice(values);
     }
-    for (sum, (x, y)) in sums.iter_mut().zip(x_rest.iter().zip(y_rest)) {
-        *sum += x * y;
-    }
-    *lanes = sums;
+    let wide = &mut buffer[..values.len()];
+    T::widen_into(values, wide);
+    wide
 }
 
+/// `x · y` of two slices of one length.
 #[inline(always)]
-#[expect(clippy::inline_always, reason = "the caller's instruction set applies only to what is inlined")]
-fn sum(lanes: &[f32; LANES]) -> f32 {
-    let mut lanes = *lanes;
-    let mut width = LANES / 2;
-    while width > 0 {
-        for i in 0..width {
-            lanes[i] += lanes[i + width];
+pub(super) fn dot<S: Simd>(simd: S, x: &[f32], y: &[f32]) -> f32 {
+    let ((x, x_rest), (y, y_rest)) = (S::as_simd_f32s(x), S::as_simd_f32s(y));
+    let ((x, x_left), (y, y_left)) = (x.as_chunks::<4>(), y.as_chunks::<4>());
+    // Four sums, so that one addition need not wait for the other.
+    let mut sums = [simd.splat_f32s(0.0); 4];
+    for (x, y) in x.iter().zip(y) {
+        for ((sum, x), y) in sums.iter_mut().zip(x).zip(y) {
+            *sum = simd.mul_add_e_f32s(*x, *y, *sum);
         }
-        width /= 2;
     }
-    lanes[0]
+    for ((sum, x), y) in sums.iter_mut().zip(x_left).zip(y_left) {
+        *sum = simd.mul_add_e_f32s(*x, *y, *sum);
+    }
+    let [a, b, c, d] = sums;
+    let sum = simd.reduce_sum_f32s(simd.add_f32s(simd.add_f32s(a, b), simd.add_f32s(c, d)));
+    sum + x_rest.iter().zip(y_rest).map(|(x, y)| x * y).sum::<f32>()
 }

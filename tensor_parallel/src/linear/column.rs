@@ -38,11 +38,12 @@ impl ColumnParallelLinear {
             shape: &[outputs, inputs],
             cut: cut.clone(),
         }])?;
-        let bias = match bias {
-            true => Some(loader.vector(&[Part { name: &format!("{name}.bias"), shape: &[outputs], cut }])?),
-            false => None,
-        };
-        Ok(Self { weight, bias, features: outputs, gather_output })
+        let mut biases = None;
+        if bias {
+            biases =
+                Some(loader.vector(&[Part { name: &format!("{name}.bias"), shape: &[outputs], cut }])?);
+        }
+        Ok(Self { weight, bias: biases, features: outputs, gather_output })
     }
 
     /// This rank's output features, or all of them with `gather_output`.

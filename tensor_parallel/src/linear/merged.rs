@@ -27,23 +27,23 @@ impl MergedColumnParallelLinear {
                 shard::even(&format!("outputs of `{name}`"), *outputs, world_size).map(Cut::Rows)
             })
             .collect::<Result<Vec<_>>>()?;
-        Self::load_cut(loader, parts, cuts, inputs, bias)
+        Self::load_cut(loader, parts, &cuts, inputs, bias)
     }
 
     pub(super) fn load_cut(
         loader: &mut Loader<'_>,
         parts: &[(&str, usize)],
-        cuts: Vec<Cut>,
+        cuts: &[Cut],
         inputs: usize,
         bias: bool,
     ) -> Result<Self> {
         let names = |suffix| parts.iter().map(|(name, _)| format!("{name}.{suffix}")).collect::<Vec<_>>();
         let shapes: Vec<_> = parts.iter().map(|(_, outputs)| [*outputs, inputs]).collect();
         let weights = names("weight");
-        let weight = loader.matrix(&join(&weights, shapes.iter().map(<[usize; 2]>::as_slice), &cuts))?;
+        let weight = loader.matrix(&join(&weights, shapes.iter().map(<[usize; 2]>::as_slice), cuts))?;
         let mut biases = None;
         if bias {
-            biases = Some(loader.vector(&join(&names("bias"), shapes.iter().map(|s| &s[..1]), &cuts))?);
+            biases = Some(loader.vector(&join(&names("bias"), shapes.iter().map(|s| &s[..1]), cuts))?);
         }
         Ok(Self { weight, bias: biases })
     }

@@ -48,8 +48,8 @@ impl QkvParallelLinear {
             (names[1].as_str(), kv_heads * head_dim),
             (names[2].as_str(), kv_heads * head_dim),
         ];
-        let cuts = vec![queries, kvs.clone(), kvs];
-        let inner = MergedColumnParallelLinear::load_cut(loader, &parts, cuts, hidden, bias)?;
+        let cuts = [queries, kvs.clone(), kvs];
+        let inner = MergedColumnParallelLinear::load_cut(loader, &parts, &cuts, hidden, bias)?;
         Ok(Self { inner, mine: all[loader.rank()].clone(), head_dim })
     }
 

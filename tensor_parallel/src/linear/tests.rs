@@ -297,3 +297,43 @@ fn a_token_outside_the_vocabulary_is_refused_before_any_call() {
         Ok(Tensor::zeros(&[1], Dtype::F32))
     });
 }
+
+#[test]
+fn the_mlp_is_exact_where_silu_is() {
+    let mut named = tensors(&[
+        ("m.gate_proj.weight", &[48, HIDDEN]),
+        ("m.up_proj.weight", &[48, HIDDEN]),
+        ("m.down_proj.weight", &[HIDDEN, 48]),
+    ]);
+    // silu of a multiple of 128 is itself or zero, to the bit.
+    let gate = whole(&[48, HIDDEN], 1).values().iter().map(|v| v * 128.0).collect();
+    named.insert("m.gate_proj.weight".into(), Tensor::new(&[48, HIDDEN], gate, Dtype::F32).unwrap());
+    same_on_all(&named, &[("all_reduce", 1)], |loader, group| {
+        let layer = ParallelMlp::load(loader, "m", HIDDEN, 48, false)?;
+        layer.forward(&whole(&[5, HIDDEN], 9), &Host::new(1), group)
+    });
+}
+
+#[test]
+fn attention_is_exact_where_softmax_is() {
+    let mut named = tensors(&[
+        ("a.q_proj.weight", &[96, HIDDEN]),
+        ("a.k_proj.weight", &[4, HIDDEN]),
+        ("a.v_proj.weight", &[4, HIDDEN]),
+        ("o.weight", &[HIDDEN, 96]),
+    ]);
+    // Queries of zero see all alike; a window of two makes every share a half or one.
+    named.insert("a.q_proj.weight".into(), Tensor::zeros(&[96, HIDDEN], Dtype::F32));
+    same_on_all(&named, &[("all_reduce", 1)], |loader, group| {
+        let shape = QkvShape { hidden: HIDDEN, heads: 24, kv_heads: 1, head_dim: 4 };
+        let attention = ParallelAttention {
+            qkv: QkvParallelLinear::load(loader, "a", shape, false)?,
+            output: RowParallelLinear::load(loader, "o", (HIDDEN, 96), RowOptions::default())?,
+            window: Some(2),
+        };
+        let mut cache = KvCache::new(1, attention.qkv.kv_heads(), 5, 4, Dtype::F32);
+        let table = Rotary::new(4, 1e4, RotaryScaling::None).table(0, 5);
+        let x = whole(&[5, HIDDEN], 9);
+        attention.forward(&x, 0, &table, &mut cache.layers[0], &Host::new(1), group)
+    });
+}

@@ -104,9 +104,10 @@ impl Llama {
             .map(|layer| Block::load(loader, &config, layer))
             .collect::<Result<Vec<_>>>()?;
         let norm = RmsNorm::load(loader, "model.norm", hidden, config.norm_epsilon)?;
-        let head = match config.tied {
-            true => tokens.clone(),
-            false => VocabularyWeight::load(loader, "lm_head", vocabulary, hidden)?,
+        let head = if config.tied {
+            tokens.clone()
+        } else {
+            VocabularyWeight::load(loader, "lm_head", vocabulary, hidden)?
         };
         Ok(Self {
             compute,
