@@ -27,6 +27,9 @@ impl MappedFile {
         // while it is mapped: reading a truncated part ends the process with SIGBUS, a rewritten part gives the new
         // bytes. Weight files are written once; whoever replaces one must rename a new file over it.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
+        // Only what `will_need` names is read ahead: the system's own guess reads megabytes around every page touched,
+        // most of which belong to other ranks. Advice that is not taken costs time only.
+        let _ = map.advise(Advice::Random);
         Ok(Self { map })
     }
 
@@ -37,12 +40,6 @@ impl MappedFile {
 
     /// Asks for a range to be read ahead.
     pub(crate) fn will_need(&self, range: &Range<usize>) {
-        // Advice that is not taken costs time only.
         let _ = self.map.advise_range(Advice::WillNeed, range.start, range.len());
-    }
-
-    /// Says that only scattered pieces of a range will be touched, so that its surroundings are not read ahead.
-    pub(crate) fn scattered(&self, range: &Range<usize>) {
-        let _ = self.map.advise_range(Advice::Random, range.start, range.len());
     }
 }

@@ -25,8 +25,11 @@ use crate::tensor::Tensor;
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Column slices of rows shorter than this touch every page anyway, so reading ahead is right for them.
-const PAGE: usize = 4096;
+/// Pieces of rows with less than this between them are read together, and what is between them too: two pages.
+const GAP: usize = 8192;
+
+/// Headers of most files are shorter than this.
+const HEADER: usize = 256 << 10;
 
 /// The weight files of one model.
 #[derive(Debug)]
@@ -74,6 +77,7 @@ impl Checkpoint {
 
     fn add(&mut self, path: &Path) -> Result<()> {
         let map = MappedFile::open(path)?;
+        map.will_need(&(0..map.bytes().len().min(HEADER)));
         let entries = header::parse(map.bytes())
             .map_err(|(tensor, reason)| Error::checkpoint(path, tensor.as_deref(), reason))?;
         let file = self.files.len();
@@ -201,10 +205,10 @@ impl Checkpoint {
             start..start + columns.len() * size
         };
         let map = &self.files[file].map;
-        if columns.len() == stored.columns {
-            map.will_need(&(piece(rows.start, &columns).start..piece(rows.end, &columns).start));
-        } else if columns.len() * size >= PAGE {
-            map.scattered(&range);
+        if (stored.columns - columns.len()) * size < GAP {
+            let start = piece(rows.start, &columns).start;
+            map.will_need(&(start..piece(rows.end, &columns).start.clamp(start, range.end.max(start))));
+        } else {
             for row in rows.clone() {
                 map.will_need(&piece(row, &columns));
             }
