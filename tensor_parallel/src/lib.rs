@@ -1,1 +1,41 @@
 //! Weights cut into shards, layers that compute on a shard and call the process group.
+//!
+//! A column-parallel layer holds some rows of its weight (output features), a row-parallel one some columns (input
+//! features) and sums the results of all ranks. Layers borrow the [`ProcessGroup`](ryzanstein_process_group::ProcessGroup)
+//! for the time of a call, so the order of collectives is the order of the code.
+//!
+//! ```no_run
+//! use ryzanstein_process_group::ProcessGroup;
+//! use ryzanstein_tensor_parallel::{GenerateOptions, Llama};
+//!
+//! # fn main() -> ryzanstein_tensor_parallel::Result<()> {
+//! let mut group = ProcessGroup::loopback(1).remove(0);
+//! let model = Llama::load("models/llama".as_ref(), None, &mut group)?;
+//! let answer = model.generate(&[1, 15, 27], &GenerateOptions::default(), &mut group)?;
+//! println!("{:?}", answer.tokens);
+//! # Ok(())
+//! # }
+//! ```
+
+pub mod attention;
+pub mod checkpoint;
+pub mod compute;
+mod dtype;
+pub mod embedding;
+mod error;
+pub mod generate;
+pub mod linear;
+pub mod mlp;
+pub mod model;
+pub mod norm;
+pub mod shard;
+mod tensor;
+
+pub use attention::KvCache;
+pub use checkpoint::Checkpoint;
+pub use compute::{Compute, Host};
+pub use dtype::Dtype;
+pub use error::{Error, Result};
+pub use generate::{GenerateOptions, Generated, Sampling, StopReason, Tokenizer};
+pub use model::{Llama, LlamaConfig, LoadReport, check_world_size, legal_world_sizes};
+pub use tensor::Tensor;

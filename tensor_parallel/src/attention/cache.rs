@@ -1,0 +1,84 @@
+//! Keys and values of the positions seen so far, of this rank's heads only.
+
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// The cache of one layer. Both tensors are `[kv_heads, capacity, head_dim]`.
+#[derive(Clone, Debug)]
+pub struct LayerCache {
+    pub(crate) keys: Tensor,
+    pub(crate) values: Tensor,
+}
+
+impl LayerCache {
+    /// Room for `capacity` positions.
+    pub fn new(kv_heads: usize, capacity: usize, head_dim: usize, dtype: Dtype) -> Self {
+        let empty = Tensor::zeros(&[kv_heads, capacity, head_dim], dtype);
+        Self { keys: empty.clone(), values: empty }
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.keys.shape()[1]
+    }
+
+    pub(crate) fn fits(&self, kv_heads: usize, positions: usize, head_dim: usize) -> bool {
+        let shape = self.keys.shape();
+        shape[0] == kv_heads && positions <= shape[1] && shape[2] == head_dim
+    }
+}
+
+/// The cache of one sequence: every layer's keys and values of this rank's heads.
+#[derive(Clone, Debug)]
+pub struct KvCache {
+    pub(crate) layers: Vec<LayerCache>,
+    length: usize,
+    capacity: usize,
+}
+
+impl KvCache {
+    /// Room for `capacity` positions in each of `layers` layers.
+    pub fn new(layers: usize, kv_heads: usize, capacity: usize, head_dim: usize, dtype: Dtype) -> Self {
+        let layers = (0..layers).map(|_| LayerCache::new(kv_heads, capacity, head_dim, dtype)).collect();
+        Self { layers, length: 0, capacity }
+    }
+
+    /// Positions held.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether it holds no positions.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Positions there is room for.
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// Bytes of all keys and values on this rank.
+    pub fn bytes(&self) -> usize {
+        self.layers.iter().map(|l| l.keys.bytes() + l.values.bytes()).sum()
+    }
+
+    /// Forgets everything after the first `length` positions.
+    pub fn truncate(&mut self, length: usize) {
+        self.length = self.length.min(length);
+    }
+
+    pub(crate) fn room_for(&self, more: usize) -> Result<()> {
+        if more > self.capacity - self.length {
+            return Err(Error::input(format!(
+                "{more} more positions do not fit the KV cache, which holds {} of {}",
+                self.length, self.capacity
+            )));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn advance(&mut self, positions: usize) {
+        self.length += positions;
+    }
+}

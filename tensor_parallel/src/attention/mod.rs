@@ -1,0 +1,53 @@
+//! Self-attention with heads shared out among the ranks.
+
+mod cache;
+mod rotary;
+
+use ryzanstein_process_group::ProcessGroup;
+
+pub use self::cache::{KvCache, LayerCache};
+pub use self::rotary::{Rotary, RotaryScaling, RotaryTable};
+use crate::compute::{AttentionCall, Compute};
+use crate::error::Result;
+use crate::linear::{QkvParallelLinear, RowParallelLinear};
+use crate::tensor::Tensor;
+
+/// Causal self-attention over this rank's heads: the keys and values of other heads are never here.
+#[derive(Debug)]
+pub struct ParallelAttention {
+    /// Queries, keys and values of this rank's heads.
+    pub qkv: QkvParallelLinear,
+    /// Back to the hidden size, summed over the ranks.
+    pub output: RowParallelLinear,
+    /// How many positions a query sees, its own included; all if there is no window.
+    pub window: Option<usize>,
+}
+
+impl ParallelAttention {
+    /// Attends from new positions, the first of which is `position`, to all that the cache holds and themselves.
+    /// One all-reduce.
+    ///
+    /// # Errors
+    /// When shapes do not fit or the group fails.
+    pub fn forward(
+        &self,
+        x: &Tensor,
+        position: usize,
+        rotary: &RotaryTable,
+        cache: &mut LayerCache,
+        compute: &dyn Compute,
+        group: &mut ProcessGroup,
+    ) -> Result<Tensor> {
+        let qkv = self.qkv.forward(x, compute)?;
+        let call = AttentionCall {
+            heads: self.qkv.heads(),
+            kv_heads: self.qkv.kv_heads(),
+            head_dim: self.qkv.head_dim(),
+            rotary,
+            position,
+            window: self.window,
+        };
+        let attended = compute.attention(qkv, &call, cache)?;
+        self.output.forward(&attended, compute, group)
+    }
+}

@@ -1,0 +1,45 @@
+//! The one place where a file becomes memory.
+
+use std::fs::File;
+use std::ops::Range;
+use std::path::Path;
+
+use memmap2::{Advice, Mmap};
+
+use crate::error::{Error, Result};
+
+/// A file mapped for reading. Pages are read from disk when they are touched.
+#[derive(Debug)]
+pub(crate) struct MappedFile {
+    map: Mmap,
+}
+
+impl MappedFile {
+    /// Maps a whole file.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let file = File::open(path).map_err(|e| Error::io(path, e))?;
+        let length = file.metadata().map_err(|e| Error::io(path, e))?.len();
+        if length == 0 {
+            return Err(Error::checkpoint(path, None, "the file is empty"));
+        }
+        #[expect(unsafe_code, reason = "mapping a file is unsafe however it is done")]
+        // SAFETY: the map is only read. What cannot be checked is that no other process truncates or rewrites the file
+        // while it is mapped: reading a truncated part ends the process with SIGBUS, a rewritten part gives the new
+        // bytes. Weight files are written once; whoever replaces one must rename a new file over it.
+        let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
+        // Only what `will_need` names is read ahead: the system's own guess reads megabytes around every page touched,
+        // most of which belong to other ranks. Advice that is not taken costs time only.
+        let _ = map.advise(Advice::Random);
+        Ok(Self { map })
+    }
+
+    /// The content.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+
+    /// Asks for a range to be read ahead.
+    pub(crate) fn will_need(&self, range: &Range<usize>) {
+        let _ = self.map.advise_range(Advice::WillNeed, range.start, range.len());
+    }
+}

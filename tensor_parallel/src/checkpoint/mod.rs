@@ -1,0 +1,261 @@
+//! Weights in a Hugging Face folder: safetensors files, mapped into memory and read in slices.
+//!
+//! Opening reads the headers only. A slice touches its own bytes: whole rows in one run, columns row by row.
+
+mod header;
+mod mmap;
+mod slice;
+mod source;
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
+use std::path::{Component, Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde::Deserialize;
+
+use self::header::Entry;
+use self::mmap::MappedFile;
+use self::slice::Stored;
+pub use self::source::{Cut, Loader, LocalSource, MemorySource, Part, RootSource, WeightSource};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// Pieces of rows with less than this between them are read together, and what is between them too: two pages.
+const GAP: usize = 8192;
+
+/// Headers of most files are shorter than this.
+const HEADER: usize = 256 << 10;
+
+/// The weight files of one model.
+#[derive(Debug)]
+pub struct Checkpoint {
+    directory: PathBuf,
+    files: Vec<WeightFile>,
+    tensors: BTreeMap<String, (usize, Entry)>,
+    read: AtomicU64,
+}
+
+#[derive(Debug)]
+struct WeightFile {
+    path: PathBuf,
+    map: MappedFile,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Checkpoint {
+    /// Opens `model.safetensors`, or the files that `model.safetensors.index.json` names, and reads their headers.
+    ///
+    /// # Errors
+    /// Says which file or tensor is missing, truncated or corrupt. An index may only name files of its own folder.
+    pub fn open(directory: &Path) -> Result<Self> {
+        let mut checkpoint = Self {
+            directory: directory.into(),
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+            read: AtomicU64::new(0),
+        };
+        let (single, index) = (directory.join(SINGLE), directory.join(INDEX));
+        if single.is_file() {
+            checkpoint.add(&single)?;
+        } else if index.is_file() {
+            checkpoint.add_indexed(&index)?;
+        } else {
+            let reason = format!("there is neither {SINGLE} nor {INDEX} in this folder");
+            return Err(Error::checkpoint(directory, None, reason));
+        }
+        Ok(checkpoint)
+    }
+
+    fn add(&mut self, path: &Path) -> Result<()> {
+        let map = MappedFile::open(path)?;
+        map.will_need(&(0..map.bytes().len().min(HEADER)));
+        let entries = header::parse(map.bytes())
+            .map_err(|(tensor, reason)| Error::checkpoint(path, tensor.as_deref(), reason))?;
+        let file = self.files.len();
+        for (name, entry) in entries {
+            if self.tensors.contains_key(&name) {
+                return Err(Error::checkpoint(
+                    path,
+                    Some(&name),
+                    "another file has a tensor of this name too",
+                ));
+            }
+            self.tensors.insert(name, (file, entry));
+        }
+        self.files.push(WeightFile { path: path.into(), map });
+        Ok(())
+    }
+
+    fn add_indexed(&mut self, path: &Path) -> Result<()> {
+        let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        let index: Index = serde_json::from_slice(&text)
+            .map_err(|e| Error::checkpoint(path, None, format!("this is no index of weights: {e}")))?;
+        let mut seen = HashSet::new();
+        for (tensor, name) in &index.weight_map {
+            if !is_file_name(name) {
+                let reason =
+                    format!("`{name}` is no plain file name; an index may only name files beside it");
+                return Err(Error::checkpoint(path, Some(tensor), reason));
+            }
+            if seen.insert(name) {
+                self.add(&self.directory.join(name))?;
+            }
+        }
+        for (tensor, name) in &index.weight_map {
+            let found = self.tensors.get(tensor).map(|(file, _)| &self.files[*file].path);
+            if found.is_none_or(|found| *found != self.directory.join(name)) {
+                return Err(Error::checkpoint(
+                    path,
+                    Some(tensor),
+                    format!("it is not in `{name}`, where it should be"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The folder.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Names of all tensors, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// Bytes of tensor data in all files.
+    pub fn total_bytes(&self) -> u64 {
+        self.tensors.values().map(|(_, e)| e.bytes.len() as u64).sum()
+    }
+
+    /// Bytes of tensor data that have been read so far.
+    pub fn bytes_read(&self) -> u64 {
+        self.read.load(Ordering::Relaxed)
+    }
+
+    /// The type that all of the named tensors are stored in, or `f32` when they differ.
+    ///
+    /// # Errors
+    /// When one is missing or of a type that is not supported.
+    pub fn common_dtype<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<Dtype> {
+        let mut common = None;
+        for name in names {
+            let (file, entry) = self.find(name)?;
+            let dtype = self.dtype(name, file, entry)?;
+            if *common.get_or_insert(dtype) != dtype {
+                return Ok(Dtype::F32);
+            }
+        }
+        Ok(common.unwrap_or(Dtype::F32))
+    }
+
+    /// Checks that a tensor is there, of a supported type and of this shape. Reads none of its data.
+    ///
+    /// # Errors
+    /// Says what was expected and what was found.
+    pub fn check(&self, name: &str, shape: &[usize]) -> Result<()> {
+        self.stored(name, shape).map(|_| ())
+    }
+
+    /// Copies `rows` × `columns` of a tensor into `target`, from its row `at` on, rounding to the target's type.
+    /// A vector is one column.
+    ///
+    /// # Errors
+    /// When the tensor is missing, of another shape or an unsupported type, or when a range does not fit.
+    pub fn read_into(
+        &self,
+        name: &str,
+        shape: &[usize],
+        rows: Range<usize>,
+        columns: Range<usize>,
+        target: &mut Tensor,
+        at: usize,
+    ) -> Result<()> {
+        let (file, range, stored) = self.stored(name, shape)?;
+        let fits = rows.start <= rows.end
+            && rows.end <= shape.first().copied().unwrap_or(1)
+            && columns.start <= columns.end
+            && columns.end <= stored.columns
+            && columns.len() == target.columns()
+            && at + rows.len() <= target.rows();
+        if !fits {
+            return Err(Error::input(format!(
+                "rows {rows:?} and columns {columns:?} of tensor `{name}` {shape:?} do not fit a target of {:?} at row {at}",
+                target.shape()
+            )));
+        }
+        let size = stored.dtype.size();
+        let piece = |row: usize, columns: &Range<usize>| {
+            let start = range.start + (row * stored.columns + columns.start) * size;
+            start..start + columns.len() * size
+        };
+        let map = &self.files[file].map;
+        if (stored.columns - columns.len()) * size < GAP {
+            let start = piece(rows.start, &columns).start;
+            map.will_need(&(start..piece(rows.end, &columns).start.clamp(start, range.end.max(start))));
+        } else {
+            for row in rows.clone() {
+                map.will_need(&piece(row, &columns));
+            }
+        }
+        let bytes = rows.len() * columns.len() * size;
+        slice::copy(stored, rows, &columns, target, at);
+        self.read.fetch_add(bytes as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn find(&self, name: &str) -> Result<(usize, &Entry)> {
+        match self.tensors.get(name) {
+            Some((file, entry)) => Ok((*file, entry)),
+            None => Err(Error::checkpoint(&self.directory, Some(name), "it is in none of the weight files")),
+        }
+    }
+
+    fn dtype(&self, name: &str, file: usize, entry: &Entry) -> Result<Dtype> {
+        match entry.dtype.as_str() {
+            "F32" => Ok(Dtype::F32),
+            "F16" => Ok(Dtype::F16),
+            "BF16" => Ok(Dtype::Bf16),
+            other => {
+                let reason = format!("expected type F32, F16 or BF16, found {other}");
+                Err(Error::checkpoint(&self.files[file].path, Some(name), reason))
+            }
+        }
+    }
+
+    fn stored(&self, name: &str, shape: &[usize]) -> Result<(usize, Range<usize>, Stored<'_>)> {
+        let (file, entry) = self.find(name)?;
+        let dtype = self.dtype(name, file, entry)?;
+        let WeightFile { path, map } = &self.files[file];
+        if entry.shape != shape {
+            let reason = format!("expected shape {shape:?}, found {:?}", entry.shape);
+            return Err(Error::checkpoint(path, Some(name), reason));
+        }
+        let bytes = &map.bytes()[entry.bytes.clone()];
+        Ok((file, entry.bytes.clone(), Stored { bytes, dtype, columns: shape.iter().skip(1).product() }))
+    }
+}
+
+fn is_file_name(name: &str) -> bool {
+    let mut components = Path::new(name).components();
+    matches!((components.next(), components.next()), (Some(Component::Normal(_)), None))
+        && !name.ends_with('/')
+}
+
+#[cfg(test)]
+mod tests;

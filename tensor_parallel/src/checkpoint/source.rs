@@ -1,0 +1,237 @@
+//! Where a rank's weights come from: its own files, the files of one rank, or memory.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use ryzanstein_process_group::{ProcessGroup, Rank};
+
+use super::Checkpoint;
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// Messages of weights are about this long: large enough to be fast, small enough to need little memory beside them.
+const MESSAGE_BYTES: usize = 16 << 20;
+
+/// Which part of a tensor each rank holds.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Cut {
+    /// Every rank holds all of it.
+    Whole,
+    /// These rows, one range for each rank.
+    Rows(Vec<Range<usize>>),
+    /// These columns, one range for each rank.
+    Columns(Vec<Range<usize>>),
+}
+
+/// A tensor of the checkpoint and how it is cut.
+#[derive(Clone, Debug)]
+pub struct Part<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its whole shape.
+    pub shape: &'a [usize],
+    /// Who holds what.
+    pub cut: Cut,
+}
+
+impl Part<'_> {
+    /// Rows and columns that a rank holds. A vector is one column.
+    pub fn of(&self, rank: usize) -> (Range<usize>, Range<usize>) {
+        let rows = 0..self.shape.first().copied().unwrap_or(1);
+        let columns = 0..self.shape.iter().skip(1).product();
+        match &self.cut {
+            Cut::Whole => (rows, columns),
+            Cut::Rows(ranges) => (ranges[rank].clone(), columns),
+            Cut::Columns(ranges) => (rows, ranges[rank].clone()),
+        }
+    }
+}
+
+/// Fills tensors with this rank's part of the weights. All ranks ask for the same parts in the same order.
+pub trait WeightSource {
+    /// Copies this rank's part into `target`, from its row `at` on, rounded to the target's type.
+    ///
+    /// # Errors
+    /// When the part cannot be had.
+    fn fill(&mut self, part: &Part<'_>, target: &mut Tensor, at: usize) -> Result<()>;
+}
+
+/// Weights from files that this rank can read.
+#[derive(Debug)]
+pub struct LocalSource<'a> {
+    /// The files.
+    pub checkpoint: &'a Checkpoint,
+    /// Whose part to read.
+    pub rank: usize,
+}
+
+impl WeightSource for LocalSource<'_> {
+    fn fill(&mut self, part: &Part<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+        let (rows, columns) = part.of(self.rank);
+        self.checkpoint.read_into(part.name, part.shape, rows, columns, target, at)
+    }
+}
+
+/// Whole tensors in memory, by name.
+#[derive(Debug)]
+pub struct MemorySource<'a> {
+    /// The tensors.
+    pub tensors: &'a HashMap<String, Tensor>,
+    /// Whose part to copy.
+    pub rank: usize,
+}
+
+impl WeightSource for MemorySource<'_> {
+    fn fill(&mut self, part: &Part<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+        let Some(tensor) = self.tensors.get(part.name) else {
+            return Err(Error::input(format!("there is no tensor `{}`", part.name)));
+        };
+        if tensor.shape() != part.shape {
+            let (expected, found) = (part.shape, tensor.shape());
+            return Err(Error::input(format!(
+                "tensor `{}`: expected shape {expected:?}, found {found:?}",
+                part.name
+            )));
+        }
+        let (rows, columns) = part.of(self.rank);
+        let values = tensor.values();
+        let width = tensor.columns();
+        let values = rows.clone().flat_map(|r| &values[r * width..][columns.clone()]).copied().collect();
+        let block = Tensor::new(&[rows.len(), columns.len()], values, target.dtype())?;
+        copy_rows(&block, target, at);
+        Ok(())
+    }
+}
+
+fn copy_rows(block: &Tensor, target: &mut Tensor, at: usize) {
+    use ryzanstein_process_group::{Buffer as _, BufferMut as _};
+    target.rows_mut(at..at + block.rows()).view_mut().bytes().copy_from_slice(block.view().bytes());
+}
+
+/// Weights that one rank reads and sends to the others: each gets its own part only, and what all of them hold is
+/// broadcast.
+#[derive(Debug)]
+pub struct RootSource<'a> {
+    /// The files, on the root.
+    pub checkpoint: Option<&'a Checkpoint>,
+    /// Who has them.
+    pub root: Rank,
+    /// All ranks.
+    pub group: &'a mut ProcessGroup,
+}
+
+impl WeightSource for RootSource<'_> {
+    fn fill(&mut self, part: &Part<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+        let me = self.group.rank();
+        if part.cut == Cut::Whole {
+            let (rows, columns) = part.of(me.index());
+            let count = rows.len();
+            if let Some(checkpoint) = self.checkpoint {
+                checkpoint.read_into(part.name, part.shape, rows, columns, target, at)?;
+            }
+            self.group.broadcast(&mut target.rows_mut(at..at + count), self.root)?;
+            return Ok(());
+        }
+        for peer in Rank::all(self.group.world_size()) {
+            let (rows, columns) = part.of(peer.index());
+            let step = (MESSAGE_BYTES / (columns.len() * target.dtype().size()).max(1)).max(1);
+            let mut block = Tensor::zeros(&[0, 0], target.dtype());
+            for start in rows.clone().step_by(step) {
+                let piece = start..rows.end.min(start + step);
+                let there = at + start - rows.start;
+                if me == peer && me != self.root {
+                    self.group.recv(&mut target.rows_mut(there..there + piece.len()), self.root)?;
+                } else if let Some(checkpoint) = self.checkpoint {
+                    if me == peer {
+                        checkpoint.read_into(part.name, part.shape, piece, columns.clone(), target, there)?;
+                        continue;
+                    }
+                    if block.shape() != [piece.len(), columns.len()] {
+                        block = Tensor::zeros(&[piece.len(), columns.len()], target.dtype());
+                    }
+                    checkpoint.read_into(part.name, part.shape, piece, columns.clone(), &mut block, 0)?;
+                    self.group.send(&block, peer)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What layers are made from: a source of weights, and which rank of how many this is.
+pub struct Loader<'a> {
+    source: &'a mut dyn WeightSource,
+    rank: usize,
+    world_size: usize,
+    weights: Dtype,
+}
+
+impl std::fmt::Debug for Loader<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Loader")
+            .field("rank", &self.rank)
+            .field("world_size", &self.world_size)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<'a> Loader<'a> {
+    /// Loads for one rank of `world_size`, matrices in the type `weights`.
+    pub fn new(source: &'a mut dyn WeightSource, rank: usize, world_size: usize, weights: Dtype) -> Self {
+        Self { source, rank, world_size, weights }
+    }
+
+    /// This rank.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of ranks.
+    pub fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    /// This rank's parts of some matrices, one below the other.
+    ///
+    /// # Errors
+    /// What the source reports.
+    pub fn matrix(&mut self, parts: &[Part<'_>]) -> Result<Tensor> {
+        let cuts: Vec<_> = parts.iter().map(|p| p.of(self.rank)).collect();
+        let columns = cuts.first().map_or(0, |(_, c)| c.len());
+        let rows = cuts.iter().map(|(r, _)| r.len()).sum();
+        let mut target = Tensor::zeros(&[rows, columns], self.weights);
+        self.fill(parts, &mut target)?;
+        Ok(target)
+    }
+
+    /// This rank's parts of some vectors, joined. Vectors are few and small, and held in `f32`.
+    ///
+    /// # Errors
+    /// What the source reports.
+    pub fn vector(&mut self, parts: &[Part<'_>]) -> Result<Tensor> {
+        let length = parts.iter().map(|p| p.of(self.rank).0.len()).sum();
+        let mut target = Tensor::zeros(&[length], Dtype::F32);
+        self.fill(parts, &mut target)?;
+        Ok(target)
+    }
+
+    /// This rank's rows of a matrix, followed by rows of zeros up to `rows`.
+    ///
+    /// # Errors
+    /// What the source reports.
+    pub fn padded(&mut self, part: &Part<'_>, rows: usize) -> Result<Tensor> {
+        let mut target = Tensor::zeros(&[rows, part.of(self.rank).1.len()], self.weights);
+        self.source.fill(part, &mut target, 0)?;
+        Ok(target)
+    }
+
+    fn fill(&mut self, parts: &[Part<'_>], target: &mut Tensor) -> Result<()> {
+        let mut at = 0;
+        for part in parts {
+            self.source.fill(part, target, at)?;
+            at += part.of(self.rank).0.len();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,126 @@
+//! Attention on the processor.
+
+#![expect(
+    clippy::inline_always,
+    reason = "an instruction set chosen at run time applies only to what is inlined"
+)]
+
+use std::ops::Range;
+
+use pulp::{Arch, Simd, WithSimd};
+use rayon::prelude::*;
+
+use super::{AttentionCall, skinny};
+use crate::attention::LayerCache;
+use crate::dtype::{Dtype, Float};
+use crate::error::{Error, Result};
+use crate::tensor::{Tensor, with_elements};
+
+/// Fewer products of a query's element than this are not worth a second thread.
+const PARALLEL_FROM: usize = 1 << 17;
+
+pub(super) fn attention(
+    (threads, arch): (usize, Arch),
+    qkv: &Tensor,
+    call: &AttentionCall<'_>,
+    cache: &mut LayerCache,
+) -> Result<Tensor> {
+    let &AttentionCall { heads, kv_heads, head_dim, rotary, position, window } = call;
+    let rows = qkv.rows();
+    let width = (heads + 2 * kv_heads) * head_dim;
+    let fits = qkv.columns() == width
+        && kv_heads > 0
+        && heads.is_multiple_of(kv_heads)
+        && rotary.positions() == rows
+        && cache.fits(kv_heads, position + rows, head_dim);
+    if !fits {
+        return Err(Error::input(format!(
+            "attention: {heads} query and {kv_heads} key/value heads of {head_dim} with input {:?} at position \
+             {position} do not fit a cache of {:?}",
+            qkv.shape(),
+            cache.keys.shape()
+        )));
+    }
+    let mut values = qkv.values().into_owned();
+    for (i, row) in values.chunks_exact_mut(width).enumerate() {
+        for head in row[..(heads + kv_heads) * head_dim].chunks_exact_mut(head_dim) {
+            rotary.rotate(i, head);
+        }
+        store(cache, &row[heads * head_dim..], position + i, kv_heads, head_dim);
+    }
+
+    let (shared, capacity) = (heads / kv_heads, cache.capacity());
+    let mut out = vec![0.0; rows * heads * head_dim];
+    let one_head = |(index, out): (usize, &mut [f32])| {
+        let (row, head) = (index / heads, index % heads);
+        let query = &values[row * width + head * head_dim..][..head_dim];
+        let end = position + row + 1;
+        let start = window.map_or(0, |w| end.saturating_sub(w));
+        let first = (head / shared) * capacity;
+        let seen = (first + start) * head_dim..(first + end) * head_dim;
+        arch.dispatch(OneHead { query, cache, seen, out });
+    };
+    if threads > 1 && out.len() * (position + rows) >= PARALLEL_FROM {
+        out.par_chunks_exact_mut(head_dim).enumerate().for_each(one_head);
+    } else {
+        out.chunks_exact_mut(head_dim).enumerate().for_each(one_head);
+    }
+    Tensor::new(&[rows, heads * head_dim], out, qkv.dtype())
+}
+
+/// Puts the keys and values of one position into the cache, rounded to its type.
+fn store(cache: &mut LayerCache, kv: &[f32], position: usize, kv_heads: usize, head_dim: usize) {
+    let capacity = cache.capacity();
+    let (keys, values) = kv.split_at(kv_heads * head_dim);
+    for (target, source) in [(&mut cache.keys, keys), (&mut cache.values, values)] {
+        with_elements!(&mut target.storage, to => {
+            for (head, from) in source.chunks_exact(head_dim).enumerate() {
+                let at = (head * capacity + position) * head_dim;
+                for (to, from) in to[at..at + head_dim].iter_mut().zip(from) {
+                    *to = Float::narrow(*from);
+                }
+            }
+        });
+    }
+}
+
+/// Softmax of a query's products with the keys, as weights of the values.
+struct OneHead<'a> {
+    query: &'a [f32],
+    cache: &'a LayerCache,
+    /// Elements of the cache that the query sees.
+    seen: Range<usize>,
+    out: &'a mut [f32],
+}
+
+impl WithSimd for OneHead<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { query, cache, seen, out } = self;
+        let head_dim = query.len();
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let mut wide = vec![0.0; if cache.keys.dtype() == Dtype::F32 { 0 } else { head_dim }];
+        let mut scores = Vec::with_capacity(seen.len() / head_dim);
+        with_elements!(&cache.keys.storage, keys => {
+            for key in keys[seen.clone()].chunks_exact(head_dim) {
+                scores.push(skinny::dot(simd, query, skinny::widened(key, &mut wide)) * scale);
+            }
+        });
+        let greatest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let mut sum = 0.0;
+        for score in &mut scores {
+            *score = (*score - greatest).exp();
+            sum += *score;
+        }
+        with_elements!(&cache.values.storage, values => {
+            for (value, score) in values[seen].chunks_exact(head_dim).zip(&scores) {
+                let share = score / sum;
+                for (out, value) in out.iter_mut().zip(skinny::widened(value, &mut wide)) {
+                    *out += share * value;
+                }
+            }
+        });
+    }
+}

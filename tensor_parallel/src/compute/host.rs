@@ -1,0 +1,228 @@
+//! Arithmetic on the processor.
+
+use std::ops::Range;
+
+use pulp::Arch;
+use rayon::prelude::*;
+use ryzanstein_process_group::Element as _;
+
+use super::{AttentionCall, Compute, attend, matmul, skinny};
+use crate::attention::LayerCache;
+use crate::dtype::{Dtype, Float};
+use crate::error::{Error, Result};
+use crate::tensor::{Storage, Tensor, with_elements};
+
+/// Weights of a 16-bit type are widened for a blocked product this many at a time.
+const PANEL: usize = 1 << 18;
+/// Fewer multiplications than this are not worth a second thread.
+const PARALLEL_FROM: usize = 1 << 17;
+
+/// Arithmetic on the processor, with the `gemm` crate for large products.
+#[derive(Debug)]
+pub struct Host {
+    threads: usize,
+    arch: Arch,
+}
+
+impl Host {
+    /// Computes on this many threads.
+    pub fn new(threads: usize) -> Self {
+        Self { threads: threads.max(1), arch: Arch::new() }
+    }
+
+    /// Shares this machine's processors among `ranks` ranks, as if all of them ran here.
+    pub fn shared_by(ranks: usize) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self::new(cores / ranks.max(1))
+    }
+
+    fn few_rows<T: Float>(&self, x: &[f32], w: &[T], out: &mut [f32], k: usize) {
+        let m = x.len() / k;
+        let n = w.len() / k;
+        if m == 1 {
+            self.many_products(x, w, out, k, 1);
+            return;
+        }
+        let mut transposed = vec![0.0; m * n];
+        self.many_products(x, w, &mut transposed, k, m);
+        for (r, out) in out.chunks_exact_mut(n).enumerate() {
+            for (out, products) in out.iter_mut().zip(transposed.chunks_exact(m)) {
+                *out = products[r];
+            }
+        }
+    }
+
+    fn many_products<T: Float>(&self, x: &[f32], w: &[T], out: &mut [f32], k: usize, m: usize) {
+        if self.threads == 1 || w.len() * m < PARALLEL_FROM {
+            skinny::multiply(self.arch, x, w, out, k);
+            return;
+        }
+        let rows = (w.len() / k).div_ceil(self.threads * 4);
+        w.par_chunks(rows * k)
+            .zip(out.par_chunks_mut(rows * m))
+            .for_each(|(w, out)| skinny::multiply(self.arch, x, w, out, k));
+    }
+
+    fn many_rows<T: Float>(&self, x: &[f32], w: &[T], out: &mut [f32], k: usize) {
+        let n = w.len() / k;
+        if T::DTYPE == f32::DTYPE {
+            matmul::multiply(x, bytemuck::cast_slice(w), out, k, n, self.threads);
+            return;
+        }
+        let rows = (PANEL / k).max(1);
+        let mut panel = vec![0.0; rows.min(n) * k];
+        for (i, w) in w.chunks(rows * k).enumerate() {
+            let panel = &mut panel[..w.len()];
+            T::widen_into(w, panel);
+            matmul::multiply(x, panel, &mut out[i * rows..], k, n, self.threads);
+        }
+    }
+}
+
+fn shapes(what: &str, a: &Tensor, b: &Tensor) -> Error {
+    Error::input(format!("{what}: shapes {:?} and {:?} do not fit", a.shape(), b.shape()))
+}
+
+/// Builds a tensor row by row: `fill` gets the row's number and `columns` values to set.
+fn build(rows: usize, columns: usize, dtype: Dtype, mut fill: impl FnMut(usize, &mut [f32])) -> Tensor {
+    let mut out = Tensor::zeros(&[rows, columns], dtype);
+    if columns == 0 {
+        return out;
+    }
+    match &mut out.storage {
+        Storage::F32(out) => out.chunks_exact_mut(columns).enumerate().for_each(|(i, row)| fill(i, row)),
+        half => {
+            let mut wide = vec![0.0; columns];
+            for i in 0..rows {
+                fill(i, &mut wide);
+                with_elements!(half, out => {
+                    for (out, value) in out[i * columns..].iter_mut().zip(&wide) {
+                        *out = Float::narrow(*value);
+                    }
+                });
+            }
+        }
+    }
+    out
+}
+
+impl Compute for Host {
+    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor> {
+        let (m, k, n) = (x.rows(), x.columns(), weight.rows());
+        if weight.columns() != k {
+            return Err(shapes("linear", x, weight));
+        }
+        if let Some(bias) = bias.filter(|b| b.count() != n) {
+            return Err(shapes("bias", weight, bias));
+        }
+        let mut y = vec![0.0; m * n];
+        let values = x.values();
+        if m > 0 && n > 0 && k > 0 {
+            with_elements!(&weight.storage, w => {
+                if m <= skinny::MOST_ROWS {
+                    self.few_rows(&values, w, &mut y, k);
+                } else {
+                    self.many_rows(&values, w, &mut y, k);
+                }
+            });
+        }
+        if let Some(bias) = bias {
+            let bias = bias.values();
+            for (y, b) in y.iter_mut().zip(bias.iter().cycle()) {
+                *y += b;
+            }
+        }
+        Tensor::new(&[m, n], y, out)
+    }
+
+    fn embed(&self, table: &Tensor, first: usize, ids: &[u32], out: Dtype) -> Result<Tensor> {
+        let (rows, columns) = (table.rows(), table.columns());
+        Ok(build(ids.len(), columns, out, |i, to| {
+            match (ids[i] as usize).checked_sub(first).filter(|row| *row < rows) {
+                Some(row) => with_elements!(&table.storage, from => {
+                    Float::widen_into(&from[row * columns..(row + 1) * columns], to);
+                }),
+                None => to.fill(0.0),
+            }
+        }))
+    }
+
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
+        let columns = x.columns();
+        if weight.count() != columns {
+            return Err(shapes("norm", x, weight));
+        }
+        let (values, weight) = (x.values(), weight.values());
+        Ok(build(x.rows(), columns, x.dtype(), |i, to| {
+            let row = &values[i * columns..(i + 1) * columns];
+            let scale = 1.0 / (row.iter().map(|x| x * x).sum::<f32>() / columns as f32 + epsilon).sqrt();
+            for ((to, x), w) in to.iter_mut().zip(row).zip(weight.iter()) {
+                *to = x * scale * w;
+            }
+        }))
+    }
+
+    fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
+        let one_row = y.shape().len() == 1 && y.count() == x.columns();
+        if !one_row && y.shape() != x.shape() {
+            return Err(shapes("add", x, y));
+        }
+        let y = y.values();
+        with_elements!(&mut x.storage, x => {
+            for (x, y) in x.iter_mut().zip(y.iter().cycle()) {
+                *x = Float::narrow((*x).widen() + y);
+            }
+        });
+        Ok(())
+    }
+
+    fn swiglu(&self, x: &Tensor) -> Result<Tensor> {
+        if !x.columns().is_multiple_of(2) {
+            return Err(Error::input(format!(
+                "gate and up must be equally wide; {} columns are odd",
+                x.columns()
+            )));
+        }
+        let width = x.columns() / 2;
+        let values = x.values();
+        Ok(build(x.rows(), width, x.dtype(), |i, to| {
+            let (gate, up) = values[2 * i * width..2 * (i + 1) * width].split_at(width);
+            for ((to, gate), up) in to.iter_mut().zip(gate).zip(up) {
+                *to = gate / (1.0 + (-gate).exp()) * up;
+            }
+        }))
+    }
+
+    fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor> {
+        attend::attention((self.threads, self.arch), &qkv, call, cache)
+    }
+
+    fn columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
+        if columns.start > columns.end || columns.end > x.columns() {
+            return Err(Error::input(format!("columns {columns:?} of a tensor of shape {:?}", x.shape())));
+        }
+        let values = x.values();
+        Ok(build(x.rows(), columns.len(), x.dtype(), |i, to| {
+            to.copy_from_slice(&values[i * x.columns()..][columns.clone()]);
+        }))
+    }
+
+    fn join(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
+        let &[count, rows, width] = blocks.shape() else {
+            return Err(Error::input(format!("blocks of shape {:?}", blocks.shape())));
+        };
+        if keep > count * width {
+            return Err(Error::input(format!("{keep} columns of {count} blocks of {width}")));
+        }
+        if count == 1 && keep == width {
+            return blocks.reshape(&[rows, width]);
+        }
+        let values = blocks.values();
+        Ok(build(rows, keep, blocks.dtype(), |i, to| {
+            for (block, to) in to.chunks_mut(width).enumerate() {
+                let from = (block * rows + i) * width;
+                to.copy_from_slice(&values[from..from + to.len()]);
+            }
+        }))
+    }
+}

@@ -1,0 +1,42 @@
+//! The one place that calls the `gemm` crate.
+
+use gemm::Parallelism;
+
+/// `out[m, n] = x[m, k] · w[n, k]ᵀ`, all row-major; rows of `out` are `stride` long, of which the first `n` are written.
+pub(super) fn multiply(x: &[f32], w: &[f32], out: &mut [f32], k: usize, stride: usize, threads: usize) {
+    if k == 0 || w.is_empty() || x.is_empty() {
+        return;
+    }
+    let (m, n) = (x.len() / k, w.len() / k);
+    assert!(x.len() == m * k && w.len() == n * k, "operands must be whole rows");
+    assert!(n <= stride && out.len() >= (m - 1) * stride + n, "the result must fit");
+    let parallelism = if threads > 1 { Parallelism::Rayon(threads) } else { Parallelism::None };
+    let (k_stride, out_stride) = (k as isize, stride as isize);
+    #[expect(unsafe_code, reason = "the crate takes pointers and strides")]
+    // SAFETY: the assertions above bound every address: x is m rows of k, w is n rows of k (read as its transpose by
+    // swapping the strides), and out has (m - 1) full strides and n more elements. `out` is borrowed mutably, so it
+    // overlaps neither operand. It is not read, because `read_dst` is false.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out.as_mut_ptr(),
+            1,
+            out_stride,
+            false,
+            x.as_ptr(),
+            1,
+            k_stride,
+            w.as_ptr(),
+            k_stride,
+            1,
+            0.0,
+            1.0,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}

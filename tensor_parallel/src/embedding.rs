@@ -1,0 +1,99 @@
+//! Token embedding and output head with the vocabulary shared out among the ranks.
+//!
+//! Both are cut by [`shard::vocabulary`], with the same padding, so a model that ties them holds one matrix.
+
+use std::sync::Arc;
+
+use ryzanstein_process_group::{ProcessGroup, ReduceOp};
+
+use crate::checkpoint::{Cut, Loader, Part};
+use crate::compute::Compute;
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::linear::gather_columns;
+use crate::shard;
+use crate::tensor::Tensor;
+
+/// This rank's rows of a `[vocabulary, hidden]` matrix, padded with zeros.
+#[derive(Clone, Debug)]
+pub struct VocabularyWeight {
+    rows: Arc<Tensor>,
+    first: usize,
+    vocabulary: usize,
+}
+
+impl VocabularyWeight {
+    /// Loads `{name}.weight` `[vocabulary, hidden]`.
+    ///
+    /// # Errors
+    /// When the source fails.
+    pub fn load(loader: &mut Loader<'_>, name: &str, vocabulary: usize, hidden: usize) -> Result<Self> {
+        let shards = shard::vocabulary(vocabulary, loader.world_size());
+        let padded = shards[loader.rank()].padded.clone();
+        let cut = Cut::Rows(shards.into_iter().map(|s| s.real).collect());
+        let part = Part { name: &format!("{name}.weight"), shape: &[vocabulary, hidden], cut };
+        Ok(Self { rows: Arc::new(loader.padded(&part, padded.len())?), first: padded.start, vocabulary })
+    }
+
+    /// Bytes that this rank holds.
+    pub fn bytes(&self) -> usize {
+        self.rows.bytes()
+    }
+}
+
+/// Turns tokens into vectors. Each rank looks up the tokens it has; the sum over all ranks has every one.
+#[derive(Debug)]
+pub struct VocabParallelEmbedding {
+    weight: VocabularyWeight,
+}
+
+impl VocabParallelEmbedding {
+    /// An embedding over this weight.
+    pub fn new(weight: VocabularyWeight) -> Self {
+        Self { weight }
+    }
+
+    /// The vectors of `tokens`, in type `out`. One all-reduce.
+    ///
+    /// # Errors
+    /// When a token is not in the vocabulary, or the group fails.
+    pub fn forward(
+        &self,
+        tokens: &[u32],
+        out: Dtype,
+        compute: &dyn Compute,
+        group: &mut ProcessGroup,
+    ) -> Result<Tensor> {
+        let vocabulary = self.weight.vocabulary;
+        if let Some(token) = tokens.iter().find(|t| **t as usize >= vocabulary) {
+            return Err(Error::input(format!("token {token} is not in the vocabulary of {vocabulary}")));
+        }
+        let mut x = compute.embed(&self.weight.rows, self.weight.first, tokens, out)?;
+        group.all_reduce(&mut x, ReduceOp::Sum)?;
+        Ok(x)
+    }
+}
+
+/// Turns vectors into logits.
+#[derive(Debug)]
+pub struct ParallelHead {
+    weight: VocabularyWeight,
+}
+
+impl ParallelHead {
+    /// A head over this weight; that of the embedding, if the model ties them.
+    pub fn new(weight: VocabularyWeight) -> Self {
+        Self { weight }
+    }
+
+    /// Logits `[positions, vocabulary]` in `f32`, whole and the same on every rank, without padding. One all-gather.
+    ///
+    /// They are not rounded to a 16-bit type even if `x` is: rounding would make ties, and choose the lower token.
+    ///
+    /// # Errors
+    /// When shapes do not fit or the group fails.
+    pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut ProcessGroup) -> Result<Tensor> {
+        let local = compute.linear(x, &self.weight.rows, None, Dtype::F32)?;
+        gather_columns(&local, self.weight.vocabulary, compute, group)
+    }
+}

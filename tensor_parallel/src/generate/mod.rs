@@ -1,0 +1,98 @@
+//! Text generation: the prompt at once, then token by token.
+
+mod sample;
+mod tokenizer;
+
+use ryzanstein_process_group::ProcessGroup;
+
+pub use self::sample::{Sampler, Sampling};
+pub use self::tokenizer::Tokenizer;
+use crate::error::{Error, Result};
+use crate::model::Llama;
+
+/// What to generate.
+#[derive(Clone, PartialEq, Debug)]
+pub struct GenerateOptions {
+    /// The most tokens to add.
+    pub max_new_tokens: usize,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Whether to go on after a token that ends a text.
+    pub ignore_end: bool,
+}
+
+impl Default for GenerateOptions {
+    fn default() -> Self {
+        Self { max_new_tokens: 128, sampling: Sampling::Greedy, ignore_end: false }
+    }
+}
+
+/// Why generation stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StopReason {
+    /// There are as many new tokens as were asked for.
+    Length,
+    /// The model ended its text with this token, which is the last of the new ones.
+    End(u32),
+}
+
+/// What was generated.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Generated {
+    /// The new tokens, without the prompt.
+    pub tokens: Vec<u32>,
+    /// Why there are no more.
+    pub stop: StopReason,
+}
+
+impl Llama {
+    /// Adds tokens to `prompt`. Every rank passes the same arguments and gets the same tokens, without a word more
+    /// between them: the logits are gathered, so all choose from the same bits with the same random numbers.
+    ///
+    /// # Errors
+    /// When prompt and new tokens are longer than the model allows, a token is not in the vocabulary, or the group fails.
+    pub fn generate(
+        &self,
+        prompt: &[u32],
+        options: &GenerateOptions,
+        group: &mut ProcessGroup,
+    ) -> Result<Generated> {
+        self.generate_with(prompt, options, group, |_| {})
+    }
+
+    /// As [`generate`](Self::generate), and calls `on_token` with each new token as it is chosen.
+    ///
+    /// # Errors
+    /// As [`generate`](Self::generate).
+    pub fn generate_with(
+        &self,
+        prompt: &[u32],
+        options: &GenerateOptions,
+        group: &mut ProcessGroup,
+        mut on_token: impl FnMut(u32),
+    ) -> Result<Generated> {
+        let mut sampler = Sampler::new(options.sampling)?;
+        let mut generated = Generated { tokens: Vec::new(), stop: StopReason::Length };
+        if options.max_new_tokens == 0 {
+            return Ok(generated);
+        }
+        // The last token is chosen and never fed back.
+        let positions = prompt.len().checked_add(options.max_new_tokens - 1);
+        let positions = positions.ok_or_else(|| Error::input("so many tokens cannot be counted"))?;
+        let mut cache = self.cache(positions)?;
+        let mut logits = self.forward_last(prompt, &mut cache, group)?;
+        loop {
+            let token = sampler.choose(&logits.values())?;
+            generated.tokens.push(token);
+            on_token(token);
+            if !options.ignore_end && self.config.end_tokens.contains(&token) {
+                generated.stop = StopReason::End(token);
+                return Ok(generated);
+            }
+            if generated.tokens.len() == options.max_new_tokens {
+                return Ok(generated);
+            }
+            logits = self.forward_last(&[token], &mut cache, group)?;
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Choosing a token from logits. Pure: the same logits and seed give the same token on every rank and machine, which is
+//! why the random numbers are made here and the exponentials do not come from the system's library.
+
+use std::cmp::Ordering;
+
+use crate::error::{Error, Result};
+
+/// How tokens are chosen.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Sampling {
+    /// The most likely, the lowest of equals.
+    Greedy,
+    /// At random.
+    Random {
+        /// Logits are divided by this: below one the likely become likelier.
+        temperature: f64,
+        /// Only the most likely tokens count, which together have at least this probability.
+        top_p: f64,
+        /// Where the random numbers start.
+        seed: u64,
+    },
+}
+
+/// Chooses one token after the other.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    sampling: Sampling,
+    state: u64,
+}
+
+impl Sampler {
+    /// Starts from the seed.
+    ///
+    /// # Errors
+    /// When the temperature is not positive, or `top_p` not above 0 and at most 1.
+    pub fn new(sampling: Sampling) -> Result<Self> {
+        let mut state = 0;
+        if let Sampling::Random { temperature, top_p, seed } = sampling {
+            if !(temperature > 0.0 && temperature.is_finite()) {
+                return Err(Error::configuration(format!("temperature {temperature} must be positive")));
+            }
+            if !(top_p > 0.0 && top_p <= 1.0) {
+                return Err(Error::configuration(format!("top-p {top_p} must be above 0 and at most 1")));
+            }
+            state = seed;
+        }
+        Ok(Self { sampling, state })
+    }
+
+    /// The next token.
+    ///
+    /// # Errors
+    /// When a logit is not a number: the weights or the arithmetic are broken then.
+    pub fn choose(&mut self, logits: &[f32]) -> Result<u32> {
+        if let Some(index) = logits.iter().position(|l| l.is_nan()) {
+            return Err(Error::input(format!("the logit of token {index} is not a number")));
+        }
+        let greatest = (0..logits.len()).reduce(|best, i| if logits[i] > logits[best] { i } else { best });
+        let greatest = greatest.ok_or_else(|| Error::input("there are no logits to choose from"))?;
+        match self.sampling {
+            Sampling::Greedy => Ok(greatest as u32),
+            Sampling::Random { temperature, top_p, .. } => {
+                let random = self.next();
+                Ok(sample(logits, f64::from(logits[greatest]), temperature, top_p, random))
+            }
+        }
+    }
+
+    /// A number from 0 to 1, without 1 (SplitMix64).
+    fn next(&mut self) -> f64 {
+        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.state;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+fn sample(logits: &[f32], greatest: f64, temperature: f64, top_p: f64, random: f64) -> u32 {
+    let weight = |logit: f32| libm::exp((f64::from(logit) - greatest) / temperature);
+    let mut tokens: Vec<(f64, u32)> = logits.iter().zip(0..).map(|(l, token)| (weight(*l), token)).collect();
+    // Likeliest first, equals by token, so that the order is the same everywhere.
+    tokens.sort_unstable_by(|a, b| b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1)));
+    let total: f64 = tokens.iter().map(|t| t.0).sum();
+    let mut kept = 0.0;
+    let mut count = 0;
+    while count < tokens.len() && (count == 0 || kept < top_p * total) {
+        kept += tokens[count].0;
+        count += 1;
+    }
+    let mut left = random * kept;
+    for (weight, token) in &tokens[..count] {
+        left -= weight;
+        if left < 0.0 {
+            return *token;
+        }
+    }
+    tokens[count - 1].1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn random(temperature: f64, top_p: f64, seed: u64) -> Sampler {
+        Sampler::new(Sampling::Random { temperature, top_p, seed }).unwrap()
+    }
+
+    #[test]
+    fn greedy_takes_the_lowest_of_equals() {
+        let mut sampler = Sampler::new(Sampling::Greedy).unwrap();
+        assert_eq!(sampler.choose(&[0.5, 2.0, -1.0, 2.0]).unwrap(), 1);
+        assert!(sampler.choose(&[0.5, f32::NAN]).is_err());
+        assert!(sampler.choose(&[]).is_err());
+    }
+
+    #[test]
+    fn one_seed_gives_one_sequence_and_another_seed_another() {
+        let logits: Vec<f32> = (0..50u8).map(|i| f32::from(i % 7)).collect();
+        let run = |seed| {
+            let mut sampler = random(1.0, 0.9, seed);
+            (0..40).map(|_| sampler.choose(&logits).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(run(7), run(7));
+        assert_ne!(run(7), run(8));
+    }
+
+    #[test]
+    fn tokens_come_as_often_as_their_probability_says() {
+        let logits = [0.0, 3f32.ln(), f32::NEG_INFINITY];
+        let mut sampler = random(1.0, 1.0, 42);
+        let ones = (0..10_000).filter(|_| sampler.choose(&logits).unwrap() == 1).count();
+        assert!((7_300..7_700).contains(&ones), "seed 42: {ones} of 10000, expected about 7500");
+    }
+
+    #[test]
+    fn top_p_leaves_unlikely_tokens_out() {
+        let logits = [0.0, 3f32.ln()];
+        let mut sampler = random(1.0, 0.7, 1);
+        assert!((0..1_000).all(|_| sampler.choose(&logits).unwrap() == 1));
+    }
+
+    #[test]
+    fn settings_out_of_range_are_refused() {
+        for (temperature, top_p) in [(0.0, 1.0), (-1.0, 1.0), (f64::NAN, 1.0), (1.0, 0.0), (1.0, 1.1)] {
+            assert!(Sampler::new(Sampling::Random { temperature, top_p, seed: 0 }).is_err());
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Text to tokens and back, where the model folder has a `tokenizer.json`.
+
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// The tokenizer of a model.
+#[derive(Debug)]
+pub struct Tokenizer {
+    file: PathBuf,
+    inner: tokenizers::Tokenizer,
+}
+
+impl Tokenizer {
+    /// Reads `tokenizer.json` of a folder; `None` if there is none.
+    ///
+    /// # Errors
+    /// When it cannot be read or is not a tokenizer.
+    pub fn open(directory: &Path) -> Result<Option<Self>> {
+        let file = directory.join("tokenizer.json");
+        let text = match std::fs::read(&file) {
+            Ok(text) => text,
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(e) => return Err(Error::io(&file, e)),
+        };
+        match tokenizers::Tokenizer::from_bytes(text) {
+            Ok(inner) => Ok(Some(Self { file, inner })),
+            Err(e) => Err(Error::model(&file, e.to_string())),
+        }
+    }
+
+    /// The tokens of a text, with those that the model expects around it.
+    ///
+    /// # Errors
+    /// When the text has something that the tokenizer cannot express.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        match self.inner.encode(text, true) {
+            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
+            Err(e) => Err(Error::model(&self.file, e.to_string())),
+        }
+    }
+
+    /// The text of some tokens, without those that are not text.
+    ///
+    /// # Errors
+    /// When the tokenizer fails.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String> {
+        self.inner.decode(tokens, true).map_err(|e| Error::model(&self.file, e.to_string()))
+    }
+}

@@ -1,0 +1,60 @@
+//! A linear layer that holds some of its output features.
+
+use ryzanstein_process_group::ProcessGroup;
+
+use super::gather_columns;
+use crate::checkpoint::{Cut, Loader, Part};
+use crate::compute::Compute;
+use crate::error::Result;
+use crate::shard;
+use crate::tensor::Tensor;
+
+/// `y = x · Wᵀ + b` with the output features cut. The input is whole on every rank.
+#[derive(Debug)]
+pub struct ColumnParallelLinear {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    features: usize,
+    gather_output: bool,
+}
+
+impl ColumnParallelLinear {
+    /// Loads `{name}.weight` `[outputs, inputs]`, and `{name}.bias` if it has one.
+    ///
+    /// With `gather_output` the result is whole on every rank, at the price of one all-gather.
+    ///
+    /// # Errors
+    /// When the world size does not divide the outputs, or the source fails.
+    pub fn load(
+        loader: &mut Loader<'_>,
+        name: &str,
+        (outputs, inputs): (usize, usize),
+        bias: bool,
+        gather_output: bool,
+    ) -> Result<Self> {
+        let cut = Cut::Rows(shard::even(&format!("outputs of `{name}`"), outputs, loader.world_size())?);
+        let weight = loader.matrix(&[Part {
+            name: &format!("{name}.weight"),
+            shape: &[outputs, inputs],
+            cut: cut.clone(),
+        }])?;
+        let mut biases = None;
+        if bias {
+            biases =
+                Some(loader.vector(&[Part { name: &format!("{name}.bias"), shape: &[outputs], cut }])?);
+        }
+        Ok(Self { weight, bias: biases, features: outputs, gather_output })
+    }
+
+    /// This rank's output features, or all of them with `gather_output`.
+    ///
+    /// # Errors
+    /// When shapes do not fit or the group fails.
+    pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut ProcessGroup) -> Result<Tensor> {
+        let local = compute.linear(x, &self.weight, self.bias.as_ref(), x.dtype())?;
+        if self.gather_output {
+            return gather_columns(&local, self.features, compute, group);
+        }
+        Ok(local)
+    }
+}

@@ -1,0 +1,78 @@
+//! Queries, keys and values of this rank's heads in one matrix.
+
+use std::ops::Range;
+
+use super::MergedColumnParallelLinear;
+use crate::checkpoint::{Cut, Loader};
+use crate::compute::Compute;
+use crate::error::Result;
+use crate::shard::{self, Heads};
+use crate::tensor::Tensor;
+
+/// The heads of a whole attention layer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QkvShape {
+    /// Width of the input.
+    pub hidden: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Length of one head.
+    pub head_dim: usize,
+}
+
+/// The projections of grouped-query attention, cut by heads. Where there are more ranks than key/value heads, each of
+/// those is held by several ranks.
+#[derive(Debug)]
+pub struct QkvParallelLinear {
+    inner: MergedColumnParallelLinear,
+    mine: Heads,
+    head_dim: usize,
+}
+
+impl QkvParallelLinear {
+    /// Loads `{prefix}.q_proj`, `k_proj` and `v_proj`.
+    ///
+    /// # Errors
+    /// When the heads cannot be shared out among the ranks (see [`shard::heads`]), or the source fails.
+    pub fn load(loader: &mut Loader<'_>, prefix: &str, shape: QkvShape, bias: bool) -> Result<Self> {
+        let QkvShape { hidden, heads, kv_heads, head_dim } = shape;
+        let all = shard::heads(heads, kv_heads, loader.world_size())?;
+        let rows = |r: &Range<usize>| r.start * head_dim..r.end * head_dim;
+        let queries = Cut::Rows(all.iter().map(|h| rows(&h.query)).collect());
+        let kvs = Cut::Rows(all.iter().map(|h| rows(&h.kv)).collect());
+        let names = ["q_proj", "k_proj", "v_proj"].map(|n| format!("{prefix}.{n}"));
+        let parts = [
+            (names[0].as_str(), heads * head_dim),
+            (names[1].as_str(), kv_heads * head_dim),
+            (names[2].as_str(), kv_heads * head_dim),
+        ];
+        let cuts = [queries, kvs.clone(), kvs];
+        let inner = MergedColumnParallelLinear::load_cut(loader, &parts, &cuts, hidden, bias)?;
+        Ok(Self { inner, mine: all[loader.rank()].clone(), head_dim })
+    }
+
+    /// This rank's query heads, then its key heads, then its value heads. No communication.
+    ///
+    /// # Errors
+    /// When shapes do not fit.
+    pub fn forward(&self, x: &Tensor, compute: &dyn Compute) -> Result<Tensor> {
+        self.inner.forward(x, compute)
+    }
+
+    /// Number of query heads on this rank.
+    pub fn heads(&self) -> usize {
+        self.mine.query.len()
+    }
+
+    /// Number of key/value heads on this rank.
+    pub fn kv_heads(&self) -> usize {
+        self.mine.kv.len()
+    }
+
+    /// Length of one head.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+}

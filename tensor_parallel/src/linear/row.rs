@@ -1,0 +1,89 @@
+//! A linear layer that holds some of its input features.
+
+use std::ops::Range;
+
+use ryzanstein_process_group::{ProcessGroup, ReduceOp};
+
+use crate::checkpoint::{Cut, Loader, Part};
+use crate::compute::Compute;
+use crate::error::{Error, Result};
+use crate::shard;
+use crate::tensor::Tensor;
+
+/// How a row-parallel layer is used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RowOptions {
+    /// Whether it has a bias.
+    pub bias: bool,
+    /// Whether a rank's input is its own features only, as a column-parallel layer leaves them. Else the input is whole.
+    pub input_is_parallel: bool,
+    /// Whether the ranks' results are summed. Else a rank's result is its own term of the sum.
+    pub reduce_results: bool,
+}
+
+impl Default for RowOptions {
+    fn default() -> Self {
+        Self { bias: false, input_is_parallel: true, reduce_results: true }
+    }
+}
+
+/// `y = x · Wᵀ + b` with the input features cut: every rank computes a term of the sum.
+#[derive(Debug)]
+pub struct RowParallelLinear {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    inputs: Range<usize>,
+    options: RowOptions,
+}
+
+impl RowParallelLinear {
+    /// Loads `{name}.weight` `[outputs, inputs]`, and `{name}.bias` if it has one.
+    ///
+    /// # Errors
+    /// When the world size does not divide the inputs, or the source fails; and for a bias without a sum, which would
+    /// be added as many times as there are ranks.
+    pub fn load(
+        loader: &mut Loader<'_>,
+        name: &str,
+        (outputs, inputs): (usize, usize),
+        options: RowOptions,
+    ) -> Result<Self> {
+        if options.bias && !options.reduce_results {
+            return Err(Error::configuration(format!(
+                "`{name}` has a bias and its results are not reduced; whoever sums them must add the bias, once"
+            )));
+        }
+        let ranges = shard::even(&format!("inputs of `{name}`"), inputs, loader.world_size())?;
+        let mine = ranges[loader.rank()].clone();
+        let weight = loader.matrix(&[Part {
+            name: &format!("{name}.weight"),
+            shape: &[outputs, inputs],
+            cut: Cut::Columns(ranges),
+        }])?;
+        let mut bias = None;
+        if options.bias {
+            let part = Part { name: &format!("{name}.bias"), shape: &[outputs], cut: Cut::Whole };
+            bias = Some(loader.vector(&[part])?);
+        }
+        Ok(Self { weight, bias, inputs: mine, options })
+    }
+
+    /// The sum over all ranks, and then the bias. One all-reduce.
+    ///
+    /// # Errors
+    /// When shapes do not fit or the group fails.
+    pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut ProcessGroup) -> Result<Tensor> {
+        let mut y = if self.options.input_is_parallel {
+            compute.linear(x, &self.weight, None, x.dtype())?
+        } else {
+            compute.linear(&compute.columns(x, self.inputs.clone())?, &self.weight, None, x.dtype())?
+        };
+        if self.options.reduce_results {
+            group.all_reduce(&mut y, ReduceOp::Sum)?;
+        }
+        if let Some(bias) = &self.bias {
+            compute.add(&mut y, bias)?;
+        }
+        Ok(y)
+    }
+}

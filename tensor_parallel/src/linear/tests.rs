@@ -1,0 +1,339 @@
+//! Sharded against unsharded, to the bit: operands are small whole numbers, so that sums are exact in any order.
+
+use std::collections::HashMap;
+
+use super::*;
+use crate::attention::{KvCache, ParallelAttention, Rotary, RotaryScaling};
+use crate::checkpoint::{Loader, MemorySource};
+use crate::compute::Host;
+use crate::dtype::Dtype;
+use crate::embedding::{ParallelHead, VocabParallelEmbedding, VocabularyWeight};
+use crate::error::Error;
+use crate::mlp::ParallelMlp;
+
+const WORLDS: [usize; 5] = [1, 2, 3, 4, 8];
+const HIDDEN: usize = 24;
+
+fn whole(shape: &[usize], seed: usize) -> Tensor {
+    let value = |i: usize| ((i * 7 + seed * 13 + i / 5) % 5) as f32 - 2.0;
+    Tensor::new(shape, (0..shape.iter().product()).map(value).collect(), Dtype::F32).unwrap()
+}
+
+fn tensors(named: &[(&str, &[usize])]) -> HashMap<String, Tensor> {
+    named.iter().enumerate().map(|(i, (name, shape))| ((*name).to_owned(), whole(shape, i + 1))).collect()
+}
+
+/// Loads and runs on every rank; returns every rank's result, in rank order, and checks the calls that were made.
+fn run(
+    world_size: usize,
+    tensors: &HashMap<String, Tensor>,
+    calls: &[(&str, u64)],
+    body: impl Fn(&mut Loader<'_>, &mut ProcessGroup) -> Result<Tensor> + Sync,
+) -> Vec<Tensor> {
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = ProcessGroup::loopback(world_size)
+            .into_iter()
+            .map(|mut group| {
+                let body = &body;
+                scope.spawn(move || {
+                    let mut source = MemorySource { tensors, rank: group.rank().index() };
+                    let mut loader = Loader::new(&mut source, group.rank().index(), world_size, Dtype::F32);
+                    let result = body(&mut loader, &mut group).unwrap();
+                    let profile = group.profile();
+                    for (name, count) in calls {
+                        assert_eq!(profile.calls(name), *count, "{name}, world {world_size}");
+                    }
+                    let expected: u64 = calls.iter().map(|c| c.1).sum();
+                    assert_eq!(profile.rows().iter().map(|r| r.calls).sum::<u64>(), expected);
+                    result
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|r| r.join().unwrap()).collect()
+    })
+}
+
+/// Every rank of every world size must give what one rank alone gives.
+fn same_on_all(
+    tensors: &HashMap<String, Tensor>,
+    calls: &[(&str, u64)],
+    body: impl Fn(&mut Loader<'_>, &mut ProcessGroup) -> Result<Tensor> + Sync,
+) {
+    let alone = run(1, tensors, calls, &body).remove(0);
+    assert!(alone.values().iter().any(|v| *v != 0.0));
+    for world_size in WORLDS {
+        for (rank, got) in run(world_size, tensors, calls, &body).into_iter().enumerate() {
+            assert_eq!(got, alone, "rank {rank} of {world_size}");
+        }
+    }
+}
+
+fn linear(bias: bool) -> HashMap<String, Tensor> {
+    let mut named: Vec<(&str, &[usize])> = vec![("l.weight", &[48, HIDDEN])];
+    if bias {
+        named.push(("l.bias", &[48]));
+    }
+    tensors(&named)
+}
+
+#[test]
+fn gathered_column_parallel_equals_the_whole_layer() {
+    for bias in [false, true] {
+        same_on_all(&linear(bias), &[("all_gather", 1)], |loader, group| {
+            let layer = ColumnParallelLinear::load(loader, "l", (48, HIDDEN), bias, true)?;
+            layer.forward(&whole(&[5, HIDDEN], 9), &Host::new(1), group)
+        });
+    }
+}
+
+#[test]
+fn column_parallel_results_side_by_side_are_the_whole_layer() {
+    let x = whole(&[1, HIDDEN], 9);
+    let body = |loader: &mut Loader<'_>, group: &mut ProcessGroup| {
+        ColumnParallelLinear::load(loader, "l", (48, HIDDEN), true, false)?.forward(&x, &Host::new(1), group)
+    };
+    let alone = run(1, &linear(true), &[], body).remove(0);
+    for world_size in WORLDS {
+        let parts = run(world_size, &linear(true), &[], body);
+        let joined: Vec<f32> = parts.iter().flat_map(|p| p.values().into_owned()).collect();
+        assert_eq!(joined, *alone.values());
+    }
+}
+
+#[test]
+fn row_parallel_equals_the_whole_layer_and_adds_its_bias_once() {
+    for bias in [false, true] {
+        same_on_all(&linear(bias), &[("all_reduce", 1)], |loader, group| {
+            let options = RowOptions { bias, input_is_parallel: false, reduce_results: true };
+            let layer = RowParallelLinear::load(loader, "l", (48, HIDDEN), options)?;
+            layer.forward(&whole(&[5, HIDDEN], 9), &Host::new(1), group)
+        });
+    }
+}
+
+#[test]
+fn column_then_row_needs_one_all_reduce_only() {
+    let named = tensors(&[
+        ("a.weight", &[48, HIDDEN]),
+        ("a.bias", &[48]),
+        ("b.weight", &[HIDDEN, 48]),
+        ("b.bias", &[HIDDEN]),
+    ]);
+    same_on_all(&named, &[("all_reduce", 1)], |loader, group| {
+        let first = ColumnParallelLinear::load(loader, "a", (48, HIDDEN), true, false)?;
+        let second = RowParallelLinear::load(
+            loader,
+            "b",
+            (HIDDEN, 48),
+            RowOptions { bias: true, ..RowOptions::default() },
+        )?;
+        let inner = first.forward(&whole(&[3, HIDDEN], 9), &Host::new(1), group)?;
+        second.forward(&inner, &Host::new(1), group)
+    });
+}
+
+#[test]
+fn a_row_parallel_bias_without_a_sum_is_refused() {
+    let named = linear(true);
+    let mut source = MemorySource { tensors: &named, rank: 0 };
+    let mut loader = Loader::new(&mut source, 0, 2, Dtype::F32);
+    let options = RowOptions { bias: true, input_is_parallel: true, reduce_results: false };
+    let error = RowParallelLinear::load(&mut loader, "l", (48, HIDDEN), options).unwrap_err();
+    assert!(matches!(error, Error::Configuration(_)), "{error}");
+}
+
+#[test]
+fn unreduced_row_parallel_results_add_up_to_the_whole_layer() {
+    let options = RowOptions { bias: false, input_is_parallel: false, reduce_results: false };
+    let body = |loader: &mut Loader<'_>, group: &mut ProcessGroup| {
+        let layer = RowParallelLinear::load(loader, "l", (48, HIDDEN), options)?;
+        layer.forward(&whole(&[2, HIDDEN], 9), &Host::new(1), group)
+    };
+    let alone = run(1, &linear(false), &[], body).remove(0);
+    let parts = run(4, &linear(false), &[], body);
+    let sums: Vec<f32> = (0..alone.count()).map(|i| parts.iter().map(|p| p.values()[i]).sum()).collect();
+    assert_eq!(sums, *alone.values());
+}
+
+#[test]
+fn merged_parts_are_cut_one_by_one() {
+    let named = tensors(&[("g.weight", &[24, HIDDEN]), ("u.weight", &[48, HIDDEN])]);
+    let x = whole(&[1, HIDDEN], 9);
+    let body = |loader: &mut Loader<'_>, _: &mut ProcessGroup| {
+        MergedColumnParallelLinear::load(loader, &[("g", 24), ("u", 48)], HIDDEN, false)?
+            .forward(&x, &Host::new(1))
+    };
+    let alone = run(1, &named, &[], body).remove(0);
+    let values = alone.values();
+    let (gate, up) = values.split_at(24);
+    for world_size in WORLDS {
+        for (rank, part) in run(world_size, &named, &[], body).iter().enumerate() {
+            let (g, u) = (24 / world_size, 48 / world_size);
+            assert_eq!(part.values()[..g], gate[rank * g..(rank + 1) * g]);
+            assert_eq!(part.values()[g..], up[rank * u..(rank + 1) * u]);
+        }
+    }
+}
+
+#[test]
+fn the_mlp_differs_by_the_order_of_a_sum_at_most_and_needs_one_all_reduce() {
+    let named = tensors(&[
+        ("m.gate_proj.weight", &[48, HIDDEN]),
+        ("m.up_proj.weight", &[48, HIDDEN]),
+        ("m.down_proj.weight", &[HIDDEN, 48]),
+        ("m.gate_proj.bias", &[48]),
+        ("m.up_proj.bias", &[48]),
+        ("m.down_proj.bias", &[HIDDEN]),
+    ]);
+    let body = |loader: &mut Loader<'_>, group: &mut ProcessGroup| {
+        let layer = ParallelMlp::load(loader, "m", HIDDEN, 48, true)?;
+        layer.forward(&whole(&[5, HIDDEN], 9), &Host::new(1), group)
+    };
+    close_on_all(&WORLDS, &named, body);
+}
+
+/// For layers with a function in them whose values are not whole.
+fn close_on_all(
+    worlds: &[usize],
+    named: &HashMap<String, Tensor>,
+    body: impl Fn(&mut Loader<'_>, &mut ProcessGroup) -> Result<Tensor> + Sync,
+) {
+    let alone = run(1, named, &[("all_reduce", 1)], &body).remove(0);
+    let scale = alone.values().iter().fold(0.0f32, |a, b| a.max(b.abs()));
+    for world_size in worlds {
+        let all = run(*world_size, named, &[("all_reduce", 1)], &body);
+        assert!(all.iter().all(|r| *r == all[0]), "ranks of {world_size} differ");
+        for (got, want) in all[0].values().iter().zip(alone.values().iter()) {
+            assert!((got - want).abs() <= 2e-6 * scale, "world {world_size}: {got} and {want}");
+        }
+    }
+}
+
+#[test]
+fn attention_with_cut_and_with_replicated_kv_heads_is_the_whole_layer() {
+    for (heads, kv_heads, worlds) in
+        [(8, 8, &[1, 2, 4, 8][..]), (8, 2, &[1, 2, 4, 8]), (6, 3, &[1, 3, 6]), (24, 1, &WORLDS)]
+    {
+        let (q, kv) = (heads * 4, kv_heads * 4);
+        let named = tensors(&[
+            ("a.q_proj.weight", &[q, HIDDEN]),
+            ("a.k_proj.weight", &[kv, HIDDEN]),
+            ("a.v_proj.weight", &[kv, HIDDEN]),
+            ("a.q_proj.bias", &[q]),
+            ("a.k_proj.bias", &[kv]),
+            ("a.v_proj.bias", &[kv]),
+            ("o.weight", &[HIDDEN, q]),
+        ]);
+        close_on_all(worlds, &named, |loader, group| {
+            let shape = QkvShape { hidden: HIDDEN, heads, kv_heads, head_dim: 4 };
+            let attention = ParallelAttention {
+                qkv: QkvParallelLinear::load(loader, "a", shape, true)?,
+                output: RowParallelLinear::load(loader, "o", (HIDDEN, q), RowOptions::default())?,
+                window: None,
+            };
+            let mut cache = KvCache::new(1, attention.qkv.kv_heads(), 5, 4, Dtype::F32);
+            let table = Rotary::new(4, 1e4, RotaryScaling::None).table(0, 5);
+            let x = whole(&[5, HIDDEN], 9);
+            attention.forward(&x, 0, &table, &mut cache.layers[0], &Host::new(1), group)
+        });
+    }
+}
+
+#[test]
+fn qkv_projections_are_the_whole_layers_rows_of_this_ranks_heads() {
+    let named = tensors(&[
+        ("a.q_proj.weight", &[32, HIDDEN]),
+        ("a.k_proj.weight", &[8, HIDDEN]),
+        ("a.v_proj.weight", &[8, HIDDEN]),
+    ]);
+    let x = whole(&[1, HIDDEN], 9);
+    let body = |loader: &mut Loader<'_>, _: &mut ProcessGroup| {
+        let shape = QkvShape { hidden: HIDDEN, heads: 8, kv_heads: 2, head_dim: 4 };
+        QkvParallelLinear::load(loader, "a", shape, false)?.forward(&x, &Host::new(1))
+    };
+    let alone = run(1, &named, &[], body).remove(0).values().into_owned();
+    for world_size in [1, 2, 4, 8] {
+        let (q, kv) = (32 / world_size, 8 / world_size.min(2));
+        for (rank, got) in run(world_size, &named, &[], body).iter().enumerate() {
+            let k = if world_size <= 2 { rank * kv } else { rank / (world_size / 2) * kv };
+            let want =
+                [&alone[rank * q..(rank + 1) * q], &alone[32 + k..32 + k + kv], &alone[40 + k..40 + k + kv]];
+            assert_eq!(*got.values(), want.concat(), "rank {rank} of {world_size}");
+        }
+    }
+}
+
+#[test]
+fn embedding_and_head_equal_the_whole_layers_whatever_the_vocabulary() {
+    for vocabulary in [5, 100, 101, 128, 1000] {
+        let named = tensors(&[("e.weight", &[vocabulary, HIDDEN])]);
+        let last = vocabulary as u32 - 1;
+        same_on_all(&named, &[("all_reduce", 1)], |loader, group| {
+            let weight = VocabularyWeight::load(loader, "e", vocabulary, HIDDEN)?;
+            VocabParallelEmbedding::new(weight).forward(
+                &[0, last, 3, last / 2],
+                Dtype::F32,
+                &Host::new(1),
+                group,
+            )
+        });
+        same_on_all(&named, &[("all_gather", 1)], |loader, group| {
+            let weight = VocabularyWeight::load(loader, "e", vocabulary, HIDDEN)?;
+            let logits = ParallelHead::new(weight).forward(&whole(&[5, HIDDEN], 9), &Host::new(1), group)?;
+            assert_eq!(logits.shape(), [5, vocabulary]);
+            Ok(logits)
+        });
+    }
+}
+
+#[test]
+fn a_token_outside_the_vocabulary_is_refused_before_any_call() {
+    let named = tensors(&[("e.weight", &[100, HIDDEN])]);
+    run(2, &named, &[], |loader, group| {
+        let weight = VocabularyWeight::load(loader, "e", 100, HIDDEN)?;
+        let embedding = VocabParallelEmbedding::new(weight);
+        let error = embedding.forward(&[1, 100], Dtype::F32, &Host::new(1), group).unwrap_err();
+        assert!(error.to_string().contains("token 100 is not in the vocabulary of 100"));
+        Ok(Tensor::zeros(&[1], Dtype::F32))
+    });
+}
+
+#[test]
+fn the_mlp_is_exact_where_silu_is() {
+    let mut named = tensors(&[
+        ("m.gate_proj.weight", &[48, HIDDEN]),
+        ("m.up_proj.weight", &[48, HIDDEN]),
+        ("m.down_proj.weight", &[HIDDEN, 48]),
+    ]);
+    // silu of a multiple of 128 is itself or zero, to the bit.
+    let gate = whole(&[48, HIDDEN], 1).values().iter().map(|v| v * 128.0).collect();
+    named.insert("m.gate_proj.weight".into(), Tensor::new(&[48, HIDDEN], gate, Dtype::F32).unwrap());
+    same_on_all(&named, &[("all_reduce", 1)], |loader, group| {
+        let layer = ParallelMlp::load(loader, "m", HIDDEN, 48, false)?;
+        layer.forward(&whole(&[5, HIDDEN], 9), &Host::new(1), group)
+    });
+}
+
+#[test]
+fn attention_is_exact_where_softmax_is() {
+    let mut named = tensors(&[
+        ("a.q_proj.weight", &[96, HIDDEN]),
+        ("a.k_proj.weight", &[4, HIDDEN]),
+        ("a.v_proj.weight", &[4, HIDDEN]),
+        ("o.weight", &[HIDDEN, 96]),
+    ]);
+    // Queries of zero see all alike; a window of two makes every share a half or one.
+    named.insert("a.q_proj.weight".into(), Tensor::zeros(&[96, HIDDEN], Dtype::F32));
+    same_on_all(&named, &[("all_reduce", 1)], |loader, group| {
+        let shape = QkvShape { hidden: HIDDEN, heads: 24, kv_heads: 1, head_dim: 4 };
+        let attention = ParallelAttention {
+            qkv: QkvParallelLinear::load(loader, "a", shape, false)?,
+            output: RowParallelLinear::load(loader, "o", (HIDDEN, 96), RowOptions::default())?,
+            window: Some(2),
+        };
+        let mut cache = KvCache::new(1, attention.qkv.kv_heads(), 5, 4, Dtype::F32);
+        let table = Rotary::new(4, 1e4, RotaryScaling::None).table(0, 5);
+        let x = whole(&[5, HIDDEN], 9);
+        attention.forward(&x, 0, &table, &mut cache.layers[0], &Host::new(1), group)
+    });
+}

@@ -1,0 +1,51 @@
+//! The SwiGLU feed-forward block.
+
+use ryzanstein_process_group::ProcessGroup;
+
+use crate::checkpoint::Loader;
+use crate::compute::Compute;
+use crate::error::Result;
+use crate::linear::{MergedColumnParallelLinear, RowOptions, RowParallelLinear};
+use crate::tensor::Tensor;
+
+/// `down(silu(gate(x)) × up(x))` with the intermediate features shared out among the ranks.
+#[derive(Debug)]
+pub struct ParallelMlp {
+    gate_up: MergedColumnParallelLinear,
+    down: RowParallelLinear,
+}
+
+impl ParallelMlp {
+    /// Loads `{prefix}.gate_proj`, `up_proj` and `down_proj`.
+    ///
+    /// # Errors
+    /// When the world size does not divide the intermediate features, or the source fails.
+    pub fn load(
+        loader: &mut Loader<'_>,
+        prefix: &str,
+        hidden: usize,
+        intermediate: usize,
+        bias: bool,
+    ) -> Result<Self> {
+        let (gate, up) = (format!("{prefix}.gate_proj"), format!("{prefix}.up_proj"));
+        let parts = [(gate.as_str(), intermediate), (up.as_str(), intermediate)];
+        Ok(Self {
+            gate_up: MergedColumnParallelLinear::load(loader, &parts, hidden, bias)?,
+            down: RowParallelLinear::load(
+                loader,
+                &format!("{prefix}.down_proj"),
+                (hidden, intermediate),
+                RowOptions { bias, ..RowOptions::default() },
+            )?,
+        })
+    }
+
+    /// One all-reduce.
+    ///
+    /// # Errors
+    /// When shapes do not fit or the group fails.
+    pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut ProcessGroup) -> Result<Tensor> {
+        let inner = compute.swiglu(&self.gate_up.forward(x, compute)?)?;
+        self.down.forward(&inner, compute, group)
+    }
+}

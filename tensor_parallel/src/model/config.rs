@@ -1,0 +1,280 @@
+//! `config.json` of a Hugging Face folder, parsed once into what the model needs. What is not supported is refused by
+//! name.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::rope;
+use crate::attention::{Rotary, RotaryScaling};
+use crate::error::{Error, Result};
+
+/// The architectures that are this one model with other settings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Architecture {
+    /// `LlamaForCausalLM`
+    Llama,
+    /// `MistralForCausalLM`: a sliding window.
+    Mistral,
+    /// `Qwen2ForCausalLM`: biases on queries, keys and values; a window in some layers.
+    Qwen2,
+}
+
+/// All settings of a Llama-like model.
+#[derive(Clone, PartialEq, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "the settings are independent")]
+pub struct LlamaConfig {
+    /// Which architecture this was.
+    pub architecture: Architecture,
+    /// Number of tokens.
+    pub vocabulary: usize,
+    /// Features between layers.
+    pub hidden: usize,
+    /// Features inside the MLP.
+    pub intermediate: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Length of one head.
+    pub head_dim: usize,
+    /// The longest sequence.
+    pub max_positions: usize,
+    /// Added to the mean square in the norms.
+    pub norm_epsilon: f32,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// How they are scaled.
+    pub rope_scaling: RotaryScaling,
+    /// Whether queries, keys and values have biases.
+    pub qkv_bias: bool,
+    /// Whether the attention's output has one.
+    pub output_bias: bool,
+    /// Whether the MLP's projections have them.
+    pub mlp_bias: bool,
+    /// Whether embedding and head are one matrix.
+    pub tied: bool,
+    /// How many positions a query sees, layer by layer; all where there is no window.
+    pub windows: Vec<Option<usize>>,
+    /// Tokens that end a text.
+    pub end_tokens: Vec<u32>,
+}
+
+/// One JSON object, read key by key. Errors are sentences that name the key.
+pub(super) struct Keys<'a>(pub(super) &'a Map<String, Value>);
+
+impl<'a> Keys<'a> {
+    /// The value of a key; `null` is as good as none.
+    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
+        self.0.get(key).filter(|v| !v.is_null())
+    }
+
+    fn optional<T>(
+        &self,
+        key: &str,
+        what: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, String> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(value) => match read(value) {
+                Some(read) => Ok(Some(read)),
+                None => Err(format!("`{key}` must be {what}, and is {value}")),
+            },
+        }
+    }
+
+    pub(super) fn size(&self, key: &str) -> Result<Option<usize>, String> {
+        // Larger sizes would overflow products of two, and no model has them.
+        let read = |v: &Value| v.as_u64().filter(|n| (1..=1 << 31).contains(n)).map(|n| n as usize);
+        self.optional(key, "a positive whole number", read)
+    }
+
+    pub(super) fn needed(&self, key: &str) -> Result<usize, String> {
+        self.size(key)?.ok_or_else(|| format!("`{key}` is missing"))
+    }
+
+    pub(super) fn number(&self, key: &str) -> Result<Option<f64>, String> {
+        self.optional(key, "a positive number", |v| v.as_f64().filter(|n| *n > 0.0 && n.is_finite()))
+    }
+
+    fn flag(&self, key: &str) -> Result<bool, String> {
+        Ok(self.optional(key, "true or false", Value::as_bool)?.unwrap_or(false))
+    }
+
+    pub(super) fn text(&self, key: &str) -> Result<Option<&'a str>, String> {
+        self.optional(key, "a text", Value::as_str)
+    }
+}
+
+impl LlamaConfig {
+    /// Reads `config.json` of a folder, and `generation_config.json` for the tokens that end a text.
+    ///
+    /// # Errors
+    /// Names the file and the key that is missing, nonsense or not supported.
+    pub fn from_folder(directory: &Path) -> Result<Self> {
+        let (config, generation) = read_folder(directory)?;
+        Self::from_json(&directory.join("config.json"), &config, generation.as_deref())
+    }
+
+    /// Parses the text of `config.json` and of `generation_config.json`; `file` is named in errors.
+    ///
+    /// # Errors
+    /// Names the key that is missing, nonsense or not supported.
+    pub fn from_json(file: &Path, config: &str, generation: Option<&str>) -> Result<Self> {
+        let object = |file: &Path, text: &str| {
+            serde_json::from_str::<Map<String, Value>>(text)
+                .map_err(|e| Error::model(file, format!("not a JSON object: {e}")))
+        };
+        let map = object(file, config)?;
+        let mut parsed = parse(&Keys(&map)).map_err(|reason| Error::model(file, reason))?;
+        if let Some(text) = generation {
+            let file = file.with_file_name("generation_config.json");
+            let map = object(&file, text)?;
+            if let Some(tokens) = end_tokens(&Keys(&map)).map_err(|reason| Error::model(&file, reason))? {
+                parsed.end_tokens = tokens;
+            }
+        }
+        Ok(parsed)
+    }
+
+    /// The rotary frequencies.
+    pub fn rotary(&self) -> Rotary {
+        Rotary::new(self.head_dim, self.rope_theta, self.rope_scaling)
+    }
+}
+
+/// The text of `config.json` and, if it is there, of `generation_config.json`.
+pub(super) fn read_folder(directory: &Path) -> Result<(String, Option<String>)> {
+    let file = directory.join("config.json");
+    let config = std::fs::read_to_string(&file).map_err(|e| Error::io(&file, e))?;
+    let file = directory.join("generation_config.json");
+    match std::fs::read_to_string(&file) {
+        Ok(generation) => Ok((config, Some(generation))),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok((config, None)),
+        Err(e) => Err(Error::io(&file, e)),
+    }
+}
+
+fn architecture(keys: &Keys<'_>) -> Result<Architecture, String> {
+    let named = keys.get("architectures").and_then(|v| v.get(0)).and_then(Value::as_str);
+    let name = match named {
+        Some(name) => name,
+        None => keys.text("model_type")?.ok_or("neither `architectures` nor `model_type` is there")?,
+    };
+    match name {
+        "LlamaForCausalLM" | "llama" => Ok(Architecture::Llama),
+        "MistralForCausalLM" | "mistral" => Ok(Architecture::Mistral),
+        "Qwen2ForCausalLM" | "qwen2" => Ok(Architecture::Qwen2),
+        other => Err(format!(
+            "architecture `{other}` is not supported; supported are LlamaForCausalLM, MistralForCausalLM and \
+             Qwen2ForCausalLM"
+        )),
+    }
+}
+
+fn parse(keys: &Keys<'_>) -> Result<LlamaConfig, String> {
+    let architecture = architecture(keys)?;
+    if keys.get("quantization_config").is_some() {
+        return Err(
+            "`quantization_config`: quantized weights are not supported, only f32, f16 and bf16".into()
+        );
+    }
+    if let Some(other) = keys.text("hidden_act")?.filter(|a| *a != "silu") {
+        return Err(format!("`hidden_act` `{other}` is not supported, only `silu`"));
+    }
+    if let Some(factor) = keys.number("partial_rotary_factor")?.filter(|f| *f != 1.0) {
+        return Err(format!("`partial_rotary_factor` {factor} is not supported, only 1"));
+    }
+    let hidden = keys.needed("hidden_size")?;
+    let heads = keys.needed("num_attention_heads")?;
+    let kv_heads = keys.size("num_key_value_heads")?.unwrap_or(heads);
+    if !heads.is_multiple_of(kv_heads) {
+        return Err(format!(
+            "`num_key_value_heads` {kv_heads} does not divide `num_attention_heads` {heads}"
+        ));
+    }
+    let head_dim = match keys.size("head_dim")? {
+        Some(length) => length,
+        None if hidden.is_multiple_of(heads) => hidden / heads,
+        None => return Err(format!("`num_attention_heads` {heads} does not divide `hidden_size` {hidden}")),
+    };
+    if !head_dim.is_multiple_of(2) {
+        return Err(format!("a head of {head_dim} elements cannot be rotated in pairs"));
+    }
+    let (default_positions, qwen2) = match architecture {
+        Architecture::Llama => (2048, false),
+        Architecture::Mistral => (131_072, false),
+        Architecture::Qwen2 => (32_768, true),
+    };
+    let layers = keys.needed("num_hidden_layers")?;
+    let attention_bias = architecture == Architecture::Llama && keys.flag("attention_bias")?;
+    let max_positions = keys.size("max_position_embeddings")?.unwrap_or(default_positions);
+    let (rope_theta, rope_scaling) = rope::parse(keys, max_positions)?;
+    Ok(LlamaConfig {
+        architecture,
+        vocabulary: keys.needed("vocab_size")?,
+        hidden,
+        intermediate: keys.needed("intermediate_size")?,
+        layers,
+        heads,
+        kv_heads,
+        head_dim,
+        max_positions,
+        norm_epsilon: keys.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
+        rope_theta,
+        rope_scaling,
+        qkv_bias: attention_bias || qwen2,
+        output_bias: attention_bias,
+        mlp_bias: architecture == Architecture::Llama && keys.flag("mlp_bias")?,
+        tied: keys.flag("tie_word_embeddings")?,
+        windows: windows(keys, architecture, layers)?,
+        end_tokens: end_tokens(keys)?.unwrap_or_default(),
+    })
+}
+
+fn windows(keys: &Keys<'_>, architecture: Architecture, layers: usize) -> Result<Vec<Option<usize>>, String> {
+    // A missing key has the library's default; an explicit null means that there is no window.
+    let window =
+        if keys.0.contains_key("sliding_window") { keys.size("sliding_window")? } else { Some(4096) };
+    let (window, first) = match architecture {
+        Architecture::Llama => (None, 0),
+        Architecture::Mistral => (window, 0),
+        Architecture::Qwen2 if !keys.flag("use_sliding_window")? => (None, 0),
+        Architecture::Qwen2 => {
+            let first = keys.get("max_window_layers").and_then(Value::as_u64).unwrap_or(28);
+            (window, first as usize)
+        }
+    };
+    if architecture == Architecture::Llama {
+        return Ok(vec![None; layers]);
+    }
+    let Some(types) = keys.get("layer_types") else {
+        return Ok((0..layers).map(|layer| window.filter(|_| layer >= first)).collect());
+    };
+    let types = types.as_array().filter(|t| t.len() == layers);
+    let types = types.ok_or_else(|| format!("`layer_types` must list {layers} layers"))?;
+    types
+        .iter()
+        .map(|t| match (t.as_str(), window) {
+            (Some("full_attention"), _) => Ok(None),
+            (Some("sliding_attention"), Some(window)) => Ok(Some(window)),
+            (Some("sliding_attention"), None) => {
+                Err("`layer_types` has a window and `sliding_window` none".into())
+            }
+            _ => {
+                Err(format!("`layer_types` {t} is not supported, only full_attention and sliding_attention"))
+            }
+        })
+        .collect()
+}
+
+fn end_tokens(keys: &Keys<'_>) -> Result<Option<Vec<u32>>, String> {
+    let token = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
+    keys.optional("eos_token_id", "a token or a list of tokens", |value| match value.as_array() {
+        Some(list) => list.iter().map(token).collect(),
+        None => token(value).map(|t| vec![t]),
+    })
+}

@@ -1,0 +1,197 @@
+//! Llama, and the models that are Llama with other settings.
+
+use ryzanstein_process_group::ProcessGroup;
+
+use super::config::LlamaConfig;
+use super::load::LoadReport;
+use super::plan::check_world_size;
+use crate::attention::{KvCache, LayerCache, ParallelAttention, Rotary, RotaryTable};
+use crate::checkpoint::Loader;
+use crate::compute::Compute;
+use crate::dtype::Dtype;
+use crate::embedding::{ParallelHead, VocabParallelEmbedding, VocabularyWeight};
+use crate::error::{Error, Result};
+use crate::linear::{QkvParallelLinear, QkvShape, RowOptions, RowParallelLinear};
+use crate::mlp::ParallelMlp;
+use crate::norm::RmsNorm;
+use crate::shard;
+use crate::tensor::Tensor;
+
+/// One rank's share of a model.
+///
+/// Every rank makes the same calls. A forward pass takes two all-reduces a layer, one for the embedding, and one
+/// all-gather for the logits.
+#[derive(Debug)]
+pub struct Llama {
+    pub(crate) config: LlamaConfig,
+    pub(crate) compute: Box<dyn Compute>,
+    dtype: Dtype,
+    kv_heads: usize,
+    rotary: Rotary,
+    embedding: VocabParallelEmbedding,
+    blocks: Vec<Block>,
+    norm: RmsNorm,
+    head: ParallelHead,
+    pub(crate) report: LoadReport,
+}
+
+#[derive(Debug)]
+struct Block {
+    attention_norm: RmsNorm,
+    attention: ParallelAttention,
+    mlp_norm: RmsNorm,
+    mlp: ParallelMlp,
+}
+
+impl Block {
+    fn load(loader: &mut Loader<'_>, config: &LlamaConfig, layer: usize) -> Result<Self> {
+        let prefix = format!("model.layers.{layer}");
+        let within = |name: &str| format!("{prefix}.{name}");
+        let &LlamaConfig { hidden, heads, kv_heads, head_dim, norm_epsilon, .. } = config;
+        let shape = QkvShape { hidden, heads, kv_heads, head_dim };
+        let options = RowOptions { bias: config.output_bias, ..RowOptions::default() };
+        Ok(Self {
+            attention_norm: RmsNorm::load(loader, &within("input_layernorm"), hidden, norm_epsilon)?,
+            attention: ParallelAttention {
+                qkv: QkvParallelLinear::load(loader, &within("self_attn"), shape, config.qkv_bias)?,
+                output: RowParallelLinear::load(
+                    loader,
+                    &within("self_attn.o_proj"),
+                    (hidden, heads * head_dim),
+                    options,
+                )?,
+                window: config.windows[layer],
+            },
+            mlp_norm: RmsNorm::load(loader, &within("post_attention_layernorm"), hidden, norm_epsilon)?,
+            mlp: ParallelMlp::load(loader, &within("mlp"), hidden, config.intermediate, config.mlp_bias)?,
+        })
+    }
+
+    fn forward(
+        &self,
+        x: &mut Tensor,
+        position: usize,
+        rotary: &RotaryTable,
+        cache: &mut LayerCache,
+        compute: &dyn Compute,
+        group: &mut ProcessGroup,
+    ) -> Result<()> {
+        let normed = self.attention_norm.forward(x, compute)?;
+        let attended = self.attention.forward(&normed, position, rotary, cache, compute, group)?;
+        compute.add(x, &attended)?;
+        let normed = self.mlp_norm.forward(x, compute)?;
+        let fed = self.mlp.forward(&normed, compute, group)?;
+        compute.add(x, &fed)
+    }
+}
+
+impl Llama {
+    /// Puts a model together from what `loader` gives. `dtype` is the type of activations.
+    ///
+    /// # Errors
+    /// When the model cannot run on so many ranks, or the source fails.
+    pub fn from_loader(
+        config: LlamaConfig,
+        dtype: Dtype,
+        compute: Box<dyn Compute>,
+        loader: &mut Loader<'_>,
+    ) -> Result<Self> {
+        check_world_size(&config, loader.world_size())?;
+        let heads = shard::heads(config.heads, config.kv_heads, loader.world_size())?;
+        let (vocabulary, hidden) = (config.vocabulary, config.hidden);
+        let tokens = VocabularyWeight::load(loader, "model.embed_tokens", vocabulary, hidden)?;
+        let blocks = (0..config.layers)
+            .map(|layer| Block::load(loader, &config, layer))
+            .collect::<Result<Vec<_>>>()?;
+        let norm = RmsNorm::load(loader, "model.norm", hidden, config.norm_epsilon)?;
+        let head = if config.tied {
+            tokens.clone()
+        } else {
+            VocabularyWeight::load(loader, "lm_head", vocabulary, hidden)?
+        };
+        Ok(Self {
+            compute,
+            dtype,
+            kv_heads: heads[loader.rank()].kv.len(),
+            rotary: config.rotary(),
+            embedding: VocabParallelEmbedding::new(tokens),
+            blocks,
+            norm,
+            head: ParallelHead::new(head),
+            report: LoadReport::default(),
+            config,
+        })
+    }
+
+    /// The model's settings.
+    pub fn config(&self) -> &LlamaConfig {
+        &self.config
+    }
+
+    /// The type of activations and of the cache.
+    pub fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    /// What loading took.
+    pub fn report(&self) -> &LoadReport {
+        &self.report
+    }
+
+    /// An empty cache with room for `capacity` positions.
+    ///
+    /// # Errors
+    /// When the model was not made for so long a sequence.
+    pub fn cache(&self, capacity: usize) -> Result<KvCache> {
+        let LlamaConfig { layers, head_dim, max_positions, .. } = self.config;
+        if capacity > max_positions {
+            return Err(Error::input(format!(
+                "{capacity} positions are more than the {max_positions} of `max_position_embeddings`"
+            )));
+        }
+        Ok(KvCache::new(layers, self.kv_heads, capacity, head_dim, self.dtype))
+    }
+
+    /// Logits `[tokens, vocabulary]` in `f32` after each of `tokens`, which follow what the cache holds. The cache
+    /// holds them too afterwards. The result is the same, to the bit, on every rank.
+    ///
+    /// # Errors
+    /// When there are no tokens, one is not in the vocabulary, they do not fit the cache, or the group fails.
+    pub fn forward(&self, tokens: &[u32], cache: &mut KvCache, group: &mut ProcessGroup) -> Result<Tensor> {
+        let x = self.hidden_states(tokens, cache, group)?;
+        self.head.forward(&x, &*self.compute, group)
+    }
+
+    /// As [`forward`](Self::forward), but logits `[1, vocabulary]` after the last token only.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_last(
+        &self,
+        tokens: &[u32],
+        cache: &mut KvCache,
+        group: &mut ProcessGroup,
+    ) -> Result<Tensor> {
+        let x = self.hidden_states(tokens, cache, group)?;
+        let columns = x.columns();
+        let flat = x.reshape(&[1, tokens.len() * columns])?;
+        let last = self.compute.columns(&flat, (tokens.len() - 1) * columns..tokens.len() * columns)?;
+        self.head.forward(&last, &*self.compute, group)
+    }
+
+    fn hidden_states(&self, tokens: &[u32], cache: &mut KvCache, group: &mut ProcessGroup) -> Result<Tensor> {
+        if tokens.is_empty() {
+            return Err(Error::input("there must be at least one token"));
+        }
+        cache.room_for(tokens.len())?;
+        let compute = &*self.compute;
+        let position = cache.len();
+        let rotary = self.rotary.table(position, tokens.len());
+        let mut x = self.embedding.forward(tokens, self.dtype, compute, group)?;
+        for (block, cache) in self.blocks.iter().zip(&mut cache.layers) {
+            block.forward(&mut x, position, &rotary, cache, compute, group)?;
+        }
+        cache.advance(tokens.len());
+        self.norm.forward(&x, compute)
+    }
+}

@@ -1,0 +1,166 @@
+//! Loading a model from a Hugging Face folder, by every rank or through one.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use ryzanstein_process_group::{ProcessGroup, Rank};
+use serde::{Deserialize, Serialize};
+
+use super::config::{LlamaConfig, read_folder};
+use super::llama::Llama;
+use super::plan::{check_world_size, tensors};
+use crate::checkpoint::{Checkpoint, Loader, LocalSource, RootSource, WeightSource};
+use crate::compute::Host;
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+
+/// What loading took.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LoadReport {
+    /// Bytes of weights in all files, known on ranks that opened them.
+    pub checkpoint_bytes: u64,
+    /// Bytes of weights that this rank read from files.
+    pub bytes_read: u64,
+    /// How long it took.
+    pub elapsed: Duration,
+}
+
+/// All that ranks must agree on, or learn from the root, before weights move.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+struct Plan {
+    config: String,
+    generation: Option<String>,
+    weights: Dtype,
+    activations: Dtype,
+}
+
+impl Plan {
+    fn parse(&self, file: &Path) -> Result<LlamaConfig> {
+        LlamaConfig::from_json(file, &self.config, self.generation.as_deref())
+    }
+}
+
+/// Reads and checks everything but the weights' values.
+fn prepare(
+    directory: &Path,
+    dtype: Option<Dtype>,
+    world_size: usize,
+) -> Result<(Plan, LlamaConfig, Checkpoint)> {
+    let (config, generation) = read_folder(directory)?;
+    let parsed = LlamaConfig::from_json(&directory.join("config.json"), &config, generation.as_deref())?;
+    check_world_size(&parsed, world_size)?;
+    let checkpoint = Checkpoint::open(directory)?;
+    let specs = tensors(&parsed);
+    for spec in &specs {
+        checkpoint.check(&spec.name, &spec.shape)?;
+    }
+    let matrices = specs.iter().filter(|s| s.shape.len() == 2).map(|s| s.name.as_str());
+    let stored = checkpoint.common_dtype(matrices)?;
+    let activations = dtype.unwrap_or(stored);
+    // Wide activations meet weights as they are stored: widening them is exact and is done on the way.
+    let weights = if activations == Dtype::F32 { stored } else { activations };
+    Ok((Plan { config, generation, weights, activations }, parsed, checkpoint))
+}
+
+impl Llama {
+    /// Loads this rank's share of a model from a folder that every rank can read: `config.json` and safetensors.
+    /// `dtype` is the type of activations; without one, that of the weights.
+    ///
+    /// Settings, shapes and world size are checked before any weight is read. When one rank fails, all do.
+    ///
+    /// # Errors
+    /// This rank's own, else [`Error::Peer`] with that of another.
+    pub fn load(directory: &Path, dtype: Option<Dtype>, group: &mut ProcessGroup) -> Result<Self> {
+        let started = Instant::now();
+        let prepared = prepare(directory, dtype, group.world_size());
+        let (plan, config, checkpoint) = agree(prepared, |(plan, ..)| plan.clone(), group)?;
+        let mut source = LocalSource { checkpoint: &checkpoint, rank: group.rank().index() };
+        let model = build(config, &plan, &mut source, group.rank(), group.world_size());
+        let model = agree(model, |_| (), group)?;
+        Ok(model.reported(Some(&checkpoint), started))
+    }
+
+    /// Loads this rank's share of a model from a folder that only `root` can read. `directory` and `dtype` count on
+    /// the root only. The root reads each rank's share and sends it to that rank alone.
+    ///
+    /// # Errors
+    /// The root's own; elsewhere [`Error::Peer`] with that.
+    pub fn load_from_root(
+        directory: Option<&Path>,
+        dtype: Option<Dtype>,
+        root: Rank,
+        group: &mut ProcessGroup,
+    ) -> Result<Self> {
+        let started = Instant::now();
+        let (me, world_size) = (group.rank(), group.world_size());
+        let prepared = match directory {
+            Some(directory) if me == root => Some(prepare(directory, dtype, world_size)),
+            None if me == root => Some(Err(Error::configuration("the root must have a model folder"))),
+            _ => None,
+        };
+        let told = prepared.as_ref().map(|p| match p {
+            Ok((plan, ..)) => Ok(plan.clone()),
+            Err(error) => Err(error.to_string()),
+        });
+        let told: Result<Plan, String> = group.broadcast_object(told.as_ref(), root)?;
+        let checkpoint = prepared.transpose()?.map(|(_, _, checkpoint)| checkpoint);
+        let plan = told.map_err(|reason| Error::Peer { rank: root, reason })?;
+        let config = plan.parse(Path::new("config.json"))?;
+        let mut source = RootSource { checkpoint: checkpoint.as_ref(), root, group };
+        let model = build(config, &plan, &mut source, me, world_size)?;
+        Ok(model.reported(checkpoint.as_ref(), started))
+    }
+
+    fn reported(mut self, checkpoint: Option<&Checkpoint>, started: Instant) -> Self {
+        self.report = LoadReport {
+            checkpoint_bytes: checkpoint.map_or(0, Checkpoint::total_bytes),
+            bytes_read: checkpoint.map_or(0, Checkpoint::bytes_read),
+            elapsed: started.elapsed(),
+        };
+        tracing::info!(
+            bytes_read = self.report.bytes_read,
+            checkpoint_bytes = self.report.checkpoint_bytes,
+            seconds = self.report.elapsed.as_secs_f64(),
+            dtype = %self.dtype(),
+            "model loaded"
+        );
+        self
+    }
+}
+
+fn build(
+    config: LlamaConfig,
+    plan: &Plan,
+    source: &mut dyn WeightSource,
+    rank: Rank,
+    world_size: usize,
+) -> Result<Llama> {
+    let mut loader = Loader::new(source, rank.index(), world_size, plan.weights);
+    Llama::from_loader(config, plan.activations, Box::new(Host::shared_by(world_size)), &mut loader)
+}
+
+/// Makes a failure of one rank that of all, and refuses to go on with different plans.
+fn agree<T, P>(mine: Result<T>, plan: impl FnOnce(&T) -> P, group: &mut ProcessGroup) -> Result<T>
+where
+    P: PartialEq + Serialize + serde::de::DeserializeOwned,
+{
+    let told = match &mine {
+        Ok(value) => Ok(plan(value)),
+        Err(error) => Err(error.to_string()),
+    };
+    let all: Vec<Result<P, String>> = group.all_gather_object(&told)?;
+    let mine = mine?;
+    for (rank, theirs) in Rank::all(all.len()).zip(all) {
+        match theirs {
+            Err(reason) => return Err(Error::Peer { rank, reason }),
+            Ok(theirs) if Ok(&theirs) != told.as_ref() => {
+                return Err(Error::configuration(format!(
+                    "rank {rank} has another model or another type than rank {}; all must load the same folder",
+                    group.rank()
+                )));
+            }
+            Ok(_) => {}
+        }
+    }
+    Ok(mine)
+}

@@ -1,0 +1,15 @@
+//! Whole architectures put together from the layers.
+
+mod config;
+mod llama;
+mod load;
+mod plan;
+mod rope;
+
+pub use self::config::{Architecture, LlamaConfig};
+pub use self::llama::Llama;
+pub use self::load::LoadReport;
+pub use self::plan::{TensorSpec, check_world_size, legal_world_sizes, tensors};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,75 @@
+//! What can be said of a model before any weight is read: its tensors, and the world sizes it can run on. Pure.
+
+use super::config::LlamaConfig;
+use crate::error::{Error, Result};
+use crate::shard;
+
+/// One tensor of the checkpoint.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TensorSpec {
+    /// Its name.
+    pub name: String,
+    /// Its whole shape.
+    pub shape: Vec<usize>,
+}
+
+/// Every tensor that the model needs, embedding first.
+pub fn tensors(config: &LlamaConfig) -> Vec<TensorSpec> {
+    let mut all = Vec::new();
+    let mut add = |name: String, shape: &[usize]| all.push(TensorSpec { name, shape: shape.into() });
+    let (hidden, intermediate) = (config.hidden, config.intermediate);
+    let (queries, kvs) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+    add("model.embed_tokens.weight".into(), &[config.vocabulary, hidden]);
+    for layer in 0..config.layers {
+        let projections = [
+            ("self_attn.q_proj", queries, hidden, config.qkv_bias),
+            ("self_attn.k_proj", kvs, hidden, config.qkv_bias),
+            ("self_attn.v_proj", kvs, hidden, config.qkv_bias),
+            ("self_attn.o_proj", hidden, queries, config.output_bias),
+            ("mlp.gate_proj", intermediate, hidden, config.mlp_bias),
+            ("mlp.up_proj", intermediate, hidden, config.mlp_bias),
+            ("mlp.down_proj", hidden, intermediate, config.mlp_bias),
+        ];
+        for (name, outputs, inputs, bias) in projections {
+            add(format!("model.layers.{layer}.{name}.weight"), &[outputs, inputs]);
+            if bias {
+                add(format!("model.layers.{layer}.{name}.bias"), &[outputs]);
+            }
+        }
+        for name in ["input_layernorm", "post_attention_layernorm"] {
+            add(format!("model.layers.{layer}.{name}.weight"), &[hidden]);
+        }
+    }
+    add("model.norm.weight".into(), &[hidden]);
+    if !config.tied {
+        add("lm_head.weight".into(), &[config.vocabulary, hidden]);
+    }
+    all
+}
+
+fn check(config: &LlamaConfig, world_size: usize) -> Result<()> {
+    shard::heads(config.heads, config.kv_heads, world_size)?;
+    shard::even("intermediate features", config.intermediate, world_size)?;
+    Ok(())
+}
+
+/// The world sizes up to `most` that a model can run on.
+pub fn legal_world_sizes(config: &LlamaConfig, most: usize) -> Vec<usize> {
+    (1..=most).filter(|n| check(config, *n).is_ok()).collect()
+}
+
+/// Whether a model can run on this many ranks.
+///
+/// # Errors
+/// [`Error::Configuration`] that says why not, and which sizes are legal.
+pub fn check_world_size(config: &LlamaConfig, world_size: usize) -> Result<()> {
+    check(config, world_size).map_err(|error| {
+        let reason = match error {
+            Error::Configuration(reason) => reason,
+            other => other.to_string(),
+        };
+        // More ranks than query heads are never legal.
+        let legal: Vec<_> = legal_world_sizes(config, config.heads).iter().map(ToString::to_string).collect();
+        Error::Configuration(format!("{reason}; legal sizes for this model: {}", legal.join(", ")))
+    })
+}

@@ -1,0 +1,161 @@
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::attention::RotaryScaling;
+use crate::error::{Error, Result};
+
+fn base() -> Value {
+    json!({
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, "num_key_value_heads": 2,
+        "num_hidden_layers": 2, "vocab_size": 100, "eos_token_id": 2,
+    })
+}
+
+/// The base configuration with some keys set.
+fn with(changes: &Value) -> Result<LlamaConfig> {
+    let mut config = base();
+    for (key, value) in changes.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    LlamaConfig::from_json(Path::new("config.json"), &config.to_string(), None)
+}
+
+fn refused(changes: &Value) -> String {
+    with(changes).unwrap_err().to_string()
+}
+
+#[test]
+fn missing_keys_have_the_defaults_of_the_architecture() {
+    let llama = with(&json!({})).unwrap();
+    assert_eq!((llama.head_dim, llama.norm_epsilon, llama.max_positions), (8, 1e-6, 2048));
+    assert_eq!((llama.rope_theta, llama.rope_scaling), (10_000.0, RotaryScaling::None));
+    assert!(!llama.qkv_bias && !llama.output_bias && !llama.mlp_bias && !llama.tied);
+    assert_eq!((llama.windows, llama.end_tokens), (vec![None; 2], vec![2]));
+
+    let mistral = with(&json!({ "architectures": ["MistralForCausalLM"] })).unwrap();
+    assert_eq!(mistral.windows, [Some(4096); 2]);
+    let mistral = with(&json!({ "architectures": ["MistralForCausalLM"], "sliding_window": null })).unwrap();
+    assert_eq!(mistral.windows, [None; 2]);
+
+    let qwen2 =
+        json!({ "architectures": ["Qwen2ForCausalLM"], "sliding_window": 16, "max_window_layers": 1 });
+    let mut qwen2 = qwen2;
+    let plain = with(&qwen2).unwrap();
+    assert!(plain.qkv_bias && !plain.output_bias && plain.windows == [None; 2]);
+    qwen2["use_sliding_window"] = true.into();
+    assert_eq!(with(&qwen2).unwrap().windows, [None, Some(16)]);
+    qwen2["layer_types"] = json!(["sliding_attention", "full_attention"]);
+    assert_eq!(with(&qwen2).unwrap().windows, [Some(16), None]);
+}
+
+#[test]
+fn rotary_settings_are_read_in_the_old_and_the_new_form() {
+    let scaling = json!({
+        "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128,
+    });
+    let llama3 = RotaryScaling::Llama3 {
+        factor: 8.0,
+        low_frequency_factor: 1.0,
+        high_frequency_factor: 4.0,
+        original_positions: 128.0,
+    };
+    let mut old = scaling.clone();
+    old["rope_type"] = "llama3".into();
+    let config = with(&json!({ "rope_theta": 5e5, "rope_scaling": old })).unwrap();
+    assert_eq!((config.rope_theta, config.rope_scaling), (5e5, llama3));
+    let mut new = old;
+    new["rope_theta"] = 7e4.into();
+    let config = with(&json!({ "rope_parameters": new })).unwrap();
+    assert_eq!((config.rope_theta, config.rope_scaling), (7e4, llama3));
+    let config = with(&json!({ "rope_scaling": { "type": "linear", "factor": 2 } })).unwrap();
+    assert_eq!(config.rope_scaling, RotaryScaling::Linear { factor: 2.0 });
+}
+
+#[test]
+fn what_is_not_supported_is_refused_by_name() {
+    let cases = [
+        (
+            json!({ "architectures": ["MixtralForCausalLM"] }),
+            "architecture `MixtralForCausalLM` is not supported",
+        ),
+        (json!({ "hidden_act": "gelu" }), "`hidden_act` `gelu`"),
+        (json!({ "quantization_config": { "bits": 4 } }), "quantized weights are not supported"),
+        (json!({ "rope_scaling": { "rope_type": "yarn", "factor": 4.0 } }), "rope type `yarn`"),
+        (json!({ "rope_scaling": { "type": "dynamic", "factor": 4.0 } }), "rope type `dynamic`"),
+        (json!({ "rope_scaling": { "type": "linear" } }), "`factor` is missing"),
+        (
+            json!({ "rope_parameters": { "full_attention": { "rope_theta": 1.0 } } }),
+            "differs by kind of layer",
+        ),
+        (json!({ "partial_rotary_factor": 0.5 }), "`partial_rotary_factor`"),
+        (json!({ "num_key_value_heads": 3 }), "does not divide `num_attention_heads` 8"),
+        (json!({ "hidden_size": 60 }), "does not divide `hidden_size` 60"),
+        (json!({ "head_dim": 7 }), "cannot be rotated in pairs"),
+        (json!({ "hidden_size": null }), "`hidden_size` is missing"),
+        (json!({ "hidden_size": "64" }), "`hidden_size` must be a positive whole number, and is \"64\""),
+        (json!({ "num_attention_heads": 0 }), "`num_attention_heads` must be a positive"),
+        (json!({ "vocab_size": -1 }), "`vocab_size` must be"),
+        (json!({ "tie_word_embeddings": 1 }), "`tie_word_embeddings` must be true or false"),
+        (json!({ "eos_token_id": "x" }), "`eos_token_id` must be"),
+        (json!({ "rms_norm_eps": 0 }), "`rms_norm_eps` must be a positive number"),
+    ];
+    for (changes, expected) in cases {
+        let message = refused(&changes);
+        assert!(message.starts_with("config.json: ") && message.contains(expected), "{changes}: {message}");
+    }
+    let broken = LlamaConfig::from_json(Path::new("config.json"), "{", None).unwrap_err();
+    assert!(matches!(broken, Error::Model { .. }), "{broken}");
+}
+
+#[test]
+fn the_generation_config_says_what_ends_a_text() {
+    let parse = |generation: &str| {
+        LlamaConfig::from_json(Path::new("config.json"), &base().to_string(), Some(generation))
+    };
+    assert_eq!(parse(r#"{"eos_token_id":[7,8]}"#).unwrap().end_tokens, [7, 8]);
+    assert_eq!(parse("{}").unwrap().end_tokens, [2]);
+    assert!(parse(r#"{"eos_token_id":-1}"#).unwrap_err().to_string().starts_with("generation_config.json: "));
+}
+
+#[test]
+fn legal_world_sizes_follow_from_heads_kv_heads_and_intermediate_features() {
+    let sizes = |changes: &Value| legal_world_sizes(&with(changes).unwrap(), 16);
+    assert_eq!(sizes(&json!({})), [1, 2, 4, 8]);
+    assert_eq!(sizes(&json!({ "intermediate_size": 90 })), [1, 2]);
+    let three = json!({ "num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8 });
+    assert_eq!(sizes(&three), [1, 3, 6]);
+    let odd = json!({ "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 8 });
+    assert_eq!(sizes(&odd), [1, 2, 4, 12]);
+}
+
+#[test]
+fn an_illegal_world_size_is_refused_with_the_reason_and_the_legal_ones() {
+    let reason = |changes: &Value, n| check_world_size(&with(changes).unwrap(), n).unwrap_err().to_string();
+    assert_eq!(
+        reason(&json!({}), 3),
+        "configuration: world size 3 does not divide 8 attention heads; legal sizes for this model: 1, 2, 4, 8"
+    );
+    let kv = json!({ "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 8 });
+    assert!(reason(&kv, 3).contains("does not divide 4 key/value heads; legal"));
+    assert!(
+        reason(&json!({ "intermediate_size": 90 }), 4).contains("does not divide 90 intermediate features")
+    );
+}
+
+#[test]
+fn the_list_of_tensors_has_biases_and_a_head_only_where_the_model_has_them() {
+    let names = |changes: &Value| -> Vec<String> {
+        tensors(&with(changes).unwrap()).into_iter().map(|t| t.name).collect()
+    };
+    let plain = names(&json!({}));
+    assert_eq!(plain.len(), 1 + 2 * 9 + 2);
+    assert!(!plain.iter().any(|n| n.ends_with("bias")) && plain.contains(&"lm_head.weight".into()));
+    let tied = names(&json!({ "tie_word_embeddings": true, "attention_bias": true, "mlp_bias": true }));
+    assert_eq!(tied.len(), 1 + 2 * 16 + 1);
+    let qwen2 = names(&json!({ "architectures": ["Qwen2ForCausalLM"] }));
+    assert!(qwen2.contains(&"model.layers.1.self_attn.k_proj.bias".into()));
+    assert!(!qwen2.contains(&"model.layers.1.self_attn.o_proj.bias".into()));
+}

@@ -1,0 +1,32 @@
+//! Normalisation, the same on every rank.
+
+use crate::checkpoint::{Cut, Loader, Part};
+use crate::compute::Compute;
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+/// Root-mean-square normalisation over the features. No communication.
+#[derive(Debug)]
+pub struct RmsNorm {
+    weight: Tensor,
+    epsilon: f32,
+}
+
+impl RmsNorm {
+    /// Loads `{name}.weight` of `features` elements.
+    ///
+    /// # Errors
+    /// When the source fails.
+    pub fn load(loader: &mut Loader<'_>, name: &str, features: usize, epsilon: f32) -> Result<Self> {
+        let part = Part { name: &format!("{name}.weight"), shape: &[features], cut: Cut::Whole };
+        Ok(Self { weight: loader.vector(&[part])?, epsilon })
+    }
+
+    /// Normalises each row.
+    ///
+    /// # Errors
+    /// When shapes do not fit.
+    pub fn forward(&self, x: &Tensor, compute: &dyn Compute) -> Result<Tensor> {
+        compute.rms_norm(x, &self.weight, self.epsilon)
+    }
+}

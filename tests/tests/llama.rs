@@ -1,0 +1,165 @@
+//! A model on several ranks: what users ask of it and what goes wrong.
+
+use std::path::{Path, PathBuf};
+
+use ryzanstein_process_group::{ProcessGroup, Rank};
+use ryzanstein_tensor_parallel::{Error, GenerateOptions, Llama, Sampling, StopReason};
+use tempfile::TempDir;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
+}
+
+/// A copy of a fixture that may be damaged.
+fn copy(name: &str) -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(fixture(name).join(file), folder.path().join(file)).unwrap();
+    }
+    folder
+}
+
+fn on_ranks<T: Send>(world_size: usize, body: impl Fn(&mut ProcessGroup) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = ProcessGroup::loopback(world_size)
+            .into_iter()
+            .map(|mut group| {
+                let body = &body;
+                scope.spawn(move || body(&mut group))
+            })
+            .collect();
+        ranks.into_iter().map(|r| r.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn sampling_gives_the_same_tokens_on_every_rank_and_again_with_the_same_seed() {
+    let sample = |seed| {
+        let sampling = Sampling::Random { temperature: 1.5, top_p: 0.95, seed };
+        let options = GenerateOptions { max_new_tokens: 30, sampling, ignore_end: true };
+        let all = on_ranks(4, |group| {
+            let model = Llama::load(&fixture("llama-gqa"), None, group).unwrap();
+            model.generate(&[1, 5, 9], &options, group).unwrap()
+        });
+        assert!(all.iter().all(|g| *g == all[0]), "seed {seed}: {all:?}");
+        assert_eq!((all[0].tokens.len(), all[0].stop), (30, StopReason::Length));
+        all[0].tokens.clone()
+    };
+    assert_eq!(sample(3), sample(3));
+    assert_ne!(sample(3), sample(4));
+}
+
+#[test]
+fn generation_stops_after_an_end_token_unless_told_not_to() {
+    let folder = copy("llama-mha");
+    let greedy = |ignore_end| {
+        let options = GenerateOptions { max_new_tokens: 12, ignore_end, ..GenerateOptions::default() };
+        let mut seen = Vec::new();
+        let mut group = ProcessGroup::loopback(1).remove(0);
+        let model = Llama::load(folder.path(), None, &mut group).unwrap();
+        let answer = model.generate_with(&[1, 2, 3], &options, &mut group, |token| seen.push(token)).unwrap();
+        assert_eq!(seen, answer.tokens);
+        answer
+    };
+    let all = greedy(true);
+    let end = all.tokens[5];
+    let first = all.tokens.iter().position(|t| *t == end).unwrap();
+    let settings = format!(r#"{{"eos_token_id":[99999,{end}]}}"#);
+    std::fs::write(folder.path().join("generation_config.json"), settings).unwrap();
+    let ended = greedy(false);
+    assert_eq!(ended.tokens, all.tokens[..=first]);
+    assert_eq!(ended.stop, StopReason::End(end));
+    assert_eq!(greedy(true), all);
+}
+
+#[test]
+fn what_a_model_cannot_take_is_refused_on_every_rank_and_the_group_stays_usable() {
+    on_ranks(2, |group| {
+        let model = Llama::load(&fixture("llama-gqa"), None, group).unwrap();
+        let refused = |result: Result<_, Error>, expected: &str| {
+            let message = result.map(|_: ()| ()).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        };
+        refused(model.cache(257).map(|_| ()), "more than the 256 of `max_position_embeddings`");
+        let mut cache = model.cache(4).unwrap();
+        refused(model.forward(&[], &mut cache, group).map(|_| ()), "at least one token");
+        refused(
+            model.forward(&[1, 100], &mut cache, group).map(|_| ()),
+            "token 100 is not in the vocabulary of 100",
+        );
+        refused(model.forward(&[1; 5], &mut cache, group).map(|_| ()), "holds 0 of 4");
+        model.forward(&[1; 3], &mut cache, group).unwrap();
+        refused(model.forward(&[1; 2], &mut cache, group).map(|_| ()), "holds 3 of 4");
+        let options = GenerateOptions { max_new_tokens: 255, ..GenerateOptions::default() };
+        refused(model.generate(&[1; 3], &options, group).map(|_| ()), "257 positions are more than");
+        model.forward(&[1], &mut cache, group).unwrap();
+    });
+}
+
+#[test]
+fn a_rank_that_cannot_load_fails_all_with_its_reason() {
+    let damaged = copy("llama-gqa");
+    let file = damaged.path().join("model.safetensors");
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &bytes[..bytes.len() - 10]).unwrap();
+    let errors = on_ranks(3 + 1, |group| {
+        let rank = group.rank();
+        let folder = if rank == Rank(2) { damaged.path().to_owned() } else { fixture("llama-gqa") };
+        let error = Llama::load(&folder, None, group).unwrap_err();
+        group.barrier().unwrap();
+        (rank, error)
+    });
+    for (rank, error) in errors {
+        assert!(error.to_string().contains("truncated"), "{error}");
+        match error {
+            Error::Checkpoint { .. } => assert_eq!(rank, Rank(2)),
+            Error::Peer { rank: failed, .. } => assert_eq!(failed, Rank(2)),
+            other => panic!("rank {rank}: {other}"),
+        }
+    }
+}
+
+#[test]
+fn ranks_with_different_models_refuse_to_go_on() {
+    for error in on_ranks(2, |group| {
+        let name = if group.rank() == Rank(0) { "llama-gqa" } else { "qwen2" };
+        Llama::load(&fixture(name), None, group).unwrap_err()
+    }) {
+        assert!(error.to_string().contains("all must load the same folder"), "{error}");
+    }
+}
+
+#[test]
+fn a_root_that_cannot_load_tells_the_others() {
+    let empty = tempfile::tempdir().unwrap();
+    for directory in [Some(empty.path()), None] {
+        let errors = on_ranks(2, |group| {
+            let error = Llama::load_from_root(directory, None, Rank(0), group).unwrap_err();
+            group.barrier().unwrap();
+            error
+        });
+        assert!(!matches!(errors[0], Error::Peer { .. }), "{}", errors[0]);
+        assert!(matches!(errors[1], Error::Peer { rank: Rank(0), .. }), "{}", errors[1]);
+    }
+}
+
+#[test]
+fn a_root_sends_each_rank_no_more_than_its_own_share() {
+    on_ranks(4, |group| {
+        let root = Rank(0);
+        let directory = (group.rank() == root).then(|| fixture("llama-gqa"));
+        let model = Llama::load_from_root(directory.as_deref(), None, root, group).unwrap();
+        let profile = group.profile();
+        let received: f64 =
+            profile.rows().iter().filter(|r| r.op == "recv").map(|r| r.bytes_mean * r.calls as f64).sum();
+        if group.rank() != root {
+            // Query, output and MLP matrices in four parts, keys and values in two, and at most the vocabulary.
+            let c = model.config();
+            let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+            let layer = (2 * q + 3 * c.intermediate) * c.hidden / 4 + 2 * kv * c.hidden / 2;
+            let least = 2 * c.layers * layer;
+            let share = received as usize - least;
+            assert!(share <= 2 * 64 * c.hidden, "rank {} received {received} bytes", group.rank());
+        }
+    });
+}

@@ -1,0 +1,269 @@
+//! Small random checkpoints against what `transformers` computes from them (see `fixtures/README.md`).
+
+use std::path::{Path, PathBuf};
+
+use ryzanstein_process_group::{ProcessGroup, Rank};
+use ryzanstein_tensor_parallel::{
+    Dtype, Error, GenerateOptions, Llama, LlamaConfig, Tokenizer, legal_world_sizes,
+};
+use safetensors::SafeTensors;
+
+const FIXTURES: [&str; 8] = [
+    "heads-6",
+    "llama-bias-headdim",
+    "llama-gqa",
+    "llama-mha",
+    "llama3-rope",
+    "mistral",
+    "mistral-window",
+    "qwen2",
+];
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
+}
+
+/// World sizes that a fixture is run on: all legal ones that the requirements name.
+fn world_sizes(name: &str) -> Vec<usize> {
+    legal_world_sizes(&LlamaConfig::from_folder(&folder(name)).unwrap(), 8)
+}
+
+struct Expected {
+    prompt: Vec<u32>,
+    tokens: Vec<u32>,
+    logits: Vec<f32>,
+    native: Option<Vec<f32>>,
+    vocabulary: usize,
+}
+
+impl Expected {
+    fn read(name: &str) -> Self {
+        let bytes = std::fs::read(folder(name).join("expected.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let ids = |key| {
+            let data = file.tensor(key).unwrap().data();
+            data.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u32).collect()
+        };
+        let floats = |key| {
+            let data = file.tensor(key).ok()?.data();
+            Some(data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
+        };
+        Self {
+            prompt: ids("prompt"),
+            tokens: ids("tokens"),
+            logits: floats("logits").unwrap(),
+            native: floats("logits_native"),
+            vocabulary: file.tensor("logits").unwrap().shape()[1],
+        }
+    }
+
+    /// The prompt and all new tokens but the last: what the logits were computed from.
+    fn input(&self) -> Vec<u32> {
+        let fed = &self.tokens[..self.tokens.len() - 1];
+        self.prompt.iter().chain(fed).copied().collect()
+    }
+}
+
+/// Runs `body` on every rank of a group of threads.
+fn on_ranks<T: Send>(world_size: usize, body: impl Fn(&mut ProcessGroup) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = ProcessGroup::loopback(world_size)
+            .into_iter()
+            .map(|mut group| {
+                scope.spawn({
+                    let body = &body;
+                    move || body(&mut group)
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|r| r.join().unwrap()).collect()
+    })
+}
+
+/// Logits of all positions at once, and the same from the prompt followed by one token at a time.
+fn logits(name: &str, dtype: Option<Dtype>, world_size: usize, expected: &Expected) -> [Vec<f32>; 2] {
+    let mut all = on_ranks(world_size, |group| {
+        let model = Llama::load(&folder(name), dtype, group).unwrap();
+        let input = expected.input();
+        let mut cache = model.cache(input.len()).unwrap();
+        let at_once = model.forward(&input, &mut cache, group).unwrap();
+        assert_eq!(at_once.shape(), [input.len(), expected.vocabulary]);
+
+        let mut cache = model.cache(input.len()).unwrap();
+        let (prompt, rest) = input.split_at(expected.prompt.len());
+        let mut stepwise = model.forward(prompt, &mut cache, group).unwrap().values().into_owned();
+        for token in rest {
+            stepwise.extend_from_slice(&model.forward(&[*token], &mut cache, group).unwrap().values());
+        }
+        [at_once.values().into_owned(), stepwise]
+    });
+    let first = all.remove(0);
+    assert!(all.iter().all(|other| *other == first), "{name}, world {world_size}: ranks disagree");
+    first
+}
+
+fn greatest(values: impl IntoIterator<Item = f32>) -> f32 {
+    values.into_iter().map(f32::abs).fold(0.0, f32::max)
+}
+
+fn distance(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    greatest(a.iter().zip(b).map(|(a, b)| a - b))
+}
+
+fn is_half(name: &str) -> bool {
+    Expected::read(name).native.is_some()
+}
+
+fn greedy(name: &str, dtype: Option<Dtype>, world_size: usize, expected: &Expected) -> Vec<Vec<u32>> {
+    let options = GenerateOptions { max_new_tokens: expected.tokens.len(), ..GenerateOptions::default() };
+    on_ranks(world_size, |group| {
+        let model = Llama::load(&folder(name), dtype, group).unwrap();
+        model.generate(&expected.prompt, &options, group).unwrap().tokens
+    })
+}
+
+#[test]
+fn f32_logits_equal_the_reference_at_every_position_and_world_size() {
+    for name in FIXTURES {
+        let expected = Expected::read(name);
+        for world_size in world_sizes(name) {
+            for got in logits(name, Some(Dtype::F32), world_size, &expected) {
+                for (i, (got, want)) in got.iter().zip(&expected.logits).enumerate() {
+                    assert!(
+                        (got - want).abs() <= 1e-5 + 1e-5 * want.abs(),
+                        "{name}, world {world_size}, logit {i}: {got} and should be {want}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn greedy_decoding_gives_the_reference_tokens_on_every_rank_and_world_size() {
+    for name in FIXTURES {
+        let expected = Expected::read(name);
+        for world_size in world_sizes(name) {
+            for tokens in greedy(name, Some(Dtype::F32), world_size, &expected) {
+                assert_eq!(tokens, expected.tokens, "{name}, world {world_size}");
+            }
+        }
+    }
+}
+
+#[test]
+fn sixteen_bit_models_in_their_own_type_stay_near_the_f32_reference_and_choose_its_tokens() {
+    for name in FIXTURES.into_iter().filter(|name| is_half(name)) {
+        let expected = Expected::read(name);
+        let scale = greatest(expected.logits.iter().copied());
+        for world_size in world_sizes(name) {
+            for got in logits(name, None, world_size, &expected) {
+                let error = distance(&got, &expected.logits) / scale;
+                println!("{name}, world {world_size}: {error:.5} of the greatest logit");
+                assert!(error <= 5e-2, "{name}, world {world_size}: off by {error} of the greatest logit");
+            }
+            for tokens in greedy(name, None, world_size, &expected) {
+                assert_eq!(tokens, expected.tokens, "{name}, world {world_size}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_f32_model_can_be_run_in_either_sixteen_bit_type() {
+    let expected = Expected::read("llama-mha");
+    let scale = greatest(expected.logits.iter().copied());
+    for dtype in [Dtype::F16, Dtype::Bf16] {
+        for got in logits("llama-mha", Some(dtype), 2, &expected) {
+            let error = distance(&got, &expected.logits) / scale;
+            assert!(error <= 5e-2, "{dtype}: off by {error} of the greatest logit");
+        }
+    }
+}
+
+#[test]
+fn a_model_that_only_one_rank_can_read_is_the_same_on_all() {
+    for (name, world_size) in [("llama-gqa", 4), ("llama-bias-headdim", 2), ("heads-6", 3)] {
+        let expected = Expected::read(name);
+        let root = Rank(1);
+        let reports = on_ranks(world_size, |group| {
+            let directory = (group.rank() == root).then(|| folder(name));
+            let model = Llama::load_from_root(directory.as_deref(), Some(Dtype::F32), root, group).unwrap();
+            let input = expected.input();
+            let mut cache = model.cache(input.len()).unwrap();
+            let got = model.forward(&input, &mut cache, group).unwrap();
+            assert!(distance(&got.values(), &expected.logits) <= 1e-5 * 4.0, "{name}");
+            model.report().bytes_read
+        });
+        for (rank, bytes) in reports.into_iter().enumerate() {
+            assert_eq!(bytes > 0, rank == root.index());
+        }
+    }
+}
+
+#[test]
+fn a_rank_reads_its_share_and_what_every_rank_holds() {
+    // Norms, and KV heads held by several ranks, are read by more than one; nothing else is.
+    for name in FIXTURES {
+        for world_size in world_sizes(name) {
+            let reports =
+                on_ranks(world_size, |group| *Llama::load(&folder(name), None, group).unwrap().report());
+            let total = reports[0].checkpoint_bytes;
+            let config = LlamaConfig::from_folder(&folder(name)).unwrap();
+            let size = if is_half(name) { 2 } else { 4 };
+            let kv = 2 * config.kv_heads * config.head_dim * (config.hidden + usize::from(config.qkv_bias));
+            let copies = world_size.saturating_sub(config.kv_heads) / config.kv_heads.min(world_size);
+            let biases = usize::from(config.output_bias) + usize::from(config.mlp_bias);
+            let whole = (2 * config.layers + 1 + biases * config.layers) * config.hidden;
+            let again = (kv * copies * config.layers + whole * (world_size - 1)) * size;
+            let read: u64 = reports.iter().map(|r| r.bytes_read).sum();
+            assert_eq!(read, total + again as u64, "{name}, world {world_size}");
+        }
+    }
+}
+
+#[test]
+fn a_forward_pass_takes_two_all_reduces_a_layer_one_for_the_embedding_and_one_all_gather() {
+    for world_size in [1, 2, 4] {
+        on_ranks(world_size, |group| {
+            let model = Llama::load(&folder("llama-gqa"), None, group).unwrap();
+            let mut cache = model.cache(8).unwrap();
+            for tokens in [&[1, 2, 3][..], &[4]] {
+                group.profile().clear();
+                model.forward(tokens, &mut cache, group).unwrap();
+                let profile = group.profile();
+                assert_eq!(profile.calls("all_reduce"), 2 * model.config().layers as u64 + 1);
+                assert_eq!(profile.calls("all_gather"), 1);
+                assert_eq!(profile.rows().iter().map(|r| r.calls).sum::<u64>(), 6);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_world_size_that_does_not_fit_is_refused_with_those_that_do() {
+    let results = on_ranks(2, |group| Llama::load(&folder("heads-6"), None, group).unwrap_err());
+    for error in results {
+        assert!(matches!(error, Error::Configuration(_)), "{error}");
+        assert!(error.to_string().contains("legal sizes for this model: 1, 3, 6"), "{error}");
+    }
+    let errors = on_ranks(3, |group| Llama::load(&folder("llama-mha"), None, group).unwrap_err().to_string());
+    assert_eq!(
+        errors[0],
+        "configuration: world size 3 does not divide 8 attention heads; legal sizes for this model: 1, 2, 4, 8"
+    );
+}
+
+#[test]
+fn the_tokenizer_gives_the_reference_ids_and_text() {
+    let tokenizer = Tokenizer::open(&folder("llama-mha")).unwrap().unwrap();
+    let text = std::fs::read_to_string(folder("llama-mha").join("tokenizer_expected.json")).unwrap();
+    let expected: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let ids = |key: &str| -> Vec<u32> { serde_json::from_value(expected[key].clone()).unwrap() };
+    let text = |key: &str| expected[key].as_str().unwrap();
+    assert_eq!(tokenizer.encode(text("text")).unwrap(), ids("ids"));
+    assert_eq!(tokenizer.decode(&ids("ids")).unwrap(), text("text"));
+    assert_eq!(tokenizer.decode(&ids("generated_ids")).unwrap(), text("generated_text"));
+    assert!(Tokenizer::open(&folder("llama-gqa")).unwrap().is_none());
+}
