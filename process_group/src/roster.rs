@@ -164,6 +164,7 @@ pub fn agree(candidates: &[Candidate]) -> Result<Agreement, String> {
         BackendChoice::Nccl => vec![BackendKind::Nccl],
         BackendChoice::Tcp => vec![BackendKind::Tcp],
         BackendChoice::Loopback => vec![BackendKind::Loopback],
+        other => return Err(format!("`{other}` is no backend of this version")),
     };
     let mut refused = Vec::new();
     for kind in kinds {

@@ -1,0 +1,118 @@
+//! Numbers with bounds: a value outside them cannot be made.
+
+use crate::duration::LONGEST;
+use crate::setting::{Setting, public_setting};
+use crate::{ByteSize, ValueError};
+use serde::Serializer;
+use std::time::Duration;
+
+macro_rules! bounded {
+    (
+        $(#[$meta:meta])+
+        $name:ident($kind:ty), $accepts:expr, $expected:literal, $example:literal
+    ) => {
+        $(#[$meta])+
+        #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
+        pub struct $name($kind);
+
+        impl $name {
+            /// This value, if it lies within the bounds.
+            pub fn new(value: $kind) -> Result<Self, ValueError> {
+                let accepts: fn($kind) -> bool = $accepts;
+                if accepts(value) { Ok(Self(value)) } else { Err(Self::refuse(format!("`{}`", value.show()), None)) }
+            }
+
+            /// The value.
+            pub const fn get(self) -> $kind {
+                self.0
+            }
+        }
+
+        impl TryFrom<$kind> for $name {
+            type Error = ValueError;
+
+            fn try_from(value: $kind) -> Result<Self, ValueError> {
+                Self::new(value)
+            }
+        }
+
+        impl From<$name> for $kind {
+            fn from(value: $name) -> Self {
+                value.0
+            }
+        }
+
+        impl Setting for $name {
+            const EXPECTED: &'static str = $expected;
+            const EXAMPLE: &'static str = $example;
+
+            fn read(text: &str) -> Result<Self, Option<String>> {
+                Self::new(<$kind as Setting>::read(text)?).map_err(|error| error.why)
+            }
+
+            fn show(&self) -> String {
+                self.0.show()
+            }
+
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                Setting::serialize(&self.0, serializer)
+            }
+        }
+
+        public_setting!($name);
+    };
+}
+
+bounded! {
+    /// How many ranks a job has: 1 to 65536.
+    #[derive(Eq, Ord, Hash)]
+    WorldSize(u32), |ranks| (1..=65_536).contains(&ranks), "a whole number from 1 to 65536", "8"
+}
+
+bounded! {
+    /// How long to wait before giving up. Never zero, which some would take for "at once" and some for "for ever", and at
+    /// most 365 days, so that adding it to the present time is always possible.
+    #[derive(Eq, Ord, Hash)]
+    Timeout(Duration), |wait| !wait.is_zero() && wait <= LONGEST,
+    "a duration with its unit (ns, us, ms, s, m, h, d), more than zero and at most 365d", "30s"
+}
+
+impl Timeout {
+    /// So many seconds.
+    ///
+    /// # Panics
+    /// When there are none, or more than 365 days of them.
+    pub const fn from_secs(seconds: u64) -> Self {
+        assert!(0 < seconds && seconds <= LONGEST.as_secs(), "a timeout is from 1s to 365d");
+        Self(Duration::from_secs(seconds))
+    }
+
+    /// So many milliseconds.
+    ///
+    /// # Panics
+    /// When there are none, or more than 365 days of them.
+    pub const fn from_millis(milliseconds: u64) -> Self {
+        assert!(
+            0 < milliseconds && milliseconds <= LONGEST.as_secs() * 1000,
+            "a timeout is from 1ms to 365d"
+        );
+        Self(Duration::from_millis(milliseconds))
+    }
+}
+
+bounded! {
+    /// The size of a pipelined piece of a message: 4KiB to 16MiB.
+    #[derive(Eq, Ord, Hash)]
+    Segment(ByteSize), |size| (ByteSize::kib(4)..=ByteSize::mib(16)).contains(&size),
+    "a size from 4KiB to 16MiB", "256KiB"
+}
+
+bounded! {
+    /// The temperature of sampling: zero takes the likeliest token always.
+    Temperature(f32), |temperature| (0.0..=f32::MAX).contains(&temperature), "a number, 0 or more", "0.7"
+}
+
+bounded! {
+    /// The probability mass sampled from: more than 0, at most 1.
+    TopP(f32), |mass| mass > 0.0 && mass <= 1.0, "a number more than 0 and at most 1", "0.9"
+}

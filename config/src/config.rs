@@ -1,0 +1,100 @@
+//! The whole configuration.
+
+use crate::keys::{SectionInfo, keys};
+use crate::sections::Section;
+use crate::{
+    Entry, JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig, ProcessGroupConfig,
+    ProfileConfig, Provenance, RendezvousConfig, Source, TcpConfig, ValueError,
+};
+use serde::{Deserialize, Serialize};
+
+/// Everything a user may set.
+///
+/// Get one from [`Config::load`], or write it by hand over [`Config::default`]. Either way there is nothing to validate.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// `[job]`
+    pub job: JobConfig,
+    /// `[launch]`
+    pub launch: LaunchConfig,
+    /// `[rendezvous]`
+    pub rendezvous: RendezvousConfig,
+    /// `[process_group]`
+    pub process_group: ProcessGroupConfig,
+    /// `[layout]`
+    pub layout: LayoutConfig,
+    /// `[profile]`
+    pub profile: ProfileConfig,
+    /// `[log]`
+    pub log: LogConfig,
+    /// `[metrics]`
+    pub metrics: MetricsConfig,
+    /// `[model]`
+    pub model: ModelConfig,
+    /// Where the values came from; ask [`Config::source_of`].
+    #[serde(skip)]
+    pub provenance: Provenance,
+}
+
+macro_rules! listed {
+    ($($section:ident $(. $inner:ident)?: $kind:ty,)+) => {
+        /// Every section there is, and every setting in it.
+        pub const SECTIONS: &[SectionInfo] = &[$(<$kind>::INFO),+];
+
+        impl Config {
+            fn sections(&self) -> [&dyn Section; SECTIONS.len()] {
+                [$(&self.$section $(.$inner)?),+]
+            }
+
+            /// Reads `text` into the setting `key`, which must be one there is.
+            pub(crate) fn set(&mut self, key: &str, text: &str) -> Result<(), ValueError> {
+                $(if let Some(outcome) = self.$section $(.$inner)?.set(key, text) {
+                    return outcome;
+                })+
+                unreachable!("`{key}` is not a setting")
+            }
+        }
+    };
+}
+
+listed! {
+    job: JobConfig,
+    launch: LaunchConfig,
+    rendezvous: RendezvousConfig,
+    process_group: ProcessGroupConfig,
+    process_group.tcp: TcpConfig,
+    layout: LayoutConfig,
+    profile: ProfileConfig,
+    log: LogConfig,
+    metrics: MetricsConfig,
+    model: ModelConfig,
+}
+
+impl Config {
+    /// Every setting with its value and where it came from, in the order of [`SECTIONS`].
+    pub fn entries(&self) -> Vec<Entry> {
+        let values = self.sections().into_iter().flat_map(Section::values);
+        keys()
+            .zip(values)
+            .map(|(key, value)| Entry {
+                key: key.key,
+                source: self.provenance.of(key.key, &value, key.default),
+                value,
+            })
+            .collect()
+    }
+
+    /// The value of this setting as text.
+    pub(crate) fn value(&self, key: &str) -> String {
+        let value = self.entries().into_iter().find(|entry| entry.key == key).map(|entry| entry.value);
+        value.unwrap_or_else(|| unreachable!("`{key}` is not a setting"))
+    }
+
+    /// Where the value of this dotted key came from; none if there is no such key.
+    ///
+    /// A field assigned after loading is seen by its value: it is [`Source::Code`] once it differs from what was loaded.
+    pub fn source_of(&self, key: &str) -> Option<Source> {
+        self.entries().into_iter().find(|entry| entry.key == key).map(|entry| entry.source)
+    }
+}

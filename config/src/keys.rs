@@ -1,0 +1,59 @@
+//! Every setting as data: for `ryz config show`, for the page in the documentation, for "did you mean".
+
+/// A group of settings: a `[table]` of the file.
+#[derive(Clone, Copy, Debug)]
+pub struct SectionInfo {
+    /// Its dotted name, such as `process_group.tcp`.
+    pub name: &'static str,
+    /// What it is about.
+    pub doc: &'static str,
+    /// Its settings, in the order of the struct's fields.
+    pub keys: &'static [KeyInfo],
+}
+
+/// One setting.
+#[derive(Clone, Copy, Debug)]
+pub struct KeyInfo {
+    /// The dotted key, such as `process_group.timeout`.
+    pub key: &'static str,
+    /// The default, as a user would write it; empty when unset.
+    pub default: &'static str,
+    /// What it means.
+    pub doc: &'static str,
+    /// What values it takes: finishes the sentence "expected …".
+    pub expected: &'static str,
+    /// A value that would do.
+    pub example: &'static str,
+}
+
+impl KeyInfo {
+    /// The environment variable that sets it, such as `RYZ_PROCESS_GROUP__TIMEOUT`.
+    pub fn environment_variable(&self) -> String {
+        environment_variable(self.key)
+    }
+}
+
+pub(crate) fn environment_variable(key: &str) -> String {
+    format!("RYZ_{}", key.to_uppercase().replace('.', "__"))
+}
+
+/// Every setting there is.
+///
+/// ```
+/// let key = ryzanstein_config::keys().find(|key| key.key == "process_group.timeout").unwrap();
+/// assert_eq!(key.default, "5m");
+/// assert_eq!(key.environment_variable(), "RYZ_PROCESS_GROUP__TIMEOUT");
+/// ```
+pub fn keys() -> impl Iterator<Item = &'static KeyInfo> {
+    crate::SECTIONS.iter().flat_map(|section| section.keys)
+}
+
+/// The candidate nearest to `text`, if it is near enough to be what was meant: a third of its letters may differ.
+pub(crate) fn nearest(text: &str, candidates: impl Iterator<Item = String>) -> Option<String> {
+    let text = text.to_lowercase();
+    candidates
+        .map(|candidate| (strsim::damerau_levenshtein(&text, &candidate.to_lowercase()), candidate))
+        .filter(|(distance, candidate)| distance * 3 <= candidate.chars().count())
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}

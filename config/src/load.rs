@@ -1,0 +1,239 @@
+//! Defaults < file < environment < flags.
+
+use crate::keys::{environment_variable, keys, nearest};
+use crate::{Config, ConfigError, SECTIONS, Source};
+use figment::providers::{Format, Toml};
+use figment::value::{Dict, Map, Value};
+use figment::{Figment, Metadata, Profile, Provider};
+use std::path::{Path, PathBuf};
+
+/// Variables that begin as settings do but are none: what a launcher tells its ranks, and the way to the file.
+pub const RESERVED_ENVIRONMENT: [&str; 5] =
+    ["RYZ_RENDEZVOUS", "RYZ_EPOCH", "RYZ_SECRET_FD", "RYZ_SECRET_FILE", "RYZ_CONFIG"];
+
+/// What [`Config::load`] is to read, from the weakest to the strongest. The default has nothing in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sources {
+    /// The file the user named. It must exist, and is read in place of `default_file`.
+    pub file: Option<PathBuf>,
+    /// The file looked at when the user named none; it need not exist.
+    pub default_file: Option<PathBuf>,
+    /// Names and values as `std::env::vars()` gives them. Those not beginning with `RYZ_`, and those of
+    /// [`RESERVED_ENVIRONMENT`], are passed over; any other must be a setting.
+    pub environment: Vec<(String, String)>,
+    /// Dotted key, value, and the flag as the user typed it, such as `--world-size`. Of two for one key the later counts.
+    pub flags: Vec<(String, String, String)>,
+}
+
+impl Config {
+    /// Puts the layers together and parses what results.
+    ///
+    /// Every name in every layer must be known. Of the values, those in force are parsed: one that a stronger layer
+    /// overrides is not looked at, so that a flag can mend what is wrong in a file.
+    ///
+    /// # Errors
+    /// All that is wrong, in one [`ConfigError`].
+    pub fn load(sources: &Sources) -> Result<Config, ConfigError> {
+        let (layers, mut problems) = layers(sources);
+        let merged = layers.into_iter().fold(Figment::new(), Figment::merge);
+
+        let mut config = Config::default();
+        for key in keys() {
+            let Ok(value) = merged.find_value(key.key) else { continue };
+            let origin = merged.get_metadata(value.tag()).map_or(Source::Code, origin);
+            let outcome = match text(&value) {
+                Ok(text) => config.set(key.key, &text),
+                Err(found) => {
+                    Err(crate::ValueError { found, expected: key.expected, example: key.example, why: None })
+                }
+            };
+            match outcome {
+                Ok(()) => config.provenance.record(key.key, config.value(key.key), origin),
+                Err(cause) => {
+                    let cause = Box::new(cause);
+                    problems.push(ConfigError::BadValue { key: key.key.into(), origin, cause });
+                }
+            }
+        }
+        problems.extend(conflict(&config));
+
+        match problems.len() {
+            0 => Ok(config),
+            1 => Err(problems.remove(0)),
+            _ => Err(ConfigError::Several(problems)),
+        }
+    }
+}
+
+/// One source's settings, as figment takes them.
+struct Layer {
+    source: Source,
+    settings: Dict,
+}
+
+impl Provider for Layer {
+    // figment tags each value with this, which is how a merged value still knows its source.
+    fn metadata(&self) -> Metadata {
+        match &self.source {
+            Source::File(path) => Metadata::from(FILE, path.as_path()),
+            Source::Environment(name) => Metadata::from(ENVIRONMENT, figment::Source::Custom(name.clone())),
+            Source::Flag(name) => Metadata::from(FLAG, figment::Source::Custom(name.clone())),
+            Source::Default | Source::Code => Metadata::default(),
+        }
+    }
+
+    fn data(&self) -> Result<Map<Profile, Dict>, figment::Error> {
+        Ok(Profile::Default.collect(self.settings.clone()))
+    }
+}
+
+const FILE: &str = "file";
+const ENVIRONMENT: &str = "environment";
+const FLAG: &str = "flag";
+
+/// The source of which [`Layer::metadata`] was made.
+fn origin(metadata: &Metadata) -> Source {
+    match (metadata.name.as_ref(), &metadata.source) {
+        (FILE, Some(figment::Source::File(path))) => Source::File(path.clone()),
+        (ENVIRONMENT, Some(figment::Source::Custom(name))) => Source::Environment(name.clone()),
+        (FLAG, Some(figment::Source::Custom(name))) => Source::Flag(name.clone()),
+        _ => Source::Code,
+    }
+}
+
+/// The layers from the weakest to the strongest, and all that is wrong with their names.
+fn layers(sources: &Sources) -> (Vec<Layer>, Vec<ConfigError>) {
+    let mut layers = Vec::new();
+    let mut problems = Vec::new();
+
+    match read_file(sources) {
+        Ok(Some((path, settings))) => {
+            let source = Source::File(path);
+            check_names("", &settings, &source, &mut problems);
+            layers.push(Layer { source, settings });
+        }
+        Ok(None) => {}
+        Err(error) => problems.push(error),
+    }
+    for (name, value) in &sources.environment {
+        if !name.starts_with("RYZ_") || RESERVED_ENVIRONMENT.contains(&name.as_str()) {
+            continue;
+        }
+        let source = Source::Environment(name.clone());
+        match keys().find(|key| key.environment_variable() == *name) {
+            Some(key) => layers.push(Layer { source, settings: nest(key.key, value) }),
+            None => problems.push(unknown(name, source, environment_variable)),
+        }
+    }
+    for (key, value, flag) in &sources.flags {
+        let source = Source::Flag(flag.clone());
+        if keys().any(|known| known.key == key) {
+            layers.push(Layer { source, settings: nest(key, value) });
+        } else {
+            problems.push(unknown(key, source, str::to_owned));
+        }
+    }
+    (layers, problems)
+}
+
+/// The file's path and contents; none if none was named and there is no default one.
+fn read_file(sources: &Sources) -> Result<Option<(PathBuf, Dict)>, ConfigError> {
+    let (path, required): (&Path, bool) = match (&sources.file, &sources.default_file) {
+        (Some(path), _) => (path, true),
+        (None, Some(path)) => (path, false),
+        (None, None) => return Ok(None),
+    };
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(cause) if !required && cause.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(cause) => return Err(ConfigError::Unreadable { path: path.into(), cause }),
+    };
+    match Toml::from_str(&text) {
+        Ok(settings) => Ok(Some((path.into(), settings))),
+        Err(error) => Err(ConfigError::IllFormed {
+            path: path.into(),
+            message: error.to_string().trim_end().to_owned(),
+        }),
+    }
+}
+
+/// Walks a file's tables down to the settings and collects the names that are none.
+fn check_names(prefix: &str, table: &Dict, source: &Source, problems: &mut Vec<ConfigError>) {
+    for (name, value) in table {
+        // A quoted name with a dot in it is one name, and no setting has such.
+        let name = if name.contains('.') { format!("\"{name}\"") } else { name.clone() };
+        let path = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
+        let is_section = SECTIONS.iter().any(|section| section.name == path);
+        match value {
+            Value::Dict(_, inner) if is_section => check_names(&path, inner, source, problems),
+            Value::Dict(_, _) | Value::Array(_, _) if !is_section && !is_setting(&path) => {
+                problems.push(unknown_table(path, source));
+            }
+            _ if is_setting(&path) => {}
+            _ => problems.push(unknown(&path, source.clone(), str::to_owned)),
+        }
+    }
+}
+
+fn is_setting(key: &str) -> bool {
+    keys().any(|known| known.key == key)
+}
+
+fn unknown_table(key: String, source: &Source) -> ConfigError {
+    let near = nearest(&key, SECTIONS.iter().map(|section| section.name.to_owned()));
+    ConfigError::UnknownKey { key, origin: source.clone(), nearest: near }
+}
+
+/// `name` is no setting. `spelling` turns a dotted key into what this source calls it.
+fn unknown(name: &str, origin: Source, spelling: fn(&str) -> String) -> ConfigError {
+    if let Some(section) = SECTIONS.iter().find(|section| spelling(section.name) == name) {
+        let members: Vec<_> = section.keys.iter().map(|key| format!("`{}`", spelling(key.key))).collect();
+        return ConfigError::Section { key: name.into(), origin, members: members.join(", ") };
+    }
+    let near = nearest(name, keys().map(|key| spelling(key.key))).or_else(|| {
+        // Right by its last part, under the wrong section or under none.
+        let last = name.rsplit_once('.').map_or(name, |(_, last)| last);
+        let mut namesakes = keys().filter(|key| key.key.rsplit_once('.').is_some_and(|(_, own)| own == last));
+        namesakes.next().filter(|_| namesakes.next().is_none()).map(|key| spelling(key.key))
+    });
+    ConfigError::UnknownKey { key: name.into(), origin, nearest: near }
+}
+
+fn nest(key: &str, text: &str) -> Dict {
+    match figment::util::nest(key, Value::from(text)) {
+        Value::Dict(_, settings) => settings,
+        _ => unreachable!("the key of a setting is never empty"),
+    }
+}
+
+/// A value as a user would write it outside TOML, or what it is when that cannot be written as one.
+fn text(value: &Value) -> Result<String, String> {
+    match value {
+        Value::String(_, text) => Ok(text.clone()),
+        Value::Char(_, char) => Ok(char.to_string()),
+        Value::Bool(_, bool) => Ok(bool.to_string()),
+        Value::Num(_, number) => {
+            let integer =
+                number.to_i128().map(|n| n.to_string()).or_else(|| number.to_u128().map(|n| n.to_string()));
+            integer.or_else(|| number.to_f64().map(|n| n.to_string())).ok_or_else(|| "a number".into())
+        }
+        Value::Empty(..) => Ok(String::new()),
+        Value::Dict(..) => Err("a table".into()),
+        Value::Array(..) => Err("a list".into()),
+    }
+}
+
+/// Values that are right one by one and wrong together.
+fn conflict(config: &Config) -> Option<ConfigError> {
+    let (rank, nodes) = (config.launch.node_rank, config.launch.nnodes.get());
+    let source = |key| config.source_of(key).unwrap_or(Source::Code);
+    (rank >= nodes).then(|| {
+        ConfigError::Conflict(format!(
+            "`launch.node_rank` is {rank} ({}), but `launch.nnodes` is {nodes} ({}): nodes are counted from 0, so the last \
+             is {}",
+            source("launch.node_rank"),
+            source("launch.nnodes"),
+            nodes - 1
+        ))
+    })
+}

@@ -1,0 +1,16 @@
+//! `[profile]`
+
+use super::section;
+use std::time::Duration;
+
+section! {
+    /// What is measured while a job runs.
+    ProfileConfig = "profile" {
+        /// Whether the latency and bandwidth of calls are recorded.
+        enabled: bool = "true",
+        /// A call that takes longer than this is logged.
+        slow_call: Duration = "10ms",
+        /// The least time between two such log lines.
+        slow_call_every: Duration = "10s",
+    }
+}

@@ -1,0 +1,26 @@
+//! `[process_group.tcp]`
+
+use super::section;
+use crate::{AlgorithmChoice, ByteSize, Segment, Timeout};
+use std::net::IpAddr;
+use std::time::Duration;
+
+section! {
+    /// The CPU data plane.
+    TcpConfig = "process_group.tcp" {
+        /// The network interface whose address peers are told, such as `eth0`; unset, the one that faces the rendezvous.
+        interface: Option<String> = "",
+        /// The local address on which peers are accepted; stronger than `process_group.tcp.interface`.
+        bind: Option<IpAddr> = "",
+        /// How an all-reduce goes.
+        algorithm: AlgorithmChoice = "auto",
+        /// The size of each socket's send and receive buffers; unset, the kernel's own tuning.
+        socket_buffer: Option<ByteSize> = "",
+        /// The size of a pipelined piece.
+        segment: Segment = "256KiB",
+        /// How long to poll a socket before sleeping on it: lower latency for a busy core; 0s never polls.
+        spin: Duration = "50us",
+        /// How long a peer's new connection has to introduce itself.
+        handshake_timeout: Timeout = "5s",
+    }
+}
