@@ -3,6 +3,7 @@
 //! A rank calls [`rendezvous::connect`] and hands what it gets to the process group. A launcher calls
 //! [`supervisor::run`].
 
+pub mod check;
 pub mod control;
 pub mod rendezvous;
 pub mod supervisor;
