@@ -1,1 +1,18 @@
-//! The processes of one job: rendezvous, launcher, engine facade, and the ryz command.
+//! The processes of one job: how they find each other, how they are started and ended, and the `ryz` command.
+//!
+//! A rank calls [`rendezvous::connect`] and hands what it gets to the process group. A launcher calls
+//! [`supervisor::run`].
+
+pub mod check;
+pub mod control;
+pub mod rendezvous;
+pub mod supervisor;
+pub mod telemetry;
+
+/// The version that all ranks of a job must share.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// What this host calls itself.
+pub fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}

@@ -1,0 +1,145 @@
+//! `ryz launch`
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Context as _;
+use ryzanstein_config::{Config, Source};
+use ryzanstein_orchestrator::supervisor::{self, Job};
+use ryzanstein_orchestrator::telemetry;
+
+use crate::settings::{self, Flags, note};
+
+/// The hidden command that [`front`] runs this program with.
+pub(crate) const SUPERVISE: &str = "__supervise";
+
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Args {
+    /// How many ranks there are over all nodes
+    #[arg(long, short = 'n', value_name = "N")]
+    world_size: Option<String>,
+    /// How many nodes take part
+    #[arg(long, value_name = "M")]
+    nnodes: Option<String>,
+    /// Which of them this is, from 0
+    #[arg(long, value_name = "K")]
+    node_rank: Option<String>,
+    /// Where the ranks meet; the first node serves there
+    #[arg(long, value_name = "HOST:PORT")]
+    rendezvous: Option<String>,
+    /// What carries the collectives: auto, nccl or tcp
+    #[arg(long, value_name = "BACKEND")]
+    backend: Option<String>,
+    /// How often to start again, under a new epoch, after a rank has failed
+    #[arg(long, value_name = "R")]
+    max_restarts: Option<String>,
+    /// How long ranks wait for each other, when joining and in every collective: seconds, or as in 250ms
+    #[arg(long, value_name = "S")]
+    timeout: Option<String>,
+    /// Keep each rank's output in D/rank-R/stdout.log and stderr.log
+    #[arg(long, value_name = "D")]
+    log_dir: Option<PathBuf>,
+    /// Serve metrics here; the port moves up by the local rank
+    #[arg(long, value_name = "A")]
+    metrics_addr: Option<String>,
+    #[command(flatten)]
+    file: settings::File,
+    /// How to report at the end: a text on stderr, or a line of JSON as the last on stdout
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+    /// What every rank runs; without it, `ryz check`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    Table,
+    Json,
+}
+
+impl Args {
+    fn flags(&self) -> Flags {
+        let mut flags = Flags::new();
+        note(&mut flags, "job.world_size", "--world-size", self.world_size.as_ref());
+        note(&mut flags, "launch.nnodes", "--nnodes", self.nnodes.as_ref());
+        note(&mut flags, "launch.node_rank", "--node-rank", self.node_rank.as_ref());
+        note(&mut flags, "rendezvous.address", "--rendezvous", self.rendezvous.as_ref());
+        note(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
+        note(&mut flags, "launch.max_restarts", "--max-restarts", self.max_restarts.as_ref());
+        let timeout = self.timeout.as_ref().map(|text| {
+            let is_seconds = text.parse::<f64>().is_ok();
+            if is_seconds { format!("{text}s") } else { text.clone() }
+        });
+        note(&mut flags, "process_group.timeout", "--timeout", timeout.as_ref());
+        note(&mut flags, "rendezvous.timeout", "--timeout", timeout.as_ref());
+        note(
+            &mut flags,
+            "launch.log_dir",
+            "--log-dir",
+            self.log_dir.as_ref().map(|d| d.display().to_string()),
+        );
+        note(&mut flags, "metrics.address", "--metrics-addr", self.metrics_addr.as_ref());
+        flags
+    }
+
+    fn job(&self) -> anyhow::Result<Job> {
+        let config = self.file.load(self.flags())?;
+        if config.job.world_size.is_none() {
+            let why = "how many ranks are there to be? Say it with --world-size N";
+            return Err(supervisor::LaunchError::Configuration(why.into()).into());
+        }
+        let environment = settings::environment();
+        let (program, arguments) = match self.program.split_first() {
+            Some((program, arguments)) => {
+                let path = environment.get("PATH").map(String::as_str);
+                (supervisor::find_program(program.as_ref(), path)?, arguments.to_vec())
+            }
+            None => (std::env::current_exe().context("cannot find this program")?, vec!["check".into()]),
+        };
+        Ok(Job {
+            program,
+            arguments,
+            environment: self.handed_down(&config)?,
+            secret_file: environment.get("RYZ_SECRET_FILE").map(PathBuf::from),
+            config,
+        })
+    }
+
+    /// What the launcher was told by flag, as the variables that tell its ranks the same.
+    fn handed_down(&self, config: &Config) -> anyhow::Result<Vec<(String, String)>> {
+        let mut variables: Vec<_> = ryzanstein_config::keys()
+            .zip(config.entries())
+            .filter(|(_, entry)| matches!(entry.source, Source::Flag(_)))
+            .map(|(key, entry)| (key.environment_variable(), entry.value))
+            .collect();
+        if let Some(file) = self.file.named() {
+            let file =
+                std::path::absolute(&file).with_context(|| format!("cannot find {}", file.display()))?;
+            variables.push(("RYZ_CONFIG".into(), file.display().to_string()));
+        }
+        Ok(variables)
+    }
+}
+
+/// What the user starts: looks at all that can be wrong, then starts the supervisor and stays in front of it.
+pub(crate) fn front(args: &Args) -> anyhow::Result<i32> {
+    args.job()?;
+    let mut supervisor = Command::new(std::env::current_exe().context("cannot find this program")?);
+    // The first argument is this command's name.
+    supervisor.arg(SUPERVISE).args(std::env::args_os().skip(2));
+    supervisor::guard(supervisor).context("cannot start the supervisor")
+}
+
+/// Runs the job. Standard input is the lifeline that the front holds.
+pub(crate) fn supervise(args: &Args) -> anyhow::Result<i32> {
+    let job = args.job()?;
+    telemetry::log_to_stderr(&job.config.log, None)?;
+    let report = supervisor::run(&job, Some(std::io::stdin()))?;
+    match args.format {
+        Format::Table => eprint!("{report}"),
+        Format::Json => println!("{}", report.json()),
+    }
+    Ok(report.exit_code)
+}

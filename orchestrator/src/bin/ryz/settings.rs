@@ -1,0 +1,50 @@
+//! From flags, a file and the environment to the configuration.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use ryzanstein_config::{Config, ConfigError, Sources};
+
+/// Flags that are settings: dotted key, value, flag.
+pub(crate) type Flags = Vec<(String, String, String)>;
+
+/// The flag that names the file; it goes with every command that reads settings.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct File {
+    /// The file of settings; without it, RYZ_CONFIG, or ryzanstein.toml if there is one here
+    #[arg(long, value_name = "F")]
+    config: Option<PathBuf>,
+}
+
+impl File {
+    /// Puts all layers together.
+    pub(crate) fn load(&self, flags: Flags) -> Result<Config, ConfigError> {
+        let environment = environment();
+        let file = self.named().or_else(|| environment.get("RYZ_CONFIG").map(PathBuf::from));
+        Config::load(&Sources {
+            file,
+            default_file: Some("ryzanstein.toml".into()),
+            environment: environment.into_iter().collect(),
+            flags,
+        })
+    }
+
+    /// The file that was named by flag.
+    pub(crate) fn named(&self) -> Option<PathBuf> {
+        self.config.clone()
+    }
+}
+
+/// The variables of this process. Those that are not Unicode are nothing that is read here.
+pub(crate) fn environment() -> BTreeMap<String, String> {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
+}
+
+/// Notes a flag that was given as the setting it stands for.
+pub(crate) fn note(flags: &mut Flags, key: &str, flag: &str, value: Option<impl ToString>) {
+    if let Some(value) = value {
+        flags.push((key.into(), value.to_string(), flag.into()));
+    }
+}

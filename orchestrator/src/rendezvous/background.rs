@@ -1,0 +1,59 @@
+//! A thread with a tokio runtime of its own, so that blocking callers inside and outside any runtime are served alike.
+
+use std::future::Future;
+use std::io;
+use std::time::{Duration, Instant};
+
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
+
+/// Runs futures until it is dropped; then every one of them is cancelled.
+#[derive(Debug)]
+pub(super) struct Background {
+    handle: Handle,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Background {
+    pub(super) fn start(name: &str) -> io::Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
+            let _ = runtime.block_on(stopped);
+        })?;
+        Ok(Self { handle, stop: Some(stop), thread: Some(thread) })
+    }
+
+    pub(super) const fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Runs a future over there and blocks for its result; none at the deadline, or when it panicked.
+    pub(super) fn block_on<T: Send + 'static>(
+        &self,
+        deadline: Instant,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
+        let (send, receive) = std::sync::mpsc::sync_channel(1);
+        let task = self.handle.spawn(async move {
+            let _ = send.send(future.await);
+        });
+        let wait = deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let result = receive.recv_timeout(wait).ok();
+        if result.is_none() {
+            task.abort();
+        }
+        result
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Between the messages on the wire and the types of this program.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use prost::Message;
+use ryzanstein_config::BackendChoice;
+use ryzanstein_process_group as pg;
+use ryzanstein_process_group::{
+    Agreement, BackendKind, Candidate, Capability, Epoch, LocalRank, Member, Rank, Roster,
+};
+
+use super::core::{Join, Joined, Refusal, Time};
+use super::seats::Joiner;
+use crate::control as wire;
+
+/// The longest wait that is believed; a longer one is cut to it.
+const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// The most ranks named in one refusal.
+const MOST_NAMED: usize = 1024;
+
+pub(super) fn deadline(now: Time, timeout_ms: u64) -> Time {
+    now + Duration::from_millis(timeout_ms).min(LONGEST_WAIT)
+}
+
+pub(super) fn milliseconds(wait: Duration) -> u64 {
+    u64::try_from(wait.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn kind(name: &str) -> Option<BackendKind> {
+    BackendKind::BY_PREFERENCE.into_iter().find(|kind| kind.name() == name)
+}
+
+pub(super) fn join_request(
+    joiner: Joiner,
+    epoch: Option<Epoch>,
+    world_size: u32,
+    wait: Duration,
+) -> wire::JoinRequest {
+    let Candidate { host, pid, cpus, data_address, wanted, capabilities } = joiner.candidate;
+    wire::JoinRequest {
+        epoch: epoch.map_or(0, |epoch| epoch.0),
+        world_size,
+        rank: joiner.rank.map(|rank| rank.0),
+        local_rank: joiner.local_rank.map(|rank| rank.0),
+        node_rank: joiner.node_rank,
+        version: crate::VERSION.into(),
+        host,
+        pid,
+        cpus,
+        data_address: data_address.map(|address| address.to_string()),
+        wanted: wanted.to_string(),
+        capabilities: capabilities
+            .into_iter()
+            .map(|c| wire::Capability { backend: c.backend.name().into(), obstacle: c.obstacle })
+            .collect(),
+        timeout_ms: milliseconds(wait),
+    }
+}
+
+pub(super) fn join(request: wire::JoinRequest, now: Time) -> Result<Join, Refusal> {
+    let invalid =
+        |what: &str, text: &str| Refusal::Invalid(format!("the {what} of a joining rank is `{text}`"));
+    if request.host.len() > 255 {
+        return Err(Refusal::Invalid("the host name of a joining rank has more than 255 bytes".into()));
+    }
+    let data_address = request
+        .data_address
+        .map(|text| text.parse::<SocketAddr>().map_err(|_| invalid("data address", &text)))
+        .transpose()?;
+    let wanted: BackendChoice = request.wanted.parse().map_err(|_| invalid("backend", &request.wanted))?;
+    let capabilities = request
+        .capabilities
+        .into_iter()
+        .filter_map(|c| Some(Capability { backend: kind(&c.backend)?, obstacle: c.obstacle }))
+        .collect();
+    Ok(Join {
+        epoch: (request.epoch != 0).then_some(Epoch(request.epoch)),
+        world_size: request.world_size,
+        version: request.version,
+        deadline: deadline(now, request.timeout_ms),
+        joiner: Joiner {
+            rank: request.rank.map(Rank),
+            local_rank: request.local_rank.map(LocalRank),
+            node_rank: request.node_rank,
+            candidate: Candidate {
+                host: request.host,
+                pid: request.pid,
+                cpus: request.cpus,
+                data_address,
+                wanted,
+                capabilities,
+            },
+        },
+    })
+}
+
+/// Numbers each different text by its first appearance.
+#[derive(Default)]
+struct Names {
+    number: HashMap<String, u32>,
+    names: Vec<String>,
+}
+
+impl Names {
+    fn number(&mut self, name: String) -> u32 {
+        let next = self.names.len() as u32;
+        *self.number.entry(name).or_insert_with_key(|name| {
+            self.names.push(name.clone());
+            next
+        })
+    }
+}
+
+pub(super) fn encode_roster(joined: &Joined) -> bytes::Bytes {
+    let mut roster = wire::Roster {
+        epoch: joined.roster.epoch.0,
+        backend: joined.agreement.backend.name().into(),
+        reason: joined.agreement.reason.clone(),
+        ..wire::Roster::default()
+    };
+    let (mut hosts, mut addresses) = (Names::default(), Names::default());
+    for member in &joined.roster.members {
+        roster.host.push(hosts.number(member.host.clone()));
+        roster.pid.push(member.pid);
+        roster.cpus.push(member.cpus);
+        roster.local_rank.push(member.local_rank.0);
+        roster.node_rank.push(member.node_rank);
+        roster.address.push(member.data_address.map_or(0, |a| addresses.number(a.ip().to_string()) + 1));
+        roster.port.push(member.data_address.map_or(0, |a| u32::from(a.port())));
+    }
+    (roster.hosts, roster.addresses) = (hosts.names, addresses.names);
+    roster.encode_to_vec().into()
+}
+
+pub(super) fn decode_roster(bytes: &[u8]) -> Result<Joined, String> {
+    let roster = wire::Roster::decode(bytes).map_err(|error| error.to_string())?;
+    let ill = || "the roster received is ill-formed".to_owned();
+    let ranks = roster.host.len();
+    let columns = [&roster.pid, &roster.cpus, &roster.local_rank, &roster.node_rank, &roster.address, &roster.port];
+    if columns.iter().any(|column| column.len() != ranks) {
+        return Err(ill());
+    }
+    let mut members = Vec::with_capacity(ranks);
+    for i in 0..ranks {
+        let data_address = match roster.address[i].checked_sub(1) {
+            None => None,
+            Some(index) => {
+                let ip: IpAddr = roster
+                    .addresses
+                    .get(index as usize)
+                    .and_then(|text| text.parse().ok())
+                    .ok_or_else(ill)?;
+                Some(SocketAddr::new(ip, u16::try_from(roster.port[i]).map_err(|_| ill())?))
+            }
+        };
+        members.push(Member {
+            rank: Rank(i as u32),
+            local_rank: LocalRank(roster.local_rank[i]),
+            node_rank: roster.node_rank[i],
+            host: roster.hosts.get(roster.host[i] as usize).cloned().ok_or_else(ill)?,
+            pid: roster.pid[i],
+            cpus: roster.cpus[i],
+            data_address,
+        });
+    }
+    let backend = kind(&roster.backend).ok_or_else(ill)?;
+    Ok(Joined {
+        roster: Roster { epoch: Epoch(roster.epoch), members },
+        agreement: Agreement { backend, reason: roster.reason },
+    })
+}
+
+impl From<Refusal> for wire::Refusal {
+    fn from(refusal: Refusal) -> Self {
+        let of = |kind: wire::refusal::Kind, message| Self { kind: kind.into(), message, ..Self::default() };
+        match refusal {
+            Refusal::Refused(why) => of(wire::refusal::Kind::Refused, why),
+            Refusal::Invalid(why) => of(wire::refusal::Kind::Invalid, why),
+            Refusal::Timeout { what, waited, mut missing } => {
+                missing.truncate(MOST_NAMED);
+                Self {
+                    waited_ms: milliseconds(waited),
+                    missing: missing.into_iter().map(|rank| rank.0).collect(),
+                    ..of(wire::refusal::Kind::Timeout, what)
+                }
+            }
+        }
+    }
+}
+
+pub(super) fn error(refusal: wire::Refusal) -> pg::Error {
+    match refusal.kind() {
+        wire::refusal::Kind::Refused => pg::Error::Rendezvous(refusal.message),
+        wire::refusal::Kind::Invalid => pg::Error::Invalid(refusal.message),
+        wire::refusal::Kind::Timeout => pg::Error::Timeout {
+            what: refusal.message,
+            waited: Duration::from_millis(refusal.waited_ms),
+            missing: refusal.missing.into_iter().map(Rank).collect(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_roster_survives_the_wire_at_a_dozen_bytes_a_rank() {
+        let members: Vec<Member> = (0..10_000)
+            .map(|i| Member {
+                rank: Rank(i),
+                local_rank: LocalRank(i % 8),
+                node_rank: i / 8,
+                host: format!("node{}", i / 8),
+                pid: 4_000_000 - i,
+                cpus: 2,
+                data_address: (i % 5 != 0)
+                    .then(|| SocketAddr::from(([10, 0, (i / 2048) as u8, (i / 8) as u8], 40_000))),
+            })
+            .collect();
+        let joined = Joined {
+            roster: Roster { epoch: Epoch(3), members },
+            agreement: Agreement { backend: BackendKind::Tcp, reason: "asked for".into() },
+        };
+        let bytes = encode_roster(&joined);
+        assert!(bytes.len() < 200_000, "{} bytes", bytes.len());
+        assert_eq!(decode_roster(&bytes), Ok(joined));
+        assert!(decode_roster(&bytes[..bytes.len() - 9]).is_err());
+    }
+}

@@ -1,0 +1,283 @@
+//! Finds the rendezvous that this process is meant for, from the variables it was started with.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use ryzanstein_config::{Config, HostPort};
+use ryzanstein_process_group::backend::loopback::LoopbackHub;
+use ryzanstein_process_group::{
+    Candidate, Epoch, Error, LocalRank, Membership, MemoryRendezvous, Rank, Rendezvous, Result, Secret,
+};
+
+use super::client::{Client, Identity};
+use super::server::Server;
+use super::{listen, secret};
+
+/// The variables of a process, as the caller collected them. Libraries do not read the environment.
+pub type Environment = BTreeMap<String, String>;
+
+/// How long rank 0, when it serves the rendezvous itself, waits at its end for the others to let go.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// The rendezvous of this process.
+#[derive(Debug)]
+pub struct Connection {
+    kind: Kind,
+}
+
+enum Kind {
+    Alone(MemoryRendezvous),
+    Client(Client),
+    Serving(Option<Client>, Hosted),
+}
+
+impl std::fmt::Debug for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Alone(_) => "Alone",
+            Self::Client(_) => "Client",
+            Self::Serving(..) => "Serving",
+        })
+    }
+}
+
+/// What rank 0 holds when there is no launcher of ours.
+struct Hosted {
+    server: Server,
+    secret_file: Option<PathBuf>,
+}
+
+/// Picks and reaches the rendezvous:
+///
+/// * `RYZ_RENDEZVOUS` is set: the launcher's, with the secret from the descriptor `RYZ_SECRET_FD` or the file
+///   `RYZ_SECRET_FILE`.
+/// * `MASTER_ADDR` and `MASTER_PORT` are set by another launcher: rank 0 serves one there for as long as the returned
+///   value lives, and the others connect. The secret is in `RYZ_SECRET_FILE`. Where all ranks are on this machine, on a
+///   loopback address, that may be absent: rank 0 then leaves a secret in a file of mode 0600 in `XDG_RUNTIME_DIR` or
+///   the temporary folder, named by user and port.
+/// * Neither: this process is the only rank.
+///
+/// # Errors
+/// [`Error::Configuration`] when the variables do not fit together, [`Error::Rendezvous`] when nothing answers in
+/// `rendezvous.timeout`.
+pub fn connect(config: &Config, environment: &Environment) -> Result<Connection> {
+    let deadline = Instant::now() + config.rendezvous.timeout.get();
+    let kind = if let Some(address) = environment.get("RYZ_RENDEZVOUS") {
+        let server: HostPort =
+            address.parse().map_err(|error| Error::Configuration(format!("RYZ_RENDEZVOUS: {error}")))?;
+        let secret = given_secret(environment)?.ok_or_else(|| {
+            Error::Configuration(
+                "RYZ_RENDEZVOUS is set, but neither RYZ_SECRET_FD nor RYZ_SECRET_FILE says where the job's secret is".into(),
+            )
+        })?;
+        Kind::Client(Client::connect(server, secret, identity(config, environment)?, deadline)?)
+    } else if let Some(host) = environment.get("MASTER_ADDR") {
+        let port = number(environment, "MASTER_PORT")?
+            .ok_or_else(|| Error::Configuration("MASTER_ADDR is set, but MASTER_PORT is not".into()))?;
+        let port = u16::try_from(port).map_err(|_| Error::Configuration(format!("MASTER_PORT is {port}")))?;
+        let server = HostPort::new(host.as_str(), port)
+            .map_err(|error| Error::Configuration(format!("MASTER_ADDR: {error}")))?;
+        foreign(config, environment, server, deadline)?
+    } else {
+        alone(config, environment)?
+    };
+    Ok(Connection { kind })
+}
+
+impl Connection {
+    /// Says why this rank gives up, so that the launcher can name the cause. Does nothing where there is no launcher.
+    pub fn report_failure(&self, error: &Error, last_call: Option<&str>) {
+        if let Kind::Client(client) = &self.kind
+            && let Err(error) = client.report_failure(error, last_call)
+        {
+            tracing::debug!(%error, "could not report the failure");
+        }
+    }
+
+    /// As [`Connection::report_failure`], for an error in plain words.
+    pub fn report(&self, cause: &str) {
+        if let Kind::Client(client) = &self.kind
+            && let Err(error) = client.report(cause.to_owned(), None, None)
+        {
+            tracing::debug!(%error, "could not report the failure");
+        }
+    }
+
+    /// In words, for logs: `a world of one`, `the launcher's rendezvous`, `a rendezvous served by rank 0`.
+    pub const fn description(&self) -> &'static str {
+        match &self.kind {
+            Kind::Alone(_) => "a world of one",
+            Kind::Client(_) => "a rendezvous served elsewhere",
+            Kind::Serving(..) => "a rendezvous served by this rank",
+        }
+    }
+
+    fn inner(&self) -> &dyn Rendezvous {
+        match &self.kind {
+            Kind::Alone(memory) => memory,
+            Kind::Client(client) | Kind::Serving(Some(client), _) => client,
+            Kind::Serving(None, _) => unreachable!("the client is taken when dropped only"),
+        }
+    }
+}
+
+impl Rendezvous for Connection {
+    fn local_address(&self) -> Result<IpAddr> {
+        self.inner().local_address()
+    }
+
+    fn loopback(&self) -> Option<LoopbackHub> {
+        self.inner().loopback()
+    }
+
+    fn join(&self, candidate: Candidate, deadline: Instant) -> Result<Membership> {
+        self.inner().join(candidate, deadline)
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        let Kind::Serving(client, hosted) = &mut self.kind else { return };
+        // The secret is needed for connecting only, and this job is over.
+        if let Some(path) = &hosted.secret_file {
+            let _ = std::fs::remove_file(path);
+        }
+        drop(client.take());
+        // Others may still wait for an answer: do not close the rendezvous over their heads.
+        let deadline = Instant::now() + LINGER;
+        while hosted.server.connections() > 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+fn number(environment: &Environment, name: &str) -> Result<Option<u32>> {
+    let Some(text) = environment.get(name) else { return Ok(None) };
+    text.parse()
+        .map(Some)
+        .map_err(|_| Error::Configuration(format!("{name} is `{text}`, not a whole number")))
+}
+
+fn identity(config: &Config, environment: &Environment) -> Result<Identity> {
+    let world_size = match number(environment, "WORLD_SIZE")? {
+        Some(ranks) => ranks,
+        None => config.job.world_size.map(ryzanstein_config::WorldSize::get).ok_or_else(|| {
+            Error::Configuration("WORLD_SIZE is not set: start this process with `ryz launch`".into())
+        })?,
+    };
+    let rank = number(environment, "RANK")?.map(Rank);
+    if let Some(rank) = rank
+        && rank.0 >= world_size
+    {
+        return Err(Error::Configuration(format!("RANK is {rank}, but WORLD_SIZE is {world_size}")));
+    }
+    Ok(Identity {
+        rank,
+        local_rank: number(environment, "LOCAL_RANK")?.map(LocalRank),
+        node_rank: number(environment, "GROUP_RANK")?,
+        world_size,
+        epoch: number(environment, "RYZ_EPOCH")?.map(|epoch| Epoch(epoch.into())),
+    })
+}
+
+fn given_secret(environment: &Environment) -> Result<Option<Secret>> {
+    if let Some(number) = environment.get("RYZ_SECRET_FD") {
+        return secret::from_descriptor(number).map(Some).map_err(Error::Configuration);
+    }
+    let Some(path) = environment.get("RYZ_SECRET_FILE") else { return Ok(None) };
+    secret::from_file(path.as_ref()).map(Some).map_err(Error::Configuration)
+}
+
+fn alone(config: &Config, environment: &Environment) -> Result<Kind> {
+    let named = number(environment, "WORLD_SIZE")?;
+    match named.or(config.job.world_size.map(ryzanstein_config::WorldSize::get)) {
+        None | Some(1) => Ok(Kind::Alone(MemoryRendezvous::new(1).remove(0))),
+        Some(ranks) => Err(Error::Configuration(format!(
+            "there are to be {ranks} ranks, but nothing says where they meet; start them with `ryz launch --world-size \
+             {ranks} -- PROGRAM`, or with a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+        ))),
+    }
+}
+
+/// Ranks of another launcher: rank 0 serves.
+fn foreign(config: &Config, environment: &Environment, server: HostPort, deadline: Instant) -> Result<Kind> {
+    let identity = identity(config, environment)?;
+    let Some(rank) = identity.rank else {
+        return Err(Error::Configuration("MASTER_ADDR is set, but RANK is not".into()));
+    };
+    let address = (server.host(), server.port())
+        .to_socket_addrs()
+        .ok()
+        .and_then(|mut addresses| addresses.next())
+        .ok_or_else(|| Error::Configuration(format!("MASTER_ADDR: `{}` has no address", server.host())))?;
+    let given = given_secret(environment)?;
+    if given.is_none() && !address.ip().is_loopback() {
+        return Err(Error::Configuration(format!(
+            "ranks that meet at {server} need a secret of their own: set RYZ_SECRET_FILE, for every rank, to a file \
+             with mode 0600 that holds the same 32 random bytes"
+        )));
+    }
+    let shared = shared_secret_file(environment, address);
+    if rank.0 != 0 {
+        let Some(secret) = given else { return follow(&server, &shared, identity, deadline) };
+        return Ok(Kind::Client(Client::connect(server, secret, identity, deadline)?));
+    }
+    let listener: TcpListener = listen::bind(address).map_err(|error| {
+        Error::Rendezvous(listen::explain(&server, &error, "MASTER_ADDR and MASTER_PORT"))
+    })?;
+    let (secret, secret_file) = match given {
+        Some(secret) => (secret, None),
+        // Who has bound the port is the only one to write the file.
+        None => {
+            let secret = Secret::random();
+            secret::to_file(&secret, &shared).map_err(|error| {
+                Error::Rendezvous(format!(
+                    "cannot leave the secret for the other ranks in {}: {error}",
+                    shared.display()
+                ))
+            })?;
+            (secret, Some(shared))
+        }
+    };
+    let epoch = identity.epoch.unwrap_or(Epoch(1));
+    let hosting = Server::start(listener, secret.clone(), identity.world_size, epoch, &config.rendezvous)
+        .map_err(|error| Error::Transport(format!("cannot serve the rendezvous: {error}")))?;
+    let client = Client::connect(server, secret, identity, deadline)?;
+    Ok(Kind::Serving(Some(client), Hosted { server: hosting, secret_file }))
+}
+
+/// Connects with the secret that rank 0 leaves. The file may not be there yet, or be one of an earlier job.
+fn follow(
+    server: &HostPort,
+    shared: &std::path::Path,
+    identity: Identity,
+    deadline: Instant,
+) -> Result<Kind> {
+    loop {
+        let outcome = match secret::from_file(shared) {
+            Ok(secret) => {
+                // A short try at a time, so that a newer file is noticed.
+                let soon = deadline.min(Instant::now() + Duration::from_secs(1));
+                Client::connect(server.clone(), secret, identity.clone(), soon)
+            }
+            Err(why) => Err(Error::Rendezvous(format!("rank 0 has not left the job's secret yet: {why}"))),
+        };
+        match outcome {
+            Ok(client) => return Ok(Kind::Client(client)),
+            Err(error) if Instant::now() + Duration::from_millis(50) >= deadline => return Err(error),
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
+    }
+}
+
+fn shared_secret_file(environment: &Environment, address: SocketAddr) -> PathBuf {
+    let folder = environment
+        .get("XDG_RUNTIME_DIR")
+        .filter(|folder| !folder.is_empty())
+        .or_else(|| environment.get("TMPDIR"))
+        .map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
+    let user = rustix::process::geteuid().as_raw();
+    folder.join(format!("ryzanstein-{user}-{}.secret", address.port()))
+}

@@ -1,0 +1,374 @@
+use std::time::Duration;
+
+use proptest::prelude::*;
+use ryzanstein_config::BackendChoice;
+use ryzanstein_process_group::{BackendKind, Capability};
+
+use super::*;
+
+const VERSION: &str = "1.0";
+
+fn seconds(n: u64) -> Time {
+    Duration::from_secs(n)
+}
+
+fn candidate(host: &str, pid: u32) -> Candidate {
+    Candidate {
+        host: host.into(),
+        pid,
+        cpus: 1,
+        data_address: None,
+        wanted: BackendChoice::Tcp,
+        capabilities: vec![Capability { backend: BackendKind::Tcp, obstacle: None }],
+    }
+}
+
+fn joining(rank: Option<u32>, host: &str, world_size: u32) -> Join {
+    Join {
+        epoch: Some(Epoch(1)),
+        world_size,
+        version: VERSION.into(),
+        deadline: seconds(60),
+        joiner: Joiner {
+            rank: rank.map(Rank),
+            local_rank: None,
+            node_rank: None,
+            candidate: candidate(host, 100 + rank.unwrap_or(0)),
+        },
+    }
+}
+
+/// A core, and everything it has answered so far.
+struct Job {
+    core: Core,
+    tickets: u64,
+    answers: BTreeMap<Ticket, Result<Answer, Refusal>>,
+}
+
+impl Job {
+    fn new(world_size: u32) -> Self {
+        Self { core: Core::new(world_size, VERSION, Epoch(1)), tickets: 0, answers: BTreeMap::new() }
+    }
+
+    fn tell(&mut self, now: Time, event: Event) {
+        for (ticket, answer) in self.core.handle(now, event) {
+            assert!(self.answers.insert(ticket, answer).is_none(), "{ticket:?} was answered twice");
+        }
+    }
+
+    fn ask(&mut self, now: Time, event: impl FnOnce(Ticket) -> Event) -> Ticket {
+        self.tickets += 1;
+        let ticket = Ticket(self.tickets);
+        self.tell(now, event(ticket));
+        ticket
+    }
+
+    fn join(&mut self, now: Time, join: Join) -> Ticket {
+        self.ask(now, |ticket| Event::Join(ticket, join))
+    }
+
+    fn words(&self, ticket: Ticket) -> &str {
+        match &self.answers[&ticket] {
+            Err(Refusal::Refused(why) | Refusal::Invalid(why) | Refusal::Timeout { what: why, .. }) => why,
+            other => panic!("granted: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn nobody_is_answered_before_the_last_rank_has_come_and_then_everybody_is() {
+    let mut job = Job::new(3);
+    let tickets: Vec<_> =
+        [2, 0, 1].map(|rank| job.join(seconds(rank), joining(Some(rank as u32), "a", 3))).to_vec();
+    assert_eq!(job.answers.len(), 3);
+    assert_eq!(job.answers[&tickets[0]], Ok(Answer::Seat(Rank(2))));
+    let joined = job.core.joined().expect("a roster");
+    assert_eq!(joined.agreement.backend, BackendKind::Tcp);
+    assert_eq!(joined.roster.members.iter().map(|m| m.pid).collect::<Vec<_>>(), [100, 101, 102]);
+    assert_eq!(job.core.next_deadline(), None);
+}
+
+#[test]
+fn ranks_without_a_number_are_seated_beside_the_others_of_their_host() {
+    let mut job = Job::new(5);
+    for host in ["a", "b", "a", "b"] {
+        job.join(seconds(0), joining(None, host, 5));
+    }
+    job.join(seconds(1), joining(Some(1), "c", 5));
+    let hosts: Vec<_> = job
+        .core
+        .joined()
+        .expect("a roster")
+        .roster
+        .members
+        .iter()
+        .map(|m| (m.host.as_str(), m.local_rank.0))
+        .collect();
+    assert_eq!(hosts, [("a", 0), ("c", 0), ("a", 1), ("b", 0), ("b", 1)]);
+}
+
+#[test]
+fn what_does_not_fit_the_job_is_refused_by_name_and_does_not_disturb_the_rest() {
+    let mut job = Job::new(2);
+    let first = job.join(seconds(0), joining(Some(0), "a", 2));
+    let cases = [
+        (joining(Some(0), "b", 2), "rank 0 has been taken by pid 100 on host a"),
+        (joining(Some(2), "b", 2), "this job has ranks 0 to 1"),
+        (joining(Some(1), "b", 3), "was told that there are 3 ranks, but this job has 2"),
+        (Join { version: "0.9".into(), ..joining(Some(1), "b", 2) }, "runs version 0.9"),
+        (Join { epoch: Some(Epoch(7)), ..joining(Some(1), "b", 2) }, "epoch 7"),
+    ];
+    for (join, expected) in cases {
+        let ticket = job.join(seconds(1), join);
+        assert!(job.words(ticket).contains(expected), "{}", job.words(ticket));
+    }
+    assert!(!job.answers.contains_key(&first));
+    job.join(seconds(2), joining(Some(1), "b", 2));
+    assert_eq!(job.answers[&first], Ok(Answer::Seat(Rank(0))));
+}
+
+#[test]
+fn at_the_deadline_everyone_who_waits_hears_who_is_missing() {
+    let mut job = Job::new(4);
+    let a = job.join(seconds(0), joining(Some(0), "a", 4));
+    let b = job.join(seconds(5), joining(Some(2), "a", 4));
+    assert_eq!(job.core.next_deadline(), Some(seconds(60)));
+    job.tell(seconds(60), Event::Tick);
+    for ticket in [a, b] {
+        let Err(Refusal::Timeout { missing, .. }) = &job.answers[&ticket] else { panic!("not a timeout") };
+        assert_eq!(missing, &[Rank(1), Rank(3)]);
+    }
+    let late = job.join(seconds(61), joining(Some(1), "a", 4));
+    assert!(job.words(late).contains("too late"));
+}
+
+#[test]
+fn a_rank_that_lost_its_connection_while_waiting_may_come_again() {
+    let mut job = Job::new(2);
+    let first = job.join(seconds(0), joining(Some(0), "a", 2));
+    job.tell(seconds(1), Event::Gone(first));
+    let again = job.join(seconds(2), joining(Some(0), "a", 2));
+    job.join(seconds(3), joining(Some(1), "a", 2));
+    assert_eq!(job.answers[&again], Ok(Answer::Seat(Rank(0))));
+    assert!(!job.answers.contains_key(&first));
+}
+
+#[test]
+fn ranks_that_agree_on_no_backend_are_all_told_why() {
+    let mut job = Job::new(2);
+    let a = job.join(seconds(0), joining(Some(0), "a", 2));
+    let mut other = joining(Some(1), "a", 2);
+    other.joiner.candidate.wanted = BackendChoice::Nccl;
+    let b = job.join(seconds(0), other);
+    for ticket in [a, b] {
+        assert!(job.words(ticket).contains("rank 1 wants `nccl`"), "{}", job.words(ticket));
+    }
+}
+
+#[test]
+fn a_rank_that_ends_without_joining_is_named_to_those_who_wait_for_it() {
+    let mut job = Job::new(2);
+    let waiting = job.join(seconds(0), joining(Some(0), "a", 2));
+    job.tell(seconds(1), Event::Left(Rank(0), "ended".into()));
+    assert!(!job.answers.contains_key(&waiting));
+    job.tell(seconds(1), Event::Left(Rank(1), "ended with exit code 0".into()));
+    assert_eq!(job.words(waiting), "rank 1 ended with exit code 0 without joining");
+}
+
+#[test]
+fn a_get_waits_for_the_set_and_gives_up_at_its_deadline() {
+    let mut job = Job::new(1);
+    let get = |key: &str, until| {
+        let key = key.to_owned();
+        move |ticket| Event::Get(ticket, Epoch(1), key, seconds(until))
+    };
+    let early = job.ask(seconds(0), get("k", 5));
+    let patient = job.ask(seconds(0), get("k", 50));
+    let at_once = job.ask(seconds(1), get("k", 0));
+    assert!(matches!(&job.answers[&at_once], Err(Refusal::Timeout { .. })));
+    job.tell(seconds(6), Event::Tick);
+    assert!(job.words(early).contains("`k`"));
+    job.ask(seconds(7), |ticket| Event::Set(ticket, Epoch(1), "k".into(), Bytes::from_static(b"v")));
+    assert_eq!(job.answers[&patient], Ok(Answer::Value(Bytes::from_static(b"v"))));
+    assert_eq!(job.core.waiting(), 0);
+}
+
+#[test]
+fn a_counter_counts_and_a_value_that_is_none_is_left_alone() {
+    let mut job = Job::new(1);
+    let add = |key: &'static str, n| move |ticket| Event::Add(ticket, Epoch(1), key.into(), n);
+    let a = job.ask(seconds(0), add("n", 5));
+    let b = job.ask(seconds(0), add("n", -7));
+    assert_eq!((&job.answers[&a], &job.answers[&b]), (&Ok(Answer::Sum(5)), &Ok(Answer::Sum(-2))));
+    job.ask(seconds(0), |t| Event::Set(t, Epoch(1), "text".into(), Bytes::from_static(b"abc")));
+    let c = job.ask(seconds(0), add("text", 1));
+    assert!(job.words(c).contains("no counter"));
+}
+
+#[test]
+fn the_store_takes_no_more_than_its_share_of_memory() {
+    let mut job = Job::new(1);
+    let value = Bytes::from(vec![0; MAX_VALUE]);
+    let set = |key: String, value: &Bytes| {
+        let value = value.clone();
+        move |ticket| Event::Set(ticket, Epoch(1), key, value)
+    };
+    let fits = MAX_STORE / (MAX_VALUE + ENTRY_OVERHEAD + 10);
+    for i in 0..fits {
+        let ticket = job.ask(seconds(0), set(format!("key{i:07}"), &value));
+        assert_eq!(job.answers[&ticket], Ok(Answer::Done), "{i}");
+    }
+    let full = job.ask(seconds(0), set("one more".into(), &value));
+    assert!(job.words(full).contains("full"));
+    // Replacing frees what was there.
+    let replaced = job.ask(seconds(0), set("key0000000".into(), &Bytes::new()));
+    assert_eq!(job.answers[&replaced], Ok(Answer::Done));
+    let now = job.ask(seconds(0), set("one more".into(), &value));
+    assert_eq!(job.answers[&now], Ok(Answer::Done));
+
+    let long = job.ask(seconds(0), set("k".repeat(MAX_KEY + 1), &Bytes::new()));
+    assert!(job.words(long).contains("256 bytes"));
+    let large = job.ask(seconds(0), set("k".into(), &Bytes::from(vec![0; MAX_VALUE + 1])));
+    assert!(job.words(large).contains("at most"));
+}
+
+#[test]
+fn a_barrier_opens_for_all_or_names_who_is_missing_and_can_be_used_again() {
+    let mut job = Job::new(3);
+    let come =
+        |rank, until| move |ticket| Event::Barrier(ticket, Epoch(1), "b".into(), Rank(rank), seconds(until));
+    for round in 0..2 {
+        let tickets = [0, 1, 2].map(|rank| job.ask(seconds(round), come(rank, 60)));
+        assert!(tickets.iter().all(|t| job.answers[t] == Ok(Answer::Done)));
+    }
+    let a = job.ask(seconds(3), come(0, 100));
+    let b = job.ask(seconds(3), come(2, 10));
+    let twice = job.ask(seconds(4), come(2, 10));
+    assert!(job.words(twice).contains("already"));
+    job.tell(seconds(10), Event::Tick);
+    for ticket in [a, b] {
+        assert!(
+            matches!(&job.answers[&ticket], Err(Refusal::Timeout { missing, .. }) if missing == &[Rank(1)])
+        );
+    }
+}
+
+#[test]
+fn a_new_epoch_refuses_all_that_is_of_the_old_one() {
+    let mut job = Job::new(2);
+    let waiting = job.join(seconds(0), joining(Some(0), "a", 2));
+    job.ask(seconds(0), |t| Event::Set(t, Epoch(1), "k".into(), Bytes::from_static(b"old")));
+    job.tell(seconds(1), Event::NewEpoch(Epoch(2)));
+    assert!(job.words(waiting).contains("epoch 2"));
+    let stale = job.ask(seconds(2), |t| Event::Set(t, Epoch(1), "k".into(), Bytes::new()));
+    assert!(job.words(stale).contains("belongs to epoch 1"));
+    let fresh = job.ask(seconds(2), |t| Event::Get(t, Epoch(2), "k".into(), seconds(2)));
+    assert!(matches!(&job.answers[&fresh], Err(Refusal::Timeout { .. })), "the store starts empty");
+    for rank in 0..2 {
+        let join = Join { epoch: Some(Epoch(2)), ..joining(Some(rank), "a", 2) };
+        let ticket = job.join(seconds(3), join);
+        if rank == 1 {
+            assert_eq!(job.answers[&ticket], Ok(Answer::Seat(Rank(1))));
+        }
+    }
+}
+
+#[test]
+fn a_failure_reaches_everyone_who_waits_and_its_report_is_kept_short() {
+    let mut job = Job::new(2);
+    let get = job.ask(seconds(0), |t| Event::Get(t, Epoch(1), "k".into(), seconds(60)));
+    let report = Report { cause: "é".repeat(MAX_REPORT), ..Report::default() };
+    job.ask(seconds(0), |t| Event::Report(t, Epoch(1), Rank(1), report));
+    job.ask(seconds(0), |t| Event::Report(t, Epoch(1), Rank(1), Report::default()));
+    job.tell(seconds(1), Event::Failed("rank 1 was killed".into()));
+    assert_eq!(job.words(get), "rank 1 was killed");
+    assert!(job.core.reports()[&Rank(1)].cause.len() <= MAX_REPORT, "the first word counts, cut");
+    assert!(!job.core.reports()[&Rank(1)].cause.is_empty());
+    let later = job.ask(seconds(2), |t| Event::Get(t, Epoch(1), "k".into(), seconds(60)));
+    assert_eq!(job.words(later), "rank 1 was killed");
+}
+
+#[test]
+fn ten_thousand_ranks_join_with_one_answer_each() {
+    let mut job = Job::new(10_000);
+    for rank in (0..10_000).rev() {
+        job.join(seconds(0), joining(Some(rank), &format!("node{}", rank / 8), 10_000));
+    }
+    assert_eq!(job.answers.len(), 10_000);
+    assert_eq!(job.core.joined().map(|j| j.roster.members[9_999].local_rank.0), Some(7));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Join(u32),
+    Get(u8, u64),
+    Set(u8),
+    Barrier(u8, u32, u64),
+    Hang(u64),
+    Epoch,
+    Fail,
+    Wait(u64),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..5u32).prop_map(Step::Join),
+        3 => (0..3u8, 0..30u64).prop_map(|(k, d)| Step::Get(k, d)),
+        2 => (0..3u8).prop_map(Step::Set),
+        4 => (0..2u8, 0..4u32, 0..30u64).prop_map(|(n, r, d)| Step::Barrier(n, r, d)),
+        2 => (1..40u64).prop_map(Step::Hang),
+        1 => Just(Step::Epoch),
+        1 => Just(Step::Fail),
+        4 => (1..20u64).prop_map(Step::Wait),
+    ]
+}
+
+proptest! {
+    /// Whatever happens in whatever order: nobody is answered twice, nobody waits beyond a deadline, and in the end
+    /// nobody is forgotten.
+    #[test]
+    fn every_request_is_answered_exactly_once_unless_its_client_hangs_up(steps in prop::collection::vec(step(), 0..80)) {
+        let mut job = Job::new(4);
+        let mut now = seconds(0);
+        let mut hung = BTreeSet::new();
+        for step in steps {
+            let epoch = job.core.epoch();
+            match step {
+                Step::Join(rank) => {
+                    let join = Join { epoch: Some(epoch), deadline: now + seconds(20), ..joining(Some(rank), "a", 4) };
+                    job.join(now, join);
+                }
+                Step::Get(key, wait) => {
+                    job.ask(now, |t| Event::Get(t, epoch, format!("k{key}"), now + seconds(wait)));
+                }
+                Step::Set(key) => {
+                    job.ask(now, |t| Event::Set(t, epoch, format!("k{key}"), Bytes::new()));
+                }
+                Step::Barrier(name, rank, wait) => {
+                    job.ask(now, |t| Event::Barrier(t, epoch, format!("b{name}"), Rank(rank), now + seconds(wait)));
+                }
+                Step::Hang(ticket) => {
+                    let ticket = Ticket(ticket);
+                    if ticket.0 <= job.tickets && !job.answers.contains_key(&ticket) {
+                        hung.insert(ticket);
+                        job.tell(now, Event::Gone(ticket));
+                    }
+                }
+                Step::Epoch => job.tell(now, Event::NewEpoch(Epoch(epoch.0 + 1))),
+                Step::Fail => job.tell(now, Event::Failed("x".into())),
+                Step::Wait(n) => {
+                    now += seconds(n);
+                    job.tell(now, Event::Tick);
+                    prop_assert!(job.core.next_deadline().is_none_or(|next| next > now));
+                }
+            }
+            prop_assert_eq!(job.answers.len() + hung.len() + job.core.waiting(), job.tickets as usize);
+        }
+        job.tell(now + seconds(1000), Event::Tick);
+        prop_assert_eq!(job.core.waiting(), 0);
+        for ticket in &hung {
+            prop_assert!(!job.answers.contains_key(ticket));
+        }
+        prop_assert_eq!(job.answers.len() + hung.len(), job.tickets as usize);
+    }
+}

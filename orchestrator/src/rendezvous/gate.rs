@@ -1,0 +1,178 @@
+//! Who may speak to the rendezvous: accepts connections, lets each prove itself, and bounds how many there are.
+
+use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use ryzanstein_config::RendezvousConfig;
+use ryzanstein_process_group::Secret;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
+use tokio_stream::Stream;
+use tonic::transport::server::Connected;
+
+use super::handshake;
+
+/// What the gate counts.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    refused: AtomicU64,
+    connections: AtomicUsize,
+}
+
+impl Counts {
+    pub(super) fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    fn refuse(&self, peer: std::net::SocketAddr, why: &dyn std::fmt::Display) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        metrics::counter!(crate::telemetry::names::REFUSED_CONNECTIONS).increment(1);
+        tracing::debug!(%peer, %why, "refused a connection to the rendezvous");
+    }
+}
+
+pub(super) struct Gate {
+    secret: Secret,
+    handshake_timeout: Duration,
+    most: usize,
+    counts: Arc<Counts>,
+    admitted: mpsc::Sender<io::Result<Admitted>>,
+}
+
+impl Gate {
+    pub(super) fn new(secret: Secret, config: &RendezvousConfig) -> (Self, Incoming) {
+        let (admitted, incoming) = mpsc::channel(64);
+        let gate = Self {
+            secret,
+            handshake_timeout: config.handshake_timeout.get(),
+            most: config.max_connections.get() as usize,
+            counts: Arc::default(),
+            admitted,
+        };
+        (gate, Incoming(incoming))
+    }
+
+    pub(super) fn counts(&self) -> Arc<Counts> {
+        Arc::clone(&self.counts)
+    }
+
+    /// Accepts for ever. Connections that have not proved anything yet are bounded by themselves, and the oldest gives
+    /// way to a new one: whoever belongs to the job needs milliseconds.
+    pub(super) async fn run(self, listener: TcpListener) {
+        let mut unproven: VecDeque<AbortHandle> = VecDeque::new();
+        loop {
+            let (stream, peer) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Out of descriptors, most likely: make room, and do not spin.
+                    tracing::debug!(%error, "the rendezvous could not accept a connection");
+                    unproven.drain(..unproven.len().div_ceil(2)).for_each(|handle| handle.abort());
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    continue;
+                }
+            };
+            if self.counts.connections() >= self.most {
+                self.counts.refuse(peer, &"there are rendezvous.max_connections already");
+                continue;
+            }
+            unproven.retain(|handle| !handle.is_finished());
+            if unproven.len() >= self.most
+                && let Some(oldest) = unproven.pop_front()
+            {
+                oldest.abort();
+            }
+            let counts = self.counts();
+            let (secret, wait) = (self.secret.clone(), self.handshake_timeout);
+            let admitted = self.admitted.clone();
+            let task = tokio::spawn(async move {
+                let mut stream = stream;
+                match tokio::time::timeout(wait, handshake::accept(&mut stream, &secret)).await {
+                    Ok(Ok(())) => {
+                        let _ = stream.set_nodelay(true);
+                        counts.connections.fetch_add(1, Ordering::Relaxed);
+                        let _ = admitted.send(Ok(Admitted { stream, counts })).await;
+                    }
+                    Ok(Err(error)) => counts.refuse(peer, &error),
+                    Err(_) => counts.refuse(peer, &"it did not prove to belong to the job in time"),
+                }
+            });
+            unproven.push_back(task.abort_handle());
+        }
+    }
+}
+
+/// A connection that has proved to know the secret.
+pub(super) struct Admitted {
+    stream: TcpStream,
+    counts: Arc<Counts>,
+}
+
+impl Drop for Admitted {
+    fn drop(&mut self) {
+        self.counts.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Connected for Admitted {
+    type ConnectInfo = ();
+
+    fn connect_info(&self) {}
+}
+
+impl AsyncRead for Admitted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Admitted {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+/// The admitted connections, as tonic takes them.
+pub(super) struct Incoming(mpsc::Receiver<io::Result<Admitted>>);
+
+impl Stream for Incoming {
+    type Item = io::Result<Admitted>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(cx)
+    }
+}

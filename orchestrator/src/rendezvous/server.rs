@@ -1,0 +1,307 @@
+//! Serves a [`Core`] over gRPC: authenticates connections, bounds them, and carries events in and answers out.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use ryzanstein_config::RendezvousConfig;
+use ryzanstein_process_group::{Epoch, Rank, Secret};
+use tokio::sync::{Notify, oneshot};
+use tonic::{Request, Response, Status};
+
+use super::background::Background;
+use super::codec;
+use super::core::{Action, Answer, Core, Event, Refusal, Report, Ticket, Time};
+use super::gate::{Counts, Gate};
+use crate::control as wire;
+use crate::control::control_server::{Control, ControlServer};
+
+/// Waiting requests of one connection. A rank has few threads that wait at the rendezvous.
+const REQUESTS_A_CONNECTION: u32 = 256;
+/// How long a silent peer is trusted to be alive.
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// A rendezvous that others connect to. It ends when dropped.
+#[derive(Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    gate: Arc<Counts>,
+    // Last, so that its tasks end after nobody can ask any more.
+    _background: Background,
+}
+
+impl Server {
+    /// Serves on a listener that is bound already, and is not bound again.
+    ///
+    /// # Errors
+    /// When the operating system gives no thread, or refuses to use the listener.
+    pub fn start(
+        listener: TcpListener,
+        secret: Secret,
+        world_size: u32,
+        epoch: Epoch,
+        config: &RendezvousConfig,
+    ) -> io::Result<Self> {
+        let address = listener.local_addr()?;
+        listener.set_nonblocking(true)?;
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State {
+                core: Core::new(world_size, crate::VERSION, epoch),
+                replies: HashMap::new(),
+                tickets: 0,
+                roster: None,
+            }),
+            started: Instant::now(),
+            sooner: Notify::new(),
+        });
+        let background = Background::start("ryz-rendezvous")?;
+        let listener = {
+            // A listener belongs to the runtime in whose context it is made.
+            let _context = background.handle().enter();
+            tokio::net::TcpListener::from_std(listener)?
+        };
+        let (gate, incoming) = Gate::new(secret, config);
+        let counts = gate.counts();
+        background.handle().spawn(gate.run(listener));
+        background.handle().spawn(Arc::clone(&shared).keep_time());
+        let service = ControlServer::new(Service(Arc::clone(&shared)))
+            .max_decoding_message_size(usize::try_from(config.max_message.get()).unwrap_or(usize::MAX));
+        background.handle().spawn(async move {
+            let served = tonic::transport::Server::builder()
+                .max_concurrent_streams(REQUESTS_A_CONNECTION)
+                .http2_max_header_list_size(8 << 10)
+                .http2_keepalive_interval(Some(KEEP_ALIVE))
+                .http2_keepalive_timeout(Some(KEEP_ALIVE))
+                .add_service(service)
+                .serve_with_incoming(incoming)
+                .await;
+            if let Err(error) = served {
+                tracing::error!(%error, "the rendezvous ended");
+            }
+        });
+        Ok(Self { shared, address, gate: counts, _background: background })
+    }
+
+    /// Where it listens.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// How many connections were refused because they did not know the secret in time.
+    pub fn refused(&self) -> u64 {
+        self.gate.refused()
+    }
+
+    /// How many authenticated connections there are.
+    pub fn connections(&self) -> usize {
+        self.gate.connections()
+    }
+
+    /// Goes on to a new epoch. Whoever is of the old one is refused from now on.
+    pub fn advance(&self, epoch: Epoch) {
+        self.shared.tell(Event::NewEpoch(epoch));
+    }
+
+    /// Everyone who waits, or would, is told that the job failed, and how.
+    pub fn fail(&self, why: &str) {
+        self.shared.tell(Event::Failed(why.to_owned()));
+    }
+
+    /// A rank's process ended: if it has not joined yet, those who wait for it are told so.
+    pub fn left(&self, rank: Rank, how: &str) {
+        self.shared.tell(Event::Left(rank, how.to_owned()));
+    }
+
+    /// What this rank reported before it gave up.
+    pub fn report(&self, rank: Rank) -> Option<Report> {
+        self.shared.state().core.reports().get(&rank).cloned()
+    }
+
+    /// The first words of all ranks that reported, in rank order.
+    pub fn reports(&self) -> Vec<(Rank, Report)> {
+        self.shared.state().core.reports().iter().map(|(rank, report)| (*rank, report.clone())).collect()
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    core: Core,
+    replies: HashMap<Ticket, oneshot::Sender<Result<Answer, Refusal>>>,
+    tickets: u64,
+    /// The roster as bytes, encoded once for all.
+    roster: Option<Bytes>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    started: Instant,
+    /// A deadline has been added.
+    sooner: Notify,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Time {
+        self.started.elapsed()
+    }
+
+    fn tell(&self, event: Event) {
+        let now = self.now();
+        let mut state = self.state();
+        let actions = state.core.handle(now, event);
+        state.perform(actions);
+    }
+
+    async fn keep_time(self: Arc<Self>) {
+        loop {
+            let next = self.state().core.next_deadline();
+            let due = async {
+                match next {
+                    Some(time) => tokio::time::sleep_until((self.started + time).into()).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = due => self.tell(Event::Tick),
+                () = self.sooner.notified() => {}
+            }
+        }
+    }
+
+    /// Puts a request to the core and waits for its answer. If the client hangs up, this future is dropped, and the
+    /// core is told.
+    async fn ask(self: &Arc<Self>, event: impl FnOnce(Ticket, Time) -> Event) -> Result<Answer, Refusal> {
+        let (reply, answer) = oneshot::channel();
+        let now = self.now();
+        let ticket = {
+            let mut state = self.state();
+            state.tickets += 1;
+            let ticket = Ticket(state.tickets);
+            state.replies.insert(ticket, reply);
+            let actions = state.core.handle(now, event(ticket, now));
+            state.perform(actions);
+            ticket
+        };
+        self.sooner.notify_one();
+        let caller = Caller { shared: self, ticket };
+        let answer = answer.await;
+        drop(caller);
+        answer.unwrap_or_else(|_| Err(Refusal::Refused("the rendezvous is ending".into())))
+    }
+}
+
+impl State {
+    fn perform(&mut self, actions: Vec<Action>) {
+        for (ticket, answer) in actions {
+            if let Some(reply) = self.replies.remove(&ticket) {
+                let _ = reply.send(answer);
+            }
+        }
+        if self.core.joined().is_none() {
+            self.roster = None;
+        }
+    }
+}
+
+/// Tells the core when the one who asked is gone before the answer.
+struct Caller<'a> {
+    shared: &'a Shared,
+    ticket: Ticket,
+}
+
+impl Drop for Caller<'_> {
+    fn drop(&mut self) {
+        let waited = self.shared.state().replies.remove(&self.ticket).is_some();
+        if waited {
+            self.shared.tell(Event::Gone(self.ticket));
+        }
+    }
+}
+
+struct Service(Arc<Shared>);
+
+fn done(answer: Result<Answer, Refusal>) -> Response<wire::Done> {
+    Response::new(wire::Done { refusal: answer.err().map(Into::into) })
+}
+
+#[tonic::async_trait]
+impl Control for Service {
+    async fn join(&self, request: Request<wire::JoinRequest>) -> Result<Response<wire::JoinReply>, Status> {
+        let answer = match codec::join(request.into_inner(), self.0.now()) {
+            Ok(join) => self.0.ask(|ticket, _| Event::Join(ticket, join)).await,
+            Err(refusal) => Err(refusal),
+        };
+        Ok(Response::new(match answer {
+            Ok(Answer::Seat(rank)) => {
+                let mut state = self.0.state();
+                let State { core, roster, .. } = &mut *state;
+                match core.joined() {
+                    Some(joined) => wire::JoinReply {
+                        refusal: None,
+                        rank: rank.0,
+                        roster: roster.get_or_insert_with(|| codec::encode_roster(joined)).clone(),
+                    },
+                    // A new epoch has begun between the answer and here.
+                    None => wire::JoinReply {
+                        refusal: Some(Refusal::Refused("the job has gone on to another epoch".into()).into()),
+                        ..wire::JoinReply::default()
+                    },
+                }
+            }
+            Ok(_) => return Err(Status::internal("a join was answered by something else")),
+            Err(refusal) => wire::JoinReply { refusal: Some(refusal.into()), ..wire::JoinReply::default() },
+        }))
+    }
+
+    async fn set(&self, request: Request<wire::SetRequest>) -> Result<Response<wire::Done>, Status> {
+        let wire::SetRequest { epoch, key, value } = request.into_inner();
+        Ok(done(self.0.ask(|ticket, _| Event::Set(ticket, Epoch(epoch), key, value)).await))
+    }
+
+    async fn get(&self, request: Request<wire::GetRequest>) -> Result<Response<wire::GetReply>, Status> {
+        let wire::GetRequest { epoch, key, timeout_ms } = request.into_inner();
+        let answer = self
+            .0
+            .ask(|ticket, now| Event::Get(ticket, Epoch(epoch), key, codec::deadline(now, timeout_ms)))
+            .await;
+        match answer {
+            Ok(Answer::Value(value)) => Ok(Response::new(wire::GetReply { refusal: None, value })),
+            Ok(_) => Err(Status::internal("a get was answered by something else")),
+            Err(refusal) => Ok(Response::new(wire::GetReply {
+                refusal: Some(refusal.into()),
+                ..wire::GetReply::default()
+            })),
+        }
+    }
+
+    async fn add(&self, request: Request<wire::AddRequest>) -> Result<Response<wire::AddReply>, Status> {
+        let wire::AddRequest { epoch, key, amount } = request.into_inner();
+        match self.0.ask(|ticket, _| Event::Add(ticket, Epoch(epoch), key, amount)).await {
+            Ok(Answer::Sum(value)) => Ok(Response::new(wire::AddReply { refusal: None, value })),
+            Ok(_) => Err(Status::internal("an add was answered by something else")),
+            Err(refusal) => Ok(Response::new(wire::AddReply { refusal: Some(refusal.into()), value: 0 })),
+        }
+    }
+
+    async fn barrier(&self, request: Request<wire::BarrierRequest>) -> Result<Response<wire::Done>, Status> {
+        let wire::BarrierRequest { epoch, name, rank, timeout_ms } = request.into_inner();
+        let answer = self.0.ask(|ticket, now| {
+            Event::Barrier(ticket, Epoch(epoch), name, Rank(rank), codec::deadline(now, timeout_ms))
+        });
+        Ok(done(answer.await))
+    }
+
+    async fn report(&self, request: Request<wire::ReportRequest>) -> Result<Response<wire::Done>, Status> {
+        let wire::ReportRequest { epoch, rank, cause, last_call, echo_of } = request.into_inner();
+        let report = Report { cause, last_call, echo_of: echo_of.map(Rank) };
+        Ok(done(self.0.ask(|ticket, _| Event::Report(ticket, Epoch(epoch), Rank(rank), report)).await))
+    }
+}

@@ -1,0 +1,277 @@
+//! Decides what becomes of a job when ranks end: which failure was the first, whom to tell, when to use force, and
+//! whether to start again. No processes, no signals, no clock here.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ryzanstein_process_group::{Epoch, Rank};
+
+/// The exit code after which a job is not started again: wrong use or configuration, which another try cannot mend.
+pub const DO_NOT_RESTART: i32 = 2;
+
+/// Signals by number, as the kernel and shells number them on every Linux.
+pub mod signal {
+    /// The line was cut.
+    pub const HANGUP: i32 = 1;
+    /// Ctrl-C.
+    pub const INTERRUPT: i32 = 2;
+    /// Cannot be caught.
+    pub const KILL: i32 = 9;
+    /// Please end.
+    pub const TERMINATE: i32 = 15;
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Exit {
+    /// By itself.
+    Code(i32),
+    /// By this signal.
+    Signal(i32),
+    /// It never began.
+    NotStarted,
+}
+
+impl Exit {
+    /// As a shell gives it: 128 and the signal, for one killed.
+    pub const fn code(self) -> i32 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => 128 + signal,
+            Self::NotStarted => 1,
+        }
+    }
+
+    /// Whether all is well.
+    pub const fn is_success(self) -> bool {
+        matches!(self, Self::Code(0))
+    }
+}
+
+/// What may be chosen.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    /// How long ranks have between being asked to end and being killed.
+    pub grace: Duration,
+    /// How long after the first failure the others may end by themselves, with an error of their own.
+    pub settle: Duration,
+    /// How many times the job may be started again.
+    pub max_restarts: u32,
+}
+
+/// What has happened.
+#[derive(Clone, Copy, Debug)]
+pub enum Event {
+    /// A rank's process ended. An echo says that it only ended because of another rank.
+    Exited {
+        /// Which.
+        rank: Rank,
+        /// How.
+        exit: Exit,
+        /// Whether it blames another rank.
+        echo: bool,
+    },
+    /// The user, or whoever started the launcher, wants it to end.
+    Asked(i32),
+    /// Nobody is there any more who could want the job.
+    Abandoned,
+    /// Time has passed.
+    Tick,
+}
+
+/// What is to be done.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Action {
+    /// Start every rank in this epoch. Nothing of an earlier one is left.
+    Start(Epoch),
+    /// Tell everyone at the rendezvous that this rank failed.
+    Announce(Rank),
+    /// Send this signal to every rank's process group.
+    Signal(i32),
+    /// Kill everything that descends from the launcher.
+    Kill,
+    /// All is over.
+    Finish(Verdict),
+}
+
+/// How a job went.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Verdict {
+    /// The last epoch.
+    pub epoch: Epoch,
+    /// The rank that failed first, and how.
+    pub first_failure: Option<(Rank, Exit)>,
+    /// The signal with which the job was asked to end.
+    pub interrupted: Option<i32>,
+    /// What the launcher exits with.
+    pub exit_code: i32,
+}
+
+/// How one rank ended.
+#[derive(Clone, Copy, Debug)]
+struct Ended {
+    exit: Exit,
+    echo: bool,
+    /// When the launcher saw it. What it saw at one time has no order.
+    seen: Duration,
+    sequence: usize,
+    /// It ended after the launcher had asked it to.
+    asked: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    Running,
+    Settling {
+        until: Duration,
+    },
+    Ending {
+        kill_at: Duration,
+    },
+    /// Processes that fork while they are being killed need more than one round.
+    Killing {
+        again: Duration,
+        give_up: Duration,
+    },
+    Over,
+}
+
+/// Between two rounds of killing.
+const KILL_AGAIN: Duration = Duration::from_millis(50);
+/// How long what was killed may take to be gone. The kernel can hold a process in a wait that nothing ends.
+const KILL_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The state of one job.
+#[derive(Debug)]
+pub struct Core {
+    policy: Policy,
+    ranks: Vec<Rank>,
+    epoch: Epoch,
+    restarts: u32,
+    phase: Phase,
+    ended: BTreeMap<Rank, Ended>,
+    interrupted: Option<i32>,
+}
+
+impl Core {
+    /// A job of these ranks on this node. Begin with [`Core::start`].
+    pub const fn new(ranks: Vec<Rank>, policy: Policy) -> Self {
+        Self {
+            policy,
+            ranks,
+            epoch: Epoch(1),
+            restarts: 0,
+            phase: Phase::Running,
+            ended: BTreeMap::new(),
+            interrupted: None,
+        }
+    }
+
+    /// The first thing to do.
+    pub const fn start(&self) -> Action {
+        Action::Start(self.epoch)
+    }
+
+    /// When [`Event::Tick`] is due.
+    pub const fn next_deadline(&self) -> Option<Duration> {
+        match self.phase {
+            Phase::Settling { until } => Some(until),
+            Phase::Ending { kill_at } => Some(kill_at),
+            Phase::Killing { again, .. } => Some(again),
+            Phase::Running | Phase::Over => None,
+        }
+    }
+
+    /// Takes what has happened at this time and says what to do.
+    pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
+        if self.phase == Phase::Over {
+            return Vec::new();
+        }
+        match event {
+            Event::Exited { rank, exit, echo } => self.exited(now, rank, exit, echo),
+            Event::Asked(signal) => match self.phase {
+                // Asked twice: the user has no patience left.
+                _ if self.interrupted.is_some() => self.kill(now),
+                Phase::Killing { .. } | Phase::Over => Vec::new(),
+                Phase::Running | Phase::Settling { .. } | Phase::Ending { .. } => {
+                    self.interrupted = Some(signal);
+                    self.phase = Phase::Ending { kill_at: now + self.policy.grace };
+                    vec![Action::Signal(signal)]
+                }
+            },
+            Event::Abandoned => {
+                self.interrupted = Some(signal::KILL);
+                self.kill(now)
+            }
+            Event::Tick => match self.phase {
+                Phase::Settling { until } if until <= now => {
+                    self.phase = Phase::Ending { kill_at: now + self.policy.grace };
+                    vec![Action::Signal(signal::TERMINATE)]
+                }
+                Phase::Ending { kill_at } if kill_at <= now => self.kill(now),
+                Phase::Killing { give_up, .. } if give_up <= now => vec![self.conclude()],
+                Phase::Killing { again, .. } if again <= now => self.kill(now),
+                _ => Vec::new(),
+            },
+        }
+    }
+
+    fn kill(&mut self, now: Duration) -> Vec<Action> {
+        let give_up = match self.phase {
+            Phase::Killing { give_up, .. } => give_up,
+            _ => now + KILL_PATIENCE,
+        };
+        self.phase = Phase::Killing { again: now + KILL_AGAIN, give_up };
+        vec![Action::Kill]
+    }
+
+    fn exited(&mut self, now: Duration, rank: Rank, exit: Exit, echo: bool) -> Vec<Action> {
+        let sequence = self.ended.len();
+        let asked = matches!(self.phase, Phase::Ending { .. } | Phase::Killing { .. });
+        self.ended.entry(rank).or_insert(Ended { exit, echo, seen: now, sequence, asked });
+        let mut actions = Vec::new();
+        if !exit.is_success() && self.phase == Phase::Running {
+            self.phase = Phase::Settling { until: now + self.policy.settle };
+            actions.push(Action::Announce(rank));
+        }
+        if self.ended.len() == self.ranks.len() {
+            actions.push(self.conclude());
+        }
+        actions
+    }
+
+    /// The rank whose failure made the others fail: one that blames nobody before one that does, then the one seen
+    /// first; of those seen at one time, one killed before one that ended by itself.
+    pub fn first_failure(&self) -> Option<(Rank, Exit)> {
+        self.ended
+            .iter()
+            .filter(|(_, ended)| !ended.asked && !ended.exit.is_success())
+            .min_by_key(|(_, e)| (e.echo, e.seen, !matches!(e.exit, Exit::Signal(_)), e.sequence))
+            .map(|(rank, ended)| (*rank, ended.exit))
+    }
+
+    fn conclude(&mut self) -> Action {
+        let first_failure = if self.interrupted.is_some() { None } else { self.first_failure() };
+        if let Some((_, exit)) = first_failure
+            && exit != Exit::Code(DO_NOT_RESTART)
+            && exit != Exit::NotStarted
+            && self.restarts < self.policy.max_restarts
+        {
+            self.restarts += 1;
+            self.epoch = Epoch(self.epoch.0 + 1);
+            self.ended.clear();
+            self.phase = Phase::Running;
+            return Action::Start(self.epoch);
+        }
+        self.phase = Phase::Over;
+        let exit_code = match (self.interrupted, first_failure) {
+            (Some(signal), _) => 128 + signal,
+            (None, Some((_, exit))) => exit.code(),
+            (None, None) => 0,
+        };
+        Action::Finish(Verdict { epoch: self.epoch, first_failure, interrupted: self.interrupted, exit_code })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,90 @@
+//! Finds and ends everything that descends from this process.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, wait};
+
+/// How long dead processes may take to be gone. What is in an uninterruptible wait is reported, not waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// One process, as /proc tells it.
+#[derive(Clone, Debug)]
+struct Process {
+    pid: i32,
+    parent: i32,
+    state: char,
+    name: String,
+}
+
+/// All that descend from this process and are not dead, nearest first. Those that lost their parent count while this
+/// process is the subreaper.
+fn living() -> Vec<Process> {
+    let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    for entry in entries.flatten() {
+        let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        if let Some(process) =
+            std::fs::read(entry.path().join("stat")).ok().and_then(|stat| parse(pid, &stat))
+        {
+            children.entry(process.parent).or_default().push(process);
+        }
+    }
+    let mut found = children.remove(&getpid().as_raw_nonzero().get()).unwrap_or_default();
+    let mut next = 0;
+    while let Some(pid) = found.get(next).map(|process| process.pid) {
+        found.extend(children.remove(&pid).unwrap_or_default());
+        next += 1;
+    }
+    found.retain(|process| !matches!(process.state, 'Z' | 'X'));
+    found
+}
+
+/// `pid (name) state ppid …`, where the name may hold anything, parentheses and spaces included.
+fn parse(pid: i32, stat: &[u8]) -> Option<Process> {
+    let stat = String::from_utf8_lossy(stat);
+    let (head, tail) = stat.rsplit_once(')')?;
+    let mut fields = tail.split_ascii_whitespace();
+    let state = fields.next()?.chars().next()?;
+    let parent = fields.next()?.parse().ok()?;
+    Some(Process { pid, parent, state, name: head.split_once('(')?.1.to_owned() })
+}
+
+/// Sends SIGKILL to each.
+pub(super) fn kill() {
+    for process in living() {
+        if let Some(pid) = Pid::from_raw(process.pid) {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+    }
+}
+
+/// Kills and reaps until none is left, and returns in words those that would not go. `reaped` hears of each that ended.
+pub(super) fn sweep(mut reaped: impl FnMut(Pid, rustix::process::WaitStatus)) -> Vec<String> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        kill();
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            reaped(pid, status);
+        }
+        let left = living();
+        if left.is_empty() {
+            return Vec::new();
+        }
+        if Instant::now() >= deadline {
+            return left.iter().map(|p| format!("pid {} ({}, state {})", p.pid, p.name, p.state)).collect();
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_may_have_parentheses_and_spaces_in_its_name() {
+        let process = parse(7, b"7 (a) Z 1 (b) S 42 7 7 0").expect("parsed");
+        assert_eq!((process.parent, process.state, process.name.as_str()), (42, 'S', "a) Z 1 (b"));
+    }
+}

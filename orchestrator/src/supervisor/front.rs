@@ -1,0 +1,65 @@
+//! The process that the user sees: it holds the lifeline of the one that supervises.
+//!
+//! ```text
+//! ryz launch ── lifeline ──▶ supervisor ──▶ rank 0, rank 1, …
+//! ```
+//!
+//! Whichever of the two is killed, the other ends everything: the supervisor when its lifeline ends, the front when its
+//! only child does. Both are subreapers, so grandchildren that left their session or lost their parents are found.
+
+use std::io;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::core::signal as number;
+use super::descendants;
+
+/// Runs the supervisor, passes signals on to it, and returns the code to exit with. The supervisor's lifeline is its
+/// standard input.
+///
+/// # Errors
+/// What the operating system says when the supervisor cannot be started.
+pub fn guard(mut supervisor: Command) -> io::Result<i32> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async move {
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+        let mut ended = signal(SignalKind::child())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut hangup = signal(SignalKind::hangup())?;
+        // In a group of its own, so that Ctrl-C on the terminal comes to it once: from here.
+        let mut child = supervisor.stdin(Stdio::piped()).process_group(0).spawn()?;
+        let lifeline = child.stdin.take();
+        let pid = Pid::from_child(&child);
+        let status = loop {
+            if let Some(status) = child.try_wait()? {
+                break status;
+            }
+            let asked = tokio::select! {
+                _ = ended.recv() => continue,
+                _ = interrupt.recv() => Signal::INT,
+                _ = terminate.recv() => Signal::TERM,
+                _ = hangup.recv() => Signal::HUP,
+            };
+            let _ = kill_process(pid, asked);
+        };
+        drop(lifeline);
+        let left = descendants::sweep(|_, _| {});
+        for process in left {
+            eprintln!("ryz: could not be killed: {process}");
+        }
+        Ok(match (status.code(), status.signal()) {
+            (Some(code), _) => code,
+            (None, signal) => {
+                let signal = signal.unwrap_or(number::KILL);
+                eprintln!(
+                    "ryz: the launcher's supervisor was killed by signal {signal}; every rank was ended"
+                );
+                128 + signal
+            }
+        })
+    })
+}

@@ -1,0 +1,126 @@
+//! What ranks write: prefixed line by line on the launcher's own output, kept in files, and the end of it remembered.
+
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use ryzanstein_process_group::Rank;
+
+/// A longer line is cut into several.
+const LONGEST_LINE: usize = 64 << 10;
+/// How many of the last lines are remembered.
+const LINES_KEPT: usize = 12;
+/// How much of each of those.
+const BYTES_KEPT: usize = 1 << 10;
+
+/// Where a rank's lines go.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum To {
+    Stdout,
+    Stderr,
+}
+
+/// The last lines of a stream.
+pub(super) type Tail = Arc<Mutex<VecDeque<String>>>;
+
+/// Reads a rank's stream to its end, on a thread of its own: a reader of ours that is slow must not hold up the
+/// supervision.
+pub(super) fn forward(
+    rank: Rank,
+    stream: impl Read + Send + 'static,
+    to: To,
+    log: Option<File>,
+) -> io::Result<(Tail, JoinHandle<()>)> {
+    let tail = Tail::default();
+    let remembered = Arc::clone(&tail);
+    let thread = std::thread::Builder::new().name(format!("ryz-output-{rank}")).spawn(move || {
+        pump(rank, BufReader::new(stream), to, log, &remembered);
+    })?;
+    Ok((tail, thread))
+}
+
+fn pump(rank: Rank, mut stream: impl BufRead, to: To, mut log: Option<File>, tail: &Tail) {
+    let prefix = format!("[rank {rank}] ");
+    loop {
+        let mut line = prefix.clone().into_bytes();
+        match stream.by_ref().take(LONGEST_LINE as u64).read_until(b'\n', &mut line) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(_) => return,
+        }
+        if let Some(file) = &mut log
+            && file.write_all(&line[prefix.len()..]).is_err()
+        {
+            // A full disk must not end the job. The lines still go to the launcher's output.
+            log = None;
+        }
+        if !line.ends_with(b"\n") {
+            line.push(b'\n');
+        }
+        // One write a line, so that lines of different ranks never mix. Whoever read ours may be gone: then the rank's
+        // lines are drained all the same, or it would block.
+        let _ = match to {
+            To::Stdout => whole(&mut io::stdout().lock(), &line),
+            To::Stderr => whole(&mut io::stderr().lock(), &line),
+        };
+        remember(tail, &line[prefix.len()..]);
+    }
+}
+
+fn whole(out: &mut impl Write, line: &[u8]) -> io::Result<()> {
+    out.write_all(line)?;
+    out.flush()
+}
+
+fn remember(tail: &Tail, line: &[u8]) {
+    let line = String::from_utf8_lossy(&line[..line.len().min(BYTES_KEPT)]).trim_end().to_owned();
+    if line.is_empty() {
+        return;
+    }
+    let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
+    if tail.len() == LINES_KEPT {
+        tail.pop_front();
+    }
+    tail.push_back(line);
+}
+
+/// The remembered lines as one text.
+pub(super) fn text(tail: &Tail) -> String {
+    let tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
+    tail.iter().map(String::as_str).collect::<Vec<_>>().join("\n")
+}
+
+/// Waits until the streams have been read to their end. Whoever writes to them is dead by now, so that takes no time,
+/// unless the launcher's own output is stuck.
+pub(super) fn drain(threads: Vec<JoinHandle<()>>, patience: Duration) {
+    let deadline = Instant::now() + patience;
+    for thread in threads {
+        while !thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if thread.is_finished() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_are_remembered_and_long_ones_cut() {
+        let tail = Tail::default();
+        let text_in: String =
+            (0..20).map(|i| format!("line {i}\n")).collect::<String>() + &"x".repeat(200_000);
+        pump(Rank(0), text_in.as_bytes(), To::Stderr, None, &tail);
+        let lines = tail.lock().expect("not poisoned");
+        assert_eq!(lines.len(), LINES_KEPT);
+        assert!(lines.iter().all(|line| line.len() <= BYTES_KEPT));
+        assert_eq!(lines[0], "line 12");
+    }
+}

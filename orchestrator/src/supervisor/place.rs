@@ -1,0 +1,124 @@
+//! Where the ranks of a job meet: the launcher of the first node serves, the others point there.
+
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use ryzanstein_config::HostPort;
+use ryzanstein_process_group::{Epoch, Secret};
+use socket2::{Domain, Socket, Type};
+
+use super::job::{Job, LaunchError};
+use crate::rendezvous::{Server, listen, secret};
+
+/// The meeting place, as the launcher of one node holds it.
+pub(super) struct Place {
+    /// None on nodes other than the first.
+    pub(super) server: Option<Server>,
+    /// Where ranks find it.
+    pub(super) address: HostPort,
+    /// The secret, for ranks to inherit.
+    pub(super) secret: Arc<OwnedFd>,
+    /// For programs that know torchrun's variables only.
+    pub(super) master_port: u16,
+    _reserved: Option<Socket>,
+}
+
+impl Place {
+    pub(super) fn new(job: &Job) -> Result<Self, LaunchError> {
+        let config = &job.config;
+        let nodes = config.launch.nnodes.get();
+        let named = config.rendezvous.address.clone();
+        let several = |what: &str| {
+            LaunchError::Configuration(format!("a job of {nodes} nodes needs {what}, the same on every node"))
+        };
+        if nodes > 1 {
+            if named.as_ref().is_none_or(|address| address.port() == 0) {
+                return Err(several(
+                    "--rendezvous HOST:PORT, an address of the first node with a port that is free there",
+                ));
+            }
+            if job.secret_file.is_none() {
+                return Err(several(
+                    "RYZ_SECRET_FILE: a file with mode 0600 that holds 32 random bytes, made with (umask 077; head -c 32 \
+                     /dev/urandom > FILE)",
+                ));
+            }
+            if config.launch.max_restarts > 0 {
+                return Err(LaunchError::Configuration(
+                    "a job of several nodes is not started again by its launchers: leave out --max-restarts and let \
+                     what starts them on the nodes (such as srun) do that"
+                        .into(),
+                ));
+            }
+        }
+        let key = match &job.secret_file {
+            Some(path) => secret::from_file(path).map_err(LaunchError::Configuration)?,
+            None => Secret::random(),
+        };
+        let inherited = secret::to_descriptor(&key)
+            .map_err(|error| LaunchError::failed("cannot keep the secret", error))?;
+
+        if config.launch.node_rank > 0 {
+            let address = named.unwrap_or_else(|| unreachable!("checked above"));
+            let master_port = address.port().wrapping_add(1);
+            return Ok(Self {
+                server: None,
+                address,
+                secret: Arc::new(inherited),
+                master_port,
+                _reserved: None,
+            });
+        }
+        let (server, address) = serve(job, named, key)?;
+        let (master_port, reserved) =
+            if nodes > 1 { (address.port().wrapping_add(1), None) } else { reserve()? };
+        Ok(Self {
+            server: Some(server),
+            address,
+            secret: Arc::new(inherited),
+            master_port,
+            _reserved: reserved,
+        })
+    }
+}
+
+/// Binds once; the listener that is bound is the one that is served on.
+fn serve(job: &Job, named: Option<HostPort>, key: Secret) -> Result<(Server, HostPort), LaunchError> {
+    let config = &job.config.rendezvous;
+    let loopback = HostPort::new("127.0.0.1", 0).unwrap_or_else(|error| unreachable!("{error}"));
+    let named = named.unwrap_or(loopback);
+    let mut bind: SocketAddr = (named.host(), named.port())
+        .to_socket_addrs()
+        .map_err(|error| {
+            LaunchError::Configuration(format!("--rendezvous: `{}` has no address: {error}", named.host()))
+        })?
+        .next()
+        .ok_or_else(|| {
+            LaunchError::Configuration(format!("--rendezvous: `{}` has no address", named.host()))
+        })?;
+    if let Some(ip) = config.bind {
+        bind.set_ip(ip);
+    }
+    let listener = listen::bind(bind)
+        .map_err(|error| LaunchError::Failed(listen::explain(&named, &error, "--rendezvous")))?;
+    let port = listener.local_addr().map_err(|error| LaunchError::failed("the rendezvous", error))?.port();
+    let address =
+        HostPort::new(named.host(), port).map_err(|error| LaunchError::failed("--rendezvous", error))?;
+    let server = Server::start(listener, key, job.world_size()?, Epoch(1), config)
+        .map_err(|error| LaunchError::failed("cannot serve the rendezvous", error))?;
+    Ok((server, address))
+}
+
+/// A port for programs that open one themselves at MASTER_PORT. The socket holds it against the kernel's own choice, but
+/// does not listen, so that a program which reuses addresses, as all such do, can bind it.
+fn reserve() -> Result<(u16, Option<Socket>), LaunchError> {
+    let held = || {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        socket.set_reuse_address(true)?;
+        socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())?;
+        let port = socket.local_addr()?.as_socket().map_or(0, |address| address.port());
+        Ok((port, Some(socket)))
+    };
+    held().map_err(|error: std::io::Error| LaunchError::failed("no port for MASTER_PORT", error))
+}

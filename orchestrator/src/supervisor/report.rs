@@ -1,0 +1,129 @@
+//! The closing report: one for a job, root cause first.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// How a job went, as `ryz launch` tells it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct ClosingReport {
+    /// `ok` or `failed`.
+    pub status: &'static str,
+    /// The last epoch.
+    pub epoch: u64,
+    /// The rank that failed first, if one did.
+    pub first_failure: Option<Failure>,
+    /// Every rank that ran on this node, in the last epoch.
+    pub ranks: Vec<RankEnd>,
+    /// What the launcher exits with.
+    #[serde(skip)]
+    pub exit_code: i32,
+    /// The signal with which the job was asked to end.
+    #[serde(skip)]
+    pub interrupted: Option<i32>,
+    /// Processes that could not be killed, in words.
+    #[serde(skip)]
+    pub left_over: Vec<String>,
+}
+
+/// The first failure.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Failure {
+    /// Who.
+    pub rank: u32,
+    /// Where.
+    pub host: String,
+    /// Which process. None if it could not be started.
+    pub pid: Option<u32>,
+    /// With which code it ended, if by itself.
+    pub exit_code: Option<i32>,
+    /// Which signal ended it, otherwise.
+    pub signal: Option<i32>,
+    /// Its own error, or the last lines it wrote to stderr.
+    pub cause: String,
+    /// The last collective it called, if it said.
+    pub last_call: Option<String>,
+}
+
+/// How a rank ended.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct RankEnd {
+    /// Who.
+    pub rank: u32,
+    /// Which process.
+    pub pid: Option<u32>,
+    /// With which code it ended, if by itself.
+    pub exit_code: Option<i32>,
+    /// Which signal ended it, otherwise.
+    pub signal: Option<i32>,
+}
+
+impl ClosingReport {
+    /// As one line of JSON.
+    pub fn json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_else(|error| unreachable!("a report is always JSON: {error}"))
+    }
+}
+
+fn name(signal: i32) -> &'static str {
+    match signal {
+        1 => " (SIGHUP)",
+        2 => " (SIGINT)",
+        3 => " (SIGQUIT)",
+        4 => " (SIGILL)",
+        6 => " (SIGABRT)",
+        7 => " (SIGBUS)",
+        8 => " (SIGFPE)",
+        9 => " (SIGKILL)",
+        11 => " (SIGSEGV)",
+        13 => " (SIGPIPE)",
+        15 => " (SIGTERM)",
+        _ => "",
+    }
+}
+
+/// `exited with code 7`, `was killed by signal 9 (SIGKILL)`.
+pub(super) fn ending(exit_code: Option<i32>, signal: Option<i32>) -> String {
+    match (exit_code, signal) {
+        (Some(code), _) => format!("exited with code {code}"),
+        (None, Some(signal)) => format!("was killed by signal {signal}{}", name(signal)),
+        (None, None) => "could not be started".into(),
+    }
+}
+
+impl fmt::Display for ClosingReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let epoch = self.epoch;
+        match (&self.first_failure, self.interrupted) {
+            (Some(failure), _) => {
+                let Failure { rank, host, pid, exit_code, signal, cause, last_call } = failure;
+                let pid = pid.map_or_else(String::new, |pid| format!(", pid {pid}"));
+                writeln!(f, "ryz: the job failed in epoch {epoch}")?;
+                writeln!(
+                    f,
+                    "  first failure: rank {rank} (host {host}{pid}) {}",
+                    ending(*exit_code, *signal)
+                )?;
+                writeln!(f, "  cause: {}", cause.replace('\n', "\n         "))?;
+                writeln!(f, "  last collective: {}", last_call.as_deref().unwrap_or("none reported"))?;
+                for end in self.ranks.iter().filter(|end| end.rank != *rank) {
+                    writeln!(f, "  then: rank {} {}", end.rank, ending(end.exit_code, end.signal))?;
+                }
+            }
+            (None, Some(signal)) => {
+                writeln!(f, "ryz: the job was ended by signal {signal}{}", name(signal))?;
+                for end in &self.ranks {
+                    writeln!(f, "  rank {} {}", end.rank, ending(end.exit_code, end.signal))?;
+                }
+            }
+            (None, None) => {
+                let again = if epoch > 1 { format!(", in epoch {epoch}") } else { String::new() };
+                writeln!(f, "ryz: all {} ranks ended well{again}", self.ranks.len())?;
+            }
+        }
+        for process in &self.left_over {
+            writeln!(f, "  could not be killed: {process}")?;
+        }
+        Ok(())
+    }
+}

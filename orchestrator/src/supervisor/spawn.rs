@@ -1,0 +1,52 @@
+//! Starts one rank so that it cannot outlive the launcher.
+//!
+//! The one place of this crate with `unsafe` code: what a child must do between fork and exec has no safe form.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::sync::Arc;
+
+use rustix::io::FdFlags;
+use rustix::process::{
+    Resource, Rlimit, Signal, getpid, getppid, set_parent_process_death_signal, setrlimit,
+};
+
+/// Starts `command` in a process group of its own, with `inherited` left open under its number, and bound to die with
+/// the calling *thread*: the kernel counts that as the parent, so call this from one that lives as long as the launcher.
+///
+/// # Errors
+/// What the operating system says; `NotFound` and `PermissionDenied` are about the program.
+#[expect(unsafe_code, reason = "pre_exec has no safe form")]
+pub(super) fn spawn(
+    command: &mut Command,
+    inherited: Arc<impl AsFd + Send + Sync + 'static>,
+    descriptors: Rlimit,
+) -> io::Result<Child> {
+    let launcher = getpid();
+    command.process_group(0);
+    let prepare = move || {
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // The launcher may have died before that took effect; then nobody would tell.
+        if getppid() != Some(launcher) {
+            return Err(io::Error::from(rustix::io::Errno::SRCH));
+        }
+        rustix::io::fcntl_setfd(inherited.as_fd(), FdFlags::empty())?;
+        // The launcher raised its own limit, which a program that uses select() would not expect.
+        setrlimit(Resource::Nofile, descriptors)?;
+        Ok(())
+    };
+    // SAFETY: between fork and exec only async-signal-safe functions may be called. These are plain system calls (prctl,
+    // getppid, fcntl, setrlimit) through rustix, which neither allocates nor locks; the error made of an errno does not
+    // allocate either. What cannot be checked here: that rustix keeps it so.
+    unsafe {
+        command.pre_exec(prepare);
+    }
+    command.spawn()
+}
+
+/// The number under which a child finds a descriptor that [`spawn`] left open.
+pub(super) fn number(descriptor: &impl AsFd) -> i32 {
+    descriptor.as_fd().as_raw_fd()
+}

@@ -1,0 +1,246 @@
+//! The rendezvous over real connections: who gets in, who is kept out, and what everybody hears.
+
+use std::io::Write;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use ryzanstein_config::{BackendChoice, HostPort, RendezvousConfig, Timeout};
+use ryzanstein_orchestrator::rendezvous::{Client, Identity, Server, listen};
+use ryzanstein_process_group::{
+    BackendKind, Candidate, Capability, Epoch, Error, Membership, Rank, Rendezvous, Secret, store,
+};
+
+fn within(seconds: u64) -> Instant {
+    Instant::now() + Duration::from_secs(seconds)
+}
+
+struct Job {
+    server: Server,
+    secret: Secret,
+    world_size: u32,
+}
+
+impl Job {
+    fn new(world_size: u32) -> Self {
+        Self::configured(world_size, &RendezvousConfig::default())
+    }
+
+    fn configured(world_size: u32, config: &RendezvousConfig) -> Self {
+        let secret = Secret::random();
+        let listener = listen::bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a free port");
+        let server = Server::start(listener, secret.clone(), world_size, Epoch(1), config).expect("a server");
+        Self { server, secret, world_size }
+    }
+
+    fn address(&self) -> HostPort {
+        let address: SocketAddr = self.server.address();
+        HostPort::new(address.ip().to_string(), address.port()).expect("an address")
+    }
+
+    fn client(&self, rank: u32) -> Client {
+        Client::connect(self.address(), self.secret.clone(), self.identity(rank), within(20))
+            .expect("a connection")
+    }
+
+    fn identity(&self, rank: u32) -> Identity {
+        Identity {
+            rank: Some(Rank(rank)),
+            local_rank: None,
+            node_rank: None,
+            world_size: self.world_size,
+            epoch: Some(Epoch(1)),
+        }
+    }
+
+    fn all(&self) -> Vec<(Client, Membership)> {
+        let threads: Vec<_> = (0..self.world_size)
+            .map(|rank| {
+                let client = self.client(rank);
+                std::thread::spawn(move || {
+                    let membership = client.join(candidate(rank), within(20)).expect("joined");
+                    (client, membership)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().expect("a rank")).collect()
+    }
+}
+
+fn candidate(pid: u32) -> Candidate {
+    Candidate {
+        host: "here".into(),
+        pid,
+        cpus: 1,
+        data_address: Some(([127, 0, 0, 1], 4000 + pid as u16).into()),
+        wanted: BackendChoice::Auto,
+        capabilities: vec![Capability { backend: BackendKind::Tcp, obstacle: None }],
+    }
+}
+
+#[test]
+fn ranks_join_get_one_roster_and_share_a_store_and_a_barrier() {
+    let job = Job::new(3);
+    let ranks = job.all();
+    for (i, (client, membership)) in ranks.iter().enumerate() {
+        assert_eq!(membership.rank.index(), i);
+        assert_eq!(membership.roster, ranks[0].1.roster);
+        assert_eq!(membership.roster.members[2].data_address, Some(([127, 0, 0, 1], 4002).into()));
+        assert_eq!(membership.agreement.backend, BackendKind::Tcp);
+        assert!(client.local_address().expect("an address").is_loopback());
+    }
+    let waiting = {
+        let store = ranks[0].1.store.clone();
+        std::thread::spawn(move || store.get("key", within(20)))
+    };
+    ranks[1].1.store.set("key", b"value").expect("set");
+    assert_eq!(waiting.join().expect("no panic").expect("a value"), b"value");
+    assert_eq!(ranks[2].1.store.add("n", 2).expect("added"), 2);
+    assert_eq!(ranks[0].1.store.add("n", 3).expect("added"), 5);
+
+    let threads: Vec<_> = ranks
+        .into_iter()
+        .map(|(client, membership)| {
+            std::thread::spawn(move || {
+                client.barrier("b", within(20)).expect("everybody came");
+                store::barrier(&*membership.store, "c", membership.rank, 3, within(20))
+                    .expect("everybody came");
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().expect("a rank"));
+}
+
+#[test]
+fn a_blocking_client_may_be_called_from_inside_a_runtime() {
+    let job = Job::new(1);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    runtime.block_on(async {
+        let client = job.client(0);
+        let membership = client.join(candidate(0), within(20)).expect("joined");
+        membership.store.set("k", b"v").expect("set");
+    });
+}
+
+#[test]
+fn a_rank_that_never_arrives_is_named() {
+    let job = Job::new(3);
+    let (a, b) = (job.client(0), job.client(2));
+    let other = std::thread::spawn(move || b.join(candidate(2), within(60)).err());
+    let error =
+        a.join(candidate(0), Instant::now() + Duration::from_millis(700)).err().expect("nobody else came");
+    assert!(matches!(&error, Error::Timeout { missing, .. } if missing.contains(&Rank(1))), "{error}");
+    let error = other.join().expect("no panic").expect("the other hears the same");
+    assert!(matches!(&error, Error::Timeout { missing, .. } if missing.contains(&Rank(1))), "{error}");
+}
+
+#[test]
+fn a_wrong_secret_is_refused_at_once_and_counted() {
+    let job = Job::new(1);
+    let error =
+        Client::connect(job.address(), Secret::random(), job.identity(0), within(20)).expect_err("refused");
+    assert!(error.to_string().contains("does not know this job's secret"), "{error}");
+    let deadline = within(20);
+    while job.server.refused() == 0 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(job.server.refused(), 1);
+}
+
+#[test]
+fn garbage_is_refused_and_counted_and_does_not_disturb_a_join() {
+    let job = Job::new(1);
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &[0xff; 4096], b"x"]
+    {
+        let mut stream = TcpStream::connect(job.server.address()).expect("connected");
+        let _ = stream.write_all(garbage);
+    }
+    let ranks = job.all();
+    assert_eq!(ranks.len(), 1);
+    let deadline = within(20);
+    while job.server.refused() < 4 && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(job.server.refused(), 4);
+}
+
+#[test]
+fn three_hundred_half_open_connections_do_not_block_a_join() {
+    let job = Job::new(2);
+    let silent: Vec<TcpStream> =
+        (0..300).map(|_| TcpStream::connect(job.server.address()).expect("connected")).collect();
+    let ranks = job.all();
+    assert_eq!(ranks.len(), 2);
+    drop(silent);
+}
+
+#[test]
+fn more_half_open_connections_than_are_allowed_make_way_for_a_rank() {
+    let config = RendezvousConfig {
+        max_connections: std::num::NonZeroU32::new(20).expect("not zero"),
+        handshake_timeout: Timeout::from_secs(60),
+        ..RendezvousConfig::default()
+    };
+    let job = Job::configured(2, &config);
+    let silent: Vec<TcpStream> =
+        (0..100).map(|_| TcpStream::connect(job.server.address()).expect("connected")).collect();
+    assert_eq!(job.all().len(), 2);
+    drop(silent);
+}
+
+#[test]
+fn a_message_that_is_too_long_is_refused_and_the_connection_lives() {
+    let config =
+        RendezvousConfig { max_message: ryzanstein_config::ByteSize::kib(16), ..RendezvousConfig::default() };
+    let job = Job::configured(1, &config);
+    let ranks = job.all();
+    let store = &ranks[0].1.store;
+    store.set("large", &[0; 100 << 10]).expect_err("too long");
+    store.set("small", b"fits").expect("still connected");
+}
+
+#[test]
+fn a_lost_rendezvous_is_an_error_that_says_so() {
+    let mut job = Job::new(1);
+    let ranks = job.all();
+    let store = ranks[0].1.store.clone();
+    let waiting = std::thread::spawn(move || store.get("never", within(60)));
+    std::thread::sleep(Duration::from_millis(200));
+    job.server = Job::new(1).server;
+    let error = waiting.join().expect("no panic").expect_err("lost");
+    assert!(error.to_string().contains("lost the rendezvous at 127.0.0.1"), "{error}");
+}
+
+#[test]
+fn nobody_listening_is_an_error_that_says_where_and_what_to_look_at() {
+    let free =
+        listen::bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a free port").local_addr().expect("an address");
+    let job = Job::new(1);
+    let there = HostPort::new("127.0.0.1", free.port()).expect("an address");
+    let soon = Instant::now() + Duration::from_millis(300);
+    let error = Client::connect(there, job.secret.clone(), job.identity(0), soon).expect_err("nobody there");
+    let words = error.to_string();
+    assert!(words.contains(&format!("127.0.0.1:{}", free.port())) && words.contains("refused"), "{words}");
+}
+
+#[test]
+fn a_failure_and_a_new_epoch_reach_those_who_wait() {
+    let job = Job::new(2);
+    let ranks = job.all();
+    let store = ranks[0].1.store.clone();
+    let waiting = std::thread::spawn(move || store.get("never", within(60)));
+    std::thread::sleep(Duration::from_millis(100));
+    ranks[1]
+        .0
+        .report_failure(&Error::Transport("the cable is gone".into()), Some("all_reduce"))
+        .expect("reported");
+    job.server.fail("rank 1 (host here, pid 1) was killed by signal 9");
+    let error = waiting.join().expect("no panic").expect_err("failed");
+    assert!(error.to_string().contains("killed by signal 9"), "{error}");
+    let report = job.server.report(Rank(1)).expect("kept");
+    assert!(report.cause.contains("the cable is gone"));
+    assert_eq!(report.last_call.as_deref(), Some("all_reduce"));
+
+    job.server.advance(Epoch(2));
+    let error = ranks[0].1.store.set("k", b"v").expect_err("fenced");
+    assert!(error.to_string().contains("belongs to epoch 1"), "{error}");
+}
