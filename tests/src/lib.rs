@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use half::{bf16, f16};
 use ryzanstein_config::{BackendChoice, Config, Timeout};
-use ryzanstein_process_group::{Element, MemoryRendezvous, ProcessGroupManager, Result};
+use ryzanstein_process_group::{Element, MemoryRendezvous, ProcessGroup, ProcessGroupManager, Result};
 
 /// Settings for tests: the given backend, and deadlines that fail a test instead of hanging it.
 pub fn config(backend: BackendChoice) -> Config {
@@ -41,6 +41,23 @@ pub fn try_ranks<R: Send>(
             .map(|rendezvous| {
                 let rank_main = &rank_main;
                 scope.spawn(move || rank_main(ProcessGroupManager::initialize(config, &rendezvous)))
+            })
+            .collect();
+        ranks.into_iter().map(|r| r.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
+    })
+}
+
+/// Runs `rank_main` on every rank of a loopback group, each on a thread, and returns what they return.
+///
+/// # Panics
+/// When a rank panics.
+pub fn on_loopback<R: Send>(world_size: usize, rank_main: impl Fn(&mut ProcessGroup) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = ProcessGroup::loopback(world_size)
+            .into_iter()
+            .map(|mut group| {
+                let rank_main = &rank_main;
+                scope.spawn(move || rank_main(&mut group))
             })
             .collect();
         ranks.into_iter().map(|r| r.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use ryzanstein_process_group::{ProcessGroup, Rank};
 use ryzanstein_tensor_parallel::{Error, GenerateOptions, Llama, Sampling, StopReason};
+use ryzanstein_tests::on_loopback;
 use tempfile::TempDir;
 
 fn fixture(name: &str) -> PathBuf {
@@ -19,25 +20,12 @@ fn copy(name: &str) -> TempDir {
     folder
 }
 
-fn on_ranks<T: Send>(world_size: usize, body: impl Fn(&mut ProcessGroup) -> T + Sync) -> Vec<T> {
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = ProcessGroup::loopback(world_size)
-            .into_iter()
-            .map(|mut group| {
-                let body = &body;
-                scope.spawn(move || body(&mut group))
-            })
-            .collect();
-        ranks.into_iter().map(|r| r.join().unwrap()).collect()
-    })
-}
-
 #[test]
 fn sampling_gives_the_same_tokens_on_every_rank_and_again_with_the_same_seed() {
     let sample = |seed| {
         let sampling = Sampling::Random { temperature: 1.5, top_p: 0.95, seed };
         let options = GenerateOptions { max_new_tokens: 30, sampling, ignore_end: true };
-        let all = on_ranks(4, |group| {
+        let all = on_loopback(4, |group| {
             let model = Llama::load(&fixture("llama-gqa"), None, group).unwrap();
             model.generate(&[1, 5, 9], &options, group).unwrap()
         });
@@ -74,10 +62,10 @@ fn generation_stops_after_an_end_token_unless_told_not_to() {
 
 #[test]
 fn what_a_model_cannot_take_is_refused_on_every_rank_and_the_group_stays_usable() {
-    on_ranks(2, |group| {
+    on_loopback(2, |group| {
         let model = Llama::load(&fixture("llama-gqa"), None, group).unwrap();
-        let refused = |result: Result<_, Error>, expected: &str| {
-            let message = result.map(|_: ()| ()).unwrap_err().to_string();
+        let refused = |result: Result<(), Error>, expected: &str| {
+            let message = result.unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
         };
         refused(model.cache(257).map(|_| ()), "more than the 256 of `max_position_embeddings`");
@@ -102,7 +90,7 @@ fn a_rank_that_cannot_load_fails_all_with_its_reason() {
     let file = damaged.path().join("model.safetensors");
     let bytes = std::fs::read(&file).unwrap();
     std::fs::write(&file, &bytes[..bytes.len() - 10]).unwrap();
-    let errors = on_ranks(3 + 1, |group| {
+    let errors = on_loopback(4, |group| {
         let rank = group.rank();
         let folder = if rank == Rank(2) { damaged.path().to_owned() } else { fixture("llama-gqa") };
         let error = Llama::load(&folder, None, group).unwrap_err();
@@ -121,7 +109,7 @@ fn a_rank_that_cannot_load_fails_all_with_its_reason() {
 
 #[test]
 fn ranks_with_different_models_refuse_to_go_on() {
-    for error in on_ranks(2, |group| {
+    for error in on_loopback(2, |group| {
         let name = if group.rank() == Rank(0) { "llama-gqa" } else { "qwen2" };
         Llama::load(&fixture(name), None, group).unwrap_err()
     }) {
@@ -133,7 +121,7 @@ fn ranks_with_different_models_refuse_to_go_on() {
 fn a_root_that_cannot_load_tells_the_others() {
     let empty = tempfile::tempdir().unwrap();
     for directory in [Some(empty.path()), None] {
-        let errors = on_ranks(2, |group| {
+        let errors = on_loopback(2, |group| {
             let error = Llama::load_from_root(directory, None, Rank(0), group).unwrap_err();
             group.barrier().unwrap();
             error
@@ -145,7 +133,7 @@ fn a_root_that_cannot_load_tells_the_others() {
 
 #[test]
 fn a_root_sends_each_rank_no_more_than_its_own_share() {
-    on_ranks(4, |group| {
+    on_loopback(4, |group| {
         let root = Rank(0);
         let directory = (group.rank() == root).then(|| fixture("llama-gqa"));
         let model = Llama::load_from_root(directory.as_deref(), None, root, group).unwrap();

@@ -2,10 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use ryzanstein_process_group::{ProcessGroup, Rank};
+use ryzanstein_process_group::Rank;
 use ryzanstein_tensor_parallel::{
     Dtype, Error, GenerateOptions, Llama, LlamaConfig, Tokenizer, legal_world_sizes,
 };
+use ryzanstein_tests::on_loopback;
 use safetensors::SafeTensors;
 
 const FIXTURES: [&str; 8] = [
@@ -64,25 +65,9 @@ impl Expected {
     }
 }
 
-/// Runs `body` on every rank of a group of threads.
-fn on_ranks<T: Send>(world_size: usize, body: impl Fn(&mut ProcessGroup) -> T + Sync) -> Vec<T> {
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = ProcessGroup::loopback(world_size)
-            .into_iter()
-            .map(|mut group| {
-                scope.spawn({
-                    let body = &body;
-                    move || body(&mut group)
-                })
-            })
-            .collect();
-        ranks.into_iter().map(|r| r.join().unwrap()).collect()
-    })
-}
-
 /// Logits of all positions at once, and the same from the prompt followed by one token at a time.
 fn logits(name: &str, dtype: Option<Dtype>, world_size: usize, expected: &Expected) -> [Vec<f32>; 2] {
-    let mut all = on_ranks(world_size, |group| {
+    let mut all = on_loopback(world_size, |group| {
         let model = Llama::load(&folder(name), dtype, group).unwrap();
         let input = expected.input();
         let mut cache = model.cache(input.len()).unwrap();
@@ -117,7 +102,7 @@ fn is_half(name: &str) -> bool {
 
 fn greedy(name: &str, dtype: Option<Dtype>, world_size: usize, expected: &Expected) -> Vec<Vec<u32>> {
     let options = GenerateOptions { max_new_tokens: expected.tokens.len(), ..GenerateOptions::default() };
-    on_ranks(world_size, |group| {
+    on_loopback(world_size, |group| {
         let model = Llama::load(&folder(name), dtype, group).unwrap();
         model.generate(&expected.prompt, &options, group).unwrap().tokens
     })
@@ -187,7 +172,7 @@ fn a_model_that_only_one_rank_can_read_is_the_same_on_all() {
     for (name, world_size) in [("llama-gqa", 4), ("llama-bias-headdim", 2), ("heads-6", 3)] {
         let expected = Expected::read(name);
         let root = Rank(1);
-        let reports = on_ranks(world_size, |group| {
+        let reports = on_loopback(world_size, |group| {
             let directory = (group.rank() == root).then(|| folder(name));
             let model = Llama::load_from_root(directory.as_deref(), Some(Dtype::F32), root, group).unwrap();
             let input = expected.input();
@@ -208,7 +193,7 @@ fn a_rank_reads_its_share_and_what_every_rank_holds() {
     for name in FIXTURES {
         for world_size in world_sizes(name) {
             let reports =
-                on_ranks(world_size, |group| *Llama::load(&folder(name), None, group).unwrap().report());
+                on_loopback(world_size, |group| *Llama::load(&folder(name), None, group).unwrap().report());
             let total = reports[0].checkpoint_bytes;
             let config = LlamaConfig::from_folder(&folder(name)).unwrap();
             let size = if is_half(name) { 2 } else { 4 };
@@ -226,7 +211,7 @@ fn a_rank_reads_its_share_and_what_every_rank_holds() {
 #[test]
 fn a_forward_pass_takes_two_all_reduces_a_layer_one_for_the_embedding_and_one_all_gather() {
     for world_size in [1, 2, 4] {
-        on_ranks(world_size, |group| {
+        on_loopback(world_size, |group| {
             let model = Llama::load(&folder("llama-gqa"), None, group).unwrap();
             let mut cache = model.cache(8).unwrap();
             for tokens in [&[1, 2, 3][..], &[4]] {
@@ -243,12 +228,13 @@ fn a_forward_pass_takes_two_all_reduces_a_layer_one_for_the_embedding_and_one_al
 
 #[test]
 fn a_world_size_that_does_not_fit_is_refused_with_those_that_do() {
-    let results = on_ranks(2, |group| Llama::load(&folder("heads-6"), None, group).unwrap_err());
+    let results = on_loopback(2, |group| Llama::load(&folder("heads-6"), None, group).unwrap_err());
     for error in results {
         assert!(matches!(error, Error::Configuration(_)), "{error}");
         assert!(error.to_string().contains("legal sizes for this model: 1, 3, 6"), "{error}");
     }
-    let errors = on_ranks(3, |group| Llama::load(&folder("llama-mha"), None, group).unwrap_err().to_string());
+    let errors =
+        on_loopback(3, |group| Llama::load(&folder("llama-mha"), None, group).unwrap_err().to_string());
     assert_eq!(
         errors[0],
         "configuration: world size 3 does not divide 8 attention heads; legal sizes for this model: 1, 2, 4, 8"
