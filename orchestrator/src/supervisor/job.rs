@@ -66,11 +66,11 @@ impl Job {
     }
 }
 
-/// Finds a program as a shell would, and says what is wrong with it before anything is started.
+/// Looks for a program as a shell would, and says what is wrong with it before anything is started.
 ///
 /// # Errors
 /// [`LaunchError::Configuration`] for one that is not there or cannot be executed.
-pub fn find_program(name: &Path, search_path: Option<&str>) -> Result<PathBuf, LaunchError> {
+pub fn check_program(name: &Path, search_path: Option<&str>) -> Result<(), LaunchError> {
     let executable = |path: &Path| {
         std::fs::metadata(path)
             .is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
@@ -84,21 +84,19 @@ pub fn find_program(name: &Path, search_path: Option<&str>) -> Result<PathBuf, L
             Ok(_) if !executable(name) => refuse(format!(
                 "the program `{shown}` is not executable; `chmod +x {shown}`, or name its interpreter first"
             )),
-            Ok(_) => Ok(name.to_owned()),
+            Ok(_) => Ok(()),
         };
     }
-    let found = search_path
-        .unwrap_or_default()
-        .split(':')
-        .map(|folder| Path::new(folder).join(name))
-        .find(|p| executable(p));
-    match found {
-        Some(path) => Ok(path),
-        None if executable(name) => refuse(format!(
-            "the program `{shown}` is not on the PATH; for the one in this folder, write `./{shown}`"
-        )),
-        None => refuse(format!("the program `{shown}` was not found on the PATH")),
+    let mut folders = search_path.unwrap_or_default().split(':');
+    if folders.any(|folder| executable(&Path::new(folder).join(name))) {
+        return Ok(());
     }
+    if executable(name) {
+        return refuse(format!(
+            "the program `{shown}` is not on the PATH; for the one in this folder, write `./{shown}`"
+        ));
+    }
+    refuse(format!("the program `{shown}` was not found on the PATH"))
 }
 
 #[cfg(test)]

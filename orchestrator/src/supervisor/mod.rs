@@ -14,6 +14,6 @@ mod report;
 mod spawn;
 
 pub use front::guard;
-pub use job::{Job, LaunchError, find_program};
+pub use job::{Job, LaunchError, check_program};
 pub use process::run;
 pub use report::{ClosingReport, Failure, RankEnd};

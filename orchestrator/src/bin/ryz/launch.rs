@@ -49,7 +49,7 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
     /// What every rank runs; without it, `ryz check`
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    #[arg(last = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
 
@@ -94,7 +94,8 @@ impl Args {
         let (program, arguments) = match self.program.split_first() {
             Some((program, arguments)) => {
                 let path = environment.get("PATH").map(String::as_str);
-                (supervisor::find_program(program.as_ref(), path)?, arguments.to_vec())
+                supervisor::check_program(program.as_ref(), path)?;
+                (program.into(), arguments.to_vec())
             }
             None => (std::env::current_exe().context("cannot find this program")?, vec!["check".into()]),
         };

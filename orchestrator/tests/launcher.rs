@@ -1,0 +1,382 @@
+//! `ryz launch` as a user meets it: real processes, real signals.
+
+mod support;
+
+use std::net::{TcpListener, TcpStream};
+
+use rustix::process::Signal;
+use support::{Run, eventually, report, text};
+
+#[test]
+fn a_job_without_a_program_checks_that_its_ranks_find_each_other() {
+    let output = Run::new(&["launch", "--world-size", "3", "--format", "json"], &[]).finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let report = report(&output);
+    assert_eq!(report["status"], "ok");
+    assert_eq!(report["epoch"], 1);
+    assert!(report["first_failure"].is_null());
+    let ranks = report["ranks"].as_array().expect("a list");
+    assert_eq!(ranks.iter().map(|r| r["rank"].as_u64()).collect::<Vec<_>>(), [Some(0), Some(1), Some(2)]);
+    assert!(ranks.iter().all(|r| r["exit_code"] == 0 && r["signal"].is_null() && r["pid"].is_u64()));
+}
+
+#[test]
+fn the_exit_code_is_that_of_the_rank_that_failed_and_the_report_names_it() {
+    let script = "[ $RANK != 1 ] && exec sleep 600; echo the disk is full >&2; exit 7";
+    let output = Run::launch(&["--world-size", "3"], script).finish();
+    assert_eq!(output.status.code(), Some(7));
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("first failure: rank 1 (host "), "{stderr}");
+    assert!(stderr.contains("exited with code 7"), "{stderr}");
+    assert!(stderr.contains("cause: the disk is full"), "{stderr}");
+}
+
+#[test]
+fn the_report_as_json_is_the_last_line_of_standard_output() {
+    let script = "echo out; [ $RANK != 0 ] && exec sleep 600; echo no memory >&2; exit 3";
+    let output = Run::launch(&["--world-size", "2", "--format", "json"], script).finish();
+    assert_eq!(output.status.code(), Some(3));
+    let report = report(&output);
+    assert_eq!(report["status"], "failed");
+    let first = &report["first_failure"];
+    assert_eq!(
+        (&first["rank"], &first["exit_code"], &first["cause"]),
+        (&0.into(), &3.into(), &"no memory".into())
+    );
+    assert!(first["signal"].is_null() && first["last_call"].is_null());
+    assert!(first["pid"].is_u64() && first["host"].is_string());
+    assert_eq!(report["ranks"][1]["signal"], 15);
+}
+
+#[test]
+fn a_killed_rank_gives_128_and_its_signal_and_ends_the_others() {
+    let run = Run::launch(&["--world-size", "3", "--format", "json"], "exec sleep 600");
+    let ranks = run.wait_for(3, "sleep 600");
+    let victim = ranks[1];
+    let pid = rustix::process::Pid::from_raw(victim as i32).expect("a pid");
+    rustix::process::kill_process(pid, Signal::KILL).expect("killed");
+    let output = run.finish();
+    assert_eq!(output.status.code(), Some(137));
+    let report = report(&output);
+    assert_eq!(report["first_failure"]["pid"], victim);
+    assert_eq!(report["first_failure"]["signal"], 9);
+}
+
+/// Sleeps, with a child, an orphan, and an orphan that left its session.
+const FAMILY: &str = "sleep 601 & (sleep 602 &); (setsid sleep 603 &); sleep 604";
+
+fn whole_family(run: &Run) {
+    for n in 601..=604 {
+        run.wait_for(2, &format!("sleep {n}"));
+    }
+}
+
+#[test]
+fn nothing_is_left_when_the_launcher_is_killed() {
+    let mut run = Run::launch(&["--world-size", "2"], FAMILY);
+    whole_family(&run);
+    run.signal(Signal::KILL);
+    run.wait();
+    let gone = eventually(|| run.family().is_empty().then_some(()));
+    assert!(gone.is_some(), "left: {:?}", run.family());
+}
+
+#[test]
+fn nothing_is_left_when_the_supervisor_behind_it_is_killed() {
+    let run = Run::launch(&["--world-size", "2"], FAMILY);
+    whole_family(&run);
+    let supervisor = run.supervisor();
+    let pid = rustix::process::Pid::from_raw(supervisor as i32).expect("a pid");
+    rustix::process::kill_process(pid, Signal::KILL).expect("killed");
+    let output = run.finish();
+    assert_eq!(output.status.code(), Some(137));
+    assert!(text(&output.stderr).contains("supervisor was killed by signal 9"));
+}
+
+#[test]
+fn nothing_is_left_when_a_job_ends_well() {
+    let mut run = Run::launch(&["--world-size", "2"], "(setsid sleep 605 >/dev/null 2>&1 &); sleep 0.2");
+    assert!(run.wait().success());
+    assert!(run.family().is_empty(), "left: {:?}", run.family());
+}
+
+#[test]
+fn an_interrupt_ends_ranks_that_listen() {
+    let run = Run::launch(&["--world-size", "2"], "exec sleep 606");
+    run.wait_for(2, "sleep 606");
+    run.signal(Signal::INT);
+    let output = run.finish();
+    assert_eq!(output.status.code(), Some(130));
+    assert!(text(&output.stderr).contains("the job was ended by signal 2"));
+}
+
+#[test]
+fn an_interrupt_ends_ranks_that_do_not_listen_after_the_grace() {
+    let script = "trap '' INT TERM; while :; do sleep 0.07; done";
+    let run =
+        Run::new(&["launch", "-n", "2", "--", "sh", "-c", script], &[("RYZ_LAUNCH__GRACE", "300ms")]);
+    run.wait_for(2, "sleep 0.07");
+    run.signal(Signal::INT);
+    assert_eq!(run.finish().status.code(), Some(130));
+}
+
+#[test]
+fn a_second_interrupt_does_not_wait_for_the_grace() {
+    let script = "trap '' INT TERM; while :; do sleep 0.05; done";
+    let run = Run::new(&["launch", "-n", "1", "--", "sh", "-c", script], &[("RYZ_LAUNCH__GRACE", "1h")]);
+    run.wait_for(1, "sleep 0.05");
+    run.signal(Signal::INT);
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    run.signal(Signal::INT);
+    assert_eq!(run.finish().status.code(), Some(130));
+}
+
+#[test]
+fn lines_carry_their_rank_and_streams_stay_apart() {
+    let script = "echo out $RANK; echo err $RANK >&2; printf partial";
+    let output = Run::launch(&["--world-size", "2"], script).finish();
+    let mut lines: Vec<_> = text(&output.stdout).lines().map(str::to_owned).collect();
+    lines.sort();
+    assert_eq!(lines, ["[rank 0] out 0", "[rank 0] partial", "[rank 1] out 1", "[rank 1] partial"]);
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("[rank 1] err 1\n") && !stderr.contains("out"), "{stderr}");
+}
+
+#[test]
+fn the_log_folder_holds_what_each_rank_wrote() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let logs = folder.path().join("new/logs");
+    let script = "echo out $RANK; echo err $RANK >&2";
+    let output =
+        Run::launch(&["--world-size", "2", "--log-dir", logs.to_str().expect("a path")], script).finish();
+    assert!(output.status.success());
+    for rank in 0..2 {
+        let read = |name| std::fs::read_to_string(logs.join(format!("rank-{rank}/{name}"))).expect("a log");
+        assert_eq!(
+            (read("stdout.log"), read("stderr.log")),
+            (format!("out {rank}\n"), format!("err {rank}\n"))
+        );
+    }
+}
+
+#[test]
+fn ranks_get_the_variables_that_launchers_give() {
+    let script = "echo $RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $GROUP_RANK $MASTER_ADDR ${MASTER_PORT:?} \
+                  ${RYZ_RENDEZVOUS:?} $RYZ_EPOCH ${RYZ_SECRET_FD:?} $RYZ_PROCESS_GROUP__BACKEND";
+    let output = Run::launch(&["--world-size", "2", "--backend", "gloo"], script).finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let stdout = text(&output.stdout);
+    let line = stdout.lines().find(|line| line.starts_with("[rank 1] ")).expect("rank 1 wrote");
+    let words: Vec<_> = line.split_whitespace().skip(2).collect();
+    assert_eq!(words[..6], ["1", "2", "1", "2", "0", "127.0.0.1"]);
+    assert_eq!((words[8], words[10]), ("1", "tcp"));
+}
+
+#[test]
+fn the_secret_is_on_no_command_line_and_in_no_environment() {
+    // The descriptor's 32 bytes, in hexadecimal, are told by one rank; they must be nowhere else, in no form.
+    let script = "od -An -v -tx1 < /proc/self/fd/$RYZ_SECRET_FD | tr -d ' \\n'; echo; exec sleep 607";
+    let run = Run::launch(&["--world-size", "1"], script);
+    let rank = run.wait_for(1, "sleep 607")[0];
+    let environ = std::fs::read(format!("/proc/{rank}/environ")).expect("its environment");
+    let fd: u32 = text(&environ)
+        .split('\0')
+        .find_map(|entry| entry.strip_prefix("RYZ_SECRET_FD=")?.parse().ok())
+        .expect("the descriptor's number");
+    let secret = std::fs::read(format!("/proc/{rank}/fd/{fd}")).expect("the secret");
+    assert_eq!(secret.len(), 32);
+    let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+    for pid in run.family() {
+        for name in ["environ", "cmdline"] {
+            let bytes = std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+            assert!(!bytes.windows(secret.len()).any(|window| window == secret), "{name} of {pid}");
+            assert!(!text(&bytes).to_lowercase().contains(&hex), "{name} of {pid}");
+        }
+    }
+    run.signal(Signal::TERM);
+    let output = run.finish();
+    assert!(text(&output.stdout).contains(&hex), "the shell read the same");
+}
+
+#[test]
+fn a_taken_port_is_named_with_what_to_do() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address").to_string();
+    let output = Run::launch(&["--world-size", "1", "--rendezvous", &address], "true").finish();
+    assert_eq!(output.status.code(), Some(1));
+    let stderr = text(&output.stderr);
+    assert!(
+        stderr.contains(&address) && stderr.contains("ss -ltnp") && stderr.contains("--rendezvous"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn a_program_that_cannot_be_run_is_refused_before_anything_starts() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let plain = folder.path().join("plain");
+    std::fs::write(&plain, "").expect("written");
+    for (program, expected) in [
+        ("no-such-program-here", "not found on the PATH"),
+        ("/no/such/program", "No such file"),
+        (plain.to_str().expect("a path"), "not executable"),
+        (folder.path().to_str().expect("a path"), "is a folder"),
+    ] {
+        let output = Run::new(&["launch", "--world-size", "2", "--", program], &[]).finish();
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.starts_with("error: ") && stderr.contains(expected), "{stderr}");
+    }
+}
+
+#[test]
+fn wrong_settings_are_refused_with_code_2() {
+    for (arguments, expected) in [
+        (&["launch", "--world-size", "0"][..], "--world-size"),
+        (&["launch"], "--world-size N"),
+        (&["launch", "-n", "2", "--timeout", "soon"], "--timeout"),
+        (&["launch", "-n", "1", "--nnodes", "2"], "2 nodes"),
+        (&["launch", "-n", "1", "--config", "/no/such.toml"], "/no/such.toml"),
+        (&["launch", "--no-such-flag"], "--no-such-flag"),
+    ] {
+        let output = Run::new(arguments, &[]).finish();
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
+    }
+}
+
+#[test]
+fn a_process_with_another_secret_is_told_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("secret");
+    std::fs::write(&path, [7; 32]).expect("written");
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("chmod");
+    let script = format!(
+        "unset RYZ_SECRET_FD; RYZ_SECRET_FILE={} {} check",
+        path.display(),
+        env!("CARGO_BIN_EXE_ryz")
+    );
+    let output = Run::launch(&["--world-size", "1"], &script).finish();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("does not know this job's secret"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_rank_that_never_arrives_is_named() {
+    let script = format!("[ $RANK = 1 ] && exec sleep 608; exec {} check", env!("CARGO_BIN_EXE_ryz"));
+    let output = Run::launch(&["--world-size", "3", "--timeout", "1"], &script).finish();
+    assert_eq!(output.status.code(), Some(1));
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("rank 1 is not there"), "{stderr}");
+}
+
+#[test]
+fn a_rank_that_ends_without_joining_is_named_without_waiting_for_the_deadline() {
+    let script = format!("[ $RANK = 1 ] && exit 0; exec {} check", env!("CARGO_BIN_EXE_ryz"));
+    let output = Run::launch(&["--world-size", "2", "--timeout", "1h", "--format", "json"], &script).finish();
+    assert_eq!(output.status.code(), Some(1));
+    let cause = report(&output)["first_failure"]["cause"].to_string();
+    assert!(cause.contains("rank 1 exited with code 0 without joining"), "{cause}");
+}
+
+#[test]
+fn garbage_and_half_open_connections_do_not_disturb_a_job() {
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
+    let script =
+        format!("while [ ! -e \"$GO\" ]; do sleep 0.02; done; exec {} check", env!("CARGO_BIN_EXE_ryz"));
+    let folder = tempfile::tempdir().expect("a folder");
+    let go = folder.path().join("go");
+    let run = Run::new(
+        &["launch", "-n", "2", "--rendezvous", &free.to_string(), "--", "sh", "-c", &script],
+        &[("GO", go.to_str().expect("a path"))],
+    );
+    let first = eventually(|| TcpStream::connect(free).ok()).expect("the rendezvous listens");
+    let silent: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(free).expect("connected")).collect();
+    for _ in 0..20 {
+        let mut stream = TcpStream::connect(free).expect("connected");
+        let _ = std::io::Write::write_all(&mut stream, &[0xa5; 9000]);
+    }
+    std::fs::write(&go, "").expect("written");
+    let output = run.finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    drop((first, silent));
+}
+
+#[test]
+fn a_failed_job_is_started_again_under_a_new_epoch() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // Only the first epoch fails; all of the second meet at the rendezvous.
+    let script = format!(
+        "touch $D/$RYZ_EPOCH-$RANK; [ $RYZ_EPOCH$RANK = 11 ] && exit 5; exec {} check",
+        env!("CARGO_BIN_EXE_ryz")
+    );
+    let run = Run::new(
+        &["launch", "-n", "2", "--max-restarts", "2", "--format", "json", "--", "sh", "-c", &script],
+        &[("D", folder.path().to_str().expect("a path"))],
+    );
+    let output = run.finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(report(&output)["epoch"], 2);
+    assert!(folder.path().join("2-0").exists() && !folder.path().join("3-0").exists());
+}
+
+#[test]
+fn two_launchers_make_one_job_of_two_nodes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("secret");
+    std::fs::write(&path, [9; 32]).expect("written");
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("chmod");
+    let free =
+        TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").to_string();
+    let node = |node| {
+        Run::new(
+            &["launch", "-n", "4", "--nnodes", "2", "--node-rank", node, "--rendezvous", &free],
+            &[("RYZ_SECRET_FILE", path.to_str().expect("a path"))],
+        )
+    };
+    let (second, first) = (node("1"), node("0"));
+    let (first, second) = (first.finish(), second.finish());
+    assert!(
+        first.status.success() && second.status.success(),
+        "{}",
+        text(&first.stderr) + &text(&second.stderr)
+    );
+    assert!(text(&first.stdout).contains("4 ranks in epoch 1"), "{}", text(&first.stdout));
+}
+
+#[test]
+fn ranks_of_another_launcher_meet_at_rank_0() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let free = TcpListener::bind("127.0.0.1:0")
+        .expect("a port")
+        .local_addr()
+        .expect("an address")
+        .port()
+        .to_string();
+    let rank = |rank| {
+        Run::new(
+            &["check"],
+            &[
+                ("RANK", rank),
+                ("WORLD_SIZE", "2"),
+                ("MASTER_ADDR", "127.0.0.1"),
+                ("MASTER_PORT", &free),
+                ("XDG_RUNTIME_DIR", folder.path().to_str().expect("a path")),
+            ],
+        )
+    };
+    let (one, zero) = (rank("1"), rank("0"));
+    let (zero, one) = (zero.finish(), one.finish());
+    assert!(zero.status.success() && one.status.success(), "{}", text(&zero.stderr) + &text(&one.stderr));
+    assert!(text(&zero.stdout).contains("2 ranks in epoch 1"));
+    assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0, "the secret is gone");
+}
+
+#[test]
+fn the_settings_are_shown_with_where_they_came_from() {
+    let output = Run::new(&["config", "show"], &[("RYZ_LAUNCH__GRACE", "9s")]).finish();
+    let stdout = text(&output.stdout);
+    let line = stdout.lines().find(|line| line.starts_with("launch.grace ")).expect("the setting");
+    assert!(line.contains("9s") && line.ends_with("environment variable RYZ_LAUNCH__GRACE"), "{line}");
+}
