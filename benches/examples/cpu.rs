@@ -28,7 +28,9 @@ fn main() {
                 for _ in 0..loops {
                     m.world().all_reduce(&mut x, ReduceOp::Sum).unwrap();
                 }
-                if m.rank().0 == 0 { print!("wall/op {:.1} ms  ", t.elapsed().as_secs_f64() * 1e3 / loops as f64); }
+                if m.rank().0 == 0 {
+                    print!("wall/op {:.1} ms  ", t.elapsed().as_secs_f64() * 1e3 / loops as f64);
+                }
                 m.finalize().unwrap();
             });
         }

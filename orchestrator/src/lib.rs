@@ -5,9 +5,14 @@
 
 pub mod check;
 pub mod control;
+mod engine;
+pub mod generate;
+pub mod measure;
 pub mod rendezvous;
 pub mod supervisor;
 pub mod telemetry;
+
+pub use engine::Orchestrator;
 
 /// The version that all ranks of a job must share.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

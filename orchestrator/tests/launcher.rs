@@ -113,8 +113,7 @@ fn an_interrupt_ends_ranks_that_listen() {
 #[test]
 fn an_interrupt_ends_ranks_that_do_not_listen_after_the_grace() {
     let script = "trap '' INT TERM; while :; do sleep 0.07; done";
-    let run =
-        Run::new(&["launch", "-n", "2", "--", "sh", "-c", script], &[("RYZ_LAUNCH__GRACE", "300ms")]);
+    let run = Run::new(&["launch", "-n", "2", "--", "sh", "-c", script], &[("RYZ_LAUNCH__GRACE", "300ms")]);
     run.wait_for(2, "sleep 0.07");
     run.signal(Signal::INT);
     assert_eq!(run.finish().status.code(), Some(130));

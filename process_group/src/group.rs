@@ -114,8 +114,21 @@ impl LastWords {
 struct Core {
     backend: Box<dyn Backend>,
     failed: Option<Arc<Error>>,
+    /// The newest call that reached the backend: number, when, what.
+    last: Option<LastCall>,
     timeout: Duration,
     world_size: usize,
+}
+
+/// The newest call of a group.
+#[derive(Clone, Copy, Debug)]
+pub struct LastCall {
+    /// Its number in the group (for messages: in the pair and direction), from 1.
+    pub sequence: u64,
+    /// When it began.
+    pub started: Instant,
+    /// What it was.
+    pub signature: Signature,
 }
 
 impl std::fmt::Debug for Engine {
@@ -147,6 +160,7 @@ impl Engine {
             Buffers::InPlace(buffer) => (true, None, buffer),
             Buffers::OutOfPlace(input, output) => (false, input, output),
         };
+        core.last = Some(LastCall { sequence, started, signature });
         if core.world_size == 1 && !signature.operation.is_point_to_point() {
             alone(input, output);
             self.profile.record(&signature, Path::Local, started);
@@ -194,7 +208,7 @@ impl ProcessGroup {
         let profile =
             Arc::new(Profile::new(&info.name, info.members[info.rank.index()].0, world_size, info.slow));
         let kind = backend.kind();
-        let core = Mutex::new(Core { backend, failed: None, timeout: info.timeout, world_size });
+        let core = Mutex::new(Core { backend, failed: None, last: None, timeout: info.timeout, world_size });
         let last_words = store.map(|store| LastWords {
             store,
             group: info.name.clone(),
@@ -282,6 +296,11 @@ impl ProcessGroup {
     pub fn force_path(&mut self, path: Option<Path>) -> Result<()> {
         self.wait_idle();
         lock(&self.engine.core).backend.force(path)
+    }
+
+    /// The newest call, for whoever has to say what a rank was doing when it failed.
+    pub fn last_call(&self) -> Option<LastCall> {
+        lock(&self.engine.core).last
     }
 
     /// Why the group cannot be used any more, if so.

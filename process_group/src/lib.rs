@@ -27,7 +27,7 @@ pub use buffer::{Buffer, BufferMut, View, ViewMut};
 pub use call::{Call, Operation, ReduceOp, Signature};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
-pub use group::{GroupInfo, ProcessGroup};
+pub use group::{GroupInfo, LastCall, ProcessGroup};
 pub use layout::Layout;
 pub use manager::{Groups, ProcessGroupManager};
 pub use profile::{Profile, ProfileRow, SlowCalls, bus_factor, call_bytes};

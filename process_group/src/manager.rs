@@ -251,6 +251,13 @@ impl ProcessGroupManager {
         self.profiles.iter().flat_map(|p| p.rows()).collect()
     }
 
+    /// The newest call in any of the standard groups, as `call 17 of group `world`: all_reduce(sum) of 10 f32`.
+    pub fn last_call(&self) -> Option<String> {
+        let calls = self.groups.iter().filter_map(|g| Some((g, g.last_call()?)));
+        let (group, call) = calls.max_by_key(|(_, call)| call.started)?;
+        Some(format!("call {} of group `{}`: {}", call.sequence, group.name(), call.signature))
+    }
+
     /// Forgets what has been measured.
     pub fn clear_profile(&self) {
         for profile in &self.profiles {

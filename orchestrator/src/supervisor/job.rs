@@ -36,6 +36,8 @@ pub struct Job {
     pub environment: Vec<(String, String)>,
     /// The file that holds the job's secret; needed where the job has several nodes. None makes a fresh secret.
     pub secret_file: Option<PathBuf>,
+    /// Pass the ranks' standard output on as it is, for ranks of which one alone has something to print.
+    pub bare_stdout: bool,
     /// The settings. `job.world_size` must be set.
     pub config: Config,
 }
@@ -108,7 +110,14 @@ mod tests {
         config.job.world_size = ryzanstein_config::WorldSize::new(ranks).ok();
         config.launch.nnodes = std::num::NonZeroU32::new(nodes).expect("not zero");
         config.launch.node_rank = node;
-        Job { program: "x".into(), arguments: vec![], environment: vec![], secret_file: None, config }
+        Job {
+            program: "x".into(),
+            arguments: vec![],
+            environment: vec![],
+            secret_file: None,
+            bare_stdout: false,
+            config,
+        }
     }
 
     #[test]

@@ -20,6 +20,8 @@ const BYTES_KEPT: usize = 1 << 10;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum To {
     Stdout,
+    /// Stdout, the lines as they are.
+    BareStdout,
     Stderr,
 }
 
@@ -43,7 +45,7 @@ pub(super) fn forward(
 }
 
 fn pump(rank: Rank, mut stream: impl BufRead, to: To, mut log: Option<File>, tail: &Tail) {
-    let prefix = format!("[rank {rank}] ");
+    let prefix = if matches!(to, To::BareStdout) { String::new() } else { format!("[rank {rank}] ") };
     loop {
         let mut line = prefix.clone().into_bytes();
         match stream.by_ref().take(LONGEST_LINE as u64).read_until(b'\n', &mut line) {
@@ -64,7 +66,7 @@ fn pump(rank: Rank, mut stream: impl BufRead, to: To, mut log: Option<File>, tai
         // One write a line, so that lines of different ranks never mix. Whoever read ours may be gone: then the rank's
         // lines are drained all the same, or it would block.
         let _ = match to {
-            To::Stdout => whole(&mut io::stdout().lock(), &line),
+            To::Stdout | To::BareStdout => whole(&mut io::stdout().lock(), &line),
             To::Stderr => whole(&mut io::stderr().lock(), &line),
         };
         remember(tail, &line[prefix.len()..]);

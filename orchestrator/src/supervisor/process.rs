@@ -260,7 +260,8 @@ impl<'a> Supervisor<'a> {
         let pid = Pid::from_child(&child);
         let mut readers = Vec::new();
         if let Some(stream) = child.stdout.take() {
-            readers.push(output::forward(rank, stream, To::Stdout, out_log)?.1);
+            let to = if self.job.bare_stdout { To::BareStdout } else { To::Stdout };
+            readers.push(output::forward(rank, stream, to, out_log)?.1);
         }
         let mut stderr = Tail::default();
         if let Some(stream) = child.stderr.take() {

@@ -1,8 +1,9 @@
 //! `ryz check`
 
-use anyhow::Context as _;
-use ryzanstein_orchestrator::{check, rendezvous, telemetry};
+use anyhow::bail;
+use ryzanstein_orchestrator::check;
 
+use crate::rank;
 use crate::settings;
 
 #[derive(clap::Args, Clone, Debug)]
@@ -16,25 +17,18 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     let config = args.file.load(Vec::new())?;
-    let environment = settings::environment();
-    let number = |name: &str| environment.get(name).and_then(|text| text.parse::<u32>().ok());
-    telemetry::log_to_stderr(&config.log, number("RANK"))?;
-    let local_rank = u16::try_from(number("LOCAL_RANK").unwrap_or(0)).unwrap_or(0);
-    telemetry::serve_metrics(&config.metrics, number("RANK").unwrap_or(0), local_rank)?;
-    // Targets are not measured yet.
-    let _ = args.strict;
-
-    let connection = rendezvous::connect(&config, &environment)?;
-    match check::run(&config, &connection) {
-        Ok(table) => {
-            if let Some(table) = table {
-                print!("{table}");
-            }
-            Ok(0)
+    let strict = args.strict;
+    rank::run(&config, |rank| {
+        let findings = check::run(rank)?;
+        if rank.manager().rank().0 == 0 {
+            print!("{}", findings.text);
         }
-        Err(error) => {
-            connection.report_failure(&error, None);
-            Err(error).context("the check failed")
+        if !findings.correct {
+            bail!("the check found wrong values");
         }
-    }
+        if strict && !findings.targets_met {
+            bail!("latency targets are missed, and --strict was given");
+        }
+        Ok(())
+    })
 }

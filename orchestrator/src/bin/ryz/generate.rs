@@ -2,9 +2,10 @@
 
 use std::path::PathBuf;
 
-use anyhow::bail;
+use ryzanstein_orchestrator::generate::{self, Prompt, Request};
+use ryzanstein_tensor_parallel::{LlamaConfig, check_world_size};
 
-use crate::settings;
+use crate::{launch, rank, settings};
 
 #[derive(clap::Args, Clone, Debug)]
 #[command(group(clap::ArgGroup::new("input").required(true).args(["prompt", "token_ids"])))]
@@ -27,6 +28,18 @@ pub(crate) struct Args {
     /// What weights are held in: f32, f16 or bf16
     #[arg(long, value_name = "DTYPE")]
     dtype: Option<String>,
+    /// Choose at random, the flatter the higher; 0 takes the likeliest token
+    #[arg(long, value_name = "T")]
+    temperature: Option<String>,
+    /// Choose at random among the likeliest tokens that together have this probability
+    #[arg(long, value_name = "P")]
+    top_p: Option<String>,
+    /// What the choice at random starts from
+    #[arg(long, value_name = "S")]
+    seed: Option<String>,
+    /// Go on behind the token that ends a text
+    #[arg(long)]
+    ignore_end: bool,
     /// Without a launcher: how many ranks to start
     #[arg(long, value_name = "N")]
     world_size: Option<String>,
@@ -38,11 +51,38 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     let mut flags = settings::Flags::new();
     settings::note(&mut flags, "model.dtype", "--dtype", args.dtype.as_ref());
     settings::note(&mut flags, "model.max_new_tokens", "--max-new-tokens", args.max_new_tokens.as_ref());
+    settings::note(&mut flags, "model.temperature", "--temperature", args.temperature.as_ref());
+    settings::note(&mut flags, "model.top_p", "--top-p", args.top_p.as_ref());
+    settings::note(&mut flags, "model.seed", "--seed", args.seed.as_ref());
     settings::note(&mut flags, "job.world_size", "--world-size", args.world_size.as_ref());
-    let _config = args.file.load(flags)?;
-    if !args.model.is_dir() {
-        bail!("--model: {} is no folder", args.model.display());
+    let config = args.file.load(flags)?;
+
+    let environment = settings::environment();
+    let launched = environment.contains_key("RYZ_RENDEZVOUS") || environment.contains_key("MASTER_ADDR");
+    if !launched {
+        let ranks = config.job.world_size.map_or(1, |n| n.get());
+        // What can be refused is refused before anything is started.
+        check_world_size(&LlamaConfig::from_folder(&args.model)?, ranks as usize)?;
+        if ranks > 1 {
+            return launch::relaunch(ranks);
+        }
     }
-    let _ = (&args.prompt, &args.token_ids, &args.logits_out);
-    bail!("this build has no model to generate with")
+    let prompt = match (&args.prompt, &args.token_ids) {
+        (Some(text), _) => Prompt::Text(text.clone()),
+        (None, tokens) => Prompt::Tokens(tokens.clone().unwrap_or_default()),
+    };
+    let request = Request {
+        model: args.model.clone(),
+        prompt,
+        logits_out: args.logits_out.clone(),
+        ignore_end: args.ignore_end,
+    };
+    rank::run(&config, |rank| {
+        let response = generate::run(rank, &config.model, &request)?;
+        if rank.manager().rank().0 == 0 {
+            eprint!("{}", response.profile);
+            println!("{}", response.json());
+        }
+        Ok(())
+    })
 }

@@ -45,6 +45,9 @@ pub(crate) struct Args {
     metrics_addr: Option<String>,
     #[command(flatten)]
     file: settings::File,
+    /// Pass standard output on without naming the rank
+    #[arg(long, hide = true)]
+    bare_stdout: bool,
     /// How to report at the end: a text on stderr, or a line of JSON as the last on stdout
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -104,6 +107,7 @@ impl Args {
             arguments,
             environment: self.handed_down(&config)?,
             secret_file: environment.get("RYZ_SECRET_FILE").map(PathBuf::from),
+            bare_stdout: self.bare_stdout,
             config,
         })
     }
@@ -133,14 +137,29 @@ pub(crate) fn front(args: &Args) -> anyhow::Result<i32> {
     supervisor::guard(supervisor).context("cannot start the supervisor")
 }
 
+/// Starts this very command on several ranks, with rank 0's standard output for its own.
+pub(crate) fn relaunch(world_size: u32) -> anyhow::Result<i32> {
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let mut supervisor = Command::new(&program);
+    supervisor.arg(SUPERVISE).args(["--world-size", &world_size.to_string(), "--bare-stdout", "--"]);
+    supervisor.arg(&program).args(std::env::args_os().skip(1));
+    supervisor::guard(supervisor).context("cannot start the supervisor")
+}
+
 /// Runs the job. Standard input is the lifeline that the front holds.
 pub(crate) fn supervise(args: &Args) -> anyhow::Result<i32> {
     let job = args.job()?;
     telemetry::log_to_stderr(&job.config.log, None)?;
     let report = supervisor::run(&job, Some(std::io::stdin()))?;
     match args.format {
+        // Who did not ask for a launch need not hear that it went well.
+        Format::Table if self_launched_well(args, report.exit_code) => {}
         Format::Table => eprint!("{report}"),
         Format::Json => println!("{}", report.json()),
     }
     Ok(report.exit_code)
+}
+
+fn self_launched_well(args: &Args, exit_code: i32) -> bool {
+    args.bare_stdout && exit_code == 0
 }

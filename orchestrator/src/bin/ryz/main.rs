@@ -4,6 +4,7 @@ mod check;
 mod config;
 mod generate;
 mod launch;
+mod rank;
 mod settings;
 
 use std::process::ExitCode;
@@ -68,9 +69,11 @@ fn chain(error: &anyhow::Error) -> String {
 /// Whether another try with the same words would fail again.
 fn is_wrong_use(error: &anyhow::Error) -> bool {
     use ryzanstein_process_group::Error;
+    use ryzanstein_tensor_parallel::Error as ModelError;
     error.chain().any(|cause| {
         cause.is::<ConfigError>()
             || matches!(cause.downcast_ref(), Some(LaunchError::Configuration(_)))
             || matches!(cause.downcast_ref(), Some(Error::Configuration(_)))
+            || matches!(cause.downcast_ref(), Some(ModelError::Configuration(_) | ModelError::Input(_)))
     })
 }

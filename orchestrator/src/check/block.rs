@@ -1,0 +1,90 @@
+//! A small Llama, its weights made up on the spot, sharded and whole.
+
+use std::collections::HashMap;
+
+use ryzanstein_process_group::{ProcessGroup, ReduceOp};
+use ryzanstein_tensor_parallel::checkpoint::{Loader, MemorySource};
+use ryzanstein_tensor_parallel::compute::Host;
+use ryzanstein_tensor_parallel::model::tensors;
+use ryzanstein_tensor_parallel::{Dtype, Error, Llama, LlamaConfig, Tensor};
+
+/// Sums of shards are associated differently than whole sums: f32 rounds them apart by this at most.
+pub(super) const LIMIT: f64 = 1e-5;
+
+const HEAD_DIM: usize = 16;
+const TOKENS: [u32; 9] = [3, 1, 4, 1, 5, 9, 2, 6, 5];
+
+/// How the two compare.
+pub(super) struct Comparison {
+    pub(super) ranks: usize,
+    /// Largest difference of a logit, over all ranks, divided by the largest logit.
+    pub(super) difference: f64,
+    pub(super) correct: bool,
+}
+
+/// Runs one layer with embedding and head on `group`, and again on this rank alone.
+pub(super) fn compare(group: &mut ProcessGroup) -> Result<Comparison, Error> {
+    let ranks = group.world_size();
+    let config = config(ranks)?;
+    let weights = weights(&config)?;
+    let sharded = forward(&config, &weights, group)?;
+    let whole = forward(&config, &weights, &mut ProcessGroup::loopback(1).remove(0))?;
+    let (sharded, whole) = (sharded.values(), whole.values());
+    let largest = whole.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+    let difference = sharded.iter().zip(&*whole).fold(0.0f32, |m, (a, b)| {
+        // A NaN must not pass for "no difference".
+        if (a - b).is_nan() { f32::INFINITY } else { m.max((a - b).abs()) }
+    });
+    let mut difference = [f64::from(difference) / f64::from(largest)];
+    group.all_reduce(&mut difference, ReduceOp::Max)?;
+    let same_length = sharded.len() == whole.len();
+    Ok(Comparison { ranks, difference: difference[0], correct: same_length && difference[0] <= LIMIT })
+}
+
+/// A model that any number of ranks can share: as many heads as ranks, or a few times as many.
+fn config(ranks: usize) -> Result<LlamaConfig, Error> {
+    let heads = ranks * 8usize.div_ceil(ranks);
+    let json = format!(
+        r#"{{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": {hidden},
+            "intermediate_size": {intermediate}, "num_hidden_layers": 1, "num_attention_heads": {heads},
+            "num_key_value_heads": {heads}, "head_dim": {HEAD_DIM}, "vocab_size": 250, "hidden_act": "silu",
+            "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+            "tie_word_embeddings": false}}"#,
+        hidden = heads * HEAD_DIM,
+        intermediate = heads * 40,
+    );
+    LlamaConfig::from_json("the check's own config.json".as_ref(), &json, None)
+}
+
+/// Reproducible noise, scaled so that activations stay near 1.
+fn weights(config: &LlamaConfig) -> Result<HashMap<String, Tensor>, Error> {
+    let mut state = 0x5EED_u64;
+    let mut noise = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    tensors(config)
+        .into_iter()
+        .map(|spec| {
+            let count = spec.shape.iter().product();
+            let is_norm = spec.shape.len() == 1;
+            let scale = if is_norm { 0.1 } else { (3.0 / spec.shape[1] as f32).sqrt() };
+            let values = (0..count).map(|_| noise() * scale + f32::from(u8::from(is_norm))).collect();
+            Ok((spec.name, Tensor::new(&spec.shape, values, Dtype::F32)?))
+        })
+        .collect()
+}
+
+fn forward(
+    config: &LlamaConfig,
+    weights: &HashMap<String, Tensor>,
+    group: &mut ProcessGroup,
+) -> Result<Tensor, Error> {
+    let (rank, ranks) = (group.rank().index(), group.world_size());
+    let mut source = MemorySource { tensors: weights, rank };
+    let mut loader = Loader::new(&mut source, rank, ranks, Dtype::F32);
+    let model =
+        Llama::from_loader(config.clone(), Dtype::F32, Box::new(Host::shared_by(ranks)), &mut loader)?;
+    let mut cache = model.cache(TOKENS.len())?;
+    model.forward(&TOKENS, &mut cache, group)
+}

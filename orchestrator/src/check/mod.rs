@@ -1,0 +1,178 @@
+//! `ryz check`: one rank's self-check, and the default job of `ryz launch`.
+//!
+//! Every path is validated by value, a sharded Llama block is held against its unsharded self, and all-reduce and
+//! broadcast are timed against the documented targets. A wrong value is a failure; a missed target is a verdict.
+
+mod block;
+
+use std::fmt::Write as _;
+
+use ryzanstein_process_group::backend::Path;
+use ryzanstein_process_group::targets::{TARGETS, target};
+use ryzanstein_process_group::{ProcessGroup, ReduceOp, bus_factor, table};
+
+use crate::Orchestrator;
+use crate::measure::{Latency, Measured, latency};
+
+/// What the check found, the same on all ranks.
+#[derive(Clone, Debug)]
+pub struct Findings {
+    /// For people.
+    pub text: String,
+    /// All values were right.
+    pub correct: bool,
+    /// All documented targets were met.
+    pub targets_met: bool,
+}
+
+/// A size that no target is for, but that decoding is made of.
+const SMALL: usize = 1000;
+/// Lengths in elements at which paths are validated: whole vectors, and vectors that are cut unevenly.
+const LENGTHS: [usize; 3] = [1, 1021, 65_539];
+
+/// Runs the whole check. Every rank calls this.
+///
+/// # Errors
+/// Those of the collectives and of the model.
+pub fn run(rank: &mut Orchestrator) -> Result<Findings, ryzanstein_tensor_parallel::Error> {
+    let mut text = who(rank);
+    let (paths, paths_correct) = paths(rank.manager().world())?;
+    let _ = writeln!(text, "\nAll-reduce by value, on every path:\n{paths}");
+
+    rank.manager().clear_profile();
+    let block = block::compare(rank.tensor_parallel())?;
+    let profile = table::profile(&rank.manager().profile());
+    let _ = writeln!(
+        text,
+        "Tensor-parallel Llama block, sharded over {} ranks, against its unsharded self:\n\
+         largest difference {:.1e} of the largest value, limit {:.0e}: {}\n\n\
+         Its collectives, as rank 0 saw them:\n{profile}",
+        block.ranks,
+        block.difference,
+        block::LIMIT,
+        if block.correct { "ok" } else { "WRONG" },
+    );
+
+    let (latencies, latencies_correct, targets_met) = latencies(rank.manager().world())?;
+    let _ = writeln!(
+        text,
+        "Latency against the documented targets (for 4 GPUs with NVLink), the greatest over the ranks:\n{latencies}"
+    );
+    let correct = paths_correct && block.correct && latencies_correct;
+    let _ = writeln!(
+        text,
+        "{}; {}",
+        if correct { "all values are right" } else { "VALUES ARE WRONG" },
+        if targets_met { "all targets are met" } else { "targets are missed (a verdict, no failure)" }
+    );
+    Ok(Findings { text, correct, targets_met })
+}
+
+fn who(rank: &mut Orchestrator) -> String {
+    let manager = rank.manager();
+    let roster = manager.roster();
+    let head = ["rank", "local rank", "node", "pid", "host"];
+    let rows: Vec<Vec<String>> = roster
+        .members
+        .iter()
+        .map(|m| {
+            vec![
+                m.rank.to_string(),
+                m.local_rank.to_string(),
+                m.node_rank.to_string(),
+                m.pid.to_string(),
+                m.host.clone(),
+            ]
+        })
+        .collect();
+    format!(
+        "{} ranks, epoch {}, ready in {}\nbackend {}: {}\n\n{}",
+        roster.world_size(),
+        roster.epoch,
+        table::time(manager.init_time().as_secs_f64() * 1e6),
+        manager.backend(),
+        manager.backend_reason(),
+        table::columns(&head, 0, &rows),
+    )
+}
+
+/// All-reduces of small integers on each path, compared exactly; wrong elements of all ranks are added up.
+fn paths(group: &mut ProcessGroup) -> Result<(String, bool), ryzanstein_process_group::Error> {
+    let paths: Vec<Path> = if group.world_size() == 1 { vec![Path::Local] } else { group.paths() };
+    let (me, n) = (group.rank().index(), group.world_size());
+    let mut rows = Vec::new();
+    let mut correct = true;
+    for path in paths {
+        if path != Path::Local {
+            group.force_path(Some(path))?;
+        }
+        let mut elements = 0;
+        let mut wrong = [0u64];
+        for length in LENGTHS {
+            let mut x: Vec<f32> = (0..length).map(|i| ((me + 1) * (i % 97 + 1)) as f32).collect();
+            group.all_reduce(&mut x, ReduceOp::Sum)?;
+            let want = |i: usize| (n * (n + 1) / 2 * (i % 97 + 1)) as f32;
+            wrong[0] += x.iter().enumerate().filter(|(i, x)| **x != want(*i)).count() as u64;
+            elements += length;
+        }
+        if path != Path::Local {
+            group.force_path(None)?;
+        }
+        group.all_reduce(&mut wrong, ReduceOp::Sum)?;
+        correct &= wrong[0] == 0;
+        let verdict = if wrong[0] == 0 { "ok".into() } else { format!("{} WRONG", wrong[0]) };
+        rows.push(vec![path.to_string(), (elements * n).to_string(), verdict]);
+    }
+    Ok((table::columns(&["path", "values", "result"], 1, &rows), correct))
+}
+
+fn latencies(group: &mut ProcessGroup) -> Result<(String, bool, bool), ryzanstein_process_group::Error> {
+    let small = [(Measured::AllReduce, SMALL), (Measured::Broadcast, SMALL)];
+    let documented = TARGETS.iter().map(|t| {
+        let what = if t.op == Measured::Broadcast.name() { Measured::Broadcast } else { Measured::AllReduce };
+        (what, t.bytes as usize)
+    });
+    let (mut rows, mut correct, mut met) = (Vec::new(), true, true);
+    for (what, bytes) in small.into_iter().chain(documented) {
+        let calls = (20_000_000 / bytes).clamp(5, 200);
+        let measured = latency(group, what, bytes, calls)?;
+        correct &= measured.errors == 0;
+        let goal = target(what.name(), bytes as u64);
+        met &= goal.is_none_or(|goal| measured.median_us < goal.below_us);
+        rows.push(row(what, &measured, group.world_size()));
+    }
+    let head = [
+        "operation",
+        "bytes",
+        "calls",
+        "median",
+        "p90",
+        "p99",
+        "max",
+        "algbw GB/s",
+        "busbw GB/s",
+        "wrong",
+        "target",
+        "verdict",
+    ];
+    Ok((table::columns(&head, 1, &rows), correct, met))
+}
+
+fn row(what: Measured, latency: &Latency, world_size: usize) -> Vec<String> {
+    let algbw = latency.bytes as f64 / (latency.median_us * 1e3);
+    let (target, verdict) = table::verdict(what.name(), latency.bytes as u64, latency.median_us);
+    vec![
+        what.name().into(),
+        table::bytes(latency.bytes as f64),
+        latency.calls.to_string(),
+        table::time(latency.median_us),
+        table::time(latency.p90_us),
+        table::time(latency.p99_us),
+        table::time(latency.max_us),
+        format!("{algbw:.3}"),
+        format!("{:.3}", algbw * bus_factor(what.name(), world_size)),
+        latency.errors.to_string(),
+        target,
+        verdict,
+    ]
+}

@@ -1,0 +1,92 @@
+//! The embedding facade: one rank of a job inside somebody else's process.
+//!
+//! Nothing global: no signal handler, no logger, no process exit, no variable read. The caller passes the environment.
+
+use std::error::Error as StdError;
+use std::path::Path;
+
+use ryzanstein_config::Config;
+use ryzanstein_process_group::{Error, ProcessGroup, ProcessGroupManager};
+use ryzanstein_tensor_parallel::{Dtype, Llama};
+
+use crate::rendezvous::{self, Connection, Environment};
+
+/// One rank: its rendezvous and its process groups.
+///
+/// ```no_run
+/// use ryzanstein_config::Config;
+/// use ryzanstein_orchestrator::Orchestrator;
+/// use ryzanstein_process_group::ReduceOp;
+///
+/// # fn main() -> Result<(), ryzanstein_process_group::Error> {
+/// let mut rank = Orchestrator::initialize(&Config::default(), &std::env::vars().collect())?;
+/// let mut x = vec![1.0f32; 1000];
+/// rank.tensor_parallel().all_reduce(&mut x, ReduceOp::Sum)?;
+/// rank.finalize()
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct Orchestrator {
+    // Before the connection: a rank that serves the rendezvous must do so until its groups have left.
+    manager: ProcessGroupManager,
+    connection: Connection,
+}
+
+impl Orchestrator {
+    /// Finds the rendezvous that the environment names, joins the job and brings the process groups up.
+    ///
+    /// # Errors
+    /// As [`rendezvous::connect`] and [`ProcessGroupManager::initialize`]. A launcher is told.
+    pub fn initialize(config: &Config, environment: &Environment) -> Result<Self, Error> {
+        let connection = rendezvous::connect(config, environment)?;
+        match ProcessGroupManager::initialize(config, &connection) {
+            Ok(manager) => Ok(Self { manager, connection }),
+            Err(error) => {
+                connection.report_failure(&error, None);
+                Err(error)
+            }
+        }
+    }
+
+    /// The process groups.
+    pub fn manager(&mut self) -> &mut ProcessGroupManager {
+        &mut self.manager
+    }
+
+    /// The group that shares each layer.
+    pub fn tensor_parallel(&mut self) -> &mut ProcessGroup {
+        self.manager.tensor_parallel()
+    }
+
+    /// Loads this rank's share of a Llama-architecture model from a Hugging Face folder; see [`Llama::load`].
+    ///
+    /// # Errors
+    /// As [`Llama::load`].
+    pub fn load_model(
+        &mut self,
+        directory: &Path,
+        dtype: Option<Dtype>,
+    ) -> Result<Llama, ryzanstein_tensor_parallel::Error> {
+        Llama::load(directory, dtype, self.manager.tensor_parallel())
+    }
+
+    /// Tells the launcher, where there is one, why this rank gives up, and in which collective.
+    pub fn report(&self, error: &(dyn StdError + 'static)) {
+        let mut cause = Some(error);
+        while let Some(current) = cause {
+            if let Some(group_error) = current.downcast_ref::<Error>() {
+                return self.connection.report_failure(group_error, self.manager.last_call().as_deref());
+            }
+            cause = current.source();
+        }
+        self.connection.report(&error.to_string());
+    }
+
+    /// Leaves the job; see [`ProcessGroupManager::finalize`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn finalize(self) -> Result<(), Error> {
+        self.manager.finalize()
+    }
+}

@@ -1,0 +1,152 @@
+//! `ryz generate`: a model that goes on from a prompt, its weights cut over the ranks.
+
+use std::path::{Path, PathBuf};
+
+use ryzanstein_config::{ModelConfig, ModelDType};
+use ryzanstein_process_group::table;
+use ryzanstein_tensor_parallel::{
+    Dtype, Error, GenerateOptions, LoadReport, Sampling, StopReason, Tensor, Tokenizer,
+};
+use serde_json::{Value, json};
+
+use crate::Orchestrator;
+
+/// What to go on from.
+#[derive(Clone, Debug)]
+pub enum Prompt {
+    /// Text; the folder must have a `tokenizer.json`.
+    Text(String),
+    /// Token ids.
+    Tokens(Vec<u32>),
+}
+
+/// What to do.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The model's folder.
+    pub model: PathBuf,
+    /// What to go on from.
+    pub prompt: Prompt,
+    /// Where to write f32 logits `[positions, vocabulary]` of the prompt and the tokens made, unpadded. Rank 0 writes.
+    pub logits_out: Option<PathBuf>,
+    /// Go on behind the model's end token.
+    pub ignore_end: bool,
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub struct Response {
+    /// Ids made, without the prompt.
+    pub tokens: Vec<u32>,
+    /// The same as text, where there is a tokenizer.
+    pub text: Option<String>,
+    /// Why it ended.
+    pub stop: StopReason,
+    /// What loading took on each rank, in rank order.
+    pub loads: Vec<Load>,
+    /// This rank's profile as a table.
+    pub profile: String,
+}
+
+/// What loading took on one rank.
+#[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
+pub struct Load {
+    /// Bytes of weights read from files.
+    pub bytes_read: u64,
+    /// Bytes of weights in all files.
+    pub checkpoint_bytes: u64,
+    /// Seconds.
+    pub seconds: f64,
+}
+
+impl From<&LoadReport> for Load {
+    fn from(report: &LoadReport) -> Self {
+        Self {
+            bytes_read: report.bytes_read,
+            checkpoint_bytes: report.checkpoint_bytes,
+            seconds: report.elapsed.as_secs_f64(),
+        }
+    }
+}
+
+impl Response {
+    /// The one line that rank 0 prints on stdout.
+    pub fn json(&self) -> Value {
+        let mut line = json!({ "token_ids": self.tokens });
+        if let Some(text) = &self.text {
+            line["text"] = json!(text);
+        }
+        line["stop"] = json!(match self.stop {
+            StopReason::Length => "length",
+            StopReason::End(_) => "end_token",
+        });
+        line["load"] = json!(self.loads);
+        line
+    }
+}
+
+/// Loads the model and generates. Every rank calls this with the same request.
+///
+/// # Errors
+/// Those of the model and of the collectives.
+pub fn run(rank: &mut Orchestrator, settings: &ModelConfig, request: &Request) -> Result<Response, Error> {
+    let tokenizer = Tokenizer::open(&request.model)?;
+    let prompt = match (&request.prompt, &tokenizer) {
+        (Prompt::Tokens(tokens), _) => tokens.clone(),
+        (Prompt::Text(text), Some(tokenizer)) => tokenizer.encode(text)?,
+        (Prompt::Text(_), None) => {
+            return Err(Error::Input(format!(
+                "a prompt in words needs a tokenizer, and {} has no tokenizer.json; give --token-ids instead",
+                request.model.display()
+            )));
+        }
+    };
+    let dtype = settings.dtype.map(|dtype| match dtype {
+        ModelDType::F16 => Dtype::F16,
+        ModelDType::Bf16 => Dtype::Bf16,
+        _ => Dtype::F32,
+    });
+    let model = rank.load_model(&request.model, dtype)?;
+    let sampling = if settings.temperature.get() == 0.0 {
+        Sampling::Greedy
+    } else {
+        Sampling::Random {
+            temperature: settings.temperature.get().into(),
+            top_p: settings.top_p.get().into(),
+            seed: settings.seed,
+        }
+    };
+    let options = GenerateOptions {
+        max_new_tokens: settings.max_new_tokens as usize,
+        sampling,
+        ignore_end: request.ignore_end,
+    };
+    let group = rank.tensor_parallel();
+    let loads = group.all_gather_object(&Load::from(model.report()))?;
+    group.profile().clear();
+    let generated = model.generate(&prompt, &options, group)?;
+    let profile = table::profile(&group.profile().rows());
+    if let Some(file) = &request.logits_out {
+        // Once more, all positions at once: the same cache, the same sums. The last token has no successor.
+        let mut all = prompt.clone();
+        all.extend(&generated.tokens);
+        all.truncate(prompt.len() + generated.tokens.len().saturating_sub(1));
+        let mut cache = model.cache(all.len())?;
+        let logits = model.forward(&all, &mut cache, group)?;
+        if group.rank().0 == 0 {
+            write_logits(file, &logits)?;
+        }
+    }
+    let text = tokenizer.map(|t| t.decode(&generated.tokens)).transpose()?;
+    Ok(Response { tokens: generated.tokens, text, stop: generated.stop, loads, profile })
+}
+
+fn write_logits(file: &Path, logits: &Tensor) -> Result<(), Error> {
+    let bytes: Vec<u8> = logits.values().iter().flat_map(|v| v.to_le_bytes()).collect();
+    let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, logits.shape().to_vec(), &bytes)
+        .map_err(|error| Error::Input(format!("logits: {error}")))?;
+    let data = safetensors::serialize([("logits", view)], None)
+        .map_err(|error| Error::Input(format!("logits: {error}")))?;
+    std::fs::write(file, data)
+        .map_err(|error| Error::Input(format!("--logits-out {}: {error}", file.display())))
+}
