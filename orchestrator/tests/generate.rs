@@ -1,0 +1,220 @@
+//! `ryz generate` as a user meets it: the fixtures' logits and tokens as `transformers` computes them, and wrong uses.
+
+mod support;
+
+use std::path::{Path, PathBuf};
+
+use safetensors::SafeTensors;
+use support::{Run, text};
+
+const FIXTURES: [&str; 8] = [
+    "heads-6",
+    "llama-bias-headdim",
+    "llama-gqa",
+    "llama-mha",
+    "llama3-rope",
+    "mistral",
+    "mistral-window",
+    "qwen2",
+];
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name)
+}
+
+fn logits(file: &Path) -> (Vec<usize>, Vec<f32>) {
+    let bytes = std::fs::read(file).expect("a file of logits");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let tensor = file.tensor("logits").expect("logits");
+    let values = tensor.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes")));
+    (tensor.shape().to_vec(), values.collect())
+}
+
+fn ids(fixture: &str, key: &str) -> Vec<u64> {
+    let bytes = std::fs::read(folder(fixture).join("expected.safetensors")).expect("the expectation");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let data = file.tensor(key).expect("a tensor").data();
+    data.chunks_exact(8).map(|b| u64::from_le_bytes(b.try_into().expect("eight bytes"))).collect()
+}
+
+struct Outcome {
+    tokens: Vec<u64>,
+    /// Largest difference of a logit, relative to the largest logit.
+    difference: f32,
+}
+
+/// Generates 25 tokens from a fixture's prompt on `ranks` processes.
+fn generate(fixture: &str, ranks: usize, more: &[&str]) -> Outcome {
+    let out = tempfile::tempdir().expect("a temporary folder");
+    let file = out.path().join("logits.safetensors");
+    let prompt: Vec<String> = ids(fixture, "prompt").iter().map(ToString::to_string).collect();
+    let (model, ranks, prompt) = (folder(fixture), ranks.to_string(), prompt.join(","));
+    let mut arguments = vec!["generate", "--model", model.to_str().expect("a path"), "--world-size", &ranks];
+    arguments.extend(["--token-ids", &prompt, "--max-new-tokens", "25", "--logits-out"]);
+    arguments.push(file.to_str().expect("a path"));
+    arguments.extend(more);
+    let output = Run::new(&arguments, &[]).finish();
+    assert!(output.status.success(), "{fixture} on {ranks}: {}", text(&output.stderr));
+    let line: serde_json::Value = serde_json::from_str(&text(&output.stdout)).expect("one line of JSON");
+    let tokens = line["token_ids"].as_array().expect("tokens").iter().map(|t| t.as_u64().expect("an id"));
+    let (shape, got) = logits(&file);
+    let (wanted_shape, wanted) = logits(&folder(fixture).join("expected.safetensors"));
+    assert_eq!(shape, wanted_shape, "{fixture} on {ranks}");
+    let largest = wanted.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+    let difference = got.iter().zip(&wanted).fold(0.0f32, |m, (a, b)| m.max((a - b).abs())) / largest;
+    assert!(got.iter().all(|v| v.is_finite()), "{fixture} on {ranks}");
+    Outcome { tokens: tokens.collect(), difference }
+}
+
+fn legal(fixture: &str, ranks: usize) -> bool {
+    match fixture {
+        "heads-6" => matches!(ranks, 1 | 3 | 6),
+        "mistral-window" => matches!(ranks, 1 | 2 | 4),
+        _ => matches!(ranks, 1 | 2 | 4 | 8),
+    }
+}
+
+fn every_fixture(ranks: usize) {
+    for fixture in FIXTURES.into_iter().filter(|f| legal(f, ranks)) {
+        let outcome = generate(fixture, ranks, &["--dtype", "f32"]);
+        assert!(outcome.difference <= 1e-4, "{fixture} on {ranks}: {:e}", outcome.difference);
+        assert_eq!(outcome.tokens, ids(fixture, "tokens"), "{fixture} on {ranks}");
+    }
+}
+
+#[test]
+fn one_rank_computes_what_transformers_does() {
+    every_fixture(1);
+}
+
+#[test]
+fn two_ranks_compute_what_transformers_does() {
+    every_fixture(2);
+}
+
+#[test]
+fn three_ranks_compute_what_transformers_does() {
+    every_fixture(3);
+}
+
+#[test]
+fn four_ranks_compute_what_transformers_does() {
+    every_fixture(4);
+}
+
+#[test]
+fn eight_ranks_compute_what_transformers_does() {
+    every_fixture(8);
+}
+
+#[test]
+fn sixteen_bit_models_in_their_own_type_stay_within_five_hundredths() {
+    for fixture in ["llama-gqa", "qwen2", "llama3-rope"] {
+        for ranks in [1, 4] {
+            let outcome = generate(fixture, ranks, &[]);
+            assert!(outcome.difference <= 5e-2, "{fixture} on {ranks}: {:e}", outcome.difference);
+            assert_eq!(outcome.tokens, ids(fixture, "tokens"), "{fixture} on {ranks}");
+        }
+    }
+}
+
+#[test]
+fn a_prompt_in_words_is_answered_in_words() {
+    let expected: serde_json::Value = serde_json::from_slice(
+        &std::fs::read(folder("llama-mha").join("tokenizer_expected.json")).expect("the expectation"),
+    )
+    .expect("JSON");
+    let model = folder("llama-mha");
+    let arguments = [
+        "generate",
+        "--model",
+        model.to_str().unwrap(),
+        "--world-size",
+        "2",
+        "--max-new-tokens",
+        "25",
+        "--prompt",
+    ];
+    let mut arguments = arguments.to_vec();
+    arguments.push(expected["text"].as_str().expect("a text"));
+    let output = Run::new(&arguments, &[]).finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let line: serde_json::Value = serde_json::from_str(&text(&output.stdout)).expect("one line of JSON");
+    assert!(line["text"].is_string(), "{line}");
+    assert_eq!(line["token_ids"].as_array().expect("tokens").len(), 25);
+}
+
+/// Runs a wrong use and returns its exit code with what it said.
+fn wrong(arguments: &[&str]) -> (Option<i32>, String) {
+    let output = Run::new(arguments, &[]).finish();
+    (output.status.code(), text(&output.stderr))
+}
+
+fn copy_of(fixture: &str) -> tempfile::TempDir {
+    let copy = tempfile::tempdir().expect("a temporary folder");
+    for entry in std::fs::read_dir(folder(fixture)).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        std::fs::copy(&path, copy.path().join(path.file_name().expect("a name"))).expect("copied");
+    }
+    copy
+}
+
+fn wrong_model(model: &Path, ranks: &str) -> (Option<i32>, String) {
+    wrong(&["generate", "--model", model.to_str().unwrap(), "--world-size", ranks, "--token-ids", "1,2"])
+}
+
+#[test]
+fn a_world_size_that_does_not_divide_the_heads_is_refused_with_the_legal_ones() {
+    let (code, said) = wrong_model(&folder("llama-mha"), "3");
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("world size 3 does not divide 8 attention heads"), "{said}");
+    assert!(said.contains("legal sizes for this model: 1, 2, 4, 8"), "{said}");
+}
+
+#[test]
+fn a_missing_truncated_or_corrupt_checkpoint_is_named() {
+    let copy = copy_of("llama-mha");
+    let weights = copy.path().join("model.safetensors");
+    let good = std::fs::read(&weights).expect("weights");
+
+    std::fs::remove_file(&weights).expect("removed");
+    let (code, said) = wrong_model(copy.path(), "2");
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("model.safetensors"), "{said}");
+
+    std::fs::write(&weights, &good[..good.len() / 2]).expect("written");
+    let (code, said) = wrong_model(copy.path(), "2");
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("model.safetensors") && said.contains("truncated"), "{said}");
+
+    let mut bad = good.clone();
+    bad[9] = b'!';
+    std::fs::write(&weights, &bad).expect("written");
+    let (code, said) = wrong_model(copy.path(), "2");
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("model.safetensors") && said.contains("header"), "{said}");
+
+    let (code, said) = wrong_model(&copy.path().join("nowhere"), "2");
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("nowhere"), "{said}");
+}
+
+#[test]
+fn a_tensor_of_another_shape_is_named_with_both_shapes() {
+    let copy = copy_of("llama-mha");
+    let file = copy.path().join("config.json");
+    let config = std::fs::read_to_string(&file).expect("settings");
+    let mut config: serde_json::Value = serde_json::from_str(&config).expect("JSON");
+    config["intermediate_size"] = 32.into();
+    std::fs::write(&file, config.to_string()).expect("written");
+    let (code, said) = wrong_model(copy.path(), "2");
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("mlp.") && said.contains("24") && said.contains("32"), "{said}");
+}
+
+#[test]
+fn nccl_is_refused_with_the_reason() {
+    let (code, said) = wrong(&["launch", "--world-size", "2", "--backend", "nccl"]);
+    assert_ne!(code, Some(0), "{said}");
+    assert!(said.contains("no NCCL backend built in"), "{said}");
+}
