@@ -113,8 +113,7 @@ fn an_interrupt_ends_ranks_that_listen() {
 #[test]
 fn an_interrupt_ends_ranks_that_do_not_listen_after_the_grace() {
     let script = "trap '' INT TERM; while :; do sleep 0.07; done";
-    let run =
-        Run::new(&["launch", "-n", "2", "--", "sh", "-c", script], &[("RYZ_LAUNCH__GRACE", "300ms")]);
+    let run = Run::new(&["launch", "-n", "2", "--", "sh", "-c", script], &[("RYZ_LAUNCH__GRACE", "300ms")]);
     run.wait_for(2, "sleep 0.07");
     run.signal(Signal::INT);
     assert_eq!(run.finish().status.code(), Some(130));
@@ -185,7 +184,7 @@ fn the_secret_is_on_no_command_line_and_in_no_environment() {
         .expect("the descriptor's number");
     let secret = std::fs::read(format!("/proc/{rank}/fd/{fd}")).expect("the secret");
     assert_eq!(secret.len(), 32);
-    let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat();
     for pid in run.family() {
         for name in ["environ", "cmdline"] {
             let bytes = std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();

@@ -138,7 +138,8 @@ pub(super) fn decode_roster(bytes: &[u8]) -> Result<Joined, String> {
     let roster = wire::Roster::decode(bytes).map_err(|error| error.to_string())?;
     let ill = || "the roster received is ill-formed".to_owned();
     let ranks = roster.host.len();
-    let columns = [&roster.pid, &roster.cpus, &roster.local_rank, &roster.node_rank, &roster.address, &roster.port];
+    let columns =
+        [&roster.pid, &roster.cpus, &roster.local_rank, &roster.node_rank, &roster.address, &roster.port];
     if columns.iter().any(|column| column.len() != ranks) {
         return Err(ill());
     }

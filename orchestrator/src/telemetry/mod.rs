@@ -41,7 +41,7 @@ pub fn log_to_stderr(config: &LogConfig, rank: Option<u32>) -> Result<(), Teleme
             .event_format(WithRank { rank, inner: Inner::Json(format().json().flatten_event(true)) })
             .fmt_fields(format::JsonFields::new())
             .boxed(),
-        _ => layer
+        LogFormat::Text => layer
             .with_ansi(false)
             .event_format(WithRank { rank, inner: Inner::Text(format().compact().with_ansi(false)) })
             .boxed(),
