@@ -42,7 +42,7 @@ pub fn run(config: &Config, connection: &Connection) -> Result<Option<String>> {
     }
     let _ = writeln!(
         table,
-        "{} ranks in epoch {}: {}",
+        "ranks: {}, epoch: {}, backend: {}",
         roster.world_size(),
         roster.epoch,
         membership.agreement.reason

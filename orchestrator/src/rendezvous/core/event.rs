@@ -82,7 +82,7 @@ pub struct Joined {
 /// An answer.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Answer {
-    /// To a join: which rank this one is. The roster is the same for all: see [`Core::joined`].
+    /// To a join: which rank this one is. The roster is the same for all: see [`Core::joined`](super::Core::joined).
     Seat(Rank),
     /// To a get.
     Value(Bytes),
