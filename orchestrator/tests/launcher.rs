@@ -184,7 +184,7 @@ fn the_secret_is_on_no_command_line_and_in_no_environment() {
         .expect("the descriptor's number");
     let secret = std::fs::read(format!("/proc/{rank}/fd/{fd}")).expect("the secret");
     assert_eq!(secret.len(), 32);
-    let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat();
     for pid in run.family() {
         for name in ["environ", "cmdline"] {
             let bytes = std::fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
@@ -341,7 +341,7 @@ fn two_launchers_make_one_job_of_two_nodes() {
         "{}",
         text(&first.stderr) + &text(&second.stderr)
     );
-    assert!(text(&first.stdout).contains("4 ranks in epoch 1"), "{}", text(&first.stdout));
+    assert!(text(&first.stdout).contains("4 ranks, epoch 1"), "{}", text(&first.stdout));
 }
 
 #[test]
@@ -368,7 +368,7 @@ fn ranks_of_another_launcher_meet_at_rank_0() {
     let (one, zero) = (rank("1"), rank("0"));
     let (zero, one) = (zero.finish(), one.finish());
     assert!(zero.status.success() && one.status.success(), "{}", text(&zero.stderr) + &text(&one.stderr));
-    assert!(text(&zero.stdout).contains("2 ranks in epoch 1"));
+    assert!(text(&zero.stdout).contains("2 ranks, epoch 1"));
     assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0, "the secret is gone");
 }
 

@@ -107,7 +107,9 @@ fn ranks_join_get_one_roster_and_share_a_store_and_a_barrier() {
             })
         })
         .collect();
-    threads.into_iter().for_each(|thread| thread.join().expect("a rank"));
+    for thread in threads {
+        thread.join().expect("a rank");
+    }
 }
 
 #[test]
@@ -194,7 +196,7 @@ fn a_message_that_is_too_long_is_refused_and_the_connection_lives() {
     let job = Job::configured(1, &config);
     let ranks = job.all();
     let store = &ranks[0].1.store;
-    store.set("large", &[0; 100 << 10]).expect_err("too long");
+    store.set("large", &vec![0; 100 << 10]).expect_err("too long");
     store.set("small", b"fits").expect("still connected");
 }
 

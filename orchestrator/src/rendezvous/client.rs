@@ -17,6 +17,7 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Response, Status};
 
 use super::background::Background;
+use super::handshake::HandshakeError;
 use super::seats::Joiner;
 use super::{codec, handshake};
 use crate::control as wire;
@@ -214,12 +215,9 @@ async fn connect(
                 ));
             }
         };
-        let handshake_failed = error.get_ref().is_some_and(|inner| inner.is::<handshake::HandshakeError>());
-        let broke = error
-            .get_ref()
-            .and_then(|inner| inner.downcast_ref::<handshake::HandshakeError>())
-            .is_some_and(|inner| matches!(inner, handshake::HandshakeError::Io(_)));
-        if handshake_failed && !broke {
+        let handshake = error.get_ref().and_then(|inner| inner.downcast_ref::<HandshakeError>());
+        // A connection that broke may be a rendezvous that is just coming up; any other reason is there to stay.
+        if handshake.is_some_and(|inner| !matches!(inner, HandshakeError::Io(_))) {
             return Err(error.to_string());
         }
         if Instant::now() + PAUSE >= deadline {

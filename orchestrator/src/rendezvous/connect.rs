@@ -221,25 +221,24 @@ fn foreign(config: &Config, environment: &Environment, server: HostPort, deadlin
     }
     let shared = shared_secret_file(environment, address);
     if rank.0 != 0 {
-        let Some(secret) = given else { return follow(&server, &shared, identity, deadline) };
+        let Some(secret) = given else { return follow(&server, &shared, &identity, deadline) };
         return Ok(Kind::Client(Client::connect(server, secret, identity, deadline)?));
     }
     let listener: TcpListener = listen::bind(address).map_err(|error| {
         Error::Rendezvous(listen::explain(&server, &error, "MASTER_ADDR and MASTER_PORT"))
     })?;
-    let (secret, secret_file) = match given {
-        Some(secret) => (secret, None),
+    let (secret, secret_file) = if let Some(secret) = given {
+        (secret, None)
+    } else {
         // Who has bound the port is the only one to write the file.
-        None => {
-            let secret = Secret::random();
-            secret::to_file(&secret, &shared).map_err(|error| {
-                Error::Rendezvous(format!(
-                    "cannot leave the secret for the other ranks in {}: {error}",
-                    shared.display()
-                ))
-            })?;
-            (secret, Some(shared))
-        }
+        let secret = Secret::random();
+        secret::to_file(&secret, &shared).map_err(|error| {
+            Error::Rendezvous(format!(
+                "cannot leave the secret for the other ranks in {}: {error}",
+                shared.display()
+            ))
+        })?;
+        (secret, Some(shared))
     };
     let epoch = identity.epoch.unwrap_or(Epoch(1));
     let hosting = Server::start(listener, secret.clone(), identity.world_size, epoch, &config.rendezvous)
@@ -252,7 +251,7 @@ fn foreign(config: &Config, environment: &Environment, server: HostPort, deadlin
 fn follow(
     server: &HostPort,
     shared: &std::path::Path,
-    identity: Identity,
+    identity: &Identity,
     deadline: Instant,
 ) -> Result<Kind> {
     loop {

@@ -4,124 +4,18 @@
 //! requests are known by a [`Ticket`] that the caller hands out; [`Core::next_deadline`] says when to call again with
 //! [`Event::Tick`]. Everything belongs to an epoch: a request of another one is refused.
 
+mod event;
+mod values;
+
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::time::Duration;
 
 use bytes::Bytes;
-use ryzanstein_process_group::store::{MAX_KEY, MAX_VALUE};
-use ryzanstein_process_group::{Agreement, Candidate, Epoch, Rank, Roster};
+use ryzanstein_process_group::{Candidate, Epoch, Rank};
 
-use super::seats::{Joiner, Seats};
-
-/// A request that waits for its answer.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Ticket(pub u64);
-
-/// The time since the job began.
-pub type Time = Duration;
-
-/// The most bytes that keys and values may take together. An entry counts [`ENTRY_OVERHEAD`] besides.
-pub const MAX_STORE: usize = 64 << 20;
-/// What an entry costs beyond its key and value.
-pub const ENTRY_OVERHEAD: usize = 64;
-/// The longest text kept of a failure report.
-pub const MAX_REPORT: usize = 4 << 10;
-
-/// What has happened.
-#[derive(Clone, Debug)]
-pub enum Event {
-    /// A rank wants to join.
-    Join(Ticket, Join),
-    /// A rank stores a value.
-    Set(Ticket, Epoch, String, Bytes),
-    /// A rank waits for a key until the time given.
-    Get(Ticket, Epoch, String, Time),
-    /// A rank adds to a counter.
-    Add(Ticket, Epoch, String, i64),
-    /// A rank has come to a barrier, and waits until the time given.
-    Barrier(Ticket, Epoch, String, Rank, Time),
-    /// A rank says why it gives up.
-    Report(Ticket, Epoch, Rank, Report),
-    /// The client behind this ticket has hung up.
-    Gone(Ticket),
-    /// The launcher saw a rank's process end well. Whoever still waits for it to join waits in vain.
-    Left(Rank, String),
-    /// The launcher saw the job fail: nobody needs to wait any longer.
-    Failed(String),
-    /// The launcher starts the job again.
-    NewEpoch(Epoch),
-    /// Time has passed.
-    Tick,
-}
-
-/// A request to join.
-#[derive(Clone, Debug)]
-pub struct Join {
-    /// The epoch it was started for; none takes the current one.
-    pub epoch: Option<Epoch>,
-    /// How many ranks it thinks there are.
-    pub world_size: u32,
-    /// The version of its program.
-    pub version: String,
-    /// When it gives up.
-    pub deadline: Time,
-    /// Who it is.
-    pub joiner: Joiner,
-}
-
-/// Why a rank gave up, in its own words.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Report {
-    /// Its error.
-    pub cause: String,
-    /// The last collective it called.
-    pub last_call: Option<String>,
-    /// The rank whose failure this is an echo of.
-    pub echo_of: Option<Rank>,
-}
-
-/// What everyone gets who joined.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Joined {
-    /// Who is in.
-    pub roster: Roster,
-    /// With which backend.
-    pub agreement: Agreement,
-}
-
-/// An answer.
-#[derive(Clone, PartialEq, Debug)]
-pub enum Answer {
-    /// To a join: which rank this one is. The roster is the same for all: see [`Core::joined`].
-    Seat(Rank),
-    /// To a get.
-    Value(Bytes),
-    /// To an add.
-    Sum(i64),
-    /// To all else.
-    Done,
-}
-
-/// Why there is no answer.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Refusal {
-    /// It cannot be granted.
-    Refused(String),
-    /// The request was wrong.
-    Invalid(String),
-    /// Not everybody came in time.
-    Timeout {
-        /// What was waited for.
-        what: String,
-        /// How long.
-        waited: Duration,
-        /// Who is not there.
-        missing: Vec<Rank>,
-    },
-}
-
-/// To whom, and what.
-pub type Action = (Ticket, Result<Answer, Refusal>);
+pub use self::event::{Action, Answer, Event, Join, Joined, MAX_REPORT, Refusal, Report, Ticket, Time};
+pub use self::values::{ENTRY_OVERHEAD, MAX_STORE};
+use self::values::{Values, check_key};
+use super::seats::Seats;
 
 /// What a waiting ticket waits for.
 #[derive(Debug)]
@@ -151,8 +45,7 @@ pub struct Core {
     joined: Option<Joined>,
     /// Why nobody can join, or wait, any more in this epoch.
     closed: Option<String>,
-    store: HashMap<String, Bytes>,
-    stored: usize,
+    values: Values,
     barriers: HashMap<String, BTreeMap<Rank, Ticket>>,
     waiting_for_key: HashMap<String, BTreeSet<Ticket>>,
     waits: HashMap<Ticket, Wait>,
@@ -170,8 +63,7 @@ impl Core {
             seats: Seats::new(world_size),
             joined: None,
             closed: None,
-            store: HashMap::new(),
-            stored: 0,
+            values: Values::default(),
             barriers: HashMap::new(),
             waiting_for_key: HashMap::new(),
             waits: HashMap::new(),
@@ -212,7 +104,7 @@ impl Core {
         match event {
             Event::Join(ticket, join) => self.join(now, ticket, join, &mut actions),
             Event::Set(ticket, epoch, key, value) => {
-                let outcome = self.fence(Some(epoch)).and_then(|()| self.set(&key, value, &mut actions));
+                let outcome = self.fence(Some(epoch)).and_then(|()| self.set(&key, &value, &mut actions));
                 actions.push((ticket, outcome.map(|()| Answer::Done)));
             }
             Event::Add(ticket, epoch, key, amount) => {
@@ -222,7 +114,7 @@ impl Core {
             Event::Get(ticket, epoch, key, deadline) => {
                 let found = self.fence(Some(epoch)).and_then(|()| {
                     check_key(&key)?;
-                    Ok(self.store.get(&key).cloned())
+                    Ok(self.values.get(&key))
                 });
                 match found {
                     Ok(None) if self.closed.is_none() => {
@@ -340,23 +232,8 @@ impl Core {
         Ok(())
     }
 
-    fn set(&mut self, key: &str, value: Bytes, actions: &mut Vec<Action>) -> Result<(), Refusal> {
-        check_key(key)?;
-        if value.len() > MAX_VALUE {
-            return Err(Refusal::Invalid(format!(
-                "the value of store key `{key}` has {} bytes; at most {MAX_VALUE} are allowed",
-                value.len()
-            )));
-        }
-        let old = self.store.get(key).map_or(0, |value| cost(key, value));
-        let stored = self.stored - old + cost(key, &value);
-        if stored > MAX_STORE {
-            return Err(Refusal::Refused(format!(
-                "the store is full: with key `{key}` it would hold {stored} bytes, and at most {MAX_STORE} are allowed"
-            )));
-        }
-        self.stored = stored;
-        self.store.insert(key.to_owned(), value.clone());
+    fn set(&mut self, key: &str, value: &Bytes, actions: &mut Vec<Action>) -> Result<(), Refusal> {
+        self.values.set(key, value.clone())?;
         for ticket in self.waiting_for_key.remove(key).unwrap_or_default() {
             self.stop_waiting(ticket);
             actions.push((ticket, Ok(Answer::Value(value.clone()))));
@@ -365,17 +242,8 @@ impl Core {
     }
 
     fn add(&mut self, key: &str, amount: i64, actions: &mut Vec<Action>) -> Result<i64, Refusal> {
-        let old = match self.store.get(key) {
-            None => 0,
-            Some(value) => i64::from_le_bytes(
-                value
-                    .as_ref()
-                    .try_into()
-                    .map_err(|_| Refusal::Invalid(format!("store key `{key}` holds no counter")))?,
-            ),
-        };
-        let sum = old.wrapping_add(amount);
-        self.set(key, Bytes::copy_from_slice(&sum.to_le_bytes()), actions)?;
+        let sum = self.values.sum(key, amount)?;
+        self.set(key, &Bytes::copy_from_slice(&sum.to_le_bytes()), actions)?;
         Ok(sum)
     }
 
@@ -495,26 +363,6 @@ impl Core {
     pub fn candidate(&self, rank: Rank) -> Option<&Candidate> {
         self.seats.candidate(rank)
     }
-}
-
-impl Report {
-    fn bounded(mut self) -> Self {
-        for text in [Some(&mut self.cause), self.last_call.as_mut()].into_iter().flatten() {
-            text.truncate(text.floor_char_boundary(MAX_REPORT));
-        }
-        self
-    }
-}
-
-fn cost(key: &str, value: &[u8]) -> usize {
-    key.len() + value.len() + ENTRY_OVERHEAD
-}
-
-fn check_key(key: &str) -> Result<(), Refusal> {
-    if key.is_empty() || key.len() > MAX_KEY {
-        return Err(Refusal::Invalid(format!("a key has 1 to {MAX_KEY} bytes; this one has {}", key.len())));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -118,7 +118,7 @@ mod tests {
     fn the_last_lines_are_remembered_and_long_ones_cut() {
         let tail = Tail::default();
         let text_in: String =
-            (0..20).map(|i| format!("line {i}\n")).collect::<String>() + &"x".repeat(200_000);
+            (0..20).map(|i| format!("line {i}\n")).collect::<Vec<_>>().concat() + &"x".repeat(200_000);
         pump(Rank(0), text_in.as_bytes(), To::Stderr, None, &tail);
         let lines = tail.lock().expect("not poisoned");
         assert_eq!(lines.len(), LINES_KEPT);

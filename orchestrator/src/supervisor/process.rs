@@ -123,7 +123,7 @@ impl<'a> Supervisor<'a> {
                     if let Action::Finish(verdict) = action {
                         return Ok(self.finish(&verdict));
                     }
-                    next.extend(self.act(action));
+                    next.extend(self.act(&action));
                 }
                 todo = next;
             }
@@ -173,8 +173,8 @@ impl<'a> Supervisor<'a> {
         actions
     }
 
-    fn act(&mut self, action: Action) -> Vec<Action> {
-        match action {
+    fn act(&mut self, action: &Action) -> Vec<Action> {
+        match *action {
             Action::Start(epoch) => return self.start(epoch),
             Action::Announce(rank) => {
                 if let Some(server) = &self.place.server {

@@ -41,7 +41,7 @@ pub fn log_to_stderr(config: &LogConfig, rank: Option<u32>) -> Result<(), Teleme
             .event_format(WithRank { rank, inner: Inner::Json(format().json().flatten_event(true)) })
             .fmt_fields(format::JsonFields::new())
             .boxed(),
-        _ => layer
+        LogFormat::Text => layer
             .with_ansi(false)
             .event_format(WithRank { rank, inner: Inner::Text(format().compact().with_ansi(false)) })
             .boxed(),
@@ -113,4 +113,71 @@ pub fn serve_metrics(
     names::describe();
     metrics::gauge!(names::INFO, "version" => crate::VERSION, "host" => crate::host_name()).set(1.0);
     Ok(Some(address))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::{Arc, Mutex};
+
+    use tracing_subscriber::fmt::MakeWriter;
+
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl std::io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().expect("not poisoned").write(bytes)
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl<'a> MakeWriter<'a> for Lines {
+        type Writer = Self;
+
+        fn make_writer(&'a self) -> Self {
+            self.clone()
+        }
+    }
+
+    fn logged(inner: Inner, rank: Option<u32>) -> String {
+        let lines = Lines::default();
+        let json = matches!(inner, Inner::Json(_));
+        let layer = tracing_subscriber::fmt::layer().with_writer(lines.clone()).with_ansi(false);
+        let layer = layer.event_format(WithRank { rank, inner });
+        let layer = if json { layer.fmt_fields(format::JsonFields::new()).boxed() } else { layer.boxed() };
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
+            tracing::info!(answer = 42, "hello");
+        });
+        String::from_utf8(lines.0.lock().expect("not poisoned").clone()).expect("text")
+    }
+
+    #[test]
+    fn every_line_carries_the_rank() {
+        let text = logged(Inner::Text(format().compact().with_ansi(false)), Some(3));
+        assert!(text.starts_with("rank=3 ") && text.contains("hello"), "{text}");
+        let json = logged(Inner::Json(format().json().flatten_event(true)), Some(3));
+        let value: serde_json::Value = serde_json::from_str(&json).expect("one object");
+        assert_eq!((&value["rank"], &value["answer"]), (&3.into(), &42.into()));
+        assert!(!logged(Inner::Text(format().compact().with_ansi(false)), None).contains("rank"));
+    }
+
+    #[test]
+    fn metrics_are_served_with_the_rank_and_the_port_moved_up_by_the_local_rank() {
+        let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
+        let base = SocketAddr::new(free.ip(), free.port() - 1);
+        let config = MetricsConfig { address: Some(base) };
+        assert_eq!(serve_metrics(&config, 5, 1).expect("served"), Some(free));
+        let mut stream = TcpStream::connect(free).expect("connected");
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("asked");
+        let mut page = String::new();
+        stream.read_to_string(&mut page).expect("answered");
+        assert!(page.contains("ryz_info{rank=\"5\""), "{page}");
+    }
 }

@@ -6,19 +6,19 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// Generous: other work may go on beside the tests.
-pub const LONG: Duration = Duration::from_secs(60);
+pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 const MARK: &str = "TEST_FAMILY";
 
 /// One run of `ryz`. All processes that come of it carry a mark in their environment, whatever they do to their parents
 /// and sessions, and none survives this value.
-pub struct Run {
+pub(crate) struct Run {
     child: Child,
     mark: String,
 }
 
 impl Run {
-    pub fn new(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+    pub(crate) fn new(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let mark = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         let child = Command::new(env!("CARGO_BIN_EXE_ryz"))
@@ -34,21 +34,17 @@ impl Run {
     }
 
     /// Every rank runs this as a shell script.
-    pub fn launch(flags: &[&str], script: &str) -> Self {
+    pub(crate) fn launch(flags: &[&str], script: &str) -> Self {
         Self::new(&[&["launch"], flags, &["--", "sh", "-c", script]].concat(), &[])
     }
 
-    pub fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    pub fn signal(&self, signal: rustix::process::Signal) {
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, signal).expect("signalled");
     }
 
     /// All living processes of this run.
-    pub fn family(&self) -> Vec<u32> {
+    pub(crate) fn family(&self) -> Vec<u32> {
         let needle = format!("{MARK}={}\0", self.mark);
         let processes = std::fs::read_dir("/proc").expect("/proc").flatten();
         processes
@@ -63,7 +59,7 @@ impl Run {
     }
 
     /// Waits until this many processes whose command line is `text` are there, and returns them.
-    pub fn wait_for(&self, count: usize, text: &str) -> Vec<u32> {
+    pub(crate) fn wait_for(&self, count: usize, text: &str) -> Vec<u32> {
         eventually(|| {
             let found: Vec<u32> =
                 self.family().into_iter().filter(|pid| command_line(*pid).trim_end() == text).collect();
@@ -73,13 +69,13 @@ impl Run {
     }
 
     /// The process between the launcher and its ranks.
-    pub fn supervisor(&self) -> u32 {
+    pub(crate) fn supervisor(&self) -> u32 {
         let is_it = |pid: &u32| command_line(*pid).contains(" __supervise ");
         eventually(|| self.family().into_iter().find(is_it)).expect("a supervisor")
     }
 
     /// Waits for the end, and gives its output.
-    pub fn finish(mut self) -> Output {
+    pub(crate) fn finish(mut self) -> Output {
         let (mut out, mut err) =
             (self.child.stdout.take().expect("piped"), self.child.stderr.take().expect("piped"));
         let out = std::thread::spawn(move || {
@@ -97,7 +93,7 @@ impl Run {
         Output { status, stdout: out.join().expect("read"), stderr: err.join().expect("read") }
     }
 
-    pub fn wait(&mut self) -> std::process::ExitStatus {
+    pub(crate) fn wait(&mut self) -> std::process::ExitStatus {
         eventually(|| self.child.try_wait().expect("waited")).expect("ryz ends in time")
     }
 }
@@ -113,13 +109,13 @@ impl Drop for Run {
     }
 }
 
-pub fn command_line(pid: u32) -> String {
+pub(crate) fn command_line(pid: u32) -> String {
     let bytes = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     String::from_utf8_lossy(&bytes).replace('\0', " ")
 }
 
 /// Asks again and again until there is an answer or too much time has passed.
-pub fn eventually<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
+pub(crate) fn eventually<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     let deadline = Instant::now() + LONG;
     loop {
         if let Some(answer) = ask() {
@@ -132,12 +128,12 @@ pub fn eventually<T>(mut ask: impl FnMut() -> Option<T>) -> Option<T> {
     }
 }
 
-pub fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// The last line of standard output, as JSON.
-pub fn report(output: &Output) -> serde_json::Value {
+pub(crate) fn report(output: &Output) -> serde_json::Value {
     let stdout = text(&output.stdout);
     let line = stdout.lines().last().unwrap_or_default();
     serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))

@@ -4,7 +4,10 @@ use proptest::prelude::*;
 use ryzanstein_config::BackendChoice;
 use ryzanstein_process_group::{BackendKind, Capability};
 
+use ryzanstein_process_group::store::{MAX_KEY, MAX_VALUE};
+
 use super::*;
+use crate::rendezvous::seats::Joiner;
 
 const VERSION: &str = "1.0";
 

@@ -1,0 +1,127 @@
+//! What happens at a rendezvous, and what it answers.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use ryzanstein_process_group::{Agreement, Epoch, Rank, Roster};
+
+use crate::rendezvous::seats::Joiner;
+
+/// The longest text kept of a failure report.
+pub const MAX_REPORT: usize = 4 << 10;
+
+/// A request that waits for its answer.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Ticket(pub u64);
+
+/// The time since the job began.
+pub type Time = Duration;
+
+/// What has happened.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A rank wants to join.
+    Join(Ticket, Join),
+    /// A rank stores a value.
+    Set(Ticket, Epoch, String, Bytes),
+    /// A rank waits for a key until the time given.
+    Get(Ticket, Epoch, String, Time),
+    /// A rank adds to a counter.
+    Add(Ticket, Epoch, String, i64),
+    /// A rank has come to a barrier, and waits until the time given.
+    Barrier(Ticket, Epoch, String, Rank, Time),
+    /// A rank says why it gives up.
+    Report(Ticket, Epoch, Rank, Report),
+    /// The client behind this ticket has hung up.
+    Gone(Ticket),
+    /// The launcher saw a rank's process end well. Whoever still waits for it to join waits in vain.
+    Left(Rank, String),
+    /// The launcher saw the job fail: nobody needs to wait any longer.
+    Failed(String),
+    /// The launcher starts the job again.
+    NewEpoch(Epoch),
+    /// Time has passed.
+    Tick,
+}
+
+/// A request to join.
+#[derive(Clone, Debug)]
+pub struct Join {
+    /// The epoch it was started for; none takes the current one.
+    pub epoch: Option<Epoch>,
+    /// How many ranks it thinks there are.
+    pub world_size: u32,
+    /// The version of its program.
+    pub version: String,
+    /// When it gives up.
+    pub deadline: Time,
+    /// Who it is.
+    pub joiner: Joiner,
+}
+
+/// Why a rank gave up, in its own words.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Report {
+    /// Its error.
+    pub cause: String,
+    /// The last collective it called.
+    pub last_call: Option<String>,
+    /// The rank whose failure this is an echo of.
+    pub echo_of: Option<Rank>,
+}
+
+/// What everyone gets who joined.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Joined {
+    /// Who is in.
+    pub roster: Roster,
+    /// With which backend.
+    pub agreement: Agreement,
+}
+
+/// An answer.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Answer {
+    /// To a join: which rank this one is. The roster is the same for all: see [`Core::joined`](super::Core::joined).
+    Seat(Rank),
+    /// To a get.
+    Value(Bytes),
+    /// To an add.
+    Sum(i64),
+    /// To all else.
+    Done,
+}
+
+/// Why there is no answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// It cannot be granted.
+    Refused(String),
+    /// The request was wrong.
+    Invalid(String),
+    /// Not everybody came in time.
+    Timeout {
+        /// What was waited for.
+        what: String,
+        /// How long.
+        waited: Duration,
+        /// Who is not there.
+        missing: Vec<Rank>,
+    },
+}
+
+/// To whom, and what.
+pub type Action = (Ticket, Result<Answer, Refusal>);
+
+impl Report {
+    pub(super) fn bounded(mut self) -> Self {
+        for text in [Some(&mut self.cause), self.last_call.as_mut()].into_iter().flatten() {
+            while text.len() > MAX_REPORT {
+                // To the whole character before: a cut inside one would panic.
+                let end = (0..=MAX_REPORT).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+                text.truncate(end);
+            }
+        }
+        self
+    }
+}

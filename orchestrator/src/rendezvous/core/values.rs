@@ -1,0 +1,65 @@
+//! The key-value store of one epoch, with a bound on its memory.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use ryzanstein_process_group::store::{MAX_KEY, MAX_VALUE};
+
+use super::event::Refusal;
+
+/// The most bytes that keys and values may take together. An entry counts [`ENTRY_OVERHEAD`] besides.
+pub const MAX_STORE: usize = 64 << 20;
+/// What an entry costs beyond its key and value.
+pub const ENTRY_OVERHEAD: usize = 64;
+/// Keys, their values, and how much memory they take.
+#[derive(Debug, Default)]
+pub(super) struct Values {
+    values: HashMap<String, Bytes>,
+    bytes: usize,
+}
+
+impl Values {
+    pub(super) fn get(&self, key: &str) -> Option<Bytes> {
+        self.values.get(key).cloned()
+    }
+
+    pub(super) fn set(&mut self, key: &str, value: Bytes) -> Result<(), Refusal> {
+        check_key(key)?;
+        if value.len() > MAX_VALUE {
+            return Err(Refusal::Invalid(format!(
+                "the value of store key `{key}` has {} bytes; at most {MAX_VALUE} are allowed",
+                value.len()
+            )));
+        }
+        let old = self.values.get(key).map_or(0, |value| cost(key, value));
+        let bytes = self.bytes - old + cost(key, &value);
+        if bytes > MAX_STORE {
+            return Err(Refusal::Refused(format!(
+                "the store is full: with key `{key}` it would hold {bytes} bytes, and at most {MAX_STORE} are allowed"
+            )));
+        }
+        self.bytes = bytes;
+        self.values.insert(key.to_owned(), value);
+        Ok(())
+    }
+
+    /// The sum of the counter `key` and `amount`. Nothing is stored.
+    pub(super) fn sum(&self, key: &str, amount: i64) -> Result<i64, Refusal> {
+        let Some(value) = self.values.get(key) else { return Ok(amount) };
+        let Ok(bytes) = <[u8; 8]>::try_from(value.as_ref()) else {
+            return Err(Refusal::Invalid(format!("store key `{key}` holds no counter")));
+        };
+        Ok(i64::from_le_bytes(bytes).wrapping_add(amount))
+    }
+}
+
+fn cost(key: &str, value: &[u8]) -> usize {
+    key.len() + value.len() + ENTRY_OVERHEAD
+}
+
+pub(super) fn check_key(key: &str) -> Result<(), Refusal> {
+    if key.is_empty() || key.len() > MAX_KEY {
+        return Err(Refusal::Invalid(format!("a key has 1 to {MAX_KEY} bytes; this one has {}", key.len())));
+    }
+    Ok(())
+}
