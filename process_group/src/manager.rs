@@ -99,15 +99,20 @@ impl ProcessGroupManager {
         let membership = rendezvous.join(candidate, deadline)?;
         let Membership { rank, roster, agreement, secret, .. } = &membership;
         let world_size = roster.world_size();
-        tracing::info!(
-            rank = rank.0,
-            world_size,
-            backend = %agreement.backend,
-            reason = agreement.reason,
-            version = env!("CARGO_PKG_VERSION"),
-            "joined epoch {}",
-            roster.epoch
-        );
+        // What is the same for all ranks is said once.
+        if rank.0 == 0 {
+            tracing::info!(
+                rank = rank.0,
+                world_size,
+                backend = %agreement.backend,
+                reason = agreement.reason,
+                version = env!("CARGO_PKG_VERSION"),
+                "joined epoch {}",
+                roster.epoch
+            );
+        } else {
+            tracing::debug!(rank = rank.0, world_size, backend = %agreement.backend, "joined epoch {}", roster.epoch);
+        }
         let layout = Layout::new(&config.layout, world_size)?;
         let data_plane = match (agreement.backend, bound) {
             (BackendKind::Tcp, Some(Ok(bound))) => {
@@ -137,7 +142,7 @@ impl ProcessGroupManager {
             manager.standard_group("pipeline_parallel", layout.pipeline_group(rank), deadline)?;
         manager.data = manager.standard_group("data_parallel", layout.data_group(rank), deadline)?;
         manager.init = started.elapsed();
-        tracing::info!(rank = rank.0, seconds = manager.init.as_secs_f64(), "process groups are ready");
+        tracing::debug!(rank = rank.0, seconds = manager.init.as_secs_f64(), "process groups are ready");
         Ok(manager)
     }
 

@@ -117,7 +117,7 @@ impl Llama {
             bytes_read: checkpoint.map_or(0, Checkpoint::bytes_read),
             elapsed: started.elapsed(),
         };
-        tracing::info!(
+        tracing::debug!(
             bytes_read = self.report.bytes_read,
             checkpoint_bytes = self.report.checkpoint_bytes,
             seconds = self.report.elapsed.as_secs_f64(),

@@ -1,11 +1,9 @@
 //! `ryz launch` as a user meets it: real processes, real signals.
 
-mod support;
-
 use std::net::{TcpListener, TcpStream};
 
+use crate::support::{Run, eventually, report, text};
 use rustix::process::Signal;
-use support::{Run, eventually, report, text};
 
 #[test]
 fn a_job_without_a_program_checks_that_its_ranks_find_each_other() {

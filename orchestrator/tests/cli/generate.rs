@@ -1,11 +1,9 @@
 //! `ryz generate` as a user meets it: the fixtures' logits and tokens as `transformers` computes them, and wrong uses.
 
-mod support;
-
 use std::path::{Path, PathBuf};
 
+use crate::support::{Run, text};
 use safetensors::SafeTensors;
-use support::{Run, text};
 
 const FIXTURES: [&str; 8] = [
     "heads-6",

@@ -1,0 +1,5 @@
+//! The `ryz` command as a user meets it: real processes, real signals, real models.
+
+mod generate;
+mod launcher;
+mod support;
