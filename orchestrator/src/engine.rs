@@ -74,7 +74,12 @@ impl Orchestrator {
     pub fn report(&self, error: &(dyn StdError + 'static)) {
         let mut cause = Some(error);
         while let Some(current) = cause {
-            if let Some(group_error) = current.downcast_ref::<Error>() {
+            // The model's error passes the group's through, source and all, so that the chain alone does not show it.
+            let inside = match current.downcast_ref::<ryzanstein_tensor_parallel::Error>() {
+                Some(ryzanstein_tensor_parallel::Error::Group(inner)) => Some(inner),
+                _ => current.downcast_ref::<Error>(),
+            };
+            if let Some(group_error) = inside {
                 return self.connection.report_failure(group_error, self.manager.last_call().as_deref());
             }
             cause = current.source();

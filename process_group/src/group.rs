@@ -94,20 +94,22 @@ impl LastWords {
     /// Leaves this rank's reason, or finds the one of the rank that was lost.
     fn exchange(&self, error: Error) -> Error {
         let key = |rank: Rank| format!("last-words/{}/{rank}", self.group);
-        match error {
+        let error = match error {
             Error::PeerLost { rank, .. } => match self.store.get(&key(rank), Instant::now() + LAST_WORDS) {
                 Ok(reason) => {
-                    Error::PeerAborted { rank, reason: String::from_utf8_lossy(&reason).into_owned() }
+                    return Error::PeerAborted {
+                        rank,
+                        reason: String::from_utf8_lossy(&reason).into_owned(),
+                    };
                 }
                 Err(_) => error,
             },
-            Error::PeerAborted { .. } => error,
-            own => {
-                // The error counts; that it could not be told is no news to whoever has lost the store.
-                let _ = self.store.set(&key(self.rank), own.to_string().as_bytes());
-                own
-            }
-        }
+            Error::PeerAborted { .. } => return error,
+            own => own,
+        };
+        // The error counts; that it could not be told is no news to whoever has lost the store.
+        let _ = self.store.set(&key(self.rank), error.to_string().as_bytes());
+        error
     }
 }
 
