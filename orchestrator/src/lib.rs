@@ -21,3 +21,13 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
+
+/// The examples of the README and of the book's page on embedding, compiled and run with the other documentation tests.
+#[cfg(doctest)]
+mod written_elsewhere {
+    #[doc = include_str!("../../README.md")]
+    struct Readme;
+
+    #[doc = include_str!("../../docs/src/embedding.md")]
+    struct Embedding;
+}

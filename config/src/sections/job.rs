@@ -6,7 +6,8 @@ use crate::WorldSize;
 section! {
     /// What the job is.
     JobConfig = "job" {
-        /// How many ranks there are over all nodes; unset, the launcher's own count or that of the GPUs.
+        /// How many ranks there are over all nodes; a launch needs it, and a process by itself is one rank when it is
+        /// unset.
         world_size: Option<WorldSize> = "",
         /// The name of the job, in logs, metrics and reports.
         name: String = "ryzanstein",
