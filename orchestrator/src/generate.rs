@@ -104,7 +104,7 @@ pub fn run(rank: &mut Orchestrator, settings: &ModelConfig, request: &Request) -
     let dtype = settings.dtype.map(|dtype| match dtype {
         ModelDType::F16 => Dtype::F16,
         ModelDType::Bf16 => Dtype::Bf16,
-        _ => Dtype::F32,
+        ModelDType::F32 => Dtype::F32,
     });
     let model = rank.load_model(&request.model, dtype)?;
     let sampling = if settings.temperature.get() == 0.0 {

@@ -13,7 +13,7 @@ use crate::buffer::{Buffer, BufferMut, View, ViewMut};
 use crate::call::{Call, Operation, ReduceOp, Signature};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::profile::{Profile, SlowCalls};
+use crate::profile::{Profile, Recording};
 use crate::rank::Rank;
 use crate::roster::BackendKind;
 use crate::store::Store;
@@ -32,8 +32,8 @@ pub struct GroupInfo {
     pub timeout: Duration,
     /// Bucket of coalesced calls, in bytes.
     pub bucket_bytes: usize,
-    /// What counts as a slow call.
-    pub slow: SlowCalls,
+    /// What is recorded of calls.
+    pub slow: Recording,
 }
 
 /// Ranks that call collectives together. Every member makes the same calls in the same order.
@@ -242,7 +242,7 @@ impl ProcessGroup {
                     members: members.clone(),
                     timeout: Duration::from_secs(60),
                     bucket_bytes: 25 << 20,
-                    slow: SlowCalls { threshold: Duration::MAX, every: Duration::MAX },
+                    slow: Recording { record: true, threshold: Duration::MAX, every: Duration::MAX },
                 };
                 Self::new(info, Box::new(backend), None)
             })

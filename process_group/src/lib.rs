@@ -30,7 +30,7 @@ pub use error::{Error, Result};
 pub use group::{GroupInfo, LastCall, ProcessGroup};
 pub use layout::Layout;
 pub use manager::{Groups, ProcessGroupManager};
-pub use profile::{Profile, ProfileRow, SlowCalls, bus_factor, call_bytes};
+pub use profile::{Profile, ProfileRow, Recording, bus_factor, call_bytes};
 pub use rank::{Epoch, LocalRank, Rank};
 pub use rendezvous::{Membership, MemoryRendezvous, Rendezvous};
 pub use roster::{Agreement, BackendKind, Candidate, Capability, Member, Roster, Secret, agree};

@@ -13,7 +13,7 @@ use crate::backend::tcp::{self, Tcp};
 use crate::error::{Error, Result};
 use crate::group::{GroupInfo, ProcessGroup};
 use crate::layout::Layout;
-use crate::profile::{Profile, ProfileRow, SlowCalls};
+use crate::profile::{Profile, ProfileRow, Recording};
 use crate::rank::{self, Rank};
 use crate::rendezvous::{Membership, Rendezvous};
 use crate::roster::{BackendKind, Candidate, Capability, Member, Roster};
@@ -344,10 +344,11 @@ impl Factory {
                 return Err(Error::BackendUnavailable { backend: "nccl".into(), reason: NO_NCCL.into() });
             }
         };
-        let slow = if self.config.profile.enabled {
-            SlowCalls { threshold: self.config.profile.slow_call, every: self.config.profile.slow_call_every }
-        } else {
-            SlowCalls { threshold: Duration::MAX, every: Duration::MAX }
+        let profile = &self.config.profile;
+        let slow = Recording {
+            record: profile.enabled,
+            threshold: profile.slow_call,
+            every: profile.slow_call_every,
         };
         let info = GroupInfo {
             name: name.to_owned(),

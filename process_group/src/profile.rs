@@ -14,9 +14,11 @@ use crate::backend::Path;
 use crate::call::{Operation, Signature};
 use crate::dtype::DType;
 
-/// When a call counts as slow, and how often the same class may say so.
+/// What is recorded, when a call counts as slow, and how often the same class may say so.
 #[derive(Clone, Copy, Debug)]
-pub struct SlowCalls {
+pub struct Recording {
+    /// Record calls at all.
+    pub record: bool,
     /// Longer than this is slow.
     pub threshold: Duration,
     /// At most one line a class in this time, after the first.
@@ -50,7 +52,7 @@ pub struct Profile {
     group: Arc<str>,
     rank: u32,
     world_size: usize,
-    slow: SlowCalls,
+    slow: Recording,
     entries: Mutex<Entries>,
 }
 
@@ -129,11 +131,14 @@ pub fn call_bytes(signature: &Signature, world_size: usize) -> u64 {
 }
 
 impl Profile {
-    pub(crate) fn new(group: &str, rank: u32, world_size: usize, slow: SlowCalls) -> Self {
+    pub(crate) fn new(group: &str, rank: u32, world_size: usize, slow: Recording) -> Self {
         Self { group: group.into(), rank, world_size, slow, entries: Mutex::default() }
     }
 
     pub(crate) fn record(&self, signature: &Signature, path: Path, started: Instant) {
+        if !self.slow.record {
+            return;
+        }
         let elapsed = started.elapsed();
         let bytes = call_bytes(signature, self.world_size);
         let class = Class {

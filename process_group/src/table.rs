@@ -5,6 +5,9 @@ use std::fmt::Write as _;
 use crate::profile::ProfileRow;
 use crate::targets::target;
 
+/// Fewer calls than this are cold starts, which no target is meant for.
+const JUDGED_FROM: u64 = 5;
+
 /// Lays cells out in columns: the first `left` columns to the left, the others to the right.
 pub fn columns(head: &[&str], left: usize, rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = head.iter().map(|h| h.chars().count()).collect();
@@ -89,7 +92,11 @@ pub fn profile(rows: &[ProfileRow]) -> String {
     let cells: Vec<Vec<String>> = rows
         .iter()
         .map(|r| {
-            let (target, verdict) = verdict(r.op, r.bytes_mean as u64, r.median_us);
+            let (target, verdict) = if r.calls < JUDGED_FROM || r.path == "local" {
+                ("-".into(), "-".into())
+            } else {
+                verdict(r.op, r.bytes_mean as u64, r.median_us)
+            };
             let reduction = r.reduction.map_or_else(String::new, |op| format!("({op})"));
             vec![
                 r.group.clone(),

@@ -15,10 +15,11 @@ section! {
         bind: Option<IpAddr> = "",
         /// How an all-reduce goes.
         algorithm: AlgorithmChoice = "auto",
-        /// The size of each socket's send and receive buffers; unset, the kernel's own tuning.
+        /// The size of each socket's send and receive buffers; unset, 256KiB between ranks of one host, where more would
+        /// only fall out of the processor's cache, and the kernel's own tuning between hosts.
         socket_buffer: Option<ByteSize> = "",
         /// The size of a pipelined piece.
-        segment: Segment = "256KiB",
+        segment: Segment = "128KiB",
         /// How long to poll a socket before sleeping on it: lower latency for a busy core; 0s never polls.
         spin: Duration = "50us",
         /// How long a peer's new connection has to introduce itself.

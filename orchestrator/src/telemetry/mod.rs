@@ -72,21 +72,20 @@ where
         mut writer: Writer<'_>,
         event: &tracing::Event<'_>,
     ) -> fmt::Result {
-        match (&self.inner, self.rank) {
-            (Inner::Text(inner), None) => inner.format_event(ctx, writer, event),
-            (Inner::Text(inner), Some(rank)) => {
-                write!(writer, "rank={rank} ")?;
-                inner.format_event(ctx, writer, event)
+        let mut line = String::new();
+        let is_json = matches!(self.inner, Inner::Json(_));
+        match &self.inner {
+            Inner::Text(inner) => inner.format_event(ctx, Writer::new(&mut line), event)?,
+            Inner::Json(inner) => inner.format_event(ctx, Writer::new(&mut line), event)?,
+        }
+        // Events of the process group carry their rank already.
+        let has_rank = event.metadata().fields().field("rank").is_some();
+        match self.rank {
+            Some(rank) if !has_rank && is_json => {
+                write!(writer, "{{\"rank\":{rank},{}", line.strip_prefix('{').unwrap_or(&line))
             }
-            (Inner::Json(inner), None) => inner.format_event(ctx, writer, event),
-            (Inner::Json(inner), Some(rank)) => {
-                let mut line = String::new();
-                inner.format_event(ctx, Writer::new(&mut line), event)?;
-                match line.strip_prefix('{') {
-                    Some(rest) => write!(writer, "{{\"rank\":{rank},{rest}"),
-                    None => writer.write_str(&line),
-                }
-            }
+            Some(rank) if !has_rank => write!(writer, "rank={rank} {line}"),
+            _ => writer.write_str(&line),
         }
     }
 }

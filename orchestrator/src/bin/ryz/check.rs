@@ -26,7 +26,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     }
     let strict = args.strict;
     rank::run(&config, |rank| {
-        let findings = check::run(rank)?;
+        let findings = check::run(rank, &config.job.name)?;
         if rank.manager().rank().0 == 0 {
             print!("{}", findings.text);
         }

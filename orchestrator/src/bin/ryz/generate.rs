@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use ryzanstein_orchestrator::generate::{self, Prompt, Request};
+use ryzanstein_process_group::Error;
 use ryzanstein_tensor_parallel::{LlamaConfig, check_world_size};
 
 use crate::{launch, rank, settings};
@@ -10,9 +11,9 @@ use crate::{launch, rank, settings};
 #[derive(clap::Args, Clone, Debug)]
 #[command(group(clap::ArgGroup::new("input").required(true).args(["prompt", "token_ids"])))]
 pub(crate) struct Args {
-    /// The folder of the model, as on Hugging Face
+    /// The folder of the model, as on Hugging Face; without it, model.directory of the settings
     #[arg(long, value_name = "DIR")]
-    model: PathBuf,
+    model: Option<PathBuf>,
     /// What to go on from, as text
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
@@ -25,7 +26,7 @@ pub(crate) struct Args {
     /// Write the logits of every position to this safetensors file
     #[arg(long, value_name = "FILE")]
     logits_out: Option<PathBuf>,
-    /// What weights are held in: f32, f16 or bf16
+    /// The type of activations: f32, f16 or bf16; without it, that of the weights
     #[arg(long, value_name = "DTYPE")]
     dtype: Option<String>,
     /// Choose at random, the flatter the higher; 0 takes the likeliest token
@@ -49,6 +50,8 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     let mut flags = settings::Flags::new();
+    let model = args.model.as_ref().map(|m| m.display());
+    settings::note(&mut flags, "model.directory", "--model", model);
     settings::note(&mut flags, "model.dtype", "--dtype", args.dtype.as_ref());
     settings::note(&mut flags, "model.max_new_tokens", "--max-new-tokens", args.max_new_tokens.as_ref());
     settings::note(&mut flags, "model.temperature", "--temperature", args.temperature.as_ref());
@@ -56,27 +59,25 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     settings::note(&mut flags, "model.seed", "--seed", args.seed.as_ref());
     settings::note(&mut flags, "job.world_size", "--world-size", args.world_size.as_ref());
     let config = args.file.load(flags)?;
+    let model = config.model.directory.clone().ok_or_else(|| {
+        Error::Configuration("which model? Say it with --model DIR, or set model.directory".into())
+    })?;
 
     let environment = settings::environment();
     let launched = environment.contains_key("RYZ_RENDEZVOUS") || environment.contains_key("MASTER_ADDR");
     if !launched {
         let ranks = config.job.world_size.map_or(1, |n| n.get());
         // What can be refused is refused before anything is started.
-        check_world_size(&LlamaConfig::from_folder(&args.model)?, ranks as usize)?;
+        check_world_size(&LlamaConfig::from_folder(&model)?, ranks as usize)?;
         if ranks > 1 {
-            return launch::relaunch(ranks);
+            return launch::relaunch(ranks, &args.file);
         }
     }
     let prompt = match (&args.prompt, &args.token_ids) {
         (Some(text), _) => Prompt::Text(text.clone()),
         (None, tokens) => Prompt::Tokens(tokens.clone().unwrap_or_default()),
     };
-    let request = Request {
-        model: args.model.clone(),
-        prompt,
-        logits_out: args.logits_out.clone(),
-        ignore_end: args.ignore_end,
-    };
+    let request = Request { model, prompt, logits_out: args.logits_out.clone(), ignore_end: args.ignore_end };
     rank::run(&config, |rank| {
         let response = generate::run(rank, &config.model, &request)?;
         if rank.manager().rank().0 == 0 {

@@ -138,10 +138,14 @@ pub(crate) fn front(args: &Args) -> anyhow::Result<i32> {
 }
 
 /// Starts this very command on several ranks, with rank 0's standard output for its own.
-pub(crate) fn relaunch(world_size: u32) -> anyhow::Result<i32> {
+pub(crate) fn relaunch(world_size: u32, file: &settings::File) -> anyhow::Result<i32> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let mut supervisor = Command::new(&program);
-    supervisor.arg(SUPERVISE).args(["--world-size", &world_size.to_string(), "--bare-stdout", "--"]);
+    supervisor.arg(SUPERVISE).args(["--world-size", &world_size.to_string(), "--bare-stdout"]);
+    if let Some(file) = file.named() {
+        supervisor.arg("--config").arg(file);
+    }
+    supervisor.arg("--");
     supervisor.arg(&program).args(std::env::args_os().skip(1));
     supervisor::guard(supervisor).context("cannot start the supervisor")
 }

