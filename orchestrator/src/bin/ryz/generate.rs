@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use ryzanstein_config::WorldSize;
 use ryzanstein_orchestrator::generate::{self, Prompt, Request};
 use ryzanstein_process_group::Error;
 use ryzanstein_tensor_parallel::{LlamaConfig, check_world_size};
@@ -66,7 +67,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     let environment = settings::environment();
     let launched = environment.contains_key("RYZ_RENDEZVOUS") || environment.contains_key("MASTER_ADDR");
     if !launched {
-        let ranks = config.job.world_size.map_or(1, |n| n.get());
+        let ranks = config.job.world_size.map_or(1, WorldSize::get);
         // What can be refused is refused before anything is started.
         check_world_size(&LlamaConfig::from_folder(&model)?, ranks as usize)?;
         if ranks > 1 {
