@@ -1,23 +1,29 @@
 //! A process group: the one place where calls are checked, numbered, timed and recorded.
 
+mod coalesce;
+mod engine;
+mod monitored;
 mod objects;
 
+pub use engine::LastCall;
+pub use monitored::Arrival;
+
 use std::collections::HashMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use crate::backend::loopback::LoopbackHub;
 use crate::backend::{Backend, Path};
 use crate::buffer::{Buffer, BufferMut, View, ViewMut};
-use crate::call::{Call, Operation, ReduceOp, Signature};
+use crate::call::{Operation, ReduceOp, Signature};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::profile::{Profile, Recording};
 use crate::rank::Rank;
 use crate::roster::BackendKind;
-use crate::store::Store;
+use crate::store::{MemoryStore, Store};
 use crate::work::Work;
+use engine::{Buffers, Core, Engine, Job, LastWords, Worker, lock};
 
 /// What a group is, beside its backend.
 #[derive(Clone, Debug)]
@@ -33,7 +39,7 @@ pub struct GroupInfo {
     /// Bucket of coalesced calls, in bytes.
     pub bucket_bytes: usize,
     /// What is recorded of calls.
-    pub slow: Recording,
+    pub recording: Recording,
 }
 
 /// Ranks that call collectives together. Every member makes the same calls in the same order.
@@ -67,138 +73,9 @@ pub struct ProcessGroup {
     engine: Arc<Engine>,
     worker: Option<Worker>,
     collectives: u64,
+    monitored: u64,
     sent: HashMap<Rank, u64>,
     received: HashMap<Rank, u64>,
-}
-
-struct Engine {
-    core: Mutex<Core>,
-    /// Operations given to the worker and not done. Calls of the owner's thread come after all of them.
-    queued: Mutex<usize>,
-    idle: Condvar,
-    profile: Arc<Profile>,
-    last_words: Option<LastWords>,
-}
-
-/// How long a rank that lost another looks for what that one had to say.
-const LAST_WORDS: Duration = Duration::from_millis(150);
-
-/// Why a rank gave up, left where the others find it. A broken link cannot carry it.
-struct LastWords {
-    store: Arc<dyn Store>,
-    group: String,
-    rank: Rank,
-}
-
-impl LastWords {
-    /// Leaves this rank's reason, or finds the one of the rank that was lost.
-    fn exchange(&self, error: Error) -> Error {
-        let key = |rank: Rank| format!("last-words/{}/{rank}", self.group);
-        let error = match error {
-            Error::PeerLost { rank, .. } => match self.store.get(&key(rank), Instant::now() + LAST_WORDS) {
-                Ok(reason) => {
-                    return Error::PeerAborted {
-                        rank,
-                        reason: String::from_utf8_lossy(&reason).into_owned(),
-                    };
-                }
-                Err(_) => error,
-            },
-            Error::PeerAborted { .. } => return error,
-            own => own,
-        };
-        // The error counts; that it could not be told is no news to whoever has lost the store.
-        let _ = self.store.set(&key(self.rank), error.to_string().as_bytes());
-        error
-    }
-}
-
-struct Core {
-    backend: Box<dyn Backend>,
-    failed: Option<Arc<Error>>,
-    /// The newest call that reached the backend: number, when, what.
-    last: Option<LastCall>,
-    timeout: Duration,
-    world_size: usize,
-}
-
-/// The newest call of a group.
-#[derive(Clone, Copy, Debug)]
-pub struct LastCall {
-    /// Its number in the group (for messages: in the pair and direction), from 1.
-    pub sequence: u64,
-    /// When it began.
-    pub started: Instant,
-    /// What it was.
-    pub signature: Signature,
-}
-
-impl std::fmt::Debug for Engine {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").finish_non_exhaustive()
-    }
-}
-
-#[derive(Debug)]
-struct Worker {
-    jobs: Option<mpsc::Sender<Job>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-type Job = Box<dyn FnOnce(&Engine) + Send>;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Engine {
-    fn run(&self, signature: Signature, sequence: u64, buffers: Buffers<'_>) -> Result<()> {
-        let core = &mut *lock(&self.core);
-        if let Some(cause) = &core.failed {
-            return Err(Error::Poisoned(Arc::clone(cause)));
-        }
-        let started = Instant::now();
-        let (in_place, input, output) = match buffers {
-            Buffers::InPlace(buffer) => (true, None, buffer),
-            Buffers::OutOfPlace(input, output) => (false, input, output),
-        };
-        core.last = Some(LastCall { sequence, started, signature });
-        if core.world_size == 1 && !signature.operation.is_point_to_point() {
-            alone(input, output);
-            self.profile.record(&signature, Path::Local, started);
-            return Ok(());
-        }
-        let call = Call { signature, sequence, deadline: started + core.timeout, in_place, input, output };
-        match core.backend.submit(call) {
-            Ok(completion) => {
-                self.profile.record(&signature, completion.path, started);
-                Ok(())
-            }
-            Err(error) => {
-                let error = match &self.last_words {
-                    Some(words) => words.exchange(error),
-                    None => error,
-                };
-                tracing::debug!(%error, call = %signature, sequence, "collective failed");
-                core.backend.abort(&error);
-                core.failed = Some(Arc::new(error.clone()));
-                Err(error)
-            }
-        }
-    }
-}
-
-/// What a call reads and writes.
-enum Buffers<'a> {
-    InPlace(Option<ViewMut<'a>>),
-    OutOfPlace(Option<View<'a>>, Option<ViewMut<'a>>),
-}
-
-/// In a group of one, every operation is at most a copy: all reductions of one value are the value.
-fn alone(input: Option<View<'_>>, output: Option<ViewMut<'_>>) {
-    if let (Some(input), Some(mut output)) = (input, output) {
-        output.bytes().copy_from_slice(input.bytes());
-    }
 }
 
 impl ProcessGroup {
@@ -208,7 +85,7 @@ impl ProcessGroup {
     pub fn new(info: GroupInfo, backend: Box<dyn Backend>, store: Option<Arc<dyn Store>>) -> Self {
         let world_size = info.members.len();
         let profile =
-            Arc::new(Profile::new(&info.name, info.members[info.rank.index()].0, world_size, info.slow));
+            Arc::new(Profile::new(&info.name, info.members[info.rank.index()].0, world_size, info.recording));
         let kind = backend.kind();
         let core = Mutex::new(Core { backend, failed: None, last: None, timeout: info.timeout, world_size });
         let last_words = store.map(|store| LastWords {
@@ -224,6 +101,7 @@ impl ProcessGroup {
             engine,
             worker: None,
             collectives: 0,
+            monitored: 0,
             sent: HashMap::new(),
             received: HashMap::new(),
         }
@@ -232,6 +110,7 @@ impl ProcessGroup {
     /// The ranks of a group whose members are threads of this process, with default settings: element `r` is rank `r`.
     pub fn loopback(world_size: usize) -> Vec<Self> {
         let hub = LoopbackHub::new();
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         let members: Vec<Rank> = Rank::all(world_size).collect();
         Rank::all(world_size)
             .map(|rank| {
@@ -242,9 +121,9 @@ impl ProcessGroup {
                     members: members.clone(),
                     timeout: Duration::from_secs(60),
                     bucket_bytes: 25 << 20,
-                    slow: Recording { record: true, threshold: Duration::MAX, every: Duration::MAX },
+                    recording: Recording { record: true, threshold: Duration::MAX, every: Duration::MAX },
                 };
-                Self::new(info, Box::new(backend), None)
+                Self::new(info, Box::new(backend), Some(Arc::clone(&store)))
             })
             .collect()
     }
@@ -569,40 +448,6 @@ impl ProcessGroup {
         }
     }
 
-    // ---- many tensors in few messages ------------------------------------------------------------------------
-
-    /// [`all_reduce`](Self::all_reduce) of many buffers with few messages: neighbours of one type share buckets of
-    /// the configured size. Every rank passes the same types and lengths in the same order.
-    pub fn all_reduce_coalesced(&mut self, buffers: &mut [&mut dyn BufferMut], op: ReduceOp) -> Result<()> {
-        let shapes: Vec<(DType, usize)> =
-            buffers.iter().map(|b| b.view()).map(|v| (v.dtype(), v.bytes().len())).collect();
-        let mut packed = AlignedBytes::default();
-        for bucket in buckets(&shapes, self.info.bucket_bytes) {
-            let dtype = shapes[bucket.start].0;
-            if bucket.len() == 1 {
-                self.in_place(Operation::AllReduce(op), buffers[bucket.start].view_mut())?;
-                continue;
-            }
-            let total = shapes[bucket.clone()].iter().map(|s| s.1).sum();
-            let bytes = packed.first(total);
-            let mut at = 0;
-            for buffer in &buffers[bucket.clone()] {
-                let from = buffer.view();
-                bytes[at..at + from.bytes().len()].copy_from_slice(from.bytes());
-                at += from.bytes().len();
-            }
-            self.in_place(Operation::AllReduce(op), ViewMut::from_bytes(dtype, bytes)?)?;
-            let mut at = 0;
-            for buffer in &mut buffers[bucket] {
-                let mut to = buffer.view_mut();
-                let length = to.bytes().len();
-                to.bytes().copy_from_slice(&packed.first(total)[at..at + length]);
-                at += length;
-            }
-        }
-        Ok(())
-    }
-
     // ---- checks ----------------------------------------------------------------------------------------------
 
     fn next(&mut self) -> u64 {
@@ -739,71 +584,5 @@ impl Drop for ProcessGroup {
                 let _ = thread.join();
             }
         }
-    }
-}
-
-impl Worker {
-    fn spawn(engine: Arc<Engine>, info: &GroupInfo) -> Result<Self> {
-        let (jobs, queue) = mpsc::channel::<Job>();
-        let thread = std::thread::Builder::new()
-            .name(format!("ryz-{}-{}", info.name, info.rank))
-            .spawn(move || {
-                for job in queue {
-                    job(&engine);
-                    *lock(&engine.queued) -= 1;
-                    engine.idle.notify_all();
-                }
-            })
-            .map_err(|e| Error::Transport(format!("cannot start the group's worker thread: {e}")))?;
-        Ok(Self { jobs: Some(jobs), thread: Some(thread) })
-    }
-}
-
-/// Neighbours of one type, joined while they fit a bucket. Every buffer is in exactly one range.
-fn buckets(shapes: &[(DType, usize)], limit: usize) -> Vec<std::ops::Range<usize>> {
-    let mut ranges: Vec<std::ops::Range<usize>> = Vec::new();
-    let mut filled = 0;
-    for (index, (dtype, bytes)) in shapes.iter().enumerate() {
-        match ranges.last_mut() {
-            Some(range) if shapes[range.start].0 == *dtype && filled + bytes <= limit => {
-                range.end = index + 1;
-                filled += bytes;
-            }
-            _ => {
-                ranges.push(index..index + 1);
-                filled = *bytes;
-            }
-        }
-    }
-    ranges
-}
-
-/// Bytes aligned for every element type, grown and never shrunk.
-#[derive(Default)]
-pub(crate) struct AlignedBytes {
-    words: Vec<u64>,
-}
-
-impl AlignedBytes {
-    /// The first `length` bytes; their content is whatever was there.
-    pub(crate) fn first(&mut self, length: usize) -> &mut [u8] {
-        let words = length.div_ceil(size_of::<u64>());
-        if self.words.len() < words {
-            self.words.resize(words, 0);
-        }
-        &mut bytemuck::cast_slice_mut(&mut self.words)[..length]
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn buckets_keep_types_apart_and_sizes_below_the_limit() {
-        let shapes =
-            [(DType::F32, 40), (DType::F32, 40), (DType::F32, 40), (DType::F16, 10), (DType::F16, 200)];
-        assert_eq!(buckets(&shapes, 100), [0..2, 2..3, 3..4, 4..5]);
-        assert_eq!(buckets(&[], 100), []);
     }
 }

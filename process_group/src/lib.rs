@@ -2,6 +2,7 @@
 //!
 //! The way in is a [`ProcessGroup`]; [`ProcessGroup::loopback`] makes one whose ranks are threads of this process.
 
+mod aligned;
 pub mod backend;
 mod buffer;
 mod call;
@@ -27,7 +28,7 @@ pub use buffer::{Buffer, BufferMut, View, ViewMut};
 pub use call::{Call, Operation, ReduceOp, Signature};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
-pub use group::{GroupInfo, LastCall, ProcessGroup};
+pub use group::{Arrival, GroupInfo, LastCall, ProcessGroup};
 pub use layout::Layout;
 pub use manager::{Groups, ProcessGroupManager};
 pub use profile::{Profile, ProfileRow, Recording, bus_factor, call_bytes};

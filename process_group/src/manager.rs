@@ -345,7 +345,7 @@ impl Factory {
             }
         };
         let profile = &self.config.profile;
-        let slow = Recording {
+        let recording = Recording {
             record: profile.enabled,
             threshold: profile.slow_call,
             every: profile.slow_call_every,
@@ -356,7 +356,7 @@ impl Factory {
             members,
             timeout: settings.timeout.get(),
             bucket_bytes: settings.coalesce.as_usize(),
-            slow,
+            recording,
         };
         let mut group = ProcessGroup::new(info, backend, Some(Arc::clone(&membership.store)));
         if settings.self_check {

@@ -52,7 +52,7 @@ pub struct Profile {
     group: Arc<str>,
     rank: u32,
     world_size: usize,
-    slow: Recording,
+    recording: Recording,
     entries: Mutex<Entries>,
 }
 
@@ -131,12 +131,12 @@ pub fn call_bytes(signature: &Signature, world_size: usize) -> u64 {
 }
 
 impl Profile {
-    pub(crate) fn new(group: &str, rank: u32, world_size: usize, slow: Recording) -> Self {
-        Self { group: group.into(), rank, world_size, slow, entries: Mutex::default() }
+    pub(crate) fn new(group: &str, rank: u32, world_size: usize, recording: Recording) -> Self {
+        Self { group: group.into(), rank, world_size, recording, entries: Mutex::default() }
     }
 
     pub(crate) fn record(&self, signature: &Signature, path: Path, started: Instant) {
-        if !self.slow.record {
+        if !self.recording.record {
             return;
         }
         let elapsed = started.elapsed();
@@ -157,7 +157,7 @@ impl Profile {
         entry.latency.saturating_record(nanos.max(1));
         entry.metric_seconds.record(elapsed.as_secs_f64());
         entry.metric_bytes.increment(bytes);
-        if elapsed > self.slow.threshold {
+        if elapsed > self.recording.threshold {
             self.tell_slow(entry, signature.operation, bytes, path, elapsed);
         }
     }
@@ -185,7 +185,7 @@ impl Profile {
     }
 
     fn tell_slow(&self, entry: &mut Entry, op: Operation, bytes: u64, path: Path, elapsed: Duration) {
-        if entry.told.is_some_and(|t| t.elapsed() < self.slow.every) {
+        if entry.told.is_some_and(|t| t.elapsed() < self.recording.every) {
             entry.untold += 1;
             return;
         }

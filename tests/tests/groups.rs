@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use proptest::prelude::*;
-use ryzanstein_config::{AlgorithmChoice, BackendChoice};
+use ryzanstein_config::{AlgorithmChoice, BackendChoice, ByteSize};
 use ryzanstein_process_group::backend::Path;
 use ryzanstein_process_group::schedule::Algorithm;
 use ryzanstein_process_group::{BackendKind, BufferMut, DType, Error, Rank, ReduceOp};
@@ -212,6 +213,94 @@ fn the_profile_counts_calls_and_bytes_by_class() {
                 && rows[0].max_us >= rows[0].p99_us
         );
         assert!((rows[0].busbw_gbs - rows[0].algbw_gbs).abs() < 1e-9, "the factor of two ranks is one");
+        manager.finalize().unwrap();
+    });
+}
+
+#[test]
+fn a_monitored_barrier_names_the_latest_and_by_how_much() {
+    for backend in BOTH {
+        let reports = with_ranks(&config(backend), 3, |mut manager| {
+            if manager.rank().0 == 1 {
+                std::thread::sleep(Duration::from_millis(120));
+            }
+            let report = manager.world().monitored_barrier(Duration::from_secs(30)).unwrap();
+            manager.finalize().unwrap();
+            report
+        });
+        assert!(reports.iter().all(|r| *r == reports[0]), "all ranks hear the same");
+        assert_eq!(reports[0][0].rank, Rank(1));
+        // A lower bound only: nothing keeps a busy machine from making it later still.
+        assert!(reports[0][0].late >= Duration::from_millis(60), "{:?}", reports[0]);
+    }
+}
+
+#[test]
+fn a_monitored_barrier_names_who_does_not_come_and_the_group_goes_on() {
+    for backend in BOTH {
+        with_ranks(&config(backend), 3, |mut manager| {
+            let group = manager.world();
+            if group.rank().0 != 2 {
+                let error = group.monitored_barrier(Duration::from_millis(200)).unwrap_err();
+                assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(2)]), "{error}");
+            }
+            let mut x = [1];
+            group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+            assert_eq!(x, [3]);
+            manager.finalize().unwrap();
+        });
+    }
+}
+
+#[test]
+fn seven_and_sixteen_ranks_sum_gather_and_exchange() {
+    for n in [7, 16] {
+        with_ranks(&config(BackendChoice::Tcp), n, |mut manager| {
+            let me = manager.rank().0;
+            let group = manager.world();
+            for path in group.paths() {
+                group.force_path(Some(path)).unwrap();
+                for length in [1, 1000, 70_001] {
+                    let mut x = vec![me + 1; length];
+                    group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+                    assert!(x.iter().all(|v| *v == (n * (n + 1) / 2) as u32));
+                }
+                let mut all = vec![u32::MAX; n];
+                group.all_gather_into(&[me], &mut all).unwrap();
+                assert_eq!(all, (0..n as u32).collect::<Vec<_>>());
+                group.all_to_all(&mut all).unwrap();
+                assert_eq!(all, vec![me; n]);
+            }
+            manager.finalize().unwrap();
+        });
+    }
+}
+
+#[test]
+fn neighbours_that_all_send_first_do_not_wait_for_each_other() {
+    let mut config = config(BackendChoice::Tcp);
+    // Small enough that the long messages do not fit: they are taken in, in pieces, while their receiver sends.
+    config.process_group.tcp.socket_buffer = Some(ByteSize::kib(128));
+    with_ranks(&config, 4, |mut manager| {
+        let group = manager.world();
+        let (me, n) = (group.rank().0, 4);
+        for (round, length) in [300_000, 1, 70_000, 1_000_000, 12_345].into_iter().enumerate() {
+            for distance in 1..n {
+                let (to, from) = ((me + distance) % n, (me + n - distance) % n);
+                let value = |rank: u32, i: usize| rank * 1000 + round as u32 + i as u32 % 7;
+                let mine: Vec<u32> = (0..length).map(|i| value(me, i)).collect();
+                group.send(&mine, Rank(to)).unwrap();
+                let mut got = vec![u32::MAX; length];
+                group.recv(&mut got, Rank(from)).unwrap();
+                assert!(
+                    got.iter().enumerate().all(|(i, v)| *v == value(from, i)),
+                    "round {round} from {from}"
+                );
+            }
+            let mut sum = vec![1u32; 50_000];
+            group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+            assert!(sum.iter().all(|v| *v == n));
+        }
         manager.finalize().unwrap();
     });
 }

@@ -53,11 +53,11 @@ impl ProcessGroup {
     }
 }
 
-fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>> {
+pub(super) fn encode<T: Serialize>(value: &T) -> Result<Vec<u8>> {
     rmp_serde::to_vec_named(value).map_err(|e| Error::invalid(format!("the value cannot be serialised: {e}")))
 }
 
-fn decode<T: DeserializeOwned>(bytes: &[u8], from: Rank) -> Result<T> {
+pub(super) fn decode<T: DeserializeOwned>(bytes: &[u8], from: Rank) -> Result<T> {
     rmp_serde::from_slice(bytes).map_err(|e| {
         Error::invalid(format!(
             "the value from rank {from} is not what this rank expects ({e}); ranks must use one type"

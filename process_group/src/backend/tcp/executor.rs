@@ -1,6 +1,9 @@
 //! Runs one rank's program over its links: moves whatever can move, and waits when nothing can.
 
-use std::time::{Duration, Instant};
+mod control;
+mod failure;
+
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -13,8 +16,6 @@ use crate::reduce::{self, Source as Operand};
 use crate::schedule::program::{Node, Region, Source, Space};
 use crate::wire::frame::{HEADER, Header, Kind};
 
-/// How long a rank whose deadline has passed listens for where the others are.
-const GRACE: Duration = Duration::from_millis(300);
 /// Below this, a payload goes through the read-ahead buffer, which saves a system call for its header.
 const DIRECT_READ: usize = 16 << 10;
 
@@ -321,10 +322,7 @@ impl Run<'_> {
     fn take_letter(&mut self, peer: usize, node: usize) -> Result<bool> {
         let is_message = self.signature.operation.is_point_to_point();
         let link = self.links[peer].as_mut().expect("only links are pulled");
-        if link.partial.is_some() && !link.continue_letter() {
-            return if link.closed.is_some() { Err(self.lost(peer)) } else { Ok(false) };
-        }
-        if !is_message {
+        if !is_message || link.partial.is_some() && !link.continue_letter() {
             return Ok(false);
         }
         let Some(letter) = link.inbox.pop_front() else { return Ok(false) };
@@ -447,168 +445,6 @@ impl Run<'_> {
         reduce::fold(self.signature.dtype, op, &mut target[at..at + ready], &operands, divisor);
     }
 
-    // ---- headers and control frames --------------------------------------------------------------------------
-
-    /// The next data header of a link, if it is there. Acts on control frames before it.
-    fn next_header(&mut self, peer: usize) -> Result<Option<Header>> {
-        loop {
-            let link = self.links[peer].as_mut().expect("only links are read");
-            if let Some(header) = link.header {
-                if header.kind == Kind::Data {
-                    return Ok(Some(header));
-                }
-                if link.buffered().len() < header.length {
-                    return match link.fill() {
-                        Moved::Bytes(_) => continue,
-                        Moved::WouldBlock => Ok(None),
-                        Moved::Closed => Err(self.lost(peer)),
-                    };
-                }
-                self.control(peer, header)?;
-                continue;
-            }
-            match link.parse_header() {
-                Ok(Some(header)) => {
-                    if header.kind != Kind::Goodbye && !header.signature.operation.is_point_to_point() {
-                        link.seen = link.seen.max(header.sequence);
-                    }
-                    link.header = Some(header);
-                    continue;
-                }
-                Ok(None) => {}
-                Err(()) => return Err(self.corrupt(peer, "bytes that are no frame header")),
-            }
-            match link.fill() {
-                Moved::Bytes(_) => {}
-                Moved::WouldBlock => return Ok(None),
-                Moved::Closed => return Err(self.lost(peer)),
-            }
-        }
-    }
-
-    fn control(&mut self, peer: usize, header: Header) -> Result<()> {
-        let mine = self.header(0);
-        let link = self.links[peer].as_mut().expect("only links are read");
-        link.header = None;
-        match header.kind {
-            Kind::Data => unreachable!("data is not control"),
-            Kind::Abort => {
-                let reason = String::from_utf8_lossy(&link.buffered()[..header.length]).into_owned();
-                link.consume(header.length);
-                return Err(Error::PeerAborted { rank: header.rank, reason });
-            }
-            Kind::Query => {
-                link.queue_control(&Header { kind: Kind::Answer, ..mine }, &[]);
-                link.flush_control();
-            }
-            Kind::Answer => link.answered = true,
-            Kind::Goodbye => link.goodbye = true,
-        }
-        Ok(())
-    }
-
-    /// Before a send fails for good: reads what the peer said last, which may be the reason.
-    fn drain_last_words(&mut self, peer: usize) -> Result<()> {
-        if self.progress.open[peer] {
-            return Ok(());
-        }
-        match self.next_header(peer) {
-            Err(error @ Error::PeerAborted { .. }) => Err(error),
-            _ => Ok(()),
-        }
-    }
-
-    /// Looks at links from which nothing is expected just now: aborts, questions, deaths and mismatches come there.
-    fn listen(&mut self) -> Result<()> {
-        for peer in 0..self.links.len() {
-            let Some(link) = self.links[peer].as_mut() else { continue };
-            if link.has_control() {
-                link.flush_control();
-            }
-            if self.progress.open[peer] || link.closed.is_some() && link.goodbye {
-                continue;
-            }
-            if link.partial.is_some() && !link.continue_letter() {
-                continue;
-            }
-            let expects = self.expects(peer);
-            let header = match self.next_header(peer) {
-                Ok(Some(header)) => header,
-                Ok(None) => continue,
-                Err(Error::PeerLost { .. }) if !expects && self.said_goodbye(peer) => continue,
-                Err(error) => return Err(error),
-            };
-            if matches!(header.signature.operation, Operation::Send { .. }) {
-                if !self.is_receiving_from(peer) {
-                    let link = self.links[peer].as_mut().expect("looked at above");
-                    link.header = None;
-                    if !link.begin_letter(header) {
-                        link.header = Some(header);
-                    }
-                }
-            } else if !self.signature.operation.is_point_to_point()
-                && (header.sequence < self.sequence
-                    || header.sequence == self.sequence && (!expects || header.signature != self.signature))
-            {
-                self.check(peer, &header)?;
-                return Err(self.corrupt(peer, "a message that its own schedule does not have"));
-            }
-        }
-        Ok(())
-    }
-
-    fn said_goodbye(&self, peer: usize) -> bool {
-        self.links[peer].as_ref().is_some_and(|l| l.goodbye)
-    }
-
-    fn expects(&self, peer: usize) -> bool {
-        self.progress.received[peer] < self.compiled.receives[peer].len()
-    }
-
-    fn is_receiving_from(&self, peer: usize) -> bool {
-        self.signature.operation == Operation::Recv { from: Rank(peer as u32) }
-    }
-
-    /// Compares a header with what this rank is doing.
-    fn check(&self, peer: usize, header: &Header) -> Result<()> {
-        let from = self.name(peer);
-        let mut mine = self.signature;
-        if let Operation::Recv { .. } = mine.operation {
-            mine.operation = Operation::Send { to: self.context.rank };
-        }
-        if header.sequence == self.sequence && header.signature == mine {
-            if header.algorithm == self.compiled.shape.algorithm {
-                return Ok(());
-            }
-            return Err(Error::Mismatch {
-                group: self.context.group.into(),
-                sequence: self.sequence,
-                field: "algorithm",
-                rank: self.context.name,
-                mine: format!("{mine} by {}", self.compiled.shape.algorithm),
-                peer: from,
-                theirs: format!("{} by {}", header.signature, header.algorithm),
-            });
-        }
-        if header.signature == mine {
-            return Err(Error::Mismatch {
-                group: self.context.group.into(),
-                sequence: self.sequence,
-                field: "number of calls made before",
-                rank: self.context.name,
-                mine: format!("{mine} as its call {}", self.sequence),
-                peer: from,
-                theirs: format!("it as its call {}", header.sequence),
-            });
-        }
-        Err(Error::mismatch(
-            self.context.group,
-            self.sequence,
-            (self.context.name, &self.signature),
-            (from, &header.signature),
-        ))
-    }
-
     // ---- waiting ---------------------------------------------------------------------------------------------
 
     /// Sleeps until a link has news. `false` once `until` has passed.
@@ -659,82 +495,5 @@ impl Run<'_> {
             }
             _ => self.allowed(node) > done,
         }
-    }
-
-    // ---- failures --------------------------------------------------------------------------------------------
-
-    fn lost(&self, peer: usize) -> Error {
-        let link = self.links[peer].as_ref().expect("only links are lost");
-        let detail = if link.goodbye {
-            "it has left the group in good order".to_owned()
-        } else {
-            link.closed.clone().unwrap_or_else(|| "its end of the connection was closed".into())
-        };
-        Error::PeerLost {
-            rank: link.rank(),
-            host: link.peer.host.clone(),
-            pid: link.peer.pid,
-            during: self.signature.to_string(),
-            detail,
-        }
-    }
-
-    fn corrupt(&self, peer: usize, what: &str) -> Error {
-        Error::Transport(format!(
-            "rank {} sent {what} in {}; both ends must run the same version",
-            self.name(peer),
-            self.signature
-        ))
-    }
-
-    /// Global rank of a peer.
-    fn name(&self, peer: usize) -> Rank {
-        self.links[peer].as_ref().expect("only links are named").rank()
-    }
-
-    /// The deadline has passed: asks everybody where they are, and names those who do not say.
-    fn give_up(&mut self, started: Instant) -> Error {
-        if let Operation::Send { to: peer } | Operation::Recv { from: peer } = self.signature.operation {
-            return self.timeout(started, vec![self.name(peer.index())]);
-        }
-        let query = Header { kind: Kind::Query, ..self.header(0) };
-        for link in self.links.iter_mut().flatten() {
-            link.answered = false;
-            link.queue_control(&query, &[]);
-            link.flush_control();
-        }
-        let until = Instant::now() + GRACE;
-        while self.absent().next().is_some() && self.wait(until).unwrap_or(false) {
-            for peer in 0..self.links.len() {
-                let Some(link) = self.links[peer].as_mut() else { continue };
-                link.flush_control();
-                if !self.progress.open[peer] && link.closed.is_none() {
-                    // Whoever gives up has been there; only its silence would tell otherwise.
-                    if let Err(Error::PeerAborted { .. }) = self.next_header(peer) {
-                        self.links[peer].as_mut().expect("looked at above").answered = true;
-                    }
-                } else if self.progress.open[peer] {
-                    self.links[peer].as_mut().expect("looked at above").fill();
-                }
-            }
-        }
-        self.timeout(started, self.absent().collect())
-    }
-
-    fn timeout(&self, started: Instant, missing: Vec<Rank>) -> Error {
-        Error::Timeout {
-            what: format!("{} in group `{}` (call {})", self.signature, self.context.group, self.sequence),
-            waited: started.elapsed(),
-            missing,
-        }
-    }
-
-    /// Peers of which nothing shows that they have come to this call.
-    fn absent(&self) -> impl Iterator<Item = Rank> {
-        self.links.iter().enumerate().filter_map(|(peer, link)| {
-            let link = link.as_ref()?;
-            let here = link.answered || link.seen >= self.sequence || self.progress.open[peer];
-            (!here).then_some(link.rank())
-        })
     }
 }

@@ -14,10 +14,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Backend, Completion, Path};
+use crate::aligned::AlignedBytes;
 use crate::call::{Call, Operation};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::group::AlignedBytes;
 use crate::rank::Rank;
 use crate::roster::{BackendKind, Member};
 use crate::schedule::Algorithm;

@@ -1,0 +1,18 @@
+//! Scratch memory that any element type may lie in.
+
+/// Bytes aligned for every element type, grown and never shrunk.
+#[derive(Default)]
+pub(crate) struct AlignedBytes {
+    words: Vec<u64>,
+}
+
+impl AlignedBytes {
+    /// The first `length` bytes; their content is whatever was there.
+    pub(crate) fn first(&mut self, length: usize) -> &mut [u8] {
+        let words = length.div_ceil(size_of::<u64>());
+        if self.words.len() < words {
+            self.words.resize(words, 0);
+        }
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..length]
+    }
+}

@@ -1,0 +1,171 @@
+//! Headers: what comes next on a link, whether it fits the call, and the frames that are no data.
+
+use super::Run;
+use crate::backend::tcp::link::Moved;
+use crate::call::Operation;
+use crate::error::{Error, Result};
+use crate::rank::Rank;
+use crate::wire::frame::{Header, Kind};
+
+impl Run<'_> {
+    /// The next data header of a link, if it is there. Acts on control frames before it.
+    pub(super) fn next_header(&mut self, peer: usize) -> Result<Option<Header>> {
+        loop {
+            let link = self.links[peer].as_mut().expect("only links are read");
+            // Until a message that came early is there whole, what comes next is the rest of it and no header.
+            if link.partial.is_some() && !link.continue_letter() {
+                return if link.closed.is_some() { Err(self.lost(peer)) } else { Ok(None) };
+            }
+            if let Some(header) = link.header {
+                if header.kind == Kind::Data {
+                    return Ok(Some(header));
+                }
+                if link.buffered().len() < header.length {
+                    return match link.fill() {
+                        Moved::Bytes(_) => continue,
+                        Moved::WouldBlock => Ok(None),
+                        Moved::Closed => Err(self.lost(peer)),
+                    };
+                }
+                self.control(peer, header)?;
+                continue;
+            }
+            match link.parse_header() {
+                Ok(Some(header)) => {
+                    if header.kind != Kind::Goodbye && !header.signature.operation.is_point_to_point() {
+                        link.seen = link.seen.max(header.sequence);
+                    }
+                    link.header = Some(header);
+                    continue;
+                }
+                Ok(None) => {}
+                Err(()) => return Err(self.corrupt(peer, "bytes that are no frame header")),
+            }
+            match link.fill() {
+                Moved::Bytes(_) => {}
+                Moved::WouldBlock => return Ok(None),
+                Moved::Closed => return Err(self.lost(peer)),
+            }
+        }
+    }
+
+    pub(super) fn control(&mut self, peer: usize, header: Header) -> Result<()> {
+        let mine = self.header(0);
+        let link = self.links[peer].as_mut().expect("only links are read");
+        link.header = None;
+        match header.kind {
+            Kind::Data => unreachable!("data is not control"),
+            Kind::Abort => {
+                let reason = String::from_utf8_lossy(&link.buffered()[..header.length]).into_owned();
+                link.consume(header.length);
+                return Err(Error::PeerAborted { rank: header.rank, reason });
+            }
+            Kind::Query => {
+                link.queue_control(&Header { kind: Kind::Answer, ..mine }, &[]);
+                link.flush_control();
+            }
+            Kind::Answer => link.answered = true,
+            Kind::Goodbye => link.goodbye = true,
+        }
+        Ok(())
+    }
+
+    /// Before a send fails for good: reads what the peer said last, which may be the reason.
+    pub(super) fn drain_last_words(&mut self, peer: usize) -> Result<()> {
+        if self.progress.open[peer] {
+            return Ok(());
+        }
+        match self.next_header(peer) {
+            Err(error @ Error::PeerAborted { .. }) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Looks at links from which nothing is expected just now: aborts, questions, deaths and mismatches come there.
+    pub(super) fn listen(&mut self) -> Result<()> {
+        for peer in 0..self.links.len() {
+            let Some(link) = self.links[peer].as_mut() else { continue };
+            if link.has_control() {
+                link.flush_control();
+            }
+            if self.progress.open[peer] || link.closed.is_some() && link.goodbye {
+                continue;
+            }
+            let expects = self.expects(peer);
+            let header = match self.next_header(peer) {
+                Ok(Some(header)) => header,
+                Ok(None) => continue,
+                Err(Error::PeerLost { .. }) if !expects && self.said_goodbye(peer) => continue,
+                Err(error) => return Err(error),
+            };
+            if matches!(header.signature.operation, Operation::Send { .. }) {
+                if !self.is_receiving_from(peer) {
+                    let link = self.links[peer].as_mut().expect("looked at above");
+                    link.header = None;
+                    if !link.begin_letter(header) {
+                        link.header = Some(header);
+                    }
+                }
+            } else if !self.signature.operation.is_point_to_point()
+                && (header.sequence < self.sequence
+                    || header.sequence == self.sequence && (!expects || header.signature != self.signature))
+            {
+                self.check(peer, &header)?;
+                return Err(self.corrupt(peer, "a message that its own schedule does not have"));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn said_goodbye(&self, peer: usize) -> bool {
+        self.links[peer].as_ref().is_some_and(|l| l.goodbye)
+    }
+
+    pub(super) fn expects(&self, peer: usize) -> bool {
+        self.progress.received[peer] < self.compiled.receives[peer].len()
+    }
+
+    pub(super) fn is_receiving_from(&self, peer: usize) -> bool {
+        self.signature.operation == Operation::Recv { from: Rank(peer as u32) }
+    }
+
+    /// Compares a header with what this rank is doing.
+    pub(super) fn check(&self, peer: usize, header: &Header) -> Result<()> {
+        let from = self.name(peer);
+        let mut mine = self.signature;
+        if let Operation::Recv { .. } = mine.operation {
+            mine.operation = Operation::Send { to: self.context.rank };
+        }
+        if header.sequence == self.sequence && header.signature == mine {
+            if header.algorithm == self.compiled.shape.algorithm {
+                return Ok(());
+            }
+            return Err(Error::Mismatch {
+                group: self.context.group.into(),
+                sequence: self.sequence,
+                field: "algorithm",
+                rank: self.context.name,
+                mine: format!("{mine} by {}", self.compiled.shape.algorithm),
+                peer: from,
+                theirs: format!("{} by {}", header.signature, header.algorithm),
+            });
+        }
+        if header.signature == mine {
+            return Err(Error::Mismatch {
+                group: self.context.group.into(),
+                sequence: self.sequence,
+                field: "number of calls made before",
+                rank: self.context.name,
+                mine: format!("{mine} as its call {}", self.sequence),
+                peer: from,
+                theirs: format!("it as its call {}", header.sequence),
+            });
+        }
+        Err(Error::mismatch(
+            self.context.group,
+            self.sequence,
+            (self.context.name, &self.signature),
+            (from, &header.signature),
+        ))
+    }
+}

@@ -1,0 +1,76 @@
+//! Many tensors in few messages.
+
+use std::ops::Range;
+
+use super::ProcessGroup;
+use crate::aligned::AlignedBytes;
+use crate::buffer::{BufferMut, ViewMut};
+use crate::call::{Operation, ReduceOp};
+use crate::dtype::DType;
+use crate::error::Result;
+
+impl ProcessGroup {
+    /// [`all_reduce`](Self::all_reduce) of many buffers with few messages: neighbours of one type share buckets of
+    /// the configured size. Every rank passes the same types and lengths in the same order.
+    pub fn all_reduce_coalesced(&mut self, buffers: &mut [&mut dyn BufferMut], op: ReduceOp) -> Result<()> {
+        let shapes: Vec<(DType, usize)> =
+            buffers.iter().map(|b| b.view()).map(|v| (v.dtype(), v.bytes().len())).collect();
+        let mut packed = AlignedBytes::default();
+        for bucket in buckets(&shapes, self.info.bucket_bytes) {
+            let dtype = shapes[bucket.start].0;
+            if bucket.len() == 1 {
+                self.in_place(Operation::AllReduce(op), buffers[bucket.start].view_mut())?;
+                continue;
+            }
+            let total = shapes[bucket.clone()].iter().map(|s| s.1).sum();
+            let bytes = packed.first(total);
+            let mut at = 0;
+            for buffer in &buffers[bucket.clone()] {
+                let from = buffer.view();
+                bytes[at..at + from.bytes().len()].copy_from_slice(from.bytes());
+                at += from.bytes().len();
+            }
+            self.in_place(Operation::AllReduce(op), ViewMut::from_bytes(dtype, bytes)?)?;
+            let mut at = 0;
+            for buffer in &mut buffers[bucket] {
+                let mut to = buffer.view_mut();
+                let length = to.bytes().len();
+                to.bytes().copy_from_slice(&packed.first(total)[at..at + length]);
+                at += length;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Neighbours of one type, joined while they fit a bucket. Every buffer is in exactly one range.
+fn buckets(shapes: &[(DType, usize)], limit: usize) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> = Vec::new();
+    let mut filled = 0;
+    for (index, (dtype, bytes)) in shapes.iter().enumerate() {
+        match ranges.last_mut() {
+            Some(range) if shapes[range.start].0 == *dtype && filled + bytes <= limit => {
+                range.end = index + 1;
+                filled += bytes;
+            }
+            _ => {
+                ranges.push(index..index + 1);
+                filled = *bytes;
+            }
+        }
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_keep_types_apart_and_sizes_below_the_limit() {
+        let shapes =
+            [(DType::F32, 40), (DType::F32, 40), (DType::F32, 40), (DType::F16, 10), (DType::F16, 200)];
+        assert_eq!(buckets(&shapes, 100), [0..2, 2..3, 3..4, 4..5]);
+        assert_eq!(buckets(&[], 100), []);
+    }
+}
