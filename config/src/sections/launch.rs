@@ -17,6 +17,6 @@ section! {
         /// The folder for each rank's output, in `rank-R/stdout.log` and `stderr.log`; unset, output is forwarded only.
         log_dir: Option<PathBuf> = "",
         /// How long ranks have to end by themselves after a signal was forwarded to them, before SIGKILL.
-        grace: Duration = "5s",
+        grace: Duration = "4s",
     }
 }
