@@ -119,6 +119,7 @@ impl ProcessGroupManager {
                 let settings = data_plane::Settings {
                     handshake: config.process_group.tcp.handshake_timeout.get(),
                     socket_buffer: config.process_group.tcp.socket_buffer.map(ByteSize::as_usize),
+                    cross_memory: config.process_group.tcp.cross_memory,
                 };
                 Some(DataPlane::start(bound, roster.epoch, *rank, secret.clone(), &settings)?)
             }
@@ -325,7 +326,7 @@ impl Factory {
                 let plane = self.data_plane.as_ref().ok_or_else(|| {
                     Error::Transport("the TCP backend was agreed on, but this rank does not listen".into())
                 })?;
-                let streams = plane.connect(name, &peers, deadline)?;
+                let connections = plane.connect(name, &peers, deadline)?;
                 let demand = match settings.tcp.algorithm {
                     AlgorithmChoice::Auto => None,
                     AlgorithmChoice::Ring => Some(Algorithm::Ring),
@@ -338,7 +339,9 @@ impl Factory {
                     segment: settings.tcp.segment.get().as_usize(),
                     spin: settings.tcp.spin,
                 };
-                Box::new(Tcp::new(name, rank, &peers, streams, tcp))
+                let mut tcp = Tcp::new(name, rank, &peers, connections, tcp);
+                tcp.agree_on_cross_memory(deadline)?;
+                Box::new(tcp)
             }
             BackendKind::Nccl => {
                 return Err(Error::BackendUnavailable { backend: "nccl".into(), reason: NO_NCCL.into() });

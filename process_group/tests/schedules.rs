@@ -16,6 +16,7 @@ type Value = Vec<(usize, usize)>;
 struct Machine {
     program: Program,
     done: Vec<usize>,
+
     memory: HashMap<(Space, usize), Value>,
     in_place: bool,
 }
@@ -32,16 +33,100 @@ impl Machine {
     }
 }
 
+fn machines(shape: Shape, n: usize) -> Vec<Machine> {
+    let machine = |rank| {
+        let program = build(shape, rank, n);
+        let done = vec![0; program.nodes.len()];
+        Machine { program, done, memory: initial(shape, rank, n), in_place: shape.in_place }
+    };
+    (0..n).map(machine).collect()
+}
+
+/// Runs all ranks where receivers read elements from the senders' memory, in an order that `choose` decides. A message is
+/// there once all of it is final, and a send is done once all of it has been read.
+fn run_by_reference(shape: Shape, n: usize, mut choose: impl FnMut(usize) -> usize) -> Vec<Machine> {
+    let mut ranks = machines(shape, n);
+    let limits: Vec<_> = ranks.iter().map(|m| hazards(&m.program)).collect();
+    let length = |m: &Machine, index: usize| m.program.nodes[index].region().len();
+    let sources = |node: &Node| -> Vec<usize> {
+        match node {
+            Node::Receive { from, .. } => vec![*from],
+            Node::Fold { sources, .. } => {
+                sources.iter().filter_map(|s| if let Source::Peer(p) = s { Some(*p) } else { None }).collect()
+            }
+            Node::Send { .. } => vec![],
+        }
+    };
+    // The send at `from` that feeds node `index` of `rank`: messages are matched in order.
+    let feeding = |ranks: &[Machine], rank: usize, index: usize, from: usize| -> usize {
+        let before = ranks[rank].program.nodes[..index].iter().filter(|n| sources(n).contains(&from)).count();
+        let sends = ranks[from].program.nodes.iter().enumerate();
+        sends.filter(|(_, n)| matches!(n, Node::Send { to, .. } if *to == rank)).nth(before).unwrap().0
+    };
+    loop {
+        let mut able = Vec::new();
+        for (rank, machine) in ranks.iter().enumerate() {
+            for (index, node) in machine.program.nodes.iter().enumerate() {
+                let done = machine.done[index];
+                let is_allowed = limits[rank][index].iter().all(|h| h.limit(machine.done[h.on]) > done);
+                if done == length(machine, index) || matches!(node, Node::Send { .. }) || !is_allowed {
+                    continue;
+                }
+                let is_offered = |&from: &usize| {
+                    let send = feeding(&ranks, rank, index, from);
+                    let whole = length(&ranks[from], send);
+                    limits[from][send].iter().all(|h| h.limit(ranks[from].done[h.on]) >= whole)
+                };
+                if sources(node).iter().all(is_offered) {
+                    able.push((rank, index));
+                }
+            }
+        }
+        if able.is_empty() {
+            break;
+        }
+        let (rank, index) = able[choose(able.len())];
+        let node = ranks[rank].program.nodes[index].clone();
+        let at = ranks[rank].done[index];
+        let read = |ranks: &[Machine], from: usize| {
+            let send = feeding(ranks, rank, index, from);
+            ranks[from].read(ranks[from].program.nodes[send].region(), at)
+        };
+        let value = match &node {
+            Node::Receive { from, .. } => read(&ranks, *from),
+            Node::Fold { sources, .. } => {
+                let one = |source: &Source| match source {
+                    Source::Peer(from) => read(&ranks, *from),
+                    Source::Own(region) => ranks[rank].read(*region, at),
+                };
+                sources.iter().flat_map(one).collect()
+            }
+            Node::Send { .. } => unreachable!("sends are passive"),
+        };
+        ranks[rank].write(node.region(), at, value);
+        ranks[rank].done[index] += 1;
+        if ranks[rank].done[index] == length(&ranks[rank], index) {
+            for from in sources(&node) {
+                let send = feeding(&ranks, rank, index, from);
+                ranks[from].done[send] = length(&ranks[from], send);
+            }
+        }
+    }
+    finished(shape, n, &ranks);
+    ranks
+}
+
+fn finished(shape: Shape, n: usize, ranks: &[Machine]) {
+    for (rank, machine) in ranks.iter().enumerate() {
+        for (node, done) in machine.program.nodes.iter().zip(&machine.done) {
+            assert_eq!(*done, node.region().len(), "rank {rank} is stuck at {node:?} in {shape:?} of {n}");
+        }
+    }
+}
+
 /// Runs all ranks, one element of one node at a time, in an order that `choose` decides, with bounded queues.
 fn run(shape: Shape, n: usize, capacity: usize, mut choose: impl FnMut(usize) -> usize) -> Vec<Machine> {
-    let mut ranks: Vec<Machine> = (0..n)
-        .map(|rank| {
-            let program = build(shape, rank, n);
-            let done = vec![0; program.nodes.len()];
-            let memory = initial(shape, rank, n);
-            Machine { program, done, memory, in_place: shape.in_place }
-        })
-        .collect();
+    let mut ranks = machines(shape, n);
     let limits: Vec<_> = ranks.iter().map(|m| hazards(&m.program)).collect();
     let mut wires: HashMap<(usize, usize), VecDeque<Value>> = HashMap::new();
     loop {
@@ -86,11 +171,7 @@ fn run(shape: Shape, n: usize, capacity: usize, mut choose: impl FnMut(usize) ->
         let (rank, index) = able[choose(able.len())];
         step(&mut ranks[rank], rank, index, &mut wires);
     }
-    for (rank, machine) in ranks.iter().enumerate() {
-        for (node, done) in machine.program.nodes.iter().zip(&machine.done) {
-            assert_eq!(*done, node.region().len(), "rank {rank} is stuck at {node:?} in {shape:?} of {n}");
-        }
-    }
+    finished(shape, n, &ranks);
     assert!(wires.values().all(VecDeque::is_empty), "messages that nobody reads");
     ranks
 }
@@ -223,12 +304,26 @@ fn every_schedule_is_right_for_every_small_world_and_length() {
             for operation in operations(Rank(n as u32 / 2)) {
                 for algorithm in Algorithm::ALL.into_iter().filter(|a| a.suits(operation)) {
                     for in_place in [true, false] {
-                        let shape = Shape { operation, algorithm, count, in_place };
+                        let shape = Shape { operation, algorithm, count, in_place, by_reference: false };
                         check(shape, n, &run(shape, n, 3, |able| able - 1));
+                        if Algorithm::by_reference(operation) == Some(algorithm) {
+                            let shape = Shape { by_reference: true, ..shape };
+                            check(shape, n, &run_by_reference(shape, n, |able| able - 1));
+                        }
                     }
                 }
             }
         }
+    }
+}
+
+fn at_random(seed: u64) -> impl FnMut(usize) -> usize {
+    let mut state = seed | 1;
+    move |able| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state % able as u64) as usize
     }
 }
 
@@ -243,15 +338,18 @@ proptest! {
         let operation = operations(Rank(root % n as u32))[which];
         let algorithm = Algorithm::ALL[algorithm];
         prop_assume!(algorithm.suits(operation));
-        let shape = Shape { operation, algorithm, count, in_place };
-        let mut state = seed | 1;
-        let ranks = run(shape, n, capacity, |able| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state % able as u64) as usize
-        });
-        check(shape, n, &ranks);
+        let shape = Shape { operation, algorithm, count, in_place, by_reference: false };
+        check(shape, n, &run(shape, n, capacity, at_random(seed)));
+    }
+
+    #[test]
+    fn schedules_are_right_where_receivers_read_the_senders_memory(
+        n in 2..=10usize, count in 0..25usize, which in 0..8usize, root in 0..16u32, in_place: bool, seed: u64,
+    ) {
+        let operation = operations(Rank(root % n as u32))[which];
+        let algorithm = Algorithm::by_reference(operation).unwrap();
+        let shape = Shape { operation, algorithm, count, in_place, by_reference: true };
+        check(shape, n, &run_by_reference(shape, n, at_random(seed)));
     }
 
     #[test]
@@ -261,7 +359,7 @@ proptest! {
         let operation = operations(Rank(root % n as u32))[which];
         let algorithm = Algorithm::ALL[algorithm];
         prop_assume!(algorithm.suits(operation));
-        let shape = Shape { operation, algorithm, count, in_place: true };
+        let shape = Shape { operation, algorithm, count, in_place: true, by_reference: false };
         for rank in 0..n {
             let program = build(shape, rank, n);
             let sent = traffic(shape, rank, n);

@@ -20,6 +20,9 @@ section! {
         socket_buffer: Option<ByteSize> = "",
         /// The size of a pipelined piece.
         segment: Segment = "128KiB",
+        /// Whether ranks of one host copy large payloads from each other's memory, where the system lets them, instead of
+        /// sending them through sockets.
+        cross_memory: bool = "true",
         /// How long to poll a socket before sleeping on it: lower latency for a busy core; 0s never polls.
         spin: Duration = "50us",
         /// How long a peer's new connection has to introduce itself.

@@ -18,6 +18,8 @@ pub enum Path {
     Loopback,
     /// Over TCP links with this schedule.
     Tcp(crate::schedule::Algorithm),
+    /// Over TCP links that carry headers only: receivers read payloads from their senders' memory.
+    CrossMemory,
 }
 
 impl fmt::Display for Path {
@@ -26,6 +28,7 @@ impl fmt::Display for Path {
             Self::Local => f.pad("local"),
             Self::Loopback => f.pad("loopback"),
             Self::Tcp(algorithm) => f.pad(&format!("tcp/{algorithm}")),
+            Self::CrossMemory => f.pad("cross_memory"),
         }
     }
 }

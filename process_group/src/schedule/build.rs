@@ -32,6 +32,16 @@ pub struct Shape {
     pub count: usize,
     /// Whether input and output are one memory.
     pub in_place: bool,
+    /// Whether receivers read payloads where they lie, so that a send is done only when its message has been read:
+    /// nothing is in flight, and two ranks cannot exchange the contents of one region.
+    pub by_reference: bool,
+}
+
+impl Shape {
+    /// Whether a direct all-reduce sends whole vectors.
+    pub(super) fn is_one_shot(&self) -> bool {
+        self.count <= ONE_SHOT_ELEMENTS && !self.by_reference
+    }
 }
 
 /// Element range of part `index` when `count` elements are cut into `parts`: the first ones are longer by one.
@@ -44,14 +54,14 @@ pub fn part(count: usize, parts: usize, index: usize) -> Range<usize> {
 /// The program of `rank` among `n ≥ 2` ranks.
 ///
 /// # Panics
-/// When the operation has no such algorithm; [`Algorithm::suits`] says.
+/// When the operation has no such algorithm; [`Algorithm::suits`] and [`Algorithm::by_reference`] say.
 pub fn build(shape: Shape, rank: usize, n: usize) -> Program {
     let mut b = Builder { shape, rank, n, program: Program::default() };
     match (shape.operation, shape.algorithm) {
         (Operation::AllReduce(_), Ring) => b.all_reduce_ring(),
         (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => b.all_reduce_doubling(),
         (Operation::AllReduce(_), HalvingDoubling) => b.all_reduce_halving(),
-        (Operation::AllReduce(_), Direct) if shape.count <= ONE_SHOT_ELEMENTS => b.all_reduce_one_shot(),
+        (Operation::AllReduce(_), Direct) if shape.is_one_shot() => b.all_reduce_one_shot(),
         (Operation::AllReduce(_), Direct) => b.all_reduce_two_shot(),
         (Operation::Broadcast { root }, algorithm) => b.broadcast(root.index(), algorithm),
         (Operation::Reduce { root, .. }, algorithm) => b.reduce(root.index(), algorithm),
@@ -91,7 +101,7 @@ impl Builder {
         self.program.nodes.push(Node::Fold { into, sources, last });
     }
 
-    /// Copies own input to the output, which in place it is already.
+    /// Copies own values, which in place may be where they belong already.
     fn copy(&mut self, from: Region, into: Region) {
         if from != into {
             self.fold(into, vec![Source::Own(from)], false);
@@ -487,9 +497,19 @@ impl Builder {
     }
 
     fn all_to_all(&mut self) {
-        // In place, the message from a rank overwrites the one to it, as far as that has left already.
+        // In place, the message from a rank overwrites the one to it, as far as that has left already; what is only read
+        // where it lies is put aside.
+        let leaves_first = self.shape.in_place && self.shape.by_reference;
         for to in self.others() {
-            self.send(to, self.input(self.chunk(to)));
+            let chunk = self.input(self.chunk(to));
+            if leaves_first {
+                let aside = Region { space: Space::Scratch, ..chunk };
+                self.program.scratch = self.n * self.shape.count;
+                self.copy(chunk, aside);
+                self.send(to, aside);
+            } else {
+                self.send(to, chunk);
+            }
         }
         self.copy(self.input(self.chunk(self.rank)), self.output(self.chunk(self.rank)));
         for from in self.others() {

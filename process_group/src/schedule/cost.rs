@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::Algorithm::{self, Direct, HalvingDoubling, RecursiveDoubling, Ring};
-use super::build::{ONE_SHOT_ELEMENTS, Shape, largest_power_of_two, part};
+use super::build::{Shape, largest_power_of_two, part};
 use crate::call::Operation;
 
 /// What one rank sends in one call.
@@ -41,7 +41,7 @@ pub fn traffic(shape: Shape, rank: usize, n: usize) -> Traffic {
                 of(2 * steps + back, count - block(rank..rank + 1) + doubling + back * count)
             }
         },
-        (Operation::AllReduce(_), Direct) if count <= ONE_SHOT_ELEMENTS => of(n - 1, (n - 1) * count),
+        (Operation::AllReduce(_), Direct) if shape.is_one_shot() => of(n - 1, (n - 1) * count),
         (Operation::AllReduce(_), Direct) => of(2 * (n - 1), count - size(rank) + (n - 1) * size(rank)),
         (Operation::Broadcast { root }, HalvingDoubling) => {
             let root = root.index();
@@ -104,7 +104,7 @@ pub fn rounds(shape: Shape, n: usize) -> usize {
         (Operation::AllReduce(_), Ring) => 2 * (n - 1),
         (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => power.ilog2() as usize + surplus,
         (Operation::AllReduce(_), HalvingDoubling) => 2 * power.ilog2() as usize + surplus,
-        (Operation::AllReduce(_), Direct) if shape.count <= ONE_SHOT_ELEMENTS => 1,
+        (Operation::AllReduce(_), Direct) if shape.is_one_shot() => 1,
         (Operation::AllReduce(_), Direct)
         | (Operation::Broadcast { .. } | Operation::Reduce { .. }, HalvingDoubling) => 2,
         (_, Ring) => n - 1,

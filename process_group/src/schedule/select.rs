@@ -37,7 +37,8 @@ pub fn select(
         return Algorithm::Ring;
     }
     let cost = |algorithm: &Algorithm| {
-        estimate(Shape { operation, algorithm: *algorithm, count, in_place: true }, n, dtype.size(), model)
+        let shape = Shape { operation, algorithm: *algorithm, count, in_place: true, by_reference: false };
+        estimate(shape, n, dtype.size(), model)
     };
     let suitable = Algorithm::ALL.into_iter().filter(|a| a.suits(operation));
     suitable.min_by_key(cost).expect("every operation has an algorithm")

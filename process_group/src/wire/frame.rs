@@ -1,7 +1,7 @@
 //! The header before every payload: a fingerprint of the call that the payload belongs to.
 //!
-//! 40 bytes, little endian: kind, operation, reduction, element type, algorithm, 3 × 0, root u32, rank u32 (who aborted),
-//! sequence u64, count u64, payload length u64.
+//! 48 bytes, little endian: kind, operation, reduction, element type, algorithm, 3 × 0, root u32, rank u32 (who aborted),
+//! sequence u64, count u64, payload length u64, address u64.
 
 use crate::call::{Operation, ReduceOp, Signature};
 use crate::dtype::DType;
@@ -9,14 +9,14 @@ use crate::rank::Rank;
 use crate::schedule::Algorithm;
 
 /// Bytes of a header.
-pub(crate) const HEADER: usize = 40;
+pub(crate) const HEADER: usize = 48;
 /// Longest reason that travels with an abort.
 pub(crate) const MAX_REASON: usize = 2048;
 
 /// What a frame is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {
-    /// Part of a call.
+    /// Part of a call; the payload follows.
     Data,
     /// The sender has given up; the payload says why, in UTF-8.
     Abort,
@@ -26,9 +26,14 @@ pub(crate) enum Kind {
     Answer,
     /// The sender leaves in good order.
     Goodbye,
+    /// Part of a call; the payload stays in the sender's memory, at `address`, until it is [`Taken`](Self::Taken).
+    Offer,
+    /// The oldest offer has been read: its memory may be written again.
+    Taken,
 }
 
-const KINDS: [Kind; 5] = [Kind::Data, Kind::Abort, Kind::Query, Kind::Answer, Kind::Goodbye];
+const KINDS: [Kind; 7] =
+    [Kind::Data, Kind::Abort, Kind::Query, Kind::Answer, Kind::Goodbye, Kind::Offer, Kind::Taken];
 
 /// A decoded header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,8 +42,10 @@ pub(crate) struct Header {
     pub(crate) signature: Signature,
     pub(crate) algorithm: Algorithm,
     pub(crate) sequence: u64,
-    /// Bytes that follow.
+    /// Bytes of the payload.
     pub(crate) length: usize,
+    /// Where an offered payload lies in the sender's memory; 0 otherwise.
+    pub(crate) address: u64,
     /// The rank that an abort began with.
     pub(crate) rank: Rank,
 }
@@ -80,6 +87,11 @@ fn operation_from(number: u8, op: ReduceOp, root: Rank) -> Option<Operation> {
 }
 
 impl Header {
+    /// Bytes that come after the header on the link.
+    pub(crate) fn following(&self) -> usize {
+        if matches!(self.kind, Kind::Data | Kind::Abort) { self.length } else { 0 }
+    }
+
     pub(crate) fn encode(&self) -> [u8; HEADER] {
         let Signature { operation, dtype, count } = self.signature;
         let root = match operation {
@@ -98,6 +110,7 @@ impl Header {
         bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[24..32].copy_from_slice(&(count as u64).to_le_bytes());
         bytes[32..40].copy_from_slice(&(self.length as u64).to_le_bytes());
+        bytes[40..48].copy_from_slice(&self.address.to_le_bytes());
         bytes
     }
 
@@ -112,9 +125,9 @@ impl Header {
         let length = usize::try_from(u64_at(32)).ok()?;
         let kind = *KINDS.get(usize::from(bytes[0]))?;
         let longest = match kind {
-            Kind::Data => usize::MAX,
+            Kind::Data | Kind::Offer => usize::MAX,
             Kind::Abort => MAX_REASON,
-            Kind::Query | Kind::Answer | Kind::Goodbye => 0,
+            Kind::Query | Kind::Answer | Kind::Goodbye | Kind::Taken => 0,
         };
         let header = Self {
             kind,
@@ -126,6 +139,7 @@ impl Header {
             algorithm: *Algorithm::ALL.get(usize::from(bytes[4]))?,
             sequence: u64_at(16),
             length,
+            address: u64_at(40),
             rank: Rank(u32_at(12)),
         };
         (length <= longest).then_some(header)
@@ -139,7 +153,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_forty_bytes_decode_to_what_encodes_to_them_again_or_to_nothing(bytes: [u8; HEADER]) {
+        fn any_header_of_bytes_decode_to_what_encodes_to_them_again_or_to_nothing(bytes: [u8; HEADER]) {
             if let Some(header) = Header::decode(&bytes) {
                 prop_assert_eq!(Header::decode(&header.encode()), Some(header));
             }
@@ -148,7 +162,7 @@ mod tests {
         #[test]
         fn headers_survive_the_wire(
             operation in 0..OPERATIONS as u8, op in 0..5usize, dtype in 0..10u8, algorithm in 0..4usize,
-            root: u32, sequence: u64, count in 0..usize::MAX, length in 0..usize::MAX,
+            root: u32, sequence: u64, count in 0..usize::MAX, length in 0..usize::MAX, address: u64,
         ) {
             let operation = operation_from(operation, ReduceOp::ALL[op], Rank(root)).unwrap();
             let header = Header {
@@ -157,6 +171,7 @@ mod tests {
                 algorithm: Algorithm::ALL[algorithm],
                 sequence,
                 length,
+                address,
                 rank: Rank(0),
             };
             prop_assert_eq!(Header::decode(&header.encode()), Some(header));

@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Semaphore, oneshot};
 
+use super::cross_memory::{Beacon, probe};
 use crate::error::{Error, Result};
 use crate::rank::{Epoch, Rank};
 use crate::roster::{Member, Secret};
-use crate::wire::hello::{self, CHALLENGE, HELLO, LinkId, Nonce, WELCOME};
+use crate::wire::hello::{self, CHALLENGE, HELLO, LinkId, WELCOME};
 
 /// Connections that may be proving themselves at one time. Each costs a few hundred bytes.
 const HALF_OPEN: usize = 4096;
@@ -59,6 +60,7 @@ pub(crate) struct DataPlane {
     secret: Secret,
     handshake: Duration,
     socket_buffer: Option<usize>,
+    cross_memory: bool,
     arrivals: Arc<Arrivals>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -66,8 +68,16 @@ pub(crate) struct DataPlane {
 
 #[derive(Default, Debug)]
 struct Arrivals {
-    links: Mutex<HashMap<LinkId, TcpStream>>,
+    links: Mutex<HashMap<LinkId, Connection>>,
     arrived: Condvar,
+}
+
+/// A way to a peer.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) stream: TcpStream,
+    /// The peer's process, if its memory can be read from here.
+    pub(crate) readable: Option<u32>,
 }
 
 /// How links are made.
@@ -75,6 +85,8 @@ struct Arrivals {
 pub(crate) struct Settings {
     pub(crate) handshake: Duration,
     pub(crate) socket_buffer: Option<usize>,
+    /// Let ranks of this host read this process's memory, and read theirs.
+    pub(crate) cross_memory: bool,
 }
 
 impl DataPlane {
@@ -92,6 +104,7 @@ impl DataPlane {
             me,
             secret: secret.clone(),
             handshake: settings.handshake,
+            cross_memory: settings.cross_memory,
             arrivals: Arc::clone(&arrivals),
         };
         let failed = |e: std::io::Error| Error::Transport(format!("cannot start accepting links: {e}"));
@@ -117,6 +130,7 @@ impl DataPlane {
             secret,
             handshake: settings.handshake,
             socket_buffer: settings.socket_buffer,
+            cross_memory: settings.cross_memory,
             arrivals,
             stop: Some(stop),
             thread: Some(thread),
@@ -125,13 +139,13 @@ impl DataPlane {
 
     /// Connects this rank with all other members of a group. All members call this; the higher global rank dials.
     ///
-    /// Element `i` is the stream to member `i`, `None` for this rank.
+    /// Element `i` is the connection to member `i`, `None` for this rank.
     pub(crate) fn connect(
         &self,
         group: &str,
         members: &[&Member],
         deadline: Instant,
-    ) -> Result<Vec<Option<TcpStream>>> {
+    ) -> Result<Vec<Option<Connection>>> {
         let started = Instant::now();
         let mut streams = Vec::with_capacity(members.len());
         let mut missing = Vec::new();
@@ -162,8 +176,8 @@ impl DataPlane {
         }
         if missing.is_empty() {
             let my_host = members.iter().find(|m| m.rank == self.me).map(|m| &m.host);
-            for (stream, member) in streams.iter().zip(members) {
-                if let Some(stream) = stream {
+            for (connection, member) in streams.iter().zip(members) {
+                if let Some(Connection { stream, .. }) = connection {
                     self.tune(stream, my_host == Some(&member.host))?;
                 }
             }
@@ -191,7 +205,7 @@ impl DataPlane {
         tune().map_err(|e: std::io::Error| Error::Transport(format!("setting up a link: {e}")))
     }
 
-    fn dial(&self, group: &str, member: &Member, deadline: Instant) -> Result<TcpStream, String> {
+    fn dial(&self, group: &str, member: &Member, deadline: Instant) -> Result<Connection, String> {
         let Some(address) = member.data_address else {
             return Err(format!("rank {} has no data plane", member.rank));
         };
@@ -203,14 +217,14 @@ impl DataPlane {
                 return Err(last);
             }
             match TcpStream::connect_timeout(&address, left).and_then(|s| self.greet(s, &id, left)) {
-                Ok(stream) => return Ok(stream),
+                Ok(connection) => return Ok(connection),
                 Err(e) => last = format!("rank {} at {address}: {e}", member.rank),
             }
             std::thread::sleep(RETRY.min(left));
         }
     }
 
-    fn greet(&self, mut stream: TcpStream, id: &LinkId, left: Duration) -> std::io::Result<TcpStream> {
+    fn greet(&self, mut stream: TcpStream, id: &LinkId, left: Duration) -> std::io::Result<Connection> {
         let refused = |why: &str| std::io::Error::new(std::io::ErrorKind::PermissionDenied, why);
         let limit = Some(left.min(self.handshake).max(Duration::from_millis(1)));
         stream.set_read_timeout(limit)?;
@@ -219,7 +233,10 @@ impl DataPlane {
         stream.read_exact(&mut challenge)?;
         let accepting = hello::read_challenge(&challenge)
             .ok_or_else(|| refused("what answers there is no rank of this version"))?;
-        let dialling = nonce();
+        // While the acceptor waits for the hello, its nonce is where it says.
+        let readable = self.cross_memory.then(|| probe(&accepting)).flatten();
+        let beacon = beacon(self.cross_memory);
+        let dialling = beacon.end();
         stream.write_all(&hello::hello(&self.secret, &accepting, &dialling, id))?;
         let mut welcome = [0; WELCOME];
         stream.read_exact(&mut welcome).map_err(|e| match e.kind() {
@@ -233,14 +250,14 @@ impl DataPlane {
         }
         stream.set_read_timeout(None)?;
         stream.set_write_timeout(None)?;
-        Ok(stream)
+        Ok(Connection { stream, readable })
     }
 
-    fn await_link(&self, id: &LinkId, deadline: Instant) -> Option<TcpStream> {
+    fn await_link(&self, id: &LinkId, deadline: Instant) -> Option<Connection> {
         let mut links = self.arrivals.links.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            if let Some(stream) = links.remove(id) {
-                return Some(stream);
+            if let Some(connection) = links.remove(id) {
+                return Some(connection);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -262,8 +279,8 @@ impl Drop for DataPlane {
     }
 }
 
-fn nonce() -> Nonce {
-    *Secret::random().expose()
+fn beacon(shown: bool) -> Beacon {
+    Beacon::new(*Secret::random().expose(), shown)
 }
 
 struct Acceptor {
@@ -271,6 +288,7 @@ struct Acceptor {
     me: Rank,
     secret: Secret,
     handshake: Duration,
+    cross_memory: bool,
     arrivals: Arc<Arrivals>,
 }
 
@@ -314,11 +332,12 @@ impl Acceptor {
     async fn welcome(&self, mut stream: tokio::net::TcpStream) -> Result<(), String> {
         let io = |e: std::io::Error| e.to_string();
         stream.set_nodelay(true).map_err(io)?;
-        let accepting = nonce();
+        let beacon = beacon(self.cross_memory);
+        let accepting = beacon.end();
         stream.write_all(&hello::challenge(&accepting)).await.map_err(io)?;
         let mut bytes = [0; HELLO];
         stream.read_exact(&mut bytes).await.map_err(io)?;
-        let (id, welcome) = hello::read_hello(&self.secret, &accepting, &bytes)
+        let hello::Hello { id, dialling, welcome } = hello::read_hello(&self.secret, &accepting, &bytes)
             .ok_or_else(|| "it does not know the job's secret".to_owned())?;
         if id.epoch != self.epoch || id.to != self.me {
             return Err(format!(
@@ -326,10 +345,12 @@ impl Acceptor {
                 id.to, id.epoch, self.me, self.epoch
             ));
         }
+        // While the dialler waits for the welcome, its nonce is where it says.
+        let readable = self.cross_memory.then(|| probe(&dialling)).flatten();
         stream.write_all(&welcome).await.map_err(io)?;
         let stream = stream.into_std().map_err(io)?;
         let mut links = self.arrivals.links.lock().unwrap_or_else(PoisonError::into_inner);
-        links.insert(id, stream);
+        links.insert(id, Connection { stream, readable });
         self.arrivals.arrived.notify_all();
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 mod control;
 mod failure;
+mod reference;
 
 use std::time::Instant;
 
@@ -64,6 +65,10 @@ pub(super) struct Progress {
     received: Vec<usize>,
     /// By peer: the header of its current message has been read.
     open: Vec<bool>,
+    /// By peer: sends that the peer has taken out of this rank's memory.
+    taken: Vec<usize>,
+    /// By peer: where its current message lies in its memory.
+    remote: Vec<u64>,
     /// By peer: the socket takes no more just now.
     full: Vec<bool>,
     copied: usize,
@@ -75,6 +80,8 @@ pub(super) struct Run<'a> {
     pub(super) context: Context<'a>,
     pub(super) links: &'a mut [Option<Link>],
     pub(super) compiled: &'a Compiled,
+    /// Payloads stay where they are until their receivers fetch them, instead of going through the links.
+    pub(super) by_reference: bool,
     pub(super) signature: Signature,
     pub(super) sequence: u64,
     pub(super) deadline: Instant,
@@ -92,6 +99,10 @@ impl Progress {
         self.received.resize(peers, 0);
         self.open.clear();
         self.open.resize(peers, false);
+        self.taken.clear();
+        self.taken.resize(peers, 0);
+        self.remote.clear();
+        self.remote.resize(peers, 0);
         self.full.clear();
         self.full.resize(peers, false);
         self.copied = 0;
@@ -108,7 +119,7 @@ impl Run<'_> {
         let mut looks = 0u32;
         loop {
             let moved = self.step()?;
-            if self.progress.left == 0 {
+            if self.progress.left == 0 && !self.has_more_to_say() {
                 return Ok(());
             }
             if moved {
@@ -140,7 +151,7 @@ impl Run<'_> {
         let mut moved = self.copy();
         for peer in 0..self.links.len() {
             if self.links[peer].is_some() {
-                moved |= self.push(peer)?;
+                moved |= if self.by_reference { self.offer(peer)? } else { self.push(peer)? };
             }
         }
         for peer in 0..self.links.len() {
@@ -181,15 +192,14 @@ impl Run<'_> {
             let Node::Fold { into, sources, .. } = &self.compiled.nodes[node] else { unreachable!() };
             let [Source::Own(from)] = sources[..] else { unreachable!("a copy has one source") };
             let size = self.size();
-            let Spaces { input, output, .. } = &mut self.spaces;
-            if let (Space::Input, Space::Output, Some(input)) = (from.space, into.space, *input) {
-                output[into.start * size + done..into.start * size + allowed]
-                    .copy_from_slice(&input[from.start * size + done..from.start * size + allowed]);
-            } else {
-                output.copy_within(
-                    from.start * size + done..from.start * size + allowed,
-                    into.start * size + done,
-                );
+            let Spaces { input, output, scratch } = &mut self.spaces;
+            let read = from.start * size + done..from.start * size + allowed;
+            let write = into.start * size + done..into.start * size + allowed;
+            match (from.space, into.space, *input) {
+                (Space::Input, Space::Output, Some(input)) => output[write].copy_from_slice(&input[read]),
+                (Space::Output, Space::Scratch, _) => scratch[write].copy_from_slice(&output[read]),
+                (_, Space::Output, _) => output.copy_within(read, write.start),
+                (from, into, _) => unreachable!("no schedule copies from {from:?} to {into:?}"),
             }
             self.progress.done[node] = allowed;
             moved |= allowed > done;
@@ -260,6 +270,7 @@ impl Run<'_> {
             algorithm: self.compiled.shape.algorithm,
             sequence: self.sequence,
             length,
+            address: 0,
             rank: self.context.name,
         }
     }
@@ -279,9 +290,11 @@ impl Run<'_> {
                 }
                 moved = true;
             }
-            let more = match &self.compiled.nodes[node] {
-                Node::Receive { region, .. } => self.receive(peer, node, *region)?,
-                _ => self.fold(peer, node)?,
+            let more = match (&self.compiled.nodes[node], self.by_reference) {
+                (Node::Receive { region, .. }, false) => self.receive(peer, node, *region)?,
+                (Node::Receive { region, .. }, true) => self.fetch(peer, node, *region)?,
+                (_, false) => self.fold(peer, node)?,
+                (_, true) => self.fold_fetched(node)?,
             };
             moved |= more;
             if !more {
@@ -313,7 +326,13 @@ impl Run<'_> {
                 self.corrupt(peer, &format!("a payload of {} bytes instead of {length}", header.length))
             );
         }
-        self.links[peer].as_mut().expect("only links are pulled").header = None;
+        let link = self.links[peer].as_mut().expect("only links are pulled");
+        if self.by_reference {
+            link.offers.pop_front();
+            self.progress.remote[peer] = header.address;
+        } else {
+            link.header = None;
+        }
         self.progress.open[peer] = true;
         Ok(true)
     }
@@ -417,6 +436,7 @@ impl Run<'_> {
         let size = self.size();
         let op = self.signature.operation.reduce_op().unwrap_or(ReduceOp::Max);
         let divisor = (last && op == ReduceOp::Avg).then_some(self.links.len());
+        let by_reference = self.by_reference;
         let Spaces { input, output, scratch } = &mut self.spaces;
         let own_space = sources.iter().find_map(|s| match s {
             Source::Own(region) => Some(*region),
@@ -432,9 +452,11 @@ impl Run<'_> {
         let operands: Vec<Operand<'_>> = sources
             .iter()
             .map(|source| match (source, own) {
-                (Source::Peer(rank), _) => Operand::Bytes(
-                    &self.links[*rank].as_ref().expect("sources are links").buffered()[..ready],
-                ),
+                (Source::Peer(rank), _) => {
+                    let link = self.links[*rank].as_ref().expect("sources are links");
+                    let bytes = if by_reference { link.staged() } else { link.buffered() };
+                    Operand::Bytes(&bytes[..ready])
+                }
                 (Source::Own(region), Some(own)) => {
                     Operand::Bytes(&own[region.start * size + done..region.start * size + done + ready])
                 }
@@ -459,7 +481,7 @@ impl Run<'_> {
             let mut flags = PollFlags::empty();
             // A header that waits for its turn keeps what is behind it in the socket.
             if link.closed.is_none()
-                && (self.progress.open[peer] || link.header.is_none())
+                && (self.in_payload(peer) || link.header.is_none())
                 && self.can_take(peer)
             {
                 flags |= PollFlags::IN;
@@ -483,7 +505,7 @@ impl Run<'_> {
 
     /// Whether bytes of this peer could be taken now: not while a hazard or another operand holds its message up.
     fn can_take(&self, peer: usize) -> bool {
-        if !self.progress.open[peer] {
+        if !self.in_payload(peer) {
             return true;
         }
         let Some(&node) = self.compiled.receives[peer].get(self.progress.received[peer]) else { return true };

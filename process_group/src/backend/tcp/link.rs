@@ -7,6 +7,8 @@ use std::time::Instant;
 
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
+use super::cross_memory;
+use super::data_plane::Connection;
 use crate::rank::Rank;
 use crate::roster::Member;
 use crate::wire::frame::{HEADER, Header, MAX_REASON};
@@ -32,6 +34,12 @@ pub(super) struct Link {
     rx_end: usize,
     /// The next frame's header, read and not yet used.
     pub(super) header: Option<Header>,
+    /// The peer's process, if its memory can be read from here.
+    pub(super) readable: Option<u32>,
+    /// Messages that wait in the peer's memory, oldest first. All came before `header`.
+    pub(super) offers: VecDeque<Header>,
+    /// What was read of the peer's memory to be folded.
+    staging: Vec<u8>,
     /// The other end has closed, and how.
     pub(super) closed: Option<String>,
     /// The other end has said that it leaves in good order.
@@ -59,10 +67,14 @@ pub(super) enum Moved {
 }
 
 impl Link {
-    pub(super) fn new(peer: Member, stream: TcpStream, segment: usize) -> Self {
+    pub(super) fn new(peer: Member, connection: Connection, segment: usize) -> Self {
+        let Connection { stream, readable } = connection;
         Self {
             peer,
             stream,
+            readable,
+            offers: VecDeque::new(),
+            staging: Vec::new(),
             // A control frame must fit whole.
             rx: vec![0; segment.max(HEADER + MAX_REASON) + HEADER],
             rx_start: 0,
@@ -127,6 +139,31 @@ impl Link {
             }
             other => other,
         }
+    }
+
+    /// Copies from the peer's memory at `address`.
+    ///
+    /// # Errors
+    /// Says why that memory cannot be read, which no longer should happen once it could.
+    pub(super) fn fetch(&self, address: u64, into: &mut [u8]) -> Result<(), String> {
+        let pid = self.readable.ok_or("its memory cannot be read from here")?;
+        cross_memory::read(pid, address, into).map_err(|e| format!("its memory cannot be read any more: {e}"))
+    }
+
+    /// [`fetch`](Self::fetch)es into memory of this link's own.
+    pub(super) fn stage(&mut self, address: u64, bytes: usize) -> Result<(), String> {
+        let mut staging = std::mem::take(&mut self.staging);
+        if staging.len() < bytes {
+            staging.resize(bytes, 0);
+        }
+        let fetched = self.fetch(address, &mut staging[..bytes]);
+        self.staging = staging;
+        fetched
+    }
+
+    /// What was [`stage`](Self::stage)d last.
+    pub(super) fn staged(&self) -> &[u8] {
+        &self.staging
     }
 
     /// Takes a header from the buffer, if one is there whole. `Err` for bytes that are no header.

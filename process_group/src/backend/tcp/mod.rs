@@ -2,20 +2,23 @@
 //!
 //! A group is a full mesh of links. A call picks an algorithm, makes (or remembers) its program and runs it on the
 //! caller's thread; nothing else touches the links.
+//!
+//! Between ranks of one host, large payloads need not go through the links at all: see [`cross_memory`].
 
 mod compiled;
+mod cross_memory;
 pub(crate) mod data_plane;
 mod executor;
 mod link;
 
 use std::collections::HashMap;
-use std::net::TcpStream;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Backend, Completion, Path};
 use crate::aligned::AlignedBytes;
-use crate::call::{Call, Operation};
+use crate::buffer::ViewMut;
+use crate::call::{Call, Operation, ReduceOp, Signature};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
@@ -26,11 +29,16 @@ use crate::schedule::cost::LinkModel;
 use crate::schedule::select::{Demand, select};
 use crate::wire::frame::{Header, Kind, MAX_REASON};
 use compiled::Compiled;
+use data_plane::Connection;
 use executor::{Context, Progress, Run, Spaces};
 use link::{Link, Patience};
 
 /// Programs remembered. A model has a handful of shapes; more than this many come from a sweep over lengths.
 const REMEMBERED: usize = 512;
+
+/// From this many bytes of each rank's part on, payloads are fetched from their senders' memory where that can be done.
+/// Below, the words that it takes cost more than the copy that it saves.
+const BY_REFERENCE_FROM: usize = 128 << 10;
 
 /// How a group behaves on its links.
 #[derive(Clone, Debug)]
@@ -47,7 +55,9 @@ pub(crate) struct Tcp {
     name: Rank,
     links: Vec<Option<Link>>,
     settings: Settings,
-    forced: Demand,
+    forced: Option<Path>,
+    /// Every rank can read every other's memory.
+    cross_memory: bool,
     model: LinkModel,
     patience: Patience,
     programs: HashMap<Shape, Arc<Compiled>>,
@@ -61,13 +71,13 @@ impl Tcp {
         group: &str,
         rank: Rank,
         members: &[&Member],
-        streams: Vec<Option<TcpStream>>,
+        connections: Vec<Option<Connection>>,
         settings: Settings,
     ) -> Self {
         let links = members
             .iter()
-            .zip(streams)
-            .map(|(member, stream)| stream.map(|s| Link::new((*member).clone(), s, settings.segment)))
+            .zip(connections)
+            .map(|(member, connection)| connection.map(|c| Link::new((*member).clone(), c, settings.segment)))
             .collect();
         let model = link_model(members);
         let patience = Patience { spin: settings.spin, yields: model.parallel < members.len() };
@@ -76,7 +86,8 @@ impl Tcp {
             rank,
             name: members[rank.index()].rank,
             links,
-            forced: settings.demand,
+            forced: None,
+            cross_memory: false,
             settings,
             model,
             patience,
@@ -98,8 +109,38 @@ impl Tcp {
         compiled
     }
 
-    fn algorithm(&self, operation: Operation, dtype: DType, count: usize) -> Algorithm {
-        select(operation, dtype, count, self.links.len(), self.forced, &self.model)
+    /// Finds out whether every rank can read every other's memory, which all must know alike. All members call this,
+    /// once, before anything else.
+    pub(crate) fn agree_on_cross_memory(&mut self, deadline: Instant) -> Result<()> {
+        let can = self.links.iter().flatten().all(|link| link.readable.is_some());
+        let mut agreed = [u8::from(can)];
+        let signature =
+            Signature { operation: Operation::AllReduce(ReduceOp::Min), dtype: DType::U8, count: 1 };
+        let output = Some(ViewMut::of(&mut agreed));
+        self.submit(Call { signature, sequence: 0, deadline, in_place: true, input: None, output })?;
+        self.cross_memory = agreed == [1];
+        Ok(())
+    }
+
+    /// How a call goes. Depends on nothing that differs between ranks.
+    fn path(&self, operation: Operation, dtype: DType, count: usize) -> (Path, Algorithm) {
+        let n = self.links.len();
+        let (wanted, demand) = match self.forced {
+            Some(Path::CrossMemory) => (true, None),
+            Some(Path::Tcp(algorithm)) => (false, Some(algorithm)),
+            _ => {
+                let part = if operation.is_chunked() { count } else { count / n } * dtype.size();
+                let demand = self.settings.demand;
+                (self.cross_memory && demand.is_none() && part >= BY_REFERENCE_FROM, demand)
+            }
+        };
+        match Algorithm::by_reference(operation).filter(|_| wanted) {
+            Some(algorithm) => (Path::CrossMemory, algorithm),
+            None => {
+                let algorithm = select(operation, dtype, count, n, demand, &self.model);
+                (Path::Tcp(algorithm), algorithm)
+            }
+        }
     }
 }
 
@@ -123,7 +164,8 @@ impl Backend for Tcp {
     fn submit(&mut self, call: Call<'_>) -> Result<Completion> {
         let Call { signature, sequence, deadline, in_place, input, output } = call;
         let operation = signature.operation;
-        let algorithm = self.algorithm(operation, signature.dtype, signature.count);
+        let (path, algorithm) = self.path(operation, signature.dtype, signature.count);
+        let by_reference = path == Path::CrossMemory;
         // A barrier is the maximum of one byte.
         let mut token = [0u8];
         let mut output = output;
@@ -132,7 +174,7 @@ impl Backend for Tcp {
             (Some(view), _) => (signature.count, view.bytes()),
             (None, _) => (signature.count, &mut []),
         };
-        let shape = Shape { operation, algorithm, count, in_place };
+        let shape = Shape { operation, algorithm, count, in_place, by_reference };
         let compiled = self.program(shape);
         let scratch = self.scratch.first(compiled.scratch * signature.dtype.size());
         let run = Run {
@@ -145,6 +187,7 @@ impl Backend for Tcp {
             },
             links: &mut self.links,
             compiled: &compiled,
+            by_reference,
             signature,
             sequence,
             deadline,
@@ -152,19 +195,19 @@ impl Backend for Tcp {
             progress: &mut self.progress,
         };
         run.run()?;
-        Ok(Completion { path: Path::Tcp(algorithm) })
+        Ok(Completion { path })
     }
 
     fn paths(&self) -> Vec<Path> {
-        Algorithm::ALL.into_iter().map(Path::Tcp).collect()
+        let by_links = Algorithm::ALL.into_iter().map(Path::Tcp);
+        by_links.chain(self.cross_memory.then_some(Path::CrossMemory)).collect()
     }
 
     fn force(&mut self, path: Option<Path>) -> Result<()> {
-        self.forced = match path {
-            None => self.settings.demand,
-            Some(Path::Tcp(algorithm)) => Some(algorithm),
-            Some(other) => return Err(Error::invalid(format!("the TCP backend has no path `{other}`"))),
-        };
+        if let Some(unknown) = path.filter(|p| !self.paths().contains(p)) {
+            return Err(Error::invalid(format!("this group on the TCP backend has no path `{unknown}`")));
+        }
+        self.forced = path;
         Ok(())
     }
 
@@ -184,15 +227,18 @@ impl Backend for Tcp {
                 link.cut();
             } else {
                 link.queue_control(&header, &reason.as_bytes()[..end]);
-                link.flush_control();
+                // The peer may be reading this rank's memory, which its caller gets back next: it must know by now.
+                if !link.flush_control() {
+                    link.cut();
+                }
             }
         }
     }
 }
 
 fn control(kind: Kind, rank: Rank, length: usize) -> Header {
-    let signature = crate::Signature { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
-    Header { kind, signature, algorithm: Algorithm::Direct, sequence: 0, length, rank }
+    let signature = Signature { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
+    Header { kind, signature, algorithm: Algorithm::Direct, sequence: 0, length, address: 0, rank }
 }
 
 impl Drop for Tcp {

@@ -1,14 +1,16 @@
 //! Headers: what comes next on a link, whether it fits the call, and the frames that are no data.
 
 use super::Run;
+use crate::backend::Path;
 use crate::backend::tcp::link::Moved;
 use crate::call::Operation;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
+use crate::schedule::Algorithm;
 use crate::wire::frame::{Header, Kind};
 
 impl Run<'_> {
-    /// The next data header of a link, if it is there. Acts on control frames before it.
+    /// The next message's header, if it is there. Acts on control frames before it.
     pub(super) fn next_header(&mut self, peer: usize) -> Result<Option<Header>> {
         loop {
             let link = self.links[peer].as_mut().expect("only links are read");
@@ -16,14 +18,15 @@ impl Run<'_> {
             if link.partial.is_some() && !link.continue_letter() {
                 return if link.closed.is_some() { Err(self.lost(peer)) } else { Ok(None) };
             }
+            let offered = link.offers.front().copied();
             if let Some(header) = link.header {
                 if header.kind == Kind::Data {
-                    return Ok(Some(header));
+                    return Ok(offered.or(Some(header)));
                 }
-                if link.buffered().len() < header.length {
+                if link.buffered().len() < header.following() {
                     return match link.fill() {
                         Moved::Bytes(_) => continue,
-                        Moved::WouldBlock => Ok(None),
+                        Moved::WouldBlock => Ok(offered),
                         Moved::Closed => Err(self.lost(peer)),
                     };
                 }
@@ -43,10 +46,15 @@ impl Run<'_> {
             }
             match link.fill() {
                 Moved::Bytes(_) => {}
-                Moved::WouldBlock => return Ok(None),
+                Moved::WouldBlock => return Ok(offered),
                 Moved::Closed => return Err(self.lost(peer)),
             }
         }
+    }
+
+    /// Whether the link's next bytes are payload, so that no header can be looked for.
+    pub(super) fn in_payload(&self, peer: usize) -> bool {
+        self.progress.open[peer] && !self.by_reference
     }
 
     pub(super) fn control(&mut self, peer: usize, header: Header) -> Result<()> {
@@ -55,6 +63,8 @@ impl Run<'_> {
         link.header = None;
         match header.kind {
             Kind::Data => unreachable!("data is not control"),
+            Kind::Offer => link.offers.push_back(header),
+            Kind::Taken => self.taken(peer, &header)?,
             Kind::Abort => {
                 let reason = String::from_utf8_lossy(&link.buffered()[..header.length]).into_owned();
                 link.consume(header.length);
@@ -72,7 +82,7 @@ impl Run<'_> {
 
     /// Before a send fails for good: reads what the peer said last, which may be the reason.
     pub(super) fn drain_last_words(&mut self, peer: usize) -> Result<()> {
-        if self.progress.open[peer] {
+        if self.in_payload(peer) {
             return Ok(());
         }
         match self.next_header(peer) {
@@ -88,7 +98,8 @@ impl Run<'_> {
             if link.has_control() {
                 link.flush_control();
             }
-            if self.progress.open[peer] || link.closed.is_some() && link.goodbye {
+            let has_left = link.closed.is_some() && link.goodbye;
+            if has_left || self.in_payload(peer) {
                 continue;
             }
             let expects = self.expects(peer);
@@ -137,17 +148,21 @@ impl Run<'_> {
             mine.operation = Operation::Send { to: self.context.rank };
         }
         if header.sequence == self.sequence && header.signature == mine {
-            if header.algorithm == self.compiled.shape.algorithm {
+            let by_reference = header.kind == Kind::Offer;
+            if header.algorithm == self.compiled.shape.algorithm && by_reference == self.by_reference {
                 return Ok(());
             }
+            let way = |by_reference: bool, algorithm: Algorithm| {
+                if by_reference { Path::CrossMemory } else { Path::Tcp(algorithm) }
+            };
             return Err(Error::Mismatch {
                 group: self.context.group.into(),
                 sequence: self.sequence,
-                field: "algorithm",
+                field: "path",
                 rank: self.context.name,
-                mine: format!("{mine} by {}", self.compiled.shape.algorithm),
+                mine: format!("{mine} by {}", way(self.by_reference, self.compiled.shape.algorithm)),
                 peer: from,
-                theirs: format!("{} by {}", header.signature, header.algorithm),
+                theirs: format!("{} by {}", header.signature, way(by_reference, header.algorithm)),
             });
         }
         if header.signature == mine {

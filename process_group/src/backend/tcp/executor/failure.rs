@@ -57,12 +57,13 @@ impl Run<'_> {
             for peer in 0..self.links.len() {
                 let Some(link) = self.links[peer].as_mut() else { continue };
                 link.flush_control();
-                if !self.progress.open[peer] && link.closed.is_none() {
+                let closed = link.closed.is_some();
+                if !self.in_payload(peer) && !closed {
                     // Whoever gives up has been there; only its silence would tell otherwise.
                     if let Err(Error::PeerAborted { .. }) = self.next_header(peer) {
                         self.links[peer].as_mut().expect("looked at above").answered = true;
                     }
-                } else if self.progress.open[peer] {
+                } else if self.in_payload(peer) {
                     self.links[peer].as_mut().expect("looked at above").fill();
                 }
             }
