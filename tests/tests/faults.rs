@@ -60,6 +60,45 @@ fn another_length_of_a_long_vector_is_an_error_on_every_rank() {
 }
 
 #[test]
+fn a_short_and_a_long_vector_meet_in_an_error_though_they_travel_differently() {
+    mismatch(3, &["of 100 f32", "of 4194304 f32", "they differ in length"], |group| {
+        let length = if group.rank().0 == 2 { 100 } else { 4 << 20 };
+        group.all_reduce(&mut vec![1.0f32; length], ReduceOp::Sum)
+    });
+}
+
+#[test]
+fn what_is_read_from_a_rank_that_gives_up_never_ends_in_a_result() {
+    const LENGTH: usize = 3 << 20;
+    let outcomes = with_ranks(&config(BackendChoice::Tcp), 3, |mut manager| {
+        let everybody: Vec<Rank> = Rank::all(3).collect();
+        let mut results = Vec::new();
+        for millis in [1, 2, 3, 4, 6, 8, 12, 16] {
+            let mut group = manager.new_group(&everybody).unwrap().unwrap();
+            let gives_up = group.rank().0 == 1;
+            let mut x = vec![1.0f32; LENGTH];
+            group.barrier().unwrap();
+            if gives_up {
+                group.set_timeout(Duration::from_millis(millis));
+            }
+            let result = group.all_reduce(&mut x, ReduceOp::Sum);
+            if gives_up && result.is_err() {
+                // What the others still read of it now is not what was meant.
+                x.fill(-1000.0);
+            }
+            if result.is_ok() {
+                assert!(x.iter().all(|v| *v == 3.0), "a result with another's rubbish in it, after {millis} ms");
+            }
+            results.push(result.is_ok());
+            drop(x);
+            manager.store_barrier(&format!("round-{millis}"), SOON).unwrap();
+        }
+        results
+    });
+    assert!(outcomes.iter().flatten().any(|ok| !ok), "no deadline was short enough to try anything");
+}
+
+#[test]
 fn another_element_type_is_an_error_on_every_rank() {
     mismatch(2, &["of 8 i32", "of 8 f32", "they differ in element type"], |group| {
         if group.rank().0 == 1 {
