@@ -26,7 +26,7 @@ use crate::schedule::cost::LinkModel;
 use crate::schedule::select::{Demand, select};
 use crate::wire::frame::{Header, Kind, MAX_REASON};
 use compiled::Compiled;
-use executor::{Context, Progress, Run, Spaces};
+use executor::{Context, History, Progress, Run, Spaces};
 use link::{Link, Patience};
 
 /// Programs remembered. A model has a handful of shapes; more than this many come from a sweep over lengths.
@@ -52,6 +52,7 @@ pub(crate) struct Tcp {
     patience: Patience,
     programs: HashMap<Shape, Arc<Compiled>>,
     progress: Progress,
+    history: History,
     scratch: AlignedBytes,
 }
 
@@ -82,6 +83,7 @@ impl Tcp {
             patience,
             programs: HashMap::new(),
             progress: Progress::default(),
+            history: History::default(),
             scratch: AlignedBytes::default(),
         }
     }
@@ -135,6 +137,9 @@ impl Backend for Tcp {
         let shape = Shape { operation, algorithm, count, in_place };
         let compiled = self.program(shape);
         let scratch = self.scratch.first(compiled.scratch * signature.dtype.size());
+        if !operation.is_point_to_point() {
+            self.history.push(sequence, signature);
+        }
         let run = Run {
             context: Context {
                 group: &self.group,
@@ -142,6 +147,7 @@ impl Backend for Tcp {
                 name: self.name,
                 segment: self.settings.segment,
                 patience: self.patience,
+                history: &self.history,
             },
             links: &mut self.links,
             compiled: &compiled,
