@@ -9,7 +9,7 @@ use std::time::Duration;
 macro_rules! bounded {
     (
         $(#[$meta:meta])+
-        $name:ident($kind:ty), $accepts:expr, $expected:literal, $example:literal
+        $name:ident($kind:ty), $accepts:expr, $expected:literal, $example:literal $(, why: $why:literal)?
     ) => {
         $(#[$meta])+
         #[derive(Clone, Copy, Debug, PartialEq, PartialOrd)]
@@ -19,7 +19,11 @@ macro_rules! bounded {
             /// This value, if it lies within the bounds.
             pub fn new(value: $kind) -> Result<Self, ValueError> {
                 let accepts: fn($kind) -> bool = $accepts;
-                if accepts(value) { Ok(Self(value)) } else { Err(Self::refuse(format!("`{}`", value.show()), None)) }
+                if accepts(value) {
+                    return Ok(Self(value));
+                }
+                let why: &[&str] = &[$($why)?];
+                Err(Self::refuse(format!("`{}`", value.show()), why.first().map(ToString::to_string)))
             }
 
             /// The value.
@@ -105,6 +109,15 @@ bounded! {
     #[derive(Eq, Ord, Hash)]
     Segment(ByteSize), |size| (ByteSize::kib(4)..=ByteSize::mib(16)).contains(&size),
     "a size from 4KiB to 16MiB", "256KiB"
+}
+
+bounded! {
+    /// The size of a socket's buffer: 64KiB to 1GiB. A packet of the loopback interface carries almost 64KiB. Where the
+    /// buffers hold less than one, its pieces wait for the other end's delayed acknowledgement, 40 ms each.
+    #[derive(Eq, Ord, Hash)]
+    SocketBuffer(ByteSize), |size| (ByteSize::kib(64)..=ByteSize::mib(1024)).contains(&size),
+    "a size from 64KiB to 1GiB", "256KiB",
+    why: "a packet of the loopback interface carries almost 64KiB; pieces of one wait for delayed acknowledgements"
 }
 
 bounded! {

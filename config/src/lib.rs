@@ -50,7 +50,7 @@ mod setting;
 mod size;
 mod source;
 
-pub use bounded::{Segment, Temperature, Timeout, TopP, WorldSize};
+pub use bounded::{Segment, SocketBuffer, Temperature, Timeout, TopP, WorldSize};
 pub use choice::{AlgorithmChoice, BackendChoice, LogFormat, ModelDType};
 pub use config::{Config, SECTIONS};
 pub use error::{ConfigError, ValueError};

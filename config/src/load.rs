@@ -51,6 +51,8 @@ impl Config {
             };
             match outcome {
                 Ok(()) => config.provenance.record(key.key, config.value(key.key), origin),
+                // A flag may stand for several settings; what is wrong with its value is said once.
+                Err(cause) if is_known(&problems, &origin, &cause) => {}
                 Err(cause) => {
                     let cause = Box::new(cause);
                     problems.push(ConfigError::BadValue { key: key.key.into(), origin, cause });
@@ -68,6 +70,12 @@ impl Config {
             _ => Err(ConfigError::Several(problems)),
         }
     }
+}
+
+/// Whether this flag has been refused for this reason already.
+fn is_known(problems: &[ConfigError], flag: &Source, cause: &crate::ValueError) -> bool {
+    let same = |problem: &ConfigError| matches!(problem, ConfigError::BadValue { origin, cause: other, .. } if origin == flag && **other == *cause);
+    matches!(flag, Source::Flag(_)) && problems.iter().any(same)
 }
 
 /// One source's settings, as figment takes them.

@@ -164,6 +164,16 @@ fn a_name_under_the_wrong_section_is_found_under_the_right_one() {
 }
 
 #[test]
+fn a_flag_that_stands_for_two_settings_is_refused_once() {
+    let flag = |key: &str, value: &str| (key.to_owned(), value.to_owned(), "--timeout".to_owned());
+    let load = |flags| Config::load(&Sources { flags, ..Sources::default() }).unwrap_err();
+    let error = load(vec![flag("process_group.timeout", "abc"), flag("rendezvous.timeout", "abc")]);
+    assert_eq!(error.problems().len(), 1, "{error}");
+    let error = load(vec![flag("process_group.timeout", "abc"), flag("process_group.coalesce", "abc")]);
+    assert_eq!(error.problems().len(), 2, "another reason is another problem: {error}");
+}
+
+#[test]
 fn a_name_like_no_other_is_refused_with_the_way_to_the_list() {
     assert_eq!(
         file_refusal("[job]\nquux_of_the_day = 1\n"),

@@ -72,11 +72,15 @@ impl Orchestrator {
 
     /// Tells the launcher, where there is one, why this rank gives up, and in which collective.
     pub fn report(&self, error: &(dyn StdError + 'static)) {
+        use ryzanstein_tensor_parallel::Error as ModelError;
         let mut cause = Some(error);
         while let Some(current) = cause {
             // The model's error passes the group's through, source and all, so that the chain alone does not show it.
-            let inside = match current.downcast_ref::<ryzanstein_tensor_parallel::Error>() {
-                Some(ryzanstein_tensor_parallel::Error::Group(inner)) => Some(inner),
+            let inside = match current.downcast_ref() {
+                Some(ModelError::Group(inner)) => Some(inner),
+                Some(ModelError::Peer { rank, .. }) => {
+                    return self.connection.report(&error.to_string(), Some(*rank));
+                }
                 _ => current.downcast_ref::<Error>(),
             };
             if let Some(group_error) = inside {
@@ -84,7 +88,7 @@ impl Orchestrator {
             }
             cause = current.source();
         }
-        self.connection.report(&error.to_string());
+        self.connection.report(&error.to_string(), None);
     }
 
     /// Leaves the job; see [`ProcessGroupManager::finalize`].

@@ -158,6 +158,11 @@ impl Error {
         matches!(self, Self::Invalid(_) | Self::Configuration(_))
     }
 
+    /// Whether another try with the same settings on the same machines would fail alike, so that there is no point in it.
+    pub fn is_permanent(&self) -> bool {
+        matches!(self.root_cause(), Self::Configuration(_) | Self::BackendUnavailable { .. })
+    }
+
     /// The first cause, below any number of [`Error::Poisoned`].
     pub fn root_cause(&self) -> &Self {
         match self {

@@ -1,11 +1,11 @@
 //! From configuration to groups that have proved themselves.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ryzanstein_config::{AlgorithmChoice, BackendChoice, ByteSize, Config};
+use ryzanstein_config::{AlgorithmChoice, BackendChoice, Config};
 
 use crate::backend::Backend;
 use crate::backend::tcp::data_plane::{self, Bound, DataPlane};
@@ -118,7 +118,7 @@ impl ProcessGroupManager {
             (BackendKind::Tcp, Some(Ok(bound))) => {
                 let settings = data_plane::Settings {
                     handshake: config.process_group.tcp.handshake_timeout.get(),
-                    socket_buffer: config.process_group.tcp.socket_buffer.map(ByteSize::as_usize),
+                    socket_buffer: config.process_group.tcp.socket_buffer.map(|b| b.get().as_usize()),
                     cross_memory: config.process_group.tcp.cross_memory,
                 };
                 Some(DataPlane::start(bound, roster.epoch, *rank, secret.clone(), &settings)?)
@@ -391,8 +391,9 @@ fn address_of(interface: &str) -> Result<IpAddr> {
     let mut found: Vec<_> = all.iter().filter(|i| i.name == interface).map(if_addrs::Interface::ip).collect();
     found.sort_by_key(IpAddr::is_ipv6);
     found.into_iter().next().ok_or_else(|| {
-        let mut names: Vec<_> = all.iter().map(|i| i.name.as_str()).collect();
-        names.dedup();
+        // An interface is listed once for each of its addresses, and not next to itself.
+        let names: BTreeSet<_> = all.iter().map(|i| i.name.as_str()).collect();
+        let names: Vec<_> = names.into_iter().collect();
         Error::Configuration(format!(
             "process_group.tcp.interface: this host has no interface `{interface}` with an address; it has {}",
             names.join(", ")

@@ -104,7 +104,7 @@ impl Rendezvous for MemoryRendezvous {
         }
         let all: Vec<Candidate> = candidates.iter().flatten().cloned().collect();
         drop(candidates);
-        let agreement = agree(&all).map_err(Error::Rendezvous)?;
+        let agreement = agree(&all).map_err(Error::Configuration)?;
         let members = Rank::all(all.len())
             .zip(all)
             .map(|(rank, c)| Member {

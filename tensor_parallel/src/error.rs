@@ -1,5 +1,6 @@
 //! Errors that say whose fault it was.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use ryzanstein_process_group as process_group;
@@ -51,7 +52,7 @@ pub enum Error {
     /// Another rank could not do its part.
     #[error("rank {rank} failed: {reason}")]
     Peer {
-        /// Which one.
+        /// Which one, as a global rank.
         rank: process_group::Rank,
         /// Its own error.
         reason: String,
@@ -63,6 +64,24 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether another try with the same settings and files would fail alike, so that there is no point in it: what was
+    /// asked for cannot be, or the model's files are not there, damaged or of a kind that is not supported.
+    pub fn is_permanent(&self) -> bool {
+        match self {
+            Self::Configuration(_) | Self::Input(_) | Self::Model { .. } | Self::Checkpoint { .. } => true,
+            Self::Io { source, .. } => matches!(
+                source.kind(),
+                ErrorKind::NotFound
+                    | ErrorKind::NotADirectory
+                    | ErrorKind::IsADirectory
+                    | ErrorKind::PermissionDenied
+            ),
+            // The rank that could not do its part says it for all.
+            Self::Peer { .. } => false,
+            Self::Group(error) => error.is_permanent(),
+        }
+    }
+
     pub(crate) fn configuration(reason: impl Into<String>) -> Self {
         Self::Configuration(reason.into())
     }

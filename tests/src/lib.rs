@@ -1,5 +1,7 @@
 //! What tests with several ranks share.
 
+pub mod fixtures;
+
 use std::time::Duration;
 
 use half::{bf16, f16};

@@ -280,7 +280,7 @@ fn seven_and_sixteen_ranks_sum_gather_and_exchange() {
 fn neighbours_that_all_send_first_do_not_wait_for_each_other() {
     let mut config = config(BackendChoice::Tcp);
     // Small enough that the long messages do not fit: they are taken in, in pieces, while their receiver sends.
-    config.process_group.tcp.socket_buffer = Some(ByteSize::kib(128));
+    config.process_group.tcp.socket_buffer = Some(ByteSize::kib(128).try_into().unwrap());
     with_ranks(&config, 4, |mut manager| {
         let group = manager.world();
         let (me, n) = (group.rank().0, 4);

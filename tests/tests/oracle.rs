@@ -1,69 +1,11 @@
 //! Small random checkpoints against what `transformers` computes from them (see `fixtures/README.md`).
 
-use std::path::{Path, PathBuf};
-
 use ryzanstein_process_group::Rank;
 use ryzanstein_tensor_parallel::{
     Dtype, Error, GenerateOptions, Llama, LlamaConfig, Tokenizer, legal_world_sizes,
 };
+use ryzanstein_tests::fixtures::{Expected, FIXTURES, folder, world_sizes};
 use ryzanstein_tests::on_loopback;
-use safetensors::SafeTensors;
-
-const FIXTURES: [&str; 8] = [
-    "heads-6",
-    "llama-bias-headdim",
-    "llama-gqa",
-    "llama-mha",
-    "llama3-rope",
-    "mistral",
-    "mistral-window",
-    "qwen2",
-];
-
-fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
-}
-
-/// World sizes that a fixture is run on: all legal ones that the requirements name.
-fn world_sizes(name: &str) -> Vec<usize> {
-    legal_world_sizes(&LlamaConfig::from_folder(&folder(name)).unwrap(), 8)
-}
-
-struct Expected {
-    prompt: Vec<u32>,
-    tokens: Vec<u32>,
-    logits: Vec<f32>,
-    native: Option<Vec<f32>>,
-    vocabulary: usize,
-}
-
-impl Expected {
-    fn read(name: &str) -> Self {
-        let bytes = std::fs::read(folder(name).join("expected.safetensors")).unwrap();
-        let file = SafeTensors::deserialize(&bytes).unwrap();
-        let ids = |key| {
-            let data = file.tensor(key).unwrap().data();
-            data.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u32).collect()
-        };
-        let floats = |key| {
-            let data = file.tensor(key).ok()?.data();
-            Some(data.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect())
-        };
-        Self {
-            prompt: ids("prompt"),
-            tokens: ids("tokens"),
-            logits: floats("logits").unwrap(),
-            native: floats("logits_native"),
-            vocabulary: file.tensor("logits").unwrap().shape()[1],
-        }
-    }
-
-    /// The prompt and all new tokens but the last: what the logits were computed from.
-    fn input(&self) -> Vec<u32> {
-        let fed = &self.tokens[..self.tokens.len() - 1];
-        self.prompt.iter().chain(fed).copied().collect()
-    }
-}
 
 /// Logits of all positions at once, and the same from the prompt followed by one token at a time.
 fn logits(name: &str, dtype: Option<Dtype>, world_size: usize, expected: &Expected) -> [Vec<f32>; 2] {
@@ -109,10 +51,18 @@ fn greedy(name: &str, dtype: Option<Dtype>, world_size: usize, expected: &Expect
 }
 
 #[test]
+fn the_legal_world_sizes_are_those_the_fixtures_were_made_for() {
+    for name in FIXTURES {
+        let config = LlamaConfig::from_folder(&folder(name)).unwrap();
+        assert_eq!(legal_world_sizes(&config, 8), world_sizes(name), "{name}");
+    }
+}
+
+#[test]
 fn f32_logits_equal_the_reference_at_every_position_and_world_size() {
     for name in FIXTURES {
         let expected = Expected::read(name);
-        for world_size in world_sizes(name) {
+        for &world_size in world_sizes(name) {
             for got in logits(name, Some(Dtype::F32), world_size, &expected) {
                 for (i, (got, want)) in got.iter().zip(&expected.logits).enumerate() {
                     assert!(
@@ -129,7 +79,7 @@ fn f32_logits_equal_the_reference_at_every_position_and_world_size() {
 fn greedy_decoding_gives_the_reference_tokens_on_every_rank_and_world_size() {
     for name in FIXTURES {
         let expected = Expected::read(name);
-        for world_size in world_sizes(name) {
+        for &world_size in world_sizes(name) {
             for tokens in greedy(name, Some(Dtype::F32), world_size, &expected) {
                 assert_eq!(tokens, expected.tokens, "{name}, world {world_size}");
             }
@@ -142,7 +92,7 @@ fn sixteen_bit_models_in_their_own_type_stay_near_the_f32_reference_and_choose_i
     for name in FIXTURES.into_iter().filter(|name| is_half(name)) {
         let expected = Expected::read(name);
         let scale = greatest(expected.logits.iter().copied());
-        for world_size in world_sizes(name) {
+        for &world_size in world_sizes(name) {
             for got in logits(name, None, world_size, &expected) {
                 let error = distance(&got, &expected.logits) / scale;
                 println!("{name}, world {world_size}: {error:.5} of the greatest logit");
@@ -191,7 +141,7 @@ fn a_model_that_only_one_rank_can_read_is_the_same_on_all() {
 fn a_rank_reads_its_share_and_what_every_rank_holds() {
     // Norms, and KV heads held by several ranks, are read by more than one; nothing else is.
     for name in FIXTURES {
-        for world_size in world_sizes(name) {
+        for &world_size in world_sizes(name) {
             let reports =
                 on_loopback(world_size, |group| *Llama::load(&folder(name), None, group).unwrap().report());
             let total = reports[0].checkpoint_bytes;

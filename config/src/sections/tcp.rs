@@ -1,7 +1,7 @@
 //! `[process_group.tcp]`
 
 use super::section;
-use crate::{AlgorithmChoice, ByteSize, Segment, Timeout};
+use crate::{AlgorithmChoice, Segment, SocketBuffer, Timeout};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -16,8 +16,9 @@ section! {
         /// How an all-reduce goes.
         algorithm: AlgorithmChoice = "auto",
         /// The size of each socket's send and receive buffers; unset, 256KiB between ranks of one host, where more would
-        /// only fall out of the processor's cache, and the kernel's own tuning between hosts.
-        socket_buffer: Option<ByteSize> = "",
+        /// only fall out of the processor's cache, and the kernel's own tuning between hosts. At least 64KiB, about one
+        /// packet of the loopback interface: where less fits in, its pieces wait for delayed acknowledgements.
+        socket_buffer: Option<SocketBuffer> = "",
         /// The size of a pipelined piece.
         segment: Segment = "128KiB",
         /// Whether ranks of one host copy large payloads from each other's memory, where the system lets them, instead of

@@ -34,6 +34,8 @@ pub mod refusal {
         Invalid = 1,
         /// Not everybody came in time.
         Timeout = 2,
+        /// The ranks' settings do not go together: another try would fail alike.
+        Configuration = 3,
     }
     impl Kind {
         /// String value of the enum field names used in the ProtoBuf definition.
@@ -45,6 +47,7 @@ pub mod refusal {
                 Self::Refused => "REFUSED",
                 Self::Invalid => "INVALID",
                 Self::Timeout => "TIMEOUT",
+                Self::Configuration => "CONFIGURATION",
             }
         }
         /// Creates an enum from field names used in the ProtoBuf definition.
@@ -53,6 +56,7 @@ pub mod refusal {
                 "REFUSED" => Some(Self::Refused),
                 "INVALID" => Some(Self::Invalid),
                 "TIMEOUT" => Some(Self::Timeout),
+                "CONFIGURATION" => Some(Self::Configuration),
                 _ => None,
             }
         }

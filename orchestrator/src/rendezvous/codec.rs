@@ -179,6 +179,7 @@ impl From<Refusal> for wire::Refusal {
         match refusal {
             Refusal::Refused(why) => of(wire::refusal::Kind::Refused, why),
             Refusal::Invalid(why) => of(wire::refusal::Kind::Invalid, why),
+            Refusal::Configuration(why) => of(wire::refusal::Kind::Configuration, why),
             Refusal::Timeout { what, waited, mut missing } => {
                 missing.truncate(MOST_NAMED);
                 Self {
@@ -195,6 +196,7 @@ pub(super) fn error(refusal: wire::Refusal) -> pg::Error {
     match refusal.kind() {
         wire::refusal::Kind::Refused => pg::Error::Rendezvous(refusal.message),
         wire::refusal::Kind::Invalid => pg::Error::Invalid(refusal.message),
+        wire::refusal::Kind::Configuration => pg::Error::Configuration(refusal.message),
         wire::refusal::Kind::Timeout => pg::Error::Timeout {
             what: refusal.message,
             waited: Duration::from_millis(refusal.waited_ms),

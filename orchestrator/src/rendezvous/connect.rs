@@ -96,10 +96,11 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::report_failure`], for an error in plain words.
-    pub fn report(&self, cause: &str) {
+    /// As [`Connection::report_failure`], for an error in plain words. `echo_of` is the rank whose failure made this one
+    /// fail, if another's did.
+    pub fn report(&self, cause: &str, echo_of: Option<Rank>) {
         if let Kind::Client(client) = &self.kind
-            && let Err(error) = client.report(cause.to_owned(), None, None)
+            && let Err(error) = client.report(cause.to_owned(), None, echo_of.map(|rank| rank.0))
         {
             tracing::debug!(%error, "could not report the failure");
         }

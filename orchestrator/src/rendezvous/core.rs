@@ -44,7 +44,7 @@ pub struct Core {
     seats: Seats,
     joined: Option<Joined>,
     /// Why nobody can join, or wait, any more in this epoch.
-    closed: Option<String>,
+    closed: Option<Refusal>,
     values: Values,
     barriers: HashMap<String, BTreeMap<Rank, Ticket>>,
     waiting_for_key: HashMap<String, BTreeSet<Ticket>>,
@@ -114,15 +114,17 @@ impl Core {
             Event::Get(ticket, epoch, key, deadline) => {
                 let found = self.fence(Some(epoch)).and_then(|()| {
                     check_key(&key)?;
-                    Ok(self.values.get(&key))
+                    match self.values.get(&key) {
+                        Some(value) => Ok(Some(value)),
+                        None => self.open().map(|()| None),
+                    }
                 });
                 match found {
-                    Ok(None) if self.closed.is_none() => {
+                    Ok(None) => {
                         self.waiting_for_key.entry(key.clone()).or_default().insert(ticket);
                         self.wait(ticket, Wait::Key { key, since: now, deadline });
                         actions.extend(self.expire(now));
                     }
-                    Ok(None) => actions.push((ticket, Err(self.closed_refusal()))),
                     Ok(Some(value)) => actions.push((ticket, Ok(Answer::Value(value)))),
                     Err(refusal) => actions.push((ticket, Err(refusal))),
                 }
@@ -149,12 +151,14 @@ impl Core {
             Event::Gone(ticket) => self.gone(ticket),
             Event::Left(rank, how) => {
                 if self.joined.is_none() && self.closed.is_none() && !self.seats.holds(rank) {
-                    self.close(format!("rank {rank} {how} without joining"), &mut actions);
+                    let why = format!("rank {rank} {how} without joining");
+                    self.close(Refusal::Refused(why), &mut actions);
                 }
             }
-            Event::Failed(why) => self.close(why, &mut actions),
+            Event::Failed(why) => self.close(Refusal::Refused(why), &mut actions),
             Event::NewEpoch(epoch) => {
-                self.close(format!("the job goes on in epoch {epoch}"), &mut actions);
+                let why = format!("the job goes on in epoch {epoch}");
+                self.close(Refusal::Refused(why), &mut actions);
                 let version = std::mem::take(&mut self.version);
                 *self = Self::new(self.world_size, version, epoch);
             }
@@ -173,8 +177,9 @@ impl Core {
         }
     }
 
-    fn closed_refusal(&self) -> Refusal {
-        Refusal::Refused(self.closed.clone().unwrap_or_default())
+    /// Nobody can join, or wait, in an epoch that was closed.
+    fn open(&self) -> Result<(), Refusal> {
+        self.closed.clone().map_or(Ok(()), Err)
     }
 
     fn wait(&mut self, ticket: Ticket, wait: Wait) {
@@ -207,24 +212,22 @@ impl Core {
                     actions.push((ticket, Ok(Answer::Seat(rank))));
                 }
             }
-            Err(why) => self.close(why, actions),
+            Err(why) => self.close(Refusal::Configuration(why), actions),
         }
     }
 
     fn may_join(&self, join: &Join) -> Result<(), Refusal> {
         self.fence(join.epoch)?;
-        if self.closed.is_some() {
-            return Err(self.closed_refusal());
-        }
+        self.open()?;
         let who = join.joiner.describe();
         if join.version != self.version {
-            return Err(Refusal::Refused(format!(
+            return Err(Refusal::Configuration(format!(
                 "{who} runs version {}, but the rendezvous runs {}; install one version on every node",
                 join.version, self.version
             )));
         }
         if join.world_size != self.world_size {
-            return Err(Refusal::Refused(format!(
+            return Err(Refusal::Configuration(format!(
                 "{who} was told that there are {} ranks, but this job has {}; start all with one world size",
                 join.world_size, self.world_size
             )));
@@ -249,9 +252,7 @@ impl Core {
 
     fn enter(&self, name: &str, rank: Rank) -> Result<(), Refusal> {
         check_key(name)?;
-        if self.closed.is_some() {
-            return Err(self.closed_refusal());
-        }
+        self.open()?;
         if rank.0 >= self.world_size {
             return Err(Refusal::Invalid(format!("there is no rank {rank} in a job of {}", self.world_size)));
         }
@@ -305,10 +306,10 @@ impl Core {
                         waited: now.saturating_sub(since),
                         missing: self.seats.missing(),
                     };
-                    self.closed = Some(format!(
+                    self.closed = Some(Refusal::Refused(format!(
                         "this process comes too late: another rank gave up waiting after {:.1?}",
                         now.saturating_sub(since)
-                    ));
+                    )));
                     for ticket in self.seats.tickets() {
                         self.stop_waiting(ticket);
                         actions.push((ticket, Err(refusal.clone())));
@@ -346,17 +347,17 @@ impl Core {
     }
 
     /// Refuses all who wait, and all who would. The first reason stays.
-    fn close(&mut self, why: String, actions: &mut Vec<Action>) {
+    fn close(&mut self, refusal: Refusal, actions: &mut Vec<Action>) {
         let mut tickets: Vec<Ticket> = self.waits.keys().copied().collect();
         tickets.sort_unstable();
         for ticket in tickets {
-            actions.push((ticket, Err(Refusal::Refused(why.clone()))));
+            actions.push((ticket, Err(refusal.clone())));
         }
         self.waits.clear();
         self.deadlines.clear();
         self.barriers.clear();
         self.waiting_for_key.clear();
-        self.closed.get_or_insert(why);
+        self.closed.get_or_insert(refusal);
     }
 
     /// What a candidate that was seated said of itself.

@@ -64,7 +64,7 @@ impl Seats {
         let who = joiner.describe();
         if let Some(rank) = joiner.rank {
             if rank.0 >= self.world_size {
-                return Err(Refusal::Refused(format!(
+                return Err(Refusal::Configuration(format!(
                     "{who} is out of range: this job has ranks 0 to {}",
                     self.world_size - 1
                 )));

@@ -116,6 +116,11 @@ impl Server {
         self.shared.tell(Event::Left(rank, how.to_owned()));
     }
 
+    /// Whether all ranks have come, in this epoch.
+    pub fn joined(&self) -> bool {
+        self.shared.state().core.joined().is_some()
+    }
+
     /// What this rank reported before it gave up.
     pub fn report(&self, rank: Rank) -> Option<Report> {
         self.shared.state().core.reports().get(&rank).cloned()

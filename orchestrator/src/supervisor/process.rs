@@ -21,6 +21,7 @@ use super::output::{self, Tail, To};
 use super::place::Place;
 use super::report::{ClosingReport, Failure, RankEnd, ending};
 use super::{descendants, spawn};
+use crate::rendezvous::Server;
 
 /// How long after the first failure the other ranks may end with an error of their own.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -303,9 +304,10 @@ impl<'a> Supervisor<'a> {
     }
 
     fn failure(&self, rank: Rank, exit: Exit) -> Failure {
-        let report = self.place.server.as_ref().and_then(|server| server.report(rank));
+        let server = self.place.server.as_ref();
+        let report = server.and_then(|server| server.report(rank));
         let process = self.processes.get(&rank);
-        let words = process.map(|process| output::text(&process.stderr)).filter(|text| !text.is_empty());
+        let words = process.map(|process| last_words(&process.stderr)).filter(|text| !text.is_empty());
         let (exit_code, signal) = parts(Some(exit));
         let (cause, last_call) = match report {
             Some(report) => (Some(report.cause), report.last_call),
@@ -320,6 +322,7 @@ impl<'a> Supervisor<'a> {
             cause: cause
                 .unwrap_or_else(|| format!("it {} and wrote nothing to stderr", ending(exit_code, signal))),
             last_call,
+            joined: server.is_some_and(Server::joined),
         }
     }
 
@@ -341,6 +344,12 @@ impl<'a> Supervisor<'a> {
         let most = self.job.config.launch.max_restarts;
         format!("ryz: {}; restart {} of {most}, as epoch {epoch}\n", failed.join("; "), epoch.0 - 1)
     }
+}
+
+/// What a process wrote last. That it is an error need not be said under `cause:`.
+fn last_words(stderr: &Tail) -> String {
+    let text = output::text(stderr);
+    text.strip_prefix("error: ").map(str::to_owned).unwrap_or(text)
 }
 
 /// Resolves when the lifeline ends; never, if there is none.

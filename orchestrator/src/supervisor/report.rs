@@ -43,6 +43,9 @@ pub struct Failure {
     pub cause: String,
     /// The last collective it called, if it said.
     pub last_call: Option<String>,
+    /// Whether the ranks had met at this node's rendezvous. A program that never joins has no collectives to speak of.
+    #[serde(skip)]
+    pub joined: bool,
 }
 
 /// How a rank ended.
@@ -96,7 +99,7 @@ impl fmt::Display for ClosingReport {
         let epoch = self.epoch;
         match (&self.first_failure, self.interrupted) {
             (Some(failure), _) => {
-                let Failure { rank, host, pid, exit_code, signal, cause, last_call } = failure;
+                let Failure { rank, host, pid, exit_code, signal, cause, last_call, joined } = failure;
                 let pid = pid.map_or_else(String::new, |pid| format!(", pid {pid}"));
                 writeln!(f, "ryz: the job failed in epoch {epoch}")?;
                 writeln!(
@@ -105,7 +108,9 @@ impl fmt::Display for ClosingReport {
                     ending(*exit_code, *signal)
                 )?;
                 writeln!(f, "  cause: {}", cause.replace('\n', "\n         "))?;
-                writeln!(f, "  last collective: {}", last_call.as_deref().unwrap_or("none reported"))?;
+                if last_call.is_some() || *joined {
+                    writeln!(f, "  last collective: {}", last_call.as_deref().unwrap_or("none reported"))?;
+                }
                 for end in self.ranks.iter().filter(|end| end.rank != *rank) {
                     writeln!(f, "  then: rank {} {}", end.rank, ending(end.exit_code, end.signal))?;
                 }

@@ -18,8 +18,16 @@ use tracing_subscriber::{EnvFilter, Layer as _, layer::SubscriberExt as _, util:
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     /// The filter is not one.
-    #[error("log.level: {0}")]
-    Filter(#[from] tracing_subscriber::filter::ParseError),
+    #[error(
+        "log.level: expected a level (off, error, warn, info, debug, trace), or levels by module as in \
+         `info,ryzanstein_process_group=debug`, not `{level}` ({cause})"
+    )]
+    Filter {
+        /// What was written.
+        level: String,
+        /// What the parser said.
+        cause: tracing_subscriber::filter::ParseError,
+    },
     /// The process has a subscriber already.
     #[error("logging has been set up before: {0}")]
     Twice(#[from] tracing_subscriber::util::TryInitError),
@@ -33,7 +41,8 @@ pub enum TelemetryError {
 /// # Errors
 /// [`TelemetryError`] when the filter cannot be read or logging is set up already.
 pub fn log_to_stderr(config: &LogConfig, rank: Option<u32>) -> Result<(), TelemetryError> {
-    let filter = EnvFilter::try_new(&config.level)?;
+    let filter = EnvFilter::try_new(&config.level)
+        .map_err(|cause| TelemetryError::Filter { level: config.level.clone(), cause })?;
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let layer = match config.format {
         // The formatter of JSON lines knows fields of spans and events only, so its lines are completed here.

@@ -27,6 +27,22 @@ fn the_exit_code_is_that_of_the_rank_that_failed_and_the_report_names_it() {
     assert!(stderr.contains("first failure: rank 1 (host "), "{stderr}");
     assert!(stderr.contains("exited with code 7"), "{stderr}");
     assert!(stderr.contains("cause: the disk is full"), "{stderr}");
+    assert!(!stderr.contains("last collective"), "a program that never joined has none: {stderr}");
+}
+
+#[test]
+fn the_cause_does_not_say_twice_that_it_is_an_error() {
+    let output = Run::launch(&["--world-size", "1"], "echo error: the disk is full >&2; exit 7").finish();
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("cause: the disk is full"), "{stderr}");
+}
+
+#[test]
+fn a_rank_that_joined_and_reported_no_collective_is_said_to_have_reported_none() {
+    let script = format!("{} check; exit 7", env!("CARGO_BIN_EXE_ryz"));
+    let output = Run::launch(&["--world-size", "1"], &script).finish();
+    assert_eq!(output.status.code(), Some(7));
+    assert!(text(&output.stderr).contains("last collective: none reported"), "{}", text(&output.stderr));
 }
 
 #[test]

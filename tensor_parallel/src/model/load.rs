@@ -104,7 +104,7 @@ impl Llama {
         });
         let told: Result<Plan, String> = group.broadcast_object(told.as_ref(), root)?;
         let checkpoint = prepared.transpose()?.map(|(_, _, checkpoint)| checkpoint);
-        let plan = told.map_err(|reason| Error::Peer { rank: root, reason })?;
+        let plan = told.map_err(|reason| Error::Peer { rank: group.members()[root.index()], reason })?;
         let config = plan.parse(Path::new("config.json"))?;
         let mut source = RootSource { checkpoint: checkpoint.as_ref(), root, group };
         let model = build(config, &plan, &mut source, me, world_size)?;
@@ -152,7 +152,7 @@ where
     let mine = mine?;
     for (rank, theirs) in Rank::all(all.len()).zip(all) {
         match theirs {
-            Err(reason) => return Err(Error::Peer { rank, reason }),
+            Err(reason) => return Err(Error::Peer { rank: group.members()[rank.index()], reason }),
             Ok(theirs) if Ok(&theirs) != told.as_ref() => {
                 return Err(Error::configuration(format!(
                     "rank {rank} has another model or another type than rank {}; all must load the same folder",

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use ryzanstein_config::ConfigError;
 use ryzanstein_orchestrator::supervisor::LaunchError;
+use ryzanstein_orchestrator::telemetry::TelemetryError;
 
 /// Starts the ranks of a job, checks them, and runs models on them.
 #[derive(Parser)]
@@ -73,7 +74,8 @@ fn is_wrong_use(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.is::<ConfigError>()
             || matches!(cause.downcast_ref(), Some(LaunchError::Configuration(_)))
-            || matches!(cause.downcast_ref(), Some(Error::Configuration(_)))
-            || matches!(cause.downcast_ref(), Some(ModelError::Configuration(_) | ModelError::Input(_)))
+            || matches!(cause.downcast_ref(), Some(TelemetryError::Filter { .. }))
+            || cause.downcast_ref().is_some_and(Error::is_permanent)
+            || cause.downcast_ref().is_some_and(ModelError::is_permanent)
     })
 }

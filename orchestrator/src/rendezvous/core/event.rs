@@ -99,6 +99,8 @@ pub enum Refusal {
     Refused(String),
     /// The request was wrong.
     Invalid(String),
+    /// The ranks' settings do not go together: another try would fail alike.
+    Configuration(String),
     /// Not everybody came in time.
     Timeout {
         /// What was waited for.

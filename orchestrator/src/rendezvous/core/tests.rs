@@ -72,7 +72,12 @@ impl Job {
 
     fn words(&self, ticket: Ticket) -> &str {
         match &self.answers[&ticket] {
-            Err(Refusal::Refused(why) | Refusal::Invalid(why) | Refusal::Timeout { what: why, .. }) => why,
+            Err(
+                Refusal::Refused(why)
+                | Refusal::Invalid(why)
+                | Refusal::Configuration(why)
+                | Refusal::Timeout { what: why, .. },
+            ) => why,
             other => panic!("granted: {other:?}"),
         }
     }
@@ -165,6 +170,7 @@ fn ranks_that_agree_on_no_backend_are_all_told_why() {
     let b = job.join(seconds(0), other);
     for ticket in [a, b] {
         assert!(job.words(ticket).contains("rank 1 wants `nccl`"), "{}", job.words(ticket));
+        assert!(matches!(&job.answers[&ticket], Err(Refusal::Configuration(_))), "no other try would help");
     }
 }
 

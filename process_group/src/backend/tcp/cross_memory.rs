@@ -54,7 +54,11 @@ pub(super) fn read(pid: u32, from: u64, into: &mut [u8]) -> nix::Result<()> {
     while done < into.len() {
         let left = into.len() - done;
         let remote = RemoteIoVec { base: from as usize + done, len: left };
-        match process_vm_readv(Pid::from_raw(pid as i32), &mut [IoSliceMut::new(&mut into[done..])], &[remote]) {
+        match process_vm_readv(
+            Pid::from_raw(pid as i32),
+            &mut [IoSliceMut::new(&mut into[done..])],
+            &[remote],
+        ) {
             Ok(0) => return Err(nix::Error::EFAULT),
             Ok(bytes) => done += bytes,
             Err(nix::Error::EINTR) => {}

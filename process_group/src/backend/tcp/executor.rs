@@ -2,7 +2,10 @@
 
 mod control;
 mod failure;
+mod mismatch;
 mod reference;
+
+pub(super) use mismatch::History;
 
 use std::time::Instant;
 
@@ -52,6 +55,8 @@ pub(super) struct Context<'a> {
     pub(super) name: Rank,
     pub(super) segment: usize,
     pub(super) patience: Patience,
+    /// This call and those before it.
+    pub(super) history: &'a History,
 }
 
 /// Progress of a call. Kept between calls to save its allocations.
@@ -117,10 +122,13 @@ impl Run<'_> {
         self.progress.reset(self.compiled.nodes.len(), self.links.len());
         let mut idle_since = started;
         let mut looks = 0u32;
+        let may_ask = !self.signature.operation.is_point_to_point();
+        let mut ask_at = may_ask.then(|| started + mismatch::ASK_AFTER);
         loop {
             let moved = self.step()?;
             if self.progress.left == 0 && !self.has_more_to_say() {
-                return Ok(());
+                // All have come, and all that they sent before is there: also what no later call may look at for long.
+                return if self.signature.operation == Operation::Barrier { self.listen() } else { Ok(()) };
             }
             if moved {
                 looks = 0;
@@ -138,8 +146,11 @@ impl Run<'_> {
                 }
                 continue;
             }
-            if !self.wait(self.deadline)? {
-                return Err(self.give_up(started));
+            if !self.wait(ask_at.unwrap_or(self.deadline).min(self.deadline))? {
+                if ask_at.take().is_none_or(|at| at >= self.deadline) {
+                    return Err(self.give_up(started));
+                }
+                self.ask();
             }
             self.listen()?;
             looks = 0;
@@ -319,6 +330,10 @@ impl Run<'_> {
             }
             link.continue_letter();
             return Ok(false);
+        }
+        let is_ahead = !self.signature.operation.is_point_to_point() && header.sequence > self.sequence;
+        if is_ahead {
+            return Err(self.overtaken(peer, &header));
         }
         self.check(peer, &header)?;
         if header.length != length {

@@ -30,7 +30,7 @@ use crate::schedule::select::{Demand, select};
 use crate::wire::frame::{Header, Kind, MAX_REASON};
 use compiled::Compiled;
 use data_plane::Connection;
-use executor::{Context, Progress, Run, Spaces};
+use executor::{Context, History, Progress, Run, Spaces};
 use link::{Link, Patience};
 
 /// Programs remembered. A model has a handful of shapes; more than this many come from a sweep over lengths.
@@ -62,6 +62,7 @@ pub(crate) struct Tcp {
     patience: Patience,
     programs: HashMap<Shape, Arc<Compiled>>,
     progress: Progress,
+    history: History,
     scratch: AlignedBytes,
 }
 
@@ -93,6 +94,7 @@ impl Tcp {
             patience,
             programs: HashMap::new(),
             progress: Progress::default(),
+            history: History::default(),
             scratch: AlignedBytes::default(),
         }
     }
@@ -177,6 +179,9 @@ impl Backend for Tcp {
         let shape = Shape { operation, algorithm, count, in_place, by_reference };
         let compiled = self.program(shape);
         let scratch = self.scratch.first(compiled.scratch * signature.dtype.size());
+        if !operation.is_point_to_point() {
+            self.history.push(sequence, signature);
+        }
         let run = Run {
             context: Context {
                 group: &self.group,
@@ -184,6 +189,7 @@ impl Backend for Tcp {
                 name: self.name,
                 segment: self.settings.segment,
                 patience: self.patience,
+                history: &self.history,
             },
             links: &mut self.links,
             compiled: &compiled,

@@ -58,7 +58,9 @@ impl Run<'_> {
     }
 
     pub(super) fn control(&mut self, peer: usize, header: Header) -> Result<()> {
-        let mine = self.header(0);
+        if matches!(header.kind, Kind::Query | Kind::Answer) {
+            self.compare(peer, &header)?;
+        }
         let link = self.links[peer].as_mut().expect("only links are read");
         link.header = None;
         match header.kind {
@@ -71,7 +73,9 @@ impl Run<'_> {
                 return Err(Error::PeerAborted { rank: header.rank, reason });
             }
             Kind::Query => {
-                link.queue_control(&Header { kind: Kind::Answer, ..mine }, &[]);
+                let answer = self.answer(&header);
+                let link = self.links[peer].as_mut().expect("only links are read");
+                link.queue_control(&answer, &[]);
                 link.flush_control();
             }
             Kind::Answer => link.answered = true,
@@ -142,6 +146,9 @@ impl Run<'_> {
 
     /// Compares a header with what this rank is doing.
     pub(super) fn check(&self, peer: usize, header: &Header) -> Result<()> {
+        if header.sequence < self.sequence && !self.signature.operation.is_point_to_point() {
+            self.compare(peer, header)?;
+        }
         let from = self.name(peer);
         let mut mine = self.signature;
         if let Operation::Recv { .. } = mine.operation {

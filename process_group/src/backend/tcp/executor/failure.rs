@@ -6,7 +6,6 @@ use super::Run;
 use crate::call::Operation;
 use crate::error::Error;
 use crate::rank::Rank;
-use crate::wire::frame::{Header, Kind};
 
 /// How long a rank whose deadline has passed listens for where the others are.
 const GRACE: Duration = Duration::from_millis(300);
@@ -46,12 +45,7 @@ impl Run<'_> {
         if let Operation::Send { to: peer } | Operation::Recv { from: peer } = self.signature.operation {
             return self.timeout(started, vec![self.name(peer.index())]);
         }
-        let query = Header { kind: Kind::Query, ..self.header(0) };
-        for link in self.links.iter_mut().flatten() {
-            link.answered = false;
-            link.queue_control(&query, &[]);
-            link.flush_control();
-        }
+        self.ask();
         let until = Instant::now() + GRACE;
         while self.absent().next().is_some() && self.wait(until).unwrap_or(false) {
             for peer in 0..self.links.len() {

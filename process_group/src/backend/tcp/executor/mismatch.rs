@@ -1,0 +1,120 @@
+//! Who called what: finding ranks whose calls differ although neither got a message of the other's that shows it.
+//!
+//! A rank that only sends in a call has left it before anybody can object, and two roots may wait for each other. So every
+//! rank remembers its calls. A header of an older call is compared with this rank's own call of that number. Where
+//! nothing came, a rank asks: who is asked compares the question with its own call of that number, and answers with it.
+
+use std::time::{Duration, Instant};
+
+use super::Run;
+use crate::backend::tcp::link::Moved;
+use crate::call::Signature;
+use crate::error::{Error, Result};
+use crate::wire::frame::{Header, Kind};
+
+/// How long a rank waits in a call before it asks the others what they called.
+pub(super) const ASK_AFTER: Duration = Duration::from_millis(200);
+/// How long it waits for the answer of a rank that is ahead of it, which may be busy elsewhere.
+const ANSWER: Duration = Duration::from_millis(300);
+/// Calls remembered. A rank can only get so far ahead as what it sent fits the sockets' buffers.
+const REMEMBERED: u64 = 1024;
+
+/// This rank's newest collectives.
+#[derive(Default, Debug)]
+pub(in crate::backend::tcp) struct History {
+    calls: Vec<(u64, Signature)>,
+}
+
+impl History {
+    pub(in crate::backend::tcp) fn push(&mut self, sequence: u64, signature: Signature) {
+        let slot = (sequence % REMEMBERED) as usize;
+        if slot >= self.calls.len() {
+            // Numbers begin at 1 and follow each other; what fills a gap has number 0, which no call has.
+            self.calls.resize(slot + 1, (0, signature));
+        }
+        self.calls[slot] = (sequence, signature);
+    }
+
+    fn get(&self, sequence: u64) -> Option<Signature> {
+        let (number, signature) = self.calls.get((sequence % REMEMBERED) as usize)?;
+        (*number == sequence && sequence > 0).then_some(*signature)
+    }
+}
+
+impl Run<'_> {
+    /// Compares a header with this rank's own call of the same number, if that is remembered.
+    pub(super) fn compare(&self, peer: usize, header: &Header) -> Result<()> {
+        if header.signature.operation.is_point_to_point() {
+            return Ok(());
+        }
+        match self.context.history.get(header.sequence) {
+            Some(mine) if mine != header.signature => Err(Error::mismatch(
+                self.context.group,
+                header.sequence,
+                (self.context.name, &mine),
+                (self.name(peer), &header.signature),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// What to answer to a question: this rank's call of that number; the present one if there is none.
+    pub(super) fn answer(&self, question: &Header) -> Header {
+        let present = Header { kind: Kind::Answer, ..self.header(0) };
+        match self.context.history.get(question.sequence) {
+            Some(signature) => Header { signature, sequence: question.sequence, ..present },
+            None => present,
+        }
+    }
+
+    /// Asks everybody what they called.
+    pub(super) fn ask(&mut self) {
+        let question = Header { kind: Kind::Query, ..self.header(0) };
+        for link in self.links.iter_mut().flatten().filter(|link| link.closed.is_none()) {
+            link.answered = false;
+            link.queue_control(&question, &[]);
+            link.flush_control();
+        }
+    }
+
+    /// A peer sends for a later call and never sent what this one needs: it called something else. Asks what; the answer
+    /// is behind all that the peer has sent. What it calls now has to do if it does not answer in time.
+    pub(super) fn overtaken(&mut self, peer: usize, header: &Header) -> Error {
+        let now = self.check(peer, header).err().unwrap_or_else(|| self.corrupt(peer, "a message too early"));
+        self.ask();
+        let until = Instant::now() + ANSWER;
+        // The call has failed, so that nobody needs the payloads on the way to the answer.
+        let mut skip = 0;
+        loop {
+            let link = self.links[peer].as_mut().expect("only links are read");
+            link.offers.clear();
+            if let Some(data) = link.header.take_if(|h| h.kind == Kind::Data) {
+                skip += data.length;
+            }
+            while skip > 0 {
+                let there = skip.min(link.buffered().len());
+                link.consume(there);
+                skip -= there;
+                if skip > 0 {
+                    match link.fill() {
+                        Moved::Bytes(_) => {}
+                        Moved::WouldBlock => break,
+                        Moved::Closed => return now,
+                    }
+                }
+            }
+            if skip == 0 {
+                match self.next_header(peer) {
+                    Ok(Some(_)) => continue,
+                    Ok(None) => {}
+                    Err(Error::PeerLost { .. }) => return now,
+                    Err(error) => return error,
+                }
+            }
+            let has_answered = self.links[peer].as_ref().is_some_and(|link| link.answered);
+            if has_answered || !self.wait(until).unwrap_or(false) {
+                return now;
+            }
+        }
+    }
+}

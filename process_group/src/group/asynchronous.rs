@@ -1,0 +1,116 @@
+//! The calls of a group that return at once and hand out a [`Work`]: they run on the group's own worker.
+
+use std::sync::{Arc, PoisonError};
+
+use super::ProcessGroup;
+use super::engine::{Buffers, Engine, Job, Worker, lock};
+use crate::buffer::{Buffer, BufferMut};
+use crate::call::{Operation, ReduceOp};
+use crate::error::{Error, Result};
+use crate::rank::Rank;
+use crate::work::Work;
+
+impl ProcessGroup {
+    /// [`all_reduce`](Self::all_reduce) on the group's worker. Later calls of the group come after it.
+    pub fn all_reduce_async<B: BufferMut + Send + 'static>(
+        &mut self,
+        buffer: B,
+        op: ReduceOp,
+    ) -> Result<Work<B>> {
+        self.in_place_async(Operation::AllReduce(op), buffer)
+    }
+
+    /// [`broadcast`](Self::broadcast) on the group's worker.
+    pub fn broadcast_async<B: BufferMut + Send + 'static>(
+        &mut self,
+        buffer: B,
+        root: Rank,
+    ) -> Result<Work<B>> {
+        self.in_place_async(Operation::Broadcast { root }, buffer)
+    }
+
+    /// [`all_gather`](Self::all_gather) on the group's worker.
+    pub fn all_gather_async<B: BufferMut + Send + 'static>(&mut self, buffer: B) -> Result<Work<B>> {
+        self.in_place_async(Operation::AllGather, buffer)
+    }
+
+    /// [`reduce_scatter`](Self::reduce_scatter) on the group's worker.
+    pub fn reduce_scatter_async<B: BufferMut + Send + 'static>(
+        &mut self,
+        buffer: B,
+        op: ReduceOp,
+    ) -> Result<Work<B>> {
+        self.in_place_async(Operation::ReduceScatter(op), buffer)
+    }
+
+    /// [`all_to_all`](Self::all_to_all) on the group's worker.
+    pub fn all_to_all_async<B: BufferMut + Send + 'static>(&mut self, buffer: B) -> Result<Work<B>> {
+        self.in_place_async(Operation::AllToAll, buffer)
+    }
+
+    /// [`send`](Self::send) on the group's worker.
+    pub fn send_async<B: Buffer + Send + 'static>(&mut self, buffer: B, to: Rank) -> Result<Work<B>> {
+        let view = buffer.view();
+        let (signature, sequence) = self.message(Operation::Send { to }, to, view.dtype(), view.count())?;
+        self.spawn(buffer, move |engine, buffer| {
+            engine.run(signature, sequence, Buffers::OutOfPlace(Some(buffer.view()), None))
+        })
+    }
+
+    /// [`recv`](Self::recv) on the group's worker: every later call of the group waits for the message.
+    pub fn recv_async<B: BufferMut + Send + 'static>(&mut self, buffer: B, from: Rank) -> Result<Work<B>> {
+        let view = buffer.view();
+        let (signature, sequence) =
+            self.message(Operation::Recv { from }, from, view.dtype(), view.count())?;
+        self.spawn(buffer, move |engine, buffer| {
+            engine.run(signature, sequence, Buffers::OutOfPlace(None, Some(buffer.view_mut())))
+        })
+    }
+
+    fn in_place_async<B: BufferMut + Send + 'static>(
+        &mut self,
+        operation: Operation,
+        buffer: B,
+    ) -> Result<Work<B>> {
+        let view = buffer.view();
+        let signature = self.signature(operation, view.dtype(), view.count())?;
+        let sequence = self.next();
+        self.spawn(buffer, move |engine, buffer| {
+            engine.run(signature, sequence, Buffers::InPlace(Some(buffer.view_mut())))
+        })
+    }
+
+    fn spawn<B: Send + 'static>(
+        &mut self,
+        mut buffer: B,
+        run: impl FnOnce(&Engine, &mut B) -> Result<()> + Send + 'static,
+    ) -> Result<Work<B>> {
+        let (sender, work) = Work::new();
+        let job: Job = Box::new(move |engine| {
+            let result = run(engine, &mut buffer);
+            // Nobody may be waiting any more; the buffer is then freed here.
+            let _ = sender.send((buffer, result));
+        });
+        if self.worker.is_none() {
+            self.worker = Some(Worker::spawn(Arc::clone(&self.engine), &self.info)?);
+        }
+        *lock(&self.engine.queued) += 1;
+        let jobs = self.worker.as_ref().and_then(|w| w.jobs.as_ref());
+        if jobs.is_none_or(|jobs| jobs.send(job).is_err()) {
+            *lock(&self.engine.queued) -= 1;
+            return Err(Error::Transport("the worker of this group has died".into()));
+        }
+        Ok(work)
+    }
+
+    /// Waits for all that the worker was given before.
+    pub(super) fn wait_idle(&self) {
+        if self.worker.is_none() {
+            return;
+        }
+        let mut queued = lock(&self.engine.queued);
+        while *queued > 0 {
+            queued = self.engine.idle.wait(queued).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! What a call must fulfil before anything leaves the rank, and the number it gets.
+
+use super::ProcessGroup;
+use super::engine::Buffers;
+use crate::buffer::{View, ViewMut};
+use crate::call::{Operation, Signature};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::rank::Rank;
+
+impl ProcessGroup {
+    /// The number of the next collective.
+    pub(super) fn next(&mut self) -> u64 {
+        self.collectives += 1;
+        self.collectives
+    }
+
+    pub(super) fn in_place(&mut self, operation: Operation, buffer: ViewMut<'_>) -> Result<()> {
+        let signature = self.signature(operation, buffer.dtype(), buffer.count())?;
+        let sequence = self.next();
+        self.wait_idle();
+        self.engine.run(signature, sequence, Buffers::InPlace(Some(buffer)))
+    }
+
+    /// The signature of a call whose whole array (of all ranks' chunks, where chunked) has `total` elements.
+    pub(super) fn signature(&self, operation: Operation, dtype: DType, total: usize) -> Result<Signature> {
+        self.check_root(operation)?;
+        let chunks = if operation.is_chunked() { self.world_size() } else { 1 };
+        Ok(Signature { operation, dtype, count: self.chunk(operation, "buffer", total, chunks)? })
+    }
+
+    pub(super) fn out_of_place(
+        &mut self,
+        operation: Operation,
+        input: Option<View<'_>>,
+        output: Option<ViewMut<'_>>,
+    ) -> Result<()> {
+        let read = input.as_ref().map(|v| (v.dtype(), v.count()));
+        let written = output.as_ref().map(|v| (v.dtype(), v.count()));
+        let signature = self.signature_of_two(operation, read, written)?;
+        let sequence = self.next();
+        self.wait_idle();
+        self.engine.run(signature, sequence, Buffers::OutOfPlace(input, output))
+    }
+
+    /// The signature of a call with this type and length of input and output, where it has them.
+    fn signature_of_two(
+        &self,
+        operation: Operation,
+        input: Option<(DType, usize)>,
+        output: Option<(DType, usize)>,
+    ) -> Result<Signature> {
+        let (n, me) = (self.world_size(), self.info.rank);
+        // How many chunks the input and the output hold, and who must pass them.
+        let (inputs, outputs) = match operation {
+            Operation::AllGather | Operation::Gather { .. } => (1, n),
+            Operation::ReduceScatter(_) | Operation::Scatter { .. } => (n, 1),
+            Operation::AllToAll => (n, n),
+            _ => (1, 1),
+        };
+        let only_root_reads = matches!(operation, Operation::Broadcast { .. } | Operation::Scatter { .. });
+        let only_root_writes = matches!(operation, Operation::Reduce { .. } | Operation::Gather { .. });
+        let am_root = operation.root() == Some(me);
+        for (what, there, wanted) in [
+            ("input", input.is_some(), !only_root_reads || am_root),
+            ("output", output.is_some(), !only_root_writes || am_root),
+        ] {
+            if there != wanted {
+                let rule = if wanted { "needs" } else { "takes no" };
+                return Err(Error::invalid(format!(
+                    "{operation} on rank {me} {rule} {what}: only the root has one"
+                )));
+            }
+        }
+        let shape = |view: Option<(DType, usize)>, chunks: usize, what: &str| {
+            view.map(|(dtype, total)| Ok((dtype, self.chunk(operation, what, total, chunks)?))).transpose()
+        };
+        let read = shape(input, inputs, "input")?;
+        let written = shape(output, outputs, "output")?;
+        if let (Some(read), Some(written)) = (read, written)
+            && read != written
+        {
+            return Err(Error::invalid(format!(
+                "{operation} needs the same type and chunk length in input and output; \
+                 the input has {} {} a chunk, the output {} {}",
+                read.1, read.0, written.1, written.0
+            )));
+        }
+        let Some((dtype, count)) = read.or(written) else {
+            return Err(Error::invalid(format!("{operation} needs a buffer")));
+        };
+        self.check_root(operation)?;
+        Ok(Signature { operation, dtype, count })
+    }
+
+    /// The signature and number of a message.
+    pub(super) fn message(
+        &mut self,
+        operation: Operation,
+        peer: Rank,
+        dtype: DType,
+        count: usize,
+    ) -> Result<(Signature, u64)> {
+        self.check_rank(operation, peer)?;
+        if peer == self.info.rank {
+            return Err(Error::invalid(format!("{operation}: a rank cannot exchange messages with itself")));
+        }
+        let counters =
+            if matches!(operation, Operation::Send { .. }) { &mut self.sent } else { &mut self.received };
+        let sequence = counters.entry(peer).or_default();
+        *sequence += 1;
+        Ok((Signature { operation, dtype, count }, *sequence))
+    }
+
+    /// Elements of one chunk of an array of `total` elements that holds `chunks` of them: one, or one a rank.
+    fn chunk(&self, operation: Operation, what: &str, total: usize, chunks: usize) -> Result<usize> {
+        if total.is_multiple_of(chunks) {
+            return Ok(total / chunks);
+        }
+        Err(Error::invalid(format!(
+            "the {what} of {operation} holds one chunk for each of the {chunks} ranks of group `{}`; \
+             {total} elements do not divide by {chunks}",
+            self.info.name
+        )))
+    }
+
+    fn check_root(&self, operation: Operation) -> Result<()> {
+        operation.root().map_or(Ok(()), |root| self.check_rank(operation, root))
+    }
+
+    fn check_rank(&self, operation: Operation, rank: Rank) -> Result<()> {
+        if rank.index() < self.world_size() {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "{operation}: rank {rank} is not in group `{}`, whose ranks are 0 to {}",
+            self.info.name,
+            self.world_size() - 1
+        )))
+    }
+}

@@ -1,0 +1,90 @@
+//! The small random checkpoints of `fixtures/`, and what `transformers` computes from them (see `fixtures/README.md`).
+
+use std::path::{Path, PathBuf};
+
+use safetensors::SafeTensors;
+
+/// The checkpoint folders.
+pub const FIXTURES: [&str; 8] = [
+    "heads-6",
+    "llama-bias-headdim",
+    "llama-gqa",
+    "llama-mha",
+    "llama3-rope",
+    "mistral",
+    "mistral-window",
+    "qwen2",
+];
+
+/// Where a fixture is.
+pub fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
+}
+
+/// The world sizes up to eight that a fixture's heads and widths can be cut for.
+pub fn world_sizes(name: &str) -> &'static [usize] {
+    match name {
+        "heads-6" => &[1, 3, 6],
+        "mistral-window" => &[1, 2, 4],
+        _ => &[1, 2, 4, 8],
+    }
+}
+
+/// The expectation of one fixture.
+#[derive(Clone, Debug)]
+pub struct Expected {
+    /// Token ids to begin with.
+    pub prompt: Vec<u32>,
+    /// What greedy decoding in f32 adds to them.
+    pub tokens: Vec<u32>,
+    /// f32 logits of every position that was fed, `[positions, vocabulary]`.
+    pub logits: Vec<f32>,
+    /// The same from a model that computes in the checkpoint's own 16-bit type, where it has one.
+    pub native: Option<Vec<f32>>,
+    /// Tokens there are.
+    pub vocabulary: usize,
+}
+
+impl Expected {
+    /// Reads a fixture's expectation.
+    ///
+    /// # Panics
+    /// When the file is not there or not of this form.
+    pub fn read(name: &str) -> Self {
+        let bytes = std::fs::read(folder(name).join("expected.safetensors")).expect("an expectation");
+        let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+        let ids = |key| {
+            let data = file.tensor(key).expect("token ids").data();
+            data.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().expect("8 bytes")) as u32).collect()
+        };
+        let (shape, logits) = floats(&file, "logits").expect("logits");
+        Self {
+            prompt: ids("prompt"),
+            tokens: ids("tokens"),
+            logits,
+            native: floats(&file, "logits_native").map(|(_, values)| values),
+            vocabulary: shape[1],
+        }
+    }
+
+    /// The prompt and all new tokens but the last: what the logits were computed from.
+    pub fn input(&self) -> Vec<u32> {
+        let fed = &self.tokens[..self.tokens.len() - 1];
+        self.prompt.iter().chain(fed).copied().collect()
+    }
+}
+
+/// Shape and values of the tensor `logits` of a file.
+///
+/// # Panics
+/// When the file is not there or not of this form.
+pub fn logits(file: &Path) -> (Vec<usize>, Vec<f32>) {
+    let bytes = std::fs::read(file).expect("a file of logits");
+    floats(&SafeTensors::deserialize(&bytes).expect("safetensors"), "logits").expect("logits")
+}
+
+fn floats(file: &SafeTensors<'_>, key: &str) -> Option<(Vec<usize>, Vec<f32>)> {
+    let tensor = file.tensor(key).ok()?;
+    let values = tensor.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes")));
+    Some((tensor.shape().to_vec(), values.collect()))
+}
