@@ -136,13 +136,11 @@ impl Tcp {
                 (self.cross_memory && demand.is_none() && part >= BY_REFERENCE_FROM, demand)
             }
         };
-        match Algorithm::by_reference(operation).filter(|_| wanted) {
-            Some(algorithm) => (Path::CrossMemory, algorithm),
-            None => {
-                let algorithm = select(operation, dtype, count, n, demand, &self.model);
-                (Path::Tcp(algorithm), algorithm)
-            }
+        if let Some(algorithm) = Algorithm::by_reference(operation).filter(|_| wanted) {
+            return (Path::CrossMemory, algorithm);
         }
+        let algorithm = select(operation, dtype, count, n, demand, &self.model);
+        (Path::Tcp(algorithm), algorithm)
     }
 }
 
