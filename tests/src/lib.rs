@@ -1,6 +1,7 @@
 //! What tests with several ranks share.
 
 pub mod fixtures;
+pub mod pattern;
 
 use std::time::Duration;
 

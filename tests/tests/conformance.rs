@@ -1,20 +1,25 @@
-//! One suite for every backend: each operation, element type, world size and length, in place and out of place.
+//! One suite for every backend: each operation, element type, reduction, world size and length, in place and out of place.
 //!
-//! Inputs are small integers chosen so that every reduction is exact in every type and order; results are compared
-//! exactly, so all ranks have the same bits.
+//! Inputs are small integers chosen so that every reduction is exact in every type and order. Results are compared with
+//! the one right answer, bit by bit, so all ranks have the same bits.
 
 use half::{bf16, f16};
 use ryzanstein_config::BackendChoice;
 use ryzanstein_process_group::backend::Path;
 use ryzanstein_process_group::{Buffer, BufferMut, ProcessGroup, ProcessGroupManager, Rank, ReduceOp};
+use ryzanstein_tests::pattern::Pattern;
 use ryzanstein_tests::{Small, config, with_ranks};
 
-const LENGTHS: [usize; 4] = [0, 1, 7, 1023];
+/// Lengths of vectors and of chunks, on every path.
+const SHORT: [usize; 4] = [0, 1, 7, 1023];
+/// Of one element type on every path.
+const MEDIUM: usize = (1 << 17) + 1;
+/// Of everything, on the path that the backend chooses.
 const LONG: usize = (1 << 20) + 3;
 
 /// What rank `rank` puts into element `i` of a reduction.
 fn operand(op: ReduceOp, rank: usize, i: usize) -> u32 {
-    let mixed = i * 7 + i / 61;
+    let mixed = i * 5 + i / 61;
     match op {
         ReduceOp::Product => 1 + ((mixed + rank) % 2) as u32,
         // Sums of these divide by the number of ranks, and those of eight ranks fit an i8.
@@ -22,177 +27,216 @@ fn operand(op: ReduceOp, rank: usize, i: usize) -> u32 {
     }
 }
 
-fn reduced<T: Small>(op: ReduceOp, n: usize, i: usize) -> T {
+fn reduced(op: ReduceOp, n: usize, i: usize) -> u32 {
     let all = (0..n).map(|r| operand(op, r, i));
     match op {
-        ReduceOp::Sum => T::small(all.sum()),
-        ReduceOp::Product => T::small(all.product()),
-        ReduceOp::Min => T::small(all.min().unwrap()),
-        ReduceOp::Max => T::small(all.max().unwrap()),
-        ReduceOp::Avg => T::small(all.sum::<u32>() / n as u32),
+        ReduceOp::Sum => all.sum(),
+        ReduceOp::Product => all.product(),
+        ReduceOp::Min => all.min().unwrap(),
+        ReduceOp::Max => all.max().unwrap(),
+        ReduceOp::Avg => all.sum::<u32>() / n as u32,
     }
 }
 
 /// What stands in element `i` of what rank `rank` sends.
-fn letter<T: Small>(rank: usize, i: usize) -> T {
-    T::small(((rank * 31 + i * 5 + i / 120) % 120) as u32)
+fn letter(rank: usize, i: usize) -> u32 {
+    ((rank * 31 + i * 5 + i / 120) % 120) as u32
 }
 
 /// What must not survive: no result has it.
-fn poison<T: Small>() -> T {
-    T::small(125)
+const POISON: u32 = 125;
+
+/// One rank's calls with elements of one type.
+struct Caller<'g, T> {
+    group: &'g mut ProcessGroup,
+    root: Rank,
+    /// Elements of a vector, and of each rank's chunk in the operations that have chunks.
+    count: usize,
+    chunk: usize,
+    /// What each rank sends in operations that only move data.
+    letters: Vec<Pattern<T>>,
+    poison: Pattern<T>,
 }
 
-fn make<T>(length: usize, f: impl Fn(usize) -> T) -> Vec<T> {
-    (0..length).map(f).collect()
-}
-
-#[track_caller]
-fn expect<T: Small>(what: &str, got: &[T], want: impl Fn(usize) -> T) {
-    for (i, value) in got.iter().enumerate() {
-        assert!(*value == want(i), "{what}: element {i} of {} is {value:?}, not {:?}", got.len(), want(i));
+impl<'g, T: Small> Caller<'g, T> {
+    fn new(group: &'g mut ProcessGroup, count: usize, chunk: usize) -> Self {
+        let n = group.world_size();
+        let letters = (0..n).map(|rank| Pattern::new(|i| letter(rank, i))).collect();
+        let root = Rank((count % n) as u32);
+        Self { group, root, count, chunk, letters, poison: Pattern::new(|_| POISON) }
     }
-}
 
-/// All operations on vectors or chunks of `count` elements.
-fn every_operation<T: Small>(group: &mut ProcessGroup, count: usize, ops: &[ReduceOp], in_place: &[bool]) {
-    let (n, me) = (group.world_size(), group.rank().index());
-    let root = Rank((count % n) as u32);
-    let am_root = group.rank() == root;
-    for &op in ops {
-        let mine = |i: usize| T::small(operand(op, me, i));
-        for &in_place in in_place {
-            let what = format!("{} {op} of {count} on rank {me} of {n}, in place: {in_place}", T::DTYPE);
-            let (input, array) = (make(count, mine), make(n * count, mine));
-            if in_place {
-                let mut x = input.clone();
-                group.all_reduce(&mut x, op).unwrap();
-                expect(&format!("all_reduce {what}"), &x, |i| reduced(op, n, i));
+    fn everything(&mut self) {
+        for &op in ReduceOp::ALL {
+            self.reductions(op);
+        }
+        self.moves_in_place();
+        self.moves_out_of_place();
+        self.messages();
+        self.group.barrier().unwrap();
+    }
 
-                let mut x = input.clone();
-                group.reduce(&mut x, op, root).unwrap();
-                expect(&format!("reduce {what}"), &x, |i| if am_root { reduced(op, n, i) } else { mine(i) });
+    /// Elements of an array with a chunk for each rank.
+    fn array(&self) -> usize {
+        self.group.world_size() * self.chunk
+    }
 
-                let mut x = array.clone();
-                group.reduce_scatter(&mut x, op).unwrap();
-                let at = me * count;
-                expect(&format!("reduce_scatter {what}"), &x[at..at + count], |i| reduced(op, n, at + i));
+    fn reductions(&mut self, op: ReduceOp) {
+        let (n, me, root) = (self.group.world_size(), self.group.rank().index(), self.root);
+        let (count, chunk, am_root) = (self.count, self.chunk, self.group.rank() == self.root);
+        let mine = Pattern::<T>::new(|i| operand(op, me, i));
+        let result = Pattern::<T>::new(|i| reduced(op, n, i));
+        let at = me * chunk;
+        let what =
+            |call: &str, place: &str| format!("{call}({op}) of {} {place}, rank {me} of {n}", T::DTYPE);
+
+        let mut x = vec![T::small(0); count.max(self.array())];
+        let mut out = vec![T::small(0); count];
+        assert!(chunk <= count, "one buffer is long enough for both");
+        mine.fill(0, &mut x[..count]);
+        self.group.all_reduce(&mut x[..count], op).unwrap();
+        result.check(0, &x[..count], format_args!("{}", what("all_reduce", "in place")));
+
+        mine.fill(0, &mut x[..count]);
+        self.group.reduce(&mut x[..count], op, root).unwrap();
+        let expected = if am_root { &result } else { &mine };
+        expected.check(0, &x[..count], format_args!("{}", what("reduce", "in place")));
+
+        let array = n * chunk;
+        mine.fill(0, &mut x[..array]);
+        self.group.reduce_scatter(&mut x[..array], op).unwrap();
+        result.check(at, &x[at..at + chunk], format_args!("{}", what("reduce_scatter", "in place")));
+
+        mine.fill(0, &mut x);
+        self.poison.fill(0, &mut out);
+        self.group.all_reduce_into(&x[..count], &mut out, op).unwrap();
+        result.check(0, &out, format_args!("{}", what("all_reduce", "out of place")));
+
+        self.poison.fill(0, &mut out);
+        let to = am_root.then_some(&mut out as &mut dyn BufferMut);
+        self.group.reduce_into(&x[..count], to, op, root).unwrap();
+        let expected = if am_root { &result } else { &self.poison };
+        expected.check(0, &out, format_args!("{}", what("reduce", "out of place")));
+
+        self.poison.fill(0, &mut out[..chunk]);
+        self.group.reduce_scatter_into(&x[..array], &mut out[..chunk], op).unwrap();
+        result.check(at, &out[..chunk], format_args!("{}", what("reduce_scatter", "out of place")));
+        mine.check(0, &x, format_args!("{}", what("the input of reductions", "out of place")));
+    }
+
+    fn moves_in_place(&mut self) {
+        let (n, me, root) = (self.group.world_size(), self.group.rank().index(), self.root);
+        let (count, chunk, am_root) = (self.count, self.chunk, self.group.rank() == self.root);
+        let (own, at) = (&self.letters[me], me * self.chunk);
+        let what = |call: &str| format!("{call} of {} in place, rank {me} of {n}", T::DTYPE);
+
+        let mut x = vec![T::small(0); count];
+        if am_root { own } else { &self.poison }.fill(0, &mut x);
+        self.group.broadcast(&mut x, root).unwrap();
+        self.letters[root.index()].check(0, &x, format_args!("{}", what("broadcast")));
+
+        let mut x = vec![T::small(0); n * chunk];
+        for call in ["all_gather", "gather"] {
+            self.poison.fill(0, &mut x);
+            own.fill(0, &mut x[at..at + chunk]);
+            if call == "gather" {
+                self.group.gather(&mut x, root).unwrap();
             } else {
-                let mut out = vec![poison::<T>(); count];
-                group.all_reduce_into(&input, &mut out, op).unwrap();
-                expect(&format!("all_reduce {what}"), &out, |i| reduced(op, n, i));
-
-                let mut out = vec![poison::<T>(); count];
-                group
-                    .reduce_into(&input, am_root.then_some(&mut out as &mut dyn BufferMut), op, root)
-                    .unwrap();
-                expect(
-                    &format!("reduce {what}"),
-                    &out,
-                    |i| if am_root { reduced(op, n, i) } else { poison() },
-                );
-
-                let mut out = vec![poison::<T>(); count];
-                group.reduce_scatter_into(&array, &mut out, op).unwrap();
-                expect(&format!("reduce_scatter {what}"), &out, |i| reduced(op, n, me * count + i));
-                expect(&format!("input of {what}"), &input, mine);
-                expect(&format!("array of {what}"), &array, mine);
+                self.group.all_gather(&mut x).unwrap();
+            }
+            if call == "all_gather" || am_root {
+                for (from, letters) in self.letters.iter().enumerate() {
+                    letters.check(0, &x[from * chunk..][..chunk], format_args!("{}", what(call)));
+                }
             }
         }
+
+        if am_root { own } else { &self.poison }.fill(0, &mut x);
+        self.group.scatter(&mut x, root).unwrap();
+        self.letters[root.index()].check(at, &x[at..at + chunk], format_args!("{}", what("scatter")));
+
+        own.fill(0, &mut x);
+        self.group.all_to_all(&mut x).unwrap();
+        for (from, letters) in self.letters.iter().enumerate() {
+            letters.check(at, &x[from * chunk..][..chunk], format_args!("{}", what("all_to_all")));
+        }
     }
-    for &in_place in in_place {
-        moves::<T>(group, count, root, in_place);
-    }
-    messages::<T>(group, count);
-    group.barrier().unwrap();
-}
 
-/// The operations that only move data.
-fn moves<T: Small>(group: &mut ProcessGroup, count: usize, root: Rank, in_place: bool) {
-    let (n, me) = (group.world_size(), group.rank().index());
-    let am_root = group.rank() == root;
-    let what = format!("{} of {count} on rank {me} of {n}, in place: {in_place}", T::DTYPE);
-    let own = make(count, |i| letter::<T>(me, i));
-    let array = make(n * count, |i| letter::<T>(me, i));
-    let blank = vec![poison::<T>(); count];
-    let blanks = vec![poison::<T>(); n * count];
-    let at = me * count;
-    let gathered = |i: usize| letter::<T>(i / count, i % count);
-    let scattered = |i: usize| letter::<T>(root.index(), at + i);
-    let exchanged = |i: usize| letter::<T>(i / count, at + i % count);
-    if in_place {
-        let mut x = if am_root { own.clone() } else { blank.clone() };
-        group.broadcast(&mut x, root).unwrap();
-        expect(&format!("broadcast {what}"), &x, |i| letter(root.index(), i));
+    fn moves_out_of_place(&mut self) {
+        let (n, me, root) = (self.group.world_size(), self.group.rank().index(), self.root);
+        let (count, chunk, am_root) = (self.count, self.chunk, self.group.rank() == self.root);
+        let (own, at) = (&self.letters[me], me * self.chunk);
+        let what = |call: &str| format!("{call} of {} out of place, rank {me} of {n}", T::DTYPE);
 
-        let mut x = blanks.clone();
-        x[at..at + count].copy_from_slice(&own);
-        group.all_gather(&mut x).unwrap();
-        expect(&format!("all_gather {what}"), &x, gathered);
+        let mut input = vec![T::small(0); count];
+        let mut out = input.clone();
+        own.fill(0, &mut input);
+        self.poison.fill(0, &mut out);
+        self.group.broadcast_into(am_root.then_some(&input as &dyn Buffer), &mut out, root).unwrap();
+        self.letters[root.index()].check(0, &out, format_args!("{}", what("broadcast")));
 
-        let mut x = blanks.clone();
-        x[at..at + count].copy_from_slice(&own);
-        group.gather(&mut x, root).unwrap();
-        if am_root {
-            expect(&format!("gather {what}"), &x, gathered);
+        let mut inputs = vec![T::small(0); n * chunk];
+        let mut outs = inputs.clone();
+        own.fill(0, &mut inputs);
+        for call in ["all_gather", "gather"] {
+            self.poison.fill(0, &mut outs);
+            if call == "gather" {
+                let to = am_root.then_some(&mut outs as &mut dyn BufferMut);
+                self.group.gather_into(&inputs[..chunk], to, root).unwrap();
+            } else {
+                self.group.all_gather_into(&inputs[..chunk], &mut outs).unwrap();
+            }
+            if call == "all_gather" || am_root {
+                for (from, letters) in self.letters.iter().enumerate() {
+                    letters.check(0, &outs[from * chunk..][..chunk], format_args!("{}", what(call)));
+                }
+            } else {
+                self.poison.check(0, &outs, format_args!("{}", what("what is no output of gather")));
+            }
         }
 
-        let mut x = if am_root { array.clone() } else { blanks.clone() };
-        group.scatter(&mut x, root).unwrap();
-        expect(&format!("scatter {what}"), &x[at..at + count], scattered);
+        self.poison.fill(0, &mut outs);
+        let from = am_root.then_some(&inputs as &dyn Buffer);
+        self.group.scatter_into(from, &mut outs[..chunk], root).unwrap();
+        self.letters[root.index()].check(at, &outs[..chunk], format_args!("{}", what("scatter")));
 
-        let mut x = array.clone();
-        group.all_to_all(&mut x).unwrap();
-        expect(&format!("all_to_all {what}"), &x, exchanged);
-    } else {
-        let mut out = blank.clone();
-        group.broadcast_into(am_root.then_some(&own as &dyn Buffer), &mut out, root).unwrap();
-        expect(&format!("broadcast {what}"), &out, |i| letter(root.index(), i));
-
-        let mut out = blanks.clone();
-        group.all_gather_into(&own, &mut out).unwrap();
-        expect(&format!("all_gather {what}"), &out, gathered);
-
-        let mut out = blanks.clone();
-        group.gather_into(&own, am_root.then_some(&mut out as &mut dyn BufferMut), root).unwrap();
-        if am_root {
-            expect(&format!("gather {what}"), &out, gathered);
+        self.poison.fill(0, &mut outs);
+        self.group.all_to_all_into(&inputs, &mut outs).unwrap();
+        for (from, letters) in self.letters.iter().enumerate() {
+            letters.check(at, &outs[from * chunk..][..chunk], format_args!("{}", what("all_to_all")));
         }
+        own.check(0, &input, format_args!("{}", what("the input")));
+        own.check(0, &inputs, format_args!("{}", what("the input")));
+    }
 
-        let mut out = blank;
-        group.scatter_into(am_root.then_some(&array as &dyn Buffer), &mut out, root).unwrap();
-        expect(&format!("scatter {what}"), &out, scattered);
-
-        let mut out = blanks;
-        group.all_to_all_into(&array, &mut out).unwrap();
-        expect(&format!("all_to_all {what}"), &out, exchanged);
+    /// Every pair, both ways, everybody sending first. Long ones to the next rank only.
+    fn messages(&mut self) {
+        let (n, me) = (self.group.world_size(), self.group.rank().index());
+        let mut own = vec![T::small(0); self.count];
+        let mut got = own.clone();
+        self.letters[me].fill(0, &mut own);
+        for distance in 1..if self.count < LONG { n } else { n.min(2) } {
+            let (to, from) = ((me + distance) % n, (me + n - distance) % n);
+            self.group.send(&own, Rank(to as u32)).unwrap();
+            self.poison.fill(0, &mut got);
+            self.group.recv(&mut got, Rank(from as u32)).unwrap();
+            let what = format_args!("message of {} {} from {from} to {me}", self.count, T::DTYPE);
+            self.letters[from].check(0, &got, what);
+        }
     }
 }
 
-/// Every pair, both ways, everybody sending first.
-fn messages<T: Small>(group: &mut ProcessGroup, count: usize) {
-    let (n, me) = (group.world_size(), group.rank().index());
-    let own = make(count, |i| letter::<T>(me, i));
-    for distance in 1..n {
-        let (to, from) = ((me + distance) % n, (me + n - distance) % n);
-        group.send(&own, Rank(to as u32)).unwrap();
-        let mut got = vec![poison::<T>(); count];
-        group.recv(&mut got, Rank(from as u32)).unwrap();
-        expect(&format!("message of {count} {} from {from} to {me}", T::DTYPE), &got, |i| letter(from, i));
-    }
-}
-
-fn all_types(group: &mut ProcessGroup, count: usize, ops: &[ReduceOp], in_place: &[bool]) {
-    every_operation::<f32>(group, count, ops, in_place);
-    every_operation::<f64>(group, count, ops, in_place);
-    every_operation::<f16>(group, count, ops, in_place);
-    every_operation::<bf16>(group, count, ops, in_place);
-    every_operation::<i8>(group, count, ops, in_place);
-    every_operation::<u8>(group, count, ops, in_place);
-    every_operation::<i32>(group, count, ops, in_place);
-    every_operation::<u32>(group, count, ops, in_place);
-    every_operation::<i64>(group, count, ops, in_place);
-    every_operation::<u64>(group, count, ops, in_place);
+fn every_type(group: &mut ProcessGroup, count: usize, chunk: usize) {
+    Caller::<f32>::new(group, count, chunk).everything();
+    Caller::<f64>::new(group, count, chunk).everything();
+    Caller::<f16>::new(group, count, chunk).everything();
+    Caller::<bf16>::new(group, count, chunk).everything();
+    Caller::<i8>::new(group, count, chunk).everything();
+    Caller::<u8>::new(group, count, chunk).everything();
+    Caller::<i32>::new(group, count, chunk).everything();
+    Caller::<u32>::new(group, count, chunk).everything();
+    Caller::<i64>::new(group, count, chunk).everything();
+    Caller::<u64>::new(group, count, chunk).everything();
 }
 
 fn conform(backend: BackendChoice, world_size: usize) {
@@ -200,38 +244,19 @@ fn conform(backend: BackendChoice, world_size: usize) {
         let group = manager.world();
         for path in paths(group) {
             group.force_path(path).unwrap();
-            for count in LENGTHS {
-                all_types(group, count, ReduceOp::ALL, &[true, false]);
+            for count in SHORT {
+                every_type(group, count, count);
             }
-            every_operation::<f32>(group, LONG / 8, &[ReduceOp::Sum], &[true, false]);
+            let sum_only = &mut Caller::<f32>::new(group, MEDIUM, MEDIUM);
+            sum_only.reductions(ReduceOp::Sum);
+            sum_only.moves_in_place();
+            sum_only.moves_out_of_place();
         }
-        // The long one: as a vector, and as chunks that together are as long. Every type and operation once.
+        // Every type, operation, reduction and place: vectors of the long length, and chunks that together have it.
         group.force_path(None).unwrap();
-        all_types(group, LONG.div_ceil(world_size), &[ReduceOp::Avg], &[world_size.is_multiple_of(2)]);
-        long_vectors::<f32>(group);
-        long_vectors::<f64>(group);
-        long_vectors::<f16>(group);
-        long_vectors::<bf16>(group);
-        long_vectors::<i8>(group);
-        long_vectors::<u8>(group);
-        long_vectors::<i32>(group);
-        long_vectors::<u32>(group);
-        long_vectors::<i64>(group);
-        long_vectors::<u64>(group);
+        every_type(group, LONG, LONG.div_ceil(world_size));
         manager.finalize().unwrap();
     });
-}
-
-fn long_vectors<T: Small>(group: &mut ProcessGroup) {
-    let (n, me) = (group.world_size(), group.rank().index());
-    let op = ReduceOp::Sum;
-    let mut x = make(LONG, |i| T::small(operand(op, me, i)));
-    group.all_reduce(&mut x, op).unwrap();
-    expect(&format!("long all_reduce of {}", T::DTYPE), &x, |i| reduced(op, n, i));
-    let root = Rank(n as u32 - 1);
-    let mut x = make(LONG, |i| if me + 1 == n { letter::<T>(me, i) } else { poison() });
-    group.broadcast(&mut x, root).unwrap();
-    expect(&format!("long broadcast of {}", T::DTYPE), &x, |i| letter(n - 1, i));
 }
 
 /// The backend's own choice, and every path it has.
