@@ -238,11 +238,11 @@ mod tests {
 
     #[test]
     fn a_row_has_the_bandwidths_and_the_target_of_its_operation() {
-        let reduced = row(Measured::AllReduce, 100_000_000, 1e6);
-        assert_eq!((reduced.algbw_gbs, reduced.busbw_gbs), (0.1, 0.15));
+        let reduced = row(Measured::AllReduce, 100_000_000, 1e5);
+        assert_eq!((reduced.algbw_gbs, reduced.busbw_gbs), (1.0, 1.5));
         assert_eq!((reduced.target_us, reduced.meets_target), (Some(10_000.0), Some(false)));
-        let gathered = row(Measured::AllGather, 100_000_000, 1e6);
-        assert_eq!((gathered.busbw_gbs, gathered.target_us, gathered.meets_target), (0.1 * 0.75, None, None));
+        let gathered = row(Measured::AllGather, 100_000_000, 1e5);
+        assert_eq!((gathered.busbw_gbs, gathered.target_us, gathered.meets_target), (0.75, None, None));
         let barrier = row(Measured::Barrier, 0, 5.0);
         assert_eq!((barrier.algbw_gbs, barrier.busbw_gbs), (0.0, 0.0));
     }

@@ -213,7 +213,7 @@ struct Operands {
     world_size: usize,
     /// Different values per rank's element.
     values: u64,
-    /// How much a rank's are above those of the rank before it. Even, so that averages are whole.
+    /// How much a rank's summands are above those of the rank before it. Even, so that averages are whole.
     step: u64,
 }
 
@@ -236,6 +236,8 @@ impl Operands {
     fn of(&self, rank: usize, i: usize) -> u64 {
         match self.reduction {
             ReduceOp::Product => 1 + (mix(i) + rank as u64) % 2,
+            // No rank's are the smallest everywhere, or the largest.
+            ReduceOp::Min | ReduceOp::Max => (mix(i) + 3 * rank as u64) % self.values,
             _ => mix(i) % self.values + self.step * rank as u64,
         }
     }
@@ -257,7 +259,7 @@ impl Operands {
         match self.reduction {
             // At most every second operand, rounded up, is 2.
             ReduceOp::Product => 1u64.checked_shl(self.world_size.div_ceil(2) as u32).unwrap_or(u64::MAX),
-            ReduceOp::Min | ReduceOp::Max => self.values - 1 + self.step * (n - 1),
+            ReduceOp::Min | ReduceOp::Max => self.values - 1,
             ReduceOp::Sum | ReduceOp::Avg => n * (self.values - 1) + self.step * n * (n - 1) / 2,
         }
     }
