@@ -8,11 +8,11 @@ mod verdict;
 
 use ryzanstein_process_group::backend::Path;
 use ryzanstein_process_group::targets::target;
-use ryzanstein_process_group::{BackendKind, DType, Error, ProcessGroup, ReduceOp};
+use ryzanstein_process_group::{BackendKind, DType, Error, Memory, ProcessGroup, ReduceOp};
 use serde::Serialize;
 
 use crate::Orchestrator;
-use crate::measure::{Case, Figures, Host, Measured, Summary, measure};
+use crate::measure::{Case, Figures, Gpu, Host, Measured, Summary, measure};
 
 pub use report::{Format, Report, json, table};
 pub use sizes::Sweep;
@@ -136,11 +136,14 @@ pub fn run(
         let sizes = if what == Measured::Barrier { &[0][..] } else { &request.sizes };
         for &bytes in sizes {
             for &path in &paths {
-                let case = case(request, what, bytes);
+                let case = case(request, what, bytes, group.memory() == Memory::Host);
                 if group.world_size() > 1 {
                     group.force_path(path)?;
                 }
-                let figures = measure(group, &mut Host, &case)?;
+                let figures = match group.device().cloned() {
+                    Some(device) => measure(group, &mut Gpu::new(device, request.graph), &case)?,
+                    None => measure(group, &mut Host, &case)?,
+                };
                 // An operation that cannot go the demanded way goes another, which is no figure for the one demanded.
                 if path.is_some() && figures.path != path && group.world_size() > 1 {
                     continue;
@@ -171,8 +174,8 @@ pub fn can_graph(wanted: bool, backend: BackendKind) -> Result<(), Error> {
     Ok(())
 }
 
-fn case(request: &Request, what: Measured, bytes: u64) -> Case {
-    let iterations = request.iterations.unwrap_or_else(|| sizes::iterations(bytes, true));
+fn case(request: &Request, what: Measured, bytes: u64, is_host: bool) -> Case {
+    let iterations = request.iterations.unwrap_or_else(|| sizes::iterations(bytes, is_host));
     let usual = Case::new(what, usize::try_from(bytes).unwrap_or(usize::MAX), iterations);
     Case {
         reduction: request.reduction,

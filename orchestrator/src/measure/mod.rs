@@ -5,6 +5,7 @@
 //! behind [`Bench`].
 
 mod back_to_back;
+mod gpu;
 mod host;
 mod operation;
 mod pattern;
@@ -15,6 +16,7 @@ use ryzanstein_process_group::{BufferMut, DType, Error, ProcessGroup, ReduceOp};
 use serde::{Deserialize, Serialize};
 
 pub use back_to_back::back_to_back;
+pub use gpu::Gpu;
 pub use host::{Host, HostBuffer};
 pub use operation::{Measured, Slot};
 use pattern::{Patterns, longest_chain};
@@ -28,11 +30,16 @@ pub trait Bench {
     /// How many buffers of `bytes` bytes are used in turns.
     fn slots(&self, bytes: usize) -> usize;
 
-    /// How many times each buffer is used in a timed run, `longest` times at most. More than once only where the calls of a
-    /// run cannot be told apart.
-    fn chain(&self, longest: usize) -> usize {
-        let _ = longest;
-        1
+    /// Whether a run is timed as a whole, as its calls cannot be told apart. Then each run has all slots, and each slot as
+    /// many calls as its values can be checked after.
+    fn times_whole_runs(&self) -> bool {
+        false
+    }
+
+    /// How many calls at the head of each run are made and checked but not timed, so that the ranks are together when the
+    /// clock starts. Less than [`slots`](Self::slots).
+    fn lead_in(&self) -> usize {
+        0
     }
 
     /// Makes a buffer.
@@ -53,8 +60,8 @@ pub trait Bench {
     /// Those of a copy from the device.
     fn read(&mut self, memory: &Self::Memory, look: &mut dyn FnMut(&[u8])) -> Result<(), Error>;
 
-    /// Times `call` on each of the slots in order, `chain` times each, and returns when all are done: one sample a call, or
-    /// fewer where only several together can be timed.
+    /// Times `call` on each of the slots in order, `chain` times each, and returns when all are done: one sample for each slot
+    /// after the lead-in, or one for them together where they cannot be told apart.
     ///
     /// # Errors
     /// Those of the calls.
@@ -79,6 +86,9 @@ pub struct Sample {
     pub host_us: f64,
 }
 
+/// Timings that a figure has at least, where no fewer calls are asked for.
+pub const FEWEST: usize = 5;
+
 /// What to measure.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Case {
@@ -92,7 +102,8 @@ pub struct Case {
     pub bytes: usize,
     /// Calls that are made and checked first, and not counted.
     pub warmup: usize,
-    /// Calls that are timed.
+    /// Calls that are timed, at least. Where only several together can be timed, at least [`FEWEST`] such timings if that
+    /// many calls are asked for.
     pub iterations: usize,
 }
 
@@ -139,11 +150,13 @@ struct Measurement {
 /// Those of the collectives and of the memory; [`Error::Configuration`] when no exact check is possible.
 pub fn measure<B: Bench>(group: &mut ProcessGroup, bench: &mut B, case: &Case) -> Result<Figures, Error> {
     let (n, rank) = (group.world_size(), group.rank().index());
-    let chain = bench.chain(longest_chain(case.what, case.reduction, case.dtype, n));
+    let longest = longest_chain(case.what, case.reduction, case.dtype, n);
+    let chain = if bench.times_whole_runs() { longest } else { 1 };
     let patterns = Patterns::new(case.what, case.reduction, case.dtype, (rank, n), case.count(n), chain)?;
     let elements = patterns.elements();
-    let total = case.warmup + case.iterations;
-    let slots = bench.slots(elements * case.dtype.size()).clamp(1, total.max(1));
+    let lead_in = bench.lead_in();
+    let most = case.iterations.max(case.warmup).max(1) + lead_in;
+    let slots = bench.slots(elements * case.dtype.size()).clamp(1 + lead_in, most);
     let mut slots: Vec<Slot<B::Memory>> = (0..slots)
         .map(|_| {
             let apart = case.what.is_out_of_place();
@@ -153,30 +166,42 @@ pub fn measure<B: Bench>(group: &mut ProcessGroup, bench: &mut B, case: &Case) -
         .collect::<Result<_, Error>>()?;
 
     let mut samples = Vec::with_capacity(case.iterations);
-    let mut errors = 0;
-    let mut done = 0;
-    while done < total {
+    let (mut warm, mut timed, mut calls, mut errors) = (0, 0, 0, 0);
+    let mut path = None;
+    while warm < case.warmup || timed < case.iterations || samples.len() < FEWEST.min(case.iterations) {
         // Warm-up calls and timed ones are never in one run.
-        let end = if done < case.warmup { case.warmup } else { total };
-        let run = slots.len().min(end - done);
+        let is_warm_up = warm < case.warmup;
+        let left = if is_warm_up { case.warmup - warm } else { case.iterations.saturating_sub(timed).max(1) };
+        // A shorter run would have another share of overhead in its one timing.
+        let whole = bench.times_whole_runs();
+        let run = if whole { slots.len() } else { slots.len().min(left + lead_in) };
         let slots = &mut slots[..run];
-        for (call, slot) in (done..).zip(slots.iter_mut()) {
+        for (call, slot) in (calls..).zip(slots.iter_mut()) {
             if let Some(input) = &mut slot.input {
                 bench.write(input, &mut |bytes| patterns.fill_input(bytes, call))?;
             }
             bench.write(&mut slot.buffer, &mut |bytes| patterns.fill_buffer(bytes, call))?;
         }
-        let timed = bench
-            .time(group, slots, chain, &mut |group, slot| case.what.call(group, slot, case.reduction))?;
-        if done >= case.warmup {
-            samples.extend(timed);
+        let call_one = &mut |group: &mut ProcessGroup, slot: &mut Slot<B::Memory>| {
+            case.what.call(group, slot, case.reduction)?;
+            if path.is_none() {
+                path = group.last_call().and_then(|call| call.path);
+            }
+            Ok(())
+        };
+        let run_samples = bench.time(group, slots, chain, call_one)?;
+        let counted = (run - lead_in) * chain;
+        if is_warm_up {
+            warm += counted;
+        } else {
+            timed += counted;
+            samples.extend(run_samples);
         }
-        for (call, slot) in (done..).zip(slots.iter()) {
+        for (call, slot) in (calls..).zip(slots.iter()) {
             bench.read(&slot.buffer, &mut |bytes| errors += patterns.wrong(bytes, call, chain))?;
         }
-        done += run;
+        calls += run;
     }
-    let path = group.last_call().and_then(|call| call.path);
     let mine = Measurement {
         latency_us: samples.iter().map(|s| s.latency_us).collect(),
         host_us: samples.iter().map(|s| s.host_us).collect(),

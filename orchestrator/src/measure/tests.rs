@@ -93,10 +93,65 @@ fn calls_that_do_nothing_twice_the_thing_or_a_single_byte_too_much_are_counted_a
         let damage: Fault = |group, slot, call| {
             call(group, slot)?;
             // The first element is part of the result on rank 0, of every operation.
-            slot.buffer.view_mut().bytes()[0] ^= 1;
+            slot.buffer.view_mut().host()?[0] ^= 1;
             Ok(())
         };
         let calls = 8;
         assert!((calls..=2 * calls).contains(&errors(damage)), "{what} with a bit turned");
+    }
+}
+
+/// A bench that times runs as a whole, each with a lead-in, as a graph does.
+struct Whole(Host);
+
+impl Bench for Whole {
+    type Memory = HostBuffer;
+
+    fn slots(&self, _bytes: usize) -> usize {
+        3
+    }
+
+    fn times_whole_runs(&self) -> bool {
+        true
+    }
+
+    fn lead_in(&self) -> usize {
+        1
+    }
+
+    fn allocate(&mut self, dtype: DType, elements: usize) -> Result<HostBuffer, Error> {
+        self.0.allocate(dtype, elements)
+    }
+
+    fn write(&mut self, memory: &mut HostBuffer, content: &mut dyn FnMut(&mut [u8])) -> Result<(), Error> {
+        self.0.write(memory, content)
+    }
+
+    fn read(&mut self, memory: &HostBuffer, look: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+        self.0.read(memory, look)
+    }
+
+    fn time(
+        &mut self,
+        group: &mut ProcessGroup,
+        slots: &mut [Slot<HostBuffer>],
+        chain: usize,
+        call: Call<'_, HostBuffer>,
+    ) -> Result<Vec<Sample>, Error> {
+        assert_eq!(slots.len(), 3, "every run has all slots");
+        for slot in slots {
+            (0..chain).try_for_each(|_| call(group, slot))?;
+        }
+        Ok(vec![Sample { latency_us: 1.0, host_us: 1.0 }])
+    }
+}
+
+#[test]
+fn chains_of_dependent_calls_are_right_for_every_operation_and_type() {
+    for what in Measured::ALL {
+        for dtype in DType::ALL {
+            let all = on_ranks(2, |group| measure(group, &mut Whole(Host), &case(what, *dtype)).unwrap());
+            assert_eq!((all[0].errors, all[0].latency.calls), (0, FEWEST), "{what} {dtype}");
+        }
     }
 }

@@ -157,6 +157,38 @@ impl DeviceBuffer {
         Ok(values)
     }
 
+    /// [`write`](Self::write) for elements whose type is known at run time only: all bytes of the buffer.
+    ///
+    /// # Errors
+    /// When the length differs, and those of the driver.
+    pub fn write_bytes(&mut self, stream: &Stream, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.fits_bytes(bytes.len())?;
+        // SAFETY: the length fits; `bytes` is borrowed until the wait below is over.
+        unsafe { stream.copy_from_host(self.address, bytes) }?;
+        stream.drain()
+    }
+
+    /// [`read`](Self::read) for elements whose type is known at run time only: all bytes of the buffer.
+    ///
+    /// # Errors
+    /// When the length differs, and those of the driver.
+    pub fn read_bytes(&self, stream: &Stream, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.fits_bytes(bytes.len())?;
+        // SAFETY: the length fits; `bytes` is borrowed until the wait below is over.
+        unsafe { stream.copy_to_host(bytes, self.address) }?;
+        stream.drain()
+    }
+
+    fn fits_bytes(&self, bytes: usize) -> Result<(), DeviceError> {
+        if bytes == self.bytes() {
+            return Ok(());
+        }
+        Err(DeviceError::invalid(format!(
+            "a copy of {bytes} bytes to or from a device buffer of {}; both must be the same",
+            self.bytes()
+        )))
+    }
+
     fn fits(&self, dtype: DType, count: usize) -> Result<(), DeviceError> {
         if dtype == self.dtype && count == self.count {
             return Ok(());

@@ -59,6 +59,9 @@ pub(crate) struct Args {
     /// Write the result to this file, and a table to standard output
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
+    /// What one link carries in one direction, in GB/s, for the target that is a share of it
+    #[arg(long, value_name = "GBS", value_parser = positive)]
+    link_gbs: Option<f64>,
     /// Exit with 1 when a target is missed, too
     #[arg(long)]
     strict: bool,
@@ -92,6 +95,11 @@ fn reduction(text: &str) -> Result<ReduceOp, String> {
     })
 }
 
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| "expected a number above zero".into())
+}
+
 impl Args {
     fn config(&self) -> anyhow::Result<Config> {
         let mut flags = settings::Flags::new();
@@ -104,7 +112,7 @@ impl Args {
 
     fn request(&self) -> Result<Request, Error> {
         Ok(Request {
-            ops: operations(&self.op)?,
+            ops: operations(&self.op, self.graph)?,
             sizes: self.sizes()?,
             dtype: self.dtype,
             reduction: self.reduction,
@@ -134,13 +142,21 @@ impl Args {
     }
 }
 
-fn operations(text: &str) -> Result<Vec<Measured>, Error> {
+fn operations(text: &str, graph: bool) -> Result<Vec<Measured>, Error> {
+    // Hosts wait in a barrier, which no graph can replay.
+    let suits = |what: &Measured| !graph || *what != Measured::Barrier;
     if text == "all" {
-        return Ok(Measured::ALL.to_vec());
+        return Ok(Measured::ALL.into_iter().filter(suits).collect());
     }
     let parse =
         |name: &str| name.trim().parse().map_err(|why| Error::Configuration(format!("--op {text}: {why}")));
-    text.split(',').map(parse).collect()
+    let chosen: Vec<Measured> = text.split(',').map(parse).collect::<Result<_, Error>>()?;
+    if chosen.iter().all(suits) {
+        return Ok(chosen);
+    }
+    Err(Error::Configuration(
+        "--op barrier: hosts wait in it, which a CUDA graph cannot replay; leave --graph out".into(),
+    ))
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
@@ -181,7 +197,7 @@ fn measure(rank: &mut Orchestrator, args: &Args, request: &Request) -> anyhow::R
         Ok(())
     };
     let rows = bench::run(rank, request, &mut tell)?;
-    let report = Report { heading, rows, link_gbs: None };
+    let report = Report { heading, rows, link_gbs: args.link_gbs };
     if is_first {
         match &args.out {
             Some(file) => {
