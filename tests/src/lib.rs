@@ -1,10 +1,19 @@
 //! What tests with several ranks share.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use half::{bf16, f16};
 use ryzanstein_config::{BackendChoice, Config, Timeout};
 use ryzanstein_process_group::{Element, MemoryRendezvous, ProcessGroup, ProcessGroupManager, Result};
+
+/// The folder of a fixture. Where `CARGO_MANIFEST_DIR` is set when the test runs, as cargo does, that counts: a test binary may
+/// have been built elsewhere.
+pub fn fixture(name: &str) -> PathBuf {
+    let here = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    here.join("fixtures").join(name)
+}
 
 /// Settings for tests: the given backend, and deadlines that fail a test instead of hanging it.
 pub fn config(backend: BackendChoice) -> Config {

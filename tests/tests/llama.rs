@@ -1,15 +1,10 @@
 //! A model on several ranks: what users ask of it and what goes wrong.
 
-use std::path::{Path, PathBuf};
 
 use ryzanstein_process_group::{ProcessGroup, Rank};
 use ryzanstein_tensor_parallel::{Error, GenerateOptions, Llama, Sampling, StopReason};
-use ryzanstein_tests::on_loopback;
+use ryzanstein_tests::{fixture, on_loopback};
 use tempfile::TempDir;
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
-}
 
 /// A copy of a fixture that may be damaged.
 fn copy(name: &str) -> TempDir {

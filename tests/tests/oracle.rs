@@ -1,12 +1,11 @@
 //! Small random checkpoints against what `transformers` computes from them (see `fixtures/README.md`).
 
-use std::path::{Path, PathBuf};
 
 use ryzanstein_process_group::Rank;
 use ryzanstein_tensor_parallel::{
     Dtype, Error, GenerateOptions, Llama, LlamaConfig, Tokenizer, legal_world_sizes,
 };
-use ryzanstein_tests::on_loopback;
+use ryzanstein_tests::{fixture as folder, on_loopback};
 use safetensors::SafeTensors;
 
 const FIXTURES: [&str; 8] = [
@@ -19,10 +18,6 @@ const FIXTURES: [&str; 8] = [
     "mistral-window",
     "qwen2",
 ];
-
-fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
-}
 
 /// World sizes that a fixture is run on: all legal ones that the requirements name.
 fn world_sizes(name: &str) -> Vec<usize> {
