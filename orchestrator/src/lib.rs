@@ -3,6 +3,7 @@
 //! A rank calls [`rendezvous::connect`] and hands what it gets to the process group. A launcher calls
 //! [`supervisor::run`].
 
+pub mod bench;
 pub mod check;
 pub mod control;
 mod engine;

@@ -17,6 +17,8 @@ use std::time::Duration;
 
 use crate::backend::loopback::LoopbackHub;
 use crate::backend::{Backend, Path};
+use crate::buffer::Memory;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::profile::{Profile, Recording};
 use crate::rank::Rank;
@@ -69,6 +71,8 @@ pub struct GroupInfo {
 pub struct ProcessGroup {
     info: GroupInfo,
     kind: BackendKind,
+    memory: Memory,
+    device: Option<Device>,
     engine: Arc<Engine>,
     worker: Option<Worker>,
     collectives: u64,
@@ -85,7 +89,7 @@ impl ProcessGroup {
         let world_size = info.members.len();
         let profile =
             Arc::new(Profile::new(&info.name, info.members[info.rank.index()].0, world_size, info.recording));
-        let kind = backend.kind();
+        let (kind, memory, device) = (backend.kind(), backend.memory(), backend.device().cloned());
         let core = Mutex::new(Core { backend, failed: None, last: None, timeout: info.timeout, world_size });
         let last_words = store.map(|store| LastWords {
             store,
@@ -97,6 +101,8 @@ impl ProcessGroup {
         Self {
             info,
             kind,
+            memory,
+            device,
             engine,
             worker: None,
             collectives: 0,
@@ -152,9 +158,24 @@ impl ProcessGroup {
         self.kind
     }
 
+    /// Where the buffers of its calls must be.
+    pub fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    /// The GPU whose memory that is, if it is one's.
+    pub fn device(&self) -> Option<&Device> {
+        self.device.as_ref()
+    }
+
     /// What has been measured so far.
     pub fn profile(&self) -> Arc<Profile> {
         Arc::clone(&self.engine.profile)
+    }
+
+    /// How long a call may take.
+    pub fn timeout(&self) -> Duration {
+        self.info.timeout
     }
 
     /// Changes the deadline of later calls.

@@ -71,24 +71,47 @@ pub fn verdict(op: &str, bytes: u64, median_us: f64) -> (String, String) {
     }
 }
 
+/// Figures of calls of one kind, as every table of latencies shows them.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Figures {
+    /// Bytes of the whole array.
+    pub bytes: f64,
+    /// Number of calls.
+    pub calls: u64,
+    /// Median, 90th and 99th percentile and largest latency, in microseconds.
+    pub latency_us: [f64; 4],
+    /// In 10⁹ bytes per second.
+    pub algbw_gbs: f64,
+    /// In 10⁹ bytes per second.
+    pub busbw_gbs: f64,
+}
+
+impl Figures {
+    /// The heads of [`cells`](Self::cells).
+    pub const HEAD: [&'static str; 8] =
+        ["bytes", "calls", "median", "p90", "p99", "max", "algbw GB/s", "busbw GB/s"];
+
+    /// One row's cells.
+    pub fn cells(&self) -> [String; 8] {
+        let [median, p90, p99, max] = self.latency_us.map(time);
+        let bandwidth = |gbs: f64| format!("{gbs:.3}");
+        [
+            bytes(self.bytes),
+            self.calls.to_string(),
+            median,
+            p90,
+            p99,
+            max,
+            bandwidth(self.algbw_gbs),
+            bandwidth(self.busbw_gbs),
+        ]
+    }
+}
+
 /// The rows of a profile as a table with percentiles, bandwidths, path, target and verdict.
 pub fn profile(rows: &[ProfileRow]) -> String {
-    let head = [
-        "group",
-        "operation",
-        "dtype",
-        "path",
-        "bytes",
-        "calls",
-        "median",
-        "p90",
-        "p99",
-        "max",
-        "algbw GB/s",
-        "busbw GB/s",
-        "target",
-        "verdict",
-    ];
+    let head =
+        [&["group", "operation", "dtype", "path"][..], &Figures::HEAD, &["target", "verdict"]].concat();
     let cells: Vec<Vec<String>> = rows
         .iter()
         .map(|r| {
@@ -98,22 +121,18 @@ pub fn profile(rows: &[ProfileRow]) -> String {
                 verdict(r.op, r.bytes_mean as u64, r.median_us)
             };
             let reduction = r.reduction.map_or_else(String::new, |op| format!("({op})"));
-            vec![
-                r.group.clone(),
-                format!("{}{reduction}", r.op),
-                r.dtype.to_string(),
-                r.path.clone(),
-                bytes(r.bytes_mean),
-                r.calls.to_string(),
-                time(r.median_us),
-                time(r.p90_us),
-                time(r.p99_us),
-                time(r.max_us),
-                format!("{:.3}", r.algbw_gbs),
-                format!("{:.3}", r.busbw_gbs),
-                target,
-                verdict,
-            ]
+            let figures = Figures {
+                bytes: r.bytes_mean,
+                calls: r.calls,
+                latency_us: [r.median_us, r.p90_us, r.p99_us, r.max_us],
+                algbw_gbs: r.algbw_gbs,
+                busbw_gbs: r.busbw_gbs,
+            };
+            let mut row =
+                vec![r.group.clone(), format!("{}{reduction}", r.op), r.dtype.to_string(), r.path.clone()];
+            row.extend(figures.cells());
+            row.extend([target, verdict]);
+            row
         })
         .collect();
     columns(&head, 4, &cells)

@@ -16,9 +16,11 @@ pub const FIXTURES: [&str; 8] = [
     "qwen2",
 ];
 
-/// Where a fixture is.
+/// Where a fixture is. Where `CARGO_MANIFEST_DIR` is set when the test runs, as cargo does for the tests of every member of this
+/// workspace, that counts: a test binary may have been built elsewhere.
 pub fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
+    let member = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    Path::new(&member).join("../tests/fixtures").join(name)
 }
 
 /// The world sizes up to eight that a fixture's heads and widths can be cut for.

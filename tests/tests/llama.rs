@@ -1,23 +1,18 @@
 //! A model on several ranks: what users ask of it and what goes wrong.
 
-use std::path::{Path, PathBuf};
 
 use ryzanstein_process_group::{ProcessGroup, Rank};
 use ryzanstein_tensor_parallel::{Error, GenerateOptions, Llama, Sampling, StopReason};
-use ryzanstein_tests::on_loopback;
+use ryzanstein_tests::{fixtures::folder, on_loopback};
 use tempfile::TempDir;
-
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
-}
 
 /// A copy of a fixture that may be damaged.
 fn copy(name: &str) -> TempDir {
-    let folder = tempfile::tempdir().unwrap();
+    let copy = tempfile::tempdir().unwrap();
     for file in ["config.json", "model.safetensors"] {
-        std::fs::copy(fixture(name).join(file), folder.path().join(file)).unwrap();
+        std::fs::copy(folder(name).join(file), copy.path().join(file)).unwrap();
     }
-    folder
+    copy
 }
 
 #[test]
@@ -26,7 +21,7 @@ fn sampling_gives_the_same_tokens_on_every_rank_and_again_with_the_same_seed() {
         let sampling = Sampling::Random { temperature: 1.5, top_p: 0.95, seed };
         let options = GenerateOptions { max_new_tokens: 30, sampling, ignore_end: true };
         let all = on_loopback(4, |group| {
-            let model = Llama::load(&fixture("llama-gqa"), None, group).unwrap();
+            let model = Llama::load(&folder("llama-gqa"), None, group).unwrap();
             model.generate(&[1, 5, 9], &options, group).unwrap()
         });
         assert!(all.iter().all(|g| *g == all[0]), "seed {seed}: {all:?}");
@@ -63,7 +58,7 @@ fn generation_stops_after_an_end_token_unless_told_not_to() {
 #[test]
 fn what_a_model_cannot_take_is_refused_on_every_rank_and_the_group_stays_usable() {
     on_loopback(2, |group| {
-        let model = Llama::load(&fixture("llama-gqa"), None, group).unwrap();
+        let model = Llama::load(&folder("llama-gqa"), None, group).unwrap();
         let refused = |result: Result<(), Error>, expected: &str| {
             let message = result.unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
@@ -92,7 +87,7 @@ fn a_rank_that_cannot_load_fails_all_with_its_reason() {
     std::fs::write(&file, &bytes[..bytes.len() - 10]).unwrap();
     let errors = on_loopback(4, |group| {
         let rank = group.rank();
-        let folder = if rank == Rank(2) { damaged.path().to_owned() } else { fixture("llama-gqa") };
+        let folder = if rank == Rank(2) { damaged.path().to_owned() } else { folder("llama-gqa") };
         let error = Llama::load(&folder, None, group).unwrap_err();
         group.barrier().unwrap();
         (rank, error)
@@ -111,7 +106,7 @@ fn a_rank_that_cannot_load_fails_all_with_its_reason() {
 fn ranks_with_different_models_refuse_to_go_on() {
     for error in on_loopback(2, |group| {
         let name = if group.rank() == Rank(0) { "llama-gqa" } else { "qwen2" };
-        Llama::load(&fixture(name), None, group).unwrap_err()
+        Llama::load(&folder(name), None, group).unwrap_err()
     }) {
         assert!(error.to_string().contains("all must load the same folder"), "{error}");
     }
@@ -135,7 +130,7 @@ fn a_root_that_cannot_load_tells_the_others() {
 fn a_root_sends_each_rank_no_more_than_its_own_share() {
     on_loopback(4, |group| {
         let root = Rank(0);
-        let directory = (group.rank() == root).then(|| fixture("llama-gqa"));
+        let directory = (group.rank() == root).then(|| folder("llama-gqa"));
         let model = Llama::load_from_root(directory.as_deref(), None, root, group).unwrap();
         let profile = group.profile();
         let received: f64 =

@@ -8,11 +8,12 @@ mod block;
 use std::fmt::Write as _;
 
 use ryzanstein_process_group::backend::Path;
-use ryzanstein_process_group::targets::{TARGETS, target};
-use ryzanstein_process_group::{ProcessGroup, ReduceOp, bus_factor, table};
+use ryzanstein_process_group::targets::TARGETS;
+use ryzanstein_process_group::{ProcessGroup, ReduceOp, table};
 
 use crate::Orchestrator;
-use crate::measure::{Latency, Measured, latency};
+use crate::bench::{self, Row};
+use crate::measure::{Case, Host, Measured, measure};
 
 /// What the check found, the same on all ranks.
 #[derive(Clone, Debug)]
@@ -137,47 +138,13 @@ fn latencies(group: &mut ProcessGroup) -> Result<(String, bool, bool), ryzanstei
         let what = if t.op == Measured::Broadcast.name() { Measured::Broadcast } else { Measured::AllReduce };
         (what, t.bytes as usize)
     });
-    let (mut rows, mut correct, mut met) = (Vec::new(), true, true);
+    let mut rows = Vec::new();
     for (what, bytes) in small.into_iter().chain(documented) {
-        let calls = (20_000_000 / bytes).clamp(5, 200);
-        let measured = latency(group, what, bytes, calls)?;
-        correct &= measured.errors == 0;
-        let goal = target(what.name(), bytes as u64);
-        met &= goal.is_none_or(|goal| measured.median_us < goal.below_us);
-        rows.push(row(what, &measured, group.world_size()));
+        let case = Case::new(what, bytes, (20_000_000 / bytes).clamp(5, 200));
+        let figures = measure(group, &mut Host, &case)?;
+        rows.push(Row::new(&case, &figures, group, false));
     }
-    let head = [
-        "operation",
-        "bytes",
-        "calls",
-        "median",
-        "p90",
-        "p99",
-        "max",
-        "algbw GB/s",
-        "busbw GB/s",
-        "wrong",
-        "target",
-        "verdict",
-    ];
-    Ok((table::columns(&head, 1, &rows), correct, met))
-}
-
-fn row(what: Measured, latency: &Latency, world_size: usize) -> Vec<String> {
-    let algbw = latency.bytes as f64 / (latency.median_us * 1e3);
-    let (target, verdict) = table::verdict(what.name(), latency.bytes as u64, latency.median_us);
-    vec![
-        what.name().into(),
-        table::bytes(latency.bytes as f64),
-        latency.calls.to_string(),
-        table::time(latency.median_us),
-        table::time(latency.p90_us),
-        table::time(latency.p99_us),
-        table::time(latency.max_us),
-        format!("{algbw:.3}"),
-        format!("{:.3}", algbw * bus_factor(what.name(), world_size)),
-        latency.errors.to_string(),
-        target,
-        verdict,
-    ]
+    let correct = rows.iter().all(|row| row.errors == 0);
+    let met = rows.iter().all(|row| row.meets_target != Some(false));
+    Ok((bench::table(&rows), correct, met))
 }

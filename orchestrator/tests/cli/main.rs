@@ -1,5 +1,6 @@
 //! The `ryz` command as a user meets it: real processes, real signals, real models.
 
+mod bench;
 mod exit_codes;
 mod generate;
 mod launcher;

@@ -21,7 +21,10 @@ impl Run {
     pub(crate) fn new(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let mark = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        let child = Command::new(env!("CARGO_BIN_EXE_ryz"))
+        // Where the test runs elsewhere than it was built, the variable says where `ryz` is.
+        let program =
+            std::env::var_os("CARGO_BIN_EXE_ryz").unwrap_or_else(|| env!("CARGO_BIN_EXE_ryz").into());
+        let child = Command::new(program)
             .args(arguments)
             .env(MARK, &mark)
             .envs(environment.iter().copied())

@@ -51,7 +51,9 @@ impl ProcessGroup {
     /// [`send`](Self::send) on the group's worker.
     pub fn send_async<B: Buffer + Send + 'static>(&mut self, buffer: B, to: Rank) -> Result<Work<B>> {
         let view = buffer.view();
-        let (signature, sequence) = self.message(Operation::Send { to }, to, view.dtype(), view.count())?;
+        let operation = Operation::Send { to };
+        self.check_memory(operation, view.memory())?;
+        let (signature, sequence) = self.message(operation, to, view.dtype(), view.count())?;
         self.spawn(buffer, move |engine, buffer| {
             engine.run(signature, sequence, Buffers::OutOfPlace(Some(buffer.view()), None))
         })
@@ -60,8 +62,9 @@ impl ProcessGroup {
     /// [`recv`](Self::recv) on the group's worker: every later call of the group waits for the message.
     pub fn recv_async<B: BufferMut + Send + 'static>(&mut self, buffer: B, from: Rank) -> Result<Work<B>> {
         let view = buffer.view();
-        let (signature, sequence) =
-            self.message(Operation::Recv { from }, from, view.dtype(), view.count())?;
+        let operation = Operation::Recv { from };
+        self.check_memory(operation, view.memory())?;
+        let (signature, sequence) = self.message(operation, from, view.dtype(), view.count())?;
         self.spawn(buffer, move |engine, buffer| {
             engine.run(signature, sequence, Buffers::OutOfPlace(None, Some(buffer.view_mut())))
         })
@@ -73,6 +76,7 @@ impl ProcessGroup {
         buffer: B,
     ) -> Result<Work<B>> {
         let view = buffer.view();
+        self.check_memory(operation, view.memory())?;
         let signature = self.signature(operation, view.dtype(), view.count())?;
         let sequence = self.next();
         self.spawn(buffer, move |engine, buffer| {

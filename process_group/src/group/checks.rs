@@ -2,7 +2,7 @@
 
 use super::ProcessGroup;
 use super::engine::Buffers;
-use crate::buffer::{View, ViewMut};
+use crate::buffer::{Memory, View, ViewMut};
 use crate::call::{Operation, Signature};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -16,6 +16,7 @@ impl ProcessGroup {
     }
 
     pub(super) fn in_place(&mut self, operation: Operation, buffer: ViewMut<'_>) -> Result<()> {
+        self.check_memory(operation, buffer.memory())?;
         let signature = self.signature(operation, buffer.dtype(), buffer.count())?;
         let sequence = self.next();
         self.wait_idle();
@@ -35,6 +36,9 @@ impl ProcessGroup {
         input: Option<View<'_>>,
         output: Option<ViewMut<'_>>,
     ) -> Result<()> {
+        for memory in [input.as_ref().map(View::memory), output.as_ref().map(ViewMut::memory)] {
+            memory.map_or(Ok(()), |memory| self.check_memory(operation, memory))?;
+        }
         let read = input.as_ref().map(|v| (v.dtype(), v.count()));
         let written = output.as_ref().map(|v| (v.dtype(), v.count()));
         let signature = self.signature_of_two(operation, read, written)?;
@@ -73,7 +77,8 @@ impl ProcessGroup {
             }
         }
         let shape = |view: Option<(DType, usize)>, chunks: usize, what: &str| {
-            view.map(|(dtype, total)| Ok((dtype, self.chunk(operation, what, total, chunks)?))).transpose()
+            let chunk = |(dtype, total)| Ok((dtype, self.chunk(operation, what, total, chunks)?));
+            view.map(chunk).transpose() as Result<Option<(DType, usize)>>
         };
         let read = shape(input, inputs, "input")?;
         let written = shape(output, outputs, "output")?;
@@ -121,6 +126,17 @@ impl ProcessGroup {
             "the {what} of {operation} holds one chunk for each of the {chunks} ranks of group `{}`; \
              {total} elements do not divide by {chunks}",
             self.info.name
+        )))
+    }
+
+    pub(super) fn check_memory(&self, operation: Operation, memory: Memory) -> Result<()> {
+        if memory == self.memory {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "{operation}: the buffer is in {memory}, and the backend `{}` of group `{}` works on {}; copy it there, or \
+             choose another process_group.backend",
+            self.kind, self.info.name, self.memory
         )))
     }
 

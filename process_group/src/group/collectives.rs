@@ -142,7 +142,9 @@ impl ProcessGroup {
     /// ranks arrive in order. Returns when the buffer may be reused, which says nothing of the receiver.
     pub fn send(&mut self, buffer: &(impl Buffer + ?Sized), to: Rank) -> Result<()> {
         let view = buffer.view();
-        let (signature, sequence) = self.message(Operation::Send { to }, to, view.dtype(), view.count())?;
+        let operation = Operation::Send { to };
+        self.check_memory(operation, view.memory())?;
+        let (signature, sequence) = self.message(operation, to, view.dtype(), view.count())?;
         self.wait_idle();
         self.engine.run(signature, sequence, Buffers::OutOfPlace(Some(view), None))
     }
@@ -150,8 +152,9 @@ impl ProcessGroup {
     /// Receives one message from one rank.
     pub fn recv(&mut self, buffer: &mut (impl BufferMut + ?Sized), from: Rank) -> Result<()> {
         let view = buffer.view_mut();
-        let (signature, sequence) =
-            self.message(Operation::Recv { from }, from, view.dtype(), view.count())?;
+        let operation = Operation::Recv { from };
+        self.check_memory(operation, view.memory())?;
+        let (signature, sequence) = self.message(operation, from, view.dtype(), view.count())?;
         self.wait_idle();
         self.engine.run(signature, sequence, Buffers::OutOfPlace(None, Some(view)))
     }

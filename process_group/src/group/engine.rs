@@ -73,6 +73,8 @@ pub struct LastCall {
     pub started: Instant,
     /// What it was.
     pub signature: Signature,
+    /// How it went; `None` while it is under way, and when it failed.
+    pub path: Option<Path>,
 }
 
 impl std::fmt::Debug for Engine {
@@ -104,16 +106,21 @@ impl Engine {
             Buffers::InPlace(buffer) => (true, None, buffer),
             Buffers::OutOfPlace(input, output) => (false, input, output),
         };
-        core.last = Some(LastCall { sequence, started, signature });
+        core.last = Some(LastCall { sequence, started, signature, path: None });
         if core.world_size == 1 && !signature.operation.is_point_to_point() {
-            alone(input, output);
+            // Every operation is at most a copy: all reductions of one value are the value.
+            if let (Some(input), Some(output)) = (input, output) {
+                core.backend.copy(input, output)?;
+            }
             self.profile.record(&signature, Path::Local, started);
+            core.last = core.last.map(|last| LastCall { path: Some(Path::Local), ..last });
             return Ok(());
         }
         let call = Call { signature, sequence, deadline: started + core.timeout, in_place, input, output };
         match core.backend.submit(call) {
             Ok(completion) => {
                 self.profile.record(&signature, completion.path, started);
+                core.last = core.last.map(|last| LastCall { path: Some(completion.path), ..last });
                 Ok(())
             }
             Err(error) => {
@@ -134,13 +141,6 @@ impl Engine {
 pub(super) enum Buffers<'a> {
     InPlace(Option<ViewMut<'a>>),
     OutOfPlace(Option<View<'a>>, Option<ViewMut<'a>>),
-}
-
-/// In a group of one, every operation is at most a copy: all reductions of one value are the value.
-fn alone(input: Option<View<'_>>, output: Option<ViewMut<'_>>) {
-    if let (Some(input), Some(mut output)) = (input, output) {
-        output.bytes().copy_from_slice(input.bytes());
-    }
 }
 
 impl Worker {

@@ -1,9 +1,6 @@
 //! `ryz check`
 
-use std::time::Duration;
-
 use anyhow::bail;
-use ryzanstein_config::Source;
 use ryzanstein_orchestrator::check;
 
 use crate::rank;
@@ -20,10 +17,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     let mut config = args.file.load(Vec::new())?;
-    if config.source_of("profile.slow_call") == Some(Source::Default) {
-        // The check calls what is slow on purpose, and has a table of its own for it.
-        config.profile.slow_call = Duration::MAX;
-    }
+    settings::expect_slow_calls(&mut config);
     let strict = args.strict;
     rank::run(&config, |rank| {
         let findings = check::run(rank, &config.job.name)?;

@@ -65,8 +65,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     })?;
 
     let environment = settings::environment();
-    let launched = environment.contains_key("RYZ_RENDEZVOUS") || environment.contains_key("MASTER_ADDR");
-    if !launched {
+    if !settings::is_launched(&environment) {
         let ranks = config.job.world_size.map_or(1, WorldSize::get);
         // What can be refused is refused before anything is started.
         check_world_size(&LlamaConfig::from_folder(&model)?, ranks as usize)?;

@@ -1,5 +1,6 @@
 //! The `ryz` command.
 
+mod bench;
 mod check;
 mod config;
 mod generate;
@@ -33,6 +34,8 @@ enum Command {
     Check(check::Args),
     /// Generate text with a Llama model, its weights cut over the ranks
     Generate(generate::Args),
+    /// Measure the collectives, every value checked, and hold them against the documented targets
+    Bench(bench::Args),
     /// Show the settings
     #[command(subcommand)]
     Config(config::Command),
@@ -44,6 +47,7 @@ fn main() -> ExitCode {
         Command::Supervise(args) => launch::supervise(&args),
         Command::Check(args) => check::run(&args),
         Command::Generate(args) => generate::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Config(command) => config::run(&command),
     };
     match outcome {

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::time::Duration;
 
-use ryzanstein_config::{Config, ConfigError, Sources};
+use ryzanstein_config::{Config, ConfigError, Source, Sources};
 
 /// Flags that are settings: dotted key, value, flag.
 pub(crate) type Flags = Vec<(String, String, String)>;
@@ -46,5 +47,18 @@ pub(crate) fn environment() -> BTreeMap<String, String> {
 pub(crate) fn note(flags: &mut Flags, key: &str, flag: &str, value: Option<impl ToString>) {
     if let Some(value) = value {
         flags.push((key.into(), value.to_string(), flag.into()));
+    }
+}
+
+/// Whether a launcher, ours or another, started this process as a rank.
+pub(crate) fn is_launched(environment: &BTreeMap<String, String>) -> bool {
+    environment.contains_key("RYZ_RENDEZVOUS") || environment.contains_key("MASTER_ADDR")
+}
+
+/// For commands that call what is slow on purpose, and have a table of their own for it: no warning of slow calls unless the
+/// user set when to warn.
+pub(crate) fn expect_slow_calls(config: &mut Config) {
+    if config.source_of("profile.slow_call") == Some(Source::Default) {
+        config.profile.slow_call = Duration::MAX;
     }
 }

@@ -1,0 +1,275 @@
+//! `ryz bench`: every collective at many sizes, each value checked, held against the documented targets.
+
+mod html;
+mod plot;
+mod report;
+mod sizes;
+mod verdict;
+
+use ryzanstein_process_group::backend::Path;
+use ryzanstein_process_group::targets::target;
+use ryzanstein_process_group::{BackendKind, DType, Error, Memory, ProcessGroup, ReduceOp};
+use serde::Serialize;
+
+use crate::Orchestrator;
+use crate::measure::{Case, Figures, Gpu, Host, Measured, Summary, measure};
+
+pub use report::{Format, Report, json, table};
+pub use sizes::Sweep;
+pub use verdict::{Verdict, enough, verdicts};
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Operations.
+    pub ops: Vec<Measured>,
+    /// Bytes of the whole array.
+    pub sizes: Vec<u64>,
+    /// Element type.
+    pub dtype: DType,
+    /// How values combine, where they do.
+    pub reduction: ReduceOp,
+    /// Calls before the timed ones; `None` takes a tenth of those.
+    pub warmup: Option<usize>,
+    /// Timed calls; `None` takes as many as suit the size.
+    pub iterations: Option<usize>,
+    /// Calls are captured in a CUDA graph, and the graph is timed.
+    pub graph: bool,
+    /// Names of paths, `auto` for the backend's own choice, `all` for each there is.
+    pub paths: Vec<String>,
+}
+
+/// One line of the result. What is serialised is the documented line of JSON.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Row {
+    /// Name of the operation, with its reduction where that is not a sum.
+    pub op: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Bytes of the whole array.
+    pub bytes: usize,
+    /// Ranks.
+    pub world_size: usize,
+    /// What carried the calls.
+    pub backend: BackendKind,
+    /// How they went.
+    pub path: String,
+    /// Median latency of the slowest rank in microseconds.
+    pub median_us: f64,
+    /// 99th percentile of the same.
+    pub p99_us: f64,
+    /// Bytes by median latency in 10⁹ bytes per second.
+    pub algbw_gbs: f64,
+    /// The same × the operation's traffic factor.
+    pub busbw_gbs: f64,
+    /// Wrong elements, over all ranks and calls.
+    pub errors: u64,
+    /// Documented target in microseconds, where there is one.
+    pub target_us: Option<f64>,
+    /// Whether the median is below it.
+    pub meets_target: Option<bool>,
+    /// The operation.
+    #[serde(skip)]
+    pub what: Measured,
+    /// All percentiles.
+    #[serde(skip)]
+    pub latency: Summary,
+    /// Median time until the call returned to the host, in microseconds.
+    #[serde(skip)]
+    pub host_us: f64,
+    /// Whether the path was demanded, and was not the backend's own choice.
+    #[serde(skip)]
+    pub is_forced: bool,
+}
+
+impl Row {
+    /// From figures of one case. A rank alone sends nothing, and no target is meant for that.
+    pub fn new(case: &Case, figures: &Figures, group: &ProcessGroup, is_forced: bool) -> Self {
+        let Figures { bytes, latency, host_us, path, errors } = *figures;
+        let world_size = group.world_size();
+        let (algbw_gbs, busbw_gbs) = case.what.bandwidths(bytes, latency.median_us, world_size);
+        let goal = target(case.what.name(), bytes as u64).filter(|_| world_size > 1);
+        let reduction = case.what.reduces() && case.reduction != ReduceOp::Sum;
+        Self {
+            op: if reduction { format!("{}({})", case.what, case.reduction) } else { case.what.to_string() },
+            dtype: case.dtype,
+            bytes,
+            world_size,
+            backend: group.backend(),
+            path: path.map_or_else(|| "-".into(), |path| path.to_string()),
+            median_us: latency.median_us,
+            p99_us: latency.p99_us,
+            algbw_gbs,
+            busbw_gbs,
+            errors,
+            target_us: goal.map(|goal| goal.below_us),
+            meets_target: goal.map(|goal| latency.median_us < goal.below_us),
+            what: case.what,
+            latency,
+            host_us,
+            is_forced,
+        }
+    }
+
+    /// What rows of one curve have in common.
+    pub fn label(&self) -> String {
+        if self.is_forced { format!("{} {}", self.op, self.path) } else { self.op.clone() }
+    }
+}
+
+/// Measures everything that is asked for; `told` hears of each row at once. Every rank calls this with the same request.
+///
+/// # Errors
+/// [`Error::Configuration`] for a path that the backend has not, a graph where there are none, or values that cannot be
+/// checked; and those of the collectives.
+pub fn run(
+    rank: &mut Orchestrator,
+    request: &Request,
+    mut told: impl FnMut(&Row) -> Result<(), Error>,
+) -> Result<Vec<Row>, Error> {
+    let group = rank.manager().world();
+    can_graph(request.graph, group.backend())?;
+    let paths = choose_paths(&request.paths, &group.paths())?;
+    let mut rows = Vec::new();
+    for &what in &request.ops {
+        // A barrier moves nothing, and so has one size.
+        let sizes = if what == Measured::Barrier { &[0][..] } else { &request.sizes };
+        for &bytes in sizes {
+            for &path in &paths {
+                let case = case(request, what, bytes, group.memory() == Memory::Host);
+                if group.world_size() > 1 {
+                    group.force_path(path)?;
+                }
+                let figures = match group.device().cloned() {
+                    Some(device) => measure(group, &mut Gpu::new(device, request.graph), &case)?,
+                    None => measure(group, &mut Host, &case)?,
+                };
+                // An operation that cannot go the demanded way goes another, which is no figure for the one demanded.
+                if path.is_some() && figures.path != path && group.world_size() > 1 {
+                    continue;
+                }
+                let row = Row::new(&case, &figures, group, path.is_some());
+                told(&row)?;
+                rows.push(row);
+            }
+        }
+    }
+    if group.world_size() > 1 {
+        group.force_path(None)?;
+    }
+    Ok(rows)
+}
+
+/// Refuses a graph on a backend that has none.
+///
+/// # Errors
+/// [`Error::Configuration`] with the reason.
+pub fn can_graph(wanted: bool, backend: BackendKind) -> Result<(), Error> {
+    if wanted && backend != BackendKind::Nccl {
+        return Err(Error::Configuration(format!(
+            "--graph times collectives that a GPU replays from a CUDA graph, and the {backend} backend works on host memory, \
+             where nothing is replayed; use --backend nccl on a machine with GPUs, or leave --graph out"
+        )));
+    }
+    Ok(())
+}
+
+fn case(request: &Request, what: Measured, bytes: u64, is_host: bool) -> Case {
+    let iterations = request.iterations.unwrap_or_else(|| sizes::iterations(bytes, is_host));
+    let usual = Case::new(what, usize::try_from(bytes).unwrap_or(usize::MAX), iterations);
+    Case {
+        reduction: request.reduction,
+        dtype: request.dtype,
+        warmup: request.warmup.unwrap_or(usual.warmup),
+        ..usual
+    }
+}
+
+/// What `--path` means on a group with these paths. `None` is the backend's own choice.
+fn choose_paths(names: &[String], there: &[Path]) -> Result<Vec<Option<Path>>, Error> {
+    let mut chosen: Vec<Option<Path>> = Vec::new();
+    for name in names {
+        match name.as_str() {
+            "auto" => chosen.push(None),
+            "all" => {
+                chosen.push(None);
+                chosen.extend(there.iter().copied().map(Some));
+            }
+            name => {
+                // `ring` will do for `tcp/ring`.
+                let is_it = |full: &str| full == name || full.rsplit('/').next() == Some(name);
+                let path = there.iter().find(|path| is_it(&path.to_string()));
+                chosen.push(Some(*path.ok_or_else(|| {
+                    let names: Vec<String> = there.iter().map(ToString::to_string).collect();
+                    Error::Configuration(format!(
+                        "--path {name}: there is no such path here; expected auto, all, or some of {}, with commas between",
+                        names.join(", ")
+                    ))
+                })?));
+            }
+        }
+    }
+    let mut kept = Vec::new();
+    chosen.retain(|path| {
+        !kept.contains(path) && {
+            kept.push(*path);
+            true
+        }
+    });
+    Ok(chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ryzanstein_process_group::schedule::Algorithm;
+
+    /// A row of four ranks.
+    pub(super) fn row(what: Measured, bytes: usize, median_us: f64) -> Row {
+        let latency = Summary {
+            calls: 10,
+            median_us,
+            p90_us: median_us,
+            p99_us: median_us * 2.0,
+            max_us: median_us * 2.0,
+        };
+        let path = Some(Path::Tcp(Algorithm::Ring));
+        let figures = Figures { bytes, latency, host_us: median_us, path, errors: 0 };
+        let group = ProcessGroup::loopback(4).remove(0);
+        Row::new(&Case::new(what, bytes, 10), &figures, &group, false)
+    }
+
+    #[test]
+    fn a_row_has_the_bandwidths_and_the_target_of_its_operation() {
+        let reduced = row(Measured::AllReduce, 100_000_000, 1e5);
+        assert_eq!((reduced.algbw_gbs, reduced.busbw_gbs), (1.0, 1.5));
+        assert_eq!((reduced.target_us, reduced.meets_target), (Some(10_000.0), Some(false)));
+        let gathered = row(Measured::AllGather, 100_000_000, 1e5);
+        assert_eq!((gathered.busbw_gbs, gathered.target_us, gathered.meets_target), (0.75, None, None));
+        let barrier = row(Measured::Barrier, 0, 5.0);
+        assert_eq!((barrier.algbw_gbs, barrier.busbw_gbs), (0.0, 0.0));
+    }
+
+    #[test]
+    fn paths_are_named_in_full_or_by_their_last_word() {
+        let there: Vec<Path> = Algorithm::ALL.into_iter().map(Path::Tcp).collect();
+        let choose =
+            |names: &[&str]| choose_paths(&names.iter().map(ToString::to_string).collect::<Vec<_>>(), &there);
+        let ring = Some(Path::Tcp(Algorithm::Ring));
+        assert_eq!(choose(&["auto"]).unwrap(), [None]);
+        assert_eq!(choose(&["ring", "tcp/ring", "auto"]).unwrap(), [ring, None]);
+        assert_eq!(choose(&["all"]).unwrap().len(), 5);
+        let error = choose(&["rign"]).unwrap_err().to_string();
+        assert!(error.contains("--path rign") && error.contains("tcp/ring"), "{error}");
+    }
+
+    #[test]
+    fn a_graph_on_host_memory_is_refused_with_the_reason() {
+        assert!(can_graph(false, BackendKind::Tcp).is_ok() && can_graph(true, BackendKind::Nccl).is_ok());
+        let error = can_graph(true, BackendKind::Tcp).unwrap_err().to_string();
+        assert!(
+            error.contains("CUDA graph") && error.contains("tcp") && error.contains("--backend nccl"),
+            "{error}"
+        );
+    }
+}

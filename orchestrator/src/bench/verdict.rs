@@ -1,0 +1,144 @@
+//! What the documented targets say of the figures. Pure.
+
+use ryzanstein_process_group::table;
+use ryzanstein_process_group::targets::{ABOVE_GBS, ABOVE_SHARE, TARGETS};
+
+use super::Row;
+
+/// One documented target and what was measured.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Verdict {
+    /// What the target is for.
+    pub what: String,
+    /// What must be reached.
+    pub wanted: String,
+    /// What was; `None` when the run has no figure to judge by.
+    pub measured: Option<String>,
+    /// Whether the target is met; `None` as for `measured`.
+    pub met: Option<bool>,
+}
+
+impl Verdict {
+    fn of(what: String, wanted: String, measured: Option<(String, bool)>) -> Self {
+        let (measured, met) = measured.unzip();
+        Self { what, wanted, measured, met }
+    }
+
+    /// The verdict in a word or two.
+    pub const fn word(&self) -> &'static str {
+        match self.met {
+            Some(true) => "met",
+            Some(false) => "missed",
+            None => "not measured",
+        }
+    }
+}
+
+/// Every documented target, judged by the rows of ranks that had anything to send. A size may be smaller than documented by
+/// the remainder of a division among ranks. Of several paths the quickest counts: it is what a user can have.
+///
+/// `link_gbs` is what one link carries in one direction, in 10⁹ bytes per second, where that is known.
+pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
+    let sent = || rows.iter().filter(|row| row.world_size > 1);
+    let mut all: Vec<Verdict> = TARGETS
+        .iter()
+        .map(|target| {
+            let slack = target.bytes / 1000;
+            let best = sent()
+                .filter(|row| row.what.name() == target.op)
+                .filter(|row| (target.bytes - slack..=target.bytes).contains(&(row.bytes as u64)))
+                .map(|row| row.median_us)
+                .min_by(f64::total_cmp);
+            Verdict::of(
+                format!("{} {}", target.op, table::bytes(target.bytes as f64)),
+                format!("< {}", table::time(target.below_us)),
+                best.map(|us| (table::time(us), us < target.below_us)),
+            )
+        })
+        .collect();
+    let best =
+        sent().filter(|row| row.what.name() == "all_reduce").map(|row| row.busbw_gbs).max_by(f64::total_cmp);
+    all.push(Verdict::of(
+        "all_reduce, best bus bandwidth".into(),
+        format!("> {ABOVE_GBS} GB/s"),
+        best.map(|gbs| (format!("{gbs:.1} GB/s"), gbs > ABOVE_GBS)),
+    ));
+    let share = best.zip(link_gbs.filter(|link| *link > 0.0)).map(|(best, link)| (best / link, link));
+    all.push(Verdict::of(
+        share.map_or_else(
+            || "all_reduce, share of what a link carries".into(),
+            |(_, link)| format!("all_reduce, share of the {link:.0} GB/s that a link carries"),
+        ),
+        format!("> {:.0} %", ABOVE_SHARE * 100.0),
+        share.map(|(share, _)| (format!("{:.1} %", share * 100.0), share > ABOVE_SHARE)),
+    ));
+    all
+}
+
+/// For each operation the smallest size at which bus bandwidth is within a tenth of its best: larger messages gain little.
+pub fn enough(rows: &[Row]) -> Vec<(String, &Row)> {
+    let mut found: Vec<(String, &Row)> = Vec::new();
+    for row in rows.iter().filter(|r| r.busbw_gbs > 0.0) {
+        let label = row.label();
+        if found.iter().any(|(known, _)| *known == label) {
+            continue;
+        }
+        let same = || rows.iter().filter(|r| r.label() == label);
+        let best = same().fold(0.0, |most: f64, r| most.max(r.busbw_gbs));
+        let smallest = same().filter(|r| r.busbw_gbs >= 0.9 * best).min_by_key(|r| r.bytes);
+        found.extend(smallest.map(|row| (label, row)));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::tests::row;
+    use crate::measure::Measured;
+
+    fn met(rows: &[Row], link: Option<f64>) -> Vec<Option<bool>> {
+        verdicts(rows, link).into_iter().map(|v| v.met).collect()
+    }
+
+    #[test]
+    fn each_target_is_judged_at_its_own_size_and_operation() {
+        let rows = [
+            row(Measured::AllReduce, 100_000, 499.0),
+            row(Measured::AllReduce, 10_000_000, 1000.0),
+            row(Measured::Broadcast, 99_999_996, 4999.0),
+            row(Measured::AllGather, 100_000_000, 1.0),
+        ];
+        assert_eq!(met(&rows, None)[..4], [Some(true), Some(false), None, Some(true)]);
+        assert_eq!(met(&[], Some(1.0)), [None; 6]);
+    }
+
+    #[test]
+    fn bandwidth_is_judged_by_the_best_all_reduce() {
+        // 4 ranks: 100 MB in 1 ms are 100 GB/s, and 150 GB/s on the bus.
+        let rows = [row(Measured::AllReduce, 1000, 50.0), row(Measured::AllReduce, 100_000_000, 1000.0)];
+        assert_eq!(met(&rows, None)[4..], [Some(true), None]);
+        assert_eq!(met(&rows, Some(160.0))[4..], [Some(true), Some(true)]);
+        assert_eq!(met(&rows, Some(170.0))[5], Some(false));
+        assert_eq!(met(&rows[..1], None)[4], Some(false));
+    }
+
+    #[test]
+    fn one_rank_alone_meets_nothing_as_it_sends_nothing() {
+        let mut alone = row(Measured::AllReduce, 100_000, 0.1);
+        alone.world_size = 1;
+        assert_eq!(met(&[alone], Some(1.0)), [None; 6]);
+    }
+
+    #[test]
+    fn enough_is_the_smallest_size_near_the_best_bandwidth() {
+        let rows = [
+            row(Measured::AllReduce, 1000, 100.0),
+            row(Measured::AllReduce, 1_000_000, 1000.0),
+            row(Measured::AllReduce, 4_000_000, 3900.0),
+            row(Measured::Barrier, 0, 10.0),
+        ];
+        let found: Vec<_> = enough(&rows).into_iter().map(|(label, row)| (label, row.bytes)).collect();
+        assert_eq!(found, [("all_reduce".to_owned(), 1_000_000)]);
+    }
+}

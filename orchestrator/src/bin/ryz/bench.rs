@@ -1,0 +1,237 @@
+//! `ryz bench`
+
+use std::io::Write as _;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, bail};
+use ryzanstein_config::{BackendChoice, ByteSize, Config, WorldSize};
+use ryzanstein_orchestrator::bench::{self, Format, Report, Request, Row, Sweep};
+use ryzanstein_orchestrator::measure::Measured;
+use ryzanstein_orchestrator::{Orchestrator, VERSION};
+use ryzanstein_process_group::{BackendKind, DType, Error, ReduceOp, table};
+
+use crate::{launch, rank, settings};
+
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Args {
+    /// Without a launcher: how many ranks to start
+    #[arg(long, short = 'n', value_name = "N")]
+    world_size: Option<String>,
+    /// What carries the collectives: auto, nccl or tcp
+    #[arg(long, value_name = "BACKEND")]
+    backend: Option<String>,
+    /// Operations, with commas between, or all
+    #[arg(long, value_name = "OP,…", default_value = "all_reduce")]
+    op: String,
+    /// The smallest size
+    #[arg(long, value_name = "SIZE")]
+    min_bytes: Option<ByteSize>,
+    /// The largest size
+    #[arg(long, value_name = "SIZE")]
+    max_bytes: Option<ByteSize>,
+    /// What each size is multiplied with to get the next
+    #[arg(long, value_name = "F")]
+    factor: Option<u64>,
+    /// These sizes, with commas between, instead of a sweep
+    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', conflicts_with_all = ["min_bytes", "max_bytes", "factor"])]
+    sizes: Option<Vec<ByteSize>>,
+    /// The type of elements: f32, f64, f16, bf16, i8, u8, i32, u32, i64 or u64
+    #[arg(long, value_name = "DTYPE", default_value = "f32")]
+    dtype: DType,
+    /// How values combine: sum, product, min, max or avg
+    #[arg(long, value_name = "OP", default_value = "sum", value_parser = reduction)]
+    reduction: ReduceOp,
+    /// Calls before the timed ones, checked but not counted
+    #[arg(long, value_name = "W")]
+    warmup: Option<usize>,
+    /// Timed calls
+    #[arg(long, value_name = "I", value_parser = clap::value_parser!(u32).range(1..))]
+    iters: Option<u32>,
+    /// Time calls that a GPU replays from a CUDA graph
+    #[arg(long)]
+    graph: bool,
+    /// Ways the calls go, with commas between: auto, all, or names as the table shows them
+    #[arg(long, value_name = "PATH,…", value_delimiter = ',', default_value = "auto")]
+    path: Vec<String>,
+    /// How the result is written
+    #[arg(long, value_enum, default_value_t = Written::Table)]
+    format: Written,
+    /// Write the result to this file, and a table to standard output
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// What one link carries in one direction, in GB/s, for the target that is a share of it
+    #[arg(long, value_name = "GBS", value_parser = positive)]
+    link_gbs: Option<f64>,
+    /// Exit with 1 when a target is missed, too
+    #[arg(long)]
+    strict: bool,
+    #[command(flatten)]
+    file: settings::File,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Written {
+    Table,
+    Json,
+    Csv,
+    Html,
+}
+
+impl From<Written> for Format {
+    fn from(format: Written) -> Self {
+        match format {
+            Written::Table => Self::Table,
+            Written::Json => Self::Json,
+            Written::Csv => Self::Csv,
+            Written::Html => Self::Html,
+        }
+    }
+}
+
+fn reduction(text: &str) -> Result<ReduceOp, String> {
+    ReduceOp::ALL.iter().copied().find(|op| op.name() == text).ok_or_else(|| {
+        let names: Vec<_> = ReduceOp::ALL.iter().map(|op| op.name()).collect();
+        format!("expected one of {}", names.join(", "))
+    })
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
+    number.ok_or_else(|| "expected a number above zero".into())
+}
+
+impl Args {
+    fn config(&self) -> anyhow::Result<Config> {
+        let mut flags = settings::Flags::new();
+        settings::note(&mut flags, "job.world_size", "--world-size", self.world_size.as_ref());
+        settings::note(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
+        let mut config = self.file.load(flags)?;
+        settings::expect_slow_calls(&mut config);
+        Ok(config)
+    }
+
+    fn request(&self) -> Result<Request, Error> {
+        Ok(Request {
+            ops: operations(&self.op, self.graph)?,
+            sizes: self.sizes()?,
+            dtype: self.dtype,
+            reduction: self.reduction,
+            warmup: self.warmup,
+            iterations: self.iters.map(|n| n as usize),
+            graph: self.graph,
+            paths: self.path.clone(),
+        })
+    }
+
+    fn sizes(&self) -> Result<Vec<u64>, Error> {
+        if let Some(sizes) = &self.sizes {
+            if sizes.iter().any(|size| size.get() == 0) {
+                return Err(Error::Configuration("--sizes: a size must be at least one byte".into()));
+            }
+            return Ok(sizes.iter().map(|size| size.get()).collect());
+        }
+        let usual = Sweep::default();
+        let sweep = Sweep {
+            min: self.min_bytes.map_or(usual.min, ByteSize::get),
+            max: self.max_bytes.map_or(usual.max, ByteSize::get),
+            factor: self.factor.unwrap_or(usual.factor),
+        };
+        // Who names sizes gets those and no others.
+        let is_named = self.min_bytes.is_some() || self.max_bytes.is_some() || self.factor.is_some();
+        if is_named { sweep.sizes() } else { sweep.with_documented() }
+    }
+}
+
+fn operations(text: &str, graph: bool) -> Result<Vec<Measured>, Error> {
+    // Hosts wait in a barrier, which no graph can replay.
+    let suits = |what: &Measured| !graph || *what != Measured::Barrier;
+    if text == "all" {
+        return Ok(Measured::ALL.into_iter().filter(suits).collect());
+    }
+    let parse =
+        |name: &str| name.trim().parse().map_err(|why| Error::Configuration(format!("--op {text}: {why}")));
+    let chosen: Vec<Measured> = text.split(',').map(parse).collect::<Result<_, Error>>()?;
+    if chosen.iter().all(suits) {
+        return Ok(chosen);
+    }
+    Err(Error::Configuration(
+        "--op barrier: hosts wait in it, which a CUDA graph cannot replay; leave --graph out".into(),
+    ))
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
+    let config = args.config()?;
+    let request = args.request()?;
+    // What can be refused is refused before anything is started.
+    if config.process_group.backend == BackendChoice::Tcp {
+        bench::can_graph(request.graph, BackendKind::Tcp)?;
+    }
+    if !settings::is_launched(&settings::environment()) {
+        let ranks = config.job.world_size.map(WorldSize::get).ok_or_else(|| {
+            Error::Configuration("how many ranks are to be measured? Say it with --world-size N".into())
+        })?;
+        if let Some(file) = &args.out {
+            std::fs::File::create(file).with_context(|| format!("cannot write --out {}", file.display()))?;
+        }
+        if ranks > 1 {
+            return launch::relaunch(ranks, &args.file);
+        }
+    }
+    rank::run(&config, |rank| measure(rank, args, &request))
+}
+
+fn measure(rank: &mut Orchestrator, args: &Args, request: &Request) -> anyhow::Result<()> {
+    let is_first = rank.manager().rank().0 == 0;
+    // Programs that read along get each line when it is measured.
+    let streams = is_first && args.format == Written::Json && args.out.is_none();
+    let heading = heading(rank, request);
+    let mut tell = |row: &Row| -> Result<(), Error> {
+        if is_first && !streams {
+            let size = table::bytes(row.bytes as f64);
+            eprintln!("{} {size} {}: {}", row.op, row.path, table::time(row.median_us));
+        }
+        if streams {
+            // A reader that has gone away is no failure of the measurement.
+            let _ = writeln!(std::io::stdout(), "{}", bench::json(row));
+        }
+        Ok(())
+    };
+    let rows = bench::run(rank, request, &mut tell)?;
+    let report = Report { heading, rows, link_gbs: args.link_gbs };
+    if is_first {
+        match &args.out {
+            Some(file) => {
+                std::fs::write(file, report.text(args.format.into()))
+                    .with_context(|| format!("cannot write --out {}", file.display()))?;
+                print!("{}", report.text(Format::Table));
+            }
+            None if streams => {}
+            None => print!("{}", report.text(args.format.into())),
+        }
+    }
+    if !report.is_correct() {
+        bail!("the benchmark found wrong values");
+    }
+    if args.strict && !report.meets_targets() {
+        bail!("targets are missed, and --strict was given");
+    }
+    Ok(())
+}
+
+fn heading(rank: &mut Orchestrator, request: &Request) -> String {
+    let manager = rank.manager();
+    let hosts: std::collections::BTreeSet<&str> =
+        manager.roster().members.iter().map(|member| member.host.as_str()).collect();
+    format!(
+        "ryz {VERSION}: {} ranks on {} host{}, backend {} ({})\n{} elements, {}; every value of every call is compared; \
+         a call's latency is that of its slowest rank\nready in {}, which reusing the groups saves each further call",
+        manager.roster().world_size(),
+        hosts.len(),
+        if hosts.len() == 1 { "" } else { "s" },
+        manager.backend(),
+        manager.backend_reason(),
+        request.dtype,
+        if request.graph { "calls replayed from a CUDA graph" } else { "calls made one by one" },
+        table::time(manager.init_time().as_secs_f64() * 1e6),
+    )
+}

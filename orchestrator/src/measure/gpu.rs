@@ -1,0 +1,158 @@
+//! Memory and clock of a GPU.
+//!
+//! Operands are copied there before, and results back and compared after the timed part. Times are those of events between
+//! the calls in the GPU's own stream, so that what the host does beside them is not in the figure, unless the GPU has to wait
+//! for it.
+
+use std::time::{Duration, Instant};
+
+use ryzanstein_process_group::device::{Device, DeviceBuffer, DeviceError, Event};
+use ryzanstein_process_group::{DType, Error, ProcessGroup};
+
+use super::{Bench, Call, Sample, Slot};
+
+/// Buffers in turns hold this much together, several times what the caches of a GPU do.
+const ROTATED: usize = 512 << 20;
+/// A run has this many calls at most, or this many chains of calls in a graph.
+const MOST: usize = 64;
+const MOST_CHAINS: usize = 24;
+
+/// Measures collectives on the memory of a GPU, back to back: one by one, or as a graph that is replayed.
+#[derive(Debug)]
+pub struct Gpu {
+    device: Device,
+    graph: bool,
+    /// What is copied to the GPU or came from it.
+    staging: Vec<u8>,
+}
+
+impl Gpu {
+    /// On this GPU, whose stream the group's calls go to.
+    pub fn new(device: Device, graph: bool) -> Self {
+        Self { device, graph, staging: Vec::new() }
+    }
+
+    /// Waits for the end of a run as long as its calls may take together.
+    fn finish(&self, end: &Event, calls: usize, timeout: Duration) -> Result<(), Error> {
+        let waited = timeout.saturating_mul(calls as u32);
+        let deadline = Instant::now().checked_add(waited);
+        let deadline = deadline.unwrap_or_else(|| Instant::now() + Duration::from_secs(86_400));
+        if end.wait_until(deadline)? {
+            return Ok(());
+        }
+        let what = format!("{calls} collectives on GPU {}", self.device.ordinal());
+        Err(Error::Timeout { what, waited, missing: Vec::new() })
+    }
+
+    fn one_by_one(
+        &self,
+        group: &mut ProcessGroup,
+        slots: &mut [Slot<DeviceBuffer>],
+        call: Call<'_, DeviceBuffer>,
+    ) -> Result<Vec<Sample>, Error> {
+        let stream = self.device.stream();
+        let events: Vec<Event> =
+            slots.iter().map(|_| Event::new(stream, true)).collect::<Result<_, DeviceError>>()?;
+        let mut host = Vec::with_capacity(slots.len());
+        group.barrier()?;
+        for (slot, event) in slots.iter_mut().zip(&events) {
+            let started = Instant::now();
+            call(group, slot)?;
+            host.push(micros(started.elapsed()));
+            event.record(stream)?;
+        }
+        self.finish(&events[events.len() - 1], events.len(), group.timeout())?;
+        events
+            .windows(2)
+            .zip(&host[1..])
+            .map(|(pair, host_us)| {
+                Ok(Sample { latency_us: micros(pair[1].since(&pair[0])?), host_us: *host_us })
+            })
+            .collect()
+    }
+
+    fn replayed(
+        &self,
+        group: &mut ProcessGroup,
+        slots: &mut [Slot<DeviceBuffer>],
+        chain: usize,
+        call: Call<'_, DeviceBuffer>,
+    ) -> Result<Vec<Sample>, Error> {
+        let stream = self.device.stream();
+        let (start, end) = (Event::new(stream, true)?, Event::new(stream, true)?);
+        let graph = stream.capture::<Error>(|| {
+            for (index, slot) in slots.iter_mut().enumerate() {
+                for _ in 0..chain {
+                    call(group, slot)?;
+                }
+                // The clock starts behind the lead-in, inside the graph: neither its launch nor late ranks are timed.
+                if index == 0 {
+                    start.record_external(stream)?;
+                }
+            }
+            Ok(end.record_external(stream)?)
+        })?;
+        group.barrier()?;
+        let launched = Instant::now();
+        graph.launch(stream)?;
+        let host = micros(launched.elapsed());
+        // The event in the graph says nothing before the graph has run: one behind it does.
+        let behind = Event::new(stream, false)?;
+        behind.record(stream)?;
+        self.finish(&behind, slots.len() * chain, group.timeout())?;
+        let timed = ((slots.len() - 1) * chain) as f64;
+        let all = (slots.len() * chain) as f64;
+        Ok(vec![Sample { latency_us: micros(end.since(&start)?) / timed, host_us: host / all }])
+    }
+}
+
+fn micros(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}
+
+impl Bench for Gpu {
+    type Memory = DeviceBuffer;
+
+    fn slots(&self, bytes: usize) -> usize {
+        (ROTATED / bytes.max(1)).clamp(2, if self.graph { MOST_CHAINS } else { MOST })
+    }
+
+    fn times_whole_runs(&self) -> bool {
+        self.graph
+    }
+
+    fn lead_in(&self) -> usize {
+        1
+    }
+
+    fn allocate(&mut self, dtype: DType, elements: usize) -> Result<DeviceBuffer, Error> {
+        Ok(DeviceBuffer::new(&self.device, dtype, elements)?)
+    }
+
+    fn write(&mut self, memory: &mut DeviceBuffer, content: &mut dyn FnMut(&mut [u8])) -> Result<(), Error> {
+        self.staging.resize(memory.bytes(), 0);
+        content(&mut self.staging);
+        Ok(memory.write_bytes(self.device.stream(), &self.staging)?)
+    }
+
+    fn read(&mut self, memory: &DeviceBuffer, look: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+        self.staging.resize(memory.bytes(), 0);
+        memory.read_bytes(self.device.stream(), &mut self.staging)?;
+        look(&self.staging);
+        Ok(())
+    }
+
+    fn time(
+        &mut self,
+        group: &mut ProcessGroup,
+        slots: &mut [Slot<DeviceBuffer>],
+        chain: usize,
+        call: Call<'_, DeviceBuffer>,
+    ) -> Result<Vec<Sample>, Error> {
+        if self.graph {
+            self.replayed(group, slots, chain, call)
+        } else {
+            self.one_by_one(group, slots, call)
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! Memory and clock of the processor.
+
+use std::time::Instant;
+
+use ryzanstein_process_group::{Buffer, BufferMut, DType, Error, ProcessGroup, View, ViewMut};
+
+use super::{Bench, Call, Sample, Slot};
+
+/// Rotated buffers hold this much together, so that caches are as cold as they would be in use.
+const ROTATED: usize = 128 << 20;
+
+/// Measures collectives on host memory: each timed call starts after a barrier.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Host;
+
+/// Elements of a type that is known at run time only.
+#[derive(Debug)]
+pub struct HostBuffer {
+    dtype: DType,
+    bytes: usize,
+    /// Words, as every element type is aligned within them.
+    words: Vec<u64>,
+}
+
+impl HostBuffer {
+    fn bytes(&self) -> &[u8] {
+        &bytemuck::cast_slice(&self.words)[..self.bytes]
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes]
+    }
+}
+
+impl Buffer for HostBuffer {
+    fn view(&self) -> View<'_> {
+        View::from_bytes(self.dtype, self.bytes())
+            .expect("words are aligned, and whole elements were asked for")
+    }
+}
+
+impl BufferMut for HostBuffer {
+    fn view_mut(&mut self) -> ViewMut<'_> {
+        let dtype = self.dtype;
+        ViewMut::from_bytes(dtype, self.bytes_mut())
+            .expect("words are aligned, and whole elements were asked for")
+    }
+}
+
+impl Bench for Host {
+    type Memory = HostBuffer;
+
+    fn slots(&self, bytes: usize) -> usize {
+        (ROTATED / bytes.max(1)).clamp(1, 4)
+    }
+
+    fn allocate(&mut self, dtype: DType, elements: usize) -> Result<HostBuffer, Error> {
+        let bytes = elements * dtype.size();
+        Ok(HostBuffer { dtype, bytes, words: vec![0; bytes.div_ceil(8)] })
+    }
+
+    fn write(&mut self, memory: &mut HostBuffer, content: &mut dyn FnMut(&mut [u8])) -> Result<(), Error> {
+        content(memory.bytes_mut());
+        Ok(())
+    }
+
+    fn read(&mut self, memory: &HostBuffer, look: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+        look(memory.bytes());
+        Ok(())
+    }
+
+    fn time(
+        &mut self,
+        group: &mut ProcessGroup,
+        slots: &mut [Slot<HostBuffer>],
+        _chain: usize,
+        call: Call<'_, HostBuffer>,
+    ) -> Result<Vec<Sample>, Error> {
+        slots
+            .iter_mut()
+            .map(|slot| {
+                group.barrier()?;
+                let started = Instant::now();
+                call(group, slot)?;
+                let us = started.elapsed().as_secs_f64() * 1e6;
+                // A call on host memory returns when it is done.
+                Ok(Sample { latency_us: us, host_us: us })
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,223 @@
+//! How a collective is measured.
+//!
+//! Each call has operands of its own; memory that receives is poisoned first, and every element of every result is compared.
+//! A call's latency is that of its slowest rank. What differs between a processor and a GPU (memory, and the clock) is
+//! behind [`Bench`].
+
+mod back_to_back;
+mod gpu;
+mod host;
+mod operation;
+mod pattern;
+mod statistics;
+
+use ryzanstein_process_group::backend::Path;
+use ryzanstein_process_group::{BufferMut, DType, Error, ProcessGroup, ReduceOp};
+use serde::{Deserialize, Serialize};
+
+pub use back_to_back::back_to_back;
+pub use gpu::Gpu;
+pub use host::{Host, HostBuffer};
+pub use operation::{Measured, Slot};
+use pattern::{Patterns, longest_chain};
+pub use statistics::{Summary, slowest, summary};
+
+/// Memory that collectives work on, and a clock for them.
+pub trait Bench {
+    /// A buffer of elements. Its operands and results are written and looked at through the bench.
+    type Memory: BufferMut;
+
+    /// How many buffers of `bytes` bytes are used in turns.
+    fn slots(&self, bytes: usize) -> usize;
+
+    /// Whether a run is timed as a whole, as its calls cannot be told apart. Then each run has all slots, and each slot as
+    /// many calls as its values can be checked after.
+    fn times_whole_runs(&self) -> bool {
+        false
+    }
+
+    /// How many calls at the head of each run are made and checked but not timed, so that the ranks are together when the
+    /// clock starts. Less than [`slots`](Self::slots).
+    fn lead_in(&self) -> usize {
+        0
+    }
+
+    /// Makes a buffer.
+    ///
+    /// # Errors
+    /// When there is not that much memory.
+    fn allocate(&mut self, dtype: DType, elements: usize) -> Result<Self::Memory, Error>;
+
+    /// Lets `content` write the whole buffer.
+    ///
+    /// # Errors
+    /// Those of a copy to the device.
+    fn write(&mut self, memory: &mut Self::Memory, content: &mut dyn FnMut(&mut [u8])) -> Result<(), Error>;
+
+    /// Lets `look` see the whole buffer.
+    ///
+    /// # Errors
+    /// Those of a copy from the device.
+    fn read(&mut self, memory: &Self::Memory, look: &mut dyn FnMut(&[u8])) -> Result<(), Error>;
+
+    /// Times `call` on each of the slots in order, `chain` times each, and returns when all are done: one sample for each slot
+    /// after the lead-in, or one for them together where they cannot be told apart.
+    ///
+    /// # Errors
+    /// Those of the calls.
+    fn time(
+        &mut self,
+        group: &mut ProcessGroup,
+        slots: &mut [Slot<Self::Memory>],
+        chain: usize,
+        call: Call<'_, Self::Memory>,
+    ) -> Result<Vec<Sample>, Error>;
+}
+
+/// Makes a call on a slot.
+pub type Call<'a, M> = &'a mut dyn FnMut(&mut ProcessGroup, &mut Slot<M>) -> Result<(), Error>;
+
+/// One timing on one rank.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Sample {
+    /// Microseconds until the call was done.
+    pub latency_us: f64,
+    /// Microseconds until the call returned to the host.
+    pub host_us: f64,
+}
+
+/// Timings that a figure has at least, where no fewer calls are asked for.
+pub const FEWEST: usize = 5;
+
+/// What to measure.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Case {
+    /// The operation.
+    pub what: Measured,
+    /// How values combine, where they do.
+    pub reduction: ReduceOp,
+    /// The element type.
+    pub dtype: DType,
+    /// Bytes of the whole array. Made a whole number of elements, and of chunks.
+    pub bytes: usize,
+    /// Calls that are made and checked first, and not counted.
+    pub warmup: usize,
+    /// Calls that are timed, at least. Where only several together can be timed, at least [`FEWEST`] such timings if that
+    /// many calls are asked for.
+    pub iterations: usize,
+}
+
+impl Case {
+    /// Sums of f32, where anything is summed, with as much warm-up as suits the number of calls.
+    pub fn new(what: Measured, bytes: usize, iterations: usize) -> Self {
+        let warmup = (iterations / 10).clamp(1, 20);
+        Self { what, reduction: ReduceOp::Sum, dtype: DType::F32, bytes, warmup, iterations }
+    }
+
+    /// Elements of a chunk, or of the vector: at least one.
+    fn count(&self, world_size: usize) -> usize {
+        let parts = if self.what.is_chunked() { world_size } else { 1 };
+        (self.bytes / self.dtype.size() / parts).max(1)
+    }
+}
+
+/// What was measured; the same on all ranks.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Figures {
+    /// Bytes of the whole array.
+    pub bytes: usize,
+    /// Latency of the slowest rank of each call.
+    pub latency: Summary,
+    /// Median of the time until the slowest rank's call returned to the host, in microseconds.
+    pub host_us: f64,
+    /// The path that the calls took; `None` where this rank makes none.
+    pub path: Option<Path>,
+    /// Wrong elements, over all ranks and calls, warm-up included.
+    pub errors: u64,
+}
+
+/// What one rank tells the others.
+#[derive(Serialize, Deserialize)]
+struct Measurement {
+    latency_us: Vec<f64>,
+    host_us: Vec<f64>,
+    errors: u64,
+}
+
+/// Measures one case. Every rank calls this with the same case, and gets the same figures.
+///
+/// # Errors
+/// Those of the collectives and of the memory; [`Error::Configuration`] when no exact check is possible.
+pub fn measure<B: Bench>(group: &mut ProcessGroup, bench: &mut B, case: &Case) -> Result<Figures, Error> {
+    let (n, rank) = (group.world_size(), group.rank().index());
+    let longest = longest_chain(case.what, case.reduction, case.dtype, n);
+    let chain = if bench.times_whole_runs() { longest } else { 1 };
+    let patterns = Patterns::new(case.what, case.reduction, case.dtype, (rank, n), case.count(n), chain)?;
+    let elements = patterns.elements();
+    let lead_in = bench.lead_in();
+    let most = case.iterations.max(case.warmup).max(1) + lead_in;
+    let slots = bench.slots(elements * case.dtype.size()).clamp(1 + lead_in, most);
+    let mut slots: Vec<Slot<B::Memory>> = (0..slots)
+        .map(|_| {
+            let apart = case.what.is_out_of_place();
+            let input = apart.then(|| bench.allocate(case.dtype, elements)).transpose()?;
+            Ok(Slot { input, buffer: bench.allocate(case.dtype, elements)? })
+        })
+        .collect::<Result<_, Error>>()?;
+
+    let mut samples = Vec::with_capacity(case.iterations);
+    let (mut warm, mut timed, mut calls, mut errors) = (0, 0, 0, 0);
+    let mut path = None;
+    while warm < case.warmup || timed < case.iterations || samples.len() < FEWEST.min(case.iterations) {
+        // Warm-up calls and timed ones are never in one run.
+        let is_warm_up = warm < case.warmup;
+        let left = if is_warm_up { case.warmup - warm } else { case.iterations.saturating_sub(timed).max(1) };
+        // A shorter run would have another share of overhead in its one timing.
+        let whole = bench.times_whole_runs();
+        let run = if whole { slots.len() } else { slots.len().min(left + lead_in) };
+        let slots = &mut slots[..run];
+        for (call, slot) in (calls..).zip(slots.iter_mut()) {
+            if let Some(input) = &mut slot.input {
+                bench.write(input, &mut |bytes| patterns.fill_input(bytes, call))?;
+            }
+            bench.write(&mut slot.buffer, &mut |bytes| patterns.fill_buffer(bytes, call))?;
+        }
+        let call_one = &mut |group: &mut ProcessGroup, slot: &mut Slot<B::Memory>| {
+            case.what.call(group, slot, case.reduction)?;
+            if path.is_none() {
+                path = group.last_call().and_then(|call| call.path);
+            }
+            Ok(())
+        };
+        let run_samples = bench.time(group, slots, chain, call_one)?;
+        let counted = (run - lead_in) * chain;
+        if is_warm_up {
+            warm += counted;
+        } else {
+            timed += counted;
+            samples.extend(run_samples);
+        }
+        for (call, slot) in (calls..).zip(slots.iter()) {
+            bench.read(&slot.buffer, &mut |bytes| errors += patterns.wrong(bytes, call, chain))?;
+        }
+        calls += run;
+    }
+    let mine = Measurement {
+        latency_us: samples.iter().map(|s| s.latency_us).collect(),
+        host_us: samples.iter().map(|s| s.host_us).collect(),
+        errors,
+    };
+    let all = group.all_gather_object(&mine)?;
+    let latency: Vec<&[f64]> = all.iter().map(|rank| &rank.latency_us[..]).collect();
+    let host: Vec<&[f64]> = all.iter().map(|rank| &rank.host_us[..]).collect();
+    Ok(Figures {
+        bytes: elements * case.dtype.size(),
+        latency: summary(slowest(&latency)),
+        host_us: summary(slowest(&host)).median_us,
+        path,
+        errors: all.iter().map(|rank| rank.errors).sum(),
+    })
+}
+
+#[cfg(test)]
+mod tests;

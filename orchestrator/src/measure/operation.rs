@@ -1,0 +1,178 @@
+//! What can be measured, and how it is called.
+
+use std::fmt;
+use std::str::FromStr;
+
+use ryzanstein_process_group::{
+    Buffer, BufferMut, Error, Operation, ProcessGroup, Rank, ReduceOp, bus_factor,
+};
+
+/// An operation that can be measured. Roots are rank 0.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Measured {
+    /// In place.
+    AllReduce,
+    /// In place.
+    Broadcast,
+    /// In place.
+    Reduce,
+    /// In place: each rank's own chunk stands in the array already.
+    AllGather,
+    /// In place: each rank's own chunk of the array is the result.
+    ReduceScatter,
+    /// In place.
+    Gather,
+    /// In place.
+    Scatter,
+    /// Out of place.
+    AllToAll,
+    /// Each even rank to the one after it, all pairs at a time.
+    SendRecv,
+    /// No data.
+    Barrier,
+}
+
+/// The operands of one call.
+#[derive(Debug)]
+pub struct Slot<M> {
+    /// What is read, for the operations that are called out of place.
+    pub input: Option<M>,
+    /// What is written, and read in place.
+    pub buffer: M,
+}
+
+impl Measured {
+    /// Every operation, in the order of `--op all`.
+    pub const ALL: [Self; 10] = [
+        Self::AllReduce,
+        Self::Broadcast,
+        Self::Reduce,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::Gather,
+        Self::Scatter,
+        Self::AllToAll,
+        Self::SendRecv,
+        Self::Barrier,
+    ];
+
+    /// The operation's name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::Broadcast => "broadcast",
+            Self::Reduce => "reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::AllToAll => "all_to_all",
+            Self::SendRecv => "send_recv",
+            Self::Barrier => "barrier",
+        }
+    }
+
+    /// Whether values are combined.
+    pub const fn reduces(self) -> bool {
+        matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
+    }
+
+    /// Whether the whole array is one chunk for each rank.
+    pub const fn is_chunked(self) -> bool {
+        matches!(self, Self::AllGather | Self::ReduceScatter | Self::Gather | Self::Scatter | Self::AllToAll)
+    }
+
+    /// Whether input and output are different memory.
+    pub const fn is_out_of_place(self) -> bool {
+        matches!(self, Self::AllToAll)
+    }
+
+    /// The group's operation whose calls this is, as rank 0 makes them.
+    pub const fn operation(self, reduction: ReduceOp) -> Operation {
+        let root = Rank(0);
+        match self {
+            Self::AllReduce => Operation::AllReduce(reduction),
+            Self::Broadcast => Operation::Broadcast { root },
+            Self::Reduce => Operation::Reduce { op: reduction, root },
+            Self::AllGather => Operation::AllGather,
+            Self::ReduceScatter => Operation::ReduceScatter(reduction),
+            Self::Gather => Operation::Gather { root },
+            Self::Scatter => Operation::Scatter { root },
+            Self::AllToAll => Operation::AllToAll,
+            Self::SendRecv => Operation::Send { to: Rank(1) },
+            Self::Barrier => Operation::Barrier,
+        }
+    }
+
+    /// `algbw` and `busbw` in 10⁹ bytes per second of a call of `bytes` bytes (the whole array) that takes `us` microseconds.
+    pub fn bandwidths(self, bytes: usize, us: f64, world_size: usize) -> (f64, f64) {
+        let algbw = if us > 0.0 { bytes as f64 / (us * 1e3) } else { 0.0 };
+        (algbw, algbw * bus_factor(self.name(), world_size))
+    }
+
+    /// Calls it once.
+    ///
+    /// # Errors
+    /// Those of the collective.
+    pub fn call<M: Buffer + BufferMut>(
+        self,
+        group: &mut ProcessGroup,
+        slot: &mut Slot<M>,
+        reduction: ReduceOp,
+    ) -> Result<(), Error> {
+        let root = Rank(0);
+        let buffer = &mut slot.buffer;
+        match self {
+            Self::AllReduce => group.all_reduce(buffer, reduction),
+            Self::Broadcast => group.broadcast(buffer, root),
+            Self::Reduce => group.reduce(buffer, reduction, root),
+            Self::AllGather => group.all_gather(buffer),
+            Self::ReduceScatter => group.reduce_scatter(buffer, reduction),
+            Self::Gather => group.gather(buffer, root),
+            Self::Scatter => group.scatter(buffer, root),
+            Self::AllToAll => match &slot.input {
+                Some(input) => group.all_to_all_into(input, buffer),
+                None => group.all_to_all(buffer),
+            },
+            Self::SendRecv => match partner(group.rank().index(), group.world_size()) {
+                Some(Partner::Receiver(to)) => group.send(buffer, Rank(to as u32)),
+                Some(Partner::Sender(from)) => group.recv(buffer, Rank(from as u32)),
+                None => Ok(()),
+            },
+            Self::Barrier => group.barrier(),
+        }
+    }
+}
+
+/// The other half of a pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Partner {
+    Receiver(usize),
+    Sender(usize),
+}
+
+/// Whom a rank exchanges messages with; nobody for the last of an odd number.
+pub(super) fn partner(rank: usize, world_size: usize) -> Option<Partner> {
+    match rank % 2 {
+        0 if rank + 1 < world_size => Some(Partner::Receiver(rank + 1)),
+        0 => None,
+        _ => Some(Partner::Sender(rank - 1)),
+    }
+}
+
+impl fmt::Display for Measured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl FromStr for Measured {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|m| m.name() == text).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("unknown operation `{text}`; expected `all` or some of {names}, with commas between")
+        })
+    }
+}

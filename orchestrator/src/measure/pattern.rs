@@ -1,0 +1,334 @@
+//! What stands in every element before a call, and what must stand there afterwards. Pure.
+//!
+//! Operands are small integers chosen so that every reduction is exact in every element type and order. They repeat with a
+//! prime period, so that filling and comparing go at the speed of memory, and yet a chunk in the wrong place, of the wrong
+//! rank or of an earlier call is seen.
+
+use std::ops::Range;
+
+use half::{bf16, f16};
+use ryzanstein_process_group::{DType, Error, ReduceOp};
+
+use super::operation::{Measured, Partner, partner};
+
+/// Elements until a pattern repeats: a prime, which no chunk is a multiple of by habit.
+const PERIOD: usize = 1021;
+/// What fills memory that receives: no number among the floats, and among integers one that no pattern has.
+pub(super) const POISON: u8 = 0xFF;
+/// How much further a pattern stands in the next chunk, and in the next call.
+const PER_CHUNK: usize = 389;
+const PER_CALL: usize = 131;
+
+/// What stands in a run of elements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Content {
+    /// What a rank contributes to a reduction.
+    Operand(usize),
+    /// The reduction of all operands, after this many calls on the same memory.
+    Reduced(usize),
+    /// What a rank sends where nothing is combined.
+    Letter(usize),
+    /// Memory that is to be overwritten.
+    Poison,
+    /// Nothing is promised.
+    Anything,
+}
+
+struct Piece {
+    range: Range<usize>,
+    content: Content,
+    /// The chunk whose pattern it is.
+    chunk: usize,
+}
+
+/// All patterns of one measurement on one rank.
+#[derive(Debug)]
+pub(super) struct Patterns {
+    what: Measured,
+    dtype: DType,
+    rank: usize,
+    world_size: usize,
+    /// Elements of a chunk, or of the vector.
+    count: usize,
+    tables: Vec<(Content, Vec<u8>)>,
+}
+
+impl Patterns {
+    /// Patterns for `count` elements (a chunk, where the operation has chunks), and up to `chain` calls on the same memory.
+    pub(super) fn new(
+        what: Measured,
+        reduction: ReduceOp,
+        dtype: DType,
+        (rank, world_size): (usize, usize),
+        count: usize,
+        chain: usize,
+    ) -> Result<Self, Error> {
+        let mut tables = Vec::new();
+        if what.reduces() {
+            let operands = Operands::that_fit(reduction, dtype, world_size)?;
+            let table = |value: &dyn Fn(usize) -> u64| encode(dtype, (0..PERIOD).map(value));
+            tables.push((Content::Operand(rank), table(&|i| operands.of(rank, i))));
+            for calls in 1..=chain {
+                let again = (world_size as u64).saturating_pow(calls as u32 - 1);
+                tables.push((Content::Reduced(calls), table(&|i| operands.reduced(i) * again)));
+            }
+        } else if what != Measured::Barrier {
+            let letters = (0..world_size).map(|r| {
+                (Content::Letter(r), encode(dtype, (0..PERIOD).map(|i| (r as u64 * 31 + mix(i)) % 120)))
+            });
+            tables.extend(letters);
+        }
+        Ok(Self { what, dtype, rank, world_size, count, tables })
+    }
+
+    /// Elements of the whole array.
+    pub(super) fn elements(&self) -> usize {
+        match self.what {
+            Measured::Barrier => 0,
+            what if what.is_chunked() => self.count * self.world_size,
+            _ => self.count,
+        }
+    }
+
+    /// Writes what stands in the input, where there is one beside the output.
+    pub(super) fn fill_input(&self, bytes: &mut [u8], call: usize) {
+        let pieces = (0..self.world_size).map(|p| self.chunk(p, Content::Letter(self.rank)));
+        self.fill(bytes, &pieces.collect::<Vec<_>>(), call);
+    }
+
+    /// Writes what stands in the buffer before call number `call`.
+    pub(super) fn fill_buffer(&self, bytes: &mut [u8], call: usize) {
+        self.fill(bytes, &self.before(), call);
+    }
+
+    /// Wrong elements in the buffer after call number `call` was made `repeats` times.
+    pub(super) fn wrong(&self, bytes: &[u8], call: usize, repeats: usize) -> u64 {
+        let size = self.dtype.size();
+        self.after(repeats)
+            .iter()
+            .filter_map(|piece| {
+                let table = self.table(piece.content)?;
+                let bytes = &bytes[piece.range.start * size..piece.range.end * size];
+                Some(compare(bytes, table, phase(piece.chunk, call), size))
+            })
+            .sum()
+    }
+
+    fn whole(&self, content: Content) -> Vec<Piece> {
+        vec![Piece { range: 0..self.count, content, chunk: 0 }]
+    }
+
+    fn chunk(&self, index: usize, content: Content) -> Piece {
+        Piece { range: index * self.count..(index + 1) * self.count, content, chunk: index }
+    }
+
+    /// One piece a chunk; `content` is asked for each.
+    fn chunks(&self, content: impl Fn(usize) -> Content) -> Vec<Piece> {
+        (0..self.world_size).map(|index| self.chunk(index, content(index))).collect()
+    }
+
+    fn before(&self) -> Vec<Piece> {
+        let me = self.rank;
+        let own_letter = |p| if p == me { Content::Letter(p) } else { Content::Poison };
+        match self.what {
+            Measured::AllReduce | Measured::Reduce => self.whole(Content::Operand(me)),
+            Measured::ReduceScatter => self.chunks(|_| Content::Operand(me)),
+            Measured::Broadcast if me == 0 => self.whole(Content::Letter(0)),
+            Measured::Broadcast => self.whole(Content::Poison),
+            Measured::AllGather | Measured::Gather => self.chunks(own_letter),
+            Measured::Scatter if me == 0 => self.chunks(|_| Content::Letter(0)),
+            Measured::Scatter | Measured::AllToAll => self.chunks(|_| Content::Poison),
+            Measured::SendRecv => match partner(me, self.world_size) {
+                Some(Partner::Receiver(_)) => self.whole(Content::Letter(me)),
+                _ => self.whole(Content::Poison),
+            },
+            Measured::Barrier => Vec::new(),
+        }
+    }
+
+    fn after(&self, repeats: usize) -> Vec<Piece> {
+        let me = self.rank;
+        let own = |content: Content| move |p: usize| if p == me { content } else { Content::Anything };
+        match self.what {
+            Measured::AllReduce => self.whole(Content::Reduced(repeats)),
+            Measured::Reduce if me == 0 => self.whole(Content::Reduced(repeats)),
+            Measured::Reduce => self.whole(Content::Operand(me)),
+            Measured::ReduceScatter => self.chunks(own(Content::Reduced(repeats))),
+            Measured::Broadcast => self.whole(Content::Letter(0)),
+            Measured::AllGather => self.chunks(Content::Letter),
+            Measured::Gather if me == 0 => self.chunks(Content::Letter),
+            Measured::Gather => self.chunks(own(Content::Letter(me))),
+            Measured::Scatter => self.chunks(own(Content::Letter(0))),
+            // Everybody's chunk for this rank.
+            Measured::AllToAll => {
+                let mut pieces = self.chunks(Content::Letter);
+                for piece in &mut pieces {
+                    piece.chunk = me;
+                }
+                pieces
+            }
+            Measured::SendRecv => match partner(me, self.world_size) {
+                Some(Partner::Receiver(_)) => self.whole(Content::Letter(me)),
+                Some(Partner::Sender(from)) => self.whole(Content::Letter(from)),
+                None => self.whole(Content::Anything),
+            },
+            Measured::Barrier => Vec::new(),
+        }
+    }
+
+    fn table(&self, content: Content) -> Option<&[u8]> {
+        self.tables.iter().find(|(c, _)| *c == content).map(|(_, table)| &table[..])
+    }
+
+    fn fill(&self, bytes: &mut [u8], pieces: &[Piece], call: usize) {
+        let size = self.dtype.size();
+        for piece in pieces {
+            let bytes = &mut bytes[piece.range.start * size..piece.range.end * size];
+            match self.table(piece.content) {
+                Some(table) => repeat(bytes, table, phase(piece.chunk, call) * size),
+                None => bytes.fill(POISON),
+            }
+        }
+    }
+}
+
+/// How many times an in-place sum can be made on the same memory before a value is no longer exact in every order.
+pub(super) fn longest_chain(what: Measured, reduction: ReduceOp, dtype: DType, world_size: usize) -> usize {
+    if what != Measured::AllReduce || reduction != ReduceOp::Sum {
+        return 1;
+    }
+    let Ok(operands) = Operands::that_fit(reduction, dtype, world_size) else { return 1 };
+    let (first, limit) = (operands.largest(), exact(dtype));
+    let fits = |calls: &usize| {
+        let factor = (world_size as u64).checked_pow(*calls as u32 - 1);
+        factor.and_then(|f| f.checked_mul(first)).is_some_and(|largest| largest <= limit)
+    };
+    // More would prove nothing more.
+    (2..=8).take_while(fits).last().unwrap_or(1)
+}
+
+/// What ranks contribute to a reduction.
+struct Operands {
+    reduction: ReduceOp,
+    world_size: usize,
+    /// Different values per rank's element.
+    values: u64,
+    /// How much a rank's summands are above those of the rank before it. Even, so that averages are whole.
+    step: u64,
+}
+
+impl Operands {
+    fn that_fit(reduction: ReduceOp, dtype: DType, world_size: usize) -> Result<Self, Error> {
+        let limit = exact(dtype);
+        let candidates = [(7, 2), (3, 2), (7, 0), (2, 0)];
+        candidates
+            .into_iter()
+            .map(|(values, step)| Self { reduction, world_size, values, step })
+            .find(|operands| operands.largest() <= limit)
+            .ok_or_else(|| {
+                Error::Configuration(format!(
+                    "a {reduction} of {dtype} among {world_size} ranks goes beyond {limit}, up to which {dtype} is exact, so \
+                     its values cannot be checked; take a wider type with --dtype"
+                ))
+            })
+    }
+
+    fn of(&self, rank: usize, i: usize) -> u64 {
+        match self.reduction {
+            ReduceOp::Product => 1 + (mix(i) + rank as u64) % 2,
+            // No rank's are the smallest everywhere, or the largest.
+            ReduceOp::Min | ReduceOp::Max => (mix(i) + 3 * rank as u64) % self.values,
+            _ => mix(i) % self.values + self.step * rank as u64,
+        }
+    }
+
+    fn reduced(&self, i: usize) -> u64 {
+        let all = (0..self.world_size).map(|rank| self.of(rank, i));
+        match self.reduction {
+            ReduceOp::Sum => all.sum(),
+            ReduceOp::Product => all.product(),
+            ReduceOp::Min => all.min().unwrap_or(0),
+            ReduceOp::Max => all.max().unwrap_or(0),
+            ReduceOp::Avg => all.sum::<u64>() / self.world_size as u64,
+        }
+    }
+
+    /// The largest value on the way to any result, in any order.
+    fn largest(&self) -> u64 {
+        let n = self.world_size as u64;
+        match self.reduction {
+            // At most every second operand, rounded up, is 2.
+            ReduceOp::Product => 1u64.checked_shl(self.world_size.div_ceil(2) as u32).unwrap_or(u64::MAX),
+            ReduceOp::Min | ReduceOp::Max => self.values - 1,
+            ReduceOp::Sum | ReduceOp::Avg => n * (self.values - 1) + self.step * n * (n - 1) / 2,
+        }
+    }
+}
+
+/// Up to here every whole number is exact, and no pattern equals poison.
+const fn exact(dtype: DType) -> u64 {
+    match dtype {
+        DType::F16 => 2048,
+        DType::BF16 => 256,
+        DType::I8 => 127,
+        DType::U8 => 254,
+        DType::F32 => 1 << 24,
+        DType::I32 | DType::U32 => 1 << 30,
+        DType::F64 | DType::I64 | DType::U64 => 1 << 52,
+    }
+}
+
+/// Scatters neighbours.
+const fn mix(i: usize) -> u64 {
+    (i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40
+}
+
+fn phase(chunk: usize, call: usize) -> usize {
+    (chunk * PER_CHUNK + call * PER_CALL) % PERIOD
+}
+
+fn encode(dtype: DType, values: impl Iterator<Item = u64>) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(PERIOD * dtype.size());
+    for v in values {
+        match dtype {
+            DType::F32 => bytes.extend((v as f32).to_ne_bytes()),
+            DType::F64 => bytes.extend((v as f64).to_ne_bytes()),
+            DType::F16 => bytes.extend(f16::from_f64(v as f64).to_ne_bytes()),
+            DType::BF16 => bytes.extend(bf16::from_f64(v as f64).to_ne_bytes()),
+            DType::I8 | DType::U8 => bytes.push(v as u8),
+            DType::I32 | DType::U32 => bytes.extend((v as u32).to_ne_bytes()),
+            DType::I64 | DType::U64 => bytes.extend(v.to_ne_bytes()),
+        }
+    }
+    bytes
+}
+
+/// Fills `bytes` with the table over and over, from `start` on.
+fn repeat(mut bytes: &mut [u8], table: &[u8], start: usize) {
+    let mut from = start;
+    while !bytes.is_empty() {
+        let length = bytes.len().min(table.len() - from);
+        let (now, later) = bytes.split_at_mut(length);
+        now.copy_from_slice(&table[from..from + length]);
+        (bytes, from) = (later, 0);
+    }
+}
+
+/// Elements that are not as the table says, from element `phase` of it on.
+fn compare(mut bytes: &[u8], table: &[u8], phase: usize, size: usize) -> u64 {
+    let (mut from, mut wrong) = (phase * size, 0);
+    while !bytes.is_empty() {
+        let length = bytes.len().min(table.len() - from);
+        let (now, later) = bytes.split_at(length);
+        let want = &table[from..from + length];
+        if now != want {
+            wrong +=
+                now.chunks_exact(size).zip(want.chunks_exact(size)).filter(|(a, b)| a != b).count() as u64;
+        }
+        (bytes, from) = (later, 0);
+    }
+    wrong
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,59 @@
+//! From the latencies of calls on every rank to figures. Pure.
+
+/// Figures of a run of calls, in microseconds.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct Summary {
+    /// Calls.
+    pub calls: usize,
+    /// Median.
+    pub median_us: f64,
+    /// 90th percentile.
+    pub p90_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// Largest.
+    pub max_us: f64,
+}
+
+/// The slowest rank's latency of each call: a collective is done when its last rank is.
+pub fn slowest(of_ranks: &[&[f64]]) -> Vec<f64> {
+    let calls = of_ranks.iter().map(|r| r.len()).min().unwrap_or(0);
+    (0..calls).map(|call| of_ranks.iter().fold(0.0, |most: f64, rank| most.max(rank[call]))).collect()
+}
+
+/// Percentiles of some latencies; all zero for none.
+pub fn summary(mut latencies: Vec<f64>) -> Summary {
+    latencies.sort_by(f64::total_cmp);
+    let at = |share| percentile(&latencies, share);
+    Summary { calls: latencies.len(), median_us: at(0.5), p90_us: at(0.9), p99_us: at(0.99), max_us: at(1.0) }
+}
+
+/// Nearest rank: with few values the 99th percentile is the greatest.
+fn percentile(sorted: &[f64], share: f64) -> f64 {
+    let index = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(index.max(1) - 1).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_as_slow_as_its_slowest_rank() {
+        // Each rank is quick on average; every call has a slow one.
+        assert_eq!(slowest(&[&[1.0, 9.0, 1.0], &[9.0, 1.0, 2.0]]), [9.0, 9.0, 2.0]);
+        assert_eq!(slowest(&[]), [0.0; 0]);
+    }
+
+    #[test]
+    fn percentiles_are_by_nearest_rank() {
+        let hundred = summary((1..=100).rev().map(f64::from).collect());
+        assert_eq!(
+            (hundred.median_us, hundred.p90_us, hundred.p99_us, hundred.max_us),
+            (50.0, 90.0, 99.0, 100.0)
+        );
+        let three = summary(vec![3.0, 1.0, 2.0]);
+        assert_eq!((three.calls, three.median_us, three.p99_us), (3, 2.0, 3.0));
+        assert_eq!(summary(Vec::new()), Summary::default());
+    }
+}

@@ -1,0 +1,157 @@
+//! Whole measurements among threads, right and wrong.
+
+use super::*;
+
+/// Runs `rank_main` on every rank of a loopback group.
+fn on_ranks<R: Send>(n: usize, rank_main: impl Fn(&mut ProcessGroup) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = ProcessGroup::loopback(n)
+            .into_iter()
+            .map(|mut group| {
+                let rank_main = &rank_main;
+                scope.spawn(move || rank_main(&mut group))
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+    })
+}
+
+fn case(what: Measured, dtype: DType) -> Case {
+    Case { dtype, ..Case::new(what, 30_000, 7) }
+}
+
+#[test]
+fn every_operation_and_type_is_right_and_the_same_on_all_ranks() {
+    for n in [1, 2, 3, 4] {
+        for what in Measured::ALL {
+            for dtype in DType::ALL {
+                let figures = on_ranks(n, |group| measure(group, &mut Host, &case(what, *dtype)).unwrap());
+                let first = &figures[0];
+                assert_eq!((first.errors, first.latency.calls), (0, 7), "{what} {dtype} of {n}");
+                assert!(figures.iter().all(|f| f.latency == first.latency), "{what} {dtype} of {n}");
+            }
+        }
+    }
+}
+
+/// What becomes of a call.
+type Fault = fn(&mut ProcessGroup, &mut Slot<HostBuffer>, Call<'_, HostBuffer>) -> Result<(), Error>;
+
+/// A bench on which something goes wrong.
+struct Faulty {
+    host: Host,
+    fault: Fault,
+}
+
+impl Bench for Faulty {
+    type Memory = HostBuffer;
+
+    fn slots(&self, bytes: usize) -> usize {
+        self.host.slots(bytes)
+    }
+
+    fn allocate(&mut self, dtype: DType, elements: usize) -> Result<HostBuffer, Error> {
+        self.host.allocate(dtype, elements)
+    }
+
+    fn write(&mut self, memory: &mut HostBuffer, content: &mut dyn FnMut(&mut [u8])) -> Result<(), Error> {
+        self.host.write(memory, content)
+    }
+
+    fn read(&mut self, memory: &HostBuffer, look: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+        self.host.read(memory, look)
+    }
+
+    fn time(
+        &mut self,
+        group: &mut ProcessGroup,
+        slots: &mut [Slot<HostBuffer>],
+        chain: usize,
+        call: Call<'_, HostBuffer>,
+    ) -> Result<Vec<Sample>, Error> {
+        let fault = self.fault;
+        self.host.time(group, slots, chain, &mut |group, slot| fault(group, slot, call))
+    }
+}
+
+#[test]
+fn calls_that_do_nothing_twice_the_thing_or_a_single_byte_too_much_are_counted_as_wrong() {
+    for what in Measured::ALL.into_iter().filter(|what| *what != Measured::Barrier) {
+        let errors = |fault: Fault| {
+            let measured = |group: &mut ProcessGroup| {
+                measure(group, &mut Faulty { host: Host, fault }, &case(what, DType::I32)).unwrap().errors
+            };
+            let of_ranks = on_ranks(2, measured);
+            assert_eq!(of_ranks[0], of_ranks[1], "errors are those of all ranks");
+            of_ranks[0]
+        };
+        assert!(errors(|_, _, _| Ok(())) > 0, "{what} that does nothing");
+        if what.reduces() {
+            let twice = errors(|group, slot, call| call(group, slot).and_then(|()| call(group, slot)));
+            assert!(twice > 0, "{what} twice");
+        }
+        let damage: Fault = |group, slot, call| {
+            call(group, slot)?;
+            // The first element is part of the result on rank 0, of every operation.
+            slot.buffer.view_mut().host()?[0] ^= 1;
+            Ok(())
+        };
+        let calls = 8;
+        assert!((calls..=2 * calls).contains(&errors(damage)), "{what} with a bit turned");
+    }
+}
+
+/// A bench that times runs as a whole, each with a lead-in, as a graph does.
+struct Whole(Host);
+
+impl Bench for Whole {
+    type Memory = HostBuffer;
+
+    fn slots(&self, _bytes: usize) -> usize {
+        3
+    }
+
+    fn times_whole_runs(&self) -> bool {
+        true
+    }
+
+    fn lead_in(&self) -> usize {
+        1
+    }
+
+    fn allocate(&mut self, dtype: DType, elements: usize) -> Result<HostBuffer, Error> {
+        self.0.allocate(dtype, elements)
+    }
+
+    fn write(&mut self, memory: &mut HostBuffer, content: &mut dyn FnMut(&mut [u8])) -> Result<(), Error> {
+        self.0.write(memory, content)
+    }
+
+    fn read(&mut self, memory: &HostBuffer, look: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+        self.0.read(memory, look)
+    }
+
+    fn time(
+        &mut self,
+        group: &mut ProcessGroup,
+        slots: &mut [Slot<HostBuffer>],
+        chain: usize,
+        call: Call<'_, HostBuffer>,
+    ) -> Result<Vec<Sample>, Error> {
+        assert_eq!(slots.len(), 3, "every run has all slots");
+        for slot in slots {
+            (0..chain).try_for_each(|_| call(group, slot))?;
+        }
+        Ok(vec![Sample { latency_us: 1.0, host_us: 1.0 }])
+    }
+}
+
+#[test]
+fn chains_of_dependent_calls_are_right_for_every_operation_and_type() {
+    for what in Measured::ALL {
+        for dtype in DType::ALL {
+            let all = on_ranks(2, |group| measure(group, &mut Whole(Host), &case(what, *dtype)).unwrap());
+            assert_eq!((all[0].errors, all[0].latency.calls), (0, FEWEST), "{what} {dtype}");
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! `ryz bench` as a user meets it: every operation with right values, each format, and wrong uses.
+
+use std::process::Output;
+
+use crate::support::{Run, text};
+use serde_json::Value;
+
+fn bench(arguments: &[&str]) -> Output {
+    Run::new(&[&["bench"], arguments].concat(), &[]).finish()
+}
+
+fn well(arguments: &[&str]) -> String {
+    let output = bench(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+fn lines(arguments: &[&str]) -> Vec<Value> {
+    let stdout = well(&[arguments, &["--format", "json"]].concat());
+    stdout.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
+}
+
+fn refused(arguments: &[&str], code: i32, words: &[&str]) {
+    let output = bench(arguments);
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+    assert!(words.iter().all(|word| stderr.contains(word)), "{arguments:?}: {stderr}");
+}
+
+const FIELDS: [&str; 13] = [
+    "algbw_gbs",
+    "backend",
+    "busbw_gbs",
+    "bytes",
+    "dtype",
+    "errors",
+    "median_us",
+    "meets_target",
+    "op",
+    "p99_us",
+    "path",
+    "target_us",
+    "world_size",
+];
+
+#[test]
+fn every_operation_is_measured_and_right_among_three_ranks() {
+    let rows =
+        lines(&["--world-size", "3", "--op", "all", "--sizes", "1,10KB", "--iters", "4", "--backend", "tcp"]);
+    // Two sizes of nine operations, and a barrier, which has none.
+    assert_eq!(rows.len(), 19);
+    for row in &rows {
+        let mut fields: Vec<&str> = row.as_object().expect("an object").keys().map(String::as_str).collect();
+        fields.sort_unstable();
+        assert_eq!(fields, FIELDS);
+        assert_eq!(
+            (&row["errors"], &row["world_size"], &row["backend"]),
+            (&0.into(), &3.into(), &"tcp".into()),
+            "{row}"
+        );
+        assert!(
+            row["median_us"].as_f64() > Some(0.0) && row["p99_us"].as_f64() >= row["median_us"].as_f64(),
+            "{row}"
+        );
+        assert_eq!(row["target_us"].is_null(), row["meets_target"].is_null(), "{row}");
+        assert!(row["path"].as_str().is_some_and(|path| path.starts_with("tcp/")), "{row}");
+    }
+    let of = |op: &str| rows.iter().filter(|row| row["op"] == op).collect::<Vec<_>>();
+    // One byte is made one element, of a chunk for each rank where there are chunks.
+    assert_eq!(
+        of("all_reduce").iter().map(|r| r["bytes"].as_u64()).collect::<Vec<_>>(),
+        [Some(4), Some(10_000)]
+    );
+    assert_eq!(
+        of("all_gather").iter().map(|r| r["bytes"].as_u64()).collect::<Vec<_>>(),
+        [Some(12), Some(9996)]
+    );
+    assert_eq!(of("all_reduce")[0]["target_us"].as_f64(), Some(500.0));
+    assert!(of("reduce")[0]["target_us"].is_null());
+    assert_eq!(of("barrier")[0]["busbw_gbs"].as_f64(), Some(0.0));
+    let row = of("reduce_scatter")[1];
+    let (algbw, busbw) =
+        (row["algbw_gbs"].as_f64().expect("algbw"), row["busbw_gbs"].as_f64().expect("busbw"));
+    assert!((busbw - algbw * 2.0 / 3.0).abs() < 1e-9, "{row}");
+}
+
+#[test]
+fn every_type_and_reduction_is_right() {
+    for (dtype, reduction) in [
+        ("f64", "avg"),
+        ("f16", "sum"),
+        ("bf16", "sum"),
+        ("i8", "min"),
+        ("u8", "product"),
+        ("i32", "max"),
+        ("u32", "avg"),
+        ("i64", "sum"),
+        ("u64", "product"),
+    ] {
+        let rows = lines(&[
+            "--world-size",
+            "2",
+            "--op",
+            "all_reduce,reduce",
+            "--sizes",
+            "5000",
+            "--iters",
+            "3",
+            "--warmup",
+            "0",
+            "--dtype",
+            dtype,
+            "--reduction",
+            reduction,
+        ]);
+        assert_eq!(rows.len(), 2);
+        let op = if reduction == "sum" { "all_reduce".into() } else { format!("all_reduce({reduction})") };
+        assert_eq!((&rows[0]["op"], &rows[0]["dtype"]), (&op.into(), &dtype.into()));
+        assert!(rows.iter().all(|row| row["errors"] == 0), "{rows:?}");
+    }
+}
+
+#[test]
+fn paths_are_compared_and_those_that_an_operation_has_not_are_left_out() {
+    let arguments =
+        ["--world-size", "2", "--op", "all_reduce,all_gather", "--sizes", "8KiB", "--iters", "3", "--path"];
+    let paths = |path: &str| {
+        let rows = lines(&[&arguments[..], &[path]].concat());
+        rows.iter().map(|r| format!("{} {}", r["op"], r["path"]).replace('"', "")).collect::<Vec<_>>()
+    };
+    assert_eq!(paths("ring"), ["all_reduce tcp/ring", "all_gather tcp/ring"]);
+    let all = paths("all");
+    assert_eq!(all.len(), 5 + 3, "{all:?}");
+    assert_eq!(&all[6..], ["all_gather tcp/ring", "all_gather tcp/direct"]);
+    refused(&[&arguments[..], &["tree"]].concat(), 2, &["--path tree", "tcp/recursive_doubling"]);
+}
+
+#[test]
+fn each_format_says_the_same() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let arguments =
+        ["--world-size", "2", "--min-bytes", "1KB", "--max-bytes", "100KB", "--factor", "10", "--iters", "3"];
+    let csv = well(&[&arguments[..], &["--format", "csv"]].concat());
+    assert_eq!(
+        csv.lines().next(),
+        Some(
+            "op,dtype,bytes,world_size,backend,path,median_us,p99_us,algbw_gbs,busbw_gbs,errors,target_us,meets_target,\
+             calls,host_us"
+        )
+    );
+    let sizes: Vec<_> = csv.lines().skip(1).map(|line| line.split(',').nth(2).unwrap_or_default()).collect();
+    assert_eq!(sizes, ["1000", "10000", "100000"]);
+
+    let file = folder.path().join("bench.html");
+    let file = file.to_str().expect("a path");
+    let table = well(&[&arguments[..], &["--format", "html", "--out", file]].concat());
+    assert!(table.contains("all values are right") && table.contains("10 KB"), "{table}");
+    assert!(table.contains("not measured"), "{table}");
+    let page = std::fs::read_to_string(file).expect("the page");
+    assert!(page.starts_with("<!doctype html>") && page.matches("<polyline").count() == 2, "{page}");
+
+    let missing = folder.path().join("not there").join("bench.html");
+    let missing = missing.to_str().expect("a path");
+    refused(&[&arguments[..], &["--out", missing]].concat(), 1, &["--out", "not there"]);
+}
+
+#[test]
+fn a_missed_target_fails_with_strict_only() {
+    // Nothing over loopback TCP reaches 90 GB/s.
+    let arguments = ["--world-size", "2", "--sizes", "1KB", "--iters", "3"];
+    assert!(well(&arguments).contains("missed"));
+    refused(&[&arguments[..], &["--strict"]].concat(), 1, &["targets are missed"]);
+}
+
+#[test]
+fn wrong_uses_are_refused_before_anything_starts() {
+    let two = |more: &[&'static str]| [&["--world-size", "2"], more].concat();
+    refused(&[], 2, &["--world-size"]);
+    refused(&two(&["--op", "all_reduce,allgather"]), 2, &["allgather", "all_gather", "broadcast"]);
+    refused(&two(&["--sizes", "10QB"]), 2, &["QB"]);
+    refused(&two(&["--sizes", "0"]), 2, &["at least one byte"]);
+    refused(&two(&["--sizes", "1KB", "--factor", "2"]), 2, &["--factor"]);
+    refused(&two(&["--min-bytes", "1MB", "--max-bytes", "1KB"]), 2, &["--min-bytes"]);
+    refused(&two(&["--factor", "1"]), 2, &["--factor 1"]);
+    refused(&two(&["--dtype", "f8"]), 2, &["f8", "bf16"]);
+    refused(&two(&["--reduction", "xor"]), 2, &["xor", "product"]);
+    refused(&two(&["--iters", "0"]), 2, &["--iters"]);
+    refused(&two(&["--op", "barrier", "--graph"]), 2, &["barrier", "--graph"]);
+    refused(&two(&["--link-gbs", "0"]), 2, &["--link-gbs"]);
+    refused(&two(&["--backend", "tcp", "--graph"]), 2, &["--graph", "CUDA graph", "host memory"]);
+}
