@@ -3,8 +3,8 @@
 use crate::keys::{SectionInfo, keys};
 use crate::sections::Section;
 use crate::{
-    Entry, JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig, ProcessGroupConfig,
-    ProfileConfig, Provenance, RendezvousConfig, Source, TcpConfig, ValueError,
+    Entry, JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig, NcclConfig,
+    ProcessGroupConfig, ProfileConfig, Provenance, RendezvousConfig, Source, TcpConfig, ValueError,
 };
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +22,8 @@ pub struct Config {
     pub rendezvous: RendezvousConfig,
     /// `[process_group]`
     pub process_group: ProcessGroupConfig,
+    /// `[nccl]`
+    pub nccl: NcclConfig,
     /// `[layout]`
     pub layout: LayoutConfig,
     /// `[profile]`
@@ -64,6 +66,7 @@ listed! {
     rendezvous: RendezvousConfig,
     process_group: ProcessGroupConfig,
     process_group.tcp: TcpConfig,
+    nccl: NcclConfig,
     layout: LayoutConfig,
     profile: ProfileConfig,
     log: LogConfig,

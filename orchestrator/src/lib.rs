@@ -8,6 +8,7 @@ pub mod control;
 mod engine;
 pub mod generate;
 pub mod measure;
+pub mod nccl_settings;
 pub mod rendezvous;
 pub mod supervisor;
 pub mod telemetry;
