@@ -3,8 +3,9 @@
 use crate::keys::{SectionInfo, keys};
 use crate::sections::Section;
 use crate::{
-    Entry, JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig, NcclConfig,
-    ProcessGroupConfig, ProfileConfig, Provenance, RendezvousConfig, Source, TcpConfig, ValueError,
+    DeviceConfig, Entry, JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig,
+    NcclConfig, ProcessGroupConfig, ProfileConfig, Provenance, RendezvousConfig, Source, TcpConfig,
+    ValueError,
 };
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +23,8 @@ pub struct Config {
     pub rendezvous: RendezvousConfig,
     /// `[process_group]`
     pub process_group: ProcessGroupConfig,
+    /// `[device]`
+    pub device: DeviceConfig,
     /// `[nccl]`
     pub nccl: NcclConfig,
     /// `[layout]`
@@ -66,6 +69,7 @@ listed! {
     rendezvous: RendezvousConfig,
     process_group: ProcessGroupConfig,
     process_group.tcp: TcpConfig,
+    device: DeviceConfig,
     nccl: NcclConfig,
     layout: LayoutConfig,
     profile: ProfileConfig,

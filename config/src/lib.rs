@@ -51,7 +51,7 @@ mod setting;
 mod size;
 mod source;
 
-pub use bounded::{Ctas, NcclBuffer, Segment, Temperature, Timeout, TopP, WorldSize};
+pub use bounded::{Ctas, Fraction, NcclBuffer, Segment, Temperature, Timeout, TopP, WorldSize};
 pub use choice::{
     AlgorithmChoice, BackendChoice, LogFormat, ModelDType, NcclAlgorithm, NcclDebug, NcclGdrLevel,
     NcclP2pLevel, NcclProfile, NcclProtocol,
@@ -63,7 +63,7 @@ pub use keys::{KeyInfo, SectionInfo, keys};
 pub use load::{RESERVED_ENVIRONMENT, Sources};
 pub use nccl::NcclSubsystems;
 pub use sections::{
-    JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig, NcclConfig,
+    DeviceConfig, JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig, NcclConfig,
     ProcessGroupConfig, ProfileConfig, RendezvousConfig, TcpConfig,
 };
 pub use size::ByteSize;

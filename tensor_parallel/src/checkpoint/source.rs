@@ -99,14 +99,14 @@ impl WeightSource for MemorySource<'_> {
         let width = tensor.columns();
         let values = rows.clone().flat_map(|r| &values[r * width..][columns.clone()]).copied().collect();
         let block = Tensor::new(&[rows.len(), columns.len()], values, target.dtype())?;
-        copy_rows(&block, target, at);
-        Ok(())
+        copy_rows(&block, target, at)
     }
 }
 
-fn copy_rows(block: &Tensor, target: &mut Tensor, at: usize) {
+fn copy_rows(block: &Tensor, target: &mut Tensor, at: usize) -> Result<()> {
     use ryzanstein_process_group::{Buffer as _, BufferMut as _};
-    target.rows_mut(at..at + block.rows()).view_mut().bytes().copy_from_slice(block.view().bytes());
+    target.rows_mut(at..at + block.rows()).view_mut().host()?.copy_from_slice(block.view().host()?);
+    Ok(())
 }
 
 /// Weights that one rank reads and sends to the others: each gets its own part only, and what all of them hold is
