@@ -5,6 +5,7 @@
 
 pub mod check;
 pub mod control;
+pub mod doctor;
 mod engine;
 pub mod generate;
 pub mod measure;

@@ -28,7 +28,7 @@ pub struct Facts {
 }
 
 /// The machine.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Host {
     /// Operating system, kernel, architecture.
     pub system: String,
@@ -57,7 +57,7 @@ pub struct Host {
 }
 
 /// The networks of the machine.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Network {
     /// The interfaces.
     pub interfaces: Vec<Interface>,

@@ -51,7 +51,12 @@ pub struct Finding {
 }
 
 impl Finding {
-    pub(super) fn new(area: &'static str, name: &'static str, status: Status, seen: impl Into<String>) -> Self {
+    pub(super) fn new(
+        area: &'static str,
+        name: &'static str,
+        status: Status,
+        seen: impl Into<String>,
+    ) -> Self {
         Self { area, name, subject: None, status, seen: seen.into(), cause: None, remedy: None }
     }
 
@@ -71,8 +76,7 @@ impl Finding {
     }
 
     fn title(&self) -> String {
-        let name = self.name.replace('_', " ");
-        self.subject.as_ref().map_or(name.clone(), |subject| format!("{name} {subject}"))
+        self.subject.as_ref().map_or(self.name.into(), |subject| format!("{} {subject}", self.name))
     }
 }
 
@@ -150,7 +154,11 @@ impl Report {
             }
         }
         if self.gpus.len() > 1 {
-            let _ = writeln!(out, "\nFrom GPU to GPU (* without access to the other's memory):\n{}", self.matrix());
+            let _ = writeln!(
+                out,
+                "\nFrom GPU to GPU (* without access to the other's memory):\n{}",
+                self.matrix()
+            );
         }
         out
     }

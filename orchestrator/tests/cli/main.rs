@@ -1,5 +1,7 @@
 //! The `ryz` command as a user meets it: real processes, real signals, real models.
 
+mod doctor;
 mod generate;
 mod launcher;
+mod nccl;
 mod support;

@@ -2,8 +2,10 @@
 
 mod check;
 mod config;
+mod doctor;
 mod generate;
 mod launch;
+mod probe;
 mod rank;
 mod settings;
 
@@ -32,6 +34,11 @@ enum Command {
     Check(check::Args),
     /// Generate text with a Llama model, its weights cut over the ranks
     Generate(generate::Args),
+    /// Look at this machine: what is there, what of it will do, and what to do about the rest
+    Doctor(doctor::Args),
+    /// The process in which `doctor` tries things
+    #[command(name = probe::NAME, hide = true)]
+    Probe(probe::Args),
     /// Show the settings
     #[command(subcommand)]
     Config(config::Command),
@@ -43,6 +50,8 @@ fn main() -> ExitCode {
         Command::Supervise(args) => launch::supervise(&args),
         Command::Check(args) => check::run(&args),
         Command::Generate(args) => generate::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Probe(args) => probe::run(&args),
         Command::Config(command) => config::run(&command),
     };
     match outcome {

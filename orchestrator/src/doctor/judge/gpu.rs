@@ -30,7 +30,11 @@ pub(super) fn judge(side: &GpuSide, backend: BackendChoice) -> Vec<Finding> {
     };
     if driver.gpus.is_empty() {
         findings.push(no_gpu(backend, side.driver.is_ok()));
-        findings.push(new("tensor_parallel", Status::Info, "on the CPU: as many ranks as there are processors, at most"));
+        findings.push(new(
+            "tensor_parallel",
+            Status::Info,
+            "on the CPU: as many ranks as there are processors, at most",
+        ));
         return findings;
     }
     findings.extend(visible(side));
@@ -48,9 +52,13 @@ fn no_driver(side: &GpuSide, why: &str) -> Finding {
             .remedy("in a container: start it with --gpus all, or mount the host's libnvidia-ml.so.1 and libcuda.so.1");
     }
     if side.on_bus > 0 {
-        return new("driver", Status::Broken, format!("{} NVIDIA GPUs on the PCI bus, but no driver", side.on_bus))
-            .because(why)
-            .remedy("install NVIDIA's driver (525 or newer), or, in a container, start it with --gpus all");
+        return new(
+            "driver",
+            Status::Broken,
+            format!("{} NVIDIA GPUs on the PCI bus, but no driver", side.on_bus),
+        )
+        .because(why)
+        .remedy("install NVIDIA's driver (525 or newer), or, in a container, start it with --gpus all");
     }
     new("driver", Status::Info, "NVIDIA's driver is not there").because(why)
 }
@@ -68,9 +76,7 @@ fn no_gpu(backend: BackendChoice, driver: bool) -> Finding {
             .because(cause)
             .remedy(format!("set process_group.backend to auto or tcp; or, {remedy}"));
     }
-    new("gpus", Status::Info, "none: everything runs on the CPU, over TCP")
-        .because(cause)
-        .remedy(remedy)
+    new("gpus", Status::Info, "none: everything runs on the CPU, over TCP").because(cause).remedy(remedy)
 }
 
 fn visible(side: &GpuSide) -> Option<Finding> {
@@ -79,11 +85,16 @@ fn visible(side: &GpuSide) -> Option<Finding> {
         let seen = format!("CUDA_VISIBLE_DEVICES is `{visible}`, which hides every GPU");
         return Some(new("visible_devices", Status::Warning, seen).remedy("unset CUDA_VISIBLE_DEVICES"));
     }
-    Some(new("visible_devices", Status::Info, format!("CUDA_VISIBLE_DEVICES is `{visible}`: ranks use these only")))
+    Some(new(
+        "visible_devices",
+        Status::Info,
+        format!("CUDA_VISIBLE_DEVICES is `{visible}`: ranks use these only"),
+    ))
 }
 
 fn one(gpu: &Gpu) -> Finding {
-    let mut seen = format!("{}, {} of {} in use", gpu.name, memory(gpu.memory_used_bytes), memory(gpu.memory_bytes));
+    let mut seen =
+        format!("{}, {} of {} in use", gpu.name, memory(gpu.memory_used_bytes), memory(gpu.memory_bytes));
     if let Some(temperature) = gpu.temperature {
         seen = format!("{seen}, {temperature} °C");
     }
@@ -165,7 +176,10 @@ fn nvlinks(driver: &DriverSide) -> Option<Finding> {
         return None;
     }
     let Some(first) = with.first() else {
-        return Some(new("nvlink", Status::Info, "no GPU has an NVLink that is up").because("data between GPUs goes over PCI"));
+        return Some(
+            new("nvlink", Status::Info, "no GPU has an NVLink that is up")
+                .because("data between GPUs goes over PCI"),
+        );
     };
     let each = first.nvlink_gbs.map_or(String::new(), |gbs| {
         format!(" of {gbs:.1} GB/s, {:.0} GB/s each way in all", gbs * f64::from(first.nvlinks))
@@ -209,9 +223,7 @@ fn tensor_parallel(driver: &DriverSide) -> Finding {
     let gpus = driver.gpus.len();
     let power_of_two = |most: usize| 1 << most.max(1).ilog2();
     let all = |test: fn(&Pair) -> bool| !driver.pairs.is_empty() && driver.pairs.iter().all(test);
-    let ok = |ranks: usize, why: &str| {
-        new("tensor_parallel", Status::Ok, format!("up to {ranks}: {why}"))
-    };
+    let ok = |ranks: usize, why: &str| new("tensor_parallel", Status::Ok, format!("up to {ranks}: {why}"));
     if gpus == 1 {
         return ok(1, "there is one GPU");
     }
@@ -220,7 +232,10 @@ fn tensor_parallel(driver: &DriverSide) -> Finding {
     }
     let largest = largest_island(driver);
     if largest > 1 {
-        return ok(power_of_two(largest.min(8)), "so many GPUs are joined by NVLink; pipeline stages or copies beyond that");
+        return ok(
+            power_of_two(largest.min(8)),
+            "so many GPUs are joined by NVLink; pipeline stages or copies beyond that",
+        );
     }
     if driver.pairs.iter().any(|pair| pair.peer_access == PeerAccess::Yes) {
         return ok(2, "PCI joins the GPUs, and two all-reduces a layer cost more than further GPUs save");

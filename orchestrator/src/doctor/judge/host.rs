@@ -45,7 +45,9 @@ fn available(host: &Host) -> Finding {
     let room = host.memory_available.min(limit.unwrap_or(u64::MAX));
     if room < GIB {
         return new("memory", Status::Warning, seen)
-            .because("a rank needs some hundred megabytes, and its share of the model when it runs on the CPU")
+            .because(
+                "a rank needs some hundred megabytes, and its share of the model when it runs on the CPU",
+            )
             .remedy("end other processes, or raise the container's memory limit");
     }
     new("memory", Status::Ok, seen)
@@ -98,11 +100,16 @@ fn temporary(host: &Host) -> Finding {
 }
 
 fn peer_memory(host: &Host) -> Finding {
-    let scope = host.ptrace_scope.map_or(String::new(), |scope| format!(" (kernel.yama.ptrace_scope is {scope})"));
+    let scope =
+        host.ptrace_scope.map_or(String::new(), |scope| format!(" (kernel.yama.ptrace_scope is {scope})"));
     match &host.peer_memory {
         Ok(()) => new("peer_memory", Status::Ok, format!("a process may read another's memory{scope}")),
-        Err(why) => new("peer_memory", Status::Info, format!("a process may not read another's memory: {why}{scope}"))
-            .because("a debugger cannot be attached to a rank that hangs; collectives do not need it")
-            .remedy("for debugging: sysctl kernel.yama.ptrace_scope=0, and --cap-add=SYS_PTRACE for a container"),
+        Err(why) => new(
+            "peer_memory",
+            Status::Info,
+            format!("a process may not read another's memory: {why}{scope}"),
+        )
+        .because("a debugger cannot be attached to a rank that hangs; collectives do not need it")
+        .remedy("for debugging: sysctl kernel.yama.ptrace_scope=0, and --cap-add=SYS_PTRACE for a container"),
     }
 }

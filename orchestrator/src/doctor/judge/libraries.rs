@@ -23,9 +23,17 @@ pub(super) fn judge(libraries: &[Library], gpus: usize) -> Vec<Finding> {
 
 fn remedy(name: &str) -> &'static str {
     match name {
-        "cuda_driver" => "install NVIDIA's driver; in a container, start it with --gpus all, which brings libcuda.so.1 in",
-        "nccl" => "pip install nvidia-nccl-cu13 (nvidia-nccl-cu12 for a driver of CUDA 12), or name the file with device.nccl",
-        "nvrtc" => "pip install nvidia-cuda-nvrtc (nvidia-cuda-nvrtc-cu12 for a driver of CUDA 12), or name the file with device.nvrtc",
-        _ => "pip install nvidia-cublas (nvidia-cublas-cu12 for a driver of CUDA 12), or name the file with device.cublaslt",
+        "cuda_driver" => {
+            "install NVIDIA's driver; in a container, start it with --gpus all, which brings libcuda.so.1 in"
+        }
+        "nccl" => {
+            "pip install nvidia-nccl-cu13 (nvidia-nccl-cu12 for a driver of CUDA 12), or name the file with device.nccl"
+        }
+        "nvrtc" => {
+            "pip install nvidia-cuda-nvrtc (nvidia-cuda-nvrtc-cu12 for a driver of CUDA 12), or name the file with device.nvrtc"
+        }
+        _ => {
+            "pip install nvidia-cublas (nvidia-cublas-cu12 for a driver of CUDA 12), or name the file with device.cublaslt"
+        }
     }
 }

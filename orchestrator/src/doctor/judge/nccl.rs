@@ -19,12 +19,21 @@ fn one(variable: &NcclVariable) -> Finding {
         return finding(Status::Warning).because(advice.what).remedy(advice.instead);
     }
     let slows = [
-        ("NCCL_P2P_DISABLE", "1", "GPUs do not reach each other's memory, NVLink lies idle, and data passes through the host"),
-        ("NCCL_P2P_LEVEL", "LOC", "GPUs do not reach each other's memory, NVLink lies idle, and data passes through the host"),
+        (
+            "NCCL_P2P_DISABLE",
+            "1",
+            "GPUs do not reach each other's memory, NVLink lies idle, and data passes through the host",
+        ),
+        (
+            "NCCL_P2P_LEVEL",
+            "LOC",
+            "GPUs do not reach each other's memory, NVLink lies idle, and data passes through the host",
+        ),
         ("NCCL_SHM_DISABLE", "1", "GPUs of one host without peer access talk over the network"),
         ("NCCL_IB_DISABLE", "1", "data between hosts goes over TCP, whatever adapters there are"),
     ];
-    if let Some((.., effect)) = slows.iter().find(|(name, value, _)| *name == variable.name && *value == variable.value)
+    if let Some((.., effect)) =
+        slows.iter().find(|(name, value, _)| *name == variable.name && *value == variable.value)
     {
         return finding(Status::Info).because(*effect).remedy("unset it unless this is meant");
     }

@@ -17,7 +17,9 @@ fn loopback(network: &Network) -> Finding {
         Ok(()) => new("loopback", Status::Ok, "TCP on 127.0.0.1 carries bytes"),
         Err(why) => new("loopback", Status::Broken, format!("TCP on 127.0.0.1: {why}"))
             .because("the ranks of one host meet there")
-            .remedy("bring the loopback interface up (ip link set lo up), and let packet filters pass 127.0.0.1"),
+            .remedy(
+                "bring the loopback interface up (ip link set lo up), and let packet filters pass 127.0.0.1",
+            ),
     }
 }
 
@@ -25,7 +27,9 @@ fn interfaces(network: &Network) -> Finding {
     let usable: Vec<String> = network
         .interfaces
         .iter()
-        .filter(|interface| !interface.loopback && interface.state != "down" && !interface.addresses.is_empty())
+        .filter(|interface| {
+            !interface.loopback && interface.state != "down" && !interface.addresses.is_empty()
+        })
         .map(describe)
         .collect();
     if usable.is_empty() {
@@ -47,10 +51,9 @@ fn describe(interface: &Interface) -> String {
 
 fn infiniband(network: &Network) -> Vec<Finding> {
     if network.infiniband.is_empty() {
-        return vec![
-            new("infiniband", Status::Info, "no adapter")
-                .because("between hosts, data goes over the interfaces above; within this one nothing is missing"),
-        ];
+        return vec![new("infiniband", Status::Info, "no adapter").because(
+            "between hosts, data goes over the interfaces above; within this one nothing is missing",
+        )];
     }
     let ports = network.infiniband.iter().map(|port| {
         let seen = format!("{}, {}, {}", port.state, port.rate, port.link_layer);
