@@ -1,6 +1,6 @@
 //! NCCL's variables on their way to the ranks.
 
-use crate::support::{Run, text};
+use crate::support::{Run, eventually, text};
 
 const SHOW: &str = "echo debug=$NCCL_DEBUG ctas=$NCCL_MAX_CTAS nvls=$NCCL_NVLS_ENABLE";
 
@@ -52,9 +52,34 @@ fn settings_show_every_variable_of_nccl_with_who_set_it() {
     assert!(line("NCCL_TIMEOUT ").contains("process_group.timeout"));
 }
 
-/// A rank of another launcher lacks the variables, starts itself anew with them, and does so once.
+/// A rank of another launcher lacks the variables, and starts itself anew with them. It waits for a rank 0 that never
+/// comes, so that it can be looked at.
 #[test]
 fn a_rank_of_another_launcher_gets_the_settings_of_nccl_too() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run = Run::new(
+        &["check"],
+        &[
+            ("RYZ_NCCL__MAX_CTAS", "4"),
+            ("HOME", "/nowhere"),
+            ("TMPDIR", folder.path().to_str().expect("text")),
+            ("XDG_RUNTIME_DIR", ""),
+            ("RANK", "1"),
+            ("WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", "1"),
+        ],
+    );
+    let has_it = |pid: &u32| {
+        let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environ.split(|byte| *byte == 0).any(|variable| variable == b"NCCL_MAX_CTAS=4")
+    };
+    assert!(eventually(|| run.family().iter().any(has_it).then_some(())).is_some());
+    assert_eq!(run.family().len(), 1, "the process was replaced, not joined by another");
+}
+
+#[test]
+fn starting_anew_for_the_settings_of_nccl_happens_once() {
     let environment = [("RYZ_NCCL__MAX_CTAS", "4"), ("HOME", "/nowhere")];
     let output = Run::new(&["check"], &environment).finish();
     assert!(output.status.success(), "{}", text(&output.stderr));

@@ -47,9 +47,10 @@ pub(super) fn judge(side: &GpuSide, backend: BackendChoice) -> Vec<Finding> {
 
 fn no_driver(side: &GpuSide, why: &str) -> Finding {
     if let Some(module) = &side.module {
-        return new("driver", Status::Broken, format!("the kernel has the driver {module}, but NVML is not to be had"))
+        return new("driver", Status::Broken, format!("the kernel has the driver {module}, but it cannot be asked"))
             .because(why)
-            .remedy("in a container: start it with --gpus all, or mount the host's libnvidia-ml.so.1 and libcuda.so.1");
+            .remedy("in a container: start it with --gpus all, or mount the host's libnvidia-ml.so.1 and libcuda.so.1; \
+                      where a GPU was lost (`Xid` in dmesg), restart the machine");
     }
     if side.on_bus > 0 {
         return new(

@@ -26,12 +26,7 @@ pub(super) fn probe(config: &Config, environment: &Environment, helper: &Helper,
     let run = |name, backend: BackendChoice, ranks: usize| {
         let mut command = helper.command(&["all-reduce", backend.name(), &ranks.to_string()]);
         command.envs(nccl_settings::missing(config, environment));
-        let outcome = bounded(command, DEADLINE).and_then(|line| {
-            let last = line.lines().last().unwrap_or_default();
-            serde_json::from_str::<Result<TrialOutcome, String>>(last)
-                .map_err(|_| format!("it answered `{last}`"))
-                .flatten()
-        });
+        let outcome = bounded(command, DEADLINE).and_then(|text| answer(&text));
         Trial { name, ranks, outcome }
     };
     let mut trials = vec![run("all_reduce_tcp", BackendChoice::Tcp, 2)];
@@ -39,6 +34,12 @@ pub(super) fn probe(config: &Config, environment: &Environment, helper: &Helper,
         trials.push(run("all_reduce_gpu", BackendChoice::Auto, gpus));
     }
     trials
+}
+
+/// The answer among what NCCL, told to log, writes to the same place.
+fn answer(text: &str) -> Result<TrialOutcome, String> {
+    let parsed = text.lines().rev().find_map(|line| serde_json::from_str(line).ok());
+    parsed.unwrap_or_else(|| Err(format!("it answered `{}`", text.trim())))
 }
 
 /// In the other process: brings a group of `ranks` threads up, which checks itself by value, and times an all-reduce.
@@ -140,6 +141,16 @@ mod tests {
         let outcome = try_all_reduce(&Config::default(), BackendChoice::Tcp, 2).expect("right values");
         assert_eq!(outcome.backend, "tcp");
         assert!(outcome.median_us.is_some_and(|median| median > 0.0));
+    }
+
+    #[test]
+    fn the_answer_is_found_among_lines_of_a_log() {
+        let outcome = TrialOutcome { backend: "nccl".into(), ..TrialOutcome::default() };
+        let line = serde_json::to_string(&Ok::<_, String>(outcome.clone())).expect("text");
+        assert_eq!(answer(&format!("node0:1 NCCL INFO x\n{line}\nnode0:1 NCCL INFO y\n")), Ok(outcome));
+        let failed = serde_json::to_string(&Err::<TrialOutcome, _>("why not")).expect("text");
+        assert_eq!(answer(&failed), Err("why not".into()));
+        assert!(answer("nonsense").is_err_and(|why| why.contains("nonsense")));
     }
 
     #[test]
