@@ -131,6 +131,19 @@ bounded! {
 }
 
 bounded! {
+    /// How many thread blocks NCCL gives one collective: 1 to 64.
+    #[derive(Eq, Ord, Hash)]
+    Ctas(u32), |ctas| (1..=64).contains(&ctas), "a whole number from 1 to 64", "16"
+}
+
+bounded! {
+    /// The size of NCCL's buffer between two GPUs: a power of two from 64KiB to 64MiB.
+    #[derive(Eq, Ord, Hash)]
+    NcclBuffer(ByteSize), |size| size.get().is_power_of_two() && (ByteSize::kib(64)..=ByteSize::mib(64)).contains(&size),
+    "a size that is a power of two, from 64KiB to 64MiB", "8MiB"
+}
+
+bounded! {
     /// A part of a whole: more than 0, at most 1.
     Fraction(f32), |part| part > 0.0 && part <= 1.0, "a number more than 0 and at most 1", "0.9"
 }

@@ -98,3 +98,86 @@ choice! {
         Bf16 = "bf16",
     }
 }
+
+choice! {
+    /// Settings of NCCL that go together.
+    NcclProfile, "one of none, inference, bandwidth, debug", "inference" {
+        /// None: NCCL decides by itself.
+        None = "none",
+        /// Few thread blocks, so that compute beside it keeps the multiprocessors; warnings are logged.
+        Inference = "inference",
+        /// Many thread blocks and larger buffers, for large messages that nothing overlaps; warnings are logged.
+        Bandwidth = "bandwidth",
+        /// What NCCL found and chose is logged, and pointers are checked.
+        Debug = "debug",
+    }
+}
+
+choice! {
+    /// How much NCCL logs.
+    NcclDebug, "one of version, warn, info, trace", "warn" {
+        /// Its version, once.
+        Version = "version",
+        /// What went wrong.
+        Warn = "warn",
+        /// What it found and chose, too.
+        Info = "info",
+        /// Every call, in builds of NCCL that have it.
+        Trace = "trace",
+    }
+}
+
+choice! {
+    /// How NCCL's all-reduce goes. Others, the ones on multicast among them, are NCCL's own to choose.
+    NcclAlgorithm, "one of ring, tree", "ring" {
+        /// Around the ring.
+        Ring = "ring",
+        /// Up and down a tree; the operations that have none go around the ring. Needs NCCL 2.24.
+        Tree = "tree",
+    }
+}
+
+choice! {
+    /// How NCCL moves bytes. `LL128` is not offered: forced where the hardware lacks what it relies on, it corrupts data
+    /// silently, and NCCL takes it by itself where it is safe.
+    NcclProtocol, "one of ll, simple", "simple" {
+        /// A flag beside each word: low latency, half the bandwidth.
+        Ll = "ll",
+        /// Whole pieces with fences: full bandwidth, higher latency.
+        Simple = "simple",
+    }
+}
+
+choice! {
+    /// The longest way between two GPUs over which NCCL lets them reach each other's memory.
+    NcclP2pLevel, "one of loc, nvl, pix, pxb, phb, sys", "nvl" {
+        /// Never.
+        Never = "loc",
+        /// NVLink.
+        Nvlink = "nvl",
+        /// One PCI switch.
+        Switch = "pix",
+        /// Several PCI switches.
+        Switches = "pxb",
+        /// The processor of one NUMA node.
+        Node = "phb",
+        /// Between NUMA nodes.
+        System = "sys",
+    }
+}
+
+choice! {
+    /// The longest way between a network adapter and a GPU over which NCCL uses GPUDirect RDMA.
+    NcclGdrLevel, "one of loc, pix, pxb, phb, sys", "pxb" {
+        /// Never.
+        Never = "loc",
+        /// One PCI switch.
+        Switch = "pix",
+        /// Several PCI switches.
+        Switches = "pxb",
+        /// The processor of one NUMA node.
+        Node = "phb",
+        /// Between NUMA nodes.
+        System = "sys",
+    }
+}

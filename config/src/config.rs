@@ -4,7 +4,8 @@ use crate::keys::{SectionInfo, keys};
 use crate::sections::Section;
 use crate::{
     DeviceConfig, Entry, JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig,
-    ProcessGroupConfig, ProfileConfig, Provenance, RendezvousConfig, Source, TcpConfig, ValueError,
+    NcclConfig, ProcessGroupConfig, ProfileConfig, Provenance, RendezvousConfig, Source, TcpConfig,
+    ValueError,
 };
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +25,8 @@ pub struct Config {
     pub process_group: ProcessGroupConfig,
     /// `[device]`
     pub device: DeviceConfig,
+    /// `[nccl]`
+    pub nccl: NcclConfig,
     /// `[layout]`
     pub layout: LayoutConfig,
     /// `[profile]`
@@ -67,6 +70,7 @@ listed! {
     process_group: ProcessGroupConfig,
     process_group.tcp: TcpConfig,
     device: DeviceConfig,
+    nccl: NcclConfig,
     layout: LayoutConfig,
     profile: ProfileConfig,
     log: LogConfig,

@@ -45,20 +45,25 @@ mod error;
 mod host_port;
 mod keys;
 mod load;
+pub mod nccl;
 mod sections;
 mod setting;
 mod size;
 mod source;
 
-pub use bounded::{Fraction, Segment, SocketBuffer, Temperature, Timeout, TopP, WorldSize};
-pub use choice::{AlgorithmChoice, BackendChoice, LogFormat, ModelDType};
+pub use bounded::{Ctas, Fraction, NcclBuffer, Segment, SocketBuffer, Temperature, Timeout, TopP, WorldSize};
+pub use choice::{
+    AlgorithmChoice, BackendChoice, LogFormat, ModelDType, NcclAlgorithm, NcclDebug, NcclGdrLevel,
+    NcclP2pLevel, NcclProfile, NcclProtocol,
+};
 pub use config::{Config, SECTIONS};
 pub use error::{ConfigError, ValueError};
 pub use host_port::HostPort;
 pub use keys::{KeyInfo, SectionInfo, keys};
 pub use load::{RESERVED_ENVIRONMENT, Sources};
+pub use nccl::NcclSubsystems;
 pub use sections::{
-    DeviceConfig, JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig,
+    DeviceConfig, JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig, NcclConfig,
     ProcessGroupConfig, ProfileConfig, RendezvousConfig, TcpConfig,
 };
 pub use size::ByteSize;

@@ -240,8 +240,18 @@ fn text(value: &Value) -> Result<String, String> {
 
 /// Values that are right one by one and wrong together.
 fn conflict(config: &Config) -> Option<ConfigError> {
-    let (rank, nodes) = (config.launch.node_rank, config.launch.nnodes.get());
     let source = |key| config.source_of(key).unwrap_or(Source::Code);
+    if let (Some(least), Some(most)) = (config.nccl.min_ctas, config.nccl.max_ctas)
+        && least > most
+    {
+        return Some(ConfigError::Conflict(format!(
+            "`nccl.min_ctas` is {least} ({}), more than `nccl.max_ctas`, which is {most} ({}): lower the one or raise \
+             the other",
+            source("nccl.min_ctas"),
+            source("nccl.max_ctas")
+        )));
+    }
+    let (rank, nodes) = (config.launch.node_rank, config.launch.nnodes.get());
     (rank >= nodes).then(|| {
         ConfigError::Conflict(format!(
             "`launch.node_rank` is {rank} ({}), but `launch.nnodes` is {nodes} ({}): nodes are counted from 0, so \

@@ -6,9 +6,10 @@ use std::error::Error as StdError;
 use std::path::Path;
 
 use ryzanstein_config::Config;
-use ryzanstein_process_group::{Error, ProcessGroup, ProcessGroupManager};
+use ryzanstein_process_group::{BackendKind, Error, ProcessGroup, ProcessGroupManager};
 use ryzanstein_tensor_parallel::{Dtype, Llama};
 
+use crate::nccl_settings;
 use crate::rendezvous::{self, Connection, Environment};
 
 /// One rank: its rendezvous and its process groups.
@@ -36,10 +37,18 @@ impl Orchestrator {
     /// Finds the rendezvous that the environment names, joins the job and brings the process groups up.
     ///
     /// # Errors
-    /// As [`rendezvous::connect`] and [`ProcessGroupManager::initialize`]. A launcher is told.
+    /// As [`rendezvous::connect`] and [`ProcessGroupManager::initialize`]; [`Error::Configuration`] when the job runs on
+    /// NCCL and `environment` lacks variables that `[nccl]` asks for, see [`nccl_settings`]. A launcher is told.
     pub fn initialize(config: &Config, environment: &Environment) -> Result<Self, Error> {
         let connection = rendezvous::connect(config, environment)?;
-        match ProcessGroupManager::initialize(config, &connection) {
+        let initialized = ProcessGroupManager::initialize(config, &connection).and_then(|manager| {
+            // Which backend it is turns out last, and where it is not NCCL its settings do not matter.
+            if manager.backend() == BackendKind::Nccl {
+                nccl_settings::require(config, environment)?;
+            }
+            Ok(manager)
+        });
+        match initialized {
             Ok(manager) => Ok(Self { manager, connection }),
             Err(error) => {
                 connection.report_failure(&error, None);

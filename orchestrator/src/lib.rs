@@ -6,9 +6,11 @@
 pub mod bench;
 pub mod check;
 pub mod control;
+pub mod doctor;
 mod engine;
 pub mod generate;
 pub mod measure;
+pub mod nccl_settings;
 pub mod rendezvous;
 pub mod supervisor;
 pub mod telemetry;

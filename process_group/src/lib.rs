@@ -12,6 +12,7 @@ mod error;
 mod group;
 mod layout;
 mod manager;
+pub mod nvml;
 mod profile;
 mod rank;
 mod reduce;

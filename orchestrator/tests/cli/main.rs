@@ -2,6 +2,8 @@
 
 mod bench;
 mod exit_codes;
+mod doctor;
 mod generate;
 mod launcher;
+mod nccl;
 mod support;

@@ -2,11 +2,14 @@
 
 use std::io::Write as _;
 
+use ryzanstein_config::nccl::{self, NcclVariable};
+use ryzanstein_orchestrator::nccl_settings;
+
 use crate::settings;
 
 #[derive(clap::Subcommand, Clone, Debug)]
 pub(crate) enum Command {
-    /// Every setting, its value, and where that came from
+    /// Every setting and every variable of NCCL, its value, and where that came from
     Show {
         #[command(flatten)]
         file: settings::File,
@@ -15,15 +18,36 @@ pub(crate) enum Command {
 
 pub(crate) fn run(command: &Command) -> anyhow::Result<i32> {
     let Command::Show { file } = command;
-    let entries = file.load(Vec::new())?.entries();
-    let key = entries.iter().map(|entry| entry.key.len()).max().unwrap_or(0);
-    let value = entries.iter().map(|entry| entry.value.chars().count()).max().unwrap_or(0);
+    let config = file.load(Vec::new())?;
+    let settings = config
+        .entries()
+        .into_iter()
+        .map(|entry| (entry.key.to_owned(), entry.value, entry.source.to_string()));
+    let of_nccl = nccl::plan(&config, &nccl_settings::own(&settings::environment())).into_iter().map(|v| {
+        let said = said(&v);
+        (v.name, v.value, said)
+    });
+    let rows: Vec<_> = settings.chain(of_nccl).collect();
+    let key = rows.iter().map(|(key, ..)| key.len()).max().unwrap_or(0);
+    let value = rows.iter().map(|(_, value, _)| value.chars().count()).max().unwrap_or(0);
     let mut out = std::io::stdout().lock();
-    for entry in &entries {
+    for (name, text, source) in &rows {
         // A reader that has seen enough, such as `head`, is no error.
-        if writeln!(out, "{:key$}  {:value$}  {}", entry.key, entry.value, entry.source).is_err() {
+        if writeln!(out, "{name:key$}  {text:value$}  {source}").is_err() {
             break;
         }
     }
     Ok(0)
+}
+
+/// Who set a variable of NCCL, what gave way to it, and what else there is to know about it.
+fn said(variable: &NcclVariable) -> String {
+    let mut text = variable.source.to_string();
+    if let Some((value, source)) = &variable.set_aside {
+        text = format!("{text}; set aside: {value} of {source}");
+    }
+    if let Some(advice) = nccl::advice(&variable.name) {
+        text = format!("{text}; {}: {}", advice.what, advice.instead);
+    }
+    text
 }

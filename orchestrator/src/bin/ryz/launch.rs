@@ -6,8 +6,9 @@ use std::process::Command;
 
 use anyhow::Context as _;
 use ryzanstein_config::{Config, Source};
+use ryzanstein_orchestrator::rendezvous::Environment;
 use ryzanstein_orchestrator::supervisor::{self, Job};
-use ryzanstein_orchestrator::telemetry;
+use ryzanstein_orchestrator::{nccl_settings, telemetry};
 
 use crate::settings::{self, Flags, note};
 
@@ -105,15 +106,19 @@ impl Args {
         Ok(Job {
             program,
             arguments,
-            environment: self.handed_down(&config)?,
+            environment: self.handed_down(&config, &environment)?,
             secret_file: environment.get("RYZ_SECRET_FILE").map(PathBuf::from),
             bare_stdout: self.bare_stdout,
             config,
         })
     }
 
-    /// What the launcher was told by flag, as the variables that tell its ranks the same.
-    fn handed_down(&self, config: &Config) -> anyhow::Result<Vec<(String, String)>> {
+    /// What the launcher was told by flag, as the variables that tell its ranks the same, and what NCCL is to be told.
+    fn handed_down(
+        &self,
+        config: &Config,
+        environment: &Environment,
+    ) -> anyhow::Result<Vec<(String, String)>> {
         let mut variables: Vec<_> = ryzanstein_config::keys()
             .zip(config.entries())
             .filter(|(_, entry)| matches!(entry.source, Source::Flag(_)))
@@ -124,6 +129,7 @@ impl Args {
                 std::path::absolute(&file).with_context(|| format!("cannot find {}", file.display()))?;
             variables.push(("RYZ_CONFIG".into(), file.display().to_string()));
         }
+        variables.extend(nccl_settings::missing(config, environment));
         Ok(variables)
     }
 }

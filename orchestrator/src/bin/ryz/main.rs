@@ -3,8 +3,10 @@
 mod bench;
 mod check;
 mod config;
+mod doctor;
 mod generate;
 mod launch;
+mod probe;
 mod rank;
 mod settings;
 
@@ -36,6 +38,11 @@ enum Command {
     Generate(generate::Args),
     /// Measure the collectives, every value checked, and hold them against the documented targets
     Bench(bench::Args),
+    /// Look at this machine: what is there, what of it will do, and what to do about the rest
+    Doctor(doctor::Args),
+    /// The process in which `doctor` tries things
+    #[command(name = probe::NAME, hide = true)]
+    Probe(probe::Args),
     /// Show the settings
     #[command(subcommand)]
     Config(config::Command),
@@ -48,6 +55,8 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Generate(args) => generate::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
+        Command::Probe(args) => probe::run(&args),
         Command::Config(command) => config::run(&command),
     };
     match outcome {

@@ -1,7 +1,12 @@
 //! What all commands that are ranks of a job do.
 
-use ryzanstein_config::Config;
-use ryzanstein_orchestrator::{Orchestrator, telemetry};
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
+use anyhow::Context as _;
+use ryzanstein_config::{BackendChoice, Config};
+use ryzanstein_orchestrator::rendezvous::Environment;
+use ryzanstein_orchestrator::{Orchestrator, nccl_settings, telemetry};
 
 use crate::settings;
 
@@ -11,6 +16,7 @@ pub(crate) fn run(
     job: impl FnOnce(&mut Orchestrator) -> anyhow::Result<()>,
 ) -> anyhow::Result<i32> {
     let environment = settings::environment();
+    with_nccl_settings(config, &environment)?;
     let number = |name: &str| environment.get(name).and_then(|text| text.parse::<u32>().ok());
     telemetry::log_to_stderr(&config.log, number("RANK"))?;
     let local_rank = u16::try_from(number("LOCAL_RANK").unwrap_or(0)).unwrap_or(0);
@@ -26,4 +32,19 @@ pub(crate) fn run(
             Err(error)
         }
     }
+}
+
+/// Starts this very command anew, in this process, if it lacks variables that NCCL is to find: another launcher than ours
+/// has not set them. The second time none is missing.
+fn with_nccl_settings(config: &Config, environment: &Environment) -> anyhow::Result<()> {
+    if !matches!(config.process_group.backend, BackendChoice::Auto | BackendChoice::Nccl) {
+        return Ok(());
+    }
+    let missing = nccl_settings::missing(config, environment);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let error = Command::new(program).args(std::env::args_os().skip(1)).envs(missing).exec();
+    Err(error).context("cannot start again with the settings of NCCL")
 }

@@ -1,0 +1,227 @@
+//! What NCCL will be told: the user's own variables, then the fields, then the profile.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use crate::{Config, NcclAlgorithm, NcclProfile, Source};
+
+/// A variable that is the user's own: of the process's environment, or of one of NCCL's files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Own {
+    /// Its name, such as `NCCL_DEBUG`.
+    pub name: String,
+    /// Its value.
+    pub value: String,
+    /// The file it stands in; none for the environment, which is stronger than any file.
+    pub file: Option<PathBuf>,
+}
+
+impl Own {
+    /// Those of an environment that begin as NCCL's do.
+    pub fn of_environment<'a>(environment: impl IntoIterator<Item = (&'a String, &'a String)>) -> Vec<Self> {
+        let of_nccl = environment.into_iter().filter(|(name, _)| name.starts_with("NCCL_"));
+        of_nccl.map(|(name, value)| Self { name: name.clone(), value: value.clone(), file: None }).collect()
+    }
+}
+
+/// The variables in the text of a file such as `/etc/nccl.conf`: a `NAME=value` a line; what begins with `#` is passed
+/// over, and so is what NCCL would not understand either.
+pub fn conf_file(text: &str) -> Vec<(String, String)> {
+    let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
+    lines
+        .filter_map(|line| line.split_once('='))
+        .map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned()))
+        .filter(|(name, _)| name.starts_with("NCCL_"))
+        .collect()
+}
+
+/// Who says what a variable of NCCL is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NcclSource {
+    /// The user's environment.
+    Environment,
+    /// One of NCCL's own files.
+    File(PathBuf),
+    /// The setting of this key, and where its value came from.
+    Setting(&'static str, Source),
+    /// The profile of this name, and where the choice of it came from.
+    Profile(NcclProfile, Source),
+}
+
+impl NcclSource {
+    /// Whether the user has set the variable, so that nothing of ours may.
+    pub const fn is_users_own(&self) -> bool {
+        matches!(self, Self::Environment | Self::File(_))
+    }
+}
+
+impl fmt::Display for NcclSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Environment => f.write_str("the user's environment"),
+            Self::File(path) => write!(f, "NCCL's file {}", path.display()),
+            Self::Setting(key, source) => write!(f, "{key} ({source})"),
+            Self::Profile(profile, source) => write!(f, "nccl.profile = {profile} ({source})"),
+        }
+    }
+}
+
+/// One variable that NCCL will find.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NcclVariable {
+    /// Its name, such as `NCCL_DEBUG`.
+    pub name: String,
+    /// Its value, in NCCL's own syntax.
+    pub value: String,
+    /// Who says so.
+    pub source: NcclSource,
+    /// What was set aside for it: the value that a setting or the profile would have given, or `NAME=value` where it is
+    /// another variable that cannot stand beside this one.
+    pub set_aside: Option<(String, NcclSource)>,
+}
+
+/// What else a user may have set that speaks to the same thing as a variable of ours.
+const SAME_MATTER: &[(&str, &[&str])] = &[
+    ("NCCL_MIN_CTAS", &["NCCL_MIN_NCHANNELS", "NCCL_MIN_NRINGS"]),
+    ("NCCL_MAX_CTAS", &["NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS"]),
+    ("NCCL_P2P_LEVEL", &["NCCL_P2P_DISABLE"]),
+    ("NCCL_NET_GDR_LEVEL", &["NCCL_IB_GDR_LEVEL", "NCCL_IB_CUDA_SUPPORT"]),
+];
+
+/// Whether what stands already leaves no room for this: a least number above the greatest, or the other way round.
+fn forbids(known: &NcclVariable, name: &str, value: &str) -> bool {
+    let number = |text: &str| text.parse::<u32>().ok();
+    let (Some(standing), Some(wanted)) = (number(&known.value), number(value)) else { return false };
+    match (known.name.as_str(), name) {
+        ("NCCL_MAX_CTAS" | "NCCL_MAX_NCHANNELS" | "NCCL_MAX_NRINGS", "NCCL_MIN_CTAS") => wanted > standing,
+        ("NCCL_MIN_CTAS" | "NCCL_MIN_NCHANNELS" | "NCCL_MIN_NRINGS", "NCCL_MAX_CTAS") => wanted < standing,
+        _ => false,
+    }
+}
+
+/// What the profiles say.
+fn profile(profile: NcclProfile) -> &'static [(&'static str, &'static str)] {
+    match profile {
+        NcclProfile::None => &[],
+        NcclProfile::Inference => &[("NCCL_DEBUG", "WARN"), ("NCCL_MAX_CTAS", "16")],
+        NcclProfile::Bandwidth => {
+            &[("NCCL_DEBUG", "WARN"), ("NCCL_MIN_CTAS", "16"), ("NCCL_BUFFSIZE", "8388608")]
+        }
+        NcclProfile::Debug => &[
+            ("NCCL_DEBUG", "INFO"),
+            ("NCCL_DEBUG_SUBSYS", "INIT,ENV,NET,GRAPH,TUNING"),
+            ("NCCL_CHECK_POINTERS", "1"),
+        ],
+    }
+}
+
+/// What the fields say: variable, value, key.
+fn fields(config: &Config) -> Vec<(&'static str, String, &'static str)> {
+    let nccl = &config.nccl;
+    let upper = |name: &str| name.to_uppercase();
+    let flag = |on: bool| u8::from(on).to_string();
+    let off = |on: bool| u8::from(!on).to_string();
+    let all = [
+        ("NCCL_DEBUG", nccl.debug.map(|level| upper(level.name())), "nccl.debug"),
+        (
+            "NCCL_DEBUG_SUBSYS",
+            nccl.debug_subsystems.as_ref().map(|list| list.as_str().to_owned()),
+            "nccl.debug_subsystems",
+        ),
+        (
+            "NCCL_DEBUG_FILE",
+            nccl.debug_file.as_ref().map(|path| path.display().to_string()),
+            "nccl.debug_file",
+        ),
+        (
+            "NCCL_ALGO",
+            // `Tree` alone would leave the operations that have no tree without any algorithm.
+            nccl.algorithm.map(|algorithm| match algorithm {
+                NcclAlgorithm::Ring => "Ring".to_owned(),
+                NcclAlgorithm::Tree => "Ring;allreduce:Tree".to_owned(),
+            }),
+            "nccl.algorithm",
+        ),
+        ("NCCL_PROTO", nccl.protocol.map(|protocol| upper(protocol.name())), "nccl.protocol"),
+        ("NCCL_MIN_CTAS", nccl.min_ctas.map(|ctas| ctas.get().to_string()), "nccl.min_ctas"),
+        ("NCCL_MAX_CTAS", nccl.max_ctas.map(|ctas| ctas.get().to_string()), "nccl.max_ctas"),
+        ("NCCL_BUFFSIZE", nccl.buffer_size.map(|size| size.get().get().to_string()), "nccl.buffer_size"),
+        ("NCCL_P2P_LEVEL", nccl.p2p_level.map(|level| upper(level.name())), "nccl.p2p_level"),
+        (
+            "NCCL_NET_GDR_LEVEL",
+            nccl.gpu_direct_level.map(|level| upper(level.name())),
+            "nccl.gpu_direct_level",
+        ),
+        ("NCCL_SHM_DISABLE", nccl.shared_memory.map(off), "nccl.shared_memory"),
+        ("NCCL_IB_DISABLE", nccl.infiniband.map(off), "nccl.infiniband"),
+        ("NCCL_IB_HCA", nccl.infiniband_devices.clone(), "nccl.infiniband_devices"),
+        ("NCCL_SOCKET_IFNAME", nccl.socket_interface.clone(), "nccl.socket_interface"),
+        ("NCCL_LAUNCH_ORDER_IMPLICIT", nccl.launch_order.map(flag), "nccl.launch_order"),
+        ("NCCL_GRAPH_MIXING_SUPPORT", nccl.graph_mixing.map(flag), "nccl.graph_mixing"),
+    ];
+    all.into_iter().filter_map(|(name, value, key)| Some((name, value?, key))).collect()
+}
+
+/// All variables of NCCL that are set by anybody, in the order of their names.
+///
+/// The user's own come first, those of the environment before those of files; then the fields of `[nccl]`; then its
+/// profile. Nothing of ours is in it where the user has set the variable, or another that speaks to the same thing.
+///
+/// ```
+/// use ryzanstein_config::nccl::{Own, plan};
+/// use ryzanstein_config::{Config, NcclConfig, NcclProfile};
+///
+/// let config = Config {
+///     nccl: NcclConfig { profile: NcclProfile::Inference, ..NcclConfig::default() },
+///     ..Config::default()
+/// };
+/// let own = [Own { name: "NCCL_DEBUG".into(), value: "INFO".into(), file: None }];
+/// let plan = plan(&config, &own);
+/// assert_eq!((plan[0].name.as_str(), plan[0].value.as_str()), ("NCCL_DEBUG", "INFO"));
+/// assert!(plan[0].source.is_users_own());
+/// assert_eq!((plan[1].name.as_str(), plan[1].value.as_str()), ("NCCL_MAX_CTAS", "16"));
+/// ```
+pub fn plan(config: &Config, own: &[Own]) -> Vec<NcclVariable> {
+    let mut plan: Vec<NcclVariable> = Vec::new();
+    // The environment is stronger than files; of two files the one named first is.
+    let (environment, files): (Vec<_>, Vec<_>) = own.iter().partition(|own| own.file.is_none());
+    for own in environment.into_iter().chain(files) {
+        if plan.iter().all(|known| known.name != own.name) {
+            let source = own.file.clone().map_or(NcclSource::Environment, NcclSource::File);
+            let (name, value) = (own.name.clone(), own.value.clone());
+            plan.push(NcclVariable { name, value, source, set_aside: None });
+        }
+    }
+    let users = plan.len();
+    let origin = |key| config.source_of(key).unwrap_or(Source::Code);
+    let chosen = config.nccl.profile;
+    let ours = fields(config)
+        .into_iter()
+        .map(|(name, value, key)| (name, value, NcclSource::Setting(key, origin(key))))
+        .chain(profile(chosen).iter().map(|(name, value)| {
+            (*name, (*value).to_owned(), NcclSource::Profile(chosen, origin("nccl.profile")))
+        }));
+    for (name, value, source) in ours {
+        let also = SAME_MATTER.iter().find(|(of, _)| *of == name).map_or(&[][..], |(_, also)| also);
+        let stronger = |known: &NcclVariable| known.name == name || also.contains(&known.name.as_str());
+        if let Some(bound) = plan.iter_mut().find(|known| forbids(known, name, &value)) {
+            bound.set_aside.get_or_insert((format!("{name}={value}"), source));
+        } else if let Some(users) = plan[..users].iter_mut().find(|known| stronger(known)) {
+            users.set_aside.get_or_insert((value, source));
+        } else if let Some(field) = plan[users..].iter_mut().find(|known| known.name == name) {
+            field.set_aside.get_or_insert((value, source));
+        } else {
+            plan.push(NcclVariable { name: name.to_owned(), value, source, set_aside: None });
+        }
+    }
+    plan.sort_by(|a, b| a.name.cmp(&b.name));
+    plan
+}
+
+/// The variables that the settings ask for and the user's environment and files lack: what a launcher hands to the
+/// processes it starts, and what a process must not lack when it loads NCCL.
+pub fn missing(config: &Config, own: &[Own]) -> Vec<(String, String)> {
+    let ours = plan(config, own).into_iter().filter(|variable| !variable.source.is_users_own());
+    ours.map(|variable| (variable.name, variable.value)).collect()
+}

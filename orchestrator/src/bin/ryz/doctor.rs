@@ -1,0 +1,41 @@
+//! `ryz doctor`
+
+use std::io::Write as _;
+
+use anyhow::Context as _;
+use ryzanstein_orchestrator::doctor::{self, Helper};
+
+use crate::{probe, settings};
+
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    file: settings::File,
+    /// How to report: a table for people, or one line of JSON
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    Table,
+    Json,
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
+    let config = args.file.load(Vec::new())?;
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let mut arguments = vec![probe::NAME.into()];
+    if let Some(file) = args.file.named() {
+        arguments.extend(["--config".into(), file.into()]);
+    }
+    let helper = Helper { program: program.into(), arguments };
+    let report = doctor::examine(&config, &settings::environment(), &helper);
+    let text = match args.format {
+        Format::Table => report.table(),
+        Format::Json => report.json() + "\n",
+    };
+    // A reader that has seen enough, such as `head`, is no error.
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    Ok(report.exit_code())
+}

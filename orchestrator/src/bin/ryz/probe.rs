@@ -1,0 +1,38 @@
+//! The process in which `ryz doctor` tries what could end one.
+
+use ryzanstein_config::BackendChoice;
+use ryzanstein_orchestrator::doctor;
+
+use crate::settings;
+
+/// The hidden command.
+pub(crate) const NAME: &str = "__probe";
+
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    file: settings::File,
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(clap::Subcommand, Clone, Debug)]
+enum What {
+    /// Read a word of another process
+    Memory { pid: u32, address: u64 },
+    /// Bring a group of threads up and time an all-reduce
+    AllReduce { backend: BackendChoice, ranks: usize },
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
+    match args.what {
+        What::Memory { pid, address } => {
+            println!("{}", doctor::read_memory_of(pid, address).unwrap_or_else(|why| why));
+        }
+        What::AllReduce { backend, ranks } => {
+            let outcome = doctor::try_all_reduce(&args.file.load(Vec::new())?, backend, ranks);
+            println!("{}", serde_json::to_string(&outcome)?);
+        }
+    }
+    Ok(0)
+}

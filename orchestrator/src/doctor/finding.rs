@@ -1,0 +1,192 @@
+//! What the doctor says.
+
+use std::fmt::Write as _;
+
+use ryzanstein_process_group::nvml::{Gpu, Pair, PeerAccess};
+use ryzanstein_process_group::table;
+use serde::Serialize;
+
+/// How grave a finding is, from the least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// As it should be.
+    Ok,
+    /// Good to know, and no fault.
+    Info,
+    /// Jobs run, but slower, or some of them will not.
+    Warning,
+    /// Jobs that need this fail.
+    Broken,
+}
+
+impl Status {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Info => "info",
+            Self::Warning => "warning",
+            Self::Broken => "BROKEN",
+        }
+    }
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Finding {
+    /// What part of the machine it is of: `host`, `network`, `gpu`, `libraries`, `nccl` or `job`.
+    pub area: &'static str,
+    /// What was looked at; the name stays the same from version to version.
+    pub name: &'static str,
+    /// Which one, where there are several of the kind: a GPU, a variable.
+    pub subject: Option<String>,
+    /// How grave it is.
+    pub status: Status,
+    /// What was seen.
+    pub seen: String,
+    /// Why it is so, or what comes of it.
+    pub cause: Option<String>,
+    /// What to do.
+    pub remedy: Option<String>,
+}
+
+impl Finding {
+    pub(super) fn new(
+        area: &'static str,
+        name: &'static str,
+        status: Status,
+        seen: impl Into<String>,
+    ) -> Self {
+        Self { area, name, subject: None, status, seen: seen.into(), cause: None, remedy: None }
+    }
+
+    pub(super) fn because(mut self, cause: impl Into<String>) -> Self {
+        self.cause = Some(cause.into());
+        self
+    }
+
+    pub(super) fn remedy(mut self, remedy: impl Into<String>) -> Self {
+        self.remedy = Some(remedy.into());
+        self
+    }
+
+    pub(super) fn of(mut self, subject: impl Into<String>) -> Self {
+        self.subject = Some(subject.into());
+        self
+    }
+
+    fn title(&self) -> String {
+        self.subject.as_ref().map_or(self.name.into(), |subject| format!("{} {subject}", self.name))
+    }
+}
+
+/// All findings of one examination.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// `ok`, `warning` or `broken`: the gravest status among the findings, where `info` counts as `ok`.
+    pub status: Status,
+    /// The version of this program.
+    pub version: &'static str,
+    /// The host examined.
+    pub host: String,
+    /// What was found, in the order of the areas.
+    pub findings: Vec<Finding>,
+    /// The GPUs of the host, as the driver tells of them.
+    pub gpus: Vec<Gpu>,
+    /// How each two of them reach each other.
+    pub pairs: Vec<Pair>,
+}
+
+impl Report {
+    /// Puts findings together.
+    pub fn new(host: String, findings: Vec<Finding>, gpus: Vec<Gpu>, pairs: Vec<Pair>) -> Self {
+        let worst = findings.iter().map(|finding| finding.status).max().unwrap_or(Status::Ok);
+        let status = if worst == Status::Info { Status::Ok } else { worst };
+        Self { status, version: crate::VERSION, host, findings, gpus, pairs }
+    }
+
+    /// 0 when healthy, 1 with warnings, 2 when something is broken.
+    pub const fn exit_code(&self) -> i32 {
+        match self.status {
+            Status::Ok | Status::Info => 0,
+            Status::Warning => 1,
+            Status::Broken => 2,
+        }
+    }
+
+    /// One object on one line.
+    pub fn json(&self) -> String {
+        serde_json::to_string(self).unwrap_or_else(|error| unreachable!("strings and numbers: {error}"))
+    }
+
+    /// For people.
+    pub fn table(&self) -> String {
+        let count = |status| self.findings.iter().filter(|finding| finding.status == status).count();
+        let verdict = match self.status {
+            Status::Ok | Status::Info => "healthy".to_owned(),
+            _ => format!("{} broken, {} warnings", count(Status::Broken), count(Status::Warning)),
+        };
+        let mut out = format!("ryz {} on {}: {verdict}\n", self.version, self.host);
+        let rows: Vec<Vec<String>> = self
+            .findings
+            .iter()
+            .map(|finding| {
+                vec![
+                    finding.area.to_owned(),
+                    finding.status.name().to_owned(),
+                    finding.title(),
+                    finding.seen.clone(),
+                ]
+            })
+            .collect();
+        let columns = table::columns(&["area", "status", "what", "seen"], 4, &rows);
+        let mut lines = columns.lines();
+        let _ = writeln!(out, "\n{}", lines.next().unwrap_or_default());
+        for (line, finding) in lines.zip(&self.findings) {
+            let _ = writeln!(out, "{line}");
+            // What is well needs no explanation.
+            if finding.status > Status::Ok {
+                for (label, text) in [("cause", &finding.cause), ("remedy", &finding.remedy)] {
+                    if let Some(text) = text {
+                        let _ = writeln!(out, "             {label}: {text}");
+                    }
+                }
+            }
+        }
+        if self.gpus.len() > 1 {
+            let _ = writeln!(
+                out,
+                "\nFrom GPU to GPU (* without access to the other's memory):\n{}",
+                self.matrix()
+            );
+        }
+        out
+    }
+
+    /// The way from each GPU to each other one.
+    fn matrix(&self) -> String {
+        let names: Vec<String> = self.gpus.iter().map(|gpu| format!("GPU{}", gpu.index)).collect();
+        let head: Vec<&str> = std::iter::once("").chain(names.iter().map(String::as_str)).collect();
+        let rows: Vec<Vec<String>> = self
+            .gpus
+            .iter()
+            .zip(&names)
+            .map(|(from, name)| {
+                let cells = self.gpus.iter().map(|to| self.way(from.index, to.index));
+                std::iter::once(name.clone()).chain(cells).collect()
+            })
+            .collect();
+        table::columns(&head, 1, &rows)
+    }
+
+    fn way(&self, from: u32, to: u32) -> String {
+        if from == to {
+            return "-".into();
+        }
+        let pair = self.pairs.iter().find(|pair| (pair.a, pair.b) == (from.min(to), from.max(to)));
+        pair.map_or("?".into(), |pair| {
+            let mark = if pair.peer_access == PeerAccess::Yes { "" } else { "*" };
+            pair.path.short() + mark
+        })
+    }
+}

@@ -1,0 +1,267 @@
+use ryzanstein_config::BackendChoice;
+use ryzanstein_process_group::nvml::{Gpu, Pair, PairPath, PeerAccess};
+
+use super::memory;
+use crate::doctor::facts::{DriverSide, GpuSide};
+use crate::doctor::finding::{Finding, Status};
+
+/// Degrees below the slowdown temperature from which on a GPU counts as hot.
+const HOT: u32 = 5;
+/// A GPU with more than this share of its memory in use is not free.
+const BUSY: f64 = 0.1;
+
+fn new(name: &'static str, status: Status, seen: impl Into<String>) -> Finding {
+    Finding::new("gpu", name, status, seen)
+}
+
+pub(super) fn judge(side: &GpuSide, backend: BackendChoice) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let none = DriverSide::default();
+    let driver = match &side.driver {
+        Ok(driver) => {
+            let cuda = driver.cuda.map_or(String::new(), |(major, minor)| format!(", CUDA {major}.{minor}"));
+            findings.push(new("driver", Status::Ok, format!("{}{cuda}", driver.version)));
+            driver
+        }
+        Err(why) => {
+            findings.push(no_driver(side, why));
+            &none
+        }
+    };
+    if driver.gpus.is_empty() {
+        findings.push(no_gpu(backend, side.driver.is_ok()));
+        findings.push(new(
+            "tensor_parallel",
+            Status::Info,
+            "on the CPU: as many ranks as there are processors, at most",
+        ));
+        return findings;
+    }
+    findings.extend(visible(side));
+    findings.extend(driver.gpus.iter().map(one));
+    findings.extend(nvlinks(driver));
+    findings.extend(peer_access(driver));
+    findings.push(tensor_parallel(driver));
+    findings
+}
+
+fn no_driver(side: &GpuSide, why: &str) -> Finding {
+    if let Some(module) = &side.module {
+        return new("driver", Status::Broken, format!("the kernel has the driver {module}, but it cannot be asked"))
+            .because(why)
+            .remedy("in a container: start it with --gpus all, or mount the host's libnvidia-ml.so.1 and libcuda.so.1; \
+                      where a GPU was lost (`Xid` in dmesg), restart the machine");
+    }
+    if side.on_bus > 0 {
+        return new(
+            "driver",
+            Status::Broken,
+            format!("{} NVIDIA GPUs on the PCI bus, but no driver", side.on_bus),
+        )
+        .because(why)
+        .remedy("install NVIDIA's driver (525 or newer), or, in a container, start it with --gpus all");
+    }
+    new("driver", Status::Info, "NVIDIA's driver is not there").because(why)
+}
+
+fn no_gpu(backend: BackendChoice, driver: bool) -> Finding {
+    let cause = if driver {
+        "the driver shows this process no GPU"
+    } else {
+        "no NVIDIA GPU is on the PCI bus, and no driver is loaded"
+    };
+    let remedy = "to use GPUs, run where they are: a machine with NVIDIA's driver, a container started with --gpus all, a \
+                  Slurm job with --gres=gpu:N, a Kubernetes pod with a limit of nvidia.com/gpu";
+    if backend == BackendChoice::Nccl {
+        return new("gpus", Status::Broken, "none, but process_group.backend asks for nccl")
+            .because(cause)
+            .remedy(format!("set process_group.backend to auto or tcp; or, {remedy}"));
+    }
+    new("gpus", Status::Info, "none: everything runs on the CPU, over TCP").because(cause).remedy(remedy)
+}
+
+fn visible(side: &GpuSide) -> Option<Finding> {
+    let visible = side.visible.as_ref()?;
+    if visible.trim().is_empty() || visible.trim() == "-1" {
+        let seen = format!("CUDA_VISIBLE_DEVICES is `{visible}`, which hides every GPU");
+        return Some(new("visible_devices", Status::Warning, seen).remedy("unset CUDA_VISIBLE_DEVICES"));
+    }
+    Some(new(
+        "visible_devices",
+        Status::Info,
+        format!("CUDA_VISIBLE_DEVICES is `{visible}`: ranks use these only"),
+    ))
+}
+
+fn one(gpu: &Gpu) -> Finding {
+    let mut seen =
+        format!("{}, {} of {} in use", gpu.name, memory(gpu.memory_used_bytes), memory(gpu.memory_bytes));
+    if let Some(temperature) = gpu.temperature {
+        seen = format!("{seen}, {temperature} °C");
+    }
+    seen += match gpu.ecc {
+        Some(true) => ", ECC on",
+        Some(false) => ", ECC off",
+        None => "",
+    };
+    let finding = |status| new("gpu", status, seen.clone()).of(gpu.index.to_string());
+    let worst = complaints(gpu).into_iter().max_by_key(|(status, ..)| *status);
+    match worst {
+        Some((status, cause, remedy)) => finding(status).because(cause).remedy(remedy),
+        None => finding(Status::Ok),
+    }
+}
+
+/// All that is wrong with a GPU, the graver first among equals.
+fn complaints(gpu: &Gpu) -> Vec<(Status, String, &'static str)> {
+    let mut all = Vec::new();
+    if let Some(reasons) = Some(&gpu.throttled_by).filter(|reasons| !reasons.is_empty()) {
+        let power_only = reasons.iter().all(|reason| reason.contains("power limit"));
+        let status = if power_only { Status::Info } else { Status::Warning };
+        all.push((
+            status,
+            format!("its clocks are kept down by {}", reasons.join(", ")),
+            "look at cooling and power supply: nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER",
+        ));
+    }
+    if gpu.memory_bytes > 0 && gpu.memory_used_bytes as f64 > BUSY * gpu.memory_bytes as f64 {
+        all.push((
+            Status::Warning,
+            format!("somebody else holds {} of its memory", memory(gpu.memory_used_bytes)),
+            "see who: nvidia-smi; end them, or choose other GPUs with CUDA_VISIBLE_DEVICES",
+        ));
+    }
+    if let (Some(temperature), Some(limit)) = (gpu.temperature, gpu.slowdown_temperature)
+        && temperature + HOT >= limit
+    {
+        all.push((
+            Status::Warning,
+            format!("it is close to {limit} °C, where it slows itself down"),
+            "look at its cooling: nvidia-smi -q -d TEMPERATURE",
+        ));
+    }
+    if gpu.mig == Some(true) {
+        all.push((
+            Status::Warning,
+            "MIG cuts it into instances, which cannot reach each other's memory or another GPU's".into(),
+            "use one rank, or have the administrator turn MIG off: nvidia-smi -mig 0",
+        ));
+    }
+    if gpu.nvlinks_down > 0 && gpu.nvlinks > 0 {
+        all.push((
+            Status::Warning,
+            format!("{} of its {} NVLinks are down", gpu.nvlinks_down, gpu.nvlinks + gpu.nvlinks_down),
+            "look at them: nvidia-smi nvlink -s; on machines with switches, at nvidia-fabricmanager",
+        ));
+    }
+    if let Some(errors) = gpu.ecc_uncorrected.filter(|errors| *errors > 0) {
+        all.push((
+            Status::Broken,
+            format!("ECC found {errors} errors that it could not mend, so that results may be wrong"),
+            "restart the machine; replace the GPU if it happens again: nvidia-smi -q -d ECC,ROW_REMAPPER",
+        ));
+    }
+    if gpu.prohibited {
+        all.push((
+            Status::Broken,
+            "its compute mode forbids contexts".into(),
+            "have the administrator allow them: nvidia-smi -c DEFAULT",
+        ));
+    }
+    all
+}
+
+fn nvlinks(driver: &DriverSide) -> Option<Finding> {
+    let with: Vec<&Gpu> = driver.gpus.iter().filter(|gpu| gpu.nvlinks > 0).collect();
+    if driver.gpus.len() < 2 {
+        return None;
+    }
+    let Some(first) = with.first() else {
+        return Some(
+            new("nvlink", Status::Info, "no GPU has an NVLink that is up")
+                .because("data between GPUs goes over PCI"),
+        );
+    };
+    let each = first.nvlink_gbs.map_or(String::new(), |gbs| {
+        format!(" of {gbs:.1} GB/s, {:.0} GB/s each way in all", gbs * f64::from(first.nvlinks))
+    });
+    let seen = format!("{} links a GPU{each}", first.nvlinks);
+    let uneven = with.len() != driver.gpus.len() || with.iter().any(|gpu| gpu.nvlinks != first.nvlinks);
+    Some(if uneven {
+        new("nvlink", Status::Warning, seen)
+            .because("not every GPU has as many, and the slowest sets the pace")
+            .remedy("look at them: nvidia-smi nvlink -s")
+    } else {
+        new("nvlink", Status::Ok, seen)
+    })
+}
+
+fn peer_access(driver: &DriverSide) -> Option<Finding> {
+    if driver.gpus.len() < 2 {
+        return None;
+    }
+    let without: Vec<(&Pair, &str)> = driver
+        .pairs
+        .iter()
+        .filter_map(|pair| match &pair.peer_access {
+            PeerAccess::Yes => None,
+            PeerAccess::No(why) => Some((pair, why.as_str())),
+        })
+        .collect();
+    let Some((_, why)) = without.first() else {
+        return Some(new("peer_access", Status::Ok, "every GPU reaches every other one's memory"));
+    };
+    let pairs: Vec<String> = without.iter().map(|(pair, _)| format!("{}-{}", pair.a, pair.b)).collect();
+    Some(
+        new("peer_access", Status::Warning, format!("not between GPUs {}", pairs.join(", ")))
+            .because(format!("{why}; data between them passes through host memory"))
+            .remedy("turn off ACS and the IOMMU's translation for the GPUs, or put ranks on GPUs that reach each other"),
+    )
+}
+
+/// How many ranks may share a layer, from how the GPUs are joined.
+fn tensor_parallel(driver: &DriverSide) -> Finding {
+    let gpus = driver.gpus.len();
+    let power_of_two = |most: usize| 1 << most.max(1).ilog2();
+    let all = |test: fn(&Pair) -> bool| !driver.pairs.is_empty() && driver.pairs.iter().all(test);
+    let ok = |ranks: usize, why: &str| new("tensor_parallel", Status::Ok, format!("up to {ranks}: {why}"));
+    if gpus == 1 {
+        return ok(1, "there is one GPU");
+    }
+    if all(|pair| matches!(pair.path, PairPath::Nvlink(_))) {
+        return ok(power_of_two(gpus.min(8)), "NVLink joins every two GPUs");
+    }
+    let largest = largest_island(driver);
+    if largest > 1 {
+        return ok(
+            power_of_two(largest.min(8)),
+            "so many GPUs are joined by NVLink; pipeline stages or copies beyond that",
+        );
+    }
+    if driver.pairs.iter().any(|pair| pair.peer_access == PeerAccess::Yes) {
+        return ok(2, "PCI joins the GPUs, and two all-reduces a layer cost more than further GPUs save");
+    }
+    new("tensor_parallel", Status::Info, "1 is likely best: the GPUs do not reach each other's memory")
+        .because("two all-reduces a layer would pass through host memory")
+        .remedy("use pipeline stages or copies of the model instead; measure with ryz bench")
+}
+
+/// The greatest number of GPUs of which one is joined to all others by NVLink, and these to each other.
+fn largest_island(driver: &DriverSide) -> usize {
+    let joined = |a: u32, b: u32| {
+        driver
+            .pairs
+            .iter()
+            .any(|pair| (pair.a, pair.b) == (a.min(b), a.max(b)) && matches!(pair.path, PairPath::Nvlink(_)))
+    };
+    let grow = |start: &Gpu| {
+        let mut island = vec![start.index];
+        for gpu in &driver.gpus {
+            if island.iter().all(|member| *member != gpu.index && joined(*member, gpu.index)) {
+                island.push(gpu.index);
+            }
+        }
+        island.len()
+    };
+    driver.gpus.iter().map(grow).max().unwrap_or(0)
+}

@@ -1,0 +1,39 @@
+//! *Pure*: from facts to findings.
+
+mod gpu;
+mod host;
+mod libraries;
+mod nccl;
+mod network;
+mod trials;
+
+use super::facts::Facts;
+use super::finding::Finding;
+
+/// Everything there is to say of these facts, area by area.
+pub fn judge(facts: &Facts) -> Vec<Finding> {
+    let mut findings = host::judge(&facts.host);
+    let gpus = facts.gpu.driver.as_ref().map_or(0, |driver| driver.gpus.len());
+    findings.extend(network::judge(&facts.network, gpus));
+    findings.extend(gpu::judge(&facts.gpu, facts.backend));
+    findings.extend(libraries::judge(&facts.libraries, gpus));
+    findings.extend(nccl::judge(&facts.nccl));
+    findings.extend(trials::judge(&facts.trials, gpus));
+    findings
+}
+
+/// Bytes as memory is counted: in powers of 1024.
+fn memory(bytes: u64) -> String {
+    let bytes = bytes as f64;
+    for (unit, size) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
+        let size = f64::from(size).exp2();
+        if bytes >= size {
+            let value = bytes / size;
+            return if value < 10.0 { format!("{value:.1} {unit}") } else { format!("{value:.0} {unit}") };
+        }
+    }
+    format!("{bytes} B")
+}
+
+#[cfg(test)]
+mod tests;

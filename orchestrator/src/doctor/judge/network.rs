@@ -1,0 +1,83 @@
+use crate::doctor::facts::{Interface, Network};
+use crate::doctor::finding::{Finding, Status};
+
+fn new(name: &'static str, status: Status, seen: impl Into<String>) -> Finding {
+    Finding::new("network", name, status, seen)
+}
+
+pub(super) fn judge(network: &Network, gpus: usize) -> Vec<Finding> {
+    let mut findings = vec![loopback(network), interfaces(network)];
+    findings.extend(infiniband(network));
+    findings.extend(gpu_direct(network, gpus));
+    findings
+}
+
+fn loopback(network: &Network) -> Finding {
+    match &network.loopback {
+        Ok(()) => new("loopback", Status::Ok, "TCP on 127.0.0.1 carries bytes"),
+        Err(why) => new("loopback", Status::Broken, format!("TCP on 127.0.0.1: {why}"))
+            .because("the ranks of one host meet there")
+            .remedy(
+                "bring the loopback interface up (ip link set lo up), and let packet filters pass 127.0.0.1",
+            ),
+    }
+}
+
+fn interfaces(network: &Network) -> Finding {
+    let usable: Vec<String> = network
+        .interfaces
+        .iter()
+        .filter(|interface| {
+            !interface.loopback && interface.state != "down" && !interface.addresses.is_empty()
+        })
+        .map(describe)
+        .collect();
+    if usable.is_empty() {
+        return new("interfaces", Status::Info, "none but the loopback")
+            .because("jobs of this host alone work; other hosts cannot be reached");
+    }
+    new("interfaces", Status::Ok, usable.join("; "))
+}
+
+fn describe(interface: &Interface) -> String {
+    let addresses: Vec<String> = interface.addresses.iter().map(ToString::to_string).collect();
+    let speed = match interface.speed {
+        Some(speed) if speed >= 1000 => format!("{} Gb/s", f64::from(speed) / 1000.0),
+        Some(speed) => format!("{speed} Mb/s"),
+        None => "of a speed that it does not tell".into(),
+    };
+    format!("{} {speed} ({})", interface.name, addresses.join(", "))
+}
+
+fn infiniband(network: &Network) -> Vec<Finding> {
+    if network.infiniband.is_empty() {
+        return vec![new("infiniband", Status::Info, "no adapter").because(
+            "between hosts, data goes over the interfaces above; within this one nothing is missing",
+        )];
+    }
+    let ports = network.infiniband.iter().map(|port| {
+        let seen = format!("{}, {}, {}", port.state, port.rate, port.link_layer);
+        if port.state == "ACTIVE" {
+            return new("infiniband", Status::Ok, seen).of(&port.name);
+        }
+        new("infiniband", Status::Warning, seen)
+            .of(&port.name)
+            .because("a port that is not active carries nothing: no cable, no switch, or no subnet manager")
+            .remedy("look at it with ibstat; leave it out with nccl.infiniband_devices")
+    });
+    ports.collect()
+}
+
+fn gpu_direct(network: &Network, gpus: usize) -> Option<Finding> {
+    if network.infiniband.is_empty() || gpus == 0 {
+        return None;
+    }
+    Some(if network.peer_memory_module {
+        new("gpu_direct", Status::Ok, "nvidia_peermem is loaded: adapters reach GPU memory")
+    } else {
+        new("gpu_direct", Status::Info, "nvidia_peermem is not loaded")
+            .because("adapters reach GPU memory by DMA-BUF instead where kernel (5.12) and driver (open modules) have it; \
+                      otherwise data between hosts passes through host memory")
+            .remedy("modprobe nvidia_peermem, unless NCCL_DEBUG=INFO shows `via NET/IB/…/GDRDMA` already")
+    })
+}

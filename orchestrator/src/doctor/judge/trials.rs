@@ -1,0 +1,40 @@
+use ryzanstein_process_group::table;
+
+use crate::doctor::facts::{Trial, TrialOutcome};
+use crate::doctor::finding::{Finding, Status};
+
+pub(super) fn judge(trials: &[Trial], gpus: usize) -> Vec<Finding> {
+    trials.iter().map(|trial| one(trial, gpus)).collect()
+}
+
+fn one(trial: &Trial, gpus: usize) -> Finding {
+    let new = |status, seen| Finding::new("job", trial.name, status, seen);
+    let ranks = trial.ranks;
+    match &trial.outcome {
+        Ok(outcome) => {
+            let seen = describe(outcome, ranks);
+            let on_gpu = outcome.backend == "nccl";
+            if trial.name == "all_reduce_gpu" && gpus > 0 && !on_gpu {
+                return new(Status::Warning, seen)
+                    .because(outcome.reason.clone())
+                    .remedy("see the findings on the GPUs and the libraries above");
+            }
+            new(Status::Ok, seen)
+        }
+        Err(why) => new(Status::Broken, format!("{ranks} ranks: {why}"))
+            .because("a group of this machine alone does not come up, or computes wrongly")
+            .remedy("see the findings above; RYZ_LOG__LEVEL=debug and NCCL_DEBUG=INFO show more"),
+    }
+}
+
+fn describe(outcome: &TrialOutcome, ranks: usize) -> String {
+    let seen = format!(
+        "{ranks} ranks on {}: right values on every path, ready in {}",
+        outcome.backend,
+        table::time(outcome.ready_ms * 1e3)
+    );
+    match outcome.median_us {
+        Some(median) => format!("{seen}, 100 KB in {}", table::time(median)),
+        None => seen,
+    }
+}

@@ -1,0 +1,52 @@
+//! `ryz doctor`: what this machine has, what of it will do, and what to do about the rest.
+//!
+//! Probes gather [`Facts`]; [`judge`] turns them into findings without looking at anything else.
+
+mod facts;
+mod finding;
+mod judge;
+mod probe;
+
+use std::ffi::OsString;
+use std::process::Command;
+
+use ryzanstein_config::Config;
+
+pub use facts::{
+    DriverSide, Facts, GpuSide, Host, InfinibandPort, Interface, Library, Network, Trial, TrialOutcome,
+};
+pub use finding::{Finding, Report, Status};
+pub use judge::judge;
+pub use probe::{read_memory_of, try_all_reduce};
+
+use crate::rendezvous::Environment;
+
+/// Looks at this machine. Nothing is changed: no setting of a GPU, no limit.
+///
+/// What could bring a process down is done in another one, `helper`, each time with a deadline.
+pub fn examine(config: &Config, environment: &Environment, helper: &Helper) -> Report {
+    let facts = probe::facts(config, environment, helper);
+    let findings = judge(&facts);
+    let driver = facts.gpu.driver.unwrap_or_default();
+    Report::new(crate::host_name(), findings, driver.gpus, driver.pairs)
+}
+
+/// How to start a process that tries things: a program that passes on what follows its arguments.
+///
+/// With `memory PID ADDRESS` it prints what [`read_memory_of`] reads; with `all-reduce BACKEND RANKS` it prints what
+/// [`try_all_reduce`] returns, as JSON, under the same settings as the caller's.
+#[derive(Clone, Debug)]
+pub struct Helper {
+    /// The program.
+    pub program: OsString,
+    /// Its first arguments.
+    pub arguments: Vec<OsString>,
+}
+
+impl Helper {
+    fn command(&self, what: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments).args(what);
+        command
+    }
+}

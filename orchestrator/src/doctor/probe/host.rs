@@ -1,0 +1,105 @@
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::process::{Resource, getrlimit};
+
+use super::{cgroup, read, trial};
+use crate::doctor::Helper;
+use crate::doctor::facts::Host;
+use crate::rendezvous::Environment;
+
+/// How long another process may take to read from this one.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// A word that another process is to find in this one's memory.
+static WORD: [u8; 16] = *b"ryzanstein probe";
+
+pub(super) fn probe(environment: &Environment, helper: &Helper) -> Host {
+    let uname = rustix::system::uname();
+    let distribution = read("/etc/os-release").and_then(|text| pretty_name(&text));
+    let system = [
+        distribution.unwrap_or_else(|| uname.sysname().to_string_lossy().into_owned()),
+        format!("kernel {}", uname.release().to_string_lossy()),
+        uname.machine().to_string_lossy().into_owned(),
+    ];
+    let meminfo = read("/proc/meminfo").unwrap_or_default();
+    let (processor_quota, memory_limit) = cgroup::limits();
+    let files = getrlimit(Resource::Nofile);
+    Host {
+        system: system.join(", "),
+        processors: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        processor_quota,
+        memory: meminfo_bytes(&meminfo, "MemTotal").unwrap_or(0),
+        memory_available: meminfo_bytes(&meminfo, "MemAvailable").unwrap_or(0),
+        memory_limit,
+        shared_memory: rustix::fs::statvfs("/dev/shm")
+            .ok()
+            .map(|fs| (fs.f_blocks * fs.f_frsize, fs.f_bavail * fs.f_frsize)),
+        locked_memory: getrlimit(Resource::Memlock).current,
+        open_files: (files.current, files.maximum),
+        temporary: temporary(environment),
+        ptrace_scope: read("/proc/sys/kernel/yama/ptrace_scope").and_then(|text| text.parse().ok()),
+        peer_memory: peer_memory(helper),
+    }
+}
+
+fn pretty_name(os_release: &str) -> Option<String> {
+    let line = os_release.lines().find_map(|line| line.strip_prefix("PRETTY_NAME="))?;
+    Some(line.trim_matches('"').to_owned())
+}
+
+fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+    Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
+}
+
+/// The folder in which ranks of another launcher leave the job's secret, and whether a file can be made there.
+fn temporary(environment: &Environment) -> (PathBuf, Result<(), String>) {
+    let set = |name: &str| environment.get(name).filter(|folder| !folder.is_empty());
+    let folder =
+        set("XDG_RUNTIME_DIR").or_else(|| set("TMPDIR")).map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
+    let file = folder.join(format!("ryzanstein-probe-{}", std::process::id()));
+    let written =
+        std::fs::write(&file, b"probe").map_err(|error| format!("nothing can be written there: {error}"));
+    let _ = std::fs::remove_file(&file);
+    (folder, written)
+}
+
+/// Whether another process of this user may read this one's memory. Ranks are siblings, so that a child's right to read
+/// its parent is the one that counts.
+fn peer_memory(helper: &Helper) -> Result<(), String> {
+    let (pid, address) = (std::process::id().to_string(), WORD.as_ptr().addr().to_string());
+    let output = trial::bounded(helper.command(&["memory", &pid, &address]), DEADLINE)?;
+    if output.trim() == String::from_utf8_lossy(&WORD) { Ok(()) } else { Err(output.trim().to_owned()) }
+}
+
+/// In the other process: reads sixteen bytes at `address` of the process `pid`.
+///
+/// # Errors
+/// What the kernel says.
+pub fn read_memory_of(pid: u32, address: u64) -> Result<String, String> {
+    let file = File::open(format!("/proc/{pid}/mem")).map_err(|error| error.to_string())?;
+    let mut bytes = [0; WORD.len()];
+    file.read_exact_at(&mut bytes, address).map_err(|error| error.to_string())?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_the_kernel_and_the_distribution_are_read() {
+        assert_eq!(meminfo_bytes("MemTotal:       2048 kB\nMemFree: 1 kB\n", "MemTotal"), Some(2 << 20));
+        assert_eq!(meminfo_bytes("MemTotal:       2048 kB\n", "Mem"), None);
+        assert_eq!(pretty_name("NAME=x\nPRETTY_NAME=\"Some Linux 1\"\n"), Some("Some Linux 1".into()));
+    }
+
+    #[test]
+    fn a_process_reads_its_own_memory() {
+        let word = read_memory_of(std::process::id(), WORD.as_ptr().addr() as u64);
+        assert_eq!(word.as_deref().map(str::as_bytes), Ok(&WORD[..]));
+    }
+}

@@ -1,0 +1,75 @@
+use std::collections::BTreeMap;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
+use std::time::Duration;
+
+use super::{names, read};
+use crate::doctor::facts::{InfinibandPort, Interface, Network};
+
+const INTERFACES: &str = "/sys/class/net";
+const ADAPTERS: &str = "/sys/class/infiniband";
+/// How long bytes may take from this process to itself.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+pub(super) fn probe() -> Network {
+    Network {
+        interfaces: interfaces(),
+        loopback: loopback().map_err(|error| error.to_string()),
+        infiniband: infiniband(),
+        peer_memory_module: ["nvidia_peermem", "nv_peer_mem"]
+            .iter()
+            .any(|module| Path::new("/sys/module").join(module).is_dir()),
+    }
+}
+
+fn interfaces() -> Vec<Interface> {
+    let mut addresses: BTreeMap<String, Vec<_>> = BTreeMap::new();
+    for interface in if_addrs::get_if_addrs().unwrap_or_default() {
+        addresses.entry(interface.name.clone()).or_default().push(interface.ip());
+    }
+    let one = |name: String| {
+        let folder = Path::new(INTERFACES).join(&name);
+        let addresses = addresses.get(&name).cloned().unwrap_or_default();
+        Interface {
+            // Interfaces that do not know their speed say -1, or nothing.
+            speed: read(folder.join("speed")).and_then(|text| text.parse().ok()).filter(|speed| *speed > 0),
+            state: read(folder.join("operstate")).unwrap_or_default(),
+            loopback: addresses.iter().any(std::net::IpAddr::is_loopback) || name == "lo",
+            addresses,
+            name,
+        }
+    };
+    names(INTERFACES).into_iter().map(one).collect()
+}
+
+/// Sends a few bytes over 127.0.0.1 and reads them back.
+fn loopback() -> std::io::Result<()> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let mut near = TcpStream::connect_timeout(&listener.local_addr()?, DEADLINE)?;
+    let (mut far, _) = listener.accept()?;
+    far.set_read_timeout(Some(DEADLINE))?;
+    near.write_all(b"ping")?;
+    let mut bytes = [0; 4];
+    far.read_exact(&mut bytes)?;
+    if bytes == *b"ping" { Ok(()) } else { Err(std::io::Error::other("other bytes came than were sent")) }
+}
+
+fn infiniband() -> Vec<InfinibandPort> {
+    let mut all = Vec::new();
+    for adapter in names(ADAPTERS) {
+        let ports = Path::new(ADAPTERS).join(&adapter).join("ports");
+        for port in names(&ports) {
+            let text = |file: &str| read(ports.join(&port).join(file)).unwrap_or_default();
+            // `4: ACTIVE`
+            let state = text("state");
+            all.push(InfinibandPort {
+                name: format!("{adapter}:{port}"),
+                state: state.split_once(": ").map_or(state.as_str(), |(_, state)| state).to_owned(),
+                rate: text("rate"),
+                link_layer: text("link_layer"),
+            });
+        }
+    }
+    all
+}

@@ -1,0 +1,371 @@
+//! What the driver's management library, NVML, says of the GPUs of this host.
+//!
+//! Read only: nothing here changes a setting of a GPU, and nothing here makes a CUDA context. The library is opened at run
+//! time; a machine without it is an error that says where it was looked for.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+
+use nvml_wrapper::Device;
+use nvml_wrapper::bitmasks::device::ThrottleReasons;
+use nvml_wrapper::enum_wrappers::device::{
+    ComputeMode, EccCounter, MemoryError, P2pCapabilitiesIndex, P2pStatus, TemperatureSensor,
+    TemperatureThreshold, TopologyLevel,
+};
+use nvml_wrapper::enums::device::{SampleValue, UsedGpuMemory};
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::structs::device::FieldId;
+use serde::Serialize;
+
+/// Where the library may be: as the loader knows it, and where containers have it mounted.
+const PLACES: [&str; 3] =
+    ["libnvidia-ml.so.1", "/usr/local/nvidia/lib64/libnvidia-ml.so.1", "/usr/lib/wsl/lib/libnvidia-ml.so.1"];
+/// The speed that all NVLinks of a GPU share, in MB/s of each direction: `NVML_FI_DEV_NVLINK_SPEED_MBPS_COMMON`.
+const LINK_SPEED: FieldId = FieldId(90);
+/// No GPU has more NVLinks.
+const MOST_LINKS: u32 = 18;
+
+/// The library, opened and initialized.
+pub struct Nvml {
+    inner: nvml_wrapper::Nvml,
+    place: &'static str,
+}
+
+/// One GPU. What it does not tell is none.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Gpu {
+    /// Its number in NVML, which counts in the order of the PCI bus and knows nothing of `CUDA_VISIBLE_DEVICES`.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Its name in the whole world.
+    pub uuid: String,
+    /// Its place on the PCI bus.
+    pub pci: String,
+    /// The compute capability.
+    pub compute_capability: Option<(i32, i32)>,
+    /// All memory, in bytes.
+    pub memory_bytes: u64,
+    /// Memory in use by anybody, in bytes.
+    pub memory_used_bytes: u64,
+    /// Whether memory is protected by ECC.
+    pub ecc: Option<bool>,
+    /// Errors since the driver was loaded that ECC mended.
+    pub ecc_corrected: Option<u64>,
+    /// Errors since the driver was loaded that ECC could not mend.
+    pub ecc_uncorrected: Option<u64>,
+    /// In degrees Celsius.
+    pub temperature: Option<u32>,
+    /// From here on, in degrees Celsius, the GPU slows itself down.
+    pub slowdown_temperature: Option<u32>,
+    /// What keeps the clocks down now.
+    pub throttled_by: Vec<String>,
+    /// Whether it is cut into several GPUs.
+    pub mig: Option<bool>,
+    /// Whether contexts are forbidden on it.
+    pub prohibited: bool,
+    /// NVLinks that are up.
+    pub nvlinks: u32,
+    /// NVLinks that it has and that are down.
+    pub nvlinks_down: u32,
+    /// What one NVLink carries each way, in GB/s.
+    pub nvlink_gbs: Option<f64>,
+}
+
+/// How two GPUs reach each other.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Pair {
+    /// The first, by its number in NVML.
+    pub a: u32,
+    /// The second.
+    pub b: u32,
+    /// The way.
+    pub path: PairPath,
+    /// Whether each can read and write the other's memory.
+    pub peer_access: PeerAccess,
+    /// What the NVLinks between them carry each way, in GB/s.
+    pub nvlink_gbs: Option<f64>,
+}
+
+/// The way between two GPUs, the best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PairPath {
+    /// So many NVLinks, direct or through switches.
+    Nvlink(u32),
+    /// One board.
+    Board,
+    /// One PCI switch.
+    Switch,
+    /// Several PCI switches.
+    Switches,
+    /// A PCI host bridge: the processor.
+    HostBridge,
+    /// Several host bridges of one NUMA node.
+    Node,
+    /// From one NUMA node to another.
+    System,
+    /// Not told.
+    Unknown,
+}
+
+impl PairPath {
+    /// As `nvidia-smi topo -m` writes it: `NV18`, `PIX`, `SYS`.
+    pub fn short(self) -> String {
+        match self {
+            Self::Nvlink(links) => format!("NV{links}"),
+            Self::Board => "BRD".into(),
+            Self::Switch => "PIX".into(),
+            Self::Switches => "PXB".into(),
+            Self::HostBridge => "PHB".into(),
+            Self::Node => "NODE".into(),
+            Self::System => "SYS".into(),
+            Self::Unknown => "?".into(),
+        }
+    }
+}
+
+/// Whether two GPUs can use each other's memory, as the driver says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PeerAccess {
+    /// They can.
+    Yes,
+    /// They cannot, for this reason.
+    No(String),
+}
+
+impl Nvml {
+    /// Opens the library.
+    ///
+    /// # Errors
+    /// Every place that was looked at, and what was wrong there.
+    pub fn open() -> Result<Self, String> {
+        let mut wrong = Vec::new();
+        for place in PLACES {
+            match nvml_wrapper::Nvml::builder().lib_path(OsStr::new(place)).init() {
+                Ok(inner) => return Ok(Self { inner, place }),
+                Err(NvmlError::LibloadingError(_)) => wrong.push(format!("{place}: not there")),
+                Err(error) => wrong.push(format!("{place}: {error}")),
+            }
+        }
+        Err(wrong.join("; "))
+    }
+
+    /// Where the library was found.
+    pub fn place(&self) -> &'static str {
+        self.place
+    }
+
+    /// The version of the driver, such as `580.82.07`; empty when it is not told.
+    pub fn driver_version(&self) -> String {
+        self.inner.sys_driver_version().unwrap_or_default()
+    }
+
+    /// The newest CUDA that the driver runs: major, minor.
+    pub fn cuda_version(&self) -> Option<(i32, i32)> {
+        let number = self.inner.sys_cuda_driver_version().ok()?;
+        Some((number / 1000, number % 1000 / 10))
+    }
+
+    /// Every GPU of the host, whatever `CUDA_VISIBLE_DEVICES` shows.
+    ///
+    /// # Errors
+    /// What NVML says when it cannot count them, or cannot look at one.
+    pub fn gpus(&self) -> Result<Vec<Gpu>, String> {
+        let count = self.inner.device_count().map_err(|error| format!("counting the GPUs: {error}"))?;
+        (0..count)
+            .map(|index| {
+                let device =
+                    self.inner.device_by_index(index).map_err(|error| format!("GPU {index}: {error}"))?;
+                Ok(look_at(index, &device))
+            })
+            .collect()
+    }
+
+    /// How each two GPUs reach each other; those that NVML does not speak of are left out.
+    pub fn pairs(&self) -> Vec<Pair> {
+        let count = self.inner.device_count().unwrap_or(0);
+        let devices: Vec<(u32, Device<'_>)> =
+            (0..count).filter_map(|index| Some((index, self.inner.device_by_index(index).ok()?))).collect();
+        let mut pairs = Vec::new();
+        for (position, (a, first)) in devices.iter().enumerate() {
+            for (b, second) in &devices[position + 1..] {
+                pairs.push(self.between((*a, first), (*b, second)));
+            }
+        }
+        pairs
+    }
+
+    fn between(&self, (a, first): (u32, &Device<'_>), (b, second): (u32, &Device<'_>)) -> Pair {
+        let status = |what| first.p2p_status(second, what);
+        let peer_access = match (status(P2pCapabilitiesIndex::Read), status(P2pCapabilitiesIndex::Write)) {
+            (Ok(P2pStatus::Ok), Ok(P2pStatus::Ok)) => PeerAccess::Yes,
+            (Ok(P2pStatus::Ok), other) | (other, _) => PeerAccess::No(match other {
+                Ok(status) => obstacle(status).to_owned(),
+                Err(error) => error.to_string(),
+            }),
+        };
+        let links =
+            links_between(first, second, matches!(status(P2pCapabilitiesIndex::NvLink), Ok(P2pStatus::Ok)));
+        let path = if links > 0 {
+            PairPath::Nvlink(links)
+        } else {
+            // The handle is taken by value and is not to be had twice otherwise.
+            let again = self.inner.device_by_index(b);
+            again
+                .and_then(|second| first.topology_common_ancestor(second))
+                .map_or(PairPath::Unknown, pci_path)
+        };
+        let speed = link_speed(first);
+        let nvlink_gbs = speed.filter(|_| links > 0).map(|gbs| gbs * f64::from(links));
+        Pair { a, b, path, peer_access, nvlink_gbs }
+    }
+
+    /// Bytes in use on each GPU by anybody, by its UUID. A GPU that does not tell is left out.
+    pub fn memory_used(&self) -> BTreeMap<String, u64> {
+        self.devices()
+            .filter_map(|device| Some((device.uuid().ok()?, device.memory_info().ok()?.used)))
+            .collect()
+    }
+
+    /// Bytes that the process `pid` uses, over all GPUs; none if NVML does not list it. In a container the numbers of
+    /// processes may be those of the host, and then no process of the container is found.
+    pub fn memory_used_by(&self, pid: u32) -> Option<u64> {
+        let processes = self.devices().filter_map(|device| device.running_compute_processes().ok()).flatten();
+        let used =
+            processes.filter(|process| process.pid == pid).map(|process| match process.used_gpu_memory {
+                UsedGpuMemory::Used(bytes) => bytes,
+                UsedGpuMemory::Unavailable => 0,
+            });
+        used.fold(None, |sum, bytes| Some(sum.unwrap_or(0) + bytes))
+    }
+
+    fn devices(&self) -> impl Iterator<Item = Device<'_>> {
+        let count = self.inner.device_count().unwrap_or(0);
+        (0..count).filter_map(|index| self.inner.device_by_index(index).ok())
+    }
+}
+
+impl std::fmt::Debug for Nvml {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Nvml").field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
+fn look_at(index: u32, device: &Device<'_>) -> Gpu {
+    let memory = device.memory_info().ok();
+    let (mut up, mut down) = (0, 0);
+    for link in 0..MOST_LINKS {
+        match device.link_wrapper_for(link).is_active() {
+            Ok(true) => up += 1,
+            Ok(false) => down += 1,
+            // Beyond the last.
+            Err(_) => {}
+        }
+    }
+    let ecc_errors = |kind| device.total_ecc_errors(kind, EccCounter::Volatile).ok();
+    Gpu {
+        index,
+        name: device.name().unwrap_or_else(|_| "a GPU that does not tell its name".into()),
+        uuid: device.uuid().unwrap_or_default(),
+        pci: device.pci_info().map(|info| info.bus_id).unwrap_or_default(),
+        compute_capability: device.cuda_compute_capability().ok().map(|c| (c.major, c.minor)),
+        memory_bytes: memory.as_ref().map_or(0, |memory| memory.total),
+        memory_used_bytes: memory.as_ref().map_or(0, |memory| memory.used),
+        ecc: device.is_ecc_enabled().ok().map(|state| state.currently_enabled),
+        ecc_corrected: ecc_errors(MemoryError::Corrected),
+        ecc_uncorrected: ecc_errors(MemoryError::Uncorrected),
+        temperature: device.temperature(TemperatureSensor::Gpu).ok(),
+        slowdown_temperature: device.temperature_threshold(TemperatureThreshold::Slowdown).ok(),
+        throttled_by: device.current_throttle_reasons().map(throttles).unwrap_or_default(),
+        mig: device.mig_mode().ok().map(|mode| mode.current == 1),
+        prohibited: matches!(device.compute_mode(), Ok(ComputeMode::Prohibited)),
+        nvlinks: up,
+        nvlinks_down: down,
+        nvlink_gbs: link_speed(device),
+    }
+}
+
+/// What one link carries each way, in GB/s.
+fn link_speed(device: &Device<'_>) -> Option<f64> {
+    let sample = device.field_values_for(&[LINK_SPEED]).ok()?.into_iter().next()?.ok()?;
+    let megabytes = match sample.value.ok()? {
+        SampleValue::U32(value) => f64::from(value),
+        SampleValue::U64(value) => value as f64,
+        SampleValue::I64(value) => value as f64,
+        SampleValue::F64(value) => value,
+    };
+    (megabytes > 0.0).then_some(megabytes / 1000.0)
+}
+
+/// Links whose other end is the other GPU; where they end in switches, all that both have.
+fn links_between(first: &Device<'_>, second: &Device<'_>, reachable: bool) -> u32 {
+    let active = |device: &Device<'_>| {
+        (0..MOST_LINKS).filter(|link| matches!(device.link_wrapper_for(*link).is_active(), Ok(true))).count()
+            as u32
+    };
+    let other = second.pci_info().ok().map(|info| info.bus_id);
+    let direct = (0..MOST_LINKS)
+        .filter(|link| matches!(first.link_wrapper_for(*link).is_active(), Ok(true)))
+        .filter_map(|link| first.link_wrapper_for(link).remote_pci_info().ok())
+        .filter(|remote| Some(&remote.bus_id) == other.as_ref())
+        .count() as u32;
+    if direct > 0 || !reachable { direct } else { active(first).min(active(second)) }
+}
+
+fn pci_path(level: TopologyLevel) -> PairPath {
+    match level {
+        TopologyLevel::Internal => PairPath::Board,
+        TopologyLevel::Single => PairPath::Switch,
+        TopologyLevel::Multiple => PairPath::Switches,
+        TopologyLevel::HostBridge => PairPath::HostBridge,
+        TopologyLevel::Node => PairPath::Node,
+        TopologyLevel::System => PairPath::System,
+    }
+}
+
+fn obstacle(status: P2pStatus) -> &'static str {
+    match status {
+        P2pStatus::Ok => "it is possible",
+        P2pStatus::ChipsetNotSupported => "the chipset does not support it",
+        P2pStatus::GpuNotSupported => "the GPUs do not support it",
+        P2pStatus::IohTopologyNotSupported => "the PCI topology does not support it",
+        P2pStatus::DisabledByRegkey => "it is disabled by a setting of the driver",
+        P2pStatus::NotSupported => "it is not supported",
+        P2pStatus::Unknown => "the driver does not say why",
+    }
+}
+
+/// The reasons that mean less speed than the GPU has; idleness and set clocks are none.
+fn throttles(reasons: ThrottleReasons) -> Vec<String> {
+    let known = [
+        (ThrottleReasons::HW_THERMAL_SLOWDOWN, "heat (hardware)"),
+        (ThrottleReasons::SW_THERMAL_SLOWDOWN, "heat (software)"),
+        (ThrottleReasons::HW_POWER_BRAKE_SLOWDOWN, "the power supply's brake"),
+        (ThrottleReasons::HW_SLOWDOWN, "the hardware's own protection"),
+        (ThrottleReasons::SW_POWER_CAP, "the power limit"),
+        (ThrottleReasons::SYNC_BOOST, "another GPU of its boost group"),
+    ];
+    known.iter().filter(|(flag, _)| reasons.contains(*flag)).map(|(_, what)| (*what).to_owned()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn idleness_is_no_throttling() {
+        assert_eq!(throttles(ThrottleReasons::GPU_IDLE), Vec::<String>::new());
+        let both = ThrottleReasons::GPU_IDLE | ThrottleReasons::HW_THERMAL_SLOWDOWN;
+        assert_eq!(throttles(both), ["heat (hardware)"]);
+    }
+
+    #[test]
+    fn the_library_is_there_and_counts_or_the_error_says_where_it_was_looked_for() {
+        match Nvml::open() {
+            Ok(nvml) => assert!(nvml.gpus().is_ok_and(|gpus| gpus.iter().all(|gpu| !gpu.uuid.is_empty()))),
+            Err(error) => assert!(PLACES.iter().all(|place| error.contains(place)), "{error}"),
+        }
+    }
+}
