@@ -57,7 +57,7 @@ constexpr int WARPS = DECODE_THREADS / 32;
 __host__ __device__ constexpr int heads_a_block(int group, int most) {
     return group % most == 0 ? most : heads_a_block(group, most - 1);
 }
-constexpr int HEADS = heads_a_block(GROUP, 8);
+constexpr int HEADS = heads_a_block(GROUP, HEAD_DIM > 128 ? 4 : 8);
 // Elements a lane loads at once, lanes that share a position, and loads a lane.
 __host__ __device__ constexpr int widest(int most) { return HEAD_DIM % most == 0 ? most : widest(most / 2); }
 constexpr int VECTOR = widest(Wide<ELEMENT>::N);
@@ -68,6 +68,9 @@ constexpr int TEAMS = DECODE_THREADS / LANES;
 constexpr int AHEAD = HEADS * PIECES > 4 ? 2 : 4;
 // What a split leaves for the combination: the weighted sum, the greatest score and the sum of weights.
 constexpr int LEFT = HEAD_DIM + 2;
+// Fewer positions than this are not worth a split of their own. The caller launches no more than MOST_SPLITS.
+constexpr int FEWEST = greatest(64, TEAMS * AHEAD);
+constexpr int MOST_SPLITS = 64;
 
 // Grid: splits of the positions, blocks of query heads. Splits are shared out on the device, as the number of positions
 // grows from launch to launch. The split that has the new position puts it into the cache; the last one to finish
@@ -78,7 +81,7 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS) decode(
 ) {
     u32 position = step[0], seen_to = position + 1, seen_from = first_seen(shape, seen_to);
     u32 seen = seen_to - seen_from;
-    u32 share = max((seen + gridDim.x - 1) / gridDim.x, (u32)(TEAMS * AHEAD));
+    u32 share = max((seen + gridDim.x - 1) / gridDim.x, (u32)FEWEST);
     u32 splits = (seen + share - 1) / share;
     if (blockIdx.x >= splits) return;
     u32 from = seen_from + blockIdx.x * share, to = min(from + share, seen_to);
@@ -226,17 +229,36 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS) decode(
     __syncthreads();
     if (!last) return;
     __threadfence();
-    for (int i = threadIdx.x; i < HEADS * HEAD_DIM; i += DECODE_THREADS) {
-        int h = i / HEAD_DIM, at = i % HEAD_DIM;
-        const float* left = partial + (head + h) * place;
-        float high = -1e30f, sum = 0.0f, all = 0.0f;
-        for (u32 s = 0; s < splits; s++) high = fmaxf(high, __ldcg(left + s * LEFT + HEAD_DIM));
-        for (u32 s = 0; s < splits; s++) {
-            float keep = expf(__ldcg(left + s * LEFT + HEAD_DIM) - high);
-            sum += keep * __ldcg(left + s * LEFT + at);
-            all += keep * __ldcg(left + s * LEFT + HEAD_DIM + 1);
+    // How much each split counts, one warp a head, then the sums with many loads in flight.
+    __shared__ float counts[HEADS][MOST_SPLITS], totals[HEADS];
+    for (int h = warp; h < HEADS; h += WARPS) {
+        const float* left = partial + (head + h) * place + HEAD_DIM;
+        float high = -1e30f, all = 0.0f;
+        for (u32 s = threadIdx.x % 32; s < splits; s += 32) high = fmaxf(high, __ldcg(left + s * LEFT));
+        for (int offset = 16; offset > 0; offset /= 2) high = fmaxf(high, __shfl_xor_sync(0xffffffff, high, offset));
+        for (u32 s = threadIdx.x % 32; s < splits; s += 32) {
+            float keep = expf(__ldcg(left + s * LEFT) - high);
+            counts[h][s] = keep;
+            all += keep * __ldcg(left + s * LEFT + 1);
         }
-        out[(u64)(head + h) * HEAD_DIM + at] = narrow<ELEMENT>(sum / all);
+        all = sum_of_warp(all);
+        if (threadIdx.x % 32 == 0) totals[h] = all;
+    }
+    __syncthreads();
+    constexpr int OUTPUTS = ceil_div(HEADS * HEAD_DIM, DECODE_THREADS);
+    float sum[OUTPUTS] = {};
+    #pragma unroll 4
+    for (u32 s = 0; s < splits; s++) {
+        #pragma unroll
+        for (int o = 0; o < OUTPUTS; o++) {
+            int i = threadIdx.x + o * DECODE_THREADS, h = i / HEAD_DIM;
+            if (h < HEADS) sum[o] += counts[h][s] * __ldcg(partial + (head + h) * place + s * LEFT + i % HEAD_DIM);
+        }
+    }
+    #pragma unroll
+    for (int o = 0; o < OUTPUTS; o++) {
+        int i = threadIdx.x + o * DECODE_THREADS, h = i / HEAD_DIM;
+        if (h < HEADS) out[(u64)head * HEAD_DIM + i] = narrow<ELEMENT>(sum[o] / totals[h]);
     }
 }
 
