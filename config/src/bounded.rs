@@ -116,3 +116,8 @@ bounded! {
     /// The probability mass sampled from: more than 0, at most 1.
     TopP(f32), |mass| mass > 0.0 && mass <= 1.0, "a number more than 0 and at most 1", "0.9"
 }
+
+bounded! {
+    /// A part of a whole: more than 0, at most 1.
+    Fraction(f32), |part| part > 0.0 && part <= 1.0, "a number more than 0 and at most 1", "0.9"
+}

@@ -3,8 +3,8 @@
 use crate::keys::{SectionInfo, keys};
 use crate::sections::Section;
 use crate::{
-    Entry, JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig, ProcessGroupConfig,
-    ProfileConfig, Provenance, RendezvousConfig, Source, TcpConfig, ValueError,
+    DeviceConfig, Entry, JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig,
+    ProcessGroupConfig, ProfileConfig, Provenance, RendezvousConfig, Source, TcpConfig, ValueError,
 };
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +22,8 @@ pub struct Config {
     pub rendezvous: RendezvousConfig,
     /// `[process_group]`
     pub process_group: ProcessGroupConfig,
+    /// `[device]`
+    pub device: DeviceConfig,
     /// `[layout]`
     pub layout: LayoutConfig,
     /// `[profile]`
@@ -64,6 +66,7 @@ listed! {
     rendezvous: RendezvousConfig,
     process_group: ProcessGroupConfig,
     process_group.tcp: TcpConfig,
+    device: DeviceConfig,
     layout: LayoutConfig,
     profile: ProfileConfig,
     log: LogConfig,

@@ -50,7 +50,7 @@ mod setting;
 mod size;
 mod source;
 
-pub use bounded::{Segment, Temperature, Timeout, TopP, WorldSize};
+pub use bounded::{Fraction, Segment, Temperature, Timeout, TopP, WorldSize};
 pub use choice::{AlgorithmChoice, BackendChoice, LogFormat, ModelDType};
 pub use config::{Config, SECTIONS};
 pub use error::{ConfigError, ValueError};
@@ -58,8 +58,8 @@ pub use host_port::HostPort;
 pub use keys::{KeyInfo, SectionInfo, keys};
 pub use load::{RESERVED_ENVIRONMENT, Sources};
 pub use sections::{
-    JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig, ProcessGroupConfig,
-    ProfileConfig, RendezvousConfig, TcpConfig,
+    DeviceConfig, JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig,
+    ProcessGroupConfig, ProfileConfig, RendezvousConfig, TcpConfig,
 };
 pub use size::ByteSize;
 pub use source::{Entry, Provenance, Source};

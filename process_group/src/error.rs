@@ -106,6 +106,10 @@ pub enum Error {
     #[error("transport: {0}")]
     Transport(String),
 
+    /// This rank's GPU, or a library of it, refused something.
+    #[error(transparent)]
+    Device(#[from] crate::device::DeviceError),
+
     /// An earlier call failed and the state of the group is unknown since. Make a new one, under a new epoch.
     #[error("this group failed before and cannot be used any more; the cause was: {0}")]
     Poisoned(Arc<Error>),

@@ -14,8 +14,9 @@ use std::time::Duration;
 
 use crate::backend::loopback::LoopbackHub;
 use crate::backend::{Backend, Path};
-use crate::buffer::{Buffer, BufferMut, View, ViewMut};
+use crate::buffer::{Buffer, BufferMut, Memory, View, ViewMut};
 use crate::call::{Operation, ReduceOp, Signature};
+use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::profile::{Profile, Recording};
@@ -70,6 +71,8 @@ pub struct GroupInfo {
 pub struct ProcessGroup {
     info: GroupInfo,
     kind: BackendKind,
+    memory: Memory,
+    device: Option<Device>,
     engine: Arc<Engine>,
     worker: Option<Worker>,
     collectives: u64,
@@ -86,7 +89,7 @@ impl ProcessGroup {
         let world_size = info.members.len();
         let profile =
             Arc::new(Profile::new(&info.name, info.members[info.rank.index()].0, world_size, info.recording));
-        let kind = backend.kind();
+        let (kind, memory, device) = (backend.kind(), backend.memory(), backend.device().cloned());
         let core = Mutex::new(Core { backend, failed: None, last: None, timeout: info.timeout, world_size });
         let last_words = store.map(|store| LastWords {
             store,
@@ -98,6 +101,8 @@ impl ProcessGroup {
         Self {
             info,
             kind,
+            memory,
+            device,
             engine,
             worker: None,
             collectives: 0,
@@ -151,6 +156,16 @@ impl ProcessGroup {
     /// What carries the calls.
     pub fn backend(&self) -> BackendKind {
         self.kind
+    }
+
+    /// Where the buffers of its calls must be.
+    pub fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    /// The GPU whose memory that is, if it is one's.
+    pub fn device(&self) -> Option<&Device> {
+        self.device.as_ref()
     }
 
     /// What has been measured so far.
@@ -322,7 +337,9 @@ impl ProcessGroup {
     /// ranks arrive in order. Returns when the buffer may be reused, which says nothing of the receiver.
     pub fn send(&mut self, buffer: &(impl Buffer + ?Sized), to: Rank) -> Result<()> {
         let view = buffer.view();
-        let (signature, sequence) = self.message(Operation::Send { to }, to, view.dtype(), view.count())?;
+        let operation = Operation::Send { to };
+        self.check_memory(operation, view.memory())?;
+        let (signature, sequence) = self.message(operation, to, view.dtype(), view.count())?;
         self.wait_idle();
         self.engine.run(signature, sequence, Buffers::OutOfPlace(Some(view), None))
     }
@@ -330,8 +347,9 @@ impl ProcessGroup {
     /// Receives one message from one rank.
     pub fn recv(&mut self, buffer: &mut (impl BufferMut + ?Sized), from: Rank) -> Result<()> {
         let view = buffer.view_mut();
-        let (signature, sequence) =
-            self.message(Operation::Recv { from }, from, view.dtype(), view.count())?;
+        let operation = Operation::Recv { from };
+        self.check_memory(operation, view.memory())?;
+        let (signature, sequence) = self.message(operation, from, view.dtype(), view.count())?;
         self.wait_idle();
         self.engine.run(signature, sequence, Buffers::OutOfPlace(None, Some(view)))
     }
@@ -386,7 +404,9 @@ impl ProcessGroup {
     /// [`send`](Self::send) on the group's worker.
     pub fn send_async<B: Buffer + Send + 'static>(&mut self, buffer: B, to: Rank) -> Result<Work<B>> {
         let view = buffer.view();
-        let (signature, sequence) = self.message(Operation::Send { to }, to, view.dtype(), view.count())?;
+        let operation = Operation::Send { to };
+        self.check_memory(operation, view.memory())?;
+        let (signature, sequence) = self.message(operation, to, view.dtype(), view.count())?;
         self.spawn(buffer, move |engine, buffer| {
             engine.run(signature, sequence, Buffers::OutOfPlace(Some(buffer.view()), None))
         })
@@ -395,8 +415,9 @@ impl ProcessGroup {
     /// [`recv`](Self::recv) on the group's worker: every later call of the group waits for the message.
     pub fn recv_async<B: BufferMut + Send + 'static>(&mut self, buffer: B, from: Rank) -> Result<Work<B>> {
         let view = buffer.view();
-        let (signature, sequence) =
-            self.message(Operation::Recv { from }, from, view.dtype(), view.count())?;
+        let operation = Operation::Recv { from };
+        self.check_memory(operation, view.memory())?;
+        let (signature, sequence) = self.message(operation, from, view.dtype(), view.count())?;
         self.spawn(buffer, move |engine, buffer| {
             engine.run(signature, sequence, Buffers::OutOfPlace(None, Some(buffer.view_mut())))
         })
@@ -408,6 +429,7 @@ impl ProcessGroup {
         buffer: B,
     ) -> Result<Work<B>> {
         let view = buffer.view();
+        self.check_memory(operation, view.memory())?;
         let signature = self.signature(operation, view.dtype(), view.count())?;
         let sequence = self.next();
         self.spawn(buffer, move |engine, buffer| {
@@ -456,6 +478,7 @@ impl ProcessGroup {
     }
 
     fn in_place(&mut self, operation: Operation, buffer: ViewMut<'_>) -> Result<()> {
+        self.check_memory(operation, buffer.memory())?;
         let signature = self.signature(operation, buffer.dtype(), buffer.count())?;
         let sequence = self.next();
         self.wait_idle();
@@ -488,6 +511,9 @@ impl ProcessGroup {
         input: Option<View<'_>>,
         output: Option<ViewMut<'_>>,
     ) -> Result<()> {
+        for memory in [input.as_ref().map(View::memory), output.as_ref().map(ViewMut::memory)] {
+            memory.map_or(Ok(()), |memory| self.check_memory(operation, memory))?;
+        }
         let n = self.world_size();
         let me = self.info.rank;
         // How many chunks the input and the output hold, and who must pass them.
@@ -561,6 +587,17 @@ impl ProcessGroup {
         let sequence = counters.entry(peer).or_default();
         *sequence += 1;
         Ok((Signature { operation, dtype, count }, *sequence))
+    }
+
+    fn check_memory(&self, operation: Operation, memory: Memory) -> Result<()> {
+        if memory == self.memory {
+            return Ok(());
+        }
+        Err(Error::invalid(format!(
+            "{operation}: the buffer is in {memory}, and the backend `{}` of group `{}` works on {}; copy it there, or \
+             choose another process_group.backend",
+            self.kind, self.info.name, self.memory
+        )))
     }
 
     fn check_rank(&self, operation: Operation, rank: Rank) -> Result<()> {

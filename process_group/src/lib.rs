@@ -6,6 +6,7 @@ mod aligned;
 pub mod backend;
 mod buffer;
 mod call;
+pub mod device;
 mod dtype;
 mod error;
 mod group;
@@ -24,7 +25,7 @@ pub mod targets;
 mod wire;
 mod work;
 
-pub use buffer::{Buffer, BufferMut, View, ViewMut};
+pub use buffer::{Buffer, BufferMut, DeviceMemory, Memory, View, ViewMut};
 pub use call::{Call, Operation, ReduceOp, Signature};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};

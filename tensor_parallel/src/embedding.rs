@@ -57,7 +57,9 @@ impl VocabParallelEmbedding {
     pub(crate) fn check(&self, tokens: &[u32]) -> Result<()> {
         let vocabulary = self.weight.vocabulary;
         match tokens.iter().find(|t| **t as usize >= vocabulary) {
-            Some(token) => Err(Error::input(format!("token {token} is not in the vocabulary of {vocabulary}"))),
+            Some(token) => {
+                Err(Error::input(format!("token {token} is not in the vocabulary of {vocabulary}")))
+            }
             None => Ok(()),
         }
     }

@@ -117,14 +117,6 @@ impl Tensor {
         }
     }
 
-    /// The elements for writing, if they are in the memory of a GPU.
-    pub(crate) fn device_mut(&mut self) -> Option<&mut DeviceArray> {
-        match &mut self.memory {
-            Memory::Host(_) => None,
-            Memory::Device(array) => Some(array),
-        }
-    }
-
     /// Length of each dimension.
     pub fn shape(&self) -> &[usize] {
         &self.shape

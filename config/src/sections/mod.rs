@@ -1,5 +1,6 @@
 //! The sections, one a file: the fields, their defaults and what they mean, each written once.
 
+mod device;
 mod job;
 mod launch;
 mod layout;
@@ -11,6 +12,7 @@ mod profile;
 mod rendezvous;
 mod tcp;
 
+pub use device::DeviceConfig;
 pub use job::JobConfig;
 pub use launch::LaunchConfig;
 pub use layout::LayoutConfig;

@@ -125,12 +125,13 @@ impl Loopback {
         }
     }
 
-    fn send(&self, call: &Call<'_>, to: Rank) {
-        let data = call.input.map_or_else(|| Arc::from([]), |v| Arc::from(v.bytes()));
+    fn send(&self, call: &Call<'_>, to: Rank) -> Result<()> {
+        let data = Arc::from(call.input.map_or(Ok(&[][..]), |v| v.host())?);
         let post = Post { signature: call.signature, data };
         let mut seats = self.table.seats.lock().unwrap_or_else(PoisonError::into_inner);
         seats.messages.insert((self.rank, to, call.sequence), post);
         self.table.changed.notify_all();
+        Ok(())
     }
 
     fn receive(&self, call: &mut Call<'_>, from: Rank) -> Result<()> {
@@ -140,7 +141,7 @@ impl Loopback {
         let theirs = Signature { operation: call.signature.operation, ..post.signature };
         self.check(call, from, &theirs)?;
         if let Some(output) = &mut call.output {
-            output.bytes().copy_from_slice(&post.data);
+            output.host()?.copy_from_slice(&post.data);
         }
         Ok(())
     }
@@ -155,7 +156,7 @@ impl Loopback {
 
     fn collective(&self, call: &mut Call<'_>) -> Result<()> {
         let (sequence, world_size) = (call.sequence, self.members.len());
-        let post = Post { signature: call.signature, data: Arc::from(contribution(call, self.rank)) };
+        let post = Post { signature: call.signature, data: Arc::from(contribution(call, self.rank)?) };
         {
             let mut seats = self.table.seats.lock().unwrap_or_else(PoisonError::into_inner);
             let round = seats.calls.entry(sequence).or_default();
@@ -191,34 +192,36 @@ impl Loopback {
             absent,
         )?;
         let data: Vec<&[u8]> = posts.iter().map(|p| &*p.data).collect();
-        finish(call, self.rank, &data);
-        Ok(())
+        finish(call, self.rank, &data)
     }
 }
 
 /// What a rank lays on the table.
-fn contribution<'c>(call: &'c Call<'_>, rank: Rank) -> &'c [u8] {
-    let whole =
-        call.input.map_or_else(|| call.output.as_ref().map_or(&[][..], |o| o.as_bytes()), |v| v.bytes());
+fn contribution<'c>(call: &'c Call<'_>, rank: Rank) -> Result<&'c [u8]> {
+    let whole = match (call.input, &call.output) {
+        (Some(input), _) => input.host()?,
+        (None, Some(output)) => output.as_view().host()?,
+        (None, None) => &[],
+    };
     let in_place = call.in_place;
     let chunk = call.signature.count * call.signature.dtype.size();
-    match call.signature.operation {
+    Ok(match call.signature.operation {
         Operation::AllGather | Operation::Gather { .. } if in_place => {
             &whole[rank.index() * chunk..][..chunk]
         }
         Operation::Broadcast { root } | Operation::Scatter { root } if root != rank => &[],
         Operation::Barrier => &[],
         _ => whole,
-    }
+    })
 }
 
 /// What a rank takes from the table.
-fn finish(call: &mut Call<'_>, rank: Rank, data: &[&[u8]]) {
+fn finish(call: &mut Call<'_>, rank: Rank, data: &[&[u8]]) -> Result<()> {
     let in_place = call.in_place;
     let Signature { operation, dtype, count } = call.signature;
     let chunk = count * dtype.size();
-    let Some(output) = &mut call.output else { return };
-    let output = output.bytes();
+    let Some(output) = &mut call.output else { return Ok(()) };
+    let output = output.host()?;
     let mine = rank.index() * chunk..(rank.index() + 1) * chunk;
     match operation {
         Operation::AllReduce(op) => fold(dtype, op, output, data),
@@ -240,6 +243,7 @@ fn finish(call: &mut Call<'_>, rank: Rank, data: &[&[u8]]) {
         }
         _ => {}
     }
+    Ok(())
 }
 
 fn fold(dtype: DType, op: ReduceOp, into: &mut [u8], data: &[&[u8]]) {
@@ -255,7 +259,7 @@ impl Backend for Loopback {
 
     fn submit(&mut self, mut call: Call<'_>) -> Result<Completion> {
         match call.signature.operation {
-            Operation::Send { to } => self.send(&call, to),
+            Operation::Send { to } => self.send(&call, to)?,
             Operation::Recv { from } => self.receive(&mut call, from)?,
             _ => self.collective(&mut call)?,
         }

@@ -5,7 +5,9 @@ pub(crate) mod tcp;
 
 use std::fmt;
 
+use crate::buffer::{Memory, View, ViewMut};
 use crate::call::Call;
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::roster::BackendKind;
 
@@ -41,6 +43,25 @@ pub struct Completion {
 pub trait Backend: Send {
     /// What kind this is.
     fn kind(&self) -> BackendKind;
+
+    /// Where the buffers of calls must be.
+    fn memory(&self) -> Memory {
+        Memory::Host
+    }
+
+    /// The GPU whose memory that is, if it is one's.
+    fn device(&self) -> Option<&Device> {
+        None
+    }
+
+    /// Copies within [`memory`](Self::memory): all that a group of one has to do.
+    ///
+    /// # Errors
+    /// Those of a GPU; on host memory there are none.
+    fn copy(&mut self, from: View<'_>, mut to: ViewMut<'_>) -> Result<()> {
+        to.host()?.copy_from_slice(from.host()?);
+        Ok(())
+    }
 
     /// Does a call.
     ///

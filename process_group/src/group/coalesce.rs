@@ -14,7 +14,7 @@ impl ProcessGroup {
     /// the configured size. Every rank passes the same types and lengths in the same order.
     pub fn all_reduce_coalesced(&mut self, buffers: &mut [&mut dyn BufferMut], op: ReduceOp) -> Result<()> {
         let shapes: Vec<(DType, usize)> =
-            buffers.iter().map(|b| b.view()).map(|v| (v.dtype(), v.bytes().len())).collect();
+            buffers.iter().map(|b| b.view()).map(|v| (v.dtype(), v.byte_len())).collect();
         let mut packed = AlignedBytes::default();
         for bucket in buckets(&shapes, self.info.bucket_bytes) {
             let dtype = shapes[bucket.start].0;
@@ -27,16 +27,17 @@ impl ProcessGroup {
             let mut at = 0;
             for buffer in &buffers[bucket.clone()] {
                 let from = buffer.view();
-                bytes[at..at + from.bytes().len()].copy_from_slice(from.bytes());
-                at += from.bytes().len();
+                let from = from.host()?;
+                bytes[at..at + from.len()].copy_from_slice(from);
+                at += from.len();
             }
             self.in_place(Operation::AllReduce(op), ViewMut::from_bytes(dtype, bytes)?)?;
             let mut at = 0;
             for buffer in &mut buffers[bucket] {
                 let mut to = buffer.view_mut();
-                let length = to.bytes().len();
-                to.bytes().copy_from_slice(&packed.first(total)[at..at + length]);
-                at += length;
+                let to = to.host()?;
+                to.copy_from_slice(&packed.first(total)[at..at + to.len()]);
+                at += to.len();
             }
         }
         Ok(())

@@ -71,7 +71,13 @@ pub(super) fn attention(
 }
 
 /// Puts the keys and values of one position into the cache, rounded to its type.
-fn store(cache: &mut LayerCache, kv: &[f32], position: usize, kv_heads: usize, head_dim: usize) -> Result<()> {
+fn store(
+    cache: &mut LayerCache,
+    kv: &[f32],
+    position: usize,
+    kv_heads: usize,
+    head_dim: usize,
+) -> Result<()> {
     let capacity = cache.capacity();
     let (keys, values) = kv.split_at(kv_heads * head_dim);
     for (target, source) in [(&mut cache.keys, keys), (&mut cache.values, values)] {

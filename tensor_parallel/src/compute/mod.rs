@@ -10,6 +10,8 @@ mod step;
 use std::fmt;
 use std::ops::Range;
 
+use ryzanstein_process_group::ProcessGroup;
+
 pub use self::cuda::Cuda;
 pub use self::host::Host;
 pub use self::step::Step;
@@ -93,6 +95,18 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// Joins blocks side by side: `[blocks, rows, columns]` becomes `[rows, keep]`, the first `keep` columns of each
     /// joined row.
     fn join(&self, blocks: Tensor, keep: usize) -> Result<Tensor>;
+}
+
+/// What computes where the buffers of a group's calls must be: on its GPU, or on this host's processors, of which each
+/// rank takes its share.
+///
+/// # Errors
+/// When the group has a GPU that cannot be used to compute.
+pub fn for_group(group: &ProcessGroup) -> Result<Box<dyn Compute>> {
+    match group.device() {
+        Some(device) => Ok(Box::new(Cuda::new(device)?)),
+        None => Ok(Box::new(Host::shared_by(group.world_size()))),
+    }
 }
 
 /// Work that [`Compute::record`] took note of.

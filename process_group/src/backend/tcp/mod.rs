@@ -129,7 +129,7 @@ impl Backend for Tcp {
         let mut output = output;
         let (count, output): (_, &mut [u8]) = match (&mut output, operation) {
             (_, Operation::Barrier) => (1, &mut token),
-            (Some(view), _) => (signature.count, view.bytes()),
+            (Some(view), _) => (signature.count, view.host()?),
             (None, _) => (signature.count, &mut []),
         };
         let shape = Shape { operation, algorithm, count, in_place };
@@ -148,7 +148,7 @@ impl Backend for Tcp {
             signature,
             sequence,
             deadline,
-            spaces: Spaces { input: input.map(|v| v.bytes()), output, scratch },
+            spaces: Spaces { input: input.map(|v| v.host()).transpose()?, output, scratch },
             progress: &mut self.progress,
         };
         run.run()?;

@@ -41,7 +41,12 @@ fn tile(head_dim: usize) -> usize {
 }
 
 impl Cuda {
-    pub(super) fn attend(&self, qkv: &Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor> {
+    pub(super) fn attend(
+        &self,
+        qkv: &Tensor,
+        call: &AttentionCall<'_>,
+        cache: &mut LayerCache,
+    ) -> Result<Tensor> {
         let &AttentionCall { heads, kv_heads, head_dim, step, window } = call;
         let (rows, position) = (qkv.rows(), step.position());
         let fits = qkv.columns() == (heads + 2 * kv_heads) * head_dim
@@ -91,22 +96,24 @@ impl Cuda {
         if rows == 1 {
             let across = heads / heads_a_block(group, head_dim);
             if across > ARRIVALS {
-                return Err(Error::input(format!("{heads} heads on one GPU are more than {ARRIVALS} blocks")));
+                return Err(Error::input(format!(
+                    "{heads} heads on one GPU are more than {ARRIVALS} blocks"
+                )));
             }
             let splits = self.splits(across, cache.capacity());
             // It goes back to the pool at the end of this function: whoever gets it next comes later in the stream.
             let partial = self.gpu.scratch(heads * splits * (head_dim + 2) * size_of::<f32>())?;
             operands.push(out).push(partial.address()).push(self.arrivals.address()).push(shape);
-            self.blocks(source, "decode", [splits as u32, across as u32], THREADS, operands)?;
+            self.blocks(source, "decode", [splits as u32, across as u32], THREADS, &operands)?;
             return Ok(y);
         }
         let mut appended = Arguments::default();
         appended.push(self.address(qkv)?).push(place.rotations.address()).push(place.state.address());
         appended.push(keys).push(values).push(shape);
-        self.blocks(source, "append", [shape.rows, shape.kv_heads], 64, appended)?;
+        self.blocks(source, "append", [shape.rows, shape.kv_heads], 64, &appended)?;
         operands.push(out).push(shape);
         let tiles = (rows * group).div_ceil(tile(head_dim)) as u32;
-        self.blocks(source, "prefill", [tiles, shape.kv_heads], THREADS, operands)?;
+        self.blocks(source, "prefill", [tiles, shape.kv_heads], THREADS, &operands)?;
         Ok(y)
     }
 

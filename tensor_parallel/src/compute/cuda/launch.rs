@@ -39,7 +39,7 @@ impl Cuda {
         name: &'static str,
         grid: [u32; 2],
         threads: u32,
-        arguments: Arguments,
+        arguments: &Arguments,
     ) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());
@@ -60,7 +60,7 @@ impl Cuda {
         source: Source,
         name: &'static str,
         count: usize,
-        arguments: Arguments,
+        arguments: &Arguments,
     ) -> Result<()> {
         let most = self.gpu.device.info().multiprocessors * BLOCKS;
         let blocks = count.div_ceil(THREADS as usize * ELEMENTS).min(most as usize) as u32;

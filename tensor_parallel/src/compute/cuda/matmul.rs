@@ -3,6 +3,7 @@
 #![expect(unsafe_code, reason = "the functions of cuBLASLt are foreign; each block says why it holds")]
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
@@ -78,7 +79,8 @@ const REDUCE_IN_F32: u32 = 2;
 
 impl Matmul {
     pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        let library = gpu.device.libraries().cublaslt.as_ref().map_err(|e| DeviceError::from(e.clone()))?.functions;
+        let library =
+            gpu.device.libraries().cublaslt.as_ref().map_err(|e| DeviceError::from(e.clone()))?.functions;
         gpu.device.bind()?;
         let workspace = gpu.keep(WORKSPACE)?;
         let mut handle = 0;
@@ -96,10 +98,10 @@ impl Matmul {
     pub(super) unsafe fn run(&self, problem: Problem, operands: Operands) -> Result<()> {
         self.gpu.device.bind()?;
         let mut plans = lock(&self.plans);
-        if !plans.contains_key(&problem) {
-            plans.insert(problem, self.plan(problem)?);
-        }
-        let plan = &plans[&problem];
+        let plan = match plans.entry(problem) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(self.plan(problem)?),
+        };
         if let Some(bias) = operands.bias {
             self.set(plan.product, BIAS_POINTER, &bias)?;
         }
@@ -164,13 +166,14 @@ impl Matmul {
         check(library, "cublasLtMatmulPreferenceCreate", code)?;
         let prefer = |attribute, value: *const c_void, size| {
             // SAFETY: the value lives through the call and has the size given.
-            let code =
-                unsafe { (library.cublasLtMatmulPreferenceSetAttribute)(plan.preference, attribute, value, size) };
+            let code = unsafe {
+                (library.cublasLtMatmulPreferenceSetAttribute)(plan.preference, attribute, value, size)
+            };
             check(library, "cublasLtMatmulPreferenceSetAttribute", code)
         };
-        let workspace = self.workspace.bytes() as u64;
+        let (workspace, reduction) = (self.workspace.bytes() as u64, REDUCE_IN_F32);
         prefer(PREFERRED_WORKSPACE, (&raw const workspace).cast(), size_of::<u64>())?;
-        prefer(PREFERRED_REDUCTION, (&raw const REDUCE_IN_F32).cast(), size_of::<u32>())?;
+        prefer(PREFERRED_REDUCTION, (&raw const reduction).cast(), size_of::<u32>())?;
 
         let (mut best, mut found) = (Heuristic::default(), 0);
         let [w, x, d] = plan.layouts;

@@ -223,7 +223,9 @@ impl DeviceArray {
             let mut values = vec![T::zeroed(); array.count];
             let gpu = &array.block.gpu;
             // SAFETY: the array has as many elements of this type as the vector.
-            unsafe { lock(&gpu.staging).download(gpu, bytemuck::cast_slice_mut(&mut values), array.address()) }?;
+            unsafe {
+                lock(&gpu.staging).download(gpu, bytemuck::cast_slice_mut(&mut values), array.address())
+            }?;
             Ok(values)
         }
         Ok(match self.dtype {
@@ -242,7 +244,8 @@ mod tests {
     fn a_block_is_at_most_an_eighth_larger_than_asked_or_small() {
         for bytes in (1..5000).chain([65_537, 1 << 20, (1 << 20) + 1, 123_456_789]) {
             let class = class(bytes);
-            assert!(class >= bytes && class % 256 == 0 && class - bytes <= (bytes / 8).max(256), "{bytes}: {class}");
+            assert!(class >= bytes && class.is_multiple_of(256), "{bytes}: {class}");
+            assert!(class - bytes <= (bytes / 8).max(256), "{bytes}: {class}");
         }
     }
 }

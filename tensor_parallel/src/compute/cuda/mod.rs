@@ -107,7 +107,7 @@ impl Cuda {
         let columns = x.columns().max(1) as u64;
         let mut arguments = Arguments::default();
         arguments.push(self.address(x)?).push(bias).push(to).push(x.count() as u64).push(columns);
-        self.over(Source::Rows(out, x.dtype()), "convert", x.count(), arguments)?;
+        self.over(Source::Rows(out, x.dtype()), "convert", x.count(), &arguments)?;
         Ok(y)
     }
 
@@ -134,9 +134,7 @@ impl Cuda {
         let operands = Operands { x: self.address(x)?, w: self.address(weight)?, bias, out: to };
         #[expect(unsafe_code, reason = "addresses stand for memory")]
         // SAFETY: all are tensors of the problem's shapes and types on this device, used in the order of its stream.
-        unsafe {
-            self.matmul.run(problem, operands)
-        }?;
+        unsafe { self.matmul.run(problem, operands) }?;
         if direct { Ok(y) } else { self.convert(&y, None, out) }
     }
 }
@@ -147,7 +145,8 @@ fn shapes(what: &str, a: &Tensor, b: &Tensor) -> Error {
 
 /// Kernels count rows and columns with 32 bits.
 fn small(what: &str, count: usize) -> Result<u32> {
-    u32::try_from(count).map_err(|_| Error::input(format!("{count} {what} are more than a GPU's kernel counts")))
+    u32::try_from(count)
+        .map_err(|_| Error::input(format!("{count} {what} are more than a GPU's kernel counts")))
 }
 
 impl Compute for Cuda {
@@ -183,15 +182,28 @@ impl Compute for Cuda {
         step.replace(tokens, position);
         let DeviceStep { state, rotations } = step.device_mut()?;
         if words.len() * size_of::<u32>() > state.bytes() {
-            return Err(Error::input(format!("{} tokens are more than this step was made for", tokens.len())));
+            return Err(Error::input(format!(
+                "{} tokens are more than this step was made for",
+                tokens.len()
+            )));
         }
         state.write(bytemuck::cast_slice(&words))?;
         let half = small("frequencies", frequencies.len())?;
         let mut arguments = Arguments::default();
         let behind = (1 + tokens.len()) * size_of::<u32>();
-        arguments.push(state.address() + behind as u64).push(state.address()).push(rotations.address()).push(half);
+        arguments
+            .push(state.address() + behind as u64)
+            .push(state.address())
+            .push(rotations.address())
+            .push(half);
         let threads = half.next_multiple_of(32).min(256);
-        self.blocks(Source::Rows(Dtype::F32, Dtype::F32), "rotations", [tokens.len() as u32, 1], threads, arguments)
+        self.blocks(
+            Source::Rows(Dtype::F32, Dtype::F32),
+            "rotations",
+            [tokens.len() as u32, 1],
+            threads,
+            &arguments,
+        )
     }
 
     fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recording>>> {
@@ -227,7 +239,13 @@ impl Compute for Cuda {
         arguments.push(self.address(x)?).push(self.address(weight)?).push(bias).push(to);
         arguments.push(small("rows", n)?).push(small("columns", k)?);
         let source = Source::Vector(x.dtype(), weight.dtype(), out);
-        self.blocks(source, "matrix_vector", [n.div_ceil(launch::VECTOR_ROWS) as u32, 1], launch::VECTOR_THREADS, arguments)?;
+        self.blocks(
+            source,
+            "matrix_vector",
+            [n.div_ceil(launch::VECTOR_ROWS) as u32, 1],
+            launch::VECTOR_THREADS,
+            &arguments,
+        )?;
         Ok(y)
     }
 
@@ -239,7 +257,7 @@ impl Compute for Cuda {
         arguments.push(self.address(table)?).push(small("rows", first)?).push(small("rows", rows)?);
         arguments.push(small("columns", columns)?).push(step.device()?.state.address()).push(to);
         let threads = columns.next_multiple_of(32).clamp(32, 256) as u32;
-        self.blocks(Source::Rows(out, table.dtype()), "embed", [count as u32, 1], threads, arguments)?;
+        self.blocks(Source::Rows(out, table.dtype()), "embed", [count as u32, 1], threads, &arguments)?;
         Ok(y)
     }
 
@@ -255,7 +273,7 @@ impl Compute for Cuda {
         // One vector of four a thread where the row is short enough.
         let threads = columns.div_ceil(4).next_multiple_of(32).clamp(32, 1024) as u32;
         let rows = small("rows", x.rows())?;
-        self.blocks(Source::Rows(x.dtype(), weight.dtype()), "rms_norm", [rows, 1], threads, arguments)?;
+        self.blocks(Source::Rows(x.dtype(), weight.dtype()), "rms_norm", [rows, 1], threads, &arguments)?;
         Ok(y)
     }
 
@@ -281,7 +299,7 @@ impl Compute for Cuda {
         let threads = 256;
         let across = (width as usize).div_ceil(16 / x.dtype().size() * threads as usize) as u32;
         let source = Source::Rows(x.dtype(), x.dtype());
-        self.blocks(source, "swiglu", [across, rows.min(launch::MOST_ROWS)], threads, arguments)?;
+        self.blocks(source, "swiglu", [across, rows.min(launch::MOST_ROWS)], threads, &arguments)?;
         Ok(y)
     }
 
@@ -297,7 +315,7 @@ impl Compute for Cuda {
         let mut arguments = Arguments::default();
         arguments.push(self.address(x)?).push(to).push(y.count() as u64).push(small("columns", x.columns())?);
         arguments.push(small("columns", columns.start)?).push(small("columns", columns.len())?);
-        self.over(Source::Rows(x.dtype(), x.dtype()), "cut_columns", y.count(), arguments)?;
+        self.over(Source::Rows(x.dtype(), x.dtype()), "cut_columns", y.count(), &arguments)?;
         Ok(y)
     }
 
@@ -315,7 +333,7 @@ impl Compute for Cuda {
         let mut arguments = Arguments::default();
         arguments.push(self.address(&blocks)?).push(to).push(y.count() as u64).push(small("rows", rows)?);
         arguments.push(small("columns", width)?).push(small("columns", keep)?);
-        self.over(Source::Rows(blocks.dtype(), blocks.dtype()), "join_columns", y.count(), arguments)?;
+        self.over(Source::Rows(blocks.dtype(), blocks.dtype()), "join_columns", y.count(), &arguments)?;
         Ok(y)
     }
 }
@@ -325,6 +343,6 @@ impl Cuda {
     fn add_rows(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
         let mut arguments = Arguments::default();
         arguments.push(self.address(x)?).push(self.address(y)?).push(x.count() as u64).push(y.count() as u64);
-        self.over(Source::Rows(x.dtype(), y.dtype()), "add", x.count(), arguments)
+        self.over(Source::Rows(x.dtype(), y.dtype()), "add", x.count(), &arguments)
     }
 }

@@ -35,8 +35,7 @@ impl Staging {
             if !missing {
                 wait(&self.buffers[self.next].1, device)?;
             }
-            let fresh =
-                (PinnedBuffer::new(device, bytes.max(BYTES))?, Event::new(device.stream(), false)?);
+            let fresh = (PinnedBuffer::new(device, bytes.max(BYTES))?, Event::new(device.stream(), false)?);
             if missing {
                 self.next = self.buffers.len();
                 self.buffers.push(fresh);

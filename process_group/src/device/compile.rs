@@ -1,0 +1,303 @@
+//! Kernels compiled at run time, and kept.
+//!
+//! Sources include no header, so that no toolkit is needed. What is compiled is kept in memory by source and options, and
+//! on disk by source, options, compiler version and architecture; a file is written beside its place and renamed into it,
+//! so that a reader finds all of it or nothing.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_char};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use sha2::{Digest, Sha256};
+
+use super::context::Context;
+use super::discover::{Found, Missing};
+use super::error::DeviceError;
+use super::kernel::Module;
+use super::libraries::Libraries;
+use super::nvrtc::Nvrtc;
+use super::symbols::{Version, hex, text};
+
+/// The compiler for one GPU, with what it has compiled.
+pub struct Kernels {
+    context: Arc<Context>,
+    capability: (u32, u32),
+    nvrtc: Result<Found<Nvrtc>, Missing>,
+    folder: Option<PathBuf>,
+    loaded: Mutex<HashMap<String, Arc<Module>>>,
+}
+
+impl Kernels {
+    pub(super) fn new(context: &Arc<Context>, capability: (u32, u32), libraries: &Libraries) -> Self {
+        Self {
+            context: Arc::clone(context),
+            capability,
+            nvrtc: libraries.nvrtc.clone(),
+            folder: libraries.kernel_cache.clone(),
+            loaded: Mutex::default(),
+        }
+    }
+
+    /// The module of a source in CUDA C++, compiled now unless it has been before. `name` is for errors.
+    ///
+    /// # Errors
+    /// [`DeviceError::Compile`] with the compiler's log; [`DeviceError::Missing`] without a compiler.
+    pub fn module(&self, name: &str, source: &str, options: &[&str]) -> Result<Arc<Module>, DeviceError> {
+        let nvrtc = self.nvrtc.as_ref().map_err(Clone::clone)?;
+        let target = Target::choose(self.capability, &supported(&nvrtc.functions)?);
+        let key = key(source, options, nvrtc.version, &target.option());
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = loaded.get(&key) {
+            return Ok(Arc::clone(module));
+        }
+        let file = self.folder.as_ref().map(|f| f.join(format!("{key}.{}", target.suffix())));
+        let kept = file.as_deref().and_then(|f| std::fs::read(f).ok()).filter(|code| target.is_whole(code));
+        // A kept file that does not load, from a disk that lost part of it say, is made anew.
+        let module = kept.and_then(|code| Module::load(&self.context, name, &code).ok());
+        let module = if let Some(module) = module {
+            module
+        } else {
+            let code = compile(&nvrtc.functions, name, source, options, &target)?;
+            let module = Module::load(&self.context, name, &code)?;
+            if let Some(file) = &file
+                && let Err(error) = keep(file, &code)
+            {
+                tracing::debug!(file = %file.display(), %error, "a compiled kernel could not be kept");
+            }
+            module
+        };
+        let module = Arc::new(module);
+        loaded.insert(key, Arc::clone(&module));
+        Ok(module)
+    }
+}
+
+impl std::fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Kernels").field("folder", &self.folder).finish_non_exhaustive()
+    }
+}
+
+/// What to compile for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Target {
+    /// Machine code for exactly this architecture, with all that is particular to it.
+    Cubin(u32),
+    /// The GPU is newer than the compiler: an intermediate language that the driver translates.
+    Ptx(u32),
+}
+
+impl Target {
+    fn choose((major, minor): (u32, u32), supported: &[u32]) -> Self {
+        let own = major * 10 + minor;
+        let newest = supported.iter().copied().filter(|a| *a <= own).max();
+        match newest {
+            Some(a) if a != own => Self::Ptx(a),
+            _ => Self::Cubin(own),
+        }
+    }
+
+    fn option(self) -> String {
+        match self {
+            // `a`: instructions that only this architecture has, which its own machine code may use.
+            Self::Cubin(a) if a >= 90 => format!("sm_{a}a"),
+            Self::Cubin(a) => format!("sm_{a}"),
+            Self::Ptx(a) => format!("compute_{a}"),
+        }
+    }
+
+    fn suffix(self) -> &'static str {
+        match self {
+            Self::Cubin(_) => "cubin",
+            Self::Ptx(_) => "ptx",
+        }
+    }
+
+    /// Whether this can be handed to the driver, which trusts headers and final zeros.
+    fn is_whole(self, code: &[u8]) -> bool {
+        match self {
+            Self::Cubin(_) => code.len() > 64 && code.starts_with(b"\x7fELF"),
+            Self::Ptx(_) => code.ends_with(b"\0"),
+        }
+    }
+}
+
+fn key(source: &str, options: &[&str], compiler: Version, target: &str) -> String {
+    let mut hash = Sha256::new();
+    for part in [source, &compiler.to_string(), target].into_iter().chain(options.iter().copied()) {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hex(&hash.finalize())
+}
+
+/// Writes the file whole or not at all. Others may write the same at the same time.
+fn keep(file: &Path, code: &[u8]) -> std::io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    let folder = file.parent().unwrap_or(Path::new("."));
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let mut random = [0u8; 8];
+    getrandom::fill(&mut random).map_err(|error| std::io::Error::other(error.to_string()))?;
+    let beside = file.with_extension(format!("{:016x}.tmp", u64::from_le_bytes(random)));
+    std::fs::write(&beside, code)?;
+    std::fs::rename(&beside, file).inspect_err(|_| {
+        let _ = std::fs::remove_file(&beside);
+    })
+}
+
+fn status(nvrtc: &Nvrtc, code: i32) -> String {
+    // SAFETY: any code is accepted; the answer is constant text.
+    let words = unsafe { text((nvrtc.nvrtcGetErrorString)(code)) };
+    format!("NVRTC error {code}, {words}")
+}
+
+fn check(nvrtc: &Nvrtc, call: &str, code: i32) -> Result<(), DeviceError> {
+    if code == 0 { Ok(()) } else { Err(DeviceError::invalid(format!("{call}: {}", status(nvrtc, code)))) }
+}
+
+fn supported(nvrtc: &Nvrtc) -> Result<Vec<u32>, DeviceError> {
+    let mut count = 0;
+    // SAFETY: the pointer is to a live integer.
+    check(nvrtc, "nvrtcGetNumSupportedArchs", unsafe { (nvrtc.nvrtcGetNumSupportedArchs)(&raw mut count) })?;
+    let mut all = vec![0i32; count.unsigned_abs() as usize];
+    if !all.is_empty() {
+        // SAFETY: the list has as many places as the library asked for.
+        check(nvrtc, "nvrtcGetSupportedArchs", unsafe { (nvrtc.nvrtcGetSupportedArchs)(all.as_mut_ptr()) })?;
+    }
+    Ok(all.into_iter().map(i32::unsigned_abs).collect())
+}
+
+fn zero_ended(what: &str, text: &str) -> Result<CString, DeviceError> {
+    CString::new(text).map_err(|_| DeviceError::invalid(format!("the {what} of a kernel holds a zero byte")))
+}
+
+/// A program being compiled, destroyed on every way out.
+struct Program<'a> {
+    nvrtc: &'a Nvrtc,
+    handle: usize,
+}
+
+impl Drop for Program<'_> {
+    fn drop(&mut self) {
+        // SAFETY: made by nvrtcCreateProgram, destroyed once.
+        let _ = unsafe { (self.nvrtc.nvrtcDestroyProgram)(&raw mut self.handle) };
+    }
+}
+
+impl Program<'_> {
+    /// What a pair of functions says: the first how long, the second the content.
+    fn content(
+        &self,
+        call: &str,
+        size: unsafe extern "C" fn(usize, *mut usize) -> i32,
+        get: unsafe extern "C" fn(usize, *mut c_char) -> i32,
+    ) -> Result<Vec<u8>, DeviceError> {
+        let mut length = 0;
+        // SAFETY: the program lives, the pointer is to a live integer.
+        check(self.nvrtc, call, unsafe { size(self.handle, &raw mut length) })?;
+        let mut bytes = vec![0u8; length];
+        // SAFETY: the array is as long as the library asked for.
+        check(self.nvrtc, call, unsafe { get(self.handle, bytes.as_mut_ptr().cast()) })?;
+        Ok(bytes)
+    }
+}
+
+fn compile(
+    nvrtc: &Nvrtc,
+    name: &str,
+    source: &str,
+    options: &[&str],
+    target: &Target,
+) -> Result<Vec<u8>, DeviceError> {
+    let (c_source, c_name) = (zero_ended("source", source)?, zero_ended("name", name)?);
+    let architecture = format!("--gpu-architecture={}", target.option());
+    let all = [architecture.as_str(), "--std=c++17", "--device-as-default-execution-space"];
+    let options: Vec<CString> =
+        all.iter().chain(options).map(|o| zero_ended("options", o)).collect::<Result<_, _>>()?;
+    let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
+    let mut program = Program { nvrtc, handle: 0 };
+    // SAFETY: source and name end with zeros and live through the call; there are no headers.
+    let code = unsafe {
+        (nvrtc.nvrtcCreateProgram)(
+            &raw mut program.handle,
+            c_source.as_ptr(),
+            c_name.as_ptr(),
+            0,
+            std::ptr::null(),
+            std::ptr::null(),
+        )
+    };
+    check(nvrtc, "nvrtcCreateProgram", code)?;
+    // SAFETY: the program lives; the options end with zeros and live through the call.
+    let code =
+        unsafe { (nvrtc.nvrtcCompileProgram)(program.handle, pointers.len() as i32, pointers.as_ptr()) };
+    if code != 0 {
+        let log =
+            program.content("nvrtcGetProgramLog", nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)?;
+        return Err(DeviceError::Compile {
+            kernel: name.into(),
+            architecture: target.option(),
+            status: status(nvrtc, code),
+            log: String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).to_owned(),
+        });
+    }
+    match target {
+        Target::Cubin(_) => program.content("nvrtcGetCUBIN", nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
+        Target::Ptx(_) => program.content("nvrtcGetPTX", nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX),
+    }
+}
+
+/// Compiles a source for an architecture without a GPU, to see that it compiles. Returns the machine code.
+///
+/// # Errors
+/// [`DeviceError::Compile`] with the compiler's log.
+pub fn compile_for(
+    nvrtc: &Nvrtc,
+    capability: (u32, u32),
+    name: &str,
+    source: &str,
+    options: &[&str],
+) -> Result<Vec<u8>, DeviceError> {
+    compile(nvrtc, name, source, options, &Target::choose(capability, &supported(nvrtc)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machine_code_where_the_compiler_knows_the_gpu_else_what_the_driver_translates() {
+        assert_eq!(Target::choose((9, 0), &[80, 90, 100]).option(), "sm_90a");
+        assert_eq!(Target::choose((8, 0), &[80, 90]).option(), "sm_80");
+        assert_eq!(Target::choose((12, 0), &[80, 90]).option(), "compute_90");
+        // A compiler that says nothing of what it knows is asked for what is needed.
+        assert_eq!(Target::choose((9, 0), &[]).option(), "sm_90a");
+    }
+
+    #[test]
+    fn the_key_of_a_kernel_changes_with_everything_that_changes_its_code() {
+        let base = key("a", &["-x"], Version(12, 8, 0), "sm_90a");
+        for other in [
+            key("b", &["-x"], Version(12, 8, 0), "sm_90a"),
+            key("a", &["-y"], Version(12, 8, 0), "sm_90a"),
+            key("a", &["-x", "-x"], Version(12, 8, 0), "sm_90a"),
+            key("a", &["-x"], Version(13, 0, 0), "sm_90a"),
+            key("a", &["-x"], Version(12, 8, 0), "sm_100a"),
+        ] {
+            assert_ne!(base, other);
+        }
+        assert_eq!(base, key("a", &["-x"], Version(12, 8, 0), "sm_90a"));
+    }
+
+    #[test]
+    fn a_kept_file_is_there_whole_and_nothing_is_left_beside_it() {
+        let folder = std::env::temp_dir().join(format!("ryz-kernels-{}", std::process::id()));
+        let file = folder.join("deep").join("k.cubin");
+        keep(&file, b"code").unwrap();
+        keep(&file, b"code2").unwrap();
+        assert_eq!(std::fs::read(&file).unwrap(), b"code2");
+        assert_eq!(std::fs::read_dir(file.parent().unwrap()).unwrap().count(), 1);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+}

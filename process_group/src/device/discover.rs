@@ -1,0 +1,254 @@
+//! Where libraries may be, and what is found there.
+//!
+//! A configured path is the only place looked at. Else the loader is asked first, then Python environments are searched,
+//! whose packages carry NVIDIA's libraries in folders that no loader knows, and last the usual folders of CUDA toolkits.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use super::symbols::{Table, Version};
+
+/// What of the process's surroundings helps to find libraries. The caller collects it: this crate reads no variable.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Surroundings {
+    /// `VIRTUAL_ENV`: the folder of the active Python environment.
+    pub virtual_env: Option<PathBuf>,
+    /// `PATH`, on which a `python3` is looked for.
+    pub path: Vec<PathBuf>,
+    /// The user's cache folder: `XDG_CACHE_HOME`, or `.cache` in `HOME`.
+    pub cache: Option<PathBuf>,
+}
+
+impl Surroundings {
+    /// Picks what is needed from the variables that `variable` looks up.
+    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let folder = |name: &str| variable(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let path = variable("PATH").unwrap_or_default();
+        Self {
+            virtual_env: folder("VIRTUAL_ENV"),
+            path: std::env::split_paths(&path).filter(|p| p.is_absolute()).collect(),
+            cache: folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache"))),
+        }
+    }
+}
+
+/// How a library was found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Origin {
+    /// The user configured this key.
+    Configured(&'static str),
+    /// The dynamic loader knows it by name.
+    Loader,
+    /// A package of the Python environment in this folder.
+    Python(PathBuf),
+    /// A CUDA toolkit's folder.
+    Toolkit,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Configured(key) => write!(f, "{key}"),
+            Self::Loader => f.write_str("the loader"),
+            Self::Python(folder) => write!(f, "the Python environment {}", folder.display()),
+            Self::Toolkit => f.write_str("a CUDA toolkit"),
+        }
+    }
+}
+
+/// A place where a library may be: a file, or a name for the loader.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Place {
+    pub(super) path: PathBuf,
+    pub(super) origin: Origin,
+}
+
+/// A place that was looked at, and why what is there will not do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Looked {
+    /// The file, or the name that the loader was asked for.
+    pub path: PathBuf,
+    /// How this place came to be looked at.
+    pub origin: Origin,
+    /// What was wrong.
+    pub why: String,
+}
+
+/// A library that cannot be used, and everywhere that was looked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Missing {
+    /// What people call it.
+    pub library: &'static str,
+    /// The oldest version that would do.
+    pub minimum: Version,
+    /// The setting that can name it.
+    pub key: &'static str,
+    /// Every place, in the order in which they were looked at.
+    pub looked: Vec<Looked>,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({} or newer) was not found", self.library, self.minimum)?;
+        for (i, looked) in self.looked.iter().enumerate() {
+            let lead = if i == 0 { ": " } else { "; " };
+            write!(f, "{lead}{} by {}: {}", looked.path.display(), looked.origin, looked.why)?;
+        }
+        write!(f, ". Install it, or set {} to its path", self.key)
+    }
+}
+
+impl std::error::Error for Missing {}
+
+/// A library in use.
+#[derive(Clone, Debug)]
+pub struct Found<T> {
+    /// Its functions.
+    pub functions: T,
+    /// Its version.
+    pub version: Version,
+    /// Its file, as far as the system tells.
+    pub path: PathBuf,
+    /// How it was found.
+    pub origin: Origin,
+}
+
+/// Every place for a library of these file names, best first.
+pub(super) fn places(
+    key: &'static str,
+    configured: Option<&Path>,
+    names: &[&str],
+    surroundings: &Surroundings,
+) -> Vec<Place> {
+    if let Some(path) = configured {
+        let origin = Origin::Configured(key);
+        if path.is_dir() {
+            return names.iter().map(|n| Place { path: path.join(n), origin: origin.clone() }).collect();
+        }
+        return vec![Place { path: path.into(), origin }];
+    }
+    let mut all: Vec<Place> =
+        names.iter().map(|n| Place { path: n.into(), origin: Origin::Loader }).collect();
+    let mut seen = Vec::new();
+    for environment in python_environments(surroundings) {
+        for folder in package_folders(&environment) {
+            for name in names {
+                let path = folder.join(name);
+                if path.is_file() && !seen.contains(&path) {
+                    seen.push(path.clone());
+                    all.push(Place { path, origin: Origin::Python(environment.clone()) });
+                }
+            }
+        }
+    }
+    for folder in ["/usr/local/cuda/lib64", "/usr/local/cuda/targets/x86_64-linux/lib", "/opt/cuda/lib64"] {
+        for name in names {
+            let path = Path::new(folder).join(name);
+            if path.is_file() {
+                all.push(Place { path, origin: Origin::Toolkit });
+            }
+        }
+    }
+    all
+}
+
+/// The environment that is active, then that of the first `python3` on the path, as a link and as what it points to.
+fn python_environments(surroundings: &Surroundings) -> Vec<PathBuf> {
+    let mut all: Vec<PathBuf> = surroundings.virtual_env.iter().cloned().collect();
+    if let Some(python) = surroundings.path.iter().map(|p| p.join("python3")).find(|p| p.is_file()) {
+        let real = python.canonicalize().ok();
+        for file in [Some(python), real].into_iter().flatten() {
+            if let Some(prefix) = file.parent().and_then(Path::parent) {
+                all.push(prefix.to_owned());
+                // Debian's own Python keeps what pip installs for everybody here.
+                all.push(prefix.join("local"));
+            }
+        }
+    }
+    let mut unique: Vec<PathBuf> = Vec::new();
+    for folder in all {
+        if !unique.contains(&folder) {
+            unique.push(folder);
+        }
+    }
+    unique
+}
+
+/// `lib/python3*/{site,dist}-packages/nvidia/*/lib` of an environment, in the order of their names, newest last.
+fn package_folders(environment: &Path) -> Vec<PathBuf> {
+    let mut all = Vec::new();
+    for python in folders_in(&environment.join("lib")) {
+        if !python.file_name().is_some_and(|n| n.to_string_lossy().starts_with("python3")) {
+            continue;
+        }
+        for packages in ["site-packages", "dist-packages"] {
+            for package in folders_in(&python.join(packages).join("nvidia")) {
+                all.push(package.join("lib"));
+            }
+        }
+    }
+    all
+}
+
+fn folders_in(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let mut all: Vec<PathBuf> = entries.flatten().map(|e| e.path()).filter(|p| p.is_dir()).collect();
+    all.sort();
+    all
+}
+
+/// Opens the first library that will do, and never closes it.
+pub(super) fn open<T: Table>(key: &'static str, places: Vec<Place>) -> Result<Found<T>, Missing> {
+    let mut looked = Vec::new();
+    for Place { path, origin } in places {
+        match try_open::<T>(&path) {
+            Ok((functions, version)) => {
+                let file = file_of(functions.address()).unwrap_or(path);
+                return Ok(Found { functions, version, path: file, origin });
+            }
+            Err(why) => looked.push(Looked { path, origin, why }),
+        }
+    }
+    Err(Missing { library: T::NAME, minimum: T::MINIMUM, key, looked })
+}
+
+fn try_open<T: Table>(path: &Path) -> Result<(T, Version), String> {
+    use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+    // SAFETY: what runs on opening is NVIDIA's start-up code, in a file that the loader, an installed package or the
+    // user named; it has no preconditions.
+    let library =
+        unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| words(&error, path))?;
+    let functions = T::load(&library)?;
+    // Its functions are kept and its threads may run on: it must stay for as long as the process.
+    std::mem::forget(library);
+    let version = functions.version()?;
+    if version < T::MINIMUM {
+        return Err(format!("it is version {version}, older than {}", T::MINIMUM));
+    }
+    Ok((functions, version))
+}
+
+/// The loader's own words, without the path at their head.
+fn words(error: &libloading::Error, path: &Path) -> String {
+    let source = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+    let text = if source.is_empty() { error.to_string() } else { source };
+    match text.strip_prefix(&format!("{}: ", path.display())) {
+        Some(rest) if rest.starts_with("cannot open shared object file") => "not there".into(),
+        Some(rest) => rest.to_owned(),
+        None => text,
+    }
+}
+
+/// The file that is mapped at an address of this process.
+fn file_of(address: usize) -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let line = maps.lines().find(|line| {
+        let range = line.split(' ').next().and_then(|r| r.split_once('-'));
+        let number = |text: &str| usize::from_str_radix(text, 16).ok();
+        range.and_then(|(a, b)| Some(number(a)?..number(b)?)).is_some_and(|r| r.contains(&address))
+    })?;
+    line.find('/').map(|at| PathBuf::from(&line[at..]))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,140 @@
+use std::fs;
+
+use libloading::os::unix::Library;
+
+use super::*;
+use crate::device::symbols::functions;
+
+/// A folder of its own for a test, gone afterwards.
+struct Tree(PathBuf);
+
+impl Tree {
+    fn new(name: &str) -> Self {
+        let folder = std::env::temp_dir().join(format!("ryz-discover-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&folder);
+        fs::create_dir_all(&folder).unwrap();
+        Self(folder)
+    }
+
+    fn file(&self, path: &str) -> PathBuf {
+        let path = self.0.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, b"no library").unwrap();
+        path
+    }
+}
+
+impl Drop for Tree {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+const NAMES: [&str; 2] = ["libx.so.13", "libx.so.12"];
+
+fn inside(tree: &Tree, places: &[Place]) -> Vec<PathBuf> {
+    places.iter().map(|p| p.path.clone()).filter(|p| p.starts_with(&tree.0)).collect()
+}
+
+#[test]
+fn both_layouts_of_a_python_environment_are_found_after_the_loader() {
+    let tree = Tree::new("layouts");
+    let old = tree.file("venv/lib/python3.12/site-packages/nvidia/x/lib/libx.so.12");
+    let new = tree.file("venv/lib/python3.12/site-packages/nvidia/cu13/lib/libx.so.13");
+    tree.file("venv/lib/python3.12/site-packages/other/x/lib/libx.so.13");
+    let around = Surroundings { virtual_env: Some(tree.0.join("venv")), ..Surroundings::default() };
+    let found = places("device.x", None, &NAMES, &around);
+    assert_eq!(found[0], Place { path: "libx.so.13".into(), origin: Origin::Loader });
+    assert_eq!(found[1], Place { path: "libx.so.12".into(), origin: Origin::Loader });
+    assert_eq!(inside(&tree, &found), [new, old]);
+    assert_eq!(found[2].origin, Origin::Python(tree.0.join("venv")));
+}
+
+#[test]
+fn the_python_on_the_path_is_followed_through_its_link() {
+    let tree = Tree::new("link");
+    let library = tree.file("real/lib/python3.11/dist-packages/nvidia/x/lib/libx.so.12");
+    tree.file("real/bin/python3");
+    fs::create_dir_all(tree.0.join("bin")).unwrap();
+    std::os::unix::fs::symlink(tree.0.join("real/bin/python3"), tree.0.join("bin/python3")).unwrap();
+    let around =
+        Surroundings { path: vec![tree.0.join("nowhere"), tree.0.join("bin")], ..Surroundings::default() };
+    let found = places("device.x", None, &NAMES, &around);
+    assert_eq!(inside(&tree, &found).len(), 1);
+    assert!(library.canonicalize().unwrap() == inside(&tree, &found)[0].canonicalize().unwrap());
+}
+
+#[test]
+fn a_configured_path_is_the_only_place() {
+    let tree = Tree::new("configured");
+    let file = tree.file("here/libx.so.12");
+    let around = Surroundings { virtual_env: Some(tree.0.clone()), ..Surroundings::default() };
+    let by_file = places("device.x", Some(&file), &NAMES, &around);
+    assert_eq!(by_file, [Place { path: file, origin: Origin::Configured("device.x") }]);
+    let by_folder = places("device.x", Some(&tree.0.join("here")), &NAMES, &around);
+    let paths: Vec<_> = by_folder.iter().map(|p| p.path.strip_prefix(&tree.0).unwrap()).collect();
+    assert_eq!(paths, [Path::new("here/libx.so.13"), Path::new("here/libx.so.12")]);
+}
+
+functions! {
+    /// Something that every Linux has.
+    Mathematics { cos(f64) -> f64; }
+}
+
+impl Table for Mathematics {
+    const NAME: &'static str = "mathematics";
+    const MINIMUM: Version = Version(3, 0, 0);
+
+    fn load(library: &Library) -> Result<Self, String> {
+        Self::take(library)
+    }
+
+    fn version(&self) -> Result<Version, String> {
+        // SAFETY: a function of one number.
+        Ok(Version(unsafe { (self.cos)(0.0) } as u32, 0, 0))
+    }
+
+    fn address(&self) -> usize {
+        self.first_address()
+    }
+}
+
+#[test]
+fn what_is_absent_broken_too_old_or_lacks_functions_is_told_with_its_place() {
+    let tree = Tree::new("missing");
+    let broken = tree.file("libx.so.12");
+    let by = |path: &Path| Place { path: path.into(), origin: Origin::Loader };
+    let tried = [
+        by(Path::new("libnosuch.so.1")),
+        by(&broken),
+        by(Path::new("libm.so.6")),
+        by(Path::new("libc.so.6")),
+    ];
+    let missing = open::<Mathematics>("device.x", tried.to_vec()).unwrap_err();
+    let why: Vec<&str> = missing.looked.iter().map(|l| l.why.as_str()).collect();
+    assert_eq!(why[0], "not there");
+    assert!(why[1].contains("file too short") || why[1].contains("invalid ELF header"), "{}", why[1]);
+    assert_eq!(why[2], "it is version 1.0.0, older than 3.0.0");
+    assert_eq!(why[3], "it has no function cos");
+    let text = missing.to_string();
+    for word in ["mathematics (3.0.0 or newer) was not found", "libm.so.6 by the loader", "set device.x"] {
+        assert!(text.contains(word), "`{word}` is not in: {text}");
+    }
+}
+
+#[test]
+fn the_file_behind_an_address_is_known() {
+    assert_eq!(file_of(file_of as *const () as usize), std::env::current_exe().ok());
+}
+
+#[test]
+fn surroundings_take_what_is_absolute_and_not_empty() {
+    let around = Surroundings::from_variables(|name| match name {
+        "PATH" => Some("/a:b:/c".into()),
+        "VIRTUAL_ENV" => Some(String::new()),
+        "HOME" => Some("/home/x".into()),
+        _ => None,
+    });
+    assert_eq!(around.path, [Path::new("/a"), Path::new("/c")]);
+    assert_eq!((around.virtual_env, around.cache), (None, Some("/home/x/.cache".into())));
+}

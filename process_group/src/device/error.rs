@@ -1,0 +1,162 @@
+//! What can go wrong with a GPU, and what to do about it.
+
+use super::discover::Missing;
+
+/// Why something on a GPU failed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// A library is not there, is too old or lacks functions.
+    #[error(transparent)]
+    Missing(#[from] Missing),
+
+    /// No GPU for this rank.
+    #[error(
+        "local rank {local_rank} needs GPU {local_rank}, and CUDA shows this process {count}; start at most {count} \
+         ranks on this host, or let CUDA_VISIBLE_DEVICES show more"
+    )]
+    NoDevice {
+        /// The rank's position on its host, which is the number of the GPU it takes.
+        local_rank: u32,
+        /// GPUs that there are.
+        count: u32,
+    },
+
+    /// A function of CUDA refused.
+    #[error("{call} failed on GPU {device} with CUDA error {code} ({name}): {text}{}", remedy(*.code))]
+    Driver {
+        /// The function.
+        call: &'static str,
+        /// CUDA's number of the GPU.
+        device: u32,
+        /// CUDA's number of the error.
+        code: i32,
+        /// CUDA's name of the error.
+        name: String,
+        /// CUDA's own words.
+        text: String,
+    },
+
+    /// An allocation beyond the budget.
+    #[error(
+        "GPU {device}: {wanted} bytes more are wanted and {allocated} are allocated; that is {} over the budget of \
+         {budget} bytes, device.memory_fraction = {fraction} of {total}; use a smaller model or batch, more GPUs, or a \
+         larger fraction", (.wanted + .allocated).saturating_sub(*.budget)
+    )]
+    Budget {
+        /// CUDA's number of the GPU.
+        device: u32,
+        /// Bytes asked for.
+        wanted: u64,
+        /// Bytes that this rank holds already.
+        allocated: u64,
+        /// Bytes that it may hold.
+        budget: u64,
+        /// Bytes of the GPU.
+        total: u64,
+        /// The configured fraction.
+        fraction: f32,
+    },
+
+    /// The GPU has less memory left than the budget allows, because of other processes.
+    #[error(
+        "GPU {device}: {wanted} bytes are wanted and only {free} of {total} are free, of which this rank holds \
+         {allocated}; end what else runs on this GPU (`nvidia-smi` names it)"
+    )]
+    OutOfMemory {
+        /// CUDA's number of the GPU.
+        device: u32,
+        /// Bytes asked for.
+        wanted: u64,
+        /// Bytes that are free.
+        free: u64,
+        /// Bytes that this rank holds already.
+        allocated: u64,
+        /// Bytes of the GPU.
+        total: u64,
+    },
+
+    /// The run-time compiler refused a kernel.
+    #[error("kernel `{kernel}` does not compile for {architecture} ({status}):\n{log}")]
+    Compile {
+        /// Name of the source.
+        kernel: String,
+        /// What it was compiled for.
+        architecture: String,
+        /// The compiler's own word for it.
+        status: String,
+        /// The compiler's log.
+        log: String,
+    },
+
+    /// The program asked for something that cannot be.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl DeviceError {
+    pub(crate) fn invalid(reason: impl Into<String>) -> Self {
+        Self::Invalid(reason.into())
+    }
+
+    /// CUDA's number of the error, where it is one of CUDA's.
+    pub fn code(&self) -> Option<i32> {
+        match self {
+            Self::Driver { code, .. } => Some(*code),
+            _ => None,
+        }
+    }
+}
+
+/// What to do about an error of CUDA, as the end of a sentence; empty where nothing can be advised.
+fn remedy(code: i32) -> &'static str {
+    match code {
+        2 => "; the GPU is full: end what else runs on it, or lower device.memory_fraction",
+        3 | 4 => {
+            "; this process is ending or has forked after CUDA was initialised: use CUDA in one process only"
+        }
+        46 => "; another process holds the GPU in exclusive mode: see `nvidia-smi -q -d COMPUTE`",
+        100 => "; no GPU is visible: see `nvidia-smi` and CUDA_VISIBLE_DEVICES",
+        200 | 209 | 218 | 222 => {
+            "; the kernel does not suit the GPU or driver: delete the folder device.kernel_cache, or update the driver"
+        }
+        700 | 716 | 717 | 719 => {
+            "; a kernel went astray and the GPU's context is lost: this process must end"
+        }
+        214 | 220 | 226 => {
+            "; the GPU reports a hardware fault: see `nvidia-smi -q` and the kernel log for Xid messages"
+        }
+        802..=804 => {
+            "; driver and library do not match: restart the fabric manager or the host after an update"
+        }
+        900..=908 => "; the stream is being captured into a graph, which this operation does not allow",
+        _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_allocation_over_the_budget_says_the_sums() {
+        let error = DeviceError::Budget {
+            device: 1,
+            wanted: 30,
+            allocated: 80,
+            budget: 90,
+            total: 100,
+            fraction: 0.9,
+        };
+        let text = error.to_string();
+        for word in ["GPU 1", "30 bytes", "80 are allocated", "20 over", "90 bytes", "0.9 of 100"] {
+            assert!(text.contains(word), "`{word}` is not in: {text}");
+        }
+    }
+
+    #[test]
+    fn a_missing_gpu_names_the_local_rank_and_how_many_there_are() {
+        let text = DeviceError::NoDevice { local_rank: 3, count: 2 }.to_string();
+        assert!(text.contains("local rank 3") && text.contains("shows this process 2"), "{text}");
+    }
+}

@@ -1,0 +1,80 @@
+//! The libraries that drive GPUs, looked for once.
+
+use std::path::PathBuf;
+
+use ryzanstein_config::DeviceConfig;
+
+use super::cublaslt::CublasLt;
+use super::discover::{Found, Missing, Surroundings, open, places};
+use super::driver::Driver;
+use super::error::DeviceError;
+use super::nccl::Nccl;
+use super::nvrtc::Nvrtc;
+
+/// Each library, or why it cannot be used. One binary runs on machines that have all of them and on those with none.
+#[derive(Clone, Debug)]
+pub struct Libraries {
+    /// The driver.
+    pub driver: Result<Found<Driver>, Missing>,
+    /// NCCL.
+    pub nccl: Result<Found<Nccl>, Missing>,
+    /// The run-time compiler.
+    pub nvrtc: Result<Found<Nvrtc>, Missing>,
+    /// The matrix library.
+    pub cublaslt: Result<Found<CublasLt>, Missing>,
+    /// Where compiled kernels are kept; nowhere if that is unknown.
+    pub kernel_cache: Option<PathBuf>,
+}
+
+impl Libraries {
+    /// Looks for all of them. Cheap where there are none: a few file names are tried.
+    pub fn find(config: &DeviceConfig, surroundings: &Surroundings) -> Self {
+        let driver: Result<Found<Driver>, Missing> = {
+            let key = "device.cuda";
+            // A driver belongs to the kernel it was installed with: other places than the loader's hold none.
+            let nothing = Surroundings::default();
+            open(key, places(key, config.cuda.as_deref(), &["libcuda.so.1"], &nothing))
+        };
+        // Libraries of CUDA 13 need a driver of 13; those of 12 run on both.
+        let newest = driver.as_ref().map_or(13, |d| d.version.0);
+        let named = |base: &str| -> Vec<String> {
+            [13, 12].into_iter().filter(|v| *v <= newest).map(|v| format!("{base}.so.{v}")).collect()
+        };
+        let all = |key: &'static str, configured: &Option<PathBuf>, names: &[String]| {
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            places(key, configured.as_deref(), &names, surroundings)
+        };
+        Self {
+            nccl: open("device.nccl", all("device.nccl", &config.nccl, &["libnccl.so.2".into()])),
+            nvrtc: open("device.nvrtc", all("device.nvrtc", &config.nvrtc, &named("libnvrtc"))),
+            cublaslt: open(
+                "device.cublaslt",
+                all("device.cublaslt", &config.cublaslt, &named("libcublasLt")),
+            ),
+            driver,
+            kernel_cache: config
+                .kernel_cache
+                .clone()
+                .or_else(|| surroundings.cache.as_ref().map(|c| c.join("ryzanstein").join("kernels"))),
+        }
+    }
+
+    /// How many GPUs CUDA shows this process.
+    ///
+    /// # Errors
+    /// Without a driver, or when it cannot be initialised.
+    pub fn device_count(&self) -> Result<u32, DeviceError> {
+        let driver = &self.driver.as_ref().map_err(Clone::clone)?.functions;
+        // SAFETY: may be called any number of times, from any thread; flags must be zero.
+        let code = unsafe { (driver.cuInit)(0) };
+        if code == 100 {
+            return Ok(0);
+        }
+        driver.check(0, "cuInit", code)?;
+        let mut count = 0;
+        // SAFETY: the pointer is to a live integer, and the driver is initialised.
+        let code = unsafe { (driver.cuDeviceGetCount)(&raw mut count) };
+        driver.check(0, "cuDeviceGetCount", code)?;
+        Ok(count.unsigned_abs())
+    }
+}

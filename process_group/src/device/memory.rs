@@ -1,0 +1,385 @@
+//! Memory of a GPU within a budget, and host memory that it reaches.
+
+use std::ffi::c_void;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::context::{Context, Device};
+use super::driver::OUT_OF_MEMORY;
+use super::error::DeviceError;
+use super::stream::Stream;
+use super::symbols::Address;
+use crate::buffer::{Buffer, BufferMut, DeviceMemory, View, ViewMut};
+use crate::dtype::{DType, Element};
+
+/// What a rank may allocate and what it has.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    device: u32,
+    total: u64,
+    fraction: f32,
+    allocated: AtomicU64,
+}
+
+impl Budget {
+    pub(super) fn new(device: u32, total: u64, fraction: f32) -> Self {
+        Self { device, total, fraction, allocated: AtomicU64::new(0) }
+    }
+
+    pub(super) fn limit(&self) -> u64 {
+        (self.total as f64 * f64::from(self.fraction)) as u64
+    }
+
+    pub(super) fn allocated(&self) -> u64 {
+        self.allocated.load(Ordering::Relaxed)
+    }
+
+    fn take(&self, wanted: u64) -> Result<(), DeviceError> {
+        let budget = self.limit();
+        let outcome = self.allocated.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
+            held.checked_add(wanted).filter(|sum| *sum <= budget)
+        });
+        outcome.map(drop).map_err(|allocated| DeviceError::Budget {
+            device: self.device,
+            wanted,
+            allocated,
+            budget,
+            total: self.total,
+            fraction: self.fraction,
+        })
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.allocated.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+pub(super) fn free_and_total(context: &Context) -> Result<(u64, u64), DeviceError> {
+    context.bind()?;
+    let (mut free, mut total) = (0, 0);
+    // SAFETY: both pointers are to live integers, and a context is current.
+    let code = unsafe { (context.driver.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
+    context.check("cuMemGetInfo", code)?;
+    Ok((free as u64, total as u64))
+}
+
+/// Elements in the memory of a GPU. Freed when dropped, which waits for what the GPU is doing.
+///
+/// Allocated by itself, not from a pool, so that other processes can be given a handle of it.
+pub struct DeviceBuffer {
+    context: Arc<Context>,
+    address: Address,
+    dtype: DType,
+    count: usize,
+}
+
+impl DeviceBuffer {
+    /// Allocates `count` elements, whose content is whatever was there. Aligned to 256 bytes.
+    ///
+    /// # Errors
+    /// [`DeviceError::Budget`] and [`DeviceError::OutOfMemory`] with the sums.
+    pub fn new(device: &Device, dtype: DType, count: usize) -> Result<Self, DeviceError> {
+        Self::within(&device.context, dtype, count)
+    }
+
+    pub(crate) fn within(context: &Arc<Context>, dtype: DType, count: usize) -> Result<Self, DeviceError> {
+        let bytes = count.checked_mul(dtype.size()).ok_or_else(|| {
+            DeviceError::invalid(format!(
+                "{count} elements of {dtype} are more bytes than there are addresses"
+            ))
+        })?;
+        let mut address = 0;
+        if bytes > 0 {
+            context.budget.take(bytes as u64)?;
+            let outcome = context.bind().and_then(|()| {
+                // SAFETY: the pointer is to a live integer, the size is not zero, and a context is current.
+                let code = unsafe { (context.driver.cuMemAlloc_v2)(&raw mut address, bytes) };
+                context.check("cuMemAlloc", code)
+            });
+            if let Err(error) = outcome {
+                context.budget.give_back(bytes as u64);
+                if error.code() == Some(OUT_OF_MEMORY) {
+                    let (free, total) = free_and_total(context)?;
+                    return Err(DeviceError::OutOfMemory {
+                        device: context.ordinal,
+                        wanted: bytes as u64,
+                        free,
+                        allocated: context.budget.allocated(),
+                        total,
+                    });
+                }
+                return Err(error);
+            }
+        }
+        Ok(Self { context: Arc::clone(context), address, dtype, count })
+    }
+
+    /// Allocates and copies. Waits for the copy.
+    ///
+    /// # Errors
+    /// As [`DeviceBuffer::new`], and those of the driver.
+    pub fn from_slice<T: Element>(device: &Device, values: &[T]) -> Result<Self, DeviceError> {
+        let mut buffer = Self::new(device, T::DTYPE, values.len())?;
+        buffer.write(device.stream(), values)?;
+        Ok(buffer)
+    }
+
+    /// Copies from ordinary host memory, behind what is in the stream. Waits for the copy.
+    ///
+    /// # Errors
+    /// When type or length differ, and those of the driver.
+    pub fn write<T: Element>(&mut self, stream: &Stream, values: &[T]) -> Result<(), DeviceError> {
+        self.fits(T::DTYPE, values.len())?;
+        // SAFETY: type and length fit; `values` is borrowed until the wait below is over.
+        unsafe { stream.copy_from_host(self.address, bytemuck::cast_slice(values)) }?;
+        stream.drain()
+    }
+
+    /// Copies into ordinary host memory, behind what is in the stream. Waits for the copy.
+    ///
+    /// # Errors
+    /// When type or length differ, and those of the driver.
+    pub fn read<T: Element>(&self, stream: &Stream, values: &mut [T]) -> Result<(), DeviceError> {
+        self.fits(T::DTYPE, values.len())?;
+        // SAFETY: type and length fit; `values` is borrowed until the wait below is over.
+        unsafe { stream.copy_to_host(bytemuck::cast_slice_mut(values), self.address) }?;
+        stream.drain()
+    }
+
+    /// All elements, copied behind what is in the stream.
+    ///
+    /// # Errors
+    /// When the type differs, and those of the driver.
+    pub fn to_vec<T: Element>(&self, stream: &Stream) -> Result<Vec<T>, DeviceError> {
+        let mut values = vec![T::zeroed(); self.count];
+        self.read(stream, &mut values)?;
+        Ok(values)
+    }
+
+    fn fits(&self, dtype: DType, count: usize) -> Result<(), DeviceError> {
+        if dtype == self.dtype && count == self.count {
+            return Ok(());
+        }
+        Err(DeviceError::invalid(format!(
+            "a copy of {count} {dtype} to or from a device buffer of {} {}; both must be the same",
+            self.count, self.dtype
+        )))
+    }
+
+    /// Where it is. Zero when it has no elements.
+    pub fn address(&self) -> Address {
+        self.address
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Number of elements.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.count * self.dtype.size()
+    }
+
+    fn memory(&self, range: &Range<usize>) -> Result<DeviceMemory, DeviceError> {
+        if range.start > range.end || range.end > self.count {
+            return Err(DeviceError::invalid(format!(
+                "elements {} to {} of a device buffer of {}",
+                range.start, range.end, self.count
+            )));
+        }
+        let size = self.dtype.size();
+        Ok(DeviceMemory {
+            ordinal: self.context.ordinal,
+            address: self.address + (range.start * size) as u64,
+            bytes: range.len() * size,
+        })
+    }
+
+    /// Some of its elements.
+    ///
+    /// # Errors
+    /// When the range goes past the end.
+    pub fn slice(&self, range: Range<usize>) -> Result<DeviceSlice<'_>, DeviceError> {
+        Ok(DeviceSlice { memory: self.memory(&range)?, buffer: self })
+    }
+
+    /// Some of its elements, for writing.
+    ///
+    /// # Errors
+    /// When the range goes past the end.
+    pub fn slice_mut(&mut self, range: Range<usize>) -> Result<DeviceSliceMut<'_>, DeviceError> {
+        Ok(DeviceSliceMut { memory: self.memory(&range)?, buffer: self })
+    }
+}
+
+impl Drop for DeviceBuffer {
+    fn drop(&mut self) {
+        if self.address == 0 || self.context.bind().is_err() {
+            return;
+        }
+        // SAFETY: allocated in `within` and freed once, here. The driver waits for kernels that may still use it.
+        let code = unsafe { (self.context.driver.cuMemFree_v2)(self.address) };
+        if code == 0 {
+            self.context.budget.give_back(self.bytes() as u64);
+        } else {
+            tracing::debug!(device = self.context.ordinal, code, "GPU memory could not be freed");
+        }
+    }
+}
+
+impl std::fmt::Debug for DeviceBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "DeviceBuffer({} {} on GPU {})", self.count, self.dtype, self.context.ordinal)
+    }
+}
+
+impl Buffer for DeviceBuffer {
+    fn view(&self) -> View<'_> {
+        let (ordinal, address) = (self.context.ordinal, self.address);
+        // SAFETY: the memory is this buffer's, which the view borrows.
+        unsafe { View::on_device(self.dtype, DeviceMemory { ordinal, address, bytes: self.bytes() }) }
+    }
+}
+
+impl BufferMut for DeviceBuffer {
+    fn view_mut(&mut self) -> ViewMut<'_> {
+        let (ordinal, address) = (self.context.ordinal, self.address);
+        // SAFETY: the memory is this buffer's, which the view borrows alone.
+        unsafe { ViewMut::on_device(self.dtype, DeviceMemory { ordinal, address, bytes: self.bytes() }) }
+    }
+}
+
+/// Some elements of a [`DeviceBuffer`].
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceSlice<'a> {
+    buffer: &'a DeviceBuffer,
+    memory: DeviceMemory,
+}
+
+impl Buffer for DeviceSlice<'_> {
+    fn view(&self) -> View<'_> {
+        // SAFETY: the memory is the buffer's, which is borrowed.
+        unsafe { View::on_device(self.buffer.dtype, self.memory) }
+    }
+}
+
+/// Some elements of a [`DeviceBuffer`], for writing.
+#[derive(Debug)]
+pub struct DeviceSliceMut<'a> {
+    buffer: &'a mut DeviceBuffer,
+    memory: DeviceMemory,
+}
+
+impl Buffer for DeviceSliceMut<'_> {
+    fn view(&self) -> View<'_> {
+        // SAFETY: the memory is the buffer's, which is borrowed.
+        unsafe { View::on_device(self.buffer.dtype, self.memory) }
+    }
+}
+
+impl BufferMut for DeviceSliceMut<'_> {
+    fn view_mut(&mut self) -> ViewMut<'_> {
+        // SAFETY: the memory is the buffer's, which is borrowed alone.
+        unsafe { ViewMut::on_device(self.buffer.dtype, self.memory) }
+    }
+}
+
+/// Host memory that the GPU copies from and to without a detour, and at the speed of the bus. Page-locked: make few.
+pub struct PinnedBuffer {
+    context: Arc<Context>,
+    memory: *mut c_void,
+    bytes: usize,
+}
+
+// SAFETY: plain memory with one owner; the driver's functions may be called from any thread.
+unsafe impl Send for PinnedBuffer {}
+// SAFETY: shared access only reads.
+unsafe impl Sync for PinnedBuffer {}
+
+impl PinnedBuffer {
+    /// Allocates `bytes` bytes (at least one), zeroed.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn new(device: &Device, bytes: usize) -> Result<Self, DeviceError> {
+        let context = Arc::clone(&device.context);
+        context.bind()?;
+        let bytes = bytes.max(1);
+        let mut memory = std::ptr::null_mut();
+        // Flags: reachable from every context, and mapped into the GPU's address space.
+        // SAFETY: the pointer is to a live pointer, and a context is current.
+        let code = unsafe { (context.driver.cuMemHostAlloc)(&raw mut memory, bytes, 1 | 2) };
+        context.check("cuMemHostAlloc", code)?;
+        // SAFETY: just allocated with this length.
+        unsafe { memory.cast::<u8>().write_bytes(0, bytes) };
+        Ok(Self { context, memory, bytes })
+    }
+
+    /// The memory. What the GPU still copies to or from it must have been waited for.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: allocated with this length and zeroed; freed on drop only.
+        unsafe { std::slice::from_raw_parts(self.memory.cast(), self.bytes) }
+    }
+
+    /// The memory, for writing.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`, and borrowed alone.
+        unsafe { std::slice::from_raw_parts_mut(self.memory.cast(), self.bytes) }
+    }
+
+    /// Where the GPU sees it.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn device_address(&self) -> Result<Address, DeviceError> {
+        self.context.bind()?;
+        let mut address = 0;
+        // SAFETY: allocated as mapped; the pointer is to a live integer; flags must be zero.
+        let code =
+            unsafe { (self.context.driver.cuMemHostGetDevicePointer_v2)(&raw mut address, self.memory, 0) };
+        self.context.check("cuMemHostGetDevicePointer", code)?;
+        Ok(address)
+    }
+}
+
+impl Drop for PinnedBuffer {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: allocated in `new`, freed once. The driver waits for copies that still use it.
+            let _ = unsafe { (self.context.driver.cuMemFreeHost)(self.memory) };
+        }
+    }
+}
+
+impl std::fmt::Debug for PinnedBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "PinnedBuffer({} bytes)", self.bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_holds_and_takes_back() {
+        let budget = Budget::new(0, 1000, 0.5);
+        budget.take(300).unwrap();
+        let error = budget.take(201).unwrap_err().to_string();
+        assert!(
+            error.contains("201 bytes more are wanted and 300 are allocated") && error.contains("1 over"),
+            "{error}"
+        );
+        budget.take(200).unwrap();
+        budget.give_back(300);
+        assert_eq!((budget.allocated(), budget.limit()), (200, 500));
+        assert!(budget.take(u64::MAX).is_err());
+    }
+}

@@ -1,0 +1,32 @@
+//! GPUs: libraries found at run time, contexts, memory, streams, graphs and kernels.
+//!
+//! One binary serves machines with and without GPUs. Nothing here is linked: each library is looked for, opened and its
+//! functions taken into a table, whole or not at all, so that a missing one is an error that says where it was looked
+//! for. No environment variable is read; the caller passes [`Surroundings`].
+
+#![allow(unsafe_code, reason = "the functions of CUDA are foreign; each block says why it holds")]
+
+mod compile;
+mod context;
+pub mod cublaslt;
+mod discover;
+pub mod driver;
+mod error;
+mod kernel;
+mod libraries;
+mod memory;
+pub(crate) mod nccl;
+pub mod nvrtc;
+mod stream;
+pub(crate) mod symbols;
+
+pub use compile::{Kernels, compile_for};
+pub use context::{Device, DeviceInfo};
+pub use discover::{Found, Looked, Missing, Origin, Surroundings};
+pub use error::DeviceError;
+pub use kernel::{Argument, Kernel, Launch, Module};
+pub use libraries::Libraries;
+pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut, PinnedBuffer};
+pub use nccl::Nccl;
+pub use stream::{Event, Graph, Stream};
+pub use symbols::{Address, Handle, Version};

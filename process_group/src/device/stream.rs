@@ -1,0 +1,385 @@
+//! Streams, events and graphs: what runs on a GPU, and in which order.
+
+use std::ffi::c_void;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::context::Context;
+use super::driver::NOT_READY;
+use super::error::DeviceError;
+use super::symbols::{Address, Handle};
+
+/// How long a wait for the GPU polls without pause before it begins to sleep in between.
+const SPIN: Duration = Duration::from_micros(200);
+const NAP: Duration = Duration::from_micros(50);
+
+/// A queue of work on a GPU. Clones are the same stream.
+#[derive(Clone)]
+pub struct Stream {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    context: Arc<Context>,
+    handle: Handle,
+}
+
+impl Stream {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Self, DeviceError> {
+        context.bind()?;
+        let mut handle = 0;
+        // Flag 1: it does not wait for the legacy default stream. Priority 0: the lowest, as any stream by default.
+        // SAFETY: the pointer is to a live handle, and a context is current.
+        let code = unsafe { (context.driver.cuStreamCreateWithPriority)(&raw mut handle, 1, 0) };
+        context.check("cuStreamCreate", code)?;
+        Ok(Self { inner: Arc::new(Inner { context: Arc::clone(context), handle }) })
+    }
+
+    /// CUDA's handle, for libraries beside the driver's.
+    pub fn handle(&self) -> Handle {
+        self.inner.handle
+    }
+
+    pub(crate) fn context(&self) -> &Arc<Context> {
+        &self.inner.context
+    }
+
+    /// Whether everything enqueued so far has been done.
+    ///
+    /// # Errors
+    /// What went wrong on the GPU meanwhile.
+    pub fn is_idle(&self) -> Result<bool, DeviceError> {
+        let context = &self.inner.context;
+        context.bind()?;
+        // SAFETY: the stream lives as long as `self`.
+        match unsafe { (context.driver.cuStreamQuery)(self.inner.handle) } {
+            0 => Ok(true),
+            NOT_READY => Ok(false),
+            code => Err(context.driver.error(context.ordinal, "cuStreamQuery", code)),
+        }
+    }
+
+    /// Waits until everything enqueued so far has been done, or the deadline has passed; says which.
+    ///
+    /// # Errors
+    /// What went wrong on the GPU meanwhile.
+    pub fn wait_until(&self, deadline: Instant) -> Result<bool, DeviceError> {
+        poll(deadline, || self.is_idle())
+    }
+
+    /// Waits without a deadline: for work that no other process can hold up, copies for instance.
+    pub(crate) fn drain(&self) -> Result<(), DeviceError> {
+        let far = Instant::now() + Duration::from_secs(600);
+        if self.wait_until(far)? {
+            return Ok(());
+        }
+        Err(DeviceError::invalid(format!(
+            "GPU {} has not finished its stream in 10 minutes; a kernel or collective in it hangs",
+            self.inner.context.ordinal
+        )))
+    }
+
+    /// Makes what is enqueued from now on wait for the event.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn wait_event(&self, event: &Event) -> Result<(), DeviceError> {
+        let context = &self.inner.context;
+        context.bind()?;
+        // SAFETY: stream and event live; flags must be zero.
+        let code = unsafe { (context.driver.cuStreamWaitEvent)(self.inner.handle, event.handle, 0) };
+        context.check("cuStreamWaitEvent", code)
+    }
+
+    /// Whether it is being captured into a graph.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn is_capturing(&self) -> Result<bool, DeviceError> {
+        let context = &self.inner.context;
+        let mut status = 0;
+        // SAFETY: the stream lives, the pointer is to a live integer.
+        let code = unsafe { (context.driver.cuStreamIsCapturing)(self.inner.handle, &raw mut status) };
+        context.check("cuStreamIsCapturing", code)?;
+        Ok(status != 0)
+    }
+
+    /// Enqueues a copy within the GPU, or between GPUs.
+    ///
+    /// # Safety
+    /// Both ranges are memory of GPUs that nothing else writes (or reads, where it is written) until the copy is done,
+    /// and that stays allocated as long.
+    pub unsafe fn copy(&self, to: Address, from: Address, bytes: usize) -> Result<(), DeviceError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let context = &self.inner.context;
+        context.bind()?;
+        // SAFETY: by the caller's promise.
+        let code = unsafe { (context.driver.cuMemcpyDtoDAsync_v2)(to, from, bytes, self.inner.handle) };
+        context.check("cuMemcpyDtoDAsync", code)
+    }
+
+    /// Enqueues a copy from the host.
+    ///
+    /// # Safety
+    /// As [`Stream::copy`]; `from` must stay as it is until the copy is done if it is pinned.
+    pub unsafe fn copy_from_host(&self, to: Address, from: &[u8]) -> Result<(), DeviceError> {
+        if from.is_empty() {
+            return Ok(());
+        }
+        let context = &self.inner.context;
+        context.bind()?;
+        let pointer = from.as_ptr().cast::<c_void>();
+        // SAFETY: by the caller's promise; the length is that of the slice.
+        let code =
+            unsafe { (context.driver.cuMemcpyHtoDAsync_v2)(to, pointer, from.len(), self.inner.handle) };
+        context.check("cuMemcpyHtoDAsync", code)
+    }
+
+    /// Enqueues a copy to the host.
+    ///
+    /// # Safety
+    /// As [`Stream::copy`]; `to` must not be looked at or freed until the copy is done.
+    pub unsafe fn copy_to_host(&self, to: &mut [u8], from: Address) -> Result<(), DeviceError> {
+        if to.is_empty() {
+            return Ok(());
+        }
+        let context = &self.inner.context;
+        context.bind()?;
+        let pointer = to.as_mut_ptr().cast::<c_void>();
+        // SAFETY: by the caller's promise; the length is that of the slice.
+        let code =
+            unsafe { (context.driver.cuMemcpyDtoHAsync_v2)(pointer, from, to.len(), self.inner.handle) };
+        context.check("cuMemcpyDtoHAsync", code)
+    }
+
+    /// Enqueues filling `bytes` bytes with `value`.
+    ///
+    /// # Safety
+    /// As [`Stream::copy`].
+    pub unsafe fn fill(&self, at: Address, value: u8, bytes: usize) -> Result<(), DeviceError> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let context = &self.inner.context;
+        context.bind()?;
+        // SAFETY: by the caller's promise.
+        let code = unsafe { (context.driver.cuMemsetD8Async)(at, value, bytes, self.inner.handle) };
+        context.check("cuMemsetD8Async", code)
+    }
+
+    /// Records what `work` enqueues on this stream into a graph, without doing it.
+    ///
+    /// `work` must not wait for the GPU, nor allocate or free its memory. The graph keeps addresses, not buffers: they
+    /// must live for as long as it is launched, and process groups whose collectives are in it must outlive it.
+    ///
+    /// # Errors
+    /// Those of `work`, and those of the driver.
+    pub fn capture<E: From<DeviceError>>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
+        let context = &self.inner.context;
+        context.bind()?;
+        // Mode 1: only this thread is kept from calls that a capture does not allow; watchers of other threads go on.
+        // SAFETY: the stream lives.
+        let code = unsafe { (context.driver.cuStreamBeginCapture_v2)(self.inner.handle, 1) };
+        context.check("cuStreamBeginCapture", code)?;
+        let outcome = work();
+        let mut graph = 0;
+        // SAFETY: the capture was begun above on this thread; the pointer is to a live handle.
+        let code = unsafe { (context.driver.cuStreamEndCapture)(self.inner.handle, &raw mut graph) };
+        if let Err(error) = outcome {
+            if graph != 0 {
+                // SAFETY: just made, and used by nothing else.
+                let _ = unsafe { (context.driver.cuGraphDestroy)(graph) };
+            }
+            return Err(error);
+        }
+        context.check("cuStreamEndCapture", code)?;
+        Ok(Graph::instantiate(context, graph)?)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: made in `Stream::new`, destroyed once. The driver finishes what is in it.
+            let _ = unsafe { (self.context.driver.cuStreamDestroy_v2)(self.handle) };
+        }
+    }
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Stream({:#x} on GPU {})", self.inner.handle, self.inner.context.ordinal)
+    }
+}
+
+/// Polls, first without pause and then with naps, until done or the deadline has passed; says which.
+fn poll(deadline: Instant, mut done: impl FnMut() -> Result<bool, DeviceError>) -> Result<bool, DeviceError> {
+    let started = Instant::now();
+    loop {
+        if done()? {
+            return Ok(true);
+        }
+        let now = Instant::now();
+        if now >= deadline {
+            return Ok(false);
+        }
+        if now - started < SPIN {
+            std::hint::spin_loop();
+        } else {
+            std::thread::sleep(NAP.min(deadline - now));
+        }
+    }
+}
+
+/// A point in a stream that others can wait for, and that can be timed.
+pub struct Event {
+    context: Arc<Context>,
+    handle: Handle,
+}
+
+impl Event {
+    /// An event that can be timed, if `timed`; it costs a little more then.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn new(stream: &Stream, timed: bool) -> Result<Self, DeviceError> {
+        let context = Arc::clone(stream.context());
+        context.bind()?;
+        let mut handle = 0;
+        let flags = if timed { 0 } else { 2 };
+        // SAFETY: the pointer is to a live handle, and a context is current.
+        let code = unsafe { (context.driver.cuEventCreate)(&raw mut handle, flags) };
+        context.check("cuEventCreate", code)?;
+        Ok(Self { context, handle })
+    }
+
+    /// Sets it to the stream's end as it is now.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
+        self.context.bind()?;
+        // SAFETY: event and stream live.
+        let code = unsafe { (self.context.driver.cuEventRecord)(self.handle, stream.handle()) };
+        self.context.check("cuEventRecord", code)
+    }
+
+    /// In a capture: makes it a node of the graph, so that each launch sets it and it can be read outside.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn record_external(&self, stream: &Stream) -> Result<(), DeviceError> {
+        self.context.bind()?;
+        // SAFETY: event and stream live; flag 1 is CU_EVENT_RECORD_EXTERNAL.
+        let code = unsafe { (self.context.driver.cuEventRecordWithFlags)(self.handle, stream.handle(), 1) };
+        self.context.check("cuEventRecordWithFlags", code)
+    }
+
+    /// Whether the GPU has come past it. So it is if it was never recorded.
+    ///
+    /// # Errors
+    /// What went wrong on the GPU meanwhile.
+    pub fn is_done(&self) -> Result<bool, DeviceError> {
+        self.context.bind()?;
+        // SAFETY: the event lives.
+        match unsafe { (self.context.driver.cuEventQuery)(self.handle) } {
+            0 => Ok(true),
+            NOT_READY => Ok(false),
+            code => Err(self.context.driver.error(self.context.ordinal, "cuEventQuery", code)),
+        }
+    }
+
+    /// Waits until the GPU has come past it, or the deadline has passed; says which.
+    ///
+    /// # Errors
+    /// What went wrong on the GPU meanwhile.
+    pub fn wait_until(&self, deadline: Instant) -> Result<bool, DeviceError> {
+        poll(deadline, || self.is_done())
+    }
+
+    /// Time from `earlier` to this one, both timed and done; half a microsecond fine.
+    ///
+    /// # Errors
+    /// When one is not timed, not recorded or not done.
+    pub fn since(&self, earlier: &Self) -> Result<Duration, DeviceError> {
+        self.context.bind()?;
+        let mut milliseconds = 0.0f32;
+        // SAFETY: both events live, the pointer is to a live number.
+        let code = unsafe {
+            (self.context.driver.cuEventElapsedTime)(&raw mut milliseconds, earlier.handle, self.handle)
+        };
+        self.context.check("cuEventElapsedTime", code)?;
+        Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: made in `new`, destroyed once; the driver keeps what is still waited for.
+            let _ = unsafe { (self.context.driver.cuEventDestroy_v2)(self.handle) };
+        }
+    }
+}
+
+impl std::fmt::Debug for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Event({:#x})", self.handle)
+    }
+}
+
+/// Work recorded by [`Stream::capture`], to be done any number of times at the price of one launch.
+pub struct Graph {
+    context: Arc<Context>,
+    executable: Handle,
+    nodes: usize,
+}
+
+impl Graph {
+    fn instantiate(context: &Arc<Context>, graph: Handle) -> Result<Self, DeviceError> {
+        let (mut executable, mut nodes) = (0, 0);
+        // SAFETY: the graph is live; a null list asks for the number alone.
+        let counted =
+            unsafe { (context.driver.cuGraphGetNodes)(graph, std::ptr::null_mut(), &raw mut nodes) };
+        // SAFETY: the graph is live, the pointer is to a live handle.
+        let code = unsafe { (context.driver.cuGraphInstantiateWithFlags)(&raw mut executable, graph, 0) };
+        // SAFETY: the executable does not need the graph any more, and nothing else knows it.
+        let _ = unsafe { (context.driver.cuGraphDestroy)(graph) };
+        context.check("cuGraphInstantiate", code)?;
+        context.check("cuGraphGetNodes", counted)?;
+        Ok(Self { context: Arc::clone(context), executable, nodes })
+    }
+
+    /// How many operations it has.
+    pub fn nodes(&self) -> usize {
+        self.nodes
+    }
+
+    /// Enqueues all of it on a stream.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn launch(&self, stream: &Stream) -> Result<(), DeviceError> {
+        self.context.bind()?;
+        // SAFETY: executable and stream live. That the recorded addresses still are is promised by whoever captured.
+        let code = unsafe { (self.context.driver.cuGraphLaunch)(self.executable, stream.handle()) };
+        self.context.check("cuGraphLaunch", code)
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: made in `instantiate`, destroyed once; a launch under way is finished by the driver.
+            let _ = unsafe { (self.context.driver.cuGraphExecDestroy)(self.executable) };
+        }
+    }
+}
+
+impl std::fmt::Debug for Graph {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Graph({} nodes)", self.nodes)
+    }
+}
