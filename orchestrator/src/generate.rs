@@ -120,6 +120,7 @@ pub fn run(rank: &mut Orchestrator, settings: &ModelConfig, request: &Request) -
         max_new_tokens: settings.max_new_tokens as usize,
         sampling,
         ignore_end: request.ignore_end,
+        graph: settings.graph,
     };
     let group = rank.tensor_parallel();
     let loads = group.all_gather_object(&Load::from(model.report()))?;
@@ -142,7 +143,7 @@ pub fn run(rank: &mut Orchestrator, settings: &ModelConfig, request: &Request) -
 }
 
 fn write_logits(file: &Path, logits: &Tensor) -> Result<(), Error> {
-    let bytes: Vec<u8> = logits.values().iter().flat_map(|v| v.to_le_bytes()).collect();
+    let bytes: Vec<u8> = logits.values()?.iter().flat_map(|v| v.to_le_bytes()).collect();
     let view = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, logits.shape().to_vec(), &bytes)
         .map_err(|error| Error::Input(format!("logits: {error}")))?;
     let data = safetensors::serialize([("logits", view)], None)

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use ryzanstein_process_group::{ProcessGroup, ReduceOp};
 
 use crate::checkpoint::{Cut, Loader, Part};
-use crate::compute::Compute;
+use crate::compute::{Compute, Step};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::linear::gather_columns;
@@ -53,22 +53,30 @@ impl VocabParallelEmbedding {
         Self { weight }
     }
 
-    /// The vectors of `tokens`, in type `out`. One all-reduce.
+    /// Refuses tokens that are not in the vocabulary.
+    pub(crate) fn check(&self, tokens: &[u32]) -> Result<()> {
+        let vocabulary = self.weight.vocabulary;
+        match tokens.iter().find(|t| **t as usize >= vocabulary) {
+            Some(token) => {
+                Err(Error::input(format!("token {token} is not in the vocabulary of {vocabulary}")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The vectors of the step's tokens, in type `out`. One all-reduce.
     ///
     /// # Errors
     /// When a token is not in the vocabulary, or the group fails.
     pub fn forward(
         &self,
-        tokens: &[u32],
+        step: &Step,
         out: Dtype,
         compute: &dyn Compute,
         group: &mut ProcessGroup,
     ) -> Result<Tensor> {
-        let vocabulary = self.weight.vocabulary;
-        if let Some(token) = tokens.iter().find(|t| **t as usize >= vocabulary) {
-            return Err(Error::input(format!("token {token} is not in the vocabulary of {vocabulary}")));
-        }
-        let mut x = compute.embed(&self.weight.rows, self.weight.first, tokens, out)?;
+        self.check(step.tokens())?;
+        let mut x = compute.embed(&self.weight.rows, self.weight.first, step, out)?;
         group.all_reduce(&mut x, ReduceOp::Sum)?;
         Ok(x)
     }

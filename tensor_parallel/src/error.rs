@@ -58,6 +58,10 @@ pub enum Error {
         reason: String,
     },
 
+    /// This rank's GPU, or a library of it, refused something.
+    #[error(transparent)]
+    Device(#[from] process_group::device::DeviceError),
+
     /// The process group failed.
     #[error(transparent)]
     Group(#[from] process_group::Error),

@@ -33,9 +33,9 @@ mod tensor;
 
 pub use attention::KvCache;
 pub use checkpoint::Checkpoint;
-pub use compute::{Compute, Host};
+pub use compute::{Compute, Cuda, Host};
 pub use dtype::Dtype;
 pub use error::{Error, Result};
 pub use generate::{GenerateOptions, Generated, Sampling, StopReason, Tokenizer};
-pub use model::{Llama, LlamaConfig, LoadReport, check_world_size, legal_world_sizes};
+pub use model::{Decoder, Llama, LlamaConfig, LoadReport, check_world_size, legal_world_sizes};
 pub use tensor::Tensor;

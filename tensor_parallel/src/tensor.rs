@@ -1,4 +1,4 @@
-//! A dense, row-major array in host memory.
+//! A dense, row-major array, in host memory or in that of a GPU.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -6,20 +6,29 @@ use std::ops::Range;
 use half::{bf16, f16};
 use ryzanstein_process_group::{Buffer, BufferMut, View, ViewMut};
 
+use crate::compute::cuda::DeviceArray;
 use crate::dtype::{Dtype, Float};
 use crate::error::{Error, Result};
 
 /// A dense, row-major array that owns its elements.
 ///
 /// The first dimension counts rows, all others together are the columns: a vector is one column.
-/// Collectives read and write tensors directly.
-#[derive(Clone, Debug, PartialEq)]
+/// Collectives read and write tensors directly, wherever they are. Tensors made here are in host memory; a
+/// [`Compute`](crate::Compute) makes them where it computes.
+#[derive(Debug)]
 pub struct Tensor {
     shape: Vec<usize>,
-    pub(crate) storage: Storage,
+    memory: Memory,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
+enum Memory {
+    Host(Storage),
+    Device(DeviceArray),
+}
+
+/// Elements in host memory.
+#[derive(Debug)]
 pub(crate) enum Storage {
     F32(Vec<f32>),
     F16(Vec<f16>),
@@ -39,7 +48,7 @@ macro_rules! with_elements {
 pub(crate) use with_elements;
 
 impl Storage {
-    fn zeros(count: usize, dtype: Dtype) -> Self {
+    pub(crate) fn zeros(count: usize, dtype: Dtype) -> Self {
         match dtype {
             Dtype::F32 => Self::F32(vec![0.0; count]),
             Dtype::F16 => Self::F16(vec![f16::ZERO; count]),
@@ -57,12 +66,12 @@ impl Storage {
 }
 
 impl Tensor {
-    /// An array of zeros.
+    /// An array of zeros in host memory.
     pub fn zeros(shape: &[usize], dtype: Dtype) -> Self {
-        Self { shape: shape.into(), storage: Storage::zeros(shape.iter().product(), dtype) }
+        Self::from_storage(shape, Storage::zeros(shape.iter().product(), dtype))
     }
 
-    /// Values in row-major order, rounded to `dtype`.
+    /// Values in row-major order, rounded to `dtype`, in host memory.
     ///
     /// # Errors
     /// [`Error::Input`] when the number of values is not that of the shape.
@@ -71,7 +80,41 @@ impl Tensor {
         if count != Some(values.len()) {
             return Err(Error::input(format!("{} values do not fill the shape {shape:?}", values.len())));
         }
-        Ok(Self { shape: shape.into(), storage: Storage::narrow(values, dtype) })
+        Ok(Self::from_storage(shape, Storage::narrow(values, dtype)))
+    }
+
+    /// Elements in host memory, as many as the shape has.
+    pub(crate) fn from_storage(shape: &[usize], storage: Storage) -> Self {
+        Self { shape: shape.into(), memory: Memory::Host(storage) }
+    }
+
+    /// Elements in the memory of a GPU, as many as the shape has.
+    pub(crate) fn from_device(shape: &[usize], array: DeviceArray) -> Self {
+        Self { shape: shape.into(), memory: Memory::Device(array) }
+    }
+
+    /// The elements, if they are in host memory.
+    pub(crate) fn host(&self) -> Result<&Storage> {
+        match &self.memory {
+            Memory::Host(storage) => Ok(storage),
+            Memory::Device(array) => Err(elsewhere(&self.shape, array)),
+        }
+    }
+
+    /// The elements for writing, if they are in host memory.
+    pub(crate) fn host_mut(&mut self) -> Result<&mut Storage> {
+        match &mut self.memory {
+            Memory::Host(storage) => Ok(storage),
+            Memory::Device(array) => Err(elsewhere(&self.shape, array)),
+        }
+    }
+
+    /// The elements, if they are in the memory of a GPU.
+    pub(crate) fn device(&self) -> Option<&DeviceArray> {
+        match &self.memory {
+            Memory::Host(_) => None,
+            Memory::Device(array) => Some(array),
+        }
     }
 
     /// Length of each dimension.
@@ -81,16 +124,20 @@ impl Tensor {
 
     /// The element type.
     pub fn dtype(&self) -> Dtype {
-        match &self.storage {
-            Storage::F32(_) => Dtype::F32,
-            Storage::F16(_) => Dtype::F16,
-            Storage::Bf16(_) => Dtype::Bf16,
+        match &self.memory {
+            Memory::Host(Storage::F32(_)) => Dtype::F32,
+            Memory::Host(Storage::F16(_)) => Dtype::F16,
+            Memory::Host(Storage::Bf16(_)) => Dtype::Bf16,
+            Memory::Device(array) => array.dtype(),
         }
     }
 
     /// Number of elements.
     pub fn count(&self) -> usize {
-        with_elements!(&self.storage, x => x.len())
+        match &self.memory {
+            Memory::Host(storage) => with_elements!(storage, x => x.len()),
+            Memory::Device(array) => array.count(),
+        }
     }
 
     /// Bytes of all elements.
@@ -108,31 +155,30 @@ impl Tensor {
         self.shape.iter().skip(1).product()
     }
 
-    /// All values, copied only if they are not `f32`.
-    pub fn values(&self) -> Cow<'_, [f32]> {
+    /// All values. Copied only if they are not `f32` in host memory; from a GPU, when it has computed them.
+    ///
+    /// # Errors
+    /// When a GPU fails.
+    pub fn values(&self) -> Result<Cow<'_, [f32]>> {
         fn widen<T: Float>(from: &[T]) -> Vec<f32> {
             let mut to = vec![0.0; from.len()];
             T::widen_into(from, &mut to);
             to
         }
-        match &self.storage {
-            Storage::F32(x) => Cow::Borrowed(x),
-            Storage::F16(x) => Cow::Owned(widen(x)),
-            Storage::Bf16(x) => Cow::Owned(widen(x)),
+        fn widened(storage: &Storage) -> Cow<'_, [f32]> {
+            match storage {
+                Storage::F32(x) => Cow::Borrowed(x),
+                Storage::F16(x) => Cow::Owned(widen(x)),
+                Storage::Bf16(x) => Cow::Owned(widen(x)),
+            }
         }
-    }
-
-    /// The same values rounded to another type. Nothing is copied if it is the same.
-    #[must_use]
-    pub fn cast(self, dtype: Dtype) -> Self {
-        if self.dtype() == dtype {
-            return self;
+        match &self.memory {
+            Memory::Host(storage) => Ok(widened(storage)),
+            Memory::Device(array) => match array.download()? {
+                Storage::F32(values) => Ok(Cow::Owned(values)),
+                half => Ok(Cow::Owned(widened(&half).into_owned())),
+            },
         }
-        let values = match self.storage {
-            Storage::F32(x) => x,
-            ref half => with_elements!(half, x => x.iter().map(|v| v.widen()).collect()),
-        };
-        Self { shape: self.shape, storage: Storage::narrow(values, dtype) }
     }
 
     /// The same elements under another shape of as many.
@@ -147,6 +193,35 @@ impl Tensor {
         Ok(self)
     }
 
+    /// Writes `rows` rows from row `at` on, which must be within the tensor. `fill` provides some at a time, maybe on
+    /// several threads: it gets their numbers, counted from the first of these rows, and their bytes to set.
+    pub(crate) fn fill_rows(
+        &mut self,
+        at: usize,
+        rows: usize,
+        fill: &(dyn Fn(Range<usize>, &mut [u8]) + Sync),
+    ) -> Result<()> {
+        let columns = self.columns();
+        match &mut self.memory {
+            Memory::Host(storage) => with_elements!(storage, x => {
+                fill(0..rows, bytemuck::cast_slice_mut(&mut x[at * columns..(at + rows) * columns]));
+            }),
+            Memory::Device(array) => {
+                let width = columns * array.dtype().size();
+                array.upload(at * width, rows, width, fill)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Another tensor of the same type in the same memory, of unspecified content.
+    pub(crate) fn like(&self, shape: &[usize]) -> Result<Self> {
+        match &self.memory {
+            Memory::Host(_) => Ok(Self::zeros(shape, self.dtype())),
+            Memory::Device(array) => Ok(Self::from_device(shape, array.like(shape.iter().product())?)),
+        }
+    }
+
     /// Some rows, lent to a collective. The range must be within the tensor.
     pub(crate) fn rows_mut(&mut self, rows: Range<usize>) -> Rows<'_> {
         let columns = self.columns();
@@ -154,15 +229,29 @@ impl Tensor {
     }
 }
 
+fn elsewhere(shape: &[usize], array: &DeviceArray) -> Error {
+    Error::input(format!(
+        "a tensor of shape {shape:?} is in the memory of GPU {} and this is computed in host memory; compute it where \
+         the tensor is, or copy its values",
+        array.ordinal()
+    ))
+}
+
 impl Buffer for Tensor {
     fn view(&self) -> View<'_> {
-        with_elements!(&self.storage, x => View::of(x))
+        match &self.memory {
+            Memory::Host(storage) => with_elements!(storage, x => View::of(x)),
+            Memory::Device(array) => array.view(0..array.count()),
+        }
     }
 }
 
 impl BufferMut for Tensor {
     fn view_mut(&mut self) -> ViewMut<'_> {
-        with_elements!(&mut self.storage, x => ViewMut::of(x))
+        match &mut self.memory {
+            Memory::Host(storage) => with_elements!(storage, x => ViewMut::of(x)),
+            Memory::Device(array) => array.view_mut(0..array.count()),
+        }
     }
 }
 
@@ -174,13 +263,19 @@ pub(crate) struct Rows<'a> {
 
 impl Buffer for Rows<'_> {
     fn view(&self) -> View<'_> {
-        with_elements!(&self.tensor.storage, x => View::of(&x[self.range.clone()]))
+        match &self.tensor.memory {
+            Memory::Host(storage) => with_elements!(storage, x => View::of(&x[self.range.clone()])),
+            Memory::Device(array) => array.view(self.range.clone()),
+        }
     }
 }
 
 impl BufferMut for Rows<'_> {
     fn view_mut(&mut self) -> ViewMut<'_> {
-        with_elements!(&mut self.tensor.storage, x => ViewMut::of(&mut x[self.range.clone()]))
+        match &mut self.tensor.memory {
+            Memory::Host(storage) => with_elements!(storage, x => ViewMut::of(&mut x[self.range.clone()])),
+            Memory::Device(array) => array.view_mut(self.range.clone()),
+        }
     }
 }
 
@@ -193,8 +288,7 @@ mod tests {
         assert!(Tensor::new(&[2, 3], vec![0.0; 5], Dtype::F32).is_err());
         let tensor = Tensor::new(&[2, 3], (0..6u8).map(f32::from).collect(), Dtype::Bf16).unwrap();
         assert_eq!((tensor.rows(), tensor.columns(), tensor.bytes()), (2, 3, 12));
-        assert_eq!(tensor.values()[5], 5.0);
-        assert_eq!(tensor.clone().cast(Dtype::F32).values(), tensor.values());
+        assert_eq!(tensor.values().unwrap()[5], 5.0);
         assert!(tensor.reshape(&[4]).is_err());
     }
 }

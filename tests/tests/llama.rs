@@ -19,7 +19,8 @@ fn copy(name: &str) -> TempDir {
 fn sampling_gives_the_same_tokens_on_every_rank_and_again_with_the_same_seed() {
     let sample = |seed| {
         let sampling = Sampling::Random { temperature: 1.5, top_p: 0.95, seed };
-        let options = GenerateOptions { max_new_tokens: 30, sampling, ignore_end: true };
+        let options =
+            GenerateOptions { max_new_tokens: 30, sampling, ignore_end: true, ..GenerateOptions::default() };
         let all = on_loopback(4, |group| {
             let model = Llama::load(&folder("llama-gqa"), None, group).unwrap();
             model.generate(&[1, 5, 9], &options, group).unwrap()

@@ -19,5 +19,8 @@ section! {
         top_p: TopP = "1",
         /// The seed of sampling.
         seed: u64 = "0",
+        /// On a GPU: whether the pass of one token is recorded into a CUDA graph and repeated, in place of launching its
+        /// every operation.
+        graph: bool = "true",
     }
 }

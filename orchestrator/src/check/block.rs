@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use ryzanstein_process_group::{ProcessGroup, ReduceOp};
 use ryzanstein_tensor_parallel::checkpoint::{Loader, MemorySource};
-use ryzanstein_tensor_parallel::compute::Host;
+use ryzanstein_tensor_parallel::compute;
 use ryzanstein_tensor_parallel::model::tensors;
 use ryzanstein_tensor_parallel::{Dtype, Error, Llama, LlamaConfig, Tensor};
 
@@ -29,7 +29,7 @@ pub(super) fn compare(group: &mut ProcessGroup) -> Result<Comparison, Error> {
     let weights = weights(&config)?;
     let sharded = forward(&config, &weights, group)?;
     let whole = forward(&config, &weights, &mut ProcessGroup::loopback(1).remove(0))?;
-    let (sharded, whole) = (sharded.values(), whole.values());
+    let (sharded, whole) = (sharded.values()?, whole.values()?);
     let largest = whole.iter().fold(0.0f32, |m, v| m.max(v.abs()));
     let difference = sharded.iter().zip(&*whole).fold(0.0f32, |m, (a, b)| {
         // A NaN must not pass for "no difference".
@@ -83,8 +83,7 @@ fn forward(
     let (rank, ranks) = (group.rank().index(), group.world_size());
     let mut source = MemorySource { tensors: weights, rank };
     let mut loader = Loader::new(&mut source, rank, ranks, Dtype::F32);
-    let model =
-        Llama::from_loader(config.clone(), Dtype::F32, Box::new(Host::shared_by(ranks)), &mut loader)?;
+    let model = Llama::from_loader(config.clone(), Dtype::F32, compute::for_group(group)?, &mut loader)?;
     let mut cache = model.cache(TOKENS.len())?;
     model.forward(&TOKENS, &mut cache, group)
 }

@@ -1,21 +1,31 @@
 //! Keys and values of the positions seen so far, of this rank's heads only.
 
+use crate::compute::Compute;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 /// The cache of one layer. Both tensors are `[kv_heads, capacity, head_dim]`.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct LayerCache {
     pub(crate) keys: Tensor,
     pub(crate) values: Tensor,
 }
 
 impl LayerCache {
-    /// Room for `capacity` positions.
-    pub fn new(kv_heads: usize, capacity: usize, head_dim: usize, dtype: Dtype) -> Self {
-        let empty = Tensor::zeros(&[kv_heads, capacity, head_dim], dtype);
-        Self { keys: empty.clone(), values: empty }
+    /// Room for `capacity` positions, where `compute` computes.
+    ///
+    /// # Errors
+    /// When a GPU has not so much memory.
+    pub fn new(
+        compute: &dyn Compute,
+        kv_heads: usize,
+        capacity: usize,
+        head_dim: usize,
+        dtype: Dtype,
+    ) -> Result<Self> {
+        let shape = [kv_heads, capacity, head_dim];
+        Ok(Self { keys: compute.zeros(&shape, dtype)?, values: compute.zeros(&shape, dtype)? })
     }
 
     pub(crate) fn capacity(&self) -> usize {
@@ -29,7 +39,7 @@ impl LayerCache {
 }
 
 /// The cache of one sequence: every layer's keys and values of this rank's heads.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct KvCache {
     pub(crate) layers: Vec<LayerCache>,
     length: usize,
@@ -37,10 +47,20 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// Room for `capacity` positions in each of `layers` layers.
-    pub fn new(layers: usize, kv_heads: usize, capacity: usize, head_dim: usize, dtype: Dtype) -> Self {
-        let layers = (0..layers).map(|_| LayerCache::new(kv_heads, capacity, head_dim, dtype)).collect();
-        Self { layers, length: 0, capacity }
+    /// Room for `capacity` positions in each of `layers` layers, where `compute` computes.
+    ///
+    /// # Errors
+    /// When a GPU has not so much memory.
+    pub fn new(
+        compute: &dyn Compute,
+        layers: usize,
+        kv_heads: usize,
+        capacity: usize,
+        head_dim: usize,
+        dtype: Dtype,
+    ) -> Result<Self> {
+        let layer = |_| LayerCache::new(compute, kv_heads, capacity, head_dim, dtype);
+        Ok(Self { layers: (0..layers).map(layer).collect::<Result<_>>()?, length: 0, capacity })
     }
 
     /// Positions held.

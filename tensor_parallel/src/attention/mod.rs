@@ -7,7 +7,7 @@ use ryzanstein_process_group::ProcessGroup;
 
 pub use self::cache::{KvCache, LayerCache};
 pub use self::rotary::{Rotary, RotaryScaling, RotaryTable};
-use crate::compute::{AttentionCall, Compute};
+use crate::compute::{AttentionCall, Compute, Step};
 use crate::error::Result;
 use crate::linear::{QkvParallelLinear, RowParallelLinear};
 use crate::tensor::Tensor;
@@ -24,7 +24,7 @@ pub struct ParallelAttention {
 }
 
 impl ParallelAttention {
-    /// Attends from new positions, the first of which is `position`, to all that the cache holds and themselves.
+    /// Attends from the step's positions to all that the cache holds and themselves.
     /// One all-reduce.
     ///
     /// # Errors
@@ -32,8 +32,7 @@ impl ParallelAttention {
     pub fn forward(
         &self,
         x: &Tensor,
-        position: usize,
-        rotary: &RotaryTable,
+        step: &Step,
         cache: &mut LayerCache,
         compute: &dyn Compute,
         group: &mut ProcessGroup,
@@ -43,8 +42,7 @@ impl ParallelAttention {
             heads: self.qkv.heads(),
             kv_heads: self.qkv.kv_heads(),
             head_dim: self.qkv.head_dim(),
-            rotary,
-            position,
+            step,
             window: self.window,
         };
         let attended = compute.attention(qkv, &call, cache)?;

@@ -38,6 +38,11 @@ impl Rotary {
         Self { frequencies: (0..head_dim / 2).map(|i| scale(frequency(i), scaling) as f32).collect() }
     }
 
+    /// The angle of each pair of elements between one position and the next.
+    pub(crate) fn frequencies(&self) -> &[f32] {
+        &self.frequencies
+    }
+
     /// The rotations of `count` positions from `position` on.
     pub fn table(&self, position: usize, count: usize) -> RotaryTable {
         let half = self.frequencies.len();

@@ -214,7 +214,7 @@ impl Checkpoint {
             }
         }
         let bytes = rows.len() * columns.len() * size;
-        slice::copy(stored, rows, &columns, target, at);
+        slice::copy(stored, rows, &columns, target, at)?;
         self.read.fetch_add(bytes as u64, Ordering::Relaxed);
         Ok(())
     }

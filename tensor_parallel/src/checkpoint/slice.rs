@@ -5,7 +5,8 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use crate::dtype::{Dtype, Float};
-use crate::tensor::{Tensor, with_elements};
+use crate::error::Result;
+use crate::tensor::Tensor;
 
 /// A matrix as it lies in a file.
 #[derive(Clone, Copy)]
@@ -22,27 +23,35 @@ pub(crate) fn copy(
     columns: &Range<usize>,
     target: &mut Tensor,
     at: usize,
-) {
+) -> Result<()> {
     let width = columns.len();
     debug_assert_eq!(width, target.columns());
     if width == 0 {
+        return Ok(());
+    }
+    let dtype = target.dtype();
+    target.fill_rows(at, rows.len(), &|part, to| {
+        let rows = rows.start + part.start..rows.start + part.end;
+        match dtype {
+            Dtype::F32 => copy_rows::<f32>(stored, rows, columns, bytemuck::cast_slice_mut(to)),
+            Dtype::F16 => copy_rows::<f16>(stored, rows, columns, bytemuck::cast_slice_mut(to)),
+            Dtype::Bf16 => copy_rows::<bf16>(stored, rows, columns, bytemuck::cast_slice_mut(to)),
+        }
+    })
+}
+
+fn copy_rows<T: Float>(stored: Stored<'_>, rows: Range<usize>, columns: &Range<usize>, to: &mut [T]) {
+    let (width, size) = (columns.len(), stored.dtype.size());
+    if width == stored.columns {
+        // Whole rows are one run.
+        let from = &stored.bytes[rows.start * width * size..rows.end * width * size];
+        convert(from, stored.dtype, to);
         return;
     }
-    let size = stored.dtype.size();
-    let start = at * width;
-    with_elements!(&mut target.storage, to => {
-        let to = &mut to[start..start + rows.len() * width];
-        if width == stored.columns {
-            // Whole rows are one run.
-            let from = &stored.bytes[rows.start * width * size..rows.end * width * size];
-            convert(from, stored.dtype, to);
-        } else {
-            for (row, to) in rows.zip(to.chunks_exact_mut(width)) {
-                let from = (row * stored.columns + columns.start) * size;
-                convert(&stored.bytes[from..from + width * size], stored.dtype, to);
-            }
-        }
-    });
+    for (row, to) in rows.zip(to.chunks_exact_mut(width)) {
+        let from = (row * stored.columns + columns.start) * size;
+        convert(&stored.bytes[from..from + width * size], stored.dtype, to);
+    }
 }
 
 fn convert<T: Float>(from: &[u8], dtype: Dtype, to: &mut [T]) {

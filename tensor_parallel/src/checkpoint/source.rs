@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use ryzanstein_process_group::{ProcessGroup, Rank};
+use ryzanstein_process_group::{Buffer as _, ProcessGroup, Rank};
 
 use super::Checkpoint;
+use crate::compute::Compute;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -95,18 +96,16 @@ impl WeightSource for MemorySource<'_> {
             )));
         }
         let (rows, columns) = part.of(self.rank);
-        let values = tensor.values();
+        let values = tensor.values()?;
         let width = tensor.columns();
         let values = rows.clone().flat_map(|r| &values[r * width..][columns.clone()]).copied().collect();
         let block = Tensor::new(&[rows.len(), columns.len()], values, target.dtype())?;
-        copy_rows(&block, target, at)
+        let bytes = block.view().host()?;
+        let width = columns.len() * block.dtype().size();
+        target.fill_rows(at, rows.len(), &|part, to| {
+            to.copy_from_slice(&bytes[part.start * width..part.end * width]);
+        })
     }
-}
-
-fn copy_rows(block: &Tensor, target: &mut Tensor, at: usize) -> Result<()> {
-    use ryzanstein_process_group::{Buffer as _, BufferMut as _};
-    target.rows_mut(at..at + block.rows()).view_mut().host()?.copy_from_slice(block.view().host()?);
-    Ok(())
 }
 
 /// Weights that one rank reads and sends to the others: each gets its own part only, and what all of them hold is
@@ -136,7 +135,7 @@ impl WeightSource for RootSource<'_> {
         for peer in Rank::all(self.group.world_size()) {
             let (rows, columns) = part.of(peer.index());
             let step = (MESSAGE_BYTES / (columns.len() * target.dtype().size()).max(1)).max(1);
-            let mut block = Tensor::zeros(&[0, 0], target.dtype());
+            let mut block = target.like(&[0, 0])?;
             for start in rows.clone().step_by(step) {
                 let piece = start..rows.end.min(start + step);
                 let there = at + start - rows.start;
@@ -148,7 +147,7 @@ impl WeightSource for RootSource<'_> {
                         continue;
                     }
                     if block.shape() != [piece.len(), columns.len()] {
-                        block = Tensor::zeros(&[piece.len(), columns.len()], target.dtype());
+                        block = target.like(&[piece.len(), columns.len()])?;
                     }
                     checkpoint.read_into(part.name, part.shape, piece, columns.clone(), &mut block, 0)?;
                     self.group.send(&block, peer)?;
@@ -162,6 +161,7 @@ impl WeightSource for RootSource<'_> {
 /// What layers are made from: a source of weights, and which rank of how many this is.
 pub struct Loader<'a> {
     source: &'a mut dyn WeightSource,
+    compute: Option<&'a dyn Compute>,
     rank: usize,
     world_size: usize,
     weights: Dtype,
@@ -177,9 +177,34 @@ impl std::fmt::Debug for Loader<'_> {
 }
 
 impl<'a> Loader<'a> {
-    /// Loads for one rank of `world_size`, matrices in the type `weights`.
+    /// Loads for one rank of `world_size`, matrices in the type `weights`, into host memory.
     pub fn new(source: &'a mut dyn WeightSource, rank: usize, world_size: usize, weights: Dtype) -> Self {
-        Self { source, rank, world_size, weights }
+        Self { source, compute: None, rank, world_size, weights }
+    }
+
+    /// The same, but what is loaded is put where `compute` computes.
+    #[must_use]
+    pub fn on(self, compute: &'a dyn Compute) -> Self {
+        Self { compute: Some(compute), ..self }
+    }
+
+    /// A loader for as long as this one is lent: for a model that computes on `compute` with `activations`.
+    pub(crate) fn lend<'b>(&'b mut self, compute: &'b dyn Compute, activations: Dtype) -> Loader<'b> {
+        let weights = compute.weights(self.weights, activations);
+        Loader {
+            source: &mut *self.source,
+            compute: Some(compute),
+            rank: self.rank,
+            world_size: self.world_size,
+            weights,
+        }
+    }
+
+    fn zeros(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
+        match self.compute {
+            Some(compute) => compute.zeros(shape, dtype),
+            None => Ok(Tensor::zeros(shape, dtype)),
+        }
     }
 
     /// This rank.
@@ -200,7 +225,7 @@ impl<'a> Loader<'a> {
         let cuts: Vec<_> = parts.iter().map(|p| p.of(self.rank)).collect();
         let columns = cuts.first().map_or(0, |(_, c)| c.len());
         let rows = cuts.iter().map(|(r, _)| r.len()).sum();
-        let mut target = Tensor::zeros(&[rows, columns], self.weights);
+        let mut target = self.zeros(&[rows, columns], self.weights)?;
         self.fill(parts, &mut target)?;
         Ok(target)
     }
@@ -211,7 +236,7 @@ impl<'a> Loader<'a> {
     /// What the source reports.
     pub fn vector(&mut self, parts: &[Part<'_>]) -> Result<Tensor> {
         let length = parts.iter().map(|p| p.of(self.rank).0.len()).sum();
-        let mut target = Tensor::zeros(&[length], Dtype::F32);
+        let mut target = self.zeros(&[length], Dtype::F32)?;
         self.fill(parts, &mut target)?;
         Ok(target)
     }
@@ -221,7 +246,7 @@ impl<'a> Loader<'a> {
     /// # Errors
     /// What the source reports.
     pub fn padded(&mut self, part: &Part<'_>, rows: usize) -> Result<Tensor> {
-        let mut target = Tensor::zeros(&[rows, part.of(self.rank).1.len()], self.weights);
+        let mut target = self.zeros(&[rows, part.of(self.rank).1.len()], self.weights)?;
         self.source.fill(part, &mut target, 0)?;
         Ok(target)
     }

@@ -12,9 +12,9 @@ use rayon::prelude::*;
 
 use super::{AttentionCall, skinny};
 use crate::attention::LayerCache;
-use crate::dtype::{Dtype, Float};
+use crate::dtype::Float;
 use crate::error::{Error, Result};
-use crate::tensor::{Tensor, with_elements};
+use crate::tensor::{Storage, Tensor, with_elements};
 
 /// Fewer products of a query's element than this are not worth a second thread.
 const PARALLEL_FROM: usize = 1 << 17;
@@ -25,7 +25,8 @@ pub(super) fn attention(
     call: &AttentionCall<'_>,
     cache: &mut LayerCache,
 ) -> Result<Tensor> {
-    let &AttentionCall { heads, kv_heads, head_dim, rotary, position, window } = call;
+    let &AttentionCall { heads, kv_heads, head_dim, step, window } = call;
+    let (position, rotary) = (step.position(), step.rotations()?);
     let rows = qkv.rows();
     let width = (heads + 2 * kv_heads) * head_dim;
     let fits = qkv.columns() == width
@@ -41,15 +42,16 @@ pub(super) fn attention(
             cache.keys.shape()
         )));
     }
-    let mut values = qkv.values().into_owned();
+    let mut values = qkv.values()?.into_owned();
     for (i, row) in values.chunks_exact_mut(width).enumerate() {
         for head in row[..(heads + kv_heads) * head_dim].chunks_exact_mut(head_dim) {
             rotary.rotate(i, head);
         }
-        store(cache, &row[heads * head_dim..], position + i, kv_heads, head_dim);
+        store(cache, &row[heads * head_dim..], position + i, kv_heads, head_dim)?;
     }
 
     let (shared, capacity) = (heads / kv_heads, cache.capacity());
+    let (keys, cached) = (cache.keys.host()?, cache.values.host()?);
     let mut out = vec![0.0; rows * heads * head_dim];
     let one_head = |(index, out): (usize, &mut [f32])| {
         let (row, head) = (index / heads, index % heads);
@@ -58,7 +60,7 @@ pub(super) fn attention(
         let start = window.map_or(0, |w| end.saturating_sub(w));
         let first = (head / shared) * capacity;
         let seen = (first + start) * head_dim..(first + end) * head_dim;
-        arch.dispatch(OneHead { query, cache, seen, out });
+        arch.dispatch(OneHead { query, keys, values: cached, seen, out });
     };
     if threads > 1 && out.len() * (position + rows) >= PARALLEL_FROM {
         out.par_chunks_exact_mut(head_dim).enumerate().for_each(one_head);
@@ -69,11 +71,17 @@ pub(super) fn attention(
 }
 
 /// Puts the keys and values of one position into the cache, rounded to its type.
-fn store(cache: &mut LayerCache, kv: &[f32], position: usize, kv_heads: usize, head_dim: usize) {
+fn store(
+    cache: &mut LayerCache,
+    kv: &[f32],
+    position: usize,
+    kv_heads: usize,
+    head_dim: usize,
+) -> Result<()> {
     let capacity = cache.capacity();
     let (keys, values) = kv.split_at(kv_heads * head_dim);
     for (target, source) in [(&mut cache.keys, keys), (&mut cache.values, values)] {
-        with_elements!(&mut target.storage, to => {
+        with_elements!(target.host_mut()?, to => {
             for (head, from) in source.chunks_exact(head_dim).enumerate() {
                 let at = (head * capacity + position) * head_dim;
                 for (to, from) in to[at..at + head_dim].iter_mut().zip(from) {
@@ -82,12 +90,14 @@ fn store(cache: &mut LayerCache, kv: &[f32], position: usize, kv_heads: usize, h
             }
         });
     }
+    Ok(())
 }
 
 /// Softmax of a query's products with the keys, as weights of the values.
 struct OneHead<'a> {
     query: &'a [f32],
-    cache: &'a LayerCache,
+    keys: &'a Storage,
+    values: &'a Storage,
     /// Elements of the cache that the query sees.
     seen: Range<usize>,
     out: &'a mut [f32],
@@ -98,12 +108,12 @@ impl WithSimd for OneHead<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
-        let Self { query, cache, seen, out } = self;
+        let Self { query, keys, values, seen, out } = self;
         let head_dim = query.len();
         let scale = 1.0 / (head_dim as f32).sqrt();
-        let mut wide = vec![0.0; if cache.keys.dtype() == Dtype::F32 { 0 } else { head_dim }];
+        let mut wide = vec![0.0; if matches!(keys, Storage::F32(_)) { 0 } else { head_dim }];
         let mut scores = Vec::with_capacity(seen.len() / head_dim);
-        with_elements!(&cache.keys.storage, keys => {
+        with_elements!(keys, keys => {
             for key in keys[seen.clone()].chunks_exact(head_dim) {
                 scores.push(skinny::dot(simd, query, skinny::widened(key, &mut wide)) * scale);
             }
@@ -114,7 +124,7 @@ impl WithSimd for OneHead<'_> {
             *score = (*score - greatest).exp();
             sum += *score;
         }
-        with_elements!(&cache.values.storage, values => {
+        with_elements!(values, values => {
             for (value, score) in values[seen].chunks_exact(head_dim).zip(&scores) {
                 let share = score / sum;
                 for (out, value) in out.iter_mut().zip(skinny::widened(value, &mut wide)) {

@@ -6,8 +6,8 @@ use pulp::Arch;
 use rayon::prelude::*;
 use ryzanstein_process_group::Element as _;
 
-use super::{AttentionCall, Compute, attend, matmul, skinny};
-use crate::attention::LayerCache;
+use super::{AttentionCall, Compute, Step, attend, matmul, skinny};
+use crate::attention::{LayerCache, Rotary};
 use crate::dtype::{Dtype, Float};
 use crate::error::{Error, Result};
 use crate::tensor::{Storage, Tensor, with_elements};
@@ -85,11 +85,12 @@ fn shapes(what: &str, a: &Tensor, b: &Tensor) -> Error {
 
 /// Builds a tensor row by row: `fill` gets the row's number and `columns` values to set.
 fn build(rows: usize, columns: usize, dtype: Dtype, mut fill: impl FnMut(usize, &mut [f32])) -> Tensor {
-    let mut out = Tensor::zeros(&[rows, columns], dtype);
+    let shape = [rows, columns];
     if columns == 0 {
-        return out;
+        return Tensor::zeros(&shape, dtype);
     }
-    match &mut out.storage {
+    let mut out = Storage::zeros(rows * columns, dtype);
+    match &mut out {
         Storage::F32(out) => out.chunks_exact_mut(columns).enumerate().for_each(|(i, row)| fill(i, row)),
         half => {
             let mut wide = vec![0.0; columns];
@@ -103,10 +104,23 @@ fn build(rows: usize, columns: usize, dtype: Dtype, mut fill: impl FnMut(usize, 
             }
         }
     }
-    out
+    Tensor::from_storage(&shape, out)
 }
 
 impl Compute for Host {
+    fn zeros(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
+        Ok(Tensor::zeros(shape, dtype))
+    }
+
+    fn step(&self, tokens: &[u32], position: usize, rotary: &Rotary) -> Result<Step> {
+        Ok(Step::on_host(tokens, position, rotary))
+    }
+
+    fn set_step(&self, step: &mut Step, tokens: &[u32], position: usize, rotary: &Rotary) -> Result<()> {
+        *step = Step::on_host(tokens, position, rotary);
+        Ok(())
+    }
+
     fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor> {
         let (m, k, n) = (x.rows(), x.columns(), weight.rows());
         if weight.columns() != k {
@@ -116,9 +130,9 @@ impl Compute for Host {
             return Err(shapes("bias", weight, bias));
         }
         let mut y = vec![0.0; m * n];
-        let values = x.values();
+        let values = x.values()?;
         if m > 0 && n > 0 && k > 0 {
-            with_elements!(&weight.storage, w => {
+            with_elements!(weight.host()?, w => {
                 if m <= skinny::MOST_ROWS {
                     self.few_rows(&values, w, &mut y, k);
                 } else {
@@ -127,7 +141,7 @@ impl Compute for Host {
             });
         }
         if let Some(bias) = bias {
-            let bias = bias.values();
+            let bias = bias.values()?;
             for (y, b) in y.iter_mut().zip(bias.iter().cycle()) {
                 *y += b;
             }
@@ -135,11 +149,12 @@ impl Compute for Host {
         Tensor::new(&[m, n], y, out)
     }
 
-    fn embed(&self, table: &Tensor, first: usize, ids: &[u32], out: Dtype) -> Result<Tensor> {
+    fn embed(&self, table: &Tensor, first: usize, step: &Step, out: Dtype) -> Result<Tensor> {
         let (rows, columns) = (table.rows(), table.columns());
+        let (ids, stored) = (step.tokens(), table.host()?);
         Ok(build(ids.len(), columns, out, |i, to| {
             match (ids[i] as usize).checked_sub(first).filter(|row| *row < rows) {
-                Some(row) => with_elements!(&table.storage, from => {
+                Some(row) => with_elements!(stored, from => {
                     Float::widen_into(&from[row * columns..(row + 1) * columns], to);
                 }),
                 None => to.fill(0.0),
@@ -152,7 +167,7 @@ impl Compute for Host {
         if weight.count() != columns {
             return Err(shapes("norm", x, weight));
         }
-        let (values, weight) = (x.values(), weight.values());
+        let (values, weight) = (x.values()?, weight.values()?);
         Ok(build(x.rows(), columns, x.dtype(), |i, to| {
             let row = &values[i * columns..(i + 1) * columns];
             let scale = 1.0 / (row.iter().map(|x| x * x).sum::<f32>() / columns as f32 + epsilon).sqrt();
@@ -167,8 +182,8 @@ impl Compute for Host {
         if !one_row && y.shape() != x.shape() {
             return Err(shapes("add", x, y));
         }
-        let y = y.values();
-        with_elements!(&mut x.storage, x => {
+        let y = y.values()?;
+        with_elements!(x.host_mut()?, x => {
             for (x, y) in x.iter_mut().zip(y.iter().cycle()) {
                 *x = Float::narrow((*x).widen() + y);
             }
@@ -184,7 +199,7 @@ impl Compute for Host {
             )));
         }
         let width = x.columns() / 2;
-        let values = x.values();
+        let values = x.values()?;
         Ok(build(x.rows(), width, x.dtype(), |i, to| {
             let (gate, up) = values[2 * i * width..2 * (i + 1) * width].split_at(width);
             for ((to, gate), up) in to.iter_mut().zip(gate).zip(up) {
@@ -201,7 +216,7 @@ impl Compute for Host {
         if columns.start > columns.end || columns.end > x.columns() {
             return Err(Error::input(format!("columns {columns:?} of a tensor of shape {:?}", x.shape())));
         }
-        let values = x.values();
+        let values = x.values()?;
         Ok(build(x.rows(), columns.len(), x.dtype(), |i, to| {
             to.copy_from_slice(&values[i * x.columns()..][columns.clone()]);
         }))
@@ -217,7 +232,7 @@ impl Compute for Host {
         if count == 1 && keep == width {
             return blocks.reshape(&[rows, width]);
         }
-        let values = blocks.values();
+        let values = blocks.values()?;
         Ok(build(rows, keep, blocks.dtype(), |i, to| {
             for (block, to) in to.chunks_mut(width).enumerate() {
                 let from = (block * rows + i) * width;

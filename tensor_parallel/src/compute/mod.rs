@@ -1,15 +1,21 @@
 //! Arithmetic of one rank. Layers hold weights and call the group; all computing goes through [`Compute`].
 
 mod attend;
+pub mod cuda;
 mod host;
 mod matmul;
 mod skinny;
+mod step;
 
 use std::fmt;
 use std::ops::Range;
 
+use ryzanstein_process_group::ProcessGroup;
+
+pub use self::cuda::Cuda;
 pub use self::host::Host;
-use crate::attention::{LayerCache, RotaryTable};
+pub use self::step::Step;
+use crate::attention::{LayerCache, Rotary};
 use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -23,10 +29,8 @@ pub struct AttentionCall<'a> {
     pub kv_heads: usize,
     /// Length of one head.
     pub head_dim: usize,
-    /// Rotations of the new positions.
-    pub rotary: &'a RotaryTable,
-    /// The first new position.
-    pub position: usize,
+    /// The new positions and their rotations.
+    pub step: &'a Step,
     /// How many positions a query sees, its own included; all if there is no window.
     pub window: Option<usize>,
 }
@@ -35,11 +39,42 @@ pub struct AttentionCall<'a> {
 ///
 /// Activations are `[positions, features]`, weights `[out, in]`.
 pub trait Compute: fmt::Debug + Send + Sync {
+    /// The type in which to hold matrices that are stored as `stored` and meet `activations`; as stored, unless that
+    /// cannot be multiplied without converting it first, every time.
+    fn weights(&self, stored: Dtype, activations: Dtype) -> Dtype {
+        let _ = activations;
+        stored
+    }
+
+    /// An array of zeros, where this computes. It is meant to stay: weights, caches.
+    fn zeros(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor>;
+
+    /// An array that the next operation fills, where this computes. What it holds before is unspecified.
+    fn scratch(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
+        self.zeros(shape, dtype)
+    }
+
+    /// What a pass over `tokens` needs to know, the first of which is at `position`.
+    fn step(&self, tokens: &[u32], position: usize, rotary: &Rotary) -> Result<Step>;
+
+    /// Puts other tokens in the place of as many.
+    fn set_step(&self, step: &mut Step, tokens: &[u32], position: usize, rotary: &Rotary) -> Result<()>;
+
+    /// Takes note of what `work` would compute, without computing it, so that it can be repeated cheaply on whatever is
+    /// then in the same tensors. `None`, and `work` not called, where repeating is no cheaper than calling.
+    ///
+    /// `work` must have run before, as what is set up at first use cannot be recorded. All tensors that it uses and did
+    /// not make must live for as long as the recording is replayed; so must the groups it calls.
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recording>>> {
+        let _ = work;
+        Ok(None)
+    }
+
     /// `x · weightᵀ + bias`, in type `out`.
     fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor>;
 
-    /// Row `id - first` of `table` for each id; zeros for ids outside `first..first + rows`.
-    fn embed(&self, table: &Tensor, first: usize, ids: &[u32], out: Dtype) -> Result<Tensor>;
+    /// Row `id - first` of `table` for each token; zeros for ids outside `first..first + rows`.
+    fn embed(&self, table: &Tensor, first: usize, step: &Step, out: Dtype) -> Result<Tensor>;
 
     /// `x / sqrt(mean(x²) + epsilon) × weight`, row by row.
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor>;
@@ -60,6 +95,27 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// Joins blocks side by side: `[blocks, rows, columns]` becomes `[rows, keep]`, the first `keep` columns of each
     /// joined row.
     fn join(&self, blocks: Tensor, keep: usize) -> Result<Tensor>;
+}
+
+/// What computes where the buffers of a group's calls must be: on its GPU, or on this host's processors, of which each
+/// rank takes its share.
+///
+/// # Errors
+/// When the group has a GPU that cannot be used to compute.
+pub fn for_group(group: &ProcessGroup) -> Result<Box<dyn Compute>> {
+    match group.device() {
+        Some(device) => Ok(Box::new(Cuda::new(device)?)),
+        None => Ok(Box::new(Host::shared_by(group.world_size()))),
+    }
+}
+
+/// Work that [`Compute::record`] took note of.
+pub trait Recording: fmt::Debug + Send + Sync {
+    /// Does it once more.
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    fn replay(&self) -> Result<()>;
 }
 
 #[cfg(test)]

@@ -19,11 +19,13 @@ pub struct GenerateOptions {
     pub sampling: Sampling,
     /// Whether to go on after a token that ends a text.
     pub ignore_end: bool,
+    /// Whether a GPU repeats a recorded pass for each token, instead of launching its every operation.
+    pub graph: bool,
 }
 
 impl Default for GenerateOptions {
     fn default() -> Self {
-        Self { max_new_tokens: 128, sampling: Sampling::Greedy, ignore_end: false }
+        Self { max_new_tokens: 128, sampling: Sampling::Greedy, ignore_end: false, graph: true }
     }
 }
 
@@ -79,10 +81,9 @@ impl Llama {
         // The last token is chosen and never fed back.
         let positions = prompt.len().checked_add(options.max_new_tokens - 1);
         let positions = positions.ok_or_else(|| Error::input("so many tokens cannot be counted"))?;
-        let mut cache = self.cache(positions)?;
-        let mut logits = self.forward_last(prompt, &mut cache, group)?;
+        let mut decoder = self.decoder(positions, options.graph)?;
+        let mut token = sampler.choose(&decoder.prompt(prompt, group)?.values()?)?;
         loop {
-            let token = sampler.choose(&logits.values())?;
             generated.tokens.push(token);
             on_token(token);
             if !options.ignore_end && self.config.end_tokens.contains(&token) {
@@ -92,7 +93,7 @@ impl Llama {
             if generated.tokens.len() == options.max_new_tokens {
                 return Ok(generated);
             }
-            logits = self.forward_last(&[token], &mut cache, group)?;
+            token = sampler.choose(&decoder.next(token, group)?.values()?)?;
         }
     }
 }

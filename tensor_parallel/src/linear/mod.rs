@@ -25,7 +25,7 @@ pub(crate) fn gather_columns(
     compute: &dyn Compute,
     group: &mut ProcessGroup,
 ) -> Result<Tensor> {
-    let mut blocks = Tensor::zeros(&[group.world_size(), local.rows(), local.columns()], local.dtype());
+    let mut blocks = compute.scratch(&[group.world_size(), local.rows(), local.columns()], local.dtype())?;
     group.all_gather_into(local, &mut blocks)?;
     compute.join(blocks, keep)
 }

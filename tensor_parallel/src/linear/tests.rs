@@ -60,10 +60,14 @@ fn same_on_all(
     body: impl Fn(&mut Loader<'_>, &mut ProcessGroup) -> Result<Tensor> + Sync,
 ) {
     let alone = run(1, tensors, calls, &body).remove(0);
-    assert!(alone.values().iter().any(|v| *v != 0.0));
+    assert!(alone.values().unwrap().iter().any(|v| *v != 0.0));
     for world_size in WORLDS {
         for (rank, got) in run(world_size, tensors, calls, &body).into_iter().enumerate() {
-            assert_eq!(got, alone, "rank {rank} of {world_size}");
+            assert_eq!(
+                (got.shape(), got.values().unwrap()),
+                (alone.shape(), alone.values().unwrap()),
+                "rank {rank} of {world_size}"
+            );
         }
     }
 }
@@ -95,8 +99,8 @@ fn column_parallel_results_side_by_side_are_the_whole_layer() {
     let alone = run(1, &linear(true), &[], body).remove(0);
     for world_size in WORLDS {
         let parts = run(world_size, &linear(true), &[], body);
-        let joined: Vec<f32> = parts.iter().flat_map(|p| p.values().into_owned()).collect();
-        assert_eq!(joined, *alone.values());
+        let joined: Vec<f32> = parts.iter().flat_map(|p| p.values().unwrap().into_owned()).collect();
+        assert_eq!(joined, *alone.values().unwrap());
     }
 }
 
@@ -151,8 +155,9 @@ fn unreduced_row_parallel_results_add_up_to_the_whole_layer() {
     };
     let alone = run(1, &linear(false), &[], body).remove(0);
     let parts = run(4, &linear(false), &[], body);
-    let sums: Vec<f32> = (0..alone.count()).map(|i| parts.iter().map(|p| p.values()[i]).sum()).collect();
-    assert_eq!(sums, *alone.values());
+    let sums: Vec<f32> =
+        (0..alone.count()).map(|i| parts.iter().map(|p| p.values().unwrap()[i]).sum()).collect();
+    assert_eq!(sums, *alone.values().unwrap());
 }
 
 #[test]
@@ -164,13 +169,13 @@ fn merged_parts_are_cut_one_by_one() {
             .forward(&x, &Host::new(1))
     };
     let alone = run(1, &named, &[], body).remove(0);
-    let values = alone.values();
+    let values = alone.values().unwrap();
     let (gate, up) = values.split_at(24);
     for world_size in WORLDS {
         for (rank, part) in run(world_size, &named, &[], body).iter().enumerate() {
             let (g, u) = (24 / world_size, 48 / world_size);
-            assert_eq!(part.values()[..g], gate[rank * g..(rank + 1) * g]);
-            assert_eq!(part.values()[g..], up[rank * u..(rank + 1) * u]);
+            assert_eq!(part.values().unwrap()[..g], gate[rank * g..(rank + 1) * g]);
+            assert_eq!(part.values().unwrap()[g..], up[rank * u..(rank + 1) * u]);
         }
     }
 }
@@ -199,11 +204,14 @@ fn close_on_all(
     body: impl Fn(&mut Loader<'_>, &mut ProcessGroup) -> Result<Tensor> + Sync,
 ) {
     let alone = run(1, named, &[("all_reduce", 1)], &body).remove(0);
-    let scale = alone.values().iter().fold(0.0f32, |a, b| a.max(b.abs()));
+    let scale = alone.values().unwrap().iter().fold(0.0f32, |a, b| a.max(b.abs()));
     for world_size in worlds {
         let all = run(*world_size, named, &[("all_reduce", 1)], &body);
-        assert!(all.iter().all(|r| *r == all[0]), "ranks of {world_size} differ");
-        for (got, want) in all[0].values().iter().zip(alone.values().iter()) {
+        assert!(
+            all.iter().all(|r| r.values().unwrap() == all[0].values().unwrap()),
+            "ranks of {world_size} differ"
+        );
+        for (got, want) in all[0].values().unwrap().iter().zip(alone.values().unwrap().iter()) {
             assert!((got - want).abs() <= 2e-6 * scale, "world {world_size}: {got} and {want}");
         }
     }
@@ -231,10 +239,11 @@ fn attention_with_cut_and_with_replicated_kv_heads_is_the_whole_layer() {
                 output: RowParallelLinear::load(loader, "o", (HIDDEN, q), RowOptions::default())?,
                 window: None,
             };
-            let mut cache = KvCache::new(1, attention.qkv.kv_heads(), 5, 4, Dtype::F32);
-            let table = Rotary::new(4, 1e4, RotaryScaling::None).table(0, 5);
+            let host = Host::new(1);
+            let mut cache = KvCache::new(&host, 1, attention.qkv.kv_heads(), 5, 4, Dtype::F32)?;
+            let step = host.step(&[0; 5], 0, &Rotary::new(4, 1e4, RotaryScaling::None))?;
             let x = whole(&[5, HIDDEN], 9);
-            attention.forward(&x, 0, &table, &mut cache.layers[0], &Host::new(1), group)
+            attention.forward(&x, &step, &mut cache.layers[0], &host, group)
         });
     }
 }
@@ -251,14 +260,14 @@ fn qkv_projections_are_the_whole_layers_rows_of_this_ranks_heads() {
         let shape = QkvShape { hidden: HIDDEN, heads: 8, kv_heads: 2, head_dim: 4 };
         QkvParallelLinear::load(loader, "a", shape, false)?.forward(&x, &Host::new(1))
     };
-    let alone = run(1, &named, &[], body).remove(0).values().into_owned();
+    let alone = run(1, &named, &[], body).remove(0).values().unwrap().into_owned();
     for world_size in [1, 2, 4, 8] {
         let (q, kv) = (32 / world_size, 8 / world_size.min(2));
         for (rank, got) in run(world_size, &named, &[], body).iter().enumerate() {
             let k = if world_size <= 2 { rank * kv } else { rank / (world_size / 2) * kv };
             let want =
                 [&alone[rank * q..(rank + 1) * q], &alone[32 + k..32 + k + kv], &alone[40 + k..40 + k + kv]];
-            assert_eq!(*got.values(), want.concat(), "rank {rank} of {world_size}");
+            assert_eq!(*got.values().unwrap(), want.concat(), "rank {rank} of {world_size}");
         }
     }
 }
@@ -270,12 +279,9 @@ fn embedding_and_head_equal_the_whole_layers_whatever_the_vocabulary() {
         let last = vocabulary as u32 - 1;
         same_on_all(&named, &[("all_reduce", 1)], |loader, group| {
             let weight = VocabularyWeight::load(loader, "e", vocabulary, HIDDEN)?;
-            VocabParallelEmbedding::new(weight).forward(
-                &[0, last, 3, last / 2],
-                Dtype::F32,
-                &Host::new(1),
-                group,
-            )
+            let host = Host::new(1);
+            let step = host.step(&[0, last, 3, last / 2], 0, &Rotary::new(4, 1e4, RotaryScaling::None))?;
+            VocabParallelEmbedding::new(weight).forward(&step, Dtype::F32, &host, group)
         });
         same_on_all(&named, &[("all_gather", 1)], |loader, group| {
             let weight = VocabularyWeight::load(loader, "e", vocabulary, HIDDEN)?;
@@ -292,7 +298,9 @@ fn a_token_outside_the_vocabulary_is_refused_before_any_call() {
     run(2, &named, &[], |loader, group| {
         let weight = VocabularyWeight::load(loader, "e", 100, HIDDEN)?;
         let embedding = VocabParallelEmbedding::new(weight);
-        let error = embedding.forward(&[1, 100], Dtype::F32, &Host::new(1), group).unwrap_err();
+        let host = Host::new(1);
+        let step = host.step(&[1, 100], 0, &Rotary::new(4, 1e4, RotaryScaling::None))?;
+        let error = embedding.forward(&step, Dtype::F32, &host, group).unwrap_err();
         assert!(error.to_string().contains("token 100 is not in the vocabulary of 100"));
         Ok(Tensor::zeros(&[1], Dtype::F32))
     });
@@ -306,7 +314,7 @@ fn the_mlp_is_exact_where_silu_is() {
         ("m.down_proj.weight", &[HIDDEN, 48]),
     ]);
     // silu of a multiple of 128 is itself or zero, to the bit.
-    let gate = whole(&[48, HIDDEN], 1).values().iter().map(|v| v * 128.0).collect();
+    let gate = whole(&[48, HIDDEN], 1).values().unwrap().iter().map(|v| v * 128.0).collect();
     named.insert("m.gate_proj.weight".into(), Tensor::new(&[48, HIDDEN], gate, Dtype::F32).unwrap());
     same_on_all(&named, &[("all_reduce", 1)], |loader, group| {
         let layer = ParallelMlp::load(loader, "m", HIDDEN, 48, false)?;
@@ -331,9 +339,10 @@ fn attention_is_exact_where_softmax_is() {
             output: RowParallelLinear::load(loader, "o", (HIDDEN, 96), RowOptions::default())?,
             window: Some(2),
         };
-        let mut cache = KvCache::new(1, attention.qkv.kv_heads(), 5, 4, Dtype::F32);
-        let table = Rotary::new(4, 1e4, RotaryScaling::None).table(0, 5);
+        let host = Host::new(1);
+        let mut cache = KvCache::new(&host, 1, attention.qkv.kv_heads(), 5, 4, Dtype::F32)?;
+        let step = host.step(&[0; 5], 0, &Rotary::new(4, 1e4, RotaryScaling::None))?;
         let x = whole(&[5, HIDDEN], 9);
-        attention.forward(&x, 0, &table, &mut cache.layers[0], &Host::new(1), group)
+        attention.forward(&x, &step, &mut cache.layers[0], &host, group)
     });
 }

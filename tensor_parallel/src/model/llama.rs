@@ -5,9 +5,9 @@ use ryzanstein_process_group::ProcessGroup;
 use super::config::LlamaConfig;
 use super::load::LoadReport;
 use super::plan::check_world_size;
-use crate::attention::{KvCache, LayerCache, ParallelAttention, Rotary, RotaryTable};
+use crate::attention::{KvCache, LayerCache, ParallelAttention, Rotary};
 use crate::checkpoint::Loader;
-use crate::compute::Compute;
+use crate::compute::{Compute, Step};
 use crate::dtype::Dtype;
 use crate::embedding::{ParallelHead, VocabParallelEmbedding, VocabularyWeight};
 use crate::error::{Error, Result};
@@ -27,7 +27,7 @@ pub struct Llama {
     pub(crate) compute: Box<dyn Compute>,
     dtype: Dtype,
     kv_heads: usize,
-    rotary: Rotary,
+    pub(super) rotary: Rotary,
     embedding: VocabParallelEmbedding,
     blocks: Vec<Block>,
     norm: RmsNorm,
@@ -70,14 +70,13 @@ impl Block {
     fn forward(
         &self,
         x: &mut Tensor,
-        position: usize,
-        rotary: &RotaryTable,
+        step: &Step,
         cache: &mut LayerCache,
         compute: &dyn Compute,
         group: &mut ProcessGroup,
     ) -> Result<()> {
         let normed = self.attention_norm.forward(x, compute)?;
-        let attended = self.attention.forward(&normed, position, rotary, cache, compute, group)?;
+        let attended = self.attention.forward(&normed, step, cache, compute, group)?;
         compute.add(x, &attended)?;
         let normed = self.mlp_norm.forward(x, compute)?;
         let fed = self.mlp.forward(&normed, compute, group)?;
@@ -86,7 +85,8 @@ impl Block {
 }
 
 impl Llama {
-    /// Puts a model together from what `loader` gives. `dtype` is the type of activations.
+    /// Puts a model together from what `loader` gives, its weights where `compute` computes. `dtype` is the type of
+    /// activations.
     ///
     /// # Errors
     /// When the model cannot run on so many ranks, or the source fails.
@@ -98,6 +98,8 @@ impl Llama {
     ) -> Result<Self> {
         check_world_size(&config, loader.world_size())?;
         let heads = shard::heads(config.heads, config.kv_heads, loader.world_size())?;
+        let mut lent = loader.lend(&*compute, dtype);
+        let loader = &mut lent;
         let (vocabulary, hidden) = (config.vocabulary, config.hidden);
         let tokens = VocabularyWeight::load(loader, "model.embed_tokens", vocabulary, hidden)?;
         let blocks = (0..config.layers)
@@ -109,10 +111,11 @@ impl Llama {
         } else {
             VocabularyWeight::load(loader, "lm_head", vocabulary, hidden)?
         };
+        let kv_heads = heads[loader.rank()].kv.len();
         Ok(Self {
             compute,
             dtype,
-            kv_heads: heads[loader.rank()].kv.len(),
+            kv_heads,
             rotary: config.rotary(),
             embedding: VocabParallelEmbedding::new(tokens),
             blocks,
@@ -141,7 +144,7 @@ impl Llama {
     /// An empty cache with room for `capacity` positions.
     ///
     /// # Errors
-    /// When the model was not made for so long a sequence.
+    /// When the model was not made for so long a sequence, or a GPU has no room for so many.
     pub fn cache(&self, capacity: usize) -> Result<KvCache> {
         let LlamaConfig { layers, head_dim, max_positions, .. } = self.config;
         if capacity > max_positions {
@@ -149,7 +152,7 @@ impl Llama {
                 "{capacity} positions are more than the {max_positions} of `max_position_embeddings`"
             )));
         }
-        Ok(KvCache::new(layers, self.kv_heads, capacity, head_dim, self.dtype))
+        KvCache::new(&*self.compute, layers, self.kv_heads, capacity, head_dim, self.dtype)
     }
 
     /// Logits `[tokens, vocabulary]` in `f32` after each of `tokens`, which follow what the cache holds. The cache
@@ -158,7 +161,10 @@ impl Llama {
     /// # Errors
     /// When there are no tokens, one is not in the vocabulary, they do not fit the cache, or the group fails.
     pub fn forward(&self, tokens: &[u32], cache: &mut KvCache, group: &mut ProcessGroup) -> Result<Tensor> {
-        let x = self.hidden_states(tokens, cache, group)?;
+        self.admit(tokens, cache)?;
+        let step = self.compute.step(tokens, cache.len(), &self.rotary)?;
+        let x = self.hidden_states(&step, cache, group)?;
+        cache.advance(tokens.len());
         self.head.forward(&x, &*self.compute, group)
     }
 
@@ -172,26 +178,44 @@ impl Llama {
         cache: &mut KvCache,
         group: &mut ProcessGroup,
     ) -> Result<Tensor> {
-        let x = self.hidden_states(tokens, cache, group)?;
-        let columns = x.columns();
-        let flat = x.reshape(&[1, tokens.len() * columns])?;
-        let last = self.compute.columns(&flat, (tokens.len() - 1) * columns..tokens.len() * columns)?;
-        self.head.forward(&last, &*self.compute, group)
+        self.admit(tokens, cache)?;
+        let step = self.compute.step(tokens, cache.len(), &self.rotary)?;
+        let logits = self.last_logits(&step, cache, group)?;
+        cache.advance(tokens.len());
+        Ok(logits)
     }
 
-    fn hidden_states(&self, tokens: &[u32], cache: &mut KvCache, group: &mut ProcessGroup) -> Result<Tensor> {
+    /// What can be refused before anything is computed.
+    pub(super) fn admit(&self, tokens: &[u32], cache: &KvCache) -> Result<()> {
         if tokens.is_empty() {
             return Err(Error::input("there must be at least one token"));
         }
-        cache.room_for(tokens.len())?;
-        let compute = &*self.compute;
-        let position = cache.len();
-        let rotary = self.rotary.table(position, tokens.len());
-        let mut x = self.embedding.forward(tokens, self.dtype, compute, group)?;
-        for (block, cache) in self.blocks.iter().zip(&mut cache.layers) {
-            block.forward(&mut x, position, &rotary, cache, compute, group)?;
+        self.embedding.check(tokens)?;
+        cache.room_for(tokens.len())
+    }
+
+    /// Logits after the last token of a step. The cache's length is the caller's to advance.
+    pub(super) fn last_logits(
+        &self,
+        step: &Step,
+        cache: &mut KvCache,
+        group: &mut ProcessGroup,
+    ) -> Result<Tensor> {
+        let mut x = self.hidden_states(step, cache, group)?;
+        let (rows, columns) = (x.rows(), x.columns());
+        if rows > 1 {
+            let flat = x.reshape(&[1, rows * columns])?;
+            x = self.compute.columns(&flat, (rows - 1) * columns..rows * columns)?;
         }
-        cache.advance(tokens.len());
+        self.head.forward(&x, &*self.compute, group)
+    }
+
+    fn hidden_states(&self, step: &Step, cache: &mut KvCache, group: &mut ProcessGroup) -> Result<Tensor> {
+        let compute = &*self.compute;
+        let mut x = self.embedding.forward(step, self.dtype, compute, group)?;
+        for (block, cache) in self.blocks.iter().zip(&mut cache.layers) {
+            block.forward(&mut x, step, cache, compute, group)?;
+        }
         self.norm.forward(&x, compute)
     }
 }

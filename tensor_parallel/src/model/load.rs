@@ -10,7 +10,7 @@ use super::config::{LlamaConfig, read_folder};
 use super::llama::Llama;
 use super::plan::{check_world_size, tensors};
 use crate::checkpoint::{Checkpoint, Loader, LocalSource, RootSource, WeightSource};
-use crate::compute::Host;
+use crate::compute::{self, Compute};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
@@ -75,7 +75,9 @@ impl Llama {
         let prepared = prepare(directory, dtype, group.world_size());
         let (plan, config, checkpoint) = agree(prepared, |(plan, ..)| plan.clone(), group)?;
         let mut source = LocalSource { checkpoint: &checkpoint, rank: group.rank().index() };
-        let model = build(config, &plan, &mut source, group.rank(), group.world_size());
+        let compute = compute::for_group(group);
+        let model = compute
+            .and_then(|compute| build(config, &plan, compute, &mut source, group.rank(), group.world_size()));
         let model = agree(model, |_| (), group)?;
         Ok(model.reported(Some(&checkpoint), started))
     }
@@ -106,8 +108,9 @@ impl Llama {
         let checkpoint = prepared.transpose()?.map(|(_, _, checkpoint)| checkpoint);
         let plan = told.map_err(|reason| Error::Peer { rank: group.members()[root.index()], reason })?;
         let config = plan.parse(Path::new("config.json"))?;
+        let compute = compute::for_group(group)?;
         let mut source = RootSource { checkpoint: checkpoint.as_ref(), root, group };
-        let model = build(config, &plan, &mut source, me, world_size)?;
+        let model = build(config, &plan, compute, &mut source, me, world_size)?;
         Ok(model.reported(checkpoint.as_ref(), started))
     }
 
@@ -131,12 +134,13 @@ impl Llama {
 fn build(
     config: LlamaConfig,
     plan: &Plan,
+    compute: Box<dyn Compute>,
     source: &mut dyn WeightSource,
     rank: Rank,
     world_size: usize,
 ) -> Result<Llama> {
     let mut loader = Loader::new(source, rank.index(), world_size, plan.weights);
-    Llama::from_loader(config, plan.activations, Box::new(Host::shared_by(world_size)), &mut loader)
+    Llama::from_loader(config, plan.activations, compute, &mut loader)
 }
 
 /// Makes a failure of one rank that of all, and refuses to go on with different plans.

@@ -1,12 +1,14 @@
 //! Whole architectures put together from the layers.
 
 mod config;
+mod decoder;
 mod llama;
 mod load;
 mod plan;
 mod rope;
 
 pub use self::config::{Architecture, LlamaConfig};
+pub use self::decoder::Decoder;
 pub use self::llama::Llama;
 pub use self::load::LoadReport;
 pub use self::plan::{TensorSpec, check_world_size, legal_world_sizes, tensors};

@@ -42,6 +42,12 @@ pub(crate) struct Args {
     /// Go on behind the token that ends a text
     #[arg(long)]
     ignore_end: bool,
+    /// On a GPU: launch every operation of every token, in place of repeating a recorded graph
+    #[arg(long)]
+    no_graph: bool,
+    /// What carries and computes: auto, nccl (on GPUs) or tcp (on processors)
+    #[arg(long, value_name = "BACKEND")]
+    backend: Option<String>,
     /// Without a launcher: how many ranks to start
     #[arg(long, value_name = "N")]
     world_size: Option<String>,
@@ -59,6 +65,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     settings::note(&mut flags, "model.top_p", "--top-p", args.top_p.as_ref());
     settings::note(&mut flags, "model.seed", "--seed", args.seed.as_ref());
     settings::note(&mut flags, "job.world_size", "--world-size", args.world_size.as_ref());
+    settings::note(&mut flags, "model.graph", "--no-graph", args.no_graph.then_some("false"));
+    settings::note(&mut flags, "process_group.backend", "--backend", args.backend.as_ref());
     let config = args.file.load(flags)?;
     let model = config.model.directory.clone().ok_or_else(|| {
         Error::Configuration("which model? Say it with --model DIR, or set model.directory".into())

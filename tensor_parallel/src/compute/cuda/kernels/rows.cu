@@ -1,0 +1,131 @@
+// Operations that treat each element or row on its own. Grids are as large as the work or smaller: every kernel strides.
+
+// Rows of a table, zeros for ids that are not in it. `step` is the position and then the ids.
+extern "C" __global__ void embed(
+    const OTHER* __restrict__ table, u32 first, u32 rows, u32 columns, const u32* __restrict__ step, ELEMENT* __restrict__ out
+) {
+    constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
+    u32 row = step[1 + blockIdx.x] - first;
+    bool mine = row < rows;
+    const OTHER* from = table + (u64)row * columns;
+    ELEMENT* to = out + (u64)blockIdx.x * columns;
+    if (columns % N == 0) {
+        for (u32 i = threadIdx.x * N; i < columns; i += blockDim.x * N) {
+            Pack<OTHER, N> in = {};
+            if (mine) in = *(const Pack<OTHER, N>*)(from + i);
+            Pack<ELEMENT, N> result;
+            for (int e = 0; e < N; e++) result.of[e] = narrow<ELEMENT>(widen(in.of[e]));
+            *(Pack<ELEMENT, N>*)(to + i) = result;
+        }
+        return;
+    }
+    for (u32 i = threadIdx.x; i < columns; i += blockDim.x) {
+        to[i] = narrow<ELEMENT>(mine ? widen(from[i]) : 0.0f);
+    }
+}
+
+// x += y, where y repeats after `period` elements.
+extern "C" __global__ void add(ELEMENT* __restrict__ x, const OTHER* __restrict__ y, u64 count, u64 period) {
+    constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
+    u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
+    if (count % N == 0 && period % N == 0) {
+        for (u64 i = thread * N; i < count; i += threads * N) {
+            Pack<ELEMENT, N> a = *(Pack<ELEMENT, N>*)(x + i);
+            Pack<OTHER, N> b = *(const Pack<OTHER, N>*)(y + (period == count ? i : i % period));
+            for (int e = 0; e < N; e++) a.of[e] = narrow<ELEMENT>(widen(a.of[e]) + widen(b.of[e]));
+            *(Pack<ELEMENT, N>*)(x + i) = a;
+        }
+        return;
+    }
+    for (u64 i = thread; i < count; i += threads) {
+        x[i] = narrow<ELEMENT>(widen(x[i]) + widen(y[i % period]));
+    }
+}
+
+// out = x + bias rounded once; without a bias, the same values in another type.
+extern "C" __global__ void convert(
+    const OTHER* __restrict__ x, const float* __restrict__ bias, ELEMENT* __restrict__ out, u64 count, u64 columns
+) {
+    u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
+    for (u64 i = thread; i < count; i += threads) {
+        out[i] = narrow<ELEMENT>(widen(x[i]) + (bias ? bias[i % columns] : 0.0f));
+    }
+}
+
+__device__ __forceinline__ float gated(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
+
+// silu(gate) × up, where each row of x is gate, then up. Blocks of the grid's second dimension take rows.
+extern "C" __global__ void swiglu(const ELEMENT* __restrict__ x, ELEMENT* __restrict__ out, u32 rows, u32 width) {
+    constexpr int N = Wide<ELEMENT>::N;
+    u32 thread = blockIdx.x * blockDim.x + threadIdx.x, threads = gridDim.x * blockDim.x;
+    for (u32 row = blockIdx.y; row < rows; row += gridDim.y) {
+        const ELEMENT *gates = x + (u64)row * 2 * width, *ups = gates + width;
+        ELEMENT* to = out + (u64)row * width;
+        if (width % N == 0) {
+            for (u32 i = thread * N; i < width; i += threads * N) {
+                Pack<ELEMENT, N> gate = *(const Pack<ELEMENT, N>*)(gates + i), up = *(const Pack<ELEMENT, N>*)(ups + i);
+                for (int e = 0; e < N; e++) gate.of[e] = narrow<ELEMENT>(gated(widen(gate.of[e]), widen(up.of[e])));
+                *(Pack<ELEMENT, N>*)(to + i) = gate;
+            }
+        } else {
+            for (u32 i = thread; i < width; i += threads) to[i] = narrow<ELEMENT>(gated(widen(gates[i]), widen(ups[i])));
+        }
+    }
+}
+
+// `kept` columns of each of x's rows, which are `columns` long, from the first given on.
+extern "C" __global__ void cut_columns(
+    const ELEMENT* __restrict__ x, ELEMENT* __restrict__ out, u64 count, u32 columns, u32 first, u32 kept
+) {
+    u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
+    for (u64 i = thread; i < count; i += threads) out[i] = x[i / kept * columns + first + i % kept];
+}
+
+// Blocks of `width` columns side by side: [blocks, rows, width] becomes [rows, kept].
+extern "C" __global__ void join_columns(
+    const ELEMENT* __restrict__ blocks, ELEMENT* __restrict__ out, u64 count, u32 rows, u32 width, u32 kept
+) {
+    u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
+    for (u64 i = thread; i < count; i += threads) {
+        u64 row = i / kept, column = i % kept;
+        out[i] = blocks[(column / width * rows + row) * width + column % width];
+    }
+}
+
+// x / sqrt(mean(x²) + epsilon) × weight. One block a row.
+extern "C" __global__ void rms_norm(
+    const ELEMENT* __restrict__ x, const OTHER* __restrict__ weight, ELEMENT* __restrict__ out, u32 columns, float epsilon
+) {
+    constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
+    const ELEMENT* row = x + (u64)blockIdx.x * columns;
+    ELEMENT* to = out + (u64)blockIdx.x * columns;
+    float squares = 0.0f;
+    if (columns % N == 0) {
+        for (u32 i = threadIdx.x * N; i < columns; i += blockDim.x * N) {
+            Pack<ELEMENT, N> in = *(const Pack<ELEMENT, N>*)(row + i);
+            for (int e = 0; e < N; e++) squares += widen(in.of[e]) * widen(in.of[e]);
+        }
+        float scale = 1.0f / sqrtf(sum_of_block(squares) / columns + epsilon);
+        for (u32 i = threadIdx.x * N; i < columns; i += blockDim.x * N) {
+            Pack<ELEMENT, N> in = *(const Pack<ELEMENT, N>*)(row + i);
+            Pack<OTHER, N> by = *(const Pack<OTHER, N>*)(weight + i);
+            for (int e = 0; e < N; e++) in.of[e] = narrow<ELEMENT>(widen(in.of[e]) * scale * widen(by.of[e]));
+            *(Pack<ELEMENT, N>*)(to + i) = in;
+        }
+        return;
+    }
+    for (u32 i = threadIdx.x; i < columns; i += blockDim.x) squares += widen(row[i]) * widen(row[i]);
+    float scale = 1.0f / sqrtf(sum_of_block(squares) / columns + epsilon);
+    for (u32 i = threadIdx.x; i < columns; i += blockDim.x) to[i] = narrow<ELEMENT>(widen(row[i]) * scale * widen(weight[i]));
+}
+
+// Sine and cosine of each position's angles. The angle is rounded to f32, as the models' training code does; its sine
+// is then exact. `step` begins with the first position.
+extern "C" __global__ void rotations(const float* __restrict__ frequencies, const u32* __restrict__ step, float2* __restrict__ out, u32 half) {
+    u32 position = step[0] + blockIdx.x;
+    for (u32 i = threadIdx.x; i < half; i += blockDim.x) {
+        double sine, cosine;
+        sincos((double)((float)position * frequencies[i]), &sine, &cosine);
+        out[(u64)blockIdx.x * half + i] = make_float2((float)sine, (float)cosine);
+    }
+}

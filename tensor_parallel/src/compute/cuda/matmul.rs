@@ -1,0 +1,272 @@
+//! Matrix products by cuBLASLt.
+
+#![expect(unsafe_code, reason = "the functions of cuBLASLt are foreign; each block says why it holds")]
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex};
+
+use ryzanstein_process_group::device::cublaslt::{Algorithm, CublasLt, Heuristic};
+use ryzanstein_process_group::device::{DeviceError, Handle};
+
+use super::memory::{Block, Gpu, lock};
+use crate::dtype::Dtype;
+use crate::error::Result;
+
+/// What cuBLASLt may use beside the operands. Its authors recommend as much for Hopper.
+const WORKSPACE: usize = 32 << 20;
+
+/// `out[m, n] = x[m, k] · w[n, k]ᵀ`, all row-major.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) struct Problem {
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    /// Type of both operands.
+    pub(super) operands: Dtype,
+    pub(super) out: Dtype,
+    /// Whether a vector of `n`, of the type of the result, is added to every row.
+    pub(super) bias: bool,
+}
+
+/// Where the operands are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operands {
+    pub(super) x: u64,
+    pub(super) w: u64,
+    pub(super) bias: Option<u64>,
+    pub(super) out: u64,
+}
+
+/// A problem in the library's words, and how it will be solved.
+#[derive(Debug)]
+struct Plan {
+    product: Handle,
+    layouts: [Handle; 3],
+    algorithm: Algorithm,
+}
+
+/// cuBLASLt on one GPU, with what it has been asked before.
+#[derive(Debug)]
+pub(super) struct Matmul {
+    gpu: Arc<Gpu>,
+    library: CublasLt,
+    handle: Handle,
+    workspace: Block,
+    plans: Mutex<HashMap<Problem, Plan>>,
+}
+
+/// `cudaDataType_t`
+fn data_type(dtype: Dtype) -> i32 {
+    match dtype {
+        Dtype::F32 => 0,
+        Dtype::F16 => 2,
+        Dtype::Bf16 => 14,
+    }
+}
+
+/// `CUBLAS_COMPUTE_32F`: whole f32 products and sums; never the shorter mantissa of TF32.
+const COMPUTE_F32: i32 = 68;
+const TRANSPOSE_A: i32 = 3;
+const EPILOGUE: i32 = 7;
+const BIAS_POINTER: i32 = 8;
+const EPILOGUE_BIAS: u32 = 4;
+const PREFERRED_WORKSPACE: i32 = 1;
+const PREFERRED_REDUCTION: i32 = 3;
+/// Split sums are added in f32, so that a result is rounded once.
+const REDUCE_IN_F32: u32 = 2;
+
+impl Matmul {
+    pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        let library =
+            gpu.device.libraries().cublaslt.as_ref().map_err(|e| DeviceError::from(e.clone()))?.functions;
+        gpu.device.bind()?;
+        let workspace = gpu.keep(WORKSPACE)?;
+        let mut handle = 0;
+        // SAFETY: a context is current, the pointer is to a live handle.
+        let code = unsafe { (library.cublasLtCreate)(&raw mut handle) };
+        check(&library, "cublasLtCreate", code)?;
+        Ok(Self { gpu: Arc::clone(gpu), library, handle, workspace, plans: Mutex::default() })
+    }
+
+    /// Enqueues a product.
+    ///
+    /// # Safety
+    /// The operands are as large and of the types that the problem says, aligned to 16 bytes, and used by nothing else
+    /// but in the order of the stream; `bias` is there if and only if the problem has one.
+    pub(super) unsafe fn run(&self, problem: Problem, operands: Operands) -> Result<()> {
+        self.gpu.device.bind()?;
+        let mut plans = lock(&self.plans);
+        let plan = match plans.entry(problem) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(self.plan(problem)?),
+        };
+        if let Some(bias) = operands.bias {
+            self.set(plan.product, BIAS_POINTER, &bias)?;
+        }
+        let (one, zero) = (1.0f32, 0.0f32);
+        let [w, x, out] = plan.layouts;
+        // SAFETY: the plan's handles live; factors are host floats, read during the call; operands are the caller's
+        // promise. C is D, and is not read as its factor is zero.
+        let code = unsafe {
+            (self.library.cublasLtMatmul)(
+                self.handle,
+                plan.product,
+                (&raw const one).cast(),
+                operands.w,
+                w,
+                operands.x,
+                x,
+                (&raw const zero).cast(),
+                operands.out,
+                out,
+                operands.out,
+                out,
+                &raw const plan.algorithm,
+                self.workspace.address(),
+                self.workspace.bytes(),
+                self.gpu.device.stream().handle(),
+            )
+        };
+        check(&self.library, "cublasLtMatmul", code)
+    }
+
+    /// The library counts by columns, to which a row-major matrix is its transpose. So it is asked for
+    /// `outᵀ[n, m] = w[n, k] · xᵀ[k, m]`, where what it sees of `w` is transposed back.
+    fn plan(&self, problem: Problem) -> Result<Plan> {
+        let Problem { m, n, k, operands, out, bias } = problem;
+        let library = &self.library;
+        let mut plan = Unfinished { library, product: 0, layouts: [0; 3], preference: 0 };
+        // SAFETY: here and below: pointers are to live handles, which `Unfinished` destroys on every way out.
+        let code = unsafe { (library.cublasLtMatmulDescCreate)(&raw mut plan.product, COMPUTE_F32, 0) };
+        check(library, "cublasLtMatmulDescCreate", code)?;
+        self.set(plan.product, TRANSPOSE_A, &1i32)?;
+        if bias {
+            self.set(plan.product, EPILOGUE, &EPILOGUE_BIAS)?;
+            // Any address of the right alignment will do for the choice of an algorithm.
+            self.set(plan.product, BIAS_POINTER, &self.workspace.address())?;
+        }
+        let shapes = [(operands, k, n), (operands, k, m), (out, n, m)];
+        for (layout, (dtype, rows, columns)) in plan.layouts.iter_mut().zip(shapes) {
+            // SAFETY: as above.
+            let code = unsafe {
+                (library.cublasLtMatrixLayoutCreate)(
+                    layout,
+                    data_type(dtype),
+                    rows as u64,
+                    columns as u64,
+                    rows as i64,
+                )
+            };
+            check(library, "cublasLtMatrixLayoutCreate", code)?;
+        }
+        // SAFETY: as above.
+        let code = unsafe { (library.cublasLtMatmulPreferenceCreate)(&raw mut plan.preference) };
+        check(library, "cublasLtMatmulPreferenceCreate", code)?;
+        let prefer = |attribute, value: *const c_void, size| {
+            // SAFETY: the value lives through the call and has the size given.
+            let code = unsafe {
+                (library.cublasLtMatmulPreferenceSetAttribute)(plan.preference, attribute, value, size)
+            };
+            check(library, "cublasLtMatmulPreferenceSetAttribute", code)
+        };
+        let (workspace, reduction) = (self.workspace.bytes() as u64, REDUCE_IN_F32);
+        prefer(PREFERRED_WORKSPACE, (&raw const workspace).cast(), size_of::<u64>())?;
+        prefer(PREFERRED_REDUCTION, (&raw const reduction).cast(), size_of::<u32>())?;
+
+        let (mut best, mut found) = (Heuristic::default(), 0);
+        let [w, x, d] = plan.layouts;
+        // SAFETY: all handles live; there is room for the one answer that is asked for.
+        let code = unsafe {
+            (library.cublasLtMatmulAlgoGetHeuristic)(
+                self.handle,
+                plan.product,
+                w,
+                x,
+                d,
+                d,
+                plan.preference,
+                1,
+                &raw mut best,
+                &raw mut found,
+            )
+        };
+        check(library, "cublasLtMatmulAlgoGetHeuristic", code)?;
+        if found == 0 || best.state != 0 {
+            return Err(DeviceError::Invalid(format!("cuBLASLt has no way to compute {problem:?}")).into());
+        }
+        Ok(plan.finish(best.algorithm))
+    }
+
+    fn set<T>(&self, product: Handle, attribute: i32, value: &T) -> Result<()> {
+        let value: *const T = value;
+        // SAFETY: the handle lives; the value is read during the call and has the size given.
+        let code = unsafe {
+            (self.library.cublasLtMatmulDescSetAttribute)(product, attribute, value.cast(), size_of::<T>())
+        };
+        check(&self.library, "cublasLtMatmulDescSetAttribute", code)
+    }
+}
+
+impl Drop for Matmul {
+    fn drop(&mut self) {
+        let plans = std::mem::take(&mut *lock(&self.plans));
+        for plan in plans.into_values() {
+            destroy(&self.library, plan.product, plan.layouts);
+        }
+        if self.gpu.device.bind().is_ok() {
+            // SAFETY: made in `new`, destroyed once.
+            let _ = unsafe { (self.library.cublasLtDestroy)(self.handle) };
+        }
+    }
+}
+
+/// A plan in the making.
+struct Unfinished<'a> {
+    library: &'a CublasLt,
+    product: Handle,
+    layouts: [Handle; 3],
+    preference: Handle,
+}
+
+impl Unfinished<'_> {
+    fn finish(mut self, algorithm: Algorithm) -> Plan {
+        let (product, layouts) = (std::mem::take(&mut self.product), std::mem::take(&mut self.layouts));
+        Plan { product, layouts, algorithm }
+    }
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        destroy(self.library, self.product, self.layouts);
+        if self.preference != 0 {
+            // SAFETY: made by the library, destroyed once.
+            let _ = unsafe { (self.library.cublasLtMatmulPreferenceDestroy)(self.preference) };
+        }
+    }
+}
+
+/// Destroys those handles that were made.
+fn destroy(library: &CublasLt, product: Handle, layouts: [Handle; 3]) {
+    if product != 0 {
+        // SAFETY: made by the library, destroyed once.
+        let _ = unsafe { (library.cublasLtMatmulDescDestroy)(product) };
+    }
+    for layout in layouts.into_iter().filter(|l| *l != 0) {
+        // SAFETY: as above.
+        let _ = unsafe { (library.cublasLtMatrixLayoutDestroy)(layout) };
+    }
+}
+
+fn check(library: &CublasLt, call: &str, code: i32) -> Result<()> {
+    if code == 0 {
+        return Ok(());
+    }
+    // SAFETY: any code is accepted; the answer is constant text, or null.
+    let words = unsafe {
+        let text = (library.cublasLtGetStatusString)(code);
+        if text.is_null() { "" } else { std::ffi::CStr::from_ptr(text).to_str().unwrap_or_default() }
+    };
+    Err(DeviceError::Invalid(format!("{call} failed with cuBLAS status {code} ({words})")).into())
+}

@@ -1,0 +1,251 @@
+//! Memory of the GPU for tensors: what stays is allocated exactly, what passes comes from a pool.
+//!
+//! All work of one rank is on one stream, so a block may be used again as soon as its last use is enqueued.
+
+#![expect(unsafe_code, reason = "views and copies of GPU memory; each block says why it holds")]
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytemuck::Pod;
+use half::{bf16, f16};
+use ryzanstein_process_group::device::{Device, DeviceBuffer, DeviceError};
+use ryzanstein_process_group::{DType, DeviceMemory, View, ViewMut};
+
+use super::staging::Staging;
+use crate::dtype::Dtype;
+use crate::error::Result;
+use crate::tensor::Storage;
+
+/// How long a wait asks without pause: a pass of a large model takes less, and sleeping costs a token's time more.
+const SPIN: Duration = Duration::from_millis(50);
+/// Nothing that is waited for here takes longer, unless another rank has gone; the group's own deadline is shorter.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// A GPU with the pool of its passing tensors.
+#[derive(Debug)]
+pub(super) struct Gpu {
+    pub(super) device: Device,
+    pub(super) staging: Mutex<Staging>,
+    /// Blocks not in use, by size.
+    free: Mutex<HashMap<usize, Vec<DeviceBuffer>>>,
+    /// Recordings hold addresses of blocks of the pool: while there are any, it is not emptied.
+    pub(super) recordings: AtomicUsize,
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The size of the block that serves so many bytes: an eighth larger at most, so that few sizes serve many lengths.
+fn class(bytes: usize) -> usize {
+    let step = (bytes.next_power_of_two() / 16).max(256);
+    bytes.next_multiple_of(step)
+}
+
+impl Gpu {
+    pub(super) fn new(device: &Device) -> Arc<Self> {
+        Arc::new(Self {
+            device: device.clone(),
+            staging: Mutex::default(),
+            free: Mutex::default(),
+            recordings: AtomicUsize::new(0),
+        })
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<DeviceBuffer> {
+        let allocate = || DeviceBuffer::new(&self.device, DType::U8, bytes);
+        match allocate() {
+            // What the pool holds may be just what is lacking.
+            Err(DeviceError::Budget { .. } | DeviceError::OutOfMemory { .. })
+                if self.recordings.load(Ordering::Acquire) == 0 =>
+            {
+                lock(&self.free).clear();
+                Ok(allocate()?)
+            }
+            other => Ok(other?),
+        }
+    }
+
+    /// Memory of exactly this size, freed when dropped: for what stays.
+    pub(super) fn keep(self: &Arc<Self>, bytes: usize) -> Result<Block> {
+        Ok(Block { buffer: Some(self.allocate(bytes)?), pooled: None, gpu: Arc::clone(self) })
+    }
+
+    /// Memory from the pool, and back to it when dropped.
+    pub(super) fn scratch(self: &Arc<Self>, bytes: usize) -> Result<Block> {
+        let class = class(bytes.max(1));
+        let free = lock(&self.free).get_mut(&class).and_then(Vec::pop);
+        let buffer = match free {
+            Some(buffer) => buffer,
+            None => self.allocate(class)?,
+        };
+        Ok(Block { buffer: Some(buffer), pooled: Some(class), gpu: Arc::clone(self) })
+    }
+
+    /// Waits until everything enqueued so far has been done.
+    pub(super) fn wait(&self) -> Result<()> {
+        let stream = self.device.stream();
+        let started = Instant::now();
+        while started.elapsed() < SPIN {
+            if stream.is_idle()? {
+                return Ok(());
+            }
+            std::hint::spin_loop();
+        }
+        if stream.wait_until(started + PATIENCE)? {
+            return Ok(());
+        }
+        Err(DeviceError::Invalid(format!(
+            "GPU {} has not finished in {PATIENCE:?} what was given to it; a kernel or a collective hangs",
+            self.device.ordinal()
+        ))
+        .into())
+    }
+}
+
+/// Some bytes of the GPU's memory, aligned to 256.
+#[derive(Debug)]
+pub(super) struct Block {
+    buffer: Option<DeviceBuffer>,
+    pooled: Option<usize>,
+    gpu: Arc<Gpu>,
+}
+
+impl Block {
+    pub(super) fn address(&self) -> u64 {
+        self.buffer.as_ref().map_or(0, DeviceBuffer::address)
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.buffer.as_ref().map_or(0, DeviceBuffer::bytes)
+    }
+
+    /// Enqueues zeros.
+    pub(super) fn clear(&mut self) -> Result<()> {
+        // SAFETY: the block's own memory, which is freed or used again only behind this in the same stream.
+        unsafe { self.gpu.device.stream().fill(self.address(), 0, self.bytes()) }?;
+        Ok(())
+    }
+
+    /// Enqueues a copy of ordinary host memory, to the start of the block.
+    pub(super) fn write(&mut self, from: &[u8]) -> Result<()> {
+        assert!(from.len() <= self.bytes(), "the block holds what is copied");
+        // SAFETY: the length was checked; ordinary memory is taken before the call returns.
+        unsafe { self.gpu.device.stream().copy_from_host(self.address(), from) }?;
+        Ok(())
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if let (Some(class), Some(buffer)) = (self.pooled, self.buffer.take()) {
+            lock(&self.gpu.free).entry(class).or_default().push(buffer);
+        }
+    }
+}
+
+/// Elements in the memory of a GPU.
+#[derive(Debug)]
+pub(crate) struct DeviceArray {
+    block: Block,
+    dtype: Dtype,
+    count: usize,
+}
+
+impl DeviceArray {
+    pub(super) fn new(block: Block, dtype: Dtype, count: usize) -> Self {
+        assert!(count * dtype.size() <= block.bytes(), "the block holds the elements");
+        Self { block, dtype, count }
+    }
+
+    /// Another array there, of unspecified content.
+    pub(crate) fn like(&self, count: usize) -> Result<Self> {
+        Ok(Self::new(self.block.gpu.scratch(count * self.dtype.size())?, self.dtype, count))
+    }
+
+    pub(crate) fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.count
+    }
+
+    pub(crate) fn ordinal(&self) -> u32 {
+        self.block.gpu.device.ordinal()
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.block.address()
+    }
+
+    fn memory(&self, range: &Range<usize>) -> DeviceMemory {
+        assert!(range.start <= range.end && range.end <= self.count, "the range is within the array");
+        let size = self.dtype.size();
+        DeviceMemory {
+            ordinal: self.ordinal(),
+            address: self.address() + (range.start * size) as u64,
+            bytes: range.len() * size,
+        }
+    }
+
+    pub(crate) fn view(&self, range: Range<usize>) -> View<'_> {
+        // SAFETY: within this array, which the view borrows; written in the order of the stream only.
+        unsafe { View::on_device(self.dtype.into(), self.memory(&range)) }
+    }
+
+    pub(crate) fn view_mut(&mut self, range: Range<usize>) -> ViewMut<'_> {
+        // SAFETY: within this array, which the view borrows alone; used in the order of the stream only.
+        unsafe { ViewMut::on_device(self.dtype.into(), self.memory(&range)) }
+    }
+
+    /// Writes `rows` rows of `width` bytes from byte `at` on; see [`Tensor::fill_rows`](crate::Tensor).
+    pub(crate) fn upload(
+        &mut self,
+        at: usize,
+        rows: usize,
+        width: usize,
+        fill: &(dyn Fn(Range<usize>, &mut [u8]) + Sync),
+    ) -> Result<()> {
+        assert!(at + rows * width <= self.count * self.dtype.size(), "the rows are within the array");
+        let gpu = &self.block.gpu;
+        // SAFETY: checked above to be within this array, which is borrowed alone.
+        unsafe { lock(&gpu.staging).upload(&gpu.device, self.address() + at as u64, rows, width, fill) }
+    }
+
+    /// Waits for what computes it, and copies it.
+    pub(crate) fn download(&self) -> Result<Storage> {
+        fn read<T: Pod>(array: &DeviceArray) -> Result<Vec<T>> {
+            let mut values = vec![T::zeroed(); array.count];
+            let gpu = &array.block.gpu;
+            // SAFETY: the array has as many elements of this type as the vector.
+            unsafe {
+                lock(&gpu.staging).download(gpu, bytemuck::cast_slice_mut(&mut values), array.address())
+            }?;
+            Ok(values)
+        }
+        Ok(match self.dtype {
+            Dtype::F32 => Storage::F32(read::<f32>(self)?),
+            Dtype::F16 => Storage::F16(read::<f16>(self)?),
+            Dtype::Bf16 => Storage::Bf16(read::<bf16>(self)?),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::class;
+
+    #[test]
+    fn a_block_is_at_most_an_eighth_larger_than_asked_or_small() {
+        for bytes in (1..5000).chain([65_537, 1 << 20, (1 << 20) + 1, 123_456_789]) {
+            let class = class(bytes);
+            assert!(class >= bytes && class.is_multiple_of(256), "{bytes}: {class}");
+            assert!(class - bytes <= (bytes / 8).max(256), "{bytes}: {class}");
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! Arithmetic on one GPU: our own kernels, compiled at run time, and cuBLASLt for products of matrices.
+//!
+//! Everything is enqueued on the device's one stream, in the order of the calls, and so are the collectives of a group on
+//! that device. Only reading values waits.
+
+mod attend;
+mod kernels;
+mod launch;
+mod matmul;
+mod memory;
+mod record;
+mod staging;
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use ryzanstein_process_group::device::Device;
+
+use self::kernels::{Kernels, Source};
+use self::launch::Arguments;
+use self::matmul::{Matmul, Operands, Problem};
+pub(crate) use self::memory::DeviceArray;
+use self::memory::{Block, Gpu};
+use super::{AttentionCall, Compute, Recording, Step};
+use crate::attention::{LayerCache, Rotary};
+use crate::dtype::Dtype;
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// Arithmetic on one GPU.
+#[derive(Debug)]
+pub struct Cuda {
+    // Before the memory that its plans point to.
+    matmul: Matmul,
+    kernels: Kernels,
+    /// Counters of blocks that have finished, zero between launches.
+    arrivals: Block,
+    gpu: Arc<Gpu>,
+}
+
+/// What a GPU keeps of a [`Step`].
+#[derive(Debug)]
+pub(crate) struct DeviceStep {
+    /// Position, tokens, and the rotary frequencies, 32 bits each.
+    state: Block,
+    /// Sine and cosine of every angle.
+    rotations: Block,
+}
+
+/// Counters that a launch can have.
+const ARRIVALS: usize = 4096;
+
+impl Cuda {
+    /// Computes on this device.
+    ///
+    /// # Errors
+    /// When cuBLASLt was not found, and when the device fails.
+    pub fn new(device: &Device) -> Result<Self> {
+        let gpu = Gpu::new(device);
+        let matmul = Matmul::new(&gpu)?;
+        let mut arrivals = gpu.keep(ARRIVALS * size_of::<u32>())?;
+        arrivals.clear()?;
+        Ok(Self { matmul, kernels: Kernels::default(), arrivals, gpu })
+    }
+
+    /// Copies a tensor to the device, or gives it back if it is there.
+    ///
+    /// # Errors
+    /// When the device fails.
+    pub fn upload(&self, tensor: Tensor) -> Result<Tensor> {
+        use ryzanstein_process_group::Buffer as _;
+        if tensor.device().is_some() {
+            return Ok(tensor);
+        }
+        let mut there = self.zeros(tensor.shape(), tensor.dtype())?;
+        let bytes = tensor.view().host()?;
+        let width = tensor.columns() * tensor.dtype().size();
+        there.fill_rows(0, tensor.rows(), &|rows, to| {
+            to.copy_from_slice(&bytes[rows.start * width..rows.end * width]);
+        })?;
+        Ok(there)
+    }
+
+    fn tensor(&self, shape: &[usize], dtype: Dtype) -> Result<(Tensor, u64)> {
+        let count: usize = shape.iter().product();
+        let array = DeviceArray::new(self.gpu.scratch(count * dtype.size())?, dtype, count);
+        let address = array.address();
+        Ok((Tensor::from_device(shape, array), address))
+    }
+
+    /// Where a tensor is, which must be here.
+    fn address(&self, tensor: &Tensor) -> Result<u64> {
+        match tensor.device() {
+            Some(array) if array.ordinal() == self.gpu.device.ordinal() => Ok(array.address()),
+            _ => Err(Error::input(format!(
+                "a tensor of shape {:?} is not in the memory of GPU {}, which is to compute with it; upload it first",
+                tensor.shape(),
+                self.gpu.device.ordinal()
+            ))),
+        }
+    }
+
+    /// `x + bias` in another type.
+    fn convert(&self, x: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor> {
+        let (y, to) = self.tensor(x.shape(), out)?;
+        let bias = bias.map(|b| self.address(b)).transpose()?.unwrap_or(0);
+        let columns = x.columns().max(1) as u64;
+        let mut arguments = Arguments::default();
+        arguments.push(self.address(x)?).push(bias).push(to).push(x.count() as u64).push(columns);
+        self.over(Source::Rows(out, x.dtype()), "convert", x.count(), &arguments)?;
+        Ok(y)
+    }
+
+    /// The tensor as it is if it has this type, else converted.
+    fn converted<'a>(&self, x: &'a Tensor, dtype: Dtype, room: &'a mut Option<Tensor>) -> Result<&'a Tensor> {
+        if x.dtype() == dtype {
+            return Ok(x);
+        }
+        Ok(room.insert(self.convert(x, None, dtype)?))
+    }
+
+    /// A product of at least two rows.
+    fn product(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor> {
+        let (m, k, n) = (x.rows(), x.columns(), weight.rows());
+        let (mut wide_x, mut wide_w) = (None, None);
+        let operands = if x.dtype() == weight.dtype() { x.dtype() } else { Dtype::F32 };
+        let x = self.converted(x, operands, &mut wide_x)?;
+        let weight = self.converted(weight, operands, &mut wide_w)?;
+        // The library adds a bias of the result's type only, and ours are f32, which must not be rounded before.
+        let direct = out == Dtype::F32 || (out == operands && bias.is_none());
+        let (y, to) = self.tensor(&[m, n], if direct { out } else { Dtype::F32 })?;
+        let problem = Problem { m, n, k, operands, out: y.dtype(), bias: bias.is_some() };
+        let bias = bias.map(|b| self.address(b)).transpose()?;
+        let operands = Operands { x: self.address(x)?, w: self.address(weight)?, bias, out: to };
+        #[expect(unsafe_code, reason = "addresses stand for memory")]
+        // SAFETY: all are tensors of the problem's shapes and types on this device, used in the order of its stream.
+        unsafe { self.matmul.run(problem, operands) }?;
+        if direct { Ok(y) } else { self.convert(&y, None, out) }
+    }
+}
+
+fn shapes(what: &str, a: &Tensor, b: &Tensor) -> Error {
+    Error::input(format!("{what}: shapes {:?} and {:?} do not fit", a.shape(), b.shape()))
+}
+
+/// Kernels count rows and columns with 32 bits.
+fn small(what: &str, count: usize) -> Result<u32> {
+    u32::try_from(count)
+        .map_err(|_| Error::input(format!("{count} {what} are more than a GPU's kernel counts")))
+}
+
+impl Compute for Cuda {
+    fn weights(&self, _: Dtype, activations: Dtype) -> Dtype {
+        activations
+    }
+
+    fn zeros(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
+        let count: usize = shape.iter().product();
+        let mut block = self.gpu.keep(count * dtype.size())?;
+        block.clear()?;
+        Ok(Tensor::from_device(shape, DeviceArray::new(block, dtype, count)))
+    }
+
+    fn scratch(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
+        Ok(self.tensor(shape, dtype)?.0)
+    }
+
+    fn step(&self, tokens: &[u32], position: usize, rotary: &Rotary) -> Result<Step> {
+        let half = rotary.frequencies().len();
+        let state = self.gpu.scratch((1 + tokens.len() + half) * size_of::<u32>())?;
+        let rotations = self.gpu.scratch(tokens.len() * half * 2 * size_of::<f32>())?;
+        let mut step = Step::on_device(&[], 0, DeviceStep { state, rotations });
+        self.set_step(&mut step, tokens, position, rotary)?;
+        Ok(step)
+    }
+
+    fn set_step(&self, step: &mut Step, tokens: &[u32], position: usize, rotary: &Rotary) -> Result<()> {
+        let frequencies = rotary.frequencies();
+        let mut words = vec![small("positions", position + tokens.len())? - tokens.len() as u32];
+        words.extend_from_slice(tokens);
+        words.extend(frequencies.iter().map(|f| f.to_bits()));
+        step.replace(tokens, position);
+        let DeviceStep { state, rotations } = step.device_mut()?;
+        if words.len() * size_of::<u32>() > state.bytes() {
+            return Err(Error::input(format!(
+                "{} tokens are more than this step was made for",
+                tokens.len()
+            )));
+        }
+        state.write(bytemuck::cast_slice(&words))?;
+        let half = small("frequencies", frequencies.len())?;
+        let mut arguments = Arguments::default();
+        let behind = (1 + tokens.len()) * size_of::<u32>();
+        arguments
+            .push(state.address() + behind as u64)
+            .push(state.address())
+            .push(rotations.address())
+            .push(half);
+        let threads = half.next_multiple_of(32).min(256);
+        self.blocks(
+            Source::Rows(Dtype::F32, Dtype::F32),
+            "rotations",
+            [tokens.len() as u32, 1],
+            threads,
+            &arguments,
+        )
+    }
+
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recording>>> {
+        Ok(Some(Box::new(record::Recorded::new(&self.gpu, work)?)))
+    }
+
+    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor> {
+        let (m, k, n) = (x.rows(), x.columns(), weight.rows());
+        if weight.columns() != k {
+            return Err(shapes("linear", x, weight));
+        }
+        if let Some(bias) = bias.filter(|b| b.count() != n) {
+            return Err(shapes("bias", weight, bias));
+        }
+        let mut room = None;
+        let bias = bias.map(|bias| self.converted(bias, Dtype::F32, &mut room)).transpose()?;
+        if m == 0 || n == 0 || (k == 0 && bias.is_none()) {
+            return self.zeros(&[m, n], out);
+        }
+        if m > 1 && k > 0 {
+            return self.product(x, weight, bias, out);
+        }
+        if m > 1 {
+            let mut y = self.zeros(&[m, n], out)?;
+            if let Some(bias) = bias {
+                self.add_rows(&mut y, bias)?;
+            }
+            return Ok(y);
+        }
+        let (y, to) = self.tensor(&[1, n], out)?;
+        let bias = bias.map(|b| self.address(b)).transpose()?.unwrap_or(0);
+        let mut arguments = Arguments::default();
+        arguments.push(self.address(x)?).push(self.address(weight)?).push(bias).push(to);
+        arguments.push(small("rows", n)?).push(small("columns", k)?);
+        let source = Source::Vector(x.dtype(), weight.dtype(), out);
+        self.blocks(
+            source,
+            "matrix_vector",
+            [n.div_ceil(launch::VECTOR_ROWS) as u32, 1],
+            launch::VECTOR_THREADS,
+            &arguments,
+        )?;
+        Ok(y)
+    }
+
+    fn embed(&self, table: &Tensor, first: usize, step: &Step, out: Dtype) -> Result<Tensor> {
+        let (rows, columns) = (table.rows(), table.columns());
+        let count = step.tokens().len();
+        let (y, to) = self.tensor(&[count, columns], out)?;
+        let mut arguments = Arguments::default();
+        arguments.push(self.address(table)?).push(small("rows", first)?).push(small("rows", rows)?);
+        arguments.push(small("columns", columns)?).push(step.device()?.state.address()).push(to);
+        let threads = columns.next_multiple_of(32).clamp(32, 256) as u32;
+        self.blocks(Source::Rows(out, table.dtype()), "embed", [count as u32, 1], threads, &arguments)?;
+        Ok(y)
+    }
+
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
+        let columns = x.columns();
+        if weight.count() != columns {
+            return Err(shapes("norm", x, weight));
+        }
+        let (y, to) = self.tensor(x.shape(), x.dtype())?;
+        let mut arguments = Arguments::default();
+        arguments.push(self.address(x)?).push(self.address(weight)?).push(to);
+        arguments.push(small("columns", columns)?).push(epsilon);
+        // One vector of four a thread where the row is short enough.
+        let threads = columns.div_ceil(4).next_multiple_of(32).clamp(32, 1024) as u32;
+        let rows = small("rows", x.rows())?;
+        self.blocks(Source::Rows(x.dtype(), weight.dtype()), "rms_norm", [rows, 1], threads, &arguments)?;
+        Ok(y)
+    }
+
+    fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
+        let one_row = y.shape().len() == 1 && y.count() == x.columns();
+        if !one_row && y.shape() != x.shape() {
+            return Err(shapes("add", x, y));
+        }
+        self.add_rows(x, y)
+    }
+
+    fn swiglu(&self, x: &Tensor) -> Result<Tensor> {
+        if !x.columns().is_multiple_of(2) {
+            return Err(Error::input(format!(
+                "gate and up must be equally wide; {} columns are odd",
+                x.columns()
+            )));
+        }
+        let (rows, width) = (small("rows", x.rows())?, small("columns", x.columns())? / 2);
+        let (y, to) = self.tensor(&[x.rows(), width as usize], x.dtype())?;
+        let mut arguments = Arguments::default();
+        arguments.push(self.address(x)?).push(to).push(rows).push(width);
+        let threads = 256;
+        let across = (width as usize).div_ceil(16 / x.dtype().size() * threads as usize) as u32;
+        let source = Source::Rows(x.dtype(), x.dtype());
+        self.blocks(source, "swiglu", [across, rows.min(launch::MOST_ROWS)], threads, &arguments)?;
+        Ok(y)
+    }
+
+    fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor> {
+        self.attend(&qkv, call, cache)
+    }
+
+    fn columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
+        if columns.start > columns.end || columns.end > x.columns() {
+            return Err(Error::input(format!("columns {columns:?} of a tensor of shape {:?}", x.shape())));
+        }
+        let (y, to) = self.tensor(&[x.rows(), columns.len()], x.dtype())?;
+        let mut arguments = Arguments::default();
+        arguments.push(self.address(x)?).push(to).push(y.count() as u64).push(small("columns", x.columns())?);
+        arguments.push(small("columns", columns.start)?).push(small("columns", columns.len())?);
+        self.over(Source::Rows(x.dtype(), x.dtype()), "cut_columns", y.count(), &arguments)?;
+        Ok(y)
+    }
+
+    fn join(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
+        let &[count, rows, width] = blocks.shape() else {
+            return Err(Error::input(format!("blocks of shape {:?}", blocks.shape())));
+        };
+        if keep > count * width {
+            return Err(Error::input(format!("{keep} columns of {count} blocks of {width}")));
+        }
+        if count == 1 && keep == width {
+            return blocks.reshape(&[rows, width]);
+        }
+        let (y, to) = self.tensor(&[rows, keep], blocks.dtype())?;
+        let mut arguments = Arguments::default();
+        arguments.push(self.address(&blocks)?).push(to).push(y.count() as u64).push(small("rows", rows)?);
+        arguments.push(small("columns", width)?).push(small("columns", keep)?);
+        self.over(Source::Rows(blocks.dtype(), blocks.dtype()), "join_columns", y.count(), &arguments)?;
+        Ok(y)
+    }
+}
+
+impl Cuda {
+    /// Adds `y` to `x`, again and again where it is shorter. Its length must divide that of `x`.
+    fn add_rows(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
+        let mut arguments = Arguments::default();
+        arguments.push(self.address(x)?).push(self.address(y)?).push(x.count() as u64).push(y.count() as u64);
+        self.over(Source::Rows(x.dtype(), y.dtype()), "add", x.count(), &arguments)
+    }
+}

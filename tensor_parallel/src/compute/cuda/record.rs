@@ -1,0 +1,56 @@
+//! Work recorded into a CUDA graph.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ryzanstein_process_group::device::Graph;
+
+use super::memory::Gpu;
+use crate::compute::Recording;
+use crate::error::Result;
+
+/// A graph, and what it needs to be launched.
+#[derive(Debug)]
+pub(super) struct Recorded {
+    graph: Graph,
+    gpu: Arc<Gpu>,
+}
+
+impl Recorded {
+    pub(super) fn new(gpu: &Arc<Gpu>, work: &mut dyn FnMut() -> Result<()>) -> Result<Self> {
+        // Counted before, so that the pool is not emptied while its addresses go into the graph.
+        let held = Held::new(gpu);
+        let graph = gpu.device.stream().capture(work)?;
+        tracing::debug!(nodes = graph.nodes(), "a decode step is recorded");
+        std::mem::forget(held);
+        Ok(Self { graph, gpu: Arc::clone(gpu) })
+    }
+}
+
+impl Recording for Recorded {
+    fn replay(&self) -> Result<()> {
+        Ok(self.graph.launch(self.gpu.device.stream())?)
+    }
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        self.gpu.recordings.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// One recording more, until dropped.
+struct Held<'a>(&'a Gpu);
+
+impl<'a> Held<'a> {
+    fn new(gpu: &'a Gpu) -> Self {
+        gpu.recordings.fetch_add(1, Ordering::AcqRel);
+        Self(gpu)
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.recordings.fetch_sub(1, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,118 @@
+//! Copies between ordinary memory and the GPU's through pinned buffers, two of them, so that one is filled while the other
+//! is on its way.
+
+#![expect(unsafe_code, reason = "copies to and from GPU memory; each block says why it holds")]
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use rayon::prelude::*;
+use ryzanstein_process_group::device::{Device, DeviceError, Event, PinnedBuffer};
+
+use super::memory::Gpu;
+use crate::error::Result;
+
+/// Bytes of a pinned buffer: enough that starting a copy costs nothing beside it.
+const BYTES: usize = 16 << 20;
+/// Pieces of this size and more are filled by several threads.
+const PARALLEL_FROM: usize = 1 << 20;
+/// No copy takes longer on a bus that works.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// Two pinned buffers, allocated at first use.
+#[derive(Debug, Default)]
+pub(super) struct Staging {
+    buffers: Vec<(PinnedBuffer, Event)>,
+    next: usize,
+}
+
+impl Staging {
+    /// The buffer whose copy was enqueued longest ago, when that is done.
+    fn take(&mut self, device: &Device, bytes: usize) -> Result<&mut (PinnedBuffer, Event)> {
+        self.next = (self.next + 1) % 2;
+        let missing = self.buffers.len() <= self.next;
+        if missing || self.buffers[self.next].0.bytes().len() < bytes {
+            if !missing {
+                wait(&self.buffers[self.next].1, device)?;
+            }
+            let fresh = (PinnedBuffer::new(device, bytes.max(BYTES))?, Event::new(device.stream(), false)?);
+            if missing {
+                self.next = self.buffers.len();
+                self.buffers.push(fresh);
+            } else {
+                self.buffers[self.next] = fresh;
+            }
+        }
+        let buffer = &mut self.buffers[self.next];
+        wait(&buffer.1, device)?;
+        Ok(buffer)
+    }
+
+    /// Enqueues the copy of `rows` rows of `width` bytes, which `fill` provides some at a time: it gets the rows'
+    /// numbers and their place in pinned memory. Returns when the last piece is enqueued.
+    ///
+    /// # Safety
+    /// All rows fit the memory at `to`, which nothing else uses but in the order of the device's stream.
+    pub(super) unsafe fn upload(
+        &mut self,
+        device: &Device,
+        to: u64,
+        rows: usize,
+        width: usize,
+        fill: &(dyn Fn(Range<usize>, &mut [u8]) + Sync),
+    ) -> Result<()> {
+        if width == 0 {
+            return Ok(());
+        }
+        let piece = (BYTES / width).max(1);
+        for start in (0..rows).step_by(piece) {
+            let end = rows.min(start + piece);
+            let (buffer, event) = self.take(device, (end - start) * width)?;
+            let bytes = &mut buffer.bytes_mut()[..(end - start) * width];
+            if bytes.len() < PARALLEL_FROM {
+                fill(start..end, bytes);
+            } else {
+                let share = (end - start).div_ceil(rayon::current_num_threads());
+                bytes.par_chunks_mut(share * width).enumerate().for_each(|(i, bytes)| {
+                    let first = start + i * share;
+                    fill(first..first + bytes.len() / width, bytes);
+                });
+            }
+            // SAFETY: the target is the caller's promise. The pinned buffer stays as it is until its event is done,
+            // which `take` waits for; the driver waits for it too before the buffer is freed.
+            unsafe { device.stream().copy_from_host(to + (start * width) as u64, bytes) }?;
+            event.record(device.stream())?;
+        }
+        Ok(())
+    }
+
+    /// Copies to ordinary memory, when all that was enqueued before is done.
+    ///
+    /// # Safety
+    /// There are as many bytes at `from`, which nothing writes but in the order of the device's stream.
+    pub(super) unsafe fn download(&mut self, gpu: &Gpu, to: &mut [u8], from: u64) -> Result<()> {
+        let mut at = from;
+        for piece in to.chunks_mut(BYTES) {
+            let (buffer, event) = self.take(&gpu.device, piece.len())?;
+            let bytes = &mut buffer.bytes_mut()[..piece.len()];
+            // SAFETY: the source is the caller's promise; the pinned buffer is looked at after the wait below.
+            unsafe { gpu.device.stream().copy_to_host(bytes, at) }?;
+            event.record(gpu.device.stream())?;
+            gpu.wait()?;
+            piece.copy_from_slice(&buffer.bytes()[..piece.len()]);
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+fn wait(event: &Event, device: &Device) -> Result<()> {
+    if event.wait_until(Instant::now() + PATIENCE)? {
+        return Ok(());
+    }
+    Err(DeviceError::Invalid(format!(
+        "a copy to or from GPU {} has not ended in {PATIENCE:?}; see `nvidia-smi -q` and the kernel log for faults",
+        device.ordinal()
+    ))
+    .into())
+}

@@ -1,0 +1,68 @@
+//! One pass over some tokens.
+
+use super::cuda::DeviceStep;
+use crate::attention::{Rotary, RotaryTable};
+use crate::error::{Error, Result};
+
+/// The tokens of one pass, their positions and rotations, computed once for all layers and held where they are needed.
+#[derive(Debug)]
+pub struct Step {
+    tokens: Vec<u32>,
+    position: usize,
+    memory: Memory,
+}
+
+#[derive(Debug)]
+enum Memory {
+    Host(RotaryTable),
+    Device(DeviceStep),
+}
+
+impl Step {
+    pub(super) fn on_host(tokens: &[u32], position: usize, rotary: &Rotary) -> Self {
+        let memory = Memory::Host(rotary.table(position, tokens.len()));
+        Self { tokens: tokens.into(), position, memory }
+    }
+
+    pub(super) fn on_device(tokens: &[u32], position: usize, step: DeviceStep) -> Self {
+        Self { tokens: tokens.into(), position, memory: Memory::Device(step) }
+    }
+
+    /// Takes note of other tokens, as many; the device's memory is the caller's to set.
+    pub(super) fn replace(&mut self, tokens: &[u32], position: usize) {
+        self.tokens.clear();
+        self.tokens.extend_from_slice(tokens);
+        self.position = position;
+    }
+
+    /// The tokens.
+    pub fn tokens(&self) -> &[u32] {
+        &self.tokens
+    }
+
+    /// The position of the first.
+    pub fn position(&self) -> usize {
+        self.position
+    }
+
+    pub(super) fn rotations(&self) -> Result<&RotaryTable> {
+        match &self.memory {
+            Memory::Host(table) => Ok(table),
+            Memory::Device(_) => Err(Error::input("this step was made for a GPU and is used in host memory")),
+        }
+    }
+
+    pub(super) fn device(&self) -> Result<&DeviceStep> {
+        match &self.memory {
+            Memory::Device(step) => Ok(step),
+            Memory::Host(_) => Err(Error::input("this step was made for host memory and is used on a GPU")),
+        }
+    }
+
+    pub(super) fn device_mut(&mut self) -> Result<&mut DeviceStep> {
+        match &mut self.memory {
+            Memory::Device(step) => Ok(step),
+            Memory::Host(_) => Err(Error::input("this step was made for host memory and is used on a GPU")),
+        }
+    }
+}

@@ -1,0 +1,519 @@
+//! Every operation on a GPU against the same on the processor, and whole models against `transformers` (see
+//! `fixtures/README.md`). Run with `--ignored` where there is a GPU.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ryzanstein_config::{BackendChoice, DeviceConfig};
+use ryzanstein_process_group::LocalRank;
+use ryzanstein_process_group::device::{Device, Libraries, Surroundings};
+use ryzanstein_tensor_parallel::attention::{LayerCache, Rotary, RotaryScaling};
+use ryzanstein_tensor_parallel::compute::AttentionCall;
+use ryzanstein_tensor_parallel::{
+    Compute, Cuda, Dtype, GenerateOptions, Host, Llama, LlamaConfig, Tensor, legal_world_sizes,
+};
+use ryzanstein_tests::{config, with_ranks};
+use safetensors::SafeTensors;
+
+const TYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+
+fn libraries() -> Arc<Libraries> {
+    let surroundings = Surroundings::from_variables(|name| std::env::var(name).ok());
+    Arc::new(Libraries::find(&DeviceConfig::default(), &surroundings))
+}
+
+fn gpus() -> usize {
+    libraries().device_count().unwrap() as usize
+}
+
+fn cuda() -> Cuda {
+    Cuda::new(&Device::open(&libraries(), LocalRank(0), &DeviceConfig::default()).unwrap()).unwrap()
+}
+
+/// Reproducible values between -1 and 1, different for every seed.
+fn noise(shape: &[usize], seed: u64, dtype: Dtype) -> Tensor {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    Tensor::new(shape, (0..shape.iter().product()).map(|_| next()).collect(), dtype).unwrap()
+}
+
+/// Small whole numbers: their products and sums are exact in any order.
+fn whole(shape: &[usize], seed: usize, dtype: Dtype) -> Tensor {
+    let value = |i: usize| ((i * 7 + seed * 13 + i / 5) % 9) as f32 - 4.0;
+    Tensor::new(shape, (0..shape.iter().product()).map(value).collect(), dtype).unwrap()
+}
+
+/// How far two ways of computing one result may be apart, where each rounds once: `f32` sums differ by their order.
+fn tolerance(dtype: Dtype) -> f32 {
+    match dtype {
+        Dtype::F32 => 5e-6,
+        Dtype::F16 => 2e-3,
+        Dtype::Bf16 => 1.6e-2,
+    }
+}
+
+fn assert_near(got: &Tensor, want: &Tensor, scale: f32, what: &str) {
+    assert_eq!((got.shape(), got.dtype()), (want.shape(), want.dtype()), "{what}");
+    let limit = tolerance(want.dtype());
+    for (i, (got, want)) in got.values().unwrap().iter().zip(want.values().unwrap().iter()).enumerate() {
+        let error = (got - want).abs();
+        assert!(error <= limit * (scale + want.abs()), "{what}, element {i}: {got} and should be {want}");
+    }
+}
+
+/// The same tensor in both memories.
+fn both(cuda: &Cuda, make: impl Fn() -> Tensor) -> (Tensor, Tensor) {
+    (make(), cuda.upload(make()).unwrap())
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn values_come_back_from_the_gpu_as_they_went() {
+    let cuda = cuda();
+    for dtype in TYPES {
+        // The last is longer than a pinned buffer, and its rows do not divide one.
+        for shape in [&[1usize, 1][..], &[3, 5], &[0, 4], &[7], &[3001, 4097]] {
+            let (here, there) = both(&cuda, || noise(shape, 5, dtype));
+            assert_eq!(here.values().unwrap(), there.values().unwrap(), "{dtype} {shape:?}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn products_of_whole_numbers_are_exact_for_every_pair_of_types() {
+    let (cuda, host) = (cuda(), Host::new(2));
+    for (m, k, n) in
+        [(1, 1, 1), (1, 37, 5), (1, 1024, 300), (1, 4100, 3), (2, 37, 5), (17, 96, 33), (64, 1024, 256)]
+    {
+        for xs in TYPES {
+            for ws in TYPES {
+                for out in [Dtype::F32, xs] {
+                    let (x, gpu_x) = both(&cuda, || whole(&[m, k], 1, xs));
+                    let (w, gpu_w) = both(&cuda, || whole(&[n, k], 2, ws));
+                    let (bias, gpu_bias) = both(&cuda, || whole(&[n], 3, Dtype::F32));
+                    for biased in [false, true] {
+                        let want = host.linear(&x, &w, biased.then_some(&bias), out).unwrap();
+                        let got = cuda.linear(&gpu_x, &gpu_w, biased.then_some(&gpu_bias), out).unwrap();
+                        assert_eq!(got.dtype(), out);
+                        let what = format!("{m} {k} {n}, {xs} by {ws} to {out}, bias {biased}");
+                        assert_eq!(got.values().unwrap(), want.values().unwrap(), "{what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn products_are_those_of_the_processor_within_the_rounding_of_the_type() {
+    let (cuda, host) = (cuda(), Host::new(2));
+    for (m, k, n) in [(1, 2048, 4096), (3, 515, 129), (33, 2048, 640), (200, 64, 48)] {
+        for dtype in TYPES {
+            let (x, gpu_x) = both(&cuda, || noise(&[m, k], 1, dtype));
+            let (w, gpu_w) = both(&cuda, || noise(&[n, k], 2, dtype));
+            for out in [Dtype::F32, dtype] {
+                let want = host.linear(&x, &w, None, out).unwrap();
+                let got = cuda.linear(&gpu_x, &gpu_w, None, out).unwrap();
+                assert_near(&got, &want, (k as f32).sqrt(), &format!("{m} {k} {n} {dtype} to {out}"));
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_result_is_rounded_once_on_a_gpu_too() {
+    let cuda = cuda();
+    for m in [1, 2] {
+        let up = |shape: &[usize], values: Vec<f32>, dtype| {
+            cuda.upload(Tensor::new(shape, values, dtype).unwrap()).unwrap()
+        };
+        let x = up(&[m, 2], [256.0, 1.0].repeat(m), Dtype::Bf16);
+        let w = up(&[1, 2], vec![1.0, 1.0], Dtype::Bf16);
+        let bias = up(&[1], vec![1.0], Dtype::F32);
+        // 256 + 1 rounds to 256 in bf16 and would stay there; 256 + 1 + 1 is representable.
+        let y = cuda.linear(&x, &w, Some(&bias), Dtype::Bf16).unwrap();
+        assert_eq!(*y.values().unwrap(), vec![258.0; m]);
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn embeddings_are_rows_of_the_table_and_zeros_for_other_tokens() {
+    let (cuda, host) = (cuda(), Host::new(1));
+    let rotary = Rotary::new(8, 1e4, RotaryScaling::None);
+    let tokens = [40, 10, 9, 0, 17, 49, 50, u32::MAX];
+    for stored in TYPES {
+        for out in TYPES {
+            for columns in [1, 7, 64, 520] {
+                let (table, gpu_table) = both(&cuda, || noise(&[40, columns], 3, stored));
+                let want = host.embed(&table, 10, &host.step(&tokens, 0, &rotary).unwrap(), out).unwrap();
+                let got = cuda.embed(&gpu_table, 10, &cuda.step(&tokens, 0, &rotary).unwrap(), out).unwrap();
+                assert_eq!(
+                    got.values().unwrap(),
+                    want.values().unwrap(),
+                    "{stored} to {out}, {columns} columns"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn norms_gates_and_sums_are_those_of_the_processor() {
+    let (cuda, host) = (cuda(), Host::new(1));
+    for dtype in TYPES {
+        for (rows, columns) in [(1, 2), (3, 6), (5, 36), (1, 4096), (7, 1000), (2, 14_336)] {
+            let what = format!("{dtype} [{rows}, {columns}]");
+            let (x, gpu_x) = both(&cuda, || noise(&[rows, columns], 1, dtype));
+            let want = host.swiglu(&x).unwrap();
+            assert_near(&cuda.swiglu(&gpu_x).unwrap(), &want, 1.0, &format!("swiglu {what}"));
+            for other in TYPES {
+                let (weight, gpu_weight) = both(&cuda, || noise(&[columns], 2, other));
+                let want = host.rms_norm(&x, &weight, 1e-5).unwrap();
+                let got = cuda.rms_norm(&gpu_x, &gpu_weight, 1e-5).unwrap();
+                assert_near(&got, &want, 1.0, &format!("norm {what} by {other}"));
+                for shape in [&[rows, columns][..], &[columns]] {
+                    let (y, gpu_y) = both(&cuda, || noise(shape, 4, other));
+                    let (mut sum, mut gpu_sum) = both(&cuda, || noise(&[rows, columns], 1, dtype));
+                    host.add(&mut sum, &y).unwrap();
+                    cuda.add(&mut gpu_sum, &gpu_y).unwrap();
+                    assert_eq!(
+                        gpu_sum.values().unwrap(),
+                        sum.values().unwrap(),
+                        "add {what} and {other} {shape:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn columns_and_joined_blocks_are_those_of_the_processor() {
+    let (cuda, host) = (cuda(), Host::new(1));
+    for dtype in TYPES {
+        let (x, gpu_x) = both(&cuda, || noise(&[5, 37], 1, dtype));
+        for range in [0..37, 3..4, 9..37, 5..5] {
+            let (want, got) =
+                (host.columns(&x, range.clone()).unwrap(), cuda.columns(&gpu_x, range.clone()).unwrap());
+            assert_eq!(
+                (got.shape(), got.values().unwrap()),
+                (want.shape(), want.values().unwrap()),
+                "{dtype} {range:?}"
+            );
+        }
+        for keep in [1, 20, 60, 64] {
+            let (blocks, gpu_blocks) = both(&cuda, || noise(&[4, 3, 16], 2, dtype));
+            let (want, got) = (host.join(blocks, keep).unwrap(), cuda.join(gpu_blocks, keep).unwrap());
+            assert_eq!(
+                (got.shape(), got.values().unwrap()),
+                (want.shape(), want.values().unwrap()),
+                "{dtype} {keep}"
+            );
+        }
+    }
+}
+
+/// Attention over some passes in a row; what each gives, on the processor and on the GPU.
+struct Attended {
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    window: Option<usize>,
+    passes: Vec<usize>,
+}
+
+fn attend(
+    compute: &dyn Compute,
+    case: &Attended,
+    dtype: Dtype,
+    upload: impl Fn(Tensor) -> Tensor,
+) -> Vec<Tensor> {
+    let &Attended { heads, kv_heads, head_dim, window, .. } = case;
+    let rotary = Rotary::new(head_dim, 1e4, RotaryScaling::None);
+    let capacity = case.passes.iter().sum();
+    let mut cache = LayerCache::new(compute, kv_heads, capacity, head_dim, dtype).unwrap();
+    let mut position = 0;
+    let mut pass = |count: usize| {
+        let qkv = upload(noise(&[count, (heads + 2 * kv_heads) * head_dim], position as u64 + 7, dtype));
+        let step = compute.step(&vec![0; count], position, &rotary).unwrap();
+        position += count;
+        let call = AttentionCall { heads, kv_heads, head_dim, step: &step, window };
+        compute.attention(qkv, &call, &mut cache).unwrap()
+    };
+    case.passes.iter().map(|count| pass(*count)).collect()
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn attention_is_that_of_the_processor_for_prompts_and_single_tokens() {
+    let (cuda, host) = (cuda(), Host::new(2));
+    let long = |prompt: usize| {
+        let mut passes = vec![prompt, 1, 1, 7];
+        passes.extend([1; 3]);
+        passes
+    };
+    for (heads, kv_heads, head_dim) in [
+        (2, 2, 6),
+        (4, 2, 8),
+        (8, 1, 64),
+        (7, 1, 64),
+        (8, 2, 128),
+        (16, 1, 128),
+        (3, 1, 80),
+        (4, 2, 256),
+        (1, 1, 2),
+    ] {
+        for window in [None, Some(1), Some(5), Some(100)] {
+            for prompt in [1, 2, 33, 300] {
+                let case = Attended { heads, kv_heads, head_dim, window, passes: long(prompt) };
+                for dtype in TYPES {
+                    let want = attend(&host, &case, dtype, |t| t);
+                    let got = attend(&cuda, &case, dtype, |t| cuda.upload(t).unwrap());
+                    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+                        let what = format!(
+                            "{heads}/{kv_heads} of {head_dim}, {window:?}, {prompt}, {dtype}, pass {i}"
+                        );
+                        assert_near(got, want, 1.0, &what);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_token_behind_a_long_context_sees_all_of_it() {
+    let (cuda, host) = (cuda(), Host::new(2));
+    for dtype in TYPES {
+        let case = Attended { heads: 8, kv_heads: 2, head_dim: 64, window: None, passes: vec![5000, 1, 1] };
+        let want = attend(&host, &case, dtype, |t| t);
+        let got = attend(&cuda, &case, dtype, |t| cuda.upload(t).unwrap());
+        for (got, want) in got.iter().zip(&want) {
+            assert_near(got, want, 1.0, &format!("{dtype}"));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn shapes_and_memories_that_do_not_fit_are_errors() {
+    let cuda = cuda();
+    let there = |shape: &[usize]| cuda.upload(noise(shape, 0, Dtype::F32)).unwrap();
+    let (mut a, b) = (there(&[2, 3]), there(&[2, 4]));
+    assert!(cuda.linear(&a, &b, None, Dtype::F32).is_err());
+    assert!(cuda.add(&mut a, &b).is_err());
+    assert!(cuda.rms_norm(&a, &b, 0.0).is_err());
+    assert!(cuda.swiglu(&a).is_err());
+    assert!(cuda.columns(&a, 2..4).is_err());
+    let here = noise(&[2, 4], 0, Dtype::F32);
+    let error = cuda.swiglu(&here).unwrap_err().to_string();
+    assert!(error.contains("not in the memory of GPU 0"), "{error}");
+    let error = Host::new(1).swiglu(&b).unwrap_err().to_string();
+    assert!(error.contains("in the memory of GPU 0"), "{error}");
+}
+
+// ---- whole models --------------------------------------------------------------------------------------------------
+
+const FIXTURES: [&str; 8] = [
+    "heads-6",
+    "llama-bias-headdim",
+    "llama-gqa",
+    "llama-mha",
+    "llama3-rope",
+    "mistral",
+    "mistral-window",
+    "qwen2",
+];
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
+}
+
+fn world_sizes(name: &str) -> Vec<usize> {
+    let most = gpus().min(8);
+    legal_world_sizes(&LlamaConfig::from_folder(&folder(name)).unwrap(), most)
+}
+
+struct Expected {
+    prompt: Vec<u32>,
+    tokens: Vec<u32>,
+    logits: Vec<f32>,
+    half: bool,
+}
+
+impl Expected {
+    fn read(name: &str) -> Self {
+        let bytes = std::fs::read(folder(name).join("expected.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let ids = |key| {
+            let data = file.tensor(key).unwrap().data();
+            data.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u32).collect()
+        };
+        let logits = file.tensor("logits").unwrap().data();
+        let logits = logits.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
+        Self {
+            prompt: ids("prompt"),
+            tokens: ids("tokens"),
+            logits,
+            half: file.tensor("logits_native").is_ok(),
+        }
+    }
+
+    fn input(&self) -> Vec<u32> {
+        self.prompt.iter().chain(&self.tokens[..self.tokens.len() - 1]).copied().collect()
+    }
+}
+
+fn on_gpus<R: Send>(
+    world_size: usize,
+    job: impl Fn(&mut ryzanstein_process_group::ProcessGroup) -> R + Sync,
+) -> Vec<R> {
+    with_ranks(&config(BackendChoice::Nccl), world_size, |mut manager| {
+        let result = job(manager.world());
+        manager.finalize().unwrap();
+        result
+    })
+}
+
+/// Logits of all positions at once; of the prompt and then token by token; and by a recorded graph.
+fn logits(name: &str, dtype: Option<Dtype>, world_size: usize, expected: &Expected) -> [Vec<f32>; 3] {
+    let mut all = on_gpus(world_size, |group| {
+        let model = Llama::load(&folder(name), dtype, group).unwrap();
+        let input = expected.input();
+        let mut cache = model.cache(input.len()).unwrap();
+        let at_once = model.forward(&input, &mut cache, group).unwrap().values().unwrap().into_owned();
+        let (prompt, rest) = input.split_at(expected.prompt.len());
+        let [eager, recorded] = [false, true].map(|graph| {
+            let mut cache = model.cache(input.len()).unwrap();
+            let mut values = model.forward(prompt, &mut cache, group).unwrap().values().unwrap().into_owned();
+            let mut decoder = model.decoder(input.len(), graph).unwrap();
+            let last = decoder.prompt(prompt, group).unwrap();
+            let vocabulary = last.columns();
+            assert_eq!(last.values().unwrap()[..], values[values.len() - vocabulary..]);
+            for token in rest {
+                values.extend_from_slice(&decoder.next(*token, group).unwrap().values().unwrap());
+            }
+            values
+        });
+        [at_once, eager, recorded]
+    });
+    let first = all.remove(0);
+    assert!(all.iter().all(|other| *other == first), "{name}, world {world_size}: ranks disagree");
+    first
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn f32_logits_on_gpus_equal_the_reference_at_every_position() {
+    for name in FIXTURES {
+        let expected = Expected::read(name);
+        for world_size in world_sizes(name) {
+            let got = logits(name, Some(Dtype::F32), world_size, &expected);
+            assert_eq!(
+                got[1], got[2],
+                "{name}, world {world_size}: a recorded pass differs from the eager one"
+            );
+            for got in got {
+                for (i, (got, want)) in got.iter().zip(&expected.logits).enumerate() {
+                    assert!(
+                        (got - want).abs() <= 1e-4 + 1e-4 * want.abs(),
+                        "{name}, world {world_size}, logit {i}: {got} and should be {want}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn sixteen_bit_models_on_gpus_stay_near_the_f32_reference() {
+    for name in FIXTURES {
+        let expected = Expected::read(name);
+        let scale = expected.logits.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        for dtype in [Dtype::F16, Dtype::Bf16] {
+            let got = logits(name, Some(dtype), 1, &expected);
+            assert_eq!(got[1], got[2], "{name}, {dtype}: a recorded pass differs from the eager one");
+            for got in got {
+                let error =
+                    got.iter().zip(&expected.logits).fold(0.0f32, |m, (a, b)| m.max((a - b).abs())) / scale;
+                println!("{name}, {dtype}: {error:.5} of the greatest logit");
+                assert!(error <= 5e-2, "{name}, {dtype}: off by {error} of the greatest logit");
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn greedy_decoding_on_gpus_gives_the_reference_tokens_recorded_or_not() {
+    for name in FIXTURES {
+        let expected = Expected::read(name);
+        let types = if expected.half { vec![Some(Dtype::F32), None] } else { vec![Some(Dtype::F32)] };
+        for world_size in world_sizes(name) {
+            for dtype in &types {
+                for graph in [false, true] {
+                    let options = GenerateOptions {
+                        max_new_tokens: expected.tokens.len(),
+                        graph,
+                        ..GenerateOptions::default()
+                    };
+                    for tokens in on_gpus(world_size, |group| {
+                        let model = Llama::load(&folder(name), *dtype, group).unwrap();
+                        model.generate(&expected.prompt, &options, group).unwrap().tokens
+                    }) {
+                        assert_eq!(
+                            tokens, expected.tokens,
+                            "{name}, world {world_size}, {dtype:?}, graph {graph}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_model_that_only_one_rank_can_read_is_the_same_on_all_gpus() {
+    let name = "llama-gqa";
+    let expected = Expected::read(name);
+    let world_size = *world_sizes(name).last().unwrap();
+    let root = ryzanstein_process_group::Rank(world_size as u32 - 1);
+    on_gpus(world_size, |group| {
+        let directory = (group.rank() == root).then(|| folder(name));
+        let model = Llama::load_from_root(directory.as_deref(), Some(Dtype::F32), root, group).unwrap();
+        let input = expected.input();
+        let mut cache = model.cache(input.len()).unwrap();
+        let got = model.forward(&input, &mut cache, group).unwrap();
+        for (got, want) in got.values().unwrap().iter().zip(&expected.logits) {
+            assert!((got - want).abs() <= 1e-4 + 1e-4 * want.abs(), "{got} and should be {want}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn what_a_model_held_on_a_gpu_is_given_back() {
+    let held = on_gpus(1, |group| {
+        let device = group.device().unwrap().clone();
+        let before = device.budget().0;
+        let model = Llama::load(&folder("llama-mha"), None, group).unwrap();
+        let options = GenerateOptions { max_new_tokens: 20, ..GenerateOptions::default() };
+        model.generate(&[1, 2, 3], &options, group).unwrap();
+        assert!(device.budget().0 > before);
+        drop(model);
+        device.budget().0 - before
+    });
+    assert_eq!(held, [0]);
+}
