@@ -1,6 +1,5 @@
 //! Small random checkpoints against what `transformers` computes from them (see `fixtures/README.md`).
 
-
 use ryzanstein_process_group::Rank;
 use ryzanstein_tensor_parallel::{
     Dtype, Error, GenerateOptions, Llama, LlamaConfig, Tokenizer, legal_world_sizes,
