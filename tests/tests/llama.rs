@@ -1,6 +1,5 @@
 //! A model on several ranks: what users ask of it and what goes wrong.
 
-
 use ryzanstein_process_group::{ProcessGroup, Rank};
 use ryzanstein_tensor_parallel::{Error, GenerateOptions, Llama, Sampling, StopReason};
 use ryzanstein_tests::{fixtures::folder, on_loopback};

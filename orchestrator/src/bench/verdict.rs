@@ -5,6 +5,9 @@ use ryzanstein_process_group::targets::{ABOVE_GBS, ABOVE_SHARE, TARGETS};
 
 use super::Row;
 
+/// From this many bytes on, an all-reduce shows what bandwidth there is.
+const LONG: usize = 9_900_000;
+
 /// One documented target and what was measured.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Verdict {
@@ -56,8 +59,9 @@ pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
             )
         })
         .collect();
-    let best =
-        sent().filter(|row| row.what.name() == "all_reduce").map(|row| row.busbw_gbs).max_by(f64::total_cmp);
+    // Short messages say nothing of bandwidth.
+    let long = sent().filter(|row| row.what.name() == "all_reduce" && row.bytes >= LONG);
+    let best = long.map(|row| row.busbw_gbs).max_by(f64::total_cmp);
     all.push(Verdict::of(
         "all_reduce, best bus bandwidth".into(),
         format!("> {ABOVE_GBS} GB/s"),
@@ -120,7 +124,8 @@ mod tests {
         assert_eq!(met(&rows, None)[4..], [Some(true), None]);
         assert_eq!(met(&rows, Some(160.0))[4..], [Some(true), Some(true)]);
         assert_eq!(met(&rows, Some(170.0))[5], Some(false));
-        assert_eq!(met(&rows[..1], None)[4], Some(false));
+        assert_eq!(met(&rows[..1], Some(1.0))[4..], [None, None], "1 KB says nothing of bandwidth");
+        assert_eq!(met(&[row(Measured::AllReduce, 10_000_000, 900.0)], None)[4], Some(false));
     }
 
     #[test]

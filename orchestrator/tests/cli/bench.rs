@@ -167,7 +167,7 @@ fn each_format_says_the_same() {
 #[test]
 fn a_missed_target_fails_with_strict_only() {
     // Nothing over loopback TCP reaches 90 GB/s.
-    let arguments = ["--world-size", "2", "--sizes", "1KB", "--iters", "3"];
+    let arguments = ["--world-size", "2", "--sizes", "10MB", "--iters", "3"];
     assert!(well(&arguments).contains("missed"));
     refused(&[&arguments[..], &["--strict"]].concat(), 1, &["targets are missed"]);
 }
