@@ -6,6 +6,7 @@ use std::error::Error as StdError;
 use std::path::Path;
 
 use ryzanstein_config::Config;
+use ryzanstein_process_group::device::Surroundings;
 use ryzanstein_process_group::{BackendKind, Error, ProcessGroup, ProcessGroupManager};
 use ryzanstein_tensor_parallel::{Dtype, Llama};
 
@@ -41,7 +42,8 @@ impl Orchestrator {
     /// NCCL and `environment` lacks variables that `[nccl]` asks for, see [`nccl_settings`]. A launcher is told.
     pub fn initialize(config: &Config, environment: &Environment) -> Result<Self, Error> {
         let connection = rendezvous::connect(config, environment)?;
-        let initialized = ProcessGroupManager::initialize(config, &connection).and_then(|manager| {
+        let surroundings = Surroundings::from_variables(|name| environment.get(name).cloned());
+        let initialized = ProcessGroupManager::initialize_with(config, &connection, &surroundings).and_then(|manager| {
             // Which backend it is turns out last, and where it is not NCCL its settings do not matter.
             if manager.backend() == BackendKind::Nccl {
                 nccl_settings::require(config, environment)?;

@@ -7,9 +7,11 @@ mod collectives;
 mod engine;
 mod monitored;
 mod objects;
+mod placed;
 
 pub use engine::LastCall;
 pub use monitored::Arrival;
+pub use placed::GroupBuffer;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex};
@@ -87,8 +89,9 @@ impl ProcessGroup {
     /// Through `store`, ranks tell each other why they gave up where their links no longer can.
     pub fn new(info: GroupInfo, backend: Box<dyn Backend>, store: Option<Arc<dyn Store>>) -> Self {
         let world_size = info.members.len();
+        let global = info.members[info.rank.index()].0;
         let profile =
-            Arc::new(Profile::new(&info.name, info.members[info.rank.index()].0, world_size, info.recording));
+            Arc::new(Profile::new(&info.name, global, world_size, info.recording, backend.timings()));
         let (kind, memory, device) = (backend.kind(), backend.memory(), backend.device().cloned());
         let core = Mutex::new(Core { backend, failed: None, last: None, timeout: info.timeout, world_size });
         let last_words = store.map(|store| LastWords {

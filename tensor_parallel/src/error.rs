@@ -81,7 +81,7 @@ impl Error {
                     | ErrorKind::PermissionDenied
             ),
             // The rank that could not do its part says it for all.
-            Self::Peer { .. } => false,
+            Self::Peer { .. } | Self::Device(_) => false,
             Self::Group(error) => error.is_permanent(),
         }
     }

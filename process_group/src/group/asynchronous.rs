@@ -54,17 +54,30 @@ impl ProcessGroup {
         let operation = Operation::Send { to };
         self.check_memory(operation, view.memory())?;
         let (signature, sequence) = self.message(operation, to, view.dtype(), view.count())?;
+        if self.device.is_some() {
+            let ticket = self.engine.start(signature, sequence, Buffers::OutOfPlace(Some(view), None))?;
+            return Ok(Work::on_stream(buffer, ticket));
+        }
         self.spawn(buffer, move |engine, buffer| {
             engine.run(signature, sequence, Buffers::OutOfPlace(Some(buffer.view()), None))
         })
     }
 
     /// [`recv`](Self::recv) on the group's worker: every later call of the group waits for the message.
-    pub fn recv_async<B: BufferMut + Send + 'static>(&mut self, buffer: B, from: Rank) -> Result<Work<B>> {
+    pub fn recv_async<B: BufferMut + Send + 'static>(
+        &mut self,
+        mut buffer: B,
+        from: Rank,
+    ) -> Result<Work<B>> {
         let view = buffer.view();
         let operation = Operation::Recv { from };
         self.check_memory(operation, view.memory())?;
         let (signature, sequence) = self.message(operation, from, view.dtype(), view.count())?;
+        if self.device.is_some() {
+            let ticket =
+                self.engine.start(signature, sequence, Buffers::OutOfPlace(None, Some(buffer.view_mut())))?;
+            return Ok(Work::on_stream(buffer, ticket));
+        }
         self.spawn(buffer, move |engine, buffer| {
             engine.run(signature, sequence, Buffers::OutOfPlace(None, Some(buffer.view_mut())))
         })
@@ -73,12 +86,16 @@ impl ProcessGroup {
     fn in_place_async<B: BufferMut + Send + 'static>(
         &mut self,
         operation: Operation,
-        buffer: B,
+        mut buffer: B,
     ) -> Result<Work<B>> {
         let view = buffer.view();
         self.check_memory(operation, view.memory())?;
         let signature = self.signature(operation, view.dtype(), view.count())?;
         let sequence = self.next();
+        if self.device.is_some() {
+            let ticket = self.engine.start(signature, sequence, Buffers::InPlace(Some(buffer.view_mut())))?;
+            return Ok(Work::on_stream(buffer, ticket));
+        }
         self.spawn(buffer, move |engine, buffer| {
             engine.run(signature, sequence, Buffers::InPlace(Some(buffer.view_mut())))
         })

@@ -144,7 +144,7 @@ impl ProcessGroup {
         operation.root().map_or(Ok(()), |root| self.check_rank(operation, root))
     }
 
-    fn check_rank(&self, operation: Operation, rank: Rank) -> Result<()> {
+    pub(super) fn check_rank(&self, operation: Operation, rank: Rank) -> Result<()> {
         if rank.index() < self.world_size() {
             return Ok(());
         }

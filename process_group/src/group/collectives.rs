@@ -166,4 +166,12 @@ impl ProcessGroup {
         self.wait_idle();
         self.engine.run(signature, sequence, Buffers::InPlace(None))
     }
+
+    /// Waits until everything that this rank has enqueued on its GPU is done: collectives, copies and kernels. Ends at the
+    /// group's timeout at the latest, with the ranks that are missing. On host memory nothing is left to wait for but
+    /// asynchronous calls.
+    pub fn synchronize(&mut self) -> Result<()> {
+        self.wait_idle();
+        self.engine.synchronize()
+    }
 }

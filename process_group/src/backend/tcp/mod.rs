@@ -199,7 +199,7 @@ impl Backend for Tcp {
             progress: &mut self.progress,
         };
         run.run()?;
-        Ok(Completion { path })
+        Ok(Completion { path, enqueued: false })
     }
 
     fn paths(&self) -> Vec<Path> {
