@@ -12,7 +12,7 @@ use ryzanstein_process_group::{BackendKind, DType, Error, Memory, ProcessGroup, 
 use serde::Serialize;
 
 use crate::Orchestrator;
-use crate::measure::{Case, Figures, Gpu, Host, Measured, Summary, measure};
+use crate::measure::{Case, Figures, Measured, Summary, measure_group};
 
 pub use report::{Format, Report, json, table};
 pub use sizes::Sweep;
@@ -140,10 +140,7 @@ pub fn run(
                 if group.world_size() > 1 {
                     group.force_path(path)?;
                 }
-                let figures = match group.device().cloned() {
-                    Some(device) => measure(group, &mut Gpu::new(device, request.graph), &case)?,
-                    None => measure(group, &mut Host, &case)?,
-                };
+                let figures = measure_group(group, request.graph, &case)?;
                 // An operation that cannot go the demanded way goes another, which is no figure for the one demanded.
                 if path.is_some() && figures.path != path && group.world_size() > 1 {
                     continue;

@@ -13,7 +13,7 @@ use ryzanstein_process_group::{ProcessGroup, ReduceOp, table};
 
 use crate::Orchestrator;
 use crate::bench::{self, Row};
-use crate::measure::{Case, Host, Measured, measure};
+use crate::measure::{Case, Measured, measure_group};
 
 /// What the check found, the same on all ranks.
 #[derive(Clone, Debug)]
@@ -141,7 +141,7 @@ fn latencies(group: &mut ProcessGroup) -> Result<(String, bool, bool), ryzanstei
     let mut rows = Vec::new();
     for (what, bytes) in small.into_iter().chain(documented) {
         let case = Case::new(what, bytes, (20_000_000 / bytes).clamp(5, 200));
-        let figures = measure(group, &mut Host, &case)?;
+        let figures = measure_group(group, false, &case)?;
         rows.push(Row::new(&case, &figures, group, false));
     }
     let correct = rows.iter().all(|row| row.errors == 0);

@@ -144,6 +144,17 @@ struct Measurement {
     errors: u64,
 }
 
+/// [`measure`] in whatever memory the group's calls work on. `graph` is for GPUs alone: calls replayed from a CUDA graph.
+///
+/// # Errors
+/// As [`measure`].
+pub fn measure_group(group: &mut ProcessGroup, graph: bool, case: &Case) -> Result<Figures, Error> {
+    match group.device().cloned() {
+        Some(device) => measure(group, &mut Gpu::new(device, graph), case),
+        None => measure(group, &mut Host, case),
+    }
+}
+
 /// Measures one case. Every rank calls this with the same case, and gets the same figures.
 ///
 /// # Errors
