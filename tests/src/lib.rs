@@ -1,10 +1,14 @@
 //! What tests with several ranks share.
 
+pub mod conformance;
+pub mod gpu;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use half::{bf16, f16};
 use ryzanstein_config::{BackendChoice, Config, Timeout};
+use ryzanstein_process_group::device::Surroundings;
 use ryzanstein_process_group::{Element, MemoryRendezvous, ProcessGroup, ProcessGroupManager, Result};
 
 /// The folder of a fixture. Where `CARGO_MANIFEST_DIR` is set when the test runs, as cargo does, that counts: a test binary may
@@ -49,7 +53,10 @@ pub fn try_ranks<R: Send>(
             .into_iter()
             .map(|rendezvous| {
                 let rank_main = &rank_main;
-                scope.spawn(move || rank_main(ProcessGroupManager::initialize(config, &rendezvous)))
+                scope.spawn(move || {
+                    let surroundings = Surroundings::from_variables(|name| std::env::var(name).ok());
+                    rank_main(ProcessGroupManager::initialize_with(config, &rendezvous, &surroundings))
+                })
             })
             .collect();
         ranks.into_iter().map(|r| r.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
