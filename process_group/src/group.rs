@@ -176,11 +176,6 @@ impl ProcessGroup {
         Arc::clone(&self.engine.profile)
     }
 
-    /// How long a call may take.
-    pub fn timeout(&self) -> Duration {
-        self.info.timeout
-    }
-
     /// Changes the deadline of later calls.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.wait_idle();

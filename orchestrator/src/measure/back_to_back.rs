@@ -11,6 +11,7 @@ use ryzanstein_process_group::{Error, ProcessGroup, ReduceOp};
 pub fn back_to_back(group: &mut ProcessGroup, bytes: usize, calls: usize) -> Result<(f64, u64), Error> {
     let n = group.world_size();
     let mut x = vec![0.0f32; bytes / 4];
+    let mut placed = group.place(&x)?;
     let base = |i: usize| (i % 4 + 1) as f32;
     // Every call multiplies by the world size: as many in a row as f32 holds exactly, then fresh operands.
     let bits = (n as f64).log2().max(0.5);
@@ -19,21 +20,35 @@ pub fn back_to_back(group: &mut ProcessGroup, bytes: usize, calls: usize) -> Res
     while done < calls {
         let in_a_row = row.min(calls - done);
         fill(&mut x, base);
+        placed.write(&x)?;
         group.barrier()?;
         let started = Instant::now();
         for _ in 0..in_a_row {
-            group.all_reduce(&mut x, ReduceOp::Sum)?;
+            group.all_reduce(&mut placed, ReduceOp::Sum)?;
         }
+        group.synchronize()?;
         spent += started.elapsed().as_secs_f64() * 1e6;
         done += in_a_row;
+        x = group.fetch(&placed)?;
         let factor = (n as f32).powi(in_a_row as i32);
         errors += wrong(&x, |i| base(i) * factor);
     }
-    let mut figure = [spent / calls as f64];
-    group.all_reduce(&mut figure, ReduceOp::Max)?;
-    let mut errors = [errors];
-    group.all_reduce(&mut errors, ReduceOp::Sum)?;
-    Ok((figure[0], errors[0]))
+    let figure = greatest(group, &[spent / calls as f64])?;
+    Ok((figure[0], total(group, errors)?))
+}
+
+/// The greatest of each figure over the ranks.
+fn greatest(group: &mut ProcessGroup, figures: &[f64]) -> Result<Vec<f64>, Error> {
+    let mut placed = group.place(figures)?;
+    group.all_reduce(&mut placed, ReduceOp::Max)?;
+    group.fetch(&placed)
+}
+
+/// The sum over the ranks.
+pub(crate) fn total(group: &mut ProcessGroup, count: u64) -> Result<u64, Error> {
+    let mut placed = group.place(&[count])?;
+    group.all_reduce(&mut placed, ReduceOp::Sum)?;
+    Ok(group.fetch(&placed)?[0])
 }
 
 fn fill(x: &mut [f32], value: impl Fn(usize) -> f32) {

@@ -16,6 +16,7 @@ use ryzanstein_process_group::{BufferMut, DType, Error, ProcessGroup, ReduceOp};
 use serde::{Deserialize, Serialize};
 
 pub use back_to_back::back_to_back;
+pub(crate) use back_to_back::total;
 pub use gpu::Gpu;
 pub use host::{Host, HostBuffer};
 pub use operation::{Measured, Slot};
@@ -166,7 +167,9 @@ pub fn measure<B: Bench>(group: &mut ProcessGroup, bench: &mut B, case: &Case) -
     let patterns = Patterns::new(case.what, case.reduction, case.dtype, (rank, n), case.count(n), chain)?;
     let elements = patterns.elements();
     let lead_in = bench.lead_in();
-    let most = case.iterations.max(case.warmup).max(1) + lead_in;
+    // Where runs are timed whole, the first is never timed: what is made at the first call is made then.
+    let warmup = case.warmup.max(usize::from(bench.times_whole_runs()));
+    let most = case.iterations.max(warmup).max(1) + lead_in;
     let slots = bench.slots(elements * case.dtype.size()).clamp(1 + lead_in, most);
     let mut slots: Vec<Slot<B::Memory>> = (0..slots)
         .map(|_| {
@@ -179,10 +182,10 @@ pub fn measure<B: Bench>(group: &mut ProcessGroup, bench: &mut B, case: &Case) -
     let mut samples = Vec::with_capacity(case.iterations);
     let (mut warm, mut timed, mut calls, mut errors) = (0, 0, 0, 0);
     let mut path = None;
-    while warm < case.warmup || timed < case.iterations || samples.len() < FEWEST.min(case.iterations) {
+    while warm < warmup || timed < case.iterations || samples.len() < FEWEST.min(case.iterations) {
         // Warm-up calls and timed ones are never in one run.
-        let is_warm_up = warm < case.warmup;
-        let left = if is_warm_up { case.warmup - warm } else { case.iterations.saturating_sub(timed).max(1) };
+        let is_warm_up = warm < warmup;
+        let left = if is_warm_up { warmup - warm } else { case.iterations.saturating_sub(timed).max(1) };
         // A shorter run would have another share of overhead in its one timing.
         let whole = bench.times_whole_runs();
         let run = if whole { slots.len() } else { slots.len().min(left + lead_in) };

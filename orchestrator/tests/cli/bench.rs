@@ -185,7 +185,6 @@ fn wrong_uses_are_refused_before_anything_starts() {
     refused(&two(&["--dtype", "f8"]), 2, &["f8", "bf16"]);
     refused(&two(&["--reduction", "xor"]), 2, &["xor", "product"]);
     refused(&two(&["--iters", "0"]), 2, &["--iters"]);
-    refused(&two(&["--op", "barrier", "--graph"]), 2, &["barrier", "--graph"]);
     refused(&two(&["--link-gbs", "0"]), 2, &["--link-gbs"]);
     refused(&two(&["--backend", "tcp", "--graph"]), 2, &["--graph", "CUDA graph", "host memory"]);
 }

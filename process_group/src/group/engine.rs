@@ -102,7 +102,8 @@ impl Engine {
         let started = Instant::now();
         let outcome = core.submit(signature, sequence, buffers, started);
         let completion = self.judge(core, outcome, signature, sequence)?;
-        self.note(core, &signature, completion, started);
+        core.went(completion.path);
+        self.note(&signature, completion, started);
         Ok(())
     }
 
@@ -130,7 +131,8 @@ impl Engine {
         let outcome = outcome.map(|()| Completion { path: Path::Local, enqueued: false });
         self.judge(core, outcome, first.0, first.1)?;
         for (signature, completion) in done {
-            self.note(core, &signature, completion, started);
+            core.went(completion.path);
+            self.note(&signature, completion, started);
         }
         Ok(())
     }
@@ -147,7 +149,8 @@ impl Engine {
         if core.is_alone(&signature) {
             let outcome = core.submit(signature, sequence, buffers, started);
             let completion = self.judge(core, outcome, signature, sequence)?;
-            self.note(core, &signature, completion, started);
+            core.went(completion.path);
+            self.note(&signature, completion, started);
             return Ok(Box::new(Done));
         }
         core.last = Some(LastCall { sequence, started, signature, path: None });
@@ -159,7 +162,8 @@ impl Engine {
             Err(error) => (Err(error), None),
         };
         let completion = self.judge(core, outcome, signature, sequence)?;
-        self.note(core, &signature, completion, started);
+        core.went(completion.path);
+        self.note(&signature, completion, started);
         Ok(ticket.unwrap_or_else(|| Box::new(Done)))
     }
 
@@ -172,8 +176,7 @@ impl Engine {
         self.judge(core, outcome, signature, sequence).map(drop)
     }
 
-    fn note(&self, core: &mut Core, signature: &Signature, completion: Completion, started: Instant) {
-        core.last = core.last.map(|last| LastCall { path: Some(completion.path), ..last });
+    fn note(&self, signature: &Signature, completion: Completion, started: Instant) {
         if completion.enqueued {
             self.profile.record_enqueued(signature, completion.path, started);
         } else {
@@ -226,6 +229,13 @@ impl Ticket for Done {
 impl Core {
     fn check(&self) -> Result<()> {
         self.failed.as_ref().map_or(Ok(()), |cause| Err(Error::Poisoned(Arc::clone(cause))))
+    }
+
+    /// Says of the newest call how it went.
+    fn went(&mut self, path: Path) {
+        if let Some(last) = &mut self.last {
+            last.path = Some(path);
+        }
     }
 
     fn is_alone(&self, signature: &Signature) -> bool {

@@ -112,7 +112,7 @@ impl Args {
 
     fn request(&self) -> Result<Request, Error> {
         Ok(Request {
-            ops: operations(&self.op, self.graph)?,
+            ops: operations(&self.op)?,
             sizes: self.sizes()?,
             dtype: self.dtype,
             reduction: self.reduction,
@@ -142,21 +142,13 @@ impl Args {
     }
 }
 
-fn operations(text: &str, graph: bool) -> Result<Vec<Measured>, Error> {
-    // Hosts wait in a barrier, which no graph can replay.
-    let suits = |what: &Measured| !graph || *what != Measured::Barrier;
+fn operations(text: &str) -> Result<Vec<Measured>, Error> {
     if text == "all" {
-        return Ok(Measured::ALL.into_iter().filter(suits).collect());
+        return Ok(Measured::ALL.to_vec());
     }
     let parse =
         |name: &str| name.trim().parse().map_err(|why| Error::Configuration(format!("--op {text}: {why}")));
-    let chosen: Vec<Measured> = text.split(',').map(parse).collect::<Result<_, Error>>()?;
-    if chosen.iter().all(suits) {
-        return Ok(chosen);
-    }
-    Err(Error::Configuration(
-        "--op barrier: hosts wait in it, which a CUDA graph cannot replay; leave --graph out".into(),
-    ))
+    text.split(',').map(parse).collect()
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
