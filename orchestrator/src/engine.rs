@@ -6,6 +6,7 @@ use std::error::Error as StdError;
 use std::path::Path;
 
 use ryzanstein_config::Config;
+use ryzanstein_process_group::device::Surroundings;
 use ryzanstein_process_group::{Error, ProcessGroup, ProcessGroupManager};
 use ryzanstein_tensor_parallel::{Dtype, Llama};
 
@@ -39,7 +40,8 @@ impl Orchestrator {
     /// As [`rendezvous::connect`] and [`ProcessGroupManager::initialize`]. A launcher is told.
     pub fn initialize(config: &Config, environment: &Environment) -> Result<Self, Error> {
         let connection = rendezvous::connect(config, environment)?;
-        match ProcessGroupManager::initialize(config, &connection) {
+        let surroundings = Surroundings::from_variables(|name| environment.get(name).cloned());
+        match ProcessGroupManager::initialize_with(config, &connection, &surroundings) {
             Ok(manager) => Ok(Self { manager, connection }),
             Err(error) => {
                 connection.report_failure(&error, None);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ryzanstein_config::{BackendChoice, HostPort, RendezvousConfig, Timeout};
 use ryzanstein_orchestrator::rendezvous::{Client, Identity, Server, listen};
 use ryzanstein_process_group::{
-    BackendKind, Candidate, Capability, Epoch, Error, Membership, Rank, Rendezvous, Secret, store,
+    BackendKind, Candidate, Capability, Epoch, Error, Gpu, Membership, Rank, Rendezvous, Secret, store,
 };
 
 fn within(seconds: u64) -> Instant {
@@ -74,6 +74,7 @@ fn candidate(pid: u32) -> Candidate {
         data_address: Some(([127, 0, 0, 1], 4000 + pid as u16).into()),
         wanted: BackendChoice::Auto,
         capabilities: vec![Capability { backend: BackendKind::Tcp, obstacle: None }],
+        gpu: Some(Gpu { uuid: format!("GPU-{pid}"), name: "NVIDIA H200".into(), nccl: 22_803 }),
     }
 }
 

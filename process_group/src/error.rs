@@ -110,6 +110,10 @@ pub enum Error {
     #[error(transparent)]
     Device(#[from] crate::device::DeviceError),
 
+    /// NCCL refused something.
+    #[error(transparent)]
+    Nccl(#[from] crate::backend::nccl::NcclError),
+
     /// An earlier call failed and the state of the group is unknown since. Make a new one, under a new epoch.
     #[error("this group failed before and cannot be used any more; the cause was: {0}")]
     Poisoned(Arc<Error>),

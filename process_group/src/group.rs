@@ -4,9 +4,11 @@ mod coalesce;
 mod engine;
 mod monitored;
 mod objects;
+mod placed;
 
 pub use engine::LastCall;
 pub use monitored::Arrival;
+pub use placed::GroupBuffer;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -87,8 +89,9 @@ impl ProcessGroup {
     /// Through `store`, ranks tell each other why they gave up where their links no longer can.
     pub fn new(info: GroupInfo, backend: Box<dyn Backend>, store: Option<Arc<dyn Store>>) -> Self {
         let world_size = info.members.len();
+        let global = info.members[info.rank.index()].0;
         let profile =
-            Arc::new(Profile::new(&info.name, info.members[info.rank.index()].0, world_size, info.recording));
+            Arc::new(Profile::new(&info.name, global, world_size, info.recording, backend.timings()));
         let (kind, memory, device) = (backend.kind(), backend.memory(), backend.device().cloned());
         let core = Mutex::new(Core { backend, failed: None, last: None, timeout: info.timeout, world_size });
         let last_words = store.map(|store| LastWords {
@@ -362,6 +365,14 @@ impl ProcessGroup {
         self.engine.run(signature, sequence, Buffers::InPlace(None))
     }
 
+    /// Waits until everything that this rank has enqueued on its GPU is done: collectives, copies and kernels. Ends at the
+    /// group's timeout at the latest, with the ranks that are missing. On host memory nothing is left to wait for but
+    /// asynchronous calls.
+    pub fn synchronize(&mut self) -> Result<()> {
+        self.wait_idle();
+        self.engine.synchronize()
+    }
+
     // ---- asynchronous ----------------------------------------------------------------------------------------
 
     /// [`all_reduce`](Self::all_reduce) on the group's worker. Later calls of the group come after it.
@@ -407,17 +418,30 @@ impl ProcessGroup {
         let operation = Operation::Send { to };
         self.check_memory(operation, view.memory())?;
         let (signature, sequence) = self.message(operation, to, view.dtype(), view.count())?;
+        if self.device.is_some() {
+            let ticket = self.engine.start(signature, sequence, Buffers::OutOfPlace(Some(view), None))?;
+            return Ok(Work::on_stream(buffer, ticket));
+        }
         self.spawn(buffer, move |engine, buffer| {
             engine.run(signature, sequence, Buffers::OutOfPlace(Some(buffer.view()), None))
         })
     }
 
     /// [`recv`](Self::recv) on the group's worker: every later call of the group waits for the message.
-    pub fn recv_async<B: BufferMut + Send + 'static>(&mut self, buffer: B, from: Rank) -> Result<Work<B>> {
+    pub fn recv_async<B: BufferMut + Send + 'static>(
+        &mut self,
+        mut buffer: B,
+        from: Rank,
+    ) -> Result<Work<B>> {
         let view = buffer.view();
         let operation = Operation::Recv { from };
         self.check_memory(operation, view.memory())?;
         let (signature, sequence) = self.message(operation, from, view.dtype(), view.count())?;
+        if self.device.is_some() {
+            let ticket =
+                self.engine.start(signature, sequence, Buffers::OutOfPlace(None, Some(buffer.view_mut())))?;
+            return Ok(Work::on_stream(buffer, ticket));
+        }
         self.spawn(buffer, move |engine, buffer| {
             engine.run(signature, sequence, Buffers::OutOfPlace(None, Some(buffer.view_mut())))
         })
@@ -426,12 +450,16 @@ impl ProcessGroup {
     fn in_place_async<B: BufferMut + Send + 'static>(
         &mut self,
         operation: Operation,
-        buffer: B,
+        mut buffer: B,
     ) -> Result<Work<B>> {
         let view = buffer.view();
         self.check_memory(operation, view.memory())?;
         let signature = self.signature(operation, view.dtype(), view.count())?;
         let sequence = self.next();
+        if self.device.is_some() {
+            let ticket = self.engine.start(signature, sequence, Buffers::InPlace(Some(buffer.view_mut())))?;
+            return Ok(Work::on_stream(buffer, ticket));
+        }
         self.spawn(buffer, move |engine, buffer| {
             engine.run(signature, sequence, Buffers::InPlace(Some(buffer.view_mut())))
         })

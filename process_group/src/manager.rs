@@ -8,9 +8,12 @@ use std::time::{Duration, Instant};
 use ryzanstein_config::{AlgorithmChoice, BackendChoice, ByteSize, Config};
 
 use crate::backend::Backend;
+use crate::backend::nccl::{Birth, Communicator, Nccl};
 use crate::backend::tcp::data_plane::{self, Bound, DataPlane};
 use crate::backend::tcp::{self, Tcp};
+use crate::device::Surroundings;
 use crate::error::{Error, Result};
+use crate::gpu;
 use crate::group::{GroupInfo, ProcessGroup};
 use crate::layout::Layout;
 use crate::profile::{Profile, ProfileRow, Recording};
@@ -62,6 +65,9 @@ struct Factory {
     config: Config,
     membership: Membership,
     data_plane: Option<DataPlane>,
+    gpu: Option<gpu::Ready>,
+    /// What the communicators of the layout's groups are split off.
+    world: Option<Arc<Communicator>>,
 }
 
 /// Borrows of all standard groups at once; see [`ProcessGroupManager::groups`].
@@ -78,23 +84,37 @@ pub struct Groups<'a> {
 }
 
 impl ProcessGroupManager {
+    /// As [`initialize_with`](Self::initialize_with), where the libraries of GPUs are known to the loader or configured.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn initialize(config: &Config, rendezvous: &dyn Rendezvous) -> Result<Self> {
+        Self::initialize_with(config, rendezvous, &Surroundings::default())
+    }
+
     /// Joins the job, agrees on one backend with all ranks, connects the groups of the layout, and proves each with
     /// all-reduces whose values are checked, on every path that calls may take.
     ///
     /// # Errors
     /// Names the ranks that did not come, the backend that cannot be and why, or the path that gave a wrong value.
-    pub fn initialize(config: &Config, rendezvous: &dyn Rendezvous) -> Result<Self> {
+    pub fn initialize_with(
+        config: &Config,
+        rendezvous: &dyn Rendezvous,
+        surroundings: &Surroundings,
+    ) -> Result<Self> {
         let started = Instant::now();
         let deadline = started + config.rendezvous.timeout.get();
         let wanted = config.process_group.backend;
         let bound = if wanted == BackendChoice::Loopback { None } else { Some(listen(config, rendezvous)) };
+        let gpu = gpu::take(config, rendezvous, surroundings, bound.as_ref());
         let candidate = Candidate {
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             pid: std::process::id(),
             cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
             data_address: bound.as_ref().and_then(|b| b.as_ref().ok()).map(Bound::address),
             wanted,
-            capabilities: capabilities(bound.as_ref(), rendezvous),
+            capabilities: capabilities(bound.as_ref(), rendezvous, gpu.as_ref().err()),
+            gpu: gpu.as_ref().ok().map(gpu::Ready::describe),
         };
         let membership = rendezvous.join(candidate, deadline)?;
         let Membership { rank, roster, agreement, secret, .. } = &membership;
@@ -115,7 +135,7 @@ impl ProcessGroupManager {
         }
         let layout = Layout::new(&config.layout, world_size)?;
         let data_plane = match (agreement.backend, bound) {
-            (BackendKind::Tcp, Some(Ok(bound))) => {
+            (BackendKind::Tcp | BackendKind::Nccl, Some(Ok(bound))) => {
                 let settings = data_plane::Settings {
                     handshake: config.process_group.tcp.handshake_timeout.get(),
                     socket_buffer: config.process_group.tcp.socket_buffer.map(ByteSize::as_usize),
@@ -125,6 +145,7 @@ impl ProcessGroupManager {
             _ => None,
         };
         let rank = *rank;
+        let gpu = gpu.ok().filter(|_| agreement.backend == BackendKind::Nccl);
         let mut manager = Self {
             groups: Vec::new(),
             tensor: 0,
@@ -132,7 +153,7 @@ impl ProcessGroupManager {
             data: 0,
             profiles: Vec::new(),
             made: HashMap::new(),
-            factory: Factory { config: config.clone(), membership, data_plane },
+            factory: Factory { config: config.clone(), membership, data_plane, gpu, world: None },
             layout,
             init: Duration::ZERO,
         };
@@ -211,7 +232,7 @@ impl ProcessGroupManager {
             name = format!("{name}#{times}");
         }
         let deadline = Instant::now() + self.factory.config.process_group.timeout.get();
-        let group = self.factory.make(&name, ranks.to_vec(), deadline)?;
+        let group = self.factory.make(&name, ranks.to_vec(), Together::Members, deadline)?;
         self.profiles.push(group.profile());
         Ok(Some(group))
     }
@@ -290,7 +311,8 @@ impl ProcessGroupManager {
             return Ok(same);
         }
         let name = format!("{kind}[{}..{}]", members[0], members[members.len() - 1]);
-        let group = self.factory.make(if kind == "world" { kind } else { &name }, members, deadline)?;
+        let name = if kind == "world" { kind } else { &name };
+        let group = self.factory.make(name, members, Together::Everybody, deadline)?;
         self.profiles.push(group.profile());
         self.groups.push(group);
         Ok(self.groups.len() - 1)
@@ -306,8 +328,47 @@ impl std::fmt::Debug for ProcessGroupManager {
     }
 }
 
+/// Who makes a group at the same time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Together {
+    /// Every rank of the job makes a group of the same kind: a communicator can be split off the world's.
+    Everybody,
+    /// Its members only: they need one of their own.
+    Members,
+}
+
 impl Factory {
-    fn make(&self, name: &str, members: Vec<Rank>, deadline: Instant) -> Result<ProcessGroup> {
+    fn nccl(
+        &self,
+        name: &str,
+        rank: Rank,
+        members: &[Rank],
+        together: Together,
+        deadline: Instant,
+    ) -> Result<Nccl> {
+        let membership = &self.membership;
+        let (Some(gpu), Some(plane)) = (&self.gpu, &self.data_plane) else {
+            return Err(Error::BackendUnavailable {
+                backend: "nccl".into(),
+                reason: "it was agreed on, but this rank has said that it cannot".into(),
+            });
+        };
+        let peers: Vec<&Member> = members.iter().map(|r| &membership.roster.members[r.index()]).collect();
+        let streams = plane.connect(name, &peers, deadline)?;
+        let birth = match (&self.world, together) {
+            (Some(world), Together::Everybody) => Birth::Split(world, members[0].0, rank.0),
+            _ => Birth::Id(&*membership.store),
+        };
+        Nccl::new(gpu.nccl, &gpu.device, name, (rank.index(), &peers), streams, &birth, deadline)
+    }
+
+    fn make(
+        &mut self,
+        name: &str,
+        members: Vec<Rank>,
+        together: Together,
+        deadline: Instant,
+    ) -> Result<ProcessGroup> {
         let settings = &self.config.process_group;
         let membership = &self.membership;
         let position = members.iter().position(|r| *r == membership.rank).expect("only members make a group");
@@ -341,7 +402,11 @@ impl Factory {
                 Box::new(Tcp::new(name, rank, &peers, streams, tcp))
             }
             BackendKind::Nccl => {
-                return Err(Error::BackendUnavailable { backend: "nccl".into(), reason: NO_NCCL.into() });
+                let nccl = self.nccl(name, rank, &members, together, deadline)?;
+                if self.world.is_none() {
+                    self.world = Some(nccl.communicator());
+                }
+                Box::new(nccl)
             }
         };
         let profile = &self.config.profile;
@@ -370,8 +435,6 @@ impl Factory {
     }
 }
 
-const NO_NCCL: &str = "this version of Ryzanstein has no NCCL backend built in; use process_group.backend = \"tcp\" or \"auto\"";
-
 fn listen(config: &Config, rendezvous: &dyn Rendezvous) -> Result<Bound> {
     let tcp = &config.process_group.tcp;
     let address = match (tcp.bind, &tcp.interface) {
@@ -397,7 +460,11 @@ fn address_of(interface: &str) -> Result<IpAddr> {
     })
 }
 
-fn capabilities(bound: Option<&Result<Bound>>, rendezvous: &dyn Rendezvous) -> Vec<Capability> {
+fn capabilities(
+    bound: Option<&Result<Bound>>,
+    rendezvous: &dyn Rendezvous,
+    no_nccl: Option<&String>,
+) -> Vec<Capability> {
     let tcp = match bound {
         Some(Ok(_)) => None,
         Some(Err(error)) => Some(error.to_string()),
@@ -408,7 +475,7 @@ fn capabilities(bound: Option<&Result<Bound>>, rendezvous: &dyn Rendezvous) -> V
         None => Some("ranks are processes of their own and share no memory".into()),
     };
     vec![
-        Capability { backend: BackendKind::Nccl, obstacle: Some(NO_NCCL.into()) },
+        Capability { backend: BackendKind::Nccl, obstacle: no_nccl.cloned() },
         Capability { backend: BackendKind::Loopback, obstacle: loopback },
         Capability { backend: BackendKind::Tcp, obstacle: tcp },
     ]

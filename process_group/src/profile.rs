@@ -1,7 +1,9 @@
 //! Latency and bandwidth of every call, always on.
 //!
 //! A call costs two clock readings, one lock that nobody else wants, a comparison with the class of the last call and a histogram increment.
-//! Latency is this rank's own time in the call, waiting for the others included.
+//! Latency is this rank's own time in the call, waiting for the others included. A call on a GPU takes the time between two
+//! events there, read some time later without waiting for the GPU; what the host spends to enqueue it is recorded beside.
+//! Calls inside a captured graph are counted when they are captured, and not timed.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,7 +12,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::backend::Path;
+use crate::backend::{Path, Timings};
 use crate::call::{Operation, Signature};
 use crate::dtype::DType;
 
@@ -40,6 +42,9 @@ struct Entry {
     bytes: u64,
     nanos: u64,
     latency: Histogram<u64>,
+    /// Calls enqueued on a GPU, and the host's time for them.
+    enqueued: u64,
+    host: Option<Histogram<u64>>,
     /// Slow calls not told yet, since the last line.
     untold: u64,
     told: Option<Instant>,
@@ -54,6 +59,7 @@ pub struct Profile {
     world_size: usize,
     recording: Recording,
     entries: Mutex<Entries>,
+    timings: Option<Arc<dyn Timings>>,
 }
 
 /// A program has a few dozen classes and calls the same few over and over: a list that remembers where it last looked
@@ -105,6 +111,8 @@ pub struct ProfileRow {
     pub p99_us: f64,
     /// Largest latency in microseconds.
     pub max_us: f64,
+    /// For calls on a GPU: the host's median time to enqueue one, in microseconds.
+    pub host_median_us: Option<f64>,
     /// Sum of all latencies in seconds.
     pub total_s: f64,
     /// Mean bytes / median time, in 10⁹ bytes per second.
@@ -131,15 +139,67 @@ pub fn call_bytes(signature: &Signature, world_size: usize) -> u64 {
 }
 
 impl Profile {
-    pub(crate) fn new(group: &str, rank: u32, world_size: usize, recording: Recording) -> Self {
-        Self { group: group.into(), rank, world_size, recording, entries: Mutex::default() }
+    pub(crate) fn new(
+        group: &str,
+        rank: u32,
+        world_size: usize,
+        recording: Recording,
+        timings: Option<Arc<dyn Timings>>,
+    ) -> Self {
+        Self { group: group.into(), rank, world_size, recording, entries: Mutex::default(), timings }
     }
 
+    /// A call that is done.
     pub(crate) fn record(&self, signature: &Signature, path: Path, started: Instant) {
+        if self.recording.record {
+            self.took(signature, path, started.elapsed());
+        }
+    }
+
+    /// A call that has been enqueued on a GPU.
+    pub(crate) fn record_enqueued(&self, signature: &Signature, path: Path, started: Instant) {
         if !self.recording.record {
             return;
         }
         let elapsed = started.elapsed();
+        let many = self.with_entry(signature, path, |entry, _| {
+            entry.enqueued += 1;
+            let nanos = (elapsed.as_nanos() as u64).max(1);
+            entry.host.get_or_insert_with(latencies).saturating_record(nanos);
+            entry.enqueued.is_multiple_of(128)
+        });
+        // Times are fetched before there are more than the backend keeps.
+        if many {
+            self.fetch();
+        }
+    }
+
+    /// Takes in what the GPU has finished.
+    fn fetch(&self) {
+        let Some(timings) = &self.timings else { return };
+        for (signature, path, took) in timings.take() {
+            if self.recording.record {
+                self.took(&signature, path, took);
+            }
+        }
+    }
+
+    fn took(&self, signature: &Signature, path: Path, elapsed: Duration) {
+        self.with_entry(signature, path, |entry, bytes| {
+            let nanos = elapsed.as_nanos() as u64;
+            entry.calls += 1;
+            entry.bytes += bytes;
+            entry.nanos += nanos;
+            entry.latency.saturating_record(nanos.max(1));
+            entry.metric_seconds.record(elapsed.as_secs_f64());
+            entry.metric_bytes.increment(bytes);
+            if elapsed > self.recording.threshold {
+                self.tell_slow(entry, signature.operation, bytes, path, elapsed);
+            }
+        });
+    }
+
+    fn with_entry<R>(&self, signature: &Signature, path: Path, act: impl FnOnce(&mut Entry, u64) -> R) -> R {
         let bytes = call_bytes(signature, self.world_size);
         let class = Class {
             operation: signature.operation.name(),
@@ -149,17 +209,7 @@ impl Profile {
             path,
         };
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = entries.get(&class, || self.entry(&class));
-        let nanos = elapsed.as_nanos() as u64;
-        entry.calls += 1;
-        entry.bytes += bytes;
-        entry.nanos += nanos;
-        entry.latency.saturating_record(nanos.max(1));
-        entry.metric_seconds.record(elapsed.as_secs_f64());
-        entry.metric_bytes.increment(bytes);
-        if elapsed > self.recording.threshold {
-            self.tell_slow(entry, signature.operation, bytes, path, elapsed);
-        }
+        act(entries.get(&class, || self.entry(&class)), bytes)
     }
 
     fn entry(&self, class: &Class) -> Entry {
@@ -175,8 +225,9 @@ impl Profile {
             calls: 0,
             bytes: 0,
             nanos: 0,
-            // 1 ns to 1 h, two significant digits: 20 KB a class.
-            latency: Histogram::new_with_bounds(1, 3_600_000_000_000, 2).expect("constant bounds are valid"),
+            latency: latencies(),
+            enqueued: 0,
+            host: None,
             untold: 0,
             told: None,
             metric_seconds: metrics::histogram!("ryz_collective_seconds", &labels),
@@ -205,6 +256,7 @@ impl Profile {
 
     /// All rows, by operation, type, size and path.
     pub fn rows(&self) -> Vec<ProfileRow> {
+        self.fetch();
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let mut classes: Vec<_> = entries.all.iter().map(|(c, e)| (c, e)).collect();
         classes.sort_by_key(|(c, _)| (c.operation, c.reduction, c.dtype, c.size, c.path));
@@ -213,8 +265,13 @@ impl Profile {
 
     fn row(&self, class: &Class, entry: &Entry) -> ProfileRow {
         let us = |q| entry.latency.value_at_quantile(q) as f64 / 1e3;
-        let mean = entry.bytes as f64 / entry.calls as f64;
-        let algbw = mean / (us(0.5) * 1e3);
+        let (mean, algbw) = match entry.calls {
+            0 => (0.0, 0.0),
+            calls => {
+                let mean = entry.bytes as f64 / calls as f64;
+                (mean, mean / (us(0.5) * 1e3))
+            }
+        };
         ProfileRow {
             group: self.group.to_string(),
             op: class.operation,
@@ -224,11 +281,13 @@ impl Profile {
             bytes_mean: mean,
             path: class.path.to_string(),
             world_size: self.world_size,
-            calls: entry.calls,
+            // Some that were enqueued may be under way, or in a graph.
+            calls: entry.calls.max(entry.enqueued),
             median_us: us(0.5),
             p90_us: us(0.9),
             p99_us: us(0.99),
             max_us: entry.latency.max() as f64 / 1e3,
+            host_median_us: entry.host.as_ref().map(|h| h.value_at_quantile(0.5) as f64 / 1e3),
             total_s: entry.nanos as f64 / 1e9,
             algbw_gbs: algbw,
             busbw_gbs: algbw * bus_factor(class.operation, self.world_size),
@@ -238,13 +297,24 @@ impl Profile {
     /// Number of calls of an operation so far, whatever their size.
     pub fn calls(&self, operation: &str) -> u64 {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        entries.all.iter().filter(|(c, _)| c.operation == operation).map(|(_, e)| e.calls).sum()
+        entries
+            .all
+            .iter()
+            .filter(|(c, _)| c.operation == operation)
+            .map(|(_, e)| e.calls.max(e.enqueued))
+            .sum()
     }
 
     /// Forgets everything, for instance after a warm-up.
     pub fn clear(&self) {
+        self.fetch();
         *self.entries.lock().unwrap_or_else(PoisonError::into_inner) = Entries::default();
     }
+}
+
+/// 1 ns to 1 h, two significant digits: 20 KB a class.
+fn latencies() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 3_600_000_000_000, 2).expect("constant bounds are valid")
 }
 
 impl fmt::Debug for Profile {

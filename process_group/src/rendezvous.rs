@@ -36,6 +36,11 @@ pub trait Rendezvous: Send + Sync {
         None
     }
 
+    /// This rank's position on its host, which chooses its GPU, where it is known before joining.
+    fn local_rank(&self) -> Option<LocalRank> {
+        None
+    }
+
     /// Waits for all ranks and returns what they agreed on.
     ///
     /// # Errors
@@ -79,6 +84,10 @@ impl Rendezvous for MemoryRendezvous {
 
     fn loopback(&self) -> Option<LoopbackHub> {
         Some(self.shared.hub.clone())
+    }
+
+    fn local_rank(&self) -> Option<LocalRank> {
+        Some(LocalRank(self.rank.0))
     }
 
     fn join(&self, candidate: Candidate, deadline: Instant) -> Result<Membership> {

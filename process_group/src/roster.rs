@@ -1,5 +1,6 @@
 //! Who is in: what rendezvous hands over, and how all ranks come to one backend.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::net::SocketAddr;
 
@@ -49,6 +50,17 @@ pub struct Capability {
     pub obstacle: Option<String>,
 }
 
+/// The GPU that a rank would use, and the library it would use it with.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Gpu {
+    /// Its identity, `GPU-…`.
+    pub uuid: String,
+    /// Its name, such as `NVIDIA H200`.
+    pub name: String,
+    /// NCCL's version as NCCL numbers it: 22803 is 2.28.3.
+    pub nccl: u32,
+}
+
 /// What a rank says of itself when it joins.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Candidate {
@@ -64,6 +76,8 @@ pub struct Candidate {
     pub wanted: BackendChoice,
     /// What it could use.
     pub capabilities: Vec<Capability>,
+    /// The GPU it would use for NCCL, where it can.
+    pub gpu: Option<Gpu>,
 }
 
 /// One rank of the roster.
@@ -173,6 +187,12 @@ pub fn agree(candidates: &[Candidate]) -> Result<Agreement, String> {
     for kind in kinds {
         let cannot = ranks_where(candidates, |c| obstacle(c, kind).is_some());
         let Some(&one) = cannot.first() else {
+            if kind == BackendKind::Nccl
+                && let Some(conflict) = conflict(candidates)
+            {
+                refused.push(format!("not `{kind}`: {conflict}"));
+                continue;
+            }
             let mut reason = match first.wanted {
                 BackendChoice::Auto => format!("`{kind}` is the best that every rank can use"),
                 _ => format!("`{kind}` was asked for"),
@@ -193,6 +213,33 @@ pub fn agree(candidates: &[Candidate]) -> Result<Agreement, String> {
     Err(refused.join("; "))
 }
 
+/// What keeps ranks from using NCCL together that can each use it alone.
+fn conflict(candidates: &[Candidate]) -> Option<String> {
+    let ranks: Vec<(Rank, &Candidate, &Gpu)> = Rank::all(candidates.len())
+        .zip(candidates)
+        .filter_map(|(r, c)| Some((r, c, c.gpu.as_ref()?)))
+        .collect();
+    let mut seen: HashMap<&str, Rank> = HashMap::new();
+    for (rank, candidate, gpu) in &ranks {
+        if let Some(first) = seen.insert(&gpu.uuid, *rank) {
+            return Some(format!(
+                "ranks {first} and {rank} on host {} would share one GPU, the {} {}: NCCL needs one for each rank; \
+                 start at most as many ranks as there are GPUs, each with its own LOCAL_RANK",
+                candidate.host, gpu.name, gpu.uuid
+            ));
+        }
+    }
+    let (first, _, gpu) = ranks.first()?;
+    let version = |g: &Gpu| format!("{}.{}.{}", g.nccl / 10_000, g.nccl % 10_000 / 100, g.nccl % 100);
+    let (other, _, different) = ranks.iter().find(|(_, _, g)| g.nccl / 100 != gpu.nccl / 100)?;
+    Some(format!(
+        "rank {first} has NCCL {} and rank {other} has {}: all need the same major and minor version; install one \
+         everywhere, or set device.nccl",
+        version(gpu),
+        version(different)
+    ))
+}
+
 fn ranks_where(candidates: &[Candidate], test: impl Fn(&Candidate) -> bool) -> Vec<Rank> {
     Rank::all(candidates.len()).zip(candidates).filter(|(_, c)| test(c)).map(|(r, _)| r).collect()
 }
@@ -201,5 +248,61 @@ fn obstacle(candidate: &Candidate, kind: BackendKind) -> Option<String> {
     match candidate.capabilities.iter().find(|c| c.backend == kind) {
         Some(capability) => capability.obstacle.clone(),
         None => Some("it does not say that it can".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with_gpus(wanted: BackendChoice, gpus: &[(&str, u32)]) -> Vec<Candidate> {
+        let can = |backend| Capability { backend, obstacle: None };
+        gpus.iter()
+            .map(|(uuid, nccl)| Candidate {
+                host: "h".into(),
+                pid: 1,
+                cpus: 1,
+                data_address: None,
+                wanted,
+                capabilities: vec![can(BackendKind::Nccl), can(BackendKind::Tcp)],
+                gpu: Some(Gpu { uuid: (*uuid).into(), name: "NVIDIA H200".into(), nccl: *nccl }),
+            })
+            .collect()
+    }
+
+    #[test]
+    fn auto_takes_nccl_when_every_rank_has_a_gpu_of_its_own_and_one_version() {
+        let ranks = with_gpus(BackendChoice::Auto, &[("GPU-a", 22_803), ("GPU-b", 22_807)]);
+        assert_eq!(agree(&ranks).unwrap().backend, BackendKind::Nccl);
+    }
+
+    #[test]
+    fn two_ranks_on_one_gpu_are_named_and_take_tcp_or_nothing() {
+        let gpus = [("GPU-a", 22_803), ("GPU-b", 22_803), ("GPU-a", 22_803)];
+        let agreed = agree(&with_gpus(BackendChoice::Auto, &gpus)).unwrap();
+        assert_eq!(agreed.backend, BackendKind::Tcp);
+        assert!(agreed.reason.contains("ranks 0 and 2 on host h would share one GPU"), "{}", agreed.reason);
+        let refused = agree(&with_gpus(BackendChoice::Nccl, &gpus)).unwrap_err();
+        assert!(refused.contains("not `nccl`: ranks 0 and 2") && refused.contains("GPU-a"), "{refused}");
+    }
+
+    #[test]
+    fn mixed_versions_of_nccl_are_named() {
+        let refused =
+            agree(&with_gpus(BackendChoice::Nccl, &[("GPU-a", 22_803), ("GPU-b", 22_705)])).unwrap_err();
+        assert!(refused.contains("rank 0 has NCCL 2.28.3 and rank 1 has 2.27.5"), "{refused}");
+    }
+
+    #[test]
+    fn a_rank_that_cannot_is_named_with_its_reason() {
+        let mut ranks = with_gpus(BackendChoice::Auto, &[("GPU-a", 22_803), ("GPU-b", 22_803)]);
+        ranks[1].capabilities[0].obstacle = Some("local rank 1 needs GPU 1".into());
+        ranks[1].gpu = None;
+        let agreed = agree(&ranks).unwrap();
+        assert!(
+            agreed.reason.contains("not `nccl`: rank 1 cannot use it: local rank 1 needs GPU 1"),
+            "{}",
+            agreed.reason
+        );
     }
 }

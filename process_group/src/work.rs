@@ -2,21 +2,41 @@
 
 use std::sync::mpsc;
 
+use crate::backend::Ticket;
 use crate::error::{Error, Result};
 
-/// An operation that runs on the group's own worker, in the order it was started. Owns its buffer until it is done.
+/// An operation that runs beside its caller, in the order it was started. Owns its buffer until it is done.
 ///
-/// Dropping it does not cancel the operation; the buffer is then freed when it ends.
+/// On host memory the group's own worker runs it, on a GPU the group's own stream. Dropping it does not cancel the
+/// operation; the buffer is then freed when it ends.
 #[derive(Debug)]
 #[must_use = "an operation that nobody waits for fails unseen"]
 pub struct Work<B> {
-    done: mpsc::Receiver<(B, Result<()>)>,
+    inner: Inner<B>,
+}
+
+enum Inner<B> {
+    Worker(mpsc::Receiver<(B, Result<()>)>),
+    Stream(B, Box<dyn Ticket>),
+}
+
+impl<B> std::fmt::Debug for Inner<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Worker(_) => "on the worker",
+            Self::Stream(..) => "on a stream",
+        })
+    }
 }
 
 impl<B> Work<B> {
     pub(crate) fn new() -> (mpsc::SyncSender<(B, Result<()>)>, Self) {
         let (sender, done) = mpsc::sync_channel(1);
-        (sender, Self { done })
+        (sender, Self { inner: Inner::Worker(done) })
+    }
+
+    pub(crate) fn on_stream(buffer: B, ticket: Box<dyn Ticket>) -> Self {
+        Self { inner: Inner::Stream(buffer, ticket) }
     }
 
     /// Waits for the end and gives the buffer back. Ends at the group's timeout at the latest.
@@ -29,11 +49,31 @@ impl<B> Work<B> {
         result.map(|()| buffer)
     }
 
+    /// Gives the buffer back for use on the GPU's compute stream, which is made to wait for the operation; returns at
+    /// once. On host memory it is [`wait`](Self::wait). This is the one that a graph can capture.
+    ///
+    /// # Errors
+    /// The operation's own error so far.
+    pub fn join(self) -> Result<B> {
+        match self.inner {
+            Inner::Worker(_) => self.wait(),
+            Inner::Stream(buffer, mut ticket) => ticket.join().map(|()| buffer),
+        }
+    }
+
     /// Waits for the end and gives the buffer and the outcome.
     ///
     /// # Errors
     /// When the group's worker has died, and the buffer with it.
     pub fn into_parts(self) -> Result<(B, Result<()>)> {
-        self.done.recv().map_err(|_| Error::Transport("the worker of this group has died".into()))
+        match self.inner {
+            Inner::Worker(done) => {
+                done.recv().map_err(|_| Error::Transport("the worker of this group has died".into()))
+            }
+            Inner::Stream(buffer, mut ticket) => {
+                let outcome = ticket.wait();
+                Ok((buffer, outcome))
+            }
+        }
     }
 }

@@ -98,6 +98,19 @@ pub struct JoinRequest {
     /// Processors that its host lends it.
     #[prost(uint32, tag = "13")]
     pub cpus: u32,
+    /// The GPU it would use for NCCL, where it can.
+    #[prost(message, optional, tag = "14")]
+    pub gpu: ::core::option::Option<Gpu>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Gpu {
+    #[prost(string, tag = "1")]
+    pub uuid: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    /// The version of NCCL as NCCL numbers it: 22803 is 2.28.3.
+    #[prost(uint32, tag = "3")]
+    pub nccl: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct JoinReply {

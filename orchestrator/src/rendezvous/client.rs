@@ -261,6 +261,10 @@ impl Rendezvous for Client {
         Ok(self.inner.local)
     }
 
+    fn local_rank(&self) -> Option<LocalRank> {
+        self.inner.identity.local_rank
+    }
+
     fn join(&self, candidate: Candidate, deadline: Instant) -> Result<Membership> {
         let Identity { rank, local_rank, node_rank, world_size, epoch } = self.inner.identity.clone();
         let wait = until(deadline);

@@ -8,7 +8,7 @@ use prost::Message;
 use ryzanstein_config::BackendChoice;
 use ryzanstein_process_group as pg;
 use ryzanstein_process_group::{
-    Agreement, BackendKind, Candidate, Capability, Epoch, LocalRank, Member, Rank, Roster,
+    Agreement, BackendKind, Candidate, Capability, Epoch, Gpu, LocalRank, Member, Rank, Roster,
 };
 
 use super::core::{Join, Joined, Refusal, Time};
@@ -38,7 +38,7 @@ pub(super) fn join_request(
     world_size: u32,
     wait: Duration,
 ) -> wire::JoinRequest {
-    let Candidate { host, pid, cpus, data_address, wanted, capabilities } = joiner.candidate;
+    let Candidate { host, pid, cpus, data_address, wanted, capabilities, gpu } = joiner.candidate;
     wire::JoinRequest {
         epoch: epoch.map_or(0, |epoch| epoch.0),
         world_size,
@@ -56,6 +56,7 @@ pub(super) fn join_request(
             .map(|c| wire::Capability { backend: c.backend.name().into(), obstacle: c.obstacle })
             .collect(),
         timeout_ms: milliseconds(wait),
+        gpu: gpu.map(|Gpu { uuid, name, nccl }| wire::Gpu { uuid, name, nccl }),
     }
 }
 
@@ -91,6 +92,7 @@ pub(super) fn join(request: wire::JoinRequest, now: Time) -> Result<Join, Refusa
                 data_address,
                 wanted,
                 capabilities,
+                gpu: request.gpu.map(|wire::Gpu { uuid, name, nccl }| Gpu { uuid, name, nccl }),
             },
         },
     })

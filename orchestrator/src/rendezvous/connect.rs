@@ -132,6 +132,10 @@ impl Rendezvous for Connection {
         self.inner().loopback()
     }
 
+    fn local_rank(&self) -> Option<LocalRank> {
+        self.inner().local_rank()
+    }
+
     fn join(&self, candidate: Candidate, deadline: Instant) -> Result<Membership> {
         self.inner().join(candidate, deadline)
     }

@@ -263,7 +263,7 @@ impl Backend for Loopback {
             Operation::Recv { from } => self.receive(&mut call, from)?,
             _ => self.collective(&mut call)?,
         }
-        Ok(Completion { path: Path::Loopback })
+        Ok(Completion { path: Path::Loopback, enqueued: false })
     }
 
     fn paths(&self) -> Vec<Path> {

@@ -1,12 +1,15 @@
 //! Implementations of the collectives.
 
 pub mod loopback;
+pub mod nccl;
 pub(crate) mod tcp;
 
 use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::buffer::{Memory, View, ViewMut};
-use crate::call::Call;
+use crate::call::{Call, Signature};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::roster::BackendKind;
@@ -18,6 +21,8 @@ pub enum Path {
     Local,
     /// Through the shared memory of one process.
     Loopback,
+    /// Between GPUs, by NCCL.
+    Nccl,
     /// Over TCP links with this schedule.
     Tcp(crate::schedule::Algorithm),
 }
@@ -27,6 +32,7 @@ impl fmt::Display for Path {
         match self {
             Self::Local => f.pad("local"),
             Self::Loopback => f.pad("loopback"),
+            Self::Nccl => f.pad("nccl"),
             Self::Tcp(algorithm) => f.pad(&format!("tcp/{algorithm}")),
         }
     }
@@ -37,6 +43,29 @@ impl fmt::Display for Path {
 pub struct Completion {
     /// The path taken.
     pub path: Path,
+    /// Whether the call is only enqueued on a GPU's stream, and done when the stream has come past it.
+    pub enqueued: bool,
+}
+
+/// A call that runs on a stream of the group's own.
+pub trait Ticket: Send {
+    /// Waits until it is done, at most until the call's deadline.
+    ///
+    /// # Errors
+    /// Those of the call.
+    fn wait(&mut self) -> Result<()>;
+
+    /// Makes the GPU's compute stream wait for it; returns at once.
+    ///
+    /// # Errors
+    /// Those of the call so far.
+    fn join(&mut self) -> Result<()>;
+}
+
+/// Where times come from that only the GPU knows, some time after the call.
+pub trait Timings: Send + Sync {
+    /// Calls that were done since the last time this was asked, and how long each took. Never waits.
+    fn take(&self) -> Vec<(Signature, Path, Duration)>;
 }
 
 /// One rank's end of a group. Calls come one at a time, checked; see [`Call`] for which buffers are there.
@@ -68,6 +97,49 @@ pub trait Backend: Send {
     /// # Errors
     /// After any error the state of the other ranks is unknown: the caller must [`abort`](Self::abort).
     fn submit(&mut self, call: Call<'_>) -> Result<Completion>;
+
+    /// Begins a call that runs beside what the caller enqueues next. Only for backends on the memory of a GPU.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    fn start(&mut self, call: Call<'_>) -> Result<(Completion, Box<dyn Ticket>)> {
+        Err(Error::invalid(format!(
+            "the backend `{}` has no calls of this kind: {}",
+            self.kind(),
+            call.signature
+        )))
+    }
+
+    /// Begins a group of calls that the backend may take together.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    fn begin(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Ends the group.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    fn end(&mut self, deadline: Instant) -> Result<()> {
+        let _ = deadline;
+        Ok(())
+    }
+
+    /// Waits until every call that was enqueued is done, at most until the deadline.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    fn synchronize(&mut self, deadline: Instant) -> Result<()> {
+        let _ = deadline;
+        Ok(())
+    }
+
+    /// Where the times of enqueued calls come from.
+    fn timings(&self) -> Option<Arc<dyn Timings>> {
+        None
+    }
 
     /// Every path that calls may take, for the start-up check.
     fn paths(&self) -> Vec<Path>;

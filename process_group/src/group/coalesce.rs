@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::ProcessGroup;
+use super::engine::Buffers;
 use crate::aligned::AlignedBytes;
 use crate::buffer::{BufferMut, ViewMut};
 use crate::call::{Operation, ReduceOp};
@@ -15,6 +16,9 @@ impl ProcessGroup {
     pub fn all_reduce_coalesced(&mut self, buffers: &mut [&mut dyn BufferMut], op: ReduceOp) -> Result<()> {
         let shapes: Vec<(DType, usize)> =
             buffers.iter().map(|b| b.view()).map(|v| (v.dtype(), v.byte_len())).collect();
+        if self.device.is_some() {
+            return self.all_reduce_together(buffers, op);
+        }
         let mut packed = AlignedBytes::default();
         for bucket in buckets(&shapes, self.info.bucket_bytes) {
             let dtype = shapes[bucket.start].0;
@@ -41,6 +45,23 @@ impl ProcessGroup {
             }
         }
         Ok(())
+    }
+
+    /// On a GPU nothing is copied: the backend takes all of them in one group.
+    fn all_reduce_together(&mut self, buffers: &mut [&mut dyn BufferMut], op: ReduceOp) -> Result<()> {
+        let operation = Operation::AllReduce(op);
+        let mut calls = Vec::with_capacity(buffers.len());
+        let mut sequence = self.collectives;
+        for buffer in buffers.iter_mut() {
+            let view = buffer.view_mut();
+            self.check_memory(operation, view.memory())?;
+            sequence += 1;
+            let signature = self.signature(operation, view.dtype(), view.count())?;
+            calls.push((signature, sequence, Buffers::InPlace(Some(view))));
+        }
+        self.collectives = sequence;
+        self.wait_idle();
+        self.engine.run_all(calls)
     }
 }
 

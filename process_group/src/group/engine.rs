@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::GroupInfo;
-use crate::backend::{Backend, Path};
+use crate::backend::{Backend, Completion, Path, Ticket};
 use crate::buffer::{View, ViewMut};
 use crate::call::{Call, Signature};
 use crate::error::{Error, Result};
@@ -94,42 +94,159 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Engine {
+    /// One call, done or enqueued when this returns.
     pub(super) fn run(&self, signature: Signature, sequence: u64, buffers: Buffers<'_>) -> Result<()> {
         let core = &mut *lock(&self.core);
-        if let Some(cause) = &core.failed {
-            return Err(Error::Poisoned(Arc::clone(cause)));
-        }
         let started = Instant::now();
-        let (in_place, input, output) = match buffers {
-            Buffers::InPlace(buffer) => (true, None, buffer),
-            Buffers::OutOfPlace(input, output) => (false, input, output),
-        };
+        let outcome = core.submit(signature, sequence, buffers, started);
+        let completion = self.judge(core, outcome, signature, sequence)?;
+        self.note(&signature, completion, started);
+        Ok(())
+    }
+
+    /// Several calls, which the backend may take together.
+    pub(super) fn run_all(&self, calls: Vec<(Signature, u64, Buffers<'_>)>) -> Result<()> {
+        let Some(first) = calls.first().map(|c| (c.0, c.1)) else { return Ok(()) };
+        let core = &mut *lock(&self.core);
+        let started = Instant::now();
+        let begun = core.check().and_then(|()| core.backend.begin());
+        let mut done = Vec::with_capacity(calls.len());
+        let outcome = begun.and_then(|()| {
+            let mut outcome = Ok(());
+            for (signature, sequence, buffers) in calls {
+                outcome = outcome.and_then(|()| {
+                    let completion = core.submit(signature, sequence, buffers, started)?;
+                    done.push((signature, completion));
+                    Ok(())
+                });
+            }
+            // What was begun is ended, whatever became of it.
+            let deadline = started + core.timeout;
+            let ended = core.backend.end(deadline);
+            outcome.and(ended)
+        });
+        let outcome = outcome.map(|()| Completion { path: Path::Local, enqueued: false });
+        self.judge(core, outcome, first.0, first.1)?;
+        for (signature, completion) in done {
+            self.note(&signature, completion, started);
+        }
+        Ok(())
+    }
+
+    /// Begins a call on the group's own stream of a GPU.
+    pub(super) fn start(
+        &self,
+        signature: Signature,
+        sequence: u64,
+        buffers: Buffers<'_>,
+    ) -> Result<Box<dyn Ticket>> {
+        let core = &mut *lock(&self.core);
+        let started = Instant::now();
+        if core.is_alone(&signature) {
+            let outcome = core.submit(signature, sequence, buffers, started);
+            let completion = self.judge(core, outcome, signature, sequence)?;
+            self.note(&signature, completion, started);
+            return Ok(Box::new(Done));
+        }
         core.last = Some(LastCall { sequence, started, signature });
-        if core.world_size == 1 && !signature.operation.is_point_to_point() {
+        let deadline = started + core.timeout;
+        let outcome =
+            core.check().and_then(|()| core.backend.start(buffers.call(signature, sequence, deadline)));
+        let (outcome, ticket) = match outcome {
+            Ok((completion, ticket)) => (Ok(completion), Some(ticket)),
+            Err(error) => (Err(error), None),
+        };
+        let completion = self.judge(core, outcome, signature, sequence)?;
+        self.note(&signature, completion, started);
+        Ok(ticket.unwrap_or_else(|| Box::new(Done)))
+    }
+
+    /// Waits until what has been enqueued is done.
+    pub(super) fn synchronize(&self) -> Result<()> {
+        let core = &mut *lock(&self.core);
+        let outcome = core.check().and_then(|()| core.backend.synchronize(Instant::now() + core.timeout));
+        let (signature, sequence) = core.last.map_or((NOTHING, 0), |l| (l.signature, l.sequence));
+        let outcome = outcome.map(|()| Completion { path: Path::Local, enqueued: false });
+        self.judge(core, outcome, signature, sequence).map(drop)
+    }
+
+    fn note(&self, signature: &Signature, completion: Completion, started: Instant) {
+        if completion.enqueued {
+            self.profile.record_enqueued(signature, completion.path, started);
+        } else {
+            self.profile.record(signature, completion.path, started);
+        }
+    }
+
+    /// What becomes of the group after a call.
+    fn judge(
+        &self,
+        core: &mut Core,
+        outcome: Result<Completion>,
+        signature: Signature,
+        sequence: u64,
+    ) -> Result<Completion> {
+        let error = match outcome {
+            Ok(completion) => return Ok(completion),
+            // Refused before it left the rank, or failed before.
+            Err(error) if error.is_recoverable() || matches!(error, Error::Poisoned(_)) => return Err(error),
+            Err(error) => error,
+        };
+        let error = match &self.last_words {
+            Some(words) => words.exchange(error),
+            None => error,
+        };
+        tracing::debug!(%error, call = %signature, sequence, "collective failed");
+        core.backend.abort(&error);
+        core.failed = Some(Arc::new(error.clone()));
+        Err(error)
+    }
+}
+
+/// Stands in errors and logs for a call that there was not.
+const NOTHING: Signature =
+    Signature { operation: crate::Operation::Barrier, dtype: crate::DType::U8, count: 0 };
+
+/// A call that was done at once.
+struct Done;
+
+impl Ticket for Done {
+    fn wait(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn join(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl Core {
+    fn check(&self) -> Result<()> {
+        self.failed.as_ref().map_or(Ok(()), |cause| Err(Error::Poisoned(Arc::clone(cause))))
+    }
+
+    fn is_alone(&self, signature: &Signature) -> bool {
+        self.world_size == 1 && !signature.operation.is_point_to_point()
+    }
+
+    fn submit(
+        &mut self,
+        signature: Signature,
+        sequence: u64,
+        buffers: Buffers<'_>,
+        started: Instant,
+    ) -> Result<Completion> {
+        self.check()?;
+        self.last = Some(LastCall { sequence, started, signature });
+        let call = buffers.call(signature, sequence, started + self.timeout);
+        if self.is_alone(&signature) {
             // Every operation is at most a copy: all reductions of one value are the value.
-            if let (Some(input), Some(output)) = (input, output) {
-                core.backend.copy(input, output)?;
+            if let (Some(input), Some(output)) = (call.input, call.output) {
+                self.backend.copy(input, output)?;
             }
-            self.profile.record(&signature, Path::Local, started);
-            return Ok(());
+            return Ok(Completion { path: Path::Local, enqueued: false });
         }
-        let call = Call { signature, sequence, deadline: started + core.timeout, in_place, input, output };
-        match core.backend.submit(call) {
-            Ok(completion) => {
-                self.profile.record(&signature, completion.path, started);
-                Ok(())
-            }
-            Err(error) => {
-                let error = match &self.last_words {
-                    Some(words) => words.exchange(error),
-                    None => error,
-                };
-                tracing::debug!(%error, call = %signature, sequence, "collective failed");
-                core.backend.abort(&error);
-                core.failed = Some(Arc::new(error.clone()));
-                Err(error)
-            }
-        }
+        self.backend.submit(call)
     }
 }
 
@@ -137,6 +254,16 @@ impl Engine {
 pub(super) enum Buffers<'a> {
     InPlace(Option<ViewMut<'a>>),
     OutOfPlace(Option<View<'a>>, Option<ViewMut<'a>>),
+}
+
+impl<'a> Buffers<'a> {
+    fn call(self, signature: Signature, sequence: u64, deadline: Instant) -> Call<'a> {
+        let (in_place, input, output) = match self {
+            Self::InPlace(buffer) => (true, None, buffer),
+            Self::OutOfPlace(input, output) => (false, input, output),
+        };
+        Call { signature, sequence, deadline, in_place, input, output }
+    }
 }
 
 impl Worker {

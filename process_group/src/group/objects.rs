@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::ProcessGroup;
+use crate::dtype::Element;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 
@@ -22,9 +23,9 @@ impl ProcessGroup {
             bytes = encode(value)?;
         }
         let mut length = [bytes.len() as u64];
-        self.broadcast(&mut length, root)?;
+        self.broadcast_values(&mut length, root)?;
         bytes.resize(length[0] as usize, 0);
-        self.broadcast(&mut bytes, root)?;
+        self.broadcast_values(&mut bytes, root)?;
         decode(&bytes, root)
     }
 
@@ -32,16 +33,38 @@ impl ProcessGroup {
     pub fn all_gather_object<T: Serialize + DeserializeOwned>(&mut self, value: &T) -> Result<Vec<T>> {
         let mine = encode(value)?;
         let mut lengths = vec![0u64; self.world_size()];
-        self.all_gather_into(&[mine.len() as u64], &mut lengths)?;
+        self.all_gather_values(&[mine.len() as u64], &mut lengths)?;
         // All chunks of an all-gather have one length: the longest value's.
         let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
         let mut padded = mine;
         padded.resize(longest, 0);
         let mut all = vec![0u8; longest * self.world_size()];
-        self.all_gather_into(&padded, &mut all)?;
+        self.all_gather_values(&padded, &mut all)?;
         Rank::all(self.world_size())
             .map(|rank| decode(&all[rank.index() * longest..][..lengths[rank.index()] as usize], rank))
             .collect()
+    }
+
+    /// A broadcast of host memory, whatever memory the backend works on.
+    fn broadcast_values<T: Element>(&mut self, values: &mut [T], root: Rank) -> Result<()> {
+        if self.device.is_none() {
+            return self.broadcast(values, root);
+        }
+        let mut placed = self.place(values)?;
+        self.broadcast(&mut placed, root)?;
+        values.copy_from_slice(&self.fetch(&placed)?);
+        Ok(())
+    }
+
+    /// An all-gather of host memory, whatever memory the backend works on.
+    fn all_gather_values<T: Element>(&mut self, input: &[T], output: &mut [T]) -> Result<()> {
+        if self.device.is_none() {
+            return self.all_gather_into(input, output);
+        }
+        let (placed, mut all) = (self.place(input)?, self.place(output)?);
+        self.all_gather_into(&placed, &mut all)?;
+        output.copy_from_slice(&self.fetch(&all)?);
+        Ok(())
     }
 
     /// Gives everybody a map from rank to that rank's metrics.

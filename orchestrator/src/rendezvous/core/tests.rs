@@ -23,6 +23,7 @@ fn candidate(host: &str, pid: u32) -> Candidate {
         data_address: None,
         wanted: BackendChoice::Tcp,
         capabilities: vec![Capability { backend: BackendKind::Tcp, obstacle: None }],
+        gpu: None,
     }
 }
 

@@ -152,7 +152,7 @@ impl Backend for Tcp {
             progress: &mut self.progress,
         };
         run.run()?;
-        Ok(Completion { path: Path::Tcp(algorithm) })
+        Ok(Completion { path: Path::Tcp(algorithm), enqueued: false })
     }
 
     fn paths(&self) -> Vec<Path> {

@@ -1,0 +1,118 @@
+//! NCCL's codes, and what to do about them.
+
+use std::fmt;
+
+/// A function of NCCL refused.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NcclError {
+    /// The function.
+    pub call: &'static str,
+    /// NCCL's number of the error.
+    pub code: i32,
+    /// NCCL's own words for the number.
+    pub text: String,
+    /// What NCCL wrote down when it happened; empty where it wrote nothing.
+    pub last: String,
+}
+
+impl NcclError {
+    /// What to do about it.
+    pub fn remedy(&self) -> &'static str {
+        // What NCCL wrote down says more than the code does.
+        let told = [
+            (
+                "out of memory",
+                "the GPU is full: lower device.memory_fraction or end what else runs on the GPU",
+            ),
+            (
+                "Duplicate GPU",
+                "two ranks use one GPU: start one rank a GPU, see CUDA_VISIBLE_DEVICES and LOCAL_RANK",
+            ),
+            ("/dev/shm", "shared memory is too small: give the container more with --shm-size"),
+            (
+                "Connection refused",
+                "a rank of the group has ended: look at the first error in the other ranks' logs",
+            ),
+            (
+                "no kernel image",
+                "this NCCL was not built for this GPU: install a newer one and set device.nccl",
+            ),
+            (
+                "insufficient",
+                "this NCCL needs a newer driver: update it, or install an NCCL built for CUDA 12",
+            ),
+        ];
+        if let Some((_, remedy)) = told.iter().find(|(word, _)| self.last.contains(word)) {
+            return remedy;
+        }
+        match self.code {
+            1 => "a call of CUDA failed: see `nvidia-smi`, and the kernel log for Xid messages",
+            2 => {
+                "the system refused something, often shared memory, a socket or a file limit: run with \
+                 NCCL_DEBUG=WARN to see which"
+            }
+            3 => {
+                "an error inside NCCL: run with NCCL_DEBUG=WARN, and try another version through device.nccl"
+            }
+            4 | 5 => {
+                "NCCL was called in a way it forbids: this is a defect of this program, please report it"
+            }
+            6 => "another rank ended or cannot be reached: the first error is in its log",
+            _ => "run with NCCL_DEBUG=INFO to see what NCCL does",
+        }
+    }
+
+    /// NCCL's name of the code.
+    pub fn name(&self) -> &'static str {
+        match self.code {
+            1 => "ncclUnhandledCudaError",
+            2 => "ncclSystemError",
+            3 => "ncclInternalError",
+            4 => "ncclInvalidArgument",
+            5 => "ncclInvalidUsage",
+            6 => "ncclRemoteError",
+            7 => "ncclInProgress",
+            _ => "unknown to this program",
+        }
+    }
+}
+
+impl fmt::Display for NcclError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed with NCCL error {} ({}): {}", self.call, self.code, self.name(), self.text)?;
+        if !self.last.is_empty() {
+            write!(f, " [{}]", self.last)?;
+        }
+        write!(f, "; {}", self.remedy())
+    }
+}
+
+impl std::error::Error for NcclError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_has_code_words_last_words_and_a_remedy() {
+        let mut error = NcclError {
+            call: "ncclAllReduce",
+            code: 2,
+            text: "unhandled system error".into(),
+            last: "Error: failed to extend /dev/shm/nccl-x to 4 MB".into(),
+        };
+        let text = error.to_string();
+        for word in [
+            "ncclAllReduce",
+            "error 2",
+            "ncclSystemError",
+            "unhandled system",
+            "failed to extend",
+            "--shm-size",
+        ] {
+            assert!(text.contains(word), "`{word}` is not in: {text}");
+        }
+        error.last.clear();
+        assert!(error.to_string().contains("NCCL_DEBUG=WARN"));
+    }
+}

@@ -1,0 +1,59 @@
+//! Whether this rank can use NCCL, found out before it joins, so that ranks can agree.
+
+use std::sync::Arc;
+
+use ryzanstein_config::{BackendChoice, Config};
+
+use crate::backend::tcp::data_plane::Bound;
+use crate::device::{Device, Libraries, Nccl, Surroundings};
+use crate::error::Result;
+use crate::rendezvous::Rendezvous;
+use crate::roster::Gpu;
+
+/// A GPU and the library, ready to be used.
+pub(crate) struct Ready {
+    pub(crate) device: Device,
+    pub(crate) nccl: Nccl,
+    version: u32,
+}
+
+impl Ready {
+    /// What the other ranks need to know of it.
+    pub(crate) fn describe(&self) -> Gpu {
+        let info = self.device.info();
+        Gpu { uuid: info.uuid.clone(), name: info.name.clone(), nccl: self.version }
+    }
+}
+
+/// Takes this rank's GPU, or says why it cannot be used with NCCL.
+pub(crate) fn take(
+    config: &Config,
+    rendezvous: &dyn Rendezvous,
+    surroundings: &Surroundings,
+    bound: Option<&Result<Bound>>,
+) -> Result<Ready, String> {
+    if !matches!(config.process_group.backend, BackendChoice::Auto | BackendChoice::Nccl) {
+        return Err("another backend was asked for".into());
+    }
+    let libraries = Arc::new(Libraries::find(&config.device, surroundings));
+    libraries.driver.as_ref().map_err(ToString::to_string)?;
+    let nccl = libraries.nccl.as_ref().map_err(ToString::to_string)?;
+    let local_rank = rendezvous.local_rank().ok_or(
+        "this rank is given its position on its host only when it joins, and its GPU goes by that position: start it \
+         with LOCAL_RANK, as `ryz launch` does",
+    )?;
+    if let Some(Err(error)) = bound {
+        return Err(format!("ranks watch each other over TCP beside NCCL: {error}"));
+    }
+    let device = Device::open(&libraries, local_rank, &config.device).map_err(|error| error.to_string())?;
+    let version = nccl.version;
+    tracing::debug!(
+        gpu = device.info().name,
+        uuid = device.info().uuid,
+        nccl = %version,
+        path = %nccl.path.display(),
+        origin = %nccl.origin,
+        "this rank can use NCCL"
+    );
+    Ok(Ready { device, nccl: nccl.functions, version: version.0 * 10_000 + version.1 * 100 + version.2 })
+}

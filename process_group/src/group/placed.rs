@@ -1,0 +1,115 @@
+//! Buffers wherever a group's backend works, for code that serves every backend; messages both ways at once.
+
+use super::ProcessGroup;
+use super::engine::Buffers;
+use crate::buffer::{Buffer, BufferMut, View, ViewMut};
+use crate::call::Operation;
+use crate::device::{DeviceBuffer, Stream};
+use crate::dtype::Element;
+use crate::error::Result;
+use crate::rank::Rank;
+
+/// Elements in the memory that a group's calls work on. Made by [`ProcessGroup::place`].
+#[derive(Debug)]
+pub struct GroupBuffer<T: Element> {
+    place: Place<T>,
+}
+
+#[derive(Debug)]
+enum Place<T> {
+    Host(Vec<T>),
+    Device(DeviceBuffer, Stream),
+}
+
+impl<T: Element> GroupBuffer<T> {
+    /// Writes new values of the same number.
+    ///
+    /// # Errors
+    /// When the number differs, and those of a GPU.
+    pub fn write(&mut self, values: &[T]) -> Result<()> {
+        match &mut self.place {
+            Place::Host(own) if own.len() == values.len() => own.copy_from_slice(values),
+            Place::Host(own) => {
+                return Err(crate::Error::invalid(format!(
+                    "{} values are written to a buffer of {}",
+                    values.len(),
+                    own.len()
+                )));
+            }
+            Place::Device(own, stream) => own.write(stream, values)?,
+        }
+        Ok(())
+    }
+}
+
+impl<T: Element> Buffer for GroupBuffer<T> {
+    fn view(&self) -> View<'_> {
+        match &self.place {
+            Place::Host(values) => View::of(values),
+            Place::Device(buffer, _) => buffer.view(),
+        }
+    }
+}
+
+impl<T: Element> BufferMut for GroupBuffer<T> {
+    fn view_mut(&mut self) -> ViewMut<'_> {
+        match &mut self.place {
+            Place::Host(values) => ViewMut::of(values),
+            Place::Device(buffer, _) => buffer.view_mut(),
+        }
+    }
+}
+
+impl ProcessGroup {
+    /// Copies values to where the calls of this group work.
+    ///
+    /// # Errors
+    /// Those of a GPU.
+    pub fn place<T: Element>(&self, values: &[T]) -> Result<GroupBuffer<T>> {
+        let place = match &self.device {
+            None => Place::Host(values.to_vec()),
+            Some(device) => Place::Device(DeviceBuffer::from_slice(device, values)?, device.stream().clone()),
+        };
+        Ok(GroupBuffer { place })
+    }
+
+    /// Copies the values back, once every call before is done; see [`synchronize`](Self::synchronize).
+    ///
+    /// # Errors
+    /// As there.
+    pub fn fetch<T: Element>(&mut self, buffer: &GroupBuffer<T>) -> Result<Vec<T>> {
+        match &buffer.place {
+            Place::Host(values) => Ok(values.clone()),
+            Place::Device(buffer, stream) => {
+                self.synchronize()?;
+                Ok(buffer.to_vec(stream)?)
+            }
+        }
+    }
+
+    /// Sends one message and receives another. Between GPUs this is the way for two ranks to exchange messages: there, a
+    /// [`send`](Self::send) is done when its receiver takes it, so ranks that all send first may wait for each other.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send) and [`recv`](Self::recv).
+    pub fn send_recv(
+        &mut self,
+        send: &(impl Buffer + ?Sized),
+        to: Rank,
+        receive: &mut (impl BufferMut + ?Sized),
+        from: Rank,
+    ) -> Result<()> {
+        let (sent, received) = (send.view(), receive.view_mut());
+        let (sending, receiving) = (Operation::Send { to }, Operation::Recv { from });
+        self.check_memory(sending, sent.memory())?;
+        self.check_memory(receiving, received.memory())?;
+        self.check_rank(receiving, from)?;
+        let (send, number) = self.message(sending, to, sent.dtype(), sent.count())?;
+        let (recv, other) = self.message(receiving, from, received.dtype(), received.count())?;
+        self.wait_idle();
+        self.engine.run_all(vec![
+            (send, number, Buffers::OutOfPlace(Some(sent), None)),
+            (recv, other, Buffers::OutOfPlace(None, Some(received))),
+        ])
+    }
+}
