@@ -64,6 +64,8 @@ pub fn latency(
 ) -> Result<Latency, Error> {
     let (n, rank) = (group.world_size(), group.rank().index());
     let mut x = vec![0.0f32; bytes / 4];
+    let mut placed = group.place(&x)?;
+    let on_gpu = group.device().is_some();
     let base = |i: usize| (i % 1021) as f32;
     let mut errors = 0;
     let mut times = Vec::with_capacity(calls);
@@ -76,27 +78,32 @@ pub fn latency(
             Measured::Broadcast if rank == 0 => fill(&mut x, |i| base(i) + shift as f32),
             Measured::Broadcast => x.fill(f32::NAN),
         }
+        placed.write(&x)?;
         group.barrier()?;
         let started = Instant::now();
         match what {
-            Measured::AllReduce => group.all_reduce(&mut x, ReduceOp::Sum)?,
-            Measured::Broadcast => group.broadcast(&mut x, Rank(0))?,
+            Measured::AllReduce => group.all_reduce(&mut placed, ReduceOp::Sum)?,
+            Measured::Broadcast => group.broadcast(&mut placed, Rank(0))?,
+        }
+        if on_gpu {
+            // Until it is done, not only enqueued.
+            group.synchronize()?;
         }
         if call >= warm_up {
             times.push(started.elapsed().as_secs_f64() * 1e6);
         }
+        x = group.fetch(&placed)?;
         let of_ranks = (n * (n - 1) / 2 + n * shift) as f32;
         errors += match what {
             Measured::AllReduce => wrong(&x, |i| base(i) * n as f32 + of_ranks),
             Measured::Broadcast => wrong(&x, |i| base(i) + shift as f32),
         };
     }
-    let mut figures = [0.5, 0.9, 0.99, 1.0].map(|share| percentile(&mut times, share));
-    group.all_reduce(&mut figures, ReduceOp::Max)?;
-    let mut errors = [errors];
-    group.all_reduce(&mut errors, ReduceOp::Sum)?;
-    let [median_us, p90_us, p99_us, max_us] = figures;
-    Ok(Latency { bytes: x.len() * 4, calls, median_us, p90_us, p99_us, max_us, errors: errors[0] })
+    let figures = [0.5, 0.9, 0.99, 1.0].map(|share| percentile(&mut times, share));
+    let figures = greatest(group, &figures)?;
+    let errors = total(group, errors)?;
+    let (median_us, p90_us, p99_us, max_us) = (figures[0], figures[1], figures[2], figures[3]);
+    Ok(Latency { bytes: x.len() * 4, calls, median_us, p90_us, p99_us, max_us, errors })
 }
 
 /// Time per all-reduce in microseconds when they follow one another without a barrier, and wrong elements.
@@ -106,6 +113,7 @@ pub fn latency(
 pub fn back_to_back(group: &mut ProcessGroup, bytes: usize, calls: usize) -> Result<(f64, u64), Error> {
     let n = group.world_size();
     let mut x = vec![0.0f32; bytes / 4];
+    let mut placed = group.place(&x)?;
     let base = |i: usize| (i % 4 + 1) as f32;
     // Every call multiplies by the world size: as many in a row as f32 holds exactly, then fresh operands.
     let bits = (n as f64).log2().max(0.5);
@@ -114,21 +122,35 @@ pub fn back_to_back(group: &mut ProcessGroup, bytes: usize, calls: usize) -> Res
     while done < calls {
         let in_a_row = row.min(calls - done);
         fill(&mut x, base);
+        placed.write(&x)?;
         group.barrier()?;
         let started = Instant::now();
         for _ in 0..in_a_row {
-            group.all_reduce(&mut x, ReduceOp::Sum)?;
+            group.all_reduce(&mut placed, ReduceOp::Sum)?;
         }
+        group.synchronize()?;
         spent += started.elapsed().as_secs_f64() * 1e6;
         done += in_a_row;
+        x = group.fetch(&placed)?;
         let factor = (n as f32).powi(in_a_row as i32);
         errors += wrong(&x, |i| base(i) * factor);
     }
-    let mut figure = [spent / calls as f64];
-    group.all_reduce(&mut figure, ReduceOp::Max)?;
-    let mut errors = [errors];
-    group.all_reduce(&mut errors, ReduceOp::Sum)?;
-    Ok((figure[0], errors[0]))
+    let figure = greatest(group, &[spent / calls as f64])?;
+    Ok((figure[0], total(group, errors)?))
+}
+
+/// The greatest of each figure over the ranks.
+fn greatest(group: &mut ProcessGroup, figures: &[f64]) -> Result<Vec<f64>, Error> {
+    let mut placed = group.place(figures)?;
+    group.all_reduce(&mut placed, ReduceOp::Max)?;
+    group.fetch(&placed)
+}
+
+/// The sum over the ranks.
+pub(crate) fn total(group: &mut ProcessGroup, count: u64) -> Result<u64, Error> {
+    let mut placed = group.place(&[count])?;
+    group.all_reduce(&mut placed, ReduceOp::Sum)?;
+    Ok(group.fetch(&placed)?[0])
 }
 
 fn fill(x: &mut [f32], value: impl Fn(usize) -> f32) {

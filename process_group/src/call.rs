@@ -13,6 +13,9 @@ use crate::rank::Rank;
 ///
 /// Integers wrap. A `NaN` on any rank makes `Min`, `Max` and everything else `NaN`. The 16-bit floats are combined
 /// in `f32`. `Avg` is the sum divided by the world size; for integers the wrapped sum is divided, towards zero.
+///
+/// NCCL differs in two things: it rounds 16-bit floats after each addition or product, and where the world size is a power of
+/// two it divides floats before it adds them, which is the same unless the sum overflows or a quotient is subnormal.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum ReduceOp {

@@ -1,9 +1,13 @@
 //! What tests with several ranks share.
 
+pub mod conformance;
+pub mod gpu;
+
 use std::time::Duration;
 
 use half::{bf16, f16};
 use ryzanstein_config::{BackendChoice, Config, Timeout};
+use ryzanstein_process_group::device::Surroundings;
 use ryzanstein_process_group::{Element, MemoryRendezvous, ProcessGroup, ProcessGroupManager, Result};
 
 /// Settings for tests: the given backend, and deadlines that fail a test instead of hanging it.
@@ -40,7 +44,10 @@ pub fn try_ranks<R: Send>(
             .into_iter()
             .map(|rendezvous| {
                 let rank_main = &rank_main;
-                scope.spawn(move || rank_main(ProcessGroupManager::initialize(config, &rendezvous)))
+                scope.spawn(move || {
+                    let surroundings = Surroundings::from_variables(|name| std::env::var(name).ok());
+                    rank_main(ProcessGroupManager::initialize_with(config, &rendezvous, &surroundings))
+                })
             })
             .collect();
         ranks.into_iter().map(|r| r.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()

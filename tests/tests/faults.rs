@@ -209,10 +209,7 @@ fn nccl_is_refused_with_the_reason_on_every_rank() {
     config.device.cuda = Some("/nonexistent/libcuda.so.1".into());
     for outcome in try_ranks(&config, 2, |manager| manager.map(drop)) {
         let error = outcome.unwrap_err().to_string();
-        assert!(
-            error.contains("not `nccl`: no rank can use it") && error.contains("not found"),
-            "{error}"
-        );
+        assert!(error.contains("not `nccl`: no rank can use it") && error.contains("not found"), "{error}");
     }
 }
 

@@ -116,10 +116,8 @@ impl Links {
             let streams = open.iter().filter_map(|i| self.links[*i].stream.as_ref());
             let mut waiting: Vec<PollFd<'_>> =
                 streams.map(|s| PollFd::from_borrowed_fd(s.as_fd(), PollFlags::IN)).collect();
-            let limit = Timespec {
-                tv_sec: patience.as_secs() as i64,
-                tv_nsec: i64::from(patience.subsec_nanos()).into(),
-            };
+            let limit =
+                Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: i64::from(patience.subsec_nanos()) };
             if waiting.is_empty() {
                 std::thread::sleep(patience);
             } else if poll(&mut waiting, Some(&limit)).is_err() {
@@ -202,7 +200,9 @@ mod tests {
             Word::Aborted(long.clone()),
         ];
         let mut heard = Vec::new();
-        words.iter().for_each(|w| a.tell_all(w));
+        for word in &words {
+            a.tell_all(word);
+        }
         while heard.len() < 3 {
             heard.extend(hear(&mut b));
         }

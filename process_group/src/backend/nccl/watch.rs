@@ -107,7 +107,7 @@ impl Watch {
                     let rank = self.shared.members[position].rank;
                     self.give_up(Error::PeerAborted { rank, reason }, false);
                 }
-                Heard::Said(Word::Expired(sequence, what)) => self.answer(position, sequence, what),
+                Heard::Said(Word::Expired(sequence, what)) => self.answer(position, sequence, &what),
                 Heard::Lost(why) => {
                     let during = self.during();
                     let error = self.lost(position, &why, &during);
@@ -144,7 +144,7 @@ impl Watch {
     }
 
     /// Another rank's call has.
-    fn answer(&mut self, position: usize, sequence: u64, what: String) {
+    fn answer(&mut self, position: usize, sequence: u64, what: &str) {
         self.progress[position] = Some(sequence);
         let missing = self.missing(sequence);
         let names = match missing.as_slice() {

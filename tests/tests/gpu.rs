@@ -1,0 +1,350 @@
+//! NCCL, one process a rank and one GPU a process. All ignored: `cargo test -p ryzanstein-tests --test gpu -- --ignored
+//! --test-threads=1` on a machine with GPUs, NCCL and NVRTC.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::Path;
+use std::time::Duration;
+
+use ryzanstein_config::{BackendChoice, Config, Timeout};
+use ryzanstein_orchestrator::Orchestrator;
+use ryzanstein_process_group::device::{Device, DeviceBuffer};
+use ryzanstein_process_group::{BackendKind, Buffer, BufferMut, DType, Error, ProcessGroup, Rank, ReduceOp};
+use ryzanstein_tests::gpu::{Ranks, gpus, role, wait_for};
+use ryzanstein_tests::{config, conformance};
+
+/// How long a whole test may take.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// How long something takes at most that should take seconds.
+const SOON: Duration = Duration::from_secs(30);
+
+fn free_port() -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    listener.local_addr().expect("its address")
+}
+
+fn initialize(config: &Config) -> Result<Orchestrator, Error> {
+    Orchestrator::initialize(config, &std::env::vars().collect())
+}
+
+fn nccl() -> Config {
+    config(BackendChoice::Nccl)
+}
+
+/// In the test program: starts itself as `n` ranks and waits until all have ended well. In a rank: runs `rank`.
+fn on_gpus(name: &str, n: usize, config: &Config, rank: impl FnOnce(&mut Orchestrator)) {
+    if role().is_some() {
+        let mut orchestrator = initialize(config).expect("this rank initialises");
+        rank(&mut orchestrator);
+        orchestrator.finalize().expect("this rank leaves in good order");
+        return;
+    }
+    assert!(gpus() as usize >= n, "this test needs {n} GPUs and CUDA shows {}", gpus());
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut ranks = Ranks::start(name, n, free_port(), folder.path());
+    for rank in 0..n {
+        expect_success(&mut ranks, rank, folder.path());
+    }
+}
+
+fn expect_success(ranks: &mut Ranks, rank: usize, folder: &Path) {
+    let status = ranks.end(rank, PATIENCE);
+    if !status.is_some_and(|s| s.success()) {
+        let log = std::fs::read_to_string(folder.join(format!("rank-{rank}.log"))).unwrap_or_default();
+        panic!("rank {rank} ended with {status:?} (none: not in time):\n{log}");
+    }
+}
+
+fn suite(name: &str, n: usize) {
+    on_gpus(name, n, &nccl(), |rank| conformance::run(rank.manager().world()));
+}
+
+#[test]
+#[ignore = "needs 1 GPU"]
+fn one_gpu_conforms() {
+    suite("one_gpu_conforms", 1);
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn two_gpus_conform() {
+    suite("two_gpus_conform", 2);
+}
+
+#[test]
+#[ignore = "needs 3 GPUs"]
+fn three_gpus_conform() {
+    suite("three_gpus_conform", 3);
+}
+
+#[test]
+#[ignore = "needs 4 GPUs"]
+fn four_gpus_conform() {
+    suite("four_gpus_conform", 4);
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn reductions_mean_what_is_documented() {
+    on_gpus("reductions_mean_what_is_documented", 2, &nccl(), |rank| {
+        let group = rank.manager().world();
+        let me = group.rank().0;
+        let mut reduce = |values: &[f32], op| {
+            let mut x = group.place(values).unwrap();
+            group.all_reduce(&mut x, op).unwrap();
+            group.fetch(&x).unwrap()
+        };
+        // A NaN on one rank wins, wherever it is; zeros have an order; infinities are numbers.
+        let mine = if me == 0 { [f32::NAN, 1.0, -1.0, f32::INFINITY] } else { [1.0, f32::NAN, -2.0, -5.0] };
+        for op in [ReduceOp::Min, ReduceOp::Max] {
+            let got = reduce(&mine, op);
+            assert!(got[0].is_nan() && got[1].is_nan(), "{op}: {got:?}");
+        }
+        assert_eq!(reduce(&mine, ReduceOp::Min)[2..], [-2.0, -5.0]);
+        assert_eq!(reduce(&mine, ReduceOp::Max)[2..], [-1.0, f32::INFINITY]);
+        // Integers wrap; their mean goes towards zero.
+        let mut x = group.place(&[100i8, -128, 3, -3]).unwrap();
+        let mut y = group.place(&[if me == 0 { -4i8 } else { 1 }, 127]).unwrap();
+        group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+        group.all_reduce(&mut y, ReduceOp::Avg).unwrap();
+        assert_eq!(group.fetch(&x).unwrap(), [-56, 0, 6, -6]);
+        assert_eq!(group.fetch(&y).unwrap(), [-1, -1]);
+    });
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_captured_sequence_gives_the_same_values_each_time_it_is_replayed() {
+    on_gpus("a_captured_sequence_gives_the_same_values_each_time_it_is_replayed", 2, &nccl(), |rank| {
+        let group = rank.manager().world();
+        let device: Device = group.device().unwrap().clone();
+        let me = group.rank().0;
+        let length = 10_007;
+        let values: Vec<f32> = (0..length).map(|i| (i % 13 + me as usize) as f32).collect();
+        let mut x = DeviceBuffer::from_slice(&device, &values).unwrap();
+        let mut all = DeviceBuffer::new(&device, DType::F32, 2 * length).unwrap();
+        // Once outside: connections and scratch memory are made then.
+        group.all_reduce(&mut x, ReduceOp::Max).unwrap();
+        group.all_gather_into(&x, &mut all).unwrap();
+        group.synchronize().unwrap();
+        let graph = device
+            .stream()
+            .capture(|| {
+                group.all_reduce(&mut x, ReduceOp::Sum)?;
+                group.all_reduce(&mut x, ReduceOp::Max)?;
+                group.all_gather_into(&x, &mut all)
+            })
+            .unwrap();
+        assert!(graph.nodes() >= 3, "{graph:?}");
+        for _ in 0..3 {
+            x.write(device.stream(), &values).unwrap();
+            graph.launch(device.stream()).unwrap();
+            group.synchronize().unwrap();
+            let got: Vec<f32> = all.to_vec(device.stream()).unwrap();
+            for (i, value) in got.iter().enumerate() {
+                assert_eq!(*value, (2 * (i % length % 13) + 1) as f32, "element {i}");
+            }
+        }
+        drop(graph);
+    });
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn asynchronous_coalesced_and_timed_calls() {
+    on_gpus("asynchronous_coalesced_and_timed_calls", 2, &nccl(), |rank| {
+        let manager = rank.manager();
+        manager.clear_profile();
+        let group = manager.world();
+        let device: Device = group.device().unwrap().clone();
+        let ones = || DeviceBuffer::from_slice(&device, &vec![1.0f32; 1 << 20]).unwrap();
+        let waited = group.all_reduce_async(ones(), ReduceOp::Sum).unwrap();
+        let joined = group.all_reduce_async(ones(), ReduceOp::Sum).unwrap();
+        // On the compute stream, behind the asynchronous one.
+        let mut joined = joined.join().unwrap();
+        group.all_reduce(&mut joined, ReduceOp::Sum).unwrap();
+        let waited = waited.wait().unwrap();
+        group.synchronize().unwrap();
+        for (buffer, want) in [(&waited, 2.0), (&joined, 4.0)] {
+            let values: Vec<f32> = buffer.to_vec(device.stream()).unwrap();
+            assert!(values.iter().all(|v| *v == want));
+        }
+        // Many types and lengths in one group, among them some that need kernels of our own.
+        let mut a = group.place(&[1.0f32, f32::NAN]).unwrap();
+        let mut b = group.place(&[3i32; 1000]).unwrap();
+        let mut c = group.place::<f64>(&[]).unwrap();
+        let mut d = group.place(&[half::bf16::from_f32(2.0); 77]).unwrap();
+        let many: &mut [&mut dyn BufferMut] = &mut [&mut a, &mut b, &mut c, &mut d];
+        group.all_reduce_coalesced(many, ReduceOp::Max).unwrap();
+        let a = group.fetch(&a).unwrap();
+        assert!(a[0] == 1.0 && a[1].is_nan());
+        assert_eq!(group.fetch(&b).unwrap(), [3; 1000]);
+        assert_eq!(group.fetch(&d).unwrap(), [half::bf16::from_f32(2.0); 77]);
+        let objects = group.all_gather_object(&format!("rank {}", group.rank())).unwrap();
+        assert_eq!(objects, ["rank 0", "rank 1"]);
+        let rows = manager.profile();
+        let row = rows.iter().find(|r| r.bytes_up_to == 4 << 20 && r.op == "all_reduce").expect("a row");
+        assert_eq!((row.calls, row.path.as_str()), (3, "nccl"));
+        assert!(row.median_us > 0.0 && row.host_median_us.is_some_and(|h| h > 0.0), "{row:?}");
+    });
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn host_memory_is_refused_and_the_group_goes_on() {
+    on_gpus("host_memory_is_refused_and_the_group_goes_on", 2, &config(BackendChoice::Auto), |rank| {
+        let manager = rank.manager();
+        assert_eq!(manager.backend(), BackendKind::Nccl, "{}", manager.backend_reason());
+        let group = manager.world();
+        let error = group.all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap_err();
+        assert!(matches!(error, Error::Invalid(_)), "{error}");
+        assert!(error.to_string().contains("the buffer is in host memory"), "{error}");
+        assert!(group.place(&[0u8]).unwrap().view().host().is_err());
+        group.barrier().unwrap();
+    });
+}
+
+/// Every rank adds its global rank.
+fn sum_of_ranks(group: &mut ProcessGroup, mine: Rank) {
+    let mut x = group.place(&[mine.0]).unwrap();
+    group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+    let want = group.members().iter().map(|r| r.0).sum::<u32>();
+    assert_eq!(group.fetch(&x).unwrap(), [want], "group {}", group.name());
+}
+
+#[test]
+#[ignore = "needs 4 GPUs"]
+fn groups_of_the_layout_and_groups_of_any_ranks() {
+    let mut config = nccl();
+    config.layout.tensor_parallel = Some(2.try_into().unwrap());
+    config.layout.data_parallel = 2.try_into().unwrap();
+    on_gpus("groups_of_the_layout_and_groups_of_any_ranks", 4, &config, |rank| {
+        let manager = rank.manager();
+        let me = manager.rank();
+        sum_of_ranks(manager.tensor_parallel(), me);
+        sum_of_ranks(manager.data_parallel(), me);
+        sum_of_ranks(manager.pipeline_parallel(), me);
+        for ranks in [[3, 1], [0, 2]] {
+            if let Some(mut group) = manager.new_group(&ranks.map(Rank)).unwrap() {
+                sum_of_ranks(&mut group, me);
+            }
+        }
+        sum_of_ranks(manager.world(), me);
+    });
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_rank_killed_in_a_collective_is_named_by_the_others() {
+    const NAME: &str = "a_rank_killed_in_a_collective_is_named_by_the_others";
+    if let Some(me) = role() {
+        let mut rank = initialize(&nccl()).unwrap();
+        let group = rank.manager().world();
+        let mut x = group.place(&vec![1.0f32; 1 << 22]).unwrap();
+        println!("ready");
+        if me == 1 {
+            // Killed here, with the others inside a collective.
+            std::thread::sleep(PATIENCE);
+        }
+        let error = loop {
+            let outcome = group.all_reduce(&mut x, ReduceOp::Max).and_then(|()| group.synchronize());
+            if let Err(error) = outcome {
+                break error;
+            }
+        };
+        assert!(error.to_string().contains("lost rank 1"), "{error}");
+        let again = group.all_reduce(&mut x, ReduceOp::Max).unwrap_err();
+        assert!(matches!(again, Error::Poisoned(_)), "{again}");
+        // Memory is given back, the context works.
+        let device = group.device().unwrap().clone();
+        drop(x);
+        assert_eq!(
+            DeviceBuffer::from_slice(&device, &[7u8]).unwrap().to_vec::<u8>(device.stream()).unwrap(),
+            [7]
+        );
+        println!("named it");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let n = (gpus() as usize).min(4);
+    assert!(n >= 2, "this test needs 2 GPUs");
+    let mut ranks = Ranks::start(NAME, n, free_port(), folder.path());
+    for rank in 0..n {
+        wait_for(&folder.path().join(format!("rank-{rank}.log")), "ready", PATIENCE);
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    ranks.kill(1);
+    for rank in (0..n).filter(|r| *r != 1) {
+        wait_for(&folder.path().join(format!("rank-{rank}.log")), "named it", SOON);
+        expect_success(&mut ranks, rank, folder.path());
+    }
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_rank_that_never_calls_is_named_at_the_deadline() {
+    const NAME: &str = "a_rank_that_never_calls_is_named_at_the_deadline";
+    let mut config = nccl();
+    config.process_group.timeout = Timeout::from_secs(2);
+    if let Some(me) = role() {
+        let mut rank = initialize(&config).unwrap();
+        let group = rank.manager().world();
+        let mut x = group.place(&[1.0f32; 1000]).unwrap();
+        if me == 1 {
+            std::thread::sleep(Duration::from_secs(8));
+            let error = group.all_reduce(&mut x, ReduceOp::Sum).unwrap_err();
+            assert!(error.to_string().contains("rank 1 is not there"), "{error}");
+            return;
+        }
+        group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+        let error = group.synchronize().unwrap_err();
+        let known = matches!(&error, Error::Timeout { .. } | Error::PeerAborted { .. });
+        assert!(known && error.to_string().ends_with("rank 1 is not there"), "{error}");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let n = (gpus() as usize).min(4);
+    assert!(n >= 2, "this test needs 2 GPUs");
+    let mut ranks = Ranks::start(NAME, n, free_port(), folder.path());
+    for rank in 0..n {
+        expect_success(&mut ranks, rank, folder.path());
+    }
+}
+
+#[test]
+#[ignore = "needs 1 GPU"]
+fn a_local_rank_without_a_gpu_is_named() {
+    const NAME: &str = "a_local_rank_without_a_gpu_is_named";
+    let here = gpus() as usize;
+    if role().is_some() {
+        let error = initialize(&nccl()).unwrap_err().to_string();
+        let words = format!("local rank {here} needs GPU {here}, and CUDA shows this process {here}");
+        assert!(error.contains(&words) && error.contains(&format!("rank {here} cannot use it")), "{error}");
+        return;
+    }
+    assert!(here >= 1, "this test needs a GPU");
+    let folder = tempfile::tempdir().unwrap();
+    let mut ranks = Ranks::start(NAME, here + 1, free_port(), folder.path());
+    for rank in 0..=here {
+        expect_success(&mut ranks, rank, folder.path());
+    }
+}
+
+#[test]
+#[ignore = "needs 1 GPU"]
+fn an_allocation_over_the_budget_says_the_sums() {
+    let mut config = nccl();
+    config.device.memory_fraction = 0.01.try_into().unwrap();
+    on_gpus("an_allocation_over_the_budget_says_the_sums", 1, &config, |rank| {
+        let device: Device = rank.manager().world().device().unwrap().clone();
+        let (_, limit) = device.budget();
+        let error = DeviceBuffer::new(&device, DType::U8, limit as usize + 1).unwrap_err().to_string();
+        assert!(
+            error.contains("over the budget") && error.contains("device.memory_fraction = 0.01"),
+            "{error}"
+        );
+        let held = DeviceBuffer::new(&device, DType::U8, 1 << 20).unwrap();
+        let before = device.budget().0;
+        drop(held);
+        assert_eq!(before - device.budget().0, 1 << 20);
+    });
+}
