@@ -35,8 +35,9 @@ pub(super) fn compare(group: &mut ProcessGroup) -> Result<Comparison, Error> {
         // A NaN must not pass for "no difference".
         if (a - b).is_nan() { f32::INFINITY } else { m.max((a - b).abs()) }
     });
-    let mut difference = [f64::from(difference) / f64::from(largest)];
-    group.all_reduce(&mut difference, ReduceOp::Max)?;
+    let mut differences = group.place(&[f64::from(difference) / f64::from(largest)])?;
+    group.all_reduce(&mut differences, ReduceOp::Max)?;
+    let difference = group.fetch(&differences)?;
     let same_length = sharded.len() == whole.len();
     Ok(Comparison { ranks, difference: difference[0], correct: same_length && difference[0] <= LIMIT })
 }

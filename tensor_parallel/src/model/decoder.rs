@@ -79,6 +79,7 @@ impl Decoder<'_> {
             None => self.logits = Some(self.model.last_logits(step, &mut self.cache, group)?),
         }
         self.cache.advance(1);
+        group.synchronize()?;
         self.logits.as_ref().ok_or_else(|| Error::input("the recorded pass gave no logits"))
     }
 

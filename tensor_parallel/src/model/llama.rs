@@ -165,7 +165,10 @@ impl Llama {
         let step = self.compute.step(tokens, cache.len(), &self.rotary)?;
         let x = self.hidden_states(&step, cache, group)?;
         cache.advance(tokens.len());
-        self.head.forward(&x, &*self.compute, group)
+        let logits = self.head.forward(&x, &*self.compute, group)?;
+        // A rank that is lost leaves values on a GPU that look like any others: the group knows better.
+        group.synchronize()?;
+        Ok(logits)
     }
 
     /// As [`forward`](Self::forward), but logits `[1, vocabulary]` after the last token only.
@@ -182,6 +185,7 @@ impl Llama {
         let step = self.compute.step(tokens, cache.len(), &self.rotary)?;
         let logits = self.last_logits(&step, cache, group)?;
         cache.advance(tokens.len());
+        group.synchronize()?;
         Ok(logits)
     }
 

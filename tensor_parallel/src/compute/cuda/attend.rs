@@ -7,6 +7,7 @@ use super::launch::Arguments;
 use super::{ARRIVALS, Cuda, small};
 use crate::attention::LayerCache;
 use crate::compute::AttentionCall;
+use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -35,9 +36,18 @@ fn heads_a_block(group: usize, head_dim: usize) -> usize {
     (1..=most).rev().find(|h| group.is_multiple_of(*h)).unwrap_or(1)
 }
 
+/// Whether `prefill.cu` can compute a prompt.
+pub(super) fn suits_tensor_cores(dtype: Dtype, head_dim: usize, capability: (u32, u32)) -> bool {
+    dtype != Dtype::F32 && head_dim.is_multiple_of(16) && head_dim <= 128 && capability >= (8, 0)
+}
+
 /// Queries of a tile of `prefill`.
-fn tile(head_dim: usize) -> usize {
-    if head_dim > 128 { 16 } else { 32 }
+fn tile(head_dim: usize, tensor: bool) -> usize {
+    match (tensor, head_dim) {
+        (true, _) => 64,
+        (false, ..=128) => 32,
+        (false, _) => 16,
+    }
 }
 
 impl Cuda {
@@ -87,7 +97,8 @@ impl Cuda {
             window: window.map_or(0, |w| u32::try_from(w.max(1)).unwrap_or(0)),
             scale: 1.0 / (head_dim as f32).sqrt(),
         };
-        let source = Source::Attention(dtype, head_dim, group);
+        let tensor = suits_tensor_cores(dtype, head_dim, self.gpu.device.info().capability);
+        let source = Source::Attention(dtype, head_dim, group, tensor);
         let (keys, values) = (self.address(&cache.keys)?, self.address(&cache.values)?);
         let place = step.device()?;
         let mut operands = Arguments::default();
@@ -112,7 +123,7 @@ impl Cuda {
         appended.push(keys).push(values).push(shape);
         self.blocks(source, "append", [shape.rows, shape.kv_heads], 64, &appended)?;
         operands.push(out).push(shape);
-        let tiles = (rows * group).div_ceil(tile(head_dim)) as u32;
+        let tiles = (rows * group).div_ceil(tile(head_dim, tensor)) as u32;
         self.blocks(source, "prefill", [tiles, shape.kv_heads], THREADS, &operands)?;
         Ok(y)
     }

@@ -13,7 +13,8 @@ use crate::error::Result;
 const TYPES: &str = include_str!("kernels/types.cu");
 const ROWS: &str = include_str!("kernels/rows.cu");
 const VECTOR: &str = include_str!("kernels/vector.cu");
-const ATTENTION: &str = include_str!("kernels/attention.cu");
+/// With one new position at a time, and with many.
+const ATTENTION: &str = concat!(include_str!("kernels/attention.cu"), include_str!("kernels/prefill.cu"));
 
 /// What a source is compiled for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -22,8 +23,8 @@ pub(super) enum Source {
     Rows(Dtype, Dtype),
     /// Matrix times vector: type of the vector, of the matrix and of the product.
     Vector(Dtype, Dtype, Dtype),
-    /// Attention: type, length of a head, query heads a key/value head.
-    Attention(Dtype, usize, usize),
+    /// Attention: type, length of a head, query heads a key/value head, and whether prompts go to tensor cores.
+    Attention(Dtype, usize, usize, bool),
 }
 
 impl Source {
@@ -49,12 +50,13 @@ impl Source {
                     ("RESULT", result.to_string()),
                 ],
             ),
-            Self::Attention(element, head_dim, group) => (
+            Self::Attention(element, head_dim, group, tensor) => (
                 ATTENTION,
                 vec![
                     ("ELEMENT", element.to_string()),
                     ("HEAD_DIM", head_dim.to_string()),
                     ("GROUP", group.to_string()),
+                    (if tensor { "TENSOR" } else { "NO_TENSOR" }, String::new()),
                 ],
             ),
         };
@@ -81,5 +83,39 @@ impl Kernels {
         let kernel = device.kernels().module(source.name(), &source.text(), &[])?.kernel(name)?;
         lock(&self.loaded).insert((source, name), kernel.clone());
         Ok(kernel)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ryzanstein_config::DeviceConfig;
+    use ryzanstein_process_group::device::{Libraries, Surroundings, compile_for};
+
+    use super::*;
+
+    #[test]
+    #[ignore = "needs NVRTC, not a GPU"]
+    fn every_source_compiles_for_every_type_and_a_choice_of_heads() {
+        let surroundings = Surroundings::from_variables(|name| std::env::var(name).ok());
+        let libraries = Libraries::find(&DeviceConfig::default(), &surroundings);
+        let nvrtc = &libraries.nvrtc.as_ref().unwrap().functions;
+        let types = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+        let mut sources = Vec::new();
+        for element in types {
+            for other in types {
+                sources.push(Source::Rows(element, other));
+                sources.extend(types.map(|result| Source::Vector(element, other, result)));
+            }
+            for (head_dim, group) in [(2, 1), (6, 2), (64, 7), (80, 1), (128, 8), (256, 16)] {
+                let tensor = super::super::attend::suits_tensor_cores(element, head_dim, (9, 0));
+                sources.push(Source::Attention(element, head_dim, group, tensor));
+            }
+        }
+        for source in sources {
+            for capability in [(8, 0), (9, 0)] {
+                let code = compile_for(nvrtc, capability, source.name(), &source.text(), &[]);
+                assert!(code.is_ok_and(|code| !code.is_empty()), "{source:?} for {capability:?}");
+            }
+        }
     }
 }

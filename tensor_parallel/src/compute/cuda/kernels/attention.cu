@@ -262,7 +262,9 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS) decode(
     }
 }
 
-// ---- many new positions --------------------------------------------------------------------------------------------
+// ---- many new positions, without tensor cores; see prefill.cu ------------------------------------------------------
+
+#ifndef TENSOR
 
 #define PREFILL_THREADS 128
 // Queries and keys a tile, so that it fits the shared memory that every block may have.
@@ -393,3 +395,5 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
         }
     }
 }
+
+#endif

@@ -11,7 +11,7 @@ template <typename T, int N> __device__ __forceinline__ Pack<T, N> stream(const 
     Pack<T, N> pack;
     if constexpr (sizeof(pack) == 16) {
         u32* words = (u32*)&pack;
-        asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+        asm("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
             : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3]) : "l"(from));
     } else {
         pack = *(const Pack<T, N>*)from;
@@ -34,9 +34,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) matrix_vector(
         u32 i = threadIdx.x * N;
         for (; i + (UNROLL - 1) * THREADS * N < k; i += UNROLL * THREADS * N) {
             Pack<OTHER, N> weights[UNROLL][ROWS];
+            #pragma unroll
             for (int u = 0; u < UNROLL; u++) {
+                #pragma unroll
                 for (int r = 0; r < ROWS; r++) weights[u][r] = stream<OTHER, N>(from[r] + i + u * THREADS * N);
             }
+            #pragma unroll
             for (int u = 0; u < UNROLL; u++) {
                 Pack<ELEMENT, N> in = *(const Pack<ELEMENT, N>*)(x + i + u * THREADS * N);
                 for (int r = 0; r < ROWS; r++) {
