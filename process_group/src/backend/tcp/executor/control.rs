@@ -86,11 +86,13 @@ impl Run<'_> {
 
     /// Before a send fails for good: reads what the peer said last, which may be the reason.
     pub(super) fn drain_last_words(&mut self, peer: usize) -> Result<()> {
+        let mut skip = 0;
         if self.in_payload(peer) {
-            return Ok(());
+            let node = self.compiled.receives[peer][self.progress.received[peer]];
+            skip = self.length(node) - self.progress.done[node];
         }
-        match self.next_header(peer) {
-            Err(error @ Error::PeerAborted { .. }) => Err(error),
+        match self.read_past(peer, &mut skip) {
+            Err(error @ (Error::PeerAborted { .. } | Error::Mismatch { .. })) => Err(error),
             _ => Ok(()),
         }
     }

@@ -15,7 +15,7 @@ use crate::wire::frame::{Header, Kind};
 /// How long a rank waits in a call before it asks the others what they called.
 pub(super) const ASK_AFTER: Duration = Duration::from_millis(200);
 /// How long it waits for the answer of a rank that is ahead of it, which may be busy elsewhere.
-const ANSWER: Duration = Duration::from_millis(300);
+const ANSWER: Duration = Duration::from_millis(800);
 /// Calls remembered. A rank can only get so far ahead as what it sent fits the sockets' buffers.
 const REMEMBERED: u64 = 1024;
 
@@ -83,37 +83,47 @@ impl Run<'_> {
         let now = self.check(peer, header).err().unwrap_or_else(|| self.corrupt(peer, "a message too early"));
         self.ask();
         let until = Instant::now() + ANSWER;
-        // The call has failed, so that nobody needs the payloads on the way to the answer.
         let mut skip = 0;
         loop {
-            let link = self.links[peer].as_mut().expect("only links are read");
-            link.offers.clear();
-            if let Some(data) = link.header.take_if(|h| h.kind == Kind::Data) {
-                skip += data.length;
-            }
-            while skip > 0 {
-                let there = skip.min(link.buffered().len());
-                link.consume(there);
-                skip -= there;
-                if skip > 0 {
-                    match link.fill() {
-                        Moved::Bytes(_) => {}
-                        Moved::WouldBlock => break,
-                        Moved::Closed => return now,
-                    }
-                }
-            }
-            if skip == 0 {
-                match self.next_header(peer) {
-                    Ok(Some(_)) => continue,
-                    Ok(None) => {}
-                    Err(Error::PeerLost { .. }) => return now,
-                    Err(error) => return error,
-                }
+            match self.read_past(peer, &mut skip) {
+                Ok(()) => {}
+                Err(Error::PeerLost { .. }) => return now,
+                Err(error) => return error,
             }
             let has_answered = self.links[peer].as_ref().is_some_and(|link| link.answered);
             if has_answered || !self.wait(until).unwrap_or(false) {
                 return now;
+            }
+        }
+    }
+
+    /// In a call that has failed: reads past messages, which nobody needs any more, to what the peer said after them, as
+    /// far as it is there. `skip` is what is left of the present message's payload.
+    ///
+    /// # Errors
+    /// What the peer said, or a message of a call that differs; [`Error::PeerLost`] at the end of the link.
+    pub(super) fn read_past(&mut self, peer: usize, skip: &mut usize) -> Result<()> {
+        loop {
+            let link = self.links[peer].as_mut().expect("only links are read");
+            link.offers.clear();
+            if let Some(data) = link.header.take_if(|h| h.kind == Kind::Data) {
+                *skip += data.length;
+            }
+            while *skip > 0 {
+                let there = link.buffered().len().min(*skip);
+                link.consume(there);
+                *skip -= there;
+                if *skip > 0 {
+                    match link.fill() {
+                        Moved::Bytes(_) => {}
+                        Moved::WouldBlock => return Ok(()),
+                        Moved::Closed => return Err(self.lost(peer)),
+                    }
+                }
+            }
+            match self.next_header(peer)? {
+                Some(header) => self.compare(peer, &header)?,
+                None => return Ok(()),
             }
         }
     }
