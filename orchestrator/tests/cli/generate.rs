@@ -212,7 +212,13 @@ fn a_tensor_of_another_shape_is_named_with_both_shapes() {
 
 #[test]
 fn nccl_is_refused_with_the_reason() {
-    let (code, said) = wrong(&["launch", "--world-size", "2", "--backend", "nccl"]);
+    // Named where there is none, so that it is refused on a machine with GPUs too.
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("no-driver.toml");
+    std::fs::write(&file, "[device]\ncuda = \"/nonexistent/libcuda.so.1\"\n").expect("written");
+    let file = file.to_str().expect("a path in Unicode");
+    let (code, said) = wrong(&["launch", "--world-size", "2", "--backend", "nccl", "--config", file]);
     assert_ne!(code, Some(0), "{said}");
-    assert!(said.contains("no NCCL backend built in"), "{said}");
+    assert!(said.contains("not `nccl`: no rank can use it: the CUDA driver"), "{said}");
+    assert!(said.contains("/nonexistent/libcuda.so.1 by device.cuda: not there"), "{said}");
 }
