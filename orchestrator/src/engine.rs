@@ -43,13 +43,14 @@ impl Orchestrator {
     pub fn initialize(config: &Config, environment: &Environment) -> Result<Self, Error> {
         let connection = rendezvous::connect(config, environment)?;
         let surroundings = Surroundings::from_variables(|name| environment.get(name).cloned());
-        let initialized = ProcessGroupManager::initialize_with(config, &connection, &surroundings).and_then(|manager| {
-            // Which backend it is turns out last, and where it is not NCCL its settings do not matter.
-            if manager.backend() == BackendKind::Nccl {
-                nccl_settings::require(config, environment)?;
-            }
-            Ok(manager)
-        });
+        let initialized =
+            ProcessGroupManager::initialize_with(config, &connection, &surroundings).and_then(|manager| {
+                // Which backend it is turns out last, and where it is not NCCL its settings do not matter.
+                if manager.backend() == BackendKind::Nccl {
+                    nccl_settings::require(config, environment)?;
+                }
+                Ok(manager)
+            });
         match initialized {
             Ok(manager) => Ok(Self { manager, connection }),
             Err(error) => {

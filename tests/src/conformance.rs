@@ -152,7 +152,11 @@ impl<'g, T: Small> Caller<'g, T> {
         let got = self.group.fetch(got).unwrap();
         for (sender, letters) in self.letters.iter().enumerate() {
             let chunk = &got[sender * self.chunk..][..self.chunk];
-            letters.check(from, chunk, format_args!("{what} of {} from {sender}, rank {me} of {n}", T::DTYPE));
+            letters.check(
+                from,
+                chunk,
+                format_args!("{what} of {} from {sender}, rank {me} of {n}", T::DTYPE),
+            );
         }
     }
 

@@ -13,7 +13,7 @@ use ryzanstein_process_group::{ProcessGroup, ReduceOp, table};
 
 use crate::Orchestrator;
 use crate::bench::{self, Row};
-use crate::measure::{Case, Measured, measure_group, total};
+use crate::measure::{Case, Measured, measure_group};
 
 /// What the check found, the same on all ranks.
 #[derive(Clone, Debug)]

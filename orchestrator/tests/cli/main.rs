@@ -1,8 +1,8 @@
 //! The `ryz` command as a user meets it: real processes, real signals, real models.
 
 mod bench;
-mod exit_codes;
 mod doctor;
+mod exit_codes;
 mod generate;
 mod launcher;
 mod nccl;
