@@ -181,6 +181,12 @@ impl Tensor {
         }
     }
 
+    /// [`values`](Self::values) of a tensor in host memory.
+    pub(crate) fn host_values(&self) -> Result<Cow<'_, [f32]>> {
+        self.host()?;
+        self.values()
+    }
+
     /// The same elements under another shape of as many.
     ///
     /// # Errors

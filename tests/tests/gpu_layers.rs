@@ -1,7 +1,6 @@
 //! Every operation on a GPU against the same on the processor, and whole models against `transformers` (see
 //! `fixtures/README.md`). Run with `--ignored` where there is a GPU.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ryzanstein_config::{BackendChoice, DeviceConfig};
@@ -12,6 +11,7 @@ use ryzanstein_tensor_parallel::compute::AttentionCall;
 use ryzanstein_tensor_parallel::{
     Compute, Cuda, Dtype, GenerateOptions, Host, Llama, LlamaConfig, Tensor, legal_world_sizes,
 };
+use ryzanstein_tests::fixtures::{FIXTURES, folder};
 use ryzanstein_tests::{config, with_ranks};
 use safetensors::SafeTensors;
 
@@ -323,21 +323,6 @@ fn shapes_and_memories_that_do_not_fit_are_errors() {
 }
 
 // ---- whole models --------------------------------------------------------------------------------------------------
-
-const FIXTURES: [&str; 8] = [
-    "heads-6",
-    "llama-bias-headdim",
-    "llama-gqa",
-    "llama-mha",
-    "llama3-rope",
-    "mistral",
-    "mistral-window",
-    "qwen2",
-];
-
-fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
-}
 
 fn world_sizes(name: &str) -> Vec<usize> {
     let most = gpus().min(8);

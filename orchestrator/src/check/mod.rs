@@ -13,7 +13,7 @@ use ryzanstein_process_group::{ProcessGroup, ReduceOp, table};
 
 use crate::Orchestrator;
 use crate::bench::{self, Row};
-use crate::measure::{Case, Measured, measure_group};
+use crate::measure::{Case, Measured, measure_group, total};
 
 /// What the check found, the same on all ranks.
 #[derive(Clone, Debug)]
@@ -113,20 +113,22 @@ fn paths(group: &mut ProcessGroup) -> Result<(String, bool), ryzanstein_process_
             group.force_path(Some(path))?;
         }
         let mut elements = 0;
-        let mut wrong = [0u64];
+        let mut wrong = 0u64;
         for length in LENGTHS {
-            let mut x: Vec<f32> = (0..length).map(|i| ((me + 1) * (i % 97 + 1)) as f32).collect();
-            group.all_reduce(&mut x, ReduceOp::Sum)?;
+            let x: Vec<f32> = (0..length).map(|i| ((me + 1) * (i % 97 + 1)) as f32).collect();
+            let mut placed = group.place(&x)?;
+            group.all_reduce(&mut placed, ReduceOp::Sum)?;
+            let x = group.fetch(&placed)?;
             let want = |i: usize| (n * (n + 1) / 2 * (i % 97 + 1)) as f32;
-            wrong[0] += x.iter().enumerate().filter(|(i, x)| **x != want(*i)).count() as u64;
+            wrong += x.iter().enumerate().filter(|(i, x)| **x != want(*i)).count() as u64;
             elements += length;
         }
         if path != Path::Local {
             group.force_path(None)?;
         }
-        group.all_reduce(&mut wrong, ReduceOp::Sum)?;
-        correct &= wrong[0] == 0;
-        let verdict = if wrong[0] == 0 { "ok".into() } else { format!("{} WRONG", wrong[0]) };
+        let wrong = total(group, wrong)?;
+        correct &= wrong == 0;
+        let verdict = if wrong == 0 { "ok".into() } else { format!("{wrong} WRONG") };
         rows.push(vec![path.to_string(), (elements * n).to_string(), verdict]);
     }
     Ok((table::columns(&["path", "values", "result"], 1, &rows), correct))

@@ -42,7 +42,7 @@ pub(super) fn attention(
             cache.keys.shape()
         )));
     }
-    let mut values = qkv.values()?.into_owned();
+    let mut values = qkv.host_values()?.into_owned();
     for (i, row) in values.chunks_exact_mut(width).enumerate() {
         for head in row[..(heads + kv_heads) * head_dim].chunks_exact_mut(head_dim) {
             rotary.rotate(i, head);

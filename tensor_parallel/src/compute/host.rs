@@ -130,7 +130,7 @@ impl Compute for Host {
             return Err(shapes("bias", weight, bias));
         }
         let mut y = vec![0.0; m * n];
-        let values = x.values()?;
+        let values = x.host_values()?;
         if m > 0 && n > 0 && k > 0 {
             with_elements!(weight.host()?, w => {
                 if m <= skinny::MOST_ROWS {
@@ -141,7 +141,7 @@ impl Compute for Host {
             });
         }
         if let Some(bias) = bias {
-            let bias = bias.values()?;
+            let bias = bias.host_values()?;
             for (y, b) in y.iter_mut().zip(bias.iter().cycle()) {
                 *y += b;
             }
@@ -167,7 +167,7 @@ impl Compute for Host {
         if weight.count() != columns {
             return Err(shapes("norm", x, weight));
         }
-        let (values, weight) = (x.values()?, weight.values()?);
+        let (values, weight) = (x.host_values()?, weight.host_values()?);
         Ok(build(x.rows(), columns, x.dtype(), |i, to| {
             let row = &values[i * columns..(i + 1) * columns];
             let scale = 1.0 / (row.iter().map(|x| x * x).sum::<f32>() / columns as f32 + epsilon).sqrt();
@@ -182,7 +182,7 @@ impl Compute for Host {
         if !one_row && y.shape() != x.shape() {
             return Err(shapes("add", x, y));
         }
-        let y = y.values()?;
+        let y = y.host_values()?;
         with_elements!(x.host_mut()?, x => {
             for (x, y) in x.iter_mut().zip(y.iter().cycle()) {
                 *x = Float::narrow((*x).widen() + y);
@@ -199,7 +199,7 @@ impl Compute for Host {
             )));
         }
         let width = x.columns() / 2;
-        let values = x.values()?;
+        let values = x.host_values()?;
         Ok(build(x.rows(), width, x.dtype(), |i, to| {
             let (gate, up) = values[2 * i * width..2 * (i + 1) * width].split_at(width);
             for ((to, gate), up) in to.iter_mut().zip(gate).zip(up) {
@@ -216,7 +216,7 @@ impl Compute for Host {
         if columns.start > columns.end || columns.end > x.columns() {
             return Err(Error::input(format!("columns {columns:?} of a tensor of shape {:?}", x.shape())));
         }
-        let values = x.values()?;
+        let values = x.host_values()?;
         Ok(build(x.rows(), columns.len(), x.dtype(), |i, to| {
             to.copy_from_slice(&values[i * x.columns()..][columns.clone()]);
         }))
@@ -232,7 +232,7 @@ impl Compute for Host {
         if count == 1 && keep == width {
             return blocks.reshape(&[rows, width]);
         }
-        let values = blocks.values()?;
+        let values = blocks.host_values()?;
         Ok(build(rows, keep, blocks.dtype(), |i, to| {
             for (block, to) in to.chunks_mut(width).enumerate() {
                 let from = (block * rows + i) * width;

@@ -47,6 +47,11 @@ impl CommConfig {
     }
 }
 
+/// What makes or splits a communicator says that it is done when it has only begun: it must be asked.
+const fn begun(code: i32) -> i32 {
+    if code == 0 { IN_PROGRESS } else { code }
+}
+
 /// How a communicator comes to be.
 pub(crate) enum Birth<'a> {
     /// From a fresh unique id, which the group's rank 0 leaves in the store.
@@ -99,7 +104,7 @@ impl Communicator {
                 // of the layout it has, and all pointers live through the call.
                 let code =
                     unsafe { (shared.nccl.ncclCommInitRankConfig)(&raw mut handle, n, id, rank, pointer) };
-                shared.settle("ncclCommInitRankConfig", code, handle, deadline)
+                shared.settle("ncclCommInitRankConfig", begun(code), handle, deadline)
             }
             Birth::Split(parent, colour, key) => {
                 let guard = lock(&parent.shared.communicator);
@@ -114,7 +119,7 @@ impl Communicator {
                 let code = unsafe {
                     (shared.nccl.ncclCommSplit)(of, *colour as i32, *key as i32, &raw mut handle, pointer)
                 };
-                let split = parent.shared.settle("ncclCommSplit", code, of, deadline);
+                let split = parent.shared.settle("ncclCommSplit", begun(code), of, deadline);
                 drop(guard);
                 split.and_then(|()| shared.settle("ncclCommSplit", IN_PROGRESS, handle, deadline))
             }
@@ -168,7 +173,7 @@ impl Communicator {
         let pointer = std::ptr::from_ref(&config).cast_mut().cast::<c_void>();
         // SAFETY: the communicator lives while it is locked; without a colour no new one is made.
         let code = unsafe { (shared.nccl.ncclCommSplit)(of, -1, 0, &raw mut handle, pointer) };
-        shared.settle("ncclCommSplit", code, of, deadline)
+        shared.settle("ncclCommSplit", begun(code), of, deadline)
     }
 
     /// Tells the others why this rank gives up, and ends the communicator, from the watcher's thread. Never blocks.

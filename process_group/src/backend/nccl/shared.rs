@@ -234,7 +234,15 @@ impl Shared {
         if in_good_order {
             // SAFETY: this thread alone has the communicator now.
             let code = unsafe { (self.nccl.ncclCommFinalize)(handle) };
-            if self.settle("ncclCommFinalize", code, handle, Instant::now() + RETIREMENT).is_ok() {
+            if self
+                .settle(
+                    "ncclCommFinalize",
+                    if code == 0 { IN_PROGRESS } else { code },
+                    handle,
+                    Instant::now() + RETIREMENT,
+                )
+                .is_ok()
+            {
                 // SAFETY: finalised, and used by nobody any more.
                 let _ = unsafe { (self.nccl.ncclCommDestroy)(handle) };
                 return;
