@@ -370,6 +370,13 @@ fn on_gpus<R: Send>(
     })
 }
 
+#[track_caller]
+fn near(got: &[f32], want: &[f32]) {
+    let largest = want.iter().fold(0.0f32, |most, v| most.max(v.abs()));
+    let difference = got.iter().zip(want).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+    assert!(got.len() == want.len() && difference <= 1e-5 * largest, "{difference} of {largest}");
+}
+
 /// Logits of all positions at once; of the prompt and then token by token; and by a recorded graph.
 fn logits(name: &str, dtype: Option<Dtype>, world_size: usize, expected: &Expected) -> [Vec<f32>; 3] {
     let mut all = on_gpus(world_size, |group| {
@@ -384,7 +391,8 @@ fn logits(name: &str, dtype: Option<Dtype>, world_size: usize, expected: &Expect
             let mut decoder = model.decoder(input.len(), graph).unwrap();
             let last = decoder.prompt(prompt, group).unwrap();
             let vocabulary = last.columns();
-            assert_eq!(last.values().unwrap()[..], values[values.len() - vocabulary..]);
+            // One row is a product of another kind than many.
+            near(&last.values().unwrap(), &values[values.len() - vocabulary..]);
             for token in rest {
                 values.extend_from_slice(&decoder.next(*token, group).unwrap().values().unwrap());
             }

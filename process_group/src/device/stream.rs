@@ -179,9 +179,10 @@ impl Stream {
     pub fn capture<E: From<DeviceError>>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         let context = &self.inner.context;
         context.bind()?;
-        // Mode 1: only this thread is kept from calls that a capture does not allow; watchers of other threads go on.
+        // Mode 2, relaxed: events of calls before the capture may be asked for meanwhile, by this thread (whose profile does)
+        // and by the watchers' threads; in the stricter modes that ends the capture.
         // SAFETY: the stream lives.
-        let code = unsafe { (context.driver.cuStreamBeginCapture_v2)(self.inner.handle, 1) };
+        let code = unsafe { (context.driver.cuStreamBeginCapture_v2)(self.inner.handle, 2) };
         context.check("cuStreamBeginCapture", code)?;
         let outcome = work();
         let mut graph = 0;

@@ -98,10 +98,17 @@ impl Watch {
     }
 
     fn hear(&mut self, patience: Duration) {
-        for (position, heard) in self.links.listen(patience) {
+        let words = self.links.listen(patience);
+        // All of it first: what is done about one word may need what another says.
+        for (position, heard) in &words {
+            if let Heard::Said(Word::Progress(sequence) | Word::Expired(sequence, _)) = heard {
+                self.progress[*position] = Some(*sequence);
+            }
+        }
+        for (position, heard) in words {
             match heard {
                 Heard::Said(Word::Goodbye) => self.left[position] = Some(Instant::now()),
-                Heard::Said(Word::Progress(sequence)) => self.progress[position] = Some(sequence),
+                Heard::Said(Word::Progress(_)) => {}
                 _ if self.shared.has_failed() || self.shared.stop.load(Ordering::Acquire) => {}
                 Heard::Said(Word::Aborted(reason)) => {
                     let rank = self.shared.members[position].rank;
@@ -145,7 +152,6 @@ impl Watch {
 
     /// Another rank's call has.
     fn answer(&mut self, position: usize, sequence: u64, what: &str) {
-        self.progress[position] = Some(sequence);
         let missing = self.missing(sequence);
         let names = match missing.as_slice() {
             [] => "every rank is there, but not finished".into(),
@@ -167,7 +173,9 @@ impl Watch {
             for (position, heard) in self.links.listen(ROUND) {
                 match heard {
                     Heard::Said(Word::Progress(n) | Word::Expired(n, _)) => self.progress[position] = Some(n),
-                    Heard::Said(Word::Goodbye | Word::Aborted(_)) | Heard::Lost(_) => {}
+                    // Whoever gives up has been there.
+                    Heard::Said(Word::Aborted(_)) => self.progress[position] = Some(sequence),
+                    Heard::Said(Word::Goodbye) | Heard::Lost(_) => {}
                 }
             }
         }
