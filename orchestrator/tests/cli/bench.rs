@@ -130,8 +130,10 @@ fn paths_are_compared_and_those_that_an_operation_has_not_are_left_out() {
     };
     assert_eq!(paths("ring"), ["all_reduce tcp/ring", "all_gather tcp/ring"]);
     let all = paths("all");
-    assert_eq!(all.len(), 5 + 3, "{all:?}");
-    assert_eq!(&all[6..], ["all_gather tcp/ring", "all_gather tcp/direct"]);
+    // Where the system forbids reading another process's memory, that way is not among them.
+    let by_links: Vec<_> = all.iter().filter(|way| !way.ends_with("cross_memory")).collect();
+    assert_eq!(by_links.len(), 5 + 3, "{all:?}");
+    assert_eq!(by_links[6..], ["all_gather tcp/ring", "all_gather tcp/direct"]);
     refused(&[&arguments[..], &["tree"]].concat(), 2, &["--path tree", "tcp/recursive_doubling"]);
 }
 
