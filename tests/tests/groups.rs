@@ -360,3 +360,22 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_message_whose_end_comes_with_the_next_call_behind_it_is_received_first() {
+    with_ranks(&config(BackendChoice::Tcp), 2, |mut manager| {
+        let group = manager.world();
+        let (me, other) = (group.rank(), Rank(1 - group.rank().0));
+        // One direction has more to carry than the other, by more in each round: the shorter message is there first, and
+        // its sender comes to its receive while the longer one is on the way.
+        let length = |rank: Rank, round: usize| 400_000 + rank.index() * (round % 100) * 10_000;
+        for round in 0..1000 {
+            let own = vec![me.0 as u8 + 1; length(me, round)];
+            group.send(&own, other).unwrap();
+            let mut got = vec![0u8; length(other, round)];
+            group.recv(&mut got, other).unwrap();
+            assert!(got.iter().all(|b| *b == other.0 as u8 + 1));
+            group.barrier().unwrap();
+        }
+    });
+}

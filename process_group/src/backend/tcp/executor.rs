@@ -297,6 +297,11 @@ impl Run<'_> {
                     continue;
                 }
                 if !self.open(peer, node)? {
+                    // While a header was looked for, the rest of a message that came early may have been read.
+                    if self.take_letter(peer, node)? {
+                        moved = true;
+                        continue;
+                    }
                     break;
                 }
                 moved = true;
@@ -320,6 +325,9 @@ impl Run<'_> {
         let Some(header) = self.next_header(peer)? else { return Ok(false) };
         let length = self.length(node);
         let link = self.links[peer].as_mut().expect("only links are pulled");
+        if self.signature.operation.is_point_to_point() && !link.inbox.is_empty() {
+            return Ok(false);
+        }
         let from_peer = matches!(header.signature.operation, Operation::Send { .. });
         if from_peer && !self.signature.operation.is_point_to_point() {
             // A message that will be asked for later stands before the one we need.
