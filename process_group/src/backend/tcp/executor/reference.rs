@@ -33,8 +33,13 @@ impl Run<'_> {
         // News that a message was taken come without anything else being expected from the peer.
         if self.progress.taken[peer] < self.progress.sent[peer] {
             let before = self.progress.taken[peer];
-            self.next_header(peer)?;
+            let heard = self.next_header(peer);
             moved |= self.progress.taken[peer] > before;
+            // Behind its last word of this call the peer may have left, as it may when it is done.
+            let is_done = self.progress.taken[peer] == self.progress.sent[peer] && !self.expects(peer);
+            if heard.is_err() && !(is_done && self.said_goodbye(peer)) {
+                heard?;
+            }
         }
         self.links[peer].as_mut().expect("only links are pushed").flush_control();
         Ok(moved)
