@@ -29,7 +29,12 @@ pub fn with_ranks<R: Send>(
     world_size: usize,
     rank_main: impl Fn(ProcessGroupManager) -> R + Sync,
 ) -> Vec<R> {
-    try_ranks(config, world_size, |manager| rank_main(manager.expect("every rank initialises")))
+    try_ranks(config, world_size, |manager| {
+        let manager = manager.expect("every rank initialises");
+        // A rank that fails on purpose would else be heard by those still in their start-up check.
+        manager.store_barrier("every rank is initialised", SOON).expect("every rank comes here");
+        rank_main(manager)
+    })
 }
 
 /// Like [`with_ranks`], but hands over what became of the initialisation.
