@@ -7,6 +7,7 @@ use ryzanstein_config::{BackendChoice, Config};
 use crate::backend::tcp::data_plane::Bound;
 use crate::device::{Device, Libraries, Nccl, Surroundings};
 use crate::error::Result;
+use crate::nvml::Nvml;
 use crate::rendezvous::Rendezvous;
 use crate::roster::Gpu;
 
@@ -15,6 +16,8 @@ pub(crate) struct Ready {
     pub(crate) device: Device,
     pub(crate) nccl: Nccl,
     version: u32,
+    /// What its NVLinks carry together in one direction, in 10⁹ bytes per second, as NVML rates them.
+    pub(crate) link_gbs: Option<f64>,
 }
 
 impl Ready {
@@ -55,5 +58,13 @@ pub(crate) fn take(
         origin = %nccl.origin,
         "this rank can use NCCL"
     );
-    Ok(Ready { device, nccl: nccl.functions, version: version.0 * 10_000 + version.1 * 100 + version.2 })
+    let link_gbs = rated(&device.info().uuid);
+    let version = version.0 * 10_000 + version.1 * 100 + version.2;
+    Ok(Ready { device, nccl: nccl.functions, version, link_gbs })
+}
+
+/// Nothing depends on it but a column of the profile: who does not tell it is not asked why.
+fn rated(uuid: &str) -> Option<f64> {
+    let gpu = Nvml::open().ok()?.gpu(uuid)?;
+    gpu.nvlink_gbs.map(|each| each * f64::from(gpu.nvlinks)).filter(|all| *all > 0.0)
 }

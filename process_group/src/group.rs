@@ -8,10 +8,12 @@ mod engine;
 mod monitored;
 mod objects;
 mod placed;
+mod recorded;
 
 pub use engine::LastCall;
 pub use monitored::Arrival;
 pub use placed::GroupBuffer;
+pub use recorded::Recorded;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex};
@@ -90,10 +92,16 @@ impl ProcessGroup {
     pub fn new(info: GroupInfo, backend: Box<dyn Backend>, store: Option<Arc<dyn Store>>) -> Self {
         let world_size = info.members.len();
         let global = info.members[info.rank.index()].0;
-        let profile =
-            Arc::new(Profile::new(&info.name, global, world_size, info.recording, backend.timings()));
+        let profile = Arc::new(Profile::new(&info.name, global, world_size, info.recording, &*backend));
         let (kind, memory, device) = (backend.kind(), backend.memory(), backend.device().cloned());
-        let core = Mutex::new(Core { backend, failed: None, last: None, timeout: info.timeout, world_size });
+        let core = Mutex::new(Core {
+            backend,
+            failed: None,
+            recording: false,
+            last: None,
+            timeout: info.timeout,
+            world_size,
+        });
         let last_words = store.map(|store| LastWords {
             store,
             group: info.name.clone(),

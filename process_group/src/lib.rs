@@ -31,7 +31,7 @@ pub use buffer::{Buffer, BufferMut, DeviceMemory, Memory, View, ViewMut};
 pub use call::{Call, Operation, ReduceOp, Signature};
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
-pub use group::{Arrival, GroupBuffer, GroupInfo, LastCall, ProcessGroup};
+pub use group::{Arrival, GroupBuffer, GroupInfo, LastCall, ProcessGroup, Recorded};
 pub use layout::Layout;
 pub use manager::{Groups, ProcessGroupManager};
 pub use profile::{Profile, ProfileRow, Recording, bus_factor, call_bytes};

@@ -361,7 +361,10 @@ impl Factory {
             (Some(world), Together::Everybody) => Birth::Split(world, members[0].0, rank.0),
             _ => Birth::Id(&*membership.store),
         };
-        Nccl::new(gpu.nccl, &gpu.device, name, (rank.index(), &peers), streams, &birth, deadline)
+        let seat = (rank.index(), &peers[..]);
+        let nccl = Nccl::new(gpu.nccl, &gpu.device, name, seat, streams, &birth, deadline)?;
+        let profile = &self.config.profile;
+        Ok(nccl.profiled(gpu.link_gbs, profile.enabled && profile.graphs))
     }
 
     fn make(

@@ -183,6 +183,12 @@ impl Nvml {
             .collect()
     }
 
+    /// The GPU with this UUID, if it is one of the host.
+    pub fn gpu(&self, uuid: &str) -> Option<Gpu> {
+        let device = self.inner.device_by_uuid(uuid).ok()?;
+        Some(look_at(device.index().ok()?, &device))
+    }
+
     /// How each two GPUs reach each other; those that NVML does not speak of are left out.
     pub fn pairs(&self) -> Vec<Pair> {
         let count = self.inner.device_count().unwrap_or(0);

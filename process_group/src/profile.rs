@@ -3,7 +3,7 @@
 //! A call costs two clock readings, one lock that nobody else wants, a comparison with the class of the last call and a histogram increment.
 //! Latency is this rank's own time in the call, waiting for the others included. A call on a GPU takes the time between two
 //! events there, read some time later without waiting for the GPU; what the host spends to enqueue it is recorded beside.
-//! Calls inside a captured graph are counted when they are captured, and not timed.
+//! Calls in a captured graph are counted at each launch that the group follows, and timed the same way where that is asked for.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::backend::{Path, Timings};
+use crate::backend::{Backend, Path, Timings};
 use crate::call::{Operation, Signature};
 use crate::dtype::DType;
 
@@ -60,6 +60,7 @@ pub struct Profile {
     recording: Recording,
     entries: Mutex<Entries>,
     timings: Option<Arc<dyn Timings>>,
+    link_gbs: Option<f64>,
 }
 
 /// A program has a few dozen classes and calls the same few over and over: a list that remembers where it last looked
@@ -103,6 +104,9 @@ pub struct ProfileRow {
     pub world_size: usize,
     /// Number of calls.
     pub calls: u64,
+    /// How many of them have been timed: calls on a GPU are not while they are under way, when they were made as one group,
+    /// or in a graph that is not timed. Without any, the figures below are zero.
+    pub timed: u64,
     /// Median latency in microseconds.
     pub median_us: f64,
     /// 90th percentile in microseconds.
@@ -119,6 +123,8 @@ pub struct ProfileRow {
     pub algbw_gbs: f64,
     /// `algbw` × the operation's traffic factor.
     pub busbw_gbs: f64,
+    /// `busbw` as a share of what the rank's links carry in one direction, as the driver rates them; for GPUs with NVLink.
+    pub link_share: Option<f64>,
 }
 
 /// What `algbw` is multiplied with to get `busbw`, as nccl-tests defines it: 2(n−1)/n for all-reduce, (n−1)/n for
@@ -144,9 +150,18 @@ impl Profile {
         rank: u32,
         world_size: usize,
         recording: Recording,
-        timings: Option<Arc<dyn Timings>>,
+        backend: &dyn Backend,
     ) -> Self {
-        Self { group: group.into(), rank, world_size, recording, entries: Mutex::default(), timings }
+        let (timings, link_gbs) = (backend.timings(), backend.link_gbs());
+        Self {
+            group: group.into(),
+            rank,
+            world_size,
+            recording,
+            entries: Mutex::default(),
+            timings,
+            link_gbs,
+        }
     }
 
     /// A call that is done.
@@ -172,6 +187,17 @@ impl Profile {
         if many {
             self.fetch();
         }
+    }
+
+    /// Calls in a graph that has been launched.
+    pub(crate) fn record_replay(&self, counts: &[(Signature, u64)], path: Path) {
+        if !self.recording.record {
+            return;
+        }
+        for (signature, count) in counts {
+            self.with_entry(signature, path, |entry, _| entry.enqueued += count);
+        }
+        self.fetch();
     }
 
     /// Takes in what the GPU has finished.
@@ -272,6 +298,7 @@ impl Profile {
                 (mean, mean / (us(0.5) * 1e3))
             }
         };
+        let busbw = algbw * bus_factor(class.operation, self.world_size);
         ProfileRow {
             group: self.group.to_string(),
             op: class.operation,
@@ -283,6 +310,7 @@ impl Profile {
             world_size: self.world_size,
             // Some that were enqueued may be under way, or in a graph.
             calls: entry.calls.max(entry.enqueued),
+            timed: entry.calls,
             median_us: us(0.5),
             p90_us: us(0.9),
             p99_us: us(0.99),
@@ -290,7 +318,11 @@ impl Profile {
             host_median_us: entry.host.as_ref().map(|h| h.value_at_quantile(0.5) as f64 / 1e3),
             total_s: entry.nanos as f64 / 1e9,
             algbw_gbs: algbw,
-            busbw_gbs: algbw * bus_factor(class.operation, self.world_size),
+            busbw_gbs: busbw,
+            link_share: self
+                .link_gbs
+                .filter(|_| class.path != Path::Local && entry.calls > 0)
+                .map(|link| busbw / link),
         }
     }
 

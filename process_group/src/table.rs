@@ -108,14 +108,17 @@ impl Figures {
     }
 }
 
-/// The rows of a profile as a table with percentiles, bandwidths, path, target and verdict.
+/// The rows of a profile as a table with percentiles, bandwidths, path, target and verdict; and where the capability of
+/// the links is known, the share of it that was used.
 pub fn profile(rows: &[ProfileRow]) -> String {
-    let head =
-        [&["group", "operation", "dtype", "path"][..], &Figures::HEAD, &["target", "verdict"]].concat();
+    let linked = rows.iter().any(|r| r.link_share.is_some());
+    let share: &[&str] = if linked { &["of NVLink"] } else { &[] };
+    let head = [&["group", "operation", "dtype", "path"][..], &Figures::HEAD, share, &["target", "verdict"]]
+        .concat();
     let cells: Vec<Vec<String>> = rows
         .iter()
         .map(|r| {
-            let (target, verdict) = if r.calls < JUDGED_FROM || r.path == "local" {
+            let (target, verdict) = if r.timed < JUDGED_FROM || r.path == "local" {
                 ("-".into(), "-".into())
             } else {
                 verdict(r.op, r.bytes_mean as u64, r.median_us)
@@ -130,7 +133,15 @@ pub fn profile(rows: &[ProfileRow]) -> String {
             };
             let mut row =
                 vec![r.group.clone(), format!("{}{reduction}", r.op), r.dtype.to_string(), r.path.clone()];
-            row.extend(figures.cells());
+            if r.timed == 0 {
+                row.extend(["-".into(), r.calls.to_string()]);
+                row.extend((2..Figures::HEAD.len()).map(|_| "-".into()));
+            } else {
+                row.extend(figures.cells());
+            }
+            if linked {
+                row.push(r.link_share.map_or_else(|| "-".into(), |share| format!("{:.1} %", share * 100.0)));
+            }
             row.extend([target, verdict]);
             row
         })

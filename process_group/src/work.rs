@@ -17,7 +17,32 @@ pub struct Work<B> {
 
 enum Inner<B> {
     Worker(mpsc::Receiver<(B, Result<()>)>),
-    Stream(B, Box<dyn Ticket>),
+    Stream(Flying<B>),
+}
+
+/// A buffer that a GPU's stream beside the compute stream works on.
+struct Flying<B> {
+    buffer: Option<B>,
+    ticket: Box<dyn Ticket>,
+}
+
+impl<B> Flying<B> {
+    /// The buffer, once the compute stream comes after the operation: whoever gets its memory next uses it there.
+    fn land(mut self) -> Result<B> {
+        self.ticket.follow()?;
+        self.buffer.take().ok_or_else(|| Error::invalid("the operation's buffer has been given back already"))
+    }
+}
+
+impl<B> Drop for Flying<B> {
+    fn drop(&mut self) {
+        let Some(buffer) = self.buffer.take() else { return };
+        if let Err(error) = self.ticket.follow() {
+            // The GPU may still write to it, and nothing can be put behind that any more: it is nobody's from now on.
+            tracing::debug!(%error, "the buffer of an operation in flight is left to the GPU");
+            std::mem::forget(buffer);
+        }
+    }
 }
 
 impl<B> std::fmt::Debug for Inner<B> {
@@ -36,7 +61,7 @@ impl<B> Work<B> {
     }
 
     pub(crate) fn on_stream(buffer: B, ticket: Box<dyn Ticket>) -> Self {
-        Self { inner: Inner::Stream(buffer, ticket) }
+        Self { inner: Inner::Stream(Flying { buffer: Some(buffer), ticket }) }
     }
 
     /// Waits for the end and gives the buffer back. Ends at the group's timeout at the latest.
@@ -57,22 +82,25 @@ impl<B> Work<B> {
     pub fn join(self) -> Result<B> {
         match self.inner {
             Inner::Worker(_) => self.wait(),
-            Inner::Stream(buffer, mut ticket) => ticket.join().map(|()| buffer),
+            Inner::Stream(flying) => {
+                flying.ticket.check()?;
+                flying.land()
+            }
         }
     }
 
     /// Waits for the end and gives the buffer and the outcome.
     ///
     /// # Errors
-    /// When the group's worker has died, and the buffer with it.
+    /// When the group's worker has died, or the GPU, and the buffer with it.
     pub fn into_parts(self) -> Result<(B, Result<()>)> {
         match self.inner {
             Inner::Worker(done) => {
                 done.recv().map_err(|_| Error::Transport("the worker of this group has died".into()))
             }
-            Inner::Stream(buffer, mut ticket) => {
-                let outcome = ticket.wait();
-                Ok((buffer, outcome))
+            Inner::Stream(mut flying) => {
+                let outcome = flying.ticket.wait();
+                Ok((flying.land()?, outcome))
             }
         }
     }

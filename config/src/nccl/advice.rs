@@ -75,7 +75,19 @@ const TABLE: &[(&str, &str, &str)] = &[
     (
         "NCCL_DESYNC_DEBUG",
         "PyTorch's, and not NCCL's; it is called TORCH_NCCL_DESYNC_DEBUG now",
-        "unset it: ranks that call different operations are named always",
+        "unset it: at a deadline the rank that is missing is named here",
+    ),
+    (
+        "NCCL_COMM_BLOCKING",
+        "overrules whether communicators block, which is chosen here for each: 1 takes the deadline from making a \
+         communicator, 0 makes every call cost ten times as much",
+        "unset it",
+    ),
+    (
+        "NCCL_COMM_SPLIT_SHARE_RESOURCES",
+        "overrules which communicators share their end, which is chosen here: 0 takes from a call that is stuck inside NCCL \
+         what gets it out",
+        "unset it",
     ),
     (
         "NCCL_COMM_ID",

@@ -58,11 +58,17 @@ pub trait Ticket: Send {
     /// Those of the call.
     fn wait(&mut self) -> Result<()>;
 
-    /// Makes the GPU's compute stream wait for it; returns at once.
+    /// Says how it goes so far.
     ///
     /// # Errors
-    /// Those of the call so far.
-    fn join(&mut self) -> Result<()>;
+    /// Those of the call.
+    fn check(&self) -> Result<()>;
+
+    /// Makes the GPU's compute stream wait for its end, however it ends; returns at once.
+    ///
+    /// # Errors
+    /// Those of the GPU.
+    fn follow(&mut self) -> Result<()>;
 }
 
 /// Where times come from that only the GPU knows, some time after the call.
@@ -141,6 +147,40 @@ pub trait Backend: Send {
 
     /// Where the times of enqueued calls come from.
     fn timings(&self) -> Option<Arc<dyn Timings>> {
+        None
+    }
+
+    /// From `true` to `false`, calls are captured into a graph; then returns what is needed to follow its replays. Only for
+    /// backends on the memory of a GPU.
+    fn record(&mut self, recording: bool) -> Option<Arc<nccl::Captured>> {
+        let _ = recording;
+        None
+    }
+
+    /// A graph is about to be launched on the device's stream.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    fn before_replay(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// It has been launched; the last collective in it has number `sequence`.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    fn after_replay(
+        &mut self,
+        captured: &Arc<nccl::Captured>,
+        sequence: u64,
+        deadline: Instant,
+    ) -> Result<()> {
+        let _ = (captured, sequence, deadline);
+        Ok(())
+    }
+
+    /// What this rank's links carry in one direction, in 10⁹ bytes per second, where the hardware is rated.
+    fn link_gbs(&self) -> Option<f64> {
         None
     }
 

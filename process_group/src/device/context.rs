@@ -32,6 +32,15 @@ impl Context {
         self.check("cuCtxSetCurrent", code)
     }
 
+    pub(super) fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// The driver's number of the GPU.
+    pub(super) fn device(&self) -> i32 {
+        self.device
+    }
+
     pub(crate) fn check(&self, call: &'static str, code: i32) -> Result<(), DeviceError> {
         self.driver.check(self.ordinal, call, code)
     }

@@ -15,8 +15,9 @@ mod error;
 mod kernel;
 mod libraries;
 mod memory;
-pub(crate) mod nccl;
+pub mod nccl;
 pub mod nvrtc;
+mod peer;
 mod stream;
 pub(crate) mod symbols;
 
@@ -28,5 +29,6 @@ pub use kernel::{Argument, Kernel, Launch, Module};
 pub use libraries::Libraries;
 pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut, PinnedBuffer};
 pub use nccl::Nccl;
+pub use peer::peer_copy_gbs;
 pub use stream::{Event, Graph, Stream};
 pub use symbols::{Address, Handle, Version};

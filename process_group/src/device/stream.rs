@@ -171,12 +171,19 @@ impl Stream {
 
     /// Records what `work` enqueues on this stream into a graph, without doing it.
     ///
-    /// `work` must not wait for the GPU, nor allocate or free its memory. The graph keeps addresses, not buffers: they
-    /// must live for as long as it is launched, and process groups whose collectives are in it must outlive it.
+    /// `work` must not wait for the GPU, nor allocate or free its memory.
     ///
     /// # Errors
     /// Those of `work`, and those of the driver.
-    pub fn capture<E: From<DeviceError>>(&self, work: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
+    ///
+    /// # Safety
+    /// The graph keeps addresses, not buffers: all memory that `work` makes the GPU use must stay allocated, and be used
+    /// by nothing else at the same time, whenever the graph is launched. Process groups whose collectives are in it must
+    /// not have failed or ended by then, and must outlive it.
+    pub unsafe fn capture<E: From<DeviceError>>(
+        &self,
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Graph, E> {
         let context = &self.inner.context;
         context.bind()?;
         // Mode 2, relaxed: events of calls before the capture may be asked for meanwhile, by this thread (whose profile does)

@@ -5,6 +5,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::GroupInfo;
+use crate::backend::nccl::Captured;
 use crate::backend::{Backend, Completion, Path, Ticket};
 use crate::buffer::{View, ViewMut};
 use crate::call::{Call, Signature};
@@ -58,6 +59,8 @@ impl LastWords {
 pub(super) struct Core {
     pub(super) backend: Box<dyn Backend>,
     pub(super) failed: Option<Arc<Error>>,
+    /// Calls are captured into a graph.
+    pub(super) recording: bool,
     /// The newest call that reached the backend: number, when, what.
     pub(super) last: Option<LastCall>,
     pub(super) timeout: Duration,
@@ -103,7 +106,7 @@ impl Engine {
         let outcome = core.submit(signature, sequence, buffers, started);
         let completion = self.judge(core, outcome, signature, sequence)?;
         core.went(completion.path);
-        self.note(&signature, completion, started);
+        self.note(core, &signature, completion, started);
         Ok(())
     }
 
@@ -132,7 +135,7 @@ impl Engine {
         self.judge(core, outcome, first.0, first.1)?;
         for (signature, completion) in done {
             core.went(completion.path);
-            self.note(&signature, completion, started);
+            self.note(core, &signature, completion, started);
         }
         Ok(())
     }
@@ -150,7 +153,7 @@ impl Engine {
             let outcome = core.submit(signature, sequence, buffers, started);
             let completion = self.judge(core, outcome, signature, sequence)?;
             core.went(completion.path);
-            self.note(&signature, completion, started);
+            self.note(core, &signature, completion, started);
             return Ok(Box::new(Done));
         }
         core.last = Some(LastCall { sequence, started, signature, path: None });
@@ -163,8 +166,39 @@ impl Engine {
         };
         let completion = self.judge(core, outcome, signature, sequence)?;
         core.went(completion.path);
-        self.note(&signature, completion, started);
+        self.note(core, &signature, completion, started);
         Ok(ticket.unwrap_or_else(|| Box::new(Done)))
+    }
+
+    /// From `true` to `false`, calls are captured into a graph.
+    pub(super) fn record(&self, recording: bool) -> Option<Arc<Captured>> {
+        let core = &mut *lock(&self.core);
+        core.recording = recording;
+        core.backend.record(recording)
+    }
+
+    /// Repeats captured calls, the last of which is collective number `sequence`.
+    pub(super) fn replay<E: From<Error>>(
+        &self,
+        captured: Option<&Arc<Captured>>,
+        sequence: u64,
+        launch: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
+        let core = &mut *lock(&self.core);
+        core.check()?;
+        let Some(captured) = captured else { return launch() };
+        let deadline = Instant::now() + core.timeout;
+        let done = Completion { path: Path::Nccl, enqueued: true };
+        let (signature, _) = *captured.counts().last().unwrap_or(&(NOTHING, 0));
+        let begun = core.backend.before_replay().map(|()| done);
+        self.judge(core, begun, signature, sequence)?;
+        // Its errors are not the group's.
+        launch()?;
+        let followed = core.backend.after_replay(captured, sequence, deadline).map(|()| done);
+        self.judge(core, followed, signature, sequence)?;
+        core.last = Some(LastCall { sequence, started: Instant::now(), signature, path: Some(Path::Nccl) });
+        self.profile.record_replay(captured.counts(), Path::Nccl);
+        Ok(())
     }
 
     /// Waits until what has been enqueued is done.
@@ -176,8 +210,10 @@ impl Engine {
         self.judge(core, outcome, signature, sequence).map(drop)
     }
 
-    fn note(&self, signature: &Signature, completion: Completion, started: Instant) {
-        if completion.enqueued {
+    fn note(&self, core: &Core, signature: &Signature, completion: Completion, started: Instant) {
+        if completion.enqueued && core.recording {
+            // Nothing is done yet: each replay counts.
+        } else if completion.enqueued {
             self.profile.record_enqueued(signature, completion.path, started);
         } else {
             self.profile.record(signature, completion.path, started);
@@ -221,7 +257,11 @@ impl Ticket for Done {
         Ok(())
     }
 
-    fn join(&mut self) -> Result<()> {
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn follow(&mut self) -> Result<()> {
         Ok(())
     }
 }

@@ -1,56 +1,17 @@
 //! A communicator from its birth to its end.
 
-use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use super::handles::Kind::{Calls, Root, Stem};
 use super::links::Links;
-use super::shared::{IN_PROGRESS, Request, Shared, lock};
+use super::shared::{Request, Shared, lock};
 use super::watch;
 use crate::device::nccl::UniqueId;
-use crate::device::symbols::Handle;
 use crate::error::{Error, Result};
 use crate::store::Store;
-
-/// `ncclConfig_t` of NCCL 2.18, the oldest accepted: newer ones take the part they are given and keep their defaults for
-/// the rest.
-#[repr(C)]
-struct CommConfig {
-    size: usize,
-    magic: u32,
-    version: u32,
-    blocking: i32,
-    cga_cluster_size: i32,
-    min_ctas: i32,
-    max_ctas: i32,
-    net_name: *const c_char,
-    split_share: i32,
-}
-
-impl CommConfig {
-    /// Does not block; all else is NCCL's choice.
-    const fn new() -> Self {
-        const UNSET: i32 = i32::MIN;
-        Self {
-            size: size_of::<Self>(),
-            magic: 0xcafe_beef,
-            version: 21_800,
-            blocking: 0,
-            cga_cluster_size: UNSET,
-            min_ctas: UNSET,
-            max_ctas: UNSET,
-            net_name: std::ptr::null(),
-            split_share: UNSET,
-        }
-    }
-}
-
-/// What makes or splits a communicator says that it is done when it has only begun: it must be asked.
-const fn begun(code: i32) -> i32 {
-    if code == 0 { IN_PROGRESS } else { code }
-}
 
 /// How a communicator comes to be.
 pub(crate) enum Birth<'a> {
@@ -74,65 +35,35 @@ impl Communicator {
         // Watches from here on: a member that dies during the start is noticed too.
         let watcher = Some(watch::spawn(&shared, links)?);
         let communicator = Self { shared, watcher };
-        if communicator.shared.members.len() > 1 {
-            let handle = match communicator.init(birth, deadline) {
-                Ok(handle) => handle,
-                Err(error) => {
-                    // Tell the others why, while the watcher is there to do it.
-                    communicator.abort(&error);
-                    return Err(error);
-                }
-            };
-            *lock(&communicator.shared.communicator) = Some(handle);
-        } else if let Birth::Split(parent, ..) = birth {
-            parent.split_nothing(deadline)?;
+        if let Err(error) = communicator.init(birth, deadline) {
+            // Tell the others why, while the watcher is there to do it.
+            communicator.abort(&error);
+            return Err(error);
         }
         Ok(communicator)
     }
 
-    fn init(&self, birth: &Birth<'_>, deadline: Instant) -> Result<Handle> {
+    fn init(&self, birth: &Birth<'_>, deadline: Instant) -> Result<()> {
         let shared = &*self.shared;
-        shared.device.bind()?;
-        let config = CommConfig::new();
-        let pointer = std::ptr::from_ref(&config).cast_mut().cast::<c_void>();
-        let mut handle: Handle = 0;
-        let outcome = match birth {
+        let (started, key) = (Instant::now(), shared.position as u32);
+        match birth {
+            Birth::Split(parent, ..) if shared.members.len() == 1 => {
+                return shared.split(&parent.shared, (Root, Stem), None, deadline);
+            }
+            Birth::Id(_) if shared.members.len() == 1 => return Ok(()),
             Birth::Id(store) => {
-                let id = self.unique_id(*store, deadline)?;
-                let (n, rank) = (shared.members.len() as i32, shared.position as i32);
-                // SAFETY: the id is one NCCL made, the rank is below the number, the config has size, magic and version
-                // of the layout it has, and all pointers live through the call.
-                let code =
-                    unsafe { (shared.nccl.ncclCommInitRankConfig)(&raw mut handle, n, id, rank, pointer) };
-                shared.settle("ncclCommInitRankConfig", begun(code), handle, deadline)
+                shared.make_root(self.unique_id(*store, deadline)?, deadline)?;
+                shared.split(shared, (Root, Stem), Some((0, key)), deadline)?;
             }
             Birth::Split(parent, colour, key) => {
-                let guard = lock(&parent.shared.communicator);
-                let Some(of) = *guard else {
-                    parent.shared.check()?;
-                    return Err(Error::Transport(
-                        "a communicator was to be split off one that is gone".into(),
-                    ));
-                };
-                // SAFETY: the parent lives while it is locked; config as above; the new handle's place lives on this
-                // frame until the parent is done with the split, which is waited for below.
-                let code = unsafe {
-                    (shared.nccl.ncclCommSplit)(of, *colour as i32, *key as i32, &raw mut handle, pointer)
-                };
-                let split = parent.shared.settle("ncclCommSplit", begun(code), of, deadline);
-                drop(guard);
-                split.and_then(|()| shared.settle("ncclCommSplit", IN_PROGRESS, handle, deadline))
-            }
-        };
-        match outcome {
-            Ok(()) => Ok(handle),
-            Err(error) => {
-                if handle != 0 {
-                    self.shared.retire(handle, false);
-                }
-                Err(error)
+                shared.split(&parent.shared, (Root, Stem), Some((*colour, *key)), deadline)?;
             }
         }
+        let stem = started.elapsed();
+        shared.split(shared, (Stem, Calls), Some((0, key)), deadline)?;
+        let all = started.elapsed();
+        tracing::debug!(group = shared.group, ?stem, ?all, "NCCL has made a communicator");
+        Ok(())
     }
 
     fn unique_id(&self, store: &dyn Store, deadline: Instant) -> Result<UniqueId> {
@@ -162,20 +93,6 @@ impl Communicator {
         Ok(UniqueId(id))
     }
 
-    /// Takes part in a split of which this rank gets nothing, because its own group has one member only.
-    fn split_nothing(&self, deadline: Instant) -> Result<()> {
-        let shared = &*self.shared;
-        shared.device.bind()?;
-        let guard = lock(&shared.communicator);
-        let Some(of) = *guard else { return shared.check() };
-        let config = CommConfig::new();
-        let mut handle: Handle = 0;
-        let pointer = std::ptr::from_ref(&config).cast_mut().cast::<c_void>();
-        // SAFETY: the communicator lives while it is locked; without a colour no new one is made.
-        let code = unsafe { (shared.nccl.ncclCommSplit)(of, -1, 0, &raw mut handle, pointer) };
-        shared.settle("ncclCommSplit", begun(code), of, deadline)
-    }
-
     /// Tells the others why this rank gives up, and ends the communicator, from the watcher's thread. Never blocks.
     pub(super) fn abort(&self, why: &Error) {
         if !self.shared.has_failed() {
@@ -192,9 +109,8 @@ impl Drop for Communicator {
         while lock(&self.shared.request).is_some() && !self.shared.has_failed() && Instant::now() < until {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        let handle = lock(&self.shared.communicator).take();
-        if let Some(handle) = handle {
-            self.shared.retire(handle, !self.shared.has_failed());
+        if !self.shared.has_failed() {
+            self.shared.retire(true);
         }
         self.shared.stop.store(true, Ordering::Release);
         if let Some(watcher) = self.watcher.take() {

@@ -1,10 +1,7 @@
 //! From a call to functions of NCCL.
 
-use std::time::Instant;
-
 use super::Nccl;
 use super::combine::{self, Elements, Way, key_type, nccl_type, way};
-use super::shared::lock;
 use crate::buffer::ViewMut;
 use crate::call::{Call, Operation, ReduceOp};
 use crate::device::symbols::Handle;
@@ -60,7 +57,7 @@ impl Nccl {
             }
             Operation::Broadcast { root } => {
                 let Places { input, output } = places;
-                self.nccl("ncclBroadcast", call.deadline, |t, c| {
+                self.nccl("ncclBroadcast", call, |t, c| {
                     // SAFETY: views of `count` elements that stay borrowed or owned until the stream is past them.
                     unsafe {
                         (t.ncclBroadcast)(input, output, count, kind, root.0 as i32, c, stream.handle())
@@ -69,7 +66,7 @@ impl Nccl {
             }
             Operation::AllGather => {
                 let input = if in_place { mine } else { places.input };
-                self.nccl("ncclAllGather", call.deadline, |t, c| {
+                self.nccl("ncclAllGather", call, |t, c| {
                     // SAFETY: as above; the output is as long as all chunks.
                     unsafe { (t.ncclAllGather)(input, places.output, count, kind, c, stream.handle()) }
                 })
@@ -98,17 +95,17 @@ impl Nccl {
                 }
                 self.exchange(call, stream, |peer| (Some(at(from, peer)), Some(at(places.output, peer))))
             }
-            Operation::Send { to } => self.nccl("ncclSend", call.deadline, |t, c| {
+            Operation::Send { to } => self.nccl("ncclSend", call, |t, c| {
                 // SAFETY: as above.
                 unsafe { (t.ncclSend)(places.input, count, kind, to.0 as i32, c, stream.handle()) }
             }),
-            Operation::Recv { from } => self.nccl("ncclRecv", call.deadline, |t, c| {
+            Operation::Recv { from } => self.nccl("ncclRecv", call, |t, c| {
                 // SAFETY: as above.
                 unsafe { (t.ncclRecv)(places.output, count, kind, from.0 as i32, c, stream.handle()) }
             }),
             Operation::Barrier => {
                 let token = self.token.address();
-                self.nccl("ncclAllReduce", call.deadline, |t, c| {
+                self.nccl("ncclAllReduce", call, |t, c| {
                     // SAFETY: the token is one i32 that only barriers touch, in stream order.
                     unsafe {
                         (t.ncclAllReduce)(token, token, 1, nccl_type(DType::I32), 0, c, stream.handle())
@@ -157,15 +154,15 @@ impl Nccl {
         // SAFETY, of all three: the views hold `count` elements, of all chunks where they are read by reduce-scatter; they
         // stay borrowed or owned until the stream is past them, and the scratch until the next call of this group.
         match (root, scatter) {
-            (Some(root), _) => self.nccl("ncclReduce", call.deadline, |t, c| {
+            (Some(root), _) => self.nccl("ncclReduce", call, |t, c| {
                 // SAFETY: see above.
                 unsafe { (t.ncclReduce)(input, output, count, kind, number, root as i32, c, stream) }
             }),
-            (None, true) => self.nccl("ncclReduceScatter", call.deadline, |t, c| {
+            (None, true) => self.nccl("ncclReduceScatter", call, |t, c| {
                 // SAFETY: see above.
                 unsafe { (t.ncclReduceScatter)(input, output, count, kind, number, c, stream) }
             }),
-            (None, false) => self.nccl("ncclAllReduce", call.deadline, |t, c| {
+            (None, false) => self.nccl("ncclAllReduce", call, |t, c| {
                 // SAFETY: see above.
                 unsafe { (t.ncclAllReduce)(input, output, count, kind, number, c, stream) }
             }),
@@ -181,67 +178,64 @@ impl Nccl {
     ) -> Result<()> {
         let (me, n) = (self.shared.position, self.shared.members.len());
         let (count, kind) = (call.signature.count, nccl_type(call.signature.dtype));
-        let bytes = count * call.signature.dtype.size();
-        if let (Some(from), Some(to)) = pair(me)
-            && from != to
-        {
-            // SAFETY: this rank's own chunk, between views of the call that do not overlap.
-            unsafe { stream.copy(to, from, bytes) }?;
-        }
-        self.nccl("ncclGroupEnd", call.deadline, |t, c| {
+        self.nccl("ncclGroupEnd", call, |t, c| {
             // SAFETY: closed below, on the same thread.
             let mut code = unsafe { (t.ncclGroupStart)() };
-            // Everybody starts with another peer, so that not all send to the same at once.
-            for peer in (1..n).map(|distance| (me + distance) % n) {
-                let (send, receive) = pair(peer);
-                if let (0 | super::shared::IN_PROGRESS, Some(from)) = (code, send) {
+            // Everybody starts with another peer, so that not all send to the same at once. A rank's own chunk goes the same
+            // way, beside the others, unless it is in its place already.
+            for peer in (0..n).map(|distance| (me + distance) % n) {
+                let (send, receive) = match pair(peer) {
+                    (Some(from), Some(to)) if from == to => (None, None),
+                    ends => ends,
+                };
+                if let (0, Some(from)) = (code, send) {
                     // SAFETY: a chunk of a view of the call.
                     code = unsafe { (t.ncclSend)(from, count, kind, peer as i32, c, stream.handle()) };
                 }
-                if let (0 | super::shared::IN_PROGRESS, Some(to)) = (code, receive) {
+                if let (0, Some(to)) = (code, receive) {
                     // SAFETY: a chunk of a view of the call.
                     code = unsafe { (t.ncclRecv)(to, count, kind, peer as i32, c, stream.handle()) };
                 }
             }
             // SAFETY: opened above.
             let end = unsafe { (t.ncclGroupEnd)() };
-            if code == 0 || code == super::shared::IN_PROGRESS { end } else { code }
+            if code == 0 { end } else { code }
         })
     }
 
-    /// Calls NCCL with the communicator, and waits until it has taken the call (not until the GPU has done it).
+    /// Calls NCCL with the communicator, which returns when it has taken the call (not when the GPU has done it).
     fn nccl(
         &self,
         name: &'static str,
-        deadline: Instant,
+        Call { signature, deadline, .. }: &Call<'_>,
         call: impl FnOnce(&crate::device::Nccl, Handle) -> i32,
     ) -> Result<()> {
-        let communicator = lock(&self.shared.communicator);
-        let Some(handle) = *communicator else {
-            self.shared.check()?;
+        let shared = &*self.shared;
+        // In a group of calls, NCCL takes them at its end, and the caller is inside until then.
+        let entered = match &self.group_of_calls {
+            Some(group) => group.handle,
+            None => shared.enter(Some(*signature), *deadline)?,
+        };
+        let Some(handle) = entered else {
             return Err(Error::invalid(format!(
                 "group `{}` has one member, and no one to exchange messages with",
-                self.shared.group
+                shared.group
             )));
         };
-        let code = call(&self.shared.nccl, handle);
-        // In a group, NCCL takes calls at its end.
-        if self.grouped && code == super::shared::IN_PROGRESS {
-            return Ok(());
+        let code = call(&shared.nccl, handle);
+        let outcome = shared.outcome(name, code, handle);
+        if self.group_of_calls.is_none() {
+            shared.leave();
         }
-        self.shared.settle(name, code, handle, deadline)
+        outcome.or_else(|error| Err(shared.refused(error)))
     }
 
-    pub(super) fn settle(&self, name: &'static str, code: i32, deadline: Instant) -> Result<()> {
-        let communicator = lock(&self.shared.communicator);
-        match *communicator {
-            Some(handle) => self.shared.settle(name, code, handle, deadline),
-            None => self.shared.check(),
-        }
+    pub(super) fn scratch_of(&self, stream: &Stream) -> usize {
+        usize::from(stream.handle() == self.side.handle())
     }
 
     fn scratch(&mut self, bytes: usize, stream: &Stream) -> Result<Address> {
-        let which = usize::from(stream.handle() == self.side.handle());
+        let which = self.scratch_of(stream);
         self.scratch[which].take(&self.device, stream, bytes)
     }
 }

@@ -18,6 +18,8 @@ const MAX_REASON: usize = 2048;
 /// What members tell each other.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Word {
+    /// The sender is there, and makes the communicator.
+    Hello,
     /// The sender leaves, with everything done.
     Goodbye,
     /// The sender has enqueued this many collectives.
@@ -35,6 +37,7 @@ impl Word {
             Self::Progress(sequence) => (2, *sequence, ""),
             Self::Expired(sequence, reason) => (3, *sequence, reason.as_str()),
             Self::Aborted(reason) => (4, 0, reason.as_str()),
+            Self::Hello => (5, 0, ""),
         };
         let mut end = reason.len().min(MAX_REASON);
         while !reason.is_char_boundary(end) {
@@ -62,6 +65,7 @@ impl Word {
             2 => Self::Progress(sequence),
             3 => Self::Expired(sequence, reason),
             4 => Self::Aborted(reason),
+            5 => Self::Hello,
             other => return Err(format!("it sent a word of unknown kind {other}")),
         };
         Ok(Some((word, HEADER + length)))
@@ -195,6 +199,7 @@ mod tests {
         let (mut a, mut b) = pair();
         let long = "ä".repeat(MAX_REASON);
         let words = [
+            Word::Hello,
             Word::Progress(u64::MAX - 1),
             Word::Expired(7, "call 7 took too long".into()),
             Word::Aborted(long.clone()),
@@ -203,13 +208,14 @@ mod tests {
         for word in &words {
             a.tell_all(word);
         }
-        while heard.len() < 3 {
+        while heard.len() < 4 {
             heard.extend(hear(&mut b));
         }
-        assert_eq!(heard[0], (0, Heard::Said(words[0].clone())));
-        assert_eq!(heard[1], (0, Heard::Said(words[1].clone())));
+        for (heard, word) in heard.iter().zip(&words[..3]) {
+            assert_eq!(*heard, (0, Heard::Said(word.clone())));
+        }
         // A reason is cut at the limit, between characters.
-        assert_eq!(heard[2], (0, Heard::Said(Word::Aborted("ä".repeat(MAX_REASON / 2)))));
+        assert_eq!(heard[3], (0, Heard::Said(Word::Aborted("ä".repeat(MAX_REASON / 2)))));
     }
 
     #[test]

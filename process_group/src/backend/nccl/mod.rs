@@ -1,14 +1,15 @@
 //! NVIDIA's collectives, behind the same trait as ours.
 //!
 //! A call is enqueued on a stream and `Ok` means just that: the result is there for whatever comes after it in the stream.
-//! NCCL is never waited in: communicators do not block, and a watcher ends them when a rank is lost, a deadline passes or
-//! NCCL reports an error, so that no kernel waits for ever.
+//! A watcher ends the communicators when a rank is lost, a deadline passes or NCCL reports an error, so that no kernel and
+//! no caller waits for ever.
 
 #![allow(unsafe_code, reason = "NCCL's functions are foreign; each block says why it holds")]
 
 mod combine;
 mod communicator;
 mod error;
+mod handles;
 mod issue;
 mod links;
 mod scratch;
@@ -26,14 +27,28 @@ use std::time::{Duration, Instant};
 use super::{Backend, Completion, Path, Ticket, Timings};
 use crate::buffer::{Memory, View, ViewMut};
 use crate::call::{Call, Operation, Signature};
-use crate::device::{Device, DeviceBuffer, Event, Nccl as Table, Stream};
+use crate::device::{Device, DeviceBuffer, Event, Handle, Nccl as Table, Stream};
 use crate::error::{Error, Result};
+use crate::rank::Rank;
 use crate::roster::{BackendKind, Member};
 pub(crate) use communicator::{Birth, Communicator};
 use issue::Finish;
 use links::Links;
 use scratch::Scratch;
 use shared::{Shared, lock};
+pub use timings::Captured;
+
+/// The only rank that a message waits for.
+fn peer(signature: &Signature) -> Option<Rank> {
+    match signature.operation {
+        Operation::Send { to } => Some(to),
+        Operation::Recv { from } => Some(from),
+        _ => None,
+    }
+}
+
+/// For what has no deadline of its own.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// One rank's end of a group.
 pub(crate) struct Nccl {
@@ -45,10 +60,24 @@ pub(crate) struct Nccl {
     /// Of the compute stream and of `side`.
     scratch: [Scratch; 2],
     /// Between [`Backend::begin`] and [`Backend::end`].
-    grouped: bool,
+    group_of_calls: Option<GroupOfCalls>,
     /// What is enqueued behind NCCL's part, once that is.
     finishes: Vec<Finish>,
     token: DeviceBuffer,
+    link_gbs: Option<f64>,
+    /// Whether calls in graphs are timed.
+    times_graphs: bool,
+    /// While calls are recorded.
+    captured: Option<Captured>,
+    /// While a graph is launched.
+    launching: Option<((Event, Event), Instant)>,
+}
+
+struct GroupOfCalls {
+    /// What the calls run on; nothing in a group of one.
+    handle: Option<Handle>,
+    begun: Instant,
+    events: Option<(Event, Event)>,
 }
 
 impl Nccl {
@@ -70,11 +99,22 @@ impl Nccl {
             communicator,
             side: device.new_stream()?,
             scratch: Default::default(),
-            grouped: false,
+            group_of_calls: None,
             finishes: Vec::new(),
             token: DeviceBuffer::from_slice(device, &[0i32])?,
             device: device.clone(),
+            link_gbs: None,
+            times_graphs: false,
+            captured: None,
+            launching: None,
         })
+    }
+
+    /// For the profile: what the GPU's links carry, and whether calls in graphs are timed.
+    pub(crate) fn profiled(mut self, link_gbs: Option<f64>, times_graphs: bool) -> Self {
+        self.link_gbs = link_gbs;
+        self.times_graphs = times_graphs;
+        self
     }
 
     /// The communicator, to split others off it.
@@ -91,28 +131,49 @@ impl Nccl {
         if !signature.operation.is_point_to_point() {
             shared.sequence.store(sequence, Ordering::Release);
         }
-        // Inside a capture or a group there is no moment at which an event could be set.
-        let timed = !self.grouped && !stream.is_capturing()?;
+        let capturing = stream.is_capturing()?;
+        if let Some(captured) = self.captured.as_mut().filter(|_| capturing) {
+            captured.count(signature);
+        }
+        // A group of calls has events of its own.
+        let alone = self.group_of_calls.is_none();
+        let timed_graph = alone && capturing && self.times_graphs && self.captured.is_some();
+        let in_graph = if timed_graph { Some(Captured::begin(stream)?) } else { None };
         let enqueued = Instant::now();
-        let events = if timed { lock(&shared.flights).begin(stream)? } else { None };
+        let events = if alone && !capturing { lock(&shared.flights).begin(stream)? } else { None };
         self.issue(call, stream)?;
-        if !self.grouped {
+        if self.group_of_calls.is_none() {
             self.finish(stream)?;
         }
         if let Some(events) = events {
-            let (what, when) = ((signature, sequence), (enqueued, deadline));
+            let (what, when) = ((Some(signature), sequence), (enqueued, deadline));
             lock(&shared.flights).end(events, stream, what, when)?;
         }
+        if let (Some(events), Some(captured)) = (in_graph, &mut self.captured) {
+            captured.end(signature, events, stream)?;
+        }
+        Ok(())
+    }
+
+    fn begin_inside(&mut self, handle: Option<Handle>) -> Result<()> {
+        self.device.bind()?;
+        let stream = self.device.stream().clone();
+        let begun = Instant::now();
+        let events = if stream.is_capturing()? { None } else { lock(&self.shared.flights).begin(&stream)? };
+        // SAFETY: closed by `end` on the same thread.
+        let code = unsafe { (self.shared.nccl.ncclGroupStart)() };
+        self.shared.outcome("ncclGroupStart", code, 0)?;
+        self.group_of_calls = Some(GroupOfCalls { handle, begun, events });
         Ok(())
     }
 
     /// What comes behind NCCL's part of the calls.
     fn finish(&mut self, stream: &Stream) -> Result<()> {
-        self.scratch.iter_mut().for_each(Scratch::reuse);
         for finish in std::mem::take(&mut self.finishes) {
             finish.run(&self.device, stream)?;
         }
-        Ok(())
+        let which = self.scratch_of(stream);
+        self.scratch[which].reuse(&self.device, stream)
     }
 }
 
@@ -143,7 +204,7 @@ impl Backend for Nccl {
         if call.signature.operation == Operation::Barrier && !stream.is_capturing()? {
             let shared = Arc::clone(&self.shared);
             let what = || format!("call {} of group `{}`, barrier,", call.sequence, shared.group);
-            shared.wait(what, call.deadline, || Ok(stream.is_idle()?))?;
+            shared.wait(what, None, call.deadline, || Ok(stream.is_idle()?))?;
         }
         Ok(Completion { path: Path::Nccl, enqueued: true })
     }
@@ -165,33 +226,71 @@ impl Backend for Nccl {
     }
 
     fn begin(&mut self) -> Result<()> {
-        self.shared.check()?;
-        // SAFETY: closed by `end` on the same thread.
-        let code = unsafe { (self.shared.nccl.ncclGroupStart)() };
-        if code != 0 {
-            return Err(self.shared.error("ncclGroupStart", code, 0));
+        let shared = &*self.shared;
+        shared.check()?;
+        // Their deadline comes at the end; until then they wait for nobody.
+        let handle = shared.enter(None, Instant::now() + NEVER)?;
+        let outcome = self.begin_inside(handle);
+        if outcome.is_err() {
+            self.shared.leave();
         }
-        self.grouped = true;
-        Ok(())
+        outcome
     }
 
     fn end(&mut self, deadline: Instant) -> Result<()> {
-        self.grouped = false;
+        let Some(GroupOfCalls { handle, begun, events }) = self.group_of_calls.take() else { return Ok(()) };
+        let (shared, stream) = (Arc::clone(&self.shared), self.device.stream().clone());
+        shared.expect_by(deadline);
         // SAFETY: opened by `begin` on the same thread.
-        let code = unsafe { (self.shared.nccl.ncclGroupEnd)() };
-        self.settle("ncclGroupEnd", code, deadline)?;
-        let stream = self.device.stream().clone();
-        self.finish(&stream)
+        let code = unsafe { (shared.nccl.ncclGroupEnd)() };
+        let outcome = shared.outcome("ncclGroupEnd", code, handle.unwrap_or_default());
+        shared.leave();
+        outcome.map_err(|error| shared.refused(error))?;
+        self.finish(&stream)?;
+        if let Some(events) = events {
+            let sequence = shared.sequence.load(Ordering::Acquire);
+            lock(&shared.flights).end(events, &stream, (None, sequence), (begun, deadline))?;
+        }
+        Ok(())
     }
 
     fn synchronize(&mut self, deadline: Instant) -> Result<()> {
         let (shared, device, side) = (&self.shared, &self.device, &self.side);
         let what = || format!("waiting for GPU {} in group `{}`", device.ordinal(), shared.group);
-        shared.wait(what, deadline, || Ok(device.stream().is_idle()? && side.is_idle()?))
+        shared.wait(what, None, deadline, || Ok(device.stream().is_idle()? && side.is_idle()?))
     }
 
     fn timings(&self) -> Option<Arc<dyn Timings>> {
         Some(Arc::clone(&self.shared) as Arc<dyn Timings>)
+    }
+
+    fn record(&mut self, recording: bool) -> Option<Arc<Captured>> {
+        let before = std::mem::replace(&mut self.captured, recording.then(Captured::default));
+        before.map(Arc::new)
+    }
+
+    fn before_replay(&mut self) -> Result<()> {
+        let stream = self.device.stream();
+        self.shared.check()?;
+        self.device.bind()?;
+        let mut flights = lock(&self.shared.flights);
+        // The last launch's times are in events that this one sets again.
+        flights.land()?;
+        self.launching = flights.begin(stream)?.map(|events| (events, Instant::now()));
+        Ok(())
+    }
+
+    fn after_replay(&mut self, captured: &Arc<Captured>, sequence: u64, deadline: Instant) -> Result<()> {
+        self.shared.sequence.store(sequence, Ordering::Release);
+        if let Some((events, launched)) = self.launching.take() {
+            let (stream, when) = (self.device.stream(), (launched, deadline));
+            lock(&self.shared.flights).end_launch(events, stream, captured, sequence, when)?;
+        }
+        Ok(())
+    }
+
+    fn link_gbs(&self) -> Option<f64> {
+        self.link_gbs
     }
 
     fn paths(&self) -> Vec<Path> {
@@ -235,11 +334,14 @@ impl Ticket for Flight {
     fn wait(&mut self) -> Result<()> {
         let Self { shared, done, signature, sequence, .. } = self;
         let what = || format!("call {sequence} of group `{}`, {signature},", shared.group);
-        shared.wait(what, self.deadline, || Ok(done.is_done()?))
+        shared.wait(what, peer(signature), self.deadline, || Ok(done.is_done()?))
     }
 
-    fn join(&mut self) -> Result<()> {
-        self.shared.check()?;
+    fn check(&self) -> Result<()> {
+        self.shared.check()
+    }
+
+    fn follow(&mut self) -> Result<()> {
         Ok(self.compute.wait_event(&self.done)?)
     }
 }

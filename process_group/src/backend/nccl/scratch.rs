@@ -10,40 +10,64 @@ const ALIGN: usize = 256;
 /// Scratch memory of one stream: a call may overwrite what the call before it used, as it comes after it.
 #[derive(Default)]
 pub(super) struct Scratch {
-    memory: Option<DeviceBuffer>,
+    block: Option<DeviceBuffer>,
+    /// Bytes of the block that calls of the group at hand have taken, and bytes that they have taken in all.
     used: usize,
+    taken: usize,
+    /// A graph has addresses in the block, so that it must stay.
+    recorded: bool,
     /// What earlier calls of one group of calls use still.
     outgrown: Vec<DeviceBuffer>,
+    /// What graphs use, for as long as the group lives.
+    kept: Vec<DeviceBuffer>,
 }
 
 impl Scratch {
     /// Memory for one call, or for one of a group of calls.
     pub(super) fn take(&mut self, device: &Device, stream: &Stream, bytes: usize) -> Result<Address> {
         let bytes = bytes.next_multiple_of(ALIGN);
-        let there = self.memory.as_ref().map_or(0, DeviceBuffer::bytes);
-        if self.used + bytes > there {
-            if stream.is_capturing()? {
+        let capturing = stream.is_capturing()?;
+        if self.used + bytes > self.size() {
+            if capturing {
                 return Err(Error::invalid(format!(
                     "this call needs {bytes} bytes of scratch memory, which cannot be allocated while a graph is \
                      captured; make the same call once before capturing"
                 )));
             }
-            if self.used == 0 {
-                // Freeing waits for the calls before, which may still use it.
-                self.outgrown.clear();
-                self.memory = None;
-            }
-            let wanted = bytes.max(there).next_power_of_two();
-            self.outgrown.extend(self.memory.replace(DeviceBuffer::new(device, DType::U8, wanted)?));
-            self.used = 0;
+            self.grow(device, self.taken + bytes)?;
         }
         let at = self.used;
         self.used += bytes;
-        Ok(self.memory.as_ref().map_or(0, DeviceBuffer::address) + at as u64)
+        self.taken += bytes;
+        self.recorded |= capturing;
+        Ok(self.block.as_ref().map_or(0, DeviceBuffer::address) + at as u64)
     }
 
     /// The calls that took it are enqueued; the next ones come after them.
-    pub(super) fn reuse(&mut self) {
+    pub(super) fn reuse(&mut self, device: &Device, stream: &Stream) -> Result<()> {
+        let taken = std::mem::take(&mut self.taken);
         self.used = 0;
+        // What did not fit in one block does so the next time, which may be in a capture.
+        if taken > self.size() && !stream.is_capturing()? {
+            self.grow(device, taken)?;
+        }
+        if !self.outgrown.is_empty() && !stream.is_capturing()? {
+            // Freeing waits for the calls that use it.
+            self.outgrown.clear();
+        }
+        Ok(())
+    }
+
+    fn size(&self) -> usize {
+        self.block.as_ref().map_or(0, DeviceBuffer::bytes)
+    }
+
+    fn grow(&mut self, device: &Device, bytes: usize) -> Result<()> {
+        let block = DeviceBuffer::new(device, DType::U8, bytes.next_power_of_two())?;
+        let before = self.block.replace(block);
+        let place = if self.recorded { &mut self.kept } else { &mut self.outgrown };
+        place.extend(before);
+        (self.used, self.recorded) = (0, false);
+        Ok(())
     }
 }

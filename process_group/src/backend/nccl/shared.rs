@@ -1,28 +1,32 @@
 //! What the caller's thread and the watcher of one communicator share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::error::NcclError;
+use super::handles::{Calls, Trunk};
 use super::timings::Flights;
 use crate::device::symbols::{Handle, text};
 use crate::device::{Device, Nccl};
 use crate::error::{Error, Result};
+use crate::rank::Rank;
 use crate::roster::Member;
 
-pub(super) const IN_PROGRESS: i32 = 7;
+/// How long a wait asks without pause: a pass of a large model takes less, and a nap costs more than its length.
+const SPIN: Duration = Duration::from_millis(20);
+const NAP: Duration = Duration::from_micros(50);
 /// How long a caller whose call has expired waits for the watcher to find out who is missing.
 pub(super) const VERDICT: Duration = Duration::from_secs(3);
-/// How long the end of a communicator may take before it is left to itself.
-const RETIREMENT: Duration = Duration::from_secs(5);
+/// How long a caller with whom NCCL has refused a call waits for the watcher to find out who is lost.
+const RUMOUR: Duration = Duration::from_millis(300);
 
 /// What a caller asks of the watcher.
 pub(super) enum Request {
     /// Give up: tell the others this.
     Abort(Error),
     /// A wait has come to its deadline: find out who is missing, and give up.
-    Expire { what: String, waited: Duration, sequence: u64 },
+    Expire { what: String, waited: Duration, sequence: u64, peer: Option<Rank> },
 }
 
 /// One communicator of NCCL.
@@ -34,12 +38,15 @@ pub(super) struct Shared {
     pub(super) members: Vec<Member>,
     /// This rank's position.
     pub(super) position: usize,
-    /// Held while a function of NCCL runs on it. None before it is made and after it has been given up.
-    pub(super) communicator: Mutex<Option<Handle>>,
+    /// Held while others are split off them.
+    pub(super) trunk: Mutex<Trunk>,
+    pub(super) calls: Mutex<Calls>,
     /// Whether `failure` is there.
     failed: AtomicBool,
     failure: Mutex<Option<Error>>,
     failure_known: Condvar,
+    /// Members from which something has been heard.
+    here: Vec<AtomicBool>,
     /// Collectives enqueued so far.
     pub(super) sequence: AtomicU64,
     pub(super) request: Mutex<Option<Request>>,
@@ -65,15 +72,28 @@ impl Shared {
             group: group.into(),
             members: members.iter().map(|m| (*m).clone()).collect(),
             position,
-            communicator: Mutex::new(None),
+            trunk: Mutex::default(),
+            calls: Mutex::default(),
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
             failure_known: Condvar::new(),
+            here: (0..members.len()).map(|member| AtomicBool::new(member == position)).collect(),
             sequence: AtomicU64::new(0),
             request: Mutex::new(None),
             stop: AtomicBool::new(false),
             flights: Mutex::default(),
         }
+    }
+
+    /// Something has been heard from this member.
+    pub(super) fn heard_from(&self, position: usize) {
+        self.here[position].store(true, Ordering::Release);
+    }
+
+    /// Members from which nothing has been heard.
+    pub(super) fn absent(&self) -> Vec<Rank> {
+        let absent = self.members.iter().zip(&self.here).filter(|(_, here)| !here.load(Ordering::Acquire));
+        absent.map(|(member, _)| member.rank).collect()
     }
 
     /// Errors once the communicator has failed.
@@ -103,24 +123,25 @@ impl Shared {
     }
 
     /// Asks the watcher to find out who is missing, and waits for its verdict.
-    pub(super) fn expire(&self, what: String, waited: Duration, sequence: u64) -> Error {
-        lock(&self.request).get_or_insert(Request::Expire { what: what.clone(), waited, sequence });
-        let until = Instant::now() + VERDICT;
-        let mut failure = lock(&self.failure);
-        loop {
-            if let Some(error) = &*failure {
-                return error.clone();
-            }
-            let now = Instant::now();
-            if now >= until {
-                return Error::Timeout { what, waited, missing: Vec::new() };
-            }
-            failure = self
-                .failure_known
-                .wait_timeout(failure, until - now)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
-        }
+    fn expire(&self, what: String, waited: Duration, peer: Option<Rank>) -> Error {
+        let sequence = self.sequence.load(Ordering::Acquire);
+        lock(&self.request).get_or_insert(Request::Expire { what: what.clone(), waited, sequence, peer });
+        self.failure_within(VERDICT).unwrap_or(Error::Timeout { what, waited, missing: Vec::new() })
+    }
+
+    /// What a call that NCCL refused fails with: NCCL may notice that a rank is lost before the watcher knows which.
+    pub(super) fn refused(&self, error: Error) -> Error {
+        self.failure_within(RUMOUR).unwrap_or(error)
+    }
+
+    /// The failure, which may still come.
+    fn failure_within(&self, patience: Duration) -> Option<Error> {
+        let failure = lock(&self.failure);
+        let (failure, _) = self
+            .failure_known
+            .wait_timeout_while(failure, patience, |failure| failure.is_none())
+            .unwrap_or_else(PoisonError::into_inner);
+        failure.clone()
     }
 
     /// NCCL's error for this code, with its own words.
@@ -133,51 +154,12 @@ impl Shared {
         Error::Nccl(NcclError { call, code, text: words, last })
     }
 
-    /// Waits until NCCL is done with what `call` began on a communicator that does not block.
-    ///
-    /// Never sits inside NCCL: it asks again and again, and leaves at the deadline or once the group has failed.
-    pub(super) fn settle(
-        &self,
-        call: &'static str,
-        code: i32,
-        communicator: Handle,
-        deadline: Instant,
-    ) -> Result<()> {
-        if code == 0 {
-            return Ok(());
-        }
-        if code != IN_PROGRESS {
-            return Err(self.error(call, code, communicator));
-        }
-        let started = Instant::now();
-        loop {
-            self.check()?;
-            let mut state = 0;
-            // SAFETY: the communicator is held by the caller; the pointer is to a live integer.
-            let code = unsafe { (self.nccl.ncclCommGetAsyncError)(communicator, &raw mut state) };
-            match (code, state) {
-                (0, 0) => return Ok(()),
-                (0, IN_PROGRESS) => {}
-                (0, state) => return Err(self.error(call, state, communicator)),
-                (code, _) => return Err(self.error("ncclCommGetAsyncError", code, communicator)),
-            }
-            let waited = started.elapsed();
-            if Instant::now() >= deadline {
-                let what = format!("{call} of group `{}`", self.group);
-                return Err(Error::Timeout { what, waited, missing: Vec::new() });
-            }
-            if waited < Duration::from_millis(1) {
-                std::thread::yield_now();
-            } else {
-                std::thread::sleep(Duration::from_micros(200));
-            }
-        }
-    }
-
-    /// Waits until `done`, the deadline, or a failure. At the deadline it finds out who is missing and gives up.
+    /// Waits until `done`, the deadline, or a failure. At the deadline it finds out who is missing and gives up; that can
+    /// only be `peer` if there is one.
     pub(super) fn wait(
         &self,
         what: impl Fn() -> String,
+        peer: Option<Rank>,
         deadline: Instant,
         mut done: impl FnMut() -> Result<bool>,
     ) -> Result<()> {
@@ -190,65 +172,13 @@ impl Shared {
             }
             let waited = started.elapsed();
             if Instant::now() >= deadline {
-                return Err(self.expire(what(), waited, self.sequence.load(Ordering::Acquire)));
+                return Err(self.expire(what(), waited, peer));
             }
-            if waited < Duration::from_micros(500) {
+            if waited < SPIN {
                 std::hint::spin_loop();
             } else {
-                std::thread::sleep(Duration::from_micros(50));
+                std::thread::sleep(NAP);
             }
         }
-    }
-
-    /// Ends a communicator on a thread that is left to itself if NCCL does not come back from it.
-    pub(super) fn retire(self: &Arc<Self>, handle: Handle, in_good_order: bool) {
-        let shared = Arc::clone(self);
-        let done = Arc::new((Mutex::new(false), Condvar::new()));
-        let told = Arc::clone(&done);
-        let thread = std::thread::Builder::new().name(format!("ryz-end-{}", self.group)).spawn(move || {
-            if let Err(error) = shared.device.bind() {
-                tracing::debug!(%error, "a communicator is left unended");
-            } else {
-                shared.end(handle, in_good_order);
-            }
-            *lock(&told.0) = true;
-            told.1.notify_all();
-        });
-        if thread.is_err() {
-            return;
-        }
-        let ended = lock(&done.0);
-        let (ended, _) = done
-            .1
-            .wait_timeout_while(ended, RETIREMENT, |ended| !*ended)
-            .unwrap_or_else(PoisonError::into_inner);
-        if !*ended {
-            tracing::warn!(
-                group = self.group,
-                "NCCL does not come back from ending a communicator; it is left"
-            );
-        }
-    }
-
-    fn end(&self, handle: Handle, in_good_order: bool) {
-        if in_good_order {
-            // SAFETY: this thread alone has the communicator now.
-            let code = unsafe { (self.nccl.ncclCommFinalize)(handle) };
-            if self
-                .settle(
-                    "ncclCommFinalize",
-                    if code == 0 { IN_PROGRESS } else { code },
-                    handle,
-                    Instant::now() + RETIREMENT,
-                )
-                .is_ok()
-            {
-                // SAFETY: finalised, and used by nobody any more.
-                let _ = unsafe { (self.nccl.ncclCommDestroy)(handle) };
-                return;
-            }
-        }
-        // SAFETY: this thread alone has the communicator now; aborting is allowed in any state.
-        let _ = unsafe { (self.nccl.ncclCommAbort)(handle) };
     }
 }

@@ -7,7 +7,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::links::{Heard, Links, Word};
-use super::shared::{IN_PROGRESS, Request, Shared, lock};
+use super::peer;
+use super::shared::{Request, Shared, lock};
+use super::timings::Flight;
+use crate::call::Signature;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 
@@ -27,6 +30,10 @@ pub(super) fn spawn(shared: &Arc<Shared>, links: Links) -> Result<JoinHandle<()>
         .map_err(|e| Error::Transport(format!("cannot start the group's watching thread: {e}")))
 }
 
+fn several() -> String {
+    "several calls".into()
+}
+
 struct Watch {
     shared: Arc<Shared>,
     links: Links,
@@ -38,6 +45,8 @@ struct Watch {
 
 impl Watch {
     fn run(&mut self) {
+        // Who waits for others to make the communicator hears that this one is there.
+        self.links.tell_all(&Word::Hello);
         while !self.shared.stop.load(Ordering::Acquire) {
             self.hear(ROUND);
             if self.shared.has_failed() {
@@ -46,8 +55,8 @@ impl Watch {
             let request = lock(&self.shared.request).take();
             match request {
                 Some(Request::Abort(why)) => self.give_up(why, true),
-                Some(Request::Expire { what, waited, sequence }) => {
-                    self.expire(what, waited, sequence, None);
+                Some(Request::Expire { what, waited, sequence, peer }) => {
+                    self.expire(what, waited, sequence, peer);
                 }
                 None => self.look(),
             }
@@ -57,7 +66,7 @@ impl Watch {
 
     /// Looks at what nobody tells.
     fn look(&mut self) {
-        if let Some(error) = self.asynchronous_error() {
+        if let Some(error) = self.shared.asynchronous_error() {
             return self.give_up(error, true);
         }
         let now = Instant::now();
@@ -69,38 +78,45 @@ impl Watch {
             }
             flights.oldest().map(|f| (f.signature, f.sequence, f.enqueued, f.deadline))
         };
-        let Some((signature, sequence, enqueued, deadline)) = late else { return };
+        let Some((signature, sequence, enqueued, deadline)) = late else { return self.look_inside(now) };
+        let peer = signature.as_ref().and_then(peer);
         if now >= deadline {
-            let what = format!("call {sequence} of group `{}`, {signature},", self.shared.group);
-            let peer = match signature.operation {
-                crate::Operation::Send { to } => Some(to),
-                crate::Operation::Recv { from } => Some(from),
-                _ => None,
-            };
-            return self.expire(what, now - enqueued, sequence, peer);
+            return self.expire(self.words(signature, sequence), now - enqueued, sequence, peer);
         }
-        let gone = self.left.iter().position(|l| l.is_some_and(|at| now - at > STRAGGLE));
+        // A message waits for one rank, everything else for all.
+        let waits_for = |position: usize| peer.is_none_or(|peer| peer.index() == position);
+        let gone = self.left.iter().enumerate().find_map(|(position, left)| {
+            left.filter(|at| waits_for(position) && now - *at > STRAGGLE).map(|_| position)
+        });
         if let Some(position) = gone.filter(|_| now - enqueued > STRAGGLE) {
-            let error = self.lost(position, "it has left the group", &signature.to_string());
+            let during = signature.map_or_else(several, |s| s.to_string());
+            let error = self.lost(position, "it has left the group", &during);
             self.give_up(error, true);
         }
     }
 
-    fn asynchronous_error(&self) -> Option<Error> {
-        // A caller who holds it is inside NCCL and sees errors itself.
-        let communicator = self.shared.communicator.try_lock().ok()?;
-        let handle = (*communicator)?;
-        let mut state = 0;
-        // SAFETY: the communicator lives while it is locked; the pointer is to a live integer.
-        let code = unsafe { (self.shared.nccl.ncclCommGetAsyncError)(handle, &raw mut state) };
-        let code = if code == 0 { state } else { code };
-        (code != 0 && code != IN_PROGRESS).then(|| self.shared.error("an operation under way", code, handle))
+    fn words(&self, signature: Option<Signature>, sequence: u64) -> String {
+        let call = signature.map_or_else(several, |s| s.to_string());
+        format!("call {sequence} of group `{}`, {call},", self.shared.group)
+    }
+
+    /// A call that does not come out of NCCL is late too.
+    fn look_inside(&mut self, now: Instant) {
+        let Some(inside) = lock(&self.shared.calls).inside else { return };
+        if now >= inside.deadline {
+            let sequence = self.shared.sequence.load(Ordering::Acquire);
+            let what = self.words(inside.signature, sequence) + " inside NCCL,";
+            self.expire(what, now - inside.since, sequence, inside.signature.as_ref().and_then(peer));
+        }
     }
 
     fn hear(&mut self, patience: Duration) {
         let words = self.links.listen(patience);
         // All of it first: what is done about one word may need what another says.
         for (position, heard) in &words {
+            if let Heard::Said(_) = heard {
+                self.shared.heard_from(*position);
+            }
             if let Heard::Said(Word::Progress(sequence) | Word::Expired(sequence, _)) = heard {
                 self.progress[*position] = Some(*sequence);
             }
@@ -108,7 +124,7 @@ impl Watch {
         for (position, heard) in words {
             match heard {
                 Heard::Said(Word::Goodbye) => self.left[position] = Some(Instant::now()),
-                Heard::Said(Word::Progress(_)) => {}
+                Heard::Said(Word::Hello | Word::Progress(_)) => {}
                 _ if self.shared.has_failed() || self.shared.stop.load(Ordering::Acquire) => {}
                 Heard::Said(Word::Aborted(reason)) => {
                     let rank = self.shared.members[position].rank;
@@ -126,7 +142,8 @@ impl Watch {
 
     fn during(&self) -> String {
         let flights = lock(&self.shared.flights);
-        flights.oldest().map_or_else(|| "no call".into(), |f| f.signature.to_string())
+        let of = |flight: &Flight| flight.signature.map_or_else(several, |s| s.to_string());
+        flights.oldest().map_or_else(|| "no call".into(), of)
     }
 
     fn lost(&self, position: usize, detail: &str, during: &str) -> Error {
@@ -175,7 +192,7 @@ impl Watch {
                     Heard::Said(Word::Progress(n) | Word::Expired(n, _)) => self.progress[position] = Some(n),
                     // Whoever gives up has been there.
                     Heard::Said(Word::Aborted(_)) => self.progress[position] = Some(sequence),
-                    Heard::Said(Word::Goodbye) | Heard::Lost(_) => {}
+                    Heard::Said(Word::Hello | Word::Goodbye) | Heard::Lost(_) => {}
                 }
             }
         }
@@ -197,10 +214,6 @@ impl Watch {
         if !self.shared.fail(error) {
             return;
         }
-        // Callers inside NCCL leave as soon as they see the failure.
-        let handle = lock(&self.shared.communicator).take();
-        if let Some(handle) = handle {
-            self.shared.retire(handle, false);
-        }
+        self.shared.retire(false);
     }
 }

@@ -1,0 +1,61 @@
+//! What a link between two GPUs carries, measured.
+
+use super::context::Device;
+use super::error::DeviceError;
+use super::memory::DeviceBuffer;
+use super::stream::Event;
+use crate::dtype::DType;
+
+/// Bytes of one copy: long enough that its start does not count.
+const BYTES: usize = 256 << 20;
+const COPIES: usize = 5;
+/// CUDA says so of access that is there already.
+const ALREADY: i32 = 704;
+
+/// Measures a copy from the memory of one GPU to that of another, both of this process, in 10⁹ bytes per second: the best of
+/// a few. `None` where they cannot reach each other's memory, so that a copy would go through the host.
+///
+/// # Errors
+/// Those of the driver and of memory (256 MiB on each).
+pub fn peer_copy_gbs(from: &Device, to: &Device) -> Result<Option<f64>, DeviceError> {
+    let context = &from.context;
+    context.bind()?;
+    let mut reaches = 0;
+    let (a, b) = (context.device(), to.context.device());
+    // SAFETY: both devices are ones that the driver gave; the pointer is to a live integer.
+    let code = unsafe { (context.driver.cuDeviceCanAccessPeer)(&raw mut reaches, a, b) };
+    context.check("cuDeviceCanAccessPeer", code)?;
+    if reaches == 0 {
+        return Ok(None);
+    }
+    // SAFETY: both contexts are retained by the devices; flags must be zero.
+    let code = unsafe { (context.driver.cuCtxEnablePeerAccess)(to.context.handle(), 0) };
+    if code != ALREADY {
+        context.check("cuCtxEnablePeerAccess", code)?;
+    }
+    let source = DeviceBuffer::new(from, DType::U8, BYTES)?;
+    let target = DeviceBuffer::new(to, DType::U8, BYTES)?;
+    let stream = from.stream();
+    let marks = (0..=COPIES).map(|_| Event::new(stream, true)).collect::<Result<Vec<_>, _>>()?;
+    let copy = || {
+        // SAFETY: both buffers have that many bytes and live until the stream has been waited for, and nothing else uses them.
+        unsafe { stream.copy(target.address(), source.address(), BYTES) }
+    };
+    let copied = copy().and_then(|()| {
+        for (index, mark) in marks.iter().enumerate() {
+            if index > 0 {
+                copy()?;
+            }
+            mark.record(stream)?;
+        }
+        Ok(())
+    });
+    // Also when a copy was refused: those before it use the buffers.
+    stream.drain()?;
+    copied?;
+    let mut best = f64::INFINITY;
+    for pair in marks.windows(2) {
+        best = best.min(pair[1].since(&pair[0])?.as_secs_f64());
+    }
+    Ok(Some(BYTES as f64 / best / 1e9))
+}

@@ -1,0 +1,57 @@
+//! Calls that are captured into a CUDA graph and repeated with it.
+
+use std::sync::{Arc, Weak};
+
+use super::ProcessGroup;
+use super::engine::Engine;
+use crate::backend::nccl::Captured;
+use crate::error::{Error, Result};
+
+/// What a group knows of calls that were captured into a graph. Keep it for as long as the graph: the graph marks times
+/// in it.
+#[derive(Debug)]
+pub struct Recorded {
+    group: Weak<Engine>,
+    /// Collectives in it; messages between two ranks have numbers of their own.
+    collectives: u64,
+    captured: Option<Arc<Captured>>,
+}
+
+impl ProcessGroup {
+    /// Takes note of the calls that `work` makes while it captures them into a graph, so that [`replay`](Self::replay) can
+    /// follow them.
+    ///
+    /// # Errors
+    /// Those of `work`.
+    pub fn record<E>(&mut self, work: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<Recorded, E> {
+        let before = self.collectives;
+        self.engine.record(true);
+        let outcome = work(self);
+        let captured = self.engine.record(false);
+        let group = Arc::downgrade(&self.engine);
+        outcome.map(|()| Recorded { group, collectives: self.collectives - before, captured })
+    }
+
+    /// Repeats recorded calls by `launch`, which launches their graph on the device's stream. They are counted, have the
+    /// group's deadline, and their times are in the profile, as those of calls that are made one by one. Every rank must do
+    /// the same.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when another group recorded them, [`Error::Poisoned`] once the group has failed; those of `launch`.
+    pub fn replay<E: From<Error>>(
+        &mut self,
+        recorded: &Recorded,
+        launch: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
+        if !Weak::ptr_eq(&recorded.group, &Arc::downgrade(&self.engine)) {
+            let what = format!(
+                "calls that another group recorded were to be repeated in group `{}`: their graph leads to the communicator \
+                 of the group it was captured with; capture it again with this one",
+                self.info.name
+            );
+            return Err(Error::invalid(what).into());
+        }
+        self.collectives += recorded.collectives;
+        self.engine.replay(recorded.captured.as_ref(), self.collectives, launch)
+    }
+}
