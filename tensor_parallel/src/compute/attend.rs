@@ -33,11 +33,12 @@ pub(super) fn attention(
         && kv_heads > 0
         && heads.is_multiple_of(kv_heads)
         && rotary.positions() == rows
+        && step.rotates(head_dim)
         && cache.fits(kv_heads, position + rows, head_dim);
     if !fits {
         return Err(Error::input(format!(
             "attention: {heads} query and {kv_heads} key/value heads of {head_dim} with input {:?} at position \
-             {position} do not fit a cache of {:?}",
+             {position} do not fit the step or a cache of {:?}",
             qkv.shape(),
             cache.keys.shape()
         )));

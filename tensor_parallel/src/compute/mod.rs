@@ -63,9 +63,13 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// Takes note of what `work` would compute, without computing it, so that it can be repeated cheaply on whatever is
     /// then in the same tensors. `None`, and `work` not called, where repeating is no cheaper than calling.
     ///
-    /// `work` must have run before, as what is set up at first use cannot be recorded. All tensors that it uses and did
-    /// not make must live for as long as the recording is replayed; so must the groups it calls.
-    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recording>>> {
+    /// `work` must have run before, as what is set up at first use cannot be recorded.
+    ///
+    /// # Safety
+    /// All tensors that `work` uses and does not make and drop itself must live, and be used by nothing else at the same
+    /// time, whenever the recording is replayed; so must the groups it calls, and these must not have failed by then.
+    #[expect(unsafe_code, reason = "a graph keeps addresses")]
+    unsafe fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recording>>> {
         let _ = work;
         Ok(None)
     }

@@ -9,6 +9,8 @@ use crate::error::{Error, Result};
 pub struct Step {
     tokens: Vec<u32>,
     position: usize,
+    /// Angles of one position: half the length of a head.
+    half: usize,
     memory: Memory,
 }
 
@@ -21,18 +23,31 @@ enum Memory {
 impl Step {
     pub(super) fn on_host(tokens: &[u32], position: usize, rotary: &Rotary) -> Self {
         let memory = Memory::Host(rotary.table(position, tokens.len()));
-        Self { tokens: tokens.into(), position, memory }
+        Self { tokens: tokens.into(), position, half: rotary.frequencies().len(), memory }
     }
 
-    pub(super) fn on_device(tokens: &[u32], position: usize, step: DeviceStep) -> Self {
-        Self { tokens: tokens.into(), position, memory: Memory::Device(step) }
+    pub(super) fn on_device(tokens: &[u32], position: usize, half: usize, step: DeviceStep) -> Self {
+        Self { tokens: tokens.into(), position, half, memory: Memory::Device(step) }
     }
 
-    /// Takes note of other tokens, as many; the device's memory is the caller's to set.
-    pub(super) fn replace(&mut self, tokens: &[u32], position: usize) {
-        self.tokens.clear();
-        self.tokens.extend_from_slice(tokens);
+    /// Takes note of other tokens, as many, with as many angles; the device's memory is the caller's to set.
+    pub(super) fn replace(&mut self, tokens: &[u32], position: usize, half: usize) -> Result<()> {
+        if tokens.len() != self.tokens.len() || half != self.half {
+            return Err(Error::input(format!(
+                "{} tokens with {half} angles each are put into a step that was made for {} with {}; make a new one",
+                tokens.len(),
+                self.tokens.len(),
+                self.half
+            )));
+        }
+        self.tokens.copy_from_slice(tokens);
         self.position = position;
+        Ok(())
+    }
+
+    /// Whether its angles are those of heads of this length.
+    pub(super) fn rotates(&self, head_dim: usize) -> bool {
+        2 * self.half == head_dim
     }
 
     /// The tokens.

@@ -1,6 +1,8 @@
 //! One sequence, token by token.
 
-use ryzanstein_process_group::ProcessGroup;
+#![expect(unsafe_code, reason = "a recorded pass keeps addresses; the block says why they stay")]
+
+use ryzanstein_process_group::{ProcessGroup, Recorded};
 
 use super::llama::Llama;
 use crate::attention::KvCache;
@@ -11,17 +13,23 @@ use crate::tensor::Tensor;
 /// A sequence that grows token by token.
 ///
 /// On a GPU the pass of one token is recorded into a graph when it has run once, and repeated from then on: one launch
-/// in place of hundreds, with the same result. The group that is passed must be the same each time, and live for as
-/// long as this.
+/// in place of hundreds, with the same result. The group that is passed must be the same from then on.
 #[derive(Debug)]
 pub struct Decoder<'a> {
     // First, so that it goes before the memory whose addresses it holds.
-    recording: Option<Box<dyn Recording>>,
+    recording: Option<Pass>,
     step: Option<Step>,
     logits: Option<Tensor>,
     cache: KvCache,
     model: &'a Llama,
     graph: bool,
+}
+
+/// A recorded pass of one token.
+#[derive(Debug)]
+struct Pass {
+    recording: Box<dyn Recording>,
+    collectives: Recorded,
 }
 
 impl Llama {
@@ -68,14 +76,22 @@ impl Decoder<'_> {
             // What the last pass used is free again, so that the recording finds all the memory it needs.
             self.logits = None;
             let (model, cache, logits) = (self.model, &mut self.cache, &mut self.logits);
-            self.recording = compute.record(&mut || {
-                *logits = Some(model.last_logits(step, cache, group)?);
-                Ok(())
+            let mut recording = None;
+            let collectives = group.record(|group| {
+                let pass = &mut || {
+                    *logits = Some(model.last_logits(step, cache, group)?);
+                    Ok(())
+                };
+                // SAFETY: the model is borrowed, and step, cache and logits are held, for as long as the recording; what
+                // is replayed goes through the group that recorded it, or not at all, and not once that has failed.
+                recording = unsafe { compute.record(pass) }?;
+                Ok::<_, Error>(())
             })?;
+            self.recording = recording.map(|recording| Pass { recording, collectives });
             self.graph = self.recording.is_some();
         }
         match &self.recording {
-            Some(recording) => recording.replay()?,
+            Some(Pass { recording, collectives }) => group.replay(collectives, || recording.replay())?,
             None => self.logits = Some(self.model.last_logits(step, &mut self.cache, group)?),
         }
         self.cache.advance(1);

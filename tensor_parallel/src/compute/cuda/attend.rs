@@ -63,11 +63,12 @@ impl Cuda {
             && kv_heads > 0
             && heads.is_multiple_of(kv_heads)
             && step.tokens().len() == rows
+            && step.rotates(head_dim)
             && cache.fits(kv_heads, position + rows, head_dim);
         if !fits {
             return Err(Error::input(format!(
                 "attention: {heads} query and {kv_heads} key/value heads of {head_dim} with input {:?} at position \
-                 {position} do not fit a cache of {:?}",
+                 {position} do not fit the step or a cache of {:?}",
                 qkv.shape(),
                 cache.keys.shape()
             )));
@@ -100,7 +101,7 @@ impl Cuda {
         let tensor = suits_tensor_cores(dtype, head_dim, self.gpu.device.info().capability);
         let source = Source::Attention(dtype, head_dim, group, tensor);
         let (keys, values) = (self.address(&cache.keys)?, self.address(&cache.values)?);
-        let place = step.device()?;
+        let place = self.place(step)?;
         let mut operands = Arguments::default();
         operands.push(self.address(qkv)?).push(place.rotations.address()).push(place.state.address());
         operands.push(keys).push(values);

@@ -124,6 +124,11 @@ impl Block {
         self.buffer.as_ref().map_or(0, DeviceBuffer::bytes)
     }
 
+    /// Whether it is used in the order of this one's stream.
+    pub(super) fn is_on(&self, gpu: &Gpu) -> bool {
+        self.gpu.device.stream().handle() == gpu.device.stream().handle()
+    }
+
     /// Enqueues zeros.
     pub(super) fn clear(&mut self) -> Result<()> {
         // SAFETY: the block's own memory, which is freed or used again only behind this in the same stream.
@@ -177,6 +182,10 @@ impl DeviceArray {
 
     pub(crate) fn ordinal(&self) -> u32 {
         self.block.gpu.device.ordinal()
+    }
+
+    pub(super) fn is_on(&self, gpu: &Gpu) -> bool {
+        self.block.is_on(gpu)
     }
 
     pub(super) fn address(&self) -> u64 {

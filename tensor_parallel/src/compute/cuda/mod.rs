@@ -91,13 +91,26 @@ impl Cuda {
     /// Where a tensor is, which must be here.
     fn address(&self, tensor: &Tensor) -> Result<u64> {
         match tensor.device() {
-            Some(array) if array.ordinal() == self.gpu.device.ordinal() => Ok(array.address()),
+            Some(array) if array.is_on(&self.gpu) => Ok(array.address()),
             _ => Err(Error::input(format!(
-                "a tensor of shape {:?} is not in the memory of GPU {}, which is to compute with it; upload it first",
+                "a tensor of shape {:?} is not in the memory of GPU {}, which is to compute with it, or belongs to another \
+                 stream there; upload it first",
                 tensor.shape(),
                 self.gpu.device.ordinal()
             ))),
         }
+    }
+
+    /// What a step has on the GPU, which must be here.
+    fn place<'a>(&self, step: &'a Step) -> Result<&'a DeviceStep> {
+        let place = step.device()?;
+        if place.state.is_on(&self.gpu) {
+            return Ok(place);
+        }
+        Err(Error::input(format!(
+            "a step was made for another GPU than {}, or for another stream there; make it where it is used",
+            self.gpu.device.ordinal()
+        )))
     }
 
     /// `x + bias` in another type.
@@ -169,24 +182,19 @@ impl Compute for Cuda {
         let half = rotary.frequencies().len();
         let state = self.gpu.scratch((1 + tokens.len() + half) * size_of::<u32>())?;
         let rotations = self.gpu.scratch(tokens.len() * half * 2 * size_of::<f32>())?;
-        let mut step = Step::on_device(&[], 0, DeviceStep { state, rotations });
+        let mut step = Step::on_device(tokens, position, half, DeviceStep { state, rotations });
         self.set_step(&mut step, tokens, position, rotary)?;
         Ok(step)
     }
 
     fn set_step(&self, step: &mut Step, tokens: &[u32], position: usize, rotary: &Rotary) -> Result<()> {
+        self.place(step)?;
         let frequencies = rotary.frequencies();
+        step.replace(tokens, position, frequencies.len())?;
         let mut words = vec![small("positions", position + tokens.len())? - tokens.len() as u32];
         words.extend_from_slice(tokens);
         words.extend(frequencies.iter().map(|f| f.to_bits()));
-        step.replace(tokens, position);
         let DeviceStep { state, rotations } = step.device_mut()?;
-        if words.len() * size_of::<u32>() > state.bytes() {
-            return Err(Error::input(format!(
-                "{} tokens are more than this step was made for",
-                tokens.len()
-            )));
-        }
         state.write(bytemuck::cast_slice(&words))?;
         let half = small("frequencies", frequencies.len())?;
         let mut arguments = Arguments::default();
@@ -206,8 +214,10 @@ impl Compute for Cuda {
         )
     }
 
-    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recording>>> {
-        Ok(Some(Box::new(record::Recorded::new(&self.gpu, work)?)))
+    #[expect(unsafe_code, reason = "a graph keeps addresses")]
+    unsafe fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recording>>> {
+        // SAFETY: by the caller's promise.
+        Ok(Some(Box::new(unsafe { record::Recorded::new(&self.gpu, work) }?)))
     }
 
     fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor> {
@@ -255,7 +265,7 @@ impl Compute for Cuda {
         let (y, to) = self.tensor(&[count, columns], out)?;
         let mut arguments = Arguments::default();
         arguments.push(self.address(table)?).push(small("rows", first)?).push(small("rows", rows)?);
-        arguments.push(small("columns", columns)?).push(step.device()?.state.address()).push(to);
+        arguments.push(small("columns", columns)?).push(self.place(step)?.state.address()).push(to);
         let threads = columns.next_multiple_of(32).clamp(32, 256) as u32;
         self.blocks(Source::Rows(out, table.dtype()), "embed", [count as u32, 1], threads, &arguments)?;
         Ok(y)

@@ -1,5 +1,7 @@
 //! Work recorded into a CUDA graph.
 
+#![expect(unsafe_code, reason = "a graph keeps addresses")]
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -17,10 +19,14 @@ pub(super) struct Recorded {
 }
 
 impl Recorded {
-    pub(super) fn new(gpu: &Arc<Gpu>, work: &mut dyn FnMut() -> Result<()>) -> Result<Self> {
+    /// # Safety
+    /// As [`Compute::record`](crate::compute::Compute::record).
+    pub(super) unsafe fn new(gpu: &Arc<Gpu>, work: &mut dyn FnMut() -> Result<()>) -> Result<Self> {
         // Counted before, so that the pool is not emptied while its addresses go into the graph.
         let held = Held::new(gpu);
-        let graph = gpu.device.stream().capture(work)?;
+        // SAFETY: by the caller's promise; what `work` makes and drops itself goes back to the pool, which stays, and is used
+        // in the order of the stream.
+        let graph = unsafe { gpu.device.stream().capture(work) }?;
         tracing::debug!(nodes = graph.nodes(), "a decode step is recorded");
         std::mem::forget(held);
         Ok(Self { graph, gpu: Arc::clone(gpu) })
