@@ -1,3 +1,4 @@
 //! What is measured, and the peers measured beside it.
 
 pub mod measure;
+pub mod raw_nccl;

@@ -6,9 +6,11 @@ mod report;
 mod sizes;
 mod verdict;
 
+use ryzanstein_config::DeviceConfig;
 use ryzanstein_process_group::backend::Path;
+use ryzanstein_process_group::device::{Device, DeviceError, peer_copy_gbs};
 use ryzanstein_process_group::targets::target;
-use ryzanstein_process_group::{BackendKind, DType, Error, Memory, ProcessGroup, ReduceOp};
+use ryzanstein_process_group::{BackendKind, DType, Error, LocalRank, Memory, ProcessGroup, ReduceOp};
 use serde::Serialize;
 
 use crate::Orchestrator;
@@ -155,6 +157,35 @@ pub fn run(
         group.force_path(None)?;
     }
     Ok(rows)
+}
+
+/// What a copy between the first two GPUs of a group reaches, in 10⁹ bytes per second: the capability that a ring of them
+/// is held against. The same on all ranks; nothing where there are no two GPUs that reach each other on one host.
+///
+/// # Errors
+/// Those of the collectives.
+pub fn link_gbs(group: &mut ProcessGroup) -> Result<Option<f64>, Error> {
+    let mut gbs: Option<f64> = None;
+    if group.rank().0 == 0 && group.world_size() > 1 {
+        gbs = group.device().and_then(|device| {
+            copy_to_next(device).unwrap_or_else(|error| {
+                tracing::warn!(%error, "the capability of the links cannot be measured");
+                None
+            })
+        });
+    }
+    let all = group.all_gather_object(&gbs)?;
+    Ok(all.into_iter().next().flatten())
+}
+
+fn copy_to_next(device: &Device) -> Result<Option<f64>, DeviceError> {
+    // Only what this process sees can be copied to; a rank that is shown its own GPU alone has no other.
+    let next = LocalRank(device.ordinal() + 1);
+    if device.libraries().device_count()? <= next.0 {
+        return Ok(None);
+    }
+    let next = Device::open(device.libraries(), next, &DeviceConfig::default())?;
+    peer_copy_gbs(device, &next)
 }
 
 /// Refuses a graph on a backend that has none.

@@ -2,13 +2,28 @@
 
 use std::time::Instant;
 
-use ryzanstein_process_group::{Error, ProcessGroup, ReduceOp};
+use ryzanstein_process_group::{Error, GroupBuffer, ProcessGroup, ReduceOp};
 
 /// Time per all-reduce in microseconds when they follow one another without a barrier, and wrong elements.
 ///
 /// # Errors
 /// Those of the collectives.
 pub fn back_to_back(group: &mut ProcessGroup, bytes: usize, calls: usize) -> Result<(f64, u64), Error> {
+    let (figure, errors) =
+        calls_back_to_back(group, bytes, calls, &mut |group, x| group.all_reduce(x, ReduceOp::Sum))?;
+    Ok((figure.0, errors))
+}
+
+/// [`back_to_back`] of all-reduces that `make` makes; also the time a call until they have returned to the host.
+///
+/// # Errors
+/// Those of the collectives.
+pub fn calls_back_to_back(
+    group: &mut ProcessGroup,
+    bytes: usize,
+    calls: usize,
+    make: &mut dyn FnMut(&mut ProcessGroup, &mut GroupBuffer<f32>) -> Result<(), Error>,
+) -> Result<((f64, f64), u64), Error> {
     let n = group.world_size();
     let mut x = vec![0.0f32; bytes / 4];
     let mut placed = group.place(&x)?;
@@ -16,7 +31,7 @@ pub fn back_to_back(group: &mut ProcessGroup, bytes: usize, calls: usize) -> Res
     // Every call multiplies by the world size: as many in a row as f32 holds exactly, then fresh operands.
     let bits = (n as f64).log2().max(0.5);
     let row = ((if n.is_power_of_two() { 96.0 } else { 20.0 }) / bits) as usize;
-    let (mut spent, mut done, mut errors) = (0.0, 0, 0);
+    let (mut spent, mut returned, mut done, mut errors) = (0.0, 0.0, 0, 0);
     while done < calls {
         let in_a_row = row.min(calls - done);
         fill(&mut x, base);
@@ -24,8 +39,9 @@ pub fn back_to_back(group: &mut ProcessGroup, bytes: usize, calls: usize) -> Res
         group.barrier()?;
         let started = Instant::now();
         for _ in 0..in_a_row {
-            group.all_reduce(&mut placed, ReduceOp::Sum)?;
+            make(group, &mut placed)?;
         }
+        returned += started.elapsed().as_secs_f64() * 1e6;
         group.synchronize()?;
         spent += started.elapsed().as_secs_f64() * 1e6;
         done += in_a_row;
@@ -33,8 +49,8 @@ pub fn back_to_back(group: &mut ProcessGroup, bytes: usize, calls: usize) -> Res
         let factor = (n as f32).powi(in_a_row as i32);
         errors += wrong(&x, |i| base(i) * factor);
     }
-    let figure = greatest(group, &[spent / calls as f64])?;
-    Ok((figure[0], total(group, errors)?))
+    let figure = greatest(group, &[spent / calls as f64, returned / calls as f64])?;
+    Ok(((figure[0], figure[1]), total(group, errors)?))
 }
 
 /// The greatest of each figure over the ranks.

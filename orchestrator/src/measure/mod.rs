@@ -15,8 +15,8 @@ use ryzanstein_process_group::backend::Path;
 use ryzanstein_process_group::{BufferMut, DType, Error, ProcessGroup, ReduceOp};
 use serde::{Deserialize, Serialize};
 
-pub use back_to_back::back_to_back;
 pub(crate) use back_to_back::total;
+pub use back_to_back::{back_to_back, calls_back_to_back};
 pub use gpu::Gpu;
 pub use host::{Host, HostBuffer};
 pub use operation::{Measured, Slot};
@@ -41,6 +41,12 @@ pub trait Bench {
     /// clock starts. Less than [`slots`](Self::slots).
     fn lead_in(&self) -> usize {
         0
+    }
+
+    /// Whether operands are made and results compared by several threads. Not on host memory, where the ranks use all
+    /// processors themselves.
+    fn has_processors_to_spare(&self) -> bool {
+        false
     }
 
     /// Makes a buffer.
@@ -161,10 +167,24 @@ pub fn measure_group(group: &mut ProcessGroup, graph: bool, case: &Case) -> Resu
 /// # Errors
 /// Those of the collectives and of the memory; [`Error::Configuration`] when no exact check is possible.
 pub fn measure<B: Bench>(group: &mut ProcessGroup, bench: &mut B, case: &Case) -> Result<Figures, Error> {
+    measure_calls(group, bench, case, &mut |group, slot| case.what.call(group, slot, case.reduction))
+}
+
+/// [`measure`] of calls that somebody else makes: a peer, that is held to what the operation means here.
+///
+/// # Errors
+/// As [`measure`].
+pub fn measure_calls<B: Bench>(
+    group: &mut ProcessGroup,
+    bench: &mut B,
+    case: &Case,
+    make: Call<'_, B::Memory>,
+) -> Result<Figures, Error> {
     let (n, rank) = (group.world_size(), group.rank().index());
     let longest = longest_chain(case.what, case.reduction, case.dtype, n);
     let chain = if bench.times_whole_runs() { longest } else { 1 };
-    let patterns = Patterns::new(case.what, case.reduction, case.dtype, (rank, n), case.count(n), chain)?;
+    let patterns = Patterns::new(case.what, case.reduction, case.dtype, (rank, n), case.count(n), chain)?
+        .on_threads(bench.has_processors_to_spare());
     let elements = patterns.elements();
     let lead_in = bench.lead_in();
     // Where runs are timed whole, the first is never timed: what is made at the first call is made then.
@@ -197,7 +217,7 @@ pub fn measure<B: Bench>(group: &mut ProcessGroup, bench: &mut B, case: &Case) -
             bench.write(&mut slot.buffer, &mut |bytes| patterns.fill_buffer(bytes, call))?;
         }
         let call_one = &mut |group: &mut ProcessGroup, slot: &mut Slot<B::Memory>| {
-            case.what.call(group, slot, case.reduction)?;
+            make(group, slot)?;
             if path.is_none() {
                 path = group.last_call().and_then(|call| call.path);
             }

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
+use rayon::prelude::*;
 use ryzanstein_process_group::{DType, Error, ReduceOp};
 
 use super::operation::{Measured, Partner, partner};
@@ -51,9 +52,20 @@ pub(super) struct Patterns {
     /// Elements of a chunk, or of the vector.
     count: usize,
     tables: Vec<(Content, Vec<u8>)>,
+    /// Periods that a thread fills or compares at a time.
+    periods: usize,
 }
 
+/// Periods for one of several threads: about a megabyte.
+const PERIODS: usize = 256;
+
 impl Patterns {
+    /// Lets several threads fill and compare.
+    pub(super) fn on_threads(mut self, several: bool) -> Self {
+        self.periods = if several { PERIODS } else { usize::MAX };
+        self
+    }
+
     /// Patterns for `count` elements (a chunk, where the operation has chunks), and up to `chain` calls on the same memory.
     pub(super) fn new(
         what: Measured,
@@ -78,7 +90,7 @@ impl Patterns {
             });
             tables.extend(letters);
         }
-        Ok(Self { what, dtype, rank, world_size, count, tables })
+        Ok(Self { what, dtype, rank, world_size, count, tables, periods: usize::MAX })
     }
 
     /// Elements of the whole array.
@@ -109,7 +121,13 @@ impl Patterns {
             .filter_map(|piece| {
                 let table = self.table(piece.content)?;
                 let bytes = &bytes[piece.range.start * size..piece.range.end * size];
-                Some(compare(bytes, table, phase(piece.chunk, call), size))
+                let phase = phase(piece.chunk, call);
+                let one = |bytes: &[u8]| compare(bytes, table, phase, size);
+                Some(match self.piece(table) {
+                    // Whole periods each: the phase is the same for all.
+                    Some(length) => bytes.par_chunks(length).map(one).sum(),
+                    None => one(bytes),
+                })
             })
             .sum()
     }
@@ -180,12 +198,23 @@ impl Patterns {
         self.tables.iter().find(|(c, _)| *c == content).map(|(_, table)| &table[..])
     }
 
+    /// Bytes for one of several threads; none where there is one.
+    fn piece(&self, table: &[u8]) -> Option<usize> {
+        table.len().checked_mul(self.periods).filter(|length| *length > 0)
+    }
+
     fn fill(&self, bytes: &mut [u8], pieces: &[Piece], call: usize) {
         let size = self.dtype.size();
         for piece in pieces {
             let bytes = &mut bytes[piece.range.start * size..piece.range.end * size];
             match self.table(piece.content) {
-                Some(table) => repeat(bytes, table, phase(piece.chunk, call) * size),
+                Some(table) => {
+                    let start = phase(piece.chunk, call) * size;
+                    match self.piece(table) {
+                        Some(length) => bytes.par_chunks_mut(length).for_each(|b| repeat(b, table, start)),
+                        None => repeat(bytes, table, start),
+                    }
+                }
                 None => bytes.fill(POISON),
             }
         }

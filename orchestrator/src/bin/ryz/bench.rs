@@ -59,7 +59,8 @@ pub(crate) struct Args {
     /// Write the result to this file, and a table to standard output
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// What one link carries in one direction, in GB/s, for the target that is a share of it
+    /// What a GPU's links carry in one direction, in GB/s, for the target that is a share of it; unless said, a copy from
+    /// one GPU to another is measured
     #[arg(long, value_name = "GBS", value_parser = positive)]
     link_gbs: Option<f64>,
     /// Exit with 1 when a target is missed, too
@@ -189,7 +190,11 @@ fn measure(rank: &mut Orchestrator, args: &Args, request: &Request) -> anyhow::R
         Ok(())
     };
     let rows = bench::run(rank, request, &mut tell)?;
-    let report = Report { heading, rows, link_gbs: args.link_gbs };
+    let link_gbs = match args.link_gbs {
+        None => bench::link_gbs(rank.manager().world())?,
+        said => said,
+    };
+    let report = Report { heading, rows, link_gbs };
     if is_first {
         match &args.out {
             Some(file) => {

@@ -1,0 +1,217 @@
+//! Our collectives on GPUs beside NCCL called with nothing around it: in the same processes, in turns, the same method.
+//!
+//! `beside_nccl [--world-size 4] [--rounds 3] [--ops all_reduce,…] [--sizes 1024,…] [--json FILE]` needs a built `ryz` beside this
+//! program. Every value is checked; a figure is the median over the rounds. `beside_nccl rank …` is what each rank runs.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use ryzanstein_benches::raw_nccl::RawNccl;
+use ryzanstein_config::{Config, Sources};
+use ryzanstein_orchestrator::Orchestrator;
+use ryzanstein_orchestrator::measure::{
+    Case, Figures, Gpu, Measured, calls_back_to_back, measure, measure_calls,
+};
+use ryzanstein_process_group::{ProcessGroup, ReduceOp, table};
+use serde::Serialize;
+
+const SIZES: [usize; 8] = [1024, 8192, 65536, 1 << 20, 10_000_000, 16 << 20, 100_000_000, 256 << 20];
+/// All-reduces that follow one another.
+const IN_A_ROW: usize = 960;
+
+struct Options {
+    world_size: usize,
+    rounds: usize,
+    ops: Vec<Measured>,
+    sizes: Vec<usize>,
+    json: Option<String>,
+}
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.first().is_some_and(|first| first == "rank") {
+        return rank(&options(&arguments[1..])?);
+    }
+    let options = options(&arguments)?;
+    let this = std::env::current_exe()?;
+    let ryz = this.with_file_name("ryz");
+    ensure!(ryz.exists(), "{} is not there: run `cargo build --release` first", ryz.display());
+    let status = Command::new(ryz)
+        .args(["launch", "--backend", "nccl", "--world-size", &options.world_size.to_string(), "--"])
+        .arg(this)
+        .arg("rank")
+        .args(arguments)
+        .status()?;
+    ensure!(status.success(), "the ranks ended with {status}");
+    Ok(())
+}
+
+fn options(arguments: &[String]) -> Result<Options> {
+    let ops = Measured::ALL.into_iter().filter(|what| *what != Measured::Barrier).collect();
+    let mut options = Options { world_size: 4, rounds: 3, ops, sizes: SIZES.to_vec(), json: None };
+    for pair in arguments.chunks(2) {
+        let [flag, value] = pair else { bail!("{} needs a value", pair[0]) };
+        match flag.as_str() {
+            "--world-size" => options.world_size = value.parse().context("--world-size")?,
+            "--rounds" => options.rounds = value.parse().context("--rounds")?,
+            "--ops" => {
+                let ops: Result<_, String> = value.split(',').map(str::parse).collect();
+                options.ops = ops.map_err(anyhow::Error::msg)?;
+            }
+            "--sizes" => {
+                let sizes: Result<_, _> = value.split(',').map(str::parse).collect();
+                options.sizes = sizes.context("--sizes")?;
+            }
+            "--json" => options.json = Some(value.into()),
+            _ => bail!("unknown flag {flag}; see the head of this file"),
+        }
+    }
+    Ok(options)
+}
+
+/// One operation and size. Microseconds.
+#[derive(Serialize)]
+struct Row {
+    op: &'static str,
+    bytes: usize,
+    world_size: usize,
+    ours_graph_us: f64,
+    raw_graph_us: f64,
+    ours_us: f64,
+    raw_us: f64,
+    /// Until the call has returned to the host.
+    ours_host_us: f64,
+    raw_host_us: f64,
+}
+
+fn rank(options: &Options) -> Result<()> {
+    let environment: BTreeMap<String, String> = std::env::vars().collect();
+    let sources = Sources { environment: environment.clone().into_iter().collect(), ..Sources::default() };
+    let mut config = Config::load(&sources)?;
+    config.profile.slow_call = std::time::Duration::MAX;
+    let mut rank = Orchestrator::initialize(&config, &environment)?;
+    let group = rank.manager().world();
+    let raw = RawNccl::new(group)?;
+    let mut rows = Vec::new();
+    for &what in &options.ops {
+        for &bytes in &options.sizes {
+            let row = one(group, &raw, what, bytes, options.rounds)?;
+            if group.rank().0 == 0 {
+                eprintln!("{}", serde_json::to_string(&row)?);
+            }
+            rows.push(row);
+        }
+    }
+    let row = in_a_row(group, &raw, options.rounds)?;
+    if group.rank().0 == 0 {
+        print(&rows, &raw, &row);
+        if let Some(file) = &options.json {
+            let lines: Result<Vec<String>, _> = rows.iter().map(serde_json::to_string).collect();
+            std::fs::write(file, lines?.join("\n") + "\n").with_context(|| file.clone())?;
+        }
+    }
+    drop(raw);
+    Ok(rank.finalize()?)
+}
+
+fn one(group: &mut ProcessGroup, raw: &RawNccl, what: Measured, bytes: usize, rounds: usize) -> Result<Row> {
+    let device = group.device().context("no GPU")?.clone();
+    let iterations = (1_000_000_000 / bytes.max(1)).clamp(6, 96);
+    let case = Case::new(what, bytes, iterations);
+    let mut figures: BTreeMap<(bool, bool), Vec<Figures>> = BTreeMap::new();
+    for round in 0..rounds {
+        for graph in [true, false] {
+            // Who is first changes from round to round.
+            for ours in [round % 2 == 0, round % 2 == 1] {
+                let mut bench = Gpu::new(device.clone(), graph);
+                let found = if ours {
+                    measure(group, &mut bench, &case)?
+                } else {
+                    measure_calls(group, &mut bench, &case, &mut |_, slot| raw.call(what, slot))?
+                };
+                ensure!(
+                    found.errors == 0,
+                    "{what} of {bytes} bytes: {} wrong elements (ours: {ours})",
+                    found.errors
+                );
+                figures.entry((ours, graph)).or_default().push(found);
+            }
+        }
+    }
+    let middle =
+        |ours, graph, figure: fn(&Figures) -> f64| median(figures[&(ours, graph)].iter().map(figure));
+    Ok(Row {
+        op: what.name(),
+        bytes,
+        world_size: group.world_size(),
+        ours_graph_us: middle(true, true, |f| f.latency.median_us),
+        raw_graph_us: middle(false, true, |f| f.latency.median_us),
+        ours_us: middle(true, false, |f| f.latency.median_us),
+        raw_us: middle(false, false, |f| f.latency.median_us),
+        ours_host_us: middle(true, false, |f| f.host_us),
+        raw_host_us: middle(false, false, |f| f.host_us),
+    })
+}
+
+/// All-reduces of 1 KiB one after the other, one by one: microseconds a call until all are done, and until they have
+/// returned. Ours, then NCCL's.
+fn in_a_row(group: &mut ProcessGroup, raw: &RawNccl, rounds: usize) -> Result<[(f64, f64); 2]> {
+    let mut found: [Vec<(f64, f64)>; 2] = Default::default();
+    for _ in 0..rounds.max(3) {
+        let (ours, wrong) =
+            calls_back_to_back(group, 1024, IN_A_ROW, &mut |g, x| g.all_reduce(x, ReduceOp::Sum))?;
+        let (theirs, wrong_too) = calls_back_to_back(group, 1024, IN_A_ROW, &mut |_, x| raw.all_reduce(x))?;
+        ensure!(wrong + wrong_too == 0, "wrong elements: {wrong} of ours, {wrong_too} of NCCL's");
+        found[0].push(ours);
+        found[1].push(theirs);
+    }
+    Ok(found.map(|all| (median(all.iter().map(|f| f.0)), median(all.iter().map(|f| f.1)))))
+}
+
+fn median(values: impl Iterator<Item = f64>) -> f64 {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn print(rows: &[Row], raw: &RawNccl, [ours, theirs]: &[(f64, f64); 2]) {
+    let head = [
+        "operation",
+        "bytes",
+        "graph",
+        "NCCL",
+        "ratio",
+        "one by one",
+        "NCCL",
+        "ratio",
+        "host",
+        "NCCL",
+        "more",
+    ];
+    let cells: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| {
+            let us = |value: f64| format!("{value:.2}");
+            vec![
+                row.op.to_owned(),
+                row.bytes.to_string(),
+                us(row.ours_graph_us),
+                us(row.raw_graph_us),
+                us(row.ours_graph_us / row.raw_graph_us),
+                us(row.ours_us),
+                us(row.raw_us),
+                us(row.ours_us / row.raw_us),
+                us(row.ours_host_us),
+                us(row.raw_host_us),
+                us(row.ours_host_us - row.raw_host_us),
+            ]
+        })
+        .collect();
+    println!("NCCL {}, {} ranks, f32, microseconds", raw.version(), rows.first().map_or(0, |r| r.world_size));
+    print!("{}", table::columns(&head, 1, &cells));
+    println!(
+        "all-reduce of 1 KiB in a row, {IN_A_ROW} calls: {:.2} us a call until done, {:.2} until returned; NCCL's {:.2} and {:.2}",
+        ours.0, ours.1, theirs.0, theirs.1
+    );
+}

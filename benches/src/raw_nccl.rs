@@ -1,0 +1,169 @@
+//! NCCL called with nothing around it: no checks, no watcher, no profile. What our calls are held against.
+
+#![allow(unsafe_code, reason = "NCCL's functions are foreign; each block says why it holds")]
+
+use anyhow::{Result, bail, ensure};
+use ryzanstein_orchestrator::measure::{Measured, Slot};
+use ryzanstein_process_group::device::nccl::UniqueId;
+use ryzanstein_process_group::device::{Address, Device, DeviceBuffer, Handle, Nccl, Version};
+use ryzanstein_process_group::{BufferMut, Error, ProcessGroup};
+
+/// ncclFloat32 and ncclSum.
+const F32: i32 = 7;
+const SUM: i32 = 0;
+
+/// A communicator with NCCL's defaults, which blocks until a call is enqueued. Sums of f32, roots are rank 0.
+pub struct RawNccl {
+    nccl: Nccl,
+    version: Version,
+    device: Device,
+    communicator: Handle,
+    rank: usize,
+    world_size: usize,
+}
+
+impl RawNccl {
+    /// One with the ranks of a group on GPUs, all of which call this.
+    ///
+    /// # Errors
+    /// When the group is not on GPUs, and NCCL's.
+    pub fn new(group: &mut ProcessGroup) -> Result<Self> {
+        let Some(device) = group.device().cloned() else {
+            bail!("the group works on host memory: use --backend nccl")
+        };
+        let found = device.libraries().nccl.clone()?;
+        let nccl = found.functions;
+        let mut id = UniqueId([0; 128]);
+        // SAFETY: the pointer is to a live id.
+        check("ncclGetUniqueId", unsafe { (nccl.ncclGetUniqueId)(&raw mut id) })?;
+        let ids: Vec<Vec<u8>> = group.all_gather_object(&id.0.to_vec())?;
+        let id = UniqueId(ids[0].as_slice().try_into()?);
+        let (rank, world_size) = (group.rank().index(), group.world_size());
+        device.bind()?;
+        let mut communicator = 0;
+        // SAFETY: rank 0's id on all ranks, the rank is below the number, no configuration, and the pointer is live.
+        let code = unsafe {
+            (nccl.ncclCommInitRankConfig)(
+                &raw mut communicator,
+                world_size as i32,
+                id,
+                rank as i32,
+                std::ptr::null_mut(),
+            )
+        };
+        check("ncclCommInitRankConfig", code)?;
+        Ok(Self { nccl, version: found.version, device, communicator, rank, world_size })
+    }
+
+    /// NCCL's version.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Sums f32 in place.
+    ///
+    /// # Errors
+    /// NCCL's.
+    pub fn all_reduce(&self, x: &mut dyn BufferMut) -> Result<(), Error> {
+        let (count, at) = (x.view().count(), address(&x.view()));
+        let (comm, stream) = (self.communicator, self.device.stream().handle());
+        // SAFETY: `count` f32 in a buffer that the caller keeps until the stream is past them.
+        done("ncclAllReduce", unsafe { (self.nccl.ncclAllReduce)(at, at, count, F32, SUM, comm, stream) })
+    }
+
+    /// Makes the call that [`Measured::call`] makes.
+    ///
+    /// # Errors
+    /// NCCL's.
+    pub fn call(&self, what: Measured, slot: &mut Slot<DeviceBuffer>) -> Result<(), Error> {
+        let (t, comm, stream) = (&self.nccl, self.communicator, self.device.stream().handle());
+        let (all, at) = (slot.buffer.count(), slot.buffer.address());
+        let from = slot.input.as_ref().map_or(at, DeviceBuffer::address);
+        let (count, me) = (all / self.world_size, self.rank);
+        let chunk = |base: Address, rank: usize| base + (rank * count * 4) as u64;
+        // SAFETY, of all: addresses and counts are those of the slot's buffers, which live until the stream is past them.
+        match what {
+            Measured::AllReduce => self.all_reduce(&mut slot.buffer),
+            Measured::Broadcast => {
+                // SAFETY: see above.
+                done("ncclBroadcast", unsafe { (t.ncclBroadcast)(at, at, all, F32, 0, comm, stream) })
+            }
+            Measured::Reduce => {
+                // SAFETY: see above.
+                done("ncclReduce", unsafe { (t.ncclReduce)(at, at, all, F32, SUM, 0, comm, stream) })
+            }
+            Measured::AllGather => {
+                // SAFETY: see above.
+                done("ncclAllGather", unsafe {
+                    (t.ncclAllGather)(chunk(at, me), at, count, F32, comm, stream)
+                })
+            }
+            Measured::ReduceScatter => {
+                // SAFETY: see above.
+                done("ncclReduceScatter", unsafe {
+                    (t.ncclReduceScatter)(at, chunk(at, me), count, F32, SUM, comm, stream)
+                })
+            }
+            Measured::AllToAll => {
+                self.messages(count, |peer| (Some(chunk(from, peer)), Some(chunk(at, peer))))
+            }
+            Measured::Gather => self.messages(count, |peer| {
+                let receives = (me == 0 && peer != 0).then(|| chunk(at, peer));
+                ((peer == 0 && me != 0).then(|| chunk(at, me)), receives)
+            }),
+            Measured::Scatter => self.messages(count, |peer| {
+                let sends = (me == 0 && peer != 0).then(|| chunk(at, peer));
+                (sends, (peer == 0 && me != 0).then(|| chunk(at, me)))
+            }),
+            Measured::SendRecv => self.messages(all, |peer| {
+                let partner = peer == me ^ 1;
+                ((partner && me % 2 == 0).then_some(at), (partner && me % 2 == 1).then_some(at))
+            }),
+            Measured::Barrier => Err(Error::Configuration("NCCL has no barrier".into())),
+        }
+    }
+
+    /// For each peer: from where to send, and to where to receive.
+    fn messages(
+        &self,
+        count: usize,
+        of: impl Fn(usize) -> (Option<Address>, Option<Address>),
+    ) -> Result<(), Error> {
+        let (t, comm, stream) = (&self.nccl, self.communicator, self.device.stream().handle());
+        // SAFETY: closed below on this thread.
+        done("ncclGroupStart", unsafe { (t.ncclGroupStart)() })?;
+        for peer in 0..self.world_size {
+            let (send, receive) = of(peer);
+            if let Some(from) = send {
+                // SAFETY: as for the calls.
+                done("ncclSend", unsafe { (t.ncclSend)(from, count, F32, peer as i32, comm, stream) })?;
+            }
+            if let Some(to) = receive {
+                // SAFETY: as for the calls.
+                done("ncclRecv", unsafe { (t.ncclRecv)(to, count, F32, peer as i32, comm, stream) })?;
+            }
+        }
+        // SAFETY: opened above.
+        done("ncclGroupEnd", unsafe { (t.ncclGroupEnd)() })
+    }
+}
+
+impl Drop for RawNccl {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, used by nobody any more.
+        let _ = unsafe { (self.nccl.ncclCommDestroy)(self.communicator) };
+    }
+}
+
+fn address(view: &ryzanstein_process_group::View<'_>) -> Address {
+    view.device().map_or(0, |memory| memory.address)
+}
+
+fn check(call: &str, code: i32) -> Result<()> {
+    ensure!(code == 0, "{call} returned {code}; run with NCCL_DEBUG=WARN to see why");
+    Ok(())
+}
+
+fn done(call: &str, code: i32) -> Result<(), Error> {
+    check(call, code).map_err(|error| Error::Transport(error.to_string()))
+}
