@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use ryzanstein_config::DeviceConfig;
 use ryzanstein_process_group::device::{Libraries, Surroundings};
+use ryzanstein_process_group::nvml::Nvml;
 
 /// The GPUs that CUDA shows; none without a driver.
 pub fn gpus() -> u32 {
@@ -28,6 +29,20 @@ impl Ranks {
     /// # Panics
     /// When a process cannot be started.
     pub fn start(name: &str, world_size: usize, address: SocketAddr, folder: &Path) -> Self {
+        Self::start_at(name, world_size, address, folder, |rank| rank)
+    }
+
+    /// [`start`](Self::start), each rank with the position on this host that `local` gives it, and so with that GPU.
+    ///
+    /// # Panics
+    /// When a process cannot be started.
+    pub fn start_at(
+        name: &str,
+        world_size: usize,
+        address: SocketAddr,
+        folder: &Path,
+        local: impl Fn(usize) -> usize,
+    ) -> Self {
         let program = std::env::current_exe().expect("this program has a path");
         let children = (0..world_size)
             .map(|rank| {
@@ -36,7 +51,7 @@ impl Ranks {
                     .args([name, "--exact", "--ignored", "--nocapture", "--test-threads=1"])
                     .env(ROLE, rank.to_string())
                     .env("RANK", rank.to_string())
-                    .env("LOCAL_RANK", rank.to_string())
+                    .env("LOCAL_RANK", local(rank).to_string())
                     .env("WORLD_SIZE", world_size.to_string())
                     .env("MASTER_ADDR", address.ip().to_string())
                     .env("MASTER_PORT", address.port().to_string())
@@ -107,5 +122,30 @@ pub fn wait_for(file: &Path, word: &str, patience: Duration) -> String {
         }
         assert!(Instant::now() < until, "`{word}` does not come in {}:\n{text}", file.display());
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Bytes in use on all GPUs of this host by anybody.
+///
+/// # Panics
+/// Without NVML.
+pub fn memory_used() -> u64 {
+    Nvml::open().expect("NVML").memory_used().values().sum()
+}
+
+/// Waits until no more memory of the GPUs is in use than `before`.
+///
+/// # Panics
+/// When it has not come to that in time.
+pub fn wait_for_memory(before: u64, patience: Duration) {
+    let until = Instant::now() + patience;
+    loop {
+        let now = memory_used();
+        if now <= before {
+            println!("GPU memory is back at {now} bytes, from {before} before");
+            return;
+        }
+        assert!(Instant::now() < until, "{now} bytes of GPU memory are in use, {before} before");
+        std::thread::sleep(Duration::from_millis(50));
     }
 }

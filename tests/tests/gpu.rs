@@ -3,13 +3,13 @@
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ryzanstein_config::{BackendChoice, Config, Timeout};
 use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_process_group::device::{Device, DeviceBuffer};
 use ryzanstein_process_group::{BackendKind, Buffer, BufferMut, DType, Error, ProcessGroup, Rank, ReduceOp};
-use ryzanstein_tests::gpu::{Ranks, gpus, role, wait_for};
+use ryzanstein_tests::gpu::{Ranks, gpus, memory_used, role, wait_for, wait_for_memory};
 use ryzanstein_tests::{config, conformance};
 
 /// How long a whole test may take.
@@ -115,6 +115,7 @@ fn reductions_mean_what_is_documented() {
 #[ignore = "needs 2 GPUs"]
 fn a_captured_sequence_gives_the_same_values_each_time_it_is_replayed() {
     on_gpus("a_captured_sequence_gives_the_same_values_each_time_it_is_replayed", 2, &nccl(), |rank| {
+        let mut other = rank.manager().new_group(&[Rank(0), Rank(1)]).unwrap().unwrap();
         let group = rank.manager().world();
         let device: Device = group.device().unwrap().clone();
         let me = group.rank().0;
@@ -126,23 +127,49 @@ fn a_captured_sequence_gives_the_same_values_each_time_it_is_replayed() {
         group.all_reduce(&mut x, ReduceOp::Max).unwrap();
         group.all_gather_into(&x, &mut all).unwrap();
         group.synchronize().unwrap();
-        let graph = device
-            .stream()
-            .capture(|| {
-                group.all_reduce(&mut x, ReduceOp::Sum)?;
-                group.all_reduce(&mut x, ReduceOp::Max)?;
-                group.all_gather_into(&x, &mut all)
+        let mut graph = None;
+        let recorded = group
+            .record(|group| {
+                #[expect(unsafe_code, reason = "a graph keeps addresses")]
+                // SAFETY: buffers and group live until the graph is dropped, below.
+                let captured = unsafe {
+                    device.stream().capture(|| {
+                        group.all_reduce(&mut x, ReduceOp::Sum)?;
+                        group.all_reduce(&mut x, ReduceOp::Max)?;
+                        group.all_gather_into(&x, &mut all)
+                    })
+                };
+                graph = Some(captured?);
+                Ok::<_, Error>(())
             })
             .unwrap();
+        let graph = graph.unwrap();
         assert!(graph.nodes() >= 3, "{graph:?}");
+        let mut larger = DeviceBuffer::new(&device, DType::F32, 64 * length).unwrap();
+        let refused = other.replay::<Error>(&recorded, || panic!("launched")).unwrap_err();
+        assert!(refused.to_string().contains("another group recorded"), "{refused}");
+        group.profile().clear();
         for _ in 0..3 {
             x.write(device.stream(), &values).unwrap();
-            graph.launch(device.stream()).unwrap();
+            // Larger ones of the kind that needs scratch memory leave alone what the graph uses.
+            group.all_reduce(&mut larger, ReduceOp::Max).unwrap();
+            group.replay::<Error>(&recorded, || Ok(graph.launch(device.stream())?)).unwrap();
             group.synchronize().unwrap();
             let got: Vec<f32> = all.to_vec(device.stream()).unwrap();
             for (i, value) in got.iter().enumerate() {
                 assert_eq!(*value, (2 * (i % length % 13) + 1) as f32, "element {i}");
             }
+        }
+        // What the graph does is counted and timed as if it were called.
+        let rows = group.profile().rows();
+        let row = |op, reduction| {
+            rows.iter()
+                .find(|r| r.op == op && r.reduction == reduction && r.bytes_up_to == 1 << 16)
+                .expect("a row")
+        };
+        for row in [row("all_reduce", Some("sum")), row("all_reduce", Some("max"))] {
+            assert_eq!((row.calls, row.timed), (3, 3), "{row:?}");
+            assert!(row.median_us > 1.0, "{row:?}");
         }
         drop(graph);
     });
@@ -265,16 +292,98 @@ fn a_rank_killed_in_a_collective_is_named_by_the_others() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let n = (gpus() as usize).min(4);
-    assert!(n >= 2, "this test needs 2 GPUs");
+    let (n, before) = (some_gpus(), memory_used());
     let mut ranks = Ranks::start(NAME, n, free_port(), folder.path());
     for rank in 0..n {
         wait_for(&folder.path().join(format!("rank-{rank}.log")), "ready", PATIENCE);
     }
     std::thread::sleep(Duration::from_millis(500));
+    let killed = Instant::now();
     ranks.kill(1);
     for rank in (0..n).filter(|r| *r != 1) {
         wait_for(&folder.path().join(format!("rank-{rank}.log")), "named it", SOON);
+    }
+    println!("named by all {} others {:?} after it was killed", n - 1, killed.elapsed());
+    for rank in (0..n).filter(|r| *r != 1) {
+        expect_success(&mut ranks, rank, folder.path());
+    }
+    println!("all have ended {:?} after", killed.elapsed());
+    wait_for_memory(before, SOON);
+}
+
+/// As many as tests with any number of them take.
+fn some_gpus() -> usize {
+    let here = gpus() as usize;
+    assert!(here >= 2, "this test needs 2 GPUs and CUDA shows {here}");
+    here.min(4)
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_group_that_a_rank_does_not_make_ends_at_the_deadline_and_names_it() {
+    let mut config = nccl();
+    config.process_group.timeout = Timeout::from_secs(5);
+    on_gpus("a_group_that_a_rank_does_not_make_ends_at_the_deadline_and_names_it", 2, &config, |rank| {
+        let manager = rank.manager();
+        if manager.rank().0 == 0 {
+            // One waits for the other's id, the other for somebody to come with it.
+            for ranks in [[1, 0], [0, 1]] {
+                let error = manager.new_group(&ranks.map(Rank)).unwrap_err();
+                println!("{error}");
+                assert!(error.to_string().contains("rank 1 is not there"), "{error}");
+            }
+        } else {
+            std::thread::sleep(Duration::from_secs(12));
+        }
+        // The others' groups go on.
+        let me = manager.rank();
+        manager.world().set_timeout(SOON);
+        sum_of_ranks(manager.world(), me);
+    });
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_rank_killed_while_a_group_is_made_is_named() {
+    const NAME: &str = "a_rank_killed_while_a_group_is_made_is_named";
+    if let Some(me) = role() {
+        let mut rank = initialize(&nccl()).unwrap();
+        println!("ready");
+        if me == 1 {
+            std::thread::sleep(PATIENCE);
+        }
+        let error = rank.manager().new_group(&[Rank(0), Rank(1)]).unwrap_err();
+        assert!(error.to_string().contains("lost rank 1"), "{error}");
+        println!("named it");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (_, before) = (some_gpus(), memory_used());
+    let mut ranks = Ranks::start(NAME, 2, free_port(), folder.path());
+    for rank in 0..2 {
+        wait_for(&folder.path().join(format!("rank-{rank}.log")), "ready", PATIENCE);
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    let killed = Instant::now();
+    ranks.kill(1);
+    wait_for(&folder.path().join("rank-0.log"), "named it", SOON);
+    println!("named {:?} after it was killed", killed.elapsed());
+    expect_success(&mut ranks, 0, folder.path());
+    wait_for_memory(before, SOON);
+}
+
+#[test]
+#[ignore = "needs 1 GPU"]
+fn two_ranks_on_one_gpu_are_named_with_it() {
+    const NAME: &str = "two_ranks_on_one_gpu_are_named_with_it";
+    if role().is_some() {
+        let error = initialize(&nccl()).unwrap_err().to_string();
+        assert!(error.contains("ranks 0 and 1 on host") && error.contains("would share one GPU"), "{error}");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut ranks = Ranks::start_at(NAME, 2, free_port(), folder.path(), |_| 0);
+    for rank in 0..2 {
         expect_success(&mut ranks, rank, folder.path());
     }
 }
@@ -302,8 +411,7 @@ fn a_rank_that_never_calls_is_named_at_the_deadline() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let n = (gpus() as usize).min(4);
-    assert!(n >= 2, "this test needs 2 GPUs");
+    let n = some_gpus();
     let mut ranks = Ranks::start(NAME, n, free_port(), folder.path());
     for rank in 0..n {
         expect_success(&mut ranks, rank, folder.path());
@@ -321,7 +429,7 @@ fn a_local_rank_without_a_gpu_is_named() {
         assert!(error.contains(&words) && error.contains(&format!("rank {here} cannot use it")), "{error}");
         return;
     }
-    assert!(here >= 1, "this test needs a GPU");
+    assert!(here >= 1, "this test needs 1 GPUs and CUDA shows none");
     let folder = tempfile::tempdir().unwrap();
     let mut ranks = Ranks::start(NAME, here + 1, free_port(), folder.path());
     for rank in 0..=here {
