@@ -4,7 +4,7 @@
 
 One line of JSON for each operation and size: microseconds for one call, the greatest over the ranks of the median.
 `graph_us`: replays of a CUDA graph with several calls; `eager_us`: calls back to back, by the host's clock until the GPU
-is done; `host_us`: until the calls have returned. Values are checked before and after. Multicast (NVLS) stays as the environment has it.
+is done; `host_us`: until the calls have returned. Values of a first call are checked, and at the end those of a replay against the same calls one by one; timed calls move zeros. Multicast (NVLS) stays as the environment has it.
 """
 import argparse, json, os, statistics, time
 import torch, torch.distributed as dist
@@ -81,6 +81,17 @@ def main():
                 end.record()
                 torch.cuda.synchronize()
                 times.append(start.elapsed_time(end) * 1000 / per)
+            # With operands that show it: a replay gives what the same calls give one by one.
+            x.fill_(rank + 1)
+            y.fill_(rank + 1)
+            for _ in range(per):
+                call()
+            want = x.clone(), y.clone()
+            x.fill_(rank + 1)
+            y.fill_(rank + 1)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert torch.equal(x, want[0]) and torch.equal(y, want[1]), (name, size, "replayed")
             row = {"op": name, "dtype": flags.dtype, "bytes": size, "world_size": n, "graph_us": greatest(statistics.median(times[3:])),
                    "eager_us": greatest(eager), "host_us": greatest(host)}
             del graph

@@ -1,9 +1,10 @@
 //! Latency and bandwidth of every call, always on.
 //!
 //! A call costs two clock readings, one lock that nobody else wants, a comparison with the class of the last call and a histogram increment.
-//! Latency is this rank's own time in the call, waiting for the others included. A call on a GPU takes the time between two
-//! events there, read some time later without waiting for the GPU; what the host spends to enqueue it is recorded beside.
-//! Calls in a captured graph are counted at each launch that the group follows, and timed the same way where that is asked for.
+//! Latency is this rank's own time in the call, waiting for the others included. On a GPU it is the time between two events,
+//! read some time later without waiting for the GPU; as events cost the GPU time, not every call there has them. What the
+//! host spends to enqueue a call is recorded beside, for each. Calls in a captured graph are counted at each launch that the
+//! group follows, and some of them timed.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -104,8 +105,8 @@ pub struct ProfileRow {
     pub world_size: usize,
     /// Number of calls.
     pub calls: u64,
-    /// How many of them have been timed: calls on a GPU are not while they are under way, when they were made as one group,
-    /// or in a graph that is not timed. Without any, the figures below are zero.
+    /// How many of them have been timed. On a GPU that is one in 200 microseconds, and in a graph every sixteenth of a kind;
+    /// calls that were made as one group are not, nor those under way. Without any, the figures below are zero.
     pub timed: u64,
     /// Median latency in microseconds.
     pub median_us: f64,

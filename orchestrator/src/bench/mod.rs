@@ -143,8 +143,9 @@ pub fn run(
                     group.force_path(path)?;
                 }
                 let figures = measure_group(group, request.graph, &case)?;
-                // An operation that cannot go the demanded way goes another, which is no figure for the one demanded.
-                if path.is_some() && figures.path != path && group.world_size() > 1 {
+                // An operation that cannot go the demanded way goes another, which is no figure for the one demanded; but
+                // wrong values are always told.
+                if path.is_some() && figures.path != path && group.world_size() > 1 && figures.errors == 0 {
                     continue;
                 }
                 let row = Row::new(&case, &figures, group, path.is_some());
@@ -155,6 +156,12 @@ pub fn run(
     }
     if group.world_size() > 1 {
         group.force_path(None)?;
+    }
+    if rows.is_empty() {
+        return Err(Error::Configuration(format!(
+            "nothing was measured: none of the operations can go by --path {}; `--path all` shows which goes how",
+            request.paths.join(",")
+        )));
     }
     Ok(rows)
 }

@@ -1,7 +1,7 @@
 //! Streams, events and graphs: what runs on a GPU, and in which order.
 
 use std::ffi::c_void;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::context::Context;
@@ -22,6 +22,8 @@ pub struct Stream {
 struct Inner {
     context: Arc<Context>,
     handle: Handle,
+    /// It is being captured by [`Stream::capture`].
+    capturing: Mutex<bool>,
 }
 
 impl Stream {
@@ -32,7 +34,9 @@ impl Stream {
         // SAFETY: the pointer is to a live handle, and a context is current.
         let code = unsafe { (context.driver.cuStreamCreateWithPriority)(&raw mut handle, 1, 0) };
         context.check("cuStreamCreate", code)?;
-        Ok(Self { inner: Arc::new(Inner { context: Arc::clone(context), handle }) })
+        Ok(Self {
+            inner: Arc::new(Inner { context: Arc::clone(context), handle, capturing: Mutex::new(false) }),
+        })
     }
 
     /// CUDA's handle, for libraries beside the driver's.
@@ -186,6 +190,11 @@ impl Stream {
     ) -> Result<Graph, E> {
         let context = &self.inner.context;
         context.bind()?;
+        let capturing = Capturing::new(&self.inner.capturing).ok_or_else(|| {
+            DeviceError::invalid(
+                "a stream is captured that is being captured already; end the first capture before",
+            )
+        })?;
         // Mode 2, relaxed: events of calls before the capture may be asked for meanwhile, by this thread (whose profile does)
         // and by the watchers' threads; in the stricter modes that ends the capture.
         // SAFETY: the stream lives.
@@ -195,6 +204,7 @@ impl Stream {
         let mut graph = 0;
         // SAFETY: the capture was begun above on this thread; the pointer is to a live handle.
         let code = unsafe { (context.driver.cuStreamEndCapture)(self.inner.handle, &raw mut graph) };
+        drop(capturing);
         if let Err(error) = outcome {
             if graph != 0 {
                 // SAFETY: just made, and used by nothing else.
@@ -204,6 +214,35 @@ impl Stream {
         }
         context.check("cuStreamEndCapture", code)?;
         Ok(Graph::instantiate(context, graph)?)
+    }
+}
+
+impl Stream {
+    /// Lets another thread than the one that uses the stream enqueue something, unless that would end up in a graph.
+    pub(crate) fn unless_capturing(
+        &self,
+        act: impl FnOnce() -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let capturing = self.inner.capturing.lock().unwrap_or_else(PoisonError::into_inner);
+        if *capturing { Ok(()) } else { act() }
+    }
+}
+
+/// Says of a stream that it is captured, until dropped.
+struct Capturing<'a>(&'a Mutex<bool>);
+
+impl<'a> Capturing<'a> {
+    /// None if it is already.
+    fn new(flag: &'a Mutex<bool>) -> Option<Self> {
+        let mut capturing = flag.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *capturing, true);
+        (!before).then_some(Self(flag))
+    }
+}
+
+impl Drop for Capturing<'_> {
+    fn drop(&mut self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = false;
     }
 }
 

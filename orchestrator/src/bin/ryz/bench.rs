@@ -220,15 +220,19 @@ fn heading(rank: &mut Orchestrator, request: &Request) -> String {
     let hosts: std::collections::BTreeSet<&str> =
         manager.roster().members.iter().map(|member| member.host.as_str()).collect();
     format!(
-        "ryz {VERSION}: {} ranks on {} host{}, backend {} ({})\n{} elements, {}; every value of every call is compared; \
-         a call's latency is that of its slowest rank\nready in {}, which reusing the groups saves each further call",
+        "ryz {VERSION}: {} ranks on {} host{}, backend {} ({})\n{} elements, {}\nready in {}, which reusing the groups saves each further call",
         manager.roster().world_size(),
         hosts.len(),
         if hosts.len() == 1 { "" } else { "s" },
         manager.backend(),
         manager.backend_reason(),
         request.dtype,
-        if request.graph { "calls replayed from a CUDA graph" } else { "calls made one by one" },
+        if request.graph {
+            "calls replayed from a CUDA graph; every result that stands at a replay's end is compared; latencies, percentiles \
+             and the number of calls are those of whole replays of the slowest rank, a call"
+        } else {
+            "calls made one by one; every value of every call is compared; a call's latency is that of its slowest rank"
+        },
         table::time(manager.init_time().as_secs_f64() * 1e6),
     )
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::handles::Kind::{Calls, Root, Stem};
 use super::links::Links;
@@ -12,6 +12,9 @@ use super::watch;
 use crate::device::nccl::UniqueId;
 use crate::error::{Error, Result};
 use crate::store::Store;
+
+/// How long a wait for the id looks at the store alone.
+const ID_ROUND: Duration = Duration::from_millis(200);
 
 /// How a communicator comes to be.
 pub(crate) enum Birth<'a> {
@@ -80,14 +83,21 @@ impl Communicator {
             return Ok(id);
         }
         let started = Instant::now();
-        let bytes = store.get(&key, deadline).map_err(|error| match error {
-            Error::Timeout { .. } => Error::Timeout {
-                what: format!("waiting for the NCCL id of group `{}`", shared.group),
-                waited: started.elapsed(),
-                missing: vec![shared.members[0].rank],
-            },
-            other => other,
-        })?;
+        // The watcher may hear meanwhile that a member is lost.
+        let bytes = loop {
+            shared.check()?;
+            match store.get(&key, deadline.min(Instant::now() + ID_ROUND)) {
+                Err(Error::Timeout { .. }) if Instant::now() < deadline => {}
+                Err(Error::Timeout { .. }) => {
+                    return Err(Error::Timeout {
+                        what: format!("waiting for the NCCL id of group `{}`", shared.group),
+                        waited: started.elapsed(),
+                        missing: vec![shared.members[0].rank],
+                    });
+                }
+                other => break other?,
+            }
+        };
         let id = <[u8; 128]>::try_from(bytes.as_slice())
             .map_err(|_| Error::Rendezvous(format!("the NCCL id in the store has {} bytes", bytes.len())))?;
         Ok(UniqueId(id))

@@ -227,15 +227,11 @@ impl Nccl {
         if self.group_of_calls.is_none() {
             shared.leave();
         }
-        outcome.or_else(|error| Err(shared.refused(error)))
-    }
-
-    pub(super) fn scratch_of(&self, stream: &Stream) -> usize {
-        usize::from(stream.handle() == self.side.handle())
+        outcome.map_err(|error| shared.refused(error))
     }
 
     fn scratch(&mut self, bytes: usize, stream: &Stream) -> Result<Address> {
-        let which = self.scratch_of(stream);
+        let which = self.which(stream);
         self.scratch[which].take(&self.device, stream, bytes)
     }
 }

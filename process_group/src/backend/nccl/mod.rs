@@ -36,6 +36,7 @@ use issue::Finish;
 use links::Links;
 use scratch::Scratch;
 use shared::{Shared, lock};
+use timings::Awaited;
 pub use timings::Captured;
 
 /// The only rank that a message waits for.
@@ -69,15 +70,12 @@ pub(crate) struct Nccl {
     times_graphs: bool,
     /// While calls are recorded.
     captured: Option<Captured>,
-    /// While a graph is launched.
-    launching: Option<((Event, Event), Instant)>,
 }
 
 struct GroupOfCalls {
     /// What the calls run on; nothing in a group of one.
     handle: Option<Handle>,
     begun: Instant,
-    events: Option<(Event, Event)>,
 }
 
 impl Nccl {
@@ -106,7 +104,6 @@ impl Nccl {
             link_gbs: None,
             times_graphs: false,
             captured: None,
-            launching: None,
         })
     }
 
@@ -122,7 +119,12 @@ impl Nccl {
         Arc::clone(&self.communicator)
     }
 
-    /// Enqueues a call between two events that time it.
+    /// Which of a pair belongs to this stream.
+    fn which(&self, stream: &Stream) -> usize {
+        usize::from(stream.handle() == self.side.handle())
+    }
+
+    /// Enqueues a call, and has it followed.
     fn enqueue(&mut self, call: &Call<'_>, stream: &Stream) -> Result<()> {
         let shared = Arc::clone(&self.shared);
         shared.check()?;
@@ -132,22 +134,26 @@ impl Nccl {
             shared.sequence.store(sequence, Ordering::Release);
         }
         let capturing = stream.is_capturing()?;
-        if let Some(captured) = self.captured.as_mut().filter(|_| capturing) {
-            captured.count(signature);
-        }
-        // A group of calls has events of its own.
         let alone = self.group_of_calls.is_none();
-        let timed_graph = alone && capturing && self.times_graphs && self.captured.is_some();
-        let in_graph = if timed_graph { Some(Captured::begin(stream)?) } else { None };
+        let mut in_graph = None;
+        if let Some(captured) = self.captured.as_mut().filter(|_| capturing)
+            && captured.count(signature)
+            && alone
+            && self.times_graphs
+        {
+            in_graph = Some(Captured::begin(stream)?);
+        }
+        // A group of calls is followed as one.
+        let flights = (alone && !capturing).then(|| &shared.flights[self.which(stream)]);
         let enqueued = Instant::now();
-        let events = if alone && !capturing { lock(&shared.flights).begin(stream)? } else { None };
+        let events = flights.map_or(Ok(None), |flights| lock(flights).begin(stream, enqueued))?;
         self.issue(call, stream)?;
-        if self.group_of_calls.is_none() {
+        if alone {
             self.finish(stream)?;
         }
-        if let Some(events) = events {
-            let (what, when) = ((Some(signature), sequence), (enqueued, deadline));
-            lock(&shared.flights).end(events, stream, what, when)?;
+        if let Some(flights) = flights {
+            let awaited = Awaited { signature: Some(signature), sequence, enqueued, deadline };
+            lock(flights).end(events, stream, awaited)?;
         }
         if let (Some(events), Some(captured)) = (in_graph, &mut self.captured) {
             captured.end(signature, events, stream)?;
@@ -157,13 +163,11 @@ impl Nccl {
 
     fn begin_inside(&mut self, handle: Option<Handle>) -> Result<()> {
         self.device.bind()?;
-        let stream = self.device.stream().clone();
         let begun = Instant::now();
-        let events = if stream.is_capturing()? { None } else { lock(&self.shared.flights).begin(&stream)? };
         // SAFETY: closed by `end` on the same thread.
         let code = unsafe { (self.shared.nccl.ncclGroupStart)() };
         self.shared.outcome("ncclGroupStart", code, 0)?;
-        self.group_of_calls = Some(GroupOfCalls { handle, begun, events });
+        self.group_of_calls = Some(GroupOfCalls { handle, begun });
         Ok(())
     }
 
@@ -172,7 +176,7 @@ impl Nccl {
         for finish in std::mem::take(&mut self.finishes) {
             finish.run(&self.device, stream)?;
         }
-        let which = self.scratch_of(stream);
+        let which = self.which(stream);
         self.scratch[which].reuse(&self.device, stream)
     }
 }
@@ -238,7 +242,7 @@ impl Backend for Nccl {
     }
 
     fn end(&mut self, deadline: Instant) -> Result<()> {
-        let Some(GroupOfCalls { handle, begun, events }) = self.group_of_calls.take() else { return Ok(()) };
+        let Some(GroupOfCalls { handle, begun }) = self.group_of_calls.take() else { return Ok(()) };
         let (shared, stream) = (Arc::clone(&self.shared), self.device.stream().clone());
         shared.expect_by(deadline);
         // SAFETY: opened by `begin` on the same thread.
@@ -247,9 +251,10 @@ impl Backend for Nccl {
         shared.leave();
         outcome.map_err(|error| shared.refused(error))?;
         self.finish(&stream)?;
-        if let Some(events) = events {
+        if !stream.is_capturing()? {
             let sequence = shared.sequence.load(Ordering::Acquire);
-            lock(&shared.flights).end(events, &stream, (None, sequence), (begun, deadline))?;
+            let awaited = Awaited { signature: None, sequence, enqueued: begun, deadline };
+            lock(&shared.flights[0]).end(None, &stream, awaited)?;
         }
         Ok(())
     }
@@ -257,7 +262,8 @@ impl Backend for Nccl {
     fn synchronize(&mut self, deadline: Instant) -> Result<()> {
         let (shared, device, side) = (&self.shared, &self.device, &self.side);
         let what = || format!("waiting for GPU {} in group `{}`", device.ordinal(), shared.group);
-        shared.wait(what, None, deadline, || Ok(device.stream().is_idle()? && side.is_idle()?))
+        shared.wait(what, None, deadline, || Ok(device.stream().is_idle()? && side.is_idle()?))?;
+        Ok(shared.flights.iter().try_for_each(|flights| lock(flights).all_done())?)
     }
 
     fn timings(&self) -> Option<Arc<dyn Timings>> {
@@ -270,23 +276,16 @@ impl Backend for Nccl {
     }
 
     fn before_replay(&mut self) -> Result<()> {
-        let stream = self.device.stream();
         self.shared.check()?;
         self.device.bind()?;
-        let mut flights = lock(&self.shared.flights);
         // The last launch's times are in events that this one sets again.
-        flights.land()?;
-        self.launching = flights.begin(stream)?.map(|events| (events, Instant::now()));
-        Ok(())
+        Ok(lock(&self.shared.flights[0]).land()?)
     }
 
     fn after_replay(&mut self, captured: &Arc<Captured>, sequence: u64, deadline: Instant) -> Result<()> {
         self.shared.sequence.store(sequence, Ordering::Release);
-        if let Some((events, launched)) = self.launching.take() {
-            let (stream, when) = (self.device.stream(), (launched, deadline));
-            lock(&self.shared.flights).end_launch(events, stream, captured, sequence, when)?;
-        }
-        Ok(())
+        let awaited = Awaited { signature: None, sequence, enqueued: Instant::now(), deadline };
+        Ok(lock(&self.shared.flights[0]).launched(self.device.stream(), awaited, captured)?)
     }
 
     fn link_gbs(&self) -> Option<f64> {
@@ -311,12 +310,16 @@ impl Backend for Nccl {
 
 impl Timings for Shared {
     fn take(&self) -> Vec<(Signature, Path, Duration)> {
-        let mut flights = lock(&self.flights);
-        if let Err(error) = flights.land() {
-            // Whoever uses the GPU next hears of it; what had landed before counts.
-            tracing::debug!(%error, "the GPU's times cannot be read");
+        let mut all = Vec::new();
+        for flights in &self.flights {
+            let mut flights = lock(flights);
+            if let Err(error) = flights.land() {
+                // Whoever uses the GPU next hears of it; what had landed before counts.
+                tracing::debug!(%error, "the GPU's times cannot be read");
+            }
+            all.extend(flights.take_landed().into_iter().map(|(s, took)| (s, Path::Nccl, took)));
         }
-        flights.take_landed().into_iter().map(|(s, took)| (s, Path::Nccl, took)).collect()
+        all
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::error::NcclError;
 use super::handles::{Calls, Trunk};
-use super::timings::Flights;
+use super::timings::{Awaited, Flights};
 use crate::device::symbols::{Handle, text};
 use crate::device::{Device, Nccl};
 use crate::error::{Error, Result};
@@ -51,7 +51,8 @@ pub(super) struct Shared {
     pub(super) sequence: AtomicU64,
     pub(super) request: Mutex<Option<Request>>,
     pub(super) stop: AtomicBool,
-    pub(super) flights: Mutex<Flights>,
+    /// Of the compute stream, and of the one of asynchronous calls.
+    pub(super) flights: [Mutex<Flights>; 2],
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -81,7 +82,7 @@ impl Shared {
             sequence: AtomicU64::new(0),
             request: Mutex::new(None),
             stop: AtomicBool::new(false),
-            flights: Mutex::default(),
+            flights: [Mutex::new(Flights::of_many()), Mutex::new(Flights::of_few())],
         }
     }
 
@@ -108,6 +109,12 @@ impl Shared {
 
     pub(super) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
+    }
+
+    /// The oldest call that is not known to be done.
+    pub(super) fn oldest(&self) -> Option<Awaited> {
+        let oldest = self.flights.iter().filter_map(|flights| lock(flights).oldest());
+        oldest.min_by_key(|awaited| awaited.deadline)
     }
 
     /// Makes this the failure unless there is one. Callers come back with it.

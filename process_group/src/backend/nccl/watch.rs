@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use super::links::{Heard, Links, Word};
 use super::peer;
 use super::shared::{Request, Shared, lock};
-use super::timings::Flight;
+use super::timings::Awaited;
 use crate::call::Signature;
+use crate::device::DeviceError;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 
@@ -70,15 +71,12 @@ impl Watch {
             return self.give_up(error, true);
         }
         let now = Instant::now();
-        let late = {
-            let mut flights = lock(&self.shared.flights);
-            if let Err(error) = flights.land() {
-                drop(flights);
-                return self.give_up(error.into(), true);
-            }
-            flights.oldest().map(|f| (f.signature, f.sequence, f.enqueued, f.deadline))
+        if let Err(error) = self.land(now) {
+            return self.give_up(error.into(), true);
+        }
+        let Some(Awaited { signature, sequence, enqueued, deadline }) = self.shared.oldest() else {
+            return self.look_inside(now);
         };
-        let Some((signature, sequence, enqueued, deadline)) = late else { return self.look_inside(now) };
         let peer = signature.as_ref().and_then(peer);
         if now >= deadline {
             return self.expire(self.words(signature, sequence), now - enqueued, sequence, peer);
@@ -93,6 +91,15 @@ impl Watch {
             let error = self.lost(position, "it has left the group", &during);
             self.give_up(error, true);
         }
+    }
+
+    /// Finds out which calls are done.
+    fn land(&self, now: Instant) -> Result<(), DeviceError> {
+        let shared = &*self.shared;
+        let stream = shared.device.stream();
+        // Who has called, and not again since, may have left the last calls without a mark.
+        stream.unless_capturing(|| lock(&shared.flights[0]).mark(stream, now, None))?;
+        shared.flights.iter().try_for_each(|flights| lock(flights).land())
     }
 
     fn words(&self, signature: Option<Signature>, sequence: u64) -> String {
@@ -141,9 +148,8 @@ impl Watch {
     }
 
     fn during(&self) -> String {
-        let flights = lock(&self.shared.flights);
-        let of = |flight: &Flight| flight.signature.map_or_else(several, |s| s.to_string());
-        flights.oldest().map_or_else(|| "no call".into(), of)
+        let of = |awaited: Awaited| awaited.signature.map_or_else(several, |s| s.to_string());
+        self.shared.oldest().map_or_else(|| "no call".into(), of)
     }
 
     fn lost(&self, position: usize, detail: &str, during: &str) -> Error {
