@@ -159,9 +159,8 @@ fn one(group: &mut ProcessGroup, raw: &RawNccl, what: Measured, bytes: usize, ro
 fn in_a_row(group: &mut ProcessGroup, raw: &RawNccl, rounds: usize) -> Result<[(f64, f64); 2]> {
     let mut found: [Vec<(f64, f64)>; 2] = Default::default();
     for _ in 0..rounds.max(3) {
-        let (ours, wrong) =
-            calls_back_to_back(group, 1024, IN_A_ROW, &mut |g, x| g.all_reduce(x, ReduceOp::Sum))?;
-        let (theirs, wrong_too) = calls_back_to_back(group, 1024, IN_A_ROW, &mut |_, x| raw.all_reduce(x))?;
+        let (ours, wrong) = calls_back_to_back(group, 1024, IN_A_ROW, |g, x| g.all_reduce(x, ReduceOp::Sum))?;
+        let (theirs, wrong_too) = calls_back_to_back(group, 1024, IN_A_ROW, |_, x| raw.all_reduce(x))?;
         ensure!(wrong + wrong_too == 0, "wrong elements: {wrong} of ours, {wrong_too} of NCCL's");
         found[0].push(ours);
         found[1].push(theirs);

@@ -116,7 +116,8 @@ fn write_checkpoint(folder: &Path, layers: usize) -> Result<()> {
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(&header)?;
     // Small numbers of both signs.
-    let piece: Vec<u8> = (0..PIECE / 2).flat_map(|i| [(i % 251) as u8, 0x3c | (i % 2 << 7) as u8]).collect();
+    let piece: Vec<u8> =
+        (0..PIECE / 2).flat_map(|i| [(i % 251) as u8, 0x3c | ((i % 2) << 7) as u8]).collect();
     let mut left = end;
     while left > 0 {
         let now = left.min(PIECE);

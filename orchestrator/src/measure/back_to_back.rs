@@ -10,7 +10,7 @@ use ryzanstein_process_group::{Error, GroupBuffer, ProcessGroup, ReduceOp};
 /// Those of the collectives.
 pub fn back_to_back(group: &mut ProcessGroup, bytes: usize, calls: usize) -> Result<(f64, u64), Error> {
     let (figure, errors) =
-        calls_back_to_back(group, bytes, calls, &mut |group, x| group.all_reduce(x, ReduceOp::Sum))?;
+        calls_back_to_back(group, bytes, calls, |group, x| group.all_reduce(x, ReduceOp::Sum))?;
     Ok((figure.0, errors))
 }
 
@@ -22,7 +22,7 @@ pub fn calls_back_to_back(
     group: &mut ProcessGroup,
     bytes: usize,
     calls: usize,
-    make: &mut dyn FnMut(&mut ProcessGroup, &mut GroupBuffer<f32>) -> Result<(), Error>,
+    mut make: impl FnMut(&mut ProcessGroup, &mut GroupBuffer<f32>) -> Result<(), Error>,
 ) -> Result<((f64, f64), u64), Error> {
     let n = group.world_size();
     let mut x = vec![0.0f32; bytes / 4];
