@@ -5,8 +5,9 @@ use std::process::Output;
 use crate::support::{Run, text};
 use serde_json::Value;
 
+/// On processors, whatever GPUs this machine has.
 fn bench(arguments: &[&str]) -> Output {
-    Run::new(&[&["bench"], arguments].concat(), &[]).finish()
+    Run::new(&[&["bench", "--backend", "tcp"], arguments].concat(), &[]).finish()
 }
 
 fn well(arguments: &[&str]) -> String {
@@ -45,8 +46,7 @@ const FIELDS: [&str; 13] = [
 
 #[test]
 fn every_operation_is_measured_and_right_among_three_ranks() {
-    let rows =
-        lines(&["--world-size", "3", "--op", "all", "--sizes", "1,10KB", "--iters", "4", "--backend", "tcp"]);
+    let rows = lines(&["--world-size", "3", "--op", "all", "--sizes", "1,10KB", "--iters", "4"]);
     // Two sizes of nine operations, and a barrier, which has none.
     assert_eq!(rows.len(), 19);
     for row in &rows {
@@ -188,5 +188,5 @@ fn wrong_uses_are_refused_before_anything_starts() {
     refused(&two(&["--reduction", "xor"]), 2, &["xor", "product"]);
     refused(&two(&["--iters", "0"]), 2, &["--iters"]);
     refused(&two(&["--link-gbs", "0"]), 2, &["--link-gbs"]);
-    refused(&two(&["--backend", "tcp", "--graph"]), 2, &["--graph", "CUDA graph", "host memory"]);
+    refused(&two(&["--graph"]), 2, &["--graph", "CUDA graph", "host memory"]);
 }

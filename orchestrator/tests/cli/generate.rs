@@ -20,6 +20,8 @@ fn generate(fixture: &str, ranks: usize, more: &[&str]) -> Outcome {
     let prompt: Vec<String> = expected.prompt.iter().map(ToString::to_string).collect();
     let (model, ranks, prompt) = (folder(fixture), ranks.to_string(), prompt.join(","));
     let mut arguments = vec!["generate", "--model", model.to_str().expect("a path"), "--world-size", &ranks];
+    // On processors, whatever GPUs this machine has.
+    arguments.extend(["--backend", "tcp"]);
     arguments.extend(["--token-ids", &prompt, "--max-new-tokens", "25", "--logits-out"]);
     arguments.push(file.to_str().expect("a path"));
     arguments.extend(more);
@@ -93,6 +95,8 @@ fn a_prompt_in_words_is_answered_in_words() {
         model.to_str().unwrap(),
         "--world-size",
         "2",
+        "--backend",
+        "tcp",
         "--max-new-tokens",
         "25",
         "--prompt",
