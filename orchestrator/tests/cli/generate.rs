@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use ryzanstein_tests::fixtures::{Expected, FIXTURES, folder, logits, world_sizes};
+use ryzanstein_tests::{distance, greatest};
 
 use crate::support::{Run, text};
 
@@ -30,11 +31,8 @@ fn generate(fixture: &str, ranks: usize, more: &[&str]) -> Outcome {
     let line: serde_json::Value = serde_json::from_str(&text(&output.stdout)).expect("one line of JSON");
     let tokens = serde_json::from_value(line["token_ids"].clone()).expect("tokens");
     let (shape, got) = logits(&file);
-    let wanted = &expected.logits;
     assert_eq!(shape, [expected.input().len(), expected.vocabulary], "{fixture} on {ranks}");
-    let largest = wanted.iter().fold(0.0f32, |m, v| m.max(v.abs()));
-    let difference = got.iter().zip(wanted).fold(0.0f32, |m, (a, b)| m.max((a - b).abs())) / largest;
-    assert!(got.iter().all(|v| v.is_finite()), "{fixture} on {ranks}");
+    let difference = distance(&got, &expected.logits) / greatest(&expected.logits);
     Outcome { tokens, difference }
 }
 
