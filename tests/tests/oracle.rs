@@ -56,6 +56,7 @@ fn f32_logits_equal_the_reference_at_every_position_and_world_size() {
         let expected = Expected::read(name);
         for &world_size in world_sizes(name) {
             for got in logits(name, Some(Dtype::F32), world_size, &expected) {
+                assert_eq!(got.len(), expected.logits.len(), "{name}, world {world_size}");
                 for (i, (got, want)) in got.iter().zip(&expected.logits).enumerate() {
                     assert!(
                         (got - want).abs() <= 1e-5 + 1e-5 * want.abs(),

@@ -175,3 +175,29 @@ fn a_tensor_of_another_shape_is_named_with_both_shapes() {
     assert_eq!(code, Some(2), "{said}");
     assert!(said.contains("mlp.") && said.contains("24") && said.contains("32"), "{said}");
 }
+
+#[test]
+fn a_file_of_logits_that_cannot_be_written_is_refused_before_anything_starts() {
+    // Damaged weights, which a rank would be the first to read.
+    let model = copy_of("llama-mha");
+    std::fs::write(model.path().join("model.safetensors"), "").expect("written");
+    let missing = model.path().join("not there").join("logits.safetensors");
+    for ranks in ["1", "2"] {
+        let (code, said) = wrong(&[
+            "generate",
+            "--model",
+            model.path().to_str().unwrap(),
+            "--world-size",
+            ranks,
+            "--token-ids",
+            "1,2",
+            "--logits-out",
+            missing.to_str().unwrap(),
+        ]);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(
+            said.starts_with("error: ") && said.contains("--logits-out") && said.contains("not there"),
+            "{said}"
+        );
+    }
+}
