@@ -190,3 +190,31 @@ fn wrong_uses_are_refused_before_anything_starts() {
     refused(&two(&["--link-gbs", "0"]), 2, &["--link-gbs"]);
     refused(&two(&["--graph"]), 2, &["--graph", "CUDA graph", "host memory"]);
 }
+
+#[test]
+fn an_address_alone_makes_no_rank_and_a_rank_alone_is_refused() {
+    let arguments = ["bench", "--backend", "tcp", "--world-size", "2", "--sizes", "1KB", "--iters", "3"];
+    // As it is exported for a launcher that is called later.
+    let output = Run::new(&arguments, &[("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")]).finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("2 ranks"), "{}", text(&output.stdout));
+
+    // As a rank of another launcher has it whose script forgot the address.
+    let output = Run::new(&arguments, &[("RANK", "1"), ("WORLD_SIZE", "2")]).finish();
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(
+        stderr.contains("RANK is set, but MASTER_ADDR is not") && stderr.contains("unset RANK"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn a_rank_that_is_told_where_to_meet_and_not_who_it_is_is_refused() {
+    let output =
+        Run::new(&["check"], &[("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1"), ("WORLD_SIZE", "2")]);
+    let output = output.finish();
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("RANK is not") && stderr.contains("unset MASTER_ADDR"), "{stderr}");
+}
