@@ -218,3 +218,8 @@ fn a_rank_that_is_told_where_to_meet_and_not_who_it_is_is_refused() {
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(stderr.contains("RANK is not") && stderr.contains("unset MASTER_ADDR"), "{stderr}");
 }
+
+#[test]
+fn a_size_that_no_memory_holds_is_an_error() {
+    refused(&["--world-size", "2", "--sizes", "1000TB"], 2, &["GB of memory", "smaller sizes"]);
+}
