@@ -109,7 +109,8 @@ impl Host {
     }
 
     fn blocked(&self, x: &[f32], w: &[f32], out: &mut [f32], k: usize, stride: usize) {
-        match self.threads.worth(x.len() / k * w.len()) {
+        let work = x.len() / k * w.len();
+        match self.threads.worth(work).filter(|_| work >= matmul::parallel_from()) {
             Some(pool) => {
                 let threads = pool.current_num_threads();
                 pool.install(|| matmul::multiply(x, w, out, k, stride, threads));
