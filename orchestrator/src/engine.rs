@@ -22,8 +22,10 @@ use crate::rendezvous::{self, Connection, Environment};
 ///
 /// # fn main() -> Result<(), ryzanstein_process_group::Error> {
 /// let mut rank = Orchestrator::initialize(&Config::default(), &std::env::vars().collect())?;
-/// let mut x = vec![1.0f32; 1000];
-/// rank.tensor_parallel().all_reduce(&mut x, ReduceOp::Sum)?;
+/// let group = rank.tensor_parallel();
+/// let mut x = group.place(&[1.0f32; 1000])?;
+/// group.all_reduce(&mut x, ReduceOp::Sum)?;
+/// println!("{:?}", group.fetch(&x)?);
 /// rank.finalize()
 /// # }
 /// ```

@@ -85,11 +85,22 @@ impl Response {
     }
 }
 
+/// Makes the empty file that logits go to, so that one that cannot be written is refused before a model is loaded.
+///
+/// # Errors
+/// Names the file.
+pub fn create_logits(file: &Path) -> Result<(), Error> {
+    std::fs::File::create(file).map(drop).map_err(|error| cannot_write(file, &error))
+}
+
 /// Loads the model and generates. Every rank calls this with the same request.
 ///
 /// # Errors
-/// Those of the model and of the collectives.
+/// Those of the model and of the collectives, and when `logits_out` cannot be written.
 pub fn run(rank: &mut Orchestrator, settings: &ModelConfig, request: &Request) -> Result<Response, Error> {
+    if let Some(file) = request.logits_out.as_deref().filter(|_| rank.tensor_parallel().rank().0 == 0) {
+        create_logits(file)?;
+    }
     let tokenizer = Tokenizer::open(&request.model)?;
     let prompt = match (&request.prompt, &tokenizer) {
         (Prompt::Tokens(tokens), _) => tokens.clone(),
@@ -148,6 +159,12 @@ fn write_logits(file: &Path, logits: &Tensor) -> Result<(), Error> {
         .map_err(|error| Error::Input(format!("logits: {error}")))?;
     let data = safetensors::serialize([("logits", view)], None)
         .map_err(|error| Error::Input(format!("logits: {error}")))?;
-    std::fs::write(file, data)
-        .map_err(|error| Error::Input(format!("--logits-out {}: {error}", file.display())))
+    std::fs::write(file, data).map_err(|error| cannot_write(file, &error))
+}
+
+fn cannot_write(file: &Path, error: &std::io::Error) -> Error {
+    Error::Input(format!(
+        "cannot write --logits-out {}: {error}; name a file in a folder that is there and can be written",
+        file.display()
+    ))
 }

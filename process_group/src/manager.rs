@@ -33,17 +33,20 @@ const FAREWELL: Duration = Duration::from_secs(10);
 /// thousands of times the price of a small all-reduce.
 ///
 /// ```
-/// use ryzanstein_config::Config;
+/// use ryzanstein_config::{BackendChoice, Config};
 /// use ryzanstein_process_group::{MemoryRendezvous, ProcessGroupManager, ReduceOp};
 ///
+/// let mut config = Config::default();
+/// config.process_group.backend = BackendChoice::Loopback;
 /// std::thread::scope(|scope| {
 ///     for rendezvous in MemoryRendezvous::new(2) {
-///         scope.spawn(move || -> ryzanstein_process_group::Result<()> {
-///             let mut manager = ProcessGroupManager::initialize(&Config::default(), &rendezvous)?;
+///         let config = &config;
+///         scope.spawn(move || {
+///             let mut manager = ProcessGroupManager::initialize(config, &rendezvous).unwrap();
 ///             let mut x = vec![1.0f32; 10];
-///             manager.world().all_reduce(&mut x, ReduceOp::Sum)?;
+///             manager.world().all_reduce(&mut x, ReduceOp::Sum).unwrap();
 ///             assert_eq!(x, [2.0; 10]);
-///             manager.finalize()
+///             manager.finalize().unwrap();
 ///         });
 ///     }
 /// });

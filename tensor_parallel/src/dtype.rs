@@ -10,7 +10,8 @@ use serde::{Deserialize, Serialize};
 
 /// Element type of weights and activations.
 ///
-/// Sums are always taken in `f32`. With a 16-bit type, every operation rounds its result once.
+/// What one rank computes is summed in `f32`. With a 16-bit type, every operation rounds its result once; so a sum over ranks
+/// is one of rounded terms, and between GPUs it is taken, and rounded on the way, in that type.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {

@@ -22,23 +22,6 @@ pub fn even(what: &str, total: usize, world_size: usize) -> Result<Vec<Range<usi
     Ok((0..world_size).map(|rank| rank * share..(rank + 1) * share).collect())
 }
 
-/// Shares of a matrix that holds several matrices one below the other: each part is cut on its own, so that a rank
-/// gets a share of every part. Element `[rank][part]`.
-///
-/// # Errors
-/// When `world_size` does not divide the length of a part.
-pub fn fused(what: &str, parts: &[usize], world_size: usize) -> Result<Vec<Vec<Range<usize>>>> {
-    let mut shares = vec![Vec::with_capacity(parts.len()); world_size];
-    let mut start = 0;
-    for &part in parts {
-        for (rank, range) in even(what, part, world_size)?.into_iter().enumerate() {
-            shares[rank].push(start + range.start..start + range.end);
-        }
-        start += part;
-    }
-    Ok(shares)
-}
-
 /// The attention heads of one rank.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Heads {
@@ -133,17 +116,6 @@ mod tests {
             let message = even("rows", total, world).unwrap_err().to_string();
             let expected = format!("world size {world} does not divide {total} rows");
             prop_assert!(message.contains(&expected));
-        }
-
-        #[test]
-        fn every_part_of_a_fused_matrix_is_tiled_by_the_ranks(
-            shares in prop::collection::vec(1usize..50, 1..5), world in 1usize..9,
-        ) {
-            let parts: Vec<_> = shares.iter().map(|s| s * world).collect();
-            let cut = fused("rows", &parts, world).unwrap();
-            let in_order = (0..parts.len()).flat_map(|p| cut.iter().map(move |rank| rank[p].clone()));
-            prop_assert!(tiles(in_order, parts.iter().sum()));
-            prop_assert!(cut.iter().all(|rank| rank.iter().map(Range::len).eq(shares.iter().copied())));
         }
 
         #[test]

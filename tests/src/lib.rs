@@ -109,5 +109,47 @@ pub fn same_bits<T: Element>(a: &[T], b: &[T]) -> bool {
     bytemuck::cast_slice::<T, u8>(a) == bytemuck::cast_slice::<T, u8>(b)
 }
 
+/// The greatest magnitude among values.
+///
+/// # Panics
+/// When one is not finite: a maximum would pass a NaN over.
+#[track_caller]
+pub fn greatest(values: &[f32]) -> f32 {
+    let strange = values.iter().position(|v| !v.is_finite());
+    assert!(strange.is_none(), "value {} of {} is not finite", strange.unwrap_or(0), values.len());
+    values.iter().fold(0.0, |most, v| most.max(v.abs()))
+}
+
+/// The greatest difference between two lists of values.
+///
+/// # Panics
+/// When their lengths differ, and as [`greatest`].
+#[track_caller]
+pub fn distance(got: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(got.len(), want.len(), "lists of different lengths");
+    let differences: Vec<f32> = got.iter().zip(want).map(|(got, want)| got - want).collect();
+    greatest(&differences)
+}
+
 /// A generous deadline for things that should take milliseconds.
 pub const SOON: Duration = Duration::from_secs(20);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_distance_is_that_of_the_farthest_pair() {
+        assert_eq!(distance(&[1.0, -2.0, 0.5], &[1.5, 1.0, 0.5]), 3.0);
+    }
+
+    #[test]
+    fn what_is_not_finite_or_not_there_has_no_distance() {
+        for (got, want) in
+            [(&[1.0, f32::NAN][..], &[1.0, 1.0][..]), (&[f32::INFINITY], &[0.0]), (&[1.0], &[1.0, 1.0])]
+        {
+            let measured = std::panic::catch_unwind(|| distance(got, want));
+            assert!(measured.is_err(), "{got:?} {want:?}");
+        }
+    }
+}

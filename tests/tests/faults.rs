@@ -312,7 +312,7 @@ fn a_rank_that_does_not_join_is_named() {
     config.rendezvous.timeout = Timeout::from_millis(300);
     let ranks = MemoryRendezvous::new(3);
     std::thread::scope(|scope| {
-        for rendezvous in ranks.into_iter().filter(|_| true).take(2) {
+        for rendezvous in ranks.into_iter().take(2) {
             let config = &config;
             scope.spawn(move || {
                 let error = ProcessGroupManager::initialize(config, &rendezvous).unwrap_err().to_string();

@@ -11,9 +11,8 @@ use ryzanstein_tensor_parallel::compute::AttentionCall;
 use ryzanstein_tensor_parallel::{
     Compute, Cuda, Dtype, GenerateOptions, Host, Llama, LlamaConfig, Tensor, legal_world_sizes,
 };
-use ryzanstein_tests::fixtures::{FIXTURES, folder};
-use ryzanstein_tests::{config, with_ranks};
-use safetensors::SafeTensors;
+use ryzanstein_tests::fixtures::{Expected, FIXTURES, folder};
+use ryzanstein_tests::{config, distance, greatest, with_ranks};
 
 const TYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
 
@@ -329,36 +328,6 @@ fn world_sizes(name: &str) -> Vec<usize> {
     legal_world_sizes(&LlamaConfig::from_folder(&folder(name)).unwrap(), most)
 }
 
-struct Expected {
-    prompt: Vec<u32>,
-    tokens: Vec<u32>,
-    logits: Vec<f32>,
-    half: bool,
-}
-
-impl Expected {
-    fn read(name: &str) -> Self {
-        let bytes = std::fs::read(folder(name).join("expected.safetensors")).unwrap();
-        let file = SafeTensors::deserialize(&bytes).unwrap();
-        let ids = |key| {
-            let data = file.tensor(key).unwrap().data();
-            data.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as u32).collect()
-        };
-        let logits = file.tensor("logits").unwrap().data();
-        let logits = logits.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
-        Self {
-            prompt: ids("prompt"),
-            tokens: ids("tokens"),
-            logits,
-            half: file.tensor("logits_native").is_ok(),
-        }
-    }
-
-    fn input(&self) -> Vec<u32> {
-        self.prompt.iter().chain(&self.tokens[..self.tokens.len() - 1]).copied().collect()
-    }
-}
-
 fn on_gpus<R: Send>(
     world_size: usize,
     job: impl Fn(&mut ryzanstein_process_group::ProcessGroup) -> R + Sync,
@@ -372,9 +341,8 @@ fn on_gpus<R: Send>(
 
 #[track_caller]
 fn near(got: &[f32], want: &[f32]) {
-    let largest = want.iter().fold(0.0f32, |most, v| most.max(v.abs()));
-    let difference = got.iter().zip(want).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
-    assert!(got.len() == want.len() && difference <= 1e-5 * largest, "{difference} of {largest}");
+    let (difference, largest) = (distance(got, want), greatest(want));
+    assert!(difference <= 1e-5 * largest, "{difference} of {largest}");
 }
 
 /// Logits of all positions at once; of the prompt and then token by token; and by a recorded graph.
@@ -417,6 +385,7 @@ fn f32_logits_on_gpus_equal_the_reference_at_every_position() {
                 "{name}, world {world_size}: a recorded pass differs from the eager one"
             );
             for got in got {
+                assert_eq!(got.len(), expected.logits.len(), "{name}, world {world_size}");
                 for (i, (got, want)) in got.iter().zip(&expected.logits).enumerate() {
                     assert!(
                         (got - want).abs() <= 1e-4 + 1e-4 * want.abs(),
@@ -433,13 +402,12 @@ fn f32_logits_on_gpus_equal_the_reference_at_every_position() {
 fn sixteen_bit_models_on_gpus_stay_near_the_f32_reference() {
     for name in FIXTURES {
         let expected = Expected::read(name);
-        let scale = expected.logits.iter().fold(0.0f32, |m, v| m.max(v.abs()));
+        let scale = greatest(&expected.logits);
         for dtype in [Dtype::F16, Dtype::Bf16] {
             let got = logits(name, Some(dtype), 1, &expected);
             assert_eq!(got[1], got[2], "{name}, {dtype}: a recorded pass differs from the eager one");
             for got in got {
-                let error =
-                    got.iter().zip(&expected.logits).fold(0.0f32, |m, (a, b)| m.max((a - b).abs())) / scale;
+                let error = distance(&got, &expected.logits) / scale;
                 println!("{name}, {dtype}: {error:.5} of the greatest logit");
                 assert!(error <= 5e-2, "{name}, {dtype}: off by {error} of the greatest logit");
             }
@@ -452,7 +420,8 @@ fn sixteen_bit_models_on_gpus_stay_near_the_f32_reference() {
 fn greedy_decoding_on_gpus_gives_the_reference_tokens_recorded_or_not() {
     for name in FIXTURES {
         let expected = Expected::read(name);
-        let types = if expected.half { vec![Some(Dtype::F32), None] } else { vec![Some(Dtype::F32)] };
+        let types =
+            if expected.native.is_some() { vec![Some(Dtype::F32), None] } else { vec![Some(Dtype::F32)] };
         for world_size in world_sizes(name) {
             for dtype in &types {
                 for graph in [false, true] {
@@ -489,6 +458,7 @@ fn a_model_that_only_one_rank_can_read_is_the_same_on_all_gpus() {
         let input = expected.input();
         let mut cache = model.cache(input.len()).unwrap();
         let got = model.forward(&input, &mut cache, group).unwrap();
+        assert_eq!(got.count(), expected.logits.len());
         for (got, want) in got.values().unwrap().iter().zip(&expected.logits) {
             assert!((got - want).abs() <= 1e-4 + 1e-4 * want.abs(), "{got} and should be {want}");
         }

@@ -156,19 +156,25 @@ fn any_list_of_ranks_makes_a_group_in_the_order_given() {
 
 #[test]
 fn one_rank_alone_needs_nobody() {
-    with_ranks(&config(BackendChoice::Auto), 1, |mut manager| {
-        let group = manager.tensor_parallel();
-        let mut x = [3.0f32];
-        group.all_reduce(&mut x, ReduceOp::Avg).unwrap();
-        assert_eq!(x, [3.0]);
-        assert_eq!(group.profile().rows()[0].path, "local");
-        manager.finalize().unwrap();
-    });
+    for backend in BOTH {
+        with_ranks(&config(backend), 1, |mut manager| {
+            let group = manager.tensor_parallel();
+            let mut x = [3.0f32];
+            group.all_reduce(&mut x, ReduceOp::Avg).unwrap();
+            assert_eq!(x, [3.0]);
+            assert_eq!(group.profile().rows()[0].path, "local");
+            manager.finalize().unwrap();
+        });
+    }
 }
 
 #[test]
 fn auto_takes_shared_memory_for_threads_and_says_why_not_nccl() {
-    with_ranks(&config(BackendChoice::Auto), 2, |manager| {
+    let mut config = config(BackendChoice::Auto);
+    // So it is on a machine with GPUs too.
+    config.device.nccl = Some("/nonexistent/libnccl.so.2".into());
+    config.device.cuda = Some("/nonexistent/libcuda.so.1".into());
+    with_ranks(&config, 2, |manager| {
         assert_eq!(manager.backend(), BackendKind::Loopback);
         assert!(
             manager.backend_reason().contains("not `nccl`: no rank can use it"),

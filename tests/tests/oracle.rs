@@ -5,7 +5,7 @@ use ryzanstein_tensor_parallel::{
     Dtype, Error, GenerateOptions, Llama, LlamaConfig, Tokenizer, legal_world_sizes,
 };
 use ryzanstein_tests::fixtures::{Expected, FIXTURES, folder, world_sizes};
-use ryzanstein_tests::on_loopback;
+use ryzanstein_tests::{distance, greatest, on_loopback};
 
 /// Logits of all positions at once, and the same from the prompt followed by one token at a time.
 fn logits(name: &str, dtype: Option<Dtype>, world_size: usize, expected: &Expected) -> [Vec<f32>; 2] {
@@ -28,15 +28,6 @@ fn logits(name: &str, dtype: Option<Dtype>, world_size: usize, expected: &Expect
     let first = all.remove(0);
     assert!(all.iter().all(|other| *other == first), "{name}, world {world_size}: ranks disagree");
     first
-}
-
-fn greatest(values: impl IntoIterator<Item = f32>) -> f32 {
-    values.into_iter().map(f32::abs).fold(0.0, f32::max)
-}
-
-fn distance(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    greatest(a.iter().zip(b).map(|(a, b)| a - b))
 }
 
 fn is_half(name: &str) -> bool {
@@ -65,6 +56,7 @@ fn f32_logits_equal_the_reference_at_every_position_and_world_size() {
         let expected = Expected::read(name);
         for &world_size in world_sizes(name) {
             for got in logits(name, Some(Dtype::F32), world_size, &expected) {
+                assert_eq!(got.len(), expected.logits.len(), "{name}, world {world_size}");
                 for (i, (got, want)) in got.iter().zip(&expected.logits).enumerate() {
                     assert!(
                         (got - want).abs() <= 1e-5 + 1e-5 * want.abs(),
@@ -92,7 +84,7 @@ fn greedy_decoding_gives_the_reference_tokens_on_every_rank_and_world_size() {
 fn sixteen_bit_models_in_their_own_type_stay_near_the_f32_reference_and_choose_its_tokens() {
     for name in FIXTURES.into_iter().filter(|name| is_half(name)) {
         let expected = Expected::read(name);
-        let scale = greatest(expected.logits.iter().copied());
+        let scale = greatest(&expected.logits);
         for &world_size in world_sizes(name) {
             for got in logits(name, None, world_size, &expected) {
                 let error = distance(&got, &expected.logits) / scale;
@@ -109,7 +101,7 @@ fn sixteen_bit_models_in_their_own_type_stay_near_the_f32_reference_and_choose_i
 #[test]
 fn an_f32_model_can_be_run_in_either_sixteen_bit_type() {
     let expected = Expected::read("llama-mha");
-    let scale = greatest(expected.logits.iter().copied());
+    let scale = greatest(&expected.logits);
     for dtype in [Dtype::F16, Dtype::Bf16] {
         for got in logits("llama-mha", Some(dtype), 2, &expected) {
             let error = distance(&got, &expected.logits) / scale;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use ryzanstein_process_group::{Buffer, BufferMut, DType, Error, ProcessGroup, View, ViewMut};
+use ryzanstein_process_group::{Buffer, BufferMut, DType, Error, ProcessGroup, View, ViewMut, table};
 
 use super::{Bench, Call, Sample, Slot};
 
@@ -56,7 +56,15 @@ impl Bench for Host {
 
     fn allocate(&mut self, dtype: DType, elements: usize) -> Result<HostBuffer, Error> {
         let bytes = elements * dtype.size();
-        Ok(HostBuffer { dtype, bytes, words: vec![0; bytes.div_ceil(8)] })
+        let mut words = Vec::new();
+        words.try_reserve_exact(bytes.div_ceil(8)).map_err(|_| {
+            let size = table::bytes(bytes as f64);
+            Error::Configuration(format!(
+                "this host has no {size} of memory for one buffer; measure smaller sizes, or fewer ranks on it"
+            ))
+        })?;
+        words.resize(bytes.div_ceil(8), 0);
+        Ok(HostBuffer { dtype, bytes, words })
     }
 
     fn write(&mut self, memory: &mut HostBuffer, content: &mut dyn FnMut(&mut [u8])) -> Result<(), Error> {

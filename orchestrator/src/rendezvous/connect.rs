@@ -199,6 +199,10 @@ fn alone(config: &Config, environment: &Environment) -> Result<Kind> {
     let named = number(environment, "WORLD_SIZE")?;
     match named.or(config.job.world_size.map(ryzanstein_config::WorldSize::get)) {
         None | Some(1) => Ok(Kind::Alone(MemoryRendezvous::new(1).remove(0))),
+        Some(ranks) if environment.contains_key("RANK") => Err(Error::Configuration(format!(
+            "this is one of {ranks} ranks, as RANK is set, but MASTER_ADDR is not, which says where they meet; set RANK, \
+             WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every rank, or unset RANK to start ranks from here"
+        ))),
         Some(ranks) => Err(Error::Configuration(format!(
             "there are to be {ranks} ranks, but nothing says where they meet; start them with `ryz launch --world-size \
              {ranks} -- PROGRAM`, or with a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
@@ -210,7 +214,11 @@ fn alone(config: &Config, environment: &Environment) -> Result<Kind> {
 fn foreign(config: &Config, environment: &Environment, server: HostPort, deadline: Instant) -> Result<Kind> {
     let identity = identity(config, environment)?;
     let Some(rank) = identity.rank else {
-        return Err(Error::Configuration("MASTER_ADDR is set, but RANK is not".into()));
+        return Err(Error::Configuration(
+            "MASTER_ADDR is set, but RANK is not: a launcher that says where to meet must say who each rank is; set RANK \
+             and WORLD_SIZE for every rank, or unset MASTER_ADDR to run alone"
+                .into(),
+        ));
     };
     let address = (server.host(), server.port())
         .to_socket_addrs()

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use ryzanstein_process_group::Rank;
 
-/// A longer line is cut into several.
+/// A longer line is cut into several, unless its bytes are passed on as they are.
 const LONGEST_LINE: usize = 64 << 10;
 /// How many of the last lines are remembered.
 const LINES_KEPT: usize = 12;
@@ -20,7 +20,7 @@ const BYTES_KEPT: usize = 1 << 10;
 #[derive(Clone, Copy, Debug)]
 pub(super) enum To {
     Stdout,
-    /// Stdout, the lines as they are.
+    /// Stdout, the bytes as they are.
     BareStdout,
     Stderr,
 }
@@ -60,7 +60,7 @@ fn pump(rank: Rank, mut stream: impl BufRead, to: To, mut log: Option<File>, tai
             // A full disk must not end the job. The lines still go to the launcher's output.
             log = None;
         }
-        if !line.ends_with(b"\n") {
+        if !matches!(to, To::BareStdout) && !line.ends_with(b"\n") {
             line.push(b'\n');
         }
         // One write a line, so that lines of different ranks never mix. Whoever read ours may be gone: then the rank's

@@ -5,8 +5,9 @@ use std::process::Output;
 use crate::support::{Run, text};
 use serde_json::Value;
 
+/// On processors, whatever GPUs this machine has.
 fn bench(arguments: &[&str]) -> Output {
-    Run::new(&[&["bench"], arguments].concat(), &[]).finish()
+    Run::new(&[&["bench", "--backend", "tcp"], arguments].concat(), &[]).finish()
 }
 
 fn well(arguments: &[&str]) -> String {
@@ -45,8 +46,7 @@ const FIELDS: [&str; 13] = [
 
 #[test]
 fn every_operation_is_measured_and_right_among_three_ranks() {
-    let rows =
-        lines(&["--world-size", "3", "--op", "all", "--sizes", "1,10KB", "--iters", "4", "--backend", "tcp"]);
+    let rows = lines(&["--world-size", "3", "--op", "all", "--sizes", "1,10KB", "--iters", "4"]);
     // Two sizes of nine operations, and a barrier, which has none.
     assert_eq!(rows.len(), 19);
     for row in &rows {
@@ -188,5 +188,38 @@ fn wrong_uses_are_refused_before_anything_starts() {
     refused(&two(&["--reduction", "xor"]), 2, &["xor", "product"]);
     refused(&two(&["--iters", "0"]), 2, &["--iters"]);
     refused(&two(&["--link-gbs", "0"]), 2, &["--link-gbs"]);
-    refused(&two(&["--backend", "tcp", "--graph"]), 2, &["--graph", "CUDA graph", "host memory"]);
+    refused(&two(&["--graph"]), 2, &["--graph", "CUDA graph", "host memory"]);
+}
+
+#[test]
+fn an_address_alone_makes_no_rank_and_a_rank_alone_is_refused() {
+    let arguments = ["bench", "--backend", "tcp", "--world-size", "2", "--sizes", "1KB", "--iters", "3"];
+    // As it is exported for a launcher that is called later.
+    let output = Run::new(&arguments, &[("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")]).finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("2 ranks"), "{}", text(&output.stdout));
+
+    // As a rank of another launcher has it whose script forgot the address.
+    let output = Run::new(&arguments, &[("RANK", "1"), ("WORLD_SIZE", "2")]).finish();
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(
+        stderr.contains("RANK is set, but MASTER_ADDR is not") && stderr.contains("unset RANK"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn a_rank_that_is_told_where_to_meet_and_not_who_it_is_is_refused() {
+    let output =
+        Run::new(&["check"], &[("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1"), ("WORLD_SIZE", "2")]);
+    let output = output.finish();
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("RANK is not") && stderr.contains("unset MASTER_ADDR"), "{stderr}");
+}
+
+#[test]
+fn a_size_that_no_memory_holds_is_an_error() {
+    refused(&["--world-size", "2", "--sizes", "1000TB"], 2, &["GB of memory", "smaller sizes"]);
 }

@@ -156,6 +156,15 @@ fn lines_carry_their_rank_and_streams_stay_apart() {
 }
 
 #[test]
+fn bare_output_is_passed_on_byte_by_byte_however_long_its_lines_are() {
+    let script = "head -c 200000 /dev/zero | tr '\\0' x; echo; printf partial";
+    let output = Run::launch(&["--world-size", "1", "--bare-stdout"], script).finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let wanted = "x".repeat(200_000) + "\npartial";
+    assert!(text(&output.stdout) == wanted, "{} bytes, wanted {}", output.stdout.len(), wanted.len());
+}
+
+#[test]
 fn the_log_folder_holds_what_each_rank_wrote() {
     let folder = tempfile::tempdir().expect("a folder");
     let logs = folder.path().join("new/logs");

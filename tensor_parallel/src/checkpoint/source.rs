@@ -123,14 +123,16 @@ pub struct RootSource<'a> {
 impl WeightSource for RootSource<'_> {
     fn fill(&mut self, part: &Part<'_>, target: &mut Tensor, at: usize) -> Result<()> {
         let me = self.group.rank();
+        // The others wait for what is read: where that fails it is sent all the same, and the error comes after.
+        let mut read = Ok(());
         if part.cut == Cut::Whole {
             let (rows, columns) = part.of(me.index());
             let count = rows.len();
             if let Some(checkpoint) = self.checkpoint {
-                checkpoint.read_into(part.name, part.shape, rows, columns, target, at)?;
+                read = checkpoint.read_into(part.name, part.shape, rows, columns, target, at);
             }
             self.group.broadcast(&mut target.rows_mut(at..at + count), self.root)?;
-            return Ok(());
+            return read;
         }
         for peer in Rank::all(self.group.world_size()) {
             let (rows, columns) = part.of(peer.index());
@@ -143,18 +145,22 @@ impl WeightSource for RootSource<'_> {
                     self.group.recv(&mut target.rows_mut(there..there + piece.len()), self.root)?;
                 } else if let Some(checkpoint) = self.checkpoint {
                     if me == peer {
-                        checkpoint.read_into(part.name, part.shape, piece, columns.clone(), target, there)?;
+                        read = read.and_then(|()| {
+                            checkpoint.read_into(part.name, part.shape, piece, columns.clone(), target, there)
+                        });
                         continue;
                     }
                     if block.shape() != [piece.len(), columns.len()] {
                         block = target.like(&[piece.len(), columns.len()])?;
                     }
-                    checkpoint.read_into(part.name, part.shape, piece, columns.clone(), &mut block, 0)?;
+                    read = read.and_then(|()| {
+                        checkpoint.read_into(part.name, part.shape, piece, columns.clone(), &mut block, 0)
+                    });
                     self.group.send(&block, peer)?;
                 }
             }
         }
-        Ok(())
+        read
     }
 }
 

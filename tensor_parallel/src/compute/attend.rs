@@ -10,17 +10,15 @@ use std::ops::Range;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
+use super::host::Threads;
 use super::{AttentionCall, skinny};
 use crate::attention::LayerCache;
 use crate::dtype::Float;
 use crate::error::{Error, Result};
 use crate::tensor::{Storage, Tensor, with_elements};
 
-/// Fewer products of a query's element than this are not worth a second thread.
-const PARALLEL_FROM: usize = 1 << 17;
-
 pub(super) fn attention(
-    (threads, arch): (usize, Arch),
+    (threads, arch): (&Threads, Arch),
     qkv: &Tensor,
     call: &AttentionCall<'_>,
     cache: &mut LayerCache,
@@ -63,10 +61,11 @@ pub(super) fn attention(
         let seen = (first + start) * head_dim..(first + end) * head_dim;
         arch.dispatch(OneHead { query, keys, values: cached, seen, out });
     };
-    if threads > 1 && out.len() * (position + rows) >= PARALLEL_FROM {
-        out.par_chunks_exact_mut(head_dim).enumerate().for_each(one_head);
-    } else {
-        out.chunks_exact_mut(head_dim).enumerate().for_each(one_head);
+    match threads.worth(out.len() * (position + rows)) {
+        Some(pool) => {
+            pool.install(|| out.par_chunks_exact_mut(head_dim).enumerate().for_each(one_head));
+        }
+        None => out.chunks_exact_mut(head_dim).enumerate().for_each(one_head),
     }
     Tensor::new(&[rows, heads * head_dim], out, qkv.dtype())
 }

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use pulp::Arch;
 use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use ryzanstein_process_group::Element as _;
 
 use super::{AttentionCall, Compute, Step, attend, matmul, skinny};
@@ -14,20 +15,47 @@ use crate::tensor::{Storage, Tensor, with_elements};
 
 /// Weights of a 16-bit type are widened for a blocked product this many at a time.
 const PANEL: usize = 1 << 18;
-/// Fewer multiplications than this are not worth a second thread.
+/// Fewer multiplications than this, in a product or in attention, are not worth a second thread.
 const PARALLEL_FROM: usize = 1 << 17;
 
 /// Arithmetic on the processor, with the `gemm` crate for large products.
 #[derive(Debug)]
 pub struct Host {
-    threads: usize,
+    threads: Threads,
     arch: Arch,
 }
 
+/// The threads of one [`Host`]. Ranks that share a machine must not take each other's processors, so none uses a pool that
+/// belongs to the whole process.
+#[derive(Debug)]
+pub(super) struct Threads(Option<ThreadPool>);
+
+impl Threads {
+    fn new(count: usize) -> Self {
+        if count < 2 {
+            return Self(None);
+        }
+        let name = |index| format!("ryz-compute-{index}");
+        match ThreadPoolBuilder::new().num_threads(count).thread_name(name).build() {
+            Ok(pool) => Self(Some(pool)),
+            Err(error) => {
+                // The results are the same.
+                tracing::warn!(%error, threads = count, "cannot start threads to compute on; one alone computes");
+                Self(None)
+            }
+        }
+    }
+
+    /// The threads that are worth starting for so many multiplications; `None` means the caller's own.
+    pub(super) fn worth(&self, multiplications: usize) -> Option<&ThreadPool> {
+        self.0.as_ref().filter(|_| multiplications >= PARALLEL_FROM)
+    }
+}
+
 impl Host {
-    /// Computes on this many threads.
+    /// Computes on this many threads at most: on a pool of its own, or with one on the caller's thread.
     pub fn new(threads: usize) -> Self {
-        Self { threads: threads.max(1), arch: Arch::new() }
+        Self { threads: Threads::new(threads), arch: Arch::new() }
     }
 
     /// Shares this machine's processors among `ranks` ranks, as if all of them ran here.
@@ -53,20 +81,22 @@ impl Host {
     }
 
     fn many_products<T: Float>(&self, x: &[f32], w: &[T], out: &mut [f32], k: usize, m: usize) {
-        if self.threads == 1 || w.len() * m < PARALLEL_FROM {
+        let Some(pool) = self.threads.worth(w.len() * m) else {
             skinny::multiply(self.arch, x, w, out, k);
             return;
-        }
-        let rows = (w.len() / k).div_ceil(self.threads * 4);
-        w.par_chunks(rows * k)
-            .zip(out.par_chunks_mut(rows * m))
-            .for_each(|(w, out)| skinny::multiply(self.arch, x, w, out, k));
+        };
+        let rows = (w.len() / k).div_ceil(pool.current_num_threads() * 4);
+        pool.install(|| {
+            w.par_chunks(rows * k)
+                .zip(out.par_chunks_mut(rows * m))
+                .for_each(|(w, out)| skinny::multiply(self.arch, x, w, out, k));
+        });
     }
 
     fn many_rows<T: Float>(&self, x: &[f32], w: &[T], out: &mut [f32], k: usize) {
         let n = w.len() / k;
         if T::DTYPE == f32::DTYPE {
-            matmul::multiply(x, bytemuck::cast_slice(w), out, k, n, self.threads);
+            self.blocked(x, bytemuck::cast_slice(w), out, k, n);
             return;
         }
         let rows = (PANEL / k).max(1);
@@ -74,7 +104,18 @@ impl Host {
         for (i, w) in w.chunks(rows * k).enumerate() {
             let panel = &mut panel[..w.len()];
             T::widen_into(w, panel);
-            matmul::multiply(x, panel, &mut out[i * rows..], k, n, self.threads);
+            self.blocked(x, panel, &mut out[i * rows..], k, n);
+        }
+    }
+
+    fn blocked(&self, x: &[f32], w: &[f32], out: &mut [f32], k: usize, stride: usize) {
+        let work = x.len() / k * w.len();
+        match self.threads.worth(work).filter(|_| work >= matmul::parallel_from()) {
+            Some(pool) => {
+                let threads = pool.current_num_threads();
+                pool.install(|| matmul::multiply(x, w, out, k, stride, threads));
+            }
+            None => matmul::multiply(x, w, out, k, stride, 1),
         }
     }
 }
@@ -209,7 +250,7 @@ impl Compute for Host {
     }
 
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor> {
-        attend::attention((self.threads, self.arch), &qkv, call, cache)
+        attend::attention((&self.threads, self.arch), &qkv, call, cache)
     }
 
     fn columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {

@@ -2,6 +2,11 @@
 
 use gemm::Parallelism;
 
+/// Multiplications below which one thread computes, however many there are.
+pub(super) fn parallel_from() -> usize {
+    gemm::get_threading_threshold()
+}
+
 /// `out[m, n] = x[m, k] · w[n, k]ᵀ`, all row-major; rows of `out` are `stride` long, of which the first `n` are written.
 pub(super) fn multiply(x: &[f32], w: &[f32], out: &mut [f32], k: usize, stride: usize, threads: usize) {
     if k == 0 || w.is_empty() || x.is_empty() {

@@ -50,13 +50,19 @@ impl Sampler {
     /// The next token.
     ///
     /// # Errors
-    /// When a logit is not a number: the weights or the arithmetic are broken then.
+    /// When a logit is not a number, or the greatest is infinite: the weights or the arithmetic are broken then.
     pub fn choose(&mut self, logits: &[f32]) -> Result<u32> {
         if let Some(index) = logits.iter().position(|l| l.is_nan()) {
             return Err(Error::input(format!("the logit of token {index} is not a number")));
         }
         let greatest = (0..logits.len()).reduce(|best, i| if logits[i] > logits[best] { i } else { best });
         let greatest = greatest.ok_or_else(|| Error::input("there are no logits to choose from"))?;
+        if logits[greatest].is_infinite() {
+            return Err(Error::input(format!(
+                "the greatest logit, that of token {greatest}, is {}: no token has a probability then",
+                logits[greatest]
+            )));
+        }
         match self.sampling {
             Sampling::Greedy => Ok(greatest as u32),
             Sampling::Random { temperature, top_p, .. } => {
@@ -112,6 +118,18 @@ mod tests {
         assert_eq!(sampler.choose(&[0.5, 2.0, -1.0, 2.0]).unwrap(), 1);
         assert!(sampler.choose(&[0.5, f32::NAN]).is_err());
         assert!(sampler.choose(&[]).is_err());
+    }
+
+    #[test]
+    fn logits_that_give_no_probabilities_are_refused() {
+        for mut sampler in [Sampler::new(Sampling::Greedy).unwrap(), random(1.0, 1.0, 42)] {
+            for logits in [[0.5, f32::INFINITY], [f32::NEG_INFINITY; 2], [f32::NAN, 1.0]] {
+                let error = sampler.choose(&logits).unwrap_err().to_string();
+                assert!(error.contains("logit") && error.contains("token"), "{logits:?}: {error}");
+            }
+            // A token that is ruled out is no fault.
+            assert_eq!(sampler.choose(&[f32::NEG_INFINITY, 1.0]).unwrap(), 1);
+        }
     }
 
     #[test]

@@ -62,6 +62,14 @@ pub struct LlamaConfig {
     pub end_tokens: Vec<u32>,
 }
 
+// Far more than any model has. Memory is taken by these before the weights are compared with them, so a damaged file must
+// not ask for all there is.
+const MOST_LAYERS: u64 = 1 << 12;
+const MOST_HEADS: u64 = 1 << 16;
+const LONGEST_HEAD: u64 = 1 << 16;
+const MOST_TOKENS: u64 = 1 << 24;
+const MOST_FEATURES: u64 = 1 << 28;
+
 /// One JSON object, read key by key. Errors are sentences that name the key.
 pub(super) struct Keys<'a>(pub(super) &'a Map<String, Value>);
 
@@ -88,12 +96,21 @@ impl<'a> Keys<'a> {
 
     pub(super) fn size(&self, key: &str) -> Result<Option<usize>, String> {
         // Larger sizes would overflow products of two, and no model has them.
-        let read = |v: &Value| v.as_u64().filter(|n| (1..=1 << 31).contains(n)).map(|n| n as usize);
-        self.optional(key, "a positive whole number", read)
+        self.size_up_to(key, 1 << 31)
     }
 
-    pub(super) fn needed(&self, key: &str) -> Result<usize, String> {
-        self.size(key)?.ok_or_else(|| format!("`{key}` is missing"))
+    fn size_up_to(&self, key: &str, limit: u64) -> Result<Option<usize>, String> {
+        let size = self.optional(key, "a positive whole number", |v| v.as_u64().filter(|n| *n > 0))?;
+        match size {
+            Some(size) if size > limit => {
+                Err(format!("`{key}` is {size}, and {limit} is the most that is supported"))
+            }
+            size => Ok(size.map(|n| n as usize)),
+        }
+    }
+
+    fn needed(&self, key: &str, limit: u64) -> Result<usize, String> {
+        self.size_up_to(key, limit)?.ok_or_else(|| format!("`{key}` is missing"))
     }
 
     pub(super) fn number(&self, key: &str) -> Result<Option<f64>, String> {
@@ -188,15 +205,15 @@ fn parse(keys: &Keys<'_>) -> Result<LlamaConfig, String> {
     if let Some(factor) = keys.number("partial_rotary_factor")?.filter(|f| *f != 1.0) {
         return Err(format!("`partial_rotary_factor` {factor} is not supported, only 1"));
     }
-    let hidden = keys.needed("hidden_size")?;
-    let heads = keys.needed("num_attention_heads")?;
+    let hidden = keys.needed("hidden_size", MOST_FEATURES)?;
+    let heads = keys.needed("num_attention_heads", MOST_HEADS)?;
     let kv_heads = keys.size("num_key_value_heads")?.unwrap_or(heads);
     if !heads.is_multiple_of(kv_heads) {
         return Err(format!(
             "`num_key_value_heads` {kv_heads} does not divide `num_attention_heads` {heads}"
         ));
     }
-    let head_dim = match keys.size("head_dim")? {
+    let head_dim = match keys.size_up_to("head_dim", LONGEST_HEAD)? {
         Some(length) => length,
         None if hidden.is_multiple_of(heads) => hidden / heads,
         None => return Err(format!("`num_attention_heads` {heads} does not divide `hidden_size` {hidden}")),
@@ -209,15 +226,15 @@ fn parse(keys: &Keys<'_>) -> Result<LlamaConfig, String> {
         Architecture::Mistral => (131_072, false),
         Architecture::Qwen2 => (32_768, true),
     };
-    let layers = keys.needed("num_hidden_layers")?;
+    let layers = keys.needed("num_hidden_layers", MOST_LAYERS)?;
     let attention_bias = architecture == Architecture::Llama && keys.flag("attention_bias")?;
     let max_positions = keys.size("max_position_embeddings")?.unwrap_or(default_positions);
     let (rope_theta, rope_scaling) = rope::parse(keys, max_positions)?;
     Ok(LlamaConfig {
         architecture,
-        vocabulary: keys.needed("vocab_size")?,
+        vocabulary: keys.needed("vocab_size", MOST_TOKENS)?,
         hidden,
-        intermediate: keys.needed("intermediate_size")?,
+        intermediate: keys.needed("intermediate_size", MOST_FEATURES)?,
         layers,
         heads,
         kv_heads,

@@ -9,10 +9,11 @@ use serde::{Deserialize, Serialize};
 use super::config::{LlamaConfig, read_folder};
 use super::llama::Llama;
 use super::plan::{check_world_size, tensors};
-use crate::checkpoint::{Checkpoint, Loader, LocalSource, RootSource, WeightSource};
+use crate::checkpoint::{Checkpoint, Loader, LocalSource, Part, RootSource, WeightSource};
 use crate::compute::{self, Compute};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
+use crate::tensor::Tensor;
 
 /// What loading took.
 #[derive(Clone, Copy, Debug, Default)]
@@ -83,15 +84,25 @@ impl Llama {
     }
 
     /// Loads this rank's share of a model from a folder that only `root` can read. `directory` and `dtype` count on
-    /// the root only. The root reads each rank's share and sends it to that rank alone.
+    /// the root only. The root reads each rank's share and sends it to that rank alone. When one rank fails, all do.
     ///
     /// # Errors
-    /// The root's own; elsewhere [`Error::Peer`] with that.
+    /// This rank's own, else [`Error::Peer`] with that of another.
     pub fn load_from_root(
         directory: Option<&Path>,
         dtype: Option<Dtype>,
         root: Rank,
         group: &mut ProcessGroup,
+    ) -> Result<Self> {
+        Self::load_from_root_on(directory, dtype, root, group, compute::for_group)
+    }
+
+    fn load_from_root_on(
+        directory: Option<&Path>,
+        dtype: Option<Dtype>,
+        root: Rank,
+        group: &mut ProcessGroup,
+        compute: impl FnOnce(&ProcessGroup) -> Result<Box<dyn Compute>>,
     ) -> Result<Self> {
         let started = Instant::now();
         let (me, world_size) = (group.rank(), group.world_size());
@@ -108,9 +119,12 @@ impl Llama {
         let checkpoint = prepared.transpose()?.map(|(_, _, checkpoint)| checkpoint);
         let plan = told.map_err(|reason| Error::Peer { rank: group.members()[root.index()], reason })?;
         let config = plan.parse(Path::new("config.json"))?;
-        let compute = compute::for_group(group)?;
-        let mut source = RootSource { checkpoint: checkpoint.as_ref(), root, group };
-        let model = build(config, &plan, compute, &mut source, me, world_size)?;
+        // The root sends to every rank and every rank waits for the root, so all must be able to go on.
+        let compute = agree(compute(group), |_| (), group)?;
+        let source = RootSource { checkpoint: checkpoint.as_ref(), root, group };
+        let mut source = Announced { source, heard: false };
+        let model = build(config, &plan, compute, &mut source, me, world_size);
+        let model = if source.heard { model? } else { agree(model, |_| (), source.source.group)? };
         Ok(model.reported(checkpoint.as_ref(), started))
     }
 
@@ -128,6 +142,21 @@ impl Llama {
             "model loaded"
         );
         self
+    }
+}
+
+/// Weights from a root, with a word from every rank before each tensor: a rank that has failed says so there, and nobody
+/// waits for it.
+struct Announced<'a> {
+    source: RootSource<'a>,
+    /// Every rank knows of a failure, and nothing more is to be said.
+    heard: bool,
+}
+
+impl WeightSource for Announced<'_> {
+    fn fill(&mut self, part: &Part<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+        agree(Ok(()), |()| (), self.source.group).inspect_err(|_| self.heard = true)?;
+        self.source.fill(part, target, at)
     }
 }
 
@@ -168,3 +197,6 @@ where
     }
     Ok(mine)
 }
+
+#[cfg(test)]
+mod tests;

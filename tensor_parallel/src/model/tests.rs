@@ -106,6 +106,19 @@ fn what_is_not_supported_is_refused_by_name() {
         let message = refused(&changes);
         assert!(message.starts_with("config.json: ") && message.contains(expected), "{changes}: {message}");
     }
+    for (key, limit) in [
+        ("hidden_size", 1u64 << 28),
+        ("intermediate_size", 1 << 28),
+        ("num_hidden_layers", 4096),
+        ("num_attention_heads", 65_536),
+        ("head_dim", 65_536),
+        ("vocab_size", 1 << 24),
+        ("max_position_embeddings", 1 << 31),
+    ] {
+        let message = refused(&json!({ key: limit + 1 }));
+        let expected = format!("`{key}` is {}, and {limit} is the most that is supported", limit + 1);
+        assert!(message.contains(&expected), "{message}");
+    }
     let broken = LlamaConfig::from_json(Path::new("config.json"), "{", None).unwrap_err();
     assert!(matches!(broken, Error::Model { .. }), "{broken}");
 }

@@ -77,6 +77,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
         let ranks = config.job.world_size.map_or(1, WorldSize::get);
         // What can be refused is refused before anything is started.
         check_world_size(&LlamaConfig::from_folder(&model)?, ranks as usize)?;
+        args.logits_out.as_deref().map_or(Ok(()), generate::create_logits)?;
         if ranks > 1 {
             return launch::relaunch(ranks, &args.file);
         }

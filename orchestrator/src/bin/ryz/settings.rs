@@ -50,9 +50,11 @@ pub(crate) fn note(flags: &mut Flags, key: &str, flag: &str, value: Option<impl 
     }
 }
 
-/// Whether a launcher, ours or another, started this process as a rank.
+/// Whether a launcher, ours or another, started this process as a rank. `MASTER_ADDR` alone does not say so: it is exported
+/// for a launcher that is yet to be called. `RANK` alone does, and joining then says what is missing: each rank would
+/// start all of them anew otherwise.
 pub(crate) fn is_launched(environment: &BTreeMap<String, String>) -> bool {
-    environment.contains_key("RYZ_RENDEZVOUS") || environment.contains_key("MASTER_ADDR")
+    environment.contains_key("RYZ_RENDEZVOUS") || environment.contains_key("RANK")
 }
 
 /// For commands that call what is slow on purpose, and have a table of their own for it: no warning of slow calls unless the

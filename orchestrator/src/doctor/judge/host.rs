@@ -109,7 +109,10 @@ fn peer_memory(host: &Host) -> Finding {
             Status::Info,
             format!("a process may not read another's memory: {why}{scope}"),
         )
-        .because("a debugger cannot be attached to a rank that hangs; collectives do not need it")
-        .remedy("for debugging: sysctl kernel.yama.ptrace_scope=0, and --cap-add=SYS_PTRACE for a container"),
+        .because(
+            "between ranks of one host on processors, large payloads go through sockets, which copy them once more, as \
+             with process_group.tcp.cross_memory = false; nor can a debugger be attached to a rank that hangs",
+        )
+        .remedy("sysctl kernel.yama.ptrace_scope=0, and --cap-add=SYS_PTRACE for a container"),
     }
 }

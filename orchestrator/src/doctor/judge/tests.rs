@@ -155,6 +155,13 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
         (|f| f.host.open_files = (Some(256), Some(256)), "open_files", Status::Warning, "nofile"),
         (|f| f.host.temporary.1 = Err("read-only".into()), "temporary_folder", Status::Warning, "TMPDIR"),
         (|f| f.host.peer_memory = Err("not permitted".into()), "peer_memory", Status::Info, "SYS_PTRACE"),
+        // What it costs, by the name of the setting that asks for it.
+        (
+            |f| f.host.peer_memory = Err("not permitted".into()),
+            "peer_memory",
+            Status::Info,
+            "process_group.tcp.cross_memory",
+        ),
         (|f| f.network.loopback = Err("refused".into()), "loopback", Status::Broken, "ip link set lo up"),
         (
             |f| {
