@@ -502,11 +502,9 @@ impl Run<'_> {
         for (peer, link) in self.links.iter().enumerate() {
             let Some(link) = link else { continue };
             let mut flags = PollFlags::empty();
-            // A header that waits for its turn keeps what is behind it in the socket.
-            if link.closed.is_none()
-                && (self.in_payload(peer) || link.header.is_none())
-                && self.can_take(peer)
-            {
+            // A message that waits for its turn keeps what is behind it in the socket; of any other frame the rest is wanted.
+            let is_held = link.header.is_some_and(|header| header.kind == Kind::Data);
+            if link.closed.is_none() && (self.in_payload(peer) || !is_held) && self.can_take(peer) {
                 flags |= PollFlags::IN;
             }
             if self.progress.full[peer] || link.has_control() && !link.mid_frame {

@@ -10,6 +10,8 @@ mod cross_memory;
 pub(crate) mod data_plane;
 mod executor;
 mod link;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;

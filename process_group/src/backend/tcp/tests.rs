@@ -1,0 +1,64 @@
+//! One rank of the backend against peers that the test plays by hand, byte by byte.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+use super::*;
+use crate::rank::LocalRank;
+
+/// Far beyond what anything here takes, and short enough for a test that has failed.
+const LATE: Duration = Duration::from_secs(20);
+
+/// Rank 0 of `n`, with the other ends of its links to ranks 1, 2 and so on.
+fn rank_0_of(n: usize, spin: Duration) -> (Tcp, Vec<TcpStream>) {
+    let members: Vec<Member> = Rank::all(n).map(member).collect();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut connections = vec![None];
+    let mut peers = Vec::new();
+    for _ in 1..n {
+        peers.push(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let stream = listener.accept().unwrap().0;
+        stream.set_nonblocking(true).unwrap();
+        connections.push(Some(Connection { stream, readable: None }));
+    }
+    let settings = Settings { demand: None, segment: 64 << 10, spin };
+    let members: Vec<&Member> = members.iter().collect();
+    (Tcp::new("tested", Rank(0), &members, connections, settings), peers)
+}
+
+fn member(rank: Rank) -> Member {
+    Member {
+        rank,
+        local_rank: LocalRank(rank.0),
+        node_rank: 0,
+        host: "here".into(),
+        pid: std::process::id(),
+        cpus: 1,
+        data_address: None,
+    }
+}
+
+fn call(operation: Operation, sequence: u64, patience: Duration, output: Option<ViewMut<'_>>) -> Call<'_> {
+    let count = output.as_ref().map_or(0, ViewMut::count);
+    let signature = Signature { operation, dtype: DType::U8, count };
+    let deadline = Instant::now() + patience;
+    Call { signature, sequence, deadline, in_place: false, input: None, output }
+}
+
+#[test]
+fn an_abort_that_comes_in_two_pieces_is_heard_when_its_end_is_there() {
+    let (mut tcp, mut peers) = rank_0_of(2, Duration::ZERO);
+    let reason = b"the disk is full";
+    peers[0].write_all(&control(Kind::Abort, Rank(1), reason.len()).encode()).unwrap();
+    let waiting = std::thread::spawn(move || {
+        let mut got = [0u8];
+        let output = Some(ViewMut::of(&mut got));
+        tcp.submit(call(Operation::Recv { from: Rank(1) }, 1, LATE, output)).unwrap_err()
+    });
+    std::thread::sleep(Duration::from_millis(300));
+    let started = Instant::now();
+    peers[0].write_all(reason).unwrap();
+    let error = waiting.join().unwrap();
+    assert!(matches!(&error, Error::PeerAborted { reason, .. } if reason == "the disk is full"), "{error}");
+    assert!(started.elapsed() < LATE / 2, "heard when it came, not at the deadline");
+}
