@@ -139,14 +139,15 @@ impl Run<'_> {
                 idle_since = Instant::now();
             }
             looks += 1;
-            if self.context.patience.look_again(idle_since) {
+            let until = ask_at.unwrap_or(self.deadline).min(self.deadline);
+            if self.context.patience.look_again(idle_since, until) {
                 // A peer that we expect nothing from may have something to say.
                 if looks.is_multiple_of(64) {
                     self.listen()?;
                 }
                 continue;
             }
-            if !self.wait(ask_at.unwrap_or(self.deadline).min(self.deadline))? {
+            if !self.wait(until)? {
                 if ask_at.take().is_none_or(|at| at >= self.deadline) {
                     return Err(self.give_up(started));
                 }

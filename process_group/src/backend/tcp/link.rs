@@ -287,9 +287,10 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    /// Whether to look again at once.
-    pub(super) fn look_again(&self, idle_since: Instant) -> bool {
-        if idle_since.elapsed() >= self.spin {
+    /// Whether to look again at once, as one does until `until` at most.
+    pub(super) fn look_again(&self, idle_since: Instant, until: Instant) -> bool {
+        let now = Instant::now();
+        if now.saturating_duration_since(idle_since) >= self.spin || now >= until {
             return false;
         }
         if self.yields {

@@ -45,6 +45,13 @@ fn call(operation: Operation, sequence: u64, patience: Duration, output: Option<
     Call { signature, sequence, deadline, in_place: false, input: None, output }
 }
 
+/// What `work` gives, which a mistake would have it never give.
+fn in_time<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> R {
+    let (sender, result) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(work()));
+    result.recv_timeout(LATE).expect("it ends in time")
+}
+
 #[test]
 fn an_abort_that_comes_in_two_pieces_is_heard_when_its_end_is_there() {
     let (mut tcp, mut peers) = rank_0_of(2, Duration::ZERO);
@@ -61,4 +68,13 @@ fn an_abort_that_comes_in_two_pieces_is_heard_when_its_end_is_there() {
     let error = waiting.join().unwrap();
     assert!(matches!(&error, Error::PeerAborted { reason, .. } if reason == "the disk is full"), "{error}");
     assert!(started.elapsed() < LATE / 2, "heard when it came, not at the deadline");
+}
+
+#[test]
+fn looking_without_sleep_ends_at_the_deadline() {
+    let (mut tcp, _peers) = rank_0_of(2, Duration::from_secs(3600));
+    let error = in_time(move || {
+        tcp.submit(call(Operation::Barrier, 1, Duration::from_millis(300), None)).unwrap_err()
+    });
+    assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(1)]), "{error}");
 }
