@@ -8,6 +8,8 @@ mod engine;
 mod monitored;
 mod objects;
 mod placed;
+#[cfg(test)]
+mod tests;
 
 pub use engine::LastCall;
 pub use monitored::Arrival;

@@ -24,6 +24,8 @@ mod self_check;
 pub mod store;
 pub mod table;
 pub mod targets;
+#[cfg(test)]
+mod testing;
 mod wire;
 mod work;
 

@@ -1,5 +1,6 @@
 //! The calls of a group that return at once and hand out a [`Work`]: they run on the group's own worker.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 
 use super::ProcessGroup;
@@ -108,7 +109,9 @@ impl ProcessGroup {
     ) -> Result<Work<B>> {
         let (sender, work) = Work::new();
         let job: Job = Box::new(move |engine| {
-            let result = run(engine, &mut buffer);
+            // The others wait for this call: a panic of the buffer's own code must not keep the reason from them.
+            let result = catch_unwind(AssertUnwindSafe(|| run(engine, &mut buffer)))
+                .unwrap_or_else(|panic| Err(engine.panicked(&*panic)));
             // Nobody may be waiting any more; the buffer is then freed here.
             let _ = sender.send((buffer, result));
         });

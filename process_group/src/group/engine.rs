@@ -1,5 +1,7 @@
 //! What runs the calls of a group: one backend, one call at a time, on the caller's thread or on the group's worker.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -198,14 +200,29 @@ impl Engine {
             Err(error) if error.is_recoverable() || matches!(error, Error::Poisoned(_)) => return Err(error),
             Err(error) => error,
         };
+        tracing::debug!(%error, call = %signature, sequence, "collective failed");
+        Err(self.fail(core, error))
+    }
+
+    /// Gives the group up: tells the others, and refuses every later call. Returns the error, or the one it came from.
+    fn fail(&self, core: &mut Core, error: Error) -> Error {
         let error = match &self.last_words {
             Some(words) => words.exchange(error),
             None => error,
         };
-        tracing::debug!(%error, call = %signature, sequence, "collective failed");
         core.backend.abort(&error);
         core.failed = Some(Arc::new(error.clone()));
-        Err(error)
+        error
+    }
+
+    /// What a call on the worker ends with when code under it has panicked.
+    pub(super) fn panicked(&self, panic: &(dyn Any + Send)) -> Error {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text =
+            text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
+        let error = Error::Transport(format!("an asynchronous call panicked on this rank: {text}"));
+        let core = &mut *lock(&self.core);
+        if core.failed.is_some() { error } else { self.fail(core, error) }
     }
 }
 
@@ -286,12 +303,22 @@ impl Worker {
             .name(format!("ryz-{}-{}", info.name, info.rank))
             .spawn(move || {
                 for job in queue {
-                    job(&engine);
-                    *lock(&engine.queued) -= 1;
-                    engine.idle.notify_all();
+                    let _queued = Queued(&engine);
+                    // What panics here is the drop of a buffer that nobody waits for; those behind it go on.
+                    let _ = catch_unwind(AssertUnwindSafe(|| job(&engine)));
                 }
             })
             .map_err(|e| Error::Transport(format!("cannot start the group's worker thread: {e}")))?;
         Ok(Self { jobs: Some(jobs), thread: Some(thread) })
+    }
+}
+
+/// An operation given to the worker, counted until it is over, however that comes.
+struct Queued<'a>(&'a Engine);
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.queued) -= 1;
+        self.0.idle.notify_all();
     }
 }

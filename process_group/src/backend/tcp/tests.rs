@@ -1,13 +1,11 @@
 //! One rank of the backend against peers that the test plays by hand, byte by byte.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::rank::LocalRank;
-
-/// Far beyond what anything here takes, and short enough for a test that has failed.
-const LATE: Duration = Duration::from_secs(20);
+use crate::testing::{LATE, in_time};
 
 /// Rank 0 of `n`, with the other ends of its links to ranks 1, 2 and so on.
 fn rank_0_of(n: usize, spin: Duration) -> (Tcp, Vec<TcpStream>) {
@@ -43,13 +41,6 @@ fn call(operation: Operation, sequence: u64, patience: Duration, output: Option<
     let signature = Signature { operation, dtype: DType::U8, count };
     let deadline = Instant::now() + patience;
     Call { signature, sequence, deadline, in_place: false, input: None, output }
-}
-
-/// What `work` gives, which a mistake would have it never give.
-fn in_time<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> R {
-    let (sender, result) = std::sync::mpsc::channel();
-    std::thread::spawn(move || sender.send(work()));
-    result.recv_timeout(LATE).expect("it ends in time")
 }
 
 #[test]
