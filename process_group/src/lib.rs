@@ -6,6 +6,7 @@ mod aligned;
 pub mod backend;
 mod buffer;
 mod call;
+mod deadline;
 pub mod device;
 mod dtype;
 mod error;

@@ -11,6 +11,7 @@ use crate::backend::Backend;
 use crate::backend::nccl::{Birth, Communicator, Nccl};
 use crate::backend::tcp::data_plane::{self, Bound, DataPlane};
 use crate::backend::tcp::{self, Tcp};
+use crate::deadline;
 use crate::device::Surroundings;
 use crate::error::{Error, Result};
 use crate::gpu;
@@ -494,6 +495,6 @@ impl ProcessGroupManager {
     pub fn store_barrier(&self, name: &str, timeout: Duration) -> Result<()> {
         let membership = &self.factory.membership;
         let n = membership.roster.world_size();
-        store::barrier(&*membership.store, name, membership.rank, n, Instant::now() + timeout)
+        store::barrier(&*membership.store, name, membership.rank, n, deadline::after(Instant::now(), timeout))
     }
 }

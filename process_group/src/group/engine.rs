@@ -10,6 +10,7 @@ use super::GroupInfo;
 use crate::backend::{Backend, Completion, Path, Ticket};
 use crate::buffer::{View, ViewMut};
 use crate::call::{Call, Signature};
+use crate::deadline;
 use crate::error::{Error, Result};
 use crate::profile::Profile;
 use crate::rank::Rank;
@@ -126,7 +127,7 @@ impl Engine {
                 });
             }
             // What was begun is ended, whatever became of it.
-            let deadline = started + core.timeout;
+            let deadline = core.deadline(started);
             let ended = core.backend.end(deadline);
             outcome.and(ended)
         });
@@ -156,7 +157,7 @@ impl Engine {
             return Ok(Box::new(Done));
         }
         core.last = Some(LastCall { sequence, started, signature, path: None });
-        let deadline = started + core.timeout;
+        let deadline = core.deadline(started);
         let outcome =
             core.check().and_then(|()| core.backend.start(buffers.call(signature, sequence, deadline)));
         let (outcome, ticket) = match outcome {
@@ -172,7 +173,7 @@ impl Engine {
     /// Waits until what has been enqueued is done.
     pub(super) fn synchronize(&self) -> Result<()> {
         let core = &mut *lock(&self.core);
-        let outcome = core.check().and_then(|()| core.backend.synchronize(Instant::now() + core.timeout));
+        let outcome = core.check().and_then(|()| core.backend.synchronize(core.deadline(Instant::now())));
         let (signature, sequence) = core.last.map_or((NOTHING, 0), |l| (l.signature, l.sequence));
         let outcome = outcome.map(|()| Completion { path: Path::Local, enqueued: false });
         self.judge(core, outcome, signature, sequence).map(drop)
@@ -244,6 +245,11 @@ impl Ticket for Done {
 }
 
 impl Core {
+    /// When a call that began then is given up.
+    fn deadline(&self, started: Instant) -> Instant {
+        deadline::after(started, self.timeout)
+    }
+
     fn check(&self) -> Result<()> {
         self.failed.as_ref().map_or(Ok(()), |cause| Err(Error::Poisoned(Arc::clone(cause))))
     }
@@ -268,7 +274,7 @@ impl Core {
     ) -> Result<Completion> {
         self.check()?;
         self.last = Some(LastCall { sequence, started, signature, path: None });
-        let call = buffers.call(signature, sequence, started + self.timeout);
+        let call = buffers.call(signature, sequence, self.deadline(started));
         if self.is_alone(&signature) {
             // Every operation is at most a copy: all reductions of one value are the value.
             if let (Some(input), Some(output)) = (call.input, call.output) {

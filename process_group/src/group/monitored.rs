@@ -5,6 +5,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use super::ProcessGroup;
+use crate::deadline;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::store::Store;
@@ -46,11 +47,11 @@ impl ProcessGroup {
         let store = &*words.store;
         store.set(&format!("{barrier}/{}", self.info.rank), &now().to_le_bytes())?;
         let verdict = if self.info.rank.0 == 0 {
-            let verdict = collect(store, &barrier, &self.info.members, started + timeout)?;
+            let verdict = collect(store, &barrier, &self.info.members, deadline::after(started, timeout))?;
             store.set(&format!("{barrier}/verdict"), &super::objects::encode(&verdict)?)?;
             verdict
         } else {
-            let until = started + timeout + VERDICT;
+            let until = deadline::after(started, timeout) + VERDICT;
             let bytes = store.get(&format!("{barrier}/verdict"), until).map_err(|error| match error {
                 Error::Timeout { .. } => timed_out(self, started, vec![self.info.members[0]]),
                 other => other,

@@ -37,3 +37,16 @@ fn a_buffer_that_panics_on_the_worker_fails_the_group_and_hangs_nobody() {
     let told = in_time(move || other.barrier().unwrap_err());
     assert!(told.to_string().contains("this buffer is torn"), "{told}");
 }
+
+#[test]
+fn a_timeout_may_be_as_long_as_durations_are() {
+    std::thread::scope(|scope| {
+        for mut group in ProcessGroup::loopback(2) {
+            scope.spawn(move || {
+                group.set_timeout(Duration::MAX);
+                group.barrier().unwrap();
+                group.monitored_barrier(Duration::MAX).unwrap();
+            });
+        }
+    });
+}
