@@ -60,7 +60,7 @@ impl ProcessGroup {
             return Ok(Work::on_stream(buffer, ticket));
         }
         self.spawn(buffer, move |engine, buffer| {
-            engine.run(signature, sequence, Buffers::OutOfPlace(Some(buffer.view()), None))
+            engine.run_queued(signature, sequence, Buffers::OutOfPlace(Some(buffer.view()), None))
         })
     }
 
@@ -70,17 +70,16 @@ impl ProcessGroup {
         mut buffer: B,
         from: Rank,
     ) -> Result<Work<B>> {
-        let view = buffer.view();
+        let view = buffer.view_mut();
         let operation = Operation::Recv { from };
         self.check_memory(operation, view.memory())?;
         let (signature, sequence) = self.message(operation, from, view.dtype(), view.count())?;
         if self.device.is_some() {
-            let ticket =
-                self.engine.start(signature, sequence, Buffers::OutOfPlace(None, Some(buffer.view_mut())))?;
+            let ticket = self.engine.start(signature, sequence, Buffers::OutOfPlace(None, Some(view)))?;
             return Ok(Work::on_stream(buffer, ticket));
         }
         self.spawn(buffer, move |engine, buffer| {
-            engine.run(signature, sequence, Buffers::OutOfPlace(None, Some(buffer.view_mut())))
+            engine.run_queued(signature, sequence, Buffers::OutOfPlace(None, Some(buffer.view_mut())))
         })
     }
 
@@ -89,16 +88,16 @@ impl ProcessGroup {
         operation: Operation,
         mut buffer: B,
     ) -> Result<Work<B>> {
-        let view = buffer.view();
+        let view = buffer.view_mut();
         self.check_memory(operation, view.memory())?;
         let signature = self.signature(operation, view.dtype(), view.count())?;
         let sequence = self.next();
         if self.device.is_some() {
-            let ticket = self.engine.start(signature, sequence, Buffers::InPlace(Some(buffer.view_mut())))?;
+            let ticket = self.engine.start(signature, sequence, Buffers::InPlace(Some(view)))?;
             return Ok(Work::on_stream(buffer, ticket));
         }
         self.spawn(buffer, move |engine, buffer| {
-            engine.run(signature, sequence, Buffers::InPlace(Some(buffer.view_mut())))
+            engine.run_queued(signature, sequence, Buffers::InPlace(Some(buffer.view_mut())))
         })
     }
 

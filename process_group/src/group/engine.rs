@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::GroupInfo;
 use crate::backend::{Backend, Completion, Path, Ticket};
-use crate::buffer::{View, ViewMut};
+use crate::buffer::{Memory, View, ViewMut};
 use crate::call::{Call, Signature};
 use crate::deadline;
 use crate::error::{Error, Result};
@@ -108,6 +108,19 @@ impl Engine {
         core.went(completion.path);
         self.note(&signature, completion, started);
         Ok(())
+    }
+
+    /// One call that was queued under its signature, with buffers that lend their elements once more: they must be what they
+    /// were. The others wait for the call by then, so a buffer that has changed fails the group.
+    pub(super) fn run_queued(&self, signature: Signature, sequence: u64, buffers: Buffers<'_>) -> Result<()> {
+        {
+            let core = &mut *lock(&self.core);
+            core.check()?;
+            if let Err(error) = buffers.check(&signature, core.world_size, core.backend.memory()) {
+                return Err(self.fail(core, error));
+            }
+        }
+        self.run(signature, sequence, buffers)
     }
 
     /// Several calls, which the backend may take together.
@@ -293,6 +306,31 @@ pub(super) enum Buffers<'a> {
 }
 
 impl<'a> Buffers<'a> {
+    /// Refuses what is not that of the signature: of a call in place, or of a message.
+    fn check(&self, signature: &Signature, world_size: usize, memory: Memory) -> Result<()> {
+        let chunks = if signature.operation.is_chunked() { world_size } else { 1 };
+        let (input, output) = match self {
+            Self::InPlace(buffer) => (None, buffer.as_ref()),
+            Self::OutOfPlace(input, output) => (*input, output.as_ref()),
+        };
+        for view in input.into_iter().chain(output.map(ViewMut::as_view)) {
+            let there = (view.dtype(), view.count(), view.memory());
+            if there != (signature.dtype, signature.count * chunks, memory) {
+                return Err(Error::invalid(format!(
+                    "the buffer of an asynchronous {} held {} {} in {memory} when it was handed over, and lends {} {} in \
+                     {} now; a buffer must lend the same elements every time",
+                    signature.operation,
+                    signature.count * chunks,
+                    signature.dtype,
+                    there.1,
+                    there.0,
+                    there.2
+                )));
+            }
+        }
+        Ok(())
+    }
+
     fn call(self, signature: Signature, sequence: u64, deadline: Instant) -> Call<'a> {
         let (in_place, input, output) = match self {
             Self::InPlace(buffer) => (true, None, buffer),

@@ -5,18 +5,28 @@ use crate::buffer::{Buffer, BufferMut, View, ViewMut};
 use crate::call::ReduceOp;
 use crate::testing::in_time;
 
-/// A buffer that cannot be written.
-struct Fragile([f32; 4]);
+/// A buffer that does something else when it lends its elements for writing again: on the worker.
+struct Fickle(Vec<f32>, usize, fn(&mut Vec<f32>));
 
-impl Buffer for Fragile {
+impl Fickle {
+    fn new(length: usize, then: fn(&mut Vec<f32>)) -> Self {
+        Self(vec![1.0; length], 0, then)
+    }
+}
+
+impl Buffer for Fickle {
     fn view(&self) -> View<'_> {
         self.0.view()
     }
 }
 
-impl BufferMut for Fragile {
+impl BufferMut for Fickle {
     fn view_mut(&mut self) -> ViewMut<'_> {
-        panic!("this buffer is torn");
+        if self.1 > 0 {
+            (self.2)(&mut self.0);
+        }
+        self.1 += 1;
+        self.0.view_mut()
     }
 }
 
@@ -26,7 +36,8 @@ fn a_buffer_that_panics_on_the_worker_fails_the_group_and_hangs_nobody() {
     let mut other = ranks.pop().unwrap();
     let mut group = ranks.pop().unwrap();
     let outcome = in_time(move || {
-        let torn = group.all_reduce_async(Fragile([1.0; 4]), ReduceOp::Sum).unwrap();
+        let torn =
+            group.all_reduce_async(Fickle::new(4, |_| panic!("this buffer is torn")), ReduceOp::Sum).unwrap();
         let behind = group.all_reduce_async(vec![1.0f32; 4], ReduceOp::Sum).unwrap();
         let last = group.barrier().unwrap_err();
         (torn.wait().map(drop).unwrap_err(), behind.wait().unwrap_err(), last)
@@ -49,4 +60,27 @@ fn a_timeout_may_be_as_long_as_durations_are() {
             });
         }
     });
+}
+
+#[test]
+fn a_buffer_that_lends_other_elements_on_the_worker_is_refused_and_the_others_hear_of_it() {
+    for then in [(|v| v.truncate(2)) as fn(&mut Vec<f32>), |v| v.resize(9, 1.0)] {
+        let outcomes: Vec<Error> = std::thread::scope(|scope| {
+            let ranks = ProcessGroup::loopback(2).into_iter();
+            let calls = ranks.map(|mut group| {
+                scope.spawn(move || {
+                    if group.rank().0 == 0 {
+                        let work = group.all_gather_async(Fickle::new(4, then)).unwrap();
+                        return work.wait().map(drop).unwrap_err();
+                    }
+                    group.all_gather(&mut vec![1.0f32; 4]).unwrap_err()
+                })
+            });
+            let calls: Vec<_> = calls.collect();
+            calls.into_iter().map(|c| c.join().unwrap()).collect()
+        });
+        assert!(matches!(outcomes[0], Error::Invalid(_)), "{}", outcomes[0]);
+        let told = matches!(&outcomes[1], Error::PeerAborted { rank: Rank(0), .. });
+        assert!(told && outcomes[1].to_string().contains("held 4 f32"), "{}", outcomes[1]);
+    }
 }
