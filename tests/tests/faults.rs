@@ -258,6 +258,29 @@ fn wrong_arguments_are_refused_before_anything_is_sent() {
 }
 
 #[test]
+fn an_exchange_that_is_refused_takes_no_number() {
+    for backend in BOTH {
+        with_ranks(&config(backend), 2, |mut manager| {
+            let group = manager.world();
+            let (me, other) = (group.rank(), Rank(1 - group.rank().0));
+            let mut got = [0u32];
+            for from in [me, Rank(2)] {
+                let error = group.send_recv(&[1u32], other, &mut got, from).unwrap_err();
+                assert!(matches!(error, Error::Invalid(_)), "{error}");
+            }
+            if me.0 == 0 {
+                group.send_recv(&[7u32], other, &mut got, other).unwrap();
+            } else {
+                group.send(&[7u32], other).unwrap();
+                group.recv(&mut got, other).unwrap();
+            }
+            assert_eq!(got, [7]);
+            manager.finalize().unwrap();
+        });
+    }
+}
+
+#[test]
 fn a_rank_that_never_calls_is_named_by_all_others() {
     for backend in BOTH {
         for length in [10, 4 << 20] {

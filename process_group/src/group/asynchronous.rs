@@ -53,8 +53,8 @@ impl ProcessGroup {
     pub fn send_async<B: Buffer + Send + 'static>(&mut self, buffer: B, to: Rank) -> Result<Work<B>> {
         let view = buffer.view();
         let operation = Operation::Send { to };
-        self.check_memory(operation, view.memory())?;
-        let (signature, sequence) = self.message(operation, to, view.dtype(), view.count())?;
+        let signature = self.message(operation, view)?;
+        let sequence = self.next_message(operation, to);
         if self.device.is_some() {
             let ticket = self.engine.start(signature, sequence, Buffers::OutOfPlace(Some(view), None))?;
             return Ok(Work::on_stream(buffer, ticket));
@@ -72,8 +72,8 @@ impl ProcessGroup {
     ) -> Result<Work<B>> {
         let view = buffer.view_mut();
         let operation = Operation::Recv { from };
-        self.check_memory(operation, view.memory())?;
-        let (signature, sequence) = self.message(operation, from, view.dtype(), view.count())?;
+        let signature = self.message(operation, view.as_view())?;
+        let sequence = self.next_message(operation, from);
         if self.device.is_some() {
             let ticket = self.engine.start(signature, sequence, Buffers::OutOfPlace(None, Some(view)))?;
             return Ok(Work::on_stream(buffer, ticket));
