@@ -26,7 +26,7 @@ pub(super) struct Engine {
 }
 
 /// How long a rank that lost another looks for what that one had to say.
-const LAST_WORDS: Duration = Duration::from_millis(150);
+pub(super) const LAST_WORDS: Duration = Duration::from_millis(150);
 
 /// Why a rank gave up, left where the others find it. A broken link cannot carry it.
 pub(super) struct LastWords {
@@ -36,25 +36,26 @@ pub(super) struct LastWords {
 }
 
 impl LastWords {
-    /// Leaves this rank's reason, or finds the one of the rank that was lost.
-    fn exchange(&self, error: Error) -> Error {
-        let key = |rank: Rank| format!("last-words/{}/{rank}", self.group);
-        let error = match error {
-            Error::PeerLost { rank, .. } => match self.store.get(&key(rank), Instant::now() + LAST_WORDS) {
-                Ok(reason) => {
-                    return Error::PeerAborted {
-                        rank,
-                        reason: String::from_utf8_lossy(&reason).into_owned(),
-                    };
-                }
-                Err(_) => error,
-            },
-            // Of others too: who loses this rank cannot know that it only passed a reason on.
-            other => other,
+    fn key(&self, rank: Rank) -> String {
+        format!("last-words/{}/{rank}", self.group)
+    }
+
+    /// What a rank that was lost had to say. A store that is lost too is not waited for.
+    fn of(&self, rank: Rank) -> Option<String> {
+        let (store, key) = (Arc::clone(&self.store), self.key(rank));
+        let (sender, answer) = mpsc::channel();
+        let look = move || {
+            let _ = sender.send(store.get(&key, Instant::now() + LAST_WORDS));
         };
+        std::thread::Builder::new().name("ryz-last-words".into()).spawn(look).ok()?;
+        let reason = answer.recv_timeout(2 * LAST_WORDS).ok()?.ok()?;
+        Some(String::from_utf8_lossy(&reason).into_owned())
+    }
+
+    /// Leaves this rank's reason; one that it was told of too, since who loses this rank cannot know that it only passed it on.
+    fn leave(&self, error: &Error) {
         // The error counts; that it could not be told is no news to whoever has lost the store.
-        let _ = self.store.set(&key(self.rank), error.to_string().as_bytes());
-        error
+        let _ = self.store.set(&self.key(self.rank), error.to_string().as_bytes());
     }
 }
 
@@ -220,13 +221,28 @@ impl Engine {
 
     /// Gives the group up: tells the others, and refuses every later call. Returns the error, or the one it came from.
     fn fail(&self, core: &mut Core, error: Error) -> Error {
-        let error = match &self.last_words {
-            Some(words) => words.exchange(error),
-            None => error,
+        let words = self.last_words.as_ref();
+        let found = match error {
+            Error::PeerLost { rank, .. } => {
+                words.and_then(|words| words.of(rank)).map(|reason| (rank, reason))
+            }
+            _ => None,
         };
+        let is_known = found.is_some();
+        let error = found.map_or(error, |(rank, reason)| Error::PeerAborted { rank, reason });
+        // The links first: they carry the reason at once, where the store may have to be waited for.
         core.backend.abort(&error);
         core.failed = Some(Arc::new(error.clone()));
+        if let Some(words) = words.filter(|_| !is_known) {
+            words.leave(&error);
+        }
         error
+    }
+
+    /// Gives the group up for an error that came from beside its calls. Returns it.
+    pub(super) fn abort(&self, error: Error) -> Error {
+        let core = &mut *lock(&self.core);
+        if core.failed.is_some() { error } else { self.fail(core, error) }
     }
 
     /// What a call on the worker ends with when code under it has panicked.
@@ -234,9 +250,7 @@ impl Engine {
         let text = panic.downcast_ref::<&str>().copied();
         let text =
             text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
-        let error = Error::Transport(format!("an asynchronous call panicked on this rank: {text}"));
-        let core = &mut *lock(&self.core);
-        if core.failed.is_some() { error } else { self.fail(core, error) }
+        self.abort(Error::Transport(format!("an asynchronous call panicked on this rank: {text}")))
     }
 }
 

@@ -1,9 +1,23 @@
 //! What becomes of a group when what its user or its backend gives it misbehaves.
 
+use std::time::Instant;
+
 use super::*;
+use crate::backend::Completion;
 use crate::buffer::{Buffer, BufferMut, View, ViewMut};
-use crate::call::ReduceOp;
-use crate::testing::in_time;
+use crate::call::{Call, ReduceOp};
+use crate::testing::{LATE, in_time};
+
+fn info(name: &str, rank: u32, world_size: usize) -> GroupInfo {
+    GroupInfo {
+        name: name.into(),
+        rank: Rank(rank),
+        members: Rank::all(world_size).collect(),
+        timeout: LATE,
+        bucket_bytes: 1 << 20,
+        recording: Recording { record: false, threshold: Duration::MAX, every: Duration::MAX },
+    }
+}
 
 /// A buffer that does something else when it lends its elements for writing again: on the worker.
 struct Fickle(Vec<f32>, usize, fn(&mut Vec<f32>));
@@ -82,5 +96,72 @@ fn a_buffer_that_lends_other_elements_on_the_worker_is_refused_and_the_others_he
         assert!(matches!(outcomes[0], Error::Invalid(_)), "{}", outcomes[0]);
         let told = matches!(&outcomes[1], Error::PeerAborted { rank: Rank(0), .. });
         assert!(told && outcomes[1].to_string().contains("held 4 f32"), "{}", outcomes[1]);
+    }
+}
+
+/// What was done to a [`Failing`] backend and its store, in order.
+type Log = Arc<Mutex<Vec<&'static str>>>;
+
+/// A backend whose every call fails with this error.
+struct Failing(Error, Log);
+
+impl Backend for Failing {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Loopback
+    }
+
+    fn submit(&mut self, _: Call<'_>) -> Result<Completion> {
+        Err(self.0.clone())
+    }
+
+    fn paths(&self) -> Vec<Path> {
+        Vec::new()
+    }
+
+    fn force(&mut self, _: Option<Path>) -> Result<()> {
+        Ok(())
+    }
+
+    fn abort(&mut self, _: &Error) {
+        lock(&self.1).push("abort");
+    }
+}
+
+/// A store that never finds anything, however long it is given, and notes what it is told.
+struct Deaf(Log);
+
+impl Store for Deaf {
+    fn set(&self, _: &str, _: &[u8]) -> Result<()> {
+        lock(&self.0).push("last words");
+        Ok(())
+    }
+
+    fn get(&self, _: &str, _: Instant) -> Result<Vec<u8>> {
+        std::thread::sleep(10 * engine::LAST_WORDS);
+        lock(&self.0).push("nothing found");
+        Err(Error::Rendezvous("lost".into()))
+    }
+
+    fn add(&self, _: &str, _: i64) -> Result<i64> {
+        Err(Error::Rendezvous("lost".into()))
+    }
+}
+
+#[test]
+fn the_others_are_told_over_the_links_before_the_store_is_waited_for() {
+    let lost = Error::PeerLost {
+        rank: Rank(1),
+        host: "there".into(),
+        pid: 1,
+        during: "a barrier".into(),
+        detail: "closed".into(),
+    };
+    for error in [Error::Transport("broken".into()), lost] {
+        let log = Log::default();
+        let backend = Box::new(Failing(error, Arc::clone(&log)));
+        let store: Arc<dyn Store> = Arc::new(Deaf(Arc::clone(&log)));
+        let mut group = ProcessGroup::new(info("failing", 0, 2), backend, Some(store));
+        group.barrier().unwrap_err();
+        assert_eq!(*lock(&log), ["abort", "last words"]);
     }
 }
