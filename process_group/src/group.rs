@@ -204,6 +204,12 @@ impl ProcessGroup {
         lock(&self.engine.core).last
     }
 
+    /// Gives the group up for an error that came from beside its calls, so that the others hear of it.
+    pub(crate) fn abort(&self, error: &Error) {
+        self.wait_idle();
+        self.engine.abort(error.clone());
+    }
+
     /// Why the group cannot be used any more, if so.
     pub fn failure(&self) -> Option<Arc<Error>> {
         lock(&self.engine.core).failed.clone()

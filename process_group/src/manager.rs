@@ -432,7 +432,8 @@ impl Factory {
         if settings.self_check {
             let timeout = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
             group.set_timeout(timeout);
-            self_check::run(&mut group)?;
+            // Whoever is refused a path must not leave as one who is done.
+            self_check::run(&mut group).inspect_err(|error| group.abort(error))?;
             group.set_timeout(settings.timeout.get());
         }
         group.profile().clear();

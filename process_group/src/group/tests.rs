@@ -165,3 +165,13 @@ fn the_others_are_told_over_the_links_before_the_store_is_waited_for() {
         assert_eq!(*lock(&log), ["abort", "last words"]);
     }
 }
+
+#[test]
+fn a_group_given_up_beside_its_calls_tells_the_others() {
+    let ranks = ProcessGroup::loopback(2);
+    ranks[0].abort(&Error::SelfCheck { path: "loopback".into(), reason: "one is two".into() });
+    let mut other = ranks.into_iter().nth(1).unwrap();
+    let told = other.barrier().unwrap_err();
+    assert!(matches!(&told, Error::PeerAborted { rank: Rank(0), .. }), "{told}");
+    assert!(told.to_string().contains("one is two"), "{told}");
+}

@@ -121,7 +121,9 @@ impl Tcp {
         let signature =
             Signature { operation: Operation::AllReduce(ReduceOp::Min), dtype: DType::U8, count: 1 };
         let output = Some(ViewMut::of(&mut agreed));
-        self.submit(Call { signature, sequence: 0, deadline, in_place: true, input: None, output })?;
+        let call = Call { signature, sequence: 0, deadline, in_place: true, input: None, output };
+        // Nobody has a group yet that could tell the others.
+        self.submit(call).inspect_err(|error| self.abort(error))?;
         self.cross_memory = agreed == [1];
         Ok(())
     }

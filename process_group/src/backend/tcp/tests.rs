@@ -1,11 +1,12 @@
 //! One rank of the backend against peers that the test plays by hand, byte by byte.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::rank::LocalRank;
 use crate::testing::{LATE, in_time};
+use crate::wire::frame::HEADER;
 
 /// Rank 0 of `n`, with the other ends of its links to ranks 1, 2 and so on.
 fn rank_0_of(n: usize, spin: Duration) -> (Tcp, Vec<TcpStream>) {
@@ -43,6 +44,15 @@ fn call(operation: Operation, sequence: u64, patience: Duration, output: Option<
     Call { signature, sequence, deadline, in_place: false, input: None, output }
 }
 
+/// The next frame's header, past its payload; none at the end.
+fn read_frame(peer: &mut TcpStream) -> Option<Header> {
+    let mut bytes = [0; HEADER];
+    peer.read_exact(&mut bytes).ok()?;
+    let header = Header::decode(&bytes).expect("frames follow each other");
+    peer.read_exact(&mut vec![0; header.following()]).ok()?;
+    Some(header)
+}
+
 #[test]
 fn an_abort_that_comes_in_two_pieces_is_heard_when_its_end_is_there() {
     let (mut tcp, mut peers) = rank_0_of(2, Duration::ZERO);
@@ -68,4 +78,18 @@ fn looking_without_sleep_ends_at_the_deadline() {
         tcp.submit(call(Operation::Barrier, 1, Duration::from_millis(300), None)).unwrap_err()
     });
     assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(1)]), "{error}");
+}
+
+#[test]
+fn a_rank_that_fails_while_the_group_is_made_says_why_before_it_leaves() {
+    let (mut tcp, mut peers) = rank_0_of(3, Duration::ZERO);
+    let mut other = peers.pop().unwrap();
+    drop(peers);
+    let error = tcp.agree_on_cross_memory(Instant::now() + LATE).unwrap_err();
+    assert!(matches!(&error, Error::PeerLost { rank: Rank(1), .. }), "{error}");
+    drop(tcp);
+    other.set_read_timeout(Some(LATE)).unwrap();
+    let kinds = std::iter::from_fn(|| read_frame(&mut other)).map(|header| header.kind);
+    let kinds: Vec<Kind> = kinds.filter(|kind| *kind != Kind::Data).collect();
+    assert_eq!(kinds.first(), Some(&Kind::Abort), "{kinds:?}");
 }
