@@ -9,7 +9,7 @@ use ryzanstein_config::{AlgorithmChoice, BackendChoice, Config};
 
 use crate::backend::Backend;
 use crate::backend::nccl::{Birth, Communicator, Nccl};
-use crate::backend::tcp::data_plane::{self, Bound, DataPlane};
+use crate::backend::tcp::data_plane::{self, Bound, DataPlane, Unconnected};
 use crate::backend::tcp::{self, Tcp};
 use crate::deadline;
 use crate::device::Surroundings;
@@ -389,7 +389,6 @@ impl Factory {
                 let plane = self.data_plane.as_ref().ok_or_else(|| {
                     Error::Transport("the TCP backend was agreed on, but this rank does not listen".into())
                 })?;
-                let connections = plane.connect(name, &peers, deadline)?;
                 let demand = match settings.tcp.algorithm {
                     AlgorithmChoice::Auto => None,
                     AlgorithmChoice::Ring => Some(Algorithm::Ring),
@@ -402,7 +401,14 @@ impl Factory {
                     segment: settings.tcp.segment.get().as_usize(),
                     spin: settings.tcp.spin,
                 };
-                let mut tcp = Tcp::new(name, rank, &peers, connections, tcp);
+                let mut tcp = match plane.connect(name, &peers, deadline) {
+                    Ok(connections) => Tcp::new(name, rank, &peers, connections, tcp),
+                    Err(Unconnected { error, connections }) => {
+                        // Those that were reached wait for this rank, and would name it instead of the one that lacks.
+                        Tcp::new(name, rank, &peers, connections, tcp).abort(&error);
+                        return Err(error);
+                    }
+                };
                 tcp.agree_on_cross_memory(deadline)?;
                 Box::new(tcp)
             }
