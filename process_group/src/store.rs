@@ -1,8 +1,11 @@
 //! A small key-value store shared by the ranks of a job.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;
+
+use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 use crate::rank::Rank;
@@ -11,6 +14,20 @@ use crate::rank::Rank;
 pub const MAX_KEY: usize = 256;
 /// Longest value in bytes.
 pub const MAX_VALUE: usize = 256 << 10;
+
+/// Longest name of a group that stands in a key as it is.
+const MAX_NAME: usize = 128;
+
+/// The key of something that a group's members tell each other. A name may list every member: the digest stands for a
+/// long one.
+pub(crate) fn group_key(kind: &str, group: &str, what: impl fmt::Display) -> String {
+    if group.len() <= MAX_NAME {
+        return format!("{kind}/{group}/{what}");
+    }
+    let digest = Sha256::digest(group.as_bytes());
+    let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{kind}/~{digest}/{what}")
+}
 
 /// Keys to bytes, for small things that ranks must tell each other. Calls block; every wait has a deadline.
 ///
@@ -152,5 +169,21 @@ impl Store for MemoryStore {
         *value = sum.to_le_bytes().to_vec();
         self.changed.notify_all();
         Ok(sum)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_of_groups_fit_the_store_and_differ_as_their_names_do() {
+        assert_eq!(group_key("last-words", "world", Rank(3)), "last-words/world/3");
+        let name = |last: u32| (0..1000).chain([last]).map(|rank| format!("ß{rank}")).collect::<String>();
+        let (one, other) = (group_key("monitored", &name(1), "1/2"), group_key("monitored", &name(2), "1/2"));
+        assert_ne!(one, other);
+        for key in [one, other] {
+            check_lengths(&key, b"").unwrap();
+        }
     }
 }

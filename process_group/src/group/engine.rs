@@ -14,7 +14,7 @@ use crate::deadline;
 use crate::error::{Error, Result};
 use crate::profile::Profile;
 use crate::rank::Rank;
-use crate::store::Store;
+use crate::store::{Store, group_key};
 
 pub(super) struct Engine {
     pub(super) core: Mutex<Core>,
@@ -37,7 +37,7 @@ pub(super) struct LastWords {
 
 impl LastWords {
     fn key(&self, rank: Rank) -> String {
-        format!("last-words/{}/{rank}", self.group)
+        group_key("last-words", &self.group, rank)
     }
 
     /// What a rank that was lost had to say. A store that is lost too is not waited for.

@@ -8,7 +8,7 @@ use super::ProcessGroup;
 use crate::deadline;
 use crate::error::{Error, Result};
 use crate::rank::Rank;
-use crate::store::Store;
+use crate::store::{Store, group_key};
 
 /// How long after the first rank one came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -42,7 +42,7 @@ impl ProcessGroup {
             ));
         };
         self.monitored += 1;
-        let barrier = format!("monitored/{}/{}", self.info.name, self.monitored);
+        let barrier = group_key("monitored", &self.info.name, self.monitored);
         let started = Instant::now();
         let store = &*words.store;
         store.set(&format!("{barrier}/{}", self.info.rank), &now().to_le_bytes())?;

@@ -147,16 +147,19 @@ impl Store for Deaf {
     }
 }
 
-#[test]
-fn the_others_are_told_over_the_links_before_the_store_is_waited_for() {
-    let lost = Error::PeerLost {
+fn lost() -> Error {
+    Error::PeerLost {
         rank: Rank(1),
         host: "there".into(),
         pid: 1,
         during: "a barrier".into(),
         detail: "closed".into(),
-    };
-    for error in [Error::Transport("broken".into()), lost] {
+    }
+}
+
+#[test]
+fn the_others_are_told_over_the_links_before_the_store_is_waited_for() {
+    for error in [Error::Transport("broken".into()), lost()] {
         let log = Log::default();
         let backend = Box::new(Failing(error, Arc::clone(&log)));
         let store: Arc<dyn Store> = Arc::new(Deaf(Arc::clone(&log)));
@@ -174,4 +177,25 @@ fn a_group_given_up_beside_its_calls_tells_the_others() {
     let told = other.barrier().unwrap_err();
     assert!(matches!(&told, Error::PeerAborted { rank: Rank(0), .. }), "{told}");
     assert!(told.to_string().contains("one is two"), "{told}");
+}
+
+#[test]
+fn a_group_whose_name_is_longer_than_a_key_has_its_last_words_and_its_monitored_barrier() {
+    let name = "group[0,1]".repeat(100);
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let errors = [Error::Transport("the cable was pulled".into()), lost()];
+    let told: Vec<Error> = errors
+        .into_iter()
+        .zip([1, 0])
+        .map(|(error, rank)| {
+            let backend = Box::new(Failing(error, Log::default()));
+            let mut group = ProcessGroup::new(info(&name, rank, 2), backend, Some(Arc::clone(&store)));
+            group.barrier().unwrap_err()
+        })
+        .collect();
+    assert!(told[1].to_string().contains("the cable was pulled"), "{}", told[1]);
+
+    let backend = Box::new(Failing(Error::Transport("not used".into()), Log::default()));
+    let mut alone = ProcessGroup::new(info(&name, 0, 1), backend, Some(store));
+    assert_eq!(alone.monitored_barrier(LATE).unwrap().len(), 1);
 }
