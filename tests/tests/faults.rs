@@ -306,6 +306,24 @@ fn a_rank_that_never_calls_is_named_by_all_others() {
 }
 
 #[test]
+fn a_member_that_does_not_make_the_group_is_named() {
+    for backend in BOTH {
+        let mut config = config(backend);
+        config.process_group.timeout = Timeout::from_millis(700);
+        with_ranks(&config, 2, |mut manager| {
+            if manager.rank().0 == 1 {
+                let error = manager.new_group(&[Rank(0), Rank(1)]).unwrap_err();
+                assert!(
+                    matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(0)]),
+                    "{backend}: {error}"
+                );
+            }
+            manager.store_barrier("the group was not made", SOON).unwrap();
+        });
+    }
+}
+
+#[test]
 fn a_rank_that_leaves_is_named_at_once() {
     for backend in BOTH {
         let outcomes = with_ranks(&config(backend), 4, |mut manager| {

@@ -44,8 +44,8 @@ pub(super) struct Link {
     pub(super) closed: Option<String>,
     /// The other end has said that it leaves in good order.
     pub(super) goodbye: bool,
-    /// Highest collective that the peer is known to have come to.
-    pub(super) seen: u64,
+    /// Highest collective that the peer is known to have come to; making the group is number 0.
+    pub(super) seen: Option<u64>,
     /// The peer has answered our question.
     pub(super) answered: bool,
     /// Bytes of the current frame's header that have been sent; the payload follows.
@@ -82,7 +82,7 @@ impl Link {
             header: None,
             closed: None,
             goodbye: false,
-            seen: 0,
+            seen: None,
             answered: false,
             header_sent: 0,
             mid_frame: false,

@@ -93,3 +93,13 @@ fn a_rank_that_fails_while_the_group_is_made_says_why_before_it_leaves() {
     let kinds: Vec<Kind> = kinds.filter(|kind| *kind != Kind::Data).collect();
     assert_eq!(kinds.first(), Some(&Kind::Abort), "{kinds:?}");
 }
+
+#[test]
+fn a_rank_that_does_not_make_the_group_is_named() {
+    let (mut tcp, mut peers) = rank_0_of(3, Duration::ZERO);
+    // One has come and waits too.
+    let signature = Signature { operation: Operation::AllReduce(ReduceOp::Min), dtype: DType::U8, count: 1 };
+    peers[0].write_all(&Header { signature, ..control(Kind::Query, Rank(1), 0) }.encode()).unwrap();
+    let error = tcp.agree_on_cross_memory(Instant::now() + Duration::from_millis(300)).unwrap_err();
+    assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(2)]), "{error}");
+}
