@@ -202,12 +202,15 @@ impl Link {
     pub(super) fn flush_control(&mut self) -> bool {
         while !self.control.is_empty() && !self.mid_frame {
             let control = std::mem::take(&mut self.control);
-            let moved = self.send(&control, &[]);
-            let Moved::Bytes(n) = moved else {
-                self.control = control;
-                return moved == Moved::Closed;
-            };
-            self.control = control[n..].to_vec();
+            match self.send(&control, &[]) {
+                Moved::Bytes(n) => self.control = control[n..].to_vec(),
+                Moved::WouldBlock => {
+                    self.control = control;
+                    return false;
+                }
+                // Nobody is there to read them. Kept, they would have a dead socket polled, which always has news.
+                Moved::Closed => {}
+            }
         }
         self.control.is_empty()
     }

@@ -103,3 +103,17 @@ fn a_rank_that_does_not_make_the_group_is_named() {
     let error = tcp.agree_on_cross_memory(Instant::now() + Duration::from_millis(300)).unwrap_err();
     assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(2)]), "{error}");
 }
+
+#[test]
+fn what_can_no_longer_be_said_to_a_peer_is_not_kept() {
+    let (mut tcp, peers) = rank_0_of(2, Duration::ZERO);
+    drop(peers);
+    let link = tcp.links[1].as_mut().unwrap();
+    let begun = Instant::now();
+    // The first words may still fit the socket.
+    while link.closed.is_none() && begun.elapsed() < LATE {
+        link.queue_control(&control(Kind::Query, Rank(0), 0), &[]);
+        link.flush_control();
+    }
+    assert!(link.closed.is_some() && !link.has_control());
+}
