@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Semaphore, oneshot};
@@ -25,6 +26,8 @@ const HALF_OPEN: usize = 4096;
 /// cache in between comes from memory again. Measured on two cores, 4 ranks, 100 MB: 10 to 20 % less time than with the
 /// kernel's own tuning, which lets megabytes pile up on each link.
 const LOCAL_BUFFER: usize = 256 << 10;
+/// Connections kept that nobody has asked for, before those whose other end has gone are looked for among them.
+const WAITING: usize = 1024;
 /// Between two attempts to reach a rank that does not answer yet.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -71,8 +74,34 @@ pub(crate) struct DataPlane {
 
 #[derive(Default, Debug)]
 struct Arrivals {
-    links: Mutex<HashMap<LinkId, Connection>>,
+    links: Mutex<Waiting>,
     arrived: Condvar,
+}
+
+/// Connections that this rank has not asked for yet.
+#[derive(Debug)]
+struct Waiting {
+    links: HashMap<LinkId, Connection>,
+    /// At this many, those whose other end has gone are let go.
+    full: usize,
+}
+
+impl Default for Waiting {
+    fn default() -> Self {
+        Self { links: HashMap::new(), full: WAITING }
+    }
+}
+
+impl Waiting {
+    /// A connection stays when its other end has gone, since what that said last may still be read; but others may make groups
+    /// that this rank never makes, again and again, and their sockets must not pile up.
+    fn keep(&mut self, id: LinkId, connection: Connection) {
+        if self.links.len() >= self.full {
+            self.links.retain(|_, connection| !connection.is_over());
+            self.full = WAITING.max(2 * self.links.len());
+        }
+        self.links.insert(id, connection);
+    }
 }
 
 /// A way to a peer.
@@ -81,6 +110,14 @@ pub(crate) struct Connection {
     pub(crate) stream: TcpStream,
     /// The peer's process, if its memory can be read from here.
     pub(crate) readable: Option<u32>,
+}
+
+impl Connection {
+    /// Whether the other end says nothing more.
+    fn is_over(&self) -> bool {
+        let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+    }
 }
 
 /// A group that could not be connected, and as much of it as was.
@@ -249,7 +286,7 @@ impl DataPlane {
     fn await_link(&self, id: &LinkId, deadline: Instant) -> Option<Connection> {
         let mut links = self.arrivals.links.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            if let Some(connection) = links.remove(id) {
+            if let Some(connection) = links.links.remove(id) {
                 return Some(connection);
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -343,7 +380,7 @@ impl Acceptor {
         stream.write_all(&welcome).await.map_err(io)?;
         let stream = stream.into_std().map_err(io)?;
         let mut links = self.arrivals.links.lock().unwrap_or_else(PoisonError::into_inner);
-        links.insert(id, Connection { stream, readable });
+        links.keep(id, Connection { stream, readable });
         self.arrivals.arrived.notify_all();
         Ok(())
     }
@@ -351,6 +388,8 @@ impl Acceptor {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
     use crate::rank::LocalRank;
 
@@ -372,6 +411,28 @@ mod tests {
         let settings =
             Settings { handshake: Duration::from_secs(20), socket_buffer: None, cross_memory: false };
         DataPlane::start(bound, Epoch(1), Rank(rank), Secret::new([7; 32]), &settings).unwrap()
+    }
+
+    #[test]
+    fn connections_of_groups_never_made_do_not_pile_up() {
+        let listener = TcpListener::bind((HERE, 0)).unwrap();
+        let mut waiting = Waiting { full: 3, ..Waiting::default() };
+        let mut there = Vec::new();
+        for group in 0..5 {
+            let mut other_end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let stream = listener.accept().unwrap().0;
+            let id = LinkId::new(Epoch(1), &format!("group {group}"), Rank(1), Rank(0));
+            waiting.keep(id, Connection { stream, readable: None });
+            other_end.write_all(b"words that nobody reads").unwrap();
+            if group == 1 {
+                there.push(other_end);
+            }
+        }
+        assert_eq!(
+            waiting.links.len(),
+            3,
+            "the one whose other end is there, and two that came after the look"
+        );
     }
 
     #[test]
