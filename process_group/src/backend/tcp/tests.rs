@@ -117,3 +117,17 @@ fn what_can_no_longer_be_said_to_a_peer_is_not_kept() {
     }
     assert!(link.closed.is_some() && !link.has_control());
 }
+
+#[test]
+fn a_forced_path_is_taken_by_calls_made_before_too() {
+    let (mut tcp, _peers) = rank_0_of(4, Duration::ZERO);
+    let call = (Operation::AllReduce(ReduceOp::Sum), DType::F32, 1000);
+    let path = |tcp: &mut Tcp| tcp.path(call.0, call.1, call.2).0;
+    let chosen = path(&mut tcp);
+    for algorithm in [Algorithm::Ring, Algorithm::HalvingDoubling] {
+        tcp.force(Some(Path::Tcp(algorithm))).unwrap();
+        assert_eq!(path(&mut tcp), Path::Tcp(algorithm));
+    }
+    tcp.force(None).unwrap();
+    assert_eq!(path(&mut tcp), chosen);
+}
