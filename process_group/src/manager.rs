@@ -403,7 +403,8 @@ impl Factory {
                 };
                 let mut tcp = match plane.connect(name, &peers, deadline) {
                     Ok(connections) => Tcp::new(name, rank, &peers, connections, tcp),
-                    Err(Unconnected { error, connections }) => {
+                    Err(unconnected) => {
+                        let Unconnected { error, connections } = *unconnected;
                         // Those that were reached wait for this rank, and would name it instead of the one that lacks.
                         Tcp::new(name, rank, &peers, connections, tcp).abort(&error);
                         return Err(error);

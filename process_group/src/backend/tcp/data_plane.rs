@@ -1,5 +1,6 @@
 //! Where a rank's links come from: one listener a process, a mutual proof of the job's secret for every link.
 
+mod accept;
 mod dial;
 
 use std::collections::{BTreeMap, HashMap};
@@ -9,19 +10,17 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::{Builder, Handle};
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::oneshot;
 
-use super::cross_memory::{Beacon, probe};
+use super::cross_memory::Beacon;
 use crate::error::{Error, Result};
 use crate::rank::{Epoch, Rank};
 use crate::roster::{Member, Secret};
-use crate::wire::hello::{self, HELLO, LinkId};
+use crate::wire::hello::LinkId;
+use accept::Acceptor;
 use dial::Dialler;
 
-/// Connections that may be proving themselves at one time. Each costs a few hundred bytes.
-const HALF_OPEN: usize = 4096;
 /// Socket buffers between ranks of one host. Bytes in flight are copied twice by the same processor: what does not fit its
 /// cache in between comes from memory again. Measured on two cores, 4 ranks, 100 MB: 10 to 20 % less time than with the
 /// kernel's own tuning, which lets megabytes pile up on each link.
@@ -127,8 +126,8 @@ pub(crate) struct Unconnected {
     pub(crate) connections: Vec<Option<Connection>>,
 }
 
-impl From<Unconnected> for Error {
-    fn from(unconnected: Unconnected) -> Self {
+impl From<Box<Unconnected>> for Error {
+    fn from(unconnected: Box<Unconnected>) -> Self {
         unconnected.error
     }
 }
@@ -201,7 +200,7 @@ impl DataPlane {
         group: &str,
         members: &[&Member],
         deadline: Instant,
-    ) -> Result<Vec<Option<Connection>>, Unconnected> {
+    ) -> Result<Vec<Option<Connection>>, Box<Unconnected>> {
         let started = Instant::now();
         let mut connections: Vec<Option<Connection>> = members.iter().map(|_| None).collect();
         let refusals = self.dial_all(group, members, deadline, &mut connections);
@@ -223,7 +222,7 @@ impl DataPlane {
         };
         match outcome {
             Ok(()) => Ok(connections),
-            Err(error) => Err(Unconnected { error, connections }),
+            Err(error) => Err(Box::new(Unconnected { error, connections })),
         }
     }
 
@@ -313,79 +312,6 @@ fn beacon(shown: bool) -> Beacon {
     Beacon::new(*Secret::random().expose(), shown)
 }
 
-struct Acceptor {
-    epoch: Epoch,
-    me: Rank,
-    secret: Secret,
-    handshake: Duration,
-    cross_memory: bool,
-    arrivals: Arc<Arrivals>,
-}
-
-impl Acceptor {
-    async fn accept(self, listener: TcpListener) {
-        let listener = match tokio::net::TcpListener::from_std(listener) {
-            Ok(listener) => listener,
-            Err(error) => return tracing::error!(%error, "cannot accept links"),
-        };
-        let this = Arc::new(self);
-        let half_open = Arc::new(Semaphore::new(HALF_OPEN));
-        loop {
-            let Ok(slot) = Arc::clone(&half_open).acquire_owned().await else { return };
-            let (stream, from) = match listener.accept().await {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    // Out of descriptors, say: others may be freed soon.
-                    tracing::warn!(%error, "accepting a link failed");
-                    tokio::time::sleep(RETRY).await;
-                    continue;
-                }
-            };
-            let this = Arc::clone(&this);
-            tokio::spawn(async move {
-                let _slot = slot;
-                match tokio::time::timeout(this.handshake, this.welcome(stream)).await {
-                    Ok(Ok(())) => {}
-                    Ok(Err(reason)) => {
-                        metrics::counter!("ryz_links_refused_total").increment(1);
-                        tracing::debug!(%from, reason, "refused a connection to the data plane");
-                    }
-                    Err(_) => {
-                        metrics::counter!("ryz_links_refused_total").increment(1);
-                        tracing::debug!(%from, "a connection to the data plane did not finish its handshake");
-                    }
-                }
-            });
-        }
-    }
-
-    async fn welcome(&self, mut stream: tokio::net::TcpStream) -> Result<(), String> {
-        let io = |e: std::io::Error| e.to_string();
-        stream.set_nodelay(true).map_err(io)?;
-        let beacon = beacon(self.cross_memory);
-        let accepting = beacon.end();
-        stream.write_all(&hello::challenge(&accepting)).await.map_err(io)?;
-        let mut bytes = [0; HELLO];
-        stream.read_exact(&mut bytes).await.map_err(io)?;
-        let hello::Hello { id, dialling, welcome } = hello::read_hello(&self.secret, &accepting, &bytes)
-            .ok_or_else(|| "it does not know the job's secret".to_owned())?;
-        if id.epoch != self.epoch || id.to != self.me {
-            return Err(format!(
-                "it looks for rank {} of epoch {}, this is rank {} of epoch {}",
-                id.to, id.epoch, self.me, self.epoch
-            ));
-        }
-        // While the dialler waits for the welcome, its nonce is where it says.
-        let readable = self.cross_memory.then(|| probe(&dialling)).flatten();
-        stream.write_all(&welcome).await.map_err(io)?;
-        let stream = stream.into_std().map_err(io)?;
-        let mut links = self.arrivals.links.lock().unwrap_or_else(PoisonError::into_inner);
-        links.keep(id, Connection { stream, readable });
-        self.arrivals.arrived.notify_all();
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;
@@ -448,7 +374,7 @@ mod tests {
         let members: Vec<&Member> = members.iter().collect();
         let planes: Vec<DataPlane> = bound.into_iter().zip(1..).map(|(b, rank)| start(b, rank)).collect();
         let deadline = Instant::now() + Duration::from_secs(1);
-        let Unconnected { error, connections } = planes[1].connect("g", &members, deadline).unwrap_err();
+        let Unconnected { error, connections } = *planes[1].connect("g", &members, deadline).unwrap_err();
         assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(0)]), "{error}");
         assert!(error.to_string().contains("rank 0 at 127.0.0.1"), "{error}");
         assert!(connections[1].is_some());
