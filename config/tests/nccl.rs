@@ -119,9 +119,17 @@ fn the_environment_wins_over_files_and_files_over_ours() {
 
 #[test]
 fn files_of_nccl_are_read_as_nccl_reads_them() {
-    let text = "# NCCL_ALGO=Ring\nNCCL_SOCKET_IFNAME==eth0\n\nNCCL_DEBUG = WARN\nOTHER=1\nnonsense\n";
+    let text = "# NCCL_ALGO=Ring\nNCCL_SOCKET_IFNAME==eth0\n\nNCCL_DEBUG= WARN \nOTHER=1\nnonsense\n\
+                NCCL_PROTO = LL\n NCCL_MAX_CTAS=4\n #NCCL_MIN_CTAS=4\nNCCL_IB_HCA=mlx5 # not a comment";
     let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
-    assert_eq!(conf_file(text), [pair("NCCL_SOCKET_IFNAME", "=eth0"), pair("NCCL_DEBUG", "WARN")]);
+    assert_eq!(
+        conf_file(text),
+        [
+            pair("NCCL_SOCKET_IFNAME", "=eth0"),
+            pair("NCCL_DEBUG", " WARN "),
+            pair("NCCL_IB_HCA", "mlx5 # not a comment"),
+        ]
+    );
 }
 
 #[test]

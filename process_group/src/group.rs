@@ -9,6 +9,8 @@ mod monitored;
 mod objects;
 mod placed;
 mod recorded;
+#[cfg(test)]
+mod tests;
 
 pub use engine::LastCall;
 pub use monitored::Arrival;
@@ -208,6 +210,12 @@ impl ProcessGroup {
     /// The newest call, for whoever has to say what a rank was doing when it failed.
     pub fn last_call(&self) -> Option<LastCall> {
         lock(&self.engine.core).last
+    }
+
+    /// Gives the group up for an error that came from beside its calls, so that the others hear of it.
+    pub(crate) fn abort(&self, error: &Error) {
+        self.wait_idle();
+        self.engine.abort(error.clone());
     }
 
     /// Why the group cannot be used any more, if so.

@@ -6,6 +6,7 @@ mod aligned;
 pub mod backend;
 mod buffer;
 mod call;
+mod deadline;
 pub mod device;
 mod dtype;
 mod error;
@@ -24,6 +25,8 @@ mod self_check;
 pub mod store;
 pub mod table;
 pub mod targets;
+#[cfg(test)]
+mod testing;
 mod wire;
 mod work;
 

@@ -9,8 +9,9 @@ use ryzanstein_config::{AlgorithmChoice, BackendChoice, Config};
 
 use crate::backend::Backend;
 use crate::backend::nccl::{Birth, Communicator, Nccl};
-use crate::backend::tcp::data_plane::{self, Bound, DataPlane};
+use crate::backend::tcp::data_plane::{self, Bound, DataPlane, Unconnected};
 use crate::backend::tcp::{self, Tcp};
+use crate::deadline;
 use crate::device::Surroundings;
 use crate::error::{Error, Result};
 use crate::gpu;
@@ -394,7 +395,6 @@ impl Factory {
                 let plane = self.data_plane.as_ref().ok_or_else(|| {
                     Error::Transport("the TCP backend was agreed on, but this rank does not listen".into())
                 })?;
-                let connections = plane.connect(name, &peers, deadline)?;
                 let demand = match settings.tcp.algorithm {
                     AlgorithmChoice::Auto => None,
                     AlgorithmChoice::Ring => Some(Algorithm::Ring),
@@ -407,7 +407,15 @@ impl Factory {
                     segment: settings.tcp.segment.get().as_usize(),
                     spin: settings.tcp.spin,
                 };
-                let mut tcp = Tcp::new(name, rank, &peers, connections, tcp);
+                let mut tcp = match plane.connect(name, &peers, deadline) {
+                    Ok(connections) => Tcp::new(name, rank, &peers, connections, tcp),
+                    Err(unconnected) => {
+                        let Unconnected { error, connections } = *unconnected;
+                        // Those that were reached wait for this rank, and would name it instead of the one that lacks.
+                        Tcp::new(name, rank, &peers, connections, tcp).abort(&error);
+                        return Err(error);
+                    }
+                };
                 tcp.agree_on_cross_memory(deadline)?;
                 Box::new(tcp)
             }
@@ -437,7 +445,8 @@ impl Factory {
         if settings.self_check {
             let timeout = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
             group.set_timeout(timeout);
-            self_check::run(&mut group)?;
+            // Whoever is refused a path must not leave as one who is done.
+            self_check::run(&mut group).inspect_err(|error| group.abort(error))?;
             group.set_timeout(settings.timeout.get());
         }
         group.profile().clear();
@@ -500,6 +509,6 @@ impl ProcessGroupManager {
     pub fn store_barrier(&self, name: &str, timeout: Duration) -> Result<()> {
         let membership = &self.factory.membership;
         let n = membership.roster.world_size();
-        store::barrier(&*membership.store, name, membership.rank, n, Instant::now() + timeout)
+        store::barrier(&*membership.store, name, membership.rank, n, deadline::after(Instant::now(), timeout))
     }
 }

@@ -1,8 +1,11 @@
 //! A small key-value store shared by the ranks of a job.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::{Condvar, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 use crate::rank::Rank;
@@ -11,6 +14,21 @@ use crate::rank::Rank;
 pub const MAX_KEY: usize = 256;
 /// Longest value in bytes.
 pub const MAX_VALUE: usize = 256 << 10;
+
+/// Longest name of a group that stands in a key as it is.
+const MAX_NAME: usize = 128;
+
+/// The key of something that a group's members tell each other. A name may list every member: the digest stands for a
+/// long one.
+pub(crate) fn group_key(kind: &str, group: &str, what: impl fmt::Display) -> String {
+    if group.len() <= MAX_NAME {
+        return format!("{kind}/{group}/{what}");
+    }
+    let digest: [u8; 32] = Sha256::digest(group.as_bytes()).into();
+    // Half of it is enough to tell the groups of a job apart.
+    let half = u128::from_be_bytes(*digest.first_chunk().expect("32 bytes have 16"));
+    format!("{kind}/~{half:032x}/{what}")
+}
 
 /// Keys to bytes, for small things that ranks must tell each other. Calls block; every wait has a deadline.
 ///
@@ -29,9 +47,12 @@ pub trait Store: Send + Sync {
     fn add(&self, key: &str, amount: i64) -> Result<i64>;
 }
 
+/// How long the others wait for the verdict behind their deadline: rank 0 may have come to the barrier after them.
+const GRACE: Duration = Duration::from_millis(500);
+
 /// Waits until all `world_size` ranks have come to the barrier `name`.
 ///
-/// Rank 0 collects the others and publishes the verdict, so that all ranks get the same one: `O(n)` messages.
+/// All ranks get the same verdict: rank 0's, or that of the first rank whose time is up before. `O(n)` messages.
 ///
 /// # Errors
 /// [`Error::Timeout`] that names the ranks which were not there.
@@ -43,42 +64,57 @@ pub fn barrier(
     deadline: Instant,
 ) -> Result<()> {
     let started = Instant::now();
-    let verdict = format!("{name}/verdict");
-    if rank.0 != 0 {
-        store.set(&format!("{name}/{rank}"), b"here")?;
-        // Rank 0 gives up at its own deadline and then says so: leave it the time to.
-        let bytes = store.get(&verdict, deadline + std::time::Duration::from_millis(500)).map_err(
-            |error| match error {
-                Error::Timeout { .. } => Error::Timeout {
-                    what: format!("barrier `{name}`"),
-                    waited: started.elapsed(),
-                    missing: vec![Rank(0)],
-                },
-                other => other,
-            },
-        )?;
-        let missing: Vec<Rank> =
-            bytes.chunks_exact(4).map(|c| Rank(u32::from_le_bytes([c[0], c[1], c[2], c[3]]))).collect();
-        return finish(name, started, missing);
-    }
-    let mut missing = Vec::new();
-    for other in Rank::all(world_size).skip(1) {
-        match store.get(&format!("{name}/{other}"), deadline) {
-            Ok(_) => {}
-            Err(Error::Timeout { .. }) => missing.push(other),
-            Err(error) => return Err(error),
-        }
-    }
-    let bytes: Vec<u8> = missing.iter().flat_map(|r| r.0.to_le_bytes()).collect();
-    store.set(&verdict, &bytes)?;
-    finish(name, started, missing)
-}
-
-fn finish(name: &str, started: Instant, missing: Vec<Rank>) -> Result<()> {
+    let words = meet(store, name, rank, world_size, 0, deadline)?;
+    let missing: Vec<Rank> =
+        Rank::all(world_size).zip(words).filter(|(_, word)| word.is_none()).map(|(rank, _)| rank).collect();
     if missing.is_empty() {
         return Ok(());
     }
     Err(Error::Timeout { what: format!("barrier `{name}`"), waited: started.elapsed(), missing })
+}
+
+/// What a [`barrier`] came to, the same on every rank that was there: by rank, the word of each that came in time.
+pub(crate) fn meet(
+    store: &dyn Store,
+    name: &str,
+    rank: Rank,
+    world_size: usize,
+    word: u64,
+    deadline: Instant,
+) -> Result<Vec<Option<u64>>> {
+    let verdict = format!("{name}/verdict");
+    let read = |until: Instant| match store.get(&verdict, until) {
+        Ok(bytes) => rmp_serde::from_slice(&bytes).map(Some).map_err(|e| {
+            Error::Rendezvous(format!("the verdict of barrier `{name}` is not that of this version: {e}"))
+        }),
+        Err(Error::Timeout { .. }) => Ok(None),
+        Err(error) => Err(error),
+    };
+    store.set(&format!("{name}/{rank}"), &word.to_le_bytes())?;
+    if rank.0 != 0
+        && let Some(words) = read(deadline.checked_add(GRACE).unwrap_or(deadline))?
+    {
+        return Ok(words);
+    }
+    let words = collect(store, name, world_size, deadline)?;
+    if store.add(&format!("{name}/judges"), 1)? > 1 {
+        // Another has judged before. If it is gone since, this rank's own verdict is as good.
+        return Ok(read(Instant::now() + GRACE)?.unwrap_or(words));
+    }
+    let bytes = rmp_serde::to_vec(&words)
+        .map_err(|e| Error::Rendezvous(format!("the verdict of barrier `{name}` cannot be encoded: {e}")))?;
+    store.set(&verdict, &bytes)?;
+    Ok(words)
+}
+
+/// The words of those who come until the deadline.
+fn collect(store: &dyn Store, name: &str, world_size: usize, deadline: Instant) -> Result<Vec<Option<u64>>> {
+    let word = |rank: Rank| match store.get(&format!("{name}/{rank}"), deadline) {
+        Ok(bytes) => Ok(Some(<[u8; 8]>::try_from(bytes).map_or(0, u64::from_le_bytes))),
+        Err(Error::Timeout { .. }) => Ok(None),
+        Err(error) => Err(error),
+    };
+    Rank::all(world_size).map(word).collect()
 }
 
 /// The store of ranks that share a process.
@@ -152,5 +188,42 @@ impl Store for MemoryStore {
         *value = sum.to_le_bytes().to_vec();
         self.changed.notify_all();
         Ok(sum)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_rank_0_is_not_named_for_the_one_that_is_missing() {
+        let (store, begun) = (MemoryStore::new(), Instant::now());
+        let missing =
+            |rank: u32, patience: Duration| match barrier(&store, "b", Rank(rank), 3, begun + patience)
+                .unwrap_err()
+            {
+                Error::Timeout { missing, .. } => missing,
+                other => panic!("{other}"),
+            };
+        std::thread::scope(|scope| {
+            let early = scope.spawn(|| missing(1, Duration::from_millis(100)));
+            // There before the other judges, and patient long after.
+            let late = scope.spawn(|| missing(0, Duration::from_secs(2)));
+            assert_eq!(early.join().unwrap(), [Rank(2)]);
+            assert_eq!(late.join().unwrap(), [Rank(2)]);
+        });
+        // Whoever comes when all is over hears the same.
+        assert_eq!(missing(2, Duration::from_secs(20)), [Rank(2)]);
+    }
+
+    #[test]
+    fn keys_of_groups_fit_the_store_and_differ_as_their_names_do() {
+        assert_eq!(group_key("last-words", "world", Rank(3)), "last-words/world/3");
+        let name = |last: u32| format!("{}{last}", "ß".repeat(200));
+        let (one, other) = (group_key("monitored", &name(1), "1/2"), group_key("monitored", &name(2), "1/2"));
+        assert_ne!(one, other);
+        for key in [one, other] {
+            check_lengths(&key, b"").unwrap();
+        }
     }
 }

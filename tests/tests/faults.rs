@@ -258,6 +258,29 @@ fn wrong_arguments_are_refused_before_anything_is_sent() {
 }
 
 #[test]
+fn an_exchange_that_is_refused_takes_no_number() {
+    for backend in BOTH {
+        with_ranks(&config(backend), 2, |mut manager| {
+            let group = manager.world();
+            let (me, other) = (group.rank(), Rank(1 - group.rank().0));
+            let mut got = [0u32];
+            for from in [me, Rank(2)] {
+                let error = group.send_recv(&[1u32], other, &mut got, from).unwrap_err();
+                assert!(matches!(error, Error::Invalid(_)), "{error}");
+            }
+            if me.0 == 0 {
+                group.send_recv(&[7u32], other, &mut got, other).unwrap();
+            } else {
+                group.send(&[7u32], other).unwrap();
+                group.recv(&mut got, other).unwrap();
+            }
+            assert_eq!(got, [7]);
+            manager.finalize().unwrap();
+        });
+    }
+}
+
+#[test]
 fn a_rank_that_never_calls_is_named_by_all_others() {
     for backend in BOTH {
         for length in [10, 4 << 20] {
@@ -279,6 +302,24 @@ fn a_rank_that_never_calls_is_named_by_all_others() {
                 );
             }
         }
+    }
+}
+
+#[test]
+fn a_member_that_does_not_make_the_group_is_named() {
+    for backend in BOTH {
+        let mut config = config(backend);
+        config.process_group.timeout = Timeout::from_millis(700);
+        with_ranks(&config, 2, |mut manager| {
+            if manager.rank().0 == 1 {
+                let error = manager.new_group(&[Rank(0), Rank(1)]).unwrap_err();
+                assert!(
+                    matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(0)]),
+                    "{backend}: {error}"
+                );
+            }
+            manager.store_barrier("the group was not made", SOON).unwrap();
+        });
     }
 }
 

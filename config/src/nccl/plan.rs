@@ -24,14 +24,15 @@ impl Own {
     }
 }
 
-/// The variables in the text of a file such as `/etc/nccl.conf`: a `NAME=value` a line; what begins with `#` is passed
-/// over, and so is what NCCL would not understand either.
+/// The variables in the text of a file such as `/etc/nccl.conf`, as NCCL reads it: a `NAME=value` a line, cut at the first
+/// `=` and nowhere trimmed; a line that begins with `#` is passed over. So is a name with a space in it, which NCCL sets and
+/// never looks for.
 pub fn conf_file(text: &str) -> Vec<(String, String)> {
-    let lines = text.lines().map(str::trim).filter(|line| !line.starts_with('#'));
-    lines
+    text.split('\n')
+        .filter(|line| !line.starts_with('#'))
         .filter_map(|line| line.split_once('='))
-        .map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned()))
-        .filter(|(name, _)| name.starts_with("NCCL_"))
+        .filter(|(name, _)| name.starts_with("NCCL_") && !name.contains(char::is_whitespace))
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect()
 }
 

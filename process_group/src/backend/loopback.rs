@@ -20,8 +20,11 @@ const GRACE: Duration = Duration::from_millis(50);
 /// The memory that ranks of one process share. Clones are the same hub.
 #[derive(Clone, Default)]
 pub struct LoopbackHub {
-    tables: Arc<Mutex<HashMap<String, Arc<Table>>>>,
+    tables: Tables,
 }
+
+/// By group: the table where its members meet, for as long as one of them is to come or is there.
+type Tables = Arc<Mutex<HashMap<String, Arc<Table>>>>;
 
 impl LoopbackHub {
     /// A hub for ranks that will be given clones of it.
@@ -33,8 +36,9 @@ impl LoopbackHub {
     pub(crate) fn join(&self, group: &str, rank: Rank, members: &[Rank]) -> Loopback {
         let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         let table = Arc::clone(tables.entry(group.to_owned()).or_default());
-        table.seats.lock().unwrap_or_else(PoisonError::into_inner).seated += 1;
-        Loopback { group: group.to_owned(), table, rank, members: members.to_vec() }
+        drop(tables);
+        let tables = Arc::clone(&self.tables);
+        Loopback { group: group.to_owned(), tables, table, rank, members: members.to_vec() }
     }
 }
 
@@ -46,7 +50,6 @@ struct Table {
 
 #[derive(Default)]
 struct Seats {
-    seated: usize,
     calls: HashMap<u64, Round>,
     messages: HashMap<(Rank, Rank, u64), Post>,
     aborted: Option<(Rank, String)>,
@@ -68,6 +71,7 @@ struct Post {
 /// One rank's end.
 pub(crate) struct Loopback {
     group: String,
+    tables: Tables,
     table: Arc<Table>,
     rank: Rank,
     /// Global ranks, for errors.
@@ -288,8 +292,34 @@ impl Backend for Loopback {
 
 impl Drop for Loopback {
     fn drop(&mut self) {
+        // Nobody joins while the last one clears the table away.
+        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
         let mut seats = self.table.seats.lock().unwrap_or_else(PoisonError::into_inner);
         seats.left.push(self.rank);
         self.table.changed.notify_all();
+        if seats.left.len() == self.members.len() {
+            tables.remove(&self.group);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_goes_when_all_its_ranks_have_gone() {
+        let hub = LoopbackHub::new();
+        let members: Vec<Rank> = Rank::all(2).collect();
+        let table = |rank| hub.join("pair", rank, &members);
+        drop(table(Rank(0)));
+        let last = table(Rank(1));
+        assert_eq!(
+            last.tables.lock().unwrap().len(),
+            1,
+            "its member that left is known to the one that is there"
+        );
+        drop(last);
+        assert!(hub.tables.lock().unwrap().is_empty());
     }
 }

@@ -1,5 +1,6 @@
 //! The calls of a group that return at once and hand out a [`Work`]: they run on the group's own worker.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 
 use super::ProcessGroup;
@@ -52,14 +53,14 @@ impl ProcessGroup {
     pub fn send_async<B: Buffer + Send + 'static>(&mut self, buffer: B, to: Rank) -> Result<Work<B>> {
         let view = buffer.view();
         let operation = Operation::Send { to };
-        self.check_memory(operation, view.memory())?;
-        let (signature, sequence) = self.message(operation, to, view.dtype(), view.count())?;
+        let signature = self.message(operation, view)?;
+        let sequence = self.next_message(operation, to);
         if self.device.is_some() {
             let ticket = self.engine.start(signature, sequence, Buffers::OutOfPlace(Some(view), None))?;
             return Ok(Work::on_stream(buffer, ticket));
         }
         self.spawn(buffer, move |engine, buffer| {
-            engine.run(signature, sequence, Buffers::OutOfPlace(Some(buffer.view()), None))
+            engine.run_queued(signature, sequence, Buffers::OutOfPlace(Some(buffer.view()), None))
         })
     }
 
@@ -69,17 +70,16 @@ impl ProcessGroup {
         mut buffer: B,
         from: Rank,
     ) -> Result<Work<B>> {
-        let view = buffer.view();
+        let view = buffer.view_mut();
         let operation = Operation::Recv { from };
-        self.check_memory(operation, view.memory())?;
-        let (signature, sequence) = self.message(operation, from, view.dtype(), view.count())?;
+        let signature = self.message(operation, view.as_view())?;
+        let sequence = self.next_message(operation, from);
         if self.device.is_some() {
-            let ticket =
-                self.engine.start(signature, sequence, Buffers::OutOfPlace(None, Some(buffer.view_mut())))?;
+            let ticket = self.engine.start(signature, sequence, Buffers::OutOfPlace(None, Some(view)))?;
             return Ok(Work::on_stream(buffer, ticket));
         }
         self.spawn(buffer, move |engine, buffer| {
-            engine.run(signature, sequence, Buffers::OutOfPlace(None, Some(buffer.view_mut())))
+            engine.run_queued(signature, sequence, Buffers::OutOfPlace(None, Some(buffer.view_mut())))
         })
     }
 
@@ -88,16 +88,16 @@ impl ProcessGroup {
         operation: Operation,
         mut buffer: B,
     ) -> Result<Work<B>> {
-        let view = buffer.view();
+        let view = buffer.view_mut();
         self.check_memory(operation, view.memory())?;
         let signature = self.signature(operation, view.dtype(), view.count())?;
         let sequence = self.next();
         if self.device.is_some() {
-            let ticket = self.engine.start(signature, sequence, Buffers::InPlace(Some(buffer.view_mut())))?;
+            let ticket = self.engine.start(signature, sequence, Buffers::InPlace(Some(view)))?;
             return Ok(Work::on_stream(buffer, ticket));
         }
         self.spawn(buffer, move |engine, buffer| {
-            engine.run(signature, sequence, Buffers::InPlace(Some(buffer.view_mut())))
+            engine.run_queued(signature, sequence, Buffers::InPlace(Some(buffer.view_mut())))
         })
     }
 
@@ -108,7 +108,9 @@ impl ProcessGroup {
     ) -> Result<Work<B>> {
         let (sender, work) = Work::new();
         let job: Job = Box::new(move |engine| {
-            let result = run(engine, &mut buffer);
+            // The others wait for this call: a panic of the buffer's own code must not keep the reason from them.
+            let result = catch_unwind(AssertUnwindSafe(|| run(engine, &mut buffer)))
+                .unwrap_or_else(|panic| Err(engine.panicked(&*panic)));
             // Nobody may be waiting any more; the buffer is then freed here.
             let _ = sender.send((buffer, result));
         });

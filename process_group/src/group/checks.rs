@@ -98,23 +98,27 @@ impl ProcessGroup {
         Ok(Signature { operation, dtype, count })
     }
 
-    /// The signature and number of a message.
-    pub(super) fn message(
-        &mut self,
-        operation: Operation,
-        peer: Rank,
-        dtype: DType,
-        count: usize,
-    ) -> Result<(Signature, u64)> {
-        self.check_rank(operation, peer)?;
-        if peer == self.info.rank {
-            return Err(Error::invalid(format!("{operation}: a rank cannot exchange messages with itself")));
+    /// The signature of a message in `view`.
+    pub(super) fn message(&self, operation: Operation, view: View<'_>) -> Result<Signature> {
+        self.check_memory(operation, view.memory())?;
+        if let Operation::Send { to: peer } | Operation::Recv { from: peer } = operation {
+            self.check_rank(operation, peer)?;
+            if peer == self.info.rank {
+                return Err(Error::invalid(format!(
+                    "{operation}: a rank cannot exchange messages with itself"
+                )));
+            }
         }
+        Ok(Signature { operation, dtype: view.dtype(), count: view.count() })
+    }
+
+    /// The number of the next message in this direction between this rank and `peer`.
+    pub(super) fn next_message(&mut self, operation: Operation, peer: Rank) -> u64 {
         let counters =
             if matches!(operation, Operation::Send { .. }) { &mut self.sent } else { &mut self.received };
         let sequence = counters.entry(peer).or_default();
         *sequence += 1;
-        Ok((Signature { operation, dtype, count }, *sequence))
+        *sequence
     }
 
     /// Elements of one chunk of an array of `total` elements that holds `chunks` of them: one, or one a rank.

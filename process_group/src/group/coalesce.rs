@@ -14,32 +14,34 @@ impl ProcessGroup {
     /// [`all_reduce`](Self::all_reduce) of many buffers with few messages: neighbours of one type share buckets of
     /// the configured size. Every rank passes the same types and lengths in the same order.
     pub fn all_reduce_coalesced(&mut self, buffers: &mut [&mut dyn BufferMut], op: ReduceOp) -> Result<()> {
-        let shapes: Vec<(DType, usize)> =
-            buffers.iter().map(|b| b.view()).map(|v| (v.dtype(), v.byte_len())).collect();
+        // Each lends its elements once, and all are looked at before the first is reduced.
+        let mut views: Vec<ViewMut<'_>> = buffers.iter_mut().map(|b| b.view_mut()).collect();
+        let operation = Operation::AllReduce(op);
+        views.iter().try_for_each(|view| self.check_memory(operation, view.memory()))?;
         if self.device.is_some() {
-            return self.all_reduce_together(buffers, op);
+            return self.all_reduce_together(operation, views);
         }
+        let shapes: Vec<(DType, usize)> = views.iter().map(|v| (v.dtype(), v.byte_len())).collect();
         let mut packed = AlignedBytes::default();
         for bucket in buckets(&shapes, self.info.bucket_bytes) {
             let dtype = shapes[bucket.start].0;
-            if bucket.len() == 1 {
-                self.in_place(Operation::AllReduce(op), buffers[bucket.start].view_mut())?;
+            let views = &mut views[bucket.clone()];
+            if let [view] = views {
+                self.in_place(operation, ViewMut::from_bytes(dtype, view.host()?)?)?;
                 continue;
             }
-            let total = shapes[bucket.clone()].iter().map(|s| s.1).sum();
+            let total = shapes[bucket].iter().map(|s| s.1).sum();
             let bytes = packed.first(total);
             let mut at = 0;
-            for buffer in &buffers[bucket.clone()] {
-                let from = buffer.view();
-                let from = from.host()?;
+            for view in views.iter() {
+                let from = view.as_view().host()?;
                 bytes[at..at + from.len()].copy_from_slice(from);
                 at += from.len();
             }
-            self.in_place(Operation::AllReduce(op), ViewMut::from_bytes(dtype, bytes)?)?;
+            self.in_place(operation, ViewMut::from_bytes(dtype, bytes)?)?;
             let mut at = 0;
-            for buffer in &mut buffers[bucket] {
-                let mut to = buffer.view_mut();
-                let to = to.host()?;
+            for view in views {
+                let to = view.host()?;
                 to.copy_from_slice(&packed.first(total)[at..at + to.len()]);
                 at += to.len();
             }
@@ -48,13 +50,10 @@ impl ProcessGroup {
     }
 
     /// On a GPU nothing is copied: the backend takes all of them in one group.
-    fn all_reduce_together(&mut self, buffers: &mut [&mut dyn BufferMut], op: ReduceOp) -> Result<()> {
-        let operation = Operation::AllReduce(op);
-        let mut calls = Vec::with_capacity(buffers.len());
+    fn all_reduce_together(&mut self, operation: Operation, views: Vec<ViewMut<'_>>) -> Result<()> {
+        let mut calls = Vec::with_capacity(views.len());
         let mut sequence = self.collectives;
-        for buffer in buffers.iter_mut() {
-            let view = buffer.view_mut();
-            self.check_memory(operation, view.memory())?;
+        for view in views {
             sequence += 1;
             let signature = self.signature(operation, view.dtype(), view.count())?;
             calls.push((signature, sequence, Buffers::InPlace(Some(view))));
@@ -87,6 +86,39 @@ fn buckets(shapes: &[(DType, usize)], limit: usize) -> Vec<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::buffer::{Buffer, DeviceMemory, View};
+    use crate::error::Error;
+
+    /// What says that it lies in the memory of a GPU.
+    struct Elsewhere;
+
+    const NOWHERE: DeviceMemory = DeviceMemory { ordinal: 0, address: 0, bytes: 0 };
+
+    impl Buffer for Elsewhere {
+        #[allow(unsafe_code, reason = "a buffer without elements, to be refused")]
+        fn view(&self) -> View<'_> {
+            // SAFETY: no bytes are lent.
+            unsafe { View::on_device(DType::F32, NOWHERE) }
+        }
+    }
+
+    impl BufferMut for Elsewhere {
+        #[allow(unsafe_code, reason = "a buffer without elements, to be refused")]
+        fn view_mut(&mut self) -> ViewMut<'_> {
+            // SAFETY: no bytes are lent.
+            unsafe { ViewMut::on_device(DType::F32, NOWHERE) }
+        }
+    }
+
+    #[test]
+    fn a_buffer_that_is_refused_keeps_those_before_it_from_being_reduced() {
+        let mut group = ProcessGroup::loopback(1).remove(0);
+        let (mut floats, mut longs, mut elsewhere) = ([1.0f32], [1i64], Elsewhere);
+        let mut all: Vec<&mut dyn BufferMut> = vec![&mut floats, &mut longs, &mut elsewhere];
+        let error = group.all_reduce_coalesced(&mut all, ReduceOp::Sum).unwrap_err();
+        assert!(matches!(error, Error::Invalid(_)), "{error}");
+        assert!(group.last_call().is_none(), "nothing was called");
+    }
 
     #[test]
     fn buckets_keep_types_apart_and_sizes_below_the_limit() {

@@ -143,8 +143,8 @@ impl ProcessGroup {
     pub fn send(&mut self, buffer: &(impl Buffer + ?Sized), to: Rank) -> Result<()> {
         let view = buffer.view();
         let operation = Operation::Send { to };
-        self.check_memory(operation, view.memory())?;
-        let (signature, sequence) = self.message(operation, to, view.dtype(), view.count())?;
+        let signature = self.message(operation, view)?;
+        let sequence = self.next_message(operation, to);
         self.wait_idle();
         self.engine.run(signature, sequence, Buffers::OutOfPlace(Some(view), None))
     }
@@ -153,8 +153,8 @@ impl ProcessGroup {
     pub fn recv(&mut self, buffer: &mut (impl BufferMut + ?Sized), from: Rank) -> Result<()> {
         let view = buffer.view_mut();
         let operation = Operation::Recv { from };
-        self.check_memory(operation, view.memory())?;
-        let (signature, sequence) = self.message(operation, from, view.dtype(), view.count())?;
+        let signature = self.message(operation, view.as_view())?;
+        let sequence = self.next_message(operation, from);
         self.wait_idle();
         self.engine.run(signature, sequence, Buffers::OutOfPlace(None, Some(view)))
     }

@@ -1,5 +1,7 @@
 //! What runs the calls of a group: one backend, one call at a time, on the caller's thread or on the group's worker.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -7,12 +9,13 @@ use std::time::{Duration, Instant};
 use super::GroupInfo;
 use crate::backend::nccl::Captured;
 use crate::backend::{Backend, Completion, Path, Ticket};
-use crate::buffer::{View, ViewMut};
+use crate::buffer::{Memory, View, ViewMut};
 use crate::call::{Call, Signature};
+use crate::deadline;
 use crate::error::{Error, Result};
 use crate::profile::Profile;
 use crate::rank::Rank;
-use crate::store::Store;
+use crate::store::{Store, group_key};
 
 pub(super) struct Engine {
     pub(super) core: Mutex<Core>,
@@ -24,7 +27,7 @@ pub(super) struct Engine {
 }
 
 /// How long a rank that lost another looks for what that one had to say.
-const LAST_WORDS: Duration = Duration::from_millis(150);
+pub(super) const LAST_WORDS: Duration = Duration::from_millis(150);
 
 /// Why a rank gave up, left where the others find it. A broken link cannot carry it.
 pub(super) struct LastWords {
@@ -34,25 +37,26 @@ pub(super) struct LastWords {
 }
 
 impl LastWords {
-    /// Leaves this rank's reason, or finds the one of the rank that was lost.
-    fn exchange(&self, error: Error) -> Error {
-        let key = |rank: Rank| format!("last-words/{}/{rank}", self.group);
-        let error = match error {
-            Error::PeerLost { rank, .. } => match self.store.get(&key(rank), Instant::now() + LAST_WORDS) {
-                Ok(reason) => {
-                    return Error::PeerAborted {
-                        rank,
-                        reason: String::from_utf8_lossy(&reason).into_owned(),
-                    };
-                }
-                Err(_) => error,
-            },
-            // Of others too: who loses this rank cannot know that it only passed a reason on.
-            other => other,
+    fn key(&self, rank: Rank) -> String {
+        group_key("last-words", &self.group, rank)
+    }
+
+    /// What a rank that was lost had to say. A store that is lost too is not waited for.
+    fn of(&self, rank: Rank) -> Option<String> {
+        let (store, key) = (Arc::clone(&self.store), self.key(rank));
+        let (sender, answer) = mpsc::channel();
+        let look = move || {
+            let _ = sender.send(store.get(&key, Instant::now() + LAST_WORDS));
         };
+        std::thread::Builder::new().name("ryz-last-words".into()).spawn(look).ok()?;
+        let reason = answer.recv_timeout(2 * LAST_WORDS).ok()?.ok()?;
+        Some(String::from_utf8_lossy(&reason).into_owned())
+    }
+
+    /// Leaves this rank's reason; one that it was told of too, since who loses this rank cannot know that it only passed it on.
+    fn leave(&self, error: &Error) {
         // The error counts; that it could not be told is no news to whoever has lost the store.
-        let _ = self.store.set(&key(self.rank), error.to_string().as_bytes());
-        error
+        let _ = self.store.set(&self.key(self.rank), error.to_string().as_bytes());
     }
 }
 
@@ -110,6 +114,19 @@ impl Engine {
         Ok(())
     }
 
+    /// One call that was queued under its signature, with buffers that lend their elements once more: they must be what they
+    /// were. The others wait for the call by then, so a buffer that has changed fails the group.
+    pub(super) fn run_queued(&self, signature: Signature, sequence: u64, buffers: Buffers<'_>) -> Result<()> {
+        {
+            let core = &mut *lock(&self.core);
+            core.check()?;
+            if let Err(error) = buffers.check(&signature, core.world_size, core.backend.memory()) {
+                return Err(self.fail(core, error));
+            }
+        }
+        self.run(signature, sequence, buffers)
+    }
+
     /// Several calls, which the backend may take together.
     pub(super) fn run_all(&self, calls: Vec<(Signature, u64, Buffers<'_>)>) -> Result<()> {
         let Some(first) = calls.first().map(|c| (c.0, c.1)) else { return Ok(()) };
@@ -127,7 +144,7 @@ impl Engine {
                 });
             }
             // What was begun is ended, whatever became of it.
-            let deadline = started + core.timeout;
+            let deadline = core.deadline(started);
             let ended = core.backend.end(deadline);
             outcome.and(ended)
         });
@@ -157,7 +174,7 @@ impl Engine {
             return Ok(Box::new(Done));
         }
         core.last = Some(LastCall { sequence, started, signature, path: None });
-        let deadline = started + core.timeout;
+        let deadline = core.deadline(started);
         let outcome =
             core.check().and_then(|()| core.backend.start(buffers.call(signature, sequence, deadline)));
         let (outcome, ticket) = match outcome {
@@ -204,7 +221,7 @@ impl Engine {
     /// Waits until what has been enqueued is done.
     pub(super) fn synchronize(&self) -> Result<()> {
         let core = &mut *lock(&self.core);
-        let outcome = core.check().and_then(|()| core.backend.synchronize(Instant::now() + core.timeout));
+        let outcome = core.check().and_then(|()| core.backend.synchronize(core.deadline(Instant::now())));
         let (signature, sequence) = core.last.map_or((NOTHING, 0), |l| (l.signature, l.sequence));
         let outcome = outcome.map(|()| Completion { path: Path::Local, enqueued: false });
         self.judge(core, outcome, signature, sequence).map(drop)
@@ -234,14 +251,42 @@ impl Engine {
             Err(error) if error.is_recoverable() || matches!(error, Error::Poisoned(_)) => return Err(error),
             Err(error) => error,
         };
-        let error = match &self.last_words {
-            Some(words) => words.exchange(error),
-            None => error,
-        };
         tracing::debug!(%error, call = %signature, sequence, "collective failed");
+        Err(self.fail(core, error))
+    }
+
+    /// Gives the group up: tells the others, and refuses every later call. Returns the error, or the one it came from.
+    fn fail(&self, core: &mut Core, error: Error) -> Error {
+        let words = self.last_words.as_ref();
+        let found = match error {
+            Error::PeerLost { rank, .. } => {
+                words.and_then(|words| words.of(rank)).map(|reason| (rank, reason))
+            }
+            _ => None,
+        };
+        let is_known = found.is_some();
+        let error = found.map_or(error, |(rank, reason)| Error::PeerAborted { rank, reason });
+        // The links first: they carry the reason at once, where the store may have to be waited for.
         core.backend.abort(&error);
         core.failed = Some(Arc::new(error.clone()));
-        Err(error)
+        if let Some(words) = words.filter(|_| !is_known) {
+            words.leave(&error);
+        }
+        error
+    }
+
+    /// Gives the group up for an error that came from beside its calls. Returns it.
+    pub(super) fn abort(&self, error: Error) -> Error {
+        let core = &mut *lock(&self.core);
+        if core.failed.is_some() { error } else { self.fail(core, error) }
+    }
+
+    /// What a call on the worker ends with when code under it has panicked.
+    pub(super) fn panicked(&self, panic: &(dyn Any + Send)) -> Error {
+        let text = panic.downcast_ref::<&str>().copied();
+        let text =
+            text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
+        self.abort(Error::Transport(format!("an asynchronous call panicked on this rank: {text}")))
     }
 }
 
@@ -267,6 +312,11 @@ impl Ticket for Done {
 }
 
 impl Core {
+    /// When a call that began then is given up.
+    fn deadline(&self, started: Instant) -> Instant {
+        deadline::after(started, self.timeout)
+    }
+
     fn check(&self) -> Result<()> {
         self.failed.as_ref().map_or(Ok(()), |cause| Err(Error::Poisoned(Arc::clone(cause))))
     }
@@ -291,7 +341,7 @@ impl Core {
     ) -> Result<Completion> {
         self.check()?;
         self.last = Some(LastCall { sequence, started, signature, path: None });
-        let call = buffers.call(signature, sequence, started + self.timeout);
+        let call = buffers.call(signature, sequence, self.deadline(started));
         if self.is_alone(&signature) {
             // Every operation is at most a copy: all reductions of one value are the value.
             if let (Some(input), Some(output)) = (call.input, call.output) {
@@ -310,6 +360,31 @@ pub(super) enum Buffers<'a> {
 }
 
 impl<'a> Buffers<'a> {
+    /// Refuses what is not that of the signature: of a call in place, or of a message.
+    fn check(&self, signature: &Signature, world_size: usize, memory: Memory) -> Result<()> {
+        let chunks = if signature.operation.is_chunked() { world_size } else { 1 };
+        let (input, output) = match self {
+            Self::InPlace(buffer) => (None, buffer.as_ref()),
+            Self::OutOfPlace(input, output) => (*input, output.as_ref()),
+        };
+        for view in input.into_iter().chain(output.map(ViewMut::as_view)) {
+            let there = (view.dtype(), view.count(), view.memory());
+            if there != (signature.dtype, signature.count * chunks, memory) {
+                return Err(Error::invalid(format!(
+                    "the buffer of an asynchronous {} held {} {} in {memory} when it was handed over, and lends {} {} in \
+                     {} now; a buffer must lend the same elements every time",
+                    signature.operation,
+                    signature.count * chunks,
+                    signature.dtype,
+                    there.1,
+                    there.0,
+                    there.2
+                )));
+            }
+        }
+        Ok(())
+    }
+
     fn call(self, signature: Signature, sequence: u64, deadline: Instant) -> Call<'a> {
         let (in_place, input, output) = match self {
             Self::InPlace(buffer) => (true, None, buffer),
@@ -326,12 +401,22 @@ impl Worker {
             .name(format!("ryz-{}-{}", info.name, info.rank))
             .spawn(move || {
                 for job in queue {
-                    job(&engine);
-                    *lock(&engine.queued) -= 1;
-                    engine.idle.notify_all();
+                    let _queued = Queued(&engine);
+                    // What panics here is the drop of a buffer that nobody waits for; those behind it go on.
+                    let _ = catch_unwind(AssertUnwindSafe(|| job(&engine)));
                 }
             })
             .map_err(|e| Error::Transport(format!("cannot start the group's worker thread: {e}")))?;
         Ok(Self { jobs: Some(jobs), thread: Some(thread) })
+    }
+}
+
+/// An operation given to the worker, counted until it is over, however that comes.
+struct Queued<'a>(&'a Engine);
+
+impl Drop for Queued<'_> {
+    fn drop(&mut self) {
+        *lock(&self.0.queued) -= 1;
+        self.0.idle.notify_all();
     }
 }

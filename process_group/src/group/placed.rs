@@ -101,11 +101,9 @@ impl ProcessGroup {
     ) -> Result<()> {
         let (sent, received) = (send.view(), receive.view_mut());
         let (sending, receiving) = (Operation::Send { to }, Operation::Recv { from });
-        self.check_memory(sending, sent.memory())?;
-        self.check_memory(receiving, received.memory())?;
-        self.check_rank(receiving, from)?;
-        let (send, number) = self.message(sending, to, sent.dtype(), sent.count())?;
-        let (recv, other) = self.message(receiving, from, received.dtype(), received.count())?;
+        // Both are looked at before either gets a number, which a refused call would leave a gap at.
+        let (send, recv) = (self.message(sending, sent)?, self.message(receiving, received.as_view())?);
+        let (number, other) = (self.next_message(sending, to), self.next_message(receiving, from));
         self.wait_idle();
         self.engine.run_all(vec![
             (send, number, Buffers::OutOfPlace(Some(sent), None)),

@@ -1,27 +1,32 @@
 //! Where a rank's links come from: one listener a process, a mutual proof of the job's secret for every link.
 
-use std::collections::HashMap;
-use std::io::{Read, Write};
+mod accept;
+mod dial;
+
+use std::collections::{BTreeMap, HashMap};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::sync::{Semaphore, oneshot};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::oneshot;
 
-use super::cross_memory::{Beacon, probe};
+use super::cross_memory::Beacon;
 use crate::error::{Error, Result};
 use crate::rank::{Epoch, Rank};
 use crate::roster::{Member, Secret};
-use crate::wire::hello::{self, CHALLENGE, HELLO, LinkId, WELCOME};
+use crate::wire::hello::LinkId;
+use accept::Acceptor;
+use dial::Dialler;
 
-/// Connections that may be proving themselves at one time. Each costs a few hundred bytes.
-const HALF_OPEN: usize = 4096;
 /// Socket buffers between ranks of one host. Bytes in flight are copied twice by the same processor: what does not fit its
 /// cache in between comes from memory again. Measured on two cores, 4 ranks, 100 MB: 10 to 20 % less time than with the
 /// kernel's own tuning, which lets megabytes pile up on each link.
 const LOCAL_BUFFER: usize = 256 << 10;
+/// Connections kept that nobody has asked for, before those whose other end has gone are looked for among them.
+const WAITING: usize = 1024;
 /// Between two attempts to reach a rank that does not answer yet.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -57,19 +62,45 @@ impl Bound {
 pub(crate) struct DataPlane {
     epoch: Epoch,
     me: Rank,
-    secret: Secret,
-    handshake: Duration,
     socket_buffer: Option<usize>,
-    cross_memory: bool,
+    dialler: Arc<Dialler>,
     arrivals: Arc<Arrivals>,
+    /// Where links are accepted and dialled.
+    runtime: Handle,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Default, Debug)]
 struct Arrivals {
-    links: Mutex<HashMap<LinkId, Connection>>,
+    links: Mutex<Waiting>,
     arrived: Condvar,
+}
+
+/// Connections that this rank has not asked for yet.
+#[derive(Debug)]
+struct Waiting {
+    links: HashMap<LinkId, Connection>,
+    /// At this many, those whose other end has gone are let go.
+    full: usize,
+}
+
+impl Default for Waiting {
+    fn default() -> Self {
+        Self { links: HashMap::new(), full: WAITING }
+    }
+}
+
+impl Waiting {
+    /// A connection stays when its other end has gone, since what that said last may still be read; but others may make groups
+    /// that this rank never makes, again and again, and their sockets must not pile up.
+    fn keep(&mut self, id: LinkId, connection: Connection) {
+        if self.links.len() >= self.full {
+            self.links.retain(|_, connection| !connection.is_over());
+            self.full = WAITING.max(2 * self.links.len());
+        }
+        self.links.insert(id, connection);
+    }
 }
 
 /// A way to a peer.
@@ -78,6 +109,27 @@ pub(crate) struct Connection {
     pub(crate) stream: TcpStream,
     /// The peer's process, if its memory can be read from here.
     pub(crate) readable: Option<u32>,
+}
+
+impl Connection {
+    /// Whether the other end says nothing more.
+    fn is_over(&self) -> bool {
+        let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+    }
+}
+
+/// A group that could not be connected, and as much of it as was.
+#[derive(Debug)]
+pub(crate) struct Unconnected {
+    pub(crate) error: Error,
+    pub(crate) connections: Vec<Option<Connection>>,
+}
+
+impl From<Box<Unconnected>> for Error {
+    fn from(unconnected: Box<Unconnected>) -> Self {
+        unconnected.error
+    }
 }
 
 /// How links are made.
@@ -108,11 +160,8 @@ impl DataPlane {
             arrivals: Arc::clone(&arrivals),
         };
         let failed = |e: std::io::Error| Error::Transport(format!("cannot start accepting links: {e}"));
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .enable_time()
-            .build()
-            .map_err(failed)?;
+        let runtime = Builder::new_current_thread().enable_io().enable_time().build().map_err(failed)?;
+        let handle = runtime.handle().clone();
         let thread = std::thread::Builder::new()
             .name("ryz-accept".into())
             .spawn(move || {
@@ -127,11 +176,14 @@ impl DataPlane {
         Ok(Self {
             epoch,
             me,
-            secret,
-            handshake: settings.handshake,
             socket_buffer: settings.socket_buffer,
-            cross_memory: settings.cross_memory,
+            dialler: Arc::new(Dialler {
+                secret,
+                handshake: settings.handshake,
+                cross_memory: settings.cross_memory,
+            }),
             arrivals,
+            runtime: handle,
             stop: Some(stop),
             thread: Some(thread),
         })
@@ -140,55 +192,80 @@ impl DataPlane {
     /// Connects this rank with all other members of a group. All members call this; the higher global rank dials.
     ///
     /// Element `i` is the connection to member `i`, `None` for this rank.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] naming the members that were not reached or did not come, with what there is of the group.
     pub(crate) fn connect(
         &self,
         group: &str,
         members: &[&Member],
         deadline: Instant,
-    ) -> Result<Vec<Option<Connection>>> {
+    ) -> Result<Vec<Option<Connection>>, Box<Unconnected>> {
         let started = Instant::now();
-        let mut streams = Vec::with_capacity(members.len());
-        let mut missing = Vec::new();
-        let mut refusal = None;
-        for member in members {
-            let dial = member.rank < self.me;
-            streams.push(if member.rank == self.me {
-                None
-            } else if dial {
-                match self.dial(group, member, deadline) {
-                    Ok(stream) => Some(stream),
-                    Err(reason) => {
-                        missing.push(member.rank);
-                        refusal.get_or_insert(reason);
-                        None
-                    }
-                }
-            } else {
-                None
-            });
-        }
+        let mut connections: Vec<Option<Connection>> = members.iter().map(|_| None).collect();
+        let refusals = self.dial_all(group, members, deadline, &mut connections);
         for (index, member) in members.iter().enumerate().filter(|(_, m)| m.rank > self.me) {
             let id = LinkId::new(self.epoch, group, member.rank, self.me);
-            match self.await_link(&id, deadline) {
-                Some(stream) => streams[index] = Some(stream),
-                None => missing.push(member.rank),
+            connections[index] = self.await_link(&id, deadline);
+        }
+        let lacks = |(member, connection): &(&&Member, &Option<Connection>)| {
+            connection.is_none() && member.rank != self.me
+        };
+        let missing: Vec<Rank> =
+            members.iter().zip(&connections).filter(lacks).map(|(member, _)| member.rank).collect();
+        let outcome = if missing.is_empty() {
+            self.tune_all(members, &connections)
+        } else {
+            let why = refusals.into_iter().next().map(|(_, why)| format!(" ({why})")).unwrap_or_default();
+            let what = format!("connecting group `{group}`{why}");
+            Err(Error::Timeout { what, waited: started.elapsed(), missing })
+        };
+        match outcome {
+            Ok(()) => Ok(connections),
+            Err(error) => Err(Box::new(Unconnected { error, connections })),
+        }
+    }
+
+    /// Dials everybody that this rank has to, all at once: one that cannot be reached takes no time from the others.
+    /// Returns why some were not reached, by position.
+    fn dial_all(
+        &self,
+        group: &str,
+        members: &[&Member],
+        deadline: Instant,
+        connections: &mut [Option<Connection>],
+    ) -> BTreeMap<usize, String> {
+        let mut refusals = BTreeMap::new();
+        let (sender, dialled) = mpsc::channel();
+        for (index, member) in members.iter().enumerate().filter(|(_, m)| m.rank < self.me) {
+            let Some(address) = member.data_address else {
+                refusals.insert(index, format!("rank {} has no data plane", member.rank));
+                continue;
+            };
+            let id = LinkId::new(self.epoch, group, self.me, member.rank);
+            let (dialler, sender) = (Arc::clone(&self.dialler), sender.clone());
+            self.runtime.spawn(async move {
+                let _ = sender.send((index, dialler.dial(address, &id, deadline).await));
+            });
+        }
+        drop(sender);
+        for (index, outcome) in dialled {
+            match outcome {
+                Ok(connection) => connections[index] = Some(connection),
+                Err(why) => drop(refusals.insert(index, why)),
             }
         }
-        if missing.is_empty() {
-            let my_host = members.iter().find(|m| m.rank == self.me).map(|m| &m.host);
-            for (connection, member) in streams.iter().zip(members) {
-                if let Some(Connection { stream, .. }) = connection {
-                    self.tune(stream, my_host == Some(&member.host))?;
-                }
+        refusals
+    }
+
+    fn tune_all(&self, members: &[&Member], connections: &[Option<Connection>]) -> Result<()> {
+        let my_host = members.iter().find(|m| m.rank == self.me).map(|m| &m.host);
+        for (connection, member) in connections.iter().zip(members) {
+            if let Some(Connection { stream, .. }) = connection {
+                self.tune(stream, my_host == Some(&member.host))?;
             }
-            return Ok(streams);
         }
-        let why = refusal.map(|r| format!(" ({r})")).unwrap_or_default();
-        Err(Error::Timeout {
-            what: format!("connecting group `{group}`{why}"),
-            waited: started.elapsed(),
-            missing,
-        })
+        Ok(())
     }
 
     fn tune(&self, stream: &TcpStream, same_host: bool) -> Result<()> {
@@ -205,58 +282,10 @@ impl DataPlane {
         tune().map_err(|e: std::io::Error| Error::Transport(format!("setting up a link: {e}")))
     }
 
-    fn dial(&self, group: &str, member: &Member, deadline: Instant) -> Result<Connection, String> {
-        let Some(address) = member.data_address else {
-            return Err(format!("rank {} has no data plane", member.rank));
-        };
-        let id = LinkId::new(self.epoch, group, self.me, member.rank);
-        let mut last = String::from("no time left");
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(last);
-            }
-            match TcpStream::connect_timeout(&address, left).and_then(|s| self.greet(s, &id, left)) {
-                Ok(connection) => return Ok(connection),
-                Err(e) => last = format!("rank {} at {address}: {e}", member.rank),
-            }
-            std::thread::sleep(RETRY.min(left));
-        }
-    }
-
-    fn greet(&self, mut stream: TcpStream, id: &LinkId, left: Duration) -> std::io::Result<Connection> {
-        let refused = |why: &str| std::io::Error::new(std::io::ErrorKind::PermissionDenied, why);
-        let limit = Some(left.min(self.handshake).max(Duration::from_millis(1)));
-        stream.set_read_timeout(limit)?;
-        stream.set_write_timeout(limit)?;
-        let mut challenge = [0; CHALLENGE];
-        stream.read_exact(&mut challenge)?;
-        let accepting = hello::read_challenge(&challenge)
-            .ok_or_else(|| refused("what answers there is no rank of this version"))?;
-        // While the acceptor waits for the hello, its nonce is where it says.
-        let readable = self.cross_memory.then(|| probe(&accepting)).flatten();
-        let beacon = beacon(self.cross_memory);
-        let dialling = beacon.end();
-        stream.write_all(&hello::hello(&self.secret, &accepting, &dialling, id))?;
-        let mut welcome = [0; WELCOME];
-        stream.read_exact(&mut welcome).map_err(|e| match e.kind() {
-            std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::ConnectionReset => {
-                refused("it refused this rank: another secret or another epoch")
-            }
-            _ => e,
-        })?;
-        if !hello::check_welcome(&self.secret, &accepting, &dialling, id, &welcome) {
-            return Err(refused("it does not know the job's secret"));
-        }
-        stream.set_read_timeout(None)?;
-        stream.set_write_timeout(None)?;
-        Ok(Connection { stream, readable })
-    }
-
     fn await_link(&self, id: &LinkId, deadline: Instant) -> Option<Connection> {
         let mut links = self.arrivals.links.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            if let Some(connection) = links.remove(id) {
+            if let Some(connection) = links.links.remove(id) {
                 return Some(connection);
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -283,75 +312,71 @@ fn beacon(shown: bool) -> Beacon {
     Beacon::new(*Secret::random().expose(), shown)
 }
 
-struct Acceptor {
-    epoch: Epoch,
-    me: Rank,
-    secret: Secret,
-    handshake: Duration,
-    cross_memory: bool,
-    arrivals: Arc<Arrivals>,
-}
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
 
-impl Acceptor {
-    async fn accept(self, listener: TcpListener) {
-        let listener = match tokio::net::TcpListener::from_std(listener) {
-            Ok(listener) => listener,
-            Err(error) => return tracing::error!(%error, "cannot accept links"),
-        };
-        let this = Arc::new(self);
-        let half_open = Arc::new(Semaphore::new(HALF_OPEN));
-        loop {
-            let Ok(slot) = Arc::clone(&half_open).acquire_owned().await else { return };
-            let (stream, from) = match listener.accept().await {
-                Ok(accepted) => accepted,
-                Err(error) => {
-                    // Out of descriptors, say: others may be freed soon.
-                    tracing::warn!(%error, "accepting a link failed");
-                    tokio::time::sleep(RETRY).await;
-                    continue;
-                }
-            };
-            let this = Arc::clone(&this);
-            tokio::spawn(async move {
-                let _slot = slot;
-                match tokio::time::timeout(this.handshake, this.welcome(stream)).await {
-                    Ok(Ok(())) => {}
-                    Ok(Err(reason)) => {
-                        metrics::counter!("ryz_links_refused_total").increment(1);
-                        tracing::debug!(%from, reason, "refused a connection to the data plane");
-                    }
-                    Err(_) => {
-                        metrics::counter!("ryz_links_refused_total").increment(1);
-                        tracing::debug!(%from, "a connection to the data plane did not finish its handshake");
-                    }
-                }
-            });
+    use super::*;
+    use crate::rank::LocalRank;
+
+    const HERE: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+    fn member(rank: u32, address: SocketAddr) -> Member {
+        Member {
+            rank: Rank(rank),
+            local_rank: LocalRank(rank),
+            node_rank: 0,
+            host: "here".into(),
+            pid: 1,
+            cpus: 1,
+            data_address: Some(address),
         }
     }
 
-    async fn welcome(&self, mut stream: tokio::net::TcpStream) -> Result<(), String> {
-        let io = |e: std::io::Error| e.to_string();
-        stream.set_nodelay(true).map_err(io)?;
-        let beacon = beacon(self.cross_memory);
-        let accepting = beacon.end();
-        stream.write_all(&hello::challenge(&accepting)).await.map_err(io)?;
-        let mut bytes = [0; HELLO];
-        stream.read_exact(&mut bytes).await.map_err(io)?;
-        let hello::Hello { id, dialling, welcome } = hello::read_hello(&self.secret, &accepting, &bytes)
-            .ok_or_else(|| "it does not know the job's secret".to_owned())?;
-        if id.epoch != self.epoch || id.to != self.me {
-            return Err(format!(
-                "it looks for rank {} of epoch {}, this is rank {} of epoch {}",
-                id.to, id.epoch, self.me, self.epoch
-            ));
+    fn start(bound: Bound, rank: u32) -> DataPlane {
+        let settings =
+            Settings { handshake: Duration::from_secs(20), socket_buffer: None, cross_memory: false };
+        DataPlane::start(bound, Epoch(1), Rank(rank), Secret::new([7; 32]), &settings).unwrap()
+    }
+
+    #[test]
+    fn connections_of_groups_never_made_do_not_pile_up() {
+        let listener = TcpListener::bind((HERE, 0)).unwrap();
+        let mut waiting = Waiting { full: 3, ..Waiting::default() };
+        let mut there = Vec::new();
+        for group in 0..5 {
+            let mut other_end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let stream = listener.accept().unwrap().0;
+            let id = LinkId::new(Epoch(1), &format!("group {group}"), Rank(1), Rank(0));
+            waiting.keep(id, Connection { stream, readable: None });
+            other_end.write_all(b"words that nobody reads").unwrap();
+            if group == 1 {
+                there.push(other_end);
+            }
         }
-        // While the dialler waits for the welcome, its nonce is where it says.
-        let readable = self.cross_memory.then(|| probe(&dialling)).flatten();
-        stream.write_all(&welcome).await.map_err(io)?;
-        let stream = stream.into_std().map_err(io)?;
-        let mut links = self.arrivals.links.lock().unwrap_or_else(PoisonError::into_inner);
-        links.insert(id, Connection { stream, readable });
-        self.arrivals.arrived.notify_all();
-        Ok(())
+        assert_eq!(
+            waiting.links.len(),
+            3,
+            "the one whose other end is there, and two that came after the look"
+        );
+    }
+
+    #[test]
+    fn only_the_rank_that_cannot_be_reached_is_named() {
+        // Its kernel takes connections, and nobody ever says a word on them.
+        let silent = TcpListener::bind((HERE, 0)).unwrap();
+        let bound: Vec<Bound> = (1..3).map(|_| Bound::new(HERE).unwrap()).collect();
+        let members = [
+            member(0, silent.local_addr().unwrap()),
+            member(1, bound[0].address()),
+            member(2, bound[1].address()),
+        ];
+        let members: Vec<&Member> = members.iter().collect();
+        let planes: Vec<DataPlane> = bound.into_iter().zip(1..).map(|(b, rank)| start(b, rank)).collect();
+        let deadline = Instant::now() + Duration::from_secs(1);
+        let Unconnected { error, connections } = *planes[1].connect("g", &members, deadline).unwrap_err();
+        assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(0)]), "{error}");
+        assert!(error.to_string().contains("rank 0 at 127.0.0.1"), "{error}");
+        assert!(connections[1].is_some());
     }
 }

@@ -2,26 +2,23 @@
 
 mod control;
 mod failure;
+mod fold;
 mod mismatch;
+mod receive;
 mod reference;
+mod wait;
 
 pub(super) use mismatch::History;
 
 use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-
-use super::compiled::{Compiled, peer};
+use super::compiled::Compiled;
 use super::link::{Link, Moved, Patience};
-use crate::call::{Operation, ReduceOp, Signature};
-use crate::error::{Error, Result};
+use crate::call::{Operation, Signature};
+use crate::error::Result;
 use crate::rank::Rank;
-use crate::reduce::{self, Source as Operand};
 use crate::schedule::program::{Node, Region, Source, Space};
 use crate::wire::frame::{HEADER, Header, Kind};
-
-/// Below this, a payload goes through the read-ahead buffer, which saves a system call for its header.
-const DIRECT_READ: usize = 16 << 10;
 
 /// The memories of a call, as bytes.
 pub(super) struct Spaces<'a> {
@@ -139,14 +136,15 @@ impl Run<'_> {
                 idle_since = Instant::now();
             }
             looks += 1;
-            if self.context.patience.look_again(idle_since) {
+            let until = ask_at.unwrap_or(self.deadline).min(self.deadline);
+            if self.context.patience.look_again(idle_since, until) {
                 // A peer that we expect nothing from may have something to say.
                 if looks.is_multiple_of(64) {
                     self.listen()?;
                 }
                 continue;
             }
-            if !self.wait(ask_at.unwrap_or(self.deadline).min(self.deadline))? {
+            if !self.wait(until)? {
                 if ask_at.take().is_none_or(|at| at >= self.deadline) {
                     return Err(self.give_up(started));
                 }
@@ -283,262 +281,6 @@ impl Run<'_> {
             length,
             address: 0,
             rank: self.context.name,
-        }
-    }
-
-    // ---- receiving -------------------------------------------------------------------------------------------
-
-    fn pull(&mut self, peer: usize) -> Result<bool> {
-        let mut moved = false;
-        while let Some(&node) = self.compiled.receives[peer].get(self.progress.received[peer]) {
-            if !self.progress.open[peer] {
-                if self.take_letter(peer, node)? {
-                    moved = true;
-                    continue;
-                }
-                if !self.open(peer, node)? {
-                    // While a header was looked for, the rest of a message that came early may have been read.
-                    if self.take_letter(peer, node)? {
-                        moved = true;
-                        continue;
-                    }
-                    break;
-                }
-                moved = true;
-            }
-            let more = match (&self.compiled.nodes[node], self.by_reference) {
-                (Node::Receive { region, .. }, false) => self.receive(peer, node, *region)?,
-                (Node::Receive { region, .. }, true) => self.fetch(peer, node, *region)?,
-                (_, false) => self.fold(peer, node)?,
-                (_, true) => self.fold_fetched(node)?,
-            };
-            moved |= more;
-            if !more {
-                break;
-            }
-        }
-        Ok(moved)
-    }
-
-    /// Gets the header of the next expected message, and checks that it is the one expected.
-    fn open(&mut self, peer: usize, node: usize) -> Result<bool> {
-        let Some(header) = self.next_header(peer)? else { return Ok(false) };
-        let length = self.length(node);
-        let link = self.links[peer].as_mut().expect("only links are pulled");
-        if self.signature.operation.is_point_to_point() && !link.inbox.is_empty() {
-            return Ok(false);
-        }
-        let from_peer = matches!(header.signature.operation, Operation::Send { .. });
-        if from_peer && !self.signature.operation.is_point_to_point() {
-            // A message that will be asked for later stands before the one we need.
-            link.header = None;
-            if !link.begin_letter(header) {
-                link.header = Some(header);
-                return Ok(false);
-            }
-            link.continue_letter();
-            return Ok(false);
-        }
-        let is_ahead = !self.signature.operation.is_point_to_point() && header.sequence > self.sequence;
-        if is_ahead {
-            return Err(self.overtaken(peer, &header));
-        }
-        self.check(peer, &header)?;
-        if header.length != length {
-            return Err(
-                self.corrupt(peer, &format!("a payload of {} bytes instead of {length}", header.length))
-            );
-        }
-        let link = self.links[peer].as_mut().expect("only links are pulled");
-        if self.by_reference {
-            link.offers.pop_front();
-            self.progress.remote[peer] = header.address;
-        } else {
-            link.header = None;
-        }
-        self.progress.open[peer] = true;
-        Ok(true)
-    }
-
-    /// A message that came early satisfies a receive at once.
-    fn take_letter(&mut self, peer: usize, node: usize) -> Result<bool> {
-        let is_message = self.signature.operation.is_point_to_point();
-        let link = self.links[peer].as_mut().expect("only links are pulled");
-        if !is_message || link.partial.is_some() && !link.continue_letter() {
-            return Ok(false);
-        }
-        let Some(letter) = link.inbox.pop_front() else { return Ok(false) };
-        self.check(peer, &letter.header)?;
-        let size = self.size();
-        let region = self.compiled.nodes[node].region();
-        self.spaces.write(region, size, 0, letter.bytes.len()).copy_from_slice(&letter.bytes);
-        self.progress.done[node] = letter.bytes.len();
-        self.progress.received[peer] += 1;
-        self.finish();
-        Ok(true)
-    }
-
-    fn receive(&mut self, peer: usize, node: usize, region: Region) -> Result<bool> {
-        let (length, allowed) = (self.length(node), self.allowed(node));
-        let done = self.progress.done[node];
-        let size = self.size();
-        let link = self.links[peer].as_mut().expect("only links are pulled");
-        let room = allowed - done;
-        let mut taken = room.min(link.buffered().len());
-        if taken > 0 {
-            let target = self.spaces.write(region, size, done, done + taken);
-            target.copy_from_slice(&link.buffered()[..taken]);
-            link.consume(taken);
-        } else if room > 0 {
-            let target = self.spaces.write(region, size, done, allowed);
-            let moved = if target.len() >= DIRECT_READ { link.read_into(target) } else { link.fill() };
-            match moved {
-                Moved::Bytes(bytes) if room >= DIRECT_READ => taken = bytes,
-                Moved::Bytes(_) => return Ok(true),
-                Moved::WouldBlock => return Ok(false),
-                Moved::Closed => return Err(self.lost(peer)),
-            }
-        }
-        self.progress.done[node] = done + taken;
-        if self.progress.done[node] == length {
-            self.close_message(peer);
-            self.finish();
-            return Ok(true);
-        }
-        Ok(taken > 0)
-    }
-
-    fn close_message(&mut self, peer: usize) {
-        self.progress.open[peer] = false;
-        self.progress.received[peer] += 1;
-    }
-
-    /// Folds as many elements as every operand has and hazards allow; reads more from `peer` first if it lacks.
-    fn fold(&mut self, from: usize, node: usize) -> Result<bool> {
-        let length = self.length(node);
-        let done = self.progress.done[node];
-        let mut read = false;
-        let link = self.links[from].as_mut().expect("only links are pulled");
-        if link.buffered().len() < (length - done).min(self.context.segment) {
-            match link.fill() {
-                Moved::Bytes(bytes) => read = bytes > 0,
-                Moved::Closed if link.buffered().len() < length - done => return Err(self.lost(from)),
-                Moved::WouldBlock | Moved::Closed => {}
-            }
-        }
-        let size = self.size();
-        let (compiled, allowed) = (self.compiled, self.allowed(node));
-        let Node::Fold { into, sources, last } = &compiled.nodes[node] else { unreachable!() };
-        let mut ready = allowed - done;
-        for other in sources.iter().filter_map(peer) {
-            let at_node = compiled.receives[other].get(self.progress.received[other]) == Some(&node);
-            if !at_node || !self.progress.open[other] {
-                return Ok(read);
-            }
-            ready = ready.min(self.links[other].as_ref().expect("sources are links").buffered().len());
-        }
-        ready -= ready % size;
-        if ready > 0 {
-            self.fold_ready(*into, sources, *last, done, ready);
-            self.progress.done[node] += ready;
-            for other in sources.iter().filter_map(peer) {
-                self.links[other].as_mut().expect("sources are links").consume(ready);
-            }
-        }
-        if self.progress.done[node] == length {
-            for other in sources.iter().filter_map(peer) {
-                self.close_message(other);
-            }
-            self.finish();
-            return Ok(true);
-        }
-        Ok(read || ready > 0)
-    }
-
-    fn fold_ready(&mut self, into: Region, sources: &[Source], last: bool, done: usize, ready: usize) {
-        let size = self.size();
-        let op = self.signature.operation.reduce_op().unwrap_or(ReduceOp::Max);
-        let divisor = (last && op == ReduceOp::Avg).then_some(self.links.len());
-        let by_reference = self.by_reference;
-        let Spaces { input, output, scratch } = &mut self.spaces;
-        let own_space = sources.iter().find_map(|s| match s {
-            Source::Own(region) => Some(*region),
-            Source::Peer(_) => None,
-        });
-        let (target, own): (&mut [u8], Option<&[u8]>) = match (into.space, own_space.map(|r| r.space)) {
-            (Space::Scratch, Some(Space::Output)) => (scratch, Some(&**output)),
-            (Space::Scratch, Some(Space::Input)) => (scratch, *input),
-            (_, Some(Space::Input)) => (output, *input),
-            (Space::Scratch, _) => (scratch, None),
-            _ => (output, None),
-        };
-        let operands: Vec<Operand<'_>> = sources
-            .iter()
-            .map(|source| match (source, own) {
-                (Source::Peer(rank), _) => {
-                    let link = self.links[*rank].as_ref().expect("sources are links");
-                    let bytes = if by_reference { link.staged() } else { link.buffered() };
-                    Operand::Bytes(&bytes[..ready])
-                }
-                (Source::Own(region), Some(own)) => {
-                    Operand::Bytes(&own[region.start * size + done..region.start * size + done + ready])
-                }
-                (Source::Own(_), None) => Operand::Destination,
-            })
-            .collect();
-        let at = into.start * size + done;
-        reduce::fold(self.signature.dtype, op, &mut target[at..at + ready], &operands, divisor);
-    }
-
-    // ---- waiting ---------------------------------------------------------------------------------------------
-
-    /// Sleeps until a link has news. `false` once `until` has passed.
-    fn wait(&mut self, until: Instant) -> Result<bool> {
-        let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            return Ok(false);
-        }
-        let mut fds = Vec::with_capacity(self.links.len());
-        for (peer, link) in self.links.iter().enumerate() {
-            let Some(link) = link else { continue };
-            let mut flags = PollFlags::empty();
-            // A header that waits for its turn keeps what is behind it in the socket.
-            if link.closed.is_none()
-                && (self.in_payload(peer) || link.header.is_none())
-                && self.can_take(peer)
-            {
-                flags |= PollFlags::IN;
-            }
-            if self.progress.full[peer] || link.has_control() && !link.mid_frame {
-                flags |= PollFlags::OUT;
-            }
-            // Without flags, poll would still report a peer that has gone, again and again.
-            if !flags.is_empty() {
-                fds.push(PollFd::new(link.stream(), flags));
-            }
-        }
-        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(Error::Transport(format!("waiting for links: {e}"))),
-        }
-        self.progress.full.fill(false);
-        Ok(true)
-    }
-
-    /// Whether bytes of this peer could be taken now: not while a hazard or another operand holds its message up.
-    fn can_take(&self, peer: usize) -> bool {
-        if !self.in_payload(peer) {
-            return true;
-        }
-        let Some(&node) = self.compiled.receives[peer].get(self.progress.received[peer]) else { return true };
-        let done = self.progress.done[node];
-        match &self.compiled.nodes[node] {
-            Node::Fold { .. } => {
-                let link = self.links[peer].as_ref().expect("only links are asked");
-                link.buffered().len() < (self.length(node) - done).min(self.context.segment)
-            }
-            _ => self.allowed(node) > done,
         }
     }
 }

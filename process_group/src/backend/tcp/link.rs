@@ -44,8 +44,8 @@ pub(super) struct Link {
     pub(super) closed: Option<String>,
     /// The other end has said that it leaves in good order.
     pub(super) goodbye: bool,
-    /// Highest collective that the peer is known to have come to.
-    pub(super) seen: u64,
+    /// Highest collective that the peer is known to have come to; making the group is number 0.
+    pub(super) seen: Option<u64>,
     /// The peer has answered our question.
     pub(super) answered: bool,
     /// Bytes of the current frame's header that have been sent; the payload follows.
@@ -82,7 +82,7 @@ impl Link {
             header: None,
             closed: None,
             goodbye: false,
-            seen: 0,
+            seen: None,
             answered: false,
             header_sent: 0,
             mid_frame: false,
@@ -202,12 +202,15 @@ impl Link {
     pub(super) fn flush_control(&mut self) -> bool {
         while !self.control.is_empty() && !self.mid_frame {
             let control = std::mem::take(&mut self.control);
-            let moved = self.send(&control, &[]);
-            let Moved::Bytes(n) = moved else {
-                self.control = control;
-                return moved == Moved::Closed;
-            };
-            self.control = control[n..].to_vec();
+            match self.send(&control, &[]) {
+                Moved::Bytes(n) => self.control = control[n..].to_vec(),
+                Moved::WouldBlock => {
+                    self.control = control;
+                    return false;
+                }
+                // Nobody is there to read them. Kept, they would have a dead socket polled, which always has news.
+                Moved::Closed => {}
+            }
         }
         self.control.is_empty()
     }
@@ -287,9 +290,10 @@ pub(super) struct Patience {
 }
 
 impl Patience {
-    /// Whether to look again at once.
-    pub(super) fn look_again(&self, idle_since: Instant) -> bool {
-        if idle_since.elapsed() >= self.spin {
+    /// Whether to look again at once, as one does until `until` at most.
+    pub(super) fn look_again(&self, idle_since: Instant, until: Instant) -> bool {
+        let now = Instant::now();
+        if now.saturating_duration_since(idle_since) >= self.spin || now >= until {
             return false;
         }
         if self.yields {

@@ -10,6 +10,8 @@ mod cross_memory;
 pub(crate) mod data_plane;
 mod executor;
 mod link;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,7 +35,7 @@ use data_plane::Connection;
 use executor::{Context, History, Progress, Run, Spaces};
 use link::{Link, Patience};
 
-/// Programs remembered. A model has a handful of shapes; more than this many come from a sweep over lengths.
+/// Choices and programs remembered. A model has a handful of shapes; more than this many come from a sweep over lengths.
 const REMEMBERED: usize = 512;
 
 /// From this many bytes of each rank's part on, payloads are fetched from their senders' memory where that can be done.
@@ -60,6 +62,8 @@ pub(crate) struct Tcp {
     cross_memory: bool,
     model: LinkModel,
     patience: Patience,
+    /// How calls go that were made before.
+    choices: HashMap<(Operation, DType, usize), (Path, Algorithm)>,
     programs: HashMap<Shape, Arc<Compiled>>,
     progress: Progress,
     history: History,
@@ -67,7 +71,7 @@ pub(crate) struct Tcp {
 }
 
 impl Tcp {
-    /// `members` in group order; `streams` as [`data_plane::DataPlane::connect`] gives them.
+    /// `members` in group order; `connections` as [`data_plane::DataPlane::connect`] gives them.
     pub(crate) fn new(
         group: &str,
         rank: Rank,
@@ -92,6 +96,7 @@ impl Tcp {
             settings,
             model,
             patience,
+            choices: HashMap::new(),
             programs: HashMap::new(),
             progress: Progress::default(),
             history: History::default(),
@@ -119,13 +124,29 @@ impl Tcp {
         let signature =
             Signature { operation: Operation::AllReduce(ReduceOp::Min), dtype: DType::U8, count: 1 };
         let output = Some(ViewMut::of(&mut agreed));
-        self.submit(Call { signature, sequence: 0, deadline, in_place: true, input: None, output })?;
+        let call = Call { signature, sequence: 0, deadline, in_place: true, input: None, output };
+        // Nobody has a group yet that could tell the others.
+        self.submit(call).inspect_err(|error| self.abort(error))?;
         self.cross_memory = agreed == [1];
+        self.choices.clear();
         Ok(())
     }
 
+    /// How a call goes, worked out once.
+    fn path(&mut self, operation: Operation, dtype: DType, count: usize) -> (Path, Algorithm) {
+        if let Some(known) = self.choices.get(&(operation, dtype, count)) {
+            return *known;
+        }
+        if self.choices.len() >= REMEMBERED {
+            self.choices.clear();
+        }
+        let choice = self.choose(operation, dtype, count);
+        self.choices.insert((operation, dtype, count), choice);
+        choice
+    }
+
     /// How a call goes. Depends on nothing that differs between ranks.
-    fn path(&self, operation: Operation, dtype: DType, count: usize) -> (Path, Algorithm) {
+    fn choose(&self, operation: Operation, dtype: DType, count: usize) -> (Path, Algorithm) {
         let n = self.links.len();
         let (wanted, demand) = match self.forced {
             Some(Path::CrossMemory) => (true, None),
@@ -212,6 +233,7 @@ impl Backend for Tcp {
             return Err(Error::invalid(format!("this group on the TCP backend has no path `{unknown}`")));
         }
         self.forced = path;
+        self.choices.clear();
         Ok(())
     }
 

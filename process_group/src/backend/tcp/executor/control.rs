@@ -36,7 +36,7 @@ impl Run<'_> {
             match link.parse_header() {
                 Ok(Some(header)) => {
                     if header.kind != Kind::Goodbye && !header.signature.operation.is_point_to_point() {
-                        link.seen = link.seen.max(header.sequence);
+                        link.seen = link.seen.max(Some(header.sequence));
                     }
                     link.header = Some(header);
                     continue;

@@ -77,7 +77,7 @@ impl Run<'_> {
     pub(super) fn absent(&self) -> impl Iterator<Item = Rank> {
         self.links.iter().enumerate().filter_map(|(peer, link)| {
             let link = link.as_ref()?;
-            let here = link.answered || link.seen >= self.sequence || self.progress.open[peer];
+            let here = link.answered || link.seen >= Some(self.sequence) || self.progress.open[peer];
             (!here).then_some(link.rank())
         })
     }

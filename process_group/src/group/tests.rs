@@ -1,0 +1,201 @@
+//! What becomes of a group when what its user or its backend gives it misbehaves.
+
+use std::time::Instant;
+
+use super::*;
+use crate::backend::Completion;
+use crate::buffer::{Buffer, BufferMut, View, ViewMut};
+use crate::call::{Call, ReduceOp};
+use crate::testing::{LATE, in_time};
+
+fn info(name: &str, rank: u32, world_size: usize) -> GroupInfo {
+    GroupInfo {
+        name: name.into(),
+        rank: Rank(rank),
+        members: Rank::all(world_size).collect(),
+        timeout: LATE,
+        bucket_bytes: 1 << 20,
+        recording: Recording { record: false, threshold: Duration::MAX, every: Duration::MAX },
+    }
+}
+
+/// A buffer that does something else when it lends its elements for writing again: on the worker.
+struct Fickle(Vec<f32>, usize, fn(&mut Vec<f32>));
+
+impl Fickle {
+    fn new(length: usize, then: fn(&mut Vec<f32>)) -> Self {
+        Self(vec![1.0; length], 0, then)
+    }
+}
+
+impl Buffer for Fickle {
+    fn view(&self) -> View<'_> {
+        self.0.view()
+    }
+}
+
+impl BufferMut for Fickle {
+    fn view_mut(&mut self) -> ViewMut<'_> {
+        if self.1 > 0 {
+            (self.2)(&mut self.0);
+        }
+        self.1 += 1;
+        self.0.view_mut()
+    }
+}
+
+#[test]
+fn a_buffer_that_panics_on_the_worker_fails_the_group_and_hangs_nobody() {
+    let mut ranks = ProcessGroup::loopback(2);
+    let mut other = ranks.pop().unwrap();
+    let mut group = ranks.pop().unwrap();
+    let outcome = in_time(move || {
+        let torn =
+            group.all_reduce_async(Fickle::new(4, |_| panic!("this buffer is torn")), ReduceOp::Sum).unwrap();
+        let behind = group.all_reduce_async(vec![1.0f32; 4], ReduceOp::Sum).unwrap();
+        let last = group.barrier().unwrap_err();
+        (torn.wait().map(drop).unwrap_err(), behind.wait().unwrap_err(), last)
+    });
+    assert!(outcome.0.to_string().contains("this buffer is torn"), "{}", outcome.0);
+    assert!(matches!(outcome.1, Error::Poisoned(_)), "{}", outcome.1);
+    assert!(matches!(outcome.2, Error::Poisoned(_)), "{}", outcome.2);
+    let told = in_time(move || other.barrier().unwrap_err());
+    assert!(told.to_string().contains("this buffer is torn"), "{told}");
+}
+
+#[test]
+fn a_timeout_may_be_as_long_as_durations_are() {
+    std::thread::scope(|scope| {
+        for mut group in ProcessGroup::loopback(2) {
+            scope.spawn(move || {
+                group.set_timeout(Duration::MAX);
+                group.barrier().unwrap();
+                group.monitored_barrier(Duration::MAX).unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+fn a_buffer_that_lends_other_elements_on_the_worker_is_refused_and_the_others_hear_of_it() {
+    for then in [(|v| v.truncate(2)) as fn(&mut Vec<f32>), |v| v.resize(9, 1.0)] {
+        let outcomes: Vec<Error> = std::thread::scope(|scope| {
+            let ranks = ProcessGroup::loopback(2).into_iter();
+            let calls = ranks.map(|mut group| {
+                scope.spawn(move || {
+                    if group.rank().0 == 0 {
+                        let work = group.all_gather_async(Fickle::new(4, then)).unwrap();
+                        return work.wait().map(drop).unwrap_err();
+                    }
+                    group.all_gather(&mut vec![1.0f32; 4]).unwrap_err()
+                })
+            });
+            let calls: Vec<_> = calls.collect();
+            calls.into_iter().map(|c| c.join().unwrap()).collect()
+        });
+        assert!(matches!(outcomes[0], Error::Invalid(_)), "{}", outcomes[0]);
+        let told = matches!(&outcomes[1], Error::PeerAborted { rank: Rank(0), .. });
+        assert!(told && outcomes[1].to_string().contains("held 4 f32"), "{}", outcomes[1]);
+    }
+}
+
+/// What was done to a [`Failing`] backend and its store, in order.
+type Log = Arc<Mutex<Vec<&'static str>>>;
+
+/// A backend whose every call fails with this error.
+struct Failing(Error, Log);
+
+impl Backend for Failing {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Loopback
+    }
+
+    fn submit(&mut self, _: Call<'_>) -> Result<Completion> {
+        Err(self.0.clone())
+    }
+
+    fn paths(&self) -> Vec<Path> {
+        Vec::new()
+    }
+
+    fn force(&mut self, _: Option<Path>) -> Result<()> {
+        Ok(())
+    }
+
+    fn abort(&mut self, _: &Error) {
+        lock(&self.1).push("abort");
+    }
+}
+
+/// A store that never finds anything, however long it is given, and notes what it is told.
+struct Deaf(Log);
+
+impl Store for Deaf {
+    fn set(&self, _: &str, _: &[u8]) -> Result<()> {
+        lock(&self.0).push("last words");
+        Ok(())
+    }
+
+    fn get(&self, _: &str, _: Instant) -> Result<Vec<u8>> {
+        std::thread::sleep(10 * engine::LAST_WORDS);
+        lock(&self.0).push("nothing found");
+        Err(Error::Rendezvous("lost".into()))
+    }
+
+    fn add(&self, _: &str, _: i64) -> Result<i64> {
+        Err(Error::Rendezvous("lost".into()))
+    }
+}
+
+fn lost() -> Error {
+    Error::PeerLost {
+        rank: Rank(1),
+        host: "there".into(),
+        pid: 1,
+        during: "a barrier".into(),
+        detail: "closed".into(),
+    }
+}
+
+#[test]
+fn the_others_are_told_over_the_links_before_the_store_is_waited_for() {
+    for error in [Error::Transport("broken".into()), lost()] {
+        let log = Log::default();
+        let backend = Box::new(Failing(error, Arc::clone(&log)));
+        let store: Arc<dyn Store> = Arc::new(Deaf(Arc::clone(&log)));
+        let mut group = ProcessGroup::new(info("failing", 0, 2), backend, Some(store));
+        group.barrier().unwrap_err();
+        assert_eq!(*lock(&log), ["abort", "last words"]);
+    }
+}
+
+#[test]
+fn a_group_given_up_beside_its_calls_tells_the_others() {
+    let ranks = ProcessGroup::loopback(2);
+    ranks[0].abort(&Error::SelfCheck { path: "loopback".into(), reason: "one is two".into() });
+    let mut other = ranks.into_iter().nth(1).unwrap();
+    let told = other.barrier().unwrap_err();
+    assert!(matches!(&told, Error::PeerAborted { rank: Rank(0), .. }), "{told}");
+    assert!(told.to_string().contains("one is two"), "{told}");
+}
+
+#[test]
+fn a_group_whose_name_is_longer_than_a_key_has_its_last_words_and_its_monitored_barrier() {
+    let name = "group[0,1]".repeat(100);
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let errors = [Error::Transport("the cable was pulled".into()), lost()];
+    let told: Vec<Error> = errors
+        .into_iter()
+        .zip([1, 0])
+        .map(|(error, rank)| {
+            let backend = Box::new(Failing(error, Log::default()));
+            let mut group = ProcessGroup::new(info(&name, rank, 2), backend, Some(Arc::clone(&store)));
+            group.barrier().unwrap_err()
+        })
+        .collect();
+    assert!(told[1].to_string().contains("the cable was pulled"), "{}", told[1]);
+
+    let backend = Box::new(Failing(Error::Transport("not used".into()), Log::default()));
+    let mut alone = ProcessGroup::new(info(&name, 0, 1), backend, Some(store));
+    assert_eq!(alone.monitored_barrier(LATE).unwrap().len(), 1);
+}
