@@ -372,6 +372,51 @@ fn a_rank_killed_while_a_group_is_made_is_named() {
     wait_for_memory(before, SOON);
 }
 
+/// Rank 1 gets this signal while NCCL makes a communicator of both; rank 0 is told what error it gets.
+fn signalled_while_nccl_starts(name: &str, signal: &'static str, expected: impl Fn(&Error) -> bool) {
+    let mut config = nccl();
+    config.process_group.timeout = Timeout::from_secs(5);
+    if let Some(me) = role() {
+        let mut rank = initialize(&config).unwrap();
+        if me == 1 {
+            // A communicator takes several times as long, and connections a few milliseconds.
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(100));
+                let me = std::process::id().to_string();
+                std::process::Command::new("kill").args([signal, &me]).status().unwrap();
+            });
+        }
+        let started = Instant::now();
+        let error = rank.manager().new_group(&[Rank(0), Rank(1)]).unwrap_err();
+        println!("after {:?}: {error}", started.elapsed());
+        assert!(expected(&error), "{error}");
+        println!("ended");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    assert!(gpus() >= 2, "this test needs 2 GPUs and CUDA shows {}", gpus());
+    let before = memory_used();
+    let mut ranks = Ranks::start(name, 2, free_port(), folder.path());
+    println!("{}", wait_for(&folder.path().join("rank-0.log"), "ended", SOON));
+    expect_success(&mut ranks, 0, folder.path());
+    drop(ranks);
+    wait_for_memory(before, SOON);
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_rank_killed_while_nccl_starts_is_named() {
+    let lost = |error: &Error| error.to_string().contains("lost rank 1");
+    signalled_while_nccl_starts("a_rank_killed_while_nccl_starts_is_named", "-KILL", lost);
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_rank_that_stops_while_nccl_starts_holds_up_nobody_beyond_the_deadline() {
+    let name = "a_rank_that_stops_while_nccl_starts_holds_up_nobody_beyond_the_deadline";
+    signalled_while_nccl_starts(name, "-STOP", |error| matches!(error, Error::Timeout { .. }));
+}
+
 #[test]
 #[ignore = "needs 1 GPU"]
 fn two_ranks_on_one_gpu_are_named_with_it() {

@@ -11,7 +11,7 @@ use super::shared::{Request, Shared, lock};
 use super::watch;
 use crate::device::nccl::UniqueId;
 use crate::error::{Error, Result};
-use crate::store::Store;
+use crate::store::{Store, group_key};
 
 /// How long a wait for the id looks at the store alone.
 const ID_ROUND: Duration = Duration::from_millis(200);
@@ -71,7 +71,7 @@ impl Communicator {
 
     fn unique_id(&self, store: &dyn Store, deadline: Instant) -> Result<UniqueId> {
         let shared = &*self.shared;
-        let key = format!("nccl/{}/id", shared.group);
+        let key = group_key("nccl", &shared.group, "id");
         if shared.position == 0 {
             let mut id = UniqueId([0; 128]);
             // SAFETY: the pointer is to a live id.

@@ -5,6 +5,7 @@ mod dial;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ use crate::rank::{Epoch, Rank};
 use crate::roster::{Member, Secret};
 use crate::wire::hello::LinkId;
 use accept::Acceptor;
-use dial::Dialler;
+use dial::{Dialler, Unreached};
 
 /// Socket buffers between ranks of one host. Bytes in flight are copied twice by the same processor: what does not fit its
 /// cache in between comes from memory again. Measured on two cores, 4 ranks, 100 MB: 10 to 20 % less time than with the
@@ -119,6 +120,9 @@ impl Connection {
     }
 }
 
+/// A member's process has ended.
+struct Lost;
+
 /// A group that could not be connected, and as much of it as was.
 #[derive(Debug)]
 pub(crate) struct Unconnected {
@@ -194,7 +198,8 @@ impl DataPlane {
     /// Element `i` is the connection to member `i`, `None` for this rank.
     ///
     /// # Errors
-    /// [`Error::Timeout`] naming the members that were not reached or did not come, with what there is of the group.
+    /// [`Error::PeerLost`] for a member whose process has ended, [`Error::Timeout`] naming the members that were not reached
+    /// or did not come, with what there is of the group.
     pub(crate) fn connect(
         &self,
         group: &str,
@@ -204,19 +209,40 @@ impl DataPlane {
         let started = Instant::now();
         let mut connections: Vec<Option<Connection>> = members.iter().map(|_| None).collect();
         let refusals = self.dial_all(group, members, deadline, &mut connections);
+        let is_gone = |unreached: &Unreached| matches!(unreached, Unreached::Gone);
+        let mut gone = refusals.iter().find(|(_, why)| is_gone(why)).map(|(index, _)| *index);
         for (index, member) in members.iter().enumerate().filter(|(_, m)| m.rank > self.me) {
+            if gone.is_some() {
+                break;
+            }
             let id = LinkId::new(self.epoch, group, member.rank, self.me);
-            connections[index] = self.await_link(&id, deadline);
+            match self.await_link(&id, member, deadline) {
+                Ok(connection) => connections[index] = connection,
+                Err(Lost) => gone = Some(index),
+            }
         }
         let lacks = |(member, connection): &(&&Member, &Option<Connection>)| {
             connection.is_none() && member.rank != self.me
         };
         let missing: Vec<Rank> =
             members.iter().zip(&connections).filter(lacks).map(|(member, _)| member.rank).collect();
-        let outcome = if missing.is_empty() {
+        let outcome = if let Some(index) = gone {
+            let member = members[index];
+            Err(Error::PeerLost {
+                rank: member.rank,
+                host: member.host.clone(),
+                pid: member.pid,
+                during: format!("connecting group `{group}`"),
+                detail: "nobody listens any more where it did".into(),
+            })
+        } else if missing.is_empty() {
             self.tune_all(members, &connections)
         } else {
-            let why = refusals.into_iter().next().map(|(_, why)| format!(" ({why})")).unwrap_or_default();
+            let because = |why| match why {
+                Unreached::Because(why) => format!(" ({why})"),
+                Unreached::Gone => String::new(),
+            };
+            let why = refusals.into_values().next().map(because).unwrap_or_default();
             let what = format!("connecting group `{group}`{why}");
             Err(Error::Timeout { what, waited: started.elapsed(), missing })
         };
@@ -234,12 +260,13 @@ impl DataPlane {
         members: &[&Member],
         deadline: Instant,
         connections: &mut [Option<Connection>],
-    ) -> BTreeMap<usize, String> {
+    ) -> BTreeMap<usize, Unreached> {
         let mut refusals = BTreeMap::new();
         let (sender, dialled) = mpsc::channel();
         for (index, member) in members.iter().enumerate().filter(|(_, m)| m.rank < self.me) {
             let Some(address) = member.data_address else {
-                refusals.insert(index, format!("rank {} has no data plane", member.rank));
+                let why = format!("rank {} has no data plane", member.rank);
+                refusals.insert(index, Unreached::Because(why));
                 continue;
             };
             let id = LinkId::new(self.epoch, group, self.me, member.rank);
@@ -282,15 +309,47 @@ impl DataPlane {
         tune().map_err(|e: std::io::Error| Error::Transport(format!("setting up a link: {e}")))
     }
 
-    fn await_link(&self, id: &LinkId, deadline: Instant) -> Option<Connection> {
+    /// Waits for a member to dial, until the deadline, or until it is clear that it never will.
+    fn await_link(
+        &self,
+        id: &LinkId,
+        member: &Member,
+        deadline: Instant,
+    ) -> Result<Option<Connection>, Lost> {
+        let gone = Arc::new(AtomicBool::new(false));
+        let look = member.data_address.map(|address| {
+            let (gone, arrivals) = (Arc::clone(&gone), Arc::clone(&self.arrivals));
+            self.runtime.spawn(async move {
+                Dialler::until_gone(address).await;
+                gone.store(true, Ordering::Release);
+                let _links = arrivals.links.lock().unwrap_or_else(PoisonError::into_inner);
+                arrivals.arrived.notify_all();
+            })
+        });
+        let outcome = self.await_arrival(id, &gone, deadline);
+        if let Some(look) = look {
+            look.abort();
+        }
+        outcome
+    }
+
+    fn await_arrival(
+        &self,
+        id: &LinkId,
+        gone: &AtomicBool,
+        deadline: Instant,
+    ) -> Result<Option<Connection>, Lost> {
         let mut links = self.arrivals.links.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some(connection) = links.links.remove(id) {
-                return Some(connection);
+                return Ok(Some(connection));
+            }
+            if gone.load(Ordering::Acquire) {
+                return Err(Lost);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return None;
+                return Ok(None);
             }
             links = self.arrivals.arrived.wait_timeout(links, left).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -378,5 +437,21 @@ mod tests {
         assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(0)]), "{error}");
         assert!(error.to_string().contains("rank 0 at 127.0.0.1"), "{error}");
         assert!(connections[1].is_some());
+    }
+
+    #[test]
+    fn a_rank_that_has_ended_is_lost_whoever_was_to_dial() {
+        // Nobody listens any more where two of the three did.
+        let ended = [0, 2].map(|rank| member(rank, Bound::new(HERE).unwrap().address()));
+        let bound = Bound::new(HERE).unwrap();
+        let mine = member(1, bound.address());
+        let plane = start(bound, 1);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        for other in &ended {
+            let error = Error::from(plane.connect("g", &[other, &mine], deadline).unwrap_err());
+            assert!(matches!(&error, Error::PeerLost { rank, .. } if *rank == other.rank), "{error}");
+            assert!(error.to_string().contains("connecting group `g`"), "{error}");
+        }
+        assert!(Instant::now() < deadline, "it was not clear before the deadline");
     }
 }

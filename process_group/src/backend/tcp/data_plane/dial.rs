@@ -21,29 +21,61 @@ pub(super) struct Dialler {
     pub(super) cross_memory: bool,
 }
 
+/// Every rank listens before it joins, until it ends. Nobody listens for this long where one has ended.
+const GONE_AFTER: Duration = Duration::from_millis(500);
+
+/// Why a rank was not reached.
+pub(super) enum Unreached {
+    /// Its process has ended.
+    Gone,
+    /// What the last attempt came to.
+    Because(String),
+}
+
 impl Dialler {
-    /// Tries until the deadline.
-    ///
-    /// # Errors
-    /// Says what the last attempt came to.
+    /// Tries until the deadline, or until it is clear that nobody is there any more.
     pub(super) async fn dial(
         &self,
         address: SocketAddr,
         id: &LinkId,
         deadline: Instant,
-    ) -> Result<Connection, String> {
+    ) -> Result<Connection, Unreached> {
         let mut last = "it does not answer".to_owned();
+        let mut refused_since = None;
         let attempts = async {
             loop {
                 match self.attempt(address, id).await {
-                    Ok(connection) => return connection,
-                    Err(error) => last = error.to_string(),
+                    Ok(connection) => return Ok(connection),
+                    Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                        if refused_since.get_or_insert_with(Instant::now).elapsed() >= GONE_AFTER {
+                            return Err(Unreached::Gone);
+                        }
+                        last = error.to_string();
+                    }
+                    Err(error) => (refused_since, last) = (None, error.to_string()),
                 }
                 sleep(RETRY).await;
             }
         };
         let reached = timeout_at(deadline.into(), attempts).await;
-        reached.map_err(|_| format!("rank {} at {address}: {last}", id.to))
+        reached.unwrap_or_else(|_| Err(Unreached::Because(format!("rank {} at {address}: {last}", id.to))))
+    }
+
+    /// Comes back when it is clear that nobody is there any more.
+    pub(super) async fn until_gone(address: SocketAddr) {
+        let mut refused_since = None;
+        loop {
+            // Most have dialled before this.
+            sleep(GONE_AFTER / 2).await;
+            match timeout(GONE_AFTER, TcpStream::connect(address)).await {
+                Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    if refused_since.get_or_insert_with(Instant::now).elapsed() >= GONE_AFTER {
+                        return;
+                    }
+                }
+                _ => refused_since = None,
+            }
+        }
     }
 
     async fn attempt(&self, address: SocketAddr, id: &LinkId) -> io::Result<Connection> {
