@@ -7,8 +7,10 @@ use std::time::{Duration, Instant};
 
 use ryzanstein_config::{BackendChoice, Config, Timeout};
 use ryzanstein_orchestrator::Orchestrator;
-use ryzanstein_process_group::device::{Device, DeviceBuffer};
-use ryzanstein_process_group::{BackendKind, Buffer, BufferMut, DType, Error, ProcessGroup, Rank, ReduceOp};
+use ryzanstein_process_group::device::{Device, DeviceBuffer, Launch};
+use ryzanstein_process_group::{
+    BackendKind, Buffer, BufferMut, DType, Element, Error, ProcessGroup, Rank, ReduceOp,
+};
 use ryzanstein_tests::gpu::{Ranks, gpus, memory_used, role, wait_for, wait_for_memory};
 use ryzanstein_tests::{config, conformance};
 
@@ -499,5 +501,50 @@ fn an_allocation_over_the_budget_says_the_sums() {
         let before = device.budget().0;
         drop(held);
         assert_eq!(before - device.budget().0, 1 << 20);
+    });
+}
+
+/// Keys and back: the kernels that minima and maxima of floats go through, on one GPU, without NCCL.
+#[test]
+#[ignore = "needs 1 GPU"]
+fn floats_come_back_from_their_keys_and_keys_are_in_the_order_of_the_floats() {
+    fn there_and_back<F: Element, K: Element + Ord>(device: &Device, values: &[F]) {
+        let source = include_str!("../../process_group/src/backend/nccl/combine.cu");
+        let kind = format!("-DKIND={}", F::DTYPE as u8);
+        for smallest in [0u8, 1] {
+            let options = [kind.as_str(), &format!("-DSMALLEST={smallest}")];
+            let module = device.kernels().module("combine.cu", source, &options).unwrap();
+            let x = DeviceBuffer::from_slice(device, values).unwrap();
+            let keys = DeviceBuffer::new(device, K::DTYPE, values.len()).unwrap();
+            let back = DeviceBuffer::new(device, F::DTYPE, values.len()).unwrap();
+            let (count, launch) = (values.len() as u64, Launch::over(values.len(), 256));
+            let (x, k, y) = (x.address(), keys.address(), back.address());
+            #[expect(unsafe_code, reason = "kernels take addresses")]
+            // SAFETY: the kernels take two addresses and a 64-bit count; all buffers have that many elements and live on.
+            unsafe {
+                module.kernel("to_keys").unwrap().launch(device.stream(), launch, &[&x, &k, &count]).unwrap();
+                module
+                    .kernel("from_keys")
+                    .unwrap()
+                    .launch(device.stream(), launch, &[&k, &y, &count])
+                    .unwrap();
+            }
+            let back: Vec<F> = back.to_vec(device.stream()).unwrap();
+            let keys: Vec<K> = keys.to_vec(device.stream()).unwrap();
+            let same = |a: &F, b: &F| bytemuck::bytes_of(a) == bytemuck::bytes_of(b);
+            // The last is NaN, outermost on the side that is wanted; the others are in their order.
+            let (nan, ordered) = keys.split_last().unwrap();
+            assert!(back.iter().zip(values).take(values.len() - 1).all(|(a, b)| same(a, b)), "{}", F::DTYPE);
+            assert!(ordered.is_sorted_by(|a, b| a < b), "{}: {smallest}", F::DTYPE);
+            assert!(if smallest == 1 { nan < &ordered[0] } else { nan > &ordered[ordered.len() - 1] });
+        }
+    }
+    on_gpus("floats_come_back_from_their_keys_and_keys_are_in_the_order_of_the_floats", 1, &nccl(), |rank| {
+        let device: Device = rank.manager().world().device().unwrap().clone();
+        let some = [f64::NEG_INFINITY, -3e4, -1.5, -0.0, 0.0, 1e-4, 2.0, 3e4, f64::INFINITY, f64::NAN];
+        there_and_back::<f64, i64>(&device, &some);
+        there_and_back::<f32, i32>(&device, &some.map(|v| v as f32));
+        there_and_back::<half::f16, i32>(&device, &some.map(half::f16::from_f64));
+        there_and_back::<half::bf16, i32>(&device, &some.map(half::bf16::from_f64));
     });
 }

@@ -17,7 +17,7 @@ const TIMED_EVERY: Duration = Duration::from_micros(200);
 /// The least time between two marks behind calls that follow one another.
 const MARKED_EVERY: Duration = Duration::from_micros(100);
 /// Of so many calls of one kind in a graph one is timed.
-const TIMED_OF: u64 = 16;
+const TIMED_OF: u64 = 64;
 
 /// What is waited for, and until when.
 #[derive(Clone, Copy, Debug)]
