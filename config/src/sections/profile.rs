@@ -8,7 +8,7 @@ section! {
     ProfileConfig = "profile" {
         /// Whether the latency and bandwidth of calls are recorded.
         enabled: bool = "true",
-        /// Whether calls inside a captured CUDA graph are timed too, each by two more nodes of the graph.
+        /// Whether calls inside a captured CUDA graph are timed too, one in 64 of a kind.
         graphs: bool = "true",
         /// A call that takes longer than this is logged.
         slow_call: Duration = "10ms",
