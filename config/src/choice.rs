@@ -106,7 +106,7 @@ choice! {
         None = "none",
         /// Few thread blocks, so that compute beside it keeps the multiprocessors; warnings are logged.
         Inference = "inference",
-        /// Many thread blocks and larger buffers, for large messages that nothing overlaps; warnings are logged.
+        /// As many thread blocks as NCCL takes, for large messages that nothing overlaps; warnings are logged.
         Bandwidth = "bandwidth",
         /// What NCCL found and chose is logged, and pointers are checked.
         Debug = "debug",

@@ -97,7 +97,7 @@ fn a_profile_does_not_ask_for_more_thread_blocks_than_field_or_user_allow() {
     let field = plan(&with_flags(&[("nccl.profile", "bandwidth"), ("nccl.max_ctas", "8")]), &[]);
     assert!(field.iter().all(|v| v.name != "NCCL_MIN_CTAS"), "{field:?}");
     let users = plan(&with_flags(&[("nccl.profile", "bandwidth")]), &own(&[("NCCL_MAX_CTAS", "8")]));
-    assert_eq!(find(&users, "NCCL_MAX_CTAS").set_aside.as_ref().expect("ours").0, "NCCL_MIN_CTAS=16");
+    assert_eq!(find(&users, "NCCL_MAX_CTAS").set_aside.as_ref().expect("ours").0, "NCCL_MIN_CTAS=64");
 }
 
 #[test]

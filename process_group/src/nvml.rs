@@ -293,8 +293,25 @@ fn look_at(index: u32, device: &Device<'_>) -> Gpu {
     }
 }
 
-/// What one link carries each way, in GB/s.
+/// What one link carries each way, in GB/s: as the driver says, or else as links of its generation do.
 fn link_speed(device: &Device<'_>) -> Option<f64> {
+    told_speed(device).or_else(|| {
+        let version = (0..MOST_LINKS).find_map(|link| device.link_wrapper_for(link).version().ok())?;
+        speed_of(version)
+    })
+}
+
+/// By NVML's number of the NVLink version: 1.0; 2.0 and 2.2; 3.0 and 3.1; 4.0; 5.0.
+fn speed_of(version: u32) -> Option<f64> {
+    match version {
+        1 => Some(20.0),
+        2..=6 => Some(25.0),
+        7 => Some(50.0),
+        _ => None,
+    }
+}
+
+fn told_speed(device: &Device<'_>) -> Option<f64> {
     let sample = device.field_values_for(&[LINK_SPEED]).ok()?.into_iter().next()?.ok()?;
     let megabytes = match sample.value.ok()? {
         SampleValue::U32(value) => f64::from(value),
@@ -359,6 +376,14 @@ fn throttles(reasons: ThrottleReasons) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn links_have_the_speed_of_their_generation() {
+        // 18 links of version 4.0 are the 450 GB/s each way of an H100 or H200; 5.0 doubles that.
+        let all = |version, links| speed_of(version).map(|each| each * f64::from(links));
+        assert_eq!((all(6, 18), all(7, 18), all(4, 12)), (Some(450.0), Some(900.0), Some(300.0)));
+        assert_eq!((speed_of(0), speed_of(99)), (None, None));
+    }
 
     #[test]
     fn idleness_is_no_throttling() {
