@@ -25,6 +25,16 @@ bench-gloo python:
 bench-call:
     cargo run --release -p ryzanstein-benches --bin call_cost
 
+# Our collectives on GPUs beside NCCL alone, in the same processes; needs as many GPUs as ranks.
+bench-nccl ranks:
+    cargo build --release
+    cargo run --release -p ryzanstein-benches --bin beside_nccl -- --world-size {{ranks}}
+
+# Loads of a model's shares beside plain reads of as many bytes.
+bench-load ranks:
+    cargo build --release
+    cargo run --release -p ryzanstein-benches --bin load_rate -- --world-size {{ranks}}
+
 # The book, in docs/book.
 book:
     mdbook build docs
