@@ -96,14 +96,7 @@ impl ProcessGroup {
         let global = info.members[info.rank.index()].0;
         let profile = Arc::new(Profile::new(&info.name, global, world_size, info.recording, &*backend));
         let (kind, memory, device) = (backend.kind(), backend.memory(), backend.device().cloned());
-        let core = Mutex::new(Core {
-            backend,
-            failed: None,
-            recording: false,
-            last: None,
-            timeout: info.timeout,
-            world_size,
-        });
+        let core = Mutex::new(Core { backend, failed: None, last: None, timeout: info.timeout, world_size });
         let last_words = store.map(|store| LastWords {
             store,
             group: info.name.clone(),

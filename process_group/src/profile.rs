@@ -53,6 +53,13 @@ struct Entry {
     metric_bytes: metrics::Counter,
 }
 
+impl Entry {
+    fn moved(&mut self, bytes: u64, calls: u64) {
+        self.bytes += bytes * calls;
+        self.metric_bytes.increment(bytes * calls);
+    }
+}
+
 /// The record of one group. Shared by the group and whoever prints it.
 pub struct Profile {
     group: Arc<str>,
@@ -118,7 +125,7 @@ pub struct ProfileRow {
     pub max_us: f64,
     /// For calls on a GPU: the host's median time to enqueue one, in microseconds.
     pub host_median_us: Option<f64>,
-    /// Sum of all latencies in seconds.
+    /// Sum of the latencies of all timed calls, in seconds.
     pub total_s: f64,
     /// Mean bytes / median time, in 10⁹ bytes per second.
     pub algbw_gbs: f64,
@@ -168,7 +175,7 @@ impl Profile {
     /// A call that is done.
     pub(crate) fn record(&self, signature: &Signature, path: Path, started: Instant) {
         if self.recording.record {
-            self.took(signature, path, started.elapsed());
+            self.took(signature, path, started.elapsed(), 1);
         }
     }
 
@@ -178,7 +185,8 @@ impl Profile {
             return;
         }
         let elapsed = started.elapsed();
-        let many = self.with_entry(signature, path, |entry, _| {
+        let many = self.with_entry(signature, path, |entry, bytes| {
+            entry.moved(bytes, 1);
             entry.enqueued += 1;
             let nanos = (elapsed.as_nanos() as u64).max(1);
             entry.host.get_or_insert_with(latencies).saturating_record(nanos);
@@ -196,7 +204,10 @@ impl Profile {
             return;
         }
         for (signature, count) in counts {
-            self.with_entry(signature, path, |entry, _| entry.enqueued += count);
+            self.with_entry(signature, path, |entry, bytes| {
+                entry.moved(bytes, *count);
+                entry.enqueued += count;
+            });
         }
         self.fetch();
     }
@@ -206,20 +217,20 @@ impl Profile {
         let Some(timings) = &self.timings else { return };
         for (signature, path, took) in timings.take() {
             if self.recording.record {
-                self.took(&signature, path, took);
+                // It was counted when it was enqueued.
+                self.took(&signature, path, took, 0);
             }
         }
     }
 
-    fn took(&self, signature: &Signature, path: Path, elapsed: Duration) {
+    fn took(&self, signature: &Signature, path: Path, elapsed: Duration, counted: u64) {
         self.with_entry(signature, path, |entry, bytes| {
+            entry.moved(bytes, counted);
             let nanos = elapsed.as_nanos() as u64;
             entry.calls += 1;
-            entry.bytes += bytes;
             entry.nanos += nanos;
             entry.latency.saturating_record(nanos.max(1));
             entry.metric_seconds.record(elapsed.as_secs_f64());
-            entry.metric_bytes.increment(bytes);
             if elapsed > self.recording.threshold {
                 self.tell_slow(entry, signature.operation, bytes, path, elapsed);
             }
@@ -292,13 +303,9 @@ impl Profile {
 
     fn row(&self, class: &Class, entry: &Entry) -> ProfileRow {
         let us = |q| entry.latency.value_at_quantile(q) as f64 / 1e3;
-        let (mean, algbw) = match entry.calls {
-            0 => (0.0, 0.0),
-            calls => {
-                let mean = entry.bytes as f64 / calls as f64;
-                (mean, mean / (us(0.5) * 1e3))
-            }
-        };
+        let calls = entry.calls.max(entry.enqueued);
+        let mean = entry.bytes as f64 / calls.max(1) as f64;
+        let algbw = if entry.calls == 0 { 0.0 } else { mean / (us(0.5) * 1e3) };
         let busbw = algbw * bus_factor(class.operation, self.world_size);
         ProfileRow {
             group: self.group.to_string(),
@@ -310,7 +317,7 @@ impl Profile {
             path: class.path.to_string(),
             world_size: self.world_size,
             // Some that were enqueued may be under way, or in a graph.
-            calls: entry.calls.max(entry.enqueued),
+            calls,
             timed: entry.calls,
             median_us: us(0.5),
             p90_us: us(0.9),

@@ -134,7 +134,7 @@ pub fn profile(rows: &[ProfileRow]) -> String {
             let mut row =
                 vec![r.group.clone(), format!("{}{reduction}", r.op), r.dtype.to_string(), r.path.clone()];
             if r.timed == 0 {
-                row.extend(["-".into(), r.calls.to_string()]);
+                row.extend([bytes(r.bytes_mean), r.calls.to_string()]);
                 row.extend((2..Figures::HEAD.len()).map(|_| "-".into()));
             } else {
                 row.extend(figures.cells());

@@ -267,7 +267,7 @@ impl Backend for Loopback {
             Operation::Recv { from } => self.receive(&mut call, from)?,
             _ => self.collective(&mut call)?,
         }
-        Ok(Completion { path: Path::Loopback, enqueued: false })
+        Ok(Completion { path: Path::Loopback, enqueued: false, captured: false })
     }
 
     fn paths(&self) -> Vec<Path> {

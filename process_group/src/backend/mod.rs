@@ -48,6 +48,8 @@ pub struct Completion {
     pub path: Path,
     /// Whether the call is only enqueued on a GPU's stream, and done when the stream has come past it.
     pub enqueued: bool,
+    /// Whether it has only been captured into a graph, and is done when that is launched.
+    pub captured: bool,
 }
 
 /// A call that runs on a stream of the group's own.
@@ -157,25 +159,19 @@ pub trait Backend: Send {
         None
     }
 
-    /// A graph is about to be launched on the device's stream.
+    /// Follows a graph with captured calls, which `launch` launches on the device's stream, or says that it could not. The
+    /// last collective in it has number `sequence`.
     ///
     /// # Errors
     /// As [`submit`](Self::submit).
-    fn before_replay(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    /// It has been launched; the last collective in it has number `sequence`.
-    ///
-    /// # Errors
-    /// As [`submit`](Self::submit).
-    fn after_replay(
+    fn replay(
         &mut self,
         captured: &Arc<nccl::Captured>,
         sequence: u64,
         deadline: Instant,
+        launch: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
-        let _ = (captured, sequence, deadline);
+        let _ = (captured, sequence, deadline, launch());
         Ok(())
     }
 

@@ -63,8 +63,6 @@ impl LastWords {
 pub(super) struct Core {
     pub(super) backend: Box<dyn Backend>,
     pub(super) failed: Option<Arc<Error>>,
-    /// Calls are captured into a graph.
-    pub(super) recording: bool,
     /// The newest call that reached the backend: number, when, what.
     pub(super) last: Option<LastCall>,
     pub(super) timeout: Duration,
@@ -110,7 +108,7 @@ impl Engine {
         let outcome = core.submit(signature, sequence, buffers, started);
         let completion = self.judge(core, outcome, signature, sequence)?;
         core.went(completion.path);
-        self.note(core, &signature, completion, started);
+        self.note(&signature, completion, started);
         Ok(())
     }
 
@@ -148,11 +146,11 @@ impl Engine {
             let ended = core.backend.end(deadline);
             outcome.and(ended)
         });
-        let outcome = outcome.map(|()| Completion { path: Path::Local, enqueued: false });
+        let outcome = outcome.map(|()| Completion { path: Path::Local, enqueued: false, captured: false });
         self.judge(core, outcome, first.0, first.1)?;
         for (signature, completion) in done {
             core.went(completion.path);
-            self.note(core, &signature, completion, started);
+            self.note(&signature, completion, started);
         }
         Ok(())
     }
@@ -170,7 +168,7 @@ impl Engine {
             let outcome = core.submit(signature, sequence, buffers, started);
             let completion = self.judge(core, outcome, signature, sequence)?;
             core.went(completion.path);
-            self.note(core, &signature, completion, started);
+            self.note(&signature, completion, started);
             return Ok(Box::new(Done));
         }
         core.last = Some(LastCall { sequence, started, signature, path: None });
@@ -183,15 +181,13 @@ impl Engine {
         };
         let completion = self.judge(core, outcome, signature, sequence)?;
         core.went(completion.path);
-        self.note(core, &signature, completion, started);
+        self.note(&signature, completion, started);
         Ok(ticket.unwrap_or_else(|| Box::new(Done)))
     }
 
     /// From `true` to `false`, calls are captured into a graph.
     pub(super) fn record(&self, recording: bool) -> Option<Arc<Captured>> {
-        let core = &mut *lock(&self.core);
-        core.recording = recording;
-        core.backend.record(recording)
+        lock(&self.core).backend.record(recording)
     }
 
     /// Repeats captured calls, the last of which is collective number `sequence`.
@@ -204,16 +200,18 @@ impl Engine {
         let core = &mut *lock(&self.core);
         core.check()?;
         let Some(captured) = captured else { return launch() };
-        let deadline = Instant::now() + core.timeout;
-        let done = Completion { path: Path::Nccl, enqueued: true };
+        let started = Instant::now();
         let (signature, _) = *captured.counts().last().unwrap_or(&(NOTHING, 0));
-        let begun = core.backend.before_replay().map(|()| done);
-        self.judge(core, begun, signature, sequence)?;
-        // Its errors are not the group's.
-        launch()?;
-        let followed = core.backend.after_replay(captured, sequence, deadline).map(|()| done);
-        self.judge(core, followed, signature, sequence)?;
-        core.last = Some(LastCall { sequence, started: Instant::now(), signature, path: Some(Path::Nccl) });
+        let (mut launch, mut said) = (Some(launch), Ok(()));
+        let outcome = core.backend.replay(captured, sequence, core.deadline(started), &mut || {
+            // Its errors are not the group's.
+            said = launch.take().map_or(Ok(()), |launch| launch());
+            said.is_ok()
+        });
+        let outcome = outcome.map(|()| Completion { path: Path::Nccl, enqueued: true, captured: false });
+        self.judge(core, outcome, signature, sequence)?;
+        said?;
+        core.last = Some(LastCall { sequence, started, signature, path: Some(Path::Nccl) });
         self.profile.record_replay(captured.counts(), Path::Nccl);
         Ok(())
     }
@@ -223,13 +221,13 @@ impl Engine {
         let core = &mut *lock(&self.core);
         let outcome = core.check().and_then(|()| core.backend.synchronize(core.deadline(Instant::now())));
         let (signature, sequence) = core.last.map_or((NOTHING, 0), |l| (l.signature, l.sequence));
-        let outcome = outcome.map(|()| Completion { path: Path::Local, enqueued: false });
+        let outcome = outcome.map(|()| Completion { path: Path::Local, enqueued: false, captured: false });
         self.judge(core, outcome, signature, sequence).map(drop)
     }
 
-    fn note(&self, core: &Core, signature: &Signature, completion: Completion, started: Instant) {
-        if completion.enqueued && core.recording {
-            // Nothing is done yet: each replay counts.
+    fn note(&self, signature: &Signature, completion: Completion, started: Instant) {
+        if completion.captured {
+            // Nothing is done yet: each launch counts.
         } else if completion.enqueued {
             self.profile.record_enqueued(signature, completion.path, started);
         } else {
@@ -347,7 +345,7 @@ impl Core {
             if let (Some(input), Some(output)) = (call.input, call.output) {
                 self.backend.copy(input, output)?;
             }
-            return Ok(Completion { path: Path::Local, enqueued: false });
+            return Ok(Completion { path: Path::Local, enqueued: false, captured: false });
         }
         self.backend.submit(call)
     }

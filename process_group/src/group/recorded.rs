@@ -7,8 +7,7 @@ use super::engine::Engine;
 use crate::backend::nccl::Captured;
 use crate::error::{Error, Result};
 
-/// What a group knows of calls that were captured into a graph. Keep it for as long as the graph: the graph marks times
-/// in it.
+/// What a group knows of calls that were captured into a graph.
 #[derive(Debug)]
 pub struct Recorded {
     group: Weak<Engine>,
@@ -24,12 +23,12 @@ impl ProcessGroup {
     /// # Errors
     /// Those of `work`.
     pub fn record<E>(&mut self, work: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<Recorded, E> {
-        let before = self.collectives;
         self.engine.record(true);
         let outcome = work(self);
         let captured = self.engine.record(false);
         let group = Arc::downgrade(&self.engine);
-        outcome.map(|()| Recorded { group, collectives: self.collectives - before, captured })
+        let collectives = captured.as_ref().map_or(0, |captured| captured.collectives());
+        outcome.map(|()| Recorded { group, collectives, captured })
     }
 
     /// Repeats recorded calls by `launch`, which launches their graph on the device's stream. They are counted, have the

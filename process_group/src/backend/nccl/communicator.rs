@@ -41,6 +41,10 @@ impl Communicator {
         if let Err(error) = communicator.init(birth, deadline) {
             // Tell the others why, while the watcher is there to do it.
             communicator.abort(&error);
+            // Something may have been made after the others gave up.
+            if communicator.shared.has_failed() {
+                communicator.shared.retire(false);
+            }
             return Err(error);
         }
         Ok(communicator)

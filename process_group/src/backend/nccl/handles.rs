@@ -266,19 +266,13 @@ impl Shared {
         (code != 0 && code != IN_PROGRESS).then(|| self.error("an operation under way", code, handle))
     }
 
-    /// Ends all of them on a thread that is left to itself if NCCL does not come back from it.
+    /// Ends all of them, on a thread that is left to itself if NCCL does not come back from it.
     pub(super) fn retire(self: &Arc<Self>, in_good_order: bool) {
-        let shared = Arc::clone(self);
-        let (done, told) = std::sync::mpsc::channel();
-        let thread = std::thread::Builder::new().name(format!("ryz-end-{}", self.group)).spawn(move || {
-            match shared.device.bind() {
-                Err(error) => tracing::debug!(%error, "a communicator is left unended"),
-                Ok(()) if in_good_order => shared.finalize(),
-                Ok(()) => shared.abandon(),
-            }
-            let _ = done.send(());
-        });
-        if thread.is_ok() && told.recv_timeout(RETIREMENT).is_err() {
+        if in_good_order && self.is_over(Self::finalize) {
+            return;
+        }
+        // Calls that are still under way, whose peers never came, keep NCCL from ending them: they are ended with the stem.
+        if !self.is_over(Self::abandon) {
             tracing::warn!(
                 group = self.group,
                 "NCCL does not come back from ending a communicator; it is left"
@@ -286,10 +280,31 @@ impl Shared {
         }
     }
 
+    /// Whether that has been done in time.
+    fn is_over(self: &Arc<Self>, end: fn(&Self)) -> bool {
+        let shared = Arc::clone(self);
+        let (done, told) = std::sync::mpsc::channel();
+        let thread = std::thread::Builder::new().name(format!("ryz-end-{}", self.group)).spawn(move || {
+            match shared.device.bind() {
+                Err(error) => tracing::debug!(%error, "a communicator is left unended"),
+                Ok(()) => end(&shared),
+            }
+            let _ = done.send(());
+        });
+        thread.is_err() || told.recv_timeout(RETIREMENT).is_ok()
+    }
+
     fn finalize(&self) {
+        // The stem stays where it is found until the calls are over: it is what ends those that never are.
         let calls = lock(&self.calls).handle.take();
+        self.finalize_one(calls);
         let Trunk { root, stem } = std::mem::take(&mut *lock(&self.trunk));
-        for handle in [calls, stem, root].into_iter().flatten() {
+        self.finalize_one(stem);
+        self.finalize_one(root);
+    }
+
+    fn finalize_one(&self, handle: Option<Handle>) {
+        if let Some(handle) = handle {
             // SAFETY: nobody else has the handle any more.
             let code = unsafe { (self.nccl.ncclCommFinalize)(handle) };
             let until = Instant::now() + RETIREMENT;

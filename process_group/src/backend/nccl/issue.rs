@@ -57,7 +57,7 @@ impl Nccl {
             }
             Operation::Broadcast { root } => {
                 let Places { input, output } = places;
-                self.nccl("ncclBroadcast", call, |t, c| {
+                self.nccl("ncclBroadcast", |t, c| {
                     // SAFETY: views of `count` elements that stay borrowed or owned until the stream is past them.
                     unsafe {
                         (t.ncclBroadcast)(input, output, count, kind, root.0 as i32, c, stream.handle())
@@ -66,7 +66,7 @@ impl Nccl {
             }
             Operation::AllGather => {
                 let input = if in_place { mine } else { places.input };
-                self.nccl("ncclAllGather", call, |t, c| {
+                self.nccl("ncclAllGather", |t, c| {
                     // SAFETY: as above; the output is as long as all chunks.
                     unsafe { (t.ncclAllGather)(input, places.output, count, kind, c, stream.handle()) }
                 })
@@ -95,17 +95,17 @@ impl Nccl {
                 }
                 self.exchange(call, stream, |peer| (Some(at(from, peer)), Some(at(places.output, peer))))
             }
-            Operation::Send { to } => self.nccl("ncclSend", call, |t, c| {
+            Operation::Send { to } => self.nccl("ncclSend", |t, c| {
                 // SAFETY: as above.
                 unsafe { (t.ncclSend)(places.input, count, kind, to.0 as i32, c, stream.handle()) }
             }),
-            Operation::Recv { from } => self.nccl("ncclRecv", call, |t, c| {
+            Operation::Recv { from } => self.nccl("ncclRecv", |t, c| {
                 // SAFETY: as above.
                 unsafe { (t.ncclRecv)(places.output, count, kind, from.0 as i32, c, stream.handle()) }
             }),
             Operation::Barrier => {
                 let token = self.token.address();
-                self.nccl("ncclAllReduce", call, |t, c| {
+                self.nccl("ncclAllReduce", |t, c| {
                     // SAFETY: the token is one i32 that only barriers touch, in stream order.
                     unsafe {
                         (t.ncclAllReduce)(token, token, 1, nccl_type(DType::I32), 0, c, stream.handle())
@@ -154,15 +154,15 @@ impl Nccl {
         // SAFETY, of all three: the views hold `count` elements, of all chunks where they are read by reduce-scatter; they
         // stay borrowed or owned until the stream is past them, and the scratch until the next call of this group.
         match (root, scatter) {
-            (Some(root), _) => self.nccl("ncclReduce", call, |t, c| {
+            (Some(root), _) => self.nccl("ncclReduce", |t, c| {
                 // SAFETY: see above.
                 unsafe { (t.ncclReduce)(input, output, count, kind, number, root as i32, c, stream) }
             }),
-            (None, true) => self.nccl("ncclReduceScatter", call, |t, c| {
+            (None, true) => self.nccl("ncclReduceScatter", |t, c| {
                 // SAFETY: see above.
                 unsafe { (t.ncclReduceScatter)(input, output, count, kind, number, c, stream) }
             }),
-            (None, false) => self.nccl("ncclAllReduce", call, |t, c| {
+            (None, false) => self.nccl("ncclAllReduce", |t, c| {
                 // SAFETY: see above.
                 unsafe { (t.ncclAllReduce)(input, output, count, kind, number, c, stream) }
             }),
@@ -178,7 +178,7 @@ impl Nccl {
     ) -> Result<()> {
         let (me, n) = (self.shared.position, self.shared.members.len());
         let (count, kind) = (call.signature.count, nccl_type(call.signature.dtype));
-        self.nccl("ncclGroupEnd", call, |t, c| {
+        self.nccl("ncclGroupEnd", |t, c| {
             // SAFETY: closed below, on the same thread.
             let mut code = unsafe { (t.ncclGroupStart)() };
             // Everybody starts with another peer, so that not all send to the same at once. A rank's own chunk goes the same
@@ -203,31 +203,17 @@ impl Nccl {
         })
     }
 
-    /// Calls NCCL with the communicator, which returns when it has taken the call (not when the GPU has done it).
-    fn nccl(
-        &self,
-        name: &'static str,
-        Call { signature, deadline, .. }: &Call<'_>,
-        call: impl FnOnce(&crate::device::Nccl, Handle) -> i32,
-    ) -> Result<()> {
+    /// Calls NCCL, which returns when it has taken the call (not when the GPU has done it). The caller has entered.
+    fn nccl(&self, name: &'static str, call: impl FnOnce(&crate::device::Nccl, Handle) -> i32) -> Result<()> {
         let shared = &*self.shared;
-        // In a group of calls, NCCL takes them at its end, and the caller is inside until then.
-        let entered = match &self.group_of_calls {
-            Some(group) => group.handle,
-            None => shared.enter(Some(*signature), *deadline)?,
-        };
-        let Some(handle) = entered else {
+        let Some(handle) = self.handle else {
             return Err(Error::invalid(format!(
                 "group `{}` has one member, and no one to exchange messages with",
                 shared.group
             )));
         };
         let code = call(&shared.nccl, handle);
-        let outcome = shared.outcome(name, code, handle);
-        if self.group_of_calls.is_none() {
-            shared.leave();
-        }
-        outcome.map_err(|error| shared.refused(error))
+        shared.outcome(name, code, handle).map_err(|error| shared.refused(error))
     }
 
     fn scratch(&mut self, bytes: usize, stream: &Stream) -> Result<Address> {

@@ -60,8 +60,10 @@ pub(crate) struct Nccl {
     side: Stream,
     /// Of the compute stream and of `side`.
     scratch: [Scratch; 2],
-    /// Between [`Backend::begin`] and [`Backend::end`].
-    group_of_calls: Option<GroupOfCalls>,
+    /// What calls run on, while the caller is inside NCCL; nothing in a group of one.
+    handle: Option<Handle>,
+    /// Between [`Backend::begin`] and [`Backend::end`]: since when.
+    grouped: Option<Instant>,
     /// What is enqueued behind NCCL's part, once that is.
     finishes: Vec<Finish>,
     token: DeviceBuffer,
@@ -70,12 +72,8 @@ pub(crate) struct Nccl {
     times_graphs: bool,
     /// While calls are recorded.
     captured: Option<Captured>,
-}
-
-struct GroupOfCalls {
-    /// What the calls run on; nothing in a group of one.
-    handle: Option<Handle>,
-    begun: Instant,
+    /// All that was recorded: graphs mark times in it for as long as they are.
+    kept: Vec<Arc<Captured>>,
 }
 
 impl Nccl {
@@ -97,13 +95,15 @@ impl Nccl {
             communicator,
             side: device.new_stream()?,
             scratch: Default::default(),
-            group_of_calls: None,
+            handle: None,
+            grouped: None,
             finishes: Vec::new(),
             token: DeviceBuffer::from_slice(device, &[0i32])?,
             device: device.clone(),
             link_gbs: None,
             times_graphs: false,
             captured: None,
+            kept: Vec::new(),
         })
     }
 
@@ -124,17 +124,27 @@ impl Nccl {
         usize::from(stream.handle() == self.side.handle())
     }
 
-    /// Enqueues a call, and has it followed.
-    fn enqueue(&mut self, call: &Call<'_>, stream: &Stream) -> Result<()> {
-        let shared = Arc::clone(&self.shared);
-        shared.check()?;
+    /// Enqueues a call, and has it followed. Says whether it went into a graph.
+    fn enqueue(&mut self, call: &Call<'_>, stream: &Stream) -> Result<bool> {
+        self.shared.check()?;
         self.device.bind()?;
+        if self.grouped.is_some() {
+            return self.enqueue_inside(call, stream);
+        }
+        self.handle = self.shared.enter(Some(call.signature), call.deadline)?;
+        let outcome = self.enqueue_inside(call, stream);
+        self.shared.leave();
+        outcome
+    }
+
+    fn enqueue_inside(&mut self, call: &Call<'_>, stream: &Stream) -> Result<bool> {
+        let shared = Arc::clone(&self.shared);
         let Call { signature, sequence, deadline, .. } = *call;
         if !signature.operation.is_point_to_point() {
             shared.sequence.store(sequence, Ordering::Release);
         }
         let capturing = stream.is_capturing()?;
-        let alone = self.group_of_calls.is_none();
+        let alone = self.grouped.is_none();
         let mut in_graph = None;
         if let Some(captured) = self.captured.as_mut().filter(|_| capturing)
             && captured.count(signature)
@@ -144,7 +154,8 @@ impl Nccl {
             in_graph = Some(Captured::begin(stream)?);
         }
         // A group of calls is followed as one.
-        let flights = (alone && !capturing).then(|| &shared.flights[self.which(stream)]);
+        let which = self.which(stream);
+        let flights = (alone && !capturing).then(|| &shared.flights[which]);
         let enqueued = Instant::now();
         let events = flights.map_or(Ok(None), |flights| lock(flights).begin(stream, enqueued))?;
         self.issue(call, stream)?;
@@ -152,32 +163,69 @@ impl Nccl {
             self.finish(stream)?;
         }
         if let Some(flights) = flights {
-            let awaited = Awaited { signature: Some(signature), sequence, enqueued, deadline };
-            lock(flights).end(events, stream, awaited)?;
+            let collectives = shared.sequence.load(Ordering::Acquire);
+            let signature = Some(signature);
+            lock(flights).end(
+                events,
+                stream,
+                Awaited { signature, sequence, collectives, enqueued, deadline },
+            )?;
         }
         if let (Some(events), Some(captured)) = (in_graph, &mut self.captured) {
             captured.end(signature, events, stream)?;
         }
-        Ok(())
+        if alone {
+            self.scratch[which].reuse(&self.device, stream)?;
+        }
+        Ok(capturing)
     }
 
-    fn begin_inside(&mut self, handle: Option<Handle>) -> Result<()> {
+    fn begin_inside(&mut self) -> Result<()> {
         self.device.bind()?;
         let begun = Instant::now();
         // SAFETY: closed by `end` on the same thread.
         let code = unsafe { (self.shared.nccl.ncclGroupStart)() };
         self.shared.outcome("ncclGroupStart", code, 0)?;
-        self.group_of_calls = Some(GroupOfCalls { handle, begun });
+        self.grouped = Some(begun);
         Ok(())
+    }
+
+    fn end_inside(&mut self, begun: Instant, deadline: Instant) -> Result<()> {
+        let (shared, stream) = (Arc::clone(&self.shared), self.device.stream().clone());
+        // SAFETY: opened by `begin` on the same thread.
+        let code = unsafe { (shared.nccl.ncclGroupEnd)() };
+        let outcome = shared.outcome("ncclGroupEnd", code, self.handle.unwrap_or_default());
+        outcome.map_err(|error| shared.refused(error))?;
+        self.finish(&stream)?;
+        if !stream.is_capturing()? {
+            let collectives = shared.sequence.load(Ordering::Acquire);
+            let awaited =
+                Awaited { signature: None, sequence: collectives, collectives, enqueued: begun, deadline };
+            lock(&shared.flights[0]).end(None, &stream, awaited)?;
+        }
+        self.scratch[0].reuse(&self.device, &stream)
     }
 
     /// What comes behind NCCL's part of the calls.
     fn finish(&mut self, stream: &Stream) -> Result<()> {
-        for finish in std::mem::take(&mut self.finishes) {
-            finish.run(&self.device, stream)?;
-        }
-        let which = self.which(stream);
-        self.scratch[which].reuse(&self.device, stream)
+        std::mem::take(&mut self.finishes).into_iter().try_for_each(|finish| finish.run(&self.device, stream))
+    }
+
+    fn launch(
+        &mut self,
+        captured: &Arc<Captured>,
+        sequence: u64,
+        deadline: Instant,
+        launch: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        let flights = &self.shared.flights[0];
+        lock(flights).launching(captured)?;
+        let enqueued = Instant::now();
+        let awaited = launch().then(|| {
+            self.shared.sequence.store(sequence, Ordering::Release);
+            Awaited { signature: None, sequence, collectives: sequence, enqueued, deadline }
+        });
+        Ok(lock(flights).launched(self.device.stream(), awaited)?)
     }
 }
 
@@ -204,13 +252,13 @@ impl Backend for Nccl {
 
     fn submit(&mut self, call: Call<'_>) -> Result<Completion> {
         let stream = self.device.stream().clone();
-        self.enqueue(&call, &stream)?;
-        if call.signature.operation == Operation::Barrier && !stream.is_capturing()? {
+        let captured = self.enqueue(&call, &stream)?;
+        if call.signature.operation == Operation::Barrier && !captured {
             let shared = Arc::clone(&self.shared);
             let what = || format!("call {} of group `{}`, barrier,", call.sequence, shared.group);
             shared.wait(what, None, call.deadline, || Ok(stream.is_idle()?))?;
         }
-        Ok(Completion { path: Path::Nccl, enqueued: true })
+        Ok(Completion { path: Path::Nccl, enqueued: true, captured })
     }
 
     fn start(&mut self, call: Call<'_>) -> Result<(Completion, Box<dyn Ticket>)> {
@@ -220,21 +268,21 @@ impl Backend for Nccl {
         let ready = Event::new(&compute, false)?;
         ready.record(&compute)?;
         side.wait_event(&ready)?;
-        self.enqueue(&call, &side)?;
+        let captured = self.enqueue(&call, &side)?;
         let done = Event::new(&side, false)?;
         done.record(&side)?;
         let Call { signature, sequence, deadline, .. } = call;
         let ticket =
             Flight { shared: Arc::clone(&self.shared), done, compute, signature, sequence, deadline };
-        Ok((Completion { path: Path::Nccl, enqueued: true }, Box::new(ticket)))
+        Ok((Completion { path: Path::Nccl, enqueued: true, captured }, Box::new(ticket)))
     }
 
     fn begin(&mut self) -> Result<()> {
         let shared = &*self.shared;
         shared.check()?;
         // Their deadline comes at the end; until then they wait for nobody.
-        let handle = shared.enter(None, Instant::now() + NEVER)?;
-        let outcome = self.begin_inside(handle);
+        self.handle = shared.enter(None, Instant::now() + NEVER)?;
+        let outcome = self.begin_inside();
         if outcome.is_err() {
             self.shared.leave();
         }
@@ -242,21 +290,11 @@ impl Backend for Nccl {
     }
 
     fn end(&mut self, deadline: Instant) -> Result<()> {
-        let Some(GroupOfCalls { handle, begun }) = self.group_of_calls.take() else { return Ok(()) };
-        let (shared, stream) = (Arc::clone(&self.shared), self.device.stream().clone());
-        shared.expect_by(deadline);
-        // SAFETY: opened by `begin` on the same thread.
-        let code = unsafe { (shared.nccl.ncclGroupEnd)() };
-        let outcome = shared.outcome("ncclGroupEnd", code, handle.unwrap_or_default());
-        shared.leave();
-        outcome.map_err(|error| shared.refused(error))?;
-        self.finish(&stream)?;
-        if !stream.is_capturing()? {
-            let sequence = shared.sequence.load(Ordering::Acquire);
-            let awaited = Awaited { signature: None, sequence, enqueued: begun, deadline };
-            lock(&shared.flights[0]).end(None, &stream, awaited)?;
-        }
-        Ok(())
+        let Some(begun) = self.grouped.take() else { return Ok(()) };
+        self.shared.expect_by(deadline);
+        let outcome = self.end_inside(begun, deadline);
+        self.shared.leave();
+        outcome
     }
 
     fn synchronize(&mut self, deadline: Instant) -> Result<()> {
@@ -272,20 +310,24 @@ impl Backend for Nccl {
 
     fn record(&mut self, recording: bool) -> Option<Arc<Captured>> {
         let before = std::mem::replace(&mut self.captured, recording.then(Captured::default));
-        before.map(Arc::new)
+        let before = before.map(Arc::new);
+        self.kept.extend(before.clone());
+        before
     }
 
-    fn before_replay(&mut self) -> Result<()> {
+    fn replay(
+        &mut self,
+        captured: &Arc<Captured>,
+        sequence: u64,
+        deadline: Instant,
+        launch: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
         self.shared.check()?;
         self.device.bind()?;
-        // The last launch's times are in events that this one sets again.
-        Ok(lock(&self.shared.flights[0]).land()?)
-    }
-
-    fn after_replay(&mut self, captured: &Arc<Captured>, sequence: u64, deadline: Instant) -> Result<()> {
-        self.shared.sequence.store(sequence, Ordering::Release);
-        let awaited = Awaited { signature: None, sequence, enqueued: Instant::now(), deadline };
-        Ok(lock(&self.shared.flights[0]).launched(self.device.stream(), awaited, captured)?)
+        self.shared.enter(None, deadline)?;
+        let outcome = self.launch(captured, sequence, deadline, launch);
+        self.shared.leave();
+        outcome
     }
 
     fn link_gbs(&self) -> Option<f64> {

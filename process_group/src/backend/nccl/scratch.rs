@@ -16,7 +16,7 @@ pub(super) struct Scratch {
     taken: usize,
     /// A graph has addresses in the block, so that it must stay.
     recorded: bool,
-    /// What earlier calls of one group of calls use still.
+    /// What calls may use still. Freeing waits for the GPU, and so is done when it is idle.
     outgrown: Vec<DeviceBuffer>,
     /// What graphs use, for as long as the group lives.
     kept: Vec<DeviceBuffer>,
@@ -27,6 +27,9 @@ impl Scratch {
     pub(super) fn take(&mut self, device: &Device, stream: &Stream, bytes: usize) -> Result<Address> {
         let bytes = bytes.next_multiple_of(ALIGN);
         let capturing = stream.is_capturing()?;
+        if !capturing && !self.outgrown.is_empty() && stream.is_idle()? {
+            self.outgrown.clear();
+        }
         if self.used + bytes > self.size() {
             if capturing {
                 return Err(Error::invalid(format!(
@@ -50,10 +53,6 @@ impl Scratch {
         // What did not fit in one block does so the next time, which may be in a capture.
         if taken > self.size() && !stream.is_capturing()? {
             self.grow(device, taken)?;
-        }
-        if !self.outgrown.is_empty() && !stream.is_capturing()? {
-            // Freeing waits for the calls that use it.
-            self.outgrown.clear();
         }
         Ok(())
     }

@@ -111,10 +111,12 @@ impl Shared {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// The oldest call that is not known to be done.
-    pub(super) fn oldest(&self) -> Option<Awaited> {
-        let oldest = self.flights.iter().filter_map(|flights| lock(flights).oldest());
-        oldest.min_by_key(|awaited| awaited.deadline)
+    /// The oldest calls that are not known to be done, and whether their mark was late.
+    ///
+    /// Who enqueues holds the lock, and may be held up by the GPU: such a caller is found by being inside for too long.
+    pub(super) fn oldest(&self) -> Option<(Awaited, bool)> {
+        let oldest = self.flights.iter().filter_map(|flights| flights.try_lock().ok()?.oldest());
+        oldest.min_by_key(|(awaited, _)| awaited.deadline)
     }
 
     /// Makes this the failure unless there is one. Callers come back with it.

@@ -16,28 +16,62 @@ const MOST_LANDED: usize = 16 * FOLLOWED;
 const TIMED_EVERY: Duration = Duration::from_micros(200);
 /// The least time between two marks behind calls that follow one another.
 const MARKED_EVERY: Duration = Duration::from_micros(100);
+/// Calls that are followed by no other for so long are marked by somebody else.
+const QUIET: Duration = Duration::from_millis(10);
 /// Of so many calls of one kind in a graph one is timed.
 const TIMED_OF: u64 = 64;
 
-/// What is waited for, and until when.
+/// What is waited for, and until when: one call, or several with one mark behind them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Awaited {
-    /// None for several calls together.
+    /// The newest; none for calls that are told apart no further.
     pub(super) signature: Option<Signature>,
+    /// Its number.
     pub(super) sequence: u64,
+    /// Collectives of the group up to here, by which others know whether they have come as far.
+    pub(super) collectives: u64,
+    /// When the oldest was enqueued, and when it must be done.
     pub(super) enqueued: Instant,
     pub(super) deadline: Instant,
 }
 
+impl Awaited {
+    /// This and a newer one, behind which comes the mark.
+    fn and(self, newer: Self) -> Self {
+        let signature = match (self.signature, newer.signature) {
+            // A message waits for one rank, another call for others.
+            (Some(a), Some(b))
+                if a.operation == b.operation
+                    || !a.operation.is_point_to_point() && !b.operation.is_point_to_point() =>
+            {
+                Some(b)
+            }
+            _ => None,
+        };
+        Self { signature, enqueued: self.enqueued, deadline: self.deadline, ..newer }
+    }
+}
+
 /// Calls in front of one mark.
 struct Flight {
-    /// The oldest of them.
     awaited: Awaited,
     /// The last of them, if it is timed, and where it begins.
     timed: Option<(Signature, Event)>,
     end: Event,
+    /// The mark came later than the calls, and other work may stand before it.
+    is_late: bool,
     /// For a launch of a graph: what is in it.
     captured: Option<Arc<Captured>>,
+}
+
+/// Calls behind the last mark.
+#[derive(Clone, Copy)]
+struct Unmarked {
+    awaited: Awaited,
+    /// When the newest was enqueued.
+    newest: Instant,
+    /// How many calls there have been, it included.
+    calls: u64,
 }
 
 /// Calls that were captured into a graph.
@@ -50,6 +84,12 @@ pub struct Captured {
 }
 
 impl Captured {
+    /// How many collectives there are, messages between two ranks left out.
+    pub(crate) fn collectives(&self) -> u64 {
+        let of_all = self.counts.iter().filter(|(signature, _)| !signature.operation.is_point_to_point());
+        of_all.map(|(_, count)| count).sum()
+    }
+
     /// How many calls of each kind there are.
     pub(crate) fn counts(&self) -> &[(Signature, u64)] {
         &self.counts
@@ -91,8 +131,11 @@ impl Captured {
 pub(super) struct Flights {
     marked_every: Duration,
     flying: VecDeque<Flight>,
-    /// The oldest call behind the last mark.
-    unmarked: Option<Awaited>,
+    unmarked: Option<Unmarked>,
+    /// Calls so far.
+    calls: u64,
+    /// A graph that is being launched, and sets its events anew.
+    launching: Option<Arc<Captured>>,
     last_mark: Option<Instant>,
     last_timed: Option<Instant>,
     landed: Vec<(Signature, Duration)>,
@@ -116,6 +159,8 @@ impl Flights {
             marked_every,
             flying: VecDeque::new(),
             unmarked: None,
+            calls: 0,
+            launching: None,
             last_mark: None,
             last_timed: None,
             landed: Vec::new(),
@@ -149,51 +194,84 @@ impl Flights {
         stream: &Stream,
         awaited: Awaited,
     ) -> Result<(), DeviceError> {
+        let now = awaited.enqueued;
         if let (Some((start, end)), Some(signature)) = (events, awaited.signature) {
             end.record(stream)?;
-            let awaited = self.unmarked.take().unwrap_or(awaited);
-            self.last_mark = Some(awaited.enqueued);
-            self.flying.push_back(Flight { awaited, timed: Some((signature, start)), end, captured: None });
+            let awaited = self.unmarked.take().map_or(awaited, |u| u.awaited.and(awaited));
+            self.last_mark = Some(now);
+            let timed = Some((signature, start));
+            self.flying.push_back(Flight { awaited, timed, end, is_late: false, captured: None });
             return Ok(());
         }
-        self.unmarked.get_or_insert(awaited);
-        let now = awaited.enqueued;
+        self.await_mark(awaited);
         if self.last_mark.is_none_or(|last| now - last >= self.marked_every) {
             self.mark(stream, now, None)?;
         }
         Ok(())
     }
 
-    /// Takes note of a graph that has been launched.
-    pub(super) fn launched(
-        &mut self,
-        stream: &Stream,
-        awaited: Awaited,
-        captured: &Arc<Captured>,
-    ) -> Result<(), DeviceError> {
-        self.unmarked.get_or_insert(awaited);
-        self.mark(stream, awaited.enqueued, Some(Arc::clone(captured)))
+    fn await_mark(&mut self, awaited: Awaited) {
+        self.calls += 1;
+        let all = self.unmarked.map_or(awaited, |u| u.awaited.and(awaited));
+        self.unmarked = Some(Unmarked { awaited: all, newest: awaited.enqueued, calls: self.calls });
+    }
+
+    /// A graph is about to be launched.
+    pub(super) fn launching(&mut self, captured: &Arc<Captured>) -> Result<(), DeviceError> {
+        // The last launch's times are in events that this one sets again.
+        self.land()?;
+        self.launching = Some(Arc::clone(captured));
+        Ok(())
+    }
+
+    /// It has been launched, or not.
+    pub(super) fn launched(&mut self, stream: &Stream, awaited: Option<Awaited>) -> Result<(), DeviceError> {
+        let captured = self.launching.take();
+        let Some(awaited) = awaited else { return Ok(()) };
+        self.await_mark(awaited);
+        self.mark(stream, awaited.enqueued, captured)
     }
 
     /// Puts a mark behind calls that have none yet.
-    pub(super) fn mark(
+    fn mark(
         &mut self,
         stream: &Stream,
         now: Instant,
         captured: Option<Arc<Captured>>,
     ) -> Result<(), DeviceError> {
-        if self.unmarked.is_none() || !self.has_room()? {
+        // On a stream with a mark for each call, nothing else would come to mark the last ones.
+        if !self.has_room()? && !self.marked_every.is_zero() {
             return Ok(());
         }
+        let Some(Unmarked { awaited, .. }) = self.unmarked else { return Ok(()) };
         let end = match self.marks.pop() {
             Some(mark) => mark,
             None => Event::new(stream, false)?,
         };
         end.record(stream)?;
         self.last_mark = Some(now);
-        let awaited = self.unmarked.take();
-        self.flying.extend(awaited.map(|awaited| Flight { awaited, timed: None, end, captured }));
+        self.unmarked = None;
+        self.flying.push_back(Flight { awaited, timed: None, end, is_late: false, captured });
         Ok(())
+    }
+
+    /// The number of the last call, if it was made a while ago and has no mark: whoever made it may not come again.
+    pub(super) fn lacks_mark(&self, now: Instant) -> Option<u64> {
+        self.unmarked
+            .filter(|unmarked| now.saturating_duration_since(unmarked.newest) >= QUIET)
+            .map(|u| u.calls)
+    }
+
+    /// Takes a mark that another thread has put behind this call and all before it.
+    pub(super) fn marked_late(&mut self, calls: u64, end: Event, now: Instant) {
+        let Some(Unmarked { mut awaited, .. }) = self.unmarked.filter(|unmarked| unmarked.calls == calls)
+        else {
+            return;
+        };
+        // What stands before the mark by now has as much time as the calls had.
+        awaited.deadline = now + awaited.deadline.saturating_duration_since(awaited.enqueued);
+        self.unmarked = None;
+        self.flying.push_back(Flight { awaited, timed: None, end, is_late: true, captured: None });
     }
 
     /// The stream has been found idle.
@@ -225,11 +303,15 @@ impl Flights {
             }
             // A later launch of the same graph may be setting its events again: then they are its own.
             let latest = |captured: &Arc<Captured>| {
-                !self.flying.iter().filter_map(|f| f.captured.as_ref()).any(|c| Arc::ptr_eq(c, captured))
+                let later = self.flying.iter().filter_map(|f| f.captured.as_ref()).chain(&self.launching);
+                !later.into_iter().any(|c| Arc::ptr_eq(c, captured))
             };
             if let Some(captured) = captured.filter(latest) {
                 for (signature, start, end) in &captured.timed {
-                    self.keep(*signature, end.since(start)?);
+                    // Who launches it past the group sets them unseen.
+                    if let Ok(took) = end.since(start) {
+                        self.keep(*signature, took);
+                    }
                 }
             }
         }
@@ -242,9 +324,10 @@ impl Flights {
         }
     }
 
-    /// The oldest call that is not known to be done.
-    pub(super) fn oldest(&self) -> Option<Awaited> {
-        self.flying.front().map(|flight| flight.awaited).or(self.unmarked)
+    /// The oldest calls that are not known to be done, and whether their mark was late.
+    pub(super) fn oldest(&self) -> Option<(Awaited, bool)> {
+        let flying = self.flying.front().map(|flight| (flight.awaited, flight.is_late));
+        flying.or(self.unmarked.map(|unmarked| (unmarked.awaited, false)))
     }
 
     /// What has been timed since the last time this was asked, and how long it took on the GPU.

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use super::peer;
 use super::shared::{Request, Shared, lock};
 use super::timings::Awaited;
 use crate::call::Signature;
-use crate::device::DeviceError;
+use crate::device::{DeviceError, Event};
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 
@@ -24,7 +25,13 @@ const STRAGGLE: Duration = Duration::from_secs(1);
 
 pub(super) fn spawn(shared: &Arc<Shared>, links: Links) -> Result<JoinHandle<()>> {
     let n = shared.members.len();
-    let mut watch = Watch { shared: Arc::clone(shared), links, progress: vec![None; n], left: vec![None; n] };
+    let mut watch = Watch {
+        shared: Arc::clone(shared),
+        links,
+        progress: vec![None; n],
+        left: vec![None; n],
+        late_mark: None,
+    };
     std::thread::Builder::new()
         .name(format!("ryz-watch-{}", shared.group))
         .spawn(move || watch.run())
@@ -42,6 +49,28 @@ struct Watch {
     progress: Vec<Option<u64>>,
     /// When a member said goodbye.
     left: Vec<Option<Instant>>,
+    /// The call behind which a mark is being put, and the mark.
+    late_mark: Option<Receiver<LateMark>>,
+}
+
+type LateMark = (u64, Result<Event, DeviceError>);
+
+/// Puts a mark behind call number `calls`, from a thread that the GPU may hold up.
+fn mark_late(shared: &Arc<Shared>, calls: u64) -> Option<Receiver<LateMark>> {
+    let (sender, mark) = std::sync::mpsc::channel();
+    let stream = shared.device.stream().clone();
+    let put = move || {
+        let Ok(event) = Event::new(&stream, false) else { return };
+        let mut outcome = None;
+        let _ = stream.unless_capturing(|| {
+            outcome = Some(event.record(&stream));
+            Ok(())
+        });
+        // Not while it is captured: the next round tries again.
+        let Some(outcome) = outcome else { return };
+        let _ = sender.send((calls, outcome.map(|()| event)));
+    };
+    std::thread::Builder::new().name("ryz-mark".into()).spawn(put).ok().map(|_| mark)
 }
 
 impl Watch {
@@ -71,15 +100,21 @@ impl Watch {
             return self.give_up(error, true);
         }
         let now = Instant::now();
+        if self.is_late_inside(now) {
+            return;
+        }
         if let Err(error) = self.land(now) {
             return self.give_up(error.into(), true);
         }
-        let Some(Awaited { signature, sequence, enqueued, deadline }) = self.shared.oldest() else {
-            return self.look_inside(now);
-        };
+        let Some((awaited, is_late)) = self.shared.oldest() else { return };
+        let Awaited { signature, sequence, collectives, enqueued, deadline } = awaited;
         let peer = signature.as_ref().and_then(peer);
         if now >= deadline {
-            return self.expire(self.words(signature, sequence), now - enqueued, sequence, peer);
+            return self.expire(self.words(signature, sequence), now - enqueued, collectives, peer);
+        }
+        // What stands before a late mark may be anything.
+        if is_late {
+            return;
         }
         // A message waits for one rank, everything else for all.
         let waits_for = |position: usize| peer.is_none_or(|peer| peer.index() == position);
@@ -93,13 +128,22 @@ impl Watch {
         }
     }
 
-    /// Finds out which calls are done.
-    fn land(&self, now: Instant) -> Result<(), DeviceError> {
-        let shared = &*self.shared;
-        let stream = shared.device.stream();
-        // Who has called, and not again since, may have left the last calls without a mark.
-        stream.unless_capturing(|| lock(&shared.flights[0]).mark(stream, now, None))?;
-        shared.flights.iter().try_for_each(|flights| lock(flights).land())
+    /// Finds out which calls are done. Only asks: what enqueues can be held up by the GPU.
+    fn land(&mut self, now: Instant) -> Result<(), DeviceError> {
+        let shared = Arc::clone(&self.shared);
+        for flights in &shared.flights {
+            if let Ok(mut flights) = flights.try_lock() {
+                flights.land()?;
+            }
+        }
+        let Ok(mut flights) = shared.flights[0].try_lock() else { return Ok(()) };
+        match self.late_mark.as_ref().map(Receiver::try_recv) {
+            Some(Err(TryRecvError::Empty)) => return Ok(()),
+            Some(Ok((calls, mark))) => flights.marked_late(calls, mark?, now),
+            Some(Err(TryRecvError::Disconnected)) | None => {}
+        }
+        self.late_mark = flights.lacks_mark(now).and_then(|calls| mark_late(&shared, calls));
+        Ok(())
     }
 
     fn words(&self, signature: Option<Signature>, sequence: u64) -> String {
@@ -107,14 +151,15 @@ impl Watch {
         format!("call {sequence} of group `{}`, {call},", self.shared.group)
     }
 
-    /// A call that does not come out of NCCL is late too.
-    fn look_inside(&mut self, now: Instant) {
-        let Some(inside) = lock(&self.shared.calls).inside else { return };
-        if now >= inside.deadline {
-            let sequence = self.shared.sequence.load(Ordering::Acquire);
-            let what = self.words(inside.signature, sequence) + " inside NCCL,";
-            self.expire(what, now - inside.since, sequence, inside.signature.as_ref().and_then(peer));
-        }
+    /// Whether a caller has not come out of NCCL or the driver by its deadline; then the group is given up.
+    fn is_late_inside(&mut self, now: Instant) -> bool {
+        let Some(inside) = lock(&self.shared.calls).inside.filter(|inside| now >= inside.deadline) else {
+            return false;
+        };
+        let sequence = self.shared.sequence.load(Ordering::Acquire);
+        let what = self.words(inside.signature, sequence) + " inside NCCL,";
+        self.expire(what, now - inside.since, sequence, inside.signature.as_ref().and_then(peer));
+        true
     }
 
     fn hear(&mut self, patience: Duration) {
@@ -148,7 +193,7 @@ impl Watch {
     }
 
     fn during(&self) -> String {
-        let of = |awaited: Awaited| awaited.signature.map_or_else(several, |s| s.to_string());
+        let of = |(awaited, _): (Awaited, bool)| awaited.signature.map_or_else(several, |s| s.to_string());
         self.shared.oldest().map_or_else(|| "no call".into(), of)
     }
 

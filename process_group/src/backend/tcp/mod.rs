@@ -220,7 +220,7 @@ impl Backend for Tcp {
             progress: &mut self.progress,
         };
         run.run()?;
-        Ok(Completion { path, enqueued: false })
+        Ok(Completion { path, enqueued: false, captured: false })
     }
 
     fn paths(&self) -> Vec<Path> {
