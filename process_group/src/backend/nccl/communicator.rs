@@ -1,7 +1,7 @@
 //! A communicator from its birth to its end.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ pub(crate) enum Birth<'a> {
 /// A communicator with its watcher.
 pub(crate) struct Communicator {
     pub(super) shared: Arc<Shared>,
-    watcher: Option<JoinHandle<()>>,
+    watcher: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Communicator {
@@ -36,7 +36,7 @@ impl Communicator {
     pub(super) fn open(shared: Shared, links: Links, birth: &Birth<'_>, deadline: Instant) -> Result<Self> {
         let shared = Arc::new(shared);
         // Watches from here on: a member that dies during the start is noticed too.
-        let watcher = Some(watch::spawn(&shared, links)?);
+        let watcher = Mutex::new(Some(watch::spawn(&shared, links)?));
         let communicator = Self { shared, watcher };
         if let Err(error) = communicator.init(birth, deadline) {
             // Tell the others why, while the watcher is there to do it.
@@ -113,10 +113,10 @@ impl Communicator {
             lock(&self.shared.request).get_or_insert(Request::Abort(why.clone()));
         }
     }
-}
 
-impl Drop for Communicator {
-    fn drop(&mut self) {
+    /// Ends it, in good order unless it has failed. Whoever holds it still finds it gone.
+    pub(super) fn close(&self) {
+        let Some(watcher) = lock(&self.watcher).take() else { return };
         // A request to abort that the watcher has not seen yet must still be told to the others.
         let unseen = std::time::Duration::from_millis(500);
         let until = Instant::now() + unseen;
@@ -127,8 +127,12 @@ impl Drop for Communicator {
             self.shared.retire(true);
         }
         self.shared.stop.store(true, Ordering::Release);
-        if let Some(watcher) = self.watcher.take() {
-            let _ = watcher.join();
-        }
+        let _ = watcher.join();
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.close();
     }
 }

@@ -350,6 +350,13 @@ impl Backend for Nccl {
     }
 }
 
+impl Drop for Nccl {
+    fn drop(&mut self) {
+        // Before memory is freed, which waits for the GPU: a call whose peers never came ends with the communicator only.
+        self.communicator.close();
+    }
+}
+
 impl Timings for Shared {
     fn take(&self) -> Vec<(Signature, Path, Duration)> {
         let mut all = Vec::new();
