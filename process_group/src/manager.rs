@@ -1,29 +1,28 @@
 //! From configuration to groups that have proved themselves.
 
-use std::collections::{BTreeSet, HashMap};
-use std::net::IpAddr;
+mod candidacy;
+mod factory;
+
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ryzanstein_config::{AlgorithmChoice, BackendChoice, Config};
+use ryzanstein_config::{BackendChoice, Config};
 
-use crate::backend::Backend;
-use crate::backend::nccl::{Birth, Communicator, Nccl};
-use crate::backend::tcp::data_plane::{self, Bound, DataPlane, Unconnected};
-use crate::backend::tcp::{self, Tcp};
+use crate::backend::tcp::data_plane::{self, Bound, DataPlane};
 use crate::deadline;
 use crate::device::Surroundings;
 use crate::error::{Error, Result};
 use crate::gpu;
-use crate::group::{GroupInfo, ProcessGroup};
+use crate::group::ProcessGroup;
 use crate::layout::Layout;
-use crate::profile::{Profile, ProfileRow, Recording};
+use crate::profile::{Profile, ProfileRow};
 use crate::rank::{self, Rank};
 use crate::rendezvous::{Membership, Rendezvous};
-use crate::roster::{BackendKind, Candidate, Capability, Member, Roster};
-use crate::schedule::Algorithm;
-use crate::self_check;
+use crate::roster::{BackendKind, Candidate, Roster};
 use crate::store::{self, Store};
+use candidacy::{capabilities, listen};
+use factory::{Factory, Together};
 
 /// How long leaving ranks wait for each other.
 const FAREWELL: Duration = Duration::from_secs(10);
@@ -62,16 +61,6 @@ pub struct ProcessGroupManager {
     factory: Factory,
     layout: Layout,
     init: Duration,
-}
-
-/// Everything that making one more group needs.
-struct Factory {
-    config: Config,
-    membership: Membership,
-    data_plane: Option<DataPlane>,
-    gpu: Option<gpu::Ready>,
-    /// What the communicators of the layout's groups are split off.
-    world: Option<Arc<Communicator>>,
 }
 
 /// Borrows of all standard groups at once; see [`ProcessGroupManager::groups`].
@@ -331,174 +320,6 @@ impl std::fmt::Debug for ProcessGroupManager {
             .field("groups", &self.groups)
             .finish_non_exhaustive()
     }
-}
-
-/// Who makes a group at the same time.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Together {
-    /// Every rank of the job makes a group of the same kind: a communicator can be split off the world's.
-    Everybody,
-    /// Its members only: they need one of their own.
-    Members,
-}
-
-impl Factory {
-    fn nccl(
-        &self,
-        name: &str,
-        rank: Rank,
-        members: &[Rank],
-        together: Together,
-        deadline: Instant,
-    ) -> Result<Nccl> {
-        let membership = &self.membership;
-        let (Some(gpu), Some(plane)) = (&self.gpu, &self.data_plane) else {
-            return Err(Error::BackendUnavailable {
-                backend: "nccl".into(),
-                reason: "it was agreed on, but this rank has said that it cannot".into(),
-            });
-        };
-        let peers: Vec<&Member> = members.iter().map(|r| &membership.roster.members[r.index()]).collect();
-        let connections = plane.connect(name, &peers, deadline)?;
-        let streams = connections.into_iter().map(|c| c.map(|c| c.stream)).collect();
-        let birth = match (&self.world, together) {
-            (Some(world), Together::Everybody) => Birth::Split(world, members[0].0, rank.0),
-            _ => Birth::Id(&*membership.store),
-        };
-        let seat = (rank.index(), &peers[..]);
-        let nccl = Nccl::new(gpu.nccl, &gpu.device, name, seat, streams, &birth, deadline)?;
-        let profile = &self.config.profile;
-        Ok(nccl.profiled(gpu.link_gbs, profile.enabled && profile.graphs))
-    }
-
-    fn make(
-        &mut self,
-        name: &str,
-        members: Vec<Rank>,
-        together: Together,
-        deadline: Instant,
-    ) -> Result<ProcessGroup> {
-        let settings = &self.config.process_group;
-        let membership = &self.membership;
-        let position = members.iter().position(|r| *r == membership.rank).expect("only members make a group");
-        let rank = Rank(position as u32);
-        let backend: Box<dyn Backend> = match membership.agreement.backend {
-            BackendKind::Loopback => {
-                let hub = membership.loopback.as_ref().ok_or_else(|| {
-                    Error::Rendezvous("the loopback backend was agreed on without shared memory".into())
-                })?;
-                Box::new(hub.join(name, rank, &members))
-            }
-            BackendKind::Tcp => {
-                let peers: Vec<&Member> =
-                    members.iter().map(|r| &membership.roster.members[r.index()]).collect();
-                let plane = self.data_plane.as_ref().ok_or_else(|| {
-                    Error::Transport("the TCP backend was agreed on, but this rank does not listen".into())
-                })?;
-                let demand = match settings.tcp.algorithm {
-                    AlgorithmChoice::Auto => None,
-                    AlgorithmChoice::Ring => Some(Algorithm::Ring),
-                    AlgorithmChoice::RecursiveDoubling => Some(Algorithm::RecursiveDoubling),
-                    AlgorithmChoice::HalvingDoubling => Some(Algorithm::HalvingDoubling),
-                    AlgorithmChoice::Direct => Some(Algorithm::Direct),
-                };
-                let tcp = tcp::Settings {
-                    demand,
-                    segment: settings.tcp.segment.get().as_usize(),
-                    spin: settings.tcp.spin,
-                };
-                let mut tcp = match plane.connect(name, &peers, deadline) {
-                    Ok(connections) => Tcp::new(name, rank, &peers, connections, tcp),
-                    Err(unconnected) => {
-                        let Unconnected { error, connections } = *unconnected;
-                        // Those that were reached wait for this rank, and would name it instead of the one that lacks.
-                        Tcp::new(name, rank, &peers, connections, tcp).abort(&error);
-                        return Err(error);
-                    }
-                };
-                tcp.agree_on_cross_memory(deadline)?;
-                Box::new(tcp)
-            }
-            BackendKind::Nccl => {
-                let nccl = self.nccl(name, rank, &members, together, deadline)?;
-                if self.world.is_none() {
-                    self.world = Some(nccl.communicator());
-                }
-                Box::new(nccl)
-            }
-        };
-        let profile = &self.config.profile;
-        let recording = Recording {
-            record: profile.enabled,
-            threshold: profile.slow_call,
-            every: profile.slow_call_every,
-        };
-        let info = GroupInfo {
-            name: name.to_owned(),
-            rank,
-            members,
-            timeout: settings.timeout.get(),
-            bucket_bytes: settings.coalesce.as_usize(),
-            recording,
-        };
-        let mut group = ProcessGroup::new(info, backend, Some(Arc::clone(&membership.store)));
-        if settings.self_check {
-            let timeout = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
-            group.set_timeout(timeout);
-            // Whoever is refused a path must not leave as one who is done.
-            self_check::run(&mut group).inspect_err(|error| group.abort(error))?;
-            group.set_timeout(settings.timeout.get());
-        }
-        group.profile().clear();
-        Ok(group)
-    }
-}
-
-fn listen(config: &Config, rendezvous: &dyn Rendezvous) -> Result<Bound> {
-    let tcp = &config.process_group.tcp;
-    let address = match (tcp.bind, &tcp.interface) {
-        (Some(address), _) => address,
-        (None, Some(name)) => address_of(name)?,
-        (None, None) => rendezvous.local_address()?,
-    };
-    Bound::new(address)
-}
-
-fn address_of(interface: &str) -> Result<IpAddr> {
-    let all = if_addrs::get_if_addrs()
-        .map_err(|e| Error::Configuration(format!("cannot list this host's network interfaces: {e}")))?;
-    let mut found: Vec<_> = all.iter().filter(|i| i.name == interface).map(if_addrs::Interface::ip).collect();
-    found.sort_by_key(IpAddr::is_ipv6);
-    found.into_iter().next().ok_or_else(|| {
-        // An interface is listed once for each of its addresses, and not next to itself.
-        let names: BTreeSet<_> = all.iter().map(|i| i.name.as_str()).collect();
-        let names: Vec<_> = names.into_iter().collect();
-        Error::Configuration(format!(
-            "process_group.tcp.interface: this host has no interface `{interface}` with an address; it has {}",
-            names.join(", ")
-        ))
-    })
-}
-
-fn capabilities(
-    bound: Option<&Result<Bound>>,
-    rendezvous: &dyn Rendezvous,
-    no_nccl: Option<&String>,
-) -> Vec<Capability> {
-    let tcp = match bound {
-        Some(Ok(_)) => None,
-        Some(Err(error)) => Some(error.to_string()),
-        None => Some("another backend was asked for".into()),
-    };
-    let loopback = match rendezvous.loopback() {
-        Some(_) => None,
-        None => Some("ranks are processes of their own and share no memory".into()),
-    };
-    vec![
-        Capability { backend: BackendKind::Nccl, obstacle: no_nccl.cloned() },
-        Capability { backend: BackendKind::Loopback, obstacle: loopback },
-        Capability { backend: BackendKind::Tcp, obstacle: tcp },
-    ]
 }
 
 impl ProcessGroupManager {

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use ryzanstein_config::DeviceConfig;
 
+use super::budget::Budget;
 use super::compile::Kernels;
 use super::driver::Driver;
 use super::error::DeviceError;
 use super::libraries::Libraries;
-use super::memory::Budget;
 use super::stream::Stream;
 use super::symbols::{Handle, hex};
 use crate::rank::LocalRank;

@@ -1,9 +1,7 @@
-//! Memory of a GPU within a budget, and host memory that it reaches.
+//! Memory of a GPU, within a budget.
 
-use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::context::{Context, Device};
 use super::driver::OUT_OF_MEMORY;
@@ -12,48 +10,6 @@ use super::stream::Stream;
 use super::symbols::Address;
 use crate::buffer::{Buffer, BufferMut, DeviceMemory, View, ViewMut};
 use crate::dtype::{DType, Element};
-
-/// What a rank may allocate and what it has.
-#[derive(Debug)]
-pub(crate) struct Budget {
-    device: u32,
-    total: u64,
-    fraction: f32,
-    allocated: AtomicU64,
-}
-
-impl Budget {
-    pub(super) fn new(device: u32, total: u64, fraction: f32) -> Self {
-        Self { device, total, fraction, allocated: AtomicU64::new(0) }
-    }
-
-    pub(super) fn limit(&self) -> u64 {
-        (self.total as f64 * f64::from(self.fraction)) as u64
-    }
-
-    pub(super) fn allocated(&self) -> u64 {
-        self.allocated.load(Ordering::Relaxed)
-    }
-
-    fn take(&self, wanted: u64) -> Result<(), DeviceError> {
-        let budget = self.limit();
-        let outcome = self.allocated.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
-            held.checked_add(wanted).filter(|sum| *sum <= budget)
-        });
-        outcome.map(drop).map_err(|allocated| DeviceError::Budget {
-            device: self.device,
-            wanted,
-            allocated,
-            budget,
-            total: self.total,
-            fraction: self.fraction,
-        })
-    }
-
-    fn give_back(&self, bytes: u64) {
-        self.allocated.fetch_sub(bytes, Ordering::Relaxed);
-    }
-}
 
 pub(super) fn free_and_total(context: &Context) -> Result<(u64, u64), DeviceError> {
     context.bind()?;
@@ -320,98 +276,5 @@ impl BufferMut for DeviceSliceMut<'_> {
     fn view_mut(&mut self) -> ViewMut<'_> {
         // SAFETY: the memory is the buffer's, which is borrowed alone.
         unsafe { ViewMut::on_device(self.buffer.dtype, self.memory) }
-    }
-}
-
-/// Host memory that the GPU copies from and to without a detour, and at the speed of the bus. Page-locked: make few.
-pub struct PinnedBuffer {
-    context: Arc<Context>,
-    memory: *mut c_void,
-    bytes: usize,
-}
-
-// SAFETY: plain memory with one owner; the driver's functions may be called from any thread.
-unsafe impl Send for PinnedBuffer {}
-// SAFETY: shared access only reads.
-unsafe impl Sync for PinnedBuffer {}
-
-impl PinnedBuffer {
-    /// Allocates `bytes` bytes (at least one), zeroed.
-    ///
-    /// # Errors
-    /// Those of the driver.
-    pub fn new(device: &Device, bytes: usize) -> Result<Self, DeviceError> {
-        let context = Arc::clone(&device.context);
-        context.bind()?;
-        let bytes = bytes.max(1);
-        let mut memory = std::ptr::null_mut();
-        // Flags: reachable from every context, and mapped into the GPU's address space.
-        // SAFETY: the pointer is to a live pointer, and a context is current.
-        let code = unsafe { (context.driver.cuMemHostAlloc)(&raw mut memory, bytes, 1 | 2) };
-        context.check("cuMemHostAlloc", code)?;
-        // SAFETY: just allocated with this length.
-        unsafe { memory.cast::<u8>().write_bytes(0, bytes) };
-        Ok(Self { context, memory, bytes })
-    }
-
-    /// The memory. What the GPU still copies to or from it must have been waited for.
-    pub fn bytes(&self) -> &[u8] {
-        // SAFETY: allocated with this length and zeroed; freed on drop only.
-        unsafe { std::slice::from_raw_parts(self.memory.cast(), self.bytes) }
-    }
-
-    /// The memory, for writing.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `bytes`, and borrowed alone.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.cast(), self.bytes) }
-    }
-
-    /// Where the GPU sees it.
-    ///
-    /// # Errors
-    /// Those of the driver.
-    pub fn device_address(&self) -> Result<Address, DeviceError> {
-        self.context.bind()?;
-        let mut address = 0;
-        // SAFETY: allocated as mapped; the pointer is to a live integer; flags must be zero.
-        let code =
-            unsafe { (self.context.driver.cuMemHostGetDevicePointer_v2)(&raw mut address, self.memory, 0) };
-        self.context.check("cuMemHostGetDevicePointer", code)?;
-        Ok(address)
-    }
-}
-
-impl Drop for PinnedBuffer {
-    fn drop(&mut self) {
-        if self.context.bind().is_ok() {
-            // SAFETY: allocated in `new`, freed once. The driver waits for copies that still use it.
-            let _ = unsafe { (self.context.driver.cuMemFreeHost)(self.memory) };
-        }
-    }
-}
-
-impl std::fmt::Debug for PinnedBuffer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "PinnedBuffer({} bytes)", self.bytes)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_budget_holds_and_takes_back() {
-        let budget = Budget::new(0, 1000, 0.5);
-        budget.take(300).unwrap();
-        let error = budget.take(201).unwrap_err().to_string();
-        assert!(
-            error.contains("201 bytes more are wanted and 300 are allocated") && error.contains("1 over"),
-            "{error}"
-        );
-        budget.take(200).unwrap();
-        budget.give_back(300);
-        assert_eq!((budget.allocated(), budget.limit()), (200, 500));
-        assert!(budget.take(u64::MAX).is_err());
     }
 }

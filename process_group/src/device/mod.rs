@@ -6,18 +6,22 @@
 
 #![allow(unsafe_code, reason = "the functions of CUDA are foreign; each block says why it holds")]
 
+mod budget;
 mod compile;
 mod context;
 pub mod cublaslt;
 mod discover;
 pub mod driver;
 mod error;
+mod event;
+mod graph;
 mod kernel;
 mod libraries;
 mod memory;
 pub mod nccl;
 pub mod nvrtc;
 mod peer;
+mod pinned;
 mod stream;
 pub(crate) mod symbols;
 
@@ -25,10 +29,13 @@ pub use compile::{Kernels, compile_for};
 pub use context::{Device, DeviceInfo};
 pub use discover::{Found, Looked, Missing, Origin, Surroundings};
 pub use error::DeviceError;
+pub use event::Event;
+pub use graph::Graph;
 pub use kernel::{Argument, Kernel, Launch, Module};
 pub use libraries::Libraries;
-pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut, PinnedBuffer};
+pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
 pub use nccl::Nccl;
 pub use peer::peer_copy_gbs;
-pub use stream::{Event, Graph, Stream};
+pub use pinned::PinnedBuffer;
+pub use stream::Stream;
 pub use symbols::{Address, Handle, Version};

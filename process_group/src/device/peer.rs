@@ -2,8 +2,8 @@
 
 use super::context::Device;
 use super::error::DeviceError;
+use super::event::Event;
 use super::memory::DeviceBuffer;
-use super::stream::Event;
 use crate::dtype::DType;
 
 /// Bytes of one copy: long enough that its start does not count.

@@ -1,4 +1,4 @@
-//! Streams, events and graphs: what runs on a GPU, and in which order.
+//! Streams: what runs on a GPU, and in which order.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,11 +7,15 @@ use std::time::{Duration, Instant};
 use super::context::Context;
 use super::driver::NOT_READY;
 use super::error::DeviceError;
+use super::event::Event;
+use super::graph::Graph;
 use super::symbols::{Address, Handle};
 
 /// How long a wait for the GPU polls without pause before it begins to sleep in between.
 const SPIN: Duration = Duration::from_micros(200);
 const NAP: Duration = Duration::from_micros(50);
+/// How often a wait without a deadline says that it waits.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// A queue of work on a GPU. Clones are the same stream.
 #[derive(Clone)]
@@ -71,16 +75,19 @@ impl Stream {
         poll(deadline, || self.is_idle())
     }
 
-    /// Waits without a deadline: for work that no other process can hold up, copies for instance.
+    /// Waits until everything enqueued so far has been done, however long: for copies from and to borrowed memory, which must
+    /// not be given back before. What they wait for in the stream has deadlines of its own: a collective that lacks a rank is
+    /// ended by its group.
     pub(crate) fn drain(&self) -> Result<(), DeviceError> {
-        let far = Instant::now() + Duration::from_secs(600);
-        if self.wait_until(far)? {
-            return Ok(());
+        let started = Instant::now();
+        while !self.wait_until(Instant::now() + TOLD_EVERY)? {
+            tracing::warn!(
+                gpu = self.inner.context.ordinal,
+                waited = ?started.elapsed(),
+                "a copy waits for what is before it in the GPU's stream"
+            );
         }
-        Err(DeviceError::invalid(format!(
-            "GPU {} has not finished its stream in 10 minutes; a kernel or collective in it hangs",
-            self.inner.context.ordinal
-        )))
+        Ok(())
     }
 
     /// Makes what is enqueued from now on wait for the event.
@@ -91,7 +98,7 @@ impl Stream {
         let context = &self.inner.context;
         context.bind()?;
         // SAFETY: stream and event live; flags must be zero.
-        let code = unsafe { (context.driver.cuStreamWaitEvent)(self.inner.handle, event.handle, 0) };
+        let code = unsafe { (context.driver.cuStreamWaitEvent)(self.inner.handle, event.handle(), 0) };
         context.check("cuStreamWaitEvent", code)
     }
 
@@ -262,7 +269,10 @@ impl std::fmt::Debug for Stream {
 }
 
 /// Polls, first without pause and then with naps, until done or the deadline has passed; says which.
-fn poll(deadline: Instant, mut done: impl FnMut() -> Result<bool, DeviceError>) -> Result<bool, DeviceError> {
+pub(super) fn poll(
+    deadline: Instant,
+    mut done: impl FnMut() -> Result<bool, DeviceError>,
+) -> Result<bool, DeviceError> {
     let started = Instant::now();
     loop {
         if done()? {
@@ -277,156 +287,5 @@ fn poll(deadline: Instant, mut done: impl FnMut() -> Result<bool, DeviceError>) 
         } else {
             std::thread::sleep(NAP.min(deadline - now));
         }
-    }
-}
-
-/// A point in a stream that others can wait for, and that can be timed.
-pub struct Event {
-    context: Arc<Context>,
-    handle: Handle,
-}
-
-impl Event {
-    /// An event that can be timed, if `timed`; it costs a little more then.
-    ///
-    /// # Errors
-    /// Those of the driver.
-    pub fn new(stream: &Stream, timed: bool) -> Result<Self, DeviceError> {
-        let context = Arc::clone(stream.context());
-        context.bind()?;
-        let mut handle = 0;
-        let flags = if timed { 0 } else { 2 };
-        // SAFETY: the pointer is to a live handle, and a context is current.
-        let code = unsafe { (context.driver.cuEventCreate)(&raw mut handle, flags) };
-        context.check("cuEventCreate", code)?;
-        Ok(Self { context, handle })
-    }
-
-    /// Sets it to the stream's end as it is now.
-    ///
-    /// # Errors
-    /// Those of the driver.
-    pub fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
-        self.context.bind()?;
-        // SAFETY: event and stream live.
-        let code = unsafe { (self.context.driver.cuEventRecord)(self.handle, stream.handle()) };
-        self.context.check("cuEventRecord", code)
-    }
-
-    /// In a capture: makes it a node of the graph, so that each launch sets it and it can be read outside.
-    ///
-    /// # Errors
-    /// Those of the driver.
-    pub fn record_external(&self, stream: &Stream) -> Result<(), DeviceError> {
-        self.context.bind()?;
-        // SAFETY: event and stream live; flag 1 is CU_EVENT_RECORD_EXTERNAL.
-        let code = unsafe { (self.context.driver.cuEventRecordWithFlags)(self.handle, stream.handle(), 1) };
-        self.context.check("cuEventRecordWithFlags", code)
-    }
-
-    /// Whether the GPU has come past it. So it is if it was never recorded.
-    ///
-    /// # Errors
-    /// What went wrong on the GPU meanwhile.
-    pub fn is_done(&self) -> Result<bool, DeviceError> {
-        self.context.bind()?;
-        // SAFETY: the event lives.
-        match unsafe { (self.context.driver.cuEventQuery)(self.handle) } {
-            0 => Ok(true),
-            NOT_READY => Ok(false),
-            code => Err(self.context.driver.error(self.context.ordinal, "cuEventQuery", code)),
-        }
-    }
-
-    /// Waits until the GPU has come past it, or the deadline has passed; says which.
-    ///
-    /// # Errors
-    /// What went wrong on the GPU meanwhile.
-    pub fn wait_until(&self, deadline: Instant) -> Result<bool, DeviceError> {
-        poll(deadline, || self.is_done())
-    }
-
-    /// Time from `earlier` to this one, both timed and done; half a microsecond fine.
-    ///
-    /// # Errors
-    /// When one is not timed, not recorded or not done.
-    pub fn since(&self, earlier: &Self) -> Result<Duration, DeviceError> {
-        self.context.bind()?;
-        let mut milliseconds = 0.0f32;
-        // SAFETY: both events live, the pointer is to a live number.
-        let code = unsafe {
-            (self.context.driver.cuEventElapsedTime)(&raw mut milliseconds, earlier.handle, self.handle)
-        };
-        self.context.check("cuEventElapsedTime", code)?;
-        Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        if self.context.bind().is_ok() {
-            // SAFETY: made in `new`, destroyed once; the driver keeps what is still waited for.
-            let _ = unsafe { (self.context.driver.cuEventDestroy_v2)(self.handle) };
-        }
-    }
-}
-
-impl std::fmt::Debug for Event {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Event({:#x})", self.handle)
-    }
-}
-
-/// Work recorded by [`Stream::capture`], to be done any number of times at the price of one launch.
-pub struct Graph {
-    context: Arc<Context>,
-    executable: Handle,
-    nodes: usize,
-}
-
-impl Graph {
-    fn instantiate(context: &Arc<Context>, graph: Handle) -> Result<Self, DeviceError> {
-        let (mut executable, mut nodes) = (0, 0);
-        // SAFETY: the graph is live; a null list asks for the number alone.
-        let counted =
-            unsafe { (context.driver.cuGraphGetNodes)(graph, std::ptr::null_mut(), &raw mut nodes) };
-        // SAFETY: the graph is live, the pointer is to a live handle.
-        let code = unsafe { (context.driver.cuGraphInstantiateWithFlags)(&raw mut executable, graph, 0) };
-        // SAFETY: the executable does not need the graph any more, and nothing else knows it.
-        let _ = unsafe { (context.driver.cuGraphDestroy)(graph) };
-        context.check("cuGraphInstantiate", code)?;
-        context.check("cuGraphGetNodes", counted)?;
-        Ok(Self { context: Arc::clone(context), executable, nodes })
-    }
-
-    /// How many operations it has.
-    pub fn nodes(&self) -> usize {
-        self.nodes
-    }
-
-    /// Enqueues all of it on a stream.
-    ///
-    /// # Errors
-    /// Those of the driver.
-    pub fn launch(&self, stream: &Stream) -> Result<(), DeviceError> {
-        self.context.bind()?;
-        // SAFETY: executable and stream live. That the recorded addresses still are is promised by whoever captured.
-        let code = unsafe { (self.context.driver.cuGraphLaunch)(self.executable, stream.handle()) };
-        self.context.check("cuGraphLaunch", code)
-    }
-}
-
-impl Drop for Graph {
-    fn drop(&mut self) {
-        if self.context.bind().is_ok() {
-            // SAFETY: made in `instantiate`, destroyed once; a launch under way is finished by the driver.
-            let _ = unsafe { (self.context.driver.cuGraphExecDestroy)(self.executable) };
-        }
-    }
-}
-
-impl std::fmt::Debug for Graph {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Graph({} nodes)", self.nodes)
     }
 }

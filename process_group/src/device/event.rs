@@ -1,0 +1,111 @@
+//! Points in a stream.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::context::Context;
+use super::driver::NOT_READY;
+use super::error::DeviceError;
+use super::stream::{Stream, poll};
+use super::symbols::Handle;
+
+/// A point in a stream that others can wait for, and that can be timed.
+pub struct Event {
+    context: Arc<Context>,
+    handle: Handle,
+}
+
+impl Event {
+    /// An event that can be timed, if `timed`; it costs a little more then.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn new(stream: &Stream, timed: bool) -> Result<Self, DeviceError> {
+        let context = Arc::clone(stream.context());
+        context.bind()?;
+        let mut handle = 0;
+        let flags = if timed { 0 } else { 2 };
+        // SAFETY: the pointer is to a live handle, and a context is current.
+        let code = unsafe { (context.driver.cuEventCreate)(&raw mut handle, flags) };
+        context.check("cuEventCreate", code)?;
+        Ok(Self { context, handle })
+    }
+
+    pub(super) fn handle(&self) -> Handle {
+        self.handle
+    }
+
+    /// Sets it to the stream's end as it is now.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
+        self.context.bind()?;
+        // SAFETY: event and stream live.
+        let code = unsafe { (self.context.driver.cuEventRecord)(self.handle, stream.handle()) };
+        self.context.check("cuEventRecord", code)
+    }
+
+    /// In a capture: makes it a node of the graph, so that each launch sets it and it can be read outside.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn record_external(&self, stream: &Stream) -> Result<(), DeviceError> {
+        self.context.bind()?;
+        // SAFETY: event and stream live; flag 1 is CU_EVENT_RECORD_EXTERNAL.
+        let code = unsafe { (self.context.driver.cuEventRecordWithFlags)(self.handle, stream.handle(), 1) };
+        self.context.check("cuEventRecordWithFlags", code)
+    }
+
+    /// Whether the GPU has come past it. So it is if it was never recorded.
+    ///
+    /// # Errors
+    /// What went wrong on the GPU meanwhile.
+    pub fn is_done(&self) -> Result<bool, DeviceError> {
+        self.context.bind()?;
+        // SAFETY: the event lives.
+        match unsafe { (self.context.driver.cuEventQuery)(self.handle) } {
+            0 => Ok(true),
+            NOT_READY => Ok(false),
+            code => Err(self.context.driver.error(self.context.ordinal, "cuEventQuery", code)),
+        }
+    }
+
+    /// Waits until the GPU has come past it, or the deadline has passed; says which.
+    ///
+    /// # Errors
+    /// What went wrong on the GPU meanwhile.
+    pub fn wait_until(&self, deadline: Instant) -> Result<bool, DeviceError> {
+        poll(deadline, || self.is_done())
+    }
+
+    /// Time from `earlier` to this one, both timed and done; half a microsecond fine.
+    ///
+    /// # Errors
+    /// When one is not timed, not recorded or not done.
+    pub fn since(&self, earlier: &Self) -> Result<Duration, DeviceError> {
+        self.context.bind()?;
+        let mut milliseconds = 0.0f32;
+        // SAFETY: both events live, the pointer is to a live number.
+        let code = unsafe {
+            (self.context.driver.cuEventElapsedTime)(&raw mut milliseconds, earlier.handle, self.handle)
+        };
+        self.context.check("cuEventElapsedTime", code)?;
+        Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.context.bind().is_ok() {
+            // SAFETY: made in `new`, destroyed once; the driver keeps what is still waited for.
+            let _ = unsafe { (self.context.driver.cuEventDestroy_v2)(self.handle) };
+        }
+    }
+}
+
+impl std::fmt::Debug for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Event({:#x})", self.handle)
+    }
+}

@@ -1,0 +1,151 @@
+//! Groups, made one after another.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ryzanstein_config::{AlgorithmChoice, Config};
+
+use crate::backend::Backend;
+use crate::backend::nccl::{Birth, Communicator, Nccl};
+use crate::backend::tcp::data_plane::{DataPlane, Unconnected};
+use crate::backend::tcp::{self, Tcp};
+use crate::error::{Error, Result};
+use crate::gpu;
+use crate::group::{GroupInfo, ProcessGroup};
+use crate::profile::Recording;
+use crate::rank::Rank;
+use crate::rendezvous::Membership;
+use crate::roster::{BackendKind, Member};
+use crate::schedule::Algorithm;
+use crate::self_check;
+
+/// Everything that making one more group needs.
+pub(super) struct Factory {
+    pub(super) config: Config,
+    pub(super) membership: Membership,
+    pub(super) data_plane: Option<DataPlane>,
+    pub(super) gpu: Option<gpu::Ready>,
+    /// What the communicators of the layout's groups are split off.
+    pub(super) world: Option<Arc<Communicator>>,
+}
+
+/// Who makes a group at the same time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Together {
+    /// Every rank of the job makes a group of the same kind: a communicator can be split off the world's.
+    Everybody,
+    /// Its members only: they need one of their own.
+    Members,
+}
+
+impl Factory {
+    fn nccl(
+        &self,
+        name: &str,
+        rank: Rank,
+        members: &[Rank],
+        together: Together,
+        deadline: Instant,
+    ) -> Result<Nccl> {
+        let membership = &self.membership;
+        let (Some(gpu), Some(plane)) = (&self.gpu, &self.data_plane) else {
+            return Err(Error::BackendUnavailable {
+                backend: "nccl".into(),
+                reason: "it was agreed on, but this rank has said that it cannot".into(),
+            });
+        };
+        let peers: Vec<&Member> = members.iter().map(|r| &membership.roster.members[r.index()]).collect();
+        let connections = plane.connect(name, &peers, deadline)?;
+        let streams = connections.into_iter().map(|c| c.map(|c| c.stream)).collect();
+        let birth = match (&self.world, together) {
+            (Some(world), Together::Everybody) => Birth::Split(world, members[0].0, rank.0),
+            _ => Birth::Id(&*membership.store),
+        };
+        let seat = (rank.index(), &peers[..]);
+        let nccl = Nccl::new(gpu.nccl, &gpu.device, name, seat, streams, &birth, deadline)?;
+        let profile = &self.config.profile;
+        Ok(nccl.profiled(gpu.link_gbs, profile.enabled && profile.graphs))
+    }
+
+    pub(super) fn make(
+        &mut self,
+        name: &str,
+        members: Vec<Rank>,
+        together: Together,
+        deadline: Instant,
+    ) -> Result<ProcessGroup> {
+        let settings = &self.config.process_group;
+        let membership = &self.membership;
+        let position = members.iter().position(|r| *r == membership.rank).expect("only members make a group");
+        let rank = Rank(position as u32);
+        let backend: Box<dyn Backend> = match membership.agreement.backend {
+            BackendKind::Loopback => {
+                let hub = membership.loopback.as_ref().ok_or_else(|| {
+                    Error::Rendezvous("the loopback backend was agreed on without shared memory".into())
+                })?;
+                Box::new(hub.join(name, rank, &members))
+            }
+            BackendKind::Tcp => {
+                let peers: Vec<&Member> =
+                    members.iter().map(|r| &membership.roster.members[r.index()]).collect();
+                let plane = self.data_plane.as_ref().ok_or_else(|| {
+                    Error::Transport("the TCP backend was agreed on, but this rank does not listen".into())
+                })?;
+                let demand = match settings.tcp.algorithm {
+                    AlgorithmChoice::Auto => None,
+                    AlgorithmChoice::Ring => Some(Algorithm::Ring),
+                    AlgorithmChoice::RecursiveDoubling => Some(Algorithm::RecursiveDoubling),
+                    AlgorithmChoice::HalvingDoubling => Some(Algorithm::HalvingDoubling),
+                    AlgorithmChoice::Direct => Some(Algorithm::Direct),
+                };
+                let tcp = tcp::Settings {
+                    demand,
+                    segment: settings.tcp.segment.get().as_usize(),
+                    spin: settings.tcp.spin,
+                };
+                let mut tcp = match plane.connect(name, &peers, deadline) {
+                    Ok(connections) => Tcp::new(name, rank, &peers, connections, tcp),
+                    Err(unconnected) => {
+                        let Unconnected { error, connections } = *unconnected;
+                        // Those that were reached wait for this rank, and would name it instead of the one that lacks.
+                        Tcp::new(name, rank, &peers, connections, tcp).abort(&error);
+                        return Err(error);
+                    }
+                };
+                tcp.agree_on_cross_memory(deadline)?;
+                Box::new(tcp)
+            }
+            BackendKind::Nccl => {
+                let nccl = self.nccl(name, rank, &members, together, deadline)?;
+                if self.world.is_none() {
+                    self.world = Some(nccl.communicator());
+                }
+                Box::new(nccl)
+            }
+        };
+        let profile = &self.config.profile;
+        let recording = Recording {
+            record: profile.enabled,
+            threshold: profile.slow_call,
+            every: profile.slow_call_every,
+        };
+        let info = GroupInfo {
+            name: name.to_owned(),
+            rank,
+            members,
+            timeout: settings.timeout.get(),
+            bucket_bytes: settings.coalesce.as_usize(),
+            recording,
+        };
+        let mut group = ProcessGroup::new(info, backend, Some(Arc::clone(&membership.store)));
+        if settings.self_check {
+            let timeout = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
+            group.set_timeout(timeout);
+            // Whoever is refused a path must not leave as one who is done.
+            self_check::run(&mut group).inspect_err(|error| group.abort(error))?;
+            group.set_timeout(settings.timeout.get());
+        }
+        group.profile().clear();
+        Ok(group)
+    }
+}
