@@ -18,6 +18,9 @@ const PANEL: usize = 1 << 18;
 /// Fewer multiplications than this, in a product or in attention, are not worth a second thread.
 const PARALLEL_FROM: usize = 1 << 17;
 
+/// From so many bytes on, memory is asked for before it is taken: what is not there would end the program.
+const LARGE: usize = 64 << 20;
+
 /// Arithmetic on the processor, with the `gemm` crate for large products.
 #[derive(Debug)]
 pub struct Host {
@@ -150,6 +153,15 @@ fn build(rows: usize, columns: usize, dtype: Dtype, mut fill: impl FnMut(usize, 
 
 impl Compute for Host {
     fn zeros(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
+        let bytes = shape.iter().try_fold(dtype.size(), |bytes, n| bytes.checked_mul(*n));
+        // Small ones are there as surely as anything.
+        let has_room = |bytes| bytes < LARGE || Vec::<u8>::new().try_reserve_exact(bytes).is_ok();
+        if bytes.is_none_or(|bytes| !has_room(bytes)) {
+            return Err(Error::Configuration(format!(
+                "this host has no memory for an array of shape {shape:?} in {dtype}; give it fewer positions (a smaller \
+                 --max-new-tokens), or share the model among more ranks"
+            )));
+        }
         Ok(Tensor::zeros(shape, dtype))
     }
 

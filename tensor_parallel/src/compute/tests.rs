@@ -143,3 +143,17 @@ fn shapes_that_do_not_fit_are_errors() {
     assert!(host.columns(&a, 2..4).is_err());
     assert!(host.join(a, 1).is_err());
 }
+
+#[test]
+fn an_array_that_no_memory_holds_is_an_error_and_no_end() {
+    let host = Host::new(1);
+    // More than addresses, and more bytes than can be counted.
+    for shape in [vec![1 << 23, 1 << 20, 8], vec![usize::MAX, 2]] {
+        let error = host.zeros(&shape, Dtype::F32).unwrap_err().to_string();
+        assert!(
+            error.contains("no memory for an array of shape") && error.contains("--max-new-tokens"),
+            "{error}"
+        );
+    }
+    assert_eq!(host.zeros(&[2, 3], Dtype::F32).unwrap().count(), 6);
+}

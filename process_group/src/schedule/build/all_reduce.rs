@@ -1,0 +1,126 @@
+//! All-reduce: everybody gets the reduction of all.
+
+use std::ops::Range;
+
+use super::{Builder, largest_power_of_two, part};
+use crate::schedule::program::{Region, Source, Space};
+
+impl Builder {
+    pub(super) fn all_reduce_ring(&mut self) {
+        let (rank, n) = (self.rank, self.n);
+        for step in 0..n - 1 {
+            let sent = self.part(rank + n - step);
+            let region = if step == 0 { self.input(sent) } else { self.output(sent) };
+            self.send(self.next(), region);
+            let folded = self.part(rank + 2 * n - step - 1);
+            let sources = vec![Source::Peer(self.previous()), Source::Own(self.input(folded.clone()))];
+            self.fold(self.output(folded), sources, step == n - 2);
+        }
+        for step in 0..n - 1 {
+            self.send(self.next(), self.output(self.part(rank + 1 + n - step)));
+            self.receive(self.previous(), self.output(self.part(rank + n - step)));
+        }
+    }
+
+    /// Folds surplus ranks into partners. Gives the rank's place among the largest power of two of ranks, with where
+    /// its values are then, or `None` for a surplus rank, which is done but for the result.
+    pub(super) fn fold_surplus(&mut self, power: usize) -> Option<Region> {
+        let (input, output) = (self.input(self.all()), self.output(self.all()));
+        if self.rank >= power {
+            self.send(self.rank - power, input);
+            self.receive(self.rank - power, output);
+            return None;
+        }
+        if self.rank + power < self.n {
+            let sources = self.pair(input, self.rank + power);
+            self.fold(output, sources, false);
+            return Some(output);
+        }
+        Some(input)
+    }
+
+    pub(super) fn return_to_surplus(&mut self, power: usize) {
+        if self.rank + power < self.n {
+            self.send(self.rank + power, self.output(self.all()));
+        }
+    }
+
+    pub(super) fn all_reduce_doubling(&mut self) {
+        let power = largest_power_of_two(self.n);
+        let Some(mut own) = self.fold_surplus(power) else { return };
+        let mut distance = 1;
+        while distance < power {
+            let partner = self.rank ^ distance;
+            self.send(partner, own);
+            let sources = self.pair(own, partner);
+            own = self.output(self.all());
+            distance *= 2;
+            self.fold(own, sources, distance == power);
+        }
+        self.return_to_surplus(power);
+    }
+
+    pub(super) fn all_reduce_halving(&mut self) {
+        let power = largest_power_of_two(self.n);
+        let Some(own) = self.fold_surplus(power) else { return };
+        let mut space = own.space;
+        let elements = |parts: &Range<usize>, count: usize| {
+            part(count, power, parts.start).start..part(count, power, parts.end - 1).end
+        };
+        let count = self.shape.count;
+        let mut parts = 0..power;
+        let mut distance = power / 2;
+        while distance > 0 {
+            let partner = self.rank ^ distance;
+            let middle = parts.start + distance;
+            let (keep, give) = if self.rank & distance == 0 {
+                (parts.start..middle, middle..parts.end)
+            } else {
+                (middle..parts.end, parts.start..middle)
+            };
+            self.send(partner, self.region(space, elements(&give, count)));
+            let sources = self.pair(self.region(space, elements(&keep, count)), partner);
+            self.fold(self.output(elements(&keep, count)), sources, distance == 1);
+            space = Space::Output;
+            parts = keep;
+            distance /= 2;
+        }
+        distance = 1;
+        while distance < power {
+            let partner = self.rank ^ distance;
+            let theirs = if self.rank & distance == 0 {
+                parts.end..parts.end + distance
+            } else {
+                parts.start - distance..parts.start
+            };
+            self.send(partner, self.output(elements(&parts, count)));
+            self.receive(partner, self.output(elements(&theirs, count)));
+            parts = parts.start.min(theirs.start)..parts.end.max(theirs.end);
+            distance *= 2;
+        }
+        self.return_to_surplus(power);
+    }
+
+    pub(super) fn all_reduce_one_shot(&mut self) {
+        let input = self.input(self.all());
+        for to in self.others() {
+            self.send(to, input);
+        }
+        self.fold(self.output(self.all()), self.in_rank_order(input), true);
+    }
+
+    pub(super) fn all_reduce_two_shot(&mut self) {
+        for to in self.others() {
+            self.send(to, self.input(self.part(to)));
+        }
+        let mine = self.part(self.rank);
+        let reduced = self.output(mine.clone());
+        self.fold(reduced, self.in_rank_order(self.input(mine)), true);
+        for to in self.others() {
+            self.send(to, reduced);
+        }
+        for from in self.others() {
+            self.receive(from, self.output(self.part(from)));
+        }
+    }
+}
