@@ -40,7 +40,7 @@ fn on_gpus(name: &str, n: usize, config: &Config, rank: impl FnOnce(&mut Orchest
         orchestrator.finalize().expect("this rank leaves in good order");
         return;
     }
-    assert!(gpus() as usize >= n, "this test needs {n} GPUs and CUDA shows {}", gpus());
+    need(n);
     let folder = tempfile::tempdir().expect("a folder");
     let mut ranks = Ranks::start(name, n, free_port(), folder.path());
     for rank in 0..n {
@@ -320,9 +320,14 @@ fn a_rank_killed_in_a_collective_is_named_by_the_others() {
 
 /// As many as tests with any number of them take.
 fn some_gpus() -> usize {
+    need(2).min(4)
+}
+
+/// The number of GPUs, if there are so many. `scripts/gpu-suite` knows the words.
+fn need(wanted: usize) -> usize {
     let here = gpus() as usize;
-    assert!(here >= 2, "this test needs 2 GPUs and CUDA shows {here}");
-    here.min(4)
+    assert!(here >= wanted, "this test needs {wanted} GPUs and CUDA shows {here}");
+    here
 }
 
 #[test]
@@ -401,7 +406,7 @@ fn signalled_while_nccl_starts(name: &str, signal: &'static str, expected: impl 
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    assert!(gpus() >= 2, "this test needs 2 GPUs and CUDA shows {}", gpus());
+    need(2);
     let before = memory_used();
     let mut ranks = Ranks::start(name, 2, free_port(), folder.path());
     println!("{}", wait_for(&folder.path().join("rank-0.log"), "ended", SOON));
@@ -445,7 +450,7 @@ fn beside_a_silent_rank(name: &str, work: impl Fn(&mut ProcessGroup, &mut Device
         assert!(error.to_string().ends_with("rank 1 is not there"), "{error}");
         return;
     }
-    assert!(gpus() >= 2, "this test needs 2 GPUs and CUDA shows {}", gpus());
+    need(2);
     let folder = tempfile::tempdir().unwrap();
     let mut ranks = Ranks::start(name, 2, free_port(), folder.path());
     assert!(ranks.end(0, SOON).is_some_and(|status| status.success()), "{}", log_of(folder.path(), 0));
@@ -492,7 +497,7 @@ fn a_rank_that_leaves_in_the_middle_of_a_call_ends() {
         drop(x);
         return;
     }
-    assert!(gpus() >= 2, "this test needs 2 GPUs and CUDA shows {}", gpus());
+    need(2);
     let folder = tempfile::tempdir().unwrap();
     let mut ranks = Ranks::start(NAME, 2, free_port(), folder.path());
     assert!(ranks.end(0, SOON).is_some_and(|status| status.success()), "{}", log_of(folder.path(), 0));
@@ -555,7 +560,7 @@ fn a_local_rank_without_a_gpu_is_named() {
         assert!(error.contains(&words) && error.contains(&format!("rank {here} cannot use it")), "{error}");
         return;
     }
-    assert!(here >= 1, "this test needs 1 GPUs and CUDA shows none");
+    need(1);
     let folder = tempfile::tempdir().unwrap();
     let mut ranks = Ranks::start(NAME, here + 1, free_port(), folder.path());
     for rank in 0..=here {

@@ -210,23 +210,6 @@ impl Nccl {
     fn finish(&mut self, stream: &Stream) -> Result<()> {
         std::mem::take(&mut self.finishes).into_iter().try_for_each(|finish| finish.run(&self.device, stream))
     }
-
-    fn launch(
-        &mut self,
-        captured: &Arc<Captured>,
-        sequence: u64,
-        deadline: Instant,
-        launch: &mut dyn FnMut() -> bool,
-    ) -> Result<()> {
-        let flights = &self.shared.flights[0];
-        lock(flights).launching(captured)?;
-        let enqueued = Instant::now();
-        let awaited = launch().then(|| {
-            self.shared.sequence.store(sequence, Ordering::Release);
-            Awaited { signature: None, sequence, collectives: sequence, enqueued, deadline }
-        });
-        Ok(lock(flights).launched(self.device.stream(), awaited)?)
-    }
 }
 
 impl Backend for Nccl {
@@ -325,7 +308,17 @@ impl Backend for Nccl {
         self.shared.check()?;
         self.device.bind()?;
         self.shared.enter(None, deadline)?;
-        let outcome = self.launch(captured, sequence, deadline, launch);
+        let flights = &self.shared.flights[0];
+        let mut follow = || -> Result<()> {
+            lock(flights).launching(captured)?;
+            let enqueued = Instant::now();
+            let awaited = launch().then(|| {
+                self.shared.sequence.store(sequence, Ordering::Release);
+                Awaited { signature: None, sequence, collectives: sequence, enqueued, deadline }
+            });
+            Ok(lock(flights).launched(self.device.stream(), awaited)?)
+        };
+        let outcome = follow();
         self.shared.leave();
         outcome
     }

@@ -9,28 +9,73 @@ use crate::attention::{LayerCache, Rotary};
 use crate::compute::{AttentionCall, Host, Step};
 use crate::tensor::Tensor;
 
-/// Memory for so many arrays and no more, as a GPU may have. It is for loading only.
+/// A host with memory for so many arrays that stay, and no more, as a GPU may have.
 #[derive(Debug)]
-struct Scant(AtomicUsize);
+struct Scant {
+    host: Host,
+    left: AtomicUsize,
+}
 
-#[rustfmt::skip]
+impl Scant {
+    fn new(arrays: usize) -> Self {
+        Self { host: Host::new(1), left: AtomicUsize::new(arrays) }
+    }
+}
+
 impl Compute for Scant {
     fn zeros(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
-        let left = self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
+        let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         left.map_err(|_| Error::input("no memory is left"))?;
-        Ok(Tensor::zeros(shape, dtype))
+        self.host.zeros(shape, dtype)
     }
 
-    fn step(&self, _: &[u32], _: usize, _: &Rotary) -> Result<Step> { unimplemented!() }
-    fn set_step(&self, _: &mut Step, _: &[u32], _: usize, _: &Rotary) -> Result<()> { unimplemented!() }
-    fn linear(&self, _: &Tensor, _: &Tensor, _: Option<&Tensor>, _: Dtype) -> Result<Tensor> { unimplemented!() }
-    fn embed(&self, _: &Tensor, _: usize, _: &Step, _: Dtype) -> Result<Tensor> { unimplemented!() }
-    fn rms_norm(&self, _: &Tensor, _: &Tensor, _: f32) -> Result<Tensor> { unimplemented!() }
-    fn add(&self, _: &mut Tensor, _: &Tensor) -> Result<()> { unimplemented!() }
-    fn swiglu(&self, _: &Tensor) -> Result<Tensor> { unimplemented!() }
-    fn attention(&self, _: Tensor, _: &AttentionCall<'_>, _: &mut LayerCache) -> Result<Tensor> { unimplemented!() }
-    fn columns(&self, _: &Tensor, _: Range<usize>) -> Result<Tensor> { unimplemented!() }
-    fn join(&self, _: Tensor, _: usize) -> Result<Tensor> { unimplemented!() }
+    fn scratch(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
+        self.host.scratch(shape, dtype)
+    }
+
+    fn weights(&self, stored: Dtype, activations: Dtype) -> Dtype {
+        self.host.weights(stored, activations)
+    }
+
+    fn step(&self, tokens: &[u32], position: usize, rotary: &Rotary) -> Result<Step> {
+        self.host.step(tokens, position, rotary)
+    }
+
+    fn set_step(&self, step: &mut Step, tokens: &[u32], position: usize, rotary: &Rotary) -> Result<()> {
+        self.host.set_step(step, tokens, position, rotary)
+    }
+
+    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor> {
+        self.host.linear(x, weight, bias, out)
+    }
+
+    fn embed(&self, table: &Tensor, first: usize, step: &Step, out: Dtype) -> Result<Tensor> {
+        self.host.embed(table, first, step, out)
+    }
+
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
+        self.host.rms_norm(x, weight, epsilon)
+    }
+
+    fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
+        self.host.add(x, y)
+    }
+
+    fn swiglu(&self, x: &Tensor) -> Result<Tensor> {
+        self.host.swiglu(x)
+    }
+
+    fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor> {
+        self.host.attention(qkv, call, cache)
+    }
+
+    fn columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
+        self.host.columns(x, columns)
+    }
+
+    fn join(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
+        self.host.join(blocks, keep)
+    }
 }
 
 /// Four ranks load from rank 0, and what `compute` gives rank `broken` fails there; what each of them hears.
@@ -84,8 +129,23 @@ fn a_rank_that_fails_while_weights_are_sent_leaves_nobody_waiting() {
     for (backend, broken) in BOTH.into_iter().flat_map(|backend| [(backend, 0), (backend, 2)]) {
         // Before the first tensor, in the middle, and at the last of embedding, two layers of six, norm and head.
         for room in [0, 5, 14] {
-            let errors = load(backend, broken, || Ok(Box::new(Scant(AtomicUsize::new(room)))));
+            let errors = load(backend, broken, || Ok(Box::new(Scant::new(room))));
             all_hear(&errors, broken, "no memory is left");
         }
     }
+}
+
+#[test]
+fn a_rank_with_just_enough_memory_loads_and_computes_as_the_others_do() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/llama-mha");
+    let mut groups = ProcessGroup::loopback(1);
+    let group = &mut groups[0];
+    let mut logits = |compute: Box<dyn Compute>| {
+        let model = Llama::load_from_root_on(Some(&folder), None, Rank(0), group, |_| Ok(compute)).unwrap();
+        let mut cache = model.cache(3).unwrap();
+        model.forward(&[1, 2, 3], &mut cache, group).unwrap().values().unwrap().into_owned()
+    };
+    // Fifteen weights, and keys and values of two layers.
+    let scant = logits(Box::new(Scant::new(15 + 4)));
+    assert_eq!(scant, logits(Box::new(Host::new(1))));
 }
