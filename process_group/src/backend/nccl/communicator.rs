@@ -41,10 +41,6 @@ impl Communicator {
         if let Err(error) = communicator.init(birth, deadline) {
             // Tell the others why, while the watcher is there to do it.
             communicator.abort(&error);
-            // Something may have been made after the others gave up.
-            if communicator.shared.has_failed() {
-                communicator.shared.retire(false);
-            }
             return Err(error);
         }
         Ok(communicator)
@@ -123,9 +119,8 @@ impl Communicator {
         while lock(&self.shared.request).is_some() && !self.shared.has_failed() && Instant::now() < until {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        if !self.shared.has_failed() {
-            self.shared.retire(true);
-        }
+        // Of one that has failed, something may have been made after it was given up.
+        self.shared.retire(!self.shared.has_failed());
         self.shared.stop.store(true, Ordering::Release);
         let _ = watcher.join();
     }
