@@ -23,7 +23,8 @@ pub enum Error {
     #[error("invalid call: {0}")]
     Invalid(String),
 
-    /// Ranks called different things. No result has been produced.
+    /// Ranks called different things. No result has been produced; on NCCL, which compares nothing itself, results of the
+    /// last 60 ms may be wrong.
     #[error(
         "mismatched calls in group `{group}`, call {sequence}: rank {rank} calls {mine}, rank {peer} calls {theirs}; \
          they differ in {field}. Every rank of a group must make the same calls in the same order"

@@ -26,6 +26,8 @@ use factory::{Factory, Together};
 
 /// How long leaving ranks wait for each other.
 const FAREWELL: Duration = Duration::from_secs(10);
+/// How long they then wait until their calls have been compared, which takes a few hundredths of a second.
+const SETTLED: Duration = Duration::from_millis(500);
 
 /// One rank's view of a job: the groups it is in, and what they need.
 ///
@@ -288,7 +290,8 @@ impl ProcessGroupManager {
     /// Waits (10 s at most) until every rank is here, then leaves: closes links and frees everything.
     ///
     /// # Errors
-    /// [`Error::Timeout`] names the ranks that did not come. Everything is released all the same.
+    /// [`Error::Timeout`] names the ranks that did not come; [`Error::Mismatch`] tells of calls that differed and ended all the
+    /// same. Everything is released in any case.
     pub fn finalize(mut self) -> Result<()> {
         let world = self.world();
         if world.failure().is_some() {
@@ -296,7 +299,10 @@ impl ProcessGroupManager {
             return Ok(());
         }
         world.set_timeout(FAREWELL);
-        world.barrier()
+        world.barrier()?;
+        // Calls that differed may have ended all the same, on whatever backend compares them only afterwards.
+        let groups = self.groups.iter_mut().filter(|group| group.failure().is_none());
+        groups.map(|group| group.settle(SETTLED)).fold(Ok(()), Result::and)
     }
 
     /// Index of the group with these members, made now unless there is one already.

@@ -504,6 +504,183 @@ fn a_rank_that_leaves_in_the_middle_of_a_call_ends() {
 }
 
 #[test]
+#[ignore = "needs 2 GPUs"]
+fn a_rank_that_leaves_before_the_last_of_many_calls_is_named() {
+    const NAME: &str = "a_rank_that_leaves_before_the_last_of_many_calls_is_named";
+    let mut config = nccl();
+    // Longer than the test may take: the deadline is not what finds it.
+    config.process_group.timeout = Timeout::from_secs(2 * SOON.as_secs());
+    if let Some(me) = role() {
+        let mut rank = initialize(&config).unwrap();
+        let group = rank.manager().world();
+        let mut x = group.place(&[1.0f32; 1000]).unwrap();
+        // In quick succession, so that the last has no mark of its own.
+        for _ in 0..if me == 0 { 20 } else { 19 } {
+            group.all_reduce(&mut x, ReduceOp::Max).unwrap();
+        }
+        if me == 1 {
+            // Not `finalize`, whose barrier would be a call too.
+            group.synchronize().unwrap();
+            drop(rank);
+            return;
+        }
+        let error = group.synchronize().unwrap_err();
+        let named = matches!(&error, Error::PeerLost { rank: Rank(1), .. });
+        assert!(named && error.to_string().contains("it has left the group"), "{error}");
+        return;
+    }
+    need(2);
+    let folder = tempfile::tempdir().unwrap();
+    let mut ranks = Ranks::start(NAME, 2, free_port(), folder.path());
+    assert!(ranks.end(0, SOON).is_some_and(|status| status.success()), "{}", log_of(folder.path(), 0));
+}
+
+/// Ranks call different things; every rank's error must say what rank 1 called.
+fn differing(name: &str, called: &str, work: impl Fn(Orchestrator, &mut DeviceBuffer) -> Result<(), Error>) {
+    let mut config = nccl();
+    // Longer than the test may take: the deadline is not what finds it.
+    config.process_group.timeout = Timeout::from_secs(2 * SOON.as_secs());
+    if role().is_some() {
+        let mut rank = initialize(&config).unwrap();
+        let device = rank.manager().world().device().unwrap().clone();
+        let mut x = DeviceBuffer::from_slice(&device, &[1.0f32; 1000]).unwrap();
+        let started = Instant::now();
+        let error = work(rank, &mut x).expect_err("ranks called different things");
+        println!("after {:?}: {error}", started.elapsed());
+        let said = error.to_string();
+        let named = matches!(error.root_cause(), Error::Mismatch { .. } | Error::PeerAborted { .. });
+        assert!(named && said.contains("mismatched calls in group `world`"), "{said}");
+        let both = format!("rank 1 calls {called}");
+        assert!(said.contains("calls all_reduce(sum) of 1000 f32") && said.contains(&both), "{said}");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let n = some_gpus();
+    let mut ranks = Ranks::start(name, n, free_port(), folder.path());
+    for rank in 0..n {
+        expect_success(&mut ranks, rank, folder.path());
+        println!("{}", log_of(folder.path(), rank));
+    }
+}
+
+/// Until there is an error.
+fn wait_for_error(group: &mut ProcessGroup) -> Result<(), Error> {
+    let until = Instant::now() + SOON;
+    while Instant::now() < until {
+        group.synchronize()?;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// The twelfth of many calls of rank 1 is `other`.
+fn one_of_many(
+    mut rank: Orchestrator,
+    x: &mut DeviceBuffer,
+    other: impl Fn(&mut ProcessGroup, &mut DeviceBuffer) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let group = rank.manager().world();
+    for call in 0..20 {
+        if call == 11 && group.rank() == Rank(1) {
+            other(group, x)?;
+        } else {
+            group.all_reduce(x, ReduceOp::Sum)?;
+        }
+    }
+    wait_for_error(group)
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn calls_that_wait_for_each_other_are_named() {
+    differing("calls_that_wait_for_each_other_are_named", "broadcast(root 0) of 1000 f32", |rank, x| {
+        one_of_many(rank, x, |group, x| group.broadcast(x, Rank(0)))
+    });
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn calls_that_differ_and_end_all_the_same_are_named() {
+    differing(
+        "calls_that_differ_and_end_all_the_same_are_named",
+        "all_reduce(max) of 1000 f32",
+        |rank, x| one_of_many(rank, x, |group, x| group.all_reduce(x, ReduceOp::Max)),
+    );
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn last_calls_that_differ_are_named_before_ranks_leave() {
+    let name = "last_calls_that_differ_are_named_before_ranks_leave";
+    differing(name, "all_reduce(product) of 1000 f32", |mut rank, x| {
+        let group = rank.manager().world();
+        let op = if group.rank() == Rank(1) { ReduceOp::Product } else { ReduceOp::Sum };
+        group.all_reduce(x, op)?;
+        group.synchronize()?;
+        rank.finalize()
+    });
+}
+
+/// Rank 0 repeats a graph of three calls ten times, the others make single ones, of which `second` gives the second of a pass.
+fn a_graph_beside_single_calls(
+    group: &mut ProcessGroup,
+    x: &mut DeviceBuffer,
+    second: impl Fn(usize) -> ReduceOp,
+) -> Result<(), Error> {
+    let stream = group.device().unwrap().stream().clone();
+    let mut pass = |group: &mut ProcessGroup, second: ReduceOp| -> Result<(), Error> {
+        group.all_reduce(x, ReduceOp::Sum)?;
+        group.all_reduce(x, second)?;
+        group.all_reduce(x, ReduceOp::Sum)
+    };
+    if group.rank() != Rank(0) {
+        (0..10).try_for_each(|number| pass(group, second(number)))?;
+        return group.synchronize();
+    }
+    let mut graph = None;
+    let recorded = group.record(|group| {
+        #[expect(unsafe_code, reason = "a graph keeps addresses")]
+        // SAFETY: buffer and group live until the graph is dropped, at the end.
+        let captured = unsafe { stream.capture(|| pass(group, ReduceOp::Sum)) };
+        graph = Some(captured?);
+        Ok::<_, Error>(())
+    })?;
+    let graph = graph.unwrap();
+    for _ in 0..10 {
+        group.replay::<Error>(&recorded, || Ok(graph.launch(&stream)?))?;
+    }
+    group.synchronize()
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_graph_goes_with_single_calls_of_other_ranks() {
+    on_gpus("a_graph_goes_with_single_calls_of_other_ranks", 2, &nccl(), |rank| {
+        let group = rank.manager().world();
+        let device = group.device().unwrap().clone();
+        let mut x = DeviceBuffer::from_slice(&device, &[1.0f32; 1000]).unwrap();
+        a_graph_beside_single_calls(group, &mut x, |_| ReduceOp::Sum).unwrap();
+        assert_eq!(x.to_vec::<f32>(device.stream()).unwrap(), [(1u32 << 30) as f32; 1000]);
+        // Both count them alike, and `finalize` compares them.
+        group.barrier().unwrap();
+    });
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_call_that_differs_from_one_in_a_graph_is_named() {
+    let name = "a_call_that_differs_from_one_in_a_graph_is_named";
+    differing(name, "all_reduce(max) of 1000 f32", |mut rank, x| {
+        let group = rank.manager().world();
+        let is_1 = group.rank() == Rank(1);
+        a_graph_beside_single_calls(group, x, |number| {
+            if number == 6 && is_1 { ReduceOp::Max } else { ReduceOp::Sum }
+        })?;
+        rank.finalize()
+    });
+}
+
+#[test]
 #[ignore = "needs 1 GPU"]
 fn two_ranks_on_one_gpu_are_named_with_it() {
     const NAME: &str = "two_ranks_on_one_gpu_are_named_with_it";
@@ -630,5 +807,52 @@ fn floats_come_back_from_their_keys_and_keys_are_in_the_order_of_the_floats() {
         there_and_back::<f32, i32>(&device, &some.map(|v| v as f32));
         there_and_back::<half::f16, i32>(&device, &some.map(half::f16::from_f64));
         there_and_back::<half::bf16, i32>(&device, &some.map(half::bf16::from_f64));
+    });
+}
+
+#[test]
+#[ignore = "needs 1 GPU"]
+fn quotients_on_a_gpu_are_those_of_the_processor() {
+    fn divided<T: Element>(device: &Device, values: &[T], by: impl Fn(T, u32) -> T) {
+        let source = include_str!("../../process_group/src/backend/nccl/combine.cu");
+        let options = [format!("-DKIND={}", T::DTYPE as u8), "-DSMALLEST=0".into()];
+        let module =
+            device.kernels().module("combine.cu", source, &[options[0].as_str(), &options[1]]).unwrap();
+        for ranks in [1u32, 3, 300] {
+            let x = DeviceBuffer::from_slice(device, values).unwrap();
+            let (address, count) = (x.address(), values.len() as u64);
+            // Fewer threads than elements, so that each has several.
+            let launch = Launch::over(values.len() / 3, 64);
+            #[expect(unsafe_code, reason = "kernels take addresses")]
+            // SAFETY: the kernel takes an address, a 64-bit and a 32-bit number; the buffer has that many elements.
+            unsafe {
+                module
+                    .kernel("divide")
+                    .unwrap()
+                    .launch(device.stream(), launch, &[&address, &count, &ranks])
+                    .unwrap();
+            }
+            let wanted: Vec<T> = values.iter().map(|v| by(*v, ranks)).collect();
+            assert_eq!(x.to_vec::<T>(device.stream()).unwrap(), wanted, "{} / {ranks}", T::DTYPE);
+        }
+    }
+    on_gpus("quotients_on_a_gpu_are_those_of_the_processor", 1, &nccl(), |rank| {
+        let device: Device = rank.manager().world().device().unwrap().clone();
+        macro_rules! integers {
+            ($($type:ty),*) => {$({
+                let mut values: Vec<$type> = (0..1021u64).map(|i| i.wrapping_mul(0x9e37_79b9_7f4a_7c15) as $type).collect();
+                values.extend([<$type>::MIN, <$type>::MAX, 0]);
+                divided(&device, &values, |v, n| (i128::from(v) / i128::from(n)) as $type);
+            })*};
+        }
+        integers!(i8, u8, i32, u32, i64, u64);
+        let floats: Vec<f32> = (0..1024).map(|i| (i as f32 - 500.0) * 1.7).collect();
+        divided(&device, &floats, |v, n| v / n as f32);
+        let doubles: Vec<f64> = floats.iter().map(|v| f64::from(*v) * 1e100).collect();
+        divided(&device, &doubles, |v, n| v / f64::from(n));
+        let halves: Vec<half::f16> = floats.iter().map(|v| half::f16::from_f32(*v)).collect();
+        divided(&device, &halves, |v, n| half::f16::from_f32(v.to_f32() / n as f32));
+        let brains: Vec<half::bf16> = floats.iter().map(|v| half::bf16::from_f32(*v)).collect();
+        divided(&device, &brains, |v, n| half::bf16::from_f32(v.to_f32() / n as f32));
     });
 }

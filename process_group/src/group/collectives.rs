@@ -1,5 +1,7 @@
 //! The calls of a group that return when they are done: collectives in place and out of place, messages, barrier.
 
+use std::time::Duration;
+
 use super::ProcessGroup;
 use super::engine::Buffers;
 use crate::buffer::{Buffer, BufferMut};
@@ -173,5 +175,12 @@ impl ProcessGroup {
     pub fn synchronize(&mut self) -> Result<()> {
         self.wait_idle();
         self.engine.synchronize()
+    }
+
+    /// Waits until the calls of all members are known to have been the same, where they are compared beside the calls, at most
+    /// for `patience`. All must have made the same number of calls and make none meanwhile.
+    pub(crate) fn settle(&mut self, patience: Duration) -> Result<()> {
+        self.wait_idle();
+        self.engine.settle(patience)
     }
 }

@@ -203,7 +203,7 @@ impl Engine {
         let started = Instant::now();
         let (signature, _) = *captured.counts().last().unwrap_or(&(NOTHING, 0));
         let (mut launch, mut said) = (Some(launch), Ok(()));
-        let outcome = core.backend.replay(captured, sequence, core.deadline(started), &mut || {
+        let outcome = core.backend.replay(captured, core.deadline(started), &mut || {
             // Its errors are not the group's.
             said = launch.take().map_or(Ok(()), |launch| launch());
             said.is_ok()
@@ -220,6 +220,15 @@ impl Engine {
     pub(super) fn synchronize(&self) -> Result<()> {
         let core = &mut *lock(&self.core);
         let outcome = core.check().and_then(|()| core.backend.synchronize(core.deadline(Instant::now())));
+        let (signature, sequence) = core.last.map_or((NOTHING, 0), |l| (l.signature, l.sequence));
+        let outcome = outcome.map(|()| Completion { path: Path::Local, enqueued: false, captured: false });
+        self.judge(core, outcome, signature, sequence).map(drop)
+    }
+
+    /// Waits until the calls of all members are known to have been the same.
+    pub(super) fn settle(&self, patience: Duration) -> Result<()> {
+        let core = &mut *lock(&self.core);
+        let outcome = core.check().and_then(|()| core.backend.settle(Instant::now() + patience));
         let (signature, sequence) = core.last.map_or((NOTHING, 0), |l| (l.signature, l.sequence));
         let outcome = outcome.map(|()| Completion { path: Path::Local, enqueued: false, captured: false });
         self.judge(core, outcome, signature, sequence).map(drop)

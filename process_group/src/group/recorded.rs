@@ -27,7 +27,9 @@ impl ProcessGroup {
         let outcome = work(self);
         let captured = self.engine.record(false);
         let group = Arc::downgrade(&self.engine);
-        let collectives = captured.as_ref().map_or(0, |captured| captured.collectives());
+        let collectives = captured.as_ref().map_or(0, |captured| captured.collectives().len() as u64);
+        // They count when they are repeated.
+        self.collectives -= collectives;
         outcome.map(|()| Recorded { group, collectives, captured })
     }
 
@@ -50,7 +52,9 @@ impl ProcessGroup {
             );
             return Err(Error::invalid(what).into());
         }
-        self.collectives += recorded.collectives;
-        self.engine.replay(recorded.captured.as_ref(), self.collectives, launch)
+        let last = self.collectives + recorded.collectives;
+        self.engine.replay(recorded.captured.as_ref(), last, launch)?;
+        self.collectives = last;
+        Ok(())
     }
 }

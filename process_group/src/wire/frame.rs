@@ -3,8 +3,8 @@
 //! 48 bytes, little endian: kind, operation, reduction, element type, algorithm, 3 × 0, root u32, rank u32 (who aborted),
 //! sequence u64, count u64, payload length u64, address u64.
 
-use crate::call::{Operation, ReduceOp, Signature};
-use crate::dtype::DType;
+use super::signature;
+use crate::call::Signature;
 use crate::rank::Rank;
 use crate::schedule::Algorithm;
 
@@ -50,42 +50,6 @@ pub(crate) struct Header {
     pub(crate) rank: Rank,
 }
 
-const OPERATIONS: usize = 11;
-
-fn operation_number(operation: Operation) -> u8 {
-    match operation {
-        Operation::AllReduce(_) => 0,
-        Operation::Broadcast { .. } => 1,
-        Operation::Reduce { .. } => 2,
-        Operation::AllGather => 3,
-        Operation::ReduceScatter(_) => 4,
-        Operation::Gather { .. } => 5,
-        Operation::Scatter { .. } => 6,
-        Operation::AllToAll => 7,
-        Operation::Send { .. } => 8,
-        Operation::Recv { .. } => 9,
-        Operation::Barrier => 10,
-    }
-}
-
-fn operation_from(number: u8, op: ReduceOp, root: Rank) -> Option<Operation> {
-    const _: () = assert!(OPERATIONS == 11);
-    Some(match number {
-        0 => Operation::AllReduce(op),
-        1 => Operation::Broadcast { root },
-        2 => Operation::Reduce { op, root },
-        3 => Operation::AllGather,
-        4 => Operation::ReduceScatter(op),
-        5 => Operation::Gather { root },
-        6 => Operation::Scatter { root },
-        7 => Operation::AllToAll,
-        8 => Operation::Send { to: root },
-        9 => Operation::Recv { from: root },
-        10 => Operation::Barrier,
-        _ => return None,
-    })
-}
-
 impl Header {
     /// Bytes that come after the header on the link.
     pub(crate) fn following(&self) -> usize {
@@ -93,22 +57,15 @@ impl Header {
     }
 
     pub(crate) fn encode(&self) -> [u8; HEADER] {
-        let Signature { operation, dtype, count } = self.signature;
-        let root = match operation {
-            Operation::Send { to } => to,
-            Operation::Recv { from } => from,
-            other => other.root().unwrap_or_default(),
-        };
+        let call = signature::pack(&self.signature);
         let mut bytes = [0; HEADER];
         bytes[0] = KINDS.iter().position(|k| *k == self.kind).unwrap_or_default() as u8;
-        bytes[1] = operation_number(operation);
-        bytes[2] = operation.reduce_op().unwrap_or(ReduceOp::Sum) as u8;
-        bytes[3] = dtype as u8;
+        bytes[1..4].copy_from_slice(&call[..3]);
         bytes[4] = self.algorithm as u8;
-        bytes[8..12].copy_from_slice(&root.0.to_le_bytes());
+        bytes[8..12].copy_from_slice(&call[4..8]);
         bytes[12..16].copy_from_slice(&self.rank.0.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
-        bytes[24..32].copy_from_slice(&(count as u64).to_le_bytes());
+        bytes[24..32].copy_from_slice(&call[8..]);
         bytes[32..40].copy_from_slice(&(self.length as u64).to_le_bytes());
         bytes[40..48].copy_from_slice(&self.address.to_le_bytes());
         bytes
@@ -121,7 +78,10 @@ impl Header {
         if bytes[5..8] != [0; 3] {
             return None;
         }
-        let op = *ReduceOp::ALL.get(usize::from(bytes[2]))?;
+        let mut call = [0; signature::BYTES];
+        call[..3].copy_from_slice(&bytes[1..4]);
+        call[4..8].copy_from_slice(&bytes[8..12]);
+        call[8..].copy_from_slice(&bytes[24..32]);
         let length = usize::try_from(u64_at(32)).ok()?;
         let kind = *KINDS.get(usize::from(bytes[0]))?;
         let longest = match kind {
@@ -131,11 +91,7 @@ impl Header {
         };
         let header = Self {
             kind,
-            signature: Signature {
-                operation: operation_from(bytes[1], op, Rank(u32_at(8)))?,
-                dtype: DType::from_wire(bytes[3])?,
-                count: usize::try_from(u64_at(24)).ok()?,
-            },
+            signature: signature::unpack(&call)?,
             algorithm: *Algorithm::ALL.get(usize::from(bytes[4]))?,
             sequence: u64_at(16),
             length,
@@ -149,6 +105,7 @@ impl Header {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::signature::any_signature;
     use proptest::prelude::*;
 
     proptest! {
@@ -161,13 +118,11 @@ mod tests {
 
         #[test]
         fn headers_survive_the_wire(
-            operation in 0..OPERATIONS as u8, op in 0..5usize, dtype in 0..10u8, algorithm in 0..4usize,
-            root: u32, sequence: u64, count in 0..usize::MAX, length in 0..usize::MAX, address: u64,
+            signature in any_signature(), algorithm in 0..4usize, sequence: u64, length in 0..usize::MAX, address: u64,
         ) {
-            let operation = operation_from(operation, ReduceOp::ALL[op], Rank(root)).unwrap();
             let header = Header {
                 kind: Kind::Data,
-                signature: Signature { operation, dtype: DType::from_wire(dtype).unwrap(), count },
+                signature,
                 algorithm: Algorithm::ALL[algorithm],
                 sequence,
                 length,

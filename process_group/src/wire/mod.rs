@@ -1,6 +1,7 @@
-//! Bytes on a link of the CPU data plane. Pure: no socket.
+//! Bytes on a link between two ranks. Pure: no socket.
 //!
 //! A link begins with a [`hello`] that proves both ends know the job's secret, and then carries [`frame`]s.
 
 pub(crate) mod frame;
 pub(crate) mod hello;
+pub(crate) mod signature;

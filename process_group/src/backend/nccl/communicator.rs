@@ -119,6 +119,7 @@ impl Communicator {
         while lock(&self.shared.request).is_some() && !self.shared.has_failed() && Instant::now() < until {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
+        self.shared.leaves.store(true, Ordering::Release);
         // Of one that has failed, something may have been made after it was given up.
         self.shared.retire(!self.shared.has_failed());
         self.shared.stop.store(true, Ordering::Release);

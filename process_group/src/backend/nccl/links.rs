@@ -5,15 +5,24 @@
 //! the others have come, so that the one that is missing can be named.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::ledger::Claim;
+use crate::call::Signature;
+use crate::wire::signature;
 
 const HEADER: usize = 16;
 /// Longest reason sent.
 const MAX_REASON: usize = 2048;
+/// Most calls in a word.
+pub(super) const MOST_CALLS: usize = MAX_REASON / signature::BYTES;
+
+/// Bytes that wait for a socket's room, beyond which nothing is added.
+const MOST_UNSENT: usize = 1 << 20;
 
 /// What members tell each other.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -28,25 +37,32 @@ pub(super) enum Word {
     Expired(u64, String),
     /// The sender gives up, and why.
     Aborted(String),
+    /// What the sender has called.
+    Made(Claim),
+    /// What the sender has called, and that it will call nothing more.
+    Last(Claim),
+    /// Somebody has called something else than others: the sender's calls from this number on.
+    Calls(u64, Vec<Signature>),
 }
 
 impl Word {
     fn encode(&self) -> Vec<u8> {
-        let (kind, sequence, reason) = match self {
-            Self::Goodbye => (1u8, 0, ""),
-            Self::Progress(sequence) => (2, *sequence, ""),
-            Self::Expired(sequence, reason) => (3, *sequence, reason.as_str()),
-            Self::Aborted(reason) => (4, 0, reason.as_str()),
-            Self::Hello => (5, 0, ""),
+        let (kind, sequence, payload): (u8, u64, &[u8]) = match self {
+            Self::Goodbye => (1, 0, &[]),
+            Self::Progress(sequence) => (2, *sequence, &[]),
+            Self::Expired(sequence, reason) => (3, *sequence, cut(reason)),
+            Self::Aborted(reason) => (4, 0, cut(reason)),
+            Self::Hello => (5, 0, &[]),
+            Self::Made(claim) => (6, claim.sequence, &claim.digest.to_le_bytes()),
+            Self::Last(claim) => (8, claim.sequence, &claim.digest.to_le_bytes()),
+            Self::Calls(first, calls) => {
+                (7, *first, &calls.iter().flat_map(signature::pack).collect::<Vec<_>>())
+            }
         };
-        let mut end = reason.len().min(MAX_REASON);
-        while !reason.is_char_boundary(end) {
-            end -= 1;
-        }
         let mut bytes = vec![kind, 0, 0, 0];
-        bytes.extend((end as u32).to_le_bytes());
+        bytes.extend((payload.len() as u32).to_le_bytes());
         bytes.extend(sequence.to_le_bytes());
-        bytes.extend(&reason.as_bytes()[..end]);
+        bytes.extend(payload);
         bytes
     }
 
@@ -57,19 +73,39 @@ impl Word {
         if length > MAX_REASON {
             return Err(format!("it announced a word of {length} bytes"));
         }
-        let Some(reason) = bytes.get(HEADER..HEADER + length) else { return Ok(None) };
-        let reason = String::from_utf8_lossy(reason).into_owned();
+        let Some(payload) = bytes.get(HEADER..HEADER + length) else { return Ok(None) };
+        let reason = || String::from_utf8_lossy(payload).into_owned();
         let sequence = header[8..].iter().rev().fold(0u64, |n, b| n << 8 | u64::from(*b));
+        let unknown = || format!("it sent a word of kind {} that no rank of this version sends", header[0]);
         let word = match header[0] {
             1 => Self::Goodbye,
             2 => Self::Progress(sequence),
-            3 => Self::Expired(sequence, reason),
-            4 => Self::Aborted(reason),
+            3 => Self::Expired(sequence, reason()),
+            4 => Self::Aborted(reason()),
             5 => Self::Hello,
-            other => return Err(format!("it sent a word of unknown kind {other}")),
+            kind @ (6 | 8) => {
+                let digest = u64::from_le_bytes(payload.try_into().map_err(|_| unknown())?);
+                let claim = Claim { sequence, digest };
+                if kind == 6 { Self::Made(claim) } else { Self::Last(claim) }
+            }
+            7 => {
+                let (calls, rest) = payload.as_chunks();
+                let calls = calls.iter().map(signature::unpack).collect::<Option<_>>();
+                Self::Calls(sequence, calls.filter(|_| rest.is_empty()).ok_or_else(unknown)?)
+            }
+            _ => return Err(unknown()),
         };
         Ok(Some((word, HEADER + length)))
     }
+}
+
+/// As much of a reason as is sent.
+fn cut(reason: &str) -> &[u8] {
+    let mut end = reason.len().min(MAX_REASON);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    &reason.as_bytes()[..end]
 }
 
 /// What came over a link.
@@ -83,7 +119,12 @@ pub(super) enum Heard {
 struct Link {
     stream: Option<TcpStream>,
     received: Vec<u8>,
+    /// What has been said and the socket has not taken yet.
+    unsent: Vec<u8>,
+    /// The other end has said goodbye.
     farewell: bool,
+    /// Nothing more is sent.
+    is_shut: bool,
 }
 
 /// The links of one member, by position in the group.
@@ -96,18 +137,25 @@ impl Links {
     pub(super) fn new(streams: Vec<Option<TcpStream>>) -> Self {
         let links = streams
             .into_iter()
-            .map(|stream| Link { stream, received: Vec::new(), farewell: false })
+            .map(|stream| Link {
+                stream,
+                received: Vec::new(),
+                unsent: Vec::new(),
+                farewell: false,
+                is_shut: false,
+            })
             .collect();
         Self { links }
     }
 
-    /// Says a word to everybody who is still there. Never blocks: words are small and few, and a link whose buffer is
-    /// full belongs to a rank that does not listen any more.
+    /// Says a word to everybody who is still there. Never blocks: what a socket does not take waits until it does, up to a
+    /// limit; a rank so far behind does not listen any more.
     pub(super) fn tell_all(&mut self, word: &Word) {
         let bytes = word.encode();
         for link in &mut self.links {
-            if let Some(stream) = &mut link.stream {
-                let _ = stream.write_all(&bytes);
+            if link.stream.is_some() && link.unsent.len() < MOST_UNSENT {
+                link.unsent.extend(&bytes);
+                link.flush();
             }
         }
     }
@@ -117,9 +165,8 @@ impl Links {
         let mut heard = Vec::new();
         let open: Vec<usize> = (0..self.links.len()).filter(|i| self.links[*i].stream.is_some()).collect();
         {
-            let streams = open.iter().filter_map(|i| self.links[*i].stream.as_ref());
-            let mut waiting: Vec<PollFd<'_>> =
-                streams.map(|s| PollFd::from_borrowed_fd(s.as_fd(), PollFlags::IN)).collect();
+            let links = open.iter().map(|i| &self.links[*i]);
+            let mut waiting: Vec<PollFd<'_>> = links.filter_map(Link::awaited).collect();
             let limit =
                 Timespec { tv_sec: patience.as_secs() as i64, tv_nsec: i64::from(patience.subsec_nanos()) };
             if waiting.is_empty() {
@@ -130,13 +177,52 @@ impl Links {
             }
         }
         for position in open {
+            self.links[position].flush();
             self.links[position].take(position, &mut heard);
         }
         heard
     }
+
+    /// Ends the links behind what has been said. Reads on meanwhile, for a socket that is closed before it is read out takes
+    /// back what it has sent.
+    pub(super) fn close(mut self, patience: Duration) {
+        let until = Instant::now() + patience;
+        while self.links.iter().any(|link| link.stream.is_some()) && Instant::now() < until {
+            for link in &mut self.links {
+                if let Some(stream) = link.stream.as_ref().filter(|_| link.unsent.is_empty() && !link.is_shut)
+                {
+                    link.is_shut = true;
+                    let _ = stream.shutdown(Shutdown::Write);
+                }
+            }
+            self.listen(until.saturating_duration_since(Instant::now()));
+        }
+    }
 }
 
 impl Link {
+    /// What to wait for on it.
+    fn awaited(&self) -> Option<PollFd<'_>> {
+        let room = if self.unsent.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
+        Some(PollFd::from_borrowed_fd(self.stream.as_ref()?.as_fd(), PollFlags::IN | room))
+    }
+
+    /// Sends what has not been, as far as the socket takes it.
+    fn flush(&mut self) {
+        let Some(stream) = self.stream.as_mut().filter(|_| !self.unsent.is_empty()) else { return };
+        let mut sent = 0;
+        while sent < self.unsent.len() {
+            match stream.write(&self.unsent[sent..]) {
+                Ok(n) => sent += n,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                // Whoever reads notices what is wrong.
+                Err(_) => sent = self.unsent.len(),
+            }
+        }
+        self.unsent.drain(..sent);
+    }
+
     fn take(&mut self, position: usize, heard: &mut Vec<(usize, Heard)>) {
         let Some(stream) = &mut self.stream else { return };
         let mut bytes = [0u8; 4096];
@@ -172,6 +258,8 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::call::Operation;
+    use crate::dtype::DType;
     use std::net::TcpListener;
 
     fn pair() -> (Links, Links) {
@@ -198,9 +286,13 @@ mod tests {
     fn words_arrive_in_order_and_whole() {
         let (mut a, mut b) = pair();
         let long = "ä".repeat(MAX_REASON);
+        let call = Signature { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
         let words = [
             Word::Hello,
             Word::Progress(u64::MAX - 1),
+            Word::Made(Claim { sequence: 3, digest: u64::MAX - 5 }),
+            Word::Last(Claim { sequence: 4, digest: 1 }),
+            Word::Calls(9, vec![call; MOST_CALLS]),
             Word::Expired(7, "call 7 took too long".into()),
             Word::Aborted(long.clone()),
         ];
@@ -208,14 +300,14 @@ mod tests {
         for word in &words {
             a.tell_all(word);
         }
-        while heard.len() < 4 {
+        while heard.len() < words.len() {
             heard.extend(hear(&mut b));
         }
-        for (heard, word) in heard.iter().zip(&words[..3]) {
+        for (heard, word) in heard.iter().zip(&words[..6]) {
             assert_eq!(*heard, (0, Heard::Said(word.clone())));
         }
         // A reason is cut at the limit, between characters.
-        assert_eq!(heard[3], (0, Heard::Said(Word::Aborted("ä".repeat(MAX_REASON / 2)))));
+        assert_eq!(heard[6], (0, Heard::Said(Word::Aborted("ä".repeat(MAX_REASON / 2)))));
     }
 
     #[test]
@@ -224,10 +316,45 @@ mod tests {
         drop(a);
         assert_eq!(hear(&mut b), [(0, Heard::Lost("its connection closed".into()))]);
         let (mut a, mut b) = pair();
+        // What the other said last, unread, does not take the goodbye with it.
+        b.tell_all(&Word::Hello);
         a.tell_all(&Word::Goodbye);
-        drop(a);
-        assert_eq!(hear(&mut b), [(0, Heard::Said(Word::Goodbye))]);
+        let there = std::thread::spawn(move || {
+            let heard = hear(&mut b);
+            (b, heard)
+        });
+        a.close(Duration::from_secs(10));
+        let (mut b, heard) = there.join().unwrap();
+        assert_eq!(heard, [(0, Heard::Said(Word::Goodbye))]);
         assert!(b.listen(Duration::from_millis(20)).is_empty());
+    }
+
+    #[test]
+    fn words_to_a_rank_that_does_not_listen_arrive_whole_once_it_does() {
+        let (mut a, mut b) = pair();
+        let call = Signature { operation: Operation::AllGather, dtype: DType::F32, count: 7 };
+        let mut words = 0;
+        let mut tell = |a: &mut Links| {
+            a.tell_all(&Word::Calls(words, vec![call; MOST_CALLS]));
+            words += 1;
+        };
+        // More than the sockets hold.
+        while a.links[1].unsent.is_empty() {
+            tell(&mut a);
+        }
+        (0..10).for_each(|_| tell(&mut a));
+        a.tell_all(&Word::Last(Claim { sequence: 1, digest: 2 }));
+        let mut heard = Vec::new();
+        let until = Instant::now() + Duration::from_secs(30);
+        while !matches!(heard.last(), Some((0, Heard::Said(Word::Last(_))))) {
+            assert!(Instant::now() < until, "{} words have come", heard.len());
+            assert!(a.listen(Duration::from_millis(1)).is_empty());
+            heard.extend(b.listen(Duration::from_millis(1)));
+        }
+        assert_eq!(heard.len() as u64, words + 1);
+        for (first, heard) in (0..).zip(&heard[..heard.len() - 1]) {
+            assert_eq!(*heard, (0, Heard::Said(Word::Calls(first, vec![call; MOST_CALLS]))));
+        }
     }
 
     #[test]
@@ -235,5 +362,11 @@ mod tests {
         assert!(Word::decode(&[9; 15]).unwrap().is_none());
         assert!(Word::decode(&[9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).is_err());
         assert!(Word::decode(&[255; 16]).is_err());
+        // A digest of four bytes, and half a call.
+        for (kind, length) in [(6, 4), (7, 8), (8, 9)] {
+            let mut bytes = [0; 32];
+            (bytes[0], bytes[4]) = (kind, length);
+            assert!(Word::decode(&bytes).is_err(), "{kind}");
+        }
     }
 }

@@ -11,6 +11,7 @@ mod communicator;
 mod error;
 mod handles;
 mod issue;
+mod ledger;
 mod links;
 mod scratch;
 mod shared;
@@ -48,6 +49,8 @@ fn peer(signature: &Signature) -> Option<Rank> {
     }
 }
 
+/// How often it is asked whether the members' calls have been compared.
+const SETTLING: Duration = Duration::from_millis(1);
 /// For what has no deadline of its own.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -140,19 +143,17 @@ impl Nccl {
     fn enqueue_inside(&mut self, call: &Call<'_>, stream: &Stream) -> Result<bool> {
         let shared = Arc::clone(&self.shared);
         let Call { signature, sequence, deadline, .. } = *call;
-        if !signature.operation.is_point_to_point() {
-            shared.sequence.store(sequence, Ordering::Release);
-        }
         let capturing = stream.is_capturing()?;
-        let alone = self.grouped.is_none();
-        let mut in_graph = None;
-        if let Some(captured) = self.captured.as_mut().filter(|_| capturing)
-            && captured.count(signature)
-            && alone
-            && self.times_graphs
-        {
-            in_graph = Some(Captured::begin(stream)?);
+        // What is captured counts when it is launched.
+        if !signature.operation.is_point_to_point() && !capturing {
+            lock(&shared.ledger).note(signature);
         }
+        let alone = self.grouped.is_none();
+        let is_timed = |captured: &Captured| captured.times(signature) && alone && self.times_graphs;
+        let in_graph = match self.captured.as_ref().filter(|captured| capturing && is_timed(captured)) {
+            Some(_) => Some(Captured::begin(stream)?),
+            None => None,
+        };
         // A group of calls is followed as one.
         let which = self.which(stream);
         let flights = (alone && !capturing).then(|| &shared.flights[which]);
@@ -163,7 +164,7 @@ impl Nccl {
             self.finish(stream)?;
         }
         if let Some(flights) = flights {
-            let collectives = shared.sequence.load(Ordering::Acquire);
+            let collectives = shared.collectives();
             let signature = Some(signature);
             lock(flights).end(
                 events,
@@ -171,8 +172,11 @@ impl Nccl {
                 Awaited { signature, sequence, collectives, enqueued, deadline },
             )?;
         }
-        if let (Some(events), Some(captured)) = (in_graph, &mut self.captured) {
-            captured.end(signature, events, stream)?;
+        if let Some(captured) = self.captured.as_mut().filter(|_| capturing) {
+            captured.count(signature);
+            if let Some(events) = in_graph {
+                captured.end(signature, events, stream)?;
+            }
         }
         if alone {
             self.scratch[which].reuse(&self.device, stream)?;
@@ -198,7 +202,7 @@ impl Nccl {
         outcome.map_err(|error| shared.refused(error))?;
         self.finish(&stream)?;
         if !stream.is_capturing()? {
-            let collectives = shared.sequence.load(Ordering::Acquire);
+            let collectives = shared.collectives();
             let awaited =
                 Awaited { signature: None, sequence: collectives, collectives, enqueued: begun, deadline };
             lock(&shared.flights[0]).end(None, &stream, awaited)?;
@@ -301,7 +305,6 @@ impl Backend for Nccl {
     fn replay(
         &mut self,
         captured: &Arc<Captured>,
-        sequence: u64,
         deadline: Instant,
         launch: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
@@ -313,7 +316,9 @@ impl Backend for Nccl {
             lock(flights).launching(captured)?;
             let enqueued = Instant::now();
             let awaited = launch().then(|| {
-                self.shared.sequence.store(sequence, Ordering::Release);
+                let mut ledger = lock(&self.shared.ledger);
+                captured.collectives().iter().for_each(|call| ledger.note(*call));
+                let sequence = ledger.newest().sequence;
                 Awaited { signature: None, sequence, collectives: sequence, enqueued, deadline }
             });
             Ok(lock(flights).launched(self.device.stream(), awaited)?)
@@ -321,6 +326,20 @@ impl Backend for Nccl {
         let outcome = follow();
         self.shared.leave();
         outcome
+    }
+
+    fn settle(&mut self, deadline: Instant) -> Result<()> {
+        let shared = &*self.shared;
+        let made = shared.collectives();
+        while shared.agreed.load(Ordering::Acquire) < made {
+            shared.check()?;
+            if Instant::now() >= deadline {
+                tracing::debug!(group = shared.group, made, "not every member's calls have been compared");
+                return Ok(());
+            }
+            std::thread::sleep(SETTLING);
+        }
+        shared.check()
     }
 
     fn link_gbs(&self) -> Option<f64> {

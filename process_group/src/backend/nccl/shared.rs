@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::error::NcclError;
 use super::handles::{Calls, Trunk};
+use super::ledger::Ledger;
 use super::timings::{Awaited, Flights};
 use crate::device::symbols::{Handle, text};
 use crate::device::{Device, Nccl};
@@ -47,10 +48,14 @@ pub(super) struct Shared {
     failure_known: Condvar,
     /// Members from which something has been heard.
     here: Vec<AtomicBool>,
-    /// Collectives enqueued so far.
-    pub(super) sequence: AtomicU64,
+    /// Collectives enqueued so far, or about to be.
+    pub(super) ledger: Mutex<Ledger>,
     pub(super) request: Mutex<Option<Request>>,
+    /// This rank calls nothing more.
+    pub(super) leaves: AtomicBool,
     pub(super) stop: AtomicBool,
+    /// Up to which collective the calls of all members are known to agree.
+    pub(super) agreed: AtomicU64,
     /// Of the compute stream, and of the one of asynchronous calls.
     pub(super) flights: [Mutex<Flights>; 2],
 }
@@ -79,11 +84,18 @@ impl Shared {
             failure: Mutex::new(None),
             failure_known: Condvar::new(),
             here: (0..members.len()).map(|member| AtomicBool::new(member == position)).collect(),
-            sequence: AtomicU64::new(0),
+            ledger: Mutex::default(),
             request: Mutex::new(None),
+            leaves: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            agreed: AtomicU64::new(if members.len() == 1 { u64::MAX } else { 0 }),
             flights: [Mutex::new(Flights::of_many()), Mutex::new(Flights::of_few())],
         }
+    }
+
+    /// How many collectives this rank has enqueued.
+    pub(super) fn collectives(&self) -> u64 {
+        lock(&self.ledger).newest().sequence
     }
 
     /// Something has been heard from this member.
@@ -133,7 +145,7 @@ impl Shared {
 
     /// Asks the watcher to find out who is missing, and waits for its verdict.
     fn expire(&self, what: String, waited: Duration, peer: Option<Rank>) -> Error {
-        let sequence = self.sequence.load(Ordering::Acquire);
+        let sequence = self.collectives();
         lock(&self.request).get_or_insert(Request::Expire { what: what.clone(), waited, sequence, peer });
         self.failure_within(VERDICT).unwrap_or(Error::Timeout { what, waited, missing: Vec::new() })
     }

@@ -81,13 +81,14 @@ pub struct Captured {
     timed: Vec<(Signature, Event, Event)>,
     /// How many of each kind there are.
     counts: Vec<(Signature, u64)>,
+    /// The collectives, messages between two ranks left out, in their order.
+    collectives: Vec<Signature>,
 }
 
 impl Captured {
-    /// How many collectives there are, messages between two ranks left out.
-    pub(crate) fn collectives(&self) -> u64 {
-        let of_all = self.counts.iter().filter(|(signature, _)| !signature.operation.is_point_to_point());
-        of_all.map(|(_, count)| count).sum()
+    /// The collectives, messages between two ranks left out, in their order.
+    pub(crate) fn collectives(&self) -> &[Signature] {
+        &self.collectives
     }
 
     /// How many calls of each kind there are.
@@ -114,14 +115,22 @@ impl Captured {
         Ok(())
     }
 
-    /// Counts a call, and says whether it is one of those to time.
-    pub(super) fn count(&mut self, signature: Signature) -> bool {
+    /// Whether the next call of this kind is one of those to time.
+    pub(super) fn times(&self, signature: Signature) -> bool {
+        let before = self.counts.iter().find(|(known, _)| *known == signature).map_or(0, |(_, count)| *count);
+        before.is_multiple_of(TIMED_OF)
+    }
+
+    /// Counts a call.
+    pub(super) fn count(&mut self, signature: Signature) {
+        if !signature.operation.is_point_to_point() {
+            self.collectives.push(signature);
+        }
         if let Some((_, count)) = self.counts.iter_mut().find(|(known, _)| *known == signature) {
             *count += 1;
-            return *count % TIMED_OF == 1;
+        } else {
+            self.counts.push((signature, 1));
         }
-        self.counts.push((signature, 1));
-        true
     }
 }
 

@@ -7,7 +7,8 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::links::{Heard, Links, Word};
+use super::ledger::{Comparison, Finding};
+use super::links::{Heard, Links, MOST_CALLS, Word};
 use super::peer;
 use super::shared::{Request, Shared, lock};
 use super::timings::Awaited;
@@ -20,17 +21,21 @@ use crate::rank::Rank;
 const ROUND: Duration = Duration::from_millis(20);
 /// How long the others have to say how far they have come.
 const ANSWERS: Duration = Duration::from_millis(500);
+/// How long the end of a link waits for the other's.
+const FAREWELL: Duration = Duration::from_millis(100);
 /// A rank that has left in good order may have been quicker than this one by as much.
 const STRAGGLE: Duration = Duration::from_secs(1);
 
 pub(super) fn spawn(shared: &Arc<Shared>, links: Links) -> Result<JoinHandle<()>> {
     let n = shared.members.len();
-    let mut watch = Watch {
+    let watch = Watch {
         shared: Arc::clone(shared),
         links,
         progress: vec![None; n],
         left: vec![None; n],
+        last: vec![None; n],
         late_mark: None,
+        comparison: Comparison::new(n),
     };
     std::thread::Builder::new()
         .name(format!("ryz-watch-{}", shared.group))
@@ -49,8 +54,11 @@ struct Watch {
     progress: Vec<Option<u64>>,
     /// When a member said goodbye.
     left: Vec<Option<Instant>>,
+    /// How many collectives a member has enqueued that enqueues no more.
+    last: Vec<Option<u64>>,
     /// The call behind which a mark is being put, and the mark.
     late_mark: Option<Receiver<LateMark>>,
+    comparison: Comparison,
 }
 
 type LateMark = (u64, Result<Event, DeviceError>);
@@ -74,11 +82,23 @@ fn mark_late(shared: &Arc<Shared>, calls: u64) -> Option<Receiver<LateMark>> {
 }
 
 impl Watch {
-    fn run(&mut self) {
+    fn run(mut self) {
         // Who waits for others to make the communicator hears that this one is there.
         self.links.tell_all(&Word::Hello);
+        let mut next_look = Instant::now();
+        let mut is_last_told = false;
         while !self.shared.stop.load(Ordering::Acquire) {
-            self.hear(ROUND);
+            self.hear(next_look.saturating_duration_since(Instant::now()));
+            // However much is said, nobody is looked at more often than that.
+            let now = Instant::now();
+            let is_due = now >= next_look;
+            if is_due {
+                next_look = now + ROUND;
+            }
+            if !is_last_told && self.shared.leaves.load(Ordering::Acquire) {
+                is_last_told = true;
+                self.tell_last();
+            }
             if self.shared.has_failed() {
                 continue;
             }
@@ -88,19 +108,29 @@ impl Watch {
                 Some(Request::Expire { what, waited, sequence, peer }) => {
                     self.expire(what, waited, sequence, peer);
                 }
-                None => self.look(),
+                None if is_due => self.look(now),
+                None => {}
             }
         }
+        if !is_last_told {
+            self.tell_last();
+        }
         self.links.tell_all(&Word::Goodbye);
+        self.links.close(FAREWELL);
+    }
+
+    /// Tells the others how many collectives this rank has enqueued, and that there will be no more.
+    fn tell_last(&mut self) {
+        let made = lock(&self.shared.ledger).newest();
+        self.links.tell_all(&Word::Last(made));
     }
 
     /// Looks at what nobody tells.
-    fn look(&mut self) {
+    fn look(&mut self, now: Instant) {
         if let Some(error) = self.shared.asynchronous_error() {
             return self.give_up(error, true);
         }
-        let now = Instant::now();
-        if self.is_late_inside(now) {
+        if self.compare(now) || self.is_late_inside(now) {
             return;
         }
         if let Err(error) = self.land(now) {
@@ -112,20 +142,64 @@ impl Watch {
         if now >= deadline {
             return self.expire(self.words(signature, sequence), now - enqueued, collectives, peer);
         }
-        // What stands before a late mark may be anything.
-        if is_late {
-            return;
-        }
-        // A message waits for one rank, everything else for all.
-        let waits_for = |position: usize| peer.is_none_or(|peer| peer.index() == position);
-        let gone = self.left.iter().enumerate().find_map(|(position, left)| {
-            left.filter(|at| waits_for(position) && now - *at > STRAGGLE).map(|_| position)
-        });
-        if let Some(position) = gone.filter(|_| now - enqueued > STRAGGLE) {
+        let is_gone = |position: usize| {
+            // A message waits for one rank, everything else for all. Messages have no numbers.
+            if peer.is_some_and(|peer| peer.index() != position) {
+                return false;
+            }
+            if peer.is_none() && self.last[position].is_some_and(|last| last < collectives) {
+                return true;
+            }
+            // It may have been quicker than this rank. What stands before a late mark may be anything.
+            let is_long_ago = |at: Instant| now.saturating_duration_since(at) > STRAGGLE;
+            !is_late && self.left[position].is_some_and(is_long_ago) && is_long_ago(enqueued)
+        };
+        if let Some(position) = (0..self.left.len()).find(|position| is_gone(*position)) {
             let during = signature.map_or_else(several, |s| s.to_string());
             let error = self.lost(position, "it has left the group", &during);
             self.give_up(error, true);
         }
+    }
+
+    /// Whether a member has called something else than this rank; then the group is given up, at once or soon.
+    fn compare(&mut self, now: Instant) -> bool {
+        let found = self.comparison.compare(&lock(&self.shared.ledger), now, ANSWERS);
+        self.shared.agreed.store(self.comparison.agreed(self.shared.position), Ordering::Release);
+        let mut differs = false;
+        for finding in found {
+            match finding {
+                Finding::News(claim) => self.links.tell_all(&Word::Made(claim)),
+                Finding::Dispute(first, calls) => {
+                    for (index, calls) in calls.chunks(MOST_CALLS).enumerate() {
+                        let first = first + (index * MOST_CALLS) as u64;
+                        self.links.tell_all(&Word::Calls(first, calls.to_vec()));
+                    }
+                }
+                Finding::Unknown(position, sequence) => {
+                    let error = Error::Mismatch {
+                        group: self.shared.group.clone(),
+                        sequence,
+                        field: "a call that is not known any more",
+                        rank: self.shared.members[self.shared.position].rank,
+                        mine: "these up to it".into(),
+                        peer: self.shared.members[position].rank,
+                        theirs: "others".into(),
+                    };
+                    self.give_up(error, true);
+                    differs = true;
+                }
+            }
+        }
+        differs
+    }
+
+    /// Compares another member's calls with this rank's.
+    fn contrast(&mut self, position: usize, first: u64, theirs: &[Signature]) {
+        let Some((sequence, mine, theirs)) = lock(&self.shared.ledger).difference(first, theirs) else {
+            return;
+        };
+        let [me, peer] = [self.shared.position, position].map(|position| self.shared.members[position].rank);
+        self.give_up(Error::mismatch(&self.shared.group, sequence, (me, &mine), (peer, &theirs)), true);
     }
 
     /// Finds out which calls are done. Only asks: what enqueues can be held up by the GPU.
@@ -156,7 +230,7 @@ impl Watch {
         let Some(inside) = lock(&self.shared.calls).inside.filter(|inside| now >= inside.deadline) else {
             return false;
         };
-        let sequence = self.shared.sequence.load(Ordering::Acquire);
+        let sequence = self.shared.collectives();
         let what = self.words(inside.signature, sequence) + " inside NCCL,";
         self.expire(what, now - inside.since, sequence, inside.signature.as_ref().and_then(peer));
         true
@@ -169,20 +243,27 @@ impl Watch {
             if let Heard::Said(_) = heard {
                 self.shared.heard_from(*position);
             }
-            if let Heard::Said(Word::Progress(sequence) | Word::Expired(sequence, _)) = heard {
-                self.progress[*position] = Some(*sequence);
+            if let Heard::Said(Word::Progress(n) | Word::Expired(n, _)) = heard {
+                self.progress[*position] = Some(*n);
             }
         }
         for (position, heard) in words {
             match heard {
                 Heard::Said(Word::Goodbye) => self.left[position] = Some(Instant::now()),
                 Heard::Said(Word::Hello | Word::Progress(_)) => {}
+                Heard::Said(Word::Made(claim)) => self.comparison.claimed(position, claim),
+                Heard::Said(Word::Last(claim)) => {
+                    self.comparison.claimed(position, claim);
+                    self.last[position] = Some(claim.sequence);
+                    self.progress[position] = Some(claim.sequence);
+                }
                 _ if self.shared.has_failed() || self.shared.stop.load(Ordering::Acquire) => {}
                 Heard::Said(Word::Aborted(reason)) => {
                     let rank = self.shared.members[position].rank;
                     self.give_up(Error::PeerAborted { rank, reason }, false);
                 }
                 Heard::Said(Word::Expired(sequence, what)) => self.answer(position, sequence, &what),
+                Heard::Said(Word::Calls(first, calls)) => self.contrast(position, first, &calls),
                 Heard::Lost(why) => {
                     let during = self.during();
                     let error = self.lost(position, &why, &during);
@@ -232,7 +313,7 @@ impl Watch {
 
     /// Tells the others how far this rank is, hears how far they are, and names those that have not come to `sequence`.
     fn missing(&mut self, sequence: u64) -> Vec<Rank> {
-        let mine = self.shared.sequence.load(Ordering::Acquire);
+        let mine = self.shared.collectives();
         self.progress[self.shared.position] = Some(mine);
         self.links.tell_all(&Word::Progress(mine));
         let until = Instant::now() + ANSWERS;
@@ -241,9 +322,11 @@ impl Watch {
             for (position, heard) in self.links.listen(ROUND) {
                 match heard {
                     Heard::Said(Word::Progress(n) | Word::Expired(n, _)) => self.progress[position] = Some(n),
+                    Heard::Said(Word::Last(claim)) => self.progress[position] = Some(claim.sequence),
                     // Whoever gives up has been there.
                     Heard::Said(Word::Aborted(_)) => self.progress[position] = Some(sequence),
-                    Heard::Said(Word::Hello | Word::Goodbye) | Heard::Lost(_) => {}
+                    Heard::Said(Word::Hello | Word::Made(_) | Word::Calls(..) | Word::Goodbye)
+                    | Heard::Lost(_) => {}
                 }
             }
         }

@@ -16,30 +16,8 @@ use crate::wire::frame::{Header, Kind};
 pub(super) const ASK_AFTER: Duration = Duration::from_millis(200);
 /// How long it waits for the answer of a rank that is ahead of it, which may be busy elsewhere.
 const ANSWER: Duration = Duration::from_millis(800);
-/// Calls remembered. A rank can only get so far ahead as what it sent fits the sockets' buffers.
-const REMEMBERED: u64 = 1024;
-
 /// This rank's newest collectives.
-#[derive(Default, Debug)]
-pub(in crate::backend::tcp) struct History {
-    calls: Vec<(u64, Signature)>,
-}
-
-impl History {
-    pub(in crate::backend::tcp) fn push(&mut self, sequence: u64, signature: Signature) {
-        let slot = (sequence % REMEMBERED) as usize;
-        if slot >= self.calls.len() {
-            // Numbers begin at 1 and follow each other; what fills a gap has number 0, which no call has.
-            self.calls.resize(slot + 1, (0, signature));
-        }
-        self.calls[slot] = (sequence, signature);
-    }
-
-    fn get(&self, sequence: u64) -> Option<Signature> {
-        let (number, signature) = self.calls.get((sequence % REMEMBERED) as usize)?;
-        (*number == sequence && sequence > 0).then_some(*signature)
-    }
-}
+pub(in crate::backend::tcp) type History = crate::backend::history::History<Signature>;
 
 impl Run<'_> {
     /// Compares a header with this rank's own call of the same number, if that is remembered.

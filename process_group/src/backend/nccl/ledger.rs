@@ -1,0 +1,233 @@
+//! Which collectives a rank has made. NCCL compares nothing: ranks whose calls differ get wrong values, or wait for ever. So
+//! watchers tell each other how far they are, with a digest of all calls up to there, and compare it with their own.
+
+use std::time::{Duration, Instant};
+
+use crate::backend::history::{History, REMEMBERED};
+use crate::call::Signature;
+use crate::wire::signature;
+
+/// This rank's collectives: how many, their digest, and which the newest are.
+#[derive(Default, Debug)]
+pub(super) struct Ledger {
+    newest: Claim,
+    history: History<(Signature, u64)>,
+}
+
+/// What a rank says it has called: the number of its newest collective, and the digest of all up to it.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Claim {
+    pub(super) sequence: u64,
+    pub(super) digest: u64,
+}
+
+impl Ledger {
+    pub(super) fn note(&mut self, call: Signature) {
+        let digest = add(self.newest.digest, &call);
+        self.newest = Claim { sequence: self.newest.sequence + 1, digest };
+        self.history.push(self.newest.sequence, (call, digest));
+    }
+
+    pub(super) fn newest(&self) -> Claim {
+        self.newest
+    }
+
+    fn digest(&self, sequence: u64) -> Option<u64> {
+        Some(self.history.get(sequence)?.1)
+    }
+
+    /// Those of these calls that are remembered, and the number of the first.
+    fn calls(&self, first: u64, last: u64) -> (u64, Vec<Signature>) {
+        let oldest = last.saturating_sub(REMEMBERED - 1).max(first);
+        let is_remembered = |sequence: &u64| self.history.get(*sequence).is_some();
+        let first = (oldest..=last).find(is_remembered).unwrap_or(last);
+        (first, (first..=last).map_while(|sequence| Some(self.history.get(sequence)?.0)).collect())
+    }
+
+    /// The first of another rank's calls, numbered from `first`, that differs from this rank's: its number, this rank's and
+    /// the other's.
+    pub(super) fn difference(&self, first: u64, theirs: &[Signature]) -> Option<(u64, Signature, Signature)> {
+        (0u64..).zip(theirs).find_map(|(index, theirs)| {
+            let sequence = first.checked_add(index)?;
+            let (mine, _) = self.history.get(sequence)?;
+            (mine != *theirs).then_some((sequence, mine, *theirs))
+        })
+    }
+}
+
+/// As the hash tables of Rust's compiler mix words: rotate, xor, multiply by an odd number.
+fn add(digest: u64, call: &Signature) -> u64 {
+    const FACTOR: u64 = 0x517c_c1b7_2722_0a95;
+    let bytes = signature::pack(call);
+    let (words, _) = bytes.as_chunks::<8>();
+    words
+        .iter()
+        .fold(digest, |digest, word| (digest.rotate_left(5) ^ u64::from_le_bytes(*word)).wrapping_mul(FACTOR))
+}
+
+/// What is known of the other members' calls.
+#[derive(Debug)]
+pub(super) struct Comparison {
+    /// What each member claims and has not been compared yet.
+    claims: Vec<Option<Claim>>,
+    /// Up to which call each member's are known to be this rank's.
+    agreed: Vec<u64>,
+    /// The number of the newest collective that the others have been told of.
+    told: u64,
+    /// Since when the claim of a member is known to differ, and up to which call.
+    disputed: Option<(Instant, usize, u64)>,
+}
+
+/// What a comparison comes to.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Finding {
+    /// The others do not know yet how far this rank is.
+    News(Claim),
+    /// Somebody has called something else: this rank's calls, from this number on, by which whoever has compares.
+    Dispute(u64, Vec<Signature>),
+    /// Nobody has found out which call it is: the member, and the number up to which one differs.
+    Unknown(usize, u64),
+}
+
+impl Comparison {
+    pub(super) fn new(members: usize) -> Self {
+        Self { claims: vec![None; members], agreed: vec![0; members], told: 0, disputed: None }
+    }
+
+    /// Takes what a member claims.
+    pub(super) fn claimed(&mut self, position: usize, claim: Claim) {
+        self.claims[position] = Some(claim);
+    }
+
+    /// Up to which collective those of all members are known to agree, this rank's at `position` included.
+    pub(super) fn agreed(&self, position: usize) -> u64 {
+        let others = self.agreed.iter().enumerate().filter(|(other, _)| *other != position);
+        others.map(|(_, agreed)| *agreed).min().unwrap_or(u64::MAX)
+    }
+
+    /// Compares claims with this rank's calls, as far as it has come. A claim about calls that are forgotten by now counts for
+    /// nothing.
+    pub(super) fn compare(&mut self, ledger: &Ledger, now: Instant, patience: Duration) -> Vec<Finding> {
+        let mut found = Vec::new();
+        let newest = ledger.newest();
+        if newest.sequence > self.told {
+            self.told = newest.sequence;
+            found.push(Finding::News(newest));
+        }
+        if let Some((since, position, sequence)) = self.disputed {
+            if now - since > patience {
+                found.push(Finding::Unknown(position, sequence));
+            }
+            return found;
+        }
+        for (position, claim) in self.claims.iter_mut().enumerate() {
+            let Some(Claim { sequence, digest }) = claim.take_if(|c| c.sequence <= newest.sequence) else {
+                continue;
+            };
+            match ledger.digest(sequence) {
+                Some(mine) if mine == digest => self.agreed[position] = sequence,
+                Some(_) => {
+                    self.disputed = Some((now, position, sequence));
+                    let (first, calls) = ledger.calls(self.agreed[position] + 1, sequence);
+                    found.push(Finding::Dispute(first, calls));
+                    break;
+                }
+                None => {}
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::{Operation, ReduceOp};
+    use crate::dtype::DType;
+    use proptest::prelude::*;
+
+    const PATIENCE: Duration = Duration::from_millis(500);
+
+    fn call(count: usize) -> Signature {
+        Signature { operation: Operation::AllReduce(ReduceOp::Sum), dtype: DType::F32, count }
+    }
+
+    fn made(calls: impl IntoIterator<Item = usize>) -> Ledger {
+        let mut ledger = Ledger::default();
+        for count in calls {
+            ledger.note(call(count));
+        }
+        ledger
+    }
+
+    fn compare(comparison: &mut Comparison, ledger: &Ledger) -> Vec<Finding> {
+        comparison.compare(ledger, Instant::now(), PATIENCE)
+    }
+
+    proptest! {
+        #[test]
+        fn the_first_difference_is_found_wherever_it_is(
+            mut counts in proptest::collection::vec(0usize..4, 1..6000), at: proptest::sample::Index,
+            asked in 1u64..6000,
+        ) {
+            let mine = made(counts.iter().copied());
+            let at = at.index(counts.len());
+            counts[at] += 7;
+            let theirs = made(counts.iter().copied());
+            let asked = asked.min(counts.len() as u64);
+            let mut comparison = Comparison::new(2);
+            let claimed = made(counts[..asked as usize].iter().copied()).newest();
+            comparison.claimed(1, claimed);
+            let found = compare(&mut comparison, &mine);
+            prop_assert_eq!(&found[0], &Finding::News(mine.newest()));
+            let forgotten = asked + REMEMBERED <= mine.newest().sequence;
+            if asked <= at as u64 || forgotten {
+                prop_assert_eq!(found.len(), 1);
+                prop_assert_eq!(comparison.agreed(0), if forgotten { 0 } else { asked });
+                return Ok(());
+            }
+            prop_assert_eq!(comparison.agreed(0), 0);
+            let Finding::Dispute(first, calls) = &found[1] else { panic!("{found:?}") };
+            let number = at as u64 + 1;
+            let known = number >= *first && number + REMEMBERED > theirs.newest().sequence;
+            let difference = known.then(|| (number, call(counts[at]), call(counts[at] - 7)));
+            prop_assert_eq!(theirs.difference(*first, calls), difference);
+            prop_assert_eq!((first + calls.len() as u64, theirs.difference(u64::MAX - 1, calls)), (asked + 1, None));
+        }
+    }
+
+    #[test]
+    fn a_rank_that_is_behind_compares_when_it_has_come_as_far() {
+        let theirs = made([1, 2, 3]);
+        let mut comparison = Comparison::new(2);
+        comparison.claimed(1, theirs.newest());
+        let mut mine = made([1, 2]);
+        assert_eq!(compare(&mut comparison, &mine), [Finding::News(mine.newest())]);
+        assert_eq!(compare(&mut comparison, &mine), []);
+        mine.note(call(4));
+        let found = compare(&mut comparison, &mine);
+        assert_eq!(found[1], Finding::Dispute(1, vec![call(1), call(2), call(4)]));
+        // Once is enough, and somebody has to find it.
+        assert_eq!(compare(&mut comparison, &mine), []);
+        let later = Instant::now() + 2 * PATIENCE;
+        assert_eq!(comparison.compare(&mine, later, PATIENCE), [Finding::Unknown(1, 3)]);
+    }
+
+    #[test]
+    fn what_was_agreed_on_is_not_told_again() {
+        let (mine, theirs) = (made([1, 2, 5]), made([1, 2, 3]));
+        let mut comparison = Comparison::new(2);
+        comparison.claimed(1, made([1, 2]).newest());
+        assert_eq!(compare(&mut comparison, &mine), [Finding::News(mine.newest())]);
+        comparison.claimed(1, theirs.newest());
+        assert_eq!(compare(&mut comparison, &mine), [Finding::Dispute(3, vec![call(5)])]);
+    }
+
+    #[test]
+    fn a_claim_about_forgotten_calls_counts_for_nothing() {
+        let mine = made(0..10_000);
+        let mut comparison = Comparison::new(2);
+        comparison.claimed(1, Claim { sequence: 5, digest: 0 });
+        assert_eq!(compare(&mut comparison, &mine), [Finding::News(mine.newest())]);
+    }
+}
