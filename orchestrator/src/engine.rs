@@ -105,11 +105,14 @@ impl Orchestrator {
         self.connection.report(&error.to_string(), None);
     }
 
-    /// Leaves the job; see [`ProcessGroupManager::finalize`].
+    /// Leaves the job, and tells the launcher, where there is one, of what is found wrong then; see
+    /// [`ProcessGroupManager::finalize`].
     ///
     /// # Errors
     /// As there.
     pub fn finalize(self) -> Result<(), Error> {
-        self.manager.finalize()
+        let Self { manager, connection, .. } = self;
+        let last_call = manager.last_call();
+        manager.finalize().inspect_err(|error| connection.report_failure(error, last_call.as_deref()))
     }
 }

@@ -27,7 +27,7 @@ use factory::{Factory, Together};
 /// How long leaving ranks wait for each other.
 const FAREWELL: Duration = Duration::from_secs(10);
 /// How long they then wait until their calls have been compared, which takes a few hundredths of a second.
-const SETTLED: Duration = Duration::from_millis(500);
+const SETTLED: Duration = Duration::from_secs(5);
 
 /// One rank's view of a job: the groups it is in, and what they need.
 ///
@@ -290,8 +290,9 @@ impl ProcessGroupManager {
     /// Waits (10 s at most) until every rank is here, then leaves: closes links and frees everything.
     ///
     /// # Errors
-    /// [`Error::Timeout`] names the ranks that did not come; [`Error::Mismatch`] tells of calls that differed and ended all the
-    /// same. Everything is released in any case.
+    /// [`Error::Timeout`] names the ranks that did not come, or have made more or fewer calls in a group;
+    /// [`Error::Mismatch`], or [`Error::PeerAborted`] with it, tells of calls that differed and ended all the same. Everything is
+    /// released in any case.
     pub fn finalize(mut self) -> Result<()> {
         let world = self.world();
         if world.failure().is_some() {

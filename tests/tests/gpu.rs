@@ -524,8 +524,37 @@ fn a_rank_that_leaves_before_the_last_of_many_calls_is_named() {
             drop(rank);
             return;
         }
+        let started = Instant::now();
         let error = group.synchronize().unwrap_err();
+        println!("after {:?}: {error}", started.elapsed());
         let named = matches!(&error, Error::PeerLost { rank: Rank(1), .. });
+        assert!(named && error.to_string().contains("it has left the group"), "{error}");
+        return;
+    }
+    need(2);
+    let folder = tempfile::tempdir().unwrap();
+    let mut ranks = Ranks::start(NAME, 2, free_port(), folder.path());
+    assert!(ranks.end(0, SOON).is_some_and(|status| status.success()), "{}", log_of(folder.path(), 0));
+    println!("{}", log_of(folder.path(), 0));
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_rank_that_leaves_before_a_call_that_connects_to_it_is_named() {
+    const NAME: &str = "a_rank_that_leaves_before_a_call_that_connects_to_it_is_named";
+    let mut config = nccl();
+    config.process_group.timeout = Timeout::from_secs(2 * SOON.as_secs());
+    // Connections are then made in the first calls.
+    config.process_group.self_check = false;
+    if let Some(me) = role() {
+        let mut rank = initialize(&config).unwrap();
+        if me == 1 {
+            return;
+        }
+        let group = rank.manager().world();
+        let mut x = group.place(&[1.0f32; 1000]).unwrap();
+        let error = group.all_to_all(&mut x).and_then(|()| group.synchronize()).unwrap_err();
+        let named = matches!(error.root_cause(), Error::PeerLost { rank: Rank(1), .. });
         assert!(named && error.to_string().contains("it has left the group"), "{error}");
         return;
     }

@@ -152,7 +152,8 @@ pub trait Backend: Send {
     /// deadline. All members have made the same number of calls and make no others meanwhile.
     ///
     /// # Errors
-    /// [`Error::Mismatch`], or [`Error::PeerAborted`] with what another member found.
+    /// [`Error::Mismatch`], or [`Error::PeerAborted`] with what another member found; [`Error::Timeout`] names members that
+    /// have not made as many calls. Other failures from before count as told.
     fn settle(&mut self, deadline: Instant) -> Result<()> {
         let _ = deadline;
         Ok(())

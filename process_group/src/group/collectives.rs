@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::ProcessGroup;
 use super::engine::Buffers;
-use crate::buffer::{Buffer, BufferMut};
+use crate::buffer::{Buffer, BufferMut, Memory};
 use crate::call::{Operation, ReduceOp, Signature};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -180,6 +180,9 @@ impl ProcessGroup {
     /// Waits until the calls of all members are known to have been the same, where they are compared beside the calls, at most
     /// for `patience`. All must have made the same number of calls and make none meanwhile.
     pub(crate) fn settle(&mut self, patience: Duration) -> Result<()> {
+        if self.memory() == Memory::Host {
+            return Ok(());
+        }
         self.wait_idle();
         self.engine.settle(patience)
     }

@@ -22,7 +22,6 @@ pub use error::NcclError;
 
 use std::net::TcpStream;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{Backend, Completion, Path, Ticket, Timings};
@@ -330,16 +329,26 @@ impl Backend for Nccl {
 
     fn settle(&mut self, deadline: Instant) -> Result<()> {
         let shared = &*self.shared;
-        let made = shared.collectives();
-        while shared.agreed.load(Ordering::Acquire) < made {
+        match shared.check() {
+            Err(error @ Error::Mismatch { .. }) => return Err(error),
+            // Whoever uses the group learns of it, and who does not need not.
+            Err(_) => return Ok(()),
+            Ok(()) => {}
+        }
+        let (made, started) = (shared.collectives(), Instant::now());
+        loop {
+            let missing = shared.not_agreed(made);
             shared.check()?;
-            if Instant::now() >= deadline {
-                tracing::debug!(group = shared.group, made, "not every member's calls have been compared");
+            if missing.is_empty() {
                 return Ok(());
+            }
+            if Instant::now() >= deadline {
+                let what =
+                    format!("comparing the {made} calls of group `{}` with those of others", shared.group);
+                return Err(Error::Timeout { what, waited: started.elapsed(), missing });
             }
             std::thread::sleep(SETTLING);
         }
-        shared.check()
     }
 
     fn link_gbs(&self) -> Option<f64> {

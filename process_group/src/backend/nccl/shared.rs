@@ -54,8 +54,8 @@ pub(super) struct Shared {
     /// This rank calls nothing more.
     pub(super) leaves: AtomicBool,
     pub(super) stop: AtomicBool,
-    /// Up to which collective the calls of all members are known to agree.
-    pub(super) agreed: AtomicU64,
+    /// Up to which collective each member's calls are known to be this rank's.
+    pub(super) agreed: Vec<AtomicU64>,
     /// Of the compute stream, and of the one of asynchronous calls.
     pub(super) flights: [Mutex<Flights>; 2],
 }
@@ -88,9 +88,16 @@ impl Shared {
             request: Mutex::new(None),
             leaves: AtomicBool::new(false),
             stop: AtomicBool::new(false),
-            agreed: AtomicU64::new(if members.len() == 1 { u64::MAX } else { 0 }),
+            agreed: members.iter().map(|_| AtomicU64::new(0)).collect(),
             flights: [Mutex::new(Flights::of_many()), Mutex::new(Flights::of_few())],
         }
+    }
+
+    /// Members whose calls are not known to be this rank's up to this collective.
+    pub(super) fn not_agreed(&self, sequence: u64) -> Vec<Rank> {
+        let others = self.members.iter().zip(&self.agreed).enumerate().filter(|(at, _)| *at != self.position);
+        let behind = others.filter(|(_, (_, agreed))| agreed.load(Ordering::Acquire) < sequence);
+        behind.map(|(_, (member, _))| member.rank).collect()
     }
 
     /// How many collectives this rank has enqueued.

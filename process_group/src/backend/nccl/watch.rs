@@ -127,10 +127,18 @@ impl Watch {
 
     /// Looks at what nobody tells.
     fn look(&mut self, now: Instant) {
+        // First: calls that differ may be why NCCL fails.
+        if self.compare(now) {
+            return;
+        }
         if let Some(error) = self.shared.asynchronous_error() {
             return self.give_up(error, true);
         }
-        if self.compare(now) || self.is_late_inside(now) {
+        let made = self.shared.collectives();
+        if let Some(position) = self.last.iter().position(|last| last.is_some_and(|last| last < made)) {
+            return self.give_up_lost(position, "it has left the group without this call");
+        }
+        if self.is_late_inside(now) {
             return;
         }
         if let Err(error) = self.land(now) {
@@ -142,29 +150,32 @@ impl Watch {
         if now >= deadline {
             return self.expire(self.words(signature, sequence), now - enqueued, collectives, peer);
         }
-        let is_gone = |position: usize| {
-            // A message waits for one rank, everything else for all. Messages have no numbers.
-            if peer.is_some_and(|peer| peer.index() != position) {
-                return false;
-            }
-            if peer.is_none() && self.last[position].is_some_and(|last| last < collectives) {
-                return true;
-            }
-            // It may have been quicker than this rank. What stands before a late mark may be anything.
-            let is_long_ago = |at: Instant| now.saturating_duration_since(at) > STRAGGLE;
-            !is_late && self.left[position].is_some_and(is_long_ago) && is_long_ago(enqueued)
-        };
-        if let Some(position) = (0..self.left.len()).find(|position| is_gone(*position)) {
-            let during = signature.map_or_else(several, |s| s.to_string());
-            let error = self.lost(position, "it has left the group", &during);
-            self.give_up(error, true);
+        // What stands before a late mark may be anything.
+        if is_late {
+            return;
         }
+        // A message waits for one rank, everything else for all.
+        let waits_for = |position: usize| peer.is_none_or(|peer| peer.index() == position);
+        // It may have been quicker than this rank.
+        let is_long_ago = |at: Instant| now.saturating_duration_since(at) > STRAGGLE;
+        let mut left = self.left.iter().enumerate().filter(|(_, left)| left.is_some_and(is_long_ago));
+        if let Some((position, _)) = left.find(|(position, _)| waits_for(*position) && is_long_ago(enqueued))
+        {
+            self.give_up_lost(position, "it has left the group");
+        }
+    }
+
+    fn give_up_lost(&mut self, position: usize, detail: &str) {
+        let error = self.lost(position, detail, &self.during());
+        self.give_up(error, true);
     }
 
     /// Whether a member has called something else than this rank; then the group is given up, at once or soon.
     fn compare(&mut self, now: Instant) -> bool {
         let found = self.comparison.compare(&lock(&self.shared.ledger), now, ANSWERS);
-        self.shared.agreed.store(self.comparison.agreed(self.shared.position), Ordering::Release);
+        for (known, agreed) in self.shared.agreed.iter().zip(self.comparison.agreed()) {
+            known.store(*agreed, Ordering::Release);
+        }
         let mut differs = false;
         for finding in found {
             match finding {
@@ -246,17 +257,17 @@ impl Watch {
             if let Heard::Said(Word::Progress(n) | Word::Expired(n, _)) = heard {
                 self.progress[*position] = Some(*n);
             }
+            if let Heard::Said(Word::Last(claim)) = heard {
+                self.comparison.claimed(*position, *claim);
+                self.progress[*position] = Some(claim.sequence);
+                self.last[*position] = Some(claim.sequence);
+            }
         }
         for (position, heard) in words {
             match heard {
                 Heard::Said(Word::Goodbye) => self.left[position] = Some(Instant::now()),
-                Heard::Said(Word::Hello | Word::Progress(_)) => {}
+                Heard::Said(Word::Hello | Word::Progress(_) | Word::Last(_)) => {}
                 Heard::Said(Word::Made(claim)) => self.comparison.claimed(position, claim),
-                Heard::Said(Word::Last(claim)) => {
-                    self.comparison.claimed(position, claim);
-                    self.last[position] = Some(claim.sequence);
-                    self.progress[position] = Some(claim.sequence);
-                }
                 _ if self.shared.has_failed() || self.shared.stop.load(Ordering::Acquire) => {}
                 Heard::Said(Word::Aborted(reason)) => {
                     let rank = self.shared.members[position].rank;
@@ -264,18 +275,17 @@ impl Watch {
                 }
                 Heard::Said(Word::Expired(sequence, what)) => self.answer(position, sequence, &what),
                 Heard::Said(Word::Calls(first, calls)) => self.contrast(position, first, &calls),
-                Heard::Lost(why) => {
-                    let during = self.during();
-                    let error = self.lost(position, &why, &during);
-                    self.give_up(error, true);
-                }
+                Heard::Lost(why) => self.give_up_lost(position, &why),
             }
         }
     }
 
+    /// What the caller is in, or else what it has enqueued and waits for.
     fn during(&self) -> String {
-        let of = |(awaited, _): (Awaited, bool)| awaited.signature.map_or_else(several, |s| s.to_string());
-        self.shared.oldest().map_or_else(|| "no call".into(), of)
+        let inside = lock(&self.shared.calls).inside.map(|inside| inside.signature);
+        let under_way = inside.or_else(|| self.shared.oldest().map(|(awaited, _)| awaited.signature));
+        let words = |signature: Option<Signature>| signature.map_or_else(several, |s| s.to_string());
+        under_way.map_or_else(|| "no call".into(), words)
     }
 
     fn lost(&self, position: usize, detail: &str, during: &str) -> Error {
