@@ -287,12 +287,13 @@ impl ProcessGroupManager {
         }
     }
 
-    /// Waits (10 s at most) until every rank is here, then leaves: closes links and frees everything.
+    /// Waits (10 s at most) until every rank is here, then leaves: closes links and frees everything. On GPUs it waits, between the
+    /// two, until the calls in each group of the layout have been compared: some hundredths of a second, 5 s a group at most.
     ///
     /// # Errors
-    /// [`Error::Timeout`] names the ranks that did not come, or have made more or fewer calls in a group;
-    /// [`Error::Mismatch`], or [`Error::PeerAborted`] with it, tells of calls that differed and ended all the same. Everything is
-    /// released in any case.
+    /// [`Error::Timeout`] names the ranks that did not come, or have not made as many calls in a group;
+    /// [`Error::Mismatch`] tells of calls that differed and ended all the same, on the ranks that found it; on others it is
+    /// [`Error::PeerAborted`], or nothing where the group had ended before. Everything is released in any case.
     pub fn finalize(mut self) -> Result<()> {
         let world = self.world();
         if world.failure().is_some() {

@@ -153,7 +153,8 @@ pub trait Backend: Send {
     ///
     /// # Errors
     /// [`Error::Mismatch`], or [`Error::PeerAborted`] with what another member found; [`Error::Timeout`] names members that
-    /// have not made as many calls. Other failures from before count as told.
+    /// have not made as many calls. Of failures from before, only a mismatch that this
+    /// member found is told again.
     fn settle(&mut self, deadline: Instant) -> Result<()> {
         let _ = deadline;
         Ok(())
