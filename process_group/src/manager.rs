@@ -288,12 +288,12 @@ impl ProcessGroupManager {
     }
 
     /// Waits (10 s at most) until every rank is here, then leaves: closes links and frees everything. On GPUs it waits, between the
-    /// two, until the calls in each group of the layout have been compared: some hundredths of a second, 5 s a group at most.
+    /// two, until the calls in the groups of the layout have been compared: some hundredths of a second, 5 s at most.
     ///
     /// # Errors
-    /// [`Error::Timeout`] names the ranks that did not come, or have not made as many calls in a group;
-    /// [`Error::Mismatch`] tells of calls that differed and ended all the same, on the ranks that found it; on others it is
-    /// [`Error::PeerAborted`], or nothing where the group had ended before. Everything is released in any case.
+    /// [`Error::Timeout`] names the ranks that did not come. [`Error::Mismatch`] tells of calls that differed and ended all the
+    /// same, on the ranks that found it, [`Error::PeerAborted`] on others; [`Error::PeerLost`] names a rank that has made fewer calls
+    /// in a group. A failure of a group that no call has told of yet is told here. Everything is released in any case.
     pub fn finalize(mut self) -> Result<()> {
         let world = self.world();
         if world.failure().is_some() {
@@ -304,7 +304,8 @@ impl ProcessGroupManager {
         world.barrier()?;
         // Calls that differed may have ended all the same, on whatever backend compares them only afterwards.
         let groups = self.groups.iter_mut().filter(|group| group.failure().is_none());
-        groups.map(|group| group.settle(SETTLED)).fold(Ok(()), Result::and)
+        let deadline = Instant::now() + SETTLED;
+        groups.map(|group| group.settle(deadline)).fold(Ok(()), Result::and)
     }
 
     /// Index of the group with these members, made now unless there is one already.

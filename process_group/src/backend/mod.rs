@@ -149,12 +149,11 @@ pub trait Backend: Send {
     }
 
     /// Waits until the calls of all members have been compared, where that is done beside the calls, at most until the
-    /// deadline. All members have made the same number of calls and make no others meanwhile.
+    /// deadline. All members do so behind their last call.
     ///
     /// # Errors
-    /// [`Error::Mismatch`], or [`Error::PeerAborted`] with what another member found; [`Error::Timeout`] names members that
-    /// have not made as many calls. Of failures from before, only a mismatch that this
-    /// member found is told again.
+    /// [`Error::Mismatch`] for other calls, or fewer than another member's; [`Error::PeerLost`] names a member that has made
+    /// fewer; [`Error::PeerAborted`] says what another member found. Any other failure of the group, too.
     fn settle(&mut self, deadline: Instant) -> Result<()> {
         let _ = deadline;
         Ok(())

@@ -1,6 +1,6 @@
 //! The calls of a group that return when they are done: collectives in place and out of place, messages, barrier.
 
-use std::time::Duration;
+use std::time::Instant;
 
 use super::ProcessGroup;
 use super::engine::Buffers;
@@ -178,12 +178,12 @@ impl ProcessGroup {
     }
 
     /// Waits until the calls of all members are known to have been the same, where they are compared beside the calls, at most
-    /// for `patience`. All must have made the same number of calls and make none meanwhile.
-    pub(crate) fn settle(&mut self, patience: Duration) -> Result<()> {
+    /// until the deadline. All do so behind their last call.
+    pub(crate) fn settle(&mut self, deadline: Instant) -> Result<()> {
         if self.memory() == Memory::Host {
             return Ok(());
         }
         self.wait_idle();
-        self.engine.settle(patience)
+        self.engine.settle(deadline)
     }
 }

@@ -226,9 +226,9 @@ impl Engine {
     }
 
     /// Waits until the calls of all members are known to have been the same.
-    pub(super) fn settle(&self, patience: Duration) -> Result<()> {
+    pub(super) fn settle(&self, deadline: Instant) -> Result<()> {
         let core = &mut *lock(&self.core);
-        let outcome = core.backend.settle(Instant::now() + patience);
+        let outcome = core.backend.settle(deadline);
         let (signature, sequence) = core.last.map_or((NOTHING, 0), |l| (l.signature, l.sequence));
         let outcome = outcome.map(|()| Completion { path: Path::Local, enqueued: false, captured: false });
         self.judge(core, outcome, signature, sequence).map(drop)

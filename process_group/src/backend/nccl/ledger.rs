@@ -36,6 +36,11 @@ impl Ledger {
         Some(self.history.get(sequence)?.1)
     }
 
+    /// The call of this number, if it is remembered.
+    pub(super) fn call(&self, sequence: u64) -> Option<Signature> {
+        Some(self.history.get(sequence)?.0)
+    }
+
     /// Those of these calls that are remembered, and the number of the first.
     fn calls(&self, first: u64, last: u64) -> (u64, Vec<Signature>) {
         let oldest = last.saturating_sub(REMEMBERED - 1).max(first);
@@ -72,6 +77,8 @@ pub(super) struct Comparison {
     claims: Vec<Option<Claim>>,
     /// Up to which call each member's are known to be this rank's.
     agreed: Vec<u64>,
+    /// How many collectives a member has made that makes no more.
+    last: Vec<Option<u64>>,
     /// The number of the newest collective that the others have been told of.
     told: u64,
     /// Since when the claim of a member is known to differ, and up to which call.
@@ -89,19 +96,58 @@ pub(super) enum Finding {
     Unknown(usize, u64),
 }
 
+/// Whether members that make no more collectives have made the same.
+#[derive(PartialEq, Eq, Debug)]
+pub(super) enum Verdict {
+    Same,
+    /// These members have not said what their last was, or it has not been compared.
+    Open(Vec<usize>),
+    /// A member has made so many, which is more.
+    More(usize, u64),
+}
+
 impl Comparison {
     pub(super) fn new(members: usize) -> Self {
-        Self { claims: vec![None; members], agreed: vec![0; members], told: 0, disputed: None }
+        let (claims, agreed, last) = (vec![None; members], vec![0; members], vec![None; members]);
+        Self { claims, agreed, last, told: 0, disputed: None }
     }
 
     /// Takes what a member claims.
     pub(super) fn claimed(&mut self, position: usize, claim: Claim) {
-        self.claims[position] = Some(claim);
+        let pending = &mut self.claims[position];
+        if pending.is_none_or(|pending| pending.sequence < claim.sequence) {
+            *pending = Some(claim);
+        }
     }
 
-    /// Up to which collective each member's are known to be this rank's; what stands for this rank itself means nothing.
-    pub(super) fn agreed(&self) -> &[u64] {
-        &self.agreed
+    /// Takes what a member claims that makes no more collectives.
+    pub(super) fn ended(&mut self, position: usize, claim: Claim) {
+        self.claimed(position, claim);
+        self.last[position] = Some(claim.sequence);
+    }
+
+    /// A member that makes no more collectives and has made fewer than so many, and how many.
+    pub(super) fn short_of(&self, made: u64) -> Option<(usize, u64)> {
+        let mut ended = self.last.iter().enumerate();
+        ended.find_map(|(position, last)| last.filter(|last| *last < made).map(|last| (position, last)))
+    }
+
+    /// Whether somebody's calls differ, and which it is has still to be found out.
+    pub(super) fn is_disputed(&self) -> bool {
+        self.disputed.is_some()
+    }
+
+    /// Whether all others, who like the member at `me` make no more, have made the same `made` collectives.
+    pub(super) fn verdict(&self, me: usize, made: u64) -> Verdict {
+        let mut open = Vec::new();
+        for position in (0..self.last.len()).filter(|position| *position != me) {
+            match self.last[position] {
+                Some(last) if last > made => return Verdict::More(position, last),
+                Some(last) if last == made && self.agreed[position] == made => {}
+                _ => open.push(position),
+            }
+        }
+        if open.is_empty() { Verdict::Same } else { Verdict::Open(open) }
     }
 
     /// Compares claims with this rank's calls, as far as it has come. A claim about calls that are forgotten by now counts for
@@ -124,7 +170,7 @@ impl Comparison {
                 continue;
             };
             match ledger.digest(sequence) {
-                Some(mine) if mine == digest => self.agreed[position] = sequence,
+                Some(mine) if mine == digest => self.agreed[position] = self.agreed[position].max(sequence),
                 Some(_) => {
                     self.disputed = Some((now, position, sequence));
                     let (first, calls) = ledger.calls(self.agreed[position] + 1, sequence);
@@ -182,10 +228,10 @@ mod tests {
             let forgotten = asked + REMEMBERED <= mine.newest().sequence;
             if asked <= at as u64 || forgotten {
                 prop_assert_eq!(found.len(), 1);
-                prop_assert_eq!(comparison.agreed()[1], if forgotten { 0 } else { asked });
+                prop_assert_eq!(comparison.agreed[1], if forgotten { 0 } else { asked });
                 return Ok(());
             }
-            prop_assert_eq!(comparison.agreed()[1], 0);
+            prop_assert_eq!(comparison.agreed[1], 0);
             let Finding::Dispute(first, calls) = &found[1] else { panic!("{found:?}") };
             let number = at as u64 + 1;
             let known = number >= *first && number + REMEMBERED > theirs.newest().sequence;
@@ -220,6 +266,48 @@ mod tests {
         assert_eq!(compare(&mut comparison, &mine), [Finding::News(mine.newest())]);
         comparison.claimed(1, theirs.newest());
         assert_eq!(compare(&mut comparison, &mine), [Finding::Dispute(3, vec![call(5)])]);
+    }
+
+    #[test]
+    fn the_last_claim_counts_whatever_comes_after_it() {
+        let (mine, before) = (made([1, 2, 3]), made([1, 2]).newest());
+        let mut comparison = Comparison::new(2);
+        // Both in one batch, the newer first.
+        comparison.ended(1, mine.newest());
+        comparison.claimed(1, before);
+        compare(&mut comparison, &mine);
+        assert_eq!(comparison.verdict(0, 3), Verdict::Same);
+        comparison.claimed(1, before);
+        compare(&mut comparison, &mine);
+        assert_eq!(comparison.verdict(0, 3), Verdict::Same);
+    }
+
+    #[test]
+    fn members_that_make_no_more_have_made_the_same_more_fewer_or_others() {
+        let mine = made([1, 2, 3]);
+        let verdict = |ended: Option<Ledger>| {
+            let mut comparison = Comparison::new(3);
+            comparison.ended(0, mine.newest());
+            match ended {
+                Some(ledger) => comparison.ended(2, ledger.newest()),
+                None => comparison.claimed(2, mine.newest()),
+            }
+            compare(&mut comparison, &mine);
+            (comparison.verdict(1, 3), comparison.short_of(3), comparison.is_disputed())
+        };
+        assert_eq!(verdict(Some(made([1, 2, 3]))), (Verdict::Same, None, false));
+        // It may call more yet.
+        assert_eq!(verdict(None), (Verdict::Open(vec![2]), None, false));
+        assert_eq!(verdict(Some(made([1, 2, 3, 4]))), (Verdict::More(2, 4), None, false));
+        assert_eq!(verdict(Some(made([1, 2]))), (Verdict::Open(vec![2]), Some((2, 2)), false));
+        assert_eq!(verdict(Some(made([1, 5, 3]))), (Verdict::Open(vec![2]), None, true));
+        // Nobody has called anything.
+        let mut none = Comparison::new(2);
+        assert_eq!(none.verdict(0, 0), Verdict::Open(vec![1]));
+        none.ended(1, Claim::default());
+        assert_eq!(compare(&mut none, &Ledger::default()), []);
+        assert_eq!(none.verdict(0, 0), Verdict::Same);
+        assert_eq!(Comparison::new(1).verdict(0, 7), Verdict::Same);
     }
 
     #[test]

@@ -22,6 +22,7 @@ pub use error::NcclError;
 
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::{Backend, Completion, Path, Ticket, Timings};
@@ -33,6 +34,7 @@ use crate::rank::Rank;
 use crate::roster::{BackendKind, Member};
 pub(crate) use communicator::{Birth, Communicator};
 use issue::Finish;
+use ledger::Verdict;
 use links::Links;
 use scratch::Scratch;
 use shared::{Shared, lock};
@@ -329,25 +331,38 @@ impl Backend for Nccl {
 
     fn settle(&mut self, deadline: Instant) -> Result<()> {
         let shared = &*self.shared;
-        match shared.check() {
-            Err(error @ Error::Mismatch { .. }) => return Err(error),
-            // Whoever uses the group learns of it, and who does not need not.
-            Err(_) => return Ok(()),
-            Ok(()) => {}
-        }
-        let (made, started) = (shared.collectives(), Instant::now());
+        let made = shared.collectives();
+        // The watcher says so, and how many there have been.
+        shared.leaves.store(true, Ordering::Release);
         loop {
-            let missing = shared.not_agreed(made);
+            let verdict = lock(&shared.comparison).verdict(shared.position, made);
             shared.check()?;
-            if missing.is_empty() {
-                return Ok(());
+            let rank = |position: usize| shared.members[position].rank;
+            match verdict {
+                Verdict::Same => return Ok(()),
+                Verdict::More(position, theirs) => {
+                    return Err(Error::Mismatch {
+                        group: shared.group.clone(),
+                        sequence: made + 1,
+                        field: "the number of calls",
+                        rank: rank(shared.position),
+                        mine: format!("{made} collectives in all"),
+                        peer: rank(position),
+                        theirs: format!("{theirs}"),
+                    });
+                }
+                Verdict::Open(positions) if Instant::now() >= deadline => {
+                    let ranks: Vec<Rank> = positions.into_iter().map(rank).collect();
+                    let (group, ranks) = (&shared.group, crate::rank::list(&ranks));
+                    tracing::warn!(
+                        group,
+                        ranks,
+                        "their calls have not been compared with this rank's in time"
+                    );
+                    return Ok(());
+                }
+                Verdict::Open(_) => std::thread::sleep(SETTLING),
             }
-            if Instant::now() >= deadline {
-                let what =
-                    format!("comparing the {made} calls of group `{}` with those of others", shared.group);
-                return Err(Error::Timeout { what, waited: started.elapsed(), missing });
-            }
-            std::thread::sleep(SETTLING);
         }
     }
 

@@ -1,12 +1,12 @@
 //! What the caller's thread and the watcher of one communicator share.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::error::NcclError;
 use super::handles::{Calls, Trunk};
-use super::ledger::Ledger;
+use super::ledger::{Comparison, Ledger};
 use super::timings::{Awaited, Flights};
 use crate::device::symbols::{Handle, text};
 use crate::device::{Device, Nccl};
@@ -54,8 +54,8 @@ pub(super) struct Shared {
     /// This rank calls nothing more.
     pub(super) leaves: AtomicBool,
     pub(super) stop: AtomicBool,
-    /// Up to which collective each member's calls are known to be this rank's.
-    pub(super) agreed: Vec<AtomicU64>,
+    /// Whether the members' calls are the same.
+    pub(super) comparison: Mutex<Comparison>,
     /// Of the compute stream, and of the one of asynchronous calls.
     pub(super) flights: [Mutex<Flights>; 2],
 }
@@ -88,16 +88,9 @@ impl Shared {
             request: Mutex::new(None),
             leaves: AtomicBool::new(false),
             stop: AtomicBool::new(false),
-            agreed: members.iter().map(|_| AtomicU64::new(0)).collect(),
+            comparison: Mutex::new(Comparison::new(members.len())),
             flights: [Mutex::new(Flights::of_many()), Mutex::new(Flights::of_few())],
         }
-    }
-
-    /// Members whose calls are not known to be this rank's up to this collective.
-    pub(super) fn not_agreed(&self, sequence: u64) -> Vec<Rank> {
-        let others = self.members.iter().zip(&self.agreed).enumerate().filter(|(at, _)| *at != self.position);
-        let behind = others.filter(|(_, (_, agreed))| agreed.load(Ordering::Acquire) < sequence);
-        behind.map(|(_, (member, _))| member.rank).collect()
     }
 
     /// How many collectives this rank has enqueued.

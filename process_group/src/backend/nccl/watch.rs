@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, TryRecvError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::ledger::{Comparison, Finding};
+use super::ledger::Finding;
 use super::links::{Heard, Links, MOST_CALLS, Word};
 use super::peer;
 use super::shared::{Request, Shared, lock};
@@ -33,9 +33,7 @@ pub(super) fn spawn(shared: &Arc<Shared>, links: Links) -> Result<JoinHandle<()>
         links,
         progress: vec![None; n],
         left: vec![None; n],
-        last: vec![None; n],
         late_mark: None,
-        comparison: Comparison::new(n),
     };
     std::thread::Builder::new()
         .name(format!("ryz-watch-{}", shared.group))
@@ -54,11 +52,8 @@ struct Watch {
     progress: Vec<Option<u64>>,
     /// When a member said goodbye.
     left: Vec<Option<Instant>>,
-    /// How many collectives a member has enqueued that enqueues no more.
-    last: Vec<Option<u64>>,
     /// The call behind which a mark is being put, and the mark.
     late_mark: Option<Receiver<LateMark>>,
-    comparison: Comparison,
 }
 
 type LateMark = (u64, Result<Event, DeviceError>);
@@ -127,16 +122,12 @@ impl Watch {
 
     /// Looks at what nobody tells.
     fn look(&mut self, now: Instant) {
-        // First: calls that differ may be why NCCL fails.
-        if self.compare(now) {
+        // First: calls that differ, or a rank that has left, may be why NCCL fails.
+        if self.compare(now) || self.misses_somebody() {
             return;
         }
         if let Some(error) = self.shared.asynchronous_error() {
             return self.give_up(error, true);
-        }
-        let made = self.shared.collectives();
-        if let Some(position) = self.last.iter().position(|last| last.is_some_and(|last| last < made)) {
-            return self.give_up_lost(position, "it has left the group without this call");
         }
         if self.is_late_inside(now) {
             return;
@@ -165,18 +156,28 @@ impl Watch {
         }
     }
 
+    /// Whether a member that makes no more calls has not made one that this rank has; then the group is given up.
+    fn misses_somebody(&mut self) -> bool {
+        let made = self.shared.collectives();
+        let Some((position, last)) = lock(&self.shared.comparison).short_of(made) else { return false };
+        let number = last + 1;
+        let call =
+            lock(&self.shared.ledger).call(number).map_or_else(String::new, |call| format!(", {call}"));
+        self.give_up_lost(position, &format!("it has left the group without call {number}{call}"));
+        true
+    }
+
     fn give_up_lost(&mut self, position: usize, detail: &str) {
         let error = self.lost(position, detail, &self.during());
         self.give_up(error, true);
     }
 
-    /// Whether a member has called something else than this rank; then the group is given up, at once or soon.
+    /// Whether a member has called something else than this rank; then the group is given up, now or when it is known what.
     fn compare(&mut self, now: Instant) -> bool {
-        let found = self.comparison.compare(&lock(&self.shared.ledger), now, ANSWERS);
-        for (known, agreed) in self.shared.agreed.iter().zip(self.comparison.agreed()) {
-            known.store(*agreed, Ordering::Release);
-        }
-        let mut differs = false;
+        let (found, differs) = {
+            let mut comparison = lock(&self.shared.comparison);
+            (comparison.compare(&lock(&self.shared.ledger), now, ANSWERS), comparison.is_disputed())
+        };
         for finding in found {
             match finding {
                 Finding::News(claim) => self.links.tell_all(&Word::Made(claim)),
@@ -197,7 +198,6 @@ impl Watch {
                         theirs: "others".into(),
                     };
                     self.give_up(error, true);
-                    differs = true;
                 }
             }
         }
@@ -258,16 +258,15 @@ impl Watch {
                 self.progress[*position] = Some(*n);
             }
             if let Heard::Said(Word::Last(claim)) = heard {
-                self.comparison.claimed(*position, *claim);
+                lock(&self.shared.comparison).ended(*position, *claim);
                 self.progress[*position] = Some(claim.sequence);
-                self.last[*position] = Some(claim.sequence);
             }
         }
         for (position, heard) in words {
             match heard {
                 Heard::Said(Word::Goodbye) => self.left[position] = Some(Instant::now()),
                 Heard::Said(Word::Hello | Word::Progress(_) | Word::Last(_)) => {}
-                Heard::Said(Word::Made(claim)) => self.comparison.claimed(position, claim),
+                Heard::Said(Word::Made(claim)) => lock(&self.shared.comparison).claimed(position, claim),
                 _ if self.shared.has_failed() || self.shared.stop.load(Ordering::Acquire) => {}
                 Heard::Said(Word::Aborted(reason)) => {
                     let rank = self.shared.members[position].rank;
