@@ -1,14 +1,15 @@
 //! Ranks on GPUs: as processes of their own, which can be killed.
 
-use std::net::SocketAddr;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ryzanstein_config::DeviceConfig;
 use ryzanstein_process_group::device::{Libraries, Surroundings};
 use ryzanstein_process_group::nvml::Nvml;
+use tempfile::TempDir;
 
 /// The GPUs that CUDA shows; none without a driver.
 pub fn gpus() -> u32 {
@@ -16,37 +17,54 @@ pub fn gpus() -> u32 {
     Arc::new(Libraries::find(&DeviceConfig::default(), &surroundings)).device_count().unwrap_or(0)
 }
 
+/// The number of GPUs, if there are so many. `scripts/gpu-suite` knows the words.
+///
+/// # Panics
+/// When there are fewer.
+pub fn need(wanted: usize) -> usize {
+    let here = gpus() as usize;
+    assert!(here >= wanted, "this test needs {wanted} GPUs and CUDA shows {here}");
+    here
+}
+
+/// As many as tests with any number of them take.
+///
+/// # Panics
+/// When there are not two.
+pub fn some_gpus() -> usize {
+    need(2).min(4)
+}
+
 /// Ranks that are processes, ended when this is dropped.
 #[derive(Debug)]
 pub struct Ranks {
     children: Vec<Child>,
+    /// With what each of them says.
+    folder: TempDir,
 }
 
 impl Ranks {
-    /// Starts this test program again, `world_size` times, to run the one ignored test `name` as one rank each; output
-    /// goes to `rank-R.log` in `folder`. The test finds out by [`role`] that it is a rank.
+    /// Starts this test program again, `world_size` times, to run the one ignored test `name` as one rank each. The test finds
+    /// out by [`role`] that it is a rank.
     ///
     /// # Panics
     /// When a process cannot be started.
-    pub fn start(name: &str, world_size: usize, address: SocketAddr, folder: &Path) -> Self {
-        Self::start_at(name, world_size, address, folder, |rank| rank)
+    pub fn start(name: &str, world_size: usize) -> Self {
+        Self::start_at(name, world_size, |rank| rank)
     }
 
     /// [`start`](Self::start), each rank with the position on this host that `local` gives it, and so with that GPU.
     ///
     /// # Panics
     /// When a process cannot be started.
-    pub fn start_at(
-        name: &str,
-        world_size: usize,
-        address: SocketAddr,
-        folder: &Path,
-        local: impl Fn(usize) -> usize,
-    ) -> Self {
+    pub fn start_at(name: &str, world_size: usize, local: impl Fn(usize) -> usize) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
+        let address = free.expect("a free port");
         let program = std::env::current_exe().expect("this program has a path");
         let children = (0..world_size)
             .map(|rank| {
-                let log = std::fs::File::create(folder.join(format!("rank-{rank}.log"))).expect("a log file");
+                let log = std::fs::File::create(log_of(&folder, rank)).expect("a log file");
                 Command::new(&program)
                     .args([name, "--exact", "--ignored", "--nocapture", "--test-threads=1"])
                     .env(ROLE, rank.to_string())
@@ -55,7 +73,7 @@ impl Ranks {
                     .env("WORLD_SIZE", world_size.to_string())
                     .env("MASTER_ADDR", address.ip().to_string())
                     .env("MASTER_PORT", address.port().to_string())
-                    .env("XDG_RUNTIME_DIR", folder)
+                    .env("XDG_RUNTIME_DIR", folder.path())
                     .stdout(log.try_clone().expect("a log file"))
                     .stderr(log)
                     .stdin(Stdio::null())
@@ -63,7 +81,47 @@ impl Ranks {
                     .expect("a rank starts")
             })
             .collect();
-        Self { children }
+        Self { children, folder }
+    }
+
+    /// What a rank has said so far.
+    pub fn said(&self, rank: usize) -> String {
+        std::fs::read_to_string(log_of(&self.folder, rank)).unwrap_or_default()
+    }
+
+    /// Waits until a rank has said this word.
+    ///
+    /// # Panics
+    /// When it has not in time.
+    pub fn wait_for(&self, rank: usize, word: &str, patience: Duration) {
+        let until = Instant::now() + patience;
+        while !self.said(rank).contains(word) {
+            assert!(
+                Instant::now() < until,
+                "rank {rank} does not say `{word}` in {patience:?}:\n{}",
+                self.said(rank)
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until a rank has ended well, and shows what it has said.
+    ///
+    /// # Panics
+    /// When it has not, in time.
+    pub fn expect_success(&mut self, rank: usize, patience: Duration) {
+        let status = self.end(rank, patience);
+        let (well, said) = (status.is_some_and(|status| status.success()), self.said(rank));
+        assert!(well, "rank {rank} ended with {status:?} (none: not in {patience:?}):\n{said}");
+        println!("{said}");
+    }
+
+    /// Waits until all have ended well.
+    ///
+    /// # Panics
+    /// When one has not, in time.
+    pub fn expect_all(mut self, patience: Duration) {
+        (0..self.children.len()).for_each(|rank| self.expect_success(rank, patience));
     }
 
     /// Kills one rank, without a warning.
@@ -75,10 +133,7 @@ impl Ranks {
     }
 
     /// Waits until a rank has ended; `None` if it has not in time.
-    ///
-    /// # Panics
-    /// When it cannot be waited for.
-    pub fn end(&mut self, rank: usize, patience: Duration) -> Option<std::process::ExitStatus> {
+    fn end(&mut self, rank: usize, patience: Duration) -> Option<ExitStatus> {
         let until = Instant::now() + patience;
         loop {
             if let Some(status) = self.children[rank].try_wait().expect("a rank can be waited for") {
@@ -101,28 +156,16 @@ impl Drop for Ranks {
     }
 }
 
+fn log_of(folder: &TempDir, rank: usize) -> PathBuf {
+    folder.path().join(format!("rank-{rank}.log"))
+}
+
 /// Set for processes that [`Ranks`] started, to their rank.
 const ROLE: &str = "RYZANSTEIN_TEST_RANK";
 
 /// Which rank this process is, if [`Ranks`] started it.
 pub fn role() -> Option<usize> {
     std::env::var(ROLE).ok().and_then(|text| text.parse().ok())
-}
-
-/// Waits until a file is there with this word in it, and returns it.
-///
-/// # Panics
-/// When it has not come in time.
-pub fn wait_for(file: &Path, word: &str, patience: Duration) -> String {
-    let until = Instant::now() + patience;
-    loop {
-        let text = std::fs::read_to_string(file).unwrap_or_default();
-        if text.contains(word) {
-            return text;
-        }
-        assert!(Instant::now() < until, "`{word}` does not come in {}:\n{text}", file.display());
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 /// Bytes in use on all GPUs of this host by anybody.
