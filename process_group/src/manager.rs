@@ -288,12 +288,13 @@ impl ProcessGroupManager {
     }
 
     /// Waits (10 s at most) until every rank is here, then leaves: closes links and frees everything. On GPUs it waits, between the
-    /// two, until the calls in the groups of the layout have been compared: some hundredths of a second, 5 s at most.
+    /// two, until the calls in the groups of the layout have been compared: some hundredths of a second. After 5 s it
+    /// leaves with a warning that names the ranks whose calls have not been.
     ///
     /// # Errors
     /// [`Error::Timeout`] names the ranks that did not come. [`Error::Mismatch`] tells of calls that differed and ended all the
     /// same, on the ranks that found it, [`Error::PeerAborted`] on others; [`Error::PeerLost`] names a rank that has made fewer calls
-    /// in a group. A failure of a group that no call has told of yet is told here. Everything is released in any case.
+    /// in a group. A failure of a group that no call on this rank has told of yet is told here. Everything is released in any case.
     pub fn finalize(mut self) -> Result<()> {
         let world = self.world();
         if world.failure().is_some() {

@@ -191,7 +191,6 @@ fn host_memory_is_refused_and_the_group_goes_on() {
     });
 }
 
-/// Every rank adds its global rank.
 #[test]
 #[ignore = "needs 4 GPUs"]
 fn groups_of_the_layout_and_groups_of_any_ranks() {

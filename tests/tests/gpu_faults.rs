@@ -474,14 +474,18 @@ fn in_a_group_of_the_layout(
 fn a_mismatch_that_no_call_has_told_of_is_told_when_ranks_leave() {
     let name = "a_mismatch_that_no_call_has_told_of_is_told_when_ranks_leave";
     let work = |group: &mut ProcessGroup| {
-        let op = if group.rank() == Rank(1) { ReduceOp::Max } else { ReduceOp::Sum };
         let mut x = group.place(&[1.0f32; 10]).unwrap();
+        // So that nobody is still inside NCCL, for its first call, when the difference is found.
+        group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+        group.synchronize().unwrap();
+        let op = if group.rank() == Rank(1) { ReduceOp::Product } else { ReduceOp::Sum };
         group.all_reduce(&mut x, op).unwrap();
         // The watchers find it, and the group ends, before anybody asks.
         std::thread::sleep(Duration::from_secs(1));
     };
     in_a_group_of_the_layout(name, work, |_, said| {
-        said.contains("mismatched calls in group `tensor") && said.contains("calls all_reduce(max) of 10 f32")
+        said.contains("mismatched calls in group `tensor")
+            && said.contains("calls all_reduce(product) of 10 f32")
     });
 }
 

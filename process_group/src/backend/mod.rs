@@ -149,7 +149,7 @@ pub trait Backend: Send {
     }
 
     /// Waits until the calls of all members have been compared, where that is done beside the calls, at most until the
-    /// deadline. All members do so behind their last call.
+    /// deadline, at which it warns. All members do so behind their last call.
     ///
     /// # Errors
     /// [`Error::Mismatch`] for other calls, or fewer than another member's; [`Error::PeerLost`] names a member that has made

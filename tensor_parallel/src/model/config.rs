@@ -1,6 +1,7 @@
 //! `config.json` of a Hugging Face folder, parsed once into what the model needs. What is not supported is refused by
 //! name.
 
+use std::io::ErrorKind;
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -166,11 +167,18 @@ impl LlamaConfig {
 /// The text of `config.json` and, if it is there, of `generation_config.json`.
 pub(super) fn read_folder(directory: &Path) -> Result<(String, Option<String>)> {
     let file = directory.join("config.json");
-    let config = std::fs::read_to_string(&file).map_err(|e| Error::io(&file, e))?;
+    let config = std::fs::read_to_string(&file).map_err(|error| match error.kind() {
+        ErrorKind::NotFound | ErrorKind::NotADirectory => Error::model(
+            &file,
+            "there is no such file; a model is a folder as Hugging Face has it, with config.json, the weights in *.safetensors, \
+             and, for text, tokenizer.json",
+        ),
+        _ => Error::io(&file, error),
+    })?;
     let file = directory.join("generation_config.json");
     match std::fs::read_to_string(&file) {
         Ok(generation) => Ok((config, Some(generation))),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok((config, None)),
+        Err(e) if e.kind() == ErrorKind::NotFound => Ok((config, None)),
         Err(e) => Err(Error::io(&file, e)),
     }
 }

@@ -124,6 +124,18 @@ fn what_is_not_supported_is_refused_by_name() {
 }
 
 #[test]
+fn a_folder_without_a_model_is_named_with_what_belongs_there() {
+    let here = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    // A folder without one, no folder at all, and a file in its place.
+    for folder in ["src", "no-such-folder", "Cargo.toml"] {
+        let error = LlamaConfig::from_folder(&here.join(folder)).unwrap_err();
+        let said = error.to_string();
+        assert!(said.contains(&format!("{folder}/config.json: there is no such file")), "{said}");
+        assert!(said.contains("*.safetensors") && error.is_permanent(), "{said}");
+    }
+}
+
+#[test]
 fn the_generation_config_says_what_ends_a_text() {
     let parse = |generation: &str| {
         LlamaConfig::from_json(Path::new("config.json"), &base().to_string(), Some(generation))
