@@ -294,7 +294,8 @@ impl ProcessGroupManager {
     /// # Errors
     /// [`Error::Timeout`] names the ranks that did not come. [`Error::Mismatch`] tells of calls that differed and ended all the
     /// same, on the ranks that found it, [`Error::PeerAborted`] on others; [`Error::PeerLost`] names a rank that has made fewer calls
-    /// in a group. A failure of a group that no call on this rank has told of yet is told here. Everything is released in any case.
+    /// in a group. A failure of a group that no call on this rank has told of yet is told here, unless the world's has failed
+    /// before. Everything is released in any case.
     pub fn finalize(mut self) -> Result<()> {
         let world = self.world();
         if world.failure().is_some() {
@@ -304,9 +305,13 @@ impl ProcessGroupManager {
         world.set_timeout(FAREWELL);
         world.barrier()?;
         // Calls that differed may have ended all the same, on whatever backend compares them only afterwards.
-        let groups = self.groups.iter_mut().filter(|group| group.failure().is_none());
+        let mut groups: Vec<_> = self.groups.iter_mut().filter(|group| group.failure().is_none()).collect();
+        // One that takes long keeps no other from comparing.
+        for group in &mut groups {
+            group.leave();
+        }
         let deadline = Instant::now() + SETTLED;
-        groups.map(|group| group.settle(deadline)).fold(Ok(()), Result::and)
+        groups.into_iter().map(|group| group.settle(deadline)).fold(Ok(()), Result::and)
     }
 
     /// Index of the group with these members, made now unless there is one already.

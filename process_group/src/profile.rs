@@ -112,7 +112,7 @@ pub struct ProfileRow {
     pub world_size: usize,
     /// Number of calls.
     pub calls: u64,
-    /// How many of them have been timed. On a GPU that is one in 200 microseconds, and in a graph one in 64 of a kind;
+    /// How many of them have been timed. On a GPU that is one in a millisecond, and in a graph one in 64 of a kind;
     /// calls that were made as one group are not, nor those under way. Without any, the figures below are zero.
     pub timed: u64,
     /// Median latency in microseconds.

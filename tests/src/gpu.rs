@@ -113,6 +113,7 @@ impl Ranks {
         let status = self.end(rank, patience);
         let (well, said) = (status.is_some_and(|status| status.success()), self.said(rank));
         assert!(well, "rank {rank} ended with {status:?} (none: not in {patience:?}):\n{said}");
+        assert!(said.contains("1 passed"), "rank {rank} has run no test:\n{said}");
         println!("{said}");
     }
 

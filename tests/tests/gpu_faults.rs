@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use common::{PATIENCE, SOON, initialize, nccl, on_gpus, sum_of_ranks};
 use ryzanstein_config::Timeout;
-use ryzanstein_process_group::device::DeviceBuffer;
+use ryzanstein_process_group::device::{DeviceBuffer, Launch};
 use ryzanstein_process_group::{Error, ProcessGroup, Rank, ReduceOp};
 use ryzanstein_tests::gpu::{Ranks, memory_used, need, role, some_gpus, wait_for_memory};
 
@@ -275,6 +275,45 @@ fn a_rank_that_leaves_before_a_call_that_connects_to_it_is_named() {
     }
     need(2);
     Ranks::start(NAME, 2).expect_success(0, SOON);
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_rank_that_leaves_when_its_part_is_done_is_not_missed() {
+    const NAME: &str = "a_rank_that_leaves_when_its_part_is_done_is_not_missed";
+    // So long that a rank whose call stands behind it seems to wait for somebody.
+    const SPIN: &str = r#"extern "C" __global__ void spin(unsigned long long nanoseconds) {
+        unsigned long long begin, now;
+        asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+        do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); } while (now - begin < nanoseconds);
+    }"#;
+    if let Some(me) = role() {
+        let mut rank = initialize(&nccl()).unwrap();
+        let group = rank.manager().world();
+        let device = group.device().unwrap().clone();
+        let stream = device.stream();
+        let mut x = group.place(&[me as f32; 1000]).unwrap();
+        // Connections are there.
+        group.broadcast(&mut x, Rank(0)).unwrap();
+        group.synchronize().unwrap();
+        x.write(&[me as f32; 1000]).unwrap();
+        if me == 0 {
+            let spin = device.kernels().module("spin", SPIN, &[]).unwrap().kernel("spin").unwrap();
+            #[expect(unsafe_code, reason = "a kernel is launched")]
+            // SAFETY: the kernel declares this one number, and touches no memory.
+            unsafe { spin.launch(stream, Launch::new(1, 1), &[&4_000_000_000u64]) }.unwrap();
+        }
+        let started = Instant::now();
+        group.broadcast(&mut x, Rank(1)).unwrap();
+        group.synchronize().unwrap();
+        println!("done after {:?}", started.elapsed());
+        assert_eq!(group.fetch(&x).unwrap(), [1.0; 1000]);
+        // Not `finalize`, which would wait for the others.
+        drop(rank);
+        return;
+    }
+    need(2);
+    Ranks::start(NAME, 2).expect_all(SOON);
 }
 
 /// Ranks call different things; every rank's error must say what rank 1 called.

@@ -148,8 +148,11 @@ pub trait Backend: Send {
         Ok(())
     }
 
+    /// This rank makes no more calls: the others may know how many it has made.
+    fn leave(&mut self) {}
+
     /// Waits until the calls of all members have been compared, where that is done beside the calls, at most until the
-    /// deadline, at which it warns. All members do so behind their last call.
+    /// deadline, at which it warns. All members do so behind [`leave`](Self::leave).
     ///
     /// # Errors
     /// [`Error::Mismatch`] for other calls, or fewer than another member's; [`Error::PeerLost`] names a member that has made

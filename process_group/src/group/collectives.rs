@@ -177,13 +177,20 @@ impl ProcessGroup {
         self.engine.synchronize()
     }
 
+    /// Lets the others know that this rank makes no more calls, where calls are compared beside their run.
+    pub(crate) fn leave(&mut self) {
+        if self.memory() != Memory::Host {
+            self.wait_idle();
+            self.engine.leave();
+        }
+    }
+
     /// Waits until the calls of all members are known to have been the same, where they are compared beside the calls, at most
-    /// until the deadline. All do so behind their last call.
+    /// until the deadline. All do so behind [`leave`](Self::leave).
     pub(crate) fn settle(&mut self, deadline: Instant) -> Result<()> {
         if self.memory() == Memory::Host {
             return Ok(());
         }
-        self.wait_idle();
         self.engine.settle(deadline)
     }
 }

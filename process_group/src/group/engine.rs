@@ -225,6 +225,11 @@ impl Engine {
         self.judge(core, outcome, signature, sequence).map(drop)
     }
 
+    /// Lets the others know that this rank makes no more calls.
+    pub(super) fn leave(&self) {
+        lock(&self.core).backend.leave();
+    }
+
     /// Waits until the calls of all members are known to have been the same.
     pub(super) fn settle(&self, deadline: Instant) -> Result<()> {
         let core = &mut *lock(&self.core);

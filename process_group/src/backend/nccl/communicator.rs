@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::handles::Kind::{Calls, Root, Stem};
 use super::links::Links;
-use super::shared::{Request, Shared, lock};
+use super::shared::{Request, Shared, VERDICT, lock};
 use super::watch;
 use crate::device::nccl::UniqueId;
 use crate::error::{Error, Result};
@@ -113,9 +113,8 @@ impl Communicator {
     /// Ends it, in good order unless it has failed. Whoever holds it still finds it gone.
     pub(super) fn close(&self) {
         let Some(watcher) = lock(&self.watcher).take() else { return };
-        // A request to abort that the watcher has not seen yet must still be told to the others.
-        let unseen = std::time::Duration::from_millis(500);
-        let until = Instant::now() + unseen;
+        // A request that the watcher has not done yet: the others must still be told, and the end is in its hands then.
+        let until = Instant::now() + VERDICT;
         while lock(&self.shared.request).is_some() && !self.shared.has_failed() && Instant::now() < until {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }

@@ -10,11 +10,12 @@
 //! gets it out; only then is what it ran on freed.
 
 use std::ffi::{c_char, c_void};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::shared::{Shared, lock};
+use super::timings::Flights;
 use crate::call::Signature;
 use crate::device::nccl::UniqueId;
 use crate::device::symbols::Handle;
@@ -268,8 +269,11 @@ impl Shared {
 
     /// Ends all of them, on a thread that is left to itself if NCCL does not come back from it.
     pub(super) fn retire(self: &Arc<Self>, in_good_order: bool) {
-        if in_good_order && self.is_over(Self::finalize) {
-            return;
+        if in_good_order {
+            if self.is_over(Self::finalize) {
+                return;
+            }
+            self.note_what_is_cut_short();
         }
         // Calls that are still under way, whose peers never came, keep NCCL from ending them: they are ended with the stem.
         if !self.is_over(Self::abandon) {
@@ -312,8 +316,21 @@ impl Shared {
                 // SAFETY: finalised, and used by nobody any more.
                 let _ = unsafe { (self.nccl.ncclCommDestroy)(handle) };
             } else {
+                self.note_what_is_cut_short();
                 self.abort_one(handle);
             }
+        }
+    }
+
+    /// Before calls are ended by force, as those look done afterwards: whether there are any.
+    fn note_what_is_cut_short(&self) {
+        // Whoever enqueues holds the lock.
+        let is_under_way = |flights: &Mutex<Flights>| {
+            let Ok(mut flights) = flights.try_lock() else { return true };
+            flights.land().is_err() || flights.oldest().is_some()
+        };
+        if self.flights.iter().any(is_under_way) {
+            self.cut_short.store(true, Ordering::Release);
         }
     }
 

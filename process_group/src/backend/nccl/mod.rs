@@ -52,6 +52,8 @@ fn peer(signature: &Signature) -> Option<Rank> {
 
 /// How often it is asked whether the members' calls have been compared.
 const SETTLING: Duration = Duration::from_millis(1);
+/// How long it is waited for what a member has found that has made more calls.
+const REBUTTAL: Duration = Duration::from_millis(200);
 /// For what has no deadline of its own.
 const NEVER: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -166,11 +168,12 @@ impl Nccl {
         }
         if let Some(flights) = flights {
             let collectives = shared.collectives();
+            let messages = signature.operation.is_point_to_point();
             let signature = Some(signature);
             lock(flights).end(
                 events,
                 stream,
-                Awaited { signature, sequence, collectives, enqueued, deadline },
+                Awaited { signature, sequence, collectives, messages, enqueued, deadline },
             )?;
         }
         if let Some(captured) = self.captured.as_mut().filter(|_| capturing) {
@@ -204,8 +207,14 @@ impl Nccl {
         self.finish(&stream)?;
         if !stream.is_capturing()? {
             let collectives = shared.collectives();
-            let awaited =
-                Awaited { signature: None, sequence: collectives, collectives, enqueued: begun, deadline };
+            let awaited = Awaited {
+                signature: None,
+                sequence: collectives,
+                collectives,
+                messages: true,
+                enqueued: begun,
+                deadline,
+            };
             lock(&shared.flights[0]).end(None, &stream, awaited)?;
         }
         self.scratch[0].reuse(&self.device, &stream)
@@ -320,7 +329,8 @@ impl Backend for Nccl {
                 let mut ledger = lock(&self.shared.ledger);
                 captured.collectives().iter().for_each(|call| ledger.note(*call));
                 let sequence = ledger.newest().sequence;
-                Awaited { signature: None, sequence, collectives: sequence, enqueued, deadline }
+                let messages = captured.has_messages();
+                Awaited { signature: None, sequence, collectives: sequence, messages, enqueued, deadline }
             });
             Ok(lock(flights).launched(self.device.stream(), awaited)?)
         };
@@ -329,17 +339,24 @@ impl Backend for Nccl {
         outcome
     }
 
+    fn leave(&mut self) {
+        self.shared.leaves.store(true, Ordering::Release);
+    }
+
     fn settle(&mut self, deadline: Instant) -> Result<()> {
         let shared = &*self.shared;
         let made = shared.collectives();
-        // The watcher says so, and how many there have been.
-        shared.leaves.store(true, Ordering::Release);
+        let mut more_since = None;
         loop {
             let verdict = lock(&shared.comparison).verdict(shared.position, made);
             shared.check()?;
             let rank = |position: usize| shared.members[position].rank;
             match verdict {
                 Verdict::Same => return Ok(()),
+                // That member may still find a call that differs, which says more.
+                Verdict::More(..) if more_since.get_or_insert_with(Instant::now).elapsed() < REBUTTAL => {
+                    std::thread::sleep(SETTLING);
+                }
                 Verdict::More(position, theirs) => {
                     return Err(Error::Mismatch {
                         group: shared.group.clone(),

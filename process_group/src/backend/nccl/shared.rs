@@ -23,6 +23,7 @@ pub(super) const VERDICT: Duration = Duration::from_secs(3);
 const RUMOUR: Duration = Duration::from_millis(300);
 
 /// What a caller asks of the watcher.
+#[derive(Clone)]
 pub(super) enum Request {
     /// Give up: tell the others this.
     Abort(Error),
@@ -53,6 +54,8 @@ pub(super) struct Shared {
     pub(super) request: Mutex<Option<Request>>,
     /// This rank calls nothing more.
     pub(super) leaves: AtomicBool,
+    /// It has left in the middle of a call.
+    pub(super) cut_short: AtomicBool,
     pub(super) stop: AtomicBool,
     /// Whether the members' calls are the same.
     pub(super) comparison: Mutex<Comparison>,
@@ -87,6 +90,7 @@ impl Shared {
             ledger: Mutex::default(),
             request: Mutex::new(None),
             leaves: AtomicBool::new(false),
+            cut_short: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             comparison: Mutex::new(Comparison::new(members.len())),
             flights: [Mutex::new(Flights::of_many()), Mutex::new(Flights::of_few())],

@@ -12,8 +12,8 @@ const FOLLOWED: usize = 256;
 /// Times kept for whoever asks.
 const MOST_LANDED: usize = 16 * FOLLOWED;
 /// The least time between two calls that are timed: the two events around one take the GPU 6 microseconds, as long as a
-/// short call.
-const TIMED_EVERY: Duration = Duration::from_micros(200);
+/// short call, and the host more than two.
+const TIMED_EVERY: Duration = Duration::from_millis(1);
 /// The least time between two marks behind calls that follow one another.
 const MARKED_EVERY: Duration = Duration::from_micros(100);
 /// Calls that are followed by no other for so long are marked by somebody else.
@@ -30,6 +30,8 @@ pub(super) struct Awaited {
     pub(super) sequence: u64,
     /// Collectives of the group up to here, by which others know whether they have come as far.
     pub(super) collectives: u64,
+    /// Whether messages between two ranks may be among them, which no number tells of.
+    pub(super) messages: bool,
     /// When the oldest was enqueued, and when it must be done.
     pub(super) enqueued: Instant,
     pub(super) deadline: Instant,
@@ -48,7 +50,8 @@ impl Awaited {
             }
             _ => None,
         };
-        Self { signature, enqueued: self.enqueued, deadline: self.deadline, ..newer }
+        let messages = self.messages || newer.messages;
+        Self { signature, enqueued: self.enqueued, deadline: self.deadline, messages, ..newer }
     }
 }
 
@@ -94,6 +97,11 @@ impl Captured {
     /// How many calls of each kind there are.
     pub(crate) fn counts(&self) -> &[(Signature, u64)] {
         &self.counts
+    }
+
+    /// Whether there are messages between two ranks.
+    pub(super) fn has_messages(&self) -> bool {
+        self.counts.iter().any(|(signature, _)| signature.operation.is_point_to_point())
     }
 
     /// Marks the beginning of a call in the graph.

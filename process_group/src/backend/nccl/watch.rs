@@ -97,7 +97,8 @@ impl Watch {
             if self.shared.has_failed() {
                 continue;
             }
-            let request = lock(&self.shared.request).take();
+            // It stays where it is: whoever closes the communicator waits until it has been done.
+            let request = lock(&self.shared.request).clone();
             match request {
                 Some(Request::Abort(why)) => self.give_up(why, true),
                 Some(Request::Expire { what, waited, sequence, peer }) => {
@@ -109,6 +110,9 @@ impl Watch {
         }
         if !is_last_told {
             self.tell_last();
+        }
+        if self.shared.cut_short.load(Ordering::Acquire) && !self.shared.has_failed() {
+            self.links.tell_all(&Word::Aborted("it has left in the middle of a call".into()));
         }
         self.links.tell_all(&Word::Goodbye);
         self.links.close(FAREWELL);
@@ -136,16 +140,17 @@ impl Watch {
             return self.give_up(error.into(), true);
         }
         let Some((awaited, is_late)) = self.shared.oldest() else { return };
-        let Awaited { signature, sequence, collectives, enqueued, deadline } = awaited;
+        let Awaited { signature, sequence, collectives, messages, enqueued, deadline } = awaited;
         let peer = signature.as_ref().and_then(peer);
         if now >= deadline {
             return self.expire(self.words(signature, sequence), now - enqueued, collectives, peer);
         }
-        // What stands before a late mark may be anything.
-        if is_late {
+        // Who has left in good order has done its part of the collectives that it has made. A message it may never have
+        // sent. But what stands before a late mark may be anything.
+        if is_late || !messages {
             return;
         }
-        // A message waits for one rank, everything else for all.
+        // A message waits for one rank, several of them for all.
         let waits_for = |position: usize| peer.is_none_or(|peer| peer.index() == position);
         // It may have been quicker than this rank.
         let is_long_ago = |at: Instant| now.saturating_duration_since(at) > STRAGGLE;
