@@ -1,10 +1,13 @@
 //! Our collectives on GPUs beside NCCL called with nothing around it: in the same processes, in turns, the same method.
 //!
 //! `beside_nccl [--world-size 4] [--rounds 3] [--ops all_reduce,…] [--sizes 1024,…] [--json FILE]` needs a built `ryz` beside this
-//! program. Every value is checked; a figure is the median over the rounds. `beside_nccl rank …` is what each rank runs.
+//! program. Every value is checked; a figure is the median over the rounds. What a call costs the host is measured apart, ours
+//! and NCCL's in turns within one run, as a processor's pace changes from one run to the next. `beside_nccl rank …` is what each
+//! rank runs.
 
 use std::collections::BTreeMap;
 use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ryzanstein_benches::raw_nccl::RawNccl;
@@ -80,7 +83,7 @@ struct Row {
     raw_graph_us: f64,
     ours_us: f64,
     raw_us: f64,
-    /// Until the call has returned to the host.
+    /// Until the call has returned to the host: medians of the rank on which ours costs most more.
     ours_host_us: f64,
     raw_host_us: f64,
 }
@@ -120,7 +123,9 @@ fn one(group: &mut ProcessGroup, raw: &RawNccl, what: Measured, bytes: usize, ro
     let iterations = (1_000_000_000 / bytes.max(1)).clamp(6, 96);
     let case = Case::new(what, bytes, iterations);
     let mut figures: BTreeMap<(bool, bool), Vec<Figures>> = BTreeMap::new();
+    let mut host = HostTimes::default();
     for round in 0..rounds {
+        host.take(group, raw, &case)?;
         for graph in [true, false] {
             // Who is first changes from round to round.
             for ours in [round % 2 == 0, round % 2 == 1] {
@@ -139,19 +144,55 @@ fn one(group: &mut ProcessGroup, raw: &RawNccl, what: Measured, bytes: usize, ro
             }
         }
     }
-    let middle =
-        |ours, graph, figure: fn(&Figures) -> f64| median(figures[&(ours, graph)].iter().map(figure));
+    let middle = |ours, graph| median(figures[&(ours, graph)].iter().map(|f| f.latency.median_us));
+    let (ours_host_us, raw_host_us) = host.worst(group)?;
     Ok(Row {
         op: what.name(),
         bytes,
         world_size: group.world_size(),
-        ours_graph_us: middle(true, true, |f| f.latency.median_us),
-        raw_graph_us: middle(false, true, |f| f.latency.median_us),
-        ours_us: middle(true, false, |f| f.latency.median_us),
-        raw_us: middle(false, false, |f| f.latency.median_us),
-        ours_host_us: middle(true, false, |f| f.host_us),
-        raw_host_us: middle(false, false, |f| f.host_us),
+        ours_graph_us: middle(true, true),
+        raw_graph_us: middle(false, true),
+        ours_us: middle(true, false),
+        raw_us: middle(false, false),
+        ours_host_us,
+        raw_host_us,
     })
+}
+
+/// How long this rank's host was in each call: NCCL's, then ours.
+#[derive(Default)]
+struct HostTimes {
+    microseconds: [Vec<f64>; 2],
+    calls: u32,
+}
+
+impl HostTimes {
+    fn take(&mut self, group: &mut ProcessGroup, raw: &RawNccl, case: &Case) -> Result<()> {
+        let device = group.device().context("no GPU")?.clone();
+        let found = measure_calls(group, &mut Gpu::new(device, false), case, &mut |group, slot| {
+            // As Thue and Morse have it: whatever the length of a run, each kind is as often its first.
+            let ours = self.calls.count_ones().is_multiple_of(2);
+            self.calls += 1;
+            let started = Instant::now();
+            if ours {
+                case.what.call(group, slot, case.reduction)?;
+            } else {
+                raw.call(case.what, slot)?;
+            }
+            self.microseconds[usize::from(ours)].push(started.elapsed().as_secs_f64() * 1e6);
+            Ok(())
+        })?;
+        ensure!(found.errors == 0, "{} of {} bytes: {} wrong elements", case.what, case.bytes, found.errors);
+        Ok(())
+    }
+
+    /// Ours and NCCL's on the rank where ours costs most more.
+    fn worst(self, group: &mut ProcessGroup) -> Result<(f64, f64)> {
+        let [raw, ours] = self.microseconds.map(|times| median(times.into_iter()));
+        let all = group.all_gather_object(&(ours, raw))?;
+        let more = |(ours, raw): &(f64, f64)| ours - raw;
+        all.into_iter().max_by(|a, b| more(a).total_cmp(&more(b))).context("no ranks")
+    }
 }
 
 /// All-reduces of 1 KiB one after the other, one by one: microseconds a call until all are done, and until they have
