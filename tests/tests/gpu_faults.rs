@@ -201,24 +201,36 @@ fn a_caller_whom_a_full_gpu_holds_comes_out_at_the_deadline() {
 }
 
 #[test]
-#[ignore = "needs 2 GPUs"]
-fn a_rank_that_leaves_in_the_middle_of_a_call_ends() {
-    const NAME: &str = "a_rank_that_leaves_in_the_middle_of_a_call_ends";
+#[ignore = "needs 3 GPUs"]
+fn a_rank_that_leaves_in_the_middle_of_a_call_ends_and_is_named() {
+    const NAME: &str = "a_rank_that_leaves_in_the_middle_of_a_call_ends_and_is_named";
+    let mut config = nccl();
+    config.process_group.timeout = Timeout::from_secs(2 * SOON.as_secs());
     if let Some(me) = role() {
-        let mut rank = initialize(&nccl()).unwrap();
+        let mut rank = initialize(&config).unwrap();
         let mut x = rank.manager().world().place(&[1.0f32; 1000]).unwrap();
         if me == 1 {
+            // Never joins in.
             std::thread::sleep(PATIENCE);
         }
-        // Nobody ever joins in, and nobody waits for it.
         rank.manager().world().all_reduce(&mut x, ReduceOp::Max).unwrap();
+        if me == 2 {
+            let started = Instant::now();
+            let error = rank.manager().world().synchronize().unwrap_err();
+            println!("after {:?}: {error}", started.elapsed());
+            assert!(matches!(&error, Error::PeerLost { rank: Rank(0), .. }), "{error}");
+            return;
+        }
+        // It waits for nothing, and leaves.
         // The groups first: freeing the buffer waits for the GPU.
         drop(rank);
         drop(x);
         return;
     }
-    need(2);
-    Ranks::start(NAME, 2).expect_success(0, SOON);
+    need(3);
+    let mut ranks = Ranks::start(NAME, 3);
+    ranks.expect_success(0, SOON);
+    ranks.expect_success(2, SOON);
 }
 
 #[test]

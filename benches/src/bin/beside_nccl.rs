@@ -159,7 +159,7 @@ fn one(group: &mut ProcessGroup, raw: &RawNccl, what: Measured, bytes: usize, ro
     })
 }
 
-/// How long this rank's host was in each call: NCCL's, then ours.
+/// How long this rank's host was in each call, those of the warm-up included: NCCL's, then ours.
 #[derive(Default)]
 struct HostTimes {
     microseconds: [Vec<f64>; 2],

@@ -10,12 +10,11 @@
 //! gets it out; only then is what it ran on freed.
 
 use std::ffi::{c_char, c_void};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::shared::{Shared, lock};
-use super::timings::Flights;
 use crate::call::Signature;
 use crate::device::nccl::UniqueId;
 use crate::device::symbols::Handle;
@@ -273,7 +272,7 @@ impl Shared {
             if self.is_over(Self::finalize) {
                 return;
             }
-            self.note_what_is_cut_short();
+            self.forced.store(true, Ordering::Release);
         }
         // Calls that are still under way, whose peers never came, keep NCCL from ending them: they are ended with the stem.
         if !self.is_over(Self::abandon) {
@@ -316,21 +315,9 @@ impl Shared {
                 // SAFETY: finalised, and used by nobody any more.
                 let _ = unsafe { (self.nccl.ncclCommDestroy)(handle) };
             } else {
-                self.note_what_is_cut_short();
+                self.forced.store(true, Ordering::Release);
                 self.abort_one(handle);
             }
-        }
-    }
-
-    /// Before calls are ended by force, as those look done afterwards: whether there are any.
-    fn note_what_is_cut_short(&self) {
-        // Whoever enqueues holds the lock.
-        let is_under_way = |flights: &Mutex<Flights>| {
-            let Ok(mut flights) = flights.try_lock() else { return true };
-            flights.land().is_err() || flights.oldest().is_some()
-        };
-        if self.flights.iter().any(is_under_way) {
-            self.cut_short.store(true, Ordering::Release);
         }
     }
 

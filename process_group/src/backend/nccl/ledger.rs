@@ -100,6 +100,8 @@ pub(super) enum Finding {
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
     Same,
+    /// A call of a member differs, and which it is has still to be found out.
+    Disputed,
     /// These members have not said what their last was, or it has not been compared.
     Open(Vec<usize>),
     /// A member has made so many, which is more.
@@ -139,8 +141,8 @@ impl Comparison {
 
     /// Whether all others, who like the member at `me` make no more, have made the same `made` collectives.
     pub(super) fn verdict(&self, me: usize, made: u64) -> Verdict {
-        if let Some((_, position, _)) = self.disputed {
-            return Verdict::Open(vec![position]);
+        if self.is_disputed() {
+            return Verdict::Disputed;
         }
         let mut open = Vec::new();
         for position in (0..self.last.len()).filter(|position| *position != me) {
@@ -303,13 +305,13 @@ mod tests {
         assert_eq!(verdict(None), (Verdict::Open(vec![2]), None, false));
         assert_eq!(verdict(Some(made([1, 2, 3, 4]))), (Verdict::More(2, 4), None, false));
         assert_eq!(verdict(Some(made([1, 2]))), (Verdict::Open(vec![2]), Some((2, 2)), false));
-        assert_eq!(verdict(Some(made([1, 5, 3]))), (Verdict::Open(vec![2]), None, true));
+        assert_eq!(verdict(Some(made([1, 5, 3]))), (Verdict::Disputed, None, true));
         // Which call differs is still to be said, whatever the numbers are.
         let mut both = Comparison::new(3);
         both.claimed(1, made([1, 5, 3]).newest());
         both.ended(2, made([1, 2, 3, 4]).newest());
         compare(&mut both, &mine);
-        assert_eq!(both.verdict(0, 3), Verdict::Open(vec![1]));
+        assert_eq!(both.verdict(0, 3), Verdict::Disputed);
         // Nobody has called anything.
         let mut none = Comparison::new(2);
         assert_eq!(none.verdict(0, 0), Verdict::Open(vec![1]));

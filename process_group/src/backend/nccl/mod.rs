@@ -37,7 +37,7 @@ use issue::Finish;
 use ledger::Verdict;
 use links::Links;
 use scratch::Scratch;
-use shared::{Shared, lock};
+use shared::{Shared, VERDICT, lock};
 use timings::Awaited;
 pub use timings::Captured;
 
@@ -68,8 +68,8 @@ pub(crate) struct Nccl {
     scratch: [Scratch; 2],
     /// What calls run on, while the caller is inside NCCL; nothing in a group of one.
     handle: Option<Handle>,
-    /// Between [`Backend::begin`] and [`Backend::end`]: since when.
-    grouped: Option<Instant>,
+    /// Between [`Backend::begin`] and [`Backend::end`]: since when, and whether there have been messages between two ranks.
+    grouped: Option<(Instant, bool)>,
     /// What is enqueued behind NCCL's part, once that is.
     finishes: Vec<Finish>,
     token: DeviceBuffer,
@@ -151,6 +151,9 @@ impl Nccl {
         if !signature.operation.is_point_to_point() && !capturing {
             lock(&shared.ledger).note(signature);
         }
+        if let Some((_, messages)) = &mut self.grouped {
+            *messages |= signature.operation.is_point_to_point();
+        }
         let alone = self.grouped.is_none();
         let is_timed = |captured: &Captured| captured.times(signature) && alone && self.times_graphs;
         let in_graph = match self.captured.as_ref().filter(|captured| capturing && is_timed(captured)) {
@@ -194,11 +197,11 @@ impl Nccl {
         // SAFETY: closed by `end` on the same thread.
         let code = unsafe { (self.shared.nccl.ncclGroupStart)() };
         self.shared.outcome("ncclGroupStart", code, 0)?;
-        self.grouped = Some(begun);
+        self.grouped = Some((begun, false));
         Ok(())
     }
 
-    fn end_inside(&mut self, begun: Instant, deadline: Instant) -> Result<()> {
+    fn end_inside(&mut self, (begun, messages): (Instant, bool), deadline: Instant) -> Result<()> {
         let (shared, stream) = (Arc::clone(&self.shared), self.device.stream().clone());
         // SAFETY: opened by `begin` on the same thread.
         let code = unsafe { (shared.nccl.ncclGroupEnd)() };
@@ -211,7 +214,7 @@ impl Nccl {
                 signature: None,
                 sequence: collectives,
                 collectives,
-                messages: true,
+                messages,
                 enqueued: begun,
                 deadline,
             };
@@ -367,6 +370,11 @@ impl Backend for Nccl {
                         peer: rank(position),
                         theirs: format!("{theirs}"),
                     });
+                }
+                // The watcher says within that time which call differs.
+                Verdict::Disputed if Instant::now() < deadline + VERDICT => std::thread::sleep(SETTLING),
+                Verdict::Disputed => {
+                    return Err(Error::Transport("the watching thread does not answer".into()));
                 }
                 Verdict::Open(positions) if Instant::now() >= deadline => {
                     let ranks: Vec<Rank> = positions.into_iter().map(rank).collect();

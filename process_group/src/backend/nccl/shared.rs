@@ -54,8 +54,8 @@ pub(super) struct Shared {
     pub(super) request: Mutex<Option<Request>>,
     /// This rank calls nothing more.
     pub(super) leaves: AtomicBool,
-    /// It has left in the middle of a call.
-    pub(super) cut_short: AtomicBool,
+    /// NCCL did not end the communicator by itself: something was under way.
+    pub(super) forced: AtomicBool,
     pub(super) stop: AtomicBool,
     /// Whether the members' calls are the same.
     pub(super) comparison: Mutex<Comparison>,
@@ -90,7 +90,7 @@ impl Shared {
             ledger: Mutex::default(),
             request: Mutex::new(None),
             leaves: AtomicBool::new(false),
-            cut_short: AtomicBool::new(false),
+            forced: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             comparison: Mutex::new(Comparison::new(members.len())),
             flights: [Mutex::new(Flights::of_many()), Mutex::new(Flights::of_few())],
@@ -127,12 +127,15 @@ impl Shared {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// The oldest calls that are not known to be done, and whether their mark was late.
+    /// The oldest calls of each stream that are not known to be done, and whether their mark was late; those first that must
+    /// be done first.
     ///
     /// Who enqueues holds the lock, and may be held up by the GPU: such a caller is found by being inside for too long.
-    pub(super) fn oldest(&self) -> Option<(Awaited, bool)> {
+    pub(super) fn oldest(&self) -> Vec<(Awaited, bool)> {
         let oldest = self.flights.iter().filter_map(|flights| flights.try_lock().ok()?.oldest());
-        oldest.min_by_key(|(awaited, _)| awaited.deadline)
+        let mut oldest: Vec<_> = oldest.collect();
+        oldest.sort_by_key(|(awaited, _)| awaited.deadline);
+        oldest
     }
 
     /// Makes this the failure unless there is one. Callers come back with it.

@@ -50,8 +50,8 @@ struct Watch {
     links: Links,
     /// How many collectives each member says it has enqueued.
     progress: Vec<Option<u64>>,
-    /// When a member said goodbye.
-    left: Vec<Option<Instant>>,
+    /// When a member said goodbye, and whether its part of some call was cut off.
+    left: Vec<Option<(Instant, bool)>>,
     /// The call behind which a mark is being put, and the mark.
     late_mark: Option<Receiver<LateMark>>,
 }
@@ -111,10 +111,7 @@ impl Watch {
         if !is_last_told {
             self.tell_last();
         }
-        if self.shared.cut_short.load(Ordering::Acquire) && !self.shared.has_failed() {
-            self.links.tell_all(&Word::Aborted("it has left in the middle of a call".into()));
-        }
-        self.links.tell_all(&Word::Goodbye);
+        self.links.tell_all(&Word::Goodbye { forced: self.shared.forced.load(Ordering::Acquire) });
         self.links.close(FAREWELL);
     }
 
@@ -139,26 +136,33 @@ impl Watch {
         if let Err(error) = self.land(now) {
             return self.give_up(error.into(), true);
         }
-        let Some((awaited, is_late)) = self.shared.oldest() else { return };
-        let Awaited { signature, sequence, collectives, messages, enqueued, deadline } = awaited;
-        let peer = signature.as_ref().and_then(peer);
-        if now >= deadline {
+        let oldest = self.shared.oldest();
+        if let Some((first, _)) = oldest.first().filter(|(first, _)| now >= first.deadline) {
+            let Awaited { signature, sequence, collectives, enqueued, .. } = *first;
+            let peer = signature.as_ref().and_then(peer);
             return self.expire(self.words(signature, sequence), now - enqueued, collectives, peer);
         }
-        // Who has left in good order has done its part of the collectives that it has made. A message it may never have
-        // sent. But what stands before a late mark may be anything.
-        if is_late || !messages {
-            return;
-        }
-        // A message waits for one rank, several of them for all.
-        let waits_for = |position: usize| peer.is_none_or(|peer| peer.index() == position);
-        // It may have been quicker than this rank.
-        let is_long_ago = |at: Instant| now.saturating_duration_since(at) > STRAGGLE;
-        let mut left = self.left.iter().enumerate().filter(|(_, left)| left.is_some_and(is_long_ago));
-        if let Some((position, _)) = left.find(|(position, _)| waits_for(*position) && is_long_ago(enqueued))
-        {
+        // What stands before a late mark may be anything.
+        let mut followed = oldest.iter().filter(|(_, is_late)| !is_late);
+        let left = followed.find_map(|(awaited, _)| self.who_left(awaited, now));
+        if let Some(position) = left {
             self.give_up_lost(position, "it has left the group");
         }
+    }
+
+    /// A member that left, a while ago, without its part of these calls.
+    fn who_left(&self, awaited: &Awaited, now: Instant) -> Option<usize> {
+        // It may have been quicker than this rank.
+        let is_long_ago = |at: Instant| now.saturating_duration_since(at) > STRAGGLE;
+        // A message waits for one rank, everything else for all.
+        let peer = awaited.signature.as_ref().and_then(peer);
+        let waits_for = |position: usize| peer.is_none_or(|peer| peer.index() == position);
+        // Who has left in good order has done its part of the collectives that it has made, but may never have sent a message.
+        let mut left = self.left.iter().enumerate().filter_map(|(position, left)| {
+            let (at, forced) = (*left)?;
+            ((forced || awaited.messages) && is_long_ago(at)).then_some(position)
+        });
+        left.find(|position| waits_for(*position) && is_long_ago(awaited.enqueued))
     }
 
     /// Whether a member that makes no more calls has not made one that this rank has; then the group is given up.
@@ -269,7 +273,9 @@ impl Watch {
         }
         for (position, heard) in words {
             match heard {
-                Heard::Said(Word::Goodbye) => self.left[position] = Some(Instant::now()),
+                Heard::Said(Word::Goodbye { forced }) => {
+                    self.left[position] = Some((Instant::now(), forced));
+                }
                 Heard::Said(Word::Hello | Word::Progress(_) | Word::Last(_)) => {}
                 Heard::Said(Word::Made(claim)) => lock(&self.shared.comparison).claimed(position, claim),
                 _ if self.shared.has_failed() || self.shared.stop.load(Ordering::Acquire) => {}
@@ -287,7 +293,7 @@ impl Watch {
     /// What the caller is in, or else what it has enqueued and waits for.
     fn during(&self) -> String {
         let inside = lock(&self.shared.calls).inside.map(|inside| inside.signature);
-        let under_way = inside.or_else(|| self.shared.oldest().map(|(awaited, _)| awaited.signature));
+        let under_way = inside.or_else(|| self.shared.oldest().first().map(|(awaited, _)| awaited.signature));
         let words = |signature: Option<Signature>| signature.map_or_else(several, |s| s.to_string());
         under_way.map_or_else(|| "no call".into(), words)
     }
@@ -339,7 +345,7 @@ impl Watch {
                     Heard::Said(Word::Last(claim)) => self.progress[position] = Some(claim.sequence),
                     // Whoever gives up has been there.
                     Heard::Said(Word::Aborted(_)) => self.progress[position] = Some(sequence),
-                    Heard::Said(Word::Hello | Word::Made(_) | Word::Calls(..) | Word::Goodbye)
+                    Heard::Said(Word::Hello | Word::Made(_) | Word::Calls(..) | Word::Goodbye { .. })
                     | Heard::Lost(_) => {}
                 }
             }
