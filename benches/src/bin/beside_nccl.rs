@@ -7,9 +7,9 @@
 
 use std::collections::BTreeMap;
 use std::process::Command;
-use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use ryzanstein_benches::host_clock::HostClock;
 use ryzanstein_benches::raw_nccl::RawNccl;
 use ryzanstein_config::{Config, Sources};
 use ryzanstein_orchestrator::Orchestrator;
@@ -159,36 +159,30 @@ fn one(group: &mut ProcessGroup, raw: &RawNccl, what: Measured, bytes: usize, ro
     })
 }
 
-/// How long this rank's host was in each call, those of the warm-up included: NCCL's, then ours.
+/// How long this rank's host was in calls that follow one another: NCCL's, then ours.
 #[derive(Default)]
-struct HostTimes {
-    microseconds: [Vec<f64>; 2],
-    calls: u32,
-}
+struct HostTimes([Vec<f64>; 2]);
 
 impl HostTimes {
     fn take(&mut self, group: &mut ProcessGroup, raw: &RawNccl, case: &Case) -> Result<()> {
-        let device = group.device().context("no GPU")?.clone();
-        let found = measure_calls(group, &mut Gpu::new(device, false), case, &mut |group, slot| {
-            // As Thue and Morse have it: whatever the length of a run, each kind is as often its first.
-            let ours = self.calls.count_ones().is_multiple_of(2);
-            self.calls += 1;
-            let started = Instant::now();
-            if ours {
-                case.what.call(group, slot, case.reduction)?;
-            } else {
-                raw.call(case.what, slot)?;
-            }
-            self.microseconds[usize::from(ours)].push(started.elapsed().as_secs_f64() * 1e6);
-            Ok(())
+        let mut clock = HostClock::new(group.device().context("no GPU")?.clone());
+        let mut whose = Vec::new();
+        let found = measure_calls(group, &mut clock, case, &mut |group, slot| {
+            // As Thue and Morse have it: neither is more often behind the other than behind itself, nor first.
+            let ours = whose.len().count_ones().is_multiple_of(2);
+            whose.push(ours);
+            if ours { case.what.call(group, slot, case.reduction) } else { raw.call(case.what, slot) }
         })?;
         ensure!(found.errors == 0, "{} of {} bytes: {} wrong elements", case.what, case.bytes, found.errors);
+        for (ours, us) in whose.into_iter().zip(clock.calls) {
+            self.0[usize::from(ours)].extend(us);
+        }
         Ok(())
     }
 
-    /// Ours and NCCL's on the rank where ours costs most more.
+    /// Medians of ours and of NCCL's on the rank where ours costs most more.
     fn worst(self, group: &mut ProcessGroup) -> Result<(f64, f64)> {
-        let [raw, ours] = self.microseconds.map(|times| median(times.into_iter()));
+        let [raw, ours] = self.0.map(|times| median(times.into_iter()));
         let all = group.all_gather_object(&(ours, raw))?;
         let more = |(ours, raw): &(f64, f64)| ours - raw;
         all.into_iter().max_by(|a, b| more(a).total_cmp(&more(b))).context("no ranks")
