@@ -410,6 +410,34 @@ fn last_calls_that_differ_are_named_before_ranks_leave() {
     });
 }
 
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_rank_that_has_left_is_named_with_the_call_that_differed() {
+    const NAME: &str = "a_rank_that_has_left_is_named_with_the_call_that_differed";
+    if let Some(me) = role() {
+        let mut rank = initialize(&nccl()).unwrap();
+        let group = rank.manager().world();
+        // It waits for nobody, as there is nothing to send.
+        let mut nothing = group.place(&[0u8; 0]).unwrap();
+        if me == 1 {
+            group.all_reduce(&mut nothing, ReduceOp::Max).unwrap();
+            drop(rank);
+            println!("has left");
+            return;
+        }
+        std::thread::sleep(Duration::from_secs(3));
+        group.all_reduce(&mut nothing, ReduceOp::Sum).unwrap();
+        let started = Instant::now();
+        let error = wait_for_error(group).unwrap_err();
+        println!("after {:?}: {error}", started.elapsed());
+        assert!(matches!(&error, Error::Mismatch { peer: Rank(1), .. }), "{error}");
+        assert!(error.to_string().contains("rank 1 calls all_reduce(max) of 0 u8"), "{error}");
+        return;
+    }
+    need(2);
+    Ranks::start(NAME, 2).expect_all(SOON);
+}
+
 /// Rank 0 repeats a graph of three calls ten times, the others make single ones, of which `second` gives the second of a pass.
 fn a_graph_beside_single_calls(
     group: &mut ProcessGroup,

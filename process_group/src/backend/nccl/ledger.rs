@@ -41,6 +41,12 @@ impl Ledger {
         Some(self.history.get(sequence)?.0)
     }
 
+    /// The newest calls, so many at most, and the number of the first.
+    pub(super) fn newest_calls(&self, most: usize) -> (u64, Vec<Signature>) {
+        let last = self.newest.sequence;
+        self.calls(last.saturating_sub(most as u64) + 1, last)
+    }
+
     /// Those of these calls that are remembered, and the number of the first.
     fn calls(&self, first: u64, last: u64) -> (u64, Vec<Signature>) {
         let oldest = last.saturating_sub(REMEMBERED - 1).max(first);
@@ -79,6 +85,8 @@ pub(super) struct Comparison {
     agreed: Vec<u64>,
     /// How many collectives a member has made that makes no more.
     last: Vec<Option<u64>>,
+    /// Calls that a member has told, and the number of the first: who has left cannot be asked.
+    calls: Vec<(u64, Vec<Signature>)>,
     /// The number of the newest collective that the others have been told of.
     told: u64,
     /// Since when the claim of a member is known to differ, and up to which call.
@@ -92,6 +100,8 @@ pub(super) enum Finding {
     News(Claim),
     /// Somebody has called something else: this rank's calls, from this number on, by which whoever has compares.
     Dispute(u64, Vec<Signature>),
+    /// The call of this number is another one than this member's: this rank's, and that member's.
+    Different(usize, (u64, Signature, Signature)),
     /// Nobody has found out which call it is: the member, and the number up to which one differs.
     Unknown(usize, u64),
 }
@@ -111,7 +121,7 @@ pub(super) enum Verdict {
 impl Comparison {
     pub(super) fn new(members: usize) -> Self {
         let (claims, agreed, last) = (vec![None; members], vec![0; members], vec![None; members]);
-        Self { claims, agreed, last, told: 0, disputed: None }
+        Self { claims, agreed, last, calls: vec![(1, Vec::new()); members], told: 0, disputed: None }
     }
 
     /// Takes what a member claims.
@@ -126,6 +136,11 @@ impl Comparison {
     pub(super) fn ended(&mut self, position: usize, claim: Claim) {
         self.claimed(position, claim);
         self.last[position] = Some(claim.sequence);
+    }
+
+    /// Takes calls that a member tells.
+    pub(super) fn told(&mut self, position: usize, first: u64, calls: Vec<Signature>) {
+        self.calls[position] = (first, calls);
     }
 
     /// A member that makes no more collectives and has made fewer than so many, and how many.
@@ -178,6 +193,11 @@ impl Comparison {
                 Some(mine) if mine == digest => self.agreed[position] = self.agreed[position].max(sequence),
                 Some(_) => {
                     self.disputed = Some((now, position, sequence));
+                    let (first, theirs) = &self.calls[position];
+                    if let Some(difference) = ledger.difference(*first, theirs) {
+                        found.push(Finding::Different(position, difference));
+                        break;
+                    }
                     let (first, calls) = ledger.calls(self.agreed[position] + 1, sequence);
                     found.push(Finding::Dispute(first, calls));
                     break;
@@ -261,6 +281,32 @@ mod tests {
         assert_eq!(compare(&mut comparison, &mine), []);
         let later = Instant::now() + 2 * PATIENCE;
         assert_eq!(comparison.compare(&mine, later, PATIENCE), [Finding::Unknown(1, 3)]);
+    }
+
+    #[test]
+    fn a_member_that_has_left_is_held_to_the_calls_it_has_told() {
+        let theirs = made(1..=200);
+        let (first, calls) = theirs.newest_calls(50);
+        assert_eq!((first, calls.len(), calls[0]), (151, 50, call(151)));
+        assert_eq!(made([]).newest_calls(50), (0, Vec::new()));
+        assert_eq!(made([7]).newest_calls(50), (1, vec![call(7)]));
+        let mut comparison = Comparison::new(2);
+        comparison.ended(1, theirs.newest());
+        comparison.told(1, first, calls);
+        // This rank is behind, and then calls something else.
+        let mut mine = made(1..=198);
+        assert_eq!(compare(&mut comparison, &mine), [Finding::News(mine.newest())]);
+        mine.note(call(1));
+        mine.note(call(2));
+        let found = compare(&mut comparison, &mine);
+        assert_eq!(found[1..], [Finding::Different(1, (199, call(1), call(199)))]);
+        assert!(comparison.is_disputed());
+        // What differs is older than what was told: nobody is left to say.
+        let mut comparison = Comparison::new(2);
+        comparison.ended(1, theirs.newest());
+        comparison.told(1, first, theirs.newest_calls(50).1);
+        let other = made([9].into_iter().chain(2..=200));
+        assert!(matches!(compare(&mut comparison, &other)[1], Finding::Dispute(1, _)));
     }
 
     #[test]

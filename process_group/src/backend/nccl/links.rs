@@ -41,7 +41,7 @@ pub(super) enum Word {
     Made(Claim),
     /// What the sender has called, and that it will call nothing more.
     Last(Claim),
-    /// Somebody has called something else than others: the sender's calls from this number on.
+    /// The sender's calls from this number on: because somebody has called something else, or because it leaves.
     Calls(u64, Vec<Signature>),
 }
 

@@ -115,9 +115,13 @@ impl Watch {
         self.links.close(FAREWELL);
     }
 
-    /// Tells the others how many collectives this rank has enqueued, and that there will be no more.
+    /// Tells the others how many collectives this rank has enqueued, which the newest are, and that there will be no more.
     fn tell_last(&mut self) {
-        let made = lock(&self.shared.ledger).newest();
+        let (made, (first, calls)) = {
+            let ledger = lock(&self.shared.ledger);
+            (ledger.newest(), ledger.newest_calls(MOST_CALLS))
+        };
+        self.links.tell_all(&Word::Calls(first, calls));
         self.links.tell_all(&Word::Last(made));
     }
 
@@ -196,6 +200,7 @@ impl Watch {
                         self.links.tell_all(&Word::Calls(first, calls.to_vec()));
                     }
                 }
+                Finding::Different(position, difference) => self.mismatch(position, difference),
                 Finding::Unknown(position, sequence) => {
                     let error = Error::Mismatch {
                         group: self.shared.group.clone(),
@@ -215,9 +220,13 @@ impl Watch {
 
     /// Compares another member's calls with this rank's.
     fn contrast(&mut self, position: usize, first: u64, theirs: &[Signature]) {
-        let Some((sequence, mine, theirs)) = lock(&self.shared.ledger).difference(first, theirs) else {
-            return;
-        };
+        let difference = lock(&self.shared.ledger).difference(first, theirs);
+        if let Some(difference) = difference {
+            self.mismatch(position, difference);
+        }
+    }
+
+    fn mismatch(&mut self, position: usize, (sequence, mine, theirs): (u64, Signature, Signature)) {
         let [me, peer] = [self.shared.position, position].map(|position| self.shared.members[position].rank);
         self.give_up(Error::mismatch(&self.shared.group, sequence, (me, &mine), (peer, &theirs)), true);
     }
@@ -284,7 +293,10 @@ impl Watch {
                     self.give_up(Error::PeerAborted { rank, reason }, false);
                 }
                 Heard::Said(Word::Expired(sequence, what)) => self.answer(position, sequence, &what),
-                Heard::Said(Word::Calls(first, calls)) => self.contrast(position, first, &calls),
+                Heard::Said(Word::Calls(first, calls)) => {
+                    self.contrast(position, first, &calls);
+                    lock(&self.shared.comparison).told(position, first, calls);
+                }
                 Heard::Lost(why) => self.give_up_lost(position, &why),
             }
         }
