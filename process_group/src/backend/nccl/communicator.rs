@@ -110,19 +110,32 @@ impl Communicator {
         }
     }
 
+    /// If there is a request to give up: waits until the watcher has done it.
+    fn await_failure(&self) {
+        let until = Instant::now() + VERDICT;
+        while lock(&self.shared.request).is_some() && !self.shared.has_failed() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Ends it, in good order unless it has failed. Whoever holds it still finds it gone.
     pub(super) fn close(&self) {
         let Some(watcher) = lock(&self.watcher).take() else { return };
         // A request that the watcher has not done yet: the others must still be told, and the end is in its hands then.
-        let until = Instant::now() + VERDICT;
-        while lock(&self.shared.request).is_some() && !self.shared.has_failed() && Instant::now() < until {
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
+        self.await_failure();
         self.shared.leaves.store(true, Ordering::Release);
-        // Of one that has failed, something may have been made after it was given up.
-        self.shared.retire(!self.shared.has_failed());
+        let is_over = !self.shared.has_failed() && self.shared.ends_by_itself();
+        if !is_over && !self.shared.calls_are_over.load(Ordering::Acquire) {
+            // What is cut off now may look done to the others: they must know before.
+            self.abort(&Error::Transport("it leaves the group in the middle of a call".into()));
+            self.await_failure();
+        }
         self.shared.stop.store(true, Ordering::Release);
         let _ = watcher.join();
+        if !is_over {
+            // Of one that has failed, something may have been made after it was given up.
+            self.shared.retire();
+        }
     }
 }
 

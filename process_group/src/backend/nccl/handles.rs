@@ -266,14 +266,13 @@ impl Shared {
         (code != 0 && code != IN_PROGRESS).then(|| self.error("an operation under way", code, handle))
     }
 
+    /// Lets NCCL end all of them, behind all calls. Whether it has, in time.
+    pub(super) fn ends_by_itself(self: &Arc<Self>) -> bool {
+        self.is_over(Self::finalize)
+    }
+
     /// Ends all of them, on a thread that is left to itself if NCCL does not come back from it.
-    pub(super) fn retire(self: &Arc<Self>, in_good_order: bool) {
-        if in_good_order {
-            if self.is_over(Self::finalize) {
-                return;
-            }
-            self.forced.store(true, Ordering::Release);
-        }
+    pub(super) fn retire(self: &Arc<Self>) {
         // Calls that are still under way, whose peers never came, keep NCCL from ending them: they are ended with the stem.
         if !self.is_over(Self::abandon) {
             tracing::warn!(
@@ -300,25 +299,29 @@ impl Shared {
     fn finalize(&self) {
         // The stem stays where it is found until the calls are over: it is what ends those that never are.
         let calls = lock(&self.calls).handle.take();
-        self.finalize_one(calls);
+        if self.finalize_one(calls) {
+            self.calls_are_over.store(true, Ordering::Release);
+        }
         let Trunk { root, stem } = std::mem::take(&mut *lock(&self.trunk));
         self.finalize_one(stem);
         self.finalize_one(root);
     }
 
-    fn finalize_one(&self, handle: Option<Handle>) {
-        if let Some(handle) = handle {
-            // SAFETY: nobody else has the handle any more.
-            let code = unsafe { (self.nccl.ncclCommFinalize)(handle) };
-            let until = Instant::now() + RETIREMENT;
-            if self.settle("ncclCommFinalize", begun(code), handle, until).is_ok() {
-                // SAFETY: finalised, and used by nobody any more.
-                let _ = unsafe { (self.nccl.ncclCommDestroy)(handle) };
-            } else {
-                self.forced.store(true, Ordering::Release);
-                self.abort_one(handle);
-            }
+    /// Whether it ended by itself: when the group is given up, it is ended by force.
+    fn finalize_one(&self, handle: Option<Handle>) -> bool {
+        let Some(handle) = handle else { return true };
+        // SAFETY: nobody else has the handle any more.
+        let code = unsafe { (self.nccl.ncclCommFinalize)(handle) };
+        // Whoever waits for this gives the group up before.
+        let until = Instant::now() + 4 * RETIREMENT;
+        let is_over = self.settle("ncclCommFinalize", begun(code), handle, until).is_ok();
+        if is_over {
+            // SAFETY: finalised, and used by nobody any more.
+            let _ = unsafe { (self.nccl.ncclCommDestroy)(handle) };
+        } else {
+            self.abort_one(handle);
         }
+        is_over
     }
 
     fn abandon(&self) {

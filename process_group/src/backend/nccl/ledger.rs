@@ -41,14 +41,11 @@ impl Ledger {
         Some(self.history.get(sequence)?.0)
     }
 
-    /// The newest calls, so many at most, and the number of the first.
-    pub(super) fn newest_calls(&self, most: usize) -> (u64, Vec<Signature>) {
-        let last = self.newest.sequence;
-        self.calls(last.saturating_sub(most as u64) + 1, last)
-    }
-
     /// Those of these calls that are remembered, and the number of the first.
     fn calls(&self, first: u64, last: u64) -> (u64, Vec<Signature>) {
+        if first > last {
+            return (first, Vec::new());
+        }
         let oldest = last.saturating_sub(REMEMBERED - 1).max(first);
         let is_remembered = |sequence: &u64| self.history.get(*sequence).is_some();
         let first = (oldest..=last).find(is_remembered).unwrap_or(last);
@@ -138,9 +135,21 @@ impl Comparison {
         self.last[position] = Some(claim.sequence);
     }
 
-    /// Takes calls that a member tells.
-    pub(super) fn told(&mut self, position: usize, first: u64, calls: Vec<Signature>) {
-        self.calls[position] = (first, calls);
+    /// Takes calls that a member tells, from this number on.
+    pub(super) fn heard(&mut self, position: usize, first: u64, calls: &[Signature]) {
+        let known = &mut self.calls[position];
+        if known.0.checked_add(known.1.len() as u64) != Some(first) {
+            *known = (first, Vec::new());
+        }
+        known.1.extend(calls);
+    }
+
+    /// Of the member at `me`, which makes no more: the calls that others may not have compared with theirs, and the number of the
+    /// first.
+    pub(super) fn parting(&self, ledger: &Ledger, me: usize) -> (u64, Vec<Signature>) {
+        let others = self.agreed.iter().enumerate().filter(|(position, _)| *position != me);
+        let agreed = others.map(|(_, agreed)| *agreed).min().unwrap_or(0);
+        ledger.calls(agreed + 1, ledger.newest().sequence)
     }
 
     /// A member that makes no more collectives and has made fewer than so many, and how many.
@@ -178,6 +187,13 @@ impl Comparison {
         if newest.sequence > self.told {
             self.told = newest.sequence;
             found.push(Finding::News(newest));
+            // Who has told its calls, and has left, says nothing about the new ones.
+            for (position, (first, theirs)) in self.calls.iter().enumerate() {
+                if let Some(difference) = ledger.difference(*first, theirs) {
+                    found.push(Finding::Different(position, difference));
+                    return found;
+                }
+            }
         }
         if let Some((since, position, sequence)) = self.disputed {
             if now - since > patience {
@@ -193,11 +209,6 @@ impl Comparison {
                 Some(mine) if mine == digest => self.agreed[position] = self.agreed[position].max(sequence),
                 Some(_) => {
                     self.disputed = Some((now, position, sequence));
-                    let (first, theirs) = &self.calls[position];
-                    if let Some(difference) = ledger.difference(*first, theirs) {
-                        found.push(Finding::Different(position, difference));
-                        break;
-                    }
                     let (first, calls) = ledger.calls(self.agreed[position] + 1, sequence);
                     found.push(Finding::Dispute(first, calls));
                     break;
@@ -286,27 +297,46 @@ mod tests {
     #[test]
     fn a_member_that_has_left_is_held_to_the_calls_it_has_told() {
         let theirs = made(1..=200);
-        let (first, calls) = theirs.newest_calls(50);
+        // It knows of 150 that they are the same.
+        let mut its = Comparison::new(2);
+        its.claimed(0, made(1..=150).newest());
+        compare(&mut its, &theirs);
+        let (first, calls) = its.parting(&theirs, 1);
         assert_eq!((first, calls.len(), calls[0]), (151, 50, call(151)));
-        assert_eq!(made([]).newest_calls(50), (0, Vec::new()));
-        assert_eq!(made([7]).newest_calls(50), (1, vec![call(7)]));
         let mut comparison = Comparison::new(2);
+        // In two parts, behind older ones.
+        comparison.heard(1, 20, &[call(20), call(21)]);
+        comparison.heard(1, 151, &calls[..30]);
+        comparison.heard(1, 181, &calls[30..]);
         comparison.ended(1, theirs.newest());
-        comparison.told(1, first, calls);
-        // This rank is behind, and then calls something else.
-        let mut mine = made(1..=198);
+        assert_eq!(comparison.calls[1], (151, calls));
+        // This rank is behind, calls the same, and then something else, long before it has come as far.
+        let mut mine = made(1..=182);
         assert_eq!(compare(&mut comparison, &mine), [Finding::News(mine.newest())]);
         mine.note(call(1));
-        mine.note(call(2));
         let found = compare(&mut comparison, &mine);
-        assert_eq!(found[1..], [Finding::Different(1, (199, call(1), call(199)))]);
-        assert!(comparison.is_disputed());
-        // What differs is older than what was told: nobody is left to say.
-        let mut comparison = Comparison::new(2);
-        comparison.ended(1, theirs.newest());
-        comparison.told(1, first, theirs.newest_calls(50).1);
-        let other = made([9].into_iter().chain(2..=200));
-        assert!(matches!(compare(&mut comparison, &other)[1], Finding::Dispute(1, _)));
+        assert_eq!(found[1..], [Finding::Different(1, (183, call(1), call(183)))]);
+    }
+
+    #[test]
+    fn a_member_that_leaves_tells_what_anybody_may_not_have_compared() {
+        let mine = made(0..10_000);
+        let first_of = |claims: [usize; 2]| {
+            let mut comparison = Comparison::new(3);
+            for (position, count) in [0, 2].into_iter().zip(claims) {
+                comparison.claimed(position, made(0..count).newest());
+            }
+            compare(&mut comparison, &mine);
+            let (first, calls) = comparison.parting(&mine, 1);
+            assert_eq!(first + calls.len() as u64, 10_001);
+            first
+        };
+        assert_eq!(first_of([9_000, 9_990]), 9_001);
+        assert_eq!(first_of([10_000, 10_000]), 10_001);
+        // No more than it remembers.
+        assert_eq!(first_of([5, 10_000]), 10_001 - REMEMBERED);
+        let none = Comparison::new(1).parting(&Ledger::default(), 0);
+        assert!(none.1.is_empty(), "{none:?}");
     }
 
     #[test]

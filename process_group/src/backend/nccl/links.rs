@@ -29,8 +29,8 @@ const MOST_UNSENT: usize = 1 << 20;
 pub(super) enum Word {
     /// The sender is there, and makes the communicator.
     Hello,
-    /// The sender leaves; `forced` if its part of some call was cut off for that.
-    Goodbye { forced: bool },
+    /// The sender leaves, with its part of everything done.
+    Goodbye,
     /// The sender has enqueued this many collectives.
     Progress(u64),
     /// This collective has not ended in time at the sender, who gives up. Every member answers with its progress.
@@ -48,7 +48,7 @@ pub(super) enum Word {
 impl Word {
     fn encode(&self) -> Vec<u8> {
         let (kind, sequence, payload): (u8, u64, &[u8]) = match self {
-            Self::Goodbye { forced } => (1, u64::from(*forced), &[]),
+            Self::Goodbye => (1, 0, &[]),
             Self::Progress(sequence) => (2, *sequence, &[]),
             Self::Expired(sequence, reason) => (3, *sequence, cut(reason)),
             Self::Aborted(reason) => (4, 0, cut(reason)),
@@ -78,7 +78,7 @@ impl Word {
         let sequence = header[8..].iter().rev().fold(0u64, |n, b| n << 8 | u64::from(*b));
         let unknown = || format!("it sent a word of kind {} that no rank of this version sends", header[0]);
         let word = match header[0] {
-            1 => Self::Goodbye { forced: sequence != 0 },
+            1 => Self::Goodbye,
             2 => Self::Progress(sequence),
             3 => Self::Expired(sequence, reason()),
             4 => Self::Aborted(reason()),
@@ -242,7 +242,7 @@ impl Link {
             match Word::decode(&self.received) {
                 Ok(Some((word, length))) => {
                     self.received.drain(..length);
-                    self.farewell |= matches!(word, Word::Goodbye { .. });
+                    self.farewell |= word == Word::Goodbye;
                     heard.push((position, Heard::Said(word)));
                 }
                 Ok(None) => break None,
@@ -323,7 +323,7 @@ mod tests {
         let (mut a, mut b) = pair();
         // What the other said last, unread, does not take the goodbye with it.
         b.tell_all(&Word::Hello);
-        a.tell_all(&Word::Goodbye { forced: true });
+        a.tell_all(&Word::Goodbye);
         let there = std::thread::spawn(move || {
             let mut heard = Vec::new();
             while b.links[0].stream.is_some() {
@@ -334,7 +334,7 @@ mod tests {
         let began = Instant::now();
         a.close(PATIENCE);
         assert!(began.elapsed() < PATIENCE, "the other end has not been seen");
-        assert_eq!(there.join().unwrap(), [(0, Heard::Said(Word::Goodbye { forced: true }))]);
+        assert_eq!(there.join().unwrap(), [(0, Heard::Said(Word::Goodbye))]);
     }
 
     #[test]

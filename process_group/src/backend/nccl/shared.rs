@@ -54,8 +54,8 @@ pub(super) struct Shared {
     pub(super) request: Mutex<Option<Request>>,
     /// This rank calls nothing more.
     pub(super) leaves: AtomicBool,
-    /// NCCL did not end the communicator by itself: something was under way.
-    pub(super) forced: AtomicBool,
+    /// NCCL has ended what calls run on: all of them are over.
+    pub(super) calls_are_over: AtomicBool,
     pub(super) stop: AtomicBool,
     /// Whether the members' calls are the same.
     pub(super) comparison: Mutex<Comparison>,
@@ -90,7 +90,7 @@ impl Shared {
             ledger: Mutex::default(),
             request: Mutex::new(None),
             leaves: AtomicBool::new(false),
-            forced: AtomicBool::new(false),
+            calls_are_over: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             comparison: Mutex::new(Comparison::new(members.len())),
             flights: [Mutex::new(Flights::of_many()), Mutex::new(Flights::of_few())],

@@ -23,6 +23,9 @@ const ROUND: Duration = Duration::from_millis(20);
 const ANSWERS: Duration = Duration::from_millis(500);
 /// How long the end of a link waits for the other's.
 const FAREWELL: Duration = Duration::from_millis(100);
+/// How long the others have to hear that a group is given up. The kernels of this rank that are then ended let theirs go on,
+/// with whatever is there for data.
+const HEARD: Duration = Duration::from_millis(20);
 /// A rank that has left in good order may have been quicker than this one by as much.
 const STRAGGLE: Duration = Duration::from_secs(1);
 
@@ -50,8 +53,8 @@ struct Watch {
     links: Links,
     /// How many collectives each member says it has enqueued.
     progress: Vec<Option<u64>>,
-    /// When a member said goodbye, and whether its part of some call was cut off.
-    left: Vec<Option<(Instant, bool)>>,
+    /// When a member said goodbye.
+    left: Vec<Option<Instant>>,
     /// The call behind which a mark is being put, and the mark.
     late_mark: Option<Receiver<LateMark>>,
 }
@@ -111,18 +114,27 @@ impl Watch {
         if !is_last_told {
             self.tell_last();
         }
-        self.links.tell_all(&Word::Goodbye { forced: self.shared.forced.load(Ordering::Acquire) });
+        self.links.tell_all(&Word::Goodbye);
         self.links.close(FAREWELL);
     }
 
-    /// Tells the others how many collectives this rank has enqueued, which the newest are, and that there will be no more.
+    /// Tells the others which collectives of this rank may not have been compared, how many there are, and that there will be no
+    /// more.
     fn tell_last(&mut self) {
         let (made, (first, calls)) = {
+            let comparison = lock(&self.shared.comparison);
             let ledger = lock(&self.shared.ledger);
-            (ledger.newest(), ledger.newest_calls(MOST_CALLS))
+            (ledger.newest(), comparison.parting(&ledger, self.shared.position))
         };
-        self.links.tell_all(&Word::Calls(first, calls));
+        self.tell_calls(first, &calls);
         self.links.tell_all(&Word::Last(made));
+    }
+
+    fn tell_calls(&mut self, first: u64, calls: &[Signature]) {
+        for (index, calls) in calls.chunks(MOST_CALLS).enumerate() {
+            let first = first + (index * MOST_CALLS) as u64;
+            self.links.tell_all(&Word::Calls(first, calls.to_vec()));
+        }
     }
 
     /// Looks at what nobody tells.
@@ -146,27 +158,26 @@ impl Watch {
             let peer = signature.as_ref().and_then(peer);
             return self.expire(self.words(signature, sequence), now - enqueued, collectives, peer);
         }
+        // Who has left in good order has done its part of the collectives that it has made, but may never have sent a message.
         // What stands before a late mark may be anything.
-        let mut followed = oldest.iter().filter(|(_, is_late)| !is_late);
+        let mut followed = oldest.iter().filter(|(awaited, is_late)| awaited.messages && !is_late);
         let left = followed.find_map(|(awaited, _)| self.who_left(awaited, now));
         if let Some(position) = left {
             self.give_up_lost(position, "it has left the group");
         }
     }
 
-    /// A member that left, a while ago, without its part of these calls.
+    /// A member that left a while ago, and that these calls may wait for.
     fn who_left(&self, awaited: &Awaited, now: Instant) -> Option<usize> {
         // It may have been quicker than this rank.
         let is_long_ago = |at: Instant| now.saturating_duration_since(at) > STRAGGLE;
-        // A message waits for one rank, everything else for all.
+        // A message waits for one rank, several of them for all.
         let peer = awaited.signature.as_ref().and_then(peer);
         let waits_for = |position: usize| peer.is_none_or(|peer| peer.index() == position);
-        // Who has left in good order has done its part of the collectives that it has made, but may never have sent a message.
-        let mut left = self.left.iter().enumerate().filter_map(|(position, left)| {
-            let (at, forced) = (*left)?;
-            ((forced || awaited.messages) && is_long_ago(at)).then_some(position)
-        });
-        left.find(|position| waits_for(*position) && is_long_ago(awaited.enqueued))
+        let mut left = self.left.iter().enumerate().filter(|(_, left)| left.is_some_and(is_long_ago));
+        let (position, _) =
+            left.find(|(position, _)| waits_for(*position) && is_long_ago(awaited.enqueued))?;
+        Some(position)
     }
 
     /// Whether a member that makes no more calls has not made one that this rank has; then the group is given up.
@@ -194,12 +205,7 @@ impl Watch {
         for finding in found {
             match finding {
                 Finding::News(claim) => self.links.tell_all(&Word::Made(claim)),
-                Finding::Dispute(first, calls) => {
-                    for (index, calls) in calls.chunks(MOST_CALLS).enumerate() {
-                        let first = first + (index * MOST_CALLS) as u64;
-                        self.links.tell_all(&Word::Calls(first, calls.to_vec()));
-                    }
-                }
+                Finding::Dispute(first, calls) => self.tell_calls(first, &calls),
                 Finding::Different(position, difference) => self.mismatch(position, difference),
                 Finding::Unknown(position, sequence) => {
                     let error = Error::Mismatch {
@@ -282,9 +288,7 @@ impl Watch {
         }
         for (position, heard) in words {
             match heard {
-                Heard::Said(Word::Goodbye { forced }) => {
-                    self.left[position] = Some((Instant::now(), forced));
-                }
+                Heard::Said(Word::Goodbye) => self.left[position] = Some(Instant::now()),
                 Heard::Said(Word::Hello | Word::Progress(_) | Word::Last(_)) => {}
                 Heard::Said(Word::Made(claim)) => lock(&self.shared.comparison).claimed(position, claim),
                 _ if self.shared.has_failed() || self.shared.stop.load(Ordering::Acquire) => {}
@@ -295,7 +299,7 @@ impl Watch {
                 Heard::Said(Word::Expired(sequence, what)) => self.answer(position, sequence, &what),
                 Heard::Said(Word::Calls(first, calls)) => {
                     self.contrast(position, first, &calls);
-                    lock(&self.shared.comparison).told(position, first, calls);
+                    lock(&self.shared.comparison).heard(position, first, &calls);
                 }
                 Heard::Lost(why) => self.give_up_lost(position, &why),
             }
@@ -357,7 +361,7 @@ impl Watch {
                     Heard::Said(Word::Last(claim)) => self.progress[position] = Some(claim.sequence),
                     // Whoever gives up has been there.
                     Heard::Said(Word::Aborted(_)) => self.progress[position] = Some(sequence),
-                    Heard::Said(Word::Hello | Word::Made(_) | Word::Calls(..) | Word::Goodbye { .. })
+                    Heard::Said(Word::Hello | Word::Made(_) | Word::Calls(..) | Word::Goodbye)
                     | Heard::Lost(_) => {}
                 }
             }
@@ -380,6 +384,7 @@ impl Watch {
         if !self.shared.fail(error) {
             return;
         }
-        self.shared.retire(false);
+        std::thread::sleep(HEARD);
+        self.shared.retire();
     }
 }
