@@ -124,15 +124,16 @@ impl Communicator {
         // A request that the watcher has not done yet: the others must still be told, and the end is in its hands then.
         self.await_failure();
         self.shared.leaves.store(true, Ordering::Release);
-        let is_over = !self.shared.has_failed() && self.shared.ends_by_itself();
-        if !is_over && !self.shared.calls_are_over.load(Ordering::Acquire) {
+        let is_over = !self.shared.has_failed() && self.shared.end();
+        let is_cut_off = !self.shared.calls_are_over.load(Ordering::Acquire);
+        if is_cut_off {
             // What is cut off now may look done to the others: they must know before.
             self.abort(&Error::Transport("it leaves the group in the middle of a call".into()));
             self.await_failure();
         }
         self.shared.stop.store(true, Ordering::Release);
         let _ = watcher.join();
-        if !is_over {
+        if !is_over || is_cut_off {
             // Of one that has failed, something may have been made after it was given up.
             self.shared.retire();
         }

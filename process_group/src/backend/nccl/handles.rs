@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::shared::{Shared, lock};
+use super::shared::{HEARD, Shared, lock};
 use crate::call::Signature;
 use crate::device::nccl::UniqueId;
 use crate::device::symbols::Handle;
@@ -266,8 +266,8 @@ impl Shared {
         (code != 0 && code != IN_PROGRESS).then(|| self.error("an operation under way", code, handle))
     }
 
-    /// Lets NCCL end all of them, behind all calls. Whether it has, in time.
-    pub(super) fn ends_by_itself(self: &Arc<Self>) -> bool {
+    /// Lets NCCL end all of them, behind all calls. Whether it has come back from it, in time.
+    pub(super) fn end(self: &Arc<Self>) -> bool {
         self.is_over(Self::finalize)
     }
 
@@ -299,27 +299,37 @@ impl Shared {
     fn finalize(&self) {
         // The stem stays where it is found until the calls are over: it is what ends those that never are.
         let calls = lock(&self.calls).handle.take();
-        if self.finalize_one(calls) {
-            self.calls_are_over.store(true, Ordering::Release);
+        if let Some(calls) = calls
+            // When NCCL takes longer than it may, the group is given up, and that ends this.
+            && !self.finalize_one(calls, 4 * RETIREMENT)
+        {
+            if self.has_failed() {
+                std::thread::sleep(HEARD);
+                self.abort_one(calls);
+            } else {
+                // Whoever gives it up aborts them, once the others know.
+                lock(&self.calls).handle = Some(calls);
+            }
+            return;
         }
+        self.calls_are_over.store(true, Ordering::Release);
         let Trunk { root, stem } = std::mem::take(&mut *lock(&self.trunk));
-        self.finalize_one(stem);
-        self.finalize_one(root);
+        for handle in [stem, root].into_iter().flatten() {
+            if !self.finalize_one(handle, RETIREMENT) {
+                self.abort_one(handle);
+            }
+        }
     }
 
-    /// Whether it ended by itself: when the group is given up, it is ended by force.
-    fn finalize_one(&self, handle: Option<Handle>) -> bool {
-        let Some(handle) = handle else { return true };
+    /// Lets NCCL end one, that nobody else has the handle of. Whether it has.
+    fn finalize_one(&self, handle: Handle, patience: Duration) -> bool {
         // SAFETY: nobody else has the handle any more.
         let code = unsafe { (self.nccl.ncclCommFinalize)(handle) };
-        // Whoever waits for this gives the group up before.
-        let until = Instant::now() + 4 * RETIREMENT;
+        let until = Instant::now() + patience;
         let is_over = self.settle("ncclCommFinalize", begun(code), handle, until).is_ok();
         if is_over {
             // SAFETY: finalised, and used by nobody any more.
             let _ = unsafe { (self.nccl.ncclCommDestroy)(handle) };
-        } else {
-            self.abort_one(handle);
         }
         is_over
     }

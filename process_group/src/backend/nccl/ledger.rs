@@ -185,11 +185,13 @@ impl Comparison {
         let mut found = Vec::new();
         let newest = ledger.newest();
         if newest.sequence > self.told {
-            self.told = newest.sequence;
+            let known = std::mem::replace(&mut self.told, newest.sequence);
             found.push(Finding::News(newest));
             // Who has told its calls, and has left, says nothing about the new ones.
             for (position, (first, theirs)) in self.calls.iter().enumerate() {
-                if let Some(difference) = ledger.difference(*first, theirs) {
+                let next = (known + 1).max(*first);
+                let theirs = theirs.get((next - first) as usize..).unwrap_or_default();
+                if let Some(difference) = ledger.difference(next, theirs) {
                     found.push(Finding::Different(position, difference));
                     return found;
                 }

@@ -19,6 +19,9 @@ const SPIN: Duration = Duration::from_millis(20);
 const NAP: Duration = Duration::from_micros(50);
 /// How long a caller whose call has expired waits for the watcher to find out who is missing.
 pub(super) const VERDICT: Duration = Duration::from_secs(3);
+/// How long the others have to hear that a group is given up. The kernels of this rank that are then ended let theirs go on,
+/// with whatever is there for data.
+pub(super) const HEARD: Duration = Duration::from_millis(20);
 /// How long a caller with whom NCCL has refused a call waits for the watcher to find out who is lost.
 const RUMOUR: Duration = Duration::from_millis(300);
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::ledger::Finding;
 use super::links::{Heard, Links, MOST_CALLS, Word};
 use super::peer;
-use super::shared::{Request, Shared, lock};
+use super::shared::{HEARD, Request, Shared, lock};
 use super::timings::Awaited;
 use crate::call::Signature;
 use crate::device::{DeviceError, Event};
@@ -23,9 +23,6 @@ const ROUND: Duration = Duration::from_millis(20);
 const ANSWERS: Duration = Duration::from_millis(500);
 /// How long the end of a link waits for the other's.
 const FAREWELL: Duration = Duration::from_millis(100);
-/// How long the others have to hear that a group is given up. The kernels of this rank that are then ended let theirs go on,
-/// with whatever is there for data.
-const HEARD: Duration = Duration::from_millis(20);
 /// A rank that has left in good order may have been quicker than this one by as much.
 const STRAGGLE: Duration = Duration::from_secs(1);
 
@@ -221,7 +218,7 @@ impl Watch {
                 }
             }
         }
-        differs
+        differs || self.shared.has_failed()
     }
 
     /// Compares another member's calls with this rank's.
