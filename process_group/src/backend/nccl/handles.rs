@@ -312,26 +312,32 @@ impl Shared {
             }
             return;
         }
+        // Freeing what they had may wait for other work on the GPU.
         self.calls_are_over.store(true, Ordering::Release);
+        if let Some(calls) = calls {
+            self.destroy_one(calls);
+        }
         let Trunk { root, stem } = std::mem::take(&mut *lock(&self.trunk));
         for handle in [stem, root].into_iter().flatten() {
-            if !self.finalize_one(handle, RETIREMENT) {
+            if self.finalize_one(handle, RETIREMENT) {
+                self.destroy_one(handle);
+            } else {
                 self.abort_one(handle);
             }
         }
     }
 
-    /// Lets NCCL end one, that nobody else has the handle of. Whether it has.
+    /// Lets NCCL come to the end of all that one does, of which nobody else has the handle. Whether it has.
     fn finalize_one(&self, handle: Handle, patience: Duration) -> bool {
         // SAFETY: nobody else has the handle any more.
         let code = unsafe { (self.nccl.ncclCommFinalize)(handle) };
         let until = Instant::now() + patience;
-        let is_over = self.settle("ncclCommFinalize", begun(code), handle, until).is_ok();
-        if is_over {
-            // SAFETY: finalised, and used by nobody any more.
-            let _ = unsafe { (self.nccl.ncclCommDestroy)(handle) };
-        }
-        is_over
+        self.settle("ncclCommFinalize", begun(code), handle, until).is_ok()
+    }
+
+    fn destroy_one(&self, handle: Handle) {
+        // SAFETY: finalised, and used by nobody any more.
+        let _ = unsafe { (self.nccl.ncclCommDestroy)(handle) };
     }
 
     fn abandon(&self) {

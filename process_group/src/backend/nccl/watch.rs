@@ -97,22 +97,32 @@ impl Watch {
             if self.shared.has_failed() {
                 continue;
             }
-            // It stays where it is: whoever closes the communicator waits until it has been done.
-            let request = lock(&self.shared.request).clone();
-            match request {
-                Some(Request::Abort(why)) => self.give_up(why, true),
-                Some(Request::Expire { what, waited, sequence, peer }) => {
-                    self.expire(what, waited, sequence, peer);
-                }
-                None if is_due => self.look(now),
-                None => {}
+            if !self.does_as_requested() && is_due {
+                self.look(now);
             }
+        }
+        if !self.shared.has_failed() {
+            self.does_as_requested();
         }
         if !is_last_told {
             self.tell_last();
         }
         self.links.tell_all(&Word::Goodbye);
         self.links.close(FAREWELL);
+    }
+
+    /// Gives up, if a caller has asked for that.
+    fn does_as_requested(&mut self) -> bool {
+        // It stays where it is: whoever closes the communicator waits until it has been done.
+        let request = lock(&self.shared.request).clone();
+        match request {
+            Some(Request::Abort(why)) => self.give_up(why, true),
+            Some(Request::Expire { what, waited, sequence, peer }) => {
+                self.expire(what, waited, sequence, peer);
+            }
+            None => return false,
+        }
+        true
     }
 
     /// Tells the others which collectives of this rank may not have been compared, how many there are, and that there will be no
