@@ -6,23 +6,29 @@ use ryzanstein_orchestrator::measure::{Bench, Call, Gpu, Sample, Slot};
 use ryzanstein_process_group::device::{Device, DeviceBuffer};
 use ryzanstein_process_group::{DType, Error, ProcessGroup};
 
-/// Calls of a run at least: enough to follow one another, however large they are.
-const FEWEST_SLOTS: usize = 10;
-/// Calls at the head of a run that do not count: the first behind a pause finds cold caches.
-const LEAD_IN: usize = 2;
+/// Calls on little memory at the head of each run, which do not count: the first behind a pause find cold caches.
+const LEAD_IN: usize = 16;
+/// Their elements, for each rank.
+const SMALL: usize = 64;
 
 /// Times the host alone: how long calls take to return that follow one another.
 #[derive(Debug)]
 pub struct HostClock {
     gpu: Gpu,
+    small: Slot<DeviceBuffer>,
     /// The microseconds of each call so far, in their order, those of warm-ups included; none for those at the head of a run.
     pub calls: Vec<Option<f64>>,
 }
 
 impl HostClock {
     /// On this GPU, whose stream the group's calls go to.
-    pub fn new(device: Device) -> Self {
-        Self { gpu: Gpu::new(device, false), calls: Vec::new() }
+    ///
+    /// # Errors
+    /// Those of the GPU.
+    pub fn new(device: Device, world_size: usize) -> Result<Self, Error> {
+        let zeros = || DeviceBuffer::from_slice(&device, &vec![0f32; SMALL * world_size]);
+        let small = Slot { input: Some(zeros()?), buffer: zeros()? };
+        Ok(Self { gpu: Gpu::new(device, false), small, calls: Vec::new() })
     }
 }
 
@@ -30,11 +36,7 @@ impl Bench for HostClock {
     type Memory = DeviceBuffer;
 
     fn slots(&self, bytes: usize) -> usize {
-        self.gpu.slots(bytes).max(FEWEST_SLOTS)
-    }
-
-    fn lead_in(&self) -> usize {
-        LEAD_IN
+        self.gpu.slots(bytes)
     }
 
     fn has_processors_to_spare(&self) -> bool {
@@ -61,16 +63,17 @@ impl Bench for HostClock {
         call: Call<'_, DeviceBuffer>,
     ) -> Result<Vec<Sample>, Error> {
         group.barrier()?;
+        for _ in 0..LEAD_IN {
+            call(group, &mut self.small)?;
+            self.calls.push(None);
+        }
         let mut samples = Vec::with_capacity(slots.len());
-        for (index, slot) in slots.iter_mut().enumerate() {
+        for slot in slots {
             let started = Instant::now();
             call(group, slot)?;
             let us = started.elapsed().as_secs_f64() * 1e6;
-            let counts = index >= LEAD_IN;
-            self.calls.push(counts.then_some(us));
-            if counts {
-                samples.push(Sample { latency_us: us, host_us: us });
-            }
+            self.calls.push(Some(us));
+            samples.push(Sample { latency_us: us, host_us: us });
         }
         group.synchronize()?;
         Ok(samples)

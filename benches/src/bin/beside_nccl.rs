@@ -20,6 +20,8 @@ use ryzanstein_process_group::{ProcessGroup, ReduceOp, table};
 use serde::Serialize;
 
 const SIZES: [usize; 8] = [1024, 8192, 65536, 1 << 20, 10_000_000, 16 << 20, 100_000_000, 256 << 20];
+/// Calls of a round at least by which the host's time is told, ours and NCCL's together: they differ more than the GPU's times.
+const FEWEST_ON_HOST: usize = 24;
 /// All-reduces that follow one another.
 const IN_A_ROW: usize = 960;
 
@@ -165,9 +167,11 @@ struct HostTimes([Vec<f64>; 2]);
 
 impl HostTimes {
     fn take(&mut self, group: &mut ProcessGroup, raw: &RawNccl, case: &Case) -> Result<()> {
-        let mut clock = HostClock::new(group.device().context("no GPU")?.clone());
+        let device = group.device().context("no GPU")?.clone();
+        let mut clock = HostClock::new(device, group.world_size())?;
+        let case = Case { iterations: case.iterations.max(FEWEST_ON_HOST), ..*case };
         let mut whose = Vec::new();
-        let found = measure_calls(group, &mut clock, case, &mut |group, slot| {
+        let found = measure_calls(group, &mut clock, &case, &mut |group, slot| {
             // As Thue and Morse have it: neither is more often behind the other than behind itself, nor first.
             let ours = whose.len().count_ones().is_multiple_of(2);
             whose.push(ours);
