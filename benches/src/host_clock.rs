@@ -8,7 +8,7 @@ use ryzanstein_process_group::{DType, Error, ProcessGroup};
 
 /// Calls on little memory at the head of each run, which do not count: the first behind a pause find cold caches.
 const LEAD_IN: usize = 16;
-/// Their elements, for each rank.
+/// Their f32 elements, for each rank.
 const SMALL: usize = 64;
 
 /// Times the host alone: how long calls take to return that follow one another.
@@ -21,7 +21,7 @@ pub struct HostClock {
 }
 
 impl HostClock {
-    /// On this GPU, whose stream the group's calls go to.
+    /// On this GPU, whose stream the calls of a group of `world_size` ranks go to.
     ///
     /// # Errors
     /// Those of the GPU.
