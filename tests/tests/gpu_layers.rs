@@ -26,7 +26,7 @@ fn gpus() -> usize {
 }
 
 fn cuda() -> Cuda {
-    Cuda::new(&Device::open(&libraries(), LocalRank(0), &DeviceConfig::default()).unwrap()).unwrap()
+    Cuda::new(&Device::open(&libraries(), LocalRank(0), &DeviceConfig::default()).unwrap(), 4).unwrap()
 }
 
 /// Reproducible values between -1 and 1, different for every seed.

@@ -10,7 +10,8 @@ use std::ops::Range;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::host::Threads;
+use super::host::PARALLEL_FROM;
+use super::threads::Threads;
 use super::{AttentionCall, skinny};
 use crate::attention::LayerCache;
 use crate::dtype::Float;
@@ -61,7 +62,7 @@ pub(super) fn attention(
         let seen = (first + start) * head_dim..(first + end) * head_dim;
         arch.dispatch(OneHead { query, keys, values: cached, seen, out });
     };
-    match threads.worth(out.len() * (position + rows)) {
+    match threads.when(out.len() * (position + rows) >= PARALLEL_FROM) {
         Some(pool) => {
             pool.install(|| out.par_chunks_exact_mut(head_dim).enumerate().for_each(one_head));
         }

@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use pulp::Arch;
 use rayon::prelude::*;
-use rayon::{ThreadPool, ThreadPoolBuilder};
 use ryzanstein_process_group::Element as _;
 
+use super::threads::Threads;
 use super::{AttentionCall, Compute, Step, attend, matmul, skinny};
 use crate::attention::{LayerCache, Rotary};
 use crate::dtype::{Dtype, Float};
@@ -16,7 +16,7 @@ use crate::tensor::{Storage, Tensor, with_elements};
 /// Weights of a 16-bit type are widened for a blocked product this many at a time.
 const PANEL: usize = 1 << 18;
 /// Fewer multiplications than this, in a product or in attention, are not worth a second thread.
-const PARALLEL_FROM: usize = 1 << 17;
+pub(super) const PARALLEL_FROM: usize = 1 << 17;
 
 /// From so many bytes on, memory is asked for before it is taken: what is not there would end the program.
 const LARGE: usize = 64 << 20;
@@ -28,43 +28,10 @@ pub struct Host {
     arch: Arch,
 }
 
-/// The threads of one [`Host`]. Ranks that share a machine must not take each other's processors, so none uses a pool that
-/// belongs to the whole process.
-#[derive(Debug)]
-pub(super) struct Threads(Option<ThreadPool>);
-
-impl Threads {
-    fn new(count: usize) -> Self {
-        if count < 2 {
-            return Self(None);
-        }
-        let name = |index| format!("ryz-compute-{index}");
-        match ThreadPoolBuilder::new().num_threads(count).thread_name(name).build() {
-            Ok(pool) => Self(Some(pool)),
-            Err(error) => {
-                // The results are the same.
-                tracing::warn!(%error, threads = count, "cannot start threads to compute on; one alone computes");
-                Self(None)
-            }
-        }
-    }
-
-    /// The threads that are worth starting for so many multiplications; `None` means the caller's own.
-    pub(super) fn worth(&self, multiplications: usize) -> Option<&ThreadPool> {
-        self.0.as_ref().filter(|_| multiplications >= PARALLEL_FROM)
-    }
-}
-
 impl Host {
     /// Computes on this many threads at most: on a pool of its own, or with one on the caller's thread.
     pub fn new(threads: usize) -> Self {
-        Self { threads: Threads::new(threads), arch: Arch::new() }
-    }
-
-    /// Shares this machine's processors among `ranks` ranks, as if all of them ran here.
-    pub fn shared_by(ranks: usize) -> Self {
-        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        Self::new(cores / ranks.max(1))
+        Self { threads: Threads::new(threads, "compute"), arch: Arch::new() }
     }
 
     fn few_rows<T: Float>(&self, x: &[f32], w: &[T], out: &mut [f32], k: usize) {
@@ -84,7 +51,7 @@ impl Host {
     }
 
     fn many_products<T: Float>(&self, x: &[f32], w: &[T], out: &mut [f32], k: usize, m: usize) {
-        let Some(pool) = self.threads.worth(w.len() * m) else {
+        let Some(pool) = self.threads.when(w.len() * m >= PARALLEL_FROM) else {
             skinny::multiply(self.arch, x, w, out, k);
             return;
         };
@@ -113,7 +80,7 @@ impl Host {
 
     fn blocked(&self, x: &[f32], w: &[f32], out: &mut [f32], k: usize, stride: usize) {
         let work = x.len() / k * w.len();
-        match self.threads.worth(work).filter(|_| work >= matmul::parallel_from()) {
+        match self.threads.when(work >= PARALLEL_FROM.max(matmul::parallel_from())) {
             Some(pool) => {
                 let threads = pool.current_num_threads();
                 pool.install(|| matmul::multiply(x, w, out, k, stride, threads));

@@ -6,6 +6,7 @@ mod host;
 mod matmul;
 mod skinny;
 mod step;
+mod threads;
 
 use std::fmt;
 use std::ops::Range;
@@ -107,9 +108,10 @@ pub trait Compute: fmt::Debug + Send + Sync {
 /// # Errors
 /// When the group has a GPU that cannot be used to compute.
 pub fn for_group(group: &ProcessGroup) -> Result<Box<dyn Compute>> {
+    let threads = threads::of_each(group.world_size());
     match group.device() {
-        Some(device) => Ok(Box::new(Cuda::new(device)?)),
-        None => Ok(Box::new(Host::shared_by(group.world_size()))),
+        Some(device) => Ok(Box::new(Cuda::new(device, threads)?)),
+        None => Ok(Box::new(Host::new(threads))),
     }
 }
 

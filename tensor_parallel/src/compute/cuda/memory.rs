@@ -47,10 +47,10 @@ fn class(bytes: usize) -> usize {
 }
 
 impl Gpu {
-    pub(super) fn new(device: &Device) -> Arc<Self> {
+    pub(super) fn new(device: &Device, threads: usize) -> Arc<Self> {
         Arc::new(Self {
             device: device.clone(),
-            staging: Mutex::default(),
+            staging: Mutex::new(Staging::new(threads)),
             free: Mutex::default(),
             recordings: AtomicUsize::new(0),
         })

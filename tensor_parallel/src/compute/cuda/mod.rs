@@ -51,12 +51,12 @@ pub(crate) struct DeviceStep {
 const ARRIVALS: usize = 4096;
 
 impl Cuda {
-    /// Computes on this device.
+    /// Computes on this device. What is copied there goes through host memory that up to `threads` threads fill.
     ///
     /// # Errors
     /// When cuBLASLt was not found, and when the device fails.
-    pub fn new(device: &Device) -> Result<Self> {
-        let gpu = Gpu::new(device);
+    pub fn new(device: &Device, threads: usize) -> Result<Self> {
+        let gpu = Gpu::new(device, threads);
         let matmul = Matmul::new(&gpu)?;
         let mut arrivals = gpu.keep(ARRIVALS * size_of::<u32>())?;
         arrivals.clear()?;

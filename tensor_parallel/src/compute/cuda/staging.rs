@@ -10,25 +10,38 @@ use rayon::prelude::*;
 use ryzanstein_process_group::device::{Device, DeviceError, Event, PinnedBuffer};
 
 use super::memory::Gpu;
+use crate::compute::threads::Threads;
 use crate::error::Result;
 
-/// Bytes of a pinned buffer: enough that starting a copy costs nothing beside it.
-const BYTES: usize = 16 << 20;
+/// Bytes of a pinned buffer: enough that starting a copy costs nothing beside it, and few, as pinning takes half a
+/// millisecond a megabyte.
+const BYTES: usize = 8 << 20;
 /// Pieces of this size and more are filled by several threads.
 const PARALLEL_FROM: usize = 1 << 20;
+/// What a thread takes at a time: small beside its share, so that none waits long for one that was held up.
+const SHARE: usize = 256 << 10;
+/// From the page cache, so many fill the buffers as quickly as more do. Where there are more than processors, all wait
+/// for those that have none.
+const MOST_THREADS: usize = 8;
 /// No copy takes longer on a bus that works.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Two pinned buffers, allocated at first use.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Staging {
+    threads: Threads,
     buffers: Vec<(PinnedBuffer, Event)>,
     next: usize,
 }
 
 impl Staging {
-    /// The buffer whose copy was enqueued longest ago, when that is done.
-    fn take(&mut self, device: &Device, bytes: usize) -> Result<&mut (PinnedBuffer, Event)> {
+    /// With up to so many threads to fill the buffers.
+    pub(super) fn new(threads: usize) -> Self {
+        Self { threads: Threads::new(threads.min(MOST_THREADS), "copy"), buffers: Vec::new(), next: 0 }
+    }
+
+    /// Which buffer to use: the one whose copy was enqueued longest ago, when that is done.
+    fn take(&mut self, device: &Device, bytes: usize) -> Result<usize> {
         self.next = (self.next + 1) % 2;
         let missing = self.buffers.len() <= self.next;
         if missing || self.buffers[self.next].0.bytes().len() < bytes {
@@ -43,9 +56,8 @@ impl Staging {
                 self.buffers[self.next] = fresh;
             }
         }
-        let buffer = &mut self.buffers[self.next];
-        wait(&buffer.1, device)?;
-        Ok(buffer)
+        wait(&self.buffers[self.next].1, device)?;
+        Ok(self.next)
     }
 
     /// Enqueues the copy of `rows` rows of `width` bytes, which `fill` provides some at a time: it gets the rows'
@@ -67,16 +79,18 @@ impl Staging {
         let piece = (BYTES / width).max(1);
         for start in (0..rows).step_by(piece) {
             let end = rows.min(start + piece);
-            let (buffer, event) = self.take(device, (end - start) * width)?;
+            let place = self.take(device, (end - start) * width)?;
+            let (buffer, event) = &mut self.buffers[place];
             let bytes = &mut buffer.bytes_mut()[..(end - start) * width];
-            if bytes.len() < PARALLEL_FROM {
-                fill(start..end, bytes);
-            } else {
-                let share = (end - start).div_ceil(rayon::current_num_threads());
-                bytes.par_chunks_mut(share * width).enumerate().for_each(|(i, bytes)| {
-                    let first = start + i * share;
-                    fill(first..first + bytes.len() / width, bytes);
-                });
+            match self.threads.when(bytes.len() >= PARALLEL_FROM) {
+                None => fill(start..end, bytes),
+                Some(pool) => pool.install(|| {
+                    let share = (SHARE / width).max(1);
+                    bytes.par_chunks_mut(share * width).enumerate().for_each(|(i, bytes)| {
+                        let first = start + i * share;
+                        fill(first..first + bytes.len() / width, bytes);
+                    });
+                }),
             }
             // SAFETY: the target is the caller's promise. The pinned buffer stays as it is until its event is done,
             // which `take` waits for; the driver waits for it too before the buffer is freed.
@@ -93,7 +107,8 @@ impl Staging {
     pub(super) unsafe fn download(&mut self, gpu: &Gpu, to: &mut [u8], from: u64) -> Result<()> {
         let mut at = from;
         for piece in to.chunks_mut(BYTES) {
-            let (buffer, event) = self.take(&gpu.device, piece.len())?;
+            let place = self.take(&gpu.device, piece.len())?;
+            let (buffer, event) = &mut self.buffers[place];
             let bytes = &mut buffer.bytes_mut()[..piece.len()];
             // SAFETY: the source is the caller's promise; the pinned buffer is looked at after the wait below.
             unsafe { gpu.device.stream().copy_to_host(bytes, at) }?;
