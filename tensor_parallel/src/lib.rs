@@ -25,6 +25,7 @@ pub mod embedding;
 mod error;
 pub mod generate;
 pub mod linear;
+mod memory;
 pub mod mlp;
 pub mod model;
 pub mod norm;

@@ -9,6 +9,7 @@ use ryzanstein_process_group::{Buffer, BufferMut, View, ViewMut};
 use crate::compute::cuda::DeviceArray;
 use crate::dtype::{Dtype, Float};
 use crate::error::{Error, Result};
+use crate::memory;
 
 /// A dense, row-major array that owns its elements.
 ///
@@ -50,9 +51,9 @@ pub(crate) use with_elements;
 impl Storage {
     pub(crate) fn zeros(count: usize, dtype: Dtype) -> Self {
         match dtype {
-            Dtype::F32 => Self::F32(vec![0.0; count]),
-            Dtype::F16 => Self::F16(vec![f16::ZERO; count]),
-            Dtype::Bf16 => Self::Bf16(vec![bf16::ZERO; count]),
+            Dtype::F32 => Self::F32(memory::zeros(count)),
+            Dtype::F16 => Self::F16(memory::zeros(count)),
+            Dtype::Bf16 => Self::Bf16(memory::zeros(count)),
         }
     }
 
