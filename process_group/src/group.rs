@@ -118,7 +118,8 @@ impl ProcessGroup {
         }
     }
 
-    /// The ranks of a group whose members are threads of this process, with default settings: element `r` is rank `r`.
+    /// The ranks of a group whose members are threads of this process, with a timeout of a minute and no
+    /// warnings of slow calls: element `r` is rank `r`.
     pub fn loopback(world_size: usize) -> Vec<Self> {
         let hub = LoopbackHub::new();
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());

@@ -9,7 +9,7 @@ section! {
     ModelConfig = "model" {
         /// The folder of the checkpoint, in Hugging Face's form.
         directory: Option<PathBuf> = "",
-        /// The type in which weights are held; unset, as they are stored.
+        /// The type of activations; unset, that in which matrices are stored, or f32 where they differ.
         dtype: Option<ModelDType> = "",
         /// The most tokens generated.
         max_new_tokens: u32 = "32",

@@ -12,7 +12,7 @@ section! {
         timeout: Timeout = "5m",
         /// Whether each path is tried by value before the group is handed over.
         self_check: bool = "true",
-        /// The size of the bucket in which small arrays are put together before they are sent; 0B sends each by itself.
+        /// The size of the bucket in which small arrays are put together before they are sent; 0B sends each by itself. On GPUs nothing is packed.
         coalesce: ByteSize = "25MiB",
         [
             /// `[process_group.tcp]`

@@ -1,6 +1,6 @@
 //! Starts one rank so that it cannot outlive the launcher.
 //!
-//! The one place of this crate with `unsafe` code: what a child must do between fork and exec has no safe form.
+//! The code is `unsafe`, as what a child must do between fork and exec has no safe form.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};

@@ -125,7 +125,8 @@ impl Device {
         self.context.ordinal
     }
 
-    /// The stream on which this rank's computation and its collectives run, in the order they are called.
+    /// The stream on which this rank's computation and its collectives run, in the order they are called; asynchronous ones
+    /// have another.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }

@@ -12,7 +12,7 @@ use crate::error::Result;
 
 impl ProcessGroup {
     /// [`all_reduce`](Self::all_reduce) of many buffers with few messages: neighbours of one type share buckets of
-    /// the configured size. Every rank passes the same types and lengths in the same order.
+    /// the configured size; on a GPU all go to NCCL as one group. Every rank passes the same types and lengths in the same order.
     pub fn all_reduce_coalesced(&mut self, buffers: &mut [&mut dyn BufferMut], op: ReduceOp) -> Result<()> {
         // Each lends its elements once, and all are looked at before the first is reduced.
         let mut views: Vec<ViewMut<'_>> = buffers.iter_mut().map(|b| b.view_mut()).collect();

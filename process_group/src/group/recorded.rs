@@ -34,8 +34,8 @@ impl ProcessGroup {
     }
 
     /// Repeats recorded calls by `launch`, which launches their graph on the device's stream. They are counted, have the
-    /// group's deadline, and their times are in the profile, as those of calls that are made one by one. Every rank must do
-    /// the same.
+    /// group's deadline, and their times are in the profile, as those of calls that are made one by one. The other ranks
+    /// must do the same, or make the calls one by one.
     ///
     /// # Errors
     /// [`Error::Invalid`] when another group recorded them, [`Error::Poisoned`] once the group has failed; those of `launch`.

@@ -16,7 +16,7 @@ impl LayerCache {
     /// Room for `capacity` positions, where `compute` computes.
     ///
     /// # Errors
-    /// When a GPU has not so much memory.
+    /// When there is not so much memory.
     pub fn new(
         compute: &dyn Compute,
         kv_heads: usize,
@@ -50,7 +50,7 @@ impl KvCache {
     /// Room for `capacity` positions in each of `layers` layers, where `compute` computes.
     ///
     /// # Errors
-    /// When a GPU has not so much memory.
+    /// When there is not so much memory.
     pub fn new(
         compute: &dyn Compute,
         layers: usize,

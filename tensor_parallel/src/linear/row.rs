@@ -68,7 +68,7 @@ impl RowParallelLinear {
         Ok(Self { weight, bias, inputs: mine, options })
     }
 
-    /// The sum over all ranks, and then the bias. One all-reduce.
+    /// The sum over all ranks, by one all-reduce, and then the bias. Without `reduce_results`, this rank's term and the bias.
     ///
     /// # Errors
     /// When shapes do not fit or the group fails.

@@ -144,7 +144,7 @@ impl Llama {
     /// An empty cache with room for `capacity` positions.
     ///
     /// # Errors
-    /// When the model was not made for so long a sequence, or a GPU has no room for so many.
+    /// When the model was not made for so long a sequence, or there is no room for so many.
     pub fn cache(&self, capacity: usize) -> Result<KvCache> {
         let LlamaConfig { layers, head_dim, max_positions, .. } = self.config;
         if capacity > max_positions {

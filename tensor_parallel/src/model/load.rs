@@ -84,7 +84,8 @@ impl Llama {
     }
 
     /// Loads this rank's share of a model from a folder that only `root` can read. `directory` and `dtype` count on
-    /// the root only. The root reads each rank's share and sends it to that rank alone. When one rank fails, all do.
+    /// the root only. The root reads each rank's share and sends it to that rank alone; what all hold it
+    /// broadcasts. When one rank fails, all do.
     ///
     /// # Errors
     /// This rank's own, else [`Error::Peer`] with that of another.

@@ -1,7 +1,7 @@
 //! Arithmetic on one GPU: our own kernels, compiled at run time, and cuBLASLt for products of matrices.
 //!
 //! Everything is enqueued on the device's one stream, in the order of the calls, and so are the collectives of a group on
-//! that device. Only reading values waits.
+//! that device, but for asynchronous ones. Only reading values waits.
 
 mod attend;
 mod kernels;
