@@ -7,6 +7,7 @@
 //! group follows, and some of them timed.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -66,6 +67,7 @@ pub struct Profile {
     rank: u32,
     world_size: usize,
     recording: Recording,
+    paused: AtomicBool,
     entries: Mutex<Entries>,
     timings: Option<Arc<dyn Timings>>,
     link_gbs: Option<f64>,
@@ -166,22 +168,34 @@ impl Profile {
             rank,
             world_size,
             recording,
+            paused: AtomicBool::new(false),
             entries: Mutex::default(),
             timings,
             link_gbs,
         }
     }
 
+    /// From `true` to `false`, calls are not their user's: they are neither recorded nor told of as slow.
+    pub(crate) fn pause(&self, paused: bool) {
+        // The times of calls up to here go where those calls went.
+        self.fetch();
+        self.paused.store(paused, Ordering::Relaxed);
+    }
+
+    fn records(&self) -> bool {
+        self.recording.record && !self.paused.load(Ordering::Relaxed)
+    }
+
     /// A call that is done.
     pub(crate) fn record(&self, signature: &Signature, path: Path, started: Instant) {
-        if self.recording.record {
+        if self.records() {
             self.took(signature, path, started.elapsed(), 1);
         }
     }
 
     /// A call that has been enqueued on a GPU.
     pub(crate) fn record_enqueued(&self, signature: &Signature, path: Path, started: Instant) {
-        if !self.recording.record {
+        if !self.records() {
             return;
         }
         let elapsed = started.elapsed();
@@ -200,7 +214,7 @@ impl Profile {
 
     /// Calls in a graph that has been launched.
     pub(crate) fn record_replay(&self, counts: &[(Signature, u64)], path: Path) {
-        if !self.recording.record {
+        if !self.records() {
             return;
         }
         for (signature, count) in counts {
@@ -216,7 +230,7 @@ impl Profile {
     fn fetch(&self) {
         let Some(timings) = &self.timings else { return };
         for (signature, path, took) in timings.take() {
-            if self.recording.record {
+            if self.records() {
                 // It was counted when it was enqueued.
                 self.took(&signature, path, took, 0);
             }
@@ -284,7 +298,7 @@ impl Profile {
             op = %op,
             bytes,
             path = %path,
-            milliseconds = elapsed.as_secs_f64() * 1e3,
+            milliseconds = elapsed.as_micros() as f64 / 1e3,
             also_slow_since_last_line = entry.untold,
             "slow collective"
         );

@@ -108,6 +108,21 @@ fn a_prompt_in_words_is_answered_in_words() {
     assert_eq!(line["token_ids"].as_array().expect("tokens").len(), 25);
 }
 
+#[test]
+fn slow_calls_are_told_of_but_not_those_that_prove_a_group() {
+    let model = folder("llama-mha");
+    let mut arguments = vec!["generate", "--model", model.to_str().unwrap(), "--world-size", "2"];
+    arguments.extend(["--backend", "tcp", "--token-ids", "1,2,3", "--max-new-tokens", "2"]);
+    let output = Run::new(&arguments, &[("RYZ_PROFILE__SLOW_CALL", "1ns")]).finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let said = text(&output.stderr);
+    let slow: Vec<&str> = said.lines().filter(|line| line.contains("slow collective")).collect();
+    assert!(slow.iter().any(|line| line.contains("all_reduce(sum)")), "{said}");
+    // A group proves itself with 257 and 4099 numbers.
+    let proofs = slow.iter().filter(|line| line.contains("bytes=1028 ") || line.contains("bytes=16396 "));
+    assert_eq!(proofs.count(), 0, "{said}");
+}
+
 /// Runs a wrong use and returns its exit code with what it said.
 fn wrong(arguments: &[&str]) -> (Option<i32>, String) {
     let output = Run::new(arguments, &[]).finish();
