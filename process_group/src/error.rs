@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::call::Signature;
+use crate::operation::Signature;
 use crate::rank::{self, Rank};
 
 /// The result of everything here.
@@ -113,7 +113,7 @@ pub enum Error {
 
     /// NCCL refused something.
     #[error(transparent)]
-    Nccl(#[from] crate::backend::nccl::NcclError),
+    Nccl(#[from] crate::device::NcclError),
 
     /// An earlier call failed and the state of the group is unknown since. Make a new one, under a new epoch.
     #[error("this group failed before and cannot be used any more; the cause was: {0}")]

@@ -15,8 +15,8 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::backend::{Backend, Path, Timings};
-use crate::call::{Operation, Signature};
 use crate::dtype::DType;
+use crate::operation::{Operation, Signature};
 
 /// What is recorded, when a call counts as slow, and how often the same class may say so.
 #[derive(Clone, Copy, Debug)]

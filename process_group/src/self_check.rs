@@ -1,8 +1,8 @@
 //! Before a group is used: an all-reduce on every path, with every value checked.
 
-use crate::call::ReduceOp;
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
+use crate::operation::ReduceOp;
 
 /// Elements: one that goes as whole vectors and one that is cut, neither of which divides evenly.
 const LENGTHS: [usize; 2] = [257, 4099];

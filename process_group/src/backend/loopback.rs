@@ -7,9 +7,10 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::{Backend, Completion, Path};
-use crate::call::{Call, Operation, ReduceOp, Signature};
+use crate::call::Call;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::operation::{Operation, ReduceOp, Signature};
 use crate::rank::Rank;
 use crate::reduce::{self, Source};
 use crate::roster::BackendKind;

@@ -10,9 +10,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::buffer::{Memory, View, ViewMut};
-use crate::call::{Call, Signature};
+use crate::call::Call;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::operation::Signature;
 use crate::roster::BackendKind;
 
 /// How a call went.

@@ -3,22 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::context::{Context, Device};
+use super::context::Context;
 use super::driver::OUT_OF_MEMORY;
 use super::error::DeviceError;
+use super::gpu::Device;
 use super::stream::Stream;
 use super::symbols::Address;
 use crate::buffer::{Buffer, BufferMut, DeviceMemory, View, ViewMut};
 use crate::dtype::{DType, Element};
-
-pub(super) fn free_and_total(context: &Context) -> Result<(u64, u64), DeviceError> {
-    context.bind()?;
-    let (mut free, mut total) = (0, 0);
-    // SAFETY: both pointers are to live integers, and a context is current.
-    let code = unsafe { (context.driver.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
-    context.check("cuMemGetInfo", code)?;
-    Ok((free as u64, total as u64))
-}
 
 /// Elements in the memory of a GPU. Freed when dropped, which waits for what the GPU is doing.
 ///
@@ -56,7 +48,7 @@ impl DeviceBuffer {
             if let Err(error) = outcome {
                 context.budget.give_back(bytes as u64);
                 if error.code() == Some(OUT_OF_MEMORY) {
-                    let (free, total) = free_and_total(context)?;
+                    let (free, total) = context.free_and_total()?;
                     return Err(DeviceError::OutOfMemory {
                         device: context.ordinal,
                         wanted: bytes as u64,

@@ -1,4 +1,8 @@
-//! NVIDIA's collectives.
+//! NVIDIA's collectives: their functions, and what their codes mean.
+
+mod error;
+
+pub use error::NcclError;
 
 use std::ffi::{c_char, c_void};
 

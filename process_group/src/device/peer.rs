@@ -1,8 +1,8 @@
 //! What a link between two GPUs carries, measured.
 
-use super::context::Device;
 use super::error::DeviceError;
 use super::event::Event;
+use super::gpu::Device;
 use super::memory::DeviceBuffer;
 use crate::dtype::DType;
 

@@ -3,8 +3,9 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use super::context::{Context, Device};
+use super::context::Context;
 use super::error::DeviceError;
+use super::gpu::Device;
 use super::symbols::Address;
 
 /// Host memory that the GPU copies from and to without a detour, and at the speed of the bus. Page-locked: make few.

@@ -6,8 +6,8 @@ use std::sync::{Arc, PoisonError};
 use super::ProcessGroup;
 use super::engine::{Buffers, Engine, Job, Worker, lock};
 use crate::buffer::{Buffer, BufferMut};
-use crate::call::{Operation, ReduceOp};
 use crate::error::{Error, Result};
+use crate::operation::{Operation, ReduceOp};
 use crate::rank::Rank;
 use crate::work::Work;
 

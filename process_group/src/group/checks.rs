@@ -3,9 +3,9 @@
 use super::ProcessGroup;
 use super::engine::Buffers;
 use crate::buffer::{Memory, View, ViewMut};
-use crate::call::{Operation, Signature};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::operation::{Operation, Signature};
 use crate::rank::Rank;
 
 impl ProcessGroup {

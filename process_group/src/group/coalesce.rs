@@ -6,9 +6,9 @@ use super::ProcessGroup;
 use super::engine::Buffers;
 use crate::aligned::AlignedBytes;
 use crate::buffer::{BufferMut, ViewMut};
-use crate::call::{Operation, ReduceOp};
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::operation::{Operation, ReduceOp};
 
 impl ProcessGroup {
     /// [`all_reduce`](Self::all_reduce) of many buffers with few messages: neighbours of one type share buckets of

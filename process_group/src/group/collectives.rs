@@ -5,9 +5,9 @@ use std::time::Instant;
 use super::ProcessGroup;
 use super::engine::Buffers;
 use crate::buffer::{Buffer, BufferMut, Memory};
-use crate::call::{Operation, ReduceOp, Signature};
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::operation::{Operation, ReduceOp, Signature};
 use crate::rank::Rank;
 
 impl ProcessGroup {

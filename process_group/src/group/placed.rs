@@ -3,10 +3,10 @@
 use super::ProcessGroup;
 use super::engine::Buffers;
 use crate::buffer::{Buffer, BufferMut, View, ViewMut};
-use crate::call::Operation;
 use crate::device::{DeviceBuffer, Stream};
 use crate::dtype::Element;
 use crate::error::Result;
+use crate::operation::Operation;
 use crate::rank::Rank;
 
 /// Elements in the memory that a group's calls work on. Made by [`ProcessGroup::place`].

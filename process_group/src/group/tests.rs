@@ -5,7 +5,8 @@ use std::time::Instant;
 use super::*;
 use crate::backend::Completion;
 use crate::buffer::{Buffer, BufferMut, View, ViewMut};
-use crate::call::{Call, ReduceOp};
+use crate::call::Call;
+use crate::operation::ReduceOp;
 use crate::testing::{LATE, in_time};
 
 fn info(name: &str, rank: u32, world_size: usize) -> GroupInfo {

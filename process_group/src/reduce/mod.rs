@@ -5,8 +5,8 @@
 
 mod lane;
 
-use crate::call::ReduceOp;
 use crate::dtype::{DType, with_element};
+use crate::operation::ReduceOp;
 use lane::{Average, Combine, Lane, Max, Min, Product, Sum};
 
 /// One operand of a fold, as long as the destination.

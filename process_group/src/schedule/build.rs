@@ -20,7 +20,7 @@ use std::ops::Range;
 
 use super::Algorithm::{self, Direct, HalvingDoubling, RecursiveDoubling, Ring};
 use super::program::{Node, Program, Region, Source, Space};
-use crate::call::Operation;
+use crate::operation::Operation;
 
 /// Up to this many elements, a direct all-reduce sends whole vectors instead of scattering.
 pub(super) const ONE_SHOT_ELEMENTS: usize = 1024;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Algorithm::{self, Direct, HalvingDoubling, RecursiveDoubling, Ring};
 use super::build::{Shape, largest_power_of_two, part};
-use crate::call::Operation;
+use crate::operation::Operation;
 
 /// What one rank sends in one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

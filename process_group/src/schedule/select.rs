@@ -3,8 +3,8 @@
 use super::Algorithm;
 use super::build::Shape;
 use super::cost::{LinkModel, estimate};
-use crate::call::Operation;
 use crate::dtype::DType;
+use crate::operation::Operation;
 
 /// The algorithm that a user demands for every operation that has it, or `None` to choose by cost.
 pub type Demand = Option<Algorithm>;

@@ -4,7 +4,7 @@
 //! sequence u64, count u64, payload length u64, address u64.
 
 use super::signature;
-use crate::call::Signature;
+use crate::operation::Signature;
 use crate::rank::Rank;
 use crate::schedule::Algorithm;
 

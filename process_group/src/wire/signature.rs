@@ -1,7 +1,7 @@
 //! What a call asks for, in 16 bytes: operation, reduction, element type, 0, root u32, count u64, little endian.
 
-use crate::call::{Operation, ReduceOp, Signature};
 use crate::dtype::DType;
+use crate::operation::{Operation, ReduceOp, Signature};
 use crate::rank::Rank;
 
 /// Bytes of a signature.

@@ -1,9 +1,9 @@
 //! Our own kernels beside NCCL's reductions, and which reduction needs them.
 
-use crate::call::ReduceOp;
 use crate::device::{Address, Device, Kernel, Launch, Stream};
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::operation::ReduceOp;
 
 /// CUDA C++ without headers.
 const SOURCE: &str = include_str!("combine.cu");

@@ -15,10 +15,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::shared::{HEARD, Shared, lock};
-use crate::call::Signature;
 use crate::device::nccl::UniqueId;
 use crate::device::symbols::Handle;
 use crate::error::{Error, Result};
+use crate::operation::Signature;
 
 const IN_PROGRESS: i32 = 7;
 /// How long the end of a communicator may take before it is left to itself.

@@ -3,11 +3,12 @@
 use super::Nccl;
 use super::combine::{self, Elements, Way, key_type, nccl_type, way};
 use crate::buffer::ViewMut;
-use crate::call::{Call, Operation, ReduceOp};
+use crate::call::Call;
 use crate::device::symbols::Handle;
 use crate::device::{Address, Device, Stream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::operation::{Operation, ReduceOp};
 
 /// A kernel that must come behind NCCL's part of a call.
 pub(super) enum Finish {

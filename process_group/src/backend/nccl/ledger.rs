@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::backend::history::{History, REMEMBERED};
-use crate::call::Signature;
+use crate::operation::Signature;
 use crate::wire::signature;
 
 /// This rank's collectives: how many, their digest, and which the newest are.
@@ -225,8 +225,8 @@ impl Comparison {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::{Operation, ReduceOp};
     use crate::dtype::DType;
+    use crate::operation::{Operation, ReduceOp};
     use proptest::prelude::*;
 
     const PATIENCE: Duration = Duration::from_millis(500);

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ledger::Claim;
-use crate::call::Signature;
+use crate::operation::Signature;
 use crate::wire::signature;
 
 const HEADER: usize = 16;
@@ -261,8 +261,8 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::call::Operation;
     use crate::dtype::DType;
+    use crate::operation::Operation;
     use std::net::TcpListener;
 
     const PATIENCE: Duration = Duration::from_secs(60);

@@ -8,7 +8,6 @@
 
 mod combine;
 mod communicator;
-mod error;
 mod handles;
 mod issue;
 mod ledger;
@@ -18,8 +17,6 @@ mod shared;
 mod timings;
 mod watch;
 
-pub use error::NcclError;
-
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,9 +24,10 @@ use std::time::{Duration, Instant};
 
 use super::{Backend, Completion, Path, Ticket, Timings};
 use crate::buffer::{Memory, View, ViewMut};
-use crate::call::{Call, Operation, Signature};
+use crate::call::Call;
 use crate::device::{Device, DeviceBuffer, Event, Handle, Nccl as Table, Stream};
 use crate::error::{Error, Result};
+use crate::operation::{Operation, Signature};
 use crate::rank::Rank;
 use crate::roster::{BackendKind, Member};
 pub(crate) use communicator::{Birth, Communicator};

@@ -4,12 +4,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::error::NcclError;
 use super::handles::{Calls, Trunk};
 use super::ledger::{Comparison, Ledger};
 use super::timings::{Awaited, Flights};
 use crate::device::symbols::{Handle, text};
-use crate::device::{Device, Nccl};
+use crate::device::{Device, Nccl, NcclError};
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::roster::Member;

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::call::Signature;
 use crate::device::{DeviceError, Event, Stream};
+use crate::operation::Signature;
 
 /// Marks in flight at a time. Calls beyond them are done all the same, and followed once there is room again.
 const FOLLOWED: usize = 256;

@@ -12,9 +12,9 @@ use super::links::{Heard, Links, MOST_CALLS, Word};
 use super::peer;
 use super::shared::{HEARD, Request, Shared, lock};
 use super::timings::Awaited;
-use crate::call::Signature;
 use crate::device::{DeviceError, Event};
 use crate::error::{Error, Result};
+use crate::operation::Signature;
 use crate::rank::Rank;
 
 /// How often it looks by itself; what comes over a link wakes it at once.

@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use super::compiled::Compiled;
 use super::link::{Link, Moved, Patience};
-use crate::call::{Operation, Signature};
 use crate::error::Result;
+use crate::operation::{Operation, Signature};
 use crate::rank::Rank;
 use crate::schedule::program::{Node, Region, Source, Space};
 use crate::wire::frame::{HEADER, Header, Kind};

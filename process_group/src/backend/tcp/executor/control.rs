@@ -3,8 +3,8 @@
 use super::Run;
 use crate::backend::Path;
 use crate::backend::tcp::link::Moved;
-use crate::call::Operation;
 use crate::error::{Error, Result};
+use crate::operation::Operation;
 use crate::rank::Rank;
 use crate::schedule::Algorithm;
 use crate::wire::frame::{Header, Kind};

@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use super::Run;
-use crate::call::Operation;
 use crate::error::Error;
+use crate::operation::Operation;
 use crate::rank::Rank;
 
 /// How long a rank whose deadline has passed listens for where the others are.

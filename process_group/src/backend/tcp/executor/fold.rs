@@ -3,8 +3,8 @@
 use super::{Run, Spaces};
 use crate::backend::tcp::compiled::peer;
 use crate::backend::tcp::link::Moved;
-use crate::call::ReduceOp;
 use crate::error::Result;
+use crate::operation::ReduceOp;
 use crate::reduce::{self, Source as Operand};
 use crate::schedule::program::{Node, Region, Source, Space};
 

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use super::Run;
 use crate::backend::tcp::link::Moved;
-use crate::call::Signature;
 use crate::error::{Error, Result};
+use crate::operation::Signature;
 use crate::wire::frame::{Header, Kind};
 
 /// How long a rank waits in a call before it asks the others what they called.

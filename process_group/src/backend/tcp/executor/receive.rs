@@ -2,8 +2,8 @@
 
 use super::Run;
 use crate::backend::tcp::link::Moved;
-use crate::call::Operation;
 use crate::error::Result;
+use crate::operation::Operation;
 use crate::schedule::program::{Node, Region};
 
 /// Below this, a payload goes through the read-ahead buffer, which saves a system call for its header.
