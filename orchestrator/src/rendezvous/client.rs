@@ -17,8 +17,8 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Response, Status};
 
 use super::background::Background;
+use super::core::Joiner;
 use super::handshake::HandshakeError;
-use super::seats::Joiner;
 use super::{codec, handshake};
 use crate::control as wire;
 use crate::control::control_client::ControlClient;

@@ -11,8 +11,7 @@ use ryzanstein_process_group::{
     Agreement, BackendKind, Candidate, Capability, Epoch, Gpu, LocalRank, Member, Rank, Roster,
 };
 
-use super::core::{Join, Joined, Refusal, Time};
-use super::seats::Joiner;
+use super::core::{Join, Joined, Joiner, Refusal, Time};
 use crate::control as wire;
 
 /// The longest wait that is believed; a longer one is cut to it.

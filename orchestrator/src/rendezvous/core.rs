@@ -5,6 +5,7 @@
 //! [`Event::Tick`]. Everything belongs to an epoch: a request of another one is refused.
 
 mod event;
+mod seats;
 mod values;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -12,10 +13,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use bytes::Bytes;
 use ryzanstein_process_group::{Candidate, Epoch, Rank};
 
-pub use self::event::{Action, Answer, Event, Join, Joined, MAX_REPORT, Refusal, Report, Ticket, Time};
+pub use self::event::{
+    Action, Answer, Event, Join, Joined, Joiner, MAX_REPORT, Refusal, Report, Ticket, Time,
+};
+use self::seats::Seats;
 pub use self::values::{ENTRY_OVERHEAD, MAX_STORE};
 use self::values::{Values, check_key};
-use super::seats::Seats;
 
 /// What a waiting ticket waits for.
 #[derive(Debug)]

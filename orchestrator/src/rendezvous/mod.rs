@@ -11,11 +11,9 @@ pub mod core;
 mod gate;
 pub mod handshake;
 pub mod listen;
-mod seats;
 pub mod secret;
 mod server;
 
 pub use client::{Client, Identity};
 pub use connect::{Connection, Environment, connect};
-pub use seats::{Joiner, Seats};
 pub use server::Server;

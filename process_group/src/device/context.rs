@@ -17,7 +17,7 @@ pub(crate) struct Context {
 impl Context {
     /// Retains the primary context of a GPU.
     pub(super) fn retain(
-        driver: Driver,
+        driver: &Driver,
         ordinal: u32,
         device: i32,
         budget: Budget,
@@ -27,7 +27,7 @@ impl Context {
         // context is dropped.
         let code = unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut handle, device) };
         driver.check(ordinal, "cuDevicePrimaryCtxRetain", code)?;
-        Ok(Self { driver, ordinal, handle, device, budget })
+        Ok(Self { driver: *driver, ordinal, handle, device, budget })
     }
 
     /// Makes this GPU the current one of this thread. Every function that touches it calls this first.

@@ -69,7 +69,7 @@ impl Device {
         driver.check(ordinal, "cuDeviceGet", code)?;
         let info = describe(&driver, ordinal, device)?;
         let budget = Budget::new(ordinal, info.total_memory, config.memory_fraction.get());
-        let context = Arc::new(Context::retain(driver, ordinal, device, budget)?);
+        let context = Arc::new(Context::retain(&driver, ordinal, device, budget)?);
         let stream = Stream::new(&context)?;
         let kernels = Arc::new(Kernels::new(&context, info.capability, libraries));
         Ok(Self { context, info: Arc::new(info), stream, libraries: Arc::clone(libraries), kernels })

@@ -2,6 +2,7 @@
 
 mod config;
 mod decoder;
+mod keys;
 mod llama;
 mod load;
 mod plan;

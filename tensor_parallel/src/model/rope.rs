@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::config::Keys;
+use super::keys::Keys;
 use crate::attention::RotaryScaling;
 
 /// Base frequency and scaling.

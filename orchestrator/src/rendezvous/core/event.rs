@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use ryzanstein_process_group::{Agreement, Epoch, Rank, Roster};
-
-use crate::rendezvous::seats::Joiner;
+use ryzanstein_process_group::{Agreement, Candidate, Epoch, LocalRank, Rank, Roster};
 
 /// The longest text kept of a failure report.
 pub const MAX_REPORT: usize = 4 << 10;
@@ -57,6 +55,30 @@ pub struct Join {
     pub deadline: Time,
     /// Who it is.
     pub joiner: Joiner,
+}
+
+/// Someone who wants a seat.
+#[derive(Clone, Debug)]
+pub struct Joiner {
+    /// Its rank; none to be given one.
+    pub rank: Option<Rank>,
+    /// Its position on its host; none to be counted.
+    pub local_rank: Option<LocalRank>,
+    /// Its host's position; none to be counted.
+    pub node_rank: Option<u32>,
+    /// What it says of itself.
+    pub candidate: Candidate,
+}
+
+impl Joiner {
+    /// `rank 3 (host a, pid 17)`, for messages.
+    pub fn describe(&self) -> String {
+        let Candidate { host, pid, .. } = &self.candidate;
+        match self.rank {
+            Some(rank) => format!("rank {rank} (host {host}, pid {pid})"),
+            None => format!("a process without a rank (host {host}, pid {pid})"),
+        }
+    }
 }
 
 /// Why a rank gave up, in its own words.

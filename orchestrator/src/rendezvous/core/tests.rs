@@ -7,7 +7,6 @@ use ryzanstein_process_group::{BackendKind, Capability};
 use ryzanstein_process_group::store::{MAX_KEY, MAX_VALUE};
 
 use super::*;
-use crate::rendezvous::seats::Joiner;
 
 const VERSION: &str = "1.0";
 

@@ -4,35 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use ryzanstein_process_group::{Candidate, Epoch, LocalRank, Member, Rank, Roster};
 
-use super::core::{Refusal, Ticket};
-
-/// Someone who wants a seat.
-#[derive(Clone, Debug)]
-pub struct Joiner {
-    /// Its rank; none to be given one.
-    pub rank: Option<Rank>,
-    /// Its position on its host; none to be counted.
-    pub local_rank: Option<LocalRank>,
-    /// Its host's position; none to be counted.
-    pub node_rank: Option<u32>,
-    /// What it says of itself.
-    pub candidate: Candidate,
-}
-
-impl Joiner {
-    /// `rank 3 (host a, pid 17)`, for messages.
-    pub fn describe(&self) -> String {
-        let Candidate { host, pid, .. } = &self.candidate;
-        match self.rank {
-            Some(rank) => format!("rank {rank} (host {host}, pid {pid})"),
-            None => format!("a process without a rank (host {host}, pid {pid})"),
-        }
-    }
-}
+use super::event::{Joiner, Refusal, Ticket};
 
 /// All seats of an epoch.
 #[derive(Debug)]
-pub struct Seats {
+pub(super) struct Seats {
     world_size: u32,
     numbered: BTreeMap<Rank, (Ticket, Joiner)>,
     /// In order of arrival.
