@@ -234,10 +234,11 @@ fn a_rank_that_leaves_in_the_middle_of_a_call_ends_and_is_named() {
     Ranks::start(NAME, 3).expect_all(SOON);
 }
 
-/// Rank 1 makes `its` calls and leaves; `work` of rank 0 has one more, and must tell of that.
+/// Rank 1 makes `its` calls and leaves; `work` of rank 0 has one more, and must tell without `what` rank 1 has left.
 fn without_its_part(
     name: &str,
     self_check: bool,
+    what: &str,
     its: impl Fn(&mut ProcessGroup),
     work: impl Fn(&mut ProcessGroup) -> Result<(), Error>,
 ) {
@@ -258,7 +259,10 @@ fn without_its_part(
         let error = work(group).unwrap_err();
         println!("after {:?}: {error}", started.elapsed());
         let named = matches!(error.root_cause(), Error::PeerLost { rank: Rank(1), .. });
-        assert!(named && error.to_string().contains("it has left the group without call"), "{error}");
+        assert!(
+            named && error.to_string().contains(&format!("it has left the group without {what}")),
+            "{error}"
+        );
         return;
     }
     need(2);
@@ -275,7 +279,7 @@ fn a_rank_that_leaves_before_the_last_of_many_calls_is_named() {
         group.synchronize()
     };
     let name = "a_rank_that_leaves_before_the_last_of_many_calls_is_named";
-    without_its_part(name, true, |group| some(group, 19).unwrap(), |group| some(group, 20));
+    without_its_part(name, true, "call", |group| some(group, 19).unwrap(), |group| some(group, 20));
 }
 
 #[test]
@@ -286,6 +290,7 @@ fn a_rank_that_leaves_before_a_call_that_connects_to_it_is_named() {
     without_its_part(
         name,
         false,
+        "call",
         |_| {},
         |group| {
             let mut x = group.place(&[1.0f32; 1000])?;
@@ -296,29 +301,98 @@ fn a_rank_that_leaves_before_a_call_that_connects_to_it_is_named() {
 
 #[test]
 #[ignore = "needs 2 GPUs"]
-fn a_rank_that_leaves_when_its_part_is_done_is_not_missed() {
-    const NAME: &str = "a_rank_that_leaves_when_its_part_is_done_is_not_missed";
-    // So long that a rank whose call stands behind it seems to wait for somebody.
+fn a_rank_that_leaves_before_the_last_of_many_messages_is_named() {
+    let name = "a_rank_that_leaves_before_the_last_of_many_messages_is_named";
+    without_its_part(
+        name,
+        true,
+        "sending message 20 to this rank",
+        |group| {
+            let x = group.place(&[1.0f32; 1000]).unwrap();
+            (0..19).try_for_each(|_| group.send(&x, Rank(0))).unwrap();
+            group.synchronize().unwrap();
+        },
+        |group| {
+            let mut x = group.place(&[1.0f32; 1000])?;
+            (0..20).try_for_each(|_| group.recv(&mut x, Rank(1)))?;
+            group.synchronize()
+        },
+    );
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_rank_that_leaves_without_a_message_to_it_is_named() {
+    let name = "a_rank_that_leaves_without_a_message_to_it_is_named";
+    without_its_part(
+        name,
+        true,
+        "receiving message 1 from this rank",
+        |_| {},
+        |group| {
+            // More than NCCL keeps for a receiver that has not come.
+            let x = group.place(&vec![1.0f32; 64 << 20])?;
+            group.send(&x, Rank(1))?;
+            group.synchronize()
+        },
+    );
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_message_of_a_rank_that_has_left_is_not_missed() {
+    const NAME: &str = "a_message_of_a_rank_that_has_left_is_not_missed";
+    if let Some(me) = role() {
+        let mut rank = initialize(&nccl()).unwrap();
+        let group = rank.manager().world();
+        let mut x = group.place(&[me as f32; 1000]).unwrap();
+        if me == 1 {
+            group.send(&x, Rank(0)).unwrap();
+            group.synchronize().unwrap();
+        } else {
+            compute_for_long(group);
+            let started = Instant::now();
+            group.recv(&mut x, Rank(1)).unwrap();
+            group.synchronize().unwrap();
+            println!("done after {:?}", started.elapsed());
+            assert_eq!(group.fetch(&x).unwrap(), [1.0; 1000]);
+        }
+        // Not `finalize`, which would wait for the others.
+        drop(rank);
+        return;
+    }
+    need(2);
+    Ranks::start(NAME, 2).expect_all(SOON);
+}
+
+/// So long that a rank whose call stands behind it seems to wait for somebody.
+fn compute_for_long(group: &ProcessGroup) {
     const SPIN: &str = r#"extern "C" __global__ void spin(unsigned long long nanoseconds) {
         unsigned long long begin, now;
         asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
         do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); } while (now - begin < nanoseconds);
     }"#;
+    let device = group.device().unwrap();
+    let spin = device.kernels().module("spin", SPIN, &[]).unwrap().kernel("spin").unwrap();
+    #[expect(unsafe_code, reason = "a kernel is launched")]
+    // SAFETY: the kernel declares this one number, and touches no memory.
+    unsafe { spin.launch(device.stream(), Launch::new(1, 1), &[&4_000_000_000u64]) }.unwrap();
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_rank_that_leaves_when_its_part_is_done_is_not_missed() {
+    const NAME: &str = "a_rank_that_leaves_when_its_part_is_done_is_not_missed";
     if let Some(me) = role() {
         let mut rank = initialize(&nccl()).unwrap();
         let group = rank.manager().world();
-        let device = group.device().unwrap().clone();
-        let stream = device.stream();
         let mut x = group.place(&[me as f32; 1000]).unwrap();
         // Connections are there.
         group.broadcast(&mut x, Rank(0)).unwrap();
         group.synchronize().unwrap();
         x.write(&[me as f32; 1000]).unwrap();
         if me == 0 {
-            let spin = device.kernels().module("spin", SPIN, &[]).unwrap().kernel("spin").unwrap();
-            #[expect(unsafe_code, reason = "a kernel is launched")]
-            // SAFETY: the kernel declares this one number, and touches no memory.
-            unsafe { spin.launch(stream, Launch::new(1, 1), &[&4_000_000_000u64]) }.unwrap();
+            compute_for_long(group);
         }
         let started = Instant::now();
         group.broadcast(&mut x, Rank(1)).unwrap();
@@ -331,6 +405,33 @@ fn a_rank_that_leaves_when_its_part_is_done_is_not_missed() {
     }
     need(2);
     Ranks::start(NAME, 2).expect_all(SOON);
+}
+
+#[test]
+#[ignore = "needs 3 GPUs"]
+fn a_rank_that_has_left_is_not_missed_by_messages_between_others() {
+    const NAME: &str = "a_rank_that_has_left_is_not_missed_by_messages_between_others";
+    if let Some(me) = role() {
+        let mut rank = initialize(&nccl()).unwrap();
+        let group = rank.manager().world();
+        if me != 2 {
+            let (mine, mut theirs) =
+                (group.place(&[me as f32; 1000]).unwrap(), group.place(&[9f32; 1000]).unwrap());
+            compute_for_long(group);
+            let other = Rank(1 - me as u32);
+            let started = Instant::now();
+            // Two messages in one: no single rank is waited for by call.
+            group.send_recv(&mine, other, &mut theirs, other).unwrap();
+            group.synchronize().unwrap();
+            println!("done after {:?}", started.elapsed());
+            assert_eq!(group.fetch(&theirs).unwrap(), [other.0 as f32; 1000]);
+        }
+        // Not `finalize`, which would wait for the others.
+        drop(rank);
+        return;
+    }
+    need(3);
+    Ranks::start(NAME, 3).expect_all(SOON);
 }
 
 /// Ranks call different things; every rank's error must say what rank 1 called.

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ledger::Claim;
+use super::messages::Tally;
 use crate::operation::Signature;
 use crate::wire::signature;
 
@@ -41,6 +42,8 @@ pub(super) enum Word {
     Made(Claim),
     /// What the sender has called, and that it will call nothing more.
     Last(Claim),
+    /// The messages between the sender, who will exchange nothing more, and who hears this.
+    Exchanged(Tally),
     /// The sender's calls from this number on: because somebody has called something else, or because it leaves.
     Calls(u64, Vec<Signature>),
 }
@@ -55,6 +58,7 @@ impl Word {
             Self::Hello => (5, 0, &[]),
             Self::Made(claim) => (6, claim.sequence, &claim.digest.to_le_bytes()),
             Self::Last(claim) => (8, claim.sequence, &claim.digest.to_le_bytes()),
+            Self::Exchanged(tally) => (9, tally.sent, &tally.received.to_le_bytes()),
             Self::Calls(first, calls) => {
                 (7, *first, &calls.iter().flat_map(signature::pack).collect::<Vec<_>>())
             }
@@ -83,10 +87,14 @@ impl Word {
             3 => Self::Expired(sequence, reason()),
             4 => Self::Aborted(reason()),
             5 => Self::Hello,
-            kind @ (6 | 8) => {
-                let digest = u64::from_le_bytes(payload.try_into().map_err(|_| unknown())?);
-                let claim = Claim { sequence, digest };
-                if kind == 6 { Self::Made(claim) } else { Self::Last(claim) }
+            kind @ (6 | 8 | 9) => {
+                let number = u64::from_le_bytes(payload.try_into().map_err(|_| unknown())?);
+                let claim = Claim { sequence, digest: number };
+                match kind {
+                    6 => Self::Made(claim),
+                    8 => Self::Last(claim),
+                    _ => Self::Exchanged(Tally { sent: sequence, received: number }),
+                }
             }
             7 => {
                 let (calls, rest) = payload.as_chunks();
@@ -152,12 +160,12 @@ impl Links {
     /// limit; a rank so far behind does not listen any more.
     pub(super) fn tell_all(&mut self, word: &Word) {
         let bytes = word.encode();
-        for link in &mut self.links {
-            if link.stream.is_some() && link.unsent.len() < MOST_UNSENT {
-                link.unsent.extend(&bytes);
-                link.flush();
-            }
-        }
+        self.links.iter_mut().for_each(|link| link.tell(&bytes));
+    }
+
+    /// Says a word to the member at one position, likewise.
+    pub(super) fn tell(&mut self, position: usize, word: &Word) {
+        self.links[position].tell(&word.encode());
     }
 
     /// Waits at most `patience` for something to come, and returns all of it with the positions it came from.
@@ -201,6 +209,13 @@ impl Links {
 }
 
 impl Link {
+    fn tell(&mut self, word: &[u8]) {
+        if self.stream.is_some() && self.unsent.len() < MOST_UNSENT {
+            self.unsent.extend(word);
+            self.flush();
+        }
+    }
+
     /// What to wait for on it.
     fn awaited(&self) -> Option<PollFd<'_>> {
         let room = if self.unsent.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
@@ -297,6 +312,7 @@ mod tests {
             Word::Progress(u64::MAX - 1),
             Word::Made(Claim { sequence: 3, digest: u64::MAX - 5 }),
             Word::Last(Claim { sequence: 4, digest: 1 }),
+            Word::Exchanged(Tally { sent: 3, received: u64::MAX - 2 }),
             Word::Calls(9, vec![call; MOST_CALLS]),
             Word::Expired(7, "call 7 took too long".into()),
             Word::Aborted(long.clone()),
@@ -308,11 +324,11 @@ mod tests {
         while heard.len() < words.len() {
             heard.extend(hear(&mut b));
         }
-        for (heard, word) in heard.iter().zip(&words[..6]) {
+        for (heard, word) in heard.iter().zip(&words[..7]) {
             assert_eq!(*heard, (0, Heard::Said(word.clone())));
         }
         // A reason is cut at the limit, between characters.
-        assert_eq!(heard[6], (0, Heard::Said(Word::Aborted("ä".repeat(MAX_REASON / 2)))));
+        assert_eq!(heard[7], (0, Heard::Said(Word::Aborted("ä".repeat(MAX_REASON / 2)))));
     }
 
     #[test]
@@ -367,11 +383,11 @@ mod tests {
 
     #[test]
     fn nonsense_ends_a_link() {
-        assert!(Word::decode(&[9; 15]).unwrap().is_none());
-        assert!(Word::decode(&[9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).is_err());
+        assert!(Word::decode(&[10; 15]).unwrap().is_none());
+        assert!(Word::decode(&[10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).is_err());
         assert!(Word::decode(&[255; 16]).is_err());
-        // A digest of four bytes, and half a call.
-        for (kind, length) in [(6, 4), (7, 8), (8, 9)] {
+        // Numbers of too few and too many bytes, and half a call.
+        for (kind, length) in [(6, 4), (7, 8), (8, 9), (9, 0)] {
             let mut bytes = [0; 32];
             (bytes[0], bytes[4]) = (kind, length);
             assert!(Word::decode(&bytes).is_err(), "{kind}");

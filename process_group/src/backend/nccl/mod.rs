@@ -12,6 +12,7 @@ mod handles;
 mod issue;
 mod ledger;
 mod links;
+mod messages;
 mod scratch;
 mod shared;
 mod timings;
@@ -34,19 +35,11 @@ pub(crate) use communicator::{Birth, Communicator};
 use issue::Finish;
 use ledger::Verdict;
 use links::Links;
+use messages::peer;
 use scratch::Scratch;
 use shared::{Shared, VERDICT, lock};
 use timings::Awaited;
 pub use timings::Captured;
-
-/// The only rank that a message waits for.
-fn peer(signature: &Signature) -> Option<Rank> {
-    match signature.operation {
-        Operation::Send { to } => Some(to),
-        Operation::Recv { from } => Some(from),
-        _ => None,
-    }
-}
 
 /// How often it is asked whether the members' calls have been compared.
 const SETTLING: Duration = Duration::from_millis(1);
@@ -146,8 +139,8 @@ impl Nccl {
         let Call { signature, sequence, deadline, .. } = *call;
         let capturing = stream.is_capturing()?;
         // What is captured counts when it is launched.
-        if !signature.operation.is_point_to_point() && !capturing {
-            lock(&shared.ledger).note(signature);
+        if !capturing {
+            shared.note(signature);
         }
         if let Some((_, messages)) = &mut self.grouped {
             *messages |= signature.operation.is_point_to_point();
@@ -327,10 +320,14 @@ impl Backend for Nccl {
             lock(flights).launching(captured)?;
             let enqueued = Instant::now();
             let awaited = launch().then(|| {
+                let messages = captured.messages().next().is_some();
+                if messages {
+                    let mut tallies = lock(&self.shared.messages);
+                    captured.messages().for_each(|(message, times)| tallies.note(message, *times));
+                }
                 let mut ledger = lock(&self.shared.ledger);
                 captured.collectives().iter().for_each(|call| ledger.note(*call));
                 let sequence = ledger.newest().sequence;
-                let messages = captured.has_messages();
                 Awaited { signature: None, sequence, collectives: sequence, messages, enqueued, deadline }
             });
             Ok(lock(flights).launched(self.device.stream(), awaited)?)

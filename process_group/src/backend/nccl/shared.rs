@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use super::handles::{Calls, Trunk};
 use super::ledger::{Comparison, Ledger};
+use super::messages::Messages;
 use super::timings::{Awaited, Flights};
 use crate::device::symbols::{Handle, text};
 use crate::device::{Device, Nccl, NcclError};
 use crate::error::{Error, Result};
+use crate::operation::Signature;
 use crate::rank::Rank;
 use crate::roster::Member;
 
@@ -53,6 +55,8 @@ pub(super) struct Shared {
     here: Vec<AtomicBool>,
     /// Collectives enqueued so far, or about to be.
     pub(super) ledger: Mutex<Ledger>,
+    /// Messages between two ranks, likewise.
+    pub(super) messages: Mutex<Messages>,
     pub(super) request: Mutex<Option<Request>>,
     /// This rank calls nothing more.
     pub(super) leaves: AtomicBool,
@@ -90,12 +94,22 @@ impl Shared {
             failure_known: Condvar::new(),
             here: (0..members.len()).map(|member| AtomicBool::new(member == position)).collect(),
             ledger: Mutex::default(),
+            messages: Mutex::new(Messages::new(members.len())),
             request: Mutex::new(None),
             leaves: AtomicBool::new(false),
             calls_are_over: AtomicBool::new(false),
             stop: AtomicBool::new(false),
             comparison: Mutex::new(Comparison::new(members.len())),
             flights: [Mutex::new(Flights::of_many()), Mutex::new(Flights::of_few())],
+        }
+    }
+
+    /// Counts a call that is about to be enqueued.
+    pub(super) fn note(&self, signature: Signature) {
+        if signature.operation.is_point_to_point() {
+            lock(&self.messages).note(&signature, 1);
+        } else {
+            lock(&self.ledger).note(signature);
         }
     }
 
@@ -129,14 +143,13 @@ impl Shared {
         self.failed.load(Ordering::Acquire)
     }
 
-    /// The oldest calls of each stream that are not known to be done, and whether their mark was late; those first that must
-    /// be done first.
+    /// The oldest calls of each stream that are not known to be done; those first that must be done first.
     ///
     /// Who enqueues holds the lock, and may be held up by the GPU: such a caller is found by being inside for too long.
-    pub(super) fn oldest(&self) -> Vec<(Awaited, bool)> {
+    pub(super) fn oldest(&self) -> Vec<Awaited> {
         let oldest = self.flights.iter().filter_map(|flights| flights.try_lock().ok()?.oldest());
         let mut oldest: Vec<_> = oldest.collect();
-        oldest.sort_by_key(|(awaited, _)| awaited.deadline);
+        oldest.sort_by_key(|awaited| awaited.deadline);
         oldest
     }
 

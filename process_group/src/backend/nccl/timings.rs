@@ -61,8 +61,6 @@ struct Flight {
     /// The last of them, if it is timed, and where it begins.
     timed: Option<(Signature, Event)>,
     end: Event,
-    /// The mark came later than the calls, and other work may stand before it.
-    is_late: bool,
     /// For a launch of a graph: what is in it.
     captured: Option<Arc<Captured>>,
 }
@@ -99,9 +97,9 @@ impl Captured {
         &self.counts
     }
 
-    /// Whether there are messages between two ranks.
-    pub(super) fn has_messages(&self) -> bool {
-        self.counts.iter().any(|(signature, _)| signature.operation.is_point_to_point())
+    /// The messages between two ranks, and how many there are of each kind.
+    pub(super) fn messages(&self) -> impl Iterator<Item = &(Signature, u64)> {
+        self.counts.iter().filter(|(signature, _)| signature.operation.is_point_to_point())
     }
 
     /// Marks the beginning of a call in the graph.
@@ -217,7 +215,7 @@ impl Flights {
             let awaited = self.unmarked.take().map_or(awaited, |u| u.awaited.and(awaited));
             self.last_mark = Some(now);
             let timed = Some((signature, start));
-            self.flying.push_back(Flight { awaited, timed, end, is_late: false, captured: None });
+            self.flying.push_back(Flight { awaited, timed, end, captured: None });
             return Ok(());
         }
         self.await_mark(awaited);
@@ -268,7 +266,7 @@ impl Flights {
         end.record(stream)?;
         self.last_mark = Some(now);
         self.unmarked = None;
-        self.flying.push_back(Flight { awaited, timed: None, end, is_late: false, captured });
+        self.flying.push_back(Flight { awaited, timed: None, end, captured });
         Ok(())
     }
 
@@ -288,7 +286,7 @@ impl Flights {
         // What stands before the mark by now has as much time as the calls had.
         awaited.deadline = now + awaited.deadline.saturating_duration_since(awaited.enqueued);
         self.unmarked = None;
-        self.flying.push_back(Flight { awaited, timed: None, end, is_late: true, captured: None });
+        self.flying.push_back(Flight { awaited, timed: None, end, captured: None });
     }
 
     /// The stream has been found idle.
@@ -341,10 +339,10 @@ impl Flights {
         }
     }
 
-    /// The oldest calls that are not known to be done, and whether their mark was late.
-    pub(super) fn oldest(&self) -> Option<(Awaited, bool)> {
-        let flying = self.flying.front().map(|flight| (flight.awaited, flight.is_late));
-        flying.or(self.unmarked.map(|unmarked| (unmarked.awaited, false)))
+    /// The oldest calls that are not known to be done.
+    pub(super) fn oldest(&self) -> Option<Awaited> {
+        let flying = self.flying.front().map(|flight| flight.awaited);
+        flying.or(self.unmarked.map(|unmarked| unmarked.awaited))
     }
 
     /// What has been timed since the last time this was asked, and how long it took on the GPU.

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::ledger::Finding;
 use super::links::{Heard, Links, MOST_CALLS, Word};
-use super::peer;
+use super::messages::{Unmatched, peer};
 use super::shared::{HEARD, Request, Shared, lock};
 use super::timings::Awaited;
 use crate::device::{DeviceError, Event};
@@ -23,18 +23,10 @@ const ROUND: Duration = Duration::from_millis(20);
 const ANSWERS: Duration = Duration::from_millis(500);
 /// How long the end of a link waits for the other's.
 const FAREWELL: Duration = Duration::from_millis(100);
-/// A rank that has left in good order may have been quicker than this one by as much.
-const STRAGGLE: Duration = Duration::from_secs(1);
 
 pub(super) fn spawn(shared: &Arc<Shared>, links: Links) -> Result<JoinHandle<()>> {
     let n = shared.members.len();
-    let watch = Watch {
-        shared: Arc::clone(shared),
-        links,
-        progress: vec![None; n],
-        left: vec![None; n],
-        late_mark: None,
-    };
+    let watch = Watch { shared: Arc::clone(shared), links, progress: vec![None; n], late_mark: None };
     std::thread::Builder::new()
         .name(format!("ryz-watch-{}", shared.group))
         .spawn(move || watch.run())
@@ -50,8 +42,6 @@ struct Watch {
     links: Links,
     /// How many collectives each member says it has enqueued.
     progress: Vec<Option<u64>>,
-    /// When a member said goodbye.
-    left: Vec<Option<Instant>>,
     /// The call behind which a mark is being put, and the mark.
     late_mark: Option<Receiver<LateMark>>,
 }
@@ -125,8 +115,8 @@ impl Watch {
         true
     }
 
-    /// Tells the others which collectives of this rank may not have been compared, how many there are, and that there will be no
-    /// more.
+    /// Tells the others which collectives of this rank may not have been compared, how many there are, how many messages there
+    /// have been with each of them, and that there will be no more.
     fn tell_last(&mut self) {
         let (made, (first, calls)) = {
             let comparison = lock(&self.shared.comparison);
@@ -134,6 +124,10 @@ impl Watch {
             (ledger.newest(), comparison.parting(&ledger, self.shared.position))
         };
         self.tell_calls(first, &calls);
+        for position in (0..self.shared.members.len()).filter(|position| *position != self.shared.position) {
+            let tally = lock(&self.shared.messages).with(position);
+            self.links.tell(position, &Word::Exchanged(tally));
+        }
         self.links.tell_all(&Word::Last(made));
     }
 
@@ -160,35 +154,51 @@ impl Watch {
             return self.give_up(error.into(), true);
         }
         let oldest = self.shared.oldest();
-        if let Some((first, _)) = oldest.first().filter(|(first, _)| now >= first.deadline) {
+        if let Some(first) = oldest.first().filter(|first| now >= first.deadline) {
             let Awaited { signature, sequence, collectives, enqueued, .. } = *first;
             let peer = signature.as_ref().and_then(peer);
-            return self.expire(self.words(signature, sequence), now - enqueued, collectives, peer);
+            self.expire(self.words(signature, sequence), now - enqueued, collectives, peer);
         }
-        // Who has left in good order has done its part of the collectives that it has made, but may never have sent a message.
-        // What stands before a late mark may be anything.
-        let mut followed = oldest.iter().filter(|(awaited, is_late)| awaited.messages && !is_late);
-        let left = followed.find_map(|(awaited, _)| self.who_left(awaited, now));
-        if let Some(position) = left {
-            self.give_up_lost(position, "it has left the group");
-        }
-    }
-
-    /// A member that left a while ago, and that these calls may wait for.
-    fn who_left(&self, awaited: &Awaited, now: Instant) -> Option<usize> {
-        // It may have been quicker than this rank.
-        let is_long_ago = |at: Instant| now.saturating_duration_since(at) > STRAGGLE;
-        // A message waits for one rank, several of them for all.
-        let peer = awaited.signature.as_ref().and_then(peer);
-        let waits_for = |position: usize| peer.is_none_or(|peer| peer.index() == position);
-        let mut left = self.left.iter().enumerate().filter(|(_, left)| left.is_some_and(is_long_ago));
-        let (position, _) =
-            left.find(|(position, _)| waits_for(*position) && is_long_ago(awaited.enqueued))?;
-        Some(position)
     }
 
     /// Whether a member that makes no more calls has not made one that this rank has; then the group is given up.
     fn misses_somebody(&mut self) -> bool {
+        self.misses_collective() || self.misses_message()
+    }
+
+    fn misses_message(&mut self) -> bool {
+        let exchanges =
+            || self.shared.oldest().iter().any(|awaited| awaited.messages) || self.exchanges_inside();
+        let unmatched = lock(&self.shared.messages).unmatched().find(|unmatched| match unmatched {
+            Unmatched::Receive(..) => true,
+            // It may be on its way, or have ended in NCCL's buffers.
+            Unmatched::Send(..) => exchanges(),
+        });
+        match unmatched {
+            Some(Unmatched::Receive(position, number)) => {
+                self.give_up_lost(
+                    position,
+                    &format!("it has left the group without sending message {number} to this rank"),
+                );
+            }
+            Some(Unmatched::Send(position, number)) => {
+                self.give_up_lost(
+                    position,
+                    &format!("it has left the group without receiving message {number} from this rank"),
+                );
+            }
+            None => return false,
+        }
+        true
+    }
+
+    /// Whether a caller is inside NCCL with messages, or with calls that may be some.
+    fn exchanges_inside(&self) -> bool {
+        let inside = lock(&self.shared.calls).inside;
+        inside.is_some_and(|inside| inside.signature.is_none_or(|s| s.operation.is_point_to_point()))
+    }
+
+    fn misses_collective(&mut self) -> bool {
         let made = self.shared.collectives();
         let Some((position, last)) = lock(&self.shared.comparison).short_of(made) else { return false };
         let number = last + 1;
@@ -295,8 +305,8 @@ impl Watch {
         }
         for (position, heard) in words {
             match heard {
-                Heard::Said(Word::Goodbye) => self.left[position] = Some(Instant::now()),
-                Heard::Said(Word::Hello | Word::Progress(_) | Word::Last(_)) => {}
+                Heard::Said(Word::Hello | Word::Progress(_) | Word::Last(_) | Word::Goodbye) => {}
+                Heard::Said(Word::Exchanged(tally)) => lock(&self.shared.messages).ended(position, tally),
                 Heard::Said(Word::Made(claim)) => lock(&self.shared.comparison).claimed(position, claim),
                 _ if self.shared.has_failed() || self.shared.stop.load(Ordering::Acquire) => {}
                 Heard::Said(Word::Aborted(reason)) => {
@@ -316,7 +326,7 @@ impl Watch {
     /// What the caller is in, or else what it has enqueued and waits for.
     fn during(&self) -> String {
         let inside = lock(&self.shared.calls).inside.map(|inside| inside.signature);
-        let under_way = inside.or_else(|| self.shared.oldest().first().map(|(awaited, _)| awaited.signature));
+        let under_way = inside.or_else(|| self.shared.oldest().first().map(|awaited| awaited.signature));
         let words = |signature: Option<Signature>| signature.map_or_else(several, |s| s.to_string());
         under_way.map_or_else(|| "no call".into(), words)
     }
@@ -368,7 +378,9 @@ impl Watch {
                     Heard::Said(Word::Last(claim)) => self.progress[position] = Some(claim.sequence),
                     // Whoever gives up has been there.
                     Heard::Said(Word::Aborted(_)) => self.progress[position] = Some(sequence),
-                    Heard::Said(Word::Hello | Word::Made(_) | Word::Calls(..) | Word::Goodbye)
+                    Heard::Said(
+                        Word::Hello | Word::Made(_) | Word::Calls(..) | Word::Exchanged(_) | Word::Goodbye,
+                    )
                     | Heard::Lost(_) => {}
                 }
             }
