@@ -340,6 +340,84 @@ fn a_rank_that_leaves_without_a_message_to_it_is_named() {
 
 #[test]
 #[ignore = "needs 2 GPUs"]
+fn a_rank_that_leaves_behind_a_message_of_another_length_is_named() {
+    let name = "a_rank_that_leaves_behind_a_message_of_another_length_is_named";
+    without_its_part(
+        name,
+        true,
+        "after it has sent this rank 4000 bytes in 1 messages",
+        |group| {
+            let x = group.place(&[1.0f32; 1000]).unwrap();
+            group.send(&x, Rank(0)).unwrap();
+            group.synchronize().unwrap();
+        },
+        |group| {
+            let mut x = group.place(&vec![1.0f32; 64 << 20])?;
+            group.recv(&mut x, Rank(1))?;
+            group.synchronize()
+        },
+    );
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_rank_that_leaves_before_the_last_of_many_graphs_with_messages_is_named() {
+    let name = "a_rank_that_leaves_before_the_last_of_many_graphs_with_messages_is_named";
+    let exchange = |group: &mut ProcessGroup, times: usize| -> Result<(), Error> {
+        let other = Rank(1 - group.rank().0);
+        let (mine, mut theirs) = (group.place(&[1.0f32; 1000])?, group.place(&[0.0f32; 1000])?);
+        let stream = group.device().unwrap().stream().clone();
+        let mut graph = None;
+        let recorded = group.record(|group| {
+            #[expect(unsafe_code, reason = "a graph keeps addresses")]
+            // SAFETY: buffers and group live until the graph is dropped, at the end.
+            let captured = unsafe { stream.capture(|| group.send_recv(&mine, other, &mut theirs, other)) };
+            graph = Some(captured?);
+            Ok::<_, Error>(())
+        })?;
+        let graph = graph.unwrap();
+        for _ in 0..times {
+            group.replay::<Error>(&recorded, || Ok(graph.launch(&stream)?))?;
+        }
+        group.synchronize()
+    };
+    without_its_part(
+        name,
+        true,
+        "sending message 20 to this rank",
+        |group| exchange(group, 19).unwrap(),
+        |group| exchange(group, 20),
+    );
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_short_message_that_is_never_received_is_not_missed() {
+    const NAME: &str = "a_short_message_that_is_never_received_is_not_missed";
+    if let Some(me) = role() {
+        let mut rank = initialize(&nccl()).unwrap();
+        let group = rank.manager().world();
+        if me == 0 {
+            let x = group.place(&[1.0f32; 1000]).unwrap();
+            group.send(&x, Rank(1)).unwrap();
+        }
+        // Behind the message: NCCL has taken it.
+        group.barrier().unwrap();
+        if me == 0 {
+            std::thread::sleep(LONG_GONE);
+            assert!(group.failure().is_none(), "{:?}", group.failure());
+            group.synchronize().unwrap();
+        }
+        // Not `finalize`, which would wait for the others.
+        drop(rank);
+        return;
+    }
+    need(2);
+    Ranks::start(NAME, 2).expect_all(SOON);
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
 fn a_message_of_a_rank_that_has_left_is_not_missed() {
     const NAME: &str = "a_message_of_a_rank_that_has_left_is_not_missed";
     if let Some(me) = role() {
@@ -355,6 +433,7 @@ fn a_message_of_a_rank_that_has_left_is_not_missed() {
             group.recv(&mut x, Rank(1)).unwrap();
             group.synchronize().unwrap();
             println!("done after {:?}", started.elapsed());
+            assert!(started.elapsed() > LONG_GONE, "nothing was waited for");
             assert_eq!(group.fetch(&x).unwrap(), [1.0; 1000]);
         }
         // Not `finalize`, which would wait for the others.
@@ -365,7 +444,10 @@ fn a_message_of_a_rank_that_has_left_is_not_missed() {
     Ranks::start(NAME, 2).expect_all(SOON);
 }
 
-/// So long that a rank whose call stands behind it seems to wait for somebody.
+/// How long after a rank has left nobody can but have heard of it.
+const LONG_GONE: Duration = Duration::from_secs(2);
+
+/// Twice as long: a rank whose call stands behind it seems to wait for somebody.
 fn compute_for_long(group: &ProcessGroup) {
     const SPIN: &str = r#"extern "C" __global__ void spin(unsigned long long nanoseconds) {
         unsigned long long begin, now;
@@ -424,6 +506,7 @@ fn a_rank_that_has_left_is_not_missed_by_messages_between_others() {
             group.send_recv(&mine, other, &mut theirs, other).unwrap();
             group.synchronize().unwrap();
             println!("done after {:?}", started.elapsed());
+            assert!(started.elapsed() > LONG_GONE, "nothing was waited for");
             assert_eq!(group.fetch(&theirs).unwrap(), [other.0 as f32; 1000]);
         }
         // Not `finalize`, which would wait for the others.

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use super::messages::Peers;
 use super::shared::{HEARD, Shared, lock};
 use crate::device::nccl::UniqueId;
 use crate::device::symbols::Handle;
@@ -91,6 +92,8 @@ pub(super) struct Calls {
 pub(super) struct Inside {
     /// None for a group of calls.
     pub(super) signature: Option<Signature>,
+    /// With whom messages are exchanged.
+    pub(super) peers: Peers,
     pub(super) since: Instant,
     pub(super) deadline: Instant,
 }
@@ -224,18 +227,23 @@ impl Shared {
     }
 
     /// The handle for a caller, who is inside NCCL from now on. None in a group of one.
-    pub(super) fn enter(&self, signature: Option<Signature>, deadline: Instant) -> Result<Option<Handle>> {
+    pub(super) fn enter(
+        &self,
+        signature: Option<Signature>,
+        peers: Peers,
+        deadline: Instant,
+    ) -> Result<Option<Handle>> {
         let mut calls = lock(&self.calls);
         self.check()?;
         let Some(handle) = calls.handle else { return Ok(None) };
-        calls.inside = Some(Inside { signature, since: Instant::now(), deadline });
+        calls.inside = Some(Inside { signature, peers, since: Instant::now(), deadline });
         Ok(Some(handle))
     }
 
-    /// When a group of calls that has entered must be done.
-    pub(super) fn expect_by(&self, deadline: Instant) {
+    /// When a group of calls that has entered must be done, and with whom it exchanges messages.
+    pub(super) fn expect_by(&self, deadline: Instant, peers: Peers) {
         if let Some(inside) = &mut lock(&self.calls).inside {
-            inside.deadline = deadline;
+            (inside.deadline, inside.peers) = (deadline, peers);
         }
     }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ledger::Claim;
-use super::messages::Tally;
+use super::messages::{Exchange, Tally};
 use crate::operation::Signature;
 use crate::wire::signature;
 
@@ -43,7 +43,7 @@ pub(super) enum Word {
     /// What the sender has called, and that it will call nothing more.
     Last(Claim),
     /// The messages between the sender, who will exchange nothing more, and who hears this.
-    Exchanged(Tally),
+    Exchanged(Exchange),
     /// The sender's calls from this number on: because somebody has called something else, or because it leaves.
     Calls(u64, Vec<Signature>),
 }
@@ -58,7 +58,10 @@ impl Word {
             Self::Hello => (5, 0, &[]),
             Self::Made(claim) => (6, claim.sequence, &claim.digest.to_le_bytes()),
             Self::Last(claim) => (8, claim.sequence, &claim.digest.to_le_bytes()),
-            Self::Exchanged(tally) => (9, tally.sent, &tally.received.to_le_bytes()),
+            Self::Exchanged(Exchange { sent, received }) => {
+                let rest = [sent.bytes, received.messages, received.bytes];
+                (9, sent.messages, &rest.map(u64::to_le_bytes).concat())
+            }
             Self::Calls(first, calls) => {
                 (7, *first, &calls.iter().flat_map(signature::pack).collect::<Vec<_>>())
             }
@@ -87,19 +90,27 @@ impl Word {
             3 => Self::Expired(sequence, reason()),
             4 => Self::Aborted(reason()),
             5 => Self::Hello,
-            kind @ (6 | 8 | 9) => {
-                let number = u64::from_le_bytes(payload.try_into().map_err(|_| unknown())?);
-                let claim = Claim { sequence, digest: number };
-                match kind {
-                    6 => Self::Made(claim),
-                    8 => Self::Last(claim),
-                    _ => Self::Exchanged(Tally { sent: sequence, received: number }),
-                }
+            kind @ (6 | 8) => {
+                let digest = u64::from_le_bytes(payload.try_into().map_err(|_| unknown())?);
+                let claim = Claim { sequence, digest };
+                if kind == 6 { Self::Made(claim) } else { Self::Last(claim) }
             }
             7 => {
                 let (calls, rest) = payload.as_chunks();
                 let calls = calls.iter().map(signature::unpack).collect::<Option<_>>();
                 Self::Calls(sequence, calls.filter(|_| rest.is_empty()).ok_or_else(unknown)?)
+            }
+            9 => {
+                let (numbers, rest) = payload.as_chunks();
+                let &[sent, messages, bytes] = numbers else { return Err(unknown()) };
+                if !rest.is_empty() {
+                    return Err(unknown());
+                }
+                let [sent, messages, bytes] = [sent, messages, bytes].map(u64::from_le_bytes);
+                Self::Exchanged(Exchange {
+                    sent: Tally { messages: sequence, bytes: sent },
+                    received: Tally { messages, bytes },
+                })
             }
             _ => return Err(unknown()),
         };
@@ -312,7 +323,10 @@ mod tests {
             Word::Progress(u64::MAX - 1),
             Word::Made(Claim { sequence: 3, digest: u64::MAX - 5 }),
             Word::Last(Claim { sequence: 4, digest: 1 }),
-            Word::Exchanged(Tally { sent: 3, received: u64::MAX - 2 }),
+            Word::Exchanged(Exchange {
+                sent: Tally { messages: 3, bytes: 1 << 40 },
+                received: Tally { messages: 2, bytes: u64::MAX - 2 },
+            }),
             Word::Calls(9, vec![call; MOST_CALLS]),
             Word::Expired(7, "call 7 took too long".into()),
             Word::Aborted(long.clone()),
@@ -387,7 +401,7 @@ mod tests {
         assert!(Word::decode(&[10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]).is_err());
         assert!(Word::decode(&[255; 16]).is_err());
         // Numbers of too few and too many bytes, and half a call.
-        for (kind, length) in [(6, 4), (7, 8), (8, 9), (9, 0)] {
+        for (kind, length) in [(6, 4), (7, 8), (8, 9), (9, 0), (9, 8), (9, 16)] {
             let mut bytes = [0; 32];
             (bytes[0], bytes[4]) = (kind, length);
             assert!(Word::decode(&bytes).is_err(), "{kind}");

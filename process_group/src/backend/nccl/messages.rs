@@ -1,5 +1,7 @@
-//! How many messages a rank exchanges with each other one. NCCL does not say that one will never come. So a rank that leaves
-//! tells each of the others how many there have been between the two.
+//! Which messages a rank exchanges with each other one. NCCL does not say that one will never come. So a rank that leaves
+//! tells each of the others what there has been between the two.
+
+use std::fmt;
 
 use crate::operation::{Operation, Signature};
 use crate::rank::Rank;
@@ -13,68 +15,131 @@ pub(super) fn peer(signature: &Signature) -> Option<Rank> {
     }
 }
 
-/// Messages between two members, as one of them counts those it has enqueued.
+/// A set of members, kept by their positions. In groups of more than 64 several share a place, and a set that holds one of
+/// them seems to hold all.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Peers(u64);
+
+impl Peers {
+    /// Whom this call exchanges a message with; nobody, if it is a collective.
+    pub(super) fn of(signature: &Signature) -> Self {
+        Self(peer(signature).map_or(0, |peer| Self::place(peer.index())))
+    }
+
+    /// The members of both.
+    pub(super) const fn and(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    /// Whether the member at this position may be one of them.
+    pub(super) const fn may_hold(self, position: usize) -> bool {
+        self.0 & Self::place(position) != 0
+    }
+
+    const fn place(position: usize) -> u64 {
+        1 << (position % 64)
+    }
+}
+
+/// Messages in one direction between two members. Those of no elements count for nothing: NCCL does not see them.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Tally {
-    pub(super) sent: u64,
-    pub(super) received: u64,
+    pub(super) messages: u64,
+    pub(super) bytes: u64,
+}
+
+/// Messages between two members, as one of them has enqueued them.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub(super) struct Exchange {
+    pub(super) sent: Tally,
+    pub(super) received: Tally,
 }
 
 /// Messages with every member.
 #[derive(Debug)]
 pub(super) struct Messages {
-    /// As this rank counts them.
-    mine: Vec<Tally>,
-    /// As members count those with this rank that exchange no more.
-    theirs: Vec<Option<Tally>>,
+    /// As this rank has enqueued them.
+    mine: Vec<Exchange>,
+    /// As members say of those with this rank that exchange no more.
+    theirs: Vec<Option<Exchange>>,
 }
 
-/// A message of this rank's for which the other member has no counterpart, and never will have.
+/// What one that exchanges no more has left undone. Its text goes on from "it has left the group".
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Unmatched {
-    /// The member at this position has not sent what is the message of this number from it.
-    Receive(usize, u64),
-    /// The member at this position has not received the message of this number to it.
-    Send(usize, u64),
+pub(super) struct Unmatched {
+    /// Its position.
+    pub(super) position: usize,
+    /// It sends, and this rank receives; or the other way round.
+    sends: bool,
+    mine: Tally,
+    theirs: Tally,
+}
+
+impl fmt::Display for Unmatched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sends, mine, theirs, .. } = self;
+        let number = theirs.messages.saturating_add(1);
+        match (mine.messages > theirs.messages, sends) {
+            (true, true) => write!(f, "without sending message {number} to this rank"),
+            (true, false) => write!(f, "without receiving message {number} from this rank"),
+            (false, true) => write!(
+                f,
+                "after it has sent this rank {} bytes in {} messages, for which {} are received here",
+                theirs.bytes, theirs.messages, mine.bytes
+            ),
+            (false, false) => write!(
+                f,
+                "after it has received {} bytes from this rank in {} messages, in which {} are sent here",
+                theirs.bytes, theirs.messages, mine.bytes
+            ),
+        }
+    }
 }
 
 impl Messages {
     pub(super) fn new(members: usize) -> Self {
-        Self { mine: vec![Tally::default(); members], theirs: vec![None; members] }
+        Self { mine: vec![Exchange::default(); members], theirs: vec![None; members] }
     }
 
     /// Counts a call so many times, if it is a message.
     pub(super) fn note(&mut self, signature: &Signature, times: u64) {
-        match signature.operation {
-            Operation::Send { to } => self.mine[to.index()].sent += times,
-            Operation::Recv { from } => self.mine[from.index()].received += times,
-            _ => {}
+        let tally = match signature.operation {
+            Operation::Send { to } => &mut self.mine[to.index()].sent,
+            Operation::Recv { from } => &mut self.mine[from.index()].received,
+            _ => return,
+        };
+        let bytes = (signature.count * signature.dtype.size()) as u64;
+        if bytes > 0 {
+            tally.messages += times;
+            tally.bytes += bytes * times;
         }
     }
 
-    /// Those with the member at this position, as this rank counts them.
-    pub(super) fn with(&self, position: usize) -> Tally {
+    /// Those with the member at this position.
+    pub(super) fn with(&self, position: usize) -> Exchange {
         self.mine[position]
     }
 
     /// Takes what a member says that exchanges no more.
-    pub(super) fn ended(&mut self, position: usize, tally: Tally) {
-        self.theirs[position] = Some(tally);
+    pub(super) fn ended(&mut self, position: usize, exchange: Exchange) {
+        self.theirs[position] = Some(exchange);
     }
 
-    /// Every direction between this rank and one that exchanges no more in which a message of this rank has no counterpart, with
-    /// the first such message.
-    pub(super) fn unmatched(&self) -> impl Iterator<Item = Unmatched> {
+    /// In which directions a message of this rank has no counterpart, or another one, at a member that exchanges no more.
+    pub(super) fn unmatched(&self) -> Vec<Unmatched> {
         let ended = self.mine.iter().zip(&self.theirs).enumerate();
-        ended.filter_map(|(position, (mine, theirs))| Some((position, mine, (*theirs)?))).flat_map(
-            |(position, mine, theirs)| {
-                let receive = (mine.received > theirs.sent)
-                    .then_some(Unmatched::Receive(position, theirs.sent.saturating_add(1)));
-                let send = (mine.sent > theirs.received)
-                    .then_some(Unmatched::Send(position, theirs.received.saturating_add(1)));
-                [receive, send].into_iter().flatten()
-            },
-        )
+        let ended = ended.filter_map(|(position, (mine, theirs))| Some((position, mine, (*theirs)?)));
+        let directions = ended.flat_map(|(position, mine, theirs)| {
+            [
+                Unmatched { position, sends: true, mine: mine.received, theirs: theirs.sent },
+                Unmatched { position, sends: false, mine: mine.sent, theirs: theirs.received },
+            ]
+        });
+        // As long as it has done more than this rank, nothing can be said of their lengths.
+        let is_unmatched = |Unmatched { mine, theirs, .. }: &Unmatched| {
+            mine.messages > theirs.messages || mine.messages == theirs.messages && mine.bytes != theirs.bytes
+        };
+        directions.filter(is_unmatched).collect()
     }
 }
 
@@ -85,40 +150,84 @@ mod tests {
     use crate::operation::ReduceOp;
     use proptest::prelude::*;
 
-    fn call(operation: Operation) -> Signature {
-        Signature { operation, dtype: DType::F32, count: 1 }
+    fn call(operation: Operation, count: usize) -> Signature {
+        Signature { operation, dtype: DType::F32, count }
+    }
+
+    #[test]
+    fn collectives_and_empty_messages_count_for_nothing() {
+        let mut messages = Messages::new(3);
+        messages.note(&call(Operation::AllReduce(ReduceOp::Sum), 9), 7);
+        messages.note(&call(Operation::Send { to: Rank(2) }, 0), 7);
+        assert_eq!(messages.with(2), Exchange::default());
+        assert_eq!(Peers::of(&call(Operation::Broadcast { root: Rank(3) }, 9)), Peers::default());
+    }
+
+    #[test]
+    fn what_was_left_undone_is_said() {
+        let mut messages = Messages::new(2);
+        messages.note(&call(Operation::Recv { from: Rank(1) }, 10), 3);
+        messages.note(&call(Operation::Send { to: Rank(1) }, 10), 2);
+        let sent = Tally { messages: 2, bytes: 80 };
+        messages.ended(1, Exchange { sent, received: Tally { messages: 2, bytes: 84 } });
+        let said: Vec<String> = messages.unmatched().iter().map(ToString::to_string).collect();
+        let expected = [
+            "without sending message 3 to this rank",
+            "after it has received 84 bytes from this rank in 2 messages, in which 80 are sent here",
+        ];
+        assert_eq!(said, expected);
     }
 
     proptest! {
-        /// Rank 0 and rank 1 of three, each with its own list of messages: what the other lacks is found, and nothing else.
+        /// Two of three ranks, each with its own list of messages by kind and length: what the other lacks is found, and
+        /// nothing else.
         #[test]
         fn what_has_no_counterpart_is_found(
-            mine in proptest::collection::vec(any::<bool>(), 0..20),
-            theirs in proptest::collection::vec(any::<bool>(), 0..20),
-            with_third in 0..5u64,
+            mine in proptest::collection::vec((any::<bool>(), 1..3usize, 1..3u64), 0..6),
+            theirs in proptest::collection::vec((any::<bool>(), 1..3usize, 1..3u64), 0..6),
         ) {
             let (mut me, mut other) = (Messages::new(3), Messages::new(3));
             for (messages, list, peer) in [(&mut me, &mine, Rank(1)), (&mut other, &theirs, Rank(0))] {
-                for is_sent in list {
+                for (is_sent, count, times) in list {
                     let operation =
                         if *is_sent { Operation::Send { to: peer } } else { Operation::Recv { from: peer } };
-                    messages.note(&call(operation), 1);
+                    messages.note(&call(operation, *count), *times);
                 }
-                // Neither counts for the two.
-                messages.note(&call(Operation::Recv { from: Rank(2) }), with_third);
-                messages.note(&call(Operation::AllReduce(ReduceOp::Sum)), 7);
+                // Not between the two.
+                messages.note(&call(Operation::Recv { from: Rank(2) }, 5), 1);
             }
-            prop_assert_eq!(me.unmatched().count(), 0);
+            prop_assert_eq!(me.unmatched(), []);
             me.ended(1, other.with(0));
-            let count = |list: &[bool], is_sent| list.iter().filter(|sent| **sent == is_sent).count() as u64;
-            let mut expected = Vec::new();
-            if count(&mine, false) > count(&theirs, true) {
-                expected.push(Unmatched::Receive(1, count(&theirs, true) + 1));
+            let all = |list: &[(bool, usize, u64)], is_sent: bool| {
+                let list = list.iter().filter(|(sent, ..)| *sent == is_sent);
+                list.fold((0, 0), |(messages, bytes), (_, count, times)| {
+                    (messages + times, bytes + 4 * *count as u64 * times)
+                })
+            };
+            let differs = |is_sent| {
+                let (mine, theirs) = (all(&mine, is_sent), all(&theirs, !is_sent));
+                mine.0 > theirs.0 || mine.0 == theirs.0 && mine.1 != theirs.1
+            };
+            let found = me.unmatched();
+            prop_assert_eq!(found.len(), usize::from(differs(false)) + usize::from(differs(true)));
+            prop_assert!(found.iter().all(|unmatched| unmatched.position == 1));
+        }
+
+        #[test]
+        fn a_set_holds_its_members_and_in_groups_of_64_no_others(
+            sent in proptest::collection::vec(0..64u32, 0..6),
+            received in proptest::collection::vec(0..64u32, 0..6),
+            far in 64..1000u32,
+        ) {
+            let sends = sent.iter().map(|to| call(Operation::Send { to: Rank(*to) }, 1));
+            let receipts = received.iter().map(|from| call(Operation::Recv { from: Rank(*from) }, 1));
+            let set = sends.chain(receipts).map(|call| Peers::of(&call)).fold(Peers::default(), Peers::and);
+            for position in 0..64 {
+                let is_in = sent.contains(&position) || received.contains(&position);
+                prop_assert_eq!(set.may_hold(position as usize), is_in);
             }
-            if count(&mine, true) > count(&theirs, false) {
-                expected.push(Unmatched::Send(1, count(&theirs, false) + 1));
-            }
-            prop_assert_eq!(me.unmatched().collect::<Vec<_>>(), expected);
+            let far_too = set.and(Peers::of(&call(Operation::Send { to: Rank(far) }, 1)));
+            prop_assert!(far_too.may_hold(far as usize));
         }
     }
 }

@@ -35,7 +35,7 @@ pub(crate) use communicator::{Birth, Communicator};
 use issue::Finish;
 use ledger::Verdict;
 use links::Links;
-use messages::peer;
+use messages::{Peers, peer};
 use scratch::Scratch;
 use shared::{Shared, VERDICT, lock};
 use timings::Awaited;
@@ -59,8 +59,8 @@ pub(crate) struct Nccl {
     scratch: [Scratch; 2],
     /// What calls run on, while the caller is inside NCCL; nothing in a group of one.
     handle: Option<Handle>,
-    /// Between [`Backend::begin`] and [`Backend::end`]: since when, and whether there have been messages between two ranks.
-    grouped: Option<(Instant, bool)>,
+    /// Between [`Backend::begin`] and [`Backend::end`]: since when, and with whom messages have been exchanged.
+    grouped: Option<(Instant, Peers)>,
     /// What is enqueued behind NCCL's part, once that is.
     finishes: Vec<Finish>,
     token: DeviceBuffer,
@@ -128,7 +128,7 @@ impl Nccl {
         if self.grouped.is_some() {
             return self.enqueue_inside(call, stream);
         }
-        self.handle = self.shared.enter(Some(call.signature), call.deadline)?;
+        self.handle = self.shared.enter(Some(call.signature), Peers::of(&call.signature), call.deadline)?;
         let outcome = self.enqueue_inside(call, stream);
         self.shared.leave();
         outcome
@@ -142,8 +142,9 @@ impl Nccl {
         if !capturing {
             shared.note(signature);
         }
-        if let Some((_, messages)) = &mut self.grouped {
-            *messages |= signature.operation.is_point_to_point();
+        let peers = Peers::of(&signature);
+        if let Some((_, all)) = &mut self.grouped {
+            *all = all.and(peers);
         }
         let alone = self.grouped.is_none();
         let is_timed = |captured: &Captured| captured.times(signature) && alone && self.times_graphs;
@@ -162,12 +163,11 @@ impl Nccl {
         }
         if let Some(flights) = flights {
             let collectives = shared.collectives();
-            let messages = signature.operation.is_point_to_point();
             let signature = Some(signature);
             lock(flights).end(
                 events,
                 stream,
-                Awaited { signature, sequence, collectives, messages, enqueued, deadline },
+                Awaited { signature, sequence, collectives, peers, enqueued, deadline },
             )?;
         }
         if let Some(captured) = self.captured.as_mut().filter(|_| capturing) {
@@ -188,11 +188,11 @@ impl Nccl {
         // SAFETY: closed by `end` on the same thread.
         let code = unsafe { (self.shared.nccl.ncclGroupStart)() };
         self.shared.outcome("ncclGroupStart", code, 0)?;
-        self.grouped = Some((begun, false));
+        self.grouped = Some((begun, Peers::default()));
         Ok(())
     }
 
-    fn end_inside(&mut self, (begun, messages): (Instant, bool), deadline: Instant) -> Result<()> {
+    fn end_inside(&mut self, (begun, peers): (Instant, Peers), deadline: Instant) -> Result<()> {
         let (shared, stream) = (Arc::clone(&self.shared), self.device.stream().clone());
         // SAFETY: opened by `begin` on the same thread.
         let code = unsafe { (shared.nccl.ncclGroupEnd)() };
@@ -205,7 +205,7 @@ impl Nccl {
                 signature: None,
                 sequence: collectives,
                 collectives,
-                messages,
+                peers,
                 enqueued: begun,
                 deadline,
             };
@@ -272,7 +272,7 @@ impl Backend for Nccl {
         let shared = &*self.shared;
         shared.check()?;
         // Their deadline comes at the end; until then they wait for nobody.
-        self.handle = shared.enter(None, Instant::now() + NEVER)?;
+        self.handle = shared.enter(None, Peers::default(), Instant::now() + NEVER)?;
         let outcome = self.begin_inside();
         if outcome.is_err() {
             self.shared.leave();
@@ -282,7 +282,7 @@ impl Backend for Nccl {
 
     fn end(&mut self, deadline: Instant) -> Result<()> {
         let Some(begun) = self.grouped.take() else { return Ok(()) };
-        self.shared.expect_by(deadline);
+        self.shared.expect_by(deadline, begun.1);
         let outcome = self.end_inside(begun, deadline);
         self.shared.leave();
         outcome
@@ -314,21 +314,21 @@ impl Backend for Nccl {
     ) -> Result<()> {
         self.shared.check()?;
         self.device.bind()?;
-        self.shared.enter(None, deadline)?;
+        let peers = captured.peers();
+        self.shared.enter(None, peers, deadline)?;
         let flights = &self.shared.flights[0];
         let mut follow = || -> Result<()> {
             lock(flights).launching(captured)?;
             let enqueued = Instant::now();
             let awaited = launch().then(|| {
-                let messages = captured.messages().next().is_some();
-                if messages {
-                    let mut tallies = lock(&self.shared.messages);
-                    captured.messages().for_each(|(message, times)| tallies.note(message, *times));
+                if peers != Peers::default() {
+                    let mut messages = lock(&self.shared.messages);
+                    captured.counts().iter().for_each(|(call, times)| messages.note(call, *times));
                 }
                 let mut ledger = lock(&self.shared.ledger);
                 captured.collectives().iter().for_each(|call| ledger.note(*call));
                 let sequence = ledger.newest().sequence;
-                Awaited { signature: None, sequence, collectives: sequence, messages, enqueued, deadline }
+                Awaited { signature: None, sequence, collectives: sequence, peers, enqueued, deadline }
             });
             Ok(lock(flights).launched(self.device.stream(), awaited)?)
         };

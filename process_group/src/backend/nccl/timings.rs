@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::messages::Peers;
 use crate::device::{DeviceError, Event, Stream};
 use crate::operation::Signature;
 
@@ -30,8 +31,8 @@ pub(super) struct Awaited {
     pub(super) sequence: u64,
     /// Collectives of the group up to here, by which others know whether they have come as far.
     pub(super) collectives: u64,
-    /// Whether messages between two ranks may be among them, which no number tells of.
-    pub(super) messages: bool,
+    /// With whom messages are exchanged among them.
+    pub(super) peers: Peers,
     /// When the oldest was enqueued, and when it must be done.
     pub(super) enqueued: Instant,
     pub(super) deadline: Instant,
@@ -50,8 +51,8 @@ impl Awaited {
             }
             _ => None,
         };
-        let messages = self.messages || newer.messages;
-        Self { signature, enqueued: self.enqueued, deadline: self.deadline, messages, ..newer }
+        let peers = self.peers.and(newer.peers);
+        Self { signature, enqueued: self.enqueued, deadline: self.deadline, peers, ..newer }
     }
 }
 
@@ -97,9 +98,9 @@ impl Captured {
         &self.counts
     }
 
-    /// The messages between two ranks, and how many there are of each kind.
-    pub(super) fn messages(&self) -> impl Iterator<Item = &(Signature, u64)> {
-        self.counts.iter().filter(|(signature, _)| signature.operation.is_point_to_point())
+    /// With whom messages are exchanged.
+    pub(super) fn peers(&self) -> Peers {
+        self.counts.iter().map(|(signature, _)| Peers::of(signature)).fold(Peers::default(), Peers::and)
     }
 
     /// Marks the beginning of a call in the graph.

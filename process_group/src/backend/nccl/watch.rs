@@ -125,8 +125,8 @@ impl Watch {
         };
         self.tell_calls(first, &calls);
         for position in (0..self.shared.members.len()).filter(|position| *position != self.shared.position) {
-            let tally = lock(&self.shared.messages).with(position);
-            self.links.tell(position, &Word::Exchanged(tally));
+            let exchange = lock(&self.shared.messages).with(position);
+            self.links.tell(position, &Word::Exchanged(exchange));
         }
         self.links.tell_all(&Word::Last(made));
     }
@@ -167,35 +167,21 @@ impl Watch {
     }
 
     fn misses_message(&mut self) -> bool {
-        let exchanges =
-            || self.shared.oldest().iter().any(|awaited| awaited.messages) || self.exchanges_inside();
-        let unmatched = lock(&self.shared.messages).unmatched().find(|unmatched| match unmatched {
-            Unmatched::Receive(..) => true,
-            // It may be on its way, or have ended in NCCL's buffers.
-            Unmatched::Send(..) => exchanges(),
-        });
-        match unmatched {
-            Some(Unmatched::Receive(position, number)) => {
-                self.give_up_lost(
-                    position,
-                    &format!("it has left the group without sending message {number} to this rank"),
-                );
-            }
-            Some(Unmatched::Send(position, number)) => {
-                self.give_up_lost(
-                    position,
-                    &format!("it has left the group without receiving message {number} from this rank"),
-                );
-            }
-            None => return false,
+        let unmatched = lock(&self.shared.messages).unmatched();
+        if unmatched.is_empty() {
+            return false;
         }
+        // What has ended waits for nobody: NCCL takes a short message that nobody receives. An error is told by who lands next.
+        for flights in &self.shared.flights {
+            let _ = flights.try_lock().map(|mut flights| flights.land());
+        }
+        let inside = lock(&self.shared.calls).inside.map(|inside| inside.peers);
+        let awaited: Vec<_> =
+            self.shared.oldest().iter().map(|awaited| awaited.peers).chain(inside).collect();
+        let is_awaited = |unmatched: &&Unmatched| awaited.iter().any(|a| a.may_hold(unmatched.position));
+        let Some(unmatched) = unmatched.iter().find(is_awaited) else { return false };
+        self.give_up_lost(unmatched.position, &format!("it has left the group {unmatched}"));
         true
-    }
-
-    /// Whether a caller is inside NCCL with messages, or with calls that may be some.
-    fn exchanges_inside(&self) -> bool {
-        let inside = lock(&self.shared.calls).inside;
-        inside.is_some_and(|inside| inside.signature.is_none_or(|s| s.operation.is_point_to_point()))
     }
 
     fn misses_collective(&mut self) -> bool {
@@ -306,7 +292,9 @@ impl Watch {
         for (position, heard) in words {
             match heard {
                 Heard::Said(Word::Hello | Word::Progress(_) | Word::Last(_) | Word::Goodbye) => {}
-                Heard::Said(Word::Exchanged(tally)) => lock(&self.shared.messages).ended(position, tally),
+                Heard::Said(Word::Exchanged(exchange)) => {
+                    lock(&self.shared.messages).ended(position, exchange);
+                }
                 Heard::Said(Word::Made(claim)) => lock(&self.shared.comparison).claimed(position, claim),
                 _ if self.shared.has_failed() || self.shared.stop.load(Ordering::Acquire) => {}
                 Heard::Said(Word::Aborted(reason)) => {
