@@ -44,7 +44,7 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Starts this test program again, `world_size` times, to run the one ignored test `name` as one rank each. The test finds
+    /// Starts this test program again, `world_size` times, to run the one ignored test `name`, modules included, as one rank each. It finds
     /// out by [`role`] that it is a rank.
     ///
     /// # Panics
