@@ -44,8 +44,8 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Starts this test program again, `world_size` times, to run the one ignored test `name`, modules included, as one rank each. It finds
-    /// out by [`role`] that it is a rank.
+    /// Starts this test program again, `world_size` times, to run the one ignored test `name`, modules included, as one rank
+    /// each. The test finds out by [`role`] that it is a rank.
     ///
     /// # Panics
     /// When a process cannot be started.
