@@ -15,29 +15,34 @@ pub(super) fn peer(signature: &Signature) -> Option<Rank> {
     }
 }
 
-/// A set of members, kept by their positions. In groups of more than 64 several share a place, and a set that holds one of
-/// them seems to hold all.
+/// With whom messages are exchanged. Members are kept by their positions; in groups of more than 64 several share a place, and
+/// who has one of them seems to have all.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct Peers(u64);
+pub(super) struct Peers {
+    to: u64,
+    from: u64,
+}
 
 impl Peers {
     /// Whom this call exchanges a message with; nobody, if it is a collective.
     pub(super) fn of(signature: &Signature) -> Self {
-        Self(peer(signature).map_or(0, |peer| Self::place(peer.index())))
+        let place = |peer: Rank| 1 << (peer.index() % 64);
+        match signature.operation {
+            Operation::Send { to } => Self { to: place(to), from: 0 },
+            Operation::Recv { from } => Self { to: 0, from: place(from) },
+            _ => Self::default(),
+        }
     }
 
-    /// The members of both.
+    /// Those of both.
     pub(super) const fn and(self, other: Self) -> Self {
-        Self(self.0 | other.0)
+        Self { to: self.to | other.to, from: self.from | other.from }
     }
 
-    /// Whether the member at this position may be one of them.
-    pub(super) const fn may_hold(self, position: usize) -> bool {
-        self.0 & Self::place(position) != 0
-    }
-
-    const fn place(position: usize) -> u64 {
-        1 << (position % 64)
+    /// Whether the member at this position may be one that messages go to, or that they come from.
+    const fn may_hold(self, position: usize, to: bool) -> bool {
+        let places = if to { self.to } else { self.from };
+        places & 1 << (position % 64) != 0
     }
 }
 
@@ -64,15 +69,22 @@ pub(super) struct Messages {
     theirs: Vec<Option<Exchange>>,
 }
 
-/// What one that exchanges no more has left undone. Its text goes on from "it has left the group".
+/// What a member that exchanges no more has left undone. Its text goes on from "it has left the group".
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Unmatched {
     /// Its position.
     pub(super) position: usize,
-    /// It sends, and this rank receives; or the other way round.
-    sends: bool,
+    /// It is the sender, and this rank receives; or the other way round.
+    pub(super) sends: bool,
     mine: Tally,
     theirs: Tally,
+}
+
+impl Unmatched {
+    /// Whether these messages may be those that it is about.
+    pub(super) const fn is_among(&self, peers: Peers) -> bool {
+        peers.may_hold(self.position, !self.sends)
+    }
 }
 
 impl fmt::Display for Unmatched {
@@ -125,7 +137,8 @@ impl Messages {
         self.theirs[position] = Some(exchange);
     }
 
-    /// In which directions a message of this rank has no counterpart, or another one, at a member that exchanges no more.
+    /// In which directions a message of this rank has no counterpart, or one of another length, at a member that exchanges no
+    /// more. Those that this rank receives come first: they never come, while NCCL may have taken what it sends.
     pub(super) fn unmatched(&self) -> Vec<Unmatched> {
         let ended = self.mine.iter().zip(&self.theirs).enumerate();
         let ended = ended.filter_map(|(position, (mine, theirs))| Some((position, mine, (*theirs)?)));
@@ -135,11 +148,15 @@ impl Messages {
                 Unmatched { position, sends: false, mine: mine.sent, theirs: theirs.received },
             ]
         });
-        // As long as it has done more than this rank, nothing can be said of their lengths.
+        // What this rank has done so far should be the beginning of what the other has.
         let is_unmatched = |Unmatched { mine, theirs, .. }: &Unmatched| {
-            mine.messages > theirs.messages || mine.messages == theirs.messages && mine.bytes != theirs.bytes
+            mine.messages > theirs.messages
+                || mine.bytes > theirs.bytes
+                || mine.messages == theirs.messages && mine.bytes != theirs.bytes
         };
-        directions.filter(is_unmatched).collect()
+        let mut unmatched: Vec<_> = directions.filter(is_unmatched).collect();
+        unmatched.sort_by_key(|unmatched| !unmatched.sends);
+        unmatched
     }
 }
 
@@ -206,7 +223,7 @@ mod tests {
             };
             let differs = |is_sent| {
                 let (mine, theirs) = (all(&mine, is_sent), all(&theirs, !is_sent));
-                mine.0 > theirs.0 || mine.0 == theirs.0 && mine.1 != theirs.1
+                mine.0 > theirs.0 || mine.1 > theirs.1 || mine.0 == theirs.0 && mine.1 != theirs.1
             };
             let found = me.unmatched();
             prop_assert_eq!(found.len(), usize::from(differs(false)) + usize::from(differs(true)));
@@ -214,7 +231,7 @@ mod tests {
         }
 
         #[test]
-        fn a_set_holds_its_members_and_in_groups_of_64_no_others(
+        fn a_set_holds_its_members_by_direction_and_in_groups_of_64_no_others(
             sent in proptest::collection::vec(0..64u32, 0..6),
             received in proptest::collection::vec(0..64u32, 0..6),
             far in 64..1000u32,
@@ -223,11 +240,11 @@ mod tests {
             let receipts = received.iter().map(|from| call(Operation::Recv { from: Rank(*from) }, 1));
             let set = sends.chain(receipts).map(|call| Peers::of(&call)).fold(Peers::default(), Peers::and);
             for position in 0..64 {
-                let is_in = sent.contains(&position) || received.contains(&position);
-                prop_assert_eq!(set.may_hold(position as usize), is_in);
+                prop_assert_eq!(set.may_hold(position as usize, true), sent.contains(&position));
+                prop_assert_eq!(set.may_hold(position as usize, false), received.contains(&position));
             }
             let far_too = set.and(Peers::of(&call(Operation::Send { to: Rank(far) }, 1)));
-            prop_assert!(far_too.may_hold(far as usize));
+            prop_assert!(far_too.may_hold(far as usize, true));
         }
     }
 }

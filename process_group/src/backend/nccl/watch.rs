@@ -21,6 +21,8 @@ use crate::rank::Rank;
 const ROUND: Duration = Duration::from_millis(20);
 /// How long the others have to say how far they have come.
 const ANSWERS: Duration = Duration::from_millis(500);
+/// How long NCCL takes at most to take a short message that nobody receives, and to be known to have.
+const TAKEN: Duration = Duration::from_secs(1);
 /// How long the end of a link waits for the other's.
 const FAREWELL: Duration = Duration::from_millis(100);
 
@@ -141,7 +143,7 @@ impl Watch {
     /// Looks at what nobody tells.
     fn look(&mut self, now: Instant) {
         // First: calls that differ, or a rank that has left, may be why NCCL fails.
-        if self.compare(now) || self.misses_somebody() {
+        if self.compare(now) || self.misses_collective() || self.misses_message(now) {
             return;
         }
         if let Some(error) = self.shared.asynchronous_error() {
@@ -161,29 +163,31 @@ impl Watch {
         }
     }
 
-    /// Whether a member that makes no more calls has not made one that this rank has; then the group is given up.
-    fn misses_somebody(&mut self) -> bool {
-        self.misses_collective() || self.misses_message()
-    }
-
-    fn misses_message(&mut self) -> bool {
+    /// Whether a member that exchanges no more messages lacks one that this rank waits for; then the group is given up.
+    fn misses_message(&mut self, now: Instant) -> bool {
         let unmatched = lock(&self.shared.messages).unmatched();
         if unmatched.is_empty() {
             return false;
         }
-        // What has ended waits for nobody: NCCL takes a short message that nobody receives. An error is told by who lands next.
+        // What has ended waits for nobody. An error is told by who lands next.
         for flights in &self.shared.flights {
             let _ = flights.try_lock().map(|mut flights| flights.land());
         }
-        let inside = lock(&self.shared.calls).inside.map(|inside| inside.peers);
-        let awaited: Vec<_> =
-            self.shared.oldest().iter().map(|awaited| awaited.peers).chain(inside).collect();
-        let is_awaited = |unmatched: &&Unmatched| awaited.iter().any(|a| a.may_hold(unmatched.position));
+        let inside = lock(&self.shared.calls).inside.map(|inside| (inside.peers, inside.since));
+        let oldest = self.shared.oldest();
+        let awaited: Vec<_> = oldest.iter().map(|a| (a.peers, a.enqueued)).chain(inside).collect();
+        let is_awaited = |unmatched: &&Unmatched| {
+            awaited.iter().any(|(peers, since)| {
+                let is_stuck = unmatched.sends || now.saturating_duration_since(*since) > TAKEN;
+                unmatched.is_among(*peers) && is_stuck
+            })
+        };
         let Some(unmatched) = unmatched.iter().find(is_awaited) else { return false };
         self.give_up_lost(unmatched.position, &format!("it has left the group {unmatched}"));
         true
     }
 
+    /// Whether a member that makes no more calls has not made one that this rank has; then the group is given up.
     fn misses_collective(&mut self) -> bool {
         let made = self.shared.collectives();
         let Some((position, last)) = lock(&self.shared.comparison).short_of(made) else { return false };
