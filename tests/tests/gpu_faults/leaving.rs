@@ -144,17 +144,15 @@ fn a_rank_that_leaves_without_a_message_to_it_is_named() {
     );
 }
 
-#[test]
-#[ignore = "needs 2 GPUs"]
-fn a_rank_that_leaves_behind_a_message_of_another_length_is_named() {
-    let name = "leaving::a_rank_that_leaves_behind_a_message_of_another_length_is_named";
+/// Rank 1 sends so many short messages, and rank 0 receives a long one.
+fn of_another_length(name: &str, messages: usize, says: &str) {
     without_its_part(
         name,
         true,
-        "after it has sent this rank 4000 bytes in 1 messages",
+        says,
         |group| {
             let x = group.place(&[1.0f32; 1000]).unwrap();
-            group.send(&x, Rank(0)).unwrap();
+            (0..messages).try_for_each(|_| group.send(&x, Rank(0))).unwrap();
             group.synchronize().unwrap();
         },
         |group| {
@@ -163,6 +161,20 @@ fn a_rank_that_leaves_behind_a_message_of_another_length_is_named() {
             group.synchronize()
         },
     );
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_rank_that_leaves_behind_a_message_of_another_length_is_named() {
+    let name = "leaving::a_rank_that_leaves_behind_a_message_of_another_length_is_named";
+    of_another_length(name, 1, "after it has sent this rank 4000 bytes in 1 messages");
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_rank_that_leaves_behind_more_messages_of_another_length_is_named() {
+    let name = "leaving::a_rank_that_leaves_behind_more_messages_of_another_length_is_named";
+    of_another_length(name, 2, "after it has sent this rank 8000 bytes in 2 messages");
 }
 
 #[test]
@@ -220,27 +232,6 @@ fn a_short_message_that_is_never_received_is_not_missed() {
     }
     need(2);
     Ranks::start(NAME, 2).expect_all(SOON);
-}
-
-#[test]
-#[ignore = "needs 2 GPUs"]
-fn a_rank_that_leaves_behind_more_messages_of_another_length_is_named() {
-    let name = "leaving::a_rank_that_leaves_behind_more_messages_of_another_length_is_named";
-    without_its_part(
-        name,
-        true,
-        "after it has sent this rank 8000 bytes in 2 messages",
-        |group| {
-            let x = group.place(&[1.0f32; 1000]).unwrap();
-            (0..2).try_for_each(|_| group.send(&x, Rank(0))).unwrap();
-            group.synchronize().unwrap();
-        },
-        |group| {
-            let mut x = group.place(&vec![1.0f32; 64 << 20])?;
-            group.recv(&mut x, Rank(1))?;
-            group.synchronize()
-        },
-    );
 }
 
 #[test]
