@@ -167,14 +167,18 @@ fn of_another_length(name: &str, messages: usize, says: &str) {
 #[ignore = "needs 2 GPUs"]
 fn a_rank_that_leaves_behind_a_message_of_another_length_is_named() {
     let name = "leaving::a_rank_that_leaves_behind_a_message_of_another_length_is_named";
-    of_another_length(name, 1, "after it has sent this rank 4000 bytes in 1 messages");
+    of_another_length(name, 1, "after it has sent this rank 1 message of 4000 bytes");
 }
 
 #[test]
 #[ignore = "needs 2 GPUs"]
 fn a_rank_that_leaves_behind_more_messages_of_another_length_is_named() {
     let name = "leaving::a_rank_that_leaves_behind_more_messages_of_another_length_is_named";
-    of_another_length(name, 2, "after it has sent this rank 8000 bytes in 2 messages");
+    of_another_length(
+        name,
+        2,
+        "after it has sent this rank 2 messages of 8000 bytes; 1 message of 268435456 bytes",
+    );
 }
 
 #[test]
@@ -215,16 +219,19 @@ fn a_short_message_that_is_never_received_is_not_missed() {
     if let Some(me) = role() {
         let mut rank = initialize(&nccl()).unwrap();
         let group = rank.manager().world();
+        let mut x = group.place(&[1.0f32; 1000]).unwrap();
+        let work = long_work(group);
+        // So closely one after the other that only a mark behind the long work tells whether the message has been taken.
+        group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
         if me == 0 {
-            let x = group.place(&[1.0f32; 1000]).unwrap();
             group.send(&x, Rank(1)).unwrap();
-        }
-        // Behind the message: NCCL has taken it.
-        group.barrier().unwrap();
-        if me == 0 {
-            std::thread::sleep(LONG_GONE);
+            work();
+            std::thread::sleep(LONG_GONE + LONG_GONE / 4);
             assert!(group.failure().is_none(), "{:?}", group.failure());
             group.synchronize().unwrap();
+        } else {
+            // Until the message is there: the memory that it goes to must not be gone before.
+            std::thread::sleep(LONG_GONE / 4);
         }
         // Not `finalize`, which would wait for the others.
         drop(rank);
@@ -251,7 +258,7 @@ fn a_message_of_a_rank_that_has_left_is_not_missed() {
             group.send(&x, Rank(0)).unwrap();
             group.synchronize().unwrap();
         } else {
-            compute_for_long(group);
+            long_work(group)();
             let started = Instant::now();
             group.recv(&mut x, Rank(1)).unwrap();
             group.synchronize().unwrap();
@@ -270,18 +277,18 @@ fn a_message_of_a_rank_that_has_left_is_not_missed() {
 /// How long after a rank has left nobody can but have heard of it.
 const LONG_GONE: Duration = Duration::from_secs(2);
 
-/// Twice as long: a rank whose call stands behind it seems to wait for somebody.
-fn compute_for_long(group: &ProcessGroup) {
+/// Work for a GPU, to be enqueued: twice as long, so that a rank whose call stands behind it seems to wait for somebody.
+fn long_work(group: &ProcessGroup) -> impl Fn() + use<> {
     const SPIN: &str = r#"extern "C" __global__ void spin(unsigned long long nanoseconds) {
         unsigned long long begin, now;
         asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
         do { asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now)); } while (now - begin < nanoseconds);
     }"#;
-    let device = group.device().unwrap();
+    let device = group.device().unwrap().clone();
     let spin = device.kernels().module("spin", SPIN, &[]).unwrap().kernel("spin").unwrap();
     #[expect(unsafe_code, reason = "a kernel is launched")]
     // SAFETY: the kernel declares this one number, and touches no memory.
-    unsafe { spin.launch(device.stream(), Launch::new(1, 1), &[&4_000_000_000u64]) }.unwrap();
+    move || unsafe { spin.launch(device.stream(), Launch::new(1, 1), &[&4_000_000_000u64]) }.unwrap()
 }
 
 #[test]
@@ -297,7 +304,7 @@ fn a_rank_that_leaves_when_its_part_is_done_is_not_missed() {
         group.synchronize().unwrap();
         x.write(&[me as f32; 1000]).unwrap();
         if me == 0 {
-            compute_for_long(group);
+            long_work(group)();
         }
         let started = Instant::now();
         group.broadcast(&mut x, Rank(1)).unwrap();
@@ -327,7 +334,7 @@ fn a_rank_that_has_left_is_not_missed_by_messages_between_others() {
         }
         group.barrier().unwrap();
         if me != 2 {
-            compute_for_long(group);
+            long_work(group)();
             let other = Rank(1 - me as u32);
             let started = Instant::now();
             // Two messages in one: no single rank is waited for by call.

@@ -34,6 +34,11 @@ impl Peers {
         }
     }
 
+    /// Without those that messages go to.
+    pub(super) const fn receives(self) -> Self {
+        Self { to: 0, ..self }
+    }
+
     /// Those of both.
     pub(super) const fn and(self, other: Self) -> Self {
         Self { to: self.to | other.to, from: self.from | other.from }
@@ -51,6 +56,13 @@ impl Peers {
 pub(super) struct Tally {
     pub(super) messages: u64,
     pub(super) bytes: u64,
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = if self.messages == 1 { "" } else { "s" };
+        write!(f, "{} message{plural} of {} bytes", self.messages, self.bytes)
+    }
 }
 
 /// Messages between two members, as one of them has enqueued them.
@@ -94,16 +106,10 @@ impl fmt::Display for Unmatched {
         match (mine.messages > theirs.messages, sends) {
             (true, true) => write!(f, "without sending message {number} to this rank"),
             (true, false) => write!(f, "without receiving message {number} from this rank"),
-            (false, true) => write!(
-                f,
-                "after it has sent this rank {} bytes in {} messages, for which {} are received here",
-                theirs.bytes, theirs.messages, mine.bytes
-            ),
-            (false, false) => write!(
-                f,
-                "after it has received {} bytes from this rank in {} messages, in which {} are sent here",
-                theirs.bytes, theirs.messages, mine.bytes
-            ),
+            (false, true) => write!(f, "after it has sent this rank {theirs}; {mine} are received here"),
+            (false, false) => {
+                write!(f, "after it has received {theirs} from this rank; {mine} are sent from here")
+            }
         }
     }
 }
@@ -182,15 +188,18 @@ mod tests {
 
     #[test]
     fn what_was_left_undone_is_said() {
-        let mut messages = Messages::new(2);
-        messages.note(&call(Operation::Recv { from: Rank(1) }, 10), 3);
+        let mut messages = Messages::new(3);
         messages.note(&call(Operation::Send { to: Rank(1) }, 10), 2);
+        messages.note(&call(Operation::Recv { from: Rank(2) }, 10), 3);
+        messages.note(&call(Operation::Recv { from: Rank(1) }, 30), 1);
         let sent = Tally { messages: 2, bytes: 80 };
         messages.ended(1, Exchange { sent, received: Tally { messages: 2, bytes: 84 } });
+        messages.ended(2, Exchange { sent, received: Tally::default() });
         let said: Vec<String> = messages.unmatched().iter().map(ToString::to_string).collect();
         let expected = [
+            "after it has sent this rank 2 messages of 80 bytes; 1 message of 120 bytes are received here",
             "without sending message 3 to this rank",
-            "after it has received 84 bytes from this rank in 2 messages, in which 80 are sent here",
+            "after it has received 2 messages of 84 bytes from this rank; 2 messages of 80 bytes are sent from here",
         ];
         assert_eq!(said, expected);
     }

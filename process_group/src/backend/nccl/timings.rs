@@ -284,7 +284,9 @@ impl Flights {
         else {
             return;
         };
-        // What stands before the mark by now has as much time as the calls had.
+        // What stands before the mark by now may be anything: the calls may be done, messages taken though nobody receives
+        // them. It has as much time as the calls had.
+        awaited.peers = awaited.peers.receives();
         awaited.deadline = now + awaited.deadline.saturating_duration_since(awaited.enqueued);
         self.unmarked = None;
         self.flying.push_back(Flight { awaited, timed: None, end, captured: None });
@@ -343,7 +345,10 @@ impl Flights {
     /// The oldest calls that are not known to be done.
     pub(super) fn oldest(&self) -> Option<Awaited> {
         let flying = self.flying.front().map(|flight| flight.awaited);
-        flying.or(self.unmarked.map(|unmarked| unmarked.awaited))
+        // Of calls without a mark, nothing is known yet.
+        flying.or(self
+            .unmarked
+            .map(|Unmarked { awaited, .. }| Awaited { peers: awaited.peers.receives(), ..awaited }))
     }
 
     /// What has been timed since the last time this was asked, and how long it took on the GPU.

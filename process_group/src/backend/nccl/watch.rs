@@ -21,7 +21,7 @@ use crate::rank::Rank;
 const ROUND: Duration = Duration::from_millis(20);
 /// How long the others have to say how far they have come.
 const ANSWERS: Duration = Duration::from_millis(500);
-/// How long NCCL takes at most to take a short message that nobody receives, and to be known to have.
+/// How long a message that nobody receives may be under way: NCCL takes short ones, with what was enqueued before them.
 const TAKEN: Duration = Duration::from_secs(1);
 /// How long the end of a link waits for the other's.
 const FAREWELL: Duration = Duration::from_millis(100);
