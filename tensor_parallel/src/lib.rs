@@ -24,13 +24,17 @@ mod dtype;
 pub mod embedding;
 mod error;
 pub mod generate;
+mod gpu;
 pub mod linear;
 mod memory;
 pub mod mlp;
 pub mod model;
 pub mod norm;
+mod rotary;
 pub mod shard;
+mod storage;
 mod tensor;
+mod threads;
 
 pub use attention::KvCache;
 pub use checkpoint::Checkpoint;

@@ -3,13 +3,12 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use half::{bf16, f16};
 use ryzanstein_process_group::{Buffer, BufferMut, View, ViewMut};
 
-use crate::compute::cuda::DeviceArray;
 use crate::dtype::{Dtype, Float};
 use crate::error::{Error, Result};
-use crate::memory;
+use crate::gpu::DeviceArray;
+use crate::storage::{Storage, with_elements};
 
 /// A dense, row-major array that owns its elements.
 ///
@@ -26,44 +25,6 @@ pub struct Tensor {
 enum Memory {
     Host(Storage),
     Device(DeviceArray),
-}
-
-/// Elements in host memory.
-#[derive(Debug)]
-pub(crate) enum Storage {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
-}
-
-/// Runs `$body` with `$x` bound to the vector of elements, whatever their type.
-macro_rules! with_elements {
-    ($storage:expr, $x:ident => $body:expr) => {
-        match $storage {
-            $crate::tensor::Storage::F32($x) => $body,
-            $crate::tensor::Storage::F16($x) => $body,
-            $crate::tensor::Storage::Bf16($x) => $body,
-        }
-    };
-}
-pub(crate) use with_elements;
-
-impl Storage {
-    pub(crate) fn zeros(count: usize, dtype: Dtype) -> Self {
-        match dtype {
-            Dtype::F32 => Self::F32(memory::zeros(count)),
-            Dtype::F16 => Self::F16(memory::zeros(count)),
-            Dtype::Bf16 => Self::Bf16(memory::zeros(count)),
-        }
-    }
-
-    fn narrow(values: Vec<f32>, dtype: Dtype) -> Self {
-        match dtype {
-            Dtype::F32 => Self::F32(values),
-            Dtype::F16 => Self::F16(values.into_iter().map(Float::narrow).collect()),
-            Dtype::Bf16 => Self::Bf16(values.into_iter().map(Float::narrow).collect()),
-        }
-    }
 }
 
 impl Tensor {

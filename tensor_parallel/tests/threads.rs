@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use ryzanstein_tensor_parallel::attention::{LayerCache, Rotary, RotaryScaling};
-use ryzanstein_tensor_parallel::compute::AttentionCall;
+use ryzanstein_tensor_parallel::attention::{Rotary, RotaryScaling};
+use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache};
 use ryzanstein_tensor_parallel::{Compute, Dtype, Host, Tensor};
 
 fn ones(shape: &[usize], dtype: Dtype) -> Tensor {

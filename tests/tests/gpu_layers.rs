@@ -6,8 +6,8 @@ use std::sync::Arc;
 use ryzanstein_config::{BackendChoice, DeviceConfig};
 use ryzanstein_process_group::LocalRank;
 use ryzanstein_process_group::device::{Device, Libraries, Surroundings};
-use ryzanstein_tensor_parallel::attention::{LayerCache, Rotary, RotaryScaling};
-use ryzanstein_tensor_parallel::compute::AttentionCall;
+use ryzanstein_tensor_parallel::attention::{Rotary, RotaryScaling};
+use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache};
 use ryzanstein_tensor_parallel::{
     Compute, Cuda, Dtype, GenerateOptions, Host, Llama, LlamaConfig, Tensor, legal_world_sizes,
 };

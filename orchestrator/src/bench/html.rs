@@ -4,9 +4,10 @@ use std::fmt::Write as _;
 
 use ryzanstein_process_group::table;
 
+use super::Row;
 use super::plot::{COLOURS, Curve, svg};
-use super::report::{table as rows_table, verdict_table};
-use super::{Report, Row};
+use super::report::Report;
+use super::rows::{table as rows_table, verdict_table};
 
 const STYLE: &str = "
 :root { color-scheme: light dark; --back: #fff; --ink: #1d2129; --grid: #dfe3e8; }

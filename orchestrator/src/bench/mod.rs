@@ -1,8 +1,10 @@
 //! `ryz bench`: every collective at many sizes, each value checked, held against the documented targets.
 
+mod format;
 mod html;
 mod plot;
 mod report;
+mod rows;
 mod sizes;
 mod verdict;
 
@@ -16,7 +18,9 @@ use serde::Serialize;
 use crate::Orchestrator;
 use crate::measure::{Case, Figures, Measured, Summary, measure_group};
 
-pub use report::{Format, Report, json, table};
+pub use format::Format;
+pub use report::Report;
+pub use rows::{json, table};
 pub use sizes::Sweep;
 pub use verdict::{Verdict, enough, verdicts};
 

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use super::context::Context;
 use super::driver::NOT_READY;
 use super::error::DeviceError;
-use super::stream::{Stream, poll};
+use super::poll::poll;
+use super::stream::Stream;
 use super::symbols::Handle;
 
 /// A point in a stream that others can wait for, and that can be timed.
@@ -29,10 +30,6 @@ impl Event {
         let code = unsafe { (context.driver.cuEventCreate)(&raw mut handle, flags) };
         context.check("cuEventCreate", code)?;
         Ok(Self { context, handle })
-    }
-
-    pub(super) fn handle(&self) -> Handle {
-        self.handle
     }
 
     /// Sets it to the stream's end as it is now.
@@ -92,6 +89,20 @@ impl Event {
         };
         self.context.check("cuEventElapsedTime", code)?;
         Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
+    }
+}
+
+impl Stream {
+    /// Makes what is enqueued from now on wait for the event.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn wait_event(&self, event: &Event) -> Result<(), DeviceError> {
+        let context = self.context();
+        context.bind()?;
+        // SAFETY: stream and event live; flags must be zero.
+        let code = unsafe { (context.driver.cuStreamWaitEvent)(self.handle(), event.handle, 0) };
+        context.check("cuStreamWaitEvent", code)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Work that is repeated.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::context::Context;
 use super::error::DeviceError;
@@ -15,7 +15,7 @@ pub struct Graph {
 }
 
 impl Graph {
-    pub(super) fn instantiate(context: &Arc<Context>, graph: Handle) -> Result<Self, DeviceError> {
+    fn instantiate(context: &Arc<Context>, graph: Handle) -> Result<Self, DeviceError> {
         let (mut executable, mut nodes) = (0, 0);
         // SAFETY: the graph is live; a null list asks for the number alone.
         let counted =
@@ -43,6 +43,69 @@ impl Graph {
         // SAFETY: executable and stream live. That the recorded addresses still are is promised by whoever captured.
         let code = unsafe { (self.context.driver.cuGraphLaunch)(self.executable, stream.handle()) };
         self.context.check("cuGraphLaunch", code)
+    }
+}
+
+impl Stream {
+    /// Records what `work` enqueues on this stream into a graph, without doing it.
+    ///
+    /// `work` must not wait for the GPU, nor allocate or free its memory.
+    ///
+    /// # Errors
+    /// Those of `work`, and those of the driver.
+    ///
+    /// # Safety
+    /// The graph keeps addresses, not buffers: all memory that `work` makes the GPU use must stay allocated, and be used
+    /// by nothing else at the same time, whenever the graph is launched. Process groups whose collectives are in it must
+    /// not have failed or ended by then, and must outlive it.
+    pub unsafe fn capture<E: From<DeviceError>>(
+        &self,
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Graph, E> {
+        let context = self.context();
+        context.bind()?;
+        let capturing = Capturing::new(self.capturing()).ok_or_else(|| {
+            DeviceError::invalid(
+                "a stream is captured that is being captured already; end the first capture before",
+            )
+        })?;
+        // Mode 2, relaxed: events of calls before the capture may be asked for meanwhile, by this thread (whose profile does)
+        // and by the watchers' threads; in the stricter modes that ends the capture.
+        // SAFETY: the stream lives.
+        let code = unsafe { (context.driver.cuStreamBeginCapture_v2)(self.handle(), 2) };
+        context.check("cuStreamBeginCapture", code)?;
+        let outcome = work();
+        let mut graph = 0;
+        // SAFETY: the capture was begun above on this thread; the pointer is to a live handle.
+        let code = unsafe { (context.driver.cuStreamEndCapture)(self.handle(), &raw mut graph) };
+        drop(capturing);
+        if let Err(error) = outcome {
+            if graph != 0 {
+                // SAFETY: just made, and used by nothing else.
+                let _ = unsafe { (context.driver.cuGraphDestroy)(graph) };
+            }
+            return Err(error);
+        }
+        context.check("cuStreamEndCapture", code)?;
+        Ok(Graph::instantiate(context, graph)?)
+    }
+}
+
+/// Says of a stream that it is captured, until dropped.
+struct Capturing<'a>(&'a Mutex<bool>);
+
+impl<'a> Capturing<'a> {
+    /// None if it is already.
+    fn new(flag: &'a Mutex<bool>) -> Option<Self> {
+        let mut capturing = flag.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = std::mem::replace(&mut *capturing, true);
+        (!before).then_some(Self(flag))
+    }
+}
+
+impl Drop for Capturing<'_> {
+    fn drop(&mut self) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = false;
     }
 }
 

@@ -23,6 +23,7 @@ pub mod nccl;
 pub mod nvrtc;
 mod peer;
 mod pinned;
+mod poll;
 mod stream;
 pub(crate) mod symbols;
 

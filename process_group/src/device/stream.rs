@@ -7,13 +7,9 @@ use std::time::{Duration, Instant};
 use super::context::Context;
 use super::driver::NOT_READY;
 use super::error::DeviceError;
-use super::event::Event;
-use super::graph::Graph;
+use super::poll::poll;
 use super::symbols::{Address, Handle};
 
-/// How long a wait for the GPU polls without pause before it begins to sleep in between.
-const SPIN: Duration = Duration::from_micros(200);
-const NAP: Duration = Duration::from_micros(50);
 /// How often a wait without a deadline says that it waits.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
@@ -26,7 +22,7 @@ pub struct Stream {
 struct Inner {
     context: Arc<Context>,
     handle: Handle,
-    /// It is being captured by [`Stream::capture`].
+    /// It is being captured into a [`Graph`](super::Graph).
     capturing: Mutex<bool>,
 }
 
@@ -50,6 +46,11 @@ impl Stream {
 
     pub(crate) fn context(&self) -> &Arc<Context> {
         &self.inner.context
+    }
+
+    /// Whether it is being captured into a graph by this program's own doing; held while that changes.
+    pub(super) fn capturing(&self) -> &Mutex<bool> {
+        &self.inner.capturing
     }
 
     /// Whether everything enqueued so far has been done.
@@ -88,18 +89,6 @@ impl Stream {
             );
         }
         Ok(())
-    }
-
-    /// Makes what is enqueued from now on wait for the event.
-    ///
-    /// # Errors
-    /// Those of the driver.
-    pub fn wait_event(&self, event: &Event) -> Result<(), DeviceError> {
-        let context = &self.inner.context;
-        context.bind()?;
-        // SAFETY: stream and event live; flags must be zero.
-        let code = unsafe { (context.driver.cuStreamWaitEvent)(self.inner.handle, event.handle(), 0) };
-        context.check("cuStreamWaitEvent", code)
     }
 
     /// Whether it is being captured into a graph.
@@ -180,51 +169,6 @@ impl Stream {
         context.check("cuMemsetD8Async", code)
     }
 
-    /// Records what `work` enqueues on this stream into a graph, without doing it.
-    ///
-    /// `work` must not wait for the GPU, nor allocate or free its memory.
-    ///
-    /// # Errors
-    /// Those of `work`, and those of the driver.
-    ///
-    /// # Safety
-    /// The graph keeps addresses, not buffers: all memory that `work` makes the GPU use must stay allocated, and be used
-    /// by nothing else at the same time, whenever the graph is launched. Process groups whose collectives are in it must
-    /// not have failed or ended by then, and must outlive it.
-    pub unsafe fn capture<E: From<DeviceError>>(
-        &self,
-        work: impl FnOnce() -> Result<(), E>,
-    ) -> Result<Graph, E> {
-        let context = &self.inner.context;
-        context.bind()?;
-        let capturing = Capturing::new(&self.inner.capturing).ok_or_else(|| {
-            DeviceError::invalid(
-                "a stream is captured that is being captured already; end the first capture before",
-            )
-        })?;
-        // Mode 2, relaxed: events of calls before the capture may be asked for meanwhile, by this thread (whose profile does)
-        // and by the watchers' threads; in the stricter modes that ends the capture.
-        // SAFETY: the stream lives.
-        let code = unsafe { (context.driver.cuStreamBeginCapture_v2)(self.inner.handle, 2) };
-        context.check("cuStreamBeginCapture", code)?;
-        let outcome = work();
-        let mut graph = 0;
-        // SAFETY: the capture was begun above on this thread; the pointer is to a live handle.
-        let code = unsafe { (context.driver.cuStreamEndCapture)(self.inner.handle, &raw mut graph) };
-        drop(capturing);
-        if let Err(error) = outcome {
-            if graph != 0 {
-                // SAFETY: just made, and used by nothing else.
-                let _ = unsafe { (context.driver.cuGraphDestroy)(graph) };
-            }
-            return Err(error);
-        }
-        context.check("cuStreamEndCapture", code)?;
-        Ok(Graph::instantiate(context, graph)?)
-    }
-}
-
-impl Stream {
     /// Lets another thread than the one that uses the stream enqueue something, unless that would end up in a graph.
     pub(crate) fn unless_capturing(
         &self,
@@ -232,24 +176,6 @@ impl Stream {
     ) -> Result<(), DeviceError> {
         let capturing = self.inner.capturing.lock().unwrap_or_else(PoisonError::into_inner);
         if *capturing { Ok(()) } else { act() }
-    }
-}
-
-/// Says of a stream that it is captured, until dropped.
-struct Capturing<'a>(&'a Mutex<bool>);
-
-impl<'a> Capturing<'a> {
-    /// None if it is already.
-    fn new(flag: &'a Mutex<bool>) -> Option<Self> {
-        let mut capturing = flag.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::replace(&mut *capturing, true);
-        (!before).then_some(Self(flag))
-    }
-}
-
-impl Drop for Capturing<'_> {
-    fn drop(&mut self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = false;
     }
 }
 
@@ -265,27 +191,5 @@ impl Drop for Inner {
 impl std::fmt::Debug for Stream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Stream({:#x} on GPU {})", self.inner.handle, self.inner.context.ordinal)
-    }
-}
-
-/// Polls, first without pause and then with naps, until done or the deadline has passed; says which.
-pub(super) fn poll(
-    deadline: Instant,
-    mut done: impl FnMut() -> Result<bool, DeviceError>,
-) -> Result<bool, DeviceError> {
-    let started = Instant::now();
-    loop {
-        if done()? {
-            return Ok(true);
-        }
-        let now = Instant::now();
-        if now >= deadline {
-            return Ok(false);
-        }
-        if now - started < SPIN {
-            std::hint::spin_loop();
-        } else {
-            std::thread::sleep(NAP.min(deadline - now));
-        }
     }
 }

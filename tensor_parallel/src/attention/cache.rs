@@ -1,42 +1,8 @@
 //! Keys and values of the positions seen so far, of this rank's heads only.
 
-use crate::compute::Compute;
+use crate::compute::{Compute, LayerCache};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::tensor::Tensor;
-
-/// The cache of one layer. Both tensors are `[kv_heads, capacity, head_dim]`.
-#[derive(Debug)]
-pub struct LayerCache {
-    pub(crate) keys: Tensor,
-    pub(crate) values: Tensor,
-}
-
-impl LayerCache {
-    /// Room for `capacity` positions, where `compute` computes.
-    ///
-    /// # Errors
-    /// When there is not so much memory.
-    pub fn new(
-        compute: &dyn Compute,
-        kv_heads: usize,
-        capacity: usize,
-        head_dim: usize,
-        dtype: Dtype,
-    ) -> Result<Self> {
-        let shape = [kv_heads, capacity, head_dim];
-        Ok(Self { keys: compute.zeros(&shape, dtype)?, values: compute.zeros(&shape, dtype)? })
-    }
-
-    pub(crate) fn capacity(&self) -> usize {
-        self.keys.shape()[1]
-    }
-
-    pub(crate) fn fits(&self, kv_heads: usize, positions: usize, head_dim: usize) -> bool {
-        let shape = self.keys.shape();
-        shape[0] == kv_heads && positions <= shape[1] && shape[2] == head_dim
-    }
-}
 
 /// The cache of one sequence: every layer's keys and values of this rank's heads.
 #[derive(Debug)]

@@ -1,15 +1,14 @@
 //! Self-attention with heads shared out among the ranks.
 
 mod cache;
-mod rotary;
 
 use ryzanstein_process_group::ProcessGroup;
 
-pub use self::cache::{KvCache, LayerCache};
-pub use self::rotary::{Rotary, RotaryScaling, RotaryTable};
-use crate::compute::{AttentionCall, Compute, Step};
+pub use self::cache::KvCache;
+use crate::compute::{AttentionCall, Compute, LayerCache, Step};
 use crate::error::Result;
 use crate::linear::{QkvParallelLinear, RowParallelLinear};
+pub use crate::rotary::{Rotary, RotaryScaling, RotaryTable};
 use crate::tensor::Tensor;
 
 /// Causal self-attention over this rank's heads: the keys and values of other heads are never here.

@@ -10,13 +10,13 @@ use std::ops::Range;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
-use super::host::PARALLEL_FROM;
-use super::threads::Threads;
-use super::{AttentionCall, skinny};
-use crate::attention::LayerCache;
+use super::operations::{AttentionCall, LayerCache};
+use super::skinny;
 use crate::dtype::Float;
 use crate::error::{Error, Result};
-use crate::tensor::{Storage, Tensor, with_elements};
+use crate::storage::{Storage, with_elements};
+use crate::tensor::Tensor;
+use crate::threads::{Threads, WORTH_THREADS};
 
 pub(super) fn attention(
     (threads, arch): (&Threads, Arch),
@@ -62,7 +62,7 @@ pub(super) fn attention(
         let seen = (first + start) * head_dim..(first + end) * head_dim;
         arch.dispatch(OneHead { query, keys, values: cached, seen, out });
     };
-    match threads.when(out.len() * (position + rows) >= PARALLEL_FROM) {
+    match threads.when(out.len() * (position + rows) >= WORTH_THREADS) {
         Some(pool) => {
             pool.install(|| out.par_chunks_exact_mut(head_dim).enumerate().for_each(one_head));
         }

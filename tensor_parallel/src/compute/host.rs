@@ -6,17 +6,18 @@ use pulp::Arch;
 use rayon::prelude::*;
 use ryzanstein_process_group::Element as _;
 
-use super::threads::Threads;
-use super::{AttentionCall, Compute, Step, attend, matmul, skinny};
-use crate::attention::{LayerCache, Rotary};
+use super::operations::{AttentionCall, Compute, LayerCache};
+use super::step::Step;
+use super::{attend, matmul, skinny};
 use crate::dtype::{Dtype, Float};
 use crate::error::{Error, Result};
-use crate::tensor::{Storage, Tensor, with_elements};
+use crate::rotary::Rotary;
+use crate::storage::{Storage, with_elements};
+use crate::tensor::Tensor;
+use crate::threads::{Threads, WORTH_THREADS};
 
 /// Weights of a 16-bit type are widened for a blocked product this many at a time.
 const PANEL: usize = 1 << 18;
-/// Fewer multiplications than this, in a product or in attention, are not worth a second thread.
-pub(super) const PARALLEL_FROM: usize = 1 << 17;
 
 /// From so many bytes on, memory is asked for before it is taken: what is not there would end the program.
 const LARGE: usize = 64 << 20;
@@ -51,7 +52,7 @@ impl Host {
     }
 
     fn many_products<T: Float>(&self, x: &[f32], w: &[T], out: &mut [f32], k: usize, m: usize) {
-        let Some(pool) = self.threads.when(w.len() * m >= PARALLEL_FROM) else {
+        let Some(pool) = self.threads.when(w.len() * m >= WORTH_THREADS) else {
             skinny::multiply(self.arch, x, w, out, k);
             return;
         };
@@ -80,7 +81,7 @@ impl Host {
 
     fn blocked(&self, x: &[f32], w: &[f32], out: &mut [f32], k: usize, stride: usize) {
         let work = x.len() / k * w.len();
-        match self.threads.when(work >= PARALLEL_FROM.max(matmul::parallel_from())) {
+        match self.threads.when(work >= WORTH_THREADS.max(matmul::parallel_from())) {
             Some(pool) => {
                 let threads = pool.current_num_threads();
                 pool.install(|| matmul::multiply(x, w, out, k, stride, threads));

@@ -1,8 +1,8 @@
 //! One pass over some tokens.
 
-use super::cuda::DeviceStep;
-use crate::attention::{Rotary, RotaryTable};
 use crate::error::{Error, Result};
+use crate::gpu::Block;
+use crate::rotary::{Rotary, RotaryTable};
 
 /// The tokens of one pass, their positions and rotations, computed once for all layers and held where they are needed.
 #[derive(Debug)]
@@ -12,6 +12,15 @@ pub struct Step {
     /// Angles of one position: half the length of a head.
     half: usize,
     memory: Memory,
+}
+
+/// What a GPU keeps of a step.
+#[derive(Debug)]
+pub(super) struct DeviceStep {
+    /// Position, tokens, and the rotary frequencies, 32 bits each.
+    pub(super) state: Block,
+    /// Sine and cosine of every angle.
+    pub(super) rotations: Block,
 }
 
 #[derive(Debug)]

@@ -1,7 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::attention::{Rotary, RotaryScaling};
+use crate::dtype::Dtype;
+use crate::rotary::{Rotary, RotaryScaling};
 use crate::tensor::Tensor;
 
 /// Small whole numbers, different for every seed: their products and sums are exact in any order.

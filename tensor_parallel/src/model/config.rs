@@ -8,8 +8,8 @@ use serde_json::{Map, Value};
 
 use super::keys::Keys;
 use super::rope;
-use crate::attention::{Rotary, RotaryScaling};
 use crate::error::{Error, Result};
+use crate::rotary::{Rotary, RotaryScaling};
 
 /// The architectures that are this one model with other settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,17 +3,18 @@
 use ryzanstein_process_group::ProcessGroup;
 
 use super::config::LlamaConfig;
-use super::load::LoadReport;
 use super::plan::check_world_size;
-use crate::attention::{KvCache, LayerCache, ParallelAttention, Rotary};
+use super::report::LoadReport;
+use crate::attention::{KvCache, ParallelAttention};
 use crate::checkpoint::Loader;
-use crate::compute::{Compute, Step};
+use crate::compute::{Compute, LayerCache, Step};
 use crate::dtype::Dtype;
 use crate::embedding::{ParallelHead, VocabParallelEmbedding, VocabularyWeight};
 use crate::error::{Error, Result};
 use crate::linear::{QkvParallelLinear, QkvShape, RowOptions, RowParallelLinear};
 use crate::mlp::ParallelMlp;
 use crate::norm::RmsNorm;
+use crate::rotary::Rotary;
 use crate::shard;
 use crate::tensor::Tensor;
 

@@ -1,7 +1,7 @@
 //! Loading a model from a Hugging Face folder, by every rank or through one.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use ryzanstein_process_group::{ProcessGroup, Rank};
 use serde::{Deserialize, Serialize};
@@ -9,22 +9,12 @@ use serde::{Deserialize, Serialize};
 use super::config::{LlamaConfig, read_folder};
 use super::llama::Llama;
 use super::plan::{check_world_size, tensors};
+use super::report::LoadReport;
 use crate::checkpoint::{Checkpoint, Loader, LocalSource, Part, RootSource, WeightSource};
 use crate::compute::{self, Compute};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
-
-/// What loading took.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct LoadReport {
-    /// Bytes of weights in all files, known on ranks that opened them.
-    pub checkpoint_bytes: u64,
-    /// Bytes of weights that this rank read from files.
-    pub bytes_read: u64,
-    /// How long it took.
-    pub elapsed: Duration,
-}
 
 /// All that ranks must agree on, or learn from the root, before weights move.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -6,13 +6,14 @@ mod keys;
 mod llama;
 mod load;
 mod plan;
+mod report;
 mod rope;
 
 pub use self::config::{Architecture, LlamaConfig};
 pub use self::decoder::Decoder;
 pub use self::llama::Llama;
-pub use self::load::LoadReport;
 pub use self::plan::{TensorSpec, check_world_size, legal_world_sizes, tensors};
+pub use self::report::LoadReport;
 
 #[cfg(test)]
 mod tests;

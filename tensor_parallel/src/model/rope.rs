@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::keys::Keys;
-use crate::attention::RotaryScaling;
+use crate::rotary::RotaryScaling;
 
 /// Base frequency and scaling.
 pub(super) fn parse(keys: &Keys<'_>, max_positions: usize) -> Result<(f64, RotaryScaling), String> {

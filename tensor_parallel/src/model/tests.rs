@@ -3,8 +3,8 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::attention::RotaryScaling;
 use crate::error::{Error, Result};
+use crate::rotary::RotaryScaling;
 
 fn base() -> Value {
     json!({

@@ -11,6 +11,7 @@ mod communicator;
 mod handles;
 mod issue;
 mod ledger;
+mod lifecycle;
 mod links;
 mod messages;
 mod scratch;

@@ -2,11 +2,10 @@
 
 use bytemuck::{Pod, Zeroable};
 
+use super::core::{ARRIVALS, Cuda, small};
 use super::kernels::Source;
 use super::launch::Arguments;
-use super::{ARRIVALS, Cuda, small};
-use crate::attention::LayerCache;
-use crate::compute::AttentionCall;
+use crate::compute::operations::{AttentionCall, LayerCache};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -116,16 +115,16 @@ impl Cuda {
             // It goes back to the pool at the end of this function: whoever gets it next comes later in the stream.
             let partial = self.gpu.scratch(heads * splits * (head_dim + 2) * size_of::<f32>())?;
             operands.push(out).push(partial.address()).push(self.arrivals.address()).push(shape);
-            self.blocks(source, "decode", [splits as u32, across as u32], THREADS, &operands)?;
+            self.kernels.blocks(source, "decode", [splits as u32, across as u32], THREADS, &operands)?;
             return Ok(y);
         }
         let mut appended = Arguments::default();
         appended.push(self.address(qkv)?).push(place.rotations.address()).push(place.state.address());
         appended.push(keys).push(values).push(shape);
-        self.blocks(source, "append", [shape.rows, shape.kv_heads], 64, &appended)?;
+        self.kernels.blocks(source, "append", [shape.rows, shape.kv_heads], 64, &appended)?;
         operands.push(out).push(shape);
         let tiles = (rows * group).div_ceil(tile(head_dim, tensor)) as u32;
-        self.blocks(source, "prefill", [tiles, shape.kv_heads], THREADS, &operands)?;
+        self.kernels.blocks(source, "prefill", [tiles, shape.kv_heads], THREADS, &operands)?;
         Ok(y)
     }
 

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
-use ryzanstein_process_group::device::{Device, Kernel};
+use ryzanstein_process_group::device::Kernel;
 
-use super::memory::lock;
 use crate::dtype::Dtype;
 use crate::error::Result;
+use crate::gpu::{Gpu, lock};
 
 const TYPES: &str = include_str!("kernels/types.cu");
 const ROWS: &str = include_str!("kernels/rows.cu");
@@ -69,18 +69,24 @@ impl Source {
 }
 
 /// Kernels that have been used.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Kernels {
+    pub(super) gpu: Arc<Gpu>,
     loaded: Mutex<HashMap<(Source, &'static str), Kernel>>,
 }
 
 impl Kernels {
+    pub(super) fn new(gpu: &Arc<Gpu>) -> Self {
+        Self { gpu: Arc::clone(gpu), loaded: Mutex::default() }
+    }
+
     /// A kernel of a source, compiled now unless it has been before.
-    pub(super) fn get(&self, device: &Device, source: Source, name: &'static str) -> Result<Kernel> {
+    pub(super) fn get(&self, source: Source, name: &'static str) -> Result<Kernel> {
         if let Some(kernel) = lock(&self.loaded).get(&(source, name)) {
             return Ok(kernel.clone());
         }
-        let kernel = device.kernels().module(source.name(), &source.text(), &[])?.kernel(name)?;
+        let module = self.gpu.device.kernels().module(source.name(), &source.text(), &[])?;
+        let kernel = module.kernel(name)?;
         lock(&self.loaded).insert((source, name), kernel.clone());
         Ok(kernel)
     }

@@ -4,8 +4,7 @@
 
 use ryzanstein_process_group::device::{Argument, Launch};
 
-use super::Cuda;
-use super::kernels::Source;
+use super::kernels::{Kernels, Source};
 use crate::error::Result;
 
 /// Threads of a block of kernels that stride over elements.
@@ -31,7 +30,7 @@ impl Arguments {
     }
 }
 
-impl Cuda {
+impl Kernels {
     /// Enqueues a kernel of this module's sources over a grid. Nothing is enqueued where a dimension is zero.
     pub(super) fn blocks(
         &self,
@@ -44,7 +43,7 @@ impl Cuda {
         if grid.contains(&0) {
             return Ok(());
         }
-        let kernel = self.kernels.get(&self.gpu.device, source, name)?;
+        let kernel = self.get(source, name)?;
         let launch = Launch { grid: [grid[0], grid[1], 1], ..Launch::new(grid[0], threads) };
         let arguments: Vec<&dyn Argument> = arguments.0.iter().map(|a| &**a).collect();
         // SAFETY: this is reached from the operations of this module only, each of which passes what its kernel

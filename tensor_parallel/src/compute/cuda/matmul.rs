@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex};
 use ryzanstein_process_group::device::cublaslt::{Algorithm, CublasLt, Heuristic};
 use ryzanstein_process_group::device::{DeviceError, Handle};
 
-use super::memory::{Block, Gpu, lock};
 use crate::dtype::Dtype;
 use crate::error::Result;
+use crate::gpu::{Block, Gpu, lock};
 
 /// What cuBLASLt may use beside the operands. Its authors recommend as much for Hopper.
 const WORKSPACE: usize = 32 << 20;

@@ -4,65 +4,27 @@
 //! that device, but for asynchronous ones. Only reading values waits.
 
 mod attend;
+mod core;
 mod kernels;
 mod launch;
 mod matmul;
-mod memory;
 mod record;
-mod staging;
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use ryzanstein_process_group::device::Device;
-
-use self::kernels::{Kernels, Source};
+pub use self::core::Cuda;
+use self::core::{shapes, small};
+use self::kernels::Source;
 use self::launch::Arguments;
-use self::matmul::{Matmul, Operands, Problem};
-pub(crate) use self::memory::DeviceArray;
-use self::memory::{Block, Gpu};
-use super::{AttentionCall, Compute, Recording, Step};
-use crate::attention::{LayerCache, Rotary};
+use super::operations::{AttentionCall, Compute, LayerCache, Recording};
+use super::step::{DeviceStep, Step};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
+use crate::gpu::DeviceArray;
+use crate::rotary::Rotary;
 use crate::tensor::Tensor;
 
-/// Arithmetic on one GPU.
-#[derive(Debug)]
-pub struct Cuda {
-    // Before the memory that its plans point to.
-    matmul: Matmul,
-    kernels: Kernels,
-    /// Counters of blocks that have finished, zero between launches.
-    arrivals: Block,
-    gpu: Arc<Gpu>,
-}
-
-/// What a GPU keeps of a [`Step`].
-#[derive(Debug)]
-pub(crate) struct DeviceStep {
-    /// Position, tokens, and the rotary frequencies, 32 bits each.
-    state: Block,
-    /// Sine and cosine of every angle.
-    rotations: Block,
-}
-
-/// Counters that a launch can have.
-const ARRIVALS: usize = 4096;
-
 impl Cuda {
-    /// Computes on this device. What is copied there goes through host memory that up to `threads` threads fill.
-    ///
-    /// # Errors
-    /// When cuBLASLt was not found, and when the device fails.
-    pub fn new(device: &Device, threads: usize) -> Result<Self> {
-        let gpu = Gpu::new(device, threads);
-        let matmul = Matmul::new(&gpu)?;
-        let mut arrivals = gpu.keep(ARRIVALS * size_of::<u32>())?;
-        arrivals.clear()?;
-        Ok(Self { matmul, kernels: Kernels::default(), arrivals, gpu })
-    }
-
     /// Copies a tensor to the device, or gives it back if it is there.
     ///
     /// # Errors
@@ -80,86 +42,6 @@ impl Cuda {
         })?;
         Ok(there)
     }
-
-    fn tensor(&self, shape: &[usize], dtype: Dtype) -> Result<(Tensor, u64)> {
-        let count: usize = shape.iter().product();
-        let array = DeviceArray::new(self.gpu.scratch(count * dtype.size())?, dtype, count);
-        let address = array.address();
-        Ok((Tensor::from_device(shape, array), address))
-    }
-
-    /// Where a tensor is, which must be here.
-    fn address(&self, tensor: &Tensor) -> Result<u64> {
-        match tensor.device() {
-            Some(array) if array.is_on(&self.gpu) => Ok(array.address()),
-            _ => Err(Error::input(format!(
-                "a tensor of shape {:?} is not in the memory of GPU {}, which is to compute with it, or belongs to another \
-                 stream there; upload it first",
-                tensor.shape(),
-                self.gpu.device.ordinal()
-            ))),
-        }
-    }
-
-    /// What a step has on the GPU, which must be here.
-    fn place<'a>(&self, step: &'a Step) -> Result<&'a DeviceStep> {
-        let place = step.device()?;
-        if place.state.is_on(&self.gpu) {
-            return Ok(place);
-        }
-        Err(Error::input(format!(
-            "a step was made for another GPU than {}, or for another stream there; make it where it is used",
-            self.gpu.device.ordinal()
-        )))
-    }
-
-    /// `x + bias` in another type.
-    fn convert(&self, x: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor> {
-        let (y, to) = self.tensor(x.shape(), out)?;
-        let bias = bias.map(|b| self.address(b)).transpose()?.unwrap_or(0);
-        let columns = x.columns().max(1) as u64;
-        let mut arguments = Arguments::default();
-        arguments.push(self.address(x)?).push(bias).push(to).push(x.count() as u64).push(columns);
-        self.over(Source::Rows(out, x.dtype()), "convert", x.count(), &arguments)?;
-        Ok(y)
-    }
-
-    /// The tensor as it is if it has this type, else converted.
-    fn converted<'a>(&self, x: &'a Tensor, dtype: Dtype, room: &'a mut Option<Tensor>) -> Result<&'a Tensor> {
-        if x.dtype() == dtype {
-            return Ok(x);
-        }
-        Ok(room.insert(self.convert(x, None, dtype)?))
-    }
-
-    /// A product of at least two rows.
-    fn product(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor> {
-        let (m, k, n) = (x.rows(), x.columns(), weight.rows());
-        let (mut wide_x, mut wide_w) = (None, None);
-        let operands = if x.dtype() == weight.dtype() { x.dtype() } else { Dtype::F32 };
-        let x = self.converted(x, operands, &mut wide_x)?;
-        let weight = self.converted(weight, operands, &mut wide_w)?;
-        // The library adds a bias of the result's type only, and ours are f32, which must not be rounded before.
-        let direct = out == Dtype::F32 || (out == operands && bias.is_none());
-        let (y, to) = self.tensor(&[m, n], if direct { out } else { Dtype::F32 })?;
-        let problem = Problem { m, n, k, operands, out: y.dtype(), bias: bias.is_some() };
-        let bias = bias.map(|b| self.address(b)).transpose()?;
-        let operands = Operands { x: self.address(x)?, w: self.address(weight)?, bias, out: to };
-        #[expect(unsafe_code, reason = "addresses stand for memory")]
-        // SAFETY: all are tensors of the problem's shapes and types on this device, used in the order of its stream.
-        unsafe { self.matmul.run(problem, operands) }?;
-        if direct { Ok(y) } else { self.convert(&y, None, out) }
-    }
-}
-
-fn shapes(what: &str, a: &Tensor, b: &Tensor) -> Error {
-    Error::input(format!("{what}: shapes {:?} and {:?} do not fit", a.shape(), b.shape()))
-}
-
-/// Kernels count rows and columns with 32 bits.
-fn small(what: &str, count: usize) -> Result<u32> {
-    u32::try_from(count)
-        .map_err(|_| Error::input(format!("{count} {what} are more than a GPU's kernel counts")))
 }
 
 impl Compute for Cuda {
@@ -205,7 +87,7 @@ impl Compute for Cuda {
             .push(rotations.address())
             .push(half);
         let threads = half.next_multiple_of(32).min(256);
-        self.blocks(
+        self.kernels.blocks(
             Source::Rows(Dtype::F32, Dtype::F32),
             "rotations",
             [tokens.len() as u32, 1],
@@ -249,7 +131,7 @@ impl Compute for Cuda {
         arguments.push(self.address(x)?).push(self.address(weight)?).push(bias).push(to);
         arguments.push(small("rows", n)?).push(small("columns", k)?);
         let source = Source::Vector(x.dtype(), weight.dtype(), out);
-        self.blocks(
+        self.kernels.blocks(
             source,
             "matrix_vector",
             [n.div_ceil(launch::VECTOR_ROWS) as u32, 1],
@@ -267,7 +149,13 @@ impl Compute for Cuda {
         arguments.push(self.address(table)?).push(small("rows", first)?).push(small("rows", rows)?);
         arguments.push(small("columns", columns)?).push(self.place(step)?.state.address()).push(to);
         let threads = columns.next_multiple_of(32).clamp(32, 256) as u32;
-        self.blocks(Source::Rows(out, table.dtype()), "embed", [count as u32, 1], threads, &arguments)?;
+        self.kernels.blocks(
+            Source::Rows(out, table.dtype()),
+            "embed",
+            [count as u32, 1],
+            threads,
+            &arguments,
+        )?;
         Ok(y)
     }
 
@@ -283,7 +171,13 @@ impl Compute for Cuda {
         // One vector of four a thread where the row is short enough.
         let threads = columns.div_ceil(4).next_multiple_of(32).clamp(32, 1024) as u32;
         let rows = small("rows", x.rows())?;
-        self.blocks(Source::Rows(x.dtype(), weight.dtype()), "rms_norm", [rows, 1], threads, &arguments)?;
+        self.kernels.blocks(
+            Source::Rows(x.dtype(), weight.dtype()),
+            "rms_norm",
+            [rows, 1],
+            threads,
+            &arguments,
+        )?;
         Ok(y)
     }
 
@@ -309,7 +203,7 @@ impl Compute for Cuda {
         let threads = 256;
         let across = (width as usize).div_ceil(16 / x.dtype().size() * threads as usize) as u32;
         let source = Source::Rows(x.dtype(), x.dtype());
-        self.blocks(source, "swiglu", [across, rows.min(launch::MOST_ROWS)], threads, &arguments)?;
+        self.kernels.blocks(source, "swiglu", [across, rows.min(launch::MOST_ROWS)], threads, &arguments)?;
         Ok(y)
     }
 
@@ -325,7 +219,7 @@ impl Compute for Cuda {
         let mut arguments = Arguments::default();
         arguments.push(self.address(x)?).push(to).push(y.count() as u64).push(small("columns", x.columns())?);
         arguments.push(small("columns", columns.start)?).push(small("columns", columns.len())?);
-        self.over(Source::Rows(x.dtype(), x.dtype()), "cut_columns", y.count(), &arguments)?;
+        self.kernels.over(Source::Rows(x.dtype(), x.dtype()), "cut_columns", y.count(), &arguments)?;
         Ok(y)
     }
 
@@ -343,16 +237,12 @@ impl Compute for Cuda {
         let mut arguments = Arguments::default();
         arguments.push(self.address(&blocks)?).push(to).push(y.count() as u64).push(small("rows", rows)?);
         arguments.push(small("columns", width)?).push(small("columns", keep)?);
-        self.over(Source::Rows(blocks.dtype(), blocks.dtype()), "join_columns", y.count(), &arguments)?;
+        self.kernels.over(
+            Source::Rows(blocks.dtype(), blocks.dtype()),
+            "join_columns",
+            y.count(),
+            &arguments,
+        )?;
         Ok(y)
-    }
-}
-
-impl Cuda {
-    /// Adds `y` to `x`, again and again where it is shorter. Its length must divide that of `x`.
-    fn add_rows(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
-        let mut arguments = Arguments::default();
-        arguments.push(self.address(x)?).push(self.address(y)?).push(x.count() as u64).push(y.count() as u64);
-        self.over(Source::Rows(x.dtype(), y.dtype()), "add", x.count(), &arguments)
     }
 }

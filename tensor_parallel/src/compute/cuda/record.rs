@@ -7,9 +7,9 @@ use std::sync::atomic::Ordering;
 
 use ryzanstein_process_group::device::Graph;
 
-use super::memory::Gpu;
-use crate::compute::Recording;
+use crate::compute::operations::Recording;
 use crate::error::Result;
+use crate::gpu::Gpu;
 
 /// A graph, and what it needs to be launched.
 #[derive(Debug)]

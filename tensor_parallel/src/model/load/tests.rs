@@ -1,12 +1,13 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use ryzanstein_config::{BackendChoice, Config, Timeout};
 use ryzanstein_process_group::{MemoryRendezvous, ProcessGroupManager};
 
 use super::*;
-use crate::attention::{LayerCache, Rotary};
-use crate::compute::{AttentionCall, Host, Step};
+use crate::compute::{AttentionCall, Host, LayerCache, Step};
+use crate::rotary::Rotary;
 use crate::tensor::Tensor;
 
 /// A host with memory for so many arrays that stay, and no more, as a GPU may have.

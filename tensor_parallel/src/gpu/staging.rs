@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 use ryzanstein_process_group::device::{Device, DeviceError, Event, PinnedBuffer};
 
-use super::memory::Gpu;
-use crate::compute::threads::Threads;
 use crate::error::Result;
+use crate::threads::Threads;
 
 /// Bytes of a pinned buffer: enough that starting a copy costs nothing beside it, and few, as pinning takes half a
 /// millisecond a megabyte.
@@ -24,7 +23,11 @@ const SHARE: usize = 256 << 10;
 /// for those that have none.
 const MOST_THREADS: usize = 8;
 /// No copy takes longer on a bus that works.
-const PATIENCE: Duration = Duration::from_secs(600);
+const COPIED_WITHIN: Duration = Duration::from_secs(600);
+/// How long a wait asks without pause: a pass of a large model takes less, and sleeping costs a token's time more.
+const SPIN: Duration = Duration::from_millis(50);
+/// Nothing that is waited for here takes longer, unless another rank has gone; the group's own deadline is shorter.
+const IDLE_WITHIN: Duration = Duration::from_secs(3600);
 
 /// Two pinned buffers, allocated at first use.
 #[derive(Debug)]
@@ -104,16 +107,16 @@ impl Staging {
     ///
     /// # Safety
     /// There are as many bytes at `from`, which nothing writes but in the order of the device's stream.
-    pub(super) unsafe fn download(&mut self, gpu: &Gpu, to: &mut [u8], from: u64) -> Result<()> {
+    pub(super) unsafe fn download(&mut self, device: &Device, to: &mut [u8], from: u64) -> Result<()> {
         let mut at = from;
         for piece in to.chunks_mut(BYTES) {
-            let place = self.take(&gpu.device, piece.len())?;
+            let place = self.take(device, piece.len())?;
             let (buffer, event) = &mut self.buffers[place];
             let bytes = &mut buffer.bytes_mut()[..piece.len()];
             // SAFETY: the source is the caller's promise; the pinned buffer is looked at after the wait below.
-            unsafe { gpu.device.stream().copy_to_host(bytes, at) }?;
-            event.record(gpu.device.stream())?;
-            gpu.wait()?;
+            unsafe { device.stream().copy_to_host(bytes, at) }?;
+            event.record(device.stream())?;
+            drain(device)?;
             piece.copy_from_slice(&buffer.bytes()[..piece.len()]);
             at += piece.len() as u64;
         }
@@ -122,11 +125,31 @@ impl Staging {
 }
 
 fn wait(event: &Event, device: &Device) -> Result<()> {
-    if event.wait_until(Instant::now() + PATIENCE)? {
+    if event.wait_until(Instant::now() + COPIED_WITHIN)? {
         return Ok(());
     }
     Err(DeviceError::Invalid(format!(
-        "a copy to or from GPU {} has not ended in {PATIENCE:?}; see `nvidia-smi -q` and the kernel log for faults",
+        "a copy to or from GPU {} has not ended in {COPIED_WITHIN:?}; see `nvidia-smi -q` and the kernel log for faults",
+        device.ordinal()
+    ))
+    .into())
+}
+
+/// Waits until everything enqueued so far has been done.
+fn drain(device: &Device) -> Result<()> {
+    let stream = device.stream();
+    let started = Instant::now();
+    while started.elapsed() < SPIN {
+        if stream.is_idle()? {
+            return Ok(());
+        }
+        std::hint::spin_loop();
+    }
+    if stream.wait_until(started + IDLE_WITHIN)? {
+        return Ok(());
+    }
+    Err(DeviceError::Invalid(format!(
+        "GPU {} has not finished in {IDLE_WITHIN:?} what was given to it; a kernel or a collective hangs",
         device.ordinal()
     ))
     .into())

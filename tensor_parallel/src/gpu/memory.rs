@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use bytemuck::Pod;
 use half::{bf16, f16};
@@ -18,25 +17,20 @@ use ryzanstein_process_group::{DType, DeviceMemory, View, ViewMut};
 use super::staging::Staging;
 use crate::dtype::Dtype;
 use crate::error::Result;
-use crate::tensor::Storage;
-
-/// How long a wait asks without pause: a pass of a large model takes less, and sleeping costs a token's time more.
-const SPIN: Duration = Duration::from_millis(50);
-/// Nothing that is waited for here takes longer, unless another rank has gone; the group's own deadline is shorter.
-const PATIENCE: Duration = Duration::from_secs(3600);
+use crate::storage::Storage;
 
 /// A GPU with the pool of its passing tensors.
 #[derive(Debug)]
-pub(super) struct Gpu {
-    pub(super) device: Device,
-    pub(super) staging: Mutex<Staging>,
+pub(crate) struct Gpu {
+    pub(crate) device: Device,
+    staging: Mutex<Staging>,
     /// Blocks not in use, by size.
     free: Mutex<HashMap<usize, Vec<DeviceBuffer>>>,
     /// Recordings hold addresses of blocks of the pool: while there are any, it is not emptied.
-    pub(super) recordings: AtomicUsize,
+    pub(crate) recordings: AtomicUsize,
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -47,7 +41,7 @@ fn class(bytes: usize) -> usize {
 }
 
 impl Gpu {
-    pub(super) fn new(device: &Device, threads: usize) -> Arc<Self> {
+    pub(crate) fn new(device: &Device, threads: usize) -> Arc<Self> {
         Arc::new(Self {
             device: device.clone(),
             staging: Mutex::new(Staging::new(threads)),
@@ -71,12 +65,12 @@ impl Gpu {
     }
 
     /// Memory of exactly this size, freed when dropped: for what stays.
-    pub(super) fn keep(self: &Arc<Self>, bytes: usize) -> Result<Block> {
+    pub(crate) fn keep(self: &Arc<Self>, bytes: usize) -> Result<Block> {
         Ok(Block { buffer: Some(self.allocate(bytes)?), pooled: None, gpu: Arc::clone(self) })
     }
 
     /// Memory from the pool, and back to it when dropped.
-    pub(super) fn scratch(self: &Arc<Self>, bytes: usize) -> Result<Block> {
+    pub(crate) fn scratch(self: &Arc<Self>, bytes: usize) -> Result<Block> {
         let class = class(bytes.max(1));
         let free = lock(&self.free).get_mut(&class).and_then(Vec::pop);
         let buffer = match free {
@@ -85,59 +79,39 @@ impl Gpu {
         };
         Ok(Block { buffer: Some(buffer), pooled: Some(class), gpu: Arc::clone(self) })
     }
-
-    /// Waits until everything enqueued so far has been done.
-    pub(super) fn wait(&self) -> Result<()> {
-        let stream = self.device.stream();
-        let started = Instant::now();
-        while started.elapsed() < SPIN {
-            if stream.is_idle()? {
-                return Ok(());
-            }
-            std::hint::spin_loop();
-        }
-        if stream.wait_until(started + PATIENCE)? {
-            return Ok(());
-        }
-        Err(DeviceError::Invalid(format!(
-            "GPU {} has not finished in {PATIENCE:?} what was given to it; a kernel or a collective hangs",
-            self.device.ordinal()
-        ))
-        .into())
-    }
 }
 
 /// Some bytes of the GPU's memory, aligned to 256.
 #[derive(Debug)]
-pub(super) struct Block {
+pub(crate) struct Block {
     buffer: Option<DeviceBuffer>,
     pooled: Option<usize>,
     gpu: Arc<Gpu>,
 }
 
 impl Block {
-    pub(super) fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.buffer.as_ref().map_or(0, DeviceBuffer::address)
     }
 
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.buffer.as_ref().map_or(0, DeviceBuffer::bytes)
     }
 
     /// Whether it is used in the order of this one's stream.
-    pub(super) fn is_on(&self, gpu: &Gpu) -> bool {
+    pub(crate) fn is_on(&self, gpu: &Gpu) -> bool {
         self.gpu.device.stream().handle() == gpu.device.stream().handle()
     }
 
     /// Enqueues zeros.
-    pub(super) fn clear(&mut self) -> Result<()> {
+    pub(crate) fn clear(&mut self) -> Result<()> {
         // SAFETY: the block's own memory, which is freed or used again only behind this in the same stream.
         unsafe { self.gpu.device.stream().fill(self.address(), 0, self.bytes()) }?;
         Ok(())
     }
 
     /// Enqueues a copy of ordinary host memory, to the start of the block.
-    pub(super) fn write(&mut self, from: &[u8]) -> Result<()> {
+    pub(crate) fn write(&mut self, from: &[u8]) -> Result<()> {
         assert!(from.len() <= self.bytes(), "the block holds what is copied");
         // SAFETY: the length was checked; ordinary memory is taken before the call returns.
         unsafe { self.gpu.device.stream().copy_from_host(self.address(), from) }?;
@@ -162,7 +136,7 @@ pub(crate) struct DeviceArray {
 }
 
 impl DeviceArray {
-    pub(super) fn new(block: Block, dtype: Dtype, count: usize) -> Self {
+    pub(crate) fn new(block: Block, dtype: Dtype, count: usize) -> Self {
         assert!(count * dtype.size() <= block.bytes(), "the block holds the elements");
         Self { block, dtype, count }
     }
@@ -184,11 +158,11 @@ impl DeviceArray {
         self.block.gpu.device.ordinal()
     }
 
-    pub(super) fn is_on(&self, gpu: &Gpu) -> bool {
+    pub(crate) fn is_on(&self, gpu: &Gpu) -> bool {
         self.block.is_on(gpu)
     }
 
-    pub(super) fn address(&self) -> u64 {
+    pub(crate) fn address(&self) -> u64 {
         self.block.address()
     }
 
@@ -233,7 +207,11 @@ impl DeviceArray {
             let gpu = &array.block.gpu;
             // SAFETY: the array has as many elements of this type as the vector.
             unsafe {
-                lock(&gpu.staging).download(gpu, bytemuck::cast_slice_mut(&mut values), array.address())
+                lock(&gpu.staging).download(
+                    &gpu.device,
+                    bytemuck::cast_slice_mut(&mut values),
+                    array.address(),
+                )
             }?;
             Ok(values)
         }

@@ -1,0 +1,127 @@
+//! A result as text, in any format.
+
+use std::fmt::Write as _;
+
+use ryzanstein_process_group::table as layout;
+
+use super::report::Report;
+use super::rows::{csv, json, table, verdict_table};
+use super::{enough, html};
+
+/// How the result is written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Format {
+    /// For people.
+    Table,
+    /// One object a line.
+    Json,
+    /// A head and one line a row.
+    Csv,
+    /// One file with plots, which needs nothing beside it.
+    Html,
+}
+
+impl Report {
+    /// The result in one format, with a line break at its end.
+    pub fn text(&self, format: Format) -> String {
+        match format {
+            Format::Table => self.table(),
+            Format::Json => self.rows.iter().fold(String::new(), |all, row| all + &json(row) + "\n"),
+            Format::Csv => csv(&self.rows),
+            Format::Html => html::page(self),
+        }
+    }
+
+    fn table(&self) -> String {
+        let mut text = format!("{}\n\n{}\n", self.heading, table(&self.rows));
+        let _ = writeln!(
+            text,
+            "Documented targets, for 4 GPUs with NVLink:\n{}",
+            verdict_table(&self.verdicts())
+        );
+        let best = enough(&self.rows);
+        if !best.is_empty() {
+            let _ = writeln!(text, "Bus bandwidth is within a tenth of its best from these sizes on:");
+            for (label, row) in best {
+                let _ = writeln!(
+                    text,
+                    "{label}: {} ({:.3} GB/s)",
+                    layout::bytes(row.bytes as f64),
+                    row.busbw_gbs
+                );
+            }
+            text.push('\n');
+        }
+        let wrong: u64 = self.rows.iter().map(|row| row.errors).sum();
+        let _ = match wrong {
+            0 => writeln!(text, "all values are right"),
+            wrong => writeln!(text, "{wrong} VALUES ARE WRONG"),
+        };
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::tests::row;
+    use crate::measure::Measured;
+
+    fn report() -> Report {
+        let rows = vec![
+            row(Measured::AllReduce, 1000, 20.5),
+            row(Measured::AllReduce, 100_000_000, 20_000.0),
+            row(Measured::Barrier, 0, 9.0),
+        ];
+        Report { heading: "4 ranks <here>".into(), rows, link_gbs: None }
+    }
+
+    #[test]
+    fn json_lines_have_the_documented_fields_in_their_order() {
+        let text = report().text(Format::Json);
+        assert_eq!(
+            text.lines().next(),
+            Some(
+                r#"{"op":"all_reduce","dtype":"f32","bytes":1000,"world_size":4,"backend":"loopback","path":"tcp/ring","median_us":20.5,"p99_us":41.0,"algbw_gbs":0.04878048780487805,"busbw_gbs":0.07317073170731708,"errors":0,"target_us":500.0,"meets_target":true}"#
+            )
+        );
+        assert_eq!(text.lines().count(), 3);
+        assert!(
+            text.lines().nth(2).is_some_and(|l| l.contains(r#""target_us":null,"meets_target":null"#)),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn csv_has_as_many_cells_in_each_line_as_in_its_head() {
+        let text = report().text(Format::Csv);
+        let widths: Vec<usize> = text.lines().map(|l| l.split(',').count()).collect();
+        assert_eq!(widths, [15; 4], "{text}");
+    }
+
+    #[test]
+    fn a_wrong_value_and_a_missed_target_are_told_apart() {
+        let mut report = report();
+        assert!(report.is_correct() && !report.meets_targets());
+        report.rows[1].meets_target = Some(true);
+        report.rows[1].median_us = 1.0;
+        // Bandwidth is judged too.
+        assert!(!report.meets_targets());
+        report.rows[1].busbw_gbs = 100.0;
+        assert!(report.meets_targets());
+        report.rows[0].errors = 3;
+        assert!(!report.is_correct());
+        assert!(report.text(Format::Table).ends_with("3 VALUES ARE WRONG\n"));
+    }
+
+    #[test]
+    fn the_page_stands_alone_and_shows_what_it_is_told_as_text() {
+        let page = report().text(Format::Html);
+        assert!(page.starts_with("<!doctype html>") && page.contains("4 ranks &lt;here&gt;"));
+        assert_eq!(page.matches("<svg").count(), 2);
+        assert!(page.contains("prefers-color-scheme: dark"));
+        for outside in ["http://www.w3.org", "src=", "href=", "@import", "url("] {
+            assert!(!page.contains(outside), "{outside}");
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! Waiting for a GPU.
+
+use std::time::{Duration, Instant};
+
+use super::error::DeviceError;
+
+/// How long a wait polls without pause before it begins to sleep in between.
+const SPIN: Duration = Duration::from_micros(200);
+const NAP: Duration = Duration::from_micros(50);
+
+/// Polls, first without pause and then with naps, until done or the deadline has passed; says which.
+pub(super) fn poll(
+    deadline: Instant,
+    mut done: impl FnMut() -> Result<bool, DeviceError>,
+) -> Result<bool, DeviceError> {
+    let started = Instant::now();
+    loop {
+        if done()? {
+            return Ok(true);
+        }
+        let now = Instant::now();
+        if now >= deadline {
+            return Ok(false);
+        }
+        if now - started < SPIN {
+            std::hint::spin_loop();
+        } else {
+            std::thread::sleep(NAP.min(deadline - now));
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! What layers ask of whatever computes.
+
+use std::fmt;
+use std::ops::Range;
+
+use super::step::Step;
+use crate::dtype::Dtype;
+use crate::error::Result;
+use crate::rotary::Rotary;
+use crate::tensor::Tensor;
+
+/// The attention of one rank's heads, for some new positions.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionCall<'a> {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads. They divide the query heads.
+    pub kv_heads: usize,
+    /// Length of one head.
+    pub head_dim: usize,
+    /// The new positions and their rotations.
+    pub step: &'a Step,
+    /// How many positions a query sees, its own included; all if there is no window.
+    pub window: Option<usize>,
+}
+
+/// The cache of one layer. Both tensors are `[kv_heads, capacity, head_dim]`.
+#[derive(Debug)]
+pub struct LayerCache {
+    pub(crate) keys: Tensor,
+    pub(crate) values: Tensor,
+}
+
+impl LayerCache {
+    /// Room for `capacity` positions, where `compute` computes.
+    ///
+    /// # Errors
+    /// When there is not so much memory.
+    pub fn new(
+        compute: &dyn Compute,
+        kv_heads: usize,
+        capacity: usize,
+        head_dim: usize,
+        dtype: Dtype,
+    ) -> Result<Self> {
+        let shape = [kv_heads, capacity, head_dim];
+        Ok(Self { keys: compute.zeros(&shape, dtype)?, values: compute.zeros(&shape, dtype)? })
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.keys.shape()[1]
+    }
+
+    pub(crate) fn fits(&self, kv_heads: usize, positions: usize, head_dim: usize) -> bool {
+        let shape = self.keys.shape();
+        shape[0] == kv_heads && positions <= shape[1] && shape[2] == head_dim
+    }
+}
+
+/// The operations that layers are made of. Sums are taken in `f32`, and each result is rounded once to its type.
+///
+/// Activations are `[positions, features]`, weights `[out, in]`.
+pub trait Compute: fmt::Debug + Send + Sync {
+    /// The type in which to hold matrices that are stored as `stored` and meet `activations`; as stored, unless that
+    /// cannot be multiplied without converting it first, every time.
+    fn weights(&self, stored: Dtype, activations: Dtype) -> Dtype {
+        let _ = activations;
+        stored
+    }
+
+    /// An array of zeros, where this computes. It is meant to stay: weights, caches.
+    fn zeros(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor>;
+
+    /// An array that the next operation fills, where this computes. What it holds before is unspecified.
+    fn scratch(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
+        self.zeros(shape, dtype)
+    }
+
+    /// What a pass over `tokens` needs to know, the first of which is at `position`.
+    fn step(&self, tokens: &[u32], position: usize, rotary: &Rotary) -> Result<Step>;
+
+    /// Puts other tokens in the place of as many.
+    fn set_step(&self, step: &mut Step, tokens: &[u32], position: usize, rotary: &Rotary) -> Result<()>;
+
+    /// Takes note of what `work` would compute, without computing it, so that it can be repeated cheaply on whatever is
+    /// then in the same tensors. `None`, and `work` not called, where repeating is no cheaper than calling.
+    ///
+    /// `work` must have run before, as what is set up at first use cannot be recorded.
+    ///
+    /// # Safety
+    /// All tensors that `work` uses and does not make and drop itself must live, and be used by nothing else at the same
+    /// time, whenever the recording is replayed; so must the groups it calls, and these must not have failed by then.
+    #[expect(unsafe_code, reason = "a graph keeps addresses")]
+    unsafe fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recording>>> {
+        let _ = work;
+        Ok(None)
+    }
+
+    /// `x · weightᵀ + bias`, in type `out`.
+    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor>;
+
+    /// Row `id - first` of `table` for each token; zeros for ids outside `first..first + rows`.
+    fn embed(&self, table: &Tensor, first: usize, step: &Step, out: Dtype) -> Result<Tensor>;
+
+    /// `x / sqrt(mean(x²) + epsilon) × weight`, row by row.
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor>;
+
+    /// Adds `y` to `x`, or to every row of `x` when `y` is a vector.
+    fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()>;
+
+    /// `silu(gate) × up`, where each row of `x` is gate, then up.
+    fn swiglu(&self, x: &Tensor) -> Result<Tensor>;
+
+    /// Rotates queries and keys, puts keys and values into the cache, and attends. Each row of `qkv` is the query
+    /// heads, the key heads, then the value heads; each row of the result is the query heads.
+    fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor>;
+
+    /// Some columns of `x`.
+    fn columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor>;
+
+    /// Joins blocks side by side: `[blocks, rows, columns]` becomes `[rows, keep]`, the first `keep` columns of each
+    /// joined row.
+    fn join(&self, blocks: Tensor, keep: usize) -> Result<Tensor>;
+}
+
+/// Work that [`Compute::record`] took note of.
+pub trait Recording: fmt::Debug + Send + Sync {
+    /// Does it once more.
+    ///
+    /// # Errors
+    /// When the GPU fails.
+    fn replay(&self) -> Result<()>;
+}

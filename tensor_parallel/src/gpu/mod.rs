@@ -1,0 +1,6 @@
+//! Memory of a GPU, and what goes to and from it.
+
+mod memory;
+mod staging;
+
+pub(crate) use self::memory::{Block, DeviceArray, Gpu, lock};

@@ -1,0 +1,14 @@
+//! What loading a model took.
+
+use std::time::Duration;
+
+/// What loading took on this rank.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LoadReport {
+    /// Bytes of weights in all files, known on ranks that opened them.
+    pub checkpoint_bytes: u64,
+    /// Bytes of weights that this rank read from files.
+    pub bytes_read: u64,
+    /// How long it took.
+    pub elapsed: Duration,
+}
