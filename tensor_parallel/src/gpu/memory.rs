@@ -6,7 +6,6 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytemuck::Pod;
@@ -24,10 +23,28 @@ use crate::storage::Storage;
 pub(crate) struct Gpu {
     pub(crate) device: Device,
     staging: Mutex<Staging>,
-    /// Blocks not in use, by size.
-    free: Mutex<HashMap<usize, Vec<DeviceBuffer>>>,
-    /// Recordings hold addresses of blocks of the pool: while there are any, it is not emptied.
-    pub(crate) recordings: AtomicUsize,
+    pool: Mutex<Pool>,
+}
+
+/// Blocks not in use, by size.
+type Free = HashMap<usize, Vec<DeviceBuffer>>;
+
+#[derive(Debug, Default)]
+struct Pool {
+    free: Free,
+    /// While work is recorded: blocks that it has used already. It keeps their addresses, so nothing else may get them.
+    recorded: Option<Free>,
+}
+
+impl Pool {
+    fn take(&mut self, class: usize) -> Option<DeviceBuffer> {
+        let recorded = self.recorded.as_mut().and_then(|free| free.get_mut(&class)?.pop());
+        recorded.or_else(|| self.free.get_mut(&class)?.pop())
+    }
+
+    fn give(&mut self, class: usize, buffer: DeviceBuffer) {
+        self.recorded.as_mut().unwrap_or(&mut self.free).entry(class).or_default().push(buffer);
+    }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -45,8 +62,7 @@ impl Gpu {
         Arc::new(Self {
             device: device.clone(),
             staging: Mutex::new(Staging::new(threads)),
-            free: Mutex::default(),
-            recordings: AtomicUsize::new(0),
+            pool: Mutex::default(),
         })
     }
 
@@ -54,14 +70,18 @@ impl Gpu {
         let allocate = || DeviceBuffer::new(&self.device, DType::U8, bytes);
         match allocate() {
             // What the pool holds may be just what is lacking.
-            Err(DeviceError::Budget { .. } | DeviceError::OutOfMemory { .. })
-                if self.recordings.load(Ordering::Acquire) == 0 =>
-            {
-                lock(&self.free).clear();
-                Ok(allocate()?)
-            }
+            Err(DeviceError::Budget { .. } | DeviceError::OutOfMemory { .. }) if self.empty() => Ok(allocate()?),
             other => Ok(other?),
         }
+    }
+
+    /// Frees what the pool holds; false while work is recorded, which freeing would disturb.
+    fn empty(&self) -> bool {
+        let mut pool = lock(&self.pool);
+        if pool.recorded.is_none() {
+            pool.free.clear();
+        }
+        pool.recorded.is_none()
     }
 
     /// Memory of exactly this size, freed when dropped: for what stays.
@@ -72,12 +92,50 @@ impl Gpu {
     /// Memory from the pool, and back to it when dropped.
     pub(crate) fn scratch(self: &Arc<Self>, bytes: usize) -> Result<Block> {
         let class = class(bytes.max(1));
-        let free = lock(&self.free).get_mut(&class).and_then(Vec::pop);
+        let free = lock(&self.pool).take(class);
         let buffer = match free {
             Some(buffer) => buffer,
             None => self.allocate(class)?,
         };
         Ok(Block { buffer: Some(buffer), pooled: Some(class), gpu: Arc::clone(self) })
+    }
+}
+
+/// Blocks that recorded work uses. They go back to the pool when dropped.
+#[derive(Debug)]
+pub(crate) struct Recorded {
+    gpu: Arc<Gpu>,
+    free: Free,
+}
+
+impl Recorded {
+    /// Keeps what `work`, which is recorded meanwhile, takes and gives back.
+    pub(crate) fn during<T>(gpu: &Arc<Gpu>, work: impl FnOnce() -> T) -> (Self, T) {
+        lock(&gpu.pool).recorded = Some(Free::new());
+        // Even if `work` panics, what comes after it takes from the pool again.
+        let mut recorded = Self { gpu: Arc::clone(gpu), free: Free::new() };
+        let ends = Ends(&mut recorded);
+        let done = work();
+        drop(ends);
+        (recorded, done)
+    }
+}
+
+/// The end of what is recorded.
+struct Ends<'a>(&'a mut Recorded);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.free = lock(&self.0.gpu.pool).recorded.take().unwrap_or_default();
+    }
+}
+
+impl Drop for Recorded {
+    fn drop(&mut self) {
+        let mut pool = lock(&self.gpu.pool);
+        for (class, buffers) in self.free.drain() {
+            pool.free.entry(class).or_default().extend(buffers);
+        }
     }
 }
 
@@ -122,7 +180,7 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if let (Some(class), Some(buffer)) = (self.pooled, self.buffer.take()) {
-            lock(&self.gpu.free).entry(class).or_default().push(buffer);
+            lock(&self.gpu.pool).give(class, buffer);
         }
     }
 }
