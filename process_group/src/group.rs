@@ -180,6 +180,17 @@ impl ProcessGroup {
         Arc::clone(&self.engine.profile)
     }
 
+    /// Makes calls that are not the caller's own, such as those of a warm-up: they are neither recorded in the profile nor
+    /// told of as slow. On a GPU, `work` must wait for them.
+    pub fn unrecorded<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
+        self.wait_idle();
+        self.engine.profile.pause(true);
+        let done = work(self);
+        self.wait_idle();
+        self.engine.profile.pause(false);
+        done
+    }
+
     /// Changes the deadline of later calls.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.wait_idle();

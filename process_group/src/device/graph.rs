@@ -1,6 +1,6 @@
 //! Work that is repeated.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use super::context::Context;
 use super::error::DeviceError;
@@ -57,56 +57,69 @@ impl Stream {
     /// # Safety
     /// The graph keeps addresses, not buffers: all memory that `work` makes the GPU use must stay allocated, and be used
     /// by nothing else at the same time, whenever the graph is launched. Process groups whose collectives are in it must
-    /// not have failed or ended by then, and must outlive it.
+    /// not have failed or ended by then, and must outlive it, as must what [`ProcessGroup::record`] gave for them.
+    ///
+    /// [`ProcessGroup::record`]: crate::ProcessGroup::record
     pub unsafe fn capture<E: From<DeviceError>>(
         &self,
         work: impl FnOnce() -> Result<(), E>,
     ) -> Result<Graph, E> {
         let context = self.context();
         context.bind()?;
-        let capturing = Capturing::new(self.capturing()).ok_or_else(|| {
-            DeviceError::invalid(
-                "a stream is captured that is being captured already; end the first capture before",
-            )
-        })?;
-        // Mode 2, relaxed: events of calls before the capture may be asked for meanwhile, by this thread (whose profile does)
-        // and by the watchers' threads; in the stricter modes that ends the capture.
-        // SAFETY: the stream lives.
-        let code = unsafe { (context.driver.cuStreamBeginCapture_v2)(self.handle(), 2) };
-        context.check("cuStreamBeginCapture", code)?;
-        let outcome = work();
-        let mut graph = 0;
-        // SAFETY: the capture was begun above on this thread; the pointer is to a live handle.
-        let code = unsafe { (context.driver.cuStreamEndCapture)(self.handle(), &raw mut graph) };
-        drop(capturing);
-        if let Err(error) = outcome {
-            if graph != 0 {
-                // SAFETY: just made, and used by nothing else.
-                let _ = unsafe { (context.driver.cuGraphDestroy)(graph) };
-            }
-            return Err(error);
-        }
+        let capture = Capture::begin(self)?;
+        work()?;
+        let (graph, code) = capture.end();
         context.check("cuStreamEndCapture", code)?;
         Ok(Graph::instantiate(context, graph)?)
     }
 }
 
-/// Says of a stream that it is captured, until dropped.
-struct Capturing<'a>(&'a Mutex<bool>);
+/// A stream that is captured until this is dropped: also when what is captured fails or panics.
+struct Capture<'a>(Option<&'a Stream>);
 
-impl<'a> Capturing<'a> {
-    /// None if it is already.
-    fn new(flag: &'a Mutex<bool>) -> Option<Self> {
-        let mut capturing = flag.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = std::mem::replace(&mut *capturing, true);
-        (!before).then_some(Self(flag))
+impl<'a> Capture<'a> {
+    fn begin(stream: &'a Stream) -> Result<Self, DeviceError> {
+        let mut capturing = stream.capturing().lock().unwrap_or_else(PoisonError::into_inner);
+        if *capturing {
+            return Err(DeviceError::invalid(
+                "a stream is captured that is being captured already; end the first capture before",
+            ));
+        }
+        let context = stream.context();
+        // Mode 2, relaxed: events of calls before the capture may be asked for meanwhile, by this thread (whose profile does)
+        // and by the watchers' threads; in the stricter modes that ends the capture.
+        // SAFETY: the stream lives.
+        let code = unsafe { (context.driver.cuStreamBeginCapture_v2)(stream.handle(), 2) };
+        context.check("cuStreamBeginCapture", code)?;
+        *capturing = true;
+        Ok(Self(Some(stream)))
+    }
+
+    /// The graph, if CUDA's code is zero.
+    fn end(mut self) -> (Handle, i32) {
+        self.0.take().map_or((0, 0), finish)
     }
 }
 
-impl Drop for Capturing<'_> {
+impl Drop for Capture<'_> {
     fn drop(&mut self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        let Some(stream) = self.0.take() else { return };
+        let (graph, _) = finish(stream);
+        if graph != 0 {
+            // SAFETY: just made, and used by nothing else.
+            let _ = unsafe { (stream.context().driver.cuGraphDestroy)(graph) };
+        }
     }
+}
+
+/// Ends the capture of a stream.
+fn finish(stream: &Stream) -> (Handle, i32) {
+    let mut capturing = stream.capturing().lock().unwrap_or_else(PoisonError::into_inner);
+    *capturing = false;
+    let mut graph = 0;
+    // SAFETY: the capture was begun by this program; the pointer is to a live handle.
+    let code = unsafe { (stream.context().driver.cuStreamEndCapture)(stream.handle(), &raw mut graph) };
+    (graph, code)
 }
 
 impl Drop for Graph {

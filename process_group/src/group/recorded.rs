@@ -16,6 +16,15 @@ pub struct Recorded {
     captured: Option<Arc<Captured>>,
 }
 
+/// The end of what is recorded, should it panic.
+struct Recording(Arc<Engine>);
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        self.0.record(false);
+    }
+}
+
 impl ProcessGroup {
     /// Takes note of the calls that `work` makes while it captures them into a graph, so that [`replay`](Self::replay) can
     /// follow them.
@@ -23,6 +32,7 @@ impl ProcessGroup {
     /// # Errors
     /// Those of `work`.
     pub fn record<E>(&mut self, work: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<Recorded, E> {
+        let _recording = Recording(Arc::clone(&self.engine));
         self.engine.record(true);
         let outcome = work(self);
         let captured = self.engine.record(false);

@@ -70,7 +70,9 @@ impl Gpu {
         let allocate = || DeviceBuffer::new(&self.device, DType::U8, bytes);
         match allocate() {
             // What the pool holds may be just what is lacking.
-            Err(DeviceError::Budget { .. } | DeviceError::OutOfMemory { .. }) if self.empty() => Ok(allocate()?),
+            Err(DeviceError::Budget { .. } | DeviceError::OutOfMemory { .. }) if self.empty() => {
+                Ok(allocate()?)
+            }
             other => Ok(other?),
         }
     }

@@ -57,7 +57,8 @@ impl Llama {
     /// Loads this rank's share of a model from a folder that every rank can read: `config.json` and safetensors.
     /// `dtype` is the type of activations; without one, that of the weights.
     ///
-    /// Settings, shapes and world size are checked before any weight is read. When one rank fails, all do.
+    /// Settings, shapes and world size are checked before any weight is read. When one rank fails, all do. On a GPU, a first
+    /// pass comes with it, so that no request waits for kernels to be compiled and loaded.
     ///
     /// # Errors
     /// This rank's own, else [`Error::Peer`] with that of another.
@@ -70,7 +71,9 @@ impl Llama {
         let model = compute
             .and_then(|compute| build(config, &plan, compute, &mut source, group.rank(), group.world_size()));
         let model = agree(model, |_| (), group)?;
-        Ok(model.reported(Some(&checkpoint), started))
+        let model = model.reported(Some(&checkpoint), started);
+        model.warm_up(group)?;
+        Ok(model)
     }
 
     /// Loads this rank's share of a model from a folder that only `root` can read. `directory` and `dtype` count on
@@ -116,7 +119,25 @@ impl Llama {
         let mut source = Announced { source, heard: false };
         let model = build(config, &plan, compute, &mut source, me, world_size);
         let model = if source.heard { model? } else { agree(model, |_| (), source.source.group)? };
-        Ok(model.reported(checkpoint.as_ref(), started))
+        let model = model.reported(checkpoint.as_ref(), started);
+        model.warm_up(source.source.group)?;
+        Ok(model)
+    }
+
+    /// On a GPU, a prompt of two tokens and one behind it: what each rank sets up at first use would else hold up all the
+    /// others in the middle of a request.
+    fn warm_up(&self, group: &mut ProcessGroup) -> Result<()> {
+        if group.device().is_none() {
+            return Ok(());
+        }
+        group.unrecorded(|group| {
+            let mut cache = self.cache(self.config().max_positions.min(3))?;
+            if cache.capacity() > 2 {
+                self.forward_last(&[0, 0], &mut cache, group)?;
+            }
+            self.forward_last(&[0], &mut cache, group)?;
+            Ok(())
+        })
     }
 
     fn reported(mut self, checkpoint: Option<&Checkpoint>, started: Instant) -> Self {

@@ -70,7 +70,7 @@ pub(crate) struct Nccl {
     times_graphs: bool,
     /// While calls are recorded.
     captured: Option<Captured>,
-    /// All that was recorded: graphs mark times in it for as long as they are.
+    /// What was recorded and may be in a graph still, which marks times in it.
     kept: Vec<Arc<Captured>>,
 }
 
@@ -303,6 +303,8 @@ impl Backend for Nccl {
     fn record(&mut self, recording: bool) -> Option<Arc<Captured>> {
         let before = std::mem::replace(&mut self.captured, recording.then(Captured::default));
         let before = before.map(Arc::new);
+        // Whoever has recorded holds it for as long as the graph, and so does what times the graph's last launch.
+        self.kept.retain(|captured| Arc::strong_count(captured) > 1);
         self.kept.extend(before.clone());
         before
     }
@@ -317,25 +319,21 @@ impl Backend for Nccl {
         self.device.bind()?;
         let peers = captured.peers();
         self.shared.enter(None, peers, deadline)?;
+        let _inside = Leaves(&self.shared);
         let flights = &self.shared.flights[0];
-        let mut follow = || -> Result<()> {
-            lock(flights).launching(captured)?;
-            let enqueued = Instant::now();
-            let awaited = launch().then(|| {
-                if peers != Peers::default() {
-                    let mut messages = lock(&self.shared.messages);
-                    captured.counts().iter().for_each(|(call, times)| messages.note(call, *times));
-                }
-                let mut ledger = lock(&self.shared.ledger);
-                captured.collectives().iter().for_each(|call| ledger.note(*call));
-                let sequence = ledger.newest().sequence;
-                Awaited { signature: None, sequence, collectives: sequence, peers, enqueued, deadline }
-            });
-            Ok(lock(flights).launched(self.device.stream(), awaited)?)
-        };
-        let outcome = follow();
-        self.shared.leave();
-        outcome
+        lock(flights).launching(captured)?;
+        let enqueued = Instant::now();
+        let awaited = launch().then(|| {
+            if peers != Peers::default() {
+                let mut messages = lock(&self.shared.messages);
+                captured.counts().iter().for_each(|(call, times)| messages.note(call, *times));
+            }
+            let mut ledger = lock(&self.shared.ledger);
+            captured.collectives().iter().for_each(|call| ledger.note(*call));
+            let sequence = ledger.newest().sequence;
+            Awaited { signature: None, sequence, collectives: sequence, peers, enqueued, deadline }
+        });
+        Ok(lock(flights).launched(self.device.stream(), awaited)?)
     }
 
     fn leave(&mut self) {
@@ -404,6 +402,15 @@ impl Backend for Nccl {
 
     fn abort(&mut self, why: &Error) {
         self.communicator.abort(why);
+    }
+}
+
+/// A caller that is inside NCCL until this is dropped, even if what it calls there panics.
+struct Leaves<'a>(&'a Shared);
+
+impl Drop for Leaves<'_> {
+    fn drop(&mut self) {
+        self.0.leave();
     }
 }
 

@@ -8,13 +8,18 @@ use crate::error::{Error, Result};
 const ALIGN: usize = 256;
 
 /// Scratch memory of one stream: a call may overwrite what the call before it used, as it comes after it.
+///
+/// A graph is launched on the compute stream, wherever its calls were captured: it comes after other graphs, but not after
+/// what is on another stream. So calls in graphs have a block of their own as soon as others need one again.
 #[derive(Default)]
 pub(super) struct Scratch {
     block: Option<DeviceBuffer>,
-    /// Bytes of the block that calls of the group at hand have taken, and bytes that they have taken in all.
+    /// What only graphs use.
+    of_graphs: Option<DeviceBuffer>,
+    /// Bytes of a block that calls of the group at hand have taken, and bytes that they have taken in all.
     used: usize,
     taken: usize,
-    /// A graph has addresses in the block, so that it must stay.
+    /// A graph has addresses in `block`, so that it must stay.
     recorded: bool,
     /// What calls may use still. Freeing waits for the GPU, and so is done when it is idle.
     outgrown: Vec<DeviceBuffer>,
@@ -26,24 +31,33 @@ impl Scratch {
     /// Memory for one call, or for one of a group of calls.
     pub(super) fn take(&mut self, device: &Device, stream: &Stream, bytes: usize) -> Result<Address> {
         let bytes = bytes.next_multiple_of(ALIGN);
-        let capturing = stream.is_capturing()?;
-        if !capturing && !self.outgrown.is_empty() && stream.is_idle()? {
-            self.outgrown.clear();
-        }
-        if self.used + bytes > self.size() {
-            if capturing {
+        let (at, end) = (self.used, self.used + bytes);
+        let block = if stream.is_capturing()? {
+            if size(self.of_graphs.as_ref()) >= end {
+                &self.of_graphs
+            } else if size(self.block.as_ref()) >= end {
+                self.recorded = true;
+                &self.block
+            } else {
                 return Err(Error::invalid(format!(
                     "this call needs {bytes} bytes of scratch memory, which cannot be allocated while a graph is \
                      captured; make the same call once before capturing"
                 )));
             }
-            self.grow(device, self.taken + bytes)?;
-        }
-        let at = self.used;
-        self.used += bytes;
+        } else {
+            if !self.outgrown.is_empty() && stream.is_idle()? {
+                self.outgrown.clear();
+            }
+            if self.recorded || size(self.block.as_ref()) < end {
+                self.grow(device, self.taken + bytes)?;
+                return self.take(device, stream, bytes);
+            }
+            &self.block
+        };
+        let address = block.as_ref().map_or(0, DeviceBuffer::address) + at as u64;
+        self.used = end;
         self.taken += bytes;
-        self.recorded |= capturing;
-        Ok(self.block.as_ref().map_or(0, DeviceBuffer::address) + at as u64)
+        Ok(address)
     }
 
     /// The calls that took it are enqueued; the next ones come after them.
@@ -51,22 +65,26 @@ impl Scratch {
         let taken = std::mem::take(&mut self.taken);
         self.used = 0;
         // What did not fit in one block does so the next time, which may be in a capture.
-        if taken > self.size() && !stream.is_capturing()? {
+        if taken > size(self.block.as_ref()) && !stream.is_capturing()? {
             self.grow(device, taken)?;
         }
         Ok(())
     }
 
-    fn size(&self) -> usize {
-        self.block.as_ref().map_or(0, DeviceBuffer::bytes)
-    }
-
+    /// A block of at least so many bytes that nothing uses.
     fn grow(&mut self, device: &Device, bytes: usize) -> Result<()> {
-        let block = DeviceBuffer::new(device, DType::U8, bytes.next_power_of_two())?;
-        let before = self.block.replace(block);
-        let place = if self.recorded { &mut self.kept } else { &mut self.outgrown };
-        place.extend(before);
-        (self.used, self.recorded) = (0, false);
+        let bytes = bytes.max(size(self.block.as_ref())).next_power_of_two();
+        let before = self.block.replace(DeviceBuffer::new(device, DType::U8, bytes)?);
+        if std::mem::take(&mut self.recorded) {
+            self.kept.extend(std::mem::replace(&mut self.of_graphs, before));
+        } else {
+            self.outgrown.extend(before);
+        }
+        self.used = 0;
         Ok(())
     }
+}
+
+fn size(block: Option<&DeviceBuffer>) -> usize {
+    block.map_or(0, DeviceBuffer::bytes)
 }
