@@ -43,11 +43,12 @@ impl Rotary {
         &self.frequencies
     }
 
-    /// The rotations of `count` positions from `position` on.
-    pub fn table(&self, position: usize, count: usize) -> RotaryTable {
+    /// The rotations of some positions.
+    pub fn table(&self, positions: impl IntoIterator<Item = usize>) -> RotaryTable {
         let half = self.frequencies.len();
-        let mut table = RotaryTable { half, count, sin_cos: Vec::with_capacity(half * count) };
-        for at in position..position + count {
+        let mut table = RotaryTable { half, count: 0, sin_cos: Vec::new() };
+        for at in positions {
+            table.count += 1;
             for frequency in &self.frequencies {
                 // The angle is rounded to f32, as the models' training code does; its sine is then exact.
                 let (sin, cos) = f64::from(at as f32 * frequency).sin_cos();
@@ -76,7 +77,7 @@ fn scale(frequency: f64, scaling: RotaryScaling) -> f64 {
     }
 }
 
-/// The rotations of some consecutive positions, computed once for all layers.
+/// The rotations of some positions, computed once for all layers.
 #[derive(Clone, Debug)]
 pub struct RotaryTable {
     half: usize,
@@ -107,7 +108,7 @@ mod tests {
     #[test]
     fn position_zero_is_not_rotated_and_length_is_kept() {
         let rotary = Rotary::new(8, 10_000.0, RotaryScaling::None);
-        let table = rotary.table(0, 3);
+        let table = rotary.table(0..3);
         let head = [1.0, -2.0, 3.0, 0.5, 4.0, 1.5, -1.0, 2.0];
         let mut rotated = head;
         table.rotate(0, &mut rotated);

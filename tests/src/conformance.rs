@@ -81,6 +81,14 @@ impl<'g, T: Small> Caller<'g, T> {
         self.group.barrier().unwrap();
     }
 
+    /// What goes on beside its caller, and what goes together.
+    fn beside(&mut self) {
+        for &op in ReduceOp::ALL {
+            self.reductions_beside(op);
+        }
+        self.moves_beside();
+    }
+
     /// Elements of an array with a chunk for each rank.
     fn array(&self) -> usize {
         self.group.world_size() * self.chunk
@@ -144,6 +152,27 @@ impl<'g, T: Small> Caller<'g, T> {
         self.check((&result, at), &out, None, &format!("reduce_scatter({op}) out of place"));
         self.check((&mine, 0), &input, None, &format!("the input of {op}"));
         self.check((&mine, 0), &inputs, None, &format!("the input of {op}"));
+    }
+
+    fn reductions_beside(&mut self, op: ReduceOp) {
+        let (n, me) = (self.group.world_size(), self.group.rank().index());
+        let (count, chunk, at) = (self.count, self.chunk, me * self.chunk);
+        let mine = Pattern::<T>::new(|i| operand(op, me, i));
+        let result = Pattern::<T>::new(|i| reduced(op, n, i));
+
+        // Two on their way at once.
+        let (x, xs) = (self.put(&mine, count), self.put(&mine, self.array()));
+        let whole = self.group.all_reduce_async(x, op).unwrap();
+        let chunks = self.group.reduce_scatter_async(xs, op).unwrap();
+        let (x, xs) = (whole.wait().unwrap(), chunks.wait().unwrap());
+        self.check((&result, 0), &x, None, &format!("all_reduce({op}) beside its caller"));
+        self.check((&result, at), &xs, at..at + chunk, &format!("reduce_scatter({op}) beside its caller"));
+
+        let (mut a, mut b, mut c) = (self.put(&mine, count), self.put(&mine, 3), self.put(&mine, chunk));
+        self.group.all_reduce_coalesced(&mut [&mut a, &mut b, &mut c], op).unwrap();
+        for x in [&a, &b, &c] {
+            self.check((&result, 0), x, None, &format!("all_reduce({op}), coalesced"));
+        }
     }
 
     /// Compares each rank's chunk with what that rank sent, from its element `from` on.
@@ -237,6 +266,38 @@ impl<'g, T: Small> Caller<'g, T> {
         }
     }
 
+    /// All on their way at once, and a message from the first rank to the last.
+    fn moves_beside(&mut self) {
+        let (n, me, root) = (self.group.world_size(), self.group.rank().index(), self.root);
+        let (count, am_root) = (self.count, self.group.rank() == self.root);
+        let (own, roots) = (self.letters[me].clone(), self.letters[root.index()].clone());
+        let sent = if am_root { &own } else { &self.poison };
+        let (vector, chunk, array) = (self.put(sent, count), self.own_chunk(), self.put(&own, self.array()));
+        let (letter, room) = (self.put(&own, count), self.put(&self.poison, count));
+        let last = Rank(n as u32 - 1);
+
+        let broadcast = self.group.broadcast_async(vector, root).unwrap();
+        let gathered = self.group.all_gather_async(chunk).unwrap();
+        let exchanged = self.group.all_to_all_async(array).unwrap();
+        let message = match me {
+            _ if n == 1 => None,
+            0 => Some(self.group.send_async(letter, last).unwrap()),
+            _ if me == last.index() => Some(self.group.recv_async(room, Rank(0)).unwrap()),
+            _ => None,
+        };
+        let x = broadcast.wait().unwrap();
+        self.check((&roots, 0), &x, None, "broadcast beside its caller");
+        let x = gathered.wait().unwrap();
+        self.check_chunks(0, &x, "all_gather beside its caller");
+        let x = exchanged.wait().unwrap();
+        self.check_chunks(me * self.chunk, &x, "all_to_all beside its caller");
+        if let Some(message) = message {
+            let x = message.wait().unwrap();
+            let first = self.letters[0].clone();
+            self.check((&first, 0), &x, None, "a message beside its caller");
+        }
+    }
+
     /// Every pair, both ways: between GPUs both ways at once, else everybody sends first. Long ones to the next rank only.
     fn messages(&mut self) {
         let (n, me) = (self.group.world_size(), self.group.rank().index());
@@ -256,17 +317,14 @@ impl<'g, T: Small> Caller<'g, T> {
     }
 }
 
-fn every_type(group: &mut ProcessGroup, count: usize, chunk: usize) {
-    Caller::<f32>::new(group, count, chunk).everything();
-    Caller::<f64>::new(group, count, chunk).everything();
-    Caller::<f16>::new(group, count, chunk).everything();
-    Caller::<bf16>::new(group, count, chunk).everything();
-    Caller::<i8>::new(group, count, chunk).everything();
-    Caller::<u8>::new(group, count, chunk).everything();
-    Caller::<i32>::new(group, count, chunk).everything();
-    Caller::<u32>::new(group, count, chunk).everything();
-    Caller::<i64>::new(group, count, chunk).everything();
-    Caller::<u64>::new(group, count, chunk).everything();
+/// Does something with elements of every type.
+macro_rules! every_type {
+    ($group:expr, $count:expr, $chunk:expr, $what:ident) => {
+        every_type!($group, $count, $chunk, $what: f32 f64 f16 bf16 i8 u8 i32 u32 i64 u64)
+    };
+    ($group:expr, $count:expr, $chunk:expr, $what:ident: $($type:ty)*) => {
+        $(Caller::<$type>::new($group, $count, $chunk).$what();)*
+    };
 }
 
 /// Runs the suite on ranks that are threads; on GPUs, each has its own.
@@ -288,7 +346,7 @@ pub fn run(group: &mut ProcessGroup) {
     for path in paths(group) {
         group.force_path(path).unwrap();
         for count in SHORT {
-            every_type(group, count, count);
+            every_type!(group, count, count, everything);
         }
         let sum_only = &mut Caller::<f32>::new(group, MEDIUM, MEDIUM);
         sum_only.reductions(ReduceOp::Sum);
@@ -298,7 +356,11 @@ pub fn run(group: &mut ProcessGroup) {
     // Every type, operation, reduction and place: vectors of the long length, and chunks that together have it.
     group.force_path(None).unwrap();
     let chunk = LONG.div_ceil(group.world_size());
-    every_type(group, LONG, chunk);
+    every_type!(group, LONG, chunk, everything);
+    for count in SHORT {
+        every_type!(group, count, count, beside);
+    }
+    Caller::<f32>::new(group, LONG, chunk).beside();
 }
 
 /// The backend's own choice, and every path it has.

@@ -1,5 +1,6 @@
 //! What tests with several ranks share.
 
+pub mod batch;
 pub mod conformance;
 pub mod fixtures;
 pub mod gpu;

@@ -176,6 +176,70 @@ fn asynchronous_coalesced_and_timed_calls() {
     });
 }
 
+/// What a call on the second stream needs beside its buffer is not what a graph uses meanwhile on the first.
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn asynchronous_calls_and_those_in_a_graph_leave_each_other_alone() {
+    on_gpus("asynchronous_calls_and_those_in_a_graph_leave_each_other_alone", 2, &nccl(), |rank| {
+        let group = rank.manager().world();
+        let device: Device = group.device().unwrap().clone();
+        let me = group.rank().0;
+        // Chunks that say from whom they are and to whom they go.
+        let half = 8 << 20;
+        let sent = |what: f32| -> Vec<f32> {
+            let chunk = |to: u32| std::iter::repeat_n(what + (10 * me + to) as f32, half);
+            chunk(0).chain(chunk(1)).collect()
+        };
+        let came = |what: f32, got: &[f32]| {
+            let from = |sender: u32| what + (10 * sender + me) as f32;
+            got[..half].iter().all(|v| *v == from(0)) && got[half..].iter().all(|v| *v == from(1))
+        };
+        let mut buffer = DeviceBuffer::from_slice(&device, &sent(0.0)).unwrap();
+        buffer = group.all_to_all_async(buffer).unwrap().wait().unwrap();
+        let (mut graph, mut room) = (None, Some(buffer));
+        let recorded = group
+            .record(|group| {
+                #[expect(unsafe_code, reason = "a graph keeps addresses")]
+                // SAFETY: buffer and group live until the graph is dropped, below.
+                let captured = unsafe {
+                    device.stream().capture(|| {
+                        let buffer = room.take().expect("one call");
+                        room = Some(group.all_to_all_async(buffer)?.join()?);
+                        Ok::<_, Error>(())
+                    })
+                };
+                graph = Some(captured?);
+                Ok::<_, Error>(())
+            })
+            .unwrap();
+        let (graph, mut buffer) = (graph.unwrap(), room.unwrap());
+        for round in 1..10 {
+            let (ours, theirs) = (100.0 * round as f32, 1000.0 + round as f32);
+            buffer.write(device.stream(), &sent(ours)).unwrap();
+            let beside = DeviceBuffer::from_slice(&device, &sent(theirs)).unwrap();
+            let beside = group.all_to_all_async(beside).unwrap();
+            group.replay::<Error>(&recorded, || Ok(graph.launch(device.stream())?)).unwrap();
+            let beside = beside.wait().unwrap();
+            group.synchronize().unwrap();
+            assert!(came(theirs, &beside.to_vec::<f32>(device.stream()).unwrap()), "beside, round {round}");
+            assert!(
+                came(ours, &buffer.to_vec::<f32>(device.stream()).unwrap()),
+                "in the graph, round {round}"
+            );
+        }
+        drop(graph);
+    });
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_group_of_any_ranks_conforms() {
+    on_gpus("a_group_of_any_ranks_conforms", 2, &nccl(), |rank| {
+        let mut group = rank.manager().new_group(&[Rank(1), Rank(0)]).unwrap().unwrap();
+        conformance::run(&mut group);
+    });
+}
+
 #[test]
 #[ignore = "needs 2 GPUs"]
 fn host_memory_is_refused_and_the_group_goes_on() {
@@ -200,6 +264,7 @@ fn groups_of_the_layout_and_groups_of_any_ranks() {
     on_gpus("groups_of_the_layout_and_groups_of_any_ranks", 4, &config, |rank| {
         let manager = rank.manager();
         let me = manager.rank();
+        conformance::run(manager.tensor_parallel());
         sum_of_ranks(manager.tensor_parallel(), me);
         sum_of_ranks(manager.data_parallel(), me);
         sum_of_ranks(manager.pipeline_parallel(), me);

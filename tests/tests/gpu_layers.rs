@@ -7,10 +7,11 @@ use ryzanstein_config::{BackendChoice, DeviceConfig};
 use ryzanstein_process_group::LocalRank;
 use ryzanstein_process_group::device::{Device, Libraries, Surroundings};
 use ryzanstein_tensor_parallel::attention::{Rotary, RotaryScaling};
-use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache};
+use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, Places};
 use ryzanstein_tensor_parallel::{
     Compute, Cuda, Dtype, GenerateOptions, Host, Llama, LlamaConfig, Tensor, legal_world_sizes,
 };
+use ryzanstein_tests::batch::staggered;
 use ryzanstein_tests::fixtures::{Expected, FIXTURES, folder};
 use ryzanstein_tests::{config, distance, greatest, with_ranks};
 
@@ -151,8 +152,12 @@ fn embeddings_are_rows_of_the_table_and_zeros_for_other_tokens() {
         for out in TYPES {
             for columns in [1, 7, 64, 520] {
                 let (table, gpu_table) = both(&cuda, || noise(&[40, columns], 3, stored));
-                let want = host.embed(&table, 10, &host.step(&tokens, 0, &rotary).unwrap(), out).unwrap();
-                let got = cuda.embed(&gpu_table, 10, &cuda.step(&tokens, 0, &rotary).unwrap(), out).unwrap();
+                let want = host
+                    .embed(&table, 10, &host.step(&tokens, &Places::from(0), &rotary).unwrap(), out)
+                    .unwrap();
+                let got = cuda
+                    .embed(&gpu_table, 10, &cuda.step(&tokens, &Places::from(0), &rotary).unwrap(), out)
+                    .unwrap();
                 assert_eq!(
                     got.values().unwrap(),
                     want.values().unwrap(),
@@ -239,11 +244,11 @@ fn attend(
     let &Attended { heads, kv_heads, head_dim, window, .. } = case;
     let rotary = Rotary::new(head_dim, 1e4, RotaryScaling::None);
     let capacity = case.passes.iter().sum();
-    let mut cache = LayerCache::new(compute, kv_heads, capacity, head_dim, dtype).unwrap();
+    let mut cache = LayerCache::new(compute, [1, kv_heads, capacity, head_dim], dtype).unwrap();
     let mut position = 0;
     let mut pass = |count: usize| {
         let qkv = upload(noise(&[count, (heads + 2 * kv_heads) * head_dim], position as u64 + 7, dtype));
-        let step = compute.step(&vec![0; count], position, &rotary).unwrap();
+        let step = compute.step(&vec![0; count], &Places::from(position), &rotary).unwrap();
         position += count;
         let call = AttentionCall { heads, kv_heads, head_dim, step: &step, window };
         compute.attention(qkv, &call, &mut cache).unwrap()
@@ -356,13 +361,13 @@ fn logits(name: &str, dtype: Option<Dtype>, world_size: usize, expected: &Expect
         let [eager, recorded] = [false, true].map(|graph| {
             let mut cache = model.cache(input.len()).unwrap();
             let mut values = model.forward(prompt, &mut cache, group).unwrap().values().unwrap().into_owned();
-            let mut decoder = model.decoder(input.len(), graph).unwrap();
-            let last = decoder.prompt(prompt, group).unwrap();
+            let mut decoder = model.decoder(1, input.len(), graph).unwrap();
+            let last = decoder.prompt(0, prompt, group).unwrap();
             let vocabulary = last.columns();
             // One row is a product of another kind than many.
             near(&last.values().unwrap(), &values[values.len() - vocabulary..]);
             for token in rest {
-                values.extend_from_slice(&decoder.next(*token, group).unwrap().values().unwrap());
+                values.extend_from_slice(&decoder.next(&[(0, *token)], group).unwrap().values().unwrap());
             }
             values
         });
@@ -442,6 +447,102 @@ fn greedy_decoding_on_gpus_gives_the_reference_tokens_recorded_or_not() {
                 }
             }
         }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn sequences_decoded_together_on_gpus_have_the_logits_of_the_reference() {
+    for name in FIXTURES {
+        let expected = Expected::read(name);
+        for world_size in world_sizes(name) {
+            for all in on_gpus(world_size, |group| {
+                let model = Llama::load(&folder(name), Some(Dtype::F32), group).unwrap();
+                [false, true].map(|graph| staggered(&model, &expected, graph, group))
+            }) {
+                assert!(
+                    all[0] == all[1],
+                    "{name}, world {world_size}: recorded passes differ from eager ones"
+                );
+                for (position, got) in &all[1] {
+                    let want = &expected.logits[position * expected.vocabulary..][..expected.vocabulary];
+                    for (got, want) in got.iter().zip(want) {
+                        assert!(
+                            (got - want).abs() <= 1e-4 + 1e-4 * want.abs(),
+                            "{name}, world {world_size}, position {position}: {got} and should be {want}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn many_sequences_of_different_lengths_attend_to_their_own() {
+    let (cuda, host) = (cuda(), Host::new(2));
+    let (heads, kv_heads, head_dim) = (8, 2, 64);
+    let rotary = Rotary::new(head_dim, 1e4, RotaryScaling::None);
+    // Short ones of one split beside long ones of many.
+    let lengths = [1, 700, 64, 2000, 3];
+    for dtype in TYPES {
+        let all = |compute: &dyn Compute, upload: &dyn Fn(Tensor) -> Tensor| {
+            let mut cache =
+                LayerCache::new(compute, [lengths.len(), kv_heads, 2002, head_dim], dtype).unwrap();
+            let width = (heads + 2 * kv_heads) * head_dim;
+            let mut pass = |places: &Places, rows: usize, seed: usize| {
+                let qkv = upload(noise(&[rows, width], seed as u64, dtype));
+                let step = compute.step(&vec![0; rows], places, &rotary).unwrap();
+                let call = AttentionCall { heads, kv_heads, head_dim, step: &step, window: None };
+                compute.attention(qkv, &call, &mut cache).unwrap()
+            };
+            for (sequence, length) in lengths.into_iter().enumerate() {
+                pass(&Places::Run { sequence, position: 0 }, length, sequence);
+            }
+            [[4, 0, 3, 1, 2], [0, 1, 2, 3, 4]]
+                .into_iter()
+                .enumerate()
+                .map(|(round, order)| {
+                    let places = order.map(|sequence| (sequence, lengths[sequence] + round));
+                    pass(&Places::Each(places.to_vec()), lengths.len(), 50 + round)
+                })
+                .collect::<Vec<_>>()
+        };
+        let want = all(&host, &|t| t);
+        let got = all(&cuda, &|t| cuda.upload(t).unwrap());
+        for (got, want) in got.iter().zip(&want) {
+            assert_near(got, want, 1.0, &format!("{dtype}"));
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn decoders_of_one_model_leave_each_others_results_alone() {
+    let name = "llama-gqa";
+    let expected = Expected::read(name);
+    let input = expected.input();
+    let row = |position: usize| &expected.logits[position * expected.vocabulary..][..expected.vocabulary];
+    for world_size in world_sizes(name) {
+        on_gpus(world_size, |group| {
+            let model = Llama::load(&folder(name), Some(Dtype::F32), group).unwrap();
+            let (mut a, mut b) =
+                (model.decoder(1, input.len(), true).unwrap(), model.decoder(1, input.len(), true).unwrap());
+            let ahead = 4;
+            a.prompt(0, &input[..ahead], group).unwrap();
+            // From the third token on, the first decoder repeats a recorded pass.
+            for at in ahead..ahead + 3 {
+                a.next(&[(0, input[at])], group).unwrap();
+            }
+            b.prompt(0, &input[..1], group).unwrap();
+            for at in 1..input.len() - ahead - 3 {
+                let of_b = b.next(&[(0, input[at])], group).unwrap();
+                let of_a = a.next(&[(0, input[at + ahead + 2])], group).unwrap();
+                near(&of_a.values().unwrap(), row(at + ahead + 2));
+                near(&of_b.values().unwrap(), row(at));
+            }
+        });
     }
 }
 

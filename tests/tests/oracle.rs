@@ -4,6 +4,7 @@ use ryzanstein_process_group::Rank;
 use ryzanstein_tensor_parallel::{
     Dtype, Error, GenerateOptions, Llama, LlamaConfig, Tokenizer, legal_world_sizes,
 };
+use ryzanstein_tests::batch::staggered;
 use ryzanstein_tests::fixtures::{Expected, FIXTURES, folder, world_sizes};
 use ryzanstein_tests::{distance, greatest, on_loopback};
 
@@ -28,6 +29,30 @@ fn logits(name: &str, dtype: Option<Dtype>, world_size: usize, expected: &Expect
     let first = all.remove(0);
     assert!(all.iter().all(|other| *other == first), "{name}, world {world_size}: ranks disagree");
     first
+}
+
+#[test]
+fn sequences_decoded_together_have_the_logits_of_the_reference_at_every_position() {
+    for name in FIXTURES {
+        let expected = Expected::read(name);
+        for &world_size in world_sizes(name) {
+            let mut all = on_loopback(world_size, |group| {
+                let model = Llama::load(&folder(name), Some(Dtype::F32), group).unwrap();
+                staggered(&model, &expected, true, group)
+            });
+            let first = all.remove(0);
+            assert!(all.iter().all(|other| *other == first), "{name}, world {world_size}: ranks disagree");
+            for (position, got) in first {
+                let want = &expected.logits[position * expected.vocabulary..][..expected.vocabulary];
+                for (got, want) in got.iter().zip(want) {
+                    assert!(
+                        (got - want).abs() <= 1e-5 + 1e-5 * want.abs(),
+                        "{name}, world {world_size}, position {position}: {got} and should be {want}"
+                    );
+                }
+            }
+        }
+    }
 }
 
 fn is_half(name: &str) -> bool {

@@ -1,45 +1,50 @@
 //! Keys and values of the positions seen so far, of this rank's heads only.
 
-use crate::compute::{Compute, LayerCache};
+use crate::compute::{Compute, LayerCache, Places};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
-/// The cache of one sequence: every layer's keys and values of this rank's heads.
+/// The cache of some sequences: every layer's keys and values of this rank's heads.
 #[derive(Debug)]
 pub struct KvCache {
     pub(crate) layers: Vec<LayerCache>,
-    length: usize,
+    /// Of each sequence.
+    lengths: Vec<usize>,
     capacity: usize,
 }
 
 impl KvCache {
-    /// Room for `capacity` positions in each of `layers` layers, where `compute` computes.
+    /// Room for `sequences` sequences of `capacity` positions each, in each of `layers` layers, where `compute` computes.
     ///
     /// # Errors
     /// When there is not so much memory.
     pub fn new(
         compute: &dyn Compute,
         layers: usize,
-        kv_heads: usize,
-        capacity: usize,
-        head_dim: usize,
+        [sequences, kv_heads, capacity, head_dim]: [usize; 4],
         dtype: Dtype,
     ) -> Result<Self> {
-        let layer = |_| LayerCache::new(compute, kv_heads, capacity, head_dim, dtype);
-        Ok(Self { layers: (0..layers).map(layer).collect::<Result<_>>()?, length: 0, capacity })
+        let layer = |_| LayerCache::new(compute, [sequences, kv_heads, capacity, head_dim], dtype);
+        let layers = (0..layers).map(layer).collect::<Result<_>>()?;
+        Ok(Self { layers, lengths: vec![0; sequences], capacity })
     }
 
-    /// Positions held.
-    pub fn len(&self) -> usize {
-        self.length
+    /// Sequences there is room for.
+    pub fn sequences(&self) -> usize {
+        self.lengths.len()
     }
 
-    /// Whether it holds no positions.
+    /// Positions held of a sequence; none of one that there is no room for.
+    pub fn len(&self, sequence: usize) -> usize {
+        self.lengths.get(sequence).copied().unwrap_or(0)
+    }
+
+    /// Whether it holds no positions at all.
     pub fn is_empty(&self) -> bool {
-        self.length == 0
+        self.lengths.iter().all(|length| *length == 0)
     }
 
-    /// Positions there is room for.
+    /// Positions there is room for in each sequence.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -49,22 +54,35 @@ impl KvCache {
         self.layers.iter().map(|l| l.keys.bytes() + l.values.bytes()).sum()
     }
 
-    /// Forgets everything after the first `length` positions.
-    pub fn truncate(&mut self, length: usize) {
-        self.length = self.length.min(length);
+    /// Forgets everything of a sequence after its first `length` positions.
+    pub fn truncate(&mut self, sequence: usize, length: usize) {
+        if let Some(held) = self.lengths.get_mut(sequence) {
+            *held = length.min(*held);
+        }
     }
 
-    pub(crate) fn room_for(&self, more: usize) -> Result<()> {
-        if more > self.capacity - self.length {
+    /// The end of a sequence, where so many more positions must fit.
+    pub(crate) fn end(&self, sequence: usize, more: usize) -> Result<usize> {
+        let Some(length) = self.lengths.get(sequence) else {
             return Err(Error::input(format!(
-                "{more} more positions do not fit the KV cache, which holds {} of {}",
-                self.length, self.capacity
+                "there is no sequence {sequence} in a KV cache for {}; they count from 0",
+                self.lengths.len()
+            )));
+        };
+        if more > self.capacity - length {
+            return Err(Error::input(format!(
+                "{more} more positions do not fit sequence {sequence} of the KV cache, which holds {length} of {}",
+                self.capacity
             )));
         }
-        Ok(())
+        Ok(*length)
     }
 
-    pub(crate) fn advance(&mut self, positions: usize) {
-        self.length += positions;
+    /// So many more tokens have been put to these places.
+    pub(crate) fn advance(&mut self, places: &Places, tokens: usize) {
+        for row in 0..tokens {
+            let (sequence, position) = places.of(row);
+            self.lengths[sequence] = position + 1;
+        }
     }
 }

@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use super::operations::{AttentionCall, LayerCache};
 use super::skinny;
 use crate::dtype::Float;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::storage::{Storage, with_elements};
 use crate::tensor::Tensor;
 use crate::threads::{Threads, WORTH_THREADS};
@@ -24,45 +24,33 @@ pub(super) fn attention(
     call: &AttentionCall<'_>,
     cache: &mut LayerCache,
 ) -> Result<Tensor> {
+    cache.admit(qkv, call)?;
     let &AttentionCall { heads, kv_heads, head_dim, step, window } = call;
-    let (position, rotary) = (step.position(), step.rotations()?);
+    let (places, rotary) = (step.places(), step.rotations()?);
     let rows = qkv.rows();
     let width = (heads + 2 * kv_heads) * head_dim;
-    let fits = qkv.columns() == width
-        && kv_heads > 0
-        && heads.is_multiple_of(kv_heads)
-        && rotary.positions() == rows
-        && step.rotates(head_dim)
-        && cache.fits(kv_heads, position + rows, head_dim);
-    if !fits {
-        return Err(Error::input(format!(
-            "attention: {heads} query and {kv_heads} key/value heads of {head_dim} with input {:?} at position \
-             {position} do not fit the step or a cache of {:?}",
-            qkv.shape(),
-            cache.keys.shape()
-        )));
-    }
     let mut values = qkv.host_values()?.into_owned();
     for (i, row) in values.chunks_exact_mut(width).enumerate() {
         for head in row[..(heads + kv_heads) * head_dim].chunks_exact_mut(head_dim) {
             rotary.rotate(i, head);
         }
-        store(cache, &row[heads * head_dim..], position + i, kv_heads, head_dim)?;
+        store(cache, &row[heads * head_dim..], places.of(i), (kv_heads, head_dim))?;
     }
 
-    let (shared, capacity) = (heads / kv_heads, cache.capacity());
+    let shared = heads / kv_heads;
     let (keys, cached) = (cache.keys.host()?, cache.values.host()?);
     let mut out = vec![0.0; rows * heads * head_dim];
     let one_head = |(index, out): (usize, &mut [f32])| {
         let (row, head) = (index / heads, index % heads);
         let query = &values[row * width + head * head_dim..][..head_dim];
-        let end = position + row + 1;
+        let (sequence, position) = places.of(row);
+        let end = position + 1;
         let start = window.map_or(0, |w| end.saturating_sub(w));
-        let first = (head / shared) * capacity;
-        let seen = (first + start) * head_dim..(first + end) * head_dim;
+        let seen = cache.at(sequence, head / shared, start)..cache.at(sequence, head / shared, end);
         arch.dispatch(OneHead { query, keys, values: cached, seen, out });
     };
-    match threads.when(out.len() * (position + rows) >= WORTH_THREADS) {
+    let longest = (0..rows).map(|row| places.of(row).1 + 1).max().unwrap_or(0);
+    match threads.when(out.len() * longest >= WORTH_THREADS) {
         Some(pool) => {
             pool.install(|| out.par_chunks_exact_mut(head_dim).enumerate().for_each(one_head));
         }
@@ -75,16 +63,14 @@ pub(super) fn attention(
 fn store(
     cache: &mut LayerCache,
     kv: &[f32],
-    position: usize,
-    kv_heads: usize,
-    head_dim: usize,
+    (sequence, position): (usize, usize),
+    (kv_heads, head_dim): (usize, usize),
 ) -> Result<()> {
-    let capacity = cache.capacity();
     let (keys, values) = kv.split_at(kv_heads * head_dim);
+    let starts: Vec<usize> = (0..kv_heads).map(|head| cache.at(sequence, head, position)).collect();
     for (target, source) in [(&mut cache.keys, keys), (&mut cache.values, values)] {
         with_elements!(target.host_mut()?, to => {
-            for (head, from) in source.chunks_exact(head_dim).enumerate() {
-                let at = (head * capacity + position) * head_dim;
+            for (at, from) in starts.iter().copied().zip(source.chunks_exact(head_dim)) {
                 for (to, from) in to[at..at + head_dim].iter_mut().zip(from) {
                     *to = Float::narrow(*from);
                 }

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use ryzanstein_process_group::Element as _;
 
 use super::operations::{AttentionCall, Compute, LayerCache};
-use super::step::Step;
+use super::step::{Places, Step};
 use super::{attend, matmul, skinny};
 use crate::dtype::{Dtype, Float};
 use crate::error::{Error, Result};
@@ -133,12 +133,12 @@ impl Compute for Host {
         Ok(Tensor::zeros(shape, dtype))
     }
 
-    fn step(&self, tokens: &[u32], position: usize, rotary: &Rotary) -> Result<Step> {
-        Ok(Step::on_host(tokens, position, rotary))
+    fn step(&self, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<Step> {
+        Step::on_host(tokens, places, rotary)
     }
 
-    fn set_step(&self, step: &mut Step, tokens: &[u32], position: usize, rotary: &Rotary) -> Result<()> {
-        *step = Step::on_host(tokens, position, rotary);
+    fn set_step(&self, step: &mut Step, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<()> {
+        *step = Step::on_host(tokens, places, rotary)?;
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use ryzanstein_process_group::ProcessGroup;
 pub use self::cuda::Cuda;
 pub use self::host::Host;
 pub use self::operations::{AttentionCall, Compute, LayerCache, Recording};
-pub use self::step::Step;
+pub use self::step::{Places, Step};
 use crate::error::Result;
 use crate::threads;
 

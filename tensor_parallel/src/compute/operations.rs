@@ -3,9 +3,9 @@
 use std::fmt;
 use std::ops::Range;
 
-use super::step::Step;
+use super::step::{Places, Step};
 use crate::dtype::Dtype;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
 
@@ -24,7 +24,7 @@ pub struct AttentionCall<'a> {
     pub window: Option<usize>,
 }
 
-/// The cache of one layer. Both tensors are `[kv_heads, capacity, head_dim]`.
+/// The cache of one layer. Both tensors are `[sequences, kv_heads, capacity, head_dim]`.
 #[derive(Debug)]
 pub struct LayerCache {
     pub(crate) keys: Tensor,
@@ -32,28 +32,49 @@ pub struct LayerCache {
 }
 
 impl LayerCache {
-    /// Room for `capacity` positions, where `compute` computes.
+    /// Room for `sequences` sequences of `capacity` positions each, where `compute` computes.
     ///
     /// # Errors
     /// When there is not so much memory.
     pub fn new(
         compute: &dyn Compute,
-        kv_heads: usize,
-        capacity: usize,
-        head_dim: usize,
+        [sequences, kv_heads, capacity, head_dim]: [usize; 4],
         dtype: Dtype,
     ) -> Result<Self> {
-        let shape = [kv_heads, capacity, head_dim];
+        let shape = [sequences, kv_heads, capacity, head_dim];
         Ok(Self { keys: compute.zeros(&shape, dtype)?, values: compute.zeros(&shape, dtype)? })
     }
 
     pub(crate) fn capacity(&self) -> usize {
-        self.keys.shape()[1]
+        self.keys.shape()[2]
     }
 
-    pub(crate) fn fits(&self, kv_heads: usize, positions: usize, head_dim: usize) -> bool {
+    /// Where a position's key and value of one head begin, in elements.
+    pub(crate) fn at(&self, sequence: usize, head: usize, position: usize) -> usize {
         let shape = self.keys.shape();
-        shape[0] == kv_heads && positions <= shape[1] && shape[2] == head_dim
+        ((sequence * shape[1] + head) * shape[2] + position) * shape[3]
+    }
+
+    /// Refuses a call whose input, heads or places are not those of this cache.
+    pub(crate) fn admit(&self, qkv: &Tensor, call: &AttentionCall<'_>) -> Result<()> {
+        let &AttentionCall { heads, kv_heads, head_dim, step, .. } = call;
+        let (shape, rows) = (self.keys.shape(), qkv.rows());
+        let fits = qkv.columns() == (heads + 2 * kv_heads) * head_dim
+            && kv_heads > 0
+            && heads.is_multiple_of(kv_heads)
+            && step.tokens().len() == rows
+            && step.rotates(head_dim)
+            && (shape[1], shape[3]) == (kv_heads, head_dim)
+            && (0..rows).map(|row| step.places().of(row)).all(|(s, p)| s < shape[0] && p < shape[2]);
+        if fits {
+            return Ok(());
+        }
+        Err(Error::input(format!(
+            "attention: {heads} query and {kv_heads} key/value heads of {head_dim} with input {:?} at {:?} do not fit the \
+             step or a cache of {shape:?}",
+            qkv.shape(),
+            step.places()
+        )))
     }
 }
 
@@ -76,11 +97,11 @@ pub trait Compute: fmt::Debug + Send + Sync {
         self.zeros(shape, dtype)
     }
 
-    /// What a pass over `tokens` needs to know, the first of which is at `position`.
-    fn step(&self, tokens: &[u32], position: usize, rotary: &Rotary) -> Result<Step>;
+    /// What a pass over `tokens` needs to know, which go to these places.
+    fn step(&self, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<Step>;
 
-    /// Puts other tokens in the place of as many.
-    fn set_step(&self, step: &mut Step, tokens: &[u32], position: usize, rotary: &Rotary) -> Result<()>;
+    /// Puts other tokens, at places of the same kind, in the place of as many.
+    fn set_step(&self, step: &mut Step, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<()>;
 
     /// Takes note of what `work` would compute, without computing it, so that it can be repeated cheaply on whatever is
     /// then in the same tensors. `None`, and `work` not called, where repeating is no cheaper than calling.

@@ -76,7 +76,7 @@ fn rms_norm_and_swiglu_are_what_their_formulas_say() {
 fn embedding_gives_zeros_for_what_it_does_not_hold() {
     let table = whole(&[2, 3], 1, Dtype::Bf16);
     let host = Host::new(1);
-    let step = host.step(&[4, 3, 6, 5], 0, &Rotary::new(2, 1e4, RotaryScaling::None)).unwrap();
+    let step = host.step(&[4, 3, 6, 5], &Places::from(0), &Rotary::new(2, 1e4, RotaryScaling::None)).unwrap();
     let y = host.embed(&table, 4, &step, Dtype::F32).unwrap();
     let values = table.values().unwrap();
     assert_eq!(y.values().unwrap()[..3], values[..3]);
@@ -96,13 +96,13 @@ fn blocks_are_joined_side_by_side_without_the_padding() {
 fn attend(qkv: &Tensor, window: Option<usize>, steps: &[usize], threads: usize) -> Vec<f32> {
     let rotary = Rotary::new(4, 10_000.0, RotaryScaling::None);
     let host = Host::new(threads);
-    let mut cache = LayerCache::new(&host, 1, 64, 4, Dtype::F32).unwrap();
+    let mut cache = LayerCache::new(&host, [1, 1, 64, 4], Dtype::F32).unwrap();
     let mut out = Vec::new();
     let mut position = 0;
     for count in steps {
         let rows = qkv.values().unwrap()[position * 16..(position + count) * 16].to_vec();
         let rows = Tensor::new(&[*count, 16], rows, Dtype::F32).unwrap();
-        let step = host.step(&vec![0; *count], position, &rotary).unwrap();
+        let step = host.step(&vec![0; *count], &Places::from(position), &rotary).unwrap();
         let call = AttentionCall { heads: 2, kv_heads: 1, head_dim: 4, step: &step, window };
         out.extend_from_slice(&host.attention(rows, &call, &mut cache).unwrap().values().unwrap());
         position += count;

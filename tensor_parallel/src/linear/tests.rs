@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use super::*;
 use crate::attention::{KvCache, ParallelAttention, Rotary, RotaryScaling};
 use crate::checkpoint::{Loader, MemorySource};
-use crate::compute::Host;
+use crate::compute::{Host, Places};
 use crate::dtype::Dtype;
 use crate::embedding::{ParallelHead, VocabParallelEmbedding, VocabularyWeight};
 use crate::error::Error;
@@ -240,8 +240,8 @@ fn attention_with_cut_and_with_replicated_kv_heads_is_the_whole_layer() {
                 window: None,
             };
             let host = Host::new(1);
-            let mut cache = KvCache::new(&host, 1, attention.qkv.kv_heads(), 5, 4, Dtype::F32)?;
-            let step = host.step(&[0; 5], 0, &Rotary::new(4, 1e4, RotaryScaling::None))?;
+            let mut cache = KvCache::new(&host, 1, [1, attention.qkv.kv_heads(), 5, 4], Dtype::F32)?;
+            let step = host.step(&[0; 5], &Places::from(0), &Rotary::new(4, 1e4, RotaryScaling::None))?;
             let x = whole(&[5, HIDDEN], 9);
             attention.forward(&x, &step, &mut cache.layers[0], &host, group)
         });
@@ -280,7 +280,11 @@ fn embedding_and_head_equal_the_whole_layers_whatever_the_vocabulary() {
         same_on_all(&named, &[("all_reduce", 1)], |loader, group| {
             let weight = VocabularyWeight::load(loader, "e", vocabulary, HIDDEN)?;
             let host = Host::new(1);
-            let step = host.step(&[0, last, 3, last / 2], 0, &Rotary::new(4, 1e4, RotaryScaling::None))?;
+            let step = host.step(
+                &[0, last, 3, last / 2],
+                &Places::from(0),
+                &Rotary::new(4, 1e4, RotaryScaling::None),
+            )?;
             VocabParallelEmbedding::new(weight).forward(&step, Dtype::F32, &host, group)
         });
         same_on_all(&named, &[("all_gather", 1)], |loader, group| {
@@ -299,7 +303,7 @@ fn a_token_outside_the_vocabulary_is_refused_before_any_call() {
         let weight = VocabularyWeight::load(loader, "e", 100, HIDDEN)?;
         let embedding = VocabParallelEmbedding::new(weight);
         let host = Host::new(1);
-        let step = host.step(&[1, 100], 0, &Rotary::new(4, 1e4, RotaryScaling::None))?;
+        let step = host.step(&[1, 100], &Places::from(0), &Rotary::new(4, 1e4, RotaryScaling::None))?;
         let error = embedding.forward(&step, Dtype::F32, &host, group).unwrap_err();
         assert!(error.to_string().contains("token 100 is not in the vocabulary of 100"));
         Ok(Tensor::zeros(&[1], Dtype::F32))
@@ -340,8 +344,8 @@ fn attention_is_exact_where_softmax_is() {
             window: Some(2),
         };
         let host = Host::new(1);
-        let mut cache = KvCache::new(&host, 1, attention.qkv.kv_heads(), 5, 4, Dtype::F32)?;
-        let step = host.step(&[0; 5], 0, &Rotary::new(4, 1e4, RotaryScaling::None))?;
+        let mut cache = KvCache::new(&host, 1, [1, attention.qkv.kv_heads(), 5, 4], Dtype::F32)?;
+        let step = host.step(&[0; 5], &Places::from(0), &Rotary::new(4, 1e4, RotaryScaling::None))?;
         let x = whole(&[5, HIDDEN], 9);
         attention.forward(&x, &step, &mut cache.layers[0], &host, group)
     });

@@ -1,110 +1,135 @@
-//! One sequence, token by token.
+//! Sequences, token by token.
 
 #![expect(unsafe_code, reason = "a recorded pass keeps addresses; the block says why they stay")]
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use ryzanstein_process_group::{ProcessGroup, Recorded};
 
 use super::llama::Llama;
 use crate::attention::KvCache;
-use crate::compute::{Recording, Step};
+use crate::compute::{Places, Recording, Step};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// A sequence that grows token by token.
+/// Sequences that grow token by token, several in one pass.
 ///
-/// On a GPU the pass of one token is recorded into a graph when it has run once, and repeated from then on: one launch
-/// in place of hundreds, with the same result. The group that is passed must be the same from then on.
+/// On a GPU, the pass of one token for each of so many sequences is recorded into a graph when it has run once, and
+/// repeated from then on whenever so many get a token, whichever they are: one launch in place of hundreds, with the same
+/// result. Each number of sequences has a graph of its own, and memory for it. The group that is passed must be the same
+/// from then on. A sequence that has ended makes room for another by [`clear`](Self::clear), and the graphs stay.
 #[derive(Debug)]
 pub struct Decoder<'a> {
-    // First, so that it goes before the memory whose addresses it holds.
-    recording: Option<Pass>,
-    step: Option<Step>,
-    logits: Option<Tensor>,
+    // First, so that they go before the memory whose addresses they hold.
+    passes: BTreeMap<usize, Pass>,
     cache: KvCache,
     model: &'a Llama,
     graph: bool,
 }
 
-/// A recorded pass of one token.
+/// The pass of one token for each of some sequences.
 #[derive(Debug)]
 struct Pass {
-    recording: Box<dyn Recording>,
-    collectives: Recorded,
+    // First, as above.
+    recorded: Option<(Box<dyn Recording>, Recorded)>,
+    step: Step,
+    logits: Option<Tensor>,
 }
 
 impl Llama {
-    /// A sequence of at most `capacity` positions. With `graph`, passes of one token are recorded and repeated where
-    /// that is cheaper.
+    /// Up to `sequences` sequences of at most `capacity` positions each. With `graph`, passes of one token are recorded and
+    /// repeated where that is cheaper.
     ///
     /// # Errors
     /// As [`cache`](Self::cache).
-    pub fn decoder(&self, capacity: usize, graph: bool) -> Result<Decoder<'_>> {
-        let cache = self.cache(capacity)?;
-        Ok(Decoder { recording: None, step: None, logits: None, cache, model: self, graph })
+    pub fn decoder(&self, sequences: usize, capacity: usize, graph: bool) -> Result<Decoder<'_>> {
+        let cache = self.caches(sequences, capacity)?;
+        Ok(Decoder { passes: BTreeMap::new(), cache, model: self, graph })
     }
 }
 
 impl Decoder<'_> {
-    /// Adds any number of tokens, and gives the logits `[1, vocabulary]` in `f32` after the last.
+    /// Adds any number of tokens to a sequence, and gives the logits `[1, vocabulary]` in `f32` after the last.
     ///
     /// # Errors
-    /// As [`Llama::forward`].
-    pub fn prompt(&mut self, tokens: &[u32], group: &mut ProcessGroup) -> Result<Tensor> {
-        self.model.forward_last(tokens, &mut self.cache, group)
+    /// When there is no such sequence, and as [`Llama::forward`].
+    pub fn prompt(&mut self, sequence: usize, tokens: &[u32], group: &mut ProcessGroup) -> Result<Tensor> {
+        self.model.prompt(tokens, sequence, &mut self.cache, group)
     }
 
-    /// Adds one token, and gives the logits `[1, vocabulary]` in `f32` after it.
+    /// Adds a token to each of some sequences, given as pairs of sequence and token, and gives the logits
+    /// `[pairs, vocabulary]` in `f32` after them, in the order of the pairs. Every rank passes the same.
     ///
     /// # Errors
-    /// As [`Llama::forward`].
-    pub fn next(&mut self, token: u32, group: &mut ProcessGroup) -> Result<&Tensor> {
-        self.model.admit(&[token], &self.cache)?;
-        let compute = &*self.model.compute;
-        let position = self.cache.len();
+    /// When there are no pairs, a sequence is not there or named twice, and as [`Llama::forward`].
+    pub fn next(&mut self, tokens: &[(usize, u32)], group: &mut ProcessGroup) -> Result<&Tensor> {
+        let (places, tokens) = self.admit(tokens)?;
+        let Self { passes, cache, model, graph } = self;
+        let (compute, rotary) = (&*model.compute, &model.rotary);
         let mut ran_before = true;
-        let step = match &mut self.step {
-            Some(step) => {
-                compute.set_step(step, &[token], position, &self.model.rotary)?;
-                &*step
+        let pass = match passes.entry(tokens.len()) {
+            Entry::Occupied(there) => {
+                let pass = there.into_mut();
+                compute.set_step(&mut pass.step, &tokens, &places, rotary)?;
+                pass
             }
-            none => {
+            Entry::Vacant(free) => {
                 ran_before = false;
-                none.insert(compute.step(&[token], position, &self.model.rotary)?)
+                let step = compute.step(&tokens, &places, rotary)?;
+                free.insert(Pass { recorded: None, step, logits: None })
             }
         };
-        if self.graph && ran_before && self.recording.is_none() {
+        if *graph && ran_before && pass.recorded.is_none() {
             // What the last pass used is free again, so that the recording finds all the memory it needs.
-            self.logits = None;
-            let (model, cache, logits) = (self.model, &mut self.cache, &mut self.logits);
+            pass.logits = None;
+            let (step, logits) = (&pass.step, &mut pass.logits);
             let mut recording = None;
             let collectives = group.record(|group| {
-                let pass = &mut || {
-                    *logits = Some(model.last_logits(step, cache, group)?);
+                let work = &mut || {
+                    *logits = Some(model.logits(step, cache, group)?);
                     Ok(())
                 };
                 // SAFETY: the model is borrowed, and step, cache and logits are held, for as long as the recording; what
                 // is replayed goes through the group that recorded it, or not at all, and not once that has failed.
-                recording = unsafe { compute.record(pass) }?;
+                recording = unsafe { compute.record(work) }?;
                 Ok::<_, Error>(())
             })?;
-            self.recording = recording.map(|recording| Pass { recording, collectives });
-            self.graph = self.recording.is_some();
+            pass.recorded = recording.map(|recording| (recording, collectives));
+            *graph = pass.recorded.is_some();
         }
-        match &self.recording {
-            Some(Pass { recording, collectives }) => group.replay(collectives, || recording.replay())?,
-            None => self.logits = Some(self.model.last_logits(step, &mut self.cache, group)?),
+        match &pass.recorded {
+            Some((recording, collectives)) => group.replay(collectives, || recording.replay())?,
+            None => pass.logits = Some(model.logits(&pass.step, cache, group)?),
         }
-        self.cache.advance(1);
+        cache.advance(&places, tokens.len());
         group.synchronize()?;
-        self.logits.as_ref().ok_or_else(|| Error::input("the recorded pass gave no logits"))
+        pass.logits.as_ref().ok_or_else(|| Error::input("the recorded pass gave no logits"))
     }
 
-    /// Positions held.
-    pub fn len(&self) -> usize {
-        self.cache.len()
+    /// What can be refused before anything is computed; else where the tokens go.
+    fn admit(&self, tokens: &[(usize, u32)]) -> Result<(Places, Vec<u32>)> {
+        if tokens.is_empty() {
+            return Err(Error::input("at least one sequence must get a token"));
+        }
+        let place = |(sequence, _): &(usize, u32)| Ok((*sequence, self.cache.end(*sequence, 1)?));
+        let places = tokens.iter().map(place).collect::<Result<_>>()?;
+        let tokens: Vec<u32> = tokens.iter().map(|(_, token)| *token).collect();
+        self.model.check(&tokens)?;
+        Ok((Places::Each(places), tokens))
     }
 
-    /// Whether it holds no positions.
+    /// Forgets a sequence, so that another can take its number.
+    pub fn clear(&mut self, sequence: usize) {
+        self.cache.truncate(sequence, 0);
+    }
+
+    /// Positions held of a sequence; none of one that is not there.
+    pub fn len(&self, sequence: usize) -> usize {
+        self.cache.len(sequence)
+    }
+
+    /// Whether it holds no positions at all.
     pub fn is_empty(&self) -> bool {
         self.cache.is_empty()
     }

@@ -7,7 +7,7 @@ use super::plan::check_world_size;
 use super::report::LoadReport;
 use crate::attention::{KvCache, ParallelAttention};
 use crate::checkpoint::Loader;
-use crate::compute::{Compute, LayerCache, Step};
+use crate::compute::{Compute, LayerCache, Places, Step};
 use crate::dtype::Dtype;
 use crate::embedding::{ParallelHead, VocabParallelEmbedding, VocabularyWeight};
 use crate::error::{Error, Result};
@@ -142,34 +142,33 @@ impl Llama {
         &self.report
     }
 
-    /// An empty cache with room for `capacity` positions.
+    /// An empty cache with room for one sequence of `capacity` positions.
     ///
     /// # Errors
     /// When the model was not made for so long a sequence, or there is no room for so many.
     pub fn cache(&self, capacity: usize) -> Result<KvCache> {
+        self.caches(1, capacity)
+    }
+
+    /// As [`cache`](Self::cache), for several sequences of as many positions each.
+    pub(super) fn caches(&self, sequences: usize, capacity: usize) -> Result<KvCache> {
         let LlamaConfig { layers, head_dim, max_positions, .. } = self.config;
         if capacity > max_positions {
             return Err(Error::input(format!(
                 "{capacity} positions are more than the {max_positions} of `max_position_embeddings`"
             )));
         }
-        KvCache::new(&*self.compute, layers, self.kv_heads, capacity, head_dim, self.dtype)
+        let shape = [sequences, self.kv_heads, capacity, head_dim];
+        KvCache::new(&*self.compute, layers, shape, self.dtype)
     }
 
-    /// Logits `[tokens, vocabulary]` in `f32` after each of `tokens`, which follow what the cache holds. The cache
-    /// holds them too afterwards. The result is the same, to the bit, on every rank.
+    /// Logits `[tokens, vocabulary]` in `f32` after each of `tokens`, which follow what the cache holds of its first
+    /// sequence. It holds them too afterwards. The result is the same, to the bit, on every rank.
     ///
     /// # Errors
     /// When there are no tokens, one is not in the vocabulary, they do not fit the cache, or the group fails.
     pub fn forward(&self, tokens: &[u32], cache: &mut KvCache, group: &mut ProcessGroup) -> Result<Tensor> {
-        self.admit(tokens, cache)?;
-        let step = self.compute.step(tokens, cache.len(), &self.rotary)?;
-        let x = self.hidden_states(&step, cache, group)?;
-        cache.advance(tokens.len());
-        let logits = self.head.forward(&x, &*self.compute, group)?;
-        // A rank that is lost leaves values on a GPU that look like any others: the group knows better.
-        group.synchronize()?;
-        Ok(logits)
+        self.run(tokens, 0, cache, group, |_, x| Ok(x))
     }
 
     /// As [`forward`](Self::forward), but logits `[1, vocabulary]` after the last token only.
@@ -182,36 +181,63 @@ impl Llama {
         cache: &mut KvCache,
         group: &mut ProcessGroup,
     ) -> Result<Tensor> {
-        self.admit(tokens, cache)?;
-        let step = self.compute.step(tokens, cache.len(), &self.rotary)?;
-        let logits = self.last_logits(&step, cache, group)?;
-        cache.advance(tokens.len());
+        self.prompt(tokens, 0, cache, group)
+    }
+
+    /// Logits after the last of these tokens, which follow what the cache holds of a sequence.
+    pub(super) fn prompt(
+        &self,
+        tokens: &[u32],
+        sequence: usize,
+        cache: &mut KvCache,
+        group: &mut ProcessGroup,
+    ) -> Result<Tensor> {
+        self.run(tokens, sequence, cache, group, |compute, x| {
+            let (rows, columns) = (x.rows(), x.columns());
+            if rows == 1 {
+                return Ok(x);
+            }
+            let flat = x.reshape(&[1, rows * columns])?;
+            compute.columns(&flat, (rows - 1) * columns..rows * columns)
+        })
+    }
+
+    /// Logits of what `keep` keeps of the hidden states of tokens, which follow each other in one sequence.
+    fn run(
+        &self,
+        tokens: &[u32],
+        sequence: usize,
+        cache: &mut KvCache,
+        group: &mut ProcessGroup,
+        keep: impl FnOnce(&dyn Compute, Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        if tokens.is_empty() {
+            return Err(Error::input("there must be at least one token"));
+        }
+        self.check(tokens)?;
+        let places = Places::Run { sequence, position: cache.end(sequence, tokens.len())? };
+        let step = self.compute.step(tokens, &places, &self.rotary)?;
+        let x = self.hidden_states(&step, cache, group)?;
+        let logits = self.head.forward(&keep(&*self.compute, x)?, &*self.compute, group)?;
+        cache.advance(&places, tokens.len());
+        // A rank that is lost leaves values on a GPU that look like any others: the group knows better.
         group.synchronize()?;
         Ok(logits)
     }
 
-    /// What can be refused before anything is computed.
-    pub(super) fn admit(&self, tokens: &[u32], cache: &KvCache) -> Result<()> {
-        if tokens.is_empty() {
-            return Err(Error::input("there must be at least one token"));
-        }
-        self.embedding.check(tokens)?;
-        cache.room_for(tokens.len())
+    /// Refuses tokens that are not in the vocabulary.
+    pub(super) fn check(&self, tokens: &[u32]) -> Result<()> {
+        self.embedding.check(tokens)
     }
 
-    /// Logits after the last token of a step. The cache's length is the caller's to advance.
-    pub(super) fn last_logits(
+    /// Logits after every token of a step. The cache's lengths are the caller's to advance.
+    pub(super) fn logits(
         &self,
         step: &Step,
         cache: &mut KvCache,
         group: &mut ProcessGroup,
     ) -> Result<Tensor> {
-        let mut x = self.hidden_states(step, cache, group)?;
-        let (rows, columns) = (x.rows(), x.columns());
-        if rows > 1 {
-            let flat = x.reshape(&[1, rows * columns])?;
-            x = self.compute.columns(&flat, (rows - 1) * columns..rows * columns)?;
-        }
+        let x = self.hidden_states(step, cache, group)?;
         self.head.forward(&x, &*self.compute, group)
     }
 

@@ -6,6 +6,7 @@ use super::core::{ARRIVALS, Cuda, small};
 use super::kernels::Source;
 use super::launch::Arguments;
 use crate::compute::operations::{AttentionCall, LayerCache};
+use crate::compute::step::Places;
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -56,22 +57,9 @@ impl Cuda {
         call: &AttentionCall<'_>,
         cache: &mut LayerCache,
     ) -> Result<Tensor> {
+        cache.admit(qkv, call)?;
         let &AttentionCall { heads, kv_heads, head_dim, step, window } = call;
-        let (rows, position) = (qkv.rows(), step.position());
-        let fits = qkv.columns() == (heads + 2 * kv_heads) * head_dim
-            && kv_heads > 0
-            && heads.is_multiple_of(kv_heads)
-            && step.tokens().len() == rows
-            && step.rotates(head_dim)
-            && cache.fits(kv_heads, position + rows, head_dim);
-        if !fits {
-            return Err(Error::input(format!(
-                "attention: {heads} query and {kv_heads} key/value heads of {head_dim} with input {:?} at position \
-                 {position} do not fit the step or a cache of {:?}",
-                qkv.shape(),
-                cache.keys.shape()
-            )));
-        }
+        let rows = qkv.rows();
         let dtype = qkv.dtype();
         if cache.keys.dtype() != dtype {
             return Err(Error::input(format!(
@@ -104,16 +92,16 @@ impl Cuda {
         let mut operands = Arguments::default();
         operands.push(self.address(qkv)?).push(place.rotations.address()).push(place.state.address());
         operands.push(keys).push(values);
-        if rows == 1 {
-            let across = heads / heads_a_block(group, head_dim);
+        if rows == 1 || matches!(step.places(), Places::Each(_)) {
+            let across = rows * heads / heads_a_block(group, head_dim);
             if across > ARRIVALS {
                 return Err(Error::input(format!(
-                    "{heads} heads on one GPU are more than {ARRIVALS} blocks"
+                    "{heads} heads of {rows} sequences on one GPU are more than {ARRIVALS} blocks; decode fewer at once"
                 )));
             }
             let splits = self.splits(across, cache.capacity());
             // It goes back to the pool at the end of this function: whoever gets it next comes later in the stream.
-            let partial = self.gpu.scratch(heads * splits * (head_dim + 2) * size_of::<f32>())?;
+            let partial = self.gpu.scratch(rows * heads * splits * (head_dim + 2) * size_of::<f32>())?;
             operands.push(out).push(partial.address()).push(self.arrivals.address()).push(shape);
             self.kernels.blocks(source, "decode", [splits as u32, across as u32], THREADS, &operands)?;
             return Ok(y);

@@ -24,8 +24,8 @@ pub struct Cuda {
     pub(super) gpu: Arc<Gpu>,
 }
 
-/// Counters that a launch can have.
-pub(super) const ARRIVALS: usize = 4096;
+/// Counters that a launch can have: as many as the second dimension of its grid.
+pub(super) const ARRIVALS: usize = 65_535;
 
 impl Cuda {
     /// Computes on this device. What is copied there goes through host memory that up to `threads` threads fill.

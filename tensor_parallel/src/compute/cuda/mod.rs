@@ -17,7 +17,7 @@ use self::core::{shapes, small};
 use self::kernels::Source;
 use self::launch::Arguments;
 use super::operations::{AttentionCall, Compute, LayerCache, Recording};
-use super::step::{DeviceStep, Step};
+use super::step::{DeviceStep, Places, Step};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::gpu::DeviceArray;
@@ -60,40 +60,38 @@ impl Compute for Cuda {
         Ok(self.tensor(shape, dtype)?.0)
     }
 
-    fn step(&self, tokens: &[u32], position: usize, rotary: &Rotary) -> Result<Step> {
-        let half = rotary.frequencies().len();
-        let state = self.gpu.scratch((1 + tokens.len() + half) * size_of::<u32>())?;
-        let rotations = self.gpu.scratch(tokens.len() * half * 2 * size_of::<f32>())?;
-        let mut step = Step::on_device(tokens, position, half, DeviceStep { state, rotations });
-        self.set_step(&mut step, tokens, position, rotary)?;
+    fn step(&self, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<Step> {
+        let (rows, half) = (tokens.len(), rotary.frequencies().len());
+        let state = self.gpu.scratch((3 * rows + half) * size_of::<u32>())?;
+        let rotations = self.gpu.scratch(rows * half * 2 * size_of::<f32>())?;
+        let mut step = Step::on_device(tokens, places, half, DeviceStep { state, rotations })?;
+        self.set_step(&mut step, tokens, places, rotary)?;
         Ok(step)
     }
 
-    fn set_step(&self, step: &mut Step, tokens: &[u32], position: usize, rotary: &Rotary) -> Result<()> {
+    fn set_step(&self, step: &mut Step, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<()> {
         self.place(step)?;
-        let frequencies = rotary.frequencies();
-        step.replace(tokens, position, frequencies.len())?;
-        let mut words = vec![small("positions", position + tokens.len())? - tokens.len() as u32];
+        let (rows, frequencies) = (tokens.len(), rotary.frequencies());
+        step.replace(tokens, places, frequencies.len())?;
+        let row = |row| places.of(row);
+        let positions = (0..rows).map(|r| small("positions", row(r).1));
+        let sequences = (0..rows).map(|r| small("sequences", row(r).0));
+        let mut words = positions.chain(sequences).collect::<Result<Vec<u32>>>()?;
         words.extend_from_slice(tokens);
         words.extend(frequencies.iter().map(|f| f.to_bits()));
         let DeviceStep { state, rotations } = step.device_mut()?;
         state.write(bytemuck::cast_slice(&words))?;
         let half = small("frequencies", frequencies.len())?;
         let mut arguments = Arguments::default();
-        let behind = (1 + tokens.len()) * size_of::<u32>();
+        let behind = 3 * rows * size_of::<u32>();
         arguments
             .push(state.address() + behind as u64)
             .push(state.address())
             .push(rotations.address())
             .push(half);
         let threads = half.next_multiple_of(32).min(256);
-        self.kernels.blocks(
-            Source::Rows(Dtype::F32, Dtype::F32),
-            "rotations",
-            [tokens.len() as u32, 1],
-            threads,
-            &arguments,
-        )
+        let source = Source::Rows(Dtype::F32, Dtype::F32);
+        self.kernels.blocks(source, "rotations", [small("rows", rows)?, 1], threads, &arguments)
     }
 
     #[expect(unsafe_code, reason = "a graph keeps addresses")]

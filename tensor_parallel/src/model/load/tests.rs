@@ -6,7 +6,7 @@ use ryzanstein_config::{BackendChoice, Config, Timeout};
 use ryzanstein_process_group::{MemoryRendezvous, ProcessGroupManager};
 
 use super::*;
-use crate::compute::{AttentionCall, Host, LayerCache, Step};
+use crate::compute::{AttentionCall, Host, LayerCache, Places, Step};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
 
@@ -38,12 +38,12 @@ impl Compute for Scant {
         self.host.weights(stored, activations)
     }
 
-    fn step(&self, tokens: &[u32], position: usize, rotary: &Rotary) -> Result<Step> {
-        self.host.step(tokens, position, rotary)
+    fn step(&self, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<Step> {
+        self.host.step(tokens, places, rotary)
     }
 
-    fn set_step(&self, step: &mut Step, tokens: &[u32], position: usize, rotary: &Rotary) -> Result<()> {
-        self.host.set_step(step, tokens, position, rotary)
+    fn set_step(&self, step: &mut Step, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<()> {
+        self.host.set_step(step, tokens, places, rotary)
     }
 
     fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor> {

@@ -1,8 +1,9 @@
 // Attention with a KV cache. HEAD_DIM is the length of a head, GROUP how many query heads share a key/value head.
 //
-// A row of `qkv` is the query heads, the key heads, then the value heads. The cache is [kv_heads, capacity, HEAD_DIM].
-// Queries are rotated when they are read and stay f32; keys are rotated and rounded when they enter the cache. `step`
-// begins with the position of the first row, so that a recorded launch can be repeated for every later position.
+// A row of `qkv` is the query heads, the key heads, then the value heads. The cache is
+// [sequences, kv_heads, capacity, HEAD_DIM]. Queries are rotated when they are read and stay f32; keys are rotated and
+// rounded when they enter the cache. `step` is the position of each row, then its sequence: a recorded launch can be
+// repeated for every later position, and for other sequences.
 
 constexpr int HALF = HEAD_DIM / 2;
 // The score of a position that a query does not see: its weight is zero.
@@ -27,13 +28,19 @@ __device__ __forceinline__ float rotated(const ELEMENT* head, const float2* rota
     return widen(head[at]) * rotation[at - HALF].y + widen(head[at - HALF]) * rotation[at - HALF].x;
 }
 
+// Where a sequence's keys or values of one head begin in the cache.
+__device__ __forceinline__ u64 base_of(const Shape& shape, u32 sequence, u32 kv_head) {
+    return ((u64)sequence * shape.kv_heads + kv_head) * shape.capacity * HEAD_DIM;
+}
+
 // Puts one position's key and value of one head into the cache.
 __device__ __forceinline__ void append_one(
-    const ELEMENT* row, const float2* rotation, ELEMENT* keys, ELEMENT* values, const Shape& shape, u32 kv_head, u32 position
+    const ELEMENT* row, const float2* rotation, ELEMENT* keys, ELEMENT* values, const Shape& shape, u32 kv_head, u32 sequence,
+    u32 position
 ) {
     const ELEMENT* key = row + (u64)(GROUP * shape.kv_heads + kv_head) * HEAD_DIM;
     const ELEMENT* value = key + (u64)shape.kv_heads * HEAD_DIM;
-    u64 at = ((u64)kv_head * shape.capacity + position) * HEAD_DIM;
+    u64 at = base_of(shape, sequence, kv_head) + (u64)position * HEAD_DIM;
     for (int i = threadIdx.x; i < HEAD_DIM; i += blockDim.x) {
         keys[at + i] = narrow<ELEMENT>(rotated(key, rotation, i));
         values[at + i] = value[i];
@@ -46,10 +53,12 @@ extern "C" __global__ void append(
     ELEMENT* __restrict__ keys, ELEMENT* __restrict__ values, Shape shape
 ) {
     u32 row = blockIdx.x;
-    append_one(qkv + row * row_length(shape), rotations + (u64)row * HALF, keys, values, shape, blockIdx.y, step[0] + row);
+    append_one(
+        qkv + row * row_length(shape), rotations + (u64)row * HALF, keys, values, shape, blockIdx.y, step[shape.rows + row], step[row]
+    );
 }
 
-// ---- one new position ----------------------------------------------------------------------------------------------
+// ---- one new position of each of some sequences ---------------------------------------------------------------------
 
 #define DECODE_THREADS 128
 constexpr int WARPS = DECODE_THREADS / 32;
@@ -72,22 +81,26 @@ constexpr int LEFT = HEAD_DIM + 2;
 constexpr int FEWEST = greatest(64, TEAMS * AHEAD);
 constexpr int MOST_SPLITS = 64;
 
-// Grid: splits of the positions, blocks of query heads. Splits are shared out on the device, as the number of positions
+// Grid: splits of the positions; blocks of query heads, of one row after the other. Splits are shared out on the device, as the number of positions
 // grows from launch to launch. The split that has the new position puts it into the cache; the last one to finish
 // combines all. `arrivals` is zero before and after.
 extern "C" __global__ void __launch_bounds__(DECODE_THREADS) decode(
     const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotation, const u32* __restrict__ step, ELEMENT* keys,
     ELEMENT* values, ELEMENT* __restrict__ out, float* partial, u32* arrivals, Shape shape
 ) {
-    u32 position = step[0], seen_to = position + 1, seen_from = first_seen(shape, seen_to);
+    u32 across = shape.kv_heads * (GROUP / HEADS), row = blockIdx.y / across, heads = GROUP * shape.kv_heads;
+    qkv += row * row_length(shape);
+    rotation += (u64)row * HALF;
+    out += (u64)row * heads * HEAD_DIM;
+    u32 sequence = step[shape.rows + row], position = step[row], seen_to = position + 1, seen_from = first_seen(shape, seen_to);
     u32 seen = seen_to - seen_from;
     u32 share = max((seen + gridDim.x - 1) / gridDim.x, (u32)FEWEST);
     u32 splits = (seen + share - 1) / share;
     if (blockIdx.x >= splits) return;
     u32 from = seen_from + blockIdx.x * share, to = min(from + share, seen_to);
-    u32 head = blockIdx.y * HEADS, kv_head = head / GROUP;
+    u32 head = blockIdx.y % across * HEADS, kv_head = head / GROUP;
     if (to == seen_to) {
-        append_one(qkv, rotation, keys, values, shape, kv_head, position);
+        append_one(qkv, rotation, keys, values, shape, kv_head, sequence, position);
         __syncthreads();
     }
 
@@ -110,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS) decode(
     float top[HEADS], weight[HEADS] = {}, sums[HEADS][PIECES][VECTOR] = {};
     #pragma unroll
     for (int h = 0; h < HEADS; h++) top[h] = -1e30f;
-    const u64 base = (u64)kv_head * shape.capacity * HEAD_DIM;
+    const u64 base = base_of(shape, sequence, kv_head);
     for (u32 block = from; block < to; block += TEAMS * AHEAD) {
         Pack<ELEMENT, VECTOR> key[AHEAD][PIECES], value[AHEAD][PIECES];
         #pragma unroll
@@ -196,6 +209,7 @@ extern "C" __global__ void __launch_bounds__(DECODE_THREADS) decode(
     }
     __syncthreads();
     const u64 place = (u64)gridDim.x * LEFT;
+    partial += (u64)row * heads * place;
     for (int i = threadIdx.x; i < HEADS * HEAD_DIM; i += DECODE_THREADS) {
         int h = i / HEAD_DIM, at = i % HEAD_DIM;
         float high = tops[0][h];
@@ -286,7 +300,7 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
 ) {
     __shared__ alignas(16) float query[QUERIES][LENGTH], tile[KEYS][LENGTH];
     __shared__ float shares[QUERIES][KEYS + 1];
-    u32 position = step[0], kv_head = blockIdx.y, count = shape.rows * GROUP;
+    u32 position = step[0], sequence = step[shape.rows], kv_head = blockIdx.y, count = shape.rows * GROUP;
     // The tiles with most to do come first.
     u32 first = (gridDim.x - 1 - blockIdx.x) * QUERIES;
     for (int i = threadIdx.x; i < QUERIES * HEAD_DIM; i += PREFILL_THREADS) {
@@ -312,7 +326,7 @@ extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
     }
     u32 from = first_seen(shape, position + first / GROUP + 1);
     u32 to = position + min(first + QUERIES - 1, count - 1) / GROUP + 1;
-    const u64 base = (u64)kv_head * shape.capacity * HEAD_DIM;
+    const u64 base = base_of(shape, sequence, kv_head);
     for (u32 start = from; start < to; start += KEYS) {
         __syncthreads();
         for (int i = threadIdx.x; i < KEYS * HEAD_DIM; i += PREFILL_THREADS) {

@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(TENSOR_THREADS) prefill(
     const ELEMENT* __restrict__ keys, const ELEMENT* __restrict__ values, ELEMENT* __restrict__ out, Shape shape
 ) {
     alignas(16) __shared__ ELEMENT key_tile[TENSOR_KEYS][PITCH], value_tile[TENSOR_KEYS][PITCH];
-    u32 position = step[0], kv_head = blockIdx.y, count = shape.rows * GROUP;
+    u32 position = step[0], sequence = step[shape.rows], kv_head = blockIdx.y, count = shape.rows * GROUP;
     // The tiles with most to do come first.
     u32 tile = (gridDim.x - 1 - blockIdx.x) * TENSOR_QUERIES;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = lane % 4 * 2;
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(TENSOR_THREADS) prefill(
     float top[2] = {-1e30f, -1e30f}, weight[2] = {}, sums[HEAD_DIM / 8][4] = {};
     u32 from = first_seen(shape, position + tile / GROUP + 1);
     u32 to = position + min(tile + TENSOR_QUERIES - 1, count - 1) / GROUP + 1;
-    const u64 base = (u64)kv_head * shape.capacity * HEAD_DIM;
+    const u64 base = base_of(shape, sequence, kv_head);
     for (u32 start = from; start < to; start += TENSOR_KEYS) {
         __syncthreads();
         constexpr int PACKS = HEAD_DIM / 8;
