@@ -532,8 +532,8 @@ fn decoders_of_one_model_leave_each_others_results_alone() {
             let ahead = 4;
             a.prompt(0, &input[..ahead], group).unwrap();
             // From the third token on, the first decoder repeats a recorded pass.
-            for at in ahead..ahead + 3 {
-                a.next(&[(0, input[at])], group).unwrap();
+            for token in &input[ahead..ahead + 3] {
+                a.next(&[(0, *token)], group).unwrap();
             }
             b.prompt(0, &input[..1], group).unwrap();
             for at in 1..input.len() - ahead - 3 {
