@@ -546,6 +546,31 @@ fn decoders_of_one_model_leave_each_others_results_alone() {
     }
 }
 
+/// What loading has not compiled, a first request would have to, while the other ranks wait.
+#[test]
+#[ignore = "needs a GPU"]
+fn a_request_finds_every_kernel_compiled_and_no_call_of_the_first_pass_recorded() {
+    for dtype in TYPES {
+        let cache = tempfile::tempdir().unwrap();
+        let mut config = config(BackendChoice::Nccl);
+        config.device.kernel_cache = Some(cache.path().to_owned());
+        let kernels = || std::fs::read_dir(cache.path()).unwrap().count();
+        with_ranks(&config, gpus().min(2), |mut manager| {
+            let group = manager.world();
+            let model = Llama::load(&folder("llama-gqa"), Some(dtype), group).unwrap();
+            assert_eq!(group.profile().calls("all_reduce"), 0);
+            group.barrier().unwrap();
+            let before = kernels();
+            assert!(before > 0);
+            let options = GenerateOptions { max_new_tokens: 5, ..GenerateOptions::default() };
+            model.generate(&[1, 2, 3, 4, 5, 6, 7], &options, group).unwrap();
+            group.barrier().unwrap();
+            assert_eq!(kernels(), before, "{dtype}");
+            manager.finalize().unwrap();
+        });
+    }
+}
+
 #[test]
 #[ignore = "needs a GPU"]
 fn a_model_that_only_one_rank_can_read_is_the_same_on_all_gpus() {
