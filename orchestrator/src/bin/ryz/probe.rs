@@ -30,7 +30,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
             println!("{}", doctor::read_memory_of(pid, address).unwrap_or_else(|why| why));
         }
         What::AllReduce { backend, ranks } => {
-            let outcome = doctor::try_all_reduce(&args.file.load(Vec::new())?, backend, ranks);
+            let config = args.file.load(Vec::new())?;
+            let outcome = doctor::try_all_reduce(&config, &settings::environment(), backend, ranks);
             println!("{}", serde_json::to_string(&outcome)?);
         }
     }
