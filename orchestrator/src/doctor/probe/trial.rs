@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use ryzanstein_config::{BackendChoice, Config, Timeout};
 use ryzanstein_process_group::device::Surroundings;
 use ryzanstein_process_group::{Memory, MemoryRendezvous, ProcessGroupManager, ReduceOp};
+use serde::de::DeserializeOwned;
 
 use crate::doctor::Helper;
 use crate::doctor::facts::{Trial, TrialOutcome};
@@ -38,7 +39,7 @@ pub(super) fn probe(config: &Config, environment: &Environment, helper: &Helper,
 }
 
 /// The answer among what NCCL, told to log, writes to the same place.
-fn answer(text: &str) -> Result<TrialOutcome, String> {
+pub(super) fn answer<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let parsed = text.lines().rev().find_map(|line| serde_json::from_str(line).ok());
     parsed.unwrap_or_else(|| Err(format!("it answered `{}`", text.trim())))
 }
@@ -205,8 +206,8 @@ mod tests {
         let line = serde_json::to_string(&Ok::<_, String>(outcome.clone())).expect("text");
         assert_eq!(answer(&format!("node0:1 NCCL INFO x\n{line}\nnode0:1 NCCL INFO y\n")), Ok(outcome));
         let failed = serde_json::to_string(&Err::<TrialOutcome, _>("why not")).expect("text");
-        assert_eq!(answer(&failed), Err("why not".into()));
-        assert!(answer("nonsense").is_err_and(|why| why.contains("nonsense")));
+        assert_eq!(answer::<TrialOutcome>(&failed), Err("why not".into()));
+        assert!(answer::<TrialOutcome>("nonsense").is_err_and(|why| why.contains("nonsense")));
     }
 
     #[test]
