@@ -37,12 +37,12 @@ impl Verdict {
     }
 }
 
-/// Every documented target, judged by the rows of ranks that had anything to send. A size may be smaller than documented by
+/// Every documented target, judged by the rows of ranks that had anything to send and got every value right. A size may be smaller than documented by
 /// the remainder of a division among ranks. Of several paths the quickest counts: it is what a user can have.
 ///
 /// `link_gbs` is what one link carries in one direction, in 10⁹ bytes per second, where that is known.
 pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
-    let sent = || rows.iter().filter(|row| row.world_size > 1);
+    let sent = || rows.iter().filter(|row| row.world_size > 1 && row.errors == 0);
     let mut all: Vec<Verdict> = TARGETS
         .iter()
         .map(|target| {
@@ -80,14 +80,16 @@ pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
 }
 
 /// For each operation the smallest size at which bus bandwidth is within a tenth of its best: larger messages gain little.
+/// Rows with wrong values do not count.
 pub fn enough(rows: &[Row]) -> Vec<(String, &Row)> {
     let mut found: Vec<(String, &Row)> = Vec::new();
-    for row in rows.iter().filter(|r| r.busbw_gbs > 0.0) {
+    let right: Vec<&Row> = rows.iter().filter(|r| r.errors == 0).collect();
+    for row in right.iter().filter(|r| r.busbw_gbs > 0.0) {
         let label = row.label();
         if found.iter().any(|(known, _)| *known == label) {
             continue;
         }
-        let same = || rows.iter().filter(|r| r.label() == label);
+        let same = || right.iter().copied().filter(|r| r.label() == label);
         let best = same().fold(0.0, |most: f64, r| most.max(r.busbw_gbs));
         let smallest = same().filter(|r| r.busbw_gbs >= 0.9 * best).min_by_key(|r| r.bytes);
         found.extend(smallest.map(|row| (label, row)));
@@ -98,7 +100,7 @@ pub fn enough(rows: &[Row]) -> Vec<(String, &Row)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::tests::row;
+    use crate::bench::tests::{row, wrong_row};
     use crate::measure::Measured;
 
     fn met(rows: &[Row], link: Option<f64>) -> Vec<Option<bool>> {
@@ -126,6 +128,17 @@ mod tests {
         assert_eq!(met(&rows, Some(170.0))[5], Some(false));
         assert_eq!(met(&rows[..1], Some(1.0))[4..], [None, None], "1 KB says nothing of bandwidth");
         assert_eq!(met(&[row(Measured::AllReduce, 10_000_000, 900.0)], None)[4], Some(false));
+    }
+
+    #[test]
+    fn the_quickest_path_with_right_values_counts() {
+        let wrong = || wrong_row(Measured::AllReduce, 10_000_000, 1.0, 3);
+        let rows = [wrong(), row(Measured::AllReduce, 10_000_000, 2000.0)];
+        let judged = verdicts(&rows, None);
+        assert_eq!((judged[1].met, judged[4].met), (Some(false), Some(false)), "{judged:?}");
+        assert_eq!(enough(&rows)[0].1.errors, 0);
+        assert_eq!(met(&[wrong()], None), [None; 6]);
+        assert_eq!(enough(&[wrong()]), []);
     }
 
     #[test]
