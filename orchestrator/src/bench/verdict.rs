@@ -7,6 +7,8 @@ use super::Row;
 
 /// From this many bytes on, an all-reduce shows what bandwidth there is.
 const LONG: usize = 9_900_000;
+/// What a step of a model that is cut over 4 GPUs must reach of 4 times the throughput of one.
+const ABOVE_EFFICIENCY: f64 = 0.95;
 
 /// One documented target and what was measured.
 #[derive(Clone, PartialEq, Debug)]
@@ -38,7 +40,8 @@ impl Verdict {
 }
 
 /// Every documented target, judged by the rows of ranks that had anything to send and got every value right. A size may be smaller than documented by
-/// the remainder of a division among ranks. Of several paths the quickest counts: it is what a user can have.
+/// the remainder of a division among ranks. Of several paths the quickest counts: it is what a user can have. The last
+/// target is one of whole models, of which collectives say nothing.
 ///
 /// `link_gbs` is what one link carries in one direction, in 10⁹ bytes per second, where that is known.
 pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
@@ -67,14 +70,20 @@ pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
         format!("> {ABOVE_GBS} GB/s"),
         best.map(|gbs| (format!("{gbs:.1} GB/s"), gbs > ABOVE_GBS)),
     ));
-    let share = best.zip(link_gbs.filter(|link| *link > 0.0)).map(|(best, link)| (best / link, link));
+    let link = link_gbs.filter(|link| *link > 0.0);
+    let share = best.zip(link).map(|(best, link)| best / link);
     all.push(Verdict::of(
-        share.map_or_else(
+        link.map_or_else(
             || "all_reduce, share of what a link carries".into(),
-            |(_, link)| format!("all_reduce, share of the {link:.0} GB/s that a link carries"),
+            |link| format!("all_reduce, share of the {link:.0} GB/s that a link carries"),
         ),
         format!("> {:.0} %", ABOVE_SHARE * 100.0),
-        share.map(|(share, _)| (format!("{:.1} %", share * 100.0), share > ABOVE_SHARE)),
+        share.map(|share| (format!("{:.1} %", share * 100.0), share > ABOVE_SHARE)),
+    ));
+    all.push(Verdict::of(
+        "scaling efficiency, a step on 4 GPUs against 4 times one".into(),
+        format!("> {:.0} %", ABOVE_EFFICIENCY * 100.0),
+        None,
     ));
     all
 }
@@ -116,18 +125,26 @@ mod tests {
             row(Measured::AllGather, 100_000_000, 1.0),
         ];
         assert_eq!(met(&rows, None)[..4], [Some(true), Some(false), None, Some(true)]);
-        assert_eq!(met(&[], Some(1.0)), [None; 6]);
+        assert_eq!(met(&[], Some(1.0)), [None; 7]);
     }
 
     #[test]
     fn bandwidth_is_judged_by_the_best_all_reduce() {
         // 4 ranks: 100 MB in 1 ms are 100 GB/s, and 150 GB/s on the bus.
         let rows = [row(Measured::AllReduce, 1000, 50.0), row(Measured::AllReduce, 100_000_000, 1000.0)];
-        assert_eq!(met(&rows, None)[4..], [Some(true), None]);
-        assert_eq!(met(&rows, Some(160.0))[4..], [Some(true), Some(true)]);
+        assert_eq!(met(&rows, None)[4..6], [Some(true), None]);
+        assert_eq!(met(&rows, Some(160.0))[4..6], [Some(true), Some(true)]);
         assert_eq!(met(&rows, Some(170.0))[5], Some(false));
-        assert_eq!(met(&rows[..1], Some(1.0))[4..], [None, None], "1 KB says nothing of bandwidth");
+        assert_eq!(met(&rows[..1], Some(1.0))[4..6], [None, None], "1 KB says nothing of bandwidth");
         assert_eq!(met(&[row(Measured::AllReduce, 10_000_000, 900.0)], None)[4], Some(false));
+    }
+
+    #[test]
+    fn a_target_of_whole_models_is_listed_and_left_open() {
+        let judged = verdicts(&[row(Measured::AllReduce, 100_000_000, 1.0)], Some(1.0));
+        let last = judged.last().expect("a verdict");
+        assert!(last.what.starts_with("scaling efficiency") && last.wanted == "> 95 %", "{last:?}");
+        assert_eq!((last.word(), &last.measured), ("not measured", &None));
     }
 
     #[test]
@@ -137,7 +154,7 @@ mod tests {
         let judged = verdicts(&rows, None);
         assert_eq!((judged[1].met, judged[4].met), (Some(false), Some(false)), "{judged:?}");
         assert_eq!(enough(&rows)[0].1.errors, 0);
-        assert_eq!(met(&[wrong()], None), [None; 6]);
+        assert_eq!(met(&[wrong()], None), [None; 7]);
         assert_eq!(enough(&[wrong()]), []);
     }
 
@@ -145,7 +162,7 @@ mod tests {
     fn one_rank_alone_meets_nothing_as_it_sends_nothing() {
         let mut alone = row(Measured::AllReduce, 100_000, 0.1);
         alone.world_size = 1;
-        assert_eq!(met(&[alone], Some(1.0)), [None; 6]);
+        assert_eq!(met(&[alone], Some(1.0)), [None; 7]);
     }
 
     #[test]

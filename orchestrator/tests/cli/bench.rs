@@ -180,6 +180,25 @@ fn each_format_says_the_same() {
 }
 
 #[test]
+fn formats_for_programs_leave_the_verdicts_on_standard_error() {
+    let arguments = ["--world-size", "2", "--sizes", "10MB", "--iters", "3", "--link-gbs", "50", "--format"];
+    for format in ["json", "csv"] {
+        let output = bench(&[&arguments[..], &[format]].concat());
+        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success(), "{format}: {stderr}");
+        for wanted in
+            ["best bus bandwidth", "share of the 50 GB/s", "scaling efficiency", "not measured", "missed"]
+        {
+            assert!(stderr.contains(wanted), "{format}: `{wanted}` is not in\n{stderr}");
+        }
+        assert!(!stdout.contains("bandwidth"), "{format}: {stdout}");
+    }
+    // The page has them.
+    let output = bench(&[&arguments[..], &["html"]].concat());
+    assert!(text(&output.stdout).contains("scaling efficiency") && !text(&output.stderr).contains("scaling"));
+}
+
+#[test]
 fn a_missed_target_fails_with_strict_only() {
     // Nothing over loopback TCP reaches 90 GB/s.
     let arguments = ["--world-size", "2", "--sizes", "10MB", "--iters", "3"];
