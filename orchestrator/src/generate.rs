@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use ryzanstein_config::{ModelConfig, ModelDType};
 use ryzanstein_process_group::table;
 use ryzanstein_tensor_parallel::{
-    Dtype, Error, GenerateOptions, LoadReport, Sampling, StopReason, Tensor, Tokenizer,
+    Dtype, Error, GenerateOptions, LlamaConfig, LoadReport, Sampling, StopReason, Tensor, Tokenizer,
 };
 use serde_json::{Value, json};
 
@@ -93,16 +93,22 @@ pub fn create_logits(file: &Path) -> Result<(), Error> {
     std::fs::File::create(file).map(drop).map_err(|error| cannot_write(file, &error))
 }
 
-/// Loads the model and generates. Every rank calls this with the same request.
+/// A prompt that the model can take, and what turns words into tokens and back, where the folder has it.
+#[derive(Debug)]
+pub struct Input {
+    tokens: Vec<u32>,
+    tokenizer: Option<Tokenizer>,
+}
+
+/// Turns the prompt into tokens, and refuses what the model can never do, before any weight is read.
 ///
 /// # Errors
-/// Those of the model and of the collectives, and when `logits_out` cannot be written.
-pub fn run(rank: &mut Orchestrator, settings: &ModelConfig, request: &Request) -> Result<Response, Error> {
-    if let Some(file) = request.logits_out.as_deref().filter(|_| rank.tensor_parallel().rank().0 == 0) {
-        create_logits(file)?;
-    }
+/// Names the settings or the tokenizer that cannot be read, the token that is not in the vocabulary, or how many tokens
+/// can be added at most.
+pub fn prepare(settings: &ModelConfig, request: &Request) -> Result<Input, Error> {
+    let config = LlamaConfig::from_folder(&request.model)?;
     let tokenizer = Tokenizer::open(&request.model)?;
-    let prompt = match (&request.prompt, &tokenizer) {
+    let tokens = match (&request.prompt, &tokenizer) {
         (Prompt::Tokens(tokens), _) => tokens.clone(),
         (Prompt::Text(text), Some(tokenizer)) => tokenizer.encode(text)?,
         (Prompt::Text(_), None) => {
@@ -112,6 +118,50 @@ pub fn run(rank: &mut Orchestrator, settings: &ModelConfig, request: &Request) -
             )));
         }
     };
+    admit(&config, &request.model.join("config.json"), &tokens, settings.max_new_tokens as usize)?;
+    Ok(Input { tokens, tokenizer })
+}
+
+/// Holds a prompt and the number of tokens to add against the settings in `file`.
+fn admit(config: &LlamaConfig, file: &Path, prompt: &[u32], more: usize) -> Result<(), Error> {
+    let (file, length) = (file.display(), prompt.len());
+    let &LlamaConfig { vocabulary, max_positions: most, .. } = config;
+    if prompt.is_empty() {
+        return Err(Error::Input("the prompt has no tokens; give at least one to go on from".into()));
+    }
+    if let Some(token) = prompt.iter().find(|token| **token as usize >= vocabulary) {
+        return Err(Error::Input(format!(
+            "token {token} is not in the vocabulary of {vocabulary} (`vocab_size` of {file}); give ids from 0 to {}",
+            vocabulary.saturating_sub(1)
+        )));
+    }
+    if length > most {
+        return Err(Error::Input(format!(
+            "the prompt has {length} tokens, and the model takes {most} (`max_position_embeddings` of {file}); shorten the \
+             prompt"
+        )));
+    }
+    // The last token is chosen and never fed back, so that it needs no position.
+    let room = most - length + 1;
+    if more > room {
+        return Err(Error::Input(format!(
+            "--max-new-tokens {more} behind a prompt of {length} tokens needs {} positions, and the model has {most} \
+             (`max_position_embeddings` of {file}); ask for at most --max-new-tokens {room}, or shorten the prompt",
+            length + more - 1
+        )));
+    }
+    Ok(())
+}
+
+/// Loads the model and generates. Every rank calls this with the same request.
+///
+/// # Errors
+/// As [`prepare`]; those of the model and of the collectives, and when `logits_out` cannot be written.
+pub fn run(rank: &mut Orchestrator, settings: &ModelConfig, request: &Request) -> Result<Response, Error> {
+    let Input { tokens: prompt, tokenizer } = prepare(settings, request)?;
+    if let Some(file) = request.logits_out.as_deref().filter(|_| rank.tensor_parallel().rank().0 == 0) {
+        create_logits(file)?;
+    }
     let dtype = settings.dtype.map(|dtype| match dtype {
         ModelDType::F16 => Dtype::F16,
         ModelDType::Bf16 => Dtype::Bf16,

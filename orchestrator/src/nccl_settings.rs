@@ -18,20 +18,28 @@ const OF_HOST: &str = "/etc/nccl.conf";
 /// The user's own variables of NCCL: those of `environment`, of the file `NCCL_CONF_FILE` or else `~/.nccl.conf`, and of
 /// `/etc/nccl.conf`, from the strongest. A file that cannot be read has none, for NCCL neither.
 pub fn own(environment: &Environment) -> Vec<Own> {
+    own_at(environment, home().as_deref())
+}
+
+fn own_at(environment: &Environment, home: Option<&Path>) -> Vec<Own> {
     let mut all = Own::of_environment(environment);
-    for path in files(environment) {
+    for path in files(environment, home) {
         all.extend(of_file(&path));
     }
     all
 }
 
-/// The files that NCCL looks for, the stronger first.
-pub fn files(environment: &Environment) -> Vec<PathBuf> {
-    let users = environment
-        .get("NCCL_CONF_FILE")
-        .map(PathBuf::from)
-        .or_else(|| environment.get("HOME").map(|home| Path::new(home).join(".nccl.conf")));
+/// The files that NCCL looks for, the stronger first, where `home` is the user's folder.
+fn files(environment: &Environment, home: Option<&Path>) -> Vec<PathBuf> {
+    let named = environment.get("NCCL_CONF_FILE").filter(|file| !file.is_empty()).map(PathBuf::from);
+    let users = named.or_else(|| home.map(|home| home.join(".nccl.conf")));
     users.into_iter().chain([OF_HOST.into()]).collect()
+}
+
+/// The user's folder by the password database, where NCCL looks: it does not read `HOME`.
+fn home() -> Option<PathBuf> {
+    let user = nix::unistd::User::from_uid(nix::unistd::Uid::current()).ok().flatten();
+    user.map(|user| user.dir)
 }
 
 fn of_file(path: &Path) -> Vec<Own> {
@@ -85,13 +93,21 @@ mod tests {
     fn a_file_of_nccl_counts_as_the_users_own() {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::write(folder.path().join(".nccl.conf"), "NCCL_MAX_CTAS=2\n").expect("written");
-        let home = folder.path().to_str().expect("text");
-        let mut config = Config::default();
-        config.nccl.max_ctas = ryzanstein_config::Ctas::new(4).ok();
-        assert_eq!(missing(&config, &environment(&[("HOME", home)])), []);
         let other = folder.path().join("other.conf");
         std::fs::write(&other, "NCCL_DEBUG=WARN\n").expect("written");
-        let named = environment(&[("HOME", home), ("NCCL_CONF_FILE", other.to_str().expect("text"))]);
-        assert_eq!(missing(&config, &named), [("NCCL_MAX_CTAS".to_owned(), "4".to_owned())]);
+        let other = other.to_str().expect("text");
+        let nowhere = Path::new("/nowhere");
+        let of_file = |variables: &[(&str, &str)], home: &Path| -> Vec<String> {
+            let all = own_at(&environment(variables), Some(home)).into_iter();
+            all.filter(|own| own.file.as_deref().is_some_and(|file| file.starts_with(folder.path())))
+                .map(|own| own.name)
+                .collect()
+        };
+        assert_eq!(of_file(&[], folder.path()), ["NCCL_MAX_CTAS"]);
+        assert_eq!(of_file(&[("NCCL_CONF_FILE", other)], folder.path()), ["NCCL_DEBUG"]);
+        // As NCCL does: an empty name is none, and HOME is not asked.
+        assert_eq!(of_file(&[("NCCL_CONF_FILE", "")], folder.path()), ["NCCL_MAX_CTAS"]);
+        let home = folder.path().to_str().expect("text");
+        assert_eq!(of_file(&[("HOME", home)], nowhere), Vec::<String>::new());
     }
 }

@@ -32,13 +32,14 @@ impl Report {
         }
     }
 
+    /// What a format for programs leaves out: every documented target with what was measured.
+    pub fn targets(&self) -> String {
+        format!("Documented targets, for 4 GPUs with NVLink:\n{}", verdict_table(&self.verdicts()))
+    }
+
     fn table(&self) -> String {
         let mut text = format!("{}\n\n{}\n", self.heading, table(&self.rows));
-        let _ = writeln!(
-            text,
-            "Documented targets, for 4 GPUs with NVLink:\n{}",
-            verdict_table(&self.verdicts())
-        );
+        let _ = writeln!(text, "{}", self.targets());
         let best = enough(&self.rows);
         if !best.is_empty() {
             let _ = writeln!(text, "Bus bandwidth is within a tenth of its best from these sizes on:");

@@ -72,7 +72,7 @@ pub struct Row {
     pub errors: u64,
     /// Documented target in microseconds, where there is one.
     pub target_us: Option<f64>,
-    /// Whether the median is below it.
+    /// Whether the median is below it, and every value was right.
     pub meets_target: Option<bool>,
     /// The operation.
     #[serde(skip)]
@@ -109,7 +109,7 @@ impl Row {
             busbw_gbs,
             errors,
             target_us: goal.map(|goal| goal.below_us),
-            meets_target: goal.map(|goal| latency.median_us < goal.below_us),
+            meets_target: goal.map(|goal| errors == 0 && latency.median_us < goal.below_us),
             what: case.what,
             latency,
             host_us,
@@ -265,6 +265,11 @@ mod tests {
 
     /// A row of four ranks.
     pub(super) fn row(what: Measured, bytes: usize, median_us: f64) -> Row {
+        wrong_row(what, bytes, median_us, 0)
+    }
+
+    /// The same with so many wrong elements.
+    pub(super) fn wrong_row(what: Measured, bytes: usize, median_us: f64, errors: u64) -> Row {
         let latency = Summary {
             calls: 10,
             median_us,
@@ -273,7 +278,7 @@ mod tests {
             max_us: median_us * 2.0,
         };
         let path = Some(Path::Tcp(Algorithm::Ring));
-        let figures = Figures { bytes, latency, host_us: median_us, path, errors: 0 };
+        let figures = Figures { bytes, latency, host_us: median_us, path, errors };
         let group = ProcessGroup::loopback(4).remove(0);
         Row::new(&Case::new(what, bytes, 10), &figures, &group, false)
     }
@@ -287,6 +292,12 @@ mod tests {
         assert_eq!((gathered.busbw_gbs, gathered.target_us, gathered.meets_target), (0.75, None, None));
         let barrier = row(Measured::Barrier, 0, 5.0);
         assert_eq!((barrier.algbw_gbs, barrier.busbw_gbs), (0.0, 0.0));
+    }
+
+    #[test]
+    fn a_call_with_wrong_values_meets_no_target_however_quick_it_is() {
+        let quick = |errors| wrong_row(Measured::AllReduce, 100_000, 1.0, errors).meets_target;
+        assert_eq!((quick(0), quick(1)), (Some(true), Some(false)));
     }
 
     #[test]

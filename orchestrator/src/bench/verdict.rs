@@ -7,6 +7,8 @@ use super::Row;
 
 /// From this many bytes on, an all-reduce shows what bandwidth there is.
 const LONG: usize = 9_900_000;
+/// What a step of a model that is cut over 4 GPUs must reach of 4 times the throughput of one.
+const ABOVE_EFFICIENCY: f64 = 0.95;
 
 /// One documented target and what was measured.
 #[derive(Clone, PartialEq, Debug)]
@@ -37,12 +39,13 @@ impl Verdict {
     }
 }
 
-/// Every documented target, judged by the rows of ranks that had anything to send. A size may be smaller than documented by
-/// the remainder of a division among ranks. Of several paths the quickest counts: it is what a user can have.
+/// Every documented target, judged by the rows of ranks that had anything to send and got every value right. A size may be smaller than documented by
+/// the remainder of a division among ranks. Of several paths the quickest counts: it is what a user can have. The last
+/// target is one of whole models, of which collectives say nothing.
 ///
 /// `link_gbs` is what one link carries in one direction, in 10⁹ bytes per second, where that is known.
 pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
-    let sent = || rows.iter().filter(|row| row.world_size > 1);
+    let sent = || rows.iter().filter(|row| row.world_size > 1 && row.errors == 0);
     let mut all: Vec<Verdict> = TARGETS
         .iter()
         .map(|target| {
@@ -67,27 +70,35 @@ pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
         format!("> {ABOVE_GBS} GB/s"),
         best.map(|gbs| (format!("{gbs:.1} GB/s"), gbs > ABOVE_GBS)),
     ));
-    let share = best.zip(link_gbs.filter(|link| *link > 0.0)).map(|(best, link)| (best / link, link));
+    let link = link_gbs.filter(|link| *link > 0.0);
+    let share = best.zip(link).map(|(best, link)| best / link);
     all.push(Verdict::of(
-        share.map_or_else(
+        link.map_or_else(
             || "all_reduce, share of what a link carries".into(),
-            |(_, link)| format!("all_reduce, share of the {link:.0} GB/s that a link carries"),
+            |link| format!("all_reduce, share of the {link:.0} GB/s that a link carries"),
         ),
         format!("> {:.0} %", ABOVE_SHARE * 100.0),
-        share.map(|(share, _)| (format!("{:.1} %", share * 100.0), share > ABOVE_SHARE)),
+        share.map(|share| (format!("{:.1} %", share * 100.0), share > ABOVE_SHARE)),
+    ));
+    all.push(Verdict::of(
+        "scaling efficiency, a step on 4 GPUs against 4 times one".into(),
+        format!("> {:.0} %", ABOVE_EFFICIENCY * 100.0),
+        None,
     ));
     all
 }
 
 /// For each operation the smallest size at which bus bandwidth is within a tenth of its best: larger messages gain little.
+/// Rows with wrong values do not count.
 pub fn enough(rows: &[Row]) -> Vec<(String, &Row)> {
     let mut found: Vec<(String, &Row)> = Vec::new();
-    for row in rows.iter().filter(|r| r.busbw_gbs > 0.0) {
+    let right: Vec<&Row> = rows.iter().filter(|r| r.errors == 0).collect();
+    for row in right.iter().filter(|r| r.busbw_gbs > 0.0) {
         let label = row.label();
         if found.iter().any(|(known, _)| *known == label) {
             continue;
         }
-        let same = || rows.iter().filter(|r| r.label() == label);
+        let same = || right.iter().copied().filter(|r| r.label() == label);
         let best = same().fold(0.0, |most: f64, r| most.max(r.busbw_gbs));
         let smallest = same().filter(|r| r.busbw_gbs >= 0.9 * best).min_by_key(|r| r.bytes);
         found.extend(smallest.map(|row| (label, row)));
@@ -98,7 +109,7 @@ pub fn enough(rows: &[Row]) -> Vec<(String, &Row)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::tests::row;
+    use crate::bench::tests::{row, wrong_row};
     use crate::measure::Measured;
 
     fn met(rows: &[Row], link: Option<f64>) -> Vec<Option<bool>> {
@@ -114,25 +125,44 @@ mod tests {
             row(Measured::AllGather, 100_000_000, 1.0),
         ];
         assert_eq!(met(&rows, None)[..4], [Some(true), Some(false), None, Some(true)]);
-        assert_eq!(met(&[], Some(1.0)), [None; 6]);
+        assert_eq!(met(&[], Some(1.0)), [None; 7]);
     }
 
     #[test]
     fn bandwidth_is_judged_by_the_best_all_reduce() {
         // 4 ranks: 100 MB in 1 ms are 100 GB/s, and 150 GB/s on the bus.
         let rows = [row(Measured::AllReduce, 1000, 50.0), row(Measured::AllReduce, 100_000_000, 1000.0)];
-        assert_eq!(met(&rows, None)[4..], [Some(true), None]);
-        assert_eq!(met(&rows, Some(160.0))[4..], [Some(true), Some(true)]);
+        assert_eq!(met(&rows, None)[4..6], [Some(true), None]);
+        assert_eq!(met(&rows, Some(160.0))[4..6], [Some(true), Some(true)]);
         assert_eq!(met(&rows, Some(170.0))[5], Some(false));
-        assert_eq!(met(&rows[..1], Some(1.0))[4..], [None, None], "1 KB says nothing of bandwidth");
+        assert_eq!(met(&rows[..1], Some(1.0))[4..6], [None, None], "1 KB says nothing of bandwidth");
         assert_eq!(met(&[row(Measured::AllReduce, 10_000_000, 900.0)], None)[4], Some(false));
+    }
+
+    #[test]
+    fn a_target_of_whole_models_is_listed_and_left_open() {
+        let judged = verdicts(&[row(Measured::AllReduce, 100_000_000, 1.0)], Some(1.0));
+        let last = judged.last().expect("a verdict");
+        assert!(last.what.starts_with("scaling efficiency") && last.wanted == "> 95 %", "{last:?}");
+        assert_eq!((last.word(), &last.measured), ("not measured", &None));
+    }
+
+    #[test]
+    fn the_quickest_path_with_right_values_counts() {
+        let wrong = || wrong_row(Measured::AllReduce, 10_000_000, 1.0, 3);
+        let rows = [wrong(), row(Measured::AllReduce, 10_000_000, 2000.0)];
+        let judged = verdicts(&rows, None);
+        assert_eq!((judged[1].met, judged[4].met), (Some(false), Some(false)), "{judged:?}");
+        assert_eq!(enough(&rows)[0].1.errors, 0);
+        assert_eq!(met(&[wrong()], None), [None; 7]);
+        assert_eq!(enough(&[wrong()]), []);
     }
 
     #[test]
     fn one_rank_alone_meets_nothing_as_it_sends_nothing() {
         let mut alone = row(Measured::AllReduce, 100_000, 0.1);
         alone.world_size = 1;
-        assert_eq!(met(&[alone], Some(1.0)), [None; 6]);
+        assert_eq!(met(&[alone], Some(1.0)), [None; 7]);
     }
 
     #[test]

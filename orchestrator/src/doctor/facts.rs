@@ -108,6 +108,41 @@ pub struct GpuSide {
     pub driver: Result<DriverSide, String>,
     /// `CUDA_VISIBLE_DEVICES`, if it is set.
     pub visible: Option<String>,
+    /// The GPUs that CUDA shows, in its order; else why it cannot be asked.
+    pub shown: Result<Vec<ShownGpu>, String>,
+}
+
+impl GpuSide {
+    /// Whether a job may use this GPU. All count where CUDA cannot be asked.
+    pub fn is_shown(&self, gpu: &Gpu) -> bool {
+        self.shown.as_ref().map_or(true, |shown| shown.iter().any(|one| one.is(gpu)))
+    }
+
+    /// What the driver says of the GPUs that a job may use.
+    pub fn usable(&self) -> DriverSide {
+        let mut side = self.driver.clone().unwrap_or_default();
+        side.gpus.retain(|gpu| self.is_shown(gpu));
+        let has = |index| side.gpus.iter().any(|gpu| gpu.index == index);
+        side.pairs.retain(|pair| has(pair.a) && has(pair.b));
+        side
+    }
+}
+
+/// A GPU that CUDA shows, by what NVML knows it by too.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShownGpu {
+    /// Its name in the whole world; that of the instance where MIG cuts it.
+    pub uuid: String,
+    /// Its place on the PCI bus.
+    pub pci: String,
+}
+
+impl ShownGpu {
+    /// By the name, or by the place, which NVML writes with more zeros: where MIG is on, CUDA has the name of an instance.
+    fn is(&self, gpu: &Gpu) -> bool {
+        let place = |pci: &str| pci.trim_start_matches('0').to_lowercase();
+        self.uuid == gpu.uuid || (!self.pci.is_empty() && place(&self.pci) == place(&gpu.pci))
+    }
 }
 
 /// What the driver says.

@@ -13,11 +13,12 @@ use std::process::Command;
 use ryzanstein_config::Config;
 
 pub use facts::{
-    DriverSide, Facts, GpuSide, Host, InfinibandPort, Interface, Library, Network, Trial, TrialOutcome,
+    DriverSide, Facts, GpuSide, Host, InfinibandPort, Interface, Library, Network, ShownGpu, Trial,
+    TrialOutcome,
 };
 pub use finding::{Finding, Report, Status};
 pub use judge::judge;
-pub use probe::{read_memory_of, try_all_reduce};
+pub use probe::{read_memory_of, shown_gpus, try_all_reduce};
 
 use crate::rendezvous::Environment;
 
@@ -33,8 +34,8 @@ pub fn examine(config: &Config, environment: &Environment, helper: &Helper) -> R
 
 /// How to start a process that tries things: a program that passes on what follows its arguments.
 ///
-/// With `memory PID ADDRESS` it prints what [`read_memory_of`] reads; with `all-reduce BACKEND RANKS` it prints what
-/// [`try_all_reduce`] returns, as JSON, under the same settings as the caller's.
+/// With `memory PID ADDRESS` it prints what [`read_memory_of`] reads; with `gpus` it prints what [`shown_gpus`] returns, and
+/// with `all-reduce BACKEND RANKS` what [`try_all_reduce`] returns, as JSON, under the same settings as the caller's.
 #[derive(Clone, Debug)]
 pub struct Helper {
     /// The program.

@@ -137,7 +137,7 @@ pub struct Figures {
     pub latency: Summary,
     /// Median of the time until the slowest rank's call returned to the host, in microseconds.
     pub host_us: f64,
-    /// The path that the calls took; `None` where this rank makes none.
+    /// The path that the calls took on rank 0, which takes part in every operation; `None` where it had none.
     pub path: Option<Path>,
     /// Wrong elements, over all ranks and calls, warm-up included.
     pub errors: u64,
@@ -148,6 +148,8 @@ pub struct Figures {
 struct Measurement {
     latency_us: Vec<f64>,
     host_us: Vec<f64>,
+    /// Of the newest call, which is another operation's on a rank that has nothing to do.
+    path: Option<Path>,
     errors: u64,
 }
 
@@ -239,6 +241,7 @@ pub fn measure_calls<B: Bench>(
     let mine = Measurement {
         latency_us: samples.iter().map(|s| s.latency_us).collect(),
         host_us: samples.iter().map(|s| s.host_us).collect(),
+        path,
         errors,
     };
     let all = group.all_gather_object(&mine)?;
@@ -248,7 +251,8 @@ pub fn measure_calls<B: Bench>(
         bytes: elements * case.dtype.size(),
         latency: summary(slowest(&latency)),
         host_us: summary(slowest(&host)).median_us,
-        path,
+        // One for all, as what is done about it must be the same on every rank.
+        path: all.first().and_then(|rank| rank.path),
         errors: all.iter().map(|rank| rank.errors).sum(),
     })
 }

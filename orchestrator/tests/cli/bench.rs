@@ -138,6 +138,19 @@ fn paths_are_compared_and_those_that_an_operation_has_not_are_left_out() {
 }
 
 #[test]
+fn ranks_agree_on_the_path_of_a_call_that_one_of_them_does_not_make() {
+    // The last of three has nobody to exchange messages with.
+    let arguments = ["--world-size", "3", "--op", "send_recv", "--sizes", "1MB", "--iters", "3", "--path"];
+    let rows = lines(&[&arguments[..], &["direct"]].concat());
+    assert_eq!((rows.len(), &rows[0]["path"]), (1, &"tcp/direct".into()));
+    // No way of a message, though one of the barriers between.
+    let none = "nothing was measured";
+    refused(&[&arguments[..], &["recursive_doubling"]].concat(), 2, &[none, "--path recursive_doubling"]);
+    let both = lines(&[&arguments[..], &["direct,recursive_doubling"]].concat());
+    assert_eq!(both.len(), 1, "{both:?}");
+}
+
+#[test]
 fn each_format_says_the_same() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let arguments =
@@ -164,6 +177,25 @@ fn each_format_says_the_same() {
     let missing = folder.path().join("not there").join("bench.html");
     let missing = missing.to_str().expect("a path");
     refused(&[&arguments[..], &["--out", missing]].concat(), 1, &["--out", "not there"]);
+}
+
+#[test]
+fn formats_for_programs_leave_the_verdicts_on_standard_error() {
+    let arguments = ["--world-size", "2", "--sizes", "10MB", "--iters", "3", "--link-gbs", "50", "--format"];
+    for format in ["json", "csv"] {
+        let output = bench(&[&arguments[..], &[format]].concat());
+        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+        assert!(output.status.success(), "{format}: {stderr}");
+        for wanted in
+            ["best bus bandwidth", "share of the 50 GB/s", "scaling efficiency", "not measured", "missed"]
+        {
+            assert!(stderr.contains(wanted), "{format}: `{wanted}` is not in\n{stderr}");
+        }
+        assert!(!stdout.contains("bandwidth"), "{format}: {stdout}");
+    }
+    // The page has them.
+    let output = bench(&[&arguments[..], &["html"]].concat());
+    assert!(text(&output.stdout).contains("scaling efficiency") && !text(&output.stderr).contains("scaling"));
 }
 
 #[test]

@@ -192,6 +192,52 @@ fn a_tensor_of_another_shape_is_named_with_both_shapes() {
 }
 
 #[test]
+fn input_that_the_model_can_never_take_is_refused_before_anything_is_loaded() {
+    // Damaged weights, which a rank would name if it read them.
+    let model = copy_of("llama-mha");
+    std::fs::write(model.path().join("model.safetensors"), "").expect("written");
+    let refused = |more: &[&str], words: &[&str]| {
+        let model = ["--model", model.path().to_str().unwrap(), "--backend", "tcp"];
+        let ranks =
+            |ranks: &'static str| [&["generate"], &model[..], &["--world-size", ranks], more].concat();
+        // Of a launcher's ranks each refuses.
+        let launched = [&["launch", "-n", "2", "--", env!("CARGO_BIN_EXE_ryz")], &ranks("2")[..]].concat();
+        for arguments in [ranks("1"), ranks("2"), launched] {
+            let (code, said) = wrong(&arguments);
+            assert_eq!(code, Some(2), "{said}");
+            assert!(words.iter().all(|word| said.contains(word)), "{said}");
+            assert!(!said.contains("safetensors"), "{said}");
+        }
+    };
+    refused(
+        &["--token-ids", "1,100"],
+        &["token 100 is not in the vocabulary of 100", "config.json", "0 to 99"],
+    );
+    // A prompt of 3 and 254 more need 256 positions: the last new one needs none.
+    refused(
+        &["--token-ids", "1,2,3", "--max-new-tokens", "255"],
+        &[
+            "--max-new-tokens 255 behind a prompt of 3 tokens needs 257 positions, and the model has 256",
+            "at most --max-new-tokens 254",
+        ],
+    );
+    let long = vec!["1"; 257].join(",");
+    refused(&["--token-ids", &long], &["the prompt has 257 tokens, and the model takes 256", "shorten"]);
+}
+
+#[test]
+fn as_many_tokens_as_the_model_has_room_for_are_made() {
+    let model = folder("llama-mha");
+    let mut arguments =
+        vec!["generate", "--model", model.to_str().unwrap(), "--backend", "tcp", "--ignore-end"];
+    arguments.extend(["--token-ids", "1,2,3", "--max-new-tokens", "254"]);
+    let output = Run::new(&arguments, &[]).finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let line: serde_json::Value = serde_json::from_str(&text(&output.stdout)).expect("one line of JSON");
+    assert_eq!(line["token_ids"].as_array().expect("tokens").len(), 254);
+}
+
+#[test]
 fn a_file_of_logits_that_cannot_be_written_is_refused_before_anything_starts() {
     // Damaged weights, which a rank would be the first to read.
     let model = copy_of("llama-mha");

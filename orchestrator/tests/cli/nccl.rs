@@ -3,11 +3,12 @@
 use crate::support::{Run, eventually, text};
 
 const SHOW: &str = "echo debug=$NCCL_DEBUG ctas=$NCCL_MAX_CTAS nvls=$NCCL_NVLS_ENABLE";
+/// So that no file in the user's home has a say.
+const NO_FILE: (&str, &str) = ("NCCL_CONF_FILE", "/nowhere");
 
 fn launched(environment: &[(&str, &str)]) -> String {
     let arguments = ["launch", "-n", "1", "--", "sh", "-c", SHOW];
-    // A home of its own, so that no file of NCCL's has a say.
-    let environment: Vec<_> = environment.iter().copied().chain([("HOME", "/nowhere")]).collect();
+    let environment: Vec<_> = environment.iter().copied().chain([NO_FILE]).collect();
     let output = Run::new(&arguments, &environment).finish();
     assert!(output.status.success(), "{}", text(&output.stderr));
     text(&output.stdout)
@@ -34,12 +35,8 @@ fn the_users_own_variables_reach_the_ranks_as_they_are() {
 
 #[test]
 fn settings_show_every_variable_of_nccl_with_who_set_it() {
-    let environment = [
-        ("RYZ_NCCL__PROFILE", "inference"),
-        ("NCCL_DEBUG", "INFO"),
-        ("NCCL_TIMEOUT", "600"),
-        ("HOME", "/nowhere"),
-    ];
+    let environment =
+        [("RYZ_NCCL__PROFILE", "inference"), ("NCCL_DEBUG", "INFO"), ("NCCL_TIMEOUT", "600"), NO_FILE];
     let stdout = text(&Run::new(&["config", "show"], &environment).finish().stdout);
     let line = |name: &str| {
         let line = stdout.lines().find(|line| line.starts_with(name));
@@ -61,7 +58,7 @@ fn a_rank_of_another_launcher_gets_the_settings_of_nccl_too() {
         &["check"],
         &[
             ("RYZ_NCCL__MAX_CTAS", "4"),
-            ("HOME", "/nowhere"),
+            NO_FILE,
             ("TMPDIR", folder.path().to_str().expect("text")),
             ("XDG_RUNTIME_DIR", ""),
             ("RANK", "1"),
@@ -80,7 +77,7 @@ fn a_rank_of_another_launcher_gets_the_settings_of_nccl_too() {
 
 #[test]
 fn starting_anew_for_the_settings_of_nccl_happens_once() {
-    let environment = [("RYZ_NCCL__MAX_CTAS", "4"), ("HOME", "/nowhere")];
+    let environment = [("RYZ_NCCL__MAX_CTAS", "4"), NO_FILE];
     let output = Run::new(&["check"], &environment).finish();
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("all values are right"));

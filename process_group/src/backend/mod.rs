@@ -9,6 +9,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use crate::buffer::{Memory, View, ViewMut};
 use crate::call::Call;
 use crate::device::Device;
@@ -17,7 +19,7 @@ use crate::operation::Signature;
 use crate::roster::BackendKind;
 
 /// How a call went.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub enum Path {
     /// Nothing to send: a group of one.
     Local,

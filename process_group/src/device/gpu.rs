@@ -37,6 +37,18 @@ pub struct DeviceInfo {
     pub total_memory: u64,
 }
 
+impl DeviceInfo {
+    /// Every GPU that CUDA shows this process, in its order. None of them is taken: no context is made.
+    ///
+    /// # Errors
+    /// Without a driver, and those of the driver.
+    pub fn all(libraries: &Libraries) -> Result<Vec<Self>, DeviceError> {
+        let count = libraries.device_count()?;
+        let driver = libraries.driver.as_ref().map_err(Clone::clone)?.functions;
+        (0..count).map(|ordinal| Ok(look_at(&driver, ordinal)?.1)).collect()
+    }
+}
+
 /// A GPU with its compute stream. Clones are the same GPU.
 #[derive(Clone)]
 pub struct Device {
@@ -63,11 +75,7 @@ impl Device {
             return Err(DeviceError::NoDevice { local_rank: ordinal, count });
         }
         let driver = libraries.driver.as_ref().map_err(Clone::clone)?.functions;
-        let mut device = 0;
-        // SAFETY: the driver is initialised, the number is below the count, the pointer is to a live integer.
-        let code = unsafe { (driver.cuDeviceGet)(&raw mut device, ordinal as i32) };
-        driver.check(ordinal, "cuDeviceGet", code)?;
-        let info = describe(&driver, ordinal, device)?;
+        let (device, info) = look_at(&driver, ordinal)?;
         let budget = Budget::new(ordinal, info.total_memory, config.memory_fraction.get());
         let context = Arc::new(Context::retain(&driver, ordinal, device, budget)?);
         let stream = Stream::new(&context)?;
@@ -156,6 +164,15 @@ fn attribute(driver: &Driver, ordinal: u32, device: i32, number: i32) -> Result<
     let code = unsafe { (driver.cuDeviceGetAttribute)(&raw mut value, number, device) };
     driver.check(ordinal, "cuDeviceGetAttribute", code)?;
     Ok(value)
+}
+
+/// The driver's number of a GPU, and what it says of itself. The driver has been initialised.
+fn look_at(driver: &Driver, ordinal: u32) -> Result<(i32, DeviceInfo), DeviceError> {
+    let mut device = 0;
+    // SAFETY: the pointer is to a live integer; a number that no GPU has is an error of the driver's.
+    let code = unsafe { (driver.cuDeviceGet)(&raw mut device, ordinal as i32) };
+    driver.check(ordinal, "cuDeviceGet", code)?;
+    Ok((device, describe(driver, ordinal, device)?))
 }
 
 fn describe(driver: &Driver, ordinal: u32, device: i32) -> Result<DeviceInfo, DeviceError> {

@@ -196,14 +196,18 @@ fn measure(rank: &mut Orchestrator, args: &Args, request: &Request) -> anyhow::R
     };
     let report = Report { heading, rows, link_gbs };
     if is_first {
-        match &args.out {
-            Some(file) => {
-                std::fs::write(file, report.text(args.format.into()))
-                    .with_context(|| format!("cannot write --out {}", file.display()))?;
-                print!("{}", report.text(Format::Table));
+        if let Some(file) = &args.out {
+            std::fs::write(file, report.text(args.format.into()))
+                .with_context(|| format!("cannot write --out {}", file.display()))?;
+            print!("{}", report.text(Format::Table));
+        } else {
+            if !streams {
+                print!("{}", report.text(args.format.into()));
             }
-            None if streams => {}
-            None => print!("{}", report.text(args.format.into())),
+            // Lines for programs have no room for the verdicts; they stand beside them for people.
+            if matches!(args.format, Written::Json | Written::Csv) {
+                eprint!("{}", report.targets());
+            }
         }
     }
     if !report.is_correct() {

@@ -72,21 +72,21 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
         Error::Configuration("which model? Say it with --model DIR, or set model.directory".into())
     })?;
 
-    let environment = settings::environment();
-    if !settings::is_launched(&environment) {
-        let ranks = config.job.world_size.map_or(1, WorldSize::get);
-        // What can be refused is refused before anything is started.
-        check_world_size(&LlamaConfig::from_folder(&model)?, ranks as usize)?;
-        args.logits_out.as_deref().map_or(Ok(()), generate::create_logits)?;
-        if ranks > 1 {
-            return launch::relaunch(ranks, &args.file);
-        }
-    }
     let prompt = match (&args.prompt, &args.token_ids) {
         (Some(text), _) => Prompt::Text(text.clone()),
         (None, tokens) => Prompt::Tokens(tokens.clone().unwrap_or_default()),
     };
     let request = Request { model, prompt, logits_out: args.logits_out.clone(), ignore_end: args.ignore_end };
+    if !settings::is_launched(&settings::environment()) {
+        let ranks = config.job.world_size.map_or(1, WorldSize::get);
+        // What can be refused is refused before anything is started.
+        check_world_size(&LlamaConfig::from_folder(&request.model)?, ranks as usize)?;
+        generate::prepare(&config.model, &request)?;
+        args.logits_out.as_deref().map_or(Ok(()), generate::create_logits)?;
+        if ranks > 1 {
+            return launch::relaunch(ranks, &args.file);
+        }
+    }
     rank::run(&config, |rank| {
         let response = generate::run(rank, &config.model, &request)?;
         if rank.manager().rank().0 == 0 {

@@ -20,6 +20,8 @@ pub(crate) struct Args {
 enum What {
     /// Read a word of another process
     Memory { pid: u32, address: u64 },
+    /// Ask CUDA which GPUs it shows
+    Gpus,
     /// Bring a group of threads up and time an all-reduce
     AllReduce { backend: BackendChoice, ranks: usize },
 }
@@ -29,8 +31,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
         What::Memory { pid, address } => {
             println!("{}", doctor::read_memory_of(pid, address).unwrap_or_else(|why| why));
         }
+        What::Gpus => {
+            let shown = doctor::shown_gpus(&args.file.load(Vec::new())?.device);
+            println!("{}", serde_json::to_string(&shown)?);
+        }
         What::AllReduce { backend, ranks } => {
-            let outcome = doctor::try_all_reduce(&args.file.load(Vec::new())?, backend, ranks);
+            let config = args.file.load(Vec::new())?;
+            let outcome = doctor::try_all_reduce(&config, &settings::environment(), backend, ranks);
             println!("{}", serde_json::to_string(&outcome)?);
         }
     }

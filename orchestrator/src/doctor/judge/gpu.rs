@@ -28,8 +28,13 @@ pub(super) fn judge(side: &GpuSide, backend: BackendChoice) -> Vec<Finding> {
             &none
         }
     };
-    if driver.gpus.is_empty() {
-        findings.push(no_gpu(backend, side.driver.is_ok()));
+    let usable = side.usable();
+    if !driver.gpus.is_empty() {
+        findings.extend(visible(side, &usable));
+        findings.extend(driver.gpus.iter().map(|gpu| one(gpu, side.is_shown(gpu))));
+    }
+    if usable.gpus.is_empty() {
+        findings.push(no_gpu(side, backend));
         findings.push(new(
             "tensor_parallel",
             Status::Info,
@@ -37,11 +42,9 @@ pub(super) fn judge(side: &GpuSide, backend: BackendChoice) -> Vec<Finding> {
         ));
         return findings;
     }
-    findings.extend(visible(side));
-    findings.extend(driver.gpus.iter().map(one));
-    findings.extend(nvlinks(driver));
-    findings.extend(peer_access(driver));
-    findings.push(tensor_parallel(driver));
+    findings.extend(nvlinks(&usable));
+    findings.extend(peer_access(&usable));
+    findings.push(tensor_parallel(&usable));
     findings
 }
 
@@ -64,14 +67,19 @@ fn no_driver(side: &GpuSide, why: &str) -> Finding {
     new("driver", Status::Info, "NVIDIA's driver is not there").because(why)
 }
 
-fn no_gpu(backend: BackendChoice, driver: bool) -> Finding {
-    let cause = if driver {
-        "the driver shows this process no GPU"
-    } else {
-        "no NVIDIA GPU is on the PCI bus, and no driver is loaded"
+fn no_gpu(side: &GpuSide, backend: BackendChoice) -> Finding {
+    let cause = match &side.driver {
+        Ok(driver) if driver.gpus.is_empty() => "the driver shows this process no GPU",
+        Ok(_) => "there are GPUs, and CUDA shows this process none of them",
+        Err(_) => "no NVIDIA GPU is on the PCI bus, and no driver is loaded",
     };
-    let remedy = "to use GPUs, run where they are: a machine with NVIDIA's driver, a container started with --gpus all, a \
-                  Slurm job with --gres=gpu:N, a Kubernetes pod with a limit of nvidia.com/gpu";
+    let is_hidden = side.driver.as_ref().is_ok_and(|driver| !driver.gpus.is_empty());
+    let remedy = if is_hidden {
+        "to use GPUs, let CUDA show them: see visible_devices"
+    } else {
+        "to use GPUs, run where they are: a machine with NVIDIA's driver, a container started with --gpus all, a \
+         Slurm job with --gres=gpu:N, a Kubernetes pod with a limit of nvidia.com/gpu"
+    };
     if backend == BackendChoice::Nccl {
         return new("gpus", Status::Broken, "none, but process_group.backend asks for nccl")
             .because(cause)
@@ -80,20 +88,35 @@ fn no_gpu(backend: BackendChoice, driver: bool) -> Finding {
     new("gpus", Status::Info, "none: everything runs on the CPU, over TCP").because(cause).remedy(remedy)
 }
 
-fn visible(side: &GpuSide) -> Option<Finding> {
-    let visible = side.visible.as_ref()?;
-    if visible.trim().is_empty() || visible.trim() == "-1" {
-        let seen = format!("CUDA_VISIBLE_DEVICES is `{visible}`, which hides every GPU");
-        return Some(new("visible_devices", Status::Warning, seen).remedy("unset CUDA_VISIBLE_DEVICES"));
+/// What keeps GPUs from a job, and from which.
+fn visible(side: &GpuSide, usable: &DriverSide) -> Option<Finding> {
+    let new = |status, seen: String| new("visible_devices", status, seen);
+    let list = side.visible.as_ref().map(|list| format!("CUDA_VISIBLE_DEVICES is `{list}`"));
+    if let Err(why) = &side.shown {
+        let list = list.map_or(String::new(), |list| format!("{list}; "));
+        let seen = format!("{list}CUDA does not say which GPUs it shows, and all count here");
+        return Some(new(Status::Info, seen).because(why));
     }
-    Some(new(
-        "visible_devices",
-        Status::Info,
-        format!("CUDA_VISIBLE_DEVICES is `{visible}`: ranks use these only"),
-    ))
+    let numbers: Vec<String> = usable.gpus.iter().map(|gpu| gpu.index.to_string()).collect();
+    let (several, numbers) = (if numbers.len() == 1 { "" } else { "s" }, numbers.join(", "));
+    match list {
+        Some(list) if usable.gpus.is_empty() => {
+            let seen = format!("{list}, which hides every GPU");
+            Some(new(Status::Warning, seen).remedy("unset CUDA_VISIBLE_DEVICES"))
+        }
+        None if usable.gpus.is_empty() => Some(
+            new(Status::Warning, "CUDA shows this process no GPU".into())
+                .because("NVIDIA's management library lists some, which CUDA leaves out")
+                .remedy("let the container or the cgroup have the devices of the GPUs: /dev/nvidia*"),
+        ),
+        Some(list) => Some(new(Status::Info, format!("{list}: ranks use GPU{several} {numbers} only"))),
+        None => (side.driver.as_ref().is_ok_and(|driver| driver.gpus.len() > usable.gpus.len()))
+            .then(|| new(Status::Info, format!("CUDA shows GPU{several} {numbers} only"))),
+    }
 }
 
-fn one(gpu: &Gpu) -> Finding {
+/// A GPU that no job here may use is no fault, whatever is wrong with it.
+fn one(gpu: &Gpu, is_shown: bool) -> Finding {
     let mut seen =
         format!("{}, {} of {} in use", gpu.name, memory(gpu.memory_used_bytes), memory(gpu.memory_bytes));
     if let Some(temperature) = gpu.temperature {
@@ -107,6 +130,11 @@ fn one(gpu: &Gpu) -> Finding {
     let finding = |status| new("gpu", status, seen.clone()).of(gpu.index.to_string());
     let worst = complaints(gpu).into_iter().max_by_key(|(status, ..)| *status);
     match worst {
+        _ if !is_shown => {
+            let hidden = "CUDA does not show it, so that no rank here uses it";
+            finding(Status::Info)
+                .because(worst.map_or(hidden.into(), |(_, cause, _)| format!("{hidden}; {cause}")))
+        }
         Some((status, cause, remedy)) => finding(status).because(cause).remedy(remedy),
         None => finding(Status::Ok),
     }

@@ -13,7 +13,7 @@ use super::finding::Finding;
 /// Everything there is to say of these facts, area by area.
 pub fn judge(facts: &Facts) -> Vec<Finding> {
     let mut findings = host::judge(&facts.host);
-    let gpus = facts.gpu.driver.as_ref().map_or(0, |driver| driver.gpus.len());
+    let gpus = facts.gpu.usable().gpus.len();
     findings.extend(network::judge(&facts.network, gpus));
     findings.extend(gpu::judge(&facts.gpu, facts.backend));
     findings.extend(libraries::judge(&facts.libraries, gpus));

@@ -38,6 +38,7 @@ fn plain() -> Facts {
             module: None,
             driver: Err("libnvidia-ml.so.1: not there".into()),
             visible: None,
+            shown: Ok(Vec::new()),
         },
         libraries: libraries(&["cuda_driver", "nccl", "nvrtc", "cublaslt"], false),
         nccl: Vec::new(),
@@ -68,6 +69,7 @@ fn gpu(index: u32) -> Gpu {
         index,
         name: "NVIDIA H200".into(),
         uuid: format!("GPU-{index}"),
+        pci: format!("00000000:{:02X}:00.0", index + 26),
         memory_bytes: 140 * GIB,
         memory_used_bytes: GIB / 2,
         ecc: Some(true),
@@ -77,6 +79,17 @@ fn gpu(index: u32) -> Gpu {
         nvlink_gbs: Some(26.5),
         ..Gpu::default()
     }
+}
+
+/// The same GPU as CUDA has it.
+fn shown(gpu: &Gpu) -> ShownGpu {
+    ShownGpu { uuid: gpu.uuid.clone(), pci: format!("0000:{:02x}:00.0", gpu.index + 26) }
+}
+
+/// As `CUDA_VISIBLE_DEVICES` does with these GPUs.
+fn show(facts: &mut Facts, list: &str, gpus: &[u32]) {
+    facts.gpu.visible = Some(list.into());
+    facts.gpu.shown = Ok(gpus.iter().map(|index| shown(&gpu(*index))).collect());
 }
 
 /// A machine with so many GPUs, joined by `path`.
@@ -94,8 +107,13 @@ fn with_gpus(count: u32, path: PairPath, peer_access: &PeerAccess) -> Facts {
         pairs,
     };
     let mut facts = plain();
-    facts.gpu =
-        GpuSide { on_bus: count as usize, module: Some("580.1".into()), driver: Ok(driver), visible: None };
+    facts.gpu = GpuSide {
+        on_bus: count as usize,
+        module: Some("580.1".into()),
+        shown: Ok(driver.gpus.iter().map(shown).collect()),
+        driver: Ok(driver),
+        visible: None,
+    };
     facts.libraries = libraries(&["cuda_driver", "nccl", "nvrtc", "cublaslt"], true);
     facts.trials.push(trial("all_reduce_gpu", "nccl"));
     facts
@@ -214,7 +232,19 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
             Status::Warning,
             "chipset",
         ),
-        (|f| f.gpu.visible = Some(String::new()), "visible_devices", Status::Warning, "unset"),
+        (|f| show(f, "", &[]), "visible_devices", Status::Warning, "unset"),
+        // No variable, and CUDA has none all the same.
+        (|f| f.gpu.shown = Ok(Vec::new()), "visible_devices", Status::Warning, "/dev/nvidia"),
+        (|f| f.gpu.shown = Err("cuInit: 999".into()), "visible_devices", Status::Info, "cuInit: 999"),
+        (
+            |f| {
+                show(f, "-1", &[]);
+                f.backend = BackendChoice::Nccl;
+            },
+            "gpus",
+            Status::Broken,
+            "CUDA shows this process none",
+        ),
         (|f| f.libraries = libraries(&["nccl"], false), "nccl", Status::Broken, "device.nccl"),
         (
             |f| f.trials[0].outcome = Err("rank 1 hung".into()),
@@ -309,6 +339,58 @@ fn the_advice_on_tensor_parallelism_follows_the_links() {
     let findings = judge(&islands);
     let advice = findings.iter().find(|f| f.name == "tensor_parallel").expect("advice");
     assert!(advice.seen.contains("up to 2: so many GPUs are joined by NVLink"), "{}", advice.seen);
+}
+
+#[test]
+fn gpus_that_cuda_does_not_show_count_for_nothing() {
+    let mut facts = with_gpus(8, PairPath::Nvlink(18), &PeerAccess::Yes);
+    show(&mut facts, "0,1", &[0, 1]);
+    // Much is wrong with GPUs that no rank will use, and between them and others.
+    let side = driver(&mut facts);
+    side.gpus[7].memory_used_bytes = 130 * GIB;
+    side.gpus[6].prohibited = true;
+    side.gpus[5].nvlinks = 12;
+    let pair = side.pairs.iter_mut().find(|pair| (pair.a, pair.b) == (1, 4)).expect("a pair");
+    pair.peer_access = PeerAccess::No("the chipset does not support it".into());
+    let findings = judge(&facts);
+    let bad: Vec<_> = findings.iter().filter(|f| f.status > Status::Info).collect();
+    assert_eq!(bad, Vec::<&Finding>::new());
+    let said = |name: &str| &findings.iter().find(|f| f.name == name).expect("said").seen;
+    assert!(said("tensor_parallel").contains("up to 2"), "{}", said("tensor_parallel"));
+    assert!(
+        said("visible_devices").contains("`0,1`: ranks use GPUs 0, 1 only"),
+        "{}",
+        said("visible_devices")
+    );
+    let busy = findings.iter().find(|f| f.subject.as_deref() == Some("7")).and_then(|f| f.cause.as_ref());
+    assert!(busy.is_some_and(|cause| cause.contains("does not show") && cause.contains("somebody else")));
+    // What is wrong with the others counts.
+    driver(&mut facts).gpus[1].memory_used_bytes = 130 * GIB;
+    assert_eq!(report(&facts).exit_code(), 1);
+}
+
+#[test]
+fn without_a_gpu_that_cuda_shows_advice_is_for_processors() {
+    let mut facts = h200();
+    show(&mut facts, "", &[]);
+    facts.libraries = libraries(&["cuda_driver", "nccl", "nvrtc", "cublaslt"], false);
+    facts.trials.truncate(1);
+    let findings = judge(&facts);
+    let advice = findings.iter().find(|f| f.name == "tensor_parallel").expect("advice");
+    assert!(advice.seen.contains("on the CPU"), "{}", advice.seen);
+    let bad: Vec<_> = findings.iter().filter(|f| f.status > Status::Info).map(|f| f.name).collect();
+    assert_eq!(bad, ["visible_devices"]);
+}
+
+#[test]
+fn a_gpu_that_mig_cuts_is_known_by_its_place() {
+    let mut facts = h200();
+    driver(&mut facts).gpus[2].mig = Some(true);
+    let instance = ShownGpu { uuid: "GPU-instance".into(), ..shown(&gpu(2)) };
+    facts.gpu.shown = Ok(vec![instance]);
+    let bad: Vec<_> = judge(&facts).into_iter().filter(|f| f.status > Status::Info).collect();
+    assert_eq!(bad.len(), 1);
+    assert_eq!(bad[0].subject.as_deref(), Some("2"));
 }
 
 #[test]

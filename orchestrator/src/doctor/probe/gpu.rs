@@ -1,20 +1,41 @@
 use std::path::Path;
+use std::time::Duration;
 
+use ryzanstein_config::DeviceConfig;
+use ryzanstein_process_group::device::{DeviceInfo, Libraries, Surroundings};
 use ryzanstein_process_group::nvml::Nvml;
 
-use super::{names, read};
-use crate::doctor::facts::{DriverSide, GpuSide};
+use super::{names, read, trial};
+use crate::doctor::Helper;
+use crate::doctor::facts::{DriverSide, GpuSide, ShownGpu};
 use crate::rendezvous::Environment;
 
 const BUS: &str = "/sys/bus/pci/devices";
+/// How long CUDA may take to count GPUs, the loading of libraries included.
+const DEADLINE: Duration = Duration::from_secs(60);
 
-pub(super) fn probe(environment: &Environment) -> GpuSide {
+pub(super) fn probe(environment: &Environment, helper: &Helper) -> GpuSide {
+    let driver = driver();
+    // Where NVML lists none there are none that CUDA could show.
+    let has_gpus = driver.as_ref().is_ok_and(|driver| !driver.gpus.is_empty());
+    let ask = || trial::bounded(helper.command(&["gpus"]), DEADLINE).and_then(|text| trial::answer(&text));
     GpuSide {
         on_bus: names(BUS).iter().filter(|device| is_gpu(&Path::new(BUS).join(device))).count(),
         module: read("/sys/module/nvidia/version"),
-        driver: driver(),
+        driver,
         visible: environment.get("CUDA_VISIBLE_DEVICES").cloned(),
+        shown: if has_gpus { ask() } else { Ok(Vec::new()) },
     }
+}
+
+/// In the other process: the GPUs that CUDA shows it. NVML, which knows nothing of `CUDA_VISIBLE_DEVICES`, lists more.
+///
+/// # Errors
+/// Why CUDA cannot be asked.
+pub fn shown_gpus(config: &DeviceConfig) -> Result<Vec<ShownGpu>, String> {
+    let libraries = Libraries::find(config, &Surroundings::default());
+    let all = DeviceInfo::all(&libraries).map_err(|error| error.to_string())?;
+    Ok(all.into_iter().map(|gpu| ShownGpu { uuid: gpu.uuid, pci: gpu.pci }).collect())
 }
 
 /// A display or 3D controller of NVIDIA's.

@@ -6,7 +6,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ryzanstein_config::{BackendChoice, Config, Timeout};
+use ryzanstein_process_group::device::Surroundings;
 use ryzanstein_process_group::{Memory, MemoryRendezvous, ProcessGroupManager, ReduceOp};
+use serde::de::DeserializeOwned;
 
 use crate::doctor::Helper;
 use crate::doctor::facts::{Trial, TrialOutcome};
@@ -37,7 +39,7 @@ pub(super) fn probe(config: &Config, environment: &Environment, helper: &Helper,
 }
 
 /// The answer among what NCCL, told to log, writes to the same place.
-fn answer(text: &str) -> Result<TrialOutcome, String> {
+pub(super) fn answer<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     let parsed = text.lines().rev().find_map(|line| serde_json::from_str(line).ok());
     parsed.unwrap_or_else(|| Err(format!("it answered `{}`", text.trim())))
 }
@@ -46,17 +48,26 @@ fn answer(text: &str) -> Result<TrialOutcome, String> {
 ///
 /// # Errors
 /// What the first rank that failed says.
-pub fn try_all_reduce(config: &Config, backend: BackendChoice, ranks: usize) -> Result<TrialOutcome, String> {
+pub fn try_all_reduce(
+    config: &Config,
+    environment: &Environment,
+    backend: BackendChoice,
+    ranks: usize,
+) -> Result<TrialOutcome, String> {
     // The settings of this machine, without the layout, world size and addresses of a job.
     let mut own = Config { device: config.device.clone(), nccl: config.nccl.clone(), ..Config::default() };
     own.process_group.backend = backend;
     own.process_group.timeout = PATIENCE;
     own.rendezvous.timeout = PATIENCE;
+    // As the ranks of a job look for libraries: what pip installed is found by these.
+    let surroundings = Surroundings::from_variables(|name| environment.get(name).cloned());
     let threads: Vec<JoinHandle<_>> = MemoryRendezvous::new(ranks)
         .into_iter()
         .map(|rendezvous| {
-            let config = own.clone();
-            std::thread::spawn(move || one_rank(&config, &rendezvous).map_err(|error| error.to_string()))
+            let (config, surroundings) = (own.clone(), surroundings.clone());
+            std::thread::spawn(move || {
+                one_rank(&config, &rendezvous, &surroundings).map_err(|error| error.to_string())
+            })
         })
         .collect();
     let outcomes: Vec<Result<TrialOutcome, String>> = threads
@@ -72,8 +83,9 @@ pub fn try_all_reduce(config: &Config, backend: BackendChoice, ranks: usize) -> 
 fn one_rank(
     config: &Config,
     rendezvous: &MemoryRendezvous,
+    surroundings: &Surroundings,
 ) -> Result<TrialOutcome, ryzanstein_process_group::Error> {
-    let mut manager = ProcessGroupManager::initialize(config, rendezvous)?;
+    let mut manager = ProcessGroupManager::initialize_with(config, rendezvous, surroundings)?;
     let ready_ms = manager.init_time().as_secs_f64() * 1e3;
     let (backend, reason) = (manager.backend().to_string(), manager.backend_reason().to_owned());
     let group = manager.world();
@@ -134,13 +146,58 @@ fn gather(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write as _;
+    use std::path::{Path, PathBuf};
+
+    use ryzanstein_config::DeviceConfig;
+    use ryzanstein_process_group::device::Libraries;
+
     use super::*;
 
     #[test]
     fn two_ranks_over_tcp_come_up_and_are_timed() {
-        let outcome = try_all_reduce(&Config::default(), BackendChoice::Tcp, 2).expect("right values");
+        let outcome = try_all_reduce(&Config::default(), &Environment::new(), BackendChoice::Tcp, 2);
+        let outcome = outcome.expect("right values");
         assert_eq!(outcome.backend, "tcp");
         assert!(outcome.median_us.is_some_and(|median| median > 0.0));
+    }
+
+    /// A driver that has every function, and in which nothing happens.
+    fn driver(folder: &Path) -> PathBuf {
+        let names =
+            include_str!("../../../../process_group/src/device/driver.rs").lines().filter_map(|line| {
+                let (name, _) = line.trim().split_once('(')?;
+                (name.starts_with("cu") && line.ends_with("-> i32;")).then_some(name)
+            });
+        let mut code = String::from("int cuDriverGetVersion(int *version) { *version = 12020; return 0; }\n");
+        for name in names.filter(|name| *name != "cuDriverGetVersion") {
+            let _ = writeln!(code, "int {name}(void) {{ return 0; }}");
+        }
+        let (source, library) = (folder.join("driver.c"), folder.join("libcuda.so.1"));
+        std::fs::write(&source, code).expect("written");
+        let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
+        assert!(built.is_ok_and(|status| status.success()), "what links this program links a library too");
+        library
+    }
+
+    #[test]
+    fn a_trial_looks_for_nccl_where_ranks_do() {
+        let nothing = Libraries::find(&DeviceConfig::default(), &Surroundings::default());
+        if nothing.nccl.is_ok() {
+            // The loader knows one, and no other place is looked at.
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let packages = folder.path().join("lib/python3.12/site-packages/nvidia/nccl/lib");
+        std::fs::create_dir_all(&packages).expect("made");
+        let nccl = packages.join("libnccl.so.2");
+        std::fs::write(&nccl, "no library").expect("written");
+        let mut config = Config::default();
+        config.device.cuda = Some(driver(folder.path()));
+        let active = folder.path().to_str().expect("text").to_owned();
+        let environment = Environment::from([("VIRTUAL_ENV".to_owned(), active)]);
+        let outcome = try_all_reduce(&config, &environment, BackendChoice::Auto, 2).expect("over TCP");
+        assert!(outcome.reason.contains(nccl.to_str().expect("text")), "{}", outcome.reason);
     }
 
     #[test]
@@ -149,8 +206,8 @@ mod tests {
         let line = serde_json::to_string(&Ok::<_, String>(outcome.clone())).expect("text");
         assert_eq!(answer(&format!("node0:1 NCCL INFO x\n{line}\nnode0:1 NCCL INFO y\n")), Ok(outcome));
         let failed = serde_json::to_string(&Err::<TrialOutcome, _>("why not")).expect("text");
-        assert_eq!(answer(&failed), Err("why not".into()));
-        assert!(answer("nonsense").is_err_and(|why| why.contains("nonsense")));
+        assert_eq!(answer::<TrialOutcome>(&failed), Err("why not".into()));
+        assert!(answer::<TrialOutcome>("nonsense").is_err_and(|why| why.contains("nonsense")));
     }
 
     #[test]
