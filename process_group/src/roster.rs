@@ -231,10 +231,10 @@ fn conflict(candidates: &[Candidate]) -> Option<String> {
     }
     let (first, _, gpu) = ranks.first()?;
     let version = |g: &Gpu| format!("{}.{}.{}", g.nccl / 10_000, g.nccl % 10_000 / 100, g.nccl % 100);
-    let (other, _, different) = ranks.iter().find(|(_, _, g)| g.nccl / 100 != gpu.nccl / 100)?;
+    let (other, _, different) = ranks.iter().find(|(_, _, g)| g.nccl != gpu.nccl)?;
     Some(format!(
-        "rank {first} has NCCL {} and rank {other} has {}: all need the same major and minor version; install one \
-         everywhere, or set device.nccl",
+        "rank {first} has NCCL {} and rank {other} has {}: NCCL lets only ranks of exactly the same version together; \
+         install one everywhere, or set device.nccl",
         version(gpu),
         version(different)
     ))
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn auto_takes_nccl_when_every_rank_has_a_gpu_of_its_own_and_one_version() {
-        let ranks = with_gpus(BackendChoice::Auto, &[("GPU-a", 22_803), ("GPU-b", 22_807)]);
+        let ranks = with_gpus(BackendChoice::Auto, &[("GPU-a", 22_803), ("GPU-b", 22_803)]);
         assert_eq!(agree(&ranks).unwrap().backend, BackendKind::Nccl);
     }
 
@@ -287,10 +287,13 @@ mod tests {
     }
 
     #[test]
-    fn mixed_versions_of_nccl_are_named() {
-        let refused =
-            agree(&with_gpus(BackendChoice::Nccl, &[("GPU-a", 22_803), ("GPU-b", 22_705)])).unwrap_err();
-        assert!(refused.contains("rank 0 has NCCL 2.28.3 and rank 1 has 2.27.5"), "{refused}");
+    fn versions_of_nccl_that_differ_only_in_the_patch_are_named_too() {
+        for (other, words) in [(22_705, "2.27.5"), (22_807, "2.28.7")] {
+            let gpus = [("GPU-a", 22_803), ("GPU-b", other)];
+            let refused = agree(&with_gpus(BackendChoice::Nccl, &gpus)).unwrap_err();
+            let named = format!("rank 0 has NCCL 2.28.3 and rank 1 has {words}");
+            assert!(refused.contains(&named), "{refused}");
+        }
     }
 
     #[test]
