@@ -321,7 +321,11 @@ impl ProcessGroupManager {
         }
         let name = format!("{kind}[{}..{}]", members[0], members[members.len() - 1]);
         let name = if kind == "world" { kind } else { &name };
-        let group = self.factory.make(name, members, Together::Everybody, deadline)?;
+        let group =
+            self.factory.make(name, members, Together::Everybody(kind), deadline).inspect_err(|error| {
+                // Ranks that are not in this group wait for this one too, in a split of the world or with the next group.
+                self.groups.iter().for_each(|group| group.abort(error));
+            })?;
         self.profiles.push(group.profile());
         self.groups.push(group);
         Ok(self.groups.len() - 1)
