@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use ryzanstein_config::{AlgorithmChoice, Config};
 
 use crate::backend::Backend;
-use crate::backend::nccl::{Birth, Communicator, Nccl};
-use crate::backend::tcp::data_plane::{DataPlane, Unconnected};
+use crate::backend::nccl::{self, Birth, Communicator, Nccl};
+use crate::backend::tcp::data_plane::{Connection, DataPlane, Unconnected};
 use crate::backend::tcp::{self, Tcp};
 use crate::error::{Error, Result};
 use crate::gpu;
@@ -63,8 +63,17 @@ impl Factory {
             }
             _ => Birth::Id(&*membership.store),
         };
-        let connections = plane.connect(name, &peers, deadline)?;
-        let streams = connections.into_iter().map(|c| c.map(|c| c.stream)).collect();
+        let streams = |connections: Vec<Option<Connection>>| {
+            connections.into_iter().map(|connection| connection.map(|c| c.stream)).collect()
+        };
+        let streams = match plane.connect(name, &peers, deadline) {
+            Ok(connections) => streams(connections),
+            Err(unconnected) => {
+                let Unconnected { error, connections } = *unconnected;
+                nccl::decline(streams(connections), &error);
+                return Err(error);
+            }
+        };
         let seat = (rank.index(), &peers[..]);
         let nccl = Nccl::new(gpu.nccl, &gpu.device, name, seat, streams, &birth, deadline)?;
         let profile = &self.config.profile;

@@ -1,13 +1,14 @@
 //! A communicator from its birth to its end.
 
+use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::handles::Kind::{Calls, Root, Stem};
-use super::links::Links;
-use super::shared::{Request, Shared, VERDICT, lock};
+use super::links::{Links, Word};
+use super::shared::{HEARD, Request, Shared, VERDICT, lock};
 use super::watch;
 use crate::device::nccl::UniqueId;
 use crate::error::{Error, Result};
@@ -152,6 +153,14 @@ impl Drop for Communicator {
     }
 }
 
+/// Tells those who were reached why this rank gives up a group that could not be connected: they would see a lost rank
+/// otherwise, once they listen.
+pub(crate) fn decline(streams: Vec<Option<TcpStream>>, why: &Error) {
+    let mut links = Links::new(streams);
+    links.tell_all(&Word::Aborted(why.to_string()));
+    links.close(HEARD);
+}
+
 /// Waits until all ranks of `parent`, this one being at `position`, have come to split groups of this kind off it.
 fn gather(
     store: &dyn Store,
@@ -174,9 +183,30 @@ fn gather(
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use super::super::links::Heard;
     use super::*;
     use crate::store::MemoryStore;
     use crate::testing::LATE;
+
+    #[test]
+    fn whoever_was_reached_by_a_rank_that_cannot_connect_all_hears_why() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mine = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let theirs = listener.accept().unwrap().0;
+        for stream in [&mine, &theirs] {
+            stream.set_nonblocking(true).unwrap();
+        }
+        let (what, waited) = ("connecting group `g`".into(), Duration::from_secs(3));
+        let error = Error::Timeout { what, waited, missing: vec![Rank(2)] };
+        let mut links = Links::new(vec![None, Some(theirs)]);
+        // Already said when the other gives up, and not read.
+        links.tell_all(&Word::Hello);
+        decline(vec![Some(mine), None, None], &error);
+        let heard = links.listen(LATE);
+        assert_eq!(heard[0], (1, Heard::Said(Word::Aborted(error.to_string()))), "{heard:?}");
+    }
 
     /// What each of these ranks of a world of four comes to, of which the first two are a group and the others another.
     fn come(there: &[u32], patience: Duration) -> Vec<Result<()>> {
