@@ -227,5 +227,6 @@ impl Drop for ProcessGroup {
                 let _ = thread.join();
             }
         }
+        self.engine.profile.close();
     }
 }

@@ -201,6 +201,10 @@ impl ProcessGroupManager {
     /// and make the groups that they share in the same order; the others need not call. `None` for a rank that is not
     /// a member.
     ///
+    /// Nothing is kept for the next time: the same list makes a new group with connections, and on GPUs a communicator, of its
+    /// own, which takes as long as the first did. Keep the group for as long as it is used. Dropping it frees what it has; what has
+    /// been measured in it stays in [`profile`](Self::profile).
+    ///
     /// # Errors
     /// [`Error::Invalid`] for an empty list, a rank twice or one that is not in the job; [`Error::Timeout`] naming the
     /// members that did not come.
