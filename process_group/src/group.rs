@@ -238,5 +238,6 @@ impl Drop for ProcessGroup {
                 let _ = thread.join();
             }
         }
+        self.engine.profile.close();
     }
 }

@@ -201,6 +201,10 @@ impl ProcessGroupManager {
     /// and make the groups that they share in the same order; the others need not call. `None` for a rank that is not
     /// a member.
     ///
+    /// Nothing is kept for the next time: the same list makes a new group with connections, and on GPUs a communicator, of its
+    /// own, which takes as long as the first did. Keep the group for as long as it is used. Dropping it frees what it has; what has
+    /// been measured in it stays in [`profile`](Self::profile).
+    ///
     /// # Errors
     /// [`Error::Invalid`] for an empty list, a rank twice or one that is not in the job; [`Error::Timeout`] naming the
     /// members that did not come.
@@ -321,7 +325,11 @@ impl ProcessGroupManager {
         }
         let name = format!("{kind}[{}..{}]", members[0], members[members.len() - 1]);
         let name = if kind == "world" { kind } else { &name };
-        let group = self.factory.make(name, members, Together::Everybody, deadline)?;
+        let group =
+            self.factory.make(name, members, Together::Everybody(kind), deadline).inspect_err(|error| {
+                // Ranks that are not in this group wait for this one too, in a split of the world or with the next group.
+                self.groups.iter().for_each(|group| group.abort(error));
+            })?;
         self.profiles.push(group.profile());
         self.groups.push(group);
         Ok(self.groups.len() - 1)

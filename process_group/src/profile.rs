@@ -69,7 +69,8 @@ pub struct Profile {
     recording: Recording,
     paused: AtomicBool,
     entries: Mutex<Entries>,
-    timings: Option<Arc<dyn Timings>>,
+    /// Until the group ends.
+    timings: Mutex<Option<Arc<dyn Timings>>>,
     link_gbs: Option<f64>,
 }
 
@@ -170,9 +171,15 @@ impl Profile {
             recording,
             paused: AtomicBool::new(false),
             entries: Mutex::default(),
-            timings,
+            timings: Mutex::new(timings),
             link_gbs,
         }
+    }
+
+    /// The group ends: takes in what the GPU has finished, and keeps nothing of the backend. Profiles outlive their groups.
+    pub(crate) fn close(&self) {
+        self.fetch();
+        self.timings.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     /// From `true` to `false`, calls are not their user's: they are neither recorded nor told of as slow.
@@ -228,7 +235,8 @@ impl Profile {
 
     /// Takes in what the GPU has finished.
     fn fetch(&self) {
-        let Some(timings) = &self.timings else { return };
+        let timings = self.timings.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(timings) = timings else { return };
         for (signature, path, took) in timings.take() {
             if self.records() {
                 // It was counted when it was enqueued.

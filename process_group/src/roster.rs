@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::rank::{self, Epoch, LocalRank, Rank};
 
+/// Most reasons told of why a backend cannot be used.
+const MOST_REASONS: usize = 4;
+
 /// An implementation of the collectives.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -168,13 +171,11 @@ pub struct Agreement {
 /// A sentence that names the ranks which want different backends, or cannot use the one demanded, and why.
 pub fn agree(candidates: &[Candidate]) -> Result<Agreement, String> {
     let Some(first) = candidates.first() else { return Err("there are no ranks".into()) };
-    let others = ranks_where(candidates, |c| c.wanted != first.wanted);
-    if let Some(&other) = others.first() {
+    if let Some(other) = candidates.iter().position(|c| c.wanted != first.wanted) {
         return Err(format!(
             "ranks were told to use different backends: rank 0 wants `{}`, rank {other} wants `{}`; \
              give every rank the same process_group.backend",
-            first.wanted,
-            candidates[other.index()].wanted
+            first.wanted, candidates[other].wanted
         ));
     }
     let kinds: Vec<BackendKind> = match first.wanted {
@@ -185,30 +186,25 @@ pub fn agree(candidates: &[Candidate]) -> Result<Agreement, String> {
     };
     let mut refused = Vec::new();
     for kind in kinds {
-        let cannot = ranks_where(candidates, |c| obstacle(c, kind).is_some());
-        let Some(&one) = cannot.first() else {
-            if kind == BackendKind::Nccl
-                && let Some(conflict) = conflict(candidates)
-            {
-                refused.push(format!("not `{kind}`: {conflict}"));
-                continue;
-            }
-            let mut reason = match first.wanted {
-                BackendChoice::Auto => format!("`{kind}` is the best that every rank can use"),
-                _ => format!("`{kind}` was asked for"),
-            };
-            for r in &refused {
-                reason = format!("{reason}; {r}");
-            }
-            return Ok(Agreement { backend: kind, reason });
+        let reasons = obstacles(candidates, kind);
+        if !reasons.is_empty() {
+            refused.push(format!("not `{kind}`: {}", tell(&reasons, candidates.len())));
+            continue;
+        }
+        if kind == BackendKind::Nccl
+            && let Some(conflict) = conflict(candidates)
+        {
+            refused.push(format!("not `{kind}`: {conflict}"));
+            continue;
+        }
+        let mut reason = match first.wanted {
+            BackendChoice::Auto => format!("`{kind}` is the best that every rank can use"),
+            _ => format!("`{kind}` was asked for"),
         };
-        let why = obstacle(&candidates[one.index()], kind).unwrap_or_default();
-        let who = match cannot.len() {
-            n if n == candidates.len() => "no rank can use it".into(),
-            1 => format!("rank {one} cannot use it"),
-            _ => format!("ranks {} cannot use it", rank::list(&cannot)),
-        };
-        refused.push(format!("not `{kind}`: {who}: {why}"));
+        for r in &refused {
+            reason = format!("{reason}; {r}");
+        }
+        return Ok(Agreement { backend: kind, reason });
     }
     Err(refused.join("; "))
 }
@@ -231,17 +227,13 @@ fn conflict(candidates: &[Candidate]) -> Option<String> {
     }
     let (first, _, gpu) = ranks.first()?;
     let version = |g: &Gpu| format!("{}.{}.{}", g.nccl / 10_000, g.nccl % 10_000 / 100, g.nccl % 100);
-    let (other, _, different) = ranks.iter().find(|(_, _, g)| g.nccl / 100 != gpu.nccl / 100)?;
+    let (other, _, different) = ranks.iter().find(|(_, _, g)| g.nccl != gpu.nccl)?;
     Some(format!(
-        "rank {first} has NCCL {} and rank {other} has {}: all need the same major and minor version; install one \
-         everywhere, or set device.nccl",
+        "rank {first} has NCCL {} and rank {other} has {}: NCCL lets only ranks of exactly the same version together; \
+         install one everywhere, or set device.nccl",
         version(gpu),
         version(different)
     ))
-}
-
-fn ranks_where(candidates: &[Candidate], test: impl Fn(&Candidate) -> bool) -> Vec<Rank> {
-    Rank::all(candidates.len()).zip(candidates).filter(|(_, c)| test(c)).map(|(r, _)| r).collect()
 }
 
 fn obstacle(candidate: &Candidate, kind: BackendKind) -> Option<String> {
@@ -249,6 +241,36 @@ fn obstacle(candidate: &Candidate, kind: BackendKind) -> Option<String> {
         Some(capability) => capability.obstacle.clone(),
         None => Some("it does not say that it can".into()),
     }
+}
+
+/// Why a backend cannot be used, each reason with the ranks that have it.
+fn obstacles(candidates: &[Candidate], kind: BackendKind) -> Vec<(String, Vec<Rank>)> {
+    let mut reasons: Vec<(String, Vec<Rank>)> = Vec::new();
+    for (rank, candidate) in Rank::all(candidates.len()).zip(candidates) {
+        let Some(why) = obstacle(candidate, kind) else { continue };
+        match reasons.iter_mut().find(|(known, _)| *known == why) {
+            Some((_, ranks)) => ranks.push(rank),
+            None => reasons.push((why, vec![rank])),
+        }
+    }
+    reasons
+}
+
+/// Puts them into words. Where every rank has a reason of its own, the first few stand for all.
+fn tell(reasons: &[(String, Vec<Rank>)], world_size: usize) -> String {
+    let who = |ranks: &[Rank]| match ranks {
+        all if all.len() == world_size => "no rank can use it".into(),
+        [one] => format!("rank {one} cannot use it"),
+        some => format!("ranks {} cannot use it", rank::list(some)),
+    };
+    let (told, rest) = reasons.split_at(reasons.len().min(MOST_REASONS));
+    let mut words: Vec<_> = told.iter().map(|(why, ranks)| format!("{}: {why}", who(ranks))).collect();
+    let mut rest: Vec<Rank> = rest.iter().flat_map(|(_, ranks)| ranks).copied().collect();
+    rest.sort_unstable();
+    if !rest.is_empty() {
+        words.push(format!("{}, for other reasons", who(&rest)));
+    }
+    words.join("; ")
 }
 
 #[cfg(test)]
@@ -272,7 +294,7 @@ mod tests {
 
     #[test]
     fn auto_takes_nccl_when_every_rank_has_a_gpu_of_its_own_and_one_version() {
-        let ranks = with_gpus(BackendChoice::Auto, &[("GPU-a", 22_803), ("GPU-b", 22_807)]);
+        let ranks = with_gpus(BackendChoice::Auto, &[("GPU-a", 22_803), ("GPU-b", 22_803)]);
         assert_eq!(agree(&ranks).unwrap().backend, BackendKind::Nccl);
     }
 
@@ -287,10 +309,13 @@ mod tests {
     }
 
     #[test]
-    fn mixed_versions_of_nccl_are_named() {
-        let refused =
-            agree(&with_gpus(BackendChoice::Nccl, &[("GPU-a", 22_803), ("GPU-b", 22_705)])).unwrap_err();
-        assert!(refused.contains("rank 0 has NCCL 2.28.3 and rank 1 has 2.27.5"), "{refused}");
+    fn versions_of_nccl_that_differ_only_in_the_patch_are_named_too() {
+        for (other, words) in [(22_705, "2.27.5"), (22_807, "2.28.7")] {
+            let gpus = [("GPU-a", 22_803), ("GPU-b", other)];
+            let refused = agree(&with_gpus(BackendChoice::Nccl, &gpus)).unwrap_err();
+            let named = format!("rank 0 has NCCL 2.28.3 and rank 1 has {words}");
+            assert!(refused.contains(&named), "{refused}");
+        }
     }
 
     #[test]
@@ -304,5 +329,30 @@ mod tests {
             "{}",
             agreed.reason
         );
+    }
+    #[test]
+    fn ranks_with_different_reasons_are_told_each_with_its_own() {
+        let gpus: Vec<(String, u32)> = (0..4).map(|gpu| (format!("GPU-{gpu}"), 22_803)).collect();
+        let gpus: Vec<_> = gpus.iter().map(|(uuid, nccl)| (uuid.as_str(), *nccl)).collect();
+        let mut ranks = with_gpus(BackendChoice::Nccl, &gpus);
+        let mut refusal = |reasons: [&str; 4]| {
+            for (rank, reason) in ranks.iter_mut().zip(reasons) {
+                rank.capabilities[0].obstacle = Some(reason.into());
+            }
+            agree(&ranks).unwrap_err()
+        };
+        assert_eq!(refusal(["no driver"; 4]), "not `nccl`: no rank can use it: no driver");
+        assert_eq!(
+            refusal(["no driver", "no NCCL", "no driver", "no driver"]),
+            "not `nccl`: ranks 0, 2 and 3 cannot use it: no driver; rank 1 cannot use it: no NCCL"
+        );
+    }
+
+    #[test]
+    fn of_very_many_reasons_some_are_told_and_all_ranks() {
+        let reasons: Vec<_> = Rank::all(7).map(|rank| (format!("reason {rank}"), vec![rank])).collect();
+        let told = tell(&reasons, 7);
+        assert!(told.contains("rank 3 cannot use it: reason 3"), "{told}");
+        assert!(told.ends_with("; ranks 4, 5 and 6 cannot use it, for other reasons"), "{told}");
     }
 }

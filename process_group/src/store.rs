@@ -117,6 +117,39 @@ fn collect(store: &dyn Store, name: &str, world_size: usize, deadline: Instant) 
     Rank::all(world_size).map(word).collect()
 }
 
+/// How long a watched wait looks at the store alone.
+const ROUND: Duration = Duration::from_millis(200);
+
+/// A store whose waits end with the first error of `check`, after which what is waited for may never come.
+pub(crate) struct Watched<'a, F> {
+    pub(crate) store: &'a dyn Store,
+    pub(crate) check: F,
+}
+
+impl<F: Fn() -> Result<()> + Send + Sync> Store for Watched<'_, F> {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.store.set(key, value)
+    }
+
+    fn get(&self, key: &str, deadline: Instant) -> Result<Vec<u8>> {
+        let started = Instant::now();
+        loop {
+            (self.check)()?;
+            match self.store.get(key, deadline.min(Instant::now() + ROUND)) {
+                Err(Error::Timeout { .. }) if Instant::now() < deadline => {}
+                Err(Error::Timeout { what, missing, .. }) => {
+                    return Err(Error::Timeout { what, waited: started.elapsed(), missing });
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        self.store.add(key, amount)
+    }
+}
+
 /// The store of ranks that share a process.
 #[derive(Default, Debug)]
 pub struct MemoryStore {
@@ -193,6 +226,8 @@ impl Store for MemoryStore {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
     use super::*;
 
     #[test]
@@ -214,6 +249,27 @@ mod tests {
         });
         // Whoever comes when all is over hears the same.
         assert_eq!(missing(2, Duration::from_secs(20)), [Rank(2)]);
+    }
+
+    #[test]
+    fn a_watched_wait_ends_with_what_is_found_or_with_the_value_or_at_the_deadline() {
+        let (store, rounds) = (MemoryStore::new(), AtomicU32::new(0));
+        let fails_at = |round: u32| Watched {
+            store: &store,
+            check: {
+                let rounds = &rounds;
+                move || match rounds.fetch_add(1, Ordering::Relaxed) {
+                    n if n < round => Ok(()),
+                    _ => Err(Error::Transport("the group has failed".into())),
+                }
+            },
+        };
+        let found = fails_at(2).get("k", Instant::now() + Duration::from_secs(60)).unwrap_err();
+        assert!(found.to_string().contains("the group has failed"), "{found}");
+        let error = fails_at(u32::MAX).get("k", Instant::now() + 2 * ROUND).unwrap_err();
+        assert!(matches!(error, Error::Timeout { waited, .. } if waited >= 2 * ROUND), "{error}");
+        store.set("k", b"v").unwrap();
+        assert_eq!(fails_at(u32::MAX).get("k", Instant::now()).unwrap(), b"v");
     }
 
     #[test]

@@ -3,10 +3,14 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::{PATIENCE, initialize, nccl, on_gpus, sum_of_ranks};
-use ryzanstein_config::BackendChoice;
-use ryzanstein_process_group::device::{Device, DeviceBuffer, Launch};
-use ryzanstein_process_group::{BackendKind, Buffer, BufferMut, DType, Element, Error, Rank, ReduceOp};
+use ryzanstein_config::{BackendChoice, DeviceConfig};
+use ryzanstein_process_group::device::{Device, DeviceBuffer, Launch, Libraries, Surroundings};
+use ryzanstein_process_group::{
+    BackendKind, Buffer, BufferMut, DType, Element, Error, LocalRank, Rank, ReduceOp,
+};
 use ryzanstein_tests::gpu::{Ranks, gpus, need, role};
 use ryzanstein_tests::{config, conformance};
 
@@ -367,6 +371,29 @@ fn floats_come_back_from_their_keys_and_keys_are_in_the_order_of_the_floats() {
         there_and_back::<half::f16, i32>(&device, &some.map(half::f16::from_f64));
         there_and_back::<half::bf16, i32>(&device, &some.map(half::bf16::from_f64));
     });
+}
+
+#[test]
+#[ignore = "needs 1 GPU"]
+fn a_kept_kernel_that_is_cut_is_compiled_anew() {
+    need(1);
+    let folder = tempfile::tempdir().unwrap();
+    let surroundings = Surroundings::from_variables(|name| std::env::var(name).ok());
+    let config = DeviceConfig { kernel_cache: Some(folder.path().into()), ..DeviceConfig::default() };
+    let load = || {
+        // Whoever has just taken the GPU has no kernels in memory.
+        let libraries = Arc::new(Libraries::find(&config, &surroundings));
+        let device = Device::open(&libraries, LocalRank(0), &config).unwrap();
+        let source = "extern \"C\" __global__ void nothing() {}";
+        device.kernels().module("nothing.cu", source, &[]).unwrap().kernel("nothing").unwrap();
+        let file = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+        (std::fs::read(&file).unwrap(), file)
+    };
+    let (whole, file) = load();
+    for kept in [whole.len() - 1, whole.len() / 2, 100, 0] {
+        std::fs::write(&file, &whole[..kept]).unwrap();
+        assert_eq!(load().0.len(), whole.len(), "of {kept} bytes kept");
+    }
 }
 
 #[test]

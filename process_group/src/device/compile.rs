@@ -2,7 +2,8 @@
 //!
 //! Sources include no header, so that no toolkit is needed. What is compiled is kept in memory by source and options, and
 //! on disk by source, options, compiler version and architecture; a file is written beside its place and renamed into it,
-//! so that a reader finds all of it or nothing.
+//! so that a reader finds all of it or nothing. Disks lose parts of files, and the driver trusts what it is given: a digest
+//! at the end says whether everything is as it was written.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char};
@@ -52,9 +53,9 @@ impl Kernels {
             return Ok(Arc::clone(module));
         }
         let file = self.folder.as_ref().map(|f| f.join(format!("{key}.{}", target.suffix())));
-        let kept = file.as_deref().and_then(|f| std::fs::read(f).ok()).filter(|code| target.is_whole(code));
-        // A kept file that does not load, from a disk that lost part of it say, is made anew.
-        let module = kept.and_then(|code| Module::load(&self.context, name, &code).ok());
+        let kept = file.as_deref().and_then(|f| std::fs::read(f).ok());
+        // A kept file that is damaged or does not load is made anew.
+        let module = kept.and_then(|bytes| Module::load(&self.context, name, unsealed(&bytes)?).ok());
         let module = if let Some(module) = module {
             module
         } else {
@@ -113,14 +114,6 @@ impl Target {
             Self::Ptx(_) => "ptx",
         }
     }
-
-    /// Whether this can be handed to the driver, which trusts headers and final zeros.
-    fn is_whole(self, code: &[u8]) -> bool {
-        match self {
-            Self::Cubin(_) => code.len() > 64 && code.starts_with(b"\x7fELF"),
-            Self::Ptx(_) => code.ends_with(b"\0"),
-        }
-    }
 }
 
 fn key(source: &str, options: &[&str], compiler: Version, target: &str) -> String {
@@ -132,6 +125,17 @@ fn key(source: &str, options: &[&str], compiler: Version, target: &str) -> Strin
     hex(&hash.finalize())
 }
 
+/// What is kept of compiled code: its digest follows it.
+fn sealed(code: &[u8]) -> Vec<u8> {
+    [code, &Sha256::digest(code)].concat()
+}
+
+/// The code, if it is all there and unchanged.
+fn unsealed(kept: &[u8]) -> Option<&[u8]> {
+    let (code, digest) = kept.split_last_chunk::<32>()?;
+    (<[u8; 32]>::from(Sha256::digest(code)) == *digest).then_some(code)
+}
+
 /// Writes the file whole or not at all. Others may write the same at the same time.
 fn keep(file: &Path, code: &[u8]) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
@@ -140,9 +144,13 @@ fn keep(file: &Path, code: &[u8]) -> std::io::Result<()> {
     let mut random = [0u8; 8];
     getrandom::fill(&mut random).map_err(|error| std::io::Error::other(error.to_string()))?;
     let beside = file.with_extension(format!("{:016x}.tmp", u64::from_le_bytes(random)));
-    std::fs::write(&beside, code)?;
-    std::fs::rename(&beside, file).inspect_err(|_| {
-        let _ = std::fs::remove_file(&beside);
+    keep_by_way_of(&beside, file, &sealed(code))
+}
+
+/// Leaves nothing beside the file, also on a disk that is full.
+fn keep_by_way_of(beside: &Path, file: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    std::fs::write(beside, bytes).and_then(|()| std::fs::rename(beside, file)).inspect_err(|_| {
+        let _ = std::fs::remove_file(beside);
     })
 }
 
@@ -296,8 +304,36 @@ mod tests {
         let file = folder.join("deep").join("k.cubin");
         keep(&file, b"code").unwrap();
         keep(&file, b"code2").unwrap();
-        assert_eq!(std::fs::read(&file).unwrap(), b"code2");
+        assert_eq!(unsealed(&std::fs::read(&file).unwrap()), Some(&b"code2"[..]));
         assert_eq!(std::fs::read_dir(file.parent().unwrap()).unwrap().count(), 1);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_kept_file_that_is_cut_or_changed_anywhere_is_not_used() {
+        // As long as the header of an ELF file and more, and with its first bytes.
+        let code = [&b"\x7fELF"[..], &[7; 100], b"\0"].concat();
+        let kept = sealed(&code);
+        assert_eq!(unsealed(&kept), Some(&code[..]));
+        for length in 0..kept.len() {
+            assert_eq!(unsealed(&kept[..length]), None, "the first {length} bytes");
+            let mut changed = kept.clone();
+            changed[length] ^= 1;
+            assert_eq!(unsealed(&changed), None, "byte {length}");
+        }
+        // What was kept without a digest is not used either.
+        assert_eq!(unsealed(&code), None);
+    }
+
+    #[test]
+    fn a_full_disk_leaves_no_file_beside_the_place() {
+        let folder = std::env::temp_dir().join(format!("ryz-kernels-full-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let (beside, file) = (folder.join("k.tmp"), folder.join("k.cubin"));
+        std::os::unix::fs::symlink("/dev/full", &beside).unwrap();
+        let error = keep_by_way_of(&beside, &file, b"code").unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

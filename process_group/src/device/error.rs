@@ -12,8 +12,7 @@ pub enum DeviceError {
 
     /// No GPU for this rank.
     #[error(
-        "local rank {local_rank} needs GPU {local_rank}, and CUDA shows this process {count}; start at most {count} \
-         ranks on this host, or let CUDA_VISIBLE_DEVICES show more"
+        "local rank {local_rank} needs GPU {local_rank}, and CUDA shows this process {}", shown(*.count)
     )]
     NoDevice {
         /// The rank's position on its host, which is the number of the GPU it takes.
@@ -108,6 +107,15 @@ impl DeviceError {
     }
 }
 
+/// How many GPUs there are, and what to do about it.
+fn shown(count: u32) -> String {
+    if count == 0 {
+        return "none; see whether `nvidia-smi` lists GPUs, and let CUDA_VISIBLE_DEVICES name them or unset it".into();
+    }
+    let ranks = if count == 1 { "rank" } else { "ranks" };
+    format!("{count}; start at most {count} {ranks} on this host, or let CUDA_VISIBLE_DEVICES show more")
+}
+
 /// What to do about an error of CUDA, as the end of a sentence; empty where nothing can be advised.
 fn remedy(code: i32) -> &'static str {
     match code {
@@ -158,5 +166,13 @@ mod tests {
     fn a_missing_gpu_names_the_local_rank_and_how_many_there_are() {
         let text = DeviceError::NoDevice { local_rank: 3, count: 2 }.to_string();
         assert!(text.contains("local rank 3") && text.contains("shows this process 2"), "{text}");
+        assert!(text.contains("start at most 2 ranks"), "{text}");
+    }
+
+    #[test]
+    fn where_no_gpu_is_visible_it_is_said_how_to_see_some() {
+        let text = DeviceError::NoDevice { local_rank: 0, count: 0 }.to_string();
+        assert!(text.contains("`nvidia-smi`") && text.contains("CUDA_VISIBLE_DEVICES"), "{text}");
+        assert!(!text.contains("start at most"), "{text}");
     }
 }

@@ -17,11 +17,12 @@ pub struct Module {
 }
 
 impl Module {
-    /// Loads compiled code (for PTX: with a zero at its end).
+    /// Loads what the compiler made, unchanged: the driver is told no length, and trusts a CUBIN's headers and a PTX's final
+    /// zero.
     pub(super) fn load(context: &Arc<Context>, name: &str, code: &[u8]) -> Result<Self, DeviceError> {
         context.bind()?;
         let mut handle = 0;
-        // SAFETY: the image is a whole CUBIN, whose header tells its length, or text that ends with a zero.
+        // SAFETY: the image is a whole CUBIN, whose headers tell where it ends, or text that ends with a zero.
         let status = unsafe { (context.driver.cuModuleLoadData)(&raw mut handle, code.as_ptr().cast()) };
         context.check("cuModuleLoadData", status)?;
         Ok(Self { context: Arc::clone(context), handle, name: name.into() })

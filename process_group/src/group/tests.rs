@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use super::*;
-use crate::backend::Completion;
+use crate::backend::{Completion, Timings};
 use crate::buffer::{Buffer, BufferMut, View, ViewMut};
 use crate::call::Call;
-use crate::operation::ReduceOp;
+use crate::operation::{ReduceOp, Signature};
 use crate::testing::{LATE, in_time};
 
 fn info(name: &str, rank: u32, world_size: usize) -> GroupInfo {
@@ -199,4 +199,60 @@ fn a_group_whose_name_is_longer_than_a_key_has_its_last_words_and_its_monitored_
     let backend = Box::new(Failing(Error::Transport("not used".into()), Log::default()));
     let mut alone = ProcessGroup::new(info(&name, 0, 1), backend, Some(store));
     assert_eq!(alone.monitored_barrier(LATE).unwrap().len(), 1);
+}
+
+/// A backend that enqueues, with the times of calls.
+struct Timed(Arc<Times>);
+
+/// Each call that is asked for took a millisecond.
+#[derive(Default)]
+struct Times(Mutex<Vec<Signature>>);
+
+impl Timings for Times {
+    fn take(&self) -> Vec<(Signature, Path, Duration)> {
+        let calls = std::mem::take(&mut *lock(&self.0));
+        calls.into_iter().map(|call| (call, Path::Nccl, Duration::from_millis(1))).collect()
+    }
+}
+
+impl Backend for Timed {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Loopback
+    }
+
+    fn submit(&mut self, call: Call<'_>) -> Result<Completion> {
+        lock(&self.0.0).push(call.signature);
+        Ok(Completion { path: Path::Nccl, enqueued: true, captured: false })
+    }
+
+    fn timings(&self) -> Option<Arc<dyn Timings>> {
+        Some(Arc::clone(&self.0) as Arc<dyn Timings>)
+    }
+
+    fn paths(&self) -> Vec<Path> {
+        Vec::new()
+    }
+
+    fn force(&mut self, _: Option<Path>) -> Result<()> {
+        Ok(())
+    }
+
+    fn abort(&mut self, _: &Error) {}
+}
+
+#[test]
+fn a_profile_keeps_the_times_of_a_group_that_has_ended_and_nothing_of_its_backend() {
+    let times = Arc::new(Times::default());
+    let left = Arc::downgrade(&times);
+    let mut info = info("timed", 0, 2);
+    info.recording.record = true;
+    let mut group = ProcessGroup::new(info, Box::new(Timed(times)), None);
+    let profile = group.profile();
+    group.all_reduce(&mut [1.0f32; 4], ReduceOp::Sum).unwrap();
+    assert!(left.upgrade().is_some());
+    drop(group);
+    assert!(left.upgrade().is_none(), "the backend's state is still there");
+    let rows = profile.rows();
+    assert_eq!((rows.len(), rows[0].calls, rows[0].timed), (1, 1, 1));
+    assert!((900.0..1100.0).contains(&rows[0].median_us), "{}", rows[0].median_us);
 }

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use ryzanstein_config::{AlgorithmChoice, Config};
 
 use crate::backend::Backend;
-use crate::backend::nccl::{Birth, Communicator, Nccl};
-use crate::backend::tcp::data_plane::{DataPlane, Unconnected};
+use crate::backend::nccl::{self, Birth, Communicator, Nccl};
+use crate::backend::tcp::data_plane::{Connection, DataPlane, Unconnected};
 use crate::backend::tcp::{self, Tcp};
 use crate::error::{Error, Result};
 use crate::gpu;
@@ -30,10 +30,10 @@ pub(super) struct Factory {
 }
 
 /// Who makes a group at the same time.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Together {
-    /// Every rank of the job makes a group of the same kind: a communicator can be split off the world's.
-    Everybody,
+#[derive(Clone, Copy)]
+pub(super) enum Together<'a> {
+    /// Every rank of the job makes a group of this kind: a communicator can be split off the world's.
+    Everybody(&'a str),
     /// Its members only: they need one of their own.
     Members,
 }
@@ -44,7 +44,7 @@ impl Factory {
         name: &str,
         rank: Rank,
         members: &[Rank],
-        together: Together,
+        together: Together<'_>,
         deadline: Instant,
     ) -> Result<Nccl> {
         let membership = &self.membership;
@@ -55,11 +55,24 @@ impl Factory {
             });
         };
         let peers: Vec<&Member> = members.iter().map(|r| &membership.roster.members[r.index()]).collect();
-        let connections = plane.connect(name, &peers, deadline)?;
-        let streams = connections.into_iter().map(|c| c.map(|c| c.stream)).collect();
         let birth = match (&self.world, together) {
-            (Some(world), Together::Everybody) => Birth::Split(world, members[0].0, rank.0),
+            (Some(world), Together::Everybody(kind)) => {
+                // Before the members connect: those who wait for one of theirs would be missing here too.
+                world.gather(&*membership.store, kind, name, deadline)?;
+                Birth::Split(world, members[0].0, rank.0)
+            }
             _ => Birth::Id(&*membership.store),
+        };
+        let streams = |connections: Vec<Option<Connection>>| {
+            connections.into_iter().map(|connection| connection.map(|c| c.stream)).collect()
+        };
+        let streams = match plane.connect(name, &peers, deadline) {
+            Ok(connections) => streams(connections),
+            Err(unconnected) => {
+                let Unconnected { error, connections } = *unconnected;
+                nccl::decline(streams(connections), &error);
+                return Err(error);
+            }
         };
         let seat = (rank.index(), &peers[..]);
         let nccl = Nccl::new(gpu.nccl, &gpu.device, name, seat, streams, &birth, deadline)?;
@@ -71,7 +84,7 @@ impl Factory {
         &mut self,
         name: &str,
         members: Vec<Rank>,
-        together: Together,
+        together: Together<'_>,
         deadline: Instant,
     ) -> Result<ProcessGroup> {
         let settings = &self.config.process_group;

@@ -90,6 +90,77 @@ fn a_group_that_a_rank_does_not_make_ends_at_the_deadline_and_names_it() {
 }
 
 #[test]
+#[ignore = "needs 3 GPUs"]
+fn a_rank_that_gives_up_connecting_a_group_tells_those_it_has_reached() {
+    const NAME: &str = "lost::a_rank_that_gives_up_connecting_a_group_tells_those_it_has_reached";
+    let mut config = nccl();
+    // Rank 0 gives up before rank 2 comes, and rank 1 does not.
+    config.process_group.timeout = Timeout::from_secs(if role() == Some(0) { 3 } else { 8 });
+    on_gpus(NAME, 3, &config, |rank| {
+        let manager = rank.manager();
+        let me = manager.rank();
+        if me.0 == 2 {
+            std::thread::sleep(Duration::from_secs(5));
+        }
+        let error = manager.new_group(&[Rank(0), Rank(1), Rank(2)]).unwrap_err();
+        println!("{error}");
+        if me.0 == 0 {
+            assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(2)]), "{error}");
+        } else if me.0 == 1 {
+            let told = matches!(error, Error::PeerAborted { rank: Rank(0), .. });
+            assert!(told && error.to_string().contains("connecting group"), "{error}");
+        }
+        // The world goes on.
+        manager.world().set_timeout(SOON);
+        sum_of_ranks(manager.world(), me);
+    });
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_rank_whose_gpu_lacks_room_for_a_new_group_tells_the_others() {
+    const NAME: &str = "lost::a_rank_whose_gpu_lacks_room_for_a_new_group_tells_the_others";
+    let mut config = nccl();
+    if let Some(me) = role() {
+        if me == 1 {
+            // Not a byte.
+            config.device.memory_fraction = 1e-15.try_into().unwrap();
+        }
+        let error = initialize(&config).map(drop).unwrap_err();
+        println!("{error}");
+        assert!(error.to_string().contains("over the budget"), "{error}");
+        assert!(me == 1 || matches!(error, Error::PeerAborted { rank: Rank(1), .. }), "{error}");
+        return;
+    }
+    need(2);
+    Ranks::start(NAME, 2).expect_all(PATIENCE);
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_rank_that_does_not_come_to_a_split_of_the_world_is_named_with_the_group() {
+    const NAME: &str = "lost::a_rank_that_does_not_come_to_a_split_of_the_world_is_named_with_the_group";
+    let mut config = nccl();
+    config.rendezvous.timeout = Timeout::from_secs(15);
+    if let Some(me) = role() {
+        // Rank 0 makes `tensor_parallel` of itself, and rank 1 `pipeline_parallel`: neither comes to the other's split.
+        config.layout.tensor_parallel = Some(if me == 0 { 1 } else { 2 }.try_into().unwrap());
+        config.layout.data_parallel = if me == 0 { 2 } else { 1 }.try_into().unwrap();
+        let error = initialize(&config).map(drop).unwrap_err().to_string();
+        println!("{error}");
+        // Whoever's time is up first tells the other.
+        let says = |group: &str, missing: usize| {
+            error.contains(&format!("making group `{group}`"))
+                && error.ends_with(&format!("rank {missing} is not there"))
+        };
+        assert!(says("tensor_parallel[0..0]", 1) || says("pipeline_parallel[1..1]", 0), "{error}");
+        return;
+    }
+    need(2);
+    Ranks::start(NAME, 2).expect_all(PATIENCE);
+}
+
+#[test]
 #[ignore = "needs 2 GPUs"]
 fn a_rank_killed_while_a_group_is_made_is_named() {
     const NAME: &str = "lost::a_rank_killed_while_a_group_is_made_is_named";

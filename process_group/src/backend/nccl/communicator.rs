@@ -1,27 +1,26 @@
 //! A communicator from its birth to its end.
 
+use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::handles::Kind::{Calls, Root, Stem};
-use super::links::Links;
-use super::shared::{Request, Shared, VERDICT, lock};
+use super::links::{Links, Word};
+use super::shared::{HEARD, Request, Shared, VERDICT, lock};
 use super::watch;
 use crate::device::nccl::UniqueId;
 use crate::error::{Error, Result};
-use crate::store::{Store, group_key};
-
-/// How long a wait for the id looks at the store alone.
-const ID_ROUND: Duration = Duration::from_millis(200);
+use crate::rank::Rank;
+use crate::store::{self, Store, Watched, group_key};
 
 /// How a communicator comes to be.
 pub(crate) enum Birth<'a> {
     /// From a fresh unique id, which the group's rank 0 leaves in the store.
     Id(&'a dyn Store),
-    /// Split off another, whose members all do so at the same time. Members of one colour are together, in the order of
-    /// the key that follows it. The member of a group of one takes part, and gets none.
+    /// Split off another, whose members all do so at the same time, behind [`Communicator::gather`]. Members of one colour
+    /// are together, in the order of the key that follows it. The member of a group of one takes part, and gets none.
     Split(&'a Communicator, u32, u32),
 }
 
@@ -84,23 +83,31 @@ impl Communicator {
         }
         let started = Instant::now();
         // The watcher may hear meanwhile that a member is lost.
-        let bytes = loop {
-            shared.check()?;
-            match store.get(&key, deadline.min(Instant::now() + ID_ROUND)) {
-                Err(Error::Timeout { .. }) if Instant::now() < deadline => {}
-                Err(Error::Timeout { .. }) => {
-                    return Err(Error::Timeout {
-                        what: format!("waiting for the NCCL id of group `{}`", shared.group),
-                        waited: started.elapsed(),
-                        missing: vec![shared.members[0].rank],
-                    });
-                }
-                other => break other?,
-            }
-        };
+        let watched = Watched { store, check: || shared.check() };
+        let bytes = watched.get(&key, deadline).map_err(|error| match error {
+            Error::Timeout { .. } => shared.check().err().unwrap_or_else(|| Error::Timeout {
+                what: format!("waiting for the NCCL id of group `{}`", shared.group),
+                waited: started.elapsed(),
+                missing: vec![shared.members[0].rank],
+            }),
+            other => other,
+        })?;
         let id = <[u8; 128]>::try_from(bytes.as_slice())
             .map_err(|_| Error::Rendezvous(format!("the NCCL id in the store has {} bytes", bytes.len())))?;
         Ok(UniqueId(id))
+    }
+
+    /// Waits until all members have come to split groups of this kind off it; `group` is this rank's.
+    ///
+    /// NCCL splits together with all of them, and cannot say whom it waits for. To know it costs a few small messages to the
+    /// store, beside the tenths of a second that a split takes.
+    pub(crate) fn gather(&self, store: &dyn Store, kind: &str, group: &str, deadline: Instant) -> Result<()> {
+        let shared = &*self.shared;
+        let ranks: Vec<Rank> = shared.members.iter().map(|member| member.rank).collect();
+        // The watcher may hear meanwhile that one is lost, or gives up.
+        let watched = Watched { store, check: || shared.check() };
+        gather(&watched, (&shared.group, &ranks, shared.position), kind, group, deadline)
+            .map_err(|error| shared.check().err().unwrap_or(error))
     }
 
     /// Tells the others why this rank gives up, and ends the communicator, from the watcher's thread. Never blocks.
@@ -143,5 +150,89 @@ impl Communicator {
 impl Drop for Communicator {
     fn drop(&mut self) {
         self.close();
+    }
+}
+
+/// Tells those who were reached why this rank gives up a group that could not be connected: they would see a lost rank
+/// otherwise, once they listen.
+pub(crate) fn decline(streams: Vec<Option<TcpStream>>, why: &Error) {
+    let mut links = Links::new(streams);
+    links.tell_all(&Word::Aborted(why.to_string()));
+    links.close(HEARD);
+}
+
+/// Waits until all ranks of `parent`, this one being at `position`, have come to split groups of this kind off it.
+fn gather(
+    store: &dyn Store,
+    (parent, ranks, position): (&str, &[Rank], usize),
+    kind: &str,
+    group: &str,
+    deadline: Instant,
+) -> Result<()> {
+    let started = Instant::now();
+    let key = group_key("nccl", parent, format_args!("split/{kind}"));
+    let words = store::meet(store, &key, Rank(position as u32), ranks.len(), 0, deadline)?;
+    let absent = ranks.iter().zip(words).filter(|(_, word)| word.is_none());
+    let missing: Vec<Rank> = absent.map(|(rank, _)| *rank).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let what = format!("making group `{group}`, for which all ranks of group `{parent}` split it,");
+    Err(Error::Timeout { what, waited: started.elapsed(), missing })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use super::super::links::Heard;
+    use super::*;
+    use crate::store::MemoryStore;
+    use crate::testing::LATE;
+
+    #[test]
+    fn whoever_was_reached_by_a_rank_that_cannot_connect_all_hears_why() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mine = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let theirs = listener.accept().unwrap().0;
+        for stream in [&mine, &theirs] {
+            stream.set_nonblocking(true).unwrap();
+        }
+        let (what, waited) = ("connecting group `g`".into(), Duration::from_secs(3));
+        let error = Error::Timeout { what, waited, missing: vec![Rank(2)] };
+        let mut links = Links::new(vec![None, Some(theirs)]);
+        // Already said when the other gives up, and not read.
+        links.tell_all(&Word::Hello);
+        decline(vec![Some(mine), None, None], &error);
+        let heard = links.listen(LATE);
+        assert_eq!(heard[0], (1, Heard::Said(Word::Aborted(error.to_string()))), "{heard:?}");
+    }
+
+    /// What each of these ranks of a world of four comes to, of which the first two are a group and the others another.
+    fn come(there: &[u32], patience: Duration) -> Vec<Result<()>> {
+        let (store, world) = (MemoryStore::new(), Rank::all(4).collect::<Vec<_>>());
+        let come = |rank: u32| {
+            let group = if rank < 2 { "tensor_parallel[0..1]" } else { "tensor_parallel[2..3]" };
+            let deadline = Instant::now() + patience;
+            gather(&store, ("world", &world, rank as usize), "tensor_parallel", group, deadline)
+        };
+        std::thread::scope(|scope| {
+            let ranks: Vec<_> = there.iter().map(|rank| scope.spawn(|| come(*rank))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn whoever_does_not_come_to_a_split_is_named_to_all_others_with_the_group_that_each_makes() {
+        assert!(come(&[3, 1, 0, 2], LATE).iter().all(Result::is_ok));
+        for there in [[0, 1, 3], [3, 1, 2]] {
+            let missing = (0..4).find(|rank| !there.contains(rank)).unwrap();
+            for (rank, outcome) in there.iter().zip(come(&there, Duration::from_secs(1))) {
+                let error = outcome.unwrap_err().to_string();
+                let made = if *rank < 2 { "`tensor_parallel[0..1]`" } else { "`tensor_parallel[2..3]`" };
+                assert!(error.contains(made) && error.contains("`world`"), "{error}");
+                assert!(error.ends_with(&format!("rank {missing} is not there")), "{error}");
+            }
+        }
     }
 }

@@ -125,7 +125,7 @@ impl Shared {
         let (colour, key) = part.map_or((-1, 0), |(colour, key)| (colour as i32, key as i32));
         // SAFETY: the parent lives while it is locked; config and place as for the root.
         let code = unsafe { (self.nccl.ncclCommSplit)(of, colour, key, place.0.as_ptr(), config.pointer()) };
-        if let Err(error) = parent.settle("ncclCommSplit", begun(code), of, deadline) {
+        if let Err(error) = self.settle_on(parent, "ncclCommSplit", begun(code), of, deadline) {
             // Whatever was made of the child ends with the process: NCCL gives no handle to end it by.
             place.abandon();
             return Err(error);
@@ -145,6 +145,18 @@ impl Shared {
     ///
     /// Never sits inside NCCL: it asks again and again, and leaves at the deadline or once the group has failed.
     fn settle(&self, call: &'static str, code: i32, communicator: Handle, deadline: Instant) -> Result<()> {
+        self.settle_on(self, call, code, communicator, deadline)
+    }
+
+    /// As [`settle`](Self::settle), for what was begun for this group on a communicator of `owner`: either's failure ends it.
+    fn settle_on(
+        &self,
+        owner: &Self,
+        call: &'static str,
+        code: i32,
+        communicator: Handle,
+        deadline: Instant,
+    ) -> Result<()> {
         if code == 0 {
             return Ok(());
         }
@@ -153,6 +165,7 @@ impl Shared {
         }
         let started = Instant::now();
         loop {
+            owner.check()?;
             self.check()?;
             let mut state = 0;
             // SAFETY: the communicator is held by the caller; the pointer is to a live integer.

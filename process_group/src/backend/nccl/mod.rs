@@ -32,7 +32,7 @@ use crate::error::{Error, Result};
 use crate::operation::{Operation, Signature};
 use crate::rank::Rank;
 use crate::roster::{BackendKind, Member};
-pub(crate) use communicator::{Birth, Communicator};
+pub(crate) use communicator::{Birth, Communicator, decline};
 use issue::Finish;
 use ledger::Verdict;
 use links::Links;
@@ -88,15 +88,18 @@ impl Nccl {
     ) -> Result<Self> {
         let shared = Shared::new(table, device, group, members, position);
         let communicator = Arc::new(Communicator::open(shared, Links::new(streams), birth, deadline)?);
+        let parts = || Ok((device.new_stream()?, DeviceBuffer::from_slice(device, &[0i32])?));
+        // The others have made the communicator, and would see this rank leave as one who is done.
+        let (side, token) = parts().inspect_err(|error| communicator.abort(error))?;
         Ok(Self {
             shared: Arc::clone(&communicator.shared),
             communicator,
-            side: device.new_stream()?,
+            side,
             scratch: Default::default(),
             handle: None,
             grouped: None,
             finishes: Vec::new(),
-            token: DeviceBuffer::from_slice(device, &[0i32])?,
+            token,
             device: device.clone(),
             link_gbs: None,
             times_graphs: false,

@@ -28,6 +28,10 @@ impl NcclError {
                 "Duplicate GPU",
                 "two ranks use one GPU: start one rank a GPU, see CUDA_VISIBLE_DEVICES and LOCAL_RANK",
             ),
+            (
+                "Mismatched NCCL version",
+                "ranks have different versions of NCCL: install exactly the same one everywhere, or set device.nccl",
+            ),
             ("/dev/shm", "shared memory is too small: give the container more with --shm-size"),
             (
                 "Connection refused",
@@ -112,7 +116,9 @@ mod tests {
         ] {
             assert!(text.contains(word), "`{word}` is not in: {text}");
         }
-        error.last.clear();
+        (error.code, error.last) = (5, "Mismatched NCCL version detected : rank 0 version 22803".into());
+        assert!(error.to_string().contains("exactly the same one everywhere"), "{error}");
+        (error.code, error.last) = (2, String::new());
         assert!(error.to_string().contains("NCCL_DEBUG=WARN"));
     }
 }
