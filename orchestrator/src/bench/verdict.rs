@@ -39,9 +39,9 @@ impl Verdict {
     }
 }
 
-/// Every documented target, judged by the rows of ranks that had anything to send and got every value right. A size may be smaller than documented by
-/// the remainder of a division among ranks. Of several paths the quickest counts: it is what a user can have. The last
-/// target is one of whole models, of which collectives say nothing.
+/// Every documented target, judged by the rows of ranks that had anything to send and got every value right. A size may be
+/// smaller than documented by the remainder of a division among ranks. Of several paths the quickest counts: it is what a
+/// user can have. The last target is one of whole models, of which collectives say nothing.
 ///
 /// `link_gbs` is what one link carries in one direction, in 10⁹ bytes per second, where that is known.
 pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {

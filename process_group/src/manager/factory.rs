@@ -152,14 +152,12 @@ impl Factory {
         };
         let mut group = ProcessGroup::new(info, backend, Some(Arc::clone(&membership.store)));
         if settings.self_check {
-            // The first calls connect the ranks, and take as long as that does.
-            group.profile().pause(true);
             let timeout = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
             group.set_timeout(timeout);
-            // Whoever is refused a path must not leave as one who is done.
-            self_check::run(&mut group).inspect_err(|error| group.abort(error))?;
+            // The first calls connect the ranks, and take as long as that does. Whoever is refused a path must not leave as
+            // one who is done.
+            group.unrecorded(self_check::run).inspect_err(|error| group.abort(error))?;
             group.set_timeout(settings.timeout.get());
-            group.profile().pause(false);
         }
         Ok(group)
     }
