@@ -177,7 +177,7 @@ fn a_rank_that_leaves_behind_more_messages_of_another_length_is_named() {
     of_another_length(
         name,
         2,
-        "after it has sent this rank 2 messages of 8000 bytes; 1 message of 268435456 bytes",
+        "after it has sent this rank 2 messages of 8000 bytes; this rank receives 1 message of 268435456 bytes",
     );
 }
 

@@ -106,9 +106,9 @@ impl fmt::Display for Unmatched {
         match (mine.messages > theirs.messages, sends) {
             (true, true) => write!(f, "without sending message {number} to this rank"),
             (true, false) => write!(f, "without receiving message {number} from this rank"),
-            (false, true) => write!(f, "after it has sent this rank {theirs}; {mine} are received here"),
+            (false, true) => write!(f, "after it has sent this rank {theirs}; this rank receives {mine}"),
             (false, false) => {
-                write!(f, "after it has received {theirs} from this rank; {mine} are sent from here")
+                write!(f, "after it has received {theirs} from this rank, which sends {mine}")
             }
         }
     }
@@ -197,9 +197,9 @@ mod tests {
         messages.ended(2, Exchange { sent, received: Tally::default() });
         let said: Vec<String> = messages.unmatched().iter().map(ToString::to_string).collect();
         let expected = [
-            "after it has sent this rank 2 messages of 80 bytes; 1 message of 120 bytes are received here",
+            "after it has sent this rank 2 messages of 80 bytes; this rank receives 1 message of 120 bytes",
             "without sending message 3 to this rank",
-            "after it has received 2 messages of 84 bytes from this rank; 2 messages of 80 bytes are sent from here",
+            "after it has received 2 messages of 84 bytes from this rank, which sends 2 messages of 80 bytes",
         ];
         assert_eq!(said, expected);
     }
