@@ -18,6 +18,7 @@ pub use placed::GroupBuffer;
 pub use recorded::Recorded;
 
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -181,14 +182,14 @@ impl ProcessGroup {
     }
 
     /// Makes calls that are not the caller's own, such as those of a warm-up: they are neither recorded in the profile nor
-    /// told of as slow. On a GPU, `work` must wait for them.
+    /// told of as slow. On a GPU, `work` must wait for them, and calls of before that are under way lose their times.
     pub fn unrecorded<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
         self.wait_idle();
         self.engine.profile.pause(true);
-        let done = work(self);
+        let outcome = catch_unwind(AssertUnwindSafe(|| work(self)));
         self.wait_idle();
         self.engine.profile.pause(false);
-        done
+        outcome.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
     /// Changes the deadline of later calls.

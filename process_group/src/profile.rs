@@ -184,7 +184,7 @@ impl Profile {
 
     /// From `true` to `false`, calls are not their user's: they are neither recorded nor told of as slow.
     pub(crate) fn pause(&self, paused: bool) {
-        // The times of calls up to here go where those calls went.
+        // What the GPU has finished up to here goes where its calls went.
         self.fetch();
         self.paused.store(paused, Ordering::Relaxed);
     }

@@ -171,9 +171,21 @@ fn asynchronous_coalesced_and_timed_calls() {
         assert!(a[0] == 1.0 && a[1].is_nan());
         assert_eq!(group.fetch(&b).unwrap(), [3; 1000]);
         assert_eq!(group.fetch(&d).unwrap(), [half::bf16::from_f32(2.0); 77]);
+        // The first calls of a group, each of which needs more memory beside its buffer than all before.
+        let rows = manager.profile();
+        let mut fresh = manager.new_group(&[Rank(0), Rank(1)]).unwrap().unwrap();
+        let me = fresh.rank().0;
+        let mut many: Vec<_> =
+            (0..9).map(|i| fresh.place(&vec![(i * 2 + me) as f32; 64 << i]).unwrap()).collect();
+        let mut all: Vec<&mut dyn BufferMut> = many.iter_mut().map(|x| x as &mut dyn BufferMut).collect();
+        fresh.all_reduce_coalesced(&mut all, ReduceOp::Max).unwrap();
+        for (i, x) in many.iter().enumerate() {
+            assert!(fresh.fetch(x).unwrap().iter().all(|v| *v == (i * 2 + 1) as f32), "buffer {i}");
+        }
+        drop(fresh);
+        let group = manager.world();
         let objects = group.all_gather_object(&format!("rank {}", group.rank())).unwrap();
         assert_eq!(objects, ["rank 0", "rank 1"]);
-        let rows = manager.profile();
         let row = rows.iter().find(|r| r.bytes_up_to == 4 << 20 && r.op == "all_reduce").expect("a row");
         assert_eq!((row.calls, row.path.as_str()), (3, "nccl"));
         assert!(row.median_us > 0.0 && row.host_median_us.is_some_and(|h| h > 0.0), "{row:?}");

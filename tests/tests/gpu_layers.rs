@@ -549,7 +549,7 @@ fn decoders_of_one_model_leave_each_others_results_alone() {
 /// What loading has not compiled, a first request would have to, while the other ranks wait.
 #[test]
 #[ignore = "needs a GPU"]
-fn a_request_finds_every_kernel_compiled_and_no_call_of_the_first_pass_recorded() {
+fn a_request_to_a_model_finds_every_kernel_compiled_and_no_call_of_the_first_pass_recorded() {
     for dtype in TYPES {
         let cache = tempfile::tempdir().unwrap();
         let mut config = config(BackendChoice::Nccl);

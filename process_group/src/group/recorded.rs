@@ -1,5 +1,6 @@
 //! Calls that are captured into a CUDA graph and repeated with it.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
 
 use super::ProcessGroup;
@@ -16,15 +17,6 @@ pub struct Recorded {
     captured: Option<Arc<Captured>>,
 }
 
-/// The end of what is recorded, should it panic.
-struct Recording(Arc<Engine>);
-
-impl Drop for Recording {
-    fn drop(&mut self) {
-        self.0.record(false);
-    }
-}
-
 impl ProcessGroup {
     /// Takes note of the calls that `work` makes while it captures them into a graph, so that [`replay`](Self::replay) can
     /// follow them.
@@ -32,14 +24,14 @@ impl ProcessGroup {
     /// # Errors
     /// Those of `work`.
     pub fn record<E>(&mut self, work: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<Recorded, E> {
-        let _recording = Recording(Arc::clone(&self.engine));
         self.engine.record(true);
-        let outcome = work(self);
+        let outcome = catch_unwind(AssertUnwindSafe(|| work(self)));
         let captured = self.engine.record(false);
         let group = Arc::downgrade(&self.engine);
         let collectives = captured.as_ref().map_or(0, |captured| captured.collectives().len() as u64);
         // They count when they are repeated.
         self.collectives -= collectives;
+        let outcome = outcome.unwrap_or_else(|panic| resume_unwind(panic));
         outcome.map(|()| Recorded { group, collectives, captured })
     }
 

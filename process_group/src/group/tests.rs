@@ -256,3 +256,22 @@ fn a_profile_keeps_the_times_of_a_group_that_has_ended_and_nothing_of_its_backen
     assert_eq!((rows.len(), rows[0].calls, rows[0].timed), (1, 1, 1));
     assert!((900.0..1100.0).contains(&rows[0].median_us), "{}", rows[0].median_us);
 }
+
+#[test]
+fn what_panics_unrecorded_or_recorded_leaves_the_group_as_it_was() {
+    let mut group = ProcessGroup::loopback(1).remove(0);
+    let calls = |group: &mut ProcessGroup| {
+        group.profile().clear();
+        group.all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap();
+        group.profile().calls("all_reduce")
+    };
+    assert_eq!(calls(&mut group), 1);
+    let panics = std::panic::AssertUnwindSafe(|| group.unrecorded(|_| panic!("on purpose")));
+    assert!(std::panic::catch_unwind(panics).is_err());
+    let panics = std::panic::AssertUnwindSafe(|| group.record::<Error>(|_| panic!("on purpose")).map(drop));
+    assert!(std::panic::catch_unwind(panics).is_err());
+    assert_eq!(calls(&mut group), 1);
+    group.profile().clear();
+    group.unrecorded(|group| group.all_reduce(&mut [1.0f32], ReduceOp::Sum)).unwrap();
+    assert_eq!(group.profile().calls("all_reduce"), 0);
+}

@@ -80,8 +80,9 @@ impl LayerCache {
 
 /// The operations that layers are made of. Sums are taken in `f32`, and each result is rounded once to its type.
 ///
-/// Activations are `[positions, features]`, weights `[out, in]`.
-pub trait Compute: fmt::Debug + Send + Sync {
+/// Activations are `[positions, features]`, weights `[out, in]`. One thread at a time uses it: what is recorded must not get
+/// the work of another.
+pub trait Compute: fmt::Debug + Send {
     /// The type in which to hold matrices that are stored as `stored` and meet `activations`; as stored, unless that
     /// cannot be multiplied without converting it first, every time.
     fn weights(&self, stored: Dtype, activations: Dtype) -> Dtype {
@@ -109,8 +110,9 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// `work` must have run before, as what is set up at first use cannot be recorded.
     ///
     /// # Safety
-    /// All tensors that `work` uses and does not make and drop itself must live, and be used by nothing else at the same
-    /// time, whenever the recording is replayed; so must the groups it calls, and these must not have failed by then.
+    /// All tensors and steps that `work` uses and does not make and drop itself must live, and be used by nothing else at the
+    /// same time, whenever the recording is replayed, and the places of the steps must be within the caches it was recorded
+    /// with; the groups it calls must live too, and not have failed by then.
     #[expect(unsafe_code, reason = "a graph keeps addresses")]
     unsafe fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recording>>> {
         let _ = work;

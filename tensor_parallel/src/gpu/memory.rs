@@ -15,7 +15,7 @@ use ryzanstein_process_group::{DType, DeviceMemory, View, ViewMut};
 
 use super::staging::Staging;
 use crate::dtype::Dtype;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::storage::Storage;
 
 /// A GPU with the pool of its passing tensors.
@@ -112,14 +112,24 @@ pub(crate) struct Recorded {
 
 impl Recorded {
     /// Keeps what `work`, which is recorded meanwhile, takes and gives back.
-    pub(crate) fn during<T>(gpu: &Arc<Gpu>, work: impl FnOnce() -> T) -> (Self, T) {
-        lock(&gpu.pool).recorded = Some(Free::new());
+    ///
+    /// # Errors
+    /// When other work is recorded already.
+    pub(crate) fn during<T>(gpu: &Arc<Gpu>, work: impl FnOnce() -> T) -> Result<(Self, T)> {
+        let mut pool = lock(&gpu.pool);
+        if pool.recorded.is_some() {
+            return Err(Error::input(
+                "work is recorded within work that is recorded; record one after the other",
+            ));
+        }
+        pool.recorded = Some(Free::new());
+        drop(pool);
         // Even if `work` panics, what comes after it takes from the pool again.
         let mut recorded = Self { gpu: Arc::clone(gpu), free: Free::new() };
         let ends = Ends(&mut recorded);
         let done = work();
         drop(ends);
-        (recorded, done)
+        Ok((recorded, done))
     }
 }
 

@@ -18,7 +18,8 @@ use crate::tensor::Tensor;
 /// On a GPU, the pass of one token for each of so many sequences is recorded into a graph when it has run once, and
 /// repeated from then on whenever so many get a token, whichever they are: one launch in place of hundreds, with the same
 /// result. Each number of sequences has a graph of its own, and memory for it. The group that is passed must be the same
-/// from then on. A sequence that has ended makes room for another by [`clear`](Self::clear), and the graphs stay.
+/// from then on, and end after the decoder: NCCL does not let go of what a graph may call. A sequence that has ended makes room
+/// for another by [`clear`](Self::clear), and the graphs stay.
 #[derive(Debug)]
 pub struct Decoder<'a> {
     // First, so that they go before the memory whose addresses they hold.
@@ -67,7 +68,6 @@ impl Decoder<'_> {
         let (places, tokens) = self.admit(tokens)?;
         let Self { passes, cache, model, graph } = self;
         let (compute, rotary) = (&*model.compute, &model.rotary);
-        let mut ran_before = true;
         let pass = match passes.entry(tokens.len()) {
             Entry::Occupied(there) => {
                 let pass = there.into_mut();
@@ -75,11 +75,11 @@ impl Decoder<'_> {
                 pass
             }
             Entry::Vacant(free) => {
-                ran_before = false;
                 let step = compute.step(&tokens, &places, rotary)?;
                 free.insert(Pass { recorded: None, step, logits: None })
             }
         };
+        let ran_before = pass.logits.is_some();
         if *graph && ran_before && pass.recorded.is_none() {
             // What the last pass used is free again, so that the recording finds all the memory it needs.
             pass.logits = None;
@@ -90,12 +90,19 @@ impl Decoder<'_> {
                     *logits = Some(model.logits(step, cache, group)?);
                     Ok(())
                 };
-                // SAFETY: the model is borrowed, and step, cache and logits are held, for as long as the recording; what
-                // is replayed goes through the group that recorded it, or not at all, and not once that has failed.
+                // SAFETY: the model is borrowed, and step, cache and logits are held, for as long as the recording, and the
+                // step's places are checked before each pass; what is replayed goes through the group that recorded it, or
+                // not at all, and not once that has failed.
                 recording = unsafe { compute.record(work) }?;
                 Ok::<_, Error>(())
-            })?;
-            pass.recorded = recording.map(|recording| (recording, collectives));
+            });
+            pass.recorded = match collectives {
+                Ok(collectives) => recording.map(|recording| (recording, collectives)),
+                Err(error) => {
+                    tracing::warn!(%error, sequences = tokens.len(), "a pass cannot be recorded; none is from now on");
+                    None
+                }
+            };
             *graph = pass.recorded.is_some();
         }
         match &pass.recorded {

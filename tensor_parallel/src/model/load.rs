@@ -11,7 +11,7 @@ use super::llama::Llama;
 use super::plan::{check_world_size, tensors};
 use super::report::LoadReport;
 use crate::checkpoint::{Checkpoint, Loader, LocalSource, Part, RootSource, WeightSource};
-use crate::compute::{self, Compute};
+use crate::compute::{self, Compute, Places};
 use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -61,7 +61,7 @@ impl Llama {
     /// pass comes with it, so that no request waits for kernels to be compiled and loaded.
     ///
     /// # Errors
-    /// This rank's own, else [`Error::Peer`] with that of another.
+    /// This rank's own, else [`Error::Peer`] with that of another; those of the group, where the first pass fails.
     pub fn load(directory: &Path, dtype: Option<Dtype>, group: &mut ProcessGroup) -> Result<Self> {
         let started = Instant::now();
         let prepared = prepare(directory, dtype, group.world_size());
@@ -130,10 +130,16 @@ impl Llama {
         if group.device().is_none() {
             return Ok(());
         }
+        // What a rank most likely lacks, memory or the compiler of kernels, is found before the others wait for it.
+        let tokens = &[0; 2][..self.config().max_positions.min(3).saturating_sub(1)];
+        let ready = self.cache(tokens.len() + 1).and_then(|cache| {
+            self.compute.step(&[0], &Places::from(0), &self.rotary)?;
+            Ok(cache)
+        });
+        let mut cache = agree(ready, |_| (), group)?;
         group.unrecorded(|group| {
-            let mut cache = self.cache(self.config().max_positions.min(3))?;
-            if cache.capacity() > 2 {
-                self.forward_last(&[0, 0], &mut cache, group)?;
+            if !tokens.is_empty() {
+                self.forward_last(tokens, &mut cache, group)?;
             }
             self.forward_last(&[0], &mut cache, group)?;
             Ok(())

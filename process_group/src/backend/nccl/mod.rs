@@ -186,6 +186,18 @@ impl Nccl {
         Ok(capturing)
     }
 
+    /// Lets what comes next on the compute stream come after all that is on the other.
+    fn join_side(&self) -> Result<()> {
+        let compute = self.device.stream();
+        if compute.is_capturing()? {
+            return Ok(());
+        }
+        self.device.bind()?;
+        let there = Event::new(&self.side, false)?;
+        there.record(&self.side)?;
+        Ok(compute.wait_event(&there)?)
+    }
+
     fn begin_inside(&mut self) -> Result<()> {
         self.device.bind()?;
         let begun = Instant::now();
@@ -304,6 +316,10 @@ impl Backend for Nccl {
     }
 
     fn record(&mut self, recording: bool) -> Option<Arc<Captured>> {
+        if recording && let Err(error) = self.join_side() {
+            // Whoever uses the GPU next hears of it.
+            tracing::debug!(%error, "asynchronous calls are not waited for before others are recorded");
+        }
         let before = std::mem::replace(&mut self.captured, recording.then(Captured::default));
         let before = before.map(Arc::new);
         // Whoever has recorded holds it for as long as the graph, and so does what times the graph's last launch.

@@ -9,8 +9,8 @@ const ALIGN: usize = 256;
 
 /// Scratch memory of one stream: a call may overwrite what the call before it used, as it comes after it.
 ///
-/// A graph is launched on the compute stream, wherever its calls were captured: it comes after other graphs, but not after
-/// what is on another stream. So calls in graphs have a block of their own as soon as others need one again.
+/// A graph is launched on the compute stream, wherever its calls were captured: it comes after other graphs, and after what was
+/// there when it was recorded, but not after later calls on another stream. These take another block.
 #[derive(Default)]
 pub(super) struct Scratch {
     block: Option<DeviceBuffer>,
@@ -45,7 +45,8 @@ impl Scratch {
                 )));
             }
         } else {
-            if !self.outgrown.is_empty() && stream.is_idle()? {
+            // Not within a group of calls: what NCCL does for the first of them is enqueued with the last.
+            if self.taken == 0 && !self.outgrown.is_empty() && stream.is_idle()? {
                 self.outgrown.clear();
             }
             if self.recorded || size(self.block.as_ref()) < end {

@@ -27,7 +27,7 @@ impl Recorded {
             // SAFETY: by the caller's promise; what `work` makes and drops itself stays with the graph, and whatever else
             // had it before is done with it in the order of the stream.
             unsafe { gpu.device.stream().capture(work) }
-        });
+        })?;
         let graph = graph?;
         tracing::debug!(nodes = graph.nodes(), "a decode step is recorded");
         Ok(Self { graph, _memory: memory, gpu: Arc::clone(gpu) })
