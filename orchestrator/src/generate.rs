@@ -96,6 +96,8 @@ pub fn create_logits(file: &Path) -> Result<(), Error> {
 /// A prompt that the model can take, and what turns words into tokens and back, where the folder has it.
 #[derive(Debug)]
 pub struct Input {
+    /// The model's settings.
+    pub config: LlamaConfig,
     tokens: Vec<u32>,
     tokenizer: Option<Tokenizer>,
 }
@@ -118,21 +120,25 @@ pub fn prepare(settings: &ModelConfig, request: &Request) -> Result<Input, Error
             )));
         }
     };
-    admit(&config, &request.model.join("config.json"), &tokens, settings.max_new_tokens as usize)?;
-    Ok(Input { tokens, tokenizer })
+    admit(&config, request, &tokens, settings.max_new_tokens as usize)?;
+    Ok(Input { config, tokens, tokenizer })
 }
 
-/// Holds a prompt and the number of tokens to add against the settings in `file`.
-fn admit(config: &LlamaConfig, file: &Path, prompt: &[u32], more: usize) -> Result<(), Error> {
-    let (file, length) = (file.display(), prompt.len());
+/// Holds a prompt and the number of tokens to add against the model's settings.
+fn admit(config: &LlamaConfig, request: &Request, prompt: &[u32], more: usize) -> Result<(), Error> {
+    let (file, length) = (request.model.join("config.json"), prompt.len());
+    let file = file.display();
     let &LlamaConfig { vocabulary, max_positions: most, .. } = config;
     if prompt.is_empty() {
         return Err(Error::Input("the prompt has no tokens; give at least one to go on from".into()));
     }
     if let Some(token) = prompt.iter().find(|token| **token as usize >= vocabulary) {
+        let remedy = match request.prompt {
+            Prompt::Tokens(_) => format!("give ids from 0 to {}", vocabulary.saturating_sub(1)),
+            Prompt::Text(_) => "tokenizer.json beside it makes such tokens, and is of another model".into(),
+        };
         return Err(Error::Input(format!(
-            "token {token} is not in the vocabulary of {vocabulary} (`vocab_size` of {file}); give ids from 0 to {}",
-            vocabulary.saturating_sub(1)
+            "token {token} is not in the vocabulary of {vocabulary} (`vocab_size` of {file}); {remedy}"
         )));
     }
     if length > most {
@@ -153,12 +159,17 @@ fn admit(config: &LlamaConfig, file: &Path, prompt: &[u32], more: usize) -> Resu
     Ok(())
 }
 
-/// Loads the model and generates. Every rank calls this with the same request.
+/// Loads the model and generates from what [`prepare`] made of the same settings and request. Every rank calls this alike.
 ///
 /// # Errors
-/// As [`prepare`]; those of the model and of the collectives, and when `logits_out` cannot be written.
-pub fn run(rank: &mut Orchestrator, settings: &ModelConfig, request: &Request) -> Result<Response, Error> {
-    let Input { tokens: prompt, tokenizer } = prepare(settings, request)?;
+/// Those of the model and of the collectives, and when `logits_out` cannot be written.
+pub fn run(
+    rank: &mut Orchestrator,
+    settings: &ModelConfig,
+    request: &Request,
+    input: Input,
+) -> Result<Response, Error> {
+    let Input { tokens: prompt, tokenizer, .. } = input;
     if let Some(file) = request.logits_out.as_deref().filter(|_| rank.tensor_parallel().rank().0 == 0) {
         create_logits(file)?;
     }

@@ -15,8 +15,8 @@ use crate::rendezvous::Environment;
 /// The file of the whole host.
 const OF_HOST: &str = "/etc/nccl.conf";
 
-/// The user's own variables of NCCL: those of `environment`, of the file `NCCL_CONF_FILE` or else `~/.nccl.conf`, and of
-/// `/etc/nccl.conf`, from the strongest. A file that cannot be read has none, for NCCL neither.
+/// The user's own variables of NCCL: those of `environment`, of the file that `NCCL_CONF_FILE` names or else `.nccl.conf` in
+/// the user's folder by the password database, and of `/etc/nccl.conf`, from the strongest. A file that cannot be read has none, for NCCL neither.
 pub fn own(environment: &Environment) -> Vec<Own> {
     own_at(environment, home().as_deref())
 }
@@ -65,9 +65,10 @@ pub fn require(config: &Config, environment: &Environment) -> Result<(), Error> 
     let list: Vec<_> = missing.iter().map(|(name, value)| format!("{name}={value}")).collect();
     Err(Error::Configuration(format!(
         "the section [nccl] asks for {}, which this process was not started with, and NCCL reads its variables only when \
-         it is loaded: start the program with `ryz launch`, export them, write them into ~/.nccl.conf, or set them \
-         before the program's first thread starts",
-        list.join(" ")
+         it is loaded: start the program with `ryz launch`, export them, write them into {}, or set them before the \
+         program's first thread starts",
+        list.join(" "),
+        files(environment, home().as_deref())[0].display()
     )))
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ryzanstein_config::{BackendChoice, Config};
 
 use crate::backend::tcp::data_plane::Bound;
-use crate::device::{Device, Libraries, Nccl, Surroundings};
+use crate::device::{Device, DeviceError, Libraries, Nccl, Surroundings};
 use crate::error::Result;
 use crate::nvml::Nvml;
 use crate::rendezvous::Rendezvous;
@@ -48,7 +48,7 @@ pub(crate) fn take(
     if let Some(Err(error)) = bound {
         return Err(format!("ranks watch each other over TCP beside NCCL: {error}"));
     }
-    let device = Device::open(&libraries, local_rank, &config.device).map_err(|error| error.to_string())?;
+    let device = Device::open(&libraries, local_rank, &config.device).map_err(|error| obstacle(&error))?;
     let version = nccl.version;
     tracing::debug!(
         gpu = device.info().name,
@@ -61,6 +61,16 @@ pub(crate) fn take(
     let link_gbs = rated(&device.info().uuid);
     let version = version.0 * 10_000 + version.1 * 100 + version.2;
     Ok(Ready { device, nccl: nccl.functions, version, link_gbs })
+}
+
+/// In words that are the same on all ranks that have it: whoever tells it says on which.
+fn obstacle(error: &DeviceError) -> String {
+    match error {
+        DeviceError::NoDevice { count, .. } => {
+            format!("each rank of a host needs a GPU, and CUDA shows {}", DeviceError::shown(*count))
+        }
+        other => other.to_string(),
+    }
 }
 
 /// Nothing depends on it but a column of the profile: who does not tell it is not asked why.

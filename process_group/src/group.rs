@@ -31,7 +31,7 @@ use crate::profile::{Profile, Recording};
 use crate::rank::Rank;
 use crate::roster::BackendKind;
 use crate::store::{MemoryStore, Store};
-use engine::{Core, Engine, LastWords, Worker, lock};
+use engine::{Closing, Core, Engine, LastWords, Worker, lock};
 
 /// What a group is, beside its backend.
 #[derive(Clone, Debug)]
@@ -103,8 +103,9 @@ impl ProcessGroup {
             group: info.name.clone(),
             rank: info.members[info.rank.index()],
         });
-        let engine =
-            Arc::new(Engine { core, queued: Mutex::new(0), idle: Condvar::new(), profile, last_words });
+        let closing = Closing(Arc::clone(&profile));
+        let (queued, idle) = (Mutex::new(0), Condvar::new());
+        let engine = Arc::new(Engine { core, queued, idle, profile, last_words, _closing: closing });
         Self {
             info,
             kind,
@@ -239,6 +240,5 @@ impl Drop for ProcessGroup {
                 let _ = thread.join();
             }
         }
-        self.engine.profile.close();
     }
 }

@@ -1,6 +1,9 @@
 //! Which ranks form which group: tensor × pipeline × data parallel. Pure.
 
+use std::fmt;
+
 use ryzanstein_config::LayoutConfig;
+use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::rank::Rank;
@@ -9,7 +12,7 @@ use crate::rank::Rank;
 ///
 /// Tensor-parallel ranks are neighbours (`0..tp`), because they talk most and neighbours share a host; pipeline stages
 /// come next, data-parallel replicas last: `rank = (data × pp + pipeline) × tp + tensor`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Layout {
     /// Ranks that share each layer.
     pub tensor_parallel: usize,
@@ -17,6 +20,16 @@ pub struct Layout {
     pub pipeline_parallel: usize,
     /// Copies of the whole.
     pub data_parallel: usize,
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { tensor_parallel, pipeline_parallel, data_parallel } = self;
+        write!(
+            f,
+            "tensor_parallel {tensor_parallel} × pipeline_parallel {pipeline_parallel} × data_parallel {data_parallel}"
+        )
+    }
 }
 
 impl Layout {

@@ -154,6 +154,7 @@ impl ProcessGroupManager {
             init: Duration::ZERO,
         };
         manager.standard_group("world", Rank::all(world_size).collect(), deadline)?;
+        manager.agree_on_layout()?;
         manager.tensor = manager.standard_group("tensor_parallel", layout.tensor_group(rank), deadline)?;
         manager.pipeline =
             manager.standard_group("pipeline_parallel", layout.pipeline_group(rank), deadline)?;
@@ -316,6 +317,19 @@ impl ProcessGroupManager {
         }
         let deadline = Instant::now() + SETTLED;
         groups.into_iter().map(|group| group.settle(deadline)).fold(Ok(()), Result::and)
+    }
+
+    /// Refuses to go on with ranks that would make other groups: they would wait for each other.
+    fn agree_on_layout(&mut self) -> Result<()> {
+        let mine = self.layout;
+        let (rank, world) = (self.rank(), self.world());
+        let all = world.unrecorded(|world| world.all_gather_object(&mine))?;
+        let other = Rank::all(all.len()).zip(all).find(|(_, theirs)| *theirs != mine);
+        other.map_or(Ok(()), |(other, theirs)| {
+            Err(Error::Configuration(format!(
+                "rank {rank} has the layout {mine}, and rank {other} has {theirs}: give all ranks the same [layout]"
+            )))
+        })
     }
 
     /// Index of the group with these members, made now unless there is one already.

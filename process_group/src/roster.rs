@@ -268,7 +268,7 @@ fn tell(reasons: &[(String, Vec<Rank>)], world_size: usize) -> String {
     let mut rest: Vec<Rank> = rest.iter().flat_map(|(_, ranks)| ranks).copied().collect();
     rest.sort_unstable();
     if !rest.is_empty() {
-        words.push(format!("{}, for other reasons", who(&rest)));
+        words.push(format!("{} either", who(&rest)));
     }
     words.join("; ")
 }
@@ -353,6 +353,6 @@ mod tests {
         let reasons: Vec<_> = Rank::all(7).map(|rank| (format!("reason {rank}"), vec![rank])).collect();
         let told = tell(&reasons, 7);
         assert!(told.contains("rank 3 cannot use it: reason 3"), "{told}");
-        assert!(told.ends_with("; ranks 4, 5 and 6 cannot use it, for other reasons"), "{told}");
+        assert!(told.ends_with("; ranks 4, 5 and 6 cannot use it either"), "{told}");
     }
 }

@@ -325,27 +325,22 @@ fn a_member_that_does_not_make_the_group_is_named() {
 }
 
 #[test]
-fn a_rank_that_cannot_make_a_group_of_the_layout_tells_the_whole_world_why() {
+fn ranks_with_different_layouts_are_named_with_them() {
     for backend in BOTH {
         std::thread::scope(|scope| {
             for (me, rendezvous) in MemoryRendezvous::new(4).into_iter().enumerate() {
                 scope.spawn(move || {
                     let mut config = config(backend);
-                    if me == 1 {
-                        // The others make no such groups.
-                        config.layout.data_parallel = 2.try_into().unwrap();
-                        config.rendezvous.timeout = Timeout::from_secs(3);
-                        let error = ProcessGroupManager::initialize(&config, &rendezvous).unwrap_err();
-                        assert!(error.to_string().ends_with("rank 0 is not there"), "{backend}: {error}");
-                        return;
-                    }
-                    let mut manager = ProcessGroupManager::initialize(&config, &rendezvous).unwrap();
-                    let error = manager.world().barrier().unwrap_err();
-                    let told = matches!(&error, Error::PeerAborted { rank: Rank(1), .. });
-                    assert!(
-                        told && error.to_string().contains("`tensor_parallel[0..1]`"),
-                        "{backend}: {error}"
-                    );
+                    config.layout.data_parallel = if me == 2 { 2 } else { 1 }.try_into().unwrap();
+                    let error =
+                        ProcessGroupManager::initialize(&config, &rendezvous).unwrap_err().to_string();
+                    let (ours, theirs) = if me == 2 { (2, 4) } else { (4, 2) };
+                    let says = |who: usize, layout: usize| {
+                        error.contains(&format!("rank {who} has the layout tensor_parallel {layout}"))
+                            || error.contains(&format!("rank {who} has tensor_parallel {layout}"))
+                    };
+                    let other = if me == 2 { 0 } else { 2 };
+                    assert!(says(me, ours) && says(other, theirs), "{backend}, rank {me}: {error}");
                 });
             }
         });

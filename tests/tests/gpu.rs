@@ -248,6 +248,34 @@ fn asynchronous_calls_and_those_in_a_graph_leave_each_other_alone() {
 }
 
 #[test]
+#[ignore = "needs 1 GPU"]
+fn a_capture_that_panics_ends() {
+    on_gpus("a_capture_that_panics_ends", 1, &nccl(), |rank| {
+        let device: Device = rank.manager().world().device().unwrap().clone();
+        let stream = device.stream();
+        let x = DeviceBuffer::from_slice(&device, &[1.0f32; 100]).unwrap();
+        let address = x.address();
+        let capture = |panics: bool| {
+            #[expect(unsafe_code, reason = "a graph keeps addresses")]
+            // SAFETY: the buffer lives on, and nothing else uses it meanwhile.
+            unsafe {
+                stream.capture(|| {
+                    stream.fill(address, 0, 200)?;
+                    assert!(!panics, "on purpose");
+                    Ok::<_, Error>(())
+                })
+            }
+        };
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| capture(true).map(drop)));
+        assert!(outcome.is_err() && !stream.is_capturing().unwrap());
+        let graph = capture(false).unwrap();
+        assert_eq!(x.to_vec::<f32>(stream).unwrap(), [1.0; 100]);
+        graph.launch(stream).unwrap();
+        assert_eq!(x.to_vec::<f32>(stream).unwrap(), [[0.0; 50], [1.0; 50]].concat());
+    });
+}
+
+#[test]
 #[ignore = "needs 2 GPUs"]
 fn a_group_of_any_ranks_conforms() {
     on_gpus("a_group_of_any_ranks_conforms", 2, &nccl(), |rank| {
@@ -312,7 +340,8 @@ fn a_local_rank_without_a_gpu_is_named() {
     let here = gpus() as usize;
     if role().is_some() {
         let error = initialize(&nccl()).unwrap_err().to_string();
-        let words = format!("local rank {here} needs GPU {here}, and CUDA shows this process {here}");
+        let words =
+            format!("each rank of a host needs a GPU, and CUDA shows {here}; start at most {here} rank");
         assert!(error.contains(&words) && error.contains(&format!("rank {here} cannot use it")), "{error}");
         return;
     }

@@ -12,7 +12,8 @@ pub enum DeviceError {
 
     /// No GPU for this rank.
     #[error(
-        "local rank {local_rank} needs GPU {local_rank}, and CUDA shows this process {}", shown(*.count)
+        "local rank {local_rank} needs GPU {local_rank}, and CUDA shows this process {}",
+        Self::shown(*.count)
     )]
     NoDevice {
         /// The rank's position on its host, which is the number of the GPU it takes.
@@ -94,6 +95,15 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
+    /// How many GPUs there are, and what to do about it.
+    pub(crate) fn shown(count: u32) -> String {
+        if count == 0 {
+            return "none; see whether `nvidia-smi` lists GPUs, and let CUDA_VISIBLE_DEVICES name them or unset it".into();
+        }
+        let ranks = if count == 1 { "rank" } else { "ranks" };
+        format!("{count}; start at most {count} {ranks} on this host, or let CUDA_VISIBLE_DEVICES show more")
+    }
+
     pub(crate) fn invalid(reason: impl Into<String>) -> Self {
         Self::Invalid(reason.into())
     }
@@ -105,15 +115,6 @@ impl DeviceError {
             _ => None,
         }
     }
-}
-
-/// How many GPUs there are, and what to do about it.
-fn shown(count: u32) -> String {
-    if count == 0 {
-        return "none; see whether `nvidia-smi` lists GPUs, and let CUDA_VISIBLE_DEVICES name them or unset it".into();
-    }
-    let ranks = if count == 1 { "rank" } else { "ranks" };
-    format!("{count}; start at most {count} {ranks} on this host, or let CUDA_VISIBLE_DEVICES show more")
 }
 
 /// What to do about an error of CUDA, as the end of a sentence; empty where nothing can be advised.

@@ -25,6 +25,17 @@ pub(super) struct Engine {
     pub(super) idle: Condvar,
     pub(super) profile: Arc<Profile>,
     pub(super) last_words: Option<LastWords>,
+    // Behind the core, whose backend ends with the last of its calls.
+    pub(super) _closing: Closing,
+}
+
+/// Lets the profile take in the last times when the backend has ended.
+pub(super) struct Closing(pub(super) Arc<Profile>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.close();
+    }
 }
 
 /// How long a rank that lost another looks for what that one had to say.

@@ -1,8 +1,10 @@
 //! What becomes of a group when what its user or its backend gives it misbehaves.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::*;
+use crate::backend::nccl::Captured;
 use crate::backend::{Completion, Timings};
 use crate::buffer::{Buffer, BufferMut, View, ViewMut};
 use crate::call::Call;
@@ -206,12 +208,26 @@ struct Timed(Arc<Times>);
 
 /// Each call that is asked for took a millisecond.
 #[derive(Default)]
-struct Times(Mutex<Vec<Signature>>);
+struct Times {
+    calls: Mutex<Vec<Signature>>,
+    ended: AtomicBool,
+    recording: AtomicBool,
+}
 
 impl Timings for Times {
     fn take(&self) -> Vec<(Signature, Path, Duration)> {
-        let calls = std::mem::take(&mut *lock(&self.0));
+        // The last calls of a group are over when its backend is.
+        if !self.ended.load(Ordering::Acquire) {
+            return Vec::new();
+        }
+        let calls = std::mem::take(&mut *lock(&self.calls));
         calls.into_iter().map(|call| (call, Path::Nccl, Duration::from_millis(1))).collect()
+    }
+}
+
+impl Drop for Timed {
+    fn drop(&mut self) {
+        self.0.ended.store(true, Ordering::Release);
     }
 }
 
@@ -221,12 +237,17 @@ impl Backend for Timed {
     }
 
     fn submit(&mut self, call: Call<'_>) -> Result<Completion> {
-        lock(&self.0.0).push(call.signature);
+        lock(&self.0.calls).push(call.signature);
         Ok(Completion { path: Path::Nccl, enqueued: true, captured: false })
     }
 
     fn timings(&self) -> Option<Arc<dyn Timings>> {
         Some(Arc::clone(&self.0) as Arc<dyn Timings>)
+    }
+
+    fn record(&mut self, recording: bool) -> Option<Arc<Captured>> {
+        self.0.recording.store(recording, Ordering::Release);
+        None
     }
 
     fn paths(&self) -> Vec<Path> {
@@ -268,10 +289,20 @@ fn what_panics_unrecorded_or_recorded_leaves_the_group_as_it_was() {
     assert_eq!(calls(&mut group), 1);
     let panics = std::panic::AssertUnwindSafe(|| group.unrecorded(|_| panic!("on purpose")));
     assert!(std::panic::catch_unwind(panics).is_err());
-    let panics = std::panic::AssertUnwindSafe(|| group.record::<Error>(|_| panic!("on purpose")).map(drop));
-    assert!(std::panic::catch_unwind(panics).is_err());
     assert_eq!(calls(&mut group), 1);
     group.profile().clear();
     group.unrecorded(|group| group.all_reduce(&mut [1.0f32], ReduceOp::Sum)).unwrap();
     assert_eq!(group.profile().calls("all_reduce"), 0);
+
+    let times = Arc::new(Times::default());
+    let mut group = ProcessGroup::new(info("recorded", 0, 2), Box::new(Timed(Arc::clone(&times))), None);
+    let panics = std::panic::AssertUnwindSafe(|| {
+        let recorded = group.record::<Error>(|_| {
+            assert!(times.recording.load(Ordering::Acquire));
+            panic!("on purpose")
+        });
+        recorded.map(drop)
+    });
+    assert!(std::panic::catch_unwind(panics).is_err());
+    assert!(!times.recording.load(Ordering::Acquire));
 }

@@ -70,6 +70,9 @@ impl Factory {
             Ok(connections) => streams(connections),
             Err(unconnected) => {
                 let Unconnected { error, connections } = *unconnected;
+                // What another rank has said to all of them says more than that it is gone.
+                let told = self.world.as_ref().and_then(|world| world.check().err());
+                let error = told.unwrap_or(error);
                 nccl::decline(streams(connections), &error);
                 return Err(error);
             }

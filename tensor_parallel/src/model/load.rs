@@ -58,7 +58,7 @@ impl Llama {
     /// `dtype` is the type of activations; without one, that of the weights.
     ///
     /// Settings, shapes and world size are checked before any weight is read. When one rank fails, all do. On a GPU, a first
-    /// pass comes with it, so that no request waits for kernels to be compiled and loaded.
+    /// pass comes with it, so that a first request finds the kernels that most requests use.
     ///
     /// # Errors
     /// This rank's own, else [`Error::Peer`] with that of another; those of the group, where the first pass fails.

@@ -138,30 +138,6 @@ fn a_rank_whose_gpu_lacks_room_for_a_new_group_tells_the_others() {
 
 #[test]
 #[ignore = "needs 2 GPUs"]
-fn a_rank_that_does_not_come_to_a_split_of_the_world_is_named_with_the_group() {
-    const NAME: &str = "lost::a_rank_that_does_not_come_to_a_split_of_the_world_is_named_with_the_group";
-    let mut config = nccl();
-    config.rendezvous.timeout = Timeout::from_secs(15);
-    if let Some(me) = role() {
-        // Rank 0 makes `tensor_parallel` of itself, and rank 1 `pipeline_parallel`: neither comes to the other's split.
-        config.layout.tensor_parallel = Some(if me == 0 { 1 } else { 2 }.try_into().unwrap());
-        config.layout.data_parallel = if me == 0 { 2 } else { 1 }.try_into().unwrap();
-        let error = initialize(&config).map(drop).unwrap_err().to_string();
-        println!("{error}");
-        // Whoever's time is up first tells the other.
-        let says = |group: &str, missing: usize| {
-            error.contains(&format!("making group `{group}`"))
-                && error.ends_with(&format!("rank {missing} is not there"))
-        };
-        assert!(says("tensor_parallel[0..0]", 1) || says("pipeline_parallel[1..1]", 0), "{error}");
-        return;
-    }
-    need(2);
-    Ranks::start(NAME, 2).expect_all(PATIENCE);
-}
-
-#[test]
-#[ignore = "needs 2 GPUs"]
 fn a_rank_killed_while_a_group_is_made_is_named() {
     const NAME: &str = "lost::a_rank_killed_while_a_group_is_made_is_named";
     if let Some(me) = role() {

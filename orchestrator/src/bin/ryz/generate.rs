@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use ryzanstein_config::WorldSize;
 use ryzanstein_orchestrator::generate::{self, Prompt, Request};
 use ryzanstein_process_group::Error;
-use ryzanstein_tensor_parallel::{LlamaConfig, check_world_size};
+use ryzanstein_tensor_parallel::check_world_size;
 
 use crate::{launch, rank, settings};
 
@@ -77,18 +77,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
         (None, tokens) => Prompt::Tokens(tokens.clone().unwrap_or_default()),
     };
     let request = Request { model, prompt, logits_out: args.logits_out.clone(), ignore_end: args.ignore_end };
+    // What can be refused is refused before anything is started.
+    let input = generate::prepare(&config.model, &request)?;
     if !settings::is_launched(&settings::environment()) {
         let ranks = config.job.world_size.map_or(1, WorldSize::get);
-        // What can be refused is refused before anything is started.
-        check_world_size(&LlamaConfig::from_folder(&request.model)?, ranks as usize)?;
-        generate::prepare(&config.model, &request)?;
+        check_world_size(&input.config, ranks as usize)?;
         args.logits_out.as_deref().map_or(Ok(()), generate::create_logits)?;
         if ranks > 1 {
             return launch::relaunch(ranks, &args.file);
         }
     }
     rank::run(&config, |rank| {
-        let response = generate::run(rank, &config.model, &request)?;
+        let response = generate::run(rank, &config.model, &request, input)?;
         if rank.manager().rank().0 == 0 {
             eprint!("{}", response.profile);
             println!("{}", response.json());

@@ -29,12 +29,14 @@ pub(super) fn judge(side: &GpuSide, backend: BackendChoice) -> Vec<Finding> {
         }
     };
     let usable = side.usable();
+    if usable.gpus.is_empty() {
+        findings.push(no_gpu(side, backend));
+    }
     if !driver.gpus.is_empty() {
         findings.extend(visible(side, &usable));
         findings.extend(driver.gpus.iter().map(|gpu| one(gpu, side.is_shown(gpu))));
     }
     if usable.gpus.is_empty() {
-        findings.push(no_gpu(side, backend));
         findings.push(new(
             "tensor_parallel",
             Status::Info,

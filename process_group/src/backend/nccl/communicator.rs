@@ -97,6 +97,11 @@ impl Communicator {
         Ok(UniqueId(id))
     }
 
+    /// Errors once it has failed.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.shared.check()
+    }
+
     /// Waits until all members have come to split groups of this kind off it; `group` is this rank's.
     ///
     /// NCCL splits together with all of them, and cannot say whom it waits for. To know it costs a few small messages to the
