@@ -35,6 +35,11 @@ bench-load ranks:
     cargo build --release
     cargo run --release -p ryzanstein-benches --bin load_rate -- --world-size {{ranks}}
 
+# What a token costs when several sequences get one in the same pass.
+bench-decode ranks:
+    cargo build --release
+    cargo run --release -p ryzanstein-benches --bin decode_rate -- --world-size {{ranks}}
+
 # The book, in docs/book.
 book:
     mdbook build docs
