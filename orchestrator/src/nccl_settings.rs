@@ -16,7 +16,8 @@ use crate::rendezvous::Environment;
 const OF_HOST: &str = "/etc/nccl.conf";
 
 /// The user's own variables of NCCL: those of `environment`, of the file that `NCCL_CONF_FILE` names or else `.nccl.conf` in
-/// the user's folder by the password database, and of `/etc/nccl.conf`, from the strongest. A file that cannot be read has none, for NCCL neither.
+/// the user's folder by the password database, and of `/etc/nccl.conf`, from the strongest. A file that cannot be read has
+/// none, for NCCL neither.
 pub fn own(environment: &Environment) -> Vec<Own> {
     own_at(environment, home().as_deref())
 }
