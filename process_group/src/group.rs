@@ -1,21 +1,21 @@
 //! A process group: the one place where calls are checked, numbered, timed and recorded.
 
 mod asynchronous;
+mod capture;
 mod checks;
 mod coalesce;
 mod collectives;
-mod engine;
+mod inner;
 mod monitored;
 mod objects;
 mod placed;
-mod recorded;
 #[cfg(test)]
 mod tests;
 
-pub use engine::LastCall;
+pub use capture::Recorded;
+pub use inner::LastCall;
 pub use monitored::Arrival;
 pub use placed::GroupBuffer;
-pub use recorded::Recorded;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -23,7 +23,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use crate::backend::loopback::LoopbackHub;
-use crate::backend::{Backend, Path};
+use crate::backend::{Backend, Path, StreamBackend, Timings};
 use crate::buffer::Memory;
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -31,7 +31,8 @@ use crate::profile::{Profile, Recording};
 use crate::rank::Rank;
 use crate::roster::BackendKind;
 use crate::store::{MemoryStore, Store};
-use engine::{Closing, Core, Engine, LastWords, Worker, lock};
+use crate::sync::lock;
+use inner::{Closing, Core, GroupInner, LastWords, Runner, Worker};
 
 /// What a group is, beside its backend.
 #[derive(Clone, Debug)]
@@ -80,7 +81,7 @@ pub struct ProcessGroup {
     kind: BackendKind,
     memory: Memory,
     device: Option<Device>,
-    engine: Arc<Engine>,
+    inner: Arc<GroupInner>,
     worker: Option<Worker>,
     collectives: u64,
     monitored: u64,
@@ -93,11 +94,32 @@ impl ProcessGroup {
     ///
     /// Through `store`, ranks tell each other why they gave up where their links no longer can.
     pub fn new(info: GroupInfo, backend: Box<dyn Backend>, store: Option<Arc<dyn Store>>) -> Self {
+        Self::with(info, Runner::Host(backend), None, store)
+    }
+
+    /// Puts a group on a backend whose calls run on streams of a GPU.
+    pub(crate) fn on_stream(
+        info: GroupInfo,
+        backend: Box<dyn StreamBackend>,
+        store: Option<Arc<dyn Store>>,
+    ) -> Self {
+        let instruments = (backend.timings(), backend.link_gbs());
+        Self::with(info, Runner::Stream(backend), Some(instruments), store)
+    }
+
+    /// `instruments`: where times of enqueued calls come from, and what this rank's links carry.
+    fn with(
+        info: GroupInfo,
+        runner: Runner,
+        instruments: Option<(Arc<dyn Timings>, Option<f64>)>,
+        store: Option<Arc<dyn Store>>,
+    ) -> Self {
         let world_size = info.members.len();
         let global = info.members[info.rank.index()].0;
-        let profile = Arc::new(Profile::new(&info.name, global, world_size, info.recording, &*backend));
-        let (kind, memory, device) = (backend.kind(), backend.memory(), backend.device().cloned());
-        let core = Mutex::new(Core { backend, failed: None, last: None, timeout: info.timeout, world_size });
+        let (kind, memory) = (runner.backend().kind(), runner.memory());
+        let device = runner.stream().map(|stream| stream.device().clone());
+        let profile = Arc::new(Profile::new(&info.name, global, world_size, info.recording, instruments));
+        let core = Mutex::new(Core { runner, failed: None, last: None, timeout: info.timeout, world_size });
         let last_words = store.map(|store| LastWords {
             store,
             group: info.name.clone(),
@@ -105,13 +127,13 @@ impl ProcessGroup {
         });
         let closing = Closing(Arc::clone(&profile));
         let (queued, idle) = (Mutex::new(0), Condvar::new());
-        let engine = Arc::new(Engine { core, queued, idle, profile, last_words, _closing: closing });
+        let inner = Arc::new(GroupInner { core, queued, idle, profile, last_words, _closing: closing });
         Self {
             info,
             kind,
             memory,
             device,
-            engine,
+            inner,
             worker: None,
             collectives: 0,
             monitored: 0,
@@ -179,17 +201,17 @@ impl ProcessGroup {
 
     /// What has been measured so far.
     pub fn profile(&self) -> Arc<Profile> {
-        Arc::clone(&self.engine.profile)
+        Arc::clone(&self.inner.profile)
     }
 
     /// Makes calls that are not the caller's own, such as those of a warm-up: they are neither recorded in the profile nor
     /// told of as slow. On a GPU, `work` must wait for them, and calls of before that are under way lose their times.
     pub fn unrecorded<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
         self.wait_idle();
-        self.engine.profile.pause(true);
+        self.inner.profile.pause(true);
         let outcome = catch_unwind(AssertUnwindSafe(|| work(self)));
         self.wait_idle();
-        self.engine.profile.pause(false);
+        self.inner.profile.pause(false);
         outcome.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
@@ -197,12 +219,12 @@ impl ProcessGroup {
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.wait_idle();
         self.info.timeout = timeout;
-        lock(&self.engine.core).timeout = timeout;
+        lock(&self.inner.core).timeout = timeout;
     }
 
     /// Paths that calls of this group may take.
     pub fn paths(&self) -> Vec<Path> {
-        lock(&self.engine.core).backend.paths()
+        lock(&self.inner.core).runner.backend().paths()
     }
 
     /// Makes later calls take one path (every rank must do the same), or lets the backend choose again.
@@ -211,23 +233,23 @@ impl ProcessGroup {
     /// [`Error::Invalid`] when the backend has no such path.
     pub fn force_path(&mut self, path: Option<Path>) -> Result<()> {
         self.wait_idle();
-        lock(&self.engine.core).backend.force(path)
+        lock(&self.inner.core).runner.backend_mut().force(path)
     }
 
     /// The newest call, for whoever has to say what a rank was doing when it failed.
     pub fn last_call(&self) -> Option<LastCall> {
-        lock(&self.engine.core).last
+        lock(&self.inner.core).last
     }
 
     /// Gives the group up for an error that came from beside its calls, so that the others hear of it.
     pub(crate) fn abort(&self, error: &Error) {
         self.wait_idle();
-        self.engine.abort(error.clone());
+        self.inner.abort(error.clone());
     }
 
     /// Why the group cannot be used any more, if so.
     pub fn failure(&self) -> Option<Arc<Error>> {
-        lock(&self.engine.core).failed.clone()
+        lock(&self.inner.core).failed.clone()
     }
 }
 

@@ -24,6 +24,7 @@ mod roster;
 pub mod schedule;
 mod self_check;
 pub mod store;
+mod sync;
 pub mod table;
 pub mod targets;
 #[cfg(test)]

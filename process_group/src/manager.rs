@@ -313,10 +313,10 @@ impl ProcessGroupManager {
         let mut groups: Vec<_> = self.groups.iter_mut().filter(|group| group.failure().is_none()).collect();
         // One that takes long keeps no other from comparing.
         for group in &mut groups {
-            group.leave();
+            group.announce_exit();
         }
         let deadline = Instant::now() + SETTLED;
-        groups.into_iter().map(|group| group.settle(deadline)).fold(Ok(()), Result::and)
+        groups.into_iter().map(|group| group.verify_calls(deadline)).fold(Ok(()), Result::and)
     }
 
     /// Refuses to go on with ranks that would make other groups: they would wait for each other.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::backend::{Backend, Path, Timings};
+use crate::backend::{Path, Timings};
 use crate::dtype::DType;
 use crate::operation::{Operation, Signature};
 
@@ -161,9 +161,10 @@ impl Profile {
         rank: u32,
         world_size: usize,
         recording: Recording,
-        backend: &dyn Backend,
+        instruments: Option<(Arc<dyn Timings>, Option<f64>)>,
     ) -> Self {
-        let (timings, link_gbs) = (backend.timings(), backend.link_gbs());
+        let (timings, link_gbs) =
+            instruments.map_or((None, None), |(timings, link_gbs)| (Some(timings), link_gbs));
         Self {
             group: group.into(),
             rank,
@@ -220,12 +221,12 @@ impl Profile {
     }
 
     /// Calls in a graph that has been launched.
-    pub(crate) fn record_replay(&self, counts: &[(Signature, u64)], path: Path) {
+    pub(crate) fn record_replay(&self, counts: &[(Signature, Path, u64)]) {
         if !self.records() {
             return;
         }
-        for (signature, count) in counts {
-            self.with_entry(signature, path, |entry, bytes| {
+        for (signature, path, count) in counts {
+            self.with_entry(signature, *path, |entry, bytes| {
                 entry.moved(bytes, *count);
                 entry.enqueued += count;
             });

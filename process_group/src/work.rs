@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 
-use crate::backend::Ticket;
+use crate::backend::StreamWork;
 use crate::error::{Error, Result};
 
 /// An operation that runs beside its caller, in the order it was started. Owns its buffer until it is done.
@@ -17,27 +17,27 @@ pub struct Work<B> {
 
 enum Inner<B> {
     Worker(mpsc::Receiver<(B, Result<()>)>),
-    Stream(Flying<B>),
+    Stream(InFlight<B>),
 }
 
 /// A buffer that a GPU's stream beside the compute stream works on.
-struct Flying<B> {
+struct InFlight<B> {
     buffer: Option<B>,
-    ticket: Box<dyn Ticket>,
+    work: Box<dyn StreamWork>,
 }
 
-impl<B> Flying<B> {
+impl<B> InFlight<B> {
     /// The buffer, once the compute stream comes after the operation: whoever gets its memory next uses it there.
-    fn land(mut self) -> Result<B> {
-        self.ticket.follow()?;
+    fn join(mut self) -> Result<B> {
+        self.work.join()?;
         self.buffer.take().ok_or_else(|| Error::invalid("the operation's buffer has been given back already"))
     }
 }
 
-impl<B> Drop for Flying<B> {
+impl<B> Drop for InFlight<B> {
     fn drop(&mut self) {
         let Some(buffer) = self.buffer.take() else { return };
-        if let Err(error) = self.ticket.follow() {
+        if let Err(error) = self.work.join() {
             // The GPU may still write to it, and nothing can be put behind that any more: it is nobody's from now on.
             tracing::debug!(%error, "the buffer of an operation in flight is left to the GPU");
             std::mem::forget(buffer);
@@ -60,8 +60,8 @@ impl<B> Work<B> {
         (sender, Self { inner: Inner::Worker(done) })
     }
 
-    pub(crate) fn on_stream(buffer: B, ticket: Box<dyn Ticket>) -> Self {
-        Self { inner: Inner::Stream(Flying { buffer: Some(buffer), ticket }) }
+    pub(crate) fn on_stream(buffer: B, work: Box<dyn StreamWork>) -> Self {
+        Self { inner: Inner::Stream(InFlight { buffer: Some(buffer), work }) }
     }
 
     /// Waits for the end and gives the buffer back. Ends at the group's timeout at the latest.
@@ -82,9 +82,9 @@ impl<B> Work<B> {
     pub fn join(self) -> Result<B> {
         match self.inner {
             Inner::Worker(_) => self.wait(),
-            Inner::Stream(flying) => {
-                flying.ticket.check()?;
-                flying.land()
+            Inner::Stream(call) => {
+                call.work.check()?;
+                call.join()
             }
         }
     }
@@ -98,9 +98,9 @@ impl<B> Work<B> {
             Inner::Worker(done) => {
                 done.recv().map_err(|_| Error::Transport("the worker of this group has died".into()))
             }
-            Inner::Stream(mut flying) => {
-                let outcome = flying.ticket.wait();
-                Ok((flying.land()?, outcome))
+            Inner::Stream(mut call) => {
+                let outcome = call.work.wait();
+                Ok((call.join()?, outcome))
             }
         }
     }

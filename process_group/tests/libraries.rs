@@ -20,13 +20,13 @@ fn nccl_is_found_with_its_version() {
 #[ignore = "needs NVRTC installed"]
 fn every_kernel_beside_nccl_compiles_for_every_type() {
     let nvrtc = libraries().nvrtc.unwrap();
-    let source = include_str!("../src/backend/nccl/combine.cu");
+    let source = include_str!("../src/backend/nccl/reductions.cu");
     for capability in [(8, 0), (9, 0)] {
         for kind in 0..10 {
             for smallest in 0..2 {
                 let options = [format!("-DKIND={kind}"), format!("-DSMALLEST={smallest}")];
                 let options = [options[0].as_str(), options[1].as_str()];
-                let code = compile_for(&nvrtc.functions, capability, "combine.cu", source, &options).unwrap();
+                let code = compile_for(&nvrtc.functions, capability, "reductions.cu", source, &options).unwrap();
                 assert!(code.starts_with(b"\x7fELF"));
             }
         }

@@ -374,11 +374,11 @@ fn an_allocation_over_the_budget_says_the_sums() {
 #[ignore = "needs 1 GPU"]
 fn floats_come_back_from_their_keys_and_keys_are_in_the_order_of_the_floats() {
     fn there_and_back<F: Element, K: Element + Ord>(device: &Device, values: &[F]) {
-        let source = include_str!("../../process_group/src/backend/nccl/combine.cu");
+        let source = include_str!("../../process_group/src/backend/nccl/reductions.cu");
         let kind = format!("-DKIND={}", F::DTYPE as u8);
         for smallest in [0u8, 1] {
             let options = [kind.as_str(), &format!("-DSMALLEST={smallest}")];
-            let module = device.kernels().module("combine.cu", source, &options).unwrap();
+            let module = device.kernels().module("reductions.cu", source, &options).unwrap();
             let x = DeviceBuffer::from_slice(device, values).unwrap();
             let keys = DeviceBuffer::new(device, K::DTYPE, values.len()).unwrap();
             let back = DeviceBuffer::new(device, F::DTYPE, values.len()).unwrap();
@@ -441,10 +441,10 @@ fn a_kept_kernel_that_is_cut_is_compiled_anew() {
 #[ignore = "needs 1 GPU"]
 fn quotients_on_a_gpu_are_those_of_the_processor() {
     fn divided<T: Element>(device: &Device, values: &[T], by: impl Fn(T, u32) -> T) {
-        let source = include_str!("../../process_group/src/backend/nccl/combine.cu");
+        let source = include_str!("../../process_group/src/backend/nccl/reductions.cu");
         let options = [format!("-DKIND={}", T::DTYPE as u8), "-DSMALLEST=0".into()];
         let module =
-            device.kernels().module("combine.cu", source, &[options[0].as_str(), &options[1]]).unwrap();
+            device.kernels().module("reductions.cu", source, &[options[0].as_str(), &options[1]]).unwrap();
         for ranks in [1u32, 3, 300] {
             let x = DeviceBuffer::from_slice(device, values).unwrap();
             let (address, count) = (x.address(), values.len() as u64);

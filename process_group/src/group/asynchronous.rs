@@ -4,11 +4,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 
 use super::ProcessGroup;
-use super::engine::{Buffers, Engine, Job, Worker, lock};
+use super::inner::{Buffers, GroupInner, Job, Worker};
 use crate::buffer::{Buffer, BufferMut};
 use crate::error::{Error, Result};
 use crate::operation::{Operation, ReduceOp};
 use crate::rank::Rank;
+use crate::sync::lock;
 use crate::work::Work;
 
 impl ProcessGroup {
@@ -56,11 +57,11 @@ impl ProcessGroup {
         let signature = self.message(operation, view)?;
         let sequence = self.next_message(operation, to);
         if self.device.is_some() {
-            let ticket = self.engine.start(signature, sequence, Buffers::OutOfPlace(Some(view), None))?;
+            let ticket = self.inner.start(signature, sequence, Buffers::OutOfPlace(Some(view), None))?;
             return Ok(Work::on_stream(buffer, ticket));
         }
-        self.spawn(buffer, move |engine, buffer| {
-            engine.run_queued(signature, sequence, Buffers::OutOfPlace(Some(buffer.view()), None))
+        self.spawn(buffer, move |inner, buffer| {
+            inner.run_queued(signature, sequence, Buffers::OutOfPlace(Some(buffer.view()), None))
         })
     }
 
@@ -75,11 +76,11 @@ impl ProcessGroup {
         let signature = self.message(operation, view.as_view())?;
         let sequence = self.next_message(operation, from);
         if self.device.is_some() {
-            let ticket = self.engine.start(signature, sequence, Buffers::OutOfPlace(None, Some(view)))?;
+            let ticket = self.inner.start(signature, sequence, Buffers::OutOfPlace(None, Some(view)))?;
             return Ok(Work::on_stream(buffer, ticket));
         }
-        self.spawn(buffer, move |engine, buffer| {
-            engine.run_queued(signature, sequence, Buffers::OutOfPlace(None, Some(buffer.view_mut())))
+        self.spawn(buffer, move |inner, buffer| {
+            inner.run_queued(signature, sequence, Buffers::OutOfPlace(None, Some(buffer.view_mut())))
         })
     }
 
@@ -93,34 +94,34 @@ impl ProcessGroup {
         let signature = self.signature(operation, view.dtype(), view.count())?;
         let sequence = self.next();
         if self.device.is_some() {
-            let ticket = self.engine.start(signature, sequence, Buffers::InPlace(Some(view)))?;
+            let ticket = self.inner.start(signature, sequence, Buffers::InPlace(Some(view)))?;
             return Ok(Work::on_stream(buffer, ticket));
         }
-        self.spawn(buffer, move |engine, buffer| {
-            engine.run_queued(signature, sequence, Buffers::InPlace(Some(buffer.view_mut())))
+        self.spawn(buffer, move |inner, buffer| {
+            inner.run_queued(signature, sequence, Buffers::InPlace(Some(buffer.view_mut())))
         })
     }
 
     fn spawn<B: Send + 'static>(
         &mut self,
         mut buffer: B,
-        run: impl FnOnce(&Engine, &mut B) -> Result<()> + Send + 'static,
+        run: impl FnOnce(&GroupInner, &mut B) -> Result<()> + Send + 'static,
     ) -> Result<Work<B>> {
         let (sender, work) = Work::new();
-        let job: Job = Box::new(move |engine| {
+        let job: Job = Box::new(move |inner| {
             // The others wait for this call: a panic of the buffer's own code must not keep the reason from them.
-            let result = catch_unwind(AssertUnwindSafe(|| run(engine, &mut buffer)))
-                .unwrap_or_else(|panic| Err(engine.panicked(&*panic)));
+            let result = catch_unwind(AssertUnwindSafe(|| run(inner, &mut buffer)))
+                .unwrap_or_else(|panic| Err(inner.panicked(&*panic)));
             // Nobody may be waiting any more; the buffer is then freed here.
             let _ = sender.send((buffer, result));
         });
         if self.worker.is_none() {
-            self.worker = Some(Worker::spawn(Arc::clone(&self.engine), &self.info)?);
+            self.worker = Some(Worker::spawn(Arc::clone(&self.inner), &self.info)?);
         }
-        *lock(&self.engine.queued) += 1;
+        *lock(&self.inner.queued) += 1;
         let jobs = self.worker.as_ref().and_then(|w| w.jobs.as_ref());
         if jobs.is_none_or(|jobs| jobs.send(job).is_err()) {
-            *lock(&self.engine.queued) -= 1;
+            *lock(&self.inner.queued) -= 1;
             return Err(Error::Transport("the worker of this group has died".into()));
         }
         Ok(work)
@@ -131,9 +132,9 @@ impl ProcessGroup {
         if self.worker.is_none() {
             return;
         }
-        let mut queued = lock(&self.engine.queued);
+        let mut queued = lock(&self.inner.queued);
         while *queued > 0 {
-            queued = self.engine.idle.wait(queued).unwrap_or_else(PoisonError::into_inner);
+            queued = self.inner.idle.wait(queued).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }

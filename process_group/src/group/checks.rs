@@ -1,7 +1,7 @@
 //! What a call must fulfil before anything leaves the rank, and the number it gets.
 
 use super::ProcessGroup;
-use super::engine::Buffers;
+use super::inner::Buffers;
 use crate::buffer::{Memory, View, ViewMut};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -20,7 +20,7 @@ impl ProcessGroup {
         let signature = self.signature(operation, buffer.dtype(), buffer.count())?;
         let sequence = self.next();
         self.wait_idle();
-        self.engine.run(signature, sequence, Buffers::InPlace(Some(buffer)))
+        self.inner.run(signature, sequence, Buffers::InPlace(Some(buffer)))
     }
 
     /// The signature of a call whose whole array (of all ranks' chunks, where chunked) has `total` elements.
@@ -44,7 +44,7 @@ impl ProcessGroup {
         let signature = self.signature_of_two(operation, read, written)?;
         let sequence = self.next();
         self.wait_idle();
-        self.engine.run(signature, sequence, Buffers::OutOfPlace(input, output))
+        self.inner.run(signature, sequence, Buffers::OutOfPlace(input, output))
     }
 
     /// The signature of a call with this type and length of input and output, where it has them.

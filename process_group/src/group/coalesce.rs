@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::ProcessGroup;
-use super::engine::Buffers;
+use super::inner::Buffers;
 use crate::aligned::AlignedBytes;
 use crate::buffer::{BufferMut, ViewMut};
 use crate::dtype::DType;
@@ -60,7 +60,7 @@ impl ProcessGroup {
         }
         self.collectives = sequence;
         self.wait_idle();
-        self.engine.run_all(calls)
+        self.inner.run_all(calls)
     }
 }
 

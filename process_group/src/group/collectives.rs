@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::ProcessGroup;
-use super::engine::Buffers;
+use super::inner::Buffers;
 use crate::buffer::{Buffer, BufferMut, Memory};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -148,7 +148,7 @@ impl ProcessGroup {
         let signature = self.message(operation, view)?;
         let sequence = self.next_message(operation, to);
         self.wait_idle();
-        self.engine.run(signature, sequence, Buffers::OutOfPlace(Some(view), None))
+        self.inner.run(signature, sequence, Buffers::OutOfPlace(Some(view), None))
     }
 
     /// Receives one message from one rank.
@@ -158,7 +158,7 @@ impl ProcessGroup {
         let signature = self.message(operation, view.as_view())?;
         let sequence = self.next_message(operation, from);
         self.wait_idle();
-        self.engine.run(signature, sequence, Buffers::OutOfPlace(None, Some(view)))
+        self.inner.run(signature, sequence, Buffers::OutOfPlace(None, Some(view)))
     }
 
     /// Waits until every member has come.
@@ -166,7 +166,7 @@ impl ProcessGroup {
         let signature = Signature { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
         let sequence = self.next();
         self.wait_idle();
-        self.engine.run(signature, sequence, Buffers::InPlace(None))
+        self.inner.run(signature, sequence, Buffers::InPlace(None))
     }
 
     /// Waits until everything that this rank has enqueued on its GPU is done: collectives, copies and kernels. Ends at the
@@ -174,23 +174,23 @@ impl ProcessGroup {
     /// asynchronous calls.
     pub fn synchronize(&mut self) -> Result<()> {
         self.wait_idle();
-        self.engine.synchronize()
+        self.inner.synchronize()
     }
 
     /// Lets the others know that this rank makes no more calls, where calls are compared beside their run.
-    pub(crate) fn leave(&mut self) {
+    pub(crate) fn announce_exit(&mut self) {
         if self.memory() != Memory::Host {
             self.wait_idle();
-            self.engine.leave();
+            self.inner.announce_exit();
         }
     }
 
     /// Waits until the calls of all members are known to have been the same, where they are compared beside the calls, at most
-    /// until the deadline. All do so behind [`leave`](Self::leave).
-    pub(crate) fn settle(&mut self, deadline: Instant) -> Result<()> {
+    /// until the deadline. All do so behind [`announce_exit`](Self::announce_exit).
+    pub(crate) fn verify_calls(&mut self, deadline: Instant) -> Result<()> {
         if self.memory() == Memory::Host {
             return Ok(());
         }
-        self.engine.settle(deadline)
+        self.inner.verify_calls(deadline)
     }
 }

@@ -1,7 +1,7 @@
 //! Buffers wherever a group's backend works, for code that serves every backend; messages both ways at once.
 
 use super::ProcessGroup;
-use super::engine::Buffers;
+use super::inner::Buffers;
 use crate::buffer::{Buffer, BufferMut, View, ViewMut};
 use crate::device::{DeviceBuffer, Stream};
 use crate::dtype::Element;
@@ -105,7 +105,7 @@ impl ProcessGroup {
         let (send, recv) = (self.message(sending, sent)?, self.message(receiving, received.as_view())?);
         let (number, other) = (self.next_message(sending, to), self.next_message(receiving, from));
         self.wait_idle();
-        self.engine.run_all(vec![
+        self.inner.run_all(vec![
             (send, number, Buffers::OutOfPlace(Some(sent), None)),
             (recv, other, Buffers::OutOfPlace(None, Some(received))),
         ])

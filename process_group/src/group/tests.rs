@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::*;
-use crate::backend::nccl::Captured;
 use crate::backend::{Completion, Timings};
 use crate::buffer::{Buffer, BufferMut, View, ViewMut};
 use crate::call::Call;
@@ -140,7 +139,7 @@ impl Store for Deaf {
     }
 
     fn get(&self, _: &str, _: Instant) -> Result<Vec<u8>> {
-        std::thread::sleep(10 * engine::LAST_WORDS);
+        std::thread::sleep(10 * inner::LAST_WORDS);
         lock(&self.0).push("nothing found");
         Err(Error::Rendezvous("lost".into()))
     }
@@ -211,7 +210,6 @@ struct Timed(Arc<Times>);
 struct Times {
     calls: Mutex<Vec<Signature>>,
     ended: AtomicBool,
-    recording: AtomicBool,
 }
 
 impl Timings for Times {
@@ -241,15 +239,6 @@ impl Backend for Timed {
         Ok(Completion { path: Path::Nccl, enqueued: true, captured: false })
     }
 
-    fn timings(&self) -> Option<Arc<dyn Timings>> {
-        Some(Arc::clone(&self.0) as Arc<dyn Timings>)
-    }
-
-    fn record(&mut self, recording: bool) -> Option<Arc<Captured>> {
-        self.0.recording.store(recording, Ordering::Release);
-        None
-    }
-
     fn paths(&self) -> Vec<Path> {
         Vec::new()
     }
@@ -267,7 +256,9 @@ fn a_profile_keeps_the_times_of_a_group_that_has_ended_and_nothing_of_its_backen
     let left = Arc::downgrade(&times);
     let mut info = info("timed", 0, 2);
     info.recording.record = true;
-    let mut group = ProcessGroup::new(info, Box::new(Timed(times)), None);
+    let timings = Arc::clone(&times) as Arc<dyn Timings>;
+    let runner = Runner::Host(Box::new(Timed(times)));
+    let mut group = ProcessGroup::with(info, runner, Some((timings, None)), None);
     let profile = group.profile();
     group.all_reduce(&mut [1.0f32; 4], ReduceOp::Sum).unwrap();
     assert!(left.upgrade().is_some());
@@ -279,7 +270,7 @@ fn a_profile_keeps_the_times_of_a_group_that_has_ended_and_nothing_of_its_backen
 }
 
 #[test]
-fn what_panics_unrecorded_or_recorded_leaves_the_group_as_it_was() {
+fn what_panics_unrecorded_leaves_the_group_as_it_was() {
     let mut group = ProcessGroup::loopback(1).remove(0);
     let calls = |group: &mut ProcessGroup| {
         group.profile().clear();
@@ -293,16 +284,4 @@ fn what_panics_unrecorded_or_recorded_leaves_the_group_as_it_was() {
     group.profile().clear();
     group.unrecorded(|group| group.all_reduce(&mut [1.0f32], ReduceOp::Sum)).unwrap();
     assert_eq!(group.profile().calls("all_reduce"), 0);
-
-    let times = Arc::new(Times::default());
-    let mut group = ProcessGroup::new(info("recorded", 0, 2), Box::new(Timed(Arc::clone(&times))), None);
-    let panics = std::panic::AssertUnwindSafe(|| {
-        let recorded = group.record::<Error>(|_| {
-            assert!(times.recording.load(Ordering::Acquire));
-            panic!("on purpose")
-        });
-        recorded.map(drop)
-    });
-    assert!(std::panic::catch_unwind(panics).is_err());
-    assert!(!times.recording.load(Ordering::Acquire));
 }

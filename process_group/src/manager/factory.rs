@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use ryzanstein_config::{AlgorithmChoice, Config};
 
 use crate::backend::Backend;
-use crate::backend::nccl::{self, Birth, Communicator, Nccl};
+use crate::backend::StreamBackend;
+use crate::backend::nccl::{self, CommInit, NcclComm};
+use crate::backend::stream::{self, Instruments, Membership as Members};
 use crate::backend::tcp::data_plane::{Connection, DataPlane, Unconnected};
 use crate::backend::tcp::{self, Tcp};
 use crate::error::{Error, Result};
@@ -26,7 +28,12 @@ pub(super) struct Factory {
     pub(super) data_plane: Option<DataPlane>,
     pub(super) gpu: Option<gpu::Ready>,
     /// What the communicators of the layout's groups are split off.
-    pub(super) world: Option<Arc<Communicator>>,
+    pub(super) world: Option<Arc<NcclComm>>,
+}
+
+enum Made {
+    Host(Box<dyn Backend>),
+    Stream(Box<dyn StreamBackend>),
 }
 
 /// Who makes a group at the same time.
@@ -46,7 +53,7 @@ impl Factory {
         members: &[Rank],
         together: Together<'_>,
         deadline: Instant,
-    ) -> Result<Nccl> {
+    ) -> Result<(Box<dyn StreamBackend>, Arc<NcclComm>)> {
         let membership = &self.membership;
         let (Some(gpu), Some(plane)) = (&self.gpu, &self.data_plane) else {
             return Err(Error::BackendUnavailable {
@@ -59,9 +66,9 @@ impl Factory {
             (Some(world), Together::Everybody(kind)) => {
                 // Before the members connect: those who wait for one of theirs would be missing here too.
                 world.gather(&*membership.store, kind, name, deadline)?;
-                Birth::Split(world, members[0].0, rank.0)
+                CommInit::Split(world, members[0].0, rank.0)
             }
-            _ => Birth::Id(&*membership.store),
+            _ => CommInit::Id(&*membership.store),
         };
         let streams = |connections: Vec<Option<Connection>>| {
             connections.into_iter().map(|connection| connection.map(|c| c.stream)).collect()
@@ -73,14 +80,18 @@ impl Factory {
                 // What another rank has said to all of them says more than that it is gone.
                 let told = self.world.as_ref().and_then(|world| world.check().err());
                 let error = told.unwrap_or(error);
-                nccl::decline(streams(connections), &error);
+                stream::decline(streams(connections), &error);
                 return Err(error);
             }
         };
-        let seat = (rank.index(), &peers[..]);
-        let nccl = Nccl::new(gpu.nccl, &gpu.device, name, seat, streams, &birth, deadline)?;
+        let members = peers.iter().map(|member| (*member).clone()).collect();
+        let group = Members { group: name.into(), members, position: rank.index() };
         let profile = &self.config.profile;
-        Ok(nccl.profiled(gpu.link_gbs, profile.enabled && profile.graphs))
+        let instruments =
+            Instruments { link_gbs: gpu.link_gbs, times_graphs: profile.enabled && profile.graphs };
+        let (backend, comm) =
+            nccl::connect(gpu.nccl, &gpu.device, group, streams, (&birth, instruments), deadline)?;
+        Ok((Box::new(backend), comm))
     }
 
     pub(super) fn make(
@@ -94,12 +105,12 @@ impl Factory {
         let membership = &self.membership;
         let position = members.iter().position(|r| *r == membership.rank).expect("only members make a group");
         let rank = Rank(position as u32);
-        let backend: Box<dyn Backend> = match membership.agreement.backend {
+        let backend = match membership.agreement.backend {
             BackendKind::Loopback => {
                 let hub = membership.loopback.as_ref().ok_or_else(|| {
                     Error::Rendezvous("the loopback backend was agreed on without shared memory".into())
                 })?;
-                Box::new(hub.join(name, rank, &members))
+                Made::Host(Box::new(hub.join(name, rank, &members)))
             }
             BackendKind::Tcp => {
                 let peers: Vec<&Member> =
@@ -129,14 +140,12 @@ impl Factory {
                     }
                 };
                 tcp.agree_on_cross_memory(deadline)?;
-                Box::new(tcp)
+                Made::Host(Box::new(tcp))
             }
             BackendKind::Nccl => {
-                let nccl = self.nccl(name, rank, &members, together, deadline)?;
-                if self.world.is_none() {
-                    self.world = Some(nccl.communicator());
-                }
-                Box::new(nccl)
+                let (backend, comm) = self.nccl(name, rank, &members, together, deadline)?;
+                self.world.get_or_insert(comm);
+                Made::Stream(backend)
             }
         };
         let profile = &self.config.profile;
@@ -153,7 +162,11 @@ impl Factory {
             bucket_bytes: settings.coalesce.as_usize(),
             recording,
         };
-        let mut group = ProcessGroup::new(info, backend, Some(Arc::clone(&membership.store)));
+        let store = Some(Arc::clone(&membership.store));
+        let mut group = match backend {
+            Made::Host(b) => ProcessGroup::new(info, b, store),
+            Made::Stream(b) => ProcessGroup::on_stream(info, b, store),
+        };
         if settings.self_check {
             let timeout = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
             group.set_timeout(timeout);

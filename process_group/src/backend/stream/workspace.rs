@@ -1,57 +1,60 @@
-//! Memory that calls need beside their buffers.
+//! Memory on a GPU that calls need beside their buffers.
 
 use crate::device::{Address, Device, DeviceBuffer, Stream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
-/// Every part begins at a multiple of this.
+/// Every part begins at a multiple of this many bytes.
 const ALIGN: usize = 256;
 
-/// Scratch memory of one stream: a call may overwrite what the call before it used, as it comes after it.
+/// The workspace of one stream: a call may overwrite what the call before it used, as it comes after it in the stream.
 ///
-/// A graph is launched on the compute stream, wherever its calls were captured: it comes after other graphs, and after what was
-/// there when it was recorded, but not after later calls on another stream. These take another block.
+/// A graph is launched on the compute stream, wherever its calls were captured: it comes after other graphs, and after what
+/// was there when it was captured, but not after later calls on another stream. Those take another block.
 #[derive(Default)]
-pub(super) struct Scratch {
+pub(super) struct Workspace {
     block: Option<DeviceBuffer>,
     /// What only graphs use.
     of_graphs: Option<DeviceBuffer>,
-    /// Bytes of a block that calls of the group at hand have taken, and bytes that they have taken in all.
+    /// Bytes of a block that the group of calls at hand uses, and bytes that it has asked for in all.
     used: usize,
     taken: usize,
     /// A graph has addresses in `block`, so that it must stay.
-    recorded: bool,
-    /// What calls may use still. Freeing waits for the GPU, and so is done when it is idle.
+    is_captured: bool,
+    /// What calls may still use. Freeing waits for the GPU, and so is done when it is idle.
     outgrown: Vec<DeviceBuffer>,
     /// What graphs use, for as long as the group lives.
     kept: Vec<DeviceBuffer>,
 }
 
-impl Scratch {
-    /// Memory for one call, or for one of a group of calls.
-    pub(super) fn take(&mut self, device: &Device, stream: &Stream, bytes: usize) -> Result<Address> {
+impl Workspace {
+    /// Memory for one call, or for one of a group of calls; address 0 for no bytes.
+    pub(super) fn reserve(&mut self, device: &Device, stream: &Stream, bytes: usize) -> Result<Address> {
+        if bytes == 0 {
+            return Ok(0);
+        }
         let bytes = bytes.next_multiple_of(ALIGN);
         let (at, end) = (self.used, self.used + bytes);
         let block = if stream.is_capturing()? {
             if size(self.of_graphs.as_ref()) >= end {
                 &self.of_graphs
             } else if size(self.block.as_ref()) >= end {
-                self.recorded = true;
+                self.is_captured = true;
                 &self.block
             } else {
                 return Err(Error::invalid(format!(
-                    "this call needs {bytes} bytes of scratch memory, which cannot be allocated while a graph is \
-                     captured; make the same call once before capturing"
+                    "this call needs {bytes} bytes of workspace, which cannot be allocated while a graph is captured; \
+                     make the same call once before capturing"
                 )));
             }
         } else {
-            // Not within a group of calls: what NCCL does for the first of them is enqueued with the last.
+            // Not within a group of calls: what the library does for the first of them is enqueued with the last.
             if self.taken == 0 && !self.outgrown.is_empty() && stream.is_idle()? {
                 self.outgrown.clear();
             }
-            if self.recorded || size(self.block.as_ref()) < end {
+            if self.is_captured || size(self.block.as_ref()) < end {
                 self.grow(device, self.taken + bytes)?;
-                return self.take(device, stream, bytes);
+                return self.reserve(device, stream, bytes);
             }
             &self.block
         };
@@ -61,11 +64,11 @@ impl Scratch {
         Ok(address)
     }
 
-    /// The calls that took it are enqueued; the next ones come after them.
+    /// The calls that reserved it are enqueued; the next ones come after them.
     pub(super) fn reuse(&mut self, device: &Device, stream: &Stream) -> Result<()> {
         let taken = std::mem::take(&mut self.taken);
         self.used = 0;
-        // What did not fit in one block does so the next time, which may be in a capture.
+        // What did not fit one block does so the next time, which may be in a capture.
         if taken > size(self.block.as_ref()) && !stream.is_capturing()? {
             self.grow(device, taken)?;
         }
@@ -76,7 +79,7 @@ impl Scratch {
     fn grow(&mut self, device: &Device, bytes: usize) -> Result<()> {
         let bytes = bytes.max(size(self.block.as_ref())).next_power_of_two();
         let before = self.block.replace(DeviceBuffer::new(device, DType::U8, bytes)?);
-        if std::mem::take(&mut self.recorded) {
+        if std::mem::take(&mut self.is_captured) {
             self.kept.extend(std::mem::replace(&mut self.of_graphs, before));
         } else {
             self.outgrown.extend(before);

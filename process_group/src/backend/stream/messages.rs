@@ -1,12 +1,14 @@
-//! Which messages a rank exchanges with each other one. NCCL does not say that one will never come. So a rank that leaves
-//! tells each of the others what there has been between the two.
+//! How many messages a rank exchanges with each other one, and of how many bytes.
+//!
+//! Nothing on a GPU says that a message will never come. So a rank that leaves tells each of the others what the two have
+//! exchanged.
 
 use std::fmt;
 
 use crate::operation::{Operation, Signature};
 use crate::rank::Rank;
 
-/// The only rank that a message waits for.
+/// The one rank that a point-to-point call waits for.
 pub(super) fn peer(signature: &Signature) -> Option<Rank> {
     match signature.operation {
         Operation::Send { to } => Some(to),
@@ -15,91 +17,92 @@ pub(super) fn peer(signature: &Signature) -> Option<Rank> {
     }
 }
 
-/// With whom messages are exchanged. Members are kept by their positions; in groups of more than 64 several share a place, and
-/// who has one of them seems to have all.
+/// The members that messages go to and come from, by position. In groups of more than 64 several members share a bit, so
+/// a set that holds one of them seems to hold all.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct Peers {
+pub(super) struct PeerSet {
     to: u64,
     from: u64,
 }
 
-impl Peers {
-    /// Whom this call exchanges a message with; nobody, if it is a collective.
+impl PeerSet {
+    /// The peer of a point-to-point call; nobody for a collective.
     pub(super) fn of(signature: &Signature) -> Self {
-        let place = |peer: Rank| 1 << (peer.index() % 64);
+        let bit = |peer: Rank| 1 << (peer.index() % 64);
         match signature.operation {
-            Operation::Send { to } => Self { to: place(to), from: 0 },
-            Operation::Recv { from } => Self { to: 0, from: place(from) },
+            Operation::Send { to } => Self { to: bit(to), from: 0 },
+            Operation::Recv { from } => Self { to: 0, from: bit(from) },
             _ => Self::default(),
         }
     }
 
-    /// Without those that messages go to.
+    /// Only those that messages come from.
     pub(super) const fn receives(self) -> Self {
         Self { to: 0, ..self }
     }
 
-    /// Those of both.
-    pub(super) const fn and(self, other: Self) -> Self {
+    /// The union of both.
+    pub(super) const fn union(self, other: Self) -> Self {
         Self { to: self.to | other.to, from: self.from | other.from }
     }
 
-    /// Whether the member at this position may be one that messages go to, or that they come from.
+    /// Whether messages may go to the member at this position (`to`), or come from it.
     const fn may_hold(self, position: usize, to: bool) -> bool {
-        let places = if to { self.to } else { self.from };
-        places & 1 << (position % 64) != 0
+        let bits = if to { self.to } else { self.from };
+        bits & 1 << (position % 64) != 0
     }
 }
 
-/// Messages in one direction between two members. Those of no elements count for nothing: NCCL does not see them.
+/// Messages in one direction between two members. Messages without elements are not counted: nothing is sent for them.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(super) struct Tally {
+pub(super) struct MessageCount {
     pub(super) messages: u64,
     pub(super) bytes: u64,
 }
 
-impl fmt::Display for Tally {
+impl fmt::Display for MessageCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = if self.messages == 1 { "" } else { "s" };
         write!(f, "{} message{plural} of {} bytes", self.messages, self.bytes)
     }
 }
 
-/// Messages between two members, as one of them has enqueued them.
+/// Messages between two members, as one of the two has enqueued them.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Exchange {
-    pub(super) sent: Tally,
-    pub(super) received: Tally,
+    pub(super) sent: MessageCount,
+    pub(super) received: MessageCount,
 }
 
-/// Messages with every member.
+/// Messages with every member of a group.
 #[derive(Debug)]
-pub(super) struct Messages {
+pub(super) struct MessageCounts {
     /// As this rank has enqueued them.
     mine: Vec<Exchange>,
-    /// As members say of those with this rank that exchange no more.
+    /// As members that exchange no more have counted theirs with this rank.
     theirs: Vec<Option<Exchange>>,
 }
 
-/// What a member that exchanges no more has left undone. Its text goes on from "it has left the group".
+/// A message that a member which has left did not send, did not receive, or has in another length. Its text continues
+/// "it has left the group".
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Unmatched {
+pub(super) struct UnmatchedMessage {
     /// Its position.
     pub(super) position: usize,
-    /// It is the sender, and this rank receives; or the other way round.
+    /// Whether that member is the sender and this rank the receiver, or the other way round.
     pub(super) sends: bool,
-    mine: Tally,
-    theirs: Tally,
+    mine: MessageCount,
+    theirs: MessageCount,
 }
 
-impl Unmatched {
-    /// Whether these messages may be those that it is about.
-    pub(super) const fn is_among(&self, peers: Peers) -> bool {
+impl UnmatchedMessage {
+    /// Whether it may be among messages with these peers.
+    pub(super) const fn is_among(&self, peers: PeerSet) -> bool {
         peers.may_hold(self.position, !self.sends)
     }
 }
 
-impl fmt::Display for Unmatched {
+impl fmt::Display for UnmatchedMessage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { sends, mine, theirs, .. } = self;
         let number = theirs.messages.saturating_add(1);
@@ -114,48 +117,48 @@ impl fmt::Display for Unmatched {
     }
 }
 
-impl Messages {
+impl MessageCounts {
     pub(super) fn new(members: usize) -> Self {
         Self { mine: vec![Exchange::default(); members], theirs: vec![None; members] }
     }
 
-    /// Counts a call so many times, if it is a message.
-    pub(super) fn note(&mut self, signature: &Signature, times: u64) {
-        let tally = match signature.operation {
+    /// Counts a call `times` times, if it is a message.
+    pub(super) fn count(&mut self, signature: &Signature, times: u64) {
+        let count = match signature.operation {
             Operation::Send { to } => &mut self.mine[to.index()].sent,
             Operation::Recv { from } => &mut self.mine[from.index()].received,
             _ => return,
         };
         let bytes = (signature.count * signature.dtype.size()) as u64;
         if bytes > 0 {
-            tally.messages += times;
-            tally.bytes += bytes * times;
+            count.messages += times;
+            count.bytes += bytes * times;
         }
     }
 
-    /// Those with the member at this position.
+    /// Messages with the member at this position.
     pub(super) fn with(&self, position: usize) -> Exchange {
         self.mine[position]
     }
 
-    /// Takes what a member says that exchanges no more.
-    pub(super) fn ended(&mut self, position: usize, exchange: Exchange) {
+    /// Takes the counts of a member that exchanges no more.
+    pub(super) fn ended_with(&mut self, position: usize, exchange: Exchange) {
         self.theirs[position] = Some(exchange);
     }
 
-    /// In which directions a message of this rank has no counterpart, or one of another length, at a member that exchanges no
-    /// more. Those that this rank receives come first: they never come, while NCCL may have taken what it sends.
-    pub(super) fn unmatched(&self) -> Vec<Unmatched> {
+    /// Messages of this rank that have no counterpart, or one of another length, at a member that exchanges no more. Those
+    /// that this rank receives come first: they never arrive, while what it sends may have been buffered.
+    pub(super) fn unmatched(&self) -> Vec<UnmatchedMessage> {
         let ended = self.mine.iter().zip(&self.theirs).enumerate();
         let ended = ended.filter_map(|(position, (mine, theirs))| Some((position, mine, (*theirs)?)));
         let directions = ended.flat_map(|(position, mine, theirs)| {
             [
-                Unmatched { position, sends: true, mine: mine.received, theirs: theirs.sent },
-                Unmatched { position, sends: false, mine: mine.sent, theirs: theirs.received },
+                UnmatchedMessage { position, sends: true, mine: mine.received, theirs: theirs.sent },
+                UnmatchedMessage { position, sends: false, mine: mine.sent, theirs: theirs.received },
             ]
         });
         // What this rank has done so far should be the beginning of what the other has.
-        let is_unmatched = |Unmatched { mine, theirs, .. }: &Unmatched| {
+        let is_unmatched = |UnmatchedMessage { mine, theirs, .. }: &UnmatchedMessage| {
             mine.messages > theirs.messages
                 || mine.bytes > theirs.bytes
                 || mine.messages == theirs.messages && mine.bytes != theirs.bytes
@@ -179,22 +182,22 @@ mod tests {
 
     #[test]
     fn collectives_and_empty_messages_count_for_nothing() {
-        let mut messages = Messages::new(3);
-        messages.note(&call(Operation::AllReduce(ReduceOp::Sum), 9), 7);
-        messages.note(&call(Operation::Send { to: Rank(2) }, 0), 7);
+        let mut messages = MessageCounts::new(3);
+        messages.count(&call(Operation::AllReduce(ReduceOp::Sum), 9), 7);
+        messages.count(&call(Operation::Send { to: Rank(2) }, 0), 7);
         assert_eq!(messages.with(2), Exchange::default());
-        assert_eq!(Peers::of(&call(Operation::Broadcast { root: Rank(3) }, 9)), Peers::default());
+        assert_eq!(PeerSet::of(&call(Operation::Broadcast { root: Rank(3) }, 9)), PeerSet::default());
     }
 
     #[test]
     fn what_was_left_undone_is_said() {
-        let mut messages = Messages::new(3);
-        messages.note(&call(Operation::Send { to: Rank(1) }, 10), 2);
-        messages.note(&call(Operation::Recv { from: Rank(2) }, 10), 3);
-        messages.note(&call(Operation::Recv { from: Rank(1) }, 30), 1);
-        let sent = Tally { messages: 2, bytes: 80 };
-        messages.ended(1, Exchange { sent, received: Tally { messages: 2, bytes: 84 } });
-        messages.ended(2, Exchange { sent, received: Tally::default() });
+        let mut messages = MessageCounts::new(3);
+        messages.count(&call(Operation::Send { to: Rank(1) }, 10), 2);
+        messages.count(&call(Operation::Recv { from: Rank(2) }, 10), 3);
+        messages.count(&call(Operation::Recv { from: Rank(1) }, 30), 1);
+        let sent = MessageCount { messages: 2, bytes: 80 };
+        messages.ended_with(1, Exchange { sent, received: MessageCount { messages: 2, bytes: 84 } });
+        messages.ended_with(2, Exchange { sent, received: MessageCount::default() });
         let said: Vec<String> = messages.unmatched().iter().map(ToString::to_string).collect();
         let expected = [
             "after it has sent this rank 2 messages of 80 bytes; this rank receives 1 message of 120 bytes",
@@ -212,18 +215,18 @@ mod tests {
             mine in proptest::collection::vec((any::<bool>(), 1..3usize, 1..3u64), 0..6),
             theirs in proptest::collection::vec((any::<bool>(), 1..3usize, 1..3u64), 0..6),
         ) {
-            let (mut me, mut other) = (Messages::new(3), Messages::new(3));
+            let (mut me, mut other) = (MessageCounts::new(3), MessageCounts::new(3));
             for (messages, list, peer) in [(&mut me, &mine, Rank(1)), (&mut other, &theirs, Rank(0))] {
                 for (is_sent, count, times) in list {
                     let operation =
                         if *is_sent { Operation::Send { to: peer } } else { Operation::Recv { from: peer } };
-                    messages.note(&call(operation, *count), *times);
+                    messages.count(&call(operation, *count), *times);
                 }
                 // Not between the two.
-                messages.note(&call(Operation::Recv { from: Rank(2) }, 5), 1);
+                messages.count(&call(Operation::Recv { from: Rank(2) }, 5), 1);
             }
             prop_assert_eq!(me.unmatched(), []);
-            me.ended(1, other.with(0));
+            me.ended_with(1, other.with(0));
             let all = |list: &[(bool, usize, u64)], is_sent: bool| {
                 let list = list.iter().filter(|(sent, ..)| *sent == is_sent);
                 list.fold((0, 0), |(messages, bytes), (_, count, times)| {
@@ -247,12 +250,12 @@ mod tests {
         ) {
             let sends = sent.iter().map(|to| call(Operation::Send { to: Rank(*to) }, 1));
             let receipts = received.iter().map(|from| call(Operation::Recv { from: Rank(*from) }, 1));
-            let set = sends.chain(receipts).map(|call| Peers::of(&call)).fold(Peers::default(), Peers::and);
+            let set = sends.chain(receipts).map(|call| PeerSet::of(&call)).fold(PeerSet::default(), PeerSet::union);
             for position in 0..64 {
                 prop_assert_eq!(set.may_hold(position as usize, true), sent.contains(&position));
                 prop_assert_eq!(set.may_hold(position as usize, false), received.contains(&position));
             }
-            let far_too = set.and(Peers::of(&call(Operation::Send { to: Rank(far) }, 1)));
+            let far_too = set.union(PeerSet::of(&call(Operation::Send { to: Rank(far) }, 1)));
             prop_assert!(far_too.may_hold(far as usize, true));
         }
     }

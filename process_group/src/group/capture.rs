@@ -4,17 +4,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
 
 use super::ProcessGroup;
-use super::engine::Engine;
-use crate::backend::nccl::Captured;
+use super::inner::GroupInner;
+use crate::backend::stream::CapturedCalls;
 use crate::error::{Error, Result};
 
 /// What a group knows of calls that were captured into a graph.
 #[derive(Debug)]
 pub struct Recorded {
-    group: Weak<Engine>,
+    group: Weak<GroupInner>,
     /// Collectives in it; messages between two ranks have numbers of their own.
     collectives: u64,
-    captured: Option<Arc<Captured>>,
+    captured: Option<Arc<CapturedCalls>>,
 }
 
 impl ProcessGroup {
@@ -24,11 +24,11 @@ impl ProcessGroup {
     /// # Errors
     /// Those of `work`.
     pub fn record<E>(&mut self, work: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<Recorded, E> {
-        self.engine.record(true);
+        self.inner.begin_capture();
         let outcome = catch_unwind(AssertUnwindSafe(|| work(self)));
-        let captured = self.engine.record(false);
-        let group = Arc::downgrade(&self.engine);
-        let collectives = captured.as_ref().map_or(0, |captured| captured.collectives().len() as u64);
+        let captured = self.inner.end_capture();
+        let group = Arc::downgrade(&self.inner);
+        let collectives = captured.as_ref().map_or(0, |captured| captured.calls().collectives().len() as u64);
         // They count when they are repeated.
         self.collectives -= collectives;
         let outcome = outcome.unwrap_or_else(|panic| resume_unwind(panic));
@@ -46,7 +46,7 @@ impl ProcessGroup {
         recorded: &Recorded,
         launch: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
-        if !Weak::ptr_eq(&recorded.group, &Arc::downgrade(&self.engine)) {
+        if !Weak::ptr_eq(&recorded.group, &Arc::downgrade(&self.inner)) {
             let what = format!(
                 "calls that another group recorded were to be repeated in group `{}`: their graph leads to the communicator \
                  of the group it was captured with; capture it again with this one",
@@ -55,7 +55,7 @@ impl ProcessGroup {
             return Err(Error::invalid(what).into());
         }
         let last = self.collectives + recorded.collectives;
-        self.engine.replay(recorded.captured.as_ref(), last, launch)?;
+        self.inner.replay(recorded.captured.as_ref(), last, launch)?;
         self.collectives = last;
         Ok(())
     }

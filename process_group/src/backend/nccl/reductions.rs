@@ -1,4 +1,5 @@
-//! Our own kernels beside NCCL's reductions, and which reduction needs them.
+//! The reductions that NCCL lacks, or means otherwise: which they are, and the kernels that come before and behind NCCL's
+//! part.
 
 use crate::device::{Address, Device, Kernel, Launch, Stream};
 use crate::dtype::DType;
@@ -6,14 +7,14 @@ use crate::error::Result;
 use crate::operation::ReduceOp;
 
 /// CUDA C++ without headers.
-const SOURCE: &str = include_str!("combine.cu");
+const SOURCE: &str = include_str!("reductions.cu");
 const THREADS: u32 = 256;
 /// More blocks than this do not fit a GPU at once; the kernels walk on.
 const BLOCKS: u32 = 1024;
 
-/// How a reduction is done with NCCL.
+/// How NCCL does a reduction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
+pub(super) enum ReductionPlan {
     /// NCCL's own, by its number.
     Native(i32),
     /// NCCL's sum, then a division by the number of ranks: NCCL multiplies by 1/n before it adds, which is exact only
@@ -25,22 +26,39 @@ pub(super) enum Way {
 }
 
 /// `ncclSum`, `ncclProd`, `ncclMax`, `ncclMin`, `ncclAvg`.
-const SUM: i32 = 0;
+pub(super) const SUM: i32 = 0;
 const PRODUCT: i32 = 1;
 const MAX: i32 = 2;
 const MIN: i32 = 3;
 const AVG: i32 = 4;
 
-pub(super) fn way(op: ReduceOp, dtype: DType, world_size: usize) -> Way {
+/// A kernel that must come behind NCCL's part of a call.
+pub(super) enum PostKernel {
+    /// Divide each element by a number of ranks.
+    Divide(Elements, usize),
+    /// Turn keys, at this address, into the elements; whether they are the keys of minima.
+    FromKeys(Address, Elements, bool),
+}
+
+impl PostKernel {
+    pub(super) fn launch(self, device: &Device, stream: &Stream) -> Result<()> {
+        match self {
+            Self::Divide(elements, ranks) => divide(device, stream, elements, ranks),
+            Self::FromKeys(keys, to, smallest) => from_keys(device, stream, keys, to, smallest),
+        }
+    }
+}
+
+pub(super) fn plan(op: ReduceOp, dtype: DType, world_size: usize) -> ReductionPlan {
     match op {
-        ReduceOp::Sum => Way::Native(SUM),
-        ReduceOp::Product => Way::Native(PRODUCT),
-        ReduceOp::Min if dtype.is_float() => Way::Keys(MIN),
-        ReduceOp::Max if dtype.is_float() => Way::Keys(MAX),
-        ReduceOp::Min => Way::Native(MIN),
-        ReduceOp::Max => Way::Native(MAX),
-        ReduceOp::Avg if dtype.is_float() && world_size.is_power_of_two() => Way::Native(AVG),
-        ReduceOp::Avg => Way::SumThenDivide,
+        ReduceOp::Sum => ReductionPlan::Native(SUM),
+        ReduceOp::Product => ReductionPlan::Native(PRODUCT),
+        ReduceOp::Min if dtype.is_float() => ReductionPlan::Keys(MIN),
+        ReduceOp::Max if dtype.is_float() => ReductionPlan::Keys(MAX),
+        ReduceOp::Min => ReductionPlan::Native(MIN),
+        ReduceOp::Max => ReductionPlan::Native(MAX),
+        ReduceOp::Avg if dtype.is_float() && world_size.is_power_of_two() => ReductionPlan::Native(AVG),
+        ReduceOp::Avg => ReductionPlan::SumThenDivide,
     }
 }
 
@@ -71,7 +89,7 @@ pub(super) const fn key_type(dtype: DType) -> DType {
 fn kernel(device: &Device, dtype: DType, smallest: bool, name: &str) -> Result<Kernel> {
     let kind = format!("-DKIND={}", dtype as u8);
     let smallest = format!("-DSMALLEST={}", u8::from(smallest));
-    Ok(device.kernels().module("combine.cu", SOURCE, &[&kind, &smallest])?.kernel(name)?)
+    Ok(device.kernels().module("reductions.cu", SOURCE, &[&kind, &smallest])?.kernel(name)?)
 }
 
 fn launch(count: usize) -> Launch {
@@ -88,7 +106,7 @@ pub(super) struct Elements {
     pub(super) count: usize,
 }
 
-pub(super) fn divide(device: &Device, stream: &Stream, x: Elements, ranks: usize) -> Result<()> {
+fn divide(device: &Device, stream: &Stream, x: Elements, ranks: usize) -> Result<()> {
     if x.count == 0 {
         return Ok(());
     }
@@ -116,13 +134,7 @@ pub(super) fn to_keys(
     Ok(())
 }
 
-pub(super) fn from_keys(
-    device: &Device,
-    stream: &Stream,
-    keys: Address,
-    to: Elements,
-    smallest: bool,
-) -> Result<()> {
+fn from_keys(device: &Device, stream: &Stream, keys: Address, to: Elements, smallest: bool) -> Result<()> {
     if to.count == 0 {
         return Ok(());
     }
@@ -139,12 +151,12 @@ mod tests {
 
     #[test]
     fn nccl_reduces_by_itself_where_it_means_the_same() {
-        assert_eq!(way(ReduceOp::Sum, DType::BF16, 3), Way::Native(SUM));
-        assert_eq!(way(ReduceOp::Avg, DType::F16, 4), Way::Native(AVG));
-        assert_eq!(way(ReduceOp::Avg, DType::F32, 3), Way::SumThenDivide);
-        assert_eq!(way(ReduceOp::Avg, DType::U8, 4), Way::SumThenDivide);
-        assert_eq!(way(ReduceOp::Min, DType::I64, 2), Way::Native(MIN));
-        assert_eq!(way(ReduceOp::Max, DType::F64, 2), Way::Keys(MAX));
+        assert_eq!(plan(ReduceOp::Sum, DType::BF16, 3), ReductionPlan::Native(SUM));
+        assert_eq!(plan(ReduceOp::Avg, DType::F16, 4), ReductionPlan::Native(AVG));
+        assert_eq!(plan(ReduceOp::Avg, DType::F32, 3), ReductionPlan::SumThenDivide);
+        assert_eq!(plan(ReduceOp::Avg, DType::U8, 4), ReductionPlan::SumThenDivide);
+        assert_eq!(plan(ReduceOp::Min, DType::I64, 2), ReductionPlan::Native(MIN));
+        assert_eq!(plan(ReduceOp::Max, DType::F64, 2), ReductionPlan::Keys(MAX));
     }
 
     #[test]

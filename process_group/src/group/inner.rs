@@ -2,13 +2,13 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::GroupInfo;
-use crate::backend::nccl::Captured;
-use crate::backend::{Backend, Completion, Path, Ticket};
+use crate::backend::stream::{self, CapturedCalls};
+use crate::backend::{Backend, Completion, Path, StreamBackend, StreamWork};
 use crate::buffer::{Memory, View, ViewMut};
 use crate::call::Call;
 use crate::deadline;
@@ -17,8 +17,9 @@ use crate::operation::Signature;
 use crate::profile::Profile;
 use crate::rank::Rank;
 use crate::store::{Store, group_key};
+use crate::sync::lock;
 
-pub(super) struct Engine {
+pub(super) struct GroupInner {
     pub(super) core: Mutex<Core>,
     /// Operations given to the worker and not done. Calls of the owner's thread come after all of them.
     pub(super) queued: Mutex<usize>,
@@ -72,8 +73,49 @@ impl LastWords {
     }
 }
 
+/// What runs the calls: on host memory, done when a call returns, or on streams of a GPU.
+pub(super) enum Runner {
+    Host(Box<dyn Backend>),
+    Stream(Box<dyn StreamBackend>),
+}
+
+impl Runner {
+    pub(super) fn backend(&self) -> &dyn Backend {
+        match self {
+            Self::Host(backend) => &**backend,
+            Self::Stream(backend) => &**backend,
+        }
+    }
+
+    pub(super) fn backend_mut(&mut self) -> &mut dyn Backend {
+        match self {
+            Self::Host(backend) => &mut **backend,
+            Self::Stream(backend) => &mut **backend,
+        }
+    }
+
+    pub(super) fn stream(&self) -> Option<&dyn StreamBackend> {
+        match self {
+            Self::Host(_) => None,
+            Self::Stream(backend) => Some(&**backend),
+        }
+    }
+
+    fn stream_mut(&mut self) -> Option<&mut dyn StreamBackend> {
+        match self {
+            Self::Host(_) => None,
+            Self::Stream(backend) => Some(&mut **backend),
+        }
+    }
+
+    /// Where the buffers of calls must be.
+    pub(super) fn memory(&self) -> Memory {
+        self.stream().map_or(Memory::Host, |backend| Memory::Device(backend.device().ordinal()))
+    }
+}
+
 pub(super) struct Core {
-    pub(super) backend: Box<dyn Backend>,
+    pub(super) runner: Runner,
     pub(super) failed: Option<Arc<Error>>,
     /// The newest call that reached the backend: number, when, what.
     pub(super) last: Option<LastCall>,
@@ -94,9 +136,9 @@ pub struct LastCall {
     pub path: Option<Path>,
 }
 
-impl std::fmt::Debug for Engine {
+impl std::fmt::Debug for GroupInner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Engine").finish_non_exhaustive()
+        f.debug_struct("GroupInner").finish_non_exhaustive()
     }
 }
 
@@ -106,13 +148,9 @@ pub(super) struct Worker {
     pub(super) thread: Option<JoinHandle<()>>,
 }
 
-pub(super) type Job = Box<dyn FnOnce(&Engine) + Send>;
+pub(super) type Job = Box<dyn FnOnce(&GroupInner) + Send>;
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Engine {
+impl GroupInner {
     /// One call, done or enqueued when this returns.
     pub(super) fn run(&self, signature: Signature, sequence: u64, buffers: Buffers<'_>) -> Result<()> {
         let core = &mut *lock(&self.core);
@@ -130,7 +168,7 @@ impl Engine {
         {
             let core = &mut *lock(&self.core);
             core.check()?;
-            if let Err(error) = buffers.check(&signature, core.world_size, core.backend.memory()) {
+            if let Err(error) = buffers.check(&signature, core.world_size, core.runner.memory()) {
                 return Err(self.fail(core, error));
             }
         }
@@ -140,115 +178,96 @@ impl Engine {
     /// Several calls, which the backend may take together.
     pub(super) fn run_all(&self, calls: Vec<(Signature, u64, Buffers<'_>)>) -> Result<()> {
         let Some(first) = calls.first().map(|c| (c.0, c.1)) else { return Ok(()) };
+        let signatures: Vec<Signature> = calls.iter().map(|c| c.0).collect();
         let core = &mut *lock(&self.core);
         let started = Instant::now();
-        let begun = core.check().and_then(|()| core.backend.begin());
-        let mut done = Vec::with_capacity(calls.len());
-        let outcome = begun.and_then(|()| {
-            let mut outcome = Ok(());
-            for (signature, sequence, buffers) in calls {
-                outcome = outcome.and_then(|()| {
-                    let completion = core.submit(signature, sequence, buffers, started)?;
-                    done.push((signature, completion));
-                    Ok(())
-                });
-            }
-            // What was begun is ended, whatever became of it.
-            let deadline = core.deadline(started);
-            let ended = core.backend.end(deadline);
-            outcome.and(ended)
-        });
-        let outcome = outcome.map(|()| Completion { path: Path::Local, enqueued: false, captured: false });
-        self.judge(core, outcome, first.0, first.1)?;
-        for (signature, completion) in done {
+        let outcome = core.submit_all(calls, started);
+        let completions = self.judge(core, outcome, first.0, first.1)?;
+        for (signature, completion) in signatures.iter().zip(completions) {
             core.went(completion.path);
-            self.note(&signature, completion, started);
+            self.note(signature, completion, started);
         }
         Ok(())
     }
 
-    /// Begins a call on the group's own stream of a GPU.
+    /// Begins a call on a second stream of the GPU.
     pub(super) fn start(
         &self,
         signature: Signature,
         sequence: u64,
         buffers: Buffers<'_>,
-    ) -> Result<Box<dyn Ticket>> {
+    ) -> Result<Box<dyn StreamWork>> {
         let core = &mut *lock(&self.core);
         let started = Instant::now();
-        if core.is_alone(&signature) {
-            let outcome = core.submit(signature, sequence, buffers, started);
-            let completion = self.judge(core, outcome, signature, sequence)?;
-            core.went(completion.path);
-            self.note(&signature, completion, started);
-            return Ok(Box::new(Done));
-        }
-        core.last = Some(LastCall { sequence, started, signature, path: None });
-        let deadline = core.deadline(started);
-        let outcome =
-            core.check().and_then(|()| core.backend.start(buffers.call(signature, sequence, deadline)));
-        let (outcome, ticket) = match outcome {
-            Ok((completion, ticket)) => (Ok(completion), Some(ticket)),
-            Err(error) => (Err(error), None),
-        };
-        let completion = self.judge(core, outcome, signature, sequence)?;
+        let outcome = core.start(signature, sequence, buffers, started);
+        let (completion, work) = self.judge(core, outcome, signature, sequence)?;
         core.went(completion.path);
         self.note(&signature, completion, started);
-        Ok(ticket.unwrap_or_else(|| Box::new(Done)))
+        Ok(work)
     }
 
-    /// From `true` to `false`, calls are captured into a graph.
-    pub(super) fn record(&self, recording: bool) -> Option<Arc<Captured>> {
-        lock(&self.core).backend.record(recording)
+    /// From here on, calls are captured into a graph.
+    pub(super) fn begin_capture(&self) {
+        if let Some(backend) = lock(&self.core).runner.stream_mut() {
+            backend.begin_capture();
+        }
+    }
+
+    /// Ends that.
+    pub(super) fn end_capture(&self) -> Option<Arc<CapturedCalls>> {
+        lock(&self.core).runner.stream_mut().map(super::super::backend::StreamBackend::end_capture)
     }
 
     /// Repeats captured calls, the last of which is collective number `sequence`.
     pub(super) fn replay<E: From<Error>>(
         &self,
-        captured: Option<&Arc<Captured>>,
+        captured: Option<&Arc<CapturedCalls>>,
         sequence: u64,
         launch: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
         let core = &mut *lock(&self.core);
         core.check()?;
-        let Some(captured) = captured else { return launch() };
         let started = Instant::now();
-        let (signature, _) = *captured.counts().last().unwrap_or(&(NOTHING, 0));
+        let deadline = core.deadline(started);
+        let (Some(captured), Some(backend)) = (captured, core.runner.stream_mut()) else { return launch() };
+        let (signature, path, _) = *captured.calls().counts().last().unwrap_or(&(NOTHING, Path::Local, 0));
         let (mut launch, mut said) = (Some(launch), Ok(()));
-        let outcome = core.backend.replay(captured, core.deadline(started), &mut || {
+        let outcome = backend.replay(captured, deadline, &mut || {
             // Its errors are not the group's.
             said = launch.take().map_or(Ok(()), |launch| launch());
             said.is_ok()
         });
-        let outcome = outcome.map(|()| Completion { path: Path::Nccl, enqueued: true, captured: false });
         self.judge(core, outcome, signature, sequence)?;
         said?;
-        core.last = Some(LastCall { sequence, started, signature, path: Some(Path::Nccl) });
-        self.profile.record_replay(captured.counts(), Path::Nccl);
+        core.last = Some(LastCall { sequence, started, signature, path: Some(path) });
+        self.profile.record_replay(captured.calls().counts());
         Ok(())
     }
 
     /// Waits until what has been enqueued is done.
     pub(super) fn synchronize(&self) -> Result<()> {
         let core = &mut *lock(&self.core);
-        let outcome = core.check().and_then(|()| core.backend.synchronize(core.deadline(Instant::now())));
-        let (signature, sequence) = core.last.map_or((NOTHING, 0), |l| (l.signature, l.sequence));
-        let outcome = outcome.map(|()| Completion { path: Path::Local, enqueued: false, captured: false });
-        self.judge(core, outcome, signature, sequence).map(drop)
+        let deadline = core.deadline(Instant::now());
+        let outcome = core.check().and_then(|()| match core.runner.stream_mut() {
+            Some(backend) => backend.synchronize(deadline),
+            None => Ok(()),
+        });
+        self.judge_newest(core, outcome)
     }
 
     /// Lets the others know that this rank makes no more calls.
-    pub(super) fn leave(&self) {
-        lock(&self.core).backend.leave();
+    pub(super) fn announce_exit(&self) {
+        if let Some(backend) = lock(&self.core).runner.stream() {
+            backend.watchdog().announce_exit();
+        }
     }
 
     /// Waits until the calls of all members are known to have been the same.
-    pub(super) fn settle(&self, deadline: Instant) -> Result<()> {
+    pub(super) fn verify_calls(&self, deadline: Instant) -> Result<()> {
         let core = &mut *lock(&self.core);
-        let outcome = core.backend.settle(deadline);
-        let (signature, sequence) = core.last.map_or((NOTHING, 0), |l| (l.signature, l.sequence));
-        let outcome = outcome.map(|()| Completion { path: Path::Local, enqueued: false, captured: false });
-        self.judge(core, outcome, signature, sequence).map(drop)
+        let outcome =
+            core.runner.stream().map_or(Ok(()), |backend| backend.watchdog().verify_calls(deadline));
+        self.judge_newest(core, outcome)
     }
 
     fn note(&self, signature: &Signature, completion: Completion, started: Instant) {
@@ -262,21 +281,27 @@ impl Engine {
     }
 
     /// What becomes of the group after a call.
-    fn judge(
+    fn judge<R>(
         &self,
         core: &mut Core,
-        outcome: Result<Completion>,
+        outcome: Result<R>,
         signature: Signature,
         sequence: u64,
-    ) -> Result<Completion> {
+    ) -> Result<R> {
         let error = match outcome {
-            Ok(completion) => return Ok(completion),
+            Ok(done) => return Ok(done),
             // Refused before it left the rank, or failed before.
             Err(error) if error.is_recoverable() || matches!(error, Error::Poisoned(_)) => return Err(error),
             Err(error) => error,
         };
         tracing::debug!(%error, call = %signature, sequence, "collective failed");
         Err(self.fail(core, error))
+    }
+
+    /// As [`judge`](Self::judge), for what comes behind the newest call.
+    fn judge_newest(&self, core: &mut Core, outcome: Result<()>) -> Result<()> {
+        let (signature, sequence) = core.last.map_or((NOTHING, 0), |l| (l.signature, l.sequence));
+        self.judge(core, outcome, signature, sequence)
     }
 
     /// Gives the group up: tells the others, and refuses every later call. Returns the error, or the one it came from.
@@ -291,7 +316,7 @@ impl Engine {
         let is_known = found.is_some();
         let error = found.map_or(error, |(rank, reason)| Error::PeerAborted { rank, reason });
         // The links first: they carry the reason at once, where the store may have to be waited for.
-        core.backend.abort(&error);
+        core.runner.backend_mut().abort(&error);
         core.failed = Some(Arc::new(error.clone()));
         if let Some(words) = words.filter(|_| !is_known) {
             words.leave(&error);
@@ -321,7 +346,7 @@ const NOTHING: Signature =
 /// A call that was done at once.
 struct Done;
 
-impl Ticket for Done {
+impl StreamWork for Done {
     fn wait(&mut self) -> Result<()> {
         Ok(())
     }
@@ -330,7 +355,7 @@ impl Ticket for Done {
         Ok(())
     }
 
-    fn follow(&mut self) -> Result<()> {
+    fn join(&mut self) -> Result<()> {
         Ok(())
     }
 }
@@ -367,13 +392,61 @@ impl Core {
         self.last = Some(LastCall { sequence, started, signature, path: None });
         let call = buffers.call(signature, sequence, self.deadline(started));
         if self.is_alone(&signature) {
-            // Every operation is at most a copy: all reductions of one value are the value.
-            if let (Some(input), Some(output)) = (call.input, call.output) {
-                self.backend.copy(input, output)?;
-            }
-            return Ok(Completion { path: Path::Local, enqueued: false, captured: false });
+            return self.copy(call);
         }
-        self.backend.submit(call)
+        self.runner.backend_mut().submit(call)
+    }
+
+    fn submit_all(
+        &mut self,
+        calls: Vec<(Signature, u64, Buffers<'_>)>,
+        started: Instant,
+    ) -> Result<Vec<Completion>> {
+        let is_alone = calls.iter().any(|(signature, ..)| self.is_alone(signature));
+        let deadline = self.deadline(started);
+        if let Some(backend) = self.runner.stream_mut().filter(|_| !is_alone) {
+            if let Some(cause) = &self.failed {
+                return Err(Error::Poisoned(Arc::clone(cause)));
+            }
+            if let Some((signature, sequence, _)) = calls.last() {
+                let (signature, sequence) = (*signature, *sequence);
+                self.last = Some(LastCall { sequence, started, signature, path: None });
+            }
+            let calls = calls
+                .into_iter()
+                .map(|(signature, sequence, buffers)| buffers.call(signature, sequence, deadline));
+            return backend.group(calls.collect(), deadline);
+        }
+        let submit = |(signature, sequence, buffers)| self.submit(signature, sequence, buffers, started);
+        calls.into_iter().map(submit).collect()
+    }
+
+    fn start(
+        &mut self,
+        signature: Signature,
+        sequence: u64,
+        buffers: Buffers<'_>,
+        started: Instant,
+    ) -> Result<(Completion, Box<dyn StreamWork>)> {
+        self.check()?;
+        self.last = Some(LastCall { sequence, started, signature, path: None });
+        let call = buffers.call(signature, sequence, self.deadline(started));
+        let is_alone = self.is_alone(&signature);
+        match self.runner.stream_mut().filter(|_| !is_alone) {
+            Some(backend) => backend.start(call),
+            None => Ok((self.copy(call)?, Box::new(Done))),
+        }
+    }
+
+    /// What a group of one does: every operation is at most a copy, as all reductions of one value are the value.
+    fn copy(&self, call: Call<'_>) -> Result<Completion> {
+        if let (Some(input), Some(mut output)) = (call.input, call.output) {
+            match self.runner.stream() {
+                Some(backend) => stream::copy(backend.device(), input, &output)?,
+                None => output.host()?.copy_from_slice(input.host()?),
+            }
+        }
+        Ok(Completion { path: Path::Local, enqueued: false, captured: false })
     }
 }
 
@@ -419,7 +492,7 @@ impl<'a> Buffers<'a> {
 }
 
 impl Worker {
-    pub(super) fn spawn(engine: Arc<Engine>, info: &GroupInfo) -> Result<Self> {
+    pub(super) fn spawn(engine: Arc<GroupInner>, info: &GroupInfo) -> Result<Self> {
         let (jobs, queue) = mpsc::channel::<Job>();
         let thread = std::thread::Builder::new()
             .name(format!("ryz-{}-{}", info.name, info.rank))
@@ -436,7 +509,7 @@ impl Worker {
 }
 
 /// An operation given to the worker, counted until it is over, however that comes.
-struct Queued<'a>(&'a Engine);
+struct Queued<'a>(&'a GroupInner);
 
 impl Drop for Queued<'_> {
     fn drop(&mut self) {

@@ -1,0 +1,300 @@
+//! From a call to functions of NCCL.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::communicator::NcclComm;
+use super::reductions::{self, Elements, PostKernel, ReductionPlan, key_type, nccl_type, plan};
+use crate::backend::Path;
+use crate::backend::stream::Communicator;
+use crate::buffer::ViewMut;
+use crate::call::Call;
+use crate::device::{Address, DeviceBuffer, Handle, Nccl, Stream};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::operation::{Operation, ReduceOp};
+use crate::roster::BackendKind;
+
+/// Enqueues the calls of one group.
+pub(crate) struct NcclLauncher {
+    comm: Arc<NcclComm>,
+    /// What calls run on; none in a group of one.
+    handle: Option<Handle>,
+    /// What barriers reduce.
+    token: DeviceBuffer,
+    /// Whether a group of calls is open.
+    is_grouped: bool,
+    /// Kernels of calls of the open group, which come behind NCCL's part.
+    post: Vec<PostKernel>,
+}
+
+/// The addresses of a call: what it reads, and what it writes.
+#[derive(Clone, Copy)]
+struct Buffers {
+    input: Address,
+    output: Address,
+}
+
+/// A call on its way to NCCL.
+struct Launch<'a> {
+    launcher: &'a NcclLauncher,
+    call: &'a Call<'a>,
+    stream: &'a Stream,
+    workspace: Address,
+    buffers: Buffers,
+}
+
+impl NcclLauncher {
+    /// For a communicator that has been made.
+    ///
+    /// # Errors
+    /// Those of the GPU's memory.
+    pub(super) fn new(comm: &Arc<NcclComm>, handle: Option<Handle>) -> Result<Self> {
+        let token = DeviceBuffer::from_slice(&comm.device, &[0i32])?;
+        Ok(Self { comm: Arc::clone(comm), handle, token, is_grouped: false, post: Vec::new() })
+    }
+
+    /// What NCCL's code means. The caller is inside NCCL still, so that the communicator is there to be asked.
+    fn outcome(&self, call: &'static str, code: i32, deadline: Instant) -> Result<()> {
+        // With NCCL_COMM_BLOCKING=0 calls do not block, and must be polled.
+        self.comm.poll(call, code, self.handle.unwrap_or_default(), deadline)
+    }
+}
+
+impl Communicator for NcclLauncher {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Nccl
+    }
+
+    fn paths(&self) -> Vec<Path> {
+        vec![Path::Nccl]
+    }
+
+    fn force(&mut self, path: Option<Path>) -> Result<()> {
+        match path {
+            None | Some(Path::Nccl) => Ok(()),
+            Some(other) => Err(Error::invalid(format!("the NCCL backend has no path `{other}`"))),
+        }
+    }
+
+    fn workspace_bytes(&self, call: &Call<'_>) -> usize {
+        let (dtype, count) = (call.signature.dtype, call.signature.count);
+        let n = self.comm.status.membership.members.len();
+        let (op, chunks) = match call.signature.operation {
+            Operation::AllReduce(op) | Operation::Reduce { op, .. } => (op, 1),
+            Operation::ReduceScatter(op) => (op, n),
+            Operation::AllToAll if call.in_place => return n * count * dtype.size(),
+            _ => return 0,
+        };
+        match plan(op, dtype, n) {
+            ReductionPlan::Keys(_) => chunks * count * key_type(dtype).size(),
+            ReductionPlan::Native(_) | ReductionPlan::SumThenDivide => 0,
+        }
+    }
+
+    unsafe fn launch(&mut self, call: &Call<'_>, stream: &Stream, workspace: Address) -> Result<Path> {
+        if call.signature.count == 0 && call.signature.operation != Operation::Barrier {
+            return Ok(Path::Nccl);
+        }
+        let output = call.output.as_ref().and_then(ViewMut::device).map(|m| m.address);
+        let input = call.input.and_then(|v| v.device()).map(|m| m.address);
+        // On ranks that have one of the two only, NCCL is given it for both and does not look at the other.
+        let buffers = Buffers {
+            input: input.or(output).unwrap_or_default(),
+            output: output.or(input).unwrap_or_default(),
+        };
+        let post = Launch { launcher: self, call, stream, workspace, buffers }.run()?;
+        match post {
+            Some(post) if self.is_grouped => self.post.push(post),
+            Some(post) => post.launch(&self.comm.device, stream)?,
+            None => {}
+        }
+        Ok(Path::Nccl)
+    }
+
+    fn group_start(&mut self) -> Result<()> {
+        // SAFETY: ended by `group_end` on the same thread.
+        let code = unsafe { (self.comm.nccl.ncclGroupStart)() };
+        self.outcome("ncclGroupStart", code, Instant::now())?;
+        self.is_grouped = true;
+        Ok(())
+    }
+
+    fn group_end(&mut self, stream: &Stream, deadline: Instant) -> Result<()> {
+        self.is_grouped = false;
+        // SAFETY: started by `group_start` on the same thread.
+        let code = unsafe { (self.comm.nccl.ncclGroupEnd)() };
+        let post = std::mem::take(&mut self.post);
+        self.outcome("ncclGroupEnd", code, deadline)?;
+        post.into_iter().try_for_each(|post| post.launch(&self.comm.device, stream))
+    }
+}
+
+impl Launch<'_> {
+    /// Hands the call to NCCL. Returns the kernel that must come behind it, if it needs one.
+    fn run(&self) -> Result<Option<PostKernel>> {
+        let Call { signature, in_place, .. } = *self.call;
+        let Buffers { input, output } = self.buffers;
+        let me = self.position();
+        let (count, kind, stream) = (signature.count, nccl_type(signature.dtype), self.stream.handle());
+        match signature.operation {
+            Operation::AllReduce(op) => return self.reduction(op, None, output),
+            Operation::Reduce { op, root } => return self.reduction(op, Some(root.index()), output),
+            Operation::ReduceScatter(op) => {
+                return self.reduction(op, None, if in_place { self.chunk(output, me) } else { output });
+            }
+            Operation::Broadcast { root } => self.nccl("ncclBroadcast", |t, c| {
+                // SAFETY: views of `count` elements that stay until the stream is past them.
+                unsafe { (t.ncclBroadcast)(input, output, count, kind, root.0 as i32, c, stream) }
+            }),
+            Operation::AllGather => {
+                let input = if in_place { self.chunk(output, me) } else { input };
+                self.nccl("ncclAllGather", |t, c| {
+                    // SAFETY: as above; the output is as long as all chunks.
+                    unsafe { (t.ncclAllGather)(input, output, count, kind, c, stream) }
+                })
+            }
+            Operation::Gather { root } => {
+                let input = if in_place { self.chunk(output, me) } else { input };
+                self.exchange(|peer| {
+                    let from_me = (peer == root.index()).then_some(input);
+                    (from_me, (me == root.index()).then(|| self.chunk(output, peer)))
+                })
+            }
+            Operation::Scatter { root } => {
+                let output = if in_place { self.chunk(output, me) } else { output };
+                self.exchange(|peer| {
+                    let from_me = (me == root.index()).then(|| self.chunk(input, peer));
+                    (from_me, (peer == root.index()).then_some(output))
+                })
+            }
+            Operation::AllToAll => {
+                let mut from = input;
+                if in_place {
+                    from = self.workspace;
+                    let bytes = self.members() * count * signature.dtype.size();
+                    // SAFETY: the workspace is as long as the call's buffer, and both are used in stream order.
+                    unsafe { self.stream.copy(from, output, bytes) }?;
+                }
+                self.exchange(|peer| (Some(self.chunk(from, peer)), Some(self.chunk(output, peer))))
+            }
+            Operation::Send { to } => self.nccl("ncclSend", |t, c| {
+                // SAFETY: as above.
+                unsafe { (t.ncclSend)(input, count, kind, to.0 as i32, c, stream) }
+            }),
+            Operation::Recv { from } => self.nccl("ncclRecv", |t, c| {
+                // SAFETY: as above.
+                unsafe { (t.ncclRecv)(output, count, kind, from.0 as i32, c, stream) }
+            }),
+            Operation::Barrier => {
+                let token = self.launcher.token.address();
+                self.nccl("ncclAllReduce", |t, c| {
+                    // SAFETY: the token is one i32 that only barriers touch, in stream order.
+                    unsafe {
+                        (t.ncclAllReduce)(token, token, 1, nccl_type(DType::I32), reductions::SUM, c, stream)
+                    }
+                })
+            }
+        }?;
+        Ok(None)
+    }
+
+    fn reduction(&self, op: ReduceOp, root: Option<usize>, output: Address) -> Result<Option<PostKernel>> {
+        let (dtype, count) = (self.call.signature.dtype, self.call.signature.count);
+        let (n, me) = (self.members(), self.position());
+        let scatter = matches!(self.call.signature.operation, Operation::ReduceScatter(_));
+        let elements = Elements { address: output, dtype, count };
+        let gets_result = root.is_none_or(|root| root == me);
+        let mut post = None;
+        let (input, output, as_type, number) = match plan(op, dtype, n) {
+            ReductionPlan::Native(number) => (self.buffers.input, output, dtype, number),
+            ReductionPlan::SumThenDivide => {
+                post = Some(PostKernel::Divide(elements, n));
+                (self.buffers.input, output, dtype, reductions::SUM)
+            }
+            ReductionPlan::Keys(number) => {
+                let smallest = op == ReduceOp::Min;
+                let whole = if scatter { n * count } else { count };
+                let (key, keys) = (key_type(dtype), self.workspace);
+                let from = Elements { address: self.buffers.input, dtype, count: whole };
+                reductions::to_keys(&self.launcher.comm.device, self.stream, from, keys, smallest)?;
+                let result = if scatter { keys + (me * count * key.size()) as u64 } else { keys };
+                post = Some(PostKernel::FromKeys(result, elements, smallest));
+                (keys, result, key, number)
+            }
+        };
+        let (kind, stream) = (nccl_type(as_type), self.stream.handle());
+        // SAFETY, of all three: the views hold `count` elements, of all chunks where they are read by reduce-scatter; they
+        // stay until the stream is past them, and so does the workspace.
+        match (root, scatter) {
+            (Some(root), _) => self.nccl("ncclReduce", |t, c| {
+                // SAFETY: see above.
+                unsafe { (t.ncclReduce)(input, output, count, kind, number, root as i32, c, stream) }
+            }),
+            (None, true) => self.nccl("ncclReduceScatter", |t, c| {
+                // SAFETY: see above.
+                unsafe { (t.ncclReduceScatter)(input, output, count, kind, number, c, stream) }
+            }),
+            (None, false) => self.nccl("ncclAllReduce", |t, c| {
+                // SAFETY: see above.
+                unsafe { (t.ncclAllReduce)(input, output, count, kind, number, c, stream) }
+            }),
+        }?;
+        Ok(post.filter(|_| gets_result))
+    }
+
+    /// Chunks between pairs of ranks: for each peer, from where to send and to where to receive.
+    fn exchange(&self, pair: impl Fn(usize) -> (Option<Address>, Option<Address>)) -> Result<()> {
+        let (me, n) = (self.position(), self.members());
+        let (count, kind) = (self.call.signature.count, nccl_type(self.call.signature.dtype));
+        let stream = self.stream.handle();
+        self.nccl("ncclGroupEnd", |t, c| {
+            // SAFETY: ended below, on the same thread.
+            let mut code = unsafe { (t.ncclGroupStart)() };
+            // Everybody starts with another peer, so that not all send to the same at once. A rank's own chunk goes the same
+            // way, among the others, unless it is in its place already.
+            for peer in (0..n).map(|distance| (me + distance) % n) {
+                let (send, receive) = match pair(peer) {
+                    (Some(from), Some(to)) if from == to => (None, None),
+                    ends => ends,
+                };
+                if let (0, Some(from)) = (code, send) {
+                    // SAFETY: a chunk of a view of the call.
+                    code = unsafe { (t.ncclSend)(from, count, kind, peer as i32, c, stream) };
+                }
+                if let (0, Some(to)) = (code, receive) {
+                    // SAFETY: a chunk of a view of the call.
+                    code = unsafe { (t.ncclRecv)(to, count, kind, peer as i32, c, stream) };
+                }
+            }
+            // SAFETY: started above.
+            let end = unsafe { (t.ncclGroupEnd)() };
+            if code == 0 { end } else { code }
+        })
+    }
+
+    /// Calls NCCL, which returns when it has taken the call (not when the GPU has done it).
+    fn nccl(&self, name: &'static str, call: impl FnOnce(&Nccl, Handle) -> i32) -> Result<()> {
+        let Some(handle) = self.launcher.handle else {
+            return Err(Error::invalid(format!(
+                "group `{}` has one member, and no one to exchange messages with",
+                self.launcher.comm.status.membership.group
+            )));
+        };
+        let code = call(&self.launcher.comm.nccl, handle);
+        self.launcher.outcome(name, code, self.call.deadline)
+    }
+
+    fn members(&self) -> usize {
+        self.launcher.comm.status.membership.members.len()
+    }
+
+    fn position(&self) -> usize {
+        self.launcher.comm.status.membership.position
+    }
+
+    /// Where the chunk of a rank begins.
+    fn chunk(&self, base: Address, rank: usize) -> Address {
+        base + (rank * self.call.signature.count * self.call.signature.dtype.size()) as u64
+    }
+}

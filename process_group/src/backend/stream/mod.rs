@@ -1,0 +1,513 @@
+//! What every backend whose calls run on a GPU's stream needs: a watchdog, a log of calls that finds ranks whose calls
+//! differ, calls in flight and their times, workspace, and graphs.
+//!
+//! A call is enqueued on a stream and `Ok` means just that: the result is there for whatever comes after it in the stream.
+//! A [`Communicator`] enqueues calls; [`StreamGroup`] does everything else. Data flows one way: the caller's thread reports to
+//! the watchdog's through a channel, and hears from it only that the group has failed.
+
+#![allow(
+    unsafe_code,
+    reason = "calls are enqueued with the addresses of their buffers; each block says why it holds"
+)]
+
+mod call_log;
+mod capture;
+mod control_mesh;
+mod control_message;
+mod desync;
+mod messages;
+mod pending;
+mod timer;
+mod watchdog;
+mod workspace;
+
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Backend, Completion, Path, StreamBackend, StreamWork, Timings};
+use crate::buffer::{View, ViewMut};
+use crate::call::Call;
+use crate::device::{Address, Device, Event, Stream};
+use crate::error::{Error, Result};
+use crate::operation::{Operation, Signature};
+use crate::roster::BackendKind;
+use capture::Capture;
+pub(crate) use capture::CapturedCalls;
+use control_mesh::ControlMesh;
+use control_message::ControlMessage;
+use messages::peer;
+use timer::{CallTimer, Started, Throttle};
+use watchdog::{Called, CallerEvent};
+pub(crate) use watchdog::{Membership, Monitored, Status, Watchdog};
+use workspace::Workspace;
+
+/// The stream that the caller computes on.
+const COMPUTE: usize = 0;
+/// The stream of asynchronous calls.
+const SIDE: usize = 1;
+
+/// The least time between two marks behind calls that follow one another on the compute stream: a mark is an event, which
+/// costs the GPU as much as a third of a short call.
+const MARK_INTERVAL: Duration = Duration::from_micros(100);
+/// Most marks on the compute stream at a time. Calls beyond them are waited for with the next mark.
+const MAX_MARKS: usize = 512;
+/// How long a call that the library refused waits for the watchdog to find out who is lost: the library may notice first.
+const RUMOUR: Duration = Duration::from_millis(300);
+/// How long a rank that cannot connect a group waits for those it has reached to hear why.
+const HEARD: Duration = Duration::from_millis(20);
+
+/// Enqueues calls on streams of a GPU: a library's communicator, or kernels of our own.
+pub(crate) trait Communicator: Send {
+    /// What kind of backend this is.
+    fn kind(&self) -> BackendKind;
+
+    /// Every path that calls may take.
+    fn paths(&self) -> Vec<Path>;
+
+    /// Makes the next calls take `path`, or choose for themselves again.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the path is not one of [`paths`](Self::paths).
+    fn force(&mut self, path: Option<Path>) -> Result<()>;
+
+    /// Bytes of workspace that a call needs beside its buffers.
+    fn workspace_bytes(&self, call: &Call<'_>) -> usize;
+
+    /// Enqueues a call, and says which path it takes.
+    ///
+    /// # Safety
+    /// The buffers of the call are as [`View::on_device`](crate::View::on_device) demands; `workspace` has
+    /// [`workspace_bytes`](Self::workspace_bytes) bytes that nothing else uses until the stream is past the call. The group has
+    /// not failed, and the caller is [inside](Status::is_inside).
+    ///
+    /// # Errors
+    /// Those of the library. The group must be given up then.
+    unsafe fn launch(&mut self, call: &Call<'_>, stream: &Stream, workspace: Address) -> Result<Path>;
+
+    /// Begins calls that may be taken together.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    fn group_start(&mut self) -> Result<()>;
+
+    /// Enqueues all calls since [`group_start`](Self::group_start), to be taken by the library by the deadline.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    fn group_end(&mut self, stream: &Stream, deadline: Instant) -> Result<()>;
+}
+
+/// How a group on a GPU is measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Instruments {
+    /// What this rank's links carry in one direction, in 10⁹ bytes per second, where the hardware is rated.
+    pub(crate) link_gbs: Option<f64>,
+    /// Whether calls in graphs are timed.
+    pub(crate) times_graphs: bool,
+}
+
+/// One rank's end of a group whose calls run on streams of a GPU.
+pub(crate) struct StreamGroup<C> {
+    communicator: C,
+    watchdog: Arc<Watchdog>,
+    device: Device,
+    /// The compute stream, and the one of asynchronous calls.
+    streams: [Stream; 2],
+    workspaces: [Workspace; 2],
+    marks: Marks,
+    /// While calls are captured.
+    capture: Option<Capture>,
+    instruments: Instruments,
+}
+
+impl<C: Communicator> StreamGroup<C> {
+    /// Puts a communicator on the device's compute stream, and on a second stream for asynchronous calls.
+    pub(crate) fn new(
+        communicator: C,
+        watchdog: Watchdog,
+        device: &Device,
+        instruments: Instruments,
+    ) -> Result<Self> {
+        // The others have made the communicator, and would see this rank leave as one who is done.
+        let side = device.new_stream().map_err(Error::from).inspect_err(|error| watchdog.abort(error))?;
+        Ok(Self {
+            communicator,
+            watchdog: Arc::new(watchdog),
+            device: device.clone(),
+            streams: [device.stream().clone(), side],
+            workspaces: Default::default(),
+            marks: Marks::default(),
+            capture: None,
+            instruments,
+        })
+    }
+
+    /// Enqueues a call, and has it watched.
+    fn enqueue(&mut self, call: &Call<'_>, which: usize) -> Result<Completion> {
+        let Self { communicator, watchdog, device, marks, .. } = self;
+        let stream = &self.streams[which];
+        watchdog.check()?;
+        device.bind()?;
+        let Call { signature, sequence, deadline, .. } = *call;
+        let captured = stream.is_capturing()?;
+        let bytes = communicator.workspace_bytes(call);
+        let workspace = self.workspaces[which].reserve(device, stream, bytes)?;
+        let at = Instant::now();
+        let inside = watchdog.enter(|entry| {
+            let (call, is_captured) = (signature, captured);
+            CallerEvent::Called(Called { stream: which, entry, call, sequence, at, deadline, is_captured })
+        })?;
+        let capture = self.capture.as_mut().filter(|_| captured);
+        let in_graph = match &capture {
+            Some(capture) if self.instruments.times_graphs => capture.begin(&signature, stream)?,
+            _ => None,
+        };
+        let started = if captured { None } else { marks.begin(which, stream, at)? };
+        // SAFETY: the views of the call are as their makers promised, the workspace has just been reserved for it, and
+        // `inside` has been given out by a group that had not failed.
+        let launched = unsafe { communicator.launch(call, stream, workspace) };
+        let path = launched.map_err(|error| refused(watchdog, error))?;
+        match capture {
+            Some(capture) => capture.end(signature, path, in_graph, stream)?,
+            None if captured => {}
+            None => marks.end(watchdog, which, stream, (started, signature, path), at)?,
+        }
+        drop(inside);
+        self.workspaces[which].reuse(&self.device, &self.streams[which])?;
+        Ok(Completion { path, enqueued: true, captured })
+    }
+
+    /// Enqueues calls together.
+    fn launch_group(&mut self, calls: &[Call<'_>], captured: bool, deadline: Instant) -> Result<Vec<Path>> {
+        let Self { communicator, watchdog, device, marks, .. } = self;
+        let stream = &self.streams[COMPUTE];
+        let mut workspaces = Vec::with_capacity(calls.len());
+        for call in calls {
+            let bytes = communicator.workspace_bytes(call);
+            workspaces.push(self.workspaces[COMPUTE].reserve(device, stream, bytes)?);
+        }
+        let at = Instant::now();
+        let inside = watchdog.enter(|entry| CallerEvent::GroupStarted { entry, at })?;
+        communicator.group_start()?;
+        let mut paths = Vec::with_capacity(calls.len());
+        let mut outcome = Ok(());
+        for (call, workspace) in calls.iter().zip(workspaces) {
+            watchdog.report(CallerEvent::GroupCalled { call: call.signature, is_captured: captured });
+            // SAFETY: as in `enqueue`; each call has a part of the workspace.
+            match unsafe { communicator.launch(call, stream, workspace) } {
+                Ok(path) => paths.push(path),
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            }
+        }
+        watchdog.report(CallerEvent::GroupEnded { deadline, is_captured: captured });
+        // What has been started is ended, whatever became of it.
+        let ended = communicator.group_end(stream, deadline);
+        outcome.and(ended).map_err(|error| refused(watchdog, error))?;
+        match self.capture.as_mut().filter(|_| captured) {
+            Some(capture) => {
+                let mut all = calls.iter().zip(&paths);
+                all.try_for_each(|(call, path)| capture.end(call.signature, *path, None, stream))?;
+            }
+            None if captured => {}
+            None => drop(marks.place(watchdog, COMPUTE, stream, at)?),
+        }
+        drop(inside);
+        Ok(paths)
+    }
+
+    /// Lets what comes next on the compute stream come after all that is on the other.
+    fn join_side(&self) -> Result<()> {
+        let [compute, side] = &self.streams;
+        if compute.is_capturing()? {
+            return Ok(());
+        }
+        self.device.bind()?;
+        let there = Event::new(side, false)?;
+        there.record(side)?;
+        Ok(compute.wait_event(&there)?)
+    }
+}
+
+/// The events behind calls: few, as each costs the GPU time.
+#[derive(Default)]
+struct Marks {
+    timer: Arc<CallTimer>,
+    throttle: Throttle,
+    /// When the compute stream got its newest mark.
+    newest: Option<Instant>,
+    /// How many events have been made for marks of the compute stream.
+    made: usize,
+}
+
+impl Marks {
+    /// Records the start of a call, if it is one to time.
+    fn begin(&mut self, which: usize, stream: &Stream, at: Instant) -> Result<Option<Started>> {
+        Ok(self.timer.begin(&mut self.throttle, which, stream, at)?)
+    }
+
+    /// Places a mark behind a call, unless one stands close before it on the compute stream.
+    fn end(
+        &mut self,
+        watchdog: &Watchdog,
+        which: usize,
+        stream: &Stream,
+        (started, call, path): (Option<Started>, Signature, Path),
+        at: Instant,
+    ) -> Result<()> {
+        if let Some(started) = started {
+            let end = self.timer.end(started, (call, path), which, stream)?;
+            watchdog.report_mark(which, end, false);
+            self.newest = Some(at);
+            return Ok(());
+        }
+        let is_recent = |newest: Instant| at.saturating_duration_since(newest) < MARK_INTERVAL;
+        // On the side stream nothing else would come to mark the last call.
+        if which == COMPUTE && self.newest.is_some_and(is_recent) {
+            return Ok(());
+        }
+        self.place(watchdog, which, stream, at).map(drop)
+    }
+
+    /// Places a mark behind all calls so far, unless there are too many. Its event is reached with them.
+    fn place(
+        &mut self,
+        watchdog: &Watchdog,
+        which: usize,
+        stream: &Stream,
+        at: Instant,
+    ) -> Result<Option<Arc<Event>>> {
+        // One that somebody still looks at is not recorded again.
+        let free = watchdog.free_mark().filter(|event| Arc::strong_count(event) == 1);
+        let event = match free {
+            Some(event) => event,
+            None if which == COMPUTE && self.made >= MAX_MARKS => return Ok(None),
+            None => {
+                self.made += usize::from(which == COMPUTE);
+                Arc::new(Event::new(stream, false)?)
+            }
+        };
+        event.record(stream)?;
+        watchdog.report_mark(which, Arc::clone(&event), which == COMPUTE);
+        if which == COMPUTE {
+            self.newest = Some(at);
+        }
+        Ok(Some(event))
+    }
+}
+
+/// What a call that the library refused fails with.
+fn refused(watchdog: &Watchdog, error: Error) -> Error {
+    if error.is_recoverable() {
+        return error;
+    }
+    watchdog.status().failure_within(RUMOUR).unwrap_or(error)
+}
+
+impl<C: Communicator> Backend for StreamGroup<C> {
+    fn kind(&self) -> BackendKind {
+        self.communicator.kind()
+    }
+
+    fn submit(&mut self, call: Call<'_>) -> Result<Completion> {
+        let completion = self.enqueue(&call, COMPUTE)?;
+        if call.signature.operation == Operation::Barrier && !completion.captured {
+            let (watchdog, stream) = (&self.watchdog, &self.streams[COMPUTE]);
+            let group = &watchdog.status().membership.group;
+            let what = || format!("call {} of group `{group}`, barrier,", call.sequence);
+            watchdog.wait(what, None, call.deadline, || Ok(stream.is_idle()?))?;
+        }
+        Ok(completion)
+    }
+
+    fn paths(&self) -> Vec<Path> {
+        self.communicator.paths()
+    }
+
+    fn force(&mut self, path: Option<Path>) -> Result<()> {
+        self.communicator.force(path)
+    }
+
+    fn abort(&mut self, why: &Error) {
+        self.watchdog.abort(why);
+    }
+}
+
+impl<C: Communicator> StreamBackend for StreamGroup<C> {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn start(&mut self, call: Call<'_>) -> Result<(Completion, Box<dyn StreamWork>)> {
+        let [compute, side] = self.streams.clone();
+        self.device.bind()?;
+        // Behind what computes the input, and beside what comes after it.
+        let ready = Event::new(&compute, false)?;
+        ready.record(&compute)?;
+        side.wait_event(&ready)?;
+        let completion = self.enqueue(&call, SIDE)?;
+        let done = Event::new(&side, false)?;
+        done.record(&side)?;
+        let Call { signature, sequence, deadline, .. } = call;
+        let watchdog = Arc::clone(&self.watchdog);
+        Ok((completion, Box::new(SideCall { watchdog, done, compute, signature, sequence, deadline })))
+    }
+
+    fn group(&mut self, calls: Vec<Call<'_>>, deadline: Instant) -> Result<Vec<Completion>> {
+        self.watchdog.check()?;
+        self.device.bind()?;
+        let captured = self.streams[COMPUTE].is_capturing()?;
+        let paths = self.launch_group(&calls, captured, deadline);
+        self.workspaces[COMPUTE].reuse(&self.device, &self.streams[COMPUTE])?;
+        Ok(paths?.into_iter().map(|path| Completion { path, enqueued: true, captured }).collect())
+    }
+
+    fn begin_capture(&mut self) {
+        if let Err(error) = self.join_side() {
+            // The next call on the GPU reports it.
+            tracing::debug!(%error, "asynchronous calls are not waited for before others are captured");
+        }
+        self.capture = Some(Capture::default());
+    }
+
+    fn end_capture(&mut self) -> Arc<CapturedCalls> {
+        self.capture.take().unwrap_or_default().finish()
+    }
+
+    fn replay(
+        &mut self,
+        captured: &Arc<CapturedCalls>,
+        deadline: Instant,
+        launch: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        self.watchdog.check()?;
+        self.device.bind()?;
+        let (at, calls, watchdog) = (Instant::now(), Arc::clone(&captured.calls), Arc::clone(&self.watchdog));
+        let _inside = watchdog.enter(|entry| CallerEvent::Launching { entry, at, deadline, calls })?;
+        self.marks.timer.launching(captured)?;
+        if launch() {
+            watchdog.report(CallerEvent::Launched);
+            if let Some(end) = self.marks.place(&watchdog, COMPUTE, &self.streams[COMPUTE], at)? {
+                self.marks.timer.launched(captured, &end);
+            }
+        }
+        Ok(())
+    }
+
+    fn synchronize(&mut self, deadline: Instant) -> Result<()> {
+        let (watchdog, [compute, side]) = (&self.watchdog, &self.streams);
+        let group = &watchdog.status().membership.group;
+        let what = || format!("waiting for GPU {} in group `{group}`", self.device.ordinal());
+        watchdog.wait(what, None, deadline, || Ok(compute.is_idle()? && side.is_idle()?))?;
+        watchdog.report(CallerEvent::Idle);
+        Ok(())
+    }
+
+    fn watchdog(&self) -> &Watchdog {
+        &self.watchdog
+    }
+
+    fn timings(&self) -> Arc<dyn Timings> {
+        Arc::clone(&self.marks.timer) as Arc<dyn Timings>
+    }
+
+    fn link_gbs(&self) -> Option<f64> {
+        self.instruments.link_gbs
+    }
+}
+
+impl<C> Drop for StreamGroup<C> {
+    fn drop(&mut self) {
+        // Before memory is freed, which waits for the GPU: a call whose peers never came ends with the communicator only.
+        self.watchdog.close();
+    }
+}
+
+/// An asynchronous call that is on its way.
+struct SideCall {
+    watchdog: Arc<Watchdog>,
+    done: Event,
+    compute: Stream,
+    signature: Signature,
+    sequence: u64,
+    deadline: Instant,
+}
+
+impl StreamWork for SideCall {
+    fn wait(&mut self) -> Result<()> {
+        let Self { watchdog, done, signature, sequence, .. } = self;
+        let group = &watchdog.status().membership.group;
+        let what = || format!("call {sequence} of group `{group}`, {signature},");
+        watchdog.wait(what, peer(signature), self.deadline, || Ok(done.is_done()?))
+    }
+
+    fn check(&self) -> Result<()> {
+        self.watchdog.check()
+    }
+
+    fn join(&mut self) -> Result<()> {
+        Ok(self.compute.wait_event(&self.done)?)
+    }
+}
+
+/// Starts to watch a group: its members, connected by these streams (none for this rank itself), and what moves its data.
+pub(crate) fn watch(
+    status: &Arc<Status>,
+    streams: Vec<Option<TcpStream>>,
+    monitored: Arc<dyn Monitored>,
+    device: &Device,
+) -> Result<Watchdog> {
+    Watchdog::spawn(Arc::clone(status), ControlMesh::new(streams), monitored, device.stream().clone())
+}
+
+/// Enqueues a copy of one buffer to another of the same length, on the compute stream.
+pub(crate) fn copy(device: &Device, from: View<'_>, to: &ViewMut<'_>) -> Result<()> {
+    if let (Some(from), Some(to)) = (from.device(), to.device()) {
+        // SAFETY: both are views of allocated memory of equal length, and the copy is in stream order.
+        unsafe { device.stream().copy(to.address, from.address, from.bytes) }?;
+    }
+    Ok(())
+}
+
+/// Tells the members that were reached why this rank gives up a group that it could not connect: they would see a lost rank
+/// otherwise, once they listen.
+pub(crate) fn decline(streams: Vec<Option<TcpStream>>, why: &Error) {
+    let mut mesh = ControlMesh::new(streams);
+    mesh.broadcast(&ControlMessage::Aborted(why.to_string()));
+    mesh.close(HEARD);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use super::control_mesh::PeerEvent;
+    use super::*;
+    use crate::rank::Rank;
+    use crate::testing::LATE;
+
+    #[test]
+    fn a_member_that_was_reached_hears_why_another_cannot_connect() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mine = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let theirs = listener.accept().unwrap().0;
+        for stream in [&mine, &theirs] {
+            stream.set_nonblocking(true).unwrap();
+        }
+        let (what, waited) = ("connecting group `g`".into(), Duration::from_secs(3));
+        let error = Error::Timeout { what, waited, missing: vec![Rank(2)] };
+        let mut mesh = ControlMesh::new(vec![None, Some(theirs)]);
+        // Already said when the other gives up, and not read.
+        mesh.broadcast(&ControlMessage::Hello);
+        decline(vec![Some(mine), None, None], &error);
+        let heard = mesh.listen(LATE);
+        assert_eq!(
+            heard[0],
+            (1, PeerEvent::Message(ControlMessage::Aborted(error.to_string()))),
+            "{heard:?}"
+        );
+    }
+}
