@@ -229,14 +229,14 @@ fn finish(call: &mut Call<'_>, rank: Rank, data: &[&[u8]]) -> Result<()> {
     let output = output.host()?;
     let mine = rank.index() * chunk..(rank.index() + 1) * chunk;
     match operation {
-        Operation::AllReduce(op) => fold(dtype, op, output, data),
-        Operation::Reduce { op, root } if root == rank => fold(dtype, op, output, data),
+        Operation::AllReduce(op) => reduce(dtype, op, output, data),
+        Operation::Reduce { op, root } if root == rank => reduce(dtype, op, output, data),
         Operation::Broadcast { root } => output.copy_from_slice(data[root.index()]),
         Operation::AllGather => output.copy_from_slice(&data.concat()),
         Operation::Gather { root } if root == rank => output.copy_from_slice(&data.concat()),
         Operation::ReduceScatter(op) => {
             let chunks: Vec<&[u8]> = data.iter().map(|d| &d[mine.clone()]).collect();
-            fold(dtype, op, if in_place { &mut output[mine] } else { output }, &chunks);
+            reduce(dtype, op, if in_place { &mut output[mine] } else { output }, &chunks);
         }
         Operation::Scatter { root } => {
             let from = &data[root.index()][mine.clone()];
@@ -251,10 +251,10 @@ fn finish(call: &mut Call<'_>, rank: Rank, data: &[&[u8]]) -> Result<()> {
     Ok(())
 }
 
-fn fold(dtype: DType, op: ReduceOp, into: &mut [u8], data: &[&[u8]]) {
+fn reduce(dtype: DType, op: ReduceOp, into: &mut [u8], data: &[&[u8]]) {
     let sources: Vec<_> = data.iter().map(|d| Source::Bytes(d)).collect();
     let divisor = (op == ReduceOp::Avg).then_some(data.len());
-    reduce::fold(dtype, op, into, &sources, divisor);
+    reduce::reduce(dtype, op, into, &sources, divisor);
 }
 
 impl Backend for Loopback {

@@ -1,7 +1,7 @@
 //! Which algorithm a call takes.
 
 use super::Algorithm;
-use super::build::Shape;
+use super::build::CollectiveSpec;
 use super::cost::{LinkModel, estimate};
 use crate::dtype::DType;
 use crate::operation::Operation;
@@ -37,8 +37,9 @@ pub fn select(
         return Algorithm::Ring;
     }
     let cost = |algorithm: &Algorithm| {
-        let shape = Shape { operation, algorithm: *algorithm, count, in_place: true, by_reference: false };
-        estimate(shape, n, dtype.size(), model)
+        let spec =
+            CollectiveSpec { operation, algorithm: *algorithm, count, in_place: true, zero_copy: false };
+        estimate(spec, n, dtype.size(), model)
     };
     let suitable = Algorithm::ALL.into_iter().filter(|a| a.suits(operation));
     suitable.min_by_key(cost).expect("every operation has an algorithm")
