@@ -14,8 +14,10 @@ mod gpu;
 mod group;
 mod layout;
 mod manager;
+mod mesh;
 pub mod nvml;
 mod operation;
+pub mod paths;
 mod profile;
 mod rank;
 mod reduce;
@@ -24,6 +26,7 @@ mod roster;
 pub mod schedule;
 mod self_check;
 pub mod store;
+mod sync;
 pub mod table;
 pub mod targets;
 #[cfg(test)]

@@ -9,8 +9,8 @@ mod sizes;
 mod verdict;
 
 use ryzanstein_config::DeviceConfig;
-use ryzanstein_process_group::backend::Path;
 use ryzanstein_process_group::device::{Device, DeviceError, peer_copy_gbs};
+use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::targets::target;
 use ryzanstein_process_group::{BackendKind, DType, Error, LocalRank, Memory, ProcessGroup, ReduceOp};
 use serde::Serialize;

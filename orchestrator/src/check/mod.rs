@@ -7,7 +7,7 @@ mod block;
 
 use std::fmt::Write as _;
 
-use ryzanstein_process_group::backend::Path;
+use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::targets::TARGETS;
 use ryzanstein_process_group::{ProcessGroup, ReduceOp, table};
 

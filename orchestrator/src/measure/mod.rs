@@ -11,7 +11,7 @@ mod operation;
 mod pattern;
 mod statistics;
 
-use ryzanstein_process_group::backend::Path;
+use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::{BufferMut, DType, Error, ProcessGroup, ReduceOp};
 use serde::{Deserialize, Serialize};
 

@@ -1,13 +1,12 @@
 //! Which rank sends what to whom: pure, no socket and no clock.
 //!
 //! [`build`] makes a rank's [`Program`](program::Program), [`hazards`](hazards::hazards) what may overlap in it,
-//! [`cost`] what it sends, and [`select`] which algorithm a call takes.
+//! [`cost`] what it sends. [`paths`](crate::paths) chooses which algorithm a call takes.
 
 pub mod build;
 pub mod cost;
 pub mod hazards;
 pub mod program;
-pub mod select;
 
 use std::fmt;
 

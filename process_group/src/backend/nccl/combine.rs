@@ -4,6 +4,7 @@ use crate::device::{Address, Device, Kernel, Launch, Stream};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::operation::ReduceOp;
+use crate::paths::gpu::{ReductionPlan, nccl_reduction};
 
 /// CUDA C++ without headers.
 const SOURCE: &str = include_str!("combine.cu");
@@ -32,15 +33,20 @@ const MIN: i32 = 3;
 const AVG: i32 = 4;
 
 pub(super) fn way(op: ReduceOp, dtype: DType, world_size: usize) -> Way {
+    match nccl_reduction(op, dtype, world_size) {
+        ReductionPlan::Native(op) => Way::Native(number(op)),
+        ReductionPlan::SumThenDivide => Way::SumThenDivide,
+        ReductionPlan::OrderedKeys(op) => Way::Keys(number(op)),
+    }
+}
+
+const fn number(op: ReduceOp) -> i32 {
     match op {
-        ReduceOp::Sum => Way::Native(SUM),
-        ReduceOp::Product => Way::Native(PRODUCT),
-        ReduceOp::Min if dtype.is_float() => Way::Keys(MIN),
-        ReduceOp::Max if dtype.is_float() => Way::Keys(MAX),
-        ReduceOp::Min => Way::Native(MIN),
-        ReduceOp::Max => Way::Native(MAX),
-        ReduceOp::Avg if dtype.is_float() && world_size.is_power_of_two() => Way::Native(AVG),
-        ReduceOp::Avg => Way::SumThenDivide,
+        ReduceOp::Sum => SUM,
+        ReduceOp::Product => PRODUCT,
+        ReduceOp::Max => MAX,
+        ReduceOp::Min => MIN,
+        ReduceOp::Avg => AVG,
     }
 }
 

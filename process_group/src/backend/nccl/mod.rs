@@ -24,12 +24,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::{Backend, Completion, Path, Ticket, Timings};
+use super::{Backend, Completion, Ticket, Timings};
 use crate::buffer::{Memory, View, ViewMut};
 use crate::call::Call;
 use crate::device::{Device, DeviceBuffer, Event, Handle, Nccl as Table, Stream};
 use crate::error::{Error, Result};
 use crate::operation::{Operation, Signature};
+use crate::paths::gpu::nccl_table;
+use crate::paths::{Path, PathTable};
 use crate::rank::Rank;
 use crate::roster::{BackendKind, Member};
 pub(crate) use communicator::{Birth, Communicator, decline};
@@ -76,7 +78,7 @@ pub(crate) struct Nccl {
 
 impl Nccl {
     /// Makes the communicator of a group, with all its members. `members` in group order; `streams` as
-    /// [`super::tcp::data_plane::DataPlane::connect`] gives them.
+    /// [`Mesh::connect`](crate::mesh::Mesh::connect) gives them.
     pub(crate) fn new(
         table: Table,
         device: &Device,
@@ -408,15 +410,12 @@ impl Backend for Nccl {
         self.link_gbs
     }
 
-    fn paths(&self) -> Vec<Path> {
-        vec![Path::Nccl]
+    fn paths(&self) -> PathTable {
+        nccl_table(self.shared.members.len())
     }
 
     fn force(&mut self, path: Option<Path>) -> Result<()> {
-        match path {
-            None | Some(Path::Nccl) => Ok(()),
-            Some(other) => Err(Error::invalid(format!("the NCCL backend has no path `{other}`"))),
-        }
+        self.paths().force(path)
     }
 
     fn abort(&mut self, why: &Error) {
