@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use ryzanstein_config::{BackendChoice, Config};
 
-use crate::backend::tcp::data_plane::Bound;
 use crate::device::{Device, DeviceError, Libraries, Nccl, Surroundings};
 use crate::error::Result;
+use crate::mesh::Bound;
 use crate::nvml::Nvml;
 use crate::rendezvous::Rendezvous;
 use crate::roster::Gpu;

@@ -23,10 +23,13 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use crate::backend::loopback::LoopbackHub;
-use crate::backend::{Backend, Path, StreamBackend, Timings};
+use crate::backend::{Backend, StreamBackend, Timings};
 use crate::buffer::Memory;
 use crate::device::Device;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::operation::Operation;
+use crate::paths::{Path, PathChoice};
 use crate::profile::{Profile, Recording};
 use crate::rank::Rank;
 use crate::roster::BackendKind;
@@ -224,7 +227,18 @@ impl ProcessGroup {
 
     /// Paths that calls of this group may take.
     pub fn paths(&self) -> Vec<Path> {
-        lock(&self.inner.core).runner.backend().paths()
+        lock(&self.inner.core).runner.backend().paths().all().to_vec()
+    }
+
+    /// When each path of this group is taken, for people; and why those are not that it might have had.
+    pub fn describe_paths(&self) -> Vec<(Path, String)> {
+        lock(&self.inner.core).runner.backend().paths().describe()
+    }
+
+    /// The path that a call of this kind takes now, why, and why not each other. `count` is the number of elements of the
+    /// vector, or of one rank's chunk where [`Operation::is_chunked`].
+    pub fn explain(&self, operation: Operation, dtype: DType, count: usize) -> PathChoice {
+        lock(&self.inner.core).runner.backend().paths().choose(operation, dtype, count)
     }
 
     /// Makes later calls take one path (every rank must do the same), or lets the backend choose again.

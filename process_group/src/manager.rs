@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use ryzanstein_config::{BackendChoice, Config};
 
-use crate::backend::tcp::data_plane::{self, Bound, DataPlane};
 use crate::deadline;
 use crate::device::Surroundings;
 use crate::error::{Error, Result};
 use crate::gpu;
 use crate::group::ProcessGroup;
 use crate::layout::Layout;
+use crate::mesh::{self, Bound, Mesh};
 use crate::profile::{Profile, ProfileRow};
 use crate::rank::{self, Rank};
 use crate::rendezvous::{Membership, Rendezvous};
@@ -129,14 +129,14 @@ impl ProcessGroupManager {
             tracing::debug!(rank = rank.0, world_size, backend = %agreement.backend, "joined epoch {}", roster.epoch);
         }
         let layout = Layout::new(&config.layout, world_size)?;
-        let data_plane = match (agreement.backend, bound) {
+        let mesh = match (agreement.backend, bound) {
             (BackendKind::Tcp | BackendKind::Nccl, Some(Ok(bound))) => {
-                let settings = data_plane::Settings {
+                let settings = mesh::Settings {
                     handshake: config.process_group.tcp.handshake_timeout.get(),
                     socket_buffer: config.process_group.tcp.socket_buffer.map(|b| b.get().as_usize()),
                     cross_memory: config.process_group.tcp.cross_memory,
                 };
-                Some(DataPlane::start(bound, roster.epoch, *rank, secret.clone(), &settings)?)
+                Some(Mesh::start(bound, roster.epoch, *rank, secret.clone(), &settings)?)
             }
             _ => None,
         };
@@ -149,7 +149,7 @@ impl ProcessGroupManager {
             data: 0,
             profiles: Vec::new(),
             made: HashMap::new(),
-            factory: Factory { config: config.clone(), membership, data_plane, gpu, world: None },
+            factory: Factory { config: config.clone(), membership, mesh, gpu, world: None },
             layout,
             init: Duration::ZERO,
         };

@@ -14,9 +14,10 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::backend::{Path, Timings};
+use crate::backend::Timings;
 use crate::dtype::DType;
 use crate::operation::{Operation, Signature};
+use crate::paths::Path;
 
 /// What is recorded, when a call counts as slow, and how often the same class may say so.
 #[derive(Clone, Copy, Debug)]

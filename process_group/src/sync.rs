@@ -1,8 +1,8 @@
-//! Locks that outlive a panic.
+//! Locks whose poison means nothing.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex. What it guards is valid between any two statements, so a panic of another holder does not matter.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// Locks, also after a holder has panicked: what these locks guard is whole whenever they are free.
+pub(crate) fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -26,7 +26,8 @@ fn every_kernel_beside_nccl_compiles_for_every_type() {
             for smallest in 0..2 {
                 let options = [format!("-DKIND={kind}"), format!("-DSMALLEST={smallest}")];
                 let options = [options[0].as_str(), options[1].as_str()];
-                let code = compile_for(&nvrtc.functions, capability, "reductions.cu", source, &options).unwrap();
+                let code =
+                    compile_for(&nvrtc.functions, capability, "reductions.cu", source, &options).unwrap();
                 assert!(code.starts_with(b"\x7fELF"));
             }
         }

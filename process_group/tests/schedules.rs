@@ -4,13 +4,13 @@ use std::collections::{HashMap, VecDeque};
 
 use proptest::prelude::*;
 use ryzanstein_process_group::schedule::Algorithm;
-use ryzanstein_process_group::schedule::build::{Shape, build};
+use ryzanstein_process_group::schedule::build::{CollectiveSpec, build};
 use ryzanstein_process_group::schedule::cost::traffic;
 use ryzanstein_process_group::schedule::hazards::hazards;
 use ryzanstein_process_group::schedule::program::{Node, Program, Region, Source, Space};
 use ryzanstein_process_group::{Operation, Rank, ReduceOp};
 
-/// An element is the list of (rank, index) contributions in it, in folding order: a wrong or doubled one shows.
+/// An element is the list of (rank, index) contributions in it, in the order of the reduction: a wrong or doubled one shows.
 type Value = Vec<(usize, usize)>;
 
 struct Machine {
@@ -33,25 +33,25 @@ impl Machine {
     }
 }
 
-fn machines(shape: Shape, n: usize) -> Vec<Machine> {
+fn machines(spec: CollectiveSpec, n: usize) -> Vec<Machine> {
     let machine = |rank| {
-        let program = build(shape, rank, n);
+        let program = build(spec, rank, n);
         let done = vec![0; program.nodes.len()];
-        Machine { program, done, memory: initial(shape, rank, n), in_place: shape.in_place }
+        Machine { program, done, memory: initial(spec, rank, n), in_place: spec.in_place }
     };
     (0..n).map(machine).collect()
 }
 
 /// Runs all ranks where receivers read elements from the senders' memory, in an order that `choose` decides. A message is
 /// there once all of it is final, and a send is done once all of it has been read.
-fn run_by_reference(shape: Shape, n: usize, mut choose: impl FnMut(usize) -> usize) -> Vec<Machine> {
-    let mut ranks = machines(shape, n);
+fn run_zero_copy(spec: CollectiveSpec, n: usize, mut choose: impl FnMut(usize) -> usize) -> Vec<Machine> {
+    let mut ranks = machines(spec, n);
     let limits: Vec<_> = ranks.iter().map(|m| hazards(&m.program)).collect();
     let length = |m: &Machine, index: usize| m.program.nodes[index].region().len();
     let sources = |node: &Node| -> Vec<usize> {
         match node {
             Node::Receive { from, .. } => vec![*from],
-            Node::Fold { sources, .. } => {
+            Node::Reduce { sources, .. } => {
                 sources.iter().filter_map(|s| if let Source::Peer(p) = s { Some(*p) } else { None }).collect()
             }
             Node::Send { .. } => vec![],
@@ -94,7 +94,7 @@ fn run_by_reference(shape: Shape, n: usize, mut choose: impl FnMut(usize) -> usi
         };
         let value = match &node {
             Node::Receive { from, .. } => read(&ranks, *from),
-            Node::Fold { sources, .. } => {
+            Node::Reduce { sources, .. } => {
                 let one = |source: &Source| match source {
                     Source::Peer(from) => read(&ranks, *from),
                     Source::Own(region) => ranks[rank].read(*region, at),
@@ -112,21 +112,26 @@ fn run_by_reference(shape: Shape, n: usize, mut choose: impl FnMut(usize) -> usi
             }
         }
     }
-    finished(shape, n, &ranks);
+    finished(spec, n, &ranks);
     ranks
 }
 
-fn finished(shape: Shape, n: usize, ranks: &[Machine]) {
+fn finished(spec: CollectiveSpec, n: usize, ranks: &[Machine]) {
     for (rank, machine) in ranks.iter().enumerate() {
         for (node, done) in machine.program.nodes.iter().zip(&machine.done) {
-            assert_eq!(*done, node.region().len(), "rank {rank} is stuck at {node:?} in {shape:?} of {n}");
+            assert_eq!(*done, node.region().len(), "rank {rank} is stuck at {node:?} in {spec:?} of {n}");
         }
     }
 }
 
 /// Runs all ranks, one element of one node at a time, in an order that `choose` decides, with bounded queues.
-fn run(shape: Shape, n: usize, capacity: usize, mut choose: impl FnMut(usize) -> usize) -> Vec<Machine> {
-    let mut ranks = machines(shape, n);
+fn run(
+    spec: CollectiveSpec,
+    n: usize,
+    capacity: usize,
+    mut choose: impl FnMut(usize) -> usize,
+) -> Vec<Machine> {
+    let mut ranks = machines(spec, n);
     let limits: Vec<_> = ranks.iter().map(|m| hazards(&m.program)).collect();
     let mut wires: HashMap<(usize, usize), VecDeque<Value>> = HashMap::new();
     loop {
@@ -150,7 +155,7 @@ fn run(shape: Shape, n: usize, capacity: usize, mut choose: impl FnMut(usize) ->
                     Node::Receive { from, .. } => {
                         !std::mem::replace(&mut receiving[*from], true) && waiting(*from)
                     }
-                    Node::Fold { sources, .. } => {
+                    Node::Reduce { sources, .. } => {
                         let mut ready = true;
                         for source in sources {
                             if let Source::Peer(from) = source {
@@ -171,7 +176,7 @@ fn run(shape: Shape, n: usize, capacity: usize, mut choose: impl FnMut(usize) ->
         let (rank, index) = able[choose(able.len())];
         step(&mut ranks[rank], rank, index, &mut wires);
     }
-    finished(shape, n, &ranks);
+    finished(spec, n, &ranks);
     assert!(wires.values().all(VecDeque::is_empty), "messages that nobody reads");
     ranks
 }
@@ -194,7 +199,7 @@ fn step(
             let value = take(from);
             machine.write(region, at, value);
         }
-        Node::Fold { into, sources, .. } => {
+        Node::Reduce { into, sources, .. } => {
             let mut sum = Value::new();
             for source in sources {
                 sum.extend(match source {
@@ -207,13 +212,13 @@ fn step(
     }
 }
 
-fn input_space(shape: Shape) -> Space {
-    if shape.in_place { Space::Output } else { Space::Input }
+fn input_space(spec: CollectiveSpec) -> Space {
+    if spec.in_place { Space::Output } else { Space::Input }
 }
 
 /// What each rank's memory holds before: its own values where the operation reads them.
-fn initial(shape: Shape, rank: usize, n: usize) -> HashMap<(Space, usize), Value> {
-    let Shape { operation, count, in_place, .. } = shape;
+fn initial(spec: CollectiveSpec, rank: usize, n: usize) -> HashMap<(Space, usize), Value> {
+    let CollectiveSpec { operation, count, in_place, .. } = spec;
     let range = match operation {
         Operation::AllGather | Operation::Gather { .. } if in_place => rank * count..(rank + 1) * count,
         Operation::ReduceScatter(_) | Operation::AllToAll => 0..n * count,
@@ -222,12 +227,12 @@ fn initial(shape: Shape, rank: usize, n: usize) -> HashMap<(Space, usize), Value
         Operation::Scatter { .. } | Operation::Broadcast { .. } => 0..0,
         _ => 0..count,
     };
-    range.map(|i| ((input_space(shape), i), vec![(rank, i)])).collect()
+    range.map(|i| ((input_space(spec), i), vec![(rank, i)])).collect()
 }
 
 /// What the element `i` of a rank's result must be made of, or `None` where it is not a result.
-fn expected(shape: Shape, rank: usize, n: usize, i: usize) -> Option<Value> {
-    let Shape { operation, count, in_place, .. } = shape;
+fn expected(spec: CollectiveSpec, rank: usize, n: usize, i: usize) -> Option<Value> {
+    let CollectiveSpec { operation, count, in_place, .. } = spec;
     let everybody = |i: usize| (0..n).map(|r| (r, i)).collect::<Value>();
     let at = if in_place { 0 } else { rank * count };
     let mine = if in_place { (rank * count..(rank + 1) * count).contains(&i) } else { i < count };
@@ -248,28 +253,28 @@ fn expected(shape: Shape, rank: usize, n: usize, i: usize) -> Option<Value> {
     }
 }
 
-fn check(shape: Shape, n: usize, ranks: &[Machine]) {
+fn check(spec: CollectiveSpec, n: usize, ranks: &[Machine]) {
     let mut orders: HashMap<usize, Value> = HashMap::new();
     for (rank, machine) in ranks.iter().enumerate() {
-        let sent = traffic(shape, rank, n);
-        assert_eq!(machine.program.elements_sent(), sent.elements, "elements of rank {rank}, {shape:?}, {n}");
-        assert_eq!(machine.program.messages_sent(), sent.messages, "messages of rank {rank}, {shape:?}, {n}");
-        for i in 0..n * shape.count {
-            let Some(want) = expected(shape, rank, n, i) else { continue };
+        let sent = traffic(spec, rank, n);
+        assert_eq!(machine.program.elements_sent(), sent.elements, "elements of rank {rank}, {spec:?}, {n}");
+        assert_eq!(machine.program.messages_sent(), sent.messages, "messages of rank {rank}, {spec:?}, {n}");
+        for i in 0..n * spec.count {
+            let Some(want) = expected(spec, rank, n, i) else { continue };
             let got = machine.memory.get(&(Space::Output, i)).cloned().unwrap_or_default();
             let mut sorted = got.clone();
             sorted.sort_unstable();
-            assert_eq!(sorted, want, "element {i} of rank {rank}, {shape:?}, {n} ranks");
-            if let Operation::AllReduce(_) = shape.operation {
+            assert_eq!(sorted, want, "element {i} of rank {rank}, {spec:?}, {n} ranks");
+            if let Operation::AllReduce(_) = spec.operation {
                 let order = orders.entry(i).or_insert_with(|| got.clone());
-                assert_eq!(*order, got, "ranks fold element {i} in different orders: {shape:?}, {n}");
+                assert_eq!(*order, got, "ranks reduce element {i} in different orders: {spec:?}, {n}");
             }
         }
-        if let Operation::Reduce { root, .. } = shape.operation
+        if let Operation::Reduce { root, .. } = spec.operation
             && root.index() != rank
-            && shape.in_place
+            && spec.in_place
         {
-            for i in 0..shape.count {
+            for i in 0..spec.count {
                 assert_eq!(machine.read_output(i), vec![(rank, i)], "the others' vectors stay");
             }
         }
@@ -304,11 +309,11 @@ fn every_schedule_is_right_for_every_small_world_and_length() {
             for operation in operations(Rank(n as u32 / 2)) {
                 for algorithm in Algorithm::ALL.into_iter().filter(|a| a.suits(operation)) {
                     for in_place in [true, false] {
-                        let shape = Shape { operation, algorithm, count, in_place, by_reference: false };
-                        check(shape, n, &run(shape, n, 3, |able| able - 1));
-                        if Algorithm::by_reference(operation) == Some(algorithm) {
-                            let shape = Shape { by_reference: true, ..shape };
-                            check(shape, n, &run_by_reference(shape, n, |able| able - 1));
+                        let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy: false };
+                        check(spec, n, &run(spec, n, 3, |able| able - 1));
+                        if Algorithm::zero_copy(operation) == Some(algorithm) {
+                            let spec = CollectiveSpec { zero_copy: true, ..spec };
+                            check(spec, n, &run_zero_copy(spec, n, |able| able - 1));
                         }
                     }
                 }
@@ -338,8 +343,8 @@ proptest! {
         let operation = operations(Rank(root % n as u32))[which];
         let algorithm = Algorithm::ALL[algorithm];
         prop_assume!(algorithm.suits(operation));
-        let shape = Shape { operation, algorithm, count, in_place, by_reference: false };
-        check(shape, n, &run(shape, n, capacity, at_random(seed)));
+        let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy: false };
+        check(spec, n, &run(spec, n, capacity, at_random(seed)));
     }
 
     #[test]
@@ -347,9 +352,9 @@ proptest! {
         n in 2..=10usize, count in 0..25usize, which in 0..8usize, root in 0..16u32, in_place: bool, seed: u64,
     ) {
         let operation = operations(Rank(root % n as u32))[which];
-        let algorithm = Algorithm::by_reference(operation).unwrap();
-        let shape = Shape { operation, algorithm, count, in_place, by_reference: true };
-        check(shape, n, &run_by_reference(shape, n, at_random(seed)));
+        let algorithm = Algorithm::zero_copy(operation).unwrap();
+        let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy: true };
+        check(spec, n, &run_zero_copy(spec, n, at_random(seed)));
     }
 
     #[test]
@@ -359,10 +364,10 @@ proptest! {
         let operation = operations(Rank(root % n as u32))[which];
         let algorithm = Algorithm::ALL[algorithm];
         prop_assume!(algorithm.suits(operation));
-        let shape = Shape { operation, algorithm, count, in_place: true, by_reference: false };
+        let spec = CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy: false };
         for rank in 0..n {
-            let program = build(shape, rank, n);
-            let sent = traffic(shape, rank, n);
+            let program = build(spec, rank, n);
+            let sent = traffic(spec, rank, n);
             prop_assert_eq!((program.messages_sent(), program.elements_sent()), (sent.messages, sent.elements));
         }
     }

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 use ryzanstein_config::BackendChoice;
-use ryzanstein_process_group::backend::Path;
+use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::{
     Buffer, BufferMut, GroupBuffer, ProcessGroup, ProcessGroupManager, Rank, ReduceOp,
 };

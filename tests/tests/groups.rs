@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use ryzanstein_config::{AlgorithmChoice, BackendChoice, ByteSize};
-use ryzanstein_process_group::backend::Path;
+use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::schedule::Algorithm;
 use ryzanstein_process_group::{BackendKind, BufferMut, DType, Error, Rank, ReduceOp};
 use ryzanstein_tests::{config, same_bits, with_ranks};

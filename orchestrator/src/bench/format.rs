@@ -6,7 +6,7 @@ use ryzanstein_process_group::table as layout;
 
 use super::report::Report;
 use super::rows::{csv, json, table, verdict_table};
-use super::{enough, html};
+use super::{enough, html, why};
 
 /// How the result is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,6 +39,10 @@ impl Report {
 
     fn table(&self) -> String {
         let mut text = format!("{}\n\n{}\n", self.heading, table(&self.rows));
+        let reasons = why::text(&self.rows);
+        if !reasons.is_empty() {
+            let _ = writeln!(text, "Why these paths:\n{reasons}");
+        }
         let _ = writeln!(text, "{}", self.targets());
         let best = enough(&self.rows);
         if !best.is_empty() {
@@ -66,6 +70,7 @@ impl Report {
 mod tests {
     use super::*;
     use crate::bench::tests::row;
+    use crate::bench::{Rejected, Why};
     use crate::measure::Measured;
 
     fn report() -> Report {
@@ -91,6 +96,19 @@ mod tests {
             text.lines().nth(2).is_some_and(|l| l.contains(r#""target_us":null,"meets_target":null"#)),
             "{text}"
         );
+    }
+
+    #[test]
+    fn rows_say_why_where_that_was_asked_for() {
+        let mut report = report();
+        assert!(!report.text(Format::Table).contains("Why these paths"));
+        let rejected = vec![Rejected { path: "tcp/direct".into(), reason: "it costs more".into() }];
+        report.rows[0].why = Some(Why { reason: "it costs least".into(), rejected });
+        let json = report.text(Format::Json);
+        let end = r#","meets_target":true,"reason":"it costs least","rejected":[{"path":"tcp/direct","reason":"it costs more"}]}"#;
+        assert!(json.lines().next().is_some_and(|line| line.ends_with(end)), "{json}");
+        let told = "all_reduce of 1 KB took tcp/ring: it costs least\n  not tcp/direct: it costs more\n";
+        assert!(report.text(Format::Table).contains(told));
     }
 
     #[test]

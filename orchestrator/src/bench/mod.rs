@@ -7,10 +7,11 @@ mod report;
 mod rows;
 mod sizes;
 mod verdict;
+mod why;
 
 use ryzanstein_config::DeviceConfig;
-use ryzanstein_process_group::backend::Path;
 use ryzanstein_process_group::device::{Device, DeviceError, peer_copy_gbs};
+use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::targets::target;
 use ryzanstein_process_group::{BackendKind, DType, Error, LocalRank, Memory, ProcessGroup, ReduceOp};
 use serde::Serialize;
@@ -23,6 +24,7 @@ pub use report::Report;
 pub use rows::{json, table};
 pub use sizes::Sweep;
 pub use verdict::{Verdict, enough, verdicts};
+pub use why::{Rejected, Why};
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -43,6 +45,8 @@ pub struct Request {
     pub graph: bool,
     /// Names of paths, `auto` for the backend's own choice, `all` for each there is.
     pub paths: Vec<String>,
+    /// Say of each row why its calls went that way and no other.
+    pub why: bool,
 }
 
 /// One line of the result. What is serialised is the documented line of JSON.
@@ -74,6 +78,9 @@ pub struct Row {
     pub target_us: Option<f64>,
     /// Whether the median is below it, and every value was right.
     pub meets_target: Option<bool>,
+    /// Why the calls went that way, where that was asked for: the keys `reason` and `rejected`.
+    #[serde(flatten)]
+    pub why: Option<Why>,
     /// The operation.
     #[serde(skip)]
     pub what: Measured,
@@ -110,6 +117,7 @@ impl Row {
             errors,
             target_us: goal.map(|goal| goal.below_us),
             meets_target: goal.map(|goal| errors == 0 && latency.median_us < goal.below_us),
+            why: None,
             what: case.what,
             latency,
             host_us,
@@ -152,7 +160,12 @@ pub fn run(
                 if path.is_some() && figures.path != path && group.world_size() > 1 && figures.errors == 0 {
                     continue;
                 }
-                let row = Row::new(&case, &figures, group, path.is_some());
+                let mut row = Row::new(&case, &figures, group, path.is_some());
+                if request.why {
+                    let operation = what.operation(case.reduction);
+                    let choice = group.explain(operation, case.dtype, case.count(group.world_size()));
+                    row.why = Some(choice.into());
+                }
                 told(&row)?;
                 rows.push(row);
             }

@@ -7,7 +7,6 @@ mod block;
 
 use std::fmt::Write as _;
 
-use ryzanstein_process_group::backend::Path;
 use ryzanstein_process_group::targets::TARGETS;
 use ryzanstein_process_group::{ProcessGroup, ReduceOp, table};
 
@@ -104,14 +103,17 @@ fn who(rank: &mut Orchestrator) -> String {
 
 /// All-reduces of small integers on each path, compared exactly; wrong elements of all ranks are added up.
 fn paths(group: &mut ProcessGroup) -> Result<(String, bool), ryzanstein_process_group::Error> {
-    let paths: Vec<Path> = if group.world_size() == 1 { vec![Path::Local] } else { group.paths() };
+    let paths = group.describe_paths();
+    let there = group.paths();
     let (me, n) = (group.rank().index(), group.world_size());
     let mut rows = Vec::new();
     let mut correct = true;
-    for path in paths {
-        if path != Path::Local {
-            group.force_path(Some(path))?;
+    for (path, taken) in paths {
+        if !there.contains(&path) {
+            rows.push(vec![path.to_string(), taken, "-".into(), "-".into()]);
+            continue;
         }
+        group.force_path(Some(path))?;
         let mut elements = 0;
         let mut wrong = 0u64;
         for length in LENGTHS {
@@ -123,15 +125,13 @@ fn paths(group: &mut ProcessGroup) -> Result<(String, bool), ryzanstein_process_
             wrong += x.iter().enumerate().filter(|(i, x)| **x != want(*i)).count() as u64;
             elements += length;
         }
-        if path != Path::Local {
-            group.force_path(None)?;
-        }
+        group.force_path(None)?;
         let wrong = total(group, wrong)?;
         correct &= wrong == 0;
         let verdict = if wrong == 0 { "ok".into() } else { format!("{wrong} WRONG") };
-        rows.push(vec![path.to_string(), (elements * n).to_string(), verdict]);
+        rows.push(vec![path.to_string(), taken, (elements * n).to_string(), verdict]);
     }
-    Ok((table::columns(&["path", "values", "result"], 1, &rows), correct))
+    Ok((table::columns(&["path", "taken", "values", "result"], 2, &rows), correct))
 }
 
 fn latencies(group: &mut ProcessGroup) -> Result<(String, bool, bool), ryzanstein_process_group::Error> {

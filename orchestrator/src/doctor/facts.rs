@@ -189,6 +189,8 @@ pub struct TrialOutcome {
     pub reason: String,
     /// How long it took until the group was ready and had proved itself, in milliseconds.
     pub ready_ms: f64,
+    /// Each path that calls take there, with when; and those that they might have taken, with why they do not.
+    pub paths: Vec<(String, String)>,
     /// The median of an all-reduce of 100 KB, in microseconds; none where only the group's own check was run.
     pub median_us: Option<f64>,
 }

@@ -11,7 +11,7 @@ mod operation;
 mod pattern;
 mod statistics;
 
-use ryzanstein_process_group::backend::Path;
+use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::{BufferMut, DType, Error, ProcessGroup, ReduceOp};
 use serde::{Deserialize, Serialize};
 
@@ -122,7 +122,7 @@ impl Case {
     }
 
     /// Elements of a chunk, or of the vector: at least one.
-    fn count(&self, world_size: usize) -> usize {
+    pub(crate) fn count(&self, world_size: usize) -> usize {
         let parts = if self.what.is_chunked() { world_size } else { 1 };
         (self.bytes / self.dtype.size() / parts).max(1)
     }

@@ -6,14 +6,16 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::{Backend, Completion, Path};
+use super::{Backend, Completion};
 use crate::call::Call;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::operation::{Operation, ReduceOp, Signature};
+use crate::paths::{Path, PathTable};
 use crate::rank::Rank;
 use crate::reduce::{self, Source};
 use crate::roster::BackendKind;
+use crate::sync::lock;
 
 /// How long a rank that timed out waits to hear what the others were doing; all ranks share one clock here.
 const GRACE: Duration = Duration::from_millis(50);
@@ -35,7 +37,7 @@ impl LoopbackHub {
 
     /// Sits down at the table of a group.
     pub(crate) fn join(&self, group: &str, rank: Rank, members: &[Rank]) -> Loopback {
-        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tables = lock(&self.tables);
         let table = Arc::clone(tables.entry(group.to_owned()).or_default());
         drop(tables);
         let tables = Arc::clone(&self.tables);
@@ -93,7 +95,7 @@ impl Loopback {
     ) -> Result<R> {
         let started = Instant::now();
         let mut deadline = call.deadline;
-        let mut seats = self.table.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seats = lock(&self.table.seats);
         loop {
             // A result that is there counts even if somebody has given up or left since.
             if let Some(result) = ready(&mut seats)? {
@@ -133,7 +135,7 @@ impl Loopback {
     fn send(&self, call: &Call<'_>, to: Rank) -> Result<()> {
         let data = Arc::from(call.input.map_or(Ok(&[][..]), |v| v.host())?);
         let post = Post { signature: call.signature, data };
-        let mut seats = self.table.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seats = lock(&self.table.seats);
         seats.messages.insert((self.rank, to, call.sequence), post);
         self.table.changed.notify_all();
         Ok(())
@@ -163,7 +165,7 @@ impl Loopback {
         let (sequence, world_size) = (call.sequence, self.members.len());
         let post = Post { signature: call.signature, data: Arc::from(contribution(call, self.rank)?) };
         {
-            let mut seats = self.table.seats.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut seats = lock(&self.table.seats);
             let round = seats.calls.entry(sequence).or_default();
             round.posts.resize(world_size, None);
             round.posts[self.rank.index()] = Some(post);
@@ -229,14 +231,14 @@ fn finish(call: &mut Call<'_>, rank: Rank, data: &[&[u8]]) -> Result<()> {
     let output = output.host()?;
     let mine = rank.index() * chunk..(rank.index() + 1) * chunk;
     match operation {
-        Operation::AllReduce(op) => fold(dtype, op, output, data),
-        Operation::Reduce { op, root } if root == rank => fold(dtype, op, output, data),
+        Operation::AllReduce(op) => reduce(dtype, op, output, data),
+        Operation::Reduce { op, root } if root == rank => reduce(dtype, op, output, data),
         Operation::Broadcast { root } => output.copy_from_slice(data[root.index()]),
         Operation::AllGather => output.copy_from_slice(&data.concat()),
         Operation::Gather { root } if root == rank => output.copy_from_slice(&data.concat()),
         Operation::ReduceScatter(op) => {
             let chunks: Vec<&[u8]> = data.iter().map(|d| &d[mine.clone()]).collect();
-            fold(dtype, op, if in_place { &mut output[mine] } else { output }, &chunks);
+            reduce(dtype, op, if in_place { &mut output[mine] } else { output }, &chunks);
         }
         Operation::Scatter { root } => {
             let from = &data[root.index()][mine.clone()];
@@ -251,10 +253,10 @@ fn finish(call: &mut Call<'_>, rank: Rank, data: &[&[u8]]) -> Result<()> {
     Ok(())
 }
 
-fn fold(dtype: DType, op: ReduceOp, into: &mut [u8], data: &[&[u8]]) {
+fn reduce(dtype: DType, op: ReduceOp, into: &mut [u8], data: &[&[u8]]) {
     let sources: Vec<_> = data.iter().map(|d| Source::Bytes(d)).collect();
     let divisor = (op == ReduceOp::Avg).then_some(data.len());
-    reduce::fold(dtype, op, into, &sources, divisor);
+    reduce::reduce(dtype, op, into, &sources, divisor);
 }
 
 impl Backend for Loopback {
@@ -271,19 +273,16 @@ impl Backend for Loopback {
         Ok(Completion { path: Path::Loopback, enqueued: false, captured: false })
     }
 
-    fn paths(&self) -> Vec<Path> {
-        vec![Path::Loopback]
+    fn paths(&self) -> PathTable {
+        PathTable::single(Path::Loopback, self.members.len(), "the ranks are threads of one process")
     }
 
     fn force(&mut self, path: Option<Path>) -> Result<()> {
-        match path {
-            None | Some(Path::Loopback) => Ok(()),
-            Some(other) => Err(Error::invalid(format!("the loopback backend has no path `{other}`"))),
-        }
+        self.paths().force(path)
     }
 
     fn abort(&mut self, why: &Error) {
-        let mut seats = self.table.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seats = lock(&self.table.seats);
         if seats.aborted.is_none() {
             seats.aborted = Some((self.name(self.rank), why.to_string()));
         }
@@ -294,8 +293,8 @@ impl Backend for Loopback {
 impl Drop for Loopback {
     fn drop(&mut self) {
         // Nobody joins while the last one clears the table away.
-        let mut tables = self.tables.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut seats = self.table.seats.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tables = lock(&self.tables);
+        let mut seats = lock(&self.table.seats);
         seats.left.push(self.rank);
         self.table.changed.notify_all();
         if seats.left.len() == self.members.len() {

@@ -1,50 +1,21 @@
 //! Implementations of the collectives.
 
 mod history;
+pub(crate) mod host;
 pub mod loopback;
 pub(crate) mod nccl;
 pub(crate) mod stream;
-pub(crate) mod tcp;
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use serde::{Deserialize, Serialize};
 
 use crate::call::Call;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::operation::Signature;
+use crate::paths::{Path, PathTable};
 use crate::roster::BackendKind;
 use stream::{CapturedCalls, Watchdog};
-
-/// How a call went.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub enum Path {
-    /// Nothing to send: a group of one.
-    Local,
-    /// Through the shared memory of one process.
-    Loopback,
-    /// Between GPUs, by NCCL.
-    Nccl,
-    /// Over TCP links with this schedule.
-    Tcp(crate::schedule::Algorithm),
-    /// Over TCP links that carry headers only: receivers read payloads from their senders' memory.
-    CrossMemory,
-}
-
-impl fmt::Display for Path {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Local => f.pad("local"),
-            Self::Loopback => f.pad("loopback"),
-            Self::Nccl => f.pad("nccl"),
-            Self::Tcp(algorithm) => f.pad(&format!("tcp/{algorithm}")),
-            Self::CrossMemory => f.pad("cross_memory"),
-        }
-    }
-}
 
 /// What a backend says when it has taken a call. On host memory the call is done by then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,8 +39,8 @@ pub trait Backend: Send {
     /// After any error the state of the other ranks is unknown: the caller must [`abort`](Self::abort).
     fn submit(&mut self, call: Call<'_>) -> Result<Completion>;
 
-    /// Every path that calls may take, for the start-up check.
-    fn paths(&self) -> Vec<Path>;
+    /// The paths of the group, and which of them a call takes and why.
+    fn paths(&self) -> PathTable;
 
     /// Makes the next calls take `path`, or choose for themselves again.
     ///

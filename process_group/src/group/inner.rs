@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use super::GroupInfo;
 use crate::backend::stream::{self, CapturedCalls};
-use crate::backend::{Backend, Completion, Path, StreamBackend, StreamWork};
+use crate::backend::{Backend, Completion, StreamBackend, StreamWork};
 use crate::buffer::{Memory, View, ViewMut};
 use crate::call::Call;
 use crate::deadline;
 use crate::error::{Error, Result};
 use crate::operation::Signature;
+use crate::paths::Path;
 use crate::profile::Profile;
 use crate::rank::Rank;
 use crate::store::{Store, group_key};

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use ryzanstein_config::Config;
 
-use crate::backend::tcp::data_plane::Bound;
 use crate::error::{Error, Result};
+use crate::mesh::Bound;
 use crate::rendezvous::Rendezvous;
 use crate::roster::{BackendKind, Capability};
 

@@ -7,13 +7,13 @@ use ryzanstein_config::{AlgorithmChoice, Config};
 
 use crate::backend::Backend;
 use crate::backend::StreamBackend;
+use crate::backend::host::{self, Host};
 use crate::backend::nccl::{self, CommInit, NcclComm};
 use crate::backend::stream::{self, Instruments, Membership as Members};
-use crate::backend::tcp::data_plane::{Connection, DataPlane, Unconnected};
-use crate::backend::tcp::{self, Tcp};
 use crate::error::{Error, Result};
 use crate::gpu;
 use crate::group::{GroupInfo, ProcessGroup};
+use crate::mesh::{Connection, Mesh, Unconnected};
 use crate::profile::Recording;
 use crate::rank::Rank;
 use crate::rendezvous::Membership;
@@ -25,7 +25,7 @@ use crate::self_check;
 pub(super) struct Factory {
     pub(super) config: Config,
     pub(super) membership: Membership,
-    pub(super) data_plane: Option<DataPlane>,
+    pub(super) mesh: Option<Mesh>,
     pub(super) gpu: Option<gpu::Ready>,
     /// What the communicators of the layout's groups are split off.
     pub(super) world: Option<Arc<NcclComm>>,
@@ -55,7 +55,7 @@ impl Factory {
         deadline: Instant,
     ) -> Result<(Box<dyn StreamBackend>, Arc<NcclComm>)> {
         let membership = &self.membership;
-        let (Some(gpu), Some(plane)) = (&self.gpu, &self.data_plane) else {
+        let (Some(gpu), Some(mesh)) = (&self.gpu, &self.mesh) else {
             return Err(Error::BackendUnavailable {
                 backend: "nccl".into(),
                 reason: "it was agreed on, but this rank has said that it cannot".into(),
@@ -73,8 +73,8 @@ impl Factory {
         let streams = |connections: Vec<Option<Connection>>| {
             connections.into_iter().map(|connection| connection.map(|c| c.stream)).collect()
         };
-        let streams = match plane.connect(name, &peers, deadline) {
-            Ok(connections) => streams(connections),
+        let streams = match mesh.connect(name, &peers, deadline) {
+            Ok(connections) => streams(connections.into_slots()),
             Err(unconnected) => {
                 let Unconnected { error, connections } = *unconnected;
                 // What another rank has said to all of them says more than that it is gone.
@@ -115,7 +115,7 @@ impl Factory {
             BackendKind::Tcp => {
                 let peers: Vec<&Member> =
                     members.iter().map(|r| &membership.roster.members[r.index()]).collect();
-                let plane = self.data_plane.as_ref().ok_or_else(|| {
+                let mesh = self.mesh.as_ref().ok_or_else(|| {
                     Error::Transport("the TCP backend was agreed on, but this rank does not listen".into())
                 })?;
                 let demand = match settings.tcp.algorithm {
@@ -125,22 +125,20 @@ impl Factory {
                     AlgorithmChoice::HalvingDoubling => Some(Algorithm::HalvingDoubling),
                     AlgorithmChoice::Direct => Some(Algorithm::Direct),
                 };
-                let tcp = tcp::Settings {
+                let settings = host::Settings {
                     demand,
                     segment: settings.tcp.segment.get().as_usize(),
                     spin: settings.tcp.spin,
                 };
-                let mut tcp = match plane.connect(name, &peers, deadline) {
-                    Ok(connections) => Tcp::new(name, rank, &peers, connections, tcp),
-                    Err(unconnected) => {
-                        let Unconnected { error, connections } = *unconnected;
-                        // Those that were reached wait for this rank, and would name it instead of the one that lacks.
-                        Tcp::new(name, rank, &peers, connections, tcp).abort(&error);
-                        return Err(error);
-                    }
-                };
-                tcp.agree_on_cross_memory(deadline)?;
-                Made::Host(Box::new(tcp))
+                let connections = mesh.connect(name, &peers, deadline).map_err(|unconnected| {
+                    let Unconnected { error, connections } = *unconnected;
+                    // Those that were reached wait for this rank, and would name it instead of the one that lacks.
+                    host::decline(membership.rank, &peers, connections, &error);
+                    error
+                })?;
+                let mut host = Host::new(name, rank, &peers, connections, settings);
+                host.agree_on_cross_memory(deadline)?;
+                Made::Host(Box::new(host))
             }
             BackendKind::Nccl => {
                 let (backend, comm) = self.nccl(name, rank, &members, together, deadline)?;

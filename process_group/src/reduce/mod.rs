@@ -1,7 +1,7 @@
 //! Reduction of host memory: `((s₀ ∘ s₁) ∘ s₂) ∘ …`, in the order the sources are given.
 //!
 //! The order is part of the contract: it is what gives every rank the same bits. The 16-bit floats are widened to
-//! `f32`, combined, and rounded once at the end of a fold. Loops are plain so that the compiler vectorises them.
+//! `f32`, combined, and rounded once at the end. Loops are plain so that the compiler vectorises them.
 
 mod lane;
 
@@ -9,7 +9,7 @@ use crate::dtype::{DType, with_element};
 use crate::operation::ReduceOp;
 use lane::{Average, Combine, Lane, Max, Min, Product, Sum};
 
-/// One operand of a fold, as long as the destination.
+/// One operand, as long as the destination.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source<'a> {
     /// What the destination holds already.
@@ -18,13 +18,13 @@ pub(crate) enum Source<'a> {
     Bytes(&'a [u8]),
 }
 
-/// Elements folded at a time: operands and accumulators of one block stay in the first-level cache.
+/// Elements reduced at a time: operands and accumulators of one block stay in the first-level cache.
 const BLOCK: usize = 512;
 
-/// Folds `sources` into `destination`, and divides by `divisor` where one is given (the last fold of an average).
+/// Reduces `sources` into `destination`, and divides by `divisor` where one is given (at the end of an average).
 ///
 /// `destination` holds whole, aligned elements; every `Bytes` source has its length; there is at least one source.
-pub(crate) fn fold(
+pub(crate) fn reduce(
     dtype: DType,
     op: ReduceOp,
     destination: &mut [u8],
@@ -32,14 +32,14 @@ pub(crate) fn fold(
     divisor: Option<usize>,
 ) {
     with_element!(dtype, T => match op {
-        ReduceOp::Sum | ReduceOp::Avg => fold_typed::<T, Sum>(destination, sources, divisor),
-        ReduceOp::Product => fold_typed::<T, Product>(destination, sources, divisor),
-        ReduceOp::Min => fold_typed::<T, Min>(destination, sources, divisor),
-        ReduceOp::Max => fold_typed::<T, Max>(destination, sources, divisor),
+        ReduceOp::Sum | ReduceOp::Avg => reduce_typed::<T, Sum>(destination, sources, divisor),
+        ReduceOp::Product => reduce_typed::<T, Product>(destination, sources, divisor),
+        ReduceOp::Min => reduce_typed::<T, Min>(destination, sources, divisor),
+        ReduceOp::Max => reduce_typed::<T, Max>(destination, sources, divisor),
     });
 }
 
-fn fold_typed<T: Lane + Average, O: Combine<T::Wide>>(
+fn reduce_typed<T: Lane + Average, O: Combine<T::Wide>>(
     destination: &mut [u8],
     sources: &[Source<'_>],
     divisor: Option<usize>,
@@ -77,7 +77,7 @@ mod tests {
         let mut out = inputs[0].clone();
         let sources: Vec<_> =
             inputs.iter().map(|v| Source::Bytes(bytemuck::cast_slice(v.as_slice()))).collect();
-        fold(T::DTYPE, op, bytemuck::cast_slice_mut(&mut out), &sources, divisor);
+        super::reduce(T::DTYPE, op, bytemuck::cast_slice_mut(&mut out), &sources, divisor);
         out
     }
 
@@ -114,7 +114,7 @@ mod tests {
         shifted.extend_from_slice(bytemuck::cast_slice(&values));
         let mut out = vec![1u32; 2000];
         let sources = [Source::Bytes(&shifted[1..]), Source::Destination];
-        fold(DType::U32, ReduceOp::Sum, bytemuck::cast_slice_mut(&mut out), &sources, None);
+        super::reduce(DType::U32, ReduceOp::Sum, bytemuck::cast_slice_mut(&mut out), &sources, None);
         assert!(out.iter().zip(&values).all(|(o, v)| *o == v + 1));
     }
 }

@@ -9,8 +9,8 @@
 //! | gather, scatter, all-to-all | – | – | – | in one step |
 //!
 //! Sources: ring and halving-doubling after Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
-//! Operations in MPICH" (2005); world sizes that are no power of two fold the surplus ranks into partners first, as
-//! there. Every element is folded in one place, or in an order that two partners share, so all ranks get the same bits.
+//! Operations in MPICH" (2005); where the world size is no power of two, surplus ranks first hand their vectors to
+//! partners, as there. Every element is reduced in one place, or in an order that two partners share, so all ranks get the same bits.
 
 mod all_reduce;
 mod chunks;
@@ -25,9 +25,9 @@ use crate::operation::Operation;
 /// Up to this many elements, a direct all-reduce sends whole vectors instead of scattering.
 pub(super) const ONE_SHOT_ELEMENTS: usize = 1024;
 
-/// What a program is made for.
+/// Which collective a program is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Shape {
+pub struct CollectiveSpec {
     /// The operation.
     pub operation: Operation,
     /// How.
@@ -36,21 +36,21 @@ pub struct Shape {
     pub count: usize,
     /// Whether input and output are one memory.
     pub in_place: bool,
-    /// Whether receivers read payloads where they lie, so that a send is done only when its message has been read:
+    /// Whether receivers read payloads from their senders' memory. A send is then done only when its message has been read:
     /// nothing is in flight, and two ranks cannot exchange the contents of one region.
-    pub by_reference: bool,
+    pub zero_copy: bool,
 }
 
-impl Shape {
+impl CollectiveSpec {
     /// Whether a direct all-reduce sends whole vectors.
     pub(super) fn is_one_shot(&self) -> bool {
-        self.count <= ONE_SHOT_ELEMENTS && !self.by_reference
+        self.count <= ONE_SHOT_ELEMENTS && !self.zero_copy
     }
 }
 
-/// Element range of part `index` when `count` elements are cut into `parts`: the first ones are longer by one.
-pub fn part(count: usize, parts: usize, index: usize) -> Range<usize> {
-    let (base, extra) = (count / parts, count % parts);
+/// Element range of chunk `index` when `count` elements are cut into `chunks`; the first ones are longer by one.
+pub fn chunk_range(count: usize, chunks: usize, index: usize) -> Range<usize> {
+    let (base, extra) = (count / chunks, count % chunks);
     let start = index * base + index.min(extra);
     start..start + base + usize::from(index < extra)
 }
@@ -58,14 +58,14 @@ pub fn part(count: usize, parts: usize, index: usize) -> Range<usize> {
 /// The program of `rank` among `n ≥ 2` ranks.
 ///
 /// # Panics
-/// When the operation has no such algorithm; [`Algorithm::suits`] and [`Algorithm::by_reference`] say.
-pub fn build(shape: Shape, rank: usize, n: usize) -> Program {
-    let mut b = Builder { shape, rank, n, program: Program::default() };
-    match (shape.operation, shape.algorithm) {
+/// When the operation has no such algorithm; [`Algorithm::suits`] and [`Algorithm::zero_copy`] say.
+pub fn build(spec: CollectiveSpec, rank: usize, n: usize) -> Program {
+    let mut b = Builder { spec, rank, n, program: Program::default() };
+    match (spec.operation, spec.algorithm) {
         (Operation::AllReduce(_), Ring) => b.all_reduce_ring(),
         (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => b.all_reduce_doubling(),
         (Operation::AllReduce(_), HalvingDoubling) => b.all_reduce_halving(),
-        (Operation::AllReduce(_), Direct) if shape.is_one_shot() => b.all_reduce_one_shot(),
+        (Operation::AllReduce(_), Direct) if spec.is_one_shot() => b.all_reduce_one_shot(),
         (Operation::AllReduce(_), Direct) => b.all_reduce_two_shot(),
         (Operation::Broadcast { root }, algorithm) => b.broadcast(root.index(), algorithm),
         (Operation::Reduce { root, .. }, algorithm) => b.reduce(root.index(), algorithm),
@@ -84,7 +84,7 @@ pub fn build(shape: Shape, rank: usize, n: usize) -> Program {
 }
 
 struct Builder {
-    shape: Shape,
+    spec: CollectiveSpec,
     rank: usize,
     n: usize,
     program: Program,
@@ -99,20 +99,20 @@ impl Builder {
         self.program.nodes.push(Node::Receive { from, region });
     }
 
-    fn fold(&mut self, into: Region, sources: Vec<Source>, last: bool) {
-        self.program.nodes.push(Node::Fold { into, sources, last });
+    fn reduce_into(&mut self, into: Region, sources: Vec<Source>, last: bool) {
+        self.program.nodes.push(Node::Reduce { into, sources, last });
     }
 
     /// Copies own values, which in place may be where they belong already.
     fn copy(&mut self, from: Region, into: Region) {
         if from != into {
-            self.fold(into, vec![Source::Own(from)], false);
+            self.reduce_into(into, vec![Source::Own(from)], false);
         }
     }
 
     fn region(&self, space: Space, range: Range<usize>) -> Region {
         // In place, what is read is what is written.
-        let space = if space == Space::Input && self.shape.in_place { Space::Output } else { space };
+        let space = if space == Space::Input && self.spec.in_place { Space::Output } else { space };
         Region { space, start: range.start, end: range.end }
     }
 
@@ -130,27 +130,27 @@ impl Builder {
     }
 
     fn all(&self) -> Range<usize> {
-        0..self.shape.count
+        0..self.spec.count
     }
 
-    /// Part `index` of a vector that is cut evenly for the algorithm's own purposes.
-    fn part(&self, index: usize) -> Range<usize> {
-        part(self.shape.count, self.n, index % self.n)
+    /// Chunk `index` of a vector that the algorithm cuts into one chunk a rank.
+    fn vector_chunk(&self, index: usize) -> Range<usize> {
+        chunk_range(self.spec.count, self.n, index % self.n)
     }
 
     /// Chunk `index` of an array that holds one chunk a rank.
-    fn chunk(&self, index: usize) -> Range<usize> {
+    fn rank_chunk(&self, index: usize) -> Range<usize> {
         let index = index % self.n;
-        index * self.shape.count..(index + 1) * self.shape.count
+        index * self.spec.count..(index + 1) * self.spec.count
     }
 
     /// This rank's own chunk where only that is passed out of place.
     fn lone_input(&self) -> Region {
-        self.input(if self.shape.in_place { self.chunk(self.rank) } else { self.all() })
+        self.input(if self.spec.in_place { self.rank_chunk(self.rank) } else { self.all() })
     }
 
     fn lone_output(&self) -> Region {
-        self.output(if self.shape.in_place { self.chunk(self.rank) } else { self.all() })
+        self.output(if self.spec.in_place { self.rank_chunk(self.rank) } else { self.all() })
     }
 
     fn next(&self) -> usize {

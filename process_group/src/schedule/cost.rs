@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::Algorithm::{self, Direct, HalvingDoubling, RecursiveDoubling, Ring};
-use super::build::{Shape, largest_power_of_two, part};
+use super::build::{CollectiveSpec, chunk_range, largest_power_of_two};
 use crate::operation::Operation;
 
 /// What one rank sends in one call.
@@ -17,11 +17,11 @@ pub struct Traffic {
 }
 
 /// What `rank` of `n ≥ 2` sends. The programs of [`build`](super::build) send exactly this.
-pub fn traffic(shape: Shape, rank: usize, n: usize) -> Traffic {
-    let count = shape.count;
-    let size = |index: usize| part(count, n, index % n).len();
+pub fn traffic(spec: CollectiveSpec, rank: usize, n: usize) -> Traffic {
+    let count = spec.count;
+    let size = |index: usize| chunk_range(count, n, index % n).len();
     let of = |messages: usize, elements: usize| Traffic { messages, elements };
-    match (shape.operation, shape.algorithm) {
+    match (spec.operation, spec.algorithm) {
         (Operation::AllReduce(_), Ring) => of(2 * (n - 1), 2 * count - size(rank + 1) - size(rank + 2)),
         (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => {
             let messages = surplus_messages(rank, n)
@@ -32,8 +32,9 @@ pub fn traffic(shape: Shape, rank: usize, n: usize) -> Traffic {
             Ok(messages) => of(messages, messages * count),
             Err(back) => {
                 let power = largest_power_of_two(n);
-                let block = |parts: Range<usize>| {
-                    part(count, power, parts.end - 1).end - part(count, power, parts.start).start
+                let block = |chunks: Range<usize>| {
+                    chunk_range(count, power, chunks.end - 1).end
+                        - chunk_range(count, power, chunks.start).start
                 };
                 let steps = power.ilog2() as usize;
                 let doubling: usize =
@@ -41,7 +42,7 @@ pub fn traffic(shape: Shape, rank: usize, n: usize) -> Traffic {
                 of(2 * steps + back, count - block(rank..rank + 1) + doubling + back * count)
             }
         },
-        (Operation::AllReduce(_), Direct) if shape.is_one_shot() => of(n - 1, (n - 1) * count),
+        (Operation::AllReduce(_), Direct) if spec.is_one_shot() => of(n - 1, (n - 1) * count),
         (Operation::AllReduce(_), Direct) => of(2 * (n - 1), count - size(rank) + (n - 1) * size(rank)),
         (Operation::Broadcast { root }, HalvingDoubling) => {
             let root = root.index();
@@ -96,15 +97,15 @@ fn children(place: usize, n: usize, algorithm: Algorithm) -> usize {
 }
 
 /// Messages that must follow one another until the last rank is done.
-pub fn rounds(shape: Shape, n: usize) -> usize {
+pub fn rounds(spec: CollectiveSpec, n: usize) -> usize {
     let doubling = n.next_power_of_two().ilog2() as usize;
     let power = largest_power_of_two(n);
     let surplus = if power == n { 0 } else { 2 };
-    match (shape.operation, shape.algorithm) {
+    match (spec.operation, spec.algorithm) {
         (Operation::AllReduce(_), Ring) => 2 * (n - 1),
         (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => power.ilog2() as usize + surplus,
         (Operation::AllReduce(_), HalvingDoubling) => 2 * power.ilog2() as usize + surplus,
-        (Operation::AllReduce(_), Direct) if shape.is_one_shot() => 1,
+        (Operation::AllReduce(_), Direct) if spec.is_one_shot() => 1,
         (Operation::AllReduce(_), Direct)
         | (Operation::Broadcast { .. } | Operation::Reduce { .. }, HalvingDoubling) => 2,
         (_, Ring) => n - 1,
@@ -130,13 +131,13 @@ pub struct LinkModel {
 ///
 /// All ranks' messages and bytes, as far as they cannot go in parallel, plus one latency a round. Pipelining hides
 /// neither: on one host the processors that copy are the bottleneck, not the wires.
-pub fn estimate(shape: Shape, n: usize, element_size: usize, model: &LinkModel) -> Duration {
-    let all = (0..n).map(|rank| traffic(shape, rank, n));
+pub fn estimate(spec: CollectiveSpec, n: usize, element_size: usize, model: &LinkModel) -> Duration {
+    let all = (0..n).map(|rank| traffic(spec, rank, n));
     let (messages, elements, most) =
         all.fold((0, 0, 0), |(m, e, most), t| (m + t.messages, e + t.elements, most.max(t.elements)));
     let parallel = model.parallel.clamp(1, n) as f64;
     // A single busy rank (a root) limits as much as the sum over ranks does.
     let bytes = (elements as f64 / parallel).max(most as f64) * element_size as f64;
-    let seconds = rounds(shape, n) as f64 * model.latency + messages as f64 / parallel * model.message;
+    let seconds = rounds(spec, n) as f64 * model.latency + messages as f64 / parallel * model.message;
     Duration::from_secs_f64(seconds + bytes * model.byte)
 }

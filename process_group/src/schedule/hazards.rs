@@ -35,7 +35,7 @@ fn accesses(node: &Node) -> Vec<Access> {
     match node {
         Node::Send { region, .. } => vec![read(*region)],
         Node::Receive { region, .. } => vec![write(*region)],
-        Node::Fold { into, sources, .. } => {
+        Node::Reduce { into, sources, .. } => {
             let mut all = vec![write(*into)];
             all.extend(sources.iter().filter_map(|s| match s {
                 Source::Own(region) if region != into => Some(read(*region)),
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_send_follows_the_fold_that_makes_its_elements() {
+    fn a_send_follows_the_reduction_that_makes_its_elements() {
         let program = Program {
             nodes: vec![
                 Node::Receive { from: 1, region: region(10, 20) },

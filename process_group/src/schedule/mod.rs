@@ -1,13 +1,12 @@
 //! Which rank sends what to whom: pure, no socket and no clock.
 //!
 //! [`build`] makes a rank's [`Program`](program::Program), [`hazards`](hazards::hazards) what may overlap in it,
-//! [`cost`] what it sends, and [`select`] which algorithm a call takes.
+//! [`cost`] what it sends. [`paths`](crate::paths) chooses which algorithm a call takes.
 
 pub mod build;
 pub mod cost;
 pub mod hazards;
 pub mod program;
-pub mod select;
 
 use std::fmt;
 
@@ -49,9 +48,9 @@ impl Algorithm {
     ///
     /// Every byte is then copied once, straight to where it belongs, and no link can fill up: what counts is that each
     /// rank reads as little as can be, and that nobody waits for a chain or for another to have read what both are to
-    /// overwrite. That is the direct way, but for a reduction to one rank, which would do all the reading: there the
-    /// ranks reduce a part each.
-    pub const fn by_reference(operation: Operation) -> Option<Self> {
+    /// overwrite. That is the direct way, but for a reduction to one rank, which would do all the reading: there each
+    /// rank reduces one chunk.
+    pub const fn zero_copy(operation: Operation) -> Option<Self> {
         match operation {
             Operation::Barrier | Operation::Send { .. } | Operation::Recv { .. } => None,
             Operation::Reduce { .. } => Some(Self::HalvingDoubling),

@@ -36,7 +36,7 @@ impl Region {
     }
 }
 
-/// One operand of a fold.
+/// One operand of a reduction.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Source {
     /// The next message from this rank.
@@ -63,7 +63,7 @@ pub enum Node {
         region: Region,
     },
     /// `into = source₀ ∘ source₁ ∘ …`, in this order. With one source, a copy.
-    Fold {
+    Reduce {
         /// The result.
         into: Region,
         /// All as long as `into`.
@@ -78,7 +78,7 @@ impl Node {
     pub fn region(&self) -> Region {
         match self {
             Self::Send { region, .. } | Self::Receive { region, .. } => *region,
-            Self::Fold { into, .. } => *into,
+            Self::Reduce { into, .. } => *into,
         }
     }
 }

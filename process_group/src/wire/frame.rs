@@ -26,14 +26,22 @@ pub(crate) enum Kind {
     Answer,
     /// The sender leaves in good order.
     Goodbye,
-    /// Part of a call; the payload stays in the sender's memory, at `address`, until it is [`Taken`](Self::Taken).
-    Offer,
-    /// The oldest offer has been read: its memory may be written again.
-    Taken,
+    /// Part of a call; the payload stays in the sender's memory, at `address`, until the receiver has read it
+    /// there and sent an [`Acknowledgement`](Self::Acknowledgement).
+    ReadyToSend,
+    /// The oldest message that was ready to send has been read: its memory may be written again.
+    Acknowledgement,
 }
 
-const KINDS: [Kind; 7] =
-    [Kind::Data, Kind::Abort, Kind::Query, Kind::Answer, Kind::Goodbye, Kind::Offer, Kind::Taken];
+const KINDS: [Kind; 7] = [
+    Kind::Data,
+    Kind::Abort,
+    Kind::Query,
+    Kind::Answer,
+    Kind::Goodbye,
+    Kind::ReadyToSend,
+    Kind::Acknowledgement,
+];
 
 /// A decoded header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,7 +52,7 @@ pub(crate) struct Header {
     pub(crate) sequence: u64,
     /// Bytes of the payload.
     pub(crate) length: usize,
-    /// Where an offered payload lies in the sender's memory; 0 otherwise.
+    /// Where the payload of a message that is ready to send lies in its sender's memory; 0 otherwise.
     pub(crate) address: u64,
     /// The rank that an abort began with.
     pub(crate) rank: Rank,
@@ -85,9 +93,9 @@ impl Header {
         let length = usize::try_from(u64_at(32)).ok()?;
         let kind = *KINDS.get(usize::from(bytes[0]))?;
         let longest = match kind {
-            Kind::Data | Kind::Offer => usize::MAX,
+            Kind::Data | Kind::ReadyToSend => usize::MAX,
             Kind::Abort => MAX_REASON,
-            Kind::Query | Kind::Answer | Kind::Goodbye | Kind::Taken => 0,
+            Kind::Query | Kind::Answer | Kind::Goodbye | Kind::Acknowledgement => 0,
         };
         let header = Self {
             kind,

@@ -53,6 +53,9 @@ pub(crate) struct Args {
     /// Ways the calls go, with commas between: auto, all, or names as the table shows them
     #[arg(long, value_name = "PATH,…", value_delimiter = ',', default_value = "auto")]
     path: Vec<String>,
+    /// Say of each row why its calls went that way and no other
+    #[arg(long)]
+    why: bool,
     /// How the result is written
     #[arg(long, value_enum, default_value_t = Written::Table)]
     format: Written,
@@ -121,6 +124,7 @@ impl Args {
             iterations: self.iters.map(|n| n as usize),
             graph: self.graph,
             paths: self.path.clone(),
+            why: self.why,
         })
     }
 

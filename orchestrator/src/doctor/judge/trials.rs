@@ -4,7 +4,15 @@ use crate::doctor::facts::{Trial, TrialOutcome};
 use crate::doctor::finding::{Finding, Status};
 
 pub(super) fn judge(trials: &[Trial], gpus: usize) -> Vec<Finding> {
-    trials.iter().map(|trial| one(trial, gpus)).collect()
+    trials.iter().flat_map(|trial| std::iter::once(one(trial, gpus)).chain(paths(trial))).collect()
+}
+
+/// When calls take which path.
+fn paths(trial: &Trial) -> impl Iterator<Item = Finding> {
+    let paths = trial.outcome.iter().flat_map(|outcome| &outcome.paths);
+    paths.map(|(path, taken)| {
+        Finding::new("job", "path", Status::Ok, format!("{taken} ({} ranks)", trial.ranks)).of(path)
+    })
 }
 
 fn one(trial: &Trial, gpus: usize) -> Finding {

@@ -89,9 +89,10 @@ fn one_rank(
     let ready_ms = manager.init_time().as_secs_f64() * 1e3;
     let (backend, reason) = (manager.backend().to_string(), manager.backend_reason().to_owned());
     let group = manager.world();
+    let paths = group.describe_paths().into_iter().map(|(path, taken)| (path.to_string(), taken)).collect();
     let median_us = if group.memory() == Memory::Host { Some(timed(group)?) } else { None };
     manager.finalize()?;
-    Ok(TrialOutcome { backend, reason, ready_ms, median_us })
+    Ok(TrialOutcome { backend, reason, ready_ms, paths, median_us })
 }
 
 /// The median of some all-reduces, in microseconds. That values are right the group has proved before it was handed over.

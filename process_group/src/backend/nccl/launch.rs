@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::communicator::NcclComm;
-use super::reductions::{self, Elements, PostKernel, ReductionPlan, key_type, nccl_type, plan};
-use crate::backend::Path;
+use super::reductions::{self, Elements, PostKernel, key_type, nccl_type};
 use crate::backend::stream::Communicator;
 use crate::buffer::ViewMut;
 use crate::call::Call;
@@ -13,6 +12,8 @@ use crate::device::{Address, DeviceBuffer, Handle, Nccl, Stream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::operation::{Operation, ReduceOp};
+use crate::paths::gpu::{ReductionPlan, nccl_reduction, nccl_table};
+use crate::paths::{Path, PathTable};
 use crate::roster::BackendKind;
 
 /// Enqueues the calls of one group.
@@ -66,15 +67,12 @@ impl Communicator for NcclLauncher {
         BackendKind::Nccl
     }
 
-    fn paths(&self) -> Vec<Path> {
-        vec![Path::Nccl]
+    fn paths(&self) -> PathTable {
+        nccl_table(self.comm.status.membership.members.len())
     }
 
     fn force(&mut self, path: Option<Path>) -> Result<()> {
-        match path {
-            None | Some(Path::Nccl) => Ok(()),
-            Some(other) => Err(Error::invalid(format!("the NCCL backend has no path `{other}`"))),
-        }
+        self.paths().force(path)
     }
 
     fn workspace_bytes(&self, call: &Call<'_>) -> usize {
@@ -86,8 +84,8 @@ impl Communicator for NcclLauncher {
             Operation::AllToAll if call.in_place => return n * count * dtype.size(),
             _ => return 0,
         };
-        match plan(op, dtype, n) {
-            ReductionPlan::Keys(_) => chunks * count * key_type(dtype).size(),
+        match nccl_reduction(op, dtype, n) {
+            ReductionPlan::OrderedKeys(_) => chunks * count * key_type(dtype).size(),
             ReductionPlan::Native(_) | ReductionPlan::SumThenDivide => 0,
         }
     }
@@ -206,13 +204,13 @@ impl Launch<'_> {
         let elements = Elements { address: output, dtype, count };
         let gets_result = root.is_none_or(|root| root == me);
         let mut post = None;
-        let (input, output, as_type, number) = match plan(op, dtype, n) {
-            ReductionPlan::Native(number) => (self.buffers.input, output, dtype, number),
+        let (input, output, as_type, number) = match nccl_reduction(op, dtype, n) {
+            ReductionPlan::Native(op) => (self.buffers.input, output, dtype, reductions::number(op)),
             ReductionPlan::SumThenDivide => {
                 post = Some(PostKernel::Divide(elements, n));
                 (self.buffers.input, output, dtype, reductions::SUM)
             }
-            ReductionPlan::Keys(number) => {
+            ReductionPlan::OrderedKeys(op) => {
                 let smallest = op == ReduceOp::Min;
                 let whole = if scatter { n * count } else { count };
                 let (key, keys) = (key_type(dtype), self.workspace);
@@ -220,7 +218,7 @@ impl Launch<'_> {
                 reductions::to_keys(&self.launcher.comm.device, self.stream, from, keys, smallest)?;
                 let result = if scatter { keys + (me * count * key.size()) as u64 } else { keys };
                 post = Some(PostKernel::FromKeys(result, elements, smallest));
-                (keys, result, key, number)
+                (keys, result, key, reductions::number(op))
             }
         };
         let (kind, stream) = (nccl_type(as_type), self.stream.handle());

@@ -12,19 +12,6 @@ const THREADS: u32 = 256;
 /// More blocks than this do not fit a GPU at once; the kernels walk on.
 const BLOCKS: u32 = 1024;
 
-/// How NCCL does a reduction.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum ReductionPlan {
-    /// NCCL's own, by its number.
-    Native(i32),
-    /// NCCL's sum, then a division by the number of ranks: NCCL multiplies by 1/n before it adds, which is exact only
-    /// where n is a power of two, and its means of integers differ from the documented ones.
-    SumThenDivide,
-    /// NCCL's minimum or maximum of integers that are ordered as the floats are, NaN outermost: NCCL's own of floats
-    /// loses a NaN.
-    Keys(i32),
-}
-
 /// `ncclSum`, `ncclProd`, `ncclMax`, `ncclMin`, `ncclAvg`.
 pub(super) const SUM: i32 = 0;
 const PRODUCT: i32 = 1;
@@ -49,16 +36,14 @@ impl PostKernel {
     }
 }
 
-pub(super) fn plan(op: ReduceOp, dtype: DType, world_size: usize) -> ReductionPlan {
+/// NCCL's number of a reduction.
+pub(super) const fn number(op: ReduceOp) -> i32 {
     match op {
-        ReduceOp::Sum => ReductionPlan::Native(SUM),
-        ReduceOp::Product => ReductionPlan::Native(PRODUCT),
-        ReduceOp::Min if dtype.is_float() => ReductionPlan::Keys(MIN),
-        ReduceOp::Max if dtype.is_float() => ReductionPlan::Keys(MAX),
-        ReduceOp::Min => ReductionPlan::Native(MIN),
-        ReduceOp::Max => ReductionPlan::Native(MAX),
-        ReduceOp::Avg if dtype.is_float() && world_size.is_power_of_two() => ReductionPlan::Native(AVG),
-        ReduceOp::Avg => ReductionPlan::SumThenDivide,
+        ReduceOp::Sum => SUM,
+        ReduceOp::Product => PRODUCT,
+        ReduceOp::Max => MAX,
+        ReduceOp::Min => MIN,
+        ReduceOp::Avg => AVG,
     }
 }
 
@@ -148,16 +133,6 @@ fn from_keys(device: &Device, stream: &Stream, keys: Address, to: Elements, smal
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn nccl_reduces_by_itself_where_it_means_the_same() {
-        assert_eq!(plan(ReduceOp::Sum, DType::BF16, 3), ReductionPlan::Native(SUM));
-        assert_eq!(plan(ReduceOp::Avg, DType::F16, 4), ReductionPlan::Native(AVG));
-        assert_eq!(plan(ReduceOp::Avg, DType::F32, 3), ReductionPlan::SumThenDivide);
-        assert_eq!(plan(ReduceOp::Avg, DType::U8, 4), ReductionPlan::SumThenDivide);
-        assert_eq!(plan(ReduceOp::Min, DType::I64, 2), ReductionPlan::Native(MIN));
-        assert_eq!(plan(ReduceOp::Max, DType::F64, 2), ReductionPlan::Keys(MAX));
-    }
 
     #[test]
     fn the_kernels_number_the_types_as_the_table_does() {

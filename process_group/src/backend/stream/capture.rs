@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::messages::PeerSet;
-use crate::backend::Path;
 use crate::device::{DeviceError, Event, Stream};
 use crate::operation::Signature;
+use crate::paths::Path;
 
 /// Of so many calls of one kind in a graph one is timed.
 const TIMED_OF: u64 = 64;

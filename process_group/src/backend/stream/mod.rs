@@ -25,12 +25,13 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Backend, Completion, Path, StreamBackend, StreamWork, Timings};
+use super::{Backend, Completion, StreamBackend, StreamWork, Timings};
 use crate::buffer::{View, ViewMut};
 use crate::call::Call;
 use crate::device::{Address, Device, Event, Stream};
 use crate::error::{Error, Result};
 use crate::operation::{Operation, Signature};
+use crate::paths::{Path, PathTable};
 use crate::roster::BackendKind;
 use capture::Capture;
 pub(crate) use capture::CapturedCalls;
@@ -62,8 +63,8 @@ pub(crate) trait Communicator: Send {
     /// What kind of backend this is.
     fn kind(&self) -> BackendKind;
 
-    /// Every path that calls may take.
-    fn paths(&self) -> Vec<Path>;
+    /// The paths of the group, and which of them a call takes and why.
+    fn paths(&self) -> PathTable;
 
     /// Makes the next calls take `path`, or choose for themselves again.
     ///
@@ -323,7 +324,7 @@ impl<C: Communicator> Backend for StreamGroup<C> {
         Ok(completion)
     }
 
-    fn paths(&self) -> Vec<Path> {
+    fn paths(&self) -> PathTable {
         self.communicator.paths()
     }
 

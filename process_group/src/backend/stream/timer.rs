@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::capture::CapturedCalls;
-use crate::backend::{Path, Timings};
+use crate::backend::Timings;
 use crate::device::{DeviceError, Event, Stream};
 use crate::operation::Signature;
+use crate::paths::Path;
 use crate::sync::lock;
 
 /// The least time between two calls that are timed: the two events around one cost the GPU 6 microseconds, as much as a

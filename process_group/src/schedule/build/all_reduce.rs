@@ -2,29 +2,29 @@
 
 use std::ops::Range;
 
-use super::{Builder, largest_power_of_two, part};
+use super::{Builder, chunk_range, largest_power_of_two};
 use crate::schedule::program::{Region, Source, Space};
 
 impl Builder {
     pub(super) fn all_reduce_ring(&mut self) {
         let (rank, n) = (self.rank, self.n);
         for step in 0..n - 1 {
-            let sent = self.part(rank + n - step);
+            let sent = self.vector_chunk(rank + n - step);
             let region = if step == 0 { self.input(sent) } else { self.output(sent) };
             self.send(self.next(), region);
-            let folded = self.part(rank + 2 * n - step - 1);
-            let sources = vec![Source::Peer(self.previous()), Source::Own(self.input(folded.clone()))];
-            self.fold(self.output(folded), sources, step == n - 2);
+            let reduced = self.vector_chunk(rank + 2 * n - step - 1);
+            let sources = vec![Source::Peer(self.previous()), Source::Own(self.input(reduced.clone()))];
+            self.reduce_into(self.output(reduced), sources, step == n - 2);
         }
         for step in 0..n - 1 {
-            self.send(self.next(), self.output(self.part(rank + 1 + n - step)));
-            self.receive(self.previous(), self.output(self.part(rank + n - step)));
+            self.send(self.next(), self.output(self.vector_chunk(rank + 1 + n - step)));
+            self.receive(self.previous(), self.output(self.vector_chunk(rank + n - step)));
         }
     }
 
-    /// Folds surplus ranks into partners. Gives the rank's place among the largest power of two of ranks, with where
+    /// Reduces surplus ranks into partners. Gives the rank's place among the largest power of two of ranks, with where
     /// its values are then, or `None` for a surplus rank, which is done but for the result.
-    pub(super) fn fold_surplus(&mut self, power: usize) -> Option<Region> {
+    pub(super) fn reduce_surplus(&mut self, power: usize) -> Option<Region> {
         let (input, output) = (self.input(self.all()), self.output(self.all()));
         if self.rank >= power {
             self.send(self.rank - power, input);
@@ -33,7 +33,7 @@ impl Builder {
         }
         if self.rank + power < self.n {
             let sources = self.pair(input, self.rank + power);
-            self.fold(output, sources, false);
+            self.reduce_into(output, sources, false);
             return Some(output);
         }
         Some(input)
@@ -47,7 +47,7 @@ impl Builder {
 
     pub(super) fn all_reduce_doubling(&mut self) {
         let power = largest_power_of_two(self.n);
-        let Some(mut own) = self.fold_surplus(power) else { return };
+        let Some(mut own) = self.reduce_surplus(power) else { return };
         let mut distance = 1;
         while distance < power {
             let partner = self.rank ^ distance;
@@ -55,47 +55,47 @@ impl Builder {
             let sources = self.pair(own, partner);
             own = self.output(self.all());
             distance *= 2;
-            self.fold(own, sources, distance == power);
+            self.reduce_into(own, sources, distance == power);
         }
         self.return_to_surplus(power);
     }
 
     pub(super) fn all_reduce_halving(&mut self) {
         let power = largest_power_of_two(self.n);
-        let Some(own) = self.fold_surplus(power) else { return };
+        let Some(own) = self.reduce_surplus(power) else { return };
         let mut space = own.space;
-        let elements = |parts: &Range<usize>, count: usize| {
-            part(count, power, parts.start).start..part(count, power, parts.end - 1).end
+        let elements = |chunks: &Range<usize>, count: usize| {
+            chunk_range(count, power, chunks.start).start..chunk_range(count, power, chunks.end - 1).end
         };
-        let count = self.shape.count;
-        let mut parts = 0..power;
+        let count = self.spec.count;
+        let mut chunks = 0..power;
         let mut distance = power / 2;
         while distance > 0 {
             let partner = self.rank ^ distance;
-            let middle = parts.start + distance;
+            let middle = chunks.start + distance;
             let (keep, give) = if self.rank & distance == 0 {
-                (parts.start..middle, middle..parts.end)
+                (chunks.start..middle, middle..chunks.end)
             } else {
-                (middle..parts.end, parts.start..middle)
+                (middle..chunks.end, chunks.start..middle)
             };
             self.send(partner, self.region(space, elements(&give, count)));
             let sources = self.pair(self.region(space, elements(&keep, count)), partner);
-            self.fold(self.output(elements(&keep, count)), sources, distance == 1);
+            self.reduce_into(self.output(elements(&keep, count)), sources, distance == 1);
             space = Space::Output;
-            parts = keep;
+            chunks = keep;
             distance /= 2;
         }
         distance = 1;
         while distance < power {
             let partner = self.rank ^ distance;
             let theirs = if self.rank & distance == 0 {
-                parts.end..parts.end + distance
+                chunks.end..chunks.end + distance
             } else {
-                parts.start - distance..parts.start
+                chunks.start - distance..chunks.start
             };
-            self.send(partner, self.output(elements(&parts, count)));
+            self.send(partner, self.output(elements(&chunks, count)));
             self.receive(partner, self.output(elements(&theirs, count)));
-            parts = parts.start.min(theirs.start)..parts.end.max(theirs.end);
+            chunks = chunks.start.min(theirs.start)..chunks.end.max(theirs.end);
             distance *= 2;
         }
         self.return_to_surplus(power);
@@ -106,21 +106,21 @@ impl Builder {
         for to in self.others() {
             self.send(to, input);
         }
-        self.fold(self.output(self.all()), self.in_rank_order(input), true);
+        self.reduce_into(self.output(self.all()), self.in_rank_order(input), true);
     }
 
     pub(super) fn all_reduce_two_shot(&mut self) {
         for to in self.others() {
-            self.send(to, self.input(self.part(to)));
+            self.send(to, self.input(self.vector_chunk(to)));
         }
-        let mine = self.part(self.rank);
+        let mine = self.vector_chunk(self.rank);
         let reduced = self.output(mine.clone());
-        self.fold(reduced, self.in_rank_order(self.input(mine)), true);
+        self.reduce_into(reduced, self.in_rank_order(self.input(mine)), true);
         for to in self.others() {
             self.send(to, reduced);
         }
         for from in self.others() {
-            self.receive(from, self.output(self.part(from)));
+            self.receive(from, self.output(self.vector_chunk(from)));
         }
     }
 }

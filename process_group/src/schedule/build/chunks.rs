@@ -8,11 +8,11 @@ impl Builder {
         let (rank, n) = (self.rank, self.n);
         let own = self.lone_input();
         self.send(self.next(), own);
-        self.copy(own, self.output(self.chunk(rank)));
+        self.copy(own, self.output(self.rank_chunk(rank)));
         for step in 1..n {
-            self.receive(self.previous(), self.output(self.chunk(rank + n - step)));
+            self.receive(self.previous(), self.output(self.rank_chunk(rank + n - step)));
             if step < n - 1 {
-                self.send(self.next(), self.output(self.chunk(rank + n - step)));
+                self.send(self.next(), self.output(self.rank_chunk(rank + n - step)));
             }
         }
     }
@@ -22,43 +22,43 @@ impl Builder {
         for to in self.others() {
             self.send(to, own);
         }
-        self.copy(own, self.output(self.chunk(self.rank)));
+        self.copy(own, self.output(self.rank_chunk(self.rank)));
         for from in self.others() {
-            self.receive(from, self.output(self.chunk(from)));
+            self.receive(from, self.output(self.rank_chunk(from)));
         }
     }
 
     pub(super) fn reduce_scatter_ring(&mut self) {
         let (rank, n) = (self.rank, self.n);
         // Partial sums travel in the array itself in place, else in scratch as long as one chunk: a partial sum is
-        // sent on before the next one is folded.
+        // sent on before the next one is made.
         for step in 0..n - 1 {
-            let sent = self.chunk(rank + 2 * n - 1 - step);
-            let folded = self.chunk(rank + 2 * n - 2 - step);
-            let in_place = self.shape.in_place;
+            let sent = self.rank_chunk(rank + 2 * n - 1 - step);
+            let reduced = self.rank_chunk(rank + 2 * n - 2 - step);
+            let in_place = self.spec.in_place;
             let region = match (step, in_place) {
                 (0, _) => self.input(sent),
                 (_, true) => self.output(sent),
-                (_, false) => self.scratch(self.shape.count),
+                (_, false) => self.scratch(self.spec.count),
             };
             self.send(self.next(), region);
             let last = step == n - 2;
             let into = match (last, in_place) {
                 (true, _) => self.lone_output(),
-                (false, true) => self.output(folded.clone()),
-                (false, false) => self.scratch(self.shape.count),
+                (false, true) => self.output(reduced.clone()),
+                (false, false) => self.scratch(self.spec.count),
             };
-            let sources = vec![Source::Peer(self.previous()), Source::Own(self.input(folded))];
-            self.fold(into, sources, last);
+            let sources = vec![Source::Peer(self.previous()), Source::Own(self.input(reduced))];
+            self.reduce_into(into, sources, last);
         }
     }
 
     pub(super) fn reduce_scatter_direct(&mut self) {
         for to in self.others() {
-            self.send(to, self.input(self.chunk(to)));
+            self.send(to, self.input(self.rank_chunk(to)));
         }
-        let sources = self.in_rank_order(self.input(self.chunk(self.rank)));
-        self.fold(self.lone_output(), sources, true);
+        let sources = self.in_rank_order(self.input(self.rank_chunk(self.rank)));
+        self.reduce_into(self.lone_output(), sources, true);
     }
 
     pub(super) fn gather(&mut self, root: usize) {
@@ -66,9 +66,9 @@ impl Builder {
         if self.rank != root {
             return self.send(root, own);
         }
-        self.copy(own, self.output(self.chunk(root)));
+        self.copy(own, self.output(self.rank_chunk(root)));
         for from in self.others() {
-            self.receive(from, self.output(self.chunk(from)));
+            self.receive(from, self.output(self.rank_chunk(from)));
         }
     }
 
@@ -77,29 +77,29 @@ impl Builder {
             return self.receive(root, self.lone_output());
         }
         for to in self.others() {
-            self.send(to, self.input(self.chunk(to)));
+            self.send(to, self.input(self.rank_chunk(to)));
         }
-        self.copy(self.input(self.chunk(root)), self.lone_output());
+        self.copy(self.input(self.rank_chunk(root)), self.lone_output());
     }
 
     pub(super) fn all_to_all(&mut self) {
         // In place, the message from a rank overwrites the one to it, as far as that has left already; what is only read
         // where it lies is put aside.
-        let leaves_first = self.shape.in_place && self.shape.by_reference;
+        let leaves_first = self.spec.in_place && self.spec.zero_copy;
         for to in self.others() {
-            let chunk = self.input(self.chunk(to));
+            let chunk = self.input(self.rank_chunk(to));
             if leaves_first {
                 let aside = Region { space: Space::Scratch, ..chunk };
-                self.program.scratch = self.n * self.shape.count;
+                self.program.scratch = self.n * self.spec.count;
                 self.copy(chunk, aside);
                 self.send(to, aside);
             } else {
                 self.send(to, chunk);
             }
         }
-        self.copy(self.input(self.chunk(self.rank)), self.output(self.chunk(self.rank)));
+        self.copy(self.input(self.rank_chunk(self.rank)), self.output(self.rank_chunk(self.rank)));
         for from in self.others() {
-            self.receive(from, self.output(self.chunk(from)));
+            self.receive(from, self.output(self.rank_chunk(from)));
         }
     }
 }

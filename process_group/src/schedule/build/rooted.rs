@@ -60,13 +60,16 @@ impl Builder {
     pub(super) fn broadcast_scattered(&mut self, root: usize) {
         if self.rank == root {
             for to in self.others() {
-                self.send(to, self.input(self.part(to)));
+                self.send(to, self.input(self.vector_chunk(to)));
             }
         } else {
-            self.receive(root, self.output(self.part(self.rank)));
+            self.receive(root, self.output(self.vector_chunk(self.rank)));
         }
-        let own =
-            if self.rank == root { self.input(self.part(root)) } else { self.output(self.part(self.rank)) };
+        let own = if self.rank == root {
+            self.input(self.vector_chunk(root))
+        } else {
+            self.output(self.vector_chunk(self.rank))
+        };
         for to in self.others().filter(|to| *to != root) {
             self.send(to, own);
         }
@@ -74,7 +77,7 @@ impl Builder {
             self.copy(self.input(self.all()), self.output(self.all()));
         } else {
             for from in self.others() {
-                self.receive(from, self.output(self.part(from)));
+                self.receive(from, self.output(self.vector_chunk(from)));
             }
         }
     }
@@ -94,8 +97,8 @@ impl Builder {
                 let peers = children.iter().map(|c| Source::Peer(*c));
                 std::iter::once(Source::Own(input)).chain(peers).collect()
             };
-            result = if am_root { self.output(self.all()) } else { self.scratch(self.shape.count) };
-            self.fold(result, sources, am_root);
+            result = if am_root { self.output(self.all()) } else { self.scratch(self.spec.count) };
+            self.reduce_into(result, sources, am_root);
         }
         if let Some(parent) = parent {
             self.send(parent, result);
@@ -104,18 +107,18 @@ impl Builder {
 
     pub(super) fn reduce_scattered(&mut self, root: usize) {
         for to in self.others() {
-            self.send(to, self.input(self.part(to)));
+            self.send(to, self.input(self.vector_chunk(to)));
         }
-        let mine = self.part(self.rank);
+        let mine = self.vector_chunk(self.rank);
         let sources = self.in_rank_order(self.input(mine.clone()));
         if self.rank == root {
-            self.fold(self.output(mine), sources, true);
+            self.reduce_into(self.output(mine), sources, true);
             for from in self.others() {
-                self.receive(from, self.output(self.part(from)));
+                self.receive(from, self.output(self.vector_chunk(from)));
             }
         } else {
             let reduced = self.scratch(mine.len());
-            self.fold(reduced, sources, true);
+            self.reduce_into(reduced, sources, true);
             self.send(root, reduced);
         }
     }

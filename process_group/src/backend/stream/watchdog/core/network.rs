@@ -9,10 +9,10 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::*;
-use crate::backend::Path;
 use crate::backend::stream::control_mesh::PeerEvent;
 use crate::dtype::DType;
 use crate::operation::{Operation, ReduceOp};
+use crate::paths::Path;
 use crate::rank::LocalRank;
 
 /// How often a driver looks.

@@ -4,25 +4,25 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
 use super::*;
+use crate::mesh::Peer;
 use crate::rank::LocalRank;
 use crate::testing::{LATE, in_time};
 use crate::wire::frame::HEADER;
 
 /// Rank 0 of `n`, with the other ends of its links to ranks 1, 2 and so on.
-fn rank_0_of(n: usize, spin: Duration) -> (Tcp, Vec<TcpStream>) {
+fn rank_0_of(n: usize, spin: Duration) -> (Host, Vec<TcpStream>) {
     let members: Vec<Member> = Rank::all(n).map(member).collect();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut connections = vec![None];
     let mut peers = Vec::new();
-    for _ in 1..n {
+    let connections = Peers::from_fn(0, n, |_| {
         peers.push(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
         let stream = listener.accept().unwrap().0;
         stream.set_nonblocking(true).unwrap();
-        connections.push(Some(Connection { stream, readable: None }));
-    }
+        Connection { stream, readable: None }
+    });
     let settings = Settings { demand: None, segment: 64 << 10, spin };
     let members: Vec<&Member> = members.iter().collect();
-    (Tcp::new("tested", Rank(0), &members, connections, settings), peers)
+    (Host::new("tested", Rank(0), &members, connections, settings), peers)
 }
 
 fn member(rank: Rank) -> Member {
@@ -55,13 +55,13 @@ fn read_frame(peer: &mut TcpStream) -> Option<Header> {
 
 #[test]
 fn an_abort_that_comes_in_two_pieces_is_heard_when_its_end_is_there() {
-    let (mut tcp, mut peers) = rank_0_of(2, Duration::ZERO);
+    let (mut host, mut peers) = rank_0_of(2, Duration::ZERO);
     let reason = b"the disk is full";
     peers[0].write_all(&control(Kind::Abort, Rank(1), reason.len()).encode()).unwrap();
     let waiting = std::thread::spawn(move || {
         let mut got = [0u8];
         let output = Some(ViewMut::of(&mut got));
-        tcp.submit(call(Operation::Recv { from: Rank(1) }, 1, LATE, output)).unwrap_err()
+        host.submit(call(Operation::Recv { from: Rank(1) }, 1, LATE, output)).unwrap_err()
     });
     std::thread::sleep(Duration::from_millis(300));
     let started = Instant::now();
@@ -73,21 +73,21 @@ fn an_abort_that_comes_in_two_pieces_is_heard_when_its_end_is_there() {
 
 #[test]
 fn looking_without_sleep_ends_at_the_deadline() {
-    let (mut tcp, _peers) = rank_0_of(2, Duration::from_secs(3600));
+    let (mut host, _peers) = rank_0_of(2, Duration::from_secs(3600));
     let error = in_time(move || {
-        tcp.submit(call(Operation::Barrier, 1, Duration::from_millis(300), None)).unwrap_err()
+        host.submit(call(Operation::Barrier, 1, Duration::from_millis(300), None)).unwrap_err()
     });
     assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(1)]), "{error}");
 }
 
 #[test]
 fn a_rank_that_fails_while_the_group_is_made_says_why_before_it_leaves() {
-    let (mut tcp, mut peers) = rank_0_of(3, Duration::ZERO);
+    let (mut host, mut peers) = rank_0_of(3, Duration::ZERO);
     let mut other = peers.pop().unwrap();
     drop(peers);
-    let error = tcp.agree_on_cross_memory(Instant::now() + LATE).unwrap_err();
+    let error = host.agree_on_cross_memory(Instant::now() + LATE).unwrap_err();
     assert!(matches!(&error, Error::PeerLost { rank: Rank(1), .. }), "{error}");
-    drop(tcp);
+    drop(host);
     other.set_read_timeout(Some(LATE)).unwrap();
     let kinds = std::iter::from_fn(|| read_frame(&mut other)).map(|header| header.kind);
     let kinds: Vec<Kind> = kinds.filter(|kind| *kind != Kind::Data).collect();
@@ -96,19 +96,19 @@ fn a_rank_that_fails_while_the_group_is_made_says_why_before_it_leaves() {
 
 #[test]
 fn a_rank_that_does_not_make_the_group_is_named() {
-    let (mut tcp, mut peers) = rank_0_of(3, Duration::ZERO);
+    let (mut host, mut peers) = rank_0_of(3, Duration::ZERO);
     // One has come and waits too.
     let signature = Signature { operation: Operation::AllReduce(ReduceOp::Min), dtype: DType::U8, count: 1 };
     peers[0].write_all(&Header { signature, ..control(Kind::Query, Rank(1), 0) }.encode()).unwrap();
-    let error = tcp.agree_on_cross_memory(Instant::now() + Duration::from_millis(300)).unwrap_err();
+    let error = host.agree_on_cross_memory(Instant::now() + Duration::from_millis(300)).unwrap_err();
     assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(2)]), "{error}");
 }
 
 #[test]
 fn what_can_no_longer_be_said_to_a_peer_is_not_kept() {
-    let (mut tcp, peers) = rank_0_of(2, Duration::ZERO);
+    let (mut host, peers) = rank_0_of(2, Duration::ZERO);
     drop(peers);
-    let link = tcp.links[1].as_mut().unwrap();
+    let link = &mut host.links[Peer::new(1, 0).unwrap()];
     let begun = Instant::now();
     // The first words may still fit the socket.
     while link.closed.is_none() && begun.elapsed() < LATE {
@@ -120,14 +120,14 @@ fn what_can_no_longer_be_said_to_a_peer_is_not_kept() {
 
 #[test]
 fn a_forced_path_is_taken_by_calls_made_before_too() {
-    let (mut tcp, _peers) = rank_0_of(4, Duration::ZERO);
+    let (mut host, _peers) = rank_0_of(4, Duration::ZERO);
     let call = (Operation::AllReduce(ReduceOp::Sum), DType::F32, 1000);
-    let path = |tcp: &mut Tcp| tcp.path(call.0, call.1, call.2).0;
-    let chosen = path(&mut tcp);
+    let path = |host: &mut Host| host.path(call.0, call.1, call.2);
+    let chosen = path(&mut host);
     for algorithm in [Algorithm::Ring, Algorithm::HalvingDoubling] {
-        tcp.force(Some(Path::Tcp(algorithm))).unwrap();
-        assert_eq!(path(&mut tcp), Path::Tcp(algorithm));
+        host.force(Some(Path::Tcp(algorithm))).unwrap();
+        assert_eq!(path(&mut host), Path::Tcp(algorithm));
     }
-    tcp.force(None).unwrap();
-    assert_eq!(path(&mut tcp), chosen);
+    host.force(None).unwrap();
+    assert_eq!(path(&mut host), chosen);
 }

@@ -1,32 +1,31 @@
 //! Headers: what comes next on a link, whether it fits the call, and the frames that are no data.
 
 use super::Run;
-use crate::backend::Path;
-use crate::backend::tcp::link::Moved;
+use crate::backend::host::link::{Moved, NoHeader};
+use crate::backend::host::transport::{Transport, path_of};
 use crate::error::{Error, Result};
+use crate::mesh::Peer;
 use crate::operation::Operation;
-use crate::rank::Rank;
-use crate::schedule::Algorithm;
 use crate::wire::frame::{Header, Kind};
 
-impl Run<'_> {
+impl<T: Transport> Run<'_, T> {
     /// The next message's header, if it is there. Acts on control frames before it.
-    pub(super) fn next_header(&mut self, peer: usize) -> Result<Option<Header>> {
+    pub(super) fn next_header(&mut self, peer: Peer) -> Result<Option<Header>> {
         loop {
-            let link = self.links[peer].as_mut().expect("only links are read");
+            let link = &mut self.links[peer];
             // Until a message that came early is there whole, what comes next is the rest of it and no header.
-            if link.partial.is_some() && !link.continue_letter() {
+            if link.partial.is_some() && !link.continue_unexpected() {
                 return if link.closed.is_some() { Err(self.lost(peer)) } else { Ok(None) };
             }
-            let offered = link.offers.front().copied();
+            let announced = link.announced.front().copied();
             if let Some(header) = link.header {
                 if header.kind == Kind::Data {
-                    return Ok(offered.or(Some(header)));
+                    return Ok(announced.or(Some(header)));
                 }
                 if link.buffered().len() < header.following() {
                     return match link.fill() {
                         Moved::Bytes(_) => continue,
-                        Moved::WouldBlock => Ok(offered),
+                        Moved::WouldBlock => Ok(announced),
                         Moved::Closed => Err(self.lost(peer)),
                     };
                 }
@@ -42,31 +41,31 @@ impl Run<'_> {
                     continue;
                 }
                 Ok(None) => {}
-                Err(()) => return Err(self.corrupt(peer, "bytes that are no frame header")),
+                Err(NoHeader) => return Err(self.corrupt(peer, "bytes that are no frame header")),
             }
             match link.fill() {
                 Moved::Bytes(_) => {}
-                Moved::WouldBlock => return Ok(offered),
+                Moved::WouldBlock => return Ok(announced),
                 Moved::Closed => return Err(self.lost(peer)),
             }
         }
     }
 
     /// Whether the link's next bytes are payload, so that no header can be looked for.
-    pub(super) fn in_payload(&self, peer: usize) -> bool {
-        self.progress.open[peer] && !self.by_reference
+    pub(super) fn in_payload(&self, peer: Peer) -> bool {
+        T::IN_BAND && self.progress.peers[peer].open
     }
 
-    pub(super) fn control(&mut self, peer: usize, header: Header) -> Result<()> {
+    pub(super) fn control(&mut self, peer: Peer, header: Header) -> Result<()> {
         if matches!(header.kind, Kind::Query | Kind::Answer) {
             self.compare(peer, &header)?;
         }
-        let link = self.links[peer].as_mut().expect("only links are read");
+        let link = &mut self.links[peer];
         link.header = None;
         match header.kind {
             Kind::Data => unreachable!("data is not control"),
-            Kind::Offer => link.offers.push_back(header),
-            Kind::Taken => self.taken(peer, &header)?,
+            Kind::ReadyToSend => link.announced.push_back(header),
+            Kind::Acknowledgement => self.acknowledged(peer, &header)?,
             Kind::Abort => {
                 let reason = String::from_utf8_lossy(&link.buffered()[..header.length]).into_owned();
                 link.consume(header.length);
@@ -74,7 +73,7 @@ impl Run<'_> {
             }
             Kind::Query => {
                 let answer = self.answer(&header);
-                let link = self.links[peer].as_mut().expect("only links are read");
+                let link = &mut self.links[peer];
                 link.queue_control(&answer, &[]);
                 link.flush_control();
             }
@@ -84,11 +83,11 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Before a send fails for good: reads what the peer said last, which may be the reason.
-    pub(super) fn drain_last_words(&mut self, peer: usize) -> Result<()> {
+    /// Before a send fails for good: reads what the peer said last, which may be why it gave up.
+    pub(super) fn read_abort_reason(&mut self, peer: Peer) -> Result<()> {
         let mut skip = 0;
         if self.in_payload(peer) {
-            let node = self.compiled.receives[peer][self.progress.received[peer]];
+            let node = self.compiled.receives[peer][self.progress.peers[peer].received].node;
             skip = self.length(node) - self.progress.done[node];
         }
         match self.read_past(peer, &mut skip) {
@@ -99,8 +98,8 @@ impl Run<'_> {
 
     /// Looks at links from which nothing is expected just now: aborts, questions, deaths and mismatches come there.
     pub(super) fn listen(&mut self) -> Result<()> {
-        for peer in 0..self.links.len() {
-            let Some(link) = self.links[peer].as_mut() else { continue };
+        for peer in self.links.ids() {
+            let link = &mut self.links[peer];
             if link.has_control() {
                 link.flush_control();
             }
@@ -112,14 +111,14 @@ impl Run<'_> {
             let header = match self.next_header(peer) {
                 Ok(Some(header)) => header,
                 Ok(None) => continue,
-                Err(Error::PeerLost { .. }) if !expects && self.said_goodbye(peer) => continue,
+                Err(Error::PeerLost { .. }) if !expects && self.links[peer].goodbye => continue,
                 Err(error) => return Err(error),
             };
             if matches!(header.signature.operation, Operation::Send { .. }) {
                 if !self.is_receiving_from(peer) {
-                    let link = self.links[peer].as_mut().expect("looked at above");
+                    let link = &mut self.links[peer];
                     link.header = None;
-                    if !link.begin_letter(header) {
+                    if !link.begin_unexpected(header) {
                         link.header = Some(header);
                     }
                 }
@@ -134,20 +133,16 @@ impl Run<'_> {
         Ok(())
     }
 
-    pub(super) fn said_goodbye(&self, peer: usize) -> bool {
-        self.links[peer].as_ref().is_some_and(|l| l.goodbye)
+    pub(super) fn expects(&self, peer: Peer) -> bool {
+        self.progress.peers[peer].received < self.compiled.receives[peer].len()
     }
 
-    pub(super) fn expects(&self, peer: usize) -> bool {
-        self.progress.received[peer] < self.compiled.receives[peer].len()
-    }
-
-    pub(super) fn is_receiving_from(&self, peer: usize) -> bool {
-        self.signature.operation == Operation::Recv { from: Rank(peer as u32) }
+    pub(super) fn is_receiving_from(&self, peer: Peer) -> bool {
+        self.signature.operation == Operation::Recv { from: self.links.rank(peer) }
     }
 
     /// Compares a header with what this rank is doing.
-    pub(super) fn check(&self, peer: usize, header: &Header) -> Result<()> {
+    pub(super) fn check(&self, peer: Peer, header: &Header) -> Result<()> {
         if header.sequence < self.sequence && !self.signature.operation.is_point_to_point() {
             self.compare(peer, header)?;
         }
@@ -157,21 +152,19 @@ impl Run<'_> {
             mine.operation = Operation::Send { to: self.context.rank };
         }
         if header.sequence == self.sequence && header.signature == mine {
-            let by_reference = header.kind == Kind::Offer;
-            if header.algorithm == self.compiled.shape.algorithm && by_reference == self.by_reference {
+            let kind = if T::IN_BAND { Kind::Data } else { Kind::ReadyToSend };
+            let expected = Header { kind, ..self.header(header.length) };
+            if header.kind == kind && header.algorithm == expected.algorithm {
                 return Ok(());
             }
-            let way = |by_reference: bool, algorithm: Algorithm| {
-                if by_reference { Path::CrossMemory } else { Path::Tcp(algorithm) }
-            };
             return Err(Error::Mismatch {
                 group: self.context.group.into(),
                 sequence: self.sequence,
                 field: "path",
-                rank: self.context.name,
-                mine: format!("{mine} by {}", way(self.by_reference, self.compiled.shape.algorithm)),
+                rank: self.context.global_rank,
+                mine: format!("{mine} by {}", path_of(&expected)),
                 peer: from,
-                theirs: format!("{} by {}", header.signature, way(by_reference, header.algorithm)),
+                theirs: format!("{} by {}", header.signature, path_of(header)),
             });
         }
         if header.signature == mine {
@@ -179,7 +172,7 @@ impl Run<'_> {
                 group: self.context.group.into(),
                 sequence: self.sequence,
                 field: "number of calls made before",
-                rank: self.context.name,
+                rank: self.context.global_rank,
                 mine: format!("{mine} as its call {}", self.sequence),
                 peer: from,
                 theirs: format!("it as its call {}", header.sequence),
@@ -188,7 +181,7 @@ impl Run<'_> {
         Err(Error::mismatch(
             self.context.group,
             self.sequence,
-            (self.context.name, &self.signature),
+            (self.context.global_rank, &self.signature),
             (from, &header.signature),
         ))
     }

@@ -1,24 +1,27 @@
 //! Runs one rank's program over its links: moves whatever can move, and waits when nothing can.
 
+mod acknowledge;
 mod control;
 mod failure;
-mod fold;
 mod mismatch;
 mod receive;
-mod reference;
+mod reduce;
 mod wait;
 
 pub(super) use mismatch::History;
 
 use std::time::Instant;
 
-use super::compiled::Compiled;
-use super::link::{Link, Moved, Patience};
+use super::compiled::{Compiled, Copy, Send};
+use super::link::Link;
+use super::spin::SpinPolicy;
+use super::transport::{Outgoing, Sent, Transport};
 use crate::error::Result;
+use crate::mesh::{Peer, Peers};
 use crate::operation::{Operation, Signature};
 use crate::rank::Rank;
-use crate::schedule::program::{Node, Region, Source, Space};
-use crate::wire::frame::{HEADER, Header, Kind};
+use crate::schedule::program::{Region, Space};
+use crate::wire::frame::{Header, Kind};
 
 /// The memories of a call, as bytes.
 pub(super) struct Spaces<'a> {
@@ -48,42 +51,61 @@ pub(super) struct Context<'a> {
     pub(super) group: &'a str,
     /// Position in the group.
     pub(super) rank: Rank,
-    /// Global rank, for errors.
-    pub(super) name: Rank,
+    /// For errors.
+    pub(super) global_rank: Rank,
     pub(super) segment: usize,
-    pub(super) patience: Patience,
+    pub(super) spin: SpinPolicy,
     /// This call and those before it.
     pub(super) history: &'a History,
 }
 
 /// Progress of a call. Kept between calls to save its allocations.
-#[derive(Default, Debug)]
+#[derive(Debug)]
 pub(super) struct Progress {
     /// By node: bytes done.
     done: Vec<usize>,
-    /// By peer: sends finished.
-    sent: Vec<usize>,
-    /// By peer: messages finished.
-    received: Vec<usize>,
-    /// By peer: the header of its current message has been read.
-    open: Vec<bool>,
-    /// By peer: sends that the peer has taken out of this rank's memory.
-    taken: Vec<usize>,
-    /// By peer: where its current message lies in its memory.
-    remote: Vec<u64>,
-    /// By peer: the socket takes no more just now.
-    full: Vec<bool>,
+    peers: Peers<PeerProgress>,
     copied: usize,
     /// Nodes not finished.
     left: usize,
 }
 
-pub(super) struct Run<'a> {
+/// Progress of the messages to and from one peer.
+#[derive(Clone, Copy, Default, Debug)]
+struct PeerProgress {
+    /// Messages that have left, or that the peer has been told of.
+    sent: usize,
+    /// Of these, those whose memory may be written again.
+    released: usize,
+    /// Messages received.
+    received: usize,
+    /// The header of the message after those has been read.
+    open: bool,
+    /// The link takes no more just now.
+    full: bool,
+}
+
+impl Progress {
+    pub(super) fn new(rank: usize, world_size: usize) -> Self {
+        let peers = Peers::from_fn(rank, world_size, |_| PeerProgress::default());
+        Self { done: Vec::new(), peers, copied: 0, left: 0 }
+    }
+
+    fn reset(&mut self, nodes: usize) {
+        self.done.clear();
+        self.done.resize(nodes, 0);
+        self.peers.iter_mut().for_each(|peer| *peer = PeerProgress::default());
+        self.copied = 0;
+        self.left = nodes;
+    }
+}
+
+/// One call of one rank.
+pub(super) struct Run<'a, T> {
     pub(super) context: Context<'a>,
-    pub(super) links: &'a mut [Option<Link>],
+    pub(super) links: &'a mut Peers<Link>,
+    pub(super) transport: &'a mut T,
     pub(super) compiled: &'a Compiled,
-    /// Payloads stay where they are until their receivers fetch them, instead of going through the links.
-    pub(super) by_reference: bool,
     pub(super) signature: Signature,
     pub(super) sequence: u64,
     pub(super) deadline: Instant,
@@ -91,32 +113,17 @@ pub(super) struct Run<'a> {
     pub(super) progress: &'a mut Progress,
 }
 
-impl Progress {
-    fn reset(&mut self, nodes: usize, peers: usize) {
-        self.done.clear();
-        self.done.resize(nodes, 0);
-        self.sent.clear();
-        self.sent.resize(peers, 0);
-        self.received.clear();
-        self.received.resize(peers, 0);
-        self.open.clear();
-        self.open.resize(peers, false);
-        self.taken.clear();
-        self.taken.resize(peers, 0);
-        self.remote.clear();
-        self.remote.resize(peers, 0);
-        self.full.clear();
-        self.full.resize(peers, false);
-        self.copied = 0;
-        self.left = nodes;
+impl<'a, T: Transport> Run<'a, T> {
+    /// The same call on another transport.
+    pub(super) fn on<U>(self, transport: &'a mut U) -> Run<'a, U> {
+        let Run { context, links, compiled, signature, sequence, deadline, spaces, progress, .. } = self;
+        Run { context, links, transport, compiled, signature, sequence, deadline, spaces, progress }
     }
-}
 
-impl Run<'_> {
     /// Does the whole program.
     pub(super) fn run(mut self) -> Result<()> {
         let started = Instant::now();
-        self.progress.reset(self.compiled.nodes.len(), self.links.len());
+        self.progress.reset(self.compiled.lengths.len());
         let mut idle_since = started;
         let mut looks = 0u32;
         let may_ask = !self.signature.operation.is_point_to_point();
@@ -137,7 +144,7 @@ impl Run<'_> {
             }
             looks += 1;
             let until = ask_at.unwrap_or(self.deadline).min(self.deadline);
-            if self.context.patience.look_again(idle_since, until) {
+            if self.context.spin.look_again(idle_since, until) {
                 // A peer that we expect nothing from may have something to say.
                 if looks.is_multiple_of(64) {
                     self.listen()?;
@@ -158,15 +165,11 @@ impl Run<'_> {
     /// Moves what can be moved at once. `true` if anything has.
     fn step(&mut self) -> Result<bool> {
         let mut moved = self.copy();
-        for peer in 0..self.links.len() {
-            if self.links[peer].is_some() {
-                moved |= if self.by_reference { self.offer(peer)? } else { self.push(peer)? };
-            }
+        for peer in self.links.ids() {
+            moved |= self.push(peer)?;
         }
-        for peer in 0..self.links.len() {
-            if self.links[peer].is_some() {
-                moved |= self.pull(peer)?;
-            }
+        for peer in self.links.ids() {
+            moved |= self.pull(peer)?;
         }
         Ok(moved)
     }
@@ -177,29 +180,24 @@ impl Run<'_> {
 
     /// Length of a node in bytes.
     fn length(&self, node: usize) -> usize {
-        self.compiled.nodes[node].region().len() * self.size()
+        self.compiled.lengths[node] * self.size()
     }
 
     /// How far hazards let a node go, in bytes.
     fn allowed(&self, node: usize) -> usize {
         let size = self.size();
-        let elements = self.compiled.nodes[node].region().len();
         let limits = self.compiled.hazards[node].iter().map(|h| h.limit(self.progress.done[h.on] / size));
-        limits.fold(elements, usize::min) * size
+        limits.fold(self.compiled.lengths[node], usize::min) * size
     }
 
     fn finish(&mut self) {
         self.progress.left -= 1;
     }
 
-    // ---- copies ----------------------------------------------------------------------------------------------
-
     fn copy(&mut self) -> bool {
         let mut moved = false;
-        while let Some(&node) = self.compiled.copies.get(self.progress.copied) {
+        while let Some(&Copy { node, from, into }) = self.compiled.copies.get(self.progress.copied) {
             let (done, allowed) = (self.progress.done[node], self.allowed(node));
-            let Node::Fold { into, sources, .. } = &self.compiled.nodes[node] else { unreachable!() };
-            let [Source::Own(from)] = sources[..] else { unreachable!("a copy has one source") };
             let size = self.size();
             let Spaces { input, output, scratch } = &mut self.spaces;
             let read = from.start * size + done..from.start * size + allowed;
@@ -222,52 +220,47 @@ impl Run<'_> {
         moved
     }
 
-    // ---- sending ---------------------------------------------------------------------------------------------
-
-    fn push(&mut self, peer: usize) -> Result<bool> {
+    fn push(&mut self, peer: Peer) -> Result<bool> {
+        let compiled = self.compiled;
         let mut moved = false;
-        while let Some(&node) = self.compiled.sends[peer].get(self.progress.sent[peer]) {
+        while let Some(&Send { node, region }) = compiled.sends[peer].get(self.progress.peers[peer].sent) {
             let length = self.length(node);
             let (done, allowed) = (self.progress.done[node], self.allowed(node));
+            let left = length - done;
             // Whole segments, not dribbles; but what can go together with the header goes.
-            if length > 0 && allowed - done < self.context.segment.min(length - done) {
+            let piece = if T::ZERO_COPY { left } else { left.min(self.context.segment) };
+            if allowed - done < piece {
                 break;
             }
-            let Node::Send { region, .. } = self.compiled.nodes[node] else { unreachable!() };
-            let header = self.header(length).encode();
-            let size = self.signature.dtype.size();
-            let payload = self.spaces.read(region, size, done, allowed);
-            let link = self.links[peer].as_mut().expect("only links are pushed");
-            if !link.mid_frame && !link.flush_control() {
-                self.progress.full[peer] = true;
-                break;
-            }
-            let begun = link.header_sent;
-            let bytes = match link.send(&header[begun..], payload) {
-                Moved::Bytes(bytes) => bytes,
-                Moved::WouldBlock => {
-                    self.progress.full[peer] = true;
-                    break;
+            let payload = self.spaces.read(region, self.signature.dtype.size(), done, allowed);
+            let message = Outgoing { header: self.header(length), payload, left };
+            let sent = self.transport.send(peer, &mut self.links[peer], &message);
+            let progress = &mut self.progress.peers[peer];
+            match sent {
+                Sent::Complete => {
+                    progress.sent += 1;
+                    progress.released += 1;
+                    self.progress.done[node] = length;
+                    self.finish();
                 }
-                Moved::Closed => {
+                Sent::Announced => progress.sent += 1,
+                Sent::Part(bytes) => self.progress.done[node] = done + bytes,
+                Sent::Full(bytes) => {
+                    progress.full = true;
+                    self.progress.done[node] = done + bytes;
+                    return Ok(moved || bytes > 0);
+                }
+                Sent::Closed => {
                     // The reason may still wait in the other direction.
-                    self.drain_last_words(peer)?;
+                    self.read_abort_reason(peer)?;
                     return Err(self.lost(peer));
                 }
-            };
-            moved = true;
-            let of_header = bytes.min(HEADER - begun);
-            link.header_sent += of_header;
-            self.progress.done[node] = done + bytes - of_header;
-            link.mid_frame = link.header_sent < HEADER || self.progress.done[node] < length;
-            if !link.mid_frame {
-                link.header_sent = 0;
-                self.progress.sent[peer] += 1;
-                self.finish();
-            } else if bytes < HEADER - begun + allowed - done {
-                self.progress.full[peer] = true;
-                break;
             }
+            moved = true;
+        }
+        if !T::IN_BAND {
+            moved |= self.hear_acknowledgements(peer)?;
+            self.links[peer].flush_control();
         }
         Ok(moved)
     }
@@ -276,11 +269,11 @@ impl Run<'_> {
         Header {
             kind: Kind::Data,
             signature: self.signature,
-            algorithm: self.compiled.shape.algorithm,
+            algorithm: self.compiled.spec.algorithm,
             sequence: self.sequence,
             length,
             address: 0,
-            rank: self.context.name,
+            rank: self.context.global_rank,
         }
     }
 }

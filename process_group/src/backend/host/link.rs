@@ -3,27 +3,13 @@
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::net::{Shutdown, TcpStream};
-use std::time::Instant;
 
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
-use super::cross_memory;
-use super::data_plane::Connection;
+use super::unexpected::UnexpectedMessage;
 use crate::rank::Rank;
 use crate::roster::Member;
 use crate::wire::frame::{HEADER, Header, MAX_REASON};
-
-/// Bytes of messages that came before anybody asked for them; beyond, the sender waits.
-const INBOX_LIMIT: usize = 256 << 20;
-
-/// A message between two ranks that nobody has asked for yet.
-#[derive(Debug)]
-pub(super) struct Letter {
-    pub(super) header: Header,
-    pub(super) bytes: Vec<u8>,
-    /// Bytes that are there.
-    pub(super) filled: usize,
-}
 
 #[derive(Debug)]
 pub(super) struct Link {
@@ -34,17 +20,13 @@ pub(super) struct Link {
     rx_end: usize,
     /// The next frame's header, read and not yet used.
     pub(super) header: Option<Header>,
-    /// The peer's process, if its memory can be read from here.
-    pub(super) readable: Option<u32>,
-    /// Messages that wait in the peer's memory, oldest first. All came before `header`.
-    pub(super) offers: VecDeque<Header>,
-    /// What was read of the peer's memory to be folded.
-    staging: Vec<u8>,
+    /// Messages that are ready to be read elsewhere than on the link, oldest first. All came before `header`.
+    pub(super) announced: VecDeque<Header>,
     /// The other end has closed, and how.
     pub(super) closed: Option<String>,
     /// The other end has said that it leaves in good order.
     pub(super) goodbye: bool,
-    /// Highest collective that the peer is known to have come to; making the group is number 0.
+    /// The newest collective that the peer is known to have reached; making the group is number 0.
     pub(super) seen: Option<u64>,
     /// The peer has answered our question.
     pub(super) answered: bool,
@@ -54,8 +36,10 @@ pub(super) struct Link {
     pub(super) mid_frame: bool,
     /// Control frames to go at the next frame boundary.
     control: Vec<u8>,
-    pub(super) inbox: VecDeque<Letter>,
-    pub(super) partial: Option<Letter>,
+    /// Messages that came before this rank asked for them, oldest first.
+    pub(super) unexpected: VecDeque<UnexpectedMessage>,
+    /// One that is not whole yet: what comes next on the link is the rest of it.
+    pub(super) partial: Option<UnexpectedMessage>,
 }
 
 /// What became of an attempt to move bytes.
@@ -66,15 +50,17 @@ pub(super) enum Moved {
     Closed,
 }
 
+/// Bytes that are no frame header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct NoHeader;
+
 impl Link {
-    pub(super) fn new(peer: Member, connection: Connection, segment: usize) -> Self {
-        let Connection { stream, readable } = connection;
+    /// `segment`: bytes that are read ahead at most.
+    pub(super) fn new(peer: Member, stream: TcpStream, segment: usize) -> Self {
         Self {
             peer,
             stream,
-            readable,
-            offers: VecDeque::new(),
-            staging: Vec::new(),
+            announced: VecDeque::new(),
             // A control frame must fit whole.
             rx: vec![0; segment.max(HEADER + MAX_REASON) + HEADER],
             rx_start: 0,
@@ -87,7 +73,7 @@ impl Link {
             header_sent: 0,
             mid_frame: false,
             control: Vec::new(),
-            inbox: VecDeque::new(),
+            unexpected: VecDeque::new(),
             partial: None,
         }
     }
@@ -141,35 +127,20 @@ impl Link {
         }
     }
 
-    /// Copies from the peer's memory at `address`.
+    /// Goes from the header of the next message to its payload.
+    pub(super) fn open_message(&mut self) {
+        if self.announced.pop_front().is_none() {
+            self.header = None;
+        }
+    }
+
+    /// Takes a header from the buffer, if a whole one is there.
     ///
     /// # Errors
-    /// Says why that memory cannot be read, which no longer should happen once it could.
-    pub(super) fn fetch(&self, address: u64, into: &mut [u8]) -> Result<(), String> {
-        let pid = self.readable.ok_or("its memory cannot be read from here")?;
-        cross_memory::read(pid, address, into).map_err(|e| format!("its memory cannot be read any more: {e}"))
-    }
-
-    /// [`fetch`](Self::fetch)es into memory of this link's own.
-    pub(super) fn stage(&mut self, address: u64, bytes: usize) -> Result<(), String> {
-        let mut staging = std::mem::take(&mut self.staging);
-        if staging.len() < bytes {
-            staging.resize(bytes, 0);
-        }
-        let fetched = self.fetch(address, &mut staging[..bytes]);
-        self.staging = staging;
-        fetched
-    }
-
-    /// What was [`stage`](Self::stage)d last.
-    pub(super) fn staged(&self) -> &[u8] {
-        &self.staging
-    }
-
-    /// Takes a header from the buffer, if one is there whole. `Err` for bytes that are no header.
-    pub(super) fn parse_header(&mut self) -> Result<Option<Header>, ()> {
+    /// [`NoHeader`] for bytes that no rank of this version sends.
+    pub(super) fn parse_header(&mut self) -> Result<Option<Header>, NoHeader> {
         let Some(bytes) = self.buffered().first_chunk::<HEADER>() else { return Ok(None) };
-        let header = Header::decode(bytes).ok_or(())?;
+        let header = Header::decode(bytes).ok_or(NoHeader)?;
         self.consume(HEADER);
         Ok(Some(header))
     }
@@ -215,44 +186,7 @@ impl Link {
         self.control.is_empty()
     }
 
-    /// Takes in a message that nobody has asked for. `false` when there is no room: then its sender waits.
-    pub(super) fn begin_letter(&mut self, header: Header) -> bool {
-        let held: usize = self.inbox.iter().map(|l| l.bytes.len()).sum();
-        if held > 0 && held + header.length > INBOX_LIMIT {
-            return false;
-        }
-        let mut bytes = Vec::new();
-        if bytes.try_reserve_exact(header.length).is_err() {
-            return false;
-        }
-        bytes.resize(header.length, 0);
-        self.partial = Some(Letter { header, bytes, filled: 0 });
-        true
-    }
-
-    /// Reads more of the message begun. `true` once it is in the inbox.
-    pub(super) fn continue_letter(&mut self) -> bool {
-        let Some(mut letter) = self.partial.take() else { return true };
-        loop {
-            let missing = letter.bytes.len() - letter.filled;
-            let take = missing.min(self.buffered().len());
-            letter.bytes[letter.filled..][..take].copy_from_slice(&self.buffered()[..take]);
-            self.consume(take);
-            letter.filled += take;
-            if letter.filled == letter.bytes.len() {
-                self.inbox.push_back(letter);
-                return true;
-            }
-            let moved = self.read_into(&mut letter.bytes[letter.filled..]);
-            let Moved::Bytes(n) = moved else {
-                self.partial = Some(letter);
-                return false;
-            };
-            letter.filled += n;
-        }
-    }
-
-    /// Makes the other end notice, without a word, that no more will come.
+    /// Closes the connection, so that the other end notices that no more will come.
     pub(super) fn cut(&mut self) {
         let _ = self.stream.shutdown(Shutdown::Both);
         self.closed.get_or_insert_with(|| "this rank closed the connection".into());
@@ -277,30 +211,5 @@ fn outcome(result: io::Result<usize>, closed: &mut Option<String>) -> Moved {
             closed.get_or_insert_with(|| e.to_string());
             Moved::Closed
         }
-    }
-}
-
-/// How long to look for news without sleeping.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
-    /// Since the last news.
-    pub(super) spin: std::time::Duration,
-    /// Give the processor to others in between, because ranks share it.
-    pub(super) yields: bool,
-}
-
-impl Patience {
-    /// Whether to look again at once, as one does until `until` at most.
-    pub(super) fn look_again(&self, idle_since: Instant, until: Instant) -> bool {
-        let now = Instant::now();
-        if now.saturating_duration_since(idle_since) >= self.spin || now >= until {
-            return false;
-        }
-        if self.yields {
-            std::thread::yield_now();
-        } else {
-            std::hint::spin_loop();
-        }
-        true
     }
 }

@@ -1,18 +1,20 @@
-//! What a call that cannot go on says, and who is named.
+//! Why a call cannot go on, and which rank is to blame.
 
 use std::time::{Duration, Instant};
 
 use super::Run;
+use crate::backend::host::transport::Transport;
 use crate::error::Error;
+use crate::mesh::Peer;
 use crate::operation::Operation;
 use crate::rank::Rank;
 
-/// How long a rank whose deadline has passed listens for where the others are.
-const GRACE: Duration = Duration::from_millis(300);
+/// How long a rank whose deadline has passed waits for the others to answer where they are.
+const ANSWERS: Duration = Duration::from_millis(300);
 
-impl Run<'_> {
-    pub(super) fn lost(&self, peer: usize) -> Error {
-        let link = self.links[peer].as_ref().expect("only links are lost");
+impl<T: Transport> Run<'_, T> {
+    pub(super) fn lost(&self, peer: Peer) -> Error {
+        let link = &self.links[peer];
         let detail = if link.goodbye {
             "it has left the group in good order".to_owned()
         } else {
@@ -27,7 +29,7 @@ impl Run<'_> {
         }
     }
 
-    pub(super) fn corrupt(&self, peer: usize, what: &str) -> Error {
+    pub(super) fn corrupt(&self, peer: Peer, what: &str) -> Error {
         Error::Transport(format!(
             "rank {} sent {what} in {}; both ends must run the same version",
             self.name(peer),
@@ -36,29 +38,28 @@ impl Run<'_> {
     }
 
     /// Global rank of a peer.
-    pub(super) fn name(&self, peer: usize) -> Rank {
-        self.links[peer].as_ref().expect("only links are named").rank()
+    pub(super) fn name(&self, peer: Peer) -> Rank {
+        self.links[peer].rank()
     }
 
     /// The deadline has passed: asks everybody where they are, and names those who do not say.
     pub(super) fn give_up(&mut self, started: Instant) -> Error {
         if let Operation::Send { to: peer } | Operation::Recv { from: peer } = self.signature.operation {
-            return self.timeout(started, vec![self.name(peer.index())]);
+            let missing = Peer::new(peer.index(), self.context.rank.index()).map(|peer| self.name(peer));
+            return self.timeout(started, missing.into_iter().collect());
         }
         self.ask();
-        let until = Instant::now() + GRACE;
+        let until = Instant::now() + ANSWERS;
         while self.absent().next().is_some() && self.wait(until).unwrap_or(false) {
-            for peer in 0..self.links.len() {
-                let Some(link) = self.links[peer].as_mut() else { continue };
-                link.flush_control();
-                let closed = link.closed.is_some();
-                if !self.in_payload(peer) && !closed {
-                    // Whoever gives up has been there; only its silence would tell otherwise.
-                    if let Err(Error::PeerAborted { .. }) = self.next_header(peer) {
-                        self.links[peer].as_mut().expect("looked at above").answered = true;
-                    }
-                } else if self.in_payload(peer) {
-                    self.links[peer].as_mut().expect("looked at above").fill();
+            for peer in self.links.ids() {
+                self.links[peer].flush_control();
+                if self.in_payload(peer) {
+                    self.links[peer].fill();
+                } else if self.links[peer].closed.is_none()
+                    && let Err(Error::PeerAborted { .. }) = self.next_header(peer)
+                {
+                    // Who gives up has been there; only silence would tell otherwise.
+                    self.links[peer].answered = true;
                 }
             }
         }
@@ -75,9 +76,8 @@ impl Run<'_> {
 
     /// Peers of which nothing shows that they have come to this call.
     pub(super) fn absent(&self) -> impl Iterator<Item = Rank> {
-        self.links.iter().enumerate().filter_map(|(peer, link)| {
-            let link = link.as_ref()?;
-            let here = link.answered || link.seen >= Some(self.sequence) || self.progress.open[peer];
+        self.links.pairs().filter_map(|(peer, link)| {
+            let here = link.answered || link.seen >= Some(self.sequence) || self.progress.peers[peer].open;
             (!here).then_some(link.rank())
         })
     }

@@ -7,8 +7,10 @@
 use std::time::{Duration, Instant};
 
 use super::Run;
-use crate::backend::tcp::link::Moved;
+use crate::backend::host::link::Moved;
+use crate::backend::host::transport::Transport;
 use crate::error::{Error, Result};
+use crate::mesh::Peer;
 use crate::operation::Signature;
 use crate::wire::frame::{Header, Kind};
 
@@ -17,11 +19,11 @@ pub(super) const ASK_AFTER: Duration = Duration::from_millis(200);
 /// How long it waits for the answer of a rank that is ahead of it, which may be busy elsewhere.
 const ANSWER: Duration = Duration::from_millis(800);
 /// This rank's newest collectives.
-pub(in crate::backend::tcp) type History = crate::backend::history::History<Signature>;
+pub(in crate::backend::host) type History = crate::backend::history::History<Signature>;
 
-impl Run<'_> {
+impl<T: Transport> Run<'_, T> {
     /// Compares a header with this rank's own call of the same number, if that is remembered.
-    pub(super) fn compare(&self, peer: usize, header: &Header) -> Result<()> {
+    pub(super) fn compare(&self, peer: Peer, header: &Header) -> Result<()> {
         if header.signature.operation.is_point_to_point() {
             return Ok(());
         }
@@ -29,7 +31,7 @@ impl Run<'_> {
             Some(mine) if mine != header.signature => Err(Error::mismatch(
                 self.context.group,
                 header.sequence,
-                (self.context.name, &mine),
+                (self.context.global_rank, &mine),
                 (self.name(peer), &header.signature),
             )),
             _ => Ok(()),
@@ -48,7 +50,7 @@ impl Run<'_> {
     /// Asks everybody what they called.
     pub(super) fn ask(&mut self) {
         let question = Header { kind: Kind::Query, ..self.header(0) };
-        for link in self.links.iter_mut().flatten().filter(|link| link.closed.is_none()) {
+        for link in self.links.iter_mut().filter(|link| link.closed.is_none()) {
             link.answered = false;
             link.queue_control(&question, &[]);
             link.flush_control();
@@ -57,7 +59,7 @@ impl Run<'_> {
 
     /// A peer sends for a later call and never sent what this one needs: it called something else. Asks what; the answer
     /// is behind all that the peer has sent. What it calls now has to do if it does not answer in time.
-    pub(super) fn overtaken(&mut self, peer: usize, header: &Header) -> Error {
+    pub(super) fn overtaken(&mut self, peer: Peer, header: &Header) -> Error {
         let now = self.check(peer, header).err().unwrap_or_else(|| self.corrupt(peer, "a message too early"));
         self.ask();
         let until = Instant::now() + ANSWER;
@@ -68,7 +70,7 @@ impl Run<'_> {
                 Err(Error::PeerLost { .. }) => return now,
                 Err(error) => return error,
             }
-            let has_answered = self.links[peer].as_ref().is_some_and(|link| link.answered);
+            let has_answered = self.links[peer].answered;
             if has_answered || !self.wait(until).unwrap_or(false) {
                 return now;
             }
@@ -80,10 +82,10 @@ impl Run<'_> {
     ///
     /// # Errors
     /// What the peer said, or a message of a call that differs; [`Error::PeerLost`] at the end of the link.
-    pub(super) fn read_past(&mut self, peer: usize, skip: &mut usize) -> Result<()> {
+    pub(super) fn read_past(&mut self, peer: Peer, skip: &mut usize) -> Result<()> {
         loop {
-            let link = self.links[peer].as_mut().expect("only links are read");
-            link.offers.clear();
+            let link = &mut self.links[peer];
+            link.announced.clear();
             if let Some(data) = link.header.take_if(|h| h.kind == Kind::Data) {
                 *skip += data.length;
             }

@@ -1,0 +1,118 @@
+//! Messages of this call: which is next from a peer, and where its bytes go.
+
+use super::Run;
+use crate::backend::host::compiled::{Receive, Target};
+use crate::backend::host::link::Moved;
+use crate::backend::host::transport::Transport;
+use crate::error::Result;
+use crate::mesh::Peer;
+use crate::operation::Operation;
+use crate::schedule::program::Region;
+use crate::wire::frame::Header;
+
+impl<T: Transport> Run<'_, T> {
+    pub(super) fn pull(&mut self, peer: Peer) -> Result<bool> {
+        let compiled = self.compiled;
+        let mut moved = false;
+        while let Some(next) = compiled.receives[peer].get(self.progress.peers[peer].received) {
+            if !self.progress.peers[peer].open {
+                if self.take_unexpected(peer, next)? {
+                    moved = true;
+                    continue;
+                }
+                if !self.open(peer, next.node)? {
+                    // While a header was looked for, the rest of a message that came early may have been read.
+                    if self.take_unexpected(peer, next)? {
+                        moved = true;
+                        continue;
+                    }
+                    break;
+                }
+                moved = true;
+            }
+            let more = match next.into {
+                Target::Region(region) => self.receive(peer, next.node, region)?,
+                Target::Reduction(index) => self.reduce(peer, &compiled.reductions[index])?,
+            };
+            moved |= more;
+            if !more {
+                break;
+            }
+        }
+        Ok(moved)
+    }
+
+    /// Gets the header of the next expected message, and checks that it is the one expected.
+    fn open(&mut self, peer: Peer, node: usize) -> Result<bool> {
+        let Some(header) = self.next_header(peer)? else { return Ok(false) };
+        let is_message = self.signature.operation.is_point_to_point();
+        let link = &mut self.links[peer];
+        if is_message && !link.unexpected.is_empty() {
+            return Ok(false);
+        }
+        let from_peer = matches!(header.signature.operation, Operation::Send { .. });
+        if from_peer && !is_message {
+            // A message that will be asked for later stands before the one we need.
+            link.header = None;
+            if !link.begin_unexpected(header) {
+                link.header = Some(header);
+                return Ok(false);
+            }
+            link.continue_unexpected();
+            return Ok(false);
+        }
+        if !is_message && header.sequence > self.sequence {
+            return Err(self.overtaken(peer, &header));
+        }
+        self.check(peer, &header)?;
+        self.check_length(peer, &header, node)?;
+        self.links[peer].open_message();
+        self.transport.open(peer, &header);
+        self.progress.peers[peer].open = true;
+        Ok(true)
+    }
+
+    fn check_length(&self, peer: Peer, header: &Header, node: usize) -> Result<()> {
+        let (sent, expected) = (header.length, self.length(node));
+        if sent == expected {
+            return Ok(());
+        }
+        Err(self.corrupt(peer, &format!("a payload of {sent} bytes instead of {expected}")))
+    }
+
+    /// A message that came early satisfies a receive at once.
+    fn take_unexpected(&mut self, peer: Peer, next: &Receive) -> Result<bool> {
+        let Receive { node, into: Target::Region(region) } = *next else { return Ok(false) };
+        let link = &mut self.links[peer];
+        if !self.signature.operation.is_point_to_point() || !link.continue_unexpected() {
+            return Ok(false);
+        }
+        let Some(message) = link.unexpected.pop_front() else { return Ok(false) };
+        self.check(peer, &message.header)?;
+        self.check_length(peer, &message.header, node)?;
+        let size = self.size();
+        self.spaces.write(region, size, 0, message.bytes.len()).copy_from_slice(&message.bytes);
+        self.progress.done[node] = message.bytes.len();
+        self.progress.peers[peer].received += 1;
+        self.finish();
+        Ok(true)
+    }
+
+    fn receive(&mut self, peer: Peer, node: usize, region: Region) -> Result<bool> {
+        let (done, allowed, size) = (self.progress.done[node], self.allowed(node), self.size());
+        let target = self.spaces.write(region, size, done, allowed);
+        let bytes = match self.transport.receive(peer, &mut self.links[peer], done, target) {
+            Ok(Moved::Bytes(bytes)) => bytes,
+            Ok(Moved::WouldBlock) => return Ok(false),
+            Ok(Moved::Closed) => return Err(self.lost(peer)),
+            Err(why) => return Err(self.unreadable(peer, &why)),
+        };
+        self.progress.done[node] = done + bytes;
+        if done + bytes == self.length(node) {
+            self.close_message(peer)?;
+            self.finish();
+            return Ok(true);
+        }
+        Ok(bytes > 0)
+    }
+}

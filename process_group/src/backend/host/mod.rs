@@ -1,0 +1,286 @@
+//! Our own collectives between ranks on host memory.
+//!
+//! A group is a full mesh of links. A call takes a path from the group's [table](crate::paths), makes (or remembers) its
+//! program and runs it on the caller's thread; nothing else touches the links. The links always carry the headers, and
+//! the path's [`transport`] moves the payloads.
+
+mod compiled;
+mod executor;
+mod link;
+mod spin;
+#[cfg(test)]
+mod tests;
+mod transport;
+mod unexpected;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Backend, Completion};
+use crate::aligned::AlignedBytes;
+use crate::buffer::ViewMut;
+use crate::call::Call;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::mesh::memory::ReadableProcess;
+use crate::mesh::{Connection, Peers};
+use crate::operation::{Operation, ReduceOp, Signature};
+use crate::paths::host::{Topology, table};
+use crate::paths::{Path, PathTable};
+use crate::rank::Rank;
+use crate::roster::{BackendKind, Member};
+use crate::schedule::Algorithm;
+use crate::schedule::build::CollectiveSpec;
+use crate::wire::frame::{Header, Kind, MAX_REASON};
+use compiled::Compiled;
+use executor::{Context, History, Progress, Run, Spaces};
+use link::Link;
+use spin::SpinPolicy;
+use transport::{CrossMemory, Tcp, Transport};
+
+/// Choices and programs remembered. A model has a handful of shapes; more than this many come from a sweep over lengths.
+const REMEMBERED: usize = 512;
+
+/// How a group behaves on its links.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// The algorithm that the user demands for every operation that has it.
+    pub(crate) demand: Option<Algorithm>,
+    /// Bytes of a pipelined piece.
+    pub(crate) segment: usize,
+    /// How long to look for news without sleeping.
+    pub(crate) spin: Duration,
+}
+
+/// One rank's end of a group.
+pub(crate) struct Host {
+    group: String,
+    rank: Rank,
+    global_rank: Rank,
+    links: Peers<Link>,
+    tcp: Tcp,
+    /// Where every rank can read every other's memory.
+    cross_memory: Option<CrossMemory>,
+    /// The processes of all peers, if this rank can read the memory of each.
+    readable: Option<Peers<ReadableProcess>>,
+    settings: Settings,
+    topology: Topology,
+    paths: PathTable,
+    spin: SpinPolicy,
+    /// The paths of calls that were made before.
+    choices: HashMap<(Operation, DType, usize), Path>,
+    programs: HashMap<CollectiveSpec, Arc<Compiled>>,
+    progress: Progress,
+    history: History,
+    scratch: AlignedBytes,
+}
+
+impl Host {
+    /// `members` in group order; `rank` is this one's position among them.
+    pub(crate) fn new(
+        group: &str,
+        rank: Rank,
+        members: &[&Member],
+        connections: Peers<Connection>,
+        settings: Settings,
+    ) -> Self {
+        let mut processes = vec![None; members.len()];
+        let links = connections.map(|peer, Connection { stream, readable }| {
+            processes[peer.index()] = readable;
+            Link::new(members[peer.index()].clone(), stream, settings.segment)
+        });
+        let topology = Topology::of(members);
+        let yields = topology.parallel < members.len();
+        Self {
+            group: group.to_owned(),
+            rank,
+            global_rank: members[rank.index()].rank,
+            links,
+            tcp: Tcp,
+            cross_memory: None,
+            readable: Peers::complete(rank.index(), processes).ok(),
+            topology,
+            paths: table(topology, false, settings.demand),
+            spin: SpinPolicy { limit: settings.spin, yields },
+            settings,
+            choices: HashMap::new(),
+            programs: HashMap::new(),
+            progress: Progress::new(rank.index(), members.len()),
+            history: History::default(),
+            scratch: AlignedBytes::default(),
+        }
+    }
+
+    fn program(&mut self, spec: CollectiveSpec) -> Arc<Compiled> {
+        if let Some(known) = self.programs.get(&spec) {
+            return Arc::clone(known);
+        }
+        if self.programs.len() >= REMEMBERED {
+            self.programs.clear();
+        }
+        let compiled = Arc::new(Compiled::new(spec, self.rank.index(), self.links.world_size()));
+        self.programs.insert(spec, Arc::clone(&compiled));
+        compiled
+    }
+
+    /// Finds out whether every rank can read every other's memory, which all must know alike. All members call this,
+    /// once, before anything else.
+    pub(crate) fn agree_on_cross_memory(&mut self, deadline: Instant) -> Result<()> {
+        if self.links.world_size() == 1 {
+            return Ok(());
+        }
+        let mut agreed = [u8::from(self.readable.is_some())];
+        let signature =
+            Signature { operation: Operation::AllReduce(ReduceOp::Min), dtype: DType::U8, count: 1 };
+        let output = Some(ViewMut::of(&mut agreed));
+        let call = Call { signature, sequence: 0, deadline, in_place: true, input: None, output };
+        // Nobody has a group yet that could tell the others.
+        self.submit(call).inspect_err(|error| self.abort(error))?;
+        self.cross_memory = self.readable.take().filter(|_| agreed == [1]).map(CrossMemory::new);
+        self.paths = table(self.topology, self.cross_memory.is_some(), self.settings.demand);
+        self.choices.clear();
+        Ok(())
+    }
+
+    /// The path of a call, worked out once.
+    fn path(&mut self, operation: Operation, dtype: DType, count: usize) -> Path {
+        if let Some(known) = self.choices.get(&(operation, dtype, count)) {
+            return *known;
+        }
+        if self.choices.len() >= REMEMBERED {
+            self.choices.clear();
+        }
+        let path = self.paths.path(operation, dtype, count);
+        self.choices.insert((operation, dtype, count), path);
+        path
+    }
+}
+
+/// The algorithm by which a call goes that takes this path.
+fn algorithm(path: Path, operation: Operation) -> Option<Algorithm> {
+    match path {
+        Path::Tcp(algorithm) => Some(algorithm),
+        Path::CrossMemory => Algorithm::zero_copy(operation),
+        Path::Local | Path::Loopback | Path::Nccl => None,
+    }
+}
+
+impl Backend for Host {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Tcp
+    }
+
+    fn submit(&mut self, call: Call<'_>) -> Result<Completion> {
+        let Call { signature, sequence, deadline, in_place, input, output } = call;
+        let operation = signature.operation;
+        let path = self.path(operation, signature.dtype, signature.count);
+        let algorithm = algorithm(path, operation)
+            .ok_or_else(|| Error::invalid(format!("{operation} cannot go by `{path}` between ranks")))?;
+        // A barrier is the maximum of one byte.
+        let mut token = [0u8];
+        let mut output = output;
+        let (count, output): (_, &mut [u8]) = match (&mut output, operation) {
+            (_, Operation::Barrier) => (1, &mut token),
+            (Some(view), _) => (signature.count, view.host()?),
+            (None, _) => (signature.count, &mut []),
+        };
+        let zero_copy = match path {
+            Path::CrossMemory => CrossMemory::ZERO_COPY,
+            _ => Tcp::ZERO_COPY,
+        };
+        let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy };
+        let compiled = self.program(spec);
+        let scratch = self.scratch.first(compiled.scratch * signature.dtype.size());
+        if !operation.is_point_to_point() {
+            self.history.push(sequence, signature);
+        }
+        let run = Run {
+            context: Context {
+                group: &self.group,
+                rank: self.rank,
+                global_rank: self.global_rank,
+                segment: self.settings.segment,
+                spin: self.spin,
+                history: &self.history,
+            },
+            links: &mut self.links,
+            transport: &mut self.tcp,
+            compiled: &compiled,
+            signature,
+            sequence,
+            deadline,
+            spaces: Spaces { input: input.map(|v| v.host()).transpose()?, output, scratch },
+            progress: &mut self.progress,
+        };
+        match (path, &mut self.cross_memory) {
+            (Path::CrossMemory, Some(cross_memory)) => run.on(cross_memory).run()?,
+            _ => run.run()?,
+        }
+        Ok(Completion { path, enqueued: false, captured: false })
+    }
+
+    fn paths(&self) -> PathTable {
+        self.paths.clone()
+    }
+
+    fn force(&mut self, path: Option<Path>) -> Result<()> {
+        self.paths.force(path)?;
+        self.choices.clear();
+        Ok(())
+    }
+
+    fn abort(&mut self, why: &Error) {
+        for link in self.links.iter_mut() {
+            abort(link, self.global_rank, why);
+        }
+    }
+}
+
+/// Tells the members that were reached why a group is not made. `me` is this rank's global rank.
+pub(crate) fn decline(me: Rank, members: &[&Member], connections: Vec<Option<Connection>>, why: &Error) {
+    for (member, connection) in members.iter().zip(connections) {
+        if let Some(Connection { stream, .. }) = connection
+            && stream.set_nonblocking(true).is_ok()
+        {
+            abort(&mut Link::new((*member).clone(), stream, 0), me, why);
+        }
+    }
+}
+
+/// Tells a peer that this rank gives up.
+fn abort(link: &mut Link, me: Rank, why: &Error) {
+    let (origin, reason) = match why {
+        Error::PeerAborted { rank, reason } => (*rank, reason.clone()),
+        other => (me, other.to_string()),
+    };
+    let mut end = reason.len().min(MAX_REASON);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    if link.mid_frame {
+        // The frame under way cannot be finished nor cut into: only the end of the link can say it.
+        link.cut();
+        return;
+    }
+    link.queue_control(&control(Kind::Abort, origin, end), &reason.as_bytes()[..end]);
+    // The peer may be reading this rank's memory, which its caller gets back next: it must know by now.
+    if !link.flush_control() {
+        link.cut();
+    }
+}
+
+fn control(kind: Kind, rank: Rank, length: usize) -> Header {
+    let signature = Signature { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
+    Header { kind, signature, algorithm: Algorithm::Direct, sequence: 0, length, address: 0, rank }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let goodbye = control(Kind::Goodbye, self.global_rank, 0);
+        for link in self.links.iter_mut().filter(|l| l.closed.is_none()) {
+            link.queue_control(&goodbye, &[]);
+            link.flush_control();
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Payloads stay where they are, and receivers read them from their senders' memory.
+//!
+//! A message is a ready-to-send header with an address, one or more reads of the sender's memory, and an acknowledgement.
+//! Only then is its send complete, so hazards hold back whatever would overwrite it, and the call does not return.
+//!
+//! A sender that gives up tells everybody *before* its caller gets the memory back (see
+//! [`abort`](crate::backend::Backend::abort)). The executor therefore looks at the link after the last read and before it
+//! acknowledges: if nothing is there, what was read was the message.
+
+use super::{Outgoing, Sent, Transport};
+use crate::backend::host::link::{Link, Moved};
+use crate::mesh::memory::{ReadableProcess, address};
+use crate::mesh::{Peer, Peers};
+use crate::wire::frame::{Header, Kind};
+
+/// Why a peer's memory could be read once and cannot now.
+#[derive(Debug, thiserror::Error)]
+#[error("its memory cannot be read any more: {0}")]
+pub(in crate::backend::host) struct Unreadable(#[from] nix::Error);
+
+#[derive(Debug)]
+pub(in crate::backend::host) struct CrossMemory(Peers<Remote>);
+
+/// One peer's memory.
+#[derive(Debug)]
+struct Remote {
+    process: ReadableProcess,
+    /// Where the open message begins.
+    address: u64,
+    /// What was read of it to be reduced.
+    staging: Vec<u8>,
+}
+
+impl CrossMemory {
+    pub(in crate::backend::host) fn new(processes: Peers<ReadableProcess>) -> Self {
+        Self(processes.map(|_, process| Remote { process, address: 0, staging: Vec::new() }))
+    }
+}
+
+impl Transport for CrossMemory {
+    type Error = Unreadable;
+    const IN_BAND: bool = false;
+    const ZERO_COPY: bool = true;
+
+    fn send(&mut self, _: Peer, link: &mut Link, message: &Outgoing<'_>) -> Sent {
+        let address = address(message.payload);
+        link.queue_control(&Header { kind: Kind::ReadyToSend, address, ..message.header }, &[]);
+        Sent::Announced
+    }
+
+    fn open(&mut self, peer: Peer, header: &Header) {
+        self.0[peer].address = header.address;
+    }
+
+    fn receive(
+        &mut self,
+        peer: Peer,
+        _: &mut Link,
+        done: usize,
+        into: &mut [u8],
+    ) -> Result<Moved, Unreadable> {
+        let Remote { process, address, .. } = &self.0[peer];
+        process.read(address + done as u64, into)?;
+        Ok(Moved::Bytes(into.len()))
+    }
+
+    fn read_ahead(&mut self, _: Peer, _: &mut Link, _: usize) -> Moved {
+        Moved::Bytes(0)
+    }
+
+    fn stage(&mut self, peer: Peer, _: &mut Link, done: usize, most: usize) -> Result<usize, Unreadable> {
+        let Remote { process, address, staging } = &mut self.0[peer];
+        if staging.len() < most {
+            staging.resize(most, 0);
+        }
+        process.read(*address + done as u64, &mut staging[..most])?;
+        Ok(most)
+    }
+
+    fn staged<'a>(&'a self, peer: Peer, _: &'a Link) -> &'a [u8] {
+        &self.0[peer].staging
+    }
+
+    fn consume(&mut self, _: Peer, _: &mut Link, _: usize) {}
+}

@@ -1,0 +1,94 @@
+//! How the bytes of a message get from one rank to another.
+//!
+//! Headers always travel on the links, and the executor reads and compares them. A transport moves the payloads. It sees
+//! messages, not programs: one more transport is one more file or folder here, a [`Path`] that takes it, and the line in
+//! the backend that runs that path on it.
+
+mod cross_memory;
+mod tcp;
+
+pub(super) use cross_memory::CrossMemory;
+pub(super) use tcp::Tcp;
+
+use super::link::{Link, Moved};
+use crate::mesh::Peer;
+use crate::paths::Path;
+use crate::wire::frame::{Header, Kind};
+
+/// What a message's sender has of it now.
+pub(super) struct Outgoing<'a> {
+    /// As for a payload that follows on the link.
+    pub(super) header: Header,
+    /// What may go now, from where the last piece ended.
+    pub(super) payload: &'a [u8],
+    /// Bytes of the payload from there on, those that may not go yet included.
+    pub(super) left: usize,
+}
+
+/// What became of an attempt to send.
+pub(super) enum Sent {
+    /// The message has left: its memory may be written again.
+    Complete,
+    /// The peer has been told where the message is, and acknowledges it when it has read it.
+    Announced,
+    /// So many bytes of the payload have left, and more may follow at once.
+    Part(usize),
+    /// So many have left, and the link takes no more just now.
+    Full(usize),
+    /// The link has ended.
+    Closed,
+}
+
+/// How payloads move. One call at a time; `peer` and `link` always belong together.
+pub(super) trait Transport {
+    /// Why a payload that was announced cannot be read.
+    type Error: std::error::Error;
+
+    /// Whether payloads follow their headers on the link. Otherwise headers are [`Kind::ReadyToSend`].
+    const IN_BAND: bool;
+
+    /// Whether a payload stays in its sender's memory until its receiver has read it there. A message is then announced once
+    /// all of it is final, and its send is complete when the receiver has acknowledged it.
+    const ZERO_COPY: bool;
+
+    /// Sends more of a message.
+    fn send(&mut self, peer: Peer, link: &mut Link, message: &Outgoing<'_>) -> Sent;
+
+    /// The message that comes next from `peer` is the one with this header.
+    fn open(&mut self, peer: Peer, header: &Header);
+
+    /// Reads bytes of the open message, from `done` on, to where they belong. `into` may be shorter than what is left.
+    ///
+    /// # Errors
+    /// When the payload has become unreachable.
+    fn receive(
+        &mut self,
+        peer: Peer,
+        link: &mut Link,
+        done: usize,
+        into: &mut [u8],
+    ) -> Result<Moved, Self::Error>;
+
+    /// Takes in up to `wanted` bytes of the open message that are to be reduced, while other operands may still be missing.
+    fn read_ahead(&mut self, peer: Peer, link: &mut Link, wanted: usize) -> Moved;
+
+    /// Makes up to `most` bytes of the open message, from `done` on, [`staged`](Self::staged). Says how many are.
+    ///
+    /// # Errors
+    /// When the payload has become unreachable.
+    fn stage(&mut self, peer: Peer, link: &mut Link, done: usize, most: usize) -> Result<usize, Self::Error>;
+
+    /// Bytes that can be reduced.
+    fn staged<'a>(&'a self, peer: Peer, link: &'a Link) -> &'a [u8];
+
+    /// So many staged bytes have been reduced.
+    fn consume(&mut self, peer: Peer, link: &mut Link, bytes: usize);
+}
+
+/// The path that a peer takes who sends a message with this header.
+pub(super) fn path_of(header: &Header) -> Path {
+    match header.kind {
+        Kind::ReadyToSend => Path::CrossMemory,
+        _ => Path::Tcp(header.algorithm),
+    }
+}

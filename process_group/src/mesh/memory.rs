@@ -1,0 +1,101 @@
+//! Reading a peer's memory: one copy, made by the kernel, where a socket takes two.
+//!
+//! Linux calls it cross-memory attach. It works between processes of one user on one host, unless a security module or a
+//! container forbids it. So a process counts as readable only after something has been read from it.
+
+use std::io::IoSliceMut;
+
+use nix::sys::uio::{RemoteIoVec, process_vm_readv};
+use nix::unistd::Pid;
+
+use crate::wire::hello::{End, Nonce, Place};
+
+/// A nonce at a fixed address, for the other end of a link to read.
+pub(super) struct MemoryProbe {
+    nonce: Box<Nonce>,
+    shown: bool,
+}
+
+impl MemoryProbe {
+    /// `shown`: whether to tell the other end where the nonce lies.
+    pub(super) fn new(nonce: Nonce, shown: bool) -> Self {
+        Self { nonce: Box::new(nonce), shown }
+    }
+
+    pub(super) fn end(&self) -> End {
+        let place = if self.shown {
+            Place { pid: std::process::id(), address: address(&self.nonce[..]) }
+        } else {
+            Place::default()
+        };
+        End { nonce: *self.nonce, place }
+    }
+}
+
+/// Where a slice begins, for another process.
+pub(crate) fn address(bytes: &[u8]) -> u64 {
+    // Exposed, since whoever reads it does not go through this process's pointers.
+    bytes.as_ptr().expose_provenance() as u64
+}
+
+/// A process whose memory this one can read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct ReadableProcess(u32);
+
+impl ReadableProcess {
+    /// The process at the other end of a link, if its nonce can be read where it says.
+    pub(super) fn probe(end: &End) -> Option<Self> {
+        if end.place == Place::default() {
+            return None;
+        }
+        let mut seen = Nonce::default();
+        let process = Self(end.place.pid);
+        process.read(end.place.address, &mut seen).ok()?;
+        (seen == end.nonce).then_some(process)
+    }
+
+    /// Fills `into` with what lies at `from` in that process.
+    ///
+    /// # Errors
+    /// Those of the system: `ESRCH` for a process that has ended, `EFAULT` for an address where nothing is.
+    pub(crate) fn read(self, from: u64, into: &mut [u8]) -> nix::Result<()> {
+        let mut done = 0;
+        while done < into.len() {
+            let left = into.len() - done;
+            let remote = RemoteIoVec { base: from as usize + done, len: left };
+            match process_vm_readv(
+                Pid::from_raw(self.0 as i32),
+                &mut [IoSliceMut::new(&mut into[done..])],
+                &[remote],
+            ) {
+                Ok(0) => return Err(nix::Error::EFAULT),
+                Ok(bytes) => done += bytes,
+                Err(nix::Error::EINTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_finds_its_own_probe_and_no_other() {
+        let probe = MemoryProbe::new([5; 32], true);
+        assert_eq!(ReadableProcess::probe(&probe.end()), Some(ReadableProcess(std::process::id())));
+        let lie = End { nonce: [6; 32], ..probe.end() };
+        assert_eq!(ReadableProcess::probe(&lie), None);
+        assert_eq!(ReadableProcess::probe(&MemoryProbe::new([5; 32], false).end()), None);
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_an_error() {
+        let own = ReadableProcess(std::process::id());
+        assert!(own.read(8, &mut [0; 16]).is_err());
+        let mut none: [u8; 0] = [];
+        assert!(own.read(8, &mut none).is_ok());
+    }
+}

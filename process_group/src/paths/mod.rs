@@ -1,0 +1,343 @@
+//! Which way a call goes, and why not another: one table for each group. Pure.
+//!
+//! A [`PathTable`] is data: the paths of a group, [`Rule`]s in order of preference, and what decides where no rule does.
+//! The first rule that fits a call decides it; a path that is forced, or an algorithm that the user demands, comes before
+//! all rules. Whatever chooses, [`PathTable::choose`] says why, and why each other path was not taken.
+//!
+//! Every threshold that chooses a path is in this room, with where it was measured: [`host`] for calls on host memory,
+//! [`gpu`] for those on the memory of GPUs. One more path is one more variant of [`Path`] and its rules.
+
+pub mod gpu;
+pub mod host;
+mod rule;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::operation::Operation;
+use crate::schedule::Algorithm;
+use crate::schedule::build::CollectiveSpec;
+use crate::schedule::cost::{LinkModel, estimate};
+pub use rule::{Condition, Rule};
+
+/// The way a call goes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub enum Path {
+    /// Nothing to send: a group of one.
+    Local,
+    /// Through the shared memory of one process.
+    Loopback,
+    /// Between GPUs, by NCCL.
+    Nccl,
+    /// Over TCP links with this schedule.
+    Tcp(Algorithm),
+    /// Over TCP links that carry headers only: receivers read payloads from their senders' memory.
+    CrossMemory,
+}
+
+impl Path {
+    /// Whether the path has a way to do this operation.
+    pub const fn suits(self, operation: Operation) -> bool {
+        match self {
+            Self::Tcp(algorithm) => algorithm.suits(operation),
+            Self::CrossMemory => Algorithm::zero_copy(operation).is_some(),
+            Self::Local => !operation.is_point_to_point(),
+            Self::Loopback | Self::Nccl => true,
+        }
+    }
+}
+
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local => f.pad("local"),
+            Self::Loopback => f.pad("loopback"),
+            Self::Nccl => f.pad("nccl"),
+            Self::Tcp(algorithm) => f.pad(&format!("tcp/{algorithm}")),
+            Self::CrossMemory => f.pad("cross_memory"),
+        }
+    }
+}
+
+/// What a path is chosen for. The same on every rank of a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Query {
+    /// The operation.
+    pub operation: Operation,
+    /// The element type.
+    pub dtype: DType,
+    /// Elements of the vector, or of one rank's chunk where [`Operation::is_chunked`].
+    pub count: usize,
+    /// Ranks of the group.
+    pub world_size: usize,
+}
+
+impl Query {
+    /// Bytes of the vector, or of one rank's chunk.
+    pub const fn bytes(&self) -> usize {
+        self.count * self.dtype.size()
+    }
+
+    /// Bytes of one rank's chunk: where the operation has none, of a vector that is cut into one a rank.
+    pub const fn chunk_bytes(&self) -> usize {
+        let count = if self.operation.is_chunked() { self.count } else { self.count / self.world_size };
+        count * self.dtype.size()
+    }
+}
+
+/// A path that was chosen, and why.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct PathChoice {
+    /// The path.
+    pub path: Path,
+    /// Why this one.
+    pub reason: String,
+    /// Every other path of the group, with why it was not taken.
+    pub rejected: Vec<(Path, String)>,
+}
+
+/// What decides where no rule does.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Otherwise {
+    /// This path takes every call.
+    Always {
+        /// The path.
+        path: Path,
+        /// Why.
+        because: &'static str,
+    },
+    /// The algorithm whose schedule costs the least time on these links.
+    Cheapest(LinkModel),
+}
+
+/// The paths of a group, and what chooses among them.
+#[derive(Clone, Debug)]
+pub struct PathTable {
+    world_size: usize,
+    paths: Vec<Path>,
+    /// Paths that the group has not, and why.
+    unavailable: Vec<(Path, String)>,
+    /// In order of preference.
+    rules: Vec<Rule>,
+    otherwise: Otherwise,
+    /// The algorithm that the user demands for every operation that has it.
+    demand: Option<Algorithm>,
+    forced: Option<Path>,
+}
+
+/// Why a path was chosen.
+#[derive(Clone, Copy, Debug)]
+enum Because {
+    Forced,
+    Demanded,
+    /// The rule of this index.
+    Rule(usize),
+    Always(&'static str),
+    Cheapest,
+}
+
+impl PathTable {
+    /// A group with one path, which takes every call.
+    pub fn single(path: Path, world_size: usize, because: &'static str) -> Self {
+        Self::new(world_size, vec![path], Vec::new(), Otherwise::Always { path, because })
+    }
+
+    /// A group with these paths, of which the first rule that fits a call decides. A group of one rank has [`Path::Local`]
+    /// alone, whatever is passed.
+    ///
+    /// # Panics
+    /// When a rule or `otherwise` names a path that is not among `paths`.
+    pub fn new(world_size: usize, paths: Vec<Path>, rules: Vec<Rule>, otherwise: Otherwise) -> Self {
+        if world_size == 1 {
+            let alone =
+                Otherwise::Always { path: Path::Local, because: "one rank alone has nothing to send" };
+            return Self::of(1, vec![Path::Local], Vec::new(), alone);
+        }
+        let named = rules.iter().map(|rule| rule.path);
+        let always = match otherwise {
+            Otherwise::Always { path, .. } => Some(path),
+            Otherwise::Cheapest(_) => None,
+        };
+        for path in named.chain(always) {
+            assert!(paths.contains(&path), "the table chooses {path}, which the group does not have");
+        }
+        Self::of(world_size, paths, rules, otherwise)
+    }
+
+    fn of(world_size: usize, paths: Vec<Path>, rules: Vec<Rule>, otherwise: Otherwise) -> Self {
+        Self { world_size, paths, unavailable: Vec::new(), rules, otherwise, demand: None, forced: None }
+    }
+
+    /// Tells of a path that the group might have had, and why it has not.
+    #[must_use]
+    pub fn without(mut self, path: Path, why: impl Into<String>) -> Self {
+        if self.world_size > 1 {
+            self.unavailable.push((path, why.into()));
+        }
+        self
+    }
+
+    /// The user demands an algorithm for every operation that has it.
+    #[must_use]
+    pub fn demanding(mut self, algorithm: Option<Algorithm>) -> Self {
+        self.demand = algorithm;
+        self
+    }
+
+    /// Every path that calls may take.
+    pub fn all(&self) -> &[Path] {
+        &self.paths
+    }
+
+    /// Makes calls take a path wherever it has the operation, or lets the table choose again.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the group does not have the path, with the reason where that is known.
+    pub fn force(&mut self, path: Option<Path>) -> Result<()> {
+        if let Some(unknown) = path.filter(|path| !self.paths.contains(path)) {
+            let why = self.unavailable.iter().find(|(path, _)| *path == unknown);
+            let why = why.map(|(_, why)| format!(": {why}")).unwrap_or_default();
+            return Err(Error::invalid(format!("this group has no path `{unknown}`{why}")));
+        }
+        self.forced = path;
+        Ok(())
+    }
+
+    /// When each path is taken, for people: one line a path.
+    pub fn describe(&self) -> Vec<(Path, String)> {
+        let taken = |path: Path| {
+            let rules = self.rules.iter().filter(|rule| rule.path == path).map(Rule::to_string);
+            let otherwise = match self.otherwise {
+                Otherwise::Always { path: always, because } if always == path => Some(because.to_owned()),
+                Otherwise::Cheapest(_) if matches!(path, Path::Tcp(_)) => {
+                    Some("where the cost model expects the least time".to_owned())
+                }
+                _ => None,
+            };
+            rules.chain(otherwise).collect::<Vec<_>>().join("; ")
+        };
+        let there = self.paths.iter().map(|path| (*path, taken(*path)));
+        there.chain(self.unavailable.iter().map(|(path, why)| (*path, format!("never: {why}")))).collect()
+    }
+
+    /// The path of a call. Depends on nothing that differs between ranks.
+    pub fn path(&self, operation: Operation, dtype: DType, count: usize) -> Path {
+        self.decide(&Query { operation, dtype, count, world_size: self.world_size }).0
+    }
+
+    /// The same with the reasons, for whoever asks why.
+    pub fn choose(&self, operation: Operation, dtype: DType, count: usize) -> PathChoice {
+        let query = Query { operation, dtype, count, world_size: self.world_size };
+        let (path, because) = self.decide(&query);
+        let mut reason = match because {
+            Because::Forced => "it is forced".to_owned(),
+            Because::Demanded => "process_group.tcp.algorithm demands it".to_owned(),
+            Because::Rule(index) => self.rules[index].because.to_owned(),
+            Because::Always(because) => because.to_owned(),
+            Because::Cheapest => {
+                format!("the cost model expects the least time: {}", self.expected(path, &query))
+            }
+        };
+        if path == Path::Nccl
+            && let Some(op) = operation.reduce_op()
+            && let Some(plan) = gpu::nccl_reduction(op, dtype, self.world_size).reason()
+        {
+            reason = format!("{reason}; {plan}");
+        }
+        let others = self.paths.iter().filter(|other| **other != path);
+        let rejected = others.map(|other| (*other, self.why_not(*other, &query, path, because)));
+        let rejected = rejected.chain(self.unavailable.iter().cloned()).collect();
+        PathChoice { path, reason, rejected }
+    }
+
+    fn decide(&self, query: &Query) -> (Path, Because) {
+        if let Some(forced) = self.forced.filter(|path| path.suits(query.operation)) {
+            return (forced, Because::Forced);
+        }
+        if let Some(demanded) = self.demanded().filter(|path| path.suits(query.operation)) {
+            return (demanded, Because::Demanded);
+        }
+        let fits = |rule: &Rule| self.is_eligible(rule.path, query) && rule.unmet(query).is_none();
+        if let Some(index) = self.rules.iter().position(fits) {
+            return (self.rules[index].path, Because::Rule(index));
+        }
+        match self.otherwise {
+            Otherwise::Always { path, because } => (path, Because::Always(because)),
+            Otherwise::Cheapest(model) => {
+                let tcp = self.paths.iter().filter_map(|path| match path {
+                    Path::Tcp(algorithm) if algorithm.suits(query.operation) => Some(*algorithm),
+                    _ => None,
+                });
+                let cheapest = tcp.min_by_key(|algorithm| cost(*algorithm, query, &model));
+                // Every operation has an algorithm.
+                (Path::Tcp(cheapest.unwrap_or(Algorithm::Direct)), Because::Cheapest)
+            }
+        }
+    }
+
+    /// What the user's demand comes to, where no path is forced.
+    fn demanded(&self) -> Option<Path> {
+        self.demand.map(Path::Tcp).filter(|path| self.forced.is_none() && self.paths.contains(path))
+    }
+
+    /// Whether rules may choose this path. A path that is forced or demanded and does not have the operation still rules
+    /// out that payloads leave the links.
+    fn is_eligible(&self, path: Path, query: &Query) -> bool {
+        let is_told = self.forced.is_some() || self.demand.is_some();
+        path.suits(query.operation) && !(is_told && path == Path::CrossMemory)
+    }
+
+    fn why_not(&self, path: Path, query: &Query, chosen: Path, because: Because) -> String {
+        if !path.suits(query.operation) {
+            let told = if self.forced == Some(path) { "it is forced, but " } else { "" };
+            return format!("{told}it has no {}", query.operation.name());
+        }
+        match because {
+            Because::Forced => return format!("`{chosen}` is forced"),
+            Because::Demanded => return format!("process_group.tcp.algorithm demands `{chosen}`"),
+            Because::Rule(_) | Because::Always(_) | Because::Cheapest => {}
+        }
+        if !self.is_eligible(path, query) {
+            return match self.forced {
+                Some(forced) => {
+                    format!("`{forced}` is forced, and calls that it does not have go over links")
+                }
+                None => "process_group.tcp.algorithm demands an algorithm over links".to_owned(),
+            };
+        }
+        // Rules before the one that decided did not fit; where none of them is the path's, the decision itself tells.
+        let decided = if let Because::Rule(index) = because { index } else { self.rules.len() };
+        let unmet =
+            self.rules[..decided].iter().filter(|rule| rule.path == path).find_map(|r| r.unmet(query));
+        match (because, unmet) {
+            (Because::Cheapest, _) if matches!(path, Path::Tcp(_)) => {
+                format!("the cost model expects {}", self.expected(path, query))
+            }
+            (_, Some(unmet)) => unmet,
+            (Because::Rule(index), None) => format!("`{chosen}` comes first: {}", self.rules[index].because),
+            (_, None) => format!("`{chosen}` takes every call that no rule gives to another path"),
+        }
+    }
+
+    /// What the cost model says of a path.
+    fn expected(&self, path: Path, query: &Query) -> String {
+        match (self.otherwise, path) {
+            (Otherwise::Cheapest(model), Path::Tcp(algorithm)) => {
+                crate::table::time(cost(algorithm, query, &model).as_secs_f64() * 1e6)
+            }
+            _ => "nothing".to_owned(),
+        }
+    }
+}
+
+fn cost(algorithm: Algorithm, query: &Query, model: &LinkModel) -> Duration {
+    let Query { operation, dtype, count, world_size } = *query;
+    let spec = CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy: false };
+    estimate(spec, world_size, dtype.size(), model)
+}
