@@ -22,8 +22,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
+use crate::backend::factory::AnyBackend;
+use crate::backend::kind::BackendKind;
 use crate::backend::loopback::LoopbackHub;
-use crate::backend::{Backend, StreamBackend, Timings};
+use crate::backend::{Backend, Timings};
 use crate::buffer::Memory;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -32,10 +34,9 @@ use crate::operation::Operation;
 use crate::paths::{Path, PathChoice};
 use crate::profile::{Profile, Recording};
 use crate::rank::Rank;
-use crate::roster::BackendKind;
 use crate::store::{MemoryStore, Store};
 use crate::sync::lock;
-use inner::{Closing, Core, GroupInner, LastWords, Runner, Worker};
+use inner::{Closing, Core, GroupInner, LastWords, Worker};
 
 /// What a group is, beside its backend.
 #[derive(Clone, Debug)]
@@ -97,32 +98,30 @@ impl ProcessGroup {
     ///
     /// Through `store`, ranks tell each other why they gave up where their links no longer can.
     pub fn new(info: GroupInfo, backend: Box<dyn Backend>, store: Option<Arc<dyn Store>>) -> Self {
-        Self::with(info, Runner::Host(backend), None, store)
+        Self::on(info, AnyBackend::Host(backend), store)
     }
 
-    /// Puts a group on a backend whose calls run on streams of a GPU.
-    pub(crate) fn on_stream(
-        info: GroupInfo,
-        backend: Box<dyn StreamBackend>,
-        store: Option<Arc<dyn Store>>,
-    ) -> Self {
-        let instruments = (backend.timings(), backend.link_gbs());
-        Self::with(info, Runner::Stream(backend), Some(instruments), store)
+    /// Puts a group on a backend that a factory has connected.
+    pub(crate) fn on(info: GroupInfo, backend: AnyBackend, store: Option<Arc<dyn Store>>) -> Self {
+        let instruments = backend.stream().map(|stream| (stream.timings(), stream.link_gbs()));
+        Self::with(info, backend, instruments, store)
     }
 
     /// `instruments`: where times of enqueued calls come from, and what this rank's links carry.
     fn with(
         info: GroupInfo,
-        runner: Runner,
+        backend: AnyBackend,
         instruments: Option<(Arc<dyn Timings>, Option<f64>)>,
         store: Option<Arc<dyn Store>>,
     ) -> Self {
         let world_size = info.members.len();
         let global = info.members[info.rank.index()].0;
-        let (kind, memory) = (runner.backend().kind(), runner.memory());
-        let device = runner.stream().map(|stream| stream.device().clone());
+        let (kind, device) =
+            (backend.backend().kind(), backend.stream().map(|stream| stream.device().clone()));
+        let memory = device.as_ref().map_or(Memory::Host, |device| Memory::Device(device.ordinal()));
         let profile = Arc::new(Profile::new(&info.name, global, world_size, info.recording, instruments));
-        let core = Mutex::new(Core { runner, failed: None, last: None, timeout: info.timeout, world_size });
+        let core =
+            Mutex::new(Core { backend, memory, failed: None, last: None, timeout: info.timeout, world_size });
         let last_words = store.map(|store| LastWords {
             store,
             group: info.name.clone(),
@@ -227,18 +226,18 @@ impl ProcessGroup {
 
     /// Paths that calls of this group may take.
     pub fn paths(&self) -> Vec<Path> {
-        lock(&self.inner.core).runner.backend().paths().all().to_vec()
+        lock(&self.inner.core).backend.backend().paths().all().to_vec()
     }
 
     /// When each path of this group is taken, for people; and why those are not that it might have had.
     pub fn describe_paths(&self) -> Vec<(Path, String)> {
-        lock(&self.inner.core).runner.backend().paths().describe()
+        lock(&self.inner.core).backend.backend().paths().describe()
     }
 
     /// The path that a call of this kind takes now, why, and why not each other. `count` is the number of elements of the
     /// vector, or of one rank's chunk where [`Operation::is_chunked`].
     pub fn explain(&self, operation: Operation, dtype: DType, count: usize) -> PathChoice {
-        lock(&self.inner.core).runner.backend().paths().choose(operation, dtype, count)
+        lock(&self.inner.core).backend.backend().paths().choose(operation, dtype, count)
     }
 
     /// Makes later calls take one path (every rank must do the same), or lets the backend choose again.
@@ -247,7 +246,7 @@ impl ProcessGroup {
     /// [`Error::Invalid`] when the backend has no such path.
     pub fn force_path(&mut self, path: Option<Path>) -> Result<()> {
         self.wait_idle();
-        lock(&self.inner.core).runner.backend_mut().force(path)
+        lock(&self.inner.core).backend.backend_mut().force(path)
     }
 
     /// The newest call, for whoever has to say what a rank was doing when it failed.

@@ -10,8 +10,8 @@ mod deadline;
 pub mod device;
 mod dtype;
 mod error;
-mod gpu;
 mod group;
+mod in_process;
 mod layout;
 mod manager;
 mod mesh;
@@ -34,16 +34,21 @@ mod testing;
 mod wire;
 mod work;
 
+pub use backend::kind::BackendKind;
+pub use backend::select::{
+    BackendSelection, Capability, ComponentVersion, Exclusive, SelectionError, select_backend,
+};
 pub use buffer::{Buffer, BufferMut, DeviceMemory, Memory, View, ViewMut};
 pub use call::Call;
 pub use dtype::{DType, Element};
 pub use error::{Error, Result};
 pub use group::{Arrival, GroupBuffer, GroupInfo, LastCall, ProcessGroup, Recorded};
+pub use in_process::InProcess;
 pub use layout::Layout;
 pub use manager::{Groups, ProcessGroupManager};
 pub use operation::{Operation, ReduceOp, Signature};
 pub use profile::{Profile, ProfileRow, Recording, bus_factor, call_bytes};
 pub use rank::{Epoch, LocalRank, Rank};
 pub use rendezvous::{Membership, MemoryRendezvous, Rendezvous};
-pub use roster::{Agreement, BackendKind, Candidate, Capability, Gpu, Member, Roster, Secret, agree};
+pub use roster::{Candidate, Member, Roster, Secret};
 pub use work::Work;

@@ -1,28 +1,29 @@
 //! From configuration to groups that have proved themselves.
 
-mod candidacy;
-mod factory;
+mod listen;
+mod make;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ryzanstein_config::{BackendChoice, Config};
+use ryzanstein_config::Config;
 
+use crate::backend::factory::{ProbeContext, Together, factories};
+use crate::backend::kind::BackendKind;
 use crate::deadline;
 use crate::device::Surroundings;
 use crate::error::{Error, Result};
-use crate::gpu;
 use crate::group::ProcessGroup;
 use crate::layout::Layout;
-use crate::mesh::{self, Bound, Mesh};
+use crate::mesh::{self, Mesh};
 use crate::profile::{Profile, ProfileRow};
 use crate::rank::{self, Rank};
 use crate::rendezvous::{Membership, Rendezvous};
-use crate::roster::{BackendKind, Candidate, Roster};
+use crate::roster::{Candidate, Roster};
 use crate::store::{self, Store};
-use candidacy::{capabilities, listen};
-use factory::{Factory, Together};
+use listen::listen;
+use make::GroupMaker;
 
 /// How long leaving ranks wait for each other.
 const FAREWELL: Duration = Duration::from_secs(10);
@@ -35,7 +36,7 @@ const SETTLED: Duration = Duration::from_secs(5);
 /// thousands of times the price of a small all-reduce.
 ///
 /// ```
-/// use ryzanstein_config::{BackendChoice, Config};
+/// use ryzanstein_config::Config;
 /// use ryzanstein_process_group::{MemoryRendezvous, ProcessGroupManager, ReduceOp};
 ///
 /// let mut config = Config::default();
@@ -60,7 +61,7 @@ pub struct ProcessGroupManager {
     data: usize,
     profiles: Vec<Arc<Profile>>,
     made: HashMap<String, u32>,
-    factory: Factory,
+    maker: GroupMaker,
     layout: Layout,
     init: Duration,
 }
@@ -100,37 +101,54 @@ impl ProcessGroupManager {
         let started = Instant::now();
         let deadline = started + config.rendezvous.timeout.get();
         let wanted = config.process_group.backend;
-        let bound = if wanted == BackendChoice::Loopback { None } else { Some(listen(config, rendezvous)) };
-        let gpu = gpu::take(config, rendezvous, surroundings, bound.as_ref());
+        let mut factories = factories(wanted);
+        let bound = factories
+            .iter()
+            .any(|factory| factory.needs_mesh())
+            .then(|| listen(config, rendezvous))
+            .transpose();
+        let context = ProbeContext {
+            config,
+            surroundings,
+            local_rank: rendezvous.local_rank(),
+            in_process: rendezvous.in_process(),
+            listens: bound.as_ref().map(drop).map_err(Clone::clone),
+        };
         let candidate = Candidate {
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             pid: std::process::id(),
             cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
-            data_address: bound.as_ref().and_then(|b| b.as_ref().ok()).map(Bound::address),
+            data_address: bound.as_ref().ok().and_then(|bound| Some(bound.as_ref()?.address())),
             wanted,
-            capabilities: capabilities(bound.as_ref(), rendezvous, gpu.as_ref().err()),
-            gpu: gpu.as_ref().ok().map(gpu::Ready::describe),
+            capabilities: factories.iter_mut().map(|factory| factory.probe(&context)).collect(),
         };
         let membership = rendezvous.join(candidate, deadline)?;
-        let Membership { rank, roster, agreement, secret, .. } = &membership;
+        let Membership { rank, roster, selection, secret, .. } = &membership;
+        let backend = selection.backend;
+        // What the other backends have taken is given back.
+        let factory = factories.into_iter().find(|factory| factory.kind() == backend);
+        let factory = factory.ok_or_else(|| Error::BackendUnavailable {
+            backend: backend.name().into(),
+            reason: format!("it was selected for all ranks, and this rank was told to use `{wanted}`"),
+        })?;
         let world_size = roster.world_size();
         // What is the same for all ranks is said once.
         if rank.0 == 0 {
             tracing::info!(
                 rank = rank.0,
                 world_size,
-                backend = %agreement.backend,
-                reason = agreement.reason,
+                %backend,
+                reason = selection.reason,
                 version = env!("CARGO_PKG_VERSION"),
                 "joined epoch {}",
                 roster.epoch
             );
         } else {
-            tracing::debug!(rank = rank.0, world_size, backend = %agreement.backend, "joined epoch {}", roster.epoch);
+            tracing::debug!(rank = rank.0, world_size, %backend, "joined epoch {}", roster.epoch);
         }
         let layout = Layout::new(&config.layout, world_size)?;
-        let mesh = match (agreement.backend, bound) {
-            (BackendKind::Tcp | BackendKind::Nccl, Some(Ok(bound))) => {
+        let mesh = match bound {
+            Ok(Some(bound)) if factory.needs_mesh() => {
                 let settings = mesh::Settings {
                     handshake: config.process_group.tcp.handshake_timeout.get(),
                     socket_buffer: config.process_group.tcp.socket_buffer.map(|b| b.get().as_usize()),
@@ -141,7 +159,6 @@ impl ProcessGroupManager {
             _ => None,
         };
         let rank = *rank;
-        let gpu = gpu.ok().filter(|_| agreement.backend == BackendKind::Nccl);
         let mut manager = Self {
             groups: Vec::new(),
             tensor: 0,
@@ -149,7 +166,7 @@ impl ProcessGroupManager {
             data: 0,
             profiles: Vec::new(),
             made: HashMap::new(),
-            factory: Factory { config: config.clone(), membership, mesh, gpu, world: None },
+            maker: GroupMaker { config: config.clone(), membership, mesh, factory },
             layout,
             init: Duration::ZERO,
         };
@@ -210,7 +227,7 @@ impl ProcessGroupManager {
     /// [`Error::Invalid`] for an empty list, a rank twice or one that is not in the job; [`Error::Timeout`] naming the
     /// members that did not come.
     pub fn new_group(&mut self, ranks: &[Rank]) -> Result<Option<ProcessGroup>> {
-        let world_size = self.factory.membership.roster.world_size();
+        let world_size = self.maker.membership.roster.world_size();
         for (index, rank) in ranks.iter().enumerate() {
             if rank.index() >= world_size || ranks[..index].contains(rank) {
                 return Err(Error::invalid(format!(
@@ -232,30 +249,30 @@ impl ProcessGroupManager {
         if *times > 1 {
             name = format!("{name}#{times}");
         }
-        let deadline = Instant::now() + self.factory.config.process_group.timeout.get();
-        let group = self.factory.make(&name, ranks.to_vec(), Together::Members, deadline)?;
+        let deadline = Instant::now() + self.maker.config.process_group.timeout.get();
+        let group = self.maker.make(&name, ranks.to_vec(), Together::Members, deadline)?;
         self.profiles.push(group.profile());
         Ok(Some(group))
     }
 
     /// This rank's global rank.
     pub fn rank(&self) -> Rank {
-        self.factory.membership.rank
+        self.maker.membership.rank
     }
 
     /// Everybody in the job.
     pub fn roster(&self) -> &Roster {
-        &self.factory.membership.roster
+        &self.maker.membership.roster
     }
 
     /// The backend in use.
     pub fn backend(&self) -> BackendKind {
-        self.factory.membership.agreement.backend
+        self.maker.membership.selection.backend
     }
 
     /// Why this backend.
     pub fn backend_reason(&self) -> &str {
-        &self.factory.membership.agreement.reason
+        &self.maker.membership.selection.reason
     }
 
     /// How the ranks are arranged.
@@ -270,7 +287,7 @@ impl ProcessGroupManager {
 
     /// The job's shared store.
     pub fn store(&self) -> Arc<dyn Store> {
-        Arc::clone(&self.factory.membership.store)
+        Arc::clone(&self.maker.membership.store)
     }
 
     /// What has been measured in all groups so far.
@@ -340,7 +357,7 @@ impl ProcessGroupManager {
         let name = format!("{kind}[{}..{}]", members[0], members[members.len() - 1]);
         let name = if kind == "world" { kind } else { &name };
         let group =
-            self.factory.make(name, members, Together::Everybody(kind), deadline).inspect_err(|error| {
+            self.maker.make(name, members, Together::Everybody(kind), deadline).inspect_err(|error| {
                 // Ranks that are not in this group wait for this one too, in a split of the world or with the next group.
                 self.groups.iter().for_each(|group| group.abort(error));
             })?;
@@ -365,7 +382,7 @@ impl ProcessGroupManager {
     /// # Errors
     /// [`Error::Timeout`] naming the ranks that were not there.
     pub fn store_barrier(&self, name: &str, timeout: Duration) -> Result<()> {
-        let membership = &self.factory.membership;
+        let membership = &self.maker.membership;
         let n = membership.roster.world_size();
         store::barrier(&*membership.store, name, membership.rank, n, deadline::after(Instant::now(), timeout))
     }

@@ -4,10 +4,11 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
-use crate::backend::loopback::LoopbackHub;
+use crate::backend::select::{BackendSelection, select_backend};
 use crate::error::{Error, Result};
+use crate::in_process::InProcess;
 use crate::rank::{Epoch, LocalRank, Rank};
-use crate::roster::{Agreement, Candidate, Member, Roster, Secret, agree};
+use crate::roster::{Candidate, Member, Roster, Secret};
 use crate::store::{MemoryStore, Store};
 
 /// All that a rank gets from joining.
@@ -17,13 +18,11 @@ pub struct Membership {
     /// Who else is there.
     pub roster: Roster,
     /// The one backend for all, and why.
-    pub agreement: Agreement,
+    pub selection: BackendSelection,
     /// The job's shared store.
     pub store: Arc<dyn Store>,
     /// What proves membership on data connections.
     pub secret: Secret,
-    /// Shared memory of ranks that are threads of one process.
-    pub loopback: Option<LoopbackHub>,
 }
 
 /// A place where ranks meet.
@@ -31,8 +30,8 @@ pub trait Rendezvous: Send + Sync {
     /// The local address from which the others can be reached, for the data plane to listen on.
     fn local_address(&self) -> Result<IpAddr>;
 
-    /// What ranks of this rendezvous can share memory through, if they are threads of one process.
-    fn loopback(&self) -> Option<LoopbackHub> {
+    /// What ranks of this rendezvous share, if they are threads of one process.
+    fn in_process(&self) -> Option<InProcess> {
         None
     }
 
@@ -59,7 +58,7 @@ struct Shared {
     candidates: Mutex<Vec<Option<Candidate>>>,
     joined: Condvar,
     store: Arc<MemoryStore>,
-    hub: LoopbackHub,
+    in_process: InProcess,
     secret: Secret,
 }
 
@@ -70,7 +69,7 @@ impl MemoryRendezvous {
             candidates: Mutex::new(vec![None; world_size]),
             joined: Condvar::new(),
             store: Arc::new(MemoryStore::new()),
-            hub: LoopbackHub::new(),
+            in_process: InProcess::new(),
             secret: Secret::random(),
         });
         Rank::all(world_size).map(|rank| Self { rank, shared: Arc::clone(&shared) }).collect()
@@ -82,8 +81,8 @@ impl Rendezvous for MemoryRendezvous {
         Ok(IpAddr::V4(Ipv4Addr::LOCALHOST))
     }
 
-    fn loopback(&self) -> Option<LoopbackHub> {
-        Some(self.shared.hub.clone())
+    fn in_process(&self) -> Option<InProcess> {
+        Some(self.shared.in_process.clone())
     }
 
     fn local_rank(&self) -> Option<LocalRank> {
@@ -113,7 +112,7 @@ impl Rendezvous for MemoryRendezvous {
         }
         let all: Vec<Candidate> = candidates.iter().flatten().cloned().collect();
         drop(candidates);
-        let agreement = agree(&all).map_err(Error::Configuration)?;
+        let selection = select_backend(&all).map_err(|error| Error::Configuration(error.to_string()))?;
         let members = Rank::all(all.len())
             .zip(all)
             .map(|(rank, c)| Member {
@@ -129,10 +128,9 @@ impl Rendezvous for MemoryRendezvous {
         Ok(Membership {
             rank: self.rank,
             roster: Roster { epoch: Epoch(1), members },
-            agreement,
+            selection,
             store: Arc::clone(&shared.store) as Arc<dyn Store>,
             secret: shared.secret.clone(),
-            loopback: Some(shared.hub.clone()),
         })
     }
 }

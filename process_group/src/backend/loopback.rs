@@ -6,6 +6,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::factory::{AnyBackend, BackendFactory, GroupSpec, ProbeContext};
+use super::kind::BackendKind;
+use super::select::Capability;
 use super::{Backend, Completion};
 use crate::call::Call;
 use crate::dtype::DType;
@@ -14,7 +17,6 @@ use crate::operation::{Operation, ReduceOp, Signature};
 use crate::paths::{Path, PathTable};
 use crate::rank::Rank;
 use crate::reduce::{self, Source};
-use crate::roster::BackendKind;
 use crate::sync::lock;
 
 /// How long a rank that timed out waits to hear what the others were doing; all ranks share one clock here.
@@ -22,7 +24,7 @@ const GRACE: Duration = Duration::from_millis(50);
 
 /// The memory that ranks of one process share. Clones are the same hub.
 #[derive(Clone, Default)]
-pub struct LoopbackHub {
+pub(crate) struct LoopbackHub {
     tables: Tables,
 }
 
@@ -31,7 +33,7 @@ type Tables = Arc<Mutex<HashMap<String, Arc<Table>>>>;
 
 impl LoopbackHub {
     /// A hub for ranks that will be given clones of it.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
@@ -287,6 +289,41 @@ impl Backend for Loopback {
             seats.aborted = Some((self.name(self.rank), why.to_string()));
         }
         self.table.changed.notify_all();
+    }
+}
+
+/// Makes the groups of ranks that are threads of this process.
+#[derive(Default)]
+pub(crate) struct Factory {
+    hub: Option<LoopbackHub>,
+}
+
+impl BackendFactory for Factory {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Loopback
+    }
+
+    fn needs_mesh(&self) -> bool {
+        false
+    }
+
+    fn probe(&mut self, context: &ProbeContext<'_>) -> Capability {
+        self.hub = context.in_process.as_ref().map(|shared| LoopbackHub::clone(&shared.get()));
+        match self.hub {
+            Some(_) => Capability::usable(BackendKind::Loopback),
+            None => Capability::unusable(
+                BackendKind::Loopback,
+                "ranks are processes of their own and share no memory",
+            ),
+        }
+    }
+
+    fn connect(&mut self, group: &GroupSpec<'_>) -> Result<AnyBackend> {
+        let Some(hub) = &self.hub else {
+            return Err(Error::Rendezvous("the loopback backend was selected without shared memory".into()));
+        };
+        let members: Vec<Rank> = group.members.iter().map(|member| member.rank).collect();
+        Ok(AnyBackend::Host(Box::new(hub.join(group.name, group.rank, &members))))
     }
 }
 

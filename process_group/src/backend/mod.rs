@@ -1,9 +1,12 @@
 //! Implementations of the collectives.
 
+pub(crate) mod factory;
 mod history;
 pub(crate) mod host;
-pub mod loopback;
+pub(crate) mod kind;
+pub(crate) mod loopback;
 pub(crate) mod nccl;
+pub(crate) mod select;
 pub(crate) mod stream;
 
 use std::sync::Arc;
@@ -14,7 +17,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::operation::Signature;
 use crate::paths::{Path, PathTable};
-use crate::roster::BackendKind;
+use kind::BackendKind;
 use stream::{CapturedCalls, Watchdog};
 
 /// What a backend says when it has taken a call. On host memory the call is done by then.

@@ -7,8 +7,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::GroupInfo;
+use crate::backend::factory::AnyBackend;
 use crate::backend::stream::{self, CapturedCalls};
-use crate::backend::{Backend, Completion, StreamBackend, StreamWork};
+use crate::backend::{Completion, StreamWork};
 use crate::buffer::{Memory, View, ViewMut};
 use crate::call::Call;
 use crate::deadline;
@@ -74,49 +75,10 @@ impl LastWords {
     }
 }
 
-/// What runs the calls: on host memory, done when a call returns, or on streams of a GPU.
-pub(super) enum Runner {
-    Host(Box<dyn Backend>),
-    Stream(Box<dyn StreamBackend>),
-}
-
-impl Runner {
-    pub(super) fn backend(&self) -> &dyn Backend {
-        match self {
-            Self::Host(backend) => &**backend,
-            Self::Stream(backend) => &**backend,
-        }
-    }
-
-    pub(super) fn backend_mut(&mut self) -> &mut dyn Backend {
-        match self {
-            Self::Host(backend) => &mut **backend,
-            Self::Stream(backend) => &mut **backend,
-        }
-    }
-
-    pub(super) fn stream(&self) -> Option<&dyn StreamBackend> {
-        match self {
-            Self::Host(_) => None,
-            Self::Stream(backend) => Some(&**backend),
-        }
-    }
-
-    fn stream_mut(&mut self) -> Option<&mut dyn StreamBackend> {
-        match self {
-            Self::Host(_) => None,
-            Self::Stream(backend) => Some(&mut **backend),
-        }
-    }
-
-    /// Where the buffers of calls must be.
-    pub(super) fn memory(&self) -> Memory {
-        self.stream().map_or(Memory::Host, |backend| Memory::Device(backend.device().ordinal()))
-    }
-}
-
 pub(super) struct Core {
-    pub(super) runner: Runner,
+    pub(super) backend: AnyBackend,
+    /// Where the buffers of calls must be.
+    pub(super) memory: Memory,
     pub(super) failed: Option<Arc<Error>>,
     /// The newest call that reached the backend: number, when, what.
     pub(super) last: Option<LastCall>,
@@ -169,7 +131,7 @@ impl GroupInner {
         {
             let core = &mut *lock(&self.core);
             core.check()?;
-            if let Err(error) = buffers.check(&signature, core.world_size, core.runner.memory()) {
+            if let Err(error) = buffers.check(&signature, core.world_size, core.memory) {
                 return Err(self.fail(core, error));
             }
         }
@@ -209,14 +171,14 @@ impl GroupInner {
 
     /// From here on, calls are captured into a graph.
     pub(super) fn begin_capture(&self) {
-        if let Some(backend) = lock(&self.core).runner.stream_mut() {
+        if let Some(backend) = lock(&self.core).backend.stream_mut() {
             backend.begin_capture();
         }
     }
 
     /// Ends that.
     pub(super) fn end_capture(&self) -> Option<Arc<CapturedCalls>> {
-        lock(&self.core).runner.stream_mut().map(super::super::backend::StreamBackend::end_capture)
+        lock(&self.core).backend.stream_mut().map(super::super::backend::StreamBackend::end_capture)
     }
 
     /// Repeats captured calls, the last of which is collective number `sequence`.
@@ -230,7 +192,7 @@ impl GroupInner {
         core.check()?;
         let started = Instant::now();
         let deadline = core.deadline(started);
-        let (Some(captured), Some(backend)) = (captured, core.runner.stream_mut()) else { return launch() };
+        let (Some(captured), Some(backend)) = (captured, core.backend.stream_mut()) else { return launch() };
         let (signature, path, _) = *captured.calls().counts().last().unwrap_or(&(NOTHING, Path::Local, 0));
         let (mut launch, mut said) = (Some(launch), Ok(()));
         let outcome = backend.replay(captured, deadline, &mut || {
@@ -249,7 +211,7 @@ impl GroupInner {
     pub(super) fn synchronize(&self) -> Result<()> {
         let core = &mut *lock(&self.core);
         let deadline = core.deadline(Instant::now());
-        let outcome = core.check().and_then(|()| match core.runner.stream_mut() {
+        let outcome = core.check().and_then(|()| match core.backend.stream_mut() {
             Some(backend) => backend.synchronize(deadline),
             None => Ok(()),
         });
@@ -258,7 +220,7 @@ impl GroupInner {
 
     /// Lets the others know that this rank makes no more calls.
     pub(super) fn announce_exit(&self) {
-        if let Some(backend) = lock(&self.core).runner.stream() {
+        if let Some(backend) = lock(&self.core).backend.stream() {
             backend.watchdog().announce_exit();
         }
     }
@@ -267,7 +229,7 @@ impl GroupInner {
     pub(super) fn verify_calls(&self, deadline: Instant) -> Result<()> {
         let core = &mut *lock(&self.core);
         let outcome =
-            core.runner.stream().map_or(Ok(()), |backend| backend.watchdog().verify_calls(deadline));
+            core.backend.stream().map_or(Ok(()), |backend| backend.watchdog().verify_calls(deadline));
         self.judge_newest(core, outcome)
     }
 
@@ -317,7 +279,7 @@ impl GroupInner {
         let is_known = found.is_some();
         let error = found.map_or(error, |(rank, reason)| Error::PeerAborted { rank, reason });
         // The links first: they carry the reason at once, where the store may have to be waited for.
-        core.runner.backend_mut().abort(&error);
+        core.backend.backend_mut().abort(&error);
         core.failed = Some(Arc::new(error.clone()));
         if let Some(words) = words.filter(|_| !is_known) {
             words.leave(&error);
@@ -395,7 +357,7 @@ impl Core {
         if self.is_alone(&signature) {
             return self.copy(call);
         }
-        self.runner.backend_mut().submit(call)
+        self.backend.backend_mut().submit(call)
     }
 
     fn submit_all(
@@ -405,7 +367,7 @@ impl Core {
     ) -> Result<Vec<Completion>> {
         let is_alone = calls.iter().any(|(signature, ..)| self.is_alone(signature));
         let deadline = self.deadline(started);
-        if let Some(backend) = self.runner.stream_mut().filter(|_| !is_alone) {
+        if let Some(backend) = self.backend.stream_mut().filter(|_| !is_alone) {
             if let Some(cause) = &self.failed {
                 return Err(Error::Poisoned(Arc::clone(cause)));
             }
@@ -433,7 +395,7 @@ impl Core {
         self.last = Some(LastCall { sequence, started, signature, path: None });
         let call = buffers.call(signature, sequence, self.deadline(started));
         let is_alone = self.is_alone(&signature);
-        match self.runner.stream_mut().filter(|_| !is_alone) {
+        match self.backend.stream_mut().filter(|_| !is_alone) {
             Some(backend) => backend.start(call),
             None => Ok((self.copy(call)?, Box::new(Done))),
         }
@@ -442,7 +404,7 @@ impl Core {
     /// What a group of one does: every operation is at most a copy, as all reductions of one value are the value.
     fn copy(&self, call: Call<'_>) -> Result<Completion> {
         if let (Some(input), Some(mut output)) = (call.input, call.output) {
-            match self.runner.stream() {
+            match self.backend.stream() {
                 Some(backend) => stream::copy(backend.device(), input, &output)?,
                 None => output.host()?.copy_from_slice(input.host()?),
             }

@@ -258,8 +258,8 @@ fn a_profile_keeps_the_times_of_a_group_that_has_ended_and_nothing_of_its_backen
     let mut info = info("timed", 0, 2);
     info.recording.record = true;
     let timings = Arc::clone(&times) as Arc<dyn Timings>;
-    let runner = Runner::Host(Box::new(Timed(times)));
-    let mut group = ProcessGroup::with(info, runner, Some((timings, None)), None);
+    let backend = AnyBackend::Host(Box::new(Timed(times)));
+    let mut group = ProcessGroup::with(info, backend, Some((timings, None)), None);
     let profile = group.profile();
     group.all_reduce(&mut [1.0f32; 4], ReduceOp::Sum).unwrap();
     assert!(left.upgrade().is_some());

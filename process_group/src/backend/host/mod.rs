@@ -6,6 +6,7 @@
 
 mod compiled;
 mod executor;
+mod factory;
 mod link;
 mod spin;
 #[cfg(test)]
@@ -19,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use super::{Backend, Completion};
 use crate::aligned::AlignedBytes;
+use crate::backend::kind::BackendKind;
 use crate::buffer::ViewMut;
 use crate::call::Call;
 use crate::dtype::DType;
@@ -29,12 +31,13 @@ use crate::operation::{Operation, ReduceOp, Signature};
 use crate::paths::host::{Topology, table};
 use crate::paths::{Path, PathTable};
 use crate::rank::Rank;
-use crate::roster::{BackendKind, Member};
+use crate::roster::Member;
 use crate::schedule::Algorithm;
 use crate::schedule::build::CollectiveSpec;
 use crate::wire::frame::{Header, Kind, MAX_REASON};
 use compiled::Compiled;
 use executor::{Context, History, Progress, Run, Spaces};
+pub(crate) use factory::Factory;
 use link::Link;
 use spin::SpinPolicy;
 use transport::{CrossMemory, Tcp, Transport};
@@ -238,7 +241,7 @@ impl Backend for Host {
 }
 
 /// Tells the members that were reached why a group is not made. `me` is this rank's global rank.
-pub(crate) fn decline(me: Rank, members: &[&Member], connections: Vec<Option<Connection>>, why: &Error) {
+fn decline(me: Rank, members: &[&Member], connections: Vec<Option<Connection>>, why: &Error) {
     for (member, connection) in members.iter().zip(connections) {
         if let Some(Connection { stream, .. }) = connection
             && stream.set_nonblocking(true).is_ok()

@@ -110,14 +110,14 @@ impl NcclComm {
     /// that calls run on; none in a group of one.
     pub(super) fn init(&self, init: &CommInit<'_>, deadline: Instant) -> Result<Option<Handle>> {
         let (status, started) = (&*self.status, Instant::now());
-        let members = &status.membership;
+        let members = &status.members;
         let key = members.position as u32;
         match init {
-            CommInit::Split(parent, ..) if members.members.len() == 1 => {
+            CommInit::Split(parent, ..) if members.all.len() == 1 => {
                 self.split(parent, (Kind::Bootstrap, Kind::Abort), None, deadline)?;
                 return Ok(None);
             }
-            CommInit::Id(_) if members.members.len() == 1 => return Ok(None),
+            CommInit::Id(_) if members.all.len() == 1 => return Ok(None),
             CommInit::Id(store) => {
                 self.make_bootstrap(self.unique_id(*store, deadline)?, deadline)?;
                 self.split(self, (Kind::Bootstrap, Kind::Abort), Some((0, key)), deadline)?;
@@ -134,7 +134,7 @@ impl NcclComm {
     }
 
     fn unique_id(&self, store: &dyn Store, deadline: Instant) -> Result<UniqueId> {
-        let (status, members) = (&*self.status, &self.status.membership);
+        let (status, members) = (&*self.status, &self.status.members);
         let key = group_key("nccl", &members.group, "id");
         if members.position == 0 {
             let mut id = UniqueId([0; 128]);
@@ -167,8 +167,8 @@ impl NcclComm {
         self.device.bind()?;
         let mut parents = lock(&self.parents);
         let (place, mut config) = (Place::new(), CommConfig::new(Kind::Bootstrap));
-        let members = &self.status.membership;
-        let (n, rank) = (members.members.len() as i32, members.position as i32);
+        let members = &self.status.members;
+        let (n, rank) = (members.all.len() as i32, members.position as i32);
         // SAFETY: the id is one NCCL made, the rank is below the number, the config has size, magic and version of the
         // layout it has and is read during the call, and the place stays until NCCL is done with it.
         let code =
@@ -261,7 +261,7 @@ impl NcclComm {
             }
             let waited = started.elapsed();
             if Instant::now() >= deadline {
-                let what = format!("{call} of group `{}`", self.status.membership.group);
+                let what = format!("{call} of group `{}`", self.status.members.group);
                 return Err(Error::Timeout { what, waited, missing: self.status.absent() });
             }
             if waited < Duration::from_millis(1) {
@@ -282,8 +282,8 @@ impl NcclComm {
     /// NCCL splits together with all of them, and cannot say whom it waits for. To know it costs a few small messages to the
     /// store, next to the tenths of a second that a split takes.
     pub(crate) fn gather(&self, store: &dyn Store, kind: &str, group: &str, deadline: Instant) -> Result<()> {
-        let (status, members) = (&*self.status, &self.status.membership);
-        let ranks: Vec<Rank> = members.members.iter().map(|member| member.rank).collect();
+        let (status, members) = (&*self.status, &self.status.members);
+        let ranks: Vec<Rank> = members.all.iter().map(|member| member.rank).collect();
         // The watchdog may hear meanwhile that one is lost, or gives up.
         let watched = Watched { store, check: || status.check() };
         gather(&watched, (&members.group, &ranks, members.position), kind, group, deadline)

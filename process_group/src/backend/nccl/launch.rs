@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::communicator::NcclComm;
 use super::reductions::{self, Elements, PostKernel, key_type, nccl_type};
+use crate::backend::kind::BackendKind;
 use crate::backend::stream::Communicator;
 use crate::buffer::ViewMut;
 use crate::call::Call;
@@ -14,7 +15,6 @@ use crate::error::{Error, Result};
 use crate::operation::{Operation, ReduceOp};
 use crate::paths::gpu::{ReductionPlan, nccl_reduction, nccl_table};
 use crate::paths::{Path, PathTable};
-use crate::roster::BackendKind;
 
 /// Enqueues the calls of one group.
 pub(crate) struct NcclLauncher {
@@ -68,7 +68,7 @@ impl Communicator for NcclLauncher {
     }
 
     fn paths(&self) -> PathTable {
-        nccl_table(self.comm.status.membership.members.len())
+        nccl_table(self.comm.status.members.all.len())
     }
 
     fn force(&mut self, path: Option<Path>) -> Result<()> {
@@ -77,7 +77,7 @@ impl Communicator for NcclLauncher {
 
     fn workspace_bytes(&self, call: &Call<'_>) -> usize {
         let (dtype, count) = (call.signature.dtype, call.signature.count);
-        let n = self.comm.status.membership.members.len();
+        let n = self.comm.status.members.all.len();
         let (op, chunks) = match call.signature.operation {
             Operation::AllReduce(op) | Operation::Reduce { op, .. } => (op, 1),
             Operation::ReduceScatter(op) => (op, n),
@@ -276,7 +276,7 @@ impl Launch<'_> {
         let Some(handle) = self.launcher.handle else {
             return Err(Error::invalid(format!(
                 "group `{}` has one member, and no one to exchange messages with",
-                self.launcher.comm.status.membership.group
+                self.launcher.comm.status.members.group
             )));
         };
         let code = call(&self.launcher.comm.nccl, handle);
@@ -284,11 +284,11 @@ impl Launch<'_> {
     }
 
     fn members(&self) -> usize {
-        self.launcher.comm.status.membership.members.len()
+        self.launcher.comm.status.members.all.len()
     }
 
     fn position(&self) -> usize {
-        self.launcher.comm.status.membership.position
+        self.launcher.comm.status.members.position
     }
 
     /// Where the chunk of a rank begins.

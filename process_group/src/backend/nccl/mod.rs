@@ -4,6 +4,7 @@
 
 mod communicator;
 mod config;
+mod factory;
 mod launch;
 mod reductions;
 
@@ -11,25 +12,26 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::stream::{self, Instruments, Membership, Status, StreamGroup};
+use super::stream::{self, GroupMembers, Instruments, Status, StreamGroup};
 use crate::device::{Device, Nccl};
 use crate::error::Result;
-pub(crate) use communicator::{CommInit, NcclComm};
+use communicator::{CommInit, NcclComm};
+pub(crate) use factory::Factory;
 use launch::NcclLauncher;
 
 /// Makes the communicators of a group, with all its members, who are connected by `streams` (none for this rank itself).
 ///
 /// # Errors
 /// Names a member that is lost or does not come by the deadline; those of NCCL and of the GPU.
-pub(crate) fn connect(
+fn connect(
     nccl: Nccl,
     device: &Device,
-    membership: Membership,
+    members: GroupMembers,
     streams: Vec<Option<TcpStream>>,
     (init, instruments): (&CommInit<'_>, Instruments),
     deadline: Instant,
 ) -> Result<(StreamGroup<NcclLauncher>, Arc<NcclComm>)> {
-    let status = Arc::new(Status::new(membership));
+    let status = Arc::new(Status::new(members));
     let comm = Arc::new(NcclComm::new(nccl, device, &status));
     // Watches from here on: a member that dies during the start is noticed too.
     let watchdog = stream::watch(&status, streams, Arc::clone(&comm) as _, device)?;

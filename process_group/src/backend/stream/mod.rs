@@ -26,13 +26,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Backend, Completion, StreamBackend, StreamWork, Timings};
+use crate::backend::kind::BackendKind;
 use crate::buffer::{View, ViewMut};
 use crate::call::Call;
 use crate::device::{Address, Device, Event, Stream};
 use crate::error::{Error, Result};
 use crate::operation::{Operation, Signature};
 use crate::paths::{Path, PathTable};
-use crate::roster::BackendKind;
 use capture::Capture;
 pub(crate) use capture::CapturedCalls;
 use control_mesh::ControlMesh;
@@ -40,7 +40,7 @@ use control_message::ControlMessage;
 use messages::peer;
 use timer::{CallTimer, Started, Throttle};
 use watchdog::{Called, CallerEvent};
-pub(crate) use watchdog::{Membership, Monitored, Status, Watchdog};
+pub(crate) use watchdog::{GroupMembers, Monitored, Status, Watchdog};
 use workspace::Workspace;
 
 /// The stream that the caller computes on.
@@ -317,7 +317,7 @@ impl<C: Communicator> Backend for StreamGroup<C> {
         let completion = self.enqueue(&call, COMPUTE)?;
         if call.signature.operation == Operation::Barrier && !completion.captured {
             let (watchdog, stream) = (&self.watchdog, &self.streams[COMPUTE]);
-            let group = &watchdog.status().membership.group;
+            let group = &watchdog.status().members.group;
             let what = || format!("call {} of group `{group}`, barrier,", call.sequence);
             watchdog.wait(what, None, call.deadline, || Ok(stream.is_idle()?))?;
         }
@@ -400,7 +400,7 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
 
     fn synchronize(&mut self, deadline: Instant) -> Result<()> {
         let (watchdog, [compute, side]) = (&self.watchdog, &self.streams);
-        let group = &watchdog.status().membership.group;
+        let group = &watchdog.status().members.group;
         let what = || format!("waiting for GPU {} in group `{group}`", self.device.ordinal());
         watchdog.wait(what, None, deadline, || Ok(compute.is_idle()? && side.is_idle()?))?;
         watchdog.report(CallerEvent::Idle);
@@ -440,7 +440,7 @@ struct SideCall {
 impl StreamWork for SideCall {
     fn wait(&mut self) -> Result<()> {
         let Self { watchdog, done, signature, sequence, .. } = self;
-        let group = &watchdog.status().membership.group;
+        let group = &watchdog.status().members.group;
         let what = || format!("call {sequence} of group `{group}`, {signature},");
         watchdog.wait(what, peer(signature), self.deadline, || Ok(done.is_done()?))
     }

@@ -33,25 +33,25 @@ const REBUTTAL: Duration = Duration::from_millis(200);
 
 /// Who is in a group.
 #[derive(Clone, Debug)]
-pub(crate) struct Membership {
+pub(crate) struct GroupMembers {
     /// Name of the group.
     pub(crate) group: String,
     /// In group order.
-    pub(crate) members: Vec<Member>,
+    pub(crate) all: Vec<Member>,
     /// This rank's position.
     pub(crate) position: usize,
 }
 
-impl Membership {
+impl GroupMembers {
     /// Global rank of the member at a position.
     pub(crate) fn rank(&self, position: usize) -> Rank {
-        self.members[position].rank
+        self.all[position].rank
     }
 
     /// Positions of all other members.
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let me = self.position;
-        (0..self.members.len()).filter(move |position| *position != me)
+        (0..self.all.len()).filter(move |position| *position != me)
     }
 }
 
@@ -185,7 +185,7 @@ struct Verification {
 /// The state of a watchdog.
 #[derive(Debug)]
 pub(crate) struct Core {
-    membership: Arc<Membership>,
+    members: Arc<GroupMembers>,
     phase: Phase,
     log: CallLog,
     detector: DesyncDetector,
@@ -203,10 +203,10 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(membership: Arc<Membership>) -> Self {
-        let n = membership.members.len();
+    pub(crate) fn new(members: Arc<GroupMembers>) -> Self {
+        let n = members.all.len();
         Self {
-            membership,
+            members,
             phase: Phase::Watching,
             log: CallLog::default(),
             detector: DesyncDetector::new(n),
@@ -367,7 +367,7 @@ impl Core {
             ControlMessage::Head(head) => self.detector.head(position, head),
             ControlMessage::Aborted(reason) => match &self.phase {
                 Phase::Watching => {
-                    let rank = self.membership.rank(position);
+                    let rank = self.members.rank(position);
                     self.fail(Error::PeerAborted { rank, reason }, out);
                 }
                 // A member that gives up has been there.
@@ -375,7 +375,7 @@ impl Core {
                 Phase::Failed => {}
             },
             ControlMessage::Expired(sequence, what) if self.is_watching() => {
-                let rank = self.membership.rank(position);
+                let rank = self.members.rank(position);
                 self.tell_progress(out);
                 self.ask(now, sequence, Expired::At { rank, what });
             }
@@ -455,12 +455,12 @@ impl Core {
                 Finding::Diverged(position, divergence) => self.mismatch(position, divergence, out),
                 Finding::Unresolved(position, sequence) => {
                     let error = Error::Mismatch {
-                        group: self.membership.group.clone(),
+                        group: self.members.group.clone(),
                         sequence,
                         field: "a call that is not remembered any more",
-                        rank: self.membership.rank(self.membership.position),
+                        rank: self.members.rank(self.members.position),
                         mine: "these up to it".into(),
-                        peer: self.membership.rank(position),
+                        peer: self.members.rank(position),
                         theirs: "others".into(),
                     };
                     self.give_up(error, out);
@@ -472,8 +472,8 @@ impl Core {
 
     fn mismatch(&mut self, position: usize, divergence: Divergence, out: &mut Vec<Action>) {
         let Divergence { sequence, mine, theirs } = divergence;
-        let [me, peer] = [self.membership.position, position].map(|position| self.membership.rank(position));
-        let error = Error::mismatch(&self.membership.group, sequence, (me, &mine), (peer, &theirs));
+        let [me, peer] = [self.members.position, position].map(|position| self.members.rank(position));
+        let error = Error::mismatch(&self.members.group, sequence, (me, &mine), (peer, &theirs));
         self.give_up(error, out);
     }
 
@@ -512,22 +512,22 @@ impl Core {
     fn verify(&mut self, now: Instant, out: &mut Vec<Action>) {
         let Some(Verification { deadline, more_since }) = &mut self.verification else { return };
         let made = self.log.head().sequence;
-        let outcome = match self.detector.verdict(self.membership.position, made) {
+        let outcome = match self.detector.verdict(self.members.position, made) {
             Verdict::Same => Ok(Vec::new()),
             Verdict::More(..) if now.saturating_duration_since(*more_since.get_or_insert(now)) < REBUTTAL => {
                 return;
             }
             Verdict::More(position, theirs) => Err(Error::Mismatch {
-                group: self.membership.group.clone(),
+                group: self.members.group.clone(),
                 sequence: made + 1,
                 field: "the number of calls",
-                rank: self.membership.rank(self.membership.position),
+                rank: self.members.rank(self.members.position),
                 mine: format!("{made} collectives in all"),
-                peer: self.membership.rank(position),
+                peer: self.members.rank(position),
                 theirs: format!("{theirs}"),
             }),
             Verdict::Open(positions) if now >= *deadline => {
-                Ok(positions.into_iter().map(|position| self.membership.rank(position)).collect())
+                Ok(positions.into_iter().map(|position| self.members.rank(position)).collect())
             }
             Verdict::Disputed | Verdict::Open(_) => return,
         };
@@ -543,9 +543,9 @@ impl Core {
         if std::mem::replace(&mut self.has_announced_exit, true) {
             return;
         }
-        let (first, calls) = self.detector.uncompared(&self.log, self.membership.position);
+        let (first, calls) = self.detector.uncompared(&self.log, self.members.position);
         broadcast_calls(first, &calls, out);
-        for position in self.membership.others() {
+        for position in self.members.others() {
             out.push(Action::Send(position, ControlMessage::Exchanged(self.messages.with(position))));
         }
         out.push(Action::Broadcast(ControlMessage::LastHead(self.log.head())));
@@ -576,7 +576,7 @@ impl Core {
     }
 
     fn lose(&mut self, position: usize, detail: &str, out: &mut Vec<Action>) {
-        let member = &self.membership.members[position];
+        let member = &self.members.all[position];
         let error = Error::PeerLost {
             rank: member.rank,
             host: member.host.clone(),
@@ -603,7 +603,7 @@ impl Core {
         out.push(Action::Broadcast(ControlMessage::Expired(sequence, reason)));
         match peer {
             Some(peer) => {
-                let missing = vec![self.membership.rank(peer.index())];
+                let missing = vec![self.members.rank(peer.index())];
                 self.fail(Error::Timeout { what, waited, missing }, out);
             }
             None => self.ask(now, sequence, Expired::Here { what, waited }),
@@ -613,7 +613,7 @@ impl Core {
     /// Tells the others how many collectives this rank has called.
     fn tell_progress(&mut self, out: &mut Vec<Action>) {
         let mine = self.log.head().sequence;
-        self.progress[self.membership.position] = Some(mine);
+        self.progress[self.members.position] = Some(mine);
         out.push(Action::Broadcast(ControlMessage::Progress(mine)));
     }
 
@@ -630,7 +630,7 @@ impl Core {
         }
         let sequence = *sequence;
         let is_missing = |progress: &Option<u64>| progress.is_none_or(|progress| progress < sequence);
-        let members = self.membership.members.iter().zip(&self.progress);
+        let members = self.members.all.iter().zip(&self.progress);
         let missing: Vec<Rank> =
             members.filter(|(_, p)| is_missing(p)).map(|(member, _)| member.rank).collect();
         let Phase::Asking { expired, .. } = std::mem::replace(&mut self.phase, Phase::Failed) else { return };
@@ -656,7 +656,7 @@ impl Core {
     }
 
     fn words(&self, call: Option<Signature>, sequence: u64) -> String {
-        format!("call {sequence} of group `{}`, {},", self.membership.group, words(call))
+        format!("call {sequence} of group `{}`, {},", self.members.group, words(call))
     }
 }
 

@@ -63,7 +63,7 @@ impl Driver {
         stream: Stream,
         (reports, reuse): (Receiver<Report>, Sender<Arc<Event>>),
     ) -> Self {
-        let core = Core::new(Arc::clone(&status.membership));
+        let core = Core::new(Arc::clone(&status.members));
         Self {
             status,
             mesh,
@@ -202,7 +202,7 @@ impl Driver {
     }
 
     fn fail(&self, error: Error) {
-        tracing::debug!(group = self.status.membership.group, %error, "a group is given up");
+        tracing::debug!(group = self.status.members.group, %error, "a group is given up");
         if self.status.fail(error) {
             std::thread::sleep(HEARD);
             retire(&self.status, &self.monitored);

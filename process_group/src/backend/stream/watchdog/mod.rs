@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-pub(crate) use self::core::Membership;
+pub(crate) use self::core::GroupMembers;
 pub(super) use self::core::{Called, CallerEvent};
 use self::driver::{Driver, Report};
 use self::status::Inside;
@@ -68,7 +68,7 @@ impl Watchdog {
         let (reuse, free) = mpsc::channel();
         let driver = Driver::new(Arc::clone(&status), mesh, Arc::clone(&monitored), stream, (inbox, reuse));
         let thread = std::thread::Builder::new()
-            .name(format!("ryz-watch-{}", status.membership.group))
+            .name(format!("ryz-watch-{}", status.members.group))
             .spawn(move || driver.run())
             .map_err(|e| Error::Transport(format!("cannot start the group's watchdog thread: {e}")))?;
         let (free, thread) = (Mutex::new(free), Mutex::new(Some(thread)));
@@ -157,7 +157,7 @@ impl Watchdog {
         let late = deadline + VERDICT;
         let unverified = self.status.verified_by(late)?;
         if !unverified.is_empty() {
-            let (group, ranks) = (&self.status.membership.group, rank::list(&unverified));
+            let (group, ranks) = (&self.status.members.group, rank::list(&unverified));
             tracing::warn!(group, ranks, "their calls have not been compared with this rank's in time");
         }
         Ok(())
@@ -201,7 +201,7 @@ impl Drop for Watchdog {
 /// Ends a communicator by force, on a thread that is left to itself if the library does not come back.
 fn retire(status: &Arc<Status>, monitored: &Arc<dyn Monitored>) {
     if !in_time(status, monitored, |monitored| monitored.abort()) {
-        let group = &status.membership.group;
+        let group = &status.members.group;
         tracing::warn!(group, "the library does not come back from ending a communicator; it is left");
     }
 }
@@ -210,7 +210,7 @@ fn retire(status: &Arc<Status>, monitored: &Arc<dyn Monitored>) {
 fn in_time(status: &Arc<Status>, monitored: &Arc<dyn Monitored>, end: fn(&dyn Monitored)) -> bool {
     let monitored = Arc::clone(monitored);
     let (done, is_done) = mpsc::channel();
-    let name = format!("ryz-end-{}", status.membership.group);
+    let name = format!("ryz-end-{}", status.members.group);
     let thread = std::thread::Builder::new().name(name).spawn(move || {
         end(&*monitored);
         let _ = done.send(());

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::core::{Membership, Unverified};
+use super::core::{GroupMembers, Unverified};
 use crate::error::{Error, Result};
 use crate::rank::Rank;
 use crate::sync::lock;
@@ -15,7 +15,7 @@ const NAP: Duration = Duration::from_micros(50);
 
 /// Who is in a group, whether it has failed, and whether a caller is inside the library.
 pub(crate) struct Status {
-    pub(crate) membership: Arc<Membership>,
+    pub(crate) members: Arc<GroupMembers>,
     /// Whether `verdict.failure` is there.
     failed: AtomicBool,
     verdict: Mutex<Verdict>,
@@ -38,18 +38,18 @@ struct Verdict {
 }
 
 impl Status {
-    pub(crate) fn new(membership: Membership) -> Self {
-        let Membership { members, position, .. } = &membership;
+    pub(crate) fn new(members: GroupMembers) -> Self {
+        let GroupMembers { all, position, .. } = &members;
         Self {
             failed: AtomicBool::new(false),
             verdict: Mutex::default(),
             changed: Condvar::new(),
-            here: (0..members.len()).map(|member| AtomicBool::new(member == *position)).collect(),
+            here: (0..all.len()).map(|member| AtomicBool::new(member == *position)).collect(),
             entered: AtomicU64::new(0),
             exited: AtomicU64::new(0),
             requested: AtomicBool::new(false),
             stop: AtomicBool::new(false),
-            membership: Arc::new(membership),
+            members: Arc::new(members),
         }
     }
 
@@ -60,7 +60,7 @@ impl Status {
 
     /// Members from which nothing has been heard.
     pub(crate) fn absent(&self) -> Vec<Rank> {
-        let members = self.membership.members.iter().zip(&self.here);
+        let members = self.members.all.iter().zip(&self.here);
         members.filter(|(_, here)| !here.load(Ordering::Acquire)).map(|(member, _)| member.rank).collect()
     }
 

@@ -127,9 +127,9 @@ impl Network {
             .collect();
         let nodes = (0..members)
             .map(|position| {
-                let membership = Membership { group: "g".into(), members: all.clone(), position };
+                let members = GroupMembers { group: "g".into(), all: all.clone(), position };
                 Node {
-                    core: Core::new(Arc::new(membership)),
+                    core: Core::new(Arc::new(members)),
                     is_alive: true,
                     is_stopped: false,
                     is_leaving: false,

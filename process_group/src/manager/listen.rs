@@ -1,4 +1,4 @@
-//! What a rank says of itself before it joins: where it listens, and what it can use.
+//! Where a rank listens for links of the others.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -8,7 +8,6 @@ use ryzanstein_config::Config;
 use crate::error::{Error, Result};
 use crate::mesh::Bound;
 use crate::rendezvous::Rendezvous;
-use crate::roster::{BackendKind, Capability};
 
 pub(super) fn listen(config: &Config, rendezvous: &dyn Rendezvous) -> Result<Bound> {
     let tcp = &config.process_group.tcp;
@@ -34,25 +33,4 @@ fn address_of(interface: &str) -> Result<IpAddr> {
             names.join(", ")
         ))
     })
-}
-
-pub(super) fn capabilities(
-    bound: Option<&Result<Bound>>,
-    rendezvous: &dyn Rendezvous,
-    no_nccl: Option<&String>,
-) -> Vec<Capability> {
-    let tcp = match bound {
-        Some(Ok(_)) => None,
-        Some(Err(error)) => Some(error.to_string()),
-        None => Some("another backend was asked for".into()),
-    };
-    let loopback = match rendezvous.loopback() {
-        Some(_) => None,
-        None => Some("ranks are processes of their own and share no memory".into()),
-    };
-    vec![
-        Capability { backend: BackendKind::Nccl, obstacle: no_nccl.cloned() },
-        Capability { backend: BackendKind::Loopback, obstacle: loopback },
-        Capability { backend: BackendKind::Tcp, obstacle: tcp },
-    ]
 }

@@ -1,0 +1,136 @@
+//! The registry of backends: how each is found usable, and connects groups.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use ryzanstein_config::{BackendChoice, Config};
+
+use super::kind::BackendKind;
+use super::select::Capability;
+use super::{Backend, StreamBackend};
+use super::{host, loopback, nccl};
+use crate::device::Surroundings;
+use crate::error::{Error, Result};
+use crate::in_process::InProcess;
+use crate::mesh::{Connection, Mesh, Peers, Unconnected};
+use crate::rank::{LocalRank, Rank};
+use crate::roster::Member;
+use crate::store::Store;
+
+/// What a rank knows before it joins.
+pub(crate) struct ProbeContext<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) surroundings: &'a Surroundings,
+    /// The rank's position on its host, where it is known already.
+    pub(crate) local_rank: Option<LocalRank>,
+    /// What ranks that are threads of this process share.
+    pub(crate) in_process: Option<InProcess>,
+    /// Whether the rank listens for links of the others.
+    pub(crate) listens: Result<()>,
+}
+
+/// Who makes a group at the same time.
+#[derive(Clone, Copy)]
+pub(crate) enum Together<'a> {
+    /// Every rank of the job makes a group of this kind.
+    Everybody(&'a str),
+    /// Its members only.
+    Members,
+}
+
+/// A group to be connected.
+pub(crate) struct GroupSpec<'a> {
+    pub(crate) name: &'a str,
+    /// This rank's position in the group.
+    pub(crate) rank: Rank,
+    /// In group order.
+    pub(crate) members: Vec<&'a Member>,
+    pub(crate) together: Together<'a>,
+    pub(crate) config: &'a Config,
+    pub(crate) store: &'a Arc<dyn Store>,
+    /// Links to the other ranks; there where the backend [needs them](BackendFactory::needs_mesh).
+    pub(crate) mesh: Option<&'a Mesh>,
+    pub(crate) deadline: Instant,
+}
+
+impl GroupSpec<'_> {
+    /// One link to each other member.
+    ///
+    /// # Errors
+    /// Names the members that were not reached, with the connections that were made.
+    pub(crate) fn connect(&self) -> Result<Peers<Connection>, Box<Unconnected>> {
+        match self.mesh {
+            Some(mesh) => mesh.connect(self.name, &self.members, self.deadline),
+            None => Err(Box::new(Unconnected {
+                error: Error::Transport("this rank does not listen for links of the others".into()),
+                connections: Vec::new(),
+            })),
+        }
+    }
+}
+
+/// A backend of a group: its calls are done on host memory when they return, or run on streams of a GPU.
+pub(crate) enum AnyBackend {
+    Host(Box<dyn Backend>),
+    Stream(Box<dyn StreamBackend>),
+}
+
+impl AnyBackend {
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        match self {
+            Self::Host(backend) => &**backend,
+            Self::Stream(backend) => &**backend,
+        }
+    }
+
+    pub(crate) fn backend_mut(&mut self) -> &mut dyn Backend {
+        match self {
+            Self::Host(backend) => &mut **backend,
+            Self::Stream(backend) => &mut **backend,
+        }
+    }
+
+    pub(crate) fn stream(&self) -> Option<&dyn StreamBackend> {
+        match self {
+            Self::Host(_) => None,
+            Self::Stream(backend) => Some(&**backend),
+        }
+    }
+
+    pub(crate) fn stream_mut(&mut self) -> Option<&mut dyn StreamBackend> {
+        match self {
+            Self::Host(_) => None,
+            Self::Stream(backend) => Some(&mut **backend),
+        }
+    }
+}
+
+/// Makes the groups of one backend on this rank.
+pub(crate) trait BackendFactory: Send {
+    /// Which backend.
+    fn kind(&self) -> BackendKind;
+
+    /// Whether groups need links between their members.
+    fn needs_mesh(&self) -> bool;
+
+    /// Finds out, before this rank joins, whether it can use the backend, and takes what it would use.
+    fn probe(&mut self, context: &ProbeContext<'_>) -> Capability;
+
+    /// Connects a group, with all its members. Called when all ranks have selected this backend.
+    ///
+    /// # Errors
+    /// Names the members that did not come by the deadline.
+    fn connect(&mut self, group: &GroupSpec<'_>) -> Result<AnyBackend>;
+}
+
+/// The factories of the backends that a choice allows, the preferred one first.
+pub(crate) fn factories(choice: BackendChoice) -> Vec<Box<dyn BackendFactory>> {
+    let make = |kind: &BackendKind| -> Box<dyn BackendFactory> {
+        match kind {
+            BackendKind::Nccl => Box::new(nccl::Factory::default()),
+            BackendKind::Loopback => Box::new(loopback::Factory::default()),
+            BackendKind::Tcp => Box::new(host::Factory),
+        }
+    };
+    BackendKind::allowed_by(choice).iter().map(make).collect()
+}

@@ -1,0 +1,48 @@
+//! The names of backends.
+
+use std::fmt;
+
+use ryzanstein_config::BackendChoice;
+use serde::{Deserialize, Serialize};
+
+/// An implementation of the collectives.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BackendKind {
+    /// NVIDIA's library, for GPUs.
+    Nccl,
+    /// Ranks as threads of one process.
+    Loopback,
+    /// Our own collectives over TCP, for CPUs.
+    Tcp,
+}
+
+impl BackendKind {
+    /// All kinds; `auto` takes the first that every rank can use.
+    pub const BY_PREFERENCE: [Self; 3] = [Self::Nccl, Self::Loopback, Self::Tcp];
+
+    /// The kinds that a choice allows, the preferred one first.
+    pub fn allowed_by(choice: BackendChoice) -> &'static [Self] {
+        match choice {
+            BackendChoice::Auto => &Self::BY_PREFERENCE,
+            BackendChoice::Nccl => &[Self::Nccl],
+            BackendChoice::Loopback => &[Self::Loopback],
+            BackendChoice::Tcp => &[Self::Tcp],
+        }
+    }
+
+    /// The name used in configuration.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Nccl => "nccl",
+            Self::Loopback => "loopback",
+            Self::Tcp => "tcp",
+        }
+    }
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}

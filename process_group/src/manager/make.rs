@@ -1,0 +1,76 @@
+//! Groups, made one after another.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ryzanstein_config::Config;
+
+use crate::backend::factory::{BackendFactory, GroupSpec, Together};
+use crate::error::Result;
+use crate::group::{GroupInfo, ProcessGroup};
+use crate::mesh::Mesh;
+use crate::profile::Recording;
+use crate::rank::Rank;
+use crate::rendezvous::Membership;
+use crate::roster::Member;
+use crate::self_check;
+
+/// Everything that making one more group needs.
+pub(super) struct GroupMaker {
+    pub(super) config: Config,
+    pub(super) membership: Membership,
+    /// Links to the other ranks, where the backend needs them.
+    pub(super) mesh: Option<Mesh>,
+    /// Of the backend that was selected.
+    pub(super) factory: Box<dyn BackendFactory>,
+}
+
+impl GroupMaker {
+    /// Connects a group of these ranks, which this one is among, and has it prove itself.
+    pub(super) fn make(
+        &mut self,
+        name: &str,
+        ranks: Vec<Rank>,
+        together: Together<'_>,
+        deadline: Instant,
+    ) -> Result<ProcessGroup> {
+        let (settings, membership) = (&self.config.process_group, &self.membership);
+        let position = ranks.iter().position(|r| *r == membership.rank).expect("only members make a group");
+        let rank = Rank(position as u32);
+        let members: Vec<&Member> = ranks.iter().map(|r| &membership.roster.members[r.index()]).collect();
+        let backend = self.factory.connect(&GroupSpec {
+            name,
+            rank,
+            members,
+            together,
+            config: &self.config,
+            store: &membership.store,
+            mesh: self.mesh.as_ref(),
+            deadline,
+        })?;
+        let profile = &self.config.profile;
+        let recording = Recording {
+            record: profile.enabled,
+            threshold: profile.slow_call,
+            every: profile.slow_call_every,
+        };
+        let info = GroupInfo {
+            name: name.to_owned(),
+            rank,
+            members: ranks,
+            timeout: settings.timeout.get(),
+            bucket_bytes: settings.coalesce.as_usize(),
+            recording,
+        };
+        let mut group = ProcessGroup::on(info, backend, Some(Arc::clone(&membership.store)));
+        if settings.self_check {
+            let timeout = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
+            group.set_timeout(timeout);
+            // The first calls connect the ranks, and take as long as that does. A rank whose path is refused must not leave as
+            // one who is done.
+            group.unrecorded(self_check::run).inspect_err(|error| group.abort(error))?;
+            group.set_timeout(settings.timeout.get());
+        }
+        Ok(group)
+    }
+}
