@@ -4,11 +4,10 @@
 
 use std::sync::Arc;
 
-use ryzanstein_process_group::{ProcessGroup, ReduceOp};
+use ryzanstein_process_group::{DType, ProcessGroup, ReduceOp};
 
 use crate::checkpoint::{Cut, Loader, Part};
 use crate::compute::{Compute, Step};
-use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::linear::gather_columns;
 use crate::shard;
@@ -71,7 +70,7 @@ impl VocabParallelEmbedding {
     pub fn forward(
         &self,
         step: &Step,
-        out: Dtype,
+        out: DType,
         compute: &dyn Compute,
         group: &mut ProcessGroup,
     ) -> Result<Tensor> {
@@ -101,7 +100,7 @@ impl ParallelHead {
     /// # Errors
     /// When shapes do not fit or the group fails.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut ProcessGroup) -> Result<Tensor> {
-        let local = compute.linear(x, &self.weight.rows, None, Dtype::F32)?;
+        let local = compute.linear(x, &self.weight.rows, None, DType::F32)?;
         gather_columns(&local, self.weight.vocabulary, compute, group)
     }
 }

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use ryzanstein_process_group as process_group;
 
+use crate::float::UnsupportedDType;
+
 /// The result of everything here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -49,6 +51,10 @@ pub enum Error {
     #[error("invalid input: {0}")]
     Input(String),
 
+    /// The caller asked for a tensor of a type that tensors do not have.
+    #[error(transparent)]
+    DType(#[from] UnsupportedDType),
+
     /// Another rank could not do its part.
     #[error("rank {rank} failed: {reason}")]
     Peer {
@@ -72,7 +78,11 @@ impl Error {
     /// asked for cannot be, or the model's files are not there, damaged or of a kind that is not supported.
     pub fn is_permanent(&self) -> bool {
         match self {
-            Self::Configuration(_) | Self::Input(_) | Self::Model { .. } | Self::Checkpoint { .. } => true,
+            Self::Configuration(_)
+            | Self::Input(_)
+            | Self::DType(_)
+            | Self::Model { .. }
+            | Self::Checkpoint { .. } => true,
             Self::Io { source, .. } => matches!(
                 source.kind(),
                 ErrorKind::NotFound

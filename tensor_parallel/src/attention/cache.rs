@@ -1,7 +1,8 @@
 //! Keys and values of the positions seen so far, of this rank's heads only.
 
+use ryzanstein_process_group::DType;
+
 use crate::compute::{Compute, LayerCache, Places};
-use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 
 /// The cache of some sequences: every layer's keys and values of this rank's heads.
@@ -22,7 +23,7 @@ impl KvCache {
         compute: &dyn Compute,
         layers: usize,
         [sequences, kv_heads, capacity, head_dim]: [usize; 4],
-        dtype: Dtype,
+        dtype: DType,
     ) -> Result<Self> {
         let layer = |_| LayerCache::new(compute, [sequences, kv_heads, capacity, head_dim], dtype);
         let layers = (0..layers).map(layer).collect::<Result<_>>()?;

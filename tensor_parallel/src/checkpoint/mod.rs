@@ -16,9 +16,10 @@ use serde::Deserialize;
 
 use self::header::Entry;
 use self::mmap::MappedFile;
-use self::slice::Stored;
+use self::slice::StoredMatrix;
 pub use self::source::{Cut, Loader, LocalSource, MemorySource, Part, RootSource, WeightSource};
-use crate::dtype::Dtype;
+use ryzanstein_process_group::DType;
+
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -152,16 +153,16 @@ impl Checkpoint {
     ///
     /// # Errors
     /// When one is missing or of a type that is not supported.
-    pub fn common_dtype<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<Dtype> {
+    pub fn common_dtype<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<DType> {
         let mut common = None;
         for name in names {
             let (file, entry) = self.find(name)?;
             let dtype = self.dtype(name, file, entry)?;
             if *common.get_or_insert(dtype) != dtype {
-                return Ok(Dtype::F32);
+                return Ok(DType::F32);
             }
         }
-        Ok(common.unwrap_or(Dtype::F32))
+        Ok(common.unwrap_or(DType::F32))
     }
 
     /// Checks that a tensor is there, of a supported type and of this shape. Reads none of its data.
@@ -226,11 +227,11 @@ impl Checkpoint {
         }
     }
 
-    fn dtype(&self, name: &str, file: usize, entry: &Entry) -> Result<Dtype> {
+    fn dtype(&self, name: &str, file: usize, entry: &Entry) -> Result<DType> {
         match entry.dtype.as_str() {
-            "F32" => Ok(Dtype::F32),
-            "F16" => Ok(Dtype::F16),
-            "BF16" => Ok(Dtype::Bf16),
+            "F32" => Ok(DType::F32),
+            "F16" => Ok(DType::F16),
+            "BF16" => Ok(DType::BF16),
             other => {
                 let reason = format!("expected type F32, F16 or BF16, found {other}");
                 Err(Error::checkpoint(&self.files[file].path, Some(name), reason))
@@ -238,7 +239,7 @@ impl Checkpoint {
         }
     }
 
-    fn stored(&self, name: &str, shape: &[usize]) -> Result<(usize, Range<usize>, Stored<'_>)> {
+    fn stored(&self, name: &str, shape: &[usize]) -> Result<(usize, Range<usize>, StoredMatrix<'_>)> {
         let (file, entry) = self.find(name)?;
         let dtype = self.dtype(name, file, entry)?;
         let WeightFile { path, map } = &self.files[file];
@@ -247,7 +248,11 @@ impl Checkpoint {
             return Err(Error::checkpoint(path, Some(name), reason));
         }
         let bytes = &map.bytes()[entry.bytes.clone()];
-        Ok((file, entry.bytes.clone(), Stored { bytes, dtype, columns: shape.iter().skip(1).product() }))
+        Ok((
+            file,
+            entry.bytes.clone(),
+            StoredMatrix { bytes, dtype, columns: shape.iter().skip(1).product() },
+        ))
     }
 }
 

@@ -3,11 +3,10 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use ryzanstein_process_group::{Buffer as _, ProcessGroup, Rank};
+use ryzanstein_process_group::{Buffer as _, DType, ProcessGroup, Rank};
 
 use super::Checkpoint;
 use crate::compute::Compute;
-use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -170,7 +169,7 @@ pub struct Loader<'a> {
     compute: Option<&'a dyn Compute>,
     rank: usize,
     world_size: usize,
-    weights: Dtype,
+    weights: DType,
 }
 
 impl std::fmt::Debug for Loader<'_> {
@@ -184,7 +183,7 @@ impl std::fmt::Debug for Loader<'_> {
 
 impl<'a> Loader<'a> {
     /// Loads for one rank of `world_size`, matrices in the type `weights`, into host memory.
-    pub fn new(source: &'a mut dyn WeightSource, rank: usize, world_size: usize, weights: Dtype) -> Self {
+    pub fn new(source: &'a mut dyn WeightSource, rank: usize, world_size: usize, weights: DType) -> Self {
         Self { source, compute: None, rank, world_size, weights }
     }
 
@@ -195,7 +194,7 @@ impl<'a> Loader<'a> {
     }
 
     /// A loader for as long as this one is lent: for a model that computes on `compute` with `activations`.
-    pub(crate) fn lend<'b>(&'b mut self, compute: &'b dyn Compute, activations: Dtype) -> Loader<'b> {
+    pub(crate) fn lend<'b>(&'b mut self, compute: &'b dyn Compute, activations: DType) -> Loader<'b> {
         let weights = compute.weights(self.weights, activations);
         Loader {
             source: &mut *self.source,
@@ -206,10 +205,10 @@ impl<'a> Loader<'a> {
         }
     }
 
-    fn zeros(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
+    fn zeros(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         match self.compute {
             Some(compute) => compute.zeros(shape, dtype),
-            None => Ok(Tensor::zeros(shape, dtype)),
+            None => Tensor::zeros(shape, dtype),
         }
     }
 
@@ -242,7 +241,7 @@ impl<'a> Loader<'a> {
     /// What the source reports.
     pub fn vector(&mut self, parts: &[Part<'_>]) -> Result<Tensor> {
         let length = parts.iter().map(|p| p.of(self.rank).0.len()).sum();
-        let mut target = self.zeros(&[length], Dtype::F32)?;
+        let mut target = self.zeros(&[length], DType::F32)?;
         self.fill(parts, &mut target)?;
         Ok(target)
     }

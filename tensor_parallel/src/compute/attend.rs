@@ -12,8 +12,8 @@ use rayon::prelude::*;
 
 use super::operations::{AttentionCall, LayerCache};
 use super::skinny;
-use crate::dtype::Float;
 use crate::error::Result;
+use crate::float::Float;
 use crate::storage::{Storage, with_elements};
 use crate::tensor::Tensor;
 use crate::threads::{Threads, WORTH_THREADS};

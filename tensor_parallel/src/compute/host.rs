@@ -4,16 +4,16 @@ use std::ops::Range;
 
 use pulp::Arch;
 use rayon::prelude::*;
-use ryzanstein_process_group::Element as _;
+use ryzanstein_process_group::{DType, Element as _};
 
 use super::operations::{AttentionCall, Compute, LayerCache};
 use super::step::{Places, Step};
 use super::{attend, matmul, skinny};
-use crate::dtype::{Dtype, Float};
 use crate::error::{Error, Result};
+use crate::float::{self, Float};
 use crate::rotary::Rotary;
 use crate::storage::{Storage, with_elements};
-use crate::tensor::Tensor;
+use crate::tensor::{Tensor, element_count};
 use crate::threads::{Threads, WORTH_THREADS};
 
 /// Weights of a 16-bit type are widened for a blocked product this many at a time.
@@ -96,12 +96,17 @@ fn shapes(what: &str, a: &Tensor, b: &Tensor) -> Error {
 }
 
 /// Builds a tensor row by row: `fill` gets the row's number and `columns` values to set.
-fn build(rows: usize, columns: usize, dtype: Dtype, mut fill: impl FnMut(usize, &mut [f32])) -> Tensor {
+fn build(
+    rows: usize,
+    columns: usize,
+    dtype: DType,
+    mut fill: impl FnMut(usize, &mut [f32]),
+) -> Result<Tensor> {
     let shape = [rows, columns];
     if columns == 0 {
         return Tensor::zeros(&shape, dtype);
     }
-    let mut out = Storage::zeros(rows * columns, dtype);
+    let mut out = Storage::zeros(element_count(&shape, dtype)?, dtype)?;
     match &mut out {
         Storage::F32(out) => out.chunks_exact_mut(columns).enumerate().for_each(|(i, row)| fill(i, row)),
         half => {
@@ -116,21 +121,21 @@ fn build(rows: usize, columns: usize, dtype: Dtype, mut fill: impl FnMut(usize, 
             }
         }
     }
-    Tensor::from_storage(&shape, out)
+    Ok(Tensor::from_storage(&shape, out))
 }
 
 impl Compute for Host {
-    fn zeros(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
-        let bytes = shape.iter().try_fold(dtype.size(), |bytes, n| bytes.checked_mul(*n));
+    fn zeros(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        float::check(dtype)?;
         // Small ones are there as surely as anything.
         let has_room = |bytes| bytes < LARGE || Vec::<u8>::new().try_reserve_exact(bytes).is_ok();
-        if bytes.is_none_or(|bytes| !has_room(bytes)) {
+        if element_count(shape, dtype).is_err() || !has_room(shape.iter().product::<usize>() * dtype.size()) {
             return Err(Error::Configuration(format!(
                 "this host has no memory for an array of shape {shape:?} in {dtype}; give it fewer positions (a smaller \
                  --max-new-tokens), or share the model among more ranks"
             )));
         }
-        Ok(Tensor::zeros(shape, dtype))
+        Tensor::zeros(shape, dtype)
     }
 
     fn step(&self, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<Step> {
@@ -142,7 +147,7 @@ impl Compute for Host {
         Ok(())
     }
 
-    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor> {
+    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
         let (m, k, n) = (x.rows(), x.columns(), weight.rows());
         if weight.columns() != k {
             return Err(shapes("linear", x, weight));
@@ -170,17 +175,17 @@ impl Compute for Host {
         Tensor::new(&[m, n], y, out)
     }
 
-    fn embed(&self, table: &Tensor, first: usize, step: &Step, out: Dtype) -> Result<Tensor> {
+    fn embed(&self, table: &Tensor, first: usize, step: &Step, out: DType) -> Result<Tensor> {
         let (rows, columns) = (table.rows(), table.columns());
         let (ids, stored) = (step.tokens(), table.host()?);
-        Ok(build(ids.len(), columns, out, |i, to| {
+        build(ids.len(), columns, out, |i, to| {
             match (ids[i] as usize).checked_sub(first).filter(|row| *row < rows) {
                 Some(row) => with_elements!(stored, from => {
                     Float::widen_into(&from[row * columns..(row + 1) * columns], to);
                 }),
                 None => to.fill(0.0),
             }
-        }))
+        })
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
@@ -189,13 +194,13 @@ impl Compute for Host {
             return Err(shapes("norm", x, weight));
         }
         let (values, weight) = (x.host_values()?, weight.host_values()?);
-        Ok(build(x.rows(), columns, x.dtype(), |i, to| {
+        build(x.rows(), columns, x.dtype(), |i, to| {
             let row = &values[i * columns..(i + 1) * columns];
             let scale = 1.0 / (row.iter().map(|x| x * x).sum::<f32>() / columns as f32 + epsilon).sqrt();
             for ((to, x), w) in to.iter_mut().zip(row).zip(weight.iter()) {
                 *to = x * scale * w;
             }
-        }))
+        })
     }
 
     fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
@@ -221,12 +226,12 @@ impl Compute for Host {
         }
         let width = x.columns() / 2;
         let values = x.host_values()?;
-        Ok(build(x.rows(), width, x.dtype(), |i, to| {
+        build(x.rows(), width, x.dtype(), |i, to| {
             let (gate, up) = values[2 * i * width..2 * (i + 1) * width].split_at(width);
             for ((to, gate), up) in to.iter_mut().zip(gate).zip(up) {
                 *to = gate / (1.0 + (-gate).exp()) * up;
             }
-        }))
+        })
     }
 
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor> {
@@ -238,9 +243,9 @@ impl Compute for Host {
             return Err(Error::input(format!("columns {columns:?} of a tensor of shape {:?}", x.shape())));
         }
         let values = x.host_values()?;
-        Ok(build(x.rows(), columns.len(), x.dtype(), |i, to| {
+        build(x.rows(), columns.len(), x.dtype(), |i, to| {
             to.copy_from_slice(&values[i * x.columns()..][columns.clone()]);
-        }))
+        })
     }
 
     fn join(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
@@ -254,11 +259,11 @@ impl Compute for Host {
             return blocks.reshape(&[rows, width]);
         }
         let values = blocks.host_values()?;
-        Ok(build(rows, keep, blocks.dtype(), |i, to| {
+        build(rows, keep, blocks.dtype(), |i, to| {
             for (block, to) in to.chunks_mut(width).enumerate() {
                 let from = (block * rows + i) * width;
                 to.copy_from_slice(&values[from..from + to.len()]);
             }
-        }))
+        })
     }
 }

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::ops::Range;
 
+use ryzanstein_process_group::DType;
+
 use super::step::{Places, Step};
-use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
@@ -39,7 +40,7 @@ impl LayerCache {
     pub fn new(
         compute: &dyn Compute,
         [sequences, kv_heads, capacity, head_dim]: [usize; 4],
-        dtype: Dtype,
+        dtype: DType,
     ) -> Result<Self> {
         let shape = [sequences, kv_heads, capacity, head_dim];
         Ok(Self { keys: compute.zeros(&shape, dtype)?, values: compute.zeros(&shape, dtype)? })
@@ -85,16 +86,16 @@ impl LayerCache {
 pub trait Compute: fmt::Debug + Send {
     /// The type in which to hold matrices that are stored as `stored` and meet `activations`; as stored, unless that
     /// cannot be multiplied without converting it first, every time.
-    fn weights(&self, stored: Dtype, activations: Dtype) -> Dtype {
+    fn weights(&self, stored: DType, activations: DType) -> DType {
         let _ = activations;
         stored
     }
 
     /// An array of zeros, where this computes. It is meant to stay: weights, caches.
-    fn zeros(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor>;
+    fn zeros(&self, shape: &[usize], dtype: DType) -> Result<Tensor>;
 
     /// An array that the next operation fills, where this computes. What it holds before is unspecified.
-    fn scratch(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
+    fn scratch(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         self.zeros(shape, dtype)
     }
 
@@ -120,10 +121,10 @@ pub trait Compute: fmt::Debug + Send {
     }
 
     /// `x · weightᵀ + bias`, in type `out`.
-    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor>;
+    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor>;
 
     /// Row `id - first` of `table` for each token; zeros for ids outside `first..first + rows`.
-    fn embed(&self, table: &Tensor, first: usize, step: &Step, out: Dtype) -> Result<Tensor>;
+    fn embed(&self, table: &Tensor, first: usize, step: &Step, out: DType) -> Result<Tensor>;
 
     /// `x / sqrt(mean(x²) + epsilon) × weight`, row by row.
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor>;

@@ -9,7 +9,7 @@
 use pulp::{Arch, Simd, WithSimd};
 use ryzanstein_process_group::Element as _;
 
-use crate::dtype::Float;
+use crate::float::Float;
 
 /// Weights widened at a time.
 const PIECE: usize = 1024;

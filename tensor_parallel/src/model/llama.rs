@@ -1,6 +1,6 @@
 //! Llama, and the models that are Llama with other settings.
 
-use ryzanstein_process_group::ProcessGroup;
+use ryzanstein_process_group::{DType, ProcessGroup};
 
 use super::config::LlamaConfig;
 use super::plan::check_world_size;
@@ -8,7 +8,6 @@ use super::report::LoadReport;
 use crate::attention::{KvCache, ParallelAttention};
 use crate::checkpoint::Loader;
 use crate::compute::{Compute, LayerCache, Places, Step};
-use crate::dtype::Dtype;
 use crate::embedding::{ParallelHead, VocabParallelEmbedding, VocabularyWeight};
 use crate::error::{Error, Result};
 use crate::linear::{QkvParallelLinear, QkvShape, RowOptions, RowParallelLinear};
@@ -26,7 +25,7 @@ use crate::tensor::Tensor;
 pub struct Llama {
     pub(crate) config: LlamaConfig,
     pub(crate) compute: Box<dyn Compute>,
-    dtype: Dtype,
+    dtype: DType,
     kv_heads: usize,
     pub(super) rotary: Rotary,
     embedding: VocabParallelEmbedding,
@@ -93,7 +92,7 @@ impl Llama {
     /// When the model cannot run on so many ranks, or the source fails.
     pub fn from_loader(
         config: LlamaConfig,
-        dtype: Dtype,
+        dtype: DType,
         compute: Box<dyn Compute>,
         loader: &mut Loader<'_>,
     ) -> Result<Self> {
@@ -133,7 +132,7 @@ impl Llama {
     }
 
     /// The type of activations and of the cache.
-    pub fn dtype(&self) -> Dtype {
+    pub fn dtype(&self) -> DType {
         self.dtype
     }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use ryzanstein_process_group::{ProcessGroup, Rank};
+use ryzanstein_process_group::{DType, ProcessGroup, Rank};
 use serde::{Deserialize, Serialize};
 
 use super::config::{LlamaConfig, read_folder};
@@ -12,7 +12,6 @@ use super::plan::{check_world_size, tensors};
 use super::report::LoadReport;
 use crate::checkpoint::{Checkpoint, Loader, LocalSource, Part, RootSource, WeightSource};
 use crate::compute::{self, Compute, Places};
-use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -21,8 +20,8 @@ use crate::tensor::Tensor;
 struct Plan {
     config: String,
     generation: Option<String>,
-    weights: Dtype,
-    activations: Dtype,
+    weights: DType,
+    activations: DType,
 }
 
 impl Plan {
@@ -34,7 +33,7 @@ impl Plan {
 /// Reads and checks everything but the weights' values.
 fn prepare(
     directory: &Path,
-    dtype: Option<Dtype>,
+    dtype: Option<DType>,
     world_size: usize,
 ) -> Result<(Plan, LlamaConfig, Checkpoint)> {
     let (config, generation) = read_folder(directory)?;
@@ -49,7 +48,7 @@ fn prepare(
     let stored = checkpoint.common_dtype(matrices)?;
     let activations = dtype.unwrap_or(stored);
     // Wide activations meet weights as they are stored: widening them is exact and is done on the way.
-    let weights = if activations == Dtype::F32 { stored } else { activations };
+    let weights = if activations == DType::F32 { stored } else { activations };
     Ok((Plan { config, generation, weights, activations }, parsed, checkpoint))
 }
 
@@ -62,7 +61,7 @@ impl Llama {
     ///
     /// # Errors
     /// This rank's own, else [`Error::Peer`] with that of another; those of the group, where the first pass fails.
-    pub fn load(directory: &Path, dtype: Option<Dtype>, group: &mut ProcessGroup) -> Result<Self> {
+    pub fn load(directory: &Path, dtype: Option<DType>, group: &mut ProcessGroup) -> Result<Self> {
         let started = Instant::now();
         let prepared = prepare(directory, dtype, group.world_size());
         let (plan, config, checkpoint) = agree(prepared, |(plan, ..)| plan.clone(), group)?;
@@ -84,7 +83,7 @@ impl Llama {
     /// This rank's own, else [`Error::Peer`] with that of another.
     pub fn load_from_root(
         directory: Option<&Path>,
-        dtype: Option<Dtype>,
+        dtype: Option<DType>,
         root: Rank,
         group: &mut ProcessGroup,
     ) -> Result<Self> {
@@ -93,7 +92,7 @@ impl Llama {
 
     fn load_from_root_on(
         directory: Option<&Path>,
-        dtype: Option<Dtype>,
+        dtype: Option<DType>,
         root: Rank,
         group: &mut ProcessGroup,
         compute: impl FnOnce(&ProcessGroup) -> Result<Box<dyn Compute>>,

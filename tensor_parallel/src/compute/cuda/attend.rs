@@ -1,13 +1,13 @@
 //! Attention on a GPU.
 
 use bytemuck::{Pod, Zeroable};
+use ryzanstein_process_group::DType;
 
 use super::core::{ARRIVALS, Cuda, small};
 use super::kernels::Source;
 use super::launch::Arguments;
 use crate::compute::operations::{AttentionCall, LayerCache};
 use crate::compute::step::Places;
-use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -37,8 +37,8 @@ fn heads_a_block(group: usize, head_dim: usize) -> usize {
 }
 
 /// Whether `prefill.cu` can compute a prompt.
-pub(super) fn suits_tensor_cores(dtype: Dtype, head_dim: usize, capability: (u32, u32)) -> bool {
-    dtype != Dtype::F32 && head_dim.is_multiple_of(16) && head_dim <= 128 && capability >= (8, 0)
+pub(super) fn suits_tensor_cores(dtype: DType, head_dim: usize, capability: (u32, u32)) -> bool {
+    dtype != DType::F32 && head_dim.is_multiple_of(16) && head_dim <= 128 && capability >= (8, 0)
 }
 
 /// Queries of a tile of `prefill`.

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
+use ryzanstein_process_group::DType;
 use ryzanstein_process_group::device::Device;
 
 use super::kernels::{Kernels, Source};
 use super::launch::Arguments;
 use super::matmul::{Matmul, Operands, Problem};
 use crate::compute::step::{DeviceStep, Step};
-use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::gpu::{Block, DeviceArray, Gpu};
 use crate::tensor::Tensor;
@@ -40,7 +40,7 @@ impl Cuda {
         Ok(Self { matmul, kernels: Kernels::new(&gpu), arrivals, gpu })
     }
 
-    pub(super) fn tensor(&self, shape: &[usize], dtype: Dtype) -> Result<(Tensor, u64)> {
+    pub(super) fn tensor(&self, shape: &[usize], dtype: DType) -> Result<(Tensor, u64)> {
         let count: usize = shape.iter().product();
         let array = DeviceArray::new(self.gpu.scratch(count * dtype.size())?, dtype, count);
         let address = array.address();
@@ -73,7 +73,7 @@ impl Cuda {
     }
 
     /// `x + bias` in another type.
-    fn convert(&self, x: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor> {
+    fn convert(&self, x: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
         let (y, to) = self.tensor(x.shape(), out)?;
         let bias = bias.map(|b| self.address(b)).transpose()?.unwrap_or(0);
         let columns = x.columns().max(1) as u64;
@@ -87,7 +87,7 @@ impl Cuda {
     pub(super) fn converted<'a>(
         &self,
         x: &'a Tensor,
-        dtype: Dtype,
+        dtype: DType,
         room: &'a mut Option<Tensor>,
     ) -> Result<&'a Tensor> {
         if x.dtype() == dtype {
@@ -102,16 +102,16 @@ impl Cuda {
         x: &Tensor,
         weight: &Tensor,
         bias: Option<&Tensor>,
-        out: Dtype,
+        out: DType,
     ) -> Result<Tensor> {
         let (m, k, n) = (x.rows(), x.columns(), weight.rows());
         let (mut wide_x, mut wide_w) = (None, None);
-        let operands = if x.dtype() == weight.dtype() { x.dtype() } else { Dtype::F32 };
+        let operands = if x.dtype() == weight.dtype() { x.dtype() } else { DType::F32 };
         let x = self.converted(x, operands, &mut wide_x)?;
         let weight = self.converted(weight, operands, &mut wide_w)?;
         // The library adds a bias of the result's type only, and ours are f32, which must not be rounded before.
-        let direct = out == Dtype::F32 || (out == operands && bias.is_none());
-        let (y, to) = self.tensor(&[m, n], if direct { out } else { Dtype::F32 })?;
+        let direct = out == DType::F32 || (out == operands && bias.is_none());
+        let (y, to) = self.tensor(&[m, n], if direct { out } else { DType::F32 })?;
         let problem = Problem { m, n, k, operands, out: y.dtype(), bias: bias.is_some() };
         let bias = bias.map(|b| self.address(b)).transpose()?;
         let operands = Operands { x: self.address(x)?, w: self.address(weight)?, bias, out: to };

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 
+use ryzanstein_process_group::DType;
 use ryzanstein_process_group::device::Kernel;
 
-use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::gpu::{Gpu, lock};
 
@@ -20,11 +20,11 @@ const ATTENTION: &str = concat!(include_str!("kernels/attention.cu"), include_st
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Source {
     /// Operations on elements and rows: activations, and another operand.
-    Rows(Dtype, Dtype),
+    Rows(DType, DType),
     /// Matrix times vector: type of the vector, of the matrix and of the product.
-    Vector(Dtype, Dtype, Dtype),
+    Vector(DType, DType, DType),
     /// Attention: type, length of a head, query heads a key/value head, and whether prompts go to tensor cores.
-    Attention(Dtype, usize, usize, bool),
+    Attention(DType, usize, usize, bool),
 }
 
 impl Source {
@@ -105,7 +105,7 @@ mod tests {
         let surroundings = Surroundings::from_variables(|name| std::env::var(name).ok());
         let libraries = Libraries::find(&DeviceConfig::default(), &surroundings);
         let nvrtc = &libraries.nvrtc.as_ref().unwrap().functions;
-        let types = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+        let types = [DType::F32, DType::F16, DType::BF16];
         let mut sources = Vec::new();
         for element in types {
             for other in types {

@@ -12,13 +12,14 @@ mod record;
 
 use std::ops::Range;
 
+use ryzanstein_process_group::DType;
+
 pub use self::core::Cuda;
 use self::core::{shapes, small};
 use self::kernels::Source;
 use self::launch::Arguments;
 use super::operations::{AttentionCall, Compute, LayerCache, Recording};
 use super::step::{DeviceStep, Places, Step};
-use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::gpu::DeviceArray;
 use crate::rotary::Rotary;
@@ -45,18 +46,18 @@ impl Cuda {
 }
 
 impl Compute for Cuda {
-    fn weights(&self, _: Dtype, activations: Dtype) -> Dtype {
+    fn weights(&self, _: DType, activations: DType) -> DType {
         activations
     }
 
-    fn zeros(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
+    fn zeros(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let count: usize = shape.iter().product();
         let mut block = self.gpu.keep(count * dtype.size())?;
         block.clear()?;
         Ok(Tensor::from_device(shape, DeviceArray::new(block, dtype, count)))
     }
 
-    fn scratch(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
+    fn scratch(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         Ok(self.tensor(shape, dtype)?.0)
     }
 
@@ -90,7 +91,7 @@ impl Compute for Cuda {
             .push(rotations.address())
             .push(half);
         let threads = half.next_multiple_of(32).min(256);
-        let source = Source::Rows(Dtype::F32, Dtype::F32);
+        let source = Source::Rows(DType::F32, DType::F32);
         self.kernels.blocks(source, "rotations", [small("rows", rows)?, 1], threads, &arguments)
     }
 
@@ -100,7 +101,7 @@ impl Compute for Cuda {
         Ok(Some(Box::new(unsafe { record::Recorded::new(&self.gpu, work) }?)))
     }
 
-    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor> {
+    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
         let (m, k, n) = (x.rows(), x.columns(), weight.rows());
         if weight.columns() != k {
             return Err(shapes("linear", x, weight));
@@ -109,7 +110,7 @@ impl Compute for Cuda {
             return Err(shapes("bias", weight, bias));
         }
         let mut room = None;
-        let bias = bias.map(|bias| self.converted(bias, Dtype::F32, &mut room)).transpose()?;
+        let bias = bias.map(|bias| self.converted(bias, DType::F32, &mut room)).transpose()?;
         if m == 0 || n == 0 || (k == 0 && bias.is_none()) {
             return self.zeros(&[m, n], out);
         }
@@ -139,7 +140,7 @@ impl Compute for Cuda {
         Ok(y)
     }
 
-    fn embed(&self, table: &Tensor, first: usize, step: &Step, out: Dtype) -> Result<Tensor> {
+    fn embed(&self, table: &Tensor, first: usize, step: &Step, out: DType) -> Result<Tensor> {
         let (rows, columns) = (table.rows(), table.columns());
         let count = step.tokens().len();
         let (y, to) = self.tensor(&[count, columns], out)?;

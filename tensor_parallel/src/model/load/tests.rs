@@ -24,17 +24,17 @@ impl Scant {
 }
 
 impl Compute for Scant {
-    fn zeros(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
+    fn zeros(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         left.map_err(|_| Error::input("no memory is left"))?;
         self.host.zeros(shape, dtype)
     }
 
-    fn scratch(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
+    fn scratch(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         self.host.scratch(shape, dtype)
     }
 
-    fn weights(&self, stored: Dtype, activations: Dtype) -> Dtype {
+    fn weights(&self, stored: DType, activations: DType) -> DType {
         self.host.weights(stored, activations)
     }
 
@@ -46,11 +46,11 @@ impl Compute for Scant {
         self.host.set_step(step, tokens, places, rotary)
     }
 
-    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor> {
+    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
         self.host.linear(x, weight, bias, out)
     }
 
-    fn embed(&self, table: &Tensor, first: usize, step: &Step, out: Dtype) -> Result<Tensor> {
+    fn embed(&self, table: &Tensor, first: usize, step: &Step, out: DType) -> Result<Tensor> {
         self.host.embed(table, first, step, out)
     }
 
