@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use ryzanstein_process_group::{DType, ProcessGroup, ReduceOp};
 
-use crate::checkpoint::{Cut, Loader, Part};
-use crate::compute::{Compute, Step};
+use crate::checkpoint::{Loader, ShardedTensor, Sharding};
+use crate::compute::{Batch, Compute};
 use crate::error::{Error, Result};
 use crate::linear::gather_columns;
 use crate::shard;
@@ -29,8 +29,8 @@ impl VocabularyWeight {
     pub fn load(loader: &mut Loader<'_>, name: &str, vocabulary: usize, hidden: usize) -> Result<Self> {
         let shards = shard::vocabulary(vocabulary, loader.world_size());
         let padded = shards[loader.rank()].padded.clone();
-        let cut = Cut::Rows(shards.into_iter().map(|s| s.real).collect());
-        let part = Part { name: &format!("{name}.weight"), shape: &[vocabulary, hidden], cut };
+        let sharding = Sharding::Rows(shards.into_iter().map(|s| s.real).collect());
+        let part = ShardedTensor { name: &format!("{name}.weight"), shape: &[vocabulary, hidden], sharding };
         Ok(Self { rows: Arc::new(loader.padded(&part, padded.len())?), first: padded.start, vocabulary })
     }
 
@@ -63,19 +63,19 @@ impl VocabParallelEmbedding {
         }
     }
 
-    /// The vectors of the step's tokens, in type `out`. One all-reduce.
+    /// The vectors of the batch's tokens, in type `out`. One all-reduce.
     ///
     /// # Errors
     /// When a token is not in the vocabulary, or the group fails.
     pub fn forward(
         &self,
-        step: &Step,
+        batch: &Batch,
         out: DType,
         compute: &dyn Compute,
         group: &mut ProcessGroup,
     ) -> Result<Tensor> {
-        self.check(step.tokens())?;
-        let mut x = compute.embed(&self.weight.rows, self.weight.first, step, out)?;
+        self.check(batch.tokens())?;
+        let mut x = compute.embed(&self.weight.rows, self.weight.first, batch, out)?;
         group.all_reduce(&mut x, ReduceOp::Sum)?;
         Ok(x)
     }
@@ -83,11 +83,11 @@ impl VocabParallelEmbedding {
 
 /// Turns vectors into logits.
 #[derive(Debug)]
-pub struct ParallelHead {
+pub struct ParallelLmHead {
     weight: VocabularyWeight,
 }
 
-impl ParallelHead {
+impl ParallelLmHead {
     /// A head over this weight; that of the embedding, if the model ties them.
     pub fn new(weight: VocabularyWeight) -> Self {
         Self { weight }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use ryzanstein_process_group::DType;
 use ryzanstein_tensor_parallel::attention::{Rotary, RotaryScaling};
-use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, Places};
+use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, SlotMapping};
 use ryzanstein_tensor_parallel::{Compute, Host, Tensor};
 
 fn ones(shape: &[usize], dtype: DType) -> Tensor {
@@ -19,10 +19,15 @@ fn compute(host: &Host) {
         assert!(y.values().unwrap().iter().all(|y| *y == 512.0));
     }
     let positions = 128;
-    let step =
-        host.step(&vec![0; positions], &Places::from(0), &Rotary::new(64, 1e4, RotaryScaling::None)).unwrap();
+    let batch = host
+        .batch(
+            &vec![0; positions],
+            &SlotMapping::from_position(0),
+            &Rotary::new(64, 1e4, RotaryScaling::None),
+        )
+        .unwrap();
     let mut cache = LayerCache::new(host, [1, 1, positions, 64], DType::F32).unwrap();
-    let call = AttentionCall { heads: 2, kv_heads: 1, head_dim: 64, step: &step, window: None };
+    let call = AttentionCall { heads: 2, kv_heads: 1, head_dim: 64, batch: &batch, window: None };
     let y = host.attention(ones(&[positions, 4 * 64], DType::F32), &call, &mut cache).unwrap();
     assert!(y.values().unwrap().iter().all(|y| (y - 1.0).abs() < 1e-3));
 }

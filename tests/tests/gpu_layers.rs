@@ -7,7 +7,7 @@ use ryzanstein_config::{BackendChoice, DeviceConfig};
 use ryzanstein_process_group::device::{Device, Libraries, Surroundings};
 use ryzanstein_process_group::{DType, LocalRank};
 use ryzanstein_tensor_parallel::attention::{Rotary, RotaryScaling};
-use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, Places};
+use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, SlotMapping};
 use ryzanstein_tensor_parallel::{
     Compute, Cuda, GenerateOptions, Host, Llama, LlamaConfig, Tensor, legal_world_sizes,
 };
@@ -154,10 +154,20 @@ fn embeddings_are_rows_of_the_table_and_zeros_for_other_tokens() {
             for columns in [1, 7, 64, 520] {
                 let (table, gpu_table) = both(&cuda, || noise(&[40, columns], 3, stored));
                 let want = host
-                    .embed(&table, 10, &host.step(&tokens, &Places::from(0), &rotary).unwrap(), out)
+                    .embed(
+                        &table,
+                        10,
+                        &host.batch(&tokens, &SlotMapping::from_position(0), &rotary).unwrap(),
+                        out,
+                    )
                     .unwrap();
                 let got = cuda
-                    .embed(&gpu_table, 10, &cuda.step(&tokens, &Places::from(0), &rotary).unwrap(), out)
+                    .embed(
+                        &gpu_table,
+                        10,
+                        &cuda.batch(&tokens, &SlotMapping::from_position(0), &rotary).unwrap(),
+                        out,
+                    )
                     .unwrap();
                 assert_eq!(
                     got.values().unwrap(),
@@ -207,8 +217,10 @@ fn columns_and_joined_blocks_are_those_of_the_processor() {
     for dtype in TYPES {
         let (x, gpu_x) = both(&cuda, || noise(&[5, 37], 1, dtype));
         for range in [0..37, 3..4, 9..37, 5..5] {
-            let (want, got) =
-                (host.columns(&x, range.clone()).unwrap(), cuda.columns(&gpu_x, range.clone()).unwrap());
+            let (want, got) = (
+                host.slice_columns(&x, range.clone()).unwrap(),
+                cuda.slice_columns(&gpu_x, range.clone()).unwrap(),
+            );
             assert_eq!(
                 (got.shape(), got.values().unwrap()),
                 (want.shape(), want.values().unwrap()),
@@ -217,7 +229,8 @@ fn columns_and_joined_blocks_are_those_of_the_processor() {
         }
         for keep in [1, 20, 60, 64] {
             let (blocks, gpu_blocks) = both(&cuda, || noise(&[4, 3, 16], 2, dtype));
-            let (want, got) = (host.join(blocks, keep).unwrap(), cuda.join(gpu_blocks, keep).unwrap());
+            let (want, got) =
+                (host.concat_columns(blocks, keep).unwrap(), cuda.concat_columns(gpu_blocks, keep).unwrap());
             assert_eq!(
                 (got.shape(), got.values().unwrap()),
                 (want.shape(), want.values().unwrap()),
@@ -249,9 +262,9 @@ fn attend(
     let mut position = 0;
     let mut pass = |count: usize| {
         let qkv = upload(noise(&[count, (heads + 2 * kv_heads) * head_dim], position as u64 + 7, dtype));
-        let step = compute.step(&vec![0; count], &Places::from(position), &rotary).unwrap();
+        let batch = compute.batch(&vec![0; count], &SlotMapping::from_position(position), &rotary).unwrap();
         position += count;
-        let call = AttentionCall { heads, kv_heads, head_dim, step: &step, window };
+        let call = AttentionCall { heads, kv_heads, head_dim, batch: &batch, window };
         compute.attention(qkv, &call, &mut cache).unwrap()
     };
     case.passes.iter().map(|count| pass(*count)).collect()
@@ -319,7 +332,7 @@ fn shapes_and_memories_that_do_not_fit_are_errors() {
     assert!(cuda.add(&mut a, &b).is_err());
     assert!(cuda.rms_norm(&a, &b, 0.0).is_err());
     assert!(cuda.swiglu(&a).is_err());
-    assert!(cuda.columns(&a, 2..4).is_err());
+    assert!(cuda.slice_columns(&a, 2..4).is_err());
     let here = noise(&[2, 4], 0, DType::F32);
     let error = cuda.swiglu(&here).unwrap_err().to_string();
     assert!(error.contains("not in the memory of GPU 0"), "{error}");
@@ -363,12 +376,12 @@ fn logits(name: &str, dtype: Option<DType>, world_size: usize, expected: &Expect
             let mut cache = model.cache(input.len()).unwrap();
             let mut values = model.forward(prompt, &mut cache, group).unwrap().values().unwrap().into_owned();
             let mut decoder = model.decoder(1, input.len(), graph).unwrap();
-            let last = decoder.prompt(0, prompt, group).unwrap();
+            let last = decoder.prefill(0, prompt, group).unwrap();
             let vocabulary = last.columns();
             // One row is a product of another kind than many.
             near(&last.values().unwrap(), &values[values.len() - vocabulary..]);
             for token in rest {
-                values.extend_from_slice(&decoder.next(&[(0, *token)], group).unwrap().values().unwrap());
+                values.extend_from_slice(&decoder.decode(&[(0, *token)], group).unwrap().values().unwrap());
             }
             values
         });
@@ -492,21 +505,21 @@ fn many_sequences_of_different_lengths_attend_to_their_own() {
             let mut cache =
                 LayerCache::new(compute, [lengths.len(), kv_heads, 2002, head_dim], dtype).unwrap();
             let width = (heads + 2 * kv_heads) * head_dim;
-            let mut pass = |places: &Places, rows: usize, seed: usize| {
+            let mut pass = |slots: &SlotMapping, rows: usize, seed: usize| {
                 let qkv = upload(noise(&[rows, width], seed as u64, dtype));
-                let step = compute.step(&vec![0; rows], places, &rotary).unwrap();
-                let call = AttentionCall { heads, kv_heads, head_dim, step: &step, window: None };
+                let batch = compute.batch(&vec![0; rows], slots, &rotary).unwrap();
+                let call = AttentionCall { heads, kv_heads, head_dim, batch: &batch, window: None };
                 compute.attention(qkv, &call, &mut cache).unwrap()
             };
             for (sequence, length) in lengths.into_iter().enumerate() {
-                pass(&Places::Run { sequence, position: 0 }, length, sequence);
+                pass(&SlotMapping::Consecutive { sequence, position: 0 }, length, sequence);
             }
             [[4, 0, 3, 1, 2], [0, 1, 2, 3, 4]]
                 .into_iter()
                 .enumerate()
                 .map(|(round, order)| {
-                    let places = order.map(|sequence| (sequence, lengths[sequence] + round));
-                    pass(&Places::Each(places.to_vec()), lengths.len(), 50 + round)
+                    let slots = order.map(|sequence| (sequence, lengths[sequence] + round));
+                    pass(&SlotMapping::OnePerSequence(slots.to_vec()), lengths.len(), 50 + round)
                 })
                 .collect::<Vec<_>>()
         };
@@ -531,15 +544,15 @@ fn decoders_of_one_model_leave_each_others_results_alone() {
             let (mut a, mut b) =
                 (model.decoder(1, input.len(), true).unwrap(), model.decoder(1, input.len(), true).unwrap());
             let ahead = 4;
-            a.prompt(0, &input[..ahead], group).unwrap();
+            a.prefill(0, &input[..ahead], group).unwrap();
             // From the third token on, the first decoder repeats a recorded pass.
             for token in &input[ahead..ahead + 3] {
-                a.next(&[(0, *token)], group).unwrap();
+                a.decode(&[(0, *token)], group).unwrap();
             }
-            b.prompt(0, &input[..1], group).unwrap();
+            b.prefill(0, &input[..1], group).unwrap();
             for at in 1..input.len() - ahead - 3 {
-                let of_b = b.next(&[(0, input[at])], group).unwrap();
-                let of_a = a.next(&[(0, input[at + ahead + 2])], group).unwrap();
+                let of_b = b.decode(&[(0, input[at])], group).unwrap();
+                let of_a = a.decode(&[(0, input[at + ahead + 2])], group).unwrap();
                 near(&of_a.values().unwrap(), row(at + ahead + 2));
                 near(&of_b.values().unwrap(), row(at));
             }

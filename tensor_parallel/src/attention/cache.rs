@@ -2,7 +2,7 @@
 
 use ryzanstein_process_group::DType;
 
-use crate::compute::{Compute, LayerCache, Places};
+use crate::compute::{Compute, LayerCache, SlotMapping};
 use crate::error::{Error, Result};
 
 /// The cache of some sequences: every layer's keys and values of this rank's heads.
@@ -79,10 +79,10 @@ impl KvCache {
         Ok(*length)
     }
 
-    /// So many more tokens have been put to these places.
-    pub(crate) fn advance(&mut self, places: &Places, tokens: usize) {
+    /// So many more tokens have been put to these slots.
+    pub(crate) fn advance(&mut self, slots: &SlotMapping, tokens: usize) {
         for row in 0..tokens {
-            let (sequence, position) = places.of(row);
+            let (sequence, position) = slots.slot(row);
             self.lengths[sequence] = position + 1;
         }
     }

@@ -5,7 +5,7 @@ mod cache;
 use ryzanstein_process_group::ProcessGroup;
 
 pub use self::cache::KvCache;
-use crate::compute::{AttentionCall, Compute, LayerCache, Step};
+use crate::compute::{AttentionCall, Batch, Compute, LayerCache};
 use crate::error::Result;
 use crate::linear::{QkvParallelLinear, RowParallelLinear};
 pub use crate::rotary::{Rotary, RotaryScaling, RotaryTable};
@@ -23,7 +23,7 @@ pub struct ParallelAttention {
 }
 
 impl ParallelAttention {
-    /// Attends from the step's positions to all that the cache holds and themselves.
+    /// Attends from the batch's positions to all that the cache holds and themselves.
     /// One all-reduce.
     ///
     /// # Errors
@@ -31,7 +31,7 @@ impl ParallelAttention {
     pub fn forward(
         &self,
         x: &Tensor,
-        step: &Step,
+        batch: &Batch,
         cache: &mut LayerCache,
         compute: &dyn Compute,
         group: &mut ProcessGroup,
@@ -41,7 +41,7 @@ impl ParallelAttention {
             heads: self.qkv.heads(),
             kv_heads: self.qkv.kv_heads(),
             head_dim: self.qkv.head_dim(),
-            step,
+            batch,
             window: self.window,
         };
         let attended = compute.attention(qkv, &call, cache)?;

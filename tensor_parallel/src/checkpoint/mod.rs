@@ -17,7 +17,9 @@ use serde::Deserialize;
 use self::header::Entry;
 use self::mmap::MappedFile;
 use self::slice::StoredMatrix;
-pub use self::source::{Cut, Loader, LocalSource, MemorySource, Part, RootSource, WeightSource};
+pub use self::source::{
+    Loader, LocalSource, MemorySource, RootSource, ShardedTensor, Sharding, WeightSource,
+};
 use ryzanstein_process_group::DType;
 
 use crate::error::{Error, Result};

@@ -15,9 +15,9 @@ const MESSAGE_BYTES: usize = 16 << 20;
 
 /// Which part of a tensor each rank holds.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Cut {
+pub enum Sharding {
     /// Every rank holds all of it.
-    Whole,
+    Replicated,
     /// These rows, one range for each rank.
     Rows(Vec<Range<usize>>),
     /// These columns, one range for each rank.
@@ -26,24 +26,24 @@ pub enum Cut {
 
 /// A tensor of the checkpoint and how it is cut.
 #[derive(Clone, Debug)]
-pub struct Part<'a> {
+pub struct ShardedTensor<'a> {
     /// Its name.
     pub name: &'a str,
     /// Its whole shape.
     pub shape: &'a [usize],
     /// Who holds what.
-    pub cut: Cut,
+    pub sharding: Sharding,
 }
 
-impl Part<'_> {
+impl ShardedTensor<'_> {
     /// Rows and columns that a rank holds. A vector is one column.
-    pub fn of(&self, rank: usize) -> (Range<usize>, Range<usize>) {
+    pub fn slice_of(&self, rank: usize) -> (Range<usize>, Range<usize>) {
         let rows = 0..self.shape.first().copied().unwrap_or(1);
         let columns = 0..self.shape.iter().skip(1).product();
-        match &self.cut {
-            Cut::Whole => (rows, columns),
-            Cut::Rows(ranges) => (ranges[rank].clone(), columns),
-            Cut::Columns(ranges) => (rows, ranges[rank].clone()),
+        match &self.sharding {
+            Sharding::Replicated => (rows, columns),
+            Sharding::Rows(ranges) => (ranges[rank].clone(), columns),
+            Sharding::Columns(ranges) => (rows, ranges[rank].clone()),
         }
     }
 }
@@ -54,7 +54,7 @@ pub trait WeightSource {
     ///
     /// # Errors
     /// When the part cannot be had.
-    fn fill(&mut self, part: &Part<'_>, target: &mut Tensor, at: usize) -> Result<()>;
+    fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()>;
 }
 
 /// Weights from files that this rank can read.
@@ -67,9 +67,9 @@ pub struct LocalSource<'a> {
 }
 
 impl WeightSource for LocalSource<'_> {
-    fn fill(&mut self, part: &Part<'_>, target: &mut Tensor, at: usize) -> Result<()> {
-        let (rows, columns) = part.of(self.rank);
-        self.checkpoint.read_into(part.name, part.shape, rows, columns, target, at)
+    fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+        let (rows, columns) = tensor.slice_of(self.rank);
+        self.checkpoint.read_into(tensor.name, tensor.shape, rows, columns, target, at)
     }
 }
 
@@ -83,20 +83,21 @@ pub struct MemorySource<'a> {
 }
 
 impl WeightSource for MemorySource<'_> {
-    fn fill(&mut self, part: &Part<'_>, target: &mut Tensor, at: usize) -> Result<()> {
-        let Some(tensor) = self.tensors.get(part.name) else {
-            return Err(Error::input(format!("there is no tensor `{}`", part.name)));
+    fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+        let Some(whole) = self.tensors.get(tensor.name) else {
+            return Err(Error::input(format!("there is no tensor `{}`", tensor.name)));
         };
-        if tensor.shape() != part.shape {
-            let (expected, found) = (part.shape, tensor.shape());
+        if whole.shape() != tensor.shape {
             return Err(Error::input(format!(
-                "tensor `{}`: expected shape {expected:?}, found {found:?}",
-                part.name
+                "tensor `{}`: expected shape {:?}, found {:?}",
+                tensor.name,
+                tensor.shape,
+                whole.shape()
             )));
         }
-        let (rows, columns) = part.of(self.rank);
-        let values = tensor.values()?;
-        let width = tensor.columns();
+        let (rows, columns) = tensor.slice_of(self.rank);
+        let values = whole.values()?;
+        let width = whole.columns();
         let values = rows.clone().flat_map(|r| &values[r * width..][columns.clone()]).copied().collect();
         let block = Tensor::new(&[rows.len(), columns.len()], values, target.dtype())?;
         let bytes = block.view().host()?;
@@ -120,21 +121,21 @@ pub struct RootSource<'a> {
 }
 
 impl WeightSource for RootSource<'_> {
-    fn fill(&mut self, part: &Part<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+    fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
         let me = self.group.rank();
         // The others wait for what is read: where that fails it is sent all the same, and the error comes after.
         let mut read = Ok(());
-        if part.cut == Cut::Whole {
-            let (rows, columns) = part.of(me.index());
+        if tensor.sharding == Sharding::Replicated {
+            let (rows, columns) = tensor.slice_of(me.index());
             let count = rows.len();
             if let Some(checkpoint) = self.checkpoint {
-                read = checkpoint.read_into(part.name, part.shape, rows, columns, target, at);
+                read = checkpoint.read_into(tensor.name, tensor.shape, rows, columns, target, at);
             }
             self.group.broadcast(&mut target.rows_mut(at..at + count), self.root)?;
             return read;
         }
         for peer in Rank::all(self.group.world_size()) {
-            let (rows, columns) = part.of(peer.index());
+            let (rows, columns) = tensor.slice_of(peer.index());
             let step = (MESSAGE_BYTES / (columns.len() * target.dtype().size()).max(1)).max(1);
             let mut block = target.like(&[0, 0])?;
             for start in rows.clone().step_by(step) {
@@ -145,7 +146,14 @@ impl WeightSource for RootSource<'_> {
                 } else if let Some(checkpoint) = self.checkpoint {
                     if me == peer {
                         read = read.and_then(|()| {
-                            checkpoint.read_into(part.name, part.shape, piece, columns.clone(), target, there)
+                            checkpoint.read_into(
+                                tensor.name,
+                                tensor.shape,
+                                piece,
+                                columns.clone(),
+                                target,
+                                there,
+                            )
                         });
                         continue;
                     }
@@ -153,7 +161,7 @@ impl WeightSource for RootSource<'_> {
                         block = target.like(&[piece.len(), columns.len()])?;
                     }
                     read = read.and_then(|()| {
-                        checkpoint.read_into(part.name, part.shape, piece, columns.clone(), &mut block, 0)
+                        checkpoint.read_into(tensor.name, tensor.shape, piece, columns.clone(), &mut block, 0)
                     });
                     self.group.send(&block, peer)?;
                 }
@@ -195,7 +203,7 @@ impl<'a> Loader<'a> {
 
     /// A loader for as long as this one is lent: for a model that computes on `compute` with `activations`.
     pub(crate) fn lend<'b>(&'b mut self, compute: &'b dyn Compute, activations: DType) -> Loader<'b> {
-        let weights = compute.weights(self.weights, activations);
+        let weights = compute.weight_dtype(self.weights, activations);
         Loader {
             source: &mut *self.source,
             compute: Some(compute),
@@ -226,12 +234,12 @@ impl<'a> Loader<'a> {
     ///
     /// # Errors
     /// What the source reports.
-    pub fn matrix(&mut self, parts: &[Part<'_>]) -> Result<Tensor> {
-        let cuts: Vec<_> = parts.iter().map(|p| p.of(self.rank)).collect();
-        let columns = cuts.first().map_or(0, |(_, c)| c.len());
-        let rows = cuts.iter().map(|(r, _)| r.len()).sum();
+    pub fn matrix(&mut self, tensors: &[ShardedTensor<'_>]) -> Result<Tensor> {
+        let slices: Vec<_> = tensors.iter().map(|p| p.slice_of(self.rank)).collect();
+        let columns = slices.first().map_or(0, |(_, c)| c.len());
+        let rows = slices.iter().map(|(r, _)| r.len()).sum();
         let mut target = self.zeros(&[rows, columns], self.weights)?;
-        self.fill(parts, &mut target)?;
+        self.fill(tensors, &mut target)?;
         Ok(target)
     }
 
@@ -239,10 +247,10 @@ impl<'a> Loader<'a> {
     ///
     /// # Errors
     /// What the source reports.
-    pub fn vector(&mut self, parts: &[Part<'_>]) -> Result<Tensor> {
-        let length = parts.iter().map(|p| p.of(self.rank).0.len()).sum();
+    pub fn vector(&mut self, tensors: &[ShardedTensor<'_>]) -> Result<Tensor> {
+        let length = tensors.iter().map(|p| p.slice_of(self.rank).0.len()).sum();
         let mut target = self.zeros(&[length], DType::F32)?;
-        self.fill(parts, &mut target)?;
+        self.fill(tensors, &mut target)?;
         Ok(target)
     }
 
@@ -250,17 +258,17 @@ impl<'a> Loader<'a> {
     ///
     /// # Errors
     /// What the source reports.
-    pub fn padded(&mut self, part: &Part<'_>, rows: usize) -> Result<Tensor> {
-        let mut target = self.zeros(&[rows, part.of(self.rank).1.len()], self.weights)?;
-        self.source.fill(part, &mut target, 0)?;
+    pub fn padded(&mut self, tensor: &ShardedTensor<'_>, rows: usize) -> Result<Tensor> {
+        let mut target = self.zeros(&[rows, tensor.slice_of(self.rank).1.len()], self.weights)?;
+        self.source.fill(tensor, &mut target, 0)?;
         Ok(target)
     }
 
-    fn fill(&mut self, parts: &[Part<'_>], target: &mut Tensor) -> Result<()> {
+    fn fill(&mut self, tensors: &[ShardedTensor<'_>], target: &mut Tensor) -> Result<()> {
         let mut at = 0;
-        for part in parts {
-            self.source.fill(part, target, at)?;
-            at += part.of(self.rank).0.len();
+        for tensor in tensors {
+            self.source.fill(tensor, target, at)?;
+            at += tensor.slice_of(self.rank).0.len();
         }
         Ok(())
     }

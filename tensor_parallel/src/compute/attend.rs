@@ -25,8 +25,8 @@ pub(super) fn attention(
     cache: &mut LayerCache,
 ) -> Result<Tensor> {
     cache.admit(qkv, call)?;
-    let &AttentionCall { heads, kv_heads, head_dim, step, window } = call;
-    let (places, rotary) = (step.places(), step.rotations()?);
+    let &AttentionCall { heads, kv_heads, head_dim, batch, window } = call;
+    let (slots, rotary) = (batch.slots(), batch.rotations()?);
     let rows = qkv.rows();
     let width = (heads + 2 * kv_heads) * head_dim;
     let mut values = qkv.host_values()?.into_owned();
@@ -34,7 +34,7 @@ pub(super) fn attention(
         for head in row[..(heads + kv_heads) * head_dim].chunks_exact_mut(head_dim) {
             rotary.rotate(i, head);
         }
-        store(cache, &row[heads * head_dim..], places.of(i), (kv_heads, head_dim))?;
+        store(cache, &row[heads * head_dim..], slots.slot(i), (kv_heads, head_dim))?;
     }
 
     let shared = heads / kv_heads;
@@ -43,13 +43,13 @@ pub(super) fn attention(
     let one_head = |(index, out): (usize, &mut [f32])| {
         let (row, head) = (index / heads, index % heads);
         let query = &values[row * width + head * head_dim..][..head_dim];
-        let (sequence, position) = places.of(row);
+        let (sequence, position) = slots.slot(row);
         let end = position + 1;
         let start = window.map_or(0, |w| end.saturating_sub(w));
         let seen = cache.at(sequence, head / shared, start)..cache.at(sequence, head / shared, end);
         arch.dispatch(OneHead { query, keys, values: cached, seen, out });
     };
-    let longest = (0..rows).map(|row| places.of(row).1 + 1).max().unwrap_or(0);
+    let longest = (0..rows).map(|row| slots.slot(row).1 + 1).max().unwrap_or(0);
     match threads.when(out.len() * longest >= WORTH_THREADS) {
         Some(pool) => {
             pool.install(|| out.par_chunks_exact_mut(head_dim).enumerate().for_each(one_head));

@@ -6,8 +6,8 @@ use pulp::Arch;
 use rayon::prelude::*;
 use ryzanstein_process_group::{DType, Element as _};
 
+use super::batch::{Batch, SlotMapping};
 use super::operations::{AttentionCall, Compute, LayerCache};
-use super::step::{Places, Step};
 use super::{attend, matmul, skinny};
 use crate::error::{Error, Result};
 use crate::float::{self, Float};
@@ -138,12 +138,18 @@ impl Compute for Host {
         Tensor::zeros(shape, dtype)
     }
 
-    fn step(&self, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<Step> {
-        Step::on_host(tokens, places, rotary)
+    fn batch(&self, tokens: &[u32], slots: &SlotMapping, rotary: &Rotary) -> Result<Batch> {
+        Batch::on_host(tokens, slots, rotary)
     }
 
-    fn set_step(&self, step: &mut Step, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<()> {
-        *step = Step::on_host(tokens, places, rotary)?;
+    fn update_batch(
+        &self,
+        batch: &mut Batch,
+        tokens: &[u32],
+        slots: &SlotMapping,
+        rotary: &Rotary,
+    ) -> Result<()> {
+        *batch = Batch::on_host(tokens, slots, rotary)?;
         Ok(())
     }
 
@@ -175,9 +181,9 @@ impl Compute for Host {
         Tensor::new(&[m, n], y, out)
     }
 
-    fn embed(&self, table: &Tensor, first: usize, step: &Step, out: DType) -> Result<Tensor> {
+    fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: DType) -> Result<Tensor> {
         let (rows, columns) = (table.rows(), table.columns());
-        let (ids, stored) = (step.tokens(), table.host()?);
+        let (ids, stored) = (batch.tokens(), table.host()?);
         build(ids.len(), columns, out, |i, to| {
             match (ids[i] as usize).checked_sub(first).filter(|row| *row < rows) {
                 Some(row) => with_elements!(stored, from => {
@@ -238,7 +244,7 @@ impl Compute for Host {
         attend::attention((&self.threads, self.arch), &qkv, call, cache)
     }
 
-    fn columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
+    fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
         if columns.start > columns.end || columns.end > x.columns() {
             return Err(Error::input(format!("columns {columns:?} of a tensor of shape {:?}", x.shape())));
         }
@@ -248,7 +254,7 @@ impl Compute for Host {
         })
     }
 
-    fn join(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
+    fn concat_columns(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
         let &[count, rows, width] = blocks.shape() else {
             return Err(Error::input(format!("blocks of shape {:?}", blocks.shape())));
         };

@@ -1,19 +1,19 @@
 //! Arithmetic of one rank. Layers hold weights and call the group; all computing goes through [`Compute`].
 
 mod attend;
+mod batch;
 pub mod cuda;
 mod host;
 mod matmul;
 mod operations;
 mod skinny;
-mod step;
 
 use ryzanstein_process_group::ProcessGroup;
 
+pub use self::batch::{Batch, SlotMapping};
 pub use self::cuda::Cuda;
 pub use self::host::Host;
 pub use self::operations::{AttentionCall, Compute, LayerCache, Recording};
-pub use self::step::{Places, Step};
 use crate::error::Result;
 use crate::threads;
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use ryzanstein_process_group::DType;
 
-use super::step::{Places, Step};
+use super::batch::{Batch, SlotMapping};
 use crate::error::{Error, Result};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
@@ -20,7 +20,7 @@ pub struct AttentionCall<'a> {
     /// Length of one head.
     pub head_dim: usize,
     /// The new positions and their rotations.
-    pub step: &'a Step,
+    pub batch: &'a Batch,
     /// How many positions a query sees, its own included; all if there is no window.
     pub window: Option<usize>,
 }
@@ -56,25 +56,25 @@ impl LayerCache {
         ((sequence * shape[1] + head) * shape[2] + position) * shape[3]
     }
 
-    /// Refuses a call whose input, heads or places are not those of this cache.
+    /// Refuses a call whose input, heads or slots are not those of this cache.
     pub(crate) fn admit(&self, qkv: &Tensor, call: &AttentionCall<'_>) -> Result<()> {
-        let &AttentionCall { heads, kv_heads, head_dim, step, .. } = call;
+        let &AttentionCall { heads, kv_heads, head_dim, batch, .. } = call;
         let (shape, rows) = (self.keys.shape(), qkv.rows());
         let fits = qkv.columns() == (heads + 2 * kv_heads) * head_dim
             && kv_heads > 0
             && heads.is_multiple_of(kv_heads)
-            && step.tokens().len() == rows
-            && step.rotates(head_dim)
+            && batch.tokens().len() == rows
+            && batch.rotates(head_dim)
             && (shape[1], shape[3]) == (kv_heads, head_dim)
-            && (0..rows).map(|row| step.places().of(row)).all(|(s, p)| s < shape[0] && p < shape[2]);
+            && (0..rows).map(|row| batch.slots().slot(row)).all(|(s, p)| s < shape[0] && p < shape[2]);
         if fits {
             return Ok(());
         }
         Err(Error::input(format!(
             "attention: {heads} query and {kv_heads} key/value heads of {head_dim} with input {:?} at {:?} do not fit the \
-             step or a cache of {shape:?}",
+             batch or a cache of {shape:?}",
             qkv.shape(),
-            step.places()
+            batch.slots()
         )))
     }
 }
@@ -86,7 +86,7 @@ impl LayerCache {
 pub trait Compute: fmt::Debug + Send {
     /// The type in which to hold matrices that are stored as `stored` and meet `activations`; as stored, unless that
     /// cannot be multiplied without converting it first, every time.
-    fn weights(&self, stored: DType, activations: DType) -> DType {
+    fn weight_dtype(&self, stored: DType, activations: DType) -> DType {
         let _ = activations;
         stored
     }
@@ -99,11 +99,17 @@ pub trait Compute: fmt::Debug + Send {
         self.zeros(shape, dtype)
     }
 
-    /// What a pass over `tokens` needs to know, which go to these places.
-    fn step(&self, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<Step>;
+    /// What a pass over `tokens` needs to know, which go to these slots.
+    fn batch(&self, tokens: &[u32], slots: &SlotMapping, rotary: &Rotary) -> Result<Batch>;
 
-    /// Puts other tokens, at places of the same kind, in the place of as many.
-    fn set_step(&self, step: &mut Step, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<()>;
+    /// Puts other tokens, at slots of the same kind, in the place of as many.
+    fn update_batch(
+        &self,
+        batch: &mut Batch,
+        tokens: &[u32],
+        slots: &SlotMapping,
+        rotary: &Rotary,
+    ) -> Result<()>;
 
     /// Takes note of what `work` would compute, without computing it, so that it can be repeated cheaply on whatever is
     /// then in the same tensors. `None`, and `work` not called, where repeating is no cheaper than calling.
@@ -112,7 +118,7 @@ pub trait Compute: fmt::Debug + Send {
     ///
     /// # Safety
     /// All tensors and steps that `work` uses and does not make and drop itself must live, and be used by nothing else at the
-    /// same time, whenever the recording is replayed, and the places of the steps must be within the caches it was recorded
+    /// same time, whenever the recording is replayed, and the slots of the steps must be within the caches it was recorded
     /// with; the groups it calls must live too, and not have failed by then.
     #[expect(unsafe_code, reason = "a graph keeps addresses")]
     unsafe fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recording>>> {
@@ -124,7 +130,7 @@ pub trait Compute: fmt::Debug + Send {
     fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor>;
 
     /// Row `id - first` of `table` for each token; zeros for ids outside `first..first + rows`.
-    fn embed(&self, table: &Tensor, first: usize, step: &Step, out: DType) -> Result<Tensor>;
+    fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: DType) -> Result<Tensor>;
 
     /// `x / sqrt(mean(x²) + epsilon) × weight`, row by row.
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor>;
@@ -140,11 +146,11 @@ pub trait Compute: fmt::Debug + Send {
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor>;
 
     /// Some columns of `x`.
-    fn columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor>;
+    fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor>;
 
     /// Joins blocks side by side: `[blocks, rows, columns]` becomes `[rows, keep]`, the first `keep` columns of each
     /// joined row.
-    fn join(&self, blocks: Tensor, keep: usize) -> Result<Tensor>;
+    fn concat_columns(&self, blocks: Tensor, keep: usize) -> Result<Tensor>;
 }
 
 /// Work that [`Compute::record`] took note of.

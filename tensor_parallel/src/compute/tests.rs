@@ -76,8 +76,10 @@ fn rms_norm_and_swiglu_are_what_their_formulas_say() {
 fn embedding_gives_zeros_for_what_it_does_not_hold() {
     let table = whole(&[2, 3], 1, DType::BF16);
     let host = Host::new(1);
-    let step = host.step(&[4, 3, 6, 5], &Places::from(0), &Rotary::new(2, 1e4, RotaryScaling::None)).unwrap();
-    let y = host.embed(&table, 4, &step, DType::F32).unwrap();
+    let batch = host
+        .batch(&[4, 3, 6, 5], &SlotMapping::from_position(0), &Rotary::new(2, 1e4, RotaryScaling::None))
+        .unwrap();
+    let y = host.embed(&table, 4, &batch, DType::F32).unwrap();
     let values = table.values().unwrap();
     assert_eq!(y.values().unwrap()[..3], values[..3]);
     assert_eq!(y.values().unwrap()[3..9], [0.0; 6]);
@@ -87,7 +89,7 @@ fn embedding_gives_zeros_for_what_it_does_not_hold() {
 #[test]
 fn blocks_are_joined_side_by_side_without_the_padding() {
     let blocks = Tensor::new(&[2, 2, 3], (0..12u8).map(f32::from).collect(), DType::F32).unwrap();
-    let joined = Host::new(1).join(blocks, 5).unwrap();
+    let joined = Host::new(1).concat_columns(blocks, 5).unwrap();
     assert_eq!(joined.shape(), [2, 5]);
     assert_eq!(*joined.values().unwrap(), [0.0, 1.0, 2.0, 6.0, 7.0, 3.0, 4.0, 5.0, 9.0, 10.0]);
 }
@@ -102,8 +104,8 @@ fn attend(qkv: &Tensor, window: Option<usize>, steps: &[usize], threads: usize) 
     for count in steps {
         let rows = qkv.values().unwrap()[position * 16..(position + count) * 16].to_vec();
         let rows = Tensor::new(&[*count, 16], rows, DType::F32).unwrap();
-        let step = host.step(&vec![0; *count], &Places::from(position), &rotary).unwrap();
-        let call = AttentionCall { heads: 2, kv_heads: 1, head_dim: 4, step: &step, window };
+        let batch = host.batch(&vec![0; *count], &SlotMapping::from_position(position), &rotary).unwrap();
+        let call = AttentionCall { heads: 2, kv_heads: 1, head_dim: 4, batch: &batch, window };
         out.extend_from_slice(&host.attention(rows, &call, &mut cache).unwrap().values().unwrap());
         position += count;
     }
@@ -141,8 +143,8 @@ fn shapes_that_do_not_fit_are_errors() {
     assert!(host.add(&mut whole(&[2, 3], 0, DType::F32), &b).is_err());
     assert!(host.rms_norm(&a, &b, 0.0).is_err());
     assert!(host.swiglu(&a).is_err());
-    assert!(host.columns(&a, 2..4).is_err());
-    assert!(host.join(a, 1).is_err());
+    assert!(host.slice_columns(&a, 2..4).is_err());
+    assert!(host.concat_columns(a, 1).is_err());
 }
 
 #[test]

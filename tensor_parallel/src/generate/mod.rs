@@ -82,7 +82,7 @@ impl Llama {
         let positions = prompt.len().checked_add(options.max_new_tokens - 1);
         let positions = positions.ok_or_else(|| Error::input("so many tokens cannot be counted"))?;
         let mut decoder = self.decoder(1, positions, options.graph)?;
-        let mut token = sampler.choose(&decoder.prompt(0, prompt, group)?.values()?)?;
+        let mut token = sampler.choose(&decoder.prefill(0, prompt, group)?.values()?)?;
         loop {
             generated.tokens.push(token);
             on_token(token);
@@ -93,7 +93,7 @@ impl Llama {
             if generated.tokens.len() == options.max_new_tokens {
                 return Ok(generated);
             }
-            token = sampler.choose(&decoder.next(&[(0, token)], group)?.values()?)?;
+            token = sampler.choose(&decoder.decode(&[(0, token)], group)?.values()?)?;
         }
     }
 }

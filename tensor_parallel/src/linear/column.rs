@@ -3,7 +3,7 @@
 use ryzanstein_process_group::ProcessGroup;
 
 use super::gather_columns;
-use crate::checkpoint::{Cut, Loader, Part};
+use crate::checkpoint::{Loader, ShardedTensor, Sharding};
 use crate::compute::Compute;
 use crate::error::Result;
 use crate::shard;
@@ -32,16 +32,20 @@ impl ColumnParallelLinear {
         bias: bool,
         gather_output: bool,
     ) -> Result<Self> {
-        let cut = Cut::Rows(shard::even(&format!("outputs of `{name}`"), outputs, loader.world_size())?);
-        let weight = loader.matrix(&[Part {
+        let sharding =
+            Sharding::Rows(shard::even(&format!("outputs of `{name}`"), outputs, loader.world_size())?);
+        let weight = loader.matrix(&[ShardedTensor {
             name: &format!("{name}.weight"),
             shape: &[outputs, inputs],
-            cut: cut.clone(),
+            sharding: sharding.clone(),
         }])?;
         let mut biases = None;
         if bias {
-            biases =
-                Some(loader.vector(&[Part { name: &format!("{name}.bias"), shape: &[outputs], cut }])?);
+            biases = Some(loader.vector(&[ShardedTensor {
+                name: &format!("{name}.bias"),
+                shape: &[outputs],
+                sharding,
+            }])?);
         }
         Ok(Self { weight, bias: biases, features: outputs, gather_output })
     }

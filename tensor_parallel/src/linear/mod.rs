@@ -27,7 +27,7 @@ pub(crate) fn gather_columns(
 ) -> Result<Tensor> {
     let mut blocks = compute.scratch(&[group.world_size(), local.rows(), local.columns()], local.dtype())?;
     group.all_gather_into(local, &mut blocks)?;
-    compute.join(blocks, keep)
+    compute.concat_columns(blocks, keep)
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::MergedColumnParallelLinear;
-use crate::checkpoint::{Cut, Loader};
+use crate::checkpoint::{Loader, Sharding};
 use crate::compute::Compute;
 use crate::error::Result;
 use crate::shard::{self, Heads};
@@ -40,16 +40,16 @@ impl QkvParallelLinear {
         let QkvShape { hidden, heads, kv_heads, head_dim } = shape;
         let all = shard::heads(heads, kv_heads, loader.world_size())?;
         let rows = |r: &Range<usize>| r.start * head_dim..r.end * head_dim;
-        let queries = Cut::Rows(all.iter().map(|h| rows(&h.query)).collect());
-        let kvs = Cut::Rows(all.iter().map(|h| rows(&h.kv)).collect());
+        let queries = Sharding::Rows(all.iter().map(|h| rows(&h.query)).collect());
+        let kvs = Sharding::Rows(all.iter().map(|h| rows(&h.kv)).collect());
         let names = ["q_proj", "k_proj", "v_proj"].map(|n| format!("{prefix}.{n}"));
         let parts = [
             (names[0].as_str(), heads * head_dim),
             (names[1].as_str(), kv_heads * head_dim),
             (names[2].as_str(), kv_heads * head_dim),
         ];
-        let cuts = [queries, kvs.clone(), kvs];
-        let inner = MergedColumnParallelLinear::load_cut(loader, &parts, &cuts, hidden, bias)?;
+        let shardings = [queries, kvs.clone(), kvs];
+        let inner = MergedColumnParallelLinear::load_sharded(loader, &parts, &shardings, hidden, bias)?;
         Ok(Self { inner, mine: all[loader.rank()].clone(), head_dim })
     }
 

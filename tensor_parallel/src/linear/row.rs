@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use ryzanstein_process_group::{ProcessGroup, ReduceOp};
 
-use crate::checkpoint::{Cut, Loader, Part};
+use crate::checkpoint::{Loader, ShardedTensor, Sharding};
 use crate::compute::Compute;
 use crate::error::{Error, Result};
 use crate::shard;
@@ -27,7 +27,7 @@ impl Default for RowOptions {
     }
 }
 
-/// `y = x · Wᵀ + b` with the input features cut: every rank computes a term of the sum.
+/// `y = x · Wᵀ + b` with the input features sharding: every rank computes a term of the sum.
 #[derive(Debug)]
 pub struct RowParallelLinear {
     weight: Tensor,
@@ -55,14 +55,18 @@ impl RowParallelLinear {
         }
         let ranges = shard::even(&format!("inputs of `{name}`"), inputs, loader.world_size())?;
         let mine = ranges[loader.rank()].clone();
-        let weight = loader.matrix(&[Part {
+        let weight = loader.matrix(&[ShardedTensor {
             name: &format!("{name}.weight"),
             shape: &[outputs, inputs],
-            cut: Cut::Columns(ranges),
+            sharding: Sharding::Columns(ranges),
         }])?;
         let mut bias = None;
         if options.bias {
-            let part = Part { name: &format!("{name}.bias"), shape: &[outputs], cut: Cut::Whole };
+            let part = ShardedTensor {
+                name: &format!("{name}.bias"),
+                shape: &[outputs],
+                sharding: Sharding::Replicated,
+            };
             bias = Some(loader.vector(&[part])?);
         }
         Ok(Self { weight, bias, inputs: mine, options })
@@ -76,7 +80,7 @@ impl RowParallelLinear {
         let mut y = if self.options.input_is_parallel {
             compute.linear(x, &self.weight, None, x.dtype())?
         } else {
-            compute.linear(&compute.columns(x, self.inputs.clone())?, &self.weight, None, x.dtype())?
+            compute.linear(&compute.slice_columns(x, self.inputs.clone())?, &self.weight, None, x.dtype())?
         };
         if self.options.reduce_results {
             group.all_reduce(&mut y, ReduceOp::Sum)?;

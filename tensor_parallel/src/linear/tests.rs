@@ -7,8 +7,8 @@ use ryzanstein_process_group::DType;
 use super::*;
 use crate::attention::{KvCache, ParallelAttention, Rotary, RotaryScaling};
 use crate::checkpoint::{Loader, MemorySource};
-use crate::compute::{Host, Places};
-use crate::embedding::{ParallelHead, VocabParallelEmbedding, VocabularyWeight};
+use crate::compute::{Host, SlotMapping};
+use crate::embedding::{ParallelLmHead, VocabParallelEmbedding, VocabularyWeight};
 use crate::error::Error;
 use crate::mlp::ParallelMlp;
 
@@ -242,9 +242,13 @@ fn attention_with_cut_and_with_replicated_kv_heads_is_the_whole_layer() {
             };
             let host = Host::new(1);
             let mut cache = KvCache::new(&host, 1, [1, attention.qkv.kv_heads(), 5, 4], DType::F32)?;
-            let step = host.step(&[0; 5], &Places::from(0), &Rotary::new(4, 1e4, RotaryScaling::None))?;
+            let batch = host.batch(
+                &[0; 5],
+                &SlotMapping::from_position(0),
+                &Rotary::new(4, 1e4, RotaryScaling::None),
+            )?;
             let x = whole(&[5, HIDDEN], 9);
-            attention.forward(&x, &step, &mut cache.layers[0], &host, group)
+            attention.forward(&x, &batch, &mut cache.layers[0], &host, group)
         });
     }
 }
@@ -281,16 +285,17 @@ fn embedding_and_head_equal_the_whole_layers_whatever_the_vocabulary() {
         same_on_all(&named, &[("all_reduce", 1)], |loader, group| {
             let weight = VocabularyWeight::load(loader, "e", vocabulary, HIDDEN)?;
             let host = Host::new(1);
-            let step = host.step(
+            let batch = host.batch(
                 &[0, last, 3, last / 2],
-                &Places::from(0),
+                &SlotMapping::from_position(0),
                 &Rotary::new(4, 1e4, RotaryScaling::None),
             )?;
-            VocabParallelEmbedding::new(weight).forward(&step, DType::F32, &host, group)
+            VocabParallelEmbedding::new(weight).forward(&batch, DType::F32, &host, group)
         });
         same_on_all(&named, &[("all_gather", 1)], |loader, group| {
             let weight = VocabularyWeight::load(loader, "e", vocabulary, HIDDEN)?;
-            let logits = ParallelHead::new(weight).forward(&whole(&[5, HIDDEN], 9), &Host::new(1), group)?;
+            let logits =
+                ParallelLmHead::new(weight).forward(&whole(&[5, HIDDEN], 9), &Host::new(1), group)?;
             assert_eq!(logits.shape(), [5, vocabulary]);
             Ok(logits)
         });
@@ -304,8 +309,9 @@ fn a_token_outside_the_vocabulary_is_refused_before_any_call() {
         let weight = VocabularyWeight::load(loader, "e", 100, HIDDEN)?;
         let embedding = VocabParallelEmbedding::new(weight);
         let host = Host::new(1);
-        let step = host.step(&[1, 100], &Places::from(0), &Rotary::new(4, 1e4, RotaryScaling::None))?;
-        let error = embedding.forward(&step, DType::F32, &host, group).unwrap_err();
+        let batch =
+            host.batch(&[1, 100], &SlotMapping::from_position(0), &Rotary::new(4, 1e4, RotaryScaling::None))?;
+        let error = embedding.forward(&batch, DType::F32, &host, group).unwrap_err();
         assert!(error.to_string().contains("token 100 is not in the vocabulary of 100"));
         Tensor::zeros(&[1], DType::F32)
     });
@@ -346,8 +352,9 @@ fn attention_is_exact_where_softmax_is() {
         };
         let host = Host::new(1);
         let mut cache = KvCache::new(&host, 1, [1, attention.qkv.kv_heads(), 5, 4], DType::F32)?;
-        let step = host.step(&[0; 5], &Places::from(0), &Rotary::new(4, 1e4, RotaryScaling::None))?;
+        let batch =
+            host.batch(&[0; 5], &SlotMapping::from_position(0), &Rotary::new(4, 1e4, RotaryScaling::None))?;
         let x = whole(&[5, HIDDEN], 9);
-        attention.forward(&x, &step, &mut cache.layers[0], &host, group)
+        attention.forward(&x, &batch, &mut cache.layers[0], &host, group)
     });
 }

@@ -9,7 +9,7 @@ use ryzanstein_process_group::{ProcessGroup, Recorded};
 
 use super::llama::Llama;
 use crate::attention::KvCache;
-use crate::compute::{Places, Recording, Step};
+use crate::compute::{Batch, Recording, SlotMapping};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -34,7 +34,7 @@ pub struct Decoder<'a> {
 struct Pass {
     // First, as above.
     recorded: Option<(Box<dyn Recording>, Recorded)>,
-    step: Step,
+    batch: Batch,
     logits: Option<Tensor>,
 }
 
@@ -55,8 +55,8 @@ impl Decoder<'_> {
     ///
     /// # Errors
     /// When there is no such sequence, and as [`Llama::forward`].
-    pub fn prompt(&mut self, sequence: usize, tokens: &[u32], group: &mut ProcessGroup) -> Result<Tensor> {
-        self.model.prompt(tokens, sequence, &mut self.cache, group)
+    pub fn prefill(&mut self, sequence: usize, tokens: &[u32], group: &mut ProcessGroup) -> Result<Tensor> {
+        self.model.prefill(tokens, sequence, &mut self.cache, group)
     }
 
     /// Adds a token to each of some sequences, given as pairs of sequence and token, and gives the logits
@@ -64,34 +64,34 @@ impl Decoder<'_> {
     ///
     /// # Errors
     /// When there are no pairs, a sequence is not there or named twice, and as [`Llama::forward`].
-    pub fn next(&mut self, tokens: &[(usize, u32)], group: &mut ProcessGroup) -> Result<&Tensor> {
-        let (places, tokens) = self.admit(tokens)?;
+    pub fn decode(&mut self, tokens: &[(usize, u32)], group: &mut ProcessGroup) -> Result<&Tensor> {
+        let (slots, tokens) = self.admit(tokens)?;
         let Self { passes, cache, model, graph } = self;
         let (compute, rotary) = (&*model.compute, &model.rotary);
         let pass = match passes.entry(tokens.len()) {
             Entry::Occupied(there) => {
                 let pass = there.into_mut();
-                compute.set_step(&mut pass.step, &tokens, &places, rotary)?;
+                compute.update_batch(&mut pass.batch, &tokens, &slots, rotary)?;
                 pass
             }
             Entry::Vacant(free) => {
-                let step = compute.step(&tokens, &places, rotary)?;
-                free.insert(Pass { recorded: None, step, logits: None })
+                let batch = compute.batch(&tokens, &slots, rotary)?;
+                free.insert(Pass { recorded: None, batch, logits: None })
             }
         };
         let ran_before = pass.logits.is_some();
         if *graph && ran_before && pass.recorded.is_none() {
             // What the last pass used is free again, so that the recording finds all the memory it needs.
             pass.logits = None;
-            let (step, logits) = (&pass.step, &mut pass.logits);
+            let (batch, logits) = (&pass.batch, &mut pass.logits);
             let mut recording = None;
             let collectives = group.record(|group| {
                 let work = &mut || {
-                    *logits = Some(model.logits(step, cache, group)?);
+                    *logits = Some(model.logits(batch, cache, group)?);
                     Ok(())
                 };
-                // SAFETY: the model is borrowed, and step, cache and logits are held, for as long as the recording, and the
-                // step's places are checked before each pass; what is replayed goes through the group that recorded it, or
+                // SAFETY: the model is borrowed, and batch, cache and logits are held, for as long as the recording, and the
+                // batch's slots are checked before each pass; what is replayed goes through the group that recorded it, or
                 // not at all, and not once that has failed.
                 recording = unsafe { compute.record(work) }?;
                 Ok::<_, Error>(())
@@ -107,23 +107,23 @@ impl Decoder<'_> {
         }
         match &pass.recorded {
             Some((recording, collectives)) => group.replay(collectives, || recording.replay())?,
-            None => pass.logits = Some(model.logits(&pass.step, cache, group)?),
+            None => pass.logits = Some(model.logits(&pass.batch, cache, group)?),
         }
-        cache.advance(&places, tokens.len());
+        cache.advance(&slots, tokens.len());
         group.synchronize()?;
         pass.logits.as_ref().ok_or_else(|| Error::input("the recorded pass gave no logits"))
     }
 
     /// What can be refused before anything is computed; else where the tokens go.
-    fn admit(&self, tokens: &[(usize, u32)]) -> Result<(Places, Vec<u32>)> {
+    fn admit(&self, tokens: &[(usize, u32)]) -> Result<(SlotMapping, Vec<u32>)> {
         if tokens.is_empty() {
             return Err(Error::input("at least one sequence must get a token"));
         }
         let place = |(sequence, _): &(usize, u32)| Ok((*sequence, self.cache.end(*sequence, 1)?));
-        let places = tokens.iter().map(place).collect::<Result<_>>()?;
+        let slots = tokens.iter().map(place).collect::<Result<_>>()?;
         let tokens: Vec<u32> = tokens.iter().map(|(_, token)| *token).collect();
         self.model.check(&tokens)?;
-        Ok((Places::Each(places), tokens))
+        Ok((SlotMapping::OnePerSequence(slots), tokens))
     }
 
     /// Forgets a sequence, so that another can take its number.

@@ -7,8 +7,8 @@ use super::plan::check_world_size;
 use super::report::LoadReport;
 use crate::attention::{KvCache, ParallelAttention};
 use crate::checkpoint::Loader;
-use crate::compute::{Compute, LayerCache, Places, Step};
-use crate::embedding::{ParallelHead, VocabParallelEmbedding, VocabularyWeight};
+use crate::compute::{Batch, Compute, LayerCache, SlotMapping};
+use crate::embedding::{ParallelLmHead, VocabParallelEmbedding, VocabularyWeight};
 use crate::error::{Error, Result};
 use crate::linear::{QkvParallelLinear, QkvShape, RowOptions, RowParallelLinear};
 use crate::mlp::ParallelMlp;
@@ -31,7 +31,7 @@ pub struct Llama {
     embedding: VocabParallelEmbedding,
     blocks: Vec<Block>,
     norm: RmsNorm,
-    head: ParallelHead,
+    head: ParallelLmHead,
     pub(crate) report: LoadReport,
 }
 
@@ -70,13 +70,13 @@ impl Block {
     fn forward(
         &self,
         x: &mut Tensor,
-        step: &Step,
+        batch: &Batch,
         cache: &mut LayerCache,
         compute: &dyn Compute,
         group: &mut ProcessGroup,
     ) -> Result<()> {
         let normed = self.attention_norm.forward(x, compute)?;
-        let attended = self.attention.forward(&normed, step, cache, compute, group)?;
+        let attended = self.attention.forward(&normed, batch, cache, compute, group)?;
         compute.add(x, &attended)?;
         let normed = self.mlp_norm.forward(x, compute)?;
         let fed = self.mlp.forward(&normed, compute, group)?;
@@ -120,7 +120,7 @@ impl Llama {
             embedding: VocabParallelEmbedding::new(tokens),
             blocks,
             norm,
-            head: ParallelHead::new(head),
+            head: ParallelLmHead::new(head),
             report: LoadReport::default(),
             config,
         })
@@ -180,11 +180,11 @@ impl Llama {
         cache: &mut KvCache,
         group: &mut ProcessGroup,
     ) -> Result<Tensor> {
-        self.prompt(tokens, 0, cache, group)
+        self.prefill(tokens, 0, cache, group)
     }
 
     /// Logits after the last of these tokens, which follow what the cache holds of a sequence.
-    pub(super) fn prompt(
+    pub(super) fn prefill(
         &self,
         tokens: &[u32],
         sequence: usize,
@@ -197,7 +197,7 @@ impl Llama {
                 return Ok(x);
             }
             let flat = x.reshape(&[1, rows * columns])?;
-            compute.columns(&flat, (rows - 1) * columns..rows * columns)
+            compute.slice_columns(&flat, (rows - 1) * columns..rows * columns)
         })
     }
 
@@ -214,11 +214,11 @@ impl Llama {
             return Err(Error::input("there must be at least one token"));
         }
         self.check(tokens)?;
-        let places = Places::Run { sequence, position: cache.end(sequence, tokens.len())? };
-        let step = self.compute.step(tokens, &places, &self.rotary)?;
-        let x = self.hidden_states(&step, cache, group)?;
+        let slots = SlotMapping::Consecutive { sequence, position: cache.end(sequence, tokens.len())? };
+        let batch = self.compute.batch(tokens, &slots, &self.rotary)?;
+        let x = self.hidden_states(&batch, cache, group)?;
         let logits = self.head.forward(&keep(&*self.compute, x)?, &*self.compute, group)?;
-        cache.advance(&places, tokens.len());
+        cache.advance(&slots, tokens.len());
         // A rank that is lost leaves values on a GPU that look like any others: the group knows better.
         group.synchronize()?;
         Ok(logits)
@@ -229,22 +229,22 @@ impl Llama {
         self.embedding.check(tokens)
     }
 
-    /// Logits after every token of a step. The cache's lengths are the caller's to advance.
+    /// Logits after every token of a batch. The cache's lengths are the caller's to advance.
     pub(super) fn logits(
         &self,
-        step: &Step,
+        batch: &Batch,
         cache: &mut KvCache,
         group: &mut ProcessGroup,
     ) -> Result<Tensor> {
-        let x = self.hidden_states(step, cache, group)?;
+        let x = self.hidden_states(batch, cache, group)?;
         self.head.forward(&x, &*self.compute, group)
     }
 
-    fn hidden_states(&self, step: &Step, cache: &mut KvCache, group: &mut ProcessGroup) -> Result<Tensor> {
+    fn hidden_states(&self, batch: &Batch, cache: &mut KvCache, group: &mut ProcessGroup) -> Result<Tensor> {
         let compute = &*self.compute;
-        let mut x = self.embedding.forward(step, self.dtype, compute, group)?;
+        let mut x = self.embedding.forward(batch, self.dtype, compute, group)?;
         for (block, cache) in self.blocks.iter().zip(&mut cache.layers) {
-            block.forward(&mut x, step, cache, compute, group)?;
+            block.forward(&mut x, batch, cache, compute, group)?;
         }
         self.norm.forward(&x, compute)
     }

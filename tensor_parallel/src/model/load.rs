@@ -10,8 +10,8 @@ use super::config::{LlamaConfig, read_folder};
 use super::llama::Llama;
 use super::plan::{check_world_size, tensors};
 use super::report::LoadReport;
-use crate::checkpoint::{Checkpoint, Loader, LocalSource, Part, RootSource, WeightSource};
-use crate::compute::{self, Compute, Places};
+use crate::checkpoint::{Checkpoint, Loader, LocalSource, RootSource, ShardedTensor, WeightSource};
+use crate::compute::{self, Compute, SlotMapping};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -132,7 +132,7 @@ impl Llama {
         // What a rank most likely lacks, memory or the compiler of kernels, is found before the others wait for it.
         let tokens = &[0; 2][..self.config().max_positions.min(3).saturating_sub(1)];
         let ready = self.cache(tokens.len() + 1).and_then(|cache| {
-            self.compute.step(&[0], &Places::from(0), &self.rotary)?;
+            self.compute.batch(&[0], &SlotMapping::from_position(0), &self.rotary)?;
             Ok(cache)
         });
         let mut cache = agree(ready, |_| (), group)?;
@@ -171,9 +171,9 @@ struct Announced<'a> {
 }
 
 impl WeightSource for Announced<'_> {
-    fn fill(&mut self, part: &Part<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+    fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
         agree(Ok(()), |()| (), self.source.group).inspect_err(|_| self.heard = true)?;
-        self.source.fill(part, target, at)
+        self.source.fill(tensor, target, at)
     }
 }
 

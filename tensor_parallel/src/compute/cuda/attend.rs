@@ -6,8 +6,8 @@ use ryzanstein_process_group::DType;
 use super::core::{ARRIVALS, Cuda, small};
 use super::kernels::Source;
 use super::launch::Arguments;
+use crate::compute::batch::SlotMapping;
 use crate::compute::operations::{AttentionCall, LayerCache};
-use crate::compute::step::Places;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -58,7 +58,7 @@ impl Cuda {
         cache: &mut LayerCache,
     ) -> Result<Tensor> {
         cache.admit(qkv, call)?;
-        let &AttentionCall { heads, kv_heads, head_dim, step, window } = call;
+        let &AttentionCall { heads, kv_heads, head_dim, batch, window } = call;
         let rows = qkv.rows();
         let dtype = qkv.dtype();
         if cache.keys.dtype() != dtype {
@@ -88,11 +88,11 @@ impl Cuda {
         let tensor = suits_tensor_cores(dtype, head_dim, self.gpu.device.info().capability);
         let source = Source::Attention(dtype, head_dim, group, tensor);
         let (keys, values) = (self.address(&cache.keys)?, self.address(&cache.values)?);
-        let place = self.place(step)?;
+        let place = self.place(batch)?;
         let mut operands = Arguments::default();
         operands.push(self.address(qkv)?).push(place.rotations.address()).push(place.state.address());
         operands.push(keys).push(values);
-        if rows == 1 || matches!(step.places(), Places::Each(_)) {
+        if rows == 1 || matches!(batch.slots(), SlotMapping::OnePerSequence(_)) {
             let across = rows * heads / heads_a_block(group, head_dim);
             if across > ARRIVALS {
                 return Err(Error::input(format!(

@@ -8,7 +8,7 @@ use ryzanstein_process_group::device::Device;
 use super::kernels::{Kernels, Source};
 use super::launch::Arguments;
 use super::matmul::{Matmul, Operands, Problem};
-use crate::compute::step::{DeviceStep, Step};
+use crate::compute::batch::{Batch, DeviceBatch};
 use crate::error::{Error, Result};
 use crate::gpu::{Block, DeviceArray, Gpu};
 use crate::tensor::Tensor;
@@ -60,14 +60,14 @@ impl Cuda {
         }
     }
 
-    /// What a step has on the GPU, which must be here.
-    pub(super) fn place<'a>(&self, step: &'a Step) -> Result<&'a DeviceStep> {
-        let place = step.device()?;
+    /// What a batch has on the GPU, which must be here.
+    pub(super) fn place<'a>(&self, batch: &'a Batch) -> Result<&'a DeviceBatch> {
+        let place = batch.device()?;
         if place.state.is_on(&self.gpu) {
             return Ok(place);
         }
         Err(Error::input(format!(
-            "a step was made for another GPU than {}, or for another stream there; make it where it is used",
+            "a batch was made for another GPU than {}, or for another stream there; make it where it is used",
             self.gpu.device.ordinal()
         )))
     }

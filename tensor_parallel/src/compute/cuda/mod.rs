@@ -18,8 +18,8 @@ pub use self::core::Cuda;
 use self::core::{shapes, small};
 use self::kernels::Source;
 use self::launch::Arguments;
+use super::batch::{Batch, DeviceBatch, SlotMapping};
 use super::operations::{AttentionCall, Compute, LayerCache, Recording};
-use super::step::{DeviceStep, Places, Step};
 use crate::error::{Error, Result};
 use crate::gpu::DeviceArray;
 use crate::rotary::Rotary;
@@ -46,7 +46,7 @@ impl Cuda {
 }
 
 impl Compute for Cuda {
-    fn weights(&self, _: DType, activations: DType) -> DType {
+    fn weight_dtype(&self, _: DType, activations: DType) -> DType {
         activations
     }
 
@@ -61,26 +61,32 @@ impl Compute for Cuda {
         Ok(self.tensor(shape, dtype)?.0)
     }
 
-    fn step(&self, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<Step> {
+    fn batch(&self, tokens: &[u32], slots: &SlotMapping, rotary: &Rotary) -> Result<Batch> {
         let (rows, half) = (tokens.len(), rotary.frequencies().len());
         let state = self.gpu.scratch((3 * rows + half) * size_of::<u32>())?;
         let rotations = self.gpu.scratch(rows * half * 2 * size_of::<f32>())?;
-        let mut step = Step::on_device(tokens, places, half, DeviceStep { state, rotations })?;
-        self.set_step(&mut step, tokens, places, rotary)?;
-        Ok(step)
+        let mut batch = Batch::on_device(tokens, slots, half, DeviceBatch { state, rotations })?;
+        self.update_batch(&mut batch, tokens, slots, rotary)?;
+        Ok(batch)
     }
 
-    fn set_step(&self, step: &mut Step, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<()> {
-        self.place(step)?;
+    fn update_batch(
+        &self,
+        batch: &mut Batch,
+        tokens: &[u32],
+        slots: &SlotMapping,
+        rotary: &Rotary,
+    ) -> Result<()> {
+        self.place(batch)?;
         let (rows, frequencies) = (tokens.len(), rotary.frequencies());
-        step.replace(tokens, places, frequencies.len())?;
-        let row = |row| places.of(row);
+        batch.replace(tokens, slots, frequencies.len())?;
+        let row = |row| slots.slot(row);
         let positions = (0..rows).map(|r| small("positions", row(r).1));
         let sequences = (0..rows).map(|r| small("sequences", row(r).0));
         let mut words = positions.chain(sequences).collect::<Result<Vec<u32>>>()?;
         words.extend_from_slice(tokens);
         words.extend(frequencies.iter().map(|f| f.to_bits()));
-        let DeviceStep { state, rotations } = step.device_mut()?;
+        let DeviceBatch { state, rotations } = batch.device_mut()?;
         state.write(bytemuck::cast_slice(&words))?;
         let half = small("frequencies", frequencies.len())?;
         let mut arguments = Arguments::default();
@@ -140,13 +146,13 @@ impl Compute for Cuda {
         Ok(y)
     }
 
-    fn embed(&self, table: &Tensor, first: usize, step: &Step, out: DType) -> Result<Tensor> {
+    fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: DType) -> Result<Tensor> {
         let (rows, columns) = (table.rows(), table.columns());
-        let count = step.tokens().len();
+        let count = batch.tokens().len();
         let (y, to) = self.tensor(&[count, columns], out)?;
         let mut arguments = Arguments::default();
         arguments.push(self.address(table)?).push(small("rows", first)?).push(small("rows", rows)?);
-        arguments.push(small("columns", columns)?).push(self.place(step)?.state.address()).push(to);
+        arguments.push(small("columns", columns)?).push(self.place(batch)?.state.address()).push(to);
         let threads = columns.next_multiple_of(32).clamp(32, 256) as u32;
         self.kernels.blocks(
             Source::Rows(out, table.dtype()),
@@ -210,7 +216,7 @@ impl Compute for Cuda {
         self.attend(&qkv, call, cache)
     }
 
-    fn columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
+    fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
         if columns.start > columns.end || columns.end > x.columns() {
             return Err(Error::input(format!("columns {columns:?} of a tensor of shape {:?}", x.shape())));
         }
@@ -222,7 +228,7 @@ impl Compute for Cuda {
         Ok(y)
     }
 
-    fn join(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
+    fn concat_columns(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
         let &[count, rows, width] = blocks.shape() else {
             return Err(Error::input(format!("blocks of shape {:?}", blocks.shape())));
         };

@@ -2,7 +2,7 @@
 //
 // A row of `qkv` is the query heads, the key heads, then the value heads. The cache is
 // [sequences, kv_heads, capacity, HEAD_DIM]. Queries are rotated when they are read and stay f32; keys are rotated and
-// rounded when they enter the cache. `step` is the position of each row, then its sequence: a recorded launch can be
+// rounded when they enter the cache. `batch` is the position of each row, then its sequence: a recorded launch can be
 // repeated for every later position, and for other sequences.
 
 constexpr int HALF = HEAD_DIM / 2;
@@ -49,12 +49,12 @@ __device__ __forceinline__ void append_one(
 
 // Grid: rows, key/value heads.
 extern "C" __global__ void append(
-    const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ step,
+    const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ batch,
     ELEMENT* __restrict__ keys, ELEMENT* __restrict__ values, Shape shape
 ) {
     u32 row = blockIdx.x;
     append_one(
-        qkv + row * row_length(shape), rotations + (u64)row * HALF, keys, values, shape, blockIdx.y, step[shape.rows + row], step[row]
+        qkv + row * row_length(shape), rotations + (u64)row * HALF, keys, values, shape, blockIdx.y, batch[shape.rows + row], batch[row]
     );
 }
 
@@ -85,14 +85,14 @@ constexpr int MOST_SPLITS = 64;
 // grows from launch to launch. The split that has the new position puts it into the cache; the last one to finish
 // combines all. `arrivals` is zero before and after.
 extern "C" __global__ void __launch_bounds__(DECODE_THREADS) decode(
-    const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotation, const u32* __restrict__ step, ELEMENT* keys,
+    const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotation, const u32* __restrict__ batch, ELEMENT* keys,
     ELEMENT* values, ELEMENT* __restrict__ out, float* partial, u32* arrivals, Shape shape
 ) {
     u32 across = shape.kv_heads * (GROUP / HEADS), row = blockIdx.y / across, heads = GROUP * shape.kv_heads;
     qkv += row * row_length(shape);
     rotation += (u64)row * HALF;
     out += (u64)row * heads * HEAD_DIM;
-    u32 sequence = step[shape.rows + row], position = step[row], seen_to = position + 1, seen_from = first_seen(shape, seen_to);
+    u32 sequence = batch[shape.rows + row], position = batch[row], seen_to = position + 1, seen_from = first_seen(shape, seen_to);
     u32 seen = seen_to - seen_from;
     u32 share = max((seen + gridDim.x - 1) / gridDim.x, (u32)FEWEST);
     u32 splits = (seen + share - 1) / share;
@@ -295,12 +295,12 @@ constexpr int LENGTH = HEAD_DIM + STEP;
 // Grid: tiles of queries, key/value heads. A query is one head of one row; all heads of a group are in one tile, so
 // that they share what is read of keys and values. The new positions are in the cache already.
 extern "C" __global__ void __launch_bounds__(PREFILL_THREADS) prefill(
-    const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ step,
+    const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ batch,
     const ELEMENT* __restrict__ keys, const ELEMENT* __restrict__ values, ELEMENT* __restrict__ out, Shape shape
 ) {
     __shared__ alignas(16) float query[QUERIES][LENGTH], tile[KEYS][LENGTH];
     __shared__ float shares[QUERIES][KEYS + 1];
-    u32 position = step[0], sequence = step[shape.rows], kv_head = blockIdx.y, count = shape.rows * GROUP;
+    u32 position = batch[0], sequence = batch[shape.rows], kv_head = blockIdx.y, count = shape.rows * GROUP;
     // The tiles with most to do come first.
     u32 first = (gridDim.x - 1 - blockIdx.x) * QUERIES;
     for (int i = threadIdx.x; i < QUERIES * HEAD_DIM; i += PREFILL_THREADS) {

@@ -46,11 +46,11 @@ __device__ __forceinline__ void load_transposed(u32 (&m)[4], const ELEMENT* row)
 
 // As `prefill` in attention.cu, in whose place it stands.
 extern "C" __global__ void __launch_bounds__(TENSOR_THREADS) prefill(
-    const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ step,
+    const ELEMENT* __restrict__ qkv, const float2* __restrict__ rotations, const u32* __restrict__ batch,
     const ELEMENT* __restrict__ keys, const ELEMENT* __restrict__ values, ELEMENT* __restrict__ out, Shape shape
 ) {
     alignas(16) __shared__ ELEMENT key_tile[TENSOR_KEYS][PITCH], value_tile[TENSOR_KEYS][PITCH];
-    u32 position = step[0], sequence = step[shape.rows], kv_head = blockIdx.y, count = shape.rows * GROUP;
+    u32 position = batch[0], sequence = batch[shape.rows], kv_head = blockIdx.y, count = shape.rows * GROUP;
     // The tiles with most to do come first.
     u32 tile = (gridDim.x - 1 - blockIdx.x) * TENSOR_QUERIES;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = lane % 4 * 2;

@@ -1,11 +1,11 @@
 // Operations that treat each element or row on its own. Grids are as large as the work or smaller: every kernel strides.
 
-// Rows of a table, zeros for ids that are not in it. `step` is the position of each row, its sequence, then its id.
+// Rows of a table, zeros for ids that are not in it. `batch` is the position of each row, its sequence, then its id.
 extern "C" __global__ void embed(
-    const OTHER* __restrict__ table, u32 first, u32 rows, u32 columns, const u32* __restrict__ step, ELEMENT* __restrict__ out
+    const OTHER* __restrict__ table, u32 first, u32 rows, u32 columns, const u32* __restrict__ batch, ELEMENT* __restrict__ out
 ) {
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
-    u32 row = step[2 * gridDim.x + blockIdx.x] - first;
+    u32 row = batch[2 * gridDim.x + blockIdx.x] - first;
     bool mine = row < rows;
     const OTHER* from = table + (u64)row * columns;
     ELEMENT* to = out + (u64)blockIdx.x * columns;
@@ -120,9 +120,9 @@ extern "C" __global__ void rms_norm(
 }
 
 // Sine and cosine of each position's angles. The angle is rounded to f32, as the models' training code does; its sine
-// is then exact. `step` begins with the positions.
-extern "C" __global__ void rotations(const float* __restrict__ frequencies, const u32* __restrict__ step, float2* __restrict__ out, u32 half) {
-    u32 position = step[blockIdx.x];
+// is then exact. `batch` begins with the positions.
+extern "C" __global__ void rotations(const float* __restrict__ frequencies, const u32* __restrict__ batch, float2* __restrict__ out, u32 half) {
+    u32 position = batch[blockIdx.x];
     for (u32 i = threadIdx.x; i < half; i += blockDim.x) {
         double sine, cosine;
         sincos((double)((float)position * frequencies[i]), &sine, &cosine);
