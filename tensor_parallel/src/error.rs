@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use ryzanstein_process_group as process_group;
 
 use crate::float::UnsupportedDType;
+use crate::tensor::Tensor;
 
 /// The result of everything here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -114,5 +115,10 @@ impl Error {
 
     pub(crate) fn input(reason: impl Into<String>) -> Self {
         Self::Input(reason.into())
+    }
+
+    pub(crate) fn shape_mismatch(operation: &str, a: &Tensor, b: &Tensor) -> Self {
+        let describe = |t: &Tensor| format!("{:?} of {}", t.shape(), t.dtype());
+        Self::Input(format!("{operation}: {} and {} do not fit", describe(a), describe(b)))
     }
 }

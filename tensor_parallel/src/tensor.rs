@@ -55,6 +55,7 @@ impl Tensor {
 
     /// Elements in the memory of a GPU, as many as the shape has.
     pub(crate) fn from_device(shape: &[usize], array: DeviceArray) -> Self {
+        assert!(shape.iter().product::<usize>() == array.count(), "the array has the elements of the shape");
         Self { shape: shape.into(), memory: Memory::Device(array) }
     }
 

@@ -52,7 +52,7 @@ impl KvCache {
 
     /// Bytes of all keys and values on this rank.
     pub fn bytes(&self) -> usize {
-        self.layers.iter().map(|l| l.keys.bytes() + l.values.bytes()).sum()
+        self.layers.iter().map(LayerCache::bytes).sum()
     }
 
     /// Forgets everything of a sequence after its first `length` positions.

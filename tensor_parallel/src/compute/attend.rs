@@ -24,7 +24,7 @@ pub(super) fn attention(
     call: &AttentionCall<'_>,
     cache: &mut LayerCache,
 ) -> Result<Tensor> {
-    cache.admit(qkv, call)?;
+    cache.check(qkv, call)?;
     let &AttentionCall { heads, kv_heads, head_dim, batch, window } = call;
     let (slots, rotary) = (batch.slots(), batch.rotations()?);
     let rows = qkv.rows();

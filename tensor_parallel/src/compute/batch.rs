@@ -33,7 +33,17 @@ impl SlotMapping {
     }
 
     fn check(&self, rows: usize) -> Result<()> {
-        let Self::OnePerSequence(slots) = self else { return Ok(()) };
+        let slots = match self {
+            Self::OnePerSequence(slots) => slots,
+            Self::Consecutive { position, .. } => {
+                return match position.checked_add(rows) {
+                    Some(_) => Ok(()),
+                    None => Err(Error::input(format!(
+                        "{rows} tokens from position {position} on cannot be counted"
+                    ))),
+                };
+            }
+        };
         if slots.len() != rows {
             return Err(Error::input(format!("{rows} tokens cannot go to {} slots", slots.len())));
         }
@@ -57,10 +67,13 @@ impl SlotMapping {
     }
 }
 
-/// The tokens of one pass, their slots and rotations, computed once for all layers and held where they are needed.
+/// The tokens of one forward pass, their slots and rotations, computed once for all layers and held where they are needed.
 #[derive(Debug)]
 pub struct Batch {
+    /// Empty while the GPU's memory may hold something else.
     tokens: Vec<u32>,
+    /// How many tokens there is room for.
+    rows: usize,
     slots: SlotMapping,
     /// Angles of one position: half the length of a head.
     half: usize,
@@ -84,36 +97,48 @@ enum Memory {
 
 impl Batch {
     pub(super) fn on_host(tokens: &[u32], slots: &SlotMapping, rotary: &Rotary) -> Result<Self> {
-        slots.check(tokens.len())?;
-        let table = rotary.table((0..tokens.len()).map(|row| slots.slot(row).1));
-        let memory = Memory::Host(table);
-        Ok(Self { tokens: tokens.into(), slots: slots.clone(), half: rotary.frequencies().len(), memory })
+        let (rows, half) = (tokens.len(), rotary.frequencies().len());
+        slots.check(rows)?;
+        let table = rotary.table((0..rows).map(|row| slots.slot(row).1));
+        Ok(Self { tokens: tokens.into(), rows, slots: slots.clone(), half, memory: Memory::Host(table) })
     }
 
-    pub(super) fn on_device(
+    /// A batch for so many tokens in slots of this kind, which [`update_device`](Self::update_device) must set.
+    pub(super) fn on_device(rows: usize, slots: &SlotMapping, half: usize, batch: DeviceBatch) -> Self {
+        Self { tokens: Vec::new(), rows, slots: slots.clone(), half, memory: Memory::Device(batch) }
+    }
+
+    /// Whether other tokens fit: as many, in slots of the same kind, with as many angles.
+    pub(super) fn check_update(&self, rows: usize, slots: &SlotMapping, half: usize) -> Result<()> {
+        slots.check(rows)?;
+        if rows == self.rows && half == self.half && slots.is_like(&self.slots) {
+            return Ok(());
+        }
+        Err(Error::input(format!(
+            "{rows} tokens with {half} angles each, at {slots:?}, are put into a batch that was made for {} with {}, at {:?}; \
+             make a new one",
+            self.rows, self.half, self.slots
+        )))
+    }
+
+    /// Takes tokens and slots that [`check_update`](Self::check_update) let pass, and has `write` put them on the GPU.
+    ///
+    /// What kernels find there is what was checked here, or the batch has no tokens: they read and write the cache at the
+    /// slots that the GPU holds.
+    pub(super) fn update_device(
+        &mut self,
         tokens: &[u32],
         slots: &SlotMapping,
-        half: usize,
-        batch: DeviceBatch,
-    ) -> Result<Self> {
-        slots.check(tokens.len())?;
-        Ok(Self { tokens: tokens.into(), slots: slots.clone(), half, memory: Memory::Device(batch) })
-    }
-
-    /// Takes note of other tokens, as many, placed alike, with as many angles; the device's memory is the caller's to set.
-    pub(super) fn replace(&mut self, tokens: &[u32], slots: &SlotMapping, half: usize) -> Result<()> {
-        slots.check(tokens.len())?;
-        if tokens.len() != self.tokens.len() || half != self.half || !slots.is_like(&self.slots) {
-            return Err(Error::input(format!(
-                "{} tokens with {half} angles each, at {slots:?}, are put into a batch that was made for {} with {}, at {:?}; \
-                 make a new one",
-                tokens.len(),
-                self.tokens.len(),
-                self.half,
-                self.slots
-            )));
+        write: impl FnOnce(&mut DeviceBatch) -> Result<()>,
+    ) -> Result<()> {
+        self.tokens.clear();
+        match &mut self.memory {
+            Memory::Device(batch) => write(batch)?,
+            Memory::Host(_) => {
+                return Err(Error::input("this batch was made for host memory and is used on a GPU"));
+            }
         }
-        self.tokens.copy_from_slice(tokens);
+        self.tokens.extend_from_slice(tokens);
         self.slots = slots.clone();
         Ok(())
     }
@@ -144,13 +169,6 @@ impl Batch {
 
     pub(super) fn device(&self) -> Result<&DeviceBatch> {
         match &self.memory {
-            Memory::Device(batch) => Ok(batch),
-            Memory::Host(_) => Err(Error::input("this batch was made for host memory and is used on a GPU")),
-        }
-    }
-
-    pub(super) fn device_mut(&mut self) -> Result<&mut DeviceBatch> {
-        match &mut self.memory {
             Memory::Device(batch) => Ok(batch),
             Memory::Host(_) => Err(Error::input("this batch was made for host memory and is used on a GPU")),
         }

@@ -91,10 +91,6 @@ impl Host {
     }
 }
 
-fn shapes(what: &str, a: &Tensor, b: &Tensor) -> Error {
-    Error::input(format!("{what}: shapes {:?} and {:?} do not fit", a.shape(), b.shape()))
-}
-
 /// Builds a tensor row by row: `fill` gets the row's number and `columns` values to set.
 fn build(
     rows: usize,
@@ -156,10 +152,10 @@ impl Compute for Host {
     fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
         let (m, k, n) = (x.rows(), x.columns(), weight.rows());
         if weight.columns() != k {
-            return Err(shapes("linear", x, weight));
+            return Err(Error::shape_mismatch("linear", x, weight));
         }
         if let Some(bias) = bias.filter(|b| b.count() != n) {
-            return Err(shapes("bias", weight, bias));
+            return Err(Error::shape_mismatch("bias", weight, bias));
         }
         let mut y = vec![0.0; m * n];
         let values = x.host_values()?;
@@ -197,7 +193,7 @@ impl Compute for Host {
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
         let columns = x.columns();
         if weight.count() != columns {
-            return Err(shapes("norm", x, weight));
+            return Err(Error::shape_mismatch("norm", x, weight));
         }
         let (values, weight) = (x.host_values()?, weight.host_values()?);
         build(x.rows(), columns, x.dtype(), |i, to| {
@@ -212,7 +208,7 @@ impl Compute for Host {
     fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
         let one_row = y.shape().len() == 1 && y.count() == x.columns();
         if !one_row && y.shape() != x.shape() {
-            return Err(shapes("add", x, y));
+            return Err(Error::shape_mismatch("add", x, y));
         }
         let y = y.host_values()?;
         with_elements!(x.host_mut()?, x => {

@@ -11,9 +11,9 @@ mod skinny;
 use ryzanstein_process_group::ProcessGroup;
 
 pub use self::batch::{Batch, SlotMapping};
-pub use self::cuda::Cuda;
+pub use self::cuda::{Cuda, RecordedGraph};
 pub use self::host::Host;
-pub use self::operations::{AttentionCall, Compute, LayerCache, Recording};
+pub use self::operations::{AttentionCall, Compute, LayerCache};
 use crate::error::Result;
 use crate::threads;
 

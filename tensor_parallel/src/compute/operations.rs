@@ -6,6 +6,7 @@ use std::ops::Range;
 use ryzanstein_process_group::DType;
 
 use super::batch::{Batch, SlotMapping};
+use super::cuda::RecordedGraph;
 use crate::error::{Error, Result};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
@@ -28,8 +29,8 @@ pub struct AttentionCall<'a> {
 /// The cache of one layer. Both tensors are `[sequences, kv_heads, capacity, head_dim]`.
 #[derive(Debug)]
 pub struct LayerCache {
-    pub(crate) keys: Tensor,
-    pub(crate) values: Tensor,
+    pub(super) keys: Tensor,
+    pub(super) values: Tensor,
 }
 
 impl LayerCache {
@@ -46,6 +47,11 @@ impl LayerCache {
         Ok(Self { keys: compute.zeros(&shape, dtype)?, values: compute.zeros(&shape, dtype)? })
     }
 
+    /// Bytes of keys and values.
+    pub(crate) fn bytes(&self) -> usize {
+        self.keys.bytes() + self.values.bytes()
+    }
+
     pub(crate) fn capacity(&self) -> usize {
         self.keys.shape()[2]
     }
@@ -57,11 +63,12 @@ impl LayerCache {
     }
 
     /// Refuses a call whose input, heads or slots are not those of this cache.
-    pub(crate) fn admit(&self, qkv: &Tensor, call: &AttentionCall<'_>) -> Result<()> {
+    pub(super) fn check(&self, qkv: &Tensor, call: &AttentionCall<'_>) -> Result<()> {
         let &AttentionCall { heads, kv_heads, head_dim, batch, .. } = call;
         let (shape, rows) = (self.keys.shape(), qkv.rows());
-        let fits = qkv.columns() == (heads + 2 * kv_heads) * head_dim
-            && kv_heads > 0
+        let width = kv_heads.checked_mul(2).and_then(|kv| kv.checked_add(heads)?.checked_mul(head_dim));
+        let fits = width == Some(qkv.columns())
+            && [heads, kv_heads, head_dim].iter().all(|n| *n > 0)
             && heads.is_multiple_of(kv_heads)
             && batch.tokens().len() == rows
             && batch.rotates(head_dim)
@@ -121,7 +128,7 @@ pub trait Compute: fmt::Debug + Send {
     /// same time, whenever the recording is replayed, and the slots of the steps must be within the caches it was recorded
     /// with; the groups it calls must live too, and not have failed by then.
     #[expect(unsafe_code, reason = "a graph keeps addresses")]
-    unsafe fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recording>>> {
+    unsafe fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<RecordedGraph>> {
         let _ = work;
         Ok(None)
     }
@@ -151,13 +158,4 @@ pub trait Compute: fmt::Debug + Send {
     /// Joins blocks side by side: `[blocks, rows, columns]` becomes `[rows, keep]`, the first `keep` columns of each
     /// joined row.
     fn concat_columns(&self, blocks: Tensor, keep: usize) -> Result<Tensor>;
-}
-
-/// Work that [`Compute::record`] took note of.
-pub trait Recording: fmt::Debug + Send + Sync {
-    /// Does it once more.
-    ///
-    /// # Errors
-    /// When the GPU fails.
-    fn replay(&self) -> Result<()>;
 }

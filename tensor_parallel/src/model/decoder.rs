@@ -9,7 +9,7 @@ use ryzanstein_process_group::{ProcessGroup, Recorded};
 
 use super::llama::Llama;
 use crate::attention::KvCache;
-use crate::compute::{Batch, Recording, SlotMapping};
+use crate::compute::{Batch, RecordedGraph, SlotMapping};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -33,7 +33,7 @@ pub struct Decoder<'a> {
 #[derive(Debug)]
 struct Pass {
     // First, as above.
-    recorded: Option<(Box<dyn Recording>, Recorded)>,
+    recorded: Option<(RecordedGraph, Recorded)>,
     batch: Batch,
     logits: Option<Tensor>,
 }

@@ -113,7 +113,7 @@ mod tests {
                 sources.extend(types.map(|result| Source::Vector(element, other, result)));
             }
             for (head_dim, group) in [(2, 1), (6, 2), (64, 7), (80, 1), (128, 8), (256, 16)] {
-                let tensor = super::super::attend::suits_tensor_cores(element, head_dim, (9, 0));
+                let tensor = super::super::attention::suits_tensor_cores(element, head_dim, (9, 0));
                 sources.push(Source::Attention(element, head_dim, group, tensor));
             }
         }

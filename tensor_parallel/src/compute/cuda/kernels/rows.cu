@@ -42,14 +42,10 @@ extern "C" __global__ void add(ELEMENT* __restrict__ x, const OTHER* __restrict_
     }
 }
 
-// out = x + bias rounded once; without a bias, the same values in another type.
-extern "C" __global__ void convert(
-    const OTHER* __restrict__ x, const float* __restrict__ bias, ELEMENT* __restrict__ out, u64 count, u64 columns
-) {
+// out = x in another type, rounded once.
+extern "C" __global__ void convert(const OTHER* __restrict__ x, ELEMENT* __restrict__ out, u64 count) {
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
-    for (u64 i = thread; i < count; i += threads) {
-        out[i] = narrow<ELEMENT>(widen(x[i]) + (bias ? bias[i % columns] : 0.0f));
-    }
+    for (u64 i = thread; i < count; i += threads) out[i] = narrow<ELEMENT>(widen(x[i]));
 }
 
 __device__ __forceinline__ float gated(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
@@ -74,7 +70,7 @@ extern "C" __global__ void swiglu(const ELEMENT* __restrict__ x, ELEMENT* __rest
 }
 
 // `kept` columns of each of x's rows, which are `columns` long, from the first given on.
-extern "C" __global__ void cut_columns(
+extern "C" __global__ void slice_columns(
     const ELEMENT* __restrict__ x, ELEMENT* __restrict__ out, u64 count, u32 columns, u32 first, u32 kept
 ) {
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
@@ -82,7 +78,7 @@ extern "C" __global__ void cut_columns(
 }
 
 // Blocks of `width` columns side by side: [blocks, rows, width] becomes [rows, kept].
-extern "C" __global__ void join_columns(
+extern "C" __global__ void concat_columns(
     const ELEMENT* __restrict__ blocks, ELEMENT* __restrict__ out, u64 count, u32 rows, u32 width, u32 kept
 ) {
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
