@@ -3,9 +3,13 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use ryzanstein_process_group as process_group;
+use ryzanstein_process_group::{self as process_group, DType, Rank};
+use serde::{Deserialize, Serialize};
 
+use crate::checkpoint::CheckpointError;
 use crate::float::UnsupportedDType;
+use crate::model::ModelFileError;
+use crate::shard::ShardError;
 use crate::tensor::Tensor;
 
 /// The result of everything here.
@@ -15,28 +19,28 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// What was asked for does not fit the model: a world size, a length, a type.
+    /// What was asked for does not fit the model, the layer or this host.
     #[error("configuration: {0}")]
-    Configuration(String),
+    Configuration(#[from] ConfigurationError),
 
     /// A file of the model folder says something that this crate does not support, or nonsense.
-    #[error("{}: {reason}", .file.display())]
+    #[error("{}: {source}", .file.display())]
     Model {
         /// The file.
         file: PathBuf,
         /// What is wrong with it.
-        reason: String,
+        source: ModelFileError,
     },
 
     /// A weight file is damaged, incomplete, or does not fit its `config.json`.
-    #[error("{}: {}{reason}", .file.display(), .tensor.as_ref().map(|t| format!("tensor `{t}`: ")).unwrap_or_default())]
+    #[error("{}: {}{source}", .file.display(), .tensor.as_ref().map(|t| format!("tensor `{t}`: ")).unwrap_or_default())]
     Checkpoint {
         /// The file.
         file: PathBuf,
         /// The tensor, where it is about one.
         tensor: Option<String>,
         /// What is wrong.
-        reason: String,
+        source: CheckpointError,
     },
 
     /// The operating system would not let a file be read.
@@ -57,12 +61,12 @@ pub enum Error {
     DType(#[from] UnsupportedDType),
 
     /// Another rank could not do its part.
-    #[error("rank {rank} failed: {reason}")]
+    #[error("rank {rank} failed: {source}")]
     Peer {
         /// Which one, as a global rank.
-        rank: process_group::Rank,
+        rank: Rank,
         /// Its own error.
-        reason: String,
+        source: RemoteError,
     },
 
     /// This rank's GPU, or a library of it, refused something.
@@ -74,9 +78,83 @@ pub enum Error {
     Group(#[from] process_group::Error),
 }
 
+/// What was asked for and cannot be.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigurationError {
+    /// A layer that cannot be shared out among so many ranks.
+    #[error(transparent)]
+    Sharding(#[from] ShardError),
+    /// A model that cannot be shared out among so many ranks.
+    #[error("{source}; legal sizes for this model: {}", list(.legal))]
+    WorldSize {
+        /// Which dimension does not fit.
+        source: ShardError,
+        /// World sizes that the model can run on.
+        legal: Vec<usize>,
+    },
+    /// An array larger than the memory of this host.
+    #[error(
+        "this host has no memory for an array of shape {shape:?} in {dtype}; give it fewer positions (a smaller \
+         --max-new-tokens), or share the model among more ranks"
+    )]
+    NoMemory {
+        /// Length of each dimension.
+        shape: Vec<usize>,
+        /// The element type.
+        dtype: DType,
+    },
+    /// A temperature that is no divisor of logits.
+    #[error("temperature {0} must be positive")]
+    Temperature(f64),
+    /// A probability that no set of tokens can have.
+    #[error("top-p {0} must be above 0 and at most 1")]
+    TopP(f64),
+    /// A bias that would be added as many times as there are ranks.
+    #[error(
+        "`{layer}` has a bias and its results are not reduced; whoever sums them must add the bias, once"
+    )]
+    UnreducedBias {
+        /// The layer.
+        layer: String,
+    },
+    /// A root that was given nothing to read.
+    #[error("the root must have a model folder")]
+    NoFolder,
+    /// Ranks that opened different models.
+    #[error("rank {rank} has another model or another type than rank {other}; all must load the same folder")]
+    DifferentModels {
+        /// One rank.
+        rank: Rank,
+        /// Another one.
+        other: Rank,
+    },
+}
+
+fn list(sizes: &[usize]) -> String {
+    sizes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// The error of another rank, as text: its type does not leave its process.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+#[error("{0}")]
+pub struct RemoteError(String);
+
+impl From<&Error> for RemoteError {
+    fn from(error: &Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<ShardError> for Error {
+    fn from(error: ShardError) -> Self {
+        Self::Configuration(error.into())
+    }
+}
+
 impl Error {
-    /// Whether another try with the same settings and files would fail alike, so that there is no point in it: what was
-    /// asked for cannot be, or the model's files are not there, damaged or of a kind that is not supported.
+    /// Whether another try with the same settings and files would fail alike: what was asked for cannot be, or the model's
+    /// files are missing, damaged or of a kind that is not supported.
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::Configuration(_)
@@ -97,16 +175,12 @@ impl Error {
         }
     }
 
-    pub(crate) fn configuration(reason: impl Into<String>) -> Self {
-        Self::Configuration(reason.into())
+    pub(crate) fn model(file: &Path, source: impl Into<ModelFileError>) -> Self {
+        Self::Model { file: file.into(), source: source.into() }
     }
 
-    pub(crate) fn model(file: &Path, reason: impl Into<String>) -> Self {
-        Self::Model { file: file.into(), reason: reason.into() }
-    }
-
-    pub(crate) fn checkpoint(file: &Path, tensor: Option<&str>, reason: impl Into<String>) -> Self {
-        Self::Checkpoint { file: file.into(), tensor: tensor.map(Into::into), reason: reason.into() }
+    pub(crate) fn checkpoint(file: &Path, tensor: Option<&str>, source: CheckpointError) -> Self {
+        Self::Checkpoint { file: file.into(), tensor: tensor.map(Into::into), source }
     }
 
     pub(crate) fn io(file: &Path, source: std::io::Error) -> Self {
@@ -117,6 +191,7 @@ impl Error {
         Self::Input(reason.into())
     }
 
+    /// Two tensors that do not fit an operation together.
     pub(crate) fn shape_mismatch(operation: &str, a: &Tensor, b: &Tensor) -> Self {
         let describe = |t: &Tensor| format!("{:?} of {}", t.shape(), t.dtype());
         Self::Input(format!("{operation}: {} and {} do not fit", describe(a), describe(b)))

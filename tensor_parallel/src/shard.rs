@@ -5,18 +5,50 @@
 
 use std::ops::Range;
 
-use crate::error::{Error, Result};
-
 /// The vocabulary is padded to a multiple of this for each rank, in the embedding and in the head alike.
 pub const VOCABULARY_MULTIPLE: usize = 64;
+
+/// Why a dimension cannot be shared out among so many ranks.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ShardError {
+    /// A dimension without an equal share for each rank.
+    #[error("world size {world_size} does not divide {total} {what}")]
+    Uneven {
+        /// What the dimension counts.
+        what: String,
+        /// Its length.
+        total: usize,
+        /// Number of ranks.
+        world_size: usize,
+    },
+    /// Query heads that cannot be grouped by key/value head.
+    #[error("{kv} key/value heads do not divide {query} attention heads")]
+    HeadGroups {
+        /// Query heads.
+        query: usize,
+        /// Key and value heads.
+        kv: usize,
+    },
+    /// More ranks than key/value heads, and not a multiple.
+    #[error(
+        "world size {world_size} is not a multiple of {kv} key/value heads, so they cannot be replicated evenly"
+    )]
+    Replicas {
+        /// Key and value heads.
+        kv: usize,
+        /// Number of ranks.
+        world_size: usize,
+    },
+}
 
 /// Equal consecutive shares of `total`, one for each rank.
 ///
 /// # Errors
 /// When `world_size` does not divide `total`; `what` names the dimension in the message.
-pub fn even(what: &str, total: usize, world_size: usize) -> Result<Vec<Range<usize>>> {
+pub fn even(what: &str, total: usize, world_size: usize) -> Result<Vec<Range<usize>>, ShardError> {
     if world_size == 0 || !total.is_multiple_of(world_size) {
-        return Err(Error::configuration(format!("world size {world_size} does not divide {total} {what}")));
+        return Err(ShardError::Uneven { what: what.into(), total, world_size });
     }
     let share = total / world_size;
     Ok((0..world_size).map(|rank| rank * share..(rank + 1) * share).collect())
@@ -39,11 +71,9 @@ pub struct Heads {
 /// # Errors
 /// When `world_size` does not divide the query heads, when it neither divides the KV heads nor is a multiple of them,
 /// or when the KV heads do not divide the query heads. Each says which.
-pub fn heads(query: usize, kv: usize, world_size: usize) -> Result<Vec<Heads>> {
+pub fn heads(query: usize, kv: usize, world_size: usize) -> Result<Vec<Heads>, ShardError> {
     if kv == 0 || !query.is_multiple_of(kv) {
-        return Err(Error::configuration(format!(
-            "{kv} key/value heads do not divide {query} attention heads"
-        )));
+        return Err(ShardError::HeadGroups { query, kv });
     }
     let queries = even("attention heads", query, world_size)?;
     if world_size <= kv {
@@ -51,9 +81,7 @@ pub fn heads(query: usize, kv: usize, world_size: usize) -> Result<Vec<Heads>> {
         return Ok(queries.into_iter().zip(kvs).map(|(query, kv)| Heads { query, kv }).collect());
     }
     if !world_size.is_multiple_of(kv) {
-        return Err(Error::configuration(format!(
-            "world size {world_size} is not a multiple of {kv} key/value heads, so they cannot be replicated evenly"
-        )));
+        return Err(ShardError::Replicas { kv, world_size });
     }
     let replicas = world_size / kv;
     let with_kv = |(rank, query)| Heads { query, kv: rank / replicas..rank / replicas + 1 };

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use memmap2::{Advice, Mmap};
 
+use super::error::CheckpointError;
 use crate::error::{Error, Result};
 
 /// A file mapped for reading. Pages are read from disk when they are touched.
@@ -22,7 +23,7 @@ impl MappedFile {
         let file = File::open(path).map_err(|e| Error::io(path, e))?;
         let length = file.metadata().map_err(|e| Error::io(path, e))?.len();
         if length == 0 {
-            return Err(Error::checkpoint(path, None, "the file is empty"));
+            return Err(Error::checkpoint(path, None, CheckpointError::Empty));
         }
         #[expect(unsafe_code, reason = "mapping a file is unsafe however it is done")]
         // SAFETY: the map is only read. What cannot be checked is that no other process truncates or rewrites the file

@@ -2,6 +2,7 @@
 //!
 //! Opening reads the headers only. A slice touches its own bytes: whole rows in one run, columns row by row.
 
+mod error;
 mod header;
 mod mmap;
 mod slice;
@@ -14,7 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Deserialize;
 
-use self::header::Entry;
+pub use self::error::CheckpointError;
+use self::header::{Entry, HeaderError};
 use self::mmap::MappedFile;
 use self::slice::StoredMatrix;
 pub use self::source::{
@@ -72,8 +74,8 @@ impl Checkpoint {
         } else if index.is_file() {
             checkpoint.add_indexed(&index)?;
         } else {
-            let reason = format!("there is neither {SINGLE} nor {INDEX} in this folder");
-            return Err(Error::checkpoint(directory, None, reason));
+            let error = CheckpointError::NoFiles { single: SINGLE, index: INDEX };
+            return Err(Error::checkpoint(directory, None, error));
         }
         Ok(checkpoint)
     }
@@ -82,15 +84,11 @@ impl Checkpoint {
         let map = MappedFile::open(path)?;
         map.will_need(&(0..map.bytes().len().min(HEADER)));
         let entries = header::parse(map.bytes())
-            .map_err(|(tensor, reason)| Error::checkpoint(path, tensor.as_deref(), reason))?;
+            .map_err(|HeaderError { tensor, source }| Error::checkpoint(path, tensor.as_deref(), source))?;
         let file = self.files.len();
         for (name, entry) in entries {
             if self.tensors.contains_key(&name) {
-                return Err(Error::checkpoint(
-                    path,
-                    Some(&name),
-                    "another file has a tensor of this name too",
-                ));
+                return Err(Error::checkpoint(path, Some(&name), CheckpointError::Duplicate));
             }
             self.tensors.insert(name, (file, entry));
         }
@@ -101,13 +99,12 @@ impl Checkpoint {
     fn add_indexed(&mut self, path: &Path) -> Result<()> {
         let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
         let index: Index = serde_json::from_slice(&text)
-            .map_err(|e| Error::checkpoint(path, None, format!("this is no index of weights: {e}")))?;
+            .map_err(|e| Error::checkpoint(path, None, CheckpointError::Index(e)))?;
         let mut seen = HashSet::new();
         for (tensor, name) in &index.weight_map {
             if !is_file_name(name) {
-                let reason =
-                    format!("`{name}` is no plain file name; an index may only name files beside it");
-                return Err(Error::checkpoint(path, Some(tensor), reason));
+                let error = CheckpointError::FileName { name: name.clone() };
+                return Err(Error::checkpoint(path, Some(tensor), error));
             }
             if seen.insert(name) {
                 self.add(&self.directory.join(name))?;
@@ -116,11 +113,8 @@ impl Checkpoint {
         for (tensor, name) in &index.weight_map {
             let found = self.tensors.get(tensor).map(|(file, _)| &self.files[*file].path);
             if found.is_none_or(|found| *found != self.directory.join(name)) {
-                return Err(Error::checkpoint(
-                    path,
-                    Some(tensor),
-                    format!("it is not in `{name}`, where it should be"),
-                ));
+                let error = CheckpointError::NotInFile { name: name.clone() };
+                return Err(Error::checkpoint(path, Some(tensor), error));
             }
         }
         Ok(())
@@ -195,7 +189,7 @@ impl Checkpoint {
             && columns.start <= columns.end
             && columns.end <= stored.columns
             && columns.len() == target.columns()
-            && at + rows.len() <= target.rows();
+            && at.checked_add(rows.len()).is_some_and(|end| end <= target.rows());
         if !fits {
             return Err(Error::input(format!(
                 "rows {rows:?} and columns {columns:?} of tensor `{name}` {shape:?} do not fit a target of {:?} at row {at}",
@@ -225,7 +219,7 @@ impl Checkpoint {
     fn find(&self, name: &str) -> Result<(usize, &Entry)> {
         match self.tensors.get(name) {
             Some((file, entry)) => Ok((*file, entry)),
-            None => Err(Error::checkpoint(&self.directory, Some(name), "it is in none of the weight files")),
+            None => Err(Error::checkpoint(&self.directory, Some(name), CheckpointError::Missing)),
         }
     }
 
@@ -235,8 +229,8 @@ impl Checkpoint {
             "F16" => Ok(DType::F16),
             "BF16" => Ok(DType::BF16),
             other => {
-                let reason = format!("expected type F32, F16 or BF16, found {other}");
-                Err(Error::checkpoint(&self.files[file].path, Some(name), reason))
+                let error = CheckpointError::DType { found: other.into() };
+                Err(Error::checkpoint(&self.files[file].path, Some(name), error))
             }
         }
     }
@@ -246,8 +240,8 @@ impl Checkpoint {
         let dtype = self.dtype(name, file, entry)?;
         let WeightFile { path, map } = &self.files[file];
         if entry.shape != shape {
-            let reason = format!("expected shape {shape:?}, found {:?}", entry.shape);
-            return Err(Error::checkpoint(path, Some(name), reason));
+            let error = CheckpointError::Shape { expected: shape.into(), found: entry.shape.clone() };
+            return Err(Error::checkpoint(path, Some(name), error));
         }
         let bytes = &map.bytes()[entry.bytes.clone()];
         Ok((

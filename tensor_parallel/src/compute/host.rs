@@ -9,7 +9,7 @@ use ryzanstein_process_group::{DType, Element as _};
 use super::batch::{Batch, SlotMapping};
 use super::operations::{AttentionCall, Compute, LayerCache};
 use super::{attend, matmul, skinny};
-use crate::error::{Error, Result};
+use crate::error::{ConfigurationError, Error, Result};
 use crate::float::{self, Float};
 use crate::rotary::Rotary;
 use crate::storage::{Storage, with_elements};
@@ -126,10 +126,7 @@ impl Compute for Host {
         // Small ones are there as surely as anything.
         let has_room = |bytes| bytes < LARGE || Vec::<u8>::new().try_reserve_exact(bytes).is_ok();
         if element_count(shape, dtype).is_err() || !has_room(shape.iter().product::<usize>() * dtype.size()) {
-            return Err(Error::Configuration(format!(
-                "this host has no memory for an array of shape {shape:?} in {dtype}; give it fewer positions (a smaller \
-                 --max-new-tokens), or share the model among more ranks"
-            )));
+            return Err(ConfigurationError::NoMemory { shape: shape.into(), dtype }.into());
         }
         Tensor::zeros(shape, dtype)
     }

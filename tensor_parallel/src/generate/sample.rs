@@ -3,7 +3,7 @@
 
 use std::cmp::Ordering;
 
-use crate::error::{Error, Result};
+use crate::error::{ConfigurationError, Error, Result};
 
 /// How tokens are chosen.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -37,10 +37,10 @@ impl Sampler {
         let mut state = 0;
         if let Sampling::Random { temperature, top_p, seed } = sampling {
             if !(temperature > 0.0 && temperature.is_finite()) {
-                return Err(Error::configuration(format!("temperature {temperature} must be positive")));
+                return Err(ConfigurationError::Temperature(temperature).into());
             }
             if !(top_p > 0.0 && top_p <= 1.0) {
-                return Err(Error::configuration(format!("top-p {top_p} must be above 0 and at most 1")));
+                return Err(ConfigurationError::TopP(top_p).into());
             }
             state = seed;
         }

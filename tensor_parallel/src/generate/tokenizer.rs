@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::model::ModelFileError;
 
 /// The tokenizer of a model.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ impl Tokenizer {
         };
         match tokenizers::Tokenizer::from_bytes(text) {
             Ok(inner) => Ok(Some(Self { file, inner })),
-            Err(e) => Err(Error::model(&file, e.to_string())),
+            Err(e) => Err(Error::model(&file, ModelFileError::Tokenizer(e))),
         }
     }
 
@@ -36,7 +37,7 @@ impl Tokenizer {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         match self.inner.encode(text, true) {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(e) => Err(Error::model(&self.file, e.to_string())),
+            Err(e) => Err(Error::model(&self.file, ModelFileError::Tokenizer(e))),
         }
     }
 
@@ -45,6 +46,6 @@ impl Tokenizer {
     /// # Errors
     /// When the tokenizer fails.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
-        self.inner.decode(tokens, true).map_err(|e| Error::model(&self.file, e.to_string()))
+        self.inner.decode(tokens, true).map_err(|e| Error::model(&self.file, ModelFileError::Tokenizer(e)))
     }
 }

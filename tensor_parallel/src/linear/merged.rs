@@ -26,7 +26,7 @@ impl MergedColumnParallelLinear {
             .map(|(name, outputs)| {
                 shard::even(&format!("outputs of `{name}`"), *outputs, world_size).map(Sharding::Rows)
             })
-            .collect::<Result<Vec<_>>>()?;
+            .collect::<Result<Vec<_>, _>>()?;
         Self::load_sharded(loader, parts, &shardings, inputs, bias)
     }
 

@@ -6,7 +6,7 @@ use ryzanstein_process_group::{ProcessGroup, ReduceOp};
 
 use crate::checkpoint::{Loader, ShardedTensor, Sharding};
 use crate::compute::Compute;
-use crate::error::{Error, Result};
+use crate::error::{ConfigurationError, Result};
 use crate::shard;
 use crate::tensor::Tensor;
 
@@ -49,9 +49,7 @@ impl RowParallelLinear {
         options: RowOptions,
     ) -> Result<Self> {
         if options.bias && !options.reduce_results {
-            return Err(Error::configuration(format!(
-                "`{name}` has a bias and its results are not reduced; whoever sums them must add the bias, once"
-            )));
+            return Err(ConfigurationError::UnreducedBias { layer: name.into() }.into());
         }
         let ranges = shard::even(&format!("inputs of `{name}`"), inputs, loader.world_size())?;
         let mine = ranges[loader.rank()].clone();

@@ -12,7 +12,7 @@ use super::plan::{check_world_size, tensors};
 use super::report::LoadReport;
 use crate::checkpoint::{Checkpoint, Loader, LocalSource, RootSource, ShardedTensor, WeightSource};
 use crate::compute::{self, Compute, SlotMapping};
-use crate::error::{Error, Result};
+use crate::error::{ConfigurationError, Error, RemoteError, Result};
 use crate::tensor::Tensor;
 
 /// All that ranks must agree on, or learn from the root, before weights move.
@@ -101,16 +101,16 @@ impl Llama {
         let (me, world_size) = (group.rank(), group.world_size());
         let prepared = match directory {
             Some(directory) if me == root => Some(prepare(directory, dtype, world_size)),
-            None if me == root => Some(Err(Error::configuration("the root must have a model folder"))),
+            None if me == root => Some(Err(ConfigurationError::NoFolder.into())),
             _ => None,
         };
         let told = prepared.as_ref().map(|p| match p {
             Ok((plan, ..)) => Ok(plan.clone()),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(RemoteError::from(error)),
         });
-        let told: Result<Plan, String> = group.broadcast_object(told.as_ref(), root)?;
+        let told: Result<Plan, RemoteError> = group.broadcast_object(told.as_ref(), root)?;
         let checkpoint = prepared.transpose()?.map(|(_, _, checkpoint)| checkpoint);
-        let plan = told.map_err(|reason| Error::Peer { rank: group.members()[root.index()], reason })?;
+        let plan = told.map_err(|source| Error::Peer { rank: group.members()[root.index()], source })?;
         let config = plan.parse(Path::new("config.json"))?;
         // The root sends to every rank and every rank waits for the root, so all must be able to go on.
         let compute = agree(compute(group), |_| (), group)?;
@@ -196,18 +196,15 @@ where
 {
     let told = match &mine {
         Ok(value) => Ok(plan(value)),
-        Err(error) => Err(error.to_string()),
+        Err(error) => Err(RemoteError::from(error)),
     };
-    let all: Vec<Result<P, String>> = group.all_gather_object(&told)?;
+    let all: Vec<Result<P, RemoteError>> = group.all_gather_object(&told)?;
     let mine = mine?;
     for (rank, theirs) in Rank::all(all.len()).zip(all) {
         match theirs {
-            Err(reason) => return Err(Error::Peer { rank: group.members()[rank.index()], reason }),
+            Err(source) => return Err(Error::Peer { rank: group.members()[rank.index()], source }),
             Ok(theirs) if Ok(&theirs) != told.as_ref() => {
-                return Err(Error::configuration(format!(
-                    "rank {rank} has another model or another type than rank {}; all must load the same folder",
-                    group.rank()
-                )));
+                return Err(ConfigurationError::DifferentModels { rank, other: group.rank() }.into());
             }
             Ok(_) => {}
         }

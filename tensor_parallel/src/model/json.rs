@@ -2,10 +2,12 @@
 
 use serde_json::{Map, Value};
 
-/// One JSON object. Errors are sentences that name the key.
-pub(super) struct Keys<'a>(pub(super) &'a Map<String, Value>);
+use super::config_error::ConfigError;
 
-impl<'a> Keys<'a> {
+/// One JSON object. Errors name the key.
+pub(super) struct JsonObject<'a>(pub(super) &'a Map<String, Value>);
+
+impl<'a> JsonObject<'a> {
     /// The value of a key; `null` is as good as none.
     pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
         self.0.get(key).filter(|v| !v.is_null())
@@ -13,47 +15,45 @@ impl<'a> Keys<'a> {
 
     pub(super) fn optional<T>(
         &self,
-        key: &str,
-        what: &str,
+        key: &'static str,
+        expected: &'static str,
         read: impl FnOnce(&'a Value) -> Option<T>,
-    ) -> Result<Option<T>, String> {
+    ) -> Result<Option<T>, ConfigError> {
         match self.get(key) {
             None => Ok(None),
             Some(value) => match read(value) {
                 Some(read) => Ok(Some(read)),
-                None => Err(format!("`{key}` must be {what}, and is {value}")),
+                None => Err(ConfigError::Invalid { key, expected, found: value.clone() }),
             },
         }
     }
 
-    pub(super) fn size(&self, key: &str) -> Result<Option<usize>, String> {
+    pub(super) fn size(&self, key: &'static str) -> Result<Option<usize>, ConfigError> {
         // Larger sizes would overflow products of two, and no model has them.
         self.size_up_to(key, 1 << 31)
     }
 
-    pub(super) fn size_up_to(&self, key: &str, limit: u64) -> Result<Option<usize>, String> {
+    pub(super) fn size_up_to(&self, key: &'static str, limit: u64) -> Result<Option<usize>, ConfigError> {
         let size = self.optional(key, "a positive whole number", |v| v.as_u64().filter(|n| *n > 0))?;
         match size {
-            Some(size) if size > limit => {
-                Err(format!("`{key}` is {size}, and {limit} is the most that is supported"))
-            }
+            Some(value) if value > limit => Err(ConfigError::TooLarge { key, value, limit }),
             size => Ok(size.map(|n| n as usize)),
         }
     }
 
-    pub(super) fn needed(&self, key: &str, limit: u64) -> Result<usize, String> {
-        self.size_up_to(key, limit)?.ok_or_else(|| format!("`{key}` is missing"))
+    pub(super) fn required(&self, key: &'static str, limit: u64) -> Result<usize, ConfigError> {
+        self.size_up_to(key, limit)?.ok_or(ConfigError::Missing { key })
     }
 
-    pub(super) fn number(&self, key: &str) -> Result<Option<f64>, String> {
+    pub(super) fn number(&self, key: &'static str) -> Result<Option<f64>, ConfigError> {
         self.optional(key, "a positive number", |v| v.as_f64().filter(|n| *n > 0.0 && n.is_finite()))
     }
 
-    pub(super) fn flag(&self, key: &str) -> Result<bool, String> {
+    pub(super) fn flag(&self, key: &'static str) -> Result<bool, ConfigError> {
         Ok(self.optional(key, "true or false", Value::as_bool)?.unwrap_or(false))
     }
 
-    pub(super) fn text(&self, key: &str) -> Result<Option<&'a str>, String> {
+    pub(super) fn text(&self, key: &'static str) -> Result<Option<&'a str>, ConfigError> {
         self.optional(key, "a text", Value::as_str)
     }
 }
