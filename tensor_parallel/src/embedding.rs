@@ -1,6 +1,6 @@
-//! Token embedding and output head with the vocabulary shared out among the ranks.
+//! Token embedding and output head, with the vocabulary sharded over the ranks.
 //!
-//! Both are cut by [`shard::vocabulary`], with the same padding, so a model that ties them holds one matrix.
+//! [`shard::split_vocabulary`] shards both, with the same padding, so a model that ties them holds one matrix.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ impl VocabularyWeight {
     /// # Errors
     /// When the source fails.
     pub fn load(loader: &mut Loader<'_>, name: &str, vocabulary: usize, hidden: usize) -> Result<Self> {
-        let shards = shard::vocabulary(vocabulary, loader.world_size());
+        let shards = shard::split_vocabulary(vocabulary, loader.world_size());
         let padded = shards[loader.rank()].padded.clone();
         let sharding = Sharding::Rows(shards.into_iter().map(|s| s.real).collect());
         let part = ShardedTensor { name: &format!("{name}.weight"), shape: &[vocabulary, hidden], sharding };
@@ -40,7 +40,7 @@ impl VocabularyWeight {
     }
 }
 
-/// Turns tokens into vectors. Each rank looks up the tokens it has; the sum over all ranks has every one.
+/// Turns tokens into vectors. Each rank looks up the tokens that it holds; the sum over all ranks has every token.
 #[derive(Debug)]
 pub struct VocabParallelEmbedding {
     weight: VocabularyWeight,
@@ -88,14 +88,14 @@ pub struct ParallelLmHead {
 }
 
 impl ParallelLmHead {
-    /// A head over this weight; that of the embedding, if the model ties them.
+    /// A head over this weight, which is the embedding's if the model ties them.
     pub fn new(weight: VocabularyWeight) -> Self {
         Self { weight }
     }
 
     /// Logits `[positions, vocabulary]` in `f32`, whole and the same on every rank, without padding. One all-gather.
     ///
-    /// They are not rounded to a 16-bit type even if `x` is: rounding would make ties, and choose the lower token.
+    /// They stay `f32` even if `x` is of a 16-bit type: rounding would make ties, and a tie chooses the lower token.
     ///
     /// # Errors
     /// When shapes do not fit or the group fails.

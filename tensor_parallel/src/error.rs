@@ -82,10 +82,10 @@ pub enum Error {
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigurationError {
-    /// A layer that cannot be shared out among so many ranks.
+    /// A layer that cannot be sharded over so many ranks.
     #[error(transparent)]
     Sharding(#[from] ShardError),
-    /// A model that cannot be shared out among so many ranks.
+    /// A model that cannot be sharded over so many ranks.
     #[error("{source}; legal sizes for this model: {}", list(.legal))]
     WorldSize {
         /// Which dimension does not fit.

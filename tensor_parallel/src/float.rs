@@ -39,13 +39,13 @@ pub(crate) fn check(dtype: DType) -> Result<(), UnsupportedDType> {
     if matches!(dtype, DType::F32 | DType::F16 | DType::BF16) { Ok(()) } else { Err(UnsupportedDType(dtype)) }
 }
 
-/// An element that computes in `f32`.
+/// An element type of tensors. Arithmetic on it is done in `f32`.
 pub(crate) trait Float: Element {
     /// The exact value.
     fn widen(self) -> f32;
     /// The nearest value of this type, ties to even.
     fn narrow(value: f32) -> Self;
-    /// Widens many.
+    /// The exact values of many elements.
     fn widen_into(from: &[Self], to: &mut [f32]);
     /// One element from the start of little-endian bytes.
     fn read(bytes: &[u8]) -> Self;
@@ -96,7 +96,7 @@ impl Float for f16 {
 }
 
 impl Float for bf16 {
-    // Widening is a shift, which the compiler vectorises where a call into `half` would stand in its way.
+    // A shift, which the compiler vectorises, unlike a call into `half`.
     #[inline]
     fn widen(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)

@@ -1,8 +1,8 @@
-//! Weights cut into shards, layers that compute on a shard and call the process group.
+//! Tensor parallelism: weights sharded over ranks, and layers that compute on a shard and call the process group.
 //!
-//! A column-parallel layer holds some rows of its weight (output features), a row-parallel one some columns (input
-//! features) and sums the results of all ranks. Layers borrow the [`ProcessGroup`](ryzanstein_process_group::ProcessGroup)
-//! for the time of a call, so the order of collectives is the order of the code.
+//! A column-parallel layer holds some rows of its weight, which are output features. A row-parallel layer holds some columns,
+//! which are input features, and sums the results of all ranks. Layers borrow the
+//! [`ProcessGroup`](ryzanstein_process_group::ProcessGroup) during a call, so the order of collectives is the order of the code.
 //!
 //! ```no_run
 //! use ryzanstein_process_group::ProcessGroup;

@@ -1,4 +1,4 @@
-//! Normalisation, the same on every rank.
+//! Normalisation, replicated on every rank.
 
 use crate::checkpoint::{Loader, ShardedTensor, Sharding};
 use crate::compute::Compute;

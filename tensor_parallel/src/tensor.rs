@@ -12,9 +12,9 @@ use crate::storage::{Storage, with_elements};
 
 /// A dense, row-major array that owns its elements.
 ///
-/// The first dimension counts rows, all others together are the columns: a vector is one column.
-/// Collectives read and write tensors directly, wherever they are. Tensors made here are in host memory; a
-/// [`Compute`](crate::Compute) makes them where it computes.
+/// The first dimension counts rows, all others together are the columns: a vector is one column. Collectives read and write
+/// tensors in place, in either memory. The functions here make tensors in host memory; a [`Compute`](crate::Compute) makes
+/// them in the memory in which it computes.
 #[derive(Debug)]
 pub struct Tensor {
     shape: Vec<usize>,
@@ -119,7 +119,7 @@ impl Tensor {
         self.shape.iter().skip(1).product()
     }
 
-    /// All values. Copied only if they are not `f32` in host memory; from a GPU, when it has computed them.
+    /// All values. `f32` values in host memory are borrowed. From a GPU they are copied, after a wait until it has computed them.
     ///
     /// # Errors
     /// When a GPU fails.
@@ -151,10 +151,10 @@ impl Tensor {
         self.values()
     }
 
-    /// The same elements under another shape of as many.
+    /// The same elements with another shape.
     ///
     /// # Errors
-    /// [`Error::Input`] when it has another number of elements.
+    /// [`Error::Input`] when the shape has another number of elements.
     pub fn reshape(mut self, shape: &[usize]) -> Result<Self> {
         if element_count(shape, self.dtype()).ok() != Some(self.count()) {
             return Err(Error::input(format!("a tensor of shape {:?} cannot become {shape:?}", self.shape)));
@@ -188,7 +188,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// Another tensor of the same type in the same memory, of unspecified content.
+    /// A new tensor of the same type in the same memory, of unspecified content.
     pub(crate) fn like(&self, shape: &[usize]) -> Result<Self> {
         match &self.memory {
             Memory::Host(_) => Self::zeros(shape, self.dtype()),
@@ -198,7 +198,7 @@ impl Tensor {
         }
     }
 
-    /// Some rows, lent to a collective. The range must be within the tensor.
+    /// Some rows, borrowed as a buffer of a collective. The range must be within the tensor.
     pub(crate) fn rows_mut(&mut self, rows: Range<usize>) -> Rows<'_> {
         let columns = self.columns();
         Rows { range: rows.start * columns..rows.end * columns, tensor: self }
@@ -250,7 +250,7 @@ impl BufferMut for Tensor {
     }
 }
 
-/// A run of a tensor's elements as a buffer of its own.
+/// Consecutive rows of a tensor, as a buffer.
 pub(crate) struct Rows<'a> {
     tensor: &'a mut Tensor,
     range: Range<usize>,

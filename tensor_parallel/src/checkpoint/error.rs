@@ -86,7 +86,7 @@ pub enum CheckpointError {
     #[error("this is no index of weights: {0}")]
     Index(#[source] serde_json::Error),
     /// An index that names a file outside its folder.
-    #[error("`{name}` is no plain file name; an index may only name files beside it")]
+    #[error("`{name}` is no plain file name; an index may only name files in its own folder")]
     FileName {
         /// The name as written.
         name: String,

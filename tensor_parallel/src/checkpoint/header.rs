@@ -1,7 +1,7 @@
 //! The header of a safetensors file, checked to the last byte. Pure.
 //!
 //! Eight bytes of length (little-endian), then that much JSON: for each tensor its type, shape and byte range in the
-//! rest of the file. Written here so that every refusal can name the tensor, and no size in a file is ever trusted.
+//! rest of the file. This parser is our own, so that every error can name the tensor, and no size in a file is trusted.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::error::CheckpointError;
 
-/// The largest header that is read, as the format defines it.
+/// The largest header that the format allows.
 const HEADER_LIMIT: u64 = 100_000_000;
 
 /// One tensor of a file.
@@ -44,7 +44,7 @@ impl From<CheckpointError> for HeaderError {
     }
 }
 
-/// Reads the header of a whole file. Every range returned is within the file and as long as its shape says.
+/// Parses the header of a whole file. Every returned range is within the file and as long as its shape says.
 pub(crate) fn parse(file: &[u8]) -> Result<BTreeMap<String, Entry>, HeaderError> {
     let Some((length, rest)) = file.split_first_chunk::<8>() else {
         return Err(CheckpointError::TooShort { bytes: file.len() }.into());

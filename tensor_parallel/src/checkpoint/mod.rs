@@ -1,6 +1,6 @@
 //! Weights in a Hugging Face folder: safetensors files, mapped into memory and read in slices.
 //!
-//! Opening reads the headers only. A slice touches its own bytes: whole rows in one run, columns row by row.
+//! Opening reads the headers only. Reading a slice touches only its own bytes: whole rows at once, columns row by row.
 
 mod error;
 mod header;
@@ -30,7 +30,7 @@ use crate::tensor::Tensor;
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Pieces of rows with less than this between them are read together, and what is between them too: two pages.
+/// Slices of rows that are less than this apart, two pages, are read ahead as one range with the gaps between them.
 const GAP: usize = 8192;
 
 /// Headers of most files are shorter than this.
@@ -60,7 +60,8 @@ impl Checkpoint {
     /// Opens `model.safetensors`, or the files that `model.safetensors.index.json` names, and reads their headers.
     ///
     /// # Errors
-    /// Says which file or tensor is missing, truncated or corrupt. An index may only name files of its own folder.
+    /// [`Error::Checkpoint`] naming the file or tensor that is missing, truncated or corrupt. An index may only name files of
+    /// its own folder.
     pub fn open(directory: &Path) -> Result<Self> {
         let mut checkpoint = Self {
             directory: directory.into(),
@@ -145,7 +146,7 @@ impl Checkpoint {
         self.read.load(Ordering::Relaxed)
     }
 
-    /// The type that all of the named tensors are stored in, or `f32` when they differ.
+    /// The type in which all of the named tensors are stored; `f32` when they differ.
     ///
     /// # Errors
     /// When one is missing or of a type that is not supported.
@@ -164,7 +165,7 @@ impl Checkpoint {
     /// Checks that a tensor is there, of a supported type and of this shape. Reads none of its data.
     ///
     /// # Errors
-    /// Says what was expected and what was found.
+    /// [`Error::Checkpoint`] with what was expected and what was found.
     pub fn check(&self, name: &str, shape: &[usize]) -> Result<()> {
         self.stored(name, shape).map(|_| ())
     }

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::float::{Float, with_float};
 use crate::tensor::Tensor;
 
-/// A matrix as it lies in a file.
+/// A matrix as it is stored in a file.
 #[derive(Clone, Copy)]
 pub(crate) struct StoredMatrix<'a> {
     pub(crate) bytes: &'a [u8],

@@ -10,10 +10,10 @@ use crate::compute::Compute;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// Messages of weights are about this long: large enough to be fast, small enough to need little memory beside them.
+/// About how long messages of weights are: large enough to be fast, small enough to need little extra memory.
 const MESSAGE_BYTES: usize = 16 << 20;
 
-/// Which part of a tensor each rank holds.
+/// Which slice of a tensor each rank holds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Sharding {
     /// Every rank holds all of it.
@@ -24,19 +24,19 @@ pub enum Sharding {
     Columns(Vec<Range<usize>>),
 }
 
-/// A tensor of the checkpoint and how it is cut.
+/// A tensor of the checkpoint, and how it is sharded.
 #[derive(Clone, Debug)]
 pub struct ShardedTensor<'a> {
     /// Its name.
     pub name: &'a str,
     /// Its whole shape.
     pub shape: &'a [usize],
-    /// Who holds what.
+    /// Which rank holds which slice.
     pub sharding: Sharding,
 }
 
 impl ShardedTensor<'_> {
-    /// Rows and columns that a rank holds. A vector is one column.
+    /// The rows and columns that a rank holds. A vector is one column.
     pub fn slice_of(&self, rank: usize) -> (Range<usize>, Range<usize>) {
         let rows = 0..self.shape.first().copied().unwrap_or(1);
         let columns = 0..self.shape.iter().skip(1).product();
@@ -48,12 +48,12 @@ impl ShardedTensor<'_> {
     }
 }
 
-/// Fills tensors with this rank's part of the weights. All ranks ask for the same parts in the same order.
+/// Fills tensors with this rank's slices of the weights. All ranks ask for the same tensors in the same order.
 pub trait WeightSource {
-    /// Copies this rank's part into `target`, from its row `at` on, rounded to the target's type.
+    /// Copies this rank's slice into `target`, from its row `at` on, rounded to the target's type.
     ///
     /// # Errors
-    /// When the part cannot be had.
+    /// When the tensor is missing or cannot be read, or its sender fails.
     fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()>;
 }
 
@@ -62,7 +62,7 @@ pub trait WeightSource {
 pub struct LocalSource<'a> {
     /// The files.
     pub checkpoint: &'a Checkpoint,
-    /// Whose part to read.
+    /// The rank whose slices to read.
     pub rank: usize,
 }
 
@@ -78,7 +78,7 @@ impl WeightSource for LocalSource<'_> {
 pub struct MemorySource<'a> {
     /// The tensors.
     pub tensors: &'a HashMap<String, Tensor>,
-    /// Whose part to copy.
+    /// The rank whose slices to copy.
     pub rank: usize,
 }
 
@@ -108,13 +108,12 @@ impl WeightSource for MemorySource<'_> {
     }
 }
 
-/// Weights that one rank reads and sends to the others: each gets its own part only, and what all of them hold is
-/// broadcast.
+/// Weights that one rank reads and sends to the others. Each rank gets its own slices only; replicated tensors are broadcast.
 #[derive(Debug)]
 pub struct RootSource<'a> {
     /// The files, on the root.
     pub checkpoint: Option<&'a Checkpoint>,
-    /// Who has them.
+    /// The rank that has them.
     pub root: Rank,
     /// All ranks.
     pub group: &'a mut ProcessGroup,
@@ -123,7 +122,7 @@ pub struct RootSource<'a> {
 impl WeightSource for RootSource<'_> {
     fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
         let me = self.group.rank();
-        // The others wait for what is read: where that fails it is sent all the same, and the error comes after.
+        // The others wait for what is read. If reading fails, the root sends all the same, and returns the error after.
         let mut read = Ok(());
         if tensor.sharding == Sharding::Replicated {
             let (rows, columns) = tensor.slice_of(me.index());
@@ -171,7 +170,7 @@ impl WeightSource for RootSource<'_> {
     }
 }
 
-/// What layers are made from: a source of weights, and which rank of how many this is.
+/// What layers load from: a source of weights, this rank and the world size.
 pub struct Loader<'a> {
     source: &'a mut dyn WeightSource,
     compute: Option<&'a dyn Compute>,
@@ -195,14 +194,14 @@ impl<'a> Loader<'a> {
         Self { source, compute: None, rank, world_size, weights }
     }
 
-    /// The same, but what is loaded is put where `compute` computes.
+    /// The same, but loads into the memory of `compute`.
     #[must_use]
     pub fn on(self, compute: &'a dyn Compute) -> Self {
         Self { compute: Some(compute), ..self }
     }
 
-    /// A loader for as long as this one is lent: for a model that computes on `compute` with `activations`.
-    pub(crate) fn lend<'b>(&'b mut self, compute: &'b dyn Compute, activations: DType) -> Loader<'b> {
+    /// A loader that borrows this one, for a model that computes on `compute` with activations of this type.
+    pub(crate) fn reborrow<'b>(&'b mut self, compute: &'b dyn Compute, activations: DType) -> Loader<'b> {
         let weights = compute.weight_dtype(self.weights, activations);
         Loader {
             source: &mut *self.source,
@@ -230,7 +229,7 @@ impl<'a> Loader<'a> {
         self.world_size
     }
 
-    /// This rank's parts of some matrices, one below the other.
+    /// This rank's slices of some matrices, one below the other.
     ///
     /// # Errors
     /// What the source reports.
@@ -243,7 +242,7 @@ impl<'a> Loader<'a> {
         Ok(target)
     }
 
-    /// This rank's parts of some vectors, joined. Vectors are few and small, and held in `f32`.
+    /// This rank's slices of some vectors, one behind the other. Vectors are few and small, and held in `f32`.
     ///
     /// # Errors
     /// What the source reports.

@@ -16,7 +16,7 @@ use crate::error::Result;
 use crate::float::Float;
 use crate::storage::{Storage, with_elements};
 use crate::tensor::Tensor;
-use crate::threads::{Threads, WORTH_THREADS};
+use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
 pub(super) fn attention(
     (threads, arch): (&Threads, Arch),
@@ -46,11 +46,11 @@ pub(super) fn attention(
         let (sequence, position) = slots.slot(row);
         let end = position + 1;
         let start = window.map_or(0, |w| end.saturating_sub(w));
-        let seen = cache.at(sequence, head / shared, start)..cache.at(sequence, head / shared, end);
+        let seen = cache.offset(sequence, head / shared, start)..cache.offset(sequence, head / shared, end);
         arch.dispatch(OneHead { query, keys, values: cached, seen, out });
     };
     let longest = (0..rows).map(|row| slots.slot(row).1 + 1).max().unwrap_or(0);
-    match threads.when(out.len() * longest >= WORTH_THREADS) {
+    match threads.pool_if(out.len() * longest >= PARALLEL_THRESHOLD) {
         Some(pool) => {
             pool.install(|| out.par_chunks_exact_mut(head_dim).enumerate().for_each(one_head));
         }
@@ -59,7 +59,7 @@ pub(super) fn attention(
     Tensor::new(&[rows, heads * head_dim], out, qkv.dtype())
 }
 
-/// Puts the keys and values of one position into the cache, rounded to its type.
+/// Writes the keys and values of one position to the cache, rounded to its type.
 fn store(
     cache: &mut LayerCache,
     kv: &[f32],
@@ -67,7 +67,7 @@ fn store(
     (kv_heads, head_dim): (usize, usize),
 ) -> Result<()> {
     let (keys, values) = kv.split_at(kv_heads * head_dim);
-    let starts: Vec<usize> = (0..kv_heads).map(|head| cache.at(sequence, head, position)).collect();
+    let starts: Vec<usize> = (0..kv_heads).map(|head| cache.offset(sequence, head, position)).collect();
     for (target, source) in [(&mut cache.keys, keys), (&mut cache.values, values)] {
         with_elements!(target.host_mut()?, to => {
             for (at, from) in starts.iter().copied().zip(source.chunks_exact(head_dim)) {
@@ -85,7 +85,7 @@ struct OneHead<'a> {
     query: &'a [f32],
     keys: &'a Storage,
     values: &'a Storage,
-    /// Elements of the cache that the query sees.
+    /// The elements of the cache that the query attends to.
     seen: Range<usize>,
     out: &'a mut [f32],
 }

@@ -1,30 +1,30 @@
-//! One pass over some tokens.
+//! The tokens of one forward pass, and where they go in the cache.
 
 use crate::error::{Error, Result};
 use crate::gpu::Block;
 use crate::rotary::{Rotary, RotaryTable};
 
-/// Where the tokens of a pass go in the cache.
+/// The cache slots of the tokens of a batch. A slot is a sequence and a position in it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SlotMapping {
-    /// One behind the other, in one sequence.
+    /// Consecutive positions of one sequence.
     Consecutive {
-        /// Which.
+        /// The sequence.
         sequence: usize,
-        /// Of the first.
+        /// The position of the first token.
         position: usize,
     },
-    /// One behind each of several sequences: which, and its position there.
+    /// One token for each of several sequences: the sequence, and the token's position there.
     OnePerSequence(Vec<(usize, usize)>),
 }
 
 impl SlotMapping {
-    /// One behind the other from a position on, in the first sequence.
+    /// Consecutive positions of the first sequence, starting at this one.
     pub const fn from_position(position: usize) -> Self {
         Self::Consecutive { sequence: 0, position }
     }
 
-    /// Sequence and position of a row.
+    /// The sequence and position of a row of the batch.
     pub(crate) fn slot(&self, row: usize) -> (usize, usize) {
         match self {
             Self::Consecutive { sequence, position } => (*sequence, position + row),
@@ -115,7 +115,7 @@ impl Batch {
             return Ok(());
         }
         Err(Error::input(format!(
-            "{rows} tokens with {half} angles each, at {slots:?}, are put into a batch that was made for {} with {}, at {:?}; \
+            "{rows} tokens with {half} angles each, at {slots:?}, do not fit a batch that was made for {} with {}, at {:?}; \
              make a new one",
             self.rows, self.half, self.slots
         )))
@@ -153,7 +153,7 @@ impl Batch {
         &self.tokens
     }
 
-    /// Where they go.
+    /// The cache slots of the tokens.
     pub fn slots(&self) -> &SlotMapping {
         &self.slots
     }

@@ -14,12 +14,12 @@ use crate::float::{self, Float};
 use crate::rotary::Rotary;
 use crate::storage::{Storage, with_elements};
 use crate::tensor::{Tensor, element_count};
-use crate::threads::{Threads, WORTH_THREADS};
+use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
-/// Weights of a 16-bit type are widened for a blocked product this many at a time.
+/// How many 16-bit weights are widened at a time for a blocked product.
 const PANEL: usize = 1 << 18;
 
-/// From so many bytes on, memory is asked for before it is taken: what is not there would end the program.
+/// Larger arrays are first reserved by an allocation that may fail: one that may not would end the program.
 const LARGE: usize = 64 << 20;
 
 /// Arithmetic on the processor, with the `gemm` crate for large products.
@@ -30,7 +30,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Computes on this many threads at most: on a pool of its own, or with one on the caller's thread.
+    /// Computes on at most this many threads: a pool of its own, or, for one, the caller's thread.
     pub fn new(threads: usize) -> Self {
         Self { threads: Threads::new(threads, "compute"), arch: Arch::new() }
     }
@@ -52,7 +52,7 @@ impl Host {
     }
 
     fn many_products<T: Float>(&self, x: &[f32], w: &[T], out: &mut [f32], k: usize, m: usize) {
-        let Some(pool) = self.threads.when(w.len() * m >= WORTH_THREADS) else {
+        let Some(pool) = self.threads.pool_if(w.len() * m >= PARALLEL_THRESHOLD) else {
             skinny::multiply(self.arch, x, w, out, k);
             return;
         };
@@ -81,7 +81,7 @@ impl Host {
 
     fn blocked(&self, x: &[f32], w: &[f32], out: &mut [f32], k: usize, stride: usize) {
         let work = x.len() / k * w.len();
-        match self.threads.when(work >= WORTH_THREADS.max(matmul::parallel_from())) {
+        match self.threads.pool_if(work >= PARALLEL_THRESHOLD.max(matmul::parallel_from())) {
             Some(pool) => {
                 let threads = pool.current_num_threads();
                 pool.install(|| matmul::multiply(x, w, out, k, stride, threads));
@@ -123,7 +123,7 @@ fn build(
 impl Compute for Host {
     fn zeros(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         float::check(dtype)?;
-        // Small ones are there as surely as anything.
+        // Small arrays are not worth the question.
         let has_room = |bytes| bytes < LARGE || Vec::<u8>::new().try_reserve_exact(bytes).is_ok();
         if element_count(shape, dtype).is_err() || !has_room(shape.iter().product::<usize>() * dtype.size()) {
             return Err(ConfigurationError::NoMemory { shape: shape.into(), dtype }.into());

@@ -1,4 +1,4 @@
-//! What layers ask of whatever computes.
+//! The trait that does the arithmetic of one rank.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
 
-/// The attention of one rank's heads, for some new positions.
+/// One attention call: this rank's heads, for the new positions of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionCall<'a> {
     /// Query heads.
@@ -20,9 +20,9 @@ pub struct AttentionCall<'a> {
     pub kv_heads: usize,
     /// Length of one head.
     pub head_dim: usize,
-    /// The new positions and their rotations.
+    /// The new tokens, their slots in the cache and their rotations.
     pub batch: &'a Batch,
-    /// How many positions a query sees, its own included; all if there is no window.
+    /// How many positions a query attends to, its own included; all if there is no window.
     pub window: Option<usize>,
 }
 
@@ -34,10 +34,10 @@ pub struct LayerCache {
 }
 
 impl LayerCache {
-    /// Room for `sequences` sequences of `capacity` positions each, where `compute` computes.
+    /// Allocates room for `sequences` sequences of `capacity` positions each, in the memory of `compute`.
     ///
     /// # Errors
-    /// When there is not so much memory.
+    /// When memory runs out.
     pub fn new(
         compute: &dyn Compute,
         [sequences, kv_heads, capacity, head_dim]: [usize; 4],
@@ -56,13 +56,13 @@ impl LayerCache {
         self.keys.shape()[2]
     }
 
-    /// Where a position's key and value of one head begin, in elements.
-    pub(crate) fn at(&self, sequence: usize, head: usize, position: usize) -> usize {
+    /// The offset, in elements, of one head's key and value at a position.
+    pub(crate) fn offset(&self, sequence: usize, head: usize, position: usize) -> usize {
         let shape = self.keys.shape();
         ((sequence * shape[1] + head) * shape[2] + position) * shape[3]
     }
 
-    /// Refuses a call whose input, heads or slots are not those of this cache.
+    /// Refuses a call whose input, heads or slots do not fit this cache.
     pub(super) fn check(&self, qkv: &Tensor, call: &AttentionCall<'_>) -> Result<()> {
         let &AttentionCall { heads, kv_heads, head_dim, batch, .. } = call;
         let (shape, rows) = (self.keys.shape(), qkv.rows());
@@ -88,28 +88,28 @@ impl LayerCache {
 
 /// The operations that layers are made of. Sums are taken in `f32`, and each result is rounded once to its type.
 ///
-/// Activations are `[positions, features]`, weights `[out, in]`. One thread at a time uses it: what is recorded must not get
-/// the work of another.
+/// Activations are `[positions, features]`, weights `[out, in]`. One thread at a time uses it, as a recording takes whatever is
+/// enqueued meanwhile.
 pub trait Compute: fmt::Debug + Send {
-    /// The type in which to hold matrices that are stored as `stored` and meet `activations`; as stored, unless that
-    /// cannot be multiplied without converting it first, every time.
+    /// The type to hold weight matrices in, given the type they are stored in and that of the activations. It is the stored type,
+    /// unless every product would have to convert it.
     fn weight_dtype(&self, stored: DType, activations: DType) -> DType {
         let _ = activations;
         stored
     }
 
-    /// An array of zeros, where this computes. It is meant to stay: weights, caches.
+    /// An array of zeros that will be kept for long: weights, caches.
     fn zeros(&self, shape: &[usize], dtype: DType) -> Result<Tensor>;
 
-    /// An array that the next operation fills, where this computes. What it holds before is unspecified.
+    /// An array of unspecified content, for results that are soon dropped.
     fn scratch(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         self.zeros(shape, dtype)
     }
 
-    /// What a pass over `tokens` needs to know, which go to these slots.
+    /// A batch of tokens that go to these slots of the cache.
     fn batch(&self, tokens: &[u32], slots: &SlotMapping, rotary: &Rotary) -> Result<Batch>;
 
-    /// Puts other tokens, at slots of the same kind, in the place of as many.
+    /// Replaces the tokens of a batch by as many others, at slots of the same kind.
     fn update_batch(
         &self,
         batch: &mut Batch,
@@ -118,15 +118,15 @@ pub trait Compute: fmt::Debug + Send {
         rotary: &Rotary,
     ) -> Result<()>;
 
-    /// Takes note of what `work` would compute, without computing it, so that it can be repeated cheaply on whatever is
-    /// then in the same tensors. `None`, and `work` not called, where repeating is no cheaper than calling.
+    /// Records what `work` enqueues, without running it. A replay repeats it on whatever the same tensors then hold. Returns
+    /// `None`, and does not call `work`, where a replay is no cheaper than a call.
     ///
-    /// `work` must have run before, as what is set up at first use cannot be recorded.
+    /// `work` must have run before, as set-up at first use cannot be recorded.
     ///
     /// # Safety
-    /// All tensors and steps that `work` uses and does not make and drop itself must live, and be used by nothing else at the
-    /// same time, whenever the recording is replayed, and the slots of the steps must be within the caches it was recorded
-    /// with; the groups it calls must live too, and not have failed by then.
+    /// Whenever the recording is replayed, all tensors and batches that `work` uses, other than those it makes and drops itself,
+    /// must be alive and used by nothing else, the slots of the batches must be within the caches of the recording, and the
+    /// groups that `work` calls must be alive and not have failed.
     #[expect(unsafe_code, reason = "a graph keeps addresses")]
     unsafe fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<RecordedGraph>> {
         let _ = work;
@@ -148,14 +148,13 @@ pub trait Compute: fmt::Debug + Send {
     /// `silu(gate) × up`, where each row of `x` is gate, then up.
     fn swiglu(&self, x: &Tensor) -> Result<Tensor>;
 
-    /// Rotates queries and keys, puts keys and values into the cache, and attends. Each row of `qkv` is the query
-    /// heads, the key heads, then the value heads; each row of the result is the query heads.
+    /// Rotates queries and keys, appends keys and values to the cache, and attends. Each row of `qkv` is the query heads, the
+    /// key heads, then the value heads; each row of the result is the query heads.
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor>;
 
     /// Some columns of `x`.
     fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor>;
 
-    /// Joins blocks side by side: `[blocks, rows, columns]` becomes `[rows, keep]`, the first `keep` columns of each
-    /// joined row.
+    /// Puts blocks side by side: `[blocks, rows, columns]` becomes `[rows, keep]`, the first `keep` columns of each joined row.
     fn concat_columns(&self, blocks: Tensor, keep: usize) -> Result<Tensor>;
 }

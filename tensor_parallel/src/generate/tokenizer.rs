@@ -30,7 +30,7 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of a text, with those that the model expects around it.
+    /// The tokens of a text, with the special tokens that the model expects around it.
     ///
     /// # Errors
     /// When the text has something that the tokenizer cannot express.
@@ -41,7 +41,7 @@ impl Tokenizer {
         }
     }
 
-    /// The text of some tokens, without those that are not text.
+    /// The text of some tokens, without special tokens.
     ///
     /// # Errors
     /// When the tokenizer fails.

@@ -1,4 +1,4 @@
-//! A linear layer that holds some of its output features.
+//! A linear layer that holds a share of its output features.
 
 use ryzanstein_process_group::ProcessGroup;
 
@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::shard;
 use crate::tensor::Tensor;
 
-/// `y = x · Wᵀ + b` with the output features cut. The input is whole on every rank.
+/// `y = x · Wᵀ + b` with the output features sharded. The input is whole on every rank.
 #[derive(Debug)]
 pub struct ColumnParallelLinear {
     weight: Tensor,
@@ -21,7 +21,7 @@ pub struct ColumnParallelLinear {
 impl ColumnParallelLinear {
     /// Loads `{name}.weight` `[outputs, inputs]`, and `{name}.bias` if it has one.
     ///
-    /// With `gather_output` the result is whole on every rank, at the price of one all-gather.
+    /// With `gather_output`, `forward` returns the whole result on every rank, by one all-gather.
     ///
     /// # Errors
     /// When the world size does not divide the outputs, or the source fails.
@@ -32,8 +32,11 @@ impl ColumnParallelLinear {
         bias: bool,
         gather_output: bool,
     ) -> Result<Self> {
-        let sharding =
-            Sharding::Rows(shard::even(&format!("outputs of `{name}`"), outputs, loader.world_size())?);
+        let sharding = Sharding::Rows(shard::split_evenly(
+            &format!("outputs of `{name}`"),
+            outputs,
+            loader.world_size(),
+        )?);
         let weight = loader.matrix(&[ShardedTensor {
             name: &format!("{name}.weight"),
             shape: &[outputs, inputs],

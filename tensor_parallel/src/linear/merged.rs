@@ -6,8 +6,8 @@ use crate::error::Result;
 use crate::shard;
 use crate::tensor::Tensor;
 
-/// Column-parallel layers of one input in one matrix: gate and up of an MLP. Each part is cut on its own, so a rank's
-/// result holds its share of the first part, then its share of the second, and so on.
+/// Column-parallel layers of one input in one matrix, such as gate and up of an MLP. Each is sharded by itself: the result of a
+/// rank is its share of the first, then its share of the second, and so on.
 #[derive(Debug)]
 pub struct MergedColumnParallelLinear {
     weight: Tensor,
@@ -18,13 +18,13 @@ impl MergedColumnParallelLinear {
     /// Loads `{name}.weight` `[outputs, inputs]` for every `(name, outputs)`, and `{name}.bias` if they have one.
     ///
     /// # Errors
-    /// When the world size does not divide the outputs of a part, or the source fails.
+    /// When the world size does not divide the outputs of a layer, or the source fails.
     pub fn load(loader: &mut Loader<'_>, parts: &[(&str, usize)], inputs: usize, bias: bool) -> Result<Self> {
         let world_size = loader.world_size();
         let shardings = parts
             .iter()
             .map(|(name, outputs)| {
-                shard::even(&format!("outputs of `{name}`"), *outputs, world_size).map(Sharding::Rows)
+                shard::split_evenly(&format!("outputs of `{name}`"), *outputs, world_size).map(Sharding::Rows)
             })
             .collect::<Result<Vec<_>, _>>()?;
         Self::load_sharded(loader, parts, &shardings, inputs, bias)
@@ -48,7 +48,7 @@ impl MergedColumnParallelLinear {
         Ok(Self { weight, bias: biases })
     }
 
-    /// This rank's output features of every part. No communication.
+    /// This rank's output features of every layer. No communication.
     ///
     /// # Errors
     /// When shapes do not fit.

@@ -1,4 +1,4 @@
-//! A linear layer that holds some of its input features.
+//! A linear layer that holds a share of its input features.
 
 use std::ops::Range;
 
@@ -15,9 +15,9 @@ use crate::tensor::Tensor;
 pub struct RowOptions {
     /// Whether it has a bias.
     pub bias: bool,
-    /// Whether a rank's input is its own features only, as a column-parallel layer leaves them. Else the input is whole.
+    /// Whether the input of a rank is its own features only, as a column-parallel layer returns them. If not, it is whole.
     pub input_is_parallel: bool,
-    /// Whether the ranks' results are summed. Else a rank's result is its own term of the sum.
+    /// Whether `forward` sums the results of all ranks. If not, it returns this rank's term of the sum.
     pub reduce_results: bool,
 }
 
@@ -27,7 +27,7 @@ impl Default for RowOptions {
     }
 }
 
-/// `y = x · Wᵀ + b` with the input features sharding: every rank computes a term of the sum.
+/// `y = x · Wᵀ + b` with the input features sharded: every rank computes one term of the sum.
 #[derive(Debug)]
 pub struct RowParallelLinear {
     weight: Tensor,
@@ -40,8 +40,8 @@ impl RowParallelLinear {
     /// Loads `{name}.weight` `[outputs, inputs]`, and `{name}.bias` if it has one.
     ///
     /// # Errors
-    /// When the world size does not divide the inputs, or the source fails; and for a bias without a sum, which would
-    /// be added as many times as there are ranks.
+    /// When the world size does not divide the inputs, when there is a bias and no sum, as every rank would add the bias, and
+    /// when the source fails.
     pub fn load(
         loader: &mut Loader<'_>,
         name: &str,
@@ -51,7 +51,7 @@ impl RowParallelLinear {
         if options.bias && !options.reduce_results {
             return Err(ConfigurationError::UnreducedBias { layer: name.into() }.into());
         }
-        let ranges = shard::even(&format!("inputs of `{name}`"), inputs, loader.world_size())?;
+        let ranges = shard::split_evenly(&format!("inputs of `{name}`"), inputs, loader.world_size())?;
         let mine = ranges[loader.rank()].clone();
         let weight = loader.matrix(&[ShardedTensor {
             name: &format!("{name}.weight"),
@@ -70,7 +70,7 @@ impl RowParallelLinear {
         Ok(Self { weight, bias, inputs: mine, options })
     }
 
-    /// The sum over all ranks, by one all-reduce, and then the bias. Without `reduce_results`, this rank's term and the bias.
+    /// The sum over all ranks, by one all-reduce, plus the bias. Without `reduce_results`, this rank's term of the sum.
     ///
     /// # Errors
     /// When shapes do not fit or the group fails.

@@ -65,8 +65,8 @@ pub struct LlamaConfig {
     pub end_tokens: Vec<u32>,
 }
 
-// Far more than any model has. Memory is taken by these before the weights are compared with them, so a damaged file must
-// not ask for all there is.
+// Far more than any model has. These sizes decide how much memory is allocated before the weights are compared with them, so a
+// damaged file must not ask for all there is.
 const MOST_LAYERS: u64 = 1 << 12;
 const MOST_HEADS: u64 = 1 << 16;
 const LONGEST_HEAD: u64 = 1 << 16;
@@ -216,7 +216,7 @@ fn windows(
     architecture: Architecture,
     layers: usize,
 ) -> Result<Vec<Option<usize>>, ConfigError> {
-    // A missing key has the library's default; an explicit null means that there is no window.
+    // A missing key takes the default of transformers; an explicit null means no window.
     let window =
         if keys.0.contains_key("sliding_window") { keys.size("sliding_window")? } else { Some(4096) };
     let (window, first) = match architecture {

@@ -85,8 +85,7 @@ impl Block {
 }
 
 impl Llama {
-    /// Puts a model together from what `loader` gives, its weights where `compute` computes. `dtype` is the type of
-    /// activations.
+    /// Builds a model from the weights of `loader`, in the memory of `compute`. `dtype` is the type of activations.
     ///
     /// # Errors
     /// When the model cannot run on so many ranks, or the source fails.
@@ -97,9 +96,9 @@ impl Llama {
         loader: &mut Loader<'_>,
     ) -> Result<Self> {
         check_world_size(&config, loader.world_size())?;
-        let heads = shard::heads(config.heads, config.kv_heads, loader.world_size())?;
-        let mut lent = loader.lend(&*compute, dtype);
-        let loader = &mut lent;
+        let heads = shard::split_heads(config.heads, config.kv_heads, loader.world_size())?;
+        let mut loader_on = loader.reborrow(&*compute, dtype);
+        let loader = &mut loader_on;
         let (vocabulary, hidden) = (config.vocabulary, config.hidden);
         let tokens = VocabularyWeight::load(loader, "model.embed_tokens", vocabulary, hidden)?;
         let blocks = (0..config.layers)
@@ -144,7 +143,7 @@ impl Llama {
     /// An empty cache with room for one sequence of `capacity` positions.
     ///
     /// # Errors
-    /// When the model was not made for so long a sequence, or there is no room for so many.
+    /// When the model does not support sequences of that length, or memory runs out.
     pub fn cache(&self, capacity: usize) -> Result<KvCache> {
         self.caches(1, capacity)
     }
@@ -161,8 +160,8 @@ impl Llama {
         KvCache::new(&*self.compute, layers, shape, self.dtype)
     }
 
-    /// Logits `[tokens, vocabulary]` in `f32` after each of `tokens`, which follow what the cache holds of its first
-    /// sequence. It holds them too afterwards. The result is the same, to the bit, on every rank.
+    /// Appends `tokens` to the first sequence of the cache. Returns the logits `[tokens, vocabulary]` in `f32` after each of
+    /// them, bit for bit the same on every rank.
     ///
     /// # Errors
     /// When there are no tokens, one is not in the vocabulary, they do not fit the cache, or the group fails.
@@ -183,7 +182,7 @@ impl Llama {
         self.prefill(tokens, 0, cache, group)
     }
 
-    /// Logits after the last of these tokens, which follow what the cache holds of a sequence.
+    /// Appends tokens to a sequence of the cache. Returns the logits after the last.
     pub(super) fn prefill(
         &self,
         tokens: &[u32],
@@ -201,7 +200,7 @@ impl Llama {
         })
     }
 
-    /// Logits of what `keep` keeps of the hidden states of tokens, which follow each other in one sequence.
+    /// Appends tokens to one sequence. Returns the logits of those hidden states that `keep` keeps.
     fn run(
         &self,
         tokens: &[u32],
@@ -214,12 +213,13 @@ impl Llama {
             return Err(Error::input("there must be at least one token"));
         }
         self.check(tokens)?;
-        let slots = SlotMapping::Consecutive { sequence, position: cache.end(sequence, tokens.len())? };
+        let slots =
+            SlotMapping::Consecutive { sequence, position: cache.next_position(sequence, tokens.len())? };
         let batch = self.compute.batch(tokens, &slots, &self.rotary)?;
         let x = self.hidden_states(&batch, cache, group)?;
         let logits = self.head.forward(&keep(&*self.compute, x)?, &*self.compute, group)?;
         cache.advance(&slots, tokens.len());
-        // A rank that is lost leaves values on a GPU that look like any others: the group knows better.
+        // A lost rank leaves values on a GPU that look like any others. Only the group can tell.
         group.synchronize()?;
         Ok(logits)
     }
@@ -229,7 +229,7 @@ impl Llama {
         self.embedding.check(tokens)
     }
 
-    /// Logits after every token of a batch. The cache's lengths are the caller's to advance.
+    /// Logits after every token of a batch. The caller advances the lengths of the cache.
     pub(super) fn logits(
         &self,
         batch: &Batch,

@@ -1,4 +1,4 @@
-//! Whole architectures put together from the layers.
+//! Whole architectures, built from the layers.
 
 mod config;
 mod config_error;

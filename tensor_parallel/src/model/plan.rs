@@ -1,4 +1,4 @@
-//! What can be said of a model before any weight is read: its tensors, and the world sizes it can run on. Pure.
+//! What `config.json` alone determines: the tensors of a model, and the world sizes it can run on. Pure.
 
 use super::config::LlamaConfig;
 use crate::error::{ConfigurationError, Error, Result};
@@ -48,8 +48,8 @@ pub fn tensors(config: &LlamaConfig) -> Vec<TensorSpec> {
 }
 
 fn check(config: &LlamaConfig, world_size: usize) -> Result<(), ShardError> {
-    shard::heads(config.heads, config.kv_heads, world_size)?;
-    shard::even("intermediate features", config.intermediate, world_size)?;
+    shard::split_heads(config.heads, config.kv_heads, world_size)?;
+    shard::split_evenly("intermediate features", config.intermediate, world_size)?;
     Ok(())
 }
 
@@ -61,7 +61,7 @@ pub fn legal_world_sizes(config: &LlamaConfig, most: usize) -> Vec<usize> {
 /// Whether a model can run on this many ranks.
 ///
 /// # Errors
-/// [`ConfigurationError::WorldSize`] that says why not, and which sizes are legal.
+/// [`ConfigurationError::WorldSize`] with the reason and the legal sizes.
 pub fn check_world_size(config: &LlamaConfig, world_size: usize) -> Result<()> {
     check(config, world_size).map_err(|source| {
         // More ranks than query heads are never legal.
