@@ -33,7 +33,7 @@ mod work;
 
 pub use buffer::{Buffer, BufferMut, DeviceMemory, Memory, View, ViewMut};
 pub use call::Call;
-pub use dtype::{DType, Element};
+pub use dtype::{DType, Element, UnknownDType};
 pub use error::{Error, Result};
 pub use group::{Arrival, GroupBuffer, GroupInfo, LastCall, ProcessGroup, Recorded};
 pub use layout::Layout;

@@ -298,6 +298,13 @@ mod tests {
     }
 
     #[test]
+    #[should_panic(expected = "the rows are within the tensor")]
+    fn rows_beyond_a_tensor_are_not_written_even_where_their_end_overflows() {
+        let mut tensor = Tensor::zeros(&[2, 3], DType::F32).unwrap();
+        let _ = tensor.fill_rows(usize::MAX, 2, &|_, _| {});
+    }
+
+    #[test]
     fn other_element_types_are_refused() {
         let refused = Tensor::zeros(&[2], DType::I64).unwrap_err();
         assert!(matches!(refused, Error::DType(_)) && refused.is_permanent(), "{refused}");

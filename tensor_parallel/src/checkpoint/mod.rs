@@ -31,10 +31,10 @@ const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
 /// Slices of rows that are less than this apart, two pages, are read ahead as one range with the gaps between them.
-const GAP: usize = 8192;
+const READ_AHEAD_GAP: usize = 8192;
 
 /// Headers of most files are shorter than this.
-const HEADER: usize = 256 << 10;
+const TYPICAL_HEADER: usize = 256 << 10;
 
 /// The weight files of one model.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ impl Checkpoint {
 
     fn add(&mut self, path: &Path) -> Result<()> {
         let map = MappedFile::open(path)?;
-        map.will_need(&(0..map.bytes().len().min(HEADER)));
+        map.will_need(&(0..map.bytes().len().min(TYPICAL_HEADER)));
         let entries = header::parse(map.bytes())
             .map_err(|HeaderError { tensor, source }| Error::checkpoint(path, tensor.as_deref(), source))?;
         let file = self.files.len();
@@ -203,7 +203,7 @@ impl Checkpoint {
             start..start + columns.len() * size
         };
         let map = &self.files[file].map;
-        if (stored.columns - columns.len()) * size < GAP {
+        if (stored.columns - columns.len()) * size < READ_AHEAD_GAP {
             let start = piece(rows.start, &columns).start;
             map.will_need(&(start..piece(rows.end, &columns).start.clamp(start, range.end.max(start))));
         } else {

@@ -81,6 +81,7 @@ fn ranges_that_do_not_fit_are_refused() {
     assert!(checkpoint.read_into("w", &[4, 6], 3..5, 0..6, &mut target, 0).is_err());
     assert!(checkpoint.read_into("w", &[4, 6], 0..2, 0..6, &mut target, 1).is_err());
     assert!(checkpoint.read_into("w", &[4, 6], 0..2, 1..6, &mut target, 0).is_err());
+    assert!(checkpoint.read_into("w", &[4, 6], 0..2, 0..6, &mut target, usize::MAX).is_err());
     assert_eq!(checkpoint.bytes_read(), 0);
 }
 

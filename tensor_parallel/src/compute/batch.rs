@@ -58,7 +58,7 @@ impl SlotMapping {
         Ok(())
     }
 
-    fn is_like(&self, other: &Self) -> bool {
+    fn same_kind(&self, other: &Self) -> bool {
         matches!(
             (self, other),
             (Self::Consecutive { .. }, Self::Consecutive { .. })
@@ -111,7 +111,7 @@ impl Batch {
     /// Whether other tokens fit: as many, in slots of the same kind, with as many angles.
     pub(super) fn check_update(&self, rows: usize, slots: &SlotMapping, half: usize) -> Result<()> {
         slots.check(rows)?;
-        if rows == self.rows && half == self.half && slots.is_like(&self.slots) {
+        if rows == self.rows && half == self.half && slots.same_kind(&self.slots) {
             return Ok(());
         }
         Err(Error::input(format!(
@@ -144,7 +144,7 @@ impl Batch {
     }
 
     /// Whether its angles are those of heads of this length.
-    pub(super) fn rotates(&self, head_dim: usize) -> bool {
+    pub(super) fn has_rotations_for(&self, head_dim: usize) -> bool {
         2 * self.half == head_dim
     }
 

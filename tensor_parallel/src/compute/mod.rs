@@ -21,7 +21,7 @@ use crate::threads;
 /// processors.
 ///
 /// # Errors
-/// When the group has a GPU that cannot be used to compute.
+/// When the group has a GPU that cannot compute.
 pub fn for_group(group: &ProcessGroup) -> Result<Box<dyn Compute>> {
     let threads = threads::per_rank(group.world_size());
     match group.device() {

@@ -71,7 +71,7 @@ impl LayerCache {
             && [heads, kv_heads, head_dim].iter().all(|n| *n > 0)
             && heads.is_multiple_of(kv_heads)
             && batch.tokens().len() == rows
-            && batch.rotates(head_dim)
+            && batch.has_rotations_for(head_dim)
             && (shape[1], shape[3]) == (kv_heads, head_dim)
             && (0..rows).map(|row| batch.slots().slot(row)).all(|(s, p)| s < shape[0] && p < shape[2]);
         if fits {
@@ -126,7 +126,8 @@ pub trait Compute: fmt::Debug + Send {
     /// # Safety
     /// Whenever the recording is replayed, all tensors and batches that `work` uses, other than those it makes and drops itself,
     /// must be alive and used by nothing else, the slots of the batches must be within the caches of the recording, and the
-    /// groups that `work` calls must be alive and not have failed.
+    /// groups that `work` calls must be alive and not have failed. While `work` runs, no other thread may enqueue on the
+    /// same stream.
     #[expect(unsafe_code, reason = "a graph keeps addresses")]
     unsafe fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<RecordedGraph>> {
         let _ = work;

@@ -160,3 +160,37 @@ fn an_array_that_no_memory_holds_is_an_error_and_no_end() {
     }
     assert_eq!(host.zeros(&[2, 3], DType::F32).unwrap().count(), 6);
 }
+
+#[test]
+fn heads_and_slots_that_the_cache_does_not_have_are_refused_even_where_their_products_overflow() {
+    let host = Host::new(1);
+    let rotary = Rotary::new(4, 1e4, RotaryScaling::None);
+    let mut cache = LayerCache::new(&host, [2, 1, 8, 4], DType::F32).unwrap();
+    let mut attend = |heads, kv_heads, slots: SlotMapping| {
+        let batch = host.batch(&[0, 0], &slots, &rotary)?;
+        let call = AttentionCall { heads, kv_heads, head_dim: 4, batch: &batch, window: None };
+        host.attention(whole(&[2, 16], 1, DType::F32), &call, &mut cache).map(|_| ())
+    };
+    attend(2, 1, SlotMapping::from_position(0)).unwrap();
+    // 4 × (2⁶² + 4) is 16 in 64 bits.
+    for (heads, kv_heads) in [((1 << 62) + 2, 1), (usize::MAX, 1), (2, usize::MAX), (0, 1), (2, 0), (4, 1)] {
+        let refused = attend(heads, kv_heads, SlotMapping::from_position(0)).unwrap_err().to_string();
+        assert!(refused.contains("do not fit the batch or a cache"), "{heads}/{kv_heads}: {refused}");
+    }
+    for slots in [
+        SlotMapping::from_position(7),
+        SlotMapping::from_position(usize::MAX),
+        SlotMapping::Consecutive { sequence: 2, position: 0 },
+        SlotMapping::OnePerSequence(vec![(0, 0), (2, 0)]),
+        SlotMapping::OnePerSequence(vec![(0, 8), (1, 0)]),
+        SlotMapping::OnePerSequence(vec![(0, 0)]),
+    ] {
+        assert!(attend(2, 1, slots.clone()).is_err(), "{slots:?}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "the result must fit")]
+fn a_product_whose_rows_are_too_far_apart_to_count_is_not_computed() {
+    matmul::multiply(&[1.0; 3], &[1.0], &mut [0.0; 3], 1, usize::MAX, 1);
+}

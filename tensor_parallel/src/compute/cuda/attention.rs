@@ -1,4 +1,4 @@
-//! Attention on a GPU, by the kernels of `attention.cu` and `prefill.cu`.
+//! Attention on a GPU, by the kernels of `attention.cu`, `decode.cu` and `prefill.cu` or `prefill_tensor.cu`.
 
 #![expect(unsafe_code, reason = "each kernel is launched here, and each launch says what was checked")]
 
@@ -16,10 +16,10 @@ use crate::tensor::Tensor;
 /// Counters of a launch of `decode`: as many as the second dimension of its grid can be long.
 pub(super) const ARRIVALS: usize = 65_535;
 
-/// As in `attention.cu`.
+/// As in `decode.cu` and `prefill.cu`.
 const THREADS: u32 = 128;
 const MOST_SPLITS: usize = 64;
-/// Positions below which a split is not worth its combination.
+/// A split of fewer positions is not worth its combination.
 const FEWEST: usize = 64;
 /// The longest head whose tiles fit the shared memory of a block.
 const LONGEST: usize = 256;
@@ -35,18 +35,18 @@ struct Shape {
     scale: f32,
 }
 
-/// Query heads that a block of `decode` takes: the most that divide the group.
+/// Query heads of a block of `decode`: the most that divide the group.
 fn heads_a_block(group: usize, head_dim: usize) -> usize {
     let most = if head_dim > 128 { 4 } else { 8 };
     (1..=most).rev().find(|h| group.is_multiple_of(*h)).unwrap_or(1)
 }
 
-/// Whether `prefill.cu` can compute a prompt.
+/// Whether `prefill_tensor.cu` can compute a prompt.
 pub(super) fn suits_tensor_cores(dtype: DType, head_dim: usize, capability: (u32, u32)) -> bool {
     dtype != DType::F32 && head_dim.is_multiple_of(16) && head_dim <= 128 && capability >= (8, 0)
 }
 
-/// Queries of a tile of `prefill`.
+/// Queries in a tile of `prefill`.
 fn tile(head_dim: usize, tensor: bool) -> usize {
     match (tensor, head_dim) {
         (true, _) => 64,

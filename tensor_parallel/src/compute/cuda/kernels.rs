@@ -13,8 +13,12 @@ use crate::gpu::{Gpu, lock};
 const TYPES: &str = include_str!("kernels/types.cu");
 const ROWS: &str = include_str!("kernels/rows.cu");
 const VECTOR: &str = include_str!("kernels/vector.cu");
-/// With one new position at a time, and with many.
-const ATTENTION: &str = concat!(include_str!("kernels/attention.cu"), include_str!("kernels/prefill.cu"));
+const ATTENTION: &str = concat!(
+    include_str!("kernels/attention.cu"),
+    include_str!("kernels/decode.cu"),
+    include_str!("kernels/prefill.cu"),
+    include_str!("kernels/prefill_tensor.cu"),
+);
 
 /// What a source is compiled for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -23,7 +27,7 @@ pub(super) enum Source {
     Rows(DType, DType),
     /// Matrix times vector: type of the vector, of the matrix and of the product.
     Vector(DType, DType, DType),
-    /// Attention: type, length of a head, query heads a key/value head, and whether prompts go to tensor cores.
+    /// Attention: type, length of a head, query heads of a key/value head, and whether prefill uses tensor cores.
     Attention(DType, usize, usize, bool),
 }
 
