@@ -8,7 +8,7 @@ use ryzanstein_process_group::{DType, ProcessGroup, ReduceOp};
 
 use crate::checkpoint::{Loader, ShardedTensor, Sharding};
 use crate::compute::{Batch, Compute};
-use crate::error::{Error, Result};
+use crate::error::{RequestError, Result};
 use crate::linear::gather_columns;
 use crate::shard;
 use crate::tensor::Tensor;
@@ -56,9 +56,7 @@ impl VocabParallelEmbedding {
     pub(crate) fn check(&self, tokens: &[u32]) -> Result<()> {
         let vocabulary = self.weight.vocabulary;
         match tokens.iter().find(|t| **t as usize >= vocabulary) {
-            Some(token) => {
-                Err(Error::input(format!("token {token} is not in the vocabulary of {vocabulary}")))
-            }
+            Some(token) => Err(RequestError::UnknownToken { token: *token, vocabulary }.into()),
             None => Ok(()),
         }
     }

@@ -52,7 +52,11 @@ pub enum Error {
         source: std::io::Error,
     },
 
-    /// The caller passed what no model can take: a token that is not in the vocabulary, a tensor of another shape.
+    /// A request asks for what this model, cache or decoder cannot do. Another request may succeed.
+    #[error("invalid input: {0}")]
+    Request(#[from] RequestError),
+
+    /// The caller passed tensors or values that do not fit an operation.
     #[error("invalid input: {0}")]
     Input(String),
 
@@ -131,6 +135,70 @@ pub enum ConfigurationError {
     },
 }
 
+/// What is wrong with a request for tokens or logits.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// A request without tokens.
+    #[error("there must be at least one token")]
+    NoTokens,
+    /// A decode pass without sequences.
+    #[error("at least one sequence must get a token")]
+    NoSequences,
+    /// A token that the model does not know.
+    #[error("token {token} is not in the vocabulary of {vocabulary}")]
+    UnknownToken {
+        /// The token.
+        token: u32,
+        /// Number of tokens in the vocabulary.
+        vocabulary: usize,
+    },
+    /// A sequence that the cache does not have.
+    #[error("there is no sequence {sequence} in a KV cache for {sequences}; they count from 0")]
+    UnknownSequence {
+        /// The sequence.
+        sequence: usize,
+        /// Number of sequences that the cache has.
+        sequences: usize,
+    },
+    /// A sequence that is given twice in one pass.
+    #[error("sequence {sequence} is to get two tokens in one pass over several; give it one a pass")]
+    RepeatedSequence {
+        /// The sequence.
+        sequence: usize,
+    },
+    /// More positions than are left in a sequence.
+    #[error(
+        "{more} more positions do not fit sequence {sequence} of the KV cache, which holds {length} of {capacity}"
+    )]
+    CacheFull {
+        /// The sequence.
+        sequence: usize,
+        /// Positions asked for.
+        more: usize,
+        /// Positions held.
+        length: usize,
+        /// Positions that the sequence has room for.
+        capacity: usize,
+    },
+    /// A longer sequence than the model supports.
+    #[error("{positions} positions are more than the {max_positions} of `max_position_embeddings`")]
+    TooLong {
+        /// Positions asked for.
+        positions: usize,
+        /// The longest sequence of the model.
+        max_positions: usize,
+    },
+    /// More tokens than can be counted.
+    #[error("a prompt of {prompt} tokens and {more} new ones are more than can be counted")]
+    Overflow {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// New tokens asked for.
+        more: usize,
+    },
+}
+
 fn list(sizes: &[usize]) -> String {
     sizes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -158,6 +226,7 @@ impl Error {
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::Configuration(_)
+            | Self::Request(_)
             | Self::Input(_)
             | Self::DType(_)
             | Self::Model { .. }

@@ -39,7 +39,7 @@ mod threads;
 pub use attention::KvCache;
 pub use checkpoint::Checkpoint;
 pub use compute::{Compute, Cuda, Host};
-pub use error::{ConfigurationError, Error, RemoteError, Result};
+pub use error::{ConfigurationError, Error, RemoteError, RequestError, Result};
 pub use float::UnsupportedDType;
 pub use generate::{GenerateOptions, Generated, Sampling, StopReason, Tokenizer};
 pub use model::{Decoder, Llama, LlamaConfig, LoadReport, check_world_size, legal_world_sizes};

@@ -3,7 +3,7 @@
 use ryzanstein_process_group::DType;
 
 use crate::compute::{Compute, LayerCache, SlotMapping};
-use crate::error::{Error, Result};
+use crate::error::{RequestError, Result};
 
 /// The cache of some sequences: keys and values of this rank's heads in all layers.
 #[derive(Debug)]
@@ -66,16 +66,11 @@ impl KvCache {
     /// The next position of a sequence that must have room for `more`.
     pub(crate) fn next_position(&self, sequence: usize, more: usize) -> Result<usize> {
         let Some(length) = self.lengths.get(sequence) else {
-            return Err(Error::input(format!(
-                "there is no sequence {sequence} in a KV cache for {}; they count from 0",
-                self.lengths.len()
-            )));
+            return Err(RequestError::UnknownSequence { sequence, sequences: self.lengths.len() }.into());
         };
         if more > self.capacity - length {
-            return Err(Error::input(format!(
-                "{more} more positions do not fit sequence {sequence} of the KV cache, which holds {length} of {}",
-                self.capacity
-            )));
+            let (length, capacity) = (*length, self.capacity);
+            return Err(RequestError::CacheFull { sequence, more, length, capacity }.into());
         }
         Ok(*length)
     }

@@ -1,6 +1,6 @@
 //! The tokens of one forward pass, and where they go in the cache.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, RequestError, Result};
 use crate::gpu::Block;
 use crate::rotary::{Rotary, RotaryTable};
 
@@ -51,9 +51,7 @@ impl SlotMapping {
         sequences.sort_unstable();
         let twice = sequences.windows(2).find_map(|pair| (pair[0] == pair[1]).then_some(pair[0]));
         if let Some(sequence) = twice {
-            return Err(Error::input(format!(
-                "sequence {sequence} is to get two tokens in one pass over several; give it one a pass"
-            )));
+            return Err(RequestError::RepeatedSequence { sequence }.into());
         }
         Ok(())
     }

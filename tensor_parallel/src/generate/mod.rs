@@ -7,7 +7,7 @@ use ryzanstein_process_group::ProcessGroup;
 
 pub use self::sample::{Sampler, Sampling};
 pub use self::tokenizer::Tokenizer;
-use crate::error::{Error, Result};
+use crate::error::{RequestError, Result};
 use crate::model::Llama;
 
 /// What to generate.
@@ -80,7 +80,8 @@ impl Llama {
         }
         // The last token is chosen and never fed back.
         let positions = prompt.len().checked_add(options.max_new_tokens - 1);
-        let positions = positions.ok_or_else(|| Error::input("the number of tokens overflows"))?;
+        let positions =
+            positions.ok_or(RequestError::Overflow { prompt: prompt.len(), more: options.max_new_tokens })?;
         let mut decoder = self.decoder(1, positions, options.graph)?;
         let mut token = sampler.choose(&decoder.prefill(0, prompt, group)?.values()?)?;
         loop {

@@ -10,7 +10,7 @@ use ryzanstein_process_group::{ProcessGroup, Recorded};
 use super::llama::Llama;
 use crate::attention::KvCache;
 use crate::compute::{Batch, RecordedGraph, SlotMapping};
-use crate::error::{Error, Result};
+use crate::error::{Error, RequestError, Result};
 use crate::tensor::Tensor;
 
 /// Sequences that grow token by token, several in one pass.
@@ -117,7 +117,7 @@ impl Decoder<'_> {
     /// Refuses what can be refused before anything is computed. Returns the slots of the tokens, and the tokens.
     fn validate(&self, tokens: &[(usize, u32)]) -> Result<(SlotMapping, Vec<u32>)> {
         if tokens.is_empty() {
-            return Err(Error::input("at least one sequence must get a token"));
+            return Err(RequestError::NoSequences.into());
         }
         let place = |(sequence, _): &(usize, u32)| Ok((*sequence, self.cache.next_position(*sequence, 1)?));
         let slots = tokens.iter().map(place).collect::<Result<_>>()?;

@@ -9,7 +9,7 @@ use crate::attention::{KvCache, ParallelAttention};
 use crate::checkpoint::Loader;
 use crate::compute::{Batch, Compute, LayerCache, SlotMapping};
 use crate::embedding::{ParallelLmHead, VocabParallelEmbedding, VocabularyWeight};
-use crate::error::{Error, Result};
+use crate::error::{RequestError, Result};
 use crate::linear::{QkvParallelLinear, QkvShape, RowOptions, RowParallelLinear};
 use crate::mlp::ParallelMlp;
 use crate::norm::RmsNorm;
@@ -152,9 +152,7 @@ impl Llama {
     pub(super) fn caches(&self, sequences: usize, capacity: usize) -> Result<KvCache> {
         let LlamaConfig { layers, head_dim, max_positions, .. } = self.config;
         if capacity > max_positions {
-            return Err(Error::input(format!(
-                "{capacity} positions are more than the {max_positions} of `max_position_embeddings`"
-            )));
+            return Err(RequestError::TooLong { positions: capacity, max_positions }.into());
         }
         let shape = [sequences, self.kv_heads, capacity, head_dim];
         KvCache::new(&*self.compute, layers, shape, self.dtype)
@@ -210,7 +208,7 @@ impl Llama {
         keep: impl FnOnce(&dyn Compute, Tensor) -> Result<Tensor>,
     ) -> Result<Tensor> {
         if tokens.is_empty() {
-            return Err(Error::input("there must be at least one token"));
+            return Err(RequestError::NoTokens.into());
         }
         self.check(tokens)?;
         let slots =
