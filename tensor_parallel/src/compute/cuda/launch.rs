@@ -25,6 +25,9 @@ const ELEMENTS: usize = 4;
 /// Blocks a multiprocessor beyond which they stride.
 const BLOCKS: u32 = 16;
 
+/// What the kernel with most arguments takes.
+const MOST_ARGUMENTS: usize = 9;
+
 /// A kernel with its arguments, in the order in which it declares them. It borrows them until it is enqueued; what is freed
 /// or written after that comes later in the same stream.
 pub(super) struct KernelCall<'a> {
@@ -123,7 +126,13 @@ impl<'a> KernelCall<'a> {
 impl Kernels {
     /// A call of a kernel, so far without arguments.
     pub(super) fn call(&self, source: Source, name: &'static str) -> KernelCall<'_> {
-        KernelCall { kernels: self, source, name, arguments: Vec::new(), operands: PhantomData }
+        KernelCall {
+            kernels: self,
+            source,
+            name,
+            arguments: Vec::with_capacity(MOST_ARGUMENTS),
+            operands: PhantomData,
+        }
     }
 
     /// The memory of a tensor on this GPU. It is aligned to 256 bytes.

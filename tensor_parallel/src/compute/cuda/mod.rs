@@ -41,7 +41,10 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// Computes on this device. What is copied there goes through host memory that up to `threads` threads fill.
+    /// Computes on this device. Copies to it go through host memory that up to `threads` threads fill.
+    ///
+    /// All computing on a device shares one stream. While a thread records it (a [`Decoder`](crate::Decoder) does), no other
+    /// thread may compute on the same device.
     ///
     /// # Errors
     /// When cuBLASLt was not found, and when the device fails.
