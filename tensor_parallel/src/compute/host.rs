@@ -8,8 +8,8 @@ use ryzanstein_process_group::{DType, Element as _};
 
 use super::batch::{Batch, SlotMapping};
 use super::operations::{AttentionCall, Compute, LayerCache};
-use super::{attend, matmul, skinny};
-use crate::error::{ConfigurationError, Error, Result};
+use super::{attend, matmul, shapes, skinny};
+use crate::error::{ConfigurationError, Result};
 use crate::float::{self, Float};
 use crate::rotary::Rotary;
 use crate::storage::{Storage, with_elements};
@@ -147,13 +147,7 @@ impl Compute for Host {
     }
 
     fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
-        let (m, k, n) = (x.rows(), x.columns(), weight.rows());
-        if weight.columns() != k {
-            return Err(Error::shape_mismatch("linear", x, weight));
-        }
-        if let Some(bias) = bias.filter(|b| b.count() != n) {
-            return Err(Error::shape_mismatch("bias", weight, bias));
-        }
+        let [m, k, n] = shapes::linear(x, weight, bias)?;
         let mut y = vec![0.0; m * n];
         let values = x.host_values()?;
         if m > 0 && n > 0 && k > 0 {
@@ -188,10 +182,8 @@ impl Compute for Host {
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
+        shapes::rms_norm(x, weight)?;
         let columns = x.columns();
-        if weight.count() != columns {
-            return Err(Error::shape_mismatch("norm", x, weight));
-        }
         let (values, weight) = (x.host_values()?, weight.host_values()?);
         build(x.rows(), columns, x.dtype(), |i, to| {
             let row = &values[i * columns..(i + 1) * columns];
@@ -203,10 +195,7 @@ impl Compute for Host {
     }
 
     fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
-        let one_row = y.shape().len() == 1 && y.count() == x.columns();
-        if !one_row && y.shape() != x.shape() {
-            return Err(Error::shape_mismatch("add", x, y));
-        }
+        shapes::add(x, y)?;
         let y = y.host_values()?;
         with_elements!(x.host_mut()?, x => {
             for (x, y) in x.iter_mut().zip(y.iter().cycle()) {
@@ -217,13 +206,7 @@ impl Compute for Host {
     }
 
     fn swiglu(&self, x: &Tensor) -> Result<Tensor> {
-        if !x.columns().is_multiple_of(2) {
-            return Err(Error::input(format!(
-                "gate and up must be equally wide; {} columns are odd",
-                x.columns()
-            )));
-        }
-        let width = x.columns() / 2;
+        let width = shapes::swiglu(x)?;
         let values = x.host_values()?;
         build(x.rows(), width, x.dtype(), |i, to| {
             let (gate, up) = values[2 * i * width..2 * (i + 1) * width].split_at(width);
@@ -238,9 +221,7 @@ impl Compute for Host {
     }
 
     fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
-        if columns.start > columns.end || columns.end > x.columns() {
-            return Err(Error::input(format!("columns {columns:?} of a tensor of shape {:?}", x.shape())));
-        }
+        shapes::slice_columns(x, &columns)?;
         let values = x.host_values()?;
         build(x.rows(), columns.len(), x.dtype(), |i, to| {
             to.copy_from_slice(&values[i * x.columns()..][columns.clone()]);
@@ -248,12 +229,7 @@ impl Compute for Host {
     }
 
     fn concat_columns(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
-        let &[count, rows, width] = blocks.shape() else {
-            return Err(Error::input(format!("blocks of shape {:?}", blocks.shape())));
-        };
-        if keep > count * width {
-            return Err(Error::input(format!("{keep} columns of {count} blocks of {width}")));
-        }
+        let [count, rows, width] = shapes::concat_columns(&blocks, keep)?;
         if count == 1 && keep == width {
             return blocks.reshape(&[rows, width]);
         }

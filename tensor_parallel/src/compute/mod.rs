@@ -6,6 +6,7 @@ pub mod cuda;
 mod host;
 mod matmul;
 mod operations;
+mod shapes;
 mod skinny;
 
 use ryzanstein_process_group::ProcessGroup;

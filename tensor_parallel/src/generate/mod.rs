@@ -87,7 +87,7 @@ impl Llama {
         loop {
             generated.tokens.push(token);
             on_token(token);
-            if !options.ignore_end && self.config.end_tokens.contains(&token) {
+            if !options.ignore_end && self.config.eos_tokens.contains(&token) {
                 generated.stop = StopReason::End(token);
                 return Ok(generated);
             }

@@ -57,12 +57,12 @@ pub struct LlamaConfig {
     pub output_bias: bool,
     /// Whether the MLP's projections have them.
     pub mlp_bias: bool,
-    /// Whether embedding and head are one matrix.
-    pub tied: bool,
-    /// How many positions a query sees, layer by layer; all where there is no window.
-    pub windows: Vec<Option<usize>>,
+    /// Whether embedding and head share one matrix.
+    pub tied_embeddings: bool,
+    /// How many positions a query attends to, layer by layer; all where there is no window.
+    pub sliding_windows: Vec<Option<usize>>,
     /// Tokens that end a text.
-    pub end_tokens: Vec<u32>,
+    pub eos_tokens: Vec<u32>,
 }
 
 // Far more than any model has. These sizes decide how much memory is allocated before the weights are compared with them, so a
@@ -97,8 +97,8 @@ impl LlamaConfig {
         if let Some(text) = generation {
             let file = file.with_file_name("generation_config.json");
             let map = object(&file, text)?;
-            if let Some(tokens) = end_tokens(&JsonObject(&map)).map_err(|e| Error::model(&file, e))? {
-                parsed.end_tokens = tokens;
+            if let Some(tokens) = eos_tokens(&JsonObject(&map)).map_err(|e| Error::model(&file, e))? {
+                parsed.eos_tokens = tokens;
             }
         }
         Ok(parsed)
@@ -205,13 +205,13 @@ fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, ConfigError> {
         qkv_bias: attention_bias || qwen2,
         output_bias: attention_bias,
         mlp_bias: architecture == Architecture::Llama && keys.flag("mlp_bias")?,
-        tied: keys.flag("tie_word_embeddings")?,
-        windows: windows(keys, architecture, layers)?,
-        end_tokens: end_tokens(keys)?.unwrap_or_default(),
+        tied_embeddings: keys.flag("tie_word_embeddings")?,
+        sliding_windows: sliding_windows(keys, architecture, layers)?,
+        eos_tokens: eos_tokens(keys)?.unwrap_or_default(),
     })
 }
 
-fn windows(
+fn sliding_windows(
     keys: &JsonObject<'_>,
     architecture: Architecture,
     layers: usize,
@@ -251,7 +251,7 @@ fn windows(
         .collect()
 }
 
-fn end_tokens(keys: &JsonObject<'_>) -> Result<Option<Vec<u32>>, ConfigError> {
+fn eos_tokens(keys: &JsonObject<'_>) -> Result<Option<Vec<u32>>, ConfigError> {
     let token = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
     keys.optional("eos_token_id", "a token or a list of tokens", |value| match value.as_array() {
         Some(list) => list.iter().map(token).collect(),

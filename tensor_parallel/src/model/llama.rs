@@ -60,7 +60,7 @@ impl Block {
                     (hidden, heads * head_dim),
                     options,
                 )?,
-                window: config.windows[layer],
+                window: config.sliding_windows[layer],
             },
             mlp_norm: RmsNorm::load(loader, &within("post_attention_layernorm"), hidden, norm_epsilon)?,
             mlp: ParallelMlp::load(loader, &within("mlp"), hidden, config.intermediate, config.mlp_bias)?,
@@ -105,7 +105,7 @@ impl Llama {
             .map(|layer| Block::load(loader, &config, layer))
             .collect::<Result<Vec<_>>>()?;
         let norm = RmsNorm::load(loader, "model.norm", hidden, config.norm_epsilon)?;
-        let head = if config.tied {
+        let head = if config.tied_embeddings {
             tokens.clone()
         } else {
             VocabularyWeight::load(loader, "lm_head", vocabulary, hidden)?

@@ -41,7 +41,7 @@ pub fn tensors(config: &LlamaConfig) -> Vec<TensorSpec> {
         }
     }
     add("model.norm.weight".into(), &[hidden]);
-    if !config.tied {
+    if !config.tied_embeddings {
         add("lm_head.weight".into(), &[config.vocabulary, hidden]);
     }
     all

@@ -8,7 +8,7 @@ use super::Cuda;
 use super::kernels::{Kernels, Source};
 use super::launch::to_u32;
 use super::matmul::{Operands, Problem};
-use crate::compute::Compute as _;
+use crate::compute::{Compute as _, shapes};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -25,13 +25,7 @@ impl Cuda {
         bias: Option<&Tensor>,
         out: DType,
     ) -> Result<Tensor> {
-        let (m, k, n) = (x.rows(), x.columns(), weight.rows());
-        if weight.columns() != k {
-            return Err(Error::shape_mismatch("linear", x, weight));
-        }
-        if let Some(bias) = bias.filter(|b| b.count() != n) {
-            return Err(Error::shape_mismatch("bias", weight, bias));
-        }
+        let [m, k, n] = shapes::linear(x, weight, bias)?;
         let mut converted = None;
         let bias = bias.map(|bias| self.converted(bias, DType::F32, &mut converted)).transpose()?;
         if m == 0 || n == 0 || (k == 0 && bias.is_none()) {

@@ -24,7 +24,8 @@ use self::matmul::Matmul;
 pub use self::record::RecordedGraph;
 use super::batch::{Batch, SlotMapping};
 use super::operations::{AttentionCall, Compute, LayerCache};
-use crate::error::{Error, Result};
+use super::shapes;
+use crate::error::Result;
 use crate::gpu::{Block, DeviceArray, Gpu};
 use crate::rotary::Rotary;
 use crate::tensor::{Tensor, element_count};
@@ -123,27 +124,19 @@ impl Compute for Cuda {
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
+        shapes::rms_norm(x, weight)?;
         let mut y = self.scratch(x.shape(), x.dtype())?;
         self.kernels.rms_norm(x, weight, epsilon, &mut y)?;
         Ok(y)
     }
 
     fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
-        let one_row = y.shape().len() == 1 && y.count() == x.columns();
-        if !one_row && y.shape() != x.shape() {
-            return Err(Error::shape_mismatch("add", x, y));
-        }
+        shapes::add(x, y)?;
         self.kernels.add(x, y)
     }
 
     fn swiglu(&self, x: &Tensor) -> Result<Tensor> {
-        if !x.columns().is_multiple_of(2) {
-            return Err(Error::input(format!(
-                "gate and up must be equally wide; {} columns are odd",
-                x.columns()
-            )));
-        }
-        let mut y = self.scratch(&[x.rows(), x.columns() / 2], x.dtype())?;
+        let mut y = self.scratch(&[x.rows(), shapes::swiglu(x)?], x.dtype())?;
         self.kernels.swiglu(x, &mut y)?;
         Ok(y)
     }
@@ -153,21 +146,14 @@ impl Compute for Cuda {
     }
 
     fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
-        if columns.start > columns.end || columns.end > x.columns() {
-            return Err(Error::input(format!("columns {columns:?} of a tensor of shape {:?}", x.shape())));
-        }
+        shapes::slice_columns(x, &columns)?;
         let mut y = self.scratch(&[x.rows(), columns.len()], x.dtype())?;
         self.kernels.slice_columns(x, columns.start, &mut y)?;
         Ok(y)
     }
 
     fn concat_columns(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
-        let &[count, rows, width] = blocks.shape() else {
-            return Err(Error::input(format!("blocks of shape {:?}", blocks.shape())));
-        };
-        if keep > count * width {
-            return Err(Error::input(format!("{keep} columns of {count} blocks of {width}")));
-        }
+        let [count, rows, width] = shapes::concat_columns(&blocks, keep)?;
         if count == 1 && keep == width {
             return blocks.reshape(&[rows, width]);
         }
