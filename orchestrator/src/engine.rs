@@ -7,8 +7,8 @@ use std::path::Path;
 
 use ryzanstein_config::Config;
 use ryzanstein_process_group::device::Surroundings;
-use ryzanstein_process_group::{BackendKind, Error, ProcessGroup, ProcessGroupManager};
-use ryzanstein_tensor_parallel::{Dtype, Llama};
+use ryzanstein_process_group::{BackendKind, DType, Error, ProcessGroup, ProcessGroupManager};
+use ryzanstein_tensor_parallel::Llama;
 
 use crate::nccl_settings;
 use crate::rendezvous::{self, Connection, Environment};
@@ -79,7 +79,7 @@ impl Orchestrator {
     pub fn load_model(
         &mut self,
         directory: &Path,
-        dtype: Option<Dtype>,
+        dtype: Option<DType>,
     ) -> Result<Llama, ryzanstein_tensor_parallel::Error> {
         Llama::load(directory, dtype, self.manager.tensor_parallel())
     }

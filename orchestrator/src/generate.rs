@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use ryzanstein_config::{ModelConfig, ModelDType};
-use ryzanstein_process_group::table;
+use ryzanstein_process_group::{DType, table};
 use ryzanstein_tensor_parallel::{
-    Dtype, Error, GenerateOptions, LlamaConfig, LoadReport, Sampling, StopReason, Tensor, Tokenizer,
+    Error, GenerateOptions, LlamaConfig, LoadReport, Sampling, StopReason, Tensor, Tokenizer,
 };
 use serde_json::{Value, json};
 
@@ -174,9 +174,9 @@ pub fn run(
         create_logits(file)?;
     }
     let dtype = settings.dtype.map(|dtype| match dtype {
-        ModelDType::F16 => Dtype::F16,
-        ModelDType::Bf16 => Dtype::Bf16,
-        ModelDType::F32 => Dtype::F32,
+        ModelDType::F16 => DType::F16,
+        ModelDType::Bf16 => DType::BF16,
+        ModelDType::F32 => DType::F32,
     });
     let model = rank.load_model(&request.model, dtype)?;
     let sampling = if settings.temperature.get() == 0.0 {

@@ -94,14 +94,24 @@ impl std::fmt::Display for DType {
     }
 }
 
-impl std::str::FromStr for DType {
-    type Err = String;
+/// A name that no element type has.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("unknown element type `{name}`; expected one of {}", names())]
+pub struct UnknownDType {
+    /// The name.
+    pub name: String,
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL.iter().copied().find(|d| d.name() == text).ok_or_else(|| {
-            let names: Vec<_> = Self::ALL.iter().map(|d| d.name()).collect();
-            format!("unknown element type `{text}`; expected one of {}", names.join(", "))
-        })
+fn names() -> String {
+    DType::ALL.iter().map(|d| d.name()).collect::<Vec<_>>().join(", ")
+}
+
+impl std::str::FromStr for DType {
+    type Err = UnknownDType;
+
+    fn from_str(text: &str) -> Result<Self, UnknownDType> {
+        let found = Self::ALL.iter().copied().find(|d| d.name() == text);
+        found.ok_or_else(|| UnknownDType { name: text.into() })
     }
 }
 

@@ -40,7 +40,7 @@ pub use backend::select::{
 };
 pub use buffer::{Buffer, BufferMut, DeviceMemory, Memory, View, ViewMut};
 pub use call::Call;
-pub use dtype::{DType, Element};
+pub use dtype::{DType, Element, UnknownDType};
 pub use error::{Error, Result};
 pub use group::{Arrival, GroupBuffer, GroupInfo, LastCall, ProcessGroup, Recorded};
 pub use in_process::InProcess;

@@ -1,15 +1,14 @@
-//! Token embedding and output head with the vocabulary shared out among the ranks.
+//! Token embedding and output head, with the vocabulary sharded over the ranks.
 //!
-//! Both are cut by [`shard::vocabulary`], with the same padding, so a model that ties them holds one matrix.
+//! [`shard::split_vocabulary`] shards both, with the same padding, so a model that ties them holds one matrix.
 
 use std::sync::Arc;
 
-use ryzanstein_process_group::{ProcessGroup, ReduceOp};
+use ryzanstein_process_group::{DType, ProcessGroup, ReduceOp};
 
-use crate::checkpoint::{Cut, Loader, Part};
-use crate::compute::{Compute, Step};
-use crate::dtype::Dtype;
-use crate::error::{Error, Result};
+use crate::checkpoint::{Loader, ShardedTensor, Sharding};
+use crate::compute::{Batch, Compute};
+use crate::error::{RequestError, Result};
 use crate::linear::gather_columns;
 use crate::shard;
 use crate::tensor::Tensor;
@@ -28,10 +27,10 @@ impl VocabularyWeight {
     /// # Errors
     /// When the source fails.
     pub fn load(loader: &mut Loader<'_>, name: &str, vocabulary: usize, hidden: usize) -> Result<Self> {
-        let shards = shard::vocabulary(vocabulary, loader.world_size());
+        let shards = shard::split_vocabulary(vocabulary, loader.world_size());
         let padded = shards[loader.rank()].padded.clone();
-        let cut = Cut::Rows(shards.into_iter().map(|s| s.real).collect());
-        let part = Part { name: &format!("{name}.weight"), shape: &[vocabulary, hidden], cut };
+        let sharding = Sharding::Rows(shards.into_iter().map(|s| s.real).collect());
+        let part = ShardedTensor { name: &format!("{name}.weight"), shape: &[vocabulary, hidden], sharding };
         Ok(Self { rows: Arc::new(loader.padded(&part, padded.len())?), first: padded.start, vocabulary })
     }
 
@@ -41,7 +40,7 @@ impl VocabularyWeight {
     }
 }
 
-/// Turns tokens into vectors. Each rank looks up the tokens it has; the sum over all ranks has every one.
+/// Turns tokens into vectors. Each rank looks up the tokens that it holds; the sum over all ranks has every token.
 #[derive(Debug)]
 pub struct VocabParallelEmbedding {
     weight: VocabularyWeight,
@@ -57,26 +56,24 @@ impl VocabParallelEmbedding {
     pub(crate) fn check(&self, tokens: &[u32]) -> Result<()> {
         let vocabulary = self.weight.vocabulary;
         match tokens.iter().find(|t| **t as usize >= vocabulary) {
-            Some(token) => {
-                Err(Error::input(format!("token {token} is not in the vocabulary of {vocabulary}")))
-            }
+            Some(token) => Err(RequestError::UnknownToken { token: *token, vocabulary }.into()),
             None => Ok(()),
         }
     }
 
-    /// The vectors of the step's tokens, in type `out`. One all-reduce.
+    /// The vectors of the batch's tokens, in type `out`. One all-reduce.
     ///
     /// # Errors
     /// When a token is not in the vocabulary, or the group fails.
     pub fn forward(
         &self,
-        step: &Step,
-        out: Dtype,
+        batch: &Batch,
+        out: DType,
         compute: &dyn Compute,
         group: &mut ProcessGroup,
     ) -> Result<Tensor> {
-        self.check(step.tokens())?;
-        let mut x = compute.embed(&self.weight.rows, self.weight.first, step, out)?;
+        self.check(batch.tokens())?;
+        let mut x = compute.embed(&self.weight.rows, self.weight.first, batch, out)?;
         group.all_reduce(&mut x, ReduceOp::Sum)?;
         Ok(x)
     }
@@ -84,24 +81,24 @@ impl VocabParallelEmbedding {
 
 /// Turns vectors into logits.
 #[derive(Debug)]
-pub struct ParallelHead {
+pub struct ParallelLmHead {
     weight: VocabularyWeight,
 }
 
-impl ParallelHead {
-    /// A head over this weight; that of the embedding, if the model ties them.
+impl ParallelLmHead {
+    /// A head over this weight, which is the embedding's if the model ties them.
     pub fn new(weight: VocabularyWeight) -> Self {
         Self { weight }
     }
 
     /// Logits `[positions, vocabulary]` in `f32`, whole and the same on every rank, without padding. One all-gather.
     ///
-    /// They are not rounded to a 16-bit type even if `x` is: rounding would make ties, and choose the lower token.
+    /// They stay `f32` even if `x` is of a 16-bit type: rounding would make ties, and a tie chooses the lower token.
     ///
     /// # Errors
     /// When shapes do not fit or the group fails.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut ProcessGroup) -> Result<Tensor> {
-        let local = compute.linear(x, &self.weight.rows, None, Dtype::F32)?;
+        let local = compute.linear(x, &self.weight.rows, None, DType::F32)?;
         gather_columns(&local, self.weight.vocabulary, compute, group)
     }
 }

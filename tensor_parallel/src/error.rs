@@ -3,7 +3,14 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use ryzanstein_process_group as process_group;
+use ryzanstein_process_group::{self as process_group, DType, Rank};
+use serde::{Deserialize, Serialize};
+
+use crate::checkpoint::CheckpointError;
+use crate::float::UnsupportedDType;
+use crate::model::ModelFileError;
+use crate::shard::ShardError;
+use crate::tensor::Tensor;
 
 /// The result of everything here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -12,28 +19,28 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// What was asked for does not fit the model: a world size, a length, a type.
+    /// What was asked for does not fit the model, the layer or this host.
     #[error("configuration: {0}")]
-    Configuration(String),
+    Configuration(#[from] ConfigurationError),
 
     /// A file of the model folder says something that this crate does not support, or nonsense.
-    #[error("{}: {reason}", .file.display())]
+    #[error("{}: {source}", .file.display())]
     Model {
         /// The file.
         file: PathBuf,
         /// What is wrong with it.
-        reason: String,
+        source: ModelFileError,
     },
 
     /// A weight file is damaged, incomplete, or does not fit its `config.json`.
-    #[error("{}: {}{reason}", .file.display(), .tensor.as_ref().map(|t| format!("tensor `{t}`: ")).unwrap_or_default())]
+    #[error("{}: {}{source}", .file.display(), .tensor.as_ref().map(|t| format!("tensor `{t}`: ")).unwrap_or_default())]
     Checkpoint {
         /// The file.
         file: PathBuf,
         /// The tensor, where it is about one.
         tensor: Option<String>,
         /// What is wrong.
-        reason: String,
+        source: CheckpointError,
     },
 
     /// The operating system would not let a file be read.
@@ -45,17 +52,25 @@ pub enum Error {
         source: std::io::Error,
     },
 
-    /// The caller passed what no model can take: a token that is not in the vocabulary, a tensor of another shape.
+    /// A request asks for what this model, cache or decoder cannot do. Another request may succeed.
+    #[error("invalid input: {0}")]
+    Request(#[from] RequestError),
+
+    /// The caller passed tensors or values that do not fit an operation.
     #[error("invalid input: {0}")]
     Input(String),
 
+    /// The caller asked for a tensor of a type that tensors do not have.
+    #[error(transparent)]
+    DType(#[from] UnsupportedDType),
+
     /// Another rank could not do its part.
-    #[error("rank {rank} failed: {reason}")]
+    #[error("rank {rank} failed: {source}")]
     Peer {
         /// Which one, as a global rank.
-        rank: process_group::Rank,
+        rank: Rank,
         /// Its own error.
-        reason: String,
+        source: RemoteError,
     },
 
     /// This rank's GPU, or a library of it, refused something.
@@ -67,12 +82,155 @@ pub enum Error {
     Group(#[from] process_group::Error),
 }
 
+/// What was asked for and cannot be.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigurationError {
+    /// A layer that cannot be sharded over so many ranks.
+    #[error(transparent)]
+    Sharding(#[from] ShardError),
+    /// A model that cannot be sharded over so many ranks.
+    #[error("{source}; legal sizes for this model: {}", list(.legal))]
+    WorldSize {
+        /// Which dimension does not fit.
+        source: ShardError,
+        /// World sizes that the model can run on.
+        legal: Vec<usize>,
+    },
+    /// An array larger than the memory of this host.
+    #[error(
+        "this host has no memory for an array of shape {shape:?} in {dtype}; give it fewer positions (a smaller \
+         --max-new-tokens), or share the model among more ranks"
+    )]
+    NoMemory {
+        /// Length of each dimension.
+        shape: Vec<usize>,
+        /// The element type.
+        dtype: DType,
+    },
+    /// A temperature that is no divisor of logits.
+    #[error("temperature {0} must be positive")]
+    Temperature(f64),
+    /// A probability that no set of tokens can have.
+    #[error("top-p {0} must be above 0 and at most 1")]
+    TopP(f64),
+    /// A bias that would be added as many times as there are ranks.
+    #[error(
+        "`{layer}` has a bias and its results are not reduced; whoever sums them must add the bias, once"
+    )]
+    UnreducedBias {
+        /// The layer.
+        layer: String,
+    },
+    /// A root that was given nothing to read.
+    #[error("the root must have a model folder")]
+    NoFolder,
+    /// Ranks that opened different models.
+    #[error("rank {rank} has another model or another type than rank {other}; all must load the same folder")]
+    DifferentModels {
+        /// One rank.
+        rank: Rank,
+        /// Another one.
+        other: Rank,
+    },
+}
+
+/// What is wrong with a request for tokens or logits.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RequestError {
+    /// A request without tokens.
+    #[error("there must be at least one token")]
+    NoTokens,
+    /// A decode pass without sequences.
+    #[error("at least one sequence must get a token")]
+    NoSequences,
+    /// A token that the model does not know.
+    #[error("token {token} is not in the vocabulary of {vocabulary}")]
+    UnknownToken {
+        /// The token.
+        token: u32,
+        /// Number of tokens in the vocabulary.
+        vocabulary: usize,
+    },
+    /// A sequence that the cache does not have.
+    #[error("there is no sequence {sequence} in a KV cache for {sequences}; they count from 0")]
+    UnknownSequence {
+        /// The sequence.
+        sequence: usize,
+        /// Number of sequences that the cache has.
+        sequences: usize,
+    },
+    /// A sequence that is given twice in one pass.
+    #[error("sequence {sequence} is to get two tokens in one pass over several; give it one a pass")]
+    RepeatedSequence {
+        /// The sequence.
+        sequence: usize,
+    },
+    /// More positions than are left in a sequence.
+    #[error(
+        "{more} more positions do not fit sequence {sequence} of the KV cache, which holds {length} of {capacity}"
+    )]
+    CacheFull {
+        /// The sequence.
+        sequence: usize,
+        /// Positions asked for.
+        more: usize,
+        /// Positions held.
+        length: usize,
+        /// Positions that the sequence has room for.
+        capacity: usize,
+    },
+    /// A longer sequence than the model supports.
+    #[error("{positions} positions are more than the {max_positions} of `max_position_embeddings`")]
+    TooLong {
+        /// Positions asked for.
+        positions: usize,
+        /// The longest sequence of the model.
+        max_positions: usize,
+    },
+    /// More tokens than can be counted.
+    #[error("a prompt of {prompt} tokens and {more} new ones are more than can be counted")]
+    Overflow {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// New tokens asked for.
+        more: usize,
+    },
+}
+
+fn list(sizes: &[usize]) -> String {
+    sizes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// The error of another rank, as text: its type does not leave its process.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+#[error("{0}")]
+pub struct RemoteError(String);
+
+impl From<&Error> for RemoteError {
+    fn from(error: &Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl From<ShardError> for Error {
+    fn from(error: ShardError) -> Self {
+        Self::Configuration(error.into())
+    }
+}
+
 impl Error {
-    /// Whether another try with the same settings and files would fail alike, so that there is no point in it: what was
-    /// asked for cannot be, or the model's files are not there, damaged or of a kind that is not supported.
+    /// Whether another try with the same settings and files would fail alike: what was asked for cannot be, or the model's
+    /// files are missing, damaged or of a kind that is not supported.
     pub fn is_permanent(&self) -> bool {
         match self {
-            Self::Configuration(_) | Self::Input(_) | Self::Model { .. } | Self::Checkpoint { .. } => true,
+            Self::Configuration(_)
+            | Self::Request(_)
+            | Self::Input(_)
+            | Self::DType(_)
+            | Self::Model { .. }
+            | Self::Checkpoint { .. } => true,
             Self::Io { source, .. } => matches!(
                 source.kind(),
                 ErrorKind::NotFound
@@ -86,16 +244,12 @@ impl Error {
         }
     }
 
-    pub(crate) fn configuration(reason: impl Into<String>) -> Self {
-        Self::Configuration(reason.into())
+    pub(crate) fn model(file: &Path, source: impl Into<ModelFileError>) -> Self {
+        Self::Model { file: file.into(), source: source.into() }
     }
 
-    pub(crate) fn model(file: &Path, reason: impl Into<String>) -> Self {
-        Self::Model { file: file.into(), reason: reason.into() }
-    }
-
-    pub(crate) fn checkpoint(file: &Path, tensor: Option<&str>, reason: impl Into<String>) -> Self {
-        Self::Checkpoint { file: file.into(), tensor: tensor.map(Into::into), reason: reason.into() }
+    pub(crate) fn checkpoint(file: &Path, tensor: Option<&str>, source: CheckpointError) -> Self {
+        Self::Checkpoint { file: file.into(), tensor: tensor.map(Into::into), source }
     }
 
     pub(crate) fn io(file: &Path, source: std::io::Error) -> Self {
@@ -104,5 +258,11 @@ impl Error {
 
     pub(crate) fn input(reason: impl Into<String>) -> Self {
         Self::Input(reason.into())
+    }
+
+    /// Two tensors that do not fit an operation together.
+    pub(crate) fn shape_mismatch(operation: &str, a: &Tensor, b: &Tensor) -> Self {
+        let describe = |t: &Tensor| format!("{:?} of {}", t.shape(), t.dtype());
+        Self::Input(format!("{operation}: {} and {} do not fit", describe(a), describe(b)))
     }
 }

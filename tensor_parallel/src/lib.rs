@@ -1,8 +1,8 @@
-//! Weights cut into shards, layers that compute on a shard and call the process group.
+//! Tensor parallelism: weights sharded over ranks, and layers that compute on a shard and call the process group.
 //!
-//! A column-parallel layer holds some rows of its weight (output features), a row-parallel one some columns (input
-//! features) and sums the results of all ranks. Layers borrow the [`ProcessGroup`](ryzanstein_process_group::ProcessGroup)
-//! for the time of a call, so the order of collectives is the order of the code.
+//! A column-parallel layer holds some rows of its weight, which are output features. A row-parallel layer holds some columns,
+//! which are input features, and sums the results of all ranks. Layers borrow the
+//! [`ProcessGroup`](ryzanstein_process_group::ProcessGroup) during a call, so the order of collectives is the order of the code.
 //!
 //! ```no_run
 //! use ryzanstein_process_group::ProcessGroup;
@@ -20,9 +20,9 @@
 pub mod attention;
 pub mod checkpoint;
 pub mod compute;
-mod dtype;
 pub mod embedding;
 mod error;
+mod float;
 pub mod generate;
 mod gpu;
 pub mod linear;
@@ -39,8 +39,8 @@ mod threads;
 pub use attention::KvCache;
 pub use checkpoint::Checkpoint;
 pub use compute::{Compute, Cuda, Host};
-pub use dtype::Dtype;
-pub use error::{Error, Result};
+pub use error::{ConfigurationError, Error, RemoteError, RequestError, Result};
+pub use float::UnsupportedDType;
 pub use generate::{GenerateOptions, Generated, Sampling, StopReason, Tokenizer};
 pub use model::{Decoder, Llama, LlamaConfig, LoadReport, check_world_size, legal_world_sizes};
 pub use tensor::Tensor;

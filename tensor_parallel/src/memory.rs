@@ -1,14 +1,13 @@
-//! Host memory of large arrays.
+//! Host memory for large arrays.
 
 use bytemuck::Zeroable;
 
-/// The size of a large page on most machines. On others a part of an array keeps small ones.
+/// The size of a large page on most machines. On others, part of an array stays in small pages.
 const LARGE_PAGE: usize = 2 << 20;
 
-/// So many zeros. The system is asked for large pages where they fit: it takes longer to fault in small ones than to copy
-/// weights into them.
+/// A vector of zeros, in large pages where they fit: faulting in small pages takes longer than copying weights into them.
 pub(crate) fn zeros<T: Zeroable>(count: usize) -> Vec<T> {
-    // Nothing is written here: memory fresh from the system is zero.
+    // Writes nothing: memory fresh from the system is zero.
     let mut values = bytemuck::zeroed_vec::<T>(count);
     let bytes = size_of_val(&values[..]);
     let start = values.as_mut_ptr().cast::<u8>();
@@ -16,8 +15,8 @@ pub(crate) fn zeros<T: Zeroable>(count: usize) -> Vec<T> {
     let length = bytes.saturating_sub(before) / LARGE_PAGE * LARGE_PAGE;
     if length > 0 {
         #[expect(unsafe_code, reason = "advice about memory is unsafe, as some of it loses what is there")]
-        // SAFETY: whole pages within the vector, and this advice changes nothing of their content. Where it is not
-        // taken, pages are small.
+        // SAFETY: the range is whole pages within the vector, and the advice does not change their content. If the system
+        // ignores it, pages are small.
         let _ = unsafe {
             rustix::mm::madvise(start.add(before).cast(), length, rustix::mm::Advice::LinuxHugepage)
         };

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::linear::{MergedColumnParallelLinear, RowOptions, RowParallelLinear};
 use crate::tensor::Tensor;
 
-/// `down(silu(gate(x)) × up(x))` with the intermediate features shared out among the ranks.
+/// `down(silu(gate(x)) × up(x))` with the intermediate features sharded over the ranks.
 #[derive(Debug)]
 pub struct ParallelMlp {
     gate_up: MergedColumnParallelLinear,

@@ -1,6 +1,6 @@
-//! Normalisation, the same on every rank.
+//! Normalisation, replicated on every rank.
 
-use crate::checkpoint::{Cut, Loader, Part};
+use crate::checkpoint::{Loader, ShardedTensor, Sharding};
 use crate::compute::Compute;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -18,7 +18,11 @@ impl RmsNorm {
     /// # Errors
     /// When the source fails.
     pub fn load(loader: &mut Loader<'_>, name: &str, features: usize, epsilon: f32) -> Result<Self> {
-        let part = Part { name: &format!("{name}.weight"), shape: &[features], cut: Cut::Whole };
+        let part = ShardedTensor {
+            name: &format!("{name}.weight"),
+            shape: &[features],
+            sharding: Sharding::Replicated,
+        };
         Ok(Self { weight: loader.vector(&[part])?, epsilon })
     }
 

@@ -2,17 +2,17 @@
 
 use std::f64::consts::TAU;
 
-/// How the frequencies of a model are changed for contexts longer than it was first trained on.
+/// How the frequencies of a model are scaled for contexts longer than those of its first training.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum RotaryScaling {
-    /// Not at all.
+    /// No scaling.
     None,
-    /// All divided by a factor.
+    /// All frequencies are divided by a factor.
     Linear {
         /// The factor.
         factor: f64,
     },
-    /// As Llama 3.1 does: high frequencies stay, low ones are divided, those between are blended.
+    /// As in Llama 3.1: high frequencies stay, low ones are divided by the factor, those between are blended.
     Llama3 {
         /// What low frequencies are divided by.
         factor: f64,
@@ -25,7 +25,7 @@ pub enum RotaryScaling {
     },
 }
 
-/// The frequencies of a model.
+/// The rotary frequencies of a model.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Rotary {
     frequencies: Vec<f32>,

@@ -1,8 +1,9 @@
 //! Elements in host memory, of any type.
 
 use half::{bf16, f16};
+use ryzanstein_process_group::DType;
 
-use crate::dtype::{Dtype, Float};
+use crate::float::{Float, UnsupportedDType};
 use crate::memory;
 
 /// Elements in host memory.
@@ -10,7 +11,7 @@ use crate::memory;
 pub(crate) enum Storage {
     F32(Vec<f32>),
     F16(Vec<f16>),
-    Bf16(Vec<bf16>),
+    BF16(Vec<bf16>),
 }
 
 /// Runs `$body` with `$x` bound to the vector of elements, whatever their type.
@@ -19,26 +20,37 @@ macro_rules! with_elements {
         match $storage {
             $crate::storage::Storage::F32($x) => $body,
             $crate::storage::Storage::F16($x) => $body,
-            $crate::storage::Storage::Bf16($x) => $body,
+            $crate::storage::Storage::BF16($x) => $body,
         }
     };
 }
 pub(crate) use with_elements;
 
 impl Storage {
-    pub(crate) fn zeros(count: usize, dtype: Dtype) -> Self {
+    pub(crate) fn zeros(count: usize, dtype: DType) -> Result<Self, UnsupportedDType> {
         match dtype {
-            Dtype::F32 => Self::F32(memory::zeros(count)),
-            Dtype::F16 => Self::F16(memory::zeros(count)),
-            Dtype::Bf16 => Self::Bf16(memory::zeros(count)),
+            DType::F32 => Ok(Self::F32(memory::zeros(count))),
+            DType::F16 => Ok(Self::F16(memory::zeros(count))),
+            DType::BF16 => Ok(Self::BF16(memory::zeros(count))),
+            other => Err(UnsupportedDType(other)),
         }
     }
 
-    pub(crate) fn narrow(values: Vec<f32>, dtype: Dtype) -> Self {
+    /// The values, each rounded to `dtype`.
+    pub(crate) fn rounded(values: Vec<f32>, dtype: DType) -> Result<Self, UnsupportedDType> {
         match dtype {
-            Dtype::F32 => Self::F32(values),
-            Dtype::F16 => Self::F16(values.into_iter().map(Float::narrow).collect()),
-            Dtype::Bf16 => Self::Bf16(values.into_iter().map(Float::narrow).collect()),
+            DType::F32 => Ok(Self::F32(values)),
+            DType::F16 => Ok(Self::F16(values.into_iter().map(Float::narrow).collect())),
+            DType::BF16 => Ok(Self::BF16(values.into_iter().map(Float::narrow).collect())),
+            other => Err(UnsupportedDType(other)),
+        }
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        match self {
+            Self::F32(_) => DType::F32,
+            Self::F16(_) => DType::F16,
+            Self::BF16(_) => DType::BF16,
         }
     }
 }

@@ -3,18 +3,18 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use ryzanstein_process_group::{Buffer, BufferMut, View, ViewMut};
+use ryzanstein_process_group::{Buffer, BufferMut, DType, View, ViewMut};
 
-use crate::dtype::{Dtype, Float};
 use crate::error::{Error, Result};
+use crate::float::{self, Float};
 use crate::gpu::DeviceArray;
 use crate::storage::{Storage, with_elements};
 
 /// A dense, row-major array that owns its elements.
 ///
-/// The first dimension counts rows, all others together are the columns: a vector is one column.
-/// Collectives read and write tensors directly, wherever they are. Tensors made here are in host memory; a
-/// [`Compute`](crate::Compute) makes them where it computes.
+/// The first dimension counts rows, all others together are the columns: a vector is one column. Collectives read and write
+/// tensors in place, in either memory. The functions here make tensors in host memory; a [`Compute`](crate::Compute) makes
+/// them in the memory in which it computes.
 #[derive(Debug)]
 pub struct Tensor {
     shape: Vec<usize>,
@@ -29,20 +29,23 @@ enum Memory {
 
 impl Tensor {
     /// An array of zeros in host memory.
-    pub fn zeros(shape: &[usize], dtype: Dtype) -> Self {
-        Self::from_storage(shape, Storage::zeros(shape.iter().product(), dtype))
+    ///
+    /// # Errors
+    /// When `dtype` is none of `f32`, `f16` and `bf16`, or the shape has more elements than can be counted.
+    pub fn zeros(shape: &[usize], dtype: DType) -> Result<Self> {
+        Ok(Self::from_storage(shape, Storage::zeros(element_count(shape, dtype)?, dtype)?))
     }
 
     /// Values in row-major order, rounded to `dtype`, in host memory.
     ///
     /// # Errors
-    /// [`Error::Input`] when the number of values is not that of the shape.
-    pub fn new(shape: &[usize], values: Vec<f32>, dtype: Dtype) -> Result<Self> {
-        let count = shape.iter().try_fold(1usize, |a, b| a.checked_mul(*b));
-        if count != Some(values.len()) {
+    /// [`Error::Input`] when the number of values is not that of the shape; [`Error::DType`] when `dtype` is none of `f32`,
+    /// `f16` and `bf16`.
+    pub fn new(shape: &[usize], values: Vec<f32>, dtype: DType) -> Result<Self> {
+        if element_count(shape, dtype)? != values.len() {
             return Err(Error::input(format!("{} values do not fill the shape {shape:?}", values.len())));
         }
-        Ok(Self::from_storage(shape, Storage::narrow(values, dtype)))
+        Ok(Self::from_storage(shape, Storage::rounded(values, dtype)?))
     }
 
     /// Elements in host memory, as many as the shape has.
@@ -52,6 +55,7 @@ impl Tensor {
 
     /// Elements in the memory of a GPU, as many as the shape has.
     pub(crate) fn from_device(shape: &[usize], array: DeviceArray) -> Self {
+        assert!(shape.iter().product::<usize>() == array.count(), "the array has the elements of the shape");
         Self { shape: shape.into(), memory: Memory::Device(array) }
     }
 
@@ -85,11 +89,9 @@ impl Tensor {
     }
 
     /// The element type.
-    pub fn dtype(&self) -> Dtype {
+    pub fn dtype(&self) -> DType {
         match &self.memory {
-            Memory::Host(Storage::F32(_)) => Dtype::F32,
-            Memory::Host(Storage::F16(_)) => Dtype::F16,
-            Memory::Host(Storage::Bf16(_)) => Dtype::Bf16,
+            Memory::Host(storage) => storage.dtype(),
             Memory::Device(array) => array.dtype(),
         }
     }
@@ -117,7 +119,7 @@ impl Tensor {
         self.shape.iter().skip(1).product()
     }
 
-    /// All values. Copied only if they are not `f32` in host memory; from a GPU, when it has computed them.
+    /// All values. `f32` values in host memory are borrowed. From a GPU they are copied, after a wait until it has computed them.
     ///
     /// # Errors
     /// When a GPU fails.
@@ -131,7 +133,7 @@ impl Tensor {
             match storage {
                 Storage::F32(x) => Cow::Borrowed(x),
                 Storage::F16(x) => Cow::Owned(widen(x)),
-                Storage::Bf16(x) => Cow::Owned(widen(x)),
+                Storage::BF16(x) => Cow::Owned(widen(x)),
             }
         }
         match &self.memory {
@@ -149,20 +151,23 @@ impl Tensor {
         self.values()
     }
 
-    /// The same elements under another shape of as many.
+    /// The same elements with another shape.
     ///
     /// # Errors
-    /// [`Error::Input`] when it has another number of elements.
+    /// [`Error::Input`] when the shape has another number of elements.
     pub fn reshape(mut self, shape: &[usize]) -> Result<Self> {
-        if shape.iter().product::<usize>() != self.count() {
+        if element_count(shape, self.dtype()).ok() != Some(self.count()) {
             return Err(Error::input(format!("a tensor of shape {:?} cannot become {shape:?}", self.shape)));
         }
         self.shape = shape.into();
         Ok(self)
     }
 
-    /// Writes `rows` rows from row `at` on, which must be within the tensor. `fill` provides some at a time, maybe on
-    /// several threads: it gets their numbers, counted from the first of these rows, and their bytes to set.
+    /// Writes `rows` rows from row `at` on. `fill` sets some at a time, possibly on several threads: it gets their indices,
+    /// counted from the first of these rows, and their bytes.
+    ///
+    /// # Panics
+    /// When the rows are not within the tensor.
     pub(crate) fn fill_rows(
         &mut self,
         at: usize,
@@ -170,6 +175,7 @@ impl Tensor {
         fill: &(dyn Fn(Range<usize>, &mut [u8]) + Sync),
     ) -> Result<()> {
         let columns = self.columns();
+        assert!(rows <= self.rows() && at <= self.rows() - rows, "the rows are within the tensor");
         match &mut self.memory {
             Memory::Host(storage) => with_elements!(storage, x => {
                 fill(0..rows, bytemuck::cast_slice_mut(&mut x[at * columns..(at + rows) * columns]));
@@ -182,19 +188,40 @@ impl Tensor {
         Ok(())
     }
 
-    /// Another tensor of the same type in the same memory, of unspecified content.
+    /// A new tensor of the same type in the same memory, of unspecified content.
     pub(crate) fn like(&self, shape: &[usize]) -> Result<Self> {
         match &self.memory {
-            Memory::Host(_) => Ok(Self::zeros(shape, self.dtype())),
-            Memory::Device(array) => Ok(Self::from_device(shape, array.like(shape.iter().product())?)),
+            Memory::Host(_) => Self::zeros(shape, self.dtype()),
+            Memory::Device(array) => {
+                Ok(Self::from_device(shape, array.like(element_count(shape, self.dtype())?)?))
+            }
         }
     }
 
-    /// Some rows, lent to a collective. The range must be within the tensor.
+    /// Some rows, borrowed as a buffer of a collective. The range must be within the tensor.
     pub(crate) fn rows_mut(&mut self, rows: Range<usize>) -> Rows<'_> {
         let columns = self.columns();
         Rows { range: rows.start * columns..rows.end * columns, tensor: self }
     }
+}
+
+/// How many elements a shape has.
+///
+/// Every tensor is made with a shape that passes this. So products of some of its dimensions, and its bytes, never overflow:
+/// kernels on a GPU are given those numbers.
+///
+/// # Errors
+/// When `dtype` is no type of tensors, or the elements' bytes cannot be counted.
+pub(crate) fn element_count(shape: &[usize], dtype: DType) -> Result<usize> {
+    float::check(dtype)?;
+    // A dimension of zero must not hide that the others overflow.
+    let most = shape.iter().try_fold(dtype.size(), |bytes, n| bytes.checked_mul((*n).max(1)));
+    if most.is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+        return Err(Error::input(format!(
+            "an array of shape {shape:?} in {dtype} has more bytes than can be addressed"
+        )));
+    }
+    Ok(shape.iter().product())
 }
 
 fn elsewhere(shape: &[usize], array: &DeviceArray) -> Error {
@@ -223,7 +250,7 @@ impl BufferMut for Tensor {
     }
 }
 
-/// A run of a tensor's elements as a buffer of its own.
+/// Consecutive rows of a tensor, as a buffer.
 pub(crate) struct Rows<'a> {
     tensor: &'a mut Tensor,
     range: Range<usize>,
@@ -253,10 +280,34 @@ mod tests {
 
     #[test]
     fn shape_and_values_must_agree() {
-        assert!(Tensor::new(&[2, 3], vec![0.0; 5], Dtype::F32).is_err());
-        let tensor = Tensor::new(&[2, 3], (0..6u8).map(f32::from).collect(), Dtype::Bf16).unwrap();
+        assert!(Tensor::new(&[2, 3], vec![0.0; 5], DType::F32).is_err());
+        let tensor = Tensor::new(&[2, 3], (0..6u8).map(f32::from).collect(), DType::BF16).unwrap();
         assert_eq!((tensor.rows(), tensor.columns(), tensor.bytes()), (2, 3, 12));
         assert_eq!(tensor.values().unwrap()[5], 5.0);
         assert!(tensor.reshape(&[4]).is_err());
+    }
+
+    #[test]
+    fn shapes_whose_products_overflow_are_refused_even_where_one_dimension_is_zero() {
+        for shape in [&[1 << 63, 2][..], &[usize::MAX, usize::MAX], &[0, 1 << 40, 1 << 40], &[1 << 61, 0, 4]]
+        {
+            assert!(Tensor::zeros(shape, DType::F16).is_err(), "{shape:?}");
+            let empty = Tensor::zeros(&[0], DType::F16).unwrap();
+            assert!(empty.reshape(shape).is_err(), "{shape:?}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "the rows are within the tensor")]
+    fn rows_beyond_a_tensor_are_not_written_even_where_their_end_overflows() {
+        let mut tensor = Tensor::zeros(&[2, 3], DType::F32).unwrap();
+        let _ = tensor.fill_rows(usize::MAX, 2, &|_, _| {});
+    }
+
+    #[test]
+    fn other_element_types_are_refused() {
+        let refused = Tensor::zeros(&[2], DType::I64).unwrap_err();
+        assert!(matches!(refused, Error::DType(_)) && refused.is_permanent(), "{refused}");
+        assert!(Tensor::new(&[1], vec![1.0], DType::F64).is_err());
     }
 }

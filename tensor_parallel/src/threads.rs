@@ -1,17 +1,17 @@
-//! The threads of one rank beside its own.
+//! The worker threads of one rank.
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-/// Fewer multiplications than this, in a product or in attention, are not worth a second thread.
-pub(crate) const WORTH_THREADS: usize = 1 << 17;
+/// A product or an attention with fewer multiplications than this is not worth a second thread.
+pub(crate) const PARALLEL_THRESHOLD: usize = 1 << 17;
 
-/// Threads that wait for work. Ranks that share a machine must not take each other's processors, so none uses a pool that
-/// belongs to the whole process.
+/// A pool of threads that belongs to one rank. Ranks in one process must not take each other's processors, so none uses the
+/// global pool.
 #[derive(Debug)]
 pub(crate) struct Threads(Option<ThreadPool>);
 
 impl Threads {
-    /// So many; with one, the caller's own does the work. `what` they are for is in their names.
+    /// Starts `count` threads; with one, the caller's thread does the work. `what` goes into their names.
     pub(crate) fn new(count: usize, what: &'static str) -> Self {
         if count < 2 {
             return Self(None);
@@ -21,20 +21,20 @@ impl Threads {
             Ok(pool) => Self(Some(pool)),
             Err(error) => {
                 // The results are the same.
-                tracing::warn!(%error, threads = count, what, "cannot start threads; one alone does the work");
+                tracing::warn!(%error, threads = count, what, "cannot start threads; the caller's thread does the work");
                 Self(None)
             }
         }
     }
 
-    /// The threads, if there are any and the work is worth starting them; `None` means the caller's own.
-    pub(crate) fn when(&self, is_worth_it: bool) -> Option<&ThreadPool> {
+    /// The pool, if there is one and the work is worth it; `None` means the caller's thread.
+    pub(crate) fn pool_if(&self, is_worth_it: bool) -> Option<&ThreadPool> {
         self.0.as_ref().filter(|_| is_worth_it)
     }
 }
 
-/// How many of this machine's processors each of `ranks` ranks may use, as if all of them ran here.
-pub(crate) fn of_each(ranks: usize) -> usize {
+/// How many of this machine's processors each rank may use, if all `ranks` of them run here.
+pub(crate) fn per_rank(ranks: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     cores / ranks.max(1)
 }

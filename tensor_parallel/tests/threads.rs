@@ -2,27 +2,33 @@
 
 use std::time::{Duration, Instant};
 
+use ryzanstein_process_group::DType;
 use ryzanstein_tensor_parallel::attention::{Rotary, RotaryScaling};
-use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, Places};
-use ryzanstein_tensor_parallel::{Compute, Dtype, Host, Tensor};
+use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, SlotMapping};
+use ryzanstein_tensor_parallel::{Compute, Host, Tensor};
 
-fn ones(shape: &[usize], dtype: Dtype) -> Tensor {
+fn ones(shape: &[usize], dtype: DType) -> Tensor {
     Tensor::new(shape, vec![1.0; shape.iter().product()], dtype).unwrap()
 }
 
 /// Everything that is shared among threads where it is large: few rows, many rows in each type, and attention.
 fn compute(host: &Host) {
-    for (rows, dtype) in [(1, Dtype::F32), (3, Dtype::Bf16), (200, Dtype::F32), (200, Dtype::Bf16)] {
-        let (x, w) = (ones(&[rows, 512], Dtype::F32), ones(&[1024, 512], dtype));
-        let y = host.linear(&x, &w, None, Dtype::F32).unwrap();
+    for (rows, dtype) in [(1, DType::F32), (3, DType::BF16), (200, DType::F32), (200, DType::BF16)] {
+        let (x, w) = (ones(&[rows, 512], DType::F32), ones(&[1024, 512], dtype));
+        let y = host.linear(&x, &w, None, DType::F32).unwrap();
         assert!(y.values().unwrap().iter().all(|y| *y == 512.0));
     }
     let positions = 128;
-    let step =
-        host.step(&vec![0; positions], &Places::from(0), &Rotary::new(64, 1e4, RotaryScaling::None)).unwrap();
-    let mut cache = LayerCache::new(host, [1, 1, positions, 64], Dtype::F32).unwrap();
-    let call = AttentionCall { heads: 2, kv_heads: 1, head_dim: 64, step: &step, window: None };
-    let y = host.attention(ones(&[positions, 4 * 64], Dtype::F32), &call, &mut cache).unwrap();
+    let batch = host
+        .batch(
+            &vec![0; positions],
+            &SlotMapping::from_position(0),
+            &Rotary::new(64, 1e4, RotaryScaling::None),
+        )
+        .unwrap();
+    let mut cache = LayerCache::new(host, [1, 1, positions, 64], DType::F32).unwrap();
+    let call = AttentionCall { heads: 2, kv_heads: 1, head_dim: 64, batch: &batch, window: None };
+    let y = host.attention(ones(&[positions, 4 * 64], DType::F32), &call, &mut cache).unwrap();
     assert!(y.values().unwrap().iter().all(|y| (y - 1.0).abs() < 1e-3));
 }
 

@@ -23,7 +23,7 @@ pub fn staggered(
     let mut decoder = model.decoder(SEQUENCES, input.len(), graph).unwrap();
     let mut seen = Vec::new();
     for (sequence, begun) in [1, 2, expected.prompt.len()].into_iter().enumerate() {
-        let logits = decoder.prompt(sequence, &input[..begun], group).unwrap();
+        let logits = decoder.prefill(sequence, &input[..begun], group).unwrap();
         seen.push((begun - 1, logits.values().unwrap().into_owned()));
     }
     let mut again = [true; SEQUENCES];
@@ -31,7 +31,7 @@ pub fn staggered(
         for (sequence, again) in again.iter_mut().enumerate() {
             if decoder.len(sequence) == input.len() && std::mem::take(again) {
                 decoder.clear(sequence);
-                let logits = decoder.prompt(sequence, &input[..1], group).unwrap();
+                let logits = decoder.prefill(sequence, &input[..1], group).unwrap();
                 seen.push((0, logits.values().unwrap().into_owned()));
             }
         }
@@ -46,7 +46,7 @@ pub fn staggered(
         let shift = round % tokens.len();
         tokens.rotate_left(shift);
         let positions: Vec<usize> = tokens.iter().map(|(sequence, _)| decoder.len(*sequence)).collect();
-        let logits = decoder.next(&tokens, group).unwrap();
+        let logits = decoder.decode(&tokens, group).unwrap();
         assert_eq!(logits.shape(), [tokens.len(), expected.vocabulary]);
         let values = logits.values().unwrap();
         let rows = values.chunks_exact(expected.vocabulary).map(<[f32]>::to_vec);

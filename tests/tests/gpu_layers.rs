@@ -4,18 +4,18 @@
 use std::sync::Arc;
 
 use ryzanstein_config::{BackendChoice, DeviceConfig};
-use ryzanstein_process_group::LocalRank;
 use ryzanstein_process_group::device::{Device, Libraries, Surroundings};
+use ryzanstein_process_group::{DType, LocalRank};
 use ryzanstein_tensor_parallel::attention::{Rotary, RotaryScaling};
-use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, Places};
+use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, SlotMapping};
 use ryzanstein_tensor_parallel::{
-    Compute, Cuda, Dtype, GenerateOptions, Host, Llama, LlamaConfig, Tensor, legal_world_sizes,
+    Compute, Cuda, GenerateOptions, Host, Llama, LlamaConfig, Tensor, legal_world_sizes,
 };
 use ryzanstein_tests::batch::staggered;
 use ryzanstein_tests::fixtures::{Expected, FIXTURES, folder};
 use ryzanstein_tests::{config, distance, greatest, with_ranks};
 
-const TYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+const TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 fn libraries() -> Arc<Libraries> {
     let surroundings = Surroundings::from_variables(|name| std::env::var(name).ok());
@@ -31,7 +31,7 @@ fn cuda() -> Cuda {
 }
 
 /// Reproducible values between -1 and 1, different for every seed.
-fn noise(shape: &[usize], seed: u64, dtype: Dtype) -> Tensor {
+fn noise(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -41,17 +41,18 @@ fn noise(shape: &[usize], seed: u64, dtype: Dtype) -> Tensor {
 }
 
 /// Small whole numbers: their products and sums are exact in any order.
-fn whole(shape: &[usize], seed: usize, dtype: Dtype) -> Tensor {
+fn whole(shape: &[usize], seed: usize, dtype: DType) -> Tensor {
     let value = |i: usize| ((i * 7 + seed * 13 + i / 5) % 9) as f32 - 4.0;
     Tensor::new(shape, (0..shape.iter().product()).map(value).collect(), dtype).unwrap()
 }
 
 /// How far two ways of computing one result may be apart, where each rounds once: `f32` sums differ by their order.
-fn tolerance(dtype: Dtype) -> f32 {
+fn tolerance(dtype: DType) -> f32 {
     match dtype {
-        Dtype::F32 => 5e-6,
-        Dtype::F16 => 2e-3,
-        Dtype::Bf16 => 1.6e-2,
+        DType::F32 => 5e-6,
+        DType::F16 => 2e-3,
+        DType::BF16 => 1.6e-2,
+        other => panic!("{other} is no type of tensors"),
     }
 }
 
@@ -91,10 +92,10 @@ fn products_of_whole_numbers_are_exact_for_every_pair_of_types() {
     {
         for xs in TYPES {
             for ws in TYPES {
-                for out in [Dtype::F32, xs] {
+                for out in [DType::F32, xs] {
                     let (x, gpu_x) = both(&cuda, || whole(&[m, k], 1, xs));
                     let (w, gpu_w) = both(&cuda, || whole(&[n, k], 2, ws));
-                    let (bias, gpu_bias) = both(&cuda, || whole(&[n], 3, Dtype::F32));
+                    let (bias, gpu_bias) = both(&cuda, || whole(&[n], 3, DType::F32));
                     for biased in [false, true] {
                         let want = host.linear(&x, &w, biased.then_some(&bias), out).unwrap();
                         let got = cuda.linear(&gpu_x, &gpu_w, biased.then_some(&gpu_bias), out).unwrap();
@@ -116,7 +117,7 @@ fn products_are_those_of_the_processor_within_the_rounding_of_the_type() {
         for dtype in TYPES {
             let (x, gpu_x) = both(&cuda, || noise(&[m, k], 1, dtype));
             let (w, gpu_w) = both(&cuda, || noise(&[n, k], 2, dtype));
-            for out in [Dtype::F32, dtype] {
+            for out in [DType::F32, dtype] {
                 let want = host.linear(&x, &w, None, out).unwrap();
                 let got = cuda.linear(&gpu_x, &gpu_w, None, out).unwrap();
                 assert_near(&got, &want, (k as f32).sqrt(), &format!("{m} {k} {n} {dtype} to {out}"));
@@ -133,11 +134,11 @@ fn a_result_is_rounded_once_on_a_gpu_too() {
         let up = |shape: &[usize], values: Vec<f32>, dtype| {
             cuda.upload(Tensor::new(shape, values, dtype).unwrap()).unwrap()
         };
-        let x = up(&[m, 2], [256.0, 1.0].repeat(m), Dtype::Bf16);
-        let w = up(&[1, 2], vec![1.0, 1.0], Dtype::Bf16);
-        let bias = up(&[1], vec![1.0], Dtype::F32);
+        let x = up(&[m, 2], [256.0, 1.0].repeat(m), DType::BF16);
+        let w = up(&[1, 2], vec![1.0, 1.0], DType::BF16);
+        let bias = up(&[1], vec![1.0], DType::F32);
         // 256 + 1 rounds to 256 in bf16 and would stay there; 256 + 1 + 1 is representable.
-        let y = cuda.linear(&x, &w, Some(&bias), Dtype::Bf16).unwrap();
+        let y = cuda.linear(&x, &w, Some(&bias), DType::BF16).unwrap();
         assert_eq!(*y.values().unwrap(), vec![258.0; m]);
     }
 }
@@ -153,10 +154,20 @@ fn embeddings_are_rows_of_the_table_and_zeros_for_other_tokens() {
             for columns in [1, 7, 64, 520] {
                 let (table, gpu_table) = both(&cuda, || noise(&[40, columns], 3, stored));
                 let want = host
-                    .embed(&table, 10, &host.step(&tokens, &Places::from(0), &rotary).unwrap(), out)
+                    .embed(
+                        &table,
+                        10,
+                        &host.batch(&tokens, &SlotMapping::from_position(0), &rotary).unwrap(),
+                        out,
+                    )
                     .unwrap();
                 let got = cuda
-                    .embed(&gpu_table, 10, &cuda.step(&tokens, &Places::from(0), &rotary).unwrap(), out)
+                    .embed(
+                        &gpu_table,
+                        10,
+                        &cuda.batch(&tokens, &SlotMapping::from_position(0), &rotary).unwrap(),
+                        out,
+                    )
                     .unwrap();
                 assert_eq!(
                     got.values().unwrap(),
@@ -206,8 +217,10 @@ fn columns_and_joined_blocks_are_those_of_the_processor() {
     for dtype in TYPES {
         let (x, gpu_x) = both(&cuda, || noise(&[5, 37], 1, dtype));
         for range in [0..37, 3..4, 9..37, 5..5] {
-            let (want, got) =
-                (host.columns(&x, range.clone()).unwrap(), cuda.columns(&gpu_x, range.clone()).unwrap());
+            let (want, got) = (
+                host.slice_columns(&x, range.clone()).unwrap(),
+                cuda.slice_columns(&gpu_x, range.clone()).unwrap(),
+            );
             assert_eq!(
                 (got.shape(), got.values().unwrap()),
                 (want.shape(), want.values().unwrap()),
@@ -216,7 +229,8 @@ fn columns_and_joined_blocks_are_those_of_the_processor() {
         }
         for keep in [1, 20, 60, 64] {
             let (blocks, gpu_blocks) = both(&cuda, || noise(&[4, 3, 16], 2, dtype));
-            let (want, got) = (host.join(blocks, keep).unwrap(), cuda.join(gpu_blocks, keep).unwrap());
+            let (want, got) =
+                (host.concat_columns(blocks, keep).unwrap(), cuda.concat_columns(gpu_blocks, keep).unwrap());
             assert_eq!(
                 (got.shape(), got.values().unwrap()),
                 (want.shape(), want.values().unwrap()),
@@ -238,7 +252,7 @@ struct Attended {
 fn attend(
     compute: &dyn Compute,
     case: &Attended,
-    dtype: Dtype,
+    dtype: DType,
     upload: impl Fn(Tensor) -> Tensor,
 ) -> Vec<Tensor> {
     let &Attended { heads, kv_heads, head_dim, window, .. } = case;
@@ -248,9 +262,9 @@ fn attend(
     let mut position = 0;
     let mut pass = |count: usize| {
         let qkv = upload(noise(&[count, (heads + 2 * kv_heads) * head_dim], position as u64 + 7, dtype));
-        let step = compute.step(&vec![0; count], &Places::from(position), &rotary).unwrap();
+        let batch = compute.batch(&vec![0; count], &SlotMapping::from_position(position), &rotary).unwrap();
         position += count;
-        let call = AttentionCall { heads, kv_heads, head_dim, step: &step, window };
+        let call = AttentionCall { heads, kv_heads, head_dim, batch: &batch, window };
         compute.attention(qkv, &call, &mut cache).unwrap()
     };
     case.passes.iter().map(|count| pass(*count)).collect()
@@ -312,14 +326,14 @@ fn a_token_behind_a_long_context_sees_all_of_it() {
 #[ignore = "needs a GPU"]
 fn shapes_and_memories_that_do_not_fit_are_errors() {
     let cuda = cuda();
-    let there = |shape: &[usize]| cuda.upload(noise(shape, 0, Dtype::F32)).unwrap();
+    let there = |shape: &[usize]| cuda.upload(noise(shape, 0, DType::F32)).unwrap();
     let (mut a, b) = (there(&[2, 3]), there(&[2, 4]));
-    assert!(cuda.linear(&a, &b, None, Dtype::F32).is_err());
+    assert!(cuda.linear(&a, &b, None, DType::F32).is_err());
     assert!(cuda.add(&mut a, &b).is_err());
     assert!(cuda.rms_norm(&a, &b, 0.0).is_err());
     assert!(cuda.swiglu(&a).is_err());
-    assert!(cuda.columns(&a, 2..4).is_err());
-    let here = noise(&[2, 4], 0, Dtype::F32);
+    assert!(cuda.slice_columns(&a, 2..4).is_err());
+    let here = noise(&[2, 4], 0, DType::F32);
     let error = cuda.swiglu(&here).unwrap_err().to_string();
     assert!(error.contains("not in the memory of GPU 0"), "{error}");
     let error = Host::new(1).swiglu(&b).unwrap_err().to_string();
@@ -351,7 +365,7 @@ fn near(got: &[f32], want: &[f32]) {
 }
 
 /// Logits of all positions at once; of the prompt and then token by token; and by a recorded graph.
-fn logits(name: &str, dtype: Option<Dtype>, world_size: usize, expected: &Expected) -> [Vec<f32>; 3] {
+fn logits(name: &str, dtype: Option<DType>, world_size: usize, expected: &Expected) -> [Vec<f32>; 3] {
     let mut all = on_gpus(world_size, |group| {
         let model = Llama::load(&folder(name), dtype, group).unwrap();
         let input = expected.input();
@@ -362,12 +376,12 @@ fn logits(name: &str, dtype: Option<Dtype>, world_size: usize, expected: &Expect
             let mut cache = model.cache(input.len()).unwrap();
             let mut values = model.forward(prompt, &mut cache, group).unwrap().values().unwrap().into_owned();
             let mut decoder = model.decoder(1, input.len(), graph).unwrap();
-            let last = decoder.prompt(0, prompt, group).unwrap();
+            let last = decoder.prefill(0, prompt, group).unwrap();
             let vocabulary = last.columns();
             // One row is a product of another kind than many.
             near(&last.values().unwrap(), &values[values.len() - vocabulary..]);
             for token in rest {
-                values.extend_from_slice(&decoder.next(&[(0, *token)], group).unwrap().values().unwrap());
+                values.extend_from_slice(&decoder.decode(&[(0, *token)], group).unwrap().values().unwrap());
             }
             values
         });
@@ -384,7 +398,7 @@ fn f32_logits_on_gpus_equal_the_reference_at_every_position() {
     for name in FIXTURES {
         let expected = Expected::read(name);
         for world_size in world_sizes(name) {
-            let got = logits(name, Some(Dtype::F32), world_size, &expected);
+            let got = logits(name, Some(DType::F32), world_size, &expected);
             assert_eq!(
                 got[1], got[2],
                 "{name}, world {world_size}: a recorded pass differs from the eager one"
@@ -408,7 +422,7 @@ fn sixteen_bit_models_on_gpus_stay_near_the_f32_reference() {
     for name in FIXTURES {
         let expected = Expected::read(name);
         let scale = greatest(&expected.logits);
-        for dtype in [Dtype::F16, Dtype::Bf16] {
+        for dtype in [DType::F16, DType::BF16] {
             let got = logits(name, Some(dtype), 1, &expected);
             assert_eq!(got[1], got[2], "{name}, {dtype}: a recorded pass differs from the eager one");
             for got in got {
@@ -426,7 +440,7 @@ fn greedy_decoding_on_gpus_gives_the_reference_tokens_recorded_or_not() {
     for name in FIXTURES {
         let expected = Expected::read(name);
         let types =
-            if expected.native.is_some() { vec![Some(Dtype::F32), None] } else { vec![Some(Dtype::F32)] };
+            if expected.native.is_some() { vec![Some(DType::F32), None] } else { vec![Some(DType::F32)] };
         for world_size in world_sizes(name) {
             for dtype in &types {
                 for graph in [false, true] {
@@ -457,7 +471,7 @@ fn sequences_decoded_together_on_gpus_have_the_logits_of_the_reference() {
         let expected = Expected::read(name);
         for world_size in world_sizes(name) {
             for all in on_gpus(world_size, |group| {
-                let model = Llama::load(&folder(name), Some(Dtype::F32), group).unwrap();
+                let model = Llama::load(&folder(name), Some(DType::F32), group).unwrap();
                 [false, true].map(|graph| staggered(&model, &expected, graph, group))
             }) {
                 assert!(
@@ -491,21 +505,21 @@ fn many_sequences_of_different_lengths_attend_to_their_own() {
             let mut cache =
                 LayerCache::new(compute, [lengths.len(), kv_heads, 2002, head_dim], dtype).unwrap();
             let width = (heads + 2 * kv_heads) * head_dim;
-            let mut pass = |places: &Places, rows: usize, seed: usize| {
+            let mut pass = |slots: &SlotMapping, rows: usize, seed: usize| {
                 let qkv = upload(noise(&[rows, width], seed as u64, dtype));
-                let step = compute.step(&vec![0; rows], places, &rotary).unwrap();
-                let call = AttentionCall { heads, kv_heads, head_dim, step: &step, window: None };
+                let batch = compute.batch(&vec![0; rows], slots, &rotary).unwrap();
+                let call = AttentionCall { heads, kv_heads, head_dim, batch: &batch, window: None };
                 compute.attention(qkv, &call, &mut cache).unwrap()
             };
             for (sequence, length) in lengths.into_iter().enumerate() {
-                pass(&Places::Run { sequence, position: 0 }, length, sequence);
+                pass(&SlotMapping::Consecutive { sequence, position: 0 }, length, sequence);
             }
             [[4, 0, 3, 1, 2], [0, 1, 2, 3, 4]]
                 .into_iter()
                 .enumerate()
                 .map(|(round, order)| {
-                    let places = order.map(|sequence| (sequence, lengths[sequence] + round));
-                    pass(&Places::Each(places.to_vec()), lengths.len(), 50 + round)
+                    let slots = order.map(|sequence| (sequence, lengths[sequence] + round));
+                    pass(&SlotMapping::OnePerSequence(slots.to_vec()), lengths.len(), 50 + round)
                 })
                 .collect::<Vec<_>>()
         };
@@ -526,19 +540,19 @@ fn decoders_of_one_model_leave_each_others_results_alone() {
     let row = |position: usize| &expected.logits[position * expected.vocabulary..][..expected.vocabulary];
     for world_size in world_sizes(name) {
         on_gpus(world_size, |group| {
-            let model = Llama::load(&folder(name), Some(Dtype::F32), group).unwrap();
+            let model = Llama::load(&folder(name), Some(DType::F32), group).unwrap();
             let (mut a, mut b) =
                 (model.decoder(1, input.len(), true).unwrap(), model.decoder(1, input.len(), true).unwrap());
             let ahead = 4;
-            a.prompt(0, &input[..ahead], group).unwrap();
+            a.prefill(0, &input[..ahead], group).unwrap();
             // From the third token on, the first decoder repeats a recorded pass.
             for token in &input[ahead..ahead + 3] {
-                a.next(&[(0, *token)], group).unwrap();
+                a.decode(&[(0, *token)], group).unwrap();
             }
-            b.prompt(0, &input[..1], group).unwrap();
+            b.prefill(0, &input[..1], group).unwrap();
             for at in 1..input.len() - ahead - 3 {
-                let of_b = b.next(&[(0, input[at])], group).unwrap();
-                let of_a = a.next(&[(0, input[at + ahead + 2])], group).unwrap();
+                let of_b = b.decode(&[(0, input[at])], group).unwrap();
+                let of_a = a.decode(&[(0, input[at + ahead + 2])], group).unwrap();
                 near(&of_a.values().unwrap(), row(at + ahead + 2));
                 near(&of_b.values().unwrap(), row(at));
             }
@@ -580,7 +594,7 @@ fn a_model_that_only_one_rank_can_read_is_the_same_on_all_gpus() {
     let root = ryzanstein_process_group::Rank(world_size as u32 - 1);
     on_gpus(world_size, |group| {
         let directory = (group.rank() == root).then(|| folder(name));
-        let model = Llama::load_from_root(directory.as_deref(), Some(Dtype::F32), root, group).unwrap();
+        let model = Llama::load_from_root(directory.as_deref(), Some(DType::F32), root, group).unwrap();
         let input = expected.input();
         let mut cache = model.cache(input.len()).unwrap();
         let got = model.forward(&input, &mut cache, group).unwrap();

@@ -77,15 +77,15 @@ fn what_a_model_cannot_take_is_refused_on_every_rank_and_the_group_stays_usable(
         refused(model.generate(&[1; 3], &options, group).map(|_| ()), "257 positions are more than");
         model.forward(&[1], &mut cache, group).unwrap();
         let mut decoder = model.decoder(2, 3, true).unwrap();
-        decoder.prompt(0, &[1; 3], group).unwrap();
-        refused(decoder.prompt(2, &[1], group).map(|_| ()), "no sequence 2 in a KV cache for 2");
-        refused(decoder.next(&[(1, 1), (0, 1)], group).map(|_| ()), "do not fit sequence 0");
-        refused(decoder.next(&[(1, 1), (1, 1)], group).map(|_| ()), "sequence 1 is to get two tokens");
-        refused(decoder.next(&[], group).map(|_| ()), "at least one sequence");
-        refused(decoder.next(&[(1, 100)], group).map(|_| ()), "token 100 is not in the vocabulary");
+        decoder.prefill(0, &[1; 3], group).unwrap();
+        refused(decoder.prefill(2, &[1], group).map(|_| ()), "no sequence 2 in a KV cache for 2");
+        refused(decoder.decode(&[(1, 1), (0, 1)], group).map(|_| ()), "do not fit sequence 0");
+        refused(decoder.decode(&[(1, 1), (1, 1)], group).map(|_| ()), "sequence 1 is to get two tokens");
+        refused(decoder.decode(&[], group).map(|_| ()), "at least one sequence");
+        refused(decoder.decode(&[(1, 100)], group).map(|_| ()), "token 100 is not in the vocabulary");
         decoder.clear(0);
         assert_eq!((decoder.len(0), decoder.is_empty()), (0, true));
-        decoder.next(&[(1, 1), (0, 1)], group).unwrap();
+        decoder.decode(&[(1, 1), (0, 1)], group).unwrap();
         assert_eq!((decoder.len(0), decoder.len(1)), (1, 1));
     });
 }

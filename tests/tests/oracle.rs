@@ -1,15 +1,13 @@
 //! Small random checkpoints against what `transformers` computes from them (see `fixtures/README.md`).
 
-use ryzanstein_process_group::Rank;
-use ryzanstein_tensor_parallel::{
-    Dtype, Error, GenerateOptions, Llama, LlamaConfig, Tokenizer, legal_world_sizes,
-};
+use ryzanstein_process_group::{DType, Rank};
+use ryzanstein_tensor_parallel::{Error, GenerateOptions, Llama, LlamaConfig, Tokenizer, legal_world_sizes};
 use ryzanstein_tests::batch::staggered;
 use ryzanstein_tests::fixtures::{Expected, FIXTURES, folder, world_sizes};
 use ryzanstein_tests::{distance, greatest, on_loopback};
 
 /// Logits of all positions at once, and the same from the prompt followed by one token at a time.
-fn logits(name: &str, dtype: Option<Dtype>, world_size: usize, expected: &Expected) -> [Vec<f32>; 2] {
+fn logits(name: &str, dtype: Option<DType>, world_size: usize, expected: &Expected) -> [Vec<f32>; 2] {
     let mut all = on_loopback(world_size, |group| {
         let model = Llama::load(&folder(name), dtype, group).unwrap();
         let input = expected.input();
@@ -37,7 +35,7 @@ fn sequences_decoded_together_have_the_logits_of_the_reference_at_every_position
         let expected = Expected::read(name);
         for &world_size in world_sizes(name) {
             let mut all = on_loopback(world_size, |group| {
-                let model = Llama::load(&folder(name), Some(Dtype::F32), group).unwrap();
+                let model = Llama::load(&folder(name), Some(DType::F32), group).unwrap();
                 staggered(&model, &expected, true, group)
             });
             let first = all.remove(0);
@@ -59,7 +57,7 @@ fn is_half(name: &str) -> bool {
     Expected::read(name).native.is_some()
 }
 
-fn greedy(name: &str, dtype: Option<Dtype>, world_size: usize, expected: &Expected) -> Vec<Vec<u32>> {
+fn greedy(name: &str, dtype: Option<DType>, world_size: usize, expected: &Expected) -> Vec<Vec<u32>> {
     let options = GenerateOptions { max_new_tokens: expected.tokens.len(), ..GenerateOptions::default() };
     on_loopback(world_size, |group| {
         let model = Llama::load(&folder(name), dtype, group).unwrap();
@@ -80,7 +78,7 @@ fn f32_logits_equal_the_reference_at_every_position_and_world_size() {
     for name in FIXTURES {
         let expected = Expected::read(name);
         for &world_size in world_sizes(name) {
-            for got in logits(name, Some(Dtype::F32), world_size, &expected) {
+            for got in logits(name, Some(DType::F32), world_size, &expected) {
                 assert_eq!(got.len(), expected.logits.len(), "{name}, world {world_size}");
                 for (i, (got, want)) in got.iter().zip(&expected.logits).enumerate() {
                     assert!(
@@ -98,7 +96,7 @@ fn greedy_decoding_gives_the_reference_tokens_on_every_rank_and_world_size() {
     for name in FIXTURES {
         let expected = Expected::read(name);
         for &world_size in world_sizes(name) {
-            for tokens in greedy(name, Some(Dtype::F32), world_size, &expected) {
+            for tokens in greedy(name, Some(DType::F32), world_size, &expected) {
                 assert_eq!(tokens, expected.tokens, "{name}, world {world_size}");
             }
         }
@@ -127,7 +125,7 @@ fn sixteen_bit_models_in_their_own_type_stay_near_the_f32_reference_and_choose_i
 fn an_f32_model_can_be_run_in_either_sixteen_bit_type() {
     let expected = Expected::read("llama-mha");
     let scale = greatest(&expected.logits);
-    for dtype in [Dtype::F16, Dtype::Bf16] {
+    for dtype in [DType::F16, DType::BF16] {
         for got in logits("llama-mha", Some(dtype), 2, &expected) {
             let error = distance(&got, &expected.logits) / scale;
             assert!(error <= 5e-2, "{dtype}: off by {error} of the greatest logit");
@@ -142,7 +140,7 @@ fn a_model_that_only_one_rank_can_read_is_the_same_on_all() {
         let root = Rank(1);
         let reports = on_loopback(world_size, |group| {
             let directory = (group.rank() == root).then(|| folder(name));
-            let model = Llama::load_from_root(directory.as_deref(), Some(Dtype::F32), root, group).unwrap();
+            let model = Llama::load_from_root(directory.as_deref(), Some(DType::F32), root, group).unwrap();
             let input = expected.input();
             let mut cache = model.cache(input.len()).unwrap();
             let got = model.forward(&input, &mut cache, group).unwrap();

@@ -88,14 +88,14 @@ fn pass(
     let text: Vec<u32> = (0..prompt).map(token).collect();
     let mut decoder = model.decoder(n, prompt + WARM_UP + passes, graph)?;
     for sequence in 0..n {
-        decoder.prompt(sequence, &text, group)?;
+        decoder.prefill(sequence, &text, group)?;
     }
     let mut times = Vec::new();
     for at in 0..WARM_UP + passes {
         let tokens: Vec<_> = (0..n).map(|sequence| (sequence, token(prompt + at))).collect();
         group.barrier()?;
         let started = Instant::now();
-        let logits = decoder.next(&tokens, group)?;
+        let logits = decoder.decode(&tokens, group)?;
         let took = started.elapsed().as_secs_f64();
         check(logits)?;
         if at >= WARM_UP {

@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use ryzanstein_process_group::{ProcessGroup, ReduceOp};
+use ryzanstein_process_group::{DType, ProcessGroup, ReduceOp};
 use ryzanstein_tensor_parallel::checkpoint::{Loader, MemorySource};
 use ryzanstein_tensor_parallel::compute;
 use ryzanstein_tensor_parallel::model::tensors;
-use ryzanstein_tensor_parallel::{Dtype, Error, Llama, LlamaConfig, Tensor};
+use ryzanstein_tensor_parallel::{Error, Llama, LlamaConfig, Tensor};
 
 /// Sums of shards are associated differently than whole sums: f32 rounds them apart by this at most.
 pub(super) const LIMIT: f64 = 1e-5;
@@ -71,7 +71,7 @@ fn weights(config: &LlamaConfig) -> Result<HashMap<String, Tensor>, Error> {
             let is_norm = spec.shape.len() == 1;
             let scale = if is_norm { 0.1 } else { (3.0 / spec.shape[1] as f32).sqrt() };
             let values = (0..count).map(|_| noise() * scale + f32::from(u8::from(is_norm))).collect();
-            Ok((spec.name, Tensor::new(&spec.shape, values, Dtype::F32)?))
+            Ok((spec.name, Tensor::new(&spec.shape, values, DType::F32)?))
         })
         .collect()
 }
@@ -83,8 +83,8 @@ fn forward(
 ) -> Result<Tensor, Error> {
     let (rank, ranks) = (group.rank().index(), group.world_size());
     let mut source = MemorySource { tensors: weights, rank };
-    let mut loader = Loader::new(&mut source, rank, ranks, Dtype::F32);
-    let model = Llama::from_loader(config.clone(), Dtype::F32, compute::for_group(group)?, &mut loader)?;
+    let mut loader = Loader::new(&mut source, rank, ranks, DType::F32);
+    let model = Llama::from_loader(config.clone(), DType::F32, compute::for_group(group)?, &mut loader)?;
     let mut cache = model.cache(TOKENS.len())?;
     model.forward(&TOKENS, &mut cache, group)
 }

@@ -1,37 +1,36 @@
-//! Self-attention with heads shared out among the ranks.
+//! Self-attention, with the heads sharded over the ranks.
 
 mod cache;
 
 use ryzanstein_process_group::ProcessGroup;
 
 pub use self::cache::KvCache;
-use crate::compute::{AttentionCall, Compute, LayerCache, Step};
+use crate::compute::{AttentionCall, Batch, Compute, LayerCache};
 use crate::error::Result;
 use crate::linear::{QkvParallelLinear, RowParallelLinear};
 pub use crate::rotary::{Rotary, RotaryScaling, RotaryTable};
 use crate::tensor::Tensor;
 
-/// Causal self-attention over this rank's heads: the keys and values of other heads are never here.
+/// Causal self-attention over this rank's heads. It never holds keys and values of other heads.
 #[derive(Debug)]
 pub struct ParallelAttention {
     /// Queries, keys and values of this rank's heads.
     pub qkv: QkvParallelLinear,
-    /// Back to the hidden size, summed over the ranks.
+    /// The output projection, summed over the ranks.
     pub output: RowParallelLinear,
-    /// How many positions a query sees, its own included; all if there is no window.
+    /// How many positions a query attends to, its own included; all if there is no window.
     pub window: Option<usize>,
 }
 
 impl ParallelAttention {
-    /// Attends from the step's positions to all that the cache holds and themselves.
-    /// One all-reduce.
+    /// Attends from the positions of the batch to those in the cache and to themselves. One all-reduce.
     ///
     /// # Errors
     /// When shapes do not fit or the group fails.
     pub fn forward(
         &self,
         x: &Tensor,
-        step: &Step,
+        batch: &Batch,
         cache: &mut LayerCache,
         compute: &dyn Compute,
         group: &mut ProcessGroup,
@@ -41,7 +40,7 @@ impl ParallelAttention {
             heads: self.qkv.heads(),
             kv_heads: self.qkv.kv_heads(),
             head_dim: self.qkv.head_dim(),
-            step,
+            batch,
             window: self.window,
         };
         let attended = compute.attention(qkv, &call, cache)?;

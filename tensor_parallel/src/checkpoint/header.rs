@@ -1,14 +1,16 @@
 //! The header of a safetensors file, checked to the last byte. Pure.
 //!
 //! Eight bytes of length (little-endian), then that much JSON: for each tensor its type, shape and byte range in the
-//! rest of the file. Written here so that every refusal can name the tensor, and no size in a file is ever trusted.
+//! rest of the file. This parser is our own, so that every error can name the tensor, and no size in a file is trusted.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use serde::Deserialize;
 
-/// The largest header that is read, as the format defines it.
+use super::error::CheckpointError;
+
+/// The largest header that the format allows.
 const HEADER_LIMIT: u64 = 100_000_000;
 
 /// One tensor of a file.
@@ -29,88 +31,82 @@ struct Raw {
     data_offsets: (usize, usize),
 }
 
-/// What is wrong, and with which tensor.
-pub(crate) type Flaw = (Option<String>, String);
+/// What is wrong, and with which tensor, where it is about one.
+#[derive(Debug)]
+pub(crate) struct HeaderError {
+    pub(crate) tensor: Option<String>,
+    pub(crate) source: CheckpointError,
+}
 
-/// Reads the header of a whole file. Every range returned is within the file and as long as its shape says.
-pub(crate) fn parse(file: &[u8]) -> Result<BTreeMap<String, Entry>, Flaw> {
-    let whole = |reason: String| (None, reason);
-    let Some((length, rest)) = file.split_first_chunk::<8>() else {
-        return Err(whole(format!(
-            "{} bytes are no safetensors file; the header length takes 8",
-            file.len()
-        )));
-    };
-    let length = u64::from_le_bytes(*length);
-    if length > HEADER_LIMIT {
-        return Err(whole(format!(
-            "the header claims {length} bytes; no safetensors file has so long a header"
-        )));
+impl From<CheckpointError> for HeaderError {
+    fn from(source: CheckpointError) -> Self {
+        Self { tensor: None, source }
     }
-    let length = length as usize;
+}
+
+/// Parses the header of a whole file. Every returned range is within the file and as long as its shape says.
+pub(crate) fn parse(file: &[u8]) -> Result<BTreeMap<String, Entry>, HeaderError> {
+    let Some((length, rest)) = file.split_first_chunk::<8>() else {
+        return Err(CheckpointError::TooShort { bytes: file.len() }.into());
+    };
+    let claimed = u64::from_le_bytes(*length);
+    if claimed > HEADER_LIMIT {
+        return Err(CheckpointError::HeaderTooLong { claimed }.into());
+    }
+    let length = claimed as usize;
     let Some((json, data)) = rest.split_at_checked(length) else {
-        return Err(whole(format!(
-            "the header claims {length} bytes and the file ends before: it is truncated"
-        )));
+        return Err(CheckpointError::HeaderTruncated { claimed }.into());
     };
     let raw: BTreeMap<String, serde_json::Value> =
-        serde_json::from_slice(json).map_err(|e| whole(format!("the header is not valid: {e}")))?;
+        serde_json::from_slice(json).map_err(CheckpointError::Header)?;
 
     let mut entries = BTreeMap::new();
     for (name, value) in raw {
         if name == "__metadata__" {
             continue;
         }
-        let entry = entry(value, data.len(), 8 + length).map_err(|reason| (Some(name.clone()), reason))?;
-        entries.insert(name, entry);
+        match entry(value, data.len(), 8 + length) {
+            Ok(entry) => entries.insert(name, entry),
+            Err(source) => return Err(HeaderError { tensor: Some(name), source }),
+        };
     }
-    contiguous(&entries, 8 + length, file.len())?;
+    check_contiguous(&entries, 8 + length, file.len())?;
     Ok(entries)
 }
 
-fn entry(value: serde_json::Value, data: usize, offset: usize) -> Result<Entry, String> {
-    let raw: Raw =
-        serde_json::from_value(value).map_err(|e| format!("the header entry is not valid: {e}"))?;
-    let (start, end) = raw.data_offsets;
+fn entry(value: serde_json::Value, data: usize, offset: usize) -> Result<Entry, CheckpointError> {
+    let Raw { dtype, shape, data_offsets: (start, end) } =
+        serde_json::from_value(value).map_err(CheckpointError::HeaderEntry)?;
     if start > end {
-        return Err(format!("its bytes end at {end}, before they start at {start}"));
+        return Err(CheckpointError::ReversedRange { start, end });
     }
     if end > data {
-        return Err(format!("its bytes end at {end} and the file has {data} bytes of data: it is truncated"));
+        return Err(CheckpointError::DataTruncated { end, data });
     }
-    if let Some(size) = element_size(&raw.dtype) {
-        let bytes = raw.shape.iter().try_fold(size, |a, b| a.checked_mul(*b));
+    if let Some(size) = element_size(&dtype) {
+        let bytes = shape.iter().try_fold(size, |a, b| a.checked_mul(*b));
         if bytes != Some(end - start) {
-            return Err(format!(
-                "{} {:?} does not fill its {} bytes; the header is corrupt",
-                raw.dtype,
-                raw.shape,
-                end - start
-            ));
+            return Err(CheckpointError::WrongLength { dtype, shape, bytes: end - start });
         }
     }
-    Ok(Entry { dtype: raw.dtype, shape: raw.shape, bytes: offset + start..offset + end })
+    Ok(Entry { dtype, shape, bytes: offset + start..offset + end })
 }
 
-fn contiguous(entries: &BTreeMap<String, Entry>, start: usize, end: usize) -> Result<(), Flaw> {
+/// Refuses gaps and overlaps, and bytes behind the last tensor.
+fn check_contiguous(entries: &BTreeMap<String, Entry>, start: usize, end: usize) -> Result<(), HeaderError> {
     let mut order: Vec<_> = entries.iter().collect();
     order.sort_by_key(|(_, e)| (e.bytes.start, e.bytes.end));
-    let mut at = start;
+    let mut expected = start;
     for (name, entry) in order {
-        if entry.bytes.start != at {
-            let reason = format!(
-                "its bytes start at {} and should start at {at}; the header is corrupt",
-                entry.bytes.start
-            );
-            return Err((Some(name.clone()), reason));
+        let start = entry.bytes.start;
+        if start != expected {
+            let source = CheckpointError::NotContiguous { start, expected };
+            return Err(HeaderError { tensor: Some(name.clone()), source });
         }
-        at = entry.bytes.end;
+        expected = entry.bytes.end;
     }
-    if at != end {
-        return Err((
-            None,
-            format!("{} bytes at the end belong to no tensor; the file is corrupt", end - at),
-        ));
+    if expected != end {
+        return Err(CheckpointError::TrailingBytes { bytes: end - expected }.into());
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use memmap2::{Advice, Mmap};
 
+use super::error::CheckpointError;
 use crate::error::{Error, Result};
 
 /// A file mapped for reading. Pages are read from disk when they are touched.
@@ -22,15 +23,15 @@ impl MappedFile {
         let file = File::open(path).map_err(|e| Error::io(path, e))?;
         let length = file.metadata().map_err(|e| Error::io(path, e))?.len();
         if length == 0 {
-            return Err(Error::checkpoint(path, None, "the file is empty"));
+            return Err(Error::checkpoint(path, None, CheckpointError::Empty));
         }
         #[expect(unsafe_code, reason = "mapping a file is unsafe however it is done")]
         // SAFETY: the map is only read. What cannot be checked is that no other process truncates or rewrites the file
         // while it is mapped: reading a truncated part ends the process with SIGBUS, a rewritten part gives the new
         // bytes. Weight files are written once; whoever replaces one must rename a new file over it.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
-        // Only what `will_need` names is read ahead: the system's own guess reads megabytes around every page touched,
-        // most of which belong to other ranks. Advice that is not taken costs time only.
+        // Reads ahead only what `will_need` names: the system's own guess reads megabytes around every page touched, most of
+        // which belong to other ranks. If the system ignores the advice, reading is slower, no more.
         let _ = map.advise(Advice::Random);
         Ok(Self { map, file })
     }
@@ -42,8 +43,8 @@ impl MappedFile {
 
     /// Asks for a range to be read ahead.
     pub(crate) fn will_need(&self, range: &Range<usize>) {
-        // No length would mean the rest of the file. Through the file, not the map, whose lock makes a call take three times as
-        // long: of a matrix cut by columns there is one for each row.
+        // A length of 0 would mean the rest of the file. The advice goes through the file: through the map a call takes three
+        // times as long, and a matrix sharded by columns needs one call for each row.
         let Some(length) = NonZeroU64::new(range.len() as u64) else { return };
         let _ =
             rustix::fs::fadvise(&self.file, range.start as u64, Some(length), rustix::fs::Advice::WillNeed);

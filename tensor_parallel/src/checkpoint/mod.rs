@@ -1,7 +1,8 @@
 //! Weights in a Hugging Face folder: safetensors files, mapped into memory and read in slices.
 //!
-//! Opening reads the headers only. A slice touches its own bytes: whole rows in one run, columns row by row.
+//! Opening reads the headers only. Reading a slice touches only its own bytes: whole rows at once, columns row by row.
 
+mod error;
 mod header;
 mod mmap;
 mod slice;
@@ -14,22 +15,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::Deserialize;
 
-use self::header::Entry;
+pub use self::error::CheckpointError;
+use self::header::{Entry, HeaderError};
 use self::mmap::MappedFile;
-use self::slice::Stored;
-pub use self::source::{Cut, Loader, LocalSource, MemorySource, Part, RootSource, WeightSource};
-use crate::dtype::Dtype;
+use self::slice::StoredMatrix;
+pub use self::source::{
+    Loader, LocalSource, MemorySource, RootSource, ShardedTensor, Sharding, WeightSource,
+};
+use ryzanstein_process_group::DType;
+
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// Pieces of rows with less than this between them are read together, and what is between them too: two pages.
-const GAP: usize = 8192;
+/// Slices of rows that are less than this apart, two pages, are read ahead as one range with the gaps between them.
+const READ_AHEAD_GAP: usize = 8192;
 
 /// Headers of most files are shorter than this.
-const HEADER: usize = 256 << 10;
+const TYPICAL_HEADER: usize = 256 << 10;
 
 /// The weight files of one model.
 #[derive(Debug)]
@@ -55,7 +60,8 @@ impl Checkpoint {
     /// Opens `model.safetensors`, or the files that `model.safetensors.index.json` names, and reads their headers.
     ///
     /// # Errors
-    /// Says which file or tensor is missing, truncated or corrupt. An index may only name files of its own folder.
+    /// [`Error::Checkpoint`] naming the file or tensor that is missing, truncated or corrupt. An index may only name files of
+    /// its own folder.
     pub fn open(directory: &Path) -> Result<Self> {
         let mut checkpoint = Self {
             directory: directory.into(),
@@ -69,25 +75,21 @@ impl Checkpoint {
         } else if index.is_file() {
             checkpoint.add_indexed(&index)?;
         } else {
-            let reason = format!("there is neither {SINGLE} nor {INDEX} in this folder");
-            return Err(Error::checkpoint(directory, None, reason));
+            let error = CheckpointError::NoFiles { single: SINGLE, index: INDEX };
+            return Err(Error::checkpoint(directory, None, error));
         }
         Ok(checkpoint)
     }
 
     fn add(&mut self, path: &Path) -> Result<()> {
         let map = MappedFile::open(path)?;
-        map.will_need(&(0..map.bytes().len().min(HEADER)));
+        map.will_need(&(0..map.bytes().len().min(TYPICAL_HEADER)));
         let entries = header::parse(map.bytes())
-            .map_err(|(tensor, reason)| Error::checkpoint(path, tensor.as_deref(), reason))?;
+            .map_err(|HeaderError { tensor, source }| Error::checkpoint(path, tensor.as_deref(), source))?;
         let file = self.files.len();
         for (name, entry) in entries {
             if self.tensors.contains_key(&name) {
-                return Err(Error::checkpoint(
-                    path,
-                    Some(&name),
-                    "another file has a tensor of this name too",
-                ));
+                return Err(Error::checkpoint(path, Some(&name), CheckpointError::Duplicate));
             }
             self.tensors.insert(name, (file, entry));
         }
@@ -98,13 +100,12 @@ impl Checkpoint {
     fn add_indexed(&mut self, path: &Path) -> Result<()> {
         let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
         let index: Index = serde_json::from_slice(&text)
-            .map_err(|e| Error::checkpoint(path, None, format!("this is no index of weights: {e}")))?;
+            .map_err(|e| Error::checkpoint(path, None, CheckpointError::Index(e)))?;
         let mut seen = HashSet::new();
         for (tensor, name) in &index.weight_map {
             if !is_file_name(name) {
-                let reason =
-                    format!("`{name}` is no plain file name; an index may only name files beside it");
-                return Err(Error::checkpoint(path, Some(tensor), reason));
+                let error = CheckpointError::FileName { name: name.clone() };
+                return Err(Error::checkpoint(path, Some(tensor), error));
             }
             if seen.insert(name) {
                 self.add(&self.directory.join(name))?;
@@ -113,11 +114,8 @@ impl Checkpoint {
         for (tensor, name) in &index.weight_map {
             let found = self.tensors.get(tensor).map(|(file, _)| &self.files[*file].path);
             if found.is_none_or(|found| *found != self.directory.join(name)) {
-                return Err(Error::checkpoint(
-                    path,
-                    Some(tensor),
-                    format!("it is not in `{name}`, where it should be"),
-                ));
+                let error = CheckpointError::NotInFile { name: name.clone() };
+                return Err(Error::checkpoint(path, Some(tensor), error));
             }
         }
         Ok(())
@@ -148,26 +146,26 @@ impl Checkpoint {
         self.read.load(Ordering::Relaxed)
     }
 
-    /// The type that all of the named tensors are stored in, or `f32` when they differ.
+    /// The type in which all of the named tensors are stored; `f32` when they differ.
     ///
     /// # Errors
     /// When one is missing or of a type that is not supported.
-    pub fn common_dtype<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<Dtype> {
+    pub fn common_dtype<'a>(&self, names: impl IntoIterator<Item = &'a str>) -> Result<DType> {
         let mut common = None;
         for name in names {
             let (file, entry) = self.find(name)?;
             let dtype = self.dtype(name, file, entry)?;
             if *common.get_or_insert(dtype) != dtype {
-                return Ok(Dtype::F32);
+                return Ok(DType::F32);
             }
         }
-        Ok(common.unwrap_or(Dtype::F32))
+        Ok(common.unwrap_or(DType::F32))
     }
 
     /// Checks that a tensor is there, of a supported type and of this shape. Reads none of its data.
     ///
     /// # Errors
-    /// Says what was expected and what was found.
+    /// [`Error::Checkpoint`] with what was expected and what was found.
     pub fn check(&self, name: &str, shape: &[usize]) -> Result<()> {
         self.stored(name, shape).map(|_| ())
     }
@@ -192,7 +190,7 @@ impl Checkpoint {
             && columns.start <= columns.end
             && columns.end <= stored.columns
             && columns.len() == target.columns()
-            && at + rows.len() <= target.rows();
+            && at.checked_add(rows.len()).is_some_and(|end| end <= target.rows());
         if !fits {
             return Err(Error::input(format!(
                 "rows {rows:?} and columns {columns:?} of tensor `{name}` {shape:?} do not fit a target of {:?} at row {at}",
@@ -205,7 +203,7 @@ impl Checkpoint {
             start..start + columns.len() * size
         };
         let map = &self.files[file].map;
-        if (stored.columns - columns.len()) * size < GAP {
+        if (stored.columns - columns.len()) * size < READ_AHEAD_GAP {
             let start = piece(rows.start, &columns).start;
             map.will_need(&(start..piece(rows.end, &columns).start.clamp(start, range.end.max(start))));
         } else {
@@ -222,32 +220,36 @@ impl Checkpoint {
     fn find(&self, name: &str) -> Result<(usize, &Entry)> {
         match self.tensors.get(name) {
             Some((file, entry)) => Ok((*file, entry)),
-            None => Err(Error::checkpoint(&self.directory, Some(name), "it is in none of the weight files")),
+            None => Err(Error::checkpoint(&self.directory, Some(name), CheckpointError::Missing)),
         }
     }
 
-    fn dtype(&self, name: &str, file: usize, entry: &Entry) -> Result<Dtype> {
+    fn dtype(&self, name: &str, file: usize, entry: &Entry) -> Result<DType> {
         match entry.dtype.as_str() {
-            "F32" => Ok(Dtype::F32),
-            "F16" => Ok(Dtype::F16),
-            "BF16" => Ok(Dtype::Bf16),
+            "F32" => Ok(DType::F32),
+            "F16" => Ok(DType::F16),
+            "BF16" => Ok(DType::BF16),
             other => {
-                let reason = format!("expected type F32, F16 or BF16, found {other}");
-                Err(Error::checkpoint(&self.files[file].path, Some(name), reason))
+                let error = CheckpointError::DType { found: other.into() };
+                Err(Error::checkpoint(&self.files[file].path, Some(name), error))
             }
         }
     }
 
-    fn stored(&self, name: &str, shape: &[usize]) -> Result<(usize, Range<usize>, Stored<'_>)> {
+    fn stored(&self, name: &str, shape: &[usize]) -> Result<(usize, Range<usize>, StoredMatrix<'_>)> {
         let (file, entry) = self.find(name)?;
         let dtype = self.dtype(name, file, entry)?;
         let WeightFile { path, map } = &self.files[file];
         if entry.shape != shape {
-            let reason = format!("expected shape {shape:?}, found {:?}", entry.shape);
-            return Err(Error::checkpoint(path, Some(name), reason));
+            let error = CheckpointError::Shape { expected: shape.into(), found: entry.shape.clone() };
+            return Err(Error::checkpoint(path, Some(name), error));
         }
         let bytes = &map.bytes()[entry.bytes.clone()];
-        Ok((file, entry.bytes.clone(), Stored { bytes, dtype, columns: shape.iter().skip(1).product() }))
+        Ok((
+            file,
+            entry.bytes.clone(),
+            StoredMatrix { bytes, dtype, columns: shape.iter().skip(1).product() },
+        ))
     }
 }
 

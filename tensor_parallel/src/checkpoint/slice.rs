@@ -2,23 +2,23 @@
 
 use std::ops::Range;
 
-use half::{bf16, f16};
+use ryzanstein_process_group::DType;
 
-use crate::dtype::{Dtype, Float};
 use crate::error::Result;
+use crate::float::{Float, with_float};
 use crate::tensor::Tensor;
 
-/// A matrix as it lies in a file.
+/// A matrix as it is stored in a file.
 #[derive(Clone, Copy)]
-pub(crate) struct Stored<'a> {
+pub(crate) struct StoredMatrix<'a> {
     pub(crate) bytes: &'a [u8],
-    pub(crate) dtype: Dtype,
+    pub(crate) dtype: DType,
     pub(crate) columns: usize,
 }
 
 /// Copies `rows` × `columns` of `stored` to `target`, from its row `at` on. Ranges must be within both.
 pub(crate) fn copy(
-    stored: Stored<'_>,
+    stored: StoredMatrix<'_>,
     rows: Range<usize>,
     columns: &Range<usize>,
     target: &mut Tensor,
@@ -29,40 +29,34 @@ pub(crate) fn copy(
     if width == 0 {
         return Ok(());
     }
-    let dtype = target.dtype();
+    let copy =
+        with_float!(stored.dtype, S => with_float!(target.dtype(), T => copy_rows::<S, T> as CopyRows))??;
     target.fill_rows(at, rows.len(), &|part, to| {
-        let rows = rows.start + part.start..rows.start + part.end;
-        match dtype {
-            Dtype::F32 => copy_rows::<f32>(stored, rows, columns, bytemuck::cast_slice_mut(to)),
-            Dtype::F16 => copy_rows::<f16>(stored, rows, columns, bytemuck::cast_slice_mut(to)),
-            Dtype::Bf16 => copy_rows::<bf16>(stored, rows, columns, bytemuck::cast_slice_mut(to)),
-        }
+        copy(stored, rows.start + part.start..rows.start + part.end, columns, to);
     })
 }
 
-fn copy_rows<T: Float>(stored: Stored<'_>, rows: Range<usize>, columns: &Range<usize>, to: &mut [T]) {
-    let (width, size) = (columns.len(), stored.dtype.size());
+type CopyRows = fn(StoredMatrix<'_>, Range<usize>, &Range<usize>, &mut [u8]);
+
+fn copy_rows<S: Float, T: Float>(
+    stored: StoredMatrix<'_>,
+    rows: Range<usize>,
+    columns: &Range<usize>,
+    to: &mut [u8],
+) {
+    let (width, size, to) = (columns.len(), size_of::<S>(), bytemuck::cast_slice_mut::<u8, T>(to));
     if width == stored.columns {
-        // Whole rows are one run.
-        let from = &stored.bytes[rows.start * width * size..rows.end * width * size];
-        convert(from, stored.dtype, to);
+        // Whole rows are contiguous.
+        convert::<S, T>(&stored.bytes[rows.start * width * size..rows.end * width * size], to);
         return;
     }
     for (row, to) in rows.zip(to.chunks_exact_mut(width)) {
         let from = (row * stored.columns + columns.start) * size;
-        convert(&stored.bytes[from..from + width * size], stored.dtype, to);
+        convert::<S, T>(&stored.bytes[from..from + width * size], to);
     }
 }
 
-fn convert<T: Float>(from: &[u8], dtype: Dtype, to: &mut [T]) {
-    match dtype {
-        Dtype::F32 => convert_from::<f32, T>(from, to),
-        Dtype::F16 => convert_from::<f16, T>(from, to),
-        Dtype::Bf16 => convert_from::<bf16, T>(from, to),
-    }
-}
-
-fn convert_from<S: Float, T: Float>(from: &[u8], to: &mut [T]) {
+fn convert<S: Float, T: Float>(from: &[u8], to: &mut [T]) {
     if cfg!(target_endian = "little") && S::DTYPE == T::DTYPE {
         bytemuck::cast_slice_mut::<T, u8>(to).copy_from_slice(from);
         return;

@@ -3,59 +3,58 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
-use ryzanstein_process_group::{Buffer as _, ProcessGroup, Rank};
+use ryzanstein_process_group::{Buffer as _, DType, ProcessGroup, Rank};
 
 use super::Checkpoint;
 use crate::compute::Compute;
-use crate::dtype::Dtype;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// Messages of weights are about this long: large enough to be fast, small enough to need little memory beside them.
+/// About how long messages of weights are: large enough to be fast, small enough to need little extra memory.
 const MESSAGE_BYTES: usize = 16 << 20;
 
-/// Which part of a tensor each rank holds.
+/// Which slice of a tensor each rank holds.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Cut {
+pub enum Sharding {
     /// Every rank holds all of it.
-    Whole,
+    Replicated,
     /// These rows, one range for each rank.
     Rows(Vec<Range<usize>>),
     /// These columns, one range for each rank.
     Columns(Vec<Range<usize>>),
 }
 
-/// A tensor of the checkpoint and how it is cut.
+/// A tensor of the checkpoint, and how it is sharded.
 #[derive(Clone, Debug)]
-pub struct Part<'a> {
+pub struct ShardedTensor<'a> {
     /// Its name.
     pub name: &'a str,
     /// Its whole shape.
     pub shape: &'a [usize],
-    /// Who holds what.
-    pub cut: Cut,
+    /// Which rank holds which slice.
+    pub sharding: Sharding,
 }
 
-impl Part<'_> {
-    /// Rows and columns that a rank holds. A vector is one column.
-    pub fn of(&self, rank: usize) -> (Range<usize>, Range<usize>) {
+impl ShardedTensor<'_> {
+    /// The rows and columns that a rank holds. A vector is one column.
+    pub fn slice_of(&self, rank: usize) -> (Range<usize>, Range<usize>) {
         let rows = 0..self.shape.first().copied().unwrap_or(1);
         let columns = 0..self.shape.iter().skip(1).product();
-        match &self.cut {
-            Cut::Whole => (rows, columns),
-            Cut::Rows(ranges) => (ranges[rank].clone(), columns),
-            Cut::Columns(ranges) => (rows, ranges[rank].clone()),
+        match &self.sharding {
+            Sharding::Replicated => (rows, columns),
+            Sharding::Rows(ranges) => (ranges[rank].clone(), columns),
+            Sharding::Columns(ranges) => (rows, ranges[rank].clone()),
         }
     }
 }
 
-/// Fills tensors with this rank's part of the weights. All ranks ask for the same parts in the same order.
+/// Fills tensors with this rank's slices of the weights. All ranks ask for the same tensors in the same order.
 pub trait WeightSource {
-    /// Copies this rank's part into `target`, from its row `at` on, rounded to the target's type.
+    /// Copies this rank's slice into `target`, from its row `at` on, rounded to the target's type.
     ///
     /// # Errors
-    /// When the part cannot be had.
-    fn fill(&mut self, part: &Part<'_>, target: &mut Tensor, at: usize) -> Result<()>;
+    /// When the tensor is missing or cannot be read, or its sender fails.
+    fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()>;
 }
 
 /// Weights from files that this rank can read.
@@ -63,14 +62,14 @@ pub trait WeightSource {
 pub struct LocalSource<'a> {
     /// The files.
     pub checkpoint: &'a Checkpoint,
-    /// Whose part to read.
+    /// The rank whose slices to read.
     pub rank: usize,
 }
 
 impl WeightSource for LocalSource<'_> {
-    fn fill(&mut self, part: &Part<'_>, target: &mut Tensor, at: usize) -> Result<()> {
-        let (rows, columns) = part.of(self.rank);
-        self.checkpoint.read_into(part.name, part.shape, rows, columns, target, at)
+    fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+        let (rows, columns) = tensor.slice_of(self.rank);
+        self.checkpoint.read_into(tensor.name, tensor.shape, rows, columns, target, at)
     }
 }
 
@@ -79,25 +78,26 @@ impl WeightSource for LocalSource<'_> {
 pub struct MemorySource<'a> {
     /// The tensors.
     pub tensors: &'a HashMap<String, Tensor>,
-    /// Whose part to copy.
+    /// The rank whose slices to copy.
     pub rank: usize,
 }
 
 impl WeightSource for MemorySource<'_> {
-    fn fill(&mut self, part: &Part<'_>, target: &mut Tensor, at: usize) -> Result<()> {
-        let Some(tensor) = self.tensors.get(part.name) else {
-            return Err(Error::input(format!("there is no tensor `{}`", part.name)));
+    fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+        let Some(whole) = self.tensors.get(tensor.name) else {
+            return Err(Error::input(format!("there is no tensor `{}`", tensor.name)));
         };
-        if tensor.shape() != part.shape {
-            let (expected, found) = (part.shape, tensor.shape());
+        if whole.shape() != tensor.shape {
             return Err(Error::input(format!(
-                "tensor `{}`: expected shape {expected:?}, found {found:?}",
-                part.name
+                "tensor `{}`: expected shape {:?}, found {:?}",
+                tensor.name,
+                tensor.shape,
+                whole.shape()
             )));
         }
-        let (rows, columns) = part.of(self.rank);
-        let values = tensor.values()?;
-        let width = tensor.columns();
+        let (rows, columns) = tensor.slice_of(self.rank);
+        let values = whole.values()?;
+        let width = whole.columns();
         let values = rows.clone().flat_map(|r| &values[r * width..][columns.clone()]).copied().collect();
         let block = Tensor::new(&[rows.len(), columns.len()], values, target.dtype())?;
         let bytes = block.view().host()?;
@@ -108,34 +108,33 @@ impl WeightSource for MemorySource<'_> {
     }
 }
 
-/// Weights that one rank reads and sends to the others: each gets its own part only, and what all of them hold is
-/// broadcast.
+/// Weights that one rank reads and sends to the others. Each rank gets its own slices only; replicated tensors are broadcast.
 #[derive(Debug)]
 pub struct RootSource<'a> {
     /// The files, on the root.
     pub checkpoint: Option<&'a Checkpoint>,
-    /// Who has them.
+    /// The rank that has them.
     pub root: Rank,
     /// All ranks.
     pub group: &'a mut ProcessGroup,
 }
 
 impl WeightSource for RootSource<'_> {
-    fn fill(&mut self, part: &Part<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+    fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
         let me = self.group.rank();
-        // The others wait for what is read: where that fails it is sent all the same, and the error comes after.
+        // The others wait for what is read. If reading fails, the root sends all the same, and returns the error after.
         let mut read = Ok(());
-        if part.cut == Cut::Whole {
-            let (rows, columns) = part.of(me.index());
+        if tensor.sharding == Sharding::Replicated {
+            let (rows, columns) = tensor.slice_of(me.index());
             let count = rows.len();
             if let Some(checkpoint) = self.checkpoint {
-                read = checkpoint.read_into(part.name, part.shape, rows, columns, target, at);
+                read = checkpoint.read_into(tensor.name, tensor.shape, rows, columns, target, at);
             }
             self.group.broadcast(&mut target.rows_mut(at..at + count), self.root)?;
             return read;
         }
         for peer in Rank::all(self.group.world_size()) {
-            let (rows, columns) = part.of(peer.index());
+            let (rows, columns) = tensor.slice_of(peer.index());
             let step = (MESSAGE_BYTES / (columns.len() * target.dtype().size()).max(1)).max(1);
             let mut block = target.like(&[0, 0])?;
             for start in rows.clone().step_by(step) {
@@ -146,7 +145,14 @@ impl WeightSource for RootSource<'_> {
                 } else if let Some(checkpoint) = self.checkpoint {
                     if me == peer {
                         read = read.and_then(|()| {
-                            checkpoint.read_into(part.name, part.shape, piece, columns.clone(), target, there)
+                            checkpoint.read_into(
+                                tensor.name,
+                                tensor.shape,
+                                piece,
+                                columns.clone(),
+                                target,
+                                there,
+                            )
                         });
                         continue;
                     }
@@ -154,7 +160,7 @@ impl WeightSource for RootSource<'_> {
                         block = target.like(&[piece.len(), columns.len()])?;
                     }
                     read = read.and_then(|()| {
-                        checkpoint.read_into(part.name, part.shape, piece, columns.clone(), &mut block, 0)
+                        checkpoint.read_into(tensor.name, tensor.shape, piece, columns.clone(), &mut block, 0)
                     });
                     self.group.send(&block, peer)?;
                 }
@@ -164,13 +170,13 @@ impl WeightSource for RootSource<'_> {
     }
 }
 
-/// What layers are made from: a source of weights, and which rank of how many this is.
+/// What layers load from: a source of weights, this rank and the world size.
 pub struct Loader<'a> {
     source: &'a mut dyn WeightSource,
     compute: Option<&'a dyn Compute>,
     rank: usize,
     world_size: usize,
-    weights: Dtype,
+    weights: DType,
 }
 
 impl std::fmt::Debug for Loader<'_> {
@@ -184,19 +190,19 @@ impl std::fmt::Debug for Loader<'_> {
 
 impl<'a> Loader<'a> {
     /// Loads for one rank of `world_size`, matrices in the type `weights`, into host memory.
-    pub fn new(source: &'a mut dyn WeightSource, rank: usize, world_size: usize, weights: Dtype) -> Self {
+    pub fn new(source: &'a mut dyn WeightSource, rank: usize, world_size: usize, weights: DType) -> Self {
         Self { source, compute: None, rank, world_size, weights }
     }
 
-    /// The same, but what is loaded is put where `compute` computes.
+    /// The same, but loads into the memory of `compute`.
     #[must_use]
     pub fn on(self, compute: &'a dyn Compute) -> Self {
         Self { compute: Some(compute), ..self }
     }
 
-    /// A loader for as long as this one is lent: for a model that computes on `compute` with `activations`.
-    pub(crate) fn lend<'b>(&'b mut self, compute: &'b dyn Compute, activations: Dtype) -> Loader<'b> {
-        let weights = compute.weights(self.weights, activations);
+    /// A loader that borrows this one, for a model that computes on `compute` with activations of this type.
+    pub(crate) fn reborrow<'b>(&'b mut self, compute: &'b dyn Compute, activations: DType) -> Loader<'b> {
+        let weights = compute.weight_dtype(self.weights, activations);
         Loader {
             source: &mut *self.source,
             compute: Some(compute),
@@ -206,10 +212,10 @@ impl<'a> Loader<'a> {
         }
     }
 
-    fn zeros(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
+    fn zeros(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         match self.compute {
             Some(compute) => compute.zeros(shape, dtype),
-            None => Ok(Tensor::zeros(shape, dtype)),
+            None => Tensor::zeros(shape, dtype),
         }
     }
 
@@ -223,27 +229,27 @@ impl<'a> Loader<'a> {
         self.world_size
     }
 
-    /// This rank's parts of some matrices, one below the other.
+    /// This rank's slices of some matrices, one below the other.
     ///
     /// # Errors
     /// What the source reports.
-    pub fn matrix(&mut self, parts: &[Part<'_>]) -> Result<Tensor> {
-        let cuts: Vec<_> = parts.iter().map(|p| p.of(self.rank)).collect();
-        let columns = cuts.first().map_or(0, |(_, c)| c.len());
-        let rows = cuts.iter().map(|(r, _)| r.len()).sum();
+    pub fn matrix(&mut self, tensors: &[ShardedTensor<'_>]) -> Result<Tensor> {
+        let slices: Vec<_> = tensors.iter().map(|p| p.slice_of(self.rank)).collect();
+        let columns = slices.first().map_or(0, |(_, c)| c.len());
+        let rows = slices.iter().map(|(r, _)| r.len()).sum();
         let mut target = self.zeros(&[rows, columns], self.weights)?;
-        self.fill(parts, &mut target)?;
+        self.fill(tensors, &mut target)?;
         Ok(target)
     }
 
-    /// This rank's parts of some vectors, joined. Vectors are few and small, and held in `f32`.
+    /// This rank's slices of some vectors, one behind the other. Vectors are few and small, and held in `f32`.
     ///
     /// # Errors
     /// What the source reports.
-    pub fn vector(&mut self, parts: &[Part<'_>]) -> Result<Tensor> {
-        let length = parts.iter().map(|p| p.of(self.rank).0.len()).sum();
-        let mut target = self.zeros(&[length], Dtype::F32)?;
-        self.fill(parts, &mut target)?;
+    pub fn vector(&mut self, tensors: &[ShardedTensor<'_>]) -> Result<Tensor> {
+        let length = tensors.iter().map(|p| p.slice_of(self.rank).0.len()).sum();
+        let mut target = self.zeros(&[length], DType::F32)?;
+        self.fill(tensors, &mut target)?;
         Ok(target)
     }
 
@@ -251,17 +257,17 @@ impl<'a> Loader<'a> {
     ///
     /// # Errors
     /// What the source reports.
-    pub fn padded(&mut self, part: &Part<'_>, rows: usize) -> Result<Tensor> {
-        let mut target = self.zeros(&[rows, part.of(self.rank).1.len()], self.weights)?;
-        self.source.fill(part, &mut target, 0)?;
+    pub fn padded(&mut self, tensor: &ShardedTensor<'_>, rows: usize) -> Result<Tensor> {
+        let mut target = self.zeros(&[rows, tensor.slice_of(self.rank).1.len()], self.weights)?;
+        self.source.fill(tensor, &mut target, 0)?;
         Ok(target)
     }
 
-    fn fill(&mut self, parts: &[Part<'_>], target: &mut Tensor) -> Result<()> {
+    fn fill(&mut self, tensors: &[ShardedTensor<'_>], target: &mut Tensor) -> Result<()> {
         let mut at = 0;
-        for part in parts {
-            self.source.fill(part, target, at)?;
-            at += part.of(self.rank).0.len();
+        for tensor in tensors {
+            self.source.fill(tensor, target, at)?;
+            at += tensor.slice_of(self.rank).0.len();
         }
         Ok(())
     }

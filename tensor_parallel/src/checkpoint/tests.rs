@@ -42,18 +42,18 @@ fn slices_hold_the_rows_and_columns_asked_for_and_their_bytes_are_counted() {
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     assert_eq!((checkpoint.total_bytes(), checkpoint.bytes_read()), (24 * 4 + 6 + 16, 0));
 
-    let mut rows = Tensor::zeros(&[3, 6], Dtype::F32);
+    let mut rows = Tensor::zeros(&[3, 6], DType::F32).unwrap();
     checkpoint.read_into("w", &[4, 6], 1..3, 0..6, &mut rows, 1).unwrap();
     assert_eq!(rows.values().unwrap()[..6], [0.0; 6]);
     assert_eq!(rows.values().unwrap()[6..], (6..18u8).map(f32::from).collect::<Vec<_>>());
     assert_eq!(checkpoint.bytes_read(), 2 * 6 * 4);
 
-    let mut columns = Tensor::zeros(&[4, 2], Dtype::Bf16);
+    let mut columns = Tensor::zeros(&[4, 2], DType::BF16).unwrap();
     checkpoint.read_into("w", &[4, 6], 0..4, 2..4, &mut columns, 0).unwrap();
     assert_eq!(*columns.values().unwrap(), [2.0, 3.0, 8.0, 9.0, 14.0, 15.0, 20.0, 21.0]);
     assert_eq!(checkpoint.bytes_read(), 2 * 6 * 4 + 4 * 2 * 4);
 
-    let mut vector = Tensor::zeros(&[2], Dtype::F32);
+    let mut vector = Tensor::zeros(&[2], DType::F32).unwrap();
     checkpoint.read_into("b", &[3], 1..3, 0..1, &mut vector, 0).unwrap();
     assert_eq!(*vector.values().unwrap(), [2.0, 3.0]);
 }
@@ -62,9 +62,9 @@ fn slices_hold_the_rows_and_columns_asked_for_and_their_bytes_are_counted() {
 fn every_conversion_rounds_once_to_the_nearest() {
     let x = 1.0 + 1.0 / 256.0 + 1.0 / 4096.0;
     let b = f32::to_le_bytes(x);
-    let stored = Stored { bytes: &b, dtype: Dtype::F32, columns: 1 };
-    for dtype in [Dtype::F16, Dtype::Bf16, Dtype::F32] {
-        let mut target = Tensor::zeros(&[1], dtype);
+    let stored = StoredMatrix { bytes: &b, dtype: DType::F32, columns: 1 };
+    for dtype in [DType::F16, DType::BF16, DType::F32] {
+        let mut target = Tensor::zeros(&[1], dtype).unwrap();
         slice::copy(stored, 0..1, &(0..1), &mut target, 0).unwrap();
         assert_eq!(
             (target.dtype(), target.values().unwrap()[0]),
@@ -77,10 +77,11 @@ fn every_conversion_rounds_once_to_the_nearest() {
 fn ranges_that_do_not_fit_are_refused() {
     let folder = folder(&[(SINGLE, &file())]);
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
-    let mut target = Tensor::zeros(&[2, 6], Dtype::F32);
+    let mut target = Tensor::zeros(&[2, 6], DType::F32).unwrap();
     assert!(checkpoint.read_into("w", &[4, 6], 3..5, 0..6, &mut target, 0).is_err());
     assert!(checkpoint.read_into("w", &[4, 6], 0..2, 0..6, &mut target, 1).is_err());
     assert!(checkpoint.read_into("w", &[4, 6], 0..2, 1..6, &mut target, 0).is_err());
+    assert!(checkpoint.read_into("w", &[4, 6], 0..2, 0..6, &mut target, usize::MAX).is_err());
     assert_eq!(checkpoint.bytes_read(), 0);
 }
 
@@ -93,9 +94,9 @@ fn a_tensor_of_another_shape_type_or_name_is_refused_with_both_said() {
     assert!(shape.contains("model.safetensors: tensor `w`: expected shape [6, 4], found [4, 6]"), "{shape}");
     assert!(reason("n", &[2]).contains("tensor `n`: expected type F32, F16 or BF16, found I64"));
     assert!(reason("v", &[2]).contains("tensor `v`: it is in none of the weight files"));
-    assert_eq!(checkpoint.common_dtype(["w"]).unwrap(), Dtype::F32);
-    assert_eq!(checkpoint.common_dtype(["b"]).unwrap(), Dtype::Bf16);
-    assert_eq!(checkpoint.common_dtype(["b", "w"]).unwrap(), Dtype::F32);
+    assert_eq!(checkpoint.common_dtype(["w"]).unwrap(), DType::F32);
+    assert_eq!(checkpoint.common_dtype(["b"]).unwrap(), DType::BF16);
+    assert_eq!(checkpoint.common_dtype(["b", "w"]).unwrap(), DType::F32);
 }
 
 #[test]
@@ -173,7 +174,7 @@ proptest! {
         let folder = folder(&[(SINGLE, &bytes)]);
         if let Ok(checkpoint) = Checkpoint::open(folder.path()) {
             for name in checkpoint.names() {
-                let mut target = Tensor::zeros(&[4, 6], Dtype::F32);
+                let mut target = Tensor::zeros(&[4, 6], DType::F32).unwrap();
                 let _ = checkpoint.read_into(name, &[4, 6], 0..4, 0..6, &mut target, 0);
             }
         }

@@ -12,11 +12,11 @@ use rayon::prelude::*;
 
 use super::operations::{AttentionCall, LayerCache};
 use super::skinny;
-use crate::dtype::Float;
 use crate::error::Result;
+use crate::float::Float;
 use crate::storage::{Storage, with_elements};
 use crate::tensor::Tensor;
-use crate::threads::{Threads, WORTH_THREADS};
+use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
 pub(super) fn attention(
     (threads, arch): (&Threads, Arch),
@@ -24,9 +24,9 @@ pub(super) fn attention(
     call: &AttentionCall<'_>,
     cache: &mut LayerCache,
 ) -> Result<Tensor> {
-    cache.admit(qkv, call)?;
-    let &AttentionCall { heads, kv_heads, head_dim, step, window } = call;
-    let (places, rotary) = (step.places(), step.rotations()?);
+    cache.check(qkv, call)?;
+    let &AttentionCall { heads, kv_heads, head_dim, batch, window } = call;
+    let (slots, rotary) = (batch.slots(), batch.rotations()?);
     let rows = qkv.rows();
     let width = (heads + 2 * kv_heads) * head_dim;
     let mut values = qkv.host_values()?.into_owned();
@@ -34,7 +34,7 @@ pub(super) fn attention(
         for head in row[..(heads + kv_heads) * head_dim].chunks_exact_mut(head_dim) {
             rotary.rotate(i, head);
         }
-        store(cache, &row[heads * head_dim..], places.of(i), (kv_heads, head_dim))?;
+        store(cache, &row[heads * head_dim..], slots.slot(i), (kv_heads, head_dim))?;
     }
 
     let shared = heads / kv_heads;
@@ -43,14 +43,14 @@ pub(super) fn attention(
     let one_head = |(index, out): (usize, &mut [f32])| {
         let (row, head) = (index / heads, index % heads);
         let query = &values[row * width + head * head_dim..][..head_dim];
-        let (sequence, position) = places.of(row);
+        let (sequence, position) = slots.slot(row);
         let end = position + 1;
         let start = window.map_or(0, |w| end.saturating_sub(w));
-        let seen = cache.at(sequence, head / shared, start)..cache.at(sequence, head / shared, end);
+        let seen = cache.offset(sequence, head / shared, start)..cache.offset(sequence, head / shared, end);
         arch.dispatch(OneHead { query, keys, values: cached, seen, out });
     };
-    let longest = (0..rows).map(|row| places.of(row).1 + 1).max().unwrap_or(0);
-    match threads.when(out.len() * longest >= WORTH_THREADS) {
+    let longest = (0..rows).map(|row| slots.slot(row).1 + 1).max().unwrap_or(0);
+    match threads.pool_if(out.len() * longest >= PARALLEL_THRESHOLD) {
         Some(pool) => {
             pool.install(|| out.par_chunks_exact_mut(head_dim).enumerate().for_each(one_head));
         }
@@ -59,7 +59,7 @@ pub(super) fn attention(
     Tensor::new(&[rows, heads * head_dim], out, qkv.dtype())
 }
 
-/// Puts the keys and values of one position into the cache, rounded to its type.
+/// Writes the keys and values of one position to the cache, rounded to its type.
 fn store(
     cache: &mut LayerCache,
     kv: &[f32],
@@ -67,7 +67,7 @@ fn store(
     (kv_heads, head_dim): (usize, usize),
 ) -> Result<()> {
     let (keys, values) = kv.split_at(kv_heads * head_dim);
-    let starts: Vec<usize> = (0..kv_heads).map(|head| cache.at(sequence, head, position)).collect();
+    let starts: Vec<usize> = (0..kv_heads).map(|head| cache.offset(sequence, head, position)).collect();
     for (target, source) in [(&mut cache.keys, keys), (&mut cache.values, values)] {
         with_elements!(target.host_mut()?, to => {
             for (at, from) in starts.iter().copied().zip(source.chunks_exact(head_dim)) {
@@ -85,7 +85,7 @@ struct OneHead<'a> {
     query: &'a [f32],
     keys: &'a Storage,
     values: &'a Storage,
-    /// Elements of the cache that the query sees.
+    /// The elements of the cache that the query attends to.
     seen: Range<usize>,
     out: &'a mut [f32],
 }

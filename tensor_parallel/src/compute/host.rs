@@ -4,22 +4,22 @@ use std::ops::Range;
 
 use pulp::Arch;
 use rayon::prelude::*;
-use ryzanstein_process_group::Element as _;
+use ryzanstein_process_group::{DType, Element as _};
 
+use super::batch::{Batch, SlotMapping};
 use super::operations::{AttentionCall, Compute, LayerCache};
-use super::step::{Places, Step};
-use super::{attend, matmul, skinny};
-use crate::dtype::{Dtype, Float};
-use crate::error::{Error, Result};
+use super::{attend, matmul, shapes, skinny};
+use crate::error::{ConfigurationError, Result};
+use crate::float::{self, Float};
 use crate::rotary::Rotary;
 use crate::storage::{Storage, with_elements};
-use crate::tensor::Tensor;
-use crate::threads::{Threads, WORTH_THREADS};
+use crate::tensor::{Tensor, element_count};
+use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
-/// Weights of a 16-bit type are widened for a blocked product this many at a time.
+/// How many 16-bit weights are widened at a time for a blocked product.
 const PANEL: usize = 1 << 18;
 
-/// From so many bytes on, memory is asked for before it is taken: what is not there would end the program.
+/// Larger arrays are first reserved by an allocation that may fail: one that may not would end the program.
 const LARGE: usize = 64 << 20;
 
 /// Arithmetic on the processor, with the `gemm` crate for large products.
@@ -30,7 +30,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Computes on this many threads at most: on a pool of its own, or with one on the caller's thread.
+    /// Computes on at most this many threads: a pool of its own, or, for one, the caller's thread.
     pub fn new(threads: usize) -> Self {
         Self { threads: Threads::new(threads, "compute"), arch: Arch::new() }
     }
@@ -52,7 +52,7 @@ impl Host {
     }
 
     fn many_products<T: Float>(&self, x: &[f32], w: &[T], out: &mut [f32], k: usize, m: usize) {
-        let Some(pool) = self.threads.when(w.len() * m >= WORTH_THREADS) else {
+        let Some(pool) = self.threads.pool_if(w.len() * m >= PARALLEL_THRESHOLD) else {
             skinny::multiply(self.arch, x, w, out, k);
             return;
         };
@@ -81,7 +81,7 @@ impl Host {
 
     fn blocked(&self, x: &[f32], w: &[f32], out: &mut [f32], k: usize, stride: usize) {
         let work = x.len() / k * w.len();
-        match self.threads.when(work >= WORTH_THREADS.max(matmul::parallel_from())) {
+        match self.threads.pool_if(work >= PARALLEL_THRESHOLD.max(matmul::parallel_from())) {
             Some(pool) => {
                 let threads = pool.current_num_threads();
                 pool.install(|| matmul::multiply(x, w, out, k, stride, threads));
@@ -91,17 +91,18 @@ impl Host {
     }
 }
 
-fn shapes(what: &str, a: &Tensor, b: &Tensor) -> Error {
-    Error::input(format!("{what}: shapes {:?} and {:?} do not fit", a.shape(), b.shape()))
-}
-
 /// Builds a tensor row by row: `fill` gets the row's number and `columns` values to set.
-fn build(rows: usize, columns: usize, dtype: Dtype, mut fill: impl FnMut(usize, &mut [f32])) -> Tensor {
+fn build(
+    rows: usize,
+    columns: usize,
+    dtype: DType,
+    mut fill: impl FnMut(usize, &mut [f32]),
+) -> Result<Tensor> {
     let shape = [rows, columns];
     if columns == 0 {
         return Tensor::zeros(&shape, dtype);
     }
-    let mut out = Storage::zeros(rows * columns, dtype);
+    let mut out = Storage::zeros(element_count(&shape, dtype)?, dtype)?;
     match &mut out {
         Storage::F32(out) => out.chunks_exact_mut(columns).enumerate().for_each(|(i, row)| fill(i, row)),
         half => {
@@ -116,40 +117,37 @@ fn build(rows: usize, columns: usize, dtype: Dtype, mut fill: impl FnMut(usize, 
             }
         }
     }
-    Tensor::from_storage(&shape, out)
+    Ok(Tensor::from_storage(&shape, out))
 }
 
 impl Compute for Host {
-    fn zeros(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
-        let bytes = shape.iter().try_fold(dtype.size(), |bytes, n| bytes.checked_mul(*n));
-        // Small ones are there as surely as anything.
+    fn zeros(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        float::check(dtype)?;
+        // Small arrays are not worth the question.
         let has_room = |bytes| bytes < LARGE || Vec::<u8>::new().try_reserve_exact(bytes).is_ok();
-        if bytes.is_none_or(|bytes| !has_room(bytes)) {
-            return Err(Error::Configuration(format!(
-                "this host has no memory for an array of shape {shape:?} in {dtype}; give it fewer positions (a smaller \
-                 --max-new-tokens), or share the model among more ranks"
-            )));
+        if element_count(shape, dtype).is_err() || !has_room(shape.iter().product::<usize>() * dtype.size()) {
+            return Err(ConfigurationError::NoMemory { shape: shape.into(), dtype }.into());
         }
-        Ok(Tensor::zeros(shape, dtype))
+        Tensor::zeros(shape, dtype)
     }
 
-    fn step(&self, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<Step> {
-        Step::on_host(tokens, places, rotary)
+    fn batch(&self, tokens: &[u32], slots: &SlotMapping, rotary: &Rotary) -> Result<Batch> {
+        Batch::on_host(tokens, slots, rotary)
     }
 
-    fn set_step(&self, step: &mut Step, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<()> {
-        *step = Step::on_host(tokens, places, rotary)?;
+    fn update_batch(
+        &self,
+        batch: &mut Batch,
+        tokens: &[u32],
+        slots: &SlotMapping,
+        rotary: &Rotary,
+    ) -> Result<()> {
+        *batch = Batch::on_host(tokens, slots, rotary)?;
         Ok(())
     }
 
-    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor> {
-        let (m, k, n) = (x.rows(), x.columns(), weight.rows());
-        if weight.columns() != k {
-            return Err(shapes("linear", x, weight));
-        }
-        if let Some(bias) = bias.filter(|b| b.count() != n) {
-            return Err(shapes("bias", weight, bias));
-        }
+    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
+        let [m, k, n] = shapes::linear(x, weight, bias)?;
         let mut y = vec![0.0; m * n];
         let values = x.host_values()?;
         if m > 0 && n > 0 && k > 0 {
@@ -170,39 +168,34 @@ impl Compute for Host {
         Tensor::new(&[m, n], y, out)
     }
 
-    fn embed(&self, table: &Tensor, first: usize, step: &Step, out: Dtype) -> Result<Tensor> {
+    fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: DType) -> Result<Tensor> {
         let (rows, columns) = (table.rows(), table.columns());
-        let (ids, stored) = (step.tokens(), table.host()?);
-        Ok(build(ids.len(), columns, out, |i, to| {
+        let (ids, stored) = (batch.tokens(), table.host()?);
+        build(ids.len(), columns, out, |i, to| {
             match (ids[i] as usize).checked_sub(first).filter(|row| *row < rows) {
                 Some(row) => with_elements!(stored, from => {
                     Float::widen_into(&from[row * columns..(row + 1) * columns], to);
                 }),
                 None => to.fill(0.0),
             }
-        }))
+        })
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
+        shapes::rms_norm(x, weight)?;
         let columns = x.columns();
-        if weight.count() != columns {
-            return Err(shapes("norm", x, weight));
-        }
         let (values, weight) = (x.host_values()?, weight.host_values()?);
-        Ok(build(x.rows(), columns, x.dtype(), |i, to| {
+        build(x.rows(), columns, x.dtype(), |i, to| {
             let row = &values[i * columns..(i + 1) * columns];
             let scale = 1.0 / (row.iter().map(|x| x * x).sum::<f32>() / columns as f32 + epsilon).sqrt();
             for ((to, x), w) in to.iter_mut().zip(row).zip(weight.iter()) {
                 *to = x * scale * w;
             }
-        }))
+        })
     }
 
     fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
-        let one_row = y.shape().len() == 1 && y.count() == x.columns();
-        if !one_row && y.shape() != x.shape() {
-            return Err(shapes("add", x, y));
-        }
+        shapes::add(x, y)?;
         let y = y.host_values()?;
         with_elements!(x.host_mut()?, x => {
             for (x, y) in x.iter_mut().zip(y.iter().cycle()) {
@@ -213,52 +206,39 @@ impl Compute for Host {
     }
 
     fn swiglu(&self, x: &Tensor) -> Result<Tensor> {
-        if !x.columns().is_multiple_of(2) {
-            return Err(Error::input(format!(
-                "gate and up must be equally wide; {} columns are odd",
-                x.columns()
-            )));
-        }
-        let width = x.columns() / 2;
+        let width = shapes::swiglu(x)?;
         let values = x.host_values()?;
-        Ok(build(x.rows(), width, x.dtype(), |i, to| {
+        build(x.rows(), width, x.dtype(), |i, to| {
             let (gate, up) = values[2 * i * width..2 * (i + 1) * width].split_at(width);
             for ((to, gate), up) in to.iter_mut().zip(gate).zip(up) {
                 *to = gate / (1.0 + (-gate).exp()) * up;
             }
-        }))
+        })
     }
 
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor> {
         attend::attention((&self.threads, self.arch), &qkv, call, cache)
     }
 
-    fn columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
-        if columns.start > columns.end || columns.end > x.columns() {
-            return Err(Error::input(format!("columns {columns:?} of a tensor of shape {:?}", x.shape())));
-        }
+    fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
+        shapes::slice_columns(x, &columns)?;
         let values = x.host_values()?;
-        Ok(build(x.rows(), columns.len(), x.dtype(), |i, to| {
+        build(x.rows(), columns.len(), x.dtype(), |i, to| {
             to.copy_from_slice(&values[i * x.columns()..][columns.clone()]);
-        }))
+        })
     }
 
-    fn join(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
-        let &[count, rows, width] = blocks.shape() else {
-            return Err(Error::input(format!("blocks of shape {:?}", blocks.shape())));
-        };
-        if keep > count * width {
-            return Err(Error::input(format!("{keep} columns of {count} blocks of {width}")));
-        }
+    fn concat_columns(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
+        let [count, rows, width] = shapes::concat_columns(&blocks, keep)?;
         if count == 1 && keep == width {
             return blocks.reshape(&[rows, width]);
         }
         let values = blocks.host_values()?;
-        Ok(build(rows, keep, blocks.dtype(), |i, to| {
+        build(rows, keep, blocks.dtype(), |i, to| {
             for (block, to) in to.chunks_mut(width).enumerate() {
                 let from = (block * rows + i) * width;
                 to.copy_from_slice(&values[from..from + to.len()]);
             }
-        }))
+        })
     }
 }

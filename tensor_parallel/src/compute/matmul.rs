@@ -14,7 +14,8 @@ pub(super) fn multiply(x: &[f32], w: &[f32], out: &mut [f32], k: usize, stride: 
     }
     let (m, n) = (x.len() / k, w.len() / k);
     assert!(x.len() == m * k && w.len() == n * k, "operands must be whole rows");
-    assert!(n <= stride && out.len() >= (m - 1) * stride + n, "the result must fit");
+    let end = (m - 1).checked_mul(stride).and_then(|start| start.checked_add(n));
+    assert!(n <= stride && end.is_some_and(|end| end <= out.len()), "the result must fit");
     let parallelism = if threads > 1 { Parallelism::Rayon(threads) } else { Parallelism::None };
     let (k_stride, out_stride) = (k as isize, stride as isize);
     #[expect(unsafe_code, reason = "the crate takes pointers and strides")]

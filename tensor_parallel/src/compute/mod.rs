@@ -1,29 +1,30 @@
-//! Arithmetic of one rank. Layers hold weights and call the group; all computing goes through [`Compute`].
+//! Arithmetic of one rank. Layers hold weights and call the group; [`Compute`] does all arithmetic.
 
 mod attend;
+mod batch;
 pub mod cuda;
 mod host;
 mod matmul;
 mod operations;
+mod shapes;
 mod skinny;
-mod step;
 
 use ryzanstein_process_group::ProcessGroup;
 
-pub use self::cuda::Cuda;
+pub use self::batch::{Batch, SlotMapping};
+pub use self::cuda::{Cuda, RecordedGraph};
 pub use self::host::Host;
-pub use self::operations::{AttentionCall, Compute, LayerCache, Recording};
-pub use self::step::{Places, Step};
+pub use self::operations::{AttentionCall, Compute, LayerCache};
 use crate::error::Result;
 use crate::threads;
 
-/// What computes where the buffers of a group's calls must be: on its GPU, or on this host's processors, of which each
-/// rank takes its share.
+/// The arithmetic that works in the memory of a group's buffers: on its GPU, or on this rank's share of the host's
+/// processors.
 ///
 /// # Errors
-/// When the group has a GPU that cannot be used to compute.
+/// When the group has a GPU that cannot compute.
 pub fn for_group(group: &ProcessGroup) -> Result<Box<dyn Compute>> {
-    let threads = threads::of_each(group.world_size());
+    let threads = threads::per_rank(group.world_size());
     match group.device() {
         Some(device) => Ok(Box::new(Cuda::new(device, threads)?)),
         None => Ok(Box::new(Host::new(threads))),

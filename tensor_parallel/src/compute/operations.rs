@@ -1,15 +1,17 @@
-//! What layers ask of whatever computes.
+//! The trait that does the arithmetic of one rank.
 
 use std::fmt;
 use std::ops::Range;
 
-use super::step::{Places, Step};
-use crate::dtype::Dtype;
+use ryzanstein_process_group::DType;
+
+use super::batch::{Batch, SlotMapping};
+use super::cuda::RecordedGraph;
 use crate::error::{Error, Result};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
 
-/// The attention of one rank's heads, for some new positions.
+/// One attention call: this rank's heads, for the new positions of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionCall<'a> {
     /// Query heads.
@@ -18,112 +20,125 @@ pub struct AttentionCall<'a> {
     pub kv_heads: usize,
     /// Length of one head.
     pub head_dim: usize,
-    /// The new positions and their rotations.
-    pub step: &'a Step,
-    /// How many positions a query sees, its own included; all if there is no window.
+    /// The new tokens, their slots in the cache and their rotations.
+    pub batch: &'a Batch,
+    /// How many positions a query attends to, its own included; all if there is no window.
     pub window: Option<usize>,
 }
 
 /// The cache of one layer. Both tensors are `[sequences, kv_heads, capacity, head_dim]`.
 #[derive(Debug)]
 pub struct LayerCache {
-    pub(crate) keys: Tensor,
-    pub(crate) values: Tensor,
+    pub(super) keys: Tensor,
+    pub(super) values: Tensor,
 }
 
 impl LayerCache {
-    /// Room for `sequences` sequences of `capacity` positions each, where `compute` computes.
+    /// Allocates room for `sequences` sequences of `capacity` positions each, in the memory of `compute`.
     ///
     /// # Errors
-    /// When there is not so much memory.
+    /// When memory runs out.
     pub fn new(
         compute: &dyn Compute,
         [sequences, kv_heads, capacity, head_dim]: [usize; 4],
-        dtype: Dtype,
+        dtype: DType,
     ) -> Result<Self> {
         let shape = [sequences, kv_heads, capacity, head_dim];
         Ok(Self { keys: compute.zeros(&shape, dtype)?, values: compute.zeros(&shape, dtype)? })
+    }
+
+    /// Bytes of keys and values.
+    pub(crate) fn bytes(&self) -> usize {
+        self.keys.bytes() + self.values.bytes()
     }
 
     pub(crate) fn capacity(&self) -> usize {
         self.keys.shape()[2]
     }
 
-    /// Where a position's key and value of one head begin, in elements.
-    pub(crate) fn at(&self, sequence: usize, head: usize, position: usize) -> usize {
+    /// The offset, in elements, of one head's key and value at a position.
+    pub(crate) fn offset(&self, sequence: usize, head: usize, position: usize) -> usize {
         let shape = self.keys.shape();
         ((sequence * shape[1] + head) * shape[2] + position) * shape[3]
     }
 
-    /// Refuses a call whose input, heads or places are not those of this cache.
-    pub(crate) fn admit(&self, qkv: &Tensor, call: &AttentionCall<'_>) -> Result<()> {
-        let &AttentionCall { heads, kv_heads, head_dim, step, .. } = call;
+    /// Refuses a call whose input, heads or slots do not fit this cache.
+    pub(super) fn check(&self, qkv: &Tensor, call: &AttentionCall<'_>) -> Result<()> {
+        let &AttentionCall { heads, kv_heads, head_dim, batch, .. } = call;
         let (shape, rows) = (self.keys.shape(), qkv.rows());
-        let fits = qkv.columns() == (heads + 2 * kv_heads) * head_dim
-            && kv_heads > 0
+        let width = kv_heads.checked_mul(2).and_then(|kv| kv.checked_add(heads)?.checked_mul(head_dim));
+        let fits = width == Some(qkv.columns())
+            && [heads, kv_heads, head_dim].iter().all(|n| *n > 0)
             && heads.is_multiple_of(kv_heads)
-            && step.tokens().len() == rows
-            && step.rotates(head_dim)
+            && batch.tokens().len() == rows
+            && batch.has_rotations_for(head_dim)
             && (shape[1], shape[3]) == (kv_heads, head_dim)
-            && (0..rows).map(|row| step.places().of(row)).all(|(s, p)| s < shape[0] && p < shape[2]);
+            && (0..rows).map(|row| batch.slots().slot(row)).all(|(s, p)| s < shape[0] && p < shape[2]);
         if fits {
             return Ok(());
         }
         Err(Error::input(format!(
             "attention: {heads} query and {kv_heads} key/value heads of {head_dim} with input {:?} at {:?} do not fit the \
-             step or a cache of {shape:?}",
+             batch or a cache of {shape:?}",
             qkv.shape(),
-            step.places()
+            batch.slots()
         )))
     }
 }
 
 /// The operations that layers are made of. Sums are taken in `f32`, and each result is rounded once to its type.
 ///
-/// Activations are `[positions, features]`, weights `[out, in]`. One thread at a time uses it: what is recorded must not get
-/// the work of another.
+/// Activations are `[positions, features]`, weights `[out, in]`. One thread at a time uses it, as a recording takes whatever is
+/// enqueued meanwhile.
 pub trait Compute: fmt::Debug + Send {
-    /// The type in which to hold matrices that are stored as `stored` and meet `activations`; as stored, unless that
-    /// cannot be multiplied without converting it first, every time.
-    fn weights(&self, stored: Dtype, activations: Dtype) -> Dtype {
+    /// The type to hold weight matrices in, given the type they are stored in and that of the activations. It is the stored type,
+    /// unless every product would have to convert it.
+    fn weight_dtype(&self, stored: DType, activations: DType) -> DType {
         let _ = activations;
         stored
     }
 
-    /// An array of zeros, where this computes. It is meant to stay: weights, caches.
-    fn zeros(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor>;
+    /// An array of zeros that will be kept for long: weights, caches.
+    fn zeros(&self, shape: &[usize], dtype: DType) -> Result<Tensor>;
 
-    /// An array that the next operation fills, where this computes. What it holds before is unspecified.
-    fn scratch(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
+    /// An array of unspecified content, for results that are soon dropped.
+    fn scratch(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         self.zeros(shape, dtype)
     }
 
-    /// What a pass over `tokens` needs to know, which go to these places.
-    fn step(&self, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<Step>;
+    /// A batch of tokens that go to these slots of the cache.
+    fn batch(&self, tokens: &[u32], slots: &SlotMapping, rotary: &Rotary) -> Result<Batch>;
 
-    /// Puts other tokens, at places of the same kind, in the place of as many.
-    fn set_step(&self, step: &mut Step, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<()>;
+    /// Replaces the tokens of a batch by as many others, at slots of the same kind.
+    fn update_batch(
+        &self,
+        batch: &mut Batch,
+        tokens: &[u32],
+        slots: &SlotMapping,
+        rotary: &Rotary,
+    ) -> Result<()>;
 
-    /// Takes note of what `work` would compute, without computing it, so that it can be repeated cheaply on whatever is
-    /// then in the same tensors. `None`, and `work` not called, where repeating is no cheaper than calling.
+    /// Records what `work` enqueues, without running it. A replay repeats it on whatever the same tensors then hold. Returns
+    /// `None`, and does not call `work`, where a replay is no cheaper than a call.
     ///
-    /// `work` must have run before, as what is set up at first use cannot be recorded.
+    /// `work` must have run before, as set-up at first use cannot be recorded.
     ///
     /// # Safety
-    /// All tensors and steps that `work` uses and does not make and drop itself must live, and be used by nothing else at the
-    /// same time, whenever the recording is replayed, and the places of the steps must be within the caches it was recorded
-    /// with; the groups it calls must live too, and not have failed by then.
+    /// Whenever the recording is replayed, all tensors and batches that `work` uses, other than those it makes and drops itself,
+    /// must be alive and used by nothing else, the slots of the batches must be within the caches of the recording, and the
+    /// groups that `work` calls must be alive and not have failed. While `work` runs, no other thread may enqueue on the
+    /// same stream.
     #[expect(unsafe_code, reason = "a graph keeps addresses")]
-    unsafe fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recording>>> {
+    unsafe fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<RecordedGraph>> {
         let _ = work;
         Ok(None)
     }
 
     /// `x · weightᵀ + bias`, in type `out`.
-    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor>;
+    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor>;
 
     /// Row `id - first` of `table` for each token; zeros for ids outside `first..first + rows`.
-    fn embed(&self, table: &Tensor, first: usize, step: &Step, out: Dtype) -> Result<Tensor>;
+    fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: DType) -> Result<Tensor>;
 
     /// `x / sqrt(mean(x²) + epsilon) × weight`, row by row.
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor>;
@@ -134,23 +149,13 @@ pub trait Compute: fmt::Debug + Send {
     /// `silu(gate) × up`, where each row of `x` is gate, then up.
     fn swiglu(&self, x: &Tensor) -> Result<Tensor>;
 
-    /// Rotates queries and keys, puts keys and values into the cache, and attends. Each row of `qkv` is the query
-    /// heads, the key heads, then the value heads; each row of the result is the query heads.
+    /// Rotates queries and keys, appends keys and values to the cache, and attends. Each row of `qkv` is the query heads, the
+    /// key heads, then the value heads; each row of the result is the query heads.
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor>;
 
     /// Some columns of `x`.
-    fn columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor>;
+    fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor>;
 
-    /// Joins blocks side by side: `[blocks, rows, columns]` becomes `[rows, keep]`, the first `keep` columns of each
-    /// joined row.
-    fn join(&self, blocks: Tensor, keep: usize) -> Result<Tensor>;
-}
-
-/// Work that [`Compute::record`] took note of.
-pub trait Recording: fmt::Debug + Send + Sync {
-    /// Does it once more.
-    ///
-    /// # Errors
-    /// When the GPU fails.
-    fn replay(&self) -> Result<()>;
+    /// Puts blocks side by side: `[blocks, rows, columns]` becomes `[rows, keep]`, the first `keep` columns of each joined row.
+    fn concat_columns(&self, blocks: Tensor, keep: usize) -> Result<Tensor>;
 }

@@ -1,5 +1,5 @@
-//! Products of few activation rows with a matrix: decoding. Bound by memory, so each weight is read once and widened
-//! on the way, a piece that stays in the first cache at a time.
+//! Products of few activation rows with a matrix, as in decoding. They are bound by memory, so each weight is read once and
+//! widened on the fly, in pieces that stay in the first-level cache.
 
 #![expect(
     clippy::inline_always,
@@ -9,12 +9,12 @@
 use pulp::{Arch, Simd, WithSimd};
 use ryzanstein_process_group::Element as _;
 
-use crate::dtype::Float;
+use crate::float::Float;
 
 /// Weights widened at a time.
 const PIECE: usize = 1024;
 
-/// The most activation rows for which this is faster than a blocked product.
+/// Up to this many activation rows, this is faster than a blocked product.
 pub(super) const MOST_ROWS: usize = 32;
 
 /// `out[i, r] = w[i] · x[r]` for the rows of `w` and the rows of `x`, all of length `k`.
@@ -49,7 +49,7 @@ impl<T: Float> WithSimd for Skinny<'_, T> {
     }
 }
 
-/// The values of a slice: itself if it is `f32`, else in the buffer, which must be as long then.
+/// The values of a slice as `f32`: the slice itself if it is, otherwise in the buffer, which must be as long.
 #[inline(always)]
 pub(super) fn widened<'a, T: Float>(values: &'a [T], buffer: &'a mut [f32]) -> &'a [f32] {
     if T::DTYPE == f32::DTYPE {
@@ -65,7 +65,7 @@ pub(super) fn widened<'a, T: Float>(values: &'a [T], buffer: &'a mut [f32]) -> &
 pub(super) fn dot<S: Simd>(simd: S, x: &[f32], y: &[f32]) -> f32 {
     let ((x, x_rest), (y, y_rest)) = (S::as_simd_f32s(x), S::as_simd_f32s(y));
     let ((x, x_left), (y, y_left)) = (x.as_chunks::<4>(), y.as_chunks::<4>());
-    // Four sums, so that one addition need not wait for the other.
+    // Four sums, so that additions need not wait for each other.
     let mut sums = [simd.splat_f32s(0.0); 4];
     for (x, y) in x.iter().zip(y) {
         for ((sum, x), y) in sums.iter_mut().zip(x).zip(y) {

@@ -1,12 +1,12 @@
 use proptest::prelude::*;
+use ryzanstein_process_group::DType;
 
 use super::*;
-use crate::dtype::Dtype;
 use crate::rotary::{Rotary, RotaryScaling};
 use crate::tensor::Tensor;
 
 /// Small whole numbers, different for every seed: their products and sums are exact in any order.
-fn whole(shape: &[usize], seed: usize, dtype: Dtype) -> Tensor {
+fn whole(shape: &[usize], seed: usize, dtype: DType) -> Tensor {
     let count = shape.iter().product();
     let value = |i: usize| ((i * 7 + seed * 13 + i / 5) % 9) as f32 - 4.0;
     Tensor::new(shape, (0..count).map(value).collect(), dtype).unwrap()
@@ -24,14 +24,14 @@ proptest! {
     fn linear_is_exact_on_whole_numbers_for_every_type_and_shape(
         m in 1usize..40, k in 1usize..1300, n in 1usize..40, threads in 1usize..3,
     ) {
-        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-            let (x, w) = (whole(&[m, k], 1, Dtype::F32), whole(&[n, k], 2, dtype));
-            let bias = whole(&[n], 3, Dtype::F32);
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let (x, w) = (whole(&[m, k], 1, DType::F32), whole(&[n, k], 2, dtype));
+            let bias = whole(&[n], 3, DType::F32);
             let host = Host::new(threads);
-            let got = host.linear(&x, &w, None, Dtype::F32).unwrap();
+            let got = host.linear(&x, &w, None, DType::F32).unwrap();
             let want = plain_linear(&x, &w);
             prop_assert_eq!(&*got.values().unwrap(), &want[..]);
-            let got = host.linear(&x, &w, Some(&bias), Dtype::F32).unwrap();
+            let got = host.linear(&x, &w, Some(&bias), DType::F32).unwrap();
             let want: Vec<_> = want.iter().zip(bias.values().unwrap().iter().cycle()).map(|(y, b)| y + b).collect();
             prop_assert_eq!(&*got.values().unwrap(), &want[..]);
         }
@@ -41,27 +41,27 @@ proptest! {
 #[test]
 fn wide_products_use_every_thread_and_panel_and_stay_exact() {
     for (m, k, n) in [(1, 512, 1024), (3, 512, 1024), (40, 600, 1000)] {
-        let (x, w) = (whole(&[m, k], 1, Dtype::F32), whole(&[n, k], 2, Dtype::Bf16));
-        let got = Host::new(2).linear(&x, &w, None, Dtype::F32).unwrap();
+        let (x, w) = (whole(&[m, k], 1, DType::F32), whole(&[n, k], 2, DType::BF16));
+        let got = Host::new(2).linear(&x, &w, None, DType::F32).unwrap();
         assert_eq!(*got.values().unwrap(), plain_linear(&x, &w));
     }
 }
 
 #[test]
 fn a_result_is_rounded_once() {
-    let x = Tensor::new(&[1, 2], vec![256.0, 1.0], Dtype::Bf16).unwrap();
-    let w = Tensor::new(&[1, 2], vec![1.0, 1.0], Dtype::Bf16).unwrap();
-    let bias = Tensor::new(&[1], vec![1.0], Dtype::F32).unwrap();
+    let x = Tensor::new(&[1, 2], vec![256.0, 1.0], DType::BF16).unwrap();
+    let w = Tensor::new(&[1, 2], vec![1.0, 1.0], DType::BF16).unwrap();
+    let bias = Tensor::new(&[1], vec![1.0], DType::F32).unwrap();
     // 256 + 1 rounds to 256 in bf16 and would stay there; 256 + 1 + 1 is representable.
-    let y = Host::new(1).linear(&x, &w, Some(&bias), Dtype::Bf16).unwrap();
+    let y = Host::new(1).linear(&x, &w, Some(&bias), DType::BF16).unwrap();
     assert_eq!(*y.values().unwrap(), [258.0]);
 }
 
 #[test]
 fn rms_norm_and_swiglu_are_what_their_formulas_say() {
     let host = Host::new(1);
-    let x = Tensor::new(&[2, 2], vec![3.0, 4.0, -1.0, 1.0], Dtype::F32).unwrap();
-    let weight = Tensor::new(&[2], vec![1.0, 2.0], Dtype::F32).unwrap();
+    let x = Tensor::new(&[2, 2], vec![3.0, 4.0, -1.0, 1.0], DType::F32).unwrap();
+    let weight = Tensor::new(&[2], vec![1.0, 2.0], DType::F32).unwrap();
     let y = host.rms_norm(&x, &weight, 0.0).unwrap();
     let root = 12.5f32.sqrt();
     for (got, want) in y.values().unwrap().iter().zip([3.0 / root, 8.0 / root, -1.0, 2.0]) {
@@ -74,10 +74,12 @@ fn rms_norm_and_swiglu_are_what_their_formulas_say() {
 
 #[test]
 fn embedding_gives_zeros_for_what_it_does_not_hold() {
-    let table = whole(&[2, 3], 1, Dtype::Bf16);
+    let table = whole(&[2, 3], 1, DType::BF16);
     let host = Host::new(1);
-    let step = host.step(&[4, 3, 6, 5], &Places::from(0), &Rotary::new(2, 1e4, RotaryScaling::None)).unwrap();
-    let y = host.embed(&table, 4, &step, Dtype::F32).unwrap();
+    let batch = host
+        .batch(&[4, 3, 6, 5], &SlotMapping::from_position(0), &Rotary::new(2, 1e4, RotaryScaling::None))
+        .unwrap();
+    let y = host.embed(&table, 4, &batch, DType::F32).unwrap();
     let values = table.values().unwrap();
     assert_eq!(y.values().unwrap()[..3], values[..3]);
     assert_eq!(y.values().unwrap()[3..9], [0.0; 6]);
@@ -86,8 +88,8 @@ fn embedding_gives_zeros_for_what_it_does_not_hold() {
 
 #[test]
 fn blocks_are_joined_side_by_side_without_the_padding() {
-    let blocks = Tensor::new(&[2, 2, 3], (0..12u8).map(f32::from).collect(), Dtype::F32).unwrap();
-    let joined = Host::new(1).join(blocks, 5).unwrap();
+    let blocks = Tensor::new(&[2, 2, 3], (0..12u8).map(f32::from).collect(), DType::F32).unwrap();
+    let joined = Host::new(1).concat_columns(blocks, 5).unwrap();
     assert_eq!(joined.shape(), [2, 5]);
     assert_eq!(*joined.values().unwrap(), [0.0, 1.0, 2.0, 6.0, 7.0, 3.0, 4.0, 5.0, 9.0, 10.0]);
 }
@@ -96,14 +98,14 @@ fn blocks_are_joined_side_by_side_without_the_padding() {
 fn attend(qkv: &Tensor, window: Option<usize>, steps: &[usize], threads: usize) -> Vec<f32> {
     let rotary = Rotary::new(4, 10_000.0, RotaryScaling::None);
     let host = Host::new(threads);
-    let mut cache = LayerCache::new(&host, [1, 1, 64, 4], Dtype::F32).unwrap();
+    let mut cache = LayerCache::new(&host, [1, 1, 64, 4], DType::F32).unwrap();
     let mut out = Vec::new();
     let mut position = 0;
     for count in steps {
         let rows = qkv.values().unwrap()[position * 16..(position + count) * 16].to_vec();
-        let rows = Tensor::new(&[*count, 16], rows, Dtype::F32).unwrap();
-        let step = host.step(&vec![0; *count], &Places::from(position), &rotary).unwrap();
-        let call = AttentionCall { heads: 2, kv_heads: 1, head_dim: 4, step: &step, window };
+        let rows = Tensor::new(&[*count, 16], rows, DType::F32).unwrap();
+        let batch = host.batch(&vec![0; *count], &SlotMapping::from_position(position), &rotary).unwrap();
+        let call = AttentionCall { heads: 2, kv_heads: 1, head_dim: 4, batch: &batch, window };
         out.extend_from_slice(&host.attention(rows, &call, &mut cache).unwrap().values().unwrap());
         position += count;
     }
@@ -112,7 +114,7 @@ fn attend(qkv: &Tensor, window: Option<usize>, steps: &[usize], threads: usize) 
 
 #[test]
 fn attention_is_the_same_at_once_in_pieces_and_on_threads() {
-    let qkv = whole(&[64, 16], 5, Dtype::F32);
+    let qkv = whole(&[64, 16], 5, DType::F32);
     for window in [None, Some(3)] {
         let at_once = attend(&qkv, window, &[64], 1);
         let mut pieces = vec![10, 1, 1, 20];
@@ -124,7 +126,7 @@ fn attention_is_the_same_at_once_in_pieces_and_on_threads() {
 
 #[test]
 fn a_window_of_one_sees_only_itself_and_a_large_one_is_no_window() {
-    let qkv = whole(&[8, 16], 5, Dtype::F32);
+    let qkv = whole(&[8, 16], 5, DType::F32);
     let own = attend(&qkv, Some(1), &[8], 1);
     for (row, out) in qkv.values().unwrap().chunks_exact(16).zip(own.chunks_exact(8)) {
         assert_eq!(out, [&row[12..], &row[12..]].concat());
@@ -135,14 +137,14 @@ fn a_window_of_one_sees_only_itself_and_a_large_one_is_no_window() {
 #[test]
 fn shapes_that_do_not_fit_are_errors() {
     let host = Host::new(1);
-    let (a, b) = (whole(&[2, 3], 0, Dtype::F32), whole(&[2, 4], 0, Dtype::F32));
-    assert!(host.linear(&a, &b, None, Dtype::F32).is_err());
-    assert!(host.linear(&a, &a, Some(&b), Dtype::F32).is_err());
-    assert!(host.add(&mut whole(&[2, 3], 0, Dtype::F32), &b).is_err());
+    let (a, b) = (whole(&[2, 3], 0, DType::F32), whole(&[2, 4], 0, DType::F32));
+    assert!(host.linear(&a, &b, None, DType::F32).is_err());
+    assert!(host.linear(&a, &a, Some(&b), DType::F32).is_err());
+    assert!(host.add(&mut whole(&[2, 3], 0, DType::F32), &b).is_err());
     assert!(host.rms_norm(&a, &b, 0.0).is_err());
     assert!(host.swiglu(&a).is_err());
-    assert!(host.columns(&a, 2..4).is_err());
-    assert!(host.join(a, 1).is_err());
+    assert!(host.slice_columns(&a, 2..4).is_err());
+    assert!(host.concat_columns(a, 1).is_err());
 }
 
 #[test]
@@ -150,11 +152,45 @@ fn an_array_that_no_memory_holds_is_an_error_and_no_end() {
     let host = Host::new(1);
     // More than addresses, and more bytes than can be counted.
     for shape in [vec![1 << 23, 1 << 20, 8], vec![usize::MAX, 2]] {
-        let error = host.zeros(&shape, Dtype::F32).unwrap_err().to_string();
+        let error = host.zeros(&shape, DType::F32).unwrap_err().to_string();
         assert!(
             error.contains("no memory for an array of shape") && error.contains("--max-new-tokens"),
             "{error}"
         );
     }
-    assert_eq!(host.zeros(&[2, 3], Dtype::F32).unwrap().count(), 6);
+    assert_eq!(host.zeros(&[2, 3], DType::F32).unwrap().count(), 6);
+}
+
+#[test]
+fn heads_and_slots_that_the_cache_does_not_have_are_refused_even_where_their_products_overflow() {
+    let host = Host::new(1);
+    let rotary = Rotary::new(4, 1e4, RotaryScaling::None);
+    let mut cache = LayerCache::new(&host, [2, 1, 8, 4], DType::F32).unwrap();
+    let mut attend = |heads, kv_heads, slots: SlotMapping| {
+        let batch = host.batch(&[0, 0], &slots, &rotary)?;
+        let call = AttentionCall { heads, kv_heads, head_dim: 4, batch: &batch, window: None };
+        host.attention(whole(&[2, 16], 1, DType::F32), &call, &mut cache).map(|_| ())
+    };
+    attend(2, 1, SlotMapping::from_position(0)).unwrap();
+    // 4 × (2⁶² + 4) is 16 in 64 bits.
+    for (heads, kv_heads) in [((1 << 62) + 2, 1), (usize::MAX, 1), (2, usize::MAX), (0, 1), (2, 0), (4, 1)] {
+        let refused = attend(heads, kv_heads, SlotMapping::from_position(0)).unwrap_err().to_string();
+        assert!(refused.contains("do not fit the batch or a cache"), "{heads}/{kv_heads}: {refused}");
+    }
+    for slots in [
+        SlotMapping::from_position(7),
+        SlotMapping::from_position(usize::MAX),
+        SlotMapping::Consecutive { sequence: 2, position: 0 },
+        SlotMapping::OnePerSequence(vec![(0, 0), (2, 0)]),
+        SlotMapping::OnePerSequence(vec![(0, 8), (1, 0)]),
+        SlotMapping::OnePerSequence(vec![(0, 0)]),
+    ] {
+        assert!(attend(2, 1, slots.clone()).is_err(), "{slots:?}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "the result must fit")]
+fn a_product_whose_rows_are_too_far_apart_to_count_is_not_computed() {
+    matmul::multiply(&[1.0; 3], &[1.0], &mut [0.0; 3], 1, usize::MAX, 1);
 }

@@ -1,4 +1,4 @@
-//! Text generation: the prompt at once, then token by token.
+//! Text generation: the whole prompt in one pass, then token by token.
 
 mod sample;
 mod tokenizer;
@@ -7,7 +7,7 @@ use ryzanstein_process_group::ProcessGroup;
 
 pub use self::sample::{Sampler, Sampling};
 pub use self::tokenizer::Tokenizer;
-use crate::error::{Error, Result};
+use crate::error::{RequestError, Result};
 use crate::model::Llama;
 
 /// What to generate.
@@ -17,9 +17,9 @@ pub struct GenerateOptions {
     pub max_new_tokens: usize,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// Whether to go on after a token that ends a text.
+    /// Whether to continue after a token that ends a text.
     pub ignore_end: bool,
-    /// Whether a GPU repeats a recorded pass for each token, instead of launching its every operation.
+    /// Whether a GPU replays a recorded graph for each token, instead of launching every operation.
     pub graph: bool,
 }
 
@@ -32,9 +32,9 @@ impl Default for GenerateOptions {
 /// Why generation stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StopReason {
-    /// There are as many new tokens as were asked for.
+    /// It made as many new tokens as were asked for.
     Length,
-    /// The model ended its text with this token, which is the last of the new ones.
+    /// The model ended its text with this token, the last of the new ones.
     End(u32),
 }
 
@@ -48,8 +48,8 @@ pub struct Generated {
 }
 
 impl Llama {
-    /// Adds tokens to `prompt`. Every rank passes the same arguments and gets the same tokens, without a word more
-    /// between them: the logits are gathered, so all choose from the same bits with the same random numbers.
+    /// Generates tokens after `prompt`. Every rank passes the same arguments and gets the same tokens, without further
+    /// communication: the logits are gathered, so all ranks choose from the same bits with the same random numbers.
     ///
     /// # Errors
     /// When prompt and new tokens are longer than the model allows, a token is not in the vocabulary, or the group fails.
@@ -80,20 +80,21 @@ impl Llama {
         }
         // The last token is chosen and never fed back.
         let positions = prompt.len().checked_add(options.max_new_tokens - 1);
-        let positions = positions.ok_or_else(|| Error::input("so many tokens cannot be counted"))?;
+        let positions =
+            positions.ok_or(RequestError::Overflow { prompt: prompt.len(), more: options.max_new_tokens })?;
         let mut decoder = self.decoder(1, positions, options.graph)?;
-        let mut token = sampler.choose(&decoder.prompt(0, prompt, group)?.values()?)?;
+        let mut token = sampler.choose(&decoder.prefill(0, prompt, group)?.values()?)?;
         loop {
             generated.tokens.push(token);
             on_token(token);
-            if !options.ignore_end && self.config.end_tokens.contains(&token) {
+            if !options.ignore_end && self.config.eos_tokens.contains(&token) {
                 generated.stop = StopReason::End(token);
                 return Ok(generated);
             }
             if generated.tokens.len() == options.max_new_tokens {
                 return Ok(generated);
             }
-            token = sampler.choose(&decoder.next(&[(0, token)], group)?.values()?)?;
+            token = sampler.choose(&decoder.decode(&[(0, token)], group)?.values()?)?;
         }
     }
 }

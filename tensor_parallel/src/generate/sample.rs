@@ -3,25 +3,25 @@
 
 use std::cmp::Ordering;
 
-use crate::error::{Error, Result};
+use crate::error::{ConfigurationError, Error, Result};
 
 /// How tokens are chosen.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Sampling {
-    /// The most likely, the lowest of equals.
+    /// The most likely token; the lowest of equals.
     Greedy,
     /// At random.
     Random {
-        /// Logits are divided by this: below one the likely become likelier.
+        /// Logits are divided by this: below 1, likely tokens become likelier.
         temperature: f64,
-        /// Only the most likely tokens count, which together have at least this probability.
+        /// Only the most likely tokens count: as few as have this probability together.
         top_p: f64,
-        /// Where the random numbers start.
+        /// The seed of the random numbers.
         seed: u64,
     },
 }
 
-/// Chooses one token after the other.
+/// Chooses tokens, one after the other.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
@@ -37,10 +37,10 @@ impl Sampler {
         let mut state = 0;
         if let Sampling::Random { temperature, top_p, seed } = sampling {
             if !(temperature > 0.0 && temperature.is_finite()) {
-                return Err(Error::configuration(format!("temperature {temperature} must be positive")));
+                return Err(ConfigurationError::Temperature(temperature).into());
             }
             if !(top_p > 0.0 && top_p <= 1.0) {
-                return Err(Error::configuration(format!("top-p {top_p} must be above 0 and at most 1")));
+                return Err(ConfigurationError::TopP(top_p).into());
             }
             state = seed;
         }
@@ -50,7 +50,7 @@ impl Sampler {
     /// The next token.
     ///
     /// # Errors
-    /// When a logit is not a number, or the greatest is infinite: the weights or the arithmetic are broken then.
+    /// When a logit is NaN, or the greatest is infinite: the weights or the arithmetic are broken then.
     pub fn choose(&mut self, logits: &[f32]) -> Result<u32> {
         if let Some(index) = logits.iter().position(|l| l.is_nan()) {
             return Err(Error::input(format!("the logit of token {index} is not a number")));
@@ -72,7 +72,7 @@ impl Sampler {
         }
     }
 
-    /// A number from 0 to 1, without 1 (SplitMix64).
+    /// A number in `[0, 1)` (SplitMix64).
     fn next(&mut self) -> f64 {
         self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.state;

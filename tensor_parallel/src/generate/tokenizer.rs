@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::model::ModelFileError;
 
 /// The tokenizer of a model.
 #[derive(Debug)]
@@ -25,26 +26,26 @@ impl Tokenizer {
         };
         match tokenizers::Tokenizer::from_bytes(text) {
             Ok(inner) => Ok(Some(Self { file, inner })),
-            Err(e) => Err(Error::model(&file, e.to_string())),
+            Err(e) => Err(Error::model(&file, ModelFileError::Tokenizer(e))),
         }
     }
 
-    /// The tokens of a text, with those that the model expects around it.
+    /// The tokens of a text, with the special tokens that the model expects around it.
     ///
     /// # Errors
     /// When the text has something that the tokenizer cannot express.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
         match self.inner.encode(text, true) {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(e) => Err(Error::model(&self.file, e.to_string())),
+            Err(e) => Err(Error::model(&self.file, ModelFileError::Tokenizer(e))),
         }
     }
 
-    /// The text of some tokens, without those that are not text.
+    /// The text of some tokens, without special tokens.
     ///
     /// # Errors
     /// When the tokenizer fails.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
-        self.inner.decode(tokens, true).map_err(|e| Error::model(&self.file, e.to_string()))
+        self.inner.decode(tokens, true).map_err(|e| Error::model(&self.file, ModelFileError::Tokenizer(e)))
     }
 }

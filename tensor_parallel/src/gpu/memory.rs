@@ -8,15 +8,12 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytemuck::Pod;
-use half::{bf16, f16};
 use ryzanstein_process_group::device::{Device, DeviceBuffer, DeviceError};
 use ryzanstein_process_group::{DType, DeviceMemory, View, ViewMut};
 
 use super::staging::Staging;
-use crate::dtype::Dtype;
 use crate::error::{Error, Result};
-use crate::storage::Storage;
+use crate::storage::{Storage, with_elements};
 
 /// A GPU with the pool of its passing tensors.
 #[derive(Debug)]
@@ -201,12 +198,12 @@ impl Drop for Block {
 #[derive(Debug)]
 pub(crate) struct DeviceArray {
     block: Block,
-    dtype: Dtype,
+    dtype: DType,
     count: usize,
 }
 
 impl DeviceArray {
-    pub(crate) fn new(block: Block, dtype: Dtype, count: usize) -> Self {
+    pub(crate) fn new(block: Block, dtype: DType, count: usize) -> Self {
         assert!(count * dtype.size() <= block.bytes(), "the block holds the elements");
         Self { block, dtype, count }
     }
@@ -216,7 +213,7 @@ impl DeviceArray {
         Ok(Self::new(self.block.gpu.scratch(count * self.dtype.size())?, self.dtype, count))
     }
 
-    pub(crate) fn dtype(&self) -> Dtype {
+    pub(crate) fn dtype(&self) -> DType {
         self.dtype
     }
 
@@ -248,12 +245,12 @@ impl DeviceArray {
 
     pub(crate) fn view(&self, range: Range<usize>) -> View<'_> {
         // SAFETY: within this array, which the view borrows; written in the order of the stream only.
-        unsafe { View::on_device(self.dtype.into(), self.memory(&range)) }
+        unsafe { View::on_device(self.dtype, self.memory(&range)) }
     }
 
     pub(crate) fn view_mut(&mut self, range: Range<usize>) -> ViewMut<'_> {
         // SAFETY: within this array, which the view borrows alone; used in the order of the stream only.
-        unsafe { ViewMut::on_device(self.dtype.into(), self.memory(&range)) }
+        unsafe { ViewMut::on_device(self.dtype, self.memory(&range)) }
     }
 
     /// Writes `rows` rows of `width` bytes from byte `at` on; see [`Tensor::fill_rows`](crate::Tensor).
@@ -272,24 +269,15 @@ impl DeviceArray {
 
     /// Waits for what computes it, and copies it.
     pub(crate) fn download(&self) -> Result<Storage> {
-        fn read<T: Pod>(array: &DeviceArray) -> Result<Vec<T>> {
-            let mut values = vec![T::zeroed(); array.count];
-            let gpu = &array.block.gpu;
+        let mut storage = Storage::zeros(self.count, self.dtype)?;
+        let gpu = &self.block.gpu;
+        with_elements!(&mut storage, values => {
             // SAFETY: the array has as many elements of this type as the vector.
             unsafe {
-                lock(&gpu.staging).download(
-                    &gpu.device,
-                    bytemuck::cast_slice_mut(&mut values),
-                    array.address(),
-                )
+                lock(&gpu.staging).download(&gpu.device, bytemuck::cast_slice_mut(values), self.address())
             }?;
-            Ok(values)
-        }
-        Ok(match self.dtype {
-            Dtype::F32 => Storage::F32(read::<f32>(self)?),
-            Dtype::F16 => Storage::F16(read::<f16>(self)?),
-            Dtype::Bf16 => Storage::Bf16(read::<bf16>(self)?),
-        })
+        });
+        Ok(storage)
     }
 }
 

@@ -85,7 +85,7 @@ impl Staging {
             let place = self.take(device, (end - start) * width)?;
             let (buffer, event) = &mut self.buffers[place];
             let bytes = &mut buffer.bytes_mut()[..(end - start) * width];
-            match self.threads.when(bytes.len() >= PARALLEL_FROM) {
+            match self.threads.pool_if(bytes.len() >= PARALLEL_FROM) {
                 None => fill(start..end, bytes),
                 Some(pool) => pool.install(|| {
                     let share = (SHARE / width).max(1);

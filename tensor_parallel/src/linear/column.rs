@@ -1,15 +1,15 @@
-//! A linear layer that holds some of its output features.
+//! A linear layer that holds a share of its output features.
 
 use ryzanstein_process_group::ProcessGroup;
 
 use super::gather_columns;
-use crate::checkpoint::{Cut, Loader, Part};
+use crate::checkpoint::{Loader, ShardedTensor, Sharding};
 use crate::compute::Compute;
 use crate::error::Result;
 use crate::shard;
 use crate::tensor::Tensor;
 
-/// `y = x · Wᵀ + b` with the output features cut. The input is whole on every rank.
+/// `y = x · Wᵀ + b` with the output features sharded. The input is whole on every rank.
 #[derive(Debug)]
 pub struct ColumnParallelLinear {
     weight: Tensor,
@@ -21,7 +21,7 @@ pub struct ColumnParallelLinear {
 impl ColumnParallelLinear {
     /// Loads `{name}.weight` `[outputs, inputs]`, and `{name}.bias` if it has one.
     ///
-    /// With `gather_output` the result is whole on every rank, at the price of one all-gather.
+    /// With `gather_output`, `forward` returns the whole result on every rank, by one all-gather.
     ///
     /// # Errors
     /// When the world size does not divide the outputs, or the source fails.
@@ -32,16 +32,23 @@ impl ColumnParallelLinear {
         bias: bool,
         gather_output: bool,
     ) -> Result<Self> {
-        let cut = Cut::Rows(shard::even(&format!("outputs of `{name}`"), outputs, loader.world_size())?);
-        let weight = loader.matrix(&[Part {
+        let sharding = Sharding::Rows(shard::split_evenly(
+            &format!("outputs of `{name}`"),
+            outputs,
+            loader.world_size(),
+        )?);
+        let weight = loader.matrix(&[ShardedTensor {
             name: &format!("{name}.weight"),
             shape: &[outputs, inputs],
-            cut: cut.clone(),
+            sharding: sharding.clone(),
         }])?;
         let mut biases = None;
         if bias {
-            biases =
-                Some(loader.vector(&[Part { name: &format!("{name}.bias"), shape: &[outputs], cut }])?);
+            biases = Some(loader.vector(&[ShardedTensor {
+                name: &format!("{name}.bias"),
+                shape: &[outputs],
+                sharding,
+            }])?);
         }
         Ok(Self { weight, bias: biases, features: outputs, gather_output })
     }

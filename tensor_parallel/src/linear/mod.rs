@@ -1,7 +1,7 @@
-//! Linear layers whose weight is shared out among the ranks.
+//! Linear layers with weights sharded over the ranks.
 //!
-//! Column-parallel and row-parallel are meant as Megatron means them: of `y = x · A`, the columns of `A` are the output
-//! features, which a column-parallel layer cuts. Weights are stored as `[out, in]`, so those are rows in memory.
+//! Column-parallel and row-parallel are Megatron's terms: of `y = x · A`, a column-parallel layer shards the columns of `A`,
+//! which are the output features. Weights are stored as `[out, in]`, so those are rows in memory.
 
 mod column;
 mod merged;
@@ -18,7 +18,7 @@ use crate::compute::Compute;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// Joins every rank's columns side by side and keeps the first `keep`. One all-gather.
+/// Puts the columns of all ranks side by side and keeps the first `keep`. One all-gather.
 pub(crate) fn gather_columns(
     local: &Tensor,
     keep: usize,
@@ -27,7 +27,7 @@ pub(crate) fn gather_columns(
 ) -> Result<Tensor> {
     let mut blocks = compute.scratch(&[group.world_size(), local.rows(), local.columns()], local.dtype())?;
     group.all_gather_into(local, &mut blocks)?;
-    compute.join(blocks, keep)
+    compute.concat_columns(blocks, keep)
 }
 
 #[cfg(test)]

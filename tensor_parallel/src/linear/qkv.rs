@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use super::MergedColumnParallelLinear;
-use crate::checkpoint::{Cut, Loader};
+use crate::checkpoint::{Loader, Sharding};
 use crate::compute::Compute;
 use crate::error::Result;
-use crate::shard::{self, Heads};
+use crate::shard::{self, HeadShard};
 use crate::tensor::Tensor;
 
 /// The heads of a whole attention layer.
@@ -22,12 +22,12 @@ pub struct QkvShape {
     pub head_dim: usize,
 }
 
-/// The projections of grouped-query attention, cut by heads. Where there are more ranks than key/value heads, each of
-/// those is held by several ranks.
+/// The projections of grouped-query attention, sharded by heads. With more ranks than key/value heads, several ranks hold the
+/// same key/value head.
 #[derive(Debug)]
 pub struct QkvParallelLinear {
     inner: MergedColumnParallelLinear,
-    mine: Heads,
+    mine: HeadShard,
     head_dim: usize,
 }
 
@@ -35,21 +35,21 @@ impl QkvParallelLinear {
     /// Loads `{prefix}.q_proj`, `k_proj` and `v_proj`.
     ///
     /// # Errors
-    /// When the heads cannot be shared out among the ranks (see [`shard::heads`]), or the source fails.
+    /// When the heads cannot be sharded over the ranks (see [`shard::split_heads`]), or the source fails.
     pub fn load(loader: &mut Loader<'_>, prefix: &str, shape: QkvShape, bias: bool) -> Result<Self> {
         let QkvShape { hidden, heads, kv_heads, head_dim } = shape;
-        let all = shard::heads(heads, kv_heads, loader.world_size())?;
+        let all = shard::split_heads(heads, kv_heads, loader.world_size())?;
         let rows = |r: &Range<usize>| r.start * head_dim..r.end * head_dim;
-        let queries = Cut::Rows(all.iter().map(|h| rows(&h.query)).collect());
-        let kvs = Cut::Rows(all.iter().map(|h| rows(&h.kv)).collect());
+        let queries = Sharding::Rows(all.iter().map(|h| rows(&h.query)).collect());
+        let kvs = Sharding::Rows(all.iter().map(|h| rows(&h.kv)).collect());
         let names = ["q_proj", "k_proj", "v_proj"].map(|n| format!("{prefix}.{n}"));
         let parts = [
             (names[0].as_str(), heads * head_dim),
             (names[1].as_str(), kv_heads * head_dim),
             (names[2].as_str(), kv_heads * head_dim),
         ];
-        let cuts = [queries, kvs.clone(), kvs];
-        let inner = MergedColumnParallelLinear::load_cut(loader, &parts, &cuts, hidden, bias)?;
+        let shardings = [queries, kvs.clone(), kvs];
+        let inner = MergedColumnParallelLinear::load_sharded(loader, &parts, &shardings, hidden, bias)?;
         Ok(Self { inner, mine: all[loader.rank()].clone(), head_dim })
     }
 

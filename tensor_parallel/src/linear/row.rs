@@ -1,12 +1,12 @@
-//! A linear layer that holds some of its input features.
+//! A linear layer that holds a share of its input features.
 
 use std::ops::Range;
 
 use ryzanstein_process_group::{ProcessGroup, ReduceOp};
 
-use crate::checkpoint::{Cut, Loader, Part};
+use crate::checkpoint::{Loader, ShardedTensor, Sharding};
 use crate::compute::Compute;
-use crate::error::{Error, Result};
+use crate::error::{ConfigurationError, Result};
 use crate::shard;
 use crate::tensor::Tensor;
 
@@ -15,9 +15,9 @@ use crate::tensor::Tensor;
 pub struct RowOptions {
     /// Whether it has a bias.
     pub bias: bool,
-    /// Whether a rank's input is its own features only, as a column-parallel layer leaves them. Else the input is whole.
+    /// Whether the input of a rank is its own features only, as a column-parallel layer returns them. If not, it is whole.
     pub input_is_parallel: bool,
-    /// Whether the ranks' results are summed. Else a rank's result is its own term of the sum.
+    /// Whether `forward` sums the results of all ranks. If not, it returns this rank's term of the sum.
     pub reduce_results: bool,
 }
 
@@ -27,7 +27,7 @@ impl Default for RowOptions {
     }
 }
 
-/// `y = x · Wᵀ + b` with the input features cut: every rank computes a term of the sum.
+/// `y = x · Wᵀ + b` with the input features sharded: every rank computes one term of the sum.
 #[derive(Debug)]
 pub struct RowParallelLinear {
     weight: Tensor,
@@ -40,8 +40,8 @@ impl RowParallelLinear {
     /// Loads `{name}.weight` `[outputs, inputs]`, and `{name}.bias` if it has one.
     ///
     /// # Errors
-    /// When the world size does not divide the inputs, or the source fails; and for a bias without a sum, which would
-    /// be added as many times as there are ranks.
+    /// When the world size does not divide the inputs, when there is a bias and no sum, as every rank would add the bias, and
+    /// when the source fails.
     pub fn load(
         loader: &mut Loader<'_>,
         name: &str,
@@ -49,26 +49,28 @@ impl RowParallelLinear {
         options: RowOptions,
     ) -> Result<Self> {
         if options.bias && !options.reduce_results {
-            return Err(Error::configuration(format!(
-                "`{name}` has a bias and its results are not reduced; whoever sums them must add the bias, once"
-            )));
+            return Err(ConfigurationError::UnreducedBias { layer: name.into() }.into());
         }
-        let ranges = shard::even(&format!("inputs of `{name}`"), inputs, loader.world_size())?;
+        let ranges = shard::split_evenly(&format!("inputs of `{name}`"), inputs, loader.world_size())?;
         let mine = ranges[loader.rank()].clone();
-        let weight = loader.matrix(&[Part {
+        let weight = loader.matrix(&[ShardedTensor {
             name: &format!("{name}.weight"),
             shape: &[outputs, inputs],
-            cut: Cut::Columns(ranges),
+            sharding: Sharding::Columns(ranges),
         }])?;
         let mut bias = None;
         if options.bias {
-            let part = Part { name: &format!("{name}.bias"), shape: &[outputs], cut: Cut::Whole };
+            let part = ShardedTensor {
+                name: &format!("{name}.bias"),
+                shape: &[outputs],
+                sharding: Sharding::Replicated,
+            };
             bias = Some(loader.vector(&[part])?);
         }
         Ok(Self { weight, bias, inputs: mine, options })
     }
 
-    /// The sum over all ranks, by one all-reduce, and then the bias. Without `reduce_results`, this rank's term and the bias.
+    /// The sum over all ranks, by one all-reduce, plus the bias. Without `reduce_results`, this rank's term of the sum.
     ///
     /// # Errors
     /// When shapes do not fit or the group fails.
@@ -76,7 +78,7 @@ impl RowParallelLinear {
         let mut y = if self.options.input_is_parallel {
             compute.linear(x, &self.weight, None, x.dtype())?
         } else {
-            compute.linear(&compute.columns(x, self.inputs.clone())?, &self.weight, None, x.dtype())?
+            compute.linear(&compute.slice_columns(x, self.inputs.clone())?, &self.weight, None, x.dtype())?
         };
         if self.options.reduce_results {
             group.all_reduce(&mut y, ReduceOp::Sum)?;

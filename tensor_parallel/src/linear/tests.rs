@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
+use ryzanstein_process_group::DType;
+
 use super::*;
 use crate::attention::{KvCache, ParallelAttention, Rotary, RotaryScaling};
 use crate::checkpoint::{Loader, MemorySource};
-use crate::compute::{Host, Places};
-use crate::dtype::Dtype;
-use crate::embedding::{ParallelHead, VocabParallelEmbedding, VocabularyWeight};
+use crate::compute::{Host, SlotMapping};
+use crate::embedding::{ParallelLmHead, VocabParallelEmbedding, VocabularyWeight};
 use crate::error::Error;
 use crate::mlp::ParallelMlp;
 
@@ -16,7 +17,7 @@ const HIDDEN: usize = 24;
 
 fn whole(shape: &[usize], seed: usize) -> Tensor {
     let value = |i: usize| ((i * 7 + seed * 13 + i / 5) % 5) as f32 - 2.0;
-    Tensor::new(shape, (0..shape.iter().product()).map(value).collect(), Dtype::F32).unwrap()
+    Tensor::new(shape, (0..shape.iter().product()).map(value).collect(), DType::F32).unwrap()
 }
 
 fn tensors(named: &[(&str, &[usize])]) -> HashMap<String, Tensor> {
@@ -37,7 +38,7 @@ fn run(
                 let body = &body;
                 scope.spawn(move || {
                     let mut source = MemorySource { tensors, rank: group.rank().index() };
-                    let mut loader = Loader::new(&mut source, group.rank().index(), world_size, Dtype::F32);
+                    let mut loader = Loader::new(&mut source, group.rank().index(), world_size, DType::F32);
                     let result = body(&mut loader, &mut group).unwrap();
                     let profile = group.profile();
                     for (name, count) in calls {
@@ -140,7 +141,7 @@ fn column_then_row_needs_one_all_reduce_only() {
 fn a_row_parallel_bias_without_a_sum_is_refused() {
     let named = linear(true);
     let mut source = MemorySource { tensors: &named, rank: 0 };
-    let mut loader = Loader::new(&mut source, 0, 2, Dtype::F32);
+    let mut loader = Loader::new(&mut source, 0, 2, DType::F32);
     let options = RowOptions { bias: true, input_is_parallel: true, reduce_results: false };
     let error = RowParallelLinear::load(&mut loader, "l", (48, HIDDEN), options).unwrap_err();
     assert!(matches!(error, Error::Configuration(_)), "{error}");
@@ -240,10 +241,14 @@ fn attention_with_cut_and_with_replicated_kv_heads_is_the_whole_layer() {
                 window: None,
             };
             let host = Host::new(1);
-            let mut cache = KvCache::new(&host, 1, [1, attention.qkv.kv_heads(), 5, 4], Dtype::F32)?;
-            let step = host.step(&[0; 5], &Places::from(0), &Rotary::new(4, 1e4, RotaryScaling::None))?;
+            let mut cache = KvCache::new(&host, 1, [1, attention.qkv.kv_heads(), 5, 4], DType::F32)?;
+            let batch = host.batch(
+                &[0; 5],
+                &SlotMapping::from_position(0),
+                &Rotary::new(4, 1e4, RotaryScaling::None),
+            )?;
             let x = whole(&[5, HIDDEN], 9);
-            attention.forward(&x, &step, &mut cache.layers[0], &host, group)
+            attention.forward(&x, &batch, &mut cache.layers[0], &host, group)
         });
     }
 }
@@ -280,16 +285,17 @@ fn embedding_and_head_equal_the_whole_layers_whatever_the_vocabulary() {
         same_on_all(&named, &[("all_reduce", 1)], |loader, group| {
             let weight = VocabularyWeight::load(loader, "e", vocabulary, HIDDEN)?;
             let host = Host::new(1);
-            let step = host.step(
+            let batch = host.batch(
                 &[0, last, 3, last / 2],
-                &Places::from(0),
+                &SlotMapping::from_position(0),
                 &Rotary::new(4, 1e4, RotaryScaling::None),
             )?;
-            VocabParallelEmbedding::new(weight).forward(&step, Dtype::F32, &host, group)
+            VocabParallelEmbedding::new(weight).forward(&batch, DType::F32, &host, group)
         });
         same_on_all(&named, &[("all_gather", 1)], |loader, group| {
             let weight = VocabularyWeight::load(loader, "e", vocabulary, HIDDEN)?;
-            let logits = ParallelHead::new(weight).forward(&whole(&[5, HIDDEN], 9), &Host::new(1), group)?;
+            let logits =
+                ParallelLmHead::new(weight).forward(&whole(&[5, HIDDEN], 9), &Host::new(1), group)?;
             assert_eq!(logits.shape(), [5, vocabulary]);
             Ok(logits)
         });
@@ -303,10 +309,11 @@ fn a_token_outside_the_vocabulary_is_refused_before_any_call() {
         let weight = VocabularyWeight::load(loader, "e", 100, HIDDEN)?;
         let embedding = VocabParallelEmbedding::new(weight);
         let host = Host::new(1);
-        let step = host.step(&[1, 100], &Places::from(0), &Rotary::new(4, 1e4, RotaryScaling::None))?;
-        let error = embedding.forward(&step, Dtype::F32, &host, group).unwrap_err();
+        let batch =
+            host.batch(&[1, 100], &SlotMapping::from_position(0), &Rotary::new(4, 1e4, RotaryScaling::None))?;
+        let error = embedding.forward(&batch, DType::F32, &host, group).unwrap_err();
         assert!(error.to_string().contains("token 100 is not in the vocabulary of 100"));
-        Ok(Tensor::zeros(&[1], Dtype::F32))
+        Tensor::zeros(&[1], DType::F32)
     });
 }
 
@@ -319,7 +326,7 @@ fn the_mlp_is_exact_where_silu_is() {
     ]);
     // silu of a multiple of 128 is itself or zero, to the bit.
     let gate = whole(&[48, HIDDEN], 1).values().unwrap().iter().map(|v| v * 128.0).collect();
-    named.insert("m.gate_proj.weight".into(), Tensor::new(&[48, HIDDEN], gate, Dtype::F32).unwrap());
+    named.insert("m.gate_proj.weight".into(), Tensor::new(&[48, HIDDEN], gate, DType::F32).unwrap());
     same_on_all(&named, &[("all_reduce", 1)], |loader, group| {
         let layer = ParallelMlp::load(loader, "m", HIDDEN, 48, false)?;
         layer.forward(&whole(&[5, HIDDEN], 9), &Host::new(1), group)
@@ -335,7 +342,7 @@ fn attention_is_exact_where_softmax_is() {
         ("o.weight", &[HIDDEN, 96]),
     ]);
     // Queries of zero see all alike; a window of two makes every share a half or one.
-    named.insert("a.q_proj.weight".into(), Tensor::zeros(&[96, HIDDEN], Dtype::F32));
+    named.insert("a.q_proj.weight".into(), Tensor::zeros(&[96, HIDDEN], DType::F32).unwrap());
     same_on_all(&named, &[("all_reduce", 1)], |loader, group| {
         let shape = QkvShape { hidden: HIDDEN, heads: 24, kv_heads: 1, head_dim: 4 };
         let attention = ParallelAttention {
@@ -344,9 +351,10 @@ fn attention_is_exact_where_softmax_is() {
             window: Some(2),
         };
         let host = Host::new(1);
-        let mut cache = KvCache::new(&host, 1, [1, attention.qkv.kv_heads(), 5, 4], Dtype::F32)?;
-        let step = host.step(&[0; 5], &Places::from(0), &Rotary::new(4, 1e4, RotaryScaling::None))?;
+        let mut cache = KvCache::new(&host, 1, [1, attention.qkv.kv_heads(), 5, 4], DType::F32)?;
+        let batch =
+            host.batch(&[0; 5], &SlotMapping::from_position(0), &Rotary::new(4, 1e4, RotaryScaling::None))?;
         let x = whole(&[5, HIDDEN], 9);
-        attention.forward(&x, &step, &mut cache.layers[0], &host, group)
+        attention.forward(&x, &batch, &mut cache.layers[0], &host, group)
     });
 }

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::keys::Keys;
+use super::config_error::{ConfigError, ModelFileError};
+use super::json::JsonObject;
 use super::rope;
 use crate::error::{Error, Result};
 use crate::rotary::{Rotary, RotaryScaling};
@@ -56,16 +57,16 @@ pub struct LlamaConfig {
     pub output_bias: bool,
     /// Whether the MLP's projections have them.
     pub mlp_bias: bool,
-    /// Whether embedding and head are one matrix.
-    pub tied: bool,
-    /// How many positions a query sees, layer by layer; all where there is no window.
-    pub windows: Vec<Option<usize>>,
+    /// Whether embedding and head share one matrix.
+    pub tied_embeddings: bool,
+    /// How many positions a query attends to, layer by layer; all where there is no window.
+    pub sliding_windows: Vec<Option<usize>>,
     /// Tokens that end a text.
-    pub end_tokens: Vec<u32>,
+    pub eos_tokens: Vec<u32>,
 }
 
-// Far more than any model has. Memory is taken by these before the weights are compared with them, so a damaged file must
-// not ask for all there is.
+// Far more than any model has. These sizes decide how much memory is allocated before the weights are compared with them, so a
+// damaged file must not ask for all there is.
 const MOST_LAYERS: u64 = 1 << 12;
 const MOST_HEADS: u64 = 1 << 16;
 const LONGEST_HEAD: u64 = 1 << 16;
@@ -89,15 +90,15 @@ impl LlamaConfig {
     pub fn from_json(file: &Path, config: &str, generation: Option<&str>) -> Result<Self> {
         let object = |file: &Path, text: &str| {
             serde_json::from_str::<Map<String, Value>>(text)
-                .map_err(|e| Error::model(file, format!("not a JSON object: {e}")))
+                .map_err(|e| Error::model(file, ModelFileError::Json(e)))
         };
         let map = object(file, config)?;
-        let mut parsed = parse(&Keys(&map)).map_err(|reason| Error::model(file, reason))?;
+        let mut parsed = parse(&JsonObject(&map)).map_err(|e| Error::model(file, e))?;
         if let Some(text) = generation {
             let file = file.with_file_name("generation_config.json");
             let map = object(&file, text)?;
-            if let Some(tokens) = end_tokens(&Keys(&map)).map_err(|reason| Error::model(&file, reason))? {
-                parsed.end_tokens = tokens;
+            if let Some(tokens) = eos_tokens(&JsonObject(&map)).map_err(|e| Error::model(&file, e))? {
+                parsed.eos_tokens = tokens;
             }
         }
         Ok(parsed)
@@ -113,11 +114,7 @@ impl LlamaConfig {
 pub(super) fn read_folder(directory: &Path) -> Result<(String, Option<String>)> {
     let file = directory.join("config.json");
     let config = std::fs::read_to_string(&file).map_err(|error| match error.kind() {
-        ErrorKind::NotFound | ErrorKind::NotADirectory => Error::model(
-            &file,
-            "there is no such file; a model is a folder as Hugging Face has it, with config.json, the weights in *.safetensors, \
-             and, for text, tokenizer.json",
-        ),
+        ErrorKind::NotFound | ErrorKind::NotADirectory => Error::model(&file, ModelFileError::Missing),
         _ => Error::io(&file, error),
     })?;
     let file = directory.join("generation_config.json");
@@ -128,66 +125,75 @@ pub(super) fn read_folder(directory: &Path) -> Result<(String, Option<String>)> 
     }
 }
 
-fn architecture(keys: &Keys<'_>) -> Result<Architecture, String> {
+fn architecture(keys: &JsonObject<'_>) -> Result<Architecture, ConfigError> {
     let named = keys.get("architectures").and_then(|v| v.get(0)).and_then(Value::as_str);
     let name = match named {
         Some(name) => name,
-        None => keys.text("model_type")?.ok_or("neither `architectures` nor `model_type` is there")?,
+        None => keys.text("model_type")?.ok_or(ConfigError::NoArchitecture)?,
     };
     match name {
         "LlamaForCausalLM" | "llama" => Ok(Architecture::Llama),
         "MistralForCausalLM" | "mistral" => Ok(Architecture::Mistral),
         "Qwen2ForCausalLM" | "qwen2" => Ok(Architecture::Qwen2),
-        other => Err(format!(
-            "architecture `{other}` is not supported; supported are LlamaForCausalLM, MistralForCausalLM and \
-             Qwen2ForCausalLM"
-        )),
+        other => Err(ConfigError::Architecture { name: other.into() }),
     }
 }
 
-fn parse(keys: &Keys<'_>) -> Result<LlamaConfig, String> {
+fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, ConfigError> {
     let architecture = architecture(keys)?;
     if keys.get("quantization_config").is_some() {
-        return Err(
-            "`quantization_config`: quantized weights are not supported, only f32, f16 and bf16".into()
-        );
+        return Err(ConfigError::Quantized);
     }
     if let Some(other) = keys.text("hidden_act")?.filter(|a| *a != "silu") {
-        return Err(format!("`hidden_act` `{other}` is not supported, only `silu`"));
+        return Err(ConfigError::Unsupported {
+            key: "hidden_act",
+            found: format!("`{other}`"),
+            supported: "`silu`",
+        });
     }
     if let Some(factor) = keys.number("partial_rotary_factor")?.filter(|f| *f != 1.0) {
-        return Err(format!("`partial_rotary_factor` {factor} is not supported, only 1"));
+        return Err(ConfigError::unsupported_rotary_factor(factor));
     }
-    let hidden = keys.needed("hidden_size", MOST_FEATURES)?;
-    let heads = keys.needed("num_attention_heads", MOST_HEADS)?;
+    let hidden = keys.required("hidden_size", MOST_FEATURES)?;
+    let heads = keys.required("num_attention_heads", MOST_HEADS)?;
     let kv_heads = keys.size("num_key_value_heads")?.unwrap_or(heads);
     if !heads.is_multiple_of(kv_heads) {
-        return Err(format!(
-            "`num_key_value_heads` {kv_heads} does not divide `num_attention_heads` {heads}"
-        ));
+        return Err(ConfigError::NotDivisible {
+            key: "num_attention_heads",
+            value: heads,
+            divisor_key: "num_key_value_heads",
+            divisor: kv_heads,
+        });
     }
     let head_dim = match keys.size_up_to("head_dim", LONGEST_HEAD)? {
         Some(length) => length,
         None if hidden.is_multiple_of(heads) => hidden / heads,
-        None => return Err(format!("`num_attention_heads` {heads} does not divide `hidden_size` {hidden}")),
+        None => {
+            return Err(ConfigError::NotDivisible {
+                key: "hidden_size",
+                value: hidden,
+                divisor_key: "num_attention_heads",
+                divisor: heads,
+            });
+        }
     };
     if !head_dim.is_multiple_of(2) {
-        return Err(format!("a head of {head_dim} elements cannot be rotated in pairs"));
+        return Err(ConfigError::OddHead { head_dim });
     }
     let (default_positions, qwen2) = match architecture {
         Architecture::Llama => (2048, false),
         Architecture::Mistral => (131_072, false),
         Architecture::Qwen2 => (32_768, true),
     };
-    let layers = keys.needed("num_hidden_layers", MOST_LAYERS)?;
+    let layers = keys.required("num_hidden_layers", MOST_LAYERS)?;
     let attention_bias = architecture == Architecture::Llama && keys.flag("attention_bias")?;
     let max_positions = keys.size("max_position_embeddings")?.unwrap_or(default_positions);
     let (rope_theta, rope_scaling) = rope::parse(keys, max_positions)?;
     Ok(LlamaConfig {
         architecture,
-        vocabulary: keys.needed("vocab_size", MOST_TOKENS)?,
+        vocabulary: keys.required("vocab_size", MOST_TOKENS)?,
         hidden,
-        intermediate: keys.needed("intermediate_size", MOST_FEATURES)?,
+        intermediate: keys.required("intermediate_size", MOST_FEATURES)?,
         layers,
         heads,
         kv_heads,
@@ -199,14 +205,18 @@ fn parse(keys: &Keys<'_>) -> Result<LlamaConfig, String> {
         qkv_bias: attention_bias || qwen2,
         output_bias: attention_bias,
         mlp_bias: architecture == Architecture::Llama && keys.flag("mlp_bias")?,
-        tied: keys.flag("tie_word_embeddings")?,
-        windows: windows(keys, architecture, layers)?,
-        end_tokens: end_tokens(keys)?.unwrap_or_default(),
+        tied_embeddings: keys.flag("tie_word_embeddings")?,
+        sliding_windows: sliding_windows(keys, architecture, layers)?,
+        eos_tokens: eos_tokens(keys)?.unwrap_or_default(),
     })
 }
 
-fn windows(keys: &Keys<'_>, architecture: Architecture, layers: usize) -> Result<Vec<Option<usize>>, String> {
-    // A missing key has the library's default; an explicit null means that there is no window.
+fn sliding_windows(
+    keys: &JsonObject<'_>,
+    architecture: Architecture,
+    layers: usize,
+) -> Result<Vec<Option<usize>>, ConfigError> {
+    // A missing key takes the default of transformers; an explicit null means no window.
     let window =
         if keys.0.contains_key("sliding_window") { keys.size("sliding_window")? } else { Some(4096) };
     let (window, first) = match architecture {
@@ -225,23 +235,23 @@ fn windows(keys: &Keys<'_>, architecture: Architecture, layers: usize) -> Result
         return Ok((0..layers).map(|layer| window.filter(|_| layer >= first)).collect());
     };
     let types = types.as_array().filter(|t| t.len() == layers);
-    let types = types.ok_or_else(|| format!("`layer_types` must list {layers} layers"))?;
+    let types = types.ok_or(ConfigError::LayerTypes { layers })?;
     types
         .iter()
         .map(|t| match (t.as_str(), window) {
             (Some("full_attention"), _) => Ok(None),
             (Some("sliding_attention"), Some(window)) => Ok(Some(window)),
-            (Some("sliding_attention"), None) => {
-                Err("`layer_types` has a window and `sliding_window` none".into())
-            }
-            _ => {
-                Err(format!("`layer_types` {t} is not supported, only full_attention and sliding_attention"))
-            }
+            (Some("sliding_attention"), None) => Err(ConfigError::NoWindow),
+            _ => Err(ConfigError::Unsupported {
+                key: "layer_types",
+                found: t.to_string(),
+                supported: "full_attention and sliding_attention",
+            }),
         })
         .collect()
 }
 
-fn end_tokens(keys: &Keys<'_>) -> Result<Option<Vec<u32>>, String> {
+fn eos_tokens(keys: &JsonObject<'_>) -> Result<Option<Vec<u32>>, ConfigError> {
     let token = |v: &Value| v.as_u64().and_then(|n| u32::try_from(n).ok());
     keys.optional("eos_token_id", "a token or a list of tokens", |value| match value.as_array() {
         Some(list) => list.iter().map(token).collect(),

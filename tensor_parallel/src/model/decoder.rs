@@ -1,4 +1,4 @@
-//! Sequences, token by token.
+//! Decoding of several sequences.
 
 #![expect(unsafe_code, reason = "a recorded pass keeps addresses; the block says why they stay")]
 
@@ -9,38 +9,38 @@ use ryzanstein_process_group::{ProcessGroup, Recorded};
 
 use super::llama::Llama;
 use crate::attention::KvCache;
-use crate::compute::{Places, Recording, Step};
-use crate::error::{Error, Result};
+use crate::compute::{Batch, RecordedGraph, SlotMapping};
+use crate::error::{Error, RequestError, Result};
 use crate::tensor::Tensor;
 
 /// Sequences that grow token by token, several in one pass.
 ///
-/// On a GPU, the pass of one token for each of so many sequences is recorded into a graph when it has run once, and
-/// repeated from then on whenever so many get a token, whichever they are: one launch in place of hundreds, with the same
-/// result. Each number of sequences has a graph of its own, and memory for it. The group that is passed must be the same
-/// from then on, and end after the decoder: NCCL does not let go of what a graph may call. A sequence that has ended makes room
-/// for another by [`clear`](Self::clear), and the graphs stay.
+/// On a GPU, a pass of one token for each of n sequences runs once, is recorded into a CUDA graph the second time, and is
+/// replayed from then on, whichever n sequences get a token: one launch in place of hundreds, with the same result. Each n has
+/// a graph and memory of its own. Pass the same group to every call, and keep it alive longer than the decoder: NCCL holds on
+/// to the communicators that a graph may call. When a sequence has ended, [`clear`](Self::clear) makes room for another, and
+/// the graphs stay. While a pass is recorded, no other thread may compute on the same GPU.
 #[derive(Debug)]
 pub struct Decoder<'a> {
-    // First, so that they go before the memory whose addresses they hold.
+    // First, so that the graphs are dropped before the memory whose addresses they hold.
     passes: BTreeMap<usize, Pass>,
     cache: KvCache,
     model: &'a Llama,
     graph: bool,
 }
 
-/// The pass of one token for each of some sequences.
+/// The pass of one token for each of a number of sequences.
 #[derive(Debug)]
 struct Pass {
     // First, as above.
-    recorded: Option<(Box<dyn Recording>, Recorded)>,
-    step: Step,
+    recorded: Option<(RecordedGraph, Recorded)>,
+    batch: Batch,
     logits: Option<Tensor>,
 }
 
 impl Llama {
-    /// Up to `sequences` sequences of at most `capacity` positions each. With `graph`, passes of one token are recorded and
-    /// repeated where that is cheaper.
+    /// A decoder of up to `sequences` sequences of at most `capacity` positions each. With `graph`, it records passes of one token
+    /// and replays them where that is cheaper.
     ///
     /// # Errors
     /// As [`cache`](Self::cache).
@@ -51,55 +51,55 @@ impl Llama {
 }
 
 impl Decoder<'_> {
-    /// Adds any number of tokens to a sequence, and gives the logits `[1, vocabulary]` in `f32` after the last.
+    /// Appends any number of tokens to a sequence. Returns the logits `[1, vocabulary]` in `f32` after the last.
     ///
     /// # Errors
-    /// When there is no such sequence, and as [`Llama::forward`].
-    pub fn prompt(&mut self, sequence: usize, tokens: &[u32], group: &mut ProcessGroup) -> Result<Tensor> {
-        self.model.prompt(tokens, sequence, &mut self.cache, group)
+    /// When there is no such sequence; otherwise as [`Llama::forward`].
+    pub fn prefill(&mut self, sequence: usize, tokens: &[u32], group: &mut ProcessGroup) -> Result<Tensor> {
+        self.model.prefill(tokens, sequence, &mut self.cache, group)
     }
 
-    /// Adds a token to each of some sequences, given as pairs of sequence and token, and gives the logits
-    /// `[pairs, vocabulary]` in `f32` after them, in the order of the pairs. Every rank passes the same.
+    /// Appends one token to each of some sequences, given as pairs of sequence and token. Returns the logits
+    /// `[pairs, vocabulary]` in `f32` after them, in the order of the pairs. Every rank passes the same pairs.
     ///
     /// # Errors
-    /// When there are no pairs, a sequence is not there or named twice, and as [`Llama::forward`].
-    pub fn next(&mut self, tokens: &[(usize, u32)], group: &mut ProcessGroup) -> Result<&Tensor> {
-        let (places, tokens) = self.admit(tokens)?;
+    /// When there are no pairs, or a sequence does not exist or is given twice; otherwise as [`Llama::forward`].
+    pub fn decode(&mut self, tokens: &[(usize, u32)], group: &mut ProcessGroup) -> Result<&Tensor> {
+        let (slots, tokens) = self.validate(tokens)?;
         let Self { passes, cache, model, graph } = self;
         let (compute, rotary) = (&*model.compute, &model.rotary);
         let pass = match passes.entry(tokens.len()) {
             Entry::Occupied(there) => {
                 let pass = there.into_mut();
-                compute.set_step(&mut pass.step, &tokens, &places, rotary)?;
+                compute.update_batch(&mut pass.batch, &tokens, &slots, rotary)?;
                 pass
             }
             Entry::Vacant(free) => {
-                let step = compute.step(&tokens, &places, rotary)?;
-                free.insert(Pass { recorded: None, step, logits: None })
+                let batch = compute.batch(&tokens, &slots, rotary)?;
+                free.insert(Pass { recorded: None, batch, logits: None })
             }
         };
         let ran_before = pass.logits.is_some();
         if *graph && ran_before && pass.recorded.is_none() {
-            // What the last pass used is free again, so that the recording finds all the memory it needs.
+            // Frees what the last pass used, so that the recording finds all the memory it needs.
             pass.logits = None;
-            let (step, logits) = (&pass.step, &mut pass.logits);
+            let (batch, logits) = (&pass.batch, &mut pass.logits);
             let mut recording = None;
             let collectives = group.record(|group| {
                 let work = &mut || {
-                    *logits = Some(model.logits(step, cache, group)?);
+                    *logits = Some(model.logits(batch, cache, group)?);
                     Ok(())
                 };
-                // SAFETY: the model is borrowed, and step, cache and logits are held, for as long as the recording, and the
-                // step's places are checked before each pass; what is replayed goes through the group that recorded it, or
-                // not at all, and not once that has failed.
+                // SAFETY: the decoder borrows the model and owns batch, cache and logits for as long as the recording, and
+                // checks the batch's slots before each pass. Only the group that recorded replays, and not after it has
+                // failed.
                 recording = unsafe { compute.record(work) }?;
                 Ok::<_, Error>(())
             });
             pass.recorded = match collectives {
                 Ok(collectives) => recording.map(|recording| (recording, collectives)),
                 Err(error) => {
-                    tracing::warn!(%error, sequences = tokens.len(), "a pass cannot be recorded; none is from now on");
+                    tracing::warn!(%error, sequences = tokens.len(), "cannot record a pass; passes run unrecorded from now on");
                     None
                 }
             };
@@ -107,31 +107,31 @@ impl Decoder<'_> {
         }
         match &pass.recorded {
             Some((recording, collectives)) => group.replay(collectives, || recording.replay())?,
-            None => pass.logits = Some(model.logits(&pass.step, cache, group)?),
+            None => pass.logits = Some(model.logits(&pass.batch, cache, group)?),
         }
-        cache.advance(&places, tokens.len());
+        cache.advance(&slots, tokens.len());
         group.synchronize()?;
-        pass.logits.as_ref().ok_or_else(|| Error::input("the recorded pass gave no logits"))
+        pass.logits.as_ref().ok_or_else(|| Error::input("the recorded pass returned no logits"))
     }
 
-    /// What can be refused before anything is computed; else where the tokens go.
-    fn admit(&self, tokens: &[(usize, u32)]) -> Result<(Places, Vec<u32>)> {
+    /// Refuses what can be refused before anything is computed. Returns the slots of the tokens, and the tokens.
+    fn validate(&self, tokens: &[(usize, u32)]) -> Result<(SlotMapping, Vec<u32>)> {
         if tokens.is_empty() {
-            return Err(Error::input("at least one sequence must get a token"));
+            return Err(RequestError::NoSequences.into());
         }
-        let place = |(sequence, _): &(usize, u32)| Ok((*sequence, self.cache.end(*sequence, 1)?));
-        let places = tokens.iter().map(place).collect::<Result<_>>()?;
+        let place = |(sequence, _): &(usize, u32)| Ok((*sequence, self.cache.next_position(*sequence, 1)?));
+        let slots = tokens.iter().map(place).collect::<Result<_>>()?;
         let tokens: Vec<u32> = tokens.iter().map(|(_, token)| *token).collect();
         self.model.check(&tokens)?;
-        Ok((Places::Each(places), tokens))
+        Ok((SlotMapping::OnePerSequence(slots), tokens))
     }
 
-    /// Forgets a sequence, so that another can take its number.
+    /// Drops a sequence, so that another can take its number.
     pub fn clear(&mut self, sequence: usize) {
         self.cache.truncate(sequence, 0);
     }
 
-    /// Positions held of a sequence; none of one that is not there.
+    /// Positions held of a sequence; 0 if there is no such sequence.
     pub fn len(&self, sequence: usize) -> usize {
         self.cache.len(sequence)
     }

@@ -1,16 +1,15 @@
 //! Llama, and the models that are Llama with other settings.
 
-use ryzanstein_process_group::ProcessGroup;
+use ryzanstein_process_group::{DType, ProcessGroup};
 
 use super::config::LlamaConfig;
 use super::plan::check_world_size;
 use super::report::LoadReport;
 use crate::attention::{KvCache, ParallelAttention};
 use crate::checkpoint::Loader;
-use crate::compute::{Compute, LayerCache, Places, Step};
-use crate::dtype::Dtype;
-use crate::embedding::{ParallelHead, VocabParallelEmbedding, VocabularyWeight};
-use crate::error::{Error, Result};
+use crate::compute::{Batch, Compute, LayerCache, SlotMapping};
+use crate::embedding::{ParallelLmHead, VocabParallelEmbedding, VocabularyWeight};
+use crate::error::{RequestError, Result};
 use crate::linear::{QkvParallelLinear, QkvShape, RowOptions, RowParallelLinear};
 use crate::mlp::ParallelMlp;
 use crate::norm::RmsNorm;
@@ -26,13 +25,13 @@ use crate::tensor::Tensor;
 pub struct Llama {
     pub(crate) config: LlamaConfig,
     pub(crate) compute: Box<dyn Compute>,
-    dtype: Dtype,
+    dtype: DType,
     kv_heads: usize,
     pub(super) rotary: Rotary,
     embedding: VocabParallelEmbedding,
     blocks: Vec<Block>,
     norm: RmsNorm,
-    head: ParallelHead,
+    head: ParallelLmHead,
     pub(crate) report: LoadReport,
 }
 
@@ -61,7 +60,7 @@ impl Block {
                     (hidden, heads * head_dim),
                     options,
                 )?,
-                window: config.windows[layer],
+                window: config.sliding_windows[layer],
             },
             mlp_norm: RmsNorm::load(loader, &within("post_attention_layernorm"), hidden, norm_epsilon)?,
             mlp: ParallelMlp::load(loader, &within("mlp"), hidden, config.intermediate, config.mlp_bias)?,
@@ -71,13 +70,13 @@ impl Block {
     fn forward(
         &self,
         x: &mut Tensor,
-        step: &Step,
+        batch: &Batch,
         cache: &mut LayerCache,
         compute: &dyn Compute,
         group: &mut ProcessGroup,
     ) -> Result<()> {
         let normed = self.attention_norm.forward(x, compute)?;
-        let attended = self.attention.forward(&normed, step, cache, compute, group)?;
+        let attended = self.attention.forward(&normed, batch, cache, compute, group)?;
         compute.add(x, &attended)?;
         let normed = self.mlp_norm.forward(x, compute)?;
         let fed = self.mlp.forward(&normed, compute, group)?;
@@ -86,28 +85,27 @@ impl Block {
 }
 
 impl Llama {
-    /// Puts a model together from what `loader` gives, its weights where `compute` computes. `dtype` is the type of
-    /// activations.
+    /// Builds a model from the weights of `loader`, in the memory of `compute`. `dtype` is the type of activations.
     ///
     /// # Errors
     /// When the model cannot run on so many ranks, or the source fails.
     pub fn from_loader(
         config: LlamaConfig,
-        dtype: Dtype,
+        dtype: DType,
         compute: Box<dyn Compute>,
         loader: &mut Loader<'_>,
     ) -> Result<Self> {
         check_world_size(&config, loader.world_size())?;
-        let heads = shard::heads(config.heads, config.kv_heads, loader.world_size())?;
-        let mut lent = loader.lend(&*compute, dtype);
-        let loader = &mut lent;
+        let heads = shard::split_heads(config.heads, config.kv_heads, loader.world_size())?;
+        let mut loader_on = loader.reborrow(&*compute, dtype);
+        let loader = &mut loader_on;
         let (vocabulary, hidden) = (config.vocabulary, config.hidden);
         let tokens = VocabularyWeight::load(loader, "model.embed_tokens", vocabulary, hidden)?;
         let blocks = (0..config.layers)
             .map(|layer| Block::load(loader, &config, layer))
             .collect::<Result<Vec<_>>>()?;
         let norm = RmsNorm::load(loader, "model.norm", hidden, config.norm_epsilon)?;
-        let head = if config.tied {
+        let head = if config.tied_embeddings {
             tokens.clone()
         } else {
             VocabularyWeight::load(loader, "lm_head", vocabulary, hidden)?
@@ -121,7 +119,7 @@ impl Llama {
             embedding: VocabParallelEmbedding::new(tokens),
             blocks,
             norm,
-            head: ParallelHead::new(head),
+            head: ParallelLmHead::new(head),
             report: LoadReport::default(),
             config,
         })
@@ -133,7 +131,7 @@ impl Llama {
     }
 
     /// The type of activations and of the cache.
-    pub fn dtype(&self) -> Dtype {
+    pub fn dtype(&self) -> DType {
         self.dtype
     }
 
@@ -145,7 +143,7 @@ impl Llama {
     /// An empty cache with room for one sequence of `capacity` positions.
     ///
     /// # Errors
-    /// When the model was not made for so long a sequence, or there is no room for so many.
+    /// When the model does not support sequences of that length, or memory runs out.
     pub fn cache(&self, capacity: usize) -> Result<KvCache> {
         self.caches(1, capacity)
     }
@@ -154,16 +152,14 @@ impl Llama {
     pub(super) fn caches(&self, sequences: usize, capacity: usize) -> Result<KvCache> {
         let LlamaConfig { layers, head_dim, max_positions, .. } = self.config;
         if capacity > max_positions {
-            return Err(Error::input(format!(
-                "{capacity} positions are more than the {max_positions} of `max_position_embeddings`"
-            )));
+            return Err(RequestError::TooLong { positions: capacity, max_positions }.into());
         }
         let shape = [sequences, self.kv_heads, capacity, head_dim];
         KvCache::new(&*self.compute, layers, shape, self.dtype)
     }
 
-    /// Logits `[tokens, vocabulary]` in `f32` after each of `tokens`, which follow what the cache holds of its first
-    /// sequence. It holds them too afterwards. The result is the same, to the bit, on every rank.
+    /// Appends `tokens` to the first sequence of the cache. Returns the logits `[tokens, vocabulary]` in `f32` after each of
+    /// them, bit for bit the same on every rank.
     ///
     /// # Errors
     /// When there are no tokens, one is not in the vocabulary, they do not fit the cache, or the group fails.
@@ -181,11 +177,11 @@ impl Llama {
         cache: &mut KvCache,
         group: &mut ProcessGroup,
     ) -> Result<Tensor> {
-        self.prompt(tokens, 0, cache, group)
+        self.prefill(tokens, 0, cache, group)
     }
 
-    /// Logits after the last of these tokens, which follow what the cache holds of a sequence.
-    pub(super) fn prompt(
+    /// Appends tokens to a sequence of the cache. Returns the logits after the last.
+    pub(super) fn prefill(
         &self,
         tokens: &[u32],
         sequence: usize,
@@ -198,11 +194,11 @@ impl Llama {
                 return Ok(x);
             }
             let flat = x.reshape(&[1, rows * columns])?;
-            compute.columns(&flat, (rows - 1) * columns..rows * columns)
+            compute.slice_columns(&flat, (rows - 1) * columns..rows * columns)
         })
     }
 
-    /// Logits of what `keep` keeps of the hidden states of tokens, which follow each other in one sequence.
+    /// Appends tokens to one sequence. Returns the logits of those hidden states that `keep` keeps.
     fn run(
         &self,
         tokens: &[u32],
@@ -212,15 +208,16 @@ impl Llama {
         keep: impl FnOnce(&dyn Compute, Tensor) -> Result<Tensor>,
     ) -> Result<Tensor> {
         if tokens.is_empty() {
-            return Err(Error::input("there must be at least one token"));
+            return Err(RequestError::NoTokens.into());
         }
         self.check(tokens)?;
-        let places = Places::Run { sequence, position: cache.end(sequence, tokens.len())? };
-        let step = self.compute.step(tokens, &places, &self.rotary)?;
-        let x = self.hidden_states(&step, cache, group)?;
+        let slots =
+            SlotMapping::Consecutive { sequence, position: cache.next_position(sequence, tokens.len())? };
+        let batch = self.compute.batch(tokens, &slots, &self.rotary)?;
+        let x = self.hidden_states(&batch, cache, group)?;
         let logits = self.head.forward(&keep(&*self.compute, x)?, &*self.compute, group)?;
-        cache.advance(&places, tokens.len());
-        // A rank that is lost leaves values on a GPU that look like any others: the group knows better.
+        cache.advance(&slots, tokens.len());
+        // A lost rank leaves values on a GPU that look like any others. Only the group can tell.
         group.synchronize()?;
         Ok(logits)
     }
@@ -230,22 +227,22 @@ impl Llama {
         self.embedding.check(tokens)
     }
 
-    /// Logits after every token of a step. The cache's lengths are the caller's to advance.
+    /// Logits after every token of a batch. The caller advances the lengths of the cache.
     pub(super) fn logits(
         &self,
-        step: &Step,
+        batch: &Batch,
         cache: &mut KvCache,
         group: &mut ProcessGroup,
     ) -> Result<Tensor> {
-        let x = self.hidden_states(step, cache, group)?;
+        let x = self.hidden_states(batch, cache, group)?;
         self.head.forward(&x, &*self.compute, group)
     }
 
-    fn hidden_states(&self, step: &Step, cache: &mut KvCache, group: &mut ProcessGroup) -> Result<Tensor> {
+    fn hidden_states(&self, batch: &Batch, cache: &mut KvCache, group: &mut ProcessGroup) -> Result<Tensor> {
         let compute = &*self.compute;
-        let mut x = self.embedding.forward(step, self.dtype, compute, group)?;
+        let mut x = self.embedding.forward(batch, self.dtype, compute, group)?;
         for (block, cache) in self.blocks.iter().zip(&mut cache.layers) {
-            block.forward(&mut x, step, cache, compute, group)?;
+            block.forward(&mut x, batch, cache, compute, group)?;
         }
         self.norm.forward(&x, compute)
     }

@@ -3,26 +3,25 @@
 use std::path::Path;
 use std::time::Instant;
 
-use ryzanstein_process_group::{ProcessGroup, Rank};
+use ryzanstein_process_group::{DType, ProcessGroup, Rank};
 use serde::{Deserialize, Serialize};
 
 use super::config::{LlamaConfig, read_folder};
 use super::llama::Llama;
 use super::plan::{check_world_size, tensors};
 use super::report::LoadReport;
-use crate::checkpoint::{Checkpoint, Loader, LocalSource, Part, RootSource, WeightSource};
-use crate::compute::{self, Compute, Places};
-use crate::dtype::Dtype;
-use crate::error::{Error, Result};
+use crate::checkpoint::{Checkpoint, Loader, LocalSource, RootSource, ShardedTensor, WeightSource};
+use crate::compute::{self, Compute, SlotMapping};
+use crate::error::{ConfigurationError, Error, RemoteError, Result};
 use crate::tensor::Tensor;
 
-/// All that ranks must agree on, or learn from the root, before weights move.
+/// What ranks must agree on, or learn from the root, before they load weights.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 struct Plan {
     config: String,
     generation: Option<String>,
-    weights: Dtype,
-    activations: Dtype,
+    weights: DType,
+    activations: DType,
 }
 
 impl Plan {
@@ -31,10 +30,10 @@ impl Plan {
     }
 }
 
-/// Reads and checks everything but the weights' values.
+/// Reads and checks everything except the values of the weights.
 fn prepare(
     directory: &Path,
-    dtype: Option<Dtype>,
+    dtype: Option<DType>,
     world_size: usize,
 ) -> Result<(Plan, LlamaConfig, Checkpoint)> {
     let (config, generation) = read_folder(directory)?;
@@ -48,8 +47,8 @@ fn prepare(
     let matrices = specs.iter().filter(|s| s.shape.len() == 2).map(|s| s.name.as_str());
     let stored = checkpoint.common_dtype(matrices)?;
     let activations = dtype.unwrap_or(stored);
-    // Wide activations meet weights as they are stored: widening them is exact and is done on the way.
-    let weights = if activations == Dtype::F32 { stored } else { activations };
+    // With f32 activations, weights stay as they are stored: a product widens them on the fly, exactly.
+    let weights = if activations == DType::F32 { stored } else { activations };
     Ok((Plan { config, generation, weights, activations }, parsed, checkpoint))
 }
 
@@ -57,34 +56,34 @@ impl Llama {
     /// Loads this rank's share of a model from a folder that every rank can read: `config.json` and safetensors.
     /// `dtype` is the type of activations; without one, that of the weights.
     ///
-    /// Settings, shapes and world size are checked before any weight is read. When one rank fails, all do. On a GPU, a first
-    /// pass comes with it, so that a first request finds the kernels that most requests use.
+    /// Settings, shapes and world size are checked before any weight is read. When one rank fails, all do. On a GPU, loading
+    /// ends with a first pass, so that the first request finds the usual kernels compiled.
     ///
     /// # Errors
-    /// This rank's own, else [`Error::Peer`] with that of another; those of the group, where the first pass fails.
-    pub fn load(directory: &Path, dtype: Option<Dtype>, group: &mut ProcessGroup) -> Result<Self> {
+    /// This rank's own error; otherwise [`Error::Peer`] with that of another rank; those of the group when the first pass fails.
+    pub fn load(directory: &Path, dtype: Option<DType>, group: &mut ProcessGroup) -> Result<Self> {
         let started = Instant::now();
         let prepared = prepare(directory, dtype, group.world_size());
-        let (plan, config, checkpoint) = agree(prepared, |(plan, ..)| plan.clone(), group)?;
+        let (plan, config, checkpoint) = check_all_ranks(prepared, |(plan, ..)| plan.clone(), group)?;
         let mut source = LocalSource { checkpoint: &checkpoint, rank: group.rank().index() };
         let compute = compute::for_group(group);
         let model = compute
             .and_then(|compute| build(config, &plan, compute, &mut source, group.rank(), group.world_size()));
-        let model = agree(model, |_| (), group)?;
+        let model = check_all_ranks(model, |_| (), group)?;
         let model = model.reported(Some(&checkpoint), started);
         model.warm_up(group)?;
         Ok(model)
     }
 
-    /// Loads this rank's share of a model from a folder that only `root` can read. `directory` and `dtype` count on
-    /// the root only. The root reads each rank's share and sends it to that rank alone; what all hold it
-    /// broadcasts. When one rank fails, all do.
+    /// Loads this rank's share of a model from a folder that only `root` can read. Other ranks' `directory` and `dtype` are
+    /// ignored. The root reads the share of each rank and sends it to that rank alone; what all ranks hold, it broadcasts. When
+    /// one rank fails, all do.
     ///
     /// # Errors
-    /// This rank's own, else [`Error::Peer`] with that of another.
+    /// This rank's own error; otherwise [`Error::Peer`] with that of another rank.
     pub fn load_from_root(
         directory: Option<&Path>,
-        dtype: Option<Dtype>,
+        dtype: Option<DType>,
         root: Rank,
         group: &mut ProcessGroup,
     ) -> Result<Self> {
@@ -93,7 +92,7 @@ impl Llama {
 
     fn load_from_root_on(
         directory: Option<&Path>,
-        dtype: Option<Dtype>,
+        dtype: Option<DType>,
         root: Rank,
         group: &mut ProcessGroup,
         compute: impl FnOnce(&ProcessGroup) -> Result<Box<dyn Compute>>,
@@ -102,41 +101,42 @@ impl Llama {
         let (me, world_size) = (group.rank(), group.world_size());
         let prepared = match directory {
             Some(directory) if me == root => Some(prepare(directory, dtype, world_size)),
-            None if me == root => Some(Err(Error::configuration("the root must have a model folder"))),
+            None if me == root => Some(Err(ConfigurationError::NoFolder.into())),
             _ => None,
         };
         let told = prepared.as_ref().map(|p| match p {
             Ok((plan, ..)) => Ok(plan.clone()),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(RemoteError::from(error)),
         });
-        let told: Result<Plan, String> = group.broadcast_object(told.as_ref(), root)?;
+        let told: Result<Plan, RemoteError> = group.broadcast_object(told.as_ref(), root)?;
         let checkpoint = prepared.transpose()?.map(|(_, _, checkpoint)| checkpoint);
-        let plan = told.map_err(|reason| Error::Peer { rank: group.members()[root.index()], reason })?;
+        let plan = told.map_err(|source| Error::Peer { rank: group.members()[root.index()], source })?;
         let config = plan.parse(Path::new("config.json"))?;
-        // The root sends to every rank and every rank waits for the root, so all must be able to go on.
-        let compute = agree(compute(group), |_| (), group)?;
+        // The root sends to every rank and every rank waits for the root, so all must be ready.
+        let compute = check_all_ranks(compute(group), |_| (), group)?;
         let source = RootSource { checkpoint: checkpoint.as_ref(), root, group };
-        let mut source = Announced { source, heard: false };
+        let mut source = FailFastSource { source, failure_known: false };
         let model = build(config, &plan, compute, &mut source, me, world_size);
-        let model = if source.heard { model? } else { agree(model, |_| (), source.source.group)? };
+        let model =
+            if source.failure_known { model? } else { check_all_ranks(model, |_| (), source.source.group)? };
         let model = model.reported(checkpoint.as_ref(), started);
         model.warm_up(source.source.group)?;
         Ok(model)
     }
 
-    /// On a GPU, a prompt of two tokens and one behind it: what each rank sets up at first use would else hold up all the
-    /// others in the middle of a request.
+    /// On a GPU, runs a prompt of two tokens and one token after it. Otherwise the set-up of one rank at first use would hold up
+    /// all the others in the middle of a request.
     fn warm_up(&self, group: &mut ProcessGroup) -> Result<()> {
         if group.device().is_none() {
             return Ok(());
         }
-        // What a rank most likely lacks, memory or the compiler of kernels, is found before the others wait for it.
+        // Finds what a rank most likely lacks, memory or the kernel compiler, before the others wait for it.
         let tokens = &[0; 2][..self.config().max_positions.min(3).saturating_sub(1)];
         let ready = self.cache(tokens.len() + 1).and_then(|cache| {
-            self.compute.step(&[0], &Places::from(0), &self.rotary)?;
+            self.compute.batch(&[0], &SlotMapping::from_position(0), &self.rotary)?;
             Ok(cache)
         });
-        let mut cache = agree(ready, |_| (), group)?;
+        let mut cache = check_all_ranks(ready, |_| (), group)?;
         group.unrecorded(|group| {
             if !tokens.is_empty() {
                 self.forward_last(tokens, &mut cache, group)?;
@@ -163,18 +163,18 @@ impl Llama {
     }
 }
 
-/// Weights from a root, with a word from every rank before each tensor: a rank that has failed says so there, and nobody
-/// waits for it.
-struct Announced<'a> {
+/// Weights from a root. Before each tensor all ranks report whether they are still fine, so that nobody waits for a rank that
+/// has failed.
+struct FailFastSource<'a> {
     source: RootSource<'a>,
-    /// Every rank knows of a failure, and nothing more is to be said.
-    heard: bool,
+    /// Whether all ranks know of a failure already.
+    failure_known: bool,
 }
 
-impl WeightSource for Announced<'_> {
-    fn fill(&mut self, part: &Part<'_>, target: &mut Tensor, at: usize) -> Result<()> {
-        agree(Ok(()), |()| (), self.source.group).inspect_err(|_| self.heard = true)?;
-        self.source.fill(part, target, at)
+impl WeightSource for FailFastSource<'_> {
+    fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+        check_all_ranks(Ok(()), |()| (), self.source.group).inspect_err(|_| self.failure_known = true)?;
+        self.source.fill(tensor, target, at)
     }
 }
 
@@ -190,25 +190,22 @@ fn build(
     Llama::from_loader(config, plan.activations, compute, &mut loader)
 }
 
-/// Makes a failure of one rank that of all, and refuses to go on with different plans.
-fn agree<T, P>(mine: Result<T>, plan: impl FnOnce(&T) -> P, group: &mut ProcessGroup) -> Result<T>
+/// Fails on all ranks when one has failed, or when their plans differ.
+fn check_all_ranks<T, P>(mine: Result<T>, plan: impl FnOnce(&T) -> P, group: &mut ProcessGroup) -> Result<T>
 where
     P: PartialEq + Serialize + serde::de::DeserializeOwned,
 {
     let told = match &mine {
         Ok(value) => Ok(plan(value)),
-        Err(error) => Err(error.to_string()),
+        Err(error) => Err(RemoteError::from(error)),
     };
-    let all: Vec<Result<P, String>> = group.all_gather_object(&told)?;
+    let all: Vec<Result<P, RemoteError>> = group.all_gather_object(&told)?;
     let mine = mine?;
     for (rank, theirs) in Rank::all(all.len()).zip(all) {
         match theirs {
-            Err(reason) => return Err(Error::Peer { rank: group.members()[rank.index()], reason }),
+            Err(source) => return Err(Error::Peer { rank: group.members()[rank.index()], source }),
             Ok(theirs) if Ok(&theirs) != told.as_ref() => {
-                return Err(Error::configuration(format!(
-                    "rank {rank} has another model or another type than rank {}; all must load the same folder",
-                    group.rank()
-                )));
+                return Err(ConfigurationError::DifferentModels { rank, other: group.rank() }.into());
             }
             Ok(_) => {}
         }

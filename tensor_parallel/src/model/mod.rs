@@ -1,8 +1,9 @@
-//! Whole architectures put together from the layers.
+//! Whole architectures, built from the layers.
 
 mod config;
+mod config_error;
 mod decoder;
-mod keys;
+mod json;
 mod llama;
 mod load;
 mod plan;
@@ -10,6 +11,7 @@ mod report;
 mod rope;
 
 pub use self::config::{Architecture, LlamaConfig};
+pub use self::config_error::{ConfigError, ModelFileError};
 pub use self::decoder::Decoder;
 pub use self::llama::Llama;
 pub use self::plan::{TensorSpec, check_world_size, legal_world_sizes, tensors};

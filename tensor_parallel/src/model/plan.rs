@@ -1,8 +1,8 @@
-//! What can be said of a model before any weight is read: its tensors, and the world sizes it can run on. Pure.
+//! What `config.json` alone determines: the tensors of a model, and the world sizes it can run on. Pure.
 
 use super::config::LlamaConfig;
-use crate::error::{Error, Result};
-use crate::shard;
+use crate::error::{ConfigurationError, Error, Result};
+use crate::shard::{self, ShardError};
 
 /// One tensor of the checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -41,15 +41,15 @@ pub fn tensors(config: &LlamaConfig) -> Vec<TensorSpec> {
         }
     }
     add("model.norm.weight".into(), &[hidden]);
-    if !config.tied {
+    if !config.tied_embeddings {
         add("lm_head.weight".into(), &[config.vocabulary, hidden]);
     }
     all
 }
 
-fn check(config: &LlamaConfig, world_size: usize) -> Result<()> {
-    shard::heads(config.heads, config.kv_heads, world_size)?;
-    shard::even("intermediate features", config.intermediate, world_size)?;
+fn check(config: &LlamaConfig, world_size: usize) -> Result<(), ShardError> {
+    shard::split_heads(config.heads, config.kv_heads, world_size)?;
+    shard::split_evenly("intermediate features", config.intermediate, world_size)?;
     Ok(())
 }
 
@@ -61,15 +61,11 @@ pub fn legal_world_sizes(config: &LlamaConfig, most: usize) -> Vec<usize> {
 /// Whether a model can run on this many ranks.
 ///
 /// # Errors
-/// [`Error::Configuration`] that says why not, and which sizes are legal.
+/// [`ConfigurationError::WorldSize`] with the reason and the legal sizes.
 pub fn check_world_size(config: &LlamaConfig, world_size: usize) -> Result<()> {
-    check(config, world_size).map_err(|error| {
-        let reason = match error {
-            Error::Configuration(reason) => reason,
-            other => other.to_string(),
-        };
+    check(config, world_size).map_err(|source| {
         // More ranks than query heads are never legal.
-        let legal: Vec<_> = legal_world_sizes(config, config.heads).iter().map(ToString::to_string).collect();
-        Error::Configuration(format!("{reason}; legal sizes for this model: {}", legal.join(", ")))
+        let legal = legal_world_sizes(config, config.heads);
+        Error::Configuration(ConfigurationError::WorldSize { source, legal })
     })
 }

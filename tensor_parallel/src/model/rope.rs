@@ -2,55 +2,65 @@
 
 use serde_json::Value;
 
-use super::keys::Keys;
+use super::config_error::ConfigError;
+use super::json::JsonObject;
 use crate::rotary::RotaryScaling;
 
 /// Base frequency and scaling.
-pub(super) fn parse(keys: &Keys<'_>, max_positions: usize) -> Result<(f64, RotaryScaling), String> {
+pub(super) fn parse(
+    keys: &JsonObject<'_>,
+    max_positions: usize,
+) -> Result<(f64, RotaryScaling), ConfigError> {
     let theta = keys.number("rope_theta")?.unwrap_or(10_000.0);
-    let (name, value) = match (keys.get("rope_parameters"), keys.get("rope_scaling")) {
+    let (key, value) = match (keys.get("rope_parameters"), keys.get("rope_scaling")) {
         (Some(value), _) => ("rope_parameters", value),
         (None, Some(value)) => ("rope_scaling", value),
         (None, None) => return Ok((theta, RotaryScaling::None)),
     };
-    let map = value.as_object().ok_or_else(|| format!("`{name}` must be an object, and is {value}"))?;
+    let expected = "an object";
+    let map =
+        value.as_object().ok_or_else(|| ConfigError::Invalid { key, expected, found: value.clone() })?;
     if map.values().any(Value::is_object) {
-        return Err(format!("`{name}` differs by kind of layer, which is not supported"));
+        return Err(ConfigError::RopeByLayer { key });
     }
-    let inner = Keys(map);
-    let within = |reason: String| format!("`{name}`: {reason}");
-    let theta = inner.number("rope_theta").map_err(within)?.unwrap_or(theta);
-    if let Some(factor) = inner.number("partial_rotary_factor").map_err(within)?.filter(|f| *f != 1.0) {
-        return Err(within(format!("`partial_rotary_factor` {factor} is not supported, only 1")));
-    }
-    let kind = match inner.text("rope_type").map_err(within)? {
-        Some(kind) => kind,
-        None => inner.text("type").map_err(within)?.unwrap_or("default"),
-    };
-    let scaling = scaling(&inner, kind, max_positions).map_err(within)?;
-    Ok((theta, scaling))
+    within(&JsonObject(map), theta, max_positions)
+        .map_err(|source| ConfigError::Within { key, source: Box::new(source) })
 }
 
-fn scaling(keys: &Keys<'_>, kind: &str, max_positions: usize) -> Result<RotaryScaling, String> {
-    let needed = |key: &str| keys.number(key)?.ok_or_else(|| format!("`{key}` is missing"));
+fn within(
+    keys: &JsonObject<'_>,
+    theta: f64,
+    max_positions: usize,
+) -> Result<(f64, RotaryScaling), ConfigError> {
+    let theta = keys.number("rope_theta")?.unwrap_or(theta);
+    if let Some(factor) = keys.number("partial_rotary_factor")?.filter(|f| *f != 1.0) {
+        return Err(ConfigError::unsupported_rotary_factor(factor));
+    }
+    let kind = match keys.text("rope_type")? {
+        Some(kind) => kind,
+        None => keys.text("type")?.unwrap_or("default"),
+    };
+    Ok((theta, scaling(keys, kind, max_positions)?))
+}
+
+fn scaling(keys: &JsonObject<'_>, kind: &str, max_positions: usize) -> Result<RotaryScaling, ConfigError> {
+    let required = |key| keys.number(key)?.ok_or(ConfigError::Missing { key });
     match kind {
         "default" => Ok(RotaryScaling::None),
-        "linear" => Ok(RotaryScaling::Linear { factor: needed("factor")? }),
+        "linear" => Ok(RotaryScaling::Linear { factor: required("factor")? }),
         "llama3" => {
             let original = keys.number("original_max_position_embeddings")?.unwrap_or(max_positions as f64);
-            let (low, high) = (needed("low_freq_factor")?, needed("high_freq_factor")?);
+            let (low, high) = (required("low_freq_factor")?, required("high_freq_factor")?);
             if high <= low {
-                return Err(format!(
-                    "`high_freq_factor` {high} must be greater than `low_freq_factor` {low}"
-                ));
+                return Err(ConfigError::RopeFactors { low, high });
             }
             Ok(RotaryScaling::Llama3 {
-                factor: needed("factor")?,
+                factor: required("factor")?,
                 low_frequency_factor: low,
                 high_frequency_factor: high,
                 original_positions: original,
             })
         }
-        other => Err(format!("rope type `{other}` is not supported, only default, linear and llama3")),
+        other => Err(ConfigError::RopeType { name: other.into() }),
     }
 }

@@ -32,23 +32,23 @@ fn missing_keys_have_the_defaults_of_the_architecture() {
     let llama = with(&json!({})).unwrap();
     assert_eq!((llama.head_dim, llama.norm_epsilon, llama.max_positions), (8, 1e-6, 2048));
     assert_eq!((llama.rope_theta, llama.rope_scaling), (10_000.0, RotaryScaling::None));
-    assert!(!llama.qkv_bias && !llama.output_bias && !llama.mlp_bias && !llama.tied);
-    assert_eq!((llama.windows, llama.end_tokens), (vec![None; 2], vec![2]));
+    assert!(!llama.qkv_bias && !llama.output_bias && !llama.mlp_bias && !llama.tied_embeddings);
+    assert_eq!((llama.sliding_windows, llama.eos_tokens), (vec![None; 2], vec![2]));
 
     let mistral = with(&json!({ "architectures": ["MistralForCausalLM"] })).unwrap();
-    assert_eq!(mistral.windows, [Some(4096); 2]);
+    assert_eq!(mistral.sliding_windows, [Some(4096); 2]);
     let mistral = with(&json!({ "architectures": ["MistralForCausalLM"], "sliding_window": null })).unwrap();
-    assert_eq!(mistral.windows, [None; 2]);
+    assert_eq!(mistral.sliding_windows, [None; 2]);
 
     let qwen2 =
         json!({ "architectures": ["Qwen2ForCausalLM"], "sliding_window": 16, "max_window_layers": 1 });
     let mut qwen2 = qwen2;
     let plain = with(&qwen2).unwrap();
-    assert!(plain.qkv_bias && !plain.output_bias && plain.windows == [None; 2]);
+    assert!(plain.qkv_bias && !plain.output_bias && plain.sliding_windows == [None; 2]);
     qwen2["use_sliding_window"] = true.into();
-    assert_eq!(with(&qwen2).unwrap().windows, [None, Some(16)]);
+    assert_eq!(with(&qwen2).unwrap().sliding_windows, [None, Some(16)]);
     qwen2["layer_types"] = json!(["sliding_attention", "full_attention"]);
-    assert_eq!(with(&qwen2).unwrap().windows, [Some(16), None]);
+    assert_eq!(with(&qwen2).unwrap().sliding_windows, [Some(16), None]);
 }
 
 #[test]
@@ -140,8 +140,8 @@ fn the_generation_config_says_what_ends_a_text() {
     let parse = |generation: &str| {
         LlamaConfig::from_json(Path::new("config.json"), &base().to_string(), Some(generation))
     };
-    assert_eq!(parse(r#"{"eos_token_id":[7,8]}"#).unwrap().end_tokens, [7, 8]);
-    assert_eq!(parse("{}").unwrap().end_tokens, [2]);
+    assert_eq!(parse(r#"{"eos_token_id":[7,8]}"#).unwrap().eos_tokens, [7, 8]);
+    assert_eq!(parse("{}").unwrap().eos_tokens, [2]);
     assert!(parse(r#"{"eos_token_id":-1}"#).unwrap_err().to_string().starts_with("generation_config.json: "));
 }
 

@@ -4,27 +4,31 @@ use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::sync::{Arc, Mutex};
 
+use ryzanstein_process_group::DType;
 use ryzanstein_process_group::device::Kernel;
 
-use crate::dtype::Dtype;
 use crate::error::Result;
 use crate::gpu::{Gpu, lock};
 
 const TYPES: &str = include_str!("kernels/types.cu");
 const ROWS: &str = include_str!("kernels/rows.cu");
 const VECTOR: &str = include_str!("kernels/vector.cu");
-/// With one new position at a time, and with many.
-const ATTENTION: &str = concat!(include_str!("kernels/attention.cu"), include_str!("kernels/prefill.cu"));
+const ATTENTION: &str = concat!(
+    include_str!("kernels/attention.cu"),
+    include_str!("kernels/decode.cu"),
+    include_str!("kernels/prefill.cu"),
+    include_str!("kernels/prefill_tensor.cu"),
+);
 
 /// What a source is compiled for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) enum Source {
     /// Operations on elements and rows: activations, and another operand.
-    Rows(Dtype, Dtype),
+    Rows(DType, DType),
     /// Matrix times vector: type of the vector, of the matrix and of the product.
-    Vector(Dtype, Dtype, Dtype),
-    /// Attention: type, length of a head, query heads a key/value head, and whether prompts go to tensor cores.
-    Attention(Dtype, usize, usize, bool),
+    Vector(DType, DType, DType),
+    /// Attention: type, length of a head, query heads of a key/value head, and whether prefill uses tensor cores.
+    Attention(DType, usize, usize, bool),
 }
 
 impl Source {
@@ -105,7 +109,7 @@ mod tests {
         let surroundings = Surroundings::from_variables(|name| std::env::var(name).ok());
         let libraries = Libraries::find(&DeviceConfig::default(), &surroundings);
         let nvrtc = &libraries.nvrtc.as_ref().unwrap().functions;
-        let types = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+        let types = [DType::F32, DType::F16, DType::BF16];
         let mut sources = Vec::new();
         for element in types {
             for other in types {
@@ -113,7 +117,7 @@ mod tests {
                 sources.extend(types.map(|result| Source::Vector(element, other, result)));
             }
             for (head_dim, group) in [(2, 1), (6, 2), (64, 7), (80, 1), (128, 8), (256, 16)] {
-                let tensor = super::super::attend::suits_tensor_cores(element, head_dim, (9, 0));
+                let tensor = super::super::attention::suits_tensor_cores(element, head_dim, (9, 0));
                 sources.push(Source::Attention(element, head_dim, group, tensor));
             }
         }

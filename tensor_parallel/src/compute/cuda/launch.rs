@@ -1,11 +1,22 @@
 //! How kernels are launched.
+//!
+//! Each kernel has one safe function, in [`rows`](super::rows), [`linear`](super::linear), [`batch`](super::batch) or
+//! [`attention`](super::attention). It takes tensors, checks that they hold what the kernel reads and have room for what it
+//! writes, and says there why the launch is sound. Addresses stay inside a [`KernelCall`].
 
-#![expect(unsafe_code, reason = "a launch hands addresses to a kernel; each block says why it holds")]
+#![expect(
+    unsafe_code,
+    reason = "a kernel does with addresses what it wants; whoever launches one must have checked them"
+)]
+
+use std::marker::PhantomData;
 
 use ryzanstein_process_group::device::{Argument, Launch};
 
 use super::kernels::{Kernels, Source};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::gpu::{Block, DeviceArray};
+use crate::tensor::Tensor;
 
 /// Threads of a block of kernels that stride over elements.
 const THREADS: u32 = 256;
@@ -13,56 +24,155 @@ const THREADS: u32 = 256;
 const ELEMENTS: usize = 4;
 /// Blocks a multiprocessor beyond which they stride.
 const BLOCKS: u32 = 16;
-/// Rows that the second dimension of a grid can have.
-pub(super) const MOST_ROWS: u32 = 65_535;
-/// As in `vector.cu`.
-pub(super) const VECTOR_THREADS: u32 = 128;
-pub(super) const VECTOR_ROWS: usize = 2;
 
-/// What a kernel takes, in its own order.
-#[derive(Default)]
-pub(super) struct Arguments(Vec<Box<dyn Argument>>);
+/// What the kernel with most arguments takes.
+const MOST_ARGUMENTS: usize = 9;
 
-impl Arguments {
-    pub(super) fn push(&mut self, argument: impl Argument + 'static) -> &mut Self {
-        self.0.push(Box::new(argument));
-        self
-    }
+/// A kernel with its arguments, in the order in which it declares them. It borrows them until it is enqueued; what is freed
+/// or written after that comes later in the same stream.
+pub(super) struct KernelCall<'a> {
+    kernels: &'a Kernels,
+    source: Source,
+    name: &'static str,
+    arguments: Vec<Box<dyn Argument>>,
+    operands: PhantomData<&'a mut Tensor>,
 }
 
-impl Kernels {
-    /// Enqueues a kernel of this module's sources over a grid. Nothing is enqueued where a dimension is zero.
-    pub(super) fn blocks(
-        &self,
-        source: Source,
-        name: &'static str,
-        grid: [u32; 2],
-        threads: u32,
-        arguments: &Arguments,
-    ) -> Result<()> {
+impl<'a> KernelCall<'a> {
+    /// The address of a tensor that the kernel reads.
+    ///
+    /// # Errors
+    /// When the tensor is not in this GPU's memory, or belongs to another stream.
+    pub(super) fn read(&mut self, tensor: &'a Tensor) -> Result<&mut Self> {
+        let address = self.kernels.here(tensor)?.address();
+        Ok(self.value(address))
+    }
+
+    /// As [`read`](Self::read); a null pointer for none.
+    pub(super) fn read_optional(&mut self, tensor: Option<&'a Tensor>) -> Result<&mut Self> {
+        match tensor {
+            Some(tensor) => self.read(tensor),
+            None => Ok(self.value(0u64)),
+        }
+    }
+
+    /// The address of a tensor that the kernel writes, and may read.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub(super) fn write(&mut self, tensor: &'a mut Tensor) -> Result<&mut Self> {
+        let address = self.kernels.here(tensor)?.address();
+        Ok(self.value(address))
+    }
+
+    /// The address of byte `at` of a block.
+    ///
+    /// # Errors
+    /// When the block belongs to another GPU or stream.
+    pub(super) fn block(&mut self, block: &'a Block, at: usize) -> Result<&mut Self> {
+        if !block.is_on(&self.kernels.gpu) {
+            return Err(Error::input(format!(
+                "a batch was made for another GPU than {}, or for another stream there; make it where it is used",
+                self.kernels.gpu.device.ordinal()
+            )));
+        }
+        assert!(at <= block.bytes(), "the address is within the block");
+        Ok(self.value(block.address() + at as u64))
+    }
+
+    /// A number, or a struct laid out as the kernel declares it.
+    pub(super) fn value(&mut self, value: impl Argument + 'static) -> &mut Self {
+        self.arguments.push(Box::new(value));
+        self
+    }
+
+    /// Enqueues the kernel over a grid. Nothing is enqueued where a dimension is zero.
+    ///
+    /// # Errors
+    /// When the source does not compile, or the device fails.
+    ///
+    /// # Safety
+    /// The arguments are what the kernel declares: number, order, size, element types. Whatever it reads and writes with this
+    /// grid lies within the tensors and blocks among them, and those that it writes are given by [`write`](Self::write) or
+    /// written by nothing else but in the order of the stream.
+    pub(super) unsafe fn launch(&self, grid: [u32; 2], threads: u32) -> Result<()> {
         if grid.contains(&0) {
             return Ok(());
         }
-        let kernel = self.get(source, name)?;
+        let kernel = self.kernels.get(self.source, self.name)?;
         let launch = Launch { grid: [grid[0], grid[1], 1], ..Launch::new(grid[0], threads) };
-        let arguments: Vec<&dyn Argument> = arguments.0.iter().map(|a| &**a).collect();
-        // SAFETY: this is reached from the operations of this module only, each of which passes what its kernel
-        // declares: addresses of tensors on this device whose shapes it has checked, and those shapes. All of them are
-        // used in the order of this one stream, and freed or used again behind it.
-        unsafe { kernel.launch(self.gpu.device.stream(), launch, &arguments) }?;
+        let arguments: Vec<&dyn Argument> = self.arguments.iter().map(|a| &**a).collect();
+        // SAFETY: the arguments fit by the caller's promise. Their memory is on this device, borrowed until here, and used,
+        // freed or handed out again only in the order of this one stream.
+        unsafe { kernel.launch(self.kernels.gpu.device.stream(), launch, &arguments) }?;
         Ok(())
     }
 
     /// Enqueues a kernel that strides over `count` elements.
-    pub(super) fn over(
-        &self,
-        source: Source,
-        name: &'static str,
-        count: usize,
-        arguments: &Arguments,
-    ) -> Result<()> {
-        let most = self.gpu.device.info().multiprocessors * BLOCKS;
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch), for a grid of any size.
+    pub(super) unsafe fn launch_over(&self, count: usize) -> Result<()> {
+        let most = self.kernels.gpu.device.info().multiprocessors * BLOCKS;
         let blocks = count.div_ceil(THREADS as usize * ELEMENTS).min(most as usize) as u32;
-        self.blocks(source, name, [blocks, 1], THREADS, arguments)
+        // SAFETY: the caller's promise is for every grid.
+        unsafe { self.launch([blocks, 1], THREADS) }
+    }
+}
+
+impl Kernels {
+    /// A call of a kernel, so far without arguments.
+    pub(super) fn call(&self, source: Source, name: &'static str) -> KernelCall<'_> {
+        KernelCall {
+            kernels: self,
+            source,
+            name,
+            arguments: Vec::with_capacity(MOST_ARGUMENTS),
+            operands: PhantomData,
+        }
+    }
+
+    /// The memory of a tensor on this GPU. It is aligned to 256 bytes.
+    ///
+    /// # Errors
+    /// When the tensor is elsewhere, or belongs to another stream.
+    pub(super) fn here<'t>(&self, tensor: &'t Tensor) -> Result<&'t DeviceArray> {
+        match tensor.device() {
+            Some(array) if array.is_on(&self.gpu) => Ok(array),
+            _ => Err(Error::input(format!(
+                "a tensor of shape {:?} is not in the memory of GPU {}, which is to compute with it, or belongs to another \
+                 stream there; upload it first",
+                tensor.shape(),
+                self.gpu.device.ordinal()
+            ))),
+        }
+    }
+}
+
+/// A count for a kernel. Kernels count rows, columns and positions with 32 bits and step beyond the last one, so half of what
+/// 32 bits can count is the most.
+///
+/// # Errors
+/// When there are more.
+pub(super) fn to_u32(what: &str, count: usize) -> Result<u32> {
+    match u32::try_from(count) {
+        Ok(small) if small <= 1 << 31 => Ok(small),
+        _ => Err(Error::input(format!("{count} {what} are more than a GPU's kernel counts"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::to_u32;
+
+    #[test]
+    fn kernels_count_to_half_of_what_32_bits_hold() {
+        assert_eq!(to_u32("rows", 1 << 31).unwrap(), 1 << 31);
+        for count in [(1 << 31) + 1, u32::MAX as usize, usize::MAX] {
+            assert!(to_u32("rows", count).unwrap_err().to_string().contains("rows are more than"), "{count}");
+        }
     }
 }

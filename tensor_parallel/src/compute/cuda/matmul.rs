@@ -7,11 +7,12 @@ use std::collections::hash_map::Entry;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 
+use ryzanstein_process_group::DType;
 use ryzanstein_process_group::device::cublaslt::{Algorithm, CublasLt, Heuristic};
 use ryzanstein_process_group::device::{DeviceError, Handle};
 
-use crate::dtype::Dtype;
 use crate::error::Result;
+use crate::float::UnsupportedDType;
 use crate::gpu::{Block, Gpu, lock};
 
 /// What cuBLASLt may use beside the operands. Its authors recommend as much for Hopper.
@@ -24,8 +25,8 @@ pub(super) struct Problem {
     pub(super) n: usize,
     pub(super) k: usize,
     /// Type of both operands.
-    pub(super) operands: Dtype,
-    pub(super) out: Dtype,
+    pub(super) operands: DType,
+    pub(super) out: DType,
     /// Whether a vector of `n`, of the type of the result, is added to every row.
     pub(super) bias: bool,
 }
@@ -58,11 +59,12 @@ pub(super) struct Matmul {
 }
 
 /// `cudaDataType_t`
-fn data_type(dtype: Dtype) -> i32 {
+fn data_type(dtype: DType) -> Result<i32, UnsupportedDType> {
     match dtype {
-        Dtype::F32 => 0,
-        Dtype::F16 => 2,
-        Dtype::Bf16 => 14,
+        DType::F32 => Ok(0),
+        DType::F16 => Ok(2),
+        DType::BF16 => Ok(14),
+        other => Err(UnsupportedDType(other)),
     }
 }
 
@@ -153,7 +155,7 @@ impl Matmul {
             let code = unsafe {
                 (library.cublasLtMatrixLayoutCreate)(
                     layout,
-                    data_type(dtype),
+                    data_type(dtype)?,
                     rows as u64,
                     columns as u64,
                     rows as i64,

@@ -6,7 +6,7 @@ use ryzanstein_config::{BackendChoice, Config, Timeout};
 use ryzanstein_process_group::{MemoryRendezvous, ProcessGroupManager};
 
 use super::*;
-use crate::compute::{AttentionCall, Host, LayerCache, Places, Step};
+use crate::compute::{AttentionCall, Batch, Host, LayerCache, SlotMapping};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
 
@@ -24,34 +24,40 @@ impl Scant {
 }
 
 impl Compute for Scant {
-    fn zeros(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
+    fn zeros(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         left.map_err(|_| Error::input("no memory is left"))?;
         self.host.zeros(shape, dtype)
     }
 
-    fn scratch(&self, shape: &[usize], dtype: Dtype) -> Result<Tensor> {
+    fn scratch(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         self.host.scratch(shape, dtype)
     }
 
-    fn weights(&self, stored: Dtype, activations: Dtype) -> Dtype {
-        self.host.weights(stored, activations)
+    fn weight_dtype(&self, stored: DType, activations: DType) -> DType {
+        self.host.weight_dtype(stored, activations)
     }
 
-    fn step(&self, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<Step> {
-        self.host.step(tokens, places, rotary)
+    fn batch(&self, tokens: &[u32], slots: &SlotMapping, rotary: &Rotary) -> Result<Batch> {
+        self.host.batch(tokens, slots, rotary)
     }
 
-    fn set_step(&self, step: &mut Step, tokens: &[u32], places: &Places, rotary: &Rotary) -> Result<()> {
-        self.host.set_step(step, tokens, places, rotary)
+    fn update_batch(
+        &self,
+        batch: &mut Batch,
+        tokens: &[u32],
+        slots: &SlotMapping,
+        rotary: &Rotary,
+    ) -> Result<()> {
+        self.host.update_batch(batch, tokens, slots, rotary)
     }
 
-    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: Dtype) -> Result<Tensor> {
+    fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
         self.host.linear(x, weight, bias, out)
     }
 
-    fn embed(&self, table: &Tensor, first: usize, step: &Step, out: Dtype) -> Result<Tensor> {
-        self.host.embed(table, first, step, out)
+    fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: DType) -> Result<Tensor> {
+        self.host.embed(table, first, batch, out)
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
@@ -70,12 +76,12 @@ impl Compute for Scant {
         self.host.attention(qkv, call, cache)
     }
 
-    fn columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
-        self.host.columns(x, columns)
+    fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
+        self.host.slice_columns(x, columns)
     }
 
-    fn join(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
-        self.host.join(blocks, keep)
+    fn concat_columns(&self, blocks: Tensor, keep: usize) -> Result<Tensor> {
+        self.host.concat_columns(blocks, keep)
     }
 }
 

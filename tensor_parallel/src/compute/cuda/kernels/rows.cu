@@ -1,11 +1,11 @@
 // Operations that treat each element or row on its own. Grids are as large as the work or smaller: every kernel strides.
 
-// Rows of a table, zeros for ids that are not in it. `step` is the position of each row, its sequence, then its id.
+// Rows of a table, zeros for ids that are not in it. `batch` is the position of each row, its sequence, then its id.
 extern "C" __global__ void embed(
-    const OTHER* __restrict__ table, u32 first, u32 rows, u32 columns, const u32* __restrict__ step, ELEMENT* __restrict__ out
+    const OTHER* __restrict__ table, u32 first, u32 rows, u32 columns, const u32* __restrict__ batch, ELEMENT* __restrict__ out
 ) {
     constexpr int N = least(Wide<ELEMENT>::N, Wide<OTHER>::N);
-    u32 row = step[2 * gridDim.x + blockIdx.x] - first;
+    u32 row = batch[2 * gridDim.x + blockIdx.x] - first;
     bool mine = row < rows;
     const OTHER* from = table + (u64)row * columns;
     ELEMENT* to = out + (u64)blockIdx.x * columns;
@@ -42,14 +42,10 @@ extern "C" __global__ void add(ELEMENT* __restrict__ x, const OTHER* __restrict_
     }
 }
 
-// out = x + bias rounded once; without a bias, the same values in another type.
-extern "C" __global__ void convert(
-    const OTHER* __restrict__ x, const float* __restrict__ bias, ELEMENT* __restrict__ out, u64 count, u64 columns
-) {
+// out = x in another type, rounded once.
+extern "C" __global__ void convert(const OTHER* __restrict__ x, ELEMENT* __restrict__ out, u64 count) {
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
-    for (u64 i = thread; i < count; i += threads) {
-        out[i] = narrow<ELEMENT>(widen(x[i]) + (bias ? bias[i % columns] : 0.0f));
-    }
+    for (u64 i = thread; i < count; i += threads) out[i] = narrow<ELEMENT>(widen(x[i]));
 }
 
 __device__ __forceinline__ float gated(float gate, float up) { return gate / (1.0f + expf(-gate)) * up; }
@@ -74,7 +70,7 @@ extern "C" __global__ void swiglu(const ELEMENT* __restrict__ x, ELEMENT* __rest
 }
 
 // `kept` columns of each of x's rows, which are `columns` long, from the first given on.
-extern "C" __global__ void cut_columns(
+extern "C" __global__ void slice_columns(
     const ELEMENT* __restrict__ x, ELEMENT* __restrict__ out, u64 count, u32 columns, u32 first, u32 kept
 ) {
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
@@ -82,7 +78,7 @@ extern "C" __global__ void cut_columns(
 }
 
 // Blocks of `width` columns side by side: [blocks, rows, width] becomes [rows, kept].
-extern "C" __global__ void join_columns(
+extern "C" __global__ void concat_columns(
     const ELEMENT* __restrict__ blocks, ELEMENT* __restrict__ out, u64 count, u32 rows, u32 width, u32 kept
 ) {
     u64 thread = (u64)blockIdx.x * blockDim.x + threadIdx.x, threads = (u64)gridDim.x * blockDim.x;
@@ -120,9 +116,9 @@ extern "C" __global__ void rms_norm(
 }
 
 // Sine and cosine of each position's angles. The angle is rounded to f32, as the models' training code does; its sine
-// is then exact. `step` begins with the positions.
-extern "C" __global__ void rotations(const float* __restrict__ frequencies, const u32* __restrict__ step, float2* __restrict__ out, u32 half) {
-    u32 position = step[blockIdx.x];
+// is then exact. `batch` begins with the positions.
+extern "C" __global__ void rotations(const float* __restrict__ frequencies, const u32* __restrict__ batch, float2* __restrict__ out, u32 half) {
+    u32 position = batch[blockIdx.x];
     for (u32 i = threadIdx.x; i < half; i += blockDim.x) {
         double sine, cosine;
         sincos((double)((float)position * frequencies[i]), &sine, &cosine);

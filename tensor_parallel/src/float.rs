@@ -1,81 +1,51 @@
-//! The three element types that weights and activations may have.
-
-use std::fmt;
-use std::str::FromStr;
+//! The three floating-point types that tensors may have.
+//!
+//! What one rank computes is summed in `f32`. With a 16-bit type every operation rounds its result once. So a sum over ranks
+//! adds rounded terms, and between GPUs it is taken, and rounded on the way, in that type.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use ryzanstein_process_group::{DType, Element};
-use serde::{Deserialize, Serialize};
 
-/// Element type of weights and activations.
-///
-/// What one rank computes is summed in `f32`. With a 16-bit type, every operation rounds its result once; so a sum over ranks
-/// is one of rounded terms, and between GPUs it is taken, and rounded on the way, in that type.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Dtype {
-    /// 32-bit float.
-    F32,
-    /// IEEE 16-bit float.
-    F16,
-    /// 16-bit float with the exponent of `f32`.
-    Bf16,
-}
+/// An element type that collectives have and tensors do not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("element type {0} is not supported for weights and activations; expected f32, f16 or bf16")]
+pub struct UnsupportedDType(pub DType);
 
-impl Dtype {
-    /// Bytes of one element.
-    pub const fn size(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
+/// Runs `$body` with `$T` bound to the Rust type of `$dtype`; refuses what is not a type of tensors.
+macro_rules! with_float {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            ryzanstein_process_group::DType::F32 => {
+                type $T = f32;
+                Ok($body)
+            }
+            ryzanstein_process_group::DType::F16 => {
+                type $T = half::f16;
+                Ok($body)
+            }
+            ryzanstein_process_group::DType::BF16 => {
+                type $T = half::bf16;
+                Ok($body)
+            }
+            other => Err($crate::float::UnsupportedDType(other)),
         }
-    }
+    };
+}
+pub(crate) use with_float;
 
-    /// The name used on the command line.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::Bf16 => "bf16",
-        }
-    }
+/// Refuses what is not a type of tensors.
+pub(crate) fn check(dtype: DType) -> Result<(), UnsupportedDType> {
+    if matches!(dtype, DType::F32 | DType::F16 | DType::BF16) { Ok(()) } else { Err(UnsupportedDType(dtype)) }
 }
 
-impl fmt::Display for Dtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl FromStr for Dtype {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        [Self::F32, Self::F16, Self::Bf16]
-            .into_iter()
-            .find(|d| d.name() == text)
-            .ok_or_else(|| format!("unknown element type `{text}`; expected f32, f16 or bf16"))
-    }
-}
-
-impl From<Dtype> for DType {
-    fn from(dtype: Dtype) -> Self {
-        match dtype {
-            Dtype::F32 => Self::F32,
-            Dtype::F16 => Self::F16,
-            Dtype::Bf16 => Self::BF16,
-        }
-    }
-}
-
-/// An element that computes in `f32`.
+/// An element type of tensors. Arithmetic on it is done in `f32`.
 pub(crate) trait Float: Element {
     /// The exact value.
     fn widen(self) -> f32;
     /// The nearest value of this type, ties to even.
     fn narrow(value: f32) -> Self;
-    /// Widens many.
+    /// The exact values of many elements.
     fn widen_into(from: &[Self], to: &mut [f32]);
     /// One element from the start of little-endian bytes.
     fn read(bytes: &[u8]) -> Self;
@@ -126,7 +96,7 @@ impl Float for f16 {
 }
 
 impl Float for bf16 {
-    // Widening is a shift, which the compiler vectorises where a call into `half` would stand in its way.
+    // A shift, which the compiler vectorises, unlike a call into `half`.
     #[inline]
     fn widen(self) -> f32 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
@@ -160,12 +130,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_parsed_back_and_others_refused() {
-        for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
-            assert_eq!(dtype.name().parse(), Ok(dtype));
-            assert_eq!(DType::from(dtype).size(), dtype.size());
+    fn only_the_three_float_types_are_accepted_and_others_refused_by_name() {
+        for dtype in DType::ALL {
+            let supported = [DType::F32, DType::F16, DType::BF16].contains(dtype);
+            assert_eq!(check(*dtype).is_ok(), supported, "{dtype}");
         }
-        assert!("f64".parse::<Dtype>().unwrap_err().contains("f32, f16 or bf16"));
+        let refusal = check(DType::F64).unwrap_err().to_string();
+        assert!(refusal.contains("f64") && refusal.contains("f32, f16 or bf16"), "{refusal}");
     }
 
     #[test]

@@ -1,0 +1,151 @@
+//! Attention on a GPU, by the kernels of `attention.cu`, `decode.cu` and `prefill.cu` or `prefill_tensor.cu`.
+
+#![expect(unsafe_code, reason = "each kernel is launched here, and each launch says what was checked")]
+
+use bytemuck::{Pod, Zeroable};
+use ryzanstein_process_group::DType;
+
+use super::Cuda;
+use super::kernels::Source;
+use super::launch::{KernelCall, to_u32};
+use crate::compute::batch::SlotMapping;
+use crate::compute::operations::{AttentionCall, Compute as _, LayerCache};
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// Counters of a launch of `decode`: as many as the second dimension of its grid can be long.
+pub(super) const ARRIVALS: usize = 65_535;
+
+/// As in `decode.cu` and `prefill.cu`.
+const THREADS: u32 = 128;
+const MOST_SPLITS: usize = 64;
+/// A split of fewer positions is not worth its combination.
+const FEWEST: usize = 64;
+/// The longest head whose tiles fit the shared memory of a block.
+const LONGEST: usize = 256;
+
+/// `Shape` of `attention.cu`.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Shape {
+    rows: u32,
+    kv_heads: u32,
+    capacity: u32,
+    window: u32,
+    scale: f32,
+}
+
+/// Query heads of a block of `decode`: the most that divide the group.
+fn heads_a_block(group: usize, head_dim: usize) -> usize {
+    let most = if head_dim > 128 { 4 } else { 8 };
+    (1..=most).rev().find(|h| group.is_multiple_of(*h)).unwrap_or(1)
+}
+
+/// Whether `prefill_tensor.cu` can compute a prompt.
+pub(super) fn suits_tensor_cores(dtype: DType, head_dim: usize, capability: (u32, u32)) -> bool {
+    dtype != DType::F32 && head_dim.is_multiple_of(16) && head_dim <= 128 && capability >= (8, 0)
+}
+
+/// Queries in a tile of `prefill`.
+fn tile(head_dim: usize, tensor: bool) -> usize {
+    match (tensor, head_dim) {
+        (true, _) => 64,
+        (false, ..=128) => 32,
+        (false, _) => 16,
+    }
+}
+
+impl Cuda {
+    pub(super) fn attend(
+        &self,
+        qkv: &Tensor,
+        call: &AttentionCall<'_>,
+        cache: &mut LayerCache,
+    ) -> Result<Tensor> {
+        // Heads, rows and slots are those of the input and within the cache; keys and values are of one shape.
+        cache.check(qkv, call)?;
+        let &AttentionCall { heads, kv_heads, head_dim, batch, window } = call;
+        let (rows, dtype, capacity) = (qkv.rows(), qkv.dtype(), cache.capacity());
+        if [cache.keys.dtype(), cache.values.dtype()] != [dtype; 2] {
+            return Err(Error::input(format!(
+                "attention on a GPU needs a cache of the activations' type {dtype}, and this one is {}",
+                cache.keys.dtype()
+            )));
+        }
+        if head_dim > LONGEST || !head_dim.is_multiple_of(2) {
+            return Err(Error::input(format!(
+                "attention on a GPU takes heads of an even length up to {LONGEST}, not {head_dim}; run this model with \
+                 the backend tcp"
+            )));
+        }
+        let mut y = self.scratch(&[rows, heads * head_dim], dtype)?;
+        if rows == 0 {
+            return Ok(y);
+        }
+        let group = heads / kv_heads;
+        // Kernels number the queries of a key/value head, too.
+        to_u32("queries", rows.saturating_mul(group))?;
+        let shape = Shape {
+            rows: to_u32("positions", rows)?,
+            kv_heads: to_u32("heads", kv_heads)?,
+            capacity: to_u32("positions", capacity)?,
+            window: window.map_or(0, |w| u32::try_from(w.max(1)).unwrap_or(0)),
+            scale: 1.0 / (head_dim as f32).sqrt(),
+        };
+        let tensor = suits_tensor_cores(dtype, head_dim, self.gpu.device.info().capability);
+        let source = Source::Attention(dtype, head_dim, group, tensor);
+        let device = batch.device()?;
+        assert!(
+            device.state.bytes() >= 2 * rows * size_of::<u32>(),
+            "a batch has the slots of all its tokens"
+        );
+        assert!(
+            device.rotations.bytes() >= rows * head_dim * size_of::<f32>(),
+            "a batch has the rotations of all its tokens"
+        );
+        // What all three kernels begin with.
+        let begin = |name| -> Result<KernelCall<'_>> {
+            let mut kernel = self.kernels.call(source, name);
+            kernel.read(qkv)?.block(&device.rotations, 0)?.block(&device.state, 0)?;
+            Ok(kernel)
+        };
+        if rows == 1 || matches!(batch.slots(), SlotMapping::OnePerSequence(_)) {
+            let across = rows * heads / heads_a_block(group, head_dim);
+            if across > ARRIVALS {
+                return Err(Error::input(format!(
+                    "{heads} heads of {rows} sequences on one GPU are more than {ARRIVALS} blocks; decode fewer at once"
+                )));
+            }
+            let splits = self.splits(across, capacity);
+            // It goes back to the pool at the end of this function: whoever gets it next comes later in the stream.
+            let partial = self.gpu.scratch(rows * heads * splits * (head_dim + 2) * size_of::<f32>())?;
+            let mut decode = begin("decode")?;
+            decode.write(&mut cache.keys)?.write(&mut cache.values)?.write(&mut y)?;
+            decode.block(&partial, 0)?.block(&self.arrivals, 0)?.value(shape);
+            // SAFETY: a block reads the slot and rotations of one row, its heads in the input, and keys and values of its
+            // sequence up to its position; it writes that slot of the cache, its heads in `y`, its `head_dim` + 2 floats of
+            // each head and split in `partial`, and counter blockIdx.y < ARRIVALS. The slots on the device are those that
+            // were checked: see `Batch::update_device`. The counters are used in the order of the stream, and zero after.
+            unsafe { decode.launch([splits as u32, across as u32], THREADS) }?;
+            return Ok(y);
+        }
+        let mut append = begin("append")?;
+        append.write(&mut cache.keys)?.write(&mut cache.values)?.value(shape);
+        // SAFETY: a block reads the slot and rotations of one row, and one key and value head of the input, and writes them to
+        // that slot of the cache, which was checked as above.
+        unsafe { append.launch([shape.rows, shape.kv_heads], 64) }?;
+        let tiles = (rows * group).div_ceil(tile(head_dim, tensor)) as u32;
+        let mut prefill = begin("prefill")?;
+        prefill.read(&cache.keys)?.read(&cache.values)?.write(&mut y)?.value(shape);
+        // SAFETY: a block reads rows of the input with their rotations, and keys and values of the one sequence up to the last
+        // row's position, which the cache has as rows follow each other; it writes its rows and heads of `y`.
+        unsafe { prefill.launch([tiles, shape.kv_heads], THREADS) }?;
+        Ok(y)
+    }
+
+    /// Into how many parts to split the positions: enough to keep every multiprocessor busy when the cache is full.
+    fn splits(&self, across: usize, capacity: usize) -> usize {
+        let blocks = 3 * self.gpu.device.info().multiprocessors as usize;
+        (blocks / across).clamp(1, MOST_SPLITS).min(capacity.div_ceil(FEWEST)).max(1)
+    }
+}

@@ -1,0 +1,142 @@
+//! Products with weights: one row by a kernel of ours, several by cuBLASLt.
+
+#![expect(unsafe_code, reason = "a kernel and cuBLASLt are given addresses; each call says what was checked")]
+
+use ryzanstein_process_group::DType;
+
+use super::Cuda;
+use super::kernels::{Kernels, Source};
+use super::launch::to_u32;
+use super::matmul::{Operands, Problem};
+use crate::compute::{Compute as _, shapes};
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// As in `vector.cu`.
+const VECTOR_THREADS: u32 = 128;
+const VECTOR_ROWS: usize = 2;
+
+impl Cuda {
+    /// `x · weightᵀ + bias`, in type `out`.
+    pub(super) fn multiply(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        out: DType,
+    ) -> Result<Tensor> {
+        let [m, k, n] = shapes::linear(x, weight, bias)?;
+        let mut converted = None;
+        let bias = bias.map(|bias| self.converted(bias, DType::F32, &mut converted)).transpose()?;
+        if m == 0 || n == 0 || (k == 0 && bias.is_none()) {
+            return self.zeros(&[m, n], out);
+        }
+        if m == 1 {
+            let mut y = self.scratch(&[1, n], out)?;
+            self.kernels.matrix_vector(x, weight, bias, &mut y)?;
+            return Ok(y);
+        }
+        if k > 0 {
+            return self.multiply_rows(x, weight, bias, out);
+        }
+        let mut y = self.zeros(&[m, n], out)?;
+        if let Some(bias) = bias {
+            self.kernels.add(&mut y, bias)?;
+        }
+        Ok(y)
+    }
+
+    /// A product of several rows with an `f32` bias.
+    fn multiply_rows(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        out: DType,
+    ) -> Result<Tensor> {
+        let (m, n) = (x.rows(), weight.rows());
+        let (mut wide_x, mut wide_w) = (None, None);
+        let operands = if x.dtype() == weight.dtype() { x.dtype() } else { DType::F32 };
+        let x = self.converted(x, operands, &mut wide_x)?;
+        let weight = self.converted(weight, operands, &mut wide_w)?;
+        // The library adds a bias of the result's type only, and ours are f32, which must not be rounded before.
+        let direct = out == DType::F32 || (out == operands && bias.is_none());
+        let mut y = self.scratch(&[m, n], if direct { out } else { DType::F32 })?;
+        self.matrix_product(x, weight, bias, &mut y)?;
+        if direct { Ok(y) } else { self.convert(&y, out) }
+    }
+
+    /// `out = x · weightᵀ + bias` by cuBLASLt.
+    ///
+    /// # Errors
+    /// When shapes or types do not fit: both operands are of one type, the bias of the result's.
+    fn matrix_product(
+        &self,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        out: &mut Tensor,
+    ) -> Result<()> {
+        let (m, k, n) = (x.rows(), x.columns(), weight.rows());
+        if weight.columns() != k || weight.dtype() != x.dtype() {
+            return Err(Error::shape_mismatch("matrix product", x, weight));
+        }
+        if (out.rows(), out.columns()) != (m, n) {
+            return Err(Error::shape_mismatch("matrix product", x, out));
+        }
+        if let Some(bias) = bias.filter(|b| b.count() != n || b.dtype() != out.dtype()) {
+            return Err(Error::shape_mismatch("bias", weight, bias));
+        }
+        let address = |tensor| Ok::<_, Error>(self.kernels.here(tensor)?.address());
+        let problem = Problem { m, n, k, operands: x.dtype(), out: out.dtype(), bias: bias.is_some() };
+        let bias = bias.map(address).transpose()?;
+        let operands = Operands { x: address(x)?, w: address(weight)?, bias, out: address(out)? };
+        // SAFETY: all are tensors of the problem's shapes and types, checked above, on this device and aligned to 256 bytes.
+        // They are borrowed until the product is enqueued, the result alone, and used in the order of the device's stream.
+        unsafe { self.matmul.run(problem, operands) }
+    }
+
+    /// The same values in another type.
+    fn convert(&self, x: &Tensor, dtype: DType) -> Result<Tensor> {
+        let mut y = self.scratch(x.shape(), dtype)?;
+        self.kernels.convert(x, &mut y)?;
+        Ok(y)
+    }
+
+    /// The tensor as it is if it has this type, else converted into `held`.
+    fn converted<'a>(&self, x: &'a Tensor, dtype: DType, held: &'a mut Option<Tensor>) -> Result<&'a Tensor> {
+        if x.dtype() == dtype {
+            return Ok(x);
+        }
+        Ok(held.insert(self.convert(x, dtype)?))
+    }
+}
+
+impl Kernels {
+    /// `out[n] = matrix[n, k] · x[k] + bias[n]`, by the kernel of `vector.cu`.
+    ///
+    /// # Errors
+    /// When shapes do not fit, or the bias is not `f32`.
+    fn matrix_vector(
+        &self,
+        x: &Tensor,
+        matrix: &Tensor,
+        bias: Option<&Tensor>,
+        out: &mut Tensor,
+    ) -> Result<()> {
+        let (n, k) = (matrix.rows(), matrix.columns());
+        if x.count() != k || out.count() != n {
+            return Err(Error::shape_mismatch("product", matrix, x));
+        }
+        if let Some(bias) = bias.filter(|b| b.count() != n || b.dtype() != DType::F32) {
+            return Err(Error::shape_mismatch("bias", matrix, bias));
+        }
+        let source = Source::Vector(x.dtype(), matrix.dtype(), out.dtype());
+        let mut call = self.call(source, "matrix_vector");
+        call.read(x)?.read(matrix)?.read_optional(bias)?.write(out)?;
+        call.value(to_u32("rows", n)?).value(to_u32("columns", k)?);
+        // SAFETY: a block reads all `k` elements of `x`, up to VECTOR_ROWS of the matrix's `n` rows of `k`, and as many floats of
+        // the bias unless it is null, and writes as many elements of `out`: checked above.
+        unsafe { call.launch([n.div_ceil(VECTOR_ROWS) as u32, 1], VECTOR_THREADS) }
+    }
+}

@@ -1,0 +1,168 @@
+//! The kernels of `rows.cu`: each element or row on its own.
+
+#![expect(unsafe_code, reason = "each kernel is launched here, and each launch says what was checked")]
+
+use ryzanstein_process_group::DType;
+
+use super::kernels::{Kernels, Source};
+use super::launch::to_u32;
+use crate::compute::batch::{Batch, DeviceBatch};
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// Rows that the second dimension of a grid can have.
+const MOST_ROWS: u32 = 65_535;
+
+impl Kernels {
+    /// `out[i] = table[ids[i] - first]` for the ids of a batch; zeros where the table has no such row.
+    ///
+    /// # Errors
+    /// When `out` is not `[tokens, columns of the table]`, or the batch is elsewhere.
+    pub(super) fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: &mut Tensor) -> Result<()> {
+        let (count, columns) = (batch.tokens().len(), table.columns());
+        if (out.rows(), out.columns()) != (count, columns) {
+            return Err(Error::shape_mismatch("embedding", table, out));
+        }
+        let state = &batch.device()?.state;
+        assert!(state.bytes() >= 3 * count * size_of::<u32>(), "a batch has the ids of all its tokens");
+        let (grid, rows) = (to_u32("tokens", count)?, to_u32("rows", table.rows())?);
+        let threads = columns.next_multiple_of(32).clamp(32, 256) as u32;
+        let mut call = self.call(Source::Rows(out.dtype(), table.dtype()), "embed");
+        call.read(table)?.value(to_u32("rows", first)?).value(rows).value(to_u32("columns", columns)?);
+        call.block(state, 0)?.write(out)?;
+        // SAFETY: a block reads one id behind 2 × tokens words of the batch, a row of `columns` elements of the table if it
+        // has that row, and writes a row of `out`. The lengths were checked above; the types are the sources'.
+        unsafe { call.launch([grid, 1], threads) }
+    }
+
+    /// `x += y`, where `y` repeats after its own length.
+    ///
+    /// # Errors
+    /// When the length of `y` does not divide that of `x`.
+    pub(super) fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
+        let (count, period) = (x.count(), y.count());
+        if count == 0 {
+            return Ok(());
+        }
+        if period == 0 || !count.is_multiple_of(period) {
+            return Err(Error::shape_mismatch("add", x, y));
+        }
+        let mut call = self.call(Source::Rows(x.dtype(), y.dtype()), "add");
+        call.write(x)?.read(y)?.value(count as u64).value(period as u64);
+        // SAFETY: the kernel reads and writes `count` elements of `x` and reads `period` of `y`, which are all they have.
+        unsafe { call.launch_over(count) }
+    }
+
+    /// `out = x`, rounded to the type of `out`.
+    ///
+    /// # Errors
+    /// When they differ in length.
+    pub(super) fn convert(&self, x: &Tensor, out: &mut Tensor) -> Result<()> {
+        let count = x.count();
+        if out.count() != count {
+            return Err(Error::shape_mismatch("conversion", x, out));
+        }
+        let mut call = self.call(Source::Rows(out.dtype(), x.dtype()), "convert");
+        call.read(x)?.write(out)?.value(count as u64);
+        // SAFETY: the kernel reads `count` elements of `x` and writes as many of `out`, which both have.
+        unsafe { call.launch_over(count) }
+    }
+
+    /// `out = silu(gate) × up`, where each row of `x` is gate, then up.
+    ///
+    /// # Errors
+    /// When a row of `x` is not twice as long as one of `out`, or their types differ.
+    pub(super) fn swiglu(&self, x: &Tensor, out: &mut Tensor) -> Result<()> {
+        let (rows, width) = (x.rows(), out.columns());
+        if x.columns() != 2 * width || out.rows() != rows || out.dtype() != x.dtype() {
+            return Err(Error::shape_mismatch("swiglu", x, out));
+        }
+        let threads = 256;
+        let across = width.div_ceil(16 / x.dtype().size() * threads as usize) as u32;
+        let (rows, width) = (to_u32("rows", rows)?, to_u32("columns", width)?);
+        let mut call = self.call(Source::Rows(x.dtype(), x.dtype()), "swiglu");
+        call.read(x)?.write(out)?.value(rows).value(width);
+        // SAFETY: the kernel reads `rows` rows of 2 × `width` elements and writes as many of `width`: checked above.
+        unsafe { call.launch([across, rows.min(MOST_ROWS)], threads) }
+    }
+
+    /// `out = x / sqrt(mean(x²) + epsilon) × weight`, row by row.
+    ///
+    /// # Errors
+    /// When the weight is not as long as a row, or `out` is not like `x`.
+    pub(super) fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32, out: &mut Tensor) -> Result<()> {
+        let columns = x.columns();
+        if weight.count() != columns {
+            return Err(Error::shape_mismatch("norm", x, weight));
+        }
+        if out.count() != x.count() || out.dtype() != x.dtype() {
+            return Err(Error::shape_mismatch("norm", x, out));
+        }
+        let rows = to_u32("rows", x.rows())?;
+        // One vector of four a thread where the row is short enough.
+        let threads = columns.div_ceil(4).next_multiple_of(32).clamp(32, 1024) as u32;
+        let mut call = self.call(Source::Rows(x.dtype(), weight.dtype()), "rms_norm");
+        call.read(x)?.read(weight)?.write(out)?.value(to_u32("columns", columns)?).value(epsilon);
+        // SAFETY: a block reads a row of `x` and the weight, both of `columns` elements, and writes a row of `out`, which has
+        // as many: checked above.
+        unsafe { call.launch([rows, 1], threads) }
+    }
+
+    /// The columns of `x` from `first` on, as many as `out` has.
+    ///
+    /// # Errors
+    /// When `x` has fewer, or other rows, or another type.
+    pub(super) fn slice_columns(&self, x: &Tensor, first: usize, out: &mut Tensor) -> Result<()> {
+        let (columns, kept) = (x.columns(), out.columns());
+        let fits = first <= columns && kept <= columns - first;
+        if !fits || x.rows() != out.rows() || x.dtype() != out.dtype() {
+            return Err(Error::shape_mismatch("slice of columns", x, out));
+        }
+        let count = out.count();
+        let mut call = self.call(Source::Rows(x.dtype(), x.dtype()), "slice_columns");
+        call.read(x)?.write(out)?.value(count as u64).value(to_u32("columns", columns)?);
+        call.value(to_u32("columns", first)?).value(to_u32("columns", kept)?);
+        // SAFETY: the kernel writes all elements of `out`, and reads for each one of the same row of `x`, within its columns.
+        unsafe { call.launch_over(count) }
+    }
+
+    /// Blocks `[blocks, rows, width]` side by side: the first columns of each joined row, as many as `out` has.
+    ///
+    /// # Errors
+    /// When the blocks have fewer, or other rows, or another type.
+    pub(super) fn concat_columns(&self, blocks: &Tensor, out: &mut Tensor) -> Result<()> {
+        let (&[count, rows, width], kept) = (blocks.shape(), out.columns()) else {
+            return Err(Error::shape_mismatch("join of columns", blocks, out));
+        };
+        if kept > count * width || out.rows() != rows || out.dtype() != blocks.dtype() {
+            return Err(Error::shape_mismatch("join of columns", blocks, out));
+        }
+        let elements = out.count();
+        let mut call = self.call(Source::Rows(blocks.dtype(), blocks.dtype()), "concat_columns");
+        call.read(blocks)?.write(out)?.value(elements as u64).value(to_u32("rows", rows)?);
+        call.value(to_u32("columns", width)?).value(to_u32("columns", kept)?);
+        // SAFETY: the kernel writes all elements of `out`, and reads for each one of the blocks': a row below `rows`, and a
+        // column below `kept`, which the blocks have: checked above.
+        unsafe { call.launch_over(elements) }
+    }
+
+    /// Sine and cosine of the angles of a batch of `rows` tokens, from its positions and frequencies.
+    ///
+    /// # Errors
+    /// When the batch is elsewhere, or has more rows than a grid.
+    pub(super) fn rotations(&self, batch: &mut DeviceBatch, rows: usize, half: usize) -> Result<()> {
+        let frequencies = 3 * rows * size_of::<u32>();
+        let DeviceBatch { state, rotations } = batch;
+        assert!(
+            state.bytes() >= frequencies + half * size_of::<f32>(),
+            "the frequencies are behind the tokens"
+        );
+        assert!(rotations.bytes() >= rows * half * 2 * size_of::<f32>(), "there is room for every angle");
+        let (grid, half) = (to_u32("rows", rows)?, to_u32("frequencies", half)?);
+        let mut call = self.call(Source::Rows(DType::F32, DType::F32), "rotations");
+        call.block(state, frequencies)?.block(state, 0)?.block(rotations, 0)?.value(half);
+        // SAFETY: a block reads one of `rows` positions and `half` frequencies, and writes `half` pairs of floats: the asserts
+        // above. Both blocks are the batch's own, which is borrowed alone.
+        unsafe { call.launch([grid, 1], half.next_multiple_of(32).min(256)) }
+    }
+}

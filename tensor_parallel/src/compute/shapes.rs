@@ -1,0 +1,56 @@
+//! What each operation asks of the shapes of its operands, the same on the host and on a GPU. Pure.
+
+use std::ops::Range;
+
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// Rows of `x`, inputs and outputs of `x · weightᵀ + bias`.
+pub(super) fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<[usize; 3]> {
+    let (m, k, n) = (x.rows(), x.columns(), weight.rows());
+    if weight.columns() != k {
+        return Err(Error::shape_mismatch("linear", x, weight));
+    }
+    match bias.filter(|bias| bias.count() != n) {
+        Some(bias) => Err(Error::shape_mismatch("bias", weight, bias)),
+        None => Ok([m, k, n]),
+    }
+}
+
+/// `y` is like `x`, or one of its rows.
+pub(super) fn add(x: &Tensor, y: &Tensor) -> Result<()> {
+    let one_row = y.shape().len() == 1 && y.count() == x.columns();
+    if one_row || y.shape() == x.shape() { Ok(()) } else { Err(Error::shape_mismatch("add", x, y)) }
+}
+
+/// The weight is as long as a row.
+pub(super) fn rms_norm(x: &Tensor, weight: &Tensor) -> Result<()> {
+    if weight.count() == x.columns() { Ok(()) } else { Err(Error::shape_mismatch("norm", x, weight)) }
+}
+
+/// The width of gate and of up.
+pub(super) fn swiglu(x: &Tensor) -> Result<usize> {
+    if x.columns().is_multiple_of(2) {
+        return Ok(x.columns() / 2);
+    }
+    Err(Error::input(format!("gate and up must be equally wide; {} columns are odd", x.columns())))
+}
+
+/// The columns are within `x`.
+pub(super) fn slice_columns(x: &Tensor, columns: &Range<usize>) -> Result<()> {
+    if columns.start <= columns.end && columns.end <= x.columns() {
+        return Ok(());
+    }
+    Err(Error::input(format!("a tensor of shape {:?} has no columns {columns:?}", x.shape())))
+}
+
+/// Number, rows and width of the blocks, which have `keep` columns together.
+pub(super) fn concat_columns(blocks: &Tensor, keep: usize) -> Result<[usize; 3]> {
+    match *blocks.shape() {
+        [count, rows, width] if keep <= count * width => Ok([count, rows, width]),
+        [count, _, width] => {
+            Err(Error::input(format!("{count} blocks of {width} columns have no {keep} columns together")))
+        }
+        _ => Err(Error::input(format!("blocks must be [blocks, rows, columns], not {:?}", blocks.shape()))),
+    }
+}
