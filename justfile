@@ -19,7 +19,7 @@ fmt:
 # Our all-reduce beside Gloo's, alternating on this machine; needs a Python with torch and numpy (benches/peers/README.md).
 bench-gloo python:
     cargo build --release
-    cargo run --release -p ryzanstein-benches --bin beside_gloo -- --python {{python}}
+    cargo run --release -p ryzanstein-benches --bin vs_gloo -- --python {{python}}
 
 # What a call costs beside the work itself.
 bench-call:
@@ -28,7 +28,7 @@ bench-call:
 # Our collectives on GPUs beside NCCL alone, in the same processes; needs as many GPUs as ranks.
 bench-nccl ranks:
     cargo build --release
-    cargo run --release -p ryzanstein-benches --bin beside_nccl -- --world-size {{ranks}}
+    cargo run --release -p ryzanstein-benches --bin vs_nccl -- --world-size {{ranks}}
 
 # Loads of a model's shares beside plain reads of as many bytes.
 bench-load ranks:

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use ryzanstein_orchestrator::measure::{Bench, Call, Gpu, Sample, Slot};
+use ryzanstein_orchestrator::measure::{Bench, Call, CallBuffers, Gpu, Sample};
 use ryzanstein_process_group::device::{Device, DeviceBuffer};
 use ryzanstein_process_group::{DType, Error, ProcessGroup};
 
@@ -15,7 +15,7 @@ const SMALL: usize = 64;
 #[derive(Debug)]
 pub struct HostClock {
     gpu: Gpu,
-    small: Slot<DeviceBuffer>,
+    small: CallBuffers<DeviceBuffer>,
     /// The microseconds of each call so far, in their order, those of warm-ups included; none for those at the head of a run.
     pub calls: Vec<Option<f64>>,
 }
@@ -27,7 +27,7 @@ impl HostClock {
     /// Those of the GPU.
     pub fn new(device: Device, world_size: usize) -> Result<Self, Error> {
         let zeros = || DeviceBuffer::from_slice(&device, &vec![0f32; SMALL * world_size]);
-        let small = Slot { input: Some(zeros()?), buffer: zeros()? };
+        let small = CallBuffers { input: Some(zeros()?), buffer: zeros()? };
         Ok(Self { gpu: Gpu::new(device, false), small, calls: Vec::new() })
     }
 }
@@ -39,8 +39,8 @@ impl Bench for HostClock {
         self.gpu.slots(bytes)
     }
 
-    fn has_processors_to_spare(&self) -> bool {
-        self.gpu.has_processors_to_spare()
+    fn checks_in_parallel(&self) -> bool {
+        self.gpu.checks_in_parallel()
     }
 
     fn allocate(&mut self, dtype: DType, elements: usize) -> Result<DeviceBuffer, Error> {
@@ -58,7 +58,7 @@ impl Bench for HostClock {
     fn time(
         &mut self,
         group: &mut ProcessGroup,
-        slots: &mut [Slot<DeviceBuffer>],
+        slots: &mut [CallBuffers<DeviceBuffer>],
         _chain: usize,
         call: Call<'_, DeviceBuffer>,
     ) -> Result<Vec<Sample>, Error> {

@@ -1,7 +1,7 @@
 //! One line for one size, as `peers/measure.py` prints it.
 
 use ryzanstein_orchestrator::measure::measure as figures;
-use ryzanstein_orchestrator::measure::{Case, Host, Measured, back_to_back};
+use ryzanstein_orchestrator::measure::{Case, Collective, Host, back_to_back};
 use ryzanstein_process_group::{Error, ProcessGroup};
 use serde::{Deserialize, Serialize};
 
@@ -38,9 +38,9 @@ pub struct Row {
 pub fn measure(group: &mut ProcessGroup, bytes: usize) -> Result<Row, Error> {
     let world_size = group.world_size();
     let calls = (WORK / (bytes * world_size).max(4000)).clamp(5, 400);
-    let reduced = figures(group, &mut Host, &Case::new(Measured::AllReduce, bytes, calls))?;
+    let reduced = figures(group, &mut Host, &Case::new(Collective::AllReduce, bytes, calls))?;
     let (back_to_back_us, in_a_row) = back_to_back(group, bytes, calls)?;
-    let cast = figures(group, &mut Host, &Case::new(Measured::Broadcast, bytes, (calls / 4).max(5)))?;
+    let cast = figures(group, &mut Host, &Case::new(Collective::Broadcast, bytes, (calls / 4).max(5)))?;
     Ok(Row {
         bytes: reduced.bytes,
         world_size,

@@ -7,15 +7,15 @@ pub mod bench;
 pub mod check;
 pub mod control;
 pub mod doctor;
-mod engine;
 pub mod generate;
 pub mod measure;
 pub mod nccl_settings;
+mod orchestrator;
 pub mod rendezvous;
 pub mod supervisor;
 pub mod telemetry;
 
-pub use engine::Orchestrator;
+pub use orchestrator::Orchestrator;
 
 /// The version that all ranks of a job must share.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 
 use ryzanstein_config::Config;
-use ryzanstein_config::nccl::{self, Own, conf_file};
+use ryzanstein_config::nccl::{self, UserVariable, conf_file};
 use ryzanstein_process_group::Error;
 
 use crate::rendezvous::Environment;
@@ -18,12 +18,12 @@ const OF_HOST: &str = "/etc/nccl.conf";
 /// The user's own variables of NCCL: those of `environment`, of the file that `NCCL_CONF_FILE` names or else `.nccl.conf` in
 /// the user's folder by the password database, and of `/etc/nccl.conf`, from the strongest. A file that cannot be read has
 /// none, for NCCL neither.
-pub fn own(environment: &Environment) -> Vec<Own> {
+pub fn own(environment: &Environment) -> Vec<UserVariable> {
     own_at(environment, home().as_deref())
 }
 
-fn own_at(environment: &Environment, home: Option<&Path>) -> Vec<Own> {
-    let mut all = Own::of_environment(environment);
+fn own_at(environment: &Environment, home: Option<&Path>) -> Vec<UserVariable> {
+    let mut all = UserVariable::of_environment(environment);
     for path in files(environment, home) {
         all.extend(of_file(&path));
     }
@@ -43,10 +43,10 @@ fn home() -> Option<PathBuf> {
     user.map(|user| user.dir)
 }
 
-fn of_file(path: &Path) -> Vec<Own> {
+fn of_file(path: &Path) -> Vec<UserVariable> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let pairs = conf_file(&text).into_iter();
-    pairs.map(|(name, value)| Own { name, value, file: Some(path.to_owned()) }).collect()
+    pairs.map(|(name, value)| UserVariable { name, value, file: Some(path.to_owned()) }).collect()
 }
 
 /// The variables that `[nccl]` asks for and that neither `environment` nor NCCL's files have.

@@ -13,5 +13,5 @@ mod plan;
 mod subsystems;
 
 pub use advice::{Advice, advice};
-pub use plan::{NcclSource, NcclVariable, Own, conf_file, missing, plan};
+pub use plan::{NcclSource, NcclVariable, UserVariable, conf_file, missing, plan};
 pub use subsystems::NcclSubsystems;

@@ -7,7 +7,7 @@ use crate::{Config, NcclAlgorithm, NcclProfile, Source};
 
 /// A variable that is the user's own: of the process's environment, or of one of NCCL's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Own {
+pub struct UserVariable {
     /// Its name, such as `NCCL_DEBUG`.
     pub name: String,
     /// Its value.
@@ -16,7 +16,7 @@ pub struct Own {
     pub file: Option<PathBuf>,
 }
 
-impl Own {
+impl UserVariable {
     /// Those of an environment that begin as NCCL's do.
     pub fn of_environment<'a>(environment: impl IntoIterator<Item = (&'a String, &'a String)>) -> Vec<Self> {
         let of_nccl = environment.into_iter().filter(|(name, _)| name.starts_with("NCCL_"));
@@ -52,7 +52,7 @@ pub enum NcclSource {
 
 impl NcclSource {
     /// Whether the user has set the variable, so that nothing of ours may.
-    pub const fn is_users_own(&self) -> bool {
+    pub const fn is_user_set(&self) -> bool {
         matches!(self, Self::Environment | Self::File(_))
     }
 }
@@ -79,7 +79,7 @@ pub struct NcclVariable {
     pub source: NcclSource,
     /// What was set aside for it: the value that a setting or the profile would have given, or `NAME=value` where it is
     /// another variable that cannot stand beside this one.
-    pub set_aside: Option<(String, NcclSource)>,
+    pub overridden: Option<(String, NcclSource)>,
 }
 
 /// What else a user may have set that speaks to the same thing as a variable of ours.
@@ -169,20 +169,20 @@ fn fields(config: &Config) -> Vec<(&'static str, String, &'static str)> {
 /// profile. Nothing of ours is in it where the user has set the variable, or another that speaks to the same thing.
 ///
 /// ```
-/// use ryzanstein_config::nccl::{Own, plan};
+/// use ryzanstein_config::nccl::{UserVariable, plan};
 /// use ryzanstein_config::{Config, NcclConfig, NcclProfile};
 ///
 /// let config = Config {
 ///     nccl: NcclConfig { profile: NcclProfile::Inference, ..NcclConfig::default() },
 ///     ..Config::default()
 /// };
-/// let own = [Own { name: "NCCL_DEBUG".into(), value: "INFO".into(), file: None }];
+/// let own = [UserVariable { name: "NCCL_DEBUG".into(), value: "INFO".into(), file: None }];
 /// let plan = plan(&config, &own);
 /// assert_eq!((plan[0].name.as_str(), plan[0].value.as_str()), ("NCCL_DEBUG", "INFO"));
-/// assert!(plan[0].source.is_users_own());
+/// assert!(plan[0].source.is_user_set());
 /// assert_eq!((plan[1].name.as_str(), plan[1].value.as_str()), ("NCCL_MAX_CTAS", "16"));
 /// ```
-pub fn plan(config: &Config, own: &[Own]) -> Vec<NcclVariable> {
+pub fn plan(config: &Config, own: &[UserVariable]) -> Vec<NcclVariable> {
     let mut plan: Vec<NcclVariable> = Vec::new();
     // The environment is stronger than files; of two files the one named first is.
     let (environment, files): (Vec<_>, Vec<_>) = own.iter().partition(|own| own.file.is_none());
@@ -190,7 +190,7 @@ pub fn plan(config: &Config, own: &[Own]) -> Vec<NcclVariable> {
         if plan.iter().all(|known| known.name != own.name) {
             let source = own.file.clone().map_or(NcclSource::Environment, NcclSource::File);
             let (name, value) = (own.name.clone(), own.value.clone());
-            plan.push(NcclVariable { name, value, source, set_aside: None });
+            plan.push(NcclVariable { name, value, source, overridden: None });
         }
     }
     let users = plan.len();
@@ -206,13 +206,13 @@ pub fn plan(config: &Config, own: &[Own]) -> Vec<NcclVariable> {
         let also = SAME_MATTER.iter().find(|(of, _)| *of == name).map_or(&[][..], |(_, also)| also);
         let stronger = |known: &NcclVariable| known.name == name || also.contains(&known.name.as_str());
         if let Some(bound) = plan.iter_mut().find(|known| forbids(known, name, &value)) {
-            bound.set_aside.get_or_insert((format!("{name}={value}"), source));
+            bound.overridden.get_or_insert((format!("{name}={value}"), source));
         } else if let Some(users) = plan[..users].iter_mut().find(|known| stronger(known)) {
-            users.set_aside.get_or_insert((value, source));
+            users.overridden.get_or_insert((value, source));
         } else if let Some(field) = plan[users..].iter_mut().find(|known| known.name == name) {
-            field.set_aside.get_or_insert((value, source));
+            field.overridden.get_or_insert((value, source));
         } else {
-            plan.push(NcclVariable { name: name.to_owned(), value, source, set_aside: None });
+            plan.push(NcclVariable { name: name.to_owned(), value, source, overridden: None });
         }
     }
     plan.sort_by(|a, b| a.name.cmp(&b.name));
@@ -221,7 +221,7 @@ pub fn plan(config: &Config, own: &[Own]) -> Vec<NcclVariable> {
 
 /// The variables that the settings ask for and the user's environment and files lack: what a launcher hands to the
 /// processes it starts, and what a process must not lack when it loads NCCL.
-pub fn missing(config: &Config, own: &[Own]) -> Vec<(String, String)> {
-    let ours = plan(config, own).into_iter().filter(|variable| !variable.source.is_users_own());
+pub fn missing(config: &Config, own: &[UserVariable]) -> Vec<(String, String)> {
+    let ours = plan(config, own).into_iter().filter(|variable| !variable.source.is_user_set());
     ours.map(|variable| (variable.name, variable.value)).collect()
 }

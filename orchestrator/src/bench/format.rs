@@ -66,13 +66,13 @@ impl Report {
 mod tests {
     use super::*;
     use crate::bench::tests::row;
-    use crate::measure::Measured;
+    use crate::measure::Collective;
 
     fn report() -> Report {
         let rows = vec![
-            row(Measured::AllReduce, 1000, 20.5),
-            row(Measured::AllReduce, 100_000_000, 20_000.0),
-            row(Measured::Barrier, 0, 9.0),
+            row(Collective::AllReduce, 1000, 20.5),
+            row(Collective::AllReduce, 100_000_000, 20_000.0),
+            row(Collective::Barrier, 0, 9.0),
         ];
         Report { heading: "4 ranks <here>".into(), rows, link_gbs: None }
     }

@@ -16,7 +16,7 @@ use ryzanstein_process_group::{BackendKind, DType, Error, LocalRank, Memory, Pro
 use serde::Serialize;
 
 use crate::Orchestrator;
-use crate::measure::{Case, Figures, Measured, Summary, measure_group};
+use crate::measure::{Case, Collective, Figures, Summary, measure_group};
 
 pub use format::Format;
 pub use report::Report;
@@ -28,7 +28,7 @@ pub use verdict::{Verdict, enough, verdicts};
 #[derive(Clone, Debug)]
 pub struct Request {
     /// Operations.
-    pub ops: Vec<Measured>,
+    pub ops: Vec<Collective>,
     /// Bytes of the whole array.
     pub sizes: Vec<u64>,
     /// Element type.
@@ -76,7 +76,7 @@ pub struct Row {
     pub meets_target: Option<bool>,
     /// The operation.
     #[serde(skip)]
-    pub what: Measured,
+    pub what: Collective,
     /// All percentiles.
     #[serde(skip)]
     pub latency: Summary,
@@ -139,7 +139,7 @@ pub fn run(
     let mut rows = Vec::new();
     for &what in &request.ops {
         // A barrier moves nothing, and so has one size.
-        let sizes = if what == Measured::Barrier { &[0][..] } else { &request.sizes };
+        let sizes = if what == Collective::Barrier { &[0][..] } else { &request.sizes };
         for &bytes in sizes {
             for &path in &paths {
                 let case = case(request, what, bytes, group.memory() == Memory::Host);
@@ -213,7 +213,7 @@ pub fn can_graph(wanted: bool, backend: BackendKind) -> Result<(), Error> {
     Ok(())
 }
 
-fn case(request: &Request, what: Measured, bytes: u64, is_host: bool) -> Case {
+fn case(request: &Request, what: Collective, bytes: u64, is_host: bool) -> Case {
     let iterations = request.iterations.unwrap_or_else(|| sizes::iterations(bytes, is_host));
     let usual = Case::new(what, usize::try_from(bytes).unwrap_or(usize::MAX), iterations);
     Case {
@@ -264,12 +264,12 @@ mod tests {
     use ryzanstein_process_group::schedule::Algorithm;
 
     /// A row of four ranks.
-    pub(super) fn row(what: Measured, bytes: usize, median_us: f64) -> Row {
+    pub(super) fn row(what: Collective, bytes: usize, median_us: f64) -> Row {
         wrong_row(what, bytes, median_us, 0)
     }
 
     /// The same with so many wrong elements.
-    pub(super) fn wrong_row(what: Measured, bytes: usize, median_us: f64, errors: u64) -> Row {
+    pub(super) fn wrong_row(what: Collective, bytes: usize, median_us: f64, errors: u64) -> Row {
         let latency = Summary {
             calls: 10,
             median_us,
@@ -285,18 +285,18 @@ mod tests {
 
     #[test]
     fn a_row_has_the_bandwidths_and_the_target_of_its_operation() {
-        let reduced = row(Measured::AllReduce, 100_000_000, 1e5);
+        let reduced = row(Collective::AllReduce, 100_000_000, 1e5);
         assert_eq!((reduced.algbw_gbs, reduced.busbw_gbs), (1.0, 1.5));
         assert_eq!((reduced.target_us, reduced.meets_target), (Some(10_000.0), Some(false)));
-        let gathered = row(Measured::AllGather, 100_000_000, 1e5);
+        let gathered = row(Collective::AllGather, 100_000_000, 1e5);
         assert_eq!((gathered.busbw_gbs, gathered.target_us, gathered.meets_target), (0.75, None, None));
-        let barrier = row(Measured::Barrier, 0, 5.0);
+        let barrier = row(Collective::Barrier, 0, 5.0);
         assert_eq!((barrier.algbw_gbs, barrier.busbw_gbs), (0.0, 0.0));
     }
 
     #[test]
     fn a_call_with_wrong_values_meets_no_target_however_quick_it_is() {
-        let quick = |errors| wrong_row(Measured::AllReduce, 100_000, 1.0, errors).meets_target;
+        let quick = |errors| wrong_row(Collective::AllReduce, 100_000, 1.0, errors).meets_target;
         assert_eq!((quick(0), quick(1)), (Some(true), Some(false)));
     }
 

@@ -110,7 +110,7 @@ pub fn enough(rows: &[Row]) -> Vec<(String, &Row)> {
 mod tests {
     use super::*;
     use crate::bench::tests::{row, wrong_row};
-    use crate::measure::Measured;
+    use crate::measure::Collective;
 
     fn met(rows: &[Row], link: Option<f64>) -> Vec<Option<bool>> {
         verdicts(rows, link).into_iter().map(|v| v.met).collect()
@@ -119,10 +119,10 @@ mod tests {
     #[test]
     fn each_target_is_judged_at_its_own_size_and_operation() {
         let rows = [
-            row(Measured::AllReduce, 100_000, 499.0),
-            row(Measured::AllReduce, 10_000_000, 1000.0),
-            row(Measured::Broadcast, 99_999_996, 4999.0),
-            row(Measured::AllGather, 100_000_000, 1.0),
+            row(Collective::AllReduce, 100_000, 499.0),
+            row(Collective::AllReduce, 10_000_000, 1000.0),
+            row(Collective::Broadcast, 99_999_996, 4999.0),
+            row(Collective::AllGather, 100_000_000, 1.0),
         ];
         assert_eq!(met(&rows, None)[..4], [Some(true), Some(false), None, Some(true)]);
         assert_eq!(met(&[], Some(1.0)), [None; 7]);
@@ -131,17 +131,17 @@ mod tests {
     #[test]
     fn bandwidth_is_judged_by_the_best_all_reduce() {
         // 4 ranks: 100 MB in 1 ms are 100 GB/s, and 150 GB/s on the bus.
-        let rows = [row(Measured::AllReduce, 1000, 50.0), row(Measured::AllReduce, 100_000_000, 1000.0)];
+        let rows = [row(Collective::AllReduce, 1000, 50.0), row(Collective::AllReduce, 100_000_000, 1000.0)];
         assert_eq!(met(&rows, None)[4..6], [Some(true), None]);
         assert_eq!(met(&rows, Some(160.0))[4..6], [Some(true), Some(true)]);
         assert_eq!(met(&rows, Some(170.0))[5], Some(false));
         assert_eq!(met(&rows[..1], Some(1.0))[4..6], [None, None], "1 KB says nothing of bandwidth");
-        assert_eq!(met(&[row(Measured::AllReduce, 10_000_000, 900.0)], None)[4], Some(false));
+        assert_eq!(met(&[row(Collective::AllReduce, 10_000_000, 900.0)], None)[4], Some(false));
     }
 
     #[test]
     fn a_target_of_whole_models_is_listed_and_left_open() {
-        let judged = verdicts(&[row(Measured::AllReduce, 100_000_000, 1.0)], Some(1.0));
+        let judged = verdicts(&[row(Collective::AllReduce, 100_000_000, 1.0)], Some(1.0));
         let last = judged.last().expect("a verdict");
         assert!(last.what.starts_with("scaling efficiency") && last.wanted == "> 95 %", "{last:?}");
         assert_eq!((last.word(), &last.measured), ("not measured", &None));
@@ -149,8 +149,8 @@ mod tests {
 
     #[test]
     fn the_quickest_path_with_right_values_counts() {
-        let wrong = || wrong_row(Measured::AllReduce, 10_000_000, 1.0, 3);
-        let rows = [wrong(), row(Measured::AllReduce, 10_000_000, 2000.0)];
+        let wrong = || wrong_row(Collective::AllReduce, 10_000_000, 1.0, 3);
+        let rows = [wrong(), row(Collective::AllReduce, 10_000_000, 2000.0)];
         let judged = verdicts(&rows, None);
         assert_eq!((judged[1].met, judged[4].met), (Some(false), Some(false)), "{judged:?}");
         assert_eq!(enough(&rows)[0].1.errors, 0);
@@ -160,7 +160,7 @@ mod tests {
 
     #[test]
     fn one_rank_alone_meets_nothing_as_it_sends_nothing() {
-        let mut alone = row(Measured::AllReduce, 100_000, 0.1);
+        let mut alone = row(Collective::AllReduce, 100_000, 0.1);
         alone.world_size = 1;
         assert_eq!(met(&[alone], Some(1.0)), [None; 7]);
     }
@@ -168,10 +168,10 @@ mod tests {
     #[test]
     fn enough_is_the_smallest_size_near_the_best_bandwidth() {
         let rows = [
-            row(Measured::AllReduce, 1000, 100.0),
-            row(Measured::AllReduce, 1_000_000, 1000.0),
-            row(Measured::AllReduce, 4_000_000, 3900.0),
-            row(Measured::Barrier, 0, 10.0),
+            row(Collective::AllReduce, 1000, 100.0),
+            row(Collective::AllReduce, 1_000_000, 1000.0),
+            row(Collective::AllReduce, 4_000_000, 3900.0),
+            row(Collective::Barrier, 0, 10.0),
         ];
         let found: Vec<_> = enough(&rows).into_iter().map(|(label, row)| (label, row.bytes)).collect();
         assert_eq!(found, [("all_reduce".to_owned(), 1_000_000)]);

@@ -13,7 +13,7 @@ use ryzanstein_process_group::{ProcessGroup, ReduceOp, table};
 
 use crate::Orchestrator;
 use crate::bench::{self, Row};
-use crate::measure::{Case, Measured, measure_group, total};
+use crate::measure::{Case, Collective, measure_group, total};
 
 /// What the check found, the same on all ranks.
 #[derive(Clone, Debug)]
@@ -135,9 +135,10 @@ fn paths(group: &mut ProcessGroup) -> Result<(String, bool), ryzanstein_process_
 }
 
 fn latencies(group: &mut ProcessGroup) -> Result<(String, bool, bool), ryzanstein_process_group::Error> {
-    let small = [(Measured::AllReduce, SMALL), (Measured::Broadcast, SMALL)];
+    let small = [(Collective::AllReduce, SMALL), (Collective::Broadcast, SMALL)];
     let documented = TARGETS.iter().map(|t| {
-        let what = if t.op == Measured::Broadcast.name() { Measured::Broadcast } else { Measured::AllReduce };
+        let what =
+            if t.op == Collective::Broadcast.name() { Collective::Broadcast } else { Collective::AllReduce };
         (what, t.bytes as usize)
     });
     let mut rows = Vec::new();

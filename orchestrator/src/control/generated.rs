@@ -221,7 +221,7 @@ pub struct ReportRequest {
     pub last_call: ::core::option::Option<::prost::alloc::string::String>,
     /// The rank whose failure this one is an echo of.
     #[prost(uint32, optional, tag = "5")]
-    pub echo_of: ::core::option::Option<u32>,
+    pub caused_by: ::core::option::Option<u32>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Done {

@@ -16,7 +16,7 @@ pub struct Facts {
     /// Its networks.
     pub network: Network,
     /// Its GPUs.
-    pub gpu: GpuSide,
+    pub gpu: GpuFacts,
     /// The libraries that drive them.
     pub libraries: Vec<Library>,
     /// NCCL's variables, with who set them.
@@ -99,27 +99,27 @@ pub struct InfinibandPort {
 
 /// What is known of GPUs.
 #[derive(Clone, Debug)]
-pub struct GpuSide {
+pub struct GpuFacts {
     /// NVIDIA's GPUs on the PCI bus, whether or not a driver is there.
     pub on_bus: usize,
     /// The version of the driver's kernel module, if it is loaded.
     pub module: Option<String>,
     /// What the driver says, or why it cannot be asked.
-    pub driver: Result<DriverSide, String>,
+    pub driver: Result<DriverFacts, String>,
     /// `CUDA_VISIBLE_DEVICES`, if it is set.
     pub visible: Option<String>,
     /// The GPUs that CUDA shows, in its order; else why it cannot be asked.
-    pub shown: Result<Vec<ShownGpu>, String>,
+    pub shown: Result<Vec<VisibleGpu>, String>,
 }
 
-impl GpuSide {
+impl GpuFacts {
     /// Whether a job may use this GPU. All count where CUDA cannot be asked.
     pub fn is_shown(&self, gpu: &Gpu) -> bool {
         self.shown.as_ref().map_or(true, |shown| shown.iter().any(|one| one.is(gpu)))
     }
 
     /// What the driver says of the GPUs that a job may use.
-    pub fn usable(&self) -> DriverSide {
+    pub fn usable(&self) -> DriverFacts {
         let mut side = self.driver.clone().unwrap_or_default();
         side.gpus.retain(|gpu| self.is_shown(gpu));
         let has = |index| side.gpus.iter().any(|gpu| gpu.index == index);
@@ -130,14 +130,14 @@ impl GpuSide {
 
 /// A GPU that CUDA shows, by what NVML knows it by too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ShownGpu {
+pub struct VisibleGpu {
     /// Its name in the whole world; that of the instance where MIG cuts it.
     pub uuid: String,
     /// Its place on the PCI bus.
     pub pci: String,
 }
 
-impl ShownGpu {
+impl VisibleGpu {
     /// By the name, or by the place, which NVML writes with more zeros: where MIG is on, CUDA has the name of an instance.
     fn is(&self, gpu: &Gpu) -> bool {
         let place = |pci: &str| pci.trim_start_matches('0').to_lowercase();
@@ -147,7 +147,7 @@ impl ShownGpu {
 
 /// What the driver says.
 #[derive(Clone, Debug, Default)]
-pub struct DriverSide {
+pub struct DriverFacts {
     /// Its version.
     pub version: String,
     /// The newest CUDA that it runs.

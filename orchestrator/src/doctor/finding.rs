@@ -172,14 +172,14 @@ impl Report {
             .iter()
             .zip(&names)
             .map(|(from, name)| {
-                let cells = self.gpus.iter().map(|to| self.way(from.index, to.index));
+                let cells = self.gpus.iter().map(|to| self.path_label(from.index, to.index));
                 std::iter::once(name.clone()).chain(cells).collect()
             })
             .collect();
         table::columns(&head, 1, &rows)
     }
 
-    fn way(&self, from: u32, to: u32) -> String {
+    fn path_label(&self, from: u32, to: u32) -> String {
         if from == to {
             return "-".into();
         }

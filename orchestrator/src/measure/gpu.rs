@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use ryzanstein_process_group::device::{Device, DeviceBuffer, DeviceError, Event, PinnedBuffer};
 use ryzanstein_process_group::{DType, Error, ProcessGroup};
 
-use super::{Bench, Call, Sample, Slot};
+use super::{Bench, Call, CallBuffers, Sample};
 
 /// Buffers in turns hold this much together, several times what the caches of a GPU do.
 const ROTATED: usize = 512 << 20;
 /// A run has this many calls at most, or this many chains of calls in a graph.
-const MOST: usize = 64;
-const MOST_CHAINS: usize = 24;
+const MAX_CALLS: usize = 64;
+const MAX_CHAINS: usize = 24;
 
 /// Measures collectives on the memory of a GPU, back to back: one by one, or as a graph that is replayed.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Gpu {
     fn one_by_one(
         &self,
         group: &mut ProcessGroup,
-        slots: &mut [Slot<DeviceBuffer>],
+        slots: &mut [CallBuffers<DeviceBuffer>],
         chain: usize,
         call: Call<'_, DeviceBuffer>,
     ) -> Result<Vec<Sample>, Error> {
@@ -76,7 +76,7 @@ impl Gpu {
     fn replayed(
         &self,
         group: &mut ProcessGroup,
-        slots: &mut [Slot<DeviceBuffer>],
+        slots: &mut [CallBuffers<DeviceBuffer>],
         chain: usize,
         call: Call<'_, DeviceBuffer>,
     ) -> Result<Vec<Sample>, Error> {
@@ -117,14 +117,14 @@ impl Bench for Gpu {
     type Memory = DeviceBuffer;
 
     fn slots(&self, bytes: usize) -> usize {
-        (ROTATED / bytes.max(1)).clamp(2, if self.graph { MOST_CHAINS } else { MOST })
+        (ROTATED / bytes.max(1)).clamp(2, if self.graph { MAX_CHAINS } else { MAX_CALLS })
     }
 
     fn times_whole_runs(&self) -> bool {
         self.graph
     }
 
-    fn lead_in(&self) -> usize {
+    fn untimed_calls(&self) -> usize {
         1
     }
 
@@ -147,14 +147,14 @@ impl Bench for Gpu {
         Ok(())
     }
 
-    fn has_processors_to_spare(&self) -> bool {
+    fn checks_in_parallel(&self) -> bool {
         true
     }
 
     fn time(
         &mut self,
         group: &mut ProcessGroup,
-        slots: &mut [Slot<DeviceBuffer>],
+        slots: &mut [CallBuffers<DeviceBuffer>],
         chain: usize,
         call: Call<'_, DeviceBuffer>,
     ) -> Result<Vec<Sample>, Error> {

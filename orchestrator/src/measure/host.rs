@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use ryzanstein_process_group::{Buffer, BufferMut, DType, Error, ProcessGroup, View, ViewMut, table};
 
-use super::{Bench, Call, Sample, Slot};
+use super::{Bench, Call, CallBuffers, Sample};
 
 /// Rotated buffers hold this much together, so that caches are as cold as they would be in use.
 const ROTATED: usize = 128 << 20;
@@ -80,7 +80,7 @@ impl Bench for Host {
     fn time(
         &mut self,
         group: &mut ProcessGroup,
-        slots: &mut [Slot<HostBuffer>],
+        slots: &mut [CallBuffers<HostBuffer>],
         _chain: usize,
         call: Call<'_, HostBuffer>,
     ) -> Result<Vec<Sample>, Error> {

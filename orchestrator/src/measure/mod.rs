@@ -5,9 +5,9 @@
 //! behind [`Bench`].
 
 mod back_to_back;
+mod collective;
 mod gpu;
 mod host;
-mod operation;
 mod pattern;
 mod statistics;
 
@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use back_to_back::total;
 pub use back_to_back::{back_to_back, calls_back_to_back};
+pub use collective::{CallBuffers, Collective};
 pub use gpu::Gpu;
 pub use host::{Host, HostBuffer};
-pub use operation::{Measured, Slot};
 use pattern::{Patterns, longest_chain};
 pub use statistics::{Summary, slowest, summary};
 
@@ -39,13 +39,13 @@ pub trait Bench {
 
     /// How many calls at the head of each run are made and checked but not timed, so that the ranks are together when the
     /// clock starts. Less than [`slots`](Self::slots).
-    fn lead_in(&self) -> usize {
+    fn untimed_calls(&self) -> usize {
         0
     }
 
     /// Whether operands are made and results compared by several threads. Not on host memory, where the ranks use all
     /// processors themselves.
-    fn has_processors_to_spare(&self) -> bool {
+    fn checks_in_parallel(&self) -> bool {
         false
     }
 
@@ -75,14 +75,14 @@ pub trait Bench {
     fn time(
         &mut self,
         group: &mut ProcessGroup,
-        slots: &mut [Slot<Self::Memory>],
+        slots: &mut [CallBuffers<Self::Memory>],
         chain: usize,
         call: Call<'_, Self::Memory>,
     ) -> Result<Vec<Sample>, Error>;
 }
 
 /// Makes a call on a slot.
-pub type Call<'a, M> = &'a mut dyn FnMut(&mut ProcessGroup, &mut Slot<M>) -> Result<(), Error>;
+pub type Call<'a, M> = &'a mut dyn FnMut(&mut ProcessGroup, &mut CallBuffers<M>) -> Result<(), Error>;
 
 /// One timing on one rank.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -94,13 +94,13 @@ pub struct Sample {
 }
 
 /// Timings that a figure has at least, where no fewer calls are asked for.
-pub const FEWEST: usize = 5;
+pub const MIN_SAMPLES: usize = 5;
 
 /// What to measure.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Case {
     /// The operation.
-    pub what: Measured,
+    pub what: Collective,
     /// How values combine, where they do.
     pub reduction: ReduceOp,
     /// The element type.
@@ -109,14 +109,14 @@ pub struct Case {
     pub bytes: usize,
     /// Calls that are made and checked first, and not counted.
     pub warmup: usize,
-    /// Calls that are timed, at least. Where only several together can be timed, at least [`FEWEST`] such timings if that
+    /// Calls that are timed, at least. Where only several together can be timed, at least [`MIN_SAMPLES`] such timings if that
     /// many calls are asked for.
     pub iterations: usize,
 }
 
 impl Case {
     /// Sums of f32, where anything is summed, with as much warm-up as suits the number of calls.
-    pub fn new(what: Measured, bytes: usize, iterations: usize) -> Self {
+    pub fn new(what: Collective, bytes: usize, iterations: usize) -> Self {
         let warmup = (iterations / 10).clamp(1, 20);
         Self { what, reduction: ReduceOp::Sum, dtype: DType::F32, bytes, warmup, iterations }
     }
@@ -186,31 +186,31 @@ pub fn measure_calls<B: Bench>(
     let longest = longest_chain(case.what, case.reduction, case.dtype, n);
     let chain = if bench.times_whole_runs() { longest } else { 1 };
     let patterns = Patterns::new(case.what, case.reduction, case.dtype, (rank, n), case.count(n), chain)?
-        .on_threads(bench.has_processors_to_spare());
+        .on_threads(bench.checks_in_parallel());
     let elements = patterns.elements();
-    let lead_in = bench.lead_in();
+    let untimed_calls = bench.untimed_calls();
     // Where runs are timed whole, the first is never timed: what is made at the first call is made then.
     let warmup = case.warmup.max(usize::from(bench.times_whole_runs()));
-    let most = case.iterations.max(warmup).max(1) + lead_in;
-    let slots = bench.slots(elements * case.dtype.size()).clamp(1 + lead_in, most);
-    let mut slots: Vec<Slot<B::Memory>> = (0..slots)
+    let most = case.iterations.max(warmup).max(1) + untimed_calls;
+    let slots = bench.slots(elements * case.dtype.size()).clamp(1 + untimed_calls, most);
+    let mut slots: Vec<CallBuffers<B::Memory>> = (0..slots)
         .map(|_| {
             let apart = case.what.is_out_of_place();
             let input = apart.then(|| bench.allocate(case.dtype, elements)).transpose()?;
-            Ok(Slot { input, buffer: bench.allocate(case.dtype, elements)? })
+            Ok(CallBuffers { input, buffer: bench.allocate(case.dtype, elements)? })
         })
         .collect::<Result<_, Error>>()?;
 
     let mut samples = Vec::with_capacity(case.iterations);
     let (mut warm, mut timed, mut calls, mut errors) = (0, 0, 0, 0);
     let mut path = None;
-    while warm < warmup || timed < case.iterations || samples.len() < FEWEST.min(case.iterations) {
+    while warm < warmup || timed < case.iterations || samples.len() < MIN_SAMPLES.min(case.iterations) {
         // Warm-up calls and timed ones are never in one run.
         let is_warm_up = warm < warmup;
         let left = if is_warm_up { warmup - warm } else { case.iterations.saturating_sub(timed).max(1) };
         // A shorter run would have another share of overhead in its one timing.
         let whole = bench.times_whole_runs();
-        let run = if whole { slots.len() } else { slots.len().min(left + lead_in) };
+        let run = if whole { slots.len() } else { slots.len().min(left + untimed_calls) };
         let slots = &mut slots[..run];
         for (call, slot) in (calls..).zip(slots.iter_mut()) {
             if let Some(input) = &mut slot.input {
@@ -218,7 +218,7 @@ pub fn measure_calls<B: Bench>(
             }
             bench.write(&mut slot.buffer, &mut |bytes| patterns.fill_buffer(bytes, call))?;
         }
-        let call_one = &mut |group: &mut ProcessGroup, slot: &mut Slot<B::Memory>| {
+        let call_one = &mut |group: &mut ProcessGroup, slot: &mut CallBuffers<B::Memory>| {
             make(group, slot)?;
             if path.is_none() {
                 path = group.last_call().and_then(|call| call.path);
@@ -226,7 +226,7 @@ pub fn measure_calls<B: Bench>(
             Ok(())
         };
         let run_samples = bench.time(group, slots, chain, call_one)?;
-        let counted = (run - lead_in) * chain;
+        let counted = (run - untimed_calls) * chain;
         if is_warm_up {
             warm += counted;
         } else {

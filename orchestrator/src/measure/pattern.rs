@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use ryzanstein_process_group::{DType, Error, ReduceOp};
 
-use super::operation::{Measured, Partner, partner};
+use super::collective::{Collective, Partner, partner};
 
 /// Elements until a pattern repeats: a prime, which no chunk is a multiple of by habit.
 const PERIOD: usize = 1021;
@@ -28,7 +28,7 @@ enum Content {
     /// The reduction of all operands, after this many calls on the same memory.
     Reduced(usize),
     /// What a rank sends where nothing is combined.
-    Letter(usize),
+    Payload(usize),
     /// Memory that is to be overwritten.
     Poison,
     /// Nothing is promised.
@@ -45,7 +45,7 @@ struct Piece {
 /// All patterns of one measurement on one rank.
 #[derive(Debug)]
 pub(super) struct Patterns {
-    what: Measured,
+    what: Collective,
     dtype: DType,
     rank: usize,
     world_size: usize,
@@ -68,7 +68,7 @@ impl Patterns {
 
     /// Patterns for `count` elements (a chunk, where the operation has chunks), and up to `chain` calls on the same memory.
     pub(super) fn new(
-        what: Measured,
+        what: Collective,
         reduction: ReduceOp,
         dtype: DType,
         (rank, world_size): (usize, usize),
@@ -84,9 +84,9 @@ impl Patterns {
                 let again = (world_size as u64).saturating_pow(calls as u32 - 1);
                 tables.push((Content::Reduced(calls), table(&|i| operands.reduced(i) * again)));
             }
-        } else if what != Measured::Barrier {
+        } else if what != Collective::Barrier {
             let letters = (0..world_size).map(|r| {
-                (Content::Letter(r), encode(dtype, (0..PERIOD).map(|i| (r as u64 * 31 + mix(i)) % 120)))
+                (Content::Payload(r), encode(dtype, (0..PERIOD).map(|i| (r as u64 * 31 + mix(i)) % 120)))
             });
             tables.extend(letters);
         }
@@ -96,7 +96,7 @@ impl Patterns {
     /// Elements of the whole array.
     pub(super) fn elements(&self) -> usize {
         match self.what {
-            Measured::Barrier => 0,
+            Collective::Barrier => 0,
             what if what.is_chunked() => self.count * self.world_size,
             _ => self.count,
         }
@@ -104,7 +104,7 @@ impl Patterns {
 
     /// Writes what stands in the input, where there is one beside the output.
     pub(super) fn fill_input(&self, bytes: &mut [u8], call: usize) {
-        let pieces = (0..self.world_size).map(|p| self.chunk(p, Content::Letter(self.rank)));
+        let pieces = (0..self.world_size).map(|p| self.chunk(p, Content::Payload(self.rank)));
         self.fill(bytes, &pieces.collect::<Vec<_>>(), call);
     }
 
@@ -147,20 +147,20 @@ impl Patterns {
 
     fn before(&self) -> Vec<Piece> {
         let me = self.rank;
-        let own_letter = |p| if p == me { Content::Letter(p) } else { Content::Poison };
+        let own_payload = |p| if p == me { Content::Payload(p) } else { Content::Poison };
         match self.what {
-            Measured::AllReduce | Measured::Reduce => self.whole(Content::Operand(me)),
-            Measured::ReduceScatter => self.chunks(|_| Content::Operand(me)),
-            Measured::Broadcast if me == 0 => self.whole(Content::Letter(0)),
-            Measured::Broadcast => self.whole(Content::Poison),
-            Measured::AllGather | Measured::Gather => self.chunks(own_letter),
-            Measured::Scatter if me == 0 => self.chunks(|_| Content::Letter(0)),
-            Measured::Scatter | Measured::AllToAll => self.chunks(|_| Content::Poison),
-            Measured::SendRecv => match partner(me, self.world_size) {
-                Some(Partner::Receiver(_)) => self.whole(Content::Letter(me)),
+            Collective::AllReduce | Collective::Reduce => self.whole(Content::Operand(me)),
+            Collective::ReduceScatter => self.chunks(|_| Content::Operand(me)),
+            Collective::Broadcast if me == 0 => self.whole(Content::Payload(0)),
+            Collective::Broadcast => self.whole(Content::Poison),
+            Collective::AllGather | Collective::Gather => self.chunks(own_payload),
+            Collective::Scatter if me == 0 => self.chunks(|_| Content::Payload(0)),
+            Collective::Scatter | Collective::AllToAll => self.chunks(|_| Content::Poison),
+            Collective::SendRecv => match partner(me, self.world_size) {
+                Some(Partner::Receiver(_)) => self.whole(Content::Payload(me)),
                 _ => self.whole(Content::Poison),
             },
-            Measured::Barrier => Vec::new(),
+            Collective::Barrier => Vec::new(),
         }
     }
 
@@ -168,29 +168,29 @@ impl Patterns {
         let me = self.rank;
         let own = |content: Content| move |p: usize| if p == me { content } else { Content::Anything };
         match self.what {
-            Measured::AllReduce => self.whole(Content::Reduced(repeats)),
-            Measured::Reduce if me == 0 => self.whole(Content::Reduced(repeats)),
-            Measured::Reduce => self.whole(Content::Operand(me)),
-            Measured::ReduceScatter => self.chunks(own(Content::Reduced(repeats))),
-            Measured::Broadcast => self.whole(Content::Letter(0)),
-            Measured::AllGather => self.chunks(Content::Letter),
-            Measured::Gather if me == 0 => self.chunks(Content::Letter),
-            Measured::Gather => self.chunks(own(Content::Letter(me))),
-            Measured::Scatter => self.chunks(own(Content::Letter(0))),
+            Collective::AllReduce => self.whole(Content::Reduced(repeats)),
+            Collective::Reduce if me == 0 => self.whole(Content::Reduced(repeats)),
+            Collective::Reduce => self.whole(Content::Operand(me)),
+            Collective::ReduceScatter => self.chunks(own(Content::Reduced(repeats))),
+            Collective::Broadcast => self.whole(Content::Payload(0)),
+            Collective::AllGather => self.chunks(Content::Payload),
+            Collective::Gather if me == 0 => self.chunks(Content::Payload),
+            Collective::Gather => self.chunks(own(Content::Payload(me))),
+            Collective::Scatter => self.chunks(own(Content::Payload(0))),
             // Everybody's chunk for this rank.
-            Measured::AllToAll => {
-                let mut pieces = self.chunks(Content::Letter);
+            Collective::AllToAll => {
+                let mut pieces = self.chunks(Content::Payload);
                 for piece in &mut pieces {
                     piece.chunk = me;
                 }
                 pieces
             }
-            Measured::SendRecv => match partner(me, self.world_size) {
-                Some(Partner::Receiver(_)) => self.whole(Content::Letter(me)),
-                Some(Partner::Sender(from)) => self.whole(Content::Letter(from)),
+            Collective::SendRecv => match partner(me, self.world_size) {
+                Some(Partner::Receiver(_)) => self.whole(Content::Payload(me)),
+                Some(Partner::Sender(from)) => self.whole(Content::Payload(from)),
                 None => self.whole(Content::Anything),
             },
-            Measured::Barrier => Vec::new(),
+            Collective::Barrier => Vec::new(),
         }
     }
 
@@ -222,8 +222,8 @@ impl Patterns {
 }
 
 /// How many times an in-place sum can be made on the same memory before a value is no longer exact in every order.
-pub(super) fn longest_chain(what: Measured, reduction: ReduceOp, dtype: DType, world_size: usize) -> usize {
-    if what != Measured::AllReduce || reduction != ReduceOp::Sum {
+pub(super) fn longest_chain(what: Collective, reduction: ReduceOp, dtype: DType, world_size: usize) -> usize {
+    if what != Collective::AllReduce || reduction != ReduceOp::Sum {
         return 1;
     }
     let Ok(operands) = Operands::that_fit(reduction, dtype, world_size) else { return 1 };

@@ -16,20 +16,20 @@ use tokio::net::TcpStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Response, Status};
 
-use super::background::Background;
-use super::core::Joiner;
+use super::core::Participant;
 use super::handshake::HandshakeError;
+use super::runtime_thread::RuntimeThread;
 use super::{codec, handshake};
 use crate::control as wire;
 use crate::control::control_client::ControlClient;
 
 /// How long an answer that needs no waiting may take.
-const PROMPT: Duration = Duration::from_secs(20);
+const UNARY_TIMEOUT: Duration = Duration::from_secs(20);
 /// What the network gets beyond the deadline that the rendezvous itself keeps, so that its answer, which names who is
 /// missing, arrives.
-const SLACK: Duration = Duration::from_secs(2);
+const NETWORK_MARGIN: Duration = Duration::from_secs(2);
 /// Between two attempts to connect.
-const PAUSE: Duration = Duration::from_millis(50);
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a rendezvous that says nothing is trusted to be alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
@@ -62,7 +62,7 @@ struct Inner {
     identity: Identity,
     secret: Secret,
     joined: OnceLock<(Rank, Epoch)>,
-    background: Background,
+    runtime: RuntimeThread,
 }
 
 impl Client {
@@ -71,15 +71,15 @@ impl Client {
     /// # Errors
     /// [`Error::Rendezvous`] that says where it tried, what happened there and what to look at.
     pub fn connect(server: HostPort, secret: Secret, identity: Identity, deadline: Instant) -> Result<Self> {
-        let background = Background::start("ryz-control")
+        let runtime = RuntimeThread::start("ryz-control")
             .map_err(|error| Error::Transport(format!("no thread for the rendezvous: {error}")))?;
         let connecting = connect(server.clone(), secret.clone(), deadline);
-        let (stub, local) = background
-            .block_on(deadline + SLACK, connecting)
+        let (stub, local) = runtime
+            .block_on(deadline + NETWORK_MARGIN, connecting)
             .unwrap_or_else(|| Err("it did not answer in time".into()))
             .map_err(|why| Error::Rendezvous(format!("cannot reach the rendezvous at {server}: {why}")))?;
         let joined = OnceLock::new();
-        let inner = Inner { stub, server, local, identity, secret, joined, background };
+        let inner = Inner { stub, server, local, identity, secret, joined, runtime };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -88,24 +88,24 @@ impl Client {
     /// # Errors
     /// When the rendezvous cannot be told. The rank is about to end anyway: log it.
     pub fn report_failure(&self, error: &Error, last_call: Option<&str>) -> Result<()> {
-        let echo_of = match error.root_cause() {
+        let caused_by = match error.root_cause() {
             Error::PeerLost { rank, .. } | Error::PeerAborted { rank, .. } => Some(rank.0),
             Error::Timeout { missing, .. } => missing.first().map(|rank| rank.0),
             _ => None,
         };
-        self.report(error.root_cause().to_string(), last_call.map(str::to_owned), echo_of)
+        self.report(error.root_cause().to_string(), last_call.map(str::to_owned), caused_by)
     }
 
     /// As [`Client::report_failure`], for an error that is no process group's.
     ///
     /// # Errors
     /// When the rendezvous cannot be told, or this rank does not know its number yet.
-    pub fn report(&self, cause: String, last_call: Option<String>, echo_of: Option<u32>) -> Result<()> {
+    pub fn report(&self, cause: String, last_call: Option<String>, caused_by: Option<u32>) -> Result<()> {
         let rank = self.inner.joined.get().map(|(rank, _)| *rank).or(self.inner.identity.rank);
         let Some(rank) = rank else {
             return Err(Error::Rendezvous("a process without a rank has nothing to report".into()));
         };
-        let request = wire::ReportRequest { epoch: self.epoch(), rank: rank.0, cause, last_call, echo_of };
+        let request = wire::ReportRequest { epoch: self.epoch(), rank: rank.0, cause, last_call, caused_by };
         // Not as patient as other calls: whoever reports is on the way out.
         let reply =
             self.call(Duration::from_secs(1), |mut stub| async move { stub.report(request).await })?;
@@ -127,7 +127,8 @@ impl Client {
             rank: rank.0,
             timeout_ms: codec::milliseconds(wait),
         };
-        let reply = self.call(wait + SLACK, |mut stub| async move { stub.barrier(request).await })?;
+        let reply =
+            self.call(wait + NETWORK_MARGIN, |mut stub| async move { stub.barrier(request).await })?;
         refused(reply.refusal)
     }
 
@@ -141,8 +142,8 @@ impl Client {
         T: Send + 'static,
         F: Future<Output = Result<Response<T>, Status>> + Send + 'static,
     {
-        let Inner { stub, server, background, .. } = &*self.inner;
-        match background.block_on(Instant::now() + wait, rpc(stub.clone())) {
+        let Inner { stub, server, runtime, .. } = &*self.inner;
+        match runtime.block_on(Instant::now() + wait, rpc(stub.clone())) {
             Some(Ok(response)) => Ok(response.into_inner()),
             Some(Err(status)) => Err(lost(server, &status)),
             None => Err(Error::Rendezvous(format!(
@@ -220,14 +221,14 @@ async fn connect(
         if handshake.is_some_and(|inner| !matches!(inner, HandshakeError::Io(_))) {
             return Err(error.to_string());
         }
-        if Instant::now() + PAUSE >= deadline {
+        if Instant::now() + RETRY_INTERVAL >= deadline {
             return Err(format!(
                 "{error}, tried for {:.1?}; see that the launcher (or rank 0) runs there, that the address is the one \
                  it printed, and that no firewall is between",
                 started.elapsed()
             ));
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     };
     let local =
         stream.local_addr().map(|address: SocketAddr| address.ip()).map_err(|error| error.to_string())?;
@@ -268,9 +269,9 @@ impl Rendezvous for Client {
     fn join(&self, candidate: Candidate, deadline: Instant) -> Result<Membership> {
         let Identity { rank, local_rank, node_rank, world_size, epoch } = self.inner.identity.clone();
         let wait = until(deadline);
-        let joiner = Joiner { rank, local_rank, node_rank, candidate };
-        let request = codec::join_request(joiner, epoch, world_size, wait);
-        let reply = self.call(wait + SLACK, |mut stub| async move { stub.join(request).await })?;
+        let participant = Participant { rank, local_rank, node_rank, candidate };
+        let request = codec::join_request(participant, epoch, world_size, wait);
+        let reply = self.call(wait + NETWORK_MARGIN, |mut stub| async move { stub.join(request).await })?;
         refused(reply.refusal)?;
         let joined = codec::decode_roster(&reply.roster).map_err(Error::Rendezvous)?;
         let rank = Rank(reply.rank);
@@ -294,21 +295,21 @@ impl Store for Client {
             key: key.into(),
             value: bytes::Bytes::copy_from_slice(value),
         };
-        refused(self.call(PROMPT, |mut stub| async move { stub.set(request).await })?.refusal)
+        refused(self.call(UNARY_TIMEOUT, |mut stub| async move { stub.set(request).await })?.refusal)
     }
 
     fn get(&self, key: &str, deadline: Instant) -> Result<Vec<u8>> {
         let wait = until(deadline);
         let request =
             wire::GetRequest { epoch: self.epoch(), key: key.into(), timeout_ms: codec::milliseconds(wait) };
-        let reply = self.call(wait + SLACK, |mut stub| async move { stub.get(request).await })?;
+        let reply = self.call(wait + NETWORK_MARGIN, |mut stub| async move { stub.get(request).await })?;
         refused(reply.refusal)?;
         Ok(reply.value.into())
     }
 
     fn add(&self, key: &str, amount: i64) -> Result<i64> {
         let request = wire::AddRequest { epoch: self.epoch(), key: key.into(), amount };
-        let reply = self.call(PROMPT, |mut stub| async move { stub.add(request).await })?;
+        let reply = self.call(UNARY_TIMEOUT, |mut stub| async move { stub.add(request).await })?;
         refused(reply.refusal)?;
         Ok(reply.value)
     }

@@ -11,7 +11,7 @@ use ryzanstein_process_group::{
     Agreement, BackendKind, Candidate, Capability, Epoch, Gpu, LocalRank, Member, Rank, Roster,
 };
 
-use super::core::{Join, Joined, Joiner, Refusal, Time};
+use super::core::{Join, Joined, Participant, Refusal, Time};
 use crate::control as wire;
 
 /// The longest wait that is believed; a longer one is cut to it.
@@ -32,18 +32,18 @@ fn kind(name: &str) -> Option<BackendKind> {
 }
 
 pub(super) fn join_request(
-    joiner: Joiner,
+    participant: Participant,
     epoch: Option<Epoch>,
     world_size: u32,
     wait: Duration,
 ) -> wire::JoinRequest {
-    let Candidate { host, pid, cpus, data_address, wanted, capabilities, gpu } = joiner.candidate;
+    let Candidate { host, pid, cpus, data_address, wanted, capabilities, gpu } = participant.candidate;
     wire::JoinRequest {
         epoch: epoch.map_or(0, |epoch| epoch.0),
         world_size,
-        rank: joiner.rank.map(|rank| rank.0),
-        local_rank: joiner.local_rank.map(|rank| rank.0),
-        node_rank: joiner.node_rank,
+        rank: participant.rank.map(|rank| rank.0),
+        local_rank: participant.local_rank.map(|rank| rank.0),
+        node_rank: participant.node_rank,
         version: crate::VERSION.into(),
         host,
         pid,
@@ -80,7 +80,7 @@ pub(super) fn join(request: wire::JoinRequest, now: Time) -> Result<Join, Refusa
         world_size: request.world_size,
         version: request.version,
         deadline: deadline(now, request.timeout_ms),
-        joiner: Joiner {
+        participant: Participant {
             rank: request.rank.map(Rank),
             local_rank: request.local_rank.map(LocalRank),
             node_rank: request.node_rank,

@@ -28,7 +28,7 @@ pub enum HandshakeError {
     Io(#[from] std::io::Error),
     /// The other end speaks something else.
     #[error("what answers there is no rendezvous of this version")]
-    Stranger,
+    NotARendezvous,
     /// The other end does not know the secret.
     #[error(
         "the other end does not know this job's secret: this process and that rendezvous belong to different jobs"
@@ -60,7 +60,7 @@ pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     let mut magic = [0; 8];
     stream.read_exact(&mut magic).await?;
     if magic != MAGIC {
-        return Err(HandshakeError::Stranger);
+        return Err(HandshakeError::NotARendezvous);
     }
     let mut client = [0; 32];
     stream.read_exact(&mut client).await?;
@@ -94,7 +94,7 @@ pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
         Ok(_) if magic == MAGIC => {}
         // It hung up on our hello: it does not know the language, or not this version of it.
         Err(error) if error.kind() != std::io::ErrorKind::UnexpectedEof => return Err(error.into()),
-        _ => return Err(HandshakeError::Stranger),
+        _ => return Err(HandshakeError::NotARendezvous),
     }
     let (mut server, mut proof) = ([0; 32], [0; 32]);
     stream.read_exact(&mut server).await?;
@@ -105,7 +105,7 @@ pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     stream.write_all(&mac(secret, "client", [&client, &server]).finalize().into_bytes()).await?;
     let mut welcome = [0];
     stream.read_exact(&mut welcome).await?;
-    if welcome == [WELCOME] { Ok(()) } else { Err(HandshakeError::Stranger) }
+    if welcome == [WELCOME] { Ok(()) } else { Err(HandshakeError::NotARendezvous) }
 }
 
 #[cfg(test)]
@@ -144,6 +144,6 @@ mod tests {
     async fn a_stranger_is_refused_after_eight_bytes() {
         let (mut a, mut b) = tokio::io::duplex(1024);
         b.write_all(b"GET / HT").await.expect("written");
-        assert!(matches!(accept(&mut a, &Secret::random()).await, Err(HandshakeError::Stranger)));
+        assert!(matches!(accept(&mut a, &Secret::random()).await, Err(HandshakeError::NotARendezvous)));
     }
 }

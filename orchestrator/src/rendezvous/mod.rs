@@ -3,14 +3,15 @@
 //! [`connect`] picks and reaches the rendezvous of this process; [`Server`] is one that others connect to. Between them
 //! is [`core`], which decides everything and touches nothing.
 
-mod background;
+mod acceptor;
 mod client;
 mod codec;
 mod connect;
 pub mod core;
-mod gate;
+
 pub mod handshake;
 pub mod listen;
+mod runtime_thread;
 pub mod secret;
 mod server;
 

@@ -54,7 +54,7 @@ pub struct Policy {
     /// How long ranks have between being asked to end and being killed.
     pub grace: Duration,
     /// How long after the first failure the others may end by themselves, with an error of their own.
-    pub settle: Duration,
+    pub exit_window: Duration,
     /// How many times the job may be started again.
     pub max_restarts: u32,
 }
@@ -62,19 +62,19 @@ pub struct Policy {
 /// What has happened.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
-    /// A rank's process ended. An echo says that it only ended because of another rank.
+    /// A rank's process ended. An secondary says that it only ended because of another rank.
     Exited {
         /// Which.
         rank: Rank,
         /// How.
         exit: Exit,
         /// Whether it blames another rank.
-        echo: bool,
+        secondary: bool,
     },
     /// The user, or whoever started the launcher, wants it to end.
-    Asked(i32),
+    Interrupted(i32),
     /// Nobody is there any more who could want the job.
-    Abandoned,
+    LifelineClosed,
     /// Time has passed.
     Tick,
 }
@@ -91,12 +91,12 @@ pub enum Action {
     /// Kill everything that descends from the launcher.
     Kill,
     /// All is over.
-    Finish(Verdict),
+    Finish(Outcome),
 }
 
 /// How a job went.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Verdict {
+pub struct Outcome {
     /// The last epoch.
     pub epoch: Epoch,
     /// The rank that failed first, and how.
@@ -109,9 +109,9 @@ pub struct Verdict {
 
 /// How one rank ended.
 #[derive(Clone, Copy, Debug)]
-struct Ended {
+struct ExitRecord {
     exit: Exit,
-    echo: bool,
+    secondary: bool,
     /// When the launcher saw it. What it saw at one time has no order.
     seen: Duration,
     sequence: usize,
@@ -122,10 +122,10 @@ struct Ended {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Running,
-    Settling {
+    AwaitingExits {
         until: Duration,
     },
-    Ending {
+    Terminating {
         kill_at: Duration,
     },
     /// Processes that fork while they are being killed need more than one round.
@@ -133,13 +133,13 @@ enum Phase {
         again: Duration,
         give_up: Duration,
     },
-    Over,
+    Finished,
 }
 
 /// Between two rounds of killing.
-const KILL_AGAIN: Duration = Duration::from_millis(50);
+const KILL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long what was killed may take to be gone. The kernel can hold a process in a wait that nothing ends.
-const KILL_PATIENCE: Duration = Duration::from_secs(5);
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The state of one job.
 #[derive(Debug)]
@@ -149,7 +149,7 @@ pub struct Core {
     epoch: Epoch,
     restarts: u32,
     phase: Phase,
-    ended: BTreeMap<Rank, Ended>,
+    exits: BTreeMap<Rank, ExitRecord>,
     interrupted: Option<i32>,
 }
 
@@ -162,7 +162,7 @@ impl Core {
             epoch: Epoch(1),
             restarts: 0,
             phase: Phase::Running,
-            ended: BTreeMap::new(),
+            exits: BTreeMap::new(),
             interrupted: None,
         }
     }
@@ -175,40 +175,40 @@ impl Core {
     /// When [`Event::Tick`] is due.
     pub const fn next_deadline(&self) -> Option<Duration> {
         match self.phase {
-            Phase::Settling { until } => Some(until),
-            Phase::Ending { kill_at } => Some(kill_at),
+            Phase::AwaitingExits { until } => Some(until),
+            Phase::Terminating { kill_at } => Some(kill_at),
             Phase::Killing { again, .. } => Some(again),
-            Phase::Running | Phase::Over => None,
+            Phase::Running | Phase::Finished => None,
         }
     }
 
     /// Takes what has happened at this time and says what to do.
     pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
-        if self.phase == Phase::Over {
+        if self.phase == Phase::Finished {
             return Vec::new();
         }
         match event {
-            Event::Exited { rank, exit, echo } => self.exited(now, rank, exit, echo),
-            Event::Asked(signal) => match self.phase {
+            Event::Exited { rank, exit, secondary } => self.exited(now, rank, exit, secondary),
+            Event::Interrupted(signal) => match self.phase {
                 // Asked twice: the user has no patience left.
                 _ if self.interrupted.is_some() => self.kill(now),
-                Phase::Killing { .. } | Phase::Over => Vec::new(),
-                Phase::Running | Phase::Settling { .. } | Phase::Ending { .. } => {
+                Phase::Killing { .. } | Phase::Finished => Vec::new(),
+                Phase::Running | Phase::AwaitingExits { .. } | Phase::Terminating { .. } => {
                     self.interrupted = Some(signal);
-                    self.phase = Phase::Ending { kill_at: now + self.policy.grace };
+                    self.phase = Phase::Terminating { kill_at: now + self.policy.grace };
                     vec![Action::Signal(signal)]
                 }
             },
-            Event::Abandoned => {
+            Event::LifelineClosed => {
                 self.interrupted = Some(signal::KILL);
                 self.kill(now)
             }
             Event::Tick => match self.phase {
-                Phase::Settling { until } if until <= now => {
-                    self.phase = Phase::Ending { kill_at: now + self.policy.grace };
+                Phase::AwaitingExits { until } if until <= now => {
+                    self.phase = Phase::Terminating { kill_at: now + self.policy.grace };
                     vec![Action::Signal(signal::TERMINATE)]
                 }
-                Phase::Ending { kill_at } if kill_at <= now => self.kill(now),
+                Phase::Terminating { kill_at } if kill_at <= now => self.kill(now),
                 Phase::Killing { give_up, .. } if give_up <= now => vec![self.conclude()],
                 Phase::Killing { again, .. } if again <= now => self.kill(now),
                 _ => Vec::new(),
@@ -219,22 +219,22 @@ impl Core {
     fn kill(&mut self, now: Duration) -> Vec<Action> {
         let give_up = match self.phase {
             Phase::Killing { give_up, .. } => give_up,
-            _ => now + KILL_PATIENCE,
+            _ => now + KILL_TIMEOUT,
         };
-        self.phase = Phase::Killing { again: now + KILL_AGAIN, give_up };
+        self.phase = Phase::Killing { again: now + KILL_INTERVAL, give_up };
         vec![Action::Kill]
     }
 
-    fn exited(&mut self, now: Duration, rank: Rank, exit: Exit, echo: bool) -> Vec<Action> {
-        let sequence = self.ended.len();
-        let asked = matches!(self.phase, Phase::Ending { .. } | Phase::Killing { .. });
-        self.ended.entry(rank).or_insert(Ended { exit, echo, seen: now, sequence, asked });
+    fn exited(&mut self, now: Duration, rank: Rank, exit: Exit, secondary: bool) -> Vec<Action> {
+        let sequence = self.exits.len();
+        let asked = matches!(self.phase, Phase::Terminating { .. } | Phase::Killing { .. });
+        self.exits.entry(rank).or_insert(ExitRecord { exit, secondary, seen: now, sequence, asked });
         let mut actions = Vec::new();
         if !exit.is_success() && self.phase == Phase::Running {
-            self.phase = Phase::Settling { until: now + self.policy.settle };
+            self.phase = Phase::AwaitingExits { until: now + self.policy.exit_window };
             actions.push(Action::Announce(rank));
         }
-        if self.ended.len() == self.ranks.len() {
+        if self.exits.len() == self.ranks.len() {
             actions.push(self.conclude());
         }
         actions
@@ -243,10 +243,10 @@ impl Core {
     /// The rank whose failure made the others fail: one that blames nobody before one that does, then the one seen
     /// first; of those seen at one time, one killed before one that ended by itself.
     pub fn first_failure(&self) -> Option<(Rank, Exit)> {
-        self.ended
+        self.exits
             .iter()
             .filter(|(_, ended)| !ended.asked && !ended.exit.is_success())
-            .min_by_key(|(_, e)| (e.echo, e.seen, !matches!(e.exit, Exit::Signal(_)), e.sequence))
+            .min_by_key(|(_, e)| (e.secondary, e.seen, !matches!(e.exit, Exit::Signal(_)), e.sequence))
             .map(|(rank, ended)| (*rank, ended.exit))
     }
 
@@ -259,17 +259,17 @@ impl Core {
         {
             self.restarts += 1;
             self.epoch = Epoch(self.epoch.0 + 1);
-            self.ended.clear();
+            self.exits.clear();
             self.phase = Phase::Running;
             return Action::Start(self.epoch);
         }
-        self.phase = Phase::Over;
+        self.phase = Phase::Finished;
         let exit_code = match (self.interrupted, first_failure) {
             (Some(signal), _) => 128 + signal,
             (None, Some((_, exit))) => exit.code(),
             (None, None) => 0,
         };
-        Action::Finish(Verdict { epoch: self.epoch, first_failure, interrupted: self.interrupted, exit_code })
+        Action::Finish(Outcome { epoch: self.epoch, first_failure, interrupted: self.interrupted, exit_code })
     }
 }
 

@@ -1,19 +1,19 @@
 //! Starts the ranks of a job, watches over them and ends them.
 //!
-//! [`core`] decides; [`run`] carries out. [`guard`] is the process in front, which sees to it that nothing survives when
+//! [`core`] decides; [`run`] carries out. [`run_supervisor`] is the process in front, which sees to it that nothing survives when
 //! either is killed.
 
 pub mod core;
 mod descendants;
-mod front;
 mod job;
+mod launcher;
 mod output;
-mod place;
 mod process;
+mod rendezvous_host;
 mod report;
 mod spawn;
 
-pub use front::guard;
 pub use job::{Job, LaunchError, check_program};
+pub use launcher::run_supervisor;
 pub use process::run;
-pub use report::{ClosingReport, Failure, RankEnd};
+pub use report::{ClosingReport, Failure, RankExit};

@@ -18,7 +18,7 @@ const BYTES_KEPT: usize = 1 << 10;
 
 /// Where a rank's lines go.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum To {
+pub(super) enum Sink {
     Stdout,
     /// Stdout, the bytes as they are.
     BareStdout,
@@ -33,7 +33,7 @@ pub(super) type Tail = Arc<Mutex<VecDeque<String>>>;
 pub(super) fn forward(
     rank: Rank,
     stream: impl Read + Send + 'static,
-    to: To,
+    to: Sink,
     log: Option<File>,
 ) -> io::Result<(Tail, JoinHandle<()>)> {
     let tail = Tail::default();
@@ -44,8 +44,8 @@ pub(super) fn forward(
     Ok((tail, thread))
 }
 
-fn pump(rank: Rank, mut stream: impl BufRead, to: To, mut log: Option<File>, tail: &Tail) {
-    let prefix = if matches!(to, To::BareStdout) { String::new() } else { format!("[rank {rank}] ") };
+fn pump(rank: Rank, mut stream: impl BufRead, to: Sink, mut log: Option<File>, tail: &Tail) {
+    let prefix = if matches!(to, Sink::BareStdout) { String::new() } else { format!("[rank {rank}] ") };
     loop {
         let mut line = prefix.clone().into_bytes();
         match stream.by_ref().take(LONGEST_LINE as u64).read_until(b'\n', &mut line) {
@@ -60,20 +60,20 @@ fn pump(rank: Rank, mut stream: impl BufRead, to: To, mut log: Option<File>, tai
             // A full disk must not end the job. The lines still go to the launcher's output.
             log = None;
         }
-        if !matches!(to, To::BareStdout) && !line.ends_with(b"\n") {
+        if !matches!(to, Sink::BareStdout) && !line.ends_with(b"\n") {
             line.push(b'\n');
         }
         // One write a line, so that lines of different ranks never mix. Whoever read ours may be gone: then the rank's
         // lines are drained all the same, or it would block.
         let _ = match to {
-            To::Stdout | To::BareStdout => whole(&mut io::stdout().lock(), &line),
-            To::Stderr => whole(&mut io::stderr().lock(), &line),
+            Sink::Stdout | Sink::BareStdout => write_line(&mut io::stdout().lock(), &line),
+            Sink::Stderr => write_line(&mut io::stderr().lock(), &line),
         };
         remember(tail, &line[prefix.len()..]);
     }
 }
 
-fn whole(out: &mut impl Write, line: &[u8]) -> io::Result<()> {
+fn write_line(out: &mut impl Write, line: &[u8]) -> io::Result<()> {
     out.write_all(line)?;
     out.flush()
 }
@@ -119,7 +119,7 @@ mod tests {
         let tail = Tail::default();
         let text_in: String =
             (0..20).map(|i| format!("line {i}\n")).collect::<Vec<_>>().concat() + &"x".repeat(200_000);
-        pump(Rank(0), text_in.as_bytes(), To::Stderr, None, &tail);
+        pump(Rank(0), text_in.as_bytes(), Sink::Stderr, None, &tail);
         let lines = tail.lock().expect("not poisoned");
         assert_eq!(lines.len(), LINES_KEPT);
         assert!(lines.iter().all(|line| line.len() <= BYTES_KEPT));

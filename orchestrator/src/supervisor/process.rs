@@ -15,16 +15,16 @@ use ryzanstein_process_group::{Epoch, Rank};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-use super::core::{Action, Core, Event, Exit, Policy, Verdict, signal as number};
+use super::core::{Action, Core, Event, Exit, Outcome, Policy, signal as number};
 use super::job::{Job, LaunchError};
-use super::output::{self, Tail, To};
-use super::place::Place;
-use super::report::{ClosingReport, Failure, RankEnd, ending};
+use super::output::{self, Sink, Tail};
+use super::rendezvous_host::RendezvousHost;
+use super::report::{ClosingReport, Failure, RankExit, describe_exit};
 use super::{descendants, spawn};
 use crate::rendezvous::Server;
 
 /// How long after the first failure the other ranks may end with an error of their own.
-const SETTLE: Duration = Duration::from_millis(500);
+const EXIT_WINDOW: Duration = Duration::from_millis(500);
 /// How long the launcher waits to pass on the last lines when its own output is stuck.
 const DRAIN: Duration = Duration::from_secs(2);
 
@@ -55,7 +55,7 @@ struct Process {
 
 struct Supervisor<'a> {
     job: &'a Job,
-    place: Place,
+    rendezvous: RendezvousHost,
     core: Core,
     started: Instant,
     processes: BTreeMap<Rank, Process>,
@@ -88,12 +88,12 @@ impl<'a> Supervisor<'a> {
         }
         let policy = Policy {
             grace: job.config.launch.grace,
-            settle: SETTLE,
+            exit_window: EXIT_WINDOW,
             max_restarts: job.config.launch.max_restarts,
         };
         Ok(Self {
             job,
-            place: Place::new(job)?,
+            rendezvous: RendezvousHost::new(job)?,
             core: Core::new(ranks, policy),
             started: Instant::now(),
             processes: BTreeMap::new(),
@@ -121,8 +121,8 @@ impl<'a> Supervisor<'a> {
             while !todo.is_empty() {
                 let mut next = Vec::new();
                 for action in todo {
-                    if let Action::Finish(verdict) = action {
-                        return Ok(self.finish(&verdict));
+                    if let Action::Finish(outcome) = action {
+                        return Ok(self.finish(&outcome));
                     }
                     next.extend(self.act(&action));
                 }
@@ -133,13 +133,13 @@ impl<'a> Supervisor<'a> {
                 // Ends of ranks first: a signal sent to all at once is not to hide them.
                 biased;
                 _ = child.recv() => None,
-                _ = interrupt.recv() => Some(Event::Asked(number::INTERRUPT)),
-                _ = terminate.recv() => Some(Event::Asked(number::TERMINATE)),
-                _ = hangup.recv() => Some(Event::Asked(number::HANGUP)),
-                () = &mut abandoned => Some(Event::Abandoned),
+                _ = interrupt.recv() => Some(Event::Interrupted(number::INTERRUPT)),
+                _ = terminate.recv() => Some(Event::Interrupted(number::TERMINATE)),
+                _ = hangup.recv() => Some(Event::Interrupted(number::HANGUP)),
+                () = &mut abandoned => Some(Event::LifelineClosed),
                 () = until(due) => Some(Event::Tick),
             };
-            if matches!(event, Some(Event::Abandoned)) {
+            if matches!(event, Some(Event::LifelineClosed)) {
                 self.abandoned = true;
                 abandoned = watch(None::<io::Empty>);
             }
@@ -164,12 +164,13 @@ impl<'a> Supervisor<'a> {
             if process.exit.replace(exit).is_some() {
                 continue;
             }
-            let (rank, server) = (*rank, self.place.server.as_ref());
+            let (rank, server) = (*rank, self.rendezvous.server.as_ref());
             if let Some(server) = server.filter(|_| exit.is_success()) {
                 server.left(rank, "exited with code 0");
             }
-            let echo = server.and_then(|s| s.report(rank)).is_some_and(|report| report.echo_of.is_some());
-            actions.extend(self.core.handle(now, Event::Exited { rank, exit, echo }));
+            let secondary =
+                server.and_then(|s| s.report(rank)).is_some_and(|report| report.caused_by.is_some());
+            actions.extend(self.core.handle(now, Event::Exited { rank, exit, secondary }));
         }
         actions
     }
@@ -178,7 +179,7 @@ impl<'a> Supervisor<'a> {
         match *action {
             Action::Start(epoch) => return self.start(epoch),
             Action::Announce(rank) => {
-                if let Some(server) = &self.place.server {
+                if let Some(server) = &self.rendezvous.server {
                     server.fail(&self.describe(rank));
                 }
             }
@@ -200,7 +201,7 @@ impl<'a> Supervisor<'a> {
         if epoch > self.epoch {
             eprint!("{}", self.restart_notice(epoch));
             self.end_leftovers();
-            if let Some(server) = &self.place.server {
+            if let Some(server) = &self.rendezvous.server {
                 server.advance(epoch);
             }
         }
@@ -218,7 +219,7 @@ impl<'a> Supervisor<'a> {
             let failed = process.pid.is_none();
             self.processes.insert(rank, process);
             if failed {
-                let event = Event::Exited { rank, exit: Exit::NotStarted, echo: false };
+                let event = Event::Exited { rank, exit: Exit::NotStarted, secondary: false };
                 actions.extend(self.core.handle(self.started.elapsed(), event));
             }
         }
@@ -240,11 +241,11 @@ impl<'a> Supervisor<'a> {
             .env("LOCAL_RANK", (rank.0 - ranks.start).to_string())
             .env("LOCAL_WORLD_SIZE", ranks.len().to_string())
             .env("GROUP_RANK", self.job.config.launch.node_rank.to_string())
-            .env("MASTER_ADDR", self.place.address.host())
-            .env("MASTER_PORT", self.place.master_port.to_string())
-            .env("RYZ_RENDEZVOUS", self.place.address.to_string())
+            .env("MASTER_ADDR", self.rendezvous.address.host())
+            .env("MASTER_PORT", self.rendezvous.master_port.to_string())
+            .env("RYZ_RENDEZVOUS", self.rendezvous.address.to_string())
             .env("RYZ_EPOCH", self.epoch.to_string())
-            .env("RYZ_SECRET_FD", spawn::number(&self.place.secret).to_string());
+            .env("RYZ_SECRET_FD", spawn::number(&self.rendezvous.secret).to_string());
         let log = |name: &str| -> io::Result<Option<File>> {
             let Some(folder) = self.job.log_folder(rank) else { return Ok(None) };
             let mut how = OpenOptions::new();
@@ -257,16 +258,16 @@ impl<'a> Supervisor<'a> {
             how.create(true).open(folder.join(name)).map(Some)
         };
         let (out_log, err_log) = (log("stdout.log")?, log("stderr.log")?);
-        let mut child = spawn::spawn(&mut command, Arc::clone(&self.place.secret), self.descriptors)?;
+        let mut child = spawn::spawn(&mut command, Arc::clone(&self.rendezvous.secret), self.descriptors)?;
         let pid = Pid::from_child(&child);
         let mut readers = Vec::new();
         if let Some(stream) = child.stdout.take() {
-            let to = if self.job.bare_stdout { To::BareStdout } else { To::Stdout };
+            let to = if self.job.bare_stdout { Sink::BareStdout } else { Sink::Stdout };
             readers.push(output::forward(rank, stream, to, out_log)?.1);
         }
         let mut stderr = Tail::default();
         if let Some(stream) = child.stderr.take() {
-            let (tail, reader) = output::forward(rank, stream, To::Stderr, err_log)?;
+            let (tail, reader) = output::forward(rank, stream, Sink::Stderr, err_log)?;
             readers.push(reader);
             stderr = tail;
         }
@@ -286,28 +287,28 @@ impl<'a> Supervisor<'a> {
         output::drain(readers, if self.abandoned { Duration::from_millis(200) } else { DRAIN });
     }
 
-    fn finish(mut self, verdict: &Verdict) -> ClosingReport {
+    fn finish(mut self, outcome: &Outcome) -> ClosingReport {
         self.end_leftovers();
         let ranks = self.processes.iter().map(|(rank, process)| {
             let (exit_code, signal) = parts(process.exit);
-            RankEnd { rank: rank.0, pid: process.pid.map(raw), exit_code, signal }
+            RankExit { rank: rank.0, pid: process.pid.map(raw), exit_code, signal }
         });
         ClosingReport {
-            status: if verdict.exit_code == 0 { "ok" } else { "failed" },
-            epoch: verdict.epoch.0,
+            status: if outcome.exit_code == 0 { "ok" } else { "failed" },
+            epoch: outcome.epoch.0,
             ranks: ranks.collect(),
-            first_failure: verdict.first_failure.map(|(rank, exit)| self.failure(rank, exit)),
-            exit_code: verdict.exit_code,
-            interrupted: verdict.interrupted,
+            first_failure: outcome.first_failure.map(|(rank, exit)| self.failure(rank, exit)),
+            exit_code: outcome.exit_code,
+            interrupted: outcome.interrupted,
             left_over: self.left_over,
         }
     }
 
     fn failure(&self, rank: Rank, exit: Exit) -> Failure {
-        let server = self.place.server.as_ref();
+        let server = self.rendezvous.server.as_ref();
         let report = server.and_then(|server| server.report(rank));
         let process = self.processes.get(&rank);
-        let words = process.map(|process| last_words(&process.stderr)).filter(|text| !text.is_empty());
+        let words = process.map(|process| stderr_tail(&process.stderr)).filter(|text| !text.is_empty());
         let (exit_code, signal) = parts(Some(exit));
         let (cause, last_call) = match report {
             Some(report) => (Some(report.cause), report.last_call),
@@ -319,8 +320,9 @@ impl<'a> Supervisor<'a> {
             pid: process.and_then(|process| process.pid).map(raw),
             exit_code,
             signal,
-            cause: cause
-                .unwrap_or_else(|| format!("it {} and wrote nothing to stderr", ending(exit_code, signal))),
+            cause: cause.unwrap_or_else(|| {
+                format!("it {} and wrote nothing to stderr", describe_exit(exit_code, signal))
+            }),
             last_call,
             joined: server.is_some_and(Server::joined),
         }
@@ -330,7 +332,7 @@ impl<'a> Supervisor<'a> {
         let process = self.processes.get(&rank);
         let (exit_code, signal) = parts(process.and_then(|process| process.exit));
         let pid = process.and_then(|process| process.pid).map_or(0, raw);
-        format!("rank {rank} (host {}, pid {pid}) {}", crate::host_name(), ending(exit_code, signal))
+        format!("rank {rank} (host {}, pid {pid}) {}", crate::host_name(), describe_exit(exit_code, signal))
     }
 
     fn restart_notice(&self, epoch: Epoch) -> String {
@@ -347,7 +349,7 @@ impl<'a> Supervisor<'a> {
 }
 
 /// What a process wrote last. That it is an error need not be said under `cause:`.
-fn last_words(stderr: &Tail) -> String {
+fn stderr_tail(stderr: &Tail) -> String {
     let text = output::text(stderr);
     text.strip_prefix("error: ").map(str::to_owned).unwrap_or(text)
 }

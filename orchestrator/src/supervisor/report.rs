@@ -14,7 +14,7 @@ pub struct ClosingReport {
     /// The rank that failed first, if one did.
     pub first_failure: Option<Failure>,
     /// Every rank that ran on this node, in the last epoch.
-    pub ranks: Vec<RankEnd>,
+    pub ranks: Vec<RankExit>,
     /// What the launcher exits with.
     #[serde(skip)]
     pub exit_code: i32,
@@ -50,7 +50,7 @@ pub struct Failure {
 
 /// How a rank ended.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct RankEnd {
+pub struct RankExit {
     /// Who.
     pub rank: u32,
     /// Which process.
@@ -86,7 +86,7 @@ fn name(signal: i32) -> &'static str {
 }
 
 /// `exited with code 7`, `was killed by signal 9 (SIGKILL)`.
-pub(super) fn ending(exit_code: Option<i32>, signal: Option<i32>) -> String {
+pub(super) fn describe_exit(exit_code: Option<i32>, signal: Option<i32>) -> String {
     match (exit_code, signal) {
         (Some(code), _) => format!("exited with code {code}"),
         (None, Some(signal)) => format!("was killed by signal {signal}{}", name(signal)),
@@ -105,20 +105,20 @@ impl fmt::Display for ClosingReport {
                 writeln!(
                     f,
                     "  first failure: rank {rank} (host {host}{pid}) {}",
-                    ending(*exit_code, *signal)
+                    describe_exit(*exit_code, *signal)
                 )?;
                 writeln!(f, "  cause: {}", cause.replace('\n', "\n         "))?;
                 if last_call.is_some() || *joined {
                     writeln!(f, "  last collective: {}", last_call.as_deref().unwrap_or("none reported"))?;
                 }
                 for end in self.ranks.iter().filter(|end| end.rank != *rank) {
-                    writeln!(f, "  then: rank {} {}", end.rank, ending(end.exit_code, end.signal))?;
+                    writeln!(f, "  then: rank {} {}", end.rank, describe_exit(end.exit_code, end.signal))?;
                 }
             }
             (None, Some(signal)) => {
                 writeln!(f, "ryz: the job was ended by signal {signal}{}", name(signal))?;
                 for end in &self.ranks {
-                    writeln!(f, "  rank {} {}", end.rank, ending(end.exit_code, end.signal))?;
+                    writeln!(f, "  rank {} {}", end.rank, describe_exit(end.exit_code, end.signal))?;
                 }
             }
             (None, None) => {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, bail};
 use ryzanstein_config::{BackendChoice, ByteSize, Config, WorldSize};
 use ryzanstein_orchestrator::bench::{self, Format, Report, Request, Row, Sweep};
-use ryzanstein_orchestrator::measure::Measured;
+use ryzanstein_orchestrator::measure::Collective;
 use ryzanstein_orchestrator::{Orchestrator, VERSION};
 use ryzanstein_process_group::{BackendKind, DType, Error, ReduceOp, table};
 
@@ -54,8 +54,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH,…", value_delimiter = ',', default_value = "auto")]
     path: Vec<String>,
     /// How the result is written
-    #[arg(long, value_enum, default_value_t = Written::Table)]
-    format: Written,
+    #[arg(long, value_enum, default_value_t = OutputFormat::Table)]
+    format: OutputFormat,
     /// Write the result to this file, and a table to standard output
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
@@ -67,24 +67,24 @@ pub(crate) struct Args {
     #[arg(long)]
     strict: bool,
     #[command(flatten)]
-    file: settings::File,
+    file: settings::ConfigFile,
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-enum Written {
+enum OutputFormat {
     Table,
     Json,
     Csv,
     Html,
 }
 
-impl From<Written> for Format {
-    fn from(format: Written) -> Self {
+impl From<OutputFormat> for Format {
+    fn from(format: OutputFormat) -> Self {
         match format {
-            Written::Table => Self::Table,
-            Written::Json => Self::Json,
-            Written::Csv => Self::Csv,
-            Written::Html => Self::Html,
+            OutputFormat::Table => Self::Table,
+            OutputFormat::Json => Self::Json,
+            OutputFormat::Csv => Self::Csv,
+            OutputFormat::Html => Self::Html,
         }
     }
 }
@@ -104,10 +104,10 @@ fn positive(text: &str) -> Result<f64, String> {
 impl Args {
     fn config(&self) -> anyhow::Result<Config> {
         let mut flags = settings::Flags::new();
-        settings::note(&mut flags, "job.world_size", "--world-size", self.world_size.as_ref());
-        settings::note(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
+        settings::set_flag(&mut flags, "job.world_size", "--world-size", self.world_size.as_ref());
+        settings::set_flag(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
         let mut config = self.file.load(flags)?;
-        settings::expect_slow_calls(&mut config);
+        settings::silence_slow_call_warnings(&mut config);
         Ok(config)
     }
 
@@ -143,9 +143,9 @@ impl Args {
     }
 }
 
-fn operations(text: &str) -> Result<Vec<Measured>, Error> {
+fn operations(text: &str) -> Result<Vec<Collective>, Error> {
     if text == "all" {
-        return Ok(Measured::ALL.to_vec());
+        return Ok(Collective::ALL.to_vec());
     }
     let parse =
         |name: &str| name.trim().parse().map_err(|why| Error::Configuration(format!("--op {text}: {why}")));
@@ -176,7 +176,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
 fn measure(rank: &mut Orchestrator, args: &Args, request: &Request) -> anyhow::Result<()> {
     let is_first = rank.manager().rank().0 == 0;
     // Programs that read along get each line when it is measured.
-    let streams = is_first && args.format == Written::Json && args.out.is_none();
+    let streams = is_first && args.format == OutputFormat::Json && args.out.is_none();
     let heading = heading(rank, request);
     let mut tell = |row: &Row| -> Result<(), Error> {
         if is_first && !streams {
@@ -205,7 +205,7 @@ fn measure(rank: &mut Orchestrator, args: &Args, request: &Request) -> anyhow::R
                 print!("{}", report.text(args.format.into()));
             }
             // Lines for programs have no room for the verdicts; they stand beside them for people.
-            if matches!(args.format, Written::Json | Written::Csv) {
+            if matches!(args.format, OutputFormat::Json | OutputFormat::Csv) {
                 eprint!("{}", report.targets());
             }
         }

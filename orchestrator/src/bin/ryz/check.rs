@@ -9,7 +9,7 @@ use crate::settings;
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
-    file: settings::File,
+    file: settings::ConfigFile,
     /// Exit with 1 when a latency target is missed, too
     #[arg(long)]
     strict: bool,
@@ -17,7 +17,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     let mut config = args.file.load(Vec::new())?;
-    settings::expect_slow_calls(&mut config);
+    settings::silence_slow_call_warnings(&mut config);
     let strict = args.strict;
     rank::run(&config, |rank| {
         let findings = check::run(rank, &config.job.name)?;

@@ -12,7 +12,7 @@ pub(crate) enum Command {
     /// Every setting and every variable of NCCL, its value, and where that came from
     Show {
         #[command(flatten)]
-        file: settings::File,
+        file: settings::ConfigFile,
     },
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<i32> {
 /// Who set a variable of NCCL, what gave way to it, and what else there is to know about it.
 fn said(variable: &NcclVariable) -> String {
     let mut text = variable.source.to_string();
-    if let Some((value, source)) = &variable.set_aside {
+    if let Some((value, source)) = &variable.overridden {
         text = format!("{text}; set aside: {value} of {source}");
     }
     if let Some(advice) = nccl::advice(&variable.name) {

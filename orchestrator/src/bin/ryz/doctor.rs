@@ -3,14 +3,14 @@
 use std::io::Write as _;
 
 use anyhow::Context as _;
-use ryzanstein_orchestrator::doctor::{self, Helper};
+use ryzanstein_orchestrator::doctor::{self, ProbeCommand};
 
 use crate::{probe, settings};
 
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
-    file: settings::File,
+    file: settings::ConfigFile,
     /// How to report: a table for people, or one line of JSON
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     if let Some(file) = args.file.named() {
         arguments.extend(["--config".into(), file.into()]);
     }
-    let helper = Helper { program: program.into(), arguments };
+    let helper = ProbeCommand { program: program.into(), arguments };
     let report = doctor::examine(&config, &settings::environment(), &helper);
     let text = match args.format {
         Format::Table => report.table(),

@@ -52,21 +52,21 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N")]
     world_size: Option<String>,
     #[command(flatten)]
-    file: settings::File,
+    file: settings::ConfigFile,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     let mut flags = settings::Flags::new();
     let model = args.model.as_ref().map(|m| m.display());
-    settings::note(&mut flags, "model.directory", "--model", model);
-    settings::note(&mut flags, "model.dtype", "--dtype", args.dtype.as_ref());
-    settings::note(&mut flags, "model.max_new_tokens", "--max-new-tokens", args.max_new_tokens.as_ref());
-    settings::note(&mut flags, "model.temperature", "--temperature", args.temperature.as_ref());
-    settings::note(&mut flags, "model.top_p", "--top-p", args.top_p.as_ref());
-    settings::note(&mut flags, "model.seed", "--seed", args.seed.as_ref());
-    settings::note(&mut flags, "job.world_size", "--world-size", args.world_size.as_ref());
-    settings::note(&mut flags, "model.graph", "--no-graph", args.no_graph.then_some("false"));
-    settings::note(&mut flags, "process_group.backend", "--backend", args.backend.as_ref());
+    settings::set_flag(&mut flags, "model.directory", "--model", model);
+    settings::set_flag(&mut flags, "model.dtype", "--dtype", args.dtype.as_ref());
+    settings::set_flag(&mut flags, "model.max_new_tokens", "--max-new-tokens", args.max_new_tokens.as_ref());
+    settings::set_flag(&mut flags, "model.temperature", "--temperature", args.temperature.as_ref());
+    settings::set_flag(&mut flags, "model.top_p", "--top-p", args.top_p.as_ref());
+    settings::set_flag(&mut flags, "model.seed", "--seed", args.seed.as_ref());
+    settings::set_flag(&mut flags, "job.world_size", "--world-size", args.world_size.as_ref());
+    settings::set_flag(&mut flags, "model.graph", "--no-graph", args.no_graph.then_some("false"));
+    settings::set_flag(&mut flags, "process_group.backend", "--backend", args.backend.as_ref());
     let config = args.file.load(flags)?;
     let model = config.model.directory.clone().ok_or_else(|| {
         Error::Configuration("which model? Say it with --model DIR, or set model.directory".into())

@@ -10,9 +10,9 @@ use ryzanstein_orchestrator::rendezvous::Environment;
 use ryzanstein_orchestrator::supervisor::{self, Job};
 use ryzanstein_orchestrator::{nccl_settings, telemetry};
 
-use crate::settings::{self, Flags, note};
+use crate::settings::{self, Flags, set_flag};
 
-/// The hidden command that [`front`] runs this program with.
+/// The hidden command that [`run`] runs this program with.
 pub(crate) const SUPERVISE: &str = "__supervise";
 
 #[derive(clap::Args, Clone, Debug)]
@@ -45,7 +45,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "A")]
     metrics_addr: Option<String>,
     #[command(flatten)]
-    file: settings::File,
+    file: settings::ConfigFile,
     /// Pass standard output on without naming the rank
     #[arg(long, hide = true)]
     bare_stdout: bool,
@@ -66,25 +66,25 @@ enum Format {
 impl Args {
     fn flags(&self) -> Flags {
         let mut flags = Flags::new();
-        note(&mut flags, "job.world_size", "--world-size", self.world_size.as_ref());
-        note(&mut flags, "launch.nnodes", "--nnodes", self.nnodes.as_ref());
-        note(&mut flags, "launch.node_rank", "--node-rank", self.node_rank.as_ref());
-        note(&mut flags, "rendezvous.address", "--rendezvous", self.rendezvous.as_ref());
-        note(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
-        note(&mut flags, "launch.max_restarts", "--max-restarts", self.max_restarts.as_ref());
+        set_flag(&mut flags, "job.world_size", "--world-size", self.world_size.as_ref());
+        set_flag(&mut flags, "launch.nnodes", "--nnodes", self.nnodes.as_ref());
+        set_flag(&mut flags, "launch.node_rank", "--node-rank", self.node_rank.as_ref());
+        set_flag(&mut flags, "rendezvous.address", "--rendezvous", self.rendezvous.as_ref());
+        set_flag(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
+        set_flag(&mut flags, "launch.max_restarts", "--max-restarts", self.max_restarts.as_ref());
         let timeout = self.timeout.as_ref().map(|text| {
             let is_seconds = text.parse::<f64>().is_ok();
             if is_seconds { format!("{text}s") } else { text.clone() }
         });
-        note(&mut flags, "process_group.timeout", "--timeout", timeout.as_ref());
-        note(&mut flags, "rendezvous.timeout", "--timeout", timeout.as_ref());
-        note(
+        set_flag(&mut flags, "process_group.timeout", "--timeout", timeout.as_ref());
+        set_flag(&mut flags, "rendezvous.timeout", "--timeout", timeout.as_ref());
+        set_flag(
             &mut flags,
             "launch.log_dir",
             "--log-dir",
             self.log_dir.as_ref().map(|d| d.display().to_string()),
         );
-        note(&mut flags, "metrics.address", "--metrics-addr", self.metrics_addr.as_ref());
+        set_flag(&mut flags, "metrics.address", "--metrics-addr", self.metrics_addr.as_ref());
         flags
     }
 
@@ -135,16 +135,16 @@ impl Args {
 }
 
 /// What the user starts: looks at all that can be wrong, then starts the supervisor and stays in front of it.
-pub(crate) fn front(args: &Args) -> anyhow::Result<i32> {
+pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     args.job()?;
     let mut supervisor = Command::new(std::env::current_exe().context("cannot find this program")?);
     // The first argument is this command's name.
     supervisor.arg(SUPERVISE).args(std::env::args_os().skip(2));
-    supervisor::guard(supervisor).context("cannot start the supervisor")
+    supervisor::run_supervisor(supervisor).context("cannot start the supervisor")
 }
 
 /// Starts this very command on several ranks, with rank 0's standard output for its own.
-pub(crate) fn relaunch(world_size: u32, file: &settings::File) -> anyhow::Result<i32> {
+pub(crate) fn relaunch(world_size: u32, file: &settings::ConfigFile) -> anyhow::Result<i32> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let mut supervisor = Command::new(&program);
     supervisor.arg(SUPERVISE).args(["--world-size", &world_size.to_string(), "--bare-stdout"]);
@@ -153,7 +153,7 @@ pub(crate) fn relaunch(world_size: u32, file: &settings::File) -> anyhow::Result
     }
     supervisor.arg("--");
     supervisor.arg(&program).args(std::env::args_os().skip(1));
-    supervisor::guard(supervisor).context("cannot start the supervisor")
+    supervisor::run_supervisor(supervisor).context("cannot start the supervisor")
 }
 
 /// Runs the job. Standard input is the lifeline that the front holds.

@@ -50,7 +50,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
-        Command::Launch(args) => launch::front(&args),
+        Command::Launch(args) => launch::run(&args),
         Command::Supervise(args) => launch::supervise(&args),
         Command::Check(args) => check::run(&args),
         Command::Generate(args) => generate::run(&args),

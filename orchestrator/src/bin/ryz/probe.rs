@@ -11,7 +11,7 @@ pub(crate) const NAME: &str = "__probe";
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
-    file: settings::File,
+    file: settings::ConfigFile,
     #[command(subcommand)]
     what: What,
 }
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
             println!("{}", doctor::read_memory_of(pid, address).unwrap_or_else(|why| why));
         }
         What::Gpus => {
-            let shown = doctor::shown_gpus(&args.file.load(Vec::new())?.device);
+            let shown = doctor::visible_gpus(&args.file.load(Vec::new())?.device);
             println!("{}", serde_json::to_string(&shown)?);
         }
         What::AllReduce { backend, ranks } => {

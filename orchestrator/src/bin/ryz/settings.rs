@@ -11,13 +11,13 @@ pub(crate) type Flags = Vec<(String, String, String)>;
 
 /// The flag that names the file; it goes with every command that reads settings.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct File {
+pub(crate) struct ConfigFile {
     /// The file of settings; without it, RYZ_CONFIG, or ryzanstein.toml if there is one here
     #[arg(long, value_name = "F")]
     config: Option<PathBuf>,
 }
 
-impl File {
+impl ConfigFile {
     /// Puts all layers together.
     pub(crate) fn load(&self, flags: Flags) -> Result<Config, ConfigError> {
         let environment = environment();
@@ -44,7 +44,7 @@ pub(crate) fn environment() -> BTreeMap<String, String> {
 }
 
 /// Notes a flag that was given as the setting it stands for.
-pub(crate) fn note(flags: &mut Flags, key: &str, flag: &str, value: Option<impl ToString>) {
+pub(crate) fn set_flag(flags: &mut Flags, key: &str, flag: &str, value: Option<impl ToString>) {
     if let Some(value) = value {
         flags.push((key.into(), value.to_string(), flag.into()));
     }
@@ -59,7 +59,7 @@ pub(crate) fn is_launched(environment: &BTreeMap<String, String>) -> bool {
 
 /// For commands that call what is slow on purpose, and have a table of their own for it: no warning of slow calls unless the
 /// user set when to warn.
-pub(crate) fn expect_slow_calls(config: &mut Config) {
+pub(crate) fn silence_slow_call_warnings(config: &mut Config) {
     if config.source_of("profile.slow_call") == Some(Source::Default) {
         config.profile.slow_call = Duration::MAX;
     }

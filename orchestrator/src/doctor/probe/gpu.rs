@@ -6,20 +6,20 @@ use ryzanstein_process_group::device::{DeviceInfo, Libraries, Surroundings};
 use ryzanstein_process_group::nvml::Nvml;
 
 use super::{names, read, trial};
-use crate::doctor::Helper;
-use crate::doctor::facts::{DriverSide, GpuSide, ShownGpu};
+use crate::doctor::ProbeCommand;
+use crate::doctor::facts::{DriverFacts, GpuFacts, VisibleGpu};
 use crate::rendezvous::Environment;
 
 const BUS: &str = "/sys/bus/pci/devices";
 /// How long CUDA may take to count GPUs, the loading of libraries included.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-pub(super) fn probe(environment: &Environment, helper: &Helper) -> GpuSide {
+pub(super) fn probe(environment: &Environment, helper: &ProbeCommand) -> GpuFacts {
     let driver = driver();
     // Where NVML lists none there are none that CUDA could show.
     let has_gpus = driver.as_ref().is_ok_and(|driver| !driver.gpus.is_empty());
     let ask = || trial::bounded(helper.command(&["gpus"]), DEADLINE).and_then(|text| trial::answer(&text));
-    GpuSide {
+    GpuFacts {
         on_bus: names(BUS).iter().filter(|device| is_gpu(&Path::new(BUS).join(device))).count(),
         module: read("/sys/module/nvidia/version"),
         driver,
@@ -32,10 +32,10 @@ pub(super) fn probe(environment: &Environment, helper: &Helper) -> GpuSide {
 ///
 /// # Errors
 /// Why CUDA cannot be asked.
-pub fn shown_gpus(config: &DeviceConfig) -> Result<Vec<ShownGpu>, String> {
+pub fn visible_gpus(config: &DeviceConfig) -> Result<Vec<VisibleGpu>, String> {
     let libraries = Libraries::find(config, &Surroundings::default());
     let all = DeviceInfo::all(&libraries).map_err(|error| error.to_string())?;
-    Ok(all.into_iter().map(|gpu| ShownGpu { uuid: gpu.uuid, pci: gpu.pci }).collect())
+    Ok(all.into_iter().map(|gpu| VisibleGpu { uuid: gpu.uuid, pci: gpu.pci }).collect())
 }
 
 /// A display or 3D controller of NVIDIA's.
@@ -45,9 +45,9 @@ fn is_gpu(device: &Path) -> bool {
         && (class.starts_with("0x0300") || class.starts_with("0x0302"))
 }
 
-fn driver() -> Result<DriverSide, String> {
+fn driver() -> Result<DriverFacts, String> {
     let nvml = Nvml::open()?;
-    Ok(DriverSide {
+    Ok(DriverFacts {
         version: nvml.driver_version(),
         cuda: nvml.cuda_version(),
         gpus: nvml.gpus()?,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use rustix::process::{Resource, getrlimit};
 
 use super::{cgroup, read, trial};
-use crate::doctor::Helper;
+use crate::doctor::ProbeCommand;
 use crate::doctor::facts::Host;
 use crate::rendezvous::Environment;
 
@@ -16,7 +16,7 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// A word that another process is to find in this one's memory.
 static WORD: [u8; 16] = *b"ryzanstein probe";
 
-pub(super) fn probe(environment: &Environment, helper: &Helper) -> Host {
+pub(super) fn probe(environment: &Environment, helper: &ProbeCommand) -> Host {
     let uname = rustix::system::uname();
     let distribution = read("/etc/os-release").and_then(|text| pretty_name(&text));
     let system = [
@@ -69,7 +69,7 @@ fn temporary(environment: &Environment) -> (PathBuf, Result<(), String>) {
 
 /// Whether another process of this user may read this one's memory. Ranks are siblings, so that a child's right to read
 /// its parent is the one that counts.
-fn peer_memory(helper: &Helper) -> Result<(), String> {
+fn peer_memory(helper: &ProbeCommand) -> Result<(), String> {
     let (pid, address) = (std::process::id().to_string(), WORD.as_ptr().addr().to_string());
     let output = trial::bounded(helper.command(&["memory", &pid, &address]), DEADLINE)?;
     if output.trim() == String::from_utf8_lossy(&WORD) { Ok(()) } else { Err(output.trim().to_owned()) }

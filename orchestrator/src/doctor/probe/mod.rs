@@ -11,16 +11,16 @@ use std::path::Path;
 
 use ryzanstein_config::{Config, nccl};
 
-pub use gpu::shown_gpus;
+pub use gpu::visible_gpus;
 pub use host::read_memory_of;
 pub use trial::try_all_reduce;
 
-use super::Helper;
+use super::ProbeCommand;
 use super::facts::Facts;
 use crate::nccl_settings;
 use crate::rendezvous::Environment;
 
-pub(super) fn facts(config: &Config, environment: &Environment, helper: &Helper) -> Facts {
+pub(super) fn facts(config: &Config, environment: &Environment, helper: &ProbeCommand) -> Facts {
     let gpu = gpu::probe(environment, helper);
     Facts {
         host: host::probe(environment, helper),

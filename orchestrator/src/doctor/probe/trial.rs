@@ -10,7 +10,7 @@ use ryzanstein_process_group::device::Surroundings;
 use ryzanstein_process_group::{Memory, MemoryRendezvous, ProcessGroupManager, ReduceOp};
 use serde::de::DeserializeOwned;
 
-use crate::doctor::Helper;
+use crate::doctor::ProbeCommand;
 use crate::doctor::facts::{Trial, TrialOutcome};
 use crate::nccl_settings;
 use crate::rendezvous::Environment;
@@ -24,7 +24,12 @@ const ELEMENTS: usize = 25_000;
 const CALLS: usize = 50;
 
 /// Two ranks over TCP; and, where there are GPUs, a rank for each on the backend that `auto` takes.
-pub(super) fn probe(config: &Config, environment: &Environment, helper: &Helper, gpus: usize) -> Vec<Trial> {
+pub(super) fn probe(
+    config: &Config,
+    environment: &Environment,
+    helper: &ProbeCommand,
+    gpus: usize,
+) -> Vec<Trial> {
     let run = |name, backend: BackendChoice, ranks: usize| {
         let mut command = helper.command(&["all-reduce", backend.name(), &ranks.to_string()]);
         command.envs(nccl_settings::missing(config, environment));

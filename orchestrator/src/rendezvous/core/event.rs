@@ -10,7 +10,7 @@ pub const MAX_REPORT: usize = 4 << 10;
 
 /// A request that waits for its answer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Ticket(pub u64);
+pub struct RequestId(pub u64);
 
 /// The time since the job began.
 pub type Time = Duration;
@@ -19,23 +19,23 @@ pub type Time = Duration;
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A rank wants to join.
-    Join(Ticket, Join),
+    Join(RequestId, Join),
     /// A rank stores a value.
-    Set(Ticket, Epoch, String, Bytes),
+    Set(RequestId, Epoch, String, Bytes),
     /// A rank waits for a key until the time given.
-    Get(Ticket, Epoch, String, Time),
+    Get(RequestId, Epoch, String, Time),
     /// A rank adds to a counter.
-    Add(Ticket, Epoch, String, i64),
+    Add(RequestId, Epoch, String, i64),
     /// A rank has come to a barrier, and waits until the time given.
-    Barrier(Ticket, Epoch, String, Rank, Time),
+    Barrier(RequestId, Epoch, String, Rank, Time),
     /// A rank says why it gives up.
-    Report(Ticket, Epoch, Rank, Report),
-    /// The client behind this ticket has hung up.
-    Gone(Ticket),
+    Report(RequestId, Epoch, Rank, Report),
+    /// The client behind this request has hung up.
+    Disconnected(RequestId),
     /// The launcher saw a rank's process end well. Whoever still waits for it to join waits in vain.
-    Left(Rank, String),
+    ProcessExited(Rank, String),
     /// The launcher saw the job fail: nobody needs to wait any longer.
-    Failed(String),
+    JobFailed(String),
     /// The launcher starts the job again.
     NewEpoch(Epoch),
     /// Time has passed.
@@ -54,12 +54,12 @@ pub struct Join {
     /// When it gives up.
     pub deadline: Time,
     /// Who it is.
-    pub joiner: Joiner,
+    pub participant: Participant,
 }
 
 /// Someone who wants a seat.
 #[derive(Clone, Debug)]
-pub struct Joiner {
+pub struct Participant {
     /// Its rank; none to be given one.
     pub rank: Option<Rank>,
     /// Its position on its host; none to be counted.
@@ -70,7 +70,7 @@ pub struct Joiner {
     pub candidate: Candidate,
 }
 
-impl Joiner {
+impl Participant {
     /// `rank 3 (host a, pid 17)`, for messages.
     pub fn describe(&self) -> String {
         let Candidate { host, pid, .. } = &self.candidate;
@@ -89,7 +89,7 @@ pub struct Report {
     /// The last collective it called.
     pub last_call: Option<String>,
     /// The rank whose failure this is an echo of.
-    pub echo_of: Option<Rank>,
+    pub caused_by: Option<Rank>,
 }
 
 /// What everyone gets who joined.
@@ -103,9 +103,9 @@ pub struct Joined {
 
 /// An answer.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Answer {
+pub enum Reply {
     /// To a join: which rank this one is. The roster is the same for all: see [`Core::joined`](super::Core::joined).
-    Seat(Rank),
+    Rank(Rank),
     /// To a get.
     Value(Bytes),
     /// To an add.
@@ -135,7 +135,7 @@ pub enum Refusal {
 }
 
 /// To whom, and what.
-pub type Action = (Ticket, Result<Answer, Refusal>);
+pub type Action = (RequestId, Result<Reply, Refusal>);
 
 impl Report {
     pub(super) fn bounded(mut self) -> Self {

@@ -4,41 +4,41 @@ use std::collections::{BTreeMap, HashMap};
 
 use ryzanstein_process_group::{Candidate, Epoch, LocalRank, Member, Rank, Roster};
 
-use super::event::{Joiner, Refusal, Ticket};
+use super::event::{Participant, Refusal, RequestId};
 
 /// All seats of an epoch.
 #[derive(Debug)]
-pub(super) struct Seats {
+pub(super) struct Admission {
     world_size: u32,
-    numbered: BTreeMap<Rank, (Ticket, Joiner)>,
+    numbered: BTreeMap<Rank, (RequestId, Participant)>,
     /// In order of arrival.
-    unnumbered: Vec<(Ticket, Joiner)>,
+    unnumbered: Vec<(RequestId, Participant)>,
 }
 
-impl Seats {
+impl Admission {
     pub(super) const fn new(world_size: u32) -> Self {
         Self { world_size, numbered: BTreeMap::new(), unnumbered: Vec::new() }
     }
 
-    pub(super) fn full(&self) -> bool {
-        self.taken() == self.world_size as usize
+    pub(super) fn is_complete(&self) -> bool {
+        self.len() == self.world_size as usize
     }
 
-    fn taken(&self) -> usize {
+    fn len(&self) -> usize {
         self.numbered.len() + self.unnumbered.len()
     }
 
-    pub(super) fn holds(&self, rank: Rank) -> bool {
+    pub(super) fn contains(&self, rank: Rank) -> bool {
         self.numbered.contains_key(&rank)
     }
 
     pub(super) fn candidate(&self, rank: Rank) -> Option<&Candidate> {
-        self.numbered.get(&rank).map(|(_, joiner)| &joiner.candidate)
+        self.numbered.get(&rank).map(|(_, participant)| &participant.candidate)
     }
 
-    pub(super) fn take(&mut self, ticket: Ticket, joiner: Joiner) -> Result<(), Refusal> {
-        let who = joiner.describe();
-        if let Some(rank) = joiner.rank {
+    pub(super) fn admit(&mut self, request: RequestId, participant: Participant) -> Result<(), Refusal> {
+        let who = participant.describe();
+        if let Some(rank) = participant.rank {
             if rank.0 >= self.world_size {
                 return Err(Refusal::Configuration(format!(
                     "{who} is out of range: this job has ranks 0 to {}",
@@ -53,43 +53,43 @@ impl Seats {
                 )));
             }
         }
-        if self.full() {
+        if self.is_complete() {
             return Err(Refusal::Refused(format!("{who} finds all {} ranks taken", self.world_size)));
         }
-        match joiner.rank {
-            Some(rank) => drop(self.numbered.insert(rank, (ticket, joiner))),
-            None => self.unnumbered.push((ticket, joiner)),
+        match participant.rank {
+            Some(rank) => drop(self.numbered.insert(rank, (request, participant))),
+            None => self.unnumbered.push((request, participant)),
         }
         Ok(())
     }
 
-    pub(super) fn free(&mut self, ticket: Ticket) {
-        self.numbered.retain(|_, (t, _)| *t != ticket);
-        self.unnumbered.retain(|(t, _)| *t != ticket);
+    pub(super) fn withdraw(&mut self, request: RequestId) {
+        self.numbered.retain(|_, (t, _)| *t != request);
+        self.unnumbered.retain(|(t, _)| *t != request);
     }
 
     /// The ranks that are not there. Those who will be given a number are counted to the lowest free ones.
     pub(super) fn missing(&self) -> Vec<Rank> {
-        let free = Rank::all(self.world_size as usize).filter(|rank| !self.holds(*rank));
+        let free = Rank::all(self.world_size as usize).filter(|rank| !self.contains(*rank));
         free.skip(self.unnumbered.len()).collect()
     }
 
-    pub(super) fn tickets(&self) -> Vec<Ticket> {
-        self.numbered.values().chain(&self.unnumbered).map(|(ticket, _)| *ticket).collect()
+    pub(super) fn requests(&self) -> Vec<RequestId> {
+        self.numbered.values().chain(&self.unnumbered).map(|(request, _)| *request).collect()
     }
 
-    /// Seats those without a number, neighbours on a host beside each other, and returns everybody in rank order.
-    pub(super) fn settle(&mut self, epoch: Epoch) -> (Vec<Ticket>, Roster, Vec<Candidate>) {
+    /// Admission those without a number, neighbours on a host beside each other, and returns everybody in rank order.
+    pub(super) fn assign_ranks(&mut self, epoch: Epoch) -> (Vec<RequestId>, Roster, Vec<Candidate>) {
         let mut arrival: HashMap<String, usize> = HashMap::new();
-        for (_, joiner) in &self.unnumbered {
+        for (_, participant) in &self.unnumbered {
             let next = arrival.len();
-            arrival.entry(joiner.candidate.host.clone()).or_insert(next);
+            arrival.entry(participant.candidate.host.clone()).or_insert(next);
         }
         let mut unnumbered = std::mem::take(&mut self.unnumbered);
-        unnumbered.sort_by_key(|(_, joiner)| arrival[&joiner.candidate.host]);
+        unnumbered.sort_by_key(|(_, participant)| arrival[&participant.candidate.host]);
         let mut unnumbered = unnumbered.into_iter();
         for rank in Rank::all(self.world_size as usize) {
-            if !self.holds(rank)
+            if !self.contains(rank)
                 && let Some(entry) = unnumbered.next()
             {
                 self.numbered.insert(rank, entry);
@@ -98,14 +98,14 @@ impl Seats {
 
         let mut nodes: HashMap<&str, (u32, u32)> = HashMap::new();
         let mut members = Vec::with_capacity(self.numbered.len());
-        for (rank, (_, joiner)) in &self.numbered {
-            let candidate = &joiner.candidate;
+        for (rank, (_, participant)) in &self.numbered {
+            let candidate = &participant.candidate;
             let next = nodes.len() as u32;
             let (node, on_it) = nodes.entry(&candidate.host).or_insert((next, 0));
             members.push(Member {
                 rank: *rank,
-                local_rank: joiner.local_rank.unwrap_or(LocalRank(*on_it)),
-                node_rank: joiner.node_rank.unwrap_or(*node),
+                local_rank: participant.local_rank.unwrap_or(LocalRank(*on_it)),
+                node_rank: participant.node_rank.unwrap_or(*node),
                 host: candidate.host.clone(),
                 pid: candidate.pid,
                 cpus: candidate.cpus,
@@ -113,8 +113,9 @@ impl Seats {
             });
             *on_it += 1;
         }
-        let tickets = self.numbered.values().map(|(ticket, _)| *ticket).collect();
-        let candidates = self.numbered.values().map(|(_, joiner)| joiner.candidate.clone()).collect();
-        (tickets, Roster { epoch, members }, candidates)
+        let requests = self.numbered.values().map(|(request, _)| *request).collect();
+        let candidates =
+            self.numbered.values().map(|(_, participant)| participant.candidate.clone()).collect();
+        (requests, Roster { epoch, members }, candidates)
     }
 }

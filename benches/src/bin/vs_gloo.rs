@@ -1,8 +1,8 @@
 //! Our all-reduce over TCP beside Gloo's: processes of both, in turn, on this machine, the same method for both.
 //!
-//! `beside_gloo --python PYTHON [--world-sizes 2,4] [--rounds 3] [--sizes 1024,…] [--json FILE]` needs a built `ryz` beside this
+//! `vs_gloo --python PYTHON [--world-sizes 2,4] [--rounds 3] [--sizes 1024,…] [--json FILE]` needs a built `ryz` beside this
 //! program and a Python with torch and numpy. Each round runs every size with each of the two; a figure is the median over the rounds.
-//! `beside_gloo rank SIZES` is what each of our ranks runs.
+//! `vs_gloo rank SIZES` is what each of our ranks runs.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

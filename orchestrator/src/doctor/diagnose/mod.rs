@@ -11,14 +11,14 @@ use super::facts::Facts;
 use super::finding::Finding;
 
 /// Everything there is to say of these facts, area by area.
-pub fn judge(facts: &Facts) -> Vec<Finding> {
-    let mut findings = host::judge(&facts.host);
+pub fn diagnose(facts: &Facts) -> Vec<Finding> {
+    let mut findings = host::diagnose(&facts.host);
     let gpus = facts.gpu.usable().gpus.len();
-    findings.extend(network::judge(&facts.network, gpus));
-    findings.extend(gpu::judge(&facts.gpu, facts.backend));
-    findings.extend(libraries::judge(&facts.libraries, gpus));
-    findings.extend(nccl::judge(&facts.nccl));
-    findings.extend(trials::judge(&facts.trials, gpus));
+    findings.extend(network::diagnose(&facts.network, gpus));
+    findings.extend(gpu::diagnose(&facts.gpu, facts.backend));
+    findings.extend(libraries::diagnose(&facts.libraries, gpus));
+    findings.extend(nccl::diagnose(&facts.nccl));
+    findings.extend(trials::diagnose(&facts.trials, gpus));
     findings
 }
 

@@ -19,14 +19,14 @@ use tonic::transport::server::Connected;
 
 use super::handshake;
 
-/// What the gate counts.
+/// What the acceptor counts.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(super) struct ConnectionCounts {
     refused: AtomicU64,
     connections: AtomicUsize,
 }
 
-impl Counts {
+impl ConnectionCounts {
     pub(super) fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
@@ -42,28 +42,28 @@ impl Counts {
     }
 }
 
-pub(super) struct Gate {
+pub(super) struct Acceptor {
     secret: Secret,
     handshake_timeout: Duration,
     most: usize,
-    counts: Arc<Counts>,
-    admitted: mpsc::Sender<io::Result<Admitted>>,
+    counts: Arc<ConnectionCounts>,
+    admitted: mpsc::Sender<io::Result<AuthenticatedStream>>,
 }
 
-impl Gate {
+impl Acceptor {
     pub(super) fn new(secret: Secret, config: &RendezvousConfig) -> (Self, Incoming) {
         let (admitted, incoming) = mpsc::channel(64);
-        let gate = Self {
+        let acceptor = Self {
             secret,
             handshake_timeout: config.handshake_timeout.get(),
             most: config.max_connections.get() as usize,
             counts: Arc::default(),
             admitted,
         };
-        (gate, Incoming(incoming))
+        (acceptor, Incoming(incoming))
     }
 
-    pub(super) fn counts(&self) -> Arc<Counts> {
+    pub(super) fn counts(&self) -> Arc<ConnectionCounts> {
         Arc::clone(&self.counts)
     }
 
@@ -101,7 +101,7 @@ impl Gate {
                     Ok(Ok(())) => {
                         let _ = stream.set_nodelay(true);
                         counts.connections.fetch_add(1, Ordering::Relaxed);
-                        let _ = admitted.send(Ok(Admitted { stream, counts })).await;
+                        let _ = admitted.send(Ok(AuthenticatedStream { stream, counts })).await;
                     }
                     Ok(Err(error)) => counts.refuse(peer, &error),
                     Err(_) => counts.refuse(peer, &"it did not prove to belong to the job in time"),
@@ -113,24 +113,24 @@ impl Gate {
 }
 
 /// A connection that has proved to know the secret.
-pub(super) struct Admitted {
+pub(super) struct AuthenticatedStream {
     stream: TcpStream,
-    counts: Arc<Counts>,
+    counts: Arc<ConnectionCounts>,
 }
 
-impl Drop for Admitted {
+impl Drop for AuthenticatedStream {
     fn drop(&mut self) {
         self.counts.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Connected for Admitted {
+impl Connected for AuthenticatedStream {
     type ConnectInfo = ();
 
     fn connect_info(&self) {}
 }
 
-impl AsyncRead for Admitted {
+impl AsyncRead for AuthenticatedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -140,7 +140,7 @@ impl AsyncRead for Admitted {
     }
 }
 
-impl AsyncWrite for Admitted {
+impl AsyncWrite for AuthenticatedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
@@ -167,10 +167,10 @@ impl AsyncWrite for Admitted {
 }
 
 /// The admitted connections, as tonic takes them.
-pub(super) struct Incoming(mpsc::Receiver<io::Result<Admitted>>);
+pub(super) struct Incoming(mpsc::Receiver<io::Result<AuthenticatedStream>>);
 
 impl Stream for Incoming {
-    type Item = io::Result<Admitted>;
+    type Item = io::Result<AuthenticatedStream>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.0.poll_recv(cx)

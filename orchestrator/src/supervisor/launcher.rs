@@ -22,7 +22,7 @@ use super::descendants;
 ///
 /// # Errors
 /// What the operating system says when the supervisor cannot be started.
-pub fn guard(mut supervisor: Command) -> io::Result<i32> {
+pub fn run_supervisor(mut supervisor: Command) -> io::Result<i32> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async move {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;

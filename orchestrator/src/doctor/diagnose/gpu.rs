@@ -2,7 +2,7 @@ use ryzanstein_config::BackendChoice;
 use ryzanstein_process_group::nvml::{Gpu, Pair, PairPath, PeerAccess};
 
 use super::memory;
-use crate::doctor::facts::{DriverSide, GpuSide};
+use crate::doctor::facts::{DriverFacts, GpuFacts};
 use crate::doctor::finding::{Finding, Status};
 
 /// Degrees below the slowdown temperature from which on a GPU counts as hot.
@@ -14,9 +14,9 @@ fn new(name: &'static str, status: Status, seen: impl Into<String>) -> Finding {
     Finding::new("gpu", name, status, seen)
 }
 
-pub(super) fn judge(side: &GpuSide, backend: BackendChoice) -> Vec<Finding> {
+pub(super) fn diagnose(side: &GpuFacts, backend: BackendChoice) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let none = DriverSide::default();
+    let none = DriverFacts::default();
     let driver = match &side.driver {
         Ok(driver) => {
             let cuda = driver.cuda.map_or(String::new(), |(major, minor)| format!(", CUDA {major}.{minor}"));
@@ -50,7 +50,7 @@ pub(super) fn judge(side: &GpuSide, backend: BackendChoice) -> Vec<Finding> {
     findings
 }
 
-fn no_driver(side: &GpuSide, why: &str) -> Finding {
+fn no_driver(side: &GpuFacts, why: &str) -> Finding {
     if let Some(module) = &side.module {
         return new("driver", Status::Broken, format!("the kernel has the driver {module}, but it cannot be asked"))
             .because(why)
@@ -69,7 +69,7 @@ fn no_driver(side: &GpuSide, why: &str) -> Finding {
     new("driver", Status::Info, "NVIDIA's driver is not there").because(why)
 }
 
-fn no_gpu(side: &GpuSide, backend: BackendChoice) -> Finding {
+fn no_gpu(side: &GpuFacts, backend: BackendChoice) -> Finding {
     let cause = match &side.driver {
         Ok(driver) if driver.gpus.is_empty() => "the driver shows this process no GPU",
         Ok(_) => "there are GPUs, and CUDA shows this process none of them",
@@ -91,7 +91,7 @@ fn no_gpu(side: &GpuSide, backend: BackendChoice) -> Finding {
 }
 
 /// What keeps GPUs from a job, and from which.
-fn visible(side: &GpuSide, usable: &DriverSide) -> Option<Finding> {
+fn visible(side: &GpuFacts, usable: &DriverFacts) -> Option<Finding> {
     let new = |status, seen: String| new("visible_devices", status, seen);
     let list = side.visible.as_ref().map(|list| format!("CUDA_VISIBLE_DEVICES is `{list}`"));
     if let Err(why) = &side.shown {
@@ -130,7 +130,7 @@ fn one(gpu: &Gpu, is_shown: bool) -> Finding {
         None => "",
     };
     let finding = |status| new("gpu", status, seen.clone()).of(gpu.index.to_string());
-    let worst = complaints(gpu).into_iter().max_by_key(|(status, ..)| *status);
+    let worst = problems(gpu).into_iter().max_by_key(|(status, ..)| *status);
     match worst {
         _ if !is_shown => {
             let hidden = "CUDA does not show it, so that no rank here uses it";
@@ -143,7 +143,7 @@ fn one(gpu: &Gpu, is_shown: bool) -> Finding {
 }
 
 /// All that is wrong with a GPU, the graver first among equals.
-fn complaints(gpu: &Gpu) -> Vec<(Status, String, &'static str)> {
+fn problems(gpu: &Gpu) -> Vec<(Status, String, &'static str)> {
     let mut all = Vec::new();
     if let Some(reasons) = Some(&gpu.throttled_by).filter(|reasons| !reasons.is_empty()) {
         let power_only = reasons.iter().all(|reason| reason.contains("power limit"));
@@ -201,7 +201,7 @@ fn complaints(gpu: &Gpu) -> Vec<(Status, String, &'static str)> {
     all
 }
 
-fn nvlinks(driver: &DriverSide) -> Option<Finding> {
+fn nvlinks(driver: &DriverFacts) -> Option<Finding> {
     let with: Vec<&Gpu> = driver.gpus.iter().filter(|gpu| gpu.nvlinks > 0).collect();
     if driver.gpus.len() < 2 {
         return None;
@@ -226,7 +226,7 @@ fn nvlinks(driver: &DriverSide) -> Option<Finding> {
     })
 }
 
-fn peer_access(driver: &DriverSide) -> Option<Finding> {
+fn peer_access(driver: &DriverFacts) -> Option<Finding> {
     if driver.gpus.len() < 2 {
         return None;
     }
@@ -250,7 +250,7 @@ fn peer_access(driver: &DriverSide) -> Option<Finding> {
 }
 
 /// How many ranks may share a layer, from how the GPUs are joined.
-fn tensor_parallel(driver: &DriverSide) -> Finding {
+fn tensor_parallel(driver: &DriverFacts) -> Finding {
     let gpus = driver.gpus.len();
     let power_of_two = |most: usize| 1 << most.max(1).ilog2();
     let all = |test: fn(&Pair) -> bool| !driver.pairs.is_empty() && driver.pairs.iter().all(test);
@@ -261,7 +261,7 @@ fn tensor_parallel(driver: &DriverSide) -> Finding {
     if all(|pair| matches!(pair.path, PairPath::Nvlink(_))) {
         return ok(power_of_two(gpus.min(8)), "NVLink joins every two GPUs");
     }
-    let largest = largest_island(driver);
+    let largest = largest_nvlink_domain(driver);
     if largest > 1 {
         return ok(
             power_of_two(largest.min(8)),
@@ -277,7 +277,7 @@ fn tensor_parallel(driver: &DriverSide) -> Finding {
 }
 
 /// The greatest number of GPUs of which one is joined to all others by NVLink, and these to each other.
-fn largest_island(driver: &DriverSide) -> usize {
+fn largest_nvlink_domain(driver: &DriverFacts) -> usize {
     let joined = |a: u32, b: u32| {
         driver
             .pairs

@@ -1,7 +1,7 @@
 use crate::doctor::facts::Library;
 use crate::doctor::finding::{Finding, Status};
 
-pub(super) fn judge(libraries: &[Library], gpus: usize) -> Vec<Finding> {
+pub(super) fn diagnose(libraries: &[Library], gpus: usize) -> Vec<Finding> {
     let all = libraries.iter().map(|library| match &library.found {
         Ok((version, origin)) => {
             Finding::new("libraries", library.name, Status::Ok, format!("{version}, {origin}"))

@@ -9,7 +9,7 @@ use ryzanstein_process_group::{
 
 /// An operation that can be measured. Roots are rank 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Measured {
+pub enum Collective {
     /// In place.
     AllReduce,
     /// In place.
@@ -34,14 +34,14 @@ pub enum Measured {
 
 /// The operands of one call.
 #[derive(Debug)]
-pub struct Slot<M> {
+pub struct CallBuffers<M> {
     /// What is read, for the operations that are called out of place.
     pub input: Option<M>,
     /// What is written, and read in place.
     pub buffer: M,
 }
 
-impl Measured {
+impl Collective {
     /// Every operation, in the order of `--op all`.
     pub const ALL: [Self; 10] = [
         Self::AllReduce,
@@ -117,7 +117,7 @@ impl Measured {
     pub fn call<M: Buffer + BufferMut>(
         self,
         group: &mut ProcessGroup,
-        slot: &mut Slot<M>,
+        slot: &mut CallBuffers<M>,
         reduction: ReduceOp,
     ) -> Result<(), Error> {
         let root = Rank(0);
@@ -160,13 +160,13 @@ pub(super) fn partner(rank: usize, world_size: usize) -> Option<Partner> {
     }
 }
 
-impl fmt::Display for Measured {
+impl fmt::Display for Collective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-impl FromStr for Measured {
+impl FromStr for Collective {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {

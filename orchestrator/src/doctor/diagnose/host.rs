@@ -7,7 +7,7 @@ const GIB: u64 = 1 << 30;
 /// What container engines give when nothing else is asked for.
 const CONTAINER_SHM: u64 = 64 * MIB;
 
-pub(super) fn judge(host: &Host) -> Vec<Finding> {
+pub(super) fn diagnose(host: &Host) -> Vec<Finding> {
     vec![
         Finding::new("host", "system", Status::Ok, &host.system),
         processors(host),

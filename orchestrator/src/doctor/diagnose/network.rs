@@ -5,7 +5,7 @@ fn new(name: &'static str, status: Status, seen: impl Into<String>) -> Finding {
     Finding::new("network", name, status, seen)
 }
 
-pub(super) fn judge(network: &Network, gpus: usize) -> Vec<Finding> {
+pub(super) fn diagnose(network: &Network, gpus: usize) -> Vec<Finding> {
     let mut findings = vec![loopback(network), interfaces(network)];
     findings.extend(infiniband(network));
     findings.extend(gpu_direct(network, gpus));

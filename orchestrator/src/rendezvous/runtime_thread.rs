@@ -9,13 +9,13 @@ use tokio::sync::oneshot;
 
 /// Runs futures until it is dropped; then every one of them is cancelled.
 #[derive(Debug)]
-pub(super) struct Background {
+pub(super) struct RuntimeThread {
     handle: Handle,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Background {
+impl RuntimeThread {
     pub(super) fn start(name: &str) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
@@ -49,7 +49,7 @@ impl Background {
     }
 }
 
-impl Drop for Background {
+impl Drop for RuntimeThread {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {

@@ -13,12 +13,12 @@ pub const MAX_STORE: usize = 64 << 20;
 pub const ENTRY_OVERHEAD: usize = 64;
 /// Keys, their values, and how much memory they take.
 #[derive(Debug, Default)]
-pub(super) struct Values {
+pub(super) struct KeyValues {
     values: HashMap<String, Bytes>,
     bytes: usize,
 }
 
-impl Values {
+impl KeyValues {
     pub(super) fn get(&self, key: &str) -> Option<Bytes> {
         self.values.get(key).cloned()
     }

@@ -1,7 +1,7 @@
 use std::path::PathBuf;
 
 use ryzanstein_config::BackendChoice;
-use ryzanstein_config::nccl::{Own, plan};
+use ryzanstein_config::nccl::{UserVariable, plan};
 use ryzanstein_process_group::nvml::{Gpu, Pair, PairPath, PeerAccess};
 
 use super::*;
@@ -33,7 +33,7 @@ fn plain() -> Facts {
             infiniband: Vec::new(),
             peer_memory_module: false,
         },
-        gpu: GpuSide {
+        gpu: GpuFacts {
             on_bus: 0,
             module: None,
             driver: Err("libnvidia-ml.so.1: not there".into()),
@@ -82,8 +82,8 @@ fn gpu(index: u32) -> Gpu {
 }
 
 /// The same GPU as CUDA has it.
-fn shown(gpu: &Gpu) -> ShownGpu {
-    ShownGpu { uuid: gpu.uuid.clone(), pci: format!("0000:{:02x}:00.0", gpu.index + 26) }
+fn shown(gpu: &Gpu) -> VisibleGpu {
+    VisibleGpu { uuid: gpu.uuid.clone(), pci: format!("0000:{:02x}:00.0", gpu.index + 26) }
 }
 
 /// As `CUDA_VISIBLE_DEVICES` does with these GPUs.
@@ -100,14 +100,14 @@ fn with_gpus(count: u32, path: PairPath, peer_access: &PeerAccess) -> Facts {
             pairs.push(Pair { a, b, path, peer_access: peer_access.clone(), nvlink_gbs: None });
         }
     }
-    let driver = DriverSide {
+    let driver = DriverFacts {
         version: "580.1".into(),
         cuda: Some((13, 0)),
         gpus: (0..count).map(gpu).collect(),
         pairs,
     };
     let mut facts = plain();
-    facts.gpu = GpuSide {
+    facts.gpu = GpuFacts {
         on_bus: count as usize,
         module: Some("580.1".into()),
         shown: Ok(driver.gpus.iter().map(shown).collect()),
@@ -123,13 +123,13 @@ fn h200() -> Facts {
     with_gpus(4, PairPath::Nvlink(18), &PeerAccess::Yes)
 }
 
-fn driver(facts: &mut Facts) -> &mut DriverSide {
+fn driver(facts: &mut Facts) -> &mut DriverFacts {
     facts.gpu.driver.as_mut().expect("there is a driver")
 }
 
 fn report(facts: &Facts) -> Report {
     let driver = facts.gpu.driver.clone().unwrap_or_default();
-    Report::new("node0".into(), judge(facts), driver.gpus, driver.pairs)
+    Report::new("node0".into(), diagnose(facts), driver.gpus, driver.pairs)
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
         ),
         (
             |f| {
-                *driver(f) = DriverSide::default();
+                *driver(f) = DriverFacts::default();
                 f.backend = BackendChoice::Nccl;
             },
             "gpus",
@@ -277,7 +277,7 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
     for (index, (change, name, status, word)) in rows.iter().enumerate() {
         let mut facts = h200();
         change(&mut facts);
-        let findings = judge(&facts);
+        let findings = diagnose(&facts);
         let worst = findings.iter().filter(|f| f.name == *name).max_by_key(|f| f.status);
         let worst = worst.unwrap_or_else(|| panic!("row {index}: nothing is said of {name}"));
         assert_eq!(worst.status, *status, "row {index}: {worst:?}");
@@ -297,7 +297,7 @@ fn whatever_is_worse_than_ok_explains_itself() {
     let mut facts = plain();
     facts.host.shared_memory = None;
     facts.backend = BackendChoice::Nccl;
-    for finding in judge(&facts).into_iter().filter(|f| f.status > Status::Info) {
+    for finding in diagnose(&facts).into_iter().filter(|f| f.status > Status::Info) {
         assert!(finding.cause.is_some() && finding.remedy.is_some(), "{finding:?}");
     }
 }
@@ -306,7 +306,7 @@ fn whatever_is_worse_than_ok_explains_itself() {
 fn a_fault_of_one_gpu_is_laid_to_that_one() {
     let mut facts = h200();
     driver(&mut facts).gpus[2].mig = Some(true);
-    let bad: Vec<_> = judge(&facts).into_iter().filter(|f| f.status == Status::Warning).collect();
+    let bad: Vec<_> = diagnose(&facts).into_iter().filter(|f| f.status == Status::Warning).collect();
     assert_eq!(bad.len(), 1);
     assert_eq!(bad[0].subject.as_deref(), Some("2"));
 }
@@ -325,7 +325,7 @@ fn the_advice_on_tensor_parallelism_follows_the_links() {
         (plain(), "on the CPU"),
     ];
     for (facts, wanted) in rows {
-        let findings = judge(&facts);
+        let findings = diagnose(&facts);
         let advice = findings.iter().find(|f| f.name == "tensor_parallel").expect("advice");
         assert!(advice.seen.contains(wanted), "{}: not {wanted}", advice.seen);
     }
@@ -336,7 +336,7 @@ fn the_advice_on_tensor_parallelism_follows_the_links() {
             pair.path = PairPath::Nvlink(4);
         }
     }
-    let findings = judge(&islands);
+    let findings = diagnose(&islands);
     let advice = findings.iter().find(|f| f.name == "tensor_parallel").expect("advice");
     assert!(advice.seen.contains("up to 2: so many GPUs are joined by NVLink"), "{}", advice.seen);
 }
@@ -352,7 +352,7 @@ fn gpus_that_cuda_does_not_show_count_for_nothing() {
     side.gpus[5].nvlinks = 12;
     let pair = side.pairs.iter_mut().find(|pair| (pair.a, pair.b) == (1, 4)).expect("a pair");
     pair.peer_access = PeerAccess::No("the chipset does not support it".into());
-    let findings = judge(&facts);
+    let findings = diagnose(&facts);
     let bad: Vec<_> = findings.iter().filter(|f| f.status > Status::Info).collect();
     assert_eq!(bad, Vec::<&Finding>::new());
     let said = |name: &str| &findings.iter().find(|f| f.name == name).expect("said").seen;
@@ -375,7 +375,7 @@ fn without_a_gpu_that_cuda_shows_advice_is_for_processors() {
     show(&mut facts, "", &[]);
     facts.libraries = libraries(&["cuda_driver", "nccl", "nvrtc", "cublaslt"], false);
     facts.trials.truncate(1);
-    let findings = judge(&facts);
+    let findings = diagnose(&facts);
     let advice = findings.iter().find(|f| f.name == "tensor_parallel").expect("advice");
     assert!(advice.seen.contains("on the CPU"), "{}", advice.seen);
     let bad: Vec<_> = findings.iter().filter(|f| f.status > Status::Info).map(|f| f.name).collect();
@@ -386,16 +386,16 @@ fn without_a_gpu_that_cuda_shows_advice_is_for_processors() {
 fn a_gpu_that_mig_cuts_is_known_by_its_place() {
     let mut facts = h200();
     driver(&mut facts).gpus[2].mig = Some(true);
-    let instance = ShownGpu { uuid: "GPU-instance".into(), ..shown(&gpu(2)) };
+    let instance = VisibleGpu { uuid: "GPU-instance".into(), ..shown(&gpu(2)) };
     facts.gpu.shown = Ok(vec![instance]);
-    let bad: Vec<_> = judge(&facts).into_iter().filter(|f| f.status > Status::Info).collect();
+    let bad: Vec<_> = diagnose(&facts).into_iter().filter(|f| f.status > Status::Info).collect();
     assert_eq!(bad.len(), 1);
     assert_eq!(bad[0].subject.as_deref(), Some("2"));
 }
 
 #[test]
 fn variables_of_nccl_are_shown_with_who_set_them_and_strange_ones_flagged() {
-    let own = |name: &str, value: &str| Own { name: name.into(), value: value.into(), file: None };
+    let own = |name: &str, value: &str| UserVariable { name: name.into(), value: value.into(), file: None };
     let mut facts = plain();
     facts.nccl = plan(
         &ryzanstein_config::Config::default(),
@@ -406,7 +406,7 @@ fn variables_of_nccl_are_shown_with_who_set_them_and_strange_ones_flagged() {
             own("NCCL_DEBGU", "INFO"),
         ],
     );
-    let findings = judge(&facts);
+    let findings = diagnose(&facts);
     let of = |subject: &str| findings.iter().find(|f| f.subject.as_deref() == Some(subject)).expect("said");
     assert_eq!(of("NCCL_TIMEOUT").status, Status::Warning);
     assert!(of("NCCL_TIMEOUT").remedy.as_ref().is_some_and(|r| r.contains("process_group.timeout")));

@@ -3,7 +3,7 @@ use ryzanstein_process_group::table;
 use crate::doctor::facts::{Trial, TrialOutcome};
 use crate::doctor::finding::{Finding, Status};
 
-pub(super) fn judge(trials: &[Trial], gpus: usize) -> Vec<Finding> {
+pub(super) fn diagnose(trials: &[Trial], gpus: usize) -> Vec<Finding> {
     trials.iter().map(|trial| one(trial, gpus)).collect()
 }
 

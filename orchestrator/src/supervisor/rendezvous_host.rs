@@ -12,7 +12,7 @@ use super::job::{Job, LaunchError};
 use crate::rendezvous::{Server, listen, secret};
 
 /// The meeting place, as the launcher of one node holds it.
-pub(super) struct Place {
+pub(super) struct RendezvousHost {
     /// None on nodes other than the first.
     pub(super) server: Option<Server>,
     /// Where ranks find it.
@@ -24,7 +24,7 @@ pub(super) struct Place {
     _reserved: Option<Socket>,
 }
 
-impl Place {
+impl RendezvousHost {
     pub(super) fn new(job: &Job) -> Result<Self, LaunchError> {
         let config = &job.config;
         let nodes = config.launch.nnodes.get();

@@ -1,8 +1,8 @@
 //! Our collectives on GPUs beside NCCL called with nothing around it: in the same processes, in turns, the same method.
 //!
-//! `beside_nccl [--world-size 4] [--rounds 3] [--ops all_reduce,…] [--sizes 1024,…] [--json FILE]` needs a built `ryz` beside this
+//! `vs_nccl [--world-size 4] [--rounds 3] [--ops all_reduce,…] [--sizes 1024,…] [--json FILE]` needs a built `ryz` beside this
 //! program. Every value is checked; a figure is the median over the rounds. What a call costs the host is measured apart, ours
-//! and NCCL's in turns within one run, as a processor's pace changes from one run to the next. `beside_nccl rank …` is what each
+//! and NCCL's in turns within one run, as a processor's pace changes from one run to the next. `vs_nccl rank …` is what each
 //! rank runs.
 
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use ryzanstein_benches::raw_nccl::RawNccl;
 use ryzanstein_config::{Config, Sources};
 use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_orchestrator::measure::{
-    Case, Figures, Gpu, Measured, calls_back_to_back, measure, measure_calls,
+    Case, Collective, Figures, Gpu, calls_back_to_back, measure, measure_calls,
 };
 use ryzanstein_process_group::{ProcessGroup, ReduceOp, table};
 use serde::Serialize;
@@ -28,7 +28,7 @@ const IN_A_ROW: usize = 960;
 struct Options {
     world_size: usize,
     rounds: usize,
-    ops: Vec<Measured>,
+    ops: Vec<Collective>,
     sizes: Vec<usize>,
     json: Option<String>,
 }
@@ -53,7 +53,7 @@ fn main() -> Result<()> {
 }
 
 fn options(arguments: &[String]) -> Result<Options> {
-    let ops = Measured::ALL.into_iter().filter(|what| *what != Measured::Barrier).collect();
+    let ops = Collective::ALL.into_iter().filter(|what| *what != Collective::Barrier).collect();
     let mut options = Options { world_size: 4, rounds: 3, ops, sizes: SIZES.to_vec(), json: None };
     for pair in arguments.chunks(2) {
         let [flag, value] = pair else { bail!("{} needs a value", pair[0]) };
@@ -120,7 +120,13 @@ fn rank(options: &Options) -> Result<()> {
     Ok(rank.finalize()?)
 }
 
-fn one(group: &mut ProcessGroup, raw: &RawNccl, what: Measured, bytes: usize, rounds: usize) -> Result<Row> {
+fn one(
+    group: &mut ProcessGroup,
+    raw: &RawNccl,
+    what: Collective,
+    bytes: usize,
+    rounds: usize,
+) -> Result<Row> {
     let device = group.device().context("no GPU")?.clone();
     let iterations = (1_000_000_000 / bytes.max(1)).clamp(6, 96);
     let case = Case::new(what, bytes, iterations);

@@ -2,7 +2,7 @@ use ryzanstein_config::nccl::{NcclVariable, advice};
 
 use crate::doctor::finding::{Finding, Status};
 
-pub(super) fn judge(variables: &[NcclVariable]) -> Vec<Finding> {
+pub(super) fn diagnose(variables: &[NcclVariable]) -> Vec<Finding> {
     if variables.is_empty() {
         return vec![Finding::new("nccl", "variables", Status::Ok, "none are set: NCCL chooses by itself")];
     }
@@ -11,7 +11,7 @@ pub(super) fn judge(variables: &[NcclVariable]) -> Vec<Finding> {
 
 fn one(variable: &NcclVariable) -> Finding {
     let mut seen = format!("{} by {}", variable.value, variable.source);
-    if let Some((value, source)) = &variable.set_aside {
+    if let Some((value, source)) = &variable.overridden {
         seen = format!("{seen}, which sets aside {value} of {source}");
     }
     let finding = |status| Finding::new("nccl", "variable", status, seen.clone()).of(&variable.name);
