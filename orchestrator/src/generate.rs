@@ -43,14 +43,14 @@ pub struct Response {
     /// Why it ended.
     pub stop: StopReason,
     /// What loading took on each rank, in rank order.
-    pub loads: Vec<Load>,
+    pub loads: Vec<LoadStats>,
     /// This rank's profile as a table.
     pub profile: String,
 }
 
 /// What loading took on one rank.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
-pub struct Load {
+pub struct LoadStats {
     /// Bytes of weights read from files.
     pub bytes_read: u64,
     /// Bytes of weights in all files.
@@ -59,7 +59,7 @@ pub struct Load {
     pub seconds: f64,
 }
 
-impl From<&LoadReport> for Load {
+impl From<&LoadReport> for LoadStats {
     fn from(report: &LoadReport) -> Self {
         Self {
             bytes_read: report.bytes_read,
@@ -95,7 +95,7 @@ pub fn create_logits(file: &Path) -> Result<(), Error> {
 
 /// A prompt that the model can take, and what turns words into tokens and back, where the folder has it.
 #[derive(Debug)]
-pub struct Input {
+pub struct PreparedPrompt {
     /// The model's settings.
     pub config: LlamaConfig,
     tokens: Vec<u32>,
@@ -107,7 +107,7 @@ pub struct Input {
 /// # Errors
 /// Names the settings or the tokenizer that cannot be read, the token that is not in the vocabulary, or how many tokens
 /// can be added at most.
-pub fn prepare(settings: &ModelConfig, request: &Request) -> Result<Input, Error> {
+pub fn prepare(settings: &ModelConfig, request: &Request) -> Result<PreparedPrompt, Error> {
     let config = LlamaConfig::from_folder(&request.model)?;
     let tokenizer = Tokenizer::open(&request.model)?;
     let tokens = match (&request.prompt, &tokenizer) {
@@ -120,12 +120,12 @@ pub fn prepare(settings: &ModelConfig, request: &Request) -> Result<Input, Error
             )));
         }
     };
-    admit(&config, request, &tokens, settings.max_new_tokens as usize)?;
-    Ok(Input { config, tokens, tokenizer })
+    check_prompt(&config, request, &tokens, settings.max_new_tokens as usize)?;
+    Ok(PreparedPrompt { config, tokens, tokenizer })
 }
 
 /// Holds a prompt and the number of tokens to add against the model's settings.
-fn admit(config: &LlamaConfig, request: &Request, prompt: &[u32], more: usize) -> Result<(), Error> {
+fn check_prompt(config: &LlamaConfig, request: &Request, prompt: &[u32], more: usize) -> Result<(), Error> {
     let (file, length) = (request.model.join("config.json"), prompt.len());
     let file = file.display();
     let &LlamaConfig { vocabulary, max_positions: most, .. } = config;
@@ -164,13 +164,14 @@ fn admit(config: &LlamaConfig, request: &Request, prompt: &[u32], more: usize) -
 /// # Errors
 /// Those of the model and of the collectives, and when `logits_out` cannot be written.
 pub fn run(
-    rank: &mut Orchestrator,
+    orchestrator: &mut Orchestrator,
     settings: &ModelConfig,
     request: &Request,
-    input: Input,
+    input: PreparedPrompt,
 ) -> Result<Response, Error> {
-    let Input { tokens: prompt, tokenizer, .. } = input;
-    if let Some(file) = request.logits_out.as_deref().filter(|_| rank.tensor_parallel().rank().0 == 0) {
+    let PreparedPrompt { tokens: prompt, tokenizer, .. } = input;
+    if let Some(file) = request.logits_out.as_deref().filter(|_| orchestrator.tensor_parallel().rank().0 == 0)
+    {
         create_logits(file)?;
     }
     let dtype = settings.dtype.map(|dtype| match dtype {
@@ -178,7 +179,7 @@ pub fn run(
         ModelDType::Bf16 => Dtype::Bf16,
         ModelDType::F32 => Dtype::F32,
     });
-    let model = rank.load_model(&request.model, dtype)?;
+    let model = orchestrator.load_model(&request.model, dtype)?;
     let sampling = if settings.temperature.get() == 0.0 {
         Sampling::Greedy
     } else {
@@ -194,8 +195,8 @@ pub fn run(
         ignore_end: request.ignore_end,
         graph: settings.graph,
     };
-    let group = rank.tensor_parallel();
-    let loads = group.all_gather_object(&Load::from(model.report()))?;
+    let group = orchestrator.tensor_parallel();
+    let loads = group.all_gather_object(&LoadStats::from(model.report()))?;
     group.profile().clear();
     let generated = model.generate(&prompt, &options, group)?;
     let profile = table::profile(&group.profile().rows());

@@ -18,11 +18,11 @@ const OF_HOST: &str = "/etc/nccl.conf";
 /// The user's own variables of NCCL: those of `environment`, of the file that `NCCL_CONF_FILE` names or else `.nccl.conf` in
 /// the user's folder by the password database, and of `/etc/nccl.conf`, from the strongest. A file that cannot be read has
 /// none, for NCCL neither.
-pub fn own(environment: &Environment) -> Vec<UserVariable> {
-    own_at(environment, home().as_deref())
+pub fn user_variables(environment: &Environment) -> Vec<UserVariable> {
+    user_variables_in(environment, home().as_deref())
 }
 
-fn own_at(environment: &Environment, home: Option<&Path>) -> Vec<UserVariable> {
+fn user_variables_in(environment: &Environment, home: Option<&Path>) -> Vec<UserVariable> {
     let mut all = UserVariable::of_environment(environment);
     for path in files(environment, home) {
         all.extend(of_file(&path));
@@ -51,7 +51,7 @@ fn of_file(path: &Path) -> Vec<UserVariable> {
 
 /// The variables that `[nccl]` asks for and that neither `environment` nor NCCL's files have.
 pub fn missing(config: &Config, environment: &Environment) -> Vec<(String, String)> {
-    nccl::missing(config, &own(environment))
+    nccl::missing(config, &user_variables(environment))
 }
 
 /// Refuses an environment that lacks what `[nccl]` asks for.
@@ -100,7 +100,7 @@ mod tests {
         let other = other.to_str().expect("text");
         let nowhere = Path::new("/nowhere");
         let of_file = |variables: &[(&str, &str)], home: &Path| -> Vec<String> {
-            let all = own_at(&environment(variables), Some(home)).into_iter();
+            let all = user_variables_in(&environment(variables), Some(home)).into_iter();
             all.filter(|own| own.file.as_deref().is_some_and(|file| file.starts_with(folder.path())))
                 .map(|own| own.name)
                 .collect()

@@ -21,12 +21,12 @@ use crate::rendezvous::{self, Connection, Environment};
 /// use ryzanstein_process_group::ReduceOp;
 ///
 /// # fn main() -> Result<(), ryzanstein_process_group::Error> {
-/// let mut rank = Orchestrator::initialize(&Config::default(), &std::env::vars().collect())?;
-/// let group = rank.tensor_parallel();
+/// let mut orchestrator = Orchestrator::initialize(&Config::default(), &std::env::vars().collect())?;
+/// let group = orchestrator.tensor_parallel();
 /// let mut x = group.place(&[1.0f32; 1000])?;
 /// group.all_reduce(&mut x, ReduceOp::Sum)?;
 /// println!("{:?}", group.fetch(&x)?);
-/// rank.finalize()
+/// orchestrator.finalize()
 /// # }
 /// ```
 #[derive(Debug)]

@@ -51,8 +51,8 @@ fn main() -> Result<()> {
 fn rank(folder: &Path, sequences: &[usize], prompt: usize, passes: usize) -> Result<()> {
     let environment: BTreeMap<String, String> = std::env::vars().collect();
     let sources = Sources { environment: environment.clone().into_iter().collect(), ..Sources::default() };
-    let mut rank = Orchestrator::initialize(&Config::load(&sources)?, &environment)?;
-    let group = rank.manager().world();
+    let mut orchestrator = Orchestrator::initialize(&Config::load(&sources)?, &environment)?;
+    let group = orchestrator.manager().world();
     let model = Llama::load(folder, None, group)?;
     let mut rows = Vec::new();
     let mut of_first = None;
@@ -73,7 +73,7 @@ fn rank(folder: &Path, sequences: &[usize], prompt: usize, passes: usize) -> Res
         print!("{}", table::columns(&head, 0, &rows));
     }
     drop(model);
-    Ok(rank.finalize()?)
+    Ok(orchestrator.finalize()?)
 }
 
 /// Median seconds of a pass that gives each of `n` sequences a token.

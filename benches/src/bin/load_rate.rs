@@ -59,13 +59,13 @@ type Round = (u64, f64, f64);
 fn rank(folder: &Path, rounds: usize) -> Result<()> {
     let environment: BTreeMap<String, String> = std::env::vars().collect();
     let sources = Sources { environment: environment.clone().into_iter().collect(), ..Sources::default() };
-    let mut rank = Orchestrator::initialize(&Config::load(&sources)?, &environment)?;
+    let mut orchestrator = Orchestrator::initialize(&Config::load(&sources)?, &environment)?;
     let file = File::open(folder.join(FILE))?;
     let mut memory = vec![0; PIECE];
     let mut mine: Vec<Round> = Vec::new();
     // The first is a warm-up: the GPU's memory, pinned buffers and the page tables are made then.
     for round in 0..=rounds {
-        let group = rank.manager().world();
+        let group = orchestrator.manager().world();
         let (n, me) = (group.world_size() as u64, u64::from(group.rank().0));
         group.barrier()?;
         let model = Llama::load(folder, None, group)?;
@@ -88,12 +88,12 @@ fn rank(folder: &Path, rounds: usize) -> Result<()> {
             mine.push((bytes, plain, loading));
         }
     }
-    let group = rank.manager().world();
+    let group = orchestrator.manager().world();
     let all = group.all_gather_object(&mine)?;
     if group.rank().0 == 0 {
         print(&all);
     }
-    Ok(rank.finalize()?)
+    Ok(orchestrator.finalize()?)
 }
 
 fn print(all: &[Vec<Round>]) {

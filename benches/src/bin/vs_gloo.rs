@@ -56,14 +56,14 @@ fn rank(sizes: &[usize]) -> Result<()> {
     let sources = Sources { environment: environment.clone().into_iter().collect(), ..Sources::default() };
     let mut config = Config::load(&sources)?;
     config.profile.slow_call = std::time::Duration::MAX;
-    let mut rank = Orchestrator::initialize(&config, &environment)?;
+    let mut orchestrator = Orchestrator::initialize(&config, &environment)?;
     for &size in sizes {
-        let row = measure(rank.manager().world(), size)?;
-        if rank.manager().rank().0 == 0 {
+        let row = measure(orchestrator.manager().world(), size)?;
+        if orchestrator.manager().rank().0 == 0 {
             println!("{}", serde_json::to_string(&row)?);
         }
     }
-    Ok(rank.finalize()?)
+    Ok(orchestrator.finalize()?)
 }
 
 /// One size and world size, both sides.

@@ -95,8 +95,8 @@ fn rank(options: &Options) -> Result<()> {
     let sources = Sources { environment: environment.clone().into_iter().collect(), ..Sources::default() };
     let mut config = Config::load(&sources)?;
     config.profile.slow_call = std::time::Duration::MAX;
-    let mut rank = Orchestrator::initialize(&config, &environment)?;
-    let group = rank.manager().world();
+    let mut orchestrator = Orchestrator::initialize(&config, &environment)?;
+    let group = orchestrator.manager().world();
     let raw = RawNccl::new(group)?;
     let mut rows = Vec::new();
     for &what in &options.ops {
@@ -117,7 +117,7 @@ fn rank(options: &Options) -> Result<()> {
         }
     }
     drop(raw);
-    Ok(rank.finalize()?)
+    Ok(orchestrator.finalize()?)
 }
 
 fn one(

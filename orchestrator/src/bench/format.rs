@@ -6,7 +6,7 @@ use ryzanstein_process_group::table as layout;
 
 use super::report::Report;
 use super::rows::{csv, json, table, verdict_table};
-use super::{enough, html};
+use super::{html, saturation};
 
 /// How the result is written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,7 +40,7 @@ impl Report {
     fn table(&self) -> String {
         let mut text = format!("{}\n\n{}\n", self.heading, table(&self.rows));
         let _ = writeln!(text, "{}", self.targets());
-        let best = enough(&self.rows);
+        let best = saturation(&self.rows);
         if !best.is_empty() {
             let _ = writeln!(text, "Bus bandwidth is within a tenth of its best from these sizes on:");
             for (label, row) in best {

@@ -22,7 +22,7 @@ pub use format::Format;
 pub use report::Report;
 pub use rows::{json, table};
 pub use sizes::Sweep;
-pub use verdict::{Verdict, enough, verdicts};
+pub use verdict::{Verdict, saturation, verdicts};
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -123,18 +123,18 @@ impl Row {
     }
 }
 
-/// Measures everything that is asked for; `told` hears of each row at once. Every rank calls this with the same request.
+/// Measures everything that is asked for; `on_row` hears of each row at once. Every rank calls this with the same request.
 ///
 /// # Errors
 /// [`Error::Configuration`] for a path that the backend has not, a graph where there are none, or values that cannot be
 /// checked; and those of the collectives.
 pub fn run(
-    rank: &mut Orchestrator,
+    orchestrator: &mut Orchestrator,
     request: &Request,
-    mut told: impl FnMut(&Row) -> Result<(), Error>,
+    mut on_row: impl FnMut(&Row) -> Result<(), Error>,
 ) -> Result<Vec<Row>, Error> {
-    let group = rank.manager().world();
-    can_graph(request.graph, group.backend())?;
+    let group = orchestrator.manager().world();
+    check_graph_support(request.graph, group.backend())?;
     let paths = choose_paths(&request.paths, &group.paths())?;
     let mut rows = Vec::new();
     for &what in &request.ops {
@@ -148,12 +148,12 @@ pub fn run(
                 }
                 let figures = measure_group(group, request.graph, &case)?;
                 // An operation that cannot go the demanded way goes another, which is no figure for the one demanded; but
-                // wrong values are always told.
+                // wrong values are always reported.
                 if path.is_some() && figures.path != path && group.world_size() > 1 && figures.errors == 0 {
                     continue;
                 }
                 let row = Row::new(&case, &figures, group, path.is_some());
-                told(&row)?;
+                on_row(&row)?;
                 rows.push(row);
             }
         }
@@ -203,7 +203,7 @@ fn copy_to_next(device: &Device) -> Result<Option<f64>, DeviceError> {
 ///
 /// # Errors
 /// [`Error::Configuration`] with the reason.
-pub fn can_graph(wanted: bool, backend: BackendKind) -> Result<(), Error> {
+pub fn check_graph_support(wanted: bool, backend: BackendKind) -> Result<(), Error> {
     if wanted && backend != BackendKind::Nccl {
         return Err(Error::Configuration(format!(
             "--graph times collectives that a GPU replays from a CUDA graph, and the {backend} backend works on host memory, \
@@ -315,8 +315,11 @@ mod tests {
 
     #[test]
     fn a_graph_on_host_memory_is_refused_with_the_reason() {
-        assert!(can_graph(false, BackendKind::Tcp).is_ok() && can_graph(true, BackendKind::Nccl).is_ok());
-        let error = can_graph(true, BackendKind::Tcp).unwrap_err().to_string();
+        assert!(
+            check_graph_support(false, BackendKind::Tcp).is_ok()
+                && check_graph_support(true, BackendKind::Nccl).is_ok()
+        );
+        let error = check_graph_support(true, BackendKind::Tcp).unwrap_err().to_string();
         assert!(
             error.contains("CUDA graph") && error.contains("tcp") && error.contains("--backend nccl"),
             "{error}"

@@ -1,4 +1,4 @@
-//! What was measured, and whether it is right and enough.
+//! What was measured, and whether it is right and fast enough.
 
 use super::{Row, Verdict, verdicts};
 

@@ -90,7 +90,7 @@ pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
 
 /// For each operation the smallest size at which bus bandwidth is within a tenth of its best: larger messages gain little.
 /// Rows with wrong values do not count.
-pub fn enough(rows: &[Row]) -> Vec<(String, &Row)> {
+pub fn saturation(rows: &[Row]) -> Vec<(String, &Row)> {
     let mut found: Vec<(String, &Row)> = Vec::new();
     let right: Vec<&Row> = rows.iter().filter(|r| r.errors == 0).collect();
     for row in right.iter().filter(|r| r.busbw_gbs > 0.0) {
@@ -153,9 +153,9 @@ mod tests {
         let rows = [wrong(), row(Collective::AllReduce, 10_000_000, 2000.0)];
         let judged = verdicts(&rows, None);
         assert_eq!((judged[1].met, judged[4].met), (Some(false), Some(false)), "{judged:?}");
-        assert_eq!(enough(&rows)[0].1.errors, 0);
+        assert_eq!(saturation(&rows)[0].1.errors, 0);
         assert_eq!(met(&[wrong()], None), [None; 7]);
-        assert_eq!(enough(&[wrong()]), []);
+        assert_eq!(saturation(&[wrong()]), []);
     }
 
     #[test]
@@ -173,7 +173,7 @@ mod tests {
             row(Collective::AllReduce, 4_000_000, 3900.0),
             row(Collective::Barrier, 0, 10.0),
         ];
-        let found: Vec<_> = enough(&rows).into_iter().map(|(label, row)| (label, row.bytes)).collect();
+        let found: Vec<_> = saturation(&rows).into_iter().map(|(label, row)| (label, row.bytes)).collect();
         assert_eq!(found, [("all_reduce".to_owned(), 1_000_000)]);
     }
 }

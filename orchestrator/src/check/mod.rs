@@ -17,7 +17,7 @@ use crate::measure::{Case, Collective, measure_group, total};
 
 /// What the check found, the same on all ranks.
 #[derive(Clone, Debug)]
-pub struct Findings {
+pub struct CheckReport {
     /// For people.
     pub text: String,
     /// All values were right.
@@ -35,15 +35,18 @@ const LENGTHS: [usize; 3] = [1, 1021, 65_539];
 ///
 /// # Errors
 /// Those of the collectives and of the model.
-pub fn run(rank: &mut Orchestrator, name: &str) -> Result<Findings, ryzanstein_tensor_parallel::Error> {
+pub fn run(
+    orchestrator: &mut Orchestrator,
+    name: &str,
+) -> Result<CheckReport, ryzanstein_tensor_parallel::Error> {
     let mut text = format!("job {name}: ");
-    text += &who(rank);
-    let (paths, paths_correct) = paths(rank.manager().world())?;
+    text += &roster_table(orchestrator);
+    let (paths, paths_correct) = paths(orchestrator.manager().world())?;
     let _ = writeln!(text, "\nAll-reduce by value, on every path:\n{paths}");
 
-    rank.manager().clear_profile();
-    let block = block::compare(rank.tensor_parallel())?;
-    let profile = table::profile(&rank.manager().profile());
+    orchestrator.manager().clear_profile();
+    let block = block::compare(orchestrator.tensor_parallel())?;
+    let profile = table::profile(&orchestrator.manager().profile());
     let _ = writeln!(
         text,
         "Tensor-parallel Llama block, sharded over {} ranks, against its unsharded self:\n\
@@ -55,10 +58,10 @@ pub fn run(rank: &mut Orchestrator, name: &str) -> Result<Findings, ryzanstein_t
         if block.correct { "ok" } else { "WRONG" },
     );
 
-    let (latencies, latencies_correct, targets_met) = if rank.manager().world().world_size() == 1 {
+    let (latencies, latencies_correct, targets_met) = if orchestrator.manager().world().world_size() == 1 {
         ("nothing to time: one rank alone sends nothing\n".into(), true, true)
     } else {
-        latencies(rank.manager().world())?
+        latencies(orchestrator.manager().world())?
     };
     let _ = writeln!(
         text,
@@ -71,11 +74,11 @@ pub fn run(rank: &mut Orchestrator, name: &str) -> Result<Findings, ryzanstein_t
         if correct { "all values are right" } else { "VALUES ARE WRONG" },
         if targets_met { "all targets are met" } else { "targets are missed (a verdict, no failure)" }
     );
-    Ok(Findings { text, correct, targets_met })
+    Ok(CheckReport { text, correct, targets_met })
 }
 
-fn who(rank: &mut Orchestrator) -> String {
-    let manager = rank.manager();
+fn roster_table(orchestrator: &mut Orchestrator) -> String {
+    let manager = orchestrator.manager();
     let roster = manager.roster();
     let head = ["rank", "local rank", "node", "pid", "host"];
     let rows: Vec<Vec<String>> = roster

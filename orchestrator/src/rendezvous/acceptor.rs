@@ -1,4 +1,4 @@
-//! Who may speak to the rendezvous: accepts connections, lets each prove itself, and bounds how many there are.
+//! Accepts connections to the rendezvous, authenticates each, and bounds how many there are.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,7 +19,7 @@ use tonic::transport::server::Connected;
 
 use super::handshake;
 
-/// What the acceptor counts.
+/// Counters of the acceptor.
 #[derive(Debug, Default)]
 pub(super) struct ConnectionCounts {
     refused: AtomicU64,
@@ -67,8 +67,8 @@ impl Acceptor {
         Arc::clone(&self.counts)
     }
 
-    /// Accepts for ever. Connections that have not proved anything yet are bounded by themselves, and the oldest gives
-    /// way to a new one: whoever belongs to the job needs milliseconds.
+    /// Accepts for ever. Connections in the handshake have a bound of their own, and a new one evicts the oldest: a rank of
+    /// the job needs only milliseconds.
     pub(super) async fn run(self, listener: TcpListener) {
         let mut unproven: VecDeque<AbortHandle> = VecDeque::new();
         loop {
@@ -83,7 +83,7 @@ impl Acceptor {
                 }
             };
             if self.counts.connections() >= self.most {
-                self.counts.refuse(peer, &"there are rendezvous.max_connections already");
+                self.counts.refuse(peer, &"rendezvous.max_connections is reached");
                 continue;
             }
             unproven.retain(|handle| !handle.is_finished());
@@ -104,7 +104,7 @@ impl Acceptor {
                         let _ = admitted.send(Ok(AuthenticatedStream { stream, counts })).await;
                     }
                     Ok(Err(error)) => counts.refuse(peer, &error),
-                    Err(_) => counts.refuse(peer, &"it did not prove to belong to the job in time"),
+                    Err(_) => counts.refuse(peer, &"it did not prove in time that it belongs to the job"),
                 }
             });
             unproven.push_back(task.abort_handle());
@@ -112,7 +112,7 @@ impl Acceptor {
     }
 }
 
-/// A connection that has proved to know the secret.
+/// A connection that has proved that it knows the secret.
 pub(super) struct AuthenticatedStream {
     stream: TcpStream,
     counts: Arc<ConnectionCounts>,
@@ -166,7 +166,7 @@ impl AsyncWrite for AuthenticatedStream {
     }
 }
 
-/// The admitted connections, as tonic takes them.
+/// The authenticated connections, in the form that tonic serves.
 pub(super) struct Incoming(mpsc::Receiver<io::Result<AuthenticatedStream>>);
 
 impl Stream for Incoming {

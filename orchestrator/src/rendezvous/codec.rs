@@ -1,4 +1,4 @@
-//! Between the messages on the wire and the types of this program.
+//! Converts between the messages on the wire and the types of this program.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -14,9 +14,9 @@ use ryzanstein_process_group::{
 use super::core::{Join, Joined, Participant, Refusal, Time};
 use crate::control as wire;
 
-/// The longest wait that is believed; a longer one is cut to it.
+/// The longest timeout accepted from the wire; longer ones are cut to it.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-/// The most ranks named in one refusal.
+/// How many missing ranks one refusal names at most.
 const MOST_NAMED: usize = 1024;
 
 pub(super) fn deadline(now: Time, timeout_ms: u64) -> Time {
@@ -97,7 +97,7 @@ pub(super) fn join(request: wire::JoinRequest, now: Time) -> Result<Join, Refusa
     })
 }
 
-/// Numbers each different text by its first appearance.
+/// Numbers each distinct text in order of first appearance.
 #[derive(Default)]
 struct Names {
     number: HashMap<String, u32>,
@@ -135,17 +135,39 @@ pub(super) fn encode_roster(joined: &Joined) -> bytes::Bytes {
     roster.encode_to_vec().into()
 }
 
-pub(super) fn decode_roster(bytes: &[u8]) -> Result<Joined, String> {
-    let roster = wire::Roster::decode(bytes).map_err(|error| error.to_string())?;
-    let ill = || "the roster received is ill-formed".to_owned();
+/// Why a roster from the rendezvous cannot be used. The fault of whoever sent it.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub(super) enum RosterError {
+    /// Not a message of this kind.
+    #[error("the roster received cannot be decoded: {0}")]
+    Decode(#[from] prost::DecodeError),
+    /// Columns of different lengths.
+    #[error("the roster received is malformed: its columns differ in length")]
+    UnevenColumns,
+    /// A column holds a value that nothing can be made of.
+    #[error("the roster received is malformed: rank {rank} has no valid {column}")]
+    BadEntry {
+        /// Whose entry.
+        rank: usize,
+        /// In which column.
+        column: &'static str,
+    },
+    /// A backend that this version does not know.
+    #[error("the roster received names the unknown backend `{0}`")]
+    UnknownBackend(String),
+}
+
+pub(super) fn decode_roster(bytes: &[u8]) -> Result<Joined, RosterError> {
+    let roster = wire::Roster::decode(bytes)?;
     let ranks = roster.host.len();
     let columns =
         [&roster.pid, &roster.cpus, &roster.local_rank, &roster.node_rank, &roster.address, &roster.port];
     if columns.iter().any(|column| column.len() != ranks) {
-        return Err(ill());
+        return Err(RosterError::UnevenColumns);
     }
     let mut members = Vec::with_capacity(ranks);
     for i in 0..ranks {
+        let bad = |column| RosterError::BadEntry { rank: i, column };
         let data_address = match roster.address[i].checked_sub(1) {
             None => None,
             Some(index) => {
@@ -153,21 +175,21 @@ pub(super) fn decode_roster(bytes: &[u8]) -> Result<Joined, String> {
                     .addresses
                     .get(index as usize)
                     .and_then(|text| text.parse().ok())
-                    .ok_or_else(ill)?;
-                Some(SocketAddr::new(ip, u16::try_from(roster.port[i]).map_err(|_| ill())?))
+                    .ok_or_else(|| bad("address"))?;
+                Some(SocketAddr::new(ip, u16::try_from(roster.port[i]).map_err(|_| bad("port"))?))
             }
         };
         members.push(Member {
             rank: Rank(i as u32),
             local_rank: LocalRank(roster.local_rank[i]),
             node_rank: roster.node_rank[i],
-            host: roster.hosts.get(roster.host[i] as usize).cloned().ok_or_else(ill)?,
+            host: roster.hosts.get(roster.host[i] as usize).cloned().ok_or_else(|| bad("host"))?,
             pid: roster.pid[i],
             cpus: roster.cpus[i],
             data_address,
         });
     }
-    let backend = kind(&roster.backend).ok_or_else(ill)?;
+    let backend = kind(&roster.backend).ok_or(RosterError::UnknownBackend(roster.backend))?;
     Ok(Joined {
         roster: Roster { epoch: Epoch(roster.epoch), members },
         agreement: Agreement { backend, reason: roster.reason },
@@ -231,6 +253,6 @@ mod tests {
         let bytes = encode_roster(&joined);
         assert!(bytes.len() < 200_000, "{} bytes", bytes.len());
         assert_eq!(decode_roster(&bytes), Ok(joined));
-        assert!(decode_roster(&bytes[..bytes.len() - 9]).is_err());
+        assert!(matches!(decode_roster(&bytes[..bytes.len() - 9]), Err(RosterError::Decode(_))));
     }
 }

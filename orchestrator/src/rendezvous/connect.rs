@@ -1,4 +1,4 @@
-//! Finds the rendezvous that this process is meant for, from the variables it was started with.
+//! Finds the rendezvous of this process from its environment variables.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -12,13 +12,14 @@ use ryzanstein_process_group::{
 };
 
 use super::client::{Client, Identity};
+use super::secret::SecretError;
 use super::server::Server;
 use super::{listen, secret};
 
-/// The variables of a process, as the caller collected them. Libraries do not read the environment.
+/// The environment variables of a process, as the caller collected them. Libraries do not read the environment.
 pub type Environment = BTreeMap<String, String>;
 
-/// How long rank 0, when it serves the rendezvous itself, waits at its end for the others to let go.
+/// How long rank 0, when it serves the rendezvous itself, waits at the end for the others to disconnect.
 const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The rendezvous of this process.
@@ -43,13 +44,13 @@ impl std::fmt::Debug for Kind {
     }
 }
 
-/// What rank 0 holds when there is no launcher of ours.
+/// The server that rank 0 runs when `ryz launch` did not start the ranks.
 struct HostedRendezvous {
     server: Server,
     secret_file: Option<PathBuf>,
 }
 
-/// Picks and reaches the rendezvous:
+/// Picks the rendezvous and connects to it:
 ///
 /// * `RYZ_RENDEZVOUS` is set: the launcher's, with the secret from the descriptor `RYZ_SECRET_FD` or the file
 ///   `RYZ_SECRET_FILE`.
@@ -87,7 +88,7 @@ pub fn connect(config: &Config, environment: &Environment) -> Result<Connection>
 }
 
 impl Connection {
-    /// Says why this rank gives up, so that the launcher can name the cause. Does nothing where there is no launcher.
+    /// Reports why this rank gives up, so that the launcher can name the cause. Does nothing without a launcher.
     pub fn report_failure(&self, error: &Error, last_call: Option<&str>) {
         if let Kind::Client(client) = &self.kind
             && let Err(error) = client.report_failure(error, last_call)
@@ -96,8 +97,8 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::report_failure`], for an error in plain words. `caused_by` is the rank whose failure made this one
-    /// fail, if another's did.
+    /// As [`Connection::report_failure`], for an error given as text. `caused_by` is the rank whose failure made this one
+    /// fail, if there is one.
     pub fn report(&self, cause: &str, caused_by: Option<Rank>) {
         if let Kind::Client(client) = &self.kind
             && let Err(error) = client.report(cause.to_owned(), None, caused_by.map(|rank| rank.0))
@@ -106,7 +107,7 @@ impl Connection {
         }
     }
 
-    /// In words, for logs: `a world of one`, `the launcher's rendezvous`, `a rendezvous served by rank 0`.
+    /// A description for logs: `a world of one`, `a rendezvous served elsewhere`, `a rendezvous served by this rank`.
     pub const fn description(&self) -> &'static str {
         match &self.kind {
             Kind::SingleProcess(_) => "a world of one",
@@ -119,7 +120,7 @@ impl Connection {
         match &self.kind {
             Kind::SingleProcess(memory) => memory,
             Kind::Client(client) | Kind::Host(Some(client), _) => client,
-            Kind::Host(None, _) => unreachable!("the client is taken when dropped only"),
+            Kind::Host(None, _) => unreachable!("the client is taken only on drop"),
         }
     }
 }
@@ -145,12 +146,12 @@ impl Rendezvous for Connection {
 impl Drop for Connection {
     fn drop(&mut self) {
         let Kind::Host(client, hosted) = &mut self.kind else { return };
-        // The secret is needed for connecting only, and this job is over.
+        // Only connecting needs the secret, and this job is over.
         if let Some(path) = &hosted.secret_file {
             let _ = std::fs::remove_file(path);
         }
         drop(client.take());
-        // Others may still wait for an answer: do not close the rendezvous over their heads.
+        // Others may still wait for an answer.
         let deadline = Instant::now() + DISCONNECT_TIMEOUT;
         while hosted.server.connections() > 0 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
@@ -189,10 +190,14 @@ fn identity(config: &Config, environment: &Environment) -> Result<Identity> {
 
 fn configured_secret(environment: &Environment) -> Result<Option<Secret>> {
     if let Some(number) = environment.get("RYZ_SECRET_FD") {
-        return secret::from_descriptor(number).map(Some).map_err(Error::Configuration);
+        return secret::from_descriptor(number).map(Some).map_err(bad_secret);
     }
     let Some(path) = environment.get("RYZ_SECRET_FILE") else { return Ok(None) };
-    secret::from_file(path.as_ref()).map(Some).map_err(Error::Configuration)
+    secret::from_file(path.as_ref()).map(Some).map_err(bad_secret)
+}
+
+fn bad_secret(error: SecretError) -> Error {
+    Error::Configuration(error.to_string())
 }
 
 fn single_process(config: &Config, environment: &Environment) -> Result<Kind> {
@@ -210,7 +215,7 @@ fn single_process(config: &Config, environment: &Environment) -> Result<Kind> {
     }
 }
 
-/// Ranks of another launcher: rank 0 serves.
+/// Another launcher started the ranks: rank 0 serves the rendezvous at `MASTER_ADDR`.
 fn from_master_address(
     config: &Config,
     environment: &Environment,
@@ -250,7 +255,7 @@ fn from_master_address(
     let (secret, secret_file) = if let Some(secret) = given {
         (secret, None)
     } else {
-        // Who has bound the port is the only one to write the file.
+        // Only the process that bound the port writes the file.
         let secret = Secret::random();
         secret::to_file(&secret, &shared).map_err(|error| {
             Error::Rendezvous(format!(
@@ -267,7 +272,7 @@ fn from_master_address(
     Ok(Kind::Host(Some(client), HostedRendezvous { server: hosting, secret_file }))
 }
 
-/// Connects with the secret that rank 0 leaves. The file may not be there yet, or be one of an earlier job.
+/// Connects with the secret that rank 0 writes. The file may not exist yet, or belong to an earlier job.
 fn connect_with_shared_secret(
     server: &HostPort,
     shared: &std::path::Path,
@@ -277,7 +282,7 @@ fn connect_with_shared_secret(
     loop {
         let outcome = match secret::from_file(shared) {
             Ok(secret) => {
-                // A short try at a time, so that a newer file is noticed.
+                // Short attempts, so that a newer file is noticed.
                 let soon = deadline.min(Instant::now() + Duration::from_secs(1));
                 Client::connect(server.clone(), secret, identity.clone(), soon)
             }

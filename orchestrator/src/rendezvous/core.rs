@@ -1,8 +1,8 @@
-//! Decides who is in, what the store holds and who waits for what. No sockets, no clock, no threads here.
+//! Decides who joins, what the store holds and who waits for what. No sockets, clock or threads here.
 //!
-//! [`Core::handle`] takes an [`Event`] and the time since the job began, and returns whom to answer and how. Waiting
-//! requests are known by a [`RequestId`] that the caller hands out; [`Core::next_deadline`] says when to call again with
-//! [`Event::Tick`]. Everything belongs to an epoch: a request of another one is refused.
+//! [`Core::handle`] takes an [`Event`] and the time since the job began, and returns which requests to answer and how. The
+//! caller numbers requests with a [`RequestId`]; [`Core::next_deadline`] says when to call again with [`Event::Tick`].
+//! Everything belongs to an epoch: a request of another epoch is refused.
 
 mod admission;
 mod event;
@@ -20,7 +20,7 @@ pub use self::event::{
 pub use self::key_values::{ENTRY_OVERHEAD, MAX_STORE};
 use self::key_values::{KeyValues, check_key};
 
-/// What a waiting request waits for.
+/// What a pending request waits for.
 #[derive(Debug)]
 enum Wait {
     Join { since: Time, deadline: Time },
@@ -46,7 +46,7 @@ pub struct Core {
     epoch: Epoch,
     admission: Admission,
     joined: Option<Joined>,
-    /// Why nobody can join, or wait, any more in this epoch.
+    /// Why joining and waiting are refused for the rest of this epoch.
     closed: Option<Refusal>,
     values: KeyValues,
     barriers: HashMap<String, BTreeMap<Rank, RequestId>>,
@@ -75,17 +75,17 @@ impl Core {
         }
     }
 
-    /// What everyone got who joined, once all have come.
+    /// What every rank receives, once all have joined.
     pub const fn joined(&self) -> Option<&Joined> {
         self.joined.as_ref()
     }
 
-    /// The generation now.
+    /// The current epoch.
     pub const fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// What ranks reported in this epoch: the first word of each.
+    /// What ranks reported in this epoch: the first report of each.
     pub const fn reports(&self) -> &BTreeMap<Rank, Report> {
         &self.reports
     }
@@ -95,14 +95,14 @@ impl Core {
         self.deadlines.first().map(|(time, _)| *time)
     }
 
-    /// How many requests wait.
+    /// The number of pending requests.
     pub fn waiting(&self) -> usize {
         self.waits.len()
     }
 
-    /// Takes what has happened and says whom to answer.
+    /// Takes an event and returns the replies to send.
     pub fn handle(&mut self, now: Time, event: Event) -> Vec<Action> {
-        // Who is late is told so before anything that comes after the deadline can help.
+        // Expire first: an event after the deadline must not complete a request that is already late.
         let mut actions = self.expire(now);
         match event {
             Event::Join(request, join) => self.join(now, request, join, &mut actions),
@@ -182,7 +182,7 @@ impl Core {
         }
     }
 
-    /// Nobody can join, or wait, in an epoch that was closed.
+    /// Refuses joining and waiting in an epoch that was closed.
     fn open(&self) -> Result<(), Refusal> {
         self.closed.clone().map_or(Ok(()), Err)
     }
@@ -229,13 +229,13 @@ impl Core {
         let who = join.participant.describe();
         if join.version != self.version {
             return Err(Refusal::Configuration(format!(
-                "{who} runs version {}, but the rendezvous runs {}; install one version on every node",
+                "{who} runs version {}, but the rendezvous runs {}; install the same version on every node",
                 join.version, self.version
             )));
         }
         if join.world_size != self.world_size {
             return Err(Refusal::Configuration(format!(
-                "{who} was told that there are {} ranks, but this job has {}; start all with one world size",
+                "{who} was told that there are {} ranks, but this job has {}; start all ranks with the same world size",
                 join.world_size, self.world_size
             )));
         }
@@ -264,12 +264,12 @@ impl Core {
             return Err(Refusal::Invalid(format!("there is no rank {rank} in a job of {}", self.world_size)));
         }
         if self.barriers.get(name).is_some_and(|here| here.contains_key(&rank)) {
-            return Err(Refusal::Invalid(format!("rank {rank} waits at the barrier `{name}` already")));
+            return Err(Refusal::Invalid(format!("rank {rank} already waits at the barrier `{name}`")));
         }
         Ok(())
     }
 
-    /// Lets everyone through if everyone is there. The name is free again then.
+    /// Releases the barrier if every rank has reached it. Its name can then be used again.
     fn open_barrier(&mut self, name: &str, actions: &mut Vec<Action>) {
         if self.barriers.get(name).is_none_or(|here| here.len() < self.world_size as usize) {
             return;
@@ -280,8 +280,8 @@ impl Core {
         }
     }
 
-    /// Gives up on whatever has reached its deadline: a key for those who waited so long, a join or a barrier for all
-    /// who wait there, since it cannot be complete any more.
+    /// Expires requests that have reached their deadline. An expired join or barrier fails for all ranks that wait there,
+    /// since it can no longer complete; an expired key fails only for the request that waited.
     fn expire(&mut self, now: Time) -> Vec<Action> {
         let mut actions = Vec::new();
         while let Some(&(deadline, request)) = self.deadlines.first()
@@ -339,7 +339,7 @@ impl Core {
     fn gone(&mut self, request: RequestId) {
         match self.stop_waiting(request) {
             None => {}
-            // Its seat is free again: it may have lost its connection and come back.
+            // The rank may have lost its connection and join again.
             Some(Wait::Join { .. }) => self.admission.withdraw(request),
             Some(Wait::Key { key, .. }) => self.forget_waiter(&key, request),
             Some(Wait::Barrier { name, rank, .. }) => {
@@ -353,7 +353,7 @@ impl Core {
         }
     }
 
-    /// Refuses all who wait, and all who would. The first reason stays.
+    /// Refuses all pending requests and all later ones that would wait. The first reason is kept.
     fn close(&mut self, refusal: Refusal, actions: &mut Vec<Action>) {
         let mut requests: Vec<RequestId> = self.waits.keys().copied().collect();
         requests.sort_unstable();
@@ -367,7 +367,7 @@ impl Core {
         self.closed.get_or_insert(refusal);
     }
 
-    /// What a candidate that was seated said of itself.
+    /// What an admitted rank told about itself.
     pub fn candidate(&self, rank: Rank) -> Option<&Candidate> {
         self.admission.candidate(rank)
     }

@@ -1,7 +1,7 @@
 //! How the processes of a job find each other.
 //!
-//! [`connect`] picks and reaches the rendezvous of this process; [`Server`] is one that others connect to. Between them
-//! is [`core`], which decides everything and touches nothing.
+//! [`connect()`] finds the rendezvous of this process and connects to it; [`Server`] serves one. [`core`](self::core) makes
+//! every decision and does no I/O.
 
 mod acceptor;
 mod client;

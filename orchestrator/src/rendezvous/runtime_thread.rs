@@ -1,4 +1,4 @@
-//! A thread with a tokio runtime of its own, so that blocking callers inside and outside any runtime are served alike.
+//! A thread with its own tokio runtime, so that blocking callers work inside and outside any runtime.
 
 use std::future::Future;
 use std::io;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
-/// Runs futures until it is dropped; then every one of them is cancelled.
+/// Runs futures until it is dropped, which cancels them.
 #[derive(Debug)]
 pub(super) struct RuntimeThread {
     handle: Handle,
@@ -30,7 +30,7 @@ impl RuntimeThread {
         &self.handle
     }
 
-    /// Runs a future over there and blocks for its result; none at the deadline, or when it panicked.
+    /// Runs a future there and blocks for its result; `None` at the deadline, or when it panicked.
     pub(super) fn block_on<T: Send + 'static>(
         &self,
         deadline: Instant,

@@ -1,4 +1,4 @@
-//! Serves a [`Core`] over gRPC: authenticates connections, bounds them, and carries events in and answers out.
+//! Serves a [`Core`] over gRPC: authenticates and bounds connections, feeds it events and sends its replies.
 
 use std::collections::HashMap;
 use std::io;
@@ -19,26 +19,26 @@ use super::runtime_thread::RuntimeThread;
 use crate::control as wire;
 use crate::control::control_server::{Control, ControlServer};
 
-/// Waiting requests of one connection. A rank has few threads that wait at the rendezvous.
+/// Concurrent requests of one connection. A rank has few threads that wait at the rendezvous.
 const REQUESTS_A_CONNECTION: u32 = 256;
-/// How long a silent peer is trusted to be alive.
+/// HTTP/2 keep-alive: a peer silent for this long is pinged, and dropped if it stays silent as long again.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// A rendezvous that others connect to. It ends when dropped.
+/// A rendezvous server. It stops when dropped.
 #[derive(Debug)]
 pub struct Server {
     shared: Arc<Shared>,
     address: SocketAddr,
     acceptor: Arc<ConnectionCounts>,
-    // Last, so that its tasks end after nobody can ask any more.
+    // Last, so that its tasks outlive everything that uses them.
     _runtime: RuntimeThread,
 }
 
 impl Server {
-    /// Serves on a listener that is bound already, and is not bound again.
+    /// Serves on a listener that is already bound.
     ///
     /// # Errors
-    /// When the operating system gives no thread, or refuses to use the listener.
+    /// When the operating system gives no thread, or the listener cannot be used.
     pub fn start(
         listener: TcpListener,
         secret: Secret,
@@ -52,7 +52,7 @@ impl Server {
             state: Mutex::new(State {
                 core: Core::new(world_size, crate::VERSION, epoch),
                 replies: HashMap::new(),
-                requests: 0,
+                requests_made: 0,
                 roster: None,
             }),
             started: Instant::now(),
@@ -60,7 +60,7 @@ impl Server {
         });
         let runtime = RuntimeThread::start("ryz-rendezvous")?;
         let listener = {
-            // A listener belongs to the runtime in whose context it is made.
+            // A tokio listener belongs to the runtime in whose context it is made.
             let _context = runtime.handle().enter();
             tokio::net::TcpListener::from_std(listener)?
         };
@@ -91,32 +91,32 @@ impl Server {
         self.address
     }
 
-    /// How many connections were refused because they did not know the secret in time.
+    /// The number of connections refused because they did not prove in time that they know the secret.
     pub fn refused(&self) -> u64 {
         self.acceptor.refused()
     }
 
-    /// How many authenticated connections there are.
+    /// The number of authenticated connections.
     pub fn connections(&self) -> usize {
         self.acceptor.connections()
     }
 
-    /// Goes on to a new epoch. Whoever is of the old one is refused from now on.
+    /// Starts a new epoch. Requests of the old one are refused from now on.
     pub fn advance(&self, epoch: Epoch) {
         self.shared.tell(Event::NewEpoch(epoch));
     }
 
-    /// Everyone who waits, or would, is told that the job failed, and how.
+    /// Tells every rank that waits, now or later, that the job failed, and how.
     pub fn fail(&self, why: &str) {
         self.shared.tell(Event::JobFailed(why.to_owned()));
     }
 
-    /// A rank's process ended: if it has not joined yet, those who wait for it are told so.
-    pub fn left(&self, rank: Rank, how: &str) {
+    /// A rank's process exited. If it has not joined, the ranks that wait for it are told.
+    pub fn rank_exited(&self, rank: Rank, how: &str) {
         self.shared.tell(Event::ProcessExited(rank, how.to_owned()));
     }
 
-    /// Whether all ranks have come, in this epoch.
+    /// Whether all ranks have joined in this epoch.
     pub fn joined(&self) -> bool {
         self.shared.state().core.joined().is_some()
     }
@@ -126,7 +126,7 @@ impl Server {
         self.shared.state().core.reports().get(&rank).cloned()
     }
 
-    /// The first words of all ranks that reported, in rank order.
+    /// The first report of every rank that made one, in rank order.
     pub fn reports(&self) -> Vec<(Rank, Report)> {
         self.shared.state().core.reports().iter().map(|(rank, report)| (*rank, report.clone())).collect()
     }
@@ -136,8 +136,8 @@ impl Server {
 struct State {
     core: Core,
     replies: HashMap<RequestId, oneshot::Sender<Result<Reply, Refusal>>>,
-    requests: u64,
-    /// The roster as bytes, encoded once for all.
+    requests_made: u64,
+    /// The encoded roster, the same bytes for every rank.
     roster: Option<Bytes>,
 }
 
@@ -181,25 +181,25 @@ impl Shared {
         }
     }
 
-    /// Puts a request to the core and waits for its answer. If the client hangs up, this future is dropped, and the
+    /// Passes a request to the core and waits for its reply. If the client disconnects, this future is dropped, and the
     /// core is told.
     async fn ask(self: &Arc<Self>, event: impl FnOnce(RequestId, Time) -> Event) -> Result<Reply, Refusal> {
         let (reply, answer) = oneshot::channel();
         let now = self.now();
         let request = {
             let mut state = self.state();
-            state.requests += 1;
-            let request = RequestId(state.requests);
+            state.requests_made += 1;
+            let request = RequestId(state.requests_made);
             state.replies.insert(request, reply);
             let actions = state.core.handle(now, event(request, now));
             state.perform(actions);
             request
         };
         self.deadline_added.notify_one();
-        let caller = PendingRequest { shared: self, request };
+        let pending = PendingRequest { shared: self, request };
         let answer = answer.await;
-        drop(caller);
-        answer.unwrap_or_else(|_| Err(Refusal::Refused("the rendezvous is ending".into())))
+        drop(pending);
+        answer.unwrap_or_else(|_| Err(Refusal::Refused("the rendezvous is shutting down".into())))
     }
 }
 
@@ -216,7 +216,7 @@ impl State {
     }
 }
 
-/// Tells the core when the one who asked is gone before the answer.
+/// Tells the core if the client disconnects before the reply.
 struct PendingRequest<'a> {
     shared: &'a Shared,
     request: RequestId,
@@ -241,7 +241,7 @@ fn done(answer: Result<Reply, Refusal>) -> Response<wire::Done> {
 impl Control for Service {
     async fn join(&self, request: Request<wire::JoinRequest>) -> Result<Response<wire::JoinReply>, Status> {
         let answer = match codec::join(request.into_inner(), self.0.now()) {
-            Ok(join) => self.0.ask(|request, _| Event::Join(request, join)).await,
+            Ok(join) => self.0.ask(|id, _| Event::Join(id, join)).await,
             Err(refusal) => Err(refusal),
         };
         Ok(Response::new(match answer {
@@ -254,9 +254,11 @@ impl Control for Service {
                         rank: rank.0,
                         roster: roster.get_or_insert_with(|| codec::encode_roster(joined)).clone(),
                     },
-                    // A new epoch has begun between the answer and here.
+                    // A new epoch has begun since the core replied.
                     None => wire::JoinReply {
-                        refusal: Some(Refusal::Refused("the job has gone on to another epoch".into()).into()),
+                        refusal: Some(
+                            Refusal::Refused("the job has moved on to another epoch".into()).into(),
+                        ),
                         ..wire::JoinReply::default()
                     },
                 }
@@ -268,15 +270,13 @@ impl Control for Service {
 
     async fn set(&self, request: Request<wire::SetRequest>) -> Result<Response<wire::Done>, Status> {
         let wire::SetRequest { epoch, key, value } = request.into_inner();
-        Ok(done(self.0.ask(|request, _| Event::Set(request, Epoch(epoch), key, value)).await))
+        Ok(done(self.0.ask(|id, _| Event::Set(id, Epoch(epoch), key, value)).await))
     }
 
     async fn get(&self, request: Request<wire::GetRequest>) -> Result<Response<wire::GetReply>, Status> {
         let wire::GetRequest { epoch, key, timeout_ms } = request.into_inner();
-        let answer = self
-            .0
-            .ask(|request, now| Event::Get(request, Epoch(epoch), key, codec::deadline(now, timeout_ms)))
-            .await;
+        let answer =
+            self.0.ask(|id, now| Event::Get(id, Epoch(epoch), key, codec::deadline(now, timeout_ms))).await;
         match answer {
             Ok(Reply::Value(value)) => Ok(Response::new(wire::GetReply { refusal: None, value })),
             Ok(_) => Err(Status::internal("a get was answered by something else")),
@@ -289,7 +289,7 @@ impl Control for Service {
 
     async fn add(&self, request: Request<wire::AddRequest>) -> Result<Response<wire::AddReply>, Status> {
         let wire::AddRequest { epoch, key, amount } = request.into_inner();
-        match self.0.ask(|request, _| Event::Add(request, Epoch(epoch), key, amount)).await {
+        match self.0.ask(|id, _| Event::Add(id, Epoch(epoch), key, amount)).await {
             Ok(Reply::Sum(value)) => Ok(Response::new(wire::AddReply { refusal: None, value })),
             Ok(_) => Err(Status::internal("an add was answered by something else")),
             Err(refusal) => Ok(Response::new(wire::AddReply { refusal: Some(refusal.into()), value: 0 })),
@@ -298,8 +298,8 @@ impl Control for Service {
 
     async fn barrier(&self, request: Request<wire::BarrierRequest>) -> Result<Response<wire::Done>, Status> {
         let wire::BarrierRequest { epoch, name, rank, timeout_ms } = request.into_inner();
-        let answer = self.0.ask(|request, now| {
-            Event::Barrier(request, Epoch(epoch), name, Rank(rank), codec::deadline(now, timeout_ms))
+        let answer = self.0.ask(|id, now| {
+            Event::Barrier(id, Epoch(epoch), name, Rank(rank), codec::deadline(now, timeout_ms))
         });
         Ok(done(answer.await))
     }
@@ -307,6 +307,6 @@ impl Control for Service {
     async fn report(&self, request: Request<wire::ReportRequest>) -> Result<Response<wire::Done>, Status> {
         let wire::ReportRequest { epoch, rank, cause, last_call, caused_by } = request.into_inner();
         let report = Report { cause, last_call, caused_by: caused_by.map(Rank) };
-        Ok(done(self.0.ask(|request, _| Event::Report(request, Epoch(epoch), Rank(rank), report)).await))
+        Ok(done(self.0.ask(|id, _| Event::Report(id, Epoch(epoch), Rank(rank), report)).await))
     }
 }

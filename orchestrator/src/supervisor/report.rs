@@ -1,10 +1,10 @@
-//! The closing report: one for a job, root cause first.
+//! The closing report of a job: the root cause first.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// How a job went, as `ryz launch` tells it.
+/// How a job ended, as `ryz launch` reports it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct ClosingReport {
     /// `ok` or `failed`.
@@ -15,13 +15,13 @@ pub struct ClosingReport {
     pub first_failure: Option<Failure>,
     /// Every rank that ran on this node, in the last epoch.
     pub ranks: Vec<RankExit>,
-    /// What the launcher exits with.
+    /// The launcher's exit code.
     #[serde(skip)]
     pub exit_code: i32,
-    /// The signal with which the job was asked to end.
+    /// The signal that asked the job to end.
     #[serde(skip)]
     pub interrupted: Option<i32>,
-    /// Processes that could not be killed, in words.
+    /// Descriptions of processes that could not be killed.
     #[serde(skip)]
     pub left_over: Vec<String>,
 }
@@ -29,35 +29,35 @@ pub struct ClosingReport {
 /// The first failure.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Failure {
-    /// Who.
+    /// The rank.
     pub rank: u32,
-    /// Where.
+    /// Its host.
     pub host: String,
-    /// Which process. None if it could not be started.
+    /// Its process id; `None` if it could not be started.
     pub pid: Option<u32>,
-    /// With which code it ended, if by itself.
+    /// Its exit code, if it exited.
     pub exit_code: Option<i32>,
-    /// Which signal ended it, otherwise.
+    /// The signal that ended it, otherwise.
     pub signal: Option<i32>,
     /// Its own error, or the last lines it wrote to stderr.
     pub cause: String,
-    /// The last collective it called, if it said.
+    /// The last collective it called, if it reported one.
     pub last_call: Option<String>,
-    /// Whether the ranks had met at this node's rendezvous. A program that never joins has no collectives to speak of.
+    /// Whether all ranks had joined at this node's rendezvous. A program that never joins has no collectives to report.
     #[serde(skip)]
     pub joined: bool,
 }
 
-/// How a rank ended.
+/// How a rank exited.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct RankExit {
-    /// Who.
+    /// The rank.
     pub rank: u32,
-    /// Which process.
+    /// Its process id.
     pub pid: Option<u32>,
-    /// With which code it ended, if by itself.
+    /// Its exit code, if it exited.
     pub exit_code: Option<i32>,
-    /// Which signal ended it, otherwise.
+    /// The signal that ended it, otherwise.
     pub signal: Option<i32>,
 }
 

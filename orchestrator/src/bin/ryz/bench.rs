@@ -157,7 +157,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     let request = args.request()?;
     // What can be refused is refused before anything is started.
     if config.process_group.backend == BackendChoice::Tcp {
-        bench::can_graph(request.graph, BackendKind::Tcp)?;
+        bench::check_graph_support(request.graph, BackendKind::Tcp)?;
     }
     if !settings::is_launched(&settings::environment()) {
         let ranks = config.job.world_size.map(WorldSize::get).ok_or_else(|| {
@@ -170,14 +170,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
             return launch::relaunch(ranks, &args.file);
         }
     }
-    rank::run(&config, |rank| measure(rank, args, &request))
+    rank::run(&config, |orchestrator| measure(orchestrator, args, &request))
 }
 
-fn measure(rank: &mut Orchestrator, args: &Args, request: &Request) -> anyhow::Result<()> {
-    let is_first = rank.manager().rank().0 == 0;
+fn measure(orchestrator: &mut Orchestrator, args: &Args, request: &Request) -> anyhow::Result<()> {
+    let is_first = orchestrator.manager().rank().0 == 0;
     // Programs that read along get each line when it is measured.
     let streams = is_first && args.format == OutputFormat::Json && args.out.is_none();
-    let heading = heading(rank, request);
+    let heading = heading(orchestrator, request);
     let mut tell = |row: &Row| -> Result<(), Error> {
         if is_first && !streams {
             let size = table::bytes(row.bytes as f64);
@@ -189,9 +189,9 @@ fn measure(rank: &mut Orchestrator, args: &Args, request: &Request) -> anyhow::R
         }
         Ok(())
     };
-    let rows = bench::run(rank, request, &mut tell)?;
+    let rows = bench::run(orchestrator, request, &mut tell)?;
     let link_gbs = match args.link_gbs {
-        None => bench::link_gbs(rank.manager().world())?,
+        None => bench::link_gbs(orchestrator.manager().world())?,
         said => said,
     };
     let report = Report { heading, rows, link_gbs };
@@ -219,8 +219,8 @@ fn measure(rank: &mut Orchestrator, args: &Args, request: &Request) -> anyhow::R
     Ok(())
 }
 
-fn heading(rank: &mut Orchestrator, request: &Request) -> String {
-    let manager = rank.manager();
+fn heading(orchestrator: &mut Orchestrator, request: &Request) -> String {
+    let manager = orchestrator.manager();
     let hosts: std::collections::BTreeSet<&str> =
         manager.roster().members.iter().map(|member| member.host.as_str()).collect();
     format!(

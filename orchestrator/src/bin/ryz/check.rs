@@ -19,9 +19,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     let mut config = args.file.load(Vec::new())?;
     settings::silence_slow_call_warnings(&mut config);
     let strict = args.strict;
-    rank::run(&config, |rank| {
-        let findings = check::run(rank, &config.job.name)?;
-        if rank.manager().rank().0 == 0 {
+    rank::run(&config, |orchestrator| {
+        let findings = check::run(orchestrator, &config.job.name)?;
+        if orchestrator.manager().rank().0 == 0 {
             print!("{}", findings.text);
         }
         if !findings.correct {

@@ -23,16 +23,17 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<i32> {
         .entries()
         .into_iter()
         .map(|entry| (entry.key.to_owned(), entry.value, entry.source.to_string()));
-    let of_nccl = nccl::plan(&config, &nccl_settings::own(&settings::environment())).into_iter().map(|v| {
-        let said = said(&v);
-        (v.name, v.value, said)
-    });
+    let of_nccl =
+        nccl::plan(&config, &nccl_settings::user_variables(&settings::environment())).into_iter().map(|v| {
+            let said = said(&v);
+            (v.name, v.value, said)
+        });
     let rows: Vec<_> = settings.chain(of_nccl).collect();
     let key = rows.iter().map(|(key, ..)| key.len()).max().unwrap_or(0);
     let value = rows.iter().map(|(_, value, _)| value.chars().count()).max().unwrap_or(0);
     let mut out = std::io::stdout().lock();
     for (name, text, source) in &rows {
-        // A reader that has seen enough, such as `head`, is no error.
+        // A reader that stops early, such as `head`, is no error.
         if writeln!(out, "{name:key$}  {text:value$}  {source}").is_err() {
             break;
         }

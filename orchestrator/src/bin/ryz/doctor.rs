@@ -35,7 +35,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
         Format::Table => report.table(),
         Format::Json => report.json() + "\n",
     };
-    // A reader that has seen enough, such as `head`, is no error.
+    // A reader that stops early, such as `head`, is no error.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
     Ok(report.exit_code())
 }

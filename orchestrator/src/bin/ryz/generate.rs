@@ -87,9 +87,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
             return launch::relaunch(ranks, &args.file);
         }
     }
-    rank::run(&config, |rank| {
-        let response = generate::run(rank, &config.model, &request, input)?;
-        if rank.manager().rank().0 == 0 {
+    rank::run(&config, |orchestrator| {
+        let response = generate::run(orchestrator, &config.model, &request, input)?;
+        if orchestrator.manager().rank().0 == 0 {
             eprint!("{}", response.profile);
             println!("{}", response.json());
         }

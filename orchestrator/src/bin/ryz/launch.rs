@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::Context as _;
 use ryzanstein_config::{Config, Source};
 use ryzanstein_orchestrator::rendezvous::Environment;
-use ryzanstein_orchestrator::supervisor::{self, Job};
+use ryzanstein_orchestrator::supervisor::{self, Job, LaunchError};
 use ryzanstein_orchestrator::{nccl_settings, telemetry};
 
 use crate::settings::{self, Flags, set_flag};
@@ -91,8 +91,7 @@ impl Args {
     fn job(&self) -> anyhow::Result<Job> {
         let config = self.file.load(self.flags())?;
         if config.job.world_size.is_none() {
-            let why = "how many ranks are there to be? Say it with --world-size N";
-            return Err(supervisor::LaunchError::Configuration(why.into()).into());
+            return Err(LaunchError::no_world_size().into());
         }
         let environment = settings::environment();
         let (program, arguments) = match self.program.split_first() {
@@ -113,7 +112,7 @@ impl Args {
         })
     }
 
-    /// What the launcher was told by flag, as the variables that tell its ranks the same, and what NCCL is to be told.
+    /// The environment of the ranks: what flags told the launcher, and the variables for NCCL.
     fn handed_down(
         &self,
         config: &Config,

@@ -86,7 +86,7 @@ fn is_wrong_use(error: &anyhow::Error) -> bool {
     use ryzanstein_tensor_parallel::Error as ModelError;
     error.chain().any(|cause| {
         cause.is::<ConfigError>()
-            || matches!(cause.downcast_ref(), Some(LaunchError::Configuration(_)))
+            || cause.downcast_ref().is_some_and(LaunchError::is_permanent)
             || matches!(cause.downcast_ref(), Some(TelemetryError::Filter { .. }))
             || cause.downcast_ref().is_some_and(Error::is_permanent)
             || cause.downcast_ref().is_some_and(ModelError::is_permanent)

@@ -21,14 +21,14 @@ pub(crate) fn run(
     telemetry::log_to_stderr(&config.log, number("RANK"))?;
     let local_rank = u16::try_from(number("LOCAL_RANK").unwrap_or(0)).unwrap_or(0);
     telemetry::serve_metrics(&config.metrics, number("RANK").unwrap_or(0), local_rank)?;
-    let mut rank = Orchestrator::initialize(config, &environment)?;
-    match job(&mut rank) {
+    let mut orchestrator = Orchestrator::initialize(config, &environment)?;
+    match job(&mut orchestrator) {
         Ok(()) => {
-            rank.finalize()?;
+            orchestrator.finalize()?;
             Ok(0)
         }
         Err(error) => {
-            rank.report(error.as_ref());
+            orchestrator.report(error.as_ref());
             Err(error)
         }
     }

@@ -26,7 +26,7 @@ pub(super) fn facts(config: &Config, environment: &Environment, helper: &ProbeCo
         host: host::probe(environment, helper),
         network: network::probe(),
         libraries: libraries::probe(config, environment),
-        nccl: nccl::plan(config, &nccl_settings::own(environment)),
+        nccl: nccl::plan(config, &nccl_settings::user_variables(environment)),
         backend: config.process_group.backend,
         trials: trial::probe(config, environment, helper, gpu.usable().gpus.len()),
         gpu,

@@ -1,4 +1,4 @@
-//! Who sits where: ranks that were told their number, and ranks that are given one.
+//! Which rank each process gets: the one it was started with, or one assigned here.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -6,7 +6,7 @@ use ryzanstein_process_group::{Candidate, Epoch, LocalRank, Member, Rank, Roster
 
 use super::event::{Participant, Refusal, RequestId};
 
-/// All seats of an epoch.
+/// The processes that have joined an epoch so far.
 #[derive(Debug)]
 pub(super) struct Admission {
     world_size: u32,
@@ -48,13 +48,16 @@ impl Admission {
             if let Some((_, holder)) = self.numbered.get(&rank) {
                 let Candidate { host, pid, .. } = &holder.candidate;
                 return Err(Refusal::Refused(format!(
-                    "{who} comes second: rank {rank} has been taken by pid {pid} on host {host}; each rank joins once \
-                     an epoch"
+                    "{who} cannot join: rank {rank} has been taken by pid {pid} on host {host}; each rank joins once an \
+                     epoch"
                 )));
             }
         }
         if self.is_complete() {
-            return Err(Refusal::Refused(format!("{who} finds all {} ranks taken", self.world_size)));
+            return Err(Refusal::Refused(format!(
+                "{who} cannot join: all {} ranks are taken",
+                self.world_size
+            )));
         }
         match participant.rank {
             Some(rank) => drop(self.numbered.insert(rank, (request, participant))),
@@ -64,11 +67,11 @@ impl Admission {
     }
 
     pub(super) fn withdraw(&mut self, request: RequestId) {
-        self.numbered.retain(|_, (t, _)| *t != request);
-        self.unnumbered.retain(|(t, _)| *t != request);
+        self.numbered.retain(|_, (id, _)| *id != request);
+        self.unnumbered.retain(|(id, _)| *id != request);
     }
 
-    /// The ranks that are not there. Those who will be given a number are counted to the lowest free ones.
+    /// The ranks that have not joined. Processes without a rank count as the lowest free ones.
     pub(super) fn missing(&self) -> Vec<Rank> {
         let free = Rank::all(self.world_size as usize).filter(|rank| !self.contains(*rank));
         free.skip(self.unnumbered.len()).collect()

@@ -35,7 +35,7 @@ fn a_job_whose_ranks_all_end_well_ends_well() {
 }
 
 #[test]
-fn the_others_may_settle_then_are_asked_to_end_then_are_killed() {
+fn the_others_may_exit_by_themselves_then_get_sigterm_then_sigkill() {
     let mut core = job(3, 0);
     assert_eq!(core.handle(ms(100), ends(1, Exit::Code(7))), [Action::Announce(Rank(1))]);
     assert_eq!(core.next_deadline(), Some(ms(600)));
@@ -48,18 +48,18 @@ fn the_others_may_settle_then_are_asked_to_end_then_are_killed() {
 }
 
 #[test]
-fn the_first_failure_is_the_one_that_blames_nobody_then_the_one_seen_first() {
+fn the_first_failure_is_a_root_cause_then_the_one_seen_first() {
     // (events in the order seen, with their times) → the culprit
     let cases: [(&[(u64, Event)], u32); 5] = [
         // The plain case: the one seen first.
         (&[(1, ends(2, Exit::Code(3))), (2, ends(0, Exit::Code(4))), (3, ends(1, Exit::Code(5)))], 2),
-        // An secondary that came before its cause.
+        // A secondary failure seen before its cause.
         (&[(1, ends_secondary(0)), (2, ends(2, Exit::Signal(11))), (3, ends_secondary(1))], 2),
         // Seen at one time: the one killed.
         (&[(1, ends(0, Exit::Code(1))), (1, ends(1, Exit::Signal(9))), (1, ends(2, Exit::Code(1)))], 1),
         // Killed later, as libraries abort when a peer goes: not the cause.
         (&[(1, ends(0, Exit::Code(7))), (2, ends(1, Exit::Signal(6))), (2, ends(2, Exit::Code(1)))], 0),
-        // All blame each other: the first to do so.
+        // All are secondary: the one seen first.
         (&[(1, ends_secondary(1)), (2, ends_secondary(0)), (3, ends_secondary(2))], 1),
     ];
     for (events, culprit) in cases {
@@ -101,7 +101,7 @@ fn ranks_that_ignore_ctrl_c_are_killed_after_the_grace() {
 }
 
 #[test]
-fn an_abandoned_job_is_killed_at_once() {
+fn a_job_whose_launcher_died_is_killed_at_once() {
     let mut core = job(2, 5);
     assert_eq!(core.handle(ms(0), Event::LifelineClosed), [Action::Kill]);
     core.handle(ms(1), ends(0, Exit::Signal(9)));
@@ -126,13 +126,13 @@ fn a_restarted_job_that_ends_well_is_a_success() {
 }
 
 #[test]
-fn wrong_use_is_not_tried_again() {
+fn wrong_usage_is_not_restarted() {
     let actions = job(1, 5).handle(ms(1), ends(0, Exit::Code(DO_NOT_RESTART)));
     assert_eq!(outcome(&actions).exit_code, DO_NOT_RESTART);
 }
 
 #[test]
-fn a_rank_that_ends_by_request_is_never_the_first_failure() {
+fn a_rank_that_exits_on_a_signal_from_the_supervisor_is_never_the_first_failure() {
     let mut core = job(2, 0);
     core.handle(ms(0), ends(0, Exit::Code(9)));
     core.handle(ms(500), Event::Tick);
@@ -145,7 +145,11 @@ fn a_rank_that_ends_by_request_is_never_the_first_failure() {
 fn a_process_that_cannot_be_killed_is_not_waited_for() {
     let mut core = job(1, 0);
     core.handle(ms(0), Event::LifelineClosed);
-    assert_eq!(core.handle(ms(50), Event::Tick), [Action::Kill], "once more, for what was being born");
+    assert_eq!(
+        core.handle(ms(50), Event::Tick),
+        [Action::Kill],
+        "once more, for processes that were just forked"
+    );
     let actions = core.handle(ms(5000), Event::Tick);
     assert_eq!(outcome(&actions).exit_code, 137);
 }

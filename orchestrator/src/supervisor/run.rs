@@ -1,56 +1,43 @@
-//! Runs a job: carries what happens to the decisions of [`core`](super::core), and carries out what they say.
+//! Runs a job: feeds events to [`core`](super::core) and carries out its actions.
 
 use std::collections::BTreeMap;
-use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
-use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::process::{
-    Pid, Resource, Rlimit, Signal, WaitOptions, WaitStatus, getrlimit, kill_process_group, setrlimit, wait,
+    Resource, Rlimit, Signal, WaitOptions, getrlimit, kill_process_group, setrlimit, wait,
 };
 use ryzanstein_process_group::{Epoch, Rank};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
 use super::core::{Action, Core, Event, Exit, Outcome, Policy, signal as number};
+use super::descendants;
 use super::job::{Job, LaunchError};
-use super::output::{self, Sink, Tail};
+use super::output;
+use super::rank_process::{RankProcess, exit, raw};
 use super::rendezvous_host::RendezvousHost;
 use super::report::{ClosingReport, Failure, RankExit, describe_exit};
-use super::{descendants, spawn};
 use crate::rendezvous::Server;
 
-/// How long after the first failure the other ranks may end with an error of their own.
+/// How long after the first failure the other ranks may exit with an error of their own.
 const EXIT_WINDOW: Duration = Duration::from_millis(500);
-/// How long the launcher waits to pass on the last lines when its own output is stuck.
+/// How long to wait for the last lines of output when the launcher's own output is blocked.
 const DRAIN: Duration = Duration::from_secs(2);
 
 /// Runs a job to its end, on this thread, which must live as long as the process: the kernel kills ranks when it ends.
 ///
-/// SIGINT, SIGTERM and SIGHUP are passed on to the ranks. When `lifeline` ends, the job is killed. All children of this
-/// process are reaped, so it must have none of its own: this is for a launcher's process, not for an embedded engine.
+/// SIGINT, SIGTERM and SIGHUP are forwarded to the ranks. When `lifeline` closes, the job is killed. All children of this
+/// process are reaped, so it must have none of its own: this is for a launcher's process, not for an embedding engine.
 ///
 /// # Errors
-/// [`LaunchError`] when the job could not begin. A job that failed is a report.
+/// [`LaunchError`] when the job could not start. A job that started and failed is a report.
 pub fn run(job: &Job, lifeline: Option<impl Read + Send + 'static>) -> Result<ClosingReport, LaunchError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .map_err(|error| LaunchError::failed("no runtime", error))?;
+        .map_err(LaunchError::system("no runtime"))?;
     runtime.block_on(Supervisor::new(job)?.supervise(lifeline))
-}
-
-/// A rank's process.
-struct Process {
-    pid: Option<Pid>,
-    exit: Option<Exit>,
-    /// Why it could not be started.
-    obstacle: Option<String>,
-    stderr: Tail,
-    readers: Vec<JoinHandle<()>>,
 }
 
 struct Supervisor<'a> {
@@ -58,22 +45,22 @@ struct Supervisor<'a> {
     rendezvous: RendezvousHost,
     core: Core,
     started: Instant,
-    processes: BTreeMap<Rank, Process>,
+    processes: BTreeMap<Rank, RankProcess>,
     epoch: Epoch,
-    /// The limit on descriptors that ranks get: the launcher's own, before it was raised.
+    /// The limit on open files that ranks get: the launcher's own, before it was raised.
     descriptors: Rlimit,
     left_over: Vec<String>,
-    /// Nobody is there any more to read what is left to say.
-    abandoned: bool,
+    /// The lifeline closed: nobody reads the output any more.
+    lifeline_closed: bool,
 }
 
 impl<'a> Supervisor<'a> {
     fn new(job: &'a Job) -> Result<Self, LaunchError> {
         let ranks: Vec<Rank> = job.ranks()?.map(Rank).collect();
-        // Orphans become children of the subreaper nearest above them, so that none is lost sight of.
+        // Orphans become children of their nearest subreaper, so that all of them can be found.
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
-            .map_err(|error| LaunchError::failed("cannot become the parent of orphans", error))?;
-        // Each rank takes two pipes and a connection, and strangers take some.
+            .map_err(LaunchError::system("cannot become the parent of orphans"))?;
+        // Each rank takes two pipes and a connection, and unauthenticated connections take some.
         let descriptors = getrlimit(Resource::Nofile);
         let _ = setrlimit(
             Resource::Nofile,
@@ -81,9 +68,10 @@ impl<'a> Supervisor<'a> {
         );
         for rank in &ranks {
             if let Some(folder) = job.log_folder(*rank) {
-                std::fs::create_dir_all(&folder).map_err(|error| {
-                    LaunchError::Failed(format!("--log-dir: cannot create {}: {error}", folder.display()))
-                })?;
+                std::fs::create_dir_all(&folder).map_err(LaunchError::system::<io::Error>(format!(
+                    "--log-dir: cannot create {}",
+                    folder.display()
+                )))?;
             }
         }
         let policy = Policy {
@@ -100,7 +88,7 @@ impl<'a> Supervisor<'a> {
             epoch: Epoch(1),
             descriptors,
             left_over: Vec::new(),
-            abandoned: false,
+            lifeline_closed: false,
         })
     }
 
@@ -108,13 +96,12 @@ impl<'a> Supervisor<'a> {
         mut self,
         lifeline: Option<impl Read + Send + 'static>,
     ) -> Result<ClosingReport, LaunchError> {
-        let listen =
-            |kind| signal(kind).map_err(|error| LaunchError::failed("cannot listen to signals", error));
+        let listen = |kind| signal(kind).map_err(LaunchError::system("cannot listen to signals"));
         let mut child = listen(SignalKind::child())?;
         let mut interrupt = listen(SignalKind::interrupt())?;
         let mut terminate = listen(SignalKind::terminate())?;
         let mut hangup = listen(SignalKind::hangup())?;
-        let mut abandoned = watch(lifeline);
+        let mut lifeline_closed = watch(lifeline);
 
         let mut todo = vec![self.core.start()];
         loop {
@@ -130,18 +117,18 @@ impl<'a> Supervisor<'a> {
             }
             let due = self.core.next_deadline().map(|time| self.started + time);
             let event = tokio::select! {
-                // Ends of ranks first: a signal sent to all at once is not to hide them.
+                // Exits of ranks first: a signal sent to the whole process group must not hide them.
                 biased;
                 _ = child.recv() => None,
                 _ = interrupt.recv() => Some(Event::Interrupted(number::INTERRUPT)),
                 _ = terminate.recv() => Some(Event::Interrupted(number::TERMINATE)),
                 _ = hangup.recv() => Some(Event::Interrupted(number::HANGUP)),
-                () = &mut abandoned => Some(Event::LifelineClosed),
+                () = &mut lifeline_closed => Some(Event::LifelineClosed),
                 () = until(due) => Some(Event::Tick),
             };
             if matches!(event, Some(Event::LifelineClosed)) {
-                self.abandoned = true;
-                abandoned = watch(None::<io::Empty>);
+                self.lifeline_closed = true;
+                lifeline_closed = watch(None::<io::Empty>);
             }
             let now = self.started.elapsed();
             todo = match event {
@@ -151,7 +138,7 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Collects every process that ended, orphans included, and hands on which of them were ranks.
+    /// Reaps every process that ended, orphans included, and tells the core which of them were ranks.
     fn reap(&mut self, now: Duration) -> Vec<Action> {
         let mut actions = Vec::new();
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
@@ -166,7 +153,7 @@ impl<'a> Supervisor<'a> {
             }
             let (rank, server) = (*rank, self.rendezvous.server.as_ref());
             if let Some(server) = server.filter(|_| exit.is_success()) {
-                server.left(rank, "exited with code 0");
+                server.rank_exited(rank, "exited with code 0");
             }
             let secondary =
                 server.and_then(|s| s.report(rank)).is_some_and(|report| report.caused_by.is_some());
@@ -185,7 +172,7 @@ impl<'a> Supervisor<'a> {
             }
             Action::Signal(number) => {
                 for process in self.processes.values().filter(|process| process.exit.is_none()) {
-                    // Not reaped yet, so its number is still its own.
+                    // Not reaped yet, so the kernel cannot have given its pid to another process.
                     if let (Some(pid), Some(signal)) = (process.pid, Signal::from_named_raw(number)) {
                         let _ = kill_process_group(pid, signal);
                     }
@@ -209,13 +196,10 @@ impl<'a> Supervisor<'a> {
         self.processes.clear();
         let mut actions = Vec::new();
         for rank in self.job.ranks().unwrap_or_default().map(Rank) {
-            let process = self.spawn(rank).unwrap_or_else(|error| Process {
-                pid: None,
-                exit: Some(Exit::NotStarted),
-                obstacle: Some(format!("cannot run `{}`: {error}", self.job.program.display())),
-                stderr: Tail::default(),
-                readers: Vec::new(),
-            });
+            let process = RankProcess::spawn(self.job, &self.rendezvous, rank, epoch, self.descriptors)
+                .unwrap_or_else(|error| {
+                    RankProcess::not_started(format!("cannot run `{}`: {error}", self.job.program.display()))
+                });
             let failed = process.pid.is_none();
             self.processes.insert(rank, process);
             if failed {
@@ -226,55 +210,7 @@ impl<'a> Supervisor<'a> {
         actions
     }
 
-    fn spawn(&self, rank: Rank) -> io::Result<Process> {
-        let ranks = self.job.ranks().unwrap_or_default();
-        let mut command = Command::new(&self.job.program);
-        command
-            .args(&self.job.arguments)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .envs(self.job.environment.iter().map(|(name, value)| (name, value)))
-            .env_remove("RYZ_SECRET_FILE")
-            .env("RANK", rank.to_string())
-            .env("WORLD_SIZE", self.job.world_size().unwrap_or_default().to_string())
-            .env("LOCAL_RANK", (rank.0 - ranks.start).to_string())
-            .env("LOCAL_WORLD_SIZE", ranks.len().to_string())
-            .env("GROUP_RANK", self.job.config.launch.node_rank.to_string())
-            .env("MASTER_ADDR", self.rendezvous.address.host())
-            .env("MASTER_PORT", self.rendezvous.master_port.to_string())
-            .env("RYZ_RENDEZVOUS", self.rendezvous.address.to_string())
-            .env("RYZ_EPOCH", self.epoch.to_string())
-            .env("RYZ_SECRET_FD", spawn::number(&self.rendezvous.secret).to_string());
-        let log = |name: &str| -> io::Result<Option<File>> {
-            let Some(folder) = self.job.log_folder(rank) else { return Ok(None) };
-            let mut how = OpenOptions::new();
-            // A new job starts a new log; a new epoch of it goes on.
-            if self.epoch.0 > 1 {
-                how.append(true)
-            } else {
-                how.write(true).truncate(true)
-            };
-            how.create(true).open(folder.join(name)).map(Some)
-        };
-        let (out_log, err_log) = (log("stdout.log")?, log("stderr.log")?);
-        let mut child = spawn::spawn(&mut command, Arc::clone(&self.rendezvous.secret), self.descriptors)?;
-        let pid = Pid::from_child(&child);
-        let mut readers = Vec::new();
-        if let Some(stream) = child.stdout.take() {
-            let to = if self.job.bare_stdout { Sink::BareStdout } else { Sink::Stdout };
-            readers.push(output::forward(rank, stream, to, out_log)?.1);
-        }
-        let mut stderr = Tail::default();
-        if let Some(stream) = child.stderr.take() {
-            let (tail, reader) = output::forward(rank, stream, Sink::Stderr, err_log)?;
-            readers.push(reader);
-            stderr = tail;
-        }
-        Ok(Process { pid: Some(pid), exit: None, obstacle: None, stderr, readers })
-    }
-
-    /// Ends whatever ranks left behind, and reads their last words.
+    /// Ends whatever the ranks left behind, and reads the rest of their output.
     fn end_leftovers(&mut self) {
         let processes = &mut self.processes;
         self.left_over = descendants::sweep(|pid, status| {
@@ -284,7 +220,7 @@ impl<'a> Supervisor<'a> {
         });
         let readers =
             self.processes.values_mut().flat_map(|process| std::mem::take(&mut process.readers)).collect();
-        output::drain(readers, if self.abandoned { Duration::from_millis(200) } else { DRAIN });
+        output::drain(readers, if self.lifeline_closed { Duration::from_millis(200) } else { DRAIN });
     }
 
     fn finish(mut self, outcome: &Outcome) -> ClosingReport {
@@ -308,11 +244,14 @@ impl<'a> Supervisor<'a> {
         let server = self.rendezvous.server.as_ref();
         let report = server.and_then(|server| server.report(rank));
         let process = self.processes.get(&rank);
-        let words = process.map(|process| stderr_tail(&process.stderr)).filter(|text| !text.is_empty());
         let (exit_code, signal) = parts(Some(exit));
         let (cause, last_call) = match report {
             Some(report) => (Some(report.cause), report.last_call),
-            None => (process.and_then(|process| process.obstacle.clone()).or(words), None),
+            None => {
+                let text =
+                    process.and_then(|process| process.spawn_error.clone().or_else(|| process.stderr_tail()));
+                (text, None)
+            }
         };
         Failure {
             rank: rank.0,
@@ -336,7 +275,7 @@ impl<'a> Supervisor<'a> {
     }
 
     fn restart_notice(&self, epoch: Epoch) -> String {
-        // The core has forgotten who it was: the processes have not.
+        // The core has been reset; the processes still know how they ended.
         let failed: Vec<_> = self
             .processes
             .iter()
@@ -348,13 +287,7 @@ impl<'a> Supervisor<'a> {
     }
 }
 
-/// What a process wrote last. That it is an error need not be said under `cause:`.
-fn stderr_tail(stderr: &Tail) -> String {
-    let text = output::text(stderr);
-    text.strip_prefix("error: ").map(str::to_owned).unwrap_or(text)
-}
-
-/// Resolves when the lifeline ends; never, if there is none.
+/// Resolves when the lifeline closes; never, if there is none.
 fn watch(lifeline: Option<impl Read + Send + 'static>) -> std::pin::Pin<Box<dyn Future<Output = ()>>> {
     let Some(mut lifeline) = lifeline else { return Box::pin(std::future::pending()) };
     let (ended, end) = oneshot::channel();
@@ -372,18 +305,10 @@ async fn until(due: Option<Instant>) {
     }
 }
 
-pub(super) fn exit(status: WaitStatus) -> Option<Exit> {
-    status.exit_status().map(Exit::Code).or_else(|| status.terminating_signal().map(Exit::Signal))
-}
-
 fn parts(exit: Option<Exit>) -> (Option<i32>, Option<i32>) {
     match exit {
         Some(Exit::Code(code)) => (Some(code), None),
         Some(Exit::Signal(signal)) => (None, Some(signal)),
         Some(Exit::NotStarted) | None => (None, None),
     }
-}
-
-fn raw(pid: Pid) -> u32 {
-    pid.as_raw_nonzero().get().unsigned_abs()
 }
