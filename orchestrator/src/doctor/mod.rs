@@ -1,8 +1,9 @@
-//! `ryz doctor`: what this machine has, what of it will do, and what to do about the rest.
+//! `ryz doctor`: what this machine has, what works, and how to fix the rest.
 //!
-//! Probes gather [`Facts`]; [`diagnose`] turns them into findings without looking at anything else.
+//! Probes gather [`Facts`]; [`diagnose()`] turns them into findings without looking at anything else.
 
 mod diagnose;
+mod error;
 mod facts;
 mod finding;
 mod probe;
@@ -13,29 +14,33 @@ use std::process::Command;
 use ryzanstein_config::Config;
 
 pub use diagnose::diagnose;
+pub use error::{ProbeError, ProcessError, TrialError};
 pub use facts::{
-    DriverFacts, Facts, GpuFacts, Host, InfinibandPort, Interface, Library, Network, Trial, TrialOutcome,
-    VisibleGpu,
+    DriverFacts, Facts, FoundLibrary, GpuFacts, Host, InfinibandPort, Interface, Library, Network,
+    TemporaryFolder, Trial, TrialOutcome, VisibleGpu,
 };
 pub use finding::{Finding, Report, Status};
 pub use probe::{read_memory_of, try_all_reduce, visible_gpus};
 
 use crate::rendezvous::Environment;
 
-/// Looks at this machine. Nothing is changed: no setting of a GPU, no limit.
+/// Examines this machine. Changes nothing: no setting of a GPU, no limit.
 ///
-/// What could bring a process down is done in another one, `helper`, each time with a deadline.
-pub fn examine(config: &Config, environment: &Environment, helper: &ProbeCommand) -> Report {
-    let facts = probe::facts(config, environment, helper);
+/// What could crash or block a process runs in another one, started with `probe`, each time with a deadline.
+pub fn examine(config: &Config, environment: &Environment, probe: &ProbeCommand) -> Report {
+    let facts = probe::facts(config, environment, probe);
     let findings = diagnose(&facts);
     let driver = facts.gpu.driver.unwrap_or_default();
     Report::new(crate::host_name(), findings, driver.gpus, driver.pairs)
 }
 
-/// How to start a process that tries things: a program that passes on what follows its arguments.
+/// How to start the process of a probe. One of these follows `arguments`:
 ///
-/// With `memory PID ADDRESS` it prints what [`read_memory_of`] reads; with `gpus` it prints what [`visible_gpus`] returns, and
-/// with `all-reduce BACKEND RANKS` what [`try_all_reduce`] returns, as JSON, under the same settings as the caller's.
+/// * `memory PID ADDRESS`: print what [`read_memory_of`] reads, or its error;
+/// * `gpus`: print what [`visible_gpus`] returns, as JSON;
+/// * `all-reduce BACKEND RANKS`: print what [`try_all_reduce`] returns, as JSON, under the caller's settings.
+///
+/// In JSON, errors are their texts.
 #[derive(Clone, Debug)]
 pub struct ProbeCommand {
     /// The program.

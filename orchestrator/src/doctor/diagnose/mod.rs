@@ -1,4 +1,4 @@
-//! *Pure*: from facts to findings.
+//! Turns facts into findings. *Pure*.
 
 mod gpu;
 mod host;
@@ -10,7 +10,7 @@ mod trials;
 use super::facts::Facts;
 use super::finding::Finding;
 
-/// Everything there is to say of these facts, area by area.
+/// All findings from these facts, area by area.
 pub fn diagnose(facts: &Facts) -> Vec<Finding> {
     let mut findings = host::diagnose(&facts.host);
     let gpus = facts.gpu.usable().gpus.len();
@@ -22,7 +22,7 @@ pub fn diagnose(facts: &Facts) -> Vec<Finding> {
     findings
 }
 
-/// Bytes as memory is counted: in powers of 1024.
+/// Bytes in powers of 1024.
 fn memory(bytes: u64) -> String {
     let bytes = bytes as f64;
     for (unit, size) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {

@@ -5,10 +5,16 @@ use ryzanstein_config::nccl::{UserVariable, plan};
 use ryzanstein_process_group::nvml::{Gpu, Pair, PairPath, PeerAccess};
 
 use super::*;
+use crate::doctor::ProbeError;
 use crate::doctor::facts::*;
 use crate::doctor::finding::{Report, Status};
 
 const GIB: u64 = 1 << 30;
+
+/// What a probe says that could not find something out.
+fn failed<T>(why: &str) -> Result<T, ProbeError> {
+    Err(ProbeError::Reported(why.into()))
+}
 
 /// A machine without GPUs with which nothing is wrong.
 fn plain() -> Facts {
@@ -24,7 +30,7 @@ fn plain() -> Facts {
             memory_available: 32 * GIB,
             shared_memory: Some((8 * GIB, 8 * GIB)),
             open_files: (Some(1024), Some(65536)),
-            temporary: (PathBuf::from("/tmp"), Ok(())),
+            temporary: TemporaryFolder { path: PathBuf::from("/tmp"), writable: Ok(()) },
             peer_memory: Ok(()),
         },
         network: Network {
@@ -36,7 +42,7 @@ fn plain() -> Facts {
         gpu: GpuFacts {
             on_bus: 0,
             module: None,
-            driver: Err("libnvidia-ml.so.1: not there".into()),
+            driver: failed("libnvidia-ml.so.1: not there"),
             visible: None,
             shown: Ok(Vec::new()),
         },
@@ -49,7 +55,11 @@ fn plain() -> Facts {
 
 fn libraries(names: &[&'static str], there: bool) -> Vec<Library> {
     let found = |name: &str| {
-        if there { Ok(("13.0.0".into(), format!("lib{name}.so"))) } else { Err("was not found".into()) }
+        if there {
+            Ok(FoundLibrary { version: "13.0.0".into(), origin: format!("lib{name}.so") })
+        } else {
+            failed("was not found")
+        }
     };
     names.iter().map(|name| Library { name, needed_for: "something", found: found(name) }).collect()
 }
@@ -128,7 +138,7 @@ fn driver(facts: &mut Facts) -> &mut DriverFacts {
 }
 
 fn report(facts: &Facts) -> Report {
-    let driver = facts.gpu.driver.clone().unwrap_or_default();
+    let driver = facts.gpu.driver.as_ref().ok().cloned().unwrap_or_default();
     Report::new("node0".into(), diagnose(facts), driver.gpus, driver.pairs)
 }
 
@@ -171,16 +181,16 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
         (|f| f.host.processor_quota = Some(0.5), "processors", Status::Warning, "CPU limit"),
         (|f| f.host.locked_memory = Some(64 << 10), "locked_memory", Status::Info, "memlock"),
         (|f| f.host.open_files = (Some(256), Some(256)), "open_files", Status::Warning, "nofile"),
-        (|f| f.host.temporary.1 = Err("read-only".into()), "temporary_folder", Status::Warning, "TMPDIR"),
-        (|f| f.host.peer_memory = Err("not permitted".into()), "peer_memory", Status::Info, "SYS_PTRACE"),
+        (|f| f.host.temporary.writable = failed("read-only"), "temporary_folder", Status::Warning, "TMPDIR"),
+        (|f| f.host.peer_memory = failed("not permitted"), "peer_memory", Status::Info, "SYS_PTRACE"),
         // What it costs, by the name of the setting that asks for it.
         (
-            |f| f.host.peer_memory = Err("not permitted".into()),
+            |f| f.host.peer_memory = failed("not permitted"),
             "peer_memory",
             Status::Info,
             "process_group.tcp.cross_memory",
         ),
-        (|f| f.network.loopback = Err("refused".into()), "loopback", Status::Broken, "ip link set lo up"),
+        (|f| f.network.loopback = failed("refused"), "loopback", Status::Broken, "ip link set lo up"),
         (
             |f| {
                 f.network.infiniband = vec![InfinibandPort {
@@ -235,7 +245,7 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
         (|f| show(f, "", &[]), "visible_devices", Status::Warning, "unset"),
         // No variable, and CUDA has none all the same.
         (|f| f.gpu.shown = Ok(Vec::new()), "visible_devices", Status::Warning, "/dev/nvidia"),
-        (|f| f.gpu.shown = Err("cuInit: 999".into()), "visible_devices", Status::Info, "cuInit: 999"),
+        (|f| f.gpu.shown = failed("cuInit: 999"), "visible_devices", Status::Info, "cuInit: 999"),
         (
             |f| {
                 show(f, "-1", &[]);
@@ -246,18 +256,13 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
             "CUDA shows this process none",
         ),
         (|f| f.libraries = libraries(&["nccl"], false), "nccl", Status::Broken, "device.nccl"),
-        (
-            |f| f.trials[0].outcome = Err("rank 1 hung".into()),
-            "all_reduce_tcp",
-            Status::Broken,
-            "RYZ_LOG__LEVEL",
-        ),
+        (|f| f.trials[0].outcome = failed("rank 1 hung"), "all_reduce_tcp", Status::Broken, "RYZ_LOG__LEVEL"),
         (|f| f.trials[1] = trial("all_reduce_gpu", "tcp"), "all_reduce_gpu", Status::Warning, "libraries"),
         // The kernel has the driver, the container has not.
-        (|f| f.gpu.driver = Err("not there".into()), "driver", Status::Broken, "--gpus all"),
+        (|f| f.gpu.driver = failed("not there"), "driver", Status::Broken, "--gpus all"),
         (
             |f| {
-                f.gpu.driver = Err("not there".into());
+                f.gpu.driver = failed("not there");
                 f.gpu.module = None;
             },
             "driver",
@@ -338,7 +343,7 @@ fn the_advice_on_tensor_parallelism_follows_the_links() {
     }
     let findings = diagnose(&islands);
     let advice = findings.iter().find(|f| f.name == "tensor_parallel").expect("advice");
-    assert!(advice.seen.contains("up to 2: so many GPUs are joined by NVLink"), "{}", advice.seen);
+    assert!(advice.seen.contains("up to 2: so many GPUs are connected by NVLink"), "{}", advice.seen);
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn one(trial: &Trial, gpus: usize) -> Finding {
             new(Status::Ok, seen)
         }
         Err(why) => new(Status::Broken, format!("{ranks} ranks: {why}"))
-            .because("a group of this machine alone does not come up, or computes wrongly")
+            .because("a group on this machine does not start, or computes wrong values")
             .remedy("see the findings above; RYZ_LOG__LEVEL=debug and NCCL_DEBUG=INFO show more"),
     }
 }
