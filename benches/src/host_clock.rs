@@ -1,4 +1,4 @@
-//! A GPU's memory, and the host's clock around each call on it.
+//! Measures how long calls on GPU memory take on the host.
 
 use std::time::Instant;
 
@@ -6,22 +6,22 @@ use ryzanstein_orchestrator::measure::{Bench, Call, CallBuffers, Gpu, Sample};
 use ryzanstein_process_group::device::{Device, DeviceBuffer};
 use ryzanstein_process_group::{DType, Error, ProcessGroup};
 
-/// Calls on little memory at the head of each run, which do not count: the first behind a pause find cold caches.
+/// Untimed calls on small buffers at the start of each run: the first calls after a pause find cold caches.
 const LEAD_IN: usize = 16;
-/// Their f32 elements, for each rank.
+/// f32 elements of those buffers, per rank.
 const SMALL: usize = 64;
 
-/// Times the host alone: how long calls take to return that follow one another.
+/// Times the host only: how long calls in a row take to return.
 #[derive(Debug)]
 pub struct HostClock {
     gpu: Gpu,
     small: CallBuffers<DeviceBuffer>,
-    /// The microseconds of each call so far, in their order, those of warm-ups included; none for those at the head of a run.
+    /// Microseconds of each call so far, in order, warm-up included; `None` for the untimed calls at the start of a run.
     pub calls: Vec<Option<f64>>,
 }
 
 impl HostClock {
-    /// On this GPU, whose stream the calls of a group of `world_size` ranks go to.
+    /// For a group of `world_size` ranks whose calls go to this GPU's stream.
     ///
     /// # Errors
     /// Those of the GPU.

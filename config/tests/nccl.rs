@@ -71,8 +71,8 @@ fn the_users_own_variable_wins_over_field_and_profile_and_shows_what_was_set_asi
     let plan = plan(&config, &own(&[("NCCL_DEBUG", "TRACE")]));
     let debug = find(&plan, "NCCL_DEBUG");
     assert_eq!((debug.value.as_str(), &debug.source), ("TRACE", &NcclSource::Environment));
-    let (aside, by) = debug.overridden.as_ref().expect("the field was set aside");
-    assert_eq!(aside, "WARN");
+    let (value, by) = debug.overridden.as_ref().expect("the field is overridden");
+    assert_eq!(value, "WARN");
     assert!(matches!(by, NcclSource::Setting("nccl.debug", _)));
     assert!(missing(&config, &own(&[("NCCL_DEBUG", "TRACE")])).iter().all(|(name, _)| name != "NCCL_DEBUG"));
 }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use back_to_back::total;
 pub use back_to_back::{back_to_back, calls_back_to_back};
-pub use collective::{CallBuffers, Collective};
+pub use collective::{CallBuffers, Collective, UnknownCollective};
 pub use gpu::Gpu;
 pub use host::{Host, HostBuffer};
 use pattern::{Patterns, longest_chain};

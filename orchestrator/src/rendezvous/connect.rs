@@ -190,14 +190,16 @@ fn identity(config: &Config, environment: &Environment) -> Result<Identity> {
 
 fn configured_secret(environment: &Environment) -> Result<Option<Secret>> {
     if let Some(number) = environment.get("RYZ_SECRET_FD") {
-        return secret::from_descriptor(number).map(Some).map_err(bad_secret);
+        return secret::from_descriptor(number).map(Some).map_err(Error::from);
     }
     let Some(path) = environment.get("RYZ_SECRET_FILE") else { return Ok(None) };
-    secret::from_file(path.as_ref()).map(Some).map_err(bad_secret)
+    secret::from_file(path.as_ref()).map(Some).map_err(Error::from)
 }
 
-fn bad_secret(error: SecretError) -> Error {
-    Error::Configuration(error.to_string())
+impl From<SecretError> for Error {
+    fn from(error: SecretError) -> Self {
+        Self::Configuration(error.to_string())
+    }
 }
 
 fn single_process(config: &Config, environment: &Environment) -> Result<Kind> {

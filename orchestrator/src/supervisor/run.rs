@@ -245,14 +245,14 @@ impl<'a> Supervisor<'a> {
         let report = server.and_then(|server| server.report(rank));
         let process = self.processes.get(&rank);
         let (exit_code, signal) = parts(Some(exit));
-        let (cause, last_call) = match report {
-            Some(report) => (Some(report.cause), report.last_call),
-            None => {
+        let (cause, last_call) = report.map_or_else(
+            || {
                 let text =
                     process.and_then(|process| process.spawn_error.clone().or_else(|| process.stderr_tail()));
                 (text, None)
-            }
-        };
+            },
+            |report| (Some(report.cause), report.last_call),
+        );
         Failure {
             rank: rank.0,
             host: crate::host_name(),

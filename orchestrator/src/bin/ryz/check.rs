@@ -10,7 +10,7 @@ use crate::settings;
 pub(crate) struct Args {
     #[command(flatten)]
     file: settings::ConfigFile,
-    /// Exit with 1 when a latency target is missed, too
+    /// Exit with code 1 when a latency target is missed
     #[arg(long)]
     strict: bool,
 }
@@ -20,14 +20,14 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     settings::silence_slow_call_warnings(&mut config);
     let strict = args.strict;
     rank::run(&config, |orchestrator| {
-        let findings = check::run(orchestrator, &config.job.name)?;
+        let report = check::run(orchestrator, &config.job.name)?;
         if orchestrator.manager().rank().0 == 0 {
-            print!("{}", findings.text);
+            print!("{}", report.text);
         }
-        if !findings.correct {
+        if !report.correct {
             bail!("the check found wrong values");
         }
-        if strict && !findings.targets_met {
+        if strict && !report.targets_met {
             bail!("latency targets are missed, and --strict was given");
         }
         Ok(())

@@ -11,7 +11,7 @@ use crate::{probe, settings};
 pub(crate) struct Args {
     #[command(flatten)]
     file: settings::ConfigFile,
-    /// How to report: a table for people, or one line of JSON
+    /// Report as a table, or as one line of JSON
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
 }
@@ -29,8 +29,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     if let Some(file) = args.file.named() {
         arguments.extend(["--config".into(), file.into()]);
     }
-    let helper = ProbeCommand { program: program.into(), arguments };
-    let report = doctor::examine(&config, &settings::environment(), &helper);
+    let probe_command = ProbeCommand { program: program.into(), arguments };
+    let report = doctor::examine(&config, &settings::environment(), &probe_command);
     let text = match args.format {
         Format::Table => report.table(),
         Format::Json => report.json() + "\n",

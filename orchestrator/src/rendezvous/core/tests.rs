@@ -211,7 +211,7 @@ fn a_counter_counts_and_a_value_that_is_none_is_left_alone() {
     assert_eq!((&job.answers[&a], &job.answers[&b]), (&Ok(Reply::Sum(5)), &Ok(Reply::Sum(-2))));
     job.ask(seconds(0), |t| Event::Set(t, Epoch(1), "text".into(), Bytes::from_static(b"abc")));
     let c = job.ask(seconds(0), add("text", 1));
-    assert!(job.words(c).contains("no counter"));
+    assert!(job.words(c).contains("does not hold a counter"));
 }
 
 #[test]
