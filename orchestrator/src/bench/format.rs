@@ -1,4 +1,4 @@
-//! A result as text, in any format.
+//! Formats a result as text.
 
 use std::fmt::Write as _;
 
@@ -8,21 +8,21 @@ use super::report::Report;
 use super::rows::{csv, json, table, verdict_table};
 use super::{html, saturation};
 
-/// How the result is written.
+/// Output formats.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
     /// For people.
     Table,
-    /// One object a line.
+    /// One object per line.
     Json,
-    /// A head and one line a row.
+    /// A header and one line per row.
     Csv,
-    /// One file with plots, which needs nothing beside it.
+    /// One self-contained file with plots.
     Html,
 }
 
 impl Report {
-    /// The result in one format, with a line break at its end.
+    /// The result in one format, ending with a line break.
     pub fn text(&self, format: Format) -> String {
         match format {
             Format::Table => self.table(),
@@ -32,7 +32,7 @@ impl Report {
         }
     }
 
-    /// What a format for programs leaves out: every documented target with what was measured.
+    /// Every documented target with the measured value, which formats for programs omit.
     pub fn targets(&self) -> String {
         format!("Documented targets, for 4 GPUs with NVLink:\n{}", verdict_table(&self.verdicts()))
     }

@@ -1,23 +1,23 @@
-//! What the documented targets say of the figures. Pure.
+//! Compares figures with the documented targets. Pure.
 
 use ryzanstein_process_group::table;
 use ryzanstein_process_group::targets::{ABOVE_GBS, ABOVE_SHARE, TARGETS};
 
 use super::Row;
 
-/// From this many bytes on, an all-reduce shows what bandwidth there is.
+/// All-reduces of at least this many bytes count for bandwidth.
 const LONG: usize = 9_900_000;
-/// What a step of a model that is cut over 4 GPUs must reach of 4 times the throughput of one.
+/// The target for scaling efficiency: a model's throughput on 4 GPUs, relative to 4 times that of one.
 const ABOVE_EFFICIENCY: f64 = 0.95;
 
-/// One documented target and what was measured.
+/// One documented target and the measured value.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Verdict {
     /// What the target is for.
     pub what: String,
-    /// What must be reached.
+    /// The target value.
     pub wanted: String,
-    /// What was; `None` when the run has no figure to judge by.
+    /// The measured value; `None` if the run has none.
     pub measured: Option<String>,
     /// Whether the target is met; `None` as for `measured`.
     pub met: Option<bool>,
@@ -39,11 +39,11 @@ impl Verdict {
     }
 }
 
-/// Every documented target, judged by the rows of ranks that had anything to send and got every value right. A size may be
-/// smaller than documented by the remainder of a division among ranks. Of several paths the quickest counts: it is what a
-/// user can have. The last target is one of whole models, of which collectives say nothing.
+/// Every documented target, judged by rows with more than one rank and only right values. A size may be smaller than
+/// documented by the remainder of a division among ranks. Of several paths the fastest counts, since users can choose it. The
+/// last target is for whole models and cannot be judged from collectives.
 ///
-/// `link_gbs` is what one link carries in one direction, in 10⁹ bytes per second, where that is known.
+/// `link_gbs` is the bandwidth of one link in one direction, in 10⁹ bytes per second, if known.
 pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
     let sent = || rows.iter().filter(|row| row.world_size > 1 && row.errors == 0);
     let mut all: Vec<Verdict> = TARGETS
@@ -62,7 +62,7 @@ pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
             )
         })
         .collect();
-    // Short messages say nothing of bandwidth.
+    // Short messages do not show the bandwidth.
     let long = sent().filter(|row| row.what.name() == "all_reduce" && row.bytes >= LONG);
     let best = long.map(|row| row.busbw_gbs).max_by(f64::total_cmp);
     all.push(Verdict::of(
@@ -88,8 +88,8 @@ pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
     all
 }
 
-/// For each operation the smallest size at which bus bandwidth is within a tenth of its best: larger messages gain little.
-/// Rows with wrong values do not count.
+/// For each operation, the smallest size whose bus bandwidth is within a tenth of the best: larger messages gain little. Rows
+/// with wrong values do not count.
 pub fn saturation(rows: &[Row]) -> Vec<(String, &Row)> {
     let mut found: Vec<(String, &Row)> = Vec::new();
     let right: Vec<&Row> = rows.iter().filter(|r| r.errors == 0).collect();

@@ -1,7 +1,7 @@
-//! `ryz check`: one rank's self-check, and the default job of `ryz launch`.
+//! `ryz check`: a rank's self-check, and the default job of `ryz launch`.
 //!
-//! Every path is validated by value, a sharded Llama block is held against its unsharded self, and all-reduce and
-//! broadcast are timed against the documented targets. A wrong value is a failure; a missed target is a verdict.
+//! Validates every path by value, compares a sharded Llama block with the unsharded one, and compares latencies of
+//! all-reduce and broadcast with the documented targets. A wrong value is a failure; a missed target is a verdict.
 
 mod block;
 
@@ -15,10 +15,10 @@ use crate::Orchestrator;
 use crate::bench::{self, Row};
 use crate::measure::{Case, Collective, measure_group, total};
 
-/// What the check found, the same on all ranks.
+/// The result of the check, the same on all ranks.
 #[derive(Clone, Debug)]
 pub struct CheckReport {
-    /// For people.
+    /// The report as text.
     pub text: String,
     /// All values were right.
     pub correct: bool,
@@ -26,9 +26,9 @@ pub struct CheckReport {
     pub targets_met: bool,
 }
 
-/// A size that no target is for, but that decoding is made of.
+/// A size without a target, but typical of decoding.
 const SMALL: usize = 1000;
-/// Lengths in elements at which paths are validated: whole vectors, and vectors that are cut unevenly.
+/// Lengths in elements at which paths are validated: they divide into chunks evenly and unevenly.
 const LENGTHS: [usize; 3] = [1, 1021, 65_539];
 
 /// Runs the whole check of the job called `name`. Every rank calls this.
@@ -105,7 +105,7 @@ fn roster_table(orchestrator: &mut Orchestrator) -> String {
     )
 }
 
-/// All-reduces of small integers on each path, compared exactly; wrong elements of all ranks are added up.
+/// All-reduces small integers on each path, compares exactly, and sums the wrong elements of all ranks.
 fn paths(group: &mut ProcessGroup) -> Result<(String, bool), ryzanstein_process_group::Error> {
     let paths: Vec<Path> = if group.world_size() == 1 { vec![Path::Local] } else { group.paths() };
     let (me, n) = (group.rank().index(), group.world_size());

@@ -1,8 +1,7 @@
-//! How a collective is measured.
+//! Measures a collective.
 //!
-//! Each call has operands of its own; memory that receives is poisoned first, and every element of every result is compared.
-//! A call's latency is that of its slowest rank. What differs between a processor and a GPU (memory, and the clock) is
-//! behind [`Bench`].
+//! Each call has its own operands; receiving memory is poisoned first, and every element of every result is compared. A
+//! call's latency is that of its slowest rank. [`Bench`] abstracts what differs between CPU and GPU: memory and clock.
 
 mod back_to_back;
 mod collective;
@@ -23,36 +22,35 @@ pub use host::{Host, HostBuffer};
 use pattern::{Patterns, longest_chain};
 pub use statistics::{Summary, slowest, summary};
 
-/// Memory that collectives work on, and a clock for them.
+/// Memory for collectives, and a clock that times them.
 pub trait Bench {
-    /// A buffer of elements. Its operands and results are written and looked at through the bench.
+    /// A buffer of elements. Operands are written and results read through the bench.
     type Memory: BufferMut;
 
-    /// How many buffers of `bytes` bytes are used in turns.
+    /// How many buffers of `bytes` bytes the calls rotate over.
     fn slots(&self, bytes: usize) -> usize;
 
-    /// Whether a run is timed as a whole, as its calls cannot be told apart. Then each run has all slots, and each slot as
-    /// many calls as its values can be checked after.
+    /// Whether only a whole run can be timed, not its calls. Then each run uses all slots, and makes as many calls on each as
+    /// keep its values exact.
     fn times_whole_runs(&self) -> bool {
         false
     }
 
-    /// How many calls at the head of each run are made and checked but not timed, so that the ranks are together when the
+    /// How many calls at the start of each run are made and checked but not timed, so that the ranks are synchronised when the
     /// clock starts. Less than [`slots`](Self::slots).
     fn untimed_calls(&self) -> usize {
         0
     }
 
-    /// Whether operands are made and results compared by several threads. Not on host memory, where the ranks use all
-    /// processors themselves.
+    /// Whether several threads fill and compare buffers. Not on host memory, where the ranks themselves use all CPUs.
     fn checks_in_parallel(&self) -> bool {
         false
     }
 
-    /// Makes a buffer.
+    /// Allocates a buffer.
     ///
     /// # Errors
-    /// When there is not that much memory.
+    /// When there is not enough memory.
     fn allocate(&mut self, dtype: DType, elements: usize) -> Result<Self::Memory, Error>;
 
     /// Lets `content` write the whole buffer.
@@ -61,14 +59,14 @@ pub trait Bench {
     /// Those of a copy to the device.
     fn write(&mut self, memory: &mut Self::Memory, content: &mut dyn FnMut(&mut [u8])) -> Result<(), Error>;
 
-    /// Lets `look` see the whole buffer.
+    /// Lets `look` read the whole buffer.
     ///
     /// # Errors
     /// Those of a copy from the device.
     fn read(&mut self, memory: &Self::Memory, look: &mut dyn FnMut(&[u8])) -> Result<(), Error>;
 
-    /// Times `call` on each of the slots in order, `chain` times each, and returns when all are done: one sample for each slot
-    /// after the lead-in, or one for them together where they cannot be told apart.
+    /// Times `call` on each slot in order, `chain` times each, and returns when all are complete: one sample for each slot after
+    /// the untimed ones, or a single sample if only whole runs can be timed.
     ///
     /// # Errors
     /// Those of the calls.
@@ -81,7 +79,7 @@ pub trait Bench {
     ) -> Result<Vec<Sample>, Error>;
 }
 
-/// Makes a call on a slot.
+/// Makes a call on a slot's buffers.
 pub type Call<'a, M> = &'a mut dyn FnMut(&mut ProcessGroup, &mut CallBuffers<M>) -> Result<(), Error>;
 
 /// One timing on one rank.
@@ -93,7 +91,7 @@ pub struct Sample {
     pub host_us: f64,
 }
 
-/// Timings that a figure has at least, where no fewer calls are asked for.
+/// The minimum number of samples of a figure, unless fewer calls are requested.
 pub const MIN_SAMPLES: usize = 5;
 
 /// What to measure.
@@ -101,21 +99,21 @@ pub const MIN_SAMPLES: usize = 5;
 pub struct Case {
     /// The operation.
     pub what: Collective,
-    /// How values combine, where they do.
+    /// The reduction, for operations that reduce.
     pub reduction: ReduceOp,
     /// The element type.
     pub dtype: DType,
-    /// Bytes of the whole array. Made a whole number of elements, and of chunks.
+    /// Bytes of the whole array; rounded down to whole elements and chunks.
     pub bytes: usize,
-    /// Calls that are made and checked first, and not counted.
+    /// Untimed calls before the timed ones. Their values are checked.
     pub warmup: usize,
-    /// Calls that are timed, at least. Where only several together can be timed, at least [`MIN_SAMPLES`] such timings if that
-    /// many calls are asked for.
+    /// The minimum number of timed calls. If only whole runs can be timed, at least [`MIN_SAMPLES`] of them, if that many calls are
+    /// requested.
     pub iterations: usize,
 }
 
 impl Case {
-    /// Sums of f32, where anything is summed, with as much warm-up as suits the number of calls.
+    /// A case with f32 elements, the sum as reduction, and a warm-up that suits the number of calls.
     pub fn new(what: Collective, bytes: usize, iterations: usize) -> Self {
         let warmup = (iterations / 10).clamp(1, 20);
         Self { what, reduction: ReduceOp::Sum, dtype: DType::F32, bytes, warmup, iterations }
@@ -128,7 +126,7 @@ impl Case {
     }
 }
 
-/// What was measured; the same on all ranks.
+/// The result of a measurement; the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Figures {
     /// Bytes of the whole array.
@@ -137,23 +135,23 @@ pub struct Figures {
     pub latency: Summary,
     /// Median of the time until the slowest rank's call returned to the host, in microseconds.
     pub host_us: f64,
-    /// The path that the calls took on rank 0, which takes part in every operation; `None` where it had none.
+    /// The path of the calls on rank 0, which takes part in every operation; `None` if there was none.
     pub path: Option<Path>,
     /// Wrong elements, over all ranks and calls, warm-up included.
     pub errors: u64,
 }
 
-/// What one rank tells the others.
+/// The samples of one rank, sent to the others.
 #[derive(Serialize, Deserialize)]
 struct Measurement {
     latency_us: Vec<f64>,
     host_us: Vec<f64>,
-    /// Of the newest call, which is another operation's on a rank that has nothing to do.
+    /// The path of the last call; another operation's on a rank that does not take part.
     path: Option<Path>,
     errors: u64,
 }
 
-/// [`measure`] in whatever memory the group's calls work on. `graph` is for GPUs alone: calls replayed from a CUDA graph.
+/// [`measure`] in the memory that the group's calls work on. `graph` (GPUs only) replays the calls from a CUDA graph.
 ///
 /// # Errors
 /// As [`measure`].
@@ -164,7 +162,7 @@ pub fn measure_group(group: &mut ProcessGroup, graph: bool, case: &Case) -> Resu
     }
 }
 
-/// Measures one case. Every rank calls this with the same case, and gets the same figures.
+/// Measures one case. Every rank calls this with the same case and gets the same figures.
 ///
 /// # Errors
 /// Those of the collectives and of the memory; [`Error::Configuration`] when no exact check is possible.
@@ -172,7 +170,7 @@ pub fn measure<B: Bench>(group: &mut ProcessGroup, bench: &mut B, case: &Case) -
     measure_calls(group, bench, case, &mut |group, slot| case.what.call(group, slot, case.reduction))
 }
 
-/// [`measure`] of calls that somebody else makes: a peer, that is held to what the operation means here.
+/// [`measure`] of calls that `make` makes, such as direct calls of NCCL, with the same checks.
 ///
 /// # Errors
 /// As [`measure`].
@@ -189,7 +187,7 @@ pub fn measure_calls<B: Bench>(
         .on_threads(bench.checks_in_parallel());
     let elements = patterns.elements();
     let untimed_calls = bench.untimed_calls();
-    // Where runs are timed whole, the first is never timed: what is made at the first call is made then.
+    // If only whole runs can be timed, the first is untimed: it initialises what the first call initialises.
     let warmup = case.warmup.max(usize::from(bench.times_whole_runs()));
     let most = case.iterations.max(warmup).max(1) + untimed_calls;
     let slots = bench.slots(elements * case.dtype.size()).clamp(1 + untimed_calls, most);
@@ -205,10 +203,10 @@ pub fn measure_calls<B: Bench>(
     let (mut warm, mut timed, mut calls, mut errors) = (0, 0, 0, 0);
     let mut path = None;
     while warm < warmup || timed < case.iterations || samples.len() < MIN_SAMPLES.min(case.iterations) {
-        // Warm-up calls and timed ones are never in one run.
+        // A run has either warm-up calls or timed ones.
         let is_warm_up = warm < warmup;
         let left = if is_warm_up { warmup - warm } else { case.iterations.saturating_sub(timed).max(1) };
-        // A shorter run would have another share of overhead in its one timing.
+        // A shorter run would have a different share of overhead in its single sample.
         let whole = bench.times_whole_runs();
         let run = if whole { slots.len() } else { slots.len().min(left + untimed_calls) };
         let slots = &mut slots[..run];
@@ -251,7 +249,7 @@ pub fn measure_calls<B: Bench>(
         bytes: elements * case.dtype.size(),
         latency: summary(slowest(&latency)),
         host_us: summary(slowest(&host)).median_us,
-        // One for all, as what is done about it must be the same on every rank.
+        // The same for all ranks, since all must act on it alike.
         path: all.first().and_then(|rank| rank.path),
         errors: all.iter().map(|rank| rank.errors).sum(),
     })
