@@ -81,7 +81,8 @@ impl Admission {
         self.numbered.values().chain(&self.unnumbered).map(|(request, _)| *request).collect()
     }
 
-    /// Admission those without a number, neighbours on a host beside each other, and returns everybody in rank order.
+    /// Gives ranks to the processes without one, consecutive ones on each host where possible. Returns everything in rank
+    /// order.
     pub(super) fn assign_ranks(&mut self, epoch: Epoch) -> (Vec<RequestId>, Roster, Vec<Candidate>) {
         let mut arrival: HashMap<String, usize> = HashMap::new();
         for (_, participant) in &self.unnumbered {

@@ -97,7 +97,7 @@ fn nobody_is_answered_before_the_last_rank_has_come_and_then_everybody_is() {
 }
 
 #[test]
-fn ranks_without_a_number_are_seated_beside_the_others_of_their_host() {
+fn processes_without_a_rank_get_one_next_to_the_others_of_their_host() {
     let mut job = Job::new(5);
     for host in ["a", "b", "a", "b"] {
         job.join(seconds(0), joining(None, host, 5));
