@@ -1,6 +1,6 @@
 //! How the processes of a job find each other.
 //!
-//! [`connect()`] finds the rendezvous of this process and connects to it; [`Server`] serves one. [`core`](self::core) makes
+//! [`connect()`] finds the rendezvous of this process and connects to it; [`Server`] serves one. [`core`] makes
 //! every decision and does no I/O.
 
 mod acceptor;

@@ -1,6 +1,6 @@
 //! Starts the ranks of a job, supervises them and ends them.
 //!
-//! [`core`](self::core) decides; [`run`](self::run()) acts. [`run_supervisor`] is the launcher, the parent process of the
+//! [`core`] decides; [`run`](self::run()) acts. [`run_supervisor`] is the launcher, the parent process of the
 //! supervisor: if either of the two is killed, the other ends every rank.
 
 pub mod core;
