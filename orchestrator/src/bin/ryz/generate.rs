@@ -33,10 +33,10 @@ pub(crate) struct Args {
     /// Sampling temperature; 0 always takes the likeliest token
     #[arg(long, value_name = "T")]
     temperature: Option<String>,
-    /// Choose at random among the likeliest tokens that together have this probability
+    /// Sample from the likeliest tokens that together have this probability
     #[arg(long, value_name = "P")]
     top_p: Option<String>,
-    /// What the choice at random starts from
+    /// Seed for sampling
     #[arg(long, value_name = "S")]
     seed: Option<String>,
     /// Continue after the end-of-text token
