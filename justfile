@@ -16,21 +16,21 @@ ci:
 fmt:
     cargo fmt --all
 
-# Our all-reduce beside Gloo's, alternating on this machine; needs a Python with torch and numpy (benches/peers/README.md).
+# Our all-reduce compared with Gloo's, alternating on this machine; needs a Python with torch and numpy (benches/peers/README.md).
 bench-gloo python:
     cargo build --release
-    cargo run --release -p ryzanstein-benches --bin beside_gloo -- --python {{python}}
+    cargo run --release -p ryzanstein-benches --bin vs_gloo -- --python {{python}}
 
-# What a call costs beside the work itself.
+# The overhead of a call.
 bench-call:
     cargo run --release -p ryzanstein-benches --bin call_cost
 
-# Our collectives on GPUs beside NCCL alone, in the same processes; needs as many GPUs as ranks.
+# Our collectives on GPUs compared with direct calls of NCCL, in the same processes; needs as many GPUs as ranks.
 bench-nccl ranks:
     cargo build --release
-    cargo run --release -p ryzanstein-benches --bin beside_nccl -- --world-size {{ranks}}
+    cargo run --release -p ryzanstein-benches --bin vs_nccl -- --world-size {{ranks}}
 
-# Loads of a model's shares beside plain reads of as many bytes.
+# Loads of a model's shards compared with plain reads of as many bytes.
 bench-load ranks:
     cargo build --release
     cargo run --release -p ryzanstein-benches --bin load_rate -- --world-size {{ranks}}

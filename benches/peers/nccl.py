@@ -1,10 +1,10 @@
-"""NCCL's collectives through torch.distributed, on the GPUs of one host: what `ryz bench --backend nccl` is held against.
+"""NCCL's collectives through torch.distributed, on the GPUs of one host: what `ryz bench --backend nccl` is compared with.
 
     torchrun --nproc-per-node 4 benches/peers/nccl.py [--dtype f32] [--out FILE]
 
-One line of JSON for each operation and size: microseconds for one call, the greatest over the ranks of the median.
+One line of JSON for each operation and size: microseconds for one call, the median of the slowest rank.
 `graph_us`: replays of a CUDA graph with several calls; `eager_us`: calls back to back, by the host's clock until the GPU
-is done; `host_us`: until the calls have returned. Values of a first call are checked, and at the end those of a replay against the same calls one by one; timed calls move zeros. Multicast (NVLS) stays as the environment has it.
+is done; `host_us`: until the calls have returned. The values of a first call are checked and, at the end, a replay is compared with the same calls one by one; timed calls move zeros. Multicast (NVLS) is as the environment sets it.
 """
 import argparse, json, os, statistics, time
 import torch, torch.distributed as dist

@@ -1,20 +1,17 @@
-//! A checkpoint of pattern values in the shapes of an 8-billion-parameter Llama, with as many layers as wanted, in bf16.
+//! Writes a bf16 checkpoint of pattern values in the shapes of an 8-billion-parameter Llama, with any number of layers.
 
 use std::fs::File;
-use std::io::{BufWriter, Write as _};
+use std::io::{self, BufWriter, Write as _};
 use std::path::Path;
-
-use anyhow::{Context as _, Result};
-use ryzanstein_process_group::table;
 
 const HIDDEN: usize = 4096;
 const INNER: usize = 14336;
 const KEY_VALUE: usize = 1024;
-/// Tokens that the model knows.
+/// Size of the vocabulary.
 pub const VOCABULARY: usize = 32000;
 /// The file with the weights.
 pub const FILE: &str = "model.safetensors";
-/// Bytes written at once; a checkpoint is longer.
+/// Bytes per write; a checkpoint is longer.
 pub const PIECE: usize = 8 << 20;
 
 /// Names and shapes, in the order of the file.
@@ -39,11 +36,11 @@ fn tensors(layers: usize) -> Vec<(String, Vec<usize>)> {
     all
 }
 
-/// Writes `config.json` and the weights: 436 MB a layer, and 0.5 GB beside.
+/// Writes `config.json` and the weights: 436 MB per layer, plus 0.5 GB.
 ///
 /// # Errors
-/// When the folder cannot be written to.
-pub fn write(folder: &Path, layers: usize) -> Result<()> {
+/// The operating system's, when the folder is not writable or full.
+pub fn write(folder: &Path, layers: usize) -> io::Result<()> {
     let config = serde_json::json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu", "dtype": "bfloat16",
         "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": layers,
@@ -74,5 +71,5 @@ pub fn write(folder: &Path, layers: usize) -> Result<()> {
         file.write_all(&piece[..now])?;
         left -= now;
     }
-    file.flush().with_context(|| format!("writing {} into {}", table::bytes(end as f64), folder.display()))
+    file.flush()
 }

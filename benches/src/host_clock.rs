@@ -1,33 +1,33 @@
-//! A GPU's memory, and the host's clock around each call on it.
+//! Measures how long calls on GPU memory take on the host.
 
 use std::time::Instant;
 
-use ryzanstein_orchestrator::measure::{Bench, Call, Gpu, Sample, Slot};
+use ryzanstein_orchestrator::measure::{Bench, Call, CallBuffers, Gpu, Sample};
 use ryzanstein_process_group::device::{Device, DeviceBuffer};
 use ryzanstein_process_group::{DType, Error, ProcessGroup};
 
-/// Calls on little memory at the head of each run, which do not count: the first behind a pause find cold caches.
+/// Untimed calls on small buffers at the start of each run: the first calls after a pause find cold caches.
 const LEAD_IN: usize = 16;
-/// Their f32 elements, for each rank.
+/// f32 elements of those buffers, per rank.
 const SMALL: usize = 64;
 
-/// Times the host alone: how long calls take to return that follow one another.
+/// Times the host only: how long calls in a row take to return.
 #[derive(Debug)]
 pub struct HostClock {
     gpu: Gpu,
-    small: Slot<DeviceBuffer>,
-    /// The microseconds of each call so far, in their order, those of warm-ups included; none for those at the head of a run.
+    small: CallBuffers<DeviceBuffer>,
+    /// Microseconds of each call so far, in order, warm-up included; `None` for the untimed calls at the start of a run.
     pub calls: Vec<Option<f64>>,
 }
 
 impl HostClock {
-    /// On this GPU, whose stream the calls of a group of `world_size` ranks go to.
+    /// For a group of `world_size` ranks whose calls go to this GPU's stream.
     ///
     /// # Errors
     /// Those of the GPU.
     pub fn new(device: Device, world_size: usize) -> Result<Self, Error> {
         let zeros = || DeviceBuffer::from_slice(&device, &vec![0f32; SMALL * world_size]);
-        let small = Slot { input: Some(zeros()?), buffer: zeros()? };
+        let small = CallBuffers { input: Some(zeros()?), buffer: zeros()? };
         Ok(Self { gpu: Gpu::new(device, false), small, calls: Vec::new() })
     }
 }
@@ -39,8 +39,8 @@ impl Bench for HostClock {
         self.gpu.slots(bytes)
     }
 
-    fn has_processors_to_spare(&self) -> bool {
-        self.gpu.has_processors_to_spare()
+    fn checks_in_parallel(&self) -> bool {
+        self.gpu.checks_in_parallel()
     }
 
     fn allocate(&mut self, dtype: DType, elements: usize) -> Result<DeviceBuffer, Error> {
@@ -58,7 +58,7 @@ impl Bench for HostClock {
     fn time(
         &mut self,
         group: &mut ProcessGroup,
-        slots: &mut [Slot<DeviceBuffer>],
+        slots: &mut [CallBuffers<DeviceBuffer>],
         _chain: usize,
         call: Call<'_, DeviceBuffer>,
     ) -> Result<Vec<Sample>, Error> {

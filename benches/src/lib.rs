@@ -1,4 +1,4 @@
-//! What is measured, and the peers measured beside it.
+//! Shared code of the benchmarks and of the comparisons with peers.
 
 pub mod checkpoint;
 pub mod host_clock;

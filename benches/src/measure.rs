@@ -1,18 +1,18 @@
-//! One line for one size, as `peers/measure.py` prints it.
+//! Measures one size and prints one line, as `peers/measure.py` does.
 
 use ryzanstein_orchestrator::measure::measure as figures;
-use ryzanstein_orchestrator::measure::{Case, Host, Measured, back_to_back};
+use ryzanstein_orchestrator::measure::{Case, Collective, Host, back_to_back};
 use ryzanstein_process_group::{Error, ProcessGroup};
 use serde::{Deserialize, Serialize};
 
-/// Sizes in bytes that every peer is measured at.
+/// Sizes in bytes at which every peer is measured.
 pub const SIZES: [usize; 9] =
     [1024, 8192, 65536, 262_144, 1 << 20, 4 << 20, 10_000_000, 16 << 20, 100_000_000];
 
-/// Bytes that all ranks together pass through one measurement.
+/// Total bytes of all ranks in one measurement.
 const WORK: usize = 200_000_000;
 
-/// One size, measured. Times in microseconds, the greatest over the ranks.
+/// The figures of one size. Times in microseconds, of the slowest rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Row {
     /// Bytes of the f32 vector.
@@ -23,7 +23,7 @@ pub struct Row {
     pub median_us: f64,
     /// Its 99th percentile.
     pub p99_us: f64,
-    /// All-reduces following one another, per call.
+    /// Back-to-back all-reduces, per call.
     pub back_to_back_us: f64,
     /// Median of one broadcast after a barrier.
     pub broadcast_us: f64,
@@ -38,9 +38,9 @@ pub struct Row {
 pub fn measure(group: &mut ProcessGroup, bytes: usize) -> Result<Row, Error> {
     let world_size = group.world_size();
     let calls = (WORK / (bytes * world_size).max(4000)).clamp(5, 400);
-    let reduced = figures(group, &mut Host, &Case::new(Measured::AllReduce, bytes, calls))?;
+    let reduced = figures(group, &mut Host, &Case::new(Collective::AllReduce, bytes, calls))?;
     let (back_to_back_us, in_a_row) = back_to_back(group, bytes, calls)?;
-    let cast = figures(group, &mut Host, &Case::new(Measured::Broadcast, bytes, (calls / 4).max(5)))?;
+    let cast = figures(group, &mut Host, &Case::new(Collective::Broadcast, bytes, (calls / 4).max(5)))?;
     Ok(Row {
         bytes: reduced.bytes,
         world_size,

@@ -1,25 +1,67 @@
-//! Programs whose ranks are themselves, under `ryz launch`.
+//! Programs that start themselves as ranks, under `ryz launch`.
 
-use std::path::Path;
-use std::process::Command;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus};
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use ryzanstein_config::{Config, ConfigError, Sources};
+use ryzanstein_orchestrator::Orchestrator;
 
-/// Starts this program once for each rank, with the arguments `rank FOLDER` and those given, and waits.
+/// Why ranks could not be started, or failed.
+#[derive(Debug, thiserror::Error)]
+pub enum RanksError {
+    /// `ryz` is not in the folder of this program.
+    #[error("{} does not exist: run `cargo build --release` first", .0.display())]
+    NoRyz(PathBuf),
+    /// A process could not be started.
+    #[error("cannot start the ranks: {0}")]
+    Spawn(#[from] io::Error),
+    /// A rank failed.
+    #[error("the ranks ended with {0}")]
+    Failed(ExitStatus),
+    /// The settings cannot be read.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// This rank cannot join.
+    #[error(transparent)]
+    Group(#[from] ryzanstein_process_group::Error),
+}
+
+/// A command that starts this program as `world_size` ranks on `backend`, with the arguments that are added to it.
 ///
 /// # Errors
-/// When `ryz` is not beside this program, or a rank fails.
-pub fn launch(world_size: usize, backend: &str, folder: &Path, arguments: &[&str]) -> Result<()> {
+/// [`RanksError::NoRyz`] when `ryz` is not in the folder of this program.
+pub fn command(world_size: usize, backend: &str) -> Result<Command, RanksError> {
     let this = std::env::current_exe()?;
     let ryz = this.with_file_name("ryz");
-    ensure!(ryz.exists(), "{} is not there: run `cargo build --release` first", ryz.display());
-    let status = Command::new(ryz)
-        .args(["launch", "--backend", backend, "--world-size", &world_size.to_string(), "--"])
-        .arg(this)
-        .arg("rank")
-        .arg(folder)
-        .args(arguments)
-        .status()?;
-    ensure!(status.success(), "the ranks ended with {status}");
-    Ok(())
+    if !ryz.exists() {
+        return Err(RanksError::NoRyz(ryz));
+    }
+    let mut command = Command::new(ryz);
+    command.args(["launch", "--backend", backend, "--world-size", &world_size.to_string(), "--"]);
+    command.arg(this).arg("rank");
+    Ok(command)
+}
+
+/// Runs such a command to its end.
+///
+/// # Errors
+/// [`RanksError::Failed`] when a rank fails.
+pub fn run(command: &mut Command) -> Result<(), RanksError> {
+    let status = command.status()?;
+    if status.success() { Ok(()) } else { Err(RanksError::Failed(status)) }
+}
+
+/// This process as a rank, without warnings of slow calls, which benchmarks make on purpose.
+///
+/// # Errors
+/// As [`Config::load`] and [`Orchestrator::initialize`].
+pub fn initialize() -> Result<Orchestrator, RanksError> {
+    let environment: BTreeMap<String, String> = std::env::vars().collect();
+    let sources = Sources { environment: environment.clone().into_iter().collect(), ..Sources::default() };
+    let mut config = Config::load(&sources)?;
+    config.profile.slow_call = Duration::MAX;
+    Ok(Orchestrator::initialize(&config, &environment)?)
 }

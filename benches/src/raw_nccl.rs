@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "NCCL's functions are foreign; each block says why it holds")]
 
 use anyhow::{Result, bail, ensure};
-use ryzanstein_orchestrator::measure::{Measured, Slot};
+use ryzanstein_orchestrator::measure::{CallBuffers, Collective};
 use ryzanstein_process_group::device::nccl::UniqueId;
 use ryzanstein_process_group::device::{Address, Device, DeviceBuffer, Handle, Nccl, Version};
 use ryzanstein_process_group::{BufferMut, Error, ProcessGroup};
@@ -71,11 +71,11 @@ impl RawNccl {
         done("ncclAllReduce", unsafe { (self.nccl.ncclAllReduce)(at, at, count, F32, SUM, comm, stream) })
     }
 
-    /// Makes the call that [`Measured::call`] makes.
+    /// Makes the call that [`Collective::call`] makes.
     ///
     /// # Errors
     /// NCCL's.
-    pub fn call(&self, what: Measured, slot: &mut Slot<DeviceBuffer>) -> Result<(), Error> {
+    pub fn call(&self, what: Collective, slot: &mut CallBuffers<DeviceBuffer>) -> Result<(), Error> {
         let (t, comm, stream) = (&self.nccl, self.communicator, self.device.stream().handle());
         let (all, at) = (slot.buffer.count(), slot.buffer.address());
         let from = slot.input.as_ref().map_or(at, DeviceBuffer::address);
@@ -83,43 +83,43 @@ impl RawNccl {
         let chunk = |base: Address, rank: usize| base + (rank * count * 4) as u64;
         // SAFETY, of all: addresses and counts are those of the slot's buffers, which live until the stream is past them.
         match what {
-            Measured::AllReduce => self.all_reduce(&mut slot.buffer),
-            Measured::Broadcast => {
+            Collective::AllReduce => self.all_reduce(&mut slot.buffer),
+            Collective::Broadcast => {
                 // SAFETY: see above.
                 done("ncclBroadcast", unsafe { (t.ncclBroadcast)(at, at, all, F32, 0, comm, stream) })
             }
-            Measured::Reduce => {
+            Collective::Reduce => {
                 // SAFETY: see above.
                 done("ncclReduce", unsafe { (t.ncclReduce)(at, at, all, F32, SUM, 0, comm, stream) })
             }
-            Measured::AllGather => {
+            Collective::AllGather => {
                 // SAFETY: see above.
                 done("ncclAllGather", unsafe {
                     (t.ncclAllGather)(chunk(at, me), at, count, F32, comm, stream)
                 })
             }
-            Measured::ReduceScatter => {
+            Collective::ReduceScatter => {
                 // SAFETY: see above.
                 done("ncclReduceScatter", unsafe {
                     (t.ncclReduceScatter)(at, chunk(at, me), count, F32, SUM, comm, stream)
                 })
             }
-            Measured::AllToAll => {
+            Collective::AllToAll => {
                 self.messages(count, |peer| (Some(chunk(from, peer)), Some(chunk(at, peer))))
             }
-            Measured::Gather => self.messages(count, |peer| {
+            Collective::Gather => self.messages(count, |peer| {
                 let receives = (me == 0 && peer != 0).then(|| chunk(at, peer));
                 ((peer == 0 && me != 0).then(|| chunk(at, me)), receives)
             }),
-            Measured::Scatter => self.messages(count, |peer| {
+            Collective::Scatter => self.messages(count, |peer| {
                 let sends = (me == 0 && peer != 0).then(|| chunk(at, peer));
                 (sends, (peer == 0 && me != 0).then(|| chunk(at, me)))
             }),
-            Measured::SendRecv => self.messages(all, |peer| {
+            Collective::SendRecv => self.messages(all, |peer| {
                 let partner = peer == me ^ 1;
                 ((partner && me % 2 == 0).then_some(at), (partner && me % 2 == 1).then_some(at))
             }),
-            Measured::Barrier => Err(Error::Configuration("NCCL has no barrier".into())),
+            Collective::Barrier => Err(Error::Configuration("NCCL has no barrier".into())),
         }
     }
 

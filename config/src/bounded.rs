@@ -1,4 +1,4 @@
-//! Numbers with bounds: a value outside them cannot be made.
+//! Numbers with bounds: a value outside them cannot be constructed.
 
 use crate::duration::LONGEST;
 use crate::setting::{Setting, public_setting};
@@ -68,14 +68,14 @@ macro_rules! bounded {
 }
 
 bounded! {
-    /// How many ranks a job has: 1 to 65536.
+    /// The number of ranks of a job: 1 to 65536.
     #[derive(Eq, Ord, Hash)]
     WorldSize(u32), |ranks| (1..=65_536).contains(&ranks), "a whole number from 1 to 65536", "8"
 }
 
 bounded! {
-    /// How long to wait before giving up. Never zero, which some would take for "at once" and some for "for ever",
-    /// and at most 365 days, so that adding it to the present time is always possible.
+    /// How long to wait before giving up. Never zero, which could mean "at once" or "for ever", and at most 365 days, so that
+    /// adding it to the current time cannot overflow.
     #[derive(Eq, Ord, Hash)]
     Timeout(Duration), |wait| !wait.is_zero() && wait <= LONGEST,
     "a duration with its unit (ns, us, ms, s, m, h, d), more than zero and at most 365d", "30s"
@@ -105,15 +105,15 @@ impl Timeout {
 }
 
 bounded! {
-    /// The size of a pipelined piece of a message: 4KiB to 16MiB.
+    /// The size of a pipelined segment of a message: 4KiB to 16MiB.
     #[derive(Eq, Ord, Hash)]
     Segment(ByteSize), |size| (ByteSize::kib(4)..=ByteSize::mib(16)).contains(&size),
     "a size from 4KiB to 16MiB", "256KiB"
 }
 
 bounded! {
-    /// The size of a socket's buffer: 64KiB to 1GiB. A packet of the loopback interface carries almost 64KiB. Where the
-    /// buffers hold less than one, its pieces wait for the other end's delayed acknowledgement, 40 ms each.
+    /// The size of a socket's buffer: 64KiB to 1GiB. A packet of the loopback interface carries almost 64KiB. If the buffers
+    /// hold less, parts of a packet wait for the other end's delayed acknowledgement, 40 ms each.
     #[derive(Eq, Ord, Hash)]
     SocketBuffer(ByteSize), |size| (ByteSize::kib(64)..=ByteSize::mib(1024)).contains(&size),
     "a size from 64KiB to 1GiB", "256KiB",
@@ -121,7 +121,7 @@ bounded! {
 }
 
 bounded! {
-    /// The temperature of sampling: zero takes the likeliest token always.
+    /// The sampling temperature: zero always takes the likeliest token.
     Temperature(f32), |temperature| (0.0..=f32::MAX).contains(&temperature), "a number, 0 or more", "0.7"
 }
 
@@ -131,7 +131,7 @@ bounded! {
 }
 
 bounded! {
-    /// How many thread blocks NCCL gives one collective: 1 to 64.
+    /// The number of thread blocks that NCCL uses for a collective: 1 to 64.
     #[derive(Eq, Ord, Hash)]
     Ctas(u32), |ctas| (1..=64).contains(&ctas), "a whole number from 1 to 64", "16"
 }

@@ -48,13 +48,13 @@ macro_rules! choice {
 }
 
 choice! {
-    /// Which implementation carries the collectives.
+    /// The implementation of the collectives.
     BackendChoice, "one of auto, nccl, tcp (or gloo), loopback", "auto" {
-        /// NCCL where every rank has a GPU and the library is there, TCP elsewhere.
+        /// NCCL where every rank has a GPU and the library; otherwise TCP, or loopback between threads.
         Auto = "auto",
         /// NVIDIA's library, between GPUs.
         Nccl = "nccl",
-        /// Sockets, between CPUs. `gloo`, what other frameworks call such a backend, means the same.
+        /// Sockets, between CPUs. `gloo`, the name of such a backend in other frameworks, means the same.
         Tcp = "tcp" or "gloo",
         /// Ranks that are threads of one process.
         Loopback = "loopback",
@@ -62,9 +62,9 @@ choice! {
 }
 
 choice! {
-    /// How an all-reduce over TCP goes.
+    /// The algorithm of an all-reduce over TCP.
     AlgorithmChoice, "one of auto, ring, recursive_doubling, halving_doubling, direct", "auto" {
-        /// The cheapest by the cost model, for each message.
+        /// The cheapest for each message, by the cost model.
         Auto = "auto",
         /// Reduce-scatter, then all-gather, around the ring.
         Ring = "ring",
@@ -78,11 +78,11 @@ choice! {
 }
 
 choice! {
-    /// How log lines look.
+    /// The format of log lines.
     LogFormat, "one of text, json", "text" {
         /// For people.
         Text = "text",
-        /// One object a line.
+        /// One JSON object per line.
         Json = "json",
     }
 }
@@ -100,15 +100,15 @@ choice! {
 }
 
 choice! {
-    /// Settings of NCCL that go together.
+    /// A named set of NCCL settings.
     NcclProfile, "one of none, inference, bandwidth, debug", "inference" {
         /// None: NCCL decides by itself.
         None = "none",
-        /// Few thread blocks, so that compute beside it keeps the multiprocessors; warnings are logged.
+        /// Few thread blocks, so that concurrent compute keeps the multiprocessors; warnings are logged.
         Inference = "inference",
-        /// As many thread blocks as NCCL takes, for large messages that nothing overlaps; warnings are logged.
+        /// As many thread blocks as NCCL allows, for large messages without concurrent compute; warnings are logged.
         Bandwidth = "bandwidth",
-        /// What NCCL found and chose is logged, and pointers are checked.
+        /// NCCL logs what it found and chose, and checks pointers.
         Debug = "debug",
     }
 }
@@ -128,28 +128,28 @@ choice! {
 }
 
 choice! {
-    /// How NCCL's all-reduce goes. Others, the ones on multicast among them, are NCCL's own to choose.
+    /// The algorithm of NCCL's all-reduce. Only NCCL itself chooses others, such as those on multicast.
     NcclAlgorithm, "one of ring, tree", "ring" {
         /// Around the ring.
         Ring = "ring",
-        /// Up and down a tree; the operations that have none go around the ring. Needs NCCL 2.24.
+        /// Up and down a tree; operations without a tree use the ring. Needs NCCL 2.24.
         Tree = "tree",
     }
 }
 
 choice! {
-    /// How NCCL moves bytes. `LL128` is not offered: forced where the hardware lacks what it relies on, it corrupts data
-    /// silently, and NCCL takes it by itself where it is safe.
+    /// NCCL's protocol. `LL128` is not offered: forced on hardware that does not support it, it corrupts data silently, and NCCL
+    /// chooses it where it is safe.
     NcclProtocol, "one of ll, simple", "simple" {
-        /// A flag beside each word: low latency, half the bandwidth.
+        /// A flag next to each word: low latency, half the bandwidth.
         Ll = "ll",
-        /// Whole pieces with fences: full bandwidth, higher latency.
+        /// Whole chunks with fences: full bandwidth, higher latency.
         Simple = "simple",
     }
 }
 
 choice! {
-    /// The longest way between two GPUs over which NCCL lets them reach each other's memory.
+    /// The longest path between two GPUs over which NCCL lets them access each other's memory.
     NcclP2pLevel, "one of loc, nvl, pix, pxb, phb, sys", "nvl" {
         /// Never.
         Never = "loc",
@@ -167,7 +167,7 @@ choice! {
 }
 
 choice! {
-    /// The longest way between a network adapter and a GPU over which NCCL uses GPUDirect RDMA.
+    /// The longest path between a network adapter and a GPU over which NCCL uses GPUDirect RDMA.
     NcclGdrLevel, "one of loc, pix, pxb, phb, sys", "pxb" {
         /// Never.
         Never = "loc",

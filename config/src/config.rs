@@ -9,9 +9,9 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Everything a user may set.
+/// All settings.
 ///
-/// Get one from [`Config::load`], or write it by hand over [`Config::default`]. There is nothing to validate after.
+/// Comes from [`Config::load`], or from [`Config::default`] and assignments. It needs no further validation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -44,7 +44,7 @@ pub struct Config {
 
 macro_rules! listed {
     ($($section:ident $(. $inner:ident)?: $kind:ty,)+) => {
-        /// Every section there is, and every setting in it.
+        /// Every section with its settings.
         pub const SECTIONS: &[SectionInfo] = &[$(<$kind>::INFO),+];
 
         impl Config {
@@ -52,7 +52,7 @@ macro_rules! listed {
                 [$(&self.$section $(.$inner)?),+]
             }
 
-            /// Reads `text` into the setting `key`, which must be one there is.
+            /// Reads `text` into the setting `key`, which must exist.
             pub(crate) fn set(&mut self, key: &str, text: &str) -> Result<(), ValueError> {
                 $(if let Some(outcome) = self.$section $(.$inner)?.set(key, text) {
                     return outcome;
@@ -98,10 +98,9 @@ impl Config {
         value.unwrap_or_else(|| unreachable!("`{key}` is not a setting"))
     }
 
-    /// Where the value of this dotted key came from; none if there is no such key.
+    /// Where the value of this dotted key came from; `None` if there is no such key.
     ///
-    /// A field assigned after loading is seen by its value: it is [`Source::Code`] once it differs from what was
-    /// loaded.
+    /// A field assigned after loading has the source [`Source::Code`] if its value differs from the loaded one.
     pub fn source_of(&self, key: &str) -> Option<Source> {
         self.entries().into_iter().find(|entry| entry.key == key).map(|entry| entry.source)
     }

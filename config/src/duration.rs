@@ -3,10 +3,10 @@
 use crate::setting::Setting;
 use std::time::Duration;
 
-/// Longer than any job, short enough that no clock overflows when it is added to now.
+/// Longer than any job, and short enough that adding it to the current time cannot overflow.
 pub(crate) const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// Fewer than humantime knows: its `M` is a month, which nobody who writes `5M` means here.
+/// A subset of humantime's: its `M` is a month, which is not what `5M` would mean here.
 const UNITS: [&str; 8] = ["ns", "us", "µs", "ms", "s", "m", "h", "d"];
 
 impl Setting for Duration {
@@ -33,7 +33,7 @@ impl Setting for Duration {
     }
 
     fn show(&self) -> String {
-        // humantime writes `1h 30m`, and months beyond thirty days, which are not read back.
+        // humantime writes `1h 30m`, and months beyond thirty days, which this parser rejects.
         if self.as_secs() >= 24 * 60 * 60 {
             let rest = Duration::new(self.as_secs() % (24 * 60 * 60), self.subsec_nanos());
             let days = format!("{}d", self.as_secs() / (24 * 60 * 60));

@@ -1,71 +1,71 @@
-//! What can be wrong with a configuration, told to the person who wrote it.
+//! What can be wrong with a configuration, for the person who wrote it.
 
-use crate::Source;
+use crate::{Ctas, Source};
 use std::fmt;
 use std::path::PathBuf;
 
 /// Why a configuration was refused. Always the fault of whoever wrote it, never of the cluster.
 ///
-/// Each message tells everything, causes included; so none has a `source()`, which would tell it a second time.
+/// Each message is complete: it quotes its `source()`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// A file that was named, or that is there, could not be read.
-    #[error("cannot read the configuration file {}: {cause}", path.display())]
+    /// The file that the user named, or the default one, cannot be read.
+    #[error("cannot read the configuration file {}: {source}", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
-        cause: std::io::Error,
+        /// The operating system's error.
+        source: std::io::Error,
     },
     /// The file is not TOML.
-    #[error("{} is not well-formed TOML: {message}", path.display())]
+    #[error("{} is not well-formed TOML: {source}", path.display())]
     IllFormed {
         /// The file.
         path: PathBuf,
-        /// The parser's message; it quotes the line.
-        message: String,
+        /// The parser's error; it quotes the line.
+        source: TomlError,
     },
-    /// A name that no setting has.
+    /// A name that is not a setting.
     #[error("{}", unknown_key(key, origin, nearest.as_deref()))]
     UnknownKey {
         /// The name as the user wrote it: a dotted key or the name of an environment variable.
         key: String,
         /// Where it was written.
         origin: Source,
-        /// The known name nearest to it, in the same form, if one is near.
+        /// The nearest known name in the same form, if one is near enough.
         nearest: Option<String>,
     },
-    /// The name of a section where the name of a setting was needed.
+    /// The name of a section instead of a setting.
     #[error("{} is a section, not a setting; the settings in it are {members}", place(key, origin))]
     Section {
         /// The section, as the user wrote it.
         key: String,
         /// Where it was written.
         origin: Source,
-        /// Its settings, in the form in which this source spells them.
+        /// Its settings, as this source spells them.
         members: String,
     },
-    /// A value that the setting cannot take.
-    #[error("`{key}` ({origin}): {cause}")]
+    /// A value that the setting does not accept.
+    #[error("`{key}` ({origin}): {source}")]
     BadValue {
         /// The dotted key.
         key: String,
         /// Where the value was written.
         origin: Source,
-        /// The value, and what was expected in its place.
-        cause: Box<ValueError>,
+        /// The value, and what was expected instead.
+        source: Box<ValueError>,
     },
-    /// Two values, each right by itself, that cannot both hold.
-    #[error("{0}")]
-    Conflict(String),
-    /// More than one of the above: everything found in one pass, in the order of the layers.
+    /// Two values that are valid by themselves, but not together.
+    #[error(transparent)]
+    Conflict(#[from] Conflict),
+    /// More than one of the above: all problems, in the order of the layers.
     #[error("{} problems in the configuration:{}", .0.len(), list(.0))]
     Several(Vec<ConfigError>),
 }
 
 impl ConfigError {
-    /// Every problem by itself: one, unless this is [`ConfigError::Several`].
+    /// Each problem by itself: one, unless this is [`ConfigError::Several`].
     pub fn problems(&self) -> &[ConfigError] {
         match self {
             Self::Several(problems) => problems,
@@ -74,7 +74,44 @@ impl ConfigError {
     }
 }
 
-/// A text that is not a value of the wanted kind.
+/// A file's text that is not TOML. The message quotes the line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct TomlError(pub(crate) String);
+
+/// Two values that contradict each other, with the source of each.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Conflict {
+    /// `nccl.min_ctas` is above `nccl.max_ctas`.
+    #[error(
+        "`nccl.min_ctas` is {min} ({}), more than `nccl.max_ctas`, which is {max} ({}): lower the one or raise the other",
+        .origins[0], .origins[1]
+    )]
+    Ctas {
+        /// The value of `nccl.min_ctas`.
+        min: Ctas,
+        /// The value of `nccl.max_ctas`.
+        max: Ctas,
+        /// Where the two were written, in this order.
+        origins: [Source; 2],
+    },
+    /// `launch.node_rank` is not below `launch.nnodes`.
+    #[error(
+        "`launch.node_rank` is {node_rank} ({}), but `launch.nnodes` is {nnodes} ({}): nodes are counted from 0, so the last \
+         is {}", .origins[0], .origins[1], .nnodes - 1
+    )]
+    NodeRank {
+        /// The value of `launch.node_rank`.
+        node_rank: u32,
+        /// The value of `launch.nnodes`.
+        nnodes: u32,
+        /// Where the two were written, in this order.
+        origins: [Source; 2],
+    },
+}
+
+/// A text that is not a value of the expected kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct ValueError {
     pub(crate) found: String,
@@ -84,17 +121,17 @@ pub struct ValueError {
 }
 
 impl ValueError {
-    /// The offending value, quoted; or words for one that is no text, such as `a table`.
+    /// The offending value, quoted; or a description of one that is not a scalar, such as `a table`.
     pub fn found(&self) -> &str {
         &self.found
     }
 
-    /// What was expected, to finish the sentence "expected …".
+    /// What was expected: completes the sentence "expected …".
     pub fn expected(&self) -> &'static str {
         self.expected
     }
 
-    /// A value that would do.
+    /// An example of a valid value.
     pub fn example(&self) -> &'static str {
         self.example
     }

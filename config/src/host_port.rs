@@ -38,7 +38,7 @@ impl HostPort {
     }
 }
 
-/// Names that some resolver may know, and addresses. Only colons tell an IPv6 address from a name.
+/// Names that a resolver may know, and addresses. Only an IPv6 address has colons.
 fn is_host(host: &str) -> bool {
     if host.contains(':') {
         // A zone (`fe80::1%eth0`) is not part of the address proper.

@@ -1,4 +1,4 @@
-//! Every setting as data: for `ryz config show`, for the page in the documentation, for "did you mean".
+//! All settings as data: for `ryz config show`, the documentation and "did you mean".
 
 /// A group of settings: a `[table]` of the file.
 #[derive(Clone, Copy, Debug)]
@@ -20,9 +20,9 @@ pub struct KeyInfo {
     pub default: &'static str,
     /// What it means.
     pub doc: &'static str,
-    /// What values it takes: finishes the sentence "expected …".
+    /// The values it accepts: completes the sentence "expected …".
     pub expected: &'static str,
-    /// A value that would do.
+    /// An example of a valid value.
     pub example: &'static str,
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn environment_variable(key: &str) -> String {
     format!("RYZ_{}", key.to_uppercase().replace('.', "__"))
 }
 
-/// Every setting there is.
+/// Every setting.
 ///
 /// ```
 /// let key = ryzanstein_config::keys().find(|key| key.key == "process_group.timeout").unwrap();
@@ -48,7 +48,7 @@ pub fn keys() -> impl Iterator<Item = &'static KeyInfo> {
     crate::SECTIONS.iter().flat_map(|section| section.keys)
 }
 
-/// The candidate nearest to `text`, if it is near enough to be what was meant: a third of its letters may differ.
+/// The candidate nearest to `text`, if at most a third of its letters differ.
 pub(crate) fn nearest(text: &str, candidates: impl Iterator<Item = String>) -> Option<String> {
     let text = text.to_lowercase();
     candidates

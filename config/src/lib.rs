@@ -1,10 +1,10 @@
-//! What a Ryzanstein user may set, and where each value came from.
+//! The settings of Ryzanstein, and where each value came from.
 //!
 //! Four layers, each stronger than the one before: the defaults, a TOML file, the environment, the command line.
-//! [`Config::load`] puts them together and parses every value once, into types that leave nothing to check later.
+//! [`Config::load`] merges them and parses every value once, into types that need no later validation.
 //!
-//! Absent from this crate: the process's environment, its working directory and its arguments. The caller hands them
-//! over as [`Sources`]; reading the file named there is the only I/O.
+//! This crate does not read the process's environment, working directory or arguments: the caller passes them as
+//! [`Sources`]. Reading the file named there is the only I/O.
 //!
 //! ```
 //! use ryzanstein_config::{BackendChoice, Config, Source, Sources};
@@ -21,7 +21,7 @@
 //! # Ok::<(), ryzanstein_config::ConfigError>(())
 //! ```
 //!
-//! An embedding program may as well write its configuration by hand:
+//! An embedding program may also build its configuration in code:
 //!
 //! ```
 //! use ryzanstein_config::{BackendChoice, Config, ProcessGroupConfig, Timeout};
@@ -57,7 +57,7 @@ pub use choice::{
     NcclP2pLevel, NcclProfile, NcclProtocol,
 };
 pub use config::{Config, SECTIONS};
-pub use error::{ConfigError, ValueError};
+pub use error::{ConfigError, Conflict, TomlError, ValueError};
 pub use host_port::HostPort;
 pub use keys::{KeyInfo, SectionInfo, keys};
 pub use load::{RESERVED_ENVIRONMENT, Sources};

@@ -1,5 +1,6 @@
-//! Defaults < file < environment < flags.
+//! Merges the layers: defaults < file < environment < flags.
 
+use crate::error::{Conflict, TomlError};
 use crate::keys::{environment_variable, keys, nearest};
 use crate::{Config, ConfigError, SECTIONS, Source};
 use figment::providers::{Format, Toml};
@@ -7,34 +8,33 @@ use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
 use std::path::{Path, PathBuf};
 
-/// Variables that begin as settings do but are none: what a launcher tells its ranks, and the way to the file.
+/// Variables that begin with `RYZ_` but are not settings: what a launcher passes to its ranks, and the path of the file.
 pub const RESERVED_ENVIRONMENT: [&str; 5] =
     ["RYZ_RENDEZVOUS", "RYZ_EPOCH", "RYZ_SECRET_FD", "RYZ_SECRET_FILE", "RYZ_CONFIG"];
 
-/// What [`Config::load`] is to read, from the weakest to the strongest. The default has nothing in it.
+/// What [`Config::load`] reads, from the weakest layer to the strongest. The default is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sources {
-    /// The file the user named. It must exist, and is read in place of `default_file`.
+    /// The file that the user named. It must exist, and replaces `default_file`.
     pub file: Option<PathBuf>,
-    /// The file looked at when the user named none; it need not exist.
+    /// The file to read when the user named none; it need not exist.
     pub default_file: Option<PathBuf>,
-    /// Names and values of the process's environment; collect them with `std::env::vars_os()`, since `vars()` panics at
-    /// a value that is not Unicode. Those not beginning with `RYZ_`, and those of [`RESERVED_ENVIRONMENT`], are passed
-    /// over; any other must be a setting.
+    /// The process's environment; collect it with `std::env::vars_os()`, since `vars()` panics at a value that is not
+    /// Unicode. Names that do not begin with `RYZ_` and those of [`RESERVED_ENVIRONMENT`] are ignored; any other must be a
+    /// setting.
     pub environment: Vec<(String, String)>,
-    /// Dotted key, value, and the flag as the user typed it, such as `--world-size`. Of two for one key the later
-    /// counts.
+    /// Dotted key, value, and the flag as the user typed it, such as `--world-size`. The later of two for one key wins.
     pub flags: Vec<(String, String, String)>,
 }
 
 impl Config {
-    /// Puts the layers together and parses what results.
+    /// Merges the layers and parses the result.
     ///
-    /// Every name in every layer must be known. Of the values, those in force are parsed: one that a stronger layer
-    /// overrides is not looked at, so that a flag can mend what is wrong in a file.
+    /// Every name in every layer must be known. Only effective values are parsed, so a flag can override a bad value in a
+    /// file.
     ///
     /// # Errors
-    /// All that is wrong, in one [`ConfigError`].
+    /// All problems, in one [`ConfigError`].
     pub fn load(sources: &Sources) -> Result<Config, ConfigError> {
         let (layers, mut problems) = layers(sources);
         let merged = layers.into_iter().fold(Figment::new(), Figment::merge);
@@ -45,23 +45,26 @@ impl Config {
             let origin = merged.get_metadata(value.tag()).map_or(Source::Code, origin);
             let outcome = match text(&value) {
                 Ok(text) => config.set(key.key, &text),
-                Err(found) => {
-                    Err(crate::ValueError { found, expected: key.expected, example: key.example, why: None })
-                }
+                Err(kind) => Err(crate::ValueError {
+                    found: kind.to_string(),
+                    expected: key.expected,
+                    example: key.example,
+                    why: None,
+                }),
             };
             match outcome {
                 Ok(()) => config.provenance.record(key.key, config.value(key.key), origin),
-                // A flag may stand for several settings; what is wrong with its value is said once.
-                Err(cause) if is_known(&problems, &origin, &cause) => {}
-                Err(cause) => {
-                    let cause = Box::new(cause);
-                    problems.push(ConfigError::BadValue { key: key.key.into(), origin, cause });
+                // A flag may stand for several settings; a bad value is reported once.
+                Err(error) if is_known(&problems, &origin, &error) => {}
+                Err(error) => {
+                    let source = Box::new(error);
+                    problems.push(ConfigError::BadValue { key: key.key.into(), origin, source });
                 }
             }
         }
-        // After a refused value its default stands in, and would conflict in the user's name.
+        // In place of a refused value stands its default, whose conflicts are not the user's.
         if problems.is_empty() {
-            problems.extend(conflict(&config));
+            problems.extend(conflict(&config).map(ConfigError::from));
         }
 
         match problems.len() {
@@ -72,20 +75,20 @@ impl Config {
     }
 }
 
-/// Whether this flag has been refused for this reason already.
+/// Whether this flag was already refused for the same reason.
 fn is_known(problems: &[ConfigError], flag: &Source, cause: &crate::ValueError) -> bool {
-    let same = |problem: &ConfigError| matches!(problem, ConfigError::BadValue { origin, cause: other, .. } if origin == flag && **other == *cause);
+    let same = |problem: &ConfigError| matches!(problem, ConfigError::BadValue { origin, source: other, .. } if origin == flag && **other == *cause);
     matches!(flag, Source::Flag(_)) && problems.iter().any(same)
 }
 
-/// One source's settings, as figment takes them.
+/// The settings of one source, for figment.
 struct Layer {
     source: Source,
     settings: Dict,
 }
 
 impl Provider for Layer {
-    // figment tags each value with this, which is how a merged value still knows its source.
+    // figment tags each value with this, so a merged value still knows its source.
     fn metadata(&self) -> Metadata {
         match &self.source {
             Source::File(path) => Metadata::from(FILE, path.as_path()),
@@ -104,7 +107,7 @@ const FILE: &str = "file";
 const ENVIRONMENT: &str = "environment";
 const FLAG: &str = "flag";
 
-/// The source of which [`Layer::metadata`] was made.
+/// The source from which [`Layer::metadata`] was made.
 fn origin(metadata: &Metadata) -> Source {
     match (metadata.name.as_ref(), &metadata.source) {
         (FILE, Some(figment::Source::File(path))) => Source::File(path.clone()),
@@ -114,7 +117,7 @@ fn origin(metadata: &Metadata) -> Source {
     }
 }
 
-/// The layers from the weakest to the strongest, and all that is wrong with their names.
+/// The layers from the weakest to the strongest, and all problems with their names.
 fn layers(sources: &Sources) -> (Vec<Layer>, Vec<ConfigError>) {
     let mut layers = Vec::new();
     let mut problems = Vec::new();
@@ -149,7 +152,7 @@ fn layers(sources: &Sources) -> (Vec<Layer>, Vec<ConfigError>) {
     (layers, problems)
 }
 
-/// The file's path and contents; none if none was named and there is no default one.
+/// The file's path and contents; `None` if the user named none and there is no default one.
 fn read_file(sources: &Sources) -> Result<Option<(PathBuf, Dict)>, ConfigError> {
     let (path, required): (&Path, bool) = match (&sources.file, &sources.default_file) {
         (Some(path), _) => (path, true),
@@ -158,24 +161,24 @@ fn read_file(sources: &Sources) -> Result<Option<(PathBuf, Dict)>, ConfigError> 
     };
     let text = match std::fs::read_to_string(path) {
         Ok(text) => text,
-        Err(cause) if !required && cause.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(cause) => return Err(ConfigError::Unreadable { path: path.into(), cause }),
+        Err(error) if !required && error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(ConfigError::Unreadable { path: path.into(), source }),
     };
     match Toml::from_str(&text) {
         Ok(settings) => Ok(Some((path.into(), settings))),
         Err(error) => {
             let message = error.to_string();
-            // Ours says so already.
+            // Our own message says so already.
             let message = message.strip_prefix("TOML parse error ").unwrap_or(&message).trim_end().to_owned();
-            Err(ConfigError::IllFormed { path: path.into(), message })
+            Err(ConfigError::IllFormed { path: path.into(), source: TomlError(message) })
         }
     }
 }
 
-/// Walks a file's tables down to the settings and collects the names that are none.
+/// Walks a file's tables down to the settings and collects unknown names.
 fn check_names(prefix: &str, table: &Dict, source: &Source, problems: &mut Vec<ConfigError>) {
     for (name, value) in table {
-        // A quoted name with a dot in it is one name, and no setting has such.
+        // A quoted name with a dot in it is a single name, which no setting has.
         let name = if name.contains('.') { format!("\"{name}\"") } else { name.clone() };
         let path = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
         let is_section = SECTIONS.iter().any(|section| section.name == path);
@@ -199,14 +202,14 @@ fn unknown_table(key: String, source: &Source) -> ConfigError {
     ConfigError::UnknownKey { key, origin: source.clone(), nearest: near }
 }
 
-/// `name` is no setting. `spelling` turns a dotted key into what this source calls it.
+/// `name` is not a setting. `spelling` turns a dotted key into this source's spelling.
 fn unknown(name: &str, origin: Source, spelling: fn(&str) -> String) -> ConfigError {
     if let Some(section) = SECTIONS.iter().find(|section| spelling(section.name) == name) {
         let members: Vec<_> = section.keys.iter().map(|key| format!("`{}`", spelling(key.key))).collect();
         return ConfigError::Section { key: name.into(), origin, members: members.join(", ") };
     }
     let near = nearest(name, keys().map(|key| spelling(key.key))).or_else(|| {
-        // Right by its last part, under the wrong section or under none.
+        // The last part is right, the section is wrong or missing.
         let last = name.rsplit_once('.').map_or(name, |(_, last)| last);
         let mut namesakes = keys().filter(|key| key.key.rsplit_once('.').is_some_and(|(_, own)| own == last));
         namesakes.next().filter(|_| namesakes.next().is_none()).map(|key| spelling(key.key))
@@ -221,8 +224,19 @@ fn nest(key: &str, text: &str) -> Dict {
     }
 }
 
-/// A value as a user would write it outside TOML, or what it is when that cannot be written as one.
-fn text(value: &Value) -> Result<String, String> {
+/// A TOML value that cannot be written as text outside TOML.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+enum NotText {
+    #[error("a number")]
+    Number,
+    #[error("a table")]
+    Table,
+    #[error("a list")]
+    List,
+}
+
+/// A value as a user would write it outside TOML.
+fn text(value: &Value) -> Result<String, NotText> {
     match value {
         Value::String(_, text) => Ok(text.clone()),
         Value::Char(_, char) => Ok(char.to_string()),
@@ -230,35 +244,26 @@ fn text(value: &Value) -> Result<String, String> {
         Value::Num(_, number) => {
             let integer =
                 number.to_i128().map(|n| n.to_string()).or_else(|| number.to_u128().map(|n| n.to_string()));
-            integer.or_else(|| number.to_f64().map(|n| n.to_string())).ok_or_else(|| "a number".into())
+            integer.or_else(|| number.to_f64().map(|n| n.to_string())).ok_or(NotText::Number)
         }
         Value::Empty(..) => Ok(String::new()),
-        Value::Dict(..) => Err("a table".into()),
-        Value::Array(..) => Err("a list".into()),
+        Value::Dict(..) => Err(NotText::Table),
+        Value::Array(..) => Err(NotText::List),
     }
 }
 
-/// Values that are right one by one and wrong together.
-fn conflict(config: &Config) -> Option<ConfigError> {
-    let source = |key| config.source_of(key).unwrap_or(Source::Code);
-    if let (Some(least), Some(most)) = (config.nccl.min_ctas, config.nccl.max_ctas)
-        && least > most
+/// Values that are valid one by one, but not together.
+fn conflict(config: &Config) -> Option<Conflict> {
+    let origins = |keys: [&str; 2]| keys.map(|key| config.source_of(key).unwrap_or(Source::Code));
+    if let (Some(min), Some(max)) = (config.nccl.min_ctas, config.nccl.max_ctas)
+        && min > max
     {
-        return Some(ConfigError::Conflict(format!(
-            "`nccl.min_ctas` is {least} ({}), more than `nccl.max_ctas`, which is {most} ({}): lower the one or raise \
-             the other",
-            source("nccl.min_ctas"),
-            source("nccl.max_ctas")
-        )));
+        return Some(Conflict::Ctas { min, max, origins: origins(["nccl.min_ctas", "nccl.max_ctas"]) });
     }
-    let (rank, nodes) = (config.launch.node_rank, config.launch.nnodes.get());
-    (rank >= nodes).then(|| {
-        ConfigError::Conflict(format!(
-            "`launch.node_rank` is {rank} ({}), but `launch.nnodes` is {nodes} ({}): nodes are counted from 0, so \
-             the last is {}",
-            source("launch.node_rank"),
-            source("launch.nnodes"),
-            nodes - 1
-        ))
+    let (node_rank, nnodes) = (config.launch.node_rank, config.launch.nnodes.get());
+    (node_rank >= nnodes).then(|| Conflict::NodeRank {
+        node_rank,
+        nnodes,
+        origins: origins(["launch.node_rank", "launch.nnodes"]),
     })
 }

@@ -1,4 +1,4 @@
-//! One value as text: the same syntax in the file, the environment, a flag and `ryz config show`.
+//! A value as text: one syntax for the file, the environment, flags and `ryz config show`.
 
 use crate::ValueError;
 use serde::de::{self, Deserializer, Visitor};
@@ -8,20 +8,20 @@ use std::net::{IpAddr, SocketAddr};
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 
-/// A kind of value that a setting may have.
+/// A type that a setting may have.
 pub(crate) trait Setting: Sized {
-    /// Finishes the sentence "expected …".
+    /// Completes the sentence "expected …".
     const EXPECTED: &'static str;
-    /// A value that would do.
+    /// An example of a valid value.
     const EXAMPLE: &'static str;
 
-    /// The value that `text` says, or what more there is to tell than "not what was expected".
+    /// Parses `text`. The error is an explanation in addition to "expected …", if there is one.
     fn read(text: &str) -> Result<Self, Option<String>>;
 
-    /// The text that [`Setting::read`] reads back to the same value.
+    /// The text that [`Setting::read`] parses to the same value.
     fn show(&self) -> String;
 
-    /// Numbers and truth values override this, so that JSON and TOML show them bare.
+    /// Numbers and booleans override this, so that JSON and TOML show them unquoted.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&self.show())
     }
@@ -43,7 +43,7 @@ pub(crate) fn built_in<T: Setting>(text: &str) -> T {
     T::parse(text).unwrap_or_else(|error| unreachable!("a default of this crate: {error}"))
 }
 
-/// Unset is the empty text, so that a stronger layer can take back what a weaker one set.
+/// The empty text means unset, so that a stronger layer can undo a weaker one.
 impl<T: Setting> Setting for Option<T> {
     const EXPECTED: &'static str = T::EXPECTED;
     const EXAMPLE: &'static str = T::EXAMPLE;
@@ -134,7 +134,7 @@ pub(crate) mod as_setting {
     }
 }
 
-/// Any scalar, as the text a user would have written for it.
+/// Any scalar, as the text that a user would write.
 struct TextVisitor(&'static str);
 
 impl<'de> Visitor<'de> for TextVisitor {

@@ -15,7 +15,7 @@ use crate::setting::{Setting, public_setting};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteSize(u64);
 
-/// From large to small, so that the first that divides a size shows it shortest.
+/// In descending order, so that the first unit that divides a size gives the shortest text.
 const UNITS: [(&str, u64); 9] = [
     ("TiB", 1 << 40),
     ("TB", 1_000_000_000_000),
@@ -29,17 +29,17 @@ const UNITS: [(&str, u64); 9] = [
 ];
 
 impl ByteSize {
-    /// So many bytes.
+    /// A size in bytes.
     pub const fn bytes(bytes: u64) -> Self {
         Self(bytes)
     }
 
-    /// So many times 1024 bytes.
+    /// A size in KiB, 1024 bytes.
     pub const fn kib(kib: u32) -> Self {
         Self((kib as u64) << 10)
     }
 
-    /// So many times 1024 × 1024 bytes.
+    /// A size in MiB, 1024 × 1024 bytes.
     pub const fn mib(mib: u32) -> Self {
         Self((mib as u64) << 20)
     }
@@ -49,7 +49,7 @@ impl ByteSize {
         self.0
     }
 
-    /// The number of bytes as a length in memory; the longest there is, should this size not fit.
+    /// The number of bytes as a length in memory; `usize::MAX` if it does not fit.
     pub fn as_usize(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
     }

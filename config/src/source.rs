@@ -8,7 +8,7 @@ use std::path::PathBuf;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Source {
-    /// Nobody set it.
+    /// The default: nobody set it.
     Default,
     /// This configuration file.
     File(PathBuf),
@@ -16,7 +16,7 @@ pub enum Source {
     Environment(String),
     /// This command-line flag, as the user typed it.
     Flag(String),
-    /// The embedding program wrote it into the [`Config`](crate::Config).
+    /// The embedding program assigned it.
     Code,
 }
 
@@ -37,16 +37,16 @@ impl fmt::Display for Source {
 pub struct Entry {
     /// The dotted key.
     pub key: &'static str,
-    /// The value, in the syntax in which it may be written; empty when an optional one is unset.
+    /// The value, in the syntax of the file; empty for an optional setting that is unset.
     pub value: String,
     /// Where it came from.
     pub source: Source,
 }
 
-/// What loading a configuration recorded about its origin; empty in one made by hand.
+/// The origin of each loaded value; empty in a configuration built in code.
 ///
-/// It is a public field of [`Config`](crate::Config) only so that `..Config::default()` may be written outside this
-/// crate. It takes no part in comparison: the same values from elsewhere are the same configuration.
+/// A public field of [`Config`](crate::Config) only so that other crates can write `..Config::default()`. Comparison ignores
+/// it: the same values from other sources are the same configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Provenance {
     recorded: BTreeMap<&'static str, (String, Source)>,
@@ -57,8 +57,8 @@ impl Provenance {
         self.recorded.insert(key, (value, source));
     }
 
-    /// The origin of `value`, now standing under `key`. Public fields may have been assigned since loading, so what was
-    /// recorded counts only while the value is still the one recorded.
+    /// The origin of `value`, the current value of `key`. Fields may have been assigned since loading, so the recorded origin
+    /// counts only while the value is the recorded one.
     pub(crate) fn of(&self, key: &str, value: &str, default: &str) -> Source {
         match self.recorded.get(key) {
             Some((recorded, source)) if recorded == value => source.clone(),

@@ -1,6 +1,6 @@
 //! What NCCL will be told, and who said so.
 
-use ryzanstein_config::nccl::{NcclSource, NcclVariable, Own, advice, conf_file, missing, plan};
+use ryzanstein_config::nccl::{NcclSource, NcclVariable, UserVariable, advice, conf_file, missing, plan};
 use ryzanstein_config::{Config, NcclProfile, Source, Sources};
 
 fn with_flags(flags: &[(&str, &str)]) -> Config {
@@ -8,15 +8,15 @@ fn with_flags(flags: &[(&str, &str)]) -> Config {
     Config::load(&Sources { flags, ..Sources::default() }).expect("loads")
 }
 
-fn own(pairs: &[(&str, &str)]) -> Vec<Own> {
+fn own(pairs: &[(&str, &str)]) -> Vec<UserVariable> {
     pairs
         .iter()
-        .map(|(name, value)| Own { name: (*name).into(), value: (*value).into(), file: None })
+        .map(|(name, value)| UserVariable { name: (*name).into(), value: (*value).into(), file: None })
         .collect()
 }
 
-fn of_file(name: &str, value: &str, file: &str) -> Own {
-    Own { name: name.into(), value: value.into(), file: Some(file.into()) }
+fn of_file(name: &str, value: &str, file: &str) -> UserVariable {
+    UserVariable { name: name.into(), value: value.into(), file: Some(file.into()) }
 }
 
 fn find<'a>(plan: &'a [NcclVariable], name: &str) -> &'a NcclVariable {
@@ -71,8 +71,8 @@ fn the_users_own_variable_wins_over_field_and_profile_and_shows_what_was_set_asi
     let plan = plan(&config, &own(&[("NCCL_DEBUG", "TRACE")]));
     let debug = find(&plan, "NCCL_DEBUG");
     assert_eq!((debug.value.as_str(), &debug.source), ("TRACE", &NcclSource::Environment));
-    let (aside, by) = debug.set_aside.as_ref().expect("the field was set aside");
-    assert_eq!(aside, "WARN");
+    let (value, by) = debug.overridden.as_ref().expect("the field is overridden");
+    assert_eq!(value, "WARN");
     assert!(matches!(by, NcclSource::Setting("nccl.debug", _)));
     assert!(missing(&config, &own(&[("NCCL_DEBUG", "TRACE")])).iter().all(|(name, _)| name != "NCCL_DEBUG"));
 }
@@ -89,7 +89,7 @@ fn another_variable_of_the_same_matter_keeps_ours_away() {
     let config = with_flags(&[("nccl.profile", "inference"), ("nccl.p2p_level", "nvl")]);
     let plan = plan(&config, &own(&[("NCCL_MAX_NCHANNELS", "2"), ("NCCL_P2P_DISABLE", "1")]));
     assert!(plan.iter().all(|v| v.name != "NCCL_MAX_CTAS" && v.name != "NCCL_P2P_LEVEL"), "{plan:?}");
-    assert_eq!(find(&plan, "NCCL_MAX_NCHANNELS").set_aside.as_ref().expect("ours").0, "16");
+    assert_eq!(find(&plan, "NCCL_MAX_NCHANNELS").overridden.as_ref().expect("ours").0, "16");
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn a_profile_does_not_ask_for_more_thread_blocks_than_field_or_user_allow() {
     let field = plan(&with_flags(&[("nccl.profile", "bandwidth"), ("nccl.max_ctas", "8")]), &[]);
     assert!(field.iter().all(|v| v.name != "NCCL_MIN_CTAS"), "{field:?}");
     let users = plan(&with_flags(&[("nccl.profile", "bandwidth")]), &own(&[("NCCL_MAX_CTAS", "8")]));
-    assert_eq!(find(&users, "NCCL_MAX_CTAS").set_aside.as_ref().expect("ours").0, "NCCL_MIN_CTAS=64");
+    assert_eq!(find(&users, "NCCL_MAX_CTAS").overridden.as_ref().expect("ours").0, "NCCL_MIN_CTAS=64");
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn the_environment_wins_over_files_and_files_over_ours() {
         of_file("NCCL_DEBUG", "INFO", "/etc/nccl.conf"),
         of_file("NCCL_PROTO", "LL", "/home/a/.nccl.conf"),
         of_file("NCCL_PROTO", "Simple", "/etc/nccl.conf"),
-        Own { name: "NCCL_DEBUG".into(), value: "VERSION".into(), file: None },
+        UserVariable { name: "NCCL_DEBUG".into(), value: "VERSION".into(), file: None },
     ];
     let plan = plan(&with_flags(&[("nccl.debug", "warn"), ("nccl.protocol", "simple")]), &own);
     assert_eq!(find(&plan, "NCCL_DEBUG").value, "VERSION");

@@ -1,4 +1,4 @@
-//! `ryz generate`: a model that goes on from a prompt, its weights cut over the ranks.
+//! `ryz generate`: text generation with a tensor-parallel model.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::Orchestrator;
 
-/// What to go on from.
+/// The prompt.
 #[derive(Clone, Debug)]
 pub enum Prompt {
     /// Text; the folder must have a `tokenizer.json`.
@@ -20,37 +20,37 @@ pub enum Prompt {
     Tokens(Vec<u32>),
 }
 
-/// What to do.
+/// What to generate.
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The model's folder.
     pub model: PathBuf,
-    /// What to go on from.
+    /// The prompt.
     pub prompt: Prompt,
-    /// Where to write f32 logits `[positions, vocabulary]` of the prompt and the tokens made, unpadded. Rank 0 writes.
+    /// Where rank 0 writes the f32 logits `[positions, vocabulary]` of the prompt and the generated tokens, unpadded.
     pub logits_out: Option<PathBuf>,
-    /// Go on behind the model's end token.
+    /// Continue after the end-of-text token.
     pub ignore_end: bool,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Debug)]
 pub struct Response {
-    /// Ids made, without the prompt.
+    /// Generated ids, without the prompt.
     pub tokens: Vec<u32>,
-    /// The same as text, where there is a tokenizer.
+    /// The same as text, if there is a tokenizer.
     pub text: Option<String>,
-    /// Why it ended.
+    /// Why generation ended.
     pub stop: StopReason,
-    /// What loading took on each rank, in rank order.
-    pub loads: Vec<Load>,
+    /// Load statistics of each rank, in rank order.
+    pub loads: Vec<LoadStats>,
     /// This rank's profile as a table.
     pub profile: String,
 }
 
-/// What loading took on one rank.
+/// Load statistics of one rank.
 #[derive(Clone, Copy, Debug, serde::Serialize, serde::Deserialize)]
-pub struct Load {
+pub struct LoadStats {
     /// Bytes of weights read from files.
     pub bytes_read: u64,
     /// Bytes of weights in all files.
@@ -59,7 +59,7 @@ pub struct Load {
     pub seconds: f64,
 }
 
-impl From<&LoadReport> for Load {
+impl From<&LoadReport> for LoadStats {
     fn from(report: &LoadReport) -> Self {
         Self {
             bytes_read: report.bytes_read,
@@ -85,29 +85,29 @@ impl Response {
     }
 }
 
-/// Makes the empty file that logits go to, so that one that cannot be written is refused before a model is loaded.
+/// Creates the empty file for the logits, so that one that cannot be written is refused before a model is loaded.
 ///
 /// # Errors
-/// Names the file.
+/// [`Error::Input`] names the file.
 pub fn create_logits(file: &Path) -> Result<(), Error> {
     std::fs::File::create(file).map(drop).map_err(|error| cannot_write(file, &error))
 }
 
-/// A prompt that the model can take, and what turns words into tokens and back, where the folder has it.
+/// A checked prompt, and the tokenizer if the folder has one.
 #[derive(Debug)]
-pub struct Input {
+pub struct PreparedPrompt {
     /// The model's settings.
     pub config: LlamaConfig,
     tokens: Vec<u32>,
     tokenizer: Option<Tokenizer>,
 }
 
-/// Turns the prompt into tokens, and refuses what the model can never do, before any weight is read.
+/// Encodes the prompt, and refuses requests beyond the model's limits, before any weight is read.
 ///
 /// # Errors
-/// Names the settings or the tokenizer that cannot be read, the token that is not in the vocabulary, or how many tokens
-/// can be added at most.
-pub fn prepare(settings: &ModelConfig, request: &Request) -> Result<Input, Error> {
+/// Names the settings or the tokenizer that cannot be read, the token outside the vocabulary, or the maximum number of new
+/// tokens.
+pub fn prepare(settings: &ModelConfig, request: &Request) -> Result<PreparedPrompt, Error> {
     let config = LlamaConfig::from_folder(&request.model)?;
     let tokenizer = Tokenizer::open(&request.model)?;
     let tokens = match (&request.prompt, &tokenizer) {
@@ -120,12 +120,12 @@ pub fn prepare(settings: &ModelConfig, request: &Request) -> Result<Input, Error
             )));
         }
     };
-    admit(&config, request, &tokens, settings.max_new_tokens as usize)?;
-    Ok(Input { config, tokens, tokenizer })
+    check_prompt(&config, request, &tokens, settings.max_new_tokens as usize)?;
+    Ok(PreparedPrompt { config, tokens, tokenizer })
 }
 
-/// Holds a prompt and the number of tokens to add against the model's settings.
-fn admit(config: &LlamaConfig, request: &Request, prompt: &[u32], more: usize) -> Result<(), Error> {
+/// Checks a prompt and the number of new tokens against the model's limits.
+fn check_prompt(config: &LlamaConfig, request: &Request, prompt: &[u32], more: usize) -> Result<(), Error> {
     let (file, length) = (request.model.join("config.json"), prompt.len());
     let file = file.display();
     let &LlamaConfig { vocabulary, max_positions: most, .. } = config;
@@ -135,7 +135,9 @@ fn admit(config: &LlamaConfig, request: &Request, prompt: &[u32], more: usize) -
     if let Some(token) = prompt.iter().find(|token| **token as usize >= vocabulary) {
         let remedy = match request.prompt {
             Prompt::Tokens(_) => format!("give ids from 0 to {}", vocabulary.saturating_sub(1)),
-            Prompt::Text(_) => "tokenizer.json beside it makes such tokens, and is of another model".into(),
+            Prompt::Text(_) => {
+                "the tokenizer.json next to it produces such tokens, so it belongs to another model".into()
+            }
         };
         return Err(Error::Input(format!(
             "token {token} is not in the vocabulary of {vocabulary} (`vocab_size` of {file}); {remedy}"
@@ -147,7 +149,7 @@ fn admit(config: &LlamaConfig, request: &Request, prompt: &[u32], more: usize) -
              prompt"
         )));
     }
-    // The last token is chosen and never fed back, so that it needs no position.
+    // The last token is never fed back, so it needs no position.
     let room = most - length + 1;
     if more > room {
         return Err(Error::Input(format!(
@@ -159,18 +161,19 @@ fn admit(config: &LlamaConfig, request: &Request, prompt: &[u32], more: usize) -
     Ok(())
 }
 
-/// Loads the model and generates from what [`prepare`] made of the same settings and request. Every rank calls this alike.
+/// Loads the model and generates from what [`prepare`] returned for the same settings and request. Every rank calls this.
 ///
 /// # Errors
 /// Those of the model and of the collectives, and when `logits_out` cannot be written.
 pub fn run(
-    rank: &mut Orchestrator,
+    orchestrator: &mut Orchestrator,
     settings: &ModelConfig,
     request: &Request,
-    input: Input,
+    input: PreparedPrompt,
 ) -> Result<Response, Error> {
-    let Input { tokens: prompt, tokenizer, .. } = input;
-    if let Some(file) = request.logits_out.as_deref().filter(|_| rank.tensor_parallel().rank().0 == 0) {
+    let PreparedPrompt { tokens: prompt, tokenizer, .. } = input;
+    if let Some(file) = request.logits_out.as_deref().filter(|_| orchestrator.tensor_parallel().rank().0 == 0)
+    {
         create_logits(file)?;
     }
     let dtype = settings.dtype.map(|dtype| match dtype {
@@ -178,7 +181,7 @@ pub fn run(
         ModelDType::Bf16 => DType::BF16,
         ModelDType::F32 => DType::F32,
     });
-    let model = rank.load_model(&request.model, dtype)?;
+    let model = orchestrator.load_model(&request.model, dtype)?;
     let sampling = if settings.temperature.get() == 0.0 {
         Sampling::Greedy
     } else {
@@ -194,13 +197,13 @@ pub fn run(
         ignore_end: request.ignore_end,
         graph: settings.graph,
     };
-    let group = rank.tensor_parallel();
-    let loads = group.all_gather_object(&Load::from(model.report()))?;
+    let group = orchestrator.tensor_parallel();
+    let loads = group.all_gather_object(&LoadStats::from(model.report()))?;
     group.profile().clear();
     let generated = model.generate(&prompt, &options, group)?;
     let profile = table::profile(&group.profile().rows());
     if let Some(file) = &request.logits_out {
-        // Once more, all positions at once: the same cache, the same sums. The last token has no successor.
+        // Once more, all positions at once: the same cache, the same sums. The last token is not an input.
         let mut all = prompt.clone();
         all.extend(&generated.tokens);
         all.truncate(prompt.len() + generated.tokens.len().saturating_sub(1));
@@ -225,7 +228,7 @@ fn write_logits(file: &Path, logits: &Tensor) -> Result<(), Error> {
 
 fn cannot_write(file: &Path, error: &std::io::Error) -> Error {
     Error::Input(format!(
-        "cannot write --logits-out {}: {error}; name a file in a folder that is there and can be written",
+        "cannot write --logits-out {}: {error}; name a file in an existing writable folder",
         file.display()
     ))
 }

@@ -1,26 +1,25 @@
-//! The processes of one job: how they find each other, how they are started and ended, and the `ryz` command.
+//! The processes of one job: rendezvous, launcher, checks and measurements, and the `ryz` command.
 //!
-//! A rank calls [`rendezvous::connect`] and hands what it gets to the process group. A launcher calls
-//! [`supervisor::run`].
+//! An embedding program creates an [`Orchestrator`] per rank. A launcher calls [`supervisor::run`].
 
 pub mod bench;
 pub mod check;
 pub mod control;
 pub mod doctor;
-mod engine;
 pub mod generate;
 pub mod measure;
 pub mod nccl_settings;
+mod orchestrator;
 pub mod rendezvous;
 pub mod supervisor;
 pub mod telemetry;
 
-pub use engine::Orchestrator;
+pub use orchestrator::Orchestrator;
 
-/// The version that all ranks of a job must share.
+/// The version of this crate, which must be the same on all ranks of a job.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// What this host calls itself.
+/// The host name.
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -1,63 +1,63 @@
-//! NCCL's variables as this process finds them: its environment, and the files that NCCL reads besides.
+//! NCCL's variables in this process: from its environment, and from the files that NCCL reads.
 //!
-//! A program that embeds the engine and does not run under `ryz launch` sets what [`missing`] says first thing in `main`,
-//! before any thread is there: NCCL reads its variables when it is loaded, and changing the environment is sound only
-//! while nobody else can read it.
+//! An embedding program that does not run under `ryz launch` sets the variables that [`missing`] returns at the start of
+//! `main`, before any other thread starts: NCCL reads its variables when it is loaded, and changing the environment is sound
+//! only while no other thread can read it.
 
 use std::path::{Path, PathBuf};
 
 use ryzanstein_config::Config;
-use ryzanstein_config::nccl::{self, Own, conf_file};
+use ryzanstein_config::nccl::{self, UserVariable, conf_file};
 use ryzanstein_process_group::Error;
 
 use crate::rendezvous::Environment;
 
-/// The file of the whole host.
+/// The host-wide file.
 const OF_HOST: &str = "/etc/nccl.conf";
 
-/// The user's own variables of NCCL: those of `environment`, of the file that `NCCL_CONF_FILE` names or else `.nccl.conf` in
-/// the user's folder by the password database, and of `/etc/nccl.conf`, from the strongest. A file that cannot be read has
-/// none, for NCCL neither.
-pub fn own(environment: &Environment) -> Vec<Own> {
-    own_at(environment, home().as_deref())
+/// The user's own NCCL variables, strongest first: from `environment`, from the file that `NCCL_CONF_FILE` names (otherwise
+/// `.nccl.conf` in the home folder of the password database), and from `/etc/nccl.conf`. Files that cannot be read are
+/// ignored, as NCCL ignores them.
+pub fn user_variables(environment: &Environment) -> Vec<UserVariable> {
+    user_variables_in(environment, home().as_deref())
 }
 
-fn own_at(environment: &Environment, home: Option<&Path>) -> Vec<Own> {
-    let mut all = Own::of_environment(environment);
+fn user_variables_in(environment: &Environment, home: Option<&Path>) -> Vec<UserVariable> {
+    let mut all = UserVariable::of_environment(environment);
     for path in files(environment, home) {
         all.extend(of_file(&path));
     }
     all
 }
 
-/// The files that NCCL looks for, the stronger first, where `home` is the user's folder.
+/// The files that NCCL reads, the stronger first; `home` is the user's home folder.
 fn files(environment: &Environment, home: Option<&Path>) -> Vec<PathBuf> {
     let named = environment.get("NCCL_CONF_FILE").filter(|file| !file.is_empty()).map(PathBuf::from);
     let users = named.or_else(|| home.map(|home| home.join(".nccl.conf")));
     users.into_iter().chain([OF_HOST.into()]).collect()
 }
 
-/// The user's folder by the password database, where NCCL looks: it does not read `HOME`.
+/// The user's home folder according to the password database, where NCCL looks: it ignores `HOME`.
 fn home() -> Option<PathBuf> {
     let user = nix::unistd::User::from_uid(nix::unistd::Uid::current()).ok().flatten();
     user.map(|user| user.dir)
 }
 
-fn of_file(path: &Path) -> Vec<Own> {
+fn of_file(path: &Path) -> Vec<UserVariable> {
     let text = std::fs::read_to_string(path).unwrap_or_default();
     let pairs = conf_file(&text).into_iter();
-    pairs.map(|(name, value)| Own { name, value, file: Some(path.to_owned()) }).collect()
+    pairs.map(|(name, value)| UserVariable { name, value, file: Some(path.to_owned()) }).collect()
 }
 
-/// The variables that `[nccl]` asks for and that neither `environment` nor NCCL's files have.
+/// The variables that `[nccl]` requires and that neither `environment` nor NCCL's files set.
 pub fn missing(config: &Config, environment: &Environment) -> Vec<(String, String)> {
-    nccl::missing(config, &own(environment))
+    nccl::missing(config, &user_variables(environment))
 }
 
-/// Refuses an environment that lacks what `[nccl]` asks for.
+/// Checks that the environment has the variables that `[nccl]` requires.
 ///
 /// # Errors
-/// [`Error::Configuration`] naming the variables, and the ways to have them set in time.
+/// [`Error::Configuration`] names the missing variables, and how to set them in time.
 pub fn require(config: &Config, environment: &Environment) -> Result<(), Error> {
     let missing = missing(config, environment);
     if missing.is_empty() {
@@ -65,8 +65,8 @@ pub fn require(config: &Config, environment: &Environment) -> Result<(), Error> 
     }
     let list: Vec<_> = missing.iter().map(|(name, value)| format!("{name}={value}")).collect();
     Err(Error::Configuration(format!(
-        "the section [nccl] asks for {}, which this process was not started with, and NCCL reads its variables only when \
-         it is loaded: start the program with `ryz launch`, export them, write them into {}, or set them before the \
+        "the section [nccl] requires {}, which this process was not started with, and NCCL reads its variables only when \
+         it is loaded: start the program with `ryz launch`, export them, write them to {}, or set them before the \
          program's first thread starts",
         list.join(" "),
         files(environment, home().as_deref())[0].display()
@@ -100,7 +100,7 @@ mod tests {
         let other = other.to_str().expect("text");
         let nowhere = Path::new("/nowhere");
         let of_file = |variables: &[(&str, &str)], home: &Path| -> Vec<String> {
-            let all = own_at(&environment(variables), Some(home)).into_iter();
+            let all = user_variables_in(&environment(variables), Some(home)).into_iter();
             all.filter(|own| own.file.as_deref().is_some_and(|file| file.starts_with(folder.path())))
                 .map(|own| own.name)
                 .collect()

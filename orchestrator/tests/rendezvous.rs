@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ryzanstein_config::{BackendChoice, HostPort, RendezvousConfig, Timeout};
 use ryzanstein_orchestrator::rendezvous::{Client, Identity, Server, listen};
 use ryzanstein_process_group::{
-    BackendKind, Candidate, Capability, Epoch, Error, Gpu, Membership, Rank, Rendezvous, Secret, store,
+    BackendKind, Candidate, Capability, Epoch, Error, Membership, Rank, Rendezvous, Secret, store,
 };
 
 fn within(seconds: u64) -> Instant {
@@ -73,8 +73,7 @@ fn candidate(pid: u32) -> Candidate {
         cpus: 1,
         data_address: Some(([127, 0, 0, 1], 4000 + pid as u16).into()),
         wanted: BackendChoice::Auto,
-        capabilities: vec![Capability { backend: BackendKind::Tcp, obstacle: None }],
-        gpu: Some(Gpu { uuid: format!("GPU-{pid}"), name: "NVIDIA H200".into(), nccl: 22_803 }),
+        capabilities: vec![Capability::usable(BackendKind::Tcp)],
     }
 }
 
@@ -86,7 +85,7 @@ fn ranks_join_get_one_roster_and_share_a_store_and_a_barrier() {
         assert_eq!(membership.rank.index(), i);
         assert_eq!(membership.roster, ranks[0].1.roster);
         assert_eq!(membership.roster.members[2].data_address, Some(([127, 0, 0, 1], 4002).into()));
-        assert_eq!(membership.agreement.backend, BackendKind::Tcp);
+        assert_eq!(membership.selection.backend, BackendKind::Tcp);
         assert!(client.local_address().expect("an address").is_loopback());
     }
     let waiting = {

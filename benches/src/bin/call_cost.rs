@@ -1,6 +1,6 @@
-//! What a call costs beside the work itself: checks, numbering, clock, profile.
+//! The overhead of a call: checks, numbering, clock and profile.
 //!
-//! A group of one has nothing to send, so that its all-reduce is exactly this. The budget is 200 ns.
+//! A group of one has nothing to send, so its all-reduce is exactly this overhead. The budget is 200 ns.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -1,22 +1,19 @@
-//! What a token costs when several sequences get one in the same pass, beside a pass of one sequence in the same run.
+//! What a token costs when several sequences get one in the same pass, compared with a pass of one sequence.
 //!
 //! `decode_rate [--world-size 4] [--backend auto] [--layers 8] [--sequences 1,2,4,8,16,32,64] [--prompt 512] [--passes 50]
-//! [--folder DIR]` needs a built `ryz` beside this program. It writes a checkpoint as `load_rate` does and removes it at the end.
-//! All sequences hold the same tokens, so that their logits must be the same but for rounding, which is checked at each pass.
+//! [--folder DIR]` needs a built `ryz` in the folder of this program. It writes a checkpoint as `load_rate` does and removes it at the end.
+//! All sequences hold the same tokens, so their logits must agree up to rounding, which is checked at each pass.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ryzanstein_benches::checkpoint::{self, VOCABULARY};
 use ryzanstein_benches::ranks;
-use ryzanstein_config::{Config, Sources};
-use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_process_group::{ProcessGroup, table};
 use ryzanstein_tensor_parallel::{Llama, Tensor};
 
-/// Passes before those that count: the first runs one by one, the second is recorded.
+/// Untimed passes: the first runs eagerly, the second is captured.
 const WARM_UP: usize = 4;
 
 fn main() -> Result<()> {
@@ -40,19 +37,18 @@ fn main() -> Result<()> {
             "--prompt" => prompt = value,
             "--passes" => passes = value,
             "--folder" => folder = value.into(),
-            _ => bail!("unknown flag {flag}; see the head of this file"),
+            _ => bail!("unknown flag {flag}; see the top of this file"),
         }
     }
     let folder = tempfile::tempdir_in(&folder)?;
     checkpoint::write(folder.path(), layers)?;
-    ranks::launch(world_size, &backend, folder.path(), &[&sequences, prompt, passes])
+    let mut command = ranks::command(world_size, &backend)?;
+    Ok(ranks::run(command.arg(folder.path()).args([&sequences, prompt, passes]))?)
 }
 
 fn rank(folder: &Path, sequences: &[usize], prompt: usize, passes: usize) -> Result<()> {
-    let environment: BTreeMap<String, String> = std::env::vars().collect();
-    let sources = Sources { environment: environment.clone().into_iter().collect(), ..Sources::default() };
-    let mut rank = Orchestrator::initialize(&Config::load(&sources)?, &environment)?;
-    let group = rank.manager().world();
+    let mut orchestrator = ranks::initialize()?;
+    let group = orchestrator.manager().world();
     let model = Llama::load(folder, None, group)?;
     let mut rows = Vec::new();
     let mut of_first = None;
@@ -73,7 +69,7 @@ fn rank(folder: &Path, sequences: &[usize], prompt: usize, passes: usize) -> Res
         print!("{}", table::columns(&head, 0, &rows));
     }
     drop(model);
-    Ok(rank.finalize()?)
+    Ok(orchestrator.finalize()?)
 }
 
 /// Median seconds of a pass that gives each of `n` sequences a token.
@@ -106,7 +102,7 @@ fn pass(
     Ok(times[times.len() / 2])
 }
 
-/// All rows are the same, but for the rounding of products that a library may cut in other ways for other rows.
+/// All rows agree up to the rounding of matrix products, which a library may split differently for different rows.
 fn check(logits: &Tensor) -> Result<()> {
     let values = logits.values()?;
     let first = &values[..logits.columns()];

@@ -1,11 +1,10 @@
-//! How quickly ranks load their shares of a model, beside plain reads of as many bytes from the same files.
+//! How fast ranks load their shards of a model, compared with plain reads of as many bytes from the same files.
 //!
-//! `load_rate [--world-size 4] [--backend auto] [--layers 8] [--rounds 3] [--folder DIR]` needs a built `ryz` beside this
-//! program. It writes a checkpoint with the layers of an 8-billion-parameter Llama (436 MB each in bf16, and 0.5 GB beside) into a
-//! folder of its own in DIR (else the system's for temporary files) and removes it at the end. The files have just been
-//! written, so that both read the page cache; a plain read is one thread a rank, 8 MiB at a time into the same memory.
+//! `load_rate [--world-size 4] [--backend auto] [--layers 8] [--rounds 3] [--folder DIR]` needs a built `ryz` in the folder of this
+//! program. It writes a checkpoint with the layers of an 8-billion-parameter Llama (436 MB each in bf16, plus 0.5 GB) into a
+//! folder of its own in DIR (by default the temporary folder) and removes it at the end. The files have just been
+//! written, so both sides read the page cache; a plain read is one thread per rank, 8 MiB at a time into the same memory.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -14,8 +13,6 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail, ensure};
 use ryzanstein_benches::checkpoint::{self, FILE, PIECE};
 use ryzanstein_benches::ranks;
-use ryzanstein_config::{Config, Sources};
-use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_process_group::table;
 use ryzanstein_tensor_parallel::Llama;
 
@@ -44,32 +41,31 @@ fn main() -> Result<()> {
             "--layers" => options.layers = value.parse().context("--layers")?,
             "--rounds" => options.rounds = value.parse().context("--rounds")?,
             "--folder" => options.folder = value.into(),
-            _ => bail!("unknown flag {flag}; see the head of this file"),
+            _ => bail!("unknown flag {flag}; see the top of this file"),
         }
     }
     let folder = tempfile::tempdir_in(&options.folder)?;
     checkpoint::write(folder.path(), options.layers)?;
     let rounds = options.rounds.to_string();
-    ranks::launch(options.world_size, &options.backend, folder.path(), &[&rounds])
+    let mut command = ranks::command(options.world_size, &options.backend)?;
+    Ok(ranks::run(command.arg(folder.path()).arg(rounds))?)
 }
 
 /// Bytes, seconds of the plain read, seconds of the load: on one rank, in one round.
 type Round = (u64, f64, f64);
 
 fn rank(folder: &Path, rounds: usize) -> Result<()> {
-    let environment: BTreeMap<String, String> = std::env::vars().collect();
-    let sources = Sources { environment: environment.clone().into_iter().collect(), ..Sources::default() };
-    let mut rank = Orchestrator::initialize(&Config::load(&sources)?, &environment)?;
+    let mut orchestrator = ranks::initialize()?;
     let file = File::open(folder.join(FILE))?;
     let mut memory = vec![0; PIECE];
     let mut mine: Vec<Round> = Vec::new();
-    // The first is a warm-up: the GPU's memory, pinned buffers and the page tables are made then.
+    // The first round is a warm-up: it creates GPU memory, pinned buffers and page tables.
     for round in 0..=rounds {
-        let group = rank.manager().world();
+        let group = orchestrator.manager().world();
         let (n, me) = (group.world_size() as u64, u64::from(group.rank().0));
         group.barrier()?;
         let model = Llama::load(folder, None, group)?;
-        // Until every rank has its weights; the first pass behind it, on GPUs, is no loading.
+        // Until every rank has its weights; without the first pass that follows on GPUs.
         let (bytes, loading) = (model.report().bytes_read, model.report().elapsed.as_secs_f64());
         drop(model);
         group.barrier()?;
@@ -88,12 +84,12 @@ fn rank(folder: &Path, rounds: usize) -> Result<()> {
             mine.push((bytes, plain, loading));
         }
     }
-    let group = rank.manager().world();
+    let group = orchestrator.manager().world();
     let all = group.all_gather_object(&mine)?;
     if group.rank().0 == 0 {
         print(&all);
     }
-    Ok(rank.finalize()?)
+    Ok(orchestrator.finalize()?)
 }
 
 fn print(all: &[Vec<Round>]) {

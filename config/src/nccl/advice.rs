@@ -1,9 +1,9 @@
-//! What is to be said of a variable that NCCL does not read, or should not find.
+//! Advice about variables that NCCL does not read, or that do harm.
 
 use super::known::KNOWN;
 use crate::keys::nearest;
 
-/// Something to know about a variable that begins as NCCL's do.
+/// Advice about a variable whose name begins with `NCCL_`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advice {
     /// What the variable is, or was.
@@ -16,23 +16,23 @@ pub struct Advice {
 const TABLE: &[(&str, &str, &str)] = &[
     (
         "NCCL_MIN_NRINGS",
-        "the name that NCCL_MIN_NCHANNELS had before NCCL 2.5, accepted still",
+        "the name of NCCL_MIN_NCHANNELS before NCCL 2.5, still accepted",
         "set nccl.min_ctas, or NCCL_MIN_CTAS",
     ),
     (
         "NCCL_MAX_NRINGS",
-        "the name that NCCL_MAX_NCHANNELS had before NCCL 2.5, accepted still",
+        "the name of NCCL_MAX_NCHANNELS before NCCL 2.5, still accepted",
         "set nccl.max_ctas, or NCCL_MAX_CTAS",
     ),
-    ("NCCL_RINGS", "rings written by hand, removed in NCCL 2.5", "unset it: NCCL finds the rings itself"),
+    ("NCCL_RINGS", "rings written by hand; removed in NCCL 2.5", "unset it: NCCL finds the rings itself"),
     (
         "NCCL_NVLINK_DISABLE",
         "never a variable of NCCL; nothing reads it",
-        "set nccl.p2p_level: `nvl` restricts GPUs to NVLink, `loc` keeps them from each other's memory",
+        "set nccl.p2p_level: `nvl` allows peer access over NVLink only, `loc` not at all",
     ),
     (
         "NCCL_TIMEOUT",
-        "never a variable of NCCL, which waits without bound; nothing reads it",
+        "never a variable of NCCL, which waits for ever; nothing reads it",
         "set process_group.timeout, the deadline of every collective",
     ),
     (
@@ -48,13 +48,13 @@ const TABLE: &[(&str, &str, &str)] = &[
     ("NCCL_SINGLE_RING_THRESHOLD", "removed in NCCL 2.3", "unset it, or set nccl.max_ctas"),
     (
         "NCCL_IB_GDR_LEVEL",
-        "the name that NCCL_NET_GDR_LEVEL had before NCCL 2.4",
+        "the name of NCCL_NET_GDR_LEVEL before NCCL 2.4",
         "set nccl.gpu_direct_level, or NCCL_NET_GDR_LEVEL",
     ),
     ("NCCL_IB_CUDA_SUPPORT", "removed in NCCL 2.4", "set nccl.gpu_direct_level, or NCCL_NET_GDR_LEVEL"),
     (
         "NCCL_CHECKS_DISABLE",
-        "replaced in NCCL 2.2.12; arguments are checked always",
+        "replaced in NCCL 2.2.12; arguments are always checked",
         "unset it; NCCL_CHECK_POINTERS=1 checks pointers too",
     ),
     (
@@ -64,40 +64,40 @@ const TABLE: &[(&str, &str, &str)] = &[
     ),
     (
         "NCCL_ASYNC_ERROR_HANDLING",
-        "PyTorch's, and not NCCL's; it is called TORCH_NCCL_ASYNC_ERROR_HANDLING now",
-        "unset it: errors are always watched here, and the deadline is process_group.timeout",
+        "PyTorch's, not NCCL's; now called TORCH_NCCL_ASYNC_ERROR_HANDLING",
+        "unset it: errors are always watched for, and the deadline is process_group.timeout",
     ),
     (
         "NCCL_BLOCKING_WAIT",
-        "PyTorch's, and not NCCL's; it is called TORCH_NCCL_BLOCKING_WAIT now",
+        "PyTorch's, not NCCL's; now called TORCH_NCCL_BLOCKING_WAIT",
         "unset it: the deadline of a collective is process_group.timeout",
     ),
     (
         "NCCL_DESYNC_DEBUG",
-        "PyTorch's, and not NCCL's; it is called TORCH_NCCL_DESYNC_DEBUG now",
-        "unset it: at a deadline the rank that is missing is named here",
+        "PyTorch's, not NCCL's; now called TORCH_NCCL_DESYNC_DEBUG",
+        "unset it: the error at a deadline always names the missing rank",
     ),
     (
         "NCCL_COMM_BLOCKING",
-        "overrules whether communicators block, which is chosen here for each: 1 takes the deadline from making a \
-         communicator, 0 makes every call cost ten times as much",
+        "overrides whether communicators block, which Ryzanstein sets for each: with 1, creating a communicator has no \
+         deadline; with 0, every call costs ten times as much",
         "unset it",
     ),
     (
         "NCCL_COMM_SPLIT_SHARE_RESOURCES",
-        "overrules which communicators share their end, which is chosen here: 0 takes from a call that is stuck inside NCCL \
-         what gets it out",
+        "overrides which communicators share resources, which Ryzanstein sets: with 0, a call that is stuck inside NCCL \
+         cannot be aborted",
         "unset it",
     ),
     (
         "NCCL_COMM_ID",
-        "the address at which processes without a launcher meet; it stands in for the id that ranks exchange here, so that \
-         groups which should be separate would meet in one place",
+        "the bootstrap address of processes without a launcher; it replaces the id that ranks exchange, so separate groups \
+         would connect to each other",
         "unset it",
     ),
 ];
 
-/// What to know about this variable; none if NCCL knows it and nothing speaks against it.
+/// Advice about this variable; `None` if NCCL reads it and it does no harm.
 ///
 /// ```
 /// let advice = ryzanstein_config::nccl::advice("NCCL_TIMEOUT").unwrap();
@@ -113,8 +113,8 @@ pub fn advice(name: &str) -> Option<Advice> {
     }
     let near = nearest(name, KNOWN.iter().map(|&known| known.to_owned()));
     let instead = match near {
-        Some(near) => format!("did you mean {near}? Otherwise unset it, unless a plug-in of NCCL reads it"),
-        None => "unset it, unless a plug-in of NCCL reads it".into(),
+        Some(near) => format!("did you mean {near}? Otherwise unset it, unless an NCCL plug-in reads it"),
+        None => "unset it, unless an NCCL plug-in reads it".into(),
     };
-    Some(Advice { what: "no variable of NCCL from 2.18 to 2.32".into(), instead })
+    Some(Advice { what: "not a variable of NCCL 2.18 to 2.32".into(), instead })
 }

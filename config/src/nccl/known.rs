@@ -1,7 +1,7 @@
 //! The names that NCCL reads.
 
-/// Every variable that NCCL 2.18 or NCCL 2.32 reads, documented or not, sorted. Old names that it still accepts for newer
-/// ones stand in [`super::advice`] instead.
+/// Every variable that NCCL 2.18 or 2.32 reads, documented or not, sorted. Old names that it still accepts are in
+/// [`super::advice()`] instead.
 #[rustfmt::skip]
 pub(super) const KNOWN: &[&str] = &[
     "NCCL_AGG_CHANNEL_SIZE", "NCCL_ALGO", "NCCL_ALLGATHERV_ENABLE", "NCCL_ALLOC_HOST",

@@ -1,11 +1,11 @@
-//! From the section `[nccl]` and the user's own variables to what NCCL will be told, and by whom.
+//! Combines the section `[nccl]` with the user's own variables: what NCCL reads, and the source of each value.
 //!
-//! NCCL reads its variables when it is loaded. A launcher hands what [`plan`] says to the processes it starts. A program
-//! that embeds the engine must have the variables before its first thread starts; [`missing`] says which it lacks.
+//! NCCL reads its variables when it is loaded. A launcher sets what [`plan()`] returns in the processes it starts. An
+//! embedding program must have the variables before its first thread starts; [`missing`] returns those it lacks.
 //!
-//! Pure: the caller brings the variables and the contents of NCCL's own files.
+//! Pure: the caller passes the variables and the contents of NCCL's files.
 //!
-//! `NCCL_NVLS_ENABLE` is never set here, nor any variable that could undo it.
+//! Never sets `NCCL_NVLS_ENABLE`, nor any variable that could undo it.
 
 mod advice;
 mod known;
@@ -13,5 +13,5 @@ mod plan;
 mod subsystems;
 
 pub use advice::{Advice, advice};
-pub use plan::{NcclSource, NcclVariable, Own, conf_file, missing, plan};
+pub use plan::{NcclSource, NcclVariable, UserVariable, conf_file, missing, plan};
 pub use subsystems::NcclSubsystems;

@@ -1,32 +1,31 @@
-//! What NCCL will be told: the user's own variables, then the fields, then the profile.
+//! What NCCL reads: the user's own variables, then the fields, then the profile.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use crate::{Config, NcclAlgorithm, NcclProfile, Source};
 
-/// A variable that is the user's own: of the process's environment, or of one of NCCL's files.
+/// A variable that the user has set: in the process's environment, or in one of NCCL's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Own {
+pub struct UserVariable {
     /// Its name, such as `NCCL_DEBUG`.
     pub name: String,
     /// Its value.
     pub value: String,
-    /// The file it stands in; none for the environment, which is stronger than any file.
+    /// The file that sets it; `None` for the environment, which overrides every file.
     pub file: Option<PathBuf>,
 }
 
-impl Own {
-    /// Those of an environment that begin as NCCL's do.
+impl UserVariable {
+    /// The variables of an environment whose names begin with `NCCL_`.
     pub fn of_environment<'a>(environment: impl IntoIterator<Item = (&'a String, &'a String)>) -> Vec<Self> {
         let of_nccl = environment.into_iter().filter(|(name, _)| name.starts_with("NCCL_"));
         of_nccl.map(|(name, value)| Self { name: name.clone(), value: value.clone(), file: None }).collect()
     }
 }
 
-/// The variables in the text of a file such as `/etc/nccl.conf`, as NCCL reads it: a `NAME=value` a line, cut at the first
-/// `=` and nowhere trimmed; a line that begins with `#` is passed over. So is a name with a space in it, which NCCL sets and
-/// never looks for.
+/// The variables in a file such as `/etc/nccl.conf`, parsed as NCCL does: one `NAME=value` per line, split at the first `=`,
+/// without trimming. Lines that begin with `#` are ignored, and so are names with a space, which NCCL sets but never reads.
 pub fn conf_file(text: &str) -> Vec<(String, String)> {
     text.split('\n')
         .filter(|line| !line.starts_with('#'))
@@ -36,7 +35,7 @@ pub fn conf_file(text: &str) -> Vec<(String, String)> {
         .collect()
 }
 
-/// Who says what a variable of NCCL is.
+/// The source of an NCCL variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NcclSource {
@@ -46,13 +45,13 @@ pub enum NcclSource {
     File(PathBuf),
     /// The setting of this key, and where its value came from.
     Setting(&'static str, Source),
-    /// The profile of this name, and where the choice of it came from.
+    /// This profile, and where `nccl.profile` was set.
     Profile(NcclProfile, Source),
 }
 
 impl NcclSource {
-    /// Whether the user has set the variable, so that nothing of ours may.
-    pub const fn is_users_own(&self) -> bool {
+    /// Whether the user has set the variable, so that no setting may change it.
+    pub const fn is_user_set(&self) -> bool {
         matches!(self, Self::Environment | Self::File(_))
     }
 }
@@ -68,40 +67,40 @@ impl fmt::Display for NcclSource {
     }
 }
 
-/// One variable that NCCL will find.
+/// One variable that NCCL reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NcclVariable {
     /// Its name, such as `NCCL_DEBUG`.
     pub name: String,
-    /// Its value, in NCCL's own syntax.
+    /// Its value, in NCCL's syntax.
     pub value: String,
-    /// Who says so.
+    /// Where it comes from.
     pub source: NcclSource,
-    /// What was set aside for it: the value that a setting or the profile would have given, or `NAME=value` where it is
-    /// another variable that cannot stand beside this one.
-    pub set_aside: Option<(String, NcclSource)>,
+    /// What it overrides: the value that a setting or the profile would have given, or `NAME=value` for another variable that
+    /// contradicts this one.
+    pub overridden: Option<(String, NcclSource)>,
 }
 
-/// What else a user may have set that speaks to the same thing as a variable of ours.
-const SAME_MATTER: &[(&str, &[&str])] = &[
+/// Other variables that control the same thing as a variable that we set.
+const EQUIVALENTS: &[(&str, &[&str])] = &[
     ("NCCL_MIN_CTAS", &["NCCL_MIN_NCHANNELS", "NCCL_MIN_NRINGS"]),
     ("NCCL_MAX_CTAS", &["NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS"]),
     ("NCCL_P2P_LEVEL", &["NCCL_P2P_DISABLE"]),
     ("NCCL_NET_GDR_LEVEL", &["NCCL_IB_GDR_LEVEL", "NCCL_IB_CUDA_SUPPORT"]),
 ];
 
-/// Whether what stands already leaves no room for this: a least number above the greatest, or the other way round.
-fn forbids(known: &NcclVariable, name: &str, value: &str) -> bool {
+/// Whether a known variable contradicts this one: a minimum above the maximum, or the reverse.
+fn contradicts(known: &NcclVariable, name: &str, value: &str) -> bool {
     let number = |text: &str| text.parse::<u32>().ok();
-    let (Some(standing), Some(wanted)) = (number(&known.value), number(value)) else { return false };
+    let (Some(known_value), Some(wanted)) = (number(&known.value), number(value)) else { return false };
     match (known.name.as_str(), name) {
-        ("NCCL_MAX_CTAS" | "NCCL_MAX_NCHANNELS" | "NCCL_MAX_NRINGS", "NCCL_MIN_CTAS") => wanted > standing,
-        ("NCCL_MIN_CTAS" | "NCCL_MIN_NCHANNELS" | "NCCL_MIN_NRINGS", "NCCL_MAX_CTAS") => wanted < standing,
+        ("NCCL_MAX_CTAS" | "NCCL_MAX_NCHANNELS" | "NCCL_MAX_NRINGS", "NCCL_MIN_CTAS") => wanted > known_value,
+        ("NCCL_MIN_CTAS" | "NCCL_MIN_NCHANNELS" | "NCCL_MIN_NRINGS", "NCCL_MAX_CTAS") => wanted < known_value,
         _ => false,
     }
 }
 
-/// What the profiles say.
+/// The variables of each profile.
 fn profile(profile: NcclProfile) -> &'static [(&'static str, &'static str)] {
     match profile {
         NcclProfile::None => &[],
@@ -116,7 +115,7 @@ fn profile(profile: NcclProfile) -> &'static [(&'static str, &'static str)] {
     }
 }
 
-/// What the fields say: variable, value, key.
+/// The variables of the fields: variable, value, key.
 fn fields(config: &Config) -> Vec<(&'static str, String, &'static str)> {
     let nccl = &config.nccl;
     let upper = |name: &str| name.to_uppercase();
@@ -163,34 +162,34 @@ fn fields(config: &Config) -> Vec<(&'static str, String, &'static str)> {
     all.into_iter().filter_map(|(name, value, key)| Some((name, value?, key))).collect()
 }
 
-/// All variables of NCCL that are set by anybody, in the order of their names.
+/// All NCCL variables that are set, sorted by name.
 ///
-/// The user's own come first, those of the environment before those of files; then the fields of `[nccl]`; then its
-/// profile. Nothing of ours is in it where the user has set the variable, or another that speaks to the same thing.
+/// In descending strength: the user's own, first from the environment, then from files; the fields of `[nccl]`; its profile.
+/// No setting is included if the user has set the same variable or one that controls the same thing.
 ///
 /// ```
-/// use ryzanstein_config::nccl::{Own, plan};
+/// use ryzanstein_config::nccl::{UserVariable, plan};
 /// use ryzanstein_config::{Config, NcclConfig, NcclProfile};
 ///
 /// let config = Config {
 ///     nccl: NcclConfig { profile: NcclProfile::Inference, ..NcclConfig::default() },
 ///     ..Config::default()
 /// };
-/// let own = [Own { name: "NCCL_DEBUG".into(), value: "INFO".into(), file: None }];
+/// let own = [UserVariable { name: "NCCL_DEBUG".into(), value: "INFO".into(), file: None }];
 /// let plan = plan(&config, &own);
 /// assert_eq!((plan[0].name.as_str(), plan[0].value.as_str()), ("NCCL_DEBUG", "INFO"));
-/// assert!(plan[0].source.is_users_own());
+/// assert!(plan[0].source.is_user_set());
 /// assert_eq!((plan[1].name.as_str(), plan[1].value.as_str()), ("NCCL_MAX_CTAS", "16"));
 /// ```
-pub fn plan(config: &Config, own: &[Own]) -> Vec<NcclVariable> {
+pub fn plan(config: &Config, own: &[UserVariable]) -> Vec<NcclVariable> {
     let mut plan: Vec<NcclVariable> = Vec::new();
-    // The environment is stronger than files; of two files the one named first is.
+    // The environment overrides files, and the first file overrides the second.
     let (environment, files): (Vec<_>, Vec<_>) = own.iter().partition(|own| own.file.is_none());
     for own in environment.into_iter().chain(files) {
         if plan.iter().all(|known| known.name != own.name) {
             let source = own.file.clone().map_or(NcclSource::Environment, NcclSource::File);
             let (name, value) = (own.name.clone(), own.value.clone());
-            plan.push(NcclVariable { name, value, source, set_aside: None });
+            plan.push(NcclVariable { name, value, source, overridden: None });
         }
     }
     let users = plan.len();
@@ -203,25 +202,25 @@ pub fn plan(config: &Config, own: &[Own]) -> Vec<NcclVariable> {
             (*name, (*value).to_owned(), NcclSource::Profile(chosen, origin("nccl.profile")))
         }));
     for (name, value, source) in ours {
-        let also = SAME_MATTER.iter().find(|(of, _)| *of == name).map_or(&[][..], |(_, also)| also);
+        let also = EQUIVALENTS.iter().find(|(of, _)| *of == name).map_or(&[][..], |(_, also)| also);
         let stronger = |known: &NcclVariable| known.name == name || also.contains(&known.name.as_str());
-        if let Some(bound) = plan.iter_mut().find(|known| forbids(known, name, &value)) {
-            bound.set_aside.get_or_insert((format!("{name}={value}"), source));
+        if let Some(bound) = plan.iter_mut().find(|known| contradicts(known, name, &value)) {
+            bound.overridden.get_or_insert((format!("{name}={value}"), source));
         } else if let Some(users) = plan[..users].iter_mut().find(|known| stronger(known)) {
-            users.set_aside.get_or_insert((value, source));
+            users.overridden.get_or_insert((value, source));
         } else if let Some(field) = plan[users..].iter_mut().find(|known| known.name == name) {
-            field.set_aside.get_or_insert((value, source));
+            field.overridden.get_or_insert((value, source));
         } else {
-            plan.push(NcclVariable { name: name.to_owned(), value, source, set_aside: None });
+            plan.push(NcclVariable { name: name.to_owned(), value, source, overridden: None });
         }
     }
     plan.sort_by(|a, b| a.name.cmp(&b.name));
     plan
 }
 
-/// The variables that the settings ask for and the user's environment and files lack: what a launcher hands to the
-/// processes it starts, and what a process must not lack when it loads NCCL.
-pub fn missing(config: &Config, own: &[Own]) -> Vec<(String, String)> {
-    let ours = plan(config, own).into_iter().filter(|variable| !variable.source.is_users_own());
+/// The variables that the settings require and the user's environment and files lack: what a launcher sets in the processes
+/// it starts, and what a process needs before it loads NCCL.
+pub fn missing(config: &Config, own: &[UserVariable]) -> Vec<(String, String)> {
+    let ours = plan(config, own).into_iter().filter(|variable| !variable.source.is_user_set());
     ours.map(|variable| (variable.name, variable.value)).collect()
 }

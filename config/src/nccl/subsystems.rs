@@ -1,4 +1,4 @@
-//! The parts of NCCL that can log by themselves.
+//! The subsystems of NCCL's log.
 
 use crate::keys::nearest;
 use crate::setting::{Setting, public_setting};
@@ -23,7 +23,7 @@ const NAMES: [&str; 17] = [
     "ALL",
 ];
 
-/// A list of parts of NCCL, such as `INIT,GRAPH`; `^` in front means all but these.
+/// A list of NCCL subsystems, such as `INIT,GRAPH`; a leading `^` means all except these.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NcclSubsystems(String);
 
@@ -35,8 +35,8 @@ impl NcclSubsystems {
 }
 
 impl Setting for NcclSubsystems {
-    const EXPECTED: &'static str = "parts of NCCL with commas between them, of INIT, COLL, P2P, SHM, NET, GRAPH, TUNING, \
-        ENV, ALLOC, CALL, PROXY, NVLS, BOOTSTRAP, REG, PROFILE, RAS, ALL, or ^ before those to leave out";
+    const EXPECTED: &'static str = "NCCL subsystems separated by commas, of INIT, COLL, P2P, SHM, NET, GRAPH, TUNING, \
+        ENV, ALLOC, CALL, PROXY, NVLS, BOOTSTRAP, REG, PROFILE, RAS, ALL, or ^ before those to exclude";
     const EXAMPLE: &'static str = "INIT,GRAPH";
 
     fn read(text: &str) -> Result<Self, Option<String>> {

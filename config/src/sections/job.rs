@@ -4,12 +4,12 @@ use super::section;
 use crate::WorldSize;
 
 section! {
-    /// What the job is.
+    /// The job as a whole.
     JobConfig = "job" {
-        /// How many ranks there are over all nodes; a launch needs it, and a process by itself is one rank when it is
-        /// unset.
+        /// The number of ranks on all nodes together. `ryz launch` needs it; a process without a launcher is one rank when it
+        /// is unset.
         world_size: Option<WorldSize> = "",
-        /// The name of the job, at the head of the report of `ryz check`.
+        /// The name of the job, shown in the report of `ryz check`.
         name: String = "ryzanstein",
     }
 }

@@ -8,15 +8,15 @@ use std::time::Duration;
 section! {
     /// How the processes of a job are started and ended.
     LaunchConfig = "launch" {
-        /// How many nodes take part.
+        /// The number of nodes.
         nnodes: NonZeroU32 = "1",
-        /// Which of them this is, counted from 0; less than `launch.nnodes`.
+        /// The rank of this node, from 0; less than `launch.nnodes`.
         node_rank: u32 = "0",
-        /// How many times the job is started again, under a new epoch, after a rank has failed.
+        /// How many times the job is restarted after a failure, each time in a new epoch.
         max_restarts: u32 = "0",
-        /// The folder for each rank's output, in `rank-R/stdout.log` and `stderr.log`; unset, output is forwarded only.
+        /// The folder for each rank's output, in `rank-R/stdout.log` and `stderr.log`; unset, output is only forwarded.
         log_dir: Option<PathBuf> = "",
-        /// How long ranks have to end by themselves after a signal was forwarded to them, before SIGKILL.
+        /// How long ranks have to exit after a signal, before SIGKILL.
         grace: Duration = "4s",
     }
 }

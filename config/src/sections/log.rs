@@ -4,11 +4,11 @@ use super::section;
 use crate::LogFormat;
 
 section! {
-    /// What is logged, and how it looks.
+    /// What is logged, and in which format.
     LogConfig = "log" {
         /// The filter: a level, or levels by module as in `info,ryzanstein_process_group=debug`.
         level: String = "info",
-        /// How log lines look.
+        /// The format of log lines.
         format: LogFormat = "text",
     }
 }

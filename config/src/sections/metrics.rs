@@ -4,9 +4,9 @@ use super::section;
 use std::net::SocketAddr;
 
 section! {
-    /// Metrics in Prometheus form.
+    /// Metrics in Prometheus format.
     MetricsConfig = "metrics" {
-        /// The address on which metrics are served; unset, they are not.
+        /// The address at which metrics are served; unset, none are served.
         address: Option<SocketAddr> = "",
     }
 }

@@ -1,4 +1,4 @@
-//! The sections, one a file: the fields, their defaults and what they mean, each written once.
+//! The sections, one per file: fields, defaults and meanings, each written once.
 
 mod device;
 mod job;
@@ -28,18 +28,18 @@ pub use tcp::TcpConfig;
 
 use crate::ValueError;
 
-/// A section, as loading and showing see it.
+/// What loading and showing need of a section.
 pub(crate) trait Section {
-    /// The values as text, in the order of the keys in its `INFO`.
+    /// The values as text, in the order of the keys in `INFO`.
     fn values(&self) -> Vec<String>;
 
-    /// Reads `text` into the setting of this dotted key; none if it is not of this section.
+    /// Reads `text` into the setting with this dotted key; `None` if the key is not of this section.
     fn set(&mut self, key: &str, text: &str) -> Option<Result<(), ValueError>>;
 }
 
-/// From one list of `field: Type = "default"`: the struct, its `Default`, and its rows of the table of keys.
+/// From one list of `field: Type = "default"`: the struct, its `Default`, and its rows of the key table.
 ///
-/// Defaults are texts in the users' own syntax, so what the documentation shows is what is parsed.
+/// Defaults are texts in the users' syntax, so the documentation shows exactly what is parsed.
 macro_rules! section {
     (
         $(#[doc = $section_doc:literal])+

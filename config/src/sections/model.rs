@@ -7,20 +7,20 @@ use std::path::PathBuf;
 section! {
     /// The model that `ryz generate` runs, and how it samples.
     ModelConfig = "model" {
-        /// The folder of the checkpoint, in Hugging Face's form.
+        /// The folder of the checkpoint, in Hugging Face format.
         directory: Option<PathBuf> = "",
-        /// The type of activations; unset, that in which matrices are stored, or f32 where they differ.
+        /// The type of activations; unset, that of the stored matrices, or f32 where they differ.
         dtype: Option<ModelDType> = "",
-        /// The most tokens generated.
+        /// The maximum number of generated tokens.
         max_new_tokens: u32 = "32",
-        /// The temperature of sampling; 0 takes the likeliest token always.
+        /// The sampling temperature; 0 always takes the likeliest token.
         temperature: Temperature = "0",
-        /// The probability mass of the likeliest tokens that is sampled from.
+        /// Nucleus sampling: sample from the likeliest tokens that together have this probability.
         top_p: TopP = "1",
-        /// The seed of sampling.
+        /// The seed for sampling.
         seed: u64 = "0",
-        /// On a GPU: whether the pass of one token is recorded into a CUDA graph and repeated, in place of launching its
-        /// every operation.
+        /// On a GPU: whether the pass of one token is captured in a CUDA graph and replayed, instead of launching every
+        /// operation.
         graph: bool = "true",
     }
 }

@@ -8,44 +8,43 @@ use crate::{
 use std::path::PathBuf;
 
 section! {
-    /// What NCCL is told, through its own variables, before it is loaded. A `NCCL_…` variable that the user has set is
-    /// stronger than anything here; a field is stronger than the profile; what is unset is NCCL's own choice.
+    /// Settings for NCCL, passed in its own variables before it is loaded. A `NCCL_…` variable that the user has set overrides
+    /// everything here; a field overrides the profile; NCCL chooses what is unset.
     NcclConfig = "nccl" {
-        /// Settings that go together.
+        /// A named set of settings.
         profile: NcclProfile = "none",
         /// How much NCCL logs: `NCCL_DEBUG`.
         debug: Option<NcclDebug> = "",
         /// Which parts of NCCL log: `NCCL_DEBUG_SUBSYS`.
         debug_subsystems: Option<NcclSubsystems> = "",
-        /// The file that NCCL logs to, with `%h` for the host and `%p` for the process: `NCCL_DEBUG_FILE`.
+        /// The file that NCCL logs to; `%h` is the host, `%p` the process id: `NCCL_DEBUG_FILE`.
         debug_file: Option<PathBuf> = "",
-        /// How an all-reduce goes: `NCCL_ALGO`. To be set for finding faults, not for speed.
+        /// The all-reduce algorithm: `NCCL_ALGO`. For debugging, not for speed.
         algorithm: Option<NcclAlgorithm> = "",
-        /// How bytes are moved: `NCCL_PROTO`. To be set for finding faults, not for speed.
+        /// The protocol that moves bytes: `NCCL_PROTO`. For debugging, not for speed.
         protocol: Option<NcclProtocol> = "",
-        /// The least number of thread blocks of a collective: `NCCL_MIN_CTAS`.
+        /// The minimum number of thread blocks of a collective: `NCCL_MIN_CTAS`.
         min_ctas: Option<Ctas> = "",
-        /// The greatest number of thread blocks of a collective, each of which occupies a multiprocessor: `NCCL_MAX_CTAS`.
+        /// The maximum number of thread blocks of a collective; each occupies a multiprocessor: `NCCL_MAX_CTAS`.
         max_ctas: Option<Ctas> = "",
-        /// The size of the buffer between two GPUs, of which there is one for each channel and neighbour: `NCCL_BUFFSIZE`.
+        /// The size of each buffer between two GPUs; there is one for each channel and neighbour: `NCCL_BUFFSIZE`.
         buffer_size: Option<NcclBuffer> = "",
-        /// The longest way over which GPUs reach each other's memory: `NCCL_P2P_LEVEL`.
+        /// The longest path over which GPUs access each other's memory: `NCCL_P2P_LEVEL`.
         p2p_level: Option<NcclP2pLevel> = "",
-        /// The longest way between adapter and GPU over which GPUDirect RDMA is used: `NCCL_NET_GDR_LEVEL`.
+        /// The longest path between adapter and GPU over which GPUDirect RDMA is used: `NCCL_NET_GDR_LEVEL`.
         gpu_direct_level: Option<NcclGdrLevel> = "",
-        /// Whether host memory may be shared between processes of one host: `NCCL_SHM_DISABLE`, the other way round.
+        /// Whether processes of one host may share host memory: `NCCL_SHM_DISABLE`, inverted.
         shared_memory: Option<bool> = "",
-        /// Whether InfiniBand and RoCE may be used: `NCCL_IB_DISABLE`, the other way round.
+        /// Whether InfiniBand and RoCE may be used: `NCCL_IB_DISABLE`, inverted.
         infiniband: Option<bool> = "",
-        /// The InfiniBand adapters to use, as in `mlx5_0,mlx5_1`: `NCCL_IB_HCA`.
+        /// The InfiniBand adapters to use, such as `mlx5_0,mlx5_1`: `NCCL_IB_HCA`.
         infiniband_devices: Option<String> = "",
         /// The network interfaces to use, by prefix, or `=eth0` for exactly that one: `NCCL_SOCKET_IFNAME`.
         socket_interface: Option<String> = "",
-        /// Whether operations of several communicators run in the order in which the host launched them, which keeps
-        /// them from deadlocking: `NCCL_LAUNCH_ORDER_IMPLICIT`, from NCCL 2.26 on.
+        /// Whether operations of several communicators run in the order in which the host launched them, which prevents
+        /// deadlocks: `NCCL_LAUNCH_ORDER_IMPLICIT`, since NCCL 2.26.
         launch_order: Option<bool> = "",
-        /// Whether one communicator may be used inside and outside of CUDA graphs at the same time; if not, each launch
-        /// is cheaper: `NCCL_GRAPH_MIXING_SUPPORT`.
+        /// Whether a communicator may be used inside and outside CUDA graphs at the same time; if not, each launch is cheaper: `NCCL_GRAPH_MIXING_SUPPORT`.
         graph_mixing: Option<bool> = "",
     }
 }

@@ -4,15 +4,16 @@ use super::{TcpConfig, section};
 use crate::{BackendChoice, ByteSize, Timeout};
 
 section! {
-    /// How ranks call collectives.
+    /// Collectives between ranks.
     ProcessGroupConfig = "process_group" {
-        /// Which implementation carries the collectives.
+        /// The implementation of the collectives.
         backend: BackendChoice = "auto",
-        /// The deadline of any collective, after which its group is given up.
+        /// The deadline of every collective; the group fails when it passes.
         timeout: Timeout = "5m",
-        /// Whether each path is tried by value before the group is handed over.
+        /// Whether every path is checked by value before the group is used.
         self_check: bool = "true",
-        /// The size of the bucket in which small arrays are put together before they are sent; 0B sends each by itself. On GPUs nothing is packed.
+        /// The size of the bucket in which `all_reduce_coalesced` packs small arrays; 0B sends each by itself. On GPUs nothing is
+        /// packed.
         coalesce: ByteSize = "25MiB",
         [
             /// `[process_group.tcp]`

@@ -8,18 +8,17 @@ use std::num::NonZeroU32;
 section! {
     /// How the ranks find each other.
     RendezvousConfig = "rendezvous" {
-        /// Where the rendezvous is, HOST:PORT, the same on every node; port 0 takes any free one, which does for a
-        /// single node.
+        /// The address of the rendezvous, HOST:PORT, the same on every node; on a single node, port 0 takes any free port.
         address: Option<HostPort> = "",
-        /// The local address on which the rendezvous listens; unset, the one that `rendezvous.address` names.
+        /// The local address on which the rendezvous listens; unset, that of `rendezvous.address`.
         bind: Option<IpAddr> = "",
         /// How long to wait for all ranks to join.
         timeout: Timeout = "1m",
-        /// How long a new connection has to prove that it belongs to the job.
+        /// How long a new connection has to authenticate.
         handshake_timeout: Timeout = "5s",
-        /// The longest message accepted.
+        /// The maximum size of a message.
         max_message: ByteSize = "1MiB",
-        /// The most connections held at a time.
+        /// The maximum number of connections.
         max_connections: NonZeroU32 = "16384",
     }
 }

@@ -1,4 +1,4 @@
-//! A result as text, in any format.
+//! Formats a result as text.
 
 use std::fmt::Write as _;
 
@@ -6,23 +6,23 @@ use ryzanstein_process_group::table as layout;
 
 use super::report::Report;
 use super::rows::{csv, json, table, verdict_table};
-use super::{enough, html, why};
+use super::{html, saturation, why};
 
-/// How the result is written.
+/// Output formats.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Format {
     /// For people.
     Table,
-    /// One object a line.
+    /// One object per line.
     Json,
-    /// A head and one line a row.
+    /// A header and one line per row.
     Csv,
-    /// One file with plots, which needs nothing beside it.
+    /// One self-contained file with plots.
     Html,
 }
 
 impl Report {
-    /// The result in one format, with a line break at its end.
+    /// The result in one format, ending with a line break.
     pub fn text(&self, format: Format) -> String {
         match format {
             Format::Table => self.table(),
@@ -32,7 +32,7 @@ impl Report {
         }
     }
 
-    /// What a format for programs leaves out: every documented target with what was measured.
+    /// Every documented target with the measured value, which formats for programs omit.
     pub fn targets(&self) -> String {
         format!("Documented targets, for 4 GPUs with NVLink:\n{}", verdict_table(&self.verdicts()))
     }
@@ -44,7 +44,7 @@ impl Report {
             let _ = writeln!(text, "Why these paths:\n{reasons}");
         }
         let _ = writeln!(text, "{}", self.targets());
-        let best = enough(&self.rows);
+        let best = saturation(&self.rows);
         if !best.is_empty() {
             let _ = writeln!(text, "Bus bandwidth is within a tenth of its best from these sizes on:");
             for (label, row) in best {
@@ -71,13 +71,13 @@ mod tests {
     use super::*;
     use crate::bench::tests::row;
     use crate::bench::{Rejected, Why};
-    use crate::measure::Measured;
+    use crate::measure::Collective;
 
     fn report() -> Report {
         let rows = vec![
-            row(Measured::AllReduce, 1000, 20.5),
-            row(Measured::AllReduce, 100_000_000, 20_000.0),
-            row(Measured::Barrier, 0, 9.0),
+            row(Collective::AllReduce, 1000, 20.5),
+            row(Collective::AllReduce, 100_000_000, 20_000.0),
+            row(Collective::Barrier, 0, 9.0),
         ];
         Report { heading: "4 ranks <here>".into(), rows, link_gbs: None }
     }

@@ -1,4 +1,4 @@
-//! One page that needs nothing beside it: plots, targets and all figures, light or dark as the reader's system is.
+//! A self-contained page: plots, targets and all figures, light or dark like the reader's system.
 
 use std::fmt::Write as _;
 
@@ -54,7 +54,7 @@ pub(super) fn page(report: &Report) -> String {
     )
 }
 
-/// One curve a label, in the order of the rows, where there is any size at all.
+/// One curve per label, in the order of the rows; barriers have no size and no curve.
 fn curves(rows: &[Row], value: impl Fn(&Row) -> f64) -> Vec<Curve> {
     let mut curves: Vec<Curve> = Vec::new();
     for row in rows.iter().filter(|row| row.bytes > 0) {

@@ -1,4 +1,4 @@
-//! `ryz bench`: every collective at many sizes, each value checked, held against the documented targets.
+//! `ryz bench`: measures collectives at many sizes, checks every value, and compares with the documented targets.
 
 mod format;
 mod html;
@@ -17,42 +17,42 @@ use ryzanstein_process_group::{BackendKind, DType, Error, LocalRank, Memory, Pro
 use serde::Serialize;
 
 use crate::Orchestrator;
-use crate::measure::{Case, Figures, Measured, Summary, measure_group};
+use crate::measure::{Case, Collective, Figures, Summary, measure_group};
 
 pub use format::Format;
 pub use report::Report;
 pub use rows::{json, table};
 pub use sizes::Sweep;
-pub use verdict::{Verdict, enough, verdicts};
+pub use verdict::{Verdict, saturation, verdicts};
 pub use why::{Rejected, Why};
 
 /// What to measure.
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// Operations.
-    pub ops: Vec<Measured>,
-    /// Bytes of the whole array.
+    /// The operations.
+    pub ops: Vec<Collective>,
+    /// Sizes of the whole array, in bytes.
     pub sizes: Vec<u64>,
     /// Element type.
     pub dtype: DType,
-    /// How values combine, where they do.
+    /// The reduction, for operations that reduce.
     pub reduction: ReduceOp,
-    /// Calls before the timed ones; `None` takes a tenth of those.
+    /// Untimed calls; `None` takes a tenth of the timed ones.
     pub warmup: Option<usize>,
-    /// Timed calls; `None` takes as many as suit the size.
+    /// Timed calls; `None` chooses by size.
     pub iterations: Option<usize>,
-    /// Calls are captured in a CUDA graph, and the graph is timed.
+    /// Whether calls are captured in a CUDA graph, and the graph is timed.
     pub graph: bool,
-    /// Names of paths, `auto` for the backend's own choice, `all` for each there is.
+    /// Names of paths; `auto` is the backend's own choice, `all` every path.
     pub paths: Vec<String>,
     /// Say of each row why its calls went that way and no other.
     pub why: bool,
 }
 
-/// One line of the result. What is serialised is the documented line of JSON.
+/// One row of the result. It serialises to the documented line of JSON.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Row {
-    /// Name of the operation, with its reduction where that is not a sum.
+    /// The name of the operation, with its reduction if that is not a sum.
     pub op: String,
     /// Element type.
     pub dtype: DType,
@@ -60,43 +60,43 @@ pub struct Row {
     pub bytes: usize,
     /// Ranks.
     pub world_size: usize,
-    /// What carried the calls.
+    /// The backend.
     pub backend: BackendKind,
-    /// How they went.
+    /// The path of the calls.
     pub path: String,
     /// Median latency of the slowest rank in microseconds.
     pub median_us: f64,
     /// 99th percentile of the same.
     pub p99_us: f64,
-    /// Bytes by median latency in 10⁹ bytes per second.
+    /// Bytes divided by median latency, in 10⁹ bytes per second.
     pub algbw_gbs: f64,
     /// The same × the operation's traffic factor.
     pub busbw_gbs: f64,
     /// Wrong elements, over all ranks and calls.
     pub errors: u64,
-    /// Documented target in microseconds, where there is one.
+    /// The documented target in microseconds, if there is one.
     pub target_us: Option<f64>,
-    /// Whether the median is below it, and every value was right.
+    /// Whether the median is below it and every value was right.
     pub meets_target: Option<bool>,
     /// Why the calls went that way, where that was asked for: the keys `reason` and `rejected`.
     #[serde(flatten)]
     pub why: Option<Why>,
     /// The operation.
     #[serde(skip)]
-    pub what: Measured,
+    pub what: Collective,
     /// All percentiles.
     #[serde(skip)]
     pub latency: Summary,
     /// Median time until the call returned to the host, in microseconds.
     #[serde(skip)]
     pub host_us: f64,
-    /// Whether the path was demanded, and was not the backend's own choice.
+    /// Whether the path was forced, not the backend's own choice.
     #[serde(skip)]
     pub is_forced: bool,
 }
 
 impl Row {
-    /// From figures of one case. A rank alone sends nothing, and no target is meant for that.
+    /// From the figures of one case. There are no targets for a single rank, which sends nothing.
     pub fn new(case: &Case, figures: &Figures, group: &ProcessGroup, is_forced: bool) -> Self {
         let Figures { bytes, latency, host_us, path, errors } = *figures;
         let world_size = group.world_size();
@@ -125,29 +125,30 @@ impl Row {
         }
     }
 
-    /// What rows of one curve have in common.
+    /// The label of the curve to which this row belongs.
     pub fn label(&self) -> String {
         if self.is_forced { format!("{} {}", self.op, self.path) } else { self.op.clone() }
     }
 }
 
-/// Measures everything that is asked for; `told` hears of each row at once. Every rank calls this with the same request.
+/// Measures everything in the request; calls `on_row` for each row as soon as it is measured. Every rank calls this with the
+/// same request.
 ///
 /// # Errors
-/// [`Error::Configuration`] for a path that the backend has not, a graph where there are none, or values that cannot be
-/// checked; and those of the collectives.
+/// [`Error::Configuration`] for a path that the backend does not have, a graph on a backend without graphs, or values that
+/// cannot be checked exactly; and those of the collectives.
 pub fn run(
-    rank: &mut Orchestrator,
+    orchestrator: &mut Orchestrator,
     request: &Request,
-    mut told: impl FnMut(&Row) -> Result<(), Error>,
+    mut on_row: impl FnMut(&Row) -> Result<(), Error>,
 ) -> Result<Vec<Row>, Error> {
-    let group = rank.manager().world();
-    can_graph(request.graph, group.backend())?;
+    let group = orchestrator.manager().world();
+    check_graph_support(request.graph, group.backend())?;
     let paths = choose_paths(&request.paths, &group.paths())?;
     let mut rows = Vec::new();
     for &what in &request.ops {
-        // A barrier moves nothing, and so has one size.
-        let sizes = if what == Measured::Barrier { &[0][..] } else { &request.sizes };
+        // A barrier has no data, so it has one size.
+        let sizes = if what == Collective::Barrier { &[0][..] } else { &request.sizes };
         for &bytes in sizes {
             for &path in &paths {
                 let case = case(request, what, bytes, group.memory() == Memory::Host);
@@ -155,8 +156,8 @@ pub fn run(
                     group.force_path(path)?;
                 }
                 let figures = measure_group(group, request.graph, &case)?;
-                // An operation that cannot go the demanded way goes another, which is no figure for the one demanded; but
-                // wrong values are always told.
+                // An operation that does not have the forced path takes another, whose figures do not belong here; but wrong
+                // values are always reported.
                 if path.is_some() && figures.path != path && group.world_size() > 1 && figures.errors == 0 {
                     continue;
                 }
@@ -166,7 +167,7 @@ pub fn run(
                     let choice = group.explain(operation, case.dtype, case.count(group.world_size()));
                     row.why = Some(choice.into());
                 }
-                told(&row)?;
+                on_row(&row)?;
                 rows.push(row);
             }
         }
@@ -176,15 +177,15 @@ pub fn run(
     }
     if rows.is_empty() {
         return Err(Error::Configuration(format!(
-            "nothing was measured: none of the operations can go by --path {}; `--path all` shows which goes how",
+            "nothing was measured: none of the operations has --path {}; `--path all` shows the paths of each",
             request.paths.join(",")
         )));
     }
     Ok(rows)
 }
 
-/// What a copy between the first two GPUs of a group reaches, in 10⁹ bytes per second: the capability that a ring of them
-/// is held against. The same on all ranks; nothing where there are no two GPUs that reach each other on one host.
+/// The bandwidth of a copy between the first two GPUs of a group, in 10⁹ bytes per second: the reference for the bus bandwidth of
+/// a ring. The same on all ranks; `None` without two GPUs on one host with peer access.
 ///
 /// # Errors
 /// Those of the collectives.
@@ -193,7 +194,7 @@ pub fn link_gbs(group: &mut ProcessGroup) -> Result<Option<f64>, Error> {
     if group.rank().0 == 0 && group.world_size() > 1 {
         gbs = group.device().and_then(|device| {
             copy_to_next(device).unwrap_or_else(|error| {
-                tracing::warn!(%error, "the capability of the links cannot be measured");
+                tracing::warn!(%error, "cannot measure the bandwidth of the links");
                 None
             })
         });
@@ -203,7 +204,7 @@ pub fn link_gbs(group: &mut ProcessGroup) -> Result<Option<f64>, Error> {
 }
 
 fn copy_to_next(device: &Device) -> Result<Option<f64>, DeviceError> {
-    // Only what this process sees can be copied to; a rank that is shown its own GPU alone has no other.
+    // Only GPUs visible to this process can be copied to; a rank that sees only its own GPU has no other.
     let next = LocalRank(device.ordinal() + 1);
     if device.libraries().device_count()? <= next.0 {
         return Ok(None);
@@ -212,21 +213,21 @@ fn copy_to_next(device: &Device) -> Result<Option<f64>, DeviceError> {
     peer_copy_gbs(device, &next)
 }
 
-/// Refuses a graph on a backend that has none.
+/// Refuses a graph on a backend without graphs.
 ///
 /// # Errors
 /// [`Error::Configuration`] with the reason.
-pub fn can_graph(wanted: bool, backend: BackendKind) -> Result<(), Error> {
+pub fn check_graph_support(wanted: bool, backend: BackendKind) -> Result<(), Error> {
     if wanted && backend != BackendKind::Nccl {
         return Err(Error::Configuration(format!(
-            "--graph times collectives that a GPU replays from a CUDA graph, and the {backend} backend works on host memory, \
-             where nothing is replayed; use --backend nccl on a machine with GPUs, or leave --graph out"
+            "--graph times collectives that a GPU replays from a CUDA graph, but the {backend} backend works on host memory; \
+             use --backend nccl on a machine with GPUs, or omit --graph"
         )));
     }
     Ok(())
 }
 
-fn case(request: &Request, what: Measured, bytes: u64, is_host: bool) -> Case {
+fn case(request: &Request, what: Collective, bytes: u64, is_host: bool) -> Case {
     let iterations = request.iterations.unwrap_or_else(|| sizes::iterations(bytes, is_host));
     let usual = Case::new(what, usize::try_from(bytes).unwrap_or(usize::MAX), iterations);
     Case {
@@ -237,7 +238,7 @@ fn case(request: &Request, what: Measured, bytes: u64, is_host: bool) -> Case {
     }
 }
 
-/// What `--path` means on a group with these paths. `None` is the backend's own choice.
+/// The paths that `--path` selects on a group with these paths. `None` is the backend's own choice.
 fn choose_paths(names: &[String], there: &[Path]) -> Result<Vec<Option<Path>>, Error> {
     let mut chosen: Vec<Option<Path>> = Vec::new();
     for name in names {
@@ -248,13 +249,13 @@ fn choose_paths(names: &[String], there: &[Path]) -> Result<Vec<Option<Path>>, E
                 chosen.extend(there.iter().copied().map(Some));
             }
             name => {
-                // `ring` will do for `tcp/ring`.
+                // `ring` is short for `tcp/ring`.
                 let is_it = |full: &str| full == name || full.rsplit('/').next() == Some(name);
                 let path = there.iter().find(|path| is_it(&path.to_string()));
                 chosen.push(Some(*path.ok_or_else(|| {
                     let names: Vec<String> = there.iter().map(ToString::to_string).collect();
                     Error::Configuration(format!(
-                        "--path {name}: there is no such path here; expected auto, all, or some of {}, with commas between",
+                        "--path {name}: there is no such path here; expected auto, all, or some of {}, separated by commas",
                         names.join(", ")
                     ))
                 })?));
@@ -277,12 +278,12 @@ mod tests {
     use ryzanstein_process_group::schedule::Algorithm;
 
     /// A row of four ranks.
-    pub(super) fn row(what: Measured, bytes: usize, median_us: f64) -> Row {
+    pub(super) fn row(what: Collective, bytes: usize, median_us: f64) -> Row {
         wrong_row(what, bytes, median_us, 0)
     }
 
     /// The same with so many wrong elements.
-    pub(super) fn wrong_row(what: Measured, bytes: usize, median_us: f64, errors: u64) -> Row {
+    pub(super) fn wrong_row(what: Collective, bytes: usize, median_us: f64, errors: u64) -> Row {
         let latency = Summary {
             calls: 10,
             median_us,
@@ -298,18 +299,18 @@ mod tests {
 
     #[test]
     fn a_row_has_the_bandwidths_and_the_target_of_its_operation() {
-        let reduced = row(Measured::AllReduce, 100_000_000, 1e5);
+        let reduced = row(Collective::AllReduce, 100_000_000, 1e5);
         assert_eq!((reduced.algbw_gbs, reduced.busbw_gbs), (1.0, 1.5));
         assert_eq!((reduced.target_us, reduced.meets_target), (Some(10_000.0), Some(false)));
-        let gathered = row(Measured::AllGather, 100_000_000, 1e5);
+        let gathered = row(Collective::AllGather, 100_000_000, 1e5);
         assert_eq!((gathered.busbw_gbs, gathered.target_us, gathered.meets_target), (0.75, None, None));
-        let barrier = row(Measured::Barrier, 0, 5.0);
+        let barrier = row(Collective::Barrier, 0, 5.0);
         assert_eq!((barrier.algbw_gbs, barrier.busbw_gbs), (0.0, 0.0));
     }
 
     #[test]
     fn a_call_with_wrong_values_meets_no_target_however_quick_it_is() {
-        let quick = |errors| wrong_row(Measured::AllReduce, 100_000, 1.0, errors).meets_target;
+        let quick = |errors| wrong_row(Collective::AllReduce, 100_000, 1.0, errors).meets_target;
         assert_eq!((quick(0), quick(1)), (Some(true), Some(false)));
     }
 
@@ -328,8 +329,11 @@ mod tests {
 
     #[test]
     fn a_graph_on_host_memory_is_refused_with_the_reason() {
-        assert!(can_graph(false, BackendKind::Tcp).is_ok() && can_graph(true, BackendKind::Nccl).is_ok());
-        let error = can_graph(true, BackendKind::Tcp).unwrap_err().to_string();
+        assert!(
+            check_graph_support(false, BackendKind::Tcp).is_ok()
+                && check_graph_support(true, BackendKind::Nccl).is_ok()
+        );
+        let error = check_graph_support(true, BackendKind::Tcp).unwrap_err().to_string();
         assert!(
             error.contains("CUDA graph") && error.contains("tcp") && error.contains("--backend nccl"),
             "{error}"

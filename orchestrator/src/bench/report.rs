@@ -1,15 +1,15 @@
-//! What was measured, and whether it is right and enough.
+//! The result of `ryz bench`, and whether it is correct and meets the targets.
 
 use super::{Row, Verdict, verdicts};
 
 /// A whole result.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What was measured where, in a few lines.
+    /// A few lines about what was measured where.
     pub heading: String,
     /// Every row, as measured.
     pub rows: Vec<Row>,
-    /// What one link carries in one direction, in 10⁹ bytes per second, where that is known.
+    /// The bandwidth of one link in one direction, in 10⁹ bytes per second, if known.
     pub link_gbs: Option<f64>,
 }
 

@@ -1,4 +1,4 @@
-//! Rows for people and for programs.
+//! Rows as tables, JSON and CSV.
 
 use std::fmt::Write as _;
 
@@ -50,7 +50,7 @@ pub fn json(row: &Row) -> String {
     serde_json::to_string(row).expect("numbers and names are always JSON")
 }
 
-/// The fields of the JSON in the same order, then the number of calls and the host's time.
+/// The fields of the JSON in the same order, then the number of calls and the host time.
 pub(super) fn csv(rows: &[Row]) -> String {
     let mut text = String::from(
         "op,dtype,bytes,world_size,backend,path,median_us,p99_us,algbw_gbs,busbw_gbs,errors,target_us,meets_target,\

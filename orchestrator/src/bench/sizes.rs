@@ -1,16 +1,16 @@
-//! Which sizes are measured. Pure.
+//! Chooses the sizes to measure. Pure.
 
 use ryzanstein_process_group::Error;
 use ryzanstein_process_group::targets::TARGETS;
 
-/// Where a sweep begins and ends, and how it goes on.
+/// A geometric sweep of sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sweep {
     /// Smallest size in bytes.
     pub min: u64,
     /// Largest size in bytes.
     pub max: u64,
-    /// What each size is multiplied with to get the next.
+    /// Ratio between two sizes.
     pub factor: u64,
 }
 
@@ -21,10 +21,10 @@ impl Default for Sweep {
 }
 
 impl Sweep {
-    /// The sizes of the sweep, and the largest.
+    /// The sizes of the sweep, always including the largest.
     ///
     /// # Errors
-    /// [`Error::Configuration`] when there are none, or no end of them.
+    /// [`Error::Configuration`] for an empty or endless sweep.
     pub fn sizes(self) -> Result<Vec<u64>, Error> {
         let Self { min, max, factor } = self;
         if min == 0 || min > max {
@@ -45,7 +45,7 @@ impl Sweep {
         Ok(sizes)
     }
 
-    /// The sizes of the sweep and those between them that a documented target is for.
+    /// The sizes of the sweep, and those within it that have a documented target.
     ///
     /// # Errors
     /// As [`sizes`](Self::sizes).
@@ -58,7 +58,7 @@ impl Sweep {
     }
 }
 
-/// How many calls are timed when nobody says: enough for percentiles where calls are short, few where they are long.
+/// The default number of timed calls: enough for percentiles where calls are short, few where they are long.
 pub(super) fn iterations(bytes: u64, is_host: bool) -> usize {
     let (work, most) = if is_host { (20_000_000, 200) } else { (2_000_000_000, 400) };
     usize::try_from(work / bytes.max(1)).unwrap_or(most).clamp(if is_host { 5 } else { 20 }, most)

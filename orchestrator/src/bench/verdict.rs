@@ -1,23 +1,23 @@
-//! What the documented targets say of the figures. Pure.
+//! Compares figures with the documented targets. Pure.
 
 use ryzanstein_process_group::table;
 use ryzanstein_process_group::targets::{ABOVE_GBS, ABOVE_SHARE, TARGETS};
 
 use super::Row;
 
-/// From this many bytes on, an all-reduce shows what bandwidth there is.
+/// All-reduces of at least this many bytes count for bandwidth.
 const LONG: usize = 9_900_000;
-/// What a step of a model that is cut over 4 GPUs must reach of 4 times the throughput of one.
+/// The target for scaling efficiency: a model's throughput on 4 GPUs, relative to 4 times that of one.
 const ABOVE_EFFICIENCY: f64 = 0.95;
 
-/// One documented target and what was measured.
+/// One documented target and the measured value.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Verdict {
     /// What the target is for.
     pub what: String,
-    /// What must be reached.
+    /// The target value.
     pub wanted: String,
-    /// What was; `None` when the run has no figure to judge by.
+    /// The measured value; `None` if the run has none.
     pub measured: Option<String>,
     /// Whether the target is met; `None` as for `measured`.
     pub met: Option<bool>,
@@ -39,11 +39,11 @@ impl Verdict {
     }
 }
 
-/// Every documented target, judged by the rows of ranks that had anything to send and got every value right. A size may be
-/// smaller than documented by the remainder of a division among ranks. Of several paths the quickest counts: it is what a
-/// user can have. The last target is one of whole models, of which collectives say nothing.
+/// Every documented target, judged by rows with more than one rank and only right values. A size may be smaller than
+/// documented by the remainder of a division among ranks. Of several paths the fastest counts, since users can choose it. The
+/// last target is for whole models and cannot be judged from collectives.
 ///
-/// `link_gbs` is what one link carries in one direction, in 10⁹ bytes per second, where that is known.
+/// `link_gbs` is the bandwidth of one link in one direction, in 10⁹ bytes per second, if known.
 pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
     let sent = || rows.iter().filter(|row| row.world_size > 1 && row.errors == 0);
     let mut all: Vec<Verdict> = TARGETS
@@ -62,7 +62,7 @@ pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
             )
         })
         .collect();
-    // Short messages say nothing of bandwidth.
+    // Short messages do not show the bandwidth.
     let long = sent().filter(|row| row.what.name() == "all_reduce" && row.bytes >= LONG);
     let best = long.map(|row| row.busbw_gbs).max_by(f64::total_cmp);
     all.push(Verdict::of(
@@ -88,9 +88,9 @@ pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
     all
 }
 
-/// For each operation the smallest size at which bus bandwidth is within a tenth of its best: larger messages gain little.
-/// Rows with wrong values do not count.
-pub fn enough(rows: &[Row]) -> Vec<(String, &Row)> {
+/// For each operation, the smallest size whose bus bandwidth is within a tenth of the best: larger messages gain little. Rows
+/// with wrong values do not count.
+pub fn saturation(rows: &[Row]) -> Vec<(String, &Row)> {
     let mut found: Vec<(String, &Row)> = Vec::new();
     let right: Vec<&Row> = rows.iter().filter(|r| r.errors == 0).collect();
     for row in right.iter().filter(|r| r.busbw_gbs > 0.0) {
@@ -110,7 +110,7 @@ pub fn enough(rows: &[Row]) -> Vec<(String, &Row)> {
 mod tests {
     use super::*;
     use crate::bench::tests::{row, wrong_row};
-    use crate::measure::Measured;
+    use crate::measure::Collective;
 
     fn met(rows: &[Row], link: Option<f64>) -> Vec<Option<bool>> {
         verdicts(rows, link).into_iter().map(|v| v.met).collect()
@@ -119,10 +119,10 @@ mod tests {
     #[test]
     fn each_target_is_judged_at_its_own_size_and_operation() {
         let rows = [
-            row(Measured::AllReduce, 100_000, 499.0),
-            row(Measured::AllReduce, 10_000_000, 1000.0),
-            row(Measured::Broadcast, 99_999_996, 4999.0),
-            row(Measured::AllGather, 100_000_000, 1.0),
+            row(Collective::AllReduce, 100_000, 499.0),
+            row(Collective::AllReduce, 10_000_000, 1000.0),
+            row(Collective::Broadcast, 99_999_996, 4999.0),
+            row(Collective::AllGather, 100_000_000, 1.0),
         ];
         assert_eq!(met(&rows, None)[..4], [Some(true), Some(false), None, Some(true)]);
         assert_eq!(met(&[], Some(1.0)), [None; 7]);
@@ -131,17 +131,17 @@ mod tests {
     #[test]
     fn bandwidth_is_judged_by_the_best_all_reduce() {
         // 4 ranks: 100 MB in 1 ms are 100 GB/s, and 150 GB/s on the bus.
-        let rows = [row(Measured::AllReduce, 1000, 50.0), row(Measured::AllReduce, 100_000_000, 1000.0)];
+        let rows = [row(Collective::AllReduce, 1000, 50.0), row(Collective::AllReduce, 100_000_000, 1000.0)];
         assert_eq!(met(&rows, None)[4..6], [Some(true), None]);
         assert_eq!(met(&rows, Some(160.0))[4..6], [Some(true), Some(true)]);
         assert_eq!(met(&rows, Some(170.0))[5], Some(false));
         assert_eq!(met(&rows[..1], Some(1.0))[4..6], [None, None], "1 KB says nothing of bandwidth");
-        assert_eq!(met(&[row(Measured::AllReduce, 10_000_000, 900.0)], None)[4], Some(false));
+        assert_eq!(met(&[row(Collective::AllReduce, 10_000_000, 900.0)], None)[4], Some(false));
     }
 
     #[test]
     fn a_target_of_whole_models_is_listed_and_left_open() {
-        let judged = verdicts(&[row(Measured::AllReduce, 100_000_000, 1.0)], Some(1.0));
+        let judged = verdicts(&[row(Collective::AllReduce, 100_000_000, 1.0)], Some(1.0));
         let last = judged.last().expect("a verdict");
         assert!(last.what.starts_with("scaling efficiency") && last.wanted == "> 95 %", "{last:?}");
         assert_eq!((last.word(), &last.measured), ("not measured", &None));
@@ -149,18 +149,18 @@ mod tests {
 
     #[test]
     fn the_quickest_path_with_right_values_counts() {
-        let wrong = || wrong_row(Measured::AllReduce, 10_000_000, 1.0, 3);
-        let rows = [wrong(), row(Measured::AllReduce, 10_000_000, 2000.0)];
+        let wrong = || wrong_row(Collective::AllReduce, 10_000_000, 1.0, 3);
+        let rows = [wrong(), row(Collective::AllReduce, 10_000_000, 2000.0)];
         let judged = verdicts(&rows, None);
         assert_eq!((judged[1].met, judged[4].met), (Some(false), Some(false)), "{judged:?}");
-        assert_eq!(enough(&rows)[0].1.errors, 0);
+        assert_eq!(saturation(&rows)[0].1.errors, 0);
         assert_eq!(met(&[wrong()], None), [None; 7]);
-        assert_eq!(enough(&[wrong()]), []);
+        assert_eq!(saturation(&[wrong()]), []);
     }
 
     #[test]
     fn one_rank_alone_meets_nothing_as_it_sends_nothing() {
-        let mut alone = row(Measured::AllReduce, 100_000, 0.1);
+        let mut alone = row(Collective::AllReduce, 100_000, 0.1);
         alone.world_size = 1;
         assert_eq!(met(&[alone], Some(1.0)), [None; 7]);
     }
@@ -168,12 +168,12 @@ mod tests {
     #[test]
     fn enough_is_the_smallest_size_near_the_best_bandwidth() {
         let rows = [
-            row(Measured::AllReduce, 1000, 100.0),
-            row(Measured::AllReduce, 1_000_000, 1000.0),
-            row(Measured::AllReduce, 4_000_000, 3900.0),
-            row(Measured::Barrier, 0, 10.0),
+            row(Collective::AllReduce, 1000, 100.0),
+            row(Collective::AllReduce, 1_000_000, 1000.0),
+            row(Collective::AllReduce, 4_000_000, 3900.0),
+            row(Collective::Barrier, 0, 10.0),
         ];
-        let found: Vec<_> = enough(&rows).into_iter().map(|(label, row)| (label, row.bytes)).collect();
+        let found: Vec<_> = saturation(&rows).into_iter().map(|(label, row)| (label, row.bytes)).collect();
         assert_eq!(found, [("all_reduce".to_owned(), 1_000_000)]);
     }
 }

@@ -1,4 +1,4 @@
-//! A small Llama, its weights made up on the spot, sharded and whole.
+//! A small Llama with generated weights, sharded and unsharded.
 
 use std::collections::HashMap;
 
@@ -8,13 +8,13 @@ use ryzanstein_tensor_parallel::compute;
 use ryzanstein_tensor_parallel::model::tensors;
 use ryzanstein_tensor_parallel::{Error, Llama, LlamaConfig, Tensor};
 
-/// Sums of shards are associated differently than whole sums: f32 rounds them apart by this at most.
+/// The largest relative difference allowed: sums over shards are associated differently, so f32 rounds them differently.
 pub(super) const LIMIT: f64 = 1e-5;
 
 const HEAD_DIM: usize = 16;
 const TOKENS: [u32; 9] = [3, 1, 4, 1, 5, 9, 2, 6, 5];
 
-/// How the two compare.
+/// The comparison of the two.
 pub(super) struct Comparison {
     pub(super) ranks: usize,
     /// Largest difference of a logit, over all ranks, divided by the largest logit.
@@ -22,7 +22,7 @@ pub(super) struct Comparison {
     pub(super) correct: bool,
 }
 
-/// Runs one layer with embedding and head on `group`, and again on this rank alone.
+/// Runs one layer with embedding and head on `group`, and again unsharded on this rank.
 pub(super) fn compare(group: &mut ProcessGroup) -> Result<Comparison, Error> {
     let ranks = group.world_size();
     let config = config(ranks)?;
@@ -32,7 +32,7 @@ pub(super) fn compare(group: &mut ProcessGroup) -> Result<Comparison, Error> {
     let (sharded, whole) = (sharded.values()?, whole.values()?);
     let largest = whole.iter().fold(0.0f32, |m, v| m.max(v.abs()));
     let difference = sharded.iter().zip(&*whole).fold(0.0f32, |m, (a, b)| {
-        // A NaN must not pass for "no difference".
+        // A NaN must not count as "no difference".
         if (a - b).is_nan() { f32::INFINITY } else { m.max((a - b).abs()) }
     });
     let mut differences = group.place(&[f64::from(difference) / f64::from(largest)])?;
@@ -42,7 +42,7 @@ pub(super) fn compare(group: &mut ProcessGroup) -> Result<Comparison, Error> {
     Ok(Comparison { ranks, difference: difference[0], correct: same_length && difference[0] <= LIMIT })
 }
 
-/// A model that any number of ranks can share: as many heads as ranks, or a few times as many.
+/// A model for any number of ranks: the number of heads is a multiple of it.
 fn config(ranks: usize) -> Result<LlamaConfig, Error> {
     let heads = ranks * 8usize.div_ceil(ranks);
     let json = format!(

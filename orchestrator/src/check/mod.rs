@@ -1,7 +1,7 @@
-//! `ryz check`: one rank's self-check, and the default job of `ryz launch`.
+//! `ryz check`: a rank's self-check, and the default job of `ryz launch`.
 //!
-//! Every path is validated by value, a sharded Llama block is held against its unsharded self, and all-reduce and
-//! broadcast are timed against the documented targets. A wrong value is a failure; a missed target is a verdict.
+//! Validates every path by value, compares a sharded Llama block with the unsharded one, and compares latencies of
+//! all-reduce and broadcast with the documented targets. A wrong value is a failure; a missed target is a verdict.
 
 mod block;
 
@@ -12,12 +12,12 @@ use ryzanstein_process_group::{ProcessGroup, ReduceOp, table};
 
 use crate::Orchestrator;
 use crate::bench::{self, Row};
-use crate::measure::{Case, Measured, measure_group, total};
+use crate::measure::{Case, Collective, measure_group, total};
 
-/// What the check found, the same on all ranks.
+/// The result of the check, the same on all ranks.
 #[derive(Clone, Debug)]
-pub struct Findings {
-    /// For people.
+pub struct CheckReport {
+    /// The report as text.
     pub text: String,
     /// All values were right.
     pub correct: bool,
@@ -25,24 +25,27 @@ pub struct Findings {
     pub targets_met: bool,
 }
 
-/// A size that no target is for, but that decoding is made of.
+/// A size without a target, but typical of decoding.
 const SMALL: usize = 1000;
-/// Lengths in elements at which paths are validated: whole vectors, and vectors that are cut unevenly.
+/// Lengths in elements at which paths are validated: they divide into chunks evenly and unevenly.
 const LENGTHS: [usize; 3] = [1, 1021, 65_539];
 
 /// Runs the whole check of the job called `name`. Every rank calls this.
 ///
 /// # Errors
 /// Those of the collectives and of the model.
-pub fn run(rank: &mut Orchestrator, name: &str) -> Result<Findings, ryzanstein_tensor_parallel::Error> {
+pub fn run(
+    orchestrator: &mut Orchestrator,
+    name: &str,
+) -> Result<CheckReport, ryzanstein_tensor_parallel::Error> {
     let mut text = format!("job {name}: ");
-    text += &who(rank);
-    let (paths, paths_correct) = paths(rank.manager().world())?;
+    text += &roster_table(orchestrator);
+    let (paths, paths_correct) = paths(orchestrator.manager().world())?;
     let _ = writeln!(text, "\nAll-reduce by value, on every path:\n{paths}");
 
-    rank.manager().clear_profile();
-    let block = block::compare(rank.tensor_parallel())?;
-    let profile = table::profile(&rank.manager().profile());
+    orchestrator.manager().clear_profile();
+    let block = block::compare(orchestrator.tensor_parallel())?;
+    let profile = table::profile(&orchestrator.manager().profile());
     let _ = writeln!(
         text,
         "Tensor-parallel Llama block, sharded over {} ranks, against its unsharded self:\n\
@@ -54,10 +57,10 @@ pub fn run(rank: &mut Orchestrator, name: &str) -> Result<Findings, ryzanstein_t
         if block.correct { "ok" } else { "WRONG" },
     );
 
-    let (latencies, latencies_correct, targets_met) = if rank.manager().world().world_size() == 1 {
+    let (latencies, latencies_correct, targets_met) = if orchestrator.manager().world().world_size() == 1 {
         ("nothing to time: one rank alone sends nothing\n".into(), true, true)
     } else {
-        latencies(rank.manager().world())?
+        latencies(orchestrator.manager().world())?
     };
     let _ = writeln!(
         text,
@@ -70,11 +73,11 @@ pub fn run(rank: &mut Orchestrator, name: &str) -> Result<Findings, ryzanstein_t
         if correct { "all values are right" } else { "VALUES ARE WRONG" },
         if targets_met { "all targets are met" } else { "targets are missed (a verdict, no failure)" }
     );
-    Ok(Findings { text, correct, targets_met })
+    Ok(CheckReport { text, correct, targets_met })
 }
 
-fn who(rank: &mut Orchestrator) -> String {
-    let manager = rank.manager();
+fn roster_table(orchestrator: &mut Orchestrator) -> String {
+    let manager = orchestrator.manager();
     let roster = manager.roster();
     let head = ["rank", "local rank", "node", "pid", "host"];
     let rows: Vec<Vec<String>> = roster
@@ -101,7 +104,7 @@ fn who(rank: &mut Orchestrator) -> String {
     )
 }
 
-/// All-reduces of small integers on each path, compared exactly; wrong elements of all ranks are added up.
+/// All-reduces small integers on each path, compares exactly, and sums the wrong elements of all ranks.
 fn paths(group: &mut ProcessGroup) -> Result<(String, bool), ryzanstein_process_group::Error> {
     let paths = group.describe_paths();
     let there = group.paths();
@@ -135,9 +138,10 @@ fn paths(group: &mut ProcessGroup) -> Result<(String, bool), ryzanstein_process_
 }
 
 fn latencies(group: &mut ProcessGroup) -> Result<(String, bool, bool), ryzanstein_process_group::Error> {
-    let small = [(Measured::AllReduce, SMALL), (Measured::Broadcast, SMALL)];
+    let small = [(Collective::AllReduce, SMALL), (Collective::Broadcast, SMALL)];
     let documented = TARGETS.iter().map(|t| {
-        let what = if t.op == Measured::Broadcast.name() { Measured::Broadcast } else { Measured::AllReduce };
+        let what =
+            if t.op == Collective::Broadcast.name() { Collective::Broadcast } else { Collective::AllReduce };
         (what, t.bytes as usize)
     });
     let mut rows = Vec::new();

@@ -1,4 +1,4 @@
-//! What the probes bring: plain data, so that what is concluded from it is tested without a machine.
+//! What the probes found: plain data, so that the diagnosis is tested without a machine.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -8,64 +8,75 @@ use ryzanstein_config::nccl::NcclVariable;
 use ryzanstein_process_group::nvml::{Gpu, Pair};
 use serde::{Deserialize, Serialize};
 
-/// All that is known of this machine and of what it is to do.
-#[derive(Clone, Debug)]
+use super::error::ProbeError;
+
+/// Everything known about this machine and its configuration.
+#[derive(Debug)]
 pub struct Facts {
     /// The machine.
     pub host: Host,
     /// Its networks.
     pub network: Network,
     /// Its GPUs.
-    pub gpu: GpuSide,
+    pub gpu: GpuFacts,
     /// The libraries that drive them.
     pub libraries: Vec<Library>,
-    /// NCCL's variables, with who set them.
+    /// NCCL's variables, with their sources.
     pub nccl: Vec<NcclVariable>,
     /// The backend that the settings ask for.
     pub backend: BackendChoice,
-    /// What came of trying.
+    /// The trial groups.
     pub trials: Vec<Trial>,
 }
 
 /// The machine.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Host {
     /// Operating system, kernel, architecture.
     pub system: String,
-    /// Processors that this process may run on.
+    /// CPUs that this process may run on.
     pub processors: usize,
-    /// How many processors' time the cgroup gives.
+    /// The cgroup's CPU quota, in CPUs.
     pub processor_quota: Option<f64>,
     /// All memory, in bytes.
     pub memory: u64,
-    /// What of it can be had, in bytes.
+    /// Available memory, in bytes.
     pub memory_available: u64,
-    /// What the cgroup allows, in bytes.
+    /// The cgroup's memory limit, in bytes.
     pub memory_limit: Option<u64>,
-    /// The size of `/dev/shm` and what is free there, in bytes.
+    /// The size of `/dev/shm` and the free space in it, in bytes.
     pub shared_memory: Option<(u64, u64)>,
-    /// How much memory may be locked, in bytes; none without limit.
+    /// The limit on locked memory, in bytes; `None` without limit.
     pub locked_memory: Option<u64>,
-    /// How many files may be open: now, and at most; none without limit.
+    /// The soft and hard limits on open files; `None` without limit.
     pub open_files: (Option<u64>, Option<u64>),
-    /// The folder for secrets and scratch files, and why nothing can be written there.
-    pub temporary: (PathBuf, Result<(), String>),
-    /// `kernel.yama.ptrace_scope`; none where the kernel has no Yama.
+    /// The folder for secrets and scratch files.
+    pub temporary: TemporaryFolder,
+    /// `kernel.yama.ptrace_scope`; `None` where the kernel has no Yama.
     pub ptrace_scope: Option<u32>,
-    /// Whether a process may read the memory of another of the same user; else why not.
-    pub peer_memory: Result<(), String>,
+    /// Whether a process may read the memory of another of the same user; otherwise why not.
+    pub peer_memory: Result<(), ProbeError>,
+}
+
+/// The folder for secrets and scratch files.
+#[derive(Debug)]
+pub struct TemporaryFolder {
+    /// Its path.
+    pub path: PathBuf,
+    /// Whether files can be created there; otherwise why not.
+    pub writable: Result<(), ProbeError>,
 }
 
 /// The networks of the machine.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Network {
     /// The interfaces.
     pub interfaces: Vec<Interface>,
-    /// Whether a connection to this machine's own loopback address carries bytes; else why not.
-    pub loopback: Result<(), String>,
+    /// Whether a TCP connection over 127.0.0.1 carries bytes; otherwise why not.
+    pub loopback: Result<(), ProbeError>,
     /// Ports of InfiniBand and RoCE adapters.
     pub infiniband: Vec<InfinibandPort>,
-    /// Whether the kernel module that gives adapters access to GPU memory is loaded.
+    /// Whether the kernel module for GPUDirect RDMA is loaded.
     pub peer_memory_module: bool,
 }
 
@@ -76,11 +87,11 @@ pub struct Interface {
     pub name: String,
     /// Its addresses.
     pub addresses: Vec<IpAddr>,
-    /// Mb/s, if it tells.
+    /// Mb/s, if known.
     pub speed: Option<u32>,
-    /// Whether it is the loopback.
+    /// Whether it is a loopback interface.
     pub loopback: bool,
-    /// `up`, `down` or `unknown`, as the kernel has it.
+    /// `up`, `down` or `unknown`, from the kernel.
     pub state: String,
 }
 
@@ -97,30 +108,30 @@ pub struct InfinibandPort {
     pub link_layer: String,
 }
 
-/// What is known of GPUs.
-#[derive(Clone, Debug)]
-pub struct GpuSide {
-    /// NVIDIA's GPUs on the PCI bus, whether or not a driver is there.
+/// What is known about GPUs.
+#[derive(Debug)]
+pub struct GpuFacts {
+    /// The number of NVIDIA GPUs on the PCI bus, with or without a driver.
     pub on_bus: usize,
     /// The version of the driver's kernel module, if it is loaded.
     pub module: Option<String>,
-    /// What the driver says, or why it cannot be asked.
-    pub driver: Result<DriverSide, String>,
+    /// What the driver reports, or why it cannot be queried.
+    pub driver: Result<DriverFacts, ProbeError>,
     /// `CUDA_VISIBLE_DEVICES`, if it is set.
     pub visible: Option<String>,
-    /// The GPUs that CUDA shows, in its order; else why it cannot be asked.
-    pub shown: Result<Vec<ShownGpu>, String>,
+    /// The GPUs that CUDA shows, in its order, or why it cannot be queried.
+    pub shown: Result<Vec<VisibleGpu>, ProbeError>,
 }
 
-impl GpuSide {
-    /// Whether a job may use this GPU. All count where CUDA cannot be asked.
+impl GpuFacts {
+    /// Whether a job may use this GPU. All count where CUDA cannot be queried.
     pub fn is_shown(&self, gpu: &Gpu) -> bool {
         self.shown.as_ref().map_or(true, |shown| shown.iter().any(|one| one.is(gpu)))
     }
 
-    /// What the driver says of the GPUs that a job may use.
-    pub fn usable(&self) -> DriverSide {
-        let mut side = self.driver.clone().unwrap_or_default();
+    /// What the driver reports about the GPUs that a job may use.
+    pub fn usable(&self) -> DriverFacts {
+        let mut side = self.driver.as_ref().ok().cloned().unwrap_or_default();
         side.gpus.retain(|gpu| self.is_shown(gpu));
         let has = |index| side.gpus.iter().any(|gpu| gpu.index == index);
         side.pairs.retain(|pair| has(pair.a) && has(pair.b));
@@ -128,69 +139,78 @@ impl GpuSide {
     }
 }
 
-/// A GPU that CUDA shows, by what NVML knows it by too.
+/// A GPU that CUDA shows, with the identifiers that NVML reports too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ShownGpu {
-    /// Its name in the whole world; that of the instance where MIG cuts it.
+pub struct VisibleGpu {
+    /// Its UUID; that of the instance under MIG.
     pub uuid: String,
-    /// Its place on the PCI bus.
+    /// Its PCI address.
     pub pci: String,
 }
 
-impl ShownGpu {
-    /// By the name, or by the place, which NVML writes with more zeros: where MIG is on, CUDA has the name of an instance.
+impl VisibleGpu {
+    /// Compares UUIDs, then PCI addresses: under MIG, CUDA reports the UUID of an instance. NVML pads addresses with zeros.
     fn is(&self, gpu: &Gpu) -> bool {
-        let place = |pci: &str| pci.trim_start_matches('0').to_lowercase();
-        self.uuid == gpu.uuid || (!self.pci.is_empty() && place(&self.pci) == place(&gpu.pci))
+        let address = |pci: &str| pci.trim_start_matches('0').to_lowercase();
+        self.uuid == gpu.uuid || (!self.pci.is_empty() && address(&self.pci) == address(&gpu.pci))
     }
 }
 
-/// What the driver says.
+/// What the driver reports.
 #[derive(Clone, Debug, Default)]
-pub struct DriverSide {
+pub struct DriverFacts {
     /// Its version.
     pub version: String,
-    /// The newest CUDA that it runs.
+    /// The newest CUDA version it supports.
     pub cuda: Option<(i32, i32)>,
     /// The GPUs.
     pub gpus: Vec<Gpu>,
-    /// How each two reach each other.
+    /// How each two of them are connected.
     pub pairs: Vec<Pair>,
 }
 
-/// A library that is opened at run time.
-#[derive(Clone, Debug)]
+/// A library that is loaded at run time.
+#[derive(Debug)]
 pub struct Library {
-    /// What it is called in findings: `cuda_driver`, `nccl`, `nvrtc`, `cublaslt`.
+    /// Its name in findings: `cuda_driver`, `nccl`, `nvrtc`, `cublaslt`.
     pub name: &'static str,
     /// What it is needed for.
     pub needed_for: &'static str,
-    /// Version, file and how it was found; else everywhere that was looked.
-    pub found: Result<(String, String), String>,
+    /// What was found, or every place that was searched.
+    pub found: Result<FoundLibrary, ProbeError>,
 }
 
-/// A group that was made, and an all-reduce of it.
+/// A library that was found.
 #[derive(Clone, Debug)]
-pub struct Trial {
-    /// What was to be tried: `all_reduce_tcp` or `all_reduce_gpu`.
-    pub name: &'static str,
-    /// How many ranks.
-    pub ranks: usize,
-    /// What came of it, or what went wrong.
-    pub outcome: Result<TrialOutcome, String>,
+pub struct FoundLibrary {
+    /// Its version.
+    pub version: String,
+    /// The file, and how it was found.
+    pub origin: String,
 }
 
-/// A group that came up and computed what it should.
+/// A trial group and its all-reduce.
+#[derive(Debug)]
+pub struct Trial {
+    /// What was tried: `all_reduce_tcp` or `all_reduce_gpu`.
+    pub name: &'static str,
+    /// The number of ranks.
+    pub ranks: usize,
+    /// Its result, or what went wrong.
+    pub outcome: Result<TrialOutcome, ProbeError>,
+}
+
+/// A group that came up and computed the right values.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TrialOutcome {
-    /// The backend that was agreed on.
+    /// The backend that was selected.
     pub backend: String,
     /// Why that one.
     pub reason: String,
-    /// How long it took until the group was ready and had proved itself, in milliseconds.
+    /// Time until the group was ready, self-check included, in milliseconds.
     pub ready_ms: f64,
-    /// Each path that calls take there, with when; and those that they might have taken, with why they do not.
+    /// When calls take each path there, and why they do not take those that they might have taken.
     pub paths: Vec<(String, String)>,
-    /// The median of an all-reduce of 100 KB, in microseconds; none where only the group's own check was run.
+    /// The median of an all-reduce of 100 KB, in microseconds; `None` where only the group's self-check ran.
     pub median_us: Option<f64>,
 }

@@ -1,4 +1,4 @@
-//! What the doctor says.
+//! Findings and the report of `ryz doctor`.
 
 use std::fmt::Write as _;
 
@@ -6,15 +6,15 @@ use ryzanstein_process_group::nvml::{Gpu, Pair, PeerAccess};
 use ryzanstein_process_group::table;
 use serde::Serialize;
 
-/// How grave a finding is, from the least.
+/// How grave a finding is, in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
     /// As it should be.
     Ok,
-    /// Good to know, and no fault.
+    /// Worth knowing, not a fault.
     Info,
-    /// Jobs run, but slower, or some of them will not.
+    /// Jobs run slower, or some jobs fail.
     Warning,
     /// Jobs that need this fail.
     Broken,
@@ -31,20 +31,20 @@ impl Status {
     }
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// What part of the machine it is of: `host`, `network`, `gpu`, `libraries`, `nccl` or `job`.
+    /// The part of the machine: `host`, `network`, `gpu`, `libraries`, `nccl` or `job`.
     pub area: &'static str,
-    /// What was looked at; the name stays the same from version to version.
+    /// What was checked; the name is stable between versions.
     pub name: &'static str,
-    /// Which one, where there are several of the kind: a GPU, a variable.
+    /// Which one, where there are several: a GPU, a variable.
     pub subject: Option<String>,
     /// How grave it is.
     pub status: Status,
-    /// What was seen.
+    /// What was found.
     pub seen: String,
-    /// Why it is so, or what comes of it.
+    /// Why, or what follows from it.
     pub cause: Option<String>,
     /// What to do.
     pub remedy: Option<String>,
@@ -83,22 +83,22 @@ impl Finding {
 /// All findings of one examination.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// `ok`, `warning` or `broken`: the gravest status among the findings, where `info` counts as `ok`.
+    /// `ok`, `warning` or `broken`: the gravest status of the findings; `info` counts as `ok`.
     pub status: Status,
     /// The version of this program.
     pub version: &'static str,
     /// The host examined.
     pub host: String,
-    /// What was found, in the order of the areas.
+    /// All findings, in the order of the areas.
     pub findings: Vec<Finding>,
-    /// The GPUs of the host, as the driver tells of them.
+    /// The GPUs of the host, from the driver.
     pub gpus: Vec<Gpu>,
-    /// How each two of them reach each other.
+    /// How each two of them are connected.
     pub pairs: Vec<Pair>,
 }
 
 impl Report {
-    /// Puts findings together.
+    /// A report of these findings.
     pub fn new(host: String, findings: Vec<Finding>, gpus: Vec<Gpu>, pairs: Vec<Pair>) -> Self {
         let worst = findings.iter().map(|finding| finding.status).max().unwrap_or(Status::Ok);
         let status = if worst == Status::Info { Status::Ok } else { worst };
@@ -144,7 +144,7 @@ impl Report {
         let _ = writeln!(out, "\n{}", lines.next().unwrap_or_default());
         for (line, finding) in lines.zip(&self.findings) {
             let _ = writeln!(out, "{line}");
-            // What is well needs no explanation.
+            // A good result needs no explanation.
             if finding.status > Status::Ok {
                 for (label, text) in [("cause", &finding.cause), ("remedy", &finding.remedy)] {
                     if let Some(text) = text {
@@ -154,16 +154,12 @@ impl Report {
             }
         }
         if self.gpus.len() > 1 {
-            let _ = writeln!(
-                out,
-                "\nFrom GPU to GPU (* without access to the other's memory):\n{}",
-                self.matrix()
-            );
+            let _ = writeln!(out, "\nFrom GPU to GPU (* without peer access):\n{}", self.matrix());
         }
         out
     }
 
-    /// The way from each GPU to each other one.
+    /// The path from each GPU to each other.
     fn matrix(&self) -> String {
         let names: Vec<String> = self.gpus.iter().map(|gpu| format!("GPU{}", gpu.index)).collect();
         let head: Vec<&str> = std::iter::once("").chain(names.iter().map(String::as_str)).collect();
@@ -172,14 +168,14 @@ impl Report {
             .iter()
             .zip(&names)
             .map(|(from, name)| {
-                let cells = self.gpus.iter().map(|to| self.way(from.index, to.index));
+                let cells = self.gpus.iter().map(|to| self.path_label(from.index, to.index));
                 std::iter::once(name.clone()).chain(cells).collect()
             })
             .collect();
         table::columns(&head, 1, &rows)
     }
 
-    fn way(&self, from: u32, to: u32) -> String {
+    fn path_label(&self, from: u32, to: u32) -> String {
         if from == to {
             return "-".into();
         }

@@ -1,10 +1,11 @@
-//! `ryz doctor`: what this machine has, what of it will do, and what to do about the rest.
+//! `ryz doctor`: what this machine has, what works, and how to fix the rest.
 //!
-//! Probes gather [`Facts`]; [`judge`] turns them into findings without looking at anything else.
+//! Probes gather [`Facts`]; [`diagnose()`] turns them into findings without looking at anything else.
 
+mod diagnose;
+mod error;
 mod facts;
 mod finding;
-mod judge;
 mod probe;
 
 use std::ffi::OsString;
@@ -12,39 +13,43 @@ use std::process::Command;
 
 use ryzanstein_config::Config;
 
+pub use diagnose::diagnose;
+pub use error::{ProbeError, ProcessError, TrialError};
 pub use facts::{
-    DriverSide, Facts, GpuSide, Host, InfinibandPort, Interface, Library, Network, ShownGpu, Trial,
-    TrialOutcome,
+    DriverFacts, Facts, FoundLibrary, GpuFacts, Host, InfinibandPort, Interface, Library, Network,
+    TemporaryFolder, Trial, TrialOutcome, VisibleGpu,
 };
 pub use finding::{Finding, Report, Status};
-pub use judge::judge;
-pub use probe::{read_memory_of, shown_gpus, try_all_reduce};
+pub use probe::{read_memory_of, try_all_reduce, visible_gpus};
 
 use crate::rendezvous::Environment;
 
-/// Looks at this machine. Nothing is changed: no setting of a GPU, no limit.
+/// Examines this machine. Changes nothing: no setting of a GPU, no limit.
 ///
-/// What could bring a process down is done in another one, `helper`, each time with a deadline.
-pub fn examine(config: &Config, environment: &Environment, helper: &Helper) -> Report {
-    let facts = probe::facts(config, environment, helper);
-    let findings = judge(&facts);
+/// What could crash or block a process runs in another one, started with `probe`, each time with a deadline.
+pub fn examine(config: &Config, environment: &Environment, probe: &ProbeCommand) -> Report {
+    let facts = probe::facts(config, environment, probe);
+    let findings = diagnose(&facts);
     let driver = facts.gpu.driver.unwrap_or_default();
     Report::new(crate::host_name(), findings, driver.gpus, driver.pairs)
 }
 
-/// How to start a process that tries things: a program that passes on what follows its arguments.
+/// How to start the process of a probe. One of these follows `arguments`:
 ///
-/// With `memory PID ADDRESS` it prints what [`read_memory_of`] reads; with `gpus` it prints what [`shown_gpus`] returns, and
-/// with `all-reduce BACKEND RANKS` what [`try_all_reduce`] returns, as JSON, under the same settings as the caller's.
+/// * `memory PID ADDRESS`: print what [`read_memory_of`] reads, or its error;
+/// * `gpus`: print what [`visible_gpus`] returns, as JSON;
+/// * `all-reduce BACKEND RANKS`: print what [`try_all_reduce`] returns, as JSON, under the caller's settings.
+///
+/// In JSON, errors are their texts.
 #[derive(Clone, Debug)]
-pub struct Helper {
+pub struct ProbeCommand {
     /// The program.
     pub program: OsString,
     /// Its first arguments.
     pub arguments: Vec<OsString>,
 }
 
-impl Helper {
+impl ProbeCommand {
     fn command(&self, what: &[&str]) -> Command {
         let mut command = Command::new(&self.program);
         command.args(&self.arguments).args(what);

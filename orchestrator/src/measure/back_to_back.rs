@@ -1,10 +1,10 @@
-//! Calls that follow one another without a barrier.
+//! Back-to-back calls, without barriers between them.
 
 use std::time::Instant;
 
 use ryzanstein_process_group::{Error, GroupBuffer, ProcessGroup, ReduceOp};
 
-/// Time per all-reduce in microseconds when they follow one another without a barrier, and wrong elements.
+/// Time per back-to-back all-reduce in microseconds, and wrong elements.
 ///
 /// # Errors
 /// Those of the collectives.
@@ -14,7 +14,7 @@ pub fn back_to_back(group: &mut ProcessGroup, bytes: usize, calls: usize) -> Res
     Ok((figure.0, errors))
 }
 
-/// [`back_to_back`] of all-reduces that `make` makes; also the time a call until they have returned to the host.
+/// [`back_to_back`] of all-reduces that `make` makes; also the time per call until they returned to the host.
 ///
 /// # Errors
 /// Those of the collectives.
@@ -28,7 +28,7 @@ pub fn calls_back_to_back(
     let mut x = vec![0.0f32; bytes / 4];
     let mut placed = group.place(&x)?;
     let base = |i: usize| (i % 4 + 1) as f32;
-    // Every call multiplies by the world size: as many in a row as f32 holds exactly, then fresh operands.
+    // Every call multiplies by the world size: as many in a row as f32 represents exactly, then fresh operands.
     let bits = (n as f64).log2().max(0.5);
     let row = ((if n.is_power_of_two() { 96.0 } else { 20.0 }) / bits) as usize;
     let (mut spent, mut returned, mut done, mut errors) = (0.0, 0.0, 0, 0);
@@ -53,7 +53,7 @@ pub fn calls_back_to_back(
     Ok(((figure[0], figure[1]), total(group, errors)?))
 }
 
-/// The greatest of each figure over the ranks.
+/// The maximum of each figure over the ranks.
 fn greatest(group: &mut ProcessGroup, figures: &[f64]) -> Result<Vec<f64>, Error> {
     let mut placed = group.place(figures)?;
     group.all_reduce(&mut placed, ReduceOp::Max)?;

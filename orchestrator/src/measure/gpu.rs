@@ -1,40 +1,39 @@
 //! Memory and clock of a GPU.
 //!
-//! Operands are copied there before, and results back and compared after the timed part. Times are those of events between
-//! the calls in the GPU's own stream, so that what the host does beside them is not in the figure, unless the GPU has to wait
-//! for it.
+//! Operands are copied to the GPU before the timed part, and results copied back and compared after it. Events between the calls
+//! in the GPU's stream measure the times, so host time does not count unless the GPU waits for it.
 
 use std::time::{Duration, Instant};
 
 use ryzanstein_process_group::device::{Device, DeviceBuffer, DeviceError, Event, PinnedBuffer};
 use ryzanstein_process_group::{DType, Error, ProcessGroup};
 
-use super::{Bench, Call, Sample, Slot};
+use super::{Bench, Call, CallBuffers, Sample};
 
-/// Buffers in turns hold this much together, several times what the caches of a GPU do.
+/// Total size of the rotating buffers: several times a GPU's caches.
 const ROTATED: usize = 512 << 20;
-/// A run has this many calls at most, or this many chains of calls in a graph.
-const MOST: usize = 64;
-const MOST_CHAINS: usize = 24;
+/// The maximum number of calls in a run, and of chains of calls in a graph.
+const MAX_CALLS: usize = 64;
+const MAX_CHAINS: usize = 24;
 
-/// Measures collectives on the memory of a GPU, back to back: one by one, or as a graph that is replayed.
+/// Measures back-to-back collectives on GPU memory: one by one, or replayed from a graph.
 #[derive(Debug)]
 pub struct Gpu {
     device: Device,
     graph: bool,
-    /// The calls have been made one by one: memory that the backend needs for them is there, which a capture cannot allocate.
+    /// The calls have been made one by one, so the backend has allocated its workspace, which it cannot do during a capture.
     has_run: bool,
-    /// What is copied to the GPU or came from it.
+    /// Host memory for copies to and from the GPU.
     staging: Option<PinnedBuffer>,
 }
 
 impl Gpu {
-    /// On this GPU, whose stream the group's calls go to.
+    /// For calls on this GPU's stream.
     pub fn new(device: Device, graph: bool) -> Self {
         Self { device, graph, has_run: false, staging: None }
     }
 
-    /// Host memory of this length, from and to which copies are quick.
+    /// Pinned host memory of this length.
     fn staging(&mut self, bytes: usize) -> Result<&mut [u8], DeviceError> {
         let staging = match self.staging.take() {
             Some(staging) if staging.bytes().len() >= bytes => staging,
@@ -46,7 +45,7 @@ impl Gpu {
     fn one_by_one(
         &self,
         group: &mut ProcessGroup,
-        slots: &mut [Slot<DeviceBuffer>],
+        slots: &mut [CallBuffers<DeviceBuffer>],
         chain: usize,
         call: Call<'_, DeviceBuffer>,
     ) -> Result<Vec<Sample>, Error> {
@@ -76,7 +75,7 @@ impl Gpu {
     fn replayed(
         &self,
         group: &mut ProcessGroup,
-        slots: &mut [Slot<DeviceBuffer>],
+        slots: &mut [CallBuffers<DeviceBuffer>],
         chain: usize,
         call: Call<'_, DeviceBuffer>,
     ) -> Result<Vec<Sample>, Error> {
@@ -90,7 +89,7 @@ impl Gpu {
                     for _ in 0..chain {
                         call(group, slot)?;
                     }
-                    // The clock starts behind the lead-in, inside the graph: neither its launch nor late ranks are timed.
+                    // The clock starts after the untimed call, inside the graph: neither launch nor late ranks count.
                     if index == 0 {
                         start.record_external(stream)?;
                     }
@@ -117,14 +116,14 @@ impl Bench for Gpu {
     type Memory = DeviceBuffer;
 
     fn slots(&self, bytes: usize) -> usize {
-        (ROTATED / bytes.max(1)).clamp(2, if self.graph { MOST_CHAINS } else { MOST })
+        (ROTATED / bytes.max(1)).clamp(2, if self.graph { MAX_CHAINS } else { MAX_CALLS })
     }
 
     fn times_whole_runs(&self) -> bool {
         self.graph
     }
 
-    fn lead_in(&self) -> usize {
+    fn untimed_calls(&self) -> usize {
         1
     }
 
@@ -147,14 +146,14 @@ impl Bench for Gpu {
         Ok(())
     }
 
-    fn has_processors_to_spare(&self) -> bool {
+    fn checks_in_parallel(&self) -> bool {
         true
     }
 
     fn time(
         &mut self,
         group: &mut ProcessGroup,
-        slots: &mut [Slot<DeviceBuffer>],
+        slots: &mut [CallBuffers<DeviceBuffer>],
         chain: usize,
         call: Call<'_, DeviceBuffer>,
     ) -> Result<Vec<Sample>, Error> {

@@ -1,24 +1,24 @@
-//! Memory and clock of the processor.
+//! Host memory and clock.
 
 use std::time::Instant;
 
 use ryzanstein_process_group::{Buffer, BufferMut, DType, Error, ProcessGroup, View, ViewMut, table};
 
-use super::{Bench, Call, Sample, Slot};
+use super::{Bench, Call, CallBuffers, Sample};
 
-/// Rotated buffers hold this much together, so that caches are as cold as they would be in use.
+/// Total size of the rotating buffers, so that caches are as cold as in real use.
 const ROTATED: usize = 128 << 20;
 
 /// Measures collectives on host memory: each timed call starts after a barrier.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Host;
 
-/// Elements of a type that is known at run time only.
+/// Elements of a type known only at run time.
 #[derive(Debug)]
 pub struct HostBuffer {
     dtype: DType,
     bytes: usize,
-    /// Words, as every element type is aligned within them.
+    /// In words, so that every element type is aligned.
     words: Vec<u64>,
 }
 
@@ -60,7 +60,7 @@ impl Bench for Host {
         words.try_reserve_exact(bytes.div_ceil(8)).map_err(|_| {
             let size = table::bytes(bytes as f64);
             Error::Configuration(format!(
-                "this host has no {size} of memory for one buffer; measure smaller sizes, or fewer ranks on it"
+                "this host does not have {size} of memory for one buffer; measure smaller sizes, or fewer ranks"
             ))
         })?;
         words.resize(bytes.div_ceil(8), 0);
@@ -80,7 +80,7 @@ impl Bench for Host {
     fn time(
         &mut self,
         group: &mut ProcessGroup,
-        slots: &mut [Slot<HostBuffer>],
+        slots: &mut [CallBuffers<HostBuffer>],
         _chain: usize,
         call: Call<'_, HostBuffer>,
     ) -> Result<Vec<Sample>, Error> {
@@ -91,7 +91,7 @@ impl Bench for Host {
                 let started = Instant::now();
                 call(group, slot)?;
                 let us = started.elapsed().as_secs_f64() * 1e6;
-                // A call on host memory returns when it is done.
+                // A call on host memory returns when it is complete.
                 Ok(Sample { latency_us: us, host_us: us })
             })
             .collect()

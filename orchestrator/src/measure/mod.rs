@@ -1,13 +1,12 @@
-//! How a collective is measured.
+//! Measures a collective.
 //!
-//! Each call has operands of its own; memory that receives is poisoned first, and every element of every result is compared.
-//! A call's latency is that of its slowest rank. What differs between a processor and a GPU (memory, and the clock) is
-//! behind [`Bench`].
+//! Each call has its own operands; receiving memory is poisoned first, and every element of every result is compared. A
+//! call's latency is that of its slowest rank. [`Bench`] abstracts what differs between CPU and GPU: memory and clock.
 
 mod back_to_back;
+mod collective;
 mod gpu;
 mod host;
-mod operation;
 mod pattern;
 mod statistics;
 
@@ -17,42 +16,41 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use back_to_back::total;
 pub use back_to_back::{back_to_back, calls_back_to_back};
+pub use collective::{CallBuffers, Collective, UnknownCollective};
 pub use gpu::Gpu;
 pub use host::{Host, HostBuffer};
-pub use operation::{Measured, Slot};
 use pattern::{Patterns, longest_chain};
 pub use statistics::{Summary, slowest, summary};
 
-/// Memory that collectives work on, and a clock for them.
+/// Memory for collectives, and a clock that times them.
 pub trait Bench {
-    /// A buffer of elements. Its operands and results are written and looked at through the bench.
+    /// A buffer of elements. Operands are written and results read through the bench.
     type Memory: BufferMut;
 
-    /// How many buffers of `bytes` bytes are used in turns.
+    /// How many buffers of `bytes` bytes the calls rotate over.
     fn slots(&self, bytes: usize) -> usize;
 
-    /// Whether a run is timed as a whole, as its calls cannot be told apart. Then each run has all slots, and each slot as
-    /// many calls as its values can be checked after.
+    /// Whether only a whole run can be timed, not its calls. Then each run uses all slots, and makes as many calls on each as
+    /// keep its values exact.
     fn times_whole_runs(&self) -> bool {
         false
     }
 
-    /// How many calls at the head of each run are made and checked but not timed, so that the ranks are together when the
+    /// How many calls at the start of each run are made and checked but not timed, so that the ranks are synchronised when the
     /// clock starts. Less than [`slots`](Self::slots).
-    fn lead_in(&self) -> usize {
+    fn untimed_calls(&self) -> usize {
         0
     }
 
-    /// Whether operands are made and results compared by several threads. Not on host memory, where the ranks use all
-    /// processors themselves.
-    fn has_processors_to_spare(&self) -> bool {
+    /// Whether several threads fill and compare buffers. Not on host memory, where the ranks themselves use all CPUs.
+    fn checks_in_parallel(&self) -> bool {
         false
     }
 
-    /// Makes a buffer.
+    /// Allocates a buffer.
     ///
     /// # Errors
-    /// When there is not that much memory.
+    /// When there is not enough memory.
     fn allocate(&mut self, dtype: DType, elements: usize) -> Result<Self::Memory, Error>;
 
     /// Lets `content` write the whole buffer.
@@ -61,28 +59,28 @@ pub trait Bench {
     /// Those of a copy to the device.
     fn write(&mut self, memory: &mut Self::Memory, content: &mut dyn FnMut(&mut [u8])) -> Result<(), Error>;
 
-    /// Lets `look` see the whole buffer.
+    /// Lets `look` read the whole buffer.
     ///
     /// # Errors
     /// Those of a copy from the device.
     fn read(&mut self, memory: &Self::Memory, look: &mut dyn FnMut(&[u8])) -> Result<(), Error>;
 
-    /// Times `call` on each of the slots in order, `chain` times each, and returns when all are done: one sample for each slot
-    /// after the lead-in, or one for them together where they cannot be told apart.
+    /// Times `call` on each slot in order, `chain` times each, and returns when all are complete: one sample for each slot after
+    /// the untimed ones, or a single sample if only whole runs can be timed.
     ///
     /// # Errors
     /// Those of the calls.
     fn time(
         &mut self,
         group: &mut ProcessGroup,
-        slots: &mut [Slot<Self::Memory>],
+        slots: &mut [CallBuffers<Self::Memory>],
         chain: usize,
         call: Call<'_, Self::Memory>,
     ) -> Result<Vec<Sample>, Error>;
 }
 
-/// Makes a call on a slot.
-pub type Call<'a, M> = &'a mut dyn FnMut(&mut ProcessGroup, &mut Slot<M>) -> Result<(), Error>;
+/// Makes a call on a slot's buffers.
+pub type Call<'a, M> = &'a mut dyn FnMut(&mut ProcessGroup, &mut CallBuffers<M>) -> Result<(), Error>;
 
 /// One timing on one rank.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -93,30 +91,30 @@ pub struct Sample {
     pub host_us: f64,
 }
 
-/// Timings that a figure has at least, where no fewer calls are asked for.
-pub const FEWEST: usize = 5;
+/// The minimum number of samples of a figure, unless fewer calls are requested.
+pub const MIN_SAMPLES: usize = 5;
 
 /// What to measure.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Case {
     /// The operation.
-    pub what: Measured,
-    /// How values combine, where they do.
+    pub what: Collective,
+    /// The reduction, for operations that reduce.
     pub reduction: ReduceOp,
     /// The element type.
     pub dtype: DType,
-    /// Bytes of the whole array. Made a whole number of elements, and of chunks.
+    /// Bytes of the whole array; rounded down to whole elements and chunks.
     pub bytes: usize,
-    /// Calls that are made and checked first, and not counted.
+    /// Untimed calls before the timed ones. Their values are checked.
     pub warmup: usize,
-    /// Calls that are timed, at least. Where only several together can be timed, at least [`FEWEST`] such timings if that
-    /// many calls are asked for.
+    /// The minimum number of timed calls. If only whole runs can be timed, at least [`MIN_SAMPLES`] of them, if that many calls are
+    /// requested.
     pub iterations: usize,
 }
 
 impl Case {
-    /// Sums of f32, where anything is summed, with as much warm-up as suits the number of calls.
-    pub fn new(what: Measured, bytes: usize, iterations: usize) -> Self {
+    /// A case with f32 elements, the sum as reduction, and a warm-up that suits the number of calls.
+    pub fn new(what: Collective, bytes: usize, iterations: usize) -> Self {
         let warmup = (iterations / 10).clamp(1, 20);
         Self { what, reduction: ReduceOp::Sum, dtype: DType::F32, bytes, warmup, iterations }
     }
@@ -128,7 +126,7 @@ impl Case {
     }
 }
 
-/// What was measured; the same on all ranks.
+/// The result of a measurement; the same on all ranks.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Figures {
     /// Bytes of the whole array.
@@ -137,23 +135,23 @@ pub struct Figures {
     pub latency: Summary,
     /// Median of the time until the slowest rank's call returned to the host, in microseconds.
     pub host_us: f64,
-    /// The path that the calls took on rank 0, which takes part in every operation; `None` where it had none.
+    /// The path of the calls on rank 0, which takes part in every operation; `None` if there was none.
     pub path: Option<Path>,
     /// Wrong elements, over all ranks and calls, warm-up included.
     pub errors: u64,
 }
 
-/// What one rank tells the others.
+/// The samples of one rank, sent to the others.
 #[derive(Serialize, Deserialize)]
 struct Measurement {
     latency_us: Vec<f64>,
     host_us: Vec<f64>,
-    /// Of the newest call, which is another operation's on a rank that has nothing to do.
+    /// The path of the last call; another operation's on a rank that does not take part.
     path: Option<Path>,
     errors: u64,
 }
 
-/// [`measure`] in whatever memory the group's calls work on. `graph` is for GPUs alone: calls replayed from a CUDA graph.
+/// [`measure`] in the memory that the group's calls work on. `graph` (GPUs only) replays the calls from a CUDA graph.
 ///
 /// # Errors
 /// As [`measure`].
@@ -164,7 +162,7 @@ pub fn measure_group(group: &mut ProcessGroup, graph: bool, case: &Case) -> Resu
     }
 }
 
-/// Measures one case. Every rank calls this with the same case, and gets the same figures.
+/// Measures one case. Every rank calls this with the same case and gets the same figures.
 ///
 /// # Errors
 /// Those of the collectives and of the memory; [`Error::Configuration`] when no exact check is possible.
@@ -172,7 +170,7 @@ pub fn measure<B: Bench>(group: &mut ProcessGroup, bench: &mut B, case: &Case) -
     measure_calls(group, bench, case, &mut |group, slot| case.what.call(group, slot, case.reduction))
 }
 
-/// [`measure`] of calls that somebody else makes: a peer, that is held to what the operation means here.
+/// [`measure`] of calls that `make` makes, such as direct calls of NCCL, with the same checks.
 ///
 /// # Errors
 /// As [`measure`].
@@ -186,31 +184,31 @@ pub fn measure_calls<B: Bench>(
     let longest = longest_chain(case.what, case.reduction, case.dtype, n);
     let chain = if bench.times_whole_runs() { longest } else { 1 };
     let patterns = Patterns::new(case.what, case.reduction, case.dtype, (rank, n), case.count(n), chain)?
-        .on_threads(bench.has_processors_to_spare());
+        .on_threads(bench.checks_in_parallel());
     let elements = patterns.elements();
-    let lead_in = bench.lead_in();
-    // Where runs are timed whole, the first is never timed: what is made at the first call is made then.
+    let untimed_calls = bench.untimed_calls();
+    // If only whole runs can be timed, the first is untimed: it initialises what the first call initialises.
     let warmup = case.warmup.max(usize::from(bench.times_whole_runs()));
-    let most = case.iterations.max(warmup).max(1) + lead_in;
-    let slots = bench.slots(elements * case.dtype.size()).clamp(1 + lead_in, most);
-    let mut slots: Vec<Slot<B::Memory>> = (0..slots)
+    let most = case.iterations.max(warmup).max(1) + untimed_calls;
+    let slots = bench.slots(elements * case.dtype.size()).clamp(1 + untimed_calls, most);
+    let mut slots: Vec<CallBuffers<B::Memory>> = (0..slots)
         .map(|_| {
             let apart = case.what.is_out_of_place();
             let input = apart.then(|| bench.allocate(case.dtype, elements)).transpose()?;
-            Ok(Slot { input, buffer: bench.allocate(case.dtype, elements)? })
+            Ok(CallBuffers { input, buffer: bench.allocate(case.dtype, elements)? })
         })
         .collect::<Result<_, Error>>()?;
 
     let mut samples = Vec::with_capacity(case.iterations);
     let (mut warm, mut timed, mut calls, mut errors) = (0, 0, 0, 0);
     let mut path = None;
-    while warm < warmup || timed < case.iterations || samples.len() < FEWEST.min(case.iterations) {
-        // Warm-up calls and timed ones are never in one run.
+    while warm < warmup || timed < case.iterations || samples.len() < MIN_SAMPLES.min(case.iterations) {
+        // A run has either warm-up calls or timed ones.
         let is_warm_up = warm < warmup;
         let left = if is_warm_up { warmup - warm } else { case.iterations.saturating_sub(timed).max(1) };
-        // A shorter run would have another share of overhead in its one timing.
+        // A shorter run would have a different share of overhead in its single sample.
         let whole = bench.times_whole_runs();
-        let run = if whole { slots.len() } else { slots.len().min(left + lead_in) };
+        let run = if whole { slots.len() } else { slots.len().min(left + untimed_calls) };
         let slots = &mut slots[..run];
         for (call, slot) in (calls..).zip(slots.iter_mut()) {
             if let Some(input) = &mut slot.input {
@@ -218,7 +216,7 @@ pub fn measure_calls<B: Bench>(
             }
             bench.write(&mut slot.buffer, &mut |bytes| patterns.fill_buffer(bytes, call))?;
         }
-        let call_one = &mut |group: &mut ProcessGroup, slot: &mut Slot<B::Memory>| {
+        let call_one = &mut |group: &mut ProcessGroup, slot: &mut CallBuffers<B::Memory>| {
             make(group, slot)?;
             if path.is_none() {
                 path = group.last_call().and_then(|call| call.path);
@@ -226,7 +224,7 @@ pub fn measure_calls<B: Bench>(
             Ok(())
         };
         let run_samples = bench.time(group, slots, chain, call_one)?;
-        let counted = (run - lead_in) * chain;
+        let counted = (run - untimed_calls) * chain;
         if is_warm_up {
             warm += counted;
         } else {
@@ -251,7 +249,7 @@ pub fn measure_calls<B: Bench>(
         bytes: elements * case.dtype.size(),
         latency: summary(slowest(&latency)),
         host_us: summary(slowest(&host)).median_us,
-        // One for all, as what is done about it must be the same on every rank.
+        // The same for all ranks, since all must act on it alike.
         path: all.first().and_then(|rank| rank.path),
         errors: all.iter().map(|rank| rank.errors).sum(),
     })

@@ -1,8 +1,8 @@
-//! What stands in every element before a call, and what must stand there afterwards. Pure.
+//! The value of every element before a call, and the expected value after it. Pure.
 //!
-//! Operands are small integers chosen so that every reduction is exact in every element type and order. They repeat with a
-//! prime period, so that filling and comparing go at the speed of memory, and yet a chunk in the wrong place, of the wrong
-//! rank or of an earlier call is seen.
+//! Operands are small integers, so that every reduction is exact in every element type and order. They repeat with a prime
+//! period: filling and comparing run at memory speed, and a chunk in the wrong place, of the wrong rank or of an earlier call
+//! is still detected.
 
 use std::ops::Range;
 
@@ -10,28 +10,28 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 use ryzanstein_process_group::{DType, Error, ReduceOp};
 
-use super::operation::{Measured, Partner, partner};
+use super::collective::{Collective, Partner, partner};
 
-/// Elements until a pattern repeats: a prime, which no chunk is a multiple of by habit.
+/// The period of a pattern in elements: a prime, so that chunk lengths are rarely multiples of it.
 const PERIOD: usize = 1021;
-/// What fills memory that receives: no number among the floats, and among integers one that no pattern has.
+/// Fills receiving memory: a NaN for floats, and an integer that no pattern contains.
 pub(super) const POISON: u8 = 0xFF;
-/// How much further a pattern stands in the next chunk, and in the next call.
+/// The phase shift from one chunk to the next, and from one call to the next.
 const PER_CHUNK: usize = 389;
 const PER_CALL: usize = 131;
 
-/// What stands in a run of elements.
+/// The contents of a run of elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Content {
     /// What a rank contributes to a reduction.
     Operand(usize),
     /// The reduction of all operands, after this many calls on the same memory.
     Reduced(usize),
-    /// What a rank sends where nothing is combined.
-    Letter(usize),
-    /// Memory that is to be overwritten.
+    /// What a rank sends in operations that do not reduce.
+    Payload(usize),
+    /// Memory that the call must overwrite.
     Poison,
-    /// Nothing is promised.
+    /// Unspecified.
     Anything,
 }
 
@@ -45,18 +45,18 @@ struct Piece {
 /// All patterns of one measurement on one rank.
 #[derive(Debug)]
 pub(super) struct Patterns {
-    what: Measured,
+    what: Collective,
     dtype: DType,
     rank: usize,
     world_size: usize,
     /// Elements of a chunk, or of the vector.
     count: usize,
     tables: Vec<(Content, Vec<u8>)>,
-    /// Periods that a thread fills or compares at a time.
+    /// Periods per task when several threads fill or compare.
     periods: usize,
 }
 
-/// Periods for one of several threads: about a megabyte.
+/// Periods per task of several threads: about a megabyte.
 const PERIODS: usize = 256;
 
 impl Patterns {
@@ -68,7 +68,7 @@ impl Patterns {
 
     /// Patterns for `count` elements (a chunk, where the operation has chunks), and up to `chain` calls on the same memory.
     pub(super) fn new(
-        what: Measured,
+        what: Collective,
         reduction: ReduceOp,
         dtype: DType,
         (rank, world_size): (usize, usize),
@@ -84,9 +84,9 @@ impl Patterns {
                 let again = (world_size as u64).saturating_pow(calls as u32 - 1);
                 tables.push((Content::Reduced(calls), table(&|i| operands.reduced(i) * again)));
             }
-        } else if what != Measured::Barrier {
+        } else if what != Collective::Barrier {
             let letters = (0..world_size).map(|r| {
-                (Content::Letter(r), encode(dtype, (0..PERIOD).map(|i| (r as u64 * 31 + mix(i)) % 120)))
+                (Content::Payload(r), encode(dtype, (0..PERIOD).map(|i| (r as u64 * 31 + mix(i)) % 120)))
             });
             tables.extend(letters);
         }
@@ -96,24 +96,24 @@ impl Patterns {
     /// Elements of the whole array.
     pub(super) fn elements(&self) -> usize {
         match self.what {
-            Measured::Barrier => 0,
+            Collective::Barrier => 0,
             what if what.is_chunked() => self.count * self.world_size,
             _ => self.count,
         }
     }
 
-    /// Writes what stands in the input, where there is one beside the output.
+    /// Writes the input buffer of an operation out of place.
     pub(super) fn fill_input(&self, bytes: &mut [u8], call: usize) {
-        let pieces = (0..self.world_size).map(|p| self.chunk(p, Content::Letter(self.rank)));
+        let pieces = (0..self.world_size).map(|p| self.chunk(p, Content::Payload(self.rank)));
         self.fill(bytes, &pieces.collect::<Vec<_>>(), call);
     }
 
-    /// Writes what stands in the buffer before call number `call`.
+    /// Writes the contents of the buffer before call number `call`.
     pub(super) fn fill_buffer(&self, bytes: &mut [u8], call: usize) {
         self.fill(bytes, &self.before(), call);
     }
 
-    /// Wrong elements in the buffer after call number `call` was made `repeats` times.
+    /// Counts wrong elements in the buffer after call number `call` was made `repeats` times.
     pub(super) fn wrong(&self, bytes: &[u8], call: usize, repeats: usize) -> u64 {
         let size = self.dtype.size();
         self.after(repeats)
@@ -124,7 +124,7 @@ impl Patterns {
                 let phase = phase(piece.chunk, call);
                 let one = |bytes: &[u8]| compare(bytes, table, phase, size);
                 Some(match self.piece(table) {
-                    // Whole periods each: the phase is the same for all.
+                    // Whole periods per task, so all have the same phase.
                     Some(length) => bytes.par_chunks(length).map(one).sum(),
                     None => one(bytes),
                 })
@@ -140,27 +140,27 @@ impl Patterns {
         Piece { range: index * self.count..(index + 1) * self.count, content, chunk: index }
     }
 
-    /// One piece a chunk; `content` is asked for each.
+    /// One piece per chunk, with the content of each.
     fn chunks(&self, content: impl Fn(usize) -> Content) -> Vec<Piece> {
         (0..self.world_size).map(|index| self.chunk(index, content(index))).collect()
     }
 
     fn before(&self) -> Vec<Piece> {
         let me = self.rank;
-        let own_letter = |p| if p == me { Content::Letter(p) } else { Content::Poison };
+        let own_payload = |p| if p == me { Content::Payload(p) } else { Content::Poison };
         match self.what {
-            Measured::AllReduce | Measured::Reduce => self.whole(Content::Operand(me)),
-            Measured::ReduceScatter => self.chunks(|_| Content::Operand(me)),
-            Measured::Broadcast if me == 0 => self.whole(Content::Letter(0)),
-            Measured::Broadcast => self.whole(Content::Poison),
-            Measured::AllGather | Measured::Gather => self.chunks(own_letter),
-            Measured::Scatter if me == 0 => self.chunks(|_| Content::Letter(0)),
-            Measured::Scatter | Measured::AllToAll => self.chunks(|_| Content::Poison),
-            Measured::SendRecv => match partner(me, self.world_size) {
-                Some(Partner::Receiver(_)) => self.whole(Content::Letter(me)),
+            Collective::AllReduce | Collective::Reduce => self.whole(Content::Operand(me)),
+            Collective::ReduceScatter => self.chunks(|_| Content::Operand(me)),
+            Collective::Broadcast if me == 0 => self.whole(Content::Payload(0)),
+            Collective::Broadcast => self.whole(Content::Poison),
+            Collective::AllGather | Collective::Gather => self.chunks(own_payload),
+            Collective::Scatter if me == 0 => self.chunks(|_| Content::Payload(0)),
+            Collective::Scatter | Collective::AllToAll => self.chunks(|_| Content::Poison),
+            Collective::SendRecv => match partner(me, self.world_size) {
+                Some(Partner::Receiver(_)) => self.whole(Content::Payload(me)),
                 _ => self.whole(Content::Poison),
             },
-            Measured::Barrier => Vec::new(),
+            Collective::Barrier => Vec::new(),
         }
     }
 
@@ -168,29 +168,29 @@ impl Patterns {
         let me = self.rank;
         let own = |content: Content| move |p: usize| if p == me { content } else { Content::Anything };
         match self.what {
-            Measured::AllReduce => self.whole(Content::Reduced(repeats)),
-            Measured::Reduce if me == 0 => self.whole(Content::Reduced(repeats)),
-            Measured::Reduce => self.whole(Content::Operand(me)),
-            Measured::ReduceScatter => self.chunks(own(Content::Reduced(repeats))),
-            Measured::Broadcast => self.whole(Content::Letter(0)),
-            Measured::AllGather => self.chunks(Content::Letter),
-            Measured::Gather if me == 0 => self.chunks(Content::Letter),
-            Measured::Gather => self.chunks(own(Content::Letter(me))),
-            Measured::Scatter => self.chunks(own(Content::Letter(0))),
-            // Everybody's chunk for this rank.
-            Measured::AllToAll => {
-                let mut pieces = self.chunks(Content::Letter);
+            Collective::AllReduce => self.whole(Content::Reduced(repeats)),
+            Collective::Reduce if me == 0 => self.whole(Content::Reduced(repeats)),
+            Collective::Reduce => self.whole(Content::Operand(me)),
+            Collective::ReduceScatter => self.chunks(own(Content::Reduced(repeats))),
+            Collective::Broadcast => self.whole(Content::Payload(0)),
+            Collective::AllGather => self.chunks(Content::Payload),
+            Collective::Gather if me == 0 => self.chunks(Content::Payload),
+            Collective::Gather => self.chunks(own(Content::Payload(me))),
+            Collective::Scatter => self.chunks(own(Content::Payload(0))),
+            // Every rank's chunk for this rank.
+            Collective::AllToAll => {
+                let mut pieces = self.chunks(Content::Payload);
                 for piece in &mut pieces {
                     piece.chunk = me;
                 }
                 pieces
             }
-            Measured::SendRecv => match partner(me, self.world_size) {
-                Some(Partner::Receiver(_)) => self.whole(Content::Letter(me)),
-                Some(Partner::Sender(from)) => self.whole(Content::Letter(from)),
+            Collective::SendRecv => match partner(me, self.world_size) {
+                Some(Partner::Receiver(_)) => self.whole(Content::Payload(me)),
+                Some(Partner::Sender(from)) => self.whole(Content::Payload(from)),
                 None => self.whole(Content::Anything),
             },
-            Measured::Barrier => Vec::new(),
+            Collective::Barrier => Vec::new(),
         }
     }
 
@@ -198,7 +198,7 @@ impl Patterns {
         self.tables.iter().find(|(c, _)| *c == content).map(|(_, table)| &table[..])
     }
 
-    /// Bytes for one of several threads; none where there is one.
+    /// Bytes per task of several threads; `None` for a single thread.
     fn piece(&self, table: &[u8]) -> Option<usize> {
         table.len().checked_mul(self.periods).filter(|length| *length > 0)
     }
@@ -221,9 +221,9 @@ impl Patterns {
     }
 }
 
-/// How many times an in-place sum can be made on the same memory before a value is no longer exact in every order.
-pub(super) fn longest_chain(what: Measured, reduction: ReduceOp, dtype: DType, world_size: usize) -> usize {
-    if what != Measured::AllReduce || reduction != ReduceOp::Sum {
+/// How many times an in-place sum can run on the same memory with all values exact in every order.
+pub(super) fn longest_chain(what: Collective, reduction: ReduceOp, dtype: DType, world_size: usize) -> usize {
+    if what != Collective::AllReduce || reduction != ReduceOp::Sum {
         return 1;
     }
     let Ok(operands) = Operands::that_fit(reduction, dtype, world_size) else { return 1 };
@@ -232,17 +232,17 @@ pub(super) fn longest_chain(what: Measured, reduction: ReduceOp, dtype: DType, w
         let factor = (world_size as u64).checked_pow(*calls as u32 - 1);
         factor.and_then(|f| f.checked_mul(first)).is_some_and(|largest| largest <= limit)
     };
-    // More would prove nothing more.
+    // A longer chain would prove nothing more.
     (2..=8).take_while(fits).last().unwrap_or(1)
 }
 
-/// What ranks contribute to a reduction.
+/// The operands of a reduction.
 struct Operands {
     reduction: ReduceOp,
     world_size: usize,
-    /// Different values per rank's element.
+    /// Number of distinct values per rank.
     values: u64,
-    /// How much a rank's summands are above those of the rank before it. Even, so that averages are whole.
+    /// The difference between consecutive ranks' summands. Even, so that averages are integers.
     step: u64,
 }
 
@@ -256,8 +256,8 @@ impl Operands {
             .find(|operands| operands.largest() <= limit)
             .ok_or_else(|| {
                 Error::Configuration(format!(
-                    "a {reduction} of {dtype} among {world_size} ranks goes beyond {limit}, up to which {dtype} is exact, so \
-                     its values cannot be checked; take a wider type with --dtype"
+                    "a {reduction} of {dtype} among {world_size} ranks exceeds {limit}, the largest integer exact in {dtype}, so its \
+                     values cannot be checked; use a wider type with --dtype"
                 ))
             })
     }
@@ -265,7 +265,7 @@ impl Operands {
     fn of(&self, rank: usize, i: usize) -> u64 {
         match self.reduction {
             ReduceOp::Product => 1 + (mix(i) + rank as u64) % 2,
-            // No rank's are the smallest everywhere, or the largest.
+            // No rank has the smallest, or the largest, value everywhere.
             ReduceOp::Min | ReduceOp::Max => (mix(i) + 3 * rank as u64) % self.values,
             _ => mix(i) % self.values + self.step * rank as u64,
         }
@@ -282,7 +282,7 @@ impl Operands {
         }
     }
 
-    /// The largest value on the way to any result, in any order.
+    /// The largest intermediate value, in any order.
     fn largest(&self) -> u64 {
         let n = self.world_size as u64;
         match self.reduction {
@@ -294,7 +294,7 @@ impl Operands {
     }
 }
 
-/// Up to here every whole number is exact, and no pattern equals poison.
+/// Up to here every integer is exact, and no pattern equals poison.
 const fn exact(dtype: DType) -> u64 {
     match dtype {
         DType::F16 => 2048,
@@ -307,7 +307,7 @@ const fn exact(dtype: DType) -> u64 {
     }
 }
 
-/// Scatters neighbours.
+/// A hash that scatters neighbouring indices.
 const fn mix(i: usize) -> u64 {
     (i as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40
 }
@@ -332,7 +332,7 @@ fn encode(dtype: DType, values: impl Iterator<Item = u64>) -> Vec<u8> {
     bytes
 }
 
-/// Fills `bytes` with the table over and over, from `start` on.
+/// Fills `bytes` with the table repeatedly, from `start` on.
 fn repeat(mut bytes: &mut [u8], table: &[u8], start: usize) {
     let mut from = start;
     while !bytes.is_empty() {
@@ -343,7 +343,7 @@ fn repeat(mut bytes: &mut [u8], table: &[u8], start: usize) {
     }
 }
 
-/// Elements that are not as the table says, from element `phase` of it on.
+/// Counts elements that differ from the table, starting at its element `phase`.
 fn compare(mut bytes: &[u8], table: &[u8], phase: usize, size: usize) -> u64 {
     let (mut from, mut wrong) = (phase * size, 0);
     while !bytes.is_empty() {

@@ -1,6 +1,6 @@
-//! From the latencies of calls on every rank to figures. Pure.
+//! Statistics over the latencies of calls on all ranks. Pure.
 
-/// Figures of a run of calls, in microseconds.
+/// Percentiles of a run of calls, in microseconds.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub struct Summary {
     /// Calls.
@@ -15,13 +15,13 @@ pub struct Summary {
     pub max_us: f64,
 }
 
-/// The slowest rank's latency of each call: a collective is done when its last rank is.
+/// The slowest rank's latency of each call: a collective is complete when its last rank is.
 pub fn slowest(of_ranks: &[&[f64]]) -> Vec<f64> {
     let calls = of_ranks.iter().map(|r| r.len()).min().unwrap_or(0);
     (0..calls).map(|call| of_ranks.iter().fold(0.0, |most: f64, rank| most.max(rank[call]))).collect()
 }
 
-/// Percentiles of some latencies; all zero for none.
+/// Percentiles of latencies; all zero without any.
 pub fn summary(mut latencies: Vec<f64>) -> Summary {
     latencies.sort_by(f64::total_cmp);
     let at = |share| percentile(&latencies, share);

@@ -1,4 +1,4 @@
-//! A rank's end of a rendezvous: blocking calls with deadlines, from inside or outside any runtime.
+//! A rank's client of the rendezvous: blocking calls with deadlines, usable inside and outside any runtime.
 
 use std::future::Future;
 use std::io;
@@ -16,35 +16,34 @@ use tokio::net::TcpStream;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tonic::{Response, Status};
 
-use super::background::Background;
-use super::core::Joiner;
+use super::core::Participant;
 use super::handshake::HandshakeError;
+use super::runtime_thread::RuntimeThread;
 use super::{codec, handshake};
 use crate::control as wire;
 use crate::control::control_client::ControlClient;
 
-/// How long an answer that needs no waiting may take.
-const PROMPT: Duration = Duration::from_secs(20);
-/// What the network gets beyond the deadline that the rendezvous itself keeps, so that its answer, which names who is
-/// missing, arrives.
-const SLACK: Duration = Duration::from_secs(2);
-/// Between two attempts to connect.
-const PAUSE: Duration = Duration::from_millis(50);
-/// How long a rendezvous that says nothing is trusted to be alive.
+/// Deadline of a request that the rendezvous answers at once.
+const UNARY_TIMEOUT: Duration = Duration::from_secs(20);
+/// Added to the deadline that the rendezvous itself keeps, so that its answer, which names the missing ranks, arrives.
+const NETWORK_MARGIN: Duration = Duration::from_secs(2);
+/// Time between two attempts to connect.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// HTTP/2 keep-alive: a rendezvous that is silent for this long is pinged, and lost if it stays silent as long again.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
 
-/// Who this rank is, as far as it has been told.
+/// What this process was told about its own place in the job.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// Its rank; none to be given one.
+    /// Its rank; `None` asks the rendezvous for one.
     pub rank: Option<Rank>,
-    /// Its position on its host.
+    /// Its rank on its host.
     pub local_rank: Option<LocalRank>,
-    /// Its host's position.
+    /// The rank of its host.
     pub node_rank: Option<u32>,
-    /// How many ranks there are.
+    /// The number of ranks in the job.
     pub world_size: u32,
-    /// The epoch it was started for; none takes the one that is current.
+    /// The epoch it was started for; `None` takes the current one.
     pub epoch: Option<Epoch>,
 }
 
@@ -62,60 +61,61 @@ struct Inner {
     identity: Identity,
     secret: Secret,
     joined: OnceLock<(Rank, Epoch)>,
-    background: Background,
+    runtime: RuntimeThread,
 }
 
 impl Client {
-    /// Connects, trying again while nobody listens there yet, until the deadline.
+    /// Connects. Retries until the deadline while nobody listens there yet.
     ///
     /// # Errors
-    /// [`Error::Rendezvous`] that says where it tried, what happened there and what to look at.
+    /// [`Error::Rendezvous`] says where it tried, what happened there and what to check.
     pub fn connect(server: HostPort, secret: Secret, identity: Identity, deadline: Instant) -> Result<Self> {
-        let background = Background::start("ryz-control")
+        let runtime = RuntimeThread::start("ryz-control")
             .map_err(|error| Error::Transport(format!("no thread for the rendezvous: {error}")))?;
         let connecting = connect(server.clone(), secret.clone(), deadline);
-        let (stub, local) = background
-            .block_on(deadline + SLACK, connecting)
-            .unwrap_or_else(|| Err("it did not answer in time".into()))
+        let (stub, local) = runtime
+            .block_on(deadline + NETWORK_MARGIN, connecting)
+            .unwrap_or(Err(ConnectError::NoAnswer))
             .map_err(|why| Error::Rendezvous(format!("cannot reach the rendezvous at {server}: {why}")))?;
         let joined = OnceLock::new();
-        let inner = Inner { stub, server, local, identity, secret, joined, background };
+        let inner = Inner { stub, server, local, identity, secret, joined, runtime };
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// Says why this rank gives up, so that the launcher can name the cause. `last_call` is the last collective.
+    /// Reports why this rank gives up, so that the launcher can name the cause. `last_call` is the last collective.
     ///
     /// # Errors
-    /// When the rendezvous cannot be told. The rank is about to end anyway: log it.
+    /// When the rendezvous cannot be reached. The rank is about to exit anyway: log it.
     pub fn report_failure(&self, error: &Error, last_call: Option<&str>) -> Result<()> {
-        let echo_of = match error.root_cause() {
+        let caused_by = match error.root_cause() {
             Error::PeerLost { rank, .. } | Error::PeerAborted { rank, .. } => Some(rank.0),
             Error::Timeout { missing, .. } => missing.first().map(|rank| rank.0),
             _ => None,
         };
-        self.report(error.root_cause().to_string(), last_call.map(str::to_owned), echo_of)
+        self.report(error.root_cause().to_string(), last_call.map(str::to_owned), caused_by)
     }
 
-    /// As [`Client::report_failure`], for an error that is no process group's.
+    /// As [`Client::report_failure`], for an error that did not come from a process group. `caused_by` is the rank whose
+    /// failure made this one fail.
     ///
     /// # Errors
-    /// When the rendezvous cannot be told, or this rank does not know its number yet.
-    pub fn report(&self, cause: String, last_call: Option<String>, echo_of: Option<u32>) -> Result<()> {
+    /// When the rendezvous cannot be reached, or this process has no rank yet.
+    pub fn report(&self, cause: String, last_call: Option<String>, caused_by: Option<u32>) -> Result<()> {
         let rank = self.inner.joined.get().map(|(rank, _)| *rank).or(self.inner.identity.rank);
         let Some(rank) = rank else {
             return Err(Error::Rendezvous("a process without a rank has nothing to report".into()));
         };
-        let request = wire::ReportRequest { epoch: self.epoch(), rank: rank.0, cause, last_call, echo_of };
-        // Not as patient as other calls: whoever reports is on the way out.
+        let request = wire::ReportRequest { epoch: self.epoch(), rank: rank.0, cause, last_call, caused_by };
+        // Shorter than other deadlines: the rank is about to exit.
         let reply =
             self.call(Duration::from_secs(1), |mut stub| async move { stub.report(request).await })?;
         refused(reply.refusal)
     }
 
-    /// Waits until every rank has come to the barrier of this name.
+    /// Waits until every rank has reached the barrier of this name.
     ///
     /// # Errors
-    /// [`Error::Timeout`] that names the ranks which did not come.
+    /// [`Error::Timeout`] names the ranks that did not.
     pub fn barrier(&self, name: &str, deadline: Instant) -> Result<()> {
         let Some((rank, _)) = self.inner.joined.get() else {
             return Err(Error::Rendezvous("join before waiting at a barrier".into()));
@@ -127,7 +127,8 @@ impl Client {
             rank: rank.0,
             timeout_ms: codec::milliseconds(wait),
         };
-        let reply = self.call(wait + SLACK, |mut stub| async move { stub.barrier(request).await })?;
+        let reply =
+            self.call(wait + NETWORK_MARGIN, |mut stub| async move { stub.barrier(request).await })?;
         refused(reply.refusal)
     }
 
@@ -141,12 +142,12 @@ impl Client {
         T: Send + 'static,
         F: Future<Output = Result<Response<T>, Status>> + Send + 'static,
     {
-        let Inner { stub, server, background, .. } = &*self.inner;
-        match background.block_on(Instant::now() + wait, rpc(stub.clone())) {
+        let Inner { stub, server, runtime, .. } = &*self.inner;
+        match runtime.block_on(Instant::now() + wait, rpc(stub.clone())) {
             Some(Ok(response)) => Ok(response.into_inner()),
             Some(Err(status)) => Err(lost(server, &status)),
             None => Err(Error::Rendezvous(format!(
-                "the rendezvous at {server} has not answered for {wait:.1?}: its host or the network to it hangs"
+                "the rendezvous at {server} has not answered for {wait:.1?}: its host or the network to it is stuck"
             ))),
         }
     }
@@ -182,7 +183,33 @@ fn until(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
 }
 
-/// Resolves, connects and shakes hands; again and again while nobody listens.
+/// Why no connection to the rendezvous could be made.
+#[derive(Debug, thiserror::Error)]
+enum ConnectError {
+    #[error("it did not answer in time")]
+    NoAnswer,
+    #[error(
+        "it accepted the connection but said nothing for {0:.1?}; another kind of service may have this port"
+    )]
+    Silent(Duration),
+    #[error("{0}")]
+    Handshake(io::Error),
+    #[error(
+        "{error}, tried for {tried:.1?}; check that the launcher (or rank 0) runs there, that the address is the one it \
+         printed, and that no firewall is between"
+    )]
+    Unreachable {
+        #[source]
+        error: io::Error,
+        tried: Duration,
+    },
+    #[error("{0}")]
+    Socket(io::Error),
+    #[error("{}", innermost(.0))]
+    Http(#[source] tonic::transport::Error),
+}
+
+/// Resolves the name, connects and shakes hands, once.
 async fn open(server: &HostPort, secret: &Secret) -> Result<TcpStream, io::Error> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in tokio::net::lookup_host((server.host(), server.port())).await? {
@@ -202,35 +229,25 @@ async fn connect(
     server: HostPort,
     secret: Secret,
     deadline: Instant,
-) -> Result<(ControlClient<Channel>, IpAddr), String> {
+) -> Result<(ControlClient<Channel>, IpAddr), ConnectError> {
     let started = Instant::now();
     let stream = loop {
         let error = match tokio::time::timeout_at(deadline.into(), open(&server, &secret)).await {
             Ok(Ok(stream)) => break stream,
             Ok(Err(error)) => error,
-            Err(_) => {
-                return Err(format!(
-                    "it accepted the connection but said nothing for {:.1?}; another kind of service may have this port",
-                    started.elapsed()
-                ));
-            }
+            Err(_) => return Err(ConnectError::Silent(started.elapsed())),
         };
         let handshake = error.get_ref().and_then(|inner| inner.downcast_ref::<HandshakeError>());
-        // A connection that broke may be a rendezvous that is just coming up; any other reason is there to stay.
+        // A connection that broke may be a rendezvous that is just starting; retrying does not help with anything else.
         if handshake.is_some_and(|inner| !matches!(inner, HandshakeError::Io(_))) {
-            return Err(error.to_string());
+            return Err(ConnectError::Handshake(error));
         }
-        if Instant::now() + PAUSE >= deadline {
-            return Err(format!(
-                "{error}, tried for {:.1?}; see that the launcher (or rank 0) runs there, that the address is the one \
-                 it printed, and that no firewall is between",
-                started.elapsed()
-            ));
+        if Instant::now() + RETRY_INTERVAL >= deadline {
+            return Err(ConnectError::Unreachable { error, tried: started.elapsed() });
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     };
-    let local =
-        stream.local_addr().map(|address: SocketAddr| address.ip()).map_err(|error| error.to_string())?;
+    let local = stream.local_addr().map(|address: SocketAddr| address.ip()).map_err(ConnectError::Socket)?;
 
     let mut first = Some(stream);
     let connector = tower::service_fn(move |_: Uri| {
@@ -239,7 +256,7 @@ async fn connect(
         async move {
             let stream = match ready {
                 Some(stream) => stream,
-                // The first connection broke. If the rendezvous is still there, it knows us again.
+                // The first connection broke. If the rendezvous still runs, it accepts this rank again.
                 None => open(&server, &secret).await?,
             };
             Ok::<_, io::Error>(TokioIo::new(stream))
@@ -251,8 +268,8 @@ async fn connect(
         .keep_alive_while_idle(true)
         .connect_with_connector(connector)
         .await
-        .map_err(|error| innermost(&error))?;
-    // The roster of the largest world fits.
+        .map_err(ConnectError::Http)?;
+    // Enough for the roster of the largest world.
     Ok((ControlClient::new(channel).max_decoding_message_size(16 << 20), local))
 }
 
@@ -268,20 +285,20 @@ impl Rendezvous for Client {
     fn join(&self, candidate: Candidate, deadline: Instant) -> Result<Membership> {
         let Identity { rank, local_rank, node_rank, world_size, epoch } = self.inner.identity.clone();
         let wait = until(deadline);
-        let joiner = Joiner { rank, local_rank, node_rank, candidate };
-        let request = codec::join_request(joiner, epoch, world_size, wait);
-        let reply = self.call(wait + SLACK, |mut stub| async move { stub.join(request).await })?;
+        let participant = Participant { rank, local_rank, node_rank, candidate };
+        let request = codec::join_request(participant, epoch, world_size, wait);
+        let reply = self.call(wait + NETWORK_MARGIN, |mut stub| async move { stub.join(request).await })?;
         refused(reply.refusal)?;
-        let joined = codec::decode_roster(&reply.roster).map_err(Error::Rendezvous)?;
+        let joined =
+            codec::decode_roster(&reply.roster).map_err(|error| Error::Rendezvous(error.to_string()))?;
         let rank = Rank(reply.rank);
         let _ = self.inner.joined.set((rank, joined.roster.epoch));
         Ok(Membership {
             rank,
             roster: joined.roster,
-            agreement: joined.agreement,
+            selection: joined.selection,
             store: Arc::new(self.clone()),
             secret: self.inner.secret.clone(),
-            loopback: None,
         })
     }
 }
@@ -294,21 +311,21 @@ impl Store for Client {
             key: key.into(),
             value: bytes::Bytes::copy_from_slice(value),
         };
-        refused(self.call(PROMPT, |mut stub| async move { stub.set(request).await })?.refusal)
+        refused(self.call(UNARY_TIMEOUT, |mut stub| async move { stub.set(request).await })?.refusal)
     }
 
     fn get(&self, key: &str, deadline: Instant) -> Result<Vec<u8>> {
         let wait = until(deadline);
         let request =
             wire::GetRequest { epoch: self.epoch(), key: key.into(), timeout_ms: codec::milliseconds(wait) };
-        let reply = self.call(wait + SLACK, |mut stub| async move { stub.get(request).await })?;
+        let reply = self.call(wait + NETWORK_MARGIN, |mut stub| async move { stub.get(request).await })?;
         refused(reply.refusal)?;
         Ok(reply.value.into())
     }
 
     fn add(&self, key: &str, amount: i64) -> Result<i64> {
         let request = wire::AddRequest { epoch: self.epoch(), key: key.into(), amount };
-        let reply = self.call(PROMPT, |mut stub| async move { stub.add(request).await })?;
+        let reply = self.call(UNARY_TIMEOUT, |mut stub| async move { stub.add(request).await })?;
         refused(reply.refusal)?;
         Ok(reply.value)
     }

@@ -1,4 +1,4 @@
-//! Between the messages on the wire and the types of this program.
+//! Converts between the messages on the wire and the types of this program.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -8,15 +8,16 @@ use prost::Message;
 use ryzanstein_config::BackendChoice;
 use ryzanstein_process_group as pg;
 use ryzanstein_process_group::{
-    Agreement, BackendKind, Candidate, Capability, Epoch, Gpu, LocalRank, Member, Rank, Roster,
+    BackendKind, BackendSelection, Candidate, Capability, ComponentVersion, Epoch, Exclusive, LocalRank,
+    Member, Rank, Roster,
 };
 
-use super::core::{Join, Joined, Joiner, Refusal, Time};
+use super::core::{Join, Joined, Participant, Refusal, Time};
 use crate::control as wire;
 
-/// The longest wait that is believed; a longer one is cut to it.
+/// The longest timeout accepted from the wire; longer ones are cut to it.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-/// The most ranks named in one refusal.
+/// How many missing ranks one refusal names at most.
 const MOST_NAMED: usize = 1024;
 
 pub(super) fn deadline(now: Time, timeout_ms: u64) -> Time {
@@ -32,30 +33,26 @@ fn kind(name: &str) -> Option<BackendKind> {
 }
 
 pub(super) fn join_request(
-    joiner: Joiner,
+    participant: Participant,
     epoch: Option<Epoch>,
     world_size: u32,
     wait: Duration,
 ) -> wire::JoinRequest {
-    let Candidate { host, pid, cpus, data_address, wanted, capabilities, gpu } = joiner.candidate;
+    let Candidate { host, pid, cpus, data_address, wanted, capabilities } = participant.candidate;
     wire::JoinRequest {
         epoch: epoch.map_or(0, |epoch| epoch.0),
         world_size,
-        rank: joiner.rank.map(|rank| rank.0),
-        local_rank: joiner.local_rank.map(|rank| rank.0),
-        node_rank: joiner.node_rank,
+        rank: participant.rank.map(|rank| rank.0),
+        local_rank: participant.local_rank.map(|rank| rank.0),
+        node_rank: participant.node_rank,
         version: crate::VERSION.into(),
         host,
         pid,
         cpus,
         data_address: data_address.map(|address| address.to_string()),
         wanted: wanted.to_string(),
-        capabilities: capabilities
-            .into_iter()
-            .map(|c| wire::Capability { backend: c.backend.name().into(), obstacle: c.obstacle })
-            .collect(),
+        capabilities: capabilities.into_iter().map(encode_capability).collect(),
         timeout_ms: milliseconds(wait),
-        gpu: gpu.map(|Gpu { uuid, name, nccl }| wire::Gpu { uuid, name, nccl }),
     }
 }
 
@@ -70,17 +67,14 @@ pub(super) fn join(request: wire::JoinRequest, now: Time) -> Result<Join, Refusa
         .map(|text| text.parse::<SocketAddr>().map_err(|_| invalid("data address", &text)))
         .transpose()?;
     let wanted: BackendChoice = request.wanted.parse().map_err(|_| invalid("backend", &request.wanted))?;
-    let capabilities = request
-        .capabilities
-        .into_iter()
-        .filter_map(|c| Some(Capability { backend: kind(&c.backend)?, obstacle: c.obstacle }))
-        .collect();
+    // A backend that only another version has is nothing that this one can select.
+    let capabilities = request.capabilities.into_iter().filter_map(decode_capability).collect();
     Ok(Join {
         epoch: (request.epoch != 0).then_some(Epoch(request.epoch)),
         world_size: request.world_size,
         version: request.version,
         deadline: deadline(now, request.timeout_ms),
-        joiner: Joiner {
+        participant: Participant {
             rank: request.rank.map(Rank),
             local_rank: request.local_rank.map(LocalRank),
             node_rank: request.node_rank,
@@ -91,13 +85,40 @@ pub(super) fn join(request: wire::JoinRequest, now: Time) -> Result<Join, Refusa
                 data_address,
                 wanted,
                 capabilities,
-                gpu: request.gpu.map(|wire::Gpu { uuid, name, nccl }| Gpu { uuid, name, nccl }),
             },
         },
     })
 }
 
-/// Numbers each different text by its first appearance.
+fn encode_capability(capability: Capability) -> wire::Capability {
+    let Capability { backend, obstacle, exclusive, version } = capability;
+    wire::Capability {
+        backend: backend.name().into(),
+        obstacle,
+        exclusive: exclusive.map(|Exclusive { id, name, rule }| wire::Exclusive { id, name, rule }),
+        version: version.map(|ComponentVersion { component, version, rule }| wire::ComponentVersion {
+            component,
+            version,
+            rule,
+        }),
+    }
+}
+
+fn decode_capability(capability: wire::Capability) -> Option<Capability> {
+    let wire::Capability { backend, obstacle, exclusive, version } = capability;
+    Some(Capability {
+        backend: kind(&backend)?,
+        obstacle,
+        exclusive: exclusive.map(|wire::Exclusive { id, name, rule }| Exclusive { id, name, rule }),
+        version: version.map(|wire::ComponentVersion { component, version, rule }| ComponentVersion {
+            component,
+            version,
+            rule,
+        }),
+    })
+}
+
+/// Numbers each distinct text in order of first appearance.
 #[derive(Default)]
 struct Names {
     number: HashMap<String, u32>,
@@ -117,8 +138,8 @@ impl Names {
 pub(super) fn encode_roster(joined: &Joined) -> bytes::Bytes {
     let mut roster = wire::Roster {
         epoch: joined.roster.epoch.0,
-        backend: joined.agreement.backend.name().into(),
-        reason: joined.agreement.reason.clone(),
+        backend: joined.selection.backend.name().into(),
+        reason: joined.selection.reason.clone(),
         ..wire::Roster::default()
     };
     let (mut hosts, mut addresses) = (Names::default(), Names::default());
@@ -135,17 +156,39 @@ pub(super) fn encode_roster(joined: &Joined) -> bytes::Bytes {
     roster.encode_to_vec().into()
 }
 
-pub(super) fn decode_roster(bytes: &[u8]) -> Result<Joined, String> {
-    let roster = wire::Roster::decode(bytes).map_err(|error| error.to_string())?;
-    let ill = || "the roster received is ill-formed".to_owned();
+/// Why a roster from the rendezvous cannot be used. The fault of whoever sent it.
+#[derive(Clone, PartialEq, Debug, thiserror::Error)]
+pub(super) enum RosterError {
+    /// Not a message of this kind.
+    #[error("the roster received cannot be decoded: {0}")]
+    Decode(#[from] prost::DecodeError),
+    /// Columns of different lengths.
+    #[error("the roster received is malformed: its columns differ in length")]
+    UnevenColumns,
+    /// A column holds a value that nothing can be made of.
+    #[error("the roster received is malformed: rank {rank} has no valid {column}")]
+    BadEntry {
+        /// Whose entry.
+        rank: usize,
+        /// In which column.
+        column: &'static str,
+    },
+    /// A backend that this version does not know.
+    #[error("the roster received names the unknown backend `{0}`")]
+    UnknownBackend(String),
+}
+
+pub(super) fn decode_roster(bytes: &[u8]) -> Result<Joined, RosterError> {
+    let roster = wire::Roster::decode(bytes)?;
     let ranks = roster.host.len();
     let columns =
         [&roster.pid, &roster.cpus, &roster.local_rank, &roster.node_rank, &roster.address, &roster.port];
     if columns.iter().any(|column| column.len() != ranks) {
-        return Err(ill());
+        return Err(RosterError::UnevenColumns);
     }
     let mut members = Vec::with_capacity(ranks);
     for i in 0..ranks {
+        let bad = |column| RosterError::BadEntry { rank: i, column };
         let data_address = match roster.address[i].checked_sub(1) {
             None => None,
             Some(index) => {
@@ -153,24 +196,24 @@ pub(super) fn decode_roster(bytes: &[u8]) -> Result<Joined, String> {
                     .addresses
                     .get(index as usize)
                     .and_then(|text| text.parse().ok())
-                    .ok_or_else(ill)?;
-                Some(SocketAddr::new(ip, u16::try_from(roster.port[i]).map_err(|_| ill())?))
+                    .ok_or_else(|| bad("address"))?;
+                Some(SocketAddr::new(ip, u16::try_from(roster.port[i]).map_err(|_| bad("port"))?))
             }
         };
         members.push(Member {
             rank: Rank(i as u32),
             local_rank: LocalRank(roster.local_rank[i]),
             node_rank: roster.node_rank[i],
-            host: roster.hosts.get(roster.host[i] as usize).cloned().ok_or_else(ill)?,
+            host: roster.hosts.get(roster.host[i] as usize).cloned().ok_or_else(|| bad("host"))?,
             pid: roster.pid[i],
             cpus: roster.cpus[i],
             data_address,
         });
     }
-    let backend = kind(&roster.backend).ok_or_else(ill)?;
+    let backend = kind(&roster.backend).ok_or(RosterError::UnknownBackend(roster.backend))?;
     Ok(Joined {
         roster: Roster { epoch: Epoch(roster.epoch), members },
-        agreement: Agreement { backend, reason: roster.reason },
+        selection: BackendSelection { backend, reason: roster.reason },
     })
 }
 
@@ -226,11 +269,11 @@ mod tests {
             .collect();
         let joined = Joined {
             roster: Roster { epoch: Epoch(3), members },
-            agreement: Agreement { backend: BackendKind::Tcp, reason: "asked for".into() },
+            selection: BackendSelection { backend: BackendKind::Tcp, reason: "asked for".into() },
         };
         let bytes = encode_roster(&joined);
         assert!(bytes.len() < 200_000, "{} bytes", bytes.len());
         assert_eq!(decode_roster(&bytes), Ok(joined));
-        assert!(decode_roster(&bytes[..bytes.len() - 9]).is_err());
+        assert!(matches!(decode_roster(&bytes[..bytes.len() - 9]), Err(RosterError::Decode(_))));
     }
 }

@@ -1,4 +1,4 @@
-//! Finds the rendezvous that this process is meant for, from the variables it was started with.
+//! Finds the rendezvous of this process from its environment variables.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
@@ -6,20 +6,21 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ryzanstein_config::{Config, HostPort};
-use ryzanstein_process_group::backend::loopback::LoopbackHub;
 use ryzanstein_process_group::{
-    Candidate, Epoch, Error, LocalRank, Membership, MemoryRendezvous, Rank, Rendezvous, Result, Secret,
+    Candidate, Epoch, Error, InProcess, LocalRank, Membership, MemoryRendezvous, Rank, Rendezvous, Result,
+    Secret,
 };
 
 use super::client::{Client, Identity};
+use super::secret::SecretError;
 use super::server::Server;
 use super::{listen, secret};
 
-/// The variables of a process, as the caller collected them. Libraries do not read the environment.
+/// The environment variables of a process, as the caller collected them. Libraries do not read the environment.
 pub type Environment = BTreeMap<String, String>;
 
-/// How long rank 0, when it serves the rendezvous itself, waits at its end for the others to let go.
-const LINGER: Duration = Duration::from_secs(5);
+/// How long rank 0, when it serves the rendezvous itself, waits at the end for the others to disconnect.
+const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The rendezvous of this process.
 #[derive(Debug)]
@@ -28,28 +29,28 @@ pub struct Connection {
 }
 
 enum Kind {
-    Alone(MemoryRendezvous),
+    SingleProcess(MemoryRendezvous),
     Client(Client),
-    Serving(Option<Client>, Hosted),
+    Host(Option<Client>, HostedRendezvous),
 }
 
 impl std::fmt::Debug for Kind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Alone(_) => "Alone",
+            Self::SingleProcess(_) => "SingleProcess",
             Self::Client(_) => "Client",
-            Self::Serving(..) => "Serving",
+            Self::Host(..) => "Host",
         })
     }
 }
 
-/// What rank 0 holds when there is no launcher of ours.
-struct Hosted {
+/// The server that rank 0 runs when `ryz launch` did not start the ranks.
+struct HostedRendezvous {
     server: Server,
     secret_file: Option<PathBuf>,
 }
 
-/// Picks and reaches the rendezvous:
+/// Picks the rendezvous and connects to it:
 ///
 /// * `RYZ_RENDEZVOUS` is set: the launcher's, with the secret from the descriptor `RYZ_SECRET_FD` or the file
 ///   `RYZ_SECRET_FILE`.
@@ -67,7 +68,7 @@ pub fn connect(config: &Config, environment: &Environment) -> Result<Connection>
     let kind = if let Some(address) = environment.get("RYZ_RENDEZVOUS") {
         let server: HostPort =
             address.parse().map_err(|error| Error::Configuration(format!("RYZ_RENDEZVOUS: {error}")))?;
-        let secret = given_secret(environment)?.ok_or_else(|| {
+        let secret = configured_secret(environment)?.ok_or_else(|| {
             Error::Configuration(
                 "RYZ_RENDEZVOUS is set, but neither RYZ_SECRET_FD nor RYZ_SECRET_FILE says where the job's secret is".into(),
             )
@@ -79,15 +80,15 @@ pub fn connect(config: &Config, environment: &Environment) -> Result<Connection>
         let port = u16::try_from(port).map_err(|_| Error::Configuration(format!("MASTER_PORT is {port}")))?;
         let server = HostPort::new(host.as_str(), port)
             .map_err(|error| Error::Configuration(format!("MASTER_ADDR: {error}")))?;
-        foreign(config, environment, server, deadline)?
+        from_master_address(config, environment, server, deadline)?
     } else {
-        alone(config, environment)?
+        single_process(config, environment)?
     };
     Ok(Connection { kind })
 }
 
 impl Connection {
-    /// Says why this rank gives up, so that the launcher can name the cause. Does nothing where there is no launcher.
+    /// Reports why this rank gives up, so that the launcher can name the cause. Does nothing without a launcher.
     pub fn report_failure(&self, error: &Error, last_call: Option<&str>) {
         if let Kind::Client(client) = &self.kind
             && let Err(error) = client.report_failure(error, last_call)
@@ -96,30 +97,30 @@ impl Connection {
         }
     }
 
-    /// As [`Connection::report_failure`], for an error in plain words. `echo_of` is the rank whose failure made this one
-    /// fail, if another's did.
-    pub fn report(&self, cause: &str, echo_of: Option<Rank>) {
+    /// As [`Connection::report_failure`], for an error given as text. `caused_by` is the rank whose failure made this one
+    /// fail, if there is one.
+    pub fn report(&self, cause: &str, caused_by: Option<Rank>) {
         if let Kind::Client(client) = &self.kind
-            && let Err(error) = client.report(cause.to_owned(), None, echo_of.map(|rank| rank.0))
+            && let Err(error) = client.report(cause.to_owned(), None, caused_by.map(|rank| rank.0))
         {
             tracing::debug!(%error, "could not report the failure");
         }
     }
 
-    /// In words, for logs: `a world of one`, `the launcher's rendezvous`, `a rendezvous served by rank 0`.
+    /// A description for logs: `a world of one`, `a rendezvous served elsewhere`, `a rendezvous served by this rank`.
     pub const fn description(&self) -> &'static str {
         match &self.kind {
-            Kind::Alone(_) => "a world of one",
+            Kind::SingleProcess(_) => "a world of one",
             Kind::Client(_) => "a rendezvous served elsewhere",
-            Kind::Serving(..) => "a rendezvous served by this rank",
+            Kind::Host(..) => "a rendezvous served by this rank",
         }
     }
 
     fn inner(&self) -> &dyn Rendezvous {
         match &self.kind {
-            Kind::Alone(memory) => memory,
-            Kind::Client(client) | Kind::Serving(Some(client), _) => client,
-            Kind::Serving(None, _) => unreachable!("the client is taken when dropped only"),
+            Kind::SingleProcess(memory) => memory,
+            Kind::Client(client) | Kind::Host(Some(client), _) => client,
+            Kind::Host(None, _) => unreachable!("the client is taken only on drop"),
         }
     }
 }
@@ -129,8 +130,8 @@ impl Rendezvous for Connection {
         self.inner().local_address()
     }
 
-    fn loopback(&self) -> Option<LoopbackHub> {
-        self.inner().loopback()
+    fn in_process(&self) -> Option<InProcess> {
+        self.inner().in_process()
     }
 
     fn local_rank(&self) -> Option<LocalRank> {
@@ -144,14 +145,14 @@ impl Rendezvous for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        let Kind::Serving(client, hosted) = &mut self.kind else { return };
-        // The secret is needed for connecting only, and this job is over.
+        let Kind::Host(client, hosted) = &mut self.kind else { return };
+        // Only connecting needs the secret, and this job is over.
         if let Some(path) = &hosted.secret_file {
             let _ = std::fs::remove_file(path);
         }
         drop(client.take());
-        // Others may still wait for an answer: do not close the rendezvous over their heads.
-        let deadline = Instant::now() + LINGER;
+        // Others may still wait for an answer.
+        let deadline = Instant::now() + DISCONNECT_TIMEOUT;
         while hosted.server.connections() > 0 && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -187,18 +188,24 @@ fn identity(config: &Config, environment: &Environment) -> Result<Identity> {
     })
 }
 
-fn given_secret(environment: &Environment) -> Result<Option<Secret>> {
+fn configured_secret(environment: &Environment) -> Result<Option<Secret>> {
     if let Some(number) = environment.get("RYZ_SECRET_FD") {
-        return secret::from_descriptor(number).map(Some).map_err(Error::Configuration);
+        return secret::from_descriptor(number).map(Some).map_err(Error::from);
     }
     let Some(path) = environment.get("RYZ_SECRET_FILE") else { return Ok(None) };
-    secret::from_file(path.as_ref()).map(Some).map_err(Error::Configuration)
+    secret::from_file(path.as_ref()).map(Some).map_err(Error::from)
 }
 
-fn alone(config: &Config, environment: &Environment) -> Result<Kind> {
+impl From<SecretError> for Error {
+    fn from(error: SecretError) -> Self {
+        Self::Configuration(error.to_string())
+    }
+}
+
+fn single_process(config: &Config, environment: &Environment) -> Result<Kind> {
     let named = number(environment, "WORLD_SIZE")?;
     match named.or(config.job.world_size.map(ryzanstein_config::WorldSize::get)) {
-        None | Some(1) => Ok(Kind::Alone(MemoryRendezvous::new(1).remove(0))),
+        None | Some(1) => Ok(Kind::SingleProcess(MemoryRendezvous::new(1).remove(0))),
         Some(ranks) if environment.contains_key("RANK") => Err(Error::Configuration(format!(
             "this is one of {ranks} ranks, as RANK is set, but MASTER_ADDR is not, which says where they meet; set RANK, \
              WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every rank, or unset RANK to start ranks from here"
@@ -210,8 +217,13 @@ fn alone(config: &Config, environment: &Environment) -> Result<Kind> {
     }
 }
 
-/// Ranks of another launcher: rank 0 serves.
-fn foreign(config: &Config, environment: &Environment, server: HostPort, deadline: Instant) -> Result<Kind> {
+/// Another launcher started the ranks: rank 0 serves the rendezvous at `MASTER_ADDR`.
+fn from_master_address(
+    config: &Config,
+    environment: &Environment,
+    server: HostPort,
+    deadline: Instant,
+) -> Result<Kind> {
     let identity = identity(config, environment)?;
     let Some(rank) = identity.rank else {
         return Err(Error::Configuration(
@@ -225,7 +237,7 @@ fn foreign(config: &Config, environment: &Environment, server: HostPort, deadlin
         .ok()
         .and_then(|mut addresses| addresses.next())
         .ok_or_else(|| Error::Configuration(format!("MASTER_ADDR: `{}` has no address", server.host())))?;
-    let given = given_secret(environment)?;
+    let given = configured_secret(environment)?;
     if given.is_none() && !address.ip().is_loopback() {
         return Err(Error::Configuration(format!(
             "ranks that meet at {server} need a secret of their own: set RYZ_SECRET_FILE, for every rank, to a file \
@@ -234,7 +246,9 @@ fn foreign(config: &Config, environment: &Environment, server: HostPort, deadlin
     }
     let shared = shared_secret_file(environment, address);
     if rank.0 != 0 {
-        let Some(secret) = given else { return follow(&server, &shared, &identity, deadline) };
+        let Some(secret) = given else {
+            return connect_with_shared_secret(&server, &shared, &identity, deadline);
+        };
         return Ok(Kind::Client(Client::connect(server, secret, identity, deadline)?));
     }
     let listener: TcpListener = listen::bind(address).map_err(|error| {
@@ -243,7 +257,7 @@ fn foreign(config: &Config, environment: &Environment, server: HostPort, deadlin
     let (secret, secret_file) = if let Some(secret) = given {
         (secret, None)
     } else {
-        // Who has bound the port is the only one to write the file.
+        // Only the process that bound the port writes the file.
         let secret = Secret::random();
         secret::to_file(&secret, &shared).map_err(|error| {
             Error::Rendezvous(format!(
@@ -257,11 +271,11 @@ fn foreign(config: &Config, environment: &Environment, server: HostPort, deadlin
     let hosting = Server::start(listener, secret.clone(), identity.world_size, epoch, &config.rendezvous)
         .map_err(|error| Error::Transport(format!("cannot serve the rendezvous: {error}")))?;
     let client = Client::connect(server, secret, identity, deadline)?;
-    Ok(Kind::Serving(Some(client), Hosted { server: hosting, secret_file }))
+    Ok(Kind::Host(Some(client), HostedRendezvous { server: hosting, secret_file }))
 }
 
-/// Connects with the secret that rank 0 leaves. The file may not be there yet, or be one of an earlier job.
-fn follow(
+/// Connects with the secret that rank 0 writes. The file may not exist yet, or belong to an earlier job.
+fn connect_with_shared_secret(
     server: &HostPort,
     shared: &std::path::Path,
     identity: &Identity,
@@ -270,7 +284,7 @@ fn follow(
     loop {
         let outcome = match secret::from_file(shared) {
             Ok(secret) => {
-                // A short try at a time, so that a newer file is noticed.
+                // Short attempts, so that a newer file is noticed.
                 let soon = deadline.min(Instant::now() + Duration::from_secs(1));
                 Client::connect(server.clone(), secret, identity.clone(), soon)
             }

@@ -1,26 +1,26 @@
-//! Decides who is in, what the store holds and who waits for what. No sockets, no clock, no threads here.
+//! Decides who joins, what the store holds and who waits for what. No sockets, clock or threads here.
 //!
-//! [`Core::handle`] takes an [`Event`] and the time since the job began, and returns whom to answer and how. Waiting
-//! requests are known by a [`Ticket`] that the caller hands out; [`Core::next_deadline`] says when to call again with
-//! [`Event::Tick`]. Everything belongs to an epoch: a request of another one is refused.
+//! [`Core::handle`] takes an [`Event`] and the time since the job began, and returns which requests to answer and how. The
+//! caller numbers requests with a [`RequestId`]; [`Core::next_deadline`] says when to call again with [`Event::Tick`].
+//! Everything belongs to an epoch: a request of another epoch is refused.
 
+mod admission;
 mod event;
-mod seats;
-mod values;
+mod key_values;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use bytes::Bytes;
 use ryzanstein_process_group::{Candidate, Epoch, Rank};
 
+use self::admission::Admission;
 pub use self::event::{
-    Action, Answer, Event, Join, Joined, Joiner, MAX_REPORT, Refusal, Report, Ticket, Time,
+    Action, Event, Join, Joined, MAX_REPORT, Participant, Refusal, Reply, Report, RequestId, Time,
 };
-use self::seats::Seats;
-pub use self::values::{ENTRY_OVERHEAD, MAX_STORE};
-use self::values::{Values, check_key};
+pub use self::key_values::{ENTRY_OVERHEAD, MAX_STORE};
+use self::key_values::{KeyValues, check_key};
 
-/// What a waiting ticket waits for.
+/// What a pending request waits for.
 #[derive(Debug)]
 enum Wait {
     Join { since: Time, deadline: Time },
@@ -44,15 +44,15 @@ pub struct Core {
     world_size: u32,
     version: String,
     epoch: Epoch,
-    seats: Seats,
+    admission: Admission,
     joined: Option<Joined>,
-    /// Why nobody can join, or wait, any more in this epoch.
+    /// Why joining and waiting are refused for the rest of this epoch.
     closed: Option<Refusal>,
-    values: Values,
-    barriers: HashMap<String, BTreeMap<Rank, Ticket>>,
-    waiting_for_key: HashMap<String, BTreeSet<Ticket>>,
-    waits: HashMap<Ticket, Wait>,
-    deadlines: BTreeSet<(Time, Ticket)>,
+    values: KeyValues,
+    barriers: HashMap<String, BTreeMap<Rank, RequestId>>,
+    waiting_for_key: HashMap<String, BTreeSet<RequestId>>,
+    waits: HashMap<RequestId, Wait>,
+    deadlines: BTreeSet<(Time, RequestId)>,
     reports: BTreeMap<Rank, Report>,
 }
 
@@ -63,10 +63,10 @@ impl Core {
             world_size,
             version: version.into(),
             epoch,
-            seats: Seats::new(world_size),
+            admission: Admission::new(world_size),
             joined: None,
             closed: None,
-            values: Values::default(),
+            values: KeyValues::default(),
             barriers: HashMap::new(),
             waiting_for_key: HashMap::new(),
             waits: HashMap::new(),
@@ -75,17 +75,17 @@ impl Core {
         }
     }
 
-    /// What everyone got who joined, once all have come.
+    /// What every rank receives, once all have joined.
     pub const fn joined(&self) -> Option<&Joined> {
         self.joined.as_ref()
     }
 
-    /// The generation now.
+    /// The current epoch.
     pub const fn epoch(&self) -> Epoch {
         self.epoch
     }
 
-    /// What ranks reported in this epoch: the first word of each.
+    /// What ranks reported in this epoch: the first report of each.
     pub const fn reports(&self) -> &BTreeMap<Rank, Report> {
         &self.reports
     }
@@ -95,27 +95,29 @@ impl Core {
         self.deadlines.first().map(|(time, _)| *time)
     }
 
-    /// How many requests wait.
+    /// The number of pending requests.
     pub fn waiting(&self) -> usize {
         self.waits.len()
     }
 
-    /// Takes what has happened and says whom to answer.
+    /// Takes an event and returns the replies to send.
     pub fn handle(&mut self, now: Time, event: Event) -> Vec<Action> {
-        // Who is late is told so before anything that comes after the deadline can help.
+        // Expire first: an event after the deadline must not complete a request that is already late.
         let mut actions = self.expire(now);
         match event {
-            Event::Join(ticket, join) => self.join(now, ticket, join, &mut actions),
-            Event::Set(ticket, epoch, key, value) => {
-                let outcome = self.fence(Some(epoch)).and_then(|()| self.set(&key, &value, &mut actions));
-                actions.push((ticket, outcome.map(|()| Answer::Done)));
+            Event::Join(request, join) => self.join(now, request, join, &mut actions),
+            Event::Set(request, epoch, key, value) => {
+                let outcome =
+                    self.check_epoch(Some(epoch)).and_then(|()| self.set(&key, &value, &mut actions));
+                actions.push((request, outcome.map(|()| Reply::Done)));
             }
-            Event::Add(ticket, epoch, key, amount) => {
-                let outcome = self.fence(Some(epoch)).and_then(|()| self.add(&key, amount, &mut actions));
-                actions.push((ticket, outcome.map(Answer::Sum)));
+            Event::Add(request, epoch, key, amount) => {
+                let outcome =
+                    self.check_epoch(Some(epoch)).and_then(|()| self.add(&key, amount, &mut actions));
+                actions.push((request, outcome.map(Reply::Sum)));
             }
-            Event::Get(ticket, epoch, key, deadline) => {
-                let found = self.fence(Some(epoch)).and_then(|()| {
+            Event::Get(request, epoch, key, deadline) => {
+                let found = self.check_epoch(Some(epoch)).and_then(|()| {
                     check_key(&key)?;
                     match self.values.get(&key) {
                         Some(value) => Ok(Some(value)),
@@ -124,41 +126,41 @@ impl Core {
                 });
                 match found {
                     Ok(None) => {
-                        self.waiting_for_key.entry(key.clone()).or_default().insert(ticket);
-                        self.wait(ticket, Wait::Key { key, since: now, deadline });
+                        self.waiting_for_key.entry(key.clone()).or_default().insert(request);
+                        self.wait(request, Wait::Key { key, since: now, deadline });
                         actions.extend(self.expire(now));
                     }
-                    Ok(Some(value)) => actions.push((ticket, Ok(Answer::Value(value)))),
-                    Err(refusal) => actions.push((ticket, Err(refusal))),
+                    Ok(Some(value)) => actions.push((request, Ok(Reply::Value(value)))),
+                    Err(refusal) => actions.push((request, Err(refusal))),
                 }
             }
-            Event::Barrier(ticket, epoch, name, rank, deadline) => {
-                if let Err(refusal) = self.fence(Some(epoch)).and_then(|()| self.enter(&name, rank)) {
-                    actions.push((ticket, Err(refusal)));
+            Event::Barrier(request, epoch, name, rank, deadline) => {
+                if let Err(refusal) = self.check_epoch(Some(epoch)).and_then(|()| self.enter(&name, rank)) {
+                    actions.push((request, Err(refusal)));
                 } else {
-                    self.barriers.entry(name.clone()).or_default().insert(rank, ticket);
-                    self.wait(ticket, Wait::Barrier { name: name.clone(), rank, since: now, deadline });
+                    self.barriers.entry(name.clone()).or_default().insert(rank, request);
+                    self.wait(request, Wait::Barrier { name: name.clone(), rank, since: now, deadline });
                     self.open_barrier(&name, &mut actions);
                     actions.extend(self.expire(now));
                 }
             }
-            Event::Report(ticket, epoch, rank, report) => {
-                let outcome = self.fence(Some(epoch)).map(|()| {
+            Event::Report(request, epoch, rank, report) => {
+                let outcome = self.check_epoch(Some(epoch)).map(|()| {
                     if rank.0 < self.world_size {
                         self.reports.entry(rank).or_insert_with(|| report.bounded());
                     }
-                    Answer::Done
+                    Reply::Done
                 });
-                actions.push((ticket, outcome));
+                actions.push((request, outcome));
             }
-            Event::Gone(ticket) => self.gone(ticket),
-            Event::Left(rank, how) => {
-                if self.joined.is_none() && self.closed.is_none() && !self.seats.holds(rank) {
+            Event::Disconnected(request) => self.gone(request),
+            Event::ProcessExited(rank, how) => {
+                if self.joined.is_none() && self.closed.is_none() && !self.admission.contains(rank) {
                     let why = format!("rank {rank} {how} without joining");
                     self.close(Refusal::Refused(why), &mut actions);
                 }
             }
-            Event::Failed(why) => self.close(Refusal::Refused(why), &mut actions),
+            Event::JobFailed(why) => self.close(Refusal::Refused(why), &mut actions),
             Event::NewEpoch(epoch) => {
                 let why = format!("the job goes on in epoch {epoch}");
                 self.close(Refusal::Refused(why), &mut actions);
@@ -170,7 +172,7 @@ impl Core {
         actions
     }
 
-    fn fence(&self, epoch: Option<Epoch>) -> Result<(), Refusal> {
+    fn check_epoch(&self, epoch: Option<Epoch>) -> Result<(), Refusal> {
         match epoch {
             Some(epoch) if epoch != self.epoch => Err(Refusal::Refused(format!(
                 "this process belongs to epoch {epoch} of the job, which is in epoch {} now",
@@ -180,58 +182,60 @@ impl Core {
         }
     }
 
-    /// Nobody can join, or wait, in an epoch that was closed.
+    /// Refuses joining and waiting in an epoch that was closed.
     fn open(&self) -> Result<(), Refusal> {
         self.closed.clone().map_or(Ok(()), Err)
     }
 
-    fn wait(&mut self, ticket: Ticket, wait: Wait) {
-        self.deadlines.insert((wait.deadline(), ticket));
-        self.waits.insert(ticket, wait);
+    fn wait(&mut self, request: RequestId, wait: Wait) {
+        self.deadlines.insert((wait.deadline(), request));
+        self.waits.insert(request, wait);
     }
 
-    fn stop_waiting(&mut self, ticket: Ticket) -> Option<Wait> {
-        let wait = self.waits.remove(&ticket)?;
-        self.deadlines.remove(&(wait.deadline(), ticket));
+    fn stop_waiting(&mut self, request: RequestId) -> Option<Wait> {
+        let wait = self.waits.remove(&request)?;
+        self.deadlines.remove(&(wait.deadline(), request));
         Some(wait)
     }
 
-    fn join(&mut self, now: Time, ticket: Ticket, join: Join, actions: &mut Vec<Action>) {
-        if let Err(refusal) = self.may_join(&join).and_then(|()| self.seats.take(ticket, join.joiner)) {
-            actions.push((ticket, Err(refusal)));
+    fn join(&mut self, now: Time, request: RequestId, join: Join, actions: &mut Vec<Action>) {
+        if let Err(refusal) =
+            self.may_join(&join).and_then(|()| self.admission.admit(request, join.participant))
+        {
+            actions.push((request, Err(refusal)));
             return;
         }
-        self.wait(ticket, Wait::Join { since: now, deadline: join.deadline });
-        if !self.seats.full() {
+        self.wait(request, Wait::Join { since: now, deadline: join.deadline });
+        if !self.admission.is_complete() {
             actions.extend(self.expire(now));
             return;
         }
-        let (tickets, roster, candidates) = self.seats.settle(self.epoch);
-        match ryzanstein_process_group::agree(&candidates) {
-            Ok(agreement) => {
-                self.joined = Some(Joined { roster, agreement });
-                for (rank, ticket) in Rank::all(tickets.len()).zip(tickets) {
-                    self.stop_waiting(ticket);
-                    actions.push((ticket, Ok(Answer::Seat(rank))));
+        let (requests, roster, candidates) = self.admission.assign_ranks(self.epoch);
+        match ryzanstein_process_group::select_backend(&candidates) {
+            Ok(selection) => {
+                self.joined = Some(Joined { roster, selection });
+                for (rank, request) in Rank::all(requests.len()).zip(requests) {
+                    self.stop_waiting(request);
+                    actions.push((request, Ok(Reply::Rank(rank))));
                 }
             }
-            Err(why) => self.close(Refusal::Configuration(why), actions),
+            Err(error) => self.close(Refusal::Configuration(error.to_string()), actions),
         }
     }
 
     fn may_join(&self, join: &Join) -> Result<(), Refusal> {
-        self.fence(join.epoch)?;
+        self.check_epoch(join.epoch)?;
         self.open()?;
-        let who = join.joiner.describe();
+        let who = join.participant.describe();
         if join.version != self.version {
             return Err(Refusal::Configuration(format!(
-                "{who} runs version {}, but the rendezvous runs {}; install one version on every node",
+                "{who} runs version {}, but the rendezvous runs {}; install the same version on every node",
                 join.version, self.version
             )));
         }
         if join.world_size != self.world_size {
             return Err(Refusal::Configuration(format!(
-                "{who} was told that there are {} ranks, but this job has {}; start all with one world size",
+                "{who} was told that there are {} ranks, but this job has {}; start all ranks with the same world size",
                 join.world_size, self.world_size
             )));
         }
@@ -240,9 +244,9 @@ impl Core {
 
     fn set(&mut self, key: &str, value: &Bytes, actions: &mut Vec<Action>) -> Result<(), Refusal> {
         self.values.set(key, value.clone())?;
-        for ticket in self.waiting_for_key.remove(key).unwrap_or_default() {
-            self.stop_waiting(ticket);
-            actions.push((ticket, Ok(Answer::Value(value.clone()))));
+        for request in self.waiting_for_key.remove(key).unwrap_or_default() {
+            self.stop_waiting(request);
+            actions.push((request, Ok(Reply::Value(value.clone()))));
         }
         Ok(())
     }
@@ -260,37 +264,37 @@ impl Core {
             return Err(Refusal::Invalid(format!("there is no rank {rank} in a job of {}", self.world_size)));
         }
         if self.barriers.get(name).is_some_and(|here| here.contains_key(&rank)) {
-            return Err(Refusal::Invalid(format!("rank {rank} waits at the barrier `{name}` already")));
+            return Err(Refusal::Invalid(format!("rank {rank} already waits at the barrier `{name}`")));
         }
         Ok(())
     }
 
-    /// Lets everyone through if everyone is there. The name is free again then.
+    /// Releases the barrier if every rank has reached it. Its name can then be used again.
     fn open_barrier(&mut self, name: &str, actions: &mut Vec<Action>) {
         if self.barriers.get(name).is_none_or(|here| here.len() < self.world_size as usize) {
             return;
         }
-        for ticket in self.barriers.remove(name).unwrap_or_default().into_values() {
-            self.stop_waiting(ticket);
-            actions.push((ticket, Ok(Answer::Done)));
+        for request in self.barriers.remove(name).unwrap_or_default().into_values() {
+            self.stop_waiting(request);
+            actions.push((request, Ok(Reply::Done)));
         }
     }
 
-    /// Gives up on whatever has reached its deadline: a key for those who waited so long, a join or a barrier for all
-    /// who wait there, since it cannot be complete any more.
+    /// Expires requests that have reached their deadline. An expired join or barrier fails for all ranks that wait there,
+    /// since it can no longer complete; an expired key fails only for the request that waited.
     fn expire(&mut self, now: Time) -> Vec<Action> {
         let mut actions = Vec::new();
-        while let Some(&(deadline, ticket)) = self.deadlines.first()
+        while let Some(&(deadline, request)) = self.deadlines.first()
             && deadline <= now
         {
-            let Some(wait) = self.stop_waiting(ticket) else { break };
+            let Some(wait) = self.stop_waiting(request) else { break };
             match wait {
                 Wait::Key { key, since, .. } => {
-                    self.forget_waiter(&key, ticket);
+                    self.forget_waiter(&key, request);
                     let what = format!("waiting for store key `{key}`");
                     let refusal =
                         Refusal::Timeout { what, waited: now.saturating_sub(since), missing: Vec::new() };
-                    actions.push((ticket, Err(refusal)));
+                    actions.push((request, Err(refusal)));
                 }
                 Wait::Barrier { name, since, .. } => {
                     let here = self.barriers.remove(&name).unwrap_or_default();
@@ -298,24 +302,24 @@ impl Core {
                         Rank::all(self.world_size as usize).filter(|r| !here.contains_key(r)).collect();
                     let what = format!("barrier `{name}`");
                     let refusal = Refusal::Timeout { what, waited: now.saturating_sub(since), missing };
-                    for ticket in here.into_values() {
-                        self.stop_waiting(ticket);
-                        actions.push((ticket, Err(refusal.clone())));
+                    for request in here.into_values() {
+                        self.stop_waiting(request);
+                        actions.push((request, Err(refusal.clone())));
                     }
                 }
                 Wait::Join { since, .. } => {
                     let refusal = Refusal::Timeout {
                         what: format!("joining epoch {}", self.epoch),
                         waited: now.saturating_sub(since),
-                        missing: self.seats.missing(),
+                        missing: self.admission.missing(),
                     };
                     self.closed = Some(Refusal::Refused(format!(
                         "this process comes too late: another rank gave up waiting after {:.1?}",
                         now.saturating_sub(since)
                     )));
-                    for ticket in self.seats.tickets() {
-                        self.stop_waiting(ticket);
-                        actions.push((ticket, Err(refusal.clone())));
+                    for request in self.admission.requests() {
+                        self.stop_waiting(request);
+                        actions.push((request, Err(refusal.clone())));
                     }
                 }
             }
@@ -323,21 +327,21 @@ impl Core {
         actions
     }
 
-    fn forget_waiter(&mut self, key: &str, ticket: Ticket) {
-        if let Some(tickets) = self.waiting_for_key.get_mut(key) {
-            tickets.remove(&ticket);
-            if tickets.is_empty() {
+    fn forget_waiter(&mut self, key: &str, request: RequestId) {
+        if let Some(requests) = self.waiting_for_key.get_mut(key) {
+            requests.remove(&request);
+            if requests.is_empty() {
                 self.waiting_for_key.remove(key);
             }
         }
     }
 
-    fn gone(&mut self, ticket: Ticket) {
-        match self.stop_waiting(ticket) {
+    fn gone(&mut self, request: RequestId) {
+        match self.stop_waiting(request) {
             None => {}
-            // Its seat is free again: it may have lost its connection and come back.
-            Some(Wait::Join { .. }) => self.seats.free(ticket),
-            Some(Wait::Key { key, .. }) => self.forget_waiter(&key, ticket),
+            // The rank may have lost its connection and join again.
+            Some(Wait::Join { .. }) => self.admission.withdraw(request),
+            Some(Wait::Key { key, .. }) => self.forget_waiter(&key, request),
             Some(Wait::Barrier { name, rank, .. }) => {
                 if let Some(here) = self.barriers.get_mut(&name) {
                     here.remove(&rank);
@@ -349,12 +353,12 @@ impl Core {
         }
     }
 
-    /// Refuses all who wait, and all who would. The first reason stays.
+    /// Refuses all pending requests and all later ones that would wait. The first reason is kept.
     fn close(&mut self, refusal: Refusal, actions: &mut Vec<Action>) {
-        let mut tickets: Vec<Ticket> = self.waits.keys().copied().collect();
-        tickets.sort_unstable();
-        for ticket in tickets {
-            actions.push((ticket, Err(refusal.clone())));
+        let mut requests: Vec<RequestId> = self.waits.keys().copied().collect();
+        requests.sort_unstable();
+        for request in requests {
+            actions.push((request, Err(refusal.clone())));
         }
         self.waits.clear();
         self.deadlines.clear();
@@ -363,9 +367,9 @@ impl Core {
         self.closed.get_or_insert(refusal);
     }
 
-    /// What a candidate that was seated said of itself.
+    /// What an admitted rank told about itself.
     pub fn candidate(&self, rank: Rank) -> Option<&Candidate> {
-        self.seats.candidate(rank)
+        self.admission.candidate(rank)
     }
 }
 

@@ -7,28 +7,28 @@
 //! server → client   welcome(1)
 //! ```
 //!
-//! All lengths are fixed, so nothing that a stranger says is ever a length or an allocation. The secret itself does not
-//! travel. Nonces are fresh, so nothing recorded can be played again, and the labels differ, so nothing can be reflected.
-//! What follows is neither encrypted nor authenticated: who can change packets on the way can take over a connection.
+//! All lengths are fixed, so no byte from an unauthenticated peer becomes a length or an allocation. The secret itself is
+//! never sent. Fresh nonces prevent replay, and different labels prevent reflection. What follows the handshake is neither
+//! encrypted nor authenticated: an attacker who can change packets can take over a connection.
 
 use hmac::{Hmac, KeyInit, Mac};
 use ryzanstein_process_group::Secret;
 use sha2::Sha256;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Says what this is and in which version.
+/// Protocol and version.
 const MAGIC: [u8; 8] = *b"RYZCTL\x00\x01";
 const WELCOME: u8 = 0x06;
 
-/// Why an end was not believed.
+/// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
     /// The connection broke.
     #[error("the connection broke during the handshake: {0}")]
     Io(#[from] std::io::Error),
-    /// The other end speaks something else.
-    #[error("what answers there is no rendezvous of this version")]
-    Stranger,
+    /// The other end speaks another protocol, or another version.
+    #[error("the server there is not a rendezvous of this version")]
+    NotARendezvous,
     /// The other end does not know the secret.
     #[error(
         "the other end does not know this job's secret: this process and that rendezvous belong to different jobs"
@@ -52,7 +52,7 @@ fn nonce() -> std::io::Result<[u8; 32]> {
     Ok(nonce)
 }
 
-/// The end that was connected to.
+/// The server's side.
 pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     secret: &Secret,
@@ -60,7 +60,7 @@ pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     let mut magic = [0; 8];
     stream.read_exact(&mut magic).await?;
     if magic != MAGIC {
-        return Err(HandshakeError::Stranger);
+        return Err(HandshakeError::NotARendezvous);
     }
     let mut client = [0; 32];
     stream.read_exact(&mut client).await?;
@@ -80,7 +80,7 @@ pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     Ok(())
 }
 
-/// The end that connects.
+/// The client's side.
 pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     stream: &mut S,
     secret: &Secret,
@@ -92,9 +92,9 @@ pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     let mut magic = [0; 8];
     match stream.read_exact(&mut magic).await {
         Ok(_) if magic == MAGIC => {}
-        // It hung up on our hello: it does not know the language, or not this version of it.
+        // It closed the connection on our hello: another protocol, or another version.
         Err(error) if error.kind() != std::io::ErrorKind::UnexpectedEof => return Err(error.into()),
-        _ => return Err(HandshakeError::Stranger),
+        _ => return Err(HandshakeError::NotARendezvous),
     }
     let (mut server, mut proof) = ([0; 32], [0; 32]);
     stream.read_exact(&mut server).await?;
@@ -105,7 +105,7 @@ pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
     stream.write_all(&mac(secret, "client", [&client, &server]).finalize().into_bytes()).await?;
     let mut welcome = [0];
     stream.read_exact(&mut welcome).await?;
-    if welcome == [WELCOME] { Ok(()) } else { Err(HandshakeError::Stranger) }
+    if welcome == [WELCOME] { Ok(()) } else { Err(HandshakeError::NotARendezvous) }
 }
 
 #[cfg(test)]
@@ -113,12 +113,12 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "current_thread")]
-    async fn two_ends_with_one_secret_believe_each_other() {
+    async fn two_ends_with_the_same_secret_accept_each_other() {
         let (mut a, mut b) = tokio::io::duplex(1024);
         let secret = Secret::random();
         let (server, client) = tokio::join!(accept(&mut a, &secret), connect(&mut b, &secret));
-        server.expect("the server believes");
-        client.expect("the client believes");
+        server.expect("the server accepts");
+        client.expect("the client accepts");
     }
 
     #[tokio::test(flavor = "current_thread")]
@@ -141,9 +141,9 @@ mod tests {
     }
 
     #[tokio::test(flavor = "current_thread")]
-    async fn a_stranger_is_refused_after_eight_bytes() {
+    async fn another_protocol_is_refused_after_eight_bytes() {
         let (mut a, mut b) = tokio::io::duplex(1024);
         b.write_all(b"GET / HT").await.expect("written");
-        assert!(matches!(accept(&mut a, &Secret::random()).await, Err(HandshakeError::Stranger)));
+        assert!(matches!(accept(&mut a, &Secret::random()).await, Err(HandshakeError::NotARendezvous)));
     }
 }

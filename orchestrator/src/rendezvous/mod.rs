@@ -1,16 +1,17 @@
 //! How the processes of a job find each other.
 //!
-//! [`connect`] picks and reaches the rendezvous of this process; [`Server`] is one that others connect to. Between them
-//! is [`core`], which decides everything and touches nothing.
+//! [`connect()`] finds the rendezvous of this process and connects to it; [`Server`] serves one. [`core`] makes
+//! every decision and does no I/O.
 
-mod background;
+mod acceptor;
 mod client;
 mod codec;
 mod connect;
 pub mod core;
-mod gate;
+
 pub mod handshake;
 pub mod listen;
+mod runtime_thread;
 pub mod secret;
 mod server;
 

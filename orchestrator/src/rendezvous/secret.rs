@@ -1,66 +1,147 @@
-//! Where the job's secret comes from: a descriptor inherited from the launcher, or a file that only its owner can read.
-//! Never a command line, never a variable.
+//! Reads and hands over the job's secret: through a descriptor inherited from the launcher, or a file that only its owner
+//! can read. Never on a command line, never in a variable.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
 use ryzanstein_process_group::Secret;
 
+/// Why the job's secret could not be read. Always the fault of how this process was set up.
+#[derive(Debug, thiserror::Error)]
+pub enum SecretError {
+    /// `RYZ_SECRET_FD` is not a descriptor's number.
+    #[error("RYZ_SECRET_FD is `{0}`, not a descriptor's number")]
+    NotADescriptor(String),
+    /// This process did not inherit the descriptor.
+    #[error(
+        "descriptor {descriptor}, which holds the job's secret, was not handed down to this process ({source}); whatever \
+         started it from a rank must leave descriptors open (in Python: close_fds=False)"
+    )]
+    NotInherited {
+        /// Its number.
+        descriptor: u32,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// The descriptor holds something else.
+    #[error("descriptor {descriptor} {source}")]
+    Descriptor {
+        /// Its number.
+        descriptor: u32,
+        /// What is wrong with the contents.
+        source: ContentError,
+    },
+    /// The file cannot be opened.
+    #[error("cannot open the secret's file {}: {source}; {}", path.display(), how_to_make(path))]
+    Open {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// The file cannot be examined.
+    #[error("cannot examine the secret's file {}: {source}", path.display())]
+    Examine {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// A folder, a device or a pipe.
+    #[error("the secret's file {} is not a regular file", .0.display())]
+    NotAFile(PathBuf),
+    /// The file belongs to another user.
+    #[error("the secret's file {} belongs to user {owner}, not to {user}", path.display())]
+    WrongOwner {
+        /// The file.
+        path: PathBuf,
+        /// Whom it belongs to.
+        owner: u32,
+        /// The user of this process.
+        user: u32,
+    },
+    /// Others may read the file.
+    #[error(
+        "the secret's file {0} has mode {mode:04o}, so others can read it: chmod 0600 {0}",
+        path.display()
+    )]
+    WrongMode {
+        /// The file.
+        path: PathBuf,
+        /// Its permission bits.
+        mode: u32,
+    },
+    /// The file holds something else.
+    #[error("the secret's file {} {source}; {}", path.display(), how_to_make(path))]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with the contents.
+        source: ContentError,
+    },
+}
+
+/// Why some bytes are not a secret.
+#[derive(Debug, thiserror::Error)]
+pub enum ContentError {
+    /// They cannot be read.
+    #[error("cannot be read: {0}")]
+    Io(#[from] io::Error),
+    /// They are not 32 bytes or 64 hexadecimal digits, but so many bytes.
+    #[error("holds {0} bytes, not a secret of 32 bytes or 64 hexadecimal digits")]
+    NotASecret(usize),
+}
+
+fn how_to_make(path: &Path) -> String {
+    format!("make one with: (umask 077; head -c 32 /dev/urandom > {})", path.display())
+}
+
 /// Reads the secret behind an inherited descriptor, which stays open and can be read again by a child.
 ///
 /// # Errors
-/// When no such descriptor was inherited, or it holds something else.
-pub fn from_descriptor(number: &str) -> Result<Secret, String> {
-    let number: u32 =
-        number.parse().map_err(|_| format!("RYZ_SECRET_FD is `{number}`, not a descriptor's number"))?;
+/// [`SecretError`] when this process did not inherit such a descriptor, or it holds something else.
+pub fn from_descriptor(number: &str) -> Result<Secret, SecretError> {
+    let descriptor: u32 = number.parse().map_err(|_| SecretError::NotADescriptor(number.to_owned()))?;
     // Reopened through /proc, so that the position is this reader's own, and no raw descriptor is taken on trust.
-    let file = File::open(format!("/proc/self/fd/{number}")).map_err(|error| {
-        format!(
-            "descriptor {number}, which holds the job's secret, was not handed down to this process ({error}); whatever \
-             started it from a rank must leave descriptors open (in Python: close_fds=False)"
-        )
-    })?;
-    read(file).map_err(|why| format!("descriptor {number} {why}"))
+    let file = File::open(format!("/proc/self/fd/{descriptor}"))
+        .map_err(|source| SecretError::NotInherited { descriptor, source })?;
+    read(file).map_err(|source| SecretError::Descriptor { descriptor, source })
 }
 
-/// Reads the secret from a file: a plain one, of this user, with mode 0600, holding 32 bytes or 64 hexadecimal digits.
+/// Reads the secret from a file: a regular one of this user, with mode 0600, that holds 32 bytes or 64 hexadecimal digits.
 ///
 /// # Errors
-/// A sentence that says what is wrong with the file, and how to make a good one.
-pub fn from_file(path: &Path) -> Result<Secret, String> {
-    let shown = path.display();
-    let how = format!("make one with: (umask 077; head -c 32 /dev/urandom > {shown})");
+/// [`SecretError`] says what is wrong with the file, and how to make a good one.
+pub fn from_file(path: &Path) -> Result<Secret, SecretError> {
+    let owned = || path.to_owned();
     let file = OpenOptions::new()
         .read(true)
         .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits().cast_signed())
         .open(path)
-        .map_err(|error| format!("cannot open the secret's file {shown}: {error}; {how}"))?;
-    let metadata =
-        file.metadata().map_err(|error| format!("cannot examine the secret's file {shown}: {error}"))?;
+        .map_err(|source| SecretError::Open { path: owned(), source })?;
+    let metadata = file.metadata().map_err(|source| SecretError::Examine { path: owned(), source })?;
     if !metadata.is_file() {
-        return Err(format!("the secret's file {shown} is no plain file"));
+        return Err(SecretError::NotAFile(owned()));
     }
     let user = rustix::process::geteuid().as_raw();
     if metadata.uid() != user {
-        return Err(format!("the secret's file {shown} belongs to user {}, not to {user}", metadata.uid()));
+        return Err(SecretError::WrongOwner { path: owned(), owner: metadata.uid(), user });
     }
     let mode = metadata.mode() & 0o777;
     if mode & 0o077 != 0 {
-        return Err(format!(
-            "the secret's file {shown} has mode {mode:04o}; others may not read it: chmod 0600 {shown}"
-        ));
+        return Err(SecretError::WrongMode { path: owned(), mode });
     }
-    read(file).map_err(|why| format!("the secret's file {shown} {why}; {how}"))
+    read(file).map_err(|source| SecretError::File { path: owned(), source })
 }
 
-fn read(file: impl Read) -> Result<Secret, String> {
+fn read(file: impl Read) -> Result<Secret, ContentError> {
     let mut bytes = Vec::new();
     // One more than the longest good form, with the newline of an editor.
-    file.take(66).read_to_end(&mut bytes).map_err(|error| format!("cannot be read: {error}"))?;
+    file.take(66).read_to_end(&mut bytes)?;
     if let Ok(bytes) = <[u8; 32]>::try_from(bytes.as_slice()) {
         return Ok(Secret::new(bytes));
     }
@@ -68,15 +149,14 @@ fn read(file: impl Read) -> Result<Secret, String> {
     let digit = |c: u8| (c as char).to_digit(16).map(|digit| digit as u8);
     let decoded: Option<Vec<u8>> =
         text.chunks(2).map(|pair| Some((digit(pair[0])? << 4) | digit(*pair.get(1)?)?)).collect();
-    decoded.and_then(|bytes| <[u8; 32]>::try_from(bytes).ok()).map(Secret::new).ok_or_else(|| {
-        format!("holds {} bytes, not a secret of 32 bytes or 64 hexadecimal digits", bytes.len())
-    })
+    let secret = decoded.and_then(|bytes| <[u8; 32]>::try_from(bytes).ok()).map(Secret::new);
+    secret.ok_or(ContentError::NotASecret(bytes.len()))
 }
 
-/// An anonymous sealed file that holds the secret, to be inherited by ranks.
+/// An anonymous sealed file that holds the secret, for ranks to inherit.
 ///
 /// # Errors
-/// What the operating system says.
+/// The operating system's.
 pub fn to_descriptor(secret: &Secret) -> io::Result<OwnedFd> {
     let descriptor = rustix::fs::memfd_create("ryz-secret", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut file = File::from(descriptor);
@@ -86,16 +166,16 @@ pub fn to_descriptor(secret: &Secret) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Writes the secret to a new file with mode 0600. An older one of that name is replaced, not written to.
+/// Writes the secret to a new file with mode 0600. Replaces an older file of that name, never writes into it.
 ///
 /// # Errors
-/// What the operating system says.
+/// The operating system's.
 pub fn to_file(secret: &Secret, path: &Path) -> io::Result<()> {
     let partial = path.with_extension(format!("{}.partial", std::process::id()));
     let _ = std::fs::remove_file(&partial);
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial)?;
     file.write_all(secret.expose())?;
-    // Others see either nothing or the whole.
+    // Readers see either nothing or the whole secret.
     std::fs::rename(&partial, path)
 }
 
@@ -111,9 +191,10 @@ mod tests {
         let secret = Secret::random();
         let descriptor = to_descriptor(&secret).expect("a descriptor");
         for _ in 0..2 {
-            assert_eq!(from_descriptor(&descriptor.as_raw_fd().to_string()), Ok(secret.clone()));
+            assert_eq!(from_descriptor(&descriptor.as_raw_fd().to_string()).expect("read"), secret);
         }
-        assert!(from_descriptor("999").unwrap_err().contains("not handed down"));
+        assert!(from_descriptor("999").unwrap_err().to_string().contains("not handed down"));
+        assert!(matches!(from_descriptor("x"), Err(SecretError::NotADescriptor(_))));
     }
 
     #[test]
@@ -122,18 +203,19 @@ mod tests {
         let path = folder.path().join("secret");
         let secret = Secret::random();
         to_file(&secret, &path).expect("written");
-        assert_eq!(from_file(&path), Ok(secret));
+        assert_eq!(from_file(&path).expect("read"), secret);
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o640)).expect("chmod");
-        assert!(from_file(&path).unwrap_err().contains("0640"));
+        assert!(from_file(&path).unwrap_err().to_string().contains("0640"));
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&path, &link).expect("a link");
-        assert!(from_file(&link).is_err());
+        assert!(matches!(from_file(&link), Err(SecretError::Open { .. })));
+        assert!(matches!(from_file(folder.path()), Err(SecretError::NotAFile(_))));
     }
 
     #[test]
     fn a_secret_may_be_written_in_hexadecimal_and_must_be_whole() {
-        assert_eq!(read(&b"0f".repeat(32)[..]), Ok(Secret::new([15; 32])));
-        assert!(read(&b"0f"[..]).unwrap_err().contains("2 bytes"));
-        assert!(read(&[1; 33][..]).is_err());
+        assert_eq!(read(&b"0f".repeat(32)[..]).expect("read"), Secret::new([15; 32]));
+        assert!(matches!(read(&b"0f"[..]), Err(ContentError::NotASecret(2))));
+        assert!(matches!(read(&[1; 33][..]), Err(ContentError::NotASecret(33))));
     }
 }

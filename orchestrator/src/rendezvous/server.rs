@@ -1,4 +1,4 @@
-//! Serves a [`Core`] over gRPC: authenticates connections, bounds them, and carries events in and answers out.
+//! Serves a [`Core`] over gRPC: authenticates and bounds connections, feeds it events and sends its replies.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,33 +12,33 @@ use ryzanstein_process_group::{Epoch, Rank, Secret};
 use tokio::sync::{Notify, oneshot};
 use tonic::{Request, Response, Status};
 
-use super::background::Background;
+use super::acceptor::{Acceptor, ConnectionCounts};
 use super::codec;
-use super::core::{Action, Answer, Core, Event, Refusal, Report, Ticket, Time};
-use super::gate::{Counts, Gate};
+use super::core::{Action, Core, Event, Refusal, Reply, Report, RequestId, Time};
+use super::runtime_thread::RuntimeThread;
 use crate::control as wire;
 use crate::control::control_server::{Control, ControlServer};
 
-/// Waiting requests of one connection. A rank has few threads that wait at the rendezvous.
+/// Concurrent requests of one connection. A rank has few threads that wait at the rendezvous.
 const REQUESTS_A_CONNECTION: u32 = 256;
-/// How long a silent peer is trusted to be alive.
+/// HTTP/2 keep-alive: a peer silent for this long is pinged, and dropped if it stays silent as long again.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// A rendezvous that others connect to. It ends when dropped.
+/// A rendezvous server. It stops when dropped.
 #[derive(Debug)]
 pub struct Server {
     shared: Arc<Shared>,
     address: SocketAddr,
-    gate: Arc<Counts>,
-    // Last, so that its tasks end after nobody can ask any more.
-    _background: Background,
+    acceptor: Arc<ConnectionCounts>,
+    // Last, so that its tasks outlive everything that uses them.
+    _runtime: RuntimeThread,
 }
 
 impl Server {
-    /// Serves on a listener that is bound already, and is not bound again.
+    /// Serves on a listener that is already bound.
     ///
     /// # Errors
-    /// When the operating system gives no thread, or refuses to use the listener.
+    /// When the operating system gives no thread, or the listener cannot be used.
     pub fn start(
         listener: TcpListener,
         secret: Secret,
@@ -52,25 +52,25 @@ impl Server {
             state: Mutex::new(State {
                 core: Core::new(world_size, crate::VERSION, epoch),
                 replies: HashMap::new(),
-                tickets: 0,
+                requests_made: 0,
                 roster: None,
             }),
             started: Instant::now(),
-            sooner: Notify::new(),
+            deadline_added: Notify::new(),
         });
-        let background = Background::start("ryz-rendezvous")?;
+        let runtime = RuntimeThread::start("ryz-rendezvous")?;
         let listener = {
-            // A listener belongs to the runtime in whose context it is made.
-            let _context = background.handle().enter();
+            // A tokio listener belongs to the runtime in whose context it is made.
+            let _context = runtime.handle().enter();
             tokio::net::TcpListener::from_std(listener)?
         };
-        let (gate, incoming) = Gate::new(secret, config);
-        let counts = gate.counts();
-        background.handle().spawn(gate.run(listener));
-        background.handle().spawn(Arc::clone(&shared).keep_time());
+        let (acceptor, incoming) = Acceptor::new(secret, config);
+        let counts = acceptor.counts();
+        runtime.handle().spawn(acceptor.run(listener));
+        runtime.handle().spawn(Arc::clone(&shared).run_timer());
         let service = ControlServer::new(Service(Arc::clone(&shared)))
             .max_decoding_message_size(usize::try_from(config.max_message.get()).unwrap_or(usize::MAX));
-        background.handle().spawn(async move {
+        runtime.handle().spawn(async move {
             let served = tonic::transport::Server::builder()
                 .max_concurrent_streams(REQUESTS_A_CONNECTION)
                 .http2_max_header_list_size(8 << 10)
@@ -83,7 +83,7 @@ impl Server {
                 tracing::error!(%error, "the rendezvous ended");
             }
         });
-        Ok(Self { shared, address, gate: counts, _background: background })
+        Ok(Self { shared, address, acceptor: counts, _runtime: runtime })
     }
 
     /// Where it listens.
@@ -91,32 +91,32 @@ impl Server {
         self.address
     }
 
-    /// How many connections were refused because they did not know the secret in time.
+    /// The number of connections refused because they did not prove in time that they know the secret.
     pub fn refused(&self) -> u64 {
-        self.gate.refused()
+        self.acceptor.refused()
     }
 
-    /// How many authenticated connections there are.
+    /// The number of authenticated connections.
     pub fn connections(&self) -> usize {
-        self.gate.connections()
+        self.acceptor.connections()
     }
 
-    /// Goes on to a new epoch. Whoever is of the old one is refused from now on.
+    /// Starts a new epoch. Requests of the old one are refused from now on.
     pub fn advance(&self, epoch: Epoch) {
         self.shared.tell(Event::NewEpoch(epoch));
     }
 
-    /// Everyone who waits, or would, is told that the job failed, and how.
+    /// Tells every rank that waits, now or later, that the job failed, and how.
     pub fn fail(&self, why: &str) {
-        self.shared.tell(Event::Failed(why.to_owned()));
+        self.shared.tell(Event::JobFailed(why.to_owned()));
     }
 
-    /// A rank's process ended: if it has not joined yet, those who wait for it are told so.
-    pub fn left(&self, rank: Rank, how: &str) {
-        self.shared.tell(Event::Left(rank, how.to_owned()));
+    /// A rank's process exited. If it has not joined, the ranks that wait for it are told.
+    pub fn rank_exited(&self, rank: Rank, how: &str) {
+        self.shared.tell(Event::ProcessExited(rank, how.to_owned()));
     }
 
-    /// Whether all ranks have come, in this epoch.
+    /// Whether all ranks have joined in this epoch.
     pub fn joined(&self) -> bool {
         self.shared.state().core.joined().is_some()
     }
@@ -126,7 +126,7 @@ impl Server {
         self.shared.state().core.reports().get(&rank).cloned()
     }
 
-    /// The first words of all ranks that reported, in rank order.
+    /// The first report of every rank that made one, in rank order.
     pub fn reports(&self) -> Vec<(Rank, Report)> {
         self.shared.state().core.reports().iter().map(|(rank, report)| (*rank, report.clone())).collect()
     }
@@ -135,9 +135,9 @@ impl Server {
 #[derive(Debug)]
 struct State {
     core: Core,
-    replies: HashMap<Ticket, oneshot::Sender<Result<Answer, Refusal>>>,
-    tickets: u64,
-    /// The roster as bytes, encoded once for all.
+    replies: HashMap<RequestId, oneshot::Sender<Result<Reply, Refusal>>>,
+    requests_made: u64,
+    /// The encoded roster, the same bytes for every rank.
     roster: Option<Bytes>,
 }
 
@@ -146,7 +146,7 @@ struct Shared {
     state: Mutex<State>,
     started: Instant,
     /// A deadline has been added.
-    sooner: Notify,
+    deadline_added: Notify,
 }
 
 impl Shared {
@@ -165,7 +165,7 @@ impl Shared {
         state.perform(actions);
     }
 
-    async fn keep_time(self: Arc<Self>) {
+    async fn run_timer(self: Arc<Self>) {
         loop {
             let next = self.state().core.next_deadline();
             let due = async {
@@ -176,37 +176,37 @@ impl Shared {
             };
             tokio::select! {
                 () = due => self.tell(Event::Tick),
-                () = self.sooner.notified() => {}
+                () = self.deadline_added.notified() => {}
             }
         }
     }
 
-    /// Puts a request to the core and waits for its answer. If the client hangs up, this future is dropped, and the
+    /// Passes a request to the core and waits for its reply. If the client disconnects, this future is dropped, and the
     /// core is told.
-    async fn ask(self: &Arc<Self>, event: impl FnOnce(Ticket, Time) -> Event) -> Result<Answer, Refusal> {
+    async fn ask(self: &Arc<Self>, event: impl FnOnce(RequestId, Time) -> Event) -> Result<Reply, Refusal> {
         let (reply, answer) = oneshot::channel();
         let now = self.now();
-        let ticket = {
+        let request = {
             let mut state = self.state();
-            state.tickets += 1;
-            let ticket = Ticket(state.tickets);
-            state.replies.insert(ticket, reply);
-            let actions = state.core.handle(now, event(ticket, now));
+            state.requests_made += 1;
+            let request = RequestId(state.requests_made);
+            state.replies.insert(request, reply);
+            let actions = state.core.handle(now, event(request, now));
             state.perform(actions);
-            ticket
+            request
         };
-        self.sooner.notify_one();
-        let caller = Caller { shared: self, ticket };
+        self.deadline_added.notify_one();
+        let pending = PendingRequest { shared: self, request };
         let answer = answer.await;
-        drop(caller);
-        answer.unwrap_or_else(|_| Err(Refusal::Refused("the rendezvous is ending".into())))
+        drop(pending);
+        answer.unwrap_or_else(|_| Err(Refusal::Refused("the rendezvous is shutting down".into())))
     }
 }
 
 impl State {
     fn perform(&mut self, actions: Vec<Action>) {
-        for (ticket, answer) in actions {
-            if let Some(reply) = self.replies.remove(&ticket) {
+        for (request, answer) in actions {
+            if let Some(reply) = self.replies.remove(&request) {
                 let _ = reply.send(answer);
             }
         }
@@ -216,24 +216,24 @@ impl State {
     }
 }
 
-/// Tells the core when the one who asked is gone before the answer.
-struct Caller<'a> {
+/// Tells the core if the client disconnects before the reply.
+struct PendingRequest<'a> {
     shared: &'a Shared,
-    ticket: Ticket,
+    request: RequestId,
 }
 
-impl Drop for Caller<'_> {
+impl Drop for PendingRequest<'_> {
     fn drop(&mut self) {
-        let waited = self.shared.state().replies.remove(&self.ticket).is_some();
+        let waited = self.shared.state().replies.remove(&self.request).is_some();
         if waited {
-            self.shared.tell(Event::Gone(self.ticket));
+            self.shared.tell(Event::Disconnected(self.request));
         }
     }
 }
 
 struct Service(Arc<Shared>);
 
-fn done(answer: Result<Answer, Refusal>) -> Response<wire::Done> {
+fn done(answer: Result<Reply, Refusal>) -> Response<wire::Done> {
     Response::new(wire::Done { refusal: answer.err().map(Into::into) })
 }
 
@@ -241,11 +241,11 @@ fn done(answer: Result<Answer, Refusal>) -> Response<wire::Done> {
 impl Control for Service {
     async fn join(&self, request: Request<wire::JoinRequest>) -> Result<Response<wire::JoinReply>, Status> {
         let answer = match codec::join(request.into_inner(), self.0.now()) {
-            Ok(join) => self.0.ask(|ticket, _| Event::Join(ticket, join)).await,
+            Ok(join) => self.0.ask(|id, _| Event::Join(id, join)).await,
             Err(refusal) => Err(refusal),
         };
         Ok(Response::new(match answer {
-            Ok(Answer::Seat(rank)) => {
+            Ok(Reply::Rank(rank)) => {
                 let mut state = self.0.state();
                 let State { core, roster, .. } = &mut *state;
                 match core.joined() {
@@ -254,9 +254,11 @@ impl Control for Service {
                         rank: rank.0,
                         roster: roster.get_or_insert_with(|| codec::encode_roster(joined)).clone(),
                     },
-                    // A new epoch has begun between the answer and here.
+                    // A new epoch has begun since the core replied.
                     None => wire::JoinReply {
-                        refusal: Some(Refusal::Refused("the job has gone on to another epoch".into()).into()),
+                        refusal: Some(
+                            Refusal::Refused("the job has moved on to another epoch".into()).into(),
+                        ),
                         ..wire::JoinReply::default()
                     },
                 }
@@ -268,17 +270,15 @@ impl Control for Service {
 
     async fn set(&self, request: Request<wire::SetRequest>) -> Result<Response<wire::Done>, Status> {
         let wire::SetRequest { epoch, key, value } = request.into_inner();
-        Ok(done(self.0.ask(|ticket, _| Event::Set(ticket, Epoch(epoch), key, value)).await))
+        Ok(done(self.0.ask(|id, _| Event::Set(id, Epoch(epoch), key, value)).await))
     }
 
     async fn get(&self, request: Request<wire::GetRequest>) -> Result<Response<wire::GetReply>, Status> {
         let wire::GetRequest { epoch, key, timeout_ms } = request.into_inner();
-        let answer = self
-            .0
-            .ask(|ticket, now| Event::Get(ticket, Epoch(epoch), key, codec::deadline(now, timeout_ms)))
-            .await;
+        let answer =
+            self.0.ask(|id, now| Event::Get(id, Epoch(epoch), key, codec::deadline(now, timeout_ms))).await;
         match answer {
-            Ok(Answer::Value(value)) => Ok(Response::new(wire::GetReply { refusal: None, value })),
+            Ok(Reply::Value(value)) => Ok(Response::new(wire::GetReply { refusal: None, value })),
             Ok(_) => Err(Status::internal("a get was answered by something else")),
             Err(refusal) => Ok(Response::new(wire::GetReply {
                 refusal: Some(refusal.into()),
@@ -289,8 +289,8 @@ impl Control for Service {
 
     async fn add(&self, request: Request<wire::AddRequest>) -> Result<Response<wire::AddReply>, Status> {
         let wire::AddRequest { epoch, key, amount } = request.into_inner();
-        match self.0.ask(|ticket, _| Event::Add(ticket, Epoch(epoch), key, amount)).await {
-            Ok(Answer::Sum(value)) => Ok(Response::new(wire::AddReply { refusal: None, value })),
+        match self.0.ask(|id, _| Event::Add(id, Epoch(epoch), key, amount)).await {
+            Ok(Reply::Sum(value)) => Ok(Response::new(wire::AddReply { refusal: None, value })),
             Ok(_) => Err(Status::internal("an add was answered by something else")),
             Err(refusal) => Ok(Response::new(wire::AddReply { refusal: Some(refusal.into()), value: 0 })),
         }
@@ -298,15 +298,15 @@ impl Control for Service {
 
     async fn barrier(&self, request: Request<wire::BarrierRequest>) -> Result<Response<wire::Done>, Status> {
         let wire::BarrierRequest { epoch, name, rank, timeout_ms } = request.into_inner();
-        let answer = self.0.ask(|ticket, now| {
-            Event::Barrier(ticket, Epoch(epoch), name, Rank(rank), codec::deadline(now, timeout_ms))
+        let answer = self.0.ask(|id, now| {
+            Event::Barrier(id, Epoch(epoch), name, Rank(rank), codec::deadline(now, timeout_ms))
         });
         Ok(done(answer.await))
     }
 
     async fn report(&self, request: Request<wire::ReportRequest>) -> Result<Response<wire::Done>, Status> {
-        let wire::ReportRequest { epoch, rank, cause, last_call, echo_of } = request.into_inner();
-        let report = Report { cause, last_call, echo_of: echo_of.map(Rank) };
-        Ok(done(self.0.ask(|ticket, _| Event::Report(ticket, Epoch(epoch), Rank(rank), report)).await))
+        let wire::ReportRequest { epoch, rank, cause, last_call, caused_by } = request.into_inner();
+        let report = Report { cause, last_call, caused_by: caused_by.map(Rank) };
+        Ok(done(self.0.ask(|id, _| Event::Report(id, Epoch(epoch), Rank(rank), report)).await))
     }
 }

@@ -1,39 +1,39 @@
-//! Decides what becomes of a job when ranks end: which failure was the first, whom to tell, when to use force, and
-//! whether to start again. No processes, no signals, no clock here.
+//! Decides what happens to a job when ranks exit: which failure was first, whom to tell, when to kill, and whether to
+//! restart. No processes, signals or clock here.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ryzanstein_process_group::{Epoch, Rank};
 
-/// The exit code after which a job is not started again: wrong use or configuration, which another try cannot mend.
+/// The exit code after which a job is not restarted: wrong usage or configuration, which a retry cannot fix.
 pub const DO_NOT_RESTART: i32 = 2;
 
-/// Signals by number, as the kernel and shells number them on every Linux.
+/// Signal numbers, the same on every Linux.
 pub mod signal {
-    /// The line was cut.
+    /// The terminal was closed.
     pub const HANGUP: i32 = 1;
     /// Ctrl-C.
     pub const INTERRUPT: i32 = 2;
-    /// Cannot be caught.
+    /// Cannot be caught or ignored.
     pub const KILL: i32 = 9;
-    /// Please end.
+    /// A request to exit.
     pub const TERMINATE: i32 = 15;
 }
 
 /// How a process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Exit {
-    /// By itself.
+    /// It exited with this code.
     Code(i32),
-    /// By this signal.
+    /// This signal ended it.
     Signal(i32),
-    /// It never began.
+    /// It could not be started.
     NotStarted,
 }
 
 impl Exit {
-    /// As a shell gives it: 128 and the signal, for one killed.
+    /// As a shell reports it: 128 plus the signal for a process that a signal ended.
     pub const fn code(self) -> i32 {
         match self {
             Self::Code(code) => code,
@@ -42,104 +42,104 @@ impl Exit {
         }
     }
 
-    /// Whether all is well.
+    /// Whether it exited with code 0.
     pub const fn is_success(self) -> bool {
         matches!(self, Self::Code(0))
     }
 }
 
-/// What may be chosen.
+/// Limits set by the user.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
-    /// How long ranks have between being asked to end and being killed.
+    /// Time from SIGTERM to SIGKILL.
     pub grace: Duration,
-    /// How long after the first failure the others may end by themselves, with an error of their own.
-    pub settle: Duration,
-    /// How many times the job may be started again.
+    /// How long after the first failure the other ranks may exit by themselves, with an error of their own, before SIGTERM.
+    pub exit_window: Duration,
+    /// How many times the job may be restarted.
     pub max_restarts: u32,
 }
 
-/// What has happened.
+/// Something that happened.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
-    /// A rank's process ended. An echo says that it only ended because of another rank.
+    /// A rank's process exited.
     Exited {
-        /// Which.
+        /// The rank.
         rank: Rank,
-        /// How.
+        /// How it exited.
         exit: Exit,
-        /// Whether it blames another rank.
-        echo: bool,
+        /// Whether the rank reported that another rank's failure caused its own.
+        secondary: bool,
     },
-    /// The user, or whoever started the launcher, wants it to end.
-    Asked(i32),
-    /// Nobody is there any more who could want the job.
-    Abandoned,
+    /// The launcher received this signal: the job is to end.
+    Interrupted(i32),
+    /// The launcher has died.
+    LifelineClosed,
     /// Time has passed.
     Tick,
 }
 
-/// What is to be done.
+/// Something to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Start every rank in this epoch. Nothing of an earlier one is left.
+    /// Start every rank in this epoch. No process of an earlier epoch is left.
     Start(Epoch),
-    /// Tell everyone at the rendezvous that this rank failed.
+    /// Tell every rank at the rendezvous that this rank failed.
     Announce(Rank),
     /// Send this signal to every rank's process group.
     Signal(i32),
     /// Kill everything that descends from the launcher.
     Kill,
-    /// All is over.
-    Finish(Verdict),
+    /// The job is over.
+    Finish(Outcome),
 }
 
 /// How a job went.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Verdict {
+pub struct Outcome {
     /// The last epoch.
     pub epoch: Epoch,
     /// The rank that failed first, and how.
     pub first_failure: Option<(Rank, Exit)>,
-    /// The signal with which the job was asked to end.
+    /// The signal that asked the job to end.
     pub interrupted: Option<i32>,
-    /// What the launcher exits with.
+    /// The launcher's exit code.
     pub exit_code: i32,
 }
 
-/// How one rank ended.
+/// How and when one rank exited.
 #[derive(Clone, Copy, Debug)]
-struct Ended {
+struct ExitRecord {
     exit: Exit,
-    echo: bool,
-    /// When the launcher saw it. What it saw at one time has no order.
+    secondary: bool,
+    /// When the supervisor saw it. Exits seen at the same time have no order.
     seen: Duration,
     sequence: usize,
-    /// It ended after the launcher had asked it to.
-    asked: bool,
+    /// It exited after the supervisor had sent it a signal.
+    requested: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
     Running,
-    Settling {
+    AwaitingExits {
         until: Duration,
     },
-    Ending {
+    Terminating {
         kill_at: Duration,
     },
-    /// Processes that fork while they are being killed need more than one round.
+    /// Processes that fork while they are killed need more than one round.
     Killing {
         again: Duration,
         give_up: Duration,
     },
-    Over,
+    Finished,
 }
 
-/// Between two rounds of killing.
-const KILL_AGAIN: Duration = Duration::from_millis(50);
-/// How long what was killed may take to be gone. The kernel can hold a process in a wait that nothing ends.
-const KILL_PATIENCE: Duration = Duration::from_secs(5);
+/// Time between two rounds of killing.
+const KILL_INTERVAL: Duration = Duration::from_millis(50);
+/// How long killed processes may take to disappear: the kernel can hold one in an uninterruptible wait for ever.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The state of one job.
 #[derive(Debug)]
@@ -149,12 +149,12 @@ pub struct Core {
     epoch: Epoch,
     restarts: u32,
     phase: Phase,
-    ended: BTreeMap<Rank, Ended>,
+    exits: BTreeMap<Rank, ExitRecord>,
     interrupted: Option<i32>,
 }
 
 impl Core {
-    /// A job of these ranks on this node. Begin with [`Core::start`].
+    /// The ranks of this node. Begin with [`Core::start`].
     pub const fn new(ranks: Vec<Rank>, policy: Policy) -> Self {
         Self {
             policy,
@@ -162,7 +162,7 @@ impl Core {
             epoch: Epoch(1),
             restarts: 0,
             phase: Phase::Running,
-            ended: BTreeMap::new(),
+            exits: BTreeMap::new(),
             interrupted: None,
         }
     }
@@ -175,40 +175,40 @@ impl Core {
     /// When [`Event::Tick`] is due.
     pub const fn next_deadline(&self) -> Option<Duration> {
         match self.phase {
-            Phase::Settling { until } => Some(until),
-            Phase::Ending { kill_at } => Some(kill_at),
+            Phase::AwaitingExits { until } => Some(until),
+            Phase::Terminating { kill_at } => Some(kill_at),
             Phase::Killing { again, .. } => Some(again),
-            Phase::Running | Phase::Over => None,
+            Phase::Running | Phase::Finished => None,
         }
     }
 
-    /// Takes what has happened at this time and says what to do.
+    /// Takes an event and returns what to do.
     pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
-        if self.phase == Phase::Over {
+        if self.phase == Phase::Finished {
             return Vec::new();
         }
         match event {
-            Event::Exited { rank, exit, echo } => self.exited(now, rank, exit, echo),
-            Event::Asked(signal) => match self.phase {
-                // Asked twice: the user has no patience left.
+            Event::Exited { rank, exit, secondary } => self.exited(now, rank, exit, secondary),
+            Event::Interrupted(signal) => match self.phase {
+                // The second Ctrl-C kills.
                 _ if self.interrupted.is_some() => self.kill(now),
-                Phase::Killing { .. } | Phase::Over => Vec::new(),
-                Phase::Running | Phase::Settling { .. } | Phase::Ending { .. } => {
+                Phase::Killing { .. } | Phase::Finished => Vec::new(),
+                Phase::Running | Phase::AwaitingExits { .. } | Phase::Terminating { .. } => {
                     self.interrupted = Some(signal);
-                    self.phase = Phase::Ending { kill_at: now + self.policy.grace };
+                    self.phase = Phase::Terminating { kill_at: now + self.policy.grace };
                     vec![Action::Signal(signal)]
                 }
             },
-            Event::Abandoned => {
+            Event::LifelineClosed => {
                 self.interrupted = Some(signal::KILL);
                 self.kill(now)
             }
             Event::Tick => match self.phase {
-                Phase::Settling { until } if until <= now => {
-                    self.phase = Phase::Ending { kill_at: now + self.policy.grace };
+                Phase::AwaitingExits { until } if until <= now => {
+                    self.phase = Phase::Terminating { kill_at: now + self.policy.grace };
                     vec![Action::Signal(signal::TERMINATE)]
                 }
-                Phase::Ending { kill_at } if kill_at <= now => self.kill(now),
+                Phase::Terminating { kill_at } if kill_at <= now => self.kill(now),
                 Phase::Killing { give_up, .. } if give_up <= now => vec![self.conclude()],
                 Phase::Killing { again, .. } if again <= now => self.kill(now),
                 _ => Vec::new(),
@@ -219,34 +219,34 @@ impl Core {
     fn kill(&mut self, now: Duration) -> Vec<Action> {
         let give_up = match self.phase {
             Phase::Killing { give_up, .. } => give_up,
-            _ => now + KILL_PATIENCE,
+            _ => now + KILL_TIMEOUT,
         };
-        self.phase = Phase::Killing { again: now + KILL_AGAIN, give_up };
+        self.phase = Phase::Killing { again: now + KILL_INTERVAL, give_up };
         vec![Action::Kill]
     }
 
-    fn exited(&mut self, now: Duration, rank: Rank, exit: Exit, echo: bool) -> Vec<Action> {
-        let sequence = self.ended.len();
-        let asked = matches!(self.phase, Phase::Ending { .. } | Phase::Killing { .. });
-        self.ended.entry(rank).or_insert(Ended { exit, echo, seen: now, sequence, asked });
+    fn exited(&mut self, now: Duration, rank: Rank, exit: Exit, secondary: bool) -> Vec<Action> {
+        let sequence = self.exits.len();
+        let requested = matches!(self.phase, Phase::Terminating { .. } | Phase::Killing { .. });
+        self.exits.entry(rank).or_insert(ExitRecord { exit, secondary, seen: now, sequence, requested });
         let mut actions = Vec::new();
         if !exit.is_success() && self.phase == Phase::Running {
-            self.phase = Phase::Settling { until: now + self.policy.settle };
+            self.phase = Phase::AwaitingExits { until: now + self.policy.exit_window };
             actions.push(Action::Announce(rank));
         }
-        if self.ended.len() == self.ranks.len() {
+        if self.exits.len() == self.ranks.len() {
             actions.push(self.conclude());
         }
         actions
     }
 
-    /// The rank whose failure made the others fail: one that blames nobody before one that does, then the one seen
-    /// first; of those seen at one time, one killed before one that ended by itself.
+    /// The rank whose failure made the others fail: root causes before secondary failures, then the one seen first; of those
+    /// seen at the same time, one that a signal ended before one that exited.
     pub fn first_failure(&self) -> Option<(Rank, Exit)> {
-        self.ended
+        self.exits
             .iter()
-            .filter(|(_, ended)| !ended.asked && !ended.exit.is_success())
-            .min_by_key(|(_, e)| (e.echo, e.seen, !matches!(e.exit, Exit::Signal(_)), e.sequence))
+            .filter(|(_, ended)| !ended.requested && !ended.exit.is_success())
+            .min_by_key(|(_, e)| (e.secondary, e.seen, !matches!(e.exit, Exit::Signal(_)), e.sequence))
             .map(|(rank, ended)| (*rank, ended.exit))
     }
 
@@ -259,17 +259,17 @@ impl Core {
         {
             self.restarts += 1;
             self.epoch = Epoch(self.epoch.0 + 1);
-            self.ended.clear();
+            self.exits.clear();
             self.phase = Phase::Running;
             return Action::Start(self.epoch);
         }
-        self.phase = Phase::Over;
+        self.phase = Phase::Finished;
         let exit_code = match (self.interrupted, first_failure) {
             (Some(signal), _) => 128 + signal,
             (None, Some((_, exit))) => exit.code(),
             (None, None) => 0,
         };
-        Action::Finish(Verdict { epoch: self.epoch, first_failure, interrupted: self.interrupted, exit_code })
+        Action::Finish(Outcome { epoch: self.epoch, first_failure, interrupted: self.interrupted, exit_code })
     }
 }
 

@@ -1,14 +1,14 @@
-//! Finds and ends everything that descends from this process.
+//! Finds and kills every descendant of this process.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, wait};
 
-/// How long dead processes may take to be gone. What is in an uninterruptible wait is reported, not waited for.
+/// How long to wait for killed processes to disappear. Those in an uninterruptible wait are reported.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// One process, as /proc tells it.
+/// One process, as /proc describes it.
 #[derive(Clone, Debug)]
 struct Process {
     pid: i32,
@@ -17,8 +17,7 @@ struct Process {
     name: String,
 }
 
-/// All that descend from this process and are not dead, nearest first. Those that lost their parent count while this
-/// process is the subreaper.
+/// All living descendants of this process, nearest first. Orphans count while this process is the subreaper.
 fn living() -> Vec<Process> {
     let mut children: HashMap<i32, Vec<Process>> = HashMap::new();
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
@@ -59,7 +58,8 @@ pub(super) fn kill() {
     }
 }
 
-/// Kills and reaps until none is left, and returns in words those that would not go. `reaped` hears of each that ended.
+/// Kills and reaps until none is left. Returns a description of those that could not be killed. `reaped` is called for each
+/// process that ended.
 pub(super) fn sweep(mut reaped: impl FnMut(Pid, rustix::process::WaitStatus)) -> Vec<String> {
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -1,6 +1,7 @@
-//! What is to be launched on this node.
+//! The part of a job that this node launches.
 
 use std::ffi::OsString;
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -8,20 +9,50 @@ use std::path::{Path, PathBuf};
 use ryzanstein_config::Config;
 use ryzanstein_process_group::Rank;
 
+use crate::rendezvous::secret::SecretError;
+
 /// Why a job could not be launched.
 #[derive(Debug, thiserror::Error)]
 pub enum LaunchError {
-    /// The user asked for something that cannot be.
+    /// The user asked for something impossible.
     #[error("{0}")]
     Configuration(String),
-    /// Something went wrong here.
-    #[error("{0}")]
-    Failed(String),
+    /// The secret that the user named cannot be used.
+    #[error(transparent)]
+    Secret(#[from] SecretError),
+    /// The rendezvous cannot listen at its address. The message names the setting to change.
+    #[error("{message}")]
+    Listen {
+        /// The whole sentence, from [`listen::explain`](crate::rendezvous::listen::explain).
+        message: String,
+        /// The operating system's error.
+        source: io::Error,
+    },
+    /// The operating system refused something on this node.
+    #[error("{what}: {source}")]
+    System {
+        /// What could not be done.
+        what: String,
+        /// The operating system's error.
+        source: io::Error,
+    },
 }
 
 impl LaunchError {
-    pub(super) fn failed(what: &str, error: impl std::fmt::Display) -> Self {
-        Self::Failed(format!("{what}: {error}"))
+    /// For `map_err`: what could not be done.
+    pub(super) fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Self {
+        let what = what.into();
+        move |source| Self::System { what, source: source.into() }
+    }
+
+    /// Whether launching again with the same flags and settings would fail again.
+    pub const fn is_permanent(&self) -> bool {
+        matches!(self, Self::Configuration(_) | Self::Secret(_))
+    }
+
+    /// The user did not say how many ranks to start.
+    pub fn no_world_size() -> Self {
+        Self::Configuration("world size is not set: pass --world-size N or set job.world_size".into())
     }
 }
 
@@ -32,30 +63,27 @@ pub struct Job {
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// Variables that ranks get besides the launcher's own.
+    /// Environment variables of the ranks, in addition to the launcher's own.
     pub environment: Vec<(String, String)>,
-    /// The file that holds the job's secret; needed where the job has several nodes. None makes a fresh secret.
+    /// The file that holds the job's secret; a job on several nodes needs one. `None` makes a fresh secret.
     pub secret_file: Option<PathBuf>,
-    /// Pass the ranks' standard output on as it is, for ranks of which one alone has something to print.
+    /// Forward the ranks' standard output without the `[rank R]` prefix; for jobs in which only one rank prints.
     pub bare_stdout: bool,
-    /// The settings. `job.world_size` must be set.
+    /// The configuration. `job.world_size` must be set.
     pub config: Config,
 }
 
 impl Job {
     pub(super) fn world_size(&self) -> Result<u32, LaunchError> {
-        let ranks = self.config.job.world_size.ok_or_else(|| {
-            LaunchError::Configuration("how many ranks are there to be? Say it with --world-size N".into())
-        })?;
-        Ok(ranks.get())
+        Ok(self.config.job.world_size.ok_or_else(LaunchError::no_world_size)?.get())
     }
 
-    /// The ranks that run on this node. Nodes are as equal as can be; the first ones have one more.
+    /// The ranks that run on this node. Ranks are spread evenly; the first nodes take one more each where they do not divide.
     pub(super) fn ranks(&self) -> Result<Range<u32>, LaunchError> {
         let (ranks, nodes) = (self.world_size()?, self.config.launch.nnodes.get());
         if ranks < nodes {
             return Err(LaunchError::Configuration(format!(
-                "{ranks} ranks cannot be spread over {nodes} nodes: every node needs one at least"
+                "{ranks} ranks cannot be spread over {nodes} nodes: every node needs at least one"
             )));
         }
         let node = self.config.launch.node_rank;
@@ -68,10 +96,10 @@ impl Job {
     }
 }
 
-/// Looks for a program as a shell would, and says what is wrong with it before anything is started.
+/// Looks a program up as a shell would, before anything is started.
 ///
 /// # Errors
-/// [`LaunchError::Configuration`] for one that is not there or cannot be executed.
+/// [`LaunchError::Configuration`] if it does not exist or cannot be executed.
 pub fn check_program(name: &Path, search_path: Option<&str>) -> Result<(), LaunchError> {
     let executable = |path: &Path| {
         std::fs::metadata(path)

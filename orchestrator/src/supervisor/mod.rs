@@ -1,19 +1,20 @@
-//! Starts the ranks of a job, watches over them and ends them.
+//! Starts the ranks of a job, supervises them and ends them.
 //!
-//! [`core`] decides; [`run`] carries out. [`guard`] is the process in front, which sees to it that nothing survives when
-//! either is killed.
+//! [`core`] decides; [`run`](self::run()) acts. [`run_supervisor`] is the launcher, the parent process of the
+//! supervisor: if either of the two is killed, the other ends every rank.
 
 pub mod core;
 mod descendants;
-mod front;
 mod job;
+mod launcher;
 mod output;
-mod place;
-mod process;
+mod rank_process;
+mod rendezvous_host;
 mod report;
+mod run;
 mod spawn;
 
-pub use front::guard;
 pub use job::{Job, LaunchError, check_program};
-pub use process::run;
-pub use report::{ClosingReport, Failure, RankEnd};
+pub use launcher::run_supervisor;
+pub use report::{ClosingReport, Failure, RankExit};
+pub use run::run;

@@ -1,4 +1,4 @@
-//! What ranks write: prefixed line by line on the launcher's own output, kept in files, and the end of it remembered.
+//! The output of ranks: forwarded line by line with a prefix, written to log files, and its last lines remembered.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 
 use ryzanstein_process_group::Rank;
 
-/// A longer line is cut into several, unless its bytes are passed on as they are.
+/// Longer lines are split, unless the bytes are forwarded unchanged.
 const LONGEST_LINE: usize = 64 << 10;
-/// How many of the last lines are remembered.
+/// Number of last lines remembered.
 const LINES_KEPT: usize = 12;
-/// How much of each of those.
+/// Bytes remembered of each of them.
 const BYTES_KEPT: usize = 1 << 10;
 
 /// Where a rank's lines go.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum To {
+pub(super) enum Sink {
     Stdout,
-    /// Stdout, the bytes as they are.
+    /// Stdout, the bytes unchanged.
     BareStdout,
     Stderr,
 }
@@ -28,12 +28,11 @@ pub(super) enum To {
 /// The last lines of a stream.
 pub(super) type Tail = Arc<Mutex<VecDeque<String>>>;
 
-/// Reads a rank's stream to its end, on a thread of its own: a reader of ours that is slow must not hold up the
-/// supervision.
+/// Reads a rank's stream to its end on a thread of its own: a slow reader of our output must not block the supervisor.
 pub(super) fn forward(
     rank: Rank,
     stream: impl Read + Send + 'static,
-    to: To,
+    to: Sink,
     log: Option<File>,
 ) -> io::Result<(Tail, JoinHandle<()>)> {
     let tail = Tail::default();
@@ -44,8 +43,8 @@ pub(super) fn forward(
     Ok((tail, thread))
 }
 
-fn pump(rank: Rank, mut stream: impl BufRead, to: To, mut log: Option<File>, tail: &Tail) {
-    let prefix = if matches!(to, To::BareStdout) { String::new() } else { format!("[rank {rank}] ") };
+fn pump(rank: Rank, mut stream: impl BufRead, to: Sink, mut log: Option<File>, tail: &Tail) {
+    let prefix = if matches!(to, Sink::BareStdout) { String::new() } else { format!("[rank {rank}] ") };
     loop {
         let mut line = prefix.clone().into_bytes();
         match stream.by_ref().take(LONGEST_LINE as u64).read_until(b'\n', &mut line) {
@@ -57,23 +56,23 @@ fn pump(rank: Rank, mut stream: impl BufRead, to: To, mut log: Option<File>, tai
         if let Some(file) = &mut log
             && file.write_all(&line[prefix.len()..]).is_err()
         {
-            // A full disk must not end the job. The lines still go to the launcher's output.
+            // A full disk must not end the job. The lines are still forwarded.
             log = None;
         }
-        if !matches!(to, To::BareStdout) && !line.ends_with(b"\n") {
+        if !matches!(to, Sink::BareStdout) && !line.ends_with(b"\n") {
             line.push(b'\n');
         }
-        // One write a line, so that lines of different ranks never mix. Whoever read ours may be gone: then the rank's
-        // lines are drained all the same, or it would block.
+        // One write per line, so that lines of different ranks never mix. If nobody reads our output any more, the rank's
+        // lines are still drained, or it would block.
         let _ = match to {
-            To::Stdout | To::BareStdout => whole(&mut io::stdout().lock(), &line),
-            To::Stderr => whole(&mut io::stderr().lock(), &line),
+            Sink::Stdout | Sink::BareStdout => write_line(&mut io::stdout().lock(), &line),
+            Sink::Stderr => write_line(&mut io::stderr().lock(), &line),
         };
         remember(tail, &line[prefix.len()..]);
     }
 }
 
-fn whole(out: &mut impl Write, line: &[u8]) -> io::Result<()> {
+fn write_line(out: &mut impl Write, line: &[u8]) -> io::Result<()> {
     out.write_all(line)?;
     out.flush()
 }
@@ -96,8 +95,8 @@ pub(super) fn text(tail: &Tail) -> String {
     tail.iter().map(String::as_str).collect::<Vec<_>>().join("\n")
 }
 
-/// Waits until the streams have been read to their end. Whoever writes to them is dead by now, so that takes no time,
-/// unless the launcher's own output is stuck.
+/// Waits until the streams have been read to their end. Their writers are dead by now, so this takes no time unless the
+/// launcher's own output is blocked.
 pub(super) fn drain(threads: Vec<JoinHandle<()>>, patience: Duration) {
     let deadline = Instant::now() + patience;
     for thread in threads {
@@ -119,7 +118,7 @@ mod tests {
         let tail = Tail::default();
         let text_in: String =
             (0..20).map(|i| format!("line {i}\n")).collect::<Vec<_>>().concat() + &"x".repeat(200_000);
-        pump(Rank(0), text_in.as_bytes(), To::Stderr, None, &tail);
+        pump(Rank(0), text_in.as_bytes(), Sink::Stderr, None, &tail);
         let lines = tail.lock().expect("not poisoned");
         assert_eq!(lines.len(), LINES_KEPT);
         assert!(lines.iter().all(|line| line.len() <= BYTES_KEPT));

@@ -1,10 +1,10 @@
-//! The closing report: one for a job, root cause first.
+//! The closing report of a job: the root cause first.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// How a job went, as `ryz launch` tells it.
+/// How a job ended, as `ryz launch` reports it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct ClosingReport {
     /// `ok` or `failed`.
@@ -14,14 +14,14 @@ pub struct ClosingReport {
     /// The rank that failed first, if one did.
     pub first_failure: Option<Failure>,
     /// Every rank that ran on this node, in the last epoch.
-    pub ranks: Vec<RankEnd>,
-    /// What the launcher exits with.
+    pub ranks: Vec<RankExit>,
+    /// The launcher's exit code.
     #[serde(skip)]
     pub exit_code: i32,
-    /// The signal with which the job was asked to end.
+    /// The signal that asked the job to end.
     #[serde(skip)]
     pub interrupted: Option<i32>,
-    /// Processes that could not be killed, in words.
+    /// Descriptions of processes that could not be killed.
     #[serde(skip)]
     pub left_over: Vec<String>,
 }
@@ -29,35 +29,35 @@ pub struct ClosingReport {
 /// The first failure.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Failure {
-    /// Who.
+    /// The rank.
     pub rank: u32,
-    /// Where.
+    /// Its host.
     pub host: String,
-    /// Which process. None if it could not be started.
+    /// Its process id; `None` if it could not be started.
     pub pid: Option<u32>,
-    /// With which code it ended, if by itself.
+    /// Its exit code, if it exited.
     pub exit_code: Option<i32>,
-    /// Which signal ended it, otherwise.
+    /// The signal that ended it, otherwise.
     pub signal: Option<i32>,
     /// Its own error, or the last lines it wrote to stderr.
     pub cause: String,
-    /// The last collective it called, if it said.
+    /// The last collective it called, if it reported one.
     pub last_call: Option<String>,
-    /// Whether the ranks had met at this node's rendezvous. A program that never joins has no collectives to speak of.
+    /// Whether all ranks had joined at this node's rendezvous. A program that never joins has no collectives to report.
     #[serde(skip)]
     pub joined: bool,
 }
 
-/// How a rank ended.
+/// How a rank exited.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct RankEnd {
-    /// Who.
+pub struct RankExit {
+    /// The rank.
     pub rank: u32,
-    /// Which process.
+    /// Its process id.
     pub pid: Option<u32>,
-    /// With which code it ended, if by itself.
+    /// Its exit code, if it exited.
     pub exit_code: Option<i32>,
-    /// Which signal ended it, otherwise.
+    /// The signal that ended it, otherwise.
     pub signal: Option<i32>,
 }
 
@@ -86,7 +86,7 @@ fn name(signal: i32) -> &'static str {
 }
 
 /// `exited with code 7`, `was killed by signal 9 (SIGKILL)`.
-pub(super) fn ending(exit_code: Option<i32>, signal: Option<i32>) -> String {
+pub(super) fn describe_exit(exit_code: Option<i32>, signal: Option<i32>) -> String {
     match (exit_code, signal) {
         (Some(code), _) => format!("exited with code {code}"),
         (None, Some(signal)) => format!("was killed by signal {signal}{}", name(signal)),
@@ -105,20 +105,20 @@ impl fmt::Display for ClosingReport {
                 writeln!(
                     f,
                     "  first failure: rank {rank} (host {host}{pid}) {}",
-                    ending(*exit_code, *signal)
+                    describe_exit(*exit_code, *signal)
                 )?;
                 writeln!(f, "  cause: {}", cause.replace('\n', "\n         "))?;
                 if last_call.is_some() || *joined {
                     writeln!(f, "  last collective: {}", last_call.as_deref().unwrap_or("none reported"))?;
                 }
                 for end in self.ranks.iter().filter(|end| end.rank != *rank) {
-                    writeln!(f, "  then: rank {} {}", end.rank, ending(end.exit_code, end.signal))?;
+                    writeln!(f, "  then: rank {} {}", end.rank, describe_exit(end.exit_code, end.signal))?;
                 }
             }
             (None, Some(signal)) => {
                 writeln!(f, "ryz: the job was ended by signal {signal}{}", name(signal))?;
                 for end in &self.ranks {
-                    writeln!(f, "  rank {} {}", end.rank, ending(end.exit_code, end.signal))?;
+                    writeln!(f, "  rank {} {}", end.rank, describe_exit(end.exit_code, end.signal))?;
                 }
             }
             (None, None) => {

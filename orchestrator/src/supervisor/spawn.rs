@@ -1,6 +1,6 @@
 //! Starts one rank so that it cannot outlive the launcher.
 //!
-//! The code is `unsafe`, as what a child must do between fork and exec has no safe form.
+//! `unsafe`, because `pre_exec` has no safe form.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -17,7 +17,7 @@ use rustix::process::{
 /// the calling *thread*: the kernel counts that as the parent, so call this from one that lives as long as the launcher.
 ///
 /// # Errors
-/// What the operating system says; `NotFound` and `PermissionDenied` are about the program.
+/// The operating system's; `NotFound` and `PermissionDenied` are about the program.
 #[expect(unsafe_code, reason = "pre_exec has no safe form")]
 pub(super) fn spawn(
     command: &mut Command,
@@ -28,7 +28,7 @@ pub(super) fn spawn(
     command.process_group(0);
     let prepare = move || {
         set_parent_process_death_signal(Some(Signal::KILL))?;
-        // The launcher may have died before that took effect; then nobody would tell.
+        // The launcher may have died before that took effect; no signal would come then.
         if getppid() != Some(launcher) {
             return Err(io::Error::from(rustix::io::Errno::SRCH));
         }

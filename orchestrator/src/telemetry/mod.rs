@@ -1,6 +1,6 @@
-//! Logs with the rank on every line, and metrics in Prometheus form.
+//! Logs with the rank on every line, and metrics in Prometheus format.
 //!
-//! Both are the process's own, so a program that embeds the engine sets up its own instead of calling these.
+//! Both are process-wide, so an embedding program sets up its own instead of calling these.
 
 pub mod names;
 
@@ -17,35 +17,40 @@ use tracing_subscriber::{EnvFilter, Layer as _, layer::SubscriberExt as _, util:
 /// Why telemetry could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
-    /// The filter is not one.
+    /// The filter cannot be parsed.
     #[error(
         "log.level: expected a level (off, error, warn, info, debug, trace), or levels by module as in \
-         `info,ryzanstein_process_group=debug`, not `{level}` ({cause})"
+         `info,ryzanstein_process_group=debug`, not `{level}` ({source})"
     )]
     Filter {
-        /// What was written.
+        /// The value of the setting.
         level: String,
-        /// What the parser said.
-        cause: tracing_subscriber::filter::ParseError,
+        /// The parser's error.
+        source: tracing_subscriber::filter::ParseError,
     },
-    /// The process has a subscriber already.
-    #[error("logging has been set up before: {0}")]
+    /// The process already has a subscriber.
+    #[error("logging is already set up: {0}")]
     Twice(#[from] tracing_subscriber::util::TryInitError),
     /// The metrics cannot be served.
-    #[error("cannot serve metrics at {0} (metrics.address): {1}")]
-    Metrics(SocketAddr, metrics_exporter_prometheus::BuildError),
+    #[error("cannot serve metrics at {address} (metrics.address): {source}")]
+    Metrics {
+        /// The address.
+        address: SocketAddr,
+        /// The exporter's error.
+        source: metrics_exporter_prometheus::BuildError,
+    },
 }
 
-/// Starts logging to stderr. `rank` goes on every line.
+/// Starts logging to stderr, with `rank` on every line.
 ///
 /// # Errors
-/// [`TelemetryError`] when the filter cannot be read or logging is set up already.
+/// [`TelemetryError`] when the filter cannot be parsed or logging is already set up.
 pub fn log_to_stderr(config: &LogConfig, rank: Option<u32>) -> Result<(), TelemetryError> {
     let filter = EnvFilter::try_new(&config.level)
-        .map_err(|cause| TelemetryError::Filter { level: config.level.clone(), cause })?;
+        .map_err(|source| TelemetryError::Filter { level: config.level.clone(), source })?;
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let layer = match config.format {
-        // The formatter of JSON lines knows fields of spans and events only, so its lines are completed here.
+        // The JSON formatter writes only fields of spans and events, so the rank is added here.
         LogFormat::Json => layer
             .event_format(WithRank { rank, inner: Inner::Json(format().json().flatten_event(true)) })
             .fmt_fields(format::JsonFields::new())
@@ -59,7 +64,7 @@ pub fn log_to_stderr(config: &LogConfig, rank: Option<u32>) -> Result<(), Teleme
     Ok(())
 }
 
-/// A formatter that puts the rank on the line of another.
+/// A formatter that adds the rank to another's lines.
 struct WithRank {
     rank: Option<u32>,
     inner: Inner,
@@ -87,7 +92,7 @@ where
             Inner::Text(inner) => inner.format_event(ctx, Writer::new(&mut line), event)?,
             Inner::Json(inner) => inner.format_event(ctx, Writer::new(&mut line), event)?,
         }
-        // Events of the process group carry their rank already.
+        // Events of the process group already have their rank.
         let has_rank = event.metadata().fields().field("rank").is_some();
         match self.rank {
             Some(rank) if !has_rank && is_json => {
@@ -99,8 +104,8 @@ where
     }
 }
 
-/// Serves metrics at `metrics.address`, if it is set, with the port moved up by the local rank so that the ranks of one
-/// host do not collide. Returns where.
+/// Serves metrics at `metrics.address`, if it is set. The local rank is added to the port, so that the ranks of one host do
+/// not collide. Returns the address.
 ///
 /// # Errors
 /// [`TelemetryError::Metrics`] when the address cannot be used.
@@ -117,7 +122,7 @@ pub fn serve_metrics(
         .with_http_listener(address)
         .add_global_label("rank", rank.to_string())
         .install()
-        .map_err(|error| TelemetryError::Metrics(address, error))?;
+        .map_err(|source| TelemetryError::Metrics { address, source })?;
     names::describe();
     metrics::gauge!(names::INFO, "version" => crate::VERSION, "host" => crate::host_name()).set(1.0);
     Ok(Some(address))

@@ -4,6 +4,7 @@ mod bench;
 mod doctor;
 mod exit_codes;
 mod generate;
+mod joining;
 mod launcher;
 mod nccl;
 mod support;

@@ -43,7 +43,7 @@ fn settings_show_every_variable_of_nccl_with_who_set_it() {
         line.unwrap_or_else(|| panic!("{name} is not in\n{stdout}"))
     };
     assert!(
-        line("NCCL_DEBUG ").contains("the user's environment; set aside: WARN of nccl.profile = inference")
+        line("NCCL_DEBUG ").contains("the user's environment; overrides WARN of nccl.profile = inference")
     );
     assert!(line("NCCL_MAX_CTAS ").contains("16"));
     assert!(line("NCCL_TIMEOUT ").contains("process_group.timeout"));

@@ -3,10 +3,10 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use ryzanstein_config::{BackendChoice, ByteSize, Config, WorldSize};
 use ryzanstein_orchestrator::bench::{self, Format, Report, Request, Row, Sweep};
-use ryzanstein_orchestrator::measure::Measured;
+use ryzanstein_orchestrator::measure::{Collective, UnknownCollective};
 use ryzanstein_orchestrator::{Orchestrator, VERSION};
 use ryzanstein_process_group::{BackendKind, DType, Error, ReduceOp, table};
 
@@ -14,103 +14,103 @@ use crate::{launch, rank, settings};
 
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
-    /// Without a launcher: how many ranks to start
+    /// Number of ranks to start, when no launcher started this process
     #[arg(long, short = 'n', value_name = "N")]
     world_size: Option<String>,
-    /// What carries the collectives: auto, nccl or tcp
+    /// Backend of the collectives: auto, nccl or tcp
     #[arg(long, value_name = "BACKEND")]
     backend: Option<String>,
-    /// Operations, with commas between, or all
+    /// Operations, separated by commas, or all
     #[arg(long, value_name = "OP,…", default_value = "all_reduce")]
     op: String,
-    /// The smallest size
+    /// Smallest size
     #[arg(long, value_name = "SIZE")]
     min_bytes: Option<ByteSize>,
-    /// The largest size
+    /// Largest size
     #[arg(long, value_name = "SIZE")]
     max_bytes: Option<ByteSize>,
-    /// What each size is multiplied with to get the next
+    /// Ratio between two sizes
     #[arg(long, value_name = "F")]
     factor: Option<u64>,
-    /// These sizes, with commas between, instead of a sweep
+    /// These sizes, separated by commas, instead of a sweep
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', conflicts_with_all = ["min_bytes", "max_bytes", "factor"])]
     sizes: Option<Vec<ByteSize>>,
-    /// The type of elements: f32, f64, f16, bf16, i8, u8, i32, u32, i64 or u64
+    /// Element type: f32, f64, f16, bf16, i8, u8, i32, u32, i64 or u64
     #[arg(long, value_name = "DTYPE", default_value = "f32")]
     dtype: DType,
-    /// How values combine: sum, product, min, max or avg
+    /// Reduction: sum, product, min, max or avg
     #[arg(long, value_name = "OP", default_value = "sum", value_parser = reduction)]
     reduction: ReduceOp,
-    /// Calls before the timed ones, checked but not counted
+    /// Untimed calls before the timed ones; their values are checked
     #[arg(long, value_name = "W")]
     warmup: Option<usize>,
     /// Timed calls
     #[arg(long, value_name = "I", value_parser = clap::value_parser!(u32).range(1..))]
     iters: Option<u32>,
-    /// Time calls that a GPU replays from a CUDA graph
+    /// Time calls replayed from a CUDA graph
     #[arg(long)]
     graph: bool,
-    /// Ways the calls go, with commas between: auto, all, or names as the table shows them
+    /// Paths to measure, separated by commas: auto, all, or names as the table shows them
     #[arg(long, value_name = "PATH,…", value_delimiter = ',', default_value = "auto")]
     path: Vec<String>,
-    /// Say of each row why its calls went that way and no other
+    /// Say why each row's calls took their path, and why not the others
     #[arg(long)]
     why: bool,
-    /// How the result is written
-    #[arg(long, value_enum, default_value_t = Written::Table)]
-    format: Written,
+    /// Output format
+    #[arg(long, value_enum, default_value_t = OutputFormat::Table)]
+    format: OutputFormat,
     /// Write the result to this file, and a table to standard output
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// What a GPU's links carry in one direction, in GB/s, for the target that is a share of it; unless said, a copy from
+    /// Bandwidth of a GPU's links in one direction, in GB/s, for the target that is a share of it; by default, a copy from
     /// one GPU to another is measured
     #[arg(long, value_name = "GBS", value_parser = positive)]
     link_gbs: Option<f64>,
-    /// Exit with 1 when a target is missed, too
+    /// Exit with code 1 when a target is missed
     #[arg(long)]
     strict: bool,
     #[command(flatten)]
-    file: settings::File,
+    file: settings::ConfigFile,
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-enum Written {
+enum OutputFormat {
     Table,
     Json,
     Csv,
     Html,
 }
 
-impl From<Written> for Format {
-    fn from(format: Written) -> Self {
+impl From<OutputFormat> for Format {
+    fn from(format: OutputFormat) -> Self {
         match format {
-            Written::Table => Self::Table,
-            Written::Json => Self::Json,
-            Written::Csv => Self::Csv,
-            Written::Html => Self::Html,
+            OutputFormat::Table => Self::Table,
+            OutputFormat::Json => Self::Json,
+            OutputFormat::Csv => Self::Csv,
+            OutputFormat::Html => Self::Html,
         }
     }
 }
 
-fn reduction(text: &str) -> Result<ReduceOp, String> {
+fn reduction(text: &str) -> anyhow::Result<ReduceOp> {
     ReduceOp::ALL.iter().copied().find(|op| op.name() == text).ok_or_else(|| {
         let names: Vec<_> = ReduceOp::ALL.iter().map(|op| op.name()).collect();
-        format!("expected one of {}", names.join(", "))
+        anyhow!("expected one of {}", names.join(", "))
     })
 }
 
-fn positive(text: &str) -> Result<f64, String> {
+fn positive(text: &str) -> anyhow::Result<f64> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
-    number.ok_or_else(|| "expected a number above zero".into())
+    number.context("expected a number above zero")
 }
 
 impl Args {
     fn config(&self) -> anyhow::Result<Config> {
         let mut flags = settings::Flags::new();
-        settings::note(&mut flags, "job.world_size", "--world-size", self.world_size.as_ref());
-        settings::note(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
+        settings::set_flag(&mut flags, "job.world_size", "--world-size", self.world_size.as_ref());
+        settings::set_flag(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
         let mut config = self.file.load(flags)?;
-        settings::expect_slow_calls(&mut config);
+        settings::silence_slow_call_warnings(&mut config);
         Ok(config)
     }
 
@@ -141,31 +141,34 @@ impl Args {
             max: self.max_bytes.map_or(usual.max, ByteSize::get),
             factor: self.factor.unwrap_or(usual.factor),
         };
-        // Who names sizes gets those and no others.
+        // Sizes that the user names are measured exactly, without the documented ones.
         let is_named = self.min_bytes.is_some() || self.max_bytes.is_some() || self.factor.is_some();
         if is_named { sweep.sizes() } else { sweep.with_documented() }
     }
 }
 
-fn operations(text: &str) -> Result<Vec<Measured>, Error> {
+fn operations(text: &str) -> Result<Vec<Collective>, Error> {
     if text == "all" {
-        return Ok(Measured::ALL.to_vec());
+        return Ok(Collective::ALL.to_vec());
     }
-    let parse =
-        |name: &str| name.trim().parse().map_err(|why| Error::Configuration(format!("--op {text}: {why}")));
+    let parse = |name: &str| {
+        name.trim()
+            .parse()
+            .map_err(|error: UnknownCollective| Error::Configuration(format!("--op {text}: {error}")))
+    };
     text.split(',').map(parse).collect()
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     let config = args.config()?;
     let request = args.request()?;
-    // What can be refused is refused before anything is started.
+    // Refuse what is wrong before anything is started.
     if config.process_group.backend == BackendChoice::Tcp {
-        bench::can_graph(request.graph, BackendKind::Tcp)?;
+        bench::check_graph_support(request.graph, BackendKind::Tcp)?;
     }
     if !settings::is_launched(&settings::environment()) {
         let ranks = config.job.world_size.map(WorldSize::get).ok_or_else(|| {
-            Error::Configuration("how many ranks are to be measured? Say it with --world-size N".into())
+            Error::Configuration("world size is not set: pass --world-size N or set job.world_size".into())
         })?;
         if let Some(file) = &args.out {
             std::fs::File::create(file).with_context(|| format!("cannot write --out {}", file.display()))?;
@@ -174,28 +177,28 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
             return launch::relaunch(ranks, &args.file);
         }
     }
-    rank::run(&config, |rank| measure(rank, args, &request))
+    rank::run(&config, |orchestrator| measure(orchestrator, args, &request))
 }
 
-fn measure(rank: &mut Orchestrator, args: &Args, request: &Request) -> anyhow::Result<()> {
-    let is_first = rank.manager().rank().0 == 0;
-    // Programs that read along get each line when it is measured.
-    let streams = is_first && args.format == Written::Json && args.out.is_none();
-    let heading = heading(rank, request);
+fn measure(orchestrator: &mut Orchestrator, args: &Args, request: &Request) -> anyhow::Result<()> {
+    let is_first = orchestrator.manager().rank().0 == 0;
+    // A program that reads the output gets each line as soon as it is measured.
+    let streams = is_first && args.format == OutputFormat::Json && args.out.is_none();
+    let heading = heading(orchestrator, request);
     let mut tell = |row: &Row| -> Result<(), Error> {
         if is_first && !streams {
             let size = table::bytes(row.bytes as f64);
             eprintln!("{} {size} {}: {}", row.op, row.path, table::time(row.median_us));
         }
         if streams {
-            // A reader that has gone away is no failure of the measurement.
+            // A reader that has closed the pipe does not fail the measurement.
             let _ = writeln!(std::io::stdout(), "{}", bench::json(row));
         }
         Ok(())
     };
-    let rows = bench::run(rank, request, &mut tell)?;
+    let rows = bench::run(orchestrator, request, &mut tell)?;
     let link_gbs = match args.link_gbs {
-        None => bench::link_gbs(rank.manager().world())?,
+        None => bench::link_gbs(orchestrator.manager().world())?,
         said => said,
     };
     let report = Report { heading, rows, link_gbs };
@@ -208,8 +211,8 @@ fn measure(rank: &mut Orchestrator, args: &Args, request: &Request) -> anyhow::R
             if !streams {
                 print!("{}", report.text(args.format.into()));
             }
-            // Lines for programs have no room for the verdicts; they stand beside them for people.
-            if matches!(args.format, Written::Json | Written::Csv) {
+            // JSON and CSV have no room for the verdicts; people get them on stderr.
+            if matches!(args.format, OutputFormat::Json | OutputFormat::Csv) {
                 eprint!("{}", report.targets());
             }
         }
@@ -223,12 +226,12 @@ fn measure(rank: &mut Orchestrator, args: &Args, request: &Request) -> anyhow::R
     Ok(())
 }
 
-fn heading(rank: &mut Orchestrator, request: &Request) -> String {
-    let manager = rank.manager();
+fn heading(orchestrator: &mut Orchestrator, request: &Request) -> String {
+    let manager = orchestrator.manager();
     let hosts: std::collections::BTreeSet<&str> =
         manager.roster().members.iter().map(|member| member.host.as_str()).collect();
     format!(
-        "ryz {VERSION}: {} ranks on {} host{}, backend {} ({})\n{} elements, {}\nready in {}, which reusing the groups saves each further call",
+        "ryz {VERSION}: {} ranks on {} host{}, backend {} ({})\n{} elements, {}\nready in {}, once per group",
         manager.roster().world_size(),
         hosts.len(),
         if hosts.len() == 1 { "" } else { "s" },
@@ -236,8 +239,8 @@ fn heading(rank: &mut Orchestrator, request: &Request) -> String {
         manager.backend_reason(),
         request.dtype,
         if request.graph {
-            "calls replayed from a CUDA graph; every result that stands at a replay's end is compared; latencies, percentiles \
-             and the number of calls are those of whole replays of the slowest rank, a call"
+            "calls replayed from a CUDA graph; every result at the end of a replay is compared; latencies are those of whole \
+             replays of the slowest rank, divided by their calls"
         } else {
             "calls made one by one; every value of every call is compared; a call's latency is that of its slowest rank"
         },

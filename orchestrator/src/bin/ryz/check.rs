@@ -9,25 +9,25 @@ use crate::settings;
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
-    file: settings::File,
-    /// Exit with 1 when a latency target is missed, too
+    file: settings::ConfigFile,
+    /// Exit with code 1 when a latency target is missed
     #[arg(long)]
     strict: bool,
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     let mut config = args.file.load(Vec::new())?;
-    settings::expect_slow_calls(&mut config);
+    settings::silence_slow_call_warnings(&mut config);
     let strict = args.strict;
-    rank::run(&config, |rank| {
-        let findings = check::run(rank, &config.job.name)?;
-        if rank.manager().rank().0 == 0 {
-            print!("{}", findings.text);
+    rank::run(&config, |orchestrator| {
+        let report = check::run(orchestrator, &config.job.name)?;
+        if orchestrator.manager().rank().0 == 0 {
+            print!("{}", report.text);
         }
-        if !findings.correct {
+        if !report.correct {
             bail!("the check found wrong values");
         }
-        if strict && !findings.targets_met {
+        if strict && !report.targets_met {
             bail!("latency targets are missed, and --strict was given");
         }
         Ok(())

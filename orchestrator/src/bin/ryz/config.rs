@@ -9,10 +9,10 @@ use crate::settings;
 
 #[derive(clap::Subcommand, Clone, Debug)]
 pub(crate) enum Command {
-    /// Every setting and every variable of NCCL, its value, and where that came from
+    /// List every setting and every NCCL variable with its value and source
     Show {
         #[command(flatten)]
-        file: settings::File,
+        file: settings::ConfigFile,
     },
 }
 
@@ -23,16 +23,17 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<i32> {
         .entries()
         .into_iter()
         .map(|entry| (entry.key.to_owned(), entry.value, entry.source.to_string()));
-    let of_nccl = nccl::plan(&config, &nccl_settings::own(&settings::environment())).into_iter().map(|v| {
-        let said = said(&v);
-        (v.name, v.value, said)
-    });
+    let of_nccl =
+        nccl::plan(&config, &nccl_settings::user_variables(&settings::environment())).into_iter().map(|v| {
+            let text = describe(&v);
+            (v.name, v.value, text)
+        });
     let rows: Vec<_> = settings.chain(of_nccl).collect();
     let key = rows.iter().map(|(key, ..)| key.len()).max().unwrap_or(0);
     let value = rows.iter().map(|(_, value, _)| value.chars().count()).max().unwrap_or(0);
     let mut out = std::io::stdout().lock();
     for (name, text, source) in &rows {
-        // A reader that has seen enough, such as `head`, is no error.
+        // A reader that stops early, such as `head`, is no error.
         if writeln!(out, "{name:key$}  {text:value$}  {source}").is_err() {
             break;
         }
@@ -40,11 +41,11 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<i32> {
     Ok(0)
 }
 
-/// Who set a variable of NCCL, what gave way to it, and what else there is to know about it.
-fn said(variable: &NcclVariable) -> String {
+/// The source of an NCCL variable, what it overrides, and advice about it.
+fn describe(variable: &NcclVariable) -> String {
     let mut text = variable.source.to_string();
-    if let Some((value, source)) = &variable.set_aside {
-        text = format!("{text}; set aside: {value} of {source}");
+    if let Some((value, source)) = &variable.overridden {
+        text = format!("{text}; overrides {value} of {source}");
     }
     if let Some(advice) = nccl::advice(&variable.name) {
         text = format!("{text}; {}: {}", advice.what, advice.instead);

@@ -3,15 +3,15 @@
 use std::io::Write as _;
 
 use anyhow::Context as _;
-use ryzanstein_orchestrator::doctor::{self, Helper};
+use ryzanstein_orchestrator::doctor::{self, ProbeCommand};
 
 use crate::{probe, settings};
 
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
-    file: settings::File,
-    /// How to report: a table for people, or one line of JSON
+    file: settings::ConfigFile,
+    /// Report as a table, or as one line of JSON
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
 }
@@ -29,13 +29,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     if let Some(file) = args.file.named() {
         arguments.extend(["--config".into(), file.into()]);
     }
-    let helper = Helper { program: program.into(), arguments };
-    let report = doctor::examine(&config, &settings::environment(), &helper);
+    let probe_command = ProbeCommand { program: program.into(), arguments };
+    let report = doctor::examine(&config, &settings::environment(), &probe_command);
     let text = match args.format {
         Format::Table => report.table(),
         Format::Json => report.json() + "\n",
     };
-    // A reader that has seen enough, such as `head`, is no error.
+    // A reader that stops early, such as `head`, is no error.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
     Ok(report.exit_code())
 }

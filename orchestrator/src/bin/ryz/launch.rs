@@ -7,52 +7,52 @@ use std::process::Command;
 use anyhow::Context as _;
 use ryzanstein_config::{Config, Source};
 use ryzanstein_orchestrator::rendezvous::Environment;
-use ryzanstein_orchestrator::supervisor::{self, Job};
+use ryzanstein_orchestrator::supervisor::{self, Job, LaunchError};
 use ryzanstein_orchestrator::{nccl_settings, telemetry};
 
-use crate::settings::{self, Flags, note};
+use crate::settings::{self, Flags, set_flag};
 
-/// The hidden command that [`front`] runs this program with.
+/// The hidden command that [`run`] runs this program with.
 pub(crate) const SUPERVISE: &str = "__supervise";
 
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
-    /// How many ranks there are over all nodes
+    /// Number of ranks on all nodes together
     #[arg(long, short = 'n', value_name = "N")]
     world_size: Option<String>,
-    /// How many nodes take part
+    /// Number of nodes
     #[arg(long, value_name = "M")]
     nnodes: Option<String>,
-    /// Which of them this is, from 0
+    /// Rank of this node, from 0
     #[arg(long, value_name = "K")]
     node_rank: Option<String>,
-    /// Where the ranks meet; the first node serves there
+    /// Address of the rendezvous, which the first node serves
     #[arg(long, value_name = "HOST:PORT")]
     rendezvous: Option<String>,
-    /// What carries the collectives: auto, nccl or tcp
+    /// Backend of the collectives: auto, nccl or tcp
     #[arg(long, value_name = "BACKEND")]
     backend: Option<String>,
-    /// How often to start again, under a new epoch, after a rank has failed
+    /// Maximum number of restarts after a failure, each in a new epoch
     #[arg(long, value_name = "R")]
     max_restarts: Option<String>,
-    /// How long ranks wait for each other, when joining and in every collective: seconds, or as in 250ms
+    /// How long ranks wait for each other, when joining and in every collective: seconds, or with a unit (250ms)
     #[arg(long, value_name = "S")]
     timeout: Option<String>,
-    /// Keep each rank's output in D/rank-R/stdout.log and stderr.log
+    /// Write each rank's output to D/rank-R/stdout.log and stderr.log
     #[arg(long, value_name = "D")]
     log_dir: Option<PathBuf>,
-    /// Serve metrics here; the port moves up by the local rank
+    /// Serve Prometheus metrics at this address; the local rank is added to the port
     #[arg(long, value_name = "A")]
     metrics_addr: Option<String>,
     #[command(flatten)]
-    file: settings::File,
-    /// Pass standard output on without naming the rank
+    file: settings::ConfigFile,
+    /// Forward standard output without the rank's prefix
     #[arg(long, hide = true)]
     bare_stdout: bool,
-    /// How to report at the end: a text on stderr, or a line of JSON as the last on stdout
+    /// Closing report: text on stderr, or JSON as the last line of stdout
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
-    /// What every rank runs; without it, `ryz check`
+    /// Program that every rank runs [default: ryz check]
     #[arg(last = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
 }
@@ -66,33 +66,32 @@ enum Format {
 impl Args {
     fn flags(&self) -> Flags {
         let mut flags = Flags::new();
-        note(&mut flags, "job.world_size", "--world-size", self.world_size.as_ref());
-        note(&mut flags, "launch.nnodes", "--nnodes", self.nnodes.as_ref());
-        note(&mut flags, "launch.node_rank", "--node-rank", self.node_rank.as_ref());
-        note(&mut flags, "rendezvous.address", "--rendezvous", self.rendezvous.as_ref());
-        note(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
-        note(&mut flags, "launch.max_restarts", "--max-restarts", self.max_restarts.as_ref());
+        set_flag(&mut flags, "job.world_size", "--world-size", self.world_size.as_ref());
+        set_flag(&mut flags, "launch.nnodes", "--nnodes", self.nnodes.as_ref());
+        set_flag(&mut flags, "launch.node_rank", "--node-rank", self.node_rank.as_ref());
+        set_flag(&mut flags, "rendezvous.address", "--rendezvous", self.rendezvous.as_ref());
+        set_flag(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
+        set_flag(&mut flags, "launch.max_restarts", "--max-restarts", self.max_restarts.as_ref());
         let timeout = self.timeout.as_ref().map(|text| {
             let is_seconds = text.parse::<f64>().is_ok();
             if is_seconds { format!("{text}s") } else { text.clone() }
         });
-        note(&mut flags, "process_group.timeout", "--timeout", timeout.as_ref());
-        note(&mut flags, "rendezvous.timeout", "--timeout", timeout.as_ref());
-        note(
+        set_flag(&mut flags, "process_group.timeout", "--timeout", timeout.as_ref());
+        set_flag(&mut flags, "rendezvous.timeout", "--timeout", timeout.as_ref());
+        set_flag(
             &mut flags,
             "launch.log_dir",
             "--log-dir",
             self.log_dir.as_ref().map(|d| d.display().to_string()),
         );
-        note(&mut flags, "metrics.address", "--metrics-addr", self.metrics_addr.as_ref());
+        set_flag(&mut flags, "metrics.address", "--metrics-addr", self.metrics_addr.as_ref());
         flags
     }
 
     fn job(&self) -> anyhow::Result<Job> {
         let config = self.file.load(self.flags())?;
         if config.job.world_size.is_none() {
-            let why = "how many ranks are there to be? Say it with --world-size N";
-            return Err(supervisor::LaunchError::Configuration(why.into()).into());
+            return Err(LaunchError::no_world_size().into());
         }
         let environment = settings::environment();
         let (program, arguments) = match self.program.split_first() {
@@ -113,7 +112,7 @@ impl Args {
         })
     }
 
-    /// What the launcher was told by flag, as the variables that tell its ranks the same, and what NCCL is to be told.
+    /// The environment of the ranks: what flags told the launcher, and the variables for NCCL.
     fn handed_down(
         &self,
         config: &Config,
@@ -134,17 +133,17 @@ impl Args {
     }
 }
 
-/// What the user starts: looks at all that can be wrong, then starts the supervisor and stays in front of it.
-pub(crate) fn front(args: &Args) -> anyhow::Result<i32> {
+/// The launcher: checks everything that can be wrong, then starts the supervisor and waits for it.
+pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     args.job()?;
     let mut supervisor = Command::new(std::env::current_exe().context("cannot find this program")?);
-    // The first argument is this command's name.
+    // The first argument is the name of this command.
     supervisor.arg(SUPERVISE).args(std::env::args_os().skip(2));
-    supervisor::guard(supervisor).context("cannot start the supervisor")
+    supervisor::run_supervisor(supervisor).context("cannot start the supervisor")
 }
 
-/// Starts this very command on several ranks, with rank 0's standard output for its own.
-pub(crate) fn relaunch(world_size: u32, file: &settings::File) -> anyhow::Result<i32> {
+/// Runs this same command on several ranks, with the output of rank 0 as its own.
+pub(crate) fn relaunch(world_size: u32, file: &settings::ConfigFile) -> anyhow::Result<i32> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let mut supervisor = Command::new(&program);
     supervisor.arg(SUPERVISE).args(["--world-size", &world_size.to_string(), "--bare-stdout"]);
@@ -153,16 +152,16 @@ pub(crate) fn relaunch(world_size: u32, file: &settings::File) -> anyhow::Result
     }
     supervisor.arg("--");
     supervisor.arg(&program).args(std::env::args_os().skip(1));
-    supervisor::guard(supervisor).context("cannot start the supervisor")
+    supervisor::run_supervisor(supervisor).context("cannot start the supervisor")
 }
 
-/// Runs the job. Standard input is the lifeline that the front holds.
+/// The supervisor: runs the job. Standard input is the lifeline that the launcher holds.
 pub(crate) fn supervise(args: &Args) -> anyhow::Result<i32> {
     let job = args.job()?;
     telemetry::log_to_stderr(&job.config.log, None)?;
     let report = supervisor::run(&job, Some(std::io::stdin()))?;
     match args.format {
-        // Who did not ask for a launch need not hear that it went well.
+        // A command that launched itself does not report success.
         Format::Table if self_launched_well(args, report.exit_code) => {}
         Format::Table => eprint!("{report}"),
         Format::Json => println!("{}", report.json()),

@@ -17,7 +17,7 @@ use ryzanstein_config::ConfigError;
 use ryzanstein_orchestrator::supervisor::LaunchError;
 use ryzanstein_orchestrator::telemetry::TelemetryError;
 
-/// Starts the ranks of a job, checks them, and runs models on them.
+/// Launches the ranks of a job, checks and measures them, and runs models on them.
 #[derive(Parser)]
 #[command(name = "ryz", version, arg_required_else_help = true)]
 struct Cli {
@@ -27,20 +27,20 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Start a program on every rank of a job, and end them all when one fails
+    /// Start a program on every rank of a job, and end all ranks when one fails
     Launch(launch::Args),
-    /// The process behind `launch` that supervises the ranks
+    /// The supervisor process of `launch`
     #[command(name = launch::SUPERVISE, hide = true)]
     Supervise(launch::Args),
-    /// Check that the ranks find each other: what `launch` runs when no program is given
+    /// Check ranks, paths and latencies: what `launch` runs when no program is given
     Check(check::Args),
-    /// Generate text with a Llama model, its weights cut over the ranks
+    /// Generate text with a tensor-parallel Llama model
     Generate(generate::Args),
-    /// Measure the collectives, every value checked, and hold them against the documented targets
+    /// Measure collectives, check every value, and compare with the documented targets
     Bench(bench::Args),
-    /// Look at this machine: what is there, what of it will do, and what to do about the rest
+    /// Examine this machine: what it has, what works, and how to fix the rest
     Doctor(doctor::Args),
-    /// The process in which `doctor` tries things
+    /// The process in which `doctor` runs a probe
     #[command(name = probe::NAME, hide = true)]
     Probe(probe::Args),
     /// Show the settings
@@ -50,7 +50,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let outcome = match Cli::parse().command {
-        Command::Launch(args) => launch::front(&args),
+        Command::Launch(args) => launch::run(&args),
         Command::Supervise(args) => launch::supervise(&args),
         Command::Check(args) => check::run(&args),
         Command::Generate(args) => generate::run(&args),
@@ -60,7 +60,7 @@ fn main() -> ExitCode {
         Command::Config(command) => config::run(&command),
     };
     match outcome {
-        // Codes beyond a byte do not exist.
+        // An exit code is one byte.
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(error) => {
             eprintln!("error: {}", chain(&error));
@@ -69,7 +69,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The error and its causes. Many errors quote their cause, which need not be said twice.
+/// The error and its causes. Many errors quote their cause, which is not repeated.
 fn chain(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -80,13 +80,13 @@ fn chain(error: &anyhow::Error) -> String {
     text
 }
 
-/// Whether another try with the same words would fail again.
+/// Whether the same command would fail again.
 fn is_wrong_use(error: &anyhow::Error) -> bool {
     use ryzanstein_process_group::Error;
     use ryzanstein_tensor_parallel::Error as ModelError;
     error.chain().any(|cause| {
         cause.is::<ConfigError>()
-            || matches!(cause.downcast_ref(), Some(LaunchError::Configuration(_)))
+            || cause.downcast_ref().is_some_and(LaunchError::is_permanent)
             || matches!(cause.downcast_ref(), Some(TelemetryError::Filter { .. }))
             || cause.downcast_ref().is_some_and(Error::is_permanent)
             || cause.downcast_ref().is_some_and(ModelError::is_permanent)

@@ -1,7 +1,8 @@
-//! The process in which `ryz doctor` tries what could end one.
+//! The process in which `ryz doctor` runs what could crash or block.
 
 use ryzanstein_config::BackendChoice;
 use ryzanstein_orchestrator::doctor;
+use serde::Serialize;
 
 use crate::settings;
 
@@ -11,7 +12,7 @@ pub(crate) const NAME: &str = "__probe";
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
-    file: settings::File,
+    file: settings::ConfigFile,
     #[command(subcommand)]
     what: What,
 }
@@ -20,26 +21,32 @@ pub(crate) struct Args {
 enum What {
     /// Read a word of another process
     Memory { pid: u32, address: u64 },
-    /// Ask CUDA which GPUs it shows
+    /// List the GPUs that CUDA shows
     Gpus,
-    /// Bring a group of threads up and time an all-reduce
+    /// Start a group of threads and time an all-reduce
     AllReduce { backend: BackendChoice, ranks: usize },
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     match args.what {
         What::Memory { pid, address } => {
-            println!("{}", doctor::read_memory_of(pid, address).unwrap_or_else(|why| why));
+            println!("{}", doctor::read_memory_of(pid, address).unwrap_or_else(|error| error.to_string()));
         }
         What::Gpus => {
-            let shown = doctor::shown_gpus(&args.file.load(Vec::new())?.device);
-            println!("{}", serde_json::to_string(&shown)?);
+            let shown = doctor::visible_gpus(&args.file.load(Vec::new())?.device);
+            print_answer(shown)?;
         }
         What::AllReduce { backend, ranks } => {
             let config = args.file.load(Vec::new())?;
             let outcome = doctor::try_all_reduce(&config, &settings::environment(), backend, ranks);
-            println!("{}", serde_json::to_string(&outcome)?);
+            print_answer(outcome)?;
         }
     }
     Ok(0)
+}
+
+/// One line of JSON, in which an error is its text.
+fn print_answer<T: Serialize, E: std::error::Error>(outcome: Result<T, E>) -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string(&outcome.map_err(|error| error.to_string()))?);
+    Ok(())
 }

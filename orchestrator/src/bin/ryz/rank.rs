@@ -1,4 +1,4 @@
-//! What all commands that are ranks of a job do.
+//! What every command does that runs as a rank of a job.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
@@ -10,7 +10,7 @@ use ryzanstein_orchestrator::{Orchestrator, nccl_settings, telemetry};
 
 use crate::settings;
 
-/// Sets logging and metrics up, joins, does `job`, and leaves. A failure is reported to the launcher.
+/// Sets up logging and metrics, joins, runs `job`, and leaves. Reports a failure to the launcher.
 pub(crate) fn run(
     config: &Config,
     job: impl FnOnce(&mut Orchestrator) -> anyhow::Result<()>,
@@ -21,21 +21,21 @@ pub(crate) fn run(
     telemetry::log_to_stderr(&config.log, number("RANK"))?;
     let local_rank = u16::try_from(number("LOCAL_RANK").unwrap_or(0)).unwrap_or(0);
     telemetry::serve_metrics(&config.metrics, number("RANK").unwrap_or(0), local_rank)?;
-    let mut rank = Orchestrator::initialize(config, &environment)?;
-    match job(&mut rank) {
+    let mut orchestrator = Orchestrator::initialize(config, &environment)?;
+    match job(&mut orchestrator) {
         Ok(()) => {
-            rank.finalize()?;
+            orchestrator.finalize()?;
             Ok(0)
         }
         Err(error) => {
-            rank.report(error.as_ref());
+            orchestrator.report(error.as_ref());
             Err(error)
         }
     }
 }
 
-/// Starts this very command anew, in this process, if it lacks variables that NCCL is to find: another launcher than ours
-/// has not set them. The second time none is missing.
+/// Executes this same command again, in this process, if its environment lacks variables for NCCL: other launchers do not
+/// set them. The second time none is missing.
 fn with_nccl_settings(config: &Config, environment: &Environment) -> anyhow::Result<()> {
     if !matches!(config.process_group.backend, BackendChoice::Auto | BackendChoice::Nccl) {
         return Ok(());
@@ -46,5 +46,5 @@ fn with_nccl_settings(config: &Config, environment: &Environment) -> anyhow::Res
     }
     let program = std::env::current_exe().context("cannot find this program")?;
     let error = Command::new(program).args(std::env::args_os().skip(1)).envs(missing).exec();
-    Err(error).context("cannot start again with the settings of NCCL")
+    Err(error).context("cannot start again with NCCL's variables")
 }

@@ -1,10 +1,10 @@
-//! What the control groups of this process allow it: the least over the group and all above it.
+//! The limits of this process's cgroup: the least over the group and its ancestors.
 
 use std::path::{Path, PathBuf};
 
 use super::read;
 
-/// How many processors' time, and how many bytes of memory; none where nothing limits them.
+/// The CPU quota, in CPUs, and the memory limit, in bytes; `None` without limit.
 pub(super) fn limits() -> (Option<f64>, Option<u64>) {
     let groups = read("/proc/self/cgroup").unwrap_or_default();
     let least = |controller: &str, limit: &dyn Fn(&Path) -> Option<f64>| {
@@ -25,7 +25,7 @@ pub(super) fn limits() -> (Option<f64>, Option<u64>) {
     (processors, memory.map(|bytes| bytes as u64))
 }
 
-/// The folders of a controller that rule a process with this `/proc/self/cgroup`, the innermost first.
+/// The folders of a controller that apply to a process with this `/proc/self/cgroup`, innermost first.
 fn folders(groups: &str, controller: &str) -> Vec<PathBuf> {
     let mut all = Vec::new();
     for line in groups.lines() {
@@ -46,14 +46,14 @@ fn folders(groups: &str, controller: &str) -> Vec<PathBuf> {
     all
 }
 
-/// `50000 100000` is half a processor; `max 100000` no limit.
+/// `50000 100000` is half a CPU; `max 100000` is no limit.
 fn cpu_max(text: &str) -> Option<f64> {
     let (quota, period) = text.split_once(' ')?;
     let (quota, period): (f64, f64) = (quota.parse().ok()?, period.parse().ok()?);
     (period > 0.0).then_some(quota / period)
 }
 
-/// `max`, and the number near 2⁶³ that older kernels write, are no limit.
+/// `max`, and the number near 2⁶³ that older kernels write, mean no limit.
 fn memory_max(text: &str) -> Option<u64> {
     text.parse().ok().filter(|bytes| *bytes < 1 << 62)
 }

@@ -5,21 +5,21 @@ use ryzanstein_config::DeviceConfig;
 use ryzanstein_process_group::device::{DeviceInfo, Libraries, Surroundings};
 use ryzanstein_process_group::nvml::Nvml;
 
-use super::{names, read, trial};
-use crate::doctor::Helper;
-use crate::doctor::facts::{DriverSide, GpuSide, ShownGpu};
+use super::{names, process, read};
+use crate::doctor::facts::{DriverFacts, GpuFacts, VisibleGpu};
+use crate::doctor::{ProbeCommand, ProbeError};
 use crate::rendezvous::Environment;
 
 const BUS: &str = "/sys/bus/pci/devices";
-/// How long CUDA may take to count GPUs, the loading of libraries included.
+/// How long CUDA may take to list GPUs, loading libraries included.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-pub(super) fn probe(environment: &Environment, helper: &Helper) -> GpuSide {
+pub(super) fn probe(environment: &Environment, probe: &ProbeCommand) -> GpuFacts {
     let driver = driver();
-    // Where NVML lists none there are none that CUDA could show.
+    // Where NVML lists none, CUDA has none to show.
     let has_gpus = driver.as_ref().is_ok_and(|driver| !driver.gpus.is_empty());
-    let ask = || trial::bounded(helper.command(&["gpus"]), DEADLINE).and_then(|text| trial::answer(&text));
-    GpuSide {
+    let ask = || process::answer(&process::output(probe.command(&["gpus"]), DEADLINE)?);
+    GpuFacts {
         on_bus: names(BUS).iter().filter(|device| is_gpu(&Path::new(BUS).join(device))).count(),
         module: read("/sys/module/nvidia/version"),
         driver,
@@ -28,29 +28,29 @@ pub(super) fn probe(environment: &Environment, helper: &Helper) -> GpuSide {
     }
 }
 
-/// In the other process: the GPUs that CUDA shows it. NVML, which knows nothing of `CUDA_VISIBLE_DEVICES`, lists more.
+/// Runs in the probe's process: the GPUs that CUDA shows. NVML ignores `CUDA_VISIBLE_DEVICES` and may list more.
 ///
 /// # Errors
-/// Why CUDA cannot be asked.
-pub fn shown_gpus(config: &DeviceConfig) -> Result<Vec<ShownGpu>, String> {
+/// [`ProbeError::Device`] when CUDA cannot be used.
+pub fn visible_gpus(config: &DeviceConfig) -> Result<Vec<VisibleGpu>, ProbeError> {
     let libraries = Libraries::find(config, &Surroundings::default());
-    let all = DeviceInfo::all(&libraries).map_err(|error| error.to_string())?;
-    Ok(all.into_iter().map(|gpu| ShownGpu { uuid: gpu.uuid, pci: gpu.pci }).collect())
+    let all = DeviceInfo::all(&libraries)?;
+    Ok(all.into_iter().map(|gpu| VisibleGpu { uuid: gpu.uuid, pci: gpu.pci }).collect())
 }
 
-/// A display or 3D controller of NVIDIA's.
+/// Whether a PCI device is a display or 3D controller of NVIDIA's.
 fn is_gpu(device: &Path) -> bool {
     let class = read(device.join("class")).unwrap_or_default();
     read(device.join("vendor")).as_deref() == Some("0x10de")
         && (class.starts_with("0x0300") || class.starts_with("0x0302"))
 }
 
-fn driver() -> Result<DriverSide, String> {
-    let nvml = Nvml::open()?;
-    Ok(DriverSide {
+fn driver() -> Result<DriverFacts, ProbeError> {
+    let nvml = Nvml::open().map_err(ProbeError::Nvml)?;
+    Ok(DriverFacts {
         version: nvml.driver_version(),
         cuda: nvml.cuda_version(),
-        gpus: nvml.gpus()?,
+        gpus: nvml.gpus().map_err(ProbeError::Nvml)?,
         pairs: nvml.pairs(),
     })
 }

@@ -1,22 +1,23 @@
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::{cgroup, read, trial};
-use crate::doctor::Helper;
-use crate::doctor::facts::Host;
+use super::{cgroup, process, read};
+use crate::doctor::facts::{Host, TemporaryFolder};
+use crate::doctor::{ProbeCommand, ProbeError};
 use crate::rendezvous::Environment;
 
-/// How long another process may take to read from this one.
+/// How long another process may take to read this one's memory.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// A word that another process is to find in this one's memory.
+/// What another process must find in this one's memory.
 static WORD: [u8; 16] = *b"ryzanstein probe";
 
-pub(super) fn probe(environment: &Environment, helper: &Helper) -> Host {
+pub(super) fn probe(environment: &Environment, probe: &ProbeCommand) -> Host {
     let uname = rustix::system::uname();
     let distribution = read("/etc/os-release").and_then(|text| pretty_name(&text));
     let system = [
@@ -41,7 +42,7 @@ pub(super) fn probe(environment: &Environment, helper: &Helper) -> Host {
         open_files: (files.current, files.maximum),
         temporary: temporary(environment),
         ptrace_scope: read("/proc/sys/kernel/yama/ptrace_scope").and_then(|text| text.parse().ok()),
-        peer_memory: peer_memory(helper),
+        peer_memory: peer_memory(probe),
     }
 }
 
@@ -55,34 +56,37 @@ fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }
 
-/// The folder in which ranks of another launcher leave the job's secret, and whether a file can be made there.
-fn temporary(environment: &Environment) -> (PathBuf, Result<(), String>) {
+/// The folder in which rank 0 leaves the job's secret under another launcher, and whether files can be created there.
+fn temporary(environment: &Environment) -> TemporaryFolder {
     let set = |name: &str| environment.get(name).filter(|folder| !folder.is_empty());
     let folder =
         set("XDG_RUNTIME_DIR").or_else(|| set("TMPDIR")).map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
     let file = folder.join(format!("ryzanstein-probe-{}", std::process::id()));
-    let written =
-        std::fs::write(&file, b"probe").map_err(|error| format!("nothing can be written there: {error}"));
+    let writable = std::fs::write(&file, b"probe").map_err(ProbeError::from);
     let _ = std::fs::remove_file(&file);
-    (folder, written)
+    TemporaryFolder { path: folder, writable }
 }
 
-/// Whether another process of this user may read this one's memory. Ranks are siblings, so that a child's right to read
-/// its parent is the one that counts.
-fn peer_memory(helper: &Helper) -> Result<(), String> {
+/// Whether another process of this user may read this one's memory. Ranks are siblings, so a child that reads its parent
+/// needs the same permission.
+fn peer_memory(probe: &ProbeCommand) -> Result<(), ProbeError> {
     let (pid, address) = (std::process::id().to_string(), WORD.as_ptr().addr().to_string());
-    let output = trial::bounded(helper.command(&["memory", &pid, &address]), DEADLINE)?;
-    if output.trim() == String::from_utf8_lossy(&WORD) { Ok(()) } else { Err(output.trim().to_owned()) }
+    let output = process::output(probe.command(&["memory", &pid, &address]), DEADLINE)?;
+    if output.trim() == String::from_utf8_lossy(&WORD) {
+        Ok(())
+    } else {
+        Err(ProbeError::Reported(output.trim().to_owned()))
+    }
 }
 
-/// In the other process: reads sixteen bytes at `address` of the process `pid`.
+/// Runs in the probe's process: reads sixteen bytes at `address` of the process `pid`.
 ///
 /// # Errors
-/// What the kernel says.
-pub fn read_memory_of(pid: u32, address: u64) -> Result<String, String> {
-    let file = File::open(format!("/proc/{pid}/mem")).map_err(|error| error.to_string())?;
+/// The kernel's.
+pub fn read_memory_of(pid: u32, address: u64) -> io::Result<String> {
+    let file = File::open(format!("/proc/{pid}/mem"))?;
     let mut bytes = [0; WORD.len()];
-    file.read_exact_at(&mut bytes, address).map_err(|error| error.to_string())?;
+    file.read_exact_at(&mut bytes, address)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -100,6 +104,6 @@ mod tests {
     #[test]
     fn a_process_reads_its_own_memory() {
         let word = read_memory_of(std::process::id(), WORD.as_ptr().addr() as u64);
-        assert_eq!(word.as_deref().map(str::as_bytes), Ok(&WORD[..]));
+        assert_eq!(word.expect("read").as_bytes(), WORD);
     }
 }

@@ -1,7 +1,8 @@
 use ryzanstein_config::Config;
 use ryzanstein_process_group::device::{Found, Libraries, Missing, Surroundings};
 
-use crate::doctor::facts::Library;
+use crate::doctor::ProbeError;
+use crate::doctor::facts::{FoundLibrary, Library};
 use crate::rendezvous::Environment;
 
 pub(super) fn probe(config: &Config, environment: &Environment) -> Vec<Library> {
@@ -10,7 +11,7 @@ pub(super) fn probe(config: &Config, environment: &Environment) -> Vec<Library> 
     vec![
         library("cuda_driver", "everything on a GPU", &found.driver),
         library("nccl", "collectives between GPUs", &found.nccl),
-        library("nvrtc", "kernels of our own, which are compiled on the machine they run on", &found.nvrtc),
+        library("nvrtc", "our own kernels, which are compiled on the machine they run on", &found.nvrtc),
         library("cublaslt", "matrix products on a GPU", &found.cublaslt),
     ]
 }
@@ -18,9 +19,10 @@ pub(super) fn probe(config: &Config, environment: &Environment) -> Vec<Library> 
 fn library<T>(name: &'static str, needed_for: &'static str, found: &Result<Found<T>, Missing>) -> Library {
     let found = match found {
         Ok(found) => {
-            Ok((found.version.to_string(), format!("{}, found by {}", found.path.display(), found.origin)))
+            let origin = format!("{}, found by {}", found.path.display(), found.origin);
+            Ok(FoundLibrary { version: found.version.to_string(), origin })
         }
-        Err(missing) => Err(missing.to_string()),
+        Err(missing) => Err(ProbeError::Library(missing.clone())),
     };
     Library { name, needed_for, found }
 }

@@ -1,44 +1,45 @@
-//! Thin probes: each reads one corner of the machine into [`Facts`](super::Facts), and concludes nothing.
+//! Thin probes: each reads one part of the machine into [`Facts`](super::Facts) and concludes nothing.
 
 mod cgroup;
 mod gpu;
 mod host;
 mod libraries;
 mod network;
+mod process;
 mod trial;
 
 use std::path::Path;
 
 use ryzanstein_config::{Config, nccl};
 
-pub use gpu::shown_gpus;
+pub use gpu::visible_gpus;
 pub use host::read_memory_of;
 pub use trial::try_all_reduce;
 
-use super::Helper;
+use super::ProbeCommand;
 use super::facts::Facts;
 use crate::nccl_settings;
 use crate::rendezvous::Environment;
 
-pub(super) fn facts(config: &Config, environment: &Environment, helper: &Helper) -> Facts {
-    let gpu = gpu::probe(environment, helper);
+pub(super) fn facts(config: &Config, environment: &Environment, probe: &ProbeCommand) -> Facts {
+    let gpu = gpu::probe(environment, probe);
     Facts {
-        host: host::probe(environment, helper),
+        host: host::probe(environment, probe),
         network: network::probe(),
         libraries: libraries::probe(config, environment),
-        nccl: nccl::plan(config, &nccl_settings::own(environment)),
+        nccl: nccl::plan(config, &nccl_settings::user_variables(environment)),
         backend: config.process_group.backend,
-        trials: trial::probe(config, environment, helper, gpu.usable().gpus.len()),
+        trials: trial::probe(config, environment, probe, gpu.usable().gpus.len()),
         gpu,
     }
 }
 
-/// The text of a file of `/proc` or `/sys`, without the space around it; none if it cannot be read.
+/// The trimmed text of a file in `/proc` or `/sys`; `None` if it cannot be read.
 fn read(path: impl AsRef<Path>) -> Option<String> {
     Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// The names in a folder, in order; none if it cannot be read.
+/// The names in a folder, sorted; empty if it cannot be read.
 fn names(folder: impl AsRef<Path>) -> Vec<String> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();

@@ -9,13 +9,13 @@ use crate::doctor::facts::{InfinibandPort, Interface, Network};
 
 const INTERFACES: &str = "/sys/class/net";
 const ADAPTERS: &str = "/sys/class/infiniband";
-/// How long bytes may take from this process to itself.
+/// How long a connection over loopback may take.
 const DEADLINE: Duration = Duration::from_secs(2);
 
 pub(super) fn probe() -> Network {
     Network {
         interfaces: interfaces(),
-        loopback: loopback().map_err(|error| error.to_string()),
+        loopback: loopback().map_err(Into::into),
         infiniband: infiniband(),
         peer_memory_module: ["nvidia_peermem", "nv_peer_mem"]
             .iter()
@@ -32,7 +32,7 @@ fn interfaces() -> Vec<Interface> {
         let folder = Path::new(INTERFACES).join(&name);
         let addresses = addresses.get(&name).cloned().unwrap_or_default();
         Interface {
-            // Interfaces that do not know their speed say -1, or nothing.
+            // Interfaces that do not know their speed report -1, or nothing.
             speed: read(folder.join("speed")).and_then(|text| text.parse().ok()).filter(|speed| *speed > 0),
             state: read(folder.join("operstate")).unwrap_or_default(),
             loopback: addresses.iter().any(std::net::IpAddr::is_loopback) || name == "lo",
@@ -52,7 +52,11 @@ fn loopback() -> std::io::Result<()> {
     near.write_all(b"ping")?;
     let mut bytes = [0; 4];
     far.read_exact(&mut bytes)?;
-    if bytes == *b"ping" { Ok(()) } else { Err(std::io::Error::other("other bytes came than were sent")) }
+    if bytes == *b"ping" {
+        Ok(())
+    } else {
+        Err(std::io::Error::other("the bytes received differ from those sent"))
+    }
 }
 
 fn infiniband() -> Vec<InfinibandPort> {

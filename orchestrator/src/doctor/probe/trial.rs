@@ -1,34 +1,38 @@
-//! Groups of this machine alone, tried in a process of their own, so that nothing which goes wrong there ends this one.
+//! Trial groups on this machine.
 
-use std::io::Read;
-use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use ryzanstein_config::{BackendChoice, Config, Timeout};
 use ryzanstein_process_group::device::Surroundings;
 use ryzanstein_process_group::{Memory, MemoryRendezvous, ProcessGroupManager, ReduceOp};
-use serde::de::DeserializeOwned;
 
-use crate::doctor::Helper;
+use super::process;
 use crate::doctor::facts::{Trial, TrialOutcome};
+use crate::doctor::{ProbeCommand, TrialError};
 use crate::nccl_settings;
 use crate::rendezvous::Environment;
 
 /// How long ranks wait for each other.
 const PATIENCE: Timeout = Timeout::from_secs(45);
-/// How long the other process may take, the loading of libraries included.
+/// How long the probe's process may take, loading libraries included.
 const DEADLINE: Duration = Duration::from_secs(90);
 /// Elements of the all-reduce that is timed: 100 KB of f32.
 const ELEMENTS: usize = 25_000;
 const CALLS: usize = 50;
 
-/// Two ranks over TCP; and, where there are GPUs, a rank for each on the backend that `auto` takes.
-pub(super) fn probe(config: &Config, environment: &Environment, helper: &Helper, gpus: usize) -> Vec<Trial> {
+/// Two ranks over TCP and, where there are GPUs, one rank per GPU on the backend that `auto` selects.
+pub(super) fn probe(
+    config: &Config,
+    environment: &Environment,
+    probe: &ProbeCommand,
+    gpus: usize,
+) -> Vec<Trial> {
     let run = |name, backend: BackendChoice, ranks: usize| {
-        let mut command = helper.command(&["all-reduce", backend.name(), &ranks.to_string()]);
+        let mut command = probe.command(&["all-reduce", backend.name(), &ranks.to_string()]);
         command.envs(nccl_settings::missing(config, environment));
-        let outcome = bounded(command, DEADLINE).and_then(|text| answer(&text));
+        let outcome =
+            process::output(command, DEADLINE).map_err(Into::into).and_then(|text| process::answer(&text));
         Trial { name, ranks, outcome }
     };
     let mut trials = vec![run("all_reduce_tcp", BackendChoice::Tcp, 2)];
@@ -38,46 +42,36 @@ pub(super) fn probe(config: &Config, environment: &Environment, helper: &Helper,
     trials
 }
 
-/// The answer among what NCCL, told to log, writes to the same place.
-pub(super) fn answer<T: DeserializeOwned>(text: &str) -> Result<T, String> {
-    let parsed = text.lines().rev().find_map(|line| serde_json::from_str(line).ok());
-    parsed.unwrap_or_else(|| Err(format!("it answered `{}`", text.trim())))
-}
-
-/// In the other process: brings a group of `ranks` threads up, which checks itself by value, and times an all-reduce.
+/// Runs in the probe's process: starts a group of `ranks` threads, which checks itself by value, and times an all-reduce.
 ///
 /// # Errors
-/// What the first rank that failed says.
+/// [`TrialError`] of the first rank that failed.
 pub fn try_all_reduce(
     config: &Config,
     environment: &Environment,
     backend: BackendChoice,
     ranks: usize,
-) -> Result<TrialOutcome, String> {
-    // The settings of this machine, without the layout, world size and addresses of a job.
+) -> Result<TrialOutcome, TrialError> {
+    // The machine's settings, without the job's layout, world size and addresses.
     let mut own = Config { device: config.device.clone(), nccl: config.nccl.clone(), ..Config::default() };
     own.process_group.backend = backend;
     own.process_group.timeout = PATIENCE;
     own.rendezvous.timeout = PATIENCE;
-    // As the ranks of a job look for libraries: what pip installed is found by these.
+    // Ranks of a job find libraries installed by pip through these variables.
     let surroundings = Surroundings::from_variables(|name| environment.get(name).cloned());
     let threads: Vec<JoinHandle<_>> = MemoryRendezvous::new(ranks)
         .into_iter()
         .map(|rendezvous| {
             let (config, surroundings) = (own.clone(), surroundings.clone());
-            std::thread::spawn(move || {
-                one_rank(&config, &rendezvous, &surroundings).map_err(|error| error.to_string())
-            })
+            std::thread::spawn(move || one_rank(&config, &rendezvous, &surroundings))
         })
         .collect();
-    let outcomes: Vec<Result<TrialOutcome, String>> = threads
-        .into_iter()
-        .map(|thread| thread.join().unwrap_or_else(|_| Err("a rank panicked".into())))
-        .collect();
+    let outcomes: Vec<Result<TrialOutcome, TrialError>> =
+        threads.into_iter().map(|thread| Ok(thread.join().map_err(|_| TrialError::Panicked)??)).collect();
     outcomes
         .into_iter()
         .reduce(|first, next| first.and_then(|outcome| next.map(|_| outcome)))
-        .unwrap_or_else(|| Err("no ranks".into()))
+        .unwrap_or(Err(TrialError::NoRanks))
 }
 
 fn one_rank(
@@ -95,7 +89,7 @@ fn one_rank(
     Ok(TrialOutcome { backend, reason, ready_ms, paths, median_us })
 }
 
-/// The median of some all-reduces, in microseconds. That values are right the group has proved before it was handed over.
+/// The median of [`CALLS`] all-reduces, in microseconds. The group's self-check has compared values already.
 fn timed(group: &mut ryzanstein_process_group::ProcessGroup) -> ryzanstein_process_group::Result<f64> {
     let mut buffer = vec![0.0f32; ELEMENTS];
     let mut times = Vec::with_capacity(CALLS);
@@ -108,47 +102,11 @@ fn timed(group: &mut ryzanstein_process_group::ProcessGroup) -> ryzanstein_proce
     Ok(times[CALLS / 2])
 }
 
-/// What a process writes to standard output before it ends well, within so long. It is killed when it takes longer.
-pub(super) fn bounded(mut command: Command, longest: Duration) -> Result<String, String> {
-    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let mut child = child.map_err(|error| format!("it cannot be started: {error}"))?;
-    let (out, err) = (gather(child.stdout.take()), gather(child.stderr.take()));
-    let deadline = Instant::now() + longest;
-    let status = loop {
-        match child.try_wait() {
-            Ok(Some(status)) => break Ok(status),
-            Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
-            Ok(None) => break Err(format!("nothing came of it within {} s", longest.as_secs())),
-            Err(error) => break Err(error.to_string()),
-        }
-    };
-    if status.is_err() {
-        let _ = child.kill();
-        let _ = child.wait();
-    }
-    let (out, err) = (out.join().unwrap_or_default(), err.join().unwrap_or_default());
-    let status = status?;
-    if status.success() {
-        return Ok(out);
-    }
-    let last = err.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it wrote nothing");
-    Err(format!("it ended with {status}: {last}"))
-}
-
-fn gather(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        if let Some(mut pipe) = pipe {
-            let _ = pipe.read_to_end(&mut bytes);
-        }
-        String::from_utf8_lossy(&bytes).into_owned()
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use std::fmt::Write as _;
     use std::path::{Path, PathBuf};
+    use std::process::Command;
 
     use ryzanstein_config::DeviceConfig;
     use ryzanstein_process_group::device::Libraries;
@@ -163,7 +121,7 @@ mod tests {
         assert!(outcome.median_us.is_some_and(|median| median > 0.0));
     }
 
-    /// A driver that has every function, and in which nothing happens.
+    /// A driver library whose functions do nothing and succeed.
     fn driver(folder: &Path) -> PathBuf {
         let names =
             include_str!("../../../../process_group/src/device/driver.rs").lines().filter_map(|line| {
@@ -203,31 +161,5 @@ mod tests {
         let environment = Environment::from([("VIRTUAL_ENV".to_owned(), active)]);
         let outcome = try_all_reduce(&config, &environment, BackendChoice::Auto, 2).expect("over TCP");
         assert!(outcome.reason.contains(nccl.to_str().expect("text")), "{}", outcome.reason);
-    }
-
-    #[test]
-    fn the_answer_is_found_among_lines_of_a_log() {
-        let outcome = TrialOutcome { backend: "nccl".into(), ..TrialOutcome::default() };
-        let line = serde_json::to_string(&Ok::<_, String>(outcome.clone())).expect("text");
-        assert_eq!(answer(&format!("node0:1 NCCL INFO x\n{line}\nnode0:1 NCCL INFO y\n")), Ok(outcome));
-        let failed = serde_json::to_string(&Err::<TrialOutcome, _>("why not")).expect("text");
-        assert_eq!(answer::<TrialOutcome>(&failed), Err("why not".into()));
-        assert!(answer::<TrialOutcome>("nonsense").is_err_and(|why| why.contains("nonsense")));
-    }
-
-    #[test]
-    fn a_process_that_does_not_end_is_killed_at_its_deadline() {
-        let mut command = Command::new("sleep");
-        command.arg("1000");
-        let error = bounded(command, Duration::from_millis(50)).expect_err("too long");
-        assert!(error.contains("within"), "{error}");
-    }
-
-    #[test]
-    fn a_process_that_fails_is_quoted() {
-        let mut command = Command::new("sh");
-        command.args(["-c", "echo first; echo why not >&2; exit 3"]);
-        let error = bounded(command, Duration::from_secs(20)).expect_err("failed");
-        assert!(error.contains('3') && error.contains("why not"), "{error}");
     }
 }

@@ -1,42 +1,42 @@
-//! What happens at a rendezvous, and what it answers.
+//! Events of a rendezvous and its replies.
 
 use std::time::Duration;
 
 use bytes::Bytes;
-use ryzanstein_process_group::{Agreement, Candidate, Epoch, LocalRank, Rank, Roster};
+use ryzanstein_process_group::{BackendSelection, Candidate, Epoch, LocalRank, Rank, Roster};
 
-/// The longest text kept of a failure report.
+/// The most bytes kept of each text of a failure report.
 pub const MAX_REPORT: usize = 4 << 10;
 
-/// A request that waits for its answer.
+/// Identifies a request until it is answered.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Ticket(pub u64);
+pub struct RequestId(pub u64);
 
 /// The time since the job began.
 pub type Time = Duration;
 
-/// What has happened.
+/// Something that happened.
 #[derive(Clone, Debug)]
 pub enum Event {
     /// A rank wants to join.
-    Join(Ticket, Join),
+    Join(RequestId, Join),
     /// A rank stores a value.
-    Set(Ticket, Epoch, String, Bytes),
-    /// A rank waits for a key until the time given.
-    Get(Ticket, Epoch, String, Time),
+    Set(RequestId, Epoch, String, Bytes),
+    /// A rank waits for a key until this time.
+    Get(RequestId, Epoch, String, Time),
     /// A rank adds to a counter.
-    Add(Ticket, Epoch, String, i64),
-    /// A rank has come to a barrier, and waits until the time given.
-    Barrier(Ticket, Epoch, String, Rank, Time),
-    /// A rank says why it gives up.
-    Report(Ticket, Epoch, Rank, Report),
-    /// The client behind this ticket has hung up.
-    Gone(Ticket),
-    /// The launcher saw a rank's process end well. Whoever still waits for it to join waits in vain.
-    Left(Rank, String),
-    /// The launcher saw the job fail: nobody needs to wait any longer.
-    Failed(String),
-    /// The launcher starts the job again.
+    Add(RequestId, Epoch, String, i64),
+    /// A rank has reached a barrier, and waits until this time.
+    Barrier(RequestId, Epoch, String, Rank, Time),
+    /// A rank reports why it gives up.
+    Report(RequestId, Epoch, Rank, Report),
+    /// The client of this request has disconnected.
+    Disconnected(RequestId),
+    /// The launcher saw a rank's process exit with code 0. If it has not joined, it never will.
+    ProcessExited(Rank, String),
+    /// The launcher saw the job fail: all pending requests fail.
+    JobFailed(String),
+    /// The launcher restarts the job.
     NewEpoch(Epoch),
     /// Time has passed.
     Tick,
@@ -45,32 +45,32 @@ pub enum Event {
 /// A request to join.
 #[derive(Clone, Debug)]
 pub struct Join {
-    /// The epoch it was started for; none takes the current one.
+    /// The epoch it was started for; `None` takes the current one.
     pub epoch: Option<Epoch>,
-    /// How many ranks it thinks there are.
+    /// The world size it was given.
     pub world_size: u32,
     /// The version of its program.
     pub version: String,
-    /// When it gives up.
+    /// When it stops waiting.
     pub deadline: Time,
     /// Who it is.
-    pub joiner: Joiner,
+    pub participant: Participant,
 }
 
-/// Someone who wants a seat.
+/// A process that wants to join.
 #[derive(Clone, Debug)]
-pub struct Joiner {
-    /// Its rank; none to be given one.
+pub struct Participant {
+    /// Its rank; `None` to be assigned one.
     pub rank: Option<Rank>,
-    /// Its position on its host; none to be counted.
+    /// Its rank on its host; `None` to be counted.
     pub local_rank: Option<LocalRank>,
-    /// Its host's position; none to be counted.
+    /// The rank of its host; `None` to be counted.
     pub node_rank: Option<u32>,
-    /// What it says of itself.
+    /// What it tells about itself.
     pub candidate: Candidate,
 }
 
-impl Joiner {
+impl Participant {
     /// `rank 3 (host a, pid 17)`, for messages.
     pub fn describe(&self) -> String {
         let Candidate { host, pid, .. } = &self.candidate;
@@ -81,67 +81,67 @@ impl Joiner {
     }
 }
 
-/// Why a rank gave up, in its own words.
+/// Why a rank gave up.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Report {
     /// Its error.
     pub cause: String,
     /// The last collective it called.
     pub last_call: Option<String>,
-    /// The rank whose failure this is an echo of.
-    pub echo_of: Option<Rank>,
+    /// The rank whose failure caused this one; `None` for a root cause.
+    pub caused_by: Option<Rank>,
 }
 
-/// What everyone gets who joined.
+/// What every rank receives when all have joined.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Joined {
-    /// Who is in.
+    /// The members.
     pub roster: Roster,
-    /// With which backend.
-    pub agreement: Agreement,
+    /// The backend they all use.
+    pub selection: BackendSelection,
 }
 
-/// An answer.
+/// A reply.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Answer {
-    /// To a join: which rank this one is. The roster is the same for all: see [`Core::joined`](super::Core::joined).
-    Seat(Rank),
+pub enum Reply {
+    /// To a join: the rank of the caller. The roster is the same for all: see [`Core::joined`](super::Core::joined).
+    Rank(Rank),
     /// To a get.
     Value(Bytes),
     /// To an add.
     Sum(i64),
-    /// To all else.
+    /// To everything else.
     Done,
 }
 
-/// Why there is no answer.
+/// Why a request was refused.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Refusal {
     /// It cannot be granted.
     Refused(String),
     /// The request was wrong.
     Invalid(String),
-    /// The ranks' settings do not go together: another try would fail alike.
+    /// The ranks' settings do not fit together: a retry would fail the same way.
     Configuration(String),
-    /// Not everybody came in time.
+    /// Not every rank came in time.
     Timeout {
         /// What was waited for.
         what: String,
         /// How long.
         waited: Duration,
-        /// Who is not there.
+        /// The ranks that did not come.
         missing: Vec<Rank>,
     },
 }
 
-/// To whom, and what.
-pub type Action = (Ticket, Result<Answer, Refusal>);
+/// A request and its reply.
+pub type Action = (RequestId, Result<Reply, Refusal>);
 
 impl Report {
     pub(super) fn bounded(mut self) -> Self {
         for text in [Some(&mut self.cause), self.last_call.as_mut()].into_iter().flatten() {
             while text.len() > MAX_REPORT {
-                // To the whole character before: a cut inside one would panic.
+                // At a character boundary: a cut inside a character would panic.
                 let end = (0..=MAX_REPORT).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
                 text.truncate(end);
             }

@@ -21,8 +21,7 @@ fn candidate(host: &str, pid: u32) -> Candidate {
         cpus: 1,
         data_address: None,
         wanted: BackendChoice::Tcp,
-        capabilities: vec![Capability { backend: BackendKind::Tcp, obstacle: None }],
-        gpu: None,
+        capabilities: vec![Capability::usable(BackendKind::Tcp)],
     }
 }
 
@@ -32,7 +31,7 @@ fn joining(rank: Option<u32>, host: &str, world_size: u32) -> Join {
         world_size,
         version: VERSION.into(),
         deadline: seconds(60),
-        joiner: Joiner {
+        participant: Participant {
             rank: rank.map(Rank),
             local_rank: None,
             node_rank: None,
@@ -44,34 +43,34 @@ fn joining(rank: Option<u32>, host: &str, world_size: u32) -> Join {
 /// A core, and everything it has answered so far.
 struct Job {
     core: Core,
-    tickets: u64,
-    answers: BTreeMap<Ticket, Result<Answer, Refusal>>,
+    requests: u64,
+    answers: BTreeMap<RequestId, Result<Reply, Refusal>>,
 }
 
 impl Job {
     fn new(world_size: u32) -> Self {
-        Self { core: Core::new(world_size, VERSION, Epoch(1)), tickets: 0, answers: BTreeMap::new() }
+        Self { core: Core::new(world_size, VERSION, Epoch(1)), requests: 0, answers: BTreeMap::new() }
     }
 
     fn tell(&mut self, now: Time, event: Event) {
-        for (ticket, answer) in self.core.handle(now, event) {
-            assert!(self.answers.insert(ticket, answer).is_none(), "{ticket:?} was answered twice");
+        for (request, answer) in self.core.handle(now, event) {
+            assert!(self.answers.insert(request, answer).is_none(), "{request:?} was answered twice");
         }
     }
 
-    fn ask(&mut self, now: Time, event: impl FnOnce(Ticket) -> Event) -> Ticket {
-        self.tickets += 1;
-        let ticket = Ticket(self.tickets);
-        self.tell(now, event(ticket));
-        ticket
+    fn ask(&mut self, now: Time, event: impl FnOnce(RequestId) -> Event) -> RequestId {
+        self.requests += 1;
+        let request = RequestId(self.requests);
+        self.tell(now, event(request));
+        request
     }
 
-    fn join(&mut self, now: Time, join: Join) -> Ticket {
-        self.ask(now, |ticket| Event::Join(ticket, join))
+    fn join(&mut self, now: Time, join: Join) -> RequestId {
+        self.ask(now, |request| Event::Join(request, join))
     }
 
-    fn words(&self, ticket: Ticket) -> &str {
-        match &self.answers[&ticket] {
+    fn words(&self, request: RequestId) -> &str {
+        match &self.answers[&request] {
             Err(
                 Refusal::Refused(why)
                 | Refusal::Invalid(why)
@@ -86,18 +85,18 @@ impl Job {
 #[test]
 fn nobody_is_answered_before_the_last_rank_has_come_and_then_everybody_is() {
     let mut job = Job::new(3);
-    let tickets: Vec<_> =
+    let requests: Vec<_> =
         [2, 0, 1].map(|rank| job.join(seconds(rank), joining(Some(rank as u32), "a", 3))).to_vec();
     assert_eq!(job.answers.len(), 3);
-    assert_eq!(job.answers[&tickets[0]], Ok(Answer::Seat(Rank(2))));
+    assert_eq!(job.answers[&requests[0]], Ok(Reply::Rank(Rank(2))));
     let joined = job.core.joined().expect("a roster");
-    assert_eq!(joined.agreement.backend, BackendKind::Tcp);
+    assert_eq!(joined.selection.backend, BackendKind::Tcp);
     assert_eq!(joined.roster.members.iter().map(|m| m.pid).collect::<Vec<_>>(), [100, 101, 102]);
     assert_eq!(job.core.next_deadline(), None);
 }
 
 #[test]
-fn ranks_without_a_number_are_seated_beside_the_others_of_their_host() {
+fn processes_without_a_rank_get_one_next_to_the_others_of_their_host() {
     let mut job = Job::new(5);
     for host in ["a", "b", "a", "b"] {
         job.join(seconds(0), joining(None, host, 5));
@@ -127,12 +126,12 @@ fn what_does_not_fit_the_job_is_refused_by_name_and_does_not_disturb_the_rest() 
         (Join { epoch: Some(Epoch(7)), ..joining(Some(1), "b", 2) }, "epoch 7"),
     ];
     for (join, expected) in cases {
-        let ticket = job.join(seconds(1), join);
-        assert!(job.words(ticket).contains(expected), "{}", job.words(ticket));
+        let request = job.join(seconds(1), join);
+        assert!(job.words(request).contains(expected), "{}", job.words(request));
     }
     assert!(!job.answers.contains_key(&first));
     job.join(seconds(2), joining(Some(1), "b", 2));
-    assert_eq!(job.answers[&first], Ok(Answer::Seat(Rank(0))));
+    assert_eq!(job.answers[&first], Ok(Reply::Rank(Rank(0))));
 }
 
 #[test]
@@ -142,8 +141,8 @@ fn at_the_deadline_everyone_who_waits_hears_who_is_missing() {
     let b = job.join(seconds(5), joining(Some(2), "a", 4));
     assert_eq!(job.core.next_deadline(), Some(seconds(60)));
     job.tell(seconds(60), Event::Tick);
-    for ticket in [a, b] {
-        let Err(Refusal::Timeout { missing, .. }) = &job.answers[&ticket] else { panic!("not a timeout") };
+    for request in [a, b] {
+        let Err(Refusal::Timeout { missing, .. }) = &job.answers[&request] else { panic!("not a timeout") };
         assert_eq!(missing, &[Rank(1), Rank(3)]);
     }
     let late = job.join(seconds(61), joining(Some(1), "a", 4));
@@ -154,10 +153,10 @@ fn at_the_deadline_everyone_who_waits_hears_who_is_missing() {
 fn a_rank_that_lost_its_connection_while_waiting_may_come_again() {
     let mut job = Job::new(2);
     let first = job.join(seconds(0), joining(Some(0), "a", 2));
-    job.tell(seconds(1), Event::Gone(first));
+    job.tell(seconds(1), Event::Disconnected(first));
     let again = job.join(seconds(2), joining(Some(0), "a", 2));
     job.join(seconds(3), joining(Some(1), "a", 2));
-    assert_eq!(job.answers[&again], Ok(Answer::Seat(Rank(0))));
+    assert_eq!(job.answers[&again], Ok(Reply::Rank(Rank(0))));
     assert!(!job.answers.contains_key(&first));
 }
 
@@ -166,11 +165,11 @@ fn ranks_that_agree_on_no_backend_are_all_told_why() {
     let mut job = Job::new(2);
     let a = job.join(seconds(0), joining(Some(0), "a", 2));
     let mut other = joining(Some(1), "a", 2);
-    other.joiner.candidate.wanted = BackendChoice::Nccl;
+    other.participant.candidate.wanted = BackendChoice::Nccl;
     let b = job.join(seconds(0), other);
-    for ticket in [a, b] {
-        assert!(job.words(ticket).contains("rank 1 wants `nccl`"), "{}", job.words(ticket));
-        assert!(matches!(&job.answers[&ticket], Err(Refusal::Configuration(_))), "no other try would help");
+    for request in [a, b] {
+        assert!(job.words(request).contains("rank 1 wants `nccl`"), "{}", job.words(request));
+        assert!(matches!(&job.answers[&request], Err(Refusal::Configuration(_))), "no other try would help");
     }
 }
 
@@ -178,9 +177,9 @@ fn ranks_that_agree_on_no_backend_are_all_told_why() {
 fn a_rank_that_ends_without_joining_is_named_to_those_who_wait_for_it() {
     let mut job = Job::new(2);
     let waiting = job.join(seconds(0), joining(Some(0), "a", 2));
-    job.tell(seconds(1), Event::Left(Rank(0), "ended".into()));
+    job.tell(seconds(1), Event::ProcessExited(Rank(0), "ended".into()));
     assert!(!job.answers.contains_key(&waiting));
-    job.tell(seconds(1), Event::Left(Rank(1), "ended with exit code 0".into()));
+    job.tell(seconds(1), Event::ProcessExited(Rank(1), "ended with exit code 0".into()));
     assert_eq!(job.words(waiting), "rank 1 ended with exit code 0 without joining");
 }
 
@@ -189,7 +188,7 @@ fn a_get_waits_for_the_set_and_gives_up_at_its_deadline() {
     let mut job = Job::new(1);
     let get = |key: &str, until| {
         let key = key.to_owned();
-        move |ticket| Event::Get(ticket, Epoch(1), key, seconds(until))
+        move |request| Event::Get(request, Epoch(1), key, seconds(until))
     };
     let early = job.ask(seconds(0), get("k", 5));
     let patient = job.ask(seconds(0), get("k", 50));
@@ -197,21 +196,21 @@ fn a_get_waits_for_the_set_and_gives_up_at_its_deadline() {
     assert!(matches!(&job.answers[&at_once], Err(Refusal::Timeout { .. })));
     job.tell(seconds(6), Event::Tick);
     assert!(job.words(early).contains("`k`"));
-    job.ask(seconds(7), |ticket| Event::Set(ticket, Epoch(1), "k".into(), Bytes::from_static(b"v")));
-    assert_eq!(job.answers[&patient], Ok(Answer::Value(Bytes::from_static(b"v"))));
+    job.ask(seconds(7), |request| Event::Set(request, Epoch(1), "k".into(), Bytes::from_static(b"v")));
+    assert_eq!(job.answers[&patient], Ok(Reply::Value(Bytes::from_static(b"v"))));
     assert_eq!(job.core.waiting(), 0);
 }
 
 #[test]
 fn a_counter_counts_and_a_value_that_is_none_is_left_alone() {
     let mut job = Job::new(1);
-    let add = |key: &'static str, n| move |ticket| Event::Add(ticket, Epoch(1), key.into(), n);
+    let add = |key: &'static str, n| move |request| Event::Add(request, Epoch(1), key.into(), n);
     let a = job.ask(seconds(0), add("n", 5));
     let b = job.ask(seconds(0), add("n", -7));
-    assert_eq!((&job.answers[&a], &job.answers[&b]), (&Ok(Answer::Sum(5)), &Ok(Answer::Sum(-2))));
+    assert_eq!((&job.answers[&a], &job.answers[&b]), (&Ok(Reply::Sum(5)), &Ok(Reply::Sum(-2))));
     job.ask(seconds(0), |t| Event::Set(t, Epoch(1), "text".into(), Bytes::from_static(b"abc")));
     let c = job.ask(seconds(0), add("text", 1));
-    assert!(job.words(c).contains("no counter"));
+    assert!(job.words(c).contains("does not hold a counter"));
 }
 
 #[test]
@@ -220,20 +219,20 @@ fn the_store_takes_no_more_than_its_share_of_memory() {
     let value = Bytes::from(vec![0; MAX_VALUE]);
     let set = |key: String, value: &Bytes| {
         let value = value.clone();
-        move |ticket| Event::Set(ticket, Epoch(1), key, value)
+        move |request| Event::Set(request, Epoch(1), key, value)
     };
     let fits = MAX_STORE / (MAX_VALUE + ENTRY_OVERHEAD + 10);
     for i in 0..fits {
-        let ticket = job.ask(seconds(0), set(format!("key{i:07}"), &value));
-        assert_eq!(job.answers[&ticket], Ok(Answer::Done), "{i}");
+        let request = job.ask(seconds(0), set(format!("key{i:07}"), &value));
+        assert_eq!(job.answers[&request], Ok(Reply::Done), "{i}");
     }
     let full = job.ask(seconds(0), set("one more".into(), &value));
     assert!(job.words(full).contains("full"));
     // Replacing frees what was there.
     let replaced = job.ask(seconds(0), set("key0000000".into(), &Bytes::new()));
-    assert_eq!(job.answers[&replaced], Ok(Answer::Done));
+    assert_eq!(job.answers[&replaced], Ok(Reply::Done));
     let now = job.ask(seconds(0), set("one more".into(), &value));
-    assert_eq!(job.answers[&now], Ok(Answer::Done));
+    assert_eq!(job.answers[&now], Ok(Reply::Done));
 
     let long = job.ask(seconds(0), set("k".repeat(MAX_KEY + 1), &Bytes::new()));
     assert!(job.words(long).contains("256 bytes"));
@@ -244,20 +243,21 @@ fn the_store_takes_no_more_than_its_share_of_memory() {
 #[test]
 fn a_barrier_opens_for_all_or_names_who_is_missing_and_can_be_used_again() {
     let mut job = Job::new(3);
-    let come =
-        |rank, until| move |ticket| Event::Barrier(ticket, Epoch(1), "b".into(), Rank(rank), seconds(until));
+    let come = |rank, until| {
+        move |request| Event::Barrier(request, Epoch(1), "b".into(), Rank(rank), seconds(until))
+    };
     for round in 0..2 {
-        let tickets = [0, 1, 2].map(|rank| job.ask(seconds(round), come(rank, 60)));
-        assert!(tickets.iter().all(|t| job.answers[t] == Ok(Answer::Done)));
+        let requests = [0, 1, 2].map(|rank| job.ask(seconds(round), come(rank, 60)));
+        assert!(requests.iter().all(|t| job.answers[t] == Ok(Reply::Done)));
     }
     let a = job.ask(seconds(3), come(0, 100));
     let b = job.ask(seconds(3), come(2, 10));
     let twice = job.ask(seconds(4), come(2, 10));
     assert!(job.words(twice).contains("already"));
     job.tell(seconds(10), Event::Tick);
-    for ticket in [a, b] {
+    for request in [a, b] {
         assert!(
-            matches!(&job.answers[&ticket], Err(Refusal::Timeout { missing, .. }) if missing == &[Rank(1)])
+            matches!(&job.answers[&request], Err(Refusal::Timeout { missing, .. }) if missing == &[Rank(1)])
         );
     }
 }
@@ -275,9 +275,9 @@ fn a_new_epoch_refuses_all_that_is_of_the_old_one() {
     assert!(matches!(&job.answers[&fresh], Err(Refusal::Timeout { .. })), "the store starts empty");
     for rank in 0..2 {
         let join = Join { epoch: Some(Epoch(2)), ..joining(Some(rank), "a", 2) };
-        let ticket = job.join(seconds(3), join);
+        let request = job.join(seconds(3), join);
         if rank == 1 {
-            assert_eq!(job.answers[&ticket], Ok(Answer::Seat(Rank(1))));
+            assert_eq!(job.answers[&request], Ok(Reply::Rank(Rank(1))));
         }
     }
 }
@@ -289,7 +289,7 @@ fn a_failure_reaches_everyone_who_waits_and_its_report_is_kept_short() {
     let report = Report { cause: "é".repeat(MAX_REPORT), ..Report::default() };
     job.ask(seconds(0), |t| Event::Report(t, Epoch(1), Rank(1), report));
     job.ask(seconds(0), |t| Event::Report(t, Epoch(1), Rank(1), Report::default()));
-    job.tell(seconds(1), Event::Failed("rank 1 was killed".into()));
+    job.tell(seconds(1), Event::JobFailed("rank 1 was killed".into()));
     assert_eq!(job.words(get), "rank 1 was killed");
     assert!(job.core.reports()[&Rank(1)].cause.len() <= MAX_REPORT, "the first word counts, cut");
     assert!(!job.core.reports()[&Rank(1)].cause.is_empty());
@@ -356,28 +356,28 @@ proptest! {
                 Step::Barrier(name, rank, wait) => {
                     job.ask(now, |t| Event::Barrier(t, epoch, format!("b{name}"), Rank(rank), now + seconds(wait)));
                 }
-                Step::Hang(ticket) => {
-                    let ticket = Ticket(ticket);
-                    if ticket.0 <= job.tickets && !job.answers.contains_key(&ticket) {
-                        hung.insert(ticket);
-                        job.tell(now, Event::Gone(ticket));
+                Step::Hang(request) => {
+                    let request = RequestId(request);
+                    if request.0 <= job.requests && !job.answers.contains_key(&request) {
+                        hung.insert(request);
+                        job.tell(now, Event::Disconnected(request));
                     }
                 }
                 Step::Epoch => job.tell(now, Event::NewEpoch(Epoch(epoch.0 + 1))),
-                Step::Fail => job.tell(now, Event::Failed("x".into())),
+                Step::Fail => job.tell(now, Event::JobFailed("x".into())),
                 Step::Wait(n) => {
                     now += seconds(n);
                     job.tell(now, Event::Tick);
                     prop_assert!(job.core.next_deadline().is_none_or(|next| next > now));
                 }
             }
-            prop_assert_eq!(job.answers.len() + hung.len() + job.core.waiting(), job.tickets as usize);
+            prop_assert_eq!(job.answers.len() + hung.len() + job.core.waiting(), job.requests as usize);
         }
         job.tell(now + seconds(1000), Event::Tick);
         prop_assert_eq!(job.core.waiting(), 0);
-        for ticket in &hung {
-            prop_assert!(!job.answers.contains_key(ticket));
+        for request in &hung {
+            prop_assert!(!job.answers.contains_key(request));
         }
-        prop_assert_eq!(job.answers.len() + hung.len(), job.tickets as usize);
+        prop_assert_eq!(job.answers.len() + hung.len(), job.requests as usize);
     }
 }

@@ -5,21 +5,21 @@ fn ms(n: u64) -> Duration {
 }
 
 fn job(ranks: u32, max_restarts: u32) -> Core {
-    let policy = Policy { grace: ms(5000), settle: ms(500), max_restarts };
+    let policy = Policy { grace: ms(5000), exit_window: ms(500), max_restarts };
     Core::new((0..ranks).map(Rank).collect(), policy)
 }
 
 fn ends(rank: u32, exit: Exit) -> Event {
-    Event::Exited { rank: Rank(rank), exit, echo: false }
+    Event::Exited { rank: Rank(rank), exit, secondary: false }
 }
 
-fn echoes(rank: u32) -> Event {
-    Event::Exited { rank: Rank(rank), exit: Exit::Code(1), echo: true }
+fn ends_secondary(rank: u32) -> Event {
+    Event::Exited { rank: Rank(rank), exit: Exit::Code(1), secondary: true }
 }
 
-fn verdict(actions: &[Action]) -> &Verdict {
+fn outcome(actions: &[Action]) -> &Outcome {
     match actions.last() {
-        Some(Action::Finish(verdict)) => verdict,
+        Some(Action::Finish(outcome)) => outcome,
         other => panic!("not over: {other:?}"),
     }
 }
@@ -30,12 +30,12 @@ fn a_job_whose_ranks_all_end_well_ends_well() {
     assert_eq!(core.start(), Action::Start(Epoch(1)));
     assert_eq!(core.handle(ms(1), ends(1, Exit::Code(0))), []);
     let actions = core.handle(ms(9), ends(0, Exit::Code(0)));
-    assert_eq!(verdict(&actions).exit_code, 0);
-    assert_eq!(verdict(&actions).first_failure, None);
+    assert_eq!(outcome(&actions).exit_code, 0);
+    assert_eq!(outcome(&actions).first_failure, None);
 }
 
 #[test]
-fn the_others_may_settle_then_are_asked_to_end_then_are_killed() {
+fn the_others_may_exit_by_themselves_then_get_sigterm_then_sigkill() {
     let mut core = job(3, 0);
     assert_eq!(core.handle(ms(100), ends(1, Exit::Code(7))), [Action::Announce(Rank(1))]);
     assert_eq!(core.next_deadline(), Some(ms(600)));
@@ -43,24 +43,24 @@ fn the_others_may_settle_then_are_asked_to_end_then_are_killed() {
     assert_eq!(core.handle(ms(700), ends(0, Exit::Signal(signal::TERMINATE))), []);
     assert_eq!(core.handle(ms(5600), Event::Tick), [Action::Kill]);
     let actions = core.handle(ms(5601), ends(2, Exit::Signal(signal::KILL)));
-    assert_eq!(verdict(&actions).first_failure, Some((Rank(1), Exit::Code(7))));
-    assert_eq!(verdict(&actions).exit_code, 7);
+    assert_eq!(outcome(&actions).first_failure, Some((Rank(1), Exit::Code(7))));
+    assert_eq!(outcome(&actions).exit_code, 7);
 }
 
 #[test]
-fn the_first_failure_is_the_one_that_blames_nobody_then_the_one_seen_first() {
+fn the_first_failure_is_a_root_cause_then_the_one_seen_first() {
     // (events in the order seen, with their times) → the culprit
     let cases: [(&[(u64, Event)], u32); 5] = [
         // The plain case: the one seen first.
         (&[(1, ends(2, Exit::Code(3))), (2, ends(0, Exit::Code(4))), (3, ends(1, Exit::Code(5)))], 2),
-        // An echo that came before its cause.
-        (&[(1, echoes(0)), (2, ends(2, Exit::Signal(11))), (3, echoes(1))], 2),
+        // A secondary failure seen before its cause.
+        (&[(1, ends_secondary(0)), (2, ends(2, Exit::Signal(11))), (3, ends_secondary(1))], 2),
         // Seen at one time: the one killed.
         (&[(1, ends(0, Exit::Code(1))), (1, ends(1, Exit::Signal(9))), (1, ends(2, Exit::Code(1)))], 1),
         // Killed later, as libraries abort when a peer goes: not the cause.
         (&[(1, ends(0, Exit::Code(7))), (2, ends(1, Exit::Signal(6))), (2, ends(2, Exit::Code(1)))], 0),
-        // All blame each other: the first to do so.
-        (&[(1, echoes(1)), (2, echoes(0)), (3, echoes(2))], 1),
+        // All are secondary: the one seen first.
+        (&[(1, ends_secondary(1)), (2, ends_secondary(0)), (3, ends_secondary(2))], 1),
     ];
     for (events, culprit) in cases {
         let mut core = job(3, 0);
@@ -68,42 +68,45 @@ fn the_first_failure_is_the_one_that_blames_nobody_then_the_one_seen_first() {
         for (time, event) in events {
             last = core.handle(ms(*time), *event);
         }
-        assert_eq!(verdict(&last).first_failure.map(|(rank, _)| rank), Some(Rank(culprit)), "{events:?}");
+        assert_eq!(outcome(&last).first_failure.map(|(rank, _)| rank), Some(Rank(culprit)), "{events:?}");
     }
 }
 
 #[test]
 fn a_killed_rank_gives_128_and_its_signal() {
     let actions = job(1, 0).handle(ms(1), ends(0, Exit::Signal(9)));
-    assert_eq!(verdict(&actions).exit_code, 137);
+    assert_eq!(outcome(&actions).exit_code, 137);
 }
 
 #[test]
 fn ctrl_c_is_passed_on_and_the_second_kills() {
     let mut core = job(2, 3);
-    assert_eq!(core.handle(ms(0), Event::Asked(signal::INTERRUPT)), [Action::Signal(signal::INTERRUPT)]);
+    assert_eq!(
+        core.handle(ms(0), Event::Interrupted(signal::INTERRUPT)),
+        [Action::Signal(signal::INTERRUPT)]
+    );
     assert_eq!(core.handle(ms(10), ends(0, Exit::Code(1))), []);
-    assert_eq!(core.handle(ms(20), Event::Asked(signal::INTERRUPT)), [Action::Kill]);
+    assert_eq!(core.handle(ms(20), Event::Interrupted(signal::INTERRUPT)), [Action::Kill]);
     let actions = core.handle(ms(30), ends(1, Exit::Signal(9)));
-    let verdict = verdict(&actions);
-    assert_eq!((verdict.exit_code, verdict.first_failure, verdict.interrupted), (130, None, Some(2)));
+    let outcome = outcome(&actions);
+    assert_eq!((outcome.exit_code, outcome.first_failure, outcome.interrupted), (130, None, Some(2)));
 }
 
 #[test]
 fn ranks_that_ignore_ctrl_c_are_killed_after_the_grace() {
     let mut core = job(1, 0);
-    core.handle(ms(0), Event::Asked(signal::INTERRUPT));
+    core.handle(ms(0), Event::Interrupted(signal::INTERRUPT));
     assert_eq!(core.next_deadline(), Some(ms(5000)));
     assert_eq!(core.handle(ms(5000), Event::Tick), [Action::Kill]);
 }
 
 #[test]
-fn an_abandoned_job_is_killed_at_once() {
+fn a_job_whose_launcher_died_is_killed_at_once() {
     let mut core = job(2, 5);
-    assert_eq!(core.handle(ms(0), Event::Abandoned), [Action::Kill]);
+    assert_eq!(core.handle(ms(0), Event::LifelineClosed), [Action::Kill]);
     core.handle(ms(1), ends(0, Exit::Signal(9)));
     let actions = core.handle(ms(1), ends(1, Exit::Signal(9)));
-    assert_eq!(verdict(&actions).epoch, Epoch(1), "and not started again");
+    assert_eq!(outcome(&actions).epoch, Epoch(1), "and not started again");
 }
 
 #[test]
@@ -112,36 +115,41 @@ fn restarts_are_bounded_and_each_has_its_epoch() {
     assert_eq!(core.handle(ms(1), ends(0, Exit::Code(1))).last(), Some(&Action::Start(Epoch(2))));
     assert_eq!(core.handle(ms(2), ends(0, Exit::Signal(9))).last(), Some(&Action::Start(Epoch(3))));
     let actions = core.handle(ms(3), ends(0, Exit::Code(4)));
-    assert_eq!((verdict(&actions).epoch, verdict(&actions).exit_code), (Epoch(3), 4));
+    assert_eq!((outcome(&actions).epoch, outcome(&actions).exit_code), (Epoch(3), 4));
 }
 
 #[test]
 fn a_restarted_job_that_ends_well_is_a_success() {
     let mut core = job(1, 1);
     core.handle(ms(1), ends(0, Exit::Code(1)));
-    assert_eq!(verdict(&core.handle(ms(2), ends(0, Exit::Code(0)))).exit_code, 0);
+    assert_eq!(outcome(&core.handle(ms(2), ends(0, Exit::Code(0)))).exit_code, 0);
 }
 
 #[test]
-fn wrong_use_is_not_tried_again() {
+fn wrong_usage_is_not_restarted() {
     let actions = job(1, 5).handle(ms(1), ends(0, Exit::Code(DO_NOT_RESTART)));
-    assert_eq!(verdict(&actions).exit_code, DO_NOT_RESTART);
+    assert_eq!(outcome(&actions).exit_code, DO_NOT_RESTART);
 }
 
 #[test]
-fn a_rank_that_ends_by_request_is_never_the_first_failure() {
+fn a_rank_that_exits_on_a_signal_from_the_supervisor_is_never_the_first_failure() {
     let mut core = job(2, 0);
     core.handle(ms(0), ends(0, Exit::Code(9)));
     core.handle(ms(500), Event::Tick);
-    let actions = core.handle(ms(501), Event::Exited { rank: Rank(1), exit: Exit::Signal(15), echo: false });
-    assert_eq!(verdict(&actions).first_failure, Some((Rank(0), Exit::Code(9))));
+    let actions =
+        core.handle(ms(501), Event::Exited { rank: Rank(1), exit: Exit::Signal(15), secondary: false });
+    assert_eq!(outcome(&actions).first_failure, Some((Rank(0), Exit::Code(9))));
 }
 
 #[test]
 fn a_process_that_cannot_be_killed_is_not_waited_for() {
     let mut core = job(1, 0);
-    core.handle(ms(0), Event::Abandoned);
-    assert_eq!(core.handle(ms(50), Event::Tick), [Action::Kill], "once more, for what was being born");
+    core.handle(ms(0), Event::LifelineClosed);
+    assert_eq!(
+        core.handle(ms(50), Event::Tick),
+        [Action::Kill],
+        "once more, for processes that were just forked"
+    );
     let actions = core.handle(ms(5000), Event::Tick);
-    assert_eq!(verdict(&actions).exit_code, 137);
+    assert_eq!(outcome(&actions).exit_code, 137);
 }

@@ -1,4 +1,4 @@
-//! Where the ranks of a job meet: the launcher of the first node serves, the others point there.
+//! Hosts the rendezvous of a job: the launcher of the first node serves it, the others point their ranks there.
 
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::OwnedFd;
@@ -11,20 +11,20 @@ use socket2::{Domain, Socket, Type};
 use super::job::{Job, LaunchError};
 use crate::rendezvous::{Server, listen, secret};
 
-/// The meeting place, as the launcher of one node holds it.
-pub(super) struct Place {
-    /// None on nodes other than the first.
+/// The rendezvous, as the launcher of one node holds it.
+pub(super) struct RendezvousHost {
+    /// `None` on nodes other than the first.
     pub(super) server: Option<Server>,
-    /// Where ranks find it.
+    /// The address that ranks are given.
     pub(super) address: HostPort,
-    /// The secret, for ranks to inherit.
+    /// The descriptor of the secret that ranks inherit.
     pub(super) secret: Arc<OwnedFd>,
-    /// For programs that know torchrun's variables only.
+    /// `MASTER_PORT`, for programs that know only torchrun's variables.
     pub(super) master_port: u16,
     _reserved: Option<Socket>,
 }
 
-impl Place {
+impl RendezvousHost {
     pub(super) fn new(job: &Job) -> Result<Self, LaunchError> {
         let config = &job.config;
         let nodes = config.launch.nnodes.get();
@@ -46,18 +46,17 @@ impl Place {
             }
             if config.launch.max_restarts > 0 {
                 return Err(LaunchError::Configuration(
-                    "a job of several nodes is not started again by its launchers: leave out --max-restarts and let \
-                     what starts them on the nodes (such as srun) do that"
+                    "the launchers of a job on several nodes do not restart it: leave out --max-restarts and let \
+                     whatever starts them on the nodes (such as srun) do that"
                         .into(),
                 ));
             }
         }
         let key = match &job.secret_file {
-            Some(path) => secret::from_file(path).map_err(LaunchError::Configuration)?,
+            Some(path) => secret::from_file(path)?,
             None => Secret::random(),
         };
-        let inherited = secret::to_descriptor(&key)
-            .map_err(|error| LaunchError::failed("cannot keep the secret", error))?;
+        let inherited = secret::to_descriptor(&key).map_err(LaunchError::system("cannot keep the secret"))?;
 
         if config.launch.node_rank > 0 {
             let address = named.unwrap_or_else(|| unreachable!("checked above"));
@@ -83,7 +82,7 @@ impl Place {
     }
 }
 
-/// Binds once; the listener that is bound is the one that is served on.
+/// Binds once, and serves on the listener that it bound.
 fn serve(job: &Job, named: Option<HostPort>, key: Secret) -> Result<(Server, HostPort), LaunchError> {
     let config = &job.config.rendezvous;
     let loopback = HostPort::new("127.0.0.1", 0).unwrap_or_else(|error| unreachable!("{error}"));
@@ -100,18 +99,20 @@ fn serve(job: &Job, named: Option<HostPort>, key: Secret) -> Result<(Server, Hos
     if let Some(ip) = config.bind {
         bind.set_ip(ip);
     }
-    let listener = listen::bind(bind)
-        .map_err(|error| LaunchError::Failed(listen::explain(&named, &error, "--rendezvous")))?;
-    let port = listener.local_addr().map_err(|error| LaunchError::failed("the rendezvous", error))?.port();
-    let address =
-        HostPort::new(named.host(), port).map_err(|error| LaunchError::failed("--rendezvous", error))?;
+    let listener = listen::bind(bind).map_err(|source| LaunchError::Listen {
+        message: listen::explain(&named, &source, "--rendezvous"),
+        source,
+    })?;
+    let port = listener.local_addr().map_err(LaunchError::system("the rendezvous"))?.port();
+    let address = HostPort::new(named.host(), port)
+        .map_err(|error| LaunchError::Configuration(format!("--rendezvous: {error}")))?;
     let server = Server::start(listener, key, job.world_size()?, Epoch(1), config)
-        .map_err(|error| LaunchError::failed("cannot serve the rendezvous", error))?;
+        .map_err(LaunchError::system("cannot serve the rendezvous"))?;
     Ok((server, address))
 }
 
-/// A port for programs that open one themselves at MASTER_PORT. The socket holds it against the kernel's own choice, but
-/// does not listen, so that a program which reuses addresses, as all such do, can bind it.
+/// Reserves a port for programs that listen at MASTER_PORT themselves. The socket keeps the kernel from giving the port to
+/// others, but does not listen, so that a program which sets SO_REUSEADDR, as all such do, can bind it.
 fn reserve() -> Result<(u16, Option<Socket>), LaunchError> {
     let held = || {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
@@ -120,5 +121,5 @@ fn reserve() -> Result<(u16, Option<Socket>), LaunchError> {
         let port = socket.local_addr()?.as_socket().map_or(0, |address| address.port());
         Ok((port, Some(socket)))
     };
-    held().map_err(|error: std::io::Error| LaunchError::failed("no port for MASTER_PORT", error))
+    held().map_err(LaunchError::system::<std::io::Error>("no port for MASTER_PORT"))
 }

@@ -1,17 +1,15 @@
-//! Our all-reduce over TCP beside Gloo's: processes of both, in turn, on this machine, the same method for both.
+//! Our all-reduce over TCP compared with Gloo's: processes of both, alternating on this machine, by the same method.
 //!
-//! `beside_gloo --python PYTHON [--world-sizes 2,4] [--rounds 3] [--sizes 1024,…] [--json FILE]` needs a built `ryz` beside this
+//! `vs_gloo --python PYTHON [--world-sizes 2,4] [--rounds 3] [--sizes 1024,…] [--json FILE]` needs a built `ryz` in the folder of this
 //! program and a Python with torch and numpy. Each round runs every size with each of the two; a figure is the median over the rounds.
-//! `beside_gloo rank SIZES` is what each of our ranks runs.
+//! `vs_gloo rank SIZES` is what each of our ranks runs.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ryzanstein_benches::measure::{Row, SIZES, measure};
-use ryzanstein_config::{Config, Sources};
-use ryzanstein_orchestrator::Orchestrator;
+use ryzanstein_benches::ranks;
 use ryzanstein_process_group::table;
 use serde::Serialize;
 
@@ -32,7 +30,7 @@ fn main() -> Result<()> {
             "--rounds" => options.rounds = value.parse().context("--rounds")?,
             "--sizes" => options.sizes = parse_list(value)?,
             "--json" => options.json = Some(value.into()),
-            _ => bail!("unknown flag {flag}; see the head of this file"),
+            _ => bail!("unknown flag {flag}; see the top of this file"),
         }
     }
     compare(&options)
@@ -47,23 +45,19 @@ struct Options {
 }
 
 fn parse_list(text: &str) -> Result<Vec<usize>> {
-    text.split(',').map(|n| n.parse().with_context(|| format!("`{n}` is no number"))).collect()
+    text.split(',').map(|n| n.parse().with_context(|| format!("`{n}` is not a number"))).collect()
 }
 
 /// One of our ranks, under `ryz launch`.
 fn rank(sizes: &[usize]) -> Result<()> {
-    let environment: BTreeMap<String, String> = std::env::vars().collect();
-    let sources = Sources { environment: environment.clone().into_iter().collect(), ..Sources::default() };
-    let mut config = Config::load(&sources)?;
-    config.profile.slow_call = std::time::Duration::MAX;
-    let mut rank = Orchestrator::initialize(&config, &environment)?;
+    let mut orchestrator = ranks::initialize()?;
     for &size in sizes {
-        let row = measure(rank.manager().world(), size)?;
-        if rank.manager().rank().0 == 0 {
+        let row = measure(orchestrator.manager().world(), size)?;
+        if orchestrator.manager().rank().0 == 0 {
             println!("{}", serde_json::to_string(&row)?);
         }
     }
-    Ok(rank.finalize()?)
+    Ok(orchestrator.finalize()?)
 }
 
 /// One size and world size, both sides.
@@ -80,7 +74,7 @@ struct Pair {
 }
 
 fn compare(options: &Options) -> Result<()> {
-    let python = options.python.as_ref().context("--python: which Python has torch and numpy?")?;
+    let python = options.python.as_ref().context("pass --python: a Python that has torch and numpy")?;
     let sizes: Vec<String> = options.sizes.iter().map(ToString::to_string).collect();
     let mut pairs = Vec::new();
     for &world_size in &options.world_sizes {
@@ -117,12 +111,8 @@ fn compare(options: &Options) -> Result<()> {
 }
 
 fn our_command(world_size: usize, sizes: &[String]) -> Result<Command> {
-    let this = std::env::current_exe()?;
-    let ryz = this.with_file_name("ryz");
-    ensure!(ryz.exists(), "{} is not there: run `cargo build --release` first", ryz.display());
-    let mut command = Command::new(ryz);
-    command.args(["launch", "--backend", "tcp", "--world-size", &world_size.to_string(), "--"]);
-    command.arg(this).args(["rank", &sizes.join(",")]);
+    let mut command = ranks::command(world_size, "tcp")?;
+    command.arg(sizes.join(","));
     Ok(command)
 }
 
@@ -133,7 +123,7 @@ fn gloo_command(python: &Path, world_size: usize, sizes: &[String]) -> Command {
     command
 }
 
-/// Runs one side and reads its JSON lines, whatever stands before them on the line or between them.
+/// Runs one side and reads its JSON lines. Other text before or between them is ignored.
 fn run(command: &mut Command) -> Result<Vec<Row>> {
     let output = command.stderr(Stdio::inherit()).output().with_context(|| format!("{command:?}"))?;
     ensure!(output.status.success(), "{command:?} ended with {}", output.status);

@@ -1,11 +1,11 @@
-//! The process that the user sees: it holds the lifeline of the one that supervises.
+//! The launcher: the process that the user sees. It holds the lifeline of the supervisor, its child.
 //!
 //! ```text
-//! ryz launch ── lifeline ──▶ supervisor ──▶ rank 0, rank 1, …
+//! launcher (ryz launch) ── lifeline ──▶ supervisor ──▶ rank 0, rank 1, …
 //! ```
 //!
-//! Whichever of the two is killed, the other ends everything: the supervisor when its lifeline ends, the front when its
-//! only child does. Both are subreapers, so grandchildren that left their session or lost their parents are found.
+//! If either of the two is killed, the other ends everything: the supervisor when its lifeline closes, the launcher when
+//! its only child exits. Both are subreapers, so grandchildren that left their session or lost their parents are found.
 
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -17,12 +17,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::core::signal as number;
 use super::descendants;
 
-/// Runs the supervisor, passes signals on to it, and returns the code to exit with. The supervisor's lifeline is its
+/// Runs the supervisor, forwards signals to it, and returns the code to exit with. The supervisor's lifeline is its
 /// standard input.
 ///
 /// # Errors
-/// What the operating system says when the supervisor cannot be started.
-pub fn guard(mut supervisor: Command) -> io::Result<i32> {
+/// The operating system's, when the supervisor cannot be started.
+pub fn run_supervisor(mut supervisor: Command) -> io::Result<i32> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async move {
         rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
@@ -30,7 +30,7 @@ pub fn guard(mut supervisor: Command) -> io::Result<i32> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
         let mut hangup = signal(SignalKind::hangup())?;
-        // In a group of its own, so that Ctrl-C on the terminal comes to it once: from here.
+        // In its own process group, so that Ctrl-C on the terminal reaches it once, through this process.
         let mut child = supervisor.stdin(Stdio::piped()).process_group(0).spawn()?;
         let lifeline = child.stdin.take();
         let pid = Pid::from_child(&child);

@@ -1,19 +1,19 @@
-use crate::doctor::facts::Library;
+use crate::doctor::facts::{FoundLibrary, Library};
 use crate::doctor::finding::{Finding, Status};
 
-pub(super) fn judge(libraries: &[Library], gpus: usize) -> Vec<Finding> {
+pub(super) fn diagnose(libraries: &[Library], gpus: usize) -> Vec<Finding> {
     let all = libraries.iter().map(|library| match &library.found {
-        Ok((version, origin)) => {
+        Ok(FoundLibrary { version, origin }) => {
             Finding::new("libraries", library.name, Status::Ok, format!("{version}, {origin}"))
         }
-        // Nothing is amiss where there is nothing for it to drive.
+        // Without a GPU there is nothing for it to drive.
         Err(_) if gpus == 0 => {
-            Finding::new("libraries", library.name, Status::Info, "not there, and not needed without a GPU")
+            Finding::new("libraries", library.name, Status::Info, "not found, and not needed without a GPU")
         }
         Err(why) => {
             let needless = library.name == "nccl" && gpus == 1;
             let status = if needless { Status::Warning } else { Status::Broken };
-            Finding::new("libraries", library.name, status, why.clone())
+            Finding::new("libraries", library.name, status, why.to_string())
                 .because(format!("it is needed for {}", library.needed_for))
                 .remedy(remedy(library.name))
         }

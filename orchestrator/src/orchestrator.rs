@@ -1,6 +1,7 @@
-//! The embedding facade: one rank of a job inside somebody else's process.
+//! The facade for embedding: one rank of a job inside another program's process.
 //!
-//! Nothing global: no signal handler, no logger, no process exit, no variable read. The caller passes the environment.
+//! It has no global effects: no signal handler, logger or process exit, and it reads no variables. The caller passes the
+//! environment.
 
 use std::error::Error as StdError;
 use std::path::Path;
@@ -13,7 +14,7 @@ use ryzanstein_tensor_parallel::Llama;
 use crate::nccl_settings;
 use crate::rendezvous::{self, Connection, Environment};
 
-/// One rank: its rendezvous and its process groups.
+/// One rank's part of a job: its rendezvous and its process groups.
 ///
 /// ```no_run
 /// use ryzanstein_config::Config;
@@ -21,33 +22,34 @@ use crate::rendezvous::{self, Connection, Environment};
 /// use ryzanstein_process_group::ReduceOp;
 ///
 /// # fn main() -> Result<(), ryzanstein_process_group::Error> {
-/// let mut rank = Orchestrator::initialize(&Config::default(), &std::env::vars().collect())?;
-/// let group = rank.tensor_parallel();
+/// let mut orchestrator = Orchestrator::initialize(&Config::default(), &std::env::vars().collect())?;
+/// let group = orchestrator.tensor_parallel();
 /// let mut x = group.place(&[1.0f32; 1000])?;
 /// group.all_reduce(&mut x, ReduceOp::Sum)?;
 /// println!("{:?}", group.fetch(&x)?);
-/// rank.finalize()
+/// orchestrator.finalize()
 /// # }
 /// ```
 #[derive(Debug)]
 pub struct Orchestrator {
-    // Before the connection: a rank that serves the rendezvous must do so until its groups have left.
+    // Dropped before the connection: a rank that serves the rendezvous must do so until its groups have left.
     manager: ProcessGroupManager,
     connection: Connection,
 }
 
 impl Orchestrator {
-    /// Finds the rendezvous that the environment names, joins the job and brings the process groups up.
+    /// Finds the rendezvous from the environment, joins the job and creates the process groups.
     ///
     /// # Errors
     /// As [`rendezvous::connect`] and [`ProcessGroupManager::initialize`]; [`Error::Configuration`] when the job runs on
-    /// NCCL and `environment` lacks variables that `[nccl]` asks for, see [`nccl_settings`]. A launcher is told.
+    /// NCCL and `environment` lacks variables that `[nccl]` requires, see [`nccl_settings`]. The error is reported to the
+    /// launcher.
     pub fn initialize(config: &Config, environment: &Environment) -> Result<Self, Error> {
         let connection = rendezvous::connect(config, environment)?;
         let surroundings = Surroundings::from_variables(|name| environment.get(name).cloned());
         let initialized =
             ProcessGroupManager::initialize_with(config, &connection, &surroundings).and_then(|manager| {
-                // Which backend it is turns out last, and where it is not NCCL its settings do not matter.
+                // The backend is known only now, and without NCCL its settings do not matter.
                 if manager.backend() == BackendKind::Nccl {
                     nccl_settings::require(config, environment)?;
                 }
@@ -67,12 +69,12 @@ impl Orchestrator {
         &mut self.manager
     }
 
-    /// The group that shares each layer.
+    /// The tensor-parallel group: the ranks that share each layer.
     pub fn tensor_parallel(&mut self) -> &mut ProcessGroup {
         self.manager.tensor_parallel()
     }
 
-    /// Loads this rank's share of a Llama-architecture model from a Hugging Face folder; see [`Llama::load`].
+    /// Loads this rank's shard of a Llama-architecture model from a Hugging Face folder; see [`Llama::load`].
     ///
     /// # Errors
     /// As [`Llama::load`].
@@ -84,12 +86,12 @@ impl Orchestrator {
         Llama::load(directory, dtype, self.manager.tensor_parallel())
     }
 
-    /// Tells the launcher, where there is one, why this rank gives up, and in which collective.
+    /// Reports to the launcher, if there is one, why this rank gives up, and in which collective.
     pub fn report(&self, error: &(dyn StdError + 'static)) {
         use ryzanstein_tensor_parallel::Error as ModelError;
         let mut cause = Some(error);
         while let Some(current) = cause {
-            // The model's error passes the group's through, source and all, so that the chain alone does not show it.
+            // The model's error is transparent over the group's, so the group's is not in the chain of sources.
             let inside = match current.downcast_ref() {
                 Some(ModelError::Group(inner)) => Some(inner),
                 Some(ModelError::Peer { rank, .. }) => {
@@ -105,8 +107,7 @@ impl Orchestrator {
         self.connection.report(&error.to_string(), None);
     }
 
-    /// Leaves the job, and tells the launcher, where there is one, of what is found wrong then; see
-    /// [`ProcessGroupManager::finalize`].
+    /// Leaves the job. Reports an error to the launcher, if there is one. See [`ProcessGroupManager::finalize`].
     ///
     /// # Errors
     /// As there.

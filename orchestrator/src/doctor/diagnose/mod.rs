@@ -1,4 +1,4 @@
-//! *Pure*: from facts to findings.
+//! Turns facts into findings. *Pure*.
 
 mod gpu;
 mod host;
@@ -10,19 +10,19 @@ mod trials;
 use super::facts::Facts;
 use super::finding::Finding;
 
-/// Everything there is to say of these facts, area by area.
-pub fn judge(facts: &Facts) -> Vec<Finding> {
-    let mut findings = host::judge(&facts.host);
+/// All findings from these facts, area by area.
+pub fn diagnose(facts: &Facts) -> Vec<Finding> {
+    let mut findings = host::diagnose(&facts.host);
     let gpus = facts.gpu.usable().gpus.len();
-    findings.extend(network::judge(&facts.network, gpus));
-    findings.extend(gpu::judge(&facts.gpu, facts.backend));
-    findings.extend(libraries::judge(&facts.libraries, gpus));
-    findings.extend(nccl::judge(&facts.nccl));
-    findings.extend(trials::judge(&facts.trials, gpus));
+    findings.extend(network::diagnose(&facts.network, gpus));
+    findings.extend(gpu::diagnose(&facts.gpu, facts.backend));
+    findings.extend(libraries::diagnose(&facts.libraries, gpus));
+    findings.extend(nccl::diagnose(&facts.nccl));
+    findings.extend(trials::diagnose(&facts.trials, gpus));
     findings
 }
 
-/// Bytes as memory is counted: in powers of 1024.
+/// Bytes in powers of 1024.
 fn memory(bytes: u64) -> String {
     let bytes = bytes as f64;
     for (unit, size) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {

@@ -1,4 +1,4 @@
-//! Who may speak to the rendezvous: accepts connections, lets each prove itself, and bounds how many there are.
+//! Accepts connections to the rendezvous, authenticates each, and bounds how many there are.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,14 +19,14 @@ use tonic::transport::server::Connected;
 
 use super::handshake;
 
-/// What the gate counts.
+/// Counters of the acceptor.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+pub(super) struct ConnectionCounts {
     refused: AtomicU64,
     connections: AtomicUsize,
 }
 
-impl Counts {
+impl ConnectionCounts {
     pub(super) fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
@@ -42,33 +42,33 @@ impl Counts {
     }
 }
 
-pub(super) struct Gate {
+pub(super) struct Acceptor {
     secret: Secret,
     handshake_timeout: Duration,
     most: usize,
-    counts: Arc<Counts>,
-    admitted: mpsc::Sender<io::Result<Admitted>>,
+    counts: Arc<ConnectionCounts>,
+    admitted: mpsc::Sender<io::Result<AuthenticatedStream>>,
 }
 
-impl Gate {
+impl Acceptor {
     pub(super) fn new(secret: Secret, config: &RendezvousConfig) -> (Self, Incoming) {
         let (admitted, incoming) = mpsc::channel(64);
-        let gate = Self {
+        let acceptor = Self {
             secret,
             handshake_timeout: config.handshake_timeout.get(),
             most: config.max_connections.get() as usize,
             counts: Arc::default(),
             admitted,
         };
-        (gate, Incoming(incoming))
+        (acceptor, Incoming(incoming))
     }
 
-    pub(super) fn counts(&self) -> Arc<Counts> {
+    pub(super) fn counts(&self) -> Arc<ConnectionCounts> {
         Arc::clone(&self.counts)
     }
 
-    /// Accepts for ever. Connections that have not proved anything yet are bounded by themselves, and the oldest gives
-    /// way to a new one: whoever belongs to the job needs milliseconds.
+    /// Accepts for ever. Connections in the handshake have a bound of their own, and a new one evicts the oldest: a rank of
+    /// the job needs only milliseconds.
     pub(super) async fn run(self, listener: TcpListener) {
         let mut unproven: VecDeque<AbortHandle> = VecDeque::new();
         loop {
@@ -83,7 +83,7 @@ impl Gate {
                 }
             };
             if self.counts.connections() >= self.most {
-                self.counts.refuse(peer, &"there are rendezvous.max_connections already");
+                self.counts.refuse(peer, &"rendezvous.max_connections is reached");
                 continue;
             }
             unproven.retain(|handle| !handle.is_finished());
@@ -101,10 +101,10 @@ impl Gate {
                     Ok(Ok(())) => {
                         let _ = stream.set_nodelay(true);
                         counts.connections.fetch_add(1, Ordering::Relaxed);
-                        let _ = admitted.send(Ok(Admitted { stream, counts })).await;
+                        let _ = admitted.send(Ok(AuthenticatedStream { stream, counts })).await;
                     }
                     Ok(Err(error)) => counts.refuse(peer, &error),
-                    Err(_) => counts.refuse(peer, &"it did not prove to belong to the job in time"),
+                    Err(_) => counts.refuse(peer, &"it did not prove in time that it belongs to the job"),
                 }
             });
             unproven.push_back(task.abort_handle());
@@ -112,25 +112,25 @@ impl Gate {
     }
 }
 
-/// A connection that has proved to know the secret.
-pub(super) struct Admitted {
+/// A connection that has proved that it knows the secret.
+pub(super) struct AuthenticatedStream {
     stream: TcpStream,
-    counts: Arc<Counts>,
+    counts: Arc<ConnectionCounts>,
 }
 
-impl Drop for Admitted {
+impl Drop for AuthenticatedStream {
     fn drop(&mut self) {
         self.counts.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Connected for Admitted {
+impl Connected for AuthenticatedStream {
     type ConnectInfo = ();
 
     fn connect_info(&self) {}
 }
 
-impl AsyncRead for Admitted {
+impl AsyncRead for AuthenticatedStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -140,7 +140,7 @@ impl AsyncRead for Admitted {
     }
 }
 
-impl AsyncWrite for Admitted {
+impl AsyncWrite for AuthenticatedStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
@@ -166,11 +166,11 @@ impl AsyncWrite for Admitted {
     }
 }
 
-/// The admitted connections, as tonic takes them.
-pub(super) struct Incoming(mpsc::Receiver<io::Result<Admitted>>);
+/// The authenticated connections, in the form that tonic serves.
+pub(super) struct Incoming(mpsc::Receiver<io::Result<AuthenticatedStream>>);
 
 impl Stream for Incoming {
-    type Item = io::Result<Admitted>;
+    type Item = io::Result<AuthenticatedStream>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.0.poll_recv(cx)

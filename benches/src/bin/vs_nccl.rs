@@ -1,34 +1,32 @@
-//! Our collectives on GPUs beside NCCL called with nothing around it: in the same processes, in turns, the same method.
+//! Our collectives on GPUs compared with direct calls of NCCL: in the same processes, alternating, by the same method.
 //!
-//! `beside_nccl [--world-size 4] [--rounds 3] [--ops all_reduce,…] [--sizes 1024,…] [--json FILE]` needs a built `ryz` beside this
+//! `vs_nccl [--world-size 4] [--rounds 3] [--ops all_reduce,…] [--sizes 1024,…] [--json FILE]` needs a built `ryz` in the folder of this
 //! program. Every value is checked; a figure is the median over the rounds. What a call costs the host is measured apart, ours
-//! and NCCL's in turns within one run, as a processor's pace changes from one run to the next. `beside_nccl rank …` is what each
+//! and NCCL's in turns within one run, as a processor's pace changes from one run to the next. `vs_nccl rank …` is what each
 //! rank runs.
 
 use std::collections::BTreeMap;
-use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ryzanstein_benches::host_clock::HostClock;
+use ryzanstein_benches::ranks;
 use ryzanstein_benches::raw_nccl::RawNccl;
-use ryzanstein_config::{Config, Sources};
-use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_orchestrator::measure::{
-    Case, Figures, Gpu, Measured, calls_back_to_back, measure, measure_calls,
+    Case, Collective, Figures, Gpu, UnknownCollective, calls_back_to_back, measure, measure_calls,
 };
 use ryzanstein_process_group::{ProcessGroup, ReduceOp, table};
 use serde::Serialize;
 
 const SIZES: [usize; 8] = [1024, 8192, 65536, 1 << 20, 10_000_000, 16 << 20, 100_000_000, 256 << 20];
-/// Calls of a round at least by which the host's time is told, ours and NCCL's together: they differ more than the GPU's times.
-const FEWEST_ON_HOST: usize = 24;
-/// All-reduces that follow one another.
+/// Minimum calls per round for the host's time, ours and NCCL's together: host times vary more than GPU times.
+const MIN_HOST_CALLS: usize = 24;
+/// Back-to-back all-reduces.
 const IN_A_ROW: usize = 960;
 
 struct Options {
     world_size: usize,
     rounds: usize,
-    ops: Vec<Measured>,
+    ops: Vec<Collective>,
     sizes: Vec<usize>,
     json: Option<String>,
 }
@@ -39,21 +37,11 @@ fn main() -> Result<()> {
         return rank(&options(&arguments[1..])?);
     }
     let options = options(&arguments)?;
-    let this = std::env::current_exe()?;
-    let ryz = this.with_file_name("ryz");
-    ensure!(ryz.exists(), "{} is not there: run `cargo build --release` first", ryz.display());
-    let status = Command::new(ryz)
-        .args(["launch", "--backend", "nccl", "--world-size", &options.world_size.to_string(), "--"])
-        .arg(this)
-        .arg("rank")
-        .args(arguments)
-        .status()?;
-    ensure!(status.success(), "the ranks ended with {status}");
-    Ok(())
+    Ok(ranks::run(ranks::command(options.world_size, "nccl")?.args(arguments))?)
 }
 
 fn options(arguments: &[String]) -> Result<Options> {
-    let ops = Measured::ALL.into_iter().filter(|what| *what != Measured::Barrier).collect();
+    let ops = Collective::ALL.into_iter().filter(|what| *what != Collective::Barrier).collect();
     let mut options = Options { world_size: 4, rounds: 3, ops, sizes: SIZES.to_vec(), json: None };
     for pair in arguments.chunks(2) {
         let [flag, value] = pair else { bail!("{} needs a value", pair[0]) };
@@ -61,15 +49,15 @@ fn options(arguments: &[String]) -> Result<Options> {
             "--world-size" => options.world_size = value.parse().context("--world-size")?,
             "--rounds" => options.rounds = value.parse().context("--rounds")?,
             "--ops" => {
-                let ops: Result<_, String> = value.split(',').map(str::parse).collect();
-                options.ops = ops.map_err(anyhow::Error::msg)?;
+                let ops: Result<_, UnknownCollective> = value.split(',').map(str::parse).collect();
+                options.ops = ops?;
             }
             "--sizes" => {
                 let sizes: Result<_, _> = value.split(',').map(str::parse).collect();
                 options.sizes = sizes.context("--sizes")?;
             }
             "--json" => options.json = Some(value.into()),
-            _ => bail!("unknown flag {flag}; see the head of this file"),
+            _ => bail!("unknown flag {flag}; see the top of this file"),
         }
     }
     Ok(options)
@@ -85,18 +73,14 @@ struct Row {
     raw_graph_us: f64,
     ours_us: f64,
     raw_us: f64,
-    /// Until the call has returned to the host: medians of the rank on which ours costs most more.
+    /// Time until the call returned to the host: medians of the rank where the difference is largest.
     ours_host_us: f64,
     raw_host_us: f64,
 }
 
 fn rank(options: &Options) -> Result<()> {
-    let environment: BTreeMap<String, String> = std::env::vars().collect();
-    let sources = Sources { environment: environment.clone().into_iter().collect(), ..Sources::default() };
-    let mut config = Config::load(&sources)?;
-    config.profile.slow_call = std::time::Duration::MAX;
-    let mut rank = Orchestrator::initialize(&config, &environment)?;
-    let group = rank.manager().world();
+    let mut orchestrator = ranks::initialize()?;
+    let group = orchestrator.manager().world();
     let raw = RawNccl::new(group)?;
     let mut rows = Vec::new();
     for &what in &options.ops {
@@ -117,10 +101,16 @@ fn rank(options: &Options) -> Result<()> {
         }
     }
     drop(raw);
-    Ok(rank.finalize()?)
+    Ok(orchestrator.finalize()?)
 }
 
-fn one(group: &mut ProcessGroup, raw: &RawNccl, what: Measured, bytes: usize, rounds: usize) -> Result<Row> {
+fn one(
+    group: &mut ProcessGroup,
+    raw: &RawNccl,
+    what: Collective,
+    bytes: usize,
+    rounds: usize,
+) -> Result<Row> {
     let device = group.device().context("no GPU")?.clone();
     let iterations = (1_000_000_000 / bytes.max(1)).clamp(6, 96);
     let case = Case::new(what, bytes, iterations);
@@ -129,7 +119,7 @@ fn one(group: &mut ProcessGroup, raw: &RawNccl, what: Measured, bytes: usize, ro
     for round in 0..rounds {
         host.take(group, raw, &case)?;
         for graph in [true, false] {
-            // Who is first changes from round to round.
+            // The order changes from round to round.
             for ours in [round % 2 == 0, round % 2 == 1] {
                 let mut bench = Gpu::new(device.clone(), graph);
                 let found = if ours {
@@ -161,7 +151,7 @@ fn one(group: &mut ProcessGroup, raw: &RawNccl, what: Measured, bytes: usize, ro
     })
 }
 
-/// How long this rank's host was in calls that follow one another: NCCL's, then ours.
+/// Host time of this rank's calls in a row: NCCL's, then ours.
 #[derive(Default)]
 struct HostTimes([Vec<f64>; 2]);
 
@@ -169,10 +159,10 @@ impl HostTimes {
     fn take(&mut self, group: &mut ProcessGroup, raw: &RawNccl, case: &Case) -> Result<()> {
         let device = group.device().context("no GPU")?.clone();
         let mut clock = HostClock::new(device, group.world_size())?;
-        let case = Case { iterations: case.iterations.max(FEWEST_ON_HOST), ..*case };
+        let case = Case { iterations: case.iterations.max(MIN_HOST_CALLS), ..*case };
         let mut whose = Vec::new();
         let found = measure_calls(group, &mut clock, &case, &mut |group, slot| {
-            // As Thue and Morse have it: neither is more often behind the other than behind itself, nor first.
+            // The Thue-Morse sequence: neither side comes first, or after the other, more often.
             let ours = whose.len().count_ones().is_multiple_of(2);
             whose.push(ours);
             if ours { case.what.call(group, slot, case.reduction) } else { raw.call(case.what, slot) }
@@ -184,7 +174,7 @@ impl HostTimes {
         Ok(())
     }
 
-    /// Medians of ours and of NCCL's on the rank where ours costs most more.
+    /// Medians of ours and of NCCL's, on the rank where the difference is largest.
     fn worst(self, group: &mut ProcessGroup) -> Result<(f64, f64)> {
         let [raw, ours] = self.0.map(|times| median(times.into_iter()));
         let all = group.all_gather_object(&(ours, raw))?;
@@ -193,8 +183,8 @@ impl HostTimes {
     }
 }
 
-/// All-reduces of 1 KiB one after the other, one by one: microseconds a call until all are done, and until they have
-/// returned. Ours, then NCCL's.
+/// Back-to-back all-reduces of 1 KiB: microseconds per call until all are done, and until they have returned. Ours, then
+/// NCCL's.
 fn in_a_row(group: &mut ProcessGroup, raw: &RawNccl, rounds: usize) -> Result<[(f64, f64); 2]> {
     let mut found: [Vec<(f64, f64)>; 2] = Default::default();
     for _ in 0..rounds.max(3) {

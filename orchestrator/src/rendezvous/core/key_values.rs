@@ -7,18 +7,19 @@ use ryzanstein_process_group::store::{MAX_KEY, MAX_VALUE};
 
 use super::event::Refusal;
 
-/// The most bytes that keys and values may take together. An entry counts [`ENTRY_OVERHEAD`] besides.
+/// The most bytes that the store may hold, [`ENTRY_OVERHEAD`] for each entry included.
 pub const MAX_STORE: usize = 64 << 20;
-/// What an entry costs beyond its key and value.
+/// Bytes that an entry counts in addition to its key and value.
 pub const ENTRY_OVERHEAD: usize = 64;
-/// Keys, their values, and how much memory they take.
+
+/// Keys, their values, and the bytes they take.
 #[derive(Debug, Default)]
-pub(super) struct Values {
+pub(super) struct KeyValues {
     values: HashMap<String, Bytes>,
     bytes: usize,
 }
 
-impl Values {
+impl KeyValues {
     pub(super) fn get(&self, key: &str) -> Option<Bytes> {
         self.values.get(key).cloned()
     }
@@ -43,11 +44,11 @@ impl Values {
         Ok(())
     }
 
-    /// The sum of the counter `key` and `amount`. Nothing is stored.
+    /// The counter `key` plus `amount`. Stores nothing.
     pub(super) fn sum(&self, key: &str, amount: i64) -> Result<i64, Refusal> {
         let Some(value) = self.values.get(key) else { return Ok(amount) };
         let Ok(bytes) = <[u8; 8]>::try_from(value.as_ref()) else {
-            return Err(Refusal::Invalid(format!("store key `{key}` holds no counter")));
+            return Err(Refusal::Invalid(format!("store key `{key}` does not hold a counter")));
         };
         Ok(i64::from_le_bytes(bytes).wrapping_add(amount))
     }
@@ -59,7 +60,10 @@ fn cost(key: &str, value: &[u8]) -> usize {
 
 pub(super) fn check_key(key: &str) -> Result<(), Refusal> {
     if key.is_empty() || key.len() > MAX_KEY {
-        return Err(Refusal::Invalid(format!("a key has 1 to {MAX_KEY} bytes; this one has {}", key.len())));
+        return Err(Refusal::Invalid(format!(
+            "a key must have 1 to {MAX_KEY} bytes; this one has {}",
+            key.len()
+        )));
     }
     Ok(())
 }

@@ -1,13 +1,13 @@
 use super::memory;
-use crate::doctor::facts::Host;
+use crate::doctor::facts::{Host, TemporaryFolder};
 use crate::doctor::finding::{Finding, Status};
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// What container engines give when nothing else is asked for.
+/// The default of container engines.
 const CONTAINER_SHM: u64 = 64 * MIB;
 
-pub(super) fn judge(host: &Host) -> Vec<Finding> {
+pub(super) fn diagnose(host: &Host) -> Vec<Finding> {
     vec![
         Finding::new("host", "system", Status::Ok, &host.system),
         processors(host),
@@ -27,13 +27,13 @@ fn new(name: &'static str, status: Status, seen: impl Into<String>) -> Finding {
 fn processors(host: &Host) -> Finding {
     let count = host.processors;
     let seen = match host.processor_quota {
-        Some(quota) => format!("{count}, with the time of {quota:.1} by cgroup"),
+        Some(quota) => format!("{count}, limited to {quota:.1} by cgroup"),
         None => format!("{count}"),
     };
     if host.processor_quota.is_some_and(|quota| quota < 1.0) {
         return new("processors", Status::Warning, seen)
-            .because("a rank that waits for a peer polls; with less than one processor it is put to sleep meanwhile")
-            .remedy("raise the container's CPU limit to one processor a rank at least");
+            .because("a rank polls while it waits for a peer; below one CPU the kernel suspends it meanwhile")
+            .remedy("raise the container's CPU limit to at least one CPU per rank");
     }
     new("processors", Status::Ok, seen)
 }
@@ -41,13 +41,11 @@ fn processors(host: &Host) -> Finding {
 fn available(host: &Host) -> Finding {
     let limit = host.memory_limit.filter(|limit| *limit < host.memory);
     let seen = format!("{} of {} available", memory(host.memory_available), memory(host.memory))
-        + &limit.map_or(String::new(), |limit| format!(", {} allowed by cgroup", memory(limit)));
+        + &limit.map_or(String::new(), |limit| format!(", limited to {} by cgroup", memory(limit)));
     let room = host.memory_available.min(limit.unwrap_or(u64::MAX));
     if room < GIB {
         return new("memory", Status::Warning, seen)
-            .because(
-                "a rank needs some hundred megabytes, and its share of the model when it runs on the CPU",
-            )
+            .because("a rank needs a few hundred megabytes, plus its shard of the model on the CPU")
             .remedy("end other processes, or raise the container's memory limit");
     }
     new("memory", Status::Ok, seen)
@@ -55,14 +53,14 @@ fn available(host: &Host) -> Finding {
 
 fn shared_memory(host: &Host) -> Finding {
     let Some((size, free)) = host.shared_memory else {
-        return new("shared_memory", Status::Warning, "there is no /dev/shm")
-            .because("NCCL passes data between GPUs without peer access through it")
+        return new("shared_memory", Status::Warning, "/dev/shm is missing")
+            .because("NCCL uses it for data between GPUs without peer access")
             .remedy("mount one: mount -t tmpfs -o size=8G tmpfs /dev/shm");
     };
     let seen = format!("{} free of {} at /dev/shm", memory(free), memory(size));
     if size <= CONTAINER_SHM || free < CONTAINER_SHM / 2 {
         return new("shared_memory", Status::Warning, seen)
-            .because("NCCL passes data between GPUs without peer access through it, and ends with a bus error when it is full")
+            .because("NCCL uses it for data between GPUs without peer access, and dies with a bus error when it is full")
             .remedy("start the container with --shm-size=8g or --ipc=host; in Kubernetes, mount an emptyDir of medium Memory");
     }
     new("shared_memory", Status::Ok, seen)
@@ -80,22 +78,22 @@ fn locked_memory(host: &Host) -> Finding {
 fn open_files(host: &Host) -> Finding {
     let (now, most) = host.open_files;
     let text = |limit: Option<u64>| limit.map_or("no limit".into(), |limit| limit.to_string());
-    let seen = format!("{}, at most {}", text(now), text(most));
+    let seen = format!("{}, hard limit {}", text(now), text(most));
     if most.is_some_and(|most| most < 1024) {
         return new("open_files", Status::Warning, seen)
-            .because("the launcher keeps three descriptors a rank, and every rank a link to each other one")
+            .because("the launcher keeps three descriptors per rank, and every rank a link to every other")
             .remedy("raise the hard limit: ulimit -Hn 65536, or --ulimit nofile=65536 for a container");
     }
     new("open_files", Status::Ok, seen)
 }
 
 fn temporary(host: &Host) -> Finding {
-    let (folder, writable) = &host.temporary;
+    let TemporaryFolder { path: folder, writable } = &host.temporary;
     match writable {
-        Ok(()) => new("temporary_folder", Status::Ok, format!("{} can be written", folder.display())),
-        Err(why) => new("temporary_folder", Status::Warning, format!("{}: {why}", folder.display()))
-            .because("ranks of another launcher on one host hand the job's secret on in a file there")
-            .remedy("set XDG_RUNTIME_DIR or TMPDIR to a folder of your own that can be written"),
+        Ok(()) => new("temporary_folder", Status::Ok, format!("{} is writable", folder.display())),
+        Err(why) => new("temporary_folder", Status::Warning, format!("{} is not writable: {why}", folder.display()))
+            .because("under another launcher, rank 0 leaves the job's secret in a file there for the ranks of its host")
+            .remedy("set XDG_RUNTIME_DIR or TMPDIR to a writable folder of your own"),
     }
 }
 
@@ -110,8 +108,8 @@ fn peer_memory(host: &Host) -> Finding {
             format!("a process may not read another's memory: {why}{scope}"),
         )
         .because(
-            "between ranks of one host on processors, large payloads go through sockets, which copy them once more, as \
-             with process_group.tcp.cross_memory = false; nor can a debugger be attached to a rank that hangs",
+            "between CPU ranks of one host, large payloads go through sockets, which copy them once more, as \
+             with process_group.tcp.cross_memory = false; and a debugger cannot attach to a rank that hangs",
         )
         .remedy("sysctl kernel.yama.ptrace_scope=0, and --cap-add=SYS_PTRACE for a container"),
     }

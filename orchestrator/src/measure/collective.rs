@@ -1,4 +1,4 @@
-//! What can be measured, and how it is called.
+//! The operations that can be measured, and how each is called.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,14 +9,14 @@ use ryzanstein_process_group::{
 
 /// An operation that can be measured. Roots are rank 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Measured {
+pub enum Collective {
     /// In place.
     AllReduce,
     /// In place.
     Broadcast,
     /// In place.
     Reduce,
-    /// In place: each rank's own chunk stands in the array already.
+    /// In place: each rank's own chunk is already in the array.
     AllGather,
     /// In place: each rank's own chunk of the array is the result.
     ReduceScatter,
@@ -26,22 +26,22 @@ pub enum Measured {
     Scatter,
     /// Out of place.
     AllToAll,
-    /// Each even rank to the one after it, all pairs at a time.
+    /// Each even rank sends to the next rank, all pairs at once.
     SendRecv,
     /// No data.
     Barrier,
 }
 
-/// The operands of one call.
+/// The buffers of one call.
 #[derive(Debug)]
-pub struct Slot<M> {
-    /// What is read, for the operations that are called out of place.
+pub struct CallBuffers<M> {
+    /// The input, for operations that are called out of place.
     pub input: Option<M>,
-    /// What is written, and read in place.
+    /// The output, and the input of operations in place.
     pub buffer: M,
 }
 
-impl Measured {
+impl Collective {
     /// Every operation, in the order of `--op all`.
     pub const ALL: [Self; 10] = [
         Self::AllReduce,
@@ -72,22 +72,22 @@ impl Measured {
         }
     }
 
-    /// Whether values are combined.
+    /// Whether it reduces values.
     pub const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
 
-    /// Whether the whole array is one chunk for each rank.
+    /// Whether the array consists of one chunk per rank.
     pub const fn is_chunked(self) -> bool {
         matches!(self, Self::AllGather | Self::ReduceScatter | Self::Gather | Self::Scatter | Self::AllToAll)
     }
 
-    /// Whether input and output are different memory.
+    /// Whether input and output are separate buffers.
     pub const fn is_out_of_place(self) -> bool {
         matches!(self, Self::AllToAll)
     }
 
-    /// The group's operation whose calls this is, as rank 0 makes them.
+    /// The group operation that rank 0 calls.
     pub const fn operation(self, reduction: ReduceOp) -> Operation {
         let root = Rank(0);
         match self {
@@ -110,14 +110,14 @@ impl Measured {
         (algbw, algbw * bus_factor(self.name(), world_size))
     }
 
-    /// Calls it once.
+    /// Makes one call.
     ///
     /// # Errors
     /// Those of the collective.
     pub fn call<M: Buffer + BufferMut>(
         self,
         group: &mut ProcessGroup,
-        slot: &mut Slot<M>,
+        slot: &mut CallBuffers<M>,
         reduction: ReduceOp,
     ) -> Result<(), Error> {
         let root = Rank(0);
@@ -144,14 +144,19 @@ impl Measured {
     }
 }
 
-/// The other half of a pair.
+/// A name that no measured operation has.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("unknown operation `{0}`; expected `all` or some of {names}, separated by commas", names = Collective::ALL.map(Collective::name).join(", "))]
+pub struct UnknownCollective(pub String);
+
+/// The other rank of a pair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Partner {
     Receiver(usize),
     Sender(usize),
 }
 
-/// Whom a rank exchanges messages with; nobody for the last of an odd number.
+/// The rank that a rank exchanges messages with; none for the last of an odd number.
 pub(super) fn partner(rank: usize, world_size: usize) -> Option<Partner> {
     match rank % 2 {
         0 if rank + 1 < world_size => Some(Partner::Receiver(rank + 1)),
@@ -160,19 +165,17 @@ pub(super) fn partner(rank: usize, world_size: usize) -> Option<Partner> {
     }
 }
 
-impl fmt::Display for Measured {
+impl fmt::Display for Collective {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
     }
 }
 
-impl FromStr for Measured {
-    type Err = String;
+impl FromStr for Collective {
+    type Err = UnknownCollective;
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        Self::ALL.into_iter().find(|m| m.name() == text).ok_or_else(|| {
-            let names = Self::ALL.map(Self::name).join(", ");
-            format!("unknown operation `{text}`; expected `all` or some of {names}, with commas between")
-        })
+    fn from_str(text: &str) -> Result<Self, UnknownCollective> {
+        let found = Self::ALL.into_iter().find(|collective| collective.name() == text);
+        found.ok_or_else(|| UnknownCollective(text.to_owned()))
     }
 }

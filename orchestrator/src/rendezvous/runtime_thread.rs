@@ -1,4 +1,4 @@
-//! A thread with a tokio runtime of its own, so that blocking callers inside and outside any runtime are served alike.
+//! A thread with its own tokio runtime, so that blocking callers work inside and outside any runtime.
 
 use std::future::Future;
 use std::io;
@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
-/// Runs futures until it is dropped; then every one of them is cancelled.
+/// Runs futures until it is dropped, which cancels them.
 #[derive(Debug)]
-pub(super) struct Background {
+pub(super) struct RuntimeThread {
     handle: Handle,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Background {
+impl RuntimeThread {
     pub(super) fn start(name: &str) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
@@ -30,7 +30,7 @@ impl Background {
         &self.handle
     }
 
-    /// Runs a future over there and blocks for its result; none at the deadline, or when it panicked.
+    /// Runs a future there and blocks for its result; `None` at the deadline, or when it panicked.
     pub(super) fn block_on<T: Send + 'static>(
         &self,
         deadline: Instant,
@@ -49,7 +49,7 @@ impl Background {
     }
 }
 
-impl Drop for Background {
+impl Drop for RuntimeThread {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {

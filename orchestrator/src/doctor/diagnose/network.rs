@@ -5,7 +5,7 @@ fn new(name: &'static str, status: Status, seen: impl Into<String>) -> Finding {
     Finding::new("network", name, status, seen)
 }
 
-pub(super) fn judge(network: &Network, gpus: usize) -> Vec<Finding> {
+pub(super) fn diagnose(network: &Network, gpus: usize) -> Vec<Finding> {
     let mut findings = vec![loopback(network), interfaces(network)];
     findings.extend(infiniband(network));
     findings.extend(gpu_direct(network, gpus));
@@ -16,7 +16,7 @@ fn loopback(network: &Network) -> Finding {
     match &network.loopback {
         Ok(()) => new("loopback", Status::Ok, "TCP on 127.0.0.1 carries bytes"),
         Err(why) => new("loopback", Status::Broken, format!("TCP on 127.0.0.1: {why}"))
-            .because("the ranks of one host meet there")
+            .because("the ranks of one host connect through it")
             .remedy(
                 "bring the loopback interface up (ip link set lo up), and let packet filters pass 127.0.0.1",
             ),
@@ -33,8 +33,8 @@ fn interfaces(network: &Network) -> Finding {
         .map(describe)
         .collect();
     if usable.is_empty() {
-        return new("interfaces", Status::Info, "none but the loopback")
-            .because("jobs of this host alone work; other hosts cannot be reached");
+        return new("interfaces", Status::Info, "only loopback")
+            .because("jobs on this host work; other hosts cannot be reached");
     }
     new("interfaces", Status::Ok, usable.join("; "))
 }
@@ -44,15 +44,15 @@ fn describe(interface: &Interface) -> String {
     let speed = match interface.speed {
         Some(speed) if speed >= 1000 => format!("{} Gb/s", f64::from(speed) / 1000.0),
         Some(speed) => format!("{speed} Mb/s"),
-        None => "of a speed that it does not tell".into(),
+        None => "(speed unknown)".into(),
     };
-    format!("{} {speed} ({})", interface.name, addresses.join(", "))
+    format!("{} {speed}, {}", interface.name, addresses.join(", "))
 }
 
 fn infiniband(network: &Network) -> Vec<Finding> {
     if network.infiniband.is_empty() {
         return vec![new("infiniband", Status::Info, "no adapter").because(
-            "between hosts, data goes over the interfaces above; within this one nothing is missing",
+            "between hosts, data goes over the interfaces above; within this host nothing is missing",
         )];
     }
     let ports = network.infiniband.iter().map(|port| {
@@ -62,8 +62,8 @@ fn infiniband(network: &Network) -> Vec<Finding> {
         }
         new("infiniband", Status::Warning, seen)
             .of(&port.name)
-            .because("a port that is not active carries nothing: no cable, no switch, or no subnet manager")
-            .remedy("look at it with ibstat; leave it out with nccl.infiniband_devices")
+            .because("an inactive port carries no data: no cable, no switch, or no subnet manager")
+            .remedy("inspect it with ibstat; exclude it with nccl.infiniband_devices")
     });
     ports.collect()
 }
@@ -73,10 +73,10 @@ fn gpu_direct(network: &Network, gpus: usize) -> Option<Finding> {
         return None;
     }
     Some(if network.peer_memory_module {
-        new("gpu_direct", Status::Ok, "nvidia_peermem is loaded: adapters reach GPU memory")
+        new("gpu_direct", Status::Ok, "nvidia_peermem is loaded: adapters access GPU memory directly")
     } else {
         new("gpu_direct", Status::Info, "nvidia_peermem is not loaded")
-            .because("adapters reach GPU memory by DMA-BUF instead where kernel (5.12) and driver (open modules) have it; \
+            .because("adapters use DMA-BUF instead where the kernel (5.12) and the driver (open modules) support it; \
                       otherwise data between hosts passes through host memory")
             .remedy("modprobe nvidia_peermem, unless NCCL_DEBUG=INFO shows `via NET/IB/…/GDRDMA` already")
     })

@@ -3,7 +3,7 @@ use ryzanstein_process_group::table;
 use crate::doctor::facts::{Trial, TrialOutcome};
 use crate::doctor::finding::{Finding, Status};
 
-pub(super) fn judge(trials: &[Trial], gpus: usize) -> Vec<Finding> {
+pub(super) fn diagnose(trials: &[Trial], gpus: usize) -> Vec<Finding> {
     trials.iter().flat_map(|trial| std::iter::once(one(trial, gpus)).chain(paths(trial))).collect()
 }
 
@@ -30,7 +30,7 @@ fn one(trial: &Trial, gpus: usize) -> Finding {
             new(Status::Ok, seen)
         }
         Err(why) => new(Status::Broken, format!("{ranks} ranks: {why}"))
-            .because("a group of this machine alone does not come up, or computes wrongly")
+            .because("a group on this machine does not start, or computes wrong values")
             .remedy("see the findings above; RYZ_LOG__LEVEL=debug and NCCL_DEBUG=INFO show more"),
     }
 }

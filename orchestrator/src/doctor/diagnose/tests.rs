@@ -1,14 +1,22 @@
 use std::path::PathBuf;
 
 use ryzanstein_config::BackendChoice;
-use ryzanstein_config::nccl::{Own, plan};
+use ryzanstein_config::nccl::{UserVariable, plan};
 use ryzanstein_process_group::nvml::{Gpu, Pair, PairPath, PeerAccess};
 
 use super::*;
+use crate::doctor::ProbeError;
 use crate::doctor::facts::*;
 use crate::doctor::finding::{Report, Status};
 
+mod gpus;
+
 const GIB: u64 = 1 << 30;
+
+/// What a probe says that could not find something out.
+fn failed<T>(why: &str) -> Result<T, ProbeError> {
+    Err(ProbeError::Reported(why.into()))
+}
 
 /// A machine without GPUs with which nothing is wrong.
 fn plain() -> Facts {
@@ -24,7 +32,7 @@ fn plain() -> Facts {
             memory_available: 32 * GIB,
             shared_memory: Some((8 * GIB, 8 * GIB)),
             open_files: (Some(1024), Some(65536)),
-            temporary: (PathBuf::from("/tmp"), Ok(())),
+            temporary: TemporaryFolder { path: PathBuf::from("/tmp"), writable: Ok(()) },
             peer_memory: Ok(()),
         },
         network: Network {
@@ -33,10 +41,10 @@ fn plain() -> Facts {
             infiniband: Vec::new(),
             peer_memory_module: false,
         },
-        gpu: GpuSide {
+        gpu: GpuFacts {
             on_bus: 0,
             module: None,
-            driver: Err("libnvidia-ml.so.1: not there".into()),
+            driver: failed("libnvidia-ml.so.1: not there"),
             visible: None,
             shown: Ok(Vec::new()),
         },
@@ -49,7 +57,11 @@ fn plain() -> Facts {
 
 fn libraries(names: &[&'static str], there: bool) -> Vec<Library> {
     let found = |name: &str| {
-        if there { Ok(("13.0.0".into(), format!("lib{name}.so"))) } else { Err("was not found".into()) }
+        if there {
+            Ok(FoundLibrary { version: "13.0.0".into(), origin: format!("lib{name}.so") })
+        } else {
+            failed("was not found")
+        }
     };
     names.iter().map(|name| Library { name, needed_for: "something", found: found(name) }).collect()
 }
@@ -82,8 +94,8 @@ fn gpu(index: u32) -> Gpu {
 }
 
 /// The same GPU as CUDA has it.
-fn shown(gpu: &Gpu) -> ShownGpu {
-    ShownGpu { uuid: gpu.uuid.clone(), pci: format!("0000:{:02x}:00.0", gpu.index + 26) }
+fn shown(gpu: &Gpu) -> VisibleGpu {
+    VisibleGpu { uuid: gpu.uuid.clone(), pci: format!("0000:{:02x}:00.0", gpu.index + 26) }
 }
 
 /// As `CUDA_VISIBLE_DEVICES` does with these GPUs.
@@ -100,14 +112,14 @@ fn with_gpus(count: u32, path: PairPath, peer_access: &PeerAccess) -> Facts {
             pairs.push(Pair { a, b, path, peer_access: peer_access.clone(), nvlink_gbs: None });
         }
     }
-    let driver = DriverSide {
+    let driver = DriverFacts {
         version: "580.1".into(),
         cuda: Some((13, 0)),
         gpus: (0..count).map(gpu).collect(),
         pairs,
     };
     let mut facts = plain();
-    facts.gpu = GpuSide {
+    facts.gpu = GpuFacts {
         on_bus: count as usize,
         module: Some("580.1".into()),
         shown: Ok(driver.gpus.iter().map(shown).collect()),
@@ -123,13 +135,13 @@ fn h200() -> Facts {
     with_gpus(4, PairPath::Nvlink(18), &PeerAccess::Yes)
 }
 
-fn driver(facts: &mut Facts) -> &mut DriverSide {
+fn driver(facts: &mut Facts) -> &mut DriverFacts {
     facts.gpu.driver.as_mut().expect("there is a driver")
 }
 
 fn report(facts: &Facts) -> Report {
-    let driver = facts.gpu.driver.clone().unwrap_or_default();
-    Report::new("node0".into(), judge(facts), driver.gpus, driver.pairs)
+    let driver = facts.gpu.driver.as_ref().ok().cloned().unwrap_or_default();
+    Report::new("node0".into(), diagnose(facts), driver.gpus, driver.pairs)
 }
 
 #[test]
@@ -171,16 +183,16 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
         (|f| f.host.processor_quota = Some(0.5), "processors", Status::Warning, "CPU limit"),
         (|f| f.host.locked_memory = Some(64 << 10), "locked_memory", Status::Info, "memlock"),
         (|f| f.host.open_files = (Some(256), Some(256)), "open_files", Status::Warning, "nofile"),
-        (|f| f.host.temporary.1 = Err("read-only".into()), "temporary_folder", Status::Warning, "TMPDIR"),
-        (|f| f.host.peer_memory = Err("not permitted".into()), "peer_memory", Status::Info, "SYS_PTRACE"),
+        (|f| f.host.temporary.writable = failed("read-only"), "temporary_folder", Status::Warning, "TMPDIR"),
+        (|f| f.host.peer_memory = failed("not permitted"), "peer_memory", Status::Info, "SYS_PTRACE"),
         // What it costs, by the name of the setting that asks for it.
         (
-            |f| f.host.peer_memory = Err("not permitted".into()),
+            |f| f.host.peer_memory = failed("not permitted"),
             "peer_memory",
             Status::Info,
             "process_group.tcp.cross_memory",
         ),
-        (|f| f.network.loopback = Err("refused".into()), "loopback", Status::Broken, "ip link set lo up"),
+        (|f| f.network.loopback = failed("refused"), "loopback", Status::Broken, "ip link set lo up"),
         (
             |f| {
                 f.network.infiniband = vec![InfinibandPort {
@@ -235,7 +247,7 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
         (|f| show(f, "", &[]), "visible_devices", Status::Warning, "unset"),
         // No variable, and CUDA has none all the same.
         (|f| f.gpu.shown = Ok(Vec::new()), "visible_devices", Status::Warning, "/dev/nvidia"),
-        (|f| f.gpu.shown = Err("cuInit: 999".into()), "visible_devices", Status::Info, "cuInit: 999"),
+        (|f| f.gpu.shown = failed("cuInit: 999"), "visible_devices", Status::Info, "cuInit: 999"),
         (
             |f| {
                 show(f, "-1", &[]);
@@ -246,18 +258,13 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
             "CUDA shows this process none",
         ),
         (|f| f.libraries = libraries(&["nccl"], false), "nccl", Status::Broken, "device.nccl"),
-        (
-            |f| f.trials[0].outcome = Err("rank 1 hung".into()),
-            "all_reduce_tcp",
-            Status::Broken,
-            "RYZ_LOG__LEVEL",
-        ),
+        (|f| f.trials[0].outcome = failed("rank 1 hung"), "all_reduce_tcp", Status::Broken, "RYZ_LOG__LEVEL"),
         (|f| f.trials[1] = trial("all_reduce_gpu", "tcp"), "all_reduce_gpu", Status::Warning, "libraries"),
         // The kernel has the driver, the container has not.
-        (|f| f.gpu.driver = Err("not there".into()), "driver", Status::Broken, "--gpus all"),
+        (|f| f.gpu.driver = failed("not there"), "driver", Status::Broken, "--gpus all"),
         (
             |f| {
-                f.gpu.driver = Err("not there".into());
+                f.gpu.driver = failed("not there");
                 f.gpu.module = None;
             },
             "driver",
@@ -266,7 +273,7 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
         ),
         (
             |f| {
-                *driver(f) = DriverSide::default();
+                *driver(f) = DriverFacts::default();
                 f.backend = BackendChoice::Nccl;
             },
             "gpus",
@@ -277,7 +284,7 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
     for (index, (change, name, status, word)) in rows.iter().enumerate() {
         let mut facts = h200();
         change(&mut facts);
-        let findings = judge(&facts);
+        let findings = diagnose(&facts);
         let worst = findings.iter().filter(|f| f.name == *name).max_by_key(|f| f.status);
         let worst = worst.unwrap_or_else(|| panic!("row {index}: nothing is said of {name}"));
         assert_eq!(worst.status, *status, "row {index}: {worst:?}");
@@ -297,105 +304,14 @@ fn whatever_is_worse_than_ok_explains_itself() {
     let mut facts = plain();
     facts.host.shared_memory = None;
     facts.backend = BackendChoice::Nccl;
-    for finding in judge(&facts).into_iter().filter(|f| f.status > Status::Info) {
+    for finding in diagnose(&facts).into_iter().filter(|f| f.status > Status::Info) {
         assert!(finding.cause.is_some() && finding.remedy.is_some(), "{finding:?}");
     }
 }
 
 #[test]
-fn a_fault_of_one_gpu_is_laid_to_that_one() {
-    let mut facts = h200();
-    driver(&mut facts).gpus[2].mig = Some(true);
-    let bad: Vec<_> = judge(&facts).into_iter().filter(|f| f.status == Status::Warning).collect();
-    assert_eq!(bad.len(), 1);
-    assert_eq!(bad[0].subject.as_deref(), Some("2"));
-}
-
-#[test]
-fn the_advice_on_tensor_parallelism_follows_the_links() {
-    let no = PeerAccess::No("the chipset does not support it".into());
-    let rows = [
-        (with_gpus(1, PairPath::Unknown, &PeerAccess::Yes), "up to 1"),
-        (with_gpus(4, PairPath::Nvlink(18), &PeerAccess::Yes), "up to 4"),
-        (with_gpus(8, PairPath::Nvlink(18), &PeerAccess::Yes), "up to 8"),
-        // Heads are not divided by three.
-        (with_gpus(3, PairPath::Nvlink(4), &PeerAccess::Yes), "up to 2"),
-        (with_gpus(4, PairPath::System, &PeerAccess::Yes), "up to 2"),
-        (with_gpus(4, PairPath::System, &no), "1 is likely best"),
-        (plain(), "on the CPU"),
-    ];
-    for (facts, wanted) in rows {
-        let findings = judge(&facts);
-        let advice = findings.iter().find(|f| f.name == "tensor_parallel").expect("advice");
-        assert!(advice.seen.contains(wanted), "{}: not {wanted}", advice.seen);
-    }
-    // Two islands of two, joined by PCI.
-    let mut islands = with_gpus(4, PairPath::System, &PeerAccess::Yes);
-    for pair in &mut driver(&mut islands).pairs {
-        if pair.a / 2 == pair.b / 2 {
-            pair.path = PairPath::Nvlink(4);
-        }
-    }
-    let findings = judge(&islands);
-    let advice = findings.iter().find(|f| f.name == "tensor_parallel").expect("advice");
-    assert!(advice.seen.contains("up to 2: so many GPUs are joined by NVLink"), "{}", advice.seen);
-}
-
-#[test]
-fn gpus_that_cuda_does_not_show_count_for_nothing() {
-    let mut facts = with_gpus(8, PairPath::Nvlink(18), &PeerAccess::Yes);
-    show(&mut facts, "0,1", &[0, 1]);
-    // Much is wrong with GPUs that no rank will use, and between them and others.
-    let side = driver(&mut facts);
-    side.gpus[7].memory_used_bytes = 130 * GIB;
-    side.gpus[6].prohibited = true;
-    side.gpus[5].nvlinks = 12;
-    let pair = side.pairs.iter_mut().find(|pair| (pair.a, pair.b) == (1, 4)).expect("a pair");
-    pair.peer_access = PeerAccess::No("the chipset does not support it".into());
-    let findings = judge(&facts);
-    let bad: Vec<_> = findings.iter().filter(|f| f.status > Status::Info).collect();
-    assert_eq!(bad, Vec::<&Finding>::new());
-    let said = |name: &str| &findings.iter().find(|f| f.name == name).expect("said").seen;
-    assert!(said("tensor_parallel").contains("up to 2"), "{}", said("tensor_parallel"));
-    assert!(
-        said("visible_devices").contains("`0,1`: ranks use GPUs 0, 1 only"),
-        "{}",
-        said("visible_devices")
-    );
-    let busy = findings.iter().find(|f| f.subject.as_deref() == Some("7")).and_then(|f| f.cause.as_ref());
-    assert!(busy.is_some_and(|cause| cause.contains("does not show") && cause.contains("somebody else")));
-    // What is wrong with the others counts.
-    driver(&mut facts).gpus[1].memory_used_bytes = 130 * GIB;
-    assert_eq!(report(&facts).exit_code(), 1);
-}
-
-#[test]
-fn without_a_gpu_that_cuda_shows_advice_is_for_processors() {
-    let mut facts = h200();
-    show(&mut facts, "", &[]);
-    facts.libraries = libraries(&["cuda_driver", "nccl", "nvrtc", "cublaslt"], false);
-    facts.trials.truncate(1);
-    let findings = judge(&facts);
-    let advice = findings.iter().find(|f| f.name == "tensor_parallel").expect("advice");
-    assert!(advice.seen.contains("on the CPU"), "{}", advice.seen);
-    let bad: Vec<_> = findings.iter().filter(|f| f.status > Status::Info).map(|f| f.name).collect();
-    assert_eq!(bad, ["visible_devices"]);
-}
-
-#[test]
-fn a_gpu_that_mig_cuts_is_known_by_its_place() {
-    let mut facts = h200();
-    driver(&mut facts).gpus[2].mig = Some(true);
-    let instance = ShownGpu { uuid: "GPU-instance".into(), ..shown(&gpu(2)) };
-    facts.gpu.shown = Ok(vec![instance]);
-    let bad: Vec<_> = judge(&facts).into_iter().filter(|f| f.status > Status::Info).collect();
-    assert_eq!(bad.len(), 1);
-    assert_eq!(bad[0].subject.as_deref(), Some("2"));
-}
-
-#[test]
 fn variables_of_nccl_are_shown_with_who_set_them_and_strange_ones_flagged() {
-    let own = |name: &str, value: &str| Own { name: name.into(), value: value.into(), file: None };
+    let own = |name: &str, value: &str| UserVariable { name: name.into(), value: value.into(), file: None };
     let mut facts = plain();
     facts.nccl = plan(
         &ryzanstein_config::Config::default(),
@@ -406,7 +322,7 @@ fn variables_of_nccl_are_shown_with_who_set_them_and_strange_ones_flagged() {
             own("NCCL_DEBGU", "INFO"),
         ],
     );
-    let findings = judge(&facts);
+    let findings = diagnose(&facts);
     let of = |subject: &str| findings.iter().find(|f| f.subject.as_deref() == Some(subject)).expect("said");
     assert_eq!(of("NCCL_TIMEOUT").status, Status::Warning);
     assert!(of("NCCL_TIMEOUT").remedy.as_ref().is_some_and(|r| r.contains("process_group.timeout")));

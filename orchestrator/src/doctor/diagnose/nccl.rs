@@ -1,0 +1,53 @@
+use ryzanstein_config::nccl::{NcclVariable, advice};
+
+use crate::doctor::finding::{Finding, Status};
+
+pub(super) fn diagnose(variables: &[NcclVariable]) -> Vec<Finding> {
+    if variables.is_empty() {
+        return vec![Finding::new(
+            "nccl",
+            "variables",
+            Status::Ok,
+            "none are set: NCCL chooses everything itself",
+        )];
+    }
+    variables.iter().map(one).collect()
+}
+
+fn one(variable: &NcclVariable) -> Finding {
+    let mut seen = format!("{} by {}", variable.value, variable.source);
+    if let Some((value, source)) = &variable.overridden {
+        seen = format!("{seen}, which overrides {value} of {source}");
+    }
+    let finding = |status| Finding::new("nccl", "variable", status, seen.clone()).of(&variable.name);
+    if let Some(advice) = advice(&variable.name) {
+        return finding(Status::Warning).because(advice.what).remedy(advice.instead);
+    }
+    let slows = [
+        (
+            "NCCL_P2P_DISABLE",
+            "1",
+            "GPUs do not access each other's memory: NVLink is unused, and data passes through the host",
+        ),
+        (
+            "NCCL_P2P_LEVEL",
+            "LOC",
+            "GPUs do not access each other's memory: NVLink is unused, and data passes through the host",
+        ),
+        ("NCCL_SHM_DISABLE", "1", "GPUs of one host without peer access communicate over the network"),
+        (
+            "NCCL_IB_DISABLE",
+            "1",
+            "data between hosts goes over TCP, even where there are InfiniBand adapters",
+        ),
+    ];
+    if let Some((.., effect)) =
+        slows.iter().find(|(name, value, _)| *name == variable.name && *value == variable.value)
+    {
+        return finding(Status::Info).because(*effect).remedy("unset it unless this is intended");
+    }
+    if variable.name == "NCCL_NVLS_ENABLE" && variable.value == "0" {
+        return finding(Status::Info).because("NVLink multicast stays off; Ryzanstein does not turn it on");
+    }
+    finding(Status::Info)
+}

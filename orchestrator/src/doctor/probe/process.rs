@@ -1,0 +1,94 @@
+//! Runs a probe in a process of its own, so that nothing that fails there ends this one.
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde::de::DeserializeOwned;
+
+use crate::doctor::error::{ProbeError, ProcessError};
+
+/// The answer in a process's output: the last line of JSON, a `Result` whose error is its text. NCCL may log to the same
+/// stream.
+pub(super) fn answer<T: DeserializeOwned>(text: &str) -> Result<T, ProbeError> {
+    let parsed = text.lines().rev().find_map(|line| serde_json::from_str::<Result<T, String>>(line).ok());
+    match parsed {
+        Some(answer) => answer.map_err(ProbeError::Reported),
+        None => Err(ProcessError::Answer(text.trim().to_owned()).into()),
+    }
+}
+
+/// The standard output of a process that exits with code 0. Kills it at the deadline.
+pub(super) fn output(mut command: Command, timeout: Duration) -> Result<String, ProcessError> {
+    let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.map_err(ProcessError::Spawn)?;
+    let (out, err) = (read_to_end(child.stdout.take()), read_to_end(child.stderr.take()));
+    let deadline = Instant::now() + timeout;
+    let status = loop {
+        match child.try_wait() {
+            Ok(Some(status)) => break Ok(status),
+            Ok(None) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
+            Ok(None) => break Err(ProcessError::Deadline(timeout)),
+            Err(error) => break Err(ProcessError::Wait(error)),
+        }
+    };
+    if status.is_err() {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+    let (out, err) = (out.join().unwrap_or_default(), err.join().unwrap_or_default());
+    let status = status?;
+    if status.success() {
+        return Ok(out);
+    }
+    let last = err.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("it wrote nothing");
+    Err(ProcessError::Failed { status, stderr: last.to_owned() })
+}
+
+fn read_to_end(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            let _ = pipe.read_to_end(&mut bytes);
+        }
+        String::from_utf8_lossy(&bytes).into_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::doctor::TrialOutcome;
+
+    #[test]
+    fn the_answer_is_found_among_lines_of_a_log() {
+        let outcome = TrialOutcome { backend: "nccl".into(), ..TrialOutcome::default() };
+        let line = serde_json::to_string(&Ok::<_, String>(outcome.clone())).expect("text");
+        let log = format!("node0:1 NCCL INFO x\n{line}\nnode0:1 NCCL INFO y\n");
+        assert_eq!(answer::<TrialOutcome>(&log).expect("an answer"), outcome);
+        let failed = serde_json::to_string(&Err::<TrialOutcome, _>("why not")).expect("text");
+        assert!(
+            matches!(answer::<TrialOutcome>(&failed), Err(ProbeError::Reported(why)) if why == "why not")
+        );
+        assert!(
+            answer::<TrialOutcome>("nonsense").is_err_and(|error| error.to_string().contains("nonsense"))
+        );
+    }
+
+    #[test]
+    fn a_process_that_does_not_end_is_killed_at_its_deadline() {
+        let mut command = Command::new("sleep");
+        command.arg("1000");
+        let error = output(command, Duration::from_millis(50)).expect_err("too long");
+        assert!(matches!(error, ProcessError::Deadline(_)), "{error}");
+    }
+
+    #[test]
+    fn a_process_that_fails_is_quoted() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo first; echo why not >&2; exit 3"]);
+        let error = output(command, Duration::from_secs(20)).expect_err("failed").to_string();
+        assert!(error.contains('3') && error.contains("why not"), "{error}");
+    }
+}

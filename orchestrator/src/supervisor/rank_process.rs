@@ -1,0 +1,117 @@
+//! The process of one rank: how it is started, and what is remembered of it.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use rustix::process::{Pid, Rlimit, WaitStatus};
+use ryzanstein_process_group::{Epoch, Rank};
+
+use super::core::Exit;
+use super::job::Job;
+use super::output::{self, Sink, Tail};
+use super::rendezvous_host::RendezvousHost;
+use super::spawn;
+
+/// A rank's process.
+pub(super) struct RankProcess {
+    pub(super) pid: Option<Pid>,
+    pub(super) exit: Option<Exit>,
+    /// Why it could not be started.
+    pub(super) spawn_error: Option<String>,
+    stderr: Tail,
+    /// The threads that forward its output.
+    pub(super) readers: Vec<JoinHandle<()>>,
+}
+
+impl RankProcess {
+    /// Starts the job's program as this rank. `descriptors` is the limit on open files that it gets.
+    pub(super) fn spawn(
+        job: &Job,
+        rendezvous: &RendezvousHost,
+        rank: Rank,
+        epoch: Epoch,
+        descriptors: Rlimit,
+    ) -> io::Result<Self> {
+        let mut command = command(job, rendezvous, rank, epoch);
+        let log = |name: &str| -> io::Result<Option<File>> {
+            let Some(folder) = job.log_folder(rank) else { return Ok(None) };
+            let mut how = OpenOptions::new();
+            // A new job starts a new log; a restart appends to it.
+            if epoch.0 > 1 {
+                how.append(true)
+            } else {
+                how.write(true).truncate(true)
+            };
+            how.create(true).open(folder.join(name)).map(Some)
+        };
+        let (out_log, err_log) = (log("stdout.log")?, log("stderr.log")?);
+        let mut child = spawn::spawn(&mut command, Arc::clone(&rendezvous.secret), descriptors)?;
+        let pid = Pid::from_child(&child);
+        let mut readers = Vec::new();
+        if let Some(stream) = child.stdout.take() {
+            let sink = if job.bare_stdout { Sink::BareStdout } else { Sink::Stdout };
+            readers.push(output::forward(rank, stream, sink, out_log)?.1);
+        }
+        let mut stderr = Tail::default();
+        if let Some(stream) = child.stderr.take() {
+            let (tail, reader) = output::forward(rank, stream, Sink::Stderr, err_log)?;
+            readers.push(reader);
+            stderr = tail;
+        }
+        Ok(Self { pid: Some(pid), exit: None, spawn_error: None, stderr, readers })
+    }
+
+    /// A rank whose process could not be started.
+    pub(super) fn not_started(error: String) -> Self {
+        Self {
+            pid: None,
+            exit: Some(Exit::NotStarted),
+            spawn_error: Some(error),
+            stderr: Tail::default(),
+            readers: Vec::new(),
+        }
+    }
+
+    /// The last lines it wrote to stderr, if any. Without `error: ` in front: the report says `cause:` already.
+    pub(super) fn stderr_tail(&self) -> Option<String> {
+        let text = output::text(&self.stderr);
+        let text = text.strip_prefix("error: ").map(str::to_owned).unwrap_or(text);
+        (!text.is_empty()).then_some(text)
+    }
+}
+
+fn command(job: &Job, rendezvous: &RendezvousHost, rank: Rank, epoch: Epoch) -> Command {
+    let ranks = job.ranks().unwrap_or_default();
+    let mut command = Command::new(&job.program);
+    command
+        .args(&job.arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .envs(job.environment.iter().map(|(name, value)| (name, value)))
+        .env_remove("RYZ_SECRET_FILE")
+        .env("RANK", rank.to_string())
+        .env("WORLD_SIZE", job.world_size().unwrap_or_default().to_string())
+        .env("LOCAL_RANK", (rank.0 - ranks.start).to_string())
+        .env("LOCAL_WORLD_SIZE", ranks.len().to_string())
+        .env("GROUP_RANK", job.config.launch.node_rank.to_string())
+        .env("MASTER_ADDR", rendezvous.address.host())
+        .env("MASTER_PORT", rendezvous.master_port.to_string())
+        .env("RYZ_RENDEZVOUS", rendezvous.address.to_string())
+        .env("RYZ_EPOCH", epoch.to_string())
+        .env("RYZ_SECRET_FD", spawn::number(&rendezvous.secret).to_string());
+    command
+}
+
+/// How a process that was waited for ended; `None` if it only stopped or continued.
+pub(super) fn exit(status: WaitStatus) -> Option<Exit> {
+    status.exit_status().map(Exit::Code).or_else(|| status.terminating_signal().map(Exit::Signal))
+}
+
+/// A process id as the reports write it.
+pub(super) fn raw(pid: Pid) -> u32 {
+    pid.as_raw_nonzero().get().unsigned_abs()
+}

@@ -1,0 +1,314 @@
+//! Runs a job: feeds events to [`core`](super::core) and carries out its actions.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::time::{Duration, Instant};
+
+use rustix::process::{
+    Resource, Rlimit, Signal, WaitOptions, getrlimit, kill_process_group, setrlimit, wait,
+};
+use ryzanstein_process_group::{Epoch, Rank};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::oneshot;
+
+use super::core::{Action, Core, Event, Exit, Outcome, Policy, signal as number};
+use super::descendants;
+use super::job::{Job, LaunchError};
+use super::output;
+use super::rank_process::{RankProcess, exit, raw};
+use super::rendezvous_host::RendezvousHost;
+use super::report::{ClosingReport, Failure, RankExit, describe_exit};
+use crate::rendezvous::Server;
+
+/// How long after the first failure the other ranks may exit with an error of their own.
+const EXIT_WINDOW: Duration = Duration::from_millis(500);
+/// How long to wait for the last lines of output when the launcher's own output is blocked.
+const DRAIN: Duration = Duration::from_secs(2);
+
+/// Runs a job to its end, on this thread, which must live as long as the process: the kernel kills ranks when it ends.
+///
+/// SIGINT, SIGTERM and SIGHUP are forwarded to the ranks. When `lifeline` closes, the job is killed. All children of this
+/// process are reaped, so it must have none of its own: this is for a launcher's process, not for an embedding engine.
+///
+/// # Errors
+/// [`LaunchError`] when the job could not start. A job that started and failed is a report.
+pub fn run(job: &Job, lifeline: Option<impl Read + Send + 'static>) -> Result<ClosingReport, LaunchError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(LaunchError::system("no runtime"))?;
+    runtime.block_on(Supervisor::new(job)?.supervise(lifeline))
+}
+
+struct Supervisor<'a> {
+    job: &'a Job,
+    rendezvous: RendezvousHost,
+    core: Core,
+    started: Instant,
+    processes: BTreeMap<Rank, RankProcess>,
+    epoch: Epoch,
+    /// The limit on open files that ranks get: the launcher's own, before it was raised.
+    descriptors: Rlimit,
+    left_over: Vec<String>,
+    /// The lifeline closed: nobody reads the output any more.
+    lifeline_closed: bool,
+}
+
+impl<'a> Supervisor<'a> {
+    fn new(job: &'a Job) -> Result<Self, LaunchError> {
+        let ranks: Vec<Rank> = job.ranks()?.map(Rank).collect();
+        // Orphans become children of their nearest subreaper, so that all of them can be found.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+            .map_err(LaunchError::system("cannot become the parent of orphans"))?;
+        // Each rank takes two pipes and a connection, and unauthenticated connections take some.
+        let descriptors = getrlimit(Resource::Nofile);
+        let _ = setrlimit(
+            Resource::Nofile,
+            Rlimit { current: descriptors.maximum, maximum: descriptors.maximum },
+        );
+        for rank in &ranks {
+            if let Some(folder) = job.log_folder(*rank) {
+                std::fs::create_dir_all(&folder).map_err(LaunchError::system::<io::Error>(format!(
+                    "--log-dir: cannot create {}",
+                    folder.display()
+                )))?;
+            }
+        }
+        let policy = Policy {
+            grace: job.config.launch.grace,
+            exit_window: EXIT_WINDOW,
+            max_restarts: job.config.launch.max_restarts,
+        };
+        Ok(Self {
+            job,
+            rendezvous: RendezvousHost::new(job)?,
+            core: Core::new(ranks, policy),
+            started: Instant::now(),
+            processes: BTreeMap::new(),
+            epoch: Epoch(1),
+            descriptors,
+            left_over: Vec::new(),
+            lifeline_closed: false,
+        })
+    }
+
+    async fn supervise(
+        mut self,
+        lifeline: Option<impl Read + Send + 'static>,
+    ) -> Result<ClosingReport, LaunchError> {
+        let listen = |kind| signal(kind).map_err(LaunchError::system("cannot listen to signals"));
+        let mut child = listen(SignalKind::child())?;
+        let mut interrupt = listen(SignalKind::interrupt())?;
+        let mut terminate = listen(SignalKind::terminate())?;
+        let mut hangup = listen(SignalKind::hangup())?;
+        let mut lifeline_closed = watch(lifeline);
+
+        let mut todo = vec![self.core.start()];
+        loop {
+            while !todo.is_empty() {
+                let mut next = Vec::new();
+                for action in todo {
+                    if let Action::Finish(outcome) = action {
+                        return Ok(self.finish(&outcome));
+                    }
+                    next.extend(self.act(&action));
+                }
+                todo = next;
+            }
+            let due = self.core.next_deadline().map(|time| self.started + time);
+            let event = tokio::select! {
+                // Exits of ranks first: a signal sent to the whole process group must not hide them.
+                biased;
+                _ = child.recv() => None,
+                _ = interrupt.recv() => Some(Event::Interrupted(number::INTERRUPT)),
+                _ = terminate.recv() => Some(Event::Interrupted(number::TERMINATE)),
+                _ = hangup.recv() => Some(Event::Interrupted(number::HANGUP)),
+                () = &mut lifeline_closed => Some(Event::LifelineClosed),
+                () = until(due) => Some(Event::Tick),
+            };
+            if matches!(event, Some(Event::LifelineClosed)) {
+                self.lifeline_closed = true;
+                lifeline_closed = watch(None::<io::Empty>);
+            }
+            let now = self.started.elapsed();
+            todo = match event {
+                Some(event) => self.core.handle(now, event),
+                None => self.reap(now),
+            };
+        }
+    }
+
+    /// Reaps every process that ended, orphans included, and tells the core which of them were ranks.
+    fn reap(&mut self, now: Duration) -> Vec<Action> {
+        let mut actions = Vec::new();
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
+            let Some(exit) = exit(status) else { continue };
+            let Some((rank, process)) =
+                self.processes.iter_mut().find(|(_, process)| process.pid == Some(pid))
+            else {
+                continue;
+            };
+            if process.exit.replace(exit).is_some() {
+                continue;
+            }
+            let (rank, server) = (*rank, self.rendezvous.server.as_ref());
+            if let Some(server) = server.filter(|_| exit.is_success()) {
+                server.rank_exited(rank, "exited with code 0");
+            }
+            let secondary =
+                server.and_then(|s| s.report(rank)).is_some_and(|report| report.caused_by.is_some());
+            actions.extend(self.core.handle(now, Event::Exited { rank, exit, secondary }));
+        }
+        actions
+    }
+
+    fn act(&mut self, action: &Action) -> Vec<Action> {
+        match *action {
+            Action::Start(epoch) => return self.start(epoch),
+            Action::Announce(rank) => {
+                if let Some(server) = &self.rendezvous.server {
+                    server.fail(&self.describe(rank));
+                }
+            }
+            Action::Signal(number) => {
+                for process in self.processes.values().filter(|process| process.exit.is_none()) {
+                    // Not reaped yet, so the kernel cannot have given its pid to another process.
+                    if let (Some(pid), Some(signal)) = (process.pid, Signal::from_named_raw(number)) {
+                        let _ = kill_process_group(pid, signal);
+                    }
+                }
+            }
+            Action::Kill => descendants::kill(),
+            Action::Finish(_) => unreachable!("handled by the caller"),
+        }
+        Vec::new()
+    }
+
+    fn start(&mut self, epoch: Epoch) -> Vec<Action> {
+        if epoch > self.epoch {
+            eprint!("{}", self.restart_notice(epoch));
+            self.end_leftovers();
+            if let Some(server) = &self.rendezvous.server {
+                server.advance(epoch);
+            }
+        }
+        self.epoch = epoch;
+        self.processes.clear();
+        let mut actions = Vec::new();
+        for rank in self.job.ranks().unwrap_or_default().map(Rank) {
+            let process = RankProcess::spawn(self.job, &self.rendezvous, rank, epoch, self.descriptors)
+                .unwrap_or_else(|error| {
+                    RankProcess::not_started(format!("cannot run `{}`: {error}", self.job.program.display()))
+                });
+            let failed = process.pid.is_none();
+            self.processes.insert(rank, process);
+            if failed {
+                let event = Event::Exited { rank, exit: Exit::NotStarted, secondary: false };
+                actions.extend(self.core.handle(self.started.elapsed(), event));
+            }
+        }
+        actions
+    }
+
+    /// Ends whatever the ranks left behind, and reads the rest of their output.
+    fn end_leftovers(&mut self) {
+        let processes = &mut self.processes;
+        self.left_over = descendants::sweep(|pid, status| {
+            for process in processes.values_mut().filter(|process| process.pid == Some(pid)) {
+                process.exit = process.exit.or(exit(status));
+            }
+        });
+        let readers =
+            self.processes.values_mut().flat_map(|process| std::mem::take(&mut process.readers)).collect();
+        output::drain(readers, if self.lifeline_closed { Duration::from_millis(200) } else { DRAIN });
+    }
+
+    fn finish(mut self, outcome: &Outcome) -> ClosingReport {
+        self.end_leftovers();
+        let ranks = self.processes.iter().map(|(rank, process)| {
+            let (exit_code, signal) = parts(process.exit);
+            RankExit { rank: rank.0, pid: process.pid.map(raw), exit_code, signal }
+        });
+        ClosingReport {
+            status: if outcome.exit_code == 0 { "ok" } else { "failed" },
+            epoch: outcome.epoch.0,
+            ranks: ranks.collect(),
+            first_failure: outcome.first_failure.map(|(rank, exit)| self.failure(rank, exit)),
+            exit_code: outcome.exit_code,
+            interrupted: outcome.interrupted,
+            left_over: self.left_over,
+        }
+    }
+
+    fn failure(&self, rank: Rank, exit: Exit) -> Failure {
+        let server = self.rendezvous.server.as_ref();
+        let report = server.and_then(|server| server.report(rank));
+        let process = self.processes.get(&rank);
+        let (exit_code, signal) = parts(Some(exit));
+        let (cause, last_call) = report.map_or_else(
+            || {
+                let text =
+                    process.and_then(|process| process.spawn_error.clone().or_else(|| process.stderr_tail()));
+                (text, None)
+            },
+            |report| (Some(report.cause), report.last_call),
+        );
+        Failure {
+            rank: rank.0,
+            host: crate::host_name(),
+            pid: process.and_then(|process| process.pid).map(raw),
+            exit_code,
+            signal,
+            cause: cause.unwrap_or_else(|| {
+                format!("it {} and wrote nothing to stderr", describe_exit(exit_code, signal))
+            }),
+            last_call,
+            joined: server.is_some_and(Server::joined),
+        }
+    }
+
+    fn describe(&self, rank: Rank) -> String {
+        let process = self.processes.get(&rank);
+        let (exit_code, signal) = parts(process.and_then(|process| process.exit));
+        let pid = process.and_then(|process| process.pid).map_or(0, raw);
+        format!("rank {rank} (host {}, pid {pid}) {}", crate::host_name(), describe_exit(exit_code, signal))
+    }
+
+    fn restart_notice(&self, epoch: Epoch) -> String {
+        // The core has been reset; the processes still know how they ended.
+        let failed: Vec<_> = self
+            .processes
+            .iter()
+            .filter(|(_, process)| process.exit.is_some_and(|exit| !exit.is_success()))
+            .map(|(rank, _)| self.describe(*rank))
+            .collect();
+        let most = self.job.config.launch.max_restarts;
+        format!("ryz: {}; restart {} of {most}, as epoch {epoch}\n", failed.join("; "), epoch.0 - 1)
+    }
+}
+
+/// Resolves when the lifeline closes; never, if there is none.
+fn watch(lifeline: Option<impl Read + Send + 'static>) -> std::pin::Pin<Box<dyn Future<Output = ()>>> {
+    let Some(mut lifeline) = lifeline else { return Box::pin(std::future::pending()) };
+    let (ended, end) = oneshot::channel();
+    std::thread::spawn(move || {
+        let _ = io::copy(&mut lifeline, &mut io::sink());
+        let _ = ended.send(());
+    });
+    Box::pin(async move { drop(end.await) })
+}
+
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due.into()).await,
+        None => std::future::pending().await,
+    }
+}
+
+fn parts(exit: Option<Exit>) -> (Option<i32>, Option<i32>) {
+    match exit {
+        Some(Exit::Code(code)) => (Some(code), None),
+        Some(Exit::Signal(signal)) => (None, Some(signal)),
+        Some(Exit::NotStarted) | None => (None, None),
+    }
+}

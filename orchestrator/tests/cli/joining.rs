@@ -1,0 +1,132 @@
+//! How ranks join: secrets, ranks that never come, strangers, restarts, several nodes, other launchers.
+
+use std::net::{TcpListener, TcpStream};
+
+use crate::support::{Run, eventually, report, text};
+
+#[test]
+fn a_process_with_another_secret_is_told_so() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("secret");
+    std::fs::write(&path, [7; 32]).expect("written");
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("chmod");
+    let script = format!(
+        "unset RYZ_SECRET_FD; RYZ_SECRET_FILE={} {} check",
+        path.display(),
+        env!("CARGO_BIN_EXE_ryz")
+    );
+    let output = Run::launch(&["--world-size", "1"], &script).finish();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("does not know this job's secret"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_rank_that_never_arrives_is_named() {
+    let script = format!("[ $RANK = 1 ] && exec sleep 608; exec {} check", env!("CARGO_BIN_EXE_ryz"));
+    let output = Run::launch(&["--world-size", "3", "--timeout", "1"], &script).finish();
+    assert_eq!(output.status.code(), Some(1));
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("rank 1 is not there"), "{stderr}");
+}
+
+#[test]
+fn a_rank_that_ends_without_joining_is_named_without_waiting_for_the_deadline() {
+    let script = format!("[ $RANK = 1 ] && exit 0; exec {} check", env!("CARGO_BIN_EXE_ryz"));
+    let output = Run::launch(&["--world-size", "2", "--timeout", "1h", "--format", "json"], &script).finish();
+    assert_eq!(output.status.code(), Some(1));
+    let cause = report(&output)["first_failure"]["cause"].to_string();
+    assert!(cause.contains("rank 1 exited with code 0 without joining"), "{cause}");
+}
+
+#[test]
+fn garbage_and_half_open_connections_do_not_disturb_a_job() {
+    let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
+    let script =
+        format!("while [ ! -e \"$GO\" ]; do sleep 0.02; done; exec {} check", env!("CARGO_BIN_EXE_ryz"));
+    let folder = tempfile::tempdir().expect("a folder");
+    let go = folder.path().join("go");
+    let run = Run::new(
+        &["launch", "-n", "2", "--rendezvous", &free.to_string(), "--", "sh", "-c", &script],
+        &[("GO", go.to_str().expect("a path"))],
+    );
+    let first = eventually(|| TcpStream::connect(free).ok()).expect("the rendezvous listens");
+    let silent: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(free).expect("connected")).collect();
+    for _ in 0..20 {
+        let mut stream = TcpStream::connect(free).expect("connected");
+        let _ = std::io::Write::write_all(&mut stream, &[0xa5; 9000]);
+    }
+    std::fs::write(&go, "").expect("written");
+    let output = run.finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    drop((first, silent));
+}
+
+#[test]
+fn a_failed_job_is_started_again_under_a_new_epoch() {
+    let folder = tempfile::tempdir().expect("a folder");
+    // Only the first epoch fails; all of the second meet at the rendezvous.
+    let script = format!(
+        "touch $D/$RYZ_EPOCH-$RANK; [ $RYZ_EPOCH$RANK = 11 ] && exit 5; exec {} check",
+        env!("CARGO_BIN_EXE_ryz")
+    );
+    let run = Run::new(
+        &["launch", "-n", "2", "--max-restarts", "2", "--format", "json", "--", "sh", "-c", &script],
+        &[("D", folder.path().to_str().expect("a path"))],
+    );
+    let output = run.finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert_eq!(report(&output)["epoch"], 2);
+    assert!(folder.path().join("2-0").exists() && !folder.path().join("3-0").exists());
+}
+
+#[test]
+fn two_launchers_make_one_job_of_two_nodes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("secret");
+    std::fs::write(&path, [9; 32]).expect("written");
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("chmod");
+    let free =
+        TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address").to_string();
+    let node = |node| {
+        Run::new(
+            &["launch", "-n", "4", "--nnodes", "2", "--node-rank", node, "--rendezvous", &free],
+            &[("RYZ_SECRET_FILE", path.to_str().expect("a path"))],
+        )
+    };
+    let (second, first) = (node("1"), node("0"));
+    let (first, second) = (first.finish(), second.finish());
+    assert!(
+        first.status.success() && second.status.success(),
+        "{}",
+        text(&first.stderr) + &text(&second.stderr)
+    );
+    assert!(text(&first.stdout).contains("4 ranks, epoch 1"), "{}", text(&first.stdout));
+}
+
+#[test]
+fn ranks_of_another_launcher_meet_at_rank_0() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let free = TcpListener::bind("127.0.0.1:0")
+        .expect("a port")
+        .local_addr()
+        .expect("an address")
+        .port()
+        .to_string();
+    let rank = |rank| {
+        Run::new(
+            &["check"],
+            &[
+                ("RANK", rank),
+                ("WORLD_SIZE", "2"),
+                ("MASTER_ADDR", "127.0.0.1"),
+                ("MASTER_PORT", &free),
+                ("XDG_RUNTIME_DIR", folder.path().to_str().expect("a path")),
+            ],
+        )
+    };
+    let (one, zero) = (rank("1"), rank("0"));
+    let (zero, one) = (zero.finish(), one.finish());
+    assert!(zero.status.success() && one.status.success(), "{}", text(&zero.stderr) + &text(&one.stderr));
+    assert!(text(&zero.stdout).contains("2 ranks, epoch 1"));
+    assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0, "the secret is gone");
+}
