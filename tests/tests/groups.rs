@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use ryzanstein_config::{AlgorithmChoice, BackendChoice, ByteSize};
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::schedule::Algorithm;
-use ryzanstein_process_group::{BackendKind, BufferMut, DType, Error, Rank, ReduceOp};
+use ryzanstein_process_group::{BackendKind, BufferMut, DType, Error, Operation, Rank, ReduceOp};
 use ryzanstein_tests::{config, same_bits, with_ranks};
 use serde::{Deserialize, Serialize};
 
@@ -198,6 +198,30 @@ fn a_demanded_algorithm_is_taken_where_there_is_one() {
         assert_eq!(path("all_to_all"), Path::Tcp(Algorithm::Direct).to_string());
         manager.finalize().unwrap();
     });
+}
+
+#[test]
+fn the_path_that_is_explained_is_the_one_that_is_taken() {
+    for n in [1, 3] {
+        with_ranks(&config(BackendChoice::Tcp), n, |mut manager| {
+            let group = manager.world();
+            let sum = Operation::AllReduce(ReduceOp::Sum);
+            let mut forced = vec![None];
+            forced.extend(group.paths().into_iter().map(Some));
+            for (path, count) in forced.into_iter().flat_map(|path| [(path, 10), (path, 300_000)]) {
+                group.force_path(path).unwrap();
+                let choice = group.explain(sum, DType::F32, count);
+                group.all_reduce(&mut vec![1.0f32; count], ReduceOp::Sum).unwrap();
+                assert_eq!(group.last_call().and_then(|call| call.path), Some(choice.path));
+                assert!(path.is_none_or(|path| path == choice.path), "{choice:?}");
+                let choice = group.explain(Operation::AllToAll, DType::U8, count);
+                group.all_to_all(&mut vec![1u8; count * n]).unwrap();
+                assert_eq!(group.last_call().and_then(|call| call.path), Some(choice.path), "{path:?}");
+                assert_eq!(choice.rejected.len() + 1, group.describe_paths().len(), "{choice:?}");
+            }
+            manager.finalize().unwrap();
+        });
+    }
 }
 
 #[test]

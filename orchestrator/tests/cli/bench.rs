@@ -45,6 +45,25 @@ const FIELDS: [&str; 13] = [
 ];
 
 #[test]
+fn each_row_says_why_its_path_and_no_other_was_taken() {
+    let asked = ["--world-size", "2", "--op", "all_reduce,gather", "--sizes", "1KB", "--iters", "2", "--why"];
+    for row in lines(&asked) {
+        let rejected = row["rejected"].as_array().expect("an array");
+        let mut paths: Vec<&str> = rejected.iter().filter_map(|other| other["path"].as_str()).collect();
+        paths.extend(row["path"].as_str());
+        paths.sort_unstable();
+        let all =
+            ["cross_memory", "tcp/direct", "tcp/halving_doubling", "tcp/recursive_doubling", "tcp/ring"];
+        assert_eq!(paths, all, "{row}");
+        let reasons = rejected.iter().map(|other| &other["reason"]).chain([&row["reason"]]);
+        assert!(reasons.into_iter().all(|why| why.as_str().is_some_and(|why| !why.is_empty())), "{row}");
+    }
+    let table = well(&[&asked[..], &["--path", "ring"]].concat());
+    assert!(table.contains("Why these paths:\nall_reduce of 1 KB took tcp/ring: it is forced\n"), "{table}");
+    assert!(table.contains("  not tcp/direct: `tcp/ring` is forced\n"), "{table}");
+}
+
+#[test]
 fn every_operation_is_measured_and_right_among_three_ranks() {
     let rows = lines(&["--world-size", "3", "--op", "all", "--sizes", "1,10KB", "--iters", "4"]);
     // Two sizes of nine operations, and a barrier, which has none.

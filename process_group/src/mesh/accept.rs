@@ -6,8 +6,9 @@ use std::sync::Arc;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 
+use super::RETRY;
+use super::arrivals::Arrivals;
 use super::prove::{HandshakeError, Prover};
-use super::{Arrivals, RETRY};
 use crate::rank::{Epoch, Rank};
 use crate::sync::lock;
 

@@ -3,15 +3,16 @@
 //! On CPUs the links carry the data of collectives; beside GPUs they carry control messages.
 
 mod accept;
+mod arrivals;
 mod dial;
 pub(crate) mod memory;
 mod peers;
 mod prove;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -25,6 +26,7 @@ use crate::roster::{Member, Secret};
 use crate::sync::lock;
 use crate::wire::hello::LinkId;
 use accept::Acceptor;
+use arrivals::Arrivals;
 use dial::{Dialler, Unreached};
 use memory::ReadableProcess;
 pub(crate) use peers::{Peer, Peers};
@@ -34,8 +36,6 @@ use prove::Prover;
 /// between comes from memory again. Measured on two cores, 4 ranks, 100 MB: 10 to 20 % less time than with the kernel's
 /// own tuning, which lets megabytes pile up on each link.
 const LOCAL_BUFFER: usize = 256 << 10;
-/// Connections kept that nobody has asked for. At this many, those whose other end has gone are dropped.
-const WAITING: usize = 1024;
 /// Between two attempts to reach a rank that does not answer yet.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -80,39 +80,7 @@ pub(crate) struct Mesh {
     thread: Option<JoinHandle<()>>,
 }
 
-#[derive(Default, Debug)]
-struct Arrivals {
-    links: Mutex<Waiting>,
-    arrived: Condvar,
-}
-
-/// Connections that this rank has not asked for yet.
-#[derive(Debug)]
-struct Waiting {
-    links: HashMap<LinkId, Connection>,
-    /// At this many, those whose other end has gone are let go.
-    full: usize,
-}
-
-impl Default for Waiting {
-    fn default() -> Self {
-        Self { links: HashMap::new(), full: WAITING }
-    }
-}
-
-impl Waiting {
-    /// A connection stays when its other end has gone, since what that said last may still be read; but others may make groups
-    /// that this rank never makes, again and again, and their sockets must not pile up.
-    fn keep(&mut self, id: LinkId, connection: Connection) {
-        if self.links.len() >= self.full {
-            self.links.retain(|_, connection| !connection.is_over());
-            self.full = WAITING.max(2 * self.links.len());
-        }
-        self.links.insert(id, connection);
-    }
-}
-
-/// A way to a peer.
+/// A connection to a peer that has proved itself.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) stream: TcpStream,
@@ -360,8 +328,6 @@ impl Drop for Mesh {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use super::*;
     use crate::rank::LocalRank;
 
@@ -383,28 +349,6 @@ mod tests {
         let settings =
             Settings { handshake: Duration::from_secs(20), socket_buffer: None, cross_memory: false };
         Mesh::start(bound, Epoch(1), Rank(rank), Secret::new([7; 32]), &settings).unwrap()
-    }
-
-    #[test]
-    fn connections_of_groups_never_made_do_not_pile_up() {
-        let listener = TcpListener::bind((HERE, 0)).unwrap();
-        let mut waiting = Waiting { full: 3, ..Waiting::default() };
-        let mut there = Vec::new();
-        for group in 0..5 {
-            let mut other_end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let stream = listener.accept().unwrap().0;
-            let id = LinkId::new(Epoch(1), &format!("group {group}"), Rank(1), Rank(0));
-            waiting.keep(id, Connection { stream, readable: None });
-            other_end.write_all(b"words that nobody reads").unwrap();
-            if group == 1 {
-                there.push(other_end);
-            }
-        }
-        assert_eq!(
-            waiting.links.len(),
-            3,
-            "the one whose other end is there, and two that came after the look"
-        );
     }
 
     #[test]

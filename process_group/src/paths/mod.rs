@@ -216,7 +216,7 @@ impl PathTable {
             let otherwise = match self.otherwise {
                 Otherwise::Always { path: always, because } if always == path => Some(because.to_owned()),
                 Otherwise::Cheapest(_) if matches!(path, Path::Tcp(_)) => {
-                    Some("where the cost model expects the least time".to_owned())
+                    Some("where it costs least".to_owned())
                 }
                 _ => None,
             };
@@ -240,6 +240,9 @@ impl PathTable {
             Because::Demanded => "process_group.tcp.algorithm demands it".to_owned(),
             Because::Rule(index) => self.rules[index].because.to_owned(),
             Because::Always(because) => because.to_owned(),
+            Because::Cheapest if self.paths.iter().filter(|path| path.suits(operation)).count() == 1 => {
+                format!("no other path has {}", operation.name())
+            }
             Because::Cheapest => {
                 format!("the cost model expects the least time: {}", self.expected(path, &query))
             }
@@ -317,7 +320,7 @@ impl PathTable {
             self.rules[..decided].iter().filter(|rule| rule.path == path).find_map(|r| r.unmet(query));
         match (because, unmet) {
             (Because::Cheapest, _) if matches!(path, Path::Tcp(_)) => {
-                format!("the cost model expects {}", self.expected(path, query))
+                format!("the cost model expects {}, which is no less", self.expected(path, query))
             }
             (_, Some(unmet)) => unmet,
             (Because::Rule(index), None) => format!("`{chosen}` comes first: {}", self.rules[index].because),

@@ -136,6 +136,7 @@ fn sixteen_bit_reductions_go_directly_and_others_by_cost() {
     assert_eq!(small.path, Path::Tcp(RecursiveDoubling));
     assert!(small.reason.contains("the cost model expects the least time"), "{}", small.reason);
     assert!(why_not(&small, Path::Tcp(Ring)).starts_with("the cost model expects "));
+    assert_eq!(check(&table, Operation::Barrier, DType::U8, 0).reason, "no other path has barrier");
     assert_eq!(
         why_not(&check(&table, Operation::AllToAll, DType::F32, 9), Path::Tcp(Ring)),
         "it has no all_to_all"

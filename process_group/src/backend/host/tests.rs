@@ -25,7 +25,7 @@ fn rank_0_of(n: usize, spin: Duration) -> (Host, Vec<TcpStream>) {
     (Host::new("tested", Rank(0), &members, connections, settings), peers)
 }
 
-fn member(rank: Rank) -> Member {
+pub(super) fn member(rank: Rank) -> Member {
     Member {
         rank,
         local_rank: LocalRank(rank.0),

@@ -46,6 +46,8 @@ impl<T: Transport> Run<'_, T> {
             match link.fill() {
                 Moved::Bytes(_) => {}
                 Moved::WouldBlock => return Ok(announced),
+                // What a peer has announced, it has left behind when it leaves in good order.
+                Moved::Closed if link.goodbye && announced.is_some() => return Ok(announced),
                 Moved::Closed => return Err(self.lost(peer)),
             }
         }
@@ -108,10 +110,11 @@ impl<T: Transport> Run<'_, T> {
                 continue;
             }
             let expects = self.expects(peer);
+            let has_all = !expects || self.progress.peers[peer].open;
             let header = match self.next_header(peer) {
                 Ok(Some(header)) => header,
                 Ok(None) => continue,
-                Err(Error::PeerLost { .. }) if !expects && self.links[peer].goodbye => continue,
+                Err(Error::PeerLost { .. }) if has_all && self.links[peer].goodbye => continue,
                 Err(error) => return Err(error),
             };
             if matches!(header.signature.operation, Operation::Send { .. }) {

@@ -18,6 +18,7 @@ impl<T: Transport> Run<'_, T> {
         if left.is_zero() {
             return Ok(false);
         }
+        let left = T::NAP.map_or(left, |nap| left.min(nap));
         let mut fds = Vec::with_capacity(self.links.world_size());
         for (peer, link) in self.links.pairs() {
             let mut flags = PollFlags::empty();
@@ -26,7 +27,7 @@ impl<T: Transport> Run<'_, T> {
             if link.closed.is_none() && (self.in_payload(peer) || !is_held) && self.can_take(peer) {
                 flags |= PollFlags::IN;
             }
-            if self.progress.peers[peer].full || link.has_control() && !link.mid_frame {
+            if T::IN_BAND && self.progress.peers[peer].full || link.has_control() && !link.mid_frame {
                 flags |= PollFlags::OUT;
             }
             // Without flags, poll would still report a peer that has gone, again and again.

@@ -6,11 +6,15 @@
 
 mod cross_memory;
 mod tcp;
+#[cfg(test)]
+mod tests;
 
 pub(super) use cross_memory::CrossMemory;
 pub(super) use tcp::Tcp;
 
 use super::link::{Link, Moved};
+use std::time::Duration;
+
 use crate::mesh::Peer;
 use crate::paths::Path;
 use crate::wire::frame::{Header, Kind};
@@ -44,12 +48,15 @@ pub(super) trait Transport {
     /// Why a payload that was announced cannot be read.
     type Error: std::error::Error;
 
-    /// Whether payloads follow their headers on the link. Otherwise headers are [`Kind::ReadyToSend`].
+    /// Whether payloads follow their headers on the link. Otherwise headers are [`Kind::ReadyToSend`], and what waits to be said on a link is said before the call returns.
     const IN_BAND: bool;
 
     /// Whether a payload stays in its sender's memory until its receiver has read it there. A message is then announced once
     /// all of it is final, and its send is complete when the receiver has acknowledged it.
     const ZERO_COPY: bool;
+
+    /// How long a rank may sleep without looking, where payloads can come or leave without a sign on the link.
+    const NAP: Option<Duration> = None;
 
     /// Sends more of a message.
     fn send(&mut self, peer: Peer, link: &mut Link, message: &Outgoing<'_>) -> Sent;
