@@ -35,7 +35,7 @@ impl RawNccl {
         let nccl = found.functions;
         let mut id = UniqueId([0; 128]);
         // SAFETY: the pointer is to a live id.
-        check("ncclGetUniqueId", unsafe { (nccl.ncclGetUniqueId)(&raw mut id) })?;
+        check("ncclGetUniqueId", unsafe { foreign!(nccl, nccl.ncclGetUniqueId(&raw mut id)) })?;
         let ids: Vec<Vec<u8>> = group.all_gather_object(&id.0.to_vec())?;
         let id = UniqueId(ids[0].as_slice().try_into()?);
         let (rank, world_size) = (group.rank().index(), group.world_size());
@@ -43,13 +43,13 @@ impl RawNccl {
         let mut communicator = 0;
         // SAFETY: rank 0's id on all ranks, the rank is below the number, no configuration, and the pointer is live.
         let code = unsafe {
-            (nccl.ncclCommInitRankConfig)(
+            foreign!(nccl, nccl.ncclCommInitRankConfig(
                 &raw mut communicator,
                 world_size as i32,
                 id,
                 rank as i32,
                 std::ptr::null_mut(),
-            )
+            ))
         };
         check("ncclCommInitRankConfig", code)?;
         Ok(Self { nccl, version: found.version, device, communicator, rank, world_size })
@@ -68,7 +68,7 @@ impl RawNccl {
         let (count, at) = (x.view().count(), address(&x.view()));
         let (comm, stream) = (self.communicator, self.device.stream().handle());
         // SAFETY: `count` f32 in a buffer that the caller keeps until the stream is past them.
-        done("ncclAllReduce", unsafe { (self.nccl.ncclAllReduce)(at, at, count, F32, SUM, comm, stream) })
+        done("ncclAllReduce", unsafe { foreign!(nccl, self.nccl.ncclAllReduce(at, at, count, F32, SUM, comm, stream)) })
     }
 
     /// Makes the call that [`Measured::call`] makes.
@@ -86,22 +86,22 @@ impl RawNccl {
             Measured::AllReduce => self.all_reduce(&mut slot.buffer),
             Measured::Broadcast => {
                 // SAFETY: see above.
-                done("ncclBroadcast", unsafe { (t.ncclBroadcast)(at, at, all, F32, 0, comm, stream) })
+                done("ncclBroadcast", unsafe { foreign!(nccl, t.ncclBroadcast(at, at, all, F32, 0, comm, stream)) })
             }
             Measured::Reduce => {
                 // SAFETY: see above.
-                done("ncclReduce", unsafe { (t.ncclReduce)(at, at, all, F32, SUM, 0, comm, stream) })
+                done("ncclReduce", unsafe { foreign!(nccl, t.ncclReduce(at, at, all, F32, SUM, 0, comm, stream)) })
             }
             Measured::AllGather => {
                 // SAFETY: see above.
                 done("ncclAllGather", unsafe {
-                    (t.ncclAllGather)(chunk(at, me), at, count, F32, comm, stream)
+                    foreign!(nccl, t.ncclAllGather(chunk(at, me), at, count, F32, comm, stream))
                 })
             }
             Measured::ReduceScatter => {
                 // SAFETY: see above.
                 done("ncclReduceScatter", unsafe {
-                    (t.ncclReduceScatter)(at, chunk(at, me), count, F32, SUM, comm, stream)
+                    foreign!(nccl, t.ncclReduceScatter(at, chunk(at, me), count, F32, SUM, comm, stream))
                 })
             }
             Measured::AllToAll => {
@@ -131,27 +131,27 @@ impl RawNccl {
     ) -> Result<(), Error> {
         let (t, comm, stream) = (&self.nccl, self.communicator, self.device.stream().handle());
         // SAFETY: closed below on this thread.
-        done("ncclGroupStart", unsafe { (t.ncclGroupStart)() })?;
+        done("ncclGroupStart", unsafe { foreign!(nccl, t.ncclGroupStart()) })?;
         for peer in 0..self.world_size {
             let (send, receive) = of(peer);
             if let Some(from) = send {
                 // SAFETY: as for the calls.
-                done("ncclSend", unsafe { (t.ncclSend)(from, count, F32, peer as i32, comm, stream) })?;
+                done("ncclSend", unsafe { foreign!(nccl, t.ncclSend(from, count, F32, peer as i32, comm, stream)) })?;
             }
             if let Some(to) = receive {
                 // SAFETY: as for the calls.
-                done("ncclRecv", unsafe { (t.ncclRecv)(to, count, F32, peer as i32, comm, stream) })?;
+                done("ncclRecv", unsafe { foreign!(nccl, t.ncclRecv(to, count, F32, peer as i32, comm, stream)) })?;
             }
         }
         // SAFETY: opened above.
-        done("ncclGroupEnd", unsafe { (t.ncclGroupEnd)() })
+        done("ncclGroupEnd", unsafe { foreign!(nccl, t.ncclGroupEnd()) })
     }
 }
 
 impl Drop for RawNccl {
     fn drop(&mut self) {
         // SAFETY: made in `new`, used by nobody any more.
-        let _ = unsafe { (self.nccl.ncclCommDestroy)(self.communicator) };
+        let _ = unsafe { foreign!(nccl, self.nccl.ncclCommDestroy(self.communicator)) };
     }
 }
 

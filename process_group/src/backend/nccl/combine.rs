@@ -1,5 +1,6 @@
 //! Our own kernels beside NCCL's reductions, and which reduction needs them.
 
+use crate::device::nccl::sys::{ncclDataType_t, ncclRedOp_t};
 use crate::device::{Address, Device, Kernel, Launch, Stream};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -14,22 +15,21 @@ const BLOCKS: u32 = 1024;
 /// How a reduction is done with NCCL.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Way {
-    /// NCCL's own, by its number.
-    Native(i32),
+    /// NCCL's own.
+    Native(ncclRedOp_t),
     /// NCCL's sum, then a division by the number of ranks: NCCL multiplies by 1/n before it adds, which is exact only
     /// where n is a power of two, and its means of integers differ from the documented ones.
     SumThenDivide,
     /// NCCL's minimum or maximum of integers that are ordered as the floats are, NaN outermost: NCCL's own of floats
     /// loses a NaN.
-    Keys(i32),
+    Keys(ncclRedOp_t),
 }
 
-/// `ncclSum`, `ncclProd`, `ncclMax`, `ncclMin`, `ncclAvg`.
-const SUM: i32 = 0;
-const PRODUCT: i32 = 1;
-const MAX: i32 = 2;
-const MIN: i32 = 3;
-const AVG: i32 = 4;
+pub(super) const SUM: ncclRedOp_t = ncclRedOp_t::ncclSum;
+const PRODUCT: ncclRedOp_t = ncclRedOp_t::ncclProd;
+const MAX: ncclRedOp_t = ncclRedOp_t::ncclMax;
+const MIN: ncclRedOp_t = ncclRedOp_t::ncclMin;
+const AVG: ncclRedOp_t = ncclRedOp_t::ncclAvg;
 
 pub(super) fn way(op: ReduceOp, dtype: DType, world_size: usize) -> Way {
     match op {
@@ -44,19 +44,19 @@ pub(super) fn way(op: ReduceOp, dtype: DType, world_size: usize) -> Way {
     }
 }
 
-/// NCCL's number of an element type.
-pub(super) const fn nccl_type(dtype: DType) -> i32 {
+/// NCCL's element type.
+pub(super) const fn nccl_type(dtype: DType) -> ncclDataType_t {
     match dtype {
-        DType::I8 => 0,
-        DType::U8 => 1,
-        DType::I32 => 2,
-        DType::U32 => 3,
-        DType::I64 => 4,
-        DType::U64 => 5,
-        DType::F16 => 6,
-        DType::F32 => 7,
-        DType::F64 => 8,
-        DType::BF16 => 9,
+        DType::I8 => ncclDataType_t::ncclInt8,
+        DType::U8 => ncclDataType_t::ncclUint8,
+        DType::I32 => ncclDataType_t::ncclInt32,
+        DType::U32 => ncclDataType_t::ncclUint32,
+        DType::I64 => ncclDataType_t::ncclInt64,
+        DType::U64 => ncclDataType_t::ncclUint64,
+        DType::F16 => ncclDataType_t::ncclFloat16,
+        DType::F32 => ncclDataType_t::ncclFloat32,
+        DType::F64 => ncclDataType_t::ncclFloat64,
+        DType::BF16 => ncclDataType_t::ncclBfloat16,
     }
 }
 

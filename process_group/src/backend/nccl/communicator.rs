@@ -10,8 +10,10 @@ use super::handles::Kind::{Calls, Root, Stem};
 use super::links::{Links, Word};
 use super::shared::{HEARD, Request, Shared, VERDICT, lock};
 use super::watch;
-use crate::device::nccl::UniqueId;
+use crate::device::nccl::sys::ncclUniqueId;
+use crate::device::nccl::{id_bytes, id_from_bytes};
 use crate::error::{Error, Result};
+use crate::foreign;
 use crate::rank::Rank;
 use crate::store::{self, Store, Watched, group_key};
 
@@ -68,17 +70,17 @@ impl Communicator {
         Ok(())
     }
 
-    fn unique_id(&self, store: &dyn Store, deadline: Instant) -> Result<UniqueId> {
+    fn unique_id(&self, store: &dyn Store, deadline: Instant) -> Result<ncclUniqueId> {
         let shared = &*self.shared;
         let key = group_key("nccl", &shared.group, "id");
         if shared.position == 0 {
-            let mut id = UniqueId([0; 128]);
+            let mut id = id_from_bytes([0; 128]);
             // SAFETY: the pointer is to a live id.
-            let code = unsafe { (shared.nccl.ncclGetUniqueId)(&raw mut id) };
+            let code = unsafe { foreign!(nccl, shared.nccl.ncclGetUniqueId(&raw mut id)) };
             if code != 0 {
                 return Err(shared.error("ncclGetUniqueId", code, 0));
             }
-            store.set(&key, &id.0)?;
+            store.set(&key, &id_bytes(&id))?;
             return Ok(id);
         }
         let started = Instant::now();
@@ -94,7 +96,7 @@ impl Communicator {
         })?;
         let id = <[u8; 128]>::try_from(bytes.as_slice())
             .map_err(|_| Error::Rendezvous(format!("the NCCL id in the store has {} bytes", bytes.len())))?;
-        Ok(UniqueId(id))
+        Ok(id_from_bytes(id))
     }
 
     /// Errors once it has failed.

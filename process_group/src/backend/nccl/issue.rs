@@ -1,13 +1,14 @@
 //! From a call to functions of NCCL.
 
 use super::Nccl;
-use super::combine::{self, Elements, Way, key_type, nccl_type, way};
+use super::combine::{self, Elements, SUM, Way, key_type, nccl_type, way};
 use crate::buffer::ViewMut;
 use crate::call::Call;
-use crate::device::symbols::Handle;
+use crate::device::nccl::sys::ncclComm_t;
 use crate::device::{Address, Device, Stream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::foreign;
 use crate::operation::{Operation, ReduceOp};
 
 /// A kernel that must come behind NCCL's part of a call.
@@ -61,7 +62,7 @@ impl Nccl {
                 self.nccl("ncclBroadcast", |t, c| {
                     // SAFETY: views of `count` elements that stay borrowed or owned until the stream is past them.
                     unsafe {
-                        (t.ncclBroadcast)(input, output, count, kind, root.0 as i32, c, stream.handle())
+                        foreign!(nccl, t.ncclBroadcast(input as _, output as _, count, kind, root.0 as i32, c, stream.handle().cast()))
                     }
                 })
             }
@@ -69,7 +70,7 @@ impl Nccl {
                 let input = if in_place { mine } else { places.input };
                 self.nccl("ncclAllGather", |t, c| {
                     // SAFETY: as above; the output is as long as all chunks.
-                    unsafe { (t.ncclAllGather)(input, places.output, count, kind, c, stream.handle()) }
+                    unsafe { foreign!(nccl, t.ncclAllGather(input as _, places.output as _, count, kind, c, stream.handle().cast())) }
                 })
             }
             Operation::Gather { root } => {
@@ -98,18 +99,18 @@ impl Nccl {
             }
             Operation::Send { to } => self.nccl("ncclSend", |t, c| {
                 // SAFETY: as above.
-                unsafe { (t.ncclSend)(places.input, count, kind, to.0 as i32, c, stream.handle()) }
+                unsafe { foreign!(nccl, t.ncclSend(places.input as _, count, kind, to.0 as i32, c, stream.handle().cast())) }
             }),
             Operation::Recv { from } => self.nccl("ncclRecv", |t, c| {
                 // SAFETY: as above.
-                unsafe { (t.ncclRecv)(places.output, count, kind, from.0 as i32, c, stream.handle()) }
+                unsafe { foreign!(nccl, t.ncclRecv(places.output as _, count, kind, from.0 as i32, c, stream.handle().cast())) }
             }),
             Operation::Barrier => {
                 let token = self.token.address();
                 self.nccl("ncclAllReduce", |t, c| {
                     // SAFETY: the token is one i32 that only barriers touch, in stream order.
                     unsafe {
-                        (t.ncclAllReduce)(token, token, 1, nccl_type(DType::I32), 0, c, stream.handle())
+                        foreign!(nccl, t.ncclAllReduce(token as _, token as _, 1, nccl_type(DType::I32), SUM, c, stream.handle().cast()))
                     }
                 })
             }
@@ -135,7 +136,7 @@ impl Nccl {
                 if gets_result {
                     self.finishes.push(Finish::Divide(elements, n));
                 }
-                (places.input, places.output, dtype, 0)
+                (places.input, places.output, dtype, SUM)
             }
             Way::Keys(number) => {
                 let smallest = op == ReduceOp::Min;
@@ -151,21 +152,21 @@ impl Nccl {
                 (keys, result, key, number)
             }
         };
-        let (kind, stream) = (nccl_type(as_type), stream.handle());
+        let (kind, stream) = (nccl_type(as_type), stream.handle().cast());
         // SAFETY, of all three: the views hold `count` elements, of all chunks where they are read by reduce-scatter; they
         // stay borrowed or owned until the stream is past them, and the scratch until the next call of this group.
         match (root, scatter) {
             (Some(root), _) => self.nccl("ncclReduce", |t, c| {
                 // SAFETY: see above.
-                unsafe { (t.ncclReduce)(input, output, count, kind, number, root as i32, c, stream) }
+                unsafe { foreign!(nccl, t.ncclReduce(input as _, output as _, count, kind, number, root as i32, c, stream)) }
             }),
             (None, true) => self.nccl("ncclReduceScatter", |t, c| {
                 // SAFETY: see above.
-                unsafe { (t.ncclReduceScatter)(input, output, count, kind, number, c, stream) }
+                unsafe { foreign!(nccl, t.ncclReduceScatter(input as _, output as _, count, kind, number, c, stream)) }
             }),
             (None, false) => self.nccl("ncclAllReduce", |t, c| {
                 // SAFETY: see above.
-                unsafe { (t.ncclAllReduce)(input, output, count, kind, number, c, stream) }
+                unsafe { foreign!(nccl, t.ncclAllReduce(input as _, output as _, count, kind, number, c, stream)) }
             }),
         }
     }
@@ -181,7 +182,7 @@ impl Nccl {
         let (count, kind) = (call.signature.count, nccl_type(call.signature.dtype));
         self.nccl("ncclGroupEnd", |t, c| {
             // SAFETY: closed below, on the same thread.
-            let mut code = unsafe { (t.ncclGroupStart)() };
+            let mut code = unsafe { foreign!(nccl, t.ncclGroupStart()) };
             // Everybody starts with another peer, so that not all send to the same at once. A rank's own chunk goes the same
             // way, beside the others, unless it is in its place already.
             for peer in (0..n).map(|distance| (me + distance) % n) {
@@ -191,21 +192,21 @@ impl Nccl {
                 };
                 if let (0, Some(from)) = (code, send) {
                     // SAFETY: a chunk of a view of the call.
-                    code = unsafe { (t.ncclSend)(from, count, kind, peer as i32, c, stream.handle()) };
+                    code = unsafe { foreign!(nccl, t.ncclSend(from as _, count, kind, peer as i32, c, stream.handle().cast())) };
                 }
                 if let (0, Some(to)) = (code, receive) {
                     // SAFETY: a chunk of a view of the call.
-                    code = unsafe { (t.ncclRecv)(to, count, kind, peer as i32, c, stream.handle()) };
+                    code = unsafe { foreign!(nccl, t.ncclRecv(to as _, count, kind, peer as i32, c, stream.handle().cast())) };
                 }
             }
             // SAFETY: opened above.
-            let end = unsafe { (t.ncclGroupEnd)() };
+            let end = unsafe { foreign!(nccl, t.ncclGroupEnd()) };
             if code == 0 { end } else { code }
         })
     }
 
     /// Calls NCCL, which returns when it has taken the call (not when the GPU has done it). The caller has entered.
-    fn nccl(&self, name: &'static str, call: impl FnOnce(&crate::device::Nccl, Handle) -> i32) -> Result<()> {
+    fn nccl(&self, name: &'static str, call: impl FnOnce(&crate::device::Nccl, ncclComm_t) -> i32) -> Result<()> {
         let shared = &*self.shared;
         let Some(handle) = self.handle else {
             return Err(Error::invalid(format!(
@@ -213,7 +214,7 @@ impl Nccl {
                 shared.group
             )));
         };
-        let code = call(&shared.nccl, handle);
+        let code = call(&shared.nccl, handle as ncclComm_t);
         shared.outcome(name, code, handle).map_err(|error| shared.refused(error))
     }
 

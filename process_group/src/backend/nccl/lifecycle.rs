@@ -1,6 +1,5 @@
 //! How NCCL's communicators of one group are made, entered and ended.
 
-use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -8,50 +7,31 @@ use std::time::{Duration, Instant};
 use super::handles::{Inside, Kind, Trunk};
 use super::messages::Peers;
 use super::shared::{HEARD, Shared, lock};
-use crate::device::nccl::UniqueId;
+use crate::device::nccl::sys::{ncclComm_t, ncclConfig_t, ncclUniqueId};
 use crate::device::symbols::Handle;
 use crate::error::{Error, Result};
+use crate::foreign;
 use crate::operation::Signature;
 
 const IN_PROGRESS: i32 = 7;
 /// How long the end of a communicator may take before it is left to itself.
 const RETIREMENT: Duration = Duration::from_secs(5);
 
-/// `ncclConfig_t` of NCCL 2.18, the oldest accepted: newer ones take the part they are given and keep their defaults for
-/// the rest.
-#[repr(C)]
-struct CommConfig {
-    size: usize,
-    magic: u32,
-    version: u32,
-    blocking: i32,
-    cga_cluster_size: i32,
-    min_ctas: i32,
-    max_ctas: i32,
-    net_name: *const c_char,
-    split_share: i32,
-}
-
-impl CommConfig {
-    /// What it does not say is NCCL's choice.
-    const fn new(kind: Kind) -> Self {
-        const UNSET: i32 = i32::MIN;
-        Self {
-            size: size_of::<Self>(),
-            magic: 0xcafe_beef,
-            version: 21_800,
-            blocking: matches!(kind, Kind::Calls) as i32,
-            cga_cluster_size: UNSET,
-            min_ctas: UNSET,
-            max_ctas: UNSET,
-            net_name: std::ptr::null(),
-            // Of a communicator with what is split off it.
-            split_share: matches!(kind, Kind::Stem) as i32,
-        }
-    }
-
-    fn pointer(&self) -> *mut c_void {
-        std::ptr::from_ref(self).cast_mut().cast()
+/// The configuration of NCCL 2.18, the oldest accepted: newer ones take the part they are given and keep their defaults for
+/// the rest. What it does not say is NCCL's choice.
+const fn config(kind: Kind) -> ncclConfig_t {
+    const UNSET: i32 = i32::MIN;
+    ncclConfig_t {
+        size: size_of::<ncclConfig_t>(),
+        magic: 0xcafe_beef,
+        version: 21_800,
+        blocking: matches!(kind, Kind::Calls) as i32,
+        cgaClusterSize: UNSET,
+        minCTAs: UNSET,
+        maxCTAs: UNSET,
+        netName: std::ptr::null(),
+        // Of a communicator with what is split off it.
+        splitShare: matches!(kind, Kind::Stem) as i32,
     }
 }
 
@@ -81,15 +61,15 @@ const fn begun(code: i32) -> i32 {
 
 impl Shared {
     /// Makes the root, together with all members.
-    pub(super) fn make_root(&self, id: UniqueId, deadline: Instant) -> Result<()> {
+    pub(super) fn make_root(&self, id: ncclUniqueId, deadline: Instant) -> Result<()> {
         self.device.bind()?;
         let mut trunk = lock(&self.trunk);
-        let (place, config) = (Place::new(), CommConfig::new(Kind::Root));
+        let (place, mut config) = (Place::new(), config(Kind::Root));
         let (n, rank) = (self.members.len() as i32, self.position as i32);
         // SAFETY: the id is one NCCL made, the rank is below the number, the config has size, magic and version of the
         // layout it has and is read during the call, and the place stays until NCCL is done with it.
         let code =
-            unsafe { (self.nccl.ncclCommInitRankConfig)(place.0.as_ptr(), n, id, rank, config.pointer()) };
+            unsafe { foreign!(nccl, self.nccl.ncclCommInitRankConfig(place.0.as_ptr().cast(), n, id, rank, &raw mut config)) };
         // NCCL gives the handle at once, as it is needed to ask how far it is. Also when it fails: then it is ended with the
         // rest, which waits for the lock.
         let handle = place.now();
@@ -121,10 +101,10 @@ impl Shared {
             parent.check()?;
             return Err(Error::Transport("a communicator was to be split off one that is gone".into()));
         };
-        let (place, config) = (Place::new(), CommConfig::new(to));
+        let (place, mut config) = (Place::new(), config(to));
         let (colour, key) = part.map_or((-1, 0), |(colour, key)| (colour as i32, key as i32));
         // SAFETY: the parent lives while it is locked; config and place as for the root.
-        let code = unsafe { (self.nccl.ncclCommSplit)(of, colour, key, place.0.as_ptr(), config.pointer()) };
+        let code = unsafe { foreign!(nccl, self.nccl.ncclCommSplit(of as ncclComm_t, colour, key, place.0.as_ptr().cast(), &raw mut config)) };
         if let Err(error) = self.settle_on(parent, "ncclCommSplit", begun(code), of, deadline) {
             // Whatever was made of the child ends with the process: NCCL gives no handle to end it by.
             place.abandon();
@@ -169,7 +149,7 @@ impl Shared {
             self.check()?;
             let mut state = 0;
             // SAFETY: the communicator is held by the caller; the pointer is to a live integer.
-            let code = unsafe { (self.nccl.ncclCommGetAsyncError)(communicator, &raw mut state) };
+            let code = unsafe { foreign!(nccl, self.nccl.ncclCommGetAsyncError(communicator as ncclComm_t, (&raw mut state).cast())) };
             match (code, state) {
                 (0, 0) => return Ok(()),
                 (0, IN_PROGRESS) => {}
@@ -232,7 +212,7 @@ impl Shared {
         let handle = calls.idle()?;
         let mut state = 0;
         // SAFETY: the communicator lives while it is locked; the pointer is to a live integer.
-        let code = unsafe { (self.nccl.ncclCommGetAsyncError)(handle, &raw mut state) };
+        let code = unsafe { foreign!(nccl, self.nccl.ncclCommGetAsyncError(handle as ncclComm_t, (&raw mut state).cast())) };
         let code = if code == 0 { state } else { code };
         (code != 0 && code != IN_PROGRESS).then(|| self.error("an operation under way", code, handle))
     }
@@ -301,14 +281,14 @@ impl Shared {
     /// Lets NCCL come to the end of all that one does, of which nobody else has the handle. Whether it has.
     fn finalize_one(&self, handle: Handle, patience: Duration) -> bool {
         // SAFETY: nobody else has the handle any more.
-        let code = unsafe { (self.nccl.ncclCommFinalize)(handle) };
+        let code = unsafe { foreign!(nccl, self.nccl.ncclCommFinalize(handle as ncclComm_t)) };
         let until = Instant::now() + patience;
         self.settle("ncclCommFinalize", begun(code), handle, until).is_ok()
     }
 
     fn destroy_one(&self, handle: Handle) {
         // SAFETY: finalised, and used by nobody any more.
-        let _ = unsafe { (self.nccl.ncclCommDestroy)(handle) };
+        let _ = unsafe { foreign!(nccl, self.nccl.ncclCommDestroy(handle as ncclComm_t)) };
     }
 
     fn abandon(&self) {
@@ -332,6 +312,6 @@ impl Shared {
 
     fn abort_one(&self, handle: Handle) {
         // SAFETY: this thread has taken the handle from where others could find it; aborting is allowed in any state.
-        let _ = unsafe { (self.nccl.ncclCommAbort)(handle) };
+        let _ = unsafe { foreign!(nccl, self.nccl.ncclCommAbort(handle as ncclComm_t)) };
     }
 }

@@ -29,6 +29,7 @@ use crate::buffer::{Memory, View, ViewMut};
 use crate::call::Call;
 use crate::device::{Device, DeviceBuffer, Event, Handle, Nccl as Table, Stream};
 use crate::error::{Error, Result};
+use crate::foreign;
 use crate::operation::{Operation, Signature};
 use crate::rank::Rank;
 use crate::roster::{BackendKind, Member};
@@ -202,7 +203,7 @@ impl Nccl {
         self.device.bind()?;
         let begun = Instant::now();
         // SAFETY: closed by `end` on the same thread.
-        let code = unsafe { (self.shared.nccl.ncclGroupStart)() };
+        let code = unsafe { foreign!(nccl, self.shared.nccl.ncclGroupStart()) };
         self.shared.outcome("ncclGroupStart", code, 0)?;
         self.grouped = Some((begun, Peers::default()));
         Ok(())
@@ -211,7 +212,7 @@ impl Nccl {
     fn end_inside(&mut self, (begun, peers): (Instant, Peers), deadline: Instant) -> Result<()> {
         let (shared, stream) = (Arc::clone(&self.shared), self.device.stream().clone());
         // SAFETY: opened by `begin` on the same thread.
-        let code = unsafe { (shared.nccl.ncclGroupEnd)() };
+        let code = unsafe { foreign!(nccl, shared.nccl.ncclGroupEnd()) };
         let outcome = shared.outcome("ncclGroupEnd", code, self.handle.unwrap_or_default());
         outcome.map_err(|error| shared.refused(error))?;
         self.finish(&stream)?;

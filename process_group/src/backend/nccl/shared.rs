@@ -11,6 +11,7 @@ use super::timings::{Awaited, Flights};
 use crate::device::symbols::{Handle, text};
 use crate::device::{Device, Nccl, NcclError};
 use crate::error::{Error, Result};
+use crate::foreign;
 use crate::operation::Signature;
 use crate::rank::Rank;
 use crate::roster::Member;
@@ -192,7 +193,7 @@ impl Shared {
     pub(super) fn error(&self, call: &'static str, code: i32, communicator: Handle) -> Error {
         // SAFETY: any code is accepted, and a null communicator too; what is returned is text of the library.
         let (words, last) = unsafe {
-            (text((self.nccl.ncclGetErrorString)(code)), text((self.nccl.ncclGetLastError)(communicator)))
+            (text(foreign!(nccl, self.nccl.ncclGetErrorString(code code))), text(foreign!(nccl, self.nccl.ncclGetLastError(communicator as _))))
         };
         Error::Nccl(NcclError { call, code, text: words, last })
     }

@@ -85,7 +85,7 @@ impl Matmul {
         let workspace = gpu.keep(WORKSPACE)?;
         let mut handle = 0;
         // SAFETY: a context is current, the pointer is to a live handle.
-        let code = unsafe { (library.cublasLtCreate)(&raw mut handle) };
+        let code = unsafe { foreign!(cublaslt, library.cublasLtCreate(&raw mut handle)) };
         check(&library, "cublasLtCreate", code)?;
         Ok(Self { gpu: Arc::clone(gpu), library, handle, workspace, plans: Mutex::default() })
     }
@@ -110,7 +110,7 @@ impl Matmul {
         // SAFETY: the plan's handles live; factors are host floats, read during the call; operands are the caller's
         // promise. C is D, and is not read as its factor is zero.
         let code = unsafe {
-            (self.library.cublasLtMatmul)(
+            foreign!(cublaslt, self.library.cublasLtMatmul(
                 self.handle,
                 plan.product,
                 (&raw const one).cast(),
@@ -127,7 +127,7 @@ impl Matmul {
                 self.workspace.address(),
                 self.workspace.bytes(),
                 self.gpu.device.stream().handle(),
-            )
+            ))
         };
         check(&self.library, "cublasLtMatmul", code)
     }
@@ -139,7 +139,7 @@ impl Matmul {
         let library = &self.library;
         let mut plan = Unfinished { library, product: 0, layouts: [0; 3], preference: 0 };
         // SAFETY: here and below: pointers are to live handles, which `Unfinished` destroys on every way out.
-        let code = unsafe { (library.cublasLtMatmulDescCreate)(&raw mut plan.product, COMPUTE_F32, 0) };
+        let code = unsafe { foreign!(cublaslt, library.cublasLtMatmulDescCreate(&raw mut plan.product, COMPUTE_F32, 0)) };
         check(library, "cublasLtMatmulDescCreate", code)?;
         self.set(plan.product, TRANSPOSE_A, &1i32)?;
         if bias {
@@ -151,23 +151,23 @@ impl Matmul {
         for (layout, (dtype, rows, columns)) in plan.layouts.iter_mut().zip(shapes) {
             // SAFETY: as above.
             let code = unsafe {
-                (library.cublasLtMatrixLayoutCreate)(
+                foreign!(cublaslt, library.cublasLtMatrixLayoutCreate(
                     layout,
                     data_type(dtype),
                     rows as u64,
                     columns as u64,
                     rows as i64,
-                )
+                ))
             };
             check(library, "cublasLtMatrixLayoutCreate", code)?;
         }
         // SAFETY: as above.
-        let code = unsafe { (library.cublasLtMatmulPreferenceCreate)(&raw mut plan.preference) };
+        let code = unsafe { foreign!(cublaslt, library.cublasLtMatmulPreferenceCreate(&raw mut plan.preference)) };
         check(library, "cublasLtMatmulPreferenceCreate", code)?;
         let prefer = |attribute, value: *const c_void, size| {
             // SAFETY: the value lives through the call and has the size given.
             let code = unsafe {
-                (library.cublasLtMatmulPreferenceSetAttribute)(plan.preference, attribute, value, size)
+                foreign!(cublaslt, library.cublasLtMatmulPreferenceSetAttribute(plan.preference, attribute, value, size))
             };
             check(library, "cublasLtMatmulPreferenceSetAttribute", code)
         };
@@ -179,7 +179,7 @@ impl Matmul {
         let [w, x, d] = plan.layouts;
         // SAFETY: all handles live; there is room for the one answer that is asked for.
         let code = unsafe {
-            (library.cublasLtMatmulAlgoGetHeuristic)(
+            foreign!(cublaslt, library.cublasLtMatmulAlgoGetHeuristic(
                 self.handle,
                 plan.product,
                 w,
@@ -190,7 +190,7 @@ impl Matmul {
                 1,
                 &raw mut best,
                 &raw mut found,
-            )
+            ))
         };
         check(library, "cublasLtMatmulAlgoGetHeuristic", code)?;
         if found == 0 || best.state != 0 {
@@ -203,7 +203,7 @@ impl Matmul {
         let value: *const T = value;
         // SAFETY: the handle lives; the value is read during the call and has the size given.
         let code = unsafe {
-            (self.library.cublasLtMatmulDescSetAttribute)(product, attribute, value.cast(), size_of::<T>())
+            foreign!(cublaslt, self.library.cublasLtMatmulDescSetAttribute(product, attribute, value.cast(), size_of::<T>()))
         };
         check(&self.library, "cublasLtMatmulDescSetAttribute", code)
     }
@@ -217,7 +217,7 @@ impl Drop for Matmul {
         }
         if self.gpu.device.bind().is_ok() {
             // SAFETY: made in `new`, destroyed once.
-            let _ = unsafe { (self.library.cublasLtDestroy)(self.handle) };
+            let _ = unsafe { foreign!(cublaslt, self.library.cublasLtDestroy(self.handle)) };
         }
     }
 }
@@ -242,7 +242,7 @@ impl Drop for Unfinished<'_> {
         destroy(self.library, self.product, self.layouts);
         if self.preference != 0 {
             // SAFETY: made by the library, destroyed once.
-            let _ = unsafe { (self.library.cublasLtMatmulPreferenceDestroy)(self.preference) };
+            let _ = unsafe { foreign!(cublaslt, self.library.cublasLtMatmulPreferenceDestroy(self.preference)) };
         }
     }
 }
@@ -251,11 +251,11 @@ impl Drop for Unfinished<'_> {
 fn destroy(library: &CublasLt, product: Handle, layouts: [Handle; 3]) {
     if product != 0 {
         // SAFETY: made by the library, destroyed once.
-        let _ = unsafe { (library.cublasLtMatmulDescDestroy)(product) };
+        let _ = unsafe { foreign!(cublaslt, library.cublasLtMatmulDescDestroy(product)) };
     }
     for layout in layouts.into_iter().filter(|l| *l != 0) {
         // SAFETY: as above.
-        let _ = unsafe { (library.cublasLtMatrixLayoutDestroy)(layout) };
+        let _ = unsafe { foreign!(cublaslt, library.cublasLtMatrixLayoutDestroy(layout)) };
     }
 }
 
@@ -265,7 +265,7 @@ fn check(library: &CublasLt, call: &str, code: i32) -> Result<()> {
     }
     // SAFETY: any code is accepted; the answer is constant text, or null.
     let words = unsafe {
-        let text = (library.cublasLtGetStatusString)(code);
+        let text = foreign!(cublaslt, library.cublasLtGetStatusString(code));
         if text.is_null() { "" } else { std::ffi::CStr::from_ptr(text).to_str().unwrap_or_default() }
     };
     Err(DeviceError::Invalid(format!("{call} failed with cuBLAS status {code} ({words})")).into())
