@@ -43,13 +43,16 @@ impl RawNccl {
         let mut communicator = std::ptr::null_mut();
         // SAFETY: rank 0's id on all ranks, the rank is below the number, no configuration, and the pointer is live.
         let code = unsafe {
-            foreign!(nccl, nccl.ncclCommInitRankConfig(
-                &raw mut communicator,
-                world_size as i32,
-                id,
-                rank as i32,
-                std::ptr::null_mut(),
-            ))
+            foreign!(
+                nccl,
+                nccl.ncclCommInitRankConfig(
+                    &raw mut communicator,
+                    world_size as i32,
+                    id,
+                    rank as i32,
+                    std::ptr::null_mut(),
+                )
+            )
         };
         check("ncclCommInitRankConfig", code)?;
         Ok(Self { nccl, version: found.version, device, communicator, rank, world_size })
@@ -68,7 +71,9 @@ impl RawNccl {
         let (count, at) = (x.view().count(), address(&x.view()));
         let (comm, stream) = (self.communicator, self.device.stream().handle().cast());
         // SAFETY: `count` f32 in a buffer that the caller keeps until the stream is past them.
-        done("ncclAllReduce", unsafe { foreign!(nccl, self.nccl.ncclAllReduce(at as _, at as _, count, F32, SUM, comm, stream)) })
+        done("ncclAllReduce", unsafe {
+            foreign!(nccl, self.nccl.ncclAllReduce(at as _, at as _, count, F32, SUM, comm, stream))
+        })
     }
 
     /// Makes the call that [`Measured::call`] makes.
@@ -86,11 +91,15 @@ impl RawNccl {
             Measured::AllReduce => self.all_reduce(&mut slot.buffer),
             Measured::Broadcast => {
                 // SAFETY: see above.
-                done("ncclBroadcast", unsafe { foreign!(nccl, t.ncclBroadcast(at as _, at as _, all, F32, 0, comm, stream)) })
+                done("ncclBroadcast", unsafe {
+                    foreign!(nccl, t.ncclBroadcast(at as _, at as _, all, F32, 0, comm, stream))
+                })
             }
             Measured::Reduce => {
                 // SAFETY: see above.
-                done("ncclReduce", unsafe { foreign!(nccl, t.ncclReduce(at as _, at as _, all, F32, SUM, 0, comm, stream)) })
+                done("ncclReduce", unsafe {
+                    foreign!(nccl, t.ncclReduce(at as _, at as _, all, F32, SUM, 0, comm, stream))
+                })
             }
             Measured::AllGather => {
                 // SAFETY: see above.
@@ -101,7 +110,10 @@ impl RawNccl {
             Measured::ReduceScatter => {
                 // SAFETY: see above.
                 done("ncclReduceScatter", unsafe {
-                    foreign!(nccl, t.ncclReduceScatter(at as _, chunk(at, me) as _, count, F32, SUM, comm, stream))
+                    foreign!(
+                        nccl,
+                        t.ncclReduceScatter(at as _, chunk(at, me) as _, count, F32, SUM, comm, stream)
+                    )
                 })
             }
             Measured::AllToAll => {
@@ -136,11 +148,15 @@ impl RawNccl {
             let (send, receive) = of(peer);
             if let Some(from) = send {
                 // SAFETY: as for the calls.
-                done("ncclSend", unsafe { foreign!(nccl, t.ncclSend(from as _, count, F32, peer as i32, comm, stream)) })?;
+                done("ncclSend", unsafe {
+                    foreign!(nccl, t.ncclSend(from as _, count, F32, peer as i32, comm, stream))
+                })?;
             }
             if let Some(to) = receive {
                 // SAFETY: as for the calls.
-                done("ncclRecv", unsafe { foreign!(nccl, t.ncclRecv(to as _, count, F32, peer as i32, comm, stream)) })?;
+                done("ncclRecv", unsafe {
+                    foreign!(nccl, t.ncclRecv(to as _, count, F32, peer as i32, comm, stream))
+                })?;
             }
         }
         // SAFETY: opened above.

@@ -40,15 +40,35 @@ pub(crate) fn take(
     }
     let libraries = Arc::new(Libraries::find(&config.device, surroundings));
     libraries.driver.as_ref().map_err(ToString::to_string)?;
-    let nccl = libraries.nccl.as_ref().map_err(ToString::to_string)?;
+    libraries.nccl.as_ref().map_err(ToString::to_string)?;
     let local_rank = rendezvous.local_rank().ok_or(
         "this rank is given its position on its host only when it joins, and its GPU goes by that position: start it \
          with LOCAL_RANK, as `ryz launch` does",
     )?;
-    if let Some(Err(error)) = bound {
-        return Err(format!("ranks watch each other over TCP beside NCCL: {error}"));
-    }
+    reachable(bound)?;
     let device = Device::open(&libraries, local_rank, &config.device).map_err(|error| obstacle(&error))?;
+    ready(device)
+}
+
+/// A GPU that the caller has opened, or the reason why it cannot be used with NCCL.
+pub(crate) fn adopt(config: &Config, device: Device, bound: Option<&Result<Bound>>) -> Result<Ready, String> {
+    if !matches!(config.process_group.backend, BackendChoice::Auto | BackendChoice::Nccl) {
+        return Err("another backend was asked for".into());
+    }
+    reachable(bound)?;
+    ready(device)
+}
+
+fn reachable(bound: Option<&Result<Bound>>) -> Result<(), String> {
+    match bound {
+        Some(Err(error)) => Err(format!("ranks watch each other over TCP beside NCCL: {error}")),
+        _ => Ok(()),
+    }
+}
+
+fn ready(device: Device) -> Result<Ready, String> {
+    let libraries = Arc::clone(device.libraries());
+    let nccl = libraries.nccl.as_ref().map_err(ToString::to_string)?;
     let version = nccl.version;
     tracing::debug!(
         gpu = device.info().name,

@@ -11,7 +11,7 @@ use ryzanstein_config::{BackendChoice, Config};
 
 use crate::backend::tcp::data_plane::{self, Bound, DataPlane};
 use crate::deadline;
-use crate::device::Surroundings;
+use crate::device::{Device, Surroundings};
 use crate::error::{Error, Result};
 use crate::gpu;
 use crate::group::ProcessGroup;
@@ -97,11 +97,28 @@ impl ProcessGroupManager {
         rendezvous: &dyn Rendezvous,
         surroundings: &Surroundings,
     ) -> Result<Self> {
+        Self::join(config, rendezvous, |bound| gpu::take(config, rendezvous, surroundings, bound))
+    }
+
+    /// As [`initialize_with`](Self::initialize_with), on a GPU that the caller has opened or
+    /// [taken over](Device::from_cudarc): calls run on its stream.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn initialize_on(config: &Config, rendezvous: &dyn Rendezvous, device: &Device) -> Result<Self> {
+        Self::join(config, rendezvous, |bound| gpu::adopt(config, device.clone(), bound))
+    }
+
+    fn join(
+        config: &Config,
+        rendezvous: &dyn Rendezvous,
+        gpu: impl FnOnce(Option<&Result<Bound>>) -> std::result::Result<gpu::Ready, String>,
+    ) -> Result<Self> {
         let started = Instant::now();
         let deadline = started + config.rendezvous.timeout.get();
         let wanted = config.process_group.backend;
         let bound = if wanted == BackendChoice::Loopback { None } else { Some(listen(config, rendezvous)) };
-        let gpu = gpu::take(config, rendezvous, surroundings, bound.as_ref());
+        let gpu = gpu(bound.as_ref());
         let candidate = Candidate {
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             pid: std::process::id(),

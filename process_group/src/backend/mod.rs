@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::buffer::{Memory, View, ViewMut};
 use crate::call::Call;
-use crate::device::Device;
+use crate::device::{Device, Stream};
 use crate::error::{Error, Result};
 use crate::operation::Signature;
 use crate::roster::BackendKind;
@@ -95,6 +95,11 @@ pub trait Backend: Send {
 
     /// The GPU whose memory that is, if it is one's.
     fn device(&self) -> Option<&Device> {
+        None
+    }
+
+    /// The GPU's stream on which calls that are [started](Self::start) run.
+    fn side(&self) -> Option<&Stream> {
         None
     }
 

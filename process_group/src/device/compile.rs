@@ -57,7 +57,8 @@ impl Kernels {
         let file = self.folder.as_ref().map(|f| f.join(format!("{key}.{}", target.suffix())));
         let kept = file.as_deref().and_then(|f| std::fs::read(f).ok());
         // A kept file that is damaged or does not load is made anew.
-        let module = kept.and_then(|bytes| Module::load(&self.context, name, unsealed(&bytes)?.to_vec()).ok());
+        let module =
+            kept.and_then(|bytes| Module::load(&self.context, name, unsealed(&bytes)?.to_vec()).ok());
         let module = if let Some(module) = module {
             module
         } else {
@@ -169,11 +170,15 @@ fn check(nvrtc: &Nvrtc, call: &str, code: i32) -> Result<(), DeviceError> {
 fn supported(nvrtc: &Nvrtc) -> Result<Vec<u32>, DeviceError> {
     let mut count = 0;
     // SAFETY: the pointer is to a live integer.
-    check(nvrtc, "nvrtcGetNumSupportedArchs", unsafe { foreign!(nvrtc, nvrtc.nvrtcGetNumSupportedArchs(&raw mut count)) })?;
+    check(nvrtc, "nvrtcGetNumSupportedArchs", unsafe {
+        foreign!(nvrtc, nvrtc.nvrtcGetNumSupportedArchs(&raw mut count))
+    })?;
     let mut all = vec![0i32; count.unsigned_abs() as usize];
     if !all.is_empty() {
         // SAFETY: the list has as many places as the library asked for.
-        check(nvrtc, "nvrtcGetSupportedArchs", unsafe { foreign!(nvrtc, nvrtc.nvrtcGetSupportedArchs(all.as_mut_ptr())) })?;
+        check(nvrtc, "nvrtcGetSupportedArchs", unsafe {
+            foreign!(nvrtc, nvrtc.nvrtcGetSupportedArchs(all.as_mut_ptr()))
+        })?;
     }
     Ok(all.into_iter().map(i32::unsigned_abs).collect())
 }
@@ -227,29 +232,35 @@ fn compile(
     let mut program = Program { nvrtc, handle: std::ptr::null_mut() };
     // SAFETY: source and name end with zeros and live through the call; there are no headers.
     let code = unsafe {
-        foreign!(nvrtc, nvrtc.nvrtcCreateProgram(
-            &raw mut program.handle,
-            c_source.as_ptr(),
-            c_name.as_ptr(),
-            0,
-            std::ptr::null(),
-            std::ptr::null(),
-        ))
+        foreign!(
+            nvrtc,
+            nvrtc.nvrtcCreateProgram(
+                &raw mut program.handle,
+                c_source.as_ptr(),
+                c_name.as_ptr(),
+                0,
+                std::ptr::null(),
+                std::ptr::null(),
+            )
+        )
     };
     check(nvrtc, "nvrtcCreateProgram", code)?;
     // SAFETY: the program lives; the options end with zeros and live through the call.
-    let code =
-        unsafe { foreign!(nvrtc, nvrtc.nvrtcCompileProgram(program.handle, pointers.len() as i32, pointers.as_ptr())) };
+    let code = unsafe {
+        foreign!(nvrtc, nvrtc.nvrtcCompileProgram(program.handle, pointers.len() as i32, pointers.as_ptr()))
+    };
     if code != 0 {
-        let log =
-            program.content("nvrtcGetProgramLog", |p, length| {
+        let log = program.content(
+            "nvrtcGetProgramLog",
+            |p, length| {
                 // SAFETY: the program lives, the pointer is to a live integer.
                 unsafe { foreign!(nvrtc, nvrtc.nvrtcGetProgramLogSize(p, length)) }
             },
             |p, bytes| {
                 // SAFETY: the program lives, the array is as long as the library asked for.
                 unsafe { foreign!(nvrtc, nvrtc.nvrtcGetProgramLog(p, bytes)) }
-            },)?;
+            },
+        )?;
         return Err(DeviceError::Compile {
             kernel: name.into(),
             architecture: target.option(),
@@ -258,22 +269,28 @@ fn compile(
         });
     }
     match target {
-        Target::Cubin(_) => program.content("nvrtcGetCUBIN", |p, length| {
+        Target::Cubin(_) => program.content(
+            "nvrtcGetCUBIN",
+            |p, length| {
                 // SAFETY: the program lives, the pointer is to a live integer.
                 unsafe { foreign!(nvrtc, nvrtc.nvrtcGetCUBINSize(p, length)) }
             },
             |p, bytes| {
                 // SAFETY: the program lives, the array is as long as the library asked for.
                 unsafe { foreign!(nvrtc, nvrtc.nvrtcGetCUBIN(p, bytes)) }
-            },),
-        Target::Ptx(_) => program.content("nvrtcGetPTX", |p, length| {
+            },
+        ),
+        Target::Ptx(_) => program.content(
+            "nvrtcGetPTX",
+            |p, length| {
                 // SAFETY: the program lives, the pointer is to a live integer.
                 unsafe { foreign!(nvrtc, nvrtc.nvrtcGetPTXSize(p, length)) }
             },
             |p, bytes| {
                 // SAFETY: the program lives, the array is as long as the library asked for.
                 unsafe { foreign!(nvrtc, nvrtc.nvrtcGetPTX(p, bytes)) }
-            },),
+            },
+        ),
     }
 }
 

@@ -88,7 +88,8 @@ impl Table for Driver {
         if theirs.address() == self.cuInit.address() {
             return Ok(());
         }
-        let file = file_of(theirs.address()).map_or_else(|| "another file".into(), |f| f.display().to_string());
+        let file =
+            file_of(theirs.address()).map_or_else(|| "another file".into(), |f| f.display().to_string());
         Err(format!("{own}, under which it gets {file}; put this one's folder first in LD_LIBRARY_PATH"))
     }
 }

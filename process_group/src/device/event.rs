@@ -42,7 +42,8 @@ impl Event {
     pub fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
         self.context.bind()?;
         // SAFETY: event and stream live.
-        let code = unsafe { foreign!(driver, self.context.driver.cuEventRecord(self.handle(), stream.handle())) };
+        let code =
+            unsafe { foreign!(driver, self.context.driver.cuEventRecord(self.handle(), stream.handle())) };
         self.context.check("cuEventRecord", code)
     }
 
@@ -54,7 +55,12 @@ impl Event {
         const EXTERNAL: u32 = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
         self.context.bind()?;
         // SAFETY: event and stream live, and flags are the driver's.
-        let code = unsafe { foreign!(driver, self.context.driver.cuEventRecordWithFlags(self.handle(), stream.handle(), EXTERNAL)) };
+        let code = unsafe {
+            foreign!(
+                driver,
+                self.context.driver.cuEventRecordWithFlags(self.handle(), stream.handle(), EXTERNAL)
+            )
+        };
         self.context.check("cuEventRecordWithFlags", code)
     }
 
@@ -89,7 +95,14 @@ impl Event {
         let mut milliseconds = 0.0f32;
         // SAFETY: both events live, the pointer is to a live number.
         let code = unsafe {
-            foreign!(driver, self.context.driver.cuEventElapsedTime(&raw mut milliseconds, earlier.handle(), self.handle()))
+            foreign!(
+                driver,
+                self.context.driver.cuEventElapsedTime(
+                    &raw mut milliseconds,
+                    earlier.handle(),
+                    self.handle()
+                )
+            )
         };
         self.context.check("cuEventElapsedTime", code)?;
         Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
@@ -105,7 +118,8 @@ impl Stream {
         let context = self.context();
         context.bind()?;
         // SAFETY: stream and event live; flags must be zero.
-        let code = unsafe { foreign!(driver, context.driver.cuStreamWaitEvent(self.handle(), event.handle(), 0)) };
+        let code =
+            unsafe { foreign!(driver, context.driver.cuStreamWaitEvent(self.handle(), event.handle(), 0)) };
         context.check("cuStreamWaitEvent", code)
     }
 }

@@ -95,7 +95,7 @@ impl Device {
         libraries: &Arc<Libraries>,
         config: &DeviceConfig,
     ) -> Result<Self, DeviceError> {
-        if stream.context() != context {
+        if !Arc::ptr_eq(stream.context(), context) {
             return Err(DeviceError::invalid(
                 "a device is made of a stream and a context that is not the stream's; pass the stream's own",
             ));

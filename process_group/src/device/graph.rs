@@ -25,10 +25,13 @@ impl Graph {
     fn instantiate(context: &Arc<Context>, graph: sys::CUgraph) -> Result<Self, DeviceError> {
         let (mut executable, mut nodes) = (std::ptr::null_mut(), 0);
         // SAFETY: the graph is live; a null list asks for the number alone.
-        let counted =
-            unsafe { foreign!(driver, context.driver.cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut nodes)) };
+        let counted = unsafe {
+            foreign!(driver, context.driver.cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut nodes))
+        };
         // SAFETY: the graph is live, the pointer is to a live handle.
-        let code = unsafe { foreign!(driver, context.driver.cuGraphInstantiateWithFlags(&raw mut executable, graph, 0)) };
+        let code = unsafe {
+            foreign!(driver, context.driver.cuGraphInstantiateWithFlags(&raw mut executable, graph, 0))
+        };
         // SAFETY: the executable does not need the graph any more, and nothing else knows it.
         let _ = unsafe { foreign!(driver, context.driver.cuGraphDestroy(graph)) };
         context.check("cuGraphInstantiate", code)?;
@@ -48,7 +51,8 @@ impl Graph {
     pub fn launch(&self, stream: &Stream) -> Result<(), DeviceError> {
         self.context.bind()?;
         // SAFETY: executable and stream live. That the recorded addresses still are is promised by whoever captured.
-        let code = unsafe { foreign!(driver, self.context.driver.cuGraphLaunch(self.executable, stream.handle())) };
+        let code =
+            unsafe { foreign!(driver, self.context.driver.cuGraphLaunch(self.executable, stream.handle())) };
         self.context.check("cuGraphLaunch", code)
     }
 }
@@ -92,13 +96,13 @@ impl<'a> Capture<'a> {
                 "a stream is captured that is being captured already; end the first capture before",
             ));
         }
-        const RELAXED: sys::CUstreamCaptureMode =
-            sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        const RELAXED: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         let context = stream.context();
         // Relaxed: events of calls before the capture may be asked for meanwhile, by this thread (whose profile does)
         // and by the watchers' threads; in the stricter modes that ends the capture.
         // SAFETY: the stream lives.
-        let code = unsafe { foreign!(driver, context.driver.cuStreamBeginCapture_v2(stream.handle(), RELAXED)) };
+        let code =
+            unsafe { foreign!(driver, context.driver.cuStreamBeginCapture_v2(stream.handle(), RELAXED)) };
         context.check("cuStreamBeginCapture", code)?;
         *capturing = true;
         Ok(Self(Some(stream)))

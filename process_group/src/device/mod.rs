@@ -26,6 +26,7 @@ mod pinned;
 mod poll;
 mod stream;
 pub(crate) mod symbols;
+pub(crate) mod tracked;
 
 pub use ::cudarc;
 pub use compile::{Kernels, compile_for};

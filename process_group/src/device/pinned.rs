@@ -66,8 +66,12 @@ impl PinnedBuffer {
         self.context.bind()?;
         let mut address = 0;
         // SAFETY: allocated as mapped; the pointer is to a live integer; flags must be zero.
-        let code =
-            unsafe { foreign!(driver, self.context.driver.cuMemHostGetDevicePointer_v2(&raw mut address, self.memory.cast(), 0)) };
+        let code = unsafe {
+            foreign!(
+                driver,
+                self.context.driver.cuMemHostGetDevicePointer_v2(&raw mut address, self.memory.cast(), 0)
+            )
+        };
         self.context.check("cuMemHostGetDevicePointer", code)?;
         Ok(address)
     }

@@ -107,7 +107,9 @@ impl Stream {
         let context = &self.inner.context;
         let mut status = 0u32;
         // SAFETY: the stream lives, the pointer is to a live integer as wide as the enumeration.
-        let code = unsafe { foreign!(driver, context.driver.cuStreamIsCapturing(self.handle(), (&raw mut status).cast())) };
+        let code = unsafe {
+            foreign!(driver, context.driver.cuStreamIsCapturing(self.handle(), (&raw mut status).cast()))
+        };
         context.check("cuStreamIsCapturing", code)?;
         Ok(status != 0)
     }
@@ -124,7 +126,8 @@ impl Stream {
         let context = &self.inner.context;
         context.bind()?;
         // SAFETY: by the caller's promise.
-        let code = unsafe { foreign!(driver, context.driver.cuMemcpyDtoDAsync_v2(to, from, bytes, self.handle())) };
+        let code =
+            unsafe { foreign!(driver, context.driver.cuMemcpyDtoDAsync_v2(to, from, bytes, self.handle())) };
         context.check("cuMemcpyDtoDAsync", code)
     }
 
@@ -140,8 +143,9 @@ impl Stream {
         context.bind()?;
         let pointer = from.as_ptr().cast::<c_void>();
         // SAFETY: by the caller's promise; the length is that of the slice.
-        let code =
-            unsafe { foreign!(driver, context.driver.cuMemcpyHtoDAsync_v2(to, pointer, from.len(), self.handle())) };
+        let code = unsafe {
+            foreign!(driver, context.driver.cuMemcpyHtoDAsync_v2(to, pointer, from.len(), self.handle()))
+        };
         context.check("cuMemcpyHtoDAsync", code)
     }
 
@@ -157,8 +161,9 @@ impl Stream {
         context.bind()?;
         let pointer = to.as_mut_ptr().cast::<c_void>();
         // SAFETY: by the caller's promise; the length is that of the slice.
-        let code =
-            unsafe { foreign!(driver, context.driver.cuMemcpyDtoHAsync_v2(pointer, from, to.len(), self.handle())) };
+        let code = unsafe {
+            foreign!(driver, context.driver.cuMemcpyDtoHAsync_v2(pointer, from, to.len(), self.handle()))
+        };
         context.check("cuMemcpyDtoHAsync", code)
     }
 
@@ -173,7 +178,8 @@ impl Stream {
         let context = &self.inner.context;
         context.bind()?;
         // SAFETY: by the caller's promise.
-        let code = unsafe { foreign!(driver, context.driver.cuMemsetD8Async(at, value, bytes, self.handle())) };
+        let code =
+            unsafe { foreign!(driver, context.driver.cuMemsetD8Async(at, value, bytes, self.handle())) };
         context.check("cuMemsetD8Async", code)
     }
 

@@ -6,12 +6,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use cudarc::driver::SyncOnDrop;
+
 use super::GroupInfo;
 use crate::backend::nccl::Captured;
 use crate::backend::{Backend, Completion, Path, Ticket};
 use crate::buffer::{Memory, View, ViewMut};
 use crate::call::Call;
 use crate::deadline;
+use crate::device::{Stream, tracked};
 use crate::error::{Error, Result};
 use crate::operation::Signature;
 use crate::profile::Profile;
@@ -117,7 +120,8 @@ impl Engine {
     pub(super) fn run(&self, signature: Signature, sequence: u64, buffers: Buffers<'_>) -> Result<()> {
         let core = &mut *lock(&self.core);
         let started = Instant::now();
-        let outcome = core.submit(signature, sequence, buffers, started);
+        let outcome =
+            core.ordered(buffers, false, |core, buffers| core.submit(signature, sequence, buffers, started));
         let completion = self.judge(core, outcome, signature, sequence)?;
         core.went(completion.path);
         self.note(&signature, completion, started);
@@ -138,10 +142,16 @@ impl Engine {
     }
 
     /// Several calls, which the backend may take together.
-    pub(super) fn run_all(&self, calls: Vec<(Signature, u64, Buffers<'_>)>) -> Result<()> {
+    pub(super) fn run_all(&self, mut calls: Vec<(Signature, u64, Buffers<'_>)>) -> Result<()> {
         let Some(first) = calls.first().map(|c| (c.0, c.1)) else { return Ok(()) };
         let core = &mut *lock(&self.core);
         let started = Instant::now();
+        // Dropped when all have been enqueued, which the end of the group does.
+        let streams = core.streams(false, calls.iter().any(|call| call.2.is_tracked()));
+        let mut ordered = Vec::new();
+        for (_, _, buffers) in &mut calls {
+            ordered.push(buffers.order(streams.as_ref())?);
+        }
         let begun = core.check().and_then(|()| core.backend.begin());
         let mut done = Vec::with_capacity(calls.len());
         let outcome = begun.and_then(|()| {
@@ -158,6 +168,7 @@ impl Engine {
             let ended = core.backend.end(deadline);
             outcome.and(ended)
         });
+        drop(ordered);
         let outcome = outcome.map(|()| Completion { path: Path::Local, enqueued: false, captured: false });
         self.judge(core, outcome, first.0, first.1)?;
         for (signature, completion) in done {
@@ -177,7 +188,8 @@ impl Engine {
         let core = &mut *lock(&self.core);
         let started = Instant::now();
         if core.is_alone(&signature) {
-            let outcome = core.submit(signature, sequence, buffers, started);
+            let outcome = core
+                .ordered(buffers, false, |core, buffers| core.submit(signature, sequence, buffers, started));
             let completion = self.judge(core, outcome, signature, sequence)?;
             core.went(completion.path);
             self.note(&signature, completion, started);
@@ -185,8 +197,11 @@ impl Engine {
         }
         core.last = Some(LastCall { sequence, started, signature, path: None });
         let deadline = core.deadline(started);
-        let outcome =
-            core.check().and_then(|()| core.backend.start(buffers.call(signature, sequence, deadline)));
+        let outcome = core.check().and_then(|()| {
+            core.ordered(buffers, true, |core, buffers| {
+                core.backend.start(buffers.call(signature, sequence, deadline))
+            })
+        });
         let (outcome, ticket) = match outcome {
             Ok((completion, ticket)) => (Ok(completion), Some(ticket)),
             Err(error) => (Err(error), None),
@@ -352,6 +367,25 @@ impl Core {
         }
     }
 
+    /// The compute stream and, `aside` or not, the one on which calls are enqueued, if they must be ordered there.
+    fn streams(&self, aside: bool, is_tracked: bool) -> Option<(Stream, Stream)> {
+        let compute = is_tracked.then(|| self.backend.device()).flatten()?.stream();
+        let on = if aside { self.backend.side()? } else { compute };
+        Some((compute.clone(), on.clone()))
+    }
+
+    /// Has a call come behind what else uses its slices of cudarc, and what uses them next behind it.
+    fn ordered<'a, R>(
+        &mut self,
+        mut buffers: Buffers<'a>,
+        aside: bool,
+        enqueue: impl FnOnce(&mut Self, Buffers<'a>) -> Result<R>,
+    ) -> Result<R> {
+        let Some(streams) = self.streams(aside, buffers.is_tracked()) else { return enqueue(self, buffers) };
+        let _until_enqueued = buffers.order(Some(&streams))?;
+        enqueue(self, buffers)
+    }
+
     fn is_alone(&self, signature: &Signature) -> bool {
         self.world_size == 1 && !signature.operation.is_point_to_point()
     }
@@ -407,6 +441,37 @@ impl<'a> Buffers<'a> {
             }
         }
         Ok(())
+    }
+
+    fn is_tracked(&self) -> bool {
+        let (input, output) = match self {
+            Self::InPlace(buffer) => (&None, buffer),
+            Self::OutOfPlace(input, output) => (input, output),
+        };
+        let output = output.as_ref().and_then(|o| o.as_view().slice());
+        output.is_some() || input.and_then(|i| i.slice()).is_some()
+    }
+
+    /// Orders slices of cudarc on the second of two streams, the first being the compute stream. What is enqueued there until
+    /// the result is dropped uses them.
+    fn order<'s>(&mut self, streams: Option<&'s (Stream, Stream)>) -> Result<[Option<SyncOnDrop<'s>>; 2]>
+    where
+        'a: 's,
+    {
+        let Some((compute, on)) = streams.filter(|_| self.is_tracked()) else { return Ok([None, None]) };
+        let (input, output) = match self {
+            Self::InPlace(buffer) => (None, buffer.as_mut()),
+            Self::OutOfPlace(input, output) => (input.as_mut(), output.as_mut()),
+        };
+        let slices =
+            [input.as_ref().and_then(|i| i.slice()), output.as_ref().and_then(|o| o.as_view().slice())];
+        slices.into_iter().flatten().try_for_each(|slice| tracked::check(slice, compute))?;
+        let ordered = [
+            input.and_then(|input| input.order(on.cudarc())),
+            output.and_then(|output| output.order(on.cudarc())),
+        ];
+        tracked::outcome(on)?;
+        Ok(ordered)
     }
 
     fn call(self, signature: Signature, sequence: u64, deadline: Instant) -> Call<'a> {

@@ -62,7 +62,18 @@ impl Nccl {
                 self.nccl("ncclBroadcast", |t, c| {
                     // SAFETY: views of `count` elements that stay borrowed or owned until the stream is past them.
                     unsafe {
-                        foreign!(nccl, t.ncclBroadcast(input as _, output as _, count, kind, root.0 as i32, c, stream.handle().cast()))
+                        foreign!(
+                            nccl,
+                            t.ncclBroadcast(
+                                input as _,
+                                output as _,
+                                count,
+                                kind,
+                                root.0 as i32,
+                                c,
+                                stream.handle().cast()
+                            )
+                        )
                     }
                 })
             }
@@ -70,7 +81,19 @@ impl Nccl {
                 let input = if in_place { mine } else { places.input };
                 self.nccl("ncclAllGather", |t, c| {
                     // SAFETY: as above; the output is as long as all chunks.
-                    unsafe { foreign!(nccl, t.ncclAllGather(input as _, places.output as _, count, kind, c, stream.handle().cast())) }
+                    unsafe {
+                        foreign!(
+                            nccl,
+                            t.ncclAllGather(
+                                input as _,
+                                places.output as _,
+                                count,
+                                kind,
+                                c,
+                                stream.handle().cast()
+                            )
+                        )
+                    }
                 })
             }
             Operation::Gather { root } => {
@@ -99,18 +122,39 @@ impl Nccl {
             }
             Operation::Send { to } => self.nccl("ncclSend", |t, c| {
                 // SAFETY: as above.
-                unsafe { foreign!(nccl, t.ncclSend(places.input as _, count, kind, to.0 as i32, c, stream.handle().cast())) }
+                unsafe {
+                    foreign!(
+                        nccl,
+                        t.ncclSend(places.input as _, count, kind, to.0 as i32, c, stream.handle().cast())
+                    )
+                }
             }),
             Operation::Recv { from } => self.nccl("ncclRecv", |t, c| {
                 // SAFETY: as above.
-                unsafe { foreign!(nccl, t.ncclRecv(places.output as _, count, kind, from.0 as i32, c, stream.handle().cast())) }
+                unsafe {
+                    foreign!(
+                        nccl,
+                        t.ncclRecv(places.output as _, count, kind, from.0 as i32, c, stream.handle().cast())
+                    )
+                }
             }),
             Operation::Barrier => {
                 let token = self.token.address();
                 self.nccl("ncclAllReduce", |t, c| {
                     // SAFETY: the token is one i32 that only barriers touch, in stream order.
                     unsafe {
-                        foreign!(nccl, t.ncclAllReduce(token as _, token as _, 1, nccl_type(DType::I32), SUM, c, stream.handle().cast()))
+                        foreign!(
+                            nccl,
+                            t.ncclAllReduce(
+                                token as _,
+                                token as _,
+                                1,
+                                nccl_type(DType::I32),
+                                SUM,
+                                c,
+                                stream.handle().cast()
+                            )
+                        )
                     }
                 })
             }
@@ -158,15 +202,27 @@ impl Nccl {
         match (root, scatter) {
             (Some(root), _) => self.nccl("ncclReduce", |t, c| {
                 // SAFETY: see above.
-                unsafe { foreign!(nccl, t.ncclReduce(input as _, output as _, count, kind, number, root as i32, c, stream)) }
+                unsafe {
+                    foreign!(
+                        nccl,
+                        t.ncclReduce(input as _, output as _, count, kind, number, root as i32, c, stream)
+                    )
+                }
             }),
             (None, true) => self.nccl("ncclReduceScatter", |t, c| {
                 // SAFETY: see above.
-                unsafe { foreign!(nccl, t.ncclReduceScatter(input as _, output as _, count, kind, number, c, stream)) }
+                unsafe {
+                    foreign!(
+                        nccl,
+                        t.ncclReduceScatter(input as _, output as _, count, kind, number, c, stream)
+                    )
+                }
             }),
             (None, false) => self.nccl("ncclAllReduce", |t, c| {
                 // SAFETY: see above.
-                unsafe { foreign!(nccl, t.ncclAllReduce(input as _, output as _, count, kind, number, c, stream)) }
+                unsafe {
+                    foreign!(nccl, t.ncclAllReduce(input as _, output as _, count, kind, number, c, stream))
+                }
             }),
         }
     }
@@ -192,11 +248,21 @@ impl Nccl {
                 };
                 if let (0, Some(from)) = (code, send) {
                     // SAFETY: a chunk of a view of the call.
-                    code = unsafe { foreign!(nccl, t.ncclSend(from as _, count, kind, peer as i32, c, stream.handle().cast())) };
+                    code = unsafe {
+                        foreign!(
+                            nccl,
+                            t.ncclSend(from as _, count, kind, peer as i32, c, stream.handle().cast())
+                        )
+                    };
                 }
                 if let (0, Some(to)) = (code, receive) {
                     // SAFETY: a chunk of a view of the call.
-                    code = unsafe { foreign!(nccl, t.ncclRecv(to as _, count, kind, peer as i32, c, stream.handle().cast())) };
+                    code = unsafe {
+                        foreign!(
+                            nccl,
+                            t.ncclRecv(to as _, count, kind, peer as i32, c, stream.handle().cast())
+                        )
+                    };
                 }
             }
             // SAFETY: opened above.
@@ -206,7 +272,11 @@ impl Nccl {
     }
 
     /// Calls NCCL, which returns when it has taken the call (not when the GPU has done it). The caller has entered.
-    fn nccl(&self, name: &'static str, call: impl FnOnce(&crate::device::Nccl, ncclComm_t) -> i32) -> Result<()> {
+    fn nccl(
+        &self,
+        name: &'static str,
+        call: impl FnOnce(&crate::device::Nccl, ncclComm_t) -> i32,
+    ) -> Result<()> {
         let shared = &*self.shared;
         let Some(handle) = self.handle else {
             return Err(Error::invalid(format!(

@@ -68,8 +68,12 @@ impl Shared {
         let (n, rank) = (self.members.len() as i32, self.position as i32);
         // SAFETY: the id is one NCCL made, the rank is below the number, the config has size, magic and version of the
         // layout it has and is read during the call, and the place stays until NCCL is done with it.
-        let code =
-            unsafe { foreign!(nccl, self.nccl.ncclCommInitRankConfig(place.0.as_ptr().cast(), n, id, rank, &raw mut config)) };
+        let code = unsafe {
+            foreign!(
+                nccl,
+                self.nccl.ncclCommInitRankConfig(place.0.as_ptr().cast(), n, id, rank, &raw mut config)
+            )
+        };
         // NCCL gives the handle at once, as it is needed to ask how far it is. Also when it fails: then it is ended with the
         // rest, which waits for the lock.
         let handle = place.now();
@@ -104,7 +108,18 @@ impl Shared {
         let (place, mut config) = (Place::new(), config(to));
         let (colour, key) = part.map_or((-1, 0), |(colour, key)| (colour as i32, key as i32));
         // SAFETY: the parent lives while it is locked; config and place as for the root.
-        let code = unsafe { foreign!(nccl, self.nccl.ncclCommSplit(of as ncclComm_t, colour, key, place.0.as_ptr().cast(), &raw mut config)) };
+        let code = unsafe {
+            foreign!(
+                nccl,
+                self.nccl.ncclCommSplit(
+                    of as ncclComm_t,
+                    colour,
+                    key,
+                    place.0.as_ptr().cast(),
+                    &raw mut config
+                )
+            )
+        };
         if let Err(error) = self.settle_on(parent, "ncclCommSplit", begun(code), of, deadline) {
             // Whatever was made of the child ends with the process: NCCL gives no handle to end it by.
             place.abandon();
@@ -149,7 +164,12 @@ impl Shared {
             self.check()?;
             let mut state = 0;
             // SAFETY: the communicator is held by the caller; the pointer is to a live integer.
-            let code = unsafe { foreign!(nccl, self.nccl.ncclCommGetAsyncError(communicator as ncclComm_t, (&raw mut state).cast())) };
+            let code = unsafe {
+                foreign!(
+                    nccl,
+                    self.nccl.ncclCommGetAsyncError(communicator as ncclComm_t, (&raw mut state).cast())
+                )
+            };
             match (code, state) {
                 (0, 0) => return Ok(()),
                 (0, IN_PROGRESS) => {}
@@ -212,7 +232,9 @@ impl Shared {
         let handle = calls.idle()?;
         let mut state = 0;
         // SAFETY: the communicator lives while it is locked; the pointer is to a live integer.
-        let code = unsafe { foreign!(nccl, self.nccl.ncclCommGetAsyncError(handle as ncclComm_t, (&raw mut state).cast())) };
+        let code = unsafe {
+            foreign!(nccl, self.nccl.ncclCommGetAsyncError(handle as ncclComm_t, (&raw mut state).cast()))
+        };
         let code = if code == 0 { state } else { code };
         (code != 0 && code != IN_PROGRESS).then(|| self.error("an operation under way", code, handle))
     }

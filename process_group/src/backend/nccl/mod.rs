@@ -250,6 +250,10 @@ impl Backend for Nccl {
         Some(&self.device)
     }
 
+    fn side(&self) -> Option<&Stream> {
+        Some(&self.side)
+    }
+
     fn copy(&mut self, from: View<'_>, to: ViewMut<'_>) -> Result<()> {
         if let (Some(from), Some(to)) = (from.device(), to.device()) {
             // SAFETY: both are borrowed views of allocated memory of equal length, and the copy is in stream order.

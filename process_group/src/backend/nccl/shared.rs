@@ -193,7 +193,10 @@ impl Shared {
     pub(super) fn error(&self, call: &'static str, code: i32, communicator: Handle) -> Error {
         // SAFETY: any code is accepted, and a null communicator too; what is returned is text of the library.
         let (words, last) = unsafe {
-            (text(foreign!(nccl, self.nccl.ncclGetErrorString(code code))), text(foreign!(nccl, self.nccl.ncclGetLastError(communicator as _))))
+            (
+                text(foreign!(nccl, self.nccl.ncclGetErrorString(code code))),
+                text(foreign!(nccl, self.nccl.ncclGetLastError(communicator as _))),
+            )
         };
         Error::Nccl(NcclError { call, code, text: words, last })
     }

@@ -12,9 +12,9 @@ use std::sync::{Arc, Mutex};
 use ryzanstein_process_group::device::DeviceError;
 use ryzanstein_process_group::device::cublaslt::CublasLt;
 use ryzanstein_process_group::device::cublaslt::sys::{
-    cublasComputeType_t, cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDescAttributes_t,
-    cublasLtMatmulDesc_t, cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreferenceAttributes_t,
-    cublasLtMatmulPreference_t, cublasLtMatrixLayout_t, cublasLtReductionScheme_t, cudaDataType_t,
+    cublasComputeType_t, cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
+    cublasLtMatmulDescAttributes_t, cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t,
+    cublasLtMatmulPreferenceAttributes_t, cublasLtMatrixLayout_t, cublasLtReductionScheme_t, cudaDataType_t,
 };
 use ryzanstein_process_group::foreign;
 
@@ -87,10 +87,12 @@ fn data_type(dtype: Dtype) -> cudaDataType_t {
 
 /// Whole f32 products and sums; never the shorter mantissa of TF32.
 const COMPUTE_F32: cublasComputeType_t = cublasComputeType_t::CUBLAS_COMPUTE_32F;
-const TRANSPOSE_A: cublasLtMatmulDescAttributes_t = cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
+const TRANSPOSE_A: cublasLtMatmulDescAttributes_t =
+    cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
 /// `CUBLAS_OP_T`, which cudarc has with the library that this one is not.
 const OPERATION_TRANSPOSE: i32 = 1;
-const EPILOGUE: cublasLtMatmulDescAttributes_t = cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE;
+const EPILOGUE: cublasLtMatmulDescAttributes_t =
+    cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE;
 const BIAS_POINTER: cublasLtMatmulDescAttributes_t =
     cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
 const EPILOGUE_BIAS: cublasLtEpilogue_t = cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
@@ -111,7 +113,13 @@ impl Matmul {
         // SAFETY: a context is current, the pointer is to a live handle.
         let code = unsafe { foreign!(cublaslt, library.cublasLtCreate(&raw mut handle)) };
         check(&library, "cublasLtCreate", code)?;
-        Ok(Self { gpu: Arc::clone(gpu), library, handle: LibraryHandle(handle), workspace, plans: Mutex::default() })
+        Ok(Self {
+            gpu: Arc::clone(gpu),
+            library,
+            handle: LibraryHandle(handle),
+            workspace,
+            plans: Mutex::default(),
+        })
     }
 
     /// Enqueues a product.
@@ -134,24 +142,27 @@ impl Matmul {
         // SAFETY: the plan's handles live; factors are host floats, read during the call; operands are the caller's
         // promise. C is D, and is not read as its factor is zero.
         let code = unsafe {
-            foreign!(cublaslt, self.library.cublasLtMatmul(
-                self.handle.0,
-                plan.product,
-                (&raw const one).cast(),
-                operands.w as _,
-                w,
-                operands.x as _,
-                x,
-                (&raw const zero).cast(),
-                operands.out as _,
-                out,
-                operands.out as _,
-                out,
-                &raw const plan.algorithm,
-                self.workspace.address() as _,
-                self.workspace.bytes(),
-                self.gpu.device.stream().handle().cast(),
-            ))
+            foreign!(
+                cublaslt,
+                self.library.cublasLtMatmul(
+                    self.handle.0,
+                    plan.product,
+                    (&raw const one).cast(),
+                    operands.w as _,
+                    w,
+                    operands.x as _,
+                    x,
+                    (&raw const zero).cast(),
+                    operands.out as _,
+                    out,
+                    operands.out as _,
+                    out,
+                    &raw const plan.algorithm,
+                    self.workspace.address() as _,
+                    self.workspace.bytes(),
+                    self.gpu.device.stream().handle().cast(),
+                )
+            )
         };
         check(&self.library, "cublasLtMatmul", code)
     }
@@ -168,7 +179,16 @@ impl Matmul {
             preference: ptr::null_mut(),
         };
         // SAFETY: here and below: pointers are to live handles, which `Unfinished` destroys on every way out.
-        let code = unsafe { foreign!(cublaslt, library.cublasLtMatmulDescCreate(&raw mut plan.product, COMPUTE_F32, cudaDataType_t::CUDA_R_32F)) };
+        let code = unsafe {
+            foreign!(
+                cublaslt,
+                library.cublasLtMatmulDescCreate(
+                    &raw mut plan.product,
+                    COMPUTE_F32,
+                    cudaDataType_t::CUDA_R_32F
+                )
+            )
+        };
         check(library, "cublasLtMatmulDescCreate", code)?;
         self.set(plan.product, TRANSPOSE_A, &OPERATION_TRANSPOSE)?;
         if bias {
@@ -180,23 +200,30 @@ impl Matmul {
         for (layout, (dtype, rows, columns)) in plan.layouts.iter_mut().zip(shapes) {
             // SAFETY: as above.
             let code = unsafe {
-                foreign!(cublaslt, library.cublasLtMatrixLayoutCreate(
-                    layout,
-                    data_type(dtype),
-                    rows as u64,
-                    columns as u64,
-                    rows as i64,
-                ))
+                foreign!(
+                    cublaslt,
+                    library.cublasLtMatrixLayoutCreate(
+                        layout,
+                        data_type(dtype),
+                        rows as u64,
+                        columns as u64,
+                        rows as i64,
+                    )
+                )
             };
             check(library, "cublasLtMatrixLayoutCreate", code)?;
         }
         // SAFETY: as above.
-        let code = unsafe { foreign!(cublaslt, library.cublasLtMatmulPreferenceCreate(&raw mut plan.preference)) };
+        let code =
+            unsafe { foreign!(cublaslt, library.cublasLtMatmulPreferenceCreate(&raw mut plan.preference)) };
         check(library, "cublasLtMatmulPreferenceCreate", code)?;
         let prefer = |attribute, value: *const c_void, size| {
             // SAFETY: the value lives through the call and has the size given.
             let code = unsafe {
-                foreign!(cublaslt, library.cublasLtMatmulPreferenceSetAttribute(plan.preference, attribute, value, size))
+                foreign!(
+                    cublaslt,
+                    library.cublasLtMatmulPreferenceSetAttribute(plan.preference, attribute, value, size)
+                )
             };
             check(library, "cublasLtMatmulPreferenceSetAttribute", code)
         };
@@ -209,18 +236,21 @@ impl Matmul {
         let [w, x, d] = plan.layouts;
         // SAFETY: all handles live; there is room for the one answer that is asked for.
         let code = unsafe {
-            foreign!(cublaslt, library.cublasLtMatmulAlgoGetHeuristic(
-                self.handle.0,
-                plan.product,
-                w,
-                x,
-                d,
-                d,
-                plan.preference,
-                1,
-                best.as_mut_ptr(),
-                &raw mut found,
-            ))
+            foreign!(
+                cublaslt,
+                library.cublasLtMatmulAlgoGetHeuristic(
+                    self.handle.0,
+                    plan.product,
+                    w,
+                    x,
+                    d,
+                    d,
+                    plan.preference,
+                    1,
+                    best.as_mut_ptr(),
+                    &raw mut found,
+                )
+            )
         };
         check(library, "cublasLtMatmulAlgoGetHeuristic", code)?;
         // SAFETY: zeroed, or filled by the library. The state is read as the integer that it is for the library, which may
@@ -244,7 +274,10 @@ impl Matmul {
         let value: *const T = value;
         // SAFETY: the handle lives; the value is read during the call and has the size given.
         let code = unsafe {
-            foreign!(cublaslt, self.library.cublasLtMatmulDescSetAttribute(product, attribute, value.cast(), size_of::<T>()))
+            foreign!(
+                cublaslt,
+                self.library.cublasLtMatmulDescSetAttribute(product, attribute, value.cast(), size_of::<T>())
+            )
         };
         check(&self.library, "cublasLtMatmulDescSetAttribute", code)
     }
@@ -284,7 +317,8 @@ impl Drop for Unfinished<'_> {
         destroy(self.library, self.product, self.layouts);
         if !self.preference.is_null() {
             // SAFETY: made by the library, destroyed once.
-            let _ = unsafe { foreign!(cublaslt, self.library.cublasLtMatmulPreferenceDestroy(self.preference)) };
+            let _ =
+                unsafe { foreign!(cublaslt, self.library.cublasLtMatmulPreferenceDestroy(self.preference)) };
         }
     }
 }
