@@ -78,7 +78,7 @@ impl Device {
         }
         let driver = libraries.driver.as_ref().map_err(Clone::clone)?.functions;
         let cuda = Context::primary(&driver, ordinal)?;
-        Self::assemble(driver, ordinal, cuda, Stream::new, libraries, config)
+        Self::assemble(&driver, ordinal, cuda, Stream::new, libraries, config)
     }
 
     /// Takes a GPU over from an engine that stands on cudarc: all calls of a group on this device, and the kernels of a
@@ -107,7 +107,7 @@ impl Device {
         }
         let driver = libraries.driver.as_ref().map_err(Clone::clone)?.functions;
         let over = |own: &Arc<Context>| Ok(Stream::over(own, Arc::clone(stream)));
-        Self::assemble(driver, ordinal, Arc::clone(context), over, libraries, config)
+        Self::assemble(&driver, ordinal, Arc::clone(context), over, libraries, config)
     }
 
     /// Takes a GPU over from an engine that does not stand on this crate's cudarc: its `CUcontext` and `CUstream`, a null
@@ -145,16 +145,16 @@ impl Device {
     }
 
     fn assemble(
-        driver: Driver,
+        driver: &Driver,
         ordinal: u32,
         cuda: Arc<CudaContext>,
         stream: impl FnOnce(&Arc<Context>) -> Result<Stream, DeviceError>,
         libraries: &Arc<Libraries>,
         config: &DeviceConfig,
     ) -> Result<Self, DeviceError> {
-        let (_, info) = look_at(&driver, ordinal)?;
+        let (_, info) = look_at(driver, ordinal)?;
         let budget = Budget::new(ordinal, info.total_memory, config.memory_fraction.get());
-        let context = Arc::new(Context::new(&driver, ordinal, cuda, budget));
+        let context = Arc::new(Context::new(driver, ordinal, cuda, budget));
         let stream = stream(&context)?;
         let kernels = Arc::new(Kernels::new(&context, info.capability, libraries));
         Ok(Self { context, info: Arc::new(info), stream, libraries: Arc::clone(libraries), kernels })

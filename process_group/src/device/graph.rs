@@ -85,6 +85,8 @@ impl Stream {
     }
 }
 
+const RELAXED: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+
 /// A stream that is captured until this is dropped: also when what is captured fails or panics.
 struct Capture<'a>(Option<&'a Stream>);
 
@@ -96,7 +98,6 @@ impl<'a> Capture<'a> {
                 "a stream is captured that is being captured already; end the first capture before",
             ));
         }
-        const RELAXED: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         let context = stream.context();
         // Relaxed: events of calls before the capture may be asked for meanwhile, by this thread (whose profile does)
         // and by the watchers' threads; in the stricter modes that ends the capture.

@@ -14,7 +14,7 @@ use crate::foreign;
 /// A loaded CUBIN or PTX.
 pub struct Module {
     context: Arc<Context>,
-    module: Arc<CudaModule>,
+    loaded: Arc<CudaModule>,
     name: String,
 }
 
@@ -22,8 +22,8 @@ impl Module {
     /// Loads what the compiler made, unchanged: the driver is told no length, and trusts a CUBIN's headers and a PTX's final
     /// zero.
     pub(super) fn load(context: &Arc<Context>, name: &str, code: Vec<u8>) -> Result<Self, DeviceError> {
-        let module = context.took("cuModuleLoadData", context.cuda().load_module(Ptx::from_binary(code)))?;
-        Ok(Self { context: Arc::clone(context), module, name: name.into() })
+        let loaded = context.took("cuModuleLoadData", context.cuda().load_module(Ptx::from_binary(code)))?;
+        Ok(Self { context: Arc::clone(context), loaded, name: name.into() })
     }
 
     /// A kernel of it, declared `extern "C" __global__`.
@@ -35,7 +35,7 @@ impl Module {
         if name.contains('\0') {
             return Err(DeviceError::invalid(format!("`{name}` is no name for a kernel")));
         }
-        let function = self.module.load_function(name).map_err(|error| {
+        let function = self.loaded.load_function(name).map_err(|error| {
             DeviceError::invalid(format!(
                 "the compiled source `{}` has no kernel `{name}` (CUDA error {})",
                 self.name, error.0 as i32

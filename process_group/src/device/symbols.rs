@@ -79,9 +79,8 @@ impl Symbol {
     /// The function as a pointer that takes what cudarc's function takes, and returns a plain integer for a status.
     ///
     /// # Safety
-    /// `binding` must be cudarc's function of the name under which this symbol was found.
-    pub unsafe fn of<F: Binding>(self, binding: F) -> F::Pointer {
-        let _ = binding;
+    /// The argument must be cudarc's function of the name under which this symbol was found.
+    pub unsafe fn of<F: Binding>(self, _: F) -> F::Pointer {
         const { assert!(size_of::<F::Pointer>() == size_of::<Self>()) };
         // SAFETY: both are the address of the same function, whose signature is cudarc's but for status codes, which are
         // 32-bit integers for the library.
@@ -92,22 +91,29 @@ impl Symbol {
     ///
     /// # Safety
     /// As [`Symbol::of`].
-    pub unsafe fn of_code<F: CodeBinding>(self, binding: F) -> F::Pointer {
-        let _ = binding;
+    pub unsafe fn of_code<F: CodeBinding>(self, _: F) -> F::Pointer {
         const { assert!(size_of::<F::Pointer>() == size_of::<Self>()) };
         // SAFETY: as above.
         unsafe { std::mem::transmute_copy(&self) }
     }
 }
 
+mod sealed {
+    /// What nobody else adds to.
+    pub trait Sealed {}
+}
+
 /// What a library's function returns: a status is a plain integer here.
-pub trait Returned {
+pub trait Returned: sealed::Sealed {
     /// The same, where every value that the library may return is a value.
     type Plain;
 }
 
 macro_rules! returned {
-    ($($type:ty => $plain:ty),* $(,)?) => { $( impl Returned for $type { type Plain = $plain; } )* };
+    ($($type:ty => $plain:ty),* $(,)?) => { $(
+        impl sealed::Sealed for $type {}
+        impl Returned for $type { type Plain = $plain; }
+    )* };
 }
 
 returned! {
@@ -120,24 +126,30 @@ returned! {
 }
 
 /// One of cudarc's functions.
-pub trait Binding {
+pub trait Binding: Copy + sealed::Sealed {
     /// The library's function.
     type Pointer: Copy;
 }
 
 /// One of cudarc's functions whose first argument is a status code.
-pub trait CodeBinding {
+pub trait CodeBinding: Copy + sealed::Sealed {
     /// The library's function, which takes an integer there.
     type Pointer: Copy;
 }
 
+impl<C: Returned<Plain = i32>, R: Returned> CodeBinding for unsafe fn(C) -> R {
+    type Pointer = unsafe extern "C" fn(i32) -> R::Plain;
+}
+
+impl<C: Returned<Plain = i32>, R: Returned, A1> CodeBinding for unsafe fn(C, A1) -> R {
+    type Pointer = unsafe extern "C" fn(i32, A1) -> R::Plain;
+}
+
 macro_rules! bindings {
     ($($argument:ident)*) => {
+        impl<R: Returned, $($argument),*> sealed::Sealed for unsafe fn($($argument),*) -> R {}
         impl<R: Returned, $($argument),*> Binding for unsafe fn($($argument),*) -> R {
             type Pointer = unsafe extern "C" fn($($argument),*) -> R::Plain;
-        }
-        impl<C: Returned<Plain = i32>, R: Returned, $($argument),*> CodeBinding for unsafe fn(C, $($argument),*) -> R {
-            type Pointer = unsafe extern "C" fn(i32, $($argument),*) -> R::Plain;
         }
     };
 }
