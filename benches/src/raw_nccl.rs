@@ -4,20 +4,20 @@
 
 use anyhow::{Result, bail, ensure};
 use ryzanstein_orchestrator::measure::{CallBuffers, Collective};
-use ryzanstein_process_group::device::nccl::UniqueId;
-use ryzanstein_process_group::device::{Address, Device, DeviceBuffer, Handle, Nccl, Version};
-use ryzanstein_process_group::{BufferMut, Error, ProcessGroup};
+use ryzanstein_process_group::device::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t};
+use ryzanstein_process_group::device::nccl::{id_bytes, id_from_bytes};
+use ryzanstein_process_group::device::{Address, Device, DeviceBuffer, Nccl, Version};
+use ryzanstein_process_group::{BufferMut, Error, ProcessGroup, foreign};
 
-/// ncclFloat32 and ncclSum.
-const F32: i32 = 7;
-const SUM: i32 = 0;
+const F32: ncclDataType_t = ncclDataType_t::ncclFloat32;
+const SUM: ncclRedOp_t = ncclRedOp_t::ncclSum;
 
 /// A communicator with NCCL's defaults, which blocks until a call is enqueued. Sums of f32, roots are rank 0.
 pub struct RawNccl {
     nccl: Nccl,
     version: Version,
     device: Device,
-    communicator: Handle,
+    communicator: ncclComm_t,
     rank: usize,
     world_size: usize,
 }
@@ -33,22 +33,25 @@ impl RawNccl {
         };
         let found = device.libraries().nccl.clone()?;
         let nccl = found.functions;
-        let mut id = UniqueId([0; 128]);
+        let mut id = id_from_bytes([0; 128]);
         // SAFETY: the pointer is to a live id.
-        check("ncclGetUniqueId", unsafe { (nccl.ncclGetUniqueId)(&raw mut id) })?;
-        let ids: Vec<Vec<u8>> = group.all_gather_object(&id.0.to_vec())?;
-        let id = UniqueId(ids[0].as_slice().try_into()?);
+        check("ncclGetUniqueId", unsafe { foreign!(nccl, nccl.ncclGetUniqueId(&raw mut id)) })?;
+        let ids: Vec<Vec<u8>> = group.all_gather_object(&id_bytes(&id).to_vec())?;
+        let id = id_from_bytes(ids[0].as_slice().try_into()?);
         let (rank, world_size) = (group.rank().index(), group.world_size());
         device.bind()?;
-        let mut communicator = 0;
+        let mut communicator = std::ptr::null_mut();
         // SAFETY: rank 0's id on all ranks, the rank is below the number, no configuration, and the pointer is live.
         let code = unsafe {
-            (nccl.ncclCommInitRankConfig)(
-                &raw mut communicator,
-                world_size as i32,
-                id,
-                rank as i32,
-                std::ptr::null_mut(),
+            foreign!(
+                nccl,
+                nccl.ncclCommInitRankConfig(
+                    &raw mut communicator,
+                    world_size as i32,
+                    id,
+                    rank as i32,
+                    std::ptr::null_mut(),
+                )
             )
         };
         check("ncclCommInitRankConfig", code)?;
@@ -66,9 +69,11 @@ impl RawNccl {
     /// NCCL's.
     pub fn all_reduce(&self, x: &mut dyn BufferMut) -> Result<(), Error> {
         let (count, at) = (x.view().count(), address(&x.view()));
-        let (comm, stream) = (self.communicator, self.device.stream().handle());
+        let (comm, stream) = (self.communicator, self.device.stream().handle().cast());
         // SAFETY: `count` f32 in a buffer that the caller keeps until the stream is past them.
-        done("ncclAllReduce", unsafe { (self.nccl.ncclAllReduce)(at, at, count, F32, SUM, comm, stream) })
+        done("ncclAllReduce", unsafe {
+            foreign!(nccl, self.nccl.ncclAllReduce(at as _, at as _, count, F32, SUM, comm, stream))
+        })
     }
 
     /// Makes the call that [`Collective::call`] makes.
@@ -76,7 +81,7 @@ impl RawNccl {
     /// # Errors
     /// NCCL's.
     pub fn call(&self, what: Collective, slot: &mut CallBuffers<DeviceBuffer>) -> Result<(), Error> {
-        let (t, comm, stream) = (&self.nccl, self.communicator, self.device.stream().handle());
+        let (t, comm, stream) = (&self.nccl, self.communicator, self.device.stream().handle().cast());
         let (all, at) = (slot.buffer.count(), slot.buffer.address());
         let from = slot.input.as_ref().map_or(at, DeviceBuffer::address);
         let (count, me) = (all / self.world_size, self.rank);
@@ -86,22 +91,29 @@ impl RawNccl {
             Collective::AllReduce => self.all_reduce(&mut slot.buffer),
             Collective::Broadcast => {
                 // SAFETY: see above.
-                done("ncclBroadcast", unsafe { (t.ncclBroadcast)(at, at, all, F32, 0, comm, stream) })
+                done("ncclBroadcast", unsafe {
+                    foreign!(nccl, t.ncclBroadcast(at as _, at as _, all, F32, 0, comm, stream))
+                })
             }
             Collective::Reduce => {
                 // SAFETY: see above.
-                done("ncclReduce", unsafe { (t.ncclReduce)(at, at, all, F32, SUM, 0, comm, stream) })
+                done("ncclReduce", unsafe {
+                    foreign!(nccl, t.ncclReduce(at as _, at as _, all, F32, SUM, 0, comm, stream))
+                })
             }
             Collective::AllGather => {
                 // SAFETY: see above.
                 done("ncclAllGather", unsafe {
-                    (t.ncclAllGather)(chunk(at, me), at, count, F32, comm, stream)
+                    foreign!(nccl, t.ncclAllGather(chunk(at, me) as _, at as _, count, F32, comm, stream))
                 })
             }
             Collective::ReduceScatter => {
                 // SAFETY: see above.
                 done("ncclReduceScatter", unsafe {
-                    (t.ncclReduceScatter)(at, chunk(at, me), count, F32, SUM, comm, stream)
+                    foreign!(
+                        nccl,
+                        t.ncclReduceScatter(at as _, chunk(at, me) as _, count, F32, SUM, comm, stream)
+                    )
                 })
             }
             Collective::AllToAll => {
@@ -129,29 +141,33 @@ impl RawNccl {
         count: usize,
         of: impl Fn(usize) -> (Option<Address>, Option<Address>),
     ) -> Result<(), Error> {
-        let (t, comm, stream) = (&self.nccl, self.communicator, self.device.stream().handle());
+        let (t, comm, stream) = (&self.nccl, self.communicator, self.device.stream().handle().cast());
         // SAFETY: closed below on this thread.
-        done("ncclGroupStart", unsafe { (t.ncclGroupStart)() })?;
+        done("ncclGroupStart", unsafe { foreign!(nccl, t.ncclGroupStart()) })?;
         for peer in 0..self.world_size {
             let (send, receive) = of(peer);
             if let Some(from) = send {
                 // SAFETY: as for the calls.
-                done("ncclSend", unsafe { (t.ncclSend)(from, count, F32, peer as i32, comm, stream) })?;
+                done("ncclSend", unsafe {
+                    foreign!(nccl, t.ncclSend(from as _, count, F32, peer as i32, comm, stream))
+                })?;
             }
             if let Some(to) = receive {
                 // SAFETY: as for the calls.
-                done("ncclRecv", unsafe { (t.ncclRecv)(to, count, F32, peer as i32, comm, stream) })?;
+                done("ncclRecv", unsafe {
+                    foreign!(nccl, t.ncclRecv(to as _, count, F32, peer as i32, comm, stream))
+                })?;
             }
         }
         // SAFETY: opened above.
-        done("ncclGroupEnd", unsafe { (t.ncclGroupEnd)() })
+        done("ncclGroupEnd", unsafe { foreign!(nccl, t.ncclGroupEnd()) })
     }
 }
 
 impl Drop for RawNccl {
     fn drop(&mut self) {
         // SAFETY: made in `new`, used by nobody any more.
-        let _ = unsafe { (self.nccl.ncclCommDestroy)(self.communicator) };
+        let _ = unsafe { foreign!(nccl, self.nccl.ncclCommDestroy(self.communicator)) };
     }
 }
 

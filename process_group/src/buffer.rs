@@ -5,6 +5,9 @@
 
 use std::fmt;
 
+use cudarc::driver::{CudaStream, SyncOnDrop};
+
+use crate::device::tracked::{Tracked, TrackedMut};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 
@@ -41,12 +44,15 @@ pub struct DeviceMemory {
 enum Place<'a> {
     Host(&'a [u8]),
     Device(DeviceMemory),
+    /// Its address is not known before it is ordered on a stream.
+    Tracked(&'a dyn Tracked),
 }
 
 #[derive(Debug)]
 enum PlaceMut<'a> {
     Host(&'a mut [u8]),
     Device(DeviceMemory),
+    Tracked(&'a mut dyn TrackedMut),
 }
 
 /// A read-only, correctly aligned run of elements, in host memory or in that of a GPU.
@@ -79,11 +85,12 @@ fn check(dtype: DType, address: usize, bytes: usize) -> Result<()> {
     Ok(())
 }
 
-fn not_host(memory: &DeviceMemory) -> Error {
-    Error::invalid(format!(
-        "this buffer is in {} and is wanted in host memory; copy it there first",
-        Memory::Device(memory.ordinal)
-    ))
+fn not_host(memory: Memory) -> Error {
+    Error::invalid(format!("this buffer is in {memory} and is wanted in host memory; copy it there first"))
+}
+
+fn ordinal(slice: &dyn Tracked) -> u32 {
+    slice.home().context().ordinal() as u32
 }
 
 impl<'a> View<'a> {
@@ -101,8 +108,10 @@ impl<'a> View<'a> {
     /// Elements in the memory of a GPU.
     ///
     /// # Safety
-    /// All of `memory` must be allocated there for `'a`, whole elements of `dtype` aligned to their size, and written by
-    /// nothing that is not ordered by the GPU's streams.
+    /// `memory` must be whole elements of `dtype`, aligned to their size, in a context that the group's device can use. It
+    /// must stay allocated, and nothing may write it, until every stream on which a call with this view has been enqueued
+    /// is past that call: `Ok` means enqueued, so that is longer than `'a`. Memory whose freeing waits for the GPU, or is
+    /// itself enqueued behind the call, as that of [`DeviceBuffer`](crate::device::DeviceBuffer), needs no more care.
     #[allow(unsafe_code, reason = "the promise is the caller's; nothing unsafe is done here")]
     pub const unsafe fn on_device(dtype: DType, memory: DeviceMemory) -> Self {
         Self { dtype, place: Place::Device(memory) }
@@ -123,6 +132,7 @@ impl<'a> View<'a> {
         match self.place {
             Place::Host(bytes) => bytes.len(),
             Place::Device(memory) => memory.bytes,
+            Place::Tracked(slice) => slice.bytes(),
         }
     }
 
@@ -131,6 +141,7 @@ impl<'a> View<'a> {
         match self.place {
             Place::Host(_) => Memory::Host,
             Place::Device(memory) => Memory::Device(memory.ordinal),
+            Place::Tracked(slice) => Memory::Device(ordinal(slice)),
         }
     }
 
@@ -141,16 +152,41 @@ impl<'a> View<'a> {
     pub fn host(&self) -> Result<&'a [u8]> {
         match self.place {
             Place::Host(bytes) => Ok(bytes),
-            Place::Device(memory) => Err(not_host(&memory)),
+            Place::Device(_) | Place::Tracked(_) => Err(not_host(self.memory())),
         }
     }
 
-    /// The memory, where it is a GPU's.
+    /// The memory, where it is a GPU's. That of a slice of cudarc is known within a call only, which orders it.
     pub fn device(&self) -> Option<DeviceMemory> {
         match self.place {
-            Place::Host(_) => None,
+            Place::Host(_) | Place::Tracked(_) => None,
             Place::Device(memory) => Some(memory),
         }
+    }
+
+    /// The elements of a slice of cudarc.
+    pub(crate) fn tracked(dtype: DType, slice: &'a dyn Tracked) -> Self {
+        Self { dtype, place: Place::Tracked(slice) }
+    }
+
+    /// The slice of cudarc, while it has not been ordered on a stream.
+    pub(crate) fn slice(&self) -> Option<&'a dyn Tracked> {
+        match self.place {
+            Place::Tracked(slice) => Some(slice),
+            _ => None,
+        }
+    }
+
+    /// Makes a stream wait for what writes the slice, which lends its address from then on. What is enqueued there until
+    /// the result is dropped reads it.
+    pub(crate) fn order<'s>(&mut self, stream: &'s CudaStream) -> Option<SyncOnDrop<'s>>
+    where
+        'a: 's,
+    {
+        let slice = self.slice()?;
+        let (address, enqueued) = slice.read_on(stream);
+        self.place = Place::Device(DeviceMemory { ordinal: ordinal(slice), address, bytes: slice.bytes() });
+        Some(enqueued)
     }
 }
 
@@ -169,7 +205,7 @@ impl<'a> ViewMut<'a> {
     /// Elements in the memory of a GPU.
     ///
     /// # Safety
-    /// As [`View::on_device`], and nothing else reads them meanwhile.
+    /// As [`View::on_device`], and nothing reads it either until then.
     #[allow(unsafe_code, reason = "the promise is the caller's; nothing unsafe is done here")]
     pub const unsafe fn on_device(dtype: DType, memory: DeviceMemory) -> Self {
         Self { dtype, place: PlaceMut::Device(memory) }
@@ -180,6 +216,7 @@ impl<'a> ViewMut<'a> {
         let place = match &self.place {
             PlaceMut::Host(bytes) => Place::Host(bytes),
             PlaceMut::Device(memory) => Place::Device(*memory),
+            PlaceMut::Tracked(slice) => Place::Tracked(&**slice),
         };
         View { dtype: self.dtype, place }
     }
@@ -209,15 +246,36 @@ impl<'a> ViewMut<'a> {
     /// # Errors
     /// [`Error::Invalid`] when it is not host memory.
     pub fn host(&mut self) -> Result<&mut [u8]> {
+        let memory = self.memory();
         match &mut self.place {
             PlaceMut::Host(bytes) => Ok(bytes),
-            PlaceMut::Device(memory) => Err(not_host(memory)),
+            PlaceMut::Device(_) | PlaceMut::Tracked(_) => Err(not_host(memory)),
         }
     }
 
-    /// The memory, where it is a GPU's.
+    /// The memory, where it is a GPU's; see [`View::device`].
     pub fn device(&self) -> Option<DeviceMemory> {
         self.as_view().device()
+    }
+
+    /// The elements of a slice of cudarc.
+    pub(crate) fn tracked(dtype: DType, slice: &'a mut dyn TrackedMut) -> Self {
+        Self { dtype, place: PlaceMut::Tracked(slice) }
+    }
+
+    /// As [`View::order`], for what reads or writes the slice. What is enqueued until the result is dropped writes it.
+    pub(crate) fn order<'s>(&mut self, stream: &'s CudaStream) -> Option<SyncOnDrop<'s>>
+    where
+        'a: 's,
+    {
+        let slice = self.as_view().slice()?;
+        let memory = DeviceMemory { ordinal: ordinal(slice), address: 0, bytes: slice.bytes() };
+        let PlaceMut::Tracked(slice) = std::mem::replace(&mut self.place, PlaceMut::Device(memory)) else {
+            return None;
+        };
+        let (address, enqueued) = slice.write_on(stream);
+        self.place = PlaceMut::Device(DeviceMemory { address, ..memory });
+        Some(enqueued)
     }
 }
 

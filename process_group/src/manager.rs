@@ -12,7 +12,7 @@ use ryzanstein_config::Config;
 use crate::backend::factory::{ProbeContext, Together, factories};
 use crate::backend::kind::BackendKind;
 use crate::deadline;
-use crate::device::Surroundings;
+use crate::device::{Device, Surroundings};
 use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
 use crate::layout::Layout;
@@ -98,6 +98,24 @@ impl ProcessGroupManager {
         rendezvous: &dyn Rendezvous,
         surroundings: &Surroundings,
     ) -> Result<Self> {
+        Self::join(config, rendezvous, surroundings, None)
+    }
+
+    /// As [`initialize_with`](Self::initialize_with), on a GPU that the caller has opened or
+    /// [taken over](Device::from_cudarc): calls run on its stream.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn initialize_on(config: &Config, rendezvous: &dyn Rendezvous, device: &Device) -> Result<Self> {
+        Self::join(config, rendezvous, &Surroundings::default(), Some(device))
+    }
+
+    fn join(
+        config: &Config,
+        rendezvous: &dyn Rendezvous,
+        surroundings: &Surroundings,
+        device: Option<&Device>,
+    ) -> Result<Self> {
         let started = Instant::now();
         let deadline = started + config.rendezvous.timeout.get();
         let wanted = config.process_group.backend;
@@ -110,6 +128,7 @@ impl ProcessGroupManager {
         let context = ProbeContext {
             config,
             surroundings,
+            device,
             local_rank: rendezvous.local_rank(),
             in_process: rendezvous.in_process(),
             listens: bound.as_ref().map(drop).map_err(Clone::clone),

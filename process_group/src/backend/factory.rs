@@ -9,7 +9,7 @@ use super::kind::BackendKind;
 use super::select::Capability;
 use super::{Backend, StreamBackend};
 use super::{host, loopback, nccl};
-use crate::device::Surroundings;
+use crate::device::{Device, Surroundings};
 use crate::error::{Error, Result};
 use crate::in_process::InProcess;
 use crate::mesh::{Connection, Mesh, Peers, Unconnected};
@@ -21,6 +21,8 @@ use crate::store::Store;
 pub(crate) struct ProbeContext<'a> {
     pub(crate) config: &'a Config,
     pub(crate) surroundings: &'a Surroundings,
+    /// The GPU that an engine brings along.
+    pub(crate) device: Option<&'a Device>,
     /// The rank's position on its host, where it is known already.
     pub(crate) local_rank: Option<LocalRank>,
     /// What ranks that are threads of this process share.

@@ -10,6 +10,7 @@ use std::ffi::{CString, c_char};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use cudarc::nvrtc::sys::nvrtcProgram;
 use sha2::{Digest, Sha256};
 
 use super::context::Context;
@@ -19,6 +20,7 @@ use super::kernel::Module;
 use super::libraries::Libraries;
 use super::nvrtc::Nvrtc;
 use super::symbols::{Version, hex, text};
+use crate::foreign;
 
 /// The compiler for one GPU, with what it has compiled.
 pub struct Kernels {
@@ -55,12 +57,13 @@ impl Kernels {
         let file = self.folder.as_ref().map(|f| f.join(format!("{key}.{}", target.suffix())));
         let kept = file.as_deref().and_then(|f| std::fs::read(f).ok());
         // A kept file that is damaged or does not load is made anew.
-        let module = kept.and_then(|bytes| Module::load(&self.context, name, unsealed(&bytes)?).ok());
+        let module =
+            kept.and_then(|bytes| Module::load(&self.context, name, unsealed(&bytes)?.to_vec()).ok());
         let module = if let Some(module) = module {
             module
         } else {
             let code = compile(&nvrtc.functions, name, source, options, &target)?;
-            let module = Module::load(&self.context, name, &code)?;
+            let module = Module::load(&self.context, name, code.clone())?;
             if let Some(file) = &file
                 && let Err(error) = keep(file, &code)
             {
@@ -156,7 +159,7 @@ fn keep_by_way_of(beside: &Path, file: &Path, bytes: &[u8]) -> std::io::Result<(
 
 fn status(nvrtc: &Nvrtc, code: i32) -> String {
     // SAFETY: any code is accepted; the answer is constant text.
-    let words = unsafe { text((nvrtc.nvrtcGetErrorString)(code)) };
+    let words = unsafe { text(foreign!(nvrtc, nvrtc.nvrtcGetErrorString(code code))) };
     format!("NVRTC error {code}, {words}")
 }
 
@@ -167,11 +170,15 @@ fn check(nvrtc: &Nvrtc, call: &str, code: i32) -> Result<(), DeviceError> {
 fn supported(nvrtc: &Nvrtc) -> Result<Vec<u32>, DeviceError> {
     let mut count = 0;
     // SAFETY: the pointer is to a live integer.
-    check(nvrtc, "nvrtcGetNumSupportedArchs", unsafe { (nvrtc.nvrtcGetNumSupportedArchs)(&raw mut count) })?;
+    check(nvrtc, "nvrtcGetNumSupportedArchs", unsafe {
+        foreign!(nvrtc, nvrtc.nvrtcGetNumSupportedArchs(&raw mut count))
+    })?;
     let mut all = vec![0i32; count.unsigned_abs() as usize];
     if !all.is_empty() {
         // SAFETY: the list has as many places as the library asked for.
-        check(nvrtc, "nvrtcGetSupportedArchs", unsafe { (nvrtc.nvrtcGetSupportedArchs)(all.as_mut_ptr()) })?;
+        check(nvrtc, "nvrtcGetSupportedArchs", unsafe {
+            foreign!(nvrtc, nvrtc.nvrtcGetSupportedArchs(all.as_mut_ptr()))
+        })?;
     }
     Ok(all.into_iter().map(i32::unsigned_abs).collect())
 }
@@ -183,30 +190,28 @@ fn zero_ended(what: &str, text: &str) -> Result<CString, DeviceError> {
 /// A program being compiled, destroyed on every way out.
 struct Program<'a> {
     nvrtc: &'a Nvrtc,
-    handle: usize,
+    handle: nvrtcProgram,
 }
 
 impl Drop for Program<'_> {
     fn drop(&mut self) {
         // SAFETY: made by nvrtcCreateProgram, destroyed once.
-        let _ = unsafe { (self.nvrtc.nvrtcDestroyProgram)(&raw mut self.handle) };
+        let _ = unsafe { foreign!(nvrtc, self.nvrtc.nvrtcDestroyProgram(&raw mut self.handle)) };
     }
 }
 
 impl Program<'_> {
-    /// What a pair of functions says: the first how long, the second the content.
+    /// What a pair of functions says: the first how long, the second the content, for which there is as much room.
     fn content(
         &self,
         call: &str,
-        size: unsafe extern "C" fn(usize, *mut usize) -> i32,
-        get: unsafe extern "C" fn(usize, *mut c_char) -> i32,
+        size: impl Fn(nvrtcProgram, *mut usize) -> i32,
+        get: impl Fn(nvrtcProgram, *mut c_char) -> i32,
     ) -> Result<Vec<u8>, DeviceError> {
         let mut length = 0;
-        // SAFETY: the program lives, the pointer is to a live integer.
-        check(self.nvrtc, call, unsafe { size(self.handle, &raw mut length) })?;
+        check(self.nvrtc, call, size(self.handle, &raw mut length))?;
         let mut bytes = vec![0u8; length];
-        // SAFETY: the array is as long as the library asked for.
-        check(self.nvrtc, call, unsafe { get(self.handle, bytes.as_mut_ptr().cast()) })?;
+        check(self.nvrtc, call, get(self.handle, bytes.as_mut_ptr().cast()))?;
         Ok(bytes)
     }
 }
@@ -224,25 +229,38 @@ fn compile(
     let options: Vec<CString> =
         all.iter().chain(options).map(|o| zero_ended("options", o)).collect::<Result<_, _>>()?;
     let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
-    let mut program = Program { nvrtc, handle: 0 };
+    let mut program = Program { nvrtc, handle: std::ptr::null_mut() };
     // SAFETY: source and name end with zeros and live through the call; there are no headers.
     let code = unsafe {
-        (nvrtc.nvrtcCreateProgram)(
-            &raw mut program.handle,
-            c_source.as_ptr(),
-            c_name.as_ptr(),
-            0,
-            std::ptr::null(),
-            std::ptr::null(),
+        foreign!(
+            nvrtc,
+            nvrtc.nvrtcCreateProgram(
+                &raw mut program.handle,
+                c_source.as_ptr(),
+                c_name.as_ptr(),
+                0,
+                std::ptr::null(),
+                std::ptr::null(),
+            )
         )
     };
     check(nvrtc, "nvrtcCreateProgram", code)?;
     // SAFETY: the program lives; the options end with zeros and live through the call.
-    let code =
-        unsafe { (nvrtc.nvrtcCompileProgram)(program.handle, pointers.len() as i32, pointers.as_ptr()) };
+    let code = unsafe {
+        foreign!(nvrtc, nvrtc.nvrtcCompileProgram(program.handle, pointers.len() as i32, pointers.as_ptr()))
+    };
     if code != 0 {
-        let log =
-            program.content("nvrtcGetProgramLog", nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)?;
+        let log = program.content(
+            "nvrtcGetProgramLog",
+            |p, length| {
+                // SAFETY: the program lives, the pointer is to a live integer.
+                unsafe { foreign!(nvrtc, nvrtc.nvrtcGetProgramLogSize(p, length)) }
+            },
+            |p, bytes| {
+                // SAFETY: the program lives, the array is as long as the library asked for.
+                unsafe { foreign!(nvrtc, nvrtc.nvrtcGetProgramLog(p, bytes)) }
+            },
+        )?;
         return Err(DeviceError::Compile {
             kernel: name.into(),
             architecture: target.option(),
@@ -251,8 +269,28 @@ fn compile(
         });
     }
     match target {
-        Target::Cubin(_) => program.content("nvrtcGetCUBIN", nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN),
-        Target::Ptx(_) => program.content("nvrtcGetPTX", nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX),
+        Target::Cubin(_) => program.content(
+            "nvrtcGetCUBIN",
+            |p, length| {
+                // SAFETY: the program lives, the pointer is to a live integer.
+                unsafe { foreign!(nvrtc, nvrtc.nvrtcGetCUBINSize(p, length)) }
+            },
+            |p, bytes| {
+                // SAFETY: the program lives, the array is as long as the library asked for.
+                unsafe { foreign!(nvrtc, nvrtc.nvrtcGetCUBIN(p, bytes)) }
+            },
+        ),
+        Target::Ptx(_) => program.content(
+            "nvrtcGetPTX",
+            |p, length| {
+                // SAFETY: the program lives, the pointer is to a live integer.
+                unsafe { foreign!(nvrtc, nvrtc.nvrtcGetPTXSize(p, length)) }
+            },
+            |p, bytes| {
+                // SAFETY: the program lives, the array is as long as the library asked for.
+                unsafe { foreign!(nvrtc, nvrtc.nvrtcGetPTX(p, bytes)) }
+            },
+        ),
     }
 }
 

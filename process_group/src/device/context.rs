@@ -1,49 +1,55 @@
 //! The driver's context of one GPU.
 
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, sys};
+
 use super::budget::Budget;
 use super::driver::Driver;
 use super::error::DeviceError;
-use super::symbols::Handle;
+use crate::foreign;
 
-/// What everything on a GPU needs: its primary context, and the driver's functions.
+/// What everything on a GPU needs: its context, and the driver's functions.
+///
+/// The context is cudarc's, which releases it with the last of its users. Calls of our own go through the driver's table:
+/// one call makes the context current, where cudarc asks first, and no error that cudarc has kept from a drop is returned
+/// in place of their own.
 pub(crate) struct Context {
     pub(crate) driver: Driver,
     pub(crate) ordinal: u32,
-    handle: Handle,
-    device: i32,
+    cuda: Arc<CudaContext>,
     pub(super) budget: Budget,
 }
 
 impl Context {
+    pub(super) fn new(driver: &Driver, ordinal: u32, cuda: Arc<CudaContext>, budget: Budget) -> Self {
+        Self { driver: *driver, ordinal, cuda, budget }
+    }
+
     /// Retains the primary context of a GPU.
-    pub(super) fn retain(
-        driver: &Driver,
-        ordinal: u32,
-        device: i32,
-        budget: Budget,
-    ) -> Result<Self, DeviceError> {
-        let mut handle = 0;
-        // SAFETY: the driver is initialised and has given the device; the pointer is to a live handle. Released when the
-        // context is dropped.
-        let code = unsafe { (driver.cuDevicePrimaryCtxRetain)(&raw mut handle, device) };
-        driver.check(ordinal, "cuDevicePrimaryCtxRetain", code)?;
-        Ok(Self { driver: *driver, ordinal, handle, device, budget })
+    pub(super) fn primary(driver: &Driver, ordinal: u32) -> Result<Arc<CudaContext>, DeviceError> {
+        CudaContext::new(ordinal as usize)
+            .map_err(|error| driver.refused(ordinal, "cuDevicePrimaryCtxRetain", error))
     }
 
     /// Makes this GPU the current one of this thread. Every function that touches it calls this first.
     pub(crate) fn bind(&self) -> Result<(), DeviceError> {
         // SAFETY: the context is retained for as long as `self` lives.
-        let code = unsafe { (self.driver.cuCtxSetCurrent)(self.handle) };
+        let code = unsafe { foreign!(driver, self.driver.cuCtxSetCurrent(self.handle())) };
         self.check("cuCtxSetCurrent", code)
     }
 
-    pub(super) fn handle(&self) -> Handle {
-        self.handle
+    pub(super) fn cuda(&self) -> &Arc<CudaContext> {
+        &self.cuda
+    }
+
+    pub(super) fn handle(&self) -> sys::CUcontext {
+        self.cuda.cu_ctx()
     }
 
     /// The driver's number of the GPU.
-    pub(super) fn device(&self) -> i32 {
-        self.device
+    pub(super) fn device(&self) -> sys::CUdevice {
+        self.cuda.cu_device()
     }
 
     /// Bytes free and bytes in all, other processes counted.
@@ -51,7 +57,7 @@ impl Context {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: both pointers are to live integers, and a context is current.
-        let code = unsafe { (self.driver.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
+        let code = unsafe { foreign!(driver, self.driver.cuMemGetInfo_v2(&raw mut free, &raw mut total)) };
         self.check("cuMemGetInfo", code)?;
         Ok((free as u64, total as u64))
     }
@@ -59,11 +65,13 @@ impl Context {
     pub(crate) fn check(&self, call: &'static str, code: i32) -> Result<(), DeviceError> {
         self.driver.check(self.ordinal, call, code)
     }
-}
 
-impl Drop for Context {
-    fn drop(&mut self) {
-        // SAFETY: retained once when it was made; everything that uses it holds this value.
-        let _ = unsafe { (self.driver.cuDevicePrimaryCtxRelease_v2)(self.device) };
+    /// What cudarc's objects have said.
+    pub(super) fn took<T>(
+        &self,
+        call: &'static str,
+        outcome: Result<T, cudarc::driver::DriverError>,
+    ) -> Result<T, DeviceError> {
+        outcome.map_err(|error| self.driver.refused(self.ordinal, call, error))
     }
 }

@@ -225,6 +225,7 @@ fn try_open<T: Table>(path: &Path) -> Result<(T, Version), String> {
     if version < T::MINIMUM {
         return Err(format!("it is version {version}, older than {}", T::MINIMUM));
     }
+    functions.refuse()?;
     Ok((functions, version))
 }
 
@@ -240,7 +241,7 @@ fn words(error: &libloading::Error, path: &Path) -> String {
 }
 
 /// The file that is mapped at an address of this process.
-fn file_of(address: usize) -> Option<PathBuf> {
+pub(super) fn file_of(address: usize) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
     let line = maps.lines().find(|line| {
         let range = line.split(' ').next().and_then(|r| r.split_once('-'));

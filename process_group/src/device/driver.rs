@@ -1,103 +1,53 @@
 //! The driver's library.
 
-use std::ffi::{c_char, c_void};
-
 use libloading::os::unix::Library;
 
+use super::discover::file_of;
 use super::error::DeviceError;
-use super::symbols::{Address, Handle, Table, Version, functions, text};
+use super::symbols::{Symbol, Table, Version, functions, text};
+use crate::foreign;
 
 functions! {
-    /// CUDA's driver interface.
+    /// CUDA's driver interface, as far as cudarc's objects do not cover it or would cost a call more.
     Driver {
-        cuInit(u32) -> i32;
-        cuDriverGetVersion(*mut i32) -> i32;
-        cuGetErrorName(i32, *mut *const c_char) -> i32;
-        cuGetErrorString(i32, *mut *const c_char) -> i32;
-        cuDeviceGetCount(*mut i32) -> i32;
-        cuDeviceGet(*mut i32, i32) -> i32;
-        cuDeviceGetName(*mut c_char, i32, i32) -> i32;
-        cuDeviceGetAttribute(*mut i32, i32, i32) -> i32;
-        cuDeviceGetUuid_v2(*mut [u8; 16], i32) -> i32;
-        cuDeviceGetPCIBusId(*mut c_char, i32, i32) -> i32;
-        cuDeviceTotalMem_v2(*mut usize, i32) -> i32;
-        cuDeviceCanAccessPeer(*mut i32, i32, i32) -> i32;
-        cuDevicePrimaryCtxRetain(*mut Handle, i32) -> i32;
-        cuDevicePrimaryCtxRelease_v2(i32) -> i32;
-        cuCtxSetCurrent(Handle) -> i32;
-        cuCtxEnablePeerAccess(Handle, u32) -> i32;
-        cuMemGetInfo_v2(*mut usize, *mut usize) -> i32;
-        cuMemAlloc_v2(*mut Address, usize) -> i32;
-        cuMemFree_v2(Address) -> i32;
-        cuMemGetAddressRange_v2(*mut Address, *mut usize, Address) -> i32;
-        cuMemHostAlloc(*mut *mut c_void, usize, u32) -> i32;
-        cuMemHostGetDevicePointer_v2(*mut Address, *mut c_void, u32) -> i32;
-        cuMemFreeHost(*mut c_void) -> i32;
-        cuMemcpyHtoDAsync_v2(Address, *const c_void, usize, Handle) -> i32;
-        cuMemcpyDtoHAsync_v2(*mut c_void, Address, usize, Handle) -> i32;
-        cuMemcpyDtoDAsync_v2(Address, Address, usize, Handle) -> i32;
-        cuMemsetD8Async(Address, u8, usize, Handle) -> i32;
-        cuMemsetD32Async(Address, u32, usize, Handle) -> i32;
-        cuIpcGetMemHandle(*mut IpcHandle, Address) -> i32;
-        cuIpcOpenMemHandle_v2(*mut Address, IpcHandle, u32) -> i32;
-        cuIpcCloseMemHandle(Address) -> i32;
-        cuStreamCreateWithPriority(*mut Handle, u32, i32) -> i32;
-        cuStreamDestroy_v2(Handle) -> i32;
-        cuStreamQuery(Handle) -> i32;
-        cuStreamWaitEvent(Handle, Handle, u32) -> i32;
-        cuStreamBeginCapture_v2(Handle, i32) -> i32;
-        cuStreamEndCapture(Handle, *mut Handle) -> i32;
-        cuStreamIsCapturing(Handle, *mut i32) -> i32;
-        cuCtxGetStreamPriorityRange(*mut i32, *mut i32) -> i32;
-        cuEventCreate(*mut Handle, u32) -> i32;
-        cuEventRecord(Handle, Handle) -> i32;
-        cuEventRecordWithFlags(Handle, Handle, u32) -> i32;
-        cuEventQuery(Handle) -> i32;
-        cuEventElapsedTime(*mut f32, Handle, Handle) -> i32;
-        cuEventDestroy_v2(Handle) -> i32;
-        cuGraphInstantiateWithFlags(*mut Handle, Handle, u64) -> i32;
-        cuGraphLaunch(Handle, Handle) -> i32;
-        cuGraphGetNodes(Handle, *mut Handle, *mut usize) -> i32;
-        cuGraphExecDestroy(Handle) -> i32;
-        cuGraphDestroy(Handle) -> i32;
-        cuModuleLoadData(*mut Handle, *const c_void) -> i32;
-        cuModuleUnload(Handle) -> i32;
-        cuModuleGetFunction(*mut Handle, Handle, *const c_char) -> i32;
-        cuFuncSetAttribute(Handle, i32, i32) -> i32;
-        cuFuncGetAttribute(*mut i32, i32, Handle) -> i32;
-        cuOccupancyMaxActiveBlocksPerMultiprocessor(*mut i32, Handle, i32, usize) -> i32;
-        cuLaunchKernelEx(*const LaunchConfig, Handle, *mut *mut c_void, *mut *mut c_void) -> i32;
+        cuInit,
+        cuDriverGetVersion,
+        cuGetErrorName,
+        cuGetErrorString,
+        cuDeviceGetCount,
+        cuDeviceGet,
+        cuDeviceGetName,
+        cuDeviceGetAttribute,
+        cuDeviceGetUuid_v2,
+        cuDeviceGetPCIBusId,
+        cuDeviceTotalMem_v2,
+        cuDeviceCanAccessPeer,
+        cuCtxSetCurrent,
+        cuCtxEnablePeerAccess,
+        cuMemGetInfo_v2,
+        cuMemAlloc_v2,
+        cuMemFree_v2,
+        cuMemHostGetDevicePointer_v2,
+        cuMemcpyHtoDAsync_v2,
+        cuMemcpyDtoHAsync_v2,
+        cuMemcpyDtoDAsync_v2,
+        cuMemsetD8Async,
+        cuStreamQuery,
+        cuStreamWaitEvent,
+        cuStreamBeginCapture_v2,
+        cuStreamEndCapture,
+        cuStreamIsCapturing,
+        cuEventRecord,
+        cuEventRecordWithFlags,
+        cuEventQuery,
+        cuEventElapsedTime,
+        cuGraphInstantiateWithFlags,
+        cuGraphLaunch,
+        cuGraphGetNodes,
+        cuGraphExecDestroy,
+        cuGraphDestroy,
+        cuLaunchKernelEx,
     }
-}
-
-/// `CUipcMemHandle`, passed by value.
-#[repr(C)]
-#[allow(missing_docs, reason = "opaque")]
-#[derive(Clone, Copy, Debug)]
-pub struct IpcHandle(pub [u8; 64]);
-
-/// `CUlaunchConfig`.
-#[repr(C)]
-#[allow(missing_docs, reason = "the fields are CUDA's")]
-#[derive(Debug)]
-pub struct LaunchConfig {
-    pub grid: [u32; 3],
-    pub block: [u32; 3],
-    pub shared_bytes: u32,
-    pub stream: Handle,
-    pub attributes: *const LaunchAttribute,
-    pub attribute_count: u32,
-}
-
-/// `CUlaunchAttribute`.
-#[repr(C)]
-#[allow(missing_docs, reason = "the fields are CUDA's")]
-#[derive(Clone, Copy, Debug)]
-pub struct LaunchAttribute {
-    pub id: u32,
-    pub pad: u32,
-    /// Eight-byte words, as the union is aligned to them.
-    pub value: [u64; 8],
 }
 
 /// Not an error: what was asked about is still going on.
@@ -115,7 +65,7 @@ impl Table for Driver {
     fn version(&self) -> Result<Version, String> {
         let mut number = 0;
         // SAFETY: the pointer is to a live integer; this function may be called before all others.
-        let code = unsafe { (self.cuDriverGetVersion)(&raw mut number) };
+        let code = unsafe { foreign!(driver, self.cuDriverGetVersion(&raw mut number)) };
         if code != 0 {
             return Err(format!("cuDriverGetVersion returned {code}"));
         }
@@ -125,6 +75,22 @@ impl Table for Driver {
 
     fn address(&self) -> usize {
         self.first_address()
+    }
+
+    fn refuse(&self) -> Result<(), String> {
+        let own = "cudarc loads CUDA's driver by the loader's names";
+        // SAFETY: opens libraries of the driver's names, one of which is open already.
+        if !unsafe { cudarc::driver::sys::is_culib_present() } {
+            return Err(format!("{own}, under which it is not found; put its folder into LD_LIBRARY_PATH"));
+        }
+        // SAFETY: one of the names has just been found, so this finds it too.
+        let theirs = Symbol::find_in(unsafe { cudarc::driver::sys::culib() }, "cuInit")?;
+        if theirs.address() == self.cuInit.address() {
+            return Ok(());
+        }
+        let file =
+            file_of(theirs.address()).map_or_else(|| "another file".into(), |f| f.display().to_string());
+        Err(format!("{own}, under which it gets {file}; put this one's folder first in LD_LIBRARY_PATH"))
     }
 }
 
@@ -136,20 +102,23 @@ impl Driver {
 
     #[cold]
     pub(crate) fn error(&self, device: u32, call: &'static str, code: i32) -> DeviceError {
-        let of = |function: unsafe extern "C" fn(i32, *mut *const c_char) -> i32| {
-            let mut words = std::ptr::null();
-            // SAFETY: both functions accept any code; what they point to is constant text of the library, or null.
-            unsafe {
-                function(code, &raw mut words);
-                text(words)
-            }
+        let (mut name, mut words) = (std::ptr::null(), std::ptr::null());
+        // SAFETY: both functions accept any code; what they point to is constant text of the library, or null.
+        let (name, text) = unsafe {
+            foreign!(driver, self.cuGetErrorName(code code, &raw mut name));
+            foreign!(driver, self.cuGetErrorString(code code, &raw mut words));
+            (text(name), text(words))
         };
-        DeviceError::Driver {
-            call,
-            device,
-            code,
-            name: of(self.cuGetErrorName),
-            text: of(self.cuGetErrorString),
-        }
+        DeviceError::Driver { call, device, code, name, text }
+    }
+
+    /// What cudarc has refused, as if it had been called here.
+    pub(crate) fn refused(
+        &self,
+        device: u32,
+        call: &'static str,
+        error: cudarc::driver::DriverError,
+    ) -> DeviceError {
+        self.error(device, call, error.0 as i32)
     }
 }

@@ -3,17 +3,19 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cudarc::driver::{CudaEvent, sys};
+
 use super::context::Context;
 use super::driver::NOT_READY;
 use super::error::DeviceError;
 use super::poll::poll;
 use super::stream::Stream;
-use super::symbols::Handle;
+use crate::foreign;
 
 /// A point in a stream that others can wait for, and that can be timed.
 pub struct Event {
     context: Arc<Context>,
-    handle: Handle,
+    event: CudaEvent,
 }
 
 impl Event {
@@ -22,14 +24,15 @@ impl Event {
     /// # Errors
     /// Those of the driver.
     pub fn new(stream: &Stream, timed: bool) -> Result<Self, DeviceError> {
+        use sys::CUevent_flags::{CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING};
         let context = Arc::clone(stream.context());
-        context.bind()?;
-        let mut handle = 0;
-        let flags = if timed { 0 } else { 2 };
-        // SAFETY: the pointer is to a live handle, and a context is current.
-        let code = unsafe { (context.driver.cuEventCreate)(&raw mut handle, flags) };
-        context.check("cuEventCreate", code)?;
-        Ok(Self { context, handle })
+        let flags = if timed { CU_EVENT_DEFAULT } else { CU_EVENT_DISABLE_TIMING };
+        let event = context.took("cuEventCreate", context.cuda().new_event(Some(flags)))?;
+        Ok(Self { context, event })
+    }
+
+    fn handle(&self) -> sys::CUevent {
+        self.event.cu_event()
     }
 
     /// Sets it to the stream's end as it is now.
@@ -39,7 +42,8 @@ impl Event {
     pub fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
         self.context.bind()?;
         // SAFETY: event and stream live.
-        let code = unsafe { (self.context.driver.cuEventRecord)(self.handle, stream.handle()) };
+        let code =
+            unsafe { foreign!(driver, self.context.driver.cuEventRecord(self.handle(), stream.handle())) };
         self.context.check("cuEventRecord", code)
     }
 
@@ -48,9 +52,15 @@ impl Event {
     /// # Errors
     /// Those of the driver.
     pub fn record_external(&self, stream: &Stream) -> Result<(), DeviceError> {
+        const EXTERNAL: u32 = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
         self.context.bind()?;
-        // SAFETY: event and stream live; flag 1 is CU_EVENT_RECORD_EXTERNAL.
-        let code = unsafe { (self.context.driver.cuEventRecordWithFlags)(self.handle, stream.handle(), 1) };
+        // SAFETY: event and stream live, and flags are the driver's.
+        let code = unsafe {
+            foreign!(
+                driver,
+                self.context.driver.cuEventRecordWithFlags(self.handle(), stream.handle(), EXTERNAL)
+            )
+        };
         self.context.check("cuEventRecordWithFlags", code)
     }
 
@@ -61,7 +71,7 @@ impl Event {
     pub fn is_done(&self) -> Result<bool, DeviceError> {
         self.context.bind()?;
         // SAFETY: the event lives.
-        match unsafe { (self.context.driver.cuEventQuery)(self.handle) } {
+        match unsafe { foreign!(driver, self.context.driver.cuEventQuery(self.handle())) } {
             0 => Ok(true),
             NOT_READY => Ok(false),
             code => Err(self.context.driver.error(self.context.ordinal, "cuEventQuery", code)),
@@ -85,7 +95,14 @@ impl Event {
         let mut milliseconds = 0.0f32;
         // SAFETY: both events live, the pointer is to a live number.
         let code = unsafe {
-            (self.context.driver.cuEventElapsedTime)(&raw mut milliseconds, earlier.handle, self.handle)
+            foreign!(
+                driver,
+                self.context.driver.cuEventElapsedTime(
+                    &raw mut milliseconds,
+                    earlier.handle(),
+                    self.handle()
+                )
+            )
         };
         self.context.check("cuEventElapsedTime", code)?;
         Ok(Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3))
@@ -101,22 +118,14 @@ impl Stream {
         let context = self.context();
         context.bind()?;
         // SAFETY: stream and event live; flags must be zero.
-        let code = unsafe { (context.driver.cuStreamWaitEvent)(self.handle(), event.handle, 0) };
+        let code =
+            unsafe { foreign!(driver, context.driver.cuStreamWaitEvent(self.handle(), event.handle(), 0)) };
         context.check("cuStreamWaitEvent", code)
-    }
-}
-
-impl Drop for Event {
-    fn drop(&mut self) {
-        if self.context.bind().is_ok() {
-            // SAFETY: made in `new`, destroyed once; the driver keeps what is still waited for.
-            let _ = unsafe { (self.context.driver.cuEventDestroy_v2)(self.handle) };
-        }
     }
 }
 
 impl std::fmt::Debug for Event {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Event({:#x})", self.handle)
+        write!(f, "Event({:p})", self.handle())
     }
 }

@@ -1,9 +1,10 @@
 //! One GPU, as one rank uses it.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 use std::fmt;
 use std::sync::Arc;
 
+use cudarc::driver::{CudaContext, CudaStream, sys};
 use ryzanstein_config::DeviceConfig;
 
 use super::budget::Budget;
@@ -14,6 +15,7 @@ use super::error::DeviceError;
 use super::libraries::Libraries;
 use super::stream::Stream;
 use super::symbols::hex;
+use crate::foreign;
 use crate::rank::LocalRank;
 
 /// What a GPU says of itself.
@@ -75,10 +77,85 @@ impl Device {
             return Err(DeviceError::NoDevice { local_rank: ordinal, count });
         }
         let driver = libraries.driver.as_ref().map_err(Clone::clone)?.functions;
-        let (device, info) = look_at(&driver, ordinal)?;
+        let cuda = Context::primary(&driver, ordinal)?;
+        Self::assemble(&driver, ordinal, cuda, Stream::new, libraries, config)
+    }
+
+    /// Takes a GPU over from an engine that stands on cudarc: all calls of a group on this device, and the kernels of a
+    /// model, run on the engine's own stream, in its order, also while it captures a graph.
+    ///
+    /// Groups add streams of their own to the context ([`CudaContext::new_stream`]), for asynchronous calls. So cudarc's
+    /// tracking of slices by events begins, if it has not, unless the engine has disabled it.
+    ///
+    /// # Errors
+    /// When the stream is of another context; without a driver; those of the driver.
+    pub fn from_cudarc(
+        context: &Arc<CudaContext>,
+        stream: &Arc<CudaStream>,
+        libraries: &Arc<Libraries>,
+        config: &DeviceConfig,
+    ) -> Result<Self, DeviceError> {
+        if !Arc::ptr_eq(stream.context(), context) {
+            return Err(DeviceError::invalid(
+                "a device is made of a stream and a context that is not the stream's; pass the stream's own",
+            ));
+        }
+        let count = libraries.device_count()?;
+        let ordinal = u32::try_from(context.ordinal()).unwrap_or(u32::MAX);
+        if ordinal >= count {
+            return Err(DeviceError::NoDevice { local_rank: ordinal, count });
+        }
+        let driver = libraries.driver.as_ref().map_err(Clone::clone)?.functions;
+        let over = |own: &Arc<Context>| Ok(Stream::over(own, Arc::clone(stream)));
+        Self::assemble(&driver, ordinal, Arc::clone(context), over, libraries, config)
+    }
+
+    /// Takes a GPU over from an engine that does not stand on this crate's cudarc: its `CUcontext` and `CUstream`, a null
+    /// stream being the default one. Neither is destroyed when the device is dropped. Else as
+    /// [`from_cudarc`](Self::from_cudarc).
+    ///
+    /// # Errors
+    /// Without a driver; those of the driver.
+    ///
+    /// # Safety
+    /// `context` must be a context of the GPU with this number, and `stream` a stream of that context, both made with the
+    /// driver that `libraries` has found. Both must stay until this device, its clones and everything made from them
+    /// (groups, buffers, events, graphs, kernels) have been dropped.
+    pub unsafe fn from_raw(
+        ordinal: u32,
+        context: *mut c_void,
+        stream: *mut c_void,
+        libraries: &Arc<Libraries>,
+        config: &DeviceConfig,
+    ) -> Result<Self, DeviceError> {
+        let count = libraries.device_count()?;
+        if ordinal >= count {
+            return Err(DeviceError::NoDevice { local_rank: ordinal, count });
+        }
+        let driver = libraries.driver.as_ref().map_err(Clone::clone)?.functions;
+        let (device, _) = look_at(&driver, ordinal)?;
+        // SAFETY: a context of this device, by the caller's promise; it is kept from being destroyed just below.
+        let cuda = unsafe { CudaContext::from_raw_context(ordinal as usize, device, context.cast()) }
+            .map_err(|error| driver.refused(ordinal, "cuCtxSetCurrent", error))?;
+        // cudarc destroys what it wraps with the last reference: one is never given back.
+        std::mem::forget(Arc::clone(&cuda));
+        // SAFETY: a stream of this context that outlives the wrapper, by the caller's promise.
+        let stream = unsafe { cuda.wrap_borrowed_stream(stream.cast()) };
+        Self::from_cudarc(&cuda, &stream, libraries, config)
+    }
+
+    fn assemble(
+        driver: &Driver,
+        ordinal: u32,
+        cuda: Arc<CudaContext>,
+        stream: impl FnOnce(&Arc<Context>) -> Result<Stream, DeviceError>,
+        libraries: &Arc<Libraries>,
+        config: &DeviceConfig,
+    ) -> Result<Self, DeviceError> {
+        let (_, info) = look_at(driver, ordinal)?;
         let budget = Budget::new(ordinal, info.total_memory, config.memory_fraction.get());
-        let context = Arc::new(Context::retain(&driver, ordinal, device, budget)?);
-        let stream = Stream::new(&context)?;
+        let context = Arc::new(Context::new(driver, ordinal, cuda, budget));
+        let stream = stream(&context)?;
         let kernels = Arc::new(Kernels::new(&context, info.capability, libraries));
         Ok(Self { context, info: Arc::new(info), stream, libraries: Arc::clone(libraries), kernels })
     }
@@ -117,6 +194,11 @@ impl Device {
         &self.kernels
     }
 
+    /// The context as cudarc has it.
+    pub fn cudarc(&self) -> &Arc<CudaContext> {
+        self.context.cuda()
+    }
+
     /// The driver's functions.
     pub fn driver(&self) -> &Driver {
         &self.context.driver
@@ -143,12 +225,12 @@ impl Device {
         (self.context.budget.allocated(), self.context.budget.limit())
     }
 
-    /// An attribute of the GPU by CUDA's number of it.
+    /// An attribute of the GPU.
     ///
     /// # Errors
     /// Those of the driver.
-    pub fn attribute(&self, number: i32) -> Result<i32, DeviceError> {
-        attribute(&self.context.driver, self.context.ordinal, self.context.device(), number)
+    pub fn attribute(&self, which: sys::CUdevice_attribute) -> Result<i32, DeviceError> {
+        attribute(&self.context.driver, self.context.ordinal, self.context.device(), which)
     }
 }
 
@@ -158,48 +240,65 @@ impl fmt::Debug for Device {
     }
 }
 
-fn attribute(driver: &Driver, ordinal: u32, device: i32, number: i32) -> Result<i32, DeviceError> {
+fn attribute(
+    driver: &Driver,
+    ordinal: u32,
+    device: sys::CUdevice,
+    which: sys::CUdevice_attribute,
+) -> Result<i32, DeviceError> {
     let mut value = 0;
-    // SAFETY: the device is one that the driver gave; the pointer is to a live integer; unknown numbers are refused.
-    let code = unsafe { (driver.cuDeviceGetAttribute)(&raw mut value, number, device) };
+    // SAFETY: the device is one that the driver gave; the pointer is to a live integer; what the driver does not know it refuses.
+    let code = unsafe { foreign!(driver, driver.cuDeviceGetAttribute(&raw mut value, which, device)) };
     driver.check(ordinal, "cuDeviceGetAttribute", code)?;
     Ok(value)
 }
 
 /// The driver's number of a GPU, and what it says of itself. The driver has been initialised.
-fn look_at(driver: &Driver, ordinal: u32) -> Result<(i32, DeviceInfo), DeviceError> {
+fn look_at(driver: &Driver, ordinal: u32) -> Result<(sys::CUdevice, DeviceInfo), DeviceError> {
     let mut device = 0;
     // SAFETY: the pointer is to a live integer; a number that no GPU has is an error of the driver's.
-    let code = unsafe { (driver.cuDeviceGet)(&raw mut device, ordinal as i32) };
+    let code = unsafe { foreign!(driver, driver.cuDeviceGet(&raw mut device, ordinal as i32)) };
     driver.check(ordinal, "cuDeviceGet", code)?;
     Ok((device, describe(driver, ordinal, device)?))
 }
 
-fn describe(driver: &Driver, ordinal: u32, device: i32) -> Result<DeviceInfo, DeviceError> {
-    let words = |call: &'static str, function: unsafe extern "C" fn(*mut c_char, i32, i32) -> i32| {
+fn describe(driver: &Driver, ordinal: u32, device: sys::CUdevice) -> Result<DeviceInfo, DeviceError> {
+    use sys::CUdevice_attribute::{
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as CAPABILITY_MAJOR,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as CAPABILITY_MINOR,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as SHARED,
+        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as MULTIPROCESSORS,
+    };
+    let words = |call: &'static str, ask: &dyn Fn(*mut c_char, i32) -> i32| {
         let mut bytes = [0u8; 128];
-        // SAFETY: the function writes a text that ends with a zero, of at most the length given, to a live array.
-        let code = unsafe { function(bytes.as_mut_ptr().cast(), bytes.len() as i32, device) };
-        driver.check(ordinal, call, code)?;
+        driver.check(ordinal, call, ask(bytes.as_mut_ptr().cast(), bytes.len() as i32))?;
         let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
         Ok::<_, DeviceError>(String::from_utf8_lossy(&bytes[..end]).into_owned())
     };
-    let number = |number| attribute(driver, ordinal, device, number).map(i32::unsigned_abs);
-    let (mut uuid, mut total) = ([0u8; 16], 0);
+    let name = words("cuDeviceGetName", &|text, length| {
+        // SAFETY: the function writes a text that ends with a zero, of at most the length given, to a live array.
+        unsafe { foreign!(driver, driver.cuDeviceGetName(text, length, device)) }
+    })?;
+    let pci = words("cuDeviceGetPCIBusId", &|text, length| {
+        // SAFETY: as above.
+        unsafe { foreign!(driver, driver.cuDeviceGetPCIBusId(text, length, device)) }
+    })?;
+    let number = |which| attribute(driver, ordinal, device, which).map(i32::unsigned_abs);
+    let (mut uuid, mut total) = (sys::CUuuid { bytes: [0; 16] }, 0);
     // SAFETY: the pointer is to sixteen live bytes.
-    let code = unsafe { (driver.cuDeviceGetUuid_v2)(&raw mut uuid, device) };
+    let code = unsafe { foreign!(driver, driver.cuDeviceGetUuid_v2(&raw mut uuid, device)) };
     driver.check(ordinal, "cuDeviceGetUuid", code)?;
     // SAFETY: the pointer is to a live integer.
-    let code = unsafe { (driver.cuDeviceTotalMem_v2)(&raw mut total, device) };
+    let code = unsafe { foreign!(driver, driver.cuDeviceTotalMem_v2(&raw mut total, device)) };
     driver.check(ordinal, "cuDeviceTotalMem", code)?;
     Ok(DeviceInfo {
         ordinal,
-        name: words("cuDeviceGetName", driver.cuDeviceGetName)?,
-        pci: words("cuDeviceGetPCIBusId", driver.cuDeviceGetPCIBusId)?.to_lowercase(),
-        uuid: uuid_text(uuid),
-        capability: (number(75)?, number(76)?),
-        multiprocessors: number(16)?,
-        shared_bytes: number(97)?,
+        name,
+        pci: pci.to_lowercase(),
+        uuid: uuid_text(uuid.bytes.map(i8::cast_unsigned)),
+        capability: (number(CAPABILITY_MAJOR)?, number(CAPABILITY_MINOR)?),
+        multiprocessors: number(MULTIPROCESSORS)?,
+        shared_bytes: number(SHARED)?,
         total_memory: total as u64,
     })
 }

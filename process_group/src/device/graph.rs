@@ -2,28 +2,38 @@
 
 use std::sync::{Arc, PoisonError};
 
+use cudarc::driver::sys;
+
 use super::context::Context;
 use super::error::DeviceError;
 use super::stream::Stream;
-use super::symbols::Handle;
+use crate::foreign;
 
 /// Work recorded by [`Stream::capture`], to be done any number of times at the price of one launch.
 pub struct Graph {
     context: Arc<Context>,
-    executable: Handle,
+    executable: sys::CUgraphExec,
     nodes: usize,
 }
 
+// SAFETY: a handle that any thread may use.
+unsafe impl Send for Graph {}
+// SAFETY: shared, it can be launched only. The driver lets one launch of it run at a time, and takes them one by one.
+unsafe impl Sync for Graph {}
+
 impl Graph {
-    fn instantiate(context: &Arc<Context>, graph: Handle) -> Result<Self, DeviceError> {
-        let (mut executable, mut nodes) = (0, 0);
+    fn instantiate(context: &Arc<Context>, graph: sys::CUgraph) -> Result<Self, DeviceError> {
+        let (mut executable, mut nodes) = (std::ptr::null_mut(), 0);
         // SAFETY: the graph is live; a null list asks for the number alone.
-        let counted =
-            unsafe { (context.driver.cuGraphGetNodes)(graph, std::ptr::null_mut(), &raw mut nodes) };
+        let counted = unsafe {
+            foreign!(driver, context.driver.cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut nodes))
+        };
         // SAFETY: the graph is live, the pointer is to a live handle.
-        let code = unsafe { (context.driver.cuGraphInstantiateWithFlags)(&raw mut executable, graph, 0) };
+        let code = unsafe {
+            foreign!(driver, context.driver.cuGraphInstantiateWithFlags(&raw mut executable, graph, 0))
+        };
         // SAFETY: the executable does not need the graph any more, and nothing else knows it.
-        let _ = unsafe { (context.driver.cuGraphDestroy)(graph) };
+        let _ = unsafe { foreign!(driver, context.driver.cuGraphDestroy(graph)) };
         context.check("cuGraphInstantiate", code)?;
         context.check("cuGraphGetNodes", counted)?;
         Ok(Self { context: Arc::clone(context), executable, nodes })
@@ -41,7 +51,8 @@ impl Graph {
     pub fn launch(&self, stream: &Stream) -> Result<(), DeviceError> {
         self.context.bind()?;
         // SAFETY: executable and stream live. That the recorded addresses still are is promised by whoever captured.
-        let code = unsafe { (self.context.driver.cuGraphLaunch)(self.executable, stream.handle()) };
+        let code =
+            unsafe { foreign!(driver, self.context.driver.cuGraphLaunch(self.executable, stream.handle())) };
         self.context.check("cuGraphLaunch", code)
     }
 }
@@ -74,6 +85,8 @@ impl Stream {
     }
 }
 
+const RELAXED: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+
 /// A stream that is captured until this is dropped: also when what is captured fails or panics.
 struct Capture<'a>(Option<&'a Stream>);
 
@@ -86,18 +99,19 @@ impl<'a> Capture<'a> {
             ));
         }
         let context = stream.context();
-        // Mode 2, relaxed: events of calls before the capture may be asked for meanwhile, by this thread (whose profile does)
+        // Relaxed: events of calls before the capture may be asked for meanwhile, by this thread (whose profile does)
         // and by the watchers' threads; in the stricter modes that ends the capture.
         // SAFETY: the stream lives.
-        let code = unsafe { (context.driver.cuStreamBeginCapture_v2)(stream.handle(), 2) };
+        let code =
+            unsafe { foreign!(driver, context.driver.cuStreamBeginCapture_v2(stream.handle(), RELAXED)) };
         context.check("cuStreamBeginCapture", code)?;
         *capturing = true;
         Ok(Self(Some(stream)))
     }
 
     /// The graph, if CUDA's code is zero.
-    fn end(mut self) -> (Handle, i32) {
-        self.0.take().map_or((0, 0), finish)
+    fn end(mut self) -> (sys::CUgraph, i32) {
+        self.0.take().map_or((std::ptr::null_mut(), 0), finish)
     }
 }
 
@@ -105,20 +119,22 @@ impl Drop for Capture<'_> {
     fn drop(&mut self) {
         let Some(stream) = self.0.take() else { return };
         let (graph, _) = finish(stream);
-        if graph != 0 {
+        if !graph.is_null() {
+            let driver = &stream.context().driver;
             // SAFETY: just made, and used by nothing else.
-            let _ = unsafe { (stream.context().driver.cuGraphDestroy)(graph) };
+            let _ = unsafe { foreign!(driver, driver.cuGraphDestroy(graph)) };
         }
     }
 }
 
 /// Ends the capture of a stream.
-fn finish(stream: &Stream) -> (Handle, i32) {
+fn finish(stream: &Stream) -> (sys::CUgraph, i32) {
     let mut capturing = stream.capturing().lock().unwrap_or_else(PoisonError::into_inner);
     *capturing = false;
-    let mut graph = 0;
+    let mut graph = std::ptr::null_mut();
+    let driver = &stream.context().driver;
     // SAFETY: the capture was begun by this program; the pointer is to a live handle.
-    let code = unsafe { (stream.context().driver.cuStreamEndCapture)(stream.handle(), &raw mut graph) };
+    let code = unsafe { foreign!(driver, driver.cuStreamEndCapture(stream.handle(), &raw mut graph)) };
     (graph, code)
 }
 
@@ -126,7 +142,7 @@ impl Drop for Graph {
     fn drop(&mut self) {
         if self.context.bind().is_ok() {
             // SAFETY: made in `instantiate`, destroyed once; a launch under way is finished by the driver.
-            let _ = unsafe { (self.context.driver.cuGraphExecDestroy)(self.executable) };
+            let _ = unsafe { foreign!(driver, self.context.driver.cuGraphExecDestroy(self.executable)) };
         }
     }
 }

@@ -1,31 +1,29 @@
 //! Compiled kernels and how they are launched.
 
-use std::ffi::{CString, c_void};
+use std::ffi::c_void;
 use std::sync::Arc;
 
+use cudarc::driver::{CudaFunction, CudaModule, sys};
+use cudarc::nvrtc::Ptx;
+
 use super::context::Context;
-use super::driver::{LaunchAttribute, LaunchConfig};
 use super::error::DeviceError;
 use super::stream::Stream;
-use super::symbols::Handle;
+use crate::foreign;
 
 /// A loaded CUBIN or PTX.
 pub struct Module {
     context: Arc<Context>,
-    handle: Handle,
+    loaded: Arc<CudaModule>,
     name: String,
 }
 
 impl Module {
     /// Loads what the compiler made, unchanged: the driver is told no length, and trusts a CUBIN's headers and a PTX's final
     /// zero.
-    pub(super) fn load(context: &Arc<Context>, name: &str, code: &[u8]) -> Result<Self, DeviceError> {
-        context.bind()?;
-        let mut handle = 0;
-        // SAFETY: the image is a whole CUBIN, whose headers tell where it ends, or text that ends with a zero.
-        let status = unsafe { (context.driver.cuModuleLoadData)(&raw mut handle, code.as_ptr().cast()) };
-        context.check("cuModuleLoadData", status)?;
-        Ok(Self { context: Arc::clone(context), handle, name: name.into() })
+    pub(super) fn load(context: &Arc<Context>, name: &str, code: Vec<u8>) -> Result<Self, DeviceError> {
+        let loaded = context.took("cuModuleLoadData", context.cuda().load_module(Ptx::from_binary(code)))?;
+        Ok(Self { context: Arc::clone(context), loaded, name: name.into() })
     }
 
     /// A kernel of it, declared `extern "C" __global__`.
@@ -34,29 +32,16 @@ impl Module {
     /// When there is none of this name.
     pub fn kernel(self: &Arc<Self>, name: &str) -> Result<Kernel, DeviceError> {
         self.context.bind()?;
-        let wanted = CString::new(name)
-            .map_err(|_| DeviceError::invalid(format!("`{name}` is no name for a kernel")))?;
-        let mut handle = 0;
-        // SAFETY: the module is loaded, the name ends with a zero, the pointer is to a live handle.
-        let code = unsafe {
-            (self.context.driver.cuModuleGetFunction)(&raw mut handle, self.handle, wanted.as_ptr())
-        };
-        if code != 0 {
-            return Err(DeviceError::invalid(format!(
-                "the compiled source `{}` has no kernel `{name}` (CUDA error {code})",
-                self.name
-            )));
+        if name.contains('\0') {
+            return Err(DeviceError::invalid(format!("`{name}` is no name for a kernel")));
         }
-        Ok(Kernel { module: Arc::clone(self), handle })
-    }
-}
-
-impl Drop for Module {
-    fn drop(&mut self) {
-        if self.context.bind().is_ok() {
-            // SAFETY: loaded once, unloaded once; kernels hold the module.
-            let _ = unsafe { (self.context.driver.cuModuleUnload)(self.handle) };
-        }
+        let function = self.loaded.load_function(name).map_err(|error| {
+            DeviceError::invalid(format!(
+                "the compiled source `{}` has no kernel `{name}` (CUDA error {})",
+                self.name, error.0 as i32
+            ))
+        })?;
+        Ok(Kernel { context: Arc::clone(&self.context), function })
     }
 }
 
@@ -66,11 +51,17 @@ impl std::fmt::Debug for Module {
     }
 }
 
-/// One kernel.
-#[derive(Clone, Debug)]
+/// One kernel, which keeps its module loaded.
+#[derive(Clone)]
 pub struct Kernel {
-    module: Arc<Module>,
-    handle: Handle,
+    context: Arc<Context>,
+    function: CudaFunction,
+}
+
+impl std::fmt::Debug for Kernel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Kernel({:p})", self.function.cu_function())
+    }
 }
 
 /// How many threads a launch has, and what they share.
@@ -122,11 +113,9 @@ impl Kernel {
     /// # Errors
     /// When the GPU has less.
     pub fn allow_shared(&self, bytes: u32) -> Result<(), DeviceError> {
-        let context = &self.module.context;
-        context.bind()?;
-        // SAFETY: the kernel's module is loaded; attribute 8 is the limit of dynamic shared memory.
-        let code = unsafe { (context.driver.cuFuncSetAttribute)(self.handle, 8, bytes as i32) };
-        context.check("cuFuncSetAttribute", code)
+        let most = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        self.context.bind()?;
+        self.context.took("cuFuncSetAttribute", self.function.set_attribute(most, bytes as i32))
     }
 
     /// How many blocks of this shape fit one multiprocessor at a time.
@@ -134,20 +123,13 @@ impl Kernel {
     /// # Errors
     /// Those of the driver.
     pub fn blocks_per_multiprocessor(&self, threads: u32, shared_bytes: u32) -> Result<u32, DeviceError> {
-        let context = &self.module.context;
-        context.bind()?;
-        let mut blocks = 0;
-        // SAFETY: the kernel's module is loaded, the pointer is to a live integer.
-        let code = unsafe {
-            (context.driver.cuOccupancyMaxActiveBlocksPerMultiprocessor)(
-                &raw mut blocks,
-                self.handle,
-                threads as i32,
-                shared_bytes as usize,
-            )
-        };
-        context.check("cuOccupancyMaxActiveBlocksPerMultiprocessor", code)?;
-        Ok(blocks.unsigned_abs())
+        self.context.bind()?;
+        let fit = self.function.occupancy_max_active_blocks_per_multiprocessor(
+            threads,
+            shared_bytes as usize,
+            None,
+        );
+        self.context.took("cuOccupancyMaxActiveBlocksPerMultiprocessor", fit)
     }
 
     /// Enqueues the kernel.
@@ -172,37 +154,48 @@ impl Kernel {
         for (pointer, argument) in pointers.iter_mut().zip(arguments) {
             *pointer = argument.pointer();
         }
-        let mut attributes = [LaunchAttribute { id: 0, pad: 0, value: [0; 8] }; 2];
+        let mut attributes = [sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_IGNORE,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { pad: [0; 64] },
+        }; 2];
         let mut used = 0;
         if launch.cluster > 1 {
-            // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION: x, y, z.
-            attributes[used].id = 4;
-            attributes[used].value[..2].copy_from_slice(&[u64::from(launch.cluster) | 1 << 32, 1]);
+            attributes[used].id = sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+            attributes[used].value.clusterDim =
+                sys::CUlaunchAttributeValue_union__bindgen_ty_1 { x: launch.cluster, y: 1, z: 1 };
             used += 1;
         }
         if launch.overlap {
-            // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION.
-            attributes[used].id = 6;
-            attributes[used].value[0] = 1;
+            attributes[used].id =
+                sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attributes[used].value.programmaticStreamSerializationAllowed = 1;
             used += 1;
         }
-        let config = LaunchConfig {
-            grid: launch.grid,
-            block: launch.block,
-            shared_bytes: launch.shared_bytes,
-            stream: stream.handle(),
-            attributes: attributes.as_ptr(),
-            attribute_count: used as u32,
+        let config = sys::CUlaunchConfig {
+            gridDimX: launch.grid[0],
+            gridDimY: launch.grid[1],
+            gridDimZ: launch.grid[2],
+            blockDimX: launch.block[0],
+            blockDimY: launch.block[1],
+            blockDimZ: launch.block[2],
+            sharedMemBytes: launch.shared_bytes,
+            hStream: stream.handle(),
+            attrs: attributes.as_mut_ptr(),
+            numAttrs: used as u32,
         };
-        let context = &self.module.context;
+        let context = &self.context;
         context.bind()?;
         // SAFETY: config, attributes and arguments live through the call, which copies them; the rest is the caller's.
         let code = unsafe {
-            (context.driver.cuLaunchKernelEx)(
-                &raw const config,
-                self.handle,
-                pointers.as_mut_ptr(),
-                std::ptr::null_mut(),
+            foreign!(
+                driver,
+                context.driver.cuLaunchKernelEx(
+                    &raw const config,
+                    self.function.cu_function(),
+                    pointers.as_mut_ptr(),
+                    std::ptr::null_mut(),
+                )
             )
         };
         context.check("cuLaunchKernelEx", code)

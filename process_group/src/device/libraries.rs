@@ -10,6 +10,7 @@ use super::driver::Driver;
 use super::error::DeviceError;
 use super::nccl::Nccl;
 use super::nvrtc::Nvrtc;
+use crate::foreign;
 
 /// Each library, or why it cannot be used. One binary runs on machines that have all of them and on those with none.
 #[derive(Clone, Debug)]
@@ -66,14 +67,14 @@ impl Libraries {
     pub fn device_count(&self) -> Result<u32, DeviceError> {
         let driver = &self.driver.as_ref().map_err(Clone::clone)?.functions;
         // SAFETY: may be called any number of times, from any thread; flags must be zero.
-        let code = unsafe { (driver.cuInit)(0) };
+        let code = unsafe { foreign!(driver, driver.cuInit(0)) };
         if code == 100 {
             return Ok(0);
         }
         driver.check(0, "cuInit", code)?;
         let mut count = 0;
         // SAFETY: the pointer is to a live integer, and the driver is initialised.
-        let code = unsafe { (driver.cuDeviceGetCount)(&raw mut count) };
+        let code = unsafe { foreign!(driver, driver.cuDeviceGetCount(&raw mut count)) };
         driver.check(0, "cuDeviceGetCount", code)?;
         Ok(count.unsigned_abs())
     }

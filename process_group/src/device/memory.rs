@@ -11,6 +11,7 @@ use super::stream::Stream;
 use super::symbols::Address;
 use crate::buffer::{Buffer, BufferMut, DeviceMemory, View, ViewMut};
 use crate::dtype::{DType, Element};
+use crate::foreign;
 
 /// Elements in the memory of a GPU. Freed when dropped, which waits for what the GPU is doing.
 ///
@@ -42,7 +43,7 @@ impl DeviceBuffer {
             context.budget.take(bytes as u64)?;
             let outcome = context.bind().and_then(|()| {
                 // SAFETY: the pointer is to a live integer, the size is not zero, and a context is current.
-                let code = unsafe { (context.driver.cuMemAlloc_v2)(&raw mut address, bytes) };
+                let code = unsafe { foreign!(driver, context.driver.cuMemAlloc_v2(&raw mut address, bytes)) };
                 context.check("cuMemAlloc", code)
             });
             if let Err(error) = outcome {
@@ -205,7 +206,7 @@ impl Drop for DeviceBuffer {
             return;
         }
         // SAFETY: allocated in `within` and freed once, here. The driver waits for kernels that may still use it.
-        let code = unsafe { (self.context.driver.cuMemFree_v2)(self.address) };
+        let code = unsafe { foreign!(driver, self.context.driver.cuMemFree_v2(self.address)) };
         if code == 0 {
             self.context.budget.give_back(self.bytes() as u64);
         } else {

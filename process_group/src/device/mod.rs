@@ -2,7 +2,7 @@
 //!
 //! One binary serves machines with and without GPUs. Nothing here is linked: each library is looked for, opened and its
 //! functions taken into a table, whole or not at all, so that a missing one is an error that says where it was looked
-//! for. No environment variable is read; the caller passes [`Surroundings`].
+//! for. Contexts, streams, events, modules and pinned memory are [`cudarc`]'s, and so are the types of all functions. No environment variable is read; the caller passes [`Surroundings`].
 
 #![allow(unsafe_code, reason = "the functions of CUDA are foreign; each block says why it holds")]
 
@@ -26,7 +26,9 @@ mod pinned;
 mod poll;
 mod stream;
 pub(crate) mod symbols;
+pub(crate) mod tracked;
 
+pub use ::cudarc;
 pub use compile::{Kernels, compile_for};
 pub use discover::{Found, Looked, Missing, Origin, Surroundings};
 pub use error::DeviceError;
@@ -40,4 +42,4 @@ pub use nccl::{Nccl, NcclError};
 pub use peer::peer_copy_gbs;
 pub use pinned::PinnedBuffer;
 pub use stream::Stream;
-pub use symbols::{Address, Handle, Version};
+pub use symbols::{Address, Binding, CodeBinding, Handle, Returned, Symbol, Version};

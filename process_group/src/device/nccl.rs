@@ -2,42 +2,36 @@
 
 mod error;
 
+pub use cudarc::nccl::sys;
 pub use error::NcclError;
-
-use std::ffi::{c_char, c_void};
 
 use libloading::os::unix::Library;
 
-use super::symbols::{Address, Handle, Table, Version, functions};
-
-/// `ncclUniqueId`, passed by value.
-#[repr(C)]
-#[allow(missing_docs, reason = "opaque")]
-#[derive(Clone, Copy, Debug)]
-pub struct UniqueId(pub [u8; 128]);
+use super::symbols::{Table, Version, functions};
+use crate::foreign;
 
 functions! {
     /// NCCL.
     Nccl {
-        ncclGetVersion(*mut i32) -> i32;
-        ncclGetErrorString(i32) -> *const c_char;
-        ncclGetLastError(Handle) -> *const c_char;
-        ncclGetUniqueId(*mut UniqueId) -> i32;
-        ncclCommInitRankConfig(*mut Handle, i32, UniqueId, i32, *mut c_void) -> i32;
-        ncclCommSplit(Handle, i32, i32, *mut Handle, *mut c_void) -> i32;
-        ncclCommGetAsyncError(Handle, *mut i32) -> i32;
-        ncclCommFinalize(Handle) -> i32;
-        ncclCommDestroy(Handle) -> i32;
-        ncclCommAbort(Handle) -> i32;
-        ncclGroupStart() -> i32;
-        ncclGroupEnd() -> i32;
-        ncclAllReduce(Address, Address, usize, i32, i32, Handle, Handle) -> i32;
-        ncclReduce(Address, Address, usize, i32, i32, i32, Handle, Handle) -> i32;
-        ncclBroadcast(Address, Address, usize, i32, i32, Handle, Handle) -> i32;
-        ncclAllGather(Address, Address, usize, i32, Handle, Handle) -> i32;
-        ncclReduceScatter(Address, Address, usize, i32, i32, Handle, Handle) -> i32;
-        ncclSend(Address, usize, i32, i32, Handle, Handle) -> i32;
-        ncclRecv(Address, usize, i32, i32, Handle, Handle) -> i32;
+        ncclGetVersion,
+        ncclGetErrorString,
+        ncclGetLastError,
+        ncclGetUniqueId,
+        ncclCommInitRankConfig,
+        ncclCommSplit,
+        ncclCommGetAsyncError,
+        ncclCommFinalize,
+        ncclCommDestroy,
+        ncclCommAbort,
+        ncclGroupStart,
+        ncclGroupEnd,
+        ncclAllReduce,
+        ncclReduce,
+        ncclBroadcast,
+        ncclAllGather,
+        ncclReduceScatter,
+        ncclSend,
+        ncclRecv,
     }
 }
 
@@ -53,7 +47,7 @@ impl Table for Nccl {
     fn version(&self) -> Result<Version, String> {
         let mut number = 0;
         // SAFETY: the pointer is to a live integer; this function may be called before all others.
-        let code = unsafe { (self.ncclGetVersion)(&raw mut number) };
+        let code = unsafe { foreign!(nccl, self.ncclGetVersion(&raw mut number)) };
         if code != 0 {
             return Err(format!("ncclGetVersion returned {code}"));
         }
@@ -69,4 +63,14 @@ impl Table for Nccl {
     fn address(&self) -> usize {
         self.first_address()
     }
+}
+
+/// An id of a communicator as bytes, to send to the other ranks.
+pub fn id_bytes(id: &sys::ncclUniqueId) -> [u8; 128] {
+    id.internal.map(i8::cast_unsigned)
+}
+
+/// The id whose bytes another rank has sent.
+pub fn id_from_bytes(bytes: [u8; 128]) -> sys::ncclUniqueId {
+    sys::ncclUniqueId { internal: bytes.map(u8::cast_signed) }
 }

@@ -1,27 +1,26 @@
 //! The run-time compiler's library.
 
-use std::ffi::c_char;
-
 use libloading::os::unix::Library;
 
-use super::symbols::{Handle, Table, Version, functions};
+use super::symbols::{Table, Version, functions};
+use crate::foreign;
 
 functions! {
     /// NVRTC, the compiler of CUDA C++ at run time.
     Nvrtc {
-        nvrtcVersion(*mut i32, *mut i32) -> i32;
-        nvrtcGetErrorString(i32) -> *const c_char;
-        nvrtcGetNumSupportedArchs(*mut i32) -> i32;
-        nvrtcGetSupportedArchs(*mut i32) -> i32;
-        nvrtcCreateProgram(*mut Handle, *const c_char, *const c_char, i32, *const *const c_char, *const *const c_char) -> i32;
-        nvrtcCompileProgram(Handle, i32, *const *const c_char) -> i32;
-        nvrtcGetProgramLogSize(Handle, *mut usize) -> i32;
-        nvrtcGetProgramLog(Handle, *mut c_char) -> i32;
-        nvrtcGetCUBINSize(Handle, *mut usize) -> i32;
-        nvrtcGetCUBIN(Handle, *mut c_char) -> i32;
-        nvrtcGetPTXSize(Handle, *mut usize) -> i32;
-        nvrtcGetPTX(Handle, *mut c_char) -> i32;
-        nvrtcDestroyProgram(*mut Handle) -> i32;
+        nvrtcVersion,
+        nvrtcGetErrorString,
+        nvrtcGetNumSupportedArchs,
+        nvrtcGetSupportedArchs,
+        nvrtcCreateProgram,
+        nvrtcCompileProgram,
+        nvrtcGetProgramLogSize,
+        nvrtcGetProgramLog,
+        nvrtcGetCUBINSize,
+        nvrtcGetCUBIN,
+        nvrtcGetPTXSize,
+        nvrtcGetPTX,
+        nvrtcDestroyProgram,
     }
 }
 
@@ -36,7 +35,7 @@ impl Table for Nvrtc {
     fn version(&self) -> Result<Version, String> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both pointers are to live integers.
-        let code = unsafe { (self.nvrtcVersion)(&raw mut major, &raw mut minor) };
+        let code = unsafe { foreign!(nvrtc, self.nvrtcVersion(&raw mut major, &raw mut minor)) };
         if code != 0 {
             return Err(format!("nvrtcVersion returned {code}"));
         }

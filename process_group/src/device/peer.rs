@@ -5,6 +5,7 @@ use super::event::Event;
 use super::gpu::Device;
 use super::memory::DeviceBuffer;
 use crate::dtype::DType;
+use crate::foreign;
 
 /// Bytes of one copy: long enough that its start does not count.
 const BYTES: usize = 256 << 20;
@@ -23,13 +24,13 @@ pub fn peer_copy_gbs(from: &Device, to: &Device) -> Result<Option<f64>, DeviceEr
     let mut reaches = 0;
     let (a, b) = (context.device(), to.context.device());
     // SAFETY: both devices are ones that the driver gave; the pointer is to a live integer.
-    let code = unsafe { (context.driver.cuDeviceCanAccessPeer)(&raw mut reaches, a, b) };
+    let code = unsafe { foreign!(driver, context.driver.cuDeviceCanAccessPeer(&raw mut reaches, a, b)) };
     context.check("cuDeviceCanAccessPeer", code)?;
     if reaches == 0 {
         return Ok(None);
     }
     // SAFETY: both contexts are retained by the devices; flags must be zero.
-    let code = unsafe { (context.driver.cuCtxEnablePeerAccess)(to.context.handle(), 0) };
+    let code = unsafe { foreign!(driver, context.driver.cuCtxEnablePeerAccess(to.context.handle(), 0)) };
     if code != ALREADY {
         context.check("cuCtxEnablePeerAccess", code)?;
     }

@@ -1,17 +1,21 @@
 //! Host memory that a GPU reaches.
 
-use std::ffi::c_void;
 use std::sync::Arc;
+
+use cudarc::driver::{PinnedHostSlice, sys};
 
 use super::context::Context;
 use super::error::DeviceError;
 use super::gpu::Device;
 use super::symbols::Address;
+use crate::foreign;
 
 /// Host memory that the GPU copies from and to without a detour, and at the speed of the bus. Page-locked: make few.
 pub struct PinnedBuffer {
     context: Arc<Context>,
-    memory: *mut c_void,
+    /// Behind `memory`, which is kept apart as cudarc waits for an event at each look.
+    _owner: PinnedHostSlice<u8>,
+    memory: *mut u8,
     bytes: usize,
 }
 
@@ -26,29 +30,32 @@ impl PinnedBuffer {
     /// # Errors
     /// Those of the driver.
     pub fn new(device: &Device, bytes: usize) -> Result<Self, DeviceError> {
+        // Reachable from every context, and mapped into the GPU's address space.
+        const FLAGS: u32 = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         let context = Arc::clone(&device.context);
-        context.bind()?;
         let bytes = bytes.max(1);
-        let mut memory = std::ptr::null_mut();
-        // Flags: reachable from every context, and mapped into the GPU's address space.
-        // SAFETY: the pointer is to a live pointer, and a context is current.
-        let code = unsafe { (context.driver.cuMemHostAlloc)(&raw mut memory, bytes, 1 | 2) };
-        context.check("cuMemHostAlloc", code)?;
+        if bytes >= isize::MAX as usize {
+            return Err(DeviceError::invalid(format!("{bytes} bytes are more than there are addresses")));
+        }
+        // SAFETY: what is not set is filled below, before anybody reads it.
+        let slice = unsafe { context.cuda().alloc_pinned_with_flags::<u8>(bytes, FLAGS) };
+        let mut owner = context.took("cuMemHostAlloc", slice)?;
+        let memory = context.took("cuEventSynchronize", owner.as_mut_ptr())?;
         // SAFETY: just allocated with this length.
-        unsafe { memory.cast::<u8>().write_bytes(0, bytes) };
-        Ok(Self { context, memory, bytes })
+        unsafe { memory.write_bytes(0, bytes) };
+        Ok(Self { context, _owner: owner, memory, bytes })
     }
 
     /// The memory. What the GPU still copies to or from it must have been waited for.
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: allocated with this length and zeroed; freed on drop only.
-        unsafe { std::slice::from_raw_parts(self.memory.cast(), self.bytes) }
+        unsafe { std::slice::from_raw_parts(self.memory, self.bytes) }
     }
 
     /// The memory, for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`, and borrowed alone.
-        unsafe { std::slice::from_raw_parts_mut(self.memory.cast(), self.bytes) }
+        unsafe { std::slice::from_raw_parts_mut(self.memory, self.bytes) }
     }
 
     /// Where the GPU sees it.
@@ -59,19 +66,14 @@ impl PinnedBuffer {
         self.context.bind()?;
         let mut address = 0;
         // SAFETY: allocated as mapped; the pointer is to a live integer; flags must be zero.
-        let code =
-            unsafe { (self.context.driver.cuMemHostGetDevicePointer_v2)(&raw mut address, self.memory, 0) };
+        let code = unsafe {
+            foreign!(
+                driver,
+                self.context.driver.cuMemHostGetDevicePointer_v2(&raw mut address, self.memory.cast(), 0)
+            )
+        };
         self.context.check("cuMemHostGetDevicePointer", code)?;
         Ok(address)
-    }
-}
-
-impl Drop for PinnedBuffer {
-    fn drop(&mut self) {
-        if self.context.bind().is_ok() {
-            // SAFETY: allocated in `new`, freed once. The driver waits for copies that still use it.
-            let _ = unsafe { (self.context.driver.cuMemFreeHost)(self.memory) };
-        }
     }
 }
 

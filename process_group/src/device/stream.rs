@@ -4,11 +4,14 @@ use std::ffi::c_void;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use cudarc::driver::{CudaStream, sys};
+
 use super::context::Context;
 use super::driver::NOT_READY;
 use super::error::DeviceError;
 use super::poll::poll;
-use super::symbols::{Address, Handle};
+use super::symbols::Address;
+use crate::foreign;
 
 /// How often a wait without a deadline says that it waits.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
@@ -21,27 +24,32 @@ pub struct Stream {
 
 struct Inner {
     context: Arc<Context>,
-    handle: Handle,
+    stream: Arc<CudaStream>,
     /// It is being captured into a [`Graph`](super::Graph).
     capturing: Mutex<bool>,
 }
 
 impl Stream {
+    /// One that does not wait for the legacy default stream, of the lowest priority.
     pub(super) fn new(context: &Arc<Context>) -> Result<Self, DeviceError> {
-        context.bind()?;
-        let mut handle = 0;
-        // Flag 1: it does not wait for the legacy default stream. Priority 0: the lowest, as any stream by default.
-        // SAFETY: the pointer is to a live handle, and a context is current.
-        let code = unsafe { (context.driver.cuStreamCreateWithPriority)(&raw mut handle, 1, 0) };
-        context.check("cuStreamCreate", code)?;
-        Ok(Self {
-            inner: Arc::new(Inner { context: Arc::clone(context), handle, capturing: Mutex::new(false) }),
-        })
+        let stream = context.took("cuStreamCreate", context.cuda().new_stream())?;
+        Ok(Self::over(context, stream))
+    }
+
+    /// A stream that there is, of this context.
+    pub(super) fn over(context: &Arc<Context>, stream: Arc<CudaStream>) -> Self {
+        let inner = Inner { context: Arc::clone(context), stream, capturing: Mutex::new(false) };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// The stream as cudarc has it: slices are allocated on it, kernels and libraries of an engine launched.
+    pub fn cudarc(&self) -> &Arc<CudaStream> {
+        &self.inner.stream
     }
 
     /// CUDA's handle, for libraries beside the driver's.
-    pub fn handle(&self) -> Handle {
-        self.inner.handle
+    pub fn handle(&self) -> sys::CUstream {
+        self.inner.stream.cu_stream()
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {
@@ -61,7 +69,7 @@ impl Stream {
         let context = &self.inner.context;
         context.bind()?;
         // SAFETY: the stream lives as long as `self`.
-        match unsafe { (context.driver.cuStreamQuery)(self.inner.handle) } {
+        match unsafe { foreign!(driver, context.driver.cuStreamQuery(self.handle())) } {
             0 => Ok(true),
             NOT_READY => Ok(false),
             code => Err(context.driver.error(context.ordinal, "cuStreamQuery", code)),
@@ -97,9 +105,11 @@ impl Stream {
     /// Those of the driver.
     pub fn is_capturing(&self) -> Result<bool, DeviceError> {
         let context = &self.inner.context;
-        let mut status = 0;
-        // SAFETY: the stream lives, the pointer is to a live integer.
-        let code = unsafe { (context.driver.cuStreamIsCapturing)(self.inner.handle, &raw mut status) };
+        let mut status = 0u32;
+        // SAFETY: the stream lives, the pointer is to a live integer as wide as the enumeration.
+        let code = unsafe {
+            foreign!(driver, context.driver.cuStreamIsCapturing(self.handle(), (&raw mut status).cast()))
+        };
         context.check("cuStreamIsCapturing", code)?;
         Ok(status != 0)
     }
@@ -116,7 +126,8 @@ impl Stream {
         let context = &self.inner.context;
         context.bind()?;
         // SAFETY: by the caller's promise.
-        let code = unsafe { (context.driver.cuMemcpyDtoDAsync_v2)(to, from, bytes, self.inner.handle) };
+        let code =
+            unsafe { foreign!(driver, context.driver.cuMemcpyDtoDAsync_v2(to, from, bytes, self.handle())) };
         context.check("cuMemcpyDtoDAsync", code)
     }
 
@@ -132,8 +143,9 @@ impl Stream {
         context.bind()?;
         let pointer = from.as_ptr().cast::<c_void>();
         // SAFETY: by the caller's promise; the length is that of the slice.
-        let code =
-            unsafe { (context.driver.cuMemcpyHtoDAsync_v2)(to, pointer, from.len(), self.inner.handle) };
+        let code = unsafe {
+            foreign!(driver, context.driver.cuMemcpyHtoDAsync_v2(to, pointer, from.len(), self.handle()))
+        };
         context.check("cuMemcpyHtoDAsync", code)
     }
 
@@ -149,8 +161,9 @@ impl Stream {
         context.bind()?;
         let pointer = to.as_mut_ptr().cast::<c_void>();
         // SAFETY: by the caller's promise; the length is that of the slice.
-        let code =
-            unsafe { (context.driver.cuMemcpyDtoHAsync_v2)(pointer, from, to.len(), self.inner.handle) };
+        let code = unsafe {
+            foreign!(driver, context.driver.cuMemcpyDtoHAsync_v2(pointer, from, to.len(), self.handle()))
+        };
         context.check("cuMemcpyDtoHAsync", code)
     }
 
@@ -165,31 +178,24 @@ impl Stream {
         let context = &self.inner.context;
         context.bind()?;
         // SAFETY: by the caller's promise.
-        let code = unsafe { (context.driver.cuMemsetD8Async)(at, value, bytes, self.inner.handle) };
+        let code =
+            unsafe { foreign!(driver, context.driver.cuMemsetD8Async(at, value, bytes, self.handle())) };
         context.check("cuMemsetD8Async", code)
     }
 
-    /// Lets another thread than the one that uses the stream enqueue something, unless that would end up in a graph.
+    /// Lets another thread than the one that uses the stream enqueue something, unless that would end up in a graph. A
+    /// capture that [`Stream::capture`] begins waits until it is done; one that an engine begins by itself is looked for.
     pub(crate) fn unless_capturing(
         &self,
         act: impl FnOnce() -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
         let capturing = self.inner.capturing.lock().unwrap_or_else(PoisonError::into_inner);
-        if *capturing { Ok(()) } else { act() }
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if self.context.bind().is_ok() {
-            // SAFETY: made in `Stream::new`, destroyed once. The driver finishes what is in it.
-            let _ = unsafe { (self.context.driver.cuStreamDestroy_v2)(self.handle) };
-        }
+        if *capturing || self.is_capturing()? { Ok(()) } else { act() }
     }
 }
 
 impl std::fmt::Debug for Stream {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Stream({:#x} on GPU {})", self.inner.handle, self.inner.context.ordinal)
+        write!(f, "Stream({:p} on GPU {})", self.handle(), self.inner.context.ordinal)
     }
 }

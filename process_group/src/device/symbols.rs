@@ -1,8 +1,12 @@
-//! Tables of functions of libraries that are found at run time.
+//! Functions of libraries that are found at run time.
 //!
-//! A table is loaded whole or not at all, so that no call can meet a missing symbol. Handles of the libraries are
-//! pointer-sized integers here and status codes plain ones: a library newer than this program may return codes that an
-//! enumeration would not know.
+//! A table of [`Symbol`]s is loaded whole or not at all, so that no call can meet a missing one. No signature is written
+//! here: [`foreign!`](crate::foreign) takes argument types from cudarc's function of the same name, so a call with other
+//! arguments does not compile. Status codes come back as plain integers, not as cudarc's enumerations: a library newer than
+//! its bindings returns codes that those lack, and such a value must not exist.
+
+use std::ffi::{c_char, c_void};
+use std::ptr::NonNull;
 
 use libloading::os::unix::Library;
 
@@ -26,6 +30,11 @@ pub(crate) trait Table: Sized {
 
     /// The address of any of its functions, to find out which file it came from.
     fn address(&self) -> usize;
+
+    /// Says why a library that is new enough will not do all the same.
+    fn refuse(&self) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// A version of a library: major, minor, patch.
@@ -38,42 +47,185 @@ impl std::fmt::Display for Version {
     }
 }
 
-/// `struct` with one function pointer a line, and the loading of all of them.
-macro_rules! functions {
-    (
-        $(#[$meta:meta])*
-        $name:ident {
-            $( $function:ident ( $($argument:ty),* $(,)? ) -> $result:ty; )+
+/// A function of an open library that is never closed. [`foreign!`](crate::foreign) calls it.
+#[derive(Clone, Copy, Debug)]
+pub struct Symbol(NonNull<c_void>);
+
+// SAFETY: the address of code, which any thread may read.
+unsafe impl Send for Symbol {}
+// SAFETY: as above.
+unsafe impl Sync for Symbol {}
+
+impl Symbol {
+    pub(crate) fn find(library: &Library, name: &str) -> Result<Self, String> {
+        let missing = || format!("it has no function {name}");
+        // SAFETY: nothing is called; what is asked for is an address.
+        let symbol = unsafe { library.get::<*mut c_void>(name.as_bytes()) }.map_err(|_| missing())?;
+        NonNull::new(symbol.as_raw_ptr()).map(Self).ok_or_else(missing)
+    }
+
+    /// As [`Symbol::find`], in a library that cudarc has opened and never closes.
+    pub(crate) fn find_in(library: &'static libloading::Library, name: &str) -> Result<Self, String> {
+        let missing = || format!("it has no function {name}");
+        // SAFETY: nothing is called; what is asked for is an address.
+        let symbol = unsafe { library.get::<*mut c_void>(name.as_bytes()) }.map_err(|_| missing())?;
+        NonNull::new(*symbol).map(Self).ok_or_else(missing)
+    }
+
+    pub(crate) fn address(self) -> usize {
+        self.0.as_ptr() as usize
+    }
+
+    /// The function as a pointer that takes what cudarc's function takes, and returns a plain integer for a status.
+    ///
+    /// # Safety
+    /// The argument must be cudarc's function of the name under which this symbol was found.
+    pub unsafe fn of<F: Binding>(self, _: F) -> F::Pointer {
+        const { assert!(size_of::<F::Pointer>() == size_of::<Self>()) };
+        // SAFETY: both are the address of the same function, whose signature is cudarc's but for status codes, which are
+        // 32-bit integers for the library.
+        unsafe { std::mem::transmute_copy(&self) }
+    }
+
+    /// As [`Symbol::of`], for a function that explains a status code: it takes any integer.
+    ///
+    /// # Safety
+    /// As [`Symbol::of`].
+    pub unsafe fn of_code<F: CodeBinding>(self, _: F) -> F::Pointer {
+        const { assert!(size_of::<F::Pointer>() == size_of::<Self>()) };
+        // SAFETY: as above.
+        unsafe { std::mem::transmute_copy(&self) }
+    }
+}
+
+mod sealed {
+    /// What nobody else adds to.
+    pub trait Sealed {}
+}
+
+/// What a library's function returns: a status is a plain integer here.
+pub trait Returned: sealed::Sealed {
+    /// The same, where every value that the library may return is a value.
+    type Plain;
+}
+
+macro_rules! returned {
+    ($($type:ty => $plain:ty),* $(,)?) => { $(
+        impl sealed::Sealed for $type {}
+        impl Returned for $type { type Plain = $plain; }
+    )* };
+}
+
+returned! {
+    cudarc::driver::sys::CUresult => i32,
+    cudarc::nccl::sys::ncclResult_t => i32,
+    cudarc::nvrtc::sys::nvrtcResult => i32,
+    cudarc::cublaslt::sys::cublasStatus_t => i32,
+    *const c_char => *const c_char,
+    usize => usize,
+}
+
+/// One of cudarc's functions.
+pub trait Binding: Copy + sealed::Sealed {
+    /// The library's function.
+    type Pointer: Copy;
+}
+
+/// One of cudarc's functions whose first argument is a status code.
+pub trait CodeBinding: Copy + sealed::Sealed {
+    /// The library's function, which takes an integer there.
+    type Pointer: Copy;
+}
+
+impl<C: Returned<Plain = i32>, R: Returned> CodeBinding for unsafe fn(C) -> R {
+    type Pointer = unsafe extern "C" fn(i32) -> R::Plain;
+}
+
+impl<C: Returned<Plain = i32>, R: Returned, A1> CodeBinding for unsafe fn(C, A1) -> R {
+    type Pointer = unsafe extern "C" fn(i32, A1) -> R::Plain;
+}
+
+macro_rules! bindings {
+    ($($argument:ident)*) => {
+        impl<R: Returned, $($argument),*> sealed::Sealed for unsafe fn($($argument),*) -> R {}
+        impl<R: Returned, $($argument),*> Binding for unsafe fn($($argument),*) -> R {
+            type Pointer = unsafe extern "C" fn($($argument),*) -> R::Plain;
         }
-    ) => {
+    };
+}
+
+bindings!();
+bindings!(A1);
+bindings!(A1 A2);
+bindings!(A1 A2 A3);
+bindings!(A1 A2 A3 A4);
+bindings!(A1 A2 A3 A4 A5);
+bindings!(A1 A2 A3 A4 A5 A6);
+bindings!(A1 A2 A3 A4 A5 A6 A7);
+bindings!(A1 A2 A3 A4 A5 A6 A7 A8);
+bindings!(A1 A2 A3 A4 A5 A6 A7 A8 A9);
+bindings!(A1 A2 A3 A4 A5 A6 A7 A8 A9 A10);
+bindings!(A1 A2 A3 A4 A5 A6 A7 A8 A9 A10 A11 A12 A13 A14 A15 A16);
+
+/// Calls a library's function: `foreign!(nccl, table.ncclCommAbort(communicator))`. The first word is cudarc's module of the
+/// library; argument types are those of cudarc's function of that name, and a status comes back as an `i32`. Functions that
+/// explain a status code are called with `code` before it: `foreign!(nccl, table.ncclGetErrorString(code 5))`.
+///
+/// Calling it is `unsafe`: the library's own rules hold.
+#[macro_export]
+macro_rules! foreign {
+    (@hole $argument:expr) => { _ };
+    ($library:ident, $($table:ident).+ ($($argument:expr),* $(,)?)) => {
+        $crate::foreign!(@split $library, [] $($table).+ ; $($argument),*)
+    };
+    ($library:ident, $($table:ident).+ (code $code:expr $(, $argument:expr)* $(,)?)) => {
+        $crate::foreign!(@code $library, [] $($table).+ ; $code ; $($argument),*)
+    };
+    (@split $library:ident, [$($before:tt)*] $part:ident . $($rest:ident).+ ; $($argument:expr),*) => {
+        $crate::foreign!(@split $library, [$($before)* $part .] $($rest).+ ; $($argument),*)
+    };
+    (@split $library:ident, [$($table:tt)*] $function:ident ; $($argument:expr),*) => {
+        {
+            // What cudarc declares: the arguments must be these.
+        let binding: unsafe fn($($crate::foreign!(@hole $argument)),*) -> _ =
+            $crate::device::cudarc::$library::sys::$function;
+        $($table)* $function.of(binding)($($argument),*)
+    }
+    };
+    (@code $library:ident, [$($before:tt)*] $part:ident . $($rest:ident).+ ; $code:expr ; $($argument:expr),*) => {
+        $crate::foreign!(@code $library, [$($before)* $part .] $($rest).+ ; $code ; $($argument),*)
+    };
+    (@code $library:ident, [$($table:tt)*] $function:ident ; $code:expr ; $($argument:expr),*) => {
+        {
+            // What cudarc declares: the arguments must be these.
+        let binding: unsafe fn(_, $($crate::foreign!(@hole $argument)),*) -> _ =
+            $crate::device::cudarc::$library::sys::$function;
+        $($table)* $function.of_code(binding)($code $(, $argument)*)
+    }
+    };
+}
+
+/// `struct` with one function a line, and the loading of all of them.
+macro_rules! functions {
+    ($(#[$meta:meta])* $name:ident { $($function:ident),+ $(,)? }) => {
         $(#[$meta])*
         ///
         /// Each field is the library's function of that name, with the library's own rules.
         #[allow(non_snake_case, missing_docs, unreachable_pub, reason = "a table of foreign names")]
         #[derive(Clone, Copy)]
         pub struct $name {
-            $( pub $function: unsafe extern "C" fn($($argument),*) -> $result, )+
+            $( pub $function: $crate::device::symbols::Symbol, )+
         }
 
         impl $name {
-            #[allow(non_snake_case)]
             fn take(library: &libloading::os::unix::Library) -> Result<Self, String> {
-                $(
-                    // SAFETY: the signature is the one that the library's documentation gives for this name, in every
-                    // version from the oldest accepted; the library is never closed, so the pointer stays valid.
-                    let $function = unsafe {
-                        *library
-                            .get::<unsafe extern "C" fn($($argument),*) -> $result>(
-                                concat!(stringify!($function), "\0").as_bytes(),
-                            )
-                            .map_err(|_| format!("it has no function {}", stringify!($function)))?
-                    };
-                )+
-                Ok(Self { $($function),+ })
+                Ok(Self {
+                    $( $function: $crate::device::symbols::Symbol::find(library, stringify!($function))?, )+
+                })
             }
 
             fn first_address(&self) -> usize {
-                [$(self.$function as usize),+][0]
+                [$(self.$function),+][0].address()
             }
         }
 
@@ -99,7 +251,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 ///
 /// # Safety
 /// `text` is null or points to a text that ends with a zero and stays unchanged during the call.
-pub(crate) unsafe fn text(text: *const std::ffi::c_char) -> String {
+pub(crate) unsafe fn text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }

@@ -30,11 +30,11 @@ impl ProcessGroup {
         Ok(Signature { operation, dtype, count: self.chunk(operation, "buffer", total, chunks)? })
     }
 
-    pub(super) fn out_of_place(
+    pub(super) fn out_of_place<'a>(
         &mut self,
         operation: Operation,
-        input: Option<View<'_>>,
-        output: Option<ViewMut<'_>>,
+        input: Option<View<'a>>,
+        output: Option<ViewMut<'a>>,
     ) -> Result<()> {
         for memory in [input.as_ref().map(View::memory), output.as_ref().map(ViewMut::memory)] {
             memory.map_or(Ok(()), |memory| self.check_memory(operation, memory))?;

@@ -402,12 +402,11 @@ impl Core {
     }
 
     /// What a group of one does: every operation is at most a copy, as all reductions of one value are the value.
-    fn copy(&self, call: Call<'_>) -> Result<Completion> {
-        if let (Some(input), Some(mut output)) = (call.input, call.output) {
-            match self.backend.stream() {
-                Some(backend) => stream::copy(backend.device(), input, &output)?,
-                None => output.host()?.copy_from_slice(input.host()?),
-            }
+    fn copy(&self, mut call: Call<'_>) -> Result<Completion> {
+        match (self.backend.stream(), call.input, &mut call.output) {
+            (Some(backend), Some(_), Some(_)) => stream::copy(backend.device(), &mut call)?,
+            (None, Some(input), Some(output)) => output.host()?.copy_from_slice(input.host()?),
+            _ => {}
         }
         Ok(Completion { path: Path::Local, enqueued: false, captured: false })
     }

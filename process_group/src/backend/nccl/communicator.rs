@@ -14,12 +14,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::config::CommConfig;
 use crate::backend::stream::{Monitored, Status};
-use crate::device::nccl::UniqueId;
+use crate::device::nccl::sys::{ncclComm_t, ncclConfig_t, ncclUniqueId};
+use crate::device::nccl::{id_bytes, id_from_bytes};
 use crate::device::symbols::text;
 use crate::device::{Device, Handle, Nccl, NcclError};
 use crate::error::{Error, Result};
+use crate::foreign;
 use crate::rank::Rank;
 use crate::store::{self, Store, Watched, group_key};
 use crate::sync::lock;
@@ -67,6 +68,24 @@ pub(crate) struct NcclComm {
     /// when none is.
     launch: Mutex<Option<Handle>>,
     is_drained: AtomicBool,
+}
+
+/// The configuration of NCCL 2.18, the oldest accepted: newer ones take the part they are given and keep their defaults for
+/// the rest. What it does not say is NCCL's choice.
+const fn config(kind: Kind) -> ncclConfig_t {
+    const UNSET: i32 = i32::MIN;
+    ncclConfig_t {
+        size: size_of::<ncclConfig_t>(),
+        magic: 0xcafe_beef,
+        version: 21_800,
+        blocking: matches!(kind, Kind::Launch) as i32,
+        cgaClusterSize: UNSET,
+        minCTAs: UNSET,
+        maxCTAs: UNSET,
+        netName: std::ptr::null(),
+        // Of a communicator with what is split off it.
+        splitShare: matches!(kind, Kind::Abort) as i32,
+    }
 }
 
 /// Where NCCL puts the handle of a communicator that it makes. It does so from a thread of its own, which may be late: the
@@ -133,17 +152,17 @@ impl NcclComm {
         Ok(*lock(&self.launch))
     }
 
-    fn unique_id(&self, store: &dyn Store, deadline: Instant) -> Result<UniqueId> {
+    fn unique_id(&self, store: &dyn Store, deadline: Instant) -> Result<ncclUniqueId> {
         let (status, members) = (&*self.status, &self.status.members);
         let key = group_key("nccl", &members.group, "id");
         if members.position == 0 {
-            let mut id = UniqueId([0; 128]);
+            let mut id = id_from_bytes([0; 128]);
             // SAFETY: the pointer is to a live id.
-            let code = unsafe { (self.nccl.ncclGetUniqueId)(&raw mut id) };
+            let code = unsafe { foreign!(nccl, self.nccl.ncclGetUniqueId(&raw mut id)) };
             if code != 0 {
                 return Err(self.error("ncclGetUniqueId", code, 0));
             }
-            store.set(&key, &id.0)?;
+            store.set(&key, &id_bytes(&id))?;
             return Ok(id);
         }
         let started = Instant::now();
@@ -159,20 +178,24 @@ impl NcclComm {
         })?;
         let id = <[u8; 128]>::try_from(bytes.as_slice())
             .map_err(|_| Error::Rendezvous(format!("the NCCL id in the store has {} bytes", bytes.len())))?;
-        Ok(UniqueId(id))
+        Ok(id_from_bytes(id))
     }
 
     /// Makes the bootstrap communicator, together with all members.
-    fn make_bootstrap(&self, id: UniqueId, deadline: Instant) -> Result<()> {
+    fn make_bootstrap(&self, id: ncclUniqueId, deadline: Instant) -> Result<()> {
         self.device.bind()?;
         let mut parents = lock(&self.parents);
-        let (place, mut config) = (Place::new(), CommConfig::new(Kind::Bootstrap));
+        let (place, mut config) = (Place::new(), config(Kind::Bootstrap));
         let members = &self.status.members;
         let (n, rank) = (members.all.len() as i32, members.position as i32);
         // SAFETY: the id is one NCCL made, the rank is below the number, the config has size, magic and version of the
         // layout it has and is read during the call, and the place stays until NCCL is done with it.
-        let code =
-            unsafe { (self.nccl.ncclCommInitRankConfig)(place.0.as_ptr(), n, id, rank, config.pointer()) };
+        let code = unsafe {
+            foreign!(
+                nccl,
+                self.nccl.ncclCommInitRankConfig(place.0.as_ptr().cast(), n, id, rank, &raw mut config)
+            )
+        };
         // NCCL gives the handle at once, as it is needed for polling. Also when it fails: then it is ended with the rest,
         // which waits for the lock.
         let handle = place.now();
@@ -204,10 +227,21 @@ impl NcclComm {
             parent.status.check()?;
             return Err(Error::Transport("a communicator was to be split off one that is gone".into()));
         };
-        let (place, mut config) = (Place::new(), CommConfig::new(to));
+        let (place, mut config) = (Place::new(), config(to));
         let (colour, key) = part.map_or((-1, 0), |(colour, key)| (colour as i32, key as i32));
         // SAFETY: the parent lives while it is locked; config and place as for the bootstrap communicator.
-        let code = unsafe { (self.nccl.ncclCommSplit)(of, colour, key, place.0.as_ptr(), config.pointer()) };
+        let code = unsafe {
+            foreign!(
+                nccl,
+                self.nccl.ncclCommSplit(
+                    of as ncclComm_t,
+                    colour,
+                    key,
+                    place.0.as_ptr().cast(),
+                    &raw mut config
+                )
+            )
+        };
         if let Err(error) = self.poll_on(&parent.status, "ncclCommSplit", begun(code), of, deadline) {
             // Whatever was made of the child ends with the process: NCCL gives no handle to end it by.
             place.abandon();
@@ -252,7 +286,9 @@ impl NcclComm {
             self.status.check()?;
             let mut state = 0;
             // SAFETY: the communicator is held by the caller; the pointer is to a live integer.
-            let code = unsafe { (self.nccl.ncclCommGetAsyncError)(comm, &raw mut state) };
+            let code = unsafe {
+                foreign!(nccl, self.nccl.ncclCommGetAsyncError(comm as ncclComm_t, (&raw mut state).cast()))
+            };
             match (code, state) {
                 (0, 0) => return Ok(()),
                 (0, IN_PROGRESS) => {}
@@ -294,8 +330,12 @@ impl NcclComm {
     #[cold]
     pub(super) fn error(&self, call: &'static str, code: i32, comm: Handle) -> Error {
         // SAFETY: any code is accepted, and a null communicator too; what is returned is text of the library.
-        let (words, last) =
-            unsafe { (text((self.nccl.ncclGetErrorString)(code)), text((self.nccl.ncclGetLastError)(comm))) };
+        let (words, last) = unsafe {
+            (
+                text(foreign!(nccl, self.nccl.ncclGetErrorString(code code))),
+                text(foreign!(nccl, self.nccl.ncclGetLastError(comm as _))),
+            )
+        };
         Error::Nccl(NcclError { call, code, text: words, last })
     }
 
@@ -333,14 +373,14 @@ impl NcclComm {
     /// Lets NCCL come to the end of all that one does, of which nobody else has the handle. Whether it has.
     fn finalize_one(&self, handle: Handle, patience: Duration) -> bool {
         // SAFETY: nobody else has the handle any more.
-        let code = unsafe { (self.nccl.ncclCommFinalize)(handle) };
+        let code = unsafe { foreign!(nccl, self.nccl.ncclCommFinalize(handle as ncclComm_t)) };
         let until = Instant::now() + patience;
         self.poll("ncclCommFinalize", begun(code), handle, until).is_ok()
     }
 
     fn destroy_one(&self, handle: Handle) {
         // SAFETY: finalized, and used by nobody any more.
-        let _ = unsafe { (self.nccl.ncclCommDestroy)(handle) };
+        let _ = unsafe { foreign!(nccl, self.nccl.ncclCommDestroy(handle as ncclComm_t)) };
     }
 
     fn abort_all(&self) {
@@ -361,7 +401,7 @@ impl NcclComm {
 
     fn abort_one(&self, handle: Handle) {
         // SAFETY: this thread has taken the handle from where others could find it; aborting is allowed in any state.
-        let _ = unsafe { (self.nccl.ncclCommAbort)(handle) };
+        let _ = unsafe { foreign!(nccl, self.nccl.ncclCommAbort(handle as ncclComm_t)) };
     }
 
     fn bound(&self, end: impl FnOnce()) {
@@ -379,7 +419,9 @@ impl Monitored for NcclComm {
         let handle = (*launch)?;
         let mut state = 0;
         // SAFETY: the communicator lives while it is locked; the pointer is to a live integer. NCCL lets any thread ask.
-        let code = unsafe { (self.nccl.ncclCommGetAsyncError)(handle, &raw mut state) };
+        let code = unsafe {
+            foreign!(nccl, self.nccl.ncclCommGetAsyncError(handle as ncclComm_t, (&raw mut state).cast()))
+        };
         let code = if code == 0 { state } else { code };
         (code != 0 && code != IN_PROGRESS).then(|| self.error("an operation under way", code, handle))
     }

@@ -50,16 +50,27 @@ enum Obstacle {
 }
 
 fn take_gpu(context: &ProbeContext<'_>) -> Result<Gpu, Obstacle> {
-    let libraries = Arc::new(Libraries::find(&context.config.device, context.surroundings));
+    let libraries = match context.device {
+        Some(device) => Arc::clone(device.libraries()),
+        None => Arc::new(Libraries::find(&context.config.device, context.surroundings)),
+    };
     libraries.driver.as_ref().map_err(Clone::clone)?;
     let nccl = libraries.nccl.as_ref().map_err(Clone::clone)?;
-    let local_rank = context.local_rank.ok_or(Obstacle::NoLocalRank)?;
-    context.listens.clone().map_err(Obstacle::DoesNotListen)?;
-    let device =
-        Device::open(&libraries, local_rank, &context.config.device).map_err(|error| match error {
-            DeviceError::NoDevice { count, .. } => Obstacle::NoDevice(count),
-            other => Obstacle::Device(other),
-        })?;
+    let device = match context.device {
+        Some(device) => {
+            context.listens.clone().map_err(Obstacle::DoesNotListen)?;
+            device.clone()
+        }
+        None => {
+            let local_rank = context.local_rank.ok_or(Obstacle::NoLocalRank)?;
+            context.listens.clone().map_err(Obstacle::DoesNotListen)?;
+            let opened = Device::open(&libraries, local_rank, &context.config.device);
+            opened.map_err(|error| match error {
+                DeviceError::NoDevice { count, .. } => Obstacle::NoDevice(count),
+                other => Obstacle::Device(other),
+            })?
+        }
+    };
     tracing::debug!(
         gpu = device.info().name,
         uuid = device.info().uuid,

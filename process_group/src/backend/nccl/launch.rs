@@ -9,9 +9,11 @@ use crate::backend::kind::BackendKind;
 use crate::backend::stream::Communicator;
 use crate::buffer::ViewMut;
 use crate::call::Call;
+use crate::device::nccl::sys::ncclComm_t;
 use crate::device::{Address, DeviceBuffer, Handle, Nccl, Stream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::foreign;
 use crate::operation::{Operation, ReduceOp};
 use crate::paths::gpu::{ReductionPlan, nccl_reduction, nccl_table};
 use crate::paths::{Path, PathTable};
@@ -37,9 +39,9 @@ struct Buffers {
 }
 
 /// A call on its way to NCCL.
-struct Launch<'a> {
+struct Launch<'a, 'b> {
     launcher: &'a NcclLauncher,
-    call: &'a Call<'a>,
+    call: &'a Call<'b>,
     stream: &'a Stream,
     workspace: Address,
     buffers: Buffers,
@@ -112,7 +114,7 @@ impl Communicator for NcclLauncher {
 
     fn group_start(&mut self) -> Result<()> {
         // SAFETY: ended by `group_end` on the same thread.
-        let code = unsafe { (self.comm.nccl.ncclGroupStart)() };
+        let code = unsafe { foreign!(nccl, self.comm.nccl.ncclGroupStart()) };
         self.outcome("ncclGroupStart", code, Instant::now())?;
         self.is_grouped = true;
         Ok(())
@@ -121,20 +123,21 @@ impl Communicator for NcclLauncher {
     fn group_end(&mut self, stream: &Stream, deadline: Instant) -> Result<()> {
         self.is_grouped = false;
         // SAFETY: started by `group_start` on the same thread.
-        let code = unsafe { (self.comm.nccl.ncclGroupEnd)() };
+        let code = unsafe { foreign!(nccl, self.comm.nccl.ncclGroupEnd()) };
         let post = std::mem::take(&mut self.post);
         self.outcome("ncclGroupEnd", code, deadline)?;
         post.into_iter().try_for_each(|post| post.launch(&self.comm.device, stream))
     }
 }
 
-impl Launch<'_> {
+impl Launch<'_, '_> {
     /// Hands the call to NCCL. Returns the kernel that must come behind it, if it needs one.
     fn run(&self) -> Result<Option<PostKernel>> {
         let Call { signature, in_place, .. } = *self.call;
         let Buffers { input, output } = self.buffers;
         let me = self.position();
-        let (count, kind, stream) = (signature.count, nccl_type(signature.dtype), self.stream.handle());
+        let (count, kind, stream) =
+            (signature.count, nccl_type(signature.dtype), self.stream.handle().cast());
         match signature.operation {
             Operation::AllReduce(op) => return self.reduction(op, None, output),
             Operation::Reduce { op, root } => return self.reduction(op, Some(root.index()), output),
@@ -143,13 +146,20 @@ impl Launch<'_> {
             }
             Operation::Broadcast { root } => self.nccl("ncclBroadcast", |t, c| {
                 // SAFETY: views of `count` elements that stay until the stream is past them.
-                unsafe { (t.ncclBroadcast)(input, output, count, kind, root.0 as i32, c, stream) }
+                unsafe {
+                    foreign!(
+                        nccl,
+                        t.ncclBroadcast(input as _, output as _, count, kind, root.0 as i32, c, stream)
+                    )
+                }
             }),
             Operation::AllGather => {
                 let input = if in_place { self.chunk(output, me) } else { input };
                 self.nccl("ncclAllGather", |t, c| {
                     // SAFETY: as above; the output is as long as all chunks.
-                    unsafe { (t.ncclAllGather)(input, output, count, kind, c, stream) }
+                    unsafe {
+                        foreign!(nccl, t.ncclAllGather(input as _, output as _, count, kind, c, stream))
+                    }
                 })
             }
             Operation::Gather { root } => {
@@ -178,18 +188,29 @@ impl Launch<'_> {
             }
             Operation::Send { to } => self.nccl("ncclSend", |t, c| {
                 // SAFETY: as above.
-                unsafe { (t.ncclSend)(input, count, kind, to.0 as i32, c, stream) }
+                unsafe { foreign!(nccl, t.ncclSend(input as _, count, kind, to.0 as i32, c, stream)) }
             }),
             Operation::Recv { from } => self.nccl("ncclRecv", |t, c| {
                 // SAFETY: as above.
-                unsafe { (t.ncclRecv)(output, count, kind, from.0 as i32, c, stream) }
+                unsafe { foreign!(nccl, t.ncclRecv(output as _, count, kind, from.0 as i32, c, stream)) }
             }),
             Operation::Barrier => {
                 let token = self.launcher.token.address();
                 self.nccl("ncclAllReduce", |t, c| {
                     // SAFETY: the token is one i32 that only barriers touch, in stream order.
                     unsafe {
-                        (t.ncclAllReduce)(token, token, 1, nccl_type(DType::I32), reductions::SUM, c, stream)
+                        foreign!(
+                            nccl,
+                            t.ncclAllReduce(
+                                token as _,
+                                token as _,
+                                1,
+                                nccl_type(DType::I32),
+                                reductions::SUM,
+                                c,
+                                stream
+                            )
+                        )
                     }
                 })
             }
@@ -205,7 +226,7 @@ impl Launch<'_> {
         let gets_result = root.is_none_or(|root| root == me);
         let mut post = None;
         let (input, output, as_type, number) = match nccl_reduction(op, dtype, n) {
-            ReductionPlan::Native(op) => (self.buffers.input, output, dtype, reductions::number(op)),
+            ReductionPlan::Native(op) => (self.buffers.input, output, dtype, reductions::nccl_op(op)),
             ReductionPlan::SumThenDivide => {
                 post = Some(PostKernel::Divide(elements, n));
                 (self.buffers.input, output, dtype, reductions::SUM)
@@ -218,24 +239,36 @@ impl Launch<'_> {
                 reductions::to_keys(&self.launcher.comm.device, self.stream, from, keys, smallest)?;
                 let result = if scatter { keys + (me * count * key.size()) as u64 } else { keys };
                 post = Some(PostKernel::FromKeys(result, elements, smallest));
-                (keys, result, key, reductions::number(op))
+                (keys, result, key, reductions::nccl_op(op))
             }
         };
-        let (kind, stream) = (nccl_type(as_type), self.stream.handle());
+        let (kind, stream) = (nccl_type(as_type), self.stream.handle().cast());
         // SAFETY, of all three: the views hold `count` elements, of all chunks where they are read by reduce-scatter; they
         // stay until the stream is past them, and so does the workspace.
         match (root, scatter) {
             (Some(root), _) => self.nccl("ncclReduce", |t, c| {
                 // SAFETY: see above.
-                unsafe { (t.ncclReduce)(input, output, count, kind, number, root as i32, c, stream) }
+                unsafe {
+                    foreign!(
+                        nccl,
+                        t.ncclReduce(input as _, output as _, count, kind, number, root as i32, c, stream)
+                    )
+                }
             }),
             (None, true) => self.nccl("ncclReduceScatter", |t, c| {
                 // SAFETY: see above.
-                unsafe { (t.ncclReduceScatter)(input, output, count, kind, number, c, stream) }
+                unsafe {
+                    foreign!(
+                        nccl,
+                        t.ncclReduceScatter(input as _, output as _, count, kind, number, c, stream)
+                    )
+                }
             }),
             (None, false) => self.nccl("ncclAllReduce", |t, c| {
                 // SAFETY: see above.
-                unsafe { (t.ncclAllReduce)(input, output, count, kind, number, c, stream) }
+                unsafe {
+                    foreign!(nccl, t.ncclAllReduce(input as _, output as _, count, kind, number, c, stream))
+                }
             }),
         }?;
         Ok(post.filter(|_| gets_result))
@@ -245,10 +278,10 @@ impl Launch<'_> {
     fn exchange(&self, pair: impl Fn(usize) -> (Option<Address>, Option<Address>)) -> Result<()> {
         let (me, n) = (self.position(), self.members());
         let (count, kind) = (self.call.signature.count, nccl_type(self.call.signature.dtype));
-        let stream = self.stream.handle();
+        let stream = self.stream.handle().cast();
         self.nccl("ncclGroupEnd", |t, c| {
             // SAFETY: ended below, on the same thread.
-            let mut code = unsafe { (t.ncclGroupStart)() };
+            let mut code = unsafe { foreign!(nccl, t.ncclGroupStart()) };
             // Everybody starts with another peer, so that not all send to the same at once. A rank's own chunk goes the same
             // way, among the others, unless it is in its place already.
             for peer in (0..n).map(|distance| (me + distance) % n) {
@@ -258,28 +291,30 @@ impl Launch<'_> {
                 };
                 if let (0, Some(from)) = (code, send) {
                     // SAFETY: a chunk of a view of the call.
-                    code = unsafe { (t.ncclSend)(from, count, kind, peer as i32, c, stream) };
+                    code =
+                        unsafe { foreign!(nccl, t.ncclSend(from as _, count, kind, peer as i32, c, stream)) };
                 }
                 if let (0, Some(to)) = (code, receive) {
                     // SAFETY: a chunk of a view of the call.
-                    code = unsafe { (t.ncclRecv)(to, count, kind, peer as i32, c, stream) };
+                    code =
+                        unsafe { foreign!(nccl, t.ncclRecv(to as _, count, kind, peer as i32, c, stream)) };
                 }
             }
             // SAFETY: started above.
-            let end = unsafe { (t.ncclGroupEnd)() };
+            let end = unsafe { foreign!(nccl, t.ncclGroupEnd()) };
             if code == 0 { end } else { code }
         })
     }
 
     /// Calls NCCL, which returns when it has taken the call (not when the GPU has done it).
-    fn nccl(&self, name: &'static str, call: impl FnOnce(&Nccl, Handle) -> i32) -> Result<()> {
+    fn nccl(&self, name: &'static str, call: impl FnOnce(&Nccl, ncclComm_t) -> i32) -> Result<()> {
         let Some(handle) = self.launcher.handle else {
             return Err(Error::invalid(format!(
                 "group `{}` has one member, and no one to exchange messages with",
                 self.launcher.comm.status.members.group
             )));
         };
-        let code = call(&self.launcher.comm.nccl, handle);
+        let code = call(&self.launcher.comm.nccl, handle as ncclComm_t);
         self.launcher.outcome(name, code, self.call.deadline)
     }
 

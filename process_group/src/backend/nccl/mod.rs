@@ -3,7 +3,6 @@
 #![allow(unsafe_code, reason = "NCCL's functions are foreign; each block says why it holds")]
 
 mod communicator;
-mod config;
 mod factory;
 mod launch;
 mod reductions;

@@ -1,6 +1,7 @@
 //! The reductions that NCCL lacks, or means otherwise: which they are, and the kernels that come before and behind NCCL's
 //! part.
 
+use crate::device::nccl::sys::{ncclDataType_t, ncclRedOp_t};
 use crate::device::{Address, Device, Kernel, Launch, Stream};
 use crate::dtype::DType;
 use crate::error::Result;
@@ -12,12 +13,8 @@ const THREADS: u32 = 256;
 /// More blocks than this do not fit a GPU at once; the kernels walk on.
 const BLOCKS: u32 = 1024;
 
-/// `ncclSum`, `ncclProd`, `ncclMax`, `ncclMin`, `ncclAvg`.
-pub(super) const SUM: i32 = 0;
-const PRODUCT: i32 = 1;
-const MAX: i32 = 2;
-const MIN: i32 = 3;
-const AVG: i32 = 4;
+/// NCCL's sum, for reductions that kernels of ours finish and for barriers.
+pub(super) const SUM: ncclRedOp_t = ncclRedOp_t::ncclSum;
 
 /// A kernel that must come behind NCCL's part of a call.
 pub(super) enum PostKernel {
@@ -36,30 +33,30 @@ impl PostKernel {
     }
 }
 
-/// NCCL's number of a reduction.
-pub(super) const fn number(op: ReduceOp) -> i32 {
+/// NCCL's reduction.
+pub(super) const fn nccl_op(op: ReduceOp) -> ncclRedOp_t {
     match op {
-        ReduceOp::Sum => SUM,
-        ReduceOp::Product => PRODUCT,
-        ReduceOp::Max => MAX,
-        ReduceOp::Min => MIN,
-        ReduceOp::Avg => AVG,
+        ReduceOp::Sum => ncclRedOp_t::ncclSum,
+        ReduceOp::Product => ncclRedOp_t::ncclProd,
+        ReduceOp::Max => ncclRedOp_t::ncclMax,
+        ReduceOp::Min => ncclRedOp_t::ncclMin,
+        ReduceOp::Avg => ncclRedOp_t::ncclAvg,
     }
 }
 
-/// NCCL's number of an element type.
-pub(super) const fn nccl_type(dtype: DType) -> i32 {
+/// NCCL's element type.
+pub(super) const fn nccl_type(dtype: DType) -> ncclDataType_t {
     match dtype {
-        DType::I8 => 0,
-        DType::U8 => 1,
-        DType::I32 => 2,
-        DType::U32 => 3,
-        DType::I64 => 4,
-        DType::U64 => 5,
-        DType::F16 => 6,
-        DType::F32 => 7,
-        DType::F64 => 8,
-        DType::BF16 => 9,
+        DType::I8 => ncclDataType_t::ncclInt8,
+        DType::U8 => ncclDataType_t::ncclUint8,
+        DType::I32 => ncclDataType_t::ncclInt32,
+        DType::U32 => ncclDataType_t::ncclUint32,
+        DType::I64 => ncclDataType_t::ncclInt64,
+        DType::U64 => ncclDataType_t::ncclUint64,
+        DType::F16 => ncclDataType_t::ncclFloat16,
+        DType::F32 => ncclDataType_t::ncclFloat32,
+        DType::F64 => ncclDataType_t::ncclFloat64,
+        DType::BF16 => ncclDataType_t::ncclBfloat16,
     }
 }
 

@@ -27,9 +27,11 @@ use std::time::{Duration, Instant};
 
 use super::{Backend, Completion, StreamBackend, StreamWork, Timings};
 use crate::backend::kind::BackendKind;
-use crate::buffer::{View, ViewMut};
+use cudarc::driver::SyncOnDrop;
+
+use crate::buffer::ViewMut;
 use crate::call::Call;
-use crate::device::{Address, Device, Event, Stream};
+use crate::device::{Address, Device, Event, Stream, tracked};
 use crate::error::{Error, Result};
 use crate::operation::{Operation, Signature};
 use crate::paths::{Path, PathTable};
@@ -145,7 +147,7 @@ impl<C: Communicator> StreamGroup<C> {
     }
 
     /// Enqueues a call, and has it watched.
-    fn enqueue(&mut self, call: &Call<'_>, which: usize) -> Result<Completion> {
+    fn enqueue(&mut self, call: &mut Call<'_>, which: usize) -> Result<Completion> {
         let Self { communicator, watchdog, device, marks, .. } = self;
         let stream = &self.streams[which];
         watchdog.check()?;
@@ -154,6 +156,7 @@ impl<C: Communicator> StreamGroup<C> {
         let captured = stream.is_capturing()?;
         let bytes = communicator.workspace_bytes(call);
         let workspace = self.workspaces[which].reserve(device, stream, bytes)?;
+        let _until_enqueued = order(call, &self.streams[COMPUTE], stream)?;
         let at = Instant::now();
         let inside = watchdog.enter(|entry| {
             let (call, is_captured) = (signature, captured);
@@ -180,14 +183,21 @@ impl<C: Communicator> StreamGroup<C> {
     }
 
     /// Enqueues calls together.
-    fn launch_group(&mut self, calls: &[Call<'_>], captured: bool, deadline: Instant) -> Result<Vec<Path>> {
+    fn launch_group(
+        &mut self,
+        calls: &mut [Call<'_>],
+        captured: bool,
+        deadline: Instant,
+    ) -> Result<Vec<Path>> {
         let Self { communicator, watchdog, device, marks, .. } = self;
         let stream = &self.streams[COMPUTE];
         let mut workspaces = Vec::with_capacity(calls.len());
-        for call in calls {
+        for call in &*calls {
             let bytes = communicator.workspace_bytes(call);
             workspaces.push(self.workspaces[COMPUTE].reserve(device, stream, bytes)?);
         }
+        let ordered: Result<Vec<_>> = calls.iter_mut().map(|call| order(call, stream, stream)).collect();
+        let _until_enqueued = ordered?;
         let at = Instant::now();
         let inside = watchdog.enter(|entry| CallerEvent::GroupStarted { entry, at })?;
         communicator.group_start()?;
@@ -313,8 +323,8 @@ impl<C: Communicator> Backend for StreamGroup<C> {
         self.communicator.kind()
     }
 
-    fn submit(&mut self, call: Call<'_>) -> Result<Completion> {
-        let completion = self.enqueue(&call, COMPUTE)?;
+    fn submit(&mut self, mut call: Call<'_>) -> Result<Completion> {
+        let completion = self.enqueue(&mut call, COMPUTE)?;
         if call.signature.operation == Operation::Barrier && !completion.captured {
             let (watchdog, stream) = (&self.watchdog, &self.streams[COMPUTE]);
             let group = &watchdog.status().members.group;
@@ -342,14 +352,14 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
         &self.device
     }
 
-    fn start(&mut self, call: Call<'_>) -> Result<(Completion, Box<dyn StreamWork>)> {
+    fn start(&mut self, mut call: Call<'_>) -> Result<(Completion, Box<dyn StreamWork>)> {
         let [compute, side] = self.streams.clone();
         self.device.bind()?;
         // Behind what computes the input, and beside what comes after it.
         let ready = Event::new(&compute, false)?;
         ready.record(&compute)?;
         side.wait_event(&ready)?;
-        let completion = self.enqueue(&call, SIDE)?;
+        let completion = self.enqueue(&mut call, SIDE)?;
         let done = Event::new(&side, false)?;
         done.record(&side)?;
         let Call { signature, sequence, deadline, .. } = call;
@@ -357,11 +367,11 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
         Ok((completion, Box::new(SideCall { watchdog, done, compute, signature, sequence, deadline })))
     }
 
-    fn group(&mut self, calls: Vec<Call<'_>>, deadline: Instant) -> Result<Vec<Completion>> {
+    fn group(&mut self, mut calls: Vec<Call<'_>>, deadline: Instant) -> Result<Vec<Completion>> {
         self.watchdog.check()?;
         self.device.bind()?;
         let captured = self.streams[COMPUTE].is_capturing()?;
-        let paths = self.launch_group(&calls, captured, deadline);
+        let paths = self.launch_group(&mut calls, captured, deadline);
         self.workspaces[COMPUTE].reuse(&self.device, &self.streams[COMPUTE])?;
         Ok(paths?.into_iter().map(|path| Completion { path, enqueued: true, captured }).collect())
     }
@@ -464,11 +474,34 @@ pub(crate) fn watch(
     Watchdog::spawn(Arc::clone(status), ControlMesh::new(streams), monitored, device.stream().clone())
 }
 
-/// Enqueues a copy of one buffer to another of the same length, on the compute stream.
-pub(crate) fn copy(device: &Device, from: View<'_>, to: &ViewMut<'_>) -> Result<()> {
-    if let (Some(from), Some(to)) = (from.device(), to.device()) {
+/// Has a call come behind what else uses its slices of cudarc, on the stream `on`. What is enqueued there until the result is
+/// dropped uses them.
+fn order<'s, 'a: 's>(
+    call: &mut Call<'a>,
+    compute: &Stream,
+    on: &'s Stream,
+) -> Result<[Option<SyncOnDrop<'s>>; 2]> {
+    let slices = [call.input.and_then(|i| i.slice()), call.output.as_ref().and_then(|o| o.as_view().slice())];
+    if slices.iter().all(Option::is_none) {
+        return Ok([None, None]);
+    }
+    slices.into_iter().flatten().try_for_each(|slice| tracked::check(slice, compute))?;
+    let ordered = [
+        call.input.as_mut().and_then(|input| input.order(on.cudarc())),
+        call.output.as_mut().and_then(|output| output.order(on.cudarc())),
+    ];
+    tracked::outcome(on)?;
+    Ok(ordered)
+}
+
+/// Does the one call of a group of one that has something to do: copies its input to its output, on the compute stream.
+pub(crate) fn copy(device: &Device, call: &mut Call<'_>) -> Result<()> {
+    let stream = device.stream();
+    let _until_enqueued = order(call, stream, stream)?;
+    let (from, to) = (call.input.and_then(|i| i.device()), call.output.as_ref().and_then(ViewMut::device));
+    if let (Some(from), Some(to)) = (from, to) {
         // SAFETY: both are views of allocated memory of equal length, and the copy is in stream order.
-        unsafe { device.stream().copy(to.address, from.address, from.bytes) }?;
+        unsafe { stream.copy(to.address, from.address, from.bytes) }?;
     }
     Ok(())
 }

@@ -78,7 +78,7 @@ fn a_configured_path_is_the_only_place() {
 
 functions! {
     /// Something that every Linux has.
-    Mathematics { cos(f64) -> f64; }
+    Mathematics { cos }
 }
 
 impl Table for Mathematics {
@@ -90,8 +90,7 @@ impl Table for Mathematics {
     }
 
     fn version(&self) -> Result<Version, String> {
-        // SAFETY: a function of one number.
-        Ok(Version(unsafe { (self.cos)(0.0) } as u32, 0, 0))
+        Ok(Version(1, 0, 0))
     }
 
     fn address(&self) -> usize {

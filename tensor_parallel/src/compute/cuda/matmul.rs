@@ -5,11 +5,19 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::ptr;
 use std::sync::{Arc, Mutex};
 
 use ryzanstein_process_group::DType;
-use ryzanstein_process_group::device::cublaslt::{Algorithm, CublasLt, Heuristic};
-use ryzanstein_process_group::device::{DeviceError, Handle};
+use ryzanstein_process_group::device::DeviceError;
+use ryzanstein_process_group::device::cublaslt::CublasLt;
+use ryzanstein_process_group::device::cublaslt::sys::{
+    cublasComputeType_t, cublasLtEpilogue_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
+    cublasLtMatmulDescAttributes_t, cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t,
+    cublasLtMatmulPreferenceAttributes_t, cublasLtMatrixLayout_t, cublasLtReductionScheme_t, cudaDataType_t,
+};
+use ryzanstein_process_group::foreign;
 
 use crate::error::Result;
 use crate::float::UnsupportedDType;
@@ -43,41 +51,59 @@ pub(super) struct Operands {
 /// A problem in the library's words, and how it will be solved.
 #[derive(Debug)]
 struct Plan {
-    product: Handle,
-    layouts: [Handle; 3],
-    algorithm: Algorithm,
+    product: cublasLtMatmulDesc_t,
+    layouts: [cublasLtMatrixLayout_t; 3],
+    algorithm: cublasLtMatmulAlgo_t,
 }
+
+// SAFETY: handles that one thread at a time uses, behind the lock of `Matmul::plans`.
+unsafe impl Send for Plan {}
 
 /// cuBLASLt on one GPU, with what it has been asked before.
 #[derive(Debug)]
 pub(super) struct Matmul {
     gpu: Arc<Gpu>,
     library: CublasLt,
-    handle: Handle,
+    handle: LibraryHandle,
     workspace: Block,
     plans: Mutex<HashMap<Problem, Plan>>,
 }
 
-/// `cudaDataType_t`
-fn data_type(dtype: DType) -> Result<i32, UnsupportedDType> {
+/// The library's own handle.
+#[derive(Clone, Copy, Debug)]
+struct LibraryHandle(cublasLtHandle_t);
+
+// SAFETY: the library lets any number of threads use one handle.
+unsafe impl Send for LibraryHandle {}
+// SAFETY: as above.
+unsafe impl Sync for LibraryHandle {}
+
+fn data_type(dtype: DType) -> Result<cudaDataType_t, UnsupportedDType> {
     match dtype {
-        DType::F32 => Ok(0),
-        DType::F16 => Ok(2),
-        DType::BF16 => Ok(14),
+        DType::F32 => Ok(cudaDataType_t::CUDA_R_32F),
+        DType::F16 => Ok(cudaDataType_t::CUDA_R_16F),
+        DType::BF16 => Ok(cudaDataType_t::CUDA_R_16BF),
         other => Err(UnsupportedDType(other)),
     }
 }
 
-/// `CUBLAS_COMPUTE_32F`: whole f32 products and sums; never the shorter mantissa of TF32.
-const COMPUTE_F32: i32 = 68;
-const TRANSPOSE_A: i32 = 3;
-const EPILOGUE: i32 = 7;
-const BIAS_POINTER: i32 = 8;
-const EPILOGUE_BIAS: u32 = 4;
-const PREFERRED_WORKSPACE: i32 = 1;
-const PREFERRED_REDUCTION: i32 = 3;
+/// Whole f32 products and sums; never the shorter mantissa of TF32.
+const COMPUTE_F32: cublasComputeType_t = cublasComputeType_t::CUBLAS_COMPUTE_32F;
+const TRANSPOSE_A: cublasLtMatmulDescAttributes_t =
+    cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
+/// `CUBLAS_OP_T`, which cudarc has with the library that this one is not.
+const OPERATION_TRANSPOSE: i32 = 1;
+const EPILOGUE: cublasLtMatmulDescAttributes_t =
+    cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_EPILOGUE;
+const BIAS_POINTER: cublasLtMatmulDescAttributes_t =
+    cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+const EPILOGUE_BIAS: cublasLtEpilogue_t = cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS;
+const PREFERRED_WORKSPACE: cublasLtMatmulPreferenceAttributes_t =
+    cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+const PREFERRED_REDUCTION: cublasLtMatmulPreferenceAttributes_t =
+    cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
 /// Split sums are added in f32, so that a result is rounded once.
-const REDUCE_IN_F32: u32 = 2;
+const REDUCE_IN_F32: u32 = cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
 
 impl Matmul {
     pub(super) fn new(gpu: &Arc<Gpu>) -> Result<Self> {
@@ -85,11 +111,17 @@ impl Matmul {
             gpu.device.libraries().cublaslt.as_ref().map_err(|e| DeviceError::from(e.clone()))?.functions;
         gpu.device.bind()?;
         let workspace = gpu.keep(WORKSPACE)?;
-        let mut handle = 0;
+        let mut handle = ptr::null_mut();
         // SAFETY: a context is current, the pointer is to a live handle.
-        let code = unsafe { (library.cublasLtCreate)(&raw mut handle) };
+        let code = unsafe { foreign!(cublaslt, library.cublasLtCreate(&raw mut handle)) };
         check(&library, "cublasLtCreate", code)?;
-        Ok(Self { gpu: Arc::clone(gpu), library, handle, workspace, plans: Mutex::default() })
+        Ok(Self {
+            gpu: Arc::clone(gpu),
+            library,
+            handle: LibraryHandle(handle),
+            workspace,
+            plans: Mutex::default(),
+        })
     }
 
     /// Enqueues a product.
@@ -112,23 +144,26 @@ impl Matmul {
         // SAFETY: the plan's handles live; factors are host floats, read during the call; operands are the caller's
         // promise. C is D, and is not read as its factor is zero.
         let code = unsafe {
-            (self.library.cublasLtMatmul)(
-                self.handle,
-                plan.product,
-                (&raw const one).cast(),
-                operands.w,
-                w,
-                operands.x,
-                x,
-                (&raw const zero).cast(),
-                operands.out,
-                out,
-                operands.out,
-                out,
-                &raw const plan.algorithm,
-                self.workspace.address(),
-                self.workspace.bytes(),
-                self.gpu.device.stream().handle(),
+            foreign!(
+                cublaslt,
+                self.library.cublasLtMatmul(
+                    self.handle.0,
+                    plan.product,
+                    (&raw const one).cast(),
+                    operands.w as _,
+                    w,
+                    operands.x as _,
+                    x,
+                    (&raw const zero).cast(),
+                    operands.out as _,
+                    out,
+                    operands.out as _,
+                    out,
+                    &raw const plan.algorithm,
+                    self.workspace.address() as _,
+                    self.workspace.bytes(),
+                    self.gpu.device.stream().handle().cast(),
+                )
             )
         };
         check(&self.library, "cublasLtMatmul", code)
@@ -139,11 +174,25 @@ impl Matmul {
     fn plan(&self, problem: Problem) -> Result<Plan> {
         let Problem { m, n, k, operands, out, bias } = problem;
         let library = &self.library;
-        let mut plan = Unfinished { library, product: 0, layouts: [0; 3], preference: 0 };
+        let mut plan = Unfinished {
+            library,
+            product: ptr::null_mut(),
+            layouts: [ptr::null_mut(); 3],
+            preference: ptr::null_mut(),
+        };
         // SAFETY: here and below: pointers are to live handles, which `Unfinished` destroys on every way out.
-        let code = unsafe { (library.cublasLtMatmulDescCreate)(&raw mut plan.product, COMPUTE_F32, 0) };
+        let code = unsafe {
+            foreign!(
+                cublaslt,
+                library.cublasLtMatmulDescCreate(
+                    &raw mut plan.product,
+                    COMPUTE_F32,
+                    cudaDataType_t::CUDA_R_32F
+                )
+            )
+        };
         check(library, "cublasLtMatmulDescCreate", code)?;
-        self.set(plan.product, TRANSPOSE_A, &1i32)?;
+        self.set(plan.product, TRANSPOSE_A, &OPERATION_TRANSPOSE)?;
         if bias {
             self.set(plan.product, EPILOGUE, &EPILOGUE_BIAS)?;
             // Any address of the right alignment will do for the choice of an algorithm.
@@ -153,23 +202,30 @@ impl Matmul {
         for (layout, (dtype, rows, columns)) in plan.layouts.iter_mut().zip(shapes) {
             // SAFETY: as above.
             let code = unsafe {
-                (library.cublasLtMatrixLayoutCreate)(
-                    layout,
-                    data_type(dtype)?,
-                    rows as u64,
-                    columns as u64,
-                    rows as i64,
+                foreign!(
+                    cublaslt,
+                    library.cublasLtMatrixLayoutCreate(
+                        layout,
+                        data_type(dtype)?,
+                        rows as u64,
+                        columns as u64,
+                        rows as i64,
+                    )
                 )
             };
             check(library, "cublasLtMatrixLayoutCreate", code)?;
         }
         // SAFETY: as above.
-        let code = unsafe { (library.cublasLtMatmulPreferenceCreate)(&raw mut plan.preference) };
+        let code =
+            unsafe { foreign!(cublaslt, library.cublasLtMatmulPreferenceCreate(&raw mut plan.preference)) };
         check(library, "cublasLtMatmulPreferenceCreate", code)?;
         let prefer = |attribute, value: *const c_void, size| {
             // SAFETY: the value lives through the call and has the size given.
             let code = unsafe {
-                (library.cublasLtMatmulPreferenceSetAttribute)(plan.preference, attribute, value, size)
+                foreign!(
+                    cublaslt,
+                    library.cublasLtMatmulPreferenceSetAttribute(plan.preference, attribute, value, size)
+                )
             };
             check(library, "cublasLtMatmulPreferenceSetAttribute", code)
         };
@@ -177,35 +233,53 @@ impl Matmul {
         prefer(PREFERRED_WORKSPACE, (&raw const workspace).cast(), size_of::<u64>())?;
         prefer(PREFERRED_REDUCTION, (&raw const reduction).cast(), size_of::<u32>())?;
 
-        let (mut best, mut found) = (Heuristic::default(), 0);
+        let mut best = MaybeUninit::<cublasLtMatmulHeuristicResult_t>::zeroed();
+        let mut found = 0;
         let [w, x, d] = plan.layouts;
         // SAFETY: all handles live; there is room for the one answer that is asked for.
         let code = unsafe {
-            (library.cublasLtMatmulAlgoGetHeuristic)(
-                self.handle,
-                plan.product,
-                w,
-                x,
-                d,
-                d,
-                plan.preference,
-                1,
-                &raw mut best,
-                &raw mut found,
+            foreign!(
+                cublaslt,
+                library.cublasLtMatmulAlgoGetHeuristic(
+                    self.handle.0,
+                    plan.product,
+                    w,
+                    x,
+                    d,
+                    d,
+                    plan.preference,
+                    1,
+                    best.as_mut_ptr(),
+                    &raw mut found,
+                )
             )
         };
         check(library, "cublasLtMatmulAlgoGetHeuristic", code)?;
-        if found == 0 || best.state != 0 {
+        // SAFETY: zeroed, or filled by the library. The state is read as the integer that it is for the library, which may
+        // know more of them than the enumeration.
+        let (state, algorithm) = unsafe {
+            let best = best.as_ptr();
+            ((&raw const (*best).state).cast::<u32>().read(), (&raw const (*best).algo).read())
+        };
+        if found == 0 || state != 0 {
             return Err(DeviceError::Invalid(format!("cuBLASLt has no way to compute {problem:?}")).into());
         }
-        Ok(plan.finish(best.algorithm))
+        Ok(plan.finish(algorithm))
     }
 
-    fn set<T>(&self, product: Handle, attribute: i32, value: &T) -> Result<()> {
+    fn set<T>(
+        &self,
+        product: cublasLtMatmulDesc_t,
+        attribute: cublasLtMatmulDescAttributes_t,
+        value: &T,
+    ) -> Result<()> {
         let value: *const T = value;
         // SAFETY: the handle lives; the value is read during the call and has the size given.
         let code = unsafe {
-            (self.library.cublasLtMatmulDescSetAttribute)(product, attribute, value.cast(), size_of::<T>())
+            foreign!(
+                cublaslt,
+                self.library.cublasLtMatmulDescSetAttribute(product, attribute, value.cast(), size_of::<T>())
+            )
         };
         check(&self.library, "cublasLtMatmulDescSetAttribute", code)
     }
@@ -219,7 +293,7 @@ impl Drop for Matmul {
         }
         if self.gpu.device.bind().is_ok() {
             // SAFETY: made in `new`, destroyed once.
-            let _ = unsafe { (self.library.cublasLtDestroy)(self.handle) };
+            let _ = unsafe { foreign!(cublaslt, self.library.cublasLtDestroy(self.handle.0)) };
         }
     }
 }
@@ -227,14 +301,15 @@ impl Drop for Matmul {
 /// A plan in the making.
 struct Unfinished<'a> {
     library: &'a CublasLt,
-    product: Handle,
-    layouts: [Handle; 3],
-    preference: Handle,
+    product: cublasLtMatmulDesc_t,
+    layouts: [cublasLtMatrixLayout_t; 3],
+    preference: cublasLtMatmulPreference_t,
 }
 
 impl Unfinished<'_> {
-    fn finish(mut self, algorithm: Algorithm) -> Plan {
-        let (product, layouts) = (std::mem::take(&mut self.product), std::mem::take(&mut self.layouts));
+    fn finish(mut self, algorithm: cublasLtMatmulAlgo_t) -> Plan {
+        let product = std::mem::replace(&mut self.product, ptr::null_mut());
+        let layouts = std::mem::replace(&mut self.layouts, [ptr::null_mut(); 3]);
         Plan { product, layouts, algorithm }
     }
 }
@@ -242,22 +317,23 @@ impl Unfinished<'_> {
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
         destroy(self.library, self.product, self.layouts);
-        if self.preference != 0 {
+        if !self.preference.is_null() {
             // SAFETY: made by the library, destroyed once.
-            let _ = unsafe { (self.library.cublasLtMatmulPreferenceDestroy)(self.preference) };
+            let _ =
+                unsafe { foreign!(cublaslt, self.library.cublasLtMatmulPreferenceDestroy(self.preference)) };
         }
     }
 }
 
 /// Destroys those handles that were made.
-fn destroy(library: &CublasLt, product: Handle, layouts: [Handle; 3]) {
-    if product != 0 {
+fn destroy(library: &CublasLt, product: cublasLtMatmulDesc_t, layouts: [cublasLtMatrixLayout_t; 3]) {
+    if !product.is_null() {
         // SAFETY: made by the library, destroyed once.
-        let _ = unsafe { (library.cublasLtMatmulDescDestroy)(product) };
+        let _ = unsafe { foreign!(cublaslt, library.cublasLtMatmulDescDestroy(product)) };
     }
-    for layout in layouts.into_iter().filter(|l| *l != 0) {
+    for layout in layouts.into_iter().filter(|l| !l.is_null()) {
         // SAFETY: as above.
-        let _ = unsafe { (library.cublasLtMatrixLayoutDestroy)(layout) };
+        let _ = unsafe { foreign!(cublaslt, library.cublasLtMatrixLayoutDestroy(layout)) };
     }
 }
 
@@ -267,7 +343,7 @@ fn check(library: &CublasLt, call: &str, code: i32) -> Result<()> {
     }
     // SAFETY: any code is accepted; the answer is constant text, or null.
     let words = unsafe {
-        let text = (library.cublasLtGetStatusString)(code);
+        let text = foreign!(cublaslt, library.cublasLtGetStatusString(code code));
         if text.is_null() { "" } else { std::ffi::CStr::from_ptr(text).to_str().unwrap_or_default() }
     };
     Err(DeviceError::Invalid(format!("{call} failed with cuBLAS status {code} ({words})")).into())
