@@ -148,11 +148,12 @@ impl Engine {
         let started = Instant::now();
         // Dropped when all have been enqueued, which the end of the group does.
         let streams = core.streams(false, calls.iter().any(|call| call.2.is_tracked()));
-        let mut ordered = Vec::new();
-        for (_, _, buffers) in &mut calls {
-            ordered.push(buffers.order(streams.as_ref())?);
-        }
-        let begun = core.check().and_then(|()| core.backend.begin());
+        let tracked = calls.iter_mut().filter(|_| streams.is_some());
+        let ordered: Result<Vec<_>> = tracked.map(|call| call.2.order(streams.as_ref())).collect();
+        let (ordered, begun) = match ordered {
+            Ok(ordered) => (ordered, core.check().and_then(|()| core.backend.begin())),
+            Err(error) => (Vec::new(), Err(error)),
+        };
         let mut done = Vec::with_capacity(calls.len());
         let outcome = begun.and_then(|()| {
             let mut outcome = Ok(());
