@@ -1,6 +1,6 @@
 //! Work that is repeated.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use cudarc::driver::sys;
 
@@ -13,12 +13,13 @@ use crate::foreign;
 pub struct Graph {
     context: Arc<Context>,
     executable: sys::CUgraphExec,
+    launching: Mutex<()>,
     nodes: usize,
 }
 
 // SAFETY: a handle that any thread may use.
 unsafe impl Send for Graph {}
-// SAFETY: shared, it can be launched only. The driver lets one launch of it run at a time, and takes them one by one.
+// SAFETY: all that it can do when shared is to be launched, which is locked: CUDA does not synchronise that.
 unsafe impl Sync for Graph {}
 
 impl Graph {
@@ -36,7 +37,7 @@ impl Graph {
         let _ = unsafe { foreign!(driver, context.driver.cuGraphDestroy(graph)) };
         context.check("cuGraphInstantiate", code)?;
         context.check("cuGraphGetNodes", counted)?;
-        Ok(Self { context: Arc::clone(context), executable, nodes })
+        Ok(Self { context: Arc::clone(context), executable, launching: Mutex::default(), nodes })
     }
 
     /// How many operations it has.
@@ -50,6 +51,7 @@ impl Graph {
     /// Those of the driver.
     pub fn launch(&self, stream: &Stream) -> Result<(), DeviceError> {
         self.context.bind()?;
+        let _one_at_a_time = self.launching.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: executable and stream live. That the recorded addresses still are is promised by whoever captured.
         let code =
             unsafe { foreign!(driver, self.context.driver.cuGraphLaunch(self.executable, stream.handle())) };

@@ -224,7 +224,7 @@ impl std::fmt::Debug for DeviceBuffer {
 impl Buffer for DeviceBuffer {
     fn view(&self) -> View<'_> {
         let (ordinal, address) = (self.context.ordinal, self.address);
-        // SAFETY: the memory is this buffer's, which the view borrows.
+        // SAFETY: the memory is this buffer's. Freeing it waits for the GPU, so it outlives what has been enqueued.
         unsafe { View::on_device(self.dtype, DeviceMemory { ordinal, address, bytes: self.bytes() }) }
     }
 }
@@ -232,7 +232,7 @@ impl Buffer for DeviceBuffer {
 impl BufferMut for DeviceBuffer {
     fn view_mut(&mut self) -> ViewMut<'_> {
         let (ordinal, address) = (self.context.ordinal, self.address);
-        // SAFETY: the memory is this buffer's, which the view borrows alone.
+        // SAFETY: as above, and the view borrows it alone.
         unsafe { ViewMut::on_device(self.dtype, DeviceMemory { ordinal, address, bytes: self.bytes() }) }
     }
 }
@@ -246,7 +246,7 @@ pub struct DeviceSlice<'a> {
 
 impl Buffer for DeviceSlice<'_> {
     fn view(&self) -> View<'_> {
-        // SAFETY: the memory is the buffer's, which is borrowed.
+        // SAFETY: the memory is the buffer's, whose freeing waits for the GPU.
         unsafe { View::on_device(self.buffer.dtype, self.memory) }
     }
 }
@@ -260,14 +260,14 @@ pub struct DeviceSliceMut<'a> {
 
 impl Buffer for DeviceSliceMut<'_> {
     fn view(&self) -> View<'_> {
-        // SAFETY: the memory is the buffer's, which is borrowed.
+        // SAFETY: the memory is the buffer's, whose freeing waits for the GPU.
         unsafe { View::on_device(self.buffer.dtype, self.memory) }
     }
 }
 
 impl BufferMut for DeviceSliceMut<'_> {
     fn view_mut(&mut self) -> ViewMut<'_> {
-        // SAFETY: the memory is the buffer's, which is borrowed alone.
+        // SAFETY: as above, and borrowed alone.
         unsafe { ViewMut::on_device(self.buffer.dtype, self.memory) }
     }
 }

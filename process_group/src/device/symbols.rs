@@ -172,6 +172,27 @@ bindings!(A1 A2 A3 A4 A5 A6 A7 A8 A9 A10 A11 A12 A13 A14 A15 A16);
 /// explain a status code are called with `code` before it: `foreign!(nccl, table.ncclGetErrorString(code 5))`.
 ///
 /// Calling it is `unsafe`: the library's own rules hold.
+///
+/// ```
+/// use ryzanstein_process_group::{device::Nccl, foreign};
+///
+/// fn version(table: &Nccl) -> (i32, i32) {
+///     let mut version = 0;
+///     let status = unsafe { foreign!(nccl, table.ncclGetVersion(&raw mut version)) };
+///     (status, version)
+/// }
+/// ```
+///
+/// Other arguments than cudarc's do not compile:
+///
+/// ```compile_fail
+/// use ryzanstein_process_group::{device::Nccl, foreign};
+///
+/// fn version(table: &Nccl) -> i32 {
+///     let mut version = 0u64;
+///     unsafe { foreign!(nccl, table.ncclGetVersion(&raw mut version)) }
+/// }
+/// ```
 #[macro_export]
 macro_rules! foreign {
     (@hole $argument:expr) => { _ };

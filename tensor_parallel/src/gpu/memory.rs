@@ -244,12 +244,14 @@ impl DeviceArray {
     }
 
     pub(crate) fn view(&self, range: Range<usize>) -> View<'_> {
-        // SAFETY: within this array, which the view borrows; written in the order of the stream only.
+        // SAFETY: within this array. Its block is written, and used again by others, in the order of the stream only, so
+        // behind calls that were enqueued there; what is enqueued beside it, `Work` joins to the stream before it gives the
+        // array back. Freeing waits for the GPU.
         unsafe { View::on_device(self.dtype, self.memory(&range)) }
     }
 
     pub(crate) fn view_mut(&mut self, range: Range<usize>) -> ViewMut<'_> {
-        // SAFETY: within this array, which the view borrows alone; used in the order of the stream only.
+        // SAFETY: as above, and the view borrows the array alone.
         unsafe { ViewMut::on_device(self.dtype, self.memory(&range)) }
     }
 
