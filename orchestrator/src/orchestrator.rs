@@ -24,9 +24,9 @@ use crate::rendezvous::{self, Connection, Environment};
 /// # fn main() -> Result<(), ryzanstein_process_group::Error> {
 /// let mut orchestrator = Orchestrator::initialize(&Config::default(), &std::env::vars().collect())?;
 /// let group = orchestrator.tensor_parallel();
-/// let mut x = group.place(&[1.0f32; 1000])?;
+/// let mut x = group.upload(&[1.0f32; 1000])?;
 /// group.all_reduce(&mut x, ReduceOp::Sum)?;
-/// println!("{:?}", group.fetch(&x)?);
+/// println!("{:?}", group.download(&x)?);
 /// orchestrator.finalize()
 /// # }
 /// ```

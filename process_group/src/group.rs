@@ -8,14 +8,14 @@ mod collectives;
 mod inner;
 mod monitored;
 mod objects;
-mod placed;
+mod transfer;
 #[cfg(test)]
 mod tests;
 
-pub use capture::Recorded;
+pub use capture::CapturedCalls;
 pub use inner::LastCall;
 pub use monitored::Arrival;
-pub use placed::GroupBuffer;
+pub use transfer::GroupBuffer;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -208,7 +208,7 @@ impl ProcessGroup {
 
     /// Makes calls that are not the caller's own, such as those of a warm-up: they are neither recorded in the profile nor
     /// told of as slow. On a GPU, `work` must wait for them, and calls of before that are under way lose their times.
-    pub fn unrecorded<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
+    pub fn without_profiling<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
         self.wait_idle();
         self.inner.profile.pause(true);
         let outcome = catch_unwind(AssertUnwindSafe(|| work(self)));

@@ -42,7 +42,7 @@ pub use buffer::{Buffer, BufferMut, DeviceMemory, Memory, View, ViewMut};
 pub use call::Call;
 pub use dtype::{DType, Element, UnknownDType};
 pub use error::{Error, Result};
-pub use group::{Arrival, GroupBuffer, GroupInfo, LastCall, ProcessGroup, Recorded};
+pub use group::{Arrival, CapturedCalls, GroupBuffer, GroupInfo, LastCall, ProcessGroup};
 pub use in_process::InProcess;
 pub use layout::Layout;
 pub use manager::{Groups, ProcessGroupManager};

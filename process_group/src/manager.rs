@@ -359,7 +359,7 @@ impl ProcessGroupManager {
     fn agree_on_layout(&mut self) -> Result<()> {
         let mine = self.layout;
         let (rank, world) = (self.rank(), self.world());
-        let all = world.unrecorded(|world| world.all_gather_object(&mine))?;
+        let all = world.without_profiling(|world| world.all_gather_object(&mine))?;
         let other = Rank::all(all.len()).zip(all).find(|(_, theirs)| *theirs != mine);
         other.map_or(Ok(()), |(other, theirs)| {
             Err(Error::Configuration(format!(

@@ -71,7 +71,7 @@ fn on_gpu(
 
     // The engine's own capture, which the group counts.
     let mut graph = None;
-    let recorded = group.record(|group| -> Result<()> {
+    let recorded = group.capture(|group| -> Result<()> {
         stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED)?;
         let enqueued = group.all_reduce(&mut x, ReduceOp::Sum);
         // Whatever became of the call, the capture ends.

@@ -98,7 +98,7 @@ impl<'g, T: Small> Caller<'g, T> {
     fn put(&self, pattern: &Pattern<T>, length: usize) -> GroupBuffer<T> {
         let mut values = vec![T::small(0); length];
         pattern.fill(0, &mut values);
-        self.group.place(&values).unwrap()
+        self.group.upload(&values).unwrap()
     }
 
     /// Compares part of a buffer, or all of it, with what a pattern holds from `from` on.
@@ -109,7 +109,7 @@ impl<'g, T: Small> Caller<'g, T> {
         part: impl Into<Option<Range<usize>>>,
         what: &str,
     ) {
-        let got = self.group.fetch(got).unwrap();
+        let got = self.group.download(got).unwrap();
         let part = part.into().unwrap_or(0..got.len());
         let (n, me) = (self.group.world_size(), self.group.rank());
         pattern.check(from, &got[part], format_args!("{what} of {}, rank {me} of {n}", T::DTYPE));
@@ -178,7 +178,7 @@ impl<'g, T: Small> Caller<'g, T> {
     /// Compares each rank's chunk with what that rank sent, from its element `from` on.
     fn check_chunks(&mut self, from: usize, got: &GroupBuffer<T>, what: &str) {
         let (n, me) = (self.group.world_size(), self.group.rank());
-        let got = self.group.fetch(got).unwrap();
+        let got = self.group.download(got).unwrap();
         for (sender, letters) in self.letters.iter().enumerate() {
             let chunk = &got[sender * self.chunk..][..self.chunk];
             letters.check(
@@ -195,7 +195,7 @@ impl<'g, T: Small> Caller<'g, T> {
         let mut values = vec![T::small(0); self.array()];
         self.poison.fill(0, &mut values);
         self.letters[self.group.rank().index()].fill(0, &mut values[at..at + self.chunk]);
-        self.group.place(&values).unwrap()
+        self.group.upload(&values).unwrap()
     }
 
     fn moves_in_place(&mut self) {

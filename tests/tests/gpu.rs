@@ -49,9 +49,9 @@ fn reductions_mean_what_is_documented() {
         let group = rank.manager().world();
         let me = group.rank().0;
         let mut reduce = |values: &[f32], op| {
-            let mut x = group.place(values).unwrap();
+            let mut x = group.upload(values).unwrap();
             group.all_reduce(&mut x, op).unwrap();
-            group.fetch(&x).unwrap()
+            group.download(&x).unwrap()
         };
         // A NaN on one rank wins, wherever it is; zeros have an order; infinities are numbers.
         let mine = if me == 0 { [f32::NAN, 1.0, -1.0, f32::INFINITY] } else { [1.0, f32::NAN, -2.0, -5.0] };
@@ -62,12 +62,12 @@ fn reductions_mean_what_is_documented() {
         assert_eq!(reduce(&mine, ReduceOp::Min)[2..], [-2.0, -5.0]);
         assert_eq!(reduce(&mine, ReduceOp::Max)[2..], [-1.0, f32::INFINITY]);
         // Integers wrap; their mean goes towards zero.
-        let mut x = group.place(&[100i8, -128, 3, -3]).unwrap();
-        let mut y = group.place(&[if me == 0 { -4i8 } else { 1 }, 127]).unwrap();
+        let mut x = group.upload(&[100i8, -128, 3, -3]).unwrap();
+        let mut y = group.upload(&[if me == 0 { -4i8 } else { 1 }, 127]).unwrap();
         group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
         group.all_reduce(&mut y, ReduceOp::Avg).unwrap();
-        assert_eq!(group.fetch(&x).unwrap(), [-56, 0, 6, -6]);
-        assert_eq!(group.fetch(&y).unwrap(), [-1, -1]);
+        assert_eq!(group.download(&x).unwrap(), [-56, 0, 6, -6]);
+        assert_eq!(group.download(&y).unwrap(), [-1, -1]);
     });
 }
 
@@ -89,7 +89,7 @@ fn a_captured_sequence_gives_the_same_values_each_time_it_is_replayed() {
         group.synchronize().unwrap();
         let mut graph = None;
         let recorded = group
-            .record(|group| {
+            .capture(|group| {
                 #[expect(unsafe_code, reason = "a graph keeps addresses")]
                 // SAFETY: buffers and group live until the graph is dropped, below.
                 let captured = unsafe {
@@ -161,26 +161,26 @@ fn asynchronous_coalesced_and_timed_calls() {
             assert!(values.iter().all(|v| *v == want));
         }
         // Many types and lengths in one group, among them some that need kernels of our own.
-        let mut a = group.place(&[1.0f32, f32::NAN]).unwrap();
-        let mut b = group.place(&[3i32; 1000]).unwrap();
-        let mut c = group.place::<f64>(&[]).unwrap();
-        let mut d = group.place(&[half::bf16::from_f32(2.0); 77]).unwrap();
+        let mut a = group.upload(&[1.0f32, f32::NAN]).unwrap();
+        let mut b = group.upload(&[3i32; 1000]).unwrap();
+        let mut c = group.upload::<f64>(&[]).unwrap();
+        let mut d = group.upload(&[half::bf16::from_f32(2.0); 77]).unwrap();
         let many: &mut [&mut dyn BufferMut] = &mut [&mut a, &mut b, &mut c, &mut d];
         group.all_reduce_coalesced(many, ReduceOp::Max).unwrap();
-        let a = group.fetch(&a).unwrap();
+        let a = group.download(&a).unwrap();
         assert!(a[0] == 1.0 && a[1].is_nan());
-        assert_eq!(group.fetch(&b).unwrap(), [3; 1000]);
-        assert_eq!(group.fetch(&d).unwrap(), [half::bf16::from_f32(2.0); 77]);
+        assert_eq!(group.download(&b).unwrap(), [3; 1000]);
+        assert_eq!(group.download(&d).unwrap(), [half::bf16::from_f32(2.0); 77]);
         // The first calls of a group, each of which needs more memory beside its buffer than all before.
         let rows = manager.profile();
         let mut fresh = manager.new_group(&[Rank(0), Rank(1)]).unwrap().unwrap();
         let me = fresh.rank().0;
         let mut many: Vec<_> =
-            (0..9).map(|i| fresh.place(&vec![(i * 2 + me) as f32; 64 << i]).unwrap()).collect();
+            (0..9).map(|i| fresh.upload(&vec![(i * 2 + me) as f32; 64 << i]).unwrap()).collect();
         let mut all: Vec<&mut dyn BufferMut> = many.iter_mut().map(|x| x as &mut dyn BufferMut).collect();
         fresh.all_reduce_coalesced(&mut all, ReduceOp::Max).unwrap();
         for (i, x) in many.iter().enumerate() {
-            assert!(fresh.fetch(x).unwrap().iter().all(|v| *v == (i * 2 + 1) as f32), "buffer {i}");
+            assert!(fresh.download(x).unwrap().iter().all(|v| *v == (i * 2 + 1) as f32), "buffer {i}");
         }
         drop(fresh);
         let group = manager.world();
@@ -214,7 +214,7 @@ fn asynchronous_calls_and_those_in_a_graph_leave_each_other_alone() {
         buffer = group.all_to_all_async(buffer).unwrap().wait().unwrap();
         let (mut graph, mut room) = (None, Some(buffer));
         let recorded = group
-            .record(|group| {
+            .capture(|group| {
                 #[expect(unsafe_code, reason = "a graph keeps addresses")]
                 // SAFETY: buffer and group live until the graph is dropped, below.
                 let captured = unsafe {
@@ -294,7 +294,7 @@ fn host_memory_is_refused_and_the_group_goes_on() {
         let error = group.all_reduce(&mut [1.0f32], ReduceOp::Sum).unwrap_err();
         assert!(matches!(error, Error::Invalid(_)), "{error}");
         assert!(error.to_string().contains("the buffer is in host memory"), "{error}");
-        assert!(group.place(&[0u8]).unwrap().view().host().is_err());
+        assert!(group.upload(&[0u8]).unwrap().view().host().is_err());
         group.barrier().unwrap();
     });
 }

@@ -92,7 +92,7 @@ fn a_call_goes_into_the_engines_own_capture() {
         group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
         let mut graph = None;
         let recorded = group
-            .record(|group| {
+            .capture(|group| {
                 stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
                 let outcome = group.all_reduce(&mut x, ReduceOp::Sum);
                 graph = stream.end_capture(sys::CUgraphInstantiate_flags_enum(0)).unwrap();

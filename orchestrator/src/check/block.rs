@@ -35,9 +35,9 @@ pub(super) fn compare(group: &mut ProcessGroup) -> Result<Comparison, Error> {
         // A NaN must not count as "no difference".
         if (a - b).is_nan() { f32::INFINITY } else { m.max((a - b).abs()) }
     });
-    let mut differences = group.place(&[f64::from(difference) / f64::from(largest)])?;
+    let mut differences = group.upload(&[f64::from(difference) / f64::from(largest)])?;
     group.all_reduce(&mut differences, ReduceOp::Max)?;
-    let difference = group.fetch(&differences)?;
+    let difference = group.download(&differences)?;
     let same_length = sharded.len() == whole.len();
     Ok(Comparison { ranks, difference: difference[0], correct: same_length && difference[0] <= LIMIT })
 }

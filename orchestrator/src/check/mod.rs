@@ -121,9 +121,9 @@ fn paths(group: &mut ProcessGroup) -> Result<(String, bool), ryzanstein_process_
         let mut wrong = 0u64;
         for length in LENGTHS {
             let x: Vec<f32> = (0..length).map(|i| ((me + 1) * (i % 97 + 1)) as f32).collect();
-            let mut placed = group.place(&x)?;
+            let mut placed = group.upload(&x)?;
             group.all_reduce(&mut placed, ReduceOp::Sum)?;
-            let x = group.fetch(&placed)?;
+            let x = group.download(&placed)?;
             let want = |i: usize| (n * (n + 1) / 2 * (i % 97 + 1)) as f32;
             wrong += x.iter().enumerate().filter(|(i, x)| **x != want(*i)).count() as u64;
             elements += length;

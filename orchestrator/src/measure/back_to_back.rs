@@ -26,7 +26,7 @@ pub fn calls_back_to_back(
 ) -> Result<((f64, f64), u64), Error> {
     let n = group.world_size();
     let mut x = vec![0.0f32; bytes / 4];
-    let mut placed = group.place(&x)?;
+    let mut placed = group.upload(&x)?;
     let base = |i: usize| (i % 4 + 1) as f32;
     // Every call multiplies by the world size: as many in a row as f32 represents exactly, then fresh operands.
     let bits = (n as f64).log2().max(0.5);
@@ -45,7 +45,7 @@ pub fn calls_back_to_back(
         group.synchronize()?;
         spent += started.elapsed().as_secs_f64() * 1e6;
         done += in_a_row;
-        x = group.fetch(&placed)?;
+        x = group.download(&placed)?;
         let factor = (n as f32).powi(in_a_row as i32);
         errors += wrong(&x, |i| base(i) * factor);
     }
@@ -55,16 +55,16 @@ pub fn calls_back_to_back(
 
 /// The maximum of each figure over the ranks.
 fn greatest(group: &mut ProcessGroup, figures: &[f64]) -> Result<Vec<f64>, Error> {
-    let mut placed = group.place(figures)?;
+    let mut placed = group.upload(figures)?;
     group.all_reduce(&mut placed, ReduceOp::Max)?;
-    group.fetch(&placed)
+    group.download(&placed)
 }
 
 /// The sum over the ranks.
 pub(crate) fn total(group: &mut ProcessGroup, count: u64) -> Result<u64, Error> {
-    let mut placed = group.place(&[count])?;
+    let mut placed = group.upload(&[count])?;
     group.all_reduce(&mut placed, ReduceOp::Sum)?;
-    Ok(group.fetch(&placed)?[0])
+    Ok(group.download(&placed)?[0])
 }
 
 fn fill(x: &mut [f32], value: impl Fn(usize) -> f32) {

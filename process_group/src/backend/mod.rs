@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::operation::Signature;
 use crate::paths::{Path, PathTable};
 use kind::BackendKind;
-use stream::{CapturedCalls, Watchdog};
+use stream::{StreamCapture, Watchdog};
 
 /// What a backend says when it has taken a call. On host memory the call is done by then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,7 +76,7 @@ pub(crate) trait StreamBackend: Backend {
     fn begin_capture(&mut self);
 
     /// Ends that, and returns what is needed to watch the graph's launches.
-    fn end_capture(&mut self) -> Arc<CapturedCalls>;
+    fn end_capture(&mut self) -> Arc<StreamCapture>;
 
     /// Watches a graph with captured calls, which `launch` launches on the compute stream, or says that it could not.
     ///
@@ -84,7 +84,7 @@ pub(crate) trait StreamBackend: Backend {
     /// As [`submit`](Backend::submit).
     fn replay(
         &mut self,
-        captured: &Arc<CapturedCalls>,
+        captured: &Arc<StreamCapture>,
         deadline: Instant,
         launch: &mut dyn FnMut() -> bool,
     ) -> Result<()>;

@@ -5,16 +5,16 @@ use std::sync::{Arc, Weak};
 
 use super::ProcessGroup;
 use super::inner::GroupInner;
-use crate::backend::stream::CapturedCalls;
+use crate::backend::stream::StreamCapture;
 use crate::error::{Error, Result};
 
 /// What a group knows of calls that were captured into a graph.
 #[derive(Debug)]
-pub struct Recorded {
+pub struct CapturedCalls {
     group: Weak<GroupInner>,
     /// Collectives in it; messages between two ranks have numbers of their own.
     collectives: u64,
-    captured: Option<Arc<CapturedCalls>>,
+    captured: Option<Arc<StreamCapture>>,
 }
 
 impl ProcessGroup {
@@ -23,7 +23,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// Those of `work`.
-    pub fn record<E>(&mut self, work: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<Recorded, E> {
+    pub fn capture<E>(&mut self, work: impl FnOnce(&mut Self) -> Result<(), E>) -> Result<CapturedCalls, E> {
         self.inner.begin_capture();
         let outcome = catch_unwind(AssertUnwindSafe(|| work(self)));
         let captured = self.inner.end_capture();
@@ -32,30 +32,30 @@ impl ProcessGroup {
         // They count when they are repeated.
         self.collectives -= collectives;
         let outcome = outcome.unwrap_or_else(|panic| resume_unwind(panic));
-        outcome.map(|()| Recorded { group, collectives, captured })
+        outcome.map(|()| CapturedCalls { group, collectives, captured })
     }
 
-    /// Repeats recorded calls by `launch`, which launches their graph on the device's stream. They are counted, have the
+    /// Repeats captured calls by `launch`, which launches their graph on the device's stream. They are counted, have the
     /// group's deadline, and their times are in the profile, as those of calls that are made one by one. The other ranks
     /// must do the same, or make the calls one by one.
     ///
     /// # Errors
-    /// [`Error::Invalid`] when another group recorded them, [`Error::Poisoned`] once the group has failed; those of `launch`.
+    /// [`Error::Invalid`] when another group captured them, [`Error::Poisoned`] once the group has failed; those of `launch`.
     pub fn replay<E: From<Error>>(
         &mut self,
-        recorded: &Recorded,
+        calls: &CapturedCalls,
         launch: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
-        if !Weak::ptr_eq(&recorded.group, &Arc::downgrade(&self.inner)) {
+        if !Weak::ptr_eq(&calls.group, &Arc::downgrade(&self.inner)) {
             let what = format!(
-                "calls that another group recorded were to be repeated in group `{}`: their graph leads to the communicator \
+                "calls that another group captured were to be repeated in group `{}`: their graph leads to the communicator \
                  of the group it was captured with; capture it again with this one",
                 self.info.name
             );
             return Err(Error::invalid(what).into());
         }
-        let last = self.collectives + recorded.collectives;
-        self.inner.replay(recorded.captured.as_ref(), last, launch)?;
+        let last = self.collectives + calls.collectives;
+        self.inner.replay(calls.captured.as_ref(), last, launch)?;
         self.collectives = last;
         Ok(())
     }

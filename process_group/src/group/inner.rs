@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::GroupInfo;
 use crate::backend::factory::AnyBackend;
-use crate::backend::stream::{self, CapturedCalls};
+use crate::backend::stream::{self, StreamCapture};
 use crate::backend::{Completion, StreamWork};
 use crate::buffer::{Memory, View, ViewMut};
 use crate::call::Call;
@@ -177,14 +177,14 @@ impl GroupInner {
     }
 
     /// Ends that.
-    pub(super) fn end_capture(&self) -> Option<Arc<CapturedCalls>> {
+    pub(super) fn end_capture(&self) -> Option<Arc<StreamCapture>> {
         lock(&self.core).backend.stream_mut().map(super::super::backend::StreamBackend::end_capture)
     }
 
     /// Repeats captured calls, the last of which is collective number `sequence`.
     pub(super) fn replay<E: From<Error>>(
         &self,
-        captured: Option<&Arc<CapturedCalls>>,
+        captured: Option<&Arc<StreamCapture>>,
         sequence: u64,
         launch: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {

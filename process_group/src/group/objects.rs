@@ -50,9 +50,9 @@ impl ProcessGroup {
         if self.device.is_none() {
             return self.broadcast(values, root);
         }
-        let mut placed = self.place(values)?;
+        let mut placed = self.upload(values)?;
         self.broadcast(&mut placed, root)?;
-        values.copy_from_slice(&self.fetch(&placed)?);
+        values.copy_from_slice(&self.download(&placed)?);
         Ok(())
     }
 
@@ -61,9 +61,9 @@ impl ProcessGroup {
         if self.device.is_none() {
             return self.all_gather_into(input, output);
         }
-        let (placed, mut all) = (self.place(input)?, self.place(output)?);
+        let (placed, mut all) = (self.upload(input)?, self.upload(output)?);
         self.all_gather_into(&placed, &mut all)?;
-        output.copy_from_slice(&self.fetch(&all)?);
+        output.copy_from_slice(&self.download(&all)?);
         Ok(())
     }
 

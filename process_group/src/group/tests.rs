@@ -271,7 +271,7 @@ fn a_profile_keeps_the_times_of_a_group_that_has_ended_and_nothing_of_its_backen
 }
 
 #[test]
-fn what_panics_unrecorded_leaves_the_group_as_it_was() {
+fn what_panics_without_profiling_leaves_the_group_as_it_was() {
     let mut group = ProcessGroup::loopback(1).remove(0);
     let calls = |group: &mut ProcessGroup| {
         group.profile().clear();
@@ -279,10 +279,10 @@ fn what_panics_unrecorded_leaves_the_group_as_it_was() {
         group.profile().calls("all_reduce")
     };
     assert_eq!(calls(&mut group), 1);
-    let panics = std::panic::AssertUnwindSafe(|| group.unrecorded(|_| panic!("on purpose")));
+    let panics = std::panic::AssertUnwindSafe(|| group.without_profiling(|_| panic!("on purpose")));
     assert!(std::panic::catch_unwind(panics).is_err());
     assert_eq!(calls(&mut group), 1);
     group.profile().clear();
-    group.unrecorded(|group| group.all_reduce(&mut [1.0f32], ReduceOp::Sum)).unwrap();
+    group.without_profiling(|group| group.all_reduce(&mut [1.0f32], ReduceOp::Sum)).unwrap();
     assert_eq!(group.profile().calls("all_reduce"), 0);
 }

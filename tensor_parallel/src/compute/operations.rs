@@ -6,7 +6,7 @@ use std::ops::Range;
 use ryzanstein_process_group::DType;
 
 use super::batch::{Batch, SlotMapping};
-use super::cuda::RecordedGraph;
+use super::cuda::CapturedGraph;
 use crate::error::{Error, Result};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
@@ -129,7 +129,7 @@ pub trait Compute: fmt::Debug + Send {
     /// groups that `work` calls must be alive and not have failed. While `work` runs, no other thread may enqueue on the
     /// same stream.
     #[expect(unsafe_code, reason = "a graph keeps addresses")]
-    unsafe fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<RecordedGraph>> {
+    unsafe fn capture(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<CapturedGraph>> {
         let _ = work;
         Ok(None)
     }

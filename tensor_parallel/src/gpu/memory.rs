@@ -102,12 +102,12 @@ impl Gpu {
 
 /// Blocks that recorded work uses. They go back to the pool when dropped.
 #[derive(Debug)]
-pub(crate) struct Recorded {
+pub(crate) struct CapturedMemory {
     gpu: Arc<Gpu>,
     free: Free,
 }
 
-impl Recorded {
+impl CapturedMemory {
     /// Keeps what `work`, which is recorded meanwhile, takes and gives back.
     ///
     /// # Errors
@@ -131,7 +131,7 @@ impl Recorded {
 }
 
 /// The end of what is recorded.
-struct Ends<'a>(&'a mut Recorded);
+struct Ends<'a>(&'a mut CapturedMemory);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
@@ -139,7 +139,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-impl Drop for Recorded {
+impl Drop for CapturedMemory {
     fn drop(&mut self) {
         let mut pool = lock(&self.gpu.pool);
         for (class, buffers) in self.free.drain() {

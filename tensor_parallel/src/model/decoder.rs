@@ -5,11 +5,11 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use ryzanstein_process_group::{ProcessGroup, Recorded};
+use ryzanstein_process_group::{CapturedCalls, ProcessGroup};
 
 use super::llama::Llama;
 use crate::attention::KvCache;
-use crate::compute::{Batch, RecordedGraph, SlotMapping};
+use crate::compute::{Batch, CapturedGraph, SlotMapping};
 use crate::error::{Error, RequestError, Result};
 use crate::tensor::Tensor;
 
@@ -33,7 +33,7 @@ pub struct Decoder<'a> {
 #[derive(Debug)]
 struct Pass {
     // First, as above.
-    recorded: Option<(RecordedGraph, Recorded)>,
+    recorded: Option<(CapturedGraph, CapturedCalls)>,
     batch: Batch,
     logits: Option<Tensor>,
 }
@@ -85,7 +85,7 @@ impl Decoder<'_> {
             pass.logits = None;
             let (batch, logits) = (&pass.batch, &mut pass.logits);
             let mut recording = None;
-            let collectives = group.record(|group| {
+            let collectives = group.capture(|group| {
                 let work = &mut || {
                     *logits = Some(model.logits(batch, cache, group)?);
                     Ok(())
@@ -93,7 +93,7 @@ impl Decoder<'_> {
                 // SAFETY: the decoder borrows the model and owns batch, cache and logits for as long as the recording, and
                 // checks the batch's slots before each pass. Only the group that recorded replays, and not after it has
                 // failed.
-                recording = unsafe { compute.record(work) }?;
+                recording = unsafe { compute.capture(work) }?;
                 Ok::<_, Error>(())
             });
             pass.recorded = match collectives {

@@ -137,7 +137,7 @@ impl Llama {
             Ok(cache)
         });
         let mut cache = check_all_ranks(ready, |_| (), group)?;
-        group.unrecorded(|group| {
+        group.without_profiling(|group| {
             if !tokens.is_empty() {
                 self.forward_last(tokens, &mut cache, group)?;
             }

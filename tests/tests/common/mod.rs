@@ -37,8 +37,8 @@ pub(crate) fn on_gpus(name: &str, n: usize, config: &Config, rank: impl FnOnce(&
 
 /// Everybody's number, added up over the group.
 pub(crate) fn sum_of_ranks(group: &mut ProcessGroup, mine: Rank) {
-    let mut x = group.place(&[mine.0]).unwrap();
+    let mut x = group.upload(&[mine.0]).unwrap();
     group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
     let want = group.members().iter().map(|r| r.0).sum::<u32>();
-    assert_eq!(group.fetch(&x).unwrap(), [want], "group {}", group.name());
+    assert_eq!(group.download(&x).unwrap(), [want], "group {}", group.name());
 }

@@ -17,7 +17,7 @@ fn a_rank_that_leaves_in_the_middle_of_a_call_ends_and_is_named() {
     config.process_group.timeout = Timeout::from_secs(2 * SOON.as_secs());
     if let Some(me) = role() {
         let mut rank = initialize(&config).unwrap();
-        let mut x = rank.manager().world().place(&[1.0f32; 1000]).unwrap();
+        let mut x = rank.manager().world().upload(&[1.0f32; 1000]).unwrap();
         if me == 1 {
             // When rank 0 has gone, whose part of the call has been cut off: what is there is nothing to go on with.
             std::thread::sleep(Duration::from_secs(12));
@@ -80,7 +80,7 @@ fn without_its_part(
 fn a_rank_that_leaves_before_the_last_of_many_calls_is_named() {
     // In quick succession, so that the last has no mark of its own.
     let some = |group: &mut ProcessGroup, calls: usize| {
-        let mut x = group.place(&[1.0f32; 1000])?;
+        let mut x = group.upload(&[1.0f32; 1000])?;
         (0..calls).try_for_each(|_| group.all_reduce(&mut x, ReduceOp::Max))?;
         group.synchronize()
     };
@@ -99,7 +99,7 @@ fn a_rank_that_leaves_before_a_call_that_connects_to_it_is_named() {
         "without call",
         |_| {},
         |group| {
-            let mut x = group.place(&[1.0f32; 1000])?;
+            let mut x = group.upload(&[1.0f32; 1000])?;
             group.all_to_all(&mut x).and_then(|()| group.synchronize())
         },
     );
@@ -114,12 +114,12 @@ fn a_rank_that_leaves_before_the_last_of_many_messages_is_named() {
         true,
         "without sending message 20 to this rank",
         |group| {
-            let x = group.place(&[1.0f32; 1000]).unwrap();
+            let x = group.upload(&[1.0f32; 1000]).unwrap();
             (0..19).try_for_each(|_| group.send(&x, Rank(0))).unwrap();
             group.synchronize().unwrap();
         },
         |group| {
-            let mut x = group.place(&[1.0f32; 1000])?;
+            let mut x = group.upload(&[1.0f32; 1000])?;
             (0..20).try_for_each(|_| group.recv(&mut x, Rank(1)))?;
             group.synchronize()
         },
@@ -137,7 +137,7 @@ fn a_rank_that_leaves_without_a_message_to_it_is_named() {
         |_| {},
         |group| {
             // More than NCCL keeps for a receiver that has not come.
-            let x = group.place(&vec![1.0f32; 64 << 20])?;
+            let x = group.upload(&vec![1.0f32; 64 << 20])?;
             group.send(&x, Rank(1))?;
             group.synchronize()
         },
@@ -151,12 +151,12 @@ fn of_another_length(name: &str, messages: usize, says: &str) {
         true,
         says,
         |group| {
-            let x = group.place(&[1.0f32; 1000]).unwrap();
+            let x = group.upload(&[1.0f32; 1000]).unwrap();
             (0..messages).try_for_each(|_| group.send(&x, Rank(0))).unwrap();
             group.synchronize().unwrap();
         },
         |group| {
-            let mut x = group.place(&vec![1.0f32; 64 << 20])?;
+            let mut x = group.upload(&vec![1.0f32; 64 << 20])?;
             group.recv(&mut x, Rank(1))?;
             group.synchronize()
         },
@@ -187,10 +187,10 @@ fn a_rank_that_leaves_before_the_last_of_many_graphs_with_messages_is_named() {
     let name = "leaving::a_rank_that_leaves_before_the_last_of_many_graphs_with_messages_is_named";
     let exchange = |group: &mut ProcessGroup, times: usize| -> Result<(), Error> {
         let other = Rank(1 - group.rank().0);
-        let (mine, mut theirs) = (group.place(&[1.0f32; 1000])?, group.place(&[0.0f32; 1000])?);
+        let (mine, mut theirs) = (group.upload(&[1.0f32; 1000])?, group.upload(&[0.0f32; 1000])?);
         let stream = group.device().unwrap().stream().clone();
         let mut graph = None;
-        let recorded = group.record(|group| {
+        let recorded = group.capture(|group| {
             #[expect(unsafe_code, reason = "a graph keeps addresses")]
             // SAFETY: buffers and group live until the graph is dropped, at the end.
             let captured = unsafe { stream.capture(|| group.send_recv(&mine, other, &mut theirs, other)) };
@@ -219,7 +219,7 @@ fn a_short_message_that_is_never_received_is_not_missed() {
     if let Some(me) = role() {
         let mut rank = initialize(&nccl()).unwrap();
         let group = rank.manager().world();
-        let mut x = group.place(&[1.0f32; 1000]).unwrap();
+        let mut x = group.upload(&[1.0f32; 1000]).unwrap();
         let work = long_work(group);
         // So closely one after the other that only a mark behind the long work tells whether the message has been taken.
         group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
@@ -248,7 +248,7 @@ fn a_message_of_a_rank_that_has_left_is_not_missed() {
     if let Some(me) = role() {
         let mut rank = initialize(&nccl()).unwrap();
         let group = rank.manager().world();
-        let mut x = group.place(&[me as f32; 1000]).unwrap();
+        let mut x = group.upload(&[me as f32; 1000]).unwrap();
         if me == 0 {
             // That nobody receives it is no reason to miss the other.
             group.send(&x, Rank(1)).unwrap();
@@ -264,7 +264,7 @@ fn a_message_of_a_rank_that_has_left_is_not_missed() {
             group.synchronize().unwrap();
             println!("done after {:?}", started.elapsed());
             assert!(started.elapsed() > LONG_GONE, "nothing was waited for");
-            assert_eq!(group.fetch(&x).unwrap(), [1.0; 1000]);
+            assert_eq!(group.download(&x).unwrap(), [1.0; 1000]);
         }
         // Not `finalize`, which would wait for the others.
         drop(rank);
@@ -298,7 +298,7 @@ fn a_rank_that_leaves_when_its_part_is_done_is_not_missed() {
     if let Some(me) = role() {
         let mut rank = initialize(&nccl()).unwrap();
         let group = rank.manager().world();
-        let mut x = group.place(&[me as f32; 1000]).unwrap();
+        let mut x = group.upload(&[me as f32; 1000]).unwrap();
         // Connections are there.
         group.broadcast(&mut x, Rank(0)).unwrap();
         group.synchronize().unwrap();
@@ -310,7 +310,7 @@ fn a_rank_that_leaves_when_its_part_is_done_is_not_missed() {
         group.broadcast(&mut x, Rank(1)).unwrap();
         group.synchronize().unwrap();
         println!("done after {:?}", started.elapsed());
-        assert_eq!(group.fetch(&x).unwrap(), [1.0; 1000]);
+        assert_eq!(group.download(&x).unwrap(), [1.0; 1000]);
         // Not `finalize`, which would wait for the others.
         drop(rank);
         return;
@@ -327,7 +327,7 @@ fn a_rank_that_has_left_is_not_missed_by_messages_between_others() {
         let mut rank = initialize(&nccl()).unwrap();
         let group = rank.manager().world();
         let (mine, mut theirs) =
-            (group.place(&[me as f32; 1000]).unwrap(), group.place(&[9f32; 1000]).unwrap());
+            (group.upload(&[me as f32; 1000]).unwrap(), group.upload(&[9f32; 1000]).unwrap());
         if me != 2 {
             // Nobody receives it: there is something to be missed, by whoever waited for rank 2.
             group.send(&mine, Rank(2)).unwrap();
@@ -342,7 +342,7 @@ fn a_rank_that_has_left_is_not_missed_by_messages_between_others() {
             group.synchronize().unwrap();
             println!("done after {:?}", started.elapsed());
             assert!(started.elapsed() > LONG_GONE, "nothing was waited for");
-            assert_eq!(group.fetch(&theirs).unwrap(), [other.0 as f32; 1000]);
+            assert_eq!(group.download(&theirs).unwrap(), [other.0 as f32; 1000]);
         }
         // Not `finalize`, which would wait for the others.
         drop(rank);

@@ -16,7 +16,7 @@ fn a_rank_killed_in_a_collective_is_named_by_the_others() {
     if let Some(me) = role() {
         let mut rank = initialize(&nccl()).unwrap();
         let group = rank.manager().world();
-        let mut x = group.place(&vec![1.0f32; 1 << 22]).unwrap();
+        let mut x = group.upload(&vec![1.0f32; 1 << 22]).unwrap();
         println!("ready");
         if me == 1 {
             // Killed here, with the others inside a collective.
@@ -259,7 +259,7 @@ fn a_rank_that_never_calls_is_named_at_the_deadline() {
     if let Some(me) = role() {
         let mut rank = initialize(&config).unwrap();
         let group = rank.manager().world();
-        let mut x = group.place(&[1.0f32; 1000]).unwrap();
+        let mut x = group.upload(&[1.0f32; 1000]).unwrap();
         if me == 1 {
             std::thread::sleep(Duration::from_secs(8));
             let error = group.all_reduce(&mut x, ReduceOp::Sum).unwrap_err();

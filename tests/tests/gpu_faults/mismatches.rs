@@ -101,7 +101,7 @@ fn a_rank_that_has_left_is_named_with_the_call_that_differed() {
         let mut rank = initialize(&nccl()).unwrap();
         let group = rank.manager().world();
         // It waits for nobody, as there is nothing to send.
-        let mut nothing = group.place(&[0u8; 0]).unwrap();
+        let mut nothing = group.upload(&[0u8; 0]).unwrap();
         if me == 1 {
             group.all_reduce(&mut nothing, ReduceOp::Max).unwrap();
             drop(rank);
@@ -138,7 +138,7 @@ fn a_graph_beside_single_calls(
         return group.synchronize();
     }
     let mut graph = None;
-    let recorded = group.record(|group| {
+    let recorded = group.capture(|group| {
         #[expect(unsafe_code, reason = "a graph keeps addresses")]
         // SAFETY: buffer and group live until the graph is dropped, at the end.
         let captured = unsafe { stream.capture(|| pass(group, ReduceOp::Sum)) };
@@ -211,7 +211,7 @@ fn in_a_group_of_the_layout(
 fn a_mismatch_that_no_call_has_told_of_is_told_when_ranks_leave() {
     let name = "mismatches::a_mismatch_that_no_call_has_told_of_is_told_when_ranks_leave";
     let work = |group: &mut ProcessGroup| {
-        let mut x = group.place(&[1.0f32; 10]).unwrap();
+        let mut x = group.upload(&[1.0f32; 10]).unwrap();
         // So that nobody is still inside NCCL, for its first call, when the difference is found.
         group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
         group.synchronize().unwrap();
@@ -231,7 +231,7 @@ fn a_mismatch_that_no_call_has_told_of_is_told_when_ranks_leave() {
 fn a_call_that_only_one_rank_has_made_is_told_when_ranks_leave() {
     let name = "mismatches::a_call_that_only_one_rank_has_made_is_told_when_ranks_leave";
     let work = |group: &mut ProcessGroup| {
-        let mut nothing = group.place(&[0u8; 0]).unwrap();
+        let mut nothing = group.upload(&[0u8; 0]).unwrap();
         if group.rank() == Rank(0) {
             // It waits for nobody, as there is nothing to send.
             group.all_reduce(&mut nothing, ReduceOp::Sum).unwrap();

@@ -53,12 +53,12 @@ impl GraphCalls {
 /// What a backend knows of the calls in a graph: what they are, and the events around those that are timed, which each
 /// launch records anew.
 #[derive(Default, Debug)]
-pub(crate) struct CapturedCalls {
+pub(crate) struct StreamCapture {
     pub(super) calls: Arc<GraphCalls>,
     pub(super) timed: Vec<(Signature, Path, Event, Event)>,
 }
 
-impl CapturedCalls {
+impl StreamCapture {
     /// What the calls are.
     pub(crate) fn calls(&self) -> &GraphCalls {
         &self.calls
@@ -103,8 +103,8 @@ impl Capture {
         Ok(())
     }
 
-    pub(super) fn finish(self) -> Arc<CapturedCalls> {
-        Arc::new(CapturedCalls { calls: Arc::new(self.calls), timed: self.timed })
+    pub(super) fn finish(self) -> Arc<StreamCapture> {
+        Arc::new(StreamCapture { calls: Arc::new(self.calls), timed: self.timed })
     }
 }
 

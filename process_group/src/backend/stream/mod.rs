@@ -36,7 +36,7 @@ use crate::error::{Error, Result};
 use crate::operation::{Operation, Signature};
 use crate::paths::{Path, PathTable};
 use capture::Capture;
-pub(crate) use capture::CapturedCalls;
+pub(crate) use capture::StreamCapture;
 use control_mesh::ControlMesh;
 use control_message::ControlMessage;
 use messages::peer;
@@ -384,13 +384,13 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
         self.capture = Some(Capture::default());
     }
 
-    fn end_capture(&mut self) -> Arc<CapturedCalls> {
+    fn end_capture(&mut self) -> Arc<StreamCapture> {
         self.capture.take().unwrap_or_default().finish()
     }
 
     fn replay(
         &mut self,
-        captured: &Arc<CapturedCalls>,
+        captured: &Arc<StreamCapture>,
         deadline: Instant,
         launch: &mut dyn FnMut() -> bool,
     ) -> Result<()> {

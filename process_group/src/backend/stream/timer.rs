@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::capture::CapturedCalls;
+use super::capture::StreamCapture;
 use crate::backend::Timings;
 use crate::device::{DeviceError, Event, Stream};
 use crate::operation::Signature;
@@ -30,7 +30,7 @@ struct State {
     /// By stream, oldest first.
     pending: [VecDeque<Timing>; 2],
     /// The last launch of each graph, and the event behind it.
-    launches: Vec<(Arc<CapturedCalls>, Arc<Event>)>,
+    launches: Vec<(Arc<StreamCapture>, Arc<Event>)>,
     times: Vec<(Signature, Path, Duration)>,
     /// Pairs of events to use again.
     free: Vec<(Event, Arc<Event>)>,
@@ -97,7 +97,7 @@ impl CallTimer {
     }
 
     /// A graph is about to be launched, which records its events anew: reads those of its last launch, if that is done.
-    pub(super) fn launching(&self, captured: &Arc<CapturedCalls>) -> Result<(), DeviceError> {
+    pub(super) fn launching(&self, captured: &Arc<StreamCapture>) -> Result<(), DeviceError> {
         if captured.timed.is_empty() {
             return Ok(());
         }
@@ -108,7 +108,7 @@ impl CallTimer {
     }
 
     /// The graph has been launched, with this event behind it.
-    pub(super) fn launched(&self, captured: &Arc<CapturedCalls>, end: &Arc<Event>) {
+    pub(super) fn launched(&self, captured: &Arc<StreamCapture>, end: &Arc<Event>) {
         if !captured.timed.is_empty() {
             lock(&self.state).launches.push((Arc::clone(captured), Arc::clone(end)));
         }

@@ -9,7 +9,7 @@ mod kernels;
 mod launch;
 mod linear;
 mod matmul;
-mod record;
+mod capture;
 mod rows;
 
 use std::ops::Range;
@@ -21,7 +21,7 @@ use ryzanstein_process_group::{Buffer as _, DType};
 use self::attention::ARRIVALS;
 use self::kernels::Kernels;
 use self::matmul::Matmul;
-pub use self::record::RecordedGraph;
+pub use self::capture::CapturedGraph;
 use super::batch::{Batch, SlotMapping};
 use super::operations::{AttentionCall, Compute, LayerCache};
 use super::shapes;
@@ -108,9 +108,9 @@ impl Compute for Cuda {
     }
 
     #[expect(unsafe_code, reason = "a graph keeps addresses")]
-    unsafe fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<RecordedGraph>> {
+    unsafe fn capture(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<CapturedGraph>> {
         // SAFETY: by the caller's promise.
-        Ok(Some(unsafe { RecordedGraph::new(&self.gpu, work) }?))
+        Ok(Some(unsafe { CapturedGraph::new(&self.gpu, work) }?))
     }
 
     fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {

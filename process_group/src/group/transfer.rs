@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::operation::Operation;
 use crate::rank::Rank;
 
-/// Elements in the memory that a group's calls work on. Made by [`ProcessGroup::place`].
+/// Elements in the memory that a group's calls work on. Made by [`ProcessGroup::upload`].
 #[derive(Debug)]
 pub struct GroupBuffer<T: Element> {
     place: Place<T>,
@@ -65,7 +65,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// Those of a GPU.
-    pub fn place<T: Element>(&self, values: &[T]) -> Result<GroupBuffer<T>> {
+    pub fn upload<T: Element>(&self, values: &[T]) -> Result<GroupBuffer<T>> {
         let place = match &self.device {
             None => Place::Host(values.to_vec()),
             Some(device) => Place::Device(DeviceBuffer::from_slice(device, values)?, device.stream().clone()),
@@ -77,7 +77,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// As there.
-    pub fn fetch<T: Element>(&mut self, buffer: &GroupBuffer<T>) -> Result<Vec<T>> {
+    pub fn download<T: Element>(&mut self, buffer: &GroupBuffer<T>) -> Result<Vec<T>> {
         match &buffer.place {
             Place::Host(values) => Ok(values.clone()),
             Place::Device(buffer, stream) => {

@@ -9,20 +9,20 @@ use ryzanstein_process_group::device::Graph;
 use crate::error::Result;
 use crate::gpu::{self, Gpu};
 
-/// Work that [`Compute::record`](crate::Compute::record) took note of.
+/// Work that [`Compute::capture`](crate::Compute::capture) took note of.
 #[derive(Debug)]
-pub struct RecordedGraph {
+pub struct CapturedGraph {
     // Before the memory whose addresses it holds.
     graph: Graph,
-    _memory: gpu::Recorded,
+    _memory: gpu::CapturedMemory,
     gpu: Arc<Gpu>,
 }
 
-impl RecordedGraph {
+impl CapturedGraph {
     /// # Safety
-    /// As [`Compute::record`](crate::Compute::record).
+    /// As [`Compute::capture`](crate::Compute::capture).
     pub(super) unsafe fn new(gpu: &Arc<Gpu>, work: &mut dyn FnMut() -> Result<()>) -> Result<Self> {
-        let (memory, graph) = gpu::Recorded::during(gpu, || {
+        let (memory, graph) = gpu::CapturedMemory::during(gpu, || {
             // SAFETY: by the caller's promise. What `work` makes and drops itself stays with the graph; whatever had that
             // memory before is done with it, in the order of the stream.
             unsafe { gpu.device.stream().capture(work) }
