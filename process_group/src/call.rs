@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::buffer::{View, ViewMut};
-use crate::operation::Signature;
+use crate::operation::CallFingerprint;
 
 /// One operation with its buffers, as a backend gets it. Lengths and roots have been checked.
 ///
@@ -23,7 +23,7 @@ use crate::operation::Signature;
 #[derive(Debug)]
 pub struct Call<'a> {
     /// What must be the same on every rank.
-    pub signature: Signature,
+    pub fingerprint: CallFingerprint,
     /// The number of this call within its group (for messages: within its pair and direction), from 1.
     pub sequence: u64,
     /// When to give up.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::operation::Signature;
+use crate::operation::CallFingerprint;
 use crate::rank::{self, Rank};
 
 /// The result of everything here.
@@ -136,8 +136,8 @@ impl Error {
     pub(crate) fn mismatch(
         group: &str,
         sequence: u64,
-        (rank, mine): (Rank, &Signature),
-        (peer, theirs): (Rank, &Signature),
+        (rank, mine): (Rank, &CallFingerprint),
+        (peer, theirs): (Rank, &CallFingerprint),
     ) -> Self {
         let (a, b) = (mine.operation, theirs.operation);
         let field = if a.name() != b.name() {

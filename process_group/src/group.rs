@@ -8,9 +8,9 @@ mod collectives;
 mod inner;
 mod monitored;
 mod objects;
-mod transfer;
 #[cfg(test)]
 mod tests;
+mod transfer;
 
 pub use capture::CapturedCalls;
 pub use inner::LastCall;
@@ -36,7 +36,7 @@ use crate::profile::{Profile, Recording};
 use crate::rank::Rank;
 use crate::store::{MemoryStore, Store};
 use crate::sync::lock;
-use inner::{Closing, Core, GroupInner, LastWords, Worker};
+use inner::{AbortReasons, Closing, Core, GroupInner, Worker};
 
 /// What a group is, beside its backend.
 #[derive(Clone, Debug)]
@@ -122,14 +122,14 @@ impl ProcessGroup {
         let profile = Arc::new(Profile::new(&info.name, global, world_size, info.recording, instruments));
         let core =
             Mutex::new(Core { backend, memory, failed: None, last: None, timeout: info.timeout, world_size });
-        let last_words = store.map(|store| LastWords {
+        let abort_reasons = store.map(|store| AbortReasons {
             store,
             group: info.name.clone(),
             rank: info.members[info.rank.index()],
         });
         let closing = Closing(Arc::clone(&profile));
         let (queued, idle) = (Mutex::new(0), Condvar::new());
-        let inner = Arc::new(GroupInner { core, queued, idle, profile, last_words, _closing: closing });
+        let inner = Arc::new(GroupInner { core, queued, idle, profile, abort_reasons, _closing: closing });
         Self {
             info,
             kind,

@@ -46,7 +46,7 @@ pub use group::{Arrival, CapturedCalls, GroupBuffer, GroupInfo, LastCall, Proces
 pub use in_process::InProcess;
 pub use layout::Layout;
 pub use manager::{Groups, ProcessGroupManager};
-pub use operation::{Operation, ReduceOp, Signature};
+pub use operation::{CallFingerprint, Operation, ReduceOp};
 pub use profile::{Profile, ProfileRow, Recording, bus_factor, call_bytes};
 pub use rank::{Epoch, LocalRank, Rank};
 pub use rendezvous::{Membership, MemoryRendezvous, Rendezvous};

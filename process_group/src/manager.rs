@@ -318,7 +318,7 @@ impl ProcessGroupManager {
     pub fn last_call(&self) -> Option<String> {
         let calls = self.groups.iter().filter_map(|g| Some((g, g.last_call()?)));
         let (group, call) = calls.max_by_key(|(_, call)| call.started)?;
-        Some(format!("call {} of group `{}`: {}", call.sequence, group.name(), call.signature))
+        Some(format!("call {} of group `{}`: {}", call.sequence, group.name(), call.fingerprint))
     }
 
     /// Forgets what has been measured.

@@ -171,7 +171,7 @@ impl fmt::Display for Operation {
 
 /// What all ranks of a call must agree on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Signature {
+pub struct CallFingerprint {
     /// The operation with its reduction and root. For a message: as its sender names it.
     pub operation: Operation,
     /// The element type.
@@ -180,7 +180,7 @@ pub struct Signature {
     pub count: usize,
 }
 
-impl fmt::Display for Signature {
+impl fmt::Display for CallFingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.operation == Operation::Barrier {
             return self.operation.fmt(f);

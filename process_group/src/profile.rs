@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::backend::Timings;
 use crate::dtype::DType;
-use crate::operation::{Operation, Signature};
+use crate::operation::{CallFingerprint, Operation};
 use crate::paths::Path;
 
 /// What is recorded, when a call counts as slow, and how often the same class may say so.
@@ -151,9 +151,9 @@ pub fn bus_factor(operation: &str, world_size: usize) -> f64 {
 }
 
 /// Bytes of the whole array of a call.
-pub fn call_bytes(signature: &Signature, world_size: usize) -> u64 {
-    let bytes = (signature.count * signature.dtype.size()) as u64;
-    if signature.operation.is_chunked() { bytes * world_size as u64 } else { bytes }
+pub fn call_bytes(fingerprint: &CallFingerprint, world_size: usize) -> u64 {
+    let bytes = (fingerprint.count * fingerprint.dtype.size()) as u64;
+    if fingerprint.operation.is_chunked() { bytes * world_size as u64 } else { bytes }
 }
 
 impl Profile {
@@ -196,19 +196,19 @@ impl Profile {
     }
 
     /// A call that is done.
-    pub(crate) fn record(&self, signature: &Signature, path: Path, started: Instant) {
+    pub(crate) fn record(&self, fingerprint: &CallFingerprint, path: Path, started: Instant) {
         if self.records() {
-            self.took(signature, path, started.elapsed(), 1);
+            self.took(fingerprint, path, started.elapsed(), 1);
         }
     }
 
     /// A call that has been enqueued on a GPU.
-    pub(crate) fn record_enqueued(&self, signature: &Signature, path: Path, started: Instant) {
+    pub(crate) fn record_enqueued(&self, fingerprint: &CallFingerprint, path: Path, started: Instant) {
         if !self.records() {
             return;
         }
         let elapsed = started.elapsed();
-        let many = self.with_entry(signature, path, |entry, bytes| {
+        let many = self.with_entry(fingerprint, path, |entry, bytes| {
             entry.moved(bytes, 1);
             entry.enqueued += 1;
             let nanos = (elapsed.as_nanos() as u64).max(1);
@@ -222,12 +222,12 @@ impl Profile {
     }
 
     /// Calls in a graph that has been launched.
-    pub(crate) fn record_replay(&self, counts: &[(Signature, Path, u64)]) {
+    pub(crate) fn record_replay(&self, counts: &[(CallFingerprint, Path, u64)]) {
         if !self.records() {
             return;
         }
-        for (signature, path, count) in counts {
-            self.with_entry(signature, *path, |entry, bytes| {
+        for (fingerprint, path, count) in counts {
+            self.with_entry(fingerprint, *path, |entry, bytes| {
                 entry.moved(bytes, *count);
                 entry.enqueued += count;
             });
@@ -239,16 +239,16 @@ impl Profile {
     fn fetch(&self) {
         let timings = self.timings.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(timings) = timings else { return };
-        for (signature, path, took) in timings.take() {
+        for (fingerprint, path, took) in timings.take() {
             if self.records() {
                 // It was counted when it was enqueued.
-                self.took(&signature, path, took, 0);
+                self.took(&fingerprint, path, took, 0);
             }
         }
     }
 
-    fn took(&self, signature: &Signature, path: Path, elapsed: Duration, counted: u64) {
-        self.with_entry(signature, path, |entry, bytes| {
+    fn took(&self, fingerprint: &CallFingerprint, path: Path, elapsed: Duration, counted: u64) {
+        self.with_entry(fingerprint, path, |entry, bytes| {
             entry.moved(bytes, counted);
             let nanos = elapsed.as_nanos() as u64;
             entry.calls += 1;
@@ -256,17 +256,22 @@ impl Profile {
             entry.latency.saturating_record(nanos.max(1));
             entry.metric_seconds.record(elapsed.as_secs_f64());
             if elapsed > self.recording.threshold {
-                self.tell_slow(entry, signature.operation, bytes, path, elapsed);
+                self.tell_slow(entry, fingerprint.operation, bytes, path, elapsed);
             }
         });
     }
 
-    fn with_entry<R>(&self, signature: &Signature, path: Path, act: impl FnOnce(&mut Entry, u64) -> R) -> R {
-        let bytes = call_bytes(signature, self.world_size);
+    fn with_entry<R>(
+        &self,
+        fingerprint: &CallFingerprint,
+        path: Path,
+        act: impl FnOnce(&mut Entry, u64) -> R,
+    ) -> R {
+        let bytes = call_bytes(fingerprint, self.world_size);
         let class = Class {
-            operation: signature.operation.name(),
-            reduction: signature.operation.reduce_op().map(crate::ReduceOp::name),
-            dtype: signature.dtype,
+            operation: fingerprint.operation.name(),
+            reduction: fingerprint.operation.reduce_op().map(crate::ReduceOp::name),
+            dtype: fingerprint.dtype,
             size: bytes.next_power_of_two().trailing_zeros() as u8,
             path,
         };

@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn keys_of_groups_fit_the_store_and_differ_as_their_names_do() {
-        assert_eq!(group_key("last-words", "world", Rank(3)), "last-words/world/3");
+        assert_eq!(group_key("abort-reason", "world", Rank(3)), "abort-reason/world/3");
         let name = |last: u32| format!("{}{last}", "ß".repeat(200));
         let (one, other) = (group_key("monitored", &name(1), "1/2"), group_key("monitored", &name(2), "1/2"));
         assert_ne!(one, other);

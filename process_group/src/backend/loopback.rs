@@ -13,7 +13,7 @@ use super::{Backend, Completion};
 use crate::call::Call;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::operation::{Operation, ReduceOp, Signature};
+use crate::operation::{CallFingerprint, Operation, ReduceOp};
 use crate::paths::{Path, PathTable};
 use crate::rank::Rank;
 use crate::reduce::{self, Source};
@@ -69,7 +69,7 @@ struct Round {
 
 #[derive(Clone)]
 struct Post {
-    signature: Signature,
+    fingerprint: CallFingerprint,
     data: Arc<[u8]>,
 }
 
@@ -112,7 +112,7 @@ impl Loopback {
                     rank: self.name(gone),
                     host: "this process".into(),
                     pid: std::process::id(),
-                    during: call.signature.to_string(),
+                    during: call.fingerprint.to_string(),
                     detail: "its thread has dropped the group".into(),
                 });
             }
@@ -123,7 +123,7 @@ impl Loopback {
                     deadline += GRACE;
                 } else {
                     return Err(Error::Timeout {
-                        what: format!("{} in group `{}`", call.signature, self.group),
+                        what: format!("{} in group `{}`", call.fingerprint, self.group),
                         waited: started.elapsed(),
                         missing: absent.into_iter().map(|r| self.name(r)).collect(),
                     });
@@ -136,7 +136,7 @@ impl Loopback {
 
     fn send(&self, call: &Call<'_>, to: Rank) -> Result<()> {
         let data = Arc::from(call.input.map_or(Ok(&[][..]), |v| v.host())?);
-        let post = Post { signature: call.signature, data };
+        let post = Post { fingerprint: call.fingerprint, data };
         let mut seats = lock(&self.table.seats);
         seats.messages.insert((self.rank, to, call.sequence), post);
         self.table.changed.notify_all();
@@ -147,7 +147,7 @@ impl Loopback {
         let key = (from, self.rank, call.sequence);
         let post = self.wait(call, |s| Ok(s.messages.remove(&key)), |_| vec![from])?;
         // Sender and receiver name the message differently; type and length must agree.
-        let theirs = Signature { operation: call.signature.operation, ..post.signature };
+        let theirs = CallFingerprint { operation: call.fingerprint.operation, ..post.fingerprint };
         self.check(call, from, &theirs)?;
         if let Some(output) = &mut call.output {
             output.host()?.copy_from_slice(&post.data);
@@ -155,17 +155,17 @@ impl Loopback {
         Ok(())
     }
 
-    fn check(&self, call: &Call<'_>, peer: Rank, theirs: &Signature) -> Result<()> {
-        if *theirs == call.signature {
+    fn check(&self, call: &Call<'_>, peer: Rank, theirs: &CallFingerprint) -> Result<()> {
+        if *theirs == call.fingerprint {
             return Ok(());
         }
         let (me, peer) = (self.name(self.rank), self.name(peer));
-        Err(Error::mismatch(&self.group, call.sequence, (me, &call.signature), (peer, theirs)))
+        Err(Error::mismatch(&self.group, call.sequence, (me, &call.fingerprint), (peer, theirs)))
     }
 
     fn collective(&self, call: &mut Call<'_>) -> Result<()> {
         let (sequence, world_size) = (call.sequence, self.members.len());
-        let post = Post { signature: call.signature, data: Arc::from(contribution(call, self.rank)?) };
+        let post = Post { fingerprint: call.fingerprint, data: Arc::from(contribution(call, self.rank)?) };
         {
             let mut seats = lock(&self.table.seats);
             let round = seats.calls.entry(sequence).or_default();
@@ -185,7 +185,7 @@ impl Loopback {
                 let Some(round) = seats.calls.get_mut(&sequence) else { return Ok(None) };
                 for (peer, post) in Rank::all(world_size).zip(&round.posts) {
                     if let Some(post) = post {
-                        self.check(call, peer, &post.signature)?;
+                        self.check(call, peer, &post.fingerprint)?;
                     }
                 }
                 if round.posts.iter().any(Option::is_none) {
@@ -213,8 +213,8 @@ fn contribution<'c>(call: &'c Call<'_>, rank: Rank) -> Result<&'c [u8]> {
         (None, None) => &[],
     };
     let in_place = call.in_place;
-    let chunk = call.signature.count * call.signature.dtype.size();
-    Ok(match call.signature.operation {
+    let chunk = call.fingerprint.count * call.fingerprint.dtype.size();
+    Ok(match call.fingerprint.operation {
         Operation::AllGather | Operation::Gather { .. } if in_place => {
             &whole[rank.index() * chunk..][..chunk]
         }
@@ -227,7 +227,7 @@ fn contribution<'c>(call: &'c Call<'_>, rank: Rank) -> Result<&'c [u8]> {
 /// What a rank takes from the table.
 fn finish(call: &mut Call<'_>, rank: Rank, data: &[&[u8]]) -> Result<()> {
     let in_place = call.in_place;
-    let Signature { operation, dtype, count } = call.signature;
+    let CallFingerprint { operation, dtype, count } = call.fingerprint;
     let chunk = count * dtype.size();
     let Some(output) = &mut call.output else { return Ok(()) };
     let output = output.host()?;
@@ -267,7 +267,7 @@ impl Backend for Loopback {
     }
 
     fn submit(&mut self, mut call: Call<'_>) -> Result<Completion> {
-        match call.signature.operation {
+        match call.fingerprint.operation {
             Operation::Send { to } => self.send(&call, to)?,
             Operation::Recv { from } => self.receive(&mut call, from)?,
             _ => self.collective(&mut call)?,

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use crate::call::Call;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::operation::Signature;
+use crate::operation::CallFingerprint;
 use crate::paths::{Path, PathTable};
 use kind::BackendKind;
 use stream::{StreamCapture, Watchdog};
@@ -129,5 +129,5 @@ pub(crate) trait StreamWork: Send {
 /// Where times come from that only the GPU knows, some time after the call.
 pub(crate) trait Timings: Send + Sync {
     /// Calls that were done since the last time this was asked, and how long each took. Never waits.
-    fn take(&self) -> Vec<(Signature, Path, Duration)>;
+    fn take(&self) -> Vec<(CallFingerprint, Path, Duration)>;
 }

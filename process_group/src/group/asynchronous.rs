@@ -54,14 +54,14 @@ impl ProcessGroup {
     pub fn send_async<B: Buffer + Send + 'static>(&mut self, buffer: B, to: Rank) -> Result<Work<B>> {
         let view = buffer.view();
         let operation = Operation::Send { to };
-        let signature = self.message(operation, view)?;
+        let fingerprint = self.message(operation, view)?;
         let sequence = self.next_message(operation, to);
         if self.device.is_some() {
-            let ticket = self.inner.start(signature, sequence, Buffers::OutOfPlace(Some(view), None))?;
+            let ticket = self.inner.start(fingerprint, sequence, Buffers::OutOfPlace(Some(view), None))?;
             return Ok(Work::on_stream(buffer, ticket));
         }
         self.spawn(buffer, move |inner, buffer| {
-            inner.run_queued(signature, sequence, Buffers::OutOfPlace(Some(buffer.view()), None))
+            inner.run_queued(fingerprint, sequence, Buffers::OutOfPlace(Some(buffer.view()), None))
         })
     }
 
@@ -73,14 +73,14 @@ impl ProcessGroup {
     ) -> Result<Work<B>> {
         let view = buffer.view_mut();
         let operation = Operation::Recv { from };
-        let signature = self.message(operation, view.as_view())?;
+        let fingerprint = self.message(operation, view.as_view())?;
         let sequence = self.next_message(operation, from);
         if self.device.is_some() {
-            let ticket = self.inner.start(signature, sequence, Buffers::OutOfPlace(None, Some(view)))?;
+            let ticket = self.inner.start(fingerprint, sequence, Buffers::OutOfPlace(None, Some(view)))?;
             return Ok(Work::on_stream(buffer, ticket));
         }
         self.spawn(buffer, move |inner, buffer| {
-            inner.run_queued(signature, sequence, Buffers::OutOfPlace(None, Some(buffer.view_mut())))
+            inner.run_queued(fingerprint, sequence, Buffers::OutOfPlace(None, Some(buffer.view_mut())))
         })
     }
 
@@ -91,14 +91,14 @@ impl ProcessGroup {
     ) -> Result<Work<B>> {
         let view = buffer.view_mut();
         self.check_memory(operation, view.memory())?;
-        let signature = self.signature(operation, view.dtype(), view.count())?;
+        let fingerprint = self.fingerprint(operation, view.dtype(), view.count())?;
         let sequence = self.next();
         if self.device.is_some() {
-            let ticket = self.inner.start(signature, sequence, Buffers::InPlace(Some(view)))?;
+            let ticket = self.inner.start(fingerprint, sequence, Buffers::InPlace(Some(view)))?;
             return Ok(Work::on_stream(buffer, ticket));
         }
         self.spawn(buffer, move |inner, buffer| {
-            inner.run_queued(signature, sequence, Buffers::InPlace(Some(buffer.view_mut())))
+            inner.run_queued(fingerprint, sequence, Buffers::InPlace(Some(buffer.view_mut())))
         })
     }
 

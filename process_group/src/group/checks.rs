@@ -5,7 +5,7 @@ use super::inner::Buffers;
 use crate::buffer::{Memory, View, ViewMut};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::operation::{Operation, Signature};
+use crate::operation::{CallFingerprint, Operation};
 use crate::rank::Rank;
 
 impl ProcessGroup {
@@ -17,17 +17,22 @@ impl ProcessGroup {
 
     pub(super) fn in_place(&mut self, operation: Operation, buffer: ViewMut<'_>) -> Result<()> {
         self.check_memory(operation, buffer.memory())?;
-        let signature = self.signature(operation, buffer.dtype(), buffer.count())?;
+        let fingerprint = self.fingerprint(operation, buffer.dtype(), buffer.count())?;
         let sequence = self.next();
         self.wait_idle();
-        self.inner.run(signature, sequence, Buffers::InPlace(Some(buffer)))
+        self.inner.run(fingerprint, sequence, Buffers::InPlace(Some(buffer)))
     }
 
-    /// The signature of a call whose whole array (of all ranks' chunks, where chunked) has `total` elements.
-    pub(super) fn signature(&self, operation: Operation, dtype: DType, total: usize) -> Result<Signature> {
+    /// The fingerprint of a call whose whole array (of all ranks' chunks, where chunked) has `total` elements.
+    pub(super) fn fingerprint(
+        &self,
+        operation: Operation,
+        dtype: DType,
+        total: usize,
+    ) -> Result<CallFingerprint> {
         self.check_root(operation)?;
         let chunks = if operation.is_chunked() { self.world_size() } else { 1 };
-        Ok(Signature { operation, dtype, count: self.chunk(operation, "buffer", total, chunks)? })
+        Ok(CallFingerprint { operation, dtype, count: self.chunk(operation, "buffer", total, chunks)? })
     }
 
     pub(super) fn out_of_place<'a>(
@@ -41,19 +46,19 @@ impl ProcessGroup {
         }
         let read = input.as_ref().map(|v| (v.dtype(), v.count()));
         let written = output.as_ref().map(|v| (v.dtype(), v.count()));
-        let signature = self.signature_of_two(operation, read, written)?;
+        let fingerprint = self.fingerprint_of_two(operation, read, written)?;
         let sequence = self.next();
         self.wait_idle();
-        self.inner.run(signature, sequence, Buffers::OutOfPlace(input, output))
+        self.inner.run(fingerprint, sequence, Buffers::OutOfPlace(input, output))
     }
 
-    /// The signature of a call with this type and length of input and output, where it has them.
-    fn signature_of_two(
+    /// The fingerprint of a call with this type and length of input and output, where it has them.
+    fn fingerprint_of_two(
         &self,
         operation: Operation,
         input: Option<(DType, usize)>,
         output: Option<(DType, usize)>,
-    ) -> Result<Signature> {
+    ) -> Result<CallFingerprint> {
         let (n, me) = (self.world_size(), self.info.rank);
         // How many chunks the input and the output hold, and who must pass them.
         let (inputs, outputs) = match operation {
@@ -95,11 +100,11 @@ impl ProcessGroup {
             return Err(Error::invalid(format!("{operation} needs a buffer")));
         };
         self.check_root(operation)?;
-        Ok(Signature { operation, dtype, count })
+        Ok(CallFingerprint { operation, dtype, count })
     }
 
-    /// The signature of a message in `view`.
-    pub(super) fn message(&self, operation: Operation, view: View<'_>) -> Result<Signature> {
+    /// The fingerprint of a message in `view`.
+    pub(super) fn message(&self, operation: Operation, view: View<'_>) -> Result<CallFingerprint> {
         self.check_memory(operation, view.memory())?;
         if let Operation::Send { to: peer } | Operation::Recv { from: peer } = operation {
             self.check_rank(operation, peer)?;
@@ -109,7 +114,7 @@ impl ProcessGroup {
                 )));
             }
         }
-        Ok(Signature { operation, dtype: view.dtype(), count: view.count() })
+        Ok(CallFingerprint { operation, dtype: view.dtype(), count: view.count() })
     }
 
     /// The number of the next message in this direction between this rank and `peer`.

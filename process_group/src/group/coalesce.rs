@@ -55,8 +55,8 @@ impl ProcessGroup {
         let mut sequence = self.collectives;
         for view in views {
             sequence += 1;
-            let signature = self.signature(operation, view.dtype(), view.count())?;
-            calls.push((signature, sequence, Buffers::InPlace(Some(view))));
+            let fingerprint = self.fingerprint(operation, view.dtype(), view.count())?;
+            calls.push((fingerprint, sequence, Buffers::InPlace(Some(view))));
         }
         self.collectives = sequence;
         self.wait_idle();

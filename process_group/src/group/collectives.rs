@@ -7,7 +7,7 @@ use super::inner::Buffers;
 use crate::buffer::{Buffer, BufferMut, Memory};
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::operation::{Operation, ReduceOp, Signature};
+use crate::operation::{CallFingerprint, Operation, ReduceOp};
 use crate::rank::Rank;
 
 impl ProcessGroup {
@@ -145,28 +145,28 @@ impl ProcessGroup {
     pub fn send(&mut self, buffer: &(impl Buffer + ?Sized), to: Rank) -> Result<()> {
         let view = buffer.view();
         let operation = Operation::Send { to };
-        let signature = self.message(operation, view)?;
+        let fingerprint = self.message(operation, view)?;
         let sequence = self.next_message(operation, to);
         self.wait_idle();
-        self.inner.run(signature, sequence, Buffers::OutOfPlace(Some(view), None))
+        self.inner.run(fingerprint, sequence, Buffers::OutOfPlace(Some(view), None))
     }
 
     /// Receives one message from one rank.
     pub fn recv(&mut self, buffer: &mut (impl BufferMut + ?Sized), from: Rank) -> Result<()> {
         let view = buffer.view_mut();
         let operation = Operation::Recv { from };
-        let signature = self.message(operation, view.as_view())?;
+        let fingerprint = self.message(operation, view.as_view())?;
         let sequence = self.next_message(operation, from);
         self.wait_idle();
-        self.inner.run(signature, sequence, Buffers::OutOfPlace(None, Some(view)))
+        self.inner.run(fingerprint, sequence, Buffers::OutOfPlace(None, Some(view)))
     }
 
     /// Waits until every member has come.
     pub fn barrier(&mut self) -> Result<()> {
-        let signature = Signature { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
+        let fingerprint = CallFingerprint { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
         let sequence = self.next();
         self.wait_idle();
-        self.inner.run(signature, sequence, Buffers::InPlace(None))
+        self.inner.run(fingerprint, sequence, Buffers::InPlace(None))
     }
 
     /// Waits until everything that this rank has enqueued on its GPU is done: collectives, copies and kernels. Ends at the

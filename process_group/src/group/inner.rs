@@ -14,7 +14,7 @@ use crate::buffer::{Memory, View, ViewMut};
 use crate::call::Call;
 use crate::deadline;
 use crate::error::{Error, Result};
-use crate::operation::Signature;
+use crate::operation::CallFingerprint;
 use crate::paths::Path;
 use crate::profile::Profile;
 use crate::rank::Rank;
@@ -27,7 +27,7 @@ pub(super) struct GroupInner {
     pub(super) queued: Mutex<usize>,
     pub(super) idle: Condvar,
     pub(super) profile: Arc<Profile>,
-    pub(super) last_words: Option<LastWords>,
+    pub(super) abort_reasons: Option<AbortReasons>,
     // Behind the core, whose backend ends with the last of its calls.
     pub(super) _closing: Closing,
 }
@@ -42,18 +42,18 @@ impl Drop for Closing {
 }
 
 /// How long a rank that lost another looks for what that one had to say.
-pub(super) const LAST_WORDS: Duration = Duration::from_millis(150);
+pub(super) const REASON_WAIT: Duration = Duration::from_millis(150);
 
 /// Why a rank gave up, left where the others find it. A broken link cannot carry it.
-pub(super) struct LastWords {
+pub(super) struct AbortReasons {
     pub(super) store: Arc<dyn Store>,
     pub(super) group: String,
     pub(super) rank: Rank,
 }
 
-impl LastWords {
+impl AbortReasons {
     fn key(&self, rank: Rank) -> String {
-        group_key("last-words", &self.group, rank)
+        group_key("abort-reason", &self.group, rank)
     }
 
     /// What a rank that was lost had to say. A store that is lost too is not waited for.
@@ -61,10 +61,10 @@ impl LastWords {
         let (store, key) = (Arc::clone(&self.store), self.key(rank));
         let (sender, answer) = mpsc::channel();
         let look = move || {
-            let _ = sender.send(store.get(&key, Instant::now() + LAST_WORDS));
+            let _ = sender.send(store.get(&key, Instant::now() + REASON_WAIT));
         };
-        std::thread::Builder::new().name("ryz-last-words".into()).spawn(look).ok()?;
-        let reason = answer.recv_timeout(2 * LAST_WORDS).ok()?.ok()?;
+        std::thread::Builder::new().name("ryz-abort-reason".into()).spawn(look).ok()?;
+        let reason = answer.recv_timeout(2 * REASON_WAIT).ok()?.ok()?;
         Some(String::from_utf8_lossy(&reason).into_owned())
     }
 
@@ -94,7 +94,7 @@ pub struct LastCall {
     /// When it began.
     pub started: Instant,
     /// What it was.
-    pub signature: Signature,
+    pub fingerprint: CallFingerprint,
     /// How it went; `None` while it is under way, and when it failed.
     pub path: Option<Path>,
 }
@@ -115,40 +115,50 @@ pub(super) type Job = Box<dyn FnOnce(&GroupInner) + Send>;
 
 impl GroupInner {
     /// One call, done or enqueued when this returns.
-    pub(super) fn run(&self, signature: Signature, sequence: u64, buffers: Buffers<'_>) -> Result<()> {
+    pub(super) fn run(
+        &self,
+        fingerprint: CallFingerprint,
+        sequence: u64,
+        buffers: Buffers<'_>,
+    ) -> Result<()> {
         let core = &mut *lock(&self.core);
         let started = Instant::now();
-        let outcome = core.submit(signature, sequence, buffers, started);
-        let completion = self.judge(core, outcome, signature, sequence)?;
+        let outcome = core.submit(fingerprint, sequence, buffers, started);
+        let completion = self.judge(core, outcome, fingerprint, sequence)?;
         core.went(completion.path);
-        self.note(&signature, completion, started);
+        self.note(&fingerprint, completion, started);
         Ok(())
     }
 
-    /// One call that was queued under its signature, with buffers that lend their elements once more: they must be what they
+    /// One call that was queued under its fingerprint, with buffers that lend their elements once more: they must be what they
     /// were. The others wait for the call by then, so a buffer that has changed fails the group.
-    pub(super) fn run_queued(&self, signature: Signature, sequence: u64, buffers: Buffers<'_>) -> Result<()> {
+    pub(super) fn run_queued(
+        &self,
+        fingerprint: CallFingerprint,
+        sequence: u64,
+        buffers: Buffers<'_>,
+    ) -> Result<()> {
         {
             let core = &mut *lock(&self.core);
             core.check()?;
-            if let Err(error) = buffers.check(&signature, core.world_size, core.memory) {
+            if let Err(error) = buffers.check(&fingerprint, core.world_size, core.memory) {
                 return Err(self.fail(core, error));
             }
         }
-        self.run(signature, sequence, buffers)
+        self.run(fingerprint, sequence, buffers)
     }
 
     /// Several calls, which the backend may take together.
-    pub(super) fn run_all(&self, calls: Vec<(Signature, u64, Buffers<'_>)>) -> Result<()> {
+    pub(super) fn run_all(&self, calls: Vec<(CallFingerprint, u64, Buffers<'_>)>) -> Result<()> {
         let Some(first) = calls.first().map(|c| (c.0, c.1)) else { return Ok(()) };
-        let signatures: Vec<Signature> = calls.iter().map(|c| c.0).collect();
+        let fingerprints: Vec<CallFingerprint> = calls.iter().map(|c| c.0).collect();
         let core = &mut *lock(&self.core);
         let started = Instant::now();
         let outcome = core.submit_all(calls, started);
         let completions = self.judge(core, outcome, first.0, first.1)?;
-        for (signature, completion) in signatures.iter().zip(completions) {
+        for (fingerprint, completion) in fingerprints.iter().zip(completions) {
             core.went(completion.path);
-            self.note(signature, completion, started);
+            self.note(fingerprint, completion, started);
         }
         Ok(())
     }
@@ -156,16 +166,16 @@ impl GroupInner {
     /// Begins a call on a second stream of the GPU.
     pub(super) fn start(
         &self,
-        signature: Signature,
+        fingerprint: CallFingerprint,
         sequence: u64,
         buffers: Buffers<'_>,
     ) -> Result<Box<dyn StreamWork>> {
         let core = &mut *lock(&self.core);
         let started = Instant::now();
-        let outcome = core.start(signature, sequence, buffers, started);
-        let (completion, work) = self.judge(core, outcome, signature, sequence)?;
+        let outcome = core.start(fingerprint, sequence, buffers, started);
+        let (completion, work) = self.judge(core, outcome, fingerprint, sequence)?;
         core.went(completion.path);
-        self.note(&signature, completion, started);
+        self.note(&fingerprint, completion, started);
         Ok(work)
     }
 
@@ -193,16 +203,16 @@ impl GroupInner {
         let started = Instant::now();
         let deadline = core.deadline(started);
         let (Some(captured), Some(backend)) = (captured, core.backend.stream_mut()) else { return launch() };
-        let (signature, path, _) = *captured.calls().counts().last().unwrap_or(&(NOTHING, Path::Local, 0));
+        let (fingerprint, path, _) = *captured.calls().counts().last().unwrap_or(&(NOTHING, Path::Local, 0));
         let (mut launch, mut said) = (Some(launch), Ok(()));
         let outcome = backend.replay(captured, deadline, &mut || {
             // Its errors are not the group's.
             said = launch.take().map_or(Ok(()), |launch| launch());
             said.is_ok()
         });
-        self.judge(core, outcome, signature, sequence)?;
+        self.judge(core, outcome, fingerprint, sequence)?;
         said?;
-        core.last = Some(LastCall { sequence, started, signature, path: Some(path) });
+        core.last = Some(LastCall { sequence, started, fingerprint, path: Some(path) });
         self.profile.record_replay(captured.calls().counts());
         Ok(())
     }
@@ -233,13 +243,13 @@ impl GroupInner {
         self.judge_newest(core, outcome)
     }
 
-    fn note(&self, signature: &Signature, completion: Completion, started: Instant) {
+    fn note(&self, fingerprint: &CallFingerprint, completion: Completion, started: Instant) {
         if completion.captured {
             // Nothing is done yet: each launch counts.
         } else if completion.enqueued {
-            self.profile.record_enqueued(signature, completion.path, started);
+            self.profile.record_enqueued(fingerprint, completion.path, started);
         } else {
-            self.profile.record(signature, completion.path, started);
+            self.profile.record(fingerprint, completion.path, started);
         }
     }
 
@@ -248,7 +258,7 @@ impl GroupInner {
         &self,
         core: &mut Core,
         outcome: Result<R>,
-        signature: Signature,
+        fingerprint: CallFingerprint,
         sequence: u64,
     ) -> Result<R> {
         let error = match outcome {
@@ -257,19 +267,19 @@ impl GroupInner {
             Err(error) if error.is_recoverable() || matches!(error, Error::Poisoned(_)) => return Err(error),
             Err(error) => error,
         };
-        tracing::debug!(%error, call = %signature, sequence, "collective failed");
+        tracing::debug!(%error, call = %fingerprint, sequence, "collective failed");
         Err(self.fail(core, error))
     }
 
     /// As [`judge`](Self::judge), for what comes behind the newest call.
     fn judge_newest(&self, core: &mut Core, outcome: Result<()>) -> Result<()> {
-        let (signature, sequence) = core.last.map_or((NOTHING, 0), |l| (l.signature, l.sequence));
-        self.judge(core, outcome, signature, sequence)
+        let (fingerprint, sequence) = core.last.map_or((NOTHING, 0), |l| (l.fingerprint, l.sequence));
+        self.judge(core, outcome, fingerprint, sequence)
     }
 
     /// Gives the group up: tells the others, and refuses every later call. Returns the error, or the one it came from.
     fn fail(&self, core: &mut Core, error: Error) -> Error {
-        let words = self.last_words.as_ref();
+        let words = self.abort_reasons.as_ref();
         let found = match error {
             Error::PeerLost { rank, .. } => {
                 words.and_then(|words| words.of(rank)).map(|reason| (rank, reason))
@@ -303,8 +313,8 @@ impl GroupInner {
 }
 
 /// Stands in errors and logs for a call that there was not.
-const NOTHING: Signature =
-    Signature { operation: crate::Operation::Barrier, dtype: crate::DType::U8, count: 0 };
+const NOTHING: CallFingerprint =
+    CallFingerprint { operation: crate::Operation::Barrier, dtype: crate::DType::U8, count: 0 };
 
 /// A call that was done at once.
 struct Done;
@@ -340,21 +350,21 @@ impl Core {
         }
     }
 
-    fn is_alone(&self, signature: &Signature) -> bool {
-        self.world_size == 1 && !signature.operation.is_point_to_point()
+    fn is_alone(&self, fingerprint: &CallFingerprint) -> bool {
+        self.world_size == 1 && !fingerprint.operation.is_point_to_point()
     }
 
     fn submit(
         &mut self,
-        signature: Signature,
+        fingerprint: CallFingerprint,
         sequence: u64,
         buffers: Buffers<'_>,
         started: Instant,
     ) -> Result<Completion> {
         self.check()?;
-        self.last = Some(LastCall { sequence, started, signature, path: None });
-        let call = buffers.call(signature, sequence, self.deadline(started));
-        if self.is_alone(&signature) {
+        self.last = Some(LastCall { sequence, started, fingerprint, path: None });
+        let call = buffers.call(fingerprint, sequence, self.deadline(started));
+        if self.is_alone(&fingerprint) {
             return self.copy(call);
         }
         self.backend.backend_mut().submit(call)
@@ -362,39 +372,39 @@ impl Core {
 
     fn submit_all(
         &mut self,
-        calls: Vec<(Signature, u64, Buffers<'_>)>,
+        calls: Vec<(CallFingerprint, u64, Buffers<'_>)>,
         started: Instant,
     ) -> Result<Vec<Completion>> {
-        let is_alone = calls.iter().any(|(signature, ..)| self.is_alone(signature));
+        let is_alone = calls.iter().any(|(fingerprint, ..)| self.is_alone(fingerprint));
         let deadline = self.deadline(started);
         if let Some(backend) = self.backend.stream_mut().filter(|_| !is_alone) {
             if let Some(cause) = &self.failed {
                 return Err(Error::Poisoned(Arc::clone(cause)));
             }
-            if let Some((signature, sequence, _)) = calls.last() {
-                let (signature, sequence) = (*signature, *sequence);
-                self.last = Some(LastCall { sequence, started, signature, path: None });
+            if let Some((fingerprint, sequence, _)) = calls.last() {
+                let (fingerprint, sequence) = (*fingerprint, *sequence);
+                self.last = Some(LastCall { sequence, started, fingerprint, path: None });
             }
             let calls = calls
                 .into_iter()
-                .map(|(signature, sequence, buffers)| buffers.call(signature, sequence, deadline));
+                .map(|(fingerprint, sequence, buffers)| buffers.call(fingerprint, sequence, deadline));
             return backend.group(calls.collect(), deadline);
         }
-        let submit = |(signature, sequence, buffers)| self.submit(signature, sequence, buffers, started);
+        let submit = |(fingerprint, sequence, buffers)| self.submit(fingerprint, sequence, buffers, started);
         calls.into_iter().map(submit).collect()
     }
 
     fn start(
         &mut self,
-        signature: Signature,
+        fingerprint: CallFingerprint,
         sequence: u64,
         buffers: Buffers<'_>,
         started: Instant,
     ) -> Result<(Completion, Box<dyn StreamWork>)> {
         self.check()?;
-        self.last = Some(LastCall { sequence, started, signature, path: None });
-        let call = buffers.call(signature, sequence, self.deadline(started));
-        let is_alone = self.is_alone(&signature);
+        self.last = Some(LastCall { sequence, started, fingerprint, path: None });
+        let call = buffers.call(fingerprint, sequence, self.deadline(started));
+        let is_alone = self.is_alone(&fingerprint);
         match self.backend.stream_mut().filter(|_| !is_alone) {
             Some(backend) => backend.start(call),
             None => Ok((self.copy(call)?, Box::new(Done))),
@@ -419,22 +429,22 @@ pub(super) enum Buffers<'a> {
 }
 
 impl<'a> Buffers<'a> {
-    /// Refuses what is not that of the signature: of a call in place, or of a message.
-    fn check(&self, signature: &Signature, world_size: usize, memory: Memory) -> Result<()> {
-        let chunks = if signature.operation.is_chunked() { world_size } else { 1 };
+    /// Refuses what is not that of the fingerprint: of a call in place, or of a message.
+    fn check(&self, fingerprint: &CallFingerprint, world_size: usize, memory: Memory) -> Result<()> {
+        let chunks = if fingerprint.operation.is_chunked() { world_size } else { 1 };
         let (input, output) = match self {
             Self::InPlace(buffer) => (None, buffer.as_ref()),
             Self::OutOfPlace(input, output) => (*input, output.as_ref()),
         };
         for view in input.into_iter().chain(output.map(ViewMut::as_view)) {
             let there = (view.dtype(), view.count(), view.memory());
-            if there != (signature.dtype, signature.count * chunks, memory) {
+            if there != (fingerprint.dtype, fingerprint.count * chunks, memory) {
                 return Err(Error::invalid(format!(
                     "the buffer of an asynchronous {} held {} {} in {memory} when it was handed over, and lends {} {} in \
                      {} now; a buffer must lend the same elements every time",
-                    signature.operation,
-                    signature.count * chunks,
-                    signature.dtype,
+                    fingerprint.operation,
+                    fingerprint.count * chunks,
+                    fingerprint.dtype,
                     there.1,
                     there.0,
                     there.2
@@ -444,12 +454,12 @@ impl<'a> Buffers<'a> {
         Ok(())
     }
 
-    fn call(self, signature: Signature, sequence: u64, deadline: Instant) -> Call<'a> {
+    fn call(self, fingerprint: CallFingerprint, sequence: u64, deadline: Instant) -> Call<'a> {
         let (in_place, input, output) = match self {
             Self::InPlace(buffer) => (true, None, buffer),
             Self::OutOfPlace(input, output) => (false, input, output),
         };
-        Call { signature, sequence, deadline, in_place, input, output }
+        Call { fingerprint, sequence, deadline, in_place, input, output }
     }
 }
 

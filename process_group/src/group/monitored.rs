@@ -27,7 +27,7 @@ impl ProcessGroup {
     /// # Errors
     /// [`Error::Timeout`], the same on all members that came, naming those that did not.
     pub fn monitored_barrier(&mut self, timeout: Duration) -> Result<Vec<Arrival>> {
-        let Some(words) = &self.inner.last_words else {
+        let Some(words) = &self.inner.abort_reasons else {
             return Err(Error::invalid(
                 "a monitored barrier needs the job's store, and this group was made without one",
             ));

@@ -7,7 +7,7 @@ use super::*;
 use crate::backend::{Completion, Timings};
 use crate::buffer::{Buffer, BufferMut, View, ViewMut};
 use crate::call::Call;
-use crate::operation::{ReduceOp, Signature};
+use crate::operation::{CallFingerprint, ReduceOp};
 use crate::paths::{Path, PathTable};
 use crate::testing::{LATE, in_time};
 
@@ -135,12 +135,12 @@ struct Deaf(Log);
 
 impl Store for Deaf {
     fn set(&self, _: &str, _: &[u8]) -> Result<()> {
-        lock(&self.0).push("last words");
+        lock(&self.0).push("abort reason");
         Ok(())
     }
 
     fn get(&self, _: &str, _: Instant) -> Result<Vec<u8>> {
-        std::thread::sleep(10 * inner::LAST_WORDS);
+        std::thread::sleep(10 * inner::REASON_WAIT);
         lock(&self.0).push("nothing found");
         Err(Error::Rendezvous("lost".into()))
     }
@@ -168,7 +168,7 @@ fn the_others_are_told_over_the_links_before_the_store_is_waited_for() {
         let store: Arc<dyn Store> = Arc::new(Deaf(Arc::clone(&log)));
         let mut group = ProcessGroup::new(info("failing", 0, 2), backend, Some(store));
         group.barrier().unwrap_err();
-        assert_eq!(*lock(&log), ["abort", "last words"]);
+        assert_eq!(*lock(&log), ["abort", "abort reason"]);
     }
 }
 
@@ -209,12 +209,12 @@ struct Timed(Arc<Times>);
 /// Each call that is asked for took a millisecond.
 #[derive(Default)]
 struct Times {
-    calls: Mutex<Vec<Signature>>,
+    calls: Mutex<Vec<CallFingerprint>>,
     ended: AtomicBool,
 }
 
 impl Timings for Times {
-    fn take(&self) -> Vec<(Signature, Path, Duration)> {
+    fn take(&self) -> Vec<(CallFingerprint, Path, Duration)> {
         // The last calls of a group are over when its backend is.
         if !self.ended.load(Ordering::Acquire) {
             return Vec::new();
@@ -236,7 +236,7 @@ impl Backend for Timed {
     }
 
     fn submit(&mut self, call: Call<'_>) -> Result<Completion> {
-        lock(&self.0.calls).push(call.signature);
+        lock(&self.0.calls).push(call.fingerprint);
         Ok(Completion { path: Path::Nccl, enqueued: true, captured: false })
     }
 

@@ -3,8 +3,8 @@
 //! 48 bytes, little endian: kind, operation, reduction, element type, algorithm, 3 × 0, root u32, rank u32 (who aborted),
 //! sequence u64, count u64, payload length u64, address u64.
 
-use super::signature;
-use crate::operation::Signature;
+use super::fingerprint;
+use crate::operation::CallFingerprint;
 use crate::rank::Rank;
 use crate::schedule::Algorithm;
 
@@ -47,7 +47,7 @@ const KINDS: [Kind; 7] = [
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Header {
     pub(crate) kind: Kind,
-    pub(crate) signature: Signature,
+    pub(crate) fingerprint: CallFingerprint,
     pub(crate) algorithm: Algorithm,
     pub(crate) sequence: u64,
     /// Bytes of the payload.
@@ -65,7 +65,7 @@ impl Header {
     }
 
     pub(crate) fn encode(&self) -> [u8; HEADER] {
-        let call = signature::pack(&self.signature);
+        let call = fingerprint::pack(&self.fingerprint);
         let mut bytes = [0; HEADER];
         bytes[0] = KINDS.iter().position(|k| *k == self.kind).unwrap_or_default() as u8;
         bytes[1..4].copy_from_slice(&call[..3]);
@@ -86,7 +86,7 @@ impl Header {
         if bytes[5..8] != [0; 3] {
             return None;
         }
-        let mut call = [0; signature::BYTES];
+        let mut call = [0; fingerprint::BYTES];
         call[..3].copy_from_slice(&bytes[1..4]);
         call[4..8].copy_from_slice(&bytes[8..12]);
         call[8..].copy_from_slice(&bytes[24..32]);
@@ -99,7 +99,7 @@ impl Header {
         };
         let header = Self {
             kind,
-            signature: signature::unpack(&call)?,
+            fingerprint: fingerprint::unpack(&call)?,
             algorithm: *Algorithm::ALL.get(usize::from(bytes[4]))?,
             sequence: u64_at(16),
             length,
@@ -113,7 +113,7 @@ impl Header {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::signature::any_signature;
+    use crate::wire::fingerprint::any_fingerprint;
     use proptest::prelude::*;
 
     proptest! {
@@ -126,11 +126,11 @@ mod tests {
 
         #[test]
         fn headers_survive_the_wire(
-            signature in any_signature(), algorithm in 0..4usize, sequence: u64, length in 0..usize::MAX, address: u64,
+            fingerprint in any_fingerprint(), algorithm in 0..4usize, sequence: u64, length in 0..usize::MAX, address: u64,
         ) {
             let header = Header {
                 kind: Kind::Data,
-                signature,
+                fingerprint,
                 algorithm: Algorithm::ALL[algorithm],
                 sequence,
                 length,

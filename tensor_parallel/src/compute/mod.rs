@@ -12,7 +12,7 @@ mod skinny;
 use ryzanstein_process_group::ProcessGroup;
 
 pub use self::batch::{Batch, SlotMapping};
-pub use self::cuda::{Cuda, CapturedGraph};
+pub use self::cuda::{CapturedGraph, Cuda};
 pub use self::host::Host;
 pub use self::operations::{AttentionCall, Compute, LayerCache};
 use crate::error::Result;

@@ -27,7 +27,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::mesh::memory::ReadableProcess;
 use crate::mesh::{Connection, Peers};
-use crate::operation::{Operation, ReduceOp, Signature};
+use crate::operation::{CallFingerprint, Operation, ReduceOp};
 use crate::paths::host::{Topology, table};
 use crate::paths::{Path, PathTable};
 use crate::rank::Rank;
@@ -134,10 +134,10 @@ impl Host {
             return Ok(());
         }
         let mut agreed = [u8::from(self.readable.is_some())];
-        let signature =
-            Signature { operation: Operation::AllReduce(ReduceOp::Min), dtype: DType::U8, count: 1 };
+        let fingerprint =
+            CallFingerprint { operation: Operation::AllReduce(ReduceOp::Min), dtype: DType::U8, count: 1 };
         let output = Some(ViewMut::of(&mut agreed));
-        let call = Call { signature, sequence: 0, deadline, in_place: true, input: None, output };
+        let call = Call { fingerprint, sequence: 0, deadline, in_place: true, input: None, output };
         // Nobody has a group yet that could tell the others.
         self.submit(call).inspect_err(|error| self.abort(error))?;
         self.cross_memory = self.readable.take().filter(|_| agreed == [1]).map(CrossMemory::new);
@@ -175,9 +175,9 @@ impl Backend for Host {
     }
 
     fn submit(&mut self, call: Call<'_>) -> Result<Completion> {
-        let Call { signature, sequence, deadline, in_place, input, output } = call;
-        let operation = signature.operation;
-        let path = self.path(operation, signature.dtype, signature.count);
+        let Call { fingerprint, sequence, deadline, in_place, input, output } = call;
+        let operation = fingerprint.operation;
+        let path = self.path(operation, fingerprint.dtype, fingerprint.count);
         let algorithm = algorithm(path, operation)
             .ok_or_else(|| Error::invalid(format!("{operation} cannot go by `{path}` between ranks")))?;
         // A barrier is the maximum of one byte.
@@ -185,8 +185,8 @@ impl Backend for Host {
         let mut output = output;
         let (count, output): (_, &mut [u8]) = match (&mut output, operation) {
             (_, Operation::Barrier) => (1, &mut token),
-            (Some(view), _) => (signature.count, view.host()?),
-            (None, _) => (signature.count, &mut []),
+            (Some(view), _) => (fingerprint.count, view.host()?),
+            (None, _) => (fingerprint.count, &mut []),
         };
         let zero_copy = match path {
             Path::CrossMemory => CrossMemory::ZERO_COPY,
@@ -194,9 +194,9 @@ impl Backend for Host {
         };
         let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy };
         let compiled = self.program(spec);
-        let scratch = self.scratch.first(compiled.scratch * signature.dtype.size());
+        let scratch = self.scratch.first(compiled.scratch * fingerprint.dtype.size());
         if !operation.is_point_to_point() {
-            self.history.push(sequence, signature);
+            self.history.push(sequence, fingerprint);
         }
         let run = Run {
             context: Context {
@@ -210,7 +210,7 @@ impl Backend for Host {
             links: &mut self.links,
             transport: &mut self.tcp,
             compiled: &compiled,
-            signature,
+            fingerprint,
             sequence,
             deadline,
             spaces: Spaces { input: input.map(|v| v.host()).transpose()?, output, scratch },
@@ -274,8 +274,8 @@ fn abort(link: &mut Link, me: Rank, why: &Error) {
 }
 
 fn control(kind: Kind, rank: Rank, length: usize) -> Header {
-    let signature = Signature { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
-    Header { kind, signature, algorithm: Algorithm::Direct, sequence: 0, length, address: 0, rank }
+    let fingerprint = CallFingerprint { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
+    Header { kind, fingerprint, algorithm: Algorithm::Direct, sequence: 0, length, address: 0, rank }
 }
 
 impl Drop for Host {

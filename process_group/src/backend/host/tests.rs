@@ -39,9 +39,9 @@ pub(super) fn member(rank: Rank) -> Member {
 
 fn call(operation: Operation, sequence: u64, patience: Duration, output: Option<ViewMut<'_>>) -> Call<'_> {
     let count = output.as_ref().map_or(0, ViewMut::count);
-    let signature = Signature { operation, dtype: DType::U8, count };
+    let fingerprint = CallFingerprint { operation, dtype: DType::U8, count };
     let deadline = Instant::now() + patience;
-    Call { signature, sequence, deadline, in_place: false, input: None, output }
+    Call { fingerprint, sequence, deadline, in_place: false, input: None, output }
 }
 
 /// The next frame's header, past its payload; none at the end.
@@ -98,8 +98,9 @@ fn a_rank_that_fails_while_the_group_is_made_says_why_before_it_leaves() {
 fn a_rank_that_does_not_make_the_group_is_named() {
     let (mut host, mut peers) = rank_0_of(3, Duration::ZERO);
     // One has come and waits too.
-    let signature = Signature { operation: Operation::AllReduce(ReduceOp::Min), dtype: DType::U8, count: 1 };
-    peers[0].write_all(&Header { signature, ..control(Kind::Query, Rank(1), 0) }.encode()).unwrap();
+    let fingerprint =
+        CallFingerprint { operation: Operation::AllReduce(ReduceOp::Min), dtype: DType::U8, count: 1 };
+    peers[0].write_all(&Header { fingerprint, ..control(Kind::Query, Rank(1), 0) }.encode()).unwrap();
     let error = host.agree_on_cross_memory(Instant::now() + Duration::from_millis(300)).unwrap_err();
     assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(2)]), "{error}");
 }

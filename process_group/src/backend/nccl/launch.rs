@@ -78,9 +78,9 @@ impl Communicator for NcclLauncher {
     }
 
     fn workspace_bytes(&self, call: &Call<'_>) -> usize {
-        let (dtype, count) = (call.signature.dtype, call.signature.count);
+        let (dtype, count) = (call.fingerprint.dtype, call.fingerprint.count);
         let n = self.comm.status.members.all.len();
-        let (op, chunks) = match call.signature.operation {
+        let (op, chunks) = match call.fingerprint.operation {
             Operation::AllReduce(op) | Operation::Reduce { op, .. } => (op, 1),
             Operation::ReduceScatter(op) => (op, n),
             Operation::AllToAll if call.in_place => return n * count * dtype.size(),
@@ -93,7 +93,7 @@ impl Communicator for NcclLauncher {
     }
 
     unsafe fn launch(&mut self, call: &Call<'_>, stream: &Stream, workspace: Address) -> Result<Path> {
-        if call.signature.count == 0 && call.signature.operation != Operation::Barrier {
+        if call.fingerprint.count == 0 && call.fingerprint.operation != Operation::Barrier {
             return Ok(Path::Nccl);
         }
         let output = call.output.as_ref().and_then(ViewMut::device).map(|m| m.address);
@@ -133,12 +133,12 @@ impl Communicator for NcclLauncher {
 impl Launch<'_, '_> {
     /// Hands the call to NCCL. Returns the kernel that must come behind it, if it needs one.
     fn run(&self) -> Result<Option<PostKernel>> {
-        let Call { signature, in_place, .. } = *self.call;
+        let Call { fingerprint, in_place, .. } = *self.call;
         let Buffers { input, output } = self.buffers;
         let me = self.position();
         let (count, kind, stream) =
-            (signature.count, nccl_type(signature.dtype), self.stream.handle().cast());
-        match signature.operation {
+            (fingerprint.count, nccl_type(fingerprint.dtype), self.stream.handle().cast());
+        match fingerprint.operation {
             Operation::AllReduce(op) => return self.reduction(op, None, output),
             Operation::Reduce { op, root } => return self.reduction(op, Some(root.index()), output),
             Operation::ReduceScatter(op) => {
@@ -180,7 +180,7 @@ impl Launch<'_, '_> {
                 let mut from = input;
                 if in_place {
                     from = self.workspace;
-                    let bytes = self.members() * count * signature.dtype.size();
+                    let bytes = self.members() * count * fingerprint.dtype.size();
                     // SAFETY: the workspace is as long as the call's buffer, and both are used in stream order.
                     unsafe { self.stream.copy(from, output, bytes) }?;
                 }
@@ -219,9 +219,9 @@ impl Launch<'_, '_> {
     }
 
     fn reduction(&self, op: ReduceOp, root: Option<usize>, output: Address) -> Result<Option<PostKernel>> {
-        let (dtype, count) = (self.call.signature.dtype, self.call.signature.count);
+        let (dtype, count) = (self.call.fingerprint.dtype, self.call.fingerprint.count);
         let (n, me) = (self.members(), self.position());
-        let scatter = matches!(self.call.signature.operation, Operation::ReduceScatter(_));
+        let scatter = matches!(self.call.fingerprint.operation, Operation::ReduceScatter(_));
         let elements = Elements { address: output, dtype, count };
         let gets_result = root.is_none_or(|root| root == me);
         let mut post = None;
@@ -277,7 +277,7 @@ impl Launch<'_, '_> {
     /// Chunks between pairs of ranks: for each peer, from where to send and to where to receive.
     fn exchange(&self, pair: impl Fn(usize) -> (Option<Address>, Option<Address>)) -> Result<()> {
         let (me, n) = (self.position(), self.members());
-        let (count, kind) = (self.call.signature.count, nccl_type(self.call.signature.dtype));
+        let (count, kind) = (self.call.fingerprint.count, nccl_type(self.call.fingerprint.dtype));
         let stream = self.stream.handle().cast();
         self.nccl("ncclGroupEnd", |t, c| {
             // SAFETY: ended below, on the same thread.
@@ -328,6 +328,6 @@ impl Launch<'_, '_> {
 
     /// Where the chunk of a rank begins.
     fn chunk(&self, base: Address, rank: usize) -> Address {
-        base + (rank * self.call.signature.count * self.call.signature.dtype.size()) as u64
+        base + (rank * self.call.fingerprint.count * self.call.fingerprint.dtype.size()) as u64
     }
 }

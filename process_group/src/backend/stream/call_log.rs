@@ -1,14 +1,14 @@
 //! The collectives that a rank has called: how many, a digest of all, and what the newest were.
 
 use crate::backend::history::{History, REMEMBERED};
-use crate::operation::Signature;
-use crate::wire::signature;
+use crate::operation::CallFingerprint;
+use crate::wire::fingerprint;
 
 /// This rank's collectives in a group, in call order.
 #[derive(Default, Debug)]
 pub(super) struct CallLog {
     head: LogHead,
-    history: History<(Signature, u64)>,
+    history: History<(CallFingerprint, u64)>,
 }
 
 /// How far a rank's log reaches: the number of its newest collective, and the digest of all up to it.
@@ -19,7 +19,7 @@ pub(super) struct LogHead {
 }
 
 impl CallLog {
-    pub(super) fn push(&mut self, call: Signature) {
+    pub(super) fn push(&mut self, call: CallFingerprint) {
         let digest = extend(self.head.digest, &call);
         self.head = LogHead { sequence: self.head.sequence + 1, digest };
         self.history.push(self.head.sequence, (call, digest));
@@ -35,12 +35,12 @@ impl CallLog {
     }
 
     /// The call of this number, if it is remembered.
-    pub(super) fn call(&self, sequence: u64) -> Option<Signature> {
+    pub(super) fn call(&self, sequence: u64) -> Option<CallFingerprint> {
         Some(self.history.get(sequence)?.0)
     }
 
     /// The calls from `first` to `last` that are remembered, with the number of the first of them.
-    pub(super) fn calls(&self, first: u64, last: u64) -> (u64, Vec<Signature>) {
+    pub(super) fn calls(&self, first: u64, last: u64) -> (u64, Vec<CallFingerprint>) {
         if first > last {
             return (first, Vec::new());
         }
@@ -51,7 +51,7 @@ impl CallLog {
     }
 
     /// The first of another rank's calls, numbered from `first`, that differs from this rank's.
-    pub(super) fn divergence(&self, first: u64, theirs: &[Signature]) -> Option<Divergence> {
+    pub(super) fn divergence(&self, first: u64, theirs: &[CallFingerprint]) -> Option<Divergence> {
         (0u64..).zip(theirs).find_map(|(index, theirs)| {
             let sequence = first.checked_add(index)?;
             let mine = self.call(sequence)?;
@@ -66,15 +66,15 @@ pub(super) struct Divergence {
     /// Its number.
     pub(super) sequence: u64,
     /// What this rank called.
-    pub(super) mine: Signature,
+    pub(super) mine: CallFingerprint,
     /// What the other rank called.
-    pub(super) theirs: Signature,
+    pub(super) theirs: CallFingerprint,
 }
 
 /// Mixes words as rustc's FxHash does: rotate, xor, multiply by an odd number.
-fn extend(digest: u64, call: &Signature) -> u64 {
+fn extend(digest: u64, call: &CallFingerprint) -> u64 {
     const FACTOR: u64 = 0x517c_c1b7_2722_0a95;
-    let bytes = signature::pack(call);
+    let bytes = fingerprint::pack(call);
     let (words, _) = bytes.as_chunks::<8>();
     words
         .iter()

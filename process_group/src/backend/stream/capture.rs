@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::messages::PeerSet;
 use crate::device::{DeviceError, Event, Stream};
-use crate::operation::Signature;
+use crate::operation::CallFingerprint;
 use crate::paths::Path;
 
 /// Of so many calls of one kind in a graph one is timed.
@@ -14,19 +14,19 @@ const TIMED_OF: u64 = 64;
 #[derive(Default, Debug)]
 pub(crate) struct GraphCalls {
     /// How many of each kind there are, and their path.
-    counts: Vec<(Signature, Path, u64)>,
+    counts: Vec<(CallFingerprint, Path, u64)>,
     /// Those that are collectives, in call order.
-    collectives: Vec<Signature>,
+    collectives: Vec<CallFingerprint>,
 }
 
 impl GraphCalls {
     /// The collectives, in call order.
-    pub(crate) fn collectives(&self) -> &[Signature] {
+    pub(crate) fn collectives(&self) -> &[CallFingerprint] {
         &self.collectives
     }
 
     /// How many calls of each kind there are, and their path.
-    pub(crate) fn counts(&self) -> &[(Signature, Path, u64)] {
+    pub(crate) fn counts(&self) -> &[(CallFingerprint, Path, u64)] {
         &self.counts
     }
 
@@ -35,7 +35,7 @@ impl GraphCalls {
         self.counts.iter().map(|(call, ..)| PeerSet::of(call)).fold(PeerSet::default(), PeerSet::union)
     }
 
-    pub(super) fn push(&mut self, call: Signature, path: Path) {
+    pub(super) fn push(&mut self, call: CallFingerprint, path: Path) {
         if !call.operation.is_point_to_point() {
             self.collectives.push(call);
         }
@@ -45,7 +45,7 @@ impl GraphCalls {
         }
     }
 
-    fn count(&self, call: &Signature) -> u64 {
+    fn count(&self, call: &CallFingerprint) -> u64 {
         self.counts.iter().filter(|(known, ..)| known == call).map(|(.., count)| count).sum()
     }
 }
@@ -55,7 +55,7 @@ impl GraphCalls {
 #[derive(Default, Debug)]
 pub(crate) struct StreamCapture {
     pub(super) calls: Arc<GraphCalls>,
-    pub(super) timed: Vec<(Signature, Path, Event, Event)>,
+    pub(super) timed: Vec<(CallFingerprint, Path, Event, Event)>,
 }
 
 impl StreamCapture {
@@ -69,14 +69,14 @@ impl StreamCapture {
 #[derive(Default)]
 pub(super) struct Capture {
     calls: GraphCalls,
-    timed: Vec<(Signature, Path, Event, Event)>,
+    timed: Vec<(CallFingerprint, Path, Event, Event)>,
 }
 
 impl Capture {
     /// Records the start of a call in the graph, if it is one to time.
     pub(super) fn begin(
         &self,
-        call: &Signature,
+        call: &CallFingerprint,
         stream: &Stream,
     ) -> Result<Option<(Event, Event)>, DeviceError> {
         if !self.calls.count(call).is_multiple_of(TIMED_OF) {
@@ -90,7 +90,7 @@ impl Capture {
     /// Takes a call that has been captured, and records its end.
     pub(super) fn end(
         &mut self,
-        call: Signature,
+        call: CallFingerprint,
         path: Path,
         events: Option<(Event, Event)>,
         stream: &Stream,
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn calls_are_counted_by_kind_and_collectives_keep_their_order() {
-        let of = |operation| Signature { operation, dtype: DType::F32, count: 3 };
+        let of = |operation| CallFingerprint { operation, dtype: DType::F32, count: 3 };
         let (sum, message) = (of(Operation::AllReduce(ReduceOp::Sum)), of(Operation::Send { to: Rank(2) }));
         let barrier = of(Operation::Barrier);
         let mut calls = GraphCalls::default();

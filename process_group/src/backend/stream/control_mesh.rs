@@ -183,7 +183,7 @@ mod tests {
     use super::super::control_message::tests::one_of_each;
     use super::*;
     use crate::dtype::DType;
-    use crate::operation::{Operation, Signature};
+    use crate::operation::{CallFingerprint, Operation};
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn messages_to_a_rank_that_does_not_listen_arrive_complete_once_it_does() {
         let (mut a, mut b) = pair();
-        let call = Signature { operation: Operation::AllGather, dtype: DType::F32, count: 7 };
+        let call = CallFingerprint { operation: Operation::AllGather, dtype: DType::F32, count: 7 };
         let mut sent = 0;
         let mut send = |a: &mut ControlMesh| {
             a.broadcast(&ControlMessage::Calls(sent, vec![call; MAX_CALLS]));

@@ -12,14 +12,14 @@
 
 use super::call_log::LogHead;
 use super::messages::{Exchange, MessageCount};
-use crate::operation::Signature;
-use crate::wire::signature;
+use crate::operation::CallFingerprint;
+use crate::wire::fingerprint;
 
 const HEADER: usize = 16;
 /// Longest payload.
 pub(super) const MAX_PAYLOAD: usize = 2048;
 /// Most calls in one message.
-pub(super) const MAX_CALLS: usize = MAX_PAYLOAD / signature::BYTES;
+pub(super) const MAX_CALLS: usize = MAX_PAYLOAD / fingerprint::BYTES;
 
 /// A message from one watchdog to another.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -41,7 +41,7 @@ pub(super) enum ControlMessage {
     /// The messages between the sender, which sends and receives no more, and the receiver of this.
     Exchanged(Exchange),
     /// The sender's collectives from this number on: because some call differs, or because the sender leaves.
-    Calls(u64, Vec<Signature>),
+    Calls(u64, Vec<CallFingerprint>),
 }
 
 impl ControlMessage {
@@ -59,7 +59,7 @@ impl ControlMessage {
                 (9, sent.messages, &rest.map(u64::to_le_bytes).concat())
             }
             Self::Calls(first, calls) => {
-                (7, *first, &calls.iter().flat_map(signature::pack).collect::<Vec<_>>())
+                (7, *first, &calls.iter().flat_map(fingerprint::pack).collect::<Vec<_>>())
             }
         };
         let mut bytes = vec![kind, 0, 0, 0];
@@ -94,7 +94,7 @@ impl ControlMessage {
             }
             7 => {
                 let (calls, rest) = payload.as_chunks();
-                let calls = calls.iter().map(signature::unpack).collect::<Option<_>>();
+                let calls = calls.iter().map(fingerprint::unpack).collect::<Option<_>>();
                 Self::Calls(number, calls.filter(|_| rest.is_empty()).ok_or(malformed)?)
             }
             9 => {
@@ -139,7 +139,7 @@ pub(super) mod tests {
 
     /// One message of each kind, short and as long as they get.
     pub(in crate::backend::stream) fn one_of_each() -> Vec<ControlMessage> {
-        let call = Signature { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
+        let call = CallFingerprint { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
         vec![
             ControlMessage::Hello,
             ControlMessage::Goodbye,

@@ -7,7 +7,7 @@
 use std::time::{Duration, Instant};
 
 use super::call_log::{CallLog, Divergence, LogHead};
-use crate::operation::Signature;
+use crate::operation::CallFingerprint;
 
 /// How long to wait for a rank that can say which call diverged.
 const ANSWERS: Duration = Duration::from_millis(500);
@@ -22,7 +22,7 @@ pub(super) struct DesyncDetector {
     /// How many collectives a member has made that makes no more.
     last: Vec<Option<u64>>,
     /// Calls that a member has sent, and the number of the first: a member that has left cannot be asked.
-    calls: Vec<(u64, Vec<Signature>)>,
+    calls: Vec<(u64, Vec<CallFingerprint>)>,
     /// The number of the newest collective that the others have been told of.
     told: u64,
     /// The member whose head differs, since when that is known, and up to which call.
@@ -35,7 +35,7 @@ pub(super) enum Finding {
     /// The others do not know this head yet.
     NewHead(LogHead),
     /// Some call differs: this rank's calls from this number on, for the others to find out which.
-    Disputed(u64, Vec<Signature>),
+    Disputed(u64, Vec<CallFingerprint>),
     /// The call that this member made differs from this rank's.
     Diverged(usize, Divergence),
     /// Nobody has found out which call of this member differs; it is one up to this number.
@@ -76,7 +76,7 @@ impl DesyncDetector {
     }
 
     /// Takes calls that a member has made, from this number on.
-    pub(super) fn calls(&mut self, position: usize, first: u64, calls: &[Signature]) {
+    pub(super) fn calls(&mut self, position: usize, first: u64, calls: &[CallFingerprint]) {
         let known = &mut self.calls[position];
         if known.0.checked_add(known.1.len() as u64) != Some(first) {
             *known = (first, Vec::new());
@@ -85,7 +85,7 @@ impl DesyncDetector {
     }
 
     /// For a rank at `me` that makes no more calls: those that a member may not have compared, and the number of the first.
-    pub(super) fn uncompared(&self, log: &CallLog, me: usize) -> (u64, Vec<Signature>) {
+    pub(super) fn uncompared(&self, log: &CallLog, me: usize) -> (u64, Vec<CallFingerprint>) {
         let others = self.agreed.iter().enumerate().filter(|(position, _)| *position != me);
         let agreed = others.map(|(_, agreed)| *agreed).min().unwrap_or(0);
         log.calls(agreed + 1, log.head().sequence)
@@ -169,8 +169,8 @@ mod tests {
     use crate::operation::{Operation, ReduceOp};
     use proptest::prelude::*;
 
-    fn call(count: usize) -> Signature {
-        Signature { operation: Operation::AllReduce(ReduceOp::Sum), dtype: DType::F32, count }
+    fn call(count: usize) -> CallFingerprint {
+        CallFingerprint { operation: Operation::AllReduce(ReduceOp::Sum), dtype: DType::F32, count }
     }
 
     fn log_of(calls: impl IntoIterator<Item = usize>) -> CallLog {

@@ -5,12 +5,12 @@
 
 use std::fmt;
 
-use crate::operation::{Operation, Signature};
+use crate::operation::{CallFingerprint, Operation};
 use crate::rank::Rank;
 
 /// The one rank that a point-to-point call waits for.
-pub(super) fn peer(signature: &Signature) -> Option<Rank> {
-    match signature.operation {
+pub(super) fn peer(fingerprint: &CallFingerprint) -> Option<Rank> {
+    match fingerprint.operation {
         Operation::Send { to } => Some(to),
         Operation::Recv { from } => Some(from),
         _ => None,
@@ -27,9 +27,9 @@ pub(super) struct PeerSet {
 
 impl PeerSet {
     /// The peer of a point-to-point call; nobody for a collective.
-    pub(super) fn of(signature: &Signature) -> Self {
+    pub(super) fn of(fingerprint: &CallFingerprint) -> Self {
         let bit = |peer: Rank| 1 << (peer.index() % 64);
-        match signature.operation {
+        match fingerprint.operation {
             Operation::Send { to } => Self { to: bit(to), from: 0 },
             Operation::Recv { from } => Self { to: 0, from: bit(from) },
             _ => Self::default(),
@@ -123,13 +123,13 @@ impl MessageCounts {
     }
 
     /// Counts a call `times` times, if it is a message.
-    pub(super) fn count(&mut self, signature: &Signature, times: u64) {
-        let count = match signature.operation {
+    pub(super) fn count(&mut self, fingerprint: &CallFingerprint, times: u64) {
+        let count = match fingerprint.operation {
             Operation::Send { to } => &mut self.mine[to.index()].sent,
             Operation::Recv { from } => &mut self.mine[from.index()].received,
             _ => return,
         };
-        let bytes = (signature.count * signature.dtype.size()) as u64;
+        let bytes = (fingerprint.count * fingerprint.dtype.size()) as u64;
         if bytes > 0 {
             count.messages += times;
             count.bytes += bytes * times;
@@ -176,8 +176,8 @@ mod tests {
     use crate::operation::ReduceOp;
     use proptest::prelude::*;
 
-    fn call(operation: Operation, count: usize) -> Signature {
-        Signature { operation, dtype: DType::F32, count }
+    fn call(operation: Operation, count: usize) -> CallFingerprint {
+        CallFingerprint { operation, dtype: DType::F32, count }
     }
 
     #[test]

@@ -33,7 +33,7 @@ use crate::buffer::ViewMut;
 use crate::call::Call;
 use crate::device::{Address, Device, Event, Stream, tracked};
 use crate::error::{Error, Result};
-use crate::operation::{Operation, Signature};
+use crate::operation::{CallFingerprint, Operation};
 use crate::paths::{Path, PathTable};
 use capture::Capture;
 pub(crate) use capture::StreamCapture;
@@ -152,19 +152,19 @@ impl<C: Communicator> StreamGroup<C> {
         let stream = &self.streams[which];
         watchdog.check()?;
         device.bind()?;
-        let Call { signature, sequence, deadline, .. } = *call;
+        let Call { fingerprint, sequence, deadline, .. } = *call;
         let captured = stream.is_capturing()?;
         let bytes = communicator.workspace_bytes(call);
         let workspace = self.workspaces[which].reserve(device, stream, bytes)?;
         let _until_enqueued = order(call, &self.streams[COMPUTE], stream)?;
         let at = Instant::now();
         let inside = watchdog.enter(|entry| {
-            let (call, is_captured) = (signature, captured);
+            let (call, is_captured) = (fingerprint, captured);
             CallerEvent::Called(Called { stream: which, entry, call, sequence, at, deadline, is_captured })
         })?;
         let capture = self.capture.as_mut().filter(|_| captured);
         let in_graph = match &capture {
-            Some(capture) if self.instruments.times_graphs => capture.begin(&signature, stream)?,
+            Some(capture) if self.instruments.times_graphs => capture.begin(&fingerprint, stream)?,
             _ => None,
         };
         let started = if captured { None } else { marks.begin(which, stream, at)? };
@@ -173,9 +173,9 @@ impl<C: Communicator> StreamGroup<C> {
         let launched = unsafe { communicator.launch(call, stream, workspace) };
         let path = launched.map_err(|error| refused(watchdog, error))?;
         match capture {
-            Some(capture) => capture.end(signature, path, in_graph, stream)?,
+            Some(capture) => capture.end(fingerprint, path, in_graph, stream)?,
             None if captured => {}
-            None => marks.end(watchdog, which, stream, (started, signature, path), at)?,
+            None => marks.end(watchdog, which, stream, (started, fingerprint, path), at)?,
         }
         drop(inside);
         self.workspaces[which].reuse(&self.device, &self.streams[which])?;
@@ -204,7 +204,7 @@ impl<C: Communicator> StreamGroup<C> {
         let mut paths = Vec::with_capacity(calls.len());
         let mut outcome = Ok(());
         for (call, workspace) in calls.iter().zip(workspaces) {
-            watchdog.report(CallerEvent::GroupCalled { call: call.signature, is_captured: captured });
+            watchdog.report(CallerEvent::GroupCalled { call: call.fingerprint, is_captured: captured });
             // SAFETY: as in `enqueue`; each call has a part of the workspace.
             match unsafe { communicator.launch(call, stream, workspace) } {
                 Ok(path) => paths.push(path),
@@ -221,7 +221,7 @@ impl<C: Communicator> StreamGroup<C> {
         match self.capture.as_mut().filter(|_| captured) {
             Some(capture) => {
                 let mut all = calls.iter().zip(&paths);
-                all.try_for_each(|(call, path)| capture.end(call.signature, *path, None, stream))?;
+                all.try_for_each(|(call, path)| capture.end(call.fingerprint, *path, None, stream))?;
             }
             None if captured => {}
             None => drop(marks.place(watchdog, COMPUTE, stream, at)?),
@@ -266,7 +266,7 @@ impl Marks {
         watchdog: &Watchdog,
         which: usize,
         stream: &Stream,
-        (started, call, path): (Option<Started>, Signature, Path),
+        (started, call, path): (Option<Started>, CallFingerprint, Path),
         at: Instant,
     ) -> Result<()> {
         if let Some(started) = started {
@@ -325,7 +325,7 @@ impl<C: Communicator> Backend for StreamGroup<C> {
 
     fn submit(&mut self, mut call: Call<'_>) -> Result<Completion> {
         let completion = self.enqueue(&mut call, COMPUTE)?;
-        if call.signature.operation == Operation::Barrier && !completion.captured {
+        if call.fingerprint.operation == Operation::Barrier && !completion.captured {
             let (watchdog, stream) = (&self.watchdog, &self.streams[COMPUTE]);
             let group = &watchdog.status().members.group;
             let what = || format!("call {} of group `{group}`, barrier,", call.sequence);
@@ -362,9 +362,9 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
         let completion = self.enqueue(&mut call, SIDE)?;
         let done = Event::new(&side, false)?;
         done.record(&side)?;
-        let Call { signature, sequence, deadline, .. } = call;
+        let Call { fingerprint, sequence, deadline, .. } = call;
         let watchdog = Arc::clone(&self.watchdog);
-        Ok((completion, Box::new(SideCall { watchdog, done, compute, signature, sequence, deadline })))
+        Ok((completion, Box::new(SideCall { watchdog, done, compute, fingerprint, sequence, deadline })))
     }
 
     fn group(&mut self, mut calls: Vec<Call<'_>>, deadline: Instant) -> Result<Vec<Completion>> {
@@ -442,17 +442,17 @@ struct SideCall {
     watchdog: Arc<Watchdog>,
     done: Event,
     compute: Stream,
-    signature: Signature,
+    fingerprint: CallFingerprint,
     sequence: u64,
     deadline: Instant,
 }
 
 impl StreamWork for SideCall {
     fn wait(&mut self) -> Result<()> {
-        let Self { watchdog, done, signature, sequence, .. } = self;
+        let Self { watchdog, done, fingerprint, sequence, .. } = self;
         let group = &watchdog.status().members.group;
-        let what = || format!("call {sequence} of group `{group}`, {signature},");
-        watchdog.wait(what, peer(signature), self.deadline, || Ok(done.is_done()?))
+        let what = || format!("call {sequence} of group `{group}`, {fingerprint},");
+        watchdog.wait(what, peer(fingerprint), self.deadline, || Ok(done.is_done()?))
     }
 
     fn check(&self) -> Result<()> {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use super::messages::PeerSet;
-use crate::operation::Signature;
+use crate::operation::CallFingerprint;
 
 /// How long the newest calls of a stream may stay without a mark: their caller may not come again.
 const UNMARKED: Duration = Duration::from_millis(10);
@@ -13,7 +13,7 @@ const UNMARKED: Duration = Duration::from_millis(10);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct PendingCall {
     /// The newest of them; none when they are of different kinds.
-    pub(super) call: Option<Signature>,
+    pub(super) call: Option<CallFingerprint>,
     /// The newest's number.
     pub(super) sequence: u64,
     /// Collectives of the group up to here, to compare with the other members' progress.
@@ -139,7 +139,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn call(operation: Operation, sequence: u64, enqueued: Instant) -> PendingCall {
-        let call = Signature { operation, dtype: DType::F32, count: 1 };
+        let call = CallFingerprint { operation, dtype: DType::F32, count: 1 };
         let peers = PeerSet::of(&call);
         let deadline = enqueued + Duration::from_secs(30);
         PendingCall { call: Some(call), sequence, collectives: sequence, peers, enqueued, deadline }

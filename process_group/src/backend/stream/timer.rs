@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::capture::StreamCapture;
 use crate::backend::Timings;
 use crate::device::{DeviceError, Event, Stream};
-use crate::operation::Signature;
+use crate::operation::CallFingerprint;
 use crate::paths::Path;
 use crate::sync::lock;
 
@@ -31,13 +31,13 @@ struct State {
     pending: [VecDeque<Timing>; 2],
     /// The last launch of each graph, and the event behind it.
     launches: Vec<(Arc<StreamCapture>, Arc<Event>)>,
-    times: Vec<(Signature, Path, Duration)>,
+    times: Vec<(CallFingerprint, Path, Duration)>,
     /// Pairs of events to use again.
     free: Vec<(Event, Arc<Event>)>,
 }
 
 struct Timing {
-    call: Signature,
+    call: CallFingerprint,
     path: Path,
     start: Event,
     end: Arc<Event>,
@@ -85,7 +85,7 @@ impl CallTimer {
     pub(super) fn end(
         &self,
         started: Started,
-        (call, path): (Signature, Path),
+        (call, path): (CallFingerprint, Path),
         which: usize,
         stream: &Stream,
     ) -> Result<Arc<Event>, DeviceError> {
@@ -150,7 +150,7 @@ impl State {
         Ok(())
     }
 
-    fn keep(&mut self, call: Signature, path: Path, took: Duration) {
+    fn keep(&mut self, call: CallFingerprint, path: Path, took: Duration) {
         if self.times.len() < MAX_TIMES {
             self.times.push((call, path, took));
         }
@@ -158,7 +158,7 @@ impl State {
 }
 
 impl Timings for CallTimer {
-    fn take(&self) -> Vec<(Signature, Path, Duration)> {
+    fn take(&self) -> Vec<(CallFingerprint, Path, Duration)> {
         let mut state = lock(&self.state);
         if let Err(error) = state.read() {
             // The next call on the GPU reports it; what was read before counts.

@@ -5,11 +5,11 @@
 
 mod attention;
 mod batch;
+mod capture;
 mod kernels;
 mod launch;
 mod linear;
 mod matmul;
-mod capture;
 mod rows;
 
 use std::ops::Range;
@@ -19,9 +19,9 @@ use ryzanstein_process_group::device::Device;
 use ryzanstein_process_group::{Buffer as _, DType};
 
 use self::attention::ARRIVALS;
+pub use self::capture::CapturedGraph;
 use self::kernels::Kernels;
 use self::matmul::Matmul;
-pub use self::capture::CapturedGraph;
 use super::batch::{Batch, SlotMapping};
 use super::operations::{AttentionCall, Compute, LayerCache};
 use super::shapes;

@@ -34,7 +34,7 @@ impl<T: Transport> Run<'_, T> {
             }
             match link.parse_header() {
                 Ok(Some(header)) => {
-                    if header.kind != Kind::Goodbye && !header.signature.operation.is_point_to_point() {
+                    if header.kind != Kind::Goodbye && !header.fingerprint.operation.is_point_to_point() {
                         link.seen = link.seen.max(Some(header.sequence));
                     }
                     link.header = Some(header);
@@ -117,7 +117,7 @@ impl<T: Transport> Run<'_, T> {
                 Err(Error::PeerLost { .. }) if has_all && self.links[peer].goodbye => continue,
                 Err(error) => return Err(error),
             };
-            if matches!(header.signature.operation, Operation::Send { .. }) {
+            if matches!(header.fingerprint.operation, Operation::Send { .. }) {
                 if !self.is_receiving_from(peer) {
                     let link = &mut self.links[peer];
                     link.header = None;
@@ -125,9 +125,10 @@ impl<T: Transport> Run<'_, T> {
                         link.header = Some(header);
                     }
                 }
-            } else if !self.signature.operation.is_point_to_point()
+            } else if !self.fingerprint.operation.is_point_to_point()
                 && (header.sequence < self.sequence
-                    || header.sequence == self.sequence && (!expects || header.signature != self.signature))
+                    || header.sequence == self.sequence
+                        && (!expects || header.fingerprint != self.fingerprint))
             {
                 self.check(peer, &header)?;
                 return Err(self.corrupt(peer, "a message that its own schedule does not have"));
@@ -141,20 +142,20 @@ impl<T: Transport> Run<'_, T> {
     }
 
     pub(super) fn is_receiving_from(&self, peer: Peer) -> bool {
-        self.signature.operation == Operation::Recv { from: self.links.rank(peer) }
+        self.fingerprint.operation == Operation::Recv { from: self.links.rank(peer) }
     }
 
     /// Compares a header with what this rank is doing.
     pub(super) fn check(&self, peer: Peer, header: &Header) -> Result<()> {
-        if header.sequence < self.sequence && !self.signature.operation.is_point_to_point() {
+        if header.sequence < self.sequence && !self.fingerprint.operation.is_point_to_point() {
             self.compare(peer, header)?;
         }
         let from = self.name(peer);
-        let mut mine = self.signature;
+        let mut mine = self.fingerprint;
         if let Operation::Recv { .. } = mine.operation {
             mine.operation = Operation::Send { to: self.context.rank };
         }
-        if header.sequence == self.sequence && header.signature == mine {
+        if header.sequence == self.sequence && header.fingerprint == mine {
             let kind = if T::IN_BAND { Kind::Data } else { Kind::ReadyToSend };
             let expected = Header { kind, ..self.header(header.length) };
             if header.kind == kind && header.algorithm == expected.algorithm {
@@ -167,10 +168,10 @@ impl<T: Transport> Run<'_, T> {
                 rank: self.context.global_rank,
                 mine: format!("{mine} by {}", path_of(&expected)),
                 peer: from,
-                theirs: format!("{} by {}", header.signature, path_of(header)),
+                theirs: format!("{} by {}", header.fingerprint, path_of(header)),
             });
         }
-        if header.signature == mine {
+        if header.fingerprint == mine {
             return Err(Error::Mismatch {
                 group: self.context.group.into(),
                 sequence: self.sequence,
@@ -184,8 +185,8 @@ impl<T: Transport> Run<'_, T> {
         Err(Error::mismatch(
             self.context.group,
             self.sequence,
-            (self.context.global_rank, &self.signature),
-            (from, &header.signature),
+            (self.context.global_rank, &self.fingerprint),
+            (from, &header.fingerprint),
         ))
     }
 }

@@ -24,7 +24,7 @@ impl<T: Transport> Run<'_, T> {
             rank: link.rank(),
             host: link.peer.host.clone(),
             pid: link.peer.pid,
-            during: self.signature.to_string(),
+            during: self.fingerprint.to_string(),
             detail,
         }
     }
@@ -33,7 +33,7 @@ impl<T: Transport> Run<'_, T> {
         Error::Transport(format!(
             "rank {} sent {what} in {}; both ends must run the same version",
             self.name(peer),
-            self.signature
+            self.fingerprint
         ))
     }
 
@@ -44,7 +44,7 @@ impl<T: Transport> Run<'_, T> {
 
     /// The deadline has passed: asks everybody where they are, and names those who do not say.
     pub(super) fn give_up(&mut self, started: Instant) -> Error {
-        if let Operation::Send { to: peer } | Operation::Recv { from: peer } = self.signature.operation {
+        if let Operation::Send { to: peer } | Operation::Recv { from: peer } = self.fingerprint.operation {
             let missing = Peer::new(peer.index(), self.context.rank.index()).map(|peer| self.name(peer));
             return self.timeout(started, missing.into_iter().collect());
         }
@@ -68,7 +68,7 @@ impl<T: Transport> Run<'_, T> {
 
     pub(super) fn timeout(&self, started: Instant, missing: Vec<Rank>) -> Error {
         Error::Timeout {
-            what: format!("{} in group `{}` (call {})", self.signature, self.context.group, self.sequence),
+            what: format!("{} in group `{}` (call {})", self.fingerprint, self.context.group, self.sequence),
             waited: started.elapsed(),
             missing,
         }

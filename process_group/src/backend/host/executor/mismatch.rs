@@ -11,7 +11,7 @@ use crate::backend::host::link::Moved;
 use crate::backend::host::transport::Transport;
 use crate::error::{Error, Result};
 use crate::mesh::Peer;
-use crate::operation::Signature;
+use crate::operation::CallFingerprint;
 use crate::wire::frame::{Header, Kind};
 
 /// How long a rank waits in a call before it asks the others what they called.
@@ -19,20 +19,20 @@ pub(super) const ASK_AFTER: Duration = Duration::from_millis(200);
 /// How long it waits for the answer of a rank that is ahead of it, which may be busy elsewhere.
 const ANSWER: Duration = Duration::from_millis(800);
 /// This rank's newest collectives.
-pub(in crate::backend::host) type History = crate::backend::history::History<Signature>;
+pub(in crate::backend::host) type History = crate::backend::history::History<CallFingerprint>;
 
 impl<T: Transport> Run<'_, T> {
     /// Compares a header with this rank's own call of the same number, if that is remembered.
     pub(super) fn compare(&self, peer: Peer, header: &Header) -> Result<()> {
-        if header.signature.operation.is_point_to_point() {
+        if header.fingerprint.operation.is_point_to_point() {
             return Ok(());
         }
         match self.context.history.get(header.sequence) {
-            Some(mine) if mine != header.signature => Err(Error::mismatch(
+            Some(mine) if mine != header.fingerprint => Err(Error::mismatch(
                 self.context.group,
                 header.sequence,
                 (self.context.global_rank, &mine),
-                (self.name(peer), &header.signature),
+                (self.name(peer), &header.fingerprint),
             )),
             _ => Ok(()),
         }
@@ -42,7 +42,7 @@ impl<T: Transport> Run<'_, T> {
     pub(super) fn answer(&self, question: &Header) -> Header {
         let present = Header { kind: Kind::Answer, ..self.header(0) };
         match self.context.history.get(question.sequence) {
-            Some(signature) => Header { signature, sequence: question.sequence, ..present },
+            Some(fingerprint) => Header { fingerprint, sequence: question.sequence, ..present },
             None => present,
         }
     }

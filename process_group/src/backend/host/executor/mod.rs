@@ -18,7 +18,7 @@ use super::spin::SpinPolicy;
 use super::transport::{Outgoing, Sent, Transport};
 use crate::error::Result;
 use crate::mesh::{Peer, Peers};
-use crate::operation::{Operation, Signature};
+use crate::operation::{CallFingerprint, Operation};
 use crate::rank::Rank;
 use crate::schedule::program::{Region, Space};
 use crate::wire::frame::{Header, Kind};
@@ -106,7 +106,7 @@ pub(super) struct Run<'a, T> {
     pub(super) links: &'a mut Peers<Link>,
     pub(super) transport: &'a mut T,
     pub(super) compiled: &'a Compiled,
-    pub(super) signature: Signature,
+    pub(super) fingerprint: CallFingerprint,
     pub(super) sequence: u64,
     pub(super) deadline: Instant,
     pub(super) spaces: Spaces<'a>,
@@ -116,8 +116,8 @@ pub(super) struct Run<'a, T> {
 impl<'a, T: Transport> Run<'a, T> {
     /// The same call on another transport.
     pub(super) fn on<U>(self, transport: &'a mut U) -> Run<'a, U> {
-        let Run { context, links, compiled, signature, sequence, deadline, spaces, progress, .. } = self;
-        Run { context, links, transport, compiled, signature, sequence, deadline, spaces, progress }
+        let Run { context, links, compiled, fingerprint, sequence, deadline, spaces, progress, .. } = self;
+        Run { context, links, transport, compiled, fingerprint, sequence, deadline, spaces, progress }
     }
 
     /// Does the whole program.
@@ -126,13 +126,13 @@ impl<'a, T: Transport> Run<'a, T> {
         self.progress.reset(self.compiled.lengths.len());
         let mut idle_since = started;
         let mut looks = 0u32;
-        let may_ask = !self.signature.operation.is_point_to_point();
+        let may_ask = !self.fingerprint.operation.is_point_to_point();
         let mut ask_at = may_ask.then(|| started + mismatch::ASK_AFTER);
         loop {
             let moved = self.step()?;
             if self.progress.left == 0 && !self.has_more_to_say() {
                 // All have come, and all that they sent before is there: also what no later call may look at for long.
-                return if self.signature.operation == Operation::Barrier { self.listen() } else { Ok(()) };
+                return if self.fingerprint.operation == Operation::Barrier { self.listen() } else { Ok(()) };
             }
             if moved {
                 looks = 0;
@@ -175,7 +175,7 @@ impl<'a, T: Transport> Run<'a, T> {
     }
 
     fn size(&self) -> usize {
-        self.signature.dtype.size()
+        self.fingerprint.dtype.size()
     }
 
     /// Length of a node in bytes.
@@ -232,7 +232,7 @@ impl<'a, T: Transport> Run<'a, T> {
             if allowed - done < piece {
                 break;
             }
-            let payload = self.spaces.read(region, self.signature.dtype.size(), done, allowed);
+            let payload = self.spaces.read(region, self.fingerprint.dtype.size(), done, allowed);
             let message = Outgoing { header: self.header(length), payload, left };
             let sent = self.transport.send(peer, &mut self.links[peer], &message);
             let progress = &mut self.progress.peers[peer];
@@ -268,7 +268,7 @@ impl<'a, T: Transport> Run<'a, T> {
     fn header(&self, length: usize) -> Header {
         Header {
             kind: Kind::Data,
-            signature: self.signature,
+            fingerprint: self.fingerprint,
             algorithm: self.compiled.spec.algorithm,
             sequence: self.sequence,
             length,

@@ -45,12 +45,12 @@ impl<T: Transport> Run<'_, T> {
     /// Gets the header of the next expected message, and checks that it is the one expected.
     fn open(&mut self, peer: Peer, node: usize) -> Result<bool> {
         let Some(header) = self.next_header(peer)? else { return Ok(false) };
-        let is_message = self.signature.operation.is_point_to_point();
+        let is_message = self.fingerprint.operation.is_point_to_point();
         let link = &mut self.links[peer];
         if is_message && !link.unexpected.is_empty() {
             return Ok(false);
         }
-        let from_peer = matches!(header.signature.operation, Operation::Send { .. });
+        let from_peer = matches!(header.fingerprint.operation, Operation::Send { .. });
         if from_peer && !is_message {
             // A message that will be asked for later stands before the one we need.
             link.header = None;
@@ -84,7 +84,7 @@ impl<T: Transport> Run<'_, T> {
     fn take_unexpected(&mut self, peer: Peer, next: &Receive) -> Result<bool> {
         let Receive { node, into: Target::Region(region) } = *next else { return Ok(false) };
         let link = &mut self.links[peer];
-        if !self.signature.operation.is_point_to_point() || !link.continue_unexpected() {
+        if !self.fingerprint.operation.is_point_to_point() || !link.continue_unexpected() {
             return Ok(false);
         }
         let Some(message) = link.unexpected.pop_front() else { return Ok(false) };

@@ -61,7 +61,7 @@ impl<T: Transport> Run<'_, T> {
     fn reduce_ready(&mut self, reduction: &Reduction, done: usize, ready: usize) {
         let size = self.size();
         let Reduction { into, ref operands, last, .. } = *reduction;
-        let op = self.signature.operation.reduce_op().unwrap_or(ReduceOp::Max);
+        let op = self.fingerprint.operation.reduce_op().unwrap_or(ReduceOp::Max);
         let divisor = (last && op == ReduceOp::Avg).then_some(self.links.world_size());
         let Spaces { input, output, scratch } = &mut self.spaces;
         let own_space = operands.iter().find_map(|operand| match operand {
@@ -88,6 +88,6 @@ impl<T: Transport> Run<'_, T> {
             })
             .collect();
         let at = into.start * size + done;
-        reduce::reduce(self.signature.dtype, op, &mut target[at..at + ready], &sources, divisor);
+        reduce::reduce(self.fingerprint.dtype, op, &mut target[at..at + ready], &sources, divisor);
     }
 }

@@ -16,7 +16,7 @@ use crate::backend::host::spin::SpinPolicy;
 use crate::backend::host::tests::member;
 use crate::dtype::DType;
 use crate::mesh::{Peer, Peers};
-use crate::operation::{Operation, ReduceOp, Signature};
+use crate::operation::{CallFingerprint, Operation, ReduceOp};
 use crate::rank::Rank;
 use crate::schedule::Algorithm;
 use crate::schedule::build::CollectiveSpec;
@@ -134,10 +134,10 @@ fn all_reduces(
     (mut links, mut queues): (Peers<Link>, Queues),
 ) -> Vec<u32> {
     const COUNT: usize = 2500;
-    let signature =
-        Signature { operation: Operation::AllReduce(ReduceOp::Sum), dtype: DType::U32, count: COUNT };
+    let fingerprint =
+        CallFingerprint { operation: Operation::AllReduce(ReduceOp::Sum), dtype: DType::U32, count: COUNT };
     let spec = CollectiveSpec {
-        operation: signature.operation,
+        operation: fingerprint.operation,
         algorithm,
         count: COUNT,
         in_place: true,
@@ -148,7 +148,7 @@ fn all_reduces(
     let mut history = History::default();
     let mut sums: Vec<u32> = (0..COUNT).map(|i| ((rank + 1) * i) as u32).collect();
     for sequence in 1..=2 {
-        history.push(sequence, signature);
+        history.push(sequence, fingerprint);
         let run = Run {
             context: Context {
                 group: "queues",
@@ -161,7 +161,7 @@ fn all_reduces(
             links: &mut links,
             transport: &mut queues,
             compiled: &compiled,
-            signature,
+            fingerprint,
             sequence,
             deadline: Instant::now() + LATE,
             spaces: Spaces { input: None, output: bytemuck::cast_slice_mut(&mut sums), scratch: &mut [] },

@@ -20,7 +20,7 @@ use crate::backend::stream::desync::{DesyncDetector, Finding, Verdict};
 use crate::backend::stream::messages::{MessageCounts, PeerSet, UnmatchedMessage, peer};
 use crate::backend::stream::pending::{PendingCall, PendingCalls};
 use crate::error::{Error, Result};
-use crate::operation::Signature;
+use crate::operation::CallFingerprint;
 use crate::rank::{self, Rank};
 use crate::roster::Member;
 
@@ -62,7 +62,7 @@ pub(crate) struct Called {
     pub(crate) stream: usize,
     /// Number of the caller's entry into the library.
     pub(crate) entry: u64,
-    pub(crate) call: Signature,
+    pub(crate) call: CallFingerprint,
     /// Its number in the group; for messages, in their pair and direction.
     pub(crate) sequence: u64,
     pub(crate) at: Instant,
@@ -82,7 +82,7 @@ pub(crate) enum CallerEvent {
     },
     /// A call of the group of calls.
     GroupCalled {
-        call: Signature,
+        call: CallFingerprint,
         is_captured: bool,
     },
     /// The group of calls is handed to the library, to be done by the deadline.
@@ -150,7 +150,7 @@ pub(crate) type Unverified = Vec<Rank>;
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     number: u64,
-    call: Option<Signature>,
+    call: Option<CallFingerprint>,
     peers: PeerSet,
     since: Instant,
     deadline: Option<Instant>,
@@ -271,7 +271,7 @@ impl Core {
         self.pending[stream].push(PendingCall { call, sequence, collectives, peers, enqueued: at, deadline });
     }
 
-    fn count(&mut self, call: &Signature) {
+    fn count(&mut self, call: &CallFingerprint) {
         if call.operation.is_point_to_point() {
             self.messages.count(call, 1);
         } else {
@@ -282,7 +282,7 @@ impl Core {
     fn enter(
         &mut self,
         number: u64,
-        call: Option<Signature>,
+        call: Option<CallFingerprint>,
         peers: PeerSet,
         since: Instant,
         deadline: Option<Instant>,
@@ -655,16 +655,16 @@ impl Core {
         pending.map_or_else(|| "no call".into(), words)
     }
 
-    fn words(&self, call: Option<Signature>, sequence: u64) -> String {
+    fn words(&self, call: Option<CallFingerprint>, sequence: u64) -> String {
         format!("call {sequence} of group `{}`, {},", self.members.group, words(call))
     }
 }
 
-fn words(call: Option<Signature>) -> String {
+fn words(call: Option<CallFingerprint>) -> String {
     call.map_or_else(|| "several calls".into(), |call| call.to_string())
 }
 
-fn broadcast_calls(first: u64, calls: &[Signature], out: &mut Vec<Action>) {
+fn broadcast_calls(first: u64, calls: &[CallFingerprint], out: &mut Vec<Action>) {
     for (index, calls) in calls.chunks(MAX_CALLS).enumerate() {
         let first = first + (index * MAX_CALLS) as u64;
         out.push(Action::Broadcast(ControlMessage::Calls(first, calls.to_vec())));

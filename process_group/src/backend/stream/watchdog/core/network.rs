@@ -23,7 +23,7 @@ const HEARD: Duration = Duration::from_millis(20);
 /// A call that a GPU has been given.
 #[derive(Debug)]
 struct Enqueued {
-    call: Signature,
+    call: CallFingerprint,
     /// Its number among the member's collectives, or among its messages with the peer in this direction.
     number: u64,
     at: Instant,
@@ -93,16 +93,16 @@ pub(super) struct Network {
 }
 
 /// An all-reduce of so many elements.
-pub(super) fn all_reduce(count: usize) -> Signature {
-    Signature { operation: Operation::AllReduce(ReduceOp::Sum), dtype: DType::F32, count }
+pub(super) fn all_reduce(count: usize) -> CallFingerprint {
+    CallFingerprint { operation: Operation::AllReduce(ReduceOp::Sum), dtype: DType::F32, count }
 }
 
-pub(super) fn send(to: u32, count: usize) -> Signature {
-    Signature { operation: Operation::Send { to: Rank(to) }, dtype: DType::F32, count }
+pub(super) fn send(to: u32, count: usize) -> CallFingerprint {
+    CallFingerprint { operation: Operation::Send { to: Rank(to) }, dtype: DType::F32, count }
 }
 
-pub(super) fn recv(from: u32, count: usize) -> Signature {
-    Signature { operation: Operation::Recv { from: Rank(from) }, dtype: DType::F32, count }
+pub(super) fn recv(from: u32, count: usize) -> CallFingerprint {
+    CallFingerprint { operation: Operation::Recv { from: Rank(from) }, dtype: DType::F32, count }
 }
 
 /// Global rank of a member: not its position, so that a mix-up shows.
@@ -173,7 +173,7 @@ impl Network {
     }
 
     /// A member enqueues a call, and comes out of the library at once.
-    pub(super) fn call(&mut self, member: usize, call: Signature) {
+    pub(super) fn call(&mut self, member: usize, call: CallFingerprint) {
         if !self.is_up(member) {
             return;
         }
@@ -185,14 +185,14 @@ impl Network {
         }
     }
 
-    pub(super) fn all_call(&mut self, call: Signature) {
+    pub(super) fn all_call(&mut self, call: CallFingerprint) {
         for member in 0..self.nodes.len() {
             self.call(member, call);
         }
     }
 
     /// A member goes into the library with a call, and stays there.
-    pub(super) fn enter(&mut self, member: usize, call: Signature) {
+    pub(super) fn enter(&mut self, member: usize, call: CallFingerprint) {
         let (now, deadline) = (self.now, self.now + self.timeout);
         let node = &mut self.nodes[member];
         node.entries += 1;
@@ -202,7 +202,7 @@ impl Network {
     }
 
     /// A member launches a graph of these calls.
-    pub(super) fn launch(&mut self, member: usize, calls: &[Signature]) {
+    pub(super) fn launch(&mut self, member: usize, calls: &[CallFingerprint]) {
         if !self.is_up(member) {
             return;
         }
@@ -223,7 +223,7 @@ impl Network {
     }
 
     /// A member makes calls as one group.
-    pub(super) fn group(&mut self, member: usize, calls: &[Signature]) {
+    pub(super) fn group(&mut self, member: usize, calls: &[CallFingerprint]) {
         if !self.is_up(member) {
             return;
         }
@@ -242,7 +242,7 @@ impl Network {
         self.mark(member);
     }
 
-    fn enqueue(&mut self, member: usize, call: Signature) {
+    fn enqueue(&mut self, member: usize, call: CallFingerprint) {
         let takes = Duration::from_micros(self.rng.random_range(5..3000));
         let node = &mut self.nodes[member];
         let number = match call.operation {
@@ -473,7 +473,12 @@ impl Network {
     }
 
     /// Whether the other member's GPU has come to the counterpart of a call, and that has taken its time.
-    fn meets(&self, mine: &Enqueued, other: usize, is_counterpart: impl Fn(&Signature) -> bool) -> bool {
+    fn meets(
+        &self,
+        mine: &Enqueued,
+        other: usize,
+        is_counterpart: impl Fn(&CallFingerprint) -> bool,
+    ) -> bool {
         let is_collective = !mine.call.operation.is_point_to_point();
         if is_collective && self.hangs_from.is_some_and(|from| mine.number >= from) {
             return false;

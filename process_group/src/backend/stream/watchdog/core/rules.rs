@@ -597,7 +597,7 @@ fn strike(net: &mut Network, fault: Fault, culprit: usize) {
 fn make(net: &mut Network, member: usize, call: usize, diverges: bool) {
     if diverges {
         let operation = Operation::AllReduce(ReduceOp::Max);
-        return net.call(member, Signature { operation, ..all_reduce(8) });
+        return net.call(member, CallFingerprint { operation, ..all_reduce(8) });
     }
     match call % 7 {
         5 => net.launch(member, &[all_reduce(call), all_reduce(8)]),

@@ -1,10 +1,10 @@
 //! What a call asks for, in 16 bytes: operation, reduction, element type, 0, root u32, count u64, little endian.
 
 use crate::dtype::DType;
-use crate::operation::{Operation, ReduceOp, Signature};
+use crate::operation::{CallFingerprint, Operation, ReduceOp};
 use crate::rank::Rank;
 
-/// Bytes of a signature.
+/// Bytes of a fingerprint.
 pub(crate) const BYTES: usize = 16;
 
 const OPERATIONS: usize = 11;
@@ -43,8 +43,8 @@ fn operation(number: u8, op: ReduceOp, root: Rank) -> Option<Operation> {
     })
 }
 
-pub(crate) fn pack(signature: &Signature) -> [u8; BYTES] {
-    let Signature { operation, dtype, count } = *signature;
+pub(crate) fn pack(fingerprint: &CallFingerprint) -> [u8; BYTES] {
+    let CallFingerprint { operation, dtype, count } = *fingerprint;
     let root = match operation {
         Operation::Send { to } => to,
         Operation::Recv { from } => from,
@@ -59,11 +59,11 @@ pub(crate) fn pack(signature: &Signature) -> [u8; BYTES] {
 }
 
 /// `None` for bytes that no rank of this version sends.
-pub(crate) fn unpack(bytes: &[u8; BYTES]) -> Option<Signature> {
+pub(crate) fn unpack(bytes: &[u8; BYTES]) -> Option<CallFingerprint> {
     let [kind, op, dtype, 0, a, b, c, d, count @ ..] = *bytes else { return None };
     let op = *ReduceOp::ALL.get(usize::from(op))?;
     let root = Rank(u32::from_le_bytes([a, b, c, d]));
-    Some(Signature {
+    Some(CallFingerprint {
         operation: operation(kind, op, root)?,
         dtype: DType::from_wire(dtype)?,
         count: usize::try_from(u64::from_le_bytes(count)).ok()?,
@@ -71,16 +71,16 @@ pub(crate) fn unpack(bytes: &[u8; BYTES]) -> Option<Signature> {
 }
 
 #[cfg(test)]
-pub(crate) use tests::any_signature;
+pub(crate) use tests::any_fingerprint;
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    pub(crate) fn any_signature() -> impl Strategy<Value = Signature> {
+    pub(crate) fn any_fingerprint() -> impl Strategy<Value = CallFingerprint> {
         let parts = (0..OPERATIONS as u8, 0..5usize, any::<u32>(), 0..10u8, 0..usize::MAX);
-        parts.prop_map(|(kind, op, root, dtype, count)| Signature {
+        parts.prop_map(|(kind, op, root, dtype, count)| CallFingerprint {
             operation: operation(kind, ReduceOp::ALL[op], Rank(root)).expect("a number of an operation"),
             dtype: DType::from_wire(dtype).expect("a number of a type"),
             count,
@@ -89,14 +89,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn signatures_survive_the_wire(signature in any_signature()) {
-            prop_assert_eq!(unpack(&pack(&signature)), Some(signature));
+        fn fingerprints_survive_the_wire(fingerprint in any_fingerprint()) {
+            prop_assert_eq!(unpack(&pack(&fingerprint)), Some(fingerprint));
         }
 
         #[test]
         fn any_bytes_unpack_to_what_packs_to_them_again_or_to_nothing(bytes: [u8; BYTES]) {
-            if let Some(signature) = unpack(&bytes) {
-                prop_assert_eq!(unpack(&pack(&signature)), Some(signature));
+            if let Some(fingerprint) = unpack(&bytes) {
+                prop_assert_eq!(unpack(&pack(&fingerprint)), Some(fingerprint));
             }
         }
     }
