@@ -31,13 +31,13 @@ pub mod table;
 pub mod targets;
 #[cfg(test)]
 mod testing;
+pub mod units;
 mod wire;
 mod work;
 
+pub use backend::capability::{Capability, ComponentVersion, Exclusive};
 pub use backend::kind::BackendKind;
-pub use backend::select::{
-    BackendSelection, Capability, ComponentVersion, Exclusive, SelectionError, select_backend,
-};
+pub use backend::select::{BackendSelection, SelectionError, select_backend};
 pub use buffer::{Buffer, BufferMut, DeviceMemory, Memory, View, ViewMut};
 pub use call::Call;
 pub use dtype::{DType, Element, UnknownDType};

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use ryzanstein_config::Config;
 
-use crate::backend::factory::{ProbeContext, Together, factories};
+use crate::backend::factory::{ProbeContext, Together};
 use crate::backend::kind::BackendKind;
+use crate::backend::registry::factories;
 use crate::deadline;
 use crate::device::{Device, Surroundings};
 use crate::error::{Error, Result};

@@ -14,10 +14,15 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use crate::backend::Timings;
 use crate::dtype::DType;
 use crate::operation::{CallFingerprint, Operation};
 use crate::paths::Path;
+
+/// Where times come from that only the GPU knows, some time after the call.
+pub(crate) trait Timings: Send + Sync {
+    /// Calls that were done since the last time this was asked, and how long each took. Never waits.
+    fn take(&self) -> Vec<(CallFingerprint, Path, Duration)>;
+}
 
 /// What is recorded, when a call counts as slow, and how often the same class may say so.
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 
-use crate::backend::StreamWork;
+use crate::backend::stream::StreamWork;
 use crate::error::{Error, Result};
 
 /// An operation that runs beside its caller, in the order it was started. Owns its buffer until it is done.

@@ -6,11 +6,10 @@ use std::path::{Path, PathBuf};
 use ryzanstein_process_group::{self as process_group, DType, Rank};
 use serde::{Deserialize, Serialize};
 
-use crate::checkpoint::CheckpointError;
+use crate::checkpoint::error::CheckpointError;
 use crate::float::UnsupportedDType;
-use crate::model::ModelFileError;
+use crate::model::config_error::ModelFileError;
 use crate::shard::ShardError;
-use crate::tensor::Tensor;
 
 /// The result of everything here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -258,11 +257,5 @@ impl Error {
 
     pub(crate) fn input(reason: impl Into<String>) -> Self {
         Self::Input(reason.into())
-    }
-
-    /// Two tensors that do not fit an operation together.
-    pub(crate) fn shape_mismatch(operation: &str, a: &Tensor, b: &Tensor) -> Self {
-        let describe = |t: &Tensor| format!("{:?} of {}", t.shape(), t.dtype());
-        Self::Input(format!("{operation}: {} and {} do not fit", describe(a), describe(b)))
     }
 }

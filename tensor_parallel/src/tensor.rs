@@ -274,6 +274,14 @@ impl BufferMut for Rows<'_> {
     }
 }
 
+impl Error {
+    /// Two tensors that do not fit an operation together.
+    pub(crate) fn shape_mismatch(operation: &str, a: &Tensor, b: &Tensor) -> Self {
+        let describe = |t: &Tensor| format!("{:?} of {}", t.shape(), t.dtype());
+        Self::Input(format!("{operation}: {} and {} do not fit", describe(a), describe(b)))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,7 +10,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail, ensure};
 use ryzanstein_benches::checkpoint::{self, VOCABULARY};
 use ryzanstein_benches::ranks;
-use ryzanstein_process_group::{ProcessGroup, table};
+use ryzanstein_process_group::{ProcessGroup, table, units};
 use ryzanstein_tensor_parallel::{Llama, Tensor};
 
 /// Untimed passes: the first runs eagerly, the second is captured.
@@ -58,8 +58,8 @@ fn rank(folder: &Path, sequences: &[usize], prompt: usize, passes: usize) -> Res
         let first = *of_first.get_or_insert(recorded);
         rows.push(vec![
             n.to_string(),
-            table::time(eager * 1e6),
-            table::time(recorded * 1e6),
+            units::time(eager * 1e6),
+            units::time(recorded * 1e6),
             format!("{:.0}", *n as f64 / recorded),
             format!("{:.2}", recorded / first),
         ]);

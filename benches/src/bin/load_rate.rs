@@ -13,7 +13,7 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail, ensure};
 use ryzanstein_benches::checkpoint::{self, FILE, PIECE};
 use ryzanstein_benches::ranks;
-use ryzanstein_process_group::table;
+use ryzanstein_process_group::{table, units};
 use ryzanstein_tensor_parallel::Llama;
 
 struct Options {
@@ -108,7 +108,7 @@ fn print(all: &[Vec<Round>]) {
             let (plain, loading) = (rate(|r| r.1), rate(|r| r.2));
             vec![
                 rank.to_string(),
-                table::bytes(rounds[0].0 as f64),
+                units::bytes(rounds[0].0 as f64),
                 format!("{loading:.2}"),
                 format!("{plain:.2}"),
                 format!("{:.2}", loading / plain),

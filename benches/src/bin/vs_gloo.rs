@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail, ensure};
 use ryzanstein_benches::measure::{Row, SIZES, measure};
 use ryzanstein_benches::ranks;
-use ryzanstein_process_group::table;
+use ryzanstein_process_group::{table, units};
 use serde::Serialize;
 
 fn main() -> Result<()> {
@@ -156,14 +156,14 @@ fn print(pairs: &[Pair]) {
             vec![
                 p.world_size.to_string(),
                 p.bytes.to_string(),
-                table::time(p.ours_us),
-                table::time(p.gloo_us),
+                units::time(p.ours_us),
+                units::time(p.gloo_us),
                 ratio(p.ours_us, p.gloo_us),
-                table::time(p.ours_back_to_back_us),
-                table::time(p.gloo_back_to_back_us),
+                units::time(p.ours_back_to_back_us),
+                units::time(p.gloo_back_to_back_us),
                 ratio(p.ours_back_to_back_us, p.gloo_back_to_back_us),
-                table::time(p.ours_broadcast_us),
-                table::time(p.gloo_broadcast_us),
+                units::time(p.ours_broadcast_us),
+                units::time(p.gloo_broadcast_us),
                 ratio(p.ours_broadcast_us, p.gloo_broadcast_us),
             ]
         })

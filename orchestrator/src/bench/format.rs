@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use ryzanstein_process_group::table as layout;
+use ryzanstein_process_group::units;
 
 use super::report::Report;
 use super::rows::{csv, json, table, verdict_table};
@@ -48,12 +48,8 @@ impl Report {
         if !best.is_empty() {
             let _ = writeln!(text, "Bus bandwidth is within a tenth of its best from these sizes on:");
             for (label, row) in best {
-                let _ = writeln!(
-                    text,
-                    "{label}: {} ({:.3} GB/s)",
-                    layout::bytes(row.bytes as f64),
-                    row.busbw_gbs
-                );
+                let _ =
+                    writeln!(text, "{label}: {} ({:.3} GB/s)", units::bytes(row.bytes as f64), row.busbw_gbs);
             }
             text.push('\n');
         }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use ryzanstein_process_group::table;
+use ryzanstein_process_group::units;
 
 use super::Row;
 use super::plot::{COLOURS, Curve, svg};
@@ -44,7 +44,7 @@ pub(super) fn page(report: &Report) -> String {
          <h2>Documented targets</h2>\n<pre>{}</pre>\n<h2>All figures</h2>\n<pre>{}</pre>\n\
          <p>{}</p>\n</body>\n</html>\n",
         escape(&report.heading),
-        svg("latency", &latency, table::time),
+        svg("latency", &latency, units::time),
         key(&latency),
         svg("bus bandwidth", &bandwidth, |gbs| format!("{gbs} GB/s")),
         key(&bandwidth),

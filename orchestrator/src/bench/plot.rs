@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use ryzanstein_process_group::table;
+use ryzanstein_process_group::units;
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 380.0;
@@ -33,7 +33,7 @@ pub(super) fn svg(name: &str, curves: &[Curve], unit: impl Fn(f64) -> String) ->
         format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{name} by size\">\n");
     for tick in x.ticks() {
         let (at, _) = place((tick, 1.0));
-        let label = table::bytes(tick);
+        let label = units::bytes(tick);
         let _ = writeln!(
             out,
             "<line class=\"grid\" x1=\"{at:.1}\" y1=\"{TOP}\" x2=\"{at:.1}\" y2=\"{bottom}\"/>\
@@ -69,7 +69,7 @@ pub(super) fn svg(name: &str, curves: &[Curve], unit: impl Fn(f64) -> String) ->
                 out,
                 "<circle class=\"c{class}\" cx=\"{a:.1}\" cy=\"{b:.1}\" r=\"3\"><title>{}, {}: {}</title></circle>",
                 curve.label,
-                table::bytes(point.0),
+                units::bytes(point.0),
                 unit(point.1)
             );
         }

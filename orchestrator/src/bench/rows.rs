@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use ryzanstein_process_group::table as layout;
+use ryzanstein_process_group::units;
 
 use super::{Row, Verdict};
 
@@ -28,9 +29,9 @@ fn cells(row: &Row) -> Vec<String> {
     };
     let mut cells = vec![row.op.clone(), row.dtype.to_string(), row.path.clone()];
     cells.extend(figures.cells());
-    let target = row.target_us.map_or_else(|| "-".into(), |us| format!("< {}", layout::time(us)));
+    let target = row.target_us.map_or_else(|| "-".into(), |us| format!("< {}", units::time(us)));
     let verdict = row.meets_target.map_or("-", |met| if met { "met" } else { "missed" });
-    cells.extend([layout::time(row.host_us), row.errors.to_string(), target, verdict.into()]);
+    cells.extend([units::time(row.host_us), row.errors.to_string(), target, verdict.into()]);
     cells
 }
 

@@ -1,7 +1,7 @@
 //! Compares figures with the documented targets. Pure.
 
-use ryzanstein_process_group::table;
 use ryzanstein_process_group::targets::{ABOVE_GBS, ABOVE_SHARE, TARGETS};
+use ryzanstein_process_group::units;
 
 use super::Row;
 
@@ -56,9 +56,9 @@ pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
                 .map(|row| row.median_us)
                 .min_by(f64::total_cmp);
             Verdict::of(
-                format!("{} {}", target.op, table::bytes(target.bytes as f64)),
-                format!("< {}", table::time(target.below_us)),
-                best.map(|us| (table::time(us), us < target.below_us)),
+                format!("{} {}", target.op, units::bytes(target.bytes as f64)),
+                format!("< {}", units::time(target.below_us)),
+                best.map(|us| (units::time(us), us < target.below_us)),
             )
         })
         .collect();

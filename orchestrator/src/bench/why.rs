@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use ryzanstein_process_group::paths::PathChoice;
-use ryzanstein_process_group::table as layout;
+use ryzanstein_process_group::units;
 use serde::Serialize;
 
 use super::Row;
@@ -39,7 +39,7 @@ pub(super) fn text(rows: &[Row]) -> String {
     let mut text = String::new();
     for row in rows {
         let Some(why) = &row.why else { continue };
-        let size = layout::bytes(row.bytes as f64);
+        let size = units::bytes(row.bytes as f64);
         let _ = writeln!(text, "{} of {size} took {}: {}", row.op, row.path, why.reason);
         for Rejected { path, reason } in &why.rejected {
             let _ = writeln!(text, "  not {path}: {reason}");

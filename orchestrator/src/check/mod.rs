@@ -8,7 +8,7 @@ mod block;
 use std::fmt::Write as _;
 
 use ryzanstein_process_group::targets::TARGETS;
-use ryzanstein_process_group::{ProcessGroup, ReduceOp, table};
+use ryzanstein_process_group::{ProcessGroup, ReduceOp, table, units};
 
 use crate::Orchestrator;
 use crate::bench::{self, Row};
@@ -97,7 +97,7 @@ fn roster_table(orchestrator: &mut Orchestrator) -> String {
         "{} ranks, epoch {}, ready in {}\nbackend {}: {}\n\n{}",
         roster.world_size(),
         roster.epoch,
-        table::time(manager.init_time().as_secs_f64() * 1e6),
+        units::time(manager.init_time().as_secs_f64() * 1e6),
         manager.backend(),
         manager.backend_reason(),
         table::columns(&head, 0, &rows),

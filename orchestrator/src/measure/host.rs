@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use ryzanstein_process_group::{Buffer, BufferMut, DType, Error, ProcessGroup, View, ViewMut, table};
+use ryzanstein_process_group::{Buffer, BufferMut, DType, Error, ProcessGroup, View, ViewMut, units};
 
 use super::{Bench, Call, CallBuffers, Sample};
 
@@ -58,7 +58,7 @@ impl Bench for Host {
         let bytes = elements * dtype.size();
         let mut words = Vec::new();
         words.try_reserve_exact(bytes.div_ceil(8)).map_err(|_| {
-            let size = table::bytes(bytes as f64);
+            let size = units::bytes(bytes as f64);
             Error::Configuration(format!(
                 "this host does not have {size} of memory for one buffer; measure smaller sizes, or fewer ranks"
             ))

@@ -1,14 +1,14 @@
-//! The registry of backends: how each is found usable, and connects groups.
+//! How a backend is found usable, and connects groups.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use ryzanstein_config::{BackendChoice, Config};
+use ryzanstein_config::Config;
 
+use super::Backend;
+use super::capability::Capability;
 use super::kind::BackendKind;
-use super::select::Capability;
-use super::{Backend, StreamBackend};
-use super::{host, loopback, nccl};
+use super::stream::StreamBackend;
 use crate::device::{Device, Surroundings};
 use crate::error::{Error, Result};
 use crate::in_process::InProcess;
@@ -123,16 +123,4 @@ pub(crate) trait BackendFactory: Send {
     /// # Errors
     /// Names the members that did not come by the deadline.
     fn connect(&mut self, group: &GroupSpec<'_>) -> Result<AnyBackend>;
-}
-
-/// The factories of the backends that a choice allows, the preferred one first.
-pub(crate) fn factories(choice: BackendChoice) -> Vec<Box<dyn BackendFactory>> {
-    let make = |kind: &BackendKind| -> Box<dyn BackendFactory> {
-        match kind {
-            BackendKind::Nccl => Box::new(nccl::Factory::default()),
-            BackendKind::Loopback => Box::new(loopback::Factory::default()),
-            BackendKind::Tcp => Box::new(host::Factory),
-        }
-    };
-    BackendKind::allowed_by(choice).iter().map(make).collect()
 }

@@ -6,9 +6,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::capability::Capability;
 use super::factory::{AnyBackend, BackendFactory, GroupSpec, ProbeContext};
 use super::kind::BackendKind;
-use super::select::Capability;
 use super::{Backend, Completion};
 use crate::call::Call;
 use crate::dtype::DType;

@@ -24,6 +24,7 @@ pub mod nvrtc;
 mod peer;
 mod pinned;
 mod poll;
+mod slices;
 mod stream;
 pub(crate) mod symbols;
 pub(crate) mod tracked;

@@ -1,4 +1,4 @@
-//! Slices of cudarc as buffers.
+//! What a view of a slice of cudarc must do before a call uses it.
 //!
 //! A slice keeps events of what reads and writes it on any stream, and tells its address only to who orders a stream with
 //! them. So its view holds the slice itself, and the group asks for the address when it knows the stream of the call.
@@ -7,14 +7,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUdeviceptr;
-use cudarc::driver::{
-    CudaSlice, CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceSlice, SyncOnDrop,
-};
+use cudarc::driver::{CudaStream, SyncOnDrop};
 
 use super::error::DeviceError;
 use super::stream::Stream;
-use crate::buffer::{Buffer, BufferMut, View, ViewMut};
-use crate::dtype::Element;
 
 /// A slice to read.
 pub(crate) trait Tracked: fmt::Debug + Send + Sync {
@@ -34,49 +30,6 @@ pub(crate) trait TrackedMut: Tracked {
     /// writes it.
     fn write_on<'s>(&'s mut self, stream: &'s CudaStream) -> (CUdeviceptr, SyncOnDrop<'s>);
 }
-
-macro_rules! tracked {
-    ($($slice:ty),*) => { $(
-        impl<T: Element> Tracked for $slice {
-            fn home(&self) -> &Arc<CudaStream> {
-                DeviceSlice::stream(self)
-            }
-
-            fn bytes(&self) -> usize {
-                DeviceSlice::num_bytes(self)
-            }
-
-            fn read_on<'s>(&'s self, stream: &'s CudaStream) -> (CUdeviceptr, SyncOnDrop<'s>) {
-                self.device_ptr(stream)
-            }
-        }
-
-        impl<T: Element> Buffer for $slice {
-            fn view(&self) -> View<'_> {
-                View::tracked(T::DTYPE, self)
-            }
-        }
-    )* };
-}
-
-macro_rules! tracked_mut {
-    ($($slice:ty),*) => { $(
-        impl<T: Element> TrackedMut for $slice {
-            fn write_on<'s>(&'s mut self, stream: &'s CudaStream) -> (CUdeviceptr, SyncOnDrop<'s>) {
-                self.device_ptr_mut(stream)
-            }
-        }
-
-        impl<T: Element> BufferMut for $slice {
-            fn view_mut(&mut self) -> ViewMut<'_> {
-                ViewMut::tracked(T::DTYPE, self)
-            }
-        }
-    )* };
-}
-
-tracked!(CudaSlice<T>, CudaView<'_, T>, CudaViewMut<'_, T>);
-tracked_mut!(CudaSlice<T>, CudaViewMut<'_, T>);
 
 /// Refuses a slice that no call on this stream can use.
 pub(crate) fn check(slice: &dyn Tracked, compute: &Stream) -> Result<(), DeviceError> {

@@ -7,9 +7,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::GroupInfo;
+use crate::backend::Completion;
 use crate::backend::factory::AnyBackend;
-use crate::backend::stream::{self, StreamCapture};
-use crate::backend::{Completion, StreamWork};
+use crate::backend::stream::{self, StreamBackend, StreamCapture, StreamWork};
 use crate::buffer::{Memory, View, ViewMut};
 use crate::call::Call;
 use crate::deadline;
@@ -188,7 +188,7 @@ impl GroupInner {
 
     /// Ends that.
     pub(super) fn end_capture(&self) -> Option<Arc<StreamCapture>> {
-        lock(&self.core).backend.stream_mut().map(super::super::backend::StreamBackend::end_capture)
+        lock(&self.core).backend.stream_mut().map(StreamBackend::end_capture)
     }
 
     /// Repeats captured calls, the last of which is collective number `sequence`.

@@ -4,11 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::*;
-use crate::backend::{Completion, Timings};
+use crate::backend::Completion;
 use crate::buffer::{Buffer, BufferMut, View, ViewMut};
 use crate::call::Call;
 use crate::operation::{CallFingerprint, ReduceOp};
 use crate::paths::{Path, PathTable};
+use crate::profile::Timings;
 use crate::testing::{LATE, in_time};
 
 fn info(name: &str, rank: u32, world_size: usize) -> GroupInfo {

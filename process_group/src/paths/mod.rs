@@ -332,7 +332,7 @@ impl PathTable {
     fn expected(&self, path: Path, query: &Query) -> String {
         match (self.otherwise, path) {
             (Otherwise::Cheapest(model), Path::Tcp(algorithm)) => {
-                crate::table::time(cost(algorithm, query, &model).as_secs_f64() * 1e6)
+                crate::units::time(cost(algorithm, query, &model).as_secs_f64() * 1e6)
             }
             _ => "nothing".to_owned(),
         }

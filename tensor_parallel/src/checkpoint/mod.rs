@@ -2,7 +2,7 @@
 //!
 //! Opening reads the headers only. Reading a slice touches only its own bytes: whole rows at once, columns row by row.
 
-mod error;
+pub(crate) mod error;
 mod header;
 mod mmap;
 mod slice;

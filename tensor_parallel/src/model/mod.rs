@@ -1,7 +1,7 @@
 //! Whole architectures, built from the layers.
 
 mod config;
-mod config_error;
+pub(crate) mod config_error;
 mod decoder;
 mod json;
 mod llama;

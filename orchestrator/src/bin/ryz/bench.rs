@@ -8,7 +8,7 @@ use ryzanstein_config::{BackendChoice, ByteSize, Config, WorldSize};
 use ryzanstein_orchestrator::bench::{self, Format, Report, Request, Row, Sweep};
 use ryzanstein_orchestrator::measure::{Collective, UnknownCollective};
 use ryzanstein_orchestrator::{Orchestrator, VERSION};
-use ryzanstein_process_group::{BackendKind, DType, Error, ReduceOp, table};
+use ryzanstein_process_group::{BackendKind, DType, Error, ReduceOp, units};
 
 use crate::{launch, rank, settings};
 
@@ -187,8 +187,8 @@ fn measure(orchestrator: &mut Orchestrator, args: &Args, request: &Request) -> a
     let heading = heading(orchestrator, request);
     let mut tell = |row: &Row| -> Result<(), Error> {
         if is_first && !streams {
-            let size = table::bytes(row.bytes as f64);
-            eprintln!("{} {size} {}: {}", row.op, row.path, table::time(row.median_us));
+            let size = units::bytes(row.bytes as f64);
+            eprintln!("{} {size} {}: {}", row.op, row.path, units::time(row.median_us));
         }
         if streams {
             // A reader that has closed the pipe does not fail the measurement.
@@ -244,6 +244,6 @@ fn heading(orchestrator: &mut Orchestrator, request: &Request) -> String {
         } else {
             "calls made one by one; every value of every call is compared; a call's latency is that of its slowest rank"
         },
-        table::time(manager.init_time().as_secs_f64() * 1e6),
+        units::time(manager.init_time().as_secs_f64() * 1e6),
     )
 }

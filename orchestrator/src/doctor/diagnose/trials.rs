@@ -1,4 +1,4 @@
-use ryzanstein_process_group::table;
+use ryzanstein_process_group::units;
 
 use crate::doctor::facts::{Trial, TrialOutcome};
 use crate::doctor::finding::{Finding, Status};
@@ -39,10 +39,10 @@ fn describe(outcome: &TrialOutcome, ranks: usize) -> String {
     let seen = format!(
         "{ranks} ranks on {}: right values on every path, ready in {}",
         outcome.backend,
-        table::time(outcome.ready_ms * 1e3)
+        units::time(outcome.ready_ms * 1e3)
     );
     match outcome.median_us {
-        Some(median) => format!("{seen}, 100 KB in {}", table::time(median)),
+        Some(median) => format!("{seen}, 100 KB in {}", units::time(median)),
         None => seen,
     }
 }

@@ -6,7 +6,7 @@ use std::net::{Shutdown, TcpStream};
 
 use rustix::net::{SendAncillaryBuffer, SendFlags};
 
-use super::unexpected::UnexpectedMessage;
+use super::unexpected::{LIMIT, UnexpectedMessage};
 use crate::rank::Rank;
 use crate::roster::Member;
 use crate::wire::frame::{HEADER, Header, MAX_REASON};
@@ -194,6 +194,42 @@ impl Link {
 
     pub(super) fn rank(&self) -> Rank {
         self.peer.rank
+    }
+
+    /// Takes in a message that nobody has asked for. `false` when there is no room: then its sender waits.
+    pub(super) fn begin_unexpected(&mut self, header: Header) -> bool {
+        let held: usize = self.unexpected.iter().map(|message| message.bytes.len()).sum();
+        if held > 0 && held + header.length > LIMIT {
+            return false;
+        }
+        let mut bytes = Vec::new();
+        if bytes.try_reserve_exact(header.length).is_err() {
+            return false;
+        }
+        bytes.resize(header.length, 0);
+        self.partial = Some(UnexpectedMessage { header, bytes, filled: 0 });
+        true
+    }
+
+    /// Reads more of the message begun. `true` once it is whole, or when none was begun.
+    pub(super) fn continue_unexpected(&mut self) -> bool {
+        let Some(mut message) = self.partial.take() else { return true };
+        loop {
+            let missing = message.bytes.len() - message.filled;
+            let take = missing.min(self.buffered().len());
+            message.bytes[message.filled..][..take].copy_from_slice(&self.buffered()[..take]);
+            self.consume(take);
+            message.filled += take;
+            if message.filled == message.bytes.len() {
+                self.unexpected.push_back(message);
+                return true;
+            }
+            let Moved::Bytes(bytes) = self.read_into(&mut message.bytes[message.filled..]) else {
+                self.partial = Some(message);
+                return false;
+            };
+            message.filled += bytes;
+        }
     }
 }
 

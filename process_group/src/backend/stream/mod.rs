@@ -10,6 +10,7 @@
     reason = "calls are enqueued with the addresses of their buffers; each block says why it holds"
 )]
 
+mod backend;
 mod call_log;
 mod capture;
 mod control_mesh;
@@ -25,7 +26,7 @@ use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Backend, Completion, StreamBackend, StreamWork, Timings};
+use super::{Backend, Completion};
 use crate::backend::kind::BackendKind;
 use cudarc::driver::SyncOnDrop;
 
@@ -35,6 +36,8 @@ use crate::device::{Address, Device, Event, Stream, tracked};
 use crate::error::{Error, Result};
 use crate::operation::{CallFingerprint, Operation};
 use crate::paths::{Path, PathTable};
+use crate::profile::Timings;
+pub(crate) use backend::{StreamBackend, StreamWork};
 use capture::Capture;
 pub(crate) use capture::StreamCapture;
 use control_mesh::ControlMesh;

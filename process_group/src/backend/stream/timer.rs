@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::capture::StreamCapture;
-use crate::backend::Timings;
 use crate::device::{DeviceError, Event, Stream};
 use crate::operation::CallFingerprint;
 use crate::paths::Path;
+use crate::profile::Timings;
 use crate::sync::lock;
 
 /// The least time between two calls that are timed: the two events around one cost the GPU 6 microseconds, as much as a

@@ -8,7 +8,8 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use super::core::{Action, CallerEvent, Core, Observation};
-use super::{Monitored, Status, retire};
+use super::monitored::{Monitored, retire};
+use super::status::Status;
 use crate::backend::stream::control_mesh::{ControlMesh, PeerEvent};
 use crate::backend::stream::control_message::ControlMessage;
 use crate::device::{DeviceError, Event, Stream};

@@ -6,6 +6,7 @@
 
 mod core;
 mod driver;
+mod monitored;
 mod status;
 
 use std::sync::atomic::Ordering;
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 pub(crate) use self::core::GroupMembers;
 pub(super) use self::core::{Called, CallerEvent};
 use self::driver::{Driver, Report};
+pub(crate) use self::monitored::Monitored;
+use self::monitored::{in_time, retire};
 use self::status::Inside;
 pub(crate) use self::status::Status;
 use super::control_mesh::ControlMesh;
@@ -27,24 +30,6 @@ use crate::sync::lock;
 
 /// How long to wait for the watchdog's verdict on a call that has expired.
 const VERDICT: Duration = Duration::from_secs(3);
-/// How long the end of a communicator may take before it is left to itself.
-const RETIREMENT: Duration = Duration::from_secs(5);
-
-/// What a watchdog watches: the library that moves a group's data.
-pub(crate) trait Monitored: Send + Sync {
-    /// An error that the library has found by itself.
-    fn async_error(&self) -> Option<Error>;
-
-    /// Ends it in good order, behind all calls. May block for as long as the library does.
-    fn finalize(&self);
-
-    /// Whether all calls are over, as [`finalize`](Self::finalize) has found.
-    fn is_drained(&self) -> bool;
-
-    /// Ends it by force: kernels and callers that wait inside the library come out. May block for as long as the library
-    /// does. Called once the group has failed, or has been finalized.
-    fn abort(&self);
-}
 
 /// One rank's watchdog.
 pub(crate) struct Watchdog {
@@ -196,24 +181,4 @@ impl Drop for Watchdog {
     fn drop(&mut self) {
         self.close();
     }
-}
-
-/// Ends a communicator by force, on a thread that is left to itself if the library does not come back.
-fn retire(status: &Arc<Status>, monitored: &Arc<dyn Monitored>) {
-    if !in_time(status, monitored, |monitored| monitored.abort()) {
-        let group = &status.members.group;
-        tracing::warn!(group, "the library does not come back from ending a communicator; it is left");
-    }
-}
-
-/// Whether that is done in time.
-fn in_time(status: &Arc<Status>, monitored: &Arc<dyn Monitored>, end: fn(&dyn Monitored)) -> bool {
-    let monitored = Arc::clone(monitored);
-    let (done, is_done) = mpsc::channel();
-    let name = format!("ryz-end-{}", status.members.group);
-    let thread = std::thread::Builder::new().name(name).spawn(move || {
-        end(&*monitored);
-        let _ = done.send(());
-    });
-    thread.is_err() || is_done.recv_timeout(RETIREMENT).is_ok()
 }

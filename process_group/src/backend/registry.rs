@@ -1,0 +1,19 @@
+//! The registry of backends.
+
+use ryzanstein_config::BackendChoice;
+
+use super::factory::BackendFactory;
+use super::kind::BackendKind;
+use super::{host, loopback, nccl};
+
+/// The factories of the backends that a choice allows, the preferred one first.
+pub(crate) fn factories(choice: BackendChoice) -> Vec<Box<dyn BackendFactory>> {
+    let make = |kind: &BackendKind| -> Box<dyn BackendFactory> {
+        match kind {
+            BackendKind::Nccl => Box::new(nccl::Factory::default()),
+            BackendKind::Loopback => Box::new(loopback::Factory::default()),
+            BackendKind::Tcp => Box::new(host::Factory),
+        }
+    };
+    BackendKind::allowed_by(choice).iter().map(make).collect()
+}

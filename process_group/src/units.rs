@@ -1,0 +1,25 @@
+//! Figures with units, for people.
+
+/// Bytes in powers of 1000, as the targets are.
+pub fn bytes(bytes: f64) -> String {
+    match bytes {
+        b if b >= 1e9 => format!("{} GB", short(b / 1e9)),
+        b if b >= 1e6 => format!("{} MB", short(b / 1e6)),
+        b if b >= 1e3 => format!("{} KB", short(b / 1e3)),
+        b => format!("{b:.0} B"),
+    }
+}
+
+/// Microseconds with a fitting unit.
+pub fn time(us: f64) -> String {
+    match us {
+        u if u >= 1e6 => format!("{} s", short(u / 1e6)),
+        u if u >= 1e3 => format!("{} ms", short(u / 1e3)),
+        u => format!("{} us", short(u)),
+    }
+}
+
+pub(crate) fn short(value: f64) -> String {
+    let text = if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.2}") };
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
