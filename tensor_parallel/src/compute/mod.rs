@@ -2,6 +2,7 @@
 
 mod attend;
 mod batch;
+mod captured_graph;
 pub mod cuda;
 mod host;
 mod matmul;
@@ -12,7 +13,8 @@ mod skinny;
 use ryzanstein_process_group::ProcessGroup;
 
 pub use self::batch::{Batch, SlotMapping};
-pub use self::cuda::{CapturedGraph, Cuda};
+pub use self::captured_graph::CapturedGraph;
+pub use self::cuda::Cuda;
 pub use self::host::Host;
 pub use self::operations::{AttentionCall, Compute, LayerCache};
 use crate::error::Result;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use ryzanstein_process_group::DType;
 
 use super::batch::{Batch, SlotMapping};
-use super::cuda::CapturedGraph;
+use super::captured_graph::CapturedGraph;
 use crate::error::{Error, Result};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;

@@ -56,20 +56,17 @@ fn take_gpu(context: &ProbeContext<'_>) -> Result<Gpu, Obstacle> {
     };
     libraries.driver.as_ref().map_err(Clone::clone)?;
     let nccl = libraries.nccl.as_ref().map_err(Clone::clone)?;
-    let device = match context.device {
-        Some(device) => {
-            context.listens.clone().map_err(Obstacle::DoesNotListen)?;
-            device.clone()
-        }
-        None => {
-            let local_rank = context.local_rank.ok_or(Obstacle::NoLocalRank)?;
-            context.listens.clone().map_err(Obstacle::DoesNotListen)?;
-            let opened = Device::open(&libraries, local_rank, &context.config.device);
-            opened.map_err(|error| match error {
-                DeviceError::NoDevice { count, .. } => Obstacle::NoDevice(count),
-                other => Obstacle::Device(other),
-            })?
-        }
+    let device = if let Some(device) = context.device {
+        context.listens.clone().map_err(Obstacle::DoesNotListen)?;
+        device.clone()
+    } else {
+        let local_rank = context.local_rank.ok_or(Obstacle::NoLocalRank)?;
+        context.listens.clone().map_err(Obstacle::DoesNotListen)?;
+        let opened = Device::open(&libraries, local_rank, &context.config.device);
+        opened.map_err(|error| match error {
+            DeviceError::NoDevice { count, .. } => Obstacle::NoDevice(count),
+            other => Obstacle::Device(other),
+        })?
     };
     tracing::debug!(
         gpu = device.info().name,

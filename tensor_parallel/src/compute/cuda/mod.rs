@@ -5,7 +5,6 @@
 
 mod attention;
 mod batch;
-mod capture;
 mod kernels;
 mod launch;
 mod linear;
@@ -19,10 +18,11 @@ use ryzanstein_process_group::device::Device;
 use ryzanstein_process_group::{Buffer as _, DType};
 
 use self::attention::ARRIVALS;
-pub use self::capture::CapturedGraph;
+
 use self::kernels::Kernels;
 use self::matmul::Matmul;
 use super::batch::{Batch, SlotMapping};
+use super::captured_graph::CapturedGraph;
 use super::operations::{AttentionCall, Compute, LayerCache};
 use super::shapes;
 use crate::error::Result;
