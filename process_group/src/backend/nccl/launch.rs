@@ -132,6 +132,7 @@ impl Communicator for NcclLauncher {
 
 impl Launch<'_, '_> {
     /// Hands the call to NCCL. Returns the kernel that must come behind it, if it needs one.
+    #[inline]
     fn run(&self) -> Result<Option<PostKernel>> {
         let Call { fingerprint, in_place, .. } = *self.call;
         let Buffers { input, output } = self.buffers;
@@ -139,10 +140,8 @@ impl Launch<'_, '_> {
         let (count, kind, stream) =
             (fingerprint.count, nccl_type(fingerprint.dtype), self.stream.handle().cast());
         match fingerprint.operation {
-            Operation::AllReduce(op) => return self.reduction(op, None, output),
-            Operation::Reduce { op, root } => return self.reduction(op, Some(root.index()), output),
-            Operation::ReduceScatter(op) => {
-                return self.reduction(op, None, if in_place { self.chunk(output, me) } else { output });
+            Operation::AllReduce(op) | Operation::Reduce { op, .. } | Operation::ReduceScatter(op) => {
+                return self.reduction(op);
             }
             Operation::Broadcast { root } => self.nccl("ncclBroadcast", |t, c| {
                 // SAFETY: views of `count` elements that stay until the stream is past them.
@@ -218,10 +217,19 @@ impl Launch<'_, '_> {
         Ok(None)
     }
 
-    fn reduction(&self, op: ReduceOp, root: Option<usize>, output: Address) -> Result<Option<PostKernel>> {
-        let (dtype, count) = (self.call.fingerprint.dtype, self.call.fingerprint.count);
+    /// Reduces over all ranks: to all of them, to one, or to each its chunk.
+    #[inline]
+    fn reduction(&self, op: ReduceOp) -> Result<Option<PostKernel>> {
+        let Call { fingerprint, in_place, .. } = *self.call;
+        let (dtype, count) = (fingerprint.dtype, fingerprint.count);
         let (n, me) = (self.members(), self.position());
-        let scatter = matches!(self.call.fingerprint.operation, Operation::ReduceScatter(_));
+        let scatter = matches!(fingerprint.operation, Operation::ReduceScatter(_));
+        let root = match fingerprint.operation {
+            Operation::Reduce { root, .. } => Some(root.index()),
+            _ => None,
+        };
+        let output =
+            if scatter && in_place { self.chunk(self.buffers.output, me) } else { self.buffers.output };
         let elements = Elements { address: output, dtype, count };
         let gets_result = root.is_none_or(|root| root == me);
         let mut post = None;
@@ -307,6 +315,7 @@ impl Launch<'_, '_> {
     }
 
     /// Calls NCCL, which returns when it has taken the call (not when the GPU has done it).
+    #[inline]
     fn nccl(&self, name: &'static str, call: impl FnOnce(&Nccl, ncclComm_t) -> i32) -> Result<()> {
         let Some(handle) = self.launcher.handle else {
             return Err(Error::invalid(format!(

@@ -32,7 +32,7 @@ use cudarc::driver::SyncOnDrop;
 
 use crate::buffer::ViewMut;
 use crate::call::Call;
-use crate::device::{Address, Device, Event, Stream, tracked};
+use crate::device::{Address, Device, DeviceError, Event, Stream, tracked};
 use crate::error::{Error, Result};
 use crate::operation::{CallFingerprint, Operation};
 use crate::paths::{Path, PathTable};
@@ -150,6 +150,7 @@ impl<C: Communicator> StreamGroup<C> {
     }
 
     /// Enqueues a call, and has it watched.
+    #[inline]
     fn enqueue(&mut self, call: &mut Call<'_>, which: usize) -> Result<Completion> {
         let Self { communicator, watchdog, device, marks, .. } = self;
         let stream = &self.streams[which];
@@ -488,7 +489,13 @@ fn order<'s, 'a: 's>(
     if slices.iter().all(Option::is_none) {
         return Ok([None, None]);
     }
-    slices.into_iter().flatten().try_for_each(|slice| tracked::check(slice, compute))?;
+    // A slice that is refused has left nothing behind: the group goes on.
+    slices.into_iter().flatten().try_for_each(|slice| tracked::check(slice, compute)).map_err(
+        |e| match e {
+            DeviceError::Invalid(reason) => Error::Invalid(reason),
+            other => other.into(),
+        },
+    )?;
     let ordered = [
         call.input.as_mut().and_then(|input| input.order(on.cudarc())),
         call.output.as_mut().and_then(|output| output.order(on.cudarc())),

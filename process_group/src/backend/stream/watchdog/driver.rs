@@ -1,18 +1,19 @@
-//! The thread around a watchdog's core: listens to the other members and the caller, looks at the GPU, and does what the
-//! core says.
+//! The thread around a watchdog's core: listens to the other members, the caller and the [observer](super::observer), and
+//! does what the core says. It never touches the GPU, which can hold up whoever does.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use super::core::{Action, CallerEvent, Core, Observation};
 use super::monitored::{Monitored, retire};
+use super::observer::{Mark, Observer};
 use super::status::Status;
 use crate::backend::stream::control_mesh::{ControlMesh, PeerEvent};
 use crate::backend::stream::control_message::ControlMessage;
-use crate::device::{DeviceError, Event, Stream};
+use crate::device::Event;
 use crate::error::Error;
 
 /// How often the driver looks by itself; what comes over a link wakes it at once.
@@ -34,26 +35,16 @@ pub(super) enum Report {
     },
 }
 
-struct Mark {
-    event: Arc<Event>,
-    reuse: bool,
-}
-
-/// A mark placed from a thread of its own: behind how many calls.
-type LateMark = (u64, Result<Event, DeviceError>);
-
 pub(super) struct Driver {
     status: Arc<Status>,
     mesh: ControlMesh,
     monitored: Arc<dyn Monitored>,
-    /// The group's first stream.
-    stream: Stream,
+    observer: Observer,
     core: Core,
     reports: Receiver<Report>,
-    reuse: Sender<Arc<Event>>,
-    /// By stream, oldest first: each belongs to one entry of the core's pending calls.
-    marks: [VecDeque<Mark>; 2],
-    late_mark: Option<Receiver<LateMark>>,
+    /// By stream, oldest first: numbers of the marks that belong to the core's pending calls.
+    marks: [VecDeque<u64>; 2],
+    newest_mark: u64,
 }
 
 impl Driver {
@@ -61,21 +52,11 @@ impl Driver {
         status: Arc<Status>,
         mesh: ControlMesh,
         monitored: Arc<dyn Monitored>,
-        stream: Stream,
-        (reports, reuse): (Receiver<Report>, Sender<Arc<Event>>),
+        observer: Observer,
+        reports: Receiver<Report>,
     ) -> Self {
         let core = Core::new(Arc::clone(&status.members));
-        Self {
-            status,
-            mesh,
-            monitored,
-            stream,
-            core,
-            reports,
-            reuse,
-            marks: Default::default(),
-            late_mark: None,
-        }
+        Self { status, mesh, monitored, observer, core, reports, marks: Default::default(), newest_mark: 0 }
     }
 
     pub(super) fn run(mut self) {
@@ -101,30 +82,36 @@ impl Driver {
         self.act(actions);
         self.mesh.broadcast(&ControlMessage::Goodbye);
         self.mesh.close(CLOSING);
+        self.observer.close(CLOSING);
     }
 
     fn take_reports(&mut self, now: Instant, actions: &mut Vec<Action>) {
         // Not for ever, however fast calls come.
-        for report in self.reports.try_iter().take(1 << 16) {
+        for _ in 0..1 << 16 {
+            let Ok(report) = self.reports.try_recv() else { return };
             match report {
                 Report::Caller(event) => {
                     if matches!(event, CallerEvent::Idle) {
-                        for mark in self.marks.iter_mut().flat_map(|marks| marks.drain(..)) {
-                            recycle(&self.reuse, mark);
-                        }
+                        self.marks.iter_mut().for_each(VecDeque::clear);
                     }
                     self.core.caller(now, event, actions);
                 }
                 Report::Mark { stream, event, reuse } => {
                     let mark = Mark { event, reuse };
                     if self.core.marked(stream) {
-                        self.marks[stream].push_back(mark);
+                        self.watch(stream, mark);
                     } else {
-                        recycle(&self.reuse, mark);
+                        self.observer.discard(mark);
                     }
                 }
             }
         }
+    }
+
+    fn watch(&mut self, stream: usize, mark: Mark) {
+        self.newest_mark += 1;
+        self.marks[stream].push_back(self.newest_mark);
+        self.observer.watch(stream, self.newest_mark, mark);
     }
 
     fn hear(&mut self, now: Instant, heard: Vec<(usize, PeerEvent)>, actions: &mut Vec<Action>) {
@@ -139,50 +126,33 @@ impl Driver {
         }
     }
 
-    /// Looks at the GPU and the library. Only asks: the GPU can hold up whoever enqueues.
+    /// What the observer sees on the GPU and of the library.
     fn observe(&mut self, now: Instant) -> Observation {
         let exits = self.status.exits();
         // A library that fails under a caller says so to the caller, who waits for the core to find out why.
-        let is_idle = !self.core.is_inside(exits) && !self.status.has_failed();
-        let mut error = if is_idle { self.monitored.async_error() } else { None };
+        let asks_library = !self.core.is_inside(exits) && !self.status.has_failed();
+        let seen = self.observer.look(asks_library);
         let mut reached = [0; 2];
         for (stream, reached) in reached.iter_mut().enumerate() {
-            while let Some(first) = self.marks[stream].front() {
-                match first.event.is_done() {
-                    Ok(true) => {}
-                    Ok(false) => break,
-                    Err(failed) => {
-                        error = error.or(Some(failed.into()));
-                        break;
-                    }
-                }
+            while self.marks[stream].front().is_some_and(|first| seen.reached[stream] >= Some(*first)) {
+                self.marks[stream].pop_front();
                 *reached += 1;
-                if let Some(mark) = self.marks[stream].pop_front() {
-                    recycle(&self.reuse, mark);
+            }
+        }
+        match seen.placed {
+            None => {}
+            // Not while the stream is captured: the core asks again.
+            Some((_, None)) => self.core.mark_failed(),
+            Some((calls, Some(event))) => {
+                let mark = Mark { event: Arc::new(event), reuse: false };
+                if self.core.marked_late(calls, now) {
+                    self.watch(0, mark);
+                } else {
+                    self.observer.discard(mark);
                 }
             }
         }
-        match self.late_mark.as_ref().map(Receiver::try_recv) {
-            None | Some(Err(TryRecvError::Empty)) => {}
-            Some(Err(TryRecvError::Disconnected)) => {
-                self.late_mark = None;
-                self.core.mark_failed();
-            }
-            Some(Ok((calls, placed))) => {
-                self.late_mark = None;
-                match placed {
-                    Ok(event) if self.core.marked_late(calls, now) => {
-                        self.marks[0].push_back(Mark { event: Arc::new(event), reuse: false });
-                    }
-                    Ok(_) => {}
-                    Err(failed) => {
-                        self.core.mark_failed();
-                        error = error.or(Some(failed.into()));
-                    }
-                }
-            }
-        }
-        Observation { exits, reached, error }
+        Observation { exits, reached, error: seen.error }
     }
 
     fn act(&mut self, actions: Vec<Action>) {
@@ -191,12 +161,7 @@ impl Driver {
                 Action::Send(position, message) => self.mesh.send(position, &message),
                 Action::Broadcast(message) => self.mesh.broadcast(&message),
                 Action::Fail(error) => self.fail(error),
-                Action::PlaceMark(calls) => {
-                    self.late_mark = place_mark(&self.stream, calls);
-                    if self.late_mark.is_none() {
-                        self.core.mark_failed();
-                    }
-                }
+                Action::PlaceMark(calls) => self.observer.place(calls),
                 Action::Verified(outcome) => self.status.verified(outcome),
             }
         }
@@ -209,29 +174,4 @@ impl Driver {
             retire(&self.status, &self.monitored);
         }
     }
-}
-
-fn recycle(reuse: &Sender<Arc<Event>>, mark: Mark) {
-    if mark.reuse {
-        // Whoever made it may be gone.
-        let _ = reuse.send(mark.event);
-    }
-}
-
-/// Places a mark behind this many calls, from a thread that the GPU may hold up.
-fn place_mark(stream: &Stream, calls: u64) -> Option<Receiver<LateMark>> {
-    let (sender, mark) = channel();
-    let stream = stream.clone();
-    let place = move || {
-        let Ok(event) = Event::new(&stream, false) else { return };
-        let mut outcome = None;
-        let _ = stream.unless_capturing(|| {
-            outcome = Some(event.record(&stream));
-            Ok(())
-        });
-        // Not while the stream is captured: the core asks again.
-        let Some(outcome) = outcome else { return };
-        let _ = sender.send((calls, outcome.map(|()| event)));
-    };
-    std::thread::Builder::new().name("ryz-mark".into()).spawn(place).ok().map(|_| mark)
 }

@@ -1,12 +1,14 @@
 //! The watchdog of one rank's end of a group: hears of lost ranks, of errors that the library found and of calls that take
 //! too long, and ends the group then, so that no kernel and no caller waits for ever.
 //!
-//! [`core`] decides, without a socket, clock, thread or GPU. [`driver`] is the thread around it. [`Status`] is what that thread
+//! [`core`] decides, without a socket, clock, thread or GPU. [`driver`] is the thread around it; [`observer`] the one that
+//! asks the GPU. [`Status`] is what that thread
 //! and the caller's share. Callers report what they do through a channel and lock nothing.
 
 mod core;
 mod driver;
 mod monitored;
+mod observer;
 mod status;
 
 use std::sync::atomic::Ordering;
@@ -20,6 +22,7 @@ pub(super) use self::core::{Called, CallerEvent};
 use self::driver::{Driver, Report};
 pub(crate) use self::monitored::Monitored;
 use self::monitored::{in_time, retire};
+use self::observer::Observer;
 use self::status::Inside;
 pub(crate) use self::status::Status;
 use super::control_mesh::ControlMesh;
@@ -51,11 +54,16 @@ impl Watchdog {
     ) -> Result<Self> {
         let (reports, inbox) = mpsc::channel();
         let (reuse, free) = mpsc::channel();
-        let driver = Driver::new(Arc::clone(&status), mesh, Arc::clone(&monitored), stream, (inbox, reuse));
+        let failed = |e: std::io::Error| {
+            Error::Transport(format!("cannot start a thread of the group's watchdog: {e}"))
+        };
+        let observer =
+            Observer::spawn(&status.members.group, Arc::clone(&monitored), stream, reuse).map_err(failed)?;
+        let driver = Driver::new(Arc::clone(&status), mesh, Arc::clone(&monitored), observer, inbox);
         let thread = std::thread::Builder::new()
             .name(format!("ryz-watch-{}", status.members.group))
             .spawn(move || driver.run())
-            .map_err(|e| Error::Transport(format!("cannot start the group's watchdog thread: {e}")))?;
+            .map_err(failed)?;
         let (free, thread) = (Mutex::new(free), Mutex::new(Some(thread)));
         Ok(Self { status, monitored, reports, free, thread })
     }
