@@ -19,8 +19,8 @@ use super::error::DeviceError;
 use super::kernel::Module;
 use super::libraries::Libraries;
 use super::nvrtc::Nvrtc;
+use super::symbols::foreign;
 use super::symbols::{Version, hex, text};
-use crate::foreign;
 
 /// The compiler for one GPU, with what it has compiled.
 pub struct Kernels {

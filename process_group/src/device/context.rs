@@ -7,7 +7,7 @@ use cudarc::driver::{CudaContext, sys};
 use super::budget::Budget;
 use super::driver::Driver;
 use super::error::DeviceError;
-use crate::foreign;
+use super::symbols::foreign;
 
 /// What everything on a GPU needs: its context, and the driver's functions.
 ///

@@ -3,8 +3,8 @@
 pub use cudarc::cublaslt::sys;
 use libloading::os::unix::Library;
 
+use super::symbols::foreign;
 use super::symbols::{Table, Version, functions};
-use crate::foreign;
 
 functions! {
     /// cuBLASLt, matrix products.

@@ -4,8 +4,8 @@ use libloading::os::unix::Library;
 
 use super::discover::file_of;
 use super::error::DeviceError;
+use super::symbols::foreign;
 use super::symbols::{Symbol, Table, Version, functions, text};
-use crate::foreign;
 
 functions! {
     /// CUDA's driver interface, as far as cudarc's objects do not cover it or would cost a call more.

@@ -10,7 +10,7 @@ use super::driver::NOT_READY;
 use super::error::DeviceError;
 use super::poll::poll;
 use super::stream::Stream;
-use crate::foreign;
+use super::symbols::foreign;
 
 /// A point in a stream that others can wait for, and that can be timed.
 pub struct Event {

@@ -14,8 +14,8 @@ use super::driver::Driver;
 use super::error::DeviceError;
 use super::libraries::Libraries;
 use super::stream::Stream;
+use super::symbols::foreign;
 use super::symbols::hex;
-use crate::foreign;
 use crate::rank::LocalRank;
 
 /// What a GPU says of itself.

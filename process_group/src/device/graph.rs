@@ -7,7 +7,7 @@ use cudarc::driver::sys;
 use super::context::Context;
 use super::error::DeviceError;
 use super::stream::Stream;
-use crate::foreign;
+use super::symbols::foreign;
 
 /// Work recorded by [`Stream::capture`], to be done any number of times at the price of one launch.
 pub struct Graph {

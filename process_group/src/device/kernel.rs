@@ -9,7 +9,7 @@ use cudarc::nvrtc::Ptx;
 use super::context::Context;
 use super::error::DeviceError;
 use super::stream::Stream;
-use crate::foreign;
+use super::symbols::foreign;
 
 /// A loaded CUBIN or PTX.
 pub struct Module {

@@ -10,7 +10,7 @@ use super::driver::Driver;
 use super::error::DeviceError;
 use super::nccl::Nccl;
 use super::nvrtc::Nvrtc;
-use crate::foreign;
+use super::symbols::foreign;
 
 /// Each library, or why it cannot be used. One binary runs on machines that have all of them and on those with none.
 #[derive(Clone, Debug)]

@@ -7,8 +7,8 @@ pub use error::NcclError;
 
 use libloading::os::unix::Library;
 
+use super::symbols::foreign;
 use super::symbols::{Table, Version, functions};
-use crate::foreign;
 
 functions! {
     /// NCCL.

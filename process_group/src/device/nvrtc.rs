@@ -2,8 +2,8 @@
 
 use libloading::os::unix::Library;
 
+use super::symbols::foreign;
 use super::symbols::{Table, Version, functions};
-use crate::foreign;
 
 functions! {
     /// NVRTC, the compiler of CUDA C++ at run time.

@@ -4,8 +4,8 @@ use super::error::DeviceError;
 use super::event::Event;
 use super::gpu::Device;
 use super::memory::DeviceBuffer;
+use super::symbols::foreign;
 use crate::dtype::DType;
-use crate::foreign;
 
 /// Bytes of one copy: long enough that its start does not count.
 const BYTES: usize = 256 << 20;

@@ -8,7 +8,7 @@ use super::context::Context;
 use super::error::DeviceError;
 use super::gpu::Device;
 use super::symbols::Address;
-use crate::foreign;
+use super::symbols::foreign;
 
 /// Host memory that the GPU copies from and to without a detour, and at the speed of the bus. Page-locked: make few.
 pub struct PinnedBuffer {

@@ -11,7 +11,7 @@ use super::driver::NOT_READY;
 use super::error::DeviceError;
 use super::poll::poll;
 use super::symbols::Address;
-use crate::foreign;
+use super::symbols::foreign;
 
 /// How often a wait without a deadline says that it waits.
 const TOLD_EVERY: Duration = Duration::from_secs(60);

@@ -226,6 +226,8 @@ macro_rules! foreign {
     };
 }
 
+pub(crate) use foreign;
+
 /// `struct` with one function a line, and the loading of all of them.
 macro_rules! functions {
     ($(#[$meta:meta])* $name:ident { $($function:ident),+ $(,)? }) => {
