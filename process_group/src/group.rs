@@ -24,8 +24,8 @@ use std::time::Duration;
 
 use crate::backend::Backend;
 use crate::backend::factory::AnyBackend;
-use crate::backend::kind::BackendKind;
 use crate::backend::loopback::LoopbackHub;
+use crate::backend_kind::BackendKind;
 use crate::buffer::Memory;
 use crate::device::Device;
 use crate::dtype::DType;

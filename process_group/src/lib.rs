@@ -4,8 +4,10 @@
 
 mod aligned;
 pub mod backend;
+mod backend_kind;
 mod buffer;
 mod call;
+mod capability;
 mod deadline;
 pub mod device;
 mod dtype;
@@ -35,11 +37,11 @@ pub mod units;
 mod wire;
 mod work;
 
-pub use backend::capability::{Capability, ComponentVersion, Exclusive};
-pub use backend::kind::BackendKind;
 pub use backend::select::{BackendSelection, SelectionError, select_backend};
+pub use backend_kind::BackendKind;
 pub use buffer::{Buffer, BufferMut, DeviceMemory, Memory, View, ViewMut};
 pub use call::Call;
+pub use capability::{Capability, ComponentVersion, Exclusive};
 pub use dtype::{DType, Element, UnknownDType};
 pub use error::{Error, Result};
 pub use group::{Arrival, CapturedCalls, GroupBuffer, GroupInfo, LastCall, ProcessGroup};

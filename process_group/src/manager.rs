@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use ryzanstein_config::Config;
 
 use crate::backend::factory::{ProbeContext, Together};
-use crate::backend::kind::BackendKind;
 use crate::backend::registry::factories;
+use crate::backend_kind::BackendKind;
 use crate::deadline;
 use crate::device::{Device, Surroundings};
 use crate::error::{Error, Result};

@@ -15,7 +15,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::dtype::DType;
-use crate::operation::{CallFingerprint, Operation};
+use crate::operation::{CallFingerprint, Operation, ReduceOp};
 use crate::paths::Path;
 
 /// Where times come from that only the GPU knows, some time after the call.
@@ -275,7 +275,7 @@ impl Profile {
         let bytes = call_bytes(fingerprint, self.world_size);
         let class = Class {
             operation: fingerprint.operation.name(),
-            reduction: fingerprint.operation.reduce_op().map(crate::ReduceOp::name),
+            reduction: fingerprint.operation.reduce_op().map(ReduceOp::name),
             dtype: fingerprint.dtype,
             size: bytes.next_power_of_two().trailing_zeros() as u8,
             path,

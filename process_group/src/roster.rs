@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use ryzanstein_config::BackendChoice;
 use serde::{Deserialize, Serialize};
 
-use crate::backend::capability::Capability;
+use crate::capability::Capability;
 use crate::rank::{Epoch, LocalRank, Rank};
 
 /// What a rank says of itself when it joins.

@@ -6,9 +6,9 @@ use std::time::Instant;
 use ryzanstein_config::Config;
 
 use super::Backend;
-use super::capability::Capability;
-use super::kind::BackendKind;
 use super::stream::StreamBackend;
+use crate::backend_kind::BackendKind;
+use crate::capability::Capability;
 use crate::device::{Device, Surroundings};
 use crate::error::{Error, Result};
 use crate::in_process::InProcess;

@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::capability::Capability;
 use super::factory::{AnyBackend, BackendFactory, GroupSpec, ProbeContext};
-use super::kind::BackendKind;
 use super::{Backend, Completion};
+use crate::backend_kind::BackendKind;
 use crate::call::Call;
+use crate::capability::Capability;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::operation::{CallFingerprint, Operation, ReduceOp};

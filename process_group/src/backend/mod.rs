@@ -1,20 +1,18 @@
 //! Implementations of the collectives.
 
-pub(crate) mod capability;
 pub(crate) mod factory;
 mod history;
 pub(crate) mod host;
-pub(crate) mod kind;
 pub(crate) mod loopback;
 pub(crate) mod nccl;
 pub(crate) mod registry;
 pub(crate) mod select;
 pub(crate) mod stream;
 
+use crate::backend_kind::BackendKind;
 use crate::call::Call;
 use crate::error::{Error, Result};
 use crate::paths::{Path, PathTable};
-use kind::BackendKind;
 
 /// What a backend says when it has taken a call. On host memory the call is done by then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,8 +3,8 @@
 use ryzanstein_config::BackendChoice;
 
 use super::factory::BackendFactory;
-use super::kind::BackendKind;
 use super::{host, loopback, nccl};
+use crate::backend_kind::BackendKind;
 
 /// The factories of the backends that a choice allows, the preferred one first.
 pub(crate) fn factories(choice: BackendChoice) -> Vec<Box<dyn BackendFactory>> {

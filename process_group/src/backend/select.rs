@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use ryzanstein_config::BackendChoice;
 use serde::{Deserialize, Serialize};
 
-use super::capability::{Capability, ComponentVersion, Exclusive};
-use super::kind::BackendKind;
+use crate::backend_kind::BackendKind;
+use crate::capability::{Capability, ComponentVersion, Exclusive};
 use crate::rank::{self, Rank};
 use crate::roster::Candidate;
 

@@ -13,8 +13,9 @@ use crate::backend::stream::{self, StreamBackend, StreamCapture, StreamWork};
 use crate::buffer::{Memory, View, ViewMut};
 use crate::call::Call;
 use crate::deadline;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::operation::CallFingerprint;
+use crate::operation::{CallFingerprint, Operation};
 use crate::paths::Path;
 use crate::profile::Profile;
 use crate::rank::Rank;
@@ -314,7 +315,7 @@ impl GroupInner {
 
 /// Stands in errors and logs for a call that there was not.
 const NOTHING: CallFingerprint =
-    CallFingerprint { operation: crate::Operation::Barrier, dtype: crate::DType::U8, count: 0 };
+    CallFingerprint { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
 
 /// A call that was done at once.
 struct Done;

@@ -5,7 +5,7 @@ use super::inner::Buffers;
 use crate::buffer::{Buffer, BufferMut, View, ViewMut};
 use crate::device::{DeviceBuffer, Stream};
 use crate::dtype::Element;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::operation::Operation;
 use crate::rank::Rank;
 
@@ -30,7 +30,7 @@ impl<T: Element> GroupBuffer<T> {
         match &mut self.place {
             Place::Host(own) if own.len() == values.len() => own.copy_from_slice(values),
             Place::Host(own) => {
-                return Err(crate::Error::invalid(format!(
+                return Err(Error::invalid(format!(
                     "{} values are written to a buffer of {}",
                     values.len(),
                     own.len()

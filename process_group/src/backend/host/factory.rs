@@ -3,9 +3,9 @@
 use ryzanstein_config::AlgorithmChoice;
 
 use super::{Host, Settings, decline};
-use crate::backend::capability::Capability;
 use crate::backend::factory::{AnyBackend, BackendFactory, GroupSpec, ProbeContext};
-use crate::backend::kind::BackendKind;
+use crate::backend_kind::BackendKind;
+use crate::capability::Capability;
 use crate::error::Result;
 use crate::mesh::Unconnected;
 use crate::schedule::Algorithm;

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use super::{Backend, Completion};
 use crate::aligned::AlignedBytes;
-use crate::backend::kind::BackendKind;
+use crate::backend_kind::BackendKind;
 use crate::buffer::ViewMut;
 use crate::call::Call;
 use crate::dtype::DType;

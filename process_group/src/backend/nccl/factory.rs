@@ -4,10 +4,10 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::{CommInit, NcclComm, connect};
-use crate::backend::capability::{Capability, ComponentVersion, Exclusive};
 use crate::backend::factory::{AnyBackend, BackendFactory, GroupSpec, ProbeContext, Together};
-use crate::backend::kind::BackendKind;
 use crate::backend::stream::{self, GroupMembers, Instruments};
+use crate::backend_kind::BackendKind;
+use crate::capability::{Capability, ComponentVersion, Exclusive};
 use crate::device::{Device, DeviceError, Libraries, Nccl, Version};
 use crate::error::{Error, Result};
 use crate::mesh::{Connection, Unconnected};

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use super::communicator::NcclComm;
 use super::reductions::{self, Elements, PostKernel, key_type, nccl_type};
-use crate::backend::kind::BackendKind;
 use crate::backend::stream::Communicator;
+use crate::backend_kind::BackendKind;
 use crate::buffer::ViewMut;
 use crate::call::Call;
 use crate::device::nccl::sys::ncclComm_t;

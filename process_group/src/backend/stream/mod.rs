@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Backend, Completion};
-use crate::backend::kind::BackendKind;
+use crate::backend_kind::BackendKind;
 use cudarc::driver::SyncOnDrop;
 
 use crate::buffer::ViewMut;

@@ -2,7 +2,7 @@
 
 use super::Run;
 use crate::backend::host::transport::Transport;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::mesh::Peer;
 use crate::wire::frame::{Header, Kind};
 
@@ -59,7 +59,7 @@ impl<T: Transport> Run<'_, T> {
     }
 
     /// A payload goes away with its sender: the link says more of that than the transport.
-    pub(super) fn unreadable(&mut self, peer: Peer, why: &T::Error) -> crate::Error {
+    pub(super) fn unreadable(&mut self, peer: Peer, why: &T::Error) -> Error {
         if !T::IN_BAND
             && let Err(error) = self.next_header(peer)
         {

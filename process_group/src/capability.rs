@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::kind::BackendKind;
+use crate::backend_kind::BackendKind;
 
 /// Whether one rank can use one backend, and what that takes.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
