@@ -107,7 +107,7 @@ fn a_captured_sequence_gives_the_same_values_each_time_it_is_replayed() {
         assert!(graph.nodes() >= 3, "{graph:?}");
         let mut larger = DeviceBuffer::new(&device, DType::F32, 64 * length).unwrap();
         let refused = other.replay::<Error>(&recorded, || panic!("launched")).unwrap_err();
-        assert!(refused.to_string().contains("another group recorded"), "{refused}");
+        assert!(refused.to_string().contains("another group captured"), "{refused}");
         group.profile().clear();
         for _ in 0..3 {
             x.write(device.stream(), &values).unwrap();
