@@ -70,9 +70,9 @@ impl Stream {
     /// # Safety
     /// The graph keeps addresses, not buffers: all memory that `work` makes the GPU use must stay allocated, and be used
     /// by nothing else at the same time, whenever the graph is launched. Process groups whose collectives are in it must
-    /// not have failed or ended by then, and must outlive it, as must what [`ProcessGroup::record`] gave for them.
+    /// not have failed or ended by then, and must outlive it, as must what [`ProcessGroup::capture`] gave for them.
     ///
-    /// [`ProcessGroup::record`]: crate::ProcessGroup::record
+    /// [`ProcessGroup::capture`]: crate::ProcessGroup::capture
     pub unsafe fn capture<E: From<DeviceError>>(
         &self,
         work: impl FnOnce() -> Result<(), E>,
