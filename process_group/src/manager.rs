@@ -37,7 +37,7 @@ const SETTLED: Duration = Duration::from_secs(5);
 /// thousands of times the price of a small all-reduce.
 ///
 /// ```
-/// use ryzanstein_config::Config;
+/// use ryzanstein_config::{BackendChoice, Config};
 /// use ryzanstein_process_group::{MemoryRendezvous, ProcessGroupManager, ReduceOp};
 ///
 /// let mut config = Config::default();

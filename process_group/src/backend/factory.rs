@@ -31,7 +31,7 @@ pub(crate) struct ProbeContext<'a> {
     pub(crate) listens: Result<()>,
 }
 
-/// Who makes a group at the same time.
+/// Which ranks make a group at the same time.
 #[derive(Clone, Copy)]
 pub(crate) enum Together<'a> {
     /// Every rank of the job makes a group of this kind.
@@ -50,7 +50,7 @@ pub(crate) struct GroupSpec<'a> {
     pub(crate) together: Together<'a>,
     pub(crate) config: &'a Config,
     pub(crate) store: &'a Arc<dyn Store>,
-    /// Links to the other ranks; there where the backend [needs them](BackendFactory::needs_mesh).
+    /// Links to the other ranks, if the backend [needs them](BackendFactory::needs_mesh).
     pub(crate) mesh: Option<&'a Mesh>,
     pub(crate) deadline: Instant,
 }

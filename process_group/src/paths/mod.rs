@@ -5,7 +5,8 @@
 //! all rules. Whatever chooses, [`PathTable::choose`] says why, and why each other path was not taken.
 //!
 //! Every threshold that chooses a path is in this room, with where it was measured: [`host`] for calls on host memory,
-//! [`gpu`] for those on the memory of GPUs. One more path is one more variant of [`Path`] and its rules.
+//! [`gpu`] for those on the memory of GPUs. A new path is a new variant of [`Path`], its
+//! rules, and the transport or backend that serves it.
 
 pub mod gpu;
 pub mod host;

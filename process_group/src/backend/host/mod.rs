@@ -190,7 +190,7 @@ impl Backend for Host {
         };
         let zero_copy = match path {
             Path::CrossMemory => CrossMemory::ZERO_COPY,
-            _ => Tcp::ZERO_COPY,
+            Path::Local | Path::Loopback | Path::Nccl | Path::Tcp(_) => Tcp::ZERO_COPY,
         };
         let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy };
         let compiled = self.program(spec);

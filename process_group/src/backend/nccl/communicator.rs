@@ -1,4 +1,4 @@
-//! NCCL's communicators of one group: how they are made, and how they end.
+//! NCCL's communicators of one group: how they are made, and how they end. `launch.rs` enqueues calls on them.
 //!
 //! A group has up to three. The *bootstrap* communicator comes from a unique id; other groups are split off it, and nothing
 //! else uses it. The *abort* communicator is split off a bootstrap communicator. Calls run on the third, the *launch*

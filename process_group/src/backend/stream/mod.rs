@@ -59,7 +59,7 @@ const MARK_INTERVAL: Duration = Duration::from_micros(100);
 /// Most marks on the compute stream at a time. Calls beyond them are waited for with the next mark.
 const MAX_MARKS: usize = 512;
 /// How long a call that the library refused waits for the watchdog to find out who is lost: the library may notice first.
-const RUMOUR: Duration = Duration::from_millis(300);
+const FAILURE_GRACE: Duration = Duration::from_millis(300);
 /// How long a rank that cannot connect a group waits for those it has reached to hear why.
 const HEARD: Duration = Duration::from_millis(20);
 
@@ -88,7 +88,7 @@ pub(crate) trait Communicator: Send {
     /// not failed, and the caller is [inside](Status::is_inside).
     ///
     /// # Errors
-    /// Those of the library. The group must be given up then.
+    /// Those of the library, or of the driver for kernels of our own. The group must be given up then.
     unsafe fn launch(&mut self, call: &Call<'_>, stream: &Stream, workspace: Address) -> Result<Path>;
 
     /// Begins calls that may be taken together.
@@ -319,7 +319,7 @@ fn refused(watchdog: &Watchdog, error: Error) -> Error {
     if error.is_recoverable() {
         return error;
     }
-    watchdog.status().failure_within(RUMOUR).unwrap_or(error)
+    watchdog.status().failure_within(FAILURE_GRACE).unwrap_or(error)
 }
 
 impl<C: Communicator> Backend for StreamGroup<C> {

@@ -1,8 +1,8 @@
 //! How the bytes of a message get from one rank to another.
 //!
 //! Headers always travel on the links, and the executor reads and compares them. A transport moves the payloads. It sees
-//! messages, not programs: one more transport is one more file or folder here, a [`Path`] that takes it, and the line in
-//! the backend that runs that path on it.
+//! messages, not programs. A new transport is a new file or folder here, a [`Path`] that takes it, and in the backend
+//! (`backend/host/mod.rs`) a field that holds it, what the ranks must agree on first, and the dispatch of its path.
 
 mod cross_memory;
 mod tcp;
@@ -19,9 +19,9 @@ use crate::mesh::Peer;
 use crate::paths::Path;
 use crate::wire::frame::{Header, Kind};
 
-/// What a message's sender has of it now.
+/// The part of a message that its sender can send now.
 pub(super) struct Outgoing<'a> {
-    /// As for a payload that follows on the link.
+    /// The header for a payload in band; a transport that moves payloads elsewhere changes its kind.
     pub(super) header: Header,
     /// What may go now, from where the last piece ended.
     pub(super) payload: &'a [u8],
@@ -48,14 +48,15 @@ pub(super) trait Transport {
     /// Why a payload that was announced cannot be read.
     type Error: std::error::Error;
 
-    /// Whether payloads follow their headers on the link. Otherwise headers are [`Kind::ReadyToSend`], and what waits to be said on a link is said before the call returns.
+    /// Whether payloads follow their headers on the link. Otherwise the transport queues a [`Kind::ReadyToSend`] header for
+    /// each message, and the executor sends all queued control frames before the call returns.
     const IN_BAND: bool;
 
     /// Whether a payload stays in its sender's memory until its receiver has read it there. A message is then announced once
     /// all of it is final, and its send is complete when the receiver has acknowledged it.
     const ZERO_COPY: bool;
 
-    /// How long a rank may sleep without looking, where payloads can come or leave without a sign on the link.
+    /// How long a rank may sleep without looking, where payloads can come or leave without any bytes on the link.
     const NAP: Option<Duration> = None;
 
     /// Sends more of a message.
@@ -92,7 +93,7 @@ pub(super) trait Transport {
     fn consume(&mut self, peer: Peer, link: &mut Link, bytes: usize);
 }
 
-/// The path that a peer takes who sends a message with this header.
+/// The path that the sender of this header takes.
 pub(super) fn path_of(header: &Header) -> Path {
     match header.kind {
         Kind::ReadyToSend => Path::CrossMemory,
