@@ -65,7 +65,7 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    /// Each problem by itself: one, unless this is [`ConfigError::Several`].
+    /// The problems, one by one. Only [`ConfigError::Several`] has more than one.
     pub fn problems(&self) -> &[ConfigError] {
         match self {
             Self::Several(problems) => problems,

@@ -57,7 +57,7 @@ impl ByteSize {
 
 impl Setting for ByteSize {
     const EXPECTED: &'static str =
-        "a size: a whole number of bytes, or with a unit (KB, MB, GB, TB; KiB, MiB, GiB, TiB)";
+        "a size in bytes, or a number with a unit (KB, MB, GB, TB; KiB, MiB, GiB, TiB)";
     const EXAMPLE: &'static str = "25MiB";
 
     fn read(text: &str) -> Result<Self, Option<String>> {

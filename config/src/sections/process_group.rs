@@ -12,8 +12,7 @@ section! {
         timeout: Timeout = "5m",
         /// Whether every path is checked by value before the group is used.
         self_check: bool = "true",
-        /// The size of the bucket in which `all_reduce_coalesced` packs small arrays; 0B sends each by itself. On GPUs nothing is
-        /// packed.
+        /// The size of the bucket in which `all_reduce_coalesced` packs small arrays. 0B turns packing off. GPUs never pack.
         coalesce: ByteSize = "25MiB",
         [
             /// `[process_group.tcp]`

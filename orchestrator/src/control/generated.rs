@@ -28,7 +28,7 @@ pub mod refusal {
     )]
     #[repr(i32)]
     pub enum Kind {
-        /// The request cannot be granted, whoever makes it.
+        /// The server refuses this request from every rank.
         Refused = 0,
         /// The request itself was wrong; another may succeed.
         Invalid = 1,

@@ -1,8 +1,8 @@
 //! Finds ranks whose calls differ.
 //!
 //! The libraries that run collectives on a GPU compare nothing: ranks whose calls differ get wrong values, or wait for
-//! ever. So ranks send each other the heads of their logs. A rank that has reached the same call compares the two digests;
-//! where they differ it sends its calls since the last head that agreed, and whoever finds the first divergence reports it.
+//! ever. So ranks send each other the heads of their logs. A rank that has reached the same call compares the two digests.
+//! If they differ, the rank sends its calls since the last matching head. The rank that finds the divergence reports it.
 
 use std::time::{Duration, Instant};
 
