@@ -236,8 +236,20 @@ impl ProcessGroup {
 
     /// The path that a call of this kind takes now, why, and why not each other. `count` is the number of elements of the
     /// vector, or of one rank's chunk where [`Operation::is_chunked`].
-    pub fn explain(&self, operation: Operation, dtype: DType, count: usize) -> PathChoice {
-        lock(&self.inner.core).backend.backend().paths().choose(operation, dtype, count)
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the operation names a rank that is not in the group, or the buffers of all ranks together
+    /// have more bytes than `usize` counts.
+    pub fn explain(&self, operation: Operation, dtype: DType, count: usize) -> Result<PathChoice> {
+        self.check_ranks(operation)?;
+        let bytes =
+            count.checked_mul(dtype.size()).and_then(|bytes| bytes.checked_mul(2 * self.world_size()));
+        if bytes.is_none_or(|bytes| bytes.checked_mul(self.world_size()).is_none()) {
+            return Err(Error::invalid(format!(
+                "{operation}: {count} elements of {dtype} are more than memory holds"
+            )));
+        }
+        Ok(lock(&self.inner.core).backend.backend().paths().choose(operation, dtype, count))
     }
 
     /// Makes later calls take one path (every rank must do the same), or lets the backend choose again.

@@ -210,14 +210,21 @@ fn the_path_that_is_explained_is_the_one_that_is_taken() {
             forced.extend(group.paths().into_iter().map(Some));
             for (path, count) in forced.into_iter().flat_map(|path| [(path, 10), (path, 300_000)]) {
                 group.force_path(path).unwrap();
-                let choice = group.explain(sum, DType::F32, count);
+                let choice = group.explain(sum, DType::F32, count).unwrap();
                 group.all_reduce(&mut vec![1.0f32; count], ReduceOp::Sum).unwrap();
                 assert_eq!(group.last_call().and_then(|call| call.path), Some(choice.path));
                 assert!(path.is_none_or(|path| path == choice.path), "{choice:?}");
-                let choice = group.explain(Operation::AllToAll, DType::U8, count);
+                let choice = group.explain(Operation::AllToAll, DType::U8, count).unwrap();
                 group.all_to_all(&mut vec![1u8; count * n]).unwrap();
                 assert_eq!(group.last_call().and_then(|call| call.path), Some(choice.path), "{path:?}");
                 assert_eq!(choice.rejected.len() + 1, group.describe_paths().len(), "{choice:?}");
+            }
+            let broadcast = Operation::Broadcast { root: Rank(9) };
+            for (operation, count, said) in
+                [(broadcast, 10, "rank 9 is not in group"), (sum, usize::MAX, "more than memory holds")]
+            {
+                let error = group.explain(operation, DType::F32, count).unwrap_err().to_string();
+                assert!(error.contains(said), "{error}");
             }
             manager.finalize().unwrap();
         });

@@ -164,7 +164,7 @@ pub fn run(
                 let mut row = Row::new(&case, &figures, group, path.is_some());
                 if request.why {
                     let operation = what.operation(case.reduction);
-                    let choice = group.explain(operation, case.dtype, case.count(group.world_size()));
+                    let choice = group.explain(operation, case.dtype, case.count(group.world_size()))?;
                     row.why = Some(choice.into());
                 }
                 on_row(&row)?;

@@ -62,6 +62,7 @@ mod tests {
         budget.take(200).unwrap();
         budget.give_back(300);
         assert_eq!((budget.allocated(), budget.limit()), (200, 500));
-        assert!(budget.take(u64::MAX).is_err());
+        let error = budget.take(u64::MAX).unwrap_err().to_string();
+        assert!(error.contains(&format!("{} over", u64::MAX - 500)), "{error}");
     }
 }

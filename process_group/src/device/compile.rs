@@ -294,10 +294,11 @@ fn compile(
     }
 }
 
-/// Compiles a source for an architecture without a GPU, to see that it compiles. Returns the machine code.
+/// Compiles a source for an architecture without a GPU, to see that it compiles. Returns the machine code, or PTX for the
+/// newest architecture that the compiler knows if that is older.
 ///
 /// # Errors
-/// [`DeviceError::Compile`] with the compiler's log.
+/// [`DeviceError::Compile`] with the compiler's log; [`DeviceError::Invalid`] for a source with a zero byte.
 pub fn compile_for(
     nvrtc: &Nvrtc,
     capability: (u32, u32),

@@ -39,6 +39,15 @@ impl Context {
         self.check("cuCtxSetCurrent", code)
     }
 
+    /// Lets this thread ask for events while another captures a stream. An engine may capture in a mode in which asking ends
+    /// the capture otherwise.
+    pub(crate) fn ask_during_captures(&self) -> Result<(), DeviceError> {
+        let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the pointer is to a live mode, which the call exchanges for this thread's.
+        let code = unsafe { foreign!(driver, self.driver.cuThreadExchangeStreamCaptureMode(&raw mut mode)) };
+        self.check("cuThreadExchangeStreamCaptureMode", code)
+    }
+
     pub(super) fn cuda(&self) -> &Arc<CudaContext> {
         &self.cuda
     }

@@ -37,6 +37,7 @@ functions! {
         cuStreamBeginCapture_v2,
         cuStreamEndCapture,
         cuStreamIsCapturing,
+        cuThreadExchangeStreamCaptureMode,
         cuEventRecord,
         cuEventRecordWithFlags,
         cuEventQuery,

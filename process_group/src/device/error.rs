@@ -41,7 +41,7 @@ pub enum DeviceError {
     #[error(
         "GPU {device}: {wanted} bytes more are wanted and {allocated} are allocated; that is {} over the budget of \
          {budget} bytes, device.memory_fraction = {fraction} of {total}; use a smaller model or batch, more GPUs, or a \
-         larger fraction", (.wanted + .allocated).saturating_sub(*.budget)
+         larger fraction", .wanted.saturating_add(*.allocated).saturating_sub(*.budget)
     )]
     Budget {
         /// CUDA's number of the GPU.

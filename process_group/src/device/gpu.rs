@@ -134,7 +134,11 @@ impl Device {
         }
         let driver = libraries.driver.as_ref().map_err(Clone::clone)?.functions;
         let (device, _) = look_at(&driver, ordinal)?;
-        // SAFETY: a context of this device, by the caller's promise; it is kept from being destroyed just below.
+        // First: if cudarc cannot make it current, it destroys it.
+        // SAFETY: a context of this device, by the caller's promise.
+        let code = unsafe { foreign!(driver, driver.cuCtxSetCurrent(context.cast())) };
+        driver.check(ordinal, "cuCtxSetCurrent", code)?;
+        // SAFETY: as above; it is kept from being destroyed just below.
         let cuda = unsafe { CudaContext::from_raw_context(ordinal as usize, device, context.cast()) }
             .map_err(|error| driver.refused(ordinal, "cuCtxSetCurrent", error))?;
         // cudarc destroys what it wraps with the last reference: one is never given back.

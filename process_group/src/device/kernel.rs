@@ -86,9 +86,11 @@ impl Launch {
         Self { grid: [blocks, 1, 1], block: [threads, 1, 1], shared_bytes: 0, cluster: 1, overlap: false }
     }
 
-    /// Enough blocks of `threads` threads for `count` elements.
+    /// Enough blocks of `threads` threads for `count` elements. CUDA refuses the launch when that is more blocks than a grid
+    /// has, or `threads` is 0.
     pub fn over(count: usize, threads: u32) -> Self {
-        Self::new(count.div_ceil(threads as usize).max(1) as u32, threads)
+        let blocks = count.div_ceil(threads.max(1) as usize).max(1);
+        Self::new(u32::try_from(blocks).unwrap_or(u32::MAX), threads)
     }
 }
 

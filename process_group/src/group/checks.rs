@@ -153,6 +153,14 @@ impl ProcessGroup {
         operation.root().map_or(Ok(()), |root| self.check_rank(operation, root))
     }
 
+    /// The root or the peer must be in the group.
+    pub(super) fn check_ranks(&self, operation: Operation) -> Result<()> {
+        match operation {
+            Operation::Send { to: peer } | Operation::Recv { from: peer } => self.check_rank(operation, peer),
+            _ => self.check_root(operation),
+        }
+    }
+
     pub(super) fn check_rank(&self, operation: Operation, rank: Rank) -> Result<()> {
         if rank.index() < self.world_size() {
             return Ok(());

@@ -218,6 +218,9 @@ impl Backend for Host {
         };
         match (path, &mut self.cross_memory) {
             (Path::CrossMemory, Some(cross_memory)) => run.on(cross_memory).run()?,
+            (Path::CrossMemory, None) => {
+                return Err(Error::invalid("the ranks of this group cannot read each other's memory"));
+            }
             _ => run.run()?,
         }
         Ok(Completion { path, enqueued: false, captured: false })

@@ -26,7 +26,7 @@ use crate::store::{self, Store, Watched, group_key};
 use crate::sync::lock;
 
 const IN_PROGRESS: i32 = 7;
-/// How long NCCL has to finish the calls of a group that is closed.
+/// How long to poll for the end of the calls of a group that is closed. The watchdog gives the group up before.
 const DRAIN: Duration = Duration::from_secs(20);
 /// How long NCCL has to finish what nothing uses.
 const FINISH: Duration = Duration::from_secs(5);

@@ -159,8 +159,9 @@ impl<C: Communicator> StreamGroup<C> {
         let Call { fingerprint, sequence, deadline, .. } = *call;
         let captured = stream.is_capturing()?;
         let bytes = communicator.workspace_bytes(call);
-        let workspace = self.workspaces[which].reserve(device, stream, bytes)?;
+        // First: a call that is refused here reserves nothing.
         let _until_enqueued = order(call, &self.streams[COMPUTE], stream)?;
+        let workspace = self.workspaces[which].reserve(device, stream, bytes)?;
         let at = Instant::now();
         let inside = watchdog.enter(|entry| {
             let (call, is_captured) = (fingerprint, captured);
@@ -195,13 +196,13 @@ impl<C: Communicator> StreamGroup<C> {
     ) -> Result<Vec<Path>> {
         let Self { communicator, watchdog, device, marks, .. } = self;
         let stream = &self.streams[COMPUTE];
+        let ordered: Result<Vec<_>> = calls.iter_mut().map(|call| order(call, stream, stream)).collect();
+        let _until_enqueued = ordered?;
         let mut workspaces = Vec::with_capacity(calls.len());
         for call in &*calls {
             let bytes = communicator.workspace_bytes(call);
             workspaces.push(self.workspaces[COMPUTE].reserve(device, stream, bytes)?);
         }
-        let ordered: Result<Vec<_>> = calls.iter_mut().map(|call| order(call, stream, stream)).collect();
-        let _until_enqueued = ordered?;
         let at = Instant::now();
         let inside = watchdog.enter(|entry| CallerEvent::GroupStarted { entry, at })?;
         communicator.group_start()?;
@@ -276,7 +277,9 @@ impl Marks {
         if let Some(started) = started {
             let end = self.timer.end(started, (call, path), which, stream)?;
             watchdog.report_mark(which, end, false);
-            self.newest = Some(at);
+            if which == COMPUTE {
+                self.newest = Some(at);
+            }
             return Ok(());
         }
         let is_recent = |newest: Instant| at.saturating_duration_since(newest) < MARK_INTERVAL;
@@ -295,21 +298,25 @@ impl Marks {
         stream: &Stream,
         at: Instant,
     ) -> Result<Option<Arc<Event>>> {
-        // One that somebody still looks at is not recorded again.
-        let free = watchdog.free_mark().filter(|event| Arc::strong_count(event) == 1);
-        let event = match free {
-            Some(event) => event,
-            None if which == COMPUTE && self.made >= MAX_MARKS => return Ok(None),
+        if which != COMPUTE {
+            let event = Arc::new(Event::new(stream, false)?);
+            event.record(stream)?;
+            watchdog.report_mark(which, Arc::clone(&event), false);
+            return Ok(Some(event));
+        }
+        let event = match watchdog.free_mark() {
+            Some(event) if Arc::strong_count(&event) == 1 => event,
+            // The timer still reads it: another takes its place.
+            Some(_) => Arc::new(Event::new(stream, false)?),
+            None if self.made >= MAX_MARKS => return Ok(None),
             None => {
-                self.made += usize::from(which == COMPUTE);
+                self.made += 1;
                 Arc::new(Event::new(stream, false)?)
             }
         };
         event.record(stream)?;
-        watchdog.report_mark(which, Arc::clone(&event), which == COMPUTE);
-        if which == COMPUTE {
-            self.newest = Some(at);
-        }
+        watchdog.report_mark(which, Arc::clone(&event), true);
+        self.newest = Some(at);
         Ok(Some(event))
     }
 }

@@ -436,7 +436,10 @@ impl Core {
             let (what, waited) = (self.words(call, sequence), now.saturating_duration_since(enqueued));
             return self.expire(now, what, waited, collectives, call.as_ref().and_then(peer), out);
         }
-        if let Some(calls) = self.pending[0].wants_mark(now) {
+        // While the caller is inside the library, its call may not be enqueued yet: a mark would stand before it.
+        if !self.is_inside(self.exits)
+            && let Some(calls) = self.pending[0].wants_mark(now)
+        {
             out.push(Action::PlaceMark(calls));
         }
     }

@@ -29,7 +29,7 @@ pub(crate) trait Monitored: Send + Sync {
 pub(super) fn retire(status: &Arc<Status>, monitored: &Arc<dyn Monitored>) {
     if !in_time(status, monitored, |monitored| monitored.abort()) {
         let group = &status.members.group;
-        tracing::warn!(group, "the library does not come back from ending a communicator; it is left");
+        tracing::warn!(group, "a communicator could not be ended in time; it is left to itself");
     }
 }
 
@@ -42,5 +42,5 @@ pub(super) fn in_time(status: &Arc<Status>, monitored: &Arc<dyn Monitored>, end:
         end(&*monitored);
         let _ = done.send(());
     });
-    thread.is_err() || is_done.recv_timeout(RETIREMENT).is_ok()
+    thread.is_ok() && is_done.recv_timeout(RETIREMENT).is_ok()
 }

@@ -86,13 +86,17 @@ impl Observer {
             self.order(Order::Look { asks_library });
             self.is_looking = true;
         }
-        self.seen.recv_timeout(ANSWER).map_or_else(
-            |_| Seen::default(),
-            |seen| {
+        match self.seen.recv_timeout(ANSWER) {
+            Ok(seen) => {
                 self.is_looking = false;
                 seen
-            },
-        )
+            }
+            Err(RecvTimeoutError::Timeout) => Seen::default(),
+            Err(RecvTimeoutError::Disconnected) => {
+                let error = Error::Transport("the thread that asks the GPU has ended".into());
+                Seen { error: Some(error), ..Seen::default() }
+            }
+        }
     }
 
     fn order(&self, order: Order) {
@@ -127,6 +131,9 @@ struct ObserverThread {
 
 impl ObserverThread {
     fn run(mut self, orders: &Receiver<Order>, answers: &Sender<Seen>) {
+        if let Err(failed) = self.stream.context().ask_during_captures() {
+            self.fail(failed);
+        }
         for order in orders {
             match order {
                 Order::Watch(stream, number, mark) => self.marks[stream].push_back((number, mark)),
@@ -165,15 +172,16 @@ impl ObserverThread {
 
     fn place(&mut self, calls: u64) {
         let stream = &self.stream;
-        let mut outcome = None;
-        let _ = stream.unless_capturing(|| {
-            outcome = Some(Event::new(stream, false).and_then(|event| event.record(stream).map(|()| event)));
+        let mut placed = None;
+        let outcome = stream.unless_capturing(|| {
+            let event = Event::new(stream, false)?;
+            event.record(stream)?;
+            placed = Some(event);
             Ok(())
         });
-        let placed = outcome.transpose().unwrap_or_else(|failed| {
+        if let Err(failed) = outcome {
             self.fail(failed);
-            None
-        });
+        }
         self.seen.placed = Some((calls, placed));
     }
 

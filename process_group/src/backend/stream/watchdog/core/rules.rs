@@ -180,11 +180,18 @@ fn the_newest_calls_get_a_mark_when_nothing_follows_them() {
     for member in 0..2 {
         net.enter(member, all_reduce(8));
     }
-    let mut actions = Vec::new();
-    let seen = || Observation { exits: 1, ..Observation::default() };
     let later = net.now + ms(15);
-    net.nodes[0].core_mut().observe(later, seen(), &mut actions);
-    assert!(matches!(actions[..], [Action::Broadcast(_), Action::PlaceMark(1)]), "{actions:?}");
+    let mut look = |exits| {
+        let mut actions = Vec::new();
+        let seen = Observation { exits, ..Observation::default() };
+        net.nodes[0].core_mut().observe(later, seen, &mut actions);
+        actions
+    };
+    // The call may not be enqueued before its caller has come out.
+    let actions = look(0);
+    assert!(matches!(actions[..], [Action::Broadcast(_)]), "{actions:?}");
+    let actions = look(1);
+    assert!(matches!(actions[..], [Action::PlaceMark(1)]), "{actions:?}");
 }
 
 // ---- 0016: launches block, initialization does not ------------------------------------------------------------------------
