@@ -1,5 +1,6 @@
 //! Errors that say whose fault it was.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -103,9 +104,18 @@ pub enum Error {
         reason: String,
     },
 
-    /// The operating system refused something on this rank.
+    /// A connection, a thread or a peer failed on this rank.
     #[error("transport: {0}")]
     Transport(String),
+
+    /// The operating system refused something on this rank.
+    #[error("{what}: {source}")]
+    System {
+        /// What was to be done.
+        what: String,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
 
     /// This rank's GPU, or a library of it, refused something.
     #[error(transparent)]
@@ -129,6 +139,11 @@ fn missing_ranks(missing: &[Rank]) -> String {
 }
 
 impl Error {
+    /// For `map_err`: the operating system refused to do `what`.
+    pub fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        |source| Self::System { what: what.into(), source: Arc::new(source) }
+    }
+
     pub(crate) fn invalid(reason: impl Into<String>) -> Self {
         Self::Invalid(reason.into())
     }

@@ -13,7 +13,6 @@ use nvml_wrapper::enum_wrappers::device::{
     TemperatureThreshold, TopologyLevel,
 };
 use nvml_wrapper::enums::device::{SampleValue, UsedGpuMemory};
-use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::structs::device::FieldId;
 use serde::Serialize;
 
@@ -29,6 +28,43 @@ const MOST_LINKS: u32 = 18;
 pub struct Nvml {
     inner: nvml_wrapper::Nvml,
     place: &'static str,
+}
+
+/// Why NVML cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum NvmlError {
+    /// It could not be opened in any place.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    NotFound(Vec<NvmlPlace>),
+    /// It refused to count the GPUs.
+    #[error("counting the GPUs: {0}")]
+    Count(#[source] nvml_wrapper::error::NvmlError),
+    /// It refused to show a GPU.
+    #[error("GPU {index}: {source}")]
+    Gpu {
+        /// NVML's number of the GPU.
+        index: u32,
+        /// What it said.
+        source: nvml_wrapper::error::NvmlError,
+    },
+}
+
+/// A place where NVML was looked for, and what was wrong there.
+#[derive(Debug)]
+pub struct NvmlPlace {
+    /// The file, or the name that the loader was asked for.
+    pub path: &'static str,
+    /// What was wrong.
+    pub error: nvml_wrapper::error::NvmlError,
+}
+
+impl std::fmt::Display for NvmlPlace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.error {
+            nvml_wrapper::error::NvmlError::LibloadingError(_) => write!(f, "{}: not there", self.path),
+            error => write!(f, "{}: {error}", self.path),
+        }
+    }
 }
 
 /// One GPU. What it does not tell is none.
@@ -139,17 +175,16 @@ impl Nvml {
     /// Opens the library.
     ///
     /// # Errors
-    /// Every place that was looked at, and what was wrong there.
-    pub fn open() -> Result<Self, String> {
-        let mut wrong = Vec::new();
-        for place in PLACES {
-            match nvml_wrapper::Nvml::builder().lib_path(OsStr::new(place)).init() {
-                Ok(inner) => return Ok(Self { inner, place }),
-                Err(NvmlError::LibloadingError(_)) => wrong.push(format!("{place}: not there")),
-                Err(error) => wrong.push(format!("{place}: {error}")),
+    /// [`NvmlError::NotFound`].
+    pub fn open() -> Result<Self, NvmlError> {
+        let mut looked = Vec::new();
+        for path in PLACES {
+            match nvml_wrapper::Nvml::builder().lib_path(OsStr::new(path)).init() {
+                Ok(inner) => return Ok(Self { inner, place: path }),
+                Err(error) => looked.push(NvmlPlace { path, error }),
             }
         }
-        Err(wrong.join("; "))
+        Err(NvmlError::NotFound(looked))
     }
 
     /// Where the library was found.
@@ -172,12 +207,12 @@ impl Nvml {
     ///
     /// # Errors
     /// What NVML says when it cannot count them, or cannot look at one.
-    pub fn gpus(&self) -> Result<Vec<Gpu>, String> {
-        let count = self.inner.device_count().map_err(|error| format!("counting the GPUs: {error}"))?;
+    pub fn gpus(&self) -> Result<Vec<Gpu>, NvmlError> {
+        let count = self.inner.device_count().map_err(NvmlError::Count)?;
         (0..count)
             .map(|index| {
                 let device =
-                    self.inner.device_by_index(index).map_err(|error| format!("GPU {index}: {error}"))?;
+                    self.inner.device_by_index(index).map_err(|source| NvmlError::Gpu { index, source })?;
                 Ok(look_at(index, &device))
             })
             .collect()
@@ -396,7 +431,7 @@ mod tests {
     fn the_library_is_there_and_counts_or_the_error_says_where_it_was_looked_for() {
         match Nvml::open() {
             Ok(nvml) => assert!(nvml.gpus().is_ok_and(|gpus| gpus.iter().all(|gpu| !gpu.uuid.is_empty()))),
-            Err(error) => assert!(PLACES.iter().all(|place| error.contains(place)), "{error}"),
+            Err(error) => assert!(PLACES.iter().all(|place| error.to_string().contains(place)), "{error}"),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::process::ExitStatus;
 use std::time::Duration;
 
 use ryzanstein_process_group::device::{DeviceError, Missing};
+use ryzanstein_process_group::nvml::NvmlError;
 
 /// Why a probe could not read a fact. None of these ends the examination: each becomes a finding.
 #[derive(Debug, thiserror::Error)]
@@ -19,8 +20,8 @@ pub enum ProbeError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// NVIDIA's management library cannot be used, or refused.
-    #[error("{0}")]
-    Nvml(String),
+    #[error(transparent)]
+    Nvml(#[from] NvmlError),
     /// The process that was to try it failed.
     #[error(transparent)]
     Process(#[from] ProcessError),

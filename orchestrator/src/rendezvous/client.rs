@@ -71,7 +71,7 @@ impl Client {
     /// [`Error::Rendezvous`] says where it tried, what happened there and what to check.
     pub fn connect(server: HostPort, secret: Secret, identity: Identity, deadline: Instant) -> Result<Self> {
         let runtime = RuntimeThread::start("ryz-control")
-            .map_err(|error| Error::Transport(format!("no thread for the rendezvous: {error}")))?;
+            .map_err(Error::system("cannot start the thread of the rendezvous"))?;
         let connecting = connect(server.clone(), secret.clone(), deadline);
         let (stub, local) = runtime
             .block_on(deadline + NETWORK_MARGIN, connecting)

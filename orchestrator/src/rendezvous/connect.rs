@@ -269,7 +269,7 @@ fn from_master_address(
     };
     let epoch = identity.epoch.unwrap_or(Epoch(1));
     let hosting = Server::start(listener, secret.clone(), identity.world_size, epoch, &config.rendezvous)
-        .map_err(|error| Error::Transport(format!("cannot serve the rendezvous: {error}")))?;
+        .map_err(Error::system("cannot serve the rendezvous"))?;
     let client = Client::connect(server, secret, identity, deadline)?;
     Ok(Kind::Host(Some(client), HostedRendezvous { server: hosting, secret_file }))
 }

@@ -4,7 +4,7 @@ pub use cudarc::cublaslt::sys;
 use libloading::os::unix::Library;
 
 use super::symbols::foreign;
-use super::symbols::{Table, Version, functions};
+use super::symbols::{Table, Unusable, Version, functions};
 
 functions! {
     /// cuBLASLt, matrix products.
@@ -31,11 +31,11 @@ impl Table for CublasLt {
     const NAME: &'static str = "cuBLASLt";
     const MINIMUM: Version = Version(12, 0, 0);
 
-    fn load(library: &Library) -> Result<Self, String> {
+    fn load(library: &Library) -> Result<Self, Unusable> {
         Self::take(library)
     }
 
-    fn version(&self) -> Result<Version, String> {
+    fn version(&self) -> Result<Version, Unusable> {
         // SAFETY: takes nothing and may be called at any time.
         let number = unsafe { foreign!(cublaslt, self.cublasLtGetVersion()) } as u32;
         // 12.8.4 is 120804, 13.0.2 is 130002.

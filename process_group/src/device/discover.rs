@@ -6,7 +6,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::symbols::{Table, Version};
+use super::symbols::{Table, Unusable, Version};
 
 /// What of the process's surroundings helps to find libraries. The caller collects it: this crate reads no variable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,7 +71,7 @@ pub struct Looked {
     /// How this place came to be looked at.
     pub origin: Origin,
     /// What was wrong.
-    pub why: String,
+    pub why: Unusable,
 }
 
 /// A library that cannot be used, and everywhere that was looked.
@@ -212,31 +212,31 @@ pub(super) fn open<T: Table>(key: &'static str, places: Vec<Place>) -> Result<Fo
     Err(Missing { library: T::NAME, minimum: T::MINIMUM, key, looked })
 }
 
-fn try_open<T: Table>(path: &Path) -> Result<(T, Version), String> {
+fn try_open<T: Table>(path: &Path) -> Result<(T, Version), Unusable> {
     use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
     // SAFETY: what runs on opening is NVIDIA's start-up code, in a file that the loader, an installed package or the
     // user named; it has no preconditions.
     let library =
-        unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| words(&error, path))?;
+        unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| refusal(&error, path))?;
     let functions = T::load(&library)?;
     // Its functions are kept and its threads may run on: it must stay for as long as the process.
     std::mem::forget(library);
     let version = functions.version()?;
     if version < T::MINIMUM {
-        return Err(format!("it is version {version}, older than {}", T::MINIMUM));
+        return Err(Unusable::TooOld { found: version, minimum: T::MINIMUM });
     }
     functions.refuse()?;
     Ok((functions, version))
 }
 
-/// The loader's own words, without the path at their head.
-fn words(error: &libloading::Error, path: &Path) -> String {
+/// What the loader says, without the path at its head.
+fn refusal(error: &libloading::Error, path: &Path) -> Unusable {
     let source = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
     let text = if source.is_empty() { error.to_string() } else { source };
     match text.strip_prefix(&format!("{}: ", path.display())) {
-        Some(rest) if rest.starts_with("cannot open shared object file") => "not there".into(),
-        Some(rest) => rest.to_owned(),
-        None => text,
+        Some(rest) if rest.starts_with("cannot open shared object file") => Unusable::NotThere,
+        Some(rest) => Unusable::Loader(rest.to_owned()),
+        None => Unusable::Loader(text),
     }
 }
 

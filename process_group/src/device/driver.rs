@@ -5,7 +5,7 @@ use libloading::os::unix::Library;
 use super::discover::file_of;
 use super::error::DeviceError;
 use super::symbols::foreign;
-use super::symbols::{Symbol, Table, Version, functions, text};
+use super::symbols::{Symbol, Table, Unusable, Version, functions, text};
 
 functions! {
     /// CUDA's driver interface, as far as cudarc's objects do not cover it or would cost a call more.
@@ -59,16 +59,16 @@ impl Table for Driver {
     const NAME: &'static str = "the CUDA driver";
     const MINIMUM: Version = Version(12, 0, 0);
 
-    fn load(library: &Library) -> Result<Self, String> {
+    fn load(library: &Library) -> Result<Self, Unusable> {
         Self::take(library)
     }
 
-    fn version(&self) -> Result<Version, String> {
+    fn version(&self) -> Result<Version, Unusable> {
         let mut number = 0;
         // SAFETY: the pointer is to a live integer; this function may be called before all others.
         let code = unsafe { foreign!(driver, self.cuDriverGetVersion(&raw mut number)) };
         if code != 0 {
-            return Err(format!("cuDriverGetVersion returned {code}"));
+            return Err(Unusable::NoVersion { call: "cuDriverGetVersion", code });
         }
         let number = number.unsigned_abs();
         Ok(Version(number / 1000, number % 1000 / 10, 0))
@@ -78,20 +78,17 @@ impl Table for Driver {
         self.first_address()
     }
 
-    fn refuse(&self) -> Result<(), String> {
-        let own = "cudarc loads CUDA's driver by the loader's names";
+    fn refuse(&self) -> Result<(), Unusable> {
         // SAFETY: opens libraries of the driver's names, one of which is open already.
         if !unsafe { cudarc::driver::sys::is_culib_present() } {
-            return Err(format!("{own}, under which it is not found; put its folder into LD_LIBRARY_PATH"));
+            return Err(Unusable::UnknownToLoader);
         }
         // SAFETY: one of the names has just been found, so this finds it too.
         let theirs = Symbol::find_in(unsafe { cudarc::driver::sys::culib() }, "cuInit")?;
         if theirs.address() == self.cuInit.address() {
             return Ok(());
         }
-        let file =
-            file_of(theirs.address()).map_or_else(|| "another file".into(), |f| f.display().to_string());
-        Err(format!("{own}, under which it gets {file}; put this one's folder first in LD_LIBRARY_PATH"))
+        Err(Unusable::Shadowed(file_of(theirs.address())))
     }
 }
 

@@ -43,4 +43,4 @@ pub use nccl::{Nccl, NcclError};
 pub use peer::peer_copy_gbs;
 pub use pinned::PinnedBuffer;
 pub use stream::Stream;
-pub use symbols::{Address, Binding, CodeBinding, Handle, Returned, Symbol, Version};
+pub use symbols::{Address, Binding, CodeBinding, Handle, Returned, Symbol, Unusable, Version};

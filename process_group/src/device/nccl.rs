@@ -8,7 +8,7 @@ pub use error::NcclError;
 use libloading::os::unix::Library;
 
 use super::symbols::foreign;
-use super::symbols::{Table, Version, functions};
+use super::symbols::{Table, Unusable, Version, functions};
 
 functions! {
     /// NCCL.
@@ -40,16 +40,16 @@ impl Table for Nccl {
     /// The first with `ncclCommSplit`.
     const MINIMUM: Version = Version(2, 18, 0);
 
-    fn load(library: &Library) -> Result<Self, String> {
+    fn load(library: &Library) -> Result<Self, Unusable> {
         Self::take(library)
     }
 
-    fn version(&self) -> Result<Version, String> {
+    fn version(&self) -> Result<Version, Unusable> {
         let mut number = 0;
         // SAFETY: the pointer is to a live integer; this function may be called before all others.
         let code = unsafe { foreign!(nccl, self.ncclGetVersion(&raw mut number)) };
         if code != 0 {
-            return Err(format!("ncclGetVersion returned {code}"));
+            return Err(Unusable::NoVersion { call: "ncclGetVersion", code });
         }
         let number = number.unsigned_abs();
         // 2.8 and older counted thousands.

@@ -3,7 +3,7 @@
 use libloading::os::unix::Library;
 
 use super::symbols::foreign;
-use super::symbols::{Table, Version, functions};
+use super::symbols::{Table, Unusable, Version, functions};
 
 functions! {
     /// NVRTC, the compiler of CUDA C++ at run time.
@@ -28,16 +28,16 @@ impl Table for Nvrtc {
     const NAME: &'static str = "NVRTC";
     const MINIMUM: Version = Version(12, 0, 0);
 
-    fn load(library: &Library) -> Result<Self, String> {
+    fn load(library: &Library) -> Result<Self, Unusable> {
         Self::take(library)
     }
 
-    fn version(&self) -> Result<Version, String> {
+    fn version(&self) -> Result<Version, Unusable> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both pointers are to live integers.
         let code = unsafe { foreign!(nvrtc, self.nvrtcVersion(&raw mut major, &raw mut minor)) };
         if code != 0 {
-            return Err(format!("nvrtcVersion returned {code}"));
+            return Err(Unusable::NoVersion { call: "nvrtcVersion", code });
         }
         Ok(Version(major.unsigned_abs(), minor.unsigned_abs(), 0))
     }

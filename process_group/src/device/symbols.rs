@@ -6,6 +6,7 @@
 //! its bindings returns codes that those lack, and such a value must not exist.
 
 use std::ffi::{c_char, c_void};
+use std::path::PathBuf;
 use std::ptr::NonNull;
 
 use libloading::os::unix::Library;
@@ -23,18 +24,60 @@ pub(crate) trait Table: Sized {
     const MINIMUM: Version;
 
     /// Takes every function from an open library, or says which is missing.
-    fn load(library: &Library) -> Result<Self, String>;
+    fn load(library: &Library) -> Result<Self, Unusable>;
 
     /// Asks the library for its version.
-    fn version(&self) -> Result<Version, String>;
+    fn version(&self) -> Result<Version, Unusable>;
 
     /// The address of any of its functions, to find out which file it came from.
     fn address(&self) -> usize;
 
     /// Says why a library that is new enough will not do all the same.
-    fn refuse(&self) -> Result<(), String> {
+    fn refuse(&self) -> Result<(), Unusable> {
         Ok(())
     }
+}
+
+/// Why a library cannot be used.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Unusable {
+    /// There is no such file.
+    #[error("not there")]
+    NotThere,
+    /// The loader refuses the file; its own words.
+    #[error("{0}")]
+    Loader(String),
+    /// A function is missing.
+    #[error("it has no function {0}")]
+    NoFunction(&'static str),
+    /// The library does not tell its version.
+    #[error("{call} returned {code}")]
+    NoVersion {
+        /// The function that was asked.
+        call: &'static str,
+        /// The status it returned.
+        code: i32,
+    },
+    /// The library is too old.
+    #[error("it is version {found}, older than {minimum}")]
+    TooOld {
+        /// Its version.
+        found: Version,
+        /// The oldest that would do.
+        minimum: Version,
+    },
+    /// cudarc, which asks the loader for the driver by name, does not find it.
+    #[error(
+        "cudarc loads CUDA's driver by the loader's names, under which it is not found; put its folder into \
+         LD_LIBRARY_PATH"
+    )]
+    UnknownToLoader,
+    /// cudarc, which asks the loader for the driver by name, gets another file.
+    #[error(
+        "cudarc loads CUDA's driver by the loader's names, under which it gets {}; put this one's folder first in \
+         LD_LIBRARY_PATH", .0.as_ref().map_or_else(|| "another file".into(), |file| file.display().to_string())
+    )]
+    Shadowed(Option<PathBuf>),
 }
 
 /// A version of a library: major, minor, patch.
@@ -57,16 +100,19 @@ unsafe impl Send for Symbol {}
 unsafe impl Sync for Symbol {}
 
 impl Symbol {
-    pub(crate) fn find(library: &Library, name: &str) -> Result<Self, String> {
-        let missing = || format!("it has no function {name}");
+    pub(crate) fn find(library: &Library, name: &'static str) -> Result<Self, Unusable> {
+        let missing = || Unusable::NoFunction(name);
         // SAFETY: nothing is called; what is asked for is an address.
         let symbol = unsafe { library.get::<*mut c_void>(name.as_bytes()) }.map_err(|_| missing())?;
         NonNull::new(symbol.as_raw_ptr()).map(Self).ok_or_else(missing)
     }
 
     /// As [`Symbol::find`], in a library that cudarc has opened and never closes.
-    pub(crate) fn find_in(library: &'static libloading::Library, name: &str) -> Result<Self, String> {
-        let missing = || format!("it has no function {name}");
+    pub(crate) fn find_in(
+        library: &'static libloading::Library,
+        name: &'static str,
+    ) -> Result<Self, Unusable> {
+        let missing = || Unusable::NoFunction(name);
         // SAFETY: nothing is called; what is asked for is an address.
         let symbol = unsafe { library.get::<*mut c_void>(name.as_bytes()) }.map_err(|_| missing())?;
         NonNull::new(*symbol).map(Self).ok_or_else(missing)
@@ -208,10 +254,10 @@ macro_rules! foreign {
     (@split $library:ident, [$($table:tt)*] $function:ident ; $($argument:expr),*) => {
         {
             // What cudarc declares: the arguments must be these.
-        let binding: unsafe fn($($crate::foreign!(@hole $argument)),*) -> _ =
-            $crate::device::cudarc::$library::sys::$function;
-        $($table)* $function.of(binding)($($argument),*)
-    }
+            let binding: unsafe fn($($crate::foreign!(@hole $argument)),*) -> _ =
+                $crate::device::cudarc::$library::sys::$function;
+            $($table)* $function.of(binding)($($argument),*)
+        }
     };
     (@code $library:ident, [$($before:tt)*] $part:ident . $($rest:ident).+ ; $code:expr ; $($argument:expr),*) => {
         $crate::foreign!(@code $library, [$($before)* $part .] $($rest).+ ; $code ; $($argument),*)
@@ -219,10 +265,10 @@ macro_rules! foreign {
     (@code $library:ident, [$($table:tt)*] $function:ident ; $code:expr ; $($argument:expr),*) => {
         {
             // What cudarc declares: the arguments must be these.
-        let binding: unsafe fn(_, $($crate::foreign!(@hole $argument)),*) -> _ =
-            $crate::device::cudarc::$library::sys::$function;
-        $($table)* $function.of_code(binding)($code $(, $argument)*)
-    }
+            let binding: unsafe fn(_, $($crate::foreign!(@hole $argument)),*) -> _ =
+                $crate::device::cudarc::$library::sys::$function;
+            $($table)* $function.of_code(binding)($code $(, $argument)*)
+        }
     };
 }
 
@@ -241,7 +287,7 @@ macro_rules! functions {
         }
 
         impl $name {
-            fn take(library: &libloading::os::unix::Library) -> Result<Self, String> {
+            fn take(library: &libloading::os::unix::Library) -> Result<Self, $crate::device::symbols::Unusable> {
                 Ok(Self {
                     $( $function: $crate::device::symbols::Symbol::find(library, stringify!($function))?, )+
                 })

@@ -476,7 +476,7 @@ impl Worker {
                     let _ = catch_unwind(AssertUnwindSafe(|| job(&engine)));
                 }
             })
-            .map_err(|e| Error::Transport(format!("cannot start the group's worker thread: {e}")))?;
+            .map_err(Error::system("cannot start the group's worker thread"))?;
         Ok(Self { jobs: Some(jobs), thread: Some(thread) })
     }
 }

@@ -20,8 +20,8 @@ pub(super) fn listen(config: &Config, rendezvous: &dyn Rendezvous) -> Result<Bou
 }
 
 fn address_of(interface: &str) -> Result<IpAddr> {
-    let all = if_addrs::get_if_addrs()
-        .map_err(|e| Error::Configuration(format!("cannot list this host's network interfaces: {e}")))?;
+    let all =
+        if_addrs::get_if_addrs().map_err(Error::system("cannot list this host's network interfaces"))?;
     let mut found: Vec<_> = all.iter().filter(|i| i.name == interface).map(if_addrs::Interface::ip).collect();
     found.sort_by_key(IpAddr::is_ipv6);
     found.into_iter().next().ok_or_else(|| {

@@ -134,7 +134,7 @@ impl Mesh {
         let Settings { handshake, cross_memory, socket_buffer } = *settings;
         let prover = Arc::new(Prover { secret, limit: handshake, cross_memory });
         let acceptor = Acceptor { epoch, me, prover: Arc::clone(&prover), arrivals: Arc::clone(&arrivals) };
-        let failed = |e: std::io::Error| Error::Transport(format!("cannot start accepting links: {e}"));
+        let failed = |error| Error::system("cannot start accepting links")(error);
         let runtime = Builder::new_current_thread().enable_io().enable_time().build().map_err(failed)?;
         let handle = runtime.handle().clone();
         let thread = std::thread::Builder::new()
@@ -265,7 +265,7 @@ impl Mesh {
             }
             Ok(())
         };
-        tune().map_err(|e: std::io::Error| Error::Transport(format!("setting up a link: {e}")))
+        tune().map_err(Error::system("cannot set up a link"))
     }
 
     /// Waits for a member to dial, until the deadline, or until it is clear that it never will.

@@ -46,11 +46,11 @@ fn is_gpu(device: &Path) -> bool {
 }
 
 fn driver() -> Result<DriverFacts, ProbeError> {
-    let nvml = Nvml::open().map_err(ProbeError::Nvml)?;
+    let nvml = Nvml::open()?;
     Ok(DriverFacts {
         version: nvml.driver_version(),
         cuda: nvml.cuda_version(),
-        gpus: nvml.gpus().map_err(ProbeError::Nvml)?,
+        gpus: nvml.gpus()?,
         pairs: nvml.pairs(),
     })
 }

@@ -25,6 +25,7 @@ pub(crate) struct NcclLauncher {
     handle: Option<Handle>,
     /// What barriers reduce.
     token: DeviceBuffer,
+    paths: PathTable,
     /// Whether a group of calls is open.
     is_grouped: bool,
     /// Kernels of calls of the open group, which come behind NCCL's part.
@@ -54,7 +55,8 @@ impl NcclLauncher {
     /// Those of the GPU's memory.
     pub(super) fn new(comm: &Arc<NcclComm>, handle: Option<Handle>) -> Result<Self> {
         let token = DeviceBuffer::from_slice(&comm.device, &[0i32])?;
-        Ok(Self { comm: Arc::clone(comm), handle, token, is_grouped: false, post: Vec::new() })
+        let paths = nccl_table(comm.status.members.all.len());
+        Ok(Self { comm: Arc::clone(comm), handle, token, paths, is_grouped: false, post: Vec::new() })
     }
 
     /// What NCCL's code means. The caller is inside NCCL still, so that the communicator is there to be asked.
@@ -70,11 +72,11 @@ impl Communicator for NcclLauncher {
     }
 
     fn paths(&self) -> PathTable {
-        nccl_table(self.comm.status.members.all.len())
+        self.paths.clone()
     }
 
     fn force(&mut self, path: Option<Path>) -> Result<()> {
-        self.paths().force(path)
+        self.paths.force(path)
     }
 
     fn workspace_bytes(&self, call: &Call<'_>) -> usize {

@@ -3,7 +3,7 @@ use std::fs;
 use libloading::os::unix::Library;
 
 use super::*;
-use crate::device::symbols::functions;
+use crate::device::symbols::{Unusable, functions};
 
 /// A folder of its own for a test, gone afterwards.
 struct Tree(PathBuf);
@@ -85,11 +85,11 @@ impl Table for Mathematics {
     const NAME: &'static str = "mathematics";
     const MINIMUM: Version = Version(3, 0, 0);
 
-    fn load(library: &Library) -> Result<Self, String> {
+    fn load(library: &Library) -> Result<Self, Unusable> {
         Self::take(library)
     }
 
-    fn version(&self) -> Result<Version, String> {
+    fn version(&self) -> Result<Version, Unusable> {
         Ok(Version(1, 0, 0))
     }
 
@@ -110,7 +110,7 @@ fn what_is_absent_broken_too_old_or_lacks_functions_is_told_with_its_place() {
         by(Path::new("libc.so.6")),
     ];
     let missing = open::<Mathematics>("device.x", tried.to_vec()).unwrap_err();
-    let why: Vec<&str> = missing.looked.iter().map(|l| l.why.as_str()).collect();
+    let why: Vec<String> = missing.looked.iter().map(|l| l.why.to_string()).collect();
     assert_eq!(why[0], "not there");
     assert!(why[1].contains("file too short") || why[1].contains("invalid ELF header"), "{}", why[1]);
     assert_eq!(why[2], "it is version 1.0.0, older than 3.0.0");

@@ -38,7 +38,7 @@ impl<T: Transport> Run<'_, T> {
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
         match poll(&mut fds, Some(&timeout)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(Error::Transport(format!("waiting for links: {e}"))),
+            Err(e) => return Err(Error::system("waiting for links")(e.into())),
         }
         self.progress.peers.iter_mut().for_each(|peer| peer.full = false);
         Ok(true)

@@ -54,9 +54,7 @@ impl Watchdog {
     ) -> Result<Self> {
         let (reports, inbox) = mpsc::channel();
         let (reuse, free) = mpsc::channel();
-        let failed = |e: std::io::Error| {
-            Error::Transport(format!("cannot start a thread of the group's watchdog: {e}"))
-        };
+        let failed = |error| Error::system("cannot start a thread of the group's watchdog")(error);
         let observer =
             Observer::spawn(&status.members.group, Arc::clone(&monitored), stream, reuse).map_err(failed)?;
         let driver = Driver::new(Arc::clone(&status), mesh, Arc::clone(&monitored), observer, inbox);
