@@ -1,11 +1,15 @@
 //! `ryz generate`: text generation with a tensor-parallel model.
 
+use std::num::NonZeroUsize;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use ryzanstein_config::{ModelConfig, ModelDType};
-use ryzanstein_process_group::{DType, table};
+use ryzanstein_process_group::{DType, ProfileRow};
 use ryzanstein_tensor_parallel::{
-    Error, GenerateOptions, LlamaConfig, LoadReport, Sampling, StopReason, Tensor, Tokenizer,
+    ChatTemplate, Error, GenerateOptions, Llama, LlamaConfig, LoadReport, Message, Sampling, StopReason,
+    Tensor, TextStream, Tokenizer,
 };
 use serde_json::{Value, json};
 
@@ -18,6 +22,8 @@ pub enum Prompt {
     Text(String),
     /// Token ids.
     Tokens(Vec<u32>),
+    /// Messages, which the model's chat template turns into text.
+    Chat(Vec<Message>),
 }
 
 /// What to generate.
@@ -31,6 +37,39 @@ pub struct Request {
     pub logits_out: Option<PathBuf>,
     /// Continue after the end-of-text token.
     pub ignore_end: bool,
+    /// The text ends before the first of these.
+    pub stop: Vec<String>,
+}
+
+/// What happens while text is generated.
+#[derive(Clone, Copy, Debug)]
+pub enum Progress<'a> {
+    /// So many tensors of so many have been read.
+    Loading(usize, usize),
+    /// The model is ready, after so long.
+    Loaded(Duration),
+    /// A new token, and the text that is certain with it; no text where there is no tokenizer.
+    Token(u32, Option<&'a str>),
+    /// The last of the text, held back until no more tokens came.
+    Rest(&'a str),
+}
+
+/// How long the parts of a request took.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Timings {
+    /// Loading the model, until every rank had its weights.
+    pub load: Duration,
+    /// The prompt's pass, until the first token was chosen.
+    pub prefill: Duration,
+    /// From the first token to the last.
+    pub decode: Duration,
+}
+
+impl Timings {
+    /// Tokens a second behind the first, of `tokens` tokens; `None` for a single one.
+    pub fn tokens_per_second(&self, tokens: usize) -> Option<f64> {
+        (tokens > 1 && !self.decode.is_zero()).then(|| (tokens - 1) as f64 / self.decode.as_secs_f64())
+    }
 }
 
 /// The result.
@@ -44,8 +83,12 @@ pub struct Response {
     pub stop: StopReason,
     /// Load statistics of each rank, in rank order.
     pub loads: Vec<LoadStats>,
-    /// This rank's profile as a table.
-    pub profile: String,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// How long it took.
+    pub timings: Timings,
+    /// This rank's profile of the tensor-parallel group's calls.
+    pub profile: Vec<ProfileRow>,
 }
 
 /// Load statistics of one rank.
@@ -79,8 +122,17 @@ impl Response {
         line["stop"] = json!(match self.stop {
             StopReason::Length => "length",
             StopReason::End(_) => "end_token",
+            StopReason::Caller => "stop_text",
         });
         line["load"] = json!(self.loads);
+        line["prompt_tokens"] = json!(self.prompt_tokens);
+        let Timings { load, prefill, decode } = self.timings;
+        line["seconds"] = json!({
+            "load": load.as_secs_f64(),
+            "prefill": prefill.as_secs_f64(),
+            "decode": decode.as_secs_f64(),
+        });
+        line["tokens_per_second"] = json!(self.timings.tokens_per_second(self.tokens.len()));
         line
     }
 }
@@ -105,21 +157,30 @@ pub struct PreparedPrompt {
 /// Encodes the prompt, and refuses requests beyond the model's limits, before any weight is read.
 ///
 /// # Errors
-/// Names the settings or the tokenizer that cannot be read, the token outside the vocabulary, or the maximum number of new
-/// tokens.
+/// Names the settings, the tokenizer or the chat template that cannot be read, the token outside the vocabulary, or the
+/// maximum number of new tokens.
 pub fn prepare(settings: &ModelConfig, request: &Request) -> Result<PreparedPrompt, Error> {
     let config = LlamaConfig::from_folder(&request.model)?;
     let tokenizer = Tokenizer::open(&request.model)?;
     let tokens = match (&request.prompt, &tokenizer) {
         (Prompt::Tokens(tokens), _) => tokens.clone(),
         (Prompt::Text(text), Some(tokenizer)) => tokenizer.encode(text)?,
-        (Prompt::Text(_), None) => {
+        (Prompt::Chat(messages), Some(tokenizer)) => {
+            tokenizer.encode_raw(&ChatTemplate::open(&request.model)?.render(messages)?)?
+        }
+        (Prompt::Text(_) | Prompt::Chat(_), None) => {
             return Err(Error::Input(format!(
                 "a prompt in words needs a tokenizer, and {} has no tokenizer.json; give --token-ids instead",
                 request.model.display()
             )));
         }
     };
+    if tokenizer.is_none() && !request.stop.is_empty() {
+        return Err(Error::Input(format!(
+            "--stop needs a tokenizer, and {} has no tokenizer.json; omit --stop",
+            request.model.display()
+        )));
+    }
     check_prompt(&config, request, &tokens, settings.max_new_tokens as usize)?;
     Ok(PreparedPrompt { config, tokens, tokenizer })
 }
@@ -135,7 +196,7 @@ fn check_prompt(config: &LlamaConfig, request: &Request, prompt: &[u32], more: u
     if let Some(token) = prompt.iter().find(|token| **token as usize >= vocabulary) {
         let remedy = match request.prompt {
             Prompt::Tokens(_) => format!("give ids from 0 to {}", vocabulary.saturating_sub(1)),
-            Prompt::Text(_) => {
+            Prompt::Text(_) | Prompt::Chat(_) => {
                 "the tokenizer.json next to it produces such tokens, so it belongs to another model".into()
             }
         };
@@ -162,6 +223,7 @@ fn check_prompt(config: &LlamaConfig, request: &Request, prompt: &[u32], more: u
 }
 
 /// Loads the model and generates from what [`prepare`] returned for the same settings and request. Every rank calls this.
+/// `tell` gets the progress of this rank.
 ///
 /// # Errors
 /// Those of the model and of the collectives, and when `logits_out` cannot be written.
@@ -170,7 +232,9 @@ pub fn run(
     settings: &ModelConfig,
     request: &Request,
     input: PreparedPrompt,
+    tell: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Response, Error> {
+    let started = Instant::now();
     let PreparedPrompt { tokens: prompt, tokenizer, .. } = input;
     if let Some(file) = request.logits_out.as_deref().filter(|_| orchestrator.tensor_parallel().rank().0 == 0)
     {
@@ -181,13 +245,19 @@ pub fn run(
         ModelDType::Bf16 => DType::BF16,
         ModelDType::F32 => DType::F32,
     });
-    let model = orchestrator.load_model(&request.model, dtype)?;
+    let mut timings = Timings::default();
+    let group = orchestrator.tensor_parallel();
+    let on_tensor = |read, all| tell(Progress::Loading(read, all));
+    let model = Llama::load_with(&request.model, dtype, group, on_tensor)?;
+    timings.load = started.elapsed();
+    tell(Progress::Loaded(timings.load));
     let sampling = if settings.temperature.get() == 0.0 {
         Sampling::Greedy
     } else {
         Sampling::Random {
             temperature: settings.temperature.get().into(),
             top_p: settings.top_p.get().into(),
+            top_k: NonZeroUsize::new(settings.top_k as usize),
             seed: settings.seed,
         }
     };
@@ -197,11 +267,33 @@ pub fn run(
         ignore_end: request.ignore_end,
         graph: settings.graph,
     };
-    let group = orchestrator.tensor_parallel();
     let loads = group.all_gather_object(&LoadStats::from(model.report()))?;
     group.profile().clear();
-    let generated = model.generate(&prompt, &options, group)?;
-    let profile = table::profile(&group.profile().rows());
+    // Every rank decodes the text, because all must end at the same stop string.
+    let mut text = tokenizer.as_ref().map(|tokenizer| TextStream::new(tokenizer, &prompt, &request.stop));
+    let mut failed = None;
+    let (began, mut first) = (Instant::now(), None);
+    let generated = model.generate_with(&prompt, &options, group, |token| {
+        first.get_or_insert_with(Instant::now);
+        let Some(text) = &mut text else {
+            tell(Progress::Token(token, None));
+            return ControlFlow::Continue(());
+        };
+        match text.push(token) {
+            Ok(new) => tell(Progress::Token(token, Some(&new))),
+            Err(error) => failed = Some(error),
+        }
+        if text.is_ended() || failed.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let first = first.unwrap_or(began);
+    (timings.prefill, timings.decode) = (first - began, first.elapsed());
+    if let Some(text) = text {
+        tell(Progress::Rest(&text.finish()?));
+    }
+    let profile = group.profile().rows();
     if let Some(file) = &request.logits_out {
         // Once more, all positions at once: the same cache, the same sums. The last token is not an input.
         let mut all = prompt.clone();
@@ -214,7 +306,22 @@ pub fn run(
         }
     }
     let text = tokenizer.map(|t| t.decode(&generated.tokens)).transpose()?;
-    Ok(Response { tokens: generated.tokens, text, stop: generated.stop, loads, profile })
+    let text = text.map(|text| before_first(&text, &request.stop).to_owned());
+    Ok(Response {
+        text,
+        stop: generated.stop,
+        loads,
+        prompt_tokens: prompt.len(),
+        timings,
+        profile,
+        tokens: generated.tokens,
+    })
+}
+
+/// The text before the first of the stop strings.
+fn before_first<'a>(text: &'a str, stop: &[String]) -> &'a str {
+    let found = stop.iter().filter(|stop| !stop.is_empty()).filter_map(|stop| text.find(stop.as_str())).min();
+    &text[..found.unwrap_or(text.len())]
 }
 
 fn write_logits(file: &Path, logits: &Tensor) -> Result<(), Error> {

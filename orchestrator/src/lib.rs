@@ -7,6 +7,7 @@ pub mod check;
 pub mod control;
 pub mod doctor;
 pub mod generate;
+pub mod hub;
 pub mod measure;
 pub mod nccl_settings;
 mod orchestrator;

@@ -11,6 +11,9 @@ pub struct Capability {
     pub backend: BackendKind,
     /// `None` when it can be used, else the reason.
     pub obstacle: Option<String>,
+    /// The reason in a few words, for people who see this rank's output. Other ranks are not told.
+    #[serde(skip)]
+    pub summary: Option<&'static str>,
     /// What the rank would use, which no other rank of the job may use.
     pub exclusive: Option<Exclusive>,
     /// What must be of one version on all ranks.
@@ -20,12 +23,12 @@ pub struct Capability {
 impl Capability {
     /// It can be used.
     pub const fn usable(backend: BackendKind) -> Self {
-        Self { backend, obstacle: None, exclusive: None, version: None }
+        Self { backend, obstacle: None, summary: None, exclusive: None, version: None }
     }
 
-    /// It cannot be used, for this reason.
-    pub fn unusable(backend: BackendKind, reason: impl Into<String>) -> Self {
-        Self { obstacle: Some(reason.into()), ..Self::usable(backend) }
+    /// It cannot be used, for this reason, which `summary` puts in a few words.
+    pub fn unusable(backend: BackendKind, summary: &'static str, reason: impl Into<String>) -> Self {
+        Self { obstacle: Some(reason.into()), summary: Some(summary), ..Self::usable(backend) }
     }
 }
 

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ryzanstein_config::Config;
+use ryzanstein_config::{BackendChoice, Config};
 
 use crate::backend::factory::{ProbeContext, Together};
 use crate::backend::registry::factories;
@@ -65,6 +65,7 @@ pub struct ProcessGroupManager {
     maker: GroupMaker,
     layout: Layout,
     init: Duration,
+    backend_summary: String,
 }
 
 /// Borrows of all standard groups at once; see [`ProcessGroupManager::groups`].
@@ -142,6 +143,7 @@ impl ProcessGroupManager {
             wanted,
             capabilities: factories.iter_mut().map(|factory| factory.probe(&context)).collect(),
         };
+        let obstacle = candidate.capabilities.iter().find_map(|capability| capability.summary);
         let membership = rendezvous.join(candidate, deadline)?;
         let Membership { rank, roster, selection, secret, .. } = &membership;
         let backend = selection.backend;
@@ -152,19 +154,19 @@ impl ProcessGroupManager {
             reason: format!("it was selected for all ranks, and this rank was told to use `{wanted}`"),
         })?;
         let world_size = roster.world_size();
+        let epoch = roster.epoch;
+        let backend_summary = summarize(backend, wanted, obstacle);
         // What is the same for all ranks is said once.
         if rank.0 == 0 {
-            tracing::info!(
+            tracing::info!(rank = rank.0, %epoch, "{world_size} ranks on backend {backend}: {backend_summary}");
+            tracing::debug!(
                 rank = rank.0,
-                world_size,
-                %backend,
-                reason = selection.reason,
                 version = env!("CARGO_PKG_VERSION"),
-                "joined epoch {}",
-                roster.epoch
+                "backend: {}",
+                selection.reason
             );
         } else {
-            tracing::debug!(rank = rank.0, world_size, %backend, "joined epoch {}", roster.epoch);
+            tracing::debug!(rank = rank.0, %epoch, "{world_size} ranks on backend {backend}");
         }
         let layout = Layout::new(&config.layout, world_size)?;
         let mesh = match bound {
@@ -189,6 +191,7 @@ impl ProcessGroupManager {
             maker: GroupMaker { config: config.clone(), membership, mesh, factory },
             layout,
             init: Duration::ZERO,
+            backend_summary,
         };
         manager.standard_group("world", Rank::all(world_size).collect(), deadline)?;
         manager.agree_on_layout()?;
@@ -290,7 +293,12 @@ impl ProcessGroupManager {
         self.maker.membership.selection.backend
     }
 
-    /// Why this backend.
+    /// Why this backend, in a few words.
+    pub fn backend_summary(&self) -> &str {
+        &self.backend_summary
+    }
+
+    /// Why this backend, and why not the others.
     pub fn backend_reason(&self) -> &str {
         &self.maker.membership.selection.reason
     }
@@ -405,5 +413,18 @@ impl ProcessGroupManager {
         let membership = &self.maker.membership;
         let n = membership.roster.world_size();
         store::barrier(&*membership.store, name, membership.rank, n, deadline::after(Instant::now(), timeout))
+    }
+}
+
+/// Why `backend` was taken, in a few words. `obstacle` is what keeps this rank from a better one.
+fn summarize(backend: BackendKind, wanted: BackendChoice, obstacle: Option<&str>) -> String {
+    if wanted != BackendChoice::Auto {
+        return "as configured".into();
+    }
+    let best = BackendKind::allowed_by(wanted).first() == Some(&backend);
+    match obstacle {
+        _ if best => "every rank can use it".into(),
+        Some(obstacle) => format!("{obstacle} (`ryz doctor` says more)"),
+        None => "not every rank can use a faster one (`ryz doctor` says more)".into(),
     }
 }

@@ -9,42 +9,232 @@ use crate::units::{bytes, time};
 /// Fewer calls than this are cold starts, which no target is meant for.
 const JUDGED_FROM: u64 = 5;
 
-/// Lays cells out in columns: the first `left` columns to the left, the others to the right.
-pub fn columns(head: &[&str], left: usize, rows: &[Vec<String>]) -> String {
-    let mut widths: Vec<usize> = head.iter().map(|h| h.chars().count()).collect();
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    let mut out = String::new();
-    let mut line = |cells: &mut dyn Iterator<Item = &str>| {
-        let mut text = String::new();
-        for (index, (cell, width)) in cells.zip(&widths).enumerate() {
-            let gap = if index == 0 { "" } else { "  " };
-            let _ = if index < left {
-                write!(text, "{gap}{cell:<width$}")
-            } else {
-                write!(text, "{gap}{cell:>width$}")
-            };
-        }
-        out.push_str(text.trim_end());
-        out.push('\n');
-    };
-    line(&mut head.iter().copied());
-    for row in rows {
-        line(&mut row.iter().map(String::as_str));
-    }
-    out
+/// What a text is written to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Screen {
+    /// Characters in a line; `None` where lines may be of any length, as in a file.
+    pub width: Option<usize>,
+    /// Whether ANSI colours are understood.
+    pub color: bool,
 }
 
-/// What the documented target says of a latency, with the verdict.
-pub fn verdict(op: &str, bytes: u64, median_us: f64) -> (String, String) {
-    match target(op, bytes) {
-        None => ("-".into(), "-".into()),
-        Some(t) => {
-            (format!("< {}", time(t.below_us)), if median_us < t.below_us { "met" } else { "missed" }.into())
+impl Screen {
+    /// A file or a pipe: everything, without colours.
+    pub const PLAIN: Self = Self { width: None, color: false };
+
+    /// `text` in the colour of `tone`.
+    pub fn paint(self, tone: Tone, text: &str) -> String {
+        match tone {
+            Tone::Plain => text.to_owned(),
+            _ if !self.color => text.to_owned(),
+            Tone::Good => format!("\x1b[32m{text}\x1b[0m"),
+            Tone::Warning => format!("\x1b[33m{text}\x1b[0m"),
+            Tone::Bad => format!("\x1b[1;31m{text}\x1b[0m"),
+            Tone::Faint => format!("\x1b[2m{text}\x1b[0m"),
+            Tone::Strong => format!("\x1b[1m{text}\x1b[0m"),
         }
+    }
+}
+
+/// What a text means to its reader; a colour stands for each.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Tone {
+    /// Nothing special.
+    #[default]
+    Plain,
+    /// As it should be.
+    Good,
+    /// Worth a look.
+    Warning,
+    /// A failure.
+    Bad,
+    /// Less important than the rest.
+    Faint,
+    /// A heading.
+    Strong,
+}
+
+/// A cell of a table.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Cell {
+    text: String,
+    tone: Tone,
+}
+
+impl Cell {
+    /// A text with a tone.
+    pub fn new(text: impl Into<String>, tone: Tone) -> Self {
+        Self { text: text.into(), tone }
+    }
+
+    /// `met` or `missed`; a dash where nothing was judged.
+    pub fn verdict(met: Option<bool>) -> Self {
+        match met {
+            Some(true) => Self::new("met", Tone::Good),
+            Some(false) => Self::new("missed", Tone::Warning),
+            None => "-".into(),
+        }
+    }
+}
+
+impl From<String> for Cell {
+    fn from(text: String) -> Self {
+        Self { text, tone: Tone::Plain }
+    }
+}
+
+impl From<&str> for Cell {
+    fn from(text: &str) -> Self {
+        text.to_owned().into()
+    }
+}
+
+/// A column of a table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Column<'a> {
+    head: &'a str,
+    is_left: bool,
+    /// Where lines are too long, columns with the greatest number are left out first; one with 0 stays.
+    dispensable: u8,
+}
+
+impl<'a> Column<'a> {
+    /// A column of texts.
+    pub const fn left(head: &'a str) -> Self {
+        Self { head, is_left: true, dispensable: 0 }
+    }
+
+    /// A column of numbers.
+    pub const fn right(head: &'a str) -> Self {
+        Self { head, is_left: false, dispensable: 0 }
+    }
+
+    /// The same, left out where lines are too long: columns with the greatest number first.
+    #[must_use]
+    pub const fn dispensable(self, order: u8) -> Self {
+        Self { dispensable: order, ..self }
+    }
+}
+
+/// Columns with their widths, fitted to a screen. Rows can be written one by one.
+#[derive(Clone, Debug)]
+pub struct Layout<'a> {
+    /// Each column with its width; `None` for one that is left out.
+    columns: Vec<(Column<'a>, Option<usize>)>,
+    screen: Screen,
+}
+
+/// Between two columns.
+const GAP: usize = 2;
+
+impl<'a> Layout<'a> {
+    /// Columns as wide as their heads and `widths`, as far as they fit the screen. If not even the columns that stay fit, the
+    /// widest of their texts is cut.
+    pub fn new(columns: &[Column<'a>], widths: &[usize], screen: Screen) -> Self {
+        let widths = widths.iter().copied().chain(std::iter::repeat(0));
+        let mut columns: Vec<(Column<'a>, Option<usize>)> =
+            columns.iter().zip(widths).map(|(c, w)| (*c, Some(w.max(c.head.chars().count())))).collect();
+        let total = |columns: &[(Column<'_>, Option<usize>)]| {
+            let shown = columns.iter().filter_map(|(_, width)| *width);
+            shown.map(|width| width + GAP).sum::<usize>().saturating_sub(GAP)
+        };
+        let most = screen.width.unwrap_or(usize::MAX);
+        while total(&columns) > most {
+            let shown = columns.iter_mut().filter(|(c, width)| width.is_some() && c.dispensable > 0);
+            let Some(next) = shown.max_by_key(|(c, _)| c.dispensable) else { break };
+            next.1 = None;
+        }
+        let excess = total(&columns).saturating_sub(most);
+        let texts = columns.iter_mut().filter(|(c, _)| c.is_left);
+        if let Some((column, Some(width))) = texts.max_by_key(|(_, width)| *width) {
+            *width = width.saturating_sub(excess).max(column.head.chars().count());
+        }
+        Self { columns, screen }
+    }
+
+    /// The line of the heads, with its line break.
+    pub fn head(&self) -> String {
+        self.line(self.columns.iter().map(|(column, _)| Cell::new(column.head, Tone::Strong)))
+    }
+
+    /// The line of a row, with its line break.
+    pub fn row(&self, cells: &[Cell]) -> String {
+        self.line(cells.iter().cloned())
+    }
+
+    fn line(&self, cells: impl Iterator<Item = Cell>) -> String {
+        // Spaces are owed until something follows: no line ends with any.
+        let (mut line, mut owed) = (String::new(), 0);
+        for ((column, width), cell) in self.columns.iter().zip(cells) {
+            let Some(width) = *width else { continue };
+            let text = cut(&cell.text, width);
+            let padding = width.saturating_sub(text.chars().count());
+            let (before, after) = if column.is_left { (0, padding) } else { (padding, 0) };
+            if text.is_empty() {
+                owed += before + after + GAP;
+                continue;
+            }
+            let _ = write!(line, "{:1$}", "", owed + before);
+            line += &self.screen.paint(cell.tone, &text);
+            owed = after + GAP;
+        }
+        line + "\n"
+    }
+}
+
+/// At most `width` characters; a text of numbers is never wider than its column.
+fn cut(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    text.chars().take(width.saturating_sub(1)).chain(['…']).collect()
+}
+
+/// The rows as a table with a line of heads.
+pub fn table(columns: &[Column<'_>], rows: &[Vec<Cell>], screen: Screen) -> String {
+    let mut widths = vec![0; columns.len()];
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.text.chars().count());
+        }
+    }
+    let layout = Layout::new(columns, &widths, screen);
+    rows.iter().fold(layout.head(), |text, row| text + &layout.row(row))
+}
+
+/// A table without colours or limits: the first `left` columns to the left, the others to the right.
+pub fn columns(head: &[&str], left: usize, rows: &[Vec<String>]) -> String {
+    let column = |(index, head)| if index < left { Column::left(head) } else { Column::right(head) };
+    let columns: Vec<Column<'_>> = head.iter().copied().enumerate().map(column).collect();
+    let rows: Vec<Vec<Cell>> =
+        rows.iter().map(|row| row.iter().map(|cell| cell.as_str().into()).collect()).collect();
+    table(&columns, &rows, Screen::PLAIN)
+}
+
+/// A text in lines that fit the screen, each behind `indent` spaces but for the first.
+pub fn wrap(text: &str, indent: usize, screen: Screen) -> String {
+    let Some(width) = screen.width else { return text.to_owned() };
+    let most = width.saturating_sub(indent).max(20);
+    let mut lines: Vec<String> = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("never empty");
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > most {
+            lines.push(word.to_owned());
+        } else {
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+    }
+    lines.join(&format!("\n{:indent$}", ""))
+}
+
+/// The cells of a documented target and of the verdict on a latency.
+fn judged(op: &str, bytes: u64, median_us: f64) -> [Cell; 2] {
+    match target(op, bytes) {
+        None => ["-".into(), Cell::verdict(None)],
+        Some(t) => [format!("< {}", time(t.below_us)).into(), Cell::verdict(Some(median_us < t.below_us))],
     }
 }
 
@@ -64,66 +254,83 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// The heads of [`cells`](Self::cells).
-    pub const HEAD: [&'static str; 8] =
-        ["bytes", "calls", "median", "p90", "p99", "max", "algbw GB/s", "busbw GB/s"];
+    /// The columns of [`cells`](Self::cells).
+    pub const COLUMNS: [Column<'static>; 8] = [
+        Column::right("bytes"),
+        Column::right("calls").dispensable(6),
+        Column::right("median"),
+        Column::right("p90").dispensable(8),
+        Column::right("p99").dispensable(3),
+        Column::right("max").dispensable(9),
+        Column::right("algbw GB/s").dispensable(7),
+        Column::right("busbw GB/s").dispensable(2),
+    ];
 
     /// One row's cells.
-    pub fn cells(&self) -> [String; 8] {
+    pub fn cells(&self) -> [Cell; 8] {
         let [median, p90, p99, max] = self.latency_us.map(time);
         let bandwidth = |gbs: f64| format!("{gbs:.3}");
         [
-            bytes(self.bytes),
-            self.calls.to_string(),
-            median,
-            p90,
-            p99,
-            max,
-            bandwidth(self.algbw_gbs),
-            bandwidth(self.busbw_gbs),
+            bytes(self.bytes).into(),
+            self.calls.to_string().into(),
+            median.into(),
+            p90.into(),
+            p99.into(),
+            max.into(),
+            bandwidth(self.algbw_gbs).into(),
+            bandwidth(self.busbw_gbs).into(),
         ]
     }
 }
 
-/// The rows of a profile as a table with percentiles, bandwidths, path, target and verdict; and where the capability of
-/// the links is known, the share of it that was used.
-pub fn profile(rows: &[ProfileRow]) -> String {
+/// The rows of a profile as a table with percentiles, bandwidths and path; where the capability of the links is known, the
+/// share of it that was used; and with `targets`, the documented targets and the verdicts on them.
+pub fn profile(rows: &[ProfileRow], targets: bool, screen: Screen) -> String {
     let linked = rows.iter().any(|r| r.link_share.is_some());
-    let share: &[&str] = if linked { &["of NVLink"] } else { &[] };
-    let head = [&["group", "operation", "dtype", "path"][..], &Figures::HEAD, share, &["target", "verdict"]]
-        .concat();
-    let cells: Vec<Vec<String>> = rows
-        .iter()
-        .map(|r| {
-            let (target, verdict) = if r.timed < JUDGED_FROM || r.path == "local" {
-                ("-".into(), "-".into())
-            } else {
-                verdict(r.op, r.bytes_mean as u64, r.median_us)
-            };
-            let reduction = r.reduction.map_or_else(String::new, |op| format!("({op})"));
-            let figures = Figures {
-                bytes: r.bytes_mean,
-                calls: r.calls,
-                latency_us: [r.median_us, r.p90_us, r.p99_us, r.max_us],
-                algbw_gbs: r.algbw_gbs,
-                busbw_gbs: r.busbw_gbs,
-            };
-            let mut row =
-                vec![r.group.clone(), format!("{}{reduction}", r.op), r.dtype.to_string(), r.path.clone()];
-            if r.timed == 0 {
-                row.extend([bytes(r.bytes_mean), r.calls.to_string()]);
-                row.extend((2..Figures::HEAD.len()).map(|_| "-".into()));
-            } else {
-                row.extend(figures.cells());
-            }
-            if linked {
-                row.push(r.link_share.map_or_else(|| "-".into(), |share| format!("{:.1} %", share * 100.0)));
-            }
-            row.extend([target, verdict]);
-            row
-        })
-        .collect();
-    columns(&head, 4, &cells)
+    let names = [
+        Column::left("group").dispensable(4),
+        Column::left("operation"),
+        Column::left("dtype").dispensable(5),
+        Column::left("path").dispensable(1),
+    ];
+    let share: &[Column<'_>] = if linked { &[Column::right("of NVLink").dispensable(2)] } else { &[] };
+    let judgement: &[Column<'_>] =
+        if targets { &[Column::right("target").dispensable(3), Column::left("verdict")] } else { &[] };
+    let columns = [&names[..], &Figures::COLUMNS, share, judgement].concat();
+    let cells: Vec<Vec<Cell>> = rows.iter().map(|row| profile_cells(row, linked, targets)).collect();
+    table(&columns, &cells, screen)
+}
+
+fn profile_cells(r: &ProfileRow, linked: bool, targets: bool) -> Vec<Cell> {
+    let reduction = r.reduction.map_or_else(String::new, |op| format!("({op})"));
+    let figures = Figures {
+        bytes: r.bytes_mean,
+        calls: r.calls,
+        latency_us: [r.median_us, r.p90_us, r.p99_us, r.max_us],
+        algbw_gbs: r.algbw_gbs,
+        busbw_gbs: r.busbw_gbs,
+    };
+    let mut row: Vec<Cell> = vec![
+        r.group.as_str().into(),
+        format!("{}{reduction}", r.op).into(),
+        r.dtype.to_string().into(),
+        r.path.as_str().into(),
+    ];
+    if r.timed == 0 {
+        row.extend([Cell::from(bytes(r.bytes_mean)), r.calls.to_string().into()]);
+        row.extend((2..Figures::COLUMNS.len()).map(|_| "-".into()));
+    } else {
+        row.extend(figures.cells());
+    }
+    if linked {
+        row.push(r.link_share.map_or_else(|| "-".into(), |share| format!("{:.1} %", share * 100.0).into()));
+    }
+    if targets && (r.timed < JUDGED_FROM || r.path == "local") {
+        row.extend(["-".into(), Cell::verdict(None)]);
+    } else if targets {
+        row.extend(judged(r.op, r.bytes_mean as u64, r.median_us));
+    }
+    row
 }
 
 #[cfg(test)]
@@ -144,5 +351,48 @@ mod tests {
     fn columns_line_up() {
         let rows = vec![vec!["a".into(), "1".into()], vec!["bcd".into(), "22".into()]];
         assert_eq!(columns(&["x", "n"], 1, &rows), "x     n\na     1\nbcd  22\n");
+    }
+
+    const COLUMNS: [Column<'static>; 3] =
+        [Column::left("name"), Column::right("p99").dispensable(2), Column::right("median").dispensable(1)];
+
+    fn narrow(width: usize) -> String {
+        let row = vec!["all_reduce".into(), "12.5 ms".into(), "9.1 ms".into()];
+        table(&COLUMNS, &[row], Screen { width: Some(width), color: false })
+    }
+
+    #[test]
+    fn columns_that_do_not_fit_are_left_out_the_most_dispensable_first() {
+        assert_eq!(narrow(27), "name            p99  median\nall_reduce  12.5 ms  9.1 ms\n");
+        assert_eq!(narrow(26), "name        median\nall_reduce  9.1 ms\n");
+        assert_eq!(narrow(17), "name\nall_reduce\n");
+        assert_eq!(narrow(7), "name\nall_re…\n");
+    }
+
+    #[test]
+    fn no_line_is_longer_than_the_screen() {
+        for width in 4..60 {
+            let text = narrow(width);
+            assert!(text.lines().all(|line| line.chars().count() <= width), "{width}: {text}");
+            let text = wrap(
+                "a few words, and averyverylongone that follows",
+                2,
+                Screen { width: Some(width), color: false },
+            );
+            let longest = text.lines().map(|line| line.chars().count()).max();
+            assert!(longest <= Some(width.max(22)), "{width}: {text}");
+        }
+    }
+
+    #[test]
+    fn colours_stand_around_words_and_widths_ignore_them() {
+        let screen = Screen { width: None, color: true };
+        let rows =
+            [vec![Cell::verdict(Some(true)), "1".into()], vec![Cell::verdict(Some(false)), "2".into()]];
+        let text = table(&[Column::left("v"), Column::right("n")], &rows, screen);
+        assert_eq!(
+            text,
+            "\x1b[1mv\x1b[0m       \x1b[1mn\x1b[0m\n\x1b[32mmet\x1b[0m     1\n\x1b[33mmissed\x1b[0m  2\n"
+        );
     }
 }

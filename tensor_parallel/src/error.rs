@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::error::CheckpointError;
 use crate::float::UnsupportedDType;
+use crate::generate::ChatError;
 use crate::model::config_error::ModelFileError;
 use crate::shard::ShardError;
 
@@ -50,6 +51,10 @@ pub enum Error {
         /// What it said.
         source: std::io::Error,
     },
+
+    /// Messages did not become a prompt.
+    #[error(transparent)]
+    Chat(#[from] ChatError),
 
     /// A request asks for what this model, cache or decoder cannot do. Another request may succeed.
     #[error("invalid input: {0}")]
@@ -228,6 +233,7 @@ impl Error {
             | Self::Request(_)
             | Self::Input(_)
             | Self::DType(_)
+            | Self::Chat(_)
             | Self::Model { .. }
             | Self::Checkpoint { .. } => true,
             Self::Io { source, .. } => matches!(

@@ -41,6 +41,8 @@ pub use checkpoint::Checkpoint;
 pub use compute::{Compute, Cuda, Host};
 pub use error::{ConfigurationError, Error, RemoteError, RequestError, Result};
 pub use float::UnsupportedDType;
-pub use generate::{GenerateOptions, Generated, Sampling, StopReason, Tokenizer};
+pub use generate::{
+    ChatError, ChatTemplate, GenerateOptions, Generated, Message, Sampling, StopReason, TextStream, Tokenizer,
+};
 pub use model::{Decoder, Llama, LlamaConfig, LoadReport, check_world_size, legal_world_sizes};
 pub use tensor::Tensor;

@@ -1,5 +1,7 @@
 //! A model on several ranks: what users ask of it and what goes wrong.
 
+use std::ops::ControlFlow;
+
 use ryzanstein_process_group::{ProcessGroup, Rank};
 use ryzanstein_tensor_parallel::{Error, GenerateOptions, Llama, Sampling, StopReason};
 use ryzanstein_tests::{fixtures::folder, on_loopback};
@@ -17,7 +19,7 @@ fn copy(name: &str) -> TempDir {
 #[test]
 fn sampling_gives_the_same_tokens_on_every_rank_and_again_with_the_same_seed() {
     let sample = |seed| {
-        let sampling = Sampling::Random { temperature: 1.5, top_p: 0.95, seed };
+        let sampling = Sampling::Random { temperature: 1.5, top_p: 0.95, top_k: None, seed };
         let options =
             GenerateOptions { max_new_tokens: 30, sampling, ignore_end: true, ..GenerateOptions::default() };
         let all = on_loopback(4, |group| {
@@ -40,7 +42,12 @@ fn generation_stops_after_an_end_token_unless_told_not_to() {
         let mut seen = Vec::new();
         let mut group = ProcessGroup::loopback(1).remove(0);
         let model = Llama::load(folder.path(), None, &mut group).unwrap();
-        let answer = model.generate_with(&[1, 2, 3], &options, &mut group, |token| seen.push(token)).unwrap();
+        let answer = model
+            .generate_with(&[1, 2, 3], &options, &mut group, |token| {
+                seen.push(token);
+                ControlFlow::Continue(())
+            })
+            .unwrap();
         assert_eq!(seen, answer.tokens);
         answer
     };

@@ -17,6 +17,8 @@ section! {
         temperature: Temperature = "0",
         /// Nucleus sampling: sample from the likeliest tokens that together have this probability.
         top_p: TopP = "1",
+        /// Sample from so many of the likeliest tokens; 0 for all.
+        top_k: u32 = "0",
         /// The seed for sampling.
         seed: u64 = "0",
         /// On a GPU: whether the pass of one token is captured in a CUDA graph and replayed, instead of launching every

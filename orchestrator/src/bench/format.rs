@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use ryzanstein_process_group::table::{Screen, Tone};
 use ryzanstein_process_group::units;
 
 use super::report::Report;
@@ -25,25 +26,34 @@ impl Report {
     /// The result in one format, ending with a line break.
     pub fn text(&self, format: Format) -> String {
         match format {
-            Format::Table => self.table(),
+            Format::Table => {
+                let screen = Screen::PLAIN;
+                let table = table(&self.rows, self.judged, screen);
+                format!("{}\n\n{table}\n{}", self.heading, self.conclusion(screen))
+            }
             Format::Json => self.rows.iter().fold(String::new(), |all, row| all + &json(row) + "\n"),
             Format::Csv => csv(&self.rows),
             Format::Html => html::page(self),
         }
     }
 
-    /// Every documented target with the measured value, which formats for programs omit.
-    pub fn targets(&self) -> String {
-        format!("Documented targets, for 4 GPUs with NVLink:\n{}", verdict_table(&self.verdicts()))
+    /// Every documented target with the measured value; empty where nothing is judged.
+    pub fn targets(&self, screen: Screen) -> String {
+        if !self.judged {
+            return String::new();
+        }
+        let head = "Documented targets, for 4 GPUs with NVLink:";
+        format!("{head}\n{}\n", verdict_table(&self.verdicts(), screen))
     }
 
-    fn table(&self) -> String {
-        let mut text = format!("{}\n\n{}\n", self.heading, table(&self.rows));
-        let reasons = why::text(&self.rows);
+    /// What comes behind the rows: reasons, targets, and whether every value was right.
+    pub fn conclusion(&self, screen: Screen) -> String {
+        let mut text = String::new();
+        let reasons = why::text(&self.rows, screen);
         if !reasons.is_empty() {
             let _ = writeln!(text, "Why these paths:\n{reasons}");
         }
-        let _ = writeln!(text, "{}", self.targets());
+        text += &self.targets(screen);
         let best = saturation(&self.rows);
         if !best.is_empty() {
             let _ = writeln!(text, "Bus bandwidth is within a tenth of its best from these sizes on:");
@@ -55,8 +65,8 @@ impl Report {
         }
         let wrong: u64 = self.rows.iter().map(|row| row.errors).sum();
         let _ = match wrong {
-            0 => writeln!(text, "all values are right"),
-            wrong => writeln!(text, "{wrong} VALUES ARE WRONG"),
+            0 => writeln!(text, "{}", screen.paint(Tone::Good, "all values are right")),
+            wrong => writeln!(text, "{}", screen.paint(Tone::Bad, &format!("{wrong} VALUES ARE WRONG"))),
         };
         text
     }
@@ -75,7 +85,7 @@ mod tests {
             row(Collective::AllReduce, 100_000_000, 20_000.0),
             row(Collective::Barrier, 0, 9.0),
         ];
-        Report { heading: "4 ranks <here>".into(), rows, link_gbs: None }
+        Report { heading: "4 ranks <here>".into(), judged: true, rows, link_gbs: None }
     }
 
     #[test]
@@ -117,16 +127,33 @@ mod tests {
     #[test]
     fn a_wrong_value_and_a_missed_target_are_told_apart() {
         let mut report = report();
-        assert!(report.is_correct() && !report.meets_targets());
+        assert!(report.is_correct() && report.meets_targets() == Some(false));
         report.rows[1].meets_target = Some(true);
         report.rows[1].median_us = 1.0;
         // Bandwidth is judged too.
-        assert!(!report.meets_targets());
+        assert_eq!(report.meets_targets(), Some(false));
         report.rows[1].busbw_gbs = 100.0;
-        assert!(report.meets_targets());
+        assert_eq!(report.meets_targets(), Some(true));
         report.rows[0].errors = 3;
         assert!(!report.is_correct());
         assert!(report.text(Format::Table).ends_with("3 VALUES ARE WRONG\n"));
+    }
+
+    #[test]
+    fn targets_are_shown_where_rows_are_judged_only() {
+        let mut report = report();
+        assert!(report.text(Format::Table).contains("Documented targets"));
+        report.judged = false;
+        for format in [Format::Table, Format::Html] {
+            let text = report.text(format);
+            assert!(!text.contains("target") && !text.contains("verdict"), "{text}");
+        }
+    }
+
+    #[test]
+    fn nothing_judged_is_neither_met_nor_missed() {
+        let report = Report { rows: vec![row(Collective::Barrier, 0, 9.0)], ..report() };
+        assert_eq!(report.meets_targets(), None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use ryzanstein_process_group::table::Screen;
 use ryzanstein_process_group::units;
 
 use super::Row;
@@ -41,17 +42,25 @@ pub(super) fn page(report: &Report) -> String {
          <title>ryz bench</title>\n<style>{style}</style>\n</head>\n<body>\n<h1>ryz bench</h1>\n<pre>{}</pre>\n\
          <h2>Latency</h2>\n<p>Median, of the slowest rank of each call.</p>\n{}{}\
          <h2>Bus bandwidth</h2>\n{}{}\
-         <h2>Documented targets</h2>\n<pre>{}</pre>\n<h2>All figures</h2>\n<pre>{}</pre>\n\
+         {}<h2>All figures</h2>\n<pre>{}</pre>\n\
          <p>{}</p>\n</body>\n</html>\n",
         escape(&report.heading),
         svg("latency", &latency, units::time),
         key(&latency),
         svg("bus bandwidth", &bandwidth, |gbs| format!("{gbs} GB/s")),
         key(&bandwidth),
-        escape(&verdict_table(&report.verdicts())),
-        escape(&rows_table(&report.rows)),
+        targets(report),
+        escape(&rows_table(&report.rows, report.judged, Screen::PLAIN)),
         if report.is_correct() { "All values are right." } else { "VALUES ARE WRONG." },
     )
+}
+
+fn targets(report: &Report) -> String {
+    if !report.judged {
+        return String::new();
+    }
+    let table = verdict_table(&report.verdicts(), Screen::PLAIN);
+    format!("<h2>Documented targets</h2>\n<pre>{}</pre>\n", escape(&table))
 }
 
 /// One curve per label, in the order of the rows; barriers have no size and no curve.

@@ -21,7 +21,7 @@ use crate::measure::{Case, Collective, Figures, Summary, measure_group};
 
 pub use format::Format;
 pub use report::Report;
-pub use rows::{json, table};
+pub use rows::{RowWriter, csv_head, csv_row, json, table};
 pub use sizes::Sweep;
 pub use verdict::{Verdict, saturation, verdicts};
 pub use why::{Rejected, Why};
@@ -47,6 +47,8 @@ pub struct Request {
     pub paths: Vec<String>,
     /// Say of each row why its calls went that way and no other.
     pub why: bool,
+    /// Compare with the documented targets, which are for GPUs.
+    pub judged: bool,
 }
 
 /// One row of the result. It serialises to the documented line of JSON.
@@ -96,15 +98,15 @@ pub struct Row {
 }
 
 impl Row {
-    /// From the figures of one case. There are no targets for a single rank, which sends nothing.
-    pub fn new(case: &Case, figures: &Figures, group: &ProcessGroup, is_forced: bool) -> Self {
+    /// From the figures of one case, `judged` by the documented targets or not. There are none for a single rank, which sends
+    /// nothing.
+    pub fn new(case: &Case, figures: &Figures, group: &ProcessGroup, judged: bool, is_forced: bool) -> Self {
         let Figures { bytes, latency, host_us, path, errors } = *figures;
         let world_size = group.world_size();
         let (algbw_gbs, busbw_gbs) = case.what.bandwidths(bytes, latency.median_us, world_size);
-        let goal = target(case.what.name(), bytes as u64).filter(|_| world_size > 1);
-        let reduction = case.what.reduces() && case.reduction != ReduceOp::Sum;
+        let goal = target(case.what.name(), bytes as u64).filter(|_| judged && world_size > 1);
         Self {
-            op: if reduction { format!("{}({})", case.what, case.reduction) } else { case.what.to_string() },
+            op: label(case.what, case.reduction),
             dtype: case.dtype,
             bytes,
             world_size,
@@ -128,6 +130,15 @@ impl Row {
     /// The label of the curve to which this row belongs.
     pub fn label(&self) -> String {
         if self.is_forced { format!("{} {}", self.op, self.path) } else { self.op.clone() }
+    }
+}
+
+/// The name of an operation, with its reduction if that is not a sum.
+pub fn label(what: Collective, reduction: ReduceOp) -> String {
+    if what.reduces() && reduction != ReduceOp::Sum {
+        format!("{what}({reduction})")
+    } else {
+        what.to_string()
     }
 }
 
@@ -161,7 +172,7 @@ pub fn run(
                 if path.is_some() && figures.path != path && group.world_size() > 1 && figures.errors == 0 {
                     continue;
                 }
-                let mut row = Row::new(&case, &figures, group, path.is_some());
+                let mut row = Row::new(&case, &figures, group, request.judged, path.is_some());
                 if request.why {
                     let operation = what.operation(case.reduction);
                     let choice = group.explain(operation, case.dtype, case.count(group.world_size()))?;
@@ -294,7 +305,7 @@ mod tests {
         let path = Some(Path::Tcp(Algorithm::Ring));
         let figures = Figures { bytes, latency, host_us: median_us, path, errors };
         let group = ProcessGroup::loopback(4).remove(0);
-        Row::new(&Case::new(what, bytes, 10), &figures, &group, false)
+        Row::new(&Case::new(what, bytes, 10), &figures, &group, true, false)
     }
 
     #[test]

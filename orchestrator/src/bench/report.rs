@@ -7,6 +7,8 @@ use super::{Row, Verdict, verdicts};
 pub struct Report {
     /// A few lines about what was measured where.
     pub heading: String,
+    /// Whether the rows are compared with the documented targets, which are for GPUs.
+    pub judged: bool,
     /// Every row, as measured.
     pub rows: Vec<Row>,
     /// The bandwidth of one link in one direction, in 10⁹ bytes per second, if known.
@@ -19,10 +21,11 @@ impl Report {
         self.rows.iter().all(|row| row.errors == 0)
     }
 
-    /// No target was missed.
-    pub fn meets_targets(&self) -> bool {
-        self.rows.iter().all(|row| row.meets_target != Some(false))
-            && self.verdicts().iter().all(|verdict| verdict.met != Some(false))
+    /// Whether every target that could be judged was met; `None` when none could.
+    pub fn meets_targets(&self) -> Option<bool> {
+        let rows = self.rows.iter().filter_map(|row| row.meets_target);
+        let all: Vec<bool> = rows.chain(self.verdicts().iter().filter_map(|verdict| verdict.met)).collect();
+        (!all.is_empty()).then(|| all.into_iter().all(|met| met))
     }
 
     /// Every documented target.

@@ -28,15 +28,6 @@ impl Verdict {
         let (measured, met) = measured.unzip();
         Self { what, wanted, measured, met }
     }
-
-    /// The verdict in a word or two.
-    pub const fn word(&self) -> &'static str {
-        match self.met {
-            Some(true) => "met",
-            Some(false) => "missed",
-            None => "not measured",
-        }
-    }
 }
 
 /// Every documented target, judged by rows with more than one rank and only right values. A size may be smaller than
@@ -144,7 +135,7 @@ mod tests {
         let judged = verdicts(&[row(Collective::AllReduce, 100_000_000, 1.0)], Some(1.0));
         let last = judged.last().expect("a verdict");
         assert!(last.what.starts_with("scaling efficiency") && last.wanted == "> 95 %", "{last:?}");
-        assert_eq!((last.word(), &last.measured), ("not measured", &None));
+        assert_eq!((last.met, &last.measured), (None, &None));
     }
 
     #[test]

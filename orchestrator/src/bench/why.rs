@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use ryzanstein_process_group::paths::PathChoice;
+use ryzanstein_process_group::table::{Screen, wrap};
 use ryzanstein_process_group::units;
 use serde::Serialize;
 
@@ -35,14 +36,15 @@ impl From<PathChoice> for Why {
 }
 
 /// The reasons of all rows that have them, for people.
-pub(super) fn text(rows: &[Row]) -> String {
+pub(super) fn text(rows: &[Row], screen: Screen) -> String {
     let mut text = String::new();
     for row in rows {
         let Some(why) = &row.why else { continue };
         let size = units::bytes(row.bytes as f64);
-        let _ = writeln!(text, "{} of {size} took {}: {}", row.op, row.path, why.reason);
+        let taken = format!("{} of {size} took {}: {}", row.op, row.path, why.reason);
+        let _ = writeln!(text, "{}", wrap(&taken, 2, screen));
         for Rejected { path, reason } in &why.rejected {
-            let _ = writeln!(text, "  not {path}: {reason}");
+            let _ = writeln!(text, "{}", wrap(&format!("  not {path}: {reason}"), 4, screen));
         }
     }
     text

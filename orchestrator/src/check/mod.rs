@@ -5,24 +5,32 @@
 
 mod block;
 
-use std::fmt::Write as _;
-
+use ryzanstein_process_group::table::{self, Cell, Column, Screen, Tone};
 use ryzanstein_process_group::targets::TARGETS;
-use ryzanstein_process_group::{ProcessGroup, ReduceOp, table, units};
+use ryzanstein_process_group::{DType, Memory, ProcessGroup, ReduceOp, units};
 
 use crate::Orchestrator;
-use crate::bench::{self, Row};
+use crate::bench::{Row, RowWriter};
 use crate::measure::{Case, Collective, measure_group, total};
 
+/// What to check, and how to write the report.
+#[derive(Clone, Copy, Debug)]
+pub struct Options<'a> {
+    /// The name of the job.
+    pub job: &'a str,
+    /// Compare latencies with the documented targets on CPUs too. The targets are for GPUs.
+    pub targets: bool,
+    /// What the report is written to.
+    pub screen: Screen,
+}
+
 /// The result of the check, the same on all ranks.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct CheckReport {
-    /// The report as text.
-    pub text: String,
     /// All values were right.
     pub correct: bool,
-    /// All documented targets were met.
-    pub targets_met: bool,
+    /// Whether the documented targets were met; `None` if none was judged.
+    pub targets_met: Option<bool>,
 }
 
 /// A size without a target, but typical of decoding.
@@ -30,82 +38,91 @@ const SMALL: usize = 1000;
 /// Lengths in elements at which paths are validated: they divide into chunks evenly and unevenly.
 const LENGTHS: [usize; 3] = [1, 1021, 65_539];
 
-/// Runs the whole check of the job called `name`. Every rank calls this.
+/// Runs the whole check. Every rank calls this. `tell` gets the report piece by piece, as it is made.
 ///
 /// # Errors
 /// Those of the collectives and of the model.
 pub fn run(
     orchestrator: &mut Orchestrator,
-    name: &str,
+    options: &Options<'_>,
+    tell: &mut dyn FnMut(&str),
 ) -> Result<CheckReport, ryzanstein_tensor_parallel::Error> {
-    let mut text = format!("job {name}: ");
-    text += &roster_table(orchestrator);
-    let (paths, paths_correct) = paths(orchestrator.manager().world())?;
-    let _ = writeln!(text, "\nAll-reduce by value, on every path:\n{paths}");
+    let screen = options.screen;
+    tell(&format!("job {}: {}", options.job, roster_table(orchestrator, screen)));
+    let (paths, paths_correct) = paths(orchestrator.manager().world(), screen)?;
+    tell(&format!("\nAll-reduce by value, on every path:\n{paths}"));
 
     orchestrator.manager().clear_profile();
     let block = block::compare(orchestrator.tensor_parallel())?;
-    let profile = table::profile(&orchestrator.manager().profile());
-    let _ = writeln!(
-        text,
-        "Tensor-parallel Llama block, sharded over {} ranks, against its unsharded self:\n\
+    let profile = table::profile(&orchestrator.manager().profile(), false, screen);
+    tell(&format!(
+        "\nTensor-parallel Llama block on {} ranks against the same block on one:\n\
          largest difference {:.1e} of the largest value, limit {:.0e}: {}\n\n\
          Its collectives, as rank 0 saw them:\n{profile}",
         block.ranks,
         block.difference,
         block::LIMIT,
-        if block.correct { "ok" } else { "WRONG" },
-    );
+        screen.paint(tone(block.correct), if block.correct { "ok" } else { "WRONG" }),
+    ));
 
-    let (latencies, latencies_correct, targets_met) = if orchestrator.manager().world().world_size() == 1 {
-        ("nothing to time: one rank alone sends nothing\n".into(), true, true)
-    } else {
-        latencies(orchestrator.manager().world())?
-    };
-    let _ = writeln!(
-        text,
-        "Latency against the documented targets (for 4 GPUs with NVLink), the greatest over the ranks:\n{latencies}"
-    );
+    let group = orchestrator.manager().world();
+    let judged = options.targets || group.memory() != Memory::Host;
+    let (latencies_correct, targets_met) =
+        if group.world_size() == 1 { (true, None) } else { latencies(group, judged, screen, tell)? };
     let correct = paths_correct && block.correct && latencies_correct;
-    let _ = writeln!(
-        text,
-        "{}; {}",
-        if correct { "all values are right" } else { "VALUES ARE WRONG" },
-        if targets_met { "all targets are met" } else { "targets are missed (a verdict, no failure)" }
-    );
-    Ok(CheckReport { text, correct, targets_met })
+    let values = if correct { "all values are right" } else { "VALUES ARE WRONG" };
+    let verdict = match targets_met {
+        None => "",
+        Some(true) => "; all targets are met",
+        Some(false) => "; targets are missed (a verdict, no failure)",
+    };
+    tell(&format!("\n{}{verdict}\n", screen.paint(tone(correct), values)));
+    Ok(CheckReport { correct, targets_met })
 }
 
-fn roster_table(orchestrator: &mut Orchestrator) -> String {
+fn tone(correct: bool) -> Tone {
+    if correct { Tone::Good } else { Tone::Bad }
+}
+
+fn roster_table(orchestrator: &mut Orchestrator, screen: Screen) -> String {
     let manager = orchestrator.manager();
     let roster = manager.roster();
-    let head = ["rank", "local rank", "node", "pid", "host"];
-    let rows: Vec<Vec<String>> = roster
+    let columns = [
+        Column::right("rank"),
+        Column::right("local rank").dispensable(2),
+        Column::right("node").dispensable(3),
+        Column::right("pid").dispensable(1),
+        Column::left("host"),
+    ];
+    let rows: Vec<Vec<Cell>> = roster
         .members
         .iter()
         .map(|m| {
             vec![
-                m.rank.to_string(),
-                m.local_rank.to_string(),
-                m.node_rank.to_string(),
-                m.pid.to_string(),
-                m.host.clone(),
+                m.rank.to_string().into(),
+                m.local_rank.to_string().into(),
+                m.node_rank.to_string().into(),
+                m.pid.to_string().into(),
+                m.host.as_str().into(),
             ]
         })
         .collect();
+    let backend = format!("backend {}: {}", manager.backend(), manager.backend_summary());
     format!(
-        "{} ranks, epoch {}, ready in {}\nbackend {}: {}\n\n{}",
+        "{} ranks, epoch {}, ready in {}\n{}\n\n{}",
         roster.world_size(),
         roster.epoch,
         units::time(manager.init_time().as_secs_f64() * 1e6),
-        manager.backend(),
-        manager.backend_reason(),
-        table::columns(&head, 0, &rows),
+        table::wrap(&backend, 2, screen),
+        table::table(&columns, &rows, screen),
     )
 }
 
 /// All-reduces small integers on each path, compares exactly, and sums the wrong elements of all ranks.
-fn paths(group: &mut ProcessGroup) -> Result<(String, bool), ryzanstein_process_group::Error> {
+fn paths(
+    group: &mut ProcessGroup,
+    screen: Screen,
+) -> Result<(String, bool), ryzanstein_process_group::Error> {
     let paths = group.describe_paths();
     let there = group.paths();
     let (me, n) = (group.rank().index(), group.world_size());
@@ -113,7 +130,7 @@ fn paths(group: &mut ProcessGroup) -> Result<(String, bool), ryzanstein_process_
     let mut correct = true;
     for (path, taken) in paths {
         if !there.contains(&path) {
-            rows.push(vec![path.to_string(), taken, "-".into(), "-".into()]);
+            rows.push(vec![path.to_string().into(), taken.into(), "-".into(), "-".into()]);
             continue;
         }
         group.force_path(Some(path))?;
@@ -132,25 +149,43 @@ fn paths(group: &mut ProcessGroup) -> Result<(String, bool), ryzanstein_process_
         let wrong = total(group, wrong)?;
         correct &= wrong == 0;
         let verdict = if wrong == 0 { "ok".into() } else { format!("{wrong} WRONG") };
-        rows.push(vec![path.to_string(), taken, (elements * n).to_string(), verdict]);
+        let verdict = Cell::new(verdict, tone(wrong == 0));
+        rows.push(vec![path.to_string().into(), taken.into(), (elements * n).to_string().into(), verdict]);
     }
-    Ok((table::columns(&["path", "taken", "values", "result"], 2, &rows), correct))
+    let columns = [
+        Column::left("path"),
+        Column::left("taken").dispensable(2),
+        Column::right("values").dispensable(1),
+        Column::left("result"),
+    ];
+    Ok((table::table(&columns, &rows, screen), correct))
 }
 
-fn latencies(group: &mut ProcessGroup) -> Result<(String, bool, bool), ryzanstein_process_group::Error> {
+fn latencies(
+    group: &mut ProcessGroup,
+    judged: bool,
+    screen: Screen,
+    tell: &mut dyn FnMut(&str),
+) -> Result<(bool, Option<bool>), ryzanstein_process_group::Error> {
     let small = [(Collective::AllReduce, SMALL), (Collective::Broadcast, SMALL)];
     let documented = TARGETS.iter().map(|t| {
         let what =
             if t.op == Collective::Broadcast.name() { Collective::Broadcast } else { Collective::AllReduce };
         (what, t.bytes as usize)
     });
+    let operations = [Collective::AllReduce, Collective::Broadcast].map(|what| what.to_string());
+    let writer = RowWriter::new(&operations, DType::F32, &group.paths(), judged, screen);
+    let against = if judged { " and the documented targets, which are for 4 GPUs with NVLink" } else { "" };
+    tell(&format!("\nLatency of the slowest rank{against}:\n{}", writer.head()));
     let mut rows = Vec::new();
     for (what, bytes) in small.into_iter().chain(documented) {
         let case = Case::new(what, bytes, (20_000_000 / bytes).clamp(5, 200));
         let figures = measure_group(group, false, &case)?;
-        rows.push(Row::new(&case, &figures, group, false));
+        let row = Row::new(&case, &figures, group, judged, false);
+        tell(&writer.row(&row));
+        rows.push(row);
     }
     let correct = rows.iter().all(|row| row.errors == 0);
-    let met = rows.iter().all(|row| row.meets_target != Some(false));
-    Ok((bench::table(&rows), correct, met))
+    let met = judged.then(|| rows.iter().all(|row| row.meets_target != Some(false)));
+    Ok((correct, met))
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use ryzanstein_process_group::nvml::{Gpu, Pair, PeerAccess};
-use ryzanstein_process_group::table;
+use ryzanstein_process_group::table::{self, Cell, Column, Layout, Screen, Tone, wrap};
 use serde::Serialize;
 
 /// How grave a finding is, in ascending order.
@@ -21,12 +21,12 @@ pub enum Status {
 }
 
 impl Status {
-    const fn name(self) -> &'static str {
+    const fn name(self) -> (&'static str, Tone) {
         match self {
-            Self::Ok => "ok",
-            Self::Info => "info",
-            Self::Warning => "warning",
-            Self::Broken => "BROKEN",
+            Self::Ok => ("ok", Tone::Good),
+            Self::Info => ("info", Tone::Plain),
+            Self::Warning => ("warning", Tone::Warning),
+            Self::Broken => ("BROKEN", Tone::Bad),
         }
     }
 }
@@ -120,59 +120,69 @@ impl Report {
     }
 
     /// For people.
-    pub fn table(&self) -> String {
+    pub fn table(&self, screen: Screen) -> String {
         let count = |status| self.findings.iter().filter(|finding| finding.status == status).count();
         let verdict = match self.status {
-            Status::Ok | Status::Info => "healthy".to_owned(),
+            Status::Ok | Status::Info => screen.paint(Tone::Good, "healthy"),
             _ => format!("{} broken, {} warnings", count(Status::Broken), count(Status::Warning)),
         };
-        let mut out = format!("ryz {} on {}: {verdict}\n", self.version, self.host);
-        let rows: Vec<Vec<String>> = self
-            .findings
-            .iter()
-            .map(|finding| {
-                vec![
-                    finding.area.to_owned(),
-                    finding.status.name().to_owned(),
-                    finding.title(),
-                    finding.seen.clone(),
-                ]
-            })
-            .collect();
-        let columns = table::columns(&["area", "status", "what", "seen"], 4, &rows);
-        let mut lines = columns.lines();
-        let _ = writeln!(out, "\n{}", lines.next().unwrap_or_default());
-        for (line, finding) in lines.zip(&self.findings) {
-            let _ = writeln!(out, "{line}");
+        let columns =
+            [Column::left("area"), Column::left("status"), Column::left("what"), Column::left("seen")];
+        let width =
+            |texts: &mut dyn Iterator<Item = String>| texts.map(|t| t.chars().count()).max().unwrap_or(0);
+        let all = || self.findings.iter();
+        let widths = [
+            width(&mut all().map(|finding| finding.area.into())),
+            width(&mut all().map(|finding| finding.status.name().0.into())),
+            width(&mut all().map(Finding::title)),
+        ];
+        let layout = Layout::new(
+            &columns,
+            &[widths[0], widths[1], widths[2], usize::MAX / 2],
+            Screen { width: None, ..screen },
+        );
+        // What was seen stands in a column of its own, however many lines it takes; explanations below it.
+        let before: usize = widths.iter().map(|width| width + 2).sum();
+        let mut out = format!("ryz {} on {}: {verdict}\n\n{}", self.version, self.host, layout.head());
+        for finding in &self.findings {
+            let (status, tone) = finding.status.name();
+            let cells = [
+                finding.area.into(),
+                Cell::new(status, tone),
+                finding.title().into(),
+                Cell::from(wrap(&finding.seen, before, screen)),
+            ];
+            out += &layout.row(&cells);
             // A good result needs no explanation.
             if finding.status > Status::Ok {
                 for (label, text) in [("cause", &finding.cause), ("remedy", &finding.remedy)] {
                     if let Some(text) = text {
-                        let _ = writeln!(out, "             {label}: {text}");
+                        let _ = writeln!(out, "{:6}{}", "", wrap(&format!("{label}: {text}"), 8, screen));
                     }
                 }
             }
         }
         if self.gpus.len() > 1 {
-            let _ = writeln!(out, "\nFrom GPU to GPU (* without peer access):\n{}", self.matrix());
+            let _ = writeln!(out, "\nFrom GPU to GPU (* without peer access):\n{}", self.matrix(screen));
         }
         out
     }
 
     /// The path from each GPU to each other.
-    fn matrix(&self) -> String {
+    fn matrix(&self, screen: Screen) -> String {
         let names: Vec<String> = self.gpus.iter().map(|gpu| format!("GPU{}", gpu.index)).collect();
-        let head: Vec<&str> = std::iter::once("").chain(names.iter().map(String::as_str)).collect();
-        let rows: Vec<Vec<String>> = self
+        let columns: Vec<Column<'_>> =
+            std::iter::once(Column::left("")).chain(names.iter().map(|name| Column::right(name))).collect();
+        let rows: Vec<Vec<Cell>> = self
             .gpus
             .iter()
             .zip(&names)
             .map(|(from, name)| {
-                let cells = self.gpus.iter().map(|to| self.path_label(from.index, to.index));
-                std::iter::once(name.clone()).chain(cells).collect()
+                let cells = self.gpus.iter().map(|to| self.path_label(from.index, to.index).into());
+                std::iter::once(name.as_str().into()).chain(cells).collect()
             })
             .collect();
-        table::columns(&head, 1, &rows)
+        table::table(&columns, &rows, screen)
     }
 
     fn path_label(&self, from: u32, to: u32) -> String {

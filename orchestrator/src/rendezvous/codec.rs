@@ -91,7 +91,7 @@ pub(super) fn join(request: wire::JoinRequest, now: Time) -> Result<Join, Refusa
 }
 
 fn encode_capability(capability: Capability) -> wire::Capability {
-    let Capability { backend, obstacle, exclusive, version } = capability;
+    let Capability { backend, obstacle, exclusive, version, summary: _ } = capability;
     wire::Capability {
         backend: backend.name().into(),
         obstacle,
@@ -109,6 +109,7 @@ fn decode_capability(capability: wire::Capability) -> Option<Capability> {
     Some(Capability {
         backend: kind(&backend)?,
         obstacle,
+        summary: None,
         exclusive: exclusive.map(|wire::Exclusive { id, name, rule }| Exclusive { id, name, rule }),
         version: version.map(|wire::ComponentVersion { component, version, rule }| ComponentVersion {
             component,

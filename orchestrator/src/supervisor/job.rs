@@ -56,6 +56,21 @@ impl LaunchError {
     }
 }
 
+/// How the output of ranks is passed on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RankOutput {
+    /// Line by line, behind `[rank R]`, which is coloured on the streams that are true.
+    Prefixed {
+        /// Colours on standard output.
+        stdout: bool,
+        /// Colours on standard error.
+        stderr: bool,
+    },
+    /// Rank 0 has this process's standard output for its own, and its standard error where that is a terminal. For commands
+    /// that launch themselves, in which the other ranks print nothing but errors.
+    Direct,
+}
+
 /// One node's part of a job.
 #[derive(Clone, Debug)]
 pub struct Job {
@@ -67,8 +82,8 @@ pub struct Job {
     pub environment: Vec<(String, String)>,
     /// The file that holds the job's secret; a job on several nodes needs one. `None` makes a fresh secret.
     pub secret_file: Option<PathBuf>,
-    /// Forward the ranks' standard output without the `[rank R]` prefix; for jobs in which only one rank prints.
-    pub bare_stdout: bool,
+    /// How the ranks' output gets to this process's.
+    pub output: RankOutput,
     /// The configuration. `job.world_size` must be set.
     pub config: Config,
 }
@@ -143,7 +158,7 @@ mod tests {
             arguments: vec![],
             environment: vec![],
             secret_file: None,
-            bare_stdout: false,
+            output: RankOutput::Prefixed { stdout: false, stderr: false },
             config,
         }
     }

@@ -14,7 +14,7 @@ mod report;
 mod run;
 mod spawn;
 
-pub use job::{Job, LaunchError, check_program};
+pub use job::{Job, LaunchError, RankOutput, check_program};
 pub use launcher::run_supervisor;
 pub use report::{ClosingReport, Failure, RankExit};
 pub use run::run;

@@ -9,20 +9,25 @@ use std::time::{Duration, Instant};
 
 use ryzanstein_process_group::Rank;
 
-/// Longer lines are split, unless the bytes are forwarded unchanged.
+/// Longer lines are split.
 const LONGEST_LINE: usize = 64 << 10;
 /// Number of last lines remembered.
 const LINES_KEPT: usize = 12;
 /// Bytes remembered of each of them.
 const BYTES_KEPT: usize = 1 << 10;
 
-/// Where a rank's lines go.
-#[derive(Clone, Copy, Debug)]
+/// Where a rank's lines go, and what is put before each.
+#[derive(Clone, Debug)]
 pub(super) enum Sink {
-    Stdout,
-    /// Stdout, the bytes unchanged.
-    BareStdout,
-    Stderr,
+    Stdout(String),
+    Stderr(String),
+}
+
+/// What marks the lines of a rank; with colours, neighbouring ranks have different ones.
+pub(super) fn prefix(rank: Rank, color: bool) -> String {
+    const COLORS: [u8; 6] = [36, 35, 34, 32, 33, 31];
+    let code = COLORS[rank.index() % COLORS.len()];
+    if color { format!("\x1b[{code}m[rank {rank}]\x1b[0m ") } else { format!("[rank {rank}] ") }
 }
 
 /// The last lines of a stream.
@@ -38,13 +43,13 @@ pub(super) fn forward(
     let tail = Tail::default();
     let remembered = Arc::clone(&tail);
     let thread = std::thread::Builder::new().name(format!("ryz-output-{rank}")).spawn(move || {
-        pump(rank, BufReader::new(stream), to, log, &remembered);
+        pump(BufReader::new(stream), &to, log, &remembered);
     })?;
     Ok((tail, thread))
 }
 
-fn pump(rank: Rank, mut stream: impl BufRead, to: Sink, mut log: Option<File>, tail: &Tail) {
-    let prefix = if matches!(to, Sink::BareStdout) { String::new() } else { format!("[rank {rank}] ") };
+fn pump(mut stream: impl BufRead, to: &Sink, mut log: Option<File>, tail: &Tail) {
+    let (Sink::Stdout(prefix) | Sink::Stderr(prefix)) = to;
     loop {
         let mut line = prefix.clone().into_bytes();
         match stream.by_ref().take(LONGEST_LINE as u64).read_until(b'\n', &mut line) {
@@ -59,14 +64,14 @@ fn pump(rank: Rank, mut stream: impl BufRead, to: Sink, mut log: Option<File>, t
             // A full disk must not end the job. The lines are still forwarded.
             log = None;
         }
-        if !matches!(to, Sink::BareStdout) && !line.ends_with(b"\n") {
+        if !line.ends_with(b"\n") {
             line.push(b'\n');
         }
         // One write per line, so that lines of different ranks never mix. If nobody reads our output any more, the rank's
         // lines are still drained, or it would block.
         let _ = match to {
-            Sink::Stdout | Sink::BareStdout => write_line(&mut io::stdout().lock(), &line),
-            Sink::Stderr => write_line(&mut io::stderr().lock(), &line),
+            Sink::Stdout(_) => write_line(&mut io::stdout().lock(), &line),
+            Sink::Stderr(_) => write_line(&mut io::stderr().lock(), &line),
         };
         remember(tail, &line[prefix.len()..]);
     }
@@ -118,7 +123,7 @@ mod tests {
         let tail = Tail::default();
         let text_in: String =
             (0..20).map(|i| format!("line {i}\n")).collect::<Vec<_>>().concat() + &"x".repeat(200_000);
-        pump(Rank(0), text_in.as_bytes(), Sink::Stderr, None, &tail);
+        pump(text_in.as_bytes(), &Sink::Stderr(prefix(Rank(0), false)), None, &tail);
         let lines = tail.lock().expect("not poisoned");
         assert_eq!(lines.len(), LINES_KEPT);
         assert!(lines.iter().all(|line| line.len() <= BYTES_KEPT));

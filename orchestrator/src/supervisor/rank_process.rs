@@ -1,7 +1,7 @@
 //! The process of one rank: how it is started, and what is remembered of it.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, IsTerminal as _};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -10,7 +10,7 @@ use rustix::process::{Pid, Rlimit, WaitStatus};
 use ryzanstein_process_group::{Epoch, Rank};
 
 use super::core::Exit;
-use super::job::Job;
+use super::job::{Job, RankOutput};
 use super::output::{self, Sink, Tail};
 use super::rendezvous_host::RendezvousHost;
 use super::spawn;
@@ -48,16 +48,27 @@ impl RankProcess {
             how.create(true).open(folder.join(name)).map(Some)
         };
         let (out_log, err_log) = (log("stdout.log")?, log("stderr.log")?);
+        if job.output == RankOutput::Direct && rank.0 == 0 {
+            command.stdout(Stdio::inherit());
+            if err_log.is_none() && io::stderr().is_terminal() {
+                command.stderr(Stdio::inherit());
+            }
+        }
         let mut child = spawn::spawn(&mut command, Arc::clone(&rendezvous.secret), descriptors)?;
         let pid = Pid::from_child(&child);
+        let (stdout_color, stderr_color) = match job.output {
+            RankOutput::Prefixed { stdout, stderr } => (stdout, stderr),
+            RankOutput::Direct => (false, false),
+        };
         let mut readers = Vec::new();
         if let Some(stream) = child.stdout.take() {
-            let sink = if job.bare_stdout { Sink::BareStdout } else { Sink::Stdout };
+            let sink = Sink::Stdout(output::prefix(rank, stdout_color));
             readers.push(output::forward(rank, stream, sink, out_log)?.1);
         }
         let mut stderr = Tail::default();
         if let Some(stream) = child.stderr.take() {
-            let (tail, reader) = output::forward(rank, stream, Sink::Stderr, err_log)?;
+            let (tail, reader) =
+                output::forward(rank, stream, Sink::Stderr(output::prefix(rank, stderr_color)), err_log)?;
             readers.push(reader);
             stderr = tail;
         }

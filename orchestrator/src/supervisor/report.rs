@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use ryzanstein_process_group::table::{Screen, Tone};
 use serde::Serialize;
 
 /// How a job ended, as `ryz launch` reports it.
@@ -62,6 +63,14 @@ pub struct RankExit {
 }
 
 impl ClosingReport {
+    /// For people.
+    pub fn text(&self, screen: Screen) -> String {
+        let text = self.to_string();
+        let (head, rest) = text.split_once('\n').unwrap_or((&text, ""));
+        let tone = if self.exit_code == 0 { Tone::Good } else { Tone::Bad };
+        format!("{}\n{rest}", screen.paint(tone, head))
+    }
+
     /// As one line of JSON.
     pub fn json(&self) -> String {
         serde_json::to_string(self).unwrap_or_else(|error| unreachable!("a report is always JSON: {error}"))

@@ -313,6 +313,7 @@ impl BackendFactory for Factory {
             Some(_) => Capability::usable(BackendKind::Loopback),
             None => Capability::unusable(
                 BackendKind::Loopback,
+                "ranks share no memory",
                 "ranks are processes of their own and share no memory",
             ),
         }

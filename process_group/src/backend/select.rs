@@ -216,7 +216,8 @@ mod tests {
     #[test]
     fn a_rank_that_cannot_is_named_with_its_reason() {
         let mut ranks = with_gpus(BackendChoice::Auto, &[("GPU-a", "2.28.3"), ("GPU-b", "2.28.3")]);
-        ranks[1].capabilities[0] = Capability::unusable(BackendKind::Nccl, "local rank 1 needs GPU 1");
+        ranks[1].capabilities[0] =
+            Capability::unusable(BackendKind::Nccl, "fewer GPUs than ranks", "local rank 1 needs GPU 1");
         let selected = select_backend(&ranks).unwrap();
         let why = "not `nccl`: rank 1 cannot use it: local rank 1 needs GPU 1";
         assert!(selected.reason.contains(why), "{}", selected.reason);

@@ -1,11 +1,17 @@
 //! Text generation: the whole prompt in one pass, then token by token.
 
+mod chat;
 mod sample;
+mod text;
 mod tokenizer;
+
+use std::ops::ControlFlow;
 
 use ryzanstein_process_group::ProcessGroup;
 
+pub use self::chat::{ChatError, ChatTemplate, Message};
 pub use self::sample::{Sampler, Sampling};
+pub use self::text::TextStream;
 pub use self::tokenizer::Tokenizer;
 use crate::error::{RequestError, Result};
 use crate::model::Llama;
@@ -36,6 +42,8 @@ pub enum StopReason {
     Length,
     /// The model ended its text with this token, the last of the new ones.
     End(u32),
+    /// The caller asked for no more.
+    Caller,
 }
 
 /// What was generated.
@@ -59,10 +67,11 @@ impl Llama {
         options: &GenerateOptions,
         group: &mut ProcessGroup,
     ) -> Result<Generated> {
-        self.generate_with(prompt, options, group, |_| {})
+        self.generate_with(prompt, options, group, |_| ControlFlow::Continue(()))
     }
 
-    /// As [`generate`](Self::generate), and calls `on_token` with each new token as it is chosen.
+    /// As [`generate`](Self::generate), and calls `on_token` with each new token as it is chosen. It ends generation with
+    /// [`ControlFlow::Break`], after the same token on every rank.
     ///
     /// # Errors
     /// As [`generate`](Self::generate).
@@ -71,7 +80,7 @@ impl Llama {
         prompt: &[u32],
         options: &GenerateOptions,
         group: &mut ProcessGroup,
-        mut on_token: impl FnMut(u32),
+        mut on_token: impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generated> {
         let mut sampler = Sampler::new(options.sampling)?;
         let mut generated = Generated { tokens: Vec::new(), stop: StopReason::Length };
@@ -86,9 +95,13 @@ impl Llama {
         let mut token = sampler.choose(&decoder.prefill(0, prompt, group)?.values()?)?;
         loop {
             generated.tokens.push(token);
-            on_token(token);
+            let wish = on_token(token);
             if !options.ignore_end && self.config.eos_tokens.contains(&token) {
                 generated.stop = StopReason::End(token);
+                return Ok(generated);
+            }
+            if wish.is_break() {
+                generated.stop = StopReason::Caller;
                 return Ok(generated);
             }
             if generated.tokens.len() == options.max_new_tokens {

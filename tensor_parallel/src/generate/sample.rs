@@ -2,6 +2,7 @@
 //! why the random numbers are made here and the exponentials do not come from the system's library.
 
 use std::cmp::Ordering;
+use std::num::NonZeroUsize;
 
 use crate::error::{ConfigurationError, Error, Result};
 
@@ -16,6 +17,8 @@ pub enum Sampling {
         temperature: f64,
         /// Only the most likely tokens count: as few as have this probability together.
         top_p: f64,
+        /// Only so many of the most likely tokens count; `None` for all.
+        top_k: Option<NonZeroUsize>,
         /// The seed of the random numbers.
         seed: u64,
     },
@@ -35,7 +38,7 @@ impl Sampler {
     /// When the temperature is not positive, or `top_p` not above 0 and at most 1.
     pub fn new(sampling: Sampling) -> Result<Self> {
         let mut state = 0;
-        if let Sampling::Random { temperature, top_p, seed } = sampling {
+        if let Sampling::Random { temperature, top_p, seed, .. } = sampling {
             if !(temperature > 0.0 && temperature.is_finite()) {
                 return Err(ConfigurationError::Temperature(temperature).into());
             }
@@ -65,9 +68,10 @@ impl Sampler {
         }
         match self.sampling {
             Sampling::Greedy => Ok(greatest as u32),
-            Sampling::Random { temperature, top_p, .. } => {
+            Sampling::Random { temperature, top_p, top_k, .. } => {
                 let random = self.next();
-                Ok(sample(logits, f64::from(logits[greatest]), temperature, top_p, random))
+                let most = top_k.map_or(usize::MAX, NonZeroUsize::get);
+                Ok(sample(logits, f64::from(logits[greatest]), temperature, (top_p, most), random))
             }
         }
     }
@@ -82,11 +86,12 @@ impl Sampler {
     }
 }
 
-fn sample(logits: &[f32], greatest: f64, temperature: f64, top_p: f64, random: f64) -> u32 {
+fn sample(logits: &[f32], greatest: f64, temperature: f64, (top_p, top_k): (f64, usize), random: f64) -> u32 {
     let weight = |logit: f32| libm::exp((f64::from(logit) - greatest) / temperature);
     let mut tokens: Vec<(f64, u32)> = logits.iter().zip(0..).map(|(l, token)| (weight(*l), token)).collect();
     // Likeliest first, equals by token, so that the order is the same everywhere.
     tokens.sort_unstable_by(|a, b| b.0.partial_cmp(&a.0).unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1)));
+    tokens.truncate(top_k);
     let total: f64 = tokens.iter().map(|t| t.0).sum();
     let mut kept = 0.0;
     let mut count = 0;
@@ -109,7 +114,7 @@ mod tests {
     use super::*;
 
     fn random(temperature: f64, top_p: f64, seed: u64) -> Sampler {
-        Sampler::new(Sampling::Random { temperature, top_p, seed }).unwrap()
+        Sampler::new(Sampling::Random { temperature, top_p, top_k: None, seed }).unwrap()
     }
 
     #[test]
@@ -159,9 +164,23 @@ mod tests {
     }
 
     #[test]
+    fn top_k_leaves_all_but_the_likeliest_out() {
+        let logits = [1.0, 3.0, 2.0, 2.0];
+        let chosen = |k| {
+            let top_k = NonZeroUsize::new(k);
+            let mut sampler =
+                Sampler::new(Sampling::Random { temperature: 1.0, top_p: 1.0, top_k, seed: 3 }).unwrap();
+            (0..200).map(|_| sampler.choose(&logits).unwrap()).collect::<std::collections::BTreeSet<_>>()
+        };
+        assert_eq!(chosen(1), [1].into());
+        assert_eq!(chosen(2), [1, 2].into());
+        assert_eq!(chosen(0), [0, 1, 2, 3].into());
+    }
+
+    #[test]
     fn settings_out_of_range_are_refused() {
         for (temperature, top_p) in [(0.0, 1.0), (-1.0, 1.0), (f64::NAN, 1.0), (1.0, 0.0), (1.0, 1.1)] {
-            assert!(Sampler::new(Sampling::Random { temperature, top_p, seed: 0 }).is_err());
+            assert!(Sampler::new(Sampling::Random { temperature, top_p, top_k: None, seed: 0 }).is_err());
         }
     }
 }

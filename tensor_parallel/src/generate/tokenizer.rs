@@ -35,7 +35,19 @@ impl Tokenizer {
     /// # Errors
     /// When the text has something that the tokenizer cannot express.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        match self.inner.encode(text, true) {
+        self.encoded(text, true)
+    }
+
+    /// The tokens of a text that has its special tokens already, as that of a [`ChatTemplate`](super::ChatTemplate) does.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_raw(&self, text: &str) -> Result<Vec<u32>> {
+        self.encoded(text, false)
+    }
+
+    fn encoded(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
+        match self.inner.encode(text, add_special_tokens) {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
             Err(e) => Err(Error::model(&self.file, ModelFileError::Tokenizer(e))),
         }

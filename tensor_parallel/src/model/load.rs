@@ -62,10 +62,24 @@ impl Llama {
     /// # Errors
     /// This rank's own error; otherwise [`Error::Peer`] with that of another rank; those of the group when the first pass fails.
     pub fn load(directory: &Path, dtype: Option<DType>, group: &mut ProcessGroup) -> Result<Self> {
+        Self::load_with(directory, dtype, group, |_, _| {})
+    }
+
+    /// As [`load`](Self::load), and calls `on_tensor` behind each tensor with how many have been read, of how many.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_with(
+        directory: &Path,
+        dtype: Option<DType>,
+        group: &mut ProcessGroup,
+        on_tensor: impl FnMut(usize, usize),
+    ) -> Result<Self> {
         let started = Instant::now();
         let prepared = prepare(directory, dtype, group.world_size());
         let (plan, config, checkpoint) = check_all_ranks(prepared, |(plan, ..)| plan.clone(), group)?;
-        let mut source = LocalSource { checkpoint: &checkpoint, rank: group.rank().index() };
+        let source = LocalSource { checkpoint: &checkpoint, rank: group.rank().index() };
+        let mut source = ObservedSource { source, read: 0, all: tensors(&config).len(), on_tensor };
         let compute = compute::for_group(group);
         let model = compute
             .and_then(|compute| build(config, &plan, compute, &mut source, group.rank(), group.world_size()));
@@ -160,6 +174,23 @@ impl Llama {
             "model loaded"
         );
         self
+    }
+}
+
+/// Tells of each tensor that has been read.
+struct ObservedSource<'a, F> {
+    source: LocalSource<'a>,
+    read: usize,
+    all: usize,
+    on_tensor: F,
+}
+
+impl<F: FnMut(usize, usize)> WeightSource for ObservedSource<'_, F> {
+    fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
+        self.source.fill(tensor, target, at)?;
+        self.read += 1;
+        (self.on_tensor)(self.read, self.all);
+        Ok(())
     }
 }
 

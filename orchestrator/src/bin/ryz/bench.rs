@@ -5,14 +5,16 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, anyhow, bail};
 use ryzanstein_config::{BackendChoice, ByteSize, Config, WorldSize};
-use ryzanstein_orchestrator::bench::{self, Format, Report, Request, Row, Sweep};
+use ryzanstein_orchestrator::bench::{self, Format, Report, Request, RowWriter, Sweep};
 use ryzanstein_orchestrator::measure::{Collective, UnknownCollective};
 use ryzanstein_orchestrator::{Orchestrator, VERSION};
-use ryzanstein_process_group::{BackendKind, DType, Error, ReduceOp, units};
+use ryzanstein_process_group::table::wrap;
+use ryzanstein_process_group::{BackendKind, DType, Error, Memory, ReduceOp, units};
 
-use crate::{launch, rank, settings};
+use crate::{launch, rank, screen, settings};
 
 #[derive(clap::Args, Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
 pub(crate) struct Args {
     /// Number of ranks to start, when no launcher started this process
     #[arg(long, short = 'n', value_name = "N")]
@@ -23,14 +25,14 @@ pub(crate) struct Args {
     /// Operations, separated by commas, or all
     #[arg(long, value_name = "OP,…", default_value = "all_reduce")]
     op: String,
-    /// Smallest size
-    #[arg(long, value_name = "SIZE")]
+    /// Smallest size [default: 1KB]
+    #[arg(long, short = 'b', value_name = "SIZE")]
     min_bytes: Option<ByteSize>,
-    /// Largest size
-    #[arg(long, value_name = "SIZE")]
+    /// Largest size [default: 100MB]
+    #[arg(long, short = 'e', value_name = "SIZE")]
     max_bytes: Option<ByteSize>,
-    /// Ratio between two sizes
-    #[arg(long, value_name = "F")]
+    /// Ratio between two sizes [default: 4]
+    #[arg(long, short = 'f', value_name = "F")]
     factor: Option<u64>,
     /// These sizes, separated by commas, instead of a sweep
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', conflicts_with_all = ["min_bytes", "max_bytes", "factor"])]
@@ -41,10 +43,10 @@ pub(crate) struct Args {
     /// Reduction: sum, product, min, max or avg
     #[arg(long, value_name = "OP", default_value = "sum", value_parser = reduction)]
     reduction: ReduceOp,
-    /// Untimed calls before the timed ones; their values are checked
-    #[arg(long, value_name = "W")]
+    /// Untimed calls before the timed ones; their values are checked [default: a tenth of the timed ones]
+    #[arg(long, short = 'w', value_name = "W")]
     warmup: Option<usize>,
-    /// Timed calls
+    /// Timed calls [default: fewer for larger sizes]
     #[arg(long, value_name = "I", value_parser = clap::value_parser!(u32).range(1..))]
     iters: Option<u32>,
     /// Time calls replayed from a CUDA graph
@@ -66,7 +68,10 @@ pub(crate) struct Args {
     /// one GPU to another is measured
     #[arg(long, value_name = "GBS", value_parser = positive)]
     link_gbs: Option<f64>,
-    /// Exit with code 1 when a target is missed
+    /// Compare with the documented targets, which are for GPUs, on CPUs too
+    #[arg(long)]
+    targets: bool,
+    /// Exit with code 1 when a target is missed or none can be judged; implies --targets
     #[arg(long)]
     strict: bool,
     #[command(flatten)]
@@ -125,6 +130,7 @@ impl Args {
             graph: self.graph,
             paths: self.path.clone(),
             why: self.why,
+            judged: self.targets || self.strict,
         })
     }
 
@@ -159,8 +165,9 @@ fn operations(text: &str) -> Result<Vec<Collective>, Error> {
     text.split(',').map(parse).collect()
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
-    let config = args.config()?;
+pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
+    let mut config = args.config()?;
+    screen.set_log_level(&mut config);
     let request = args.request()?;
     // Refuse what is wrong before anything is started.
     if config.process_group.backend == BackendChoice::Tcp {
@@ -174,54 +181,85 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
             std::fs::File::create(file).with_context(|| format!("cannot write --out {}", file.display()))?;
         }
         if ranks > 1 {
-            return launch::relaunch(ranks, &args.file);
+            return launch::relaunch(ranks, &args.file, &[]);
         }
     }
-    rank::run(&config, |orchestrator| measure(orchestrator, args, &request))
+    rank::run(&config, |orchestrator| measure(orchestrator, args, request, screen))
 }
 
-fn measure(orchestrator: &mut Orchestrator, args: &Args, request: &Request) -> anyhow::Result<()> {
+fn measure(
+    orchestrator: &mut Orchestrator,
+    args: &Args,
+    request: Request,
+    screen: &screen::Args,
+) -> anyhow::Result<()> {
     let is_first = orchestrator.manager().rank().0 == 0;
-    // A program that reads the output gets each line as soon as it is measured.
-    let streams = is_first && args.format == OutputFormat::Json && args.out.is_none();
-    let heading = heading(orchestrator, request);
-    let mut tell = |row: &Row| -> Result<(), Error> {
-        if is_first && !streams {
-            let size = units::bytes(row.bytes as f64);
-            eprintln!("{} {size} {}: {}", row.op, row.path, units::time(row.median_us));
+    let group = orchestrator.manager().world();
+    let request = Request { judged: request.judged || group.memory() != Memory::Host, ..request };
+    let operations: Vec<String> =
+        request.ops.iter().map(|what| bench::label(*what, request.reduction)).collect();
+    // With --out, the file gets the format that was asked for, and standard output the table.
+    let shown = if args.out.is_some() { OutputFormat::Table } else { args.format };
+    let stdout = screen.stdout();
+    let writer = RowWriter::new(&operations, request.dtype, &group.paths(), request.judged, stdout);
+    let heading = heading(orchestrator, &request);
+    let head = match shown {
+        OutputFormat::Table => {
+            let lines: Vec<String> = heading.lines().map(|line| wrap(line, 2, stdout)).collect();
+            format!("{}\n\n{}", lines.join("\n"), writer.head())
         }
-        if streams {
-            // A reader that has closed the pipe does not fail the measurement.
-            let _ = writeln!(std::io::stdout(), "{}", bench::json(row));
-        }
-        Ok(())
+        OutputFormat::Csv => format!("{}\n", bench::csv_head()),
+        OutputFormat::Json | OutputFormat::Html => String::new(),
     };
-    let rows = bench::run(orchestrator, request, &mut tell)?;
+    // Whoever reads the output gets each row as soon as it is measured.
+    let tell = |text: &str| {
+        if is_first {
+            let mut out = std::io::stdout().lock();
+            // A reader that has closed the pipe does not fail the measurement.
+            let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        }
+    };
+    tell(&head);
+    let rows = bench::run(orchestrator, &request, &mut |row: &bench::Row| {
+        tell(&match shown {
+            OutputFormat::Table => writer.row(row),
+            OutputFormat::Json => bench::json(row) + "\n",
+            OutputFormat::Csv => bench::csv_row(row) + "\n",
+            // A page comes at the end. Meanwhile people see that something happens.
+            OutputFormat::Html if is_first => {
+                let size = units::bytes(row.bytes as f64);
+                eprintln!("{} {size} {}: {}", row.op, row.path, units::time(row.median_us));
+                String::new()
+            }
+            OutputFormat::Html => String::new(),
+        });
+        Ok(())
+    })?;
     let link_gbs = match args.link_gbs {
         None => bench::link_gbs(orchestrator.manager().world())?,
         said => said,
     };
-    let report = Report { heading, rows, link_gbs };
-    if is_first {
-        if let Some(file) = &args.out {
-            std::fs::write(file, report.text(args.format.into()))
-                .with_context(|| format!("cannot write --out {}", file.display()))?;
-            print!("{}", report.text(Format::Table));
-        } else {
-            if !streams {
-                print!("{}", report.text(args.format.into()));
-            }
-            // JSON and CSV have no room for the verdicts; people get them on stderr.
-            if matches!(args.format, OutputFormat::Json | OutputFormat::Csv) {
-                eprint!("{}", report.targets());
-            }
-        }
+    let report = Report { heading, judged: request.judged, rows, link_gbs };
+    match shown {
+        OutputFormat::Table => tell(&format!("\n{}", report.conclusion(stdout))),
+        OutputFormat::Html => tell(&report.text(Format::Html)),
+        // There is no room for the verdicts on standard output.
+        OutputFormat::Json | OutputFormat::Csv if is_first => eprint!("{}", report.targets(screen.stderr())),
+        OutputFormat::Json | OutputFormat::Csv => {}
+    }
+    if let Some(file) = args.out.as_ref().filter(|_| is_first) {
+        std::fs::write(file, report.text(args.format.into()))
+            .with_context(|| format!("cannot write --out {}", file.display()))?;
     }
     if !report.is_correct() {
         bail!("the benchmark found wrong values");
     }
-    if args.strict && !report.meets_targets() {
-        bail!("targets are missed, and --strict was given");
+    if args.strict {
+        match report.meets_targets() {
+            Some(true) => {}
+            Some(false) => bail!("targets are missed, and --strict was given"),
+            None => bail!("--strict: no target could be judged: none is documented for what was measured"),
+        }
     }
     Ok(())
 }
@@ -231,19 +269,18 @@ fn heading(orchestrator: &mut Orchestrator, request: &Request) -> String {
     let hosts: std::collections::BTreeSet<&str> =
         manager.roster().members.iter().map(|member| member.host.as_str()).collect();
     format!(
-        "ryz {VERSION}: {} ranks on {} host{}, backend {} ({})\n{} elements, {}\nready in {}, once per group",
+        "ryz {VERSION}: {} ranks on {} host{}, ready in {}\nbackend {}: {}\n{} elements, {}",
         manager.roster().world_size(),
         hosts.len(),
         if hosts.len() == 1 { "" } else { "s" },
+        units::time(manager.init_time().as_secs_f64() * 1e6),
         manager.backend(),
-        manager.backend_reason(),
+        manager.backend_summary(),
         request.dtype,
         if request.graph {
-            "calls replayed from a CUDA graph; every result at the end of a replay is compared; latencies are those of whole \
-             replays of the slowest rank, divided by their calls"
+            "replayed from a CUDA graph; results at the end of each replay are checked; latency per call of the slowest rank"
         } else {
-            "calls made one by one; every value of every call is compared; a call's latency is that of its slowest rank"
+            "every value of every call is checked; latency of the slowest rank"
         },
-        units::time(manager.init_time().as_secs_f64() * 1e6),
     )
 }

@@ -5,7 +5,7 @@ use std::io::Write as _;
 use anyhow::Context as _;
 use ryzanstein_orchestrator::doctor::{self, ProbeCommand};
 
-use crate::{probe, settings};
+use crate::{probe, screen, settings};
 
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
@@ -22,7 +22,7 @@ enum Format {
     Json,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
+pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let config = args.file.load(Vec::new())?;
     let program = std::env::current_exe().context("cannot find this program")?;
     let mut arguments = vec![probe::NAME.into()];
@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     let probe_command = ProbeCommand { program: program.into(), arguments };
     let report = doctor::examine(&config, &settings::environment(), &probe_command);
     let text = match args.format {
-        Format::Table => report.table(),
+        Format::Table => report.table(screen.stdout()),
         Format::Json => report.json() + "\n",
     };
     // A reader that stops early, such as `head`, is no error.

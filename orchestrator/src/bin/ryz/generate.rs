@@ -1,99 +1,216 @@
 //! `ryz generate`
 
+use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 
+use anyhow::Context as _;
 use ryzanstein_config::WorldSize;
 use ryzanstein_orchestrator::generate::{self, Prompt, Request};
+use ryzanstein_orchestrator::hub;
 use ryzanstein_process_group::Error;
-use ryzanstein_tensor_parallel::check_world_size;
+use ryzanstein_process_group::table;
+use ryzanstein_tensor_parallel::{Message, check_world_size};
 
-use crate::{launch, rank, settings};
+use crate::live_text::LiveText;
+use crate::{launch, rank, screen, settings};
 
 #[derive(clap::Args, Clone, Debug)]
-#[command(group(clap::ArgGroup::new("input").required(true).args(["prompt", "token_ids"])))]
+#[command(
+    group(clap::ArgGroup::new("input").required(true).args(["prompt", "token_ids"])),
+    after_help = "Examples:\n  \
+        ryz generate --model models/llama --prompt \"The capital of France is\"\n  \
+        ryz generate --model HuggingFaceTB/SmolLM2-135M-Instruct --chat --prompt \"Who are you?\"\n  \
+        ryz generate --model models/llama -n 2 --prompt - --format json < prompt.txt"
+)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
 pub(crate) struct Args {
-    /// Folder of the model in Hugging Face format [default: the setting model.directory]
+    /// Folder of the model in Hugging Face format, or org/name in the Hugging Face cache [default: the setting
+    /// model.directory]
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Prompt as text
+    /// Prompt as text; - reads standard input
     #[arg(long, value_name = "TEXT")]
     prompt: Option<String>,
     /// Prompt as token ids
     #[arg(long, value_name = "1,2,3", value_delimiter = ',')]
     token_ids: Option<Vec<u32>>,
-    /// Maximum number of tokens to generate
+    /// Treat the prompt as a message of a chat, in the form that the model's chat template gives it
+    #[arg(long, conflicts_with = "token_ids")]
+    chat: bool,
+    /// What the model is told before the message
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system: Option<String>,
+    /// Maximum number of tokens to generate [default: 32]
     #[arg(long, value_name = "N")]
     max_new_tokens: Option<String>,
+    /// End before this text; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Sampling temperature; 0 always takes the likeliest token [default: 0]
+    #[arg(long, value_name = "T")]
+    temperature: Option<String>,
+    /// Sample from so many of the likeliest tokens; 0 for all [default: 0]
+    #[arg(long, value_name = "K")]
+    top_k: Option<String>,
+    /// Sample from the likeliest tokens that together have this probability [default: 1]
+    #[arg(long, value_name = "P")]
+    top_p: Option<String>,
+    /// Seed for sampling [default: 0]
+    #[arg(long, value_name = "S")]
+    seed: Option<String>,
+    /// Continue after the end-of-text token
+    #[arg(long)]
+    ignore_end: bool,
+    /// Text as it is made, or one line of JSON at the end [default: text on a terminal, else json]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    format: Option<Format>,
+    /// Show what the collectives cost
+    #[arg(long)]
+    profile: bool,
     /// Write the logits of every position to this safetensors file
     #[arg(long, value_name = "FILE")]
     logits_out: Option<PathBuf>,
     /// Type of activations: f32, f16 or bf16 [default: that of the weights]
     #[arg(long, value_name = "DTYPE")]
     dtype: Option<String>,
-    /// Sampling temperature; 0 always takes the likeliest token
-    #[arg(long, value_name = "T")]
-    temperature: Option<String>,
-    /// Sample from the likeliest tokens that together have this probability
-    #[arg(long, value_name = "P")]
-    top_p: Option<String>,
-    /// Seed for sampling
-    #[arg(long, value_name = "S")]
-    seed: Option<String>,
-    /// Continue after the end-of-text token
-    #[arg(long)]
-    ignore_end: bool,
     /// On a GPU: launch every operation of every token instead of replaying a CUDA graph
     #[arg(long)]
     no_graph: bool,
-    /// Backend: auto, nccl (on GPUs) or tcp (on CPUs)
+    /// Backend: auto, nccl (on GPUs) or tcp (on CPUs) [default: auto]
     #[arg(long, value_name = "BACKEND")]
     backend: Option<String>,
-    /// Number of ranks to start, when no launcher started this process
-    #[arg(long, value_name = "N")]
+    /// Number of ranks to start, when no launcher started this process [default: 1]
+    #[arg(long, short = 'n', value_name = "N")]
     world_size: Option<String>,
     #[command(flatten)]
     file: settings::ConfigFile,
+    /// File that holds the prompt of standard input, which ranks do not have
+    #[arg(long, hide = true, value_name = "FILE")]
+    prompt_file: Option<PathBuf>,
 }
 
-pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
-    let mut flags = settings::Flags::new();
-    let model = args.model.as_ref().map(|m| m.display());
-    settings::set_flag(&mut flags, "model.directory", "--model", model);
-    settings::set_flag(&mut flags, "model.dtype", "--dtype", args.dtype.as_ref());
-    settings::set_flag(&mut flags, "model.max_new_tokens", "--max-new-tokens", args.max_new_tokens.as_ref());
-    settings::set_flag(&mut flags, "model.temperature", "--temperature", args.temperature.as_ref());
-    settings::set_flag(&mut flags, "model.top_p", "--top-p", args.top_p.as_ref());
-    settings::set_flag(&mut flags, "model.seed", "--seed", args.seed.as_ref());
-    settings::set_flag(&mut flags, "job.world_size", "--world-size", args.world_size.as_ref());
-    settings::set_flag(&mut flags, "model.graph", "--no-graph", args.no_graph.then_some("false"));
-    settings::set_flag(&mut flags, "process_group.backend", "--backend", args.backend.as_ref());
-    let config = args.file.load(flags)?;
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    Text,
+    Json,
+}
+
+/// Larger prompts are a mistake: no model has room for them.
+const MOST_PROMPT_BYTES: u64 = 256 << 20;
+
+impl Args {
+    /// The prompt, and its text where that came from standard input.
+    fn prompt(&self) -> anyhow::Result<(Prompt, Option<String>)> {
+        let Some(text) = &self.prompt else {
+            return Ok((Prompt::Tokens(self.token_ids.clone().unwrap_or_default()), None));
+        };
+        let mut from_stdin = None;
+        let text = match (&self.prompt_file, text.as_str()) {
+            (Some(file), _) => {
+                std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?
+            }
+            (None, "-") => {
+                let mut read = String::new();
+                std::io::stdin()
+                    .take(MOST_PROMPT_BYTES)
+                    .read_to_string(&mut read)
+                    .context("--prompt -: cannot read a text from standard input")?;
+                // The line break at the end of a file is not meant for the model.
+                let text = read.strip_suffix('\n').unwrap_or(&read).to_owned();
+                if text.is_empty() {
+                    return Err(Error::Configuration(
+                        "--prompt -: standard input is empty; pipe the prompt in, or pass it as --prompt TEXT".into(),
+                    )
+                    .into());
+                }
+                from_stdin = Some(text.clone());
+                text
+            }
+            (None, text) => text.to_owned(),
+        };
+        if !self.chat {
+            return Ok((Prompt::Text(text), from_stdin));
+        }
+        let system = self.system.clone().map(Message::system);
+        Ok((Prompt::Chat(system.into_iter().chain([Message::user(text)]).collect()), from_stdin))
+    }
+
+    fn flags(&self) -> settings::Flags {
+        let mut flags = settings::Flags::new();
+        let model = self.model.as_ref().map(|m| m.display());
+        settings::set_flag(&mut flags, "model.directory", "--model", model);
+        settings::set_flag(&mut flags, "model.dtype", "--dtype", self.dtype.as_ref());
+        settings::set_flag(
+            &mut flags,
+            "model.max_new_tokens",
+            "--max-new-tokens",
+            self.max_new_tokens.as_ref(),
+        );
+        settings::set_flag(&mut flags, "model.temperature", "--temperature", self.temperature.as_ref());
+        settings::set_flag(&mut flags, "model.top_k", "--top-k", self.top_k.as_ref());
+        settings::set_flag(&mut flags, "model.top_p", "--top-p", self.top_p.as_ref());
+        settings::set_flag(&mut flags, "model.seed", "--seed", self.seed.as_ref());
+        settings::set_flag(&mut flags, "job.world_size", "--world-size", self.world_size.as_ref());
+        settings::set_flag(&mut flags, "model.graph", "--no-graph", self.no_graph.then_some("false"));
+        settings::set_flag(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
+        flags
+    }
+}
+
+pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
+    let mut config = args.file.load(args.flags())?;
+    screen.set_log_level(&mut config);
+    let environment = settings::environment();
     let model =
-        config.model.directory.clone().ok_or_else(|| {
+        config.model.directory.as_ref().ok_or_else(|| {
             Error::Configuration("no model: pass --model DIR or set model.directory".into())
         })?;
-
-    let prompt = match (&args.prompt, &args.token_ids) {
-        (Some(text), _) => Prompt::Text(text.clone()),
-        (None, tokens) => Prompt::Tokens(tokens.clone().unwrap_or_default()),
+    let model = hub::resolve(model, &environment)?;
+    let (prompt, from_stdin) = args.prompt()?;
+    let request = Request {
+        model,
+        prompt,
+        logits_out: args.logits_out.clone(),
+        ignore_end: args.ignore_end,
+        stop: args.stop.clone(),
     };
-    let request = Request { model, prompt, logits_out: args.logits_out.clone(), ignore_end: args.ignore_end };
     // Refuse what is wrong before anything is started.
     let input = generate::prepare(&config.model, &request)?;
-    if !settings::is_launched(&settings::environment()) {
+    if !settings::is_launched(&environment) {
         let ranks = config.job.world_size.map_or(1, WorldSize::get);
         check_world_size(&input.config, ranks as usize)?;
         args.logits_out.as_deref().map_or(Ok(()), generate::create_logits)?;
         if ranks > 1 {
-            return launch::relaunch(ranks, &args.file);
+            return relaunch(ranks, args, from_stdin.as_deref());
         }
     }
+    let stdout = screen.stdout();
+    let format = args.format.unwrap_or(if screen::is_terminal() { Format::Text } else { Format::Json });
     rank::run(&config, |orchestrator| {
-        let response = generate::run(orchestrator, &config.model, &request, input)?;
-        if orchestrator.manager().rank().0 == 0 {
-            eprint!("{}", response.profile);
-            println!("{}", response.json());
+        let is_first = orchestrator.manager().rank().0 == 0;
+        let mut live = LiveText::start(is_first, format, stdout, &request.prompt)?;
+        let response =
+            generate::run(orchestrator, &config.model, &request, input, &mut |progress| live.tell(progress));
+        let response = match response {
+            Ok(response) => response,
+            Err(error) => {
+                live.fail();
+                return Err(error.into());
+            }
+        };
+        live.end(&response);
+        if is_first && args.profile {
+            let on_gpu = orchestrator.tensor_parallel().device().is_some();
+            eprint!("\n{}", table::profile(&response.profile, on_gpu, screen.stderr()));
         }
         Ok(())
     })
+}
+
+/// Starts the ranks. They have no standard input, so they get what came from there in a file.
+fn relaunch(ranks: u32, args: &Args, from_stdin: Option<&str>) -> anyhow::Result<i32> {
+    let Some(text) = from_stdin else { return launch::relaunch(ranks, &args.file, &[]) };
+    let mut file = tempfile::NamedTempFile::new().context("cannot hand the prompt to the ranks")?;
+    file.write_all(text.as_bytes()).context("cannot hand the prompt to the ranks")?;
+    launch::relaunch(ranks, &args.file, &["--prompt-file".into(), file.path().into()])
 }

@@ -7,11 +7,15 @@ use std::process::Command;
 use anyhow::Context as _;
 use ryzanstein_config::{Config, Source};
 use ryzanstein_orchestrator::rendezvous::Environment;
-use ryzanstein_orchestrator::supervisor::{self, Job, LaunchError};
+use ryzanstein_orchestrator::supervisor::{self, Job, LaunchError, RankOutput};
 use ryzanstein_orchestrator::{nccl_settings, telemetry};
+use ryzanstein_process_group::table::Tone;
 
+use crate::screen;
 use crate::settings::{self, Flags, set_flag};
 
+/// The command.
+pub(crate) const NAME: &str = "launch";
 /// The hidden command that [`run`] runs this program with.
 pub(crate) const SUPERVISE: &str = "__supervise";
 
@@ -20,12 +24,18 @@ pub(crate) struct Args {
     /// Number of ranks on all nodes together
     #[arg(long, short = 'n', value_name = "N")]
     world_size: Option<String>,
-    /// Number of nodes
+    /// Number of ranks on each node, instead of the number on all
+    #[arg(long, alias = "nproc_per_node", value_name = "N", conflicts_with = "world_size")]
+    nproc_per_node: Option<u32>,
+    /// Number of nodes [default: 1]
     #[arg(long, value_name = "M")]
     nnodes: Option<String>,
-    /// Rank of this node, from 0
-    #[arg(long, value_name = "K")]
+    /// Rank of this node, from 0 [default: 0]
+    #[arg(long, alias = "node_rank", value_name = "K")]
     node_rank: Option<String>,
+    /// One node, whatever the settings say
+    #[arg(long, conflicts_with_all = ["nnodes", "node_rank", "rendezvous"])]
+    standalone: bool,
     /// Address of the rendezvous, which the first node serves
     #[arg(long, value_name = "HOST:PORT")]
     rendezvous: Option<String>,
@@ -46,9 +56,9 @@ pub(crate) struct Args {
     metrics_addr: Option<String>,
     #[command(flatten)]
     file: settings::ConfigFile,
-    /// Forward standard output without the rank's prefix
+    /// Rank 0 writes to this process's standard output itself
     #[arg(long, hide = true)]
-    bare_stdout: bool,
+    direct: bool,
     /// Closing report: text on stderr, or JSON as the last line of stdout
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
@@ -68,6 +78,7 @@ impl Args {
         let mut flags = Flags::new();
         set_flag(&mut flags, "job.world_size", "--world-size", self.world_size.as_ref());
         set_flag(&mut flags, "launch.nnodes", "--nnodes", self.nnodes.as_ref());
+        set_flag(&mut flags, "launch.nnodes", "--standalone", self.standalone.then_some(1));
         set_flag(&mut flags, "launch.node_rank", "--node-rank", self.node_rank.as_ref());
         set_flag(&mut flags, "rendezvous.address", "--rendezvous", self.rendezvous.as_ref());
         set_flag(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
@@ -88,28 +99,48 @@ impl Args {
         flags
     }
 
-    fn job(&self) -> anyhow::Result<Job> {
-        let config = self.file.load(self.flags())?;
+    fn config(&self) -> anyhow::Result<Config> {
+        let mut flags = self.flags();
+        let config = self.file.load(flags.clone())?;
+        let Some(on_each) = self.nproc_per_node else { return Ok(config) };
+        // The number of nodes may come from any layer.
+        let on_all = u64::from(on_each) * u64::from(config.launch.nnodes.get());
+        set_flag(&mut flags, "job.world_size", "--nproc-per-node", Some(on_all));
+        Ok(self.file.load(flags)?)
+    }
+
+    fn job(&self, screen: &screen::Args) -> anyhow::Result<Job> {
+        let mut config = self.config()?;
+        screen.set_log_level(&mut config);
         if config.job.world_size.is_none() {
             return Err(LaunchError::no_world_size().into());
         }
         let environment = settings::environment();
-        let (program, arguments) = match self.program.split_first() {
-            Some((program, arguments)) => {
-                let path = environment.get("PATH").map(String::as_str);
-                supervisor::check_program(program.as_ref(), path)?;
-                (program.into(), arguments.to_vec())
-            }
-            None => (std::env::current_exe().context("cannot find this program")?, vec!["check".into()]),
+        let (program, arguments) = if let Some((program, arguments)) = self.program.split_first() {
+            let path = environment.get("PATH").map(String::as_str);
+            supervisor::check_program(program.as_ref(), path)?;
+            (program.into(), arguments.to_vec())
+        } else {
+            let prefix = "[rank 0] ".len();
+            let flags = screen.handed_down(prefix).into_iter().map(OsString::from);
+            let arguments = std::iter::once("check".into()).chain(flags).collect();
+            (std::env::current_exe().context("cannot find this program")?, arguments)
         };
         Ok(Job {
             program,
             arguments,
             environment: self.handed_down(&config, &environment)?,
             secret_file: environment.get("RYZ_SECRET_FILE").map(PathBuf::from),
-            bare_stdout: self.bare_stdout,
+            output: self.output(screen),
             config,
         })
+    }
+
+    fn output(&self, screen: &screen::Args) -> RankOutput {
+        if self.direct {
+            return RankOutput::Direct;
+        }
+        RankOutput::Prefixed { stdout: screen.stdout().color, stderr: screen.stderr().color }
     }
 
     /// The environment of the ranks: what flags told the launcher, and the variables for NCCL.
@@ -128,47 +159,60 @@ impl Args {
                 std::path::absolute(&file).with_context(|| format!("cannot find {}", file.display()))?;
             variables.push(("RYZ_CONFIG".into(), file.display().to_string()));
         }
+        // What the terminal of this process means for the logs, the ranks cannot see.
+        variables.push(("RYZ_LOG__LEVEL".into(), config.log.level.clone()));
         variables.extend(nccl_settings::missing(config, environment));
         Ok(variables)
     }
 }
 
 /// The launcher: checks everything that can be wrong, then starts the supervisor and waits for it.
-pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
-    args.job()?;
+pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
+    args.job(screen)?;
     let mut supervisor = Command::new(std::env::current_exe().context("cannot find this program")?);
-    // The first argument is the name of this command.
-    supervisor.arg(SUPERVISE).args(std::env::args_os().skip(2));
+    // Flags of every command may stand before the name of this one.
+    let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if let Some(name) = arguments.iter_mut().find(|argument| *argument == NAME) {
+        *name = SUPERVISE.into();
+    }
+    supervisor.args(arguments);
     supervisor::run_supervisor(supervisor).context("cannot start the supervisor")
 }
 
-/// Runs this same command on several ranks, with the output of rank 0 as its own.
-pub(crate) fn relaunch(world_size: u32, file: &settings::ConfigFile) -> anyhow::Result<i32> {
+/// Runs this same command on several ranks, with `more` arguments and the output of rank 0 as its own.
+pub(crate) fn relaunch(
+    world_size: u32,
+    file: &settings::ConfigFile,
+    more: &[OsString],
+) -> anyhow::Result<i32> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let mut supervisor = Command::new(&program);
-    supervisor.arg(SUPERVISE).args(["--world-size", &world_size.to_string(), "--bare-stdout"]);
+    supervisor.arg(SUPERVISE).args(["--world-size", &world_size.to_string(), "--direct"]);
     if let Some(file) = file.named() {
         supervisor.arg("--config").arg(file);
     }
     supervisor.arg("--");
-    supervisor.arg(&program).args(std::env::args_os().skip(1));
+    supervisor.arg(&program).args(std::env::args_os().skip(1)).args(more);
     supervisor::run_supervisor(supervisor).context("cannot start the supervisor")
 }
 
 /// The supervisor: runs the job. Standard input is the lifeline that the launcher holds.
-pub(crate) fn supervise(args: &Args) -> anyhow::Result<i32> {
-    let job = args.job()?;
+pub(crate) fn supervise(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
+    let job = args.job(screen)?;
     telemetry::log_to_stderr(&job.config.log, None)?;
     let report = supervisor::run(&job, Some(std::io::stdin()))?;
     match args.format {
         // A command that launched itself does not report success.
-        Format::Table if self_launched_well(args, report.exit_code) => {}
-        Format::Table => eprint!("{report}"),
+        Format::Table if args.direct && report.exit_code == 0 => {}
+        Format::Table if args.program.is_empty() && report.exit_code == 0 => {
+            let told = format!(
+                "ryz: {} ranks worked together: collectives and a sharded Llama block gave the right values",
+                report.ranks.len()
+            );
+            eprintln!("{}", screen.stderr().paint(Tone::Good, &told));
+        }
+        Format::Table => eprint!("{}", report.text(screen.stderr())),
         Format::Json => println!("{}", report.json()),
     }
     Ok(report.exit_code)
-}
-
-fn self_launched_well(args: &Args, exit_code: i32) -> bool {
-    args.bare_stdout && exit_code == 0
 }

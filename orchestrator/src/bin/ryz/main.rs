@@ -6,21 +6,27 @@ mod config;
 mod doctor;
 mod generate;
 mod launch;
+mod live_text;
 mod probe;
 mod rank;
+mod screen;
 mod settings;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use ryzanstein_config::ConfigError;
+use ryzanstein_orchestrator::hub::HubError;
 use ryzanstein_orchestrator::supervisor::LaunchError;
 use ryzanstein_orchestrator::telemetry::TelemetryError;
+use ryzanstein_process_group::table::Tone;
 
 /// Launches the ranks of a job, checks and measures them, and runs models on them.
 #[derive(Parser)]
 #[command(name = "ryz", version, arg_required_else_help = true)]
 struct Cli {
+    #[command(flatten)]
+    screen: screen::Args,
     #[command(subcommand)]
     command: Command,
 }
@@ -28,6 +34,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Start a program on every rank of a job, and end all ranks when one fails
+    #[command(name = launch::NAME)]
     Launch(launch::Args),
     /// The supervisor process of `launch`
     #[command(name = launch::SUPERVISE, hide = true)]
@@ -49,13 +56,14 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
-        Command::Launch(args) => launch::run(&args),
-        Command::Supervise(args) => launch::supervise(&args),
-        Command::Check(args) => check::run(&args),
-        Command::Generate(args) => generate::run(&args),
-        Command::Bench(args) => bench::run(&args),
-        Command::Doctor(args) => doctor::run(&args),
+    let Cli { screen, command } = Cli::parse();
+    let outcome = match command {
+        Command::Launch(args) => launch::run(&args, &screen),
+        Command::Supervise(args) => launch::supervise(&args, &screen),
+        Command::Check(args) => check::run(&args, &screen),
+        Command::Generate(args) => generate::run(&args, &screen),
+        Command::Bench(args) => bench::run(&args, &screen),
+        Command::Doctor(args) => doctor::run(&args, &screen),
         Command::Probe(args) => probe::run(&args),
         Command::Config(command) => config::run(&command),
     };
@@ -63,7 +71,7 @@ fn main() -> ExitCode {
         // An exit code is one byte.
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(error) => {
-            eprintln!("error: {}", chain(&error));
+            eprintln!("{} {}", screen.stderr().paint(Tone::Bad, "error:"), chain(&error));
             ExitCode::from(if is_wrong_use(&error) { 2 } else { 1 })
         }
     }
@@ -86,6 +94,7 @@ fn is_wrong_use(error: &anyhow::Error) -> bool {
     use ryzanstein_tensor_parallel::Error as ModelError;
     error.chain().any(|cause| {
         cause.is::<ConfigError>()
+            || cause.is::<HubError>()
             || cause.downcast_ref().is_some_and(LaunchError::is_permanent)
             || matches!(cause.downcast_ref(), Some(TelemetryError::Filter { .. }))
             || cause.downcast_ref().is_some_and(Error::is_permanent)

@@ -3,6 +3,7 @@ use std::path::PathBuf;
 use ryzanstein_config::BackendChoice;
 use ryzanstein_config::nccl::{UserVariable, plan};
 use ryzanstein_process_group::nvml::{Gpu, Pair, PairPath, PeerAccess};
+use ryzanstein_process_group::table::Screen;
 
 use super::*;
 use crate::doctor::ProbeError;
@@ -158,7 +159,7 @@ fn a_machine_with_gpus_that_all_work_is_healthy() {
     let report = report(&h200());
     let bad: Vec<_> = report.findings.iter().filter(|f| f.status > Status::Info).collect();
     assert_eq!(bad, Vec::<&Finding>::new());
-    assert!(report.table().contains("NV18"), "{}", report.table());
+    assert!(report.table(Screen::PLAIN).contains("NV18"), "{}", report.table(Screen::PLAIN));
 }
 
 /// A change to a machine, and what must come of it: name, status, a word of the cause or remedy.

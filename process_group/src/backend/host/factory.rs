@@ -25,7 +25,9 @@ impl BackendFactory for Factory {
     fn probe(&mut self, context: &ProbeContext<'_>) -> Capability {
         match &context.listens {
             Ok(()) => Capability::usable(BackendKind::Tcp),
-            Err(error) => Capability::unusable(BackendKind::Tcp, error.to_string()),
+            Err(error) => {
+                Capability::unusable(BackendKind::Tcp, "this rank cannot listen", error.to_string())
+            }
         }
     }
 

@@ -8,6 +8,7 @@ use crate::backend::factory::{AnyBackend, BackendFactory, GroupSpec, ProbeContex
 use crate::backend::stream::{self, GroupMembers, Instruments};
 use crate::backend_kind::BackendKind;
 use crate::capability::{Capability, ComponentVersion, Exclusive};
+use crate::device::symbols::Table;
 use crate::device::{Device, DeviceError, Libraries, Nccl, Version};
 use crate::error::{Error, Result};
 use crate::mesh::{Connection, Unconnected};
@@ -47,6 +48,20 @@ enum Obstacle {
     NoDevice(u32),
     #[error(transparent)]
     Device(DeviceError),
+}
+
+impl Obstacle {
+    /// In a few words.
+    fn summary(&self) -> &'static str {
+        match self {
+            Self::Library(missing) if missing.library == <Nccl as Table>::NAME => "NCCL was not found",
+            Self::Library(_) | Self::NoDevice(0) => "no GPU here",
+            Self::NoLocalRank => "LOCAL_RANK is not set",
+            Self::DoesNotListen(_) => "this rank cannot listen",
+            Self::NoDevice(_) => "fewer GPUs than ranks",
+            Self::Device(_) => "the GPU cannot be used",
+        }
+    }
 }
 
 fn take_gpu(context: &ProbeContext<'_>) -> Result<Gpu, Obstacle> {
@@ -121,7 +136,9 @@ impl BackendFactory for Factory {
     fn probe(&mut self, context: &ProbeContext<'_>) -> Capability {
         match take_gpu(context) {
             Ok(gpu) => self.gpu.insert(gpu).capability(),
-            Err(obstacle) => Capability::unusable(BackendKind::Nccl, obstacle.to_string()),
+            Err(obstacle) => {
+                Capability::unusable(BackendKind::Nccl, obstacle.summary(), obstacle.to_string())
+            }
         }
     }
 

@@ -1,0 +1,85 @@
+//! What the output is written to: its width, its colours, and how much is logged.
+
+use std::io::IsTerminal;
+use std::os::fd::AsFd;
+
+use ryzanstein_config::{Config, Source};
+use ryzanstein_process_group::table::Screen;
+
+/// Flags of every command.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Args {
+    /// Colours: auto (on a terminal, unless NO_COLOR is set), always or never
+    #[arg(long, global = true, value_enum, default_value_t = Color::Auto, value_name = "WHEN")]
+    color: Color,
+    /// Log more: -v what happens, -vv details for debugging
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+    /// Width of the lines [default: that of the terminal; unlimited elsewhere]
+    #[arg(long, global = true, hide = true, value_name = "N")]
+    columns: Option<usize>,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Color {
+    Auto,
+    Always,
+    Never,
+}
+
+/// Whether standard output is a terminal.
+pub(crate) fn is_terminal() -> bool {
+    std::io::stdout().is_terminal()
+}
+
+impl Args {
+    pub(crate) fn stdout(&self) -> Screen {
+        self.screen(&std::io::stdout())
+    }
+
+    pub(crate) fn stderr(&self) -> Screen {
+        self.screen(&std::io::stderr())
+    }
+
+    fn screen(&self, stream: &(impl IsTerminal + AsFd)) -> Screen {
+        let is_terminal = stream.is_terminal();
+        let measured = || terminal_size::terminal_size_of(stream).map(|(width, _)| width.0.into());
+        let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let color = match self.color {
+            Color::Always => true,
+            Color::Never => false,
+            Color::Auto => {
+                is_terminal
+                    && !is_set("NO_COLOR")
+                    && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+            }
+        };
+        let width = self.columns.or_else(|| if is_terminal { measured() } else { None });
+        Screen { width: width.filter(|width| *width > 0), color }
+    }
+
+    /// The flags that give a rank this screen, if lines get a prefix of so many characters.
+    pub(crate) fn handed_down(&self, prefix: usize) -> Vec<String> {
+        let screen = self.stdout();
+        let color = if screen.color { "always" } else { "never" };
+        let mut flags = vec!["--color".into(), color.into()];
+        if let Some(width) = screen.width {
+            flags.extend(["--columns".into(), width.saturating_sub(prefix).max(1).to_string()]);
+        }
+        flags
+    }
+
+    /// Sets the log level: what `-v` says, or nothing below warnings on a terminal, unless the user has set `log.level`.
+    pub(crate) fn set_log_level(&self, config: &mut Config) {
+        let level = match self.verbose {
+            0 => "warn",
+            1 => "info",
+            2 => "debug",
+            _ => "trace",
+        };
+        let is_unset = config.source_of("log.level") == Some(Source::Default);
+        if self.verbose > 0 || (is_unset && std::io::stderr().is_terminal()) {
+            config.log.level = level.into();
+        }
+    }
+}

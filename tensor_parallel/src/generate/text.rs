@@ -1,0 +1,191 @@
+//! Text as it is generated, token by token.
+
+use super::Tokenizer;
+use crate::error::Result;
+
+/// How many tokens of the prompt the first new one is decoded with: enough for its space to be right.
+const CONTEXT: usize = 8;
+
+/// Turns tokens into text, one by one.
+///
+/// A token may be a part of a character, and whether a space precedes it depends on its neighbours. So a token is decoded
+/// together with those before it, and text is given away once it is whole. Text that may turn out to be the beginning of a
+/// stop string is held back too.
+#[derive(Debug)]
+pub struct TextStream<'a> {
+    tokenizer: &'a Tokenizer,
+    tokens: Vec<u32>,
+    /// Where the tokens begin that the next one is decoded with.
+    context: usize,
+    /// Up to here, tokens have become text.
+    decoded: usize,
+    stop: Vec<String>,
+    /// Text that may be the beginning of a stop string.
+    held: String,
+    ended: bool,
+}
+
+impl<'a> TextStream<'a> {
+    /// A stream of what follows `prompt`. It ends at the first of the `stop` strings, which it leaves out.
+    pub fn new(tokenizer: &'a Tokenizer, prompt: &[u32], stop: &[String]) -> Self {
+        let tokens = prompt[prompt.len().saturating_sub(CONTEXT)..].to_vec();
+        let stop = stop.iter().filter(|text| !text.is_empty()).cloned().collect();
+        Self { tokenizer, context: 0, decoded: tokens.len(), tokens, stop, held: String::new(), ended: false }
+    }
+
+    /// Takes a token; returns the text that is certain now.
+    ///
+    /// # Errors
+    /// When the tokenizer fails.
+    pub fn push(&mut self, token: u32) -> Result<String> {
+        self.tokens.push(token);
+        let new = self.decode_new()?;
+        // The end of a character may be in the next token.
+        if new.is_empty() || new.ends_with(char::REPLACEMENT_CHARACTER) {
+            return Ok(String::new());
+        }
+        self.context = self.decoded;
+        self.decoded = self.tokens.len();
+        Ok(self.release(&new))
+    }
+
+    /// Whether a stop string has been found. Nothing comes behind it.
+    pub fn is_ended(&self) -> bool {
+        self.ended
+    }
+
+    /// The rest of the text, when no more tokens come.
+    ///
+    /// # Errors
+    /// When the tokenizer fails.
+    pub fn finish(mut self) -> Result<String> {
+        let new = self.decode_new()?;
+        let released = self.release(&new);
+        Ok(released + &self.held)
+    }
+
+    /// The text of the tokens that have not become text, behind that of those before them.
+    fn decode_new(&self) -> Result<String> {
+        let before = self.tokenizer.decode(&self.tokens[self.context..self.decoded])?;
+        let mut all = self.tokenizer.decode(&self.tokens[self.context..])?;
+        // A tokenizer may change what precedes a token, a space before a comma for one. What is given away stays.
+        let from = (0..=before.len().min(all.len())).rev().find(|at| all.is_char_boundary(*at)).unwrap_or(0);
+        Ok(all.split_off(from))
+    }
+
+    /// Adds text; returns what cannot be a part of a stop string.
+    fn release(&mut self, new: &str) -> String {
+        if self.ended {
+            return String::new();
+        }
+        self.held += new;
+        let found = self.stop.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
+        if let Some(at) = found {
+            self.ended = true;
+            self.held.truncate(at);
+            return std::mem::take(&mut self.held);
+        }
+        let may_begin = |tail: &str| self.stop.iter().any(|stop| stop.starts_with(tail));
+        let from = self.held.char_indices().map(|(at, _)| at).find(|at| may_begin(&self.held[*at..]));
+        let rest = self.held.split_off(from.unwrap_or(self.held.len()));
+        std::mem::replace(&mut self.held, rest)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A tokenizer whose tokens are single bytes, as those of GPT-2 and its successors are.
+    fn bytes() -> Tokenizer {
+        let alphabet = tokenizers::pre_tokenizers::byte_level::ByteLevel::alphabet();
+        let mut letters: Vec<char> = alphabet.into_iter().collect();
+        letters.sort_unstable();
+        let vocab: serde_json::Map<String, serde_json::Value> =
+            letters.iter().enumerate().map(|(id, letter)| (letter.to_string(), id.into())).collect();
+        let level = serde_json::json!({
+            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false
+        });
+        let model = serde_json::json!({ "type": "BPE", "vocab": vocab, "merges": [] });
+        tokenizer(&serde_json::json!({
+            "version": "1.0", "added_tokens": [], "pre_tokenizer": level, "decoder": level, "model": model
+        }))
+    }
+
+    /// A tokenizer of whole words that marks spaces, as those of Llama 2 and Mistral do.
+    fn words() -> Tokenizer {
+        let space = serde_json::json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true });
+        let vocab = serde_json::json!({ "<unk>": 0, "▁Paris": 1, "▁is": 2, "▁big": 3, "ger": 4 });
+        let model = serde_json::json!({ "type": "WordLevel", "vocab": vocab, "unk_token": "<unk>" });
+        tokenizer(&serde_json::json!({
+            "version": "1.0", "added_tokens": [], "pre_tokenizer": space, "decoder": space, "model": model
+        }))
+    }
+
+    fn tokenizer(json: &serde_json::Value) -> Tokenizer {
+        let folder = std::env::temp_dir().join(format!(
+            "ryz-text-{}-{:?}",
+            std::process::id(),
+            std::thread::current().id()
+        ));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("tokenizer.json"), json.to_string()).unwrap();
+        let tokenizer = Tokenizer::open(&folder).unwrap().unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        tokenizer
+    }
+
+    fn streamed(tokenizer: &Tokenizer, prompt: &[u32], tokens: &[u32], stop: &[&str]) -> Vec<String> {
+        let stop: Vec<String> = stop.iter().map(ToString::to_string).collect();
+        let mut stream = TextStream::new(tokenizer, prompt, &stop);
+        let mut pieces = Vec::new();
+        for token in tokens {
+            pieces.push(stream.push(*token).unwrap());
+            if stream.is_ended() {
+                break;
+            }
+        }
+        pieces.push(stream.finish().unwrap());
+        pieces
+    }
+
+    #[test]
+    fn a_character_of_several_tokens_comes_when_it_is_whole() {
+        let tokenizer = bytes();
+        let tokens = tokenizer.encode("é€!").unwrap();
+        assert_eq!(streamed(&tokenizer, &[], &tokens, &[]), ["", "é", "", "", "€", "!", ""]);
+    }
+
+    #[test]
+    fn half_a_character_at_the_end_is_shown_as_what_it_is() {
+        let tokenizer = bytes();
+        let tokens = tokenizer.encode("a€").unwrap();
+        assert_eq!(streamed(&tokenizer, &[], &tokens[..2], &[]).concat(), "a\u{fffd}");
+    }
+
+    #[test]
+    fn the_first_word_behind_a_prompt_keeps_its_space() {
+        assert_eq!(streamed(&words(), &[1], &[2, 3, 4], &[]), [" is", " big", "ger", ""]);
+        assert_eq!(streamed(&words(), &[], &[1, 2], &[]).concat(), "Paris is");
+    }
+
+    #[test]
+    fn a_stop_string_over_several_tokens_ends_the_text_before_it() {
+        let tokenizer = bytes();
+        let tokens = tokenizer.encode("one\n\nQ: two").unwrap();
+        assert_eq!(streamed(&tokenizer, &[], &tokens, &["\n\nQ:"]).concat(), "one");
+        assert_eq!(streamed(&tokenizer, &[], &tokens, &["never"]).concat(), "one\n\nQ: two");
+        assert_eq!(streamed(&tokenizer, &[], &tokens, &["two and more"]).concat(), "one\n\nQ: two");
+    }
+
+    proptest! {
+        #[test]
+        fn pieces_are_the_text_whatever_it_is(text in "\\PC{0,12}", stop in "\\PC{0,2}") {
+            let tokenizer = bytes();
+            let tokens = tokenizer.encode(&text).unwrap();
+            let whole = if stop.is_empty() { &text[..] } else { text.split(&stop).next().unwrap() };
+            prop_assert_eq!(streamed(&tokenizer, &[], &tokens, &[&stop]).concat(), whole);
+        }
+    }
+}
