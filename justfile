@@ -40,6 +40,10 @@ bench-decode ranks:
     cargo build --release
     cargo run --release -p ryzanstein-benches --bin decode_rate -- --world-size {{ranks}}
 
+# Tables of all recorded measurements, from docs/results into the book.
+results:
+    scripts/render-results
+
 # The book, in docs/book.
 book:
     mdbook build docs
