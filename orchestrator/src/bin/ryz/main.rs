@@ -12,9 +12,12 @@ mod rank;
 mod screen;
 mod settings;
 
+use std::io::Write as _;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use anyhow::Context as _;
+use clap::{CommandFactory as _, Parser, Subcommand};
 use ryzanstein_config::ConfigError;
 use ryzanstein_orchestrator::hub::HubError;
 use ryzanstein_orchestrator::supervisor::LaunchError;
@@ -53,6 +56,17 @@ enum Command {
     /// Show the settings
     #[command(subcommand)]
     Config(config::Command),
+    /// Write completions for a shell to standard output
+    #[command(after_help = "Example:\n  ryz completions bash > ~/.local/share/bash-completion/completions/ryz")]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages, ryz.1 and one for each command, into a folder
+    Man {
+        /// The folder, which must exist
+        folder: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -65,7 +79,17 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args, &screen),
         Command::Doctor(args) => doctor::run(&args, &screen),
         Command::Probe(args) => probe::run(&args),
-        Command::Config(command) => config::run(&command),
+        Command::Config(command) => config::run(&command, &screen),
+        Command::Completions { shell } => {
+            // Into memory first: a reader that stops early is no error.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "ryz", &mut script);
+            let _ = std::io::stdout().lock().write_all(&script);
+            Ok(0)
+        }
+        Command::Man { folder } => clap_mangen::generate_to(Cli::command(), &folder)
+            .with_context(|| format!("cannot write manual pages into {}", folder.display()))
+            .map(|()| 0),
     };
     match outcome {
         // An exit code is one byte.
