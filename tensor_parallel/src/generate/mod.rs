@@ -6,7 +6,7 @@ mod tokenizer;
 use ryzanstein_process_group::ProcessGroup;
 
 pub use self::sample::{Sampler, Sampling};
-pub use self::tokenizer::Tokenizer;
+pub use self::tokenizer::{Tokenizer, catches_panics};
 use crate::error::{RequestError, Result};
 use crate::model::Llama;
 

@@ -19,8 +19,16 @@ pub enum ModelFileError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// What the tokenizer's own library reports.
-    #[error("{0}")]
-    Tokenizer(#[source] tokenizers::Error),
+    #[error(
+        "this tokenizer cannot {cannot}: {source}; fetch the model's tokenizer.json again, or remove it and give token ids \
+         instead of text"
+    )]
+    Tokenizer {
+        /// What was asked of it.
+        cannot: &'static str,
+        /// The library's error.
+        source: tokenizers::Error,
+    },
 }
 
 /// What is wrong with a setting of `config.json`.

@@ -16,6 +16,7 @@ use clap::{Parser, Subcommand};
 use ryzanstein_config::ConfigError;
 use ryzanstein_orchestrator::supervisor::LaunchError;
 use ryzanstein_orchestrator::telemetry::TelemetryError;
+use ryzanstein_tensor_parallel::generate::catches_panics;
 
 /// Launches the ranks of a job, checks and measures them, and runs models on them.
 #[derive(Parser)]
@@ -49,6 +50,12 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !catches_panics() {
+            report(panic);
+        }
+    }));
     let outcome = match Cli::parse().command {
         Command::Launch(args) => launch::run(&args),
         Command::Supervise(args) => launch::supervise(&args),
