@@ -163,6 +163,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     let config = args.config()?;
     let request = args.request()?;
     // Refuse what is wrong before anything is started.
+    request.check()?;
     if config.process_group.backend == BackendChoice::Tcp {
         bench::check_graph_support(request.graph, BackendKind::Tcp)?;
     }
