@@ -24,7 +24,7 @@ impl Request {
                 )));
             }
         }
-        if let Some(bytes) = self.sizes.iter().find(|bytes| **bytes > MOST_BYTES) {
+        if let Some(bytes) = self.sizes.iter().max().filter(|bytes| **bytes > MOST_BYTES) {
             return Err(Error::Configuration(format!(
                 "a size of {}: arrays of at most {} are measured, since every rank holds one or more of them in its memory; \
                  name smaller sizes with --sizes or --max-bytes",

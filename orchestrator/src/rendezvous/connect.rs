@@ -77,7 +77,9 @@ pub fn connect(config: &Config, environment: &Environment) -> Result<Connection>
     } else if let Some(host) = environment.get("MASTER_ADDR") {
         let port = number(environment, "MASTER_PORT")?
             .ok_or_else(|| Error::Configuration("MASTER_ADDR is set, but MASTER_PORT is not".into()))?;
-        let port = u16::try_from(port).map_err(|_| Error::Configuration(format!("MASTER_PORT is {port}")))?;
+        let port = u16::try_from(port).map_err(|_| {
+            Error::Configuration(format!("MASTER_PORT is {port}, not a port from 0 to 65535"))
+        })?;
         let server = HostPort::new(host.as_str(), port)
             .map_err(|error| Error::Configuration(format!("MASTER_ADDR: {error}")))?;
         from_master_address(config, environment, server, deadline)?
