@@ -57,7 +57,7 @@ impl Request {
 /// Bytes of memory of this host.
 pub(super) fn host_memory() -> u64 {
     let info = rustix::system::sysinfo();
-    u64::from(info.totalram).saturating_mul(info.mem_unit.into())
+    info.totalram.saturating_mul(info.mem_unit.into())
 }
 
 #[cfg(test)]

@@ -16,9 +16,7 @@ fn rank(environment: &Environment) {
         ..ryzanstein_config::Sources::default()
     });
     let mut orchestrator = Orchestrator::initialize(&config.expect("settings"), environment).expect("joined");
-    if orchestrator.manager().rank().0 == 1 {
-        panic!("on purpose");
-    }
+    assert_eq!(orchestrator.manager().rank().0, 0, "rank 1 panics on purpose");
     let error = orchestrator.manager().world().barrier().expect_err("rank 1 never comes");
     orchestrator.report(&error);
     eprintln!("rank 0 hears: {error}");
