@@ -108,6 +108,6 @@ mod tests {
             &["5 ranks", "fewer ranks"],
         );
         // One array to read and one to write.
-        refused(request(Collective::AllToAll, 1 << 20).check_memory(4, 4 << 20), &["8.4 MB", "4 ranks"]);
+        refused(request(Collective::AllToAll, 1 << 20).check_memory(4, 4 << 20), &["8.39 MB", "4 ranks"]);
     }
 }
