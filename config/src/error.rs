@@ -1,6 +1,6 @@
 //! What can be wrong with a configuration, for the person who wrote it.
 
-use crate::{Ctas, Source};
+use crate::{Ctas, FileError, Source};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -15,8 +15,8 @@ pub enum ConfigError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// The operating system's error.
-        source: std::io::Error,
+        /// Why not.
+        source: FileError,
     },
     /// The file is not TOML.
     #[error("{} is not well-formed TOML: {source}", path.display())]
@@ -76,8 +76,40 @@ impl ConfigError {
 
 /// A file's text that is not TOML. The message quotes the line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct TomlError(pub(crate) String);
+#[error(
+    "line {line}, column {column}: {reason}; a line is `[section]` or `key = value`, with text in quotes\n    {quoted}\n    {:>width$}", '^',
+    width = self.caret
+)]
+pub struct TomlError {
+    line: usize,
+    column: usize,
+    reason: String,
+    quoted: String,
+    /// The column in the quoted text.
+    caret: usize,
+}
+
+impl TomlError {
+    /// The most characters that are quoted on either side of the mistake.
+    const QUOTED: usize = 40;
+
+    /// What is wrong with `text` at the byte `at`.
+    pub(crate) fn new(text: &str, at: usize, reason: &str) -> Self {
+        let before = text.get(..at).unwrap_or(text);
+        let start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        let column = before[start..].chars().count() + 1;
+        let left_out = column.saturating_sub(Self::QUOTED);
+        let line = text[start..].lines().next().unwrap_or_default();
+        let printable = |c: char| if c.is_control() { ' ' } else { c };
+        Self {
+            line: before.matches('\n').count() + 1,
+            column,
+            reason: reason.trim_end().replace('\n', ": "),
+            quoted: line.chars().skip(left_out).take(2 * Self::QUOTED).map(printable).collect(),
+            caret: column - left_out,
+        }
+    }
+}
 
 /// Two values that contradict each other, with the source of each.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -4,7 +4,7 @@
 //! [`Config::load`] merges them and parses every value once, into types that need no later validation.
 //!
 //! This crate does not read the process's environment, working directory or arguments: the caller passes them as
-//! [`Sources`]. Reading the file named there is the only I/O.
+//! [`Sources`]. Reading files is the only I/O: the one named there, and those that other crates ask [`file`] for.
 //!
 //! ```
 //! use ryzanstein_config::{BackendChoice, Config, Source, Sources};
@@ -42,6 +42,7 @@ mod choice;
 mod config;
 mod duration;
 mod error;
+pub mod file;
 mod host_port;
 mod keys;
 mod load;
@@ -58,6 +59,7 @@ pub use choice::{
 };
 pub use config::{Config, SECTIONS};
 pub use error::{ConfigError, Conflict, TomlError, ValueError};
+pub use file::FileError;
 pub use host_port::HostPort;
 pub use keys::{KeyInfo, SectionInfo, keys};
 pub use load::{RESERVED_ENVIRONMENT, Sources};

@@ -2,7 +2,7 @@
 
 use crate::error::{Conflict, TomlError};
 use crate::keys::{environment_variable, keys, nearest};
-use crate::{Config, ConfigError, SECTIONS, Source};
+use crate::{ByteSize, Config, ConfigError, SECTIONS, Source, file};
 use figment::providers::{Format, Toml};
 use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 /// Variables that begin with `RYZ_` but are not settings: what a launcher passes to its ranks, and the path of the file.
 pub const RESERVED_ENVIRONMENT: [&str; 5] =
     ["RYZ_RENDEZVOUS", "RYZ_EPOCH", "RYZ_SECRET_FD", "RYZ_SECRET_FILE", "RYZ_CONFIG"];
+
+/// Far more than all settings with comments take.
+const LARGEST_FILE: ByteSize = ByteSize::mib(1);
 
 /// What [`Config::load`] reads, from the weakest layer to the strongest. The default is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -159,18 +162,16 @@ fn read_file(sources: &Sources) -> Result<Option<(PathBuf, Dict)>, ConfigError> 
         (None, Some(path)) => (path, false),
         (None, None) => return Ok(None),
     };
-    let text = match std::fs::read_to_string(path) {
+    let text = match file::read_text(path, LARGEST_FILE) {
         Ok(text) => text,
-        Err(error) if !required && error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if !required && error.is_not_found() => return Ok(None),
         Err(source) => return Err(ConfigError::Unreadable { path: path.into(), source }),
     };
     match Toml::from_str(&text) {
         Ok(settings) => Ok(Some((path.into(), settings))),
         Err(error) => {
-            let message = error.to_string();
-            // Our own message says so already.
-            let message = message.strip_prefix("TOML parse error ").unwrap_or(&message).trim_end().to_owned();
-            Err(ConfigError::IllFormed { path: path.into(), source: TomlError(message) })
+            let source = TomlError::new(&text, error.span().map_or(0, |span| span.start), error.message());
+            Err(ConfigError::IllFormed { path: path.into(), source })
         }
     }
 }

@@ -136,11 +136,32 @@ fn a_file_named_explicitly_must_be_there() {
 
 #[test]
 fn a_file_that_is_not_toml_is_refused_with_the_line() {
-    // What follows is the TOML parser's own wording.
-    let message = file_refusal("[job]\nname = \n");
-    let ours =
-        "ryzanstein.toml is not well-formed TOML: at line 2, column 8\n  |\n2 | name = \n  |        ^\n";
-    assert!(message.starts_with(ours), "{message}");
+    // The reasons are the TOML parser's own wording.
+    let way = "; a line is `[section]` or `key = value`, with text in quotes\n";
+    for (text, reason, quoted) in [
+        (
+            "[job]\nname = \n",
+            "line 2, column 8: invalid string: expected `\"`, `'`",
+            "    name = \n           ^",
+        ),
+        ("[job\r\n", "line 1, column 5: invalid table header: expected `.`, `]`", "    [job\n        ^"),
+        ("<html>", "line 1, column 1: invalid key", "    <html>\n    ^"),
+        (
+            "[job]\nname = 'ü' 2",
+            "line 2, column 12: expected newline, `#`",
+            "    name = 'ü' 2\n               ^",
+        ),
+    ] {
+        let message = file_refusal(text);
+        assert_eq!(message, format!("ryzanstein.toml is not well-formed TOML: {reason}{way}{quoted}"));
+    }
+}
+
+#[test]
+fn of_a_long_line_that_is_not_toml_only_the_place_is_quoted() {
+    let message = file_refusal(&format!("a = {}", "[".repeat(1000)));
+    assert!(message.contains("line 1, column 84: recursion limit exceeded"), "{message}");
+    assert!(message.lines().all(|line| line.len() < 200), "{message}");
 }
 
 #[test]

@@ -6,8 +6,8 @@
 
 use std::path::{Path, PathBuf};
 
-use ryzanstein_config::Config;
 use ryzanstein_config::nccl::{self, UserVariable, conf_file};
+use ryzanstein_config::{ByteSize, Config, file};
 use ryzanstein_process_group::Error;
 
 use crate::rendezvous::Environment;
@@ -30,6 +30,9 @@ fn user_variables_in(environment: &Environment, home: Option<&Path>) -> Vec<User
     all
 }
 
+/// Far more than all of NCCL's variables take.
+const LARGEST_FILE: ByteSize = ByteSize::mib(1);
+
 /// The files that NCCL reads, the stronger first; `home` is the user's home folder.
 fn files(environment: &Environment, home: Option<&Path>) -> Vec<PathBuf> {
     let named = environment.get("NCCL_CONF_FILE").filter(|file| !file.is_empty()).map(PathBuf::from);
@@ -44,7 +47,7 @@ fn home() -> Option<PathBuf> {
 }
 
 fn of_file(path: &Path) -> Vec<UserVariable> {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let text = file::read_text(path, LARGEST_FILE).unwrap_or_default();
     let pairs = conf_file(&text).into_iter();
     pairs.map(|(name, value)| UserVariable { name, value, file: Some(path.to_owned()) }).collect()
 }

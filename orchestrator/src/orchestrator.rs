@@ -107,6 +107,14 @@ impl Orchestrator {
         self.connection.report(&error.to_string(), None);
     }
 
+    /// Tells the launcher, if there is one, and the other ranks that the program has panicked on this rank, with the panic's
+    /// message. A panic that nobody catches is told when this value is dropped, without the message.
+    pub fn report_panic(&self, message: &str) {
+        // The launcher first, so that it does not hear of it from the others.
+        self.connection.report_failure(&Error::Panicked(message.into()), self.manager.last_call().as_deref());
+        self.manager.panicked(message);
+    }
+
     /// Leaves the job. Reports an error to the launcher, if there is one. See [`ProcessGroupManager::finalize`].
     ///
     /// # Errors

@@ -125,6 +125,10 @@ pub enum Error {
     #[error(transparent)]
     Nccl(#[from] crate::device::NcclError),
 
+    /// The program panicked on this rank, so it makes no more calls.
+    #[error("the program panicked: {0}")]
+    Panicked(String),
+
     /// An earlier call failed and the state of the group is unknown since. Make a new one, under a new epoch.
     #[error("this group failed before and cannot be used any more; the cause was: {0}")]
     Poisoned(Arc<Error>),
@@ -155,7 +159,7 @@ impl Error {
         (peer, theirs): (Rank, &CallFingerprint),
     ) -> Self {
         let (a, b) = (mine.operation, theirs.operation);
-        let field = if a.name() != b.name() {
+        let field = if !a.is_same_kind(b) {
             "operation"
         } else if a.reduce_op() != b.reduce_op() {
             "reduction"
@@ -192,6 +196,32 @@ impl Error {
         match self {
             Self::Poisoned(inner) => inner.root_cause(),
             other => other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::operation::{Operation, ReduceOp};
+
+    #[test]
+    fn the_two_ends_of_a_message_do_not_differ_in_the_operation() {
+        let call = |operation, dtype, count| CallFingerprint { operation, dtype, count };
+        let (send, recv) = (Operation::Send { to: Rank(1) }, Operation::Recv { from: Rank(0) });
+        let sum = Operation::AllReduce(ReduceOp::Sum);
+        for (mine, theirs, expected) in [
+            (call(send, DType::F32, 4), call(recv, DType::F32, 5), "length"),
+            (call(recv, DType::F32, 5), call(send, DType::F32, 4), "length"),
+            (call(recv, DType::I32, 4), call(send, DType::F32, 4), "element type"),
+            (call(send, DType::F32, 4), call(send, DType::F32, 4), "operation"),
+            (call(recv, DType::F32, 4), call(recv, DType::F32, 5), "operation"),
+            (call(recv, DType::F32, 4), call(sum, DType::F32, 4), "operation"),
+            (call(sum, DType::F32, 4), call(sum, DType::F32, 5), "length"),
+        ] {
+            let error = Error::mismatch("world", 1, (Rank(0), &mine), (Rank(1), &theirs));
+            assert!(matches!(error, Error::Mismatch { field, .. } if field == expected), "{error}");
         }
     }
 }

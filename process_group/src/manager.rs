@@ -364,6 +364,13 @@ impl ProcessGroupManager {
         groups.into_iter().map(|group| group.verify_calls(deadline)).fold(Ok(()), Result::and)
     }
 
+    /// Tells the other ranks that the program has panicked on this one, with the panic's message. A panic that nobody catches is
+    /// told by dropping this value, without the message.
+    pub fn panicked(&self, message: &str) {
+        let error = Error::Panicked(message.into());
+        self.groups.iter().for_each(|group| group.abort(&error));
+    }
+
     /// Refuses to go on with ranks that would make other groups: they would wait for each other.
     fn agree_on_layout(&mut self) -> Result<()> {
         let mine = self.layout;

@@ -147,6 +147,14 @@ impl Operation {
         )
     }
 
+    /// Whether two ranks that call these do the same thing. The ends of a message do: one sends, the other receives.
+    pub(crate) fn is_same_kind(self, other: Self) -> bool {
+        if self.is_point_to_point() && other.is_point_to_point() {
+            return self.name() != other.name();
+        }
+        self.name() == other.name()
+    }
+
     /// Whether only two ranks take part.
     pub const fn is_point_to_point(self) -> bool {
         matches!(self, Self::Send { .. } | Self::Recv { .. })

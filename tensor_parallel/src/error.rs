@@ -1,8 +1,8 @@
 //! Errors that say whose fault it was.
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use ryzanstein_config::FileError;
 use ryzanstein_process_group::{self as process_group, DType, Rank};
 use serde::{Deserialize, Serialize};
 
@@ -43,13 +43,13 @@ pub enum Error {
         source: CheckpointError,
     },
 
-    /// The operating system would not let a file be read.
+    /// A file cannot be read: the operating system refused, or it is no regular file of a likely size.
     #[error("{}: {source}", .file.display())]
-    Io {
+    File {
         /// The file.
         file: PathBuf,
-        /// What it said.
-        source: std::io::Error,
+        /// Why not.
+        source: FileError,
     },
 
     /// Messages did not become a prompt.
@@ -236,13 +236,7 @@ impl Error {
             | Self::Chat(_)
             | Self::Model { .. }
             | Self::Checkpoint { .. } => true,
-            Self::Io { source, .. } => matches!(
-                source.kind(),
-                ErrorKind::NotFound
-                    | ErrorKind::NotADirectory
-                    | ErrorKind::IsADirectory
-                    | ErrorKind::PermissionDenied
-            ),
+            Self::File { source, .. } => source.is_permanent(),
             // The rank that could not do its part says it for all.
             Self::Peer { .. } | Self::Device(_) => false,
             Self::Group(error) => error.is_permanent(),
@@ -257,8 +251,8 @@ impl Error {
         Self::Checkpoint { file: file.into(), tensor: tensor.map(Into::into), source }
     }
 
-    pub(crate) fn io(file: &Path, source: std::io::Error) -> Self {
-        Self::Io { file: file.into(), source }
+    pub(crate) fn file(file: &Path, source: impl Into<FileError>) -> Self {
+        Self::File { file: file.into(), source: source.into() }
     }
 
     pub(crate) fn input(reason: impl Into<String>) -> Self {

@@ -68,6 +68,76 @@ fn a_short_and_a_long_vector_meet_in_an_error_though_they_travel_differently() {
 }
 
 #[test]
+fn a_message_of_another_length_or_type_is_said_to_differ_in_that() {
+    for backend in BOTH {
+        with_ranks(&config(backend), 2, |mut manager| {
+            let group = manager.world();
+            if group.rank().0 == 0 {
+                // Who sends a short message has left the call before anybody can object.
+                group.send(&[1.0f32; 4], Rank(1)).unwrap();
+            } else {
+                let error = group.recv(&mut [0.0f32; 5], Rank(0)).unwrap_err().to_string();
+                let words = ["rank 1 calls recv(from 0) of 5 f32", "rank 0 calls send(to 1) of 4 f32"];
+                assert!(words.iter().all(|word| error.contains(word)), "{error}");
+                assert!(error.contains("they differ in length"), "{error}");
+            }
+            manager.store_barrier("heard", SOON).unwrap();
+        });
+        with_ranks(&config(backend), 2, |mut manager| {
+            let group = manager.world();
+            if group.rank().0 == 0 {
+                group.send(&[1.0f32; 4], Rank(1)).unwrap();
+            } else {
+                let error = group.recv(&mut [0i32; 4], Rank(0)).unwrap_err().to_string();
+                assert!(error.contains("they differ in element type"), "{error}");
+            }
+            manager.store_barrier("heard", SOON).unwrap();
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_panics_is_said_to_have_panicked() {
+    for backend in BOTH {
+        let errors = with_ranks(&config(backend), 3, |mut manager| {
+            if manager.rank().0 == 1 {
+                let panicked = std::thread::scope(|scope| {
+                    let rank = scope.spawn(move || {
+                        let _manager = manager;
+                        panic!("on purpose");
+                    });
+                    rank.join().is_err()
+                });
+                assert!(panicked);
+                return None;
+            }
+            Some(manager.world().barrier().unwrap_err())
+        });
+        for error in errors.iter().flatten() {
+            assert!(
+                matches!(error, Error::PeerAborted { rank: Rank(1), reason } if reason.contains("the program panicked")),
+                "{backend:?}: {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_panic_that_was_caught_is_told_with_its_message() {
+    for backend in BOTH {
+        let errors = with_ranks(&config(backend), 2, |mut manager| {
+            if manager.rank().0 == 1 {
+                manager.panicked("index out of bounds");
+                return None;
+            }
+            Some(manager.world().barrier().unwrap_err())
+        });
+        let error = errors[0].as_ref().unwrap().to_string();
+        assert!(error.contains("rank 1 aborted: the program panicked: index out of bounds"), "{error}");
+    }
+}
+
+#[test]
 fn a_rank_may_leave_as_soon_as_its_own_call_is_done() {
     // The start-up check ends with calls whose payloads are read from their senders' memory.
     for _ in 0..20 {

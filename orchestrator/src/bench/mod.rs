@@ -2,6 +2,7 @@
 
 mod format;
 mod html;
+mod limits;
 mod plot;
 mod report;
 mod rows;
@@ -20,6 +21,7 @@ use crate::Orchestrator;
 use crate::measure::{Case, Collective, Figures, Summary, measure_group};
 
 pub use format::Format;
+pub use limits::{MOST_BYTES, MOST_CALLS};
 pub use report::Report;
 pub use rows::{RowWriter, csv_head, csv_row, json, table};
 pub use sizes::Sweep;
@@ -153,8 +155,14 @@ pub fn run(
     request: &Request,
     mut on_row: impl FnMut(&Row) -> Result<(), Error>,
 ) -> Result<Vec<Row>, Error> {
-    let group = orchestrator.manager().world();
+    request.check()?;
+    let manager = orchestrator.manager();
+    let ranks_here = manager.roster().local_world_size(manager.rank());
+    let group = manager.world();
     check_graph_support(request.graph, group.backend())?;
+    if group.memory() == Memory::Host {
+        request.check_memory(ranks_here, limits::host_memory())?;
+    }
     let paths = choose_paths(&request.paths, &group.paths())?;
     let mut rows = Vec::new();
     for &what in &request.ops {

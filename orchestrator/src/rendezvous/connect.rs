@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use ryzanstein_config::{Config, HostPort};
+use ryzanstein_config::{Config, HostPort, WorldSize};
 use ryzanstein_process_group::{
     Candidate, Epoch, Error, InProcess, LocalRank, Membership, MemoryRendezvous, Rank, Rendezvous, Result,
     Secret,
@@ -77,7 +77,9 @@ pub fn connect(config: &Config, environment: &Environment) -> Result<Connection>
     } else if let Some(host) = environment.get("MASTER_ADDR") {
         let port = number(environment, "MASTER_PORT")?
             .ok_or_else(|| Error::Configuration("MASTER_ADDR is set, but MASTER_PORT is not".into()))?;
-        let port = u16::try_from(port).map_err(|_| Error::Configuration(format!("MASTER_PORT is {port}")))?;
+        let port = u16::try_from(port).map_err(|_| {
+            Error::Configuration(format!("MASTER_PORT is {port}, not a port from 0 to 65535"))
+        })?;
         let server = HostPort::new(host.as_str(), port)
             .map_err(|error| Error::Configuration(format!("MASTER_ADDR: {error}")))?;
         from_master_address(config, environment, server, deadline)?
@@ -145,6 +147,9 @@ impl Rendezvous for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.report("the program panicked: see what it wrote to its standard error", None);
+        }
         let Kind::Host(client, hosted) = &mut self.kind else { return };
         // Only connecting needs the secret, and this job is over.
         if let Some(path) = &hosted.secret_file {
@@ -166,10 +171,17 @@ fn number(environment: &Environment, name: &str) -> Result<Option<u32>> {
         .map_err(|_| Error::Configuration(format!("{name} is `{text}`, not a whole number")))
 }
 
+fn world_size(environment: &Environment) -> Result<Option<u32>> {
+    let Some(text) = environment.get("WORLD_SIZE") else { return Ok(None) };
+    let ranks: WorldSize =
+        text.parse().map_err(|error| Error::Configuration(format!("WORLD_SIZE: {error}")))?;
+    Ok(Some(ranks.get()))
+}
+
 fn identity(config: &Config, environment: &Environment) -> Result<Identity> {
-    let world_size = match number(environment, "WORLD_SIZE")? {
+    let world_size = match world_size(environment)? {
         Some(ranks) => ranks,
-        None => config.job.world_size.map(ryzanstein_config::WorldSize::get).ok_or_else(|| {
+        None => config.job.world_size.map(WorldSize::get).ok_or_else(|| {
             Error::Configuration("WORLD_SIZE is not set: start this process with `ryz launch`".into())
         })?,
     };
@@ -203,8 +215,8 @@ impl From<SecretError> for Error {
 }
 
 fn single_process(config: &Config, environment: &Environment) -> Result<Kind> {
-    let named = number(environment, "WORLD_SIZE")?;
-    match named.or(config.job.world_size.map(ryzanstein_config::WorldSize::get)) {
+    let named = world_size(environment)?;
+    match named.or(config.job.world_size.map(WorldSize::get)) {
         None | Some(1) => Ok(Kind::SingleProcess(MemoryRendezvous::new(1).remove(0))),
         Some(ranks) if environment.contains_key("RANK") => Err(Error::Configuration(format!(
             "this is one of {ranks} ranks, as RANK is set, but MASTER_ADDR is not, which says where they meet; set RANK, \

@@ -8,6 +8,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{MemfdFlags, OFlags, SealFlags};
+use ryzanstein_config::{FileError, file};
 use ryzanstein_process_group::Secret;
 
 /// Why the job's secret could not be read. Always the fault of how this process was set up.
@@ -24,8 +25,8 @@ pub enum SecretError {
     NotInherited {
         /// Its number.
         descriptor: u32,
-        /// The operating system's error.
-        source: io::Error,
+        /// Why not.
+        source: FileError,
     },
     /// The descriptor holds something else.
     #[error("descriptor {descriptor} {source}")]
@@ -107,7 +108,7 @@ fn how_to_make(path: &Path) -> String {
 pub fn from_descriptor(number: &str) -> Result<Secret, SecretError> {
     let descriptor: u32 = number.parse().map_err(|_| SecretError::NotADescriptor(number.to_owned()))?;
     // Reopened through /proc, so that the position is this reader's own, and no raw descriptor is taken on trust.
-    let file = File::open(format!("/proc/self/fd/{descriptor}"))
+    let file = file::open(format!("/proc/self/fd/{descriptor}").as_ref())
         .map_err(|source| SecretError::NotInherited { descriptor, source })?;
     read(file).map_err(|source| SecretError::Descriptor { descriptor, source })
 }

@@ -124,8 +124,12 @@ pub fn check_program(name: &Path, search_path: Option<&str>) -> Result<(), Launc
     let refuse = |why: String| Err(LaunchError::Configuration(why));
     if name.components().count() > 1 {
         return match std::fs::metadata(name) {
-            Err(error) => refuse(format!("the program `{shown}` cannot be run: {error}")),
-            Ok(metadata) if metadata.is_dir() => refuse(format!("the program `{shown}` is a folder")),
+            Err(error) => refuse(format!(
+                "the program `{shown}` cannot be run: {error}; is its path spelled right, from the folder of this command?"
+            )),
+            Ok(metadata) if metadata.is_dir() => {
+                refuse(format!("the program `{shown}` is a folder; name a program in it"))
+            }
             Ok(_) if !executable(name) => refuse(format!(
                 "the program `{shown}` is not executable; `chmod +x {shown}`, or name its interpreter first"
             )),
@@ -141,7 +145,9 @@ pub fn check_program(name: &Path, search_path: Option<&str>) -> Result<(), Launc
             "the program `{shown}` is not on the PATH; for the one in this folder, write `./{shown}`"
         ));
     }
-    refuse(format!("the program `{shown}` was not found on the PATH"))
+    refuse(format!(
+        "the program `{shown}` was not found on the PATH; is it spelled right, and its folder on the PATH?"
+    ))
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 
 use metrics_exporter_prometheus::PrometheusBuilder;
 use ryzanstein_config::{LogConfig, LogFormat, MetricsConfig};
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, format};
 use tracing_subscriber::registry::LookupSpan;
@@ -20,13 +21,13 @@ pub enum TelemetryError {
     /// The filter cannot be parsed.
     #[error(
         "log.level: expected a level (off, error, warn, info, debug, trace), or levels by module as in \
-         `info,ryzanstein_process_group=debug`, not `{level}` ({source})"
+         `info,ryzanstein_process_group=debug`, not `{level}` ({why})"
     )]
     Filter {
         /// The value of the setting.
         level: String,
-        /// The parser's error.
-        source: tracing_subscriber::filter::ParseError,
+        /// What is wrong with it.
+        why: String,
     },
     /// The process already has a subscriber.
     #[error("logging is already set up: {0}")]
@@ -46,8 +47,15 @@ pub enum TelemetryError {
 /// # Errors
 /// [`TelemetryError`] when the filter cannot be parsed or logging is already set up.
 pub fn log_to_stderr(config: &LogConfig, rank: Option<u32>) -> Result<(), TelemetryError> {
-    let filter = EnvFilter::try_new(&config.level)
-        .map_err(|source| TelemetryError::Filter { level: config.level.clone(), source })?;
+    let refuse = |why| TelemetryError::Filter { level: config.level.clone(), why };
+    // The parser takes any word for a module, and would show nothing of all others.
+    let is_level = |part: &&str| part.contains(['=', '[']) || part.parse::<LevelFilter>().is_ok();
+    if let Some(word) =
+        config.level.split(',').map(str::trim).find(|part| !part.is_empty() && !is_level(part))
+    {
+        return Err(refuse(format!("`{word}` is no level")));
+    }
+    let filter = EnvFilter::try_new(&config.level).map_err(|error| refuse(error.to_string()))?;
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let layer = match config.format {
         // The JSON formatter writes only fields of spans and events, so the rank is added here.

@@ -272,5 +272,5 @@ fn a_rank_that_is_told_where_to_meet_and_not_who_it_is_is_refused() {
 
 #[test]
 fn a_size_that_no_memory_holds_is_an_error() {
-    refused(&["--world-size", "2", "--sizes", "1000TB"], 2, &["GB of memory", "smaller sizes"]);
+    refused(&["--world-size", "2", "--sizes", "1000TB"], 2, &["a size of 1000000 GB", "smaller sizes"]);
 }

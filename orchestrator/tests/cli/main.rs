@@ -7,4 +7,5 @@ mod generate;
 mod joining;
 mod launcher;
 mod nccl;
+mod panics;
 mod support;

@@ -147,8 +147,11 @@ impl Loopback {
         let key = (from, self.rank, call.sequence);
         let post = self.wait(call, |s| Ok(s.messages.remove(&key)), |_| vec![from])?;
         // Sender and receiver name the message differently; type and length must agree.
-        let theirs = CallFingerprint { operation: call.fingerprint.operation, ..post.fingerprint };
-        self.check(call, from, &theirs)?;
+        if (post.fingerprint.dtype, post.fingerprint.count)
+            != (call.fingerprint.dtype, call.fingerprint.count)
+        {
+            return Err(self.mismatch(call, from, &post.fingerprint));
+        }
         if let Some(output) = &mut call.output {
             output.host()?.copy_from_slice(&post.data);
         }
@@ -159,8 +162,12 @@ impl Loopback {
         if *theirs == call.fingerprint {
             return Ok(());
         }
+        Err(self.mismatch(call, peer, theirs))
+    }
+
+    fn mismatch(&self, call: &Call<'_>, peer: Rank, theirs: &CallFingerprint) -> Error {
         let (me, peer) = (self.name(self.rank), self.name(peer));
-        Err(Error::mismatch(&self.group, call.sequence, (me, &call.fingerprint), (peer, theirs)))
+        Error::mismatch(&self.group, call.sequence, (me, &call.fingerprint), (peer, theirs))
     }
 
     fn collective(&self, call: &mut Call<'_>) -> Result<()> {

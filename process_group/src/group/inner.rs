@@ -16,6 +16,7 @@ use crate::deadline;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::operation::{CallFingerprint, Operation};
+use crate::panic::panic_message;
 use crate::paths::Path;
 use crate::profile::Profile;
 use crate::rank::Rank;
@@ -306,9 +307,7 @@ impl GroupInner {
 
     /// What a call on the worker ends with when code under it has panicked.
     pub(super) fn panicked(&self, panic: &(dyn Any + Send)) -> Error {
-        let text = panic.downcast_ref::<&str>().copied();
-        let text =
-            text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message");
+        let text = panic_message(panic);
         self.abort(Error::Transport(format!("an asynchronous call panicked on this rank: {text}")))
     }
 }

@@ -4,9 +4,12 @@
 //! rest of the file. This parser is our own, so that every error can name the tensor, and no size in a file is trusted.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 
 use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
 
 use super::error::CheckpointError;
 
@@ -29,6 +32,34 @@ struct Raw {
     dtype: String,
     shape: Vec<usize>,
     data_offsets: (usize, usize),
+}
+
+/// Names with what they stand for, as the file has them. A map would keep only one of two equal names, and values that are parsed
+/// only to be parsed again would take many times the memory of the header.
+struct RawHeader<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'a> Deserialize<'a> for RawHeader<'a> {
+    fn deserialize<D: Deserializer<'a>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Names;
+
+        impl<'a> Visitor<'a> for Names {
+            type Value = RawHeader<'a>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'a>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(RawHeader(entries))
+            }
+        }
+
+        deserializer.deserialize_map(Names)
+    }
 }
 
 /// What is wrong, and with which tensor, where it is about one.
@@ -57,15 +88,17 @@ pub(crate) fn parse(file: &[u8]) -> Result<BTreeMap<String, Entry>, HeaderError>
     let Some((json, data)) = rest.split_at_checked(length) else {
         return Err(CheckpointError::HeaderTruncated { claimed }.into());
     };
-    let raw: BTreeMap<String, serde_json::Value> =
-        serde_json::from_slice(json).map_err(CheckpointError::Header)?;
+    let RawHeader(raw) = serde_json::from_slice(json).map_err(CheckpointError::Header)?;
 
     let mut entries = BTreeMap::new();
     for (name, value) in raw {
         if name == "__metadata__" {
             continue;
         }
-        match entry(value, data.len(), 8 + length) {
+        let entry = entry(value, data.len(), 8 + length).and_then(|entry| {
+            if entries.contains_key(&name) { Err(CheckpointError::DuplicateName) } else { Ok(entry) }
+        });
+        match entry {
             Ok(entry) => entries.insert(name, entry),
             Err(source) => return Err(HeaderError { tensor: Some(name), source }),
         };
@@ -74,9 +107,9 @@ pub(crate) fn parse(file: &[u8]) -> Result<BTreeMap<String, Entry>, HeaderError>
     Ok(entries)
 }
 
-fn entry(value: serde_json::Value, data: usize, offset: usize) -> Result<Entry, CheckpointError> {
+fn entry(value: &RawValue, data: usize, offset: usize) -> Result<Entry, CheckpointError> {
     let Raw { dtype, shape, data_offsets: (start, end) } =
-        serde_json::from_value(value).map_err(CheckpointError::HeaderEntry)?;
+        serde_json::from_str(value.get()).map_err(CheckpointError::HeaderEntry)?;
     if start > end {
         return Err(CheckpointError::ReversedRange { start, end });
     }

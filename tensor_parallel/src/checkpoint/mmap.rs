@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::path::Path;
 
 use memmap2::{Advice, Mmap};
+use ryzanstein_config::file;
 
 use super::error::CheckpointError;
 use crate::error::{Error, Result};
@@ -20,8 +21,8 @@ pub(crate) struct MappedFile {
 impl MappedFile {
     /// Maps a whole file.
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|e| Error::io(path, e))?;
-        let length = file.metadata().map_err(|e| Error::io(path, e))?.len();
+        let file = file::open(path).map_err(|e| Error::file(path, e))?;
+        let length = file.metadata().map_err(|e| Error::file(path, e))?.len();
         if length == 0 {
             return Err(Error::checkpoint(path, None, CheckpointError::Empty));
         }
@@ -29,7 +30,8 @@ impl MappedFile {
         // SAFETY: the map is only read. What cannot be checked is that no other process truncates or rewrites the file
         // while it is mapped: reading a truncated part ends the process with SIGBUS, a rewritten part gives the new
         // bytes. Weight files are written once; whoever replaces one must rename a new file over it.
-        let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io(path, e))?;
+        let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::file(path, e))?;
+        file::check_fetched(&map[..map.len().min(64)]).map_err(|e| Error::file(path, e))?;
         // Reads ahead only what `will_need` names: the system's own guess reads megabytes around every page touched, most of
         // which belong to other ranks. If the system ignores the advice, reading is slower, no more.
         let _ = map.advise(Advice::Random);

@@ -13,6 +13,7 @@ use std::ops::Range;
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ryzanstein_config::{ByteSize, file};
 use serde::Deserialize;
 
 pub use self::error::CheckpointError;
@@ -35,6 +36,9 @@ const READ_AHEAD_GAP: usize = 8192;
 
 /// Headers of most files are shorter than this.
 const TYPICAL_HEADER: usize = 256 << 10;
+
+/// Far more than the index of any model has.
+const LARGEST_INDEX: ByteSize = ByteSize::mib(64);
 
 /// The weight files of one model.
 #[derive(Debug)]
@@ -70,9 +74,10 @@ impl Checkpoint {
             read: AtomicU64::new(0),
         };
         let (single, index) = (directory.join(SINGLE), directory.join(INDEX));
-        if single.is_file() {
+        // A file of the wrong kind is refused by name when it is opened.
+        if single.exists() {
             checkpoint.add(&single)?;
-        } else if index.is_file() {
+        } else if index.exists() {
             checkpoint.add_indexed(&index)?;
         } else {
             let error = CheckpointError::NoFiles { single: SINGLE, index: INDEX };
@@ -98,7 +103,7 @@ impl Checkpoint {
     }
 
     fn add_indexed(&mut self, path: &Path) -> Result<()> {
-        let text = std::fs::read(path).map_err(|e| Error::io(path, e))?;
+        let text = file::read(path, LARGEST_INDEX).map_err(|e| Error::file(path, e))?;
         let index: Index = serde_json::from_slice(&text)
             .map_err(|e| Error::checkpoint(path, None, CheckpointError::Index(e)))?;
         let mut seen = HashSet::new();

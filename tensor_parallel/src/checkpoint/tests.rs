@@ -127,6 +127,20 @@ fn an_index_joins_files_and_says_what_is_not_where_it_should_be() {
 }
 
 #[test]
+fn a_header_that_has_a_name_twice_is_refused() {
+    let entry = r#""v":{"dtype":"F16","shape":[1],"data_offsets":[0,2]}"#;
+    let reason = refusal(&[(SINGLE, &with_header(&format!("{{{entry},{entry}}}"), &[0, 0]))]);
+    assert!(reason.contains("tensor `v`: the header has this name twice"), "{reason}");
+}
+
+#[test]
+fn a_pointer_that_git_left_in_place_of_the_weights_is_named() {
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n";
+    let reason = refusal(&[(SINGLE, pointer.as_bytes())]);
+    assert!(reason.contains("Git LFS pointer") && reason.contains("git lfs pull"), "{reason}");
+}
+
+#[test]
 fn damaged_files_are_refused_with_the_reason() {
     let file = file();
     let cut = refusal(&[(SINGLE, &file[..file.len() - 1])]);

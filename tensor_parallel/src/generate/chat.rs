@@ -5,12 +5,14 @@ use std::path::{Path, PathBuf};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, ErrorKind, Value};
+use ryzanstein_config::ByteSize;
+use ryzanstein_config::file::FileError;
 use serde::{Deserialize, Serialize};
 
 /// The name under which the one template is known to the engine.
 const NAME: &str = "chat_template";
 /// Larger files are no templates.
-const MAX_BYTES: u64 = 64 << 20;
+const LARGEST_FILE: ByteSize = ByteSize::mib(4);
 
 /// One message of a chat.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -48,7 +50,7 @@ pub enum ChatError {
         /// The file.
         file: PathBuf,
         /// What the system said.
-        source: std::io::Error,
+        source: FileError,
     },
     /// `tokenizer_config.json` is not what it should be.
     #[error("{}: {source}", .file.display())]
@@ -172,24 +174,11 @@ impl ChatTemplate {
 
 /// The text of a file; `None` if there is no such file.
 fn read(file: &Path) -> Result<Option<String>, ChatError> {
-    use std::io::{Error, ErrorKind, Read as _};
-    let wrong = |source| ChatError::Read { file: file.into(), source };
-    match std::fs::metadata(file) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(wrong(error)),
-        Ok(metadata) if !metadata.is_file() => {
-            return Err(wrong(Error::new(ErrorKind::InvalidInput, "it is not a regular file")));
-        }
-        Ok(metadata) if metadata.len() > MAX_BYTES => {
-            return Err(wrong(Error::new(ErrorKind::InvalidInput, "it is too large for a template")));
-        }
-        Ok(_) => {}
+    match ryzanstein_config::file::read_text(file, LARGEST_FILE) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(source) => Err(ChatError::Read { file: file.into(), source }),
     }
-    let mut text = String::new();
-    std::fs::File::open(file)
-        .and_then(|open| open.take(MAX_BYTES).read_to_string(&mut text))
-        .map_err(wrong)?;
-    Ok(Some(text))
 }
 
 /// What templates call to refuse messages.

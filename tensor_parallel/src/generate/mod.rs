@@ -12,7 +12,7 @@ use ryzanstein_process_group::ProcessGroup;
 pub use self::chat::{ChatError, ChatTemplate, Message};
 pub use self::sample::{Sampler, Sampling};
 pub use self::text::TextStream;
-pub use self::tokenizer::Tokenizer;
+pub use self::tokenizer::{Tokenizer, catches_panics};
 use crate::error::{RequestError, Result};
 use crate::model::Llama;
 

@@ -1,9 +1,16 @@
 //! Text to tokens and back, where the model folder has a `tokenizer.json`.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+
+use ryzanstein_config::{ByteSize, file};
+use ryzanstein_process_group::panic_message;
 
 use crate::error::{Error, Result};
 use crate::model::ModelFileError;
+
+/// Twice the largest tokenizer known.
+const LARGEST_FILE: ByteSize = ByteSize::mib(64);
 
 /// The tokenizer of a model.
 #[derive(Debug)]
@@ -13,21 +20,24 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of a folder; `None` if there is none.
+    /// Reads `tokenizer.json` of a folder; `None` if there is none. What it says of padding and truncation is for batches in
+    /// training, and is ignored.
     ///
     /// # Errors
     /// When it cannot be read or is not a tokenizer.
     pub fn open(directory: &Path) -> Result<Option<Self>> {
         let file = directory.join("tokenizer.json");
-        let text = match std::fs::read(&file) {
+        let text = match file::read(&file, LARGEST_FILE) {
             Ok(text) => text,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(Error::io(&file, e)),
+            Err(e) if e.is_not_found() => return Ok(None),
+            Err(e) => return Err(Error::file(&file, e)),
         };
-        match tokenizers::Tokenizer::from_bytes(text) {
-            Ok(inner) => Ok(Some(Self { file, inner })),
-            Err(e) => Err(Error::model(&file, ModelFileError::Tokenizer(e))),
-        }
+        let inner = caught(&file, "be used", || {
+            let mut inner = tokenizers::Tokenizer::from_bytes(text)?;
+            inner.with_padding(None).with_truncation(None)?;
+            Ok(inner)
+        })?;
+        Ok(Some(Self { file, inner }))
     }
 
     /// The tokens of a text, with the special tokens that the model expects around it.
@@ -47,10 +57,9 @@ impl Tokenizer {
     }
 
     fn encoded(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
-        match self.inner.encode(text, add_special_tokens) {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(e) => Err(Error::model(&self.file, ModelFileError::Tokenizer(e))),
-        }
+        caught(&self.file, "encode this text", || {
+            Ok(self.inner.encode(text, add_special_tokens)?.get_ids().to_vec())
+        })
     }
 
     /// The text of some tokens, without special tokens.
@@ -58,6 +67,84 @@ impl Tokenizer {
     /// # Errors
     /// When the tokenizer fails.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
-        self.inner.decode(tokens, true).map_err(|e| Error::model(&self.file, ModelFileError::Tokenizer(e)))
+        caught(&self.file, "decode these tokens", || self.inner.decode(tokens, true))
+    }
+}
+
+/// Runs what the library of tokenizers does. It panics at some files, which is an error like any other.
+fn caught<T>(file: &Path, cannot: &'static str, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
+    CATCHES.set(true);
+    let outcome = catch_unwind(AssertUnwindSafe(work));
+    CATCHES.set(false);
+    let outcome = outcome.unwrap_or_else(|panic| {
+        Err(format!("the tokenizers library panicked: {}", panic_message(&*panic)).into())
+    });
+    outcome.map_err(|source| Error::model(file, ModelFileError::Tokenizer { cannot, source }))
+}
+
+thread_local! {
+    static CATCHES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Whether a panic of this thread, now, would become an error of this crate: a program's panic hook need not report it.
+pub fn catches_panics() -> bool {
+    CATCHES.get()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What becomes of the prompt `hi` with this `tokenizer.json`.
+    fn encoded(tokenizer: &str) -> Result<Vec<u32>> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("tokenizer.json"), tokenizer).unwrap();
+        Tokenizer::open(folder.path())?.unwrap().encode("hi")
+    }
+
+    fn refused(tokenizer: &str, words: &[&str]) {
+        let error = encoded(tokenizer).unwrap_err();
+        let said = error.to_string();
+        assert!(error.is_permanent() && words.iter().all(|word| said.contains(word)), "{tokenizer}: {said}");
+        assert!(said.contains("tokenizer.json: ") && said.contains("fetch the model's"), "{said}");
+    }
+
+    #[test]
+    fn padding_and_truncation_for_batches_in_training_are_ignored() {
+        let model = r#""model":{"type":"BPE","vocab":{"h":0,"i":1},"merges":[]}"#;
+        for training in [
+            r#""padding":{"strategy":{"Fixed":4000000000},"direction":"Right","pad_to_multiple_of":null,"pad_id":0,
+                "pad_type_id":0,"pad_token":"x"}"#,
+            r#""padding":{"strategy":"BatchLongest","direction":"Left","pad_to_multiple_of":1099511627776,"pad_id":0,
+                "pad_type_id":0,"pad_token":"x"}"#,
+            r#""truncation":{"direction":"Right","max_length":1,"strategy":"LongestFirst","stride":0}"#,
+        ] {
+            assert_eq!(encoded(&format!("{{{training},{model}}}")).unwrap(), [0, 1], "{training}");
+        }
+    }
+
+    #[test]
+    fn a_panic_of_the_library_is_an_error_that_says_what_to_do() {
+        // A merge that is longer than any token.
+        refused(
+            r#"{"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":[["a","b"]]}}"#,
+            &["cannot be used", "panicked", "out of range"],
+        );
+        refused(
+            r#"{"pre_tokenizer":{"type":"FixedLength","length":0},"model":{"type":"BPE","vocab":{"h":0},"merges":[]}}"#,
+            &["cannot encode this text", "panicked", "chunk size"],
+        );
+        assert!(!catches_panics(), "only while the library runs");
+    }
+
+    #[test]
+    fn a_file_that_is_no_tokenizer_is_refused_with_the_reason() {
+        refused("<html>", &["expected value at line 1"]);
+        refused("{}", &["Model missing"]);
+        refused(r#"{"model":{"type":"BPE","vocab":{"h":-1},"merges":[]}}"#, &["integer `-1`, expected u32"]);
+        refused(
+            r#"{"model":{"type":"BPE","vocab":{"h":0},"merges":[["h","q"]]}}"#,
+            &["Token `q` out of vocabulary"],
+        );
     }
 }

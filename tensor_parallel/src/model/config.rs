@@ -1,9 +1,9 @@
 //! `config.json` of a Hugging Face folder, parsed once into what the model needs. What is not supported is refused by
 //! name.
 
-use std::io::ErrorKind;
 use std::path::Path;
 
+use ryzanstein_config::{ByteSize, file};
 use serde_json::{Map, Value};
 
 use super::config_error::{ConfigError, ModelFileError};
@@ -73,6 +73,9 @@ const LONGEST_HEAD: u64 = 1 << 16;
 const MOST_TOKENS: u64 = 1 << 24;
 const MOST_FEATURES: u64 = 1 << 28;
 
+/// Far more than any `config.json` has.
+const LARGEST_FILE: ByteSize = ByteSize::mib(4);
+
 impl LlamaConfig {
     /// Reads `config.json` of a folder, and `generation_config.json` for the tokens that end a text.
     ///
@@ -112,16 +115,19 @@ impl LlamaConfig {
 
 /// The text of `config.json` and, if it is there, of `generation_config.json`.
 pub(super) fn read_folder(directory: &Path) -> Result<(String, Option<String>)> {
-    let file = directory.join("config.json");
-    let config = std::fs::read_to_string(&file).map_err(|error| match error.kind() {
-        ErrorKind::NotFound | ErrorKind::NotADirectory => Error::model(&file, ModelFileError::Missing),
-        _ => Error::io(&file, error),
+    let path = directory.join("config.json");
+    let config = file::read_text(&path, LARGEST_FILE).map_err(|error| {
+        if error.is_not_found() {
+            Error::model(&path, ModelFileError::Missing)
+        } else {
+            Error::file(&path, error)
+        }
     })?;
-    let file = directory.join("generation_config.json");
-    match std::fs::read_to_string(&file) {
+    let path = directory.join("generation_config.json");
+    match file::read_text(&path, LARGEST_FILE) {
         Ok(generation) => Ok((config, Some(generation))),
-        Err(e) if e.kind() == ErrorKind::NotFound => Ok((config, None)),
-        Err(e) => Err(Error::io(&file, e)),
+        Err(e) if e.is_not_found() => Ok((config, None)),
+        Err(e) => Err(Error::file(&path, e)),
     }
 }
 

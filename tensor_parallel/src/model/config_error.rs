@@ -13,14 +13,22 @@ pub enum ModelFileError {
     )]
     Missing,
     /// A file that is not JSON, or no object.
-    #[error("not a JSON object: {0}")]
+    #[error("not a JSON object: {0}; fetch the file again, or mend it there")]
     Json(#[source] serde_json::Error),
     /// A setting that is missing, nonsense or not supported.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// What the tokenizer's own library reports.
-    #[error("{0}")]
-    Tokenizer(#[source] tokenizers::Error),
+    #[error(
+        "this tokenizer cannot {cannot}: {source}; fetch the model's tokenizer.json again, or remove it and give token ids \
+         instead of text"
+    )]
+    Tokenizer {
+        /// What was asked of it.
+        cannot: &'static str,
+        /// The library's error.
+        source: tokenizers::Error,
+    },
 }
 
 /// What is wrong with a setting of `config.json`.
@@ -28,13 +36,13 @@ pub enum ModelFileError {
 #[non_exhaustive]
 pub enum ConfigError {
     /// A key that every model has.
-    #[error("`{key}` is missing")]
+    #[error("`{key}` is missing; fetch the config.json that belongs to the weights")]
     Missing {
         /// The key.
         key: &'static str,
     },
     /// A value of another JSON type, or out of the key's range.
-    #[error("`{key}` must be {expected}, and is {found}")]
+    #[error("`{key}` must be {expected}, and is {}", shortened(&.found.to_string()))]
     Invalid {
         /// The key.
         key: &'static str,
@@ -77,14 +85,17 @@ pub enum ConfigError {
     },
     /// Another architecture.
     #[error(
-        "architecture `{name}` is not supported; supported are LlamaForCausalLM, MistralForCausalLM and Qwen2ForCausalLM"
+        "architecture `{}` is not supported; supported are LlamaForCausalLM, MistralForCausalLM and Qwen2ForCausalLM",
+        shortened(.name)
     )]
     Architecture {
         /// As the file names it.
         name: String,
     },
     /// No architecture at all.
-    #[error("neither `architectures` nor `model_type` is there")]
+    #[error(
+        "neither `architectures` nor `model_type` is there; fetch the config.json that belongs to the weights"
+    )]
     NoArchitecture,
     /// Quantized weights.
     #[error("`quantization_config`: quantized weights are not supported, only f32, f16 and bf16")]
@@ -132,6 +143,15 @@ pub enum ConfigError {
         /// What is wrong in it.
         source: Box<ConfigError>,
     },
+}
+
+/// What is quoted of a value that may be as long as the file.
+fn shortened(value: &str) -> String {
+    const QUOTED: usize = 100;
+    match value.char_indices().nth(QUOTED) {
+        Some((end, _)) => format!("{}…", &value[..end]),
+        None => value.to_owned(),
+    }
 }
 
 impl ConfigError {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::config::{LlamaConfig, read_folder};
 use super::llama::Llama;
-use super::plan::{check_world_size, tensors};
+use super::plan::{check_world_size, tensors, unused};
 use super::report::LoadReport;
 use crate::checkpoint::{Checkpoint, Loader, LocalSource, RootSource, ShardedTensor, WeightSource};
 use crate::compute::{self, Compute, SlotMapping};
@@ -78,6 +78,9 @@ impl Llama {
         let started = Instant::now();
         let prepared = prepare(directory, dtype, group.world_size());
         let (plan, config, checkpoint) = check_all_ranks(prepared, |(plan, ..)| plan.clone(), group)?;
+        if group.members()[group.rank().index()] == Rank(0) {
+            warn_of_unused(&checkpoint, &config);
+        }
         let source = LocalSource { checkpoint: &checkpoint, rank: group.rank().index() };
         let mut source = ObservedSource { source, read: 0, all: tensors(&config).len(), on_tensor };
         let compute = compute::for_group(group);
@@ -126,6 +129,9 @@ impl Llama {
         let checkpoint = prepared.transpose()?.map(|(_, _, checkpoint)| checkpoint);
         let plan = told.map_err(|source| Error::Peer { rank: group.members()[root.index()], source })?;
         let config = plan.parse(Path::new("config.json"))?;
+        if let Some(checkpoint) = &checkpoint {
+            warn_of_unused(checkpoint, &config);
+        }
         // The root sends to every rank and every rank waits for the root, so all must be ready.
         let compute = check_all_ranks(compute(group), |_| (), group)?;
         let source = RootSource { checkpoint: checkpoint.as_ref(), root, group };
@@ -206,6 +212,20 @@ impl WeightSource for FailFastSource<'_> {
     fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
         check_all_ranks(Ok(()), |()| (), self.source.group).inspect_err(|_| self.failure_known = true)?;
         self.source.fill(tensor, target, at)
+    }
+}
+
+/// Tells of tensors that nothing is computed from: results are wrong if the model should have used them.
+fn warn_of_unused(checkpoint: &Checkpoint, config: &LlamaConfig) {
+    let unused = unused(config, checkpoint.names());
+    if !unused.is_empty() {
+        tracing::warn!(
+            folder = %checkpoint.directory().display(),
+            count = unused.len(),
+            first = unused[..unused.len().min(3)].join(", "),
+            "the checkpoint has tensors that this model does not use; if results are not what they should be, compare \
+             config.json with the checkpoint"
+        );
     }
 }
 

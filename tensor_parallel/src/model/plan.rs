@@ -1,5 +1,7 @@
 //! What `config.json` alone determines: the tensors of a model, and the world sizes it can run on. Pure.
 
+use std::collections::HashSet;
+
 use super::config::LlamaConfig;
 use crate::error::{ConfigurationError, Error, Result};
 use crate::shard::{self, ShardError};
@@ -45,6 +47,15 @@ pub fn tensors(config: &LlamaConfig) -> Vec<TensorSpec> {
         add("lm_head.weight".into(), &[config.vocabulary, hidden]);
     }
     all
+}
+
+/// Those of the named tensors that the model does not use, less those that never matter.
+pub(super) fn unused<'a>(config: &LlamaConfig, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let used: HashSet<String> = tensors(config).into_iter().map(|spec| spec.name).collect();
+    // Rotary frequencies are computed from `config.json`; a tied head is stored a second time by some tools.
+    let is_harmless =
+        |name: &str| name.contains(".rotary_emb.") || (config.tied_embeddings && name == "lm_head.weight");
+    names.filter(|name| !used.contains(*name) && !is_harmless(name)).collect()
 }
 
 fn check(config: &LlamaConfig, world_size: usize) -> Result<(), ShardError> {

@@ -2,6 +2,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use super::plan::unused;
 use super::*;
 use crate::error::{Error, Result};
 use crate::rotary::RotaryScaling;
@@ -168,6 +169,25 @@ fn an_illegal_world_size_is_refused_with_the_reason_and_the_legal_ones() {
     assert!(
         reason(&json!({ "intermediate_size": 90 }), 4).contains("does not divide 90 intermediate features")
     );
+}
+
+#[test]
+fn tensors_that_the_model_does_not_use_are_listed_less_those_that_never_matter() {
+    let config = with(&json!({})).unwrap();
+    let needed: Vec<String> = tensors(&config).into_iter().map(|spec| spec.name).collect();
+    let more = [
+        "model.layers.0.self_attn.rotary_emb.inv_freq",
+        "model.layers.2.mlp.up_proj.weight",
+        "lm_head.weight",
+    ];
+    let all = |config: &LlamaConfig| {
+        let names = needed.iter().map(String::as_str).chain(more);
+        unused(config, names).into_iter().map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(all(&config), ["model.layers.2.mlp.up_proj.weight"]);
+    // A tied model needs no head, and often has one.
+    let tied = with(&json!({ "tie_word_embeddings": true })).unwrap();
+    assert_eq!(all(&tied), ["model.layers.2.mlp.up_proj.weight"]);
 }
 
 #[test]

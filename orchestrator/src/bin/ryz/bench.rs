@@ -170,6 +170,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     screen.set_log_level(&mut config);
     let request = args.request()?;
     // Refuse what is wrong before anything is started.
+    request.check()?;
     if config.process_group.backend == BackendChoice::Tcp {
         bench::check_graph_support(request.graph, BackendKind::Tcp)?;
     }

@@ -61,11 +61,12 @@ fn table(config: &Config, variables: &[NcclVariable], screen: Screen) -> String 
 }
 
 fn json(config: &Config, variables: &[NcclVariable]) -> serde_json::Value {
-    let entry = |key: &str, value: &str, source: String| json!({ "key": key, "value": value, "source": source });
+    let entry =
+        |key: &str, value: &str, source: String| json!({ "key": key, "value": value, "source": source });
     let settings = config.entries();
-    let settings: Vec<_> =
-        settings.iter().map(|e| entry(e.key, &e.value, e.source.to_string())).collect();
-    let variables: Vec<_> = variables.iter().map(|v| entry(&v.name, &v.value, v.source.to_string())).collect();
+    let settings: Vec<_> = settings.iter().map(|e| entry(e.key, &e.value, e.source.to_string())).collect();
+    let variables: Vec<_> =
+        variables.iter().map(|v| entry(&v.name, &v.value, v.source.to_string())).collect();
     json!({ "settings": settings, "nccl_variables": variables })
 }
 

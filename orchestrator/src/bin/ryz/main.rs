@@ -23,6 +23,7 @@ use ryzanstein_orchestrator::hub::HubError;
 use ryzanstein_orchestrator::supervisor::LaunchError;
 use ryzanstein_orchestrator::telemetry::TelemetryError;
 use ryzanstein_process_group::table::Tone;
+use ryzanstein_tensor_parallel::generate::catches_panics;
 
 /// Launches the ranks of a job, checks and measures them, and runs models on them.
 #[derive(Parser)]
@@ -57,7 +58,9 @@ enum Command {
     #[command(subcommand)]
     Config(config::Command),
     /// Write completions for a shell to standard output
-    #[command(after_help = "Example:\n  ryz completions bash > ~/.local/share/bash-completion/completions/ryz")]
+    #[command(
+        after_help = "Example:\n  ryz completions bash > ~/.local/share/bash-completion/completions/ryz"
+    )]
     Completions {
         /// The shell
         shell: clap_complete::Shell,
@@ -70,6 +73,12 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !catches_panics() {
+            report(panic);
+        }
+    }));
     let Cli { screen, command } = Cli::parse();
     let outcome = match command {
         Command::Launch(args) => launch::run(&args, &screen),

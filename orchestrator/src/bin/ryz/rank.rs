@@ -1,12 +1,14 @@
 //! What every command does that runs as a rank of a job.
 
 use std::os::unix::process::CommandExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::Command;
 
 use anyhow::Context as _;
 use ryzanstein_config::{BackendChoice, Config};
 use ryzanstein_orchestrator::rendezvous::Environment;
 use ryzanstein_orchestrator::{Orchestrator, nccl_settings, telemetry};
+use ryzanstein_process_group::panic_message;
 
 use crate::settings;
 
@@ -22,7 +24,11 @@ pub(crate) fn run(
     let local_rank = u16::try_from(number("LOCAL_RANK").unwrap_or(0)).unwrap_or(0);
     telemetry::serve_metrics(&config.metrics, number("RANK").unwrap_or(0), local_rank)?;
     let mut orchestrator = Orchestrator::initialize(config, &environment)?;
-    match job(&mut orchestrator) {
+    let outcome = catch_unwind(AssertUnwindSafe(|| job(&mut orchestrator))).unwrap_or_else(|panic| {
+        orchestrator.report_panic(panic_message(&*panic));
+        resume_unwind(panic)
+    });
+    match outcome {
         Ok(()) => {
             orchestrator.finalize()?;
             Ok(0)

@@ -1,0 +1,51 @@
+//! What `ryz bench` cannot measure.
+
+use crate::support::Case;
+
+pub(crate) fn cases() -> Vec<Case> {
+    let bench = |more: &str, words: &[&str]| Case::new(&format!("bench -n 1 --backend tcp {more}"), words);
+    vec![
+        Case::new("bench", &["world size is not set", "--world-size N"]),
+        Case::new("bench -n 0", &["--world-size", "from 1 to 65536"]),
+        Case::new("bench -n 4294967295", &["--world-size", "from 1 to 65536", "not `4294967295`"]),
+        bench("--iters 0", &["'--iters <I>'", "0 is not in 1"]),
+        bench("--iters=-1", &["'--iters <I>'", "-1"]),
+        bench("--iters 1000001", &["--iters 1000001", "at most 1000000 calls"]),
+        bench("--iters 4294967295", &["--iters 4294967295", "at most 1000000 calls", "a sample"]),
+        bench("--iters 4294967296", &["'--iters <I>'", "4294967296"]),
+        bench("--iters many", &["'--iters <I>'", "invalid digit"]),
+        bench("--warmup 4294967295", &["--warmup 4294967295", "at most 1000000 calls"]),
+        bench("--warmup 18446744073709551615", &["--warmup 18446744073709551615", "at most 1000000 calls"]),
+        bench("--warmup 18446744073709551616", &["'--warmup <W>'", "too large"]),
+        bench("--warmup=-1", &["'--warmup <W>'", "invalid digit"]),
+        bench("--sizes 0", &["--sizes", "at least one byte"]),
+        bench("--sizes 1KB,0", &["--sizes", "at least one byte"]),
+        bench("--sizes 10TB", &["a size of 10000 GB", "at most", "--sizes"]),
+        bench("--sizes 1TB", &["1000 GB", "of memory for", "measure smaller sizes, or fewer ranks"]),
+        bench("--sizes 16777215TiB", &["a size of", "at most", "--sizes"]),
+        bench("--sizes 99999999TiB", &["'--sizes <SIZE,…>'", "more bytes than 64 bits count"]),
+        bench("--sizes 1kb", &["'--sizes <SIZE,…>'", "`kb` is not a unit of size"]),
+        bench("--sizes 1.5MB", &["'--sizes <SIZE,…>'", "a size in bytes"]),
+        bench("--sizes=-1", &["'--sizes <SIZE,…>'", "a size in bytes"]),
+        bench("--sizes", &["a value is required for '--sizes"]),
+        bench("--sizes 1KB,", &["'--sizes <SIZE,…>'", "not nothing"]),
+        bench("--sizes 1KB --max-bytes 2KB", &["cannot be used with"]),
+        bench("--min-bytes 0", &["--min-bytes must be at least 1"]),
+        bench("--min-bytes 2KB --max-bytes 1KB", &["from 2000 to 1000 bytes", "--max-bytes"]),
+        bench("--max-bytes 10TB", &["a size of 10000 GB", "--max-bytes"]),
+        bench("--factor 1", &["--factor 1", "at least 2"]),
+        bench("--factor 0", &["--factor 0", "at least 2"]),
+        bench("--factor x", &["'--factor <F>'", "invalid digit"]),
+        bench("--op nonsense", &["--op nonsense", "all_reduce"]),
+        bench("--op all_reduce,", &["--op all_reduce,"]),
+        bench("--dtype f8", &["'--dtype <DTYPE>'", "f32"]),
+        bench("--reduction mean", &["'--reduction <OP>'", "expected one of sum"]),
+        bench("--path nowhere --sizes 1KB", &["--path nowhere", "expected auto, all"]),
+        bench("--graph", &["--graph", "CUDA graph", "omit --graph"]),
+        bench("--format xml", &["'xml'", "possible values"]),
+        bench("--link-gbs 0", &["'--link-gbs <GBS>'", "a number above zero"]),
+        bench("--link-gbs nan", &["'--link-gbs <GBS>'", "a number above zero"]),
+        bench("--out {}/absent/x --sizes 1KB", &["--out {}/absent/x", "No such file"]).code(1),
+        bench("--out {} --sizes 1KB", &["--out {}", "Is a directory"]).code(1),
+    ]
+}
