@@ -56,7 +56,7 @@ pub(crate) fn flags() -> Vec<Case> {
         Case::new("launch -n 2 --metrics-addr 9090 -- true", &["--metrics-addr", "an IP address and a port"]),
         Case::new("launch -n 2 --format yaml -- true", &["'yaml'", "possible values: table, json"]),
         Case::new("launch -n 2 --log-dir", &["a value is required for '--log-dir <D>'"]),
-        Case::new("check --world-size 2", &["unexpected argument '--world-size'"]),
+        Case::new("check --world-size 0", &["--world-size"]),
         Case::new("config", &["Usage: ryz config"]),
         Case::new("config shwo", &["unrecognized subcommand 'shwo'", "'show'"]),
     ]

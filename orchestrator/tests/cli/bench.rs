@@ -65,7 +65,7 @@ fn each_row_says_why_its_path_and_no_other_was_taken() {
 
 #[test]
 fn every_operation_is_measured_and_right_among_three_ranks() {
-    let rows = lines(&["--world-size", "3", "--op", "all", "--sizes", "1,10KB", "--iters", "4"]);
+    let rows = lines(&["--world-size", "3", "--op", "all", "--sizes", "1,10KB", "--iters", "4", "--targets"]);
     // Two sizes of nine operations, and a barrier, which has none.
     assert_eq!(rows.len(), 19);
     for row in &rows {
@@ -187,7 +187,7 @@ fn each_format_says_the_same() {
 
     let file = folder.path().join("bench.html");
     let file = file.to_str().expect("a path");
-    let table = well(&[&arguments[..], &["--format", "html", "--out", file]].concat());
+    let table = well(&[&arguments[..], &["--targets", "--format", "html", "--out", file]].concat());
     assert!(table.contains("all values are right") && table.contains("10 KB"), "{table}");
     assert!(table.contains("not measured"), "{table}");
     let page = std::fs::read_to_string(file).expect("the page");
@@ -200,7 +200,8 @@ fn each_format_says_the_same() {
 
 #[test]
 fn formats_for_programs_leave_the_verdicts_on_standard_error() {
-    let arguments = ["--world-size", "2", "--sizes", "10MB", "--iters", "3", "--link-gbs", "50", "--format"];
+    let arguments =
+        ["--world-size", "2", "--sizes", "10MB", "--iters", "3", "--link-gbs", "50", "--targets", "--format"];
     for format in ["json", "csv"] {
         let output = bench(&[&arguments[..], &[format]].concat());
         let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
@@ -221,8 +222,11 @@ fn formats_for_programs_leave_the_verdicts_on_standard_error() {
 fn a_missed_target_fails_with_strict_only() {
     // Nothing over loopback TCP reaches 90 GB/s.
     let arguments = ["--world-size", "2", "--sizes", "10MB", "--iters", "3"];
-    assert!(well(&arguments).contains("missed"));
+    assert!(!well(&arguments).contains("target"), "targets are for GPUs");
+    assert!(well(&[&arguments[..], &["--targets"]].concat()).contains("missed"));
     refused(&[&arguments[..], &["--strict"]].concat(), 1, &["targets are missed"]);
+    let unjudged = ["--world-size", "2", "--op", "gather", "--sizes", "1KB", "--iters", "3", "--strict"];
+    refused(&unjudged, 1, &["--strict: no target could be judged"]);
 }
 
 #[test]

@@ -156,9 +156,9 @@ fn lines_carry_their_rank_and_streams_stay_apart() {
 }
 
 #[test]
-fn bare_output_is_passed_on_byte_by_byte_however_long_its_lines_are() {
+fn a_command_that_launches_itself_writes_to_standard_output_directly() {
     let script = "head -c 200000 /dev/zero | tr '\\0' x; echo; printf partial";
-    let output = Run::launch(&["--world-size", "1", "--bare-stdout"], script).finish();
+    let output = Run::launch(&["--world-size", "1", "--direct"], script).finish();
     assert!(output.status.success(), "{}", text(&output.stderr));
     let wanted = "x".repeat(200_000) + "\npartial";
     assert!(text(&output.stdout) == wanted, "{} bytes, wanted {}", output.stdout.len(), wanted.len());

@@ -9,3 +9,4 @@ mod launcher;
 mod nccl;
 mod panics;
 mod support;
+mod terminal;

@@ -206,7 +206,7 @@ pub(crate) fn supervise(args: &Args, screen: &screen::Args) -> anyhow::Result<i3
         Format::Table if args.direct && report.exit_code == 0 => {}
         Format::Table if args.program.is_empty() && report.exit_code == 0 => {
             let told = format!(
-                "ryz: {} ranks worked together: collectives and a sharded Llama block gave the right values",
+                "ryz: {} ranks worked together: collectives and sharded layers are right",
                 report.ranks.len()
             );
             eprintln!("{}", screen.stderr().paint(Tone::Good, &told));

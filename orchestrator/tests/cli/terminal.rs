@@ -1,0 +1,135 @@
+//! The command on a terminal: what a person sees.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{Winsize, tcsetwinsize};
+
+/// A command whose output and errors go to a terminal of so many columns.
+struct Session {
+    screen: File,
+    child: Child,
+}
+
+impl Session {
+    fn start(arguments: &[&str], columns: u16) -> Self {
+        let screen = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
+        grantpt(&screen).expect("granted");
+        unlockpt(&screen).expect("unlocked");
+        tcsetwinsize(&screen, Winsize { ws_row: 40, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 })
+            .expect("sized");
+        let name = ptsname(&screen, Vec::new()).expect("a name").into_string().expect("text");
+        let open = || File::options().read(true).write(true).open(&name).expect("the other side");
+        let child = Command::new(env!("CARGO_BIN_EXE_ryz"))
+            .args(arguments)
+            .env("RYZ_PROCESS_GROUP__BACKEND", "tcp")
+            .env_remove("NO_COLOR")
+            .env("TERM", "xterm")
+            .stdin(Stdio::null())
+            .stdout(open())
+            .stderr(open())
+            .spawn()
+            .expect("started");
+        Self { screen: File::from(OwnedFd::from(screen)), child }
+    }
+
+    /// Everything on the screen, without colours and without what was overwritten, once the command has ended.
+    fn finish(mut self) -> String {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        let screen = self.screen.try_clone().expect("a descriptor");
+        let reader = std::thread::spawn(move || {
+            let (mut screen, mut all) = (screen, Vec::new());
+            // The end is an error here: nobody has the other side any more.
+            let _ = screen.read_to_end(&mut all);
+            String::from_utf8_lossy(&all).into_owned()
+        });
+        while self.child.try_wait().expect("waited").is_none() {
+            assert!(Instant::now() < deadline, "the command does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        plain(&reader.join().expect("read"))
+    }
+}
+
+/// Without colours; of each line, what stands behind its last return to the start.
+fn plain(text: &str) -> String {
+    let mut kept = String::new();
+    let mut escape = false;
+    for c in text.chars() {
+        match c {
+            '\x1b' => escape = true,
+            _ if escape => escape = !c.is_ascii_alphabetic(),
+            c => kept.push(c),
+        }
+    }
+    let kept = kept.replace("\r\n", "\n");
+    kept.lines().map(|line| line.rsplit('\r').next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+}
+
+fn fixture(name: &str) -> String {
+    format!("{}/../tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn no_line_is_wider_than_the_terminal() {
+    let model = fixture("llama-mha");
+    let commands: [&[&str]; 6] = [
+        &["launch", "-n", "2"],
+        &["check", "-n", "2", "--targets"],
+        &["bench", "-n", "2", "--op", "all", "--sizes", "1KB,1MB", "--iters", "3", "--why", "--targets"],
+        &["doctor"],
+        &["config", "show"],
+        &[
+            "generate",
+            "-n",
+            "2",
+            "--model",
+            &model,
+            "--prompt",
+            "hello",
+            "--max-new-tokens",
+            "8",
+            "--profile",
+        ],
+    ];
+    for columns in [80, 100] {
+        for command in commands {
+            let screen = Session::start(command, columns).finish();
+            let longest = screen.lines().max_by_key(|line| line.chars().count()).unwrap_or_default();
+            assert!(longest.chars().count() <= usize::from(columns), "{command:?} at {columns}: {longest}");
+            assert!(!screen.contains(" INFO "), "{command:?} at {columns}:\n{screen}");
+        }
+    }
+}
+
+#[test]
+fn the_first_demonstration_ends_with_what_worked() {
+    let screen = Session::start(&["launch", "-n", "2"], 80).finish();
+    let last = screen.lines().last().unwrap_or_default();
+    assert_eq!(last, "ryz: 2 ranks worked together: collectives and sharded layers are right");
+}
+
+#[test]
+fn a_terminal_gets_text_and_figures_and_a_pipe_json() {
+    let model = fixture("llama-mha");
+    let arguments = ["generate", "-n", "2", "--model", &model, "--prompt", "hello", "--max-new-tokens", "8"];
+    let screen = Session::start(&arguments, 80).finish();
+    let lines: Vec<&str> = screen.lines().collect();
+    assert!(lines[0].starts_with("hello"), "{screen}");
+    let last = lines.last().expect("a line");
+    assert!(
+        last.starts_with("load ") && last.contains(" · 8 tokens, ") && last.ends_with(" tokens/s"),
+        "{last}"
+    );
+    assert!(!screen.contains("token_ids"), "{screen}");
+}
+
+#[test]
+fn more_is_logged_where_that_is_asked_for() {
+    let screen = Session::start(&["launch", "-n", "2", "-v"], 100).finish();
+    assert!(screen.contains(" INFO ") && screen.contains("backend tcp"), "{screen}");
+}
