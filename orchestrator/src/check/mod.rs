@@ -175,7 +175,7 @@ fn latencies(
     });
     let operations = [Collective::AllReduce, Collective::Broadcast].map(|what| what.to_string());
     let writer = RowWriter::new(&operations, DType::F32, &group.paths(), judged, screen);
-    let against = if judged { " and the documented targets, which are for 4 GPUs with NVLink" } else { "" };
+    let against = if judged { ", and the targets for 4 GPUs with NVLink" } else { "" };
     tell(&format!("\nLatency of the slowest rank{against}:\n{}", writer.head()));
     let mut rows = Vec::new();
     for (what, bytes) in small.into_iter().chain(documented) {

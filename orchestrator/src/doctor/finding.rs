@@ -128,13 +128,14 @@ impl Report {
         };
         let columns =
             [Column::left("area"), Column::left("status"), Column::left("what"), Column::left("seen")];
-        let width =
-            |texts: &mut dyn Iterator<Item = String>| texts.map(|t| t.chars().count()).max().unwrap_or(0);
+        let width = |head: &str, texts: &mut dyn Iterator<Item = String>| {
+            texts.map(|text| text.chars().count()).max().unwrap_or(0).max(head.len())
+        };
         let all = || self.findings.iter();
         let widths = [
-            width(&mut all().map(|finding| finding.area.into())),
-            width(&mut all().map(|finding| finding.status.name().0.into())),
-            width(&mut all().map(Finding::title)),
+            width("area", &mut all().map(|finding| finding.area.into())),
+            width("status", &mut all().map(|finding| finding.status.name().0.into())),
+            width("what", &mut all().map(Finding::title)),
         ];
         let layout = Layout::new(
             &columns,
