@@ -2,6 +2,7 @@
 
 mod bench;
 mod doctor;
+mod documentation;
 mod exit_codes;
 mod generate;
 mod joining;

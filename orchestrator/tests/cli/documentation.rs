@@ -1,0 +1,116 @@
+//! The flags that the README and the book name are those that `ryz` has.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use crate::support::{Run, text};
+
+type Flags = BTreeSet<String>;
+
+const COMMANDS: [&str; 6] = ["launch", "check", "generate", "bench", "doctor", "config show"];
+
+/// The top of the repository.
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(page: &Path) -> String {
+    std::fs::read_to_string(page).unwrap_or_else(|error| panic!("{}: {error}", page.display()))
+}
+
+/// The flags that `ryz COMMAND --help` lists, long and short.
+fn flags_of(command: &str) -> Flags {
+    let arguments: Vec<&str> = command.split_whitespace().chain(["--help"]).collect();
+    let output = Run::new(&arguments, &[]).finish();
+    let help = text(&output.stdout);
+    // Explanations stand further to the right.
+    let is_flag =
+        |line: &&str| line.trim_start().starts_with('-') && line.len() - line.trim_start().len() <= 6;
+    let flags: Flags = help.lines().filter(is_flag).flat_map(flags_in).collect();
+    assert!(flags.contains("--help"), "{help}");
+    flags
+}
+
+/// The words of a text that are flags, as far as the first one that is no part of the flags: their explanation.
+fn flags_in(text: &str) -> Vec<String> {
+    let of_flags = text.trim().split("  ").next().unwrap_or_default();
+    let words = of_flags.split(|c: char| c.is_whitespace() || "`,.;:()[]'\"|\\=".contains(c));
+    words.filter(|word| is_flag(word)).map(str::to_owned).collect()
+}
+
+fn is_flag(word: &str) -> bool {
+    let name = word.trim_start_matches('-');
+    matches!(word.len() - name.len(), 1 | 2)
+        && name.starts_with(|c: char| c.is_ascii_alphabetic())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '-')
+}
+
+/// The flags in the tables of a page, by the heading above them.
+fn documented(page: &str) -> BTreeMap<String, Flags> {
+    let mut all = BTreeMap::<String, Flags>::new();
+    let mut heading = String::new();
+    for line in page.lines() {
+        if let Some(title) = line.strip_prefix("## ") {
+            heading = title.trim_matches('`').into();
+        } else if let Some(row) = line.strip_prefix("| `-") {
+            let cell = row.split(" | ").next().unwrap_or_default();
+            all.entry(heading.clone()).or_default().extend(flags_in(&format!("-{cell}")));
+        }
+    }
+    all
+}
+
+/// Each command with a flag that it is given in this text, on command lines and in code.
+fn used(page: &str) -> Vec<(&'static str, String)> {
+    let mut all = Vec::new();
+    for piece in page.replace("cargo run --release -- ", "ryz ").split(['\n', '`']) {
+        for command in COMMANDS {
+            let Some((_, rest)) = piece.split_once(&format!("ryz {command} ")) else { continue };
+            // What follows belongs to another program.
+            let ours = rest.split("-- ").next().and_then(|ours| ours.split("| ").next()).unwrap_or_default();
+            let ours = ours.split_whitespace().flat_map(flags_in);
+            all.extend(ours.map(|flag| (command, flag)));
+        }
+    }
+    all
+}
+
+#[test]
+fn the_page_on_the_command_line_has_the_flags_of_every_command_and_no_others() {
+    let page = documented(&read(&repository().join("docs/src/cli.md")));
+    let common = &page["Flags of every command"];
+    let mut somewhere = flags_of("");
+    for command in COMMANDS {
+        let real = flags_of(command);
+        let here = page.get(&format!("ryz {command}")).cloned().unwrap_or_default();
+        let unknown: Vec<_> = here.difference(&real).collect();
+        assert!(unknown.is_empty(), "docs/src/cli.md: `ryz {command}` has no {unknown:?}");
+        let missing: Vec<_> =
+            real.iter().filter(|flag| !here.contains(*flag) && !common.contains(*flag)).collect();
+        assert!(missing.is_empty(), "docs/src/cli.md lacks {missing:?} of `ryz {command}`");
+        somewhere.extend(real);
+    }
+    let unknown: Vec<_> = common.difference(&somewhere).collect();
+    assert!(unknown.is_empty(), "docs/src/cli.md: no command has {unknown:?}");
+}
+
+#[test]
+fn commands_in_the_readme_and_the_book_have_the_flags_they_are_given() {
+    let real: BTreeMap<&str, Flags> = COMMANDS.iter().map(|command| (*command, flags_of(command))).collect();
+    let mut pages = vec![repository().join("README.md")];
+    let book = repository().join("docs/src");
+    for entry in std::fs::read_dir(&book).expect("the book") {
+        let page = entry.expect("an entry").path();
+        if page.extension().is_some_and(|extension| extension == "md") {
+            pages.push(page);
+        }
+    }
+    let mut checked = 0;
+    for page in pages {
+        for (command, flag) in used(&read(&page)) {
+            assert!(real[command].contains(&flag), "{}: `ryz {command}` has no {flag}", page.display());
+            checked += 1;
+        }
+    }
+    assert!(checked > 50, "only {checked} flags were found");
+}
