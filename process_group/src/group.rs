@@ -159,7 +159,12 @@ impl ProcessGroup {
                     members: members.clone(),
                     timeout: Duration::from_secs(60),
                     bucket_bytes: 25 << 20,
-                    recording: Recording { record: true, threshold: Duration::MAX, every: Duration::MAX },
+                    recording: Recording {
+                        record: true,
+                        slow_call: Duration::MAX,
+                        slow_gbs: 1.0,
+                        every: Duration::MAX,
+                    },
                 };
                 Self::new(info, Box::new(backend), Some(Arc::clone(&store)))
             })

@@ -29,10 +29,20 @@ pub(crate) trait Timings: Send + Sync {
 pub struct Recording {
     /// Record calls at all.
     pub record: bool,
-    /// Longer than this is slow.
-    pub threshold: Duration,
+    /// Longer than this is slow, and longer than the bytes of the call need at `slow_gbs`.
+    pub slow_call: Duration,
+    /// In 10⁹ bytes per second.
+    pub slow_gbs: f64,
     /// At most one line a class in this time, after the first.
     pub every: Duration,
+}
+
+impl Recording {
+    /// From here on, a call of so many bytes is slow.
+    fn threshold(&self, bytes: u64) -> Duration {
+        let moving = Duration::from_nanos((bytes as f64 / self.slow_gbs) as u64);
+        self.slow_call.saturating_add(moving)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -201,9 +211,15 @@ impl Profile {
     }
 
     /// A call that is done.
-    pub(crate) fn record(&self, fingerprint: &CallFingerprint, path: Path, started: Instant) {
+    pub(crate) fn record(
+        &self,
+        fingerprint: &CallFingerprint,
+        path: Path,
+        started: Instant,
+        waited: Duration,
+    ) {
         if self.records() {
-            self.took(fingerprint, path, started.elapsed(), 1);
+            self.took(fingerprint, path, started.elapsed(), waited, 1);
         }
     }
 
@@ -247,12 +263,19 @@ impl Profile {
         for (fingerprint, path, took) in timings.take() {
             if self.records() {
                 // It was counted when it was enqueued.
-                self.took(&fingerprint, path, took, 0);
+                self.took(&fingerprint, path, took, Duration::ZERO, 0);
             }
         }
     }
 
-    fn took(&self, fingerprint: &CallFingerprint, path: Path, elapsed: Duration, counted: u64) {
+    fn took(
+        &self,
+        fingerprint: &CallFingerprint,
+        path: Path,
+        elapsed: Duration,
+        waited: Duration,
+        counted: u64,
+    ) {
         self.with_entry(fingerprint, path, |entry, bytes| {
             entry.moved(bytes, counted);
             let nanos = elapsed.as_nanos() as u64;
@@ -260,7 +283,8 @@ impl Profile {
             entry.nanos += nanos;
             entry.latency.saturating_record(nanos.max(1));
             entry.metric_seconds.record(elapsed.as_secs_f64());
-            if elapsed > self.recording.threshold {
+            // A rank that comes late makes no call slow.
+            if elapsed.saturating_sub(waited) > self.recording.threshold(bytes) {
                 self.tell_slow(entry, fingerprint.operation, bytes, path, elapsed);
             }
         });

@@ -215,13 +215,14 @@ pub fn columns(head: &[&str], left: usize, rows: &[Vec<String>]) -> String {
 pub fn wrap(text: &str, indent: usize, screen: Screen) -> String {
     let Some(width) = screen.width else { return text.to_owned() };
     let most = width.saturating_sub(indent).max(20);
-    let mut lines: Vec<String> = vec![String::new()];
-    for word in text.split(' ') {
+    let words = text.trim_start_matches(' ');
+    let mut lines: Vec<String> = vec![" ".repeat(text.len() - words.len())];
+    for word in words.split(' ') {
         let line = lines.last_mut().expect("never empty");
-        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > most {
+        if !line.trim_start().is_empty() && line.chars().count() + 1 + word.chars().count() > most {
             lines.push(word.to_owned());
         } else {
-            if !line.is_empty() {
+            if !line.trim_start().is_empty() {
                 line.push(' ');
             }
             line.push_str(word);

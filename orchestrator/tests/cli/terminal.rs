@@ -2,7 +2,6 @@
 
 use std::fs::File;
 use std::io::Read as _;
-use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -34,7 +33,7 @@ impl Session {
             .stderr(open())
             .spawn()
             .expect("started");
-        Self { screen: File::from(OwnedFd::from(screen)), child }
+        Self { screen: File::from(screen), child }
     }
 
     /// Everything on the screen, without colours and without what was overwritten, once the command has ended.

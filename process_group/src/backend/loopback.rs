@@ -279,7 +279,7 @@ impl Backend for Loopback {
             Operation::Recv { from } => self.receive(&mut call, from)?,
             _ => self.collective(&mut call)?,
         }
-        Ok(Completion { path: Path::Loopback, enqueued: false, captured: false })
+        Ok(Completion { path: Path::Loopback, enqueued: false, captured: false, waited: Duration::ZERO })
     }
 
     fn paths(&self) -> PathTable {

@@ -9,6 +9,8 @@ pub(crate) mod registry;
 pub(crate) mod select;
 pub(crate) mod stream;
 
+use std::time::Duration;
+
 use crate::backend_kind::BackendKind;
 use crate::call::Call;
 use crate::error::{Error, Result};
@@ -23,6 +25,8 @@ pub struct Completion {
     pub enqueued: bool,
     /// Whether it has only been captured into a graph, and is done when that is launched.
     pub captured: bool,
+    /// How long a finished call waited for other ranks to come, as far as is known.
+    pub waited: Duration,
 }
 
 /// One rank's end of a group. Calls come one at a time, checked; see [`Call`] for which buffers are there.

@@ -251,7 +251,7 @@ impl GroupInner {
         } else if completion.enqueued {
             self.profile.record_enqueued(fingerprint, completion.path, started);
         } else {
-            self.profile.record(fingerprint, completion.path, started);
+            self.profile.record(fingerprint, completion.path, started, completion.waited);
         }
     }
 
@@ -418,7 +418,7 @@ impl Core {
             (None, Some(input), Some(output)) => output.host()?.copy_from_slice(input.host()?),
             _ => {}
         }
-        Ok(Completion { path: Path::Local, enqueued: false, captured: false })
+        Ok(Completion { path: Path::Local, enqueued: false, captured: false, waited: Duration::ZERO })
     }
 }
 

@@ -1,7 +1,7 @@
 //! What becomes of a group when what its user or its backend gives it misbehaves.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::backend::Completion;
@@ -19,7 +19,7 @@ fn info(name: &str, rank: u32, world_size: usize) -> GroupInfo {
         members: Rank::all(world_size).collect(),
         timeout: LATE,
         bucket_bytes: 1 << 20,
-        recording: Recording { record: false, threshold: Duration::MAX, every: Duration::MAX },
+        recording: Recording { record: false, slow_call: Duration::MAX, slow_gbs: 1.0, every: Duration::MAX },
     }
 }
 
@@ -238,7 +238,7 @@ impl Backend for Timed {
 
     fn submit(&mut self, call: Call<'_>) -> Result<Completion> {
         lock(&self.0.calls).push(call.fingerprint);
-        Ok(Completion { path: Path::Nccl, enqueued: true, captured: false })
+        Ok(Completion { path: Path::Nccl, enqueued: true, captured: false, waited: Duration::ZERO })
     }
 
     fn paths(&self) -> PathTable {

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use ryzanstein_config::Config;
 
-use crate::backend::factory::{BackendFactory, GroupSpec, Together};
+use crate::backend::factory::{AnyBackend, BackendFactory, GroupSpec, Together};
 use crate::error::Result;
 use crate::group::{GroupInfo, ProcessGroup};
 use crate::mesh::Mesh;
@@ -14,6 +14,10 @@ use crate::rank::Rank;
 use crate::rendezvous::Membership;
 use crate::roster::Member;
 use crate::self_check;
+
+/// Moving data at less than this, in 10⁹ bytes per second, is slow: on host memory, and on GPUs.
+const SLOW_HOST_GBS: f64 = 0.1;
+const SLOW_DEVICE_GBS: f64 = 10.0;
 
 /// Everything that making one more group needs.
 pub(super) struct GroupMaker {
@@ -51,7 +55,11 @@ impl GroupMaker {
         let profile = &self.config.profile;
         let recording = Recording {
             record: profile.enabled,
-            threshold: profile.slow_call,
+            slow_call: profile.slow_call,
+            slow_gbs: match backend {
+                AnyBackend::Host(_) => SLOW_HOST_GBS,
+                AnyBackend::Stream(_) => SLOW_DEVICE_GBS,
+            },
             every: profile.slow_call_every,
         };
         let info = GroupInfo {

@@ -223,7 +223,7 @@ impl Backend for Host {
             }
             _ => run.run()?,
         }
-        Ok(Completion { path, enqueued: false, captured: false })
+        Ok(Completion { path, enqueued: false, captured: false, waited: self.progress.waited() })
     }
 
     fn paths(&self) -> PathTable {

@@ -184,7 +184,7 @@ impl<C: Communicator> StreamGroup<C> {
         }
         drop(inside);
         self.workspaces[which].reuse(&self.device, &self.streams[which])?;
-        Ok(Completion { path, enqueued: true, captured })
+        Ok(Completion { path, enqueued: true, captured, waited: Duration::ZERO })
     }
 
     /// Enqueues calls together.
@@ -384,7 +384,10 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
         let captured = self.streams[COMPUTE].is_capturing()?;
         let paths = self.launch_group(&mut calls, captured, deadline);
         self.workspaces[COMPUTE].reuse(&self.device, &self.streams[COMPUTE])?;
-        Ok(paths?.into_iter().map(|path| Completion { path, enqueued: true, captured }).collect())
+        Ok(paths?
+            .into_iter()
+            .map(|path| Completion { path, enqueued: true, captured, waited: Duration::ZERO })
+            .collect())
     }
 
     fn begin_capture(&mut self) {

@@ -10,7 +10,7 @@ mod wait;
 
 pub(super) use mismatch::History;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::compiled::{Compiled, Copy, Send};
 use super::link::Link;
@@ -59,6 +59,9 @@ pub(super) struct Context<'a> {
     pub(super) history: &'a History,
 }
 
+/// A peer that has been silent for so long was not in the call yet.
+const ABSENT_AFTER: Duration = Duration::from_millis(2);
+
 /// Progress of a call. Kept between calls to save its allocations.
 #[derive(Debug)]
 pub(super) struct Progress {
@@ -68,6 +71,7 @@ pub(super) struct Progress {
     copied: usize,
     /// Nodes not finished.
     left: usize,
+    waited: Duration,
 }
 
 /// Progress of the messages to and from one peer.
@@ -88,10 +92,16 @@ struct PeerProgress {
 impl Progress {
     pub(super) fn new(rank: usize, world_size: usize) -> Self {
         let peers = Peers::from_fn(rank, world_size, |_| PeerProgress::default());
-        Self { done: Vec::new(), peers, copied: 0, left: 0 }
+        Self { done: Vec::new(), peers, copied: 0, left: 0, waited: Duration::ZERO }
+    }
+
+    /// How long the call waited for other ranks.
+    pub(super) fn waited(&self) -> Duration {
+        self.waited
     }
 
     fn reset(&mut self, nodes: usize) {
+        self.waited = Duration::ZERO;
         self.done.clear();
         self.done.resize(nodes, 0);
         self.peers.iter_mut().for_each(|peer| *peer = PeerProgress::default());
@@ -126,6 +136,7 @@ impl<'a, T: Transport> Run<'a, T> {
         self.progress.reset(self.compiled.lengths.len());
         let mut idle_since = started;
         let mut looks = 0u32;
+        let mut asleep_since = None;
         let may_ask = !self.fingerprint.operation.is_point_to_point();
         let mut ask_at = may_ask.then(|| started + mismatch::ASK_AFTER);
         loop {
@@ -136,6 +147,9 @@ impl<'a, T: Transport> Run<'a, T> {
             }
             if moved {
                 looks = 0;
+                // Who is on the way sends more often than that: whoever came now was not there before.
+                let silence = asleep_since.take().map(|since: Instant| since.elapsed());
+                self.progress.waited += silence.filter(|silence| *silence > ABSENT_AFTER).unwrap_or_default();
                 continue;
             }
             // The clock is read once news have failed to come, not before every look at a socket.
@@ -151,6 +165,7 @@ impl<'a, T: Transport> Run<'a, T> {
                 }
                 continue;
             }
+            asleep_since.get_or_insert(idle_since);
             if !self.wait(until)? {
                 if ask_at.take().is_none_or(|at| at >= self.deadline) {
                     return Err(self.give_up(started));
