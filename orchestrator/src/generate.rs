@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use ryzanstein_config::{ModelConfig, ModelDType};
 use ryzanstein_process_group::{DType, ProfileRow};
 use ryzanstein_tensor_parallel::{
-    ChatTemplate, Error, GenerateOptions, Llama, LlamaConfig, LoadReport, Message, Sampling, StopReason,
-    Tensor, TextStream, Tokenizer,
+    ChatTemplate, Error, GenerateOptions, Llama, LlamaConfig, LoadReport, Message, Passes, Sampling,
+    StopReason, Tensor, TextStream, Tokenizer,
 };
 use serde_json::{Value, json};
 
@@ -265,7 +265,7 @@ pub fn run(
         max_new_tokens: settings.max_new_tokens as usize,
         sampling,
         ignore_end: request.ignore_end,
-        graph: settings.graph,
+        passes: if settings.graph { Passes::Graph } else { Passes::Eager },
     };
     let loads = group.all_gather_object(&LoadStats::from(model.report()))?;
     group.profile().clear();

@@ -54,3 +54,18 @@ pub use rank::{Epoch, LocalRank, Rank};
 pub use rendezvous::{Membership, MemoryRendezvous, Rendezvous};
 pub use roster::{Candidate, Member, Roster, Secret};
 pub use work::Work;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Checked by the compiler.
+    #[test]
+    fn engines_move_groups_and_operations_in_flight_to_threads() {
+        fn moved<T: Send + 'static>() {}
+        moved::<ProcessGroup>();
+        moved::<ProcessGroupManager>();
+        moved::<Work<Vec<f32>>>();
+        moved::<CapturedCalls>();
+    }
+}

@@ -1,7 +1,9 @@
 //! Sequences that are decoded together.
 
+use std::sync::Arc;
+
 use ryzanstein_process_group::ProcessGroup;
-use ryzanstein_tensor_parallel::Llama;
+use ryzanstein_tensor_parallel::{Llama, Passes};
 
 use crate::fixtures::Expected;
 
@@ -14,13 +16,13 @@ const SEQUENCES: usize = 3;
 /// # Panics
 /// When the model fails.
 pub fn staggered(
-    model: &Llama,
+    model: &Arc<Llama>,
     expected: &Expected,
-    graph: bool,
+    passes: Passes,
     group: &mut ProcessGroup,
 ) -> Vec<(usize, Vec<f32>)> {
     let input = expected.input();
-    let mut decoder = model.decoder(SEQUENCES, input.len(), graph).unwrap();
+    let mut decoder = model.decoder(SEQUENCES, input.len(), passes).unwrap();
     let mut seen = Vec::new();
     for (sequence, begun) in [1, 2, expected.prompt.len()].into_iter().enumerate() {
         let logits = decoder.prefill(sequence, &input[..begun], group).unwrap();

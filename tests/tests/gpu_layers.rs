@@ -9,7 +9,7 @@ use ryzanstein_process_group::{DType, LocalRank};
 use ryzanstein_tensor_parallel::attention::{Rotary, RotaryScaling};
 use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, SlotMapping};
 use ryzanstein_tensor_parallel::{
-    Compute, Cuda, GenerateOptions, Host, Llama, LlamaConfig, Tensor, legal_world_sizes,
+    Compute, Cuda, GenerateOptions, Host, Llama, LlamaConfig, Passes, Tensor, legal_world_sizes,
 };
 use ryzanstein_tests::batch::staggered;
 use ryzanstein_tests::fixtures::{Expected, FIXTURES, folder};
@@ -367,15 +367,15 @@ fn near(got: &[f32], want: &[f32]) {
 /// Logits of all positions at once; of the prompt and then token by token; and by a recorded graph.
 fn logits(name: &str, dtype: Option<DType>, world_size: usize, expected: &Expected) -> [Vec<f32>; 3] {
     let mut all = on_gpus(world_size, |group| {
-        let model = Llama::load(&folder(name), dtype, group).unwrap();
+        let model = Arc::new(Llama::load(&folder(name), dtype, group).unwrap());
         let input = expected.input();
         let mut cache = model.cache(input.len()).unwrap();
         let at_once = model.forward(&input, &mut cache, group).unwrap().values().unwrap().into_owned();
         let (prompt, rest) = input.split_at(expected.prompt.len());
-        let [eager, recorded] = [false, true].map(|graph| {
+        let [eager, recorded] = [Passes::Eager, Passes::Graph].map(|passes| {
             let mut cache = model.cache(input.len()).unwrap();
             let mut values = model.forward(prompt, &mut cache, group).unwrap().values().unwrap().into_owned();
-            let mut decoder = model.decoder(1, input.len(), graph).unwrap();
+            let mut decoder = model.decoder(1, input.len(), passes).unwrap();
             let last = decoder.prefill(0, prompt, group).unwrap();
             let vocabulary = last.columns();
             // One row is a product of another kind than many.
@@ -443,10 +443,10 @@ fn greedy_decoding_on_gpus_gives_the_reference_tokens_recorded_or_not() {
             if expected.native.is_some() { vec![Some(DType::F32), None] } else { vec![Some(DType::F32)] };
         for world_size in world_sizes(name) {
             for dtype in &types {
-                for graph in [false, true] {
+                for passes in [Passes::Eager, Passes::Graph] {
                     let options = GenerateOptions {
                         max_new_tokens: expected.tokens.len(),
-                        graph,
+                        passes,
                         ..GenerateOptions::default()
                     };
                     for tokens in on_gpus(world_size, |group| {
@@ -455,7 +455,7 @@ fn greedy_decoding_on_gpus_gives_the_reference_tokens_recorded_or_not() {
                     }) {
                         assert_eq!(
                             tokens, expected.tokens,
-                            "{name}, world {world_size}, {dtype:?}, graph {graph}"
+                            "{name}, world {world_size}, {dtype:?}, {passes:?}"
                         );
                     }
                 }
@@ -471,8 +471,8 @@ fn sequences_decoded_together_on_gpus_have_the_logits_of_the_reference() {
         let expected = Expected::read(name);
         for world_size in world_sizes(name) {
             for all in on_gpus(world_size, |group| {
-                let model = Llama::load(&folder(name), Some(DType::F32), group).unwrap();
-                [false, true].map(|graph| staggered(&model, &expected, graph, group))
+                let model = Arc::new(Llama::load(&folder(name), Some(DType::F32), group).unwrap());
+                [Passes::Eager, Passes::Graph].map(|passes| staggered(&model, &expected, passes, group))
             }) {
                 assert!(
                     all[0] == all[1],
@@ -540,9 +540,11 @@ fn decoders_of_one_model_leave_each_others_results_alone() {
     let row = |position: usize| &expected.logits[position * expected.vocabulary..][..expected.vocabulary];
     for world_size in world_sizes(name) {
         on_gpus(world_size, |group| {
-            let model = Llama::load(&folder(name), Some(DType::F32), group).unwrap();
-            let (mut a, mut b) =
-                (model.decoder(1, input.len(), true).unwrap(), model.decoder(1, input.len(), true).unwrap());
+            let model = Arc::new(Llama::load(&folder(name), Some(DType::F32), group).unwrap());
+            let (mut a, mut b) = (
+                model.decoder(1, input.len(), Passes::Graph).unwrap(),
+                model.decoder(1, input.len(), Passes::Graph).unwrap(),
+            );
             let ahead = 4;
             a.prefill(0, &input[..ahead], group).unwrap();
             // From the third token on, the first decoder repeats a recorded pass.

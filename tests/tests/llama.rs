@@ -1,9 +1,10 @@
 //! A model on several ranks: what users ask of it and what goes wrong.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use ryzanstein_process_group::{ProcessGroup, Rank};
-use ryzanstein_tensor_parallel::{Error, GenerateOptions, Llama, Sampling, StopReason};
+use ryzanstein_tensor_parallel::{Error, GenerateOptions, Llama, Passes, Sampling, StopReason};
 use ryzanstein_tests::{fixtures::folder, on_loopback};
 use tempfile::TempDir;
 
@@ -65,7 +66,7 @@ fn generation_stops_after_an_end_token_unless_told_not_to() {
 #[test]
 fn what_a_model_cannot_take_is_refused_on_every_rank_and_the_group_stays_usable() {
     on_loopback(2, |group| {
-        let model = Llama::load(&folder("llama-gqa"), None, group).unwrap();
+        let model = Arc::new(Llama::load(&folder("llama-gqa"), None, group).unwrap());
         let refused = |result: Result<(), Error>, expected: &str| {
             let message = result.unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
@@ -83,7 +84,7 @@ fn what_a_model_cannot_take_is_refused_on_every_rank_and_the_group_stays_usable(
         let options = GenerateOptions { max_new_tokens: 255, ..GenerateOptions::default() };
         refused(model.generate(&[1; 3], &options, group).map(|_| ()), "257 positions are more than");
         model.forward(&[1], &mut cache, group).unwrap();
-        let mut decoder = model.decoder(2, 3, true).unwrap();
+        let mut decoder = model.decoder(2, 3, Passes::Graph).unwrap();
         decoder.prefill(0, &[1; 3], group).unwrap();
         refused(decoder.prefill(2, &[1], group).map(|_| ()), "no sequence 2 in a KV cache for 2");
         refused(decoder.decode(&[(1, 1), (0, 1)], group).map(|_| ()), "do not fit sequence 0");

@@ -1,7 +1,11 @@
 //! Small random checkpoints against what `transformers` computes from them (see `fixtures/README.md`).
 
+use std::sync::Arc;
+
 use ryzanstein_process_group::{DType, Rank};
-use ryzanstein_tensor_parallel::{Error, GenerateOptions, Llama, LlamaConfig, Tokenizer, legal_world_sizes};
+use ryzanstein_tensor_parallel::{
+    Error, GenerateOptions, Llama, LlamaConfig, Passes, Tokenizer, legal_world_sizes,
+};
 use ryzanstein_tests::batch::staggered;
 use ryzanstein_tests::fixtures::{Expected, FIXTURES, folder, world_sizes};
 use ryzanstein_tests::{distance, greatest, on_loopback};
@@ -35,8 +39,8 @@ fn sequences_decoded_together_have_the_logits_of_the_reference_at_every_position
         let expected = Expected::read(name);
         for &world_size in world_sizes(name) {
             let mut all = on_loopback(world_size, |group| {
-                let model = Llama::load(&folder(name), Some(DType::F32), group).unwrap();
-                staggered(&model, &expected, true, group)
+                let model = Arc::new(Llama::load(&folder(name), Some(DType::F32), group).unwrap());
+                staggered(&model, &expected, Passes::Graph, group)
             });
             let first = all.remove(0);
             assert!(all.iter().all(|other| *other == first), "{name}, world {world_size}: ranks disagree");

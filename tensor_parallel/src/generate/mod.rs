@@ -14,7 +14,7 @@ pub use self::sample::{Sampler, Sampling};
 pub use self::text::TextStream;
 pub use self::tokenizer::Tokenizer;
 use crate::error::{RequestError, Result};
-use crate::model::Llama;
+use crate::model::{Decoder, Llama, Passes};
 
 /// What to generate.
 #[derive(Clone, PartialEq, Debug)]
@@ -25,13 +25,13 @@ pub struct GenerateOptions {
     pub sampling: Sampling,
     /// Whether to continue after a token that ends a text.
     pub ignore_end: bool,
-    /// Whether a GPU replays a recorded graph for each token, instead of launching every operation.
-    pub graph: bool,
+    /// Whether a GPU replays a recorded graph for each token, or launches every operation.
+    pub passes: Passes,
 }
 
 impl Default for GenerateOptions {
     fn default() -> Self {
-        Self { max_new_tokens: 128, sampling: Sampling::Greedy, ignore_end: false, graph: true }
+        Self { max_new_tokens: 128, sampling: Sampling::Greedy, ignore_end: false, passes: Passes::Graph }
     }
 }
 
@@ -91,7 +91,7 @@ impl Llama {
         let positions = prompt.len().checked_add(options.max_new_tokens - 1);
         let positions =
             positions.ok_or(RequestError::Overflow { prompt: prompt.len(), more: options.max_new_tokens })?;
-        let mut decoder = self.decoder(1, positions, options.graph)?;
+        let mut decoder = Decoder::new(self, 1, positions, options.passes)?;
         let mut token = sampler.choose(&decoder.prefill(0, prompt, group)?.values()?)?;
         loop {
             generated.tokens.push(token);

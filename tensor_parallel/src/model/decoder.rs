@@ -4,6 +4,8 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::ops::Deref;
+use std::sync::Arc;
 
 use ryzanstein_process_group::{CapturedCalls, ProcessGroup};
 
@@ -19,14 +21,25 @@ use crate::tensor::Tensor;
 /// replayed from then on, whichever n sequences get a token: one launch in place of hundreds, with the same result. Each n has
 /// a graph and memory of its own. Pass the same group to every call, and keep it alive longer than the decoder: NCCL holds on
 /// to the communicators that a graph may call. When a sequence has ended, [`clear`](Self::clear) makes room for another, and
-/// the graphs stay. While a pass is recorded, no other thread may compute on the same GPU.
+/// the graphs stay. While a pass is recorded, other threads that compute on the same GPU wait.
+///
+/// It owns its share of the model `M`, so an engine can keep it in a struct and move it to a thread.
 #[derive(Debug)]
-pub struct Decoder<'a> {
-    // First, so that the graphs are dropped before the memory whose addresses they hold.
+pub struct Decoder<M = Arc<Llama>> {
+    // First, so that the graphs are dropped before the memory whose addresses they hold: their own, the cache's, the model's.
     passes: BTreeMap<usize, Pass>,
     cache: KvCache,
-    model: &'a Llama,
-    graph: bool,
+    model: M,
+    kind: Passes,
+}
+
+/// How a [`Decoder`] does passes of one token a sequence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Passes {
+    /// Every operation is launched anew.
+    Eager,
+    /// They are recorded and replayed where that is cheaper: on GPUs, from the second pass of as many sequences on.
+    Graph,
 }
 
 /// The pass of one token for each of a number of sequences.
@@ -39,18 +52,22 @@ struct Pass {
 }
 
 impl Llama {
-    /// A decoder of up to `sequences` sequences of at most `capacity` positions each. With `graph`, it records passes of one token
-    /// and replays them where that is cheaper.
+    /// A decoder of up to `sequences` sequences of at most `capacity` positions each.
     ///
     /// # Errors
     /// As [`cache`](Self::cache).
-    pub fn decoder(&self, sequences: usize, capacity: usize, graph: bool) -> Result<Decoder<'_>> {
-        let cache = self.caches(sequences, capacity)?;
-        Ok(Decoder { passes: BTreeMap::new(), cache, model: self, graph })
+    pub fn decoder(self: &Arc<Self>, sequences: usize, capacity: usize, passes: Passes) -> Result<Decoder> {
+        Decoder::new(Arc::clone(self), sequences, capacity, passes)
     }
 }
 
-impl Decoder<'_> {
+impl<M: Deref<Target = Llama>> Decoder<M> {
+    /// `M` always leads to the same model: it is an `Arc` or a reference.
+    pub(crate) fn new(model: M, sequences: usize, capacity: usize, passes: Passes) -> Result<Self> {
+        let cache = model.caches(sequences, capacity)?;
+        Ok(Self { passes: BTreeMap::new(), cache, model, kind: passes })
+    }
+
     /// Appends any number of tokens to a sequence. Returns the logits `[1, vocabulary]` in `f32` after the last.
     ///
     /// # Errors
@@ -66,7 +83,8 @@ impl Decoder<'_> {
     /// When there are no pairs, or a sequence does not exist or is given twice; otherwise as [`Llama::forward`].
     pub fn decode(&mut self, tokens: &[(usize, u32)], group: &mut ProcessGroup) -> Result<&Tensor> {
         let (slots, tokens) = self.validate(tokens)?;
-        let Self { passes, cache, model, graph } = self;
+        let Self { passes, cache, model, kind } = self;
+        let model = &**model;
         let (compute, rotary) = (&*model.compute, &model.rotary);
         let pass = match passes.entry(tokens.len()) {
             Entry::Occupied(there) => {
@@ -80,7 +98,7 @@ impl Decoder<'_> {
             }
         };
         let ran_before = pass.logits.is_some();
-        if *graph && ran_before && pass.recorded.is_none() {
+        if *kind == Passes::Graph && ran_before && pass.recorded.is_none() {
             // Frees what the last pass used, so that the recording finds all the memory it needs.
             pass.logits = None;
             let (batch, logits) = (&pass.batch, &mut pass.logits);
@@ -90,9 +108,10 @@ impl Decoder<'_> {
                     *logits = Some(model.logits(batch, cache, group)?);
                     Ok(())
                 };
-                // SAFETY: the decoder borrows the model and owns batch, cache and logits for as long as the recording, and
-                // checks the batch's slots before each pass. Only the group that recorded replays, and not after it has
-                // failed.
+                // SAFETY: the decoder keeps the model, batch, cache and logits at their addresses for as long as the recording,
+                // which it drops first: the model's and the cache's memory is never reallocated, wherever the decoder moves.
+                // It alone uses the batch, the cache and the logits, and checks the batch's slots before each pass. Only the
+                // group that recorded replays, and not after it has failed.
                 recording = unsafe { compute.capture(work) }?;
                 Ok::<_, Error>(())
             });
@@ -103,7 +122,9 @@ impl Decoder<'_> {
                     None
                 }
             };
-            *graph = pass.recorded.is_some();
+            if pass.recorded.is_none() {
+                *kind = Passes::Eager;
+            }
         }
         match &pass.recorded {
             Some((recording, collectives)) => group.replay(collectives, || recording.replay())?,
