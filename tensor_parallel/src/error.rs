@@ -166,10 +166,20 @@ pub enum RequestError {
         sequences: usize,
     },
     /// A sequence that is given twice in one pass.
-    #[error("sequence {sequence} is to get two tokens in one pass over several; give it one a pass")]
+    #[error("sequence {sequence} is given twice in one pass; give it once, with all its tokens")]
     RepeatedSequence {
         /// The sequence.
         sequence: usize,
+    },
+    /// More positions than a sequence holds.
+    #[error("the first {length} positions of sequence {sequence} are to be copied, which holds {held}")]
+    ShortSequence {
+        /// The sequence.
+        sequence: usize,
+        /// Positions asked for.
+        length: usize,
+        /// Positions held.
+        held: usize,
     },
     /// More positions than are left in a sequence.
     #[error(

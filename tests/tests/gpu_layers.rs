@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use ryzanstein_config::{BackendChoice, DeviceConfig};
 use ryzanstein_process_group::device::{Device, Libraries, Surroundings};
-use ryzanstein_process_group::{DType, LocalRank};
+use ryzanstein_process_group::{DType, LocalRank, MemoryRendezvous, ProcessGroupManager};
 use ryzanstein_tensor_parallel::attention::{Rotary, RotaryScaling};
-use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, SlotMapping};
+use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, Run, SlotMapping};
 use ryzanstein_tensor_parallel::{
     Compute, Cuda, GenerateOptions, Host, Llama, LlamaConfig, Passes, Tensor, legal_world_sizes,
 };
-use ryzanstein_tests::batch::staggered;
+use ryzanstein_tests::batch::{mixed, staggered};
 use ryzanstein_tests::fixtures::{Expected, FIXTURES, folder};
 use ryzanstein_tests::{config, distance, greatest, with_ranks};
 
@@ -514,14 +514,27 @@ fn many_sequences_of_different_lengths_attend_to_their_own() {
             for (sequence, length) in lengths.into_iter().enumerate() {
                 pass(&SlotMapping::Consecutive { sequence, position: 0 }, length, sequence);
             }
-            [[4, 0, 3, 1, 2], [0, 1, 2, 3, 4]]
+            let mut all: Vec<_> = [[4, 0, 3, 1, 2], [0, 1, 2, 3, 4]]
                 .into_iter()
                 .enumerate()
                 .map(|(round, order)| {
                     let slots = order.map(|sequence| (sequence, lengths[sequence] + round));
                     pass(&SlotMapping::OnePerSequence(slots.to_vec()), lengths.len(), 50 + round)
                 })
-                .collect::<Vec<_>>()
+                .collect();
+            // Some of them get one more token, others several, in one batch.
+            let single = [3, 0].map(|sequence| (sequence, lengths[sequence]));
+            let runs = [(1, 100), (4, 1), (2, 37)].map(|(sequence, tokens)| Run {
+                sequence,
+                position: lengths[sequence] + 2,
+                tokens,
+            });
+            all.push(pass(
+                &SlotMapping::Mixed { single: single.to_vec(), runs: runs.to_vec() },
+                2 + 100 + 1 + 37,
+                60,
+            ));
+            all
         };
         let want = all(&host, &|t| t);
         let got = all(&cuda, &|t| cuda.upload(t).unwrap());
@@ -529,6 +542,62 @@ fn many_sequences_of_different_lengths_attend_to_their_own() {
             assert_near(got, want, 1.0, &format!("{dtype}"));
         }
     }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn prompts_next_tokens_forks_and_truncated_sequences_in_one_pass_have_the_logits_of_the_reference_on_gpus() {
+    for name in FIXTURES {
+        let expected = Expected::read(name);
+        for world_size in world_sizes(name) {
+            for all in on_gpus(world_size, |group| {
+                let model = Arc::new(Llama::load(&folder(name), Some(DType::F32), group).unwrap());
+                [Passes::Eager, Passes::Graph].map(|passes| mixed(&model, &expected, passes, group))
+            }) {
+                for (position, got) in all.iter().flatten() {
+                    let want = &expected.logits[position * expected.vocabulary..][..expected.vocabulary];
+                    near(got, want);
+                }
+            }
+        }
+    }
+}
+
+/// What another thread enqueues while a pass is captured neither gets into the graph nor is lost.
+#[test]
+#[ignore = "needs a GPU"]
+fn two_threads_share_a_model_while_each_records_its_passes() {
+    let name = "llama-gqa";
+    let expected = Expected::read(name);
+    let input = expected.input();
+    let row = |position: usize| &expected.logits[position * expected.vocabulary..][..expected.vocabulary];
+    let libraries = libraries();
+    let device = Device::open(&libraries, LocalRank(0), &DeviceConfig::default()).unwrap();
+    let managers: Vec<_> = (0..2)
+        .map(|_| {
+            let ranks = MemoryRendezvous::new(1);
+            ProcessGroupManager::initialize_on(&config(BackendChoice::Nccl), &ranks[0], &device).unwrap()
+        })
+        .collect();
+    let mut managers = managers.into_iter();
+    let mut first = managers.next().unwrap();
+    let model = Arc::new(Llama::load(&folder(name), Some(DType::F32), first.world()).unwrap());
+    std::thread::scope(|scope| {
+        for mut manager in std::iter::once(first).chain(managers) {
+            let (model, input) = (Arc::clone(&model), &input);
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    let mut decoder = model.decoder(1, input.len(), Passes::Graph).unwrap();
+                    decoder.prefill(0, &input[..1], manager.world()).unwrap();
+                    for (position, token) in input.iter().enumerate().skip(1) {
+                        let logits = decoder.decode(&[(0, *token)], manager.world()).unwrap();
+                        near(&logits.values().unwrap(), row(position));
+                    }
+                }
+                manager.finalize().unwrap();
+            });
+        }
+    });
 }
 
 #[test]

@@ -62,6 +62,17 @@ impl LayerCache {
         ((sequence * shape[1] + head) * shape[2] + position) * shape[3]
     }
 
+    /// Copies the first `length` positions of one sequence to another.
+    pub(crate) fn copy_prefix(&mut self, from: usize, to: usize, length: usize) -> Result<()> {
+        for head in 0..self.keys.shape()[1] {
+            let source = self.offset(from, head, 0)..self.offset(from, head, length);
+            let target = self.offset(to, head, 0);
+            self.keys.copy_within(source.clone(), target)?;
+            self.values.copy_within(source, target)?;
+        }
+        Ok(())
+    }
+
     /// Refuses a call whose input, heads or slots do not fit this cache.
     pub(super) fn check(&self, qkv: &Tensor, call: &AttentionCall<'_>) -> Result<()> {
         let &AttentionCall { heads, kv_heads, head_dim, batch, .. } = call;

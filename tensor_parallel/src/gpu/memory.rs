@@ -263,6 +263,29 @@ impl DeviceArray {
         unsafe { ViewMut::on_device(self.dtype, self.memory(&range)) }
     }
 
+    /// Enqueues a copy of some elements to others of this array, from `to` on. They must not overlap.
+    pub(crate) fn copy_within(&mut self, from: Range<usize>, to: usize) -> Result<()> {
+        let end = to + from.len();
+        assert!(end <= from.start || from.end <= to, "a copy does not overlap what it copies");
+        let (source, target) = (self.memory(&from), self.memory(&(to..end)));
+        // SAFETY: both are within this array, which is borrowed alone, and do not overlap.
+        unsafe { self.block.gpu.device.stream().copy(target.address, source.address, source.bytes) }?;
+        Ok(())
+    }
+
+    /// Enqueues a copy of some elements, `count` in all, to another array.
+    pub(crate) fn copied(&self, ranges: impl Iterator<Item = Range<usize>>, count: usize) -> Result<Self> {
+        let copy = self.like(count)?;
+        let mut at = 0;
+        for range in ranges {
+            let (source, target) = (self.memory(&range), copy.memory(&(at..at + range.len())));
+            // SAFETY: within both arrays, of the same GPU and type; the new one is known to nobody else.
+            unsafe { self.block.gpu.device.stream().copy(target.address, source.address, source.bytes) }?;
+            at += range.len();
+        }
+        Ok(copy)
+    }
+
     /// Writes `rows` rows of `width` bytes from byte `at` on; see [`Tensor::fill_rows`](crate::Tensor).
     pub(crate) fn upload(
         &mut self,

@@ -11,7 +11,7 @@ use ryzanstein_process_group::{CapturedCalls, ProcessGroup};
 
 use super::llama::Llama;
 use crate::attention::KvCache;
-use crate::compute::{Batch, CapturedGraph, SlotMapping};
+use crate::compute::{Batch, CapturedGraph, Run, SlotMapping};
 use crate::error::{Error, RequestError, Result};
 use crate::tensor::Tensor;
 
@@ -31,6 +31,8 @@ pub struct Decoder<M = Arc<Llama>> {
     cache: KvCache,
     model: M,
     kind: Passes,
+    /// Of the last pass that gave a sequence several tokens.
+    logits: Option<Tensor>,
 }
 
 /// How a [`Decoder`] does passes of one token a sequence.
@@ -65,7 +67,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// `M` always leads to the same model: it is an `Arc` or a reference.
     pub(crate) fn new(model: M, sequences: usize, capacity: usize, passes: Passes) -> Result<Self> {
         let cache = model.caches(sequences, capacity)?;
-        Ok(Self { passes: BTreeMap::new(), cache, model, kind: passes })
+        Ok(Self { passes: BTreeMap::new(), cache, model, kind: passes, logits: None })
     }
 
     /// Appends any number of tokens to a sequence. Returns the logits `[1, vocabulary]` in `f32` after the last.
@@ -83,7 +85,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// When there are no pairs, or a sequence does not exist or is given twice; otherwise as [`Llama::forward`].
     pub fn decode(&mut self, tokens: &[(usize, u32)], group: &mut ProcessGroup) -> Result<&Tensor> {
         let (slots, tokens) = self.validate(tokens)?;
-        let Self { passes, cache, model, kind } = self;
+        let Self { passes, cache, model, kind, .. } = self;
         let model = &**model;
         let (compute, rotary) = (&*model.compute, &model.rotary);
         let pass = match passes.entry(tokens.len()) {
@@ -135,6 +137,36 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         pass.logits.as_ref().ok_or_else(|| Error::input("the recorded pass returned no logits"))
     }
 
+    /// Appends tokens to some sequences in one pass, given as pairs of sequence and tokens: prompts, parts of prompts, next tokens.
+    /// Returns the logits `[pairs, vocabulary]` in `f32` after the last token of each, in the order of the pairs. Every rank
+    /// passes the same pairs.
+    ///
+    /// If each sequence gets one token, this is [`decode`](Self::decode). Otherwise the pass is never recorded.
+    ///
+    /// # Errors
+    /// When there are no pairs, one has no tokens, or a sequence does not exist or is given twice; otherwise as
+    /// [`Llama::forward`].
+    pub fn step(&mut self, pairs: &[(usize, &[u32])], group: &mut ProcessGroup) -> Result<&Tensor> {
+        let singles: Option<Vec<_>> = pairs
+            .iter()
+            .map(|(sequence, tokens)| match tokens {
+                [token] => Some((*sequence, *token)),
+                _ => None,
+            })
+            .collect();
+        if let Some(tokens) = singles {
+            return self.decode(&tokens, group);
+        }
+        let Mixed { tokens, slots, last } = Mixed::of(pairs, &self.cache)?;
+        let Self { cache, model, logits, .. } = self;
+        model.check(&tokens)?;
+        let batch = model.compute.batch(&tokens, &slots, &model.rotary)?;
+        let logits = logits.insert(model.logits_after(&last, &batch, cache, group)?);
+        cache.advance(&slots, tokens.len());
+        group.synchronize()?;
+        Ok(logits)
+    }
+
     /// Refuses what can be refused before anything is computed. Returns the slots of the tokens, and the tokens.
     fn validate(&self, tokens: &[(usize, u32)]) -> Result<(SlotMapping, Vec<u32>)> {
         if tokens.is_empty() {
@@ -152,6 +184,20 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         self.cache.truncate(sequence, 0);
     }
 
+    /// Drops all but the first `length` positions of a sequence. One that holds fewer stays as it is.
+    pub fn truncate(&mut self, sequence: usize, length: usize) {
+        self.cache.truncate(sequence, length);
+    }
+
+    /// Copies the first `length` positions of sequence `from` to sequence `to`, which then holds these and no others: for prompts
+    /// that begin alike, and for several answers to one prompt.
+    ///
+    /// # Errors
+    /// When there is no such sequence, `from` holds fewer positions, or a GPU fails.
+    pub fn fork(&mut self, from: usize, to: usize, length: usize) -> Result<()> {
+        self.cache.fork(from, to, length)
+    }
+
     /// Positions held of a sequence; 0 if there is no such sequence.
     pub fn len(&self, sequence: usize) -> usize {
         self.cache.len(sequence)
@@ -160,5 +206,35 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// Whether it holds no positions at all.
     pub fn is_empty(&self) -> bool {
         self.cache.is_empty()
+    }
+}
+
+/// The tokens of a pass that gives several to some sequences: single ones first, as the slots have them.
+struct Mixed {
+    tokens: Vec<u32>,
+    slots: SlotMapping,
+    /// The row of each pair's last token, in the order of the pairs.
+    last: Vec<usize>,
+}
+
+impl Mixed {
+    fn of(pairs: &[(usize, &[u32])], cache: &KvCache) -> Result<Self> {
+        if pairs.iter().any(|(_, tokens)| tokens.is_empty()) {
+            return Err(RequestError::NoTokens.into());
+        }
+        let (mut all, mut last) = (Vec::new(), vec![0; pairs.len()]);
+        let (mut single, mut runs) = (Vec::new(), Vec::new());
+        let (singles, longer): (Vec<_>, Vec<_>) =
+            pairs.iter().zip(&mut last).partition(|((_, tokens), _)| tokens.len() == 1);
+        for ((sequence, tokens), last) in singles.into_iter().chain(longer) {
+            let (sequence, position) = (*sequence, cache.next_position(*sequence, tokens.len())?);
+            match tokens.len() {
+                1 => single.push((sequence, position)),
+                tokens => runs.push(Run { sequence, position, tokens }),
+            }
+            all.extend_from_slice(tokens);
+            *last = all.len() - 1;
+        }
+        Ok(Self { tokens: all, slots: SlotMapping::Mixed { single, runs }, last })
     }
 }
