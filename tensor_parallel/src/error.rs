@@ -118,6 +118,17 @@ pub enum ConfigurationError {
     /// A probability that no set of tokens can have.
     #[error("top-p {0} must be above 0 and at most 1")]
     TopP(f64),
+    /// A repetition penalty that is no divisor of logits.
+    #[error("repetition penalty {0} must be positive; 1 is none")]
+    RepetitionPenalty(f32),
+    /// A presence or frequency penalty out of its range.
+    #[error("{name} penalty {value} must be from -2 to 2; 0 is none")]
+    Penalty {
+        /// Which one.
+        name: &'static str,
+        /// Its value.
+        value: f32,
+    },
     /// A bias that would be added as many times as there are ranks.
     #[error(
         "`{layer}` has a bias and its results are not reduced; whoever sums them must add the bias, once"

@@ -42,7 +42,8 @@ pub use compute::{Compute, Cuda, Host};
 pub use error::{ConfigurationError, Error, RemoteError, RequestError, Result};
 pub use float::UnsupportedDType;
 pub use generate::{
-    ChatError, ChatTemplate, GenerateOptions, Generated, Message, Sampling, StopReason, TextStream, Tokenizer,
+    ChatError, ChatTemplate, GenerateOptions, Generated, Message, Penalties, Sampling, StopReason,
+    TextStream, Tokenizer,
 };
 pub use model::{Decoder, Llama, LlamaConfig, LoadReport, Passes, check_world_size, legal_world_sizes};
 pub use tensor::Tensor;

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use ryzanstein_process_group::{ProcessGroup, Rank};
-use ryzanstein_tensor_parallel::{Error, GenerateOptions, Llama, Passes, Sampling, StopReason};
+use ryzanstein_tensor_parallel::{Error, GenerateOptions, Llama, Passes, Penalties, Sampling, StopReason};
 use ryzanstein_tests::{fixtures::folder, on_loopback};
 use tempfile::TempDir;
 
@@ -23,6 +23,8 @@ fn sampling_gives_the_same_tokens_on_every_rank_and_again_with_the_same_seed() {
         let sampling = Sampling::Random { temperature: 1.5, top_p: 0.95, top_k: None, seed };
         let options =
             GenerateOptions { max_new_tokens: 30, sampling, ignore_end: true, ..GenerateOptions::default() };
+        let penalties = Penalties { repetition: 1.1, presence: 0.5, frequency: 0.5 };
+        let options = GenerateOptions { penalties, ..options };
         let all = on_loopback(4, |group| {
             let model = Llama::load(&folder("llama-gqa"), None, group).unwrap();
             model.generate(&[1, 5, 9], &options, group).unwrap()

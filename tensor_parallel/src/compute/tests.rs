@@ -128,7 +128,7 @@ fn attention_is_the_same_at_once_in_pieces_and_on_threads() {
 fn single_tokens_and_runs_of_several_sequences_attend_at_once_as_one_after_another() {
     let rotary = Rotary::new(4, 10_000.0, RotaryScaling::None);
     let host = Host::new(2);
-    let mut pass = |cache: &mut LayerCache, slots: SlotMapping, seeds: &[usize]| {
+    let pass = |cache: &mut LayerCache, slots: SlotMapping, seeds: &[usize]| {
         let rows: Vec<f32> =
             seeds.iter().flat_map(|s| whole(&[16], *s, DType::F32).values().unwrap().into_owned()).collect();
         let rows = Tensor::new(&[seeds.len(), 16], rows, DType::F32).unwrap();

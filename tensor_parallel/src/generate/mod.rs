@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use ryzanstein_process_group::ProcessGroup;
 
 pub use self::chat::{ChatError, ChatTemplate, Message};
-pub use self::sample::{Sampler, Sampling};
+pub use self::sample::{Penalties, Sampler, Sampling};
 pub use self::text::TextStream;
 pub use self::tokenizer::Tokenizer;
 use crate::error::{RequestError, Result};
@@ -23,6 +23,8 @@ pub struct GenerateOptions {
     pub max_new_tokens: usize,
     /// How tokens are chosen.
     pub sampling: Sampling,
+    /// What makes tokens that have occurred less likely.
+    pub penalties: Penalties,
     /// Whether to continue after a token that ends a text.
     pub ignore_end: bool,
     /// Whether a GPU replays a recorded graph for each token, or launches every operation.
@@ -31,7 +33,13 @@ pub struct GenerateOptions {
 
 impl Default for GenerateOptions {
     fn default() -> Self {
-        Self { max_new_tokens: 128, sampling: Sampling::Greedy, ignore_end: false, passes: Passes::Graph }
+        Self {
+            max_new_tokens: 128,
+            sampling: Sampling::Greedy,
+            penalties: Penalties::default(),
+            ignore_end: false,
+            passes: Passes::Graph,
+        }
     }
 }
 
@@ -82,7 +90,7 @@ impl Llama {
         group: &mut ProcessGroup,
         mut on_token: impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generated> {
-        let mut sampler = Sampler::new(options.sampling)?;
+        let mut sampler = Sampler::new(options.sampling)?.with_penalties(options.penalties, prompt)?;
         let mut generated = Generated { tokens: Vec::new(), stop: StopReason::Length };
         if options.max_new_tokens == 0 {
             return Ok(generated);
