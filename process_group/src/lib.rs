@@ -53,7 +53,7 @@ pub use profile::{Profile, ProfileRow, Recording, bus_factor, call_bytes};
 pub use rank::{Epoch, LocalRank, Rank};
 pub use rendezvous::{Membership, MemoryRendezvous, Rendezvous};
 pub use roster::{Candidate, Member, Roster, Secret};
-pub use work::Work;
+pub use work::{Work, WorkFuture};
 
 #[cfg(test)]
 mod tests {
