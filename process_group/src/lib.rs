@@ -47,7 +47,7 @@ pub use error::{Error, Result};
 pub use group::{Arrival, CapturedCalls, GroupBuffer, GroupInfo, LastCall, ProcessGroup};
 pub use in_process::InProcess;
 pub use layout::Layout;
-pub use manager::{Groups, ProcessGroupManager};
+pub use manager::ProcessGroupManager;
 pub use operation::{CallFingerprint, Operation, ReduceOp};
 pub use profile::{Profile, ProfileRow, Recording, bus_factor, call_bytes};
 pub use rank::{Epoch, LocalRank, Rank};
