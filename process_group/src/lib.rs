@@ -50,7 +50,7 @@ pub use layout::Layout;
 pub use manager::ProcessGroupManager;
 pub use operation::{CallFingerprint, Operation, ReduceOp};
 pub use profile::{Profile, ProfileRow, Recording, bus_factor, call_bytes};
-pub use rank::{Epoch, LocalRank, Rank};
+pub use rank::{Epoch, LocalRank, NoRank, Rank};
 pub use rendezvous::{Membership, MemoryRendezvous, Rendezvous};
 pub use roster::{Candidate, Member, Roster, Secret};
 pub use work::{Work, WorkFuture};
