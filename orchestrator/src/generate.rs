@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use ryzanstein_config::{ModelConfig, ModelDType};
 use ryzanstein_process_group::{DType, ProfileRow};
 use ryzanstein_tensor_parallel::{
-    ChatTemplate, Error, GenerateOptions, Llama, LlamaConfig, LoadReport, Message, Sampling, StopReason,
-    Tensor, TextStream, Tokenizer,
+    ChatTemplate, Error, GenerateOptions, Llama, LlamaConfig, LoadReport, Message, Passes, Penalties,
+    Sampling, StopReason, Tensor, TextStream, Tokenizer,
 };
 use serde_json::{Value, json};
 
@@ -264,8 +264,9 @@ pub fn run(
     let options = GenerateOptions {
         max_new_tokens: settings.max_new_tokens as usize,
         sampling,
+        penalties: Penalties::default(),
         ignore_end: request.ignore_end,
-        graph: settings.graph,
+        passes: if settings.graph { Passes::Graph } else { Passes::Eager },
     };
     let loads = group.all_gather_object(&LoadStats::from(model.report()))?;
     group.profile().clear();

@@ -48,11 +48,26 @@ pub use error::{Error, Result};
 pub use group::{Arrival, CapturedCalls, GroupBuffer, GroupInfo, LastCall, ProcessGroup};
 pub use in_process::InProcess;
 pub use layout::Layout;
-pub use manager::{Groups, ProcessGroupManager};
+pub use manager::ProcessGroupManager;
 pub use operation::{CallFingerprint, Operation, ReduceOp};
 pub use panic::panic_message;
 pub use profile::{Profile, ProfileRow, Recording, bus_factor, call_bytes};
-pub use rank::{Epoch, LocalRank, Rank};
+pub use rank::{Epoch, LocalRank, NoRank, Rank};
 pub use rendezvous::{Membership, MemoryRendezvous, Rendezvous};
 pub use roster::{Candidate, Member, Roster, Secret};
-pub use work::Work;
+pub use work::{Work, WorkFuture};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Checked by the compiler.
+    #[test]
+    fn engines_move_groups_and_operations_in_flight_to_threads() {
+        fn moved<T: Send + 'static>() {}
+        moved::<ProcessGroup>();
+        moved::<ProcessGroupManager>();
+        moved::<Work<Vec<f32>>>();
+        moved::<CapturedCalls>();
+    }
+}

@@ -68,19 +68,6 @@ pub struct ProcessGroupManager {
     backend_summary: String,
 }
 
-/// Borrows of all standard groups at once; see [`ProcessGroupManager::groups`].
-#[derive(Debug)]
-pub struct Groups<'a> {
-    /// Everybody.
-    pub world: &'a mut ProcessGroup,
-    /// The tensor-parallel group, where it is not the world.
-    pub tensor_parallel: Option<&'a mut ProcessGroup>,
-    /// The pipeline, where it has more than one stage and is not the world.
-    pub pipeline_parallel: Option<&'a mut ProcessGroup>,
-    /// The data-parallel group, where it has more than one member and is not the world.
-    pub data_parallel: Option<&'a mut ProcessGroup>,
-}
-
 impl ProcessGroupManager {
     /// As [`initialize_with`](Self::initialize_with), where the libraries of GPUs are known to the loader or configured.
     ///
@@ -222,20 +209,6 @@ impl ProcessGroupManager {
     /// The ranks that hold the same weights as this one.
     pub fn data_parallel(&mut self) -> &mut ProcessGroup {
         &mut self.groups[self.data]
-    }
-
-    /// The standard groups together, for code that uses several at a time.
-    pub fn groups(&mut self) -> Groups<'_> {
-        let (tensor, pipeline, data) = (self.tensor, self.pipeline, self.data);
-        let mut all: Vec<Option<&mut ProcessGroup>> = self.groups.iter_mut().map(Some).collect();
-        let world = all[0].take().expect("the world is always there");
-        // A group that plays two parts (all of size one, say) goes to the first that asks.
-        Groups {
-            world,
-            tensor_parallel: all[tensor].take(),
-            pipeline_parallel: all[pipeline].take(),
-            data_parallel: all[data].take(),
-        }
     }
 
     /// Makes a group of any ranks; member `i` of `ranks` gets rank `i` in it. All members call this with the same list,

@@ -45,6 +45,19 @@ ordinal! {
     Epoch(u64)
 }
 
+/// A number that is no rank: ranks have 32 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0} is no rank: the greatest is {max}", max = u32::MAX)]
+pub struct NoRank(pub usize);
+
+impl TryFrom<usize> for Rank {
+    type Error = NoRank;
+
+    fn try_from(index: usize) -> Result<Self, NoRank> {
+        u32::try_from(index).map(Self).map_err(|_| NoRank(index))
+    }
+}
+
 impl Rank {
     /// All ranks of a group of `world_size`, in order.
     pub fn all(world_size: usize) -> impl ExactSizeIterator<Item = Self> + Clone {
@@ -60,5 +73,17 @@ pub(crate) fn list(ranks: &[Rank]) -> String {
         [first @ .., last] => {
             format!("{} and {last}", first.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_index_becomes_a_rank_and_back_unless_it_is_too_great() {
+        assert_eq!(Rank::try_from(7usize).unwrap().index(), 7);
+        let error = Rank::try_from(1usize << 32).unwrap_err();
+        assert_eq!(error.to_string(), "4294967296 is no rank: the greatest is 4294967295");
     }
 }

@@ -1,6 +1,11 @@
 //! Operations in flight.
 
-use std::sync::mpsc;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+use futures_channel::oneshot;
 
 use crate::backend::stream::StreamWork;
 use crate::error::{Error, Result};
@@ -9,6 +14,8 @@ use crate::error::{Error, Result};
 ///
 /// On host memory the group's own worker runs it, on a GPU the group's own stream. Dropping it does not cancel the
 /// operation; the buffer is then freed when it ends.
+///
+/// [`wait`](Self::wait) blocks the thread. `work.await` does not, in any async runtime: see [`WorkFuture`].
 #[derive(Debug)]
 #[must_use = "an operation that nobody waits for fails unseen"]
 pub struct Work<B> {
@@ -16,7 +23,7 @@ pub struct Work<B> {
 }
 
 enum Inner<B> {
-    Worker(mpsc::Receiver<(B, Result<()>)>),
+    Worker(oneshot::Receiver<(B, Result<()>)>),
     Stream(InFlight<B>),
 }
 
@@ -55,8 +62,8 @@ impl<B> std::fmt::Debug for Inner<B> {
 }
 
 impl<B> Work<B> {
-    pub(crate) fn new() -> (mpsc::SyncSender<(B, Result<()>)>, Self) {
-        let (sender, done) = mpsc::sync_channel(1);
+    pub(crate) fn new() -> (oneshot::Sender<(B, Result<()>)>, Self) {
+        let (sender, done) = oneshot::channel();
         (sender, Self { inner: Inner::Worker(done) })
     }
 
@@ -95,13 +102,187 @@ impl<B> Work<B> {
     /// When the group's worker has died, or the GPU, and the buffer with it.
     pub fn into_parts(self) -> Result<(B, Result<()>)> {
         match self.inner {
-            Inner::Worker(done) => {
-                done.recv().map_err(|_| Error::Transport("the worker of this group has died".into()))
-            }
+            Inner::Worker(done) => block_on(done).map_err(|oneshot::Canceled| worker_died()),
             Inner::Stream(mut call) => {
                 let outcome = call.work.wait();
                 Ok((call.join()?, outcome))
             }
         }
+    }
+}
+
+impl<B: Send + 'static> IntoFuture for Work<B> {
+    type Output = Result<B>;
+    type IntoFuture = WorkFuture<B>;
+
+    fn into_future(self) -> WorkFuture<B> {
+        match self.inner {
+            Inner::Worker(done) => WorkFuture { done: Ok(done) },
+            Inner::Stream(_) => WorkFuture { done: self.on_thread() },
+        }
+    }
+}
+
+impl<B: Send + 'static> Work<B> {
+    /// Waits on a thread of its own.
+    fn on_thread(self) -> Result<oneshot::Receiver<(B, Result<()>)>> {
+        let (sender, done) = oneshot::channel();
+        let wait = move || {
+            if let Ok(outcome) = self.into_parts() {
+                // Nobody may be waiting any more; the buffer is then freed here.
+                let _ = sender.send(outcome);
+            }
+        };
+        let started = thread::Builder::new().name("ryz-await".into()).spawn(wait);
+        started.map_err(Error::system("cannot start a thread that waits for an operation on a GPU"))?;
+        Ok(done)
+    }
+}
+
+/// The end of an operation, with [`Work::wait`]'s result. It needs no runtime, and none in particular.
+///
+/// On host memory the group's worker wakes the task. A GPU wakes nobody: there a thread is started that waits, at most until the
+/// group's timeout. Where that is too much for each operation, [`Work::join`] blocks neither thread nor task, and
+/// [`ProcessGroup::synchronize`](crate::ProcessGroup::synchronize) waits for many.
+///
+/// Dropping it does not cancel the operation.
+#[derive(Debug)]
+#[must_use = "futures do nothing unless polled, and an operation that nobody waits for fails unseen"]
+pub struct WorkFuture<B> {
+    done: Result<oneshot::Receiver<(B, Result<()>)>>,
+}
+
+impl<B> Future for WorkFuture<B> {
+    type Output = Result<B>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<B>> {
+        let done = match &mut self.done {
+            Ok(done) => done,
+            Err(error) => return Poll::Ready(Err(error.clone())),
+        };
+        Pin::new(done).poll(context).map(|outcome| {
+            let (buffer, result) = outcome.map_err(|oneshot::Canceled| worker_died())?;
+            result.map(|()| buffer)
+        })
+    }
+}
+
+fn worker_died() -> Error {
+    Error::Transport("the thread that ran this operation has died".into())
+}
+
+/// Waits on this thread, also within a task of a runtime.
+fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
+    struct Unpark(Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut context = Context::from_waker(&waker);
+    loop {
+        match Pin::new(&mut future).poll(&mut context) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::group::ProcessGroup;
+    use crate::operation::ReduceOp;
+    use crate::rank::Rank;
+    use crate::testing::in_time;
+
+    /// Both ranks of a group, each on a thread with a deadline.
+    fn both(rank: impl Fn(&mut ProcessGroup) + Send + Sync + Copy + 'static) {
+        in_time(move || {
+            std::thread::scope(|scope| {
+                for mut group in ProcessGroup::loopback(2) {
+                    scope.spawn(move || rank(&mut group));
+                }
+            });
+        });
+    }
+
+    #[test]
+    fn an_operation_is_awaited_without_a_runtime() {
+        both(|group| {
+            let work = group.all_reduce_async(vec![1.0f32; 1000], ReduceOp::Sum).unwrap();
+            assert_eq!(block_on(work.into_future()).unwrap(), [2.0; 1000]);
+        });
+    }
+
+    #[test]
+    fn operations_are_awaited_in_tokio_while_other_tasks_run() {
+        both(|group| {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let me = group.rank();
+            runtime.block_on(async {
+                let (tell, told) = tokio::sync::oneshot::channel();
+                // Rank 1 sends only when its other task has run, on the one thread there is.
+                let other = async { tell.send(()).unwrap() };
+                let message = async {
+                    if me == Rank(0) {
+                        return group.recv_async(vec![0u32; 3], Rank(1)).unwrap().await.unwrap();
+                    }
+                    told.await.unwrap();
+                    group.send_async(vec![7u32; 3], Rank(0)).unwrap().await.unwrap()
+                };
+                let (message, ()) = tokio::join!(message, other);
+                assert_eq!(message, [7; 3]);
+            });
+        });
+    }
+
+    #[test]
+    fn waiting_within_a_task_blocks_and_ends() {
+        both(|group| {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(async {
+                for _ in 0..500 {
+                    let work = group.all_reduce_async([1u8], ReduceOp::Sum).unwrap();
+                    assert_eq!(work.wait().unwrap(), [2]);
+                }
+            });
+        });
+    }
+
+    #[test]
+    fn a_future_that_is_dropped_leaves_the_group_usable() {
+        both(|group| {
+            drop(group.all_reduce_async(vec![1i32; 10], ReduceOp::Sum).unwrap().into_future());
+            let work = group.all_reduce_async(vec![2i32; 10], ReduceOp::Sum).unwrap();
+            assert_eq!(block_on(work.into_future()).unwrap(), [4; 10]);
+        });
+    }
+
+    /// Ends once it is waited for, as a call on a GPU.
+    struct Fails(bool);
+
+    impl StreamWork for Fails {
+        fn wait(&mut self) -> Result<()> {
+            if self.0 { Err(Error::Transport("a link broke".into())) } else { Ok(()) }
+        }
+
+        fn check(&self) -> Result<()> {
+            Ok(())
+        }
+
+        fn join(&mut self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_operation_on_a_stream_is_awaited_on_a_thread_of_its_own() {
+        let of = |fails| Work::on_stream(vec![5u8], Box::new(Fails(fails))).into_future();
+        assert_eq!(block_on(of(false)).unwrap(), [5]);
+        assert!(block_on(of(true)).unwrap_err().to_string().contains("a link broke"));
     }
 }

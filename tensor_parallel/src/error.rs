@@ -118,6 +118,17 @@ pub enum ConfigurationError {
     /// A probability that no set of tokens can have.
     #[error("top-p {0} must be above 0 and at most 1")]
     TopP(f64),
+    /// A repetition penalty that is no divisor of logits.
+    #[error("repetition penalty {0} must be positive; 1 is none")]
+    RepetitionPenalty(f32),
+    /// A presence or frequency penalty out of its range.
+    #[error("{name} penalty {value} must be from -2 to 2; 0 is none")]
+    Penalty {
+        /// Which one.
+        name: &'static str,
+        /// Its value.
+        value: f32,
+    },
     /// A bias that would be added as many times as there are ranks.
     #[error(
         "`{layer}` has a bias and its results are not reduced; whoever sums them must add the bias, once"
@@ -166,10 +177,20 @@ pub enum RequestError {
         sequences: usize,
     },
     /// A sequence that is given twice in one pass.
-    #[error("sequence {sequence} is to get two tokens in one pass over several; give it one a pass")]
+    #[error("sequence {sequence} is given twice in one pass; give it once, with all its tokens")]
     RepeatedSequence {
         /// The sequence.
         sequence: usize,
+    },
+    /// More positions than a sequence holds.
+    #[error("the first {length} positions of sequence {sequence} are to be copied, which holds {held}")]
+    ShortSequence {
+        /// The sequence.
+        sequence: usize,
+        /// Positions asked for.
+        length: usize,
+        /// Positions held.
+        held: usize,
     },
     /// More positions than are left in a sequence.
     #[error(

@@ -42,7 +42,25 @@ pub use compute::{Compute, Cuda, Host};
 pub use error::{ConfigurationError, Error, RemoteError, RequestError, Result};
 pub use float::UnsupportedDType;
 pub use generate::{
-    ChatError, ChatTemplate, GenerateOptions, Generated, Message, Sampling, StopReason, TextStream, Tokenizer,
+    ChatError, ChatTemplate, GenerateOptions, Generated, Message, Penalties, Sampling, StopReason,
+    TextStream, Tokenizer,
 };
-pub use model::{Decoder, Llama, LlamaConfig, LoadReport, check_world_size, legal_world_sizes};
+pub use model::{Decoder, Llama, LlamaConfig, LoadReport, Passes, check_world_size, legal_world_sizes};
 pub use tensor::Tensor;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Checked by the compiler.
+    #[test]
+    fn engines_share_a_model_and_move_decoders_to_threads() {
+        fn shared<T: Send + Sync + 'static>() {}
+        fn moved<T: Send + 'static>() {}
+        shared::<Llama>();
+        shared::<Cuda>();
+        shared::<Host>();
+        shared::<Tensor>();
+        moved::<Decoder>();
+    }
+}

@@ -1,5 +1,7 @@
 //! Elements in host memory, of any type.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 use ryzanstein_process_group::DType;
 
@@ -43,6 +45,15 @@ impl Storage {
             DType::F16 => Ok(Self::F16(values.into_iter().map(Float::narrow).collect())),
             DType::BF16 => Ok(Self::BF16(values.into_iter().map(Float::narrow).collect())),
             other => Err(UnsupportedDType(other)),
+        }
+    }
+
+    /// Some elements, in a storage of their own.
+    pub(crate) fn copied(&self, ranges: impl Iterator<Item = Range<usize>>) -> Self {
+        match self {
+            Self::F32(x) => Self::F32(ranges.flat_map(|range| &x[range]).copied().collect()),
+            Self::F16(x) => Self::F16(ranges.flat_map(|range| &x[range]).copied().collect()),
+            Self::BF16(x) => Self::BF16(ranges.flat_map(|range| &x[range]).copied().collect()),
         }
     }
 

@@ -188,6 +188,32 @@ impl Tensor {
         Ok(())
     }
 
+    /// Copies some elements to others of the same tensor, from `to` on. In a GPU's memory the two must not overlap.
+    ///
+    /// # Panics
+    /// When they are not within the tensor.
+    pub(crate) fn copy_within(&mut self, from: Range<usize>, to: usize) -> Result<()> {
+        match &mut self.memory {
+            Memory::Host(storage) => with_elements!(storage, x => x.copy_within(from, to)),
+            Memory::Device(array) => array.copy_within(from, to)?,
+        }
+        Ok(())
+    }
+
+    /// Some rows, in this order.
+    ///
+    /// # Panics
+    /// When the tensor does not have them.
+    pub(crate) fn select_rows(&self, rows: &[usize]) -> Result<Self> {
+        let columns = self.columns();
+        let shape = [rows.len(), columns];
+        let ranges = rows.iter().map(|row| row * columns..(row + 1) * columns);
+        match &self.memory {
+            Memory::Host(storage) => Ok(Self::from_storage(&shape, storage.copied(ranges))),
+            Memory::Device(array) => Ok(Self::from_device(&shape, array.copied(ranges, shape[0] * columns)?)),
+        }
+    }
+
     /// A new tensor of the same type in the same memory, of unspecified content.
     pub(crate) fn like(&self, shape: &[usize]) -> Result<Self> {
         match &self.memory {

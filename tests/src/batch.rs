@@ -1,11 +1,13 @@
 //! Sequences that are decoded together.
 
+use std::sync::Arc;
+
 use ryzanstein_process_group::ProcessGroup;
-use ryzanstein_tensor_parallel::Llama;
+use ryzanstein_tensor_parallel::{Decoder, Llama, Passes};
 
 use crate::fixtures::Expected;
 
-/// How many at once.
+/// How many are decoded at once.
 const SEQUENCES: usize = 3;
 
 /// Decodes a fixture's text several times in one batch: begun at different places, paused now and then, given in changing
@@ -14,13 +16,13 @@ const SEQUENCES: usize = 3;
 /// # Panics
 /// When the model fails.
 pub fn staggered(
-    model: &Llama,
+    model: &Arc<Llama>,
     expected: &Expected,
-    graph: bool,
+    passes: Passes,
     group: &mut ProcessGroup,
 ) -> Vec<(usize, Vec<f32>)> {
     let input = expected.input();
-    let mut decoder = model.decoder(SEQUENCES, input.len(), graph).unwrap();
+    let mut decoder = model.decoder(SEQUENCES, input.len(), passes).unwrap();
     let mut seen = Vec::new();
     for (sequence, begun) in [1, 2, expected.prompt.len()].into_iter().enumerate() {
         let logits = decoder.prefill(sequence, &input[..begun], group).unwrap();
@@ -52,5 +54,54 @@ pub fn staggered(
         let rows = values.chunks_exact(expected.vocabulary).map(<[f32]>::to_vec);
         seen.extend(positions.into_iter().zip(rows));
     }
+    seen
+}
+
+/// Gives a fixture's text to four sequences by passes that give some of them one token and others several, with sequences that
+/// are forked and truncated on the way. Gives the position and the logits after each last token.
+///
+/// # Panics
+/// When the model fails.
+pub fn mixed(
+    model: &Arc<Llama>,
+    expected: &Expected,
+    passes: Passes,
+    group: &mut ProcessGroup,
+) -> Vec<(usize, Vec<f32>)> {
+    let input = expected.input();
+    let mut decoder = model.decoder(4, input.len(), passes).unwrap();
+    let mut seen = Vec::new();
+    // How many tokens each sequence gets in a pass.
+    let mut step = |decoder: &mut Decoder, more: &[(usize, usize)]| {
+        let lengths = more.iter().map(|(sequence, _)| decoder.len(*sequence));
+        let ranges: Vec<_> = lengths.zip(more).map(|(length, (_, more))| length..length + more).collect();
+        let pairs: Vec<_> = more
+            .iter()
+            .zip(&ranges)
+            .map(|((sequence, _), range)| (*sequence, &input[range.clone()]))
+            .collect();
+        let logits = decoder.step(&pairs, group).unwrap();
+        assert_eq!(logits.shape(), [pairs.len(), expected.vocabulary]);
+        let values = logits.values().unwrap();
+        for (range, row) in ranges.iter().zip(values.chunks_exact(expected.vocabulary)) {
+            seen.push((range.end - 1, row.to_vec()));
+        }
+    };
+    step(&mut decoder, &[(2, 3)]);
+    step(&mut decoder, &[(2, 1), (0, 1)]);
+    step(&mut decoder, &[(1, 4), (2, 1), (3, 2), (0, 1)]);
+    step(&mut decoder, &[(3, 1), (1, 2)]);
+    // A prefix that two sequences share, over one that another had.
+    decoder.fork(1, 3, 5).unwrap();
+    decoder.truncate(2, 2);
+    assert_eq!([0, 1, 2, 3].map(|sequence| decoder.len(sequence)), [2, 6, 2, 5]);
+    step(&mut decoder, &[(3, 2), (0, 1), (2, 2), (1, 1)]);
+    for _ in 0..3 {
+        step(&mut decoder, &[(3, 1), (0, 1), (2, 1), (1, 1)]);
+    }
+    let left = input.len() - decoder.len(0);
+    step(&mut decoder, &[(1, 1), (0, left)]);
+    decoder.fork(0, 1, input.len() - 1).unwrap();
+    step(&mut decoder, &[(1, 1)]);
     seen
 }

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use ryzanstein_config::{BackendChoice, DeviceConfig};
 use ryzanstein_process_group::device::{Device, Libraries, Surroundings};
-use ryzanstein_process_group::{DType, LocalRank};
+use ryzanstein_process_group::{DType, LocalRank, MemoryRendezvous, ProcessGroupManager};
 use ryzanstein_tensor_parallel::attention::{Rotary, RotaryScaling};
-use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, SlotMapping};
+use ryzanstein_tensor_parallel::compute::{AttentionCall, LayerCache, Run, SlotMapping};
 use ryzanstein_tensor_parallel::{
-    Compute, Cuda, GenerateOptions, Host, Llama, LlamaConfig, Tensor, legal_world_sizes,
+    Compute, Cuda, GenerateOptions, Host, Llama, LlamaConfig, Passes, Tensor, legal_world_sizes,
 };
-use ryzanstein_tests::batch::staggered;
+use ryzanstein_tests::batch::{mixed, staggered};
 use ryzanstein_tests::fixtures::{Expected, FIXTURES, folder};
 use ryzanstein_tests::{config, distance, greatest, with_ranks};
 
@@ -367,15 +367,15 @@ fn near(got: &[f32], want: &[f32]) {
 /// Logits of all positions at once; of the prompt and then token by token; and by a recorded graph.
 fn logits(name: &str, dtype: Option<DType>, world_size: usize, expected: &Expected) -> [Vec<f32>; 3] {
     let mut all = on_gpus(world_size, |group| {
-        let model = Llama::load(&folder(name), dtype, group).unwrap();
+        let model = Arc::new(Llama::load(&folder(name), dtype, group).unwrap());
         let input = expected.input();
         let mut cache = model.cache(input.len()).unwrap();
         let at_once = model.forward(&input, &mut cache, group).unwrap().values().unwrap().into_owned();
         let (prompt, rest) = input.split_at(expected.prompt.len());
-        let [eager, recorded] = [false, true].map(|graph| {
+        let [eager, recorded] = [Passes::Eager, Passes::Graph].map(|passes| {
             let mut cache = model.cache(input.len()).unwrap();
             let mut values = model.forward(prompt, &mut cache, group).unwrap().values().unwrap().into_owned();
-            let mut decoder = model.decoder(1, input.len(), graph).unwrap();
+            let mut decoder = model.decoder(1, input.len(), passes).unwrap();
             let last = decoder.prefill(0, prompt, group).unwrap();
             let vocabulary = last.columns();
             // One row is a product of another kind than many.
@@ -443,10 +443,10 @@ fn greedy_decoding_on_gpus_gives_the_reference_tokens_recorded_or_not() {
             if expected.native.is_some() { vec![Some(DType::F32), None] } else { vec![Some(DType::F32)] };
         for world_size in world_sizes(name) {
             for dtype in &types {
-                for graph in [false, true] {
+                for passes in [Passes::Eager, Passes::Graph] {
                     let options = GenerateOptions {
                         max_new_tokens: expected.tokens.len(),
-                        graph,
+                        passes,
                         ..GenerateOptions::default()
                     };
                     for tokens in on_gpus(world_size, |group| {
@@ -455,7 +455,7 @@ fn greedy_decoding_on_gpus_gives_the_reference_tokens_recorded_or_not() {
                     }) {
                         assert_eq!(
                             tokens, expected.tokens,
-                            "{name}, world {world_size}, {dtype:?}, graph {graph}"
+                            "{name}, world {world_size}, {dtype:?}, {passes:?}"
                         );
                     }
                 }
@@ -471,8 +471,8 @@ fn sequences_decoded_together_on_gpus_have_the_logits_of_the_reference() {
         let expected = Expected::read(name);
         for world_size in world_sizes(name) {
             for all in on_gpus(world_size, |group| {
-                let model = Llama::load(&folder(name), Some(DType::F32), group).unwrap();
-                [false, true].map(|graph| staggered(&model, &expected, graph, group))
+                let model = Arc::new(Llama::load(&folder(name), Some(DType::F32), group).unwrap());
+                [Passes::Eager, Passes::Graph].map(|passes| staggered(&model, &expected, passes, group))
             }) {
                 assert!(
                     all[0] == all[1],
@@ -514,14 +514,27 @@ fn many_sequences_of_different_lengths_attend_to_their_own() {
             for (sequence, length) in lengths.into_iter().enumerate() {
                 pass(&SlotMapping::Consecutive { sequence, position: 0 }, length, sequence);
             }
-            [[4, 0, 3, 1, 2], [0, 1, 2, 3, 4]]
+            let mut all: Vec<_> = [[4, 0, 3, 1, 2], [0, 1, 2, 3, 4]]
                 .into_iter()
                 .enumerate()
                 .map(|(round, order)| {
                     let slots = order.map(|sequence| (sequence, lengths[sequence] + round));
                     pass(&SlotMapping::OnePerSequence(slots.to_vec()), lengths.len(), 50 + round)
                 })
-                .collect::<Vec<_>>()
+                .collect();
+            // Some of them get one more token, others several, in one batch.
+            let single = [3, 0].map(|sequence| (sequence, lengths[sequence]));
+            let runs = [(1, 100), (4, 1), (2, 37)].map(|(sequence, tokens)| Run {
+                sequence,
+                position: lengths[sequence] + 2,
+                tokens,
+            });
+            all.push(pass(
+                &SlotMapping::Mixed { single: single.to_vec(), runs: runs.to_vec() },
+                2 + 100 + 1 + 37,
+                60,
+            ));
+            all
         };
         let want = all(&host, &|t| t);
         let got = all(&cuda, &|t| cuda.upload(t).unwrap());
@@ -533,6 +546,62 @@ fn many_sequences_of_different_lengths_attend_to_their_own() {
 
 #[test]
 #[ignore = "needs a GPU"]
+fn prompts_next_tokens_forks_and_truncated_sequences_in_one_pass_have_the_logits_of_the_reference_on_gpus() {
+    for name in FIXTURES {
+        let expected = Expected::read(name);
+        for world_size in world_sizes(name) {
+            for all in on_gpus(world_size, |group| {
+                let model = Arc::new(Llama::load(&folder(name), Some(DType::F32), group).unwrap());
+                [Passes::Eager, Passes::Graph].map(|passes| mixed(&model, &expected, passes, group))
+            }) {
+                for (position, got) in all.iter().flatten() {
+                    let want = &expected.logits[position * expected.vocabulary..][..expected.vocabulary];
+                    near(got, want);
+                }
+            }
+        }
+    }
+}
+
+/// What another thread enqueues while a pass is captured neither gets into the graph nor is lost.
+#[test]
+#[ignore = "needs a GPU"]
+fn two_threads_share_a_model_while_each_records_its_passes() {
+    let name = "llama-gqa";
+    let expected = Expected::read(name);
+    let input = expected.input();
+    let row = |position: usize| &expected.logits[position * expected.vocabulary..][..expected.vocabulary];
+    let libraries = libraries();
+    let device = Device::open(&libraries, LocalRank(0), &DeviceConfig::default()).unwrap();
+    let managers: Vec<_> = (0..2)
+        .map(|_| {
+            let ranks = MemoryRendezvous::new(1);
+            ProcessGroupManager::initialize_on(&config(BackendChoice::Nccl), &ranks[0], &device).unwrap()
+        })
+        .collect();
+    let mut managers = managers.into_iter();
+    let mut first = managers.next().unwrap();
+    let model = Arc::new(Llama::load(&folder(name), Some(DType::F32), first.world()).unwrap());
+    std::thread::scope(|scope| {
+        for mut manager in std::iter::once(first).chain(managers) {
+            let (model, input) = (Arc::clone(&model), &input);
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    let mut decoder = model.decoder(1, input.len(), Passes::Graph).unwrap();
+                    decoder.prefill(0, &input[..1], manager.world()).unwrap();
+                    for (position, token) in input.iter().enumerate().skip(1) {
+                        let logits = decoder.decode(&[(0, *token)], manager.world()).unwrap();
+                        near(&logits.values().unwrap(), row(position));
+                    }
+                }
+                manager.finalize().unwrap();
+            });
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs a GPU"]
 fn decoders_of_one_model_leave_each_others_results_alone() {
     let name = "llama-gqa";
     let expected = Expected::read(name);
@@ -540,9 +609,11 @@ fn decoders_of_one_model_leave_each_others_results_alone() {
     let row = |position: usize| &expected.logits[position * expected.vocabulary..][..expected.vocabulary];
     for world_size in world_sizes(name) {
         on_gpus(world_size, |group| {
-            let model = Llama::load(&folder(name), Some(DType::F32), group).unwrap();
-            let (mut a, mut b) =
-                (model.decoder(1, input.len(), true).unwrap(), model.decoder(1, input.len(), true).unwrap());
+            let model = Arc::new(Llama::load(&folder(name), Some(DType::F32), group).unwrap());
+            let (mut a, mut b) = (
+                model.decoder(1, input.len(), Passes::Graph).unwrap(),
+                model.decoder(1, input.len(), Passes::Graph).unwrap(),
+            );
             let ahead = 4;
             a.prefill(0, &input[..ahead], group).unwrap();
             // From the third token on, the first decoder repeats a recorded pass.

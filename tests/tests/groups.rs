@@ -121,13 +121,11 @@ fn a_layout_gives_every_rank_its_groups() {
             [me % 2 + me / 4 * 4, me % 2 + me / 4 * 4 + 2]
         );
         assert_eq!(numbers(manager.data_parallel().members()), [me % 4, me % 4 + 4]);
-        let groups = manager.groups();
-        let tensor = groups.tensor_parallel.unwrap();
         let mut sum = [me];
-        tensor.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+        manager.tensor_parallel().all_reduce(&mut sum, ReduceOp::Sum).unwrap();
         assert_eq!(sum, [me / 2 * 4 + 1]);
-        groups.data_parallel.unwrap().all_reduce(&mut sum, ReduceOp::Max).unwrap();
-        groups.world.all_reduce(&mut sum, ReduceOp::Max).unwrap();
+        manager.data_parallel().all_reduce(&mut sum, ReduceOp::Max).unwrap();
+        manager.world().all_reduce(&mut sum, ReduceOp::Max).unwrap();
         assert_eq!(sum, [13]);
         manager.finalize().unwrap();
     });

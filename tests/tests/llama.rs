@@ -1,9 +1,10 @@
 //! A model on several ranks: what users ask of it and what goes wrong.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use ryzanstein_process_group::{ProcessGroup, Rank};
-use ryzanstein_tensor_parallel::{Error, GenerateOptions, Llama, Sampling, StopReason};
+use ryzanstein_tensor_parallel::{Error, GenerateOptions, Llama, Passes, Penalties, Sampling, StopReason};
 use ryzanstein_tests::{fixtures::folder, on_loopback};
 use tempfile::TempDir;
 
@@ -22,6 +23,8 @@ fn sampling_gives_the_same_tokens_on_every_rank_and_again_with_the_same_seed() {
         let sampling = Sampling::Random { temperature: 1.5, top_p: 0.95, top_k: None, seed };
         let options =
             GenerateOptions { max_new_tokens: 30, sampling, ignore_end: true, ..GenerateOptions::default() };
+        let penalties = Penalties { repetition: 1.1, presence: 0.5, frequency: 0.5 };
+        let options = GenerateOptions { penalties, ..options };
         let all = on_loopback(4, |group| {
             let model = Llama::load(&folder("llama-gqa"), None, group).unwrap();
             model.generate(&[1, 5, 9], &options, group).unwrap()
@@ -65,7 +68,7 @@ fn generation_stops_after_an_end_token_unless_told_not_to() {
 #[test]
 fn what_a_model_cannot_take_is_refused_on_every_rank_and_the_group_stays_usable() {
     on_loopback(2, |group| {
-        let model = Llama::load(&folder("llama-gqa"), None, group).unwrap();
+        let model = Arc::new(Llama::load(&folder("llama-gqa"), None, group).unwrap());
         let refused = |result: Result<(), Error>, expected: &str| {
             let message = result.unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
@@ -83,13 +86,21 @@ fn what_a_model_cannot_take_is_refused_on_every_rank_and_the_group_stays_usable(
         let options = GenerateOptions { max_new_tokens: 255, ..GenerateOptions::default() };
         refused(model.generate(&[1; 3], &options, group).map(|_| ()), "257 positions are more than");
         model.forward(&[1], &mut cache, group).unwrap();
-        let mut decoder = model.decoder(2, 3, true).unwrap();
+        let mut decoder = model.decoder(2, 3, Passes::Graph).unwrap();
         decoder.prefill(0, &[1; 3], group).unwrap();
         refused(decoder.prefill(2, &[1], group).map(|_| ()), "no sequence 2 in a KV cache for 2");
         refused(decoder.decode(&[(1, 1), (0, 1)], group).map(|_| ()), "do not fit sequence 0");
-        refused(decoder.decode(&[(1, 1), (1, 1)], group).map(|_| ()), "sequence 1 is to get two tokens");
+        refused(decoder.decode(&[(1, 1), (1, 1)], group).map(|_| ()), "sequence 1 is given twice");
         refused(decoder.decode(&[], group).map(|_| ()), "at least one sequence");
         refused(decoder.decode(&[(1, 100)], group).map(|_| ()), "token 100 is not in the vocabulary");
+        refused(decoder.step(&[], group).map(|_| ()), "at least one sequence");
+        refused(decoder.step(&[(0, &[]), (1, &[1, 1])], group).map(|_| ()), "at least one token");
+        refused(decoder.step(&[(1, &[1, 1]), (1, &[1])], group).map(|_| ()), "sequence 1 is given twice");
+        refused(decoder.step(&[(1, &[1, 1]), (0, &[1])], group).map(|_| ()), "do not fit sequence 0");
+        refused(decoder.step(&[(1, &[1, 100])], group).map(|_| ()), "token 100 is not in the vocabulary");
+        refused(decoder.fork(0, 2, 1), "no sequence 2 in a KV cache for 2");
+        refused(decoder.fork(0, 1, 4), "first 4 positions of sequence 0 are to be copied, which holds 3");
+        assert_eq!((decoder.len(0), decoder.len(1)), (3, 0));
         decoder.clear(0);
         assert_eq!((decoder.len(0), decoder.is_empty()), (0, true));
         decoder.decode(&[(1, 1), (0, 1)], group).unwrap();

@@ -1,8 +1,12 @@
 //! Small random checkpoints against what `transformers` computes from them (see `fixtures/README.md`).
 
-use ryzanstein_process_group::{DType, Rank};
-use ryzanstein_tensor_parallel::{Error, GenerateOptions, Llama, LlamaConfig, Tokenizer, legal_world_sizes};
-use ryzanstein_tests::batch::staggered;
+use std::sync::Arc;
+
+use ryzanstein_process_group::{DType, ProcessGroup, Rank};
+use ryzanstein_tensor_parallel::{
+    Error, GenerateOptions, Llama, LlamaConfig, Passes, Tokenizer, legal_world_sizes,
+};
+use ryzanstein_tests::batch::{mixed, staggered};
 use ryzanstein_tests::fixtures::{Expected, FIXTURES, folder, world_sizes};
 use ryzanstein_tests::{distance, greatest, on_loopback};
 
@@ -29,14 +33,16 @@ fn logits(name: &str, dtype: Option<DType>, world_size: usize, expected: &Expect
     first
 }
 
-#[test]
-fn sequences_decoded_together_have_the_logits_of_the_reference_at_every_position() {
+/// What `run` computes on every rank, for each fixture and world size, against the reference.
+fn at_every_position(
+    run: impl Fn(&Arc<Llama>, &Expected, &mut ProcessGroup) -> Vec<(usize, Vec<f32>)> + Sync,
+) {
     for name in FIXTURES {
         let expected = Expected::read(name);
         for &world_size in world_sizes(name) {
             let mut all = on_loopback(world_size, |group| {
-                let model = Llama::load(&folder(name), Some(DType::F32), group).unwrap();
-                staggered(&model, &expected, true, group)
+                let model = Arc::new(Llama::load(&folder(name), Some(DType::F32), group).unwrap());
+                run(&model, &expected, group)
             });
             let first = all.remove(0);
             assert!(all.iter().all(|other| *other == first), "{name}, world {world_size}: ranks disagree");
@@ -51,6 +57,16 @@ fn sequences_decoded_together_have_the_logits_of_the_reference_at_every_position
             }
         }
     }
+}
+
+#[test]
+fn sequences_decoded_together_have_the_logits_of_the_reference_at_every_position() {
+    at_every_position(|model, expected, group| staggered(model, expected, Passes::Graph, group));
+}
+
+#[test]
+fn prompts_next_tokens_forks_and_truncated_sequences_in_one_pass_have_the_logits_of_the_reference() {
+    at_every_position(|model, expected, group| mixed(model, expected, Passes::Graph, group));
 }
 
 fn is_half(name: &str) -> bool {

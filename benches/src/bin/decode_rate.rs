@@ -5,13 +5,14 @@
 //! All sequences hold the same tokens, so their logits must agree up to rounding, which is checked at each pass.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ryzanstein_benches::checkpoint::{self, VOCABULARY};
 use ryzanstein_benches::ranks;
 use ryzanstein_process_group::{ProcessGroup, table, units};
-use ryzanstein_tensor_parallel::{Llama, Tensor};
+use ryzanstein_tensor_parallel::{Llama, Passes, Tensor};
 
 /// Untimed passes: the first runs eagerly, the second is captured.
 const WARM_UP: usize = 4;
@@ -49,11 +50,12 @@ fn main() -> Result<()> {
 fn rank(folder: &Path, sequences: &[usize], prompt: usize, passes: usize) -> Result<()> {
     let mut orchestrator = ranks::initialize()?;
     let group = orchestrator.manager().world();
-    let model = Llama::load(folder, None, group)?;
+    let model = Arc::new(Llama::load(folder, None, group)?);
     let mut rows = Vec::new();
     let mut of_first = None;
     for n in sequences {
-        let [eager, recorded] = [false, true].map(|graph| pass(&model, *n, (prompt, passes), graph, group));
+        let [eager, recorded] =
+            [Passes::Eager, Passes::Graph].map(|kind| pass(&model, *n, (prompt, passes), kind, group));
         let (eager, recorded) = (eager?, recorded?);
         let first = *of_first.get_or_insert(recorded);
         rows.push(vec![
@@ -74,15 +76,15 @@ fn rank(folder: &Path, sequences: &[usize], prompt: usize, passes: usize) -> Res
 
 /// Median seconds of a pass that gives each of `n` sequences a token.
 fn pass(
-    model: &Llama,
+    model: &Arc<Llama>,
     n: usize,
     (prompt, passes): (usize, usize),
-    graph: bool,
+    kind: Passes,
     group: &mut ProcessGroup,
 ) -> Result<f64> {
     let token = |at: usize| (at * 37 % VOCABULARY) as u32;
     let text: Vec<u32> = (0..prompt).map(token).collect();
-    let mut decoder = model.decoder(n, prompt + WARM_UP + passes, graph)?;
+    let mut decoder = model.decoder(n, prompt + WARM_UP + passes, kind)?;
     for sequence in 0..n {
         decoder.prefill(sequence, &text, group)?;
     }

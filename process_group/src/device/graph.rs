@@ -8,6 +8,7 @@ use super::context::Context;
 use super::error::DeviceError;
 use super::stream::Stream;
 use super::symbols::foreign;
+use super::turns::Turn;
 
 /// Work recorded by [`Stream::capture`], to be done any number of times at the price of one launch.
 pub struct Graph {
@@ -50,6 +51,7 @@ impl Graph {
     /// # Errors
     /// Those of the driver.
     pub fn launch(&self, stream: &Stream) -> Result<(), DeviceError> {
+        let _turn = stream.turn();
         self.context.bind()?;
         let _one_at_a_time = self.launching.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: executable and stream live. That the recorded addresses still are is promised by whoever captured.
@@ -62,7 +64,8 @@ impl Graph {
 impl Stream {
     /// Records what `work` enqueues on this stream into a graph, without doing it.
     ///
-    /// `work` must not wait for the GPU, nor allocate or free its memory.
+    /// `work` must not wait for the GPU, nor allocate or free its memory. Another thread that enqueues on the stream waits until
+    /// the capture has ended, so `work` must not wait for one. What goes to the stream past this crate does not wait.
     ///
     /// # Errors
     /// Those of `work`, and those of the driver.
@@ -90,16 +93,19 @@ impl Stream {
 const RELAXED: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
 
 /// A stream that is captured until this is dropped: also when what is captured fails or panics.
-struct Capture<'a>(Option<&'a Stream>);
+struct Capture<'a> {
+    stream: Option<&'a Stream>,
+    /// Ends with the capture.
+    _turn: Turn<'a>,
+}
 
 impl<'a> Capture<'a> {
     fn begin(stream: &'a Stream) -> Result<Self, DeviceError> {
-        let mut capturing = stream.capturing().lock().unwrap_or_else(PoisonError::into_inner);
-        if *capturing {
-            return Err(DeviceError::invalid(
+        let turn = stream.turns().capture().ok_or_else(|| {
+            DeviceError::invalid(
                 "a stream is captured that is being captured already; end the first capture before",
-            ));
-        }
+            )
+        })?;
         let context = stream.context();
         // Relaxed: events of calls before the capture may be asked for meanwhile, by this thread (whose profile does)
         // and by the watchers' threads; in the stricter modes that ends the capture.
@@ -107,19 +113,18 @@ impl<'a> Capture<'a> {
         let code =
             unsafe { foreign!(driver, context.driver.cuStreamBeginCapture_v2(stream.handle(), RELAXED)) };
         context.check("cuStreamBeginCapture", code)?;
-        *capturing = true;
-        Ok(Self(Some(stream)))
+        Ok(Self { stream: Some(stream), _turn: turn })
     }
 
     /// The graph, if CUDA's code is zero.
     fn end(mut self) -> (sys::CUgraph, i32) {
-        self.0.take().map_or((std::ptr::null_mut(), 0), finish)
+        self.stream.take().map_or((std::ptr::null_mut(), 0), finish)
     }
 }
 
 impl Drop for Capture<'_> {
     fn drop(&mut self) {
-        let Some(stream) = self.0.take() else { return };
+        let Some(stream) = self.stream.take() else { return };
         let (graph, _) = finish(stream);
         if !graph.is_null() {
             let driver = &stream.context().driver;
@@ -131,8 +136,6 @@ impl Drop for Capture<'_> {
 
 /// Ends the capture of a stream.
 fn finish(stream: &Stream) -> (sys::CUgraph, i32) {
-    let mut capturing = stream.capturing().lock().unwrap_or_else(PoisonError::into_inner);
-    *capturing = false;
     let mut graph = std::ptr::null_mut();
     let driver = &stream.context().driver;
     // SAFETY: the capture was begun by this program; the pointer is to a live handle.

@@ -28,6 +28,7 @@ mod slices;
 mod stream;
 pub(crate) mod symbols;
 pub(crate) mod tracked;
+mod turns;
 
 pub use ::cudarc;
 pub use compile::{Kernels, compile_for};
@@ -44,3 +45,4 @@ pub use peer::peer_copy_gbs;
 pub use pinned::PinnedBuffer;
 pub use stream::Stream;
 pub use symbols::{Address, Binding, CodeBinding, Handle, Returned, Symbol, Unusable, Version};
+pub use turns::Turn;

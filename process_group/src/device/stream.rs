@@ -1,7 +1,7 @@
 //! Streams: what runs on a GPU, and in which order.
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaStream, sys};
@@ -12,6 +12,7 @@ use super::error::DeviceError;
 use super::poll::poll;
 use super::symbols::Address;
 use super::symbols::foreign;
+use super::turns::{Turn, Turns};
 
 /// How often a wait without a deadline says that it waits.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
@@ -25,8 +26,7 @@ pub struct Stream {
 struct Inner {
     context: Arc<Context>,
     stream: Arc<CudaStream>,
-    /// It is being captured into a [`Graph`](super::Graph).
-    capturing: Mutex<bool>,
+    turns: Turns,
 }
 
 impl Stream {
@@ -38,7 +38,7 @@ impl Stream {
 
     /// A stream that there is, of this context.
     pub(super) fn over(context: &Arc<Context>, stream: Arc<CudaStream>) -> Self {
-        let inner = Inner { context: Arc::clone(context), stream, capturing: Mutex::new(false) };
+        let inner = Inner { context: Arc::clone(context), stream, turns: Turns::default() };
         Self { inner: Arc::new(inner) }
     }
 
@@ -56,16 +56,23 @@ impl Stream {
         &self.inner.context
     }
 
-    /// Whether it is being captured into a graph by this program's own doing; held while that changes.
-    pub(super) fn capturing(&self) -> &Mutex<bool> {
-        &self.inner.capturing
+    pub(super) fn turns(&self) -> &Turns {
+        &self.inner.turns
     }
 
-    /// Whether everything enqueued so far has been done.
+    /// This thread's turn to enqueue: waits while another thread [captures](Self::capture) the stream, which would take what is
+    /// enqueued into its graph. Everything in this crate that enqueues takes a turn; a caller needs one where a foreign
+    /// library enqueues by [`handle`](Self::handle).
+    pub fn turn(&self) -> Turn<'_> {
+        self.inner.turns.enqueue()
+    }
+
+    /// Whether everything enqueued so far has been done. Not while another thread captures the stream, which cannot be asked then.
     ///
     /// # Errors
     /// What went wrong on the GPU meanwhile.
     pub fn is_idle(&self) -> Result<bool, DeviceError> {
+        let Some(_turn) = self.inner.turns.try_enqueue() else { return Ok(false) };
         let context = &self.inner.context;
         context.bind()?;
         // SAFETY: the stream lives as long as `self`.
@@ -123,6 +130,7 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
+        let _turn = self.turn();
         let context = &self.inner.context;
         context.bind()?;
         // SAFETY: by the caller's promise.
@@ -139,6 +147,7 @@ impl Stream {
         if from.is_empty() {
             return Ok(());
         }
+        let _turn = self.turn();
         let context = &self.inner.context;
         context.bind()?;
         let pointer = from.as_ptr().cast::<c_void>();
@@ -157,6 +166,7 @@ impl Stream {
         if to.is_empty() {
             return Ok(());
         }
+        let _turn = self.turn();
         let context = &self.inner.context;
         context.bind()?;
         let pointer = to.as_mut_ptr().cast::<c_void>();
@@ -175,6 +185,7 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
+        let _turn = self.turn();
         let context = &self.inner.context;
         context.bind()?;
         // SAFETY: by the caller's promise.
@@ -189,8 +200,8 @@ impl Stream {
         &self,
         act: impl FnOnce() -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
-        let capturing = self.inner.capturing.lock().unwrap_or_else(PoisonError::into_inner);
-        if *capturing || self.is_capturing()? { Ok(()) } else { act() }
+        let Some(_turn) = self.inner.turns.try_enqueue() else { return Ok(()) };
+        if self.is_capturing()? { Ok(()) } else { act() }
     }
 }
 

@@ -63,16 +63,38 @@ impl KvCache {
         }
     }
 
+    /// Copies the first `length` positions of sequence `from` to sequence `to`, which then holds these and no others.
+    ///
+    /// # Errors
+    /// When there is no such sequence, `from` holds fewer positions, or a GPU fails.
+    pub fn fork(&mut self, from: usize, to: usize, length: usize) -> Result<()> {
+        let held = self.length(from)?;
+        self.length(to)?;
+        if length > held {
+            return Err(RequestError::ShortSequence { sequence: from, length, held }.into());
+        }
+        if from != to {
+            self.lengths[to] = 0;
+            self.layers.iter_mut().try_for_each(|layer| layer.copy_prefix(from, to, length))?;
+        }
+        self.lengths[to] = length;
+        Ok(())
+    }
+
+    /// Positions held of a sequence that must be there.
+    fn length(&self, sequence: usize) -> Result<usize> {
+        let sequences = self.lengths.len();
+        let unknown = RequestError::UnknownSequence { sequence, sequences };
+        self.lengths.get(sequence).copied().ok_or_else(|| unknown.into())
+    }
+
     /// The next position of a sequence that must have room for `more`.
     pub(crate) fn next_position(&self, sequence: usize, more: usize) -> Result<usize> {
-        let Some(length) = self.lengths.get(sequence) else {
-            return Err(RequestError::UnknownSequence { sequence, sequences: self.lengths.len() }.into());
-        };
-        if more > self.capacity - length {
-            let (length, capacity) = (*length, self.capacity);
+        let (length, capacity) = (self.length(sequence)?, self.capacity);
+        if more > capacity - length {
             return Err(RequestError::CacheFull { sequence, more, length, capacity }.into());
         }
-        Ok(*length)
+        Ok(length)
     }
 
     /// Counts `tokens` tokens that have been written to these slots.

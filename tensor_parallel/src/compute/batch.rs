@@ -1,5 +1,7 @@
 //! The tokens of one forward pass, and where they go in the cache.
 
+use std::ops::Range;
+
 use crate::error::{Error, RequestError, Result};
 use crate::gpu::Block;
 use crate::rotary::{Rotary, RotaryTable};
@@ -16,6 +18,32 @@ pub enum SlotMapping {
     },
     /// One token for each of several sequences: the sequence, and the token's position there.
     OnePerSequence(Vec<(usize, usize)>),
+    /// One token for each of some sequences, then consecutive positions of others.
+    Mixed {
+        /// The first tokens: the sequence, and the token's position there.
+        single: Vec<(usize, usize)>,
+        /// The other tokens, sequence by sequence.
+        runs: Vec<Run>,
+    },
+}
+
+/// Consecutive positions of one sequence, among others in a batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Run {
+    /// The sequence.
+    pub sequence: usize,
+    /// The position of the first token.
+    pub position: usize,
+    /// Number of tokens.
+    pub tokens: usize,
+}
+
+/// Rows of a batch that attention can take at once.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Part {
+    pub(super) rows: Range<usize>,
+    /// Whether each row is of another sequence; otherwise their positions in one sequence follow each other.
+    pub(super) is_single: bool,
 }
 
 impl SlotMapping {
@@ -29,25 +57,60 @@ impl SlotMapping {
         match self {
             Self::Consecutive { sequence, position } => (*sequence, position + row),
             Self::OnePerSequence(slots) => slots[row],
+            Self::Mixed { single, runs } => {
+                if let Some(slot) = single.get(row) {
+                    return *slot;
+                }
+                let mut row = row - single.len();
+                for run in runs {
+                    if row < run.tokens {
+                        return (run.sequence, run.position + row);
+                    }
+                    row -= run.tokens;
+                }
+                panic!("a batch has slots for all its rows")
+            }
+        }
+    }
+
+    /// The parts of a batch of `rows` tokens, in order.
+    pub(super) fn parts(&self, rows: usize) -> Vec<Part> {
+        match self {
+            Self::Consecutive { .. } => vec![Part { rows: 0..rows, is_single: rows == 1 }],
+            Self::OnePerSequence(_) => vec![Part { rows: 0..rows, is_single: true }],
+            Self::Mixed { single, runs } => {
+                let mut parts = vec![Part { rows: 0..single.len(), is_single: true }];
+                for run in runs {
+                    let start = parts[parts.len() - 1].rows.end;
+                    parts.push(Part { rows: start..start + run.tokens, is_single: run.tokens == 1 });
+                }
+                parts.retain(|part| !part.rows.is_empty());
+                parts
+            }
         }
     }
 
     fn check(&self, rows: usize) -> Result<()> {
-        let slots = match self {
-            Self::OnePerSequence(slots) => slots,
-            Self::Consecutive { position, .. } => {
-                return match position.checked_add(rows) {
-                    Some(_) => Ok(()),
-                    None => Err(Error::input(format!(
-                        "{rows} tokens from position {position} on cannot be counted"
-                    ))),
-                };
+        let (single, runs): (&[_], &[Run]) = match self {
+            Self::OnePerSequence(slots) => (slots, &[]),
+            Self::Mixed { single, runs } => (single, runs),
+            Self::Consecutive { sequence, position } => {
+                (&[], &[Run { sequence: *sequence, position: *position, tokens: rows }])
             }
         };
-        if slots.len() != rows {
-            return Err(Error::input(format!("{rows} tokens cannot go to {} slots", slots.len())));
+        for Run { position, tokens, .. } in runs {
+            if position.checked_add(*tokens).is_none() {
+                return Err(Error::input(format!(
+                    "{tokens} tokens from position {position} on cannot be counted"
+                )));
+            }
         }
-        let mut sequences: Vec<usize> = slots.iter().map(|(sequence, _)| *sequence).collect();
+        let slots = runs.iter().try_fold(single.len(), |slots, run| slots.checked_add(run.tokens));
+        if slots != Some(rows) {
+            return Err(Error::input(format!("{rows} tokens cannot go to the slots {self:?}")));
+        }
+        let mut sequences: Vec<usize> = single.iter().map(|(sequence, _)| *sequence).collect();
+        sequences.extend(runs.iter().map(|run| run.sequence));
         sequences.sort_unstable();
         let twice = sequences.windows(2).find_map(|pair| (pair[0] == pair[1]).then_some(pair[0]));
         if let Some(sequence) = twice {
@@ -57,11 +120,12 @@ impl SlotMapping {
     }
 
     fn same_kind(&self, other: &Self) -> bool {
-        matches!(
-            (self, other),
+        match (self, other) {
             (Self::Consecutive { .. }, Self::Consecutive { .. })
-                | (Self::OnePerSequence(_), Self::OnePerSequence(_))
-        )
+            | (Self::OnePerSequence(_), Self::OnePerSequence(_)) => true,
+            (Self::Mixed { .. }, Self::Mixed { .. }) => self == other,
+            _ => false,
+        }
     }
 }
 
@@ -81,7 +145,7 @@ pub struct Batch {
 /// What a GPU keeps of a batch.
 #[derive(Debug)]
 pub(super) struct DeviceBatch {
-    /// Positions, sequences, tokens, and the rotary frequencies, 32 bits each.
+    /// Positions and then sequences of each [`Part`], tokens, and the rotary frequencies, 32 bits each.
     pub(super) state: Block,
     /// Sine and cosine of every angle.
     pub(super) rotations: Block,

@@ -14,7 +14,7 @@ use crate::gpu::{self, Gpu};
 pub struct CapturedGraph {
     // Before the memory whose addresses it holds.
     graph: Graph,
-    _memory: gpu::CapturedMemory,
+    _memory: Option<gpu::CapturedMemory>,
     gpu: Arc<Gpu>,
 }
 
@@ -22,12 +22,15 @@ impl CapturedGraph {
     /// # Safety
     /// As [`Compute::capture`](crate::Compute::capture).
     pub(super) unsafe fn new(gpu: &Arc<Gpu>, work: &mut dyn FnMut() -> Result<()>) -> Result<Self> {
-        let (memory, graph) = gpu::CapturedMemory::during(gpu, || {
-            // SAFETY: by the caller's promise. What `work` makes and drops itself stays with the graph; whatever had that
-            // memory before is done with it, in the order of the stream.
-            unsafe { gpu.device.stream().capture(work) }
-        })?;
-        let graph = graph?;
+        let mut memory = None;
+        let capture = || {
+            let (recorded, outcome) = gpu::CapturedMemory::during(gpu, work)?;
+            memory = Some(recorded);
+            outcome
+        };
+        // SAFETY: by the caller's promise. What `work` makes and drops itself stays with the graph; whatever had that
+        // memory before is done with it, in the order of the stream.
+        let graph = unsafe { gpu.device.stream().capture(capture) }?;
         tracing::debug!(nodes = graph.nodes(), "recorded a decode pass");
         Ok(Self { graph, _memory: memory, gpu: Arc::clone(gpu) })
     }

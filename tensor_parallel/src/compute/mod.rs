@@ -12,7 +12,7 @@ mod skinny;
 
 use ryzanstein_process_group::ProcessGroup;
 
-pub use self::batch::{Batch, SlotMapping};
+pub use self::batch::{Batch, Run, SlotMapping};
 pub use self::captured_graph::CapturedGraph;
 pub use self::cuda::Cuda;
 pub use self::host::Host;

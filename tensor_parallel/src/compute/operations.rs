@@ -62,6 +62,17 @@ impl LayerCache {
         ((sequence * shape[1] + head) * shape[2] + position) * shape[3]
     }
 
+    /// Copies the first `length` positions of one sequence to another.
+    pub(crate) fn copy_prefix(&mut self, from: usize, to: usize, length: usize) -> Result<()> {
+        for head in 0..self.keys.shape()[1] {
+            let source = self.offset(from, head, 0)..self.offset(from, head, length);
+            let target = self.offset(to, head, 0);
+            self.keys.copy_within(source.clone(), target)?;
+            self.values.copy_within(source, target)?;
+        }
+        Ok(())
+    }
+
     /// Refuses a call whose input, heads or slots do not fit this cache.
     pub(super) fn check(&self, qkv: &Tensor, call: &AttentionCall<'_>) -> Result<()> {
         let &AttentionCall { heads, kv_heads, head_dim, batch, .. } = call;
@@ -88,9 +99,9 @@ impl LayerCache {
 
 /// The operations that layers are made of. Sums are taken in `f32`, and each result is rounded once to its type.
 ///
-/// Activations are `[positions, features]`, weights `[out, in]`. One thread at a time uses it, as a recording takes whatever is
-/// enqueued meanwhile.
-pub trait Compute: fmt::Debug + Send {
+/// Activations are `[positions, features]`, weights `[out, in]`. Any number of threads may use it. While one records, those that
+/// would enqueue on the same stream wait.
+pub trait Compute: fmt::Debug + Send + Sync {
     /// The type to hold weight matrices in, given the type they are stored in and that of the activations. It is the stored type,
     /// unless every product would have to convert it.
     fn weight_dtype(&self, stored: DType, activations: DType) -> DType {
@@ -121,13 +132,12 @@ pub trait Compute: fmt::Debug + Send {
     /// Records what `work` enqueues, without running it. A replay repeats it on whatever the same tensors then hold. Returns
     /// `None`, and does not call `work`, where a replay is no cheaper than a call.
     ///
-    /// `work` must have run before, as set-up at first use cannot be recorded.
+    /// `work` must have run before, as set-up at first use cannot be recorded. It must not wait for other threads.
     ///
     /// # Safety
     /// Whenever the recording is replayed, all tensors and batches that `work` uses, other than those it makes and drops itself,
     /// must be alive and used by nothing else, the slots of the batches must be within the caches of the recording, and the
-    /// groups that `work` calls must be alive and not have failed. While `work` runs, no other thread may enqueue on the
-    /// same stream.
+    /// groups that `work` calls must be alive and not have failed.
     #[expect(unsafe_code, reason = "a graph keeps addresses")]
     unsafe fn capture(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<CapturedGraph>> {
         let _ = work;

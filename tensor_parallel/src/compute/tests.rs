@@ -125,6 +125,40 @@ fn attention_is_the_same_at_once_in_pieces_and_on_threads() {
 }
 
 #[test]
+fn single_tokens_and_runs_of_several_sequences_attend_at_once_as_one_after_another() {
+    let rotary = Rotary::new(4, 10_000.0, RotaryScaling::None);
+    let host = Host::new(2);
+    let pass = |cache: &mut LayerCache, slots: SlotMapping, seeds: &[usize]| {
+        let rows: Vec<f32> =
+            seeds.iter().flat_map(|s| whole(&[16], *s, DType::F32).values().unwrap().into_owned()).collect();
+        let rows = Tensor::new(&[seeds.len(), 16], rows, DType::F32).unwrap();
+        let batch = host.batch(&vec![0; seeds.len()], &slots, &rotary).unwrap();
+        let call = AttentionCall { heads: 2, kv_heads: 1, head_dim: 4, batch: &batch, window: None };
+        host.attention(rows, &call, cache).unwrap().values().unwrap().into_owned()
+    };
+    let mut caches = [(); 2].map(|()| LayerCache::new(&host, [4, 1, 8, 4], DType::F32).unwrap());
+    for cache in &mut caches {
+        pass(cache, SlotMapping::Consecutive { sequence: 2, position: 0 }, &[1, 2, 3]);
+    }
+    let [one, other] = &mut caches;
+    let runs = vec![
+        Run { sequence: 2, position: 3, tokens: 2 },
+        Run { sequence: 1, position: 0, tokens: 3 },
+        Run { sequence: 3, position: 0, tokens: 1 },
+    ];
+    let slots = SlotMapping::Mixed { single: vec![(0, 0)], runs };
+    let parts: Vec<_> = slots.parts(7).into_iter().map(|part| (part.rows, part.is_single)).collect();
+    assert_eq!(parts, [(0..1, true), (1..3, false), (3..6, false), (6..7, true)]);
+    let at_once = pass(one, slots, &[4, 5, 6, 7, 8, 9, 10]);
+    let mut apart = Vec::new();
+    for (sequence, position, seeds) in [(0, 0, &[4][..]), (2, 3, &[5, 6]), (1, 0, &[7, 8, 9]), (3, 0, &[10])]
+    {
+        apart.extend(pass(other, SlotMapping::Consecutive { sequence, position }, seeds));
+    }
+    assert_eq!(at_once, apart);
+}
+
+#[test]
 fn a_window_of_one_sees_only_itself_and_a_large_one_is_no_window() {
     let qkv = whole(&[8, 16], 5, DType::F32);
     let own = attend(&qkv, Some(1), &[8], 1);
@@ -184,6 +218,17 @@ fn heads_and_slots_that_the_cache_does_not_have_are_refused_even_where_their_pro
         SlotMapping::OnePerSequence(vec![(0, 0), (2, 0)]),
         SlotMapping::OnePerSequence(vec![(0, 8), (1, 0)]),
         SlotMapping::OnePerSequence(vec![(0, 0)]),
+        SlotMapping::Mixed { single: vec![(0, 0)], runs: vec![Run { sequence: 0, position: 1, tokens: 1 }] },
+        SlotMapping::Mixed { single: vec![(0, 0)], runs: vec![Run { sequence: 1, position: 0, tokens: 2 }] },
+        SlotMapping::Mixed { single: vec![], runs: vec![Run { sequence: 1, position: 7, tokens: 2 }] },
+        SlotMapping::Mixed {
+            single: vec![],
+            runs: vec![Run { sequence: 1, position: usize::MAX, tokens: 2 }],
+        },
+        SlotMapping::Mixed {
+            single: vec![(0, 0); 2],
+            runs: vec![Run { sequence: 1, position: 0, tokens: usize::MAX }],
+        },
     ] {
         assert!(attend(2, 1, slots.clone()).is_err(), "{slots:?}");
     }

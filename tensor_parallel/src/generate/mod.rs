@@ -10,11 +10,11 @@ use std::ops::ControlFlow;
 use ryzanstein_process_group::ProcessGroup;
 
 pub use self::chat::{ChatError, ChatTemplate, Message};
-pub use self::sample::{Sampler, Sampling};
+pub use self::sample::{Penalties, Sampler, Sampling};
 pub use self::text::TextStream;
 pub use self::tokenizer::{Tokenizer, catches_panics};
 use crate::error::{RequestError, Result};
-use crate::model::Llama;
+use crate::model::{Decoder, Llama, Passes};
 
 /// What to generate.
 #[derive(Clone, PartialEq, Debug)]
@@ -23,15 +23,23 @@ pub struct GenerateOptions {
     pub max_new_tokens: usize,
     /// How tokens are chosen.
     pub sampling: Sampling,
+    /// What makes tokens that have occurred less likely.
+    pub penalties: Penalties,
     /// Whether to continue after a token that ends a text.
     pub ignore_end: bool,
-    /// Whether a GPU replays a recorded graph for each token, instead of launching every operation.
-    pub graph: bool,
+    /// Whether a GPU replays a recorded graph for each token, or launches every operation.
+    pub passes: Passes,
 }
 
 impl Default for GenerateOptions {
     fn default() -> Self {
-        Self { max_new_tokens: 128, sampling: Sampling::Greedy, ignore_end: false, graph: true }
+        Self {
+            max_new_tokens: 128,
+            sampling: Sampling::Greedy,
+            penalties: Penalties::default(),
+            ignore_end: false,
+            passes: Passes::Graph,
+        }
     }
 }
 
@@ -82,7 +90,7 @@ impl Llama {
         group: &mut ProcessGroup,
         mut on_token: impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generated> {
-        let mut sampler = Sampler::new(options.sampling)?;
+        let mut sampler = Sampler::new(options.sampling)?.with_penalties(options.penalties, prompt)?;
         let mut generated = Generated { tokens: Vec::new(), stop: StopReason::Length };
         if options.max_new_tokens == 0 {
             return Ok(generated);
@@ -91,7 +99,7 @@ impl Llama {
         let positions = prompt.len().checked_add(options.max_new_tokens - 1);
         let positions =
             positions.ok_or(RequestError::Overflow { prompt: prompt.len(), more: options.max_new_tokens })?;
-        let mut decoder = self.decoder(1, positions, options.graph)?;
+        let mut decoder = Decoder::new(self, 1, positions, options.passes)?;
         let mut token = sampler.choose(&decoder.prefill(0, prompt, group)?.values()?)?;
         loop {
             generated.tokens.push(token);

@@ -1,7 +1,9 @@
 //! Choosing a token from logits. Pure: the same logits and seed give the same token on every rank and machine, which is
 //! why the random numbers are made here and the exponentials do not come from the system's library.
 
+use std::borrow::Cow;
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 
 use crate::error::{ConfigurationError, Error, Result};
@@ -24,11 +26,48 @@ pub enum Sampling {
     },
 }
 
-/// Chooses tokens, one after the other.
+/// What makes tokens that have occurred less likely, or likelier. The default changes nothing.
+///
+/// As vLLM, and the OpenAI API for the last two, define them, in this order.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Penalties {
+    /// The logits of tokens in the prompt or among the new ones are divided by this if positive, and multiplied by it if not.
+    /// Above 0; 1 for none.
+    pub repetition: f32,
+    /// Subtracted from the logits of the new tokens so far. From -2 to 2; 0 for none.
+    pub presence: f32,
+    /// Subtracted from the logits of the new tokens so far, as often as each has occurred. From -2 to 2; 0 for none.
+    pub frequency: f32,
+}
+
+impl Default for Penalties {
+    fn default() -> Self {
+        Self { repetition: 1.0, presence: 0.0, frequency: 0.0 }
+    }
+}
+
+impl Penalties {
+    fn check(self) -> Result<Self> {
+        if !(self.repetition > 0.0 && self.repetition.is_finite()) {
+            return Err(ConfigurationError::RepetitionPenalty(self.repetition).into());
+        }
+        for (name, value) in [("presence", self.presence), ("frequency", self.frequency)] {
+            if !(-2.0..=2.0).contains(&value) {
+                return Err(ConfigurationError::Penalty { name, value }.into());
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// Chooses the tokens of one sequence, one after the other.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     sampling: Sampling,
     state: u64,
+    penalties: Penalties,
+    /// How often each token has been chosen; 0 for those of the prompt only. Empty without penalties.
+    chosen: BTreeMap<u32, u32>,
 }
 
 impl Sampler {
@@ -47,7 +86,17 @@ impl Sampler {
             }
             state = seed;
         }
-        Ok(Self { sampling, state })
+        Ok(Self { sampling, state, penalties: Penalties::default(), chosen: BTreeMap::new() })
+    }
+
+    /// Penalises the tokens that it chooses from now on, and those of `prompt`.
+    ///
+    /// # Errors
+    /// When a penalty is out of its range.
+    pub fn with_penalties(mut self, penalties: Penalties, prompt: &[u32]) -> Result<Self> {
+        self.penalties = penalties.check()?;
+        self.chosen = prompt.iter().map(|token| (*token, 0)).collect();
+        Ok(self)
     }
 
     /// The next token.
@@ -55,6 +104,31 @@ impl Sampler {
     /// # Errors
     /// When a logit is NaN, or the greatest is infinite: the weights or the arithmetic are broken then.
     pub fn choose(&mut self, logits: &[f32]) -> Result<u32> {
+        let token = self.choose_from(&self.penalised(logits))?;
+        if self.penalties != Penalties::default() {
+            *self.chosen.entry(token).or_default() += 1;
+        }
+        Ok(token)
+    }
+
+    /// The logits less the penalties.
+    fn penalised<'a>(&self, logits: &'a [f32]) -> Cow<'a, [f32]> {
+        let Penalties { repetition, presence, frequency } = self.penalties;
+        let mut logits = Cow::Borrowed(logits);
+        if self.penalties == Penalties::default() {
+            return logits;
+        }
+        for (token, times) in &self.chosen {
+            let Some(logit) = logits.to_mut().get_mut(*token as usize) else { continue };
+            *logit = if *logit > 0.0 { *logit / repetition } else { *logit * repetition };
+            if *times > 0 {
+                *logit -= *times as f32 * frequency + presence;
+            }
+        }
+        logits
+    }
+
+    fn choose_from(&mut self, logits: &[f32]) -> Result<u32> {
         if let Some(index) = logits.iter().position(|l| l.is_nan()) {
             return Err(Error::input(format!("the logit of token {index} is not a number")));
         }
@@ -175,6 +249,56 @@ mod tests {
         assert_eq!(chosen(1), [1].into());
         assert_eq!(chosen(2), [1, 2].into());
         assert_eq!(chosen(0), [0, 1, 2, 3].into());
+    }
+
+    fn penalised(penalties: Penalties, prompt: &[u32], chosen: &[u32], logits: &[f32]) -> Vec<f32> {
+        let mut sampler = Sampler::new(Sampling::Greedy).unwrap().with_penalties(penalties, prompt).unwrap();
+        for token in chosen {
+            let mut forced = vec![0.0; logits.len()];
+            forced[*token as usize] = 1e9;
+            assert_eq!(sampler.choose(&forced).unwrap(), *token);
+        }
+        sampler.penalised(logits).into_owned()
+    }
+
+    #[test]
+    fn each_penalty_changes_the_logits_as_its_definition_says() {
+        let logits = [2.0, -2.0, 1.0, 0.0, 3.0];
+        let none = Penalties::default();
+        let of = |penalties| penalised(penalties, &[0, 1, 0], &[2, 4, 4], &logits);
+        assert_eq!(of(none), logits);
+        // Tokens of the prompt and new ones, once each: positive logits are divided, others multiplied.
+        assert_eq!(of(Penalties { repetition: 2.0, ..none }), [1.0, -4.0, 0.5, 0.0, 1.5]);
+        assert_eq!(of(Penalties { repetition: 0.5, ..none }), [4.0, -1.0, 2.0, 0.0, 6.0]);
+        // New tokens only.
+        assert_eq!(of(Penalties { presence: 0.5, ..none }), [2.0, -2.0, 0.5, 0.0, 2.5]);
+        assert_eq!(of(Penalties { frequency: 0.5, ..none }), [2.0, -2.0, 0.5, 0.0, 2.0]);
+        assert_eq!(of(Penalties { frequency: -0.5, ..none }), [2.0, -2.0, 1.5, 0.0, 4.0]);
+        let all = Penalties { repetition: 2.0, presence: 0.25, frequency: 0.5 };
+        assert_eq!(of(all), [1.0, -4.0, -0.25, 0.0, 0.25]);
+    }
+
+    #[test]
+    fn a_token_that_was_chosen_gives_way_to_the_next_likeliest() {
+        let penalties = Penalties { presence: 1.0, ..Penalties::default() };
+        let mut sampler = Sampler::new(Sampling::Greedy).unwrap().with_penalties(penalties, &[2]).unwrap();
+        let chosen: Vec<_> = (0..4).map(|_| sampler.choose(&[1.0, 1.5, 1.75]).unwrap()).collect();
+        assert_eq!(chosen, [2, 1, 0, 2]);
+    }
+
+    #[test]
+    fn penalties_out_of_range_are_refused_and_tokens_that_have_no_logit_are_passed_over() {
+        let none = Penalties::default();
+        for penalties in [
+            Penalties { repetition: 0.0, ..none },
+            Penalties { repetition: f32::NAN, ..none },
+            Penalties { presence: 2.1, ..none },
+            Penalties { frequency: f32::NAN, ..none },
+        ] {
+            let error = Sampler::new(Sampling::Greedy).unwrap().with_penalties(penalties, &[]).unwrap_err();
+            assert!(error.to_string().contains("penalty"), "{error}");
+        }
+        assert_eq!(penalised(Penalties { repetition: 2.0, ..none }, &[7], &[], &[1.0, 2.0]), [1.0, 2.0]);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, ThreadId};
 
 use ryzanstein_process_group::device::{Device, DeviceBuffer, DeviceError};
 use ryzanstein_process_group::{DType, DeviceMemory, View, ViewMut};
@@ -29,19 +30,26 @@ type Free = HashMap<usize, Vec<DeviceBuffer>>;
 #[derive(Debug, Default)]
 struct Pool {
     free: Free,
-    /// While work is recorded: blocks that it has used already. It keeps their addresses, so nothing else may get them.
-    recorded: Option<Free>,
+    /// While work is recorded: by which thread, and blocks that it has used already. It keeps their addresses, so nothing else,
+    /// nor any other thread, may get them.
+    recorded: Option<(ThreadId, Free)>,
 }
 
 impl Pool {
     fn take(&mut self, class: usize) -> Option<DeviceBuffer> {
-        let recorded = self.recorded.as_mut().and_then(|free| free.get_mut(&class)?.pop());
+        let recorded = recorded_here(&mut self.recorded).and_then(|free| free.get_mut(&class)?.pop());
         recorded.or_else(|| self.free.get_mut(&class)?.pop())
     }
 
     fn give(&mut self, class: usize, buffer: DeviceBuffer) {
-        self.recorded.as_mut().unwrap_or(&mut self.free).entry(class).or_default().push(buffer);
+        recorded_here(&mut self.recorded).unwrap_or(&mut self.free).entry(class).or_default().push(buffer);
     }
+}
+
+/// What this thread records uses these blocks again.
+fn recorded_here(recorded: &mut Option<(ThreadId, Free)>) -> Option<&mut Free> {
+    let here = thread::current().id();
+    recorded.as_mut().filter(|(thread, _)| *thread == here).map(|(_, free)| free)
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -119,7 +127,7 @@ impl CapturedMemory {
                 "work is recorded within work that is recorded; record one after the other",
             ));
         }
-        pool.recorded = Some(Free::new());
+        pool.recorded = Some((thread::current().id(), Free::new()));
         drop(pool);
         // Even if `work` panics, what comes after it takes from the pool again.
         let mut recorded = Self { gpu: Arc::clone(gpu), free: Free::new() };
@@ -135,7 +143,7 @@ struct Ends<'a>(&'a mut CapturedMemory);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
-        self.0.free = lock(&self.0.gpu.pool).recorded.take().unwrap_or_default();
+        self.0.free = lock(&self.0.gpu.pool).recorded.take().map(|(_, free)| free).unwrap_or_default();
     }
 }
 
@@ -253,6 +261,29 @@ impl DeviceArray {
     pub(crate) fn view_mut(&mut self, range: Range<usize>) -> ViewMut<'_> {
         // SAFETY: as above, and the view borrows the array alone.
         unsafe { ViewMut::on_device(self.dtype, self.memory(&range)) }
+    }
+
+    /// Enqueues a copy of some elements to others of this array, from `to` on. They must not overlap.
+    pub(crate) fn copy_within(&mut self, from: Range<usize>, to: usize) -> Result<()> {
+        let end = to + from.len();
+        assert!(end <= from.start || from.end <= to, "a copy does not overlap what it copies");
+        let (source, target) = (self.memory(&from), self.memory(&(to..end)));
+        // SAFETY: both are within this array, which is borrowed alone, and do not overlap.
+        unsafe { self.block.gpu.device.stream().copy(target.address, source.address, source.bytes) }?;
+        Ok(())
+    }
+
+    /// Enqueues a copy of some elements, `count` in all, to another array.
+    pub(crate) fn copied(&self, ranges: impl Iterator<Item = Range<usize>>, count: usize) -> Result<Self> {
+        let copy = self.like(count)?;
+        let mut at = 0;
+        for range in ranges {
+            let (source, target) = (self.memory(&range), copy.memory(&(at..at + range.len())));
+            // SAFETY: within both arrays, of the same GPU and type; the new one is known to nobody else.
+            unsafe { self.block.gpu.device.stream().copy(target.address, source.address, source.bytes) }?;
+            at += range.len();
+        }
+        Ok(copy)
     }
 
     /// Writes `rows` rows of `width` bytes from byte `at` on; see [`Tensor::fill_rows`](crate::Tensor).

@@ -9,19 +9,26 @@ use crate::error::Result;
 use crate::shard;
 use crate::tensor::Tensor;
 
+/// How a column-parallel layer is used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ColumnOptions {
+    /// Whether it has a bias.
+    pub bias: bool,
+    /// Whether `forward` returns the whole result on every rank, by one all-gather. If not, it returns this rank's features.
+    pub gather_output: bool,
+}
+
 /// `y = x · Wᵀ + b` with the output features sharded. The input is whole on every rank.
 #[derive(Debug)]
 pub struct ColumnParallelLinear {
     weight: Tensor,
     bias: Option<Tensor>,
     features: usize,
-    gather_output: bool,
+    options: ColumnOptions,
 }
 
 impl ColumnParallelLinear {
     /// Loads `{name}.weight` `[outputs, inputs]`, and `{name}.bias` if it has one.
-    ///
-    /// With `gather_output`, `forward` returns the whole result on every rank, by one all-gather.
     ///
     /// # Errors
     /// When the world size does not divide the outputs, or the source fails.
@@ -29,8 +36,7 @@ impl ColumnParallelLinear {
         loader: &mut Loader<'_>,
         name: &str,
         (outputs, inputs): (usize, usize),
-        bias: bool,
-        gather_output: bool,
+        options: ColumnOptions,
     ) -> Result<Self> {
         let sharding = Sharding::Rows(shard::split_evenly(
             &format!("outputs of `{name}`"),
@@ -42,15 +48,15 @@ impl ColumnParallelLinear {
             shape: &[outputs, inputs],
             sharding: sharding.clone(),
         }])?;
-        let mut biases = None;
-        if bias {
-            biases = Some(loader.vector(&[ShardedTensor {
+        let mut bias = None;
+        if options.bias {
+            bias = Some(loader.vector(&[ShardedTensor {
                 name: &format!("{name}.bias"),
                 shape: &[outputs],
                 sharding,
             }])?);
         }
-        Ok(Self { weight, bias: biases, features: outputs, gather_output })
+        Ok(Self { weight, bias, features: outputs, options })
     }
 
     /// This rank's output features, or all of them with `gather_output`.
@@ -59,7 +65,7 @@ impl ColumnParallelLinear {
     /// When shapes do not fit or the group fails.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut ProcessGroup) -> Result<Tensor> {
         let local = compute.linear(x, &self.weight, self.bias.as_ref(), x.dtype())?;
-        if self.gather_output {
+        if self.options.gather_output {
             return gather_columns(&local, self.features, compute, group);
         }
         Ok(local)

@@ -10,7 +10,7 @@ mod row;
 
 use ryzanstein_process_group::ProcessGroup;
 
-pub use self::column::ColumnParallelLinear;
+pub use self::column::{ColumnOptions, ColumnParallelLinear};
 pub use self::merged::MergedColumnParallelLinear;
 pub use self::qkv::{QkvParallelLinear, QkvShape};
 pub use self::row::{RowOptions, RowParallelLinear};

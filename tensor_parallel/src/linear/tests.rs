@@ -85,7 +85,12 @@ fn linear(bias: bool) -> HashMap<String, Tensor> {
 fn gathered_column_parallel_equals_the_whole_layer() {
     for bias in [false, true] {
         same_on_all(&linear(bias), &[("all_gather", 1)], |loader, group| {
-            let layer = ColumnParallelLinear::load(loader, "l", (48, HIDDEN), bias, true)?;
+            let layer = ColumnParallelLinear::load(
+                loader,
+                "l",
+                (48, HIDDEN),
+                ColumnOptions { bias, gather_output: true },
+            )?;
             layer.forward(&whole(&[5, HIDDEN], 9), &Host::new(1), group)
         });
     }
@@ -95,7 +100,8 @@ fn gathered_column_parallel_equals_the_whole_layer() {
 fn column_parallel_results_side_by_side_are_the_whole_layer() {
     let x = whole(&[1, HIDDEN], 9);
     let body = |loader: &mut Loader<'_>, group: &mut ProcessGroup| {
-        ColumnParallelLinear::load(loader, "l", (48, HIDDEN), true, false)?.forward(&x, &Host::new(1), group)
+        let options = ColumnOptions { bias: true, ..ColumnOptions::default() };
+        ColumnParallelLinear::load(loader, "l", (48, HIDDEN), options)?.forward(&x, &Host::new(1), group)
     };
     let alone = run(1, &linear(true), &[], body).remove(0);
     for world_size in WORLDS {
@@ -125,7 +131,8 @@ fn column_then_row_needs_one_all_reduce_only() {
         ("b.bias", &[HIDDEN]),
     ]);
     same_on_all(&named, &[("all_reduce", 1)], |loader, group| {
-        let first = ColumnParallelLinear::load(loader, "a", (48, HIDDEN), true, false)?;
+        let options = ColumnOptions { bias: true, ..ColumnOptions::default() };
+        let first = ColumnParallelLinear::load(loader, "a", (48, HIDDEN), options)?;
         let second = RowParallelLinear::load(
             loader,
             "b",

@@ -4,12 +4,14 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::ops::Deref;
+use std::sync::Arc;
 
 use ryzanstein_process_group::{CapturedCalls, ProcessGroup};
 
 use super::llama::Llama;
 use crate::attention::KvCache;
-use crate::compute::{Batch, CapturedGraph, SlotMapping};
+use crate::compute::{Batch, CapturedGraph, Run, SlotMapping};
 use crate::error::{Error, RequestError, Result};
 use crate::tensor::Tensor;
 
@@ -19,14 +21,27 @@ use crate::tensor::Tensor;
 /// replayed from then on, whichever n sequences get a token: one launch in place of hundreds, with the same result. Each n has
 /// a graph and memory of its own. Pass the same group to every call, and keep it alive longer than the decoder: NCCL holds on
 /// to the communicators that a graph may call. When a sequence has ended, [`clear`](Self::clear) makes room for another, and
-/// the graphs stay. While a pass is recorded, no other thread may compute on the same GPU.
+/// the graphs stay. While a pass is recorded, other threads that compute on the same GPU wait.
+///
+/// It owns its share of the model `M`, so an engine can keep it in a struct and move it to a thread.
 #[derive(Debug)]
-pub struct Decoder<'a> {
-    // First, so that the graphs are dropped before the memory whose addresses they hold.
+pub struct Decoder<M = Arc<Llama>> {
+    // First, so that the graphs are dropped before the memory whose addresses they hold: their own, the cache's, the model's.
     passes: BTreeMap<usize, Pass>,
     cache: KvCache,
-    model: &'a Llama,
-    graph: bool,
+    model: M,
+    kind: Passes,
+    /// Of the last pass that gave a sequence several tokens.
+    logits: Option<Tensor>,
+}
+
+/// How a [`Decoder`] does passes of one token a sequence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Passes {
+    /// Every operation is launched anew.
+    Eager,
+    /// They are recorded and replayed where that is cheaper: on GPUs, from the second pass of as many sequences on.
+    Graph,
 }
 
 /// The pass of one token for each of a number of sequences.
@@ -39,18 +54,22 @@ struct Pass {
 }
 
 impl Llama {
-    /// A decoder of up to `sequences` sequences of at most `capacity` positions each. With `graph`, it records passes of one token
-    /// and replays them where that is cheaper.
+    /// A decoder of up to `sequences` sequences of at most `capacity` positions each.
     ///
     /// # Errors
     /// As [`cache`](Self::cache).
-    pub fn decoder(&self, sequences: usize, capacity: usize, graph: bool) -> Result<Decoder<'_>> {
-        let cache = self.caches(sequences, capacity)?;
-        Ok(Decoder { passes: BTreeMap::new(), cache, model: self, graph })
+    pub fn decoder(self: &Arc<Self>, sequences: usize, capacity: usize, passes: Passes) -> Result<Decoder> {
+        Decoder::new(Arc::clone(self), sequences, capacity, passes)
     }
 }
 
-impl Decoder<'_> {
+impl<M: Deref<Target = Llama>> Decoder<M> {
+    /// `M` always leads to the same model: it is an `Arc` or a reference.
+    pub(crate) fn new(model: M, sequences: usize, capacity: usize, passes: Passes) -> Result<Self> {
+        let cache = model.caches(sequences, capacity)?;
+        Ok(Self { passes: BTreeMap::new(), cache, model, kind: passes, logits: None })
+    }
+
     /// Appends any number of tokens to a sequence. Returns the logits `[1, vocabulary]` in `f32` after the last.
     ///
     /// # Errors
@@ -66,7 +85,8 @@ impl Decoder<'_> {
     /// When there are no pairs, or a sequence does not exist or is given twice; otherwise as [`Llama::forward`].
     pub fn decode(&mut self, tokens: &[(usize, u32)], group: &mut ProcessGroup) -> Result<&Tensor> {
         let (slots, tokens) = self.validate(tokens)?;
-        let Self { passes, cache, model, graph } = self;
+        let Self { passes, cache, model, kind, .. } = self;
+        let model = &**model;
         let (compute, rotary) = (&*model.compute, &model.rotary);
         let pass = match passes.entry(tokens.len()) {
             Entry::Occupied(there) => {
@@ -80,7 +100,7 @@ impl Decoder<'_> {
             }
         };
         let ran_before = pass.logits.is_some();
-        if *graph && ran_before && pass.recorded.is_none() {
+        if *kind == Passes::Graph && ran_before && pass.recorded.is_none() {
             // Frees what the last pass used, so that the recording finds all the memory it needs.
             pass.logits = None;
             let (batch, logits) = (&pass.batch, &mut pass.logits);
@@ -90,9 +110,10 @@ impl Decoder<'_> {
                     *logits = Some(model.logits(batch, cache, group)?);
                     Ok(())
                 };
-                // SAFETY: the decoder borrows the model and owns batch, cache and logits for as long as the recording, and
-                // checks the batch's slots before each pass. Only the group that recorded replays, and not after it has
-                // failed.
+                // SAFETY: the decoder keeps the model, batch, cache and logits at their addresses for as long as the recording,
+                // which it drops first: the model's and the cache's memory is never reallocated, wherever the decoder moves.
+                // It alone uses the batch, the cache and the logits, and checks the batch's slots before each pass. Only the
+                // group that recorded replays, and not after it has failed.
                 recording = unsafe { compute.capture(work) }?;
                 Ok::<_, Error>(())
             });
@@ -103,7 +124,9 @@ impl Decoder<'_> {
                     None
                 }
             };
-            *graph = pass.recorded.is_some();
+            if pass.recorded.is_none() {
+                *kind = Passes::Eager;
+            }
         }
         match &pass.recorded {
             Some((recording, collectives)) => group.replay(collectives, || recording.replay())?,
@@ -112,6 +135,36 @@ impl Decoder<'_> {
         cache.advance(&slots, tokens.len());
         group.synchronize()?;
         pass.logits.as_ref().ok_or_else(|| Error::input("the recorded pass returned no logits"))
+    }
+
+    /// Appends tokens to some sequences in one pass, given as pairs of sequence and tokens: prompts, parts of prompts, next tokens.
+    /// Returns the logits `[pairs, vocabulary]` in `f32` after the last token of each, in the order of the pairs. Every rank
+    /// passes the same pairs.
+    ///
+    /// If each sequence gets one token, this is [`decode`](Self::decode). Otherwise the pass is never recorded.
+    ///
+    /// # Errors
+    /// When there are no pairs, one has no tokens, or a sequence does not exist or is given twice; otherwise as
+    /// [`Llama::forward`].
+    pub fn step(&mut self, pairs: &[(usize, &[u32])], group: &mut ProcessGroup) -> Result<&Tensor> {
+        let singles: Option<Vec<_>> = pairs
+            .iter()
+            .map(|(sequence, tokens)| match tokens {
+                [token] => Some((*sequence, *token)),
+                _ => None,
+            })
+            .collect();
+        if let Some(tokens) = singles {
+            return self.decode(&tokens, group);
+        }
+        let Mixed { tokens, slots, last } = Mixed::of(pairs, &self.cache)?;
+        let Self { cache, model, logits, .. } = self;
+        model.check(&tokens)?;
+        let batch = model.compute.batch(&tokens, &slots, &model.rotary)?;
+        let logits = logits.insert(model.logits_after(&last, &batch, cache, group)?);
+        cache.advance(&slots, tokens.len());
+        group.synchronize()?;
+        Ok(logits)
     }
 
     /// Refuses what can be refused before anything is computed. Returns the slots of the tokens, and the tokens.
@@ -131,6 +184,20 @@ impl Decoder<'_> {
         self.cache.truncate(sequence, 0);
     }
 
+    /// Drops all but the first `length` positions of a sequence. One that holds fewer stays as it is.
+    pub fn truncate(&mut self, sequence: usize, length: usize) {
+        self.cache.truncate(sequence, length);
+    }
+
+    /// Copies the first `length` positions of sequence `from` to sequence `to`, which then holds these and no others: for prompts
+    /// that begin alike, and for several answers to one prompt.
+    ///
+    /// # Errors
+    /// When there is no such sequence, `from` holds fewer positions, or a GPU fails.
+    pub fn fork(&mut self, from: usize, to: usize, length: usize) -> Result<()> {
+        self.cache.fork(from, to, length)
+    }
+
     /// Positions held of a sequence; 0 if there is no such sequence.
     pub fn len(&self, sequence: usize) -> usize {
         self.cache.len(sequence)
@@ -139,5 +206,35 @@ impl Decoder<'_> {
     /// Whether it holds no positions at all.
     pub fn is_empty(&self) -> bool {
         self.cache.is_empty()
+    }
+}
+
+/// The tokens of a pass that gives several to some sequences: single ones first, as the slots have them.
+struct Mixed {
+    tokens: Vec<u32>,
+    slots: SlotMapping,
+    /// The row of each pair's last token, in the order of the pairs.
+    last: Vec<usize>,
+}
+
+impl Mixed {
+    fn of(pairs: &[(usize, &[u32])], cache: &KvCache) -> Result<Self> {
+        if pairs.iter().any(|(_, tokens)| tokens.is_empty()) {
+            return Err(RequestError::NoTokens.into());
+        }
+        let (mut all, mut last) = (Vec::new(), vec![0; pairs.len()]);
+        let (mut single, mut runs) = (Vec::new(), Vec::new());
+        let (singles, longer): (Vec<_>, Vec<_>) =
+            pairs.iter().zip(&mut last).partition(|((_, tokens), _)| tokens.len() == 1);
+        for ((sequence, tokens), last) in singles.into_iter().chain(longer) {
+            let (sequence, position) = (*sequence, cache.next_position(*sequence, tokens.len())?);
+            match tokens.len() {
+                1 => single.push((sequence, position)),
+                tokens => runs.push(Run { sequence, position, tokens }),
+            }
+            all.extend_from_slice(tokens);
+            *last = all.len() - 1;
+        }
+        Ok(Self { tokens: all, slots: SlotMapping::Mixed { single, runs }, last })
     }
 }

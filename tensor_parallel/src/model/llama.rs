@@ -164,7 +164,7 @@ impl Llama {
     /// # Errors
     /// When there are no tokens, one is not in the vocabulary, they do not fit the cache, or the group fails.
     pub fn forward(&self, tokens: &[u32], cache: &mut KvCache, group: &mut ProcessGroup) -> Result<Tensor> {
-        self.run(tokens, 0, cache, group, |_, x| Ok(x))
+        self.run(tokens, 0, cache, group, Ok)
     }
 
     /// As [`forward`](Self::forward), but logits `[1, vocabulary]` after the last token only.
@@ -188,14 +188,7 @@ impl Llama {
         cache: &mut KvCache,
         group: &mut ProcessGroup,
     ) -> Result<Tensor> {
-        self.run(tokens, sequence, cache, group, |compute, x| {
-            let (rows, columns) = (x.rows(), x.columns());
-            if rows == 1 {
-                return Ok(x);
-            }
-            let flat = x.reshape(&[1, rows * columns])?;
-            compute.slice_columns(&flat, (rows - 1) * columns..rows * columns)
-        })
+        self.run(tokens, sequence, cache, group, |x| select(x, &[tokens.len() - 1]))
     }
 
     /// Appends tokens to one sequence. Returns the logits of those hidden states that `keep` keeps.
@@ -205,7 +198,7 @@ impl Llama {
         sequence: usize,
         cache: &mut KvCache,
         group: &mut ProcessGroup,
-        keep: impl FnOnce(&dyn Compute, Tensor) -> Result<Tensor>,
+        keep: impl FnOnce(Tensor) -> Result<Tensor>,
     ) -> Result<Tensor> {
         if tokens.is_empty() {
             return Err(RequestError::NoTokens.into());
@@ -215,7 +208,7 @@ impl Llama {
             SlotMapping::Consecutive { sequence, position: cache.next_position(sequence, tokens.len())? };
         let batch = self.compute.batch(tokens, &slots, &self.rotary)?;
         let x = self.hidden_states(&batch, cache, group)?;
-        let logits = self.head.forward(&keep(&*self.compute, x)?, &*self.compute, group)?;
+        let logits = self.head.forward(&keep(x)?, &*self.compute, group)?;
         cache.advance(&slots, tokens.len());
         // A lost rank leaves values on a GPU that look like any others. Only the group can tell.
         group.synchronize()?;
@@ -238,6 +231,18 @@ impl Llama {
         self.head.forward(&x, &*self.compute, group)
     }
 
+    /// Logits after some tokens of a batch, in this order. The caller advances the lengths of the cache.
+    pub(super) fn logits_after(
+        &self,
+        rows: &[usize],
+        batch: &Batch,
+        cache: &mut KvCache,
+        group: &mut ProcessGroup,
+    ) -> Result<Tensor> {
+        let x = self.hidden_states(batch, cache, group)?;
+        self.head.forward(&select(x, rows)?, &*self.compute, group)
+    }
+
     fn hidden_states(&self, batch: &Batch, cache: &mut KvCache, group: &mut ProcessGroup) -> Result<Tensor> {
         let compute = &*self.compute;
         let mut x = self.embedding.forward(batch, self.dtype, compute, group)?;
@@ -246,4 +251,9 @@ impl Llama {
         }
         self.norm.forward(&x, compute)
     }
+}
+
+/// These rows of `x`, in this order.
+fn select(x: Tensor, rows: &[usize]) -> Result<Tensor> {
+    if rows.iter().copied().eq(0..x.rows()) { Ok(x) } else { x.select_rows(rows) }
 }

@@ -154,6 +154,7 @@ impl<C: Communicator> StreamGroup<C> {
     fn enqueue(&mut self, call: &mut Call<'_>, which: usize) -> Result<Completion> {
         let Self { communicator, watchdog, device, marks, .. } = self;
         let stream = &self.streams[which];
+        let _turn = stream.turn();
         watchdog.check()?;
         device.bind()?;
         let Call { fingerprint, sequence, deadline, .. } = *call;
@@ -365,6 +366,7 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
 
     fn start(&mut self, mut call: Call<'_>) -> Result<(Completion, Box<dyn StreamWork>)> {
         let [compute, side] = self.streams.clone();
+        let _turn = compute.turn();
         self.device.bind()?;
         // Behind what computes the input, and beside what comes after it.
         let ready = Event::new(&compute, false)?;
@@ -375,13 +377,16 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
         done.record(&side)?;
         let Call { fingerprint, sequence, deadline, .. } = call;
         let watchdog = Arc::clone(&self.watchdog);
+        let compute = compute.clone();
         Ok((completion, Box::new(SideCall { watchdog, done, compute, fingerprint, sequence, deadline })))
     }
 
     fn group(&mut self, mut calls: Vec<Call<'_>>, deadline: Instant) -> Result<Vec<Completion>> {
+        let compute = self.streams[COMPUTE].clone();
+        let _turn = compute.turn();
         self.watchdog.check()?;
         self.device.bind()?;
-        let captured = self.streams[COMPUTE].is_capturing()?;
+        let captured = compute.is_capturing()?;
         let paths = self.launch_group(&mut calls, captured, deadline);
         self.workspaces[COMPUTE].reuse(&self.device, &self.streams[COMPUTE])?;
         Ok(paths?
@@ -408,6 +413,8 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
         deadline: Instant,
         launch: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
+        let compute = self.streams[COMPUTE].clone();
+        let _turn = compute.turn();
         self.watchdog.check()?;
         self.device.bind()?;
         let (at, calls, watchdog) = (Instant::now(), Arc::clone(&captured.calls), Arc::clone(&self.watchdog));
@@ -517,6 +524,7 @@ fn order<'s, 'a: 's>(
 /// Does the one call of a group of one that has something to do: copies its input to its output, on the compute stream.
 pub(crate) fn copy(device: &Device, call: &mut Call<'_>) -> Result<()> {
     let stream = device.stream();
+    let _turn = stream.turn();
     let _until_enqueued = order(call, stream, stream)?;
     let (from, to) = (call.input.and_then(|i| i.device()), call.output.as_ref().and_then(ViewMut::device));
     if let (Some(from), Some(to)) = (from, to) {

@@ -8,7 +8,7 @@ use ryzanstein_process_group::DType;
 use super::Cuda;
 use super::kernels::Source;
 use super::launch::{KernelCall, to_u32};
-use crate::compute::batch::SlotMapping;
+use crate::compute::batch::Part;
 use crate::compute::operations::{AttentionCall, Compute as _, LayerCache};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -82,9 +82,8 @@ impl Cuda {
         if rows == 0 {
             return Ok(y);
         }
-        let group = heads / kv_heads;
         // Kernels number the queries of a key/value head, too.
-        to_u32("queries", rows.saturating_mul(group))?;
+        to_u32("queries", rows.saturating_mul(heads / kv_heads))?;
         let shape = Shape {
             rows: to_u32("positions", rows)?,
             kv_heads: to_u32("heads", kv_heads)?,
@@ -92,42 +91,60 @@ impl Cuda {
             window: window.map_or(0, |w| u32::try_from(w.max(1)).unwrap_or(0)),
             scale: 1.0 / (head_dim as f32).sqrt(),
         };
+        for part in batch.slots().parts(rows) {
+            self.attend_part(qkv, call, cache, &mut y, &part, shape)?;
+        }
+        Ok(y)
+    }
+
+    /// Attention of one part of the batch, whose rows are some of the input and of `y`. The call has been checked, and `shape` is
+    /// that of the whole batch.
+    fn attend_part(
+        &self,
+        qkv: &Tensor,
+        &AttentionCall { heads, kv_heads, head_dim, batch, .. }: &AttentionCall<'_>,
+        cache: &mut LayerCache,
+        y: &mut Tensor,
+        part: &Part,
+        shape: Shape,
+    ) -> Result<()> {
+        let (start, rows) = (part.rows.start, part.rows.len());
+        let (dtype, group) = (qkv.dtype(), heads / kv_heads);
+        let shape = Shape { rows: to_u32("positions", rows)?, ..shape };
         let tensor = suits_tensor_cores(dtype, head_dim, self.gpu.device.info().capability);
         let source = Source::Attention(dtype, head_dim, group, tensor);
         let device = batch.device()?;
+        let (slots, rotations) = (2 * size_of::<u32>(), head_dim * size_of::<f32>());
+        assert!(device.state.bytes() >= part.rows.end * slots, "a batch has the slots of all its tokens");
         assert!(
-            device.state.bytes() >= 2 * rows * size_of::<u32>(),
-            "a batch has the slots of all its tokens"
-        );
-        assert!(
-            device.rotations.bytes() >= rows * head_dim * size_of::<f32>(),
+            device.rotations.bytes() >= part.rows.end * rotations,
             "a batch has the rotations of all its tokens"
         );
         // What all three kernels begin with.
         let begin = |name| -> Result<KernelCall<'_>> {
             let mut kernel = self.kernels.call(source, name);
-            kernel.read(qkv)?.block(&device.rotations, 0)?.block(&device.state, 0)?;
+            kernel.read_from(qkv, start)?;
+            kernel.block(&device.rotations, start * rotations)?.block(&device.state, start * slots)?;
             Ok(kernel)
         };
-        if rows == 1 || matches!(batch.slots(), SlotMapping::OnePerSequence(_)) {
+        if part.is_single {
             let across = rows * heads / heads_a_block(group, head_dim);
             if across > ARRIVALS {
                 return Err(Error::input(format!(
                     "{heads} heads of {rows} sequences on one GPU are more than {ARRIVALS} blocks; decode fewer at once"
                 )));
             }
-            let splits = self.splits(across, capacity);
+            let splits = self.splits(across, cache.capacity());
             // It goes back to the pool at the end of this function: whoever gets it next comes later in the stream.
             let partial = self.gpu.scratch(rows * heads * splits * (head_dim + 2) * size_of::<f32>())?;
             let mut decode = begin("decode")?;
-            decode.write(&mut cache.keys)?.write(&mut cache.values)?.write(&mut y)?;
+            decode.write(&mut cache.keys)?.write(&mut cache.values)?.write_from(y, start)?;
             decode.block(&partial, 0)?.block(&self.arrivals, 0)?.value(shape);
-            // SAFETY: a block reads the slot and rotations of one row, its heads in the input, and keys and values of its
+            // SAFETY: a block reads the slot and rotations of one row of the part, its heads in the input, and keys and values of its
             // sequence up to its position; it writes that slot of the cache, its heads in `y`, its `head_dim` + 2 floats of
             // each head and split in `partial`, and counter blockIdx.y < ARRIVALS. The slots on the device are those that
             // were checked: see `Batch::update_device`. The counters are used in the order of the stream, and zero after.
-            unsafe { decode.launch([splits as u32, across as u32], THREADS) }?;
-            return Ok(y);
+            return unsafe { decode.launch([splits as u32, across as u32], THREADS) };
         }
         let mut append = begin("append")?;
         append.write(&mut cache.keys)?.write(&mut cache.values)?.value(shape);
@@ -136,11 +153,10 @@ impl Cuda {
         unsafe { append.launch([shape.rows, shape.kv_heads], 64) }?;
         let tiles = (rows * group).div_ceil(tile(head_dim, tensor)) as u32;
         let mut prefill = begin("prefill")?;
-        prefill.read(&cache.keys)?.read(&cache.values)?.write(&mut y)?.value(shape);
-        // SAFETY: a block reads rows of the input with their rotations, and keys and values of the one sequence up to the last
+        prefill.read(&cache.keys)?.read(&cache.values)?.write_from(y, start)?.value(shape);
+        // SAFETY: a block reads rows of the part with their rotations, and keys and values of the one sequence up to the last
         // row's position, which the cache has as rows follow each other; it writes its rows and heads of `y`.
-        unsafe { prefill.launch([tiles, shape.kv_heads], THREADS) }?;
-        Ok(y)
+        unsafe { prefill.launch([tiles, shape.kv_heads], THREADS) }
     }
 
     /// Into how many parts to split the positions: enough to keep every multiprocessor busy when the cache is full.

@@ -25,14 +25,21 @@ impl Cuda {
     ) -> Result<()> {
         let (rows, frequencies) = (tokens.len(), rotary.frequencies());
         batch.check_update(rows, slots, frequencies.len())?;
-        let positions = (0..rows).map(|row| to_u32("positions", slots.slot(row).1));
-        let sequences = (0..rows).map(|row| to_u32("sequences", slots.slot(row).0));
-        let mut words = positions.chain(sequences).collect::<Result<Vec<u32>>>()?;
+        let parts = slots.parts(rows);
+        let mut words = Vec::with_capacity(3 * rows + frequencies.len());
+        for part in &parts {
+            for row in part.rows.clone() {
+                words.push(to_u32("positions", slots.slot(row).1)?);
+            }
+            for row in part.rows.clone() {
+                words.push(to_u32("sequences", slots.slot(row).0)?);
+            }
+        }
         words.extend_from_slice(tokens);
         words.extend(frequencies.iter().map(|f| f.to_bits()));
         batch.update_device(tokens, slots, |device| {
             device.state.write(bytemuck::cast_slice(&words))?;
-            self.kernels.rotations(device, rows, frequencies.len())
+            parts.iter().try_for_each(|part| self.kernels.rotations(device, part, rows, frequencies.len()))
         })
     }
 }

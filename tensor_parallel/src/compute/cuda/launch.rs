@@ -48,6 +48,12 @@ impl<'a> KernelCall<'a> {
         Ok(self.value(address))
     }
 
+    /// As [`read`](Self::read), from this row of the tensor on.
+    pub(super) fn read_from(&mut self, tensor: &'a Tensor, row: usize) -> Result<&mut Self> {
+        let address = self.kernels.row_of(tensor, row)?;
+        Ok(self.value(address))
+    }
+
     /// As [`read`](Self::read); a null pointer for none.
     pub(super) fn read_optional(&mut self, tensor: Option<&'a Tensor>) -> Result<&mut Self> {
         match tensor {
@@ -62,6 +68,12 @@ impl<'a> KernelCall<'a> {
     /// As [`read`](Self::read).
     pub(super) fn write(&mut self, tensor: &'a mut Tensor) -> Result<&mut Self> {
         let address = self.kernels.here(tensor)?.address();
+        Ok(self.value(address))
+    }
+
+    /// As [`write`](Self::write), from this row of the tensor on.
+    pub(super) fn write_from(&mut self, tensor: &'a mut Tensor, row: usize) -> Result<&mut Self> {
+        let address = self.kernels.row_of(tensor, row)?;
         Ok(self.value(address))
     }
 
@@ -133,6 +145,12 @@ impl Kernels {
             arguments: Vec::with_capacity(MOST_ARGUMENTS),
             operands: PhantomData,
         }
+    }
+
+    /// The address of a row of a tensor on this GPU.
+    fn row_of(&self, tensor: &Tensor, row: usize) -> Result<u64> {
+        assert!(row <= tensor.rows(), "the tensor has the row");
+        Ok(self.here(tensor)?.address() + (row * tensor.columns() * tensor.dtype().size()) as u64)
     }
 
     /// The memory of a tensor on this GPU. It is aligned to 256 bytes.

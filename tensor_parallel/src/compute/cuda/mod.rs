@@ -44,8 +44,8 @@ pub struct Cuda {
 impl Cuda {
     /// Computes on this device. Copies to it go through host memory that up to `threads` threads fill.
     ///
-    /// All computing on a device shares one stream. While a thread records it (a [`Decoder`](crate::Decoder) does), no other
-    /// thread may compute on the same device.
+    /// All computing on a device shares one stream. While a thread records it (a [`Decoder`](crate::Decoder) does), other threads
+    /// that compute on the same device wait.
     ///
     /// # Errors
     /// When cuBLASLt was not found, and when the device fails.

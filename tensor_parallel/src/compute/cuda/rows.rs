@@ -2,11 +2,13 @@
 
 #![expect(unsafe_code, reason = "each kernel is launched here, and each launch says what was checked")]
 
+use std::ops::Range;
+
 use ryzanstein_process_group::DType;
 
 use super::kernels::{Kernels, Source};
 use super::launch::to_u32;
-use crate::compute::batch::{Batch, DeviceBatch};
+use crate::compute::batch::{Batch, DeviceBatch, Part};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -146,11 +148,20 @@ impl Kernels {
         unsafe { call.launch_over(elements) }
     }
 
-    /// Sine and cosine of the angles of a batch of `rows` tokens, from its positions and frequencies.
+    /// Sine and cosine of the angles of a part of a batch of `rows` tokens, from its positions and frequencies.
     ///
     /// # Errors
     /// When the batch is elsewhere, or has more rows than a grid.
-    pub(super) fn rotations(&self, batch: &mut DeviceBatch, rows: usize, half: usize) -> Result<()> {
+    pub(super) fn rotations(
+        &self,
+        batch: &mut DeviceBatch,
+        part: &Part,
+        rows: usize,
+        half: usize,
+    ) -> Result<()> {
+        let Range { start, end } = part.rows;
+        assert!(start <= end && end <= rows, "the part is within the batch");
+        let (positions, angles) = (2 * start * size_of::<u32>(), start * half * 2 * size_of::<f32>());
         let frequencies = 3 * rows * size_of::<u32>();
         let DeviceBatch { state, rotations } = batch;
         assert!(
@@ -158,11 +169,12 @@ impl Kernels {
             "the frequencies are behind the tokens"
         );
         assert!(rotations.bytes() >= rows * half * 2 * size_of::<f32>(), "there is room for every angle");
-        let (grid, half) = (to_u32("rows", rows)?, to_u32("frequencies", half)?);
+        let (grid, half) = (to_u32("rows", end - start)?, to_u32("frequencies", half)?);
         let mut call = self.call(Source::Rows(DType::F32, DType::F32), "rotations");
-        call.block(state, frequencies)?.block(state, 0)?.block(rotations, 0)?.value(half);
-        // SAFETY: a block reads one of `rows` positions and `half` frequencies, and writes `half` pairs of floats: the asserts
-        // above. Both blocks are the batch's own, which is borrowed alone.
+        call.block(state, frequencies)?.block(state, positions)?.block(rotations, angles)?.value(half);
+        // SAFETY: a block reads one of the part's positions, which begin behind two words of each row before it, and `half`
+        // frequencies, and writes `half` pairs of floats for its row: the asserts above. Both blocks are the batch's own,
+        // which is borrowed alone.
         unsafe { call.launch([grid, 1], half.next_multiple_of(32).min(256)) }
     }
 }
