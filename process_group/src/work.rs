@@ -145,6 +145,9 @@ impl<B: Send + 'static> Work<B> {
 /// group's timeout. Where that is too much for each operation, [`Work::join`] blocks neither thread nor task, and
 /// [`ProcessGroup::synchronize`](crate::ProcessGroup::synchronize) waits for many.
 ///
+/// That thread ends by ordering the compute stream after the operation, as `wait` does: an engine that captures this stream by
+/// itself must not do so meanwhile.
+///
 /// Dropping it does not cancel the operation.
 #[derive(Debug)]
 #[must_use = "futures do nothing unless polled, and an operation that nobody waits for fails unseen"]

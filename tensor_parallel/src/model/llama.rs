@@ -21,6 +21,8 @@ use crate::tensor::Tensor;
 ///
 /// Every rank makes the same calls. A forward pass takes two all-reduces a layer, one for the embedding, and one
 /// all-gather for the logits.
+///
+/// Threads may share it, each with a group and a cache or decoder of its own.
 #[derive(Debug)]
 pub struct Llama {
     pub(crate) config: LlamaConfig,
