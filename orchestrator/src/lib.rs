@@ -2,20 +2,32 @@
 //!
 //! An embedding program creates an [`Orchestrator`] per rank. A launcher calls [`supervisor::run`].
 
+#[cfg(feature = "cli")]
 pub mod bench;
+#[cfg(feature = "cli")]
 pub mod check;
 pub mod control;
+#[cfg(feature = "cli")]
 pub mod doctor;
 pub mod generate;
 pub mod hub;
+#[cfg(feature = "cli")]
 pub mod measure;
 pub mod nccl_settings;
 mod orchestrator;
+pub mod prelude;
 pub mod rendezvous;
+#[cfg(feature = "server")]
 pub mod supervisor;
+#[cfg(feature = "telemetry")]
 pub mod telemetry;
 
-pub use orchestrator::Orchestrator;
+pub use orchestrator::{Builder, Orchestrator};
+/// The crates below this one, so that an embedding program needs only this dependency.
+pub use {
+    ryzanstein_config as config, ryzanstein_process_group as process_group,
+    ryzanstein_tensor_parallel as tensor_parallel,
+};
 
 /// The version of this crate, which must be the same on all ranks of a job.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");

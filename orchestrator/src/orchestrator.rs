@@ -1,15 +1,17 @@
 //! The facade for embedding: one rank of a job inside another program's process.
 //!
-//! It has no global effects: no signal handler, logger or process exit, and it reads no variables. The caller passes the
-//! environment.
+//! It has no global effects: no signal handler, logger or process exit. It reads the environment only where a [`Builder`] is not
+//! given one.
 
 use std::error::Error as StdError;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use ryzanstein_config::Config;
-use ryzanstein_process_group::device::Surroundings;
-use ryzanstein_process_group::{BackendKind, DType, Error, ProcessGroup, ProcessGroupManager};
-use ryzanstein_tensor_parallel::Llama;
+use ryzanstein_config::{Config, Sources};
+use ryzanstein_process_group::device::{Device, Surroundings};
+use ryzanstein_process_group::{
+    BackendKind, DType, Error, MemoryRendezvous, ProcessGroup, ProcessGroupManager,
+};
+use ryzanstein_tensor_parallel::{Llama, TextModel};
 
 use crate::nccl_settings;
 use crate::rendezvous::{self, Connection, Environment};
@@ -17,12 +19,10 @@ use crate::rendezvous::{self, Connection, Environment};
 /// One rank's part of a job: its rendezvous and its process groups.
 ///
 /// ```no_run
-/// use ryzanstein_config::Config;
-/// use ryzanstein_orchestrator::Orchestrator;
-/// use ryzanstein_process_group::ReduceOp;
+/// use ryzanstein_orchestrator::prelude::*;
 ///
-/// # fn main() -> Result<(), ryzanstein_process_group::Error> {
-/// let mut orchestrator = Orchestrator::initialize(&Config::default(), &std::env::vars().collect())?;
+/// # fn main() -> Result<(), ryzanstein_orchestrator::process_group::Error> {
+/// let mut orchestrator = Orchestrator::builder().initialize()?;
 /// let group = orchestrator.tensor_parallel();
 /// let mut x = group.upload(&[1.0f32; 1000])?;
 /// group.all_reduce(&mut x, ReduceOp::Sum)?;
@@ -37,7 +37,116 @@ pub struct Orchestrator {
     connection: Connection,
 }
 
+/// How a rank joins: its settings, its environment, and what it brings along.
+///
+/// ```
+/// use ryzanstein_orchestrator::prelude::*;
+///
+/// // Two ranks as threads. Ranks that are processes leave `rendezvous` out.
+/// std::thread::scope(|scope| {
+///     for rendezvous in MemoryRendezvous::new(2) {
+///         scope.spawn(move || {
+///             let builder = Orchestrator::builder().set("process_group.backend", "loopback");
+///             let mut rank = builder.rendezvous(rendezvous).initialize().unwrap();
+///             let mut x = vec![1.0f32; 10];
+///             rank.tensor_parallel().all_reduce(&mut x, ReduceOp::Sum).unwrap();
+///             assert_eq!(x, [2.0; 10]);
+///             rank.finalize().unwrap();
+///         });
+///     }
+/// });
+/// ```
+#[derive(Debug, Default)]
+#[must_use = "nothing happens before `initialize`"]
+pub struct Builder {
+    config: Option<Config>,
+    file: Option<PathBuf>,
+    set: Vec<(String, String)>,
+    environment: Option<Environment>,
+    rendezvous: Option<MemoryRendezvous>,
+    device: Option<Device>,
+}
+
+impl Builder {
+    /// Takes this configuration as it is, in place of a file and the environment.
+    pub fn config(self, config: Config) -> Self {
+        Self { config: Some(config), ..self }
+    }
+
+    /// Reads this configuration file.
+    pub fn config_file(self, file: impl Into<PathBuf>) -> Self {
+        Self { file: Some(file.into()), ..self }
+    }
+
+    /// Sets one setting, by its dotted key, over the file and the environment; the value as in a variable, such as `30s`.
+    pub fn set(mut self, key: &str, value: impl Into<String>) -> Self {
+        self.set.push((key.into(), value.into()));
+        self
+    }
+
+    /// Takes variables from here. Without this, from the environment of the process.
+    pub fn environment(self, environment: Environment) -> Self {
+        Self { environment: Some(environment), ..self }
+    }
+
+    /// Joins the other ranks of this process, which are threads.
+    pub fn rendezvous(self, rendezvous: MemoryRendezvous) -> Self {
+        Self { rendezvous: Some(rendezvous), ..self }
+    }
+
+    /// Computes on a GPU that the caller has opened or [taken over](Device::from_cudarc), on its stream.
+    pub fn device(self, device: &Device) -> Self {
+        Self { device: Some(device.clone()), ..self }
+    }
+
+    /// Reads the settings, finds the other ranks, joins them and creates the process groups.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] for wrong settings; otherwise as [`Orchestrator::initialize`].
+    pub fn initialize(self) -> Result<Orchestrator, Error> {
+        let Self { config, file, set, environment, rendezvous, device } = self;
+        let environment = environment.unwrap_or_else(|| {
+            let unicode = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+                Some((name.into_string().ok()?, value.into_string().ok()?))
+            };
+            std::env::vars_os().filter_map(unicode).collect()
+        });
+        let config = match config {
+            Some(config) if set.is_empty() && file.is_none() => config,
+            Some(_) => {
+                return Err(Error::Configuration(
+                    "Builder: `config` takes a whole configuration as it is; set its fields instead of `set` and \
+                     `config_file`, or leave `config` out"
+                        .into(),
+                ));
+            }
+            None => {
+                let flags = set.into_iter().map(|(key, value)| (key, value, "Builder::set".into())).collect();
+                let variables =
+                    environment.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+                let sources = Sources {
+                    file: file.or_else(|| environment.get("RYZ_CONFIG").map(PathBuf::from)),
+                    default_file: None,
+                    environment: variables,
+                    flags,
+                };
+                Config::load(&sources).map_err(|error| Error::Configuration(error.to_string()))?
+            }
+        };
+        let connection = match rendezvous {
+            Some(memory) => memory.into(),
+            None => rendezvous::connect(&config, &environment)?,
+        };
+        Orchestrator::join(&config, &environment, connection, device.as_ref())
+    }
+}
+
 impl Orchestrator {
+    /// Starts to describe how this rank joins.
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
     /// Finds the rendezvous from the environment, joins the job and creates the process groups.
     ///
     /// # Errors
@@ -45,16 +154,28 @@ impl Orchestrator {
     /// NCCL and `environment` lacks variables that `[nccl]` requires, see [`nccl_settings`]. The error is reported to the
     /// launcher.
     pub fn initialize(config: &Config, environment: &Environment) -> Result<Self, Error> {
-        let connection = rendezvous::connect(config, environment)?;
-        let surroundings = Surroundings::from_variables(|name| environment.get(name).cloned());
-        let initialized =
-            ProcessGroupManager::initialize_with(config, &connection, &surroundings).and_then(|manager| {
-                // The backend is known only now, and without NCCL its settings do not matter.
-                if manager.backend() == BackendKind::Nccl {
-                    nccl_settings::require(config, environment)?;
-                }
-                Ok(manager)
-            });
+        Self::join(config, environment, rendezvous::connect(config, environment)?, None)
+    }
+
+    fn join(
+        config: &Config,
+        environment: &Environment,
+        connection: Connection,
+        device: Option<&Device>,
+    ) -> Result<Self, Error> {
+        let initialized = if let Some(device) = device {
+            ProcessGroupManager::initialize_on(config, &connection, device)
+        } else {
+            let surroundings = Surroundings::from_variables(|name| environment.get(name).cloned());
+            ProcessGroupManager::initialize_with(config, &connection, &surroundings)
+        };
+        let initialized = initialized.and_then(|manager| {
+            // The backend is known only now, and without NCCL its settings do not matter.
+            if manager.backend() == BackendKind::Nccl {
+                nccl_settings::require(config, environment)?;
+            }
+            Ok(manager)
+        });
         match initialized {
             Ok(manager) => Ok(Self { manager, connection }),
             Err(error) => {
@@ -84,6 +205,18 @@ impl Orchestrator {
         dtype: Option<DType>,
     ) -> Result<Llama, ryzanstein_tensor_parallel::Error> {
         Llama::load(directory, dtype, self.manager.tensor_parallel())
+    }
+
+    /// As [`load_model`](Self::load_model), with the folder's tokenizer and chat template: from text to text.
+    ///
+    /// # Errors
+    /// As [`TextModel::load`].
+    pub fn load_text_model(
+        &mut self,
+        directory: &Path,
+        dtype: Option<DType>,
+    ) -> Result<TextModel, ryzanstein_tensor_parallel::Error> {
+        TextModel::load(directory, dtype, self.manager.tensor_parallel())
     }
 
     /// Reports to the launcher, if there is one, why this rank gives up, and in which collective.

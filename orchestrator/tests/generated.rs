@@ -14,6 +14,7 @@ fn the_checked_in_code_is_what_control_proto_generates() {
     tonic_prost_build::configure()
         .build_transport(false)
         .bytes(".")
+        .server_mod_attribute(".", "#[cfg(feature = \"server\")]")
         .out_dir(out.path())
         .compile_fds(descriptors)
         .expect("code is generated");

@@ -62,6 +62,12 @@ struct Shared {
     secret: Secret,
 }
 
+impl std::fmt::Debug for MemoryRendezvous {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MemoryRendezvous").field("rank", &self.rank).finish_non_exhaustive()
+    }
+}
+
 impl MemoryRendezvous {
     /// Handles for ranks `0..world_size`. Give each thread its own.
     pub fn new(world_size: usize) -> Vec<Self> {

@@ -42,7 +42,7 @@ pub use compute::{Compute, Cuda, Host};
 pub use error::{ConfigurationError, Error, RemoteError, RequestError, Result};
 pub use float::UnsupportedDType;
 pub use generate::{
-    ChatError, ChatTemplate, GenerateOptions, Generated, Message, Penalties, Sampling, StopReason,
+    ChatError, ChatTemplate, GenerateOptions, Generated, Message, Penalties, Sampling, StopReason, TextModel,
     TextStream, Tokenizer,
 };
 pub use model::{Decoder, Llama, LlamaConfig, LoadReport, Passes, check_world_size, legal_world_sizes};

@@ -457,6 +457,7 @@ pub mod control_client {
     }
 }
 /// Generated server implementations.
+#[cfg(feature = "server")]
 pub mod control_server {
     #![allow(
         unused_variables,

@@ -1,7 +1,7 @@
 //! Finds the rendezvous of this process from its environment variables.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -12,15 +12,13 @@ use ryzanstein_process_group::{
 };
 
 use super::client::{Client, Identity};
+#[cfg(feature = "server")]
+use super::host::Host;
+use super::secret;
 use super::secret::SecretError;
-use super::server::Server;
-use super::{listen, secret};
 
 /// The environment variables of a process, as the caller collected them. Libraries do not read the environment.
 pub type Environment = BTreeMap<String, String>;
-
-/// How long rank 0, when it serves the rendezvous itself, waits at the end for the others to disconnect.
-const DISCONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The rendezvous of this process.
 #[derive(Debug)]
@@ -29,25 +27,21 @@ pub struct Connection {
 }
 
 enum Kind {
-    SingleProcess(MemoryRendezvous),
+    InProcess(MemoryRendezvous),
     Client(Client),
-    Host(Option<Client>, HostedRendezvous),
+    #[cfg(feature = "server")]
+    Host(Host),
 }
 
 impl std::fmt::Debug for Kind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::SingleProcess(_) => "SingleProcess",
+            Self::InProcess(_) => "InProcess",
             Self::Client(_) => "Client",
-            Self::Host(..) => "Host",
+            #[cfg(feature = "server")]
+            Self::Host(_) => "Host",
         })
     }
-}
-
-/// The server that rank 0 runs when `ryz launch` did not start the ranks.
-struct HostedRendezvous {
-    server: Server,
-    secret_file: Option<PathBuf>,
 }
 
 /// Picks the rendezvous and connects to it:
@@ -89,6 +83,13 @@ pub fn connect(config: &Config, environment: &Environment) -> Result<Connection>
     Ok(Connection { kind })
 }
 
+impl From<MemoryRendezvous> for Connection {
+    /// For ranks that are threads of one process.
+    fn from(memory: MemoryRendezvous) -> Self {
+        Self { kind: Kind::InProcess(memory) }
+    }
+}
+
 impl Connection {
     /// Reports why this rank gives up, so that the launcher can name the cause. Does nothing without a launcher.
     pub fn report_failure(&self, error: &Error, last_call: Option<&str>) {
@@ -109,20 +110,22 @@ impl Connection {
         }
     }
 
-    /// A description for logs: `a world of one`, `a rendezvous served elsewhere`, `a rendezvous served by this rank`.
+    /// A description for logs: `within this process`, `a rendezvous served elsewhere`, `a rendezvous served by this rank`.
     pub const fn description(&self) -> &'static str {
         match &self.kind {
-            Kind::SingleProcess(_) => "a world of one",
+            Kind::InProcess(_) => "within this process",
             Kind::Client(_) => "a rendezvous served elsewhere",
-            Kind::Host(..) => "a rendezvous served by this rank",
+            #[cfg(feature = "server")]
+            Kind::Host(_) => "a rendezvous served by this rank",
         }
     }
 
     fn inner(&self) -> &dyn Rendezvous {
         match &self.kind {
-            Kind::SingleProcess(memory) => memory,
-            Kind::Client(client) | Kind::Host(Some(client), _) => client,
-            Kind::Host(None, _) => unreachable!("the client is taken only on drop"),
+            Kind::InProcess(memory) => memory,
+            Kind::Client(client) => client,
+            #[cfg(feature = "server")]
+            Kind::Host(host) => host.client(),
         }
     }
 }
@@ -149,17 +152,6 @@ impl Drop for Connection {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.report("the program panicked: see what it wrote to its standard error", None);
-        }
-        let Kind::Host(client, hosted) = &mut self.kind else { return };
-        // Only connecting needs the secret, and this job is over.
-        if let Some(path) = &hosted.secret_file {
-            let _ = std::fs::remove_file(path);
-        }
-        drop(client.take());
-        // Others may still wait for an answer.
-        let deadline = Instant::now() + DISCONNECT_TIMEOUT;
-        while hosted.server.connections() > 0 && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(10));
         }
     }
 }
@@ -217,7 +209,7 @@ impl From<SecretError> for Error {
 fn single_process(config: &Config, environment: &Environment) -> Result<Kind> {
     let named = world_size(environment)?;
     match named.or(config.job.world_size.map(WorldSize::get)) {
-        None | Some(1) => Ok(Kind::SingleProcess(MemoryRendezvous::new(1).remove(0))),
+        None | Some(1) => Ok(Kind::InProcess(MemoryRendezvous::new(1).remove(0))),
         Some(ranks) if environment.contains_key("RANK") => Err(Error::Configuration(format!(
             "this is one of {ranks} ranks, as RANK is set, but MASTER_ADDR is not, which says where they meet; set RANK, \
              WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every rank, or unset RANK to start ranks from here"
@@ -263,27 +255,36 @@ fn from_master_address(
         };
         return Ok(Kind::Client(Client::connect(server, secret, identity, deadline)?));
     }
-    let listener: TcpListener = listen::bind(address).map_err(|error| {
-        Error::Rendezvous(listen::explain(&server, &error, "MASTER_ADDR and MASTER_PORT"))
-    })?;
-    let (secret, secret_file) = if let Some(secret) = given {
-        (secret, None)
-    } else {
-        // Only the process that bound the port writes the file.
-        let secret = Secret::random();
-        secret::to_file(&secret, &shared).map_err(|error| {
-            Error::Rendezvous(format!(
-                "cannot leave the secret for the other ranks in {}: {error}",
-                shared.display()
-            ))
-        })?;
-        (secret, Some(shared))
-    };
-    let epoch = identity.epoch.unwrap_or(Epoch(1));
-    let hosting = Server::start(listener, secret.clone(), identity.world_size, epoch, &config.rendezvous)
-        .map_err(Error::system("cannot serve the rendezvous"))?;
-    let client = Client::connect(server, secret, identity, deadline)?;
-    Ok(Kind::Host(Some(client), HostedRendezvous { server: hosting, secret_file }))
+    serve(config, identity, server, address, (given, shared), deadline)
+}
+
+/// Rank 0: serves the rendezvous with the secret that is given, or with a fresh one that it leaves in a file.
+#[cfg(feature = "server")]
+fn serve(
+    config: &Config,
+    identity: Identity,
+    server: HostPort,
+    address: SocketAddr,
+    secret: (Option<Secret>, PathBuf),
+    deadline: Instant,
+) -> Result<Kind> {
+    Host::start(config, identity, server, address, secret, deadline).map(Kind::Host)
+}
+
+#[cfg(not(feature = "server"))]
+#[expect(clippy::needless_pass_by_value, reason = "as the one above")]
+fn serve(
+    _: &Config,
+    _: Identity,
+    server: HostPort,
+    _: SocketAddr,
+    _: (Option<Secret>, PathBuf),
+    _: Instant,
+) -> Result<Kind> {
+    Err(Error::Configuration(format!(
+        "rank 0 is to serve the rendezvous at {server} (MASTER_ADDR and MASTER_PORT), and this program is built without the \
+         feature `server` of ryzanstein-orchestrator; build it with that, or start the ranks with `ryz launch`"
+    )))
 }
 
 /// Connects with the secret that rank 0 writes. The file may not exist yet, or belong to an earlier job.

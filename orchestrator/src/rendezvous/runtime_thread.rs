@@ -26,6 +26,7 @@ impl RuntimeThread {
         Ok(Self { handle, stop: Some(stop), thread: Some(thread) })
     }
 
+    #[cfg(feature = "server")]
     pub(super) const fn handle(&self) -> &Handle {
         &self.handle
     }

@@ -3,6 +3,7 @@
 mod chat;
 mod sample;
 mod text;
+mod text_model;
 mod tokenizer;
 
 use std::ops::ControlFlow;
@@ -12,6 +13,7 @@ use ryzanstein_process_group::ProcessGroup;
 pub use self::chat::{ChatError, ChatTemplate, Message};
 pub use self::sample::{Penalties, Sampler, Sampling};
 pub use self::text::TextStream;
+pub use self::text_model::TextModel;
 pub use self::tokenizer::{Tokenizer, catches_panics};
 use crate::error::{RequestError, Result};
 use crate::model::{Decoder, Llama, Passes};

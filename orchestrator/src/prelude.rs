@@ -1,0 +1,12 @@
+//! What an embedding program uses most: `use ryzanstein_orchestrator::prelude::*;`.
+
+pub use ryzanstein_config::{BackendChoice, Config};
+pub use ryzanstein_process_group::{
+    Buffer, BufferMut, DType, MemoryRendezvous, ProcessGroup, ProcessGroupManager, Rank, ReduceOp, Work,
+};
+pub use ryzanstein_tensor_parallel::{
+    ChatTemplate, Decoder, GenerateOptions, Generated, Llama, Message, Passes, Penalties, Sampling, Tensor,
+    TextModel, TextStream, Tokenizer,
+};
+
+pub use crate::{Builder, Orchestrator};
