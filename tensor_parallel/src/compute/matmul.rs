@@ -1,10 +1,11 @@
-//! The one place that calls the `gemm` crate.
+//! The one place that calls the `gemm` crates.
 
-use gemm::Parallelism;
+use gemm_common::Parallelism;
+use gemm_f32::gemm::f32::get_gemm_fn;
 
 /// Multiplications below which one thread computes, however many there are.
 pub(super) fn parallel_from() -> usize {
-    gemm::get_threading_threshold()
+    gemm_common::gemm::get_threading_threshold()
 }
 
 /// `out[m, n] = x[m, k] · w[n, k]ᵀ`, all row-major; rows of `out` are `stride` long, of which the first `n` are written.
@@ -23,18 +24,19 @@ pub(super) fn multiply(x: &[f32], w: &[f32], out: &mut [f32], k: usize, stride: 
     // swapping the strides), and out has (m - 1) full strides and n more elements. `out` is borrowed mutably, so it
     // overlaps neither operand. It is not read, because `read_dst` is false.
     unsafe {
-        gemm::gemm(
-            m,
+        // As outᵀ = w · xᵀ: the kernels prefer results whose columns are contiguous.
+        get_gemm_fn()(
             n,
+            m,
             k,
             out.as_mut_ptr(),
-            1,
             out_stride,
+            1,
             false,
-            x.as_ptr(),
+            w.as_ptr(),
             1,
             k_stride,
-            w.as_ptr(),
+            x.as_ptr(),
             k_stride,
             1,
             0.0,
