@@ -44,6 +44,10 @@ bench-decode ranks:
 results:
     scripts/render-results
 
+# Lists of the public items of the published crates, in docs/api: for a change of the API that you mean.
+api:
+    scripts/public-api
+
 # Recorded sessions of the commands, in the book; MODEL is the folder that scripts/get-smollm2 makes.
 sessions model:
     cargo build --release

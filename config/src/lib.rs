@@ -4,7 +4,7 @@
 //! [`Config::load`] merges them and parses every value once, into types that need no later validation.
 //!
 //! This crate does not read the process's environment, working directory or arguments: the caller passes them as
-//! [`Sources`]. Reading files is the only I/O: the one named there, and those that other crates ask [`file`] for.
+//! [`Sources`]. Reading files is the only I/O: the one named there, and those that other crates ask [`mod@file`] for.
 //!
 //! ```
 //! use ryzanstein_config::{BackendChoice, Config, Source, Sources};
