@@ -11,7 +11,7 @@ import time
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
 
-PROMPT = "Request {}: explain in plain words why the sky is blue and the sunset is red."
+PROMPT = "Once upon a time there were {} bears who lived in a forest and wanted to see the sea. One day"
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--url", default="http://127.0.0.1:8000")

@@ -73,9 +73,14 @@ impl Plan {
     }
 }
 
+/// Gives all ranks the leader's plan; `None` ends the job. Not measured: it would look slow, as ranks wait in it for work.
+fn share(plan: Option<&Option<Plan>>, group: &mut ProcessGroup) -> Result<Option<Plan>> {
+    Ok(group.without_profiling(|group| group.broadcast_object(plan, LEADER))?)
+}
+
 /// What every other rank does: follows the plans of rank 0 until there is none.
 pub(crate) fn follow(decoder: &mut Decoder, group: &mut ProcessGroup) -> Result<()> {
-    while let Some(plan) = group.broadcast_object::<Option<Plan>>(None, LEADER)? {
+    while let Some(plan) = share(None, group)? {
         plan.run(decoder, group)?;
     }
     Ok(())
@@ -132,14 +137,9 @@ impl<'a> Leader<'a> {
         loop {
             self.drop_abandoned();
             let more_may_come = self.admit();
-            if !more_may_come && self.is_idle() {
-                group.broadcast_object(Some(&None::<Plan>), LEADER)?;
-                return Ok(());
-            }
-            let plan = Plan { ended: take(&mut self.ended), tokens: self.next_tokens() };
-            let plan = Some(plan);
-            group.broadcast_object(Some(&plan), LEADER)?;
-            let Some(plan) = plan else { continue };
+            let is_done = self.is_idle() && !more_may_come;
+            let plan = (!is_done).then(|| Plan { ended: take(&mut self.ended), tokens: self.next_tokens() });
+            let Some(plan) = share(Some(&plan), group)? else { return Ok(()) };
             let Some(logits) = plan.run(decoder, group)? else { continue };
             let values = logits.values()?;
             for ((slot, tokens), logits) in plan.tokens.iter().zip(values.chunks_exact(logits.columns())) {

@@ -1,9 +1,10 @@
 //! The example `server` as its users meet it: two processes under `ryz launch`, and clients over HTTP.
 
+mod common;
+
 use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -12,8 +13,7 @@ use ryzanstein_tensor_parallel::{ChatTemplate, GenerateOptions, Llama, Message, 
 use ryzanstein_tests::fixtures;
 use serde_json::{Value, json};
 
-/// Generous: other work may go on beside the tests.
-const LONG: Duration = Duration::from_secs(60);
+use crate::common::{LONG, built};
 
 /// Repeats the messages, so that the fixture chats.
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }} {{ m.content }} {% endfor %}the ";
@@ -28,24 +28,12 @@ fn model() -> tempfile::TempDir {
     folder
 }
 
-/// What cargo has built beside this test.
-fn built(program: &str) -> PathBuf {
-    let test = std::env::current_exe().unwrap();
-    let program = test.parent().and_then(Path::parent).unwrap().join(program);
-    assert!(
-        program.exists(),
-        "there is no {}; `cargo build --workspace --bins` builds it",
-        program.display()
-    );
-    program
-}
-
 /// Two ranks that serve a model.
 struct Server {
     launcher: Child,
     address: String,
     /// What they write to stderr.
-    lines: mpsc::Receiver<String>,
+    lines: Mutex<mpsc::Receiver<String>>,
     model: tempfile::TempDir,
 }
 
@@ -73,7 +61,7 @@ impl Server {
                 let _ = sender.send(line);
             }
         });
-        let mut server = Self { launcher, address: String::new(), lines, model };
+        let mut server = Self { launcher, address: String::new(), lines: Mutex::new(lines), model };
         let line = server.wait_for_line("listening on ", LONG).expect("the server listens");
         let (_, address) = line.split_once("listening on ").unwrap();
         server.address = address.split(',').next().unwrap().into();
@@ -84,7 +72,8 @@ impl Server {
     fn wait_for_line(&self, text: &str, most: Duration) -> Option<String> {
         let deadline = Instant::now() + most;
         loop {
-            let line = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())).ok()?;
+            let left = deadline.saturating_duration_since(Instant::now());
+            let line = self.lines.lock().unwrap().recv_timeout(left).ok()?;
             if line.contains(text) {
                 return Some(line);
             }
@@ -346,7 +335,7 @@ fn a_stop_signal_lets_answers_end_and_then_all_ranks_leave() {
     assert_eq!(text(&events), expected);
     // 128 and SIGTERM: what the launcher says when it was told to stop and no rank failed.
     assert_eq!(ended.code(), Some(143));
-    let lines: Vec<String> = server.lines.iter().collect();
+    let lines: Vec<String> = server.lines.lock().unwrap().iter().collect();
     let failures: Vec<_> =
         lines.iter().filter(|line| line.contains("rror") || line.contains("kill")).collect();
     assert!(failures.is_empty(), "{lines:#?}");
