@@ -61,7 +61,8 @@ struct StreamOptions {
 impl Request {
     /// Reads the body of a request for this model.
     pub(crate) fn read(body: &[u8], model: &str) -> Result<Self, Refusal> {
-        let request: Self = serde_json::from_slice(body).map_err(Refusal::invalid)?;
+        let request: Self =
+            serde_json::from_slice(body).map_err(|error| Refusal::invalid(error.to_string()))?;
         match &request.model {
             Some(other) if other != model => Err(Refusal::new(
                 StatusCode::NOT_FOUND,
@@ -122,17 +123,17 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    pub(crate) fn new(status: StatusCode, code: Option<&'static str>, message: impl ToString) -> Self {
-        Self { status, code, message: message.to_string() }
+    pub(crate) fn new(status: StatusCode, code: Option<&'static str>, message: impl Into<String>) -> Self {
+        Self { status, code, message: message.into() }
     }
 
     /// The client's fault.
-    pub(crate) fn invalid(message: impl ToString) -> Self {
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, None, message)
     }
 
     /// The server's fault.
-    pub(crate) fn failed(message: impl ToString) -> Self {
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, None, message)
     }
 
@@ -148,7 +149,7 @@ impl Refusal {
 
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
-        Self::invalid(error)
+        Self::invalid(error.to_string())
     }
 }
 
@@ -226,7 +227,9 @@ impl Form {
             "created": self.created,
             "model": self.model,
             "choices": choices.collect::<Vec<_>>(),
-            "usage": usage,
+            "usage": usage.map(|Usage { prompt, new }| {
+                json!({ "prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new })
+            }),
         })
     }
 }

@@ -45,11 +45,11 @@ pub(crate) enum Finish {
     Length,
 }
 
-#[derive(Clone, Copy, Debug, Serialize)]
+/// Tokens of the prompt, and new ones.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Usage {
-    pub(crate) prompt_tokens: usize,
-    pub(crate) completion_tokens: usize,
-    pub(crate) total_tokens: usize,
+    pub(crate) prompt: usize,
+    pub(crate) new: usize,
 }
 
 /// What all ranks do next. Both lists may be empty: then it is a sign of life.
@@ -239,7 +239,7 @@ impl<'a> Running<'a> {
     /// Sends the rest of the text, and why there is no more.
     fn end(self, outcome: Result<Finish>) {
         let Self { job, text, prompt_tokens, made, .. } = self;
-        let usage = Usage { prompt_tokens, completion_tokens: made, total_tokens: prompt_tokens + made };
+        let usage = Usage { prompt: prompt_tokens, new: made };
         let events = match outcome.and_then(|finish| Ok((text.finish()?, finish))) {
             Ok((rest, finish)) => vec![Event::Text(rest), Event::End(finish, usage)],
             Err(error) => vec![Event::Failed(error.to_string())],
