@@ -132,3 +132,26 @@ fn a_forced_path_is_taken_by_calls_made_before_too() {
     host.force(None).unwrap();
     assert_eq!(path(&mut host), chosen);
 }
+
+#[test]
+fn the_time_until_a_late_rank_comes_is_told_as_waiting() {
+    let (mut host, mut peers) = rank_0_of(2, Duration::ZERO);
+    let late = Duration::from_millis(60);
+    let peer = std::thread::spawn(move || {
+        std::thread::sleep(late);
+        // A barrier of two ranks is one message each way.
+        let fingerprint = CallFingerprint { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
+        let algorithm = Algorithm::RecursiveDoubling;
+        let mine = Header { fingerprint, algorithm, sequence: 1, ..control(Kind::Data, Rank(1), 1) };
+        peers[0].write_all(&mine.encode()).unwrap();
+        peers[0].write_all(&[0]).unwrap();
+        read_frame(&mut peers[0]);
+        peers
+    });
+    let completion = in_time(move || {
+        let done = host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap();
+        (done, host)
+    });
+    assert!(completion.0.waited >= late / 2, "{:?}", completion.0.waited);
+    drop(peer.join().unwrap());
+}

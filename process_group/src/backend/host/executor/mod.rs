@@ -141,15 +141,15 @@ impl<'a, T: Transport> Run<'a, T> {
         let mut ask_at = may_ask.then(|| started + mismatch::ASK_AFTER);
         loop {
             let moved = self.step()?;
+            if moved && let Some(since) = asleep_since.take() {
+                self.note_silence(since);
+            }
             if self.progress.left == 0 && !self.has_more_to_say() {
                 // All have come, and all that they sent before is there: also what no later call may look at for long.
                 return if self.fingerprint.operation == Operation::Barrier { self.listen() } else { Ok(()) };
             }
             if moved {
                 looks = 0;
-                // Who is on the way sends more often than that: whoever came now was not there before.
-                let silence = asleep_since.take().map(|since: Instant| since.elapsed());
-                self.progress.waited += silence.filter(|silence| *silence > ABSENT_AFTER).unwrap_or_default();
                 continue;
             }
             // The clock is read once news have failed to come, not before every look at a socket.
@@ -174,6 +174,15 @@ impl<'a, T: Transport> Run<'a, T> {
             }
             self.listen()?;
             looks = 0;
+        }
+    }
+
+    /// Nothing has come since then, until now. Who is in the call sends more often: whoever has come now was not.
+    #[cold]
+    fn note_silence(&mut self, since: Instant) {
+        let silence = since.elapsed();
+        if silence > ABSENT_AFTER {
+            self.progress.waited += silence;
         }
     }
 

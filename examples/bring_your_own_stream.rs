@@ -1,4 +1,4 @@
-//! An engine that brings its own memory, and on GPUs its own stream: `cargo run -p ryzanstein-tests --example
+//! An engine that brings its own memory, and on GPUs its own stream: `cargo run -p ryzanstein-examples --example
 //! bring_your_own_stream` sums tensors of candle over two ranks on processors; with `--gpu`, slices of cudarc over as many
 //! ranks as there are GPUs, on the streams of the engine, and once more in a graph that the engine captures.
 

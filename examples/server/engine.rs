@@ -1,0 +1,256 @@
+//! Continuous batching. Rank 0 leads: before every pass it tells the other ranks which sequences end and which tokens are
+//! appended to which, so that all ranks make the same calls. Only rank 0 knows requests, chooses tokens and makes text.
+
+use std::mem::take;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::Duration;
+
+use ryzanstein_process_group::{ProcessGroup, Rank};
+use ryzanstein_tensor_parallel::generate::Sampler;
+use ryzanstein_tensor_parallel::{Decoder, Result, Tensor, TextStream, Tokenizer};
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc::UnboundedSender;
+
+const LEADER: Rank = Rank(0);
+
+/// The most tokens of prompts in one pass. A longer prompt takes several passes, between which the running sequences go on.
+const PROMPT_TOKENS: usize = 512;
+
+/// A request, checked: its prompt and answer fit a sequence.
+#[derive(Debug)]
+pub(crate) struct Job {
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) max_tokens: usize,
+    pub(crate) sampler: Sampler,
+    /// The text ends before the first of these.
+    pub(crate) stop: Vec<String>,
+    /// Where the answer goes. It holds at most `max_tokens` events, so it needs no other bound. Closed: the client has left.
+    pub(crate) events: UnboundedSender<Event>,
+}
+
+/// A part of an answer.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Text(String),
+    End(Finish, Usage),
+    Failed(String),
+}
+
+/// Why an answer ended.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Finish {
+    /// At a stop string, or a token that ends a text.
+    Stop,
+    Length,
+}
+
+/// Tokens of the prompt, and new ones.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Usage {
+    pub(crate) prompt: usize,
+    pub(crate) new: usize,
+}
+
+/// What all ranks do next. Both lists may be empty: then it is a sign of life.
+#[derive(Debug, Serialize, Deserialize)]
+struct Plan {
+    ended: Vec<usize>,
+    tokens: Vec<(usize, Vec<u32>)>,
+}
+
+impl Plan {
+    /// The logits after the last token of each sequence; `None` if there are no tokens.
+    fn run<'a>(&self, decoder: &'a mut Decoder, group: &mut ProcessGroup) -> Result<Option<&'a Tensor>> {
+        for slot in &self.ended {
+            decoder.clear(*slot);
+        }
+        if self.tokens.is_empty() {
+            return Ok(None);
+        }
+        let pairs: Vec<_> = self.tokens.iter().map(|(slot, tokens)| (*slot, &tokens[..])).collect();
+        decoder.step(&pairs, group).map(Some)
+    }
+}
+
+/// Gives all ranks the leader's plan; `None` ends the job. Not measured: it would look slow, as ranks wait in it for work.
+fn share(plan: Option<&Option<Plan>>, group: &mut ProcessGroup) -> Result<Option<Plan>> {
+    Ok(group.without_profiling(|group| group.broadcast_object(plan, LEADER))?)
+}
+
+/// What every other rank does: follows the plans of rank 0 until there is none.
+pub(crate) fn follow(decoder: &mut Decoder, group: &mut ProcessGroup) -> Result<()> {
+    while let Some(plan) = share(None, group)? {
+        plan.run(decoder, group)?;
+    }
+    Ok(())
+}
+
+/// A sequence that has a slot of the decoder.
+struct Running<'a> {
+    job: Job,
+    /// What the model has not seen yet: the rest of the prompt, later the newest token.
+    next: Vec<u32>,
+    text: TextStream<'a>,
+    prompt_tokens: usize,
+    made: usize,
+}
+
+/// Rank 0: which request is in which slot.
+pub(crate) struct Leader<'a> {
+    tokenizer: &'a Tokenizer,
+    /// Tokens that end a text.
+    end_tokens: Vec<u32>,
+    requests: Receiver<Job>,
+    heartbeat: Duration,
+    slots: Vec<Option<Running<'a>>>,
+    ended: Vec<usize>,
+}
+
+impl<'a> Leader<'a> {
+    /// The other ranks wait for plans in a broadcast, whose deadline is `timeout`, the group's. So even an idle leader sends a
+    /// plan each second, or four times within a shorter deadline. They sleep meanwhile, and a lost rank is noticed.
+    pub(crate) fn new(
+        tokenizer: &'a Tokenizer,
+        end_tokens: Vec<u32>,
+        requests: Receiver<Job>,
+        sequences: usize,
+        timeout: Duration,
+    ) -> Self {
+        let heartbeat = (timeout / 4).min(Duration::from_secs(1));
+        let slots = (0..sequences).map(|_| None).collect();
+        Self { tokenizer, end_tokens, requests, heartbeat, slots, ended: Vec::new() }
+    }
+
+    /// Answers requests until no more can come and all are answered. Then all ranks leave.
+    pub(crate) fn lead(mut self, decoder: &mut Decoder, group: &mut ProcessGroup) -> Result<()> {
+        let outcome = self.passes(decoder, group);
+        if let Err(error) = &outcome {
+            for running in self.slots.iter().flatten() {
+                running.tell(Event::Failed(error.to_string()));
+            }
+        }
+        outcome
+    }
+
+    fn passes(&mut self, decoder: &mut Decoder, group: &mut ProcessGroup) -> Result<()> {
+        loop {
+            self.drop_abandoned();
+            let more_may_come = self.admit();
+            let is_done = self.is_idle() && !more_may_come;
+            let plan = (!is_done).then(|| Plan { ended: take(&mut self.ended), tokens: self.next_tokens() });
+            let Some(plan) = share(Some(&plan), group)? else { return Ok(()) };
+            let Some(logits) = plan.run(decoder, group)? else { continue };
+            let values = logits.values()?;
+            for ((slot, tokens), logits) in plan.tokens.iter().zip(values.chunks_exact(logits.columns())) {
+                self.advance(*slot, tokens.len(), logits);
+            }
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.slots.iter().all(Option::is_none)
+    }
+
+    /// Frees the slots of clients that have left.
+    fn drop_abandoned(&mut self) {
+        for (slot, place) in self.slots.iter_mut().enumerate() {
+            let Some(running) = place.take_if(|running| running.job.events.is_closed()) else { continue };
+            let Running { made, job: Job { max_tokens, .. }, .. } = running;
+            tracing::info!("a client has left after {made} of {max_tokens} tokens; its slot {slot} is free");
+            self.ended.push(slot);
+        }
+    }
+
+    /// Fills free slots with waiting requests. If nothing runs, waits for one, at most until the next sign of life. Returns
+    /// whether more may come.
+    fn admit(&mut self) -> bool {
+        while let Some(slot) = self.slots.iter().position(Option::is_none) {
+            let wait = if self.is_idle() { self.heartbeat } else { Duration::ZERO };
+            match self.requests.recv_timeout(wait) {
+                // It has left while it waited.
+                Ok(job) if job.events.is_closed() => {}
+                Ok(job) => self.slots[slot] = Some(Running::new(job, self.tokenizer)),
+                Err(RecvTimeoutError::Timeout) => return true,
+                Err(RecvTimeoutError::Disconnected) => return false,
+            }
+        }
+        true
+    }
+
+    /// The tokens of the next pass: one of each running sequence, and prompts up to their limit.
+    fn next_tokens(&self) -> Vec<(usize, Vec<u32>)> {
+        let mut room = PROMPT_TOKENS;
+        let mut tokens = Vec::new();
+        for (slot, running) in self.slots.iter().enumerate() {
+            let Some(Running { next, .. }) = running else { continue };
+            let count = if next.len() == 1 { 1 } else { next.len().min(room) };
+            if next.len() > 1 {
+                room -= count;
+            }
+            if count > 0 {
+                tokens.push((slot, next[..count].to_vec()));
+            }
+        }
+        tokens
+    }
+
+    /// Takes the logits behind a sequence of which `seen` more tokens have been computed.
+    fn advance(&mut self, slot: usize, seen: usize, logits: &[f32]) {
+        let Some(running) = &mut self.slots[slot] else { return };
+        running.next.drain(..seen);
+        if !running.next.is_empty() {
+            // The rest of the prompt is still to come, and these logits say nothing.
+            return;
+        }
+        let Some(outcome) = running.choose(logits, &self.end_tokens).transpose() else { return };
+        if let Some(running) = self.slots[slot].take() {
+            running.end(outcome);
+        }
+        self.ended.push(slot);
+    }
+}
+
+impl<'a> Running<'a> {
+    fn new(mut job: Job, tokenizer: &'a Tokenizer) -> Self {
+        let next = take(&mut job.prompt);
+        let text = TextStream::new(tokenizer, &next, &job.stop);
+        Self { job, text, prompt_tokens: next.len(), next, made: 0 }
+    }
+
+    /// Chooses the next token and sends the text that is certain with it. Returns why the answer has ended, if it has.
+    fn choose(&mut self, logits: &[f32], end_tokens: &[u32]) -> Result<Option<Finish>> {
+        let token = self.job.sampler.choose(logits)?;
+        self.next.push(token);
+        self.made += 1;
+        if end_tokens.contains(&token) {
+            return Ok(Some(Finish::Stop));
+        }
+        let text = self.text.push(token)?;
+        if !text.is_empty() {
+            self.tell(Event::Text(text));
+        }
+        if self.text.is_ended() {
+            return Ok(Some(Finish::Stop));
+        }
+        Ok((self.made == self.job.max_tokens).then_some(Finish::Length))
+    }
+
+    /// Sends the rest of the text, and why there is no more.
+    fn end(self, outcome: Result<Finish>) {
+        let Self { job, text, prompt_tokens, made, .. } = self;
+        let usage = Usage { prompt: prompt_tokens, new: made };
+        let events = match outcome.and_then(|finish| Ok((text.finish()?, finish))) {
+            Ok((rest, finish)) => vec![Event::Text(rest), Event::End(finish, usage)],
+            Err(error) => vec![Event::Failed(error.to_string())],
+        };
+        for event in events {
+            let _ = job.events.send(event);
+        }
+    }
+
+    fn tell(&self, event: Event) {
+        // It fails if the client has left, which the next pass finds.
+        let _ = self.job.events.send(event);
+    }
+}

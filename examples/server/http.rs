@@ -1,0 +1,258 @@
+//! HTTP on rank 0: requests become jobs in the engine's queue, and its events become answers.
+
+use std::convert::Infallible;
+use std::net::TcpListener;
+use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::extract::rejection::BytesRejection;
+use axum::http::{Method, StatusCode, Uri, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+use axum::serve::ListenerExt as _;
+use ryzanstein_tensor_parallel::{ChatTemplate, Error, Tokenizer};
+use serde_json::json;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+use tokio_stream::StreamExt as _;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+use crate::api::{Form, Kind, Prompt, Refusal, Request, as_json, seconds_since_1970};
+use crate::engine::{Event, Job};
+
+/// What requests are checked against, and where they go.
+#[derive(Debug)]
+pub(crate) struct App {
+    pub(crate) model: String,
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    /// `None`: the model does not chat.
+    pub(crate) template: Option<ChatTemplate>,
+    pub(crate) vocabulary: usize,
+    /// The most positions of a sequence.
+    pub(crate) context: usize,
+    pub(crate) queue: SyncSender<Job>,
+}
+
+/// SIGTERM and SIGINT, which no longer end this process.
+#[derive(Debug)]
+pub(crate) struct StopSignals(Signal, Signal);
+
+impl StopSignals {
+    /// From now on. Needs a tokio runtime.
+    pub(crate) fn catch() -> std::io::Result<Self> {
+        Ok(Self(signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?))
+    }
+
+    async fn first(mut self) {
+        tokio::select! {
+            _ = self.0.recv() => {}
+            _ = self.1.recv() => {}
+        }
+    }
+}
+
+/// Serves until a signal comes; then accepts nothing more and finishes what runs, at most for `drain`. Behind that the
+/// queue is closed, which the engine sees.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    app: App,
+    signals: StopSignals,
+    drain: Duration,
+) -> std::io::Result<()> {
+    listener.set_nonblocking(true)?;
+    // A token is less than a packet, and must not wait for the next one.
+    let listener = tokio::net::TcpListener::from_std(listener)?.tap_io(|connection| {
+        let _ = connection.set_nodelay(true);
+    });
+    let router = Router::new()
+        .route("/health", get(async || as_json(&json!({ "status": "ok" }))))
+        .route("/v1/models", get(models))
+        .route("/v1/completions", post(completion))
+        .route("/v1/chat/completions", post(chat))
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(Arc::new(app));
+    let (stopping, mut stopped) = watch::channel(false);
+    let stop = async move {
+        signals.first().await;
+        tracing::info!("stopping: {} for what runs", humanly(drain));
+        let _ = stopping.send(true);
+    };
+    let late = async move {
+        let _ = stopped.wait_for(|stopped| *stopped).await;
+        tokio::time::sleep(drain).await;
+    };
+    tokio::select! {
+        served = axum::serve(listener, router).with_graceful_shutdown(stop) => served,
+        () = late => {
+            tracing::warn!("some answers are not ready after {}: dropped", humanly(drain));
+            Ok(())
+        }
+    }
+}
+
+fn humanly(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}
+
+async fn models(State(app): State<Arc<App>>) -> Response {
+    let model = json!({
+        "id": app.model, "object": "model", "created": seconds_since_1970(), "owned_by": "ryzanstein",
+        "max_model_len": app.context,
+    });
+    as_json(&json!({ "object": "list", "data": [model] }))
+}
+
+async fn unknown(uri: Uri) -> Refusal {
+    let known = "/health, /v1/models, /v1/completions and /v1/chat/completions";
+    Refusal::new(StatusCode::NOT_FOUND, None, format!("there is no {}; see {known}", uri.path()))
+}
+
+async fn wrong_method(method: Method, uri: Uri) -> Refusal {
+    Refusal::new(StatusCode::METHOD_NOT_ALLOWED, None, format!("{} does not take {method}", uri.path()))
+}
+
+async fn completion(
+    State(app): State<Arc<App>>,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, Refusal> {
+    app.answer(Kind::Completion, body).await
+}
+
+async fn chat(State(app): State<Arc<App>>, body: Result<Bytes, BytesRejection>) -> Result<Response, Refusal> {
+    app.answer(Kind::Chat, body).await
+}
+
+impl App {
+    async fn answer(&self, kind: Kind, body: Result<Bytes, BytesRejection>) -> Result<Response, Refusal> {
+        let body = body.map_err(|error| Refusal::new(error.status(), None, error.body_text()))?;
+        let request = Request::read(&body, &self.model)?;
+        let (sender, mut events) = mpsc::unbounded_channel();
+        self.enqueue(self.job(kind, &request, sender)?)?;
+        let form = Form::new(kind, &self.model);
+        // The head of the answer waits for its first event, so a request that fails at once has the status for it.
+        let first = match events.recv().await {
+            Some(Event::Failed(message)) => return Err(Refusal::failed(message)),
+            Some(first) => first,
+            None => return Err(Refusal::failed("the server has stopped before it could answer")),
+        };
+        if request.is_streamed() {
+            Ok(stream(form, first, events, request.wants_usage()))
+        } else {
+            whole(&form, first, events).await
+        }
+    }
+
+    /// A checked request.
+    fn job(
+        &self,
+        kind: Kind,
+        request: &Request,
+        events: mpsc::UnboundedSender<Event>,
+    ) -> Result<Job, Refusal> {
+        let prompt = self.prompt(kind, request)?;
+        let room = self.context.saturating_sub(prompt.len());
+        let usual = match kind {
+            Kind::Completion => room.min(16),
+            Kind::Chat => room,
+        };
+        let max_tokens = request.max_tokens.unwrap_or(usual);
+        if prompt.is_empty() || max_tokens == 0 {
+            return Err(Refusal::invalid("the prompt and max_tokens must be at least one token"));
+        }
+        if max_tokens > room {
+            let message = format!(
+                "the prompt has {} tokens and max_tokens is {max_tokens}, together more than the {} of a sequence here; \
+                 shorten the prompt, or lower max_tokens",
+                prompt.len(),
+                self.context
+            );
+            return Err(Refusal::new(StatusCode::BAD_REQUEST, Some("context_length_exceeded"), message));
+        }
+        Ok(Job { max_tokens, sampler: request.sampler(&prompt)?, stop: request.stop(), events, prompt })
+    }
+
+    fn prompt(&self, kind: Kind, request: &Request) -> Result<Vec<u32>, Refusal> {
+        let tokens = match (kind, request) {
+            (Kind::Completion, Request { prompt: Some(prompt), messages: None, .. }) => match prompt {
+                Prompt::Text(text) => self.tokenizer.encode(text)?,
+                Prompt::Tokens(tokens) => tokens.clone(),
+            },
+            (Kind::Chat, Request { prompt: None, messages: Some(messages), .. }) => {
+                let template = self.template.as_ref().ok_or_else(|| {
+                    Refusal::invalid("this model has no chat template; use /v1/completions")
+                })?;
+                let text = template.render(messages).map_err(Error::from)?;
+                self.tokenizer.encode_raw(&text)?
+            }
+            (Kind::Completion, _) => {
+                return Err(Refusal::invalid("a completion needs `prompt`, and no `messages`"));
+            }
+            (Kind::Chat, _) => return Err(Refusal::invalid("a chat needs `messages`, and no `prompt`")),
+        };
+        match tokens.iter().find(|token| **token as usize >= self.vocabulary) {
+            Some(token) => Err(Refusal::invalid(format!(
+                "token {token} of the prompt is not in the vocabulary of {}",
+                self.vocabulary
+            ))),
+            None => Ok(tokens),
+        }
+    }
+
+    fn enqueue(&self, job: Job) -> Result<(), Refusal> {
+        self.queue.try_send(job).map_err(|error| match error {
+            TrySendError::Full(_) => Refusal::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                Some("queue_full"),
+                "too many requests are waiting; try again later",
+            ),
+            TrySendError::Disconnected(_) => Refusal::failed("the engine has stopped"),
+        })
+    }
+}
+
+/// Server-sent events, as they come.
+fn stream(form: Form, first: Event, rest: mpsc::UnboundedReceiver<Event>, wants_usage: bool) -> Response {
+    let mut is_first = true;
+    let events = tokio_stream::once(first).chain(UnboundedReceiverStream::new(rest));
+    let frames = events.map(move |event| {
+        let frames = frames(&form, event, std::mem::take(&mut is_first), wants_usage);
+        Ok::<_, Infallible>(frames)
+    });
+    ([(header::CONTENT_TYPE, "text/event-stream")], Body::from_stream(frames)).into_response()
+}
+
+fn frames(form: &Form, event: Event, is_first: bool, wants_usage: bool) -> String {
+    match event {
+        Event::Text(text) => format!("data: {}\n\n", form.piece(&text, is_first, None)),
+        Event::End(finish, usage) => {
+            let last = form.piece("", is_first, Some(finish));
+            let usage = if wants_usage { format!("data: {}\n\n", form.usage(usage)) } else { String::new() };
+            format!("data: {last}\n\n{usage}data: [DONE]\n\n")
+        }
+        // The head has gone out with status 200, so clients look for this.
+        Event::Failed(message) => format!("data: {}\n\n", Refusal::failed(message).json()),
+    }
+}
+
+/// The answer in one piece.
+async fn whole(
+    form: &Form,
+    first: Event,
+    mut rest: mpsc::UnboundedReceiver<Event>,
+) -> Result<Response, Refusal> {
+    let (mut text, mut next) = (String::new(), Some(first));
+    loop {
+        match next {
+            Some(Event::Text(piece)) => text += &piece,
+            Some(Event::End(finish, usage)) => return Ok(as_json(&form.whole(&text, finish, usage))),
+            Some(Event::Failed(message)) => return Err(Refusal::failed(message)),
+            None => return Err(Refusal::failed("the server has stopped before it could answer")),
+        }
+        next = rest.recv().await;
+    }
+}

@@ -1,0 +1,130 @@
+//! A server with the OpenAI API on a tensor-parallel model: how an engine embeds the crates.
+//!
+//! ```console
+//! $ cargo build --release -p ryzanstein-examples --example server
+//! $ target/release/examples/server --model DIR
+//! $ target/release/ryz launch -n 2 -- target/release/examples/server --model DIR --listen 127.0.0.1:8000
+//! ```
+//!
+//! Each rank is a process. `http` runs on rank 0 alone, on a thread of its own; `engine` computes on the main thread of
+//! every rank; `api` is the format of requests and answers. It has no encryption and asks for no key: put it behind a proxy.
+
+mod api;
+mod engine;
+mod http;
+
+use std::io::IsTerminal as _;
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Parser as _;
+use ryzanstein_config::{Config, Sources};
+use ryzanstein_orchestrator::Orchestrator;
+use ryzanstein_orchestrator::rendezvous::Environment;
+use ryzanstein_process_group::Rank;
+use ryzanstein_tensor_parallel::{ChatError, ChatTemplate, Llama, Passes, Tokenizer};
+
+use crate::engine::Leader;
+use crate::http::{App, StopSignals};
+
+/// Serves a model with the OpenAI API.
+#[derive(clap::Parser, Debug)]
+struct Args {
+    /// Folder of the model in Hugging Face format, with a tokenizer.json
+    #[arg(long, value_name = "DIR")]
+    model: PathBuf,
+    /// Address of rank 0's HTTP server
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8000")]
+    listen: SocketAddr,
+    /// Sequences that are computed together
+    #[arg(long, value_name = "N", default_value = "8", value_parser = clap::value_parser!(u16).range(1..))]
+    sequences: u16,
+    /// Requests that may wait for a sequence to end; more are refused with status 429
+    #[arg(long, value_name = "N", default_value = "64", value_parser = clap::value_parser!(u16).range(1..))]
+    queue: u16,
+    /// Positions of a sequence: tokens of the prompt and the answer [default: the model's, at most 2048]
+    #[arg(long, value_name = "N")]
+    context: Option<usize>,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let colours = std::io::stderr().is_terminal();
+    tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).with_ansi(colours).init();
+    let variables = std::env::vars_os();
+    let environment: Environment = variables
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect();
+    let config = Config::load(&Sources {
+        file: environment.get("RYZ_CONFIG").map(PathBuf::from),
+        environment: environment.clone().into_iter().collect(),
+        ..Sources::default()
+    })?;
+    let mut orchestrator = Orchestrator::initialize(&config, &environment)?;
+    match rank(&args, &config, &mut orchestrator) {
+        Ok(()) => Ok(orchestrator.finalize()?),
+        Err(error) => {
+            orchestrator.report(error.as_ref());
+            Err(error)
+        }
+    }
+}
+
+/// What one rank does between joining the job and leaving it.
+fn rank(args: &Args, config: &Config, orchestrator: &mut Orchestrator) -> Result<()> {
+    let ranks = orchestrator.manager().world().world_size();
+    let is_first = orchestrator.manager().rank() == Rank(0);
+    // Before the model is loaded, so that an address that is taken is found at once. Early clients wait.
+    let listener = is_first.then(|| TcpListener::bind(args.listen)).transpose();
+    let listener =
+        listener.with_context(|| format!("cannot listen on {}; choose another --listen", args.listen))?;
+    let model = Arc::new(orchestrator.load_model(&args.model, None)?);
+    let group = orchestrator.tensor_parallel();
+    ensure!(group.world_size() == ranks, "layout: this server runs one model on all ranks; remove [layout]");
+    let context = args.context.unwrap_or(model.config().max_positions.min(2048));
+    let mut decoder = model.decoder(args.sequences.into(), context, Passes::Graph)?;
+
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // On every rank: a launcher signals all of them, and they leave together when the first says so.
+    let signals = runtime.block_on(async { StopSignals::catch() })?;
+    let Some(listener) = listener else {
+        return Ok(engine::follow(&mut decoder, group)?);
+    };
+
+    let (queue, requests) = mpsc::sync_channel(args.queue.into());
+    let app = app(&args.model, &model, context, queue)?;
+    let tokenizer = Arc::clone(&app.tokenizer);
+    // The launcher kills what still runs after its grace; leaving takes a moment too.
+    let drain = config.launch.grace * 3 / 4;
+    eprintln!("listening on http://{}, model {}, {ranks} ranks", listener.local_addr()?, app.model);
+    let http = thread::spawn(move || runtime.block_on(http::serve(listener, app, signals, drain)));
+    let timeout = config.process_group.timeout.get();
+    let end_tokens = model.config().eos_tokens.clone();
+    let leader = Leader::new(&tokenizer, end_tokens, requests, args.sequences.into(), timeout);
+    leader.lead(&mut decoder, group)?;
+    http.join().map_err(|_| anyhow::anyhow!("the HTTP thread panicked"))??;
+    Ok(())
+}
+
+fn app(folder: &Path, model: &Llama, context: usize, queue: mpsc::SyncSender<engine::Job>) -> Result<App> {
+    let tokenizer = Tokenizer::open(folder)?.with_context(|| {
+        format!("{} has no tokenizer.json, which a server of texts needs", folder.display())
+    })?;
+    let template = match ChatTemplate::open(folder) {
+        Ok(template) => Some(template),
+        Err(ChatError::NoTemplate(_)) => None,
+        Err(error) => return Err(error.into()),
+    };
+    let name = folder.canonicalize()?.file_name().map(|name| name.to_string_lossy().into_owned());
+    Ok(App {
+        model: name.context("--model: a folder without a name")?,
+        tokenizer: Arc::new(tokenizer),
+        template,
+        vocabulary: model.config().vocabulary,
+        context,
+        queue,
+    })
+}

@@ -1,0 +1,19 @@
+//! What the tests of the examples share.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Generous: other work may go on beside the tests.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+/// What cargo has built beside this test.
+pub(crate) fn built(program: &str) -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let program = test.parent().and_then(Path::parent).unwrap().join(program);
+    assert!(
+        program.exists(),
+        "there is no {}; `cargo build --workspace --bins` builds it",
+        program.display()
+    );
+    program
+}

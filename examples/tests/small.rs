@@ -1,0 +1,85 @@
+//! The small examples run, and say what they should.
+
+mod common;
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use ryzanstein_tests::fixtures;
+
+use crate::common::{LONG, built};
+
+/// Runs a program, and returns its lines in alphabetical order.
+fn lines(program: &str, arguments: &[&str]) -> Vec<String> {
+    let mut child = Command::new(built(program))
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let deadline = Instant::now() + LONG;
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() >= deadline {
+            let _ = child.kill();
+            panic!("{program} does not end");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{program}: {}", output.status);
+    let mut lines: Vec<String> = String::from_utf8(output.stdout).unwrap().lines().map(Into::into).collect();
+    lines.sort();
+    lines
+}
+
+#[test]
+fn ranks_are_threads() {
+    let expected: Vec<_> = (0..4).map(|rank| format!("rank {rank} of 4: the sum is 6")).collect();
+    assert_eq!(lines("examples/threads", &[]), expected);
+}
+
+#[test]
+fn ranks_are_processes() {
+    let processes = built("examples/processes");
+    let lines = lines("ryz", &["launch", "-n", "2", "--", processes.to_str().unwrap()]);
+    assert_eq!(lines, ["[rank 0] the sum is 3", "[rank 1] the sum is 3"]);
+}
+
+#[test]
+fn sub_groups_reduce_each_on_their_own() {
+    let expected = [("0", 1), ("1", 1), ("2", 5), ("3", 5)]
+        .map(|(rank, sum)| format!("rank {rank}: sum of the replica {sum}, average of the replicas 3"));
+    assert_eq!(lines("examples/subgroups", &[]), expected);
+}
+
+#[test]
+fn an_all_reduce_runs_beside_other_work() {
+    let expected = [0, 1].map(|rank| format!("rank {rank}: squares 332833500, sum 2"));
+    assert_eq!(lines("examples/overlap", &[]), expected);
+}
+
+#[test]
+fn async_code_awaits_collectives() {
+    let expected = [0, 1, 2].map(|rank| format!("rank {rank}: the sum is 3"));
+    assert_eq!(lines("examples/await_work", &[]), expected);
+}
+
+#[test]
+fn an_own_tensor_is_a_buffer() {
+    let expected = [0, 1].map(|rank| format!("rank {rank}: 2 x 3 of 2"));
+    assert_eq!(lines("examples/own_tensor", &[]), expected);
+}
+
+#[test]
+fn a_model_shows_its_text() {
+    let folder = fixtures::folder("llama-mha");
+    let text = lines("examples/stream_text", &[folder.to_str().unwrap(), "the ring"]).concat();
+    assert!(text.contains("the ring") && text.len() > "the ring".len(), "{text}");
+}
+
+#[test]
+fn tensors_of_another_library_are_summed() {
+    let text = lines("examples/bring_your_own_stream", &[]).concat();
+    assert!(text.contains("rank 0 on a processor") && text.contains("rank 1 on a processor"), "{text}");
+}
