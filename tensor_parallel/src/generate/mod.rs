@@ -1,6 +1,6 @@
 //! Text generation: the whole prompt in one pass, then token by token.
 
-mod chat;
+pub(crate) mod chat;
 mod sample;
 mod text;
 mod text_model;

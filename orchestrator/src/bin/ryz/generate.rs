@@ -11,7 +11,7 @@ use ryzanstein_process_group::Error;
 use ryzanstein_process_group::table;
 use ryzanstein_tensor_parallel::{Message, check_world_size};
 
-use crate::live_text::LiveText;
+use crate::live_text::{Format, LiveText};
 use crate::{launch, rank, screen, settings};
 
 #[derive(clap::Args, Clone, Debug)]
@@ -87,12 +87,6 @@ pub(crate) struct Args {
     /// File that holds the prompt of standard input, which ranks do not have
     #[arg(long, hide = true, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
-}
-
-#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
-    Text,
-    Json,
 }
 
 /// Larger prompts are a mistake: no model has room for them.

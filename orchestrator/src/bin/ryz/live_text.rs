@@ -12,7 +12,12 @@ use ryzanstein_process_group::units;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::generate::Format;
+/// How the text is written.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    Text,
+    Json,
+}
 
 /// 128 and the number of SIGINT, as shells have it.
 const INTERRUPTED: i32 = 130;
