@@ -1,4 +1,4 @@
-//! An all-reduce beside other work: `cargo run -p ryzanstein-examples --example overlap`.
+//! An all-reduce that overlaps with compute: `cargo run -p ryzanstein-examples --example overlap`.
 
 use ryzanstein_process_group::{ProcessGroup, ReduceOp, Result};
 

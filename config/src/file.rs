@@ -106,7 +106,7 @@ pub fn read_text(path: &Path, limit: ByteSize) -> Result<String, FileError> {
     String::from_utf8(read(path, limit)?).map_err(|error| error.utf8_error().into())
 }
 
-/// Refuses a file that Git has not fetched yet. [`read`] does so by itself.
+/// Refuses a Git LFS pointer. [`read`] already does this.
 ///
 /// # Errors
 /// [`FileError::LfsPointer`].

@@ -84,7 +84,7 @@ impl Server {
         self.model.path().file_name().unwrap().to_string_lossy().into_owned()
     }
 
-    /// What one rank alone generates greedily: text, number of tokens, and whether it has ended by itself.
+    /// The greedy answer of a single rank: text, number of tokens, and whether the model ended it.
     fn expected(&self, prompt: &str, most: usize) -> (String, usize, bool) {
         let tokenizer = self.tokenizer();
         let mut group = ProcessGroup::loopback(1).remove(0);

@@ -44,9 +44,9 @@ pub struct Request {
 /// What happens while text is generated.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress<'a> {
-    /// So many tensors of so many have been read.
+    /// Tensors read so far, and tensors in all.
     Loading(usize, usize),
-    /// The model is ready, after so long.
+    /// The model is loaded; how long that took.
     Loaded(Duration),
     /// A new token, and the text that is certain with it; no text where there is no tokenizer.
     Token(u32, Option<&'a str>),

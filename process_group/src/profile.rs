@@ -38,7 +38,7 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// From here on, a call of so many bytes is slow.
+    /// A call of `bytes` bytes that takes longer than this is slow.
     fn threshold(&self, bytes: u64) -> Duration {
         let moving = Duration::from_nanos((bytes as f64 / self.slow_gbs) as u64);
         self.slow_call.saturating_add(moving)

@@ -17,7 +17,7 @@ section! {
         temperature: Temperature = "0",
         /// Nucleus sampling: sample from the likeliest tokens that together have this probability.
         top_p: TopP = "1",
-        /// Sample from so many of the likeliest tokens; 0 for all.
+        /// Sample from the K likeliest tokens only; 0 means all.
         top_k: u32 = "0",
         /// The seed for sampling.
         seed: u64 = "0",

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Generous: other work may go on beside the tests.
+/// A generous deadline, because the machine may be busy.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// What cargo has built beside this test.
+/// The path of a program that cargo built into this test's target folder.
 pub(crate) fn built(program: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let program = test.parent().and_then(Path::parent).unwrap().join(program);

@@ -35,7 +35,7 @@ impl Request {
         Ok(())
     }
 
-    /// Refuses arrays for which a host with so many ranks and so many bytes of memory has no room.
+    /// Refuses arrays that do not fit the memory of a host for all its ranks.
     pub(super) fn check_memory(&self, ranks: usize, memory: u64) -> Result<(), Error> {
         let Some(&largest) = self.sizes.iter().max() else { return Ok(()) };
         let is_apart = self.ops.iter().any(|op| op.is_out_of_place());

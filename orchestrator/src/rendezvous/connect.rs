@@ -255,36 +255,17 @@ fn from_master_address(
         };
         return Ok(Kind::Client(Client::connect(server, secret, identity, deadline)?));
     }
-    serve(config, identity, server, address, (given, shared), deadline)
-}
-
-/// Rank 0: serves the rendezvous with the secret that is given, or with a fresh one that it leaves in a file.
-#[cfg(feature = "server")]
-fn serve(
-    config: &Config,
-    identity: Identity,
-    server: HostPort,
-    address: SocketAddr,
-    secret: (Option<Secret>, PathBuf),
-    deadline: Instant,
-) -> Result<Kind> {
-    Host::start(config, identity, server, address, secret, deadline).map(Kind::Host)
-}
-
-#[cfg(not(feature = "server"))]
-#[expect(clippy::needless_pass_by_value, reason = "as the one above")]
-fn serve(
-    _: &Config,
-    _: Identity,
-    server: HostPort,
-    _: SocketAddr,
-    _: (Option<Secret>, PathBuf),
-    _: Instant,
-) -> Result<Kind> {
-    Err(Error::Configuration(format!(
-        "rank 0 is to serve the rendezvous at {server} (MASTER_ADDR and MASTER_PORT), and this program is built without the \
-         feature `server` of ryzanstein-orchestrator; build it with that, or start the ranks with `ryz launch`"
-    )))
+    #[cfg(feature = "server")]
+    {
+        Host::start(config, identity, server, address, (given, shared), deadline).map(Kind::Host)
+    }
+    #[cfg(not(feature = "server"))]
+    {
+        Err(Error::Configuration(format!(
+            "rank 0 is to serve the rendezvous at {server} (MASTER_ADDR and MASTER_PORT), and this program is built without the \
+             feature `server` of ryzanstein-orchestrator; build it with that, or start the ranks with `ryz launch`"
+        )))
+    }
 }
 
 /// Connects with the secret that rank 0 writes. The file may not exist yet, or belong to an earlier job.

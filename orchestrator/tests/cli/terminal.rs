@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-/// A command whose output and errors go to a terminal of so many columns.
+/// A command on a terminal with the given number of columns.
 struct Session {
     screen: File,
     child: Child,

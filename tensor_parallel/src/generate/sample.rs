@@ -19,7 +19,7 @@ pub enum Sampling {
         temperature: f64,
         /// Only the most likely tokens count: as few as have this probability together.
         top_p: f64,
-        /// Only so many of the most likely tokens count; `None` for all.
+        /// Sample from the K likeliest tokens only; `None` means all.
         top_k: Option<NonZeroUsize>,
         /// The seed of the random numbers.
         seed: u64,

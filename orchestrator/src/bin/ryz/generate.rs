@@ -49,7 +49,7 @@ pub(crate) struct Args {
     /// Sampling temperature; 0 always takes the likeliest token [default: 0]
     #[arg(long, value_name = "T")]
     temperature: Option<String>,
-    /// Sample from so many of the likeliest tokens; 0 for all [default: 0]
+    /// Sample from the K likeliest tokens only; 0 means all [default: 0]
     #[arg(long, value_name = "K")]
     top_k: Option<String>,
     /// Sample from the likeliest tokens that together have this probability [default: 1]

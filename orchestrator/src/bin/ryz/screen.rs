@@ -58,7 +58,7 @@ impl Args {
         Screen { width: width.filter(|width| *width > 0), color }
     }
 
-    /// The flags that give a rank this screen, if lines get a prefix of so many characters.
+    /// The flags that give a rank this screen; `prefix` is the width of what its lines are prefixed with.
     pub(crate) fn handed_down(&self, prefix: usize) -> Vec<String> {
         let screen = self.stdout();
         let color = if screen.color { "always" } else { "never" };
