@@ -38,7 +38,7 @@ impl Request {
     /// Refuses arrays that do not fit the memory of a host for all its ranks.
     pub(super) fn check_memory(&self, ranks: usize, memory: u64) -> Result<(), Error> {
         let Some(&largest) = self.sizes.iter().max() else { return Ok(()) };
-        let is_apart = self.ops.iter().any(|op| op.is_out_of_place());
+        let is_apart = self.out_of_place || self.ops.iter().any(|op| op.is_out_of_place());
         let needed = u128::from(largest) * ranks as u128 * if is_apart { 2 } else { 1 };
         if needed > u128::from(memory) {
             return Err(Error::Configuration(format!(
@@ -76,6 +76,7 @@ mod tests {
             warmup: None,
             iterations: None,
             graph: false,
+            out_of_place: false,
             paths: vec!["auto".into()],
             why: false,
             judged: false,

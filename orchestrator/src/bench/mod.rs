@@ -45,6 +45,8 @@ pub struct Request {
     pub iterations: Option<usize>,
     /// Whether calls are captured in a CUDA graph, and the graph is timed.
     pub graph: bool,
+    /// Measure operations that have both forms out of place too.
+    pub out_of_place: bool,
     /// Names of paths; `auto` is the backend's own choice, `all` every path.
     pub paths: Vec<String>,
     /// Say of each row why its calls went that way and no other.
@@ -56,7 +58,7 @@ pub struct Request {
 /// One row of the result. It serialises to the documented line of JSON.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Row {
-    /// The name of the operation, with its reduction if that is not a sum.
+    /// The name of the operation, with its reduction if that is not a sum. It ends with `_into` for calls out of place.
     pub op: String,
     /// Element type.
     pub dtype: DType,
@@ -108,7 +110,7 @@ impl Row {
         let (algbw_gbs, busbw_gbs) = case.what.bandwidths(bytes, latency.median_us, world_size);
         let goal = target(case.what.name(), bytes as u64).filter(|_| judged && world_size > 1);
         Self {
-            op: label(case.what, case.reduction),
+            op: label(case.what, case.reduction, case.out_of_place),
             dtype: case.dtype,
             bytes,
             world_size,
@@ -135,12 +137,14 @@ impl Row {
     }
 }
 
-/// The name of an operation, with its reduction if that is not a sum.
-pub fn label(what: Collective, reduction: ReduceOp) -> String {
+/// The name of an operation, with `_into` if it is called out of place (where it has both forms), and with its reduction if
+/// that is not a sum.
+pub fn label(what: Collective, reduction: ReduceOp, out_of_place: bool) -> String {
+    let form = if out_of_place && what.has_both_places() { "_into" } else { "" };
     if what.reduces() && reduction != ReduceOp::Sum {
-        format!("{what}({reduction})")
+        format!("{what}{form}({reduction})")
     } else {
-        what.to_string()
+        format!("{what}{form}")
     }
 }
 
@@ -168,9 +172,16 @@ pub fn run(
     for &what in &request.ops {
         // A barrier has no data, so it has one size.
         let sizes = if what == Collective::Barrier { &[0][..] } else { &request.sizes };
+        let places: &[bool] = match what.is_out_of_place() {
+            usual if request.out_of_place && what.has_both_places() => &[usual, !usual],
+            true => &[true],
+            false => &[false],
+        };
+        let variants = paths.iter().flat_map(|path| places.iter().map(|place| (*path, *place)));
         for &bytes in sizes {
-            for &path in &paths {
-                let case = case(request, what, bytes, group.memory() == Memory::Host);
+            for (path, out_of_place) in variants.clone() {
+                let usual = case(request, what, bytes, group.memory() == Memory::Host);
+                let case = Case { out_of_place, ..usual };
                 if group.world_size() > 1 {
                     group.force_path(path)?;
                 }

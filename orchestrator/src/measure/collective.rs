@@ -10,21 +10,21 @@ use ryzanstein_process_group::{
 /// An operation that can be measured. Roots are rank 0.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Collective {
-    /// In place.
+    /// All-reduce.
     AllReduce,
-    /// In place.
+    /// Broadcast.
     Broadcast,
-    /// In place.
+    /// Reduce.
     Reduce,
-    /// In place: each rank's own chunk is already in the array.
+    /// All-gather. In place, each rank's own chunk is already in the array.
     AllGather,
-    /// In place: each rank's own chunk of the array is the result.
+    /// Reduce-scatter. In place, each rank's own chunk of the array is the result.
     ReduceScatter,
-    /// In place.
+    /// Gather.
     Gather,
-    /// In place.
+    /// Scatter.
     Scatter,
-    /// Out of place.
+    /// All-to-all, out of place only.
     AllToAll,
     /// Each even rank sends to the next rank, all pairs at once.
     SendRecv,
@@ -82,9 +82,14 @@ impl Collective {
         matches!(self, Self::AllGather | Self::ReduceScatter | Self::Gather | Self::Scatter | Self::AllToAll)
     }
 
-    /// Whether input and output are separate buffers.
+    /// Whether it is measured out of place unless a case says otherwise.
     pub const fn is_out_of_place(self) -> bool {
         matches!(self, Self::AllToAll)
+    }
+
+    /// Whether it can be measured both in place and out of place.
+    pub const fn has_both_places(self) -> bool {
+        !matches!(self, Self::AllToAll | Self::SendRecv | Self::Barrier)
     }
 
     /// The group operation that rank 0 calls.
@@ -121,7 +126,22 @@ impl Collective {
         reduction: ReduceOp,
     ) -> Result<(), Error> {
         let root = Rank(0);
+        let is_root = group.rank() == root;
         let buffer = &mut slot.buffer;
+        if let Some(input) = &slot.input {
+            let sent: Option<&dyn Buffer> = is_root.then_some(input);
+            return match self {
+                Self::AllReduce => group.all_reduce_into(input, buffer, reduction),
+                Self::Broadcast => group.broadcast_into(sent, buffer, root),
+                Self::Reduce => group.reduce_into(input, is_root.then_some(buffer), reduction, root),
+                Self::AllGather => group.all_gather_into(input, buffer),
+                Self::ReduceScatter => group.reduce_scatter_into(input, buffer, reduction),
+                Self::Gather => group.gather_into(input, is_root.then_some(buffer), root),
+                Self::Scatter => group.scatter_into(sent, buffer, root),
+                Self::AllToAll => group.all_to_all_into(input, buffer),
+                Self::SendRecv | Self::Barrier => Err(Error::Invalid(format!("{self} has no form out of place"))),
+            };
+        }
         match self {
             Self::AllReduce => group.all_reduce(buffer, reduction),
             Self::Broadcast => group.broadcast(buffer, root),
@@ -130,10 +150,7 @@ impl Collective {
             Self::ReduceScatter => group.reduce_scatter(buffer, reduction),
             Self::Gather => group.gather(buffer, root),
             Self::Scatter => group.scatter(buffer, root),
-            Self::AllToAll => match &slot.input {
-                Some(input) => group.all_to_all_into(input, buffer),
-                None => group.all_to_all(buffer),
-            },
+            Self::AllToAll => group.all_to_all(buffer),
             Self::SendRecv => match partner(group.rank().index(), group.world_size()) {
                 Some(Partner::Receiver(to)) => group.send(buffer, Rank(to as u32)),
                 Some(Partner::Sender(from)) => group.recv(buffer, Rank(from as u32)),

@@ -107,6 +107,8 @@ pub struct Case {
     pub bytes: usize,
     /// Untimed calls before the timed ones. Their values are checked.
     pub warmup: usize,
+    /// Whether input and output are separate buffers.
+    pub out_of_place: bool,
     /// The minimum number of timed calls. If only whole runs can be timed, at least [`MIN_SAMPLES`] of them, if that many calls are
     /// requested.
     pub iterations: usize,
@@ -116,7 +118,8 @@ impl Case {
     /// A case with f32 elements, the sum as reduction, and a warm-up that suits the number of calls.
     pub fn new(what: Collective, bytes: usize, iterations: usize) -> Self {
         let warmup = (iterations / 10).clamp(1, 20);
-        Self { what, reduction: ReduceOp::Sum, dtype: DType::F32, bytes, warmup, iterations }
+        let out_of_place = what.is_out_of_place();
+        Self { what, reduction: ReduceOp::Sum, dtype: DType::F32, bytes, warmup, out_of_place, iterations }
     }
 
     /// Elements of a chunk, or of the vector: at least one.
@@ -182,8 +185,9 @@ pub fn measure_calls<B: Bench>(
 ) -> Result<Figures, Error> {
     let (n, rank) = (group.world_size(), group.rank().index());
     let longest = longest_chain(case.what, case.reduction, case.dtype, n);
-    let chain = if bench.times_whole_runs() { longest } else { 1 };
+    let chain = if bench.times_whole_runs() && !case.out_of_place { longest } else { 1 };
     let patterns = Patterns::new(case.what, case.reduction, case.dtype, (rank, n), case.count(n), chain)?
+        .out_of_place(case.out_of_place)
         .on_threads(bench.checks_in_parallel());
     let elements = patterns.elements();
     let untimed_calls = bench.untimed_calls();
@@ -193,9 +197,11 @@ pub fn measure_calls<B: Bench>(
     let slots = bench.slots(elements * case.dtype.size()).clamp(1 + untimed_calls, most);
     let mut slots: Vec<CallBuffers<B::Memory>> = (0..slots)
         .map(|_| {
-            let apart = case.what.is_out_of_place();
-            let input = apart.then(|| bench.allocate(case.dtype, elements)).transpose()?;
-            Ok(CallBuffers { input, buffer: bench.allocate(case.dtype, elements)? })
+            let input = patterns.input_elements().map(|elements| bench.allocate(case.dtype, elements));
+            Ok(CallBuffers {
+                input: input.transpose()?,
+                buffer: bench.allocate(case.dtype, patterns.buffer_elements())?,
+            })
         })
         .collect::<Result<_, Error>>()?;
 

@@ -52,6 +52,8 @@ pub(super) struct Patterns {
     /// Elements of a chunk, or of the vector.
     count: usize,
     tables: Vec<(Content, Vec<u8>)>,
+    /// Whether input and output are separate buffers.
+    out_of_place: bool,
     /// Periods per task when several threads fill or compare.
     periods: usize,
 }
@@ -60,6 +62,12 @@ pub(super) struct Patterns {
 const PERIODS: usize = 256;
 
 impl Patterns {
+    /// For calls with separate input and output.
+    pub(super) fn out_of_place(mut self, separate: bool) -> Self {
+        self.out_of_place = separate;
+        self
+    }
+
     /// Lets several threads fill and compare.
     pub(super) fn on_threads(mut self, several: bool) -> Self {
         self.periods = if several { PERIODS } else { usize::MAX };
@@ -90,7 +98,7 @@ impl Patterns {
             });
             tables.extend(letters);
         }
-        Ok(Self { what, dtype, rank, world_size, count, tables, periods: usize::MAX })
+        Ok(Self { what, dtype, rank, world_size, count, tables, out_of_place: false, periods: usize::MAX })
     }
 
     /// Elements of the whole array.
@@ -102,10 +110,25 @@ impl Patterns {
         }
     }
 
-    /// Writes the input buffer of an operation out of place.
+    /// Elements of the buffer with the result, which holds the operand too if the call is in place.
+    pub(super) fn buffer_elements(&self) -> usize {
+        match self.what {
+            Collective::ReduceScatter | Collective::Scatter if self.out_of_place => self.count,
+            _ => self.elements(),
+        }
+    }
+
+    /// Elements of the input of a call out of place.
+    pub(super) fn input_elements(&self) -> Option<usize> {
+        self.out_of_place.then(|| match self.what {
+            Collective::AllGather | Collective::Gather => self.count,
+            _ => self.elements(),
+        })
+    }
+
+    /// Writes the input of a call out of place.
     pub(super) fn fill_input(&self, bytes: &mut [u8], call: usize) {
-        let pieces = (0..self.world_size).map(|p| self.chunk(p, Content::Payload(self.rank)));
-        self.fill(bytes, &pieces.collect::<Vec<_>>(), call);
+        self.fill(bytes, &self.input(), call);
     }
 
     /// Writes the contents of the buffer before call number `call`.
@@ -145,7 +168,28 @@ impl Patterns {
         (0..self.world_size).map(|index| self.chunk(index, content(index))).collect()
     }
 
+    /// A buffer that is one chunk.
+    fn only_chunk(&self, index: usize, content: Content) -> Vec<Piece> {
+        vec![Piece { range: 0..self.count, content, chunk: index }]
+    }
+
+    fn input(&self) -> Vec<Piece> {
+        let me = self.rank;
+        match self.what {
+            Collective::AllReduce | Collective::Reduce => self.whole(Content::Operand(me)),
+            Collective::ReduceScatter => self.chunks(|_| Content::Operand(me)),
+            Collective::AllGather | Collective::Gather => self.only_chunk(me, Content::Payload(me)),
+            Collective::Scatter | Collective::AllToAll => self.chunks(|_| Content::Payload(me)),
+            Collective::Broadcast | Collective::SendRecv | Collective::Barrier => {
+                self.whole(Content::Payload(me))
+            }
+        }
+    }
+
     fn before(&self) -> Vec<Piece> {
+        if self.out_of_place {
+            return vec![Piece { range: 0..self.buffer_elements(), content: Content::Poison, chunk: 0 }];
+        }
         let me = self.rank;
         let own_payload = |p| if p == me { Content::Payload(p) } else { Content::Poison };
         match self.what {
@@ -155,7 +199,8 @@ impl Patterns {
             Collective::Broadcast => self.whole(Content::Poison),
             Collective::AllGather | Collective::Gather => self.chunks(own_payload),
             Collective::Scatter if me == 0 => self.chunks(|_| Content::Payload(0)),
-            Collective::Scatter | Collective::AllToAll => self.chunks(|_| Content::Poison),
+            Collective::Scatter => self.chunks(|_| Content::Poison),
+            Collective::AllToAll => self.chunks(|_| Content::Payload(me)),
             Collective::SendRecv => match partner(me, self.world_size) {
                 Some(Partner::Receiver(_)) => self.whole(Content::Payload(me)),
                 _ => self.whole(Content::Poison),
@@ -166,6 +211,14 @@ impl Patterns {
 
     fn after(&self, repeats: usize) -> Vec<Piece> {
         let me = self.rank;
+        if self.out_of_place {
+            match self.what {
+                Collective::ReduceScatter => return self.only_chunk(me, Content::Reduced(1)),
+                Collective::Scatter => return self.only_chunk(me, Content::Payload(0)),
+                Collective::Reduce | Collective::Gather if me != 0 => return self.whole(Content::Anything),
+                _ => {}
+            }
+        }
         let own = |content: Content| move |p: usize| if p == me { content } else { Content::Anything };
         match self.what {
             Collective::AllReduce => self.whole(Content::Reduced(repeats)),

@@ -49,6 +49,12 @@ pub(crate) struct Args {
     /// Timed calls [default: fewer for larger sizes]
     #[arg(long, value_name = "I", value_parser = clap::value_parser!(u32).range(1..))]
     iters: Option<u32>,
+    /// Measure out of place too, with separate input and output: rows that end with _into
+    #[arg(long)]
+    out_of_place: bool,
+    /// nccl-tests' flag. Every value of every call is always checked, outside the timed part
+    #[arg(long, short = 'c', value_name = "1", value_parser = always_checked, hide = true)]
+    check: Option<()>,
     /// Time calls replayed from a CUDA graph
     #[arg(long)]
     graph: bool,
@@ -104,6 +110,14 @@ fn reduction(text: &str) -> anyhow::Result<ReduceOp> {
     })
 }
 
+fn always_checked(text: &str) -> anyhow::Result<()> {
+    match text.parse::<u32>() {
+        Ok(0) => bail!("every value is always checked, outside the timed part, so the figures do not change; omit it"),
+        Ok(_) => Ok(()),
+        Err(_) => bail!("expected 1: every value of every call is checked"),
+    }
+}
+
 fn positive(text: &str) -> anyhow::Result<f64> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
     number.context("expected a number above zero")
@@ -128,6 +142,7 @@ impl Args {
             warmup: self.warmup,
             iterations: self.iters.map(|n| n as usize),
             graph: self.graph,
+            out_of_place: self.out_of_place,
             paths: self.path.clone(),
             why: self.why,
             judged: self.targets || self.strict,
@@ -197,8 +212,11 @@ fn measure(
     let is_first = orchestrator.manager().rank().0 == 0;
     let group = orchestrator.manager().world();
     let request = Request { judged: request.judged || group.memory() != Memory::Host, ..request };
-    let operations: Vec<String> =
-        request.ops.iter().map(|what| bench::label(*what, request.reduction)).collect();
+    let operations: Vec<String> = request
+        .ops
+        .iter()
+        .map(|what| bench::label(*what, request.reduction, request.out_of_place))
+        .collect();
     // With --out, the file gets the format that was asked for, and standard output the table.
     let shown = if args.out.is_some() { OutputFormat::Table } else { args.format };
     let stdout = screen.stdout();
