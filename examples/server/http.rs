@@ -55,12 +55,16 @@ impl StopSignals {
     }
 }
 
-/// Serves until a signal comes; then accepts nothing more and finishes what runs, at most for `drain`. Behind that the
-/// queue is closed, which the engine sees.
+/// How long clients have to fetch their last events when the engine has ended.
+const LAST_EVENTS: Duration = Duration::from_millis(500);
+
+/// Serves until a signal comes; then accepts nothing more and finishes what runs, at most for `drain`. Then the queue is
+/// closed, which the engine sees. If the engine ends first, `engine` is closed, and open answers end with its error.
 pub(crate) async fn serve(
     listener: TcpListener,
     app: App,
     signals: StopSignals,
+    engine: watch::Receiver<()>,
     drain: Duration,
 ) -> std::io::Result<()> {
     listener.set_nonblocking(true)?;
@@ -77,19 +81,36 @@ pub(crate) async fn serve(
         .method_not_allowed_fallback(wrong_method)
         .with_state(Arc::new(app));
     let (stopping, mut stopped) = watch::channel(false);
+    let engine_ended = || {
+        let mut engine = engine.clone();
+        async move { while engine.changed().await.is_ok() {} }
+    };
+    let ended = engine_ended();
     let stop = async move {
-        signals.first().await;
-        tracing::info!("stopping: {} for what runs", humanly(drain));
+        tokio::select! {
+            () = signals.first() => tracing::info!("stopping: {} for what runs", humanly(drain)),
+            () = ended => {}
+        }
         let _ = stopping.send(true);
     };
-    let late = async move {
-        let _ = stopped.wait_for(|stopped| *stopped).await;
-        tokio::time::sleep(drain).await;
+    let late = async {
+        let signalled = async {
+            let _ = stopped.wait_for(|stopped| *stopped).await;
+            tokio::time::sleep(drain).await;
+        };
+        let failed = async {
+            engine_ended().await;
+            tokio::time::sleep(LAST_EVENTS).await;
+        };
+        tokio::select! {
+            () = signalled => {}
+            () = failed => {}
+        }
     };
     tokio::select! {
         served = axum::serve(listener, router).with_graceful_shutdown(stop) => served,
         () = late => {
-            tracing::warn!("some answers are not ready after {}: dropped", humanly(drain));
+            tracing::warn!("some clients have not got their whole answers in time: dropped");
             Ok(())
         }
     }
@@ -155,18 +176,18 @@ impl App {
         events: mpsc::UnboundedSender<Event>,
     ) -> Result<Job, Refusal> {
         let prompt = self.prompt(kind, request)?;
+        if prompt.is_empty() || request.max_tokens == Some(0) {
+            return Err(Refusal::invalid("the prompt and max_tokens must be at least one token"));
+        }
         let room = self.context.saturating_sub(prompt.len());
         let usual = match kind {
             Kind::Completion => room.min(16),
             Kind::Chat => room,
         };
-        let max_tokens = request.max_tokens.unwrap_or(usual);
-        if prompt.is_empty() || max_tokens == 0 {
-            return Err(Refusal::invalid("the prompt and max_tokens must be at least one token"));
-        }
+        let max_tokens = request.max_tokens.unwrap_or(usual.max(1));
         if max_tokens > room {
             let message = format!(
-                "the prompt has {} tokens and max_tokens is {max_tokens}, together more than the {} of a sequence here; \
+                "the prompt has {} tokens and the answer at most {max_tokens}, together more than the {} of a sequence; \
                  shorten the prompt, or lower max_tokens",
                 prompt.len(),
                 self.context

@@ -21,11 +21,10 @@ use std::thread;
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
-use ryzanstein_config::{Config, Sources};
-use ryzanstein_orchestrator::Orchestrator;
-use ryzanstein_orchestrator::rendezvous::Environment;
+use ryzanstein_orchestrator::{Orchestrator, hub, rendezvous};
 use ryzanstein_process_group::Rank;
 use ryzanstein_tensor_parallel::{ChatError, ChatTemplate, Llama, Passes, Tokenizer};
+use tokio::sync::watch;
 
 use crate::engine::Leader;
 use crate::http::{App, StopSignals};
@@ -33,7 +32,8 @@ use crate::http::{App, StopSignals};
 /// Serves a model with the OpenAI API.
 #[derive(clap::Parser, Debug)]
 struct Args {
-    /// Folder of the model in Hugging Face format, with a tokenizer.json
+    /// Folder of the model in Hugging Face format, with a tokenizer.json; or its name, org/name or org/name@revision, if the
+    /// Hugging Face cache has it
     #[arg(long, value_name = "DIR")]
     model: PathBuf,
     /// Address of rank 0's HTTP server
@@ -54,17 +54,8 @@ fn main() -> Result<()> {
     let args = Args::parse();
     let colours = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_writer(std::io::stderr).with_target(false).with_ansi(colours).init();
-    let variables = std::env::vars_os();
-    let environment: Environment = variables
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .collect();
-    let config = Config::load(&Sources {
-        file: environment.get("RYZ_CONFIG").map(PathBuf::from),
-        environment: environment.clone().into_iter().collect(),
-        ..Sources::default()
-    })?;
-    let mut orchestrator = Orchestrator::initialize(&config, &environment)?;
-    match rank(&args, &config, &mut orchestrator) {
+    let mut orchestrator = Orchestrator::builder().initialize()?;
+    match rank(&args, &mut orchestrator) {
         Ok(()) => Ok(orchestrator.finalize()?),
         Err(error) => {
             orchestrator.report(error.as_ref());
@@ -74,14 +65,19 @@ fn main() -> Result<()> {
 }
 
 /// What one rank does between joining the job and leaving it.
-fn rank(args: &Args, config: &Config, orchestrator: &mut Orchestrator) -> Result<()> {
+fn rank(args: &Args, orchestrator: &mut Orchestrator) -> Result<()> {
+    let (timeout, grace) = {
+        let config = orchestrator.config();
+        (config.process_group.timeout.get(), config.launch.grace)
+    };
     let ranks = orchestrator.manager().world().world_size();
     let is_first = orchestrator.manager().rank() == Rank(0);
     // Before the model is loaded, so that an address that is taken is found at once. Early clients wait.
     let listener = is_first.then(|| TcpListener::bind(args.listen)).transpose();
     let listener =
         listener.with_context(|| format!("cannot listen on {}; choose another --listen", args.listen))?;
-    let model = Arc::new(orchestrator.load_model(&args.model, None)?);
+    let folder = hub::resolve(&args.model, &rendezvous::process_environment())?;
+    let model = Arc::new(orchestrator.load_model(&folder, None)?);
     let group = orchestrator.tensor_parallel();
     ensure!(group.world_size() == ranks, "layout: this server runs one model on all ranks; remove [layout]");
     let context = args.context.unwrap_or(model.config().max_positions.min(2048));
@@ -95,21 +91,40 @@ fn rank(args: &Args, config: &Config, orchestrator: &mut Orchestrator) -> Result
     };
 
     let (queue, requests) = mpsc::sync_channel(args.queue.into());
-    let app = app(&args.model, &model, context, queue)?;
+    let app = app(name(&args.model, &folder)?, &folder, &model, context, queue)?;
     let tokenizer = Arc::clone(&app.tokenizer);
     // The launcher kills what still runs after its grace; leaving takes a moment too.
-    let drain = config.launch.grace * 3 / 4;
+    let drain = grace * 3 / 4;
     eprintln!("listening on http://{}, model {}, {ranks} ranks", listener.local_addr()?, app.model);
-    let http = thread::spawn(move || runtime.block_on(http::serve(listener, app, signals, drain)));
-    let timeout = config.process_group.timeout.get();
+    let (engine, runs) = watch::channel(());
+    let http = thread::spawn(move || runtime.block_on(http::serve(listener, app, signals, runs, drain)));
     let end_tokens = model.config().eos_tokens.clone();
     let leader = Leader::new(&tokenizer, end_tokens, requests, args.sequences.into(), timeout);
-    leader.lead(&mut decoder, group)?;
-    http.join().map_err(|_| anyhow::anyhow!("the HTTP thread panicked"))??;
-    Ok(())
+    let outcome = leader.lead(&mut decoder, group);
+    // After a failure too, clients get their last event before this process ends.
+    drop(engine);
+    let served = http.join().map_err(|_| anyhow::anyhow!("the HTTP thread panicked"));
+    outcome?;
+    Ok(served??)
 }
 
-fn app(folder: &Path, model: &Llama, context: usize, queue: mpsc::SyncSender<engine::Job>) -> Result<App> {
+/// What clients call the model: the name in the Hugging Face cache, or that of its folder.
+fn name(given: &Path, folder: &Path) -> Result<String> {
+    let name = if given == folder {
+        folder.canonicalize()?.file_name().map(|name| name.to_string_lossy().into_owned())
+    } else {
+        Some(given.display().to_string())
+    };
+    name.context("--model: a folder without a name")
+}
+
+fn app(
+    name: String,
+    folder: &Path,
+    model: &Llama,
+    context: usize,
+    queue: mpsc::SyncSender<engine::Job>,
+) -> Result<App> {
     let tokenizer = Tokenizer::open(folder)?.with_context(|| {
         format!("{} has no tokenizer.json, which a server of texts needs", folder.display())
     })?;
@@ -118,9 +133,8 @@ fn app(folder: &Path, model: &Llama, context: usize, queue: mpsc::SyncSender<eng
         Err(ChatError::NoTemplate(_)) => None,
         Err(error) => return Err(error.into()),
     };
-    let name = folder.canonicalize()?.file_name().map(|name| name.to_string_lossy().into_owned());
     Ok(App {
-        model: name.context("--model: a folder without a name")?,
+        model: name,
         tokenizer: Arc::new(tokenizer),
         template,
         vocabulary: model.config().vocabulary,

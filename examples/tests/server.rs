@@ -80,6 +80,20 @@ impl Server {
         }
     }
 
+    /// The process of this rank.
+    fn rank(&self, rank: u32) -> Pid {
+        let (model, variable) = (self.model.path().to_str().unwrap(), format!("\0RANK={rank}\0"));
+        let has = |pid: i32, file: &str, text: &str| {
+            let bytes = std::fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
+            format!("\0{}", String::from_utf8_lossy(&bytes)).contains(text)
+        };
+        let mut pids = std::fs::read_dir("/proc")
+            .unwrap()
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+        let pid = pids.find(|pid| has(*pid, "cmdline", model) && has(*pid, "environ", &variable));
+        Pid::from_raw(pid.expect("the rank runs")).unwrap()
+    }
+
     fn model_name(&self) -> String {
         self.model.path().file_name().unwrap().to_string_lossy().into_owned()
     }
@@ -250,6 +264,12 @@ fn bad_requests_are_refused_with_what_is_wrong() {
     refused(completions, r#"{"prompt":[]}"#, 400, "at least one token");
     refused(completions, r#"{"prompt":[1],"max_tokens":0}"#, 400, "at least one token");
     refused(completions, r#"{"prompt":[1,2],"max_tokens":255}"#, 400, "more than the 256");
+    let full = json!({ "prompt": vec![1; 256] }).to_string();
+    refused(completions, &full, 400, "together more than the 256");
+    let (_, answer) = server.ask(completions, &json!({ "prompt": vec![1; 256] }));
+    assert_eq!(answer["error"]["code"], "context_length_exceeded", "{answer}");
+    let options = r#"{"prompt":"a","stream":true,"stream_options":{"obfuscation":true}}"#;
+    refused(completions, options, 400, "unknown field `obfuscation`");
     refused(completions, r#"{"prompt":"a","n":2}"#, 400, "n must be 1");
     refused(completions, r#"{"prompt":"a","temperature":-1}"#, 400, "must be positive");
     refused(completions, r#"{"prompt":"a","top_p":2}"#, 400, "top-p 2");
@@ -339,6 +359,36 @@ fn a_stop_signal_lets_answers_end_and_then_all_ranks_leave() {
     let failures: Vec<_> =
         lines.iter().filter(|line| line.contains("rror") || line.contains("kill")).collect();
     assert!(failures.is_empty(), "{lines:#?}");
+}
+
+#[test]
+fn a_lost_rank_ends_running_answers_with_an_error_event() {
+    let server = Server::start(&["--sequences", "4"]);
+    let (began, first) = mpsc::channel();
+    let answers: Vec<(u16, String)> = std::thread::scope(|scope| {
+        // Of several lengths, so that some answer runs whenever the rank is lost.
+        let clients: Vec<_> = (1..=12)
+            .map(|n| {
+                let (began, server) = (began.clone(), &server);
+                let body = json!({ "prompt": [1], "max_tokens": 20 * n, "temperature": 0, "stream": true });
+                scope.spawn(move || {
+                    let (status, mut answer) = server.send("/v1/completions", &body.to_string());
+                    let _ = began.send(());
+                    (status, answer.read_to_string().expect("no connection is reset"))
+                })
+            })
+            .collect();
+        first.recv_timeout(LONG).expect("an answer begins");
+        kill_process(server.rank(1), Signal::KILL).unwrap();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    });
+    let is_told = |(status, text): &&(u16, String)| *status == 200 && text.contains(r#""server_error""#);
+    assert!(answers.iter().any(|answer| is_told(&answer)), "{answers:#?}");
+    let is_whole = |(status, text): &(u16, String)| match status {
+        200 => text.contains("[DONE]") || text.contains(r#""server_error""#),
+        _ => text.contains(r#""server_error""#),
+    };
+    assert!(answers.iter().all(is_whole), "{answers:#?}");
 }
 
 #[test]
