@@ -1,8 +1,7 @@
 //! Ranks as processes, on GPUs if there are any: `ryz launch -n 2 -- target/debug/examples/processes`.
 
-use ryzanstein_config::{Config, Sources};
-use ryzanstein_orchestrator::Orchestrator;
-use ryzanstein_process_group::{Error, ReduceOp};
+use ryzanstein_orchestrator::prelude::*;
+use ryzanstein_orchestrator::process_group::Error;
 
 fn sum(orchestrator: &mut Orchestrator) -> Result<f32, Error> {
     let group = orchestrator.tensor_parallel();
@@ -12,13 +11,7 @@ fn sum(orchestrator: &mut Orchestrator) -> Result<f32, Error> {
 }
 
 fn main() -> anyhow::Result<()> {
-    let variables = std::env::vars_os();
-    let environment: std::collections::BTreeMap<String, String> = variables
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .collect();
-    let environment_settings = environment.clone().into_iter().collect();
-    let config = Config::load(&Sources { environment: environment_settings, ..Sources::default() })?;
-    let mut orchestrator = Orchestrator::initialize(&config, &environment)?;
+    let mut orchestrator = Orchestrator::builder().initialize()?;
     match sum(&mut orchestrator) {
         Ok(sum) => println!("the sum is {sum}"),
         Err(error) => {

@@ -32,6 +32,7 @@ use crate::rendezvous::{self, Connection, Environment};
 /// ```
 #[derive(Debug)]
 pub struct Orchestrator {
+    config: Config,
     // Dropped before the connection: a rank that serves the rendezvous must do so until its groups have left.
     manager: ProcessGroupManager,
     connection: Connection,
@@ -105,12 +106,7 @@ impl Builder {
     /// [`Error::Configuration`] for wrong settings; otherwise as [`Orchestrator::initialize`].
     pub fn initialize(self) -> Result<Orchestrator, Error> {
         let Self { config, file, set, environment, rendezvous, device } = self;
-        let environment = environment.unwrap_or_else(|| {
-            let unicode = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
-                Some((name.into_string().ok()?, value.into_string().ok()?))
-            };
-            std::env::vars_os().filter_map(unicode).collect()
-        });
+        let environment = environment.unwrap_or_else(rendezvous::process_environment);
         let config = match config {
             Some(config) if set.is_empty() && file.is_none() => config,
             Some(_) => {
@@ -137,7 +133,7 @@ impl Builder {
             Some(memory) => memory.into(),
             None => rendezvous::connect(&config, &environment)?,
         };
-        Orchestrator::join(&config, &environment, connection, device.as_ref())
+        Orchestrator::join(config, &environment, connection, device.as_ref())
     }
 }
 
@@ -154,35 +150,40 @@ impl Orchestrator {
     /// NCCL and `environment` lacks variables that `[nccl]` requires, see [`nccl_settings`]. The error is reported to the
     /// launcher.
     pub fn initialize(config: &Config, environment: &Environment) -> Result<Self, Error> {
-        Self::join(config, environment, rendezvous::connect(config, environment)?, None)
+        Self::join(config.clone(), environment, rendezvous::connect(config, environment)?, None)
     }
 
     fn join(
-        config: &Config,
+        config: Config,
         environment: &Environment,
         connection: Connection,
         device: Option<&Device>,
     ) -> Result<Self, Error> {
         let initialized = if let Some(device) = device {
-            ProcessGroupManager::initialize_on(config, &connection, device)
+            ProcessGroupManager::initialize_on(&config, &connection, device)
         } else {
             let surroundings = Surroundings::from_variables(|name| environment.get(name).cloned());
-            ProcessGroupManager::initialize_with(config, &connection, &surroundings)
+            ProcessGroupManager::initialize_with(&config, &connection, &surroundings)
         };
         let initialized = initialized.and_then(|manager| {
             // The backend is known only now, and without NCCL its settings do not matter.
             if manager.backend() == BackendKind::Nccl {
-                nccl_settings::require(config, environment)?;
+                nccl_settings::require(&config, environment)?;
             }
             Ok(manager)
         });
         match initialized {
-            Ok(manager) => Ok(Self { manager, connection }),
+            Ok(manager) => Ok(Self { config, manager, connection }),
             Err(error) => {
                 connection.report_failure(&error, None);
                 Err(error)
             }
         }
+    }
+
+    /// The settings that this rank joined with.
+    pub const fn config(&self) -> &Config {
+        &self.config
     }
 
     /// The process groups.

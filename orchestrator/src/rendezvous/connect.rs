@@ -20,6 +20,13 @@ use super::secret::SecretError;
 /// The environment variables of a process, as the caller collected them. Libraries do not read the environment.
 pub type Environment = BTreeMap<String, String>;
 
+/// The environment of this process, without variables that are not Unicode.
+pub fn process_environment() -> Environment {
+    std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
+        .collect()
+}
+
 /// The rendezvous of this process.
 #[derive(Debug)]
 pub struct Connection {

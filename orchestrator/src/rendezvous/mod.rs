@@ -21,6 +21,6 @@ pub mod secret;
 mod server;
 
 pub use client::{Client, Identity};
-pub use connect::{Connection, Environment, connect};
+pub use connect::{Connection, Environment, connect, process_environment};
 #[cfg(feature = "server")]
 pub use server::Server;

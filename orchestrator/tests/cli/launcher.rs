@@ -195,6 +195,33 @@ fn ranks_get_the_variables_that_launchers_give() {
 }
 
 #[test]
+fn ranks_get_the_file_that_the_launcher_read() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("ryzanstein.toml");
+    std::fs::write(&file, "[launch]\ngrace = \"9s\"").expect("written");
+    // The name of the default file is found in this folder only, so ranks need the whole path.
+    let script = format!("cd / && exec {} config show", env!("CARGO_BIN_EXE_ryz"));
+    let arguments = ["launch", "-n", "1", "--", "sh", "-c", &script];
+    let output = Run::in_folder(folder.path(), &arguments, &[]).finish();
+    let stdout = text(&output.stdout);
+    let line = stdout.lines().find(|line| line.contains("launch.grace ")).expect("the setting");
+    assert!(line.contains("9s") && line.ends_with(&format!("file {}", file.display())), "{line}");
+}
+
+#[test]
+fn standalone_is_one_node_whatever_the_environment_says() {
+    let environment = [
+        ("RYZ_LAUNCH__NNODES", "2"),
+        ("RYZ_LAUNCH__NODE_RANK", "1"),
+        ("RYZ_RENDEZVOUS__ADDRESS", "node0.invalid:29500"),
+    ];
+    let script = "echo $GROUP_RANK $MASTER_ADDR $RYZ_LAUNCH__NNODES";
+    let arguments = ["launch", "-n", "1", "--standalone", "--", "sh", "-c", script];
+    let output = Run::new(&arguments, &environment).finish();
+    assert_eq!(text(&output.stdout), "[rank 0] 0 127.0.0.1 1\n", "{}", text(&output.stderr));
+}
+
+#[test]
 fn the_secret_is_on_no_command_line_and_in_no_environment() {
     // The descriptor's 32 bytes, in hexadecimal, are told by one rank; they must be nowhere else, in no form.
     let script = "od -An -v -tx1 < /proc/self/fd/$RYZ_SECRET_FD | tr -d ' \\n'; echo; exec sleep 607";

@@ -1,6 +1,7 @@
 //! Runs `ryz` with a deadline on everything, and finds every process that came of it.
 
 use std::io::Read;
+use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -19,6 +20,10 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn new(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        Self::in_folder(Path::new("."), arguments, environment)
+    }
+
+    pub(crate) fn in_folder(folder: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let mark = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
         // Where the test runs elsewhere than it was built, the variable says where `ryz` is.
@@ -26,6 +31,7 @@ impl Run {
             std::env::var_os("CARGO_BIN_EXE_ryz").unwrap_or_else(|| env!("CARGO_BIN_EXE_ryz").into());
         let child = Command::new(program)
             .args(arguments)
+            .current_dir(folder)
             .env(MARK, &mark)
             .envs(environment.iter().copied())
             .stdin(Stdio::null())

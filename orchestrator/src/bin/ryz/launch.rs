@@ -78,9 +78,16 @@ impl Args {
         let mut flags = Flags::new();
         set_flag(&mut flags, "job.world_size", "--world-size", self.world_size.as_ref());
         set_flag(&mut flags, "launch.nnodes", "--nnodes", self.nnodes.as_ref());
-        set_flag(&mut flags, "launch.nnodes", "--standalone", self.standalone.then_some(1));
         set_flag(&mut flags, "launch.node_rank", "--node-rank", self.node_rank.as_ref());
         set_flag(&mut flags, "rendezvous.address", "--rendezvous", self.rendezvous.as_ref());
+        if self.standalone {
+            // An empty value unsets a setting.
+            for (key, value) in
+                [("launch.nnodes", "1"), ("launch.node_rank", "0"), ("rendezvous.address", "")]
+            {
+                set_flag(&mut flags, key, "--standalone", Some(value));
+            }
+        }
         set_flag(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
         set_flag(&mut flags, "launch.max_restarts", "--max-restarts", self.max_restarts.as_ref());
         let timeout = self.timeout.as_ref().map(|text| {
@@ -143,7 +150,7 @@ impl Args {
         RankOutput::Prefixed { stdout: screen.stdout().color, stderr: screen.stderr().color }
     }
 
-    /// The environment of the ranks: what flags told the launcher, and the variables for NCCL.
+    /// The environment of the ranks: what flags and the file told the launcher, and the variables for NCCL.
     fn handed_down(
         &self,
         config: &Config,
@@ -154,7 +161,8 @@ impl Args {
             .filter(|(_, entry)| matches!(entry.source, Source::Flag(_)))
             .map(|(key, entry)| (key.environment_variable(), entry.value))
             .collect();
-        if let Some(file) = self.file.named() {
+        if let Some(file) = self.file.used(environment) {
+            // Absolute, because the program may change its folder.
             let file =
                 std::path::absolute(&file).with_context(|| format!("cannot find {}", file.display()))?;
             variables.push(("RYZ_CONFIG".into(), file.display().to_string()));

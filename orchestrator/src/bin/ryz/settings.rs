@@ -1,10 +1,14 @@
 //! Builds the configuration from flags, a file and the environment.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ryzanstein_config::{Config, ConfigError, Source, Sources};
+use ryzanstein_orchestrator::rendezvous::Environment;
+pub(crate) use ryzanstein_orchestrator::rendezvous::process_environment as environment;
+
+/// The file that is read if nobody names one and it exists.
+const DEFAULT_FILE: &str = "ryzanstein.toml";
 
 /// Flags that are settings: dotted key, value, flag.
 pub(crate) type Flags = Vec<(String, String, String)>;
@@ -21,26 +25,28 @@ impl ConfigFile {
     /// Merges all layers.
     pub(crate) fn load(&self, flags: Flags) -> Result<Config, ConfigError> {
         let environment = environment();
-        let file = self.named().or_else(|| environment.get("RYZ_CONFIG").map(PathBuf::from));
         Config::load(&Sources {
-            file,
-            default_file: Some("ryzanstein.toml".into()),
+            file: self.chosen(&environment),
+            default_file: Some(DEFAULT_FILE.into()),
             environment: environment.into_iter().collect(),
             flags,
         })
+    }
+
+    /// The file that [`load`](Self::load) reads, if there is one.
+    pub(crate) fn used(&self, environment: &Environment) -> Option<PathBuf> {
+        self.chosen(environment).or_else(|| Path::new(DEFAULT_FILE).exists().then(|| DEFAULT_FILE.into()))
+    }
+
+    /// The file that a flag or the environment names.
+    fn chosen(&self, environment: &Environment) -> Option<PathBuf> {
+        self.named().or_else(|| environment.get("RYZ_CONFIG").map(PathBuf::from))
     }
 
     /// The file that was named by flag.
     pub(crate) fn named(&self) -> Option<PathBuf> {
         self.config.clone()
     }
-}
-
-/// The environment of this process, without variables that are not Unicode.
-pub(crate) fn environment() -> BTreeMap<String, String> {
-    std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
-        .collect()
 }
 
 /// Adds a flag, if it was given, as the setting it stands for.
@@ -53,7 +59,7 @@ pub(crate) fn set_flag(flags: &mut Flags, key: &str, flag: &str, value: Option<i
 /// Whether a launcher, ours or another, started this process as a rank. `MASTER_ADDR` alone does not count: users export it
 /// before they call a launcher. `RANK` alone does, and joining then reports what is missing; otherwise each rank would
 /// launch a whole job of its own.
-pub(crate) fn is_launched(environment: &BTreeMap<String, String>) -> bool {
+pub(crate) fn is_launched(environment: &Environment) -> bool {
     environment.contains_key("RYZ_RENDEZVOUS") || environment.contains_key("RANK")
 }
 
