@@ -5,6 +5,8 @@
 #[cfg(feature = "cli")]
 pub mod bench;
 #[cfg(feature = "cli")]
+mod cgroup;
+#[cfg(feature = "cli")]
 pub mod check;
 pub mod control;
 #[cfg(feature = "cli")]
@@ -35,6 +37,11 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The host name.
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// A count with its noun: `1 rank`, `4 ranks`.
+pub fn plural(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 /// The examples of the README and of the book's page on embedding, compiled and run with the other documentation tests.

@@ -3,6 +3,7 @@
 use ryzanstein_process_group::{Error, units};
 
 use super::Request;
+use crate::{cgroup, plural};
 
 /// The most timed calls, and the most calls before them. A sample of each call is kept, and sent to the other ranks.
 pub const MOST_CALLS: usize = 1_000_000;
@@ -42,11 +43,10 @@ impl Request {
         let needed = u128::from(largest) * ranks as u128 * if is_apart { 2 } else { 1 };
         if needed > u128::from(memory) {
             return Err(Error::Configuration(format!(
-                "a size of {} needs {} of memory for the {ranks} rank{} on this host, which has {}; measure smaller sizes, or \
-                 fewer ranks",
+                "a size of {} needs {} of memory for the {} on this host, which has {}; measure smaller sizes, or fewer ranks",
                 units::bytes(largest as f64),
                 units::bytes(needed as f64),
-                if ranks == 1 { "" } else { "s" },
+                plural(ranks, "rank"),
                 units::bytes(memory as f64)
             )));
         }
@@ -54,10 +54,11 @@ impl Request {
     }
 }
 
-/// Bytes of memory of this host.
+/// Bytes of memory of this host, or of this process's cgroup if that may use less.
 pub(super) fn host_memory() -> u64 {
     let info = rustix::system::sysinfo();
-    info.totalram.saturating_mul(info.mem_unit.into())
+    let installed = info.totalram.saturating_mul(info.mem_unit.into());
+    cgroup::limits().1.map_or(installed, |limit| limit.min(installed))
 }
 
 #[cfg(test)]

@@ -9,9 +9,9 @@ use ryzanstein_process_group::table::{self, Cell, Column, Screen, Tone};
 use ryzanstein_process_group::targets::TARGETS;
 use ryzanstein_process_group::{DType, Memory, ProcessGroup, ReduceOp, units};
 
-use crate::Orchestrator;
 use crate::bench::{Row, RowWriter};
 use crate::measure::{Case, Collective, measure_group, total};
+use crate::{Orchestrator, plural};
 
 /// What to check, and how to write the report.
 #[derive(Clone, Copy, Debug)]
@@ -56,10 +56,10 @@ pub fn run(
     let block = block::compare(orchestrator.tensor_parallel())?;
     let profile = table::profile(&orchestrator.manager().profile(), false, screen);
     tell(&format!(
-        "\nTensor-parallel Llama block on {} ranks against the same block on one:\n\
+        "\nTensor-parallel Llama block on {} against the same block on one:\n\
          largest difference {:.1e} of the largest value, limit {:.0e}: {}\n\n\
          Its collectives, as rank 0 saw them:\n{profile}",
-        block.ranks,
+        plural(block.ranks, "rank"),
         block.difference,
         block::LIMIT,
         screen.paint(tone(block.correct), if block.correct { "ok" } else { "WRONG" }),
@@ -73,10 +73,10 @@ pub fn run(
     let values = if correct { "all values are right" } else { "VALUES ARE WRONG" };
     let verdict = match targets_met {
         None => "",
-        Some(true) => "; all targets are met",
-        Some(false) => "; targets are missed (a verdict, no failure)",
+        Some(true) => "all targets are met\n",
+        Some(false) => "some targets were missed (use --strict to make this an error)\n",
     };
-    tell(&format!("\n{}{verdict}\n", screen.paint(tone(correct), values)));
+    tell(&format!("\n{}\n{verdict}", screen.paint(tone(correct), values)));
     Ok(CheckReport { correct, targets_met })
 }
 
@@ -109,8 +109,8 @@ fn roster_table(orchestrator: &mut Orchestrator, screen: Screen) -> String {
         .collect();
     let backend = format!("backend {}: {}", manager.backend(), manager.backend_summary());
     format!(
-        "{} ranks, epoch {}, ready in {}\n{}\n\n{}",
-        roster.world_size(),
+        "{}, epoch {}, ready in {}\n{}\n\n{}",
+        plural(roster.world_size(), "rank"),
         roster.epoch,
         units::time(manager.init_time().as_secs_f64() * 1e6),
         table::wrap(&backend, 2, screen),

@@ -124,7 +124,10 @@ impl Report {
         let count = |status| self.findings.iter().filter(|finding| finding.status == status).count();
         let verdict = match self.status {
             Status::Ok | Status::Info => screen.paint(Tone::Good, "healthy"),
-            _ => format!("{} broken, {} warnings", count(Status::Broken), count(Status::Warning)),
+            _ => {
+                let warnings = crate::plural(count(Status::Warning), "warning");
+                format!("{} broken, {warnings}", count(Status::Broken))
+            }
         };
         let columns =
             [Column::left("area"), Column::left("status"), Column::left("what"), Column::left("seen")];

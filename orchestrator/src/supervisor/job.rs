@@ -66,8 +66,9 @@ pub enum RankOutput {
         /// Colours on standard error.
         stderr: bool,
     },
-    /// Rank 0 has this process's standard output for its own, and its standard error where that is a terminal. For commands
-    /// that launch themselves, in which the other ranks print nothing but errors.
+    /// Rank 0 writes to this process's standard output itself, and to its standard error where that is a terminal. With a log
+    /// folder, its output passes through this process, unchanged. For commands that launch themselves, in which the other
+    /// ranks print nothing but errors.
     Direct,
 }
 
@@ -125,7 +126,7 @@ pub fn check_program(name: &Path, search_path: Option<&str>) -> Result<(), Launc
     if name.components().count() > 1 {
         return match std::fs::metadata(name) {
             Err(error) => refuse(format!(
-                "the program `{shown}` cannot be run: {error}; is its path spelled right, from the folder of this command?"
+                "the program `{shown}` cannot be run: {error}; check the path; relative paths start in the current folder"
             )),
             Ok(metadata) if metadata.is_dir() => {
                 refuse(format!("the program `{shown}` is a folder; name a program in it"))
@@ -145,9 +146,7 @@ pub fn check_program(name: &Path, search_path: Option<&str>) -> Result<(), Launc
             "the program `{shown}` is not on the PATH; for the one in this folder, write `./{shown}`"
         ));
     }
-    refuse(format!(
-        "the program `{shown}` was not found on the PATH; is it spelled right, and its folder on the PATH?"
-    ))
+    refuse(format!("the program `{shown}` is not on the PATH; check the spelling, or give its full path"))
 }
 
 #[cfg(test)]

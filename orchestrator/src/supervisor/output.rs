@@ -33,6 +33,28 @@ pub(super) fn prefix(rank: Rank, color: bool) -> String {
 /// The last lines of a stream.
 pub(super) type Tail = Arc<Mutex<VecDeque<String>>>;
 
+/// Copies a rank's standard output to ours and to its log, byte by byte, on a thread of its own.
+pub(super) fn tee(
+    rank: Rank,
+    mut stream: impl Read + Send + 'static,
+    log: File,
+) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(format!("ryz-output-{rank}")).spawn(move || {
+        let (mut log, mut buffer) = (Some(log), vec![0; LONGEST_LINE]);
+        loop {
+            let bytes = match stream.read(&mut buffer) {
+                Ok(0) => return,
+                Ok(count) => &buffer[..count],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => return,
+            };
+            // As in `pump`: neither a full disk nor a reader that has left ends the job.
+            log.take_if(|log| log.write_all(bytes).is_err());
+            let _ = write_line(&mut io::stdout().lock(), bytes);
+        }
+    })
+}
+
 /// Reads a rank's stream to its end on a thread of its own: a slow reader of our output must not block the supervisor.
 pub(super) fn forward(
     rank: Rank,

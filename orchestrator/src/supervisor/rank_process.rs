@@ -48,11 +48,13 @@ impl RankProcess {
             how.create(true).open(folder.join(name)).map(Some)
         };
         let (out_log, err_log) = (log("stdout.log")?, log("stderr.log")?);
-        if job.output == RankOutput::Direct && rank.0 == 0 {
+        let is_direct = job.output == RankOutput::Direct && rank.0 == 0;
+        // With a log, its output passes through this process.
+        if is_direct && out_log.is_none() {
             command.stdout(Stdio::inherit());
-            if err_log.is_none() && io::stderr().is_terminal() {
-                command.stderr(Stdio::inherit());
-            }
+        }
+        if is_direct && err_log.is_none() && io::stderr().is_terminal() {
+            command.stderr(Stdio::inherit());
         }
         let mut child = spawn::spawn(&mut command, Arc::clone(&rendezvous.secret), descriptors)?;
         let pid = Pid::from_child(&child);
@@ -61,9 +63,13 @@ impl RankProcess {
             RankOutput::Direct => (false, false),
         };
         let mut readers = Vec::new();
-        if let Some(stream) = child.stdout.take() {
-            let sink = Sink::Stdout(output::prefix(rank, stdout_color));
-            readers.push(output::forward(rank, stream, sink, out_log)?.1);
+        match (child.stdout.take(), out_log) {
+            (Some(stream), Some(log)) if is_direct => readers.push(output::tee(rank, stream, log)?),
+            (Some(stream), log) => {
+                let sink = Sink::Stdout(output::prefix(rank, stdout_color));
+                readers.push(output::forward(rank, stream, sink, log)?.1);
+            }
+            (None, _) => {}
         }
         let mut stderr = Tail::default();
         if let Some(stream) = child.stderr.take() {

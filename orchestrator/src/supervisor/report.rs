@@ -5,6 +5,8 @@ use std::fmt;
 use ryzanstein_process_group::table::{Screen, Tone};
 use serde::Serialize;
 
+use crate::plural;
+
 /// How a job ended, as `ryz launch` reports it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct ClosingReport {
@@ -16,6 +18,9 @@ pub struct ClosingReport {
     pub first_failure: Option<Failure>,
     /// Every rank that ran on this node, in the last epoch.
     pub ranks: Vec<RankExit>,
+    /// The number of ranks on all nodes.
+    #[serde(skip)]
+    pub world_size: u32,
     /// The launcher's exit code.
     #[serde(skip)]
     pub exit_code: i32,
@@ -132,7 +137,14 @@ impl fmt::Display for ClosingReport {
             }
             (None, None) => {
                 let again = if epoch > 1 { format!(", in epoch {epoch}") } else { String::new() };
-                writeln!(f, "ryz: all {} ranks ended well{again}", self.ranks.len())?;
+                let (here, all) = (self.ranks.len(), self.world_size as usize);
+                match plural(all, "rank") {
+                    ranks if here < all => {
+                        writeln!(f, "ryz: this node's {here} of {ranks} ended well{again}")?
+                    }
+                    ranks if all == 1 => writeln!(f, "ryz: {ranks} ended well{again}")?,
+                    ranks => writeln!(f, "ryz: all {ranks} ended well{again}")?,
+                }
             }
         }
         for process in &self.left_over {

@@ -232,6 +232,7 @@ impl<'a> Supervisor<'a> {
         ClosingReport {
             status: if outcome.exit_code == 0 { "ok" } else { "failed" },
             epoch: outcome.epoch.0,
+            world_size: self.job.world_size().unwrap_or_default(),
             ranks: ranks.collect(),
             first_failure: outcome.first_failure.map(|(rank, exit)| self.failure(rank, exit)),
             exit_code: outcome.exit_code,

@@ -46,6 +46,7 @@ pub(crate) fn cases() -> Vec<Case> {
         bench("--link-gbs 0", &["'--link-gbs <GBS>'", "a number above zero"]),
         bench("--link-gbs nan", &["'--link-gbs <GBS>'", "a number above zero"]),
         bench("--out {}/absent/x --sizes 1KB", &["--out {}/absent/x", "No such file"]).code(1),
-        bench("--out {} --sizes 1KB", &["--out {}", "Is a directory"]).code(1),
+        bench("--out /dev/null --sizes 1KB", &["--out /dev/null", "not a regular file"]).code(1),
+        bench("--out {} --sizes 1KB", &["--out {}", "it is a folder"]).code(1),
     ]
 }

@@ -6,30 +6,7 @@ mod models;
 mod settings;
 mod support;
 
-use support::{Case, check};
-
-fn all() -> [Vec<Case>; 12] {
-    [
-        settings::flags(),
-        settings::programs(),
-        settings::variables(),
-        settings::files(),
-        settings::joining(),
-        models::configs(),
-        models::no_files(),
-        models::indices(),
-        models::weights(),
-        models::unused(),
-        models::tokenizers(),
-        [models::prompts(), bench::cases()].into_iter().flatten().collect(),
-    ]
-}
-
-#[test]
-fn there_are_many_cases() {
-    let cases: usize = all().iter().map(Vec::len).sum();
-    assert!(cases >= 257, "{cases}");
-}
+use support::check;
 
 #[test]
 fn wrong_flags_are_refused() {

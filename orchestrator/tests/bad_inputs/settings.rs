@@ -66,20 +66,20 @@ pub(crate) fn flags() -> Vec<Case> {
 pub(crate) fn programs() -> Vec<Case> {
     let launch = |program: &str, words: &[&str]| Case::new(&format!("launch -n 2 -- {program}"), words);
     vec![
-        launch("no-such-program-anywhere", &["`no-such-program-anywhere` was not found on the PATH"]),
-        launch("./absent", &["`./absent` cannot be run", "No such file", "spelled right"]),
+        launch("no-such-program-anywhere", &["`no-such-program-anywhere` is not on the PATH"]),
+        launch("./absent", &["`./absent` cannot be run", "No such file", "check the path"]),
         launch(
             "/no/such/folder/program",
-            &["`/no/such/folder/program` cannot be run", "No such file", "spelled right"],
+            &["`/no/such/folder/program` cannot be run", "No such file", "check the path"],
         ),
         launch("{}", &["`{}` is a folder", "name a program in it"]),
         launch("./script", &["`./script` is not executable", "chmod +x ./script"])
             .file("script", "echo hello"),
-        launch("my-script", &["`my-script` was not found on the PATH", "spelled right"])
+        launch("my-script", &["`my-script` is not on the PATH", "check the spelling"])
             .file("my-script", "echo hello"),
         launch("./pipe", &["`./pipe` is not executable"]).file("pipe", Content::Pipe),
         launch("true", &["unknown setting", "RYZ_NONSENSE"]).variable("RYZ_NONSENSE", "1"),
-        Case::new("launch -n 2 --", &["was not found on the PATH"]).argument(""),
+        Case::new("launch -n 2 --", &["is not on the PATH"]).argument(""),
         Case::new(
             "launch -n 2 --log-dir {}/file -- true",
             &["--log-dir: cannot create {}/file/rank-0", "Not a directory"],

@@ -165,6 +165,19 @@ fn a_command_that_launches_itself_writes_to_standard_output_directly() {
 }
 
 #[test]
+fn the_log_folder_of_a_command_that_launches_itself_holds_what_it_wrote() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let logs = folder.path().to_str().expect("a path");
+    let script = "head -c 200000 /dev/zero | tr '\\0' x; echo; printf partial";
+    let flags = ["--world-size", "1", "--direct", "--log-dir", logs];
+    let output = Run::launch(&flags, script).finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let log = std::fs::read(folder.path().join("rank-0/stdout.log")).expect("a log");
+    let wanted = "x".repeat(200_000) + "\npartial";
+    assert!(text(&log) == wanted && output.stdout == log, "{} and {} bytes", log.len(), output.stdout.len());
+}
+
+#[test]
 fn the_log_folder_holds_what_each_rank_wrote() {
     let folder = tempfile::tempdir().expect("a folder");
     let logs = folder.path().join("new/logs");
@@ -266,7 +279,7 @@ fn a_program_that_cannot_be_run_is_refused_before_anything_starts() {
     let plain = folder.path().join("plain");
     std::fs::write(&plain, "").expect("written");
     for (program, expected) in [
-        ("no-such-program-here", "not found on the PATH"),
+        ("no-such-program-here", "not on the PATH"),
         ("/no/such/program", "No such file"),
         (plain.to_str().expect("a path"), "not executable"),
         (folder.path().to_str().expect("a path"), "is a folder"),
@@ -292,6 +305,28 @@ fn wrong_settings_are_refused_with_code_2() {
         let stderr = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {stderr}");
         assert!(stderr.contains(expected), "{arguments:?}: {stderr}");
+    }
+}
+
+#[test]
+fn settings_shown_as_a_file_give_the_same_settings_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("again.toml");
+    let environment = [
+        // Neither is a number of TOML.
+        ("RYZ_JOB__NAME", "007"),
+        ("RYZ_PROCESS_GROUP__TCP__INTERFACE", "+1 \"\\"),
+        ("RYZ_LAUNCH__MAX_RESTARTS", "3"),
+        ("RYZ_NCCL__INFINIBAND", "false"),
+    ];
+    let shown = Run::new(&["config", "show", "--format", "toml"], &environment).finish();
+    std::fs::write(&file, &shown.stdout).expect("written");
+    let file = file.to_str().expect("a path");
+    let again = Run::new(&["config", "show", "--format", "toml", "--config", file], &[]).finish();
+    assert_eq!(text(&again.stdout), text(&shown.stdout), "{}", text(&again.stderr));
+    let stdout = text(&shown.stdout);
+    for line in ["name = \"007\"", "max_restarts = 3", "infiniband = false"] {
+        assert!(stdout.contains(line), "{stdout}");
     }
 }
 

@@ -1,15 +1,17 @@
 //! `ryz bench`
 
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
 use ryzanstein_config::{BackendChoice, ByteSize, Config, WorldSize};
 use ryzanstein_orchestrator::bench::{self, Format, Report, Request, RowWriter, Sweep};
 use ryzanstein_orchestrator::measure::{Collective, UnknownCollective};
-use ryzanstein_orchestrator::{Orchestrator, VERSION};
+use ryzanstein_orchestrator::{Orchestrator, VERSION, plural};
 use ryzanstein_process_group::table::wrap;
 use ryzanstein_process_group::{BackendKind, DType, Error, Memory, ReduceOp, units};
+use tempfile::NamedTempFile;
 
 use crate::{launch, rank, screen, settings};
 
@@ -112,7 +114,9 @@ fn reduction(text: &str) -> anyhow::Result<ReduceOp> {
 
 fn always_checked(text: &str) -> anyhow::Result<()> {
     match text.parse::<u32>() {
-        Ok(0) => bail!("every value is always checked, outside the timed part, so the figures do not change; omit it"),
+        Ok(0) => bail!(
+            "every value is always checked, outside the timed part, so the figures do not change; omit it"
+        ),
         Ok(_) => Ok(()),
         Err(_) => bail!("expected 1: every value of every call is checked"),
     }
@@ -194,13 +198,32 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
             Error::Configuration("world size is not set: pass --world-size N or set job.world_size".into())
         })?;
         if let Some(file) = &args.out {
-            std::fs::File::create(file).with_context(|| format!("cannot write --out {}", file.display()))?;
+            beside(file)?;
         }
         if ranks > 1 {
             return launch::relaunch(ranks, &args.file, &[]);
         }
     }
     rank::run(&config, |orchestrator| measure(orchestrator, args, request, screen))
+}
+
+/// A file in the folder of this one, which it replaces at the end: a run that fails leaves an earlier result as it was.
+fn beside(file: &Path) -> anyhow::Result<NamedTempFile> {
+    let shown = file.display();
+    if file.is_dir() {
+        bail!("cannot write --out {shown}: it is a folder; name a file in it");
+    }
+    if file.exists() && !file.is_file() {
+        bail!("cannot write --out {shown}: it is not a regular file; name another one");
+    }
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // The permissions of a new file, less the umask.
+    let permissions = std::fs::Permissions::from_mode(0o666);
+    tempfile::Builder::new()
+        .prefix(".ryz-bench-")
+        .permissions(permissions)
+        .tempfile_in(folder)
+        .with_context(|| format!("cannot write --out {shown}"))
 }
 
 fn measure(
@@ -210,13 +233,11 @@ fn measure(
     screen: &screen::Args,
 ) -> anyhow::Result<()> {
     let is_first = orchestrator.manager().rank().0 == 0;
+    let unfinished = args.out.as_ref().filter(|_| is_first).map(|file| beside(file)).transpose()?;
     let group = orchestrator.manager().world();
     let request = Request { judged: request.judged || group.memory() != Memory::Host, ..request };
-    let operations: Vec<String> = request
-        .ops
-        .iter()
-        .map(|what| bench::label(*what, request.reduction, request.out_of_place))
-        .collect();
+    let operations: Vec<String> =
+        request.ops.iter().map(|what| bench::label(*what, request.reduction, request.out_of_place)).collect();
     // With --out, the file gets the format that was asked for, and standard output the table.
     let shown = if args.out.is_some() { OutputFormat::Table } else { args.format };
     let stdout = screen.stdout();
@@ -266,9 +287,10 @@ fn measure(
         OutputFormat::Json | OutputFormat::Csv if is_first => eprint!("{}", report.targets(screen.stderr())),
         OutputFormat::Json | OutputFormat::Csv => {}
     }
-    if let Some(file) = args.out.as_ref().filter(|_| is_first) {
-        std::fs::write(file, report.text(args.format.into()))
-            .with_context(|| format!("cannot write --out {}", file.display()))?;
+    if let Some((file, mut unfinished)) = args.out.as_ref().zip(unfinished) {
+        let what = || format!("cannot write --out {}", file.display());
+        unfinished.write_all(report.text(args.format.into()).as_bytes()).with_context(what)?;
+        unfinished.persist(file).with_context(what)?;
     }
     if !report.is_correct() {
         bail!("the benchmark found wrong values");
@@ -288,10 +310,9 @@ fn heading(orchestrator: &mut Orchestrator, request: &Request) -> String {
     let hosts: std::collections::BTreeSet<&str> =
         manager.roster().members.iter().map(|member| member.host.as_str()).collect();
     format!(
-        "ryz {VERSION}: {} ranks on {} host{}, ready in {}\nbackend {}: {}\n{} elements, {}",
-        manager.roster().world_size(),
-        hosts.len(),
-        if hosts.len() == 1 { "" } else { "s" },
+        "ryz {VERSION}: {} on {}, ready in {}\nbackend {}: {}\n{} elements, {}",
+        plural(manager.roster().world_size(), "rank"),
+        plural(hosts.len(), "host"),
         units::time(manager.init_time().as_secs_f64() * 1e6),
         manager.backend(),
         manager.backend_summary(),

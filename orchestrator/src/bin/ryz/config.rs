@@ -81,10 +81,9 @@ fn toml(config: &Config) -> String {
             section = in_section;
         }
         let value = &entry.value;
-        let is_plain = value.parse::<bool>().is_ok() || value.parse::<i64>().is_ok();
         let _ = if value.is_empty() {
             writeln!(text, "# {name} =")
-        } else if is_plain {
+        } else if is_bare(value) {
             writeln!(text, "{name} = {value}")
         } else {
             // A string of JSON is one of TOML.
@@ -92,6 +91,11 @@ fn toml(config: &Config) -> String {
         };
     }
     text
+}
+
+/// Whether TOML reads this text as a boolean or an integer that is written the same again; `007` is neither.
+fn is_bare(value: &str) -> bool {
+    value.parse::<bool>().is_ok() || value.parse().is_ok_and(|number: i64| number.to_string() == value)
 }
 
 /// The source of an NCCL variable, what it overrides, and advice about it.

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use ryzanstein_config::{Config, Source};
 use ryzanstein_orchestrator::rendezvous::Environment;
 use ryzanstein_orchestrator::supervisor::{self, Job, LaunchError, RankOutput};
-use ryzanstein_orchestrator::{nccl_settings, telemetry};
+use ryzanstein_orchestrator::{nccl_settings, plural, telemetry};
 use ryzanstein_process_group::table::Tone;
 
 use crate::screen;
@@ -213,10 +213,9 @@ pub(crate) fn supervise(args: &Args, screen: &screen::Args) -> anyhow::Result<i3
         // A command that launched itself does not report success.
         Format::Table if args.direct && report.exit_code == 0 => {}
         Format::Table if args.program.is_empty() && report.exit_code == 0 => {
-            let told = format!(
-                "ryz: {} ranks worked together: collectives and sharded layers are right",
-                report.ranks.len()
-            );
+            let ranks = plural(report.world_size as usize, "rank");
+            let worked = if report.world_size == 1 { "worked" } else { "worked together" };
+            let told = format!("ryz: {ranks} {worked}: collectives and sharded layers are right");
             eprintln!("{}", screen.stderr().paint(Tone::Good, &told));
         }
         Format::Table => eprint!("{}", report.text(screen.stderr())),

@@ -2,6 +2,7 @@ use ryzanstein_process_group::units;
 
 use crate::doctor::facts::{Trial, TrialOutcome};
 use crate::doctor::finding::{Finding, Status};
+use crate::plural;
 
 pub(super) fn diagnose(trials: &[Trial], gpus: usize) -> Vec<Finding> {
     trials.iter().flat_map(|trial| std::iter::once(one(trial, gpus)).chain(paths(trial))).collect()
@@ -11,7 +12,7 @@ pub(super) fn diagnose(trials: &[Trial], gpus: usize) -> Vec<Finding> {
 fn paths(trial: &Trial) -> impl Iterator<Item = Finding> {
     let paths = trial.outcome.iter().flat_map(|outcome| &outcome.paths);
     paths.map(|(path, taken)| {
-        Finding::new("job", "path", Status::Ok, format!("{taken} ({} ranks)", trial.ranks)).of(path)
+        Finding::new("job", "path", Status::Ok, format!("{taken} ({})", plural(trial.ranks, "rank"))).of(path)
     })
 }
 
@@ -29,7 +30,7 @@ fn one(trial: &Trial, gpus: usize) -> Finding {
             }
             new(Status::Ok, seen)
         }
-        Err(why) => new(Status::Broken, format!("{ranks} ranks: {why}"))
+        Err(why) => new(Status::Broken, format!("{}: {why}", plural(ranks, "rank")))
             .because("a group on this machine does not start, or computes wrong values")
             .remedy("see the findings above; RYZ_LOG__LEVEL=debug and NCCL_DEBUG=INFO show more"),
     }
@@ -37,7 +38,8 @@ fn one(trial: &Trial, gpus: usize) -> Finding {
 
 fn describe(outcome: &TrialOutcome, ranks: usize) -> String {
     let seen = format!(
-        "{ranks} ranks on {}: right values on every path, ready in {}",
+        "{} on {}: right values on every path, ready in {}",
+        plural(ranks, "rank"),
         outcome.backend,
         units::time(outcome.ready_ms * 1e3)
     );

@@ -5,7 +5,8 @@ use ryzanstein_config::DeviceConfig;
 use ryzanstein_process_group::device::{DeviceInfo, Libraries, Surroundings};
 use ryzanstein_process_group::nvml::Nvml;
 
-use super::{names, process, read};
+use super::{names, process};
+use crate::cgroup::read;
 use crate::doctor::facts::{DriverFacts, GpuFacts, VisibleGpu};
 use crate::doctor::{ProbeCommand, ProbeError};
 use crate::rendezvous::Environment;

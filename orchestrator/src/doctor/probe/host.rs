@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 
-use super::{cgroup, process, read};
+use super::process;
+use crate::cgroup::{self, read};
 use crate::doctor::facts::{Host, TemporaryFolder};
 use crate::doctor::{ProbeCommand, ProbeError};
 use crate::rendezvous::Environment;

@@ -1,6 +1,5 @@
 //! Thin probes: each reads one part of the machine into [`Facts`](super::Facts) and concludes nothing.
 
-mod cgroup;
 mod gpu;
 mod host;
 mod libraries;
@@ -32,11 +31,6 @@ pub(super) fn facts(config: &Config, environment: &Environment, probe: &ProbeCom
         trials: trial::probe(config, environment, probe, gpu.usable().gpus.len()),
         gpu,
     }
-}
-
-/// The trimmed text of a file in `/proc` or `/sys`; `None` if it cannot be read.
-fn read(path: impl AsRef<Path>) -> Option<String> {
-    Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
 /// The names in a folder, sorted; empty if it cannot be read.

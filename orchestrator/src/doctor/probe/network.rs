@@ -4,7 +4,8 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
-use super::{names, read};
+use super::names;
+use crate::cgroup::read;
 use crate::doctor::facts::{InfinibandPort, Interface, Network};
 
 const INTERFACES: &str = "/sys/class/net";

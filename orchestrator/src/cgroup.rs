@@ -2,10 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::read;
-
 /// The CPU quota, in CPUs, and the memory limit, in bytes; `None` without limit.
-pub(super) fn limits() -> (Option<f64>, Option<u64>) {
+pub(crate) fn limits() -> (Option<f64>, Option<u64>) {
     let groups = read("/proc/self/cgroup").unwrap_or_default();
     let least = |controller: &str, limit: &dyn Fn(&Path) -> Option<f64>| {
         let limits = folders(&groups, controller).into_iter().filter_map(|folder| limit(&folder));
@@ -23,6 +21,11 @@ pub(super) fn limits() -> (Option<f64>, Option<u64>) {
         memory_max(&text).map(|bytes| bytes as f64)
     });
     (processors, memory.map(|bytes| bytes as u64))
+}
+
+/// The trimmed text of a file in `/proc` or `/sys`; `None` if it cannot be read.
+pub(crate) fn read(path: impl AsRef<Path>) -> Option<String> {
+    Some(std::fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
 /// The folders of a controller that apply to a process with this `/proc/self/cgroup`, innermost first.
