@@ -18,7 +18,7 @@ pub enum FileError {
     /// The operating system refused.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Something else than a file.
+    /// Something other than a regular file.
     #[error("this is {found}, and only regular files are read: put the file itself there, or give its path")]
     NotRegular {
         /// What it is, such as `a pipe`.

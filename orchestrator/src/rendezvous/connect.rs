@@ -218,11 +218,11 @@ fn single_process(config: &Config, environment: &Environment) -> Result<Kind> {
     match named.or(config.job.world_size.map(WorldSize::get)) {
         None | Some(1) => Ok(Kind::InProcess(MemoryRendezvous::new(1).remove(0))),
         Some(ranks) if environment.contains_key("RANK") => Err(Error::Configuration(format!(
-            "this is one of {ranks} ranks, as RANK is set, but MASTER_ADDR is not, which says where they meet; set RANK, \
+            "RANK is set, so this is one of {ranks} ranks, but MASTER_ADDR, the rendezvous address, is not; set RANK, \
              WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every rank, or unset RANK to start ranks from here"
         ))),
         Some(ranks) => Err(Error::Configuration(format!(
-            "there are to be {ranks} ranks, but nothing says where they meet; start them with `ryz launch --world-size \
+            "this job has {ranks} ranks, but no rendezvous address is set; start them with `ryz launch --world-size \
              {ranks} -- PROGRAM`, or with a launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
         ))),
     }

@@ -53,7 +53,7 @@ pub fn log_to_stderr(config: &LogConfig, rank: Option<u32>) -> Result<(), Teleme
     if let Some(word) =
         config.level.split(',').map(str::trim).find(|part| !part.is_empty() && !is_level(part))
     {
-        return Err(refuse(format!("`{word}` is no level")));
+        return Err(refuse(format!("`{word}` is not a log level")));
     }
     let filter = EnvFilter::try_new(&config.level).map_err(|error| refuse(error.to_string()))?;
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);

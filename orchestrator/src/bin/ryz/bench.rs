@@ -15,16 +15,22 @@ use tempfile::NamedTempFile;
 
 use crate::{launch, rank, screen, settings};
 
+const EXAMPLES: &str = "Examples:
+  ryz bench -n 4
+  ryz bench -n 4 --op all -b 8 -e 128MiB -f 2 --out-of-place
+  ryz bench -n 2 --sizes 1KB,1MB --path all --format json --out result.jsonl";
+
 #[derive(clap::Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
 pub(crate) struct Args {
     /// Number of ranks to start, when no launcher started this process
     #[arg(long, short = 'n', value_name = "N")]
     world_size: Option<String>,
-    /// Backend of the collectives: auto, nccl or tcp
+    /// Backend of the collectives: auto, nccl (on GPUs) or tcp (on CPUs) [default: auto]
     #[arg(long, value_name = "BACKEND")]
     backend: Option<String>,
-    /// Operations, separated by commas, or all
+    /// Operations separated by commas, or all
     #[arg(long, value_name = "OP,…", default_value = "all_reduce")]
     op: String,
     /// Smallest size [default: 1KB]
@@ -36,7 +42,7 @@ pub(crate) struct Args {
     /// Ratio between two sizes [default: 4]
     #[arg(long, short = 'f', value_name = "F")]
     factor: Option<u64>,
-    /// These sizes, separated by commas, instead of a sweep
+    /// Sizes separated by commas, instead of a sweep
     #[arg(long, value_name = "SIZE,…", value_delimiter = ',', conflicts_with_all = ["min_bytes", "max_bytes", "factor"])]
     sizes: Option<Vec<ByteSize>>,
     /// Element type: f32, f64, f16, bf16, i8, u8, i32, u32, i64 or u64
@@ -51,7 +57,7 @@ pub(crate) struct Args {
     /// Timed calls [default: fewer for larger sizes]
     #[arg(long, value_name = "I", value_parser = clap::value_parser!(u32).range(1..))]
     iters: Option<u32>,
-    /// Measure out of place too, with separate input and output: rows that end with _into
+    /// Measure out of place too, with separate input and output: rows named all_reduce_into and so on
     #[arg(long)]
     out_of_place: bool,
     /// nccl-tests' flag. Every value of every call is always checked, outside the timed part
@@ -63,7 +69,7 @@ pub(crate) struct Args {
     /// Paths to measure, separated by commas: auto, all, or names as the table shows them
     #[arg(long, value_name = "PATH,…", value_delimiter = ',', default_value = "auto")]
     path: Vec<String>,
-    /// Say why each row's calls took their path, and why not the others
+    /// Explain why each row's calls took their path, and not another
     #[arg(long)]
     why: bool,
     /// Output format
@@ -72,14 +78,14 @@ pub(crate) struct Args {
     /// Write the result to this file, and a table to standard output
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Bandwidth of a GPU's links in one direction, in GB/s, for the target that is a share of it; by default, a copy from
-    /// one GPU to another is measured
+    /// Bandwidth of a GPU's links in one direction, in GB/s, of which one target is a share [default: that of a copy between
+    /// two GPUs]
     #[arg(long, value_name = "GBS", value_parser = positive)]
     link_gbs: Option<f64>,
-    /// Compare with the documented targets, which are for GPUs, on CPUs too
+    /// Judge latencies and bandwidths on CPUs too (the targets are for GPUs)
     #[arg(long)]
     targets: bool,
-    /// Exit with code 1 when a target is missed or none can be judged; implies --targets
+    /// Exit with code 1 if a target is missed or none can be judged; implies --targets
     #[arg(long)]
     strict: bool,
     #[command(flatten)]
@@ -298,8 +304,8 @@ fn measure(
     if args.strict {
         match report.meets_targets() {
             Some(true) => {}
-            Some(false) => bail!("targets are missed, and --strict was given"),
-            None => bail!("--strict: no target could be judged: none is documented for what was measured"),
+            Some(false) => bail!("--strict: some targets were missed"),
+            None => bail!("--strict: no target could be judged, as none is documented for what was measured"),
         }
     }
     Ok(())

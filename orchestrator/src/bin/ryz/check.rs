@@ -8,15 +8,21 @@ use ryzanstein_orchestrator::check::{self, Options};
 
 use crate::{launch, rank, screen, settings};
 
+const EXAMPLES: &str = "Examples:
+  ryz check -n 4
+  ryz check -n 4 --strict
+  torchrun --nproc-per-node 4 --no-python sh -c 'MASTER_PORT=29511 exec ryz check'";
+
 #[derive(clap::Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Number of ranks to start, when no launcher started this process [default: 1]
     #[arg(long, short = 'n', value_name = "N")]
     world_size: Option<String>,
-    /// Compare latencies with the documented targets, which are for GPUs, on CPUs too
+    /// Judge latencies on CPUs too (the targets are for GPUs)
     #[arg(long)]
     targets: bool,
-    /// Exit with code 1 when a latency target is missed or none can be judged; implies --targets
+    /// Exit with code 1 if a target is missed or none can be judged; implies --targets
     #[arg(long)]
     strict: bool,
     #[command(flatten)]
@@ -49,9 +55,9 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         if args.strict {
             match report.targets_met {
                 Some(true) => {}
-                Some(false) => bail!("latency targets are missed, and --strict was given"),
+                Some(false) => bail!("--strict: some latency targets were missed"),
                 None => bail!(
-                    "--strict: no latency could be judged, because one rank alone sends nothing; start several ranks"
+                    "--strict: no latency could be judged, because a single rank sends nothing; start several ranks"
                 ),
             }
         }

@@ -11,9 +11,15 @@ use serde_json::json;
 
 use crate::{screen, settings};
 
+pub(crate) const EXAMPLES: &str = "Examples:
+  ryz config show
+  RYZ_NCCL__PROFILE=inference ryz config show --format json
+  ryz config show --format toml > ryzanstein.toml";
+
 #[derive(clap::Subcommand, Clone, Debug)]
 pub(crate) enum Command {
     /// List every setting and every NCCL variable with its value and source
+    #[command(after_help = EXAMPLES)]
     Show {
         #[command(flatten)]
         file: settings::ConfigFile,

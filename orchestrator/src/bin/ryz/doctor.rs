@@ -7,7 +7,12 @@ use ryzanstein_orchestrator::doctor::{self, ProbeCommand};
 
 use crate::{probe, screen, settings};
 
+const EXAMPLES: &str = "Examples:
+  ryz doctor
+  ryz doctor --format json";
+
 #[derive(clap::Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     #[command(flatten)]
     file: settings::ConfigFile,

@@ -19,7 +19,13 @@ pub(crate) const NAME: &str = "launch";
 /// The hidden command that [`run`] runs this program with.
 pub(crate) const SUPERVISE: &str = "__supervise";
 
+const EXAMPLES: &str = "Examples:
+  ryz launch -n 4
+  ryz launch -n 4 --backend tcp --log-dir logs -- PROGRAM ARGUMENTS
+  RYZ_SECRET_FILE=job.secret ryz launch -n 8 --nnodes 2 --node-rank 0 --rendezvous node0:29500 -- PROGRAM";
+
 #[derive(clap::Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
     /// Number of ranks on all nodes together
     #[arg(long, short = 'n', value_name = "N")]
@@ -36,19 +42,19 @@ pub(crate) struct Args {
     /// One node, whatever the settings say
     #[arg(long, conflicts_with_all = ["nnodes", "node_rank", "rendezvous"])]
     standalone: bool,
-    /// Address of the rendezvous, which the first node serves
+    /// Address of the rendezvous, which the first node serves [default: a free port of 127.0.0.1]
     #[arg(long, value_name = "HOST:PORT")]
     rendezvous: Option<String>,
-    /// Backend of the collectives: auto, nccl or tcp
+    /// Backend of the collectives: auto, nccl (on GPUs) or tcp (on CPUs) [default: auto]
     #[arg(long, value_name = "BACKEND")]
     backend: Option<String>,
-    /// Maximum number of restarts after a failure, each in a new epoch
+    /// Maximum number of restarts after a failure, each in a new epoch [default: 0]
     #[arg(long, value_name = "R")]
     max_restarts: Option<String>,
-    /// How long ranks wait for each other, when joining and in every collective: seconds, or with a unit (250ms)
+    /// How long ranks wait for each other: seconds, or with a unit (250ms) [default: 1m to join, 5m in a collective]
     #[arg(long, value_name = "S")]
     timeout: Option<String>,
-    /// Write each rank's output to D/rank-R/stdout.log and stderr.log
+    /// Also write each rank's output to D/rank-R/stdout.log and stderr.log
     #[arg(long, value_name = "D")]
     log_dir: Option<PathBuf>,
     /// Serve Prometheus metrics at this address; the local rank is added to the port

@@ -45,7 +45,7 @@ enum Command {
     Supervise(launch::Args),
     /// Check ranks, paths and latencies: what `launch` runs when no program is given
     Check(check::Args),
-    /// Generate text with a tensor-parallel Llama model
+    /// Generate text with a Llama, Mistral or Qwen2 model
     Generate(generate::Args),
     /// Measure collectives, check every value, and compare with the documented targets
     Bench(bench::Args),
@@ -55,22 +55,29 @@ enum Command {
     #[command(name = probe::NAME, hide = true)]
     Probe(probe::Args),
     /// Show the settings
-    #[command(subcommand)]
+    #[command(subcommand, after_help = config::EXAMPLES)]
     Config(config::Command),
     /// Write completions for a shell to standard output
-    #[command(
-        after_help = "Example:\n  ryz completions bash > ~/.local/share/bash-completion/completions/ryz"
-    )]
+    #[command(after_help = COMPLETIONS)]
     Completions {
         /// The shell
         shell: clap_complete::Shell,
     },
     /// Write the manual pages, ryz.1 and one for each command, into a folder
+    #[command(after_help = MAN)]
     Man {
         /// The folder, which must exist
         folder: PathBuf,
     },
 }
+
+const COMPLETIONS: &str = "Examples:
+  ryz completions bash > ~/.local/share/bash-completion/completions/ryz
+  ryz completions zsh > ~/.zfunc/_ryz";
+
+const MAN: &str = "Examples:
+  ryz man ~/.local/share/man/man1
+  ryz man . && man ./ryz-launch.1";
 
 fn main() -> ExitCode {
     let report = std::panic::take_hook();
@@ -133,4 +140,31 @@ fn is_wrong_use(error: &anyhow::Error) -> bool {
             || cause.downcast_ref().is_some_and(Error::is_permanent)
             || cause.downcast_ref().is_some_and(ModelError::is_permanent)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(command: &mut clap::Command) {
+        let name = command.get_name().to_owned();
+        for command in command.get_subcommands_mut() {
+            // clap's own command has no examples.
+            if command.is_hide_set() || command.get_name() == "help" {
+                continue;
+            }
+            let help = command.render_help().to_string();
+            let examples = help.split_once("\nExamples:\n").map_or("", |(_, examples)| examples);
+            let count = examples.lines().filter(|line| line.contains("ryz ")).count();
+            assert!(matches!(count, 2..=4), "{name} {}: {count} examples:\n{help}", command.get_name());
+            check(command);
+        }
+    }
+
+    #[test]
+    fn the_help_of_every_command_ends_with_examples() {
+        let mut command = Cli::command();
+        command.build();
+        check(&mut command);
+    }
 }
