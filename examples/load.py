@@ -7,6 +7,7 @@ Streams many completions at once; prints tokens per second and times to the firs
 import argparse
 import http.client
 import json
+import sys
 import time
 import urllib.parse
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,7 @@ address = urllib.parse.urlsplit(options.url).netloc
 
 
 def request(number):
-    """One request: its tokens, and the seconds to the first of them and to the end."""
+    """One request: its tokens, and the seconds to the first of them and to the end; None if it fails."""
     body = {
         "prompt": PROMPT.format(number),
         "max_tokens": options.tokens,
@@ -36,12 +37,28 @@ def request(number):
     connection.request("POST", "/v1/completions", json.dumps(body))
     answer = connection.getresponse()
     if answer.status != 200:
-        raise SystemExit(f"request {number}: {answer.status} {answer.read().decode()}")
+        return failed(number, f"{answer.status} {answer.read().decode()}")
     for line in answer:
         if line.startswith(b"data: {"):
+            event = json.loads(line[6:])
+            if "error" in event:
+                return failed(number, event["error"]["message"])
             first = first or time.monotonic() - began
-            usage = json.loads(line[6:]).get("usage") or usage
+            usage = event.get("usage") or usage
+    if usage is None:
+        return failed(number, "the stream ended early")
     return usage["completion_tokens"], first, time.monotonic() - began
+
+
+def failed(number, why):
+    print(f"request {number}: {why}", file=sys.stderr)
+
+
+def attempt(number):
+    try:
+        return request(number)
+    except (OSError, http.client.HTTPException) as error:
+        return failed(number, error)
 
 
 def percentile(times, share):
@@ -50,10 +67,15 @@ def percentile(times, share):
 
 began = time.monotonic()
 with ThreadPoolExecutor(options.at_once) as pool:
-    answers = list(pool.map(request, range(options.requests)))
+    answers = [answer for answer in pool.map(attempt, range(options.requests)) if answer]
 seconds = time.monotonic() - began
+failures = options.requests - len(answers)
+if not answers:
+    sys.exit(f"all {failures} requests failed")
 tokens = sum(answer[0] for answer in answers)
 firsts, ends = [answer[1] for answer in answers], [answer[2] for answer in answers]
 print(f"{options.requests} requests, {options.at_once} at once: {tokens} tokens in {seconds:.1f} s, {tokens / seconds:.1f} tokens/s")
 print(f"first token: p50 {percentile(firsts, 0.5):.2f} s, p99 {percentile(firsts, 0.99):.2f} s")
 print(f"whole answer: p50 {percentile(ends, 0.5):.2f} s, p99 {percentile(ends, 0.99):.2f} s")
+if failures:
+    sys.exit(f"{failures} requests failed")

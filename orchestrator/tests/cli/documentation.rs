@@ -1,4 +1,4 @@
-//! The flags that the README and the book name are those that `ryz` has.
+//! The README and the book name the flags that `ryz` has, and quote what it says.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,6 +16,14 @@ fn repository() -> PathBuf {
 
 fn read(page: &Path) -> String {
     std::fs::read_to_string(page).unwrap_or_else(|error| panic!("{}: {error}", page.display()))
+}
+
+/// The README and the pages of the book.
+fn pages() -> Vec<PathBuf> {
+    let book = std::fs::read_dir(repository().join("docs/src")).expect("the book");
+    let book = book.map(|entry| entry.expect("an entry").path());
+    let is_page = |page: &PathBuf| page.extension().is_some_and(|extension| extension == "md");
+    [repository().join("README.md")].into_iter().chain(book.filter(is_page)).collect()
 }
 
 /// The flags that `ryz COMMAND --help` lists, long and short.
@@ -97,20 +105,39 @@ fn the_page_on_the_command_line_has_the_flags_of_every_command_and_no_others() {
 #[test]
 fn commands_in_the_readme_and_the_book_have_the_flags_they_are_given() {
     let real: BTreeMap<&str, Flags> = COMMANDS.iter().map(|command| (*command, flags_of(command))).collect();
-    let mut pages = vec![repository().join("README.md")];
-    let book = repository().join("docs/src");
-    for entry in std::fs::read_dir(&book).expect("the book") {
-        let page = entry.expect("an entry").path();
-        if page.extension().is_some_and(|extension| extension == "md") {
-            pages.push(page);
-        }
-    }
     let mut checked = 0;
-    for page in pages {
+    for page in pages() {
         for (command, flag) in used(&read(&page)) {
             assert!(real[command].contains(&flag), "{}: `ryz {command}` has no {flag}", page.display());
             checked += 1;
         }
     }
     assert!(checked > 50, "only {checked} flags were found");
+}
+
+/// What the launcher says itself in this text, with `N` for numbers.
+fn told(text: &str) -> impl Iterator<Item = String> {
+    text.lines().filter(|line| line.starts_with("ryz: ")).map(|line| {
+        let words = line.split(' ').map(|word| if word.parse::<u32>().is_ok() { "N" } else { word });
+        words.collect::<Vec<_>>().join(" ")
+    })
+}
+
+#[test]
+fn the_readme_and_the_book_quote_the_launcher_as_it_speaks() {
+    let commands: [&[&str]; 3] =
+        [&["launch", "-n", "2"], &["launch", "-n", "2", "--", "true"], &["launch", "-n", "2", "--", "false"]];
+    let real: BTreeSet<String> = commands
+        .into_iter()
+        .flat_map(|command| told(&text(&Run::new(command, &[]).finish().stderr)).collect::<Vec<_>>())
+        .collect();
+    assert_eq!(real.len(), commands.len(), "{real:?}");
+    let mut checked = 0;
+    for page in pages() {
+        for line in told(&read(&page)) {
+            assert!(real.contains(&line), "{}: ryz says none of this: {line}", page.display());
+            checked += 1;
+        }
+    }
+    assert!(checked >= 5, "only {checked} lines were found");
 }
