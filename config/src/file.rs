@@ -1,6 +1,6 @@
-//! Reads files that somebody else wrote: regular files only, up to a size that fits their kind.
+//! Reads files of users: regular files only, up to a limit for each kind.
 //!
-//! A pipe, a device or a file of another kind in place of a small one must neither block nor fill the memory.
+//! A pipe, a device or a huge file in the place of a small one must neither block nor fill the memory.
 
 use std::fs::{File, FileType, OpenOptions};
 use std::io::{self, ErrorKind, Read};
@@ -19,7 +19,7 @@ pub enum FileError {
     #[error(transparent)]
     Io(#[from] io::Error),
     /// Something other than a regular file.
-    #[error("this is {found}, and only regular files are read: put the file itself there, or give its path")]
+    #[error("this is {found}, not a regular file; give the path of the file itself")]
     NotRegular {
         /// What it is, such as `a pipe`.
         found: &'static str,
@@ -43,7 +43,7 @@ pub enum FileError {
 }
 
 impl FileError {
-    /// Whether another try would fail alike.
+    /// Whether another try would fail in the same way.
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::Io(error) => matches!(
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn what_is_not_a_regular_file_is_named_and_never_waited_for() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(refused(folder.path()).starts_with("this is a folder, and only regular files are read"));
+        assert!(refused(folder.path()).starts_with("this is a folder, not a regular file"));
         assert!(refused("/dev/zero".as_ref()).starts_with("this is a device"));
         let pipe = folder.path().join("pipe");
         mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR, 0).unwrap();

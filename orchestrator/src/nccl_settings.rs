@@ -68,9 +68,8 @@ pub fn require(config: &Config, environment: &Environment) -> Result<(), Error> 
     }
     let list: Vec<_> = missing.iter().map(|(name, value)| format!("{name}={value}")).collect();
     Err(Error::Configuration(format!(
-        "the section [nccl] requires {}, which this process was not started with, and NCCL reads its variables only when \
-         it is loaded: start the program with `ryz launch`, export them, write them to {}, or set them before the \
-         program's first thread starts",
+        "the section [nccl] requires {}, but these variables were not set when this process started; start the program \
+         with `ryz launch`, export them, write them to {}, or set them before the program's first thread starts",
         list.join(" "),
         files(environment, home().as_deref())[0].display()
     )))

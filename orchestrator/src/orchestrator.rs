@@ -1,7 +1,7 @@
 //! The facade for embedding: one rank of a job inside another program's process.
 //!
-//! It has no global effects: no signal handler, logger or process exit. It reads the environment only where a [`Builder`] is not
-//! given one.
+//! It installs no signal handler or logger, and never ends the process. Only a [`Builder`] that is given no environment reads that
+//! of the process.
 
 use std::error::Error as StdError;
 use std::path::{Path, PathBuf};
@@ -38,7 +38,7 @@ pub struct Orchestrator {
     connection: Connection,
 }
 
-/// How a rank joins: its settings, its environment, and what it brings along.
+/// Configures how a rank joins: settings, environment, rendezvous and device.
 ///
 /// ```
 /// use ryzanstein_orchestrator::prelude::*;
@@ -69,7 +69,7 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Takes this configuration as it is, in place of a file and the environment.
+    /// Uses this configuration instead of a file and the environment.
     pub fn config(self, config: Config) -> Self {
         Self { config: Some(config), ..self }
     }
@@ -79,13 +79,13 @@ impl Builder {
         Self { file: Some(file.into()), ..self }
     }
 
-    /// Sets one setting, by its dotted key, over the file and the environment; the value as in a variable, such as `30s`.
+    /// Overrides one setting, given by its dotted key. The value is written as in a variable, such as `30s`.
     pub fn set(mut self, key: &str, value: impl Into<String>) -> Self {
         self.set.push((key.into(), value.into()));
         self
     }
 
-    /// Takes variables from here. Without this, from the environment of the process.
+    /// Uses these variables instead of the environment of the process.
     pub fn environment(self, environment: Environment) -> Self {
         Self { environment: Some(environment), ..self }
     }
@@ -138,7 +138,7 @@ impl Builder {
 }
 
 impl Orchestrator {
-    /// Starts to describe how this rank joins.
+    /// Returns a builder, which configures how this rank joins.
     pub fn builder() -> Builder {
         Builder::default()
     }
@@ -208,7 +208,7 @@ impl Orchestrator {
         Llama::load(directory, dtype, self.manager.tensor_parallel())
     }
 
-    /// As [`load_model`](Self::load_model), with the folder's tokenizer and chat template: from text to text.
+    /// Loads a model as [`load_model`](Self::load_model) does, with its tokenizer and chat template.
     ///
     /// # Errors
     /// As [`TextModel::load`].
@@ -242,7 +242,7 @@ impl Orchestrator {
     }
 
     /// Tells the launcher, if there is one, and the other ranks that the program has panicked on this rank, with the panic's
-    /// message. A panic that nobody catches is told when this value is dropped, without the message.
+    /// message. An uncaught panic is reported when this value is dropped, without the message.
     pub fn report_panic(&self, message: &str) {
         // The launcher first, so that it does not hear of it from the others.
         self.connection.report_failure(&Error::Panicked(message.into()), self.manager.last_call().as_deref());
@@ -252,7 +252,7 @@ impl Orchestrator {
     /// Leaves the job. Reports an error to the launcher, if there is one. See [`ProcessGroupManager::finalize`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`ProcessGroupManager::finalize`].
     pub fn finalize(self) -> Result<(), Error> {
         let Self { manager, connection, .. } = self;
         let last_call = manager.last_call();

@@ -46,7 +46,7 @@ impl Report {
         format!("{head}\n{}\n", verdict_table(&self.verdicts(), screen))
     }
 
-    /// What comes behind the rows: reasons, targets, and whether every value was right.
+    /// What follows the rows: reasons, targets, and whether every value was right.
     pub fn conclusion(&self, screen: Screen) -> String {
         let mut text = String::new();
         let reasons = why::text(&self.rows, screen);

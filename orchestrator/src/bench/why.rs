@@ -1,4 +1,4 @@
-//! Why calls went the way they did.
+//! Why calls took their path.
 
 use std::fmt::Write as _;
 

@@ -147,7 +147,7 @@ impl Client {
             Some(Ok(response)) => Ok(response.into_inner()),
             Some(Err(status)) => Err(lost(server, &status)),
             None => Err(Error::Rendezvous(format!(
-                "the rendezvous at {server} has not answered for {wait:.1?}: its host or the network to it is stuck"
+                "the rendezvous at {server} has not answered for {wait:.1?}: its host or the network does not respond"
             ))),
         }
     }
@@ -195,8 +195,8 @@ enum ConnectError {
     #[error("{0}")]
     Handshake(io::Error),
     #[error(
-        "{error}, tried for {tried:.1?}; check that the launcher (or rank 0) runs there, that the address is the one it \
-         printed, and that no firewall is between"
+        "{error}, tried for {tried:.1?}; check that the launcher (or rank 0) runs there, that the address is right, and \
+         that no firewall blocks it"
     )]
     Unreachable {
         #[source]

@@ -17,7 +17,7 @@ use super::host::Host;
 use super::secret;
 use super::secret::SecretError;
 
-/// The environment variables of a process, as the caller collected them. Libraries do not read the environment.
+/// Environment variables by name.
 pub type Environment = BTreeMap<String, String>;
 
 /// The environment of this process, without variables that are not Unicode.
@@ -51,7 +51,7 @@ impl std::fmt::Debug for Kind {
     }
 }
 
-/// Picks the rendezvous and connects to it:
+/// Chooses the rendezvous and connects to it:
 ///
 /// * `RYZ_RENDEZVOUS` is set: the launcher's, with the secret from the descriptor `RYZ_SECRET_FD` or the file
 ///   `RYZ_SECRET_FILE`.
@@ -71,13 +71,14 @@ pub fn connect(config: &Config, environment: &Environment) -> Result<Connection>
             address.parse().map_err(|error| Error::Configuration(format!("RYZ_RENDEZVOUS: {error}")))?;
         let secret = configured_secret(environment)?.ok_or_else(|| {
             Error::Configuration(
-                "RYZ_RENDEZVOUS is set, but neither RYZ_SECRET_FD nor RYZ_SECRET_FILE says where the job's secret is".into(),
+                "RYZ_RENDEZVOUS is set, but neither RYZ_SECRET_FD nor RYZ_SECRET_FILE; start this process with `ryz launch`".into(),
             )
         })?;
         Kind::Client(Client::connect(server, secret, identity(config, environment)?, deadline)?)
     } else if let Some(host) = environment.get("MASTER_ADDR") {
-        let port = number(environment, "MASTER_PORT")?
-            .ok_or_else(|| Error::Configuration("MASTER_ADDR is set, but MASTER_PORT is not".into()))?;
+        let port = number(environment, "MASTER_PORT")?.ok_or_else(|| {
+            Error::Configuration("MASTER_ADDR is set, but MASTER_PORT is not; set both".into())
+        })?;
         let port = u16::try_from(port).map_err(|_| {
             Error::Configuration(format!("MASTER_PORT is {port}, not a port from 0 to 65535"))
         })?;
@@ -188,7 +189,9 @@ fn identity(config: &Config, environment: &Environment) -> Result<Identity> {
     if let Some(rank) = rank
         && rank.0 >= world_size
     {
-        return Err(Error::Configuration(format!("RANK is {rank}, but WORLD_SIZE is {world_size}")));
+        return Err(Error::Configuration(format!(
+            "RANK is {rank}, but WORLD_SIZE is {world_size}; ranks count from 0"
+        )));
     }
     Ok(Identity {
         rank,
@@ -238,8 +241,8 @@ fn from_master_address(
     let identity = identity(config, environment)?;
     let Some(rank) = identity.rank else {
         return Err(Error::Configuration(
-            "MASTER_ADDR is set, but RANK is not: a launcher that says where to meet must say who each rank is; set RANK \
-             and WORLD_SIZE for every rank, or unset MASTER_ADDR to run alone"
+            "MASTER_ADDR is set, but RANK is not; set RANK and WORLD_SIZE for every rank, or unset MASTER_ADDR to run a \
+             single rank"
                 .into(),
         ));
     };
@@ -251,8 +254,8 @@ fn from_master_address(
     let given = configured_secret(environment)?;
     if given.is_none() && !address.ip().is_loopback() {
         return Err(Error::Configuration(format!(
-            "ranks that meet at {server} need a secret of their own: set RYZ_SECRET_FILE, for every rank, to a file \
-             with mode 0600 that holds the same 32 random bytes"
+            "a rendezvous at {server}, which is not a loopback address, needs a secret; set RYZ_SECRET_FILE, for every \
+             rank, to a file with mode 0600 that holds the same 32 random bytes"
         )));
     }
     let shared = shared_secret_file(environment, address);
@@ -269,8 +272,8 @@ fn from_master_address(
     #[cfg(not(feature = "server"))]
     {
         Err(Error::Configuration(format!(
-            "rank 0 is to serve the rendezvous at {server} (MASTER_ADDR and MASTER_PORT), and this program is built without the \
-             feature `server` of ryzanstein-orchestrator; build it with that, or start the ranks with `ryz launch`"
+            "rank 0 must serve the rendezvous at {server} (MASTER_ADDR and MASTER_PORT), but this program is built without \
+             the feature `server` of ryzanstein-orchestrator; enable it, or start the ranks with `ryz launch`"
         )))
     }
 }

@@ -314,7 +314,7 @@ impl Core {
                         missing: self.admission.missing(),
                     };
                     self.closed = Some(Refusal::Refused(format!(
-                        "this process comes too late: another rank gave up waiting after {:.1?}",
+                        "this process joined too late: another rank gave up waiting after {:.1?}",
                         now.saturating_sub(since)
                     )));
                     for request in self.admission.requests() {

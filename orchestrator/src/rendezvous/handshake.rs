@@ -30,9 +30,7 @@ pub enum HandshakeError {
     #[error("the server there is not a rendezvous of this version")]
     NotARendezvous,
     /// The other end does not know the secret.
-    #[error(
-        "the other end does not know this job's secret: this process and that rendezvous belong to different jobs"
-    )]
+    #[error("the other end does not know this job's secret, so it belongs to another job")]
     WrongSecret,
 }
 

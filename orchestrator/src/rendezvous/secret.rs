@@ -19,8 +19,8 @@ pub enum SecretError {
     NotADescriptor(String),
     /// This process did not inherit the descriptor.
     #[error(
-        "descriptor {descriptor}, which holds the job's secret, was not handed down to this process ({source}); whatever \
-         started it from a rank must leave descriptors open (in Python: close_fds=False)"
+        "descriptor {descriptor}, which holds the job's secret, was not handed down to this process ({source}); the \
+         program that started it must leave descriptors open (in Python: close_fds=False)"
     )]
     NotInherited {
         /// Its number.

@@ -59,7 +59,7 @@ impl LaunchError {
 /// How the output of ranks is passed on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RankOutput {
-    /// Line by line, behind `[rank R]`, which is coloured on the streams that are true.
+    /// Line by line, with the prefix `[rank R]`, which is coloured on the streams set to true.
     Prefixed {
         /// Colours on standard output.
         stdout: bool,

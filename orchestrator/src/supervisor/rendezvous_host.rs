@@ -46,8 +46,8 @@ impl RendezvousHost {
             }
             if config.launch.max_restarts > 0 {
                 return Err(LaunchError::Configuration(
-                    "the launchers of a job on several nodes do not restart it: leave out --max-restarts and let \
-                     whatever starts them on the nodes (such as srun) do that"
+                    "launchers do not restart a job on several nodes; omit --max-restarts, and let the program that \
+                     starts the launchers (such as srun) restart them"
                         .into(),
                 ));
             }

@@ -138,12 +138,12 @@ impl fmt::Display for ClosingReport {
             (None, None) => {
                 let again = if epoch > 1 { format!(", in epoch {epoch}") } else { String::new() };
                 let (here, all) = (self.ranks.len(), self.world_size as usize);
-                match plural(all, "rank") {
-                    ranks if here < all => {
-                        writeln!(f, "ryz: this node's {here} of {ranks} ended well{again}")?
-                    }
-                    ranks if all == 1 => writeln!(f, "ryz: {ranks} ended well{again}")?,
-                    ranks => writeln!(f, "ryz: all {ranks} ended well{again}")?,
+                let ranks = plural(all, "rank");
+                if here < all {
+                    writeln!(f, "ryz: this node's {here} of {ranks} ended well{again}")?;
+                } else {
+                    let every = if all == 1 { "" } else { "all " };
+                    writeln!(f, "ryz: {every}{ranks} ended well{again}")?;
                 }
             }
         }

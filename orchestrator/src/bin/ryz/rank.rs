@@ -1,4 +1,4 @@
-//! What every command does that runs as a rank of a job.
+//! What every command does when it runs as a rank of a job.
 
 use std::os::unix::process::CommandExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

@@ -1,4 +1,4 @@
-//! What the output is written to: its width, its colours, and how much is logged.
+//! The width and colours of the output, and how much is logged.
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;

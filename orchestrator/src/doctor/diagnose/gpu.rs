@@ -67,7 +67,7 @@ fn no_driver(side: &GpuFacts, why: &str) -> Finding {
 
 fn no_gpu(side: &GpuFacts, backend: BackendChoice) -> Finding {
     let cause = match &side.driver {
-        Ok(driver) if driver.gpus.is_empty() => "the driver shows this process no GPU",
+        Ok(driver) if driver.gpus.is_empty() => "the driver shows no GPU to this process",
         Ok(_) => "there are GPUs, but CUDA shows this process none of them",
         Err(_) => "no NVIDIA GPU is on the PCI bus, and no driver is loaded",
     };
@@ -103,7 +103,7 @@ fn visible(side: &GpuFacts, usable: &DriverFacts) -> Option<Finding> {
             Some(new(Status::Warning, seen).remedy("unset CUDA_VISIBLE_DEVICES"))
         }
         None if usable.gpus.is_empty() => Some(
-            new(Status::Warning, "CUDA shows this process no GPU".into())
+            new(Status::Warning, "CUDA shows no GPU to this process".into())
                 .because("NVIDIA's management library lists some that CUDA hides")
                 .remedy("give the container or the cgroup access to the GPUs' devices: /dev/nvidia*"),
         ),
