@@ -177,7 +177,7 @@ impl<'a, T: Transport> Run<'a, T> {
         }
     }
 
-    /// Nothing has come since then, until now. Who is in the call sends more often: whoever has come now was not.
+    /// Counts a long silence as waiting: a peer already in the call would have sent sooner.
     #[cold]
     fn note_silence(&mut self, since: Instant) {
         let silence = since.elapsed();
