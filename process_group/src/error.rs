@@ -62,6 +62,24 @@ pub enum Error {
         detail: String,
     },
 
+    /// A rank's process has been silent until the deadline: it is stopped, or its host or network is down. It may come back.
+    #[error(
+        "rank {rank} (host {host}, pid {pid}) is unresponsive: its process is stopped, or its host or network is down; \
+             {during} waited {waited:.1?} for it"
+    )]
+    PeerUnresponsive {
+        /// Who does not respond.
+        rank: Rank,
+        /// Where it runs.
+        host: String,
+        /// Its process.
+        pid: u32,
+        /// What this rank was doing.
+        during: String,
+        /// How long.
+        waited: Duration,
+    },
+
     /// Another rank gave up and said why.
     #[error("rank {rank} aborted: {reason}")]
     PeerAborted {

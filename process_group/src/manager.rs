@@ -130,7 +130,8 @@ impl ProcessGroupManager {
             wanted,
             capabilities: factories.iter_mut().map(|factory| factory.probe(&context)).collect(),
         };
-        let obstacle = candidate.capabilities.iter().find_map(|capability| capability.summary);
+        // The first is the best.
+        let obstacle = candidate.capabilities.first().and_then(|capability| capability.summary);
         let membership = rendezvous.join(candidate, deadline)?;
         let Membership { rank, roster, selection, secret, .. } = &membership;
         let backend = selection.backend;
@@ -396,7 +397,7 @@ impl ProcessGroupManager {
     }
 }
 
-/// Why `backend` was taken, in a few words. `obstacle` is what keeps this rank from a better one.
+/// Why `backend` was taken, in a few words. `obstacle` is what keeps this rank from the best one.
 fn summarize(backend: BackendKind, wanted: BackendChoice, obstacle: Option<&str>) -> String {
     if wanted != BackendChoice::Auto {
         return "as configured".into();
@@ -406,5 +407,19 @@ fn summarize(backend: BackendKind, wanted: BackendChoice, obstacle: Option<&str>
         _ if best => "every rank can use it".into(),
         Some(obstacle) => format!("{obstacle} (`ryz doctor` says more)"),
         None => "not every rank can use a faster one (`ryz doctor` says more)".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_names_what_kept_this_rank_from_the_best_backend() {
+        let auto = |backend, obstacle| summarize(backend, BackendChoice::Auto, obstacle);
+        assert_eq!(auto(BackendKind::Nccl, None), "every rank can use it");
+        assert_eq!(auto(BackendKind::Tcp, Some("no GPU here")), "no GPU here (`ryz doctor` says more)");
+        assert!(auto(BackendKind::Tcp, None).starts_with("not every rank can use a faster one"));
+        assert_eq!(summarize(BackendKind::Tcp, BackendChoice::Tcp, Some("no GPU here")), "as configured");
     }
 }

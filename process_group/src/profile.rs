@@ -29,7 +29,7 @@ pub(crate) trait Timings: Send + Sync {
 pub struct Recording {
     /// Record calls at all.
     pub record: bool,
-    /// Longer than this is slow, and longer than the bytes of the call need at `slow_gbs`.
+    /// A call is slow if it takes longer than this plus the time that its bytes need at `slow_gbs`.
     pub slow_call: Duration,
     /// In 10⁹ bytes per second.
     pub slow_gbs: f64,

@@ -117,21 +117,21 @@ impl<B: Send + 'static> IntoFuture for Work<B> {
 
     fn into_future(self) -> WorkFuture<B> {
         match self.inner {
-            Inner::Worker(done) => WorkFuture { done: Ok(done) },
-            Inner::Stream(_) => WorkFuture { done: self.on_thread() },
+            Inner::Worker(done) => WorkFuture { pending: Pending::Worker(done) },
+            Inner::Stream(_) => {
+                WorkFuture { pending: self.on_thread().map_or_else(Pending::Failed, Pending::Thread) }
+            }
         }
     }
 }
 
 impl<B: Send + 'static> Work<B> {
     /// Waits on a thread of its own.
-    fn on_thread(self) -> Result<oneshot::Receiver<(B, Result<()>)>> {
+    fn on_thread(self) -> Result<oneshot::Receiver<Result<B>>> {
         let (sender, done) = oneshot::channel();
         let wait = move || {
-            if let Ok(outcome) = self.into_parts() {
-                // Nobody may be waiting any more; the buffer is then freed here.
-                let _ = sender.send(outcome);
-            }
+            // Nobody may be waiting any more; the buffer is then freed here.
+            let _ = sender.send(self.wait());
         };
         let started = thread::Builder::new().name("ryz-await".into()).spawn(wait);
         started.map_err(Error::system("cannot start a thread that waits for an operation on a GPU"))?;
@@ -150,23 +150,35 @@ impl<B: Send + 'static> Work<B> {
 ///
 /// Dropping it does not cancel the operation.
 #[derive(Debug)]
-#[must_use = "futures do nothing unless polled, and an operation that nobody waits for fails unseen"]
+#[must_use = "the operation runs anyway; without `.await`, nobody sees its error"]
 pub struct WorkFuture<B> {
-    done: Result<oneshot::Receiver<(B, Result<()>)>>,
+    pending: Pending<B>,
+}
+
+#[derive(Debug)]
+enum Pending<B> {
+    /// The group's worker sends the outcome.
+    Worker(oneshot::Receiver<(B, Result<()>)>),
+    /// A thread that waits sends it.
+    Thread(oneshot::Receiver<Result<B>>),
+    /// There is no such thread.
+    Failed(Error),
 }
 
 impl<B> Future for WorkFuture<B> {
     type Output = Result<B>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<B>> {
-        let done = match &mut self.done {
-            Ok(done) => done,
-            Err(error) => return Poll::Ready(Err(error.clone())),
-        };
-        Pin::new(done).poll(context).map(|outcome| {
-            let (buffer, result) = outcome.map_err(|oneshot::Canceled| worker_died())?;
-            result.map(|()| buffer)
-        })
+        match &mut self.pending {
+            Pending::Worker(done) => Pin::new(done).poll(context).map(|outcome| {
+                let (buffer, result) = outcome.map_err(|oneshot::Canceled| worker_died())?;
+                result.map(|()| buffer)
+            }),
+            Pending::Thread(done) => Pin::new(done)
+                .poll(context)
+                .map(|outcome| outcome.map_err(|oneshot::Canceled| worker_died())?),
+            Pending::Failed(error) => Poll::Ready(Err(error.clone())),
+        }
     }
 }
 
@@ -200,7 +212,9 @@ mod tests {
     use crate::group::ProcessGroup;
     use crate::operation::ReduceOp;
     use crate::rank::Rank;
-    use crate::testing::in_time;
+    use std::sync::mpsc;
+
+    use crate::testing::{LATE, in_time};
 
     /// Both ranks of a group, each on a thread with a deadline.
     fn both(rank: impl Fn(&mut ProcessGroup) + Send + Sync + Copy + 'static) {
@@ -265,12 +279,17 @@ mod tests {
         });
     }
 
-    /// Ends once it is waited for, as a call on a GPU.
-    struct Fails(bool);
+    /// A call on a GPU, which ends when the sender is dropped.
+    struct OnGpu {
+        end: mpsc::Receiver<()>,
+        wait: Result<()>,
+        join: Result<()>,
+    }
 
-    impl StreamWork for Fails {
+    impl StreamWork for OnGpu {
         fn wait(&mut self) -> Result<()> {
-            if self.0 { Err(Error::Transport("a link broke".into())) } else { Ok(()) }
+            assert_eq!(self.end.recv_timeout(LATE), Err(mpsc::RecvTimeoutError::Disconnected));
+            self.wait.clone()
         }
 
         fn check(&self) -> Result<()> {
@@ -278,14 +297,26 @@ mod tests {
         }
 
         fn join(&mut self) -> Result<()> {
-            Ok(())
+            self.join.clone()
         }
     }
 
+    /// What a task gets that awaits a call with these outcomes. The call ends after the task has begun to wait.
+    fn awaited(wait: Result<()>, join: Result<()>) -> Result<Vec<u8>> {
+        let (ends, end) = mpsc::channel();
+        let mut future = Work::on_stream(vec![5u8], Box::new(OnGpu { end, wait, join })).into_future();
+        let mut context = Context::from_waker(std::task::Waker::noop());
+        assert!(Pin::new(&mut future).poll(&mut context).is_pending(), "the task is not blocked");
+        drop(ends);
+        block_on(future)
+    }
+
     #[test]
-    fn an_operation_on_a_stream_is_awaited_on_a_thread_of_its_own() {
-        let of = |fails| Work::on_stream(vec![5u8], Box::new(Fails(fails))).into_future();
-        assert_eq!(block_on(of(false)).unwrap(), [5]);
-        assert!(block_on(of(true)).unwrap_err().to_string().contains("a link broke"));
+    fn a_task_that_awaits_an_operation_on_a_stream_is_not_blocked_and_gets_its_error() {
+        let broke = || Err(Error::Transport("a link broke".into()));
+        assert_eq!(awaited(Ok(()), Ok(())).unwrap(), [5]);
+        for outcome in [awaited(broke(), Ok(())), awaited(Ok(()), broke()), awaited(broke(), broke())] {
+            assert!(outcome.unwrap_err().to_string().contains("a link broke"));
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use common::{PATIENCE, initialize, nccl, on_gpus, sum_of_ranks};
 use ryzanstein_config::{BackendChoice, DeviceConfig};
-use ryzanstein_process_group::device::{Device, DeviceBuffer, Launch, Libraries, Surroundings};
+use ryzanstein_process_group::device::{Device, DeviceBuffer, Launch, Libraries, Surroundings, cudarc};
 use ryzanstein_process_group::{
     BackendKind, Buffer, BufferMut, DType, Element, Error, LocalRank, Rank, ReduceOp,
 };
@@ -272,6 +272,59 @@ fn a_capture_that_panics_ends() {
         assert_eq!(x.to_vec::<f32>(stream).unwrap(), [1.0; 100]);
         graph.launch(stream).unwrap();
         assert_eq!(x.to_vec::<f32>(stream).unwrap(), [[0.0; 50], [1.0; 50]].concat());
+    });
+}
+
+#[test]
+#[ignore = "needs 1 GPU"]
+fn what_other_threads_enqueue_is_done_at_once_and_no_part_of_a_capture() {
+    on_gpus("what_other_threads_enqueue_is_done_at_once_and_no_part_of_a_capture", 1, &nccl(), |rank| {
+        let device: Device = rank.manager().world().device().unwrap().clone();
+        let stream = device.stream();
+        let zeros = || DeviceBuffer::from_slice(&device, &[0u8; 4]).unwrap();
+        let (captured, ours, engines) = (zeros(), zeros(), zeros());
+        let fill = |buffer: &DeviceBuffer, value| {
+            #[expect(unsafe_code, reason = "the stream takes addresses")]
+            // SAFETY: the buffer lives on, and is read behind this in the stream only.
+            unsafe { stream.fill(buffer.address(), value, 4) }.unwrap();
+        };
+        let capture = || {
+            // Another capture on another thread, and work through the crate and past it, all on one stream.
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    fill(&ours, 1);
+                    #[expect(unsafe_code, reason = "a graph keeps addresses")]
+                    // SAFETY: the buffer lives on, and nothing else uses it meanwhile.
+                    let own = unsafe {
+                        stream.capture(|| {
+                            fill(&ours, 2);
+                            Ok::<_, Error>(())
+                        })
+                    };
+                    own.unwrap().launch(stream).unwrap();
+                    assert_eq!(ours.to_vec::<u8>(stream).unwrap(), [2; 4], "done while the other captures");
+                    let engine = stream.cudarc();
+                    engine.context().bind_to_thread().unwrap();
+                    #[expect(unsafe_code, reason = "an engine's own call")]
+                    // SAFETY: the buffer lives on, and is read behind this in the stream only.
+                    unsafe {
+                        cudarc::driver::result::memset_d8_async(engines.address(), 3, 4, engine.cu_stream())
+                    }
+                    .unwrap();
+                });
+            });
+            fill(&captured, 4);
+            assert!(stream.is_capturing().unwrap());
+            Ok::<_, Error>(())
+        };
+        #[expect(unsafe_code, reason = "a graph keeps addresses")]
+        // SAFETY: the buffer lives on, and nothing else uses it meanwhile.
+        let graph = unsafe { stream.capture(capture) }.unwrap();
+        assert_eq!(graph.nodes(), 1, "only what this thread enqueued");
+        assert_eq!(engines.to_vec::<u8>(stream).unwrap(), [3; 4]);
+        assert_eq!(captured.to_vec::<u8>(stream).unwrap(), [0; 4], "captured, not done");
+        graph.launch(stream).unwrap();
+        assert_eq!(captured.to_vec::<u8>(stream).unwrap(), [4; 4]);
     });
 }
 

@@ -30,6 +30,7 @@ pub use why::{Rejected, Why};
 
 /// What to measure.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of its own")]
 pub struct Request {
     /// The operations.
     pub ops: Vec<Collective>,

@@ -25,10 +25,17 @@ fn every_operation_and_type_is_right_and_the_same_on_all_ranks() {
     for n in [1, 2, 3, 4] {
         for what in Collective::ALL {
             for dtype in DType::ALL {
-                let figures = on_ranks(n, |group| measure(group, &mut Host, &case(what, *dtype)).unwrap());
-                let first = &figures[0];
-                assert_eq!((first.errors, first.latency.calls), (0, 7), "{what} {dtype} of {n}");
-                assert!(figures.iter().all(|f| f.latency == first.latency), "{what} {dtype} of {n}");
+                for out_of_place in [false, true] {
+                    let usual = case(what, *dtype);
+                    if out_of_place != usual.out_of_place && !what.has_both_places() {
+                        continue;
+                    }
+                    let case = Case { out_of_place, ..usual };
+                    let figures = on_ranks(n, |group| measure(group, &mut Host, &case).unwrap());
+                    let first = &figures[0];
+                    assert_eq!((first.errors, first.latency.calls), (0, 7), "{case:?} of {n}");
+                    assert!(figures.iter().all(|f| f.latency == first.latency), "{case:?} of {n}");
+                }
             }
         }
     }

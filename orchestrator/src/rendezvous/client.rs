@@ -88,7 +88,9 @@ impl Client {
     /// When the rendezvous cannot be reached. The rank is about to exit anyway: log it.
     pub fn report_failure(&self, error: &Error, last_call: Option<&str>) -> Result<()> {
         let caused_by = match error.root_cause() {
-            Error::PeerLost { rank, .. } | Error::PeerAborted { rank, .. } => Some(rank.0),
+            Error::PeerLost { rank, .. }
+            | Error::PeerUnresponsive { rank, .. }
+            | Error::PeerAborted { rank, .. } => Some(rank.0),
             Error::Timeout { missing, .. } => missing.first().map(|rank| rank.0),
             _ => None,
         };

@@ -40,7 +40,6 @@ impl Event {
     /// # Errors
     /// Those of the driver.
     pub fn record(&self, stream: &Stream) -> Result<(), DeviceError> {
-        let _turn = stream.turn();
         self.context.bind()?;
         // SAFETY: event and stream live.
         let code =
@@ -116,7 +115,6 @@ impl Stream {
     /// # Errors
     /// Those of the driver.
     pub fn wait_event(&self, event: &Event) -> Result<(), DeviceError> {
-        let _turn = self.turn();
         let context = self.context();
         context.bind()?;
         // SAFETY: stream and event live; flags must be zero.

@@ -152,7 +152,6 @@ impl Kernel {
                 arguments.len()
             )));
         }
-        let _turn = stream.turn();
         let mut pointers = [std::ptr::null_mut(); ARGUMENTS];
         for (pointer, argument) in pointers.iter_mut().zip(arguments) {
             *pointer = argument.pointer();

@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "the functions of CUDA are foreign; each block says why it holds")]
 
 mod budget;
+mod capture;
 mod compile;
 mod context;
 pub mod cublaslt;
@@ -28,7 +29,6 @@ mod slices;
 mod stream;
 pub(crate) mod symbols;
 pub(crate) mod tracked;
-mod turns;
 
 pub use ::cudarc;
 pub use compile::{Kernels, compile_for};
@@ -45,4 +45,3 @@ pub use peer::peer_copy_gbs;
 pub use pinned::PinnedBuffer;
 pub use stream::Stream;
 pub use symbols::{Address, Binding, CodeBinding, Handle, Returned, Symbol, Unusable, Version};
-pub use turns::Turn;

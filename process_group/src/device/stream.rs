@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaStream, sys};
 
+use super::capture::{Own, current};
 use super::context::Context;
 use super::driver::NOT_READY;
 use super::error::DeviceError;
-use super::poll::poll;
+use super::event::Event;
 use super::symbols::Address;
 use super::symbols::foreign;
-use super::turns::{Turn, Turns};
 
 /// How often a wait without a deadline says that it waits.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
@@ -26,7 +26,6 @@ pub struct Stream {
 struct Inner {
     context: Arc<Context>,
     stream: Arc<CudaStream>,
-    turns: Turns,
 }
 
 impl Stream {
@@ -36,10 +35,9 @@ impl Stream {
         Ok(Self::over(context, stream))
     }
 
-    /// A stream that there is, of this context.
+    /// Wraps an existing stream of this context.
     pub(super) fn over(context: &Arc<Context>, stream: Arc<CudaStream>) -> Self {
-        let inner = Inner { context: Arc::clone(context), stream, turns: Turns::default() };
-        Self { inner: Arc::new(inner) }
+        Self { inner: Arc::new(Inner { context: Arc::clone(context), stream }) }
     }
 
     /// The stream as cudarc has it: slices are allocated on it, kernels and libraries of an engine launched.
@@ -47,32 +45,26 @@ impl Stream {
         &self.inner.stream
     }
 
-    /// CUDA's handle, for libraries beside the driver's.
+    /// CUDA's handle, for other libraries to enqueue on. It is valid on this thread until a [`capture`](Self::capture) begins or
+    /// ends: while this thread captures the stream, it is the handle of the capture.
     pub fn handle(&self) -> sys::CUstream {
-        self.inner.stream.cu_stream()
+        current(self.own())
+    }
+
+    /// The stream itself, captured or not.
+    pub(super) fn own(&self) -> Own {
+        Own { context: self.inner.context.handle(), stream: self.inner.stream.cu_stream() }
     }
 
     pub(crate) fn context(&self) -> &Arc<Context> {
         &self.inner.context
     }
 
-    pub(super) fn turns(&self) -> &Turns {
-        &self.inner.turns
-    }
-
-    /// This thread's turn to enqueue: waits while another thread [captures](Self::capture) the stream, which would take what is
-    /// enqueued into its graph. Everything in this crate that enqueues takes a turn; a caller needs one where a foreign
-    /// library enqueues by [`handle`](Self::handle).
-    pub fn turn(&self) -> Turn<'_> {
-        self.inner.turns.enqueue()
-    }
-
-    /// Whether everything enqueued so far has been done. Not while another thread captures the stream, which cannot be asked then.
+    /// Whether everything enqueued so far has been done. A stream that is being captured cannot be asked.
     ///
     /// # Errors
     /// What went wrong on the GPU meanwhile.
     pub fn is_idle(&self) -> Result<bool, DeviceError> {
-        let Some(_turn) = self.inner.turns.try_enqueue() else { return Ok(false) };
         let context = &self.inner.context;
         context.bind()?;
         // SAFETY: the stream lives as long as `self`.
@@ -88,7 +80,14 @@ impl Stream {
     /// # Errors
     /// What went wrong on the GPU meanwhile.
     pub fn wait_until(&self, deadline: Instant) -> Result<bool, DeviceError> {
-        poll(deadline, || self.is_idle())
+        self.end()?.wait_until(deadline)
+    }
+
+    /// The stream's end as it is now.
+    fn end(&self) -> Result<Event, DeviceError> {
+        let end = Event::new(self, false)?;
+        end.record(self)?;
+        Ok(end)
     }
 
     /// Waits until everything enqueued so far has been done, however long: for copies from and to borrowed memory, which must
@@ -96,7 +95,8 @@ impl Stream {
     /// ended by its group.
     pub(crate) fn drain(&self) -> Result<(), DeviceError> {
         let started = Instant::now();
-        while !self.wait_until(Instant::now() + TOLD_EVERY)? {
+        let end = self.end()?;
+        while !end.wait_until(Instant::now() + TOLD_EVERY)? {
             tracing::warn!(
                 gpu = self.inner.context.ordinal,
                 waited = ?started.elapsed(),
@@ -130,7 +130,6 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
-        let _turn = self.turn();
         let context = &self.inner.context;
         context.bind()?;
         // SAFETY: by the caller's promise.
@@ -147,7 +146,6 @@ impl Stream {
         if from.is_empty() {
             return Ok(());
         }
-        let _turn = self.turn();
         let context = &self.inner.context;
         context.bind()?;
         let pointer = from.as_ptr().cast::<c_void>();
@@ -166,7 +164,6 @@ impl Stream {
         if to.is_empty() {
             return Ok(());
         }
-        let _turn = self.turn();
         let context = &self.inner.context;
         context.bind()?;
         let pointer = to.as_mut_ptr().cast::<c_void>();
@@ -185,23 +182,12 @@ impl Stream {
         if bytes == 0 {
             return Ok(());
         }
-        let _turn = self.turn();
         let context = &self.inner.context;
         context.bind()?;
         // SAFETY: by the caller's promise.
         let code =
             unsafe { foreign!(driver, context.driver.cuMemsetD8Async(at, value, bytes, self.handle())) };
         context.check("cuMemsetD8Async", code)
-    }
-
-    /// Lets another thread than the one that uses the stream enqueue something, unless that would end up in a graph. A
-    /// capture that [`Stream::capture`] begins waits until it is done; one that an engine begins by itself is looked for.
-    pub(crate) fn unless_capturing(
-        &self,
-        act: impl FnOnce() -> Result<(), DeviceError>,
-    ) -> Result<(), DeviceError> {
-        let Some(_turn) = self.inner.turns.try_enqueue() else { return Ok(()) };
-        if self.is_capturing()? { Ok(()) } else { act() }
     }
 }
 

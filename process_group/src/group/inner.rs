@@ -312,7 +312,7 @@ impl GroupInner {
     }
 }
 
-/// Stands in errors and logs for a call that there was not.
+/// Placeholder in errors and logs when there was no call.
 const NOTHING: CallFingerprint =
     CallFingerprint { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
 

@@ -4,16 +4,13 @@ use std::net::TcpListener;
 use std::sync::Arc;
 
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
 
 use super::RETRY;
 use super::arrivals::Arrivals;
 use super::prove::{HandshakeError, Prover};
+use crate::half_open::HalfOpen;
 use crate::rank::{Epoch, Rank};
 use crate::sync::lock;
-
-/// Connections that may be proving themselves at one time. Each costs a few hundred bytes.
-const HALF_OPEN: usize = 4096;
 
 /// How this rank is reached.
 pub(super) struct Acceptor {
@@ -31,26 +28,26 @@ impl Acceptor {
             Err(error) => return tracing::error!(%error, "cannot accept links"),
         };
         let this = Arc::new(self);
-        let half_open = Arc::new(Semaphore::new(HALF_OPEN));
+        let mut half_open = HalfOpen::default();
         loop {
-            let Ok(slot) = Arc::clone(&half_open).acquire_owned().await else { return };
             let (stream, from) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    // Out of descriptors, say: others may be freed soon.
-                    tracing::warn!(%error, "accepting a link failed");
+                    // Out of descriptors, most likely: make room, and do not spin.
+                    tracing::debug!(%error, "accepting a link failed");
+                    half_open.shed();
                     tokio::time::sleep(RETRY).await;
                     continue;
                 }
             };
             let this = Arc::clone(&this);
-            tokio::spawn(async move {
-                let _slot = slot;
+            let task = tokio::spawn(async move {
                 if let Err(reason) = this.welcome(stream).await {
                     metrics::counter!("ryz_links_refused_total").increment(1);
                     tracing::debug!(%from, %reason, "refused a connection to the data plane");
                 }
             });
+            half_open.push(task.abort_handle());
         }
     }
 

@@ -8,27 +8,23 @@ use std::io::IoSliceMut;
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
 
-use crate::wire::hello::{End, Nonce, Place};
+use crate::wire::hello::{MemoryToken, Nonce};
 
-/// A nonce at a fixed address, for the other end of a link to read.
+/// A random token at a fixed address, for the other ends of links to read.
+#[derive(Debug)]
 pub(super) struct MemoryProbe {
-    nonce: Box<Nonce>,
-    shown: bool,
+    token: Box<Nonce>,
 }
 
 impl MemoryProbe {
-    /// `shown`: whether to tell the other end where the nonce lies.
-    pub(super) fn new(nonce: Nonce, shown: bool) -> Self {
-        Self { nonce: Box::new(nonce), shown }
+    pub(super) fn new(token: Nonce) -> Self {
+        Self { token: Box::new(token) }
     }
 
-    pub(super) fn end(&self) -> End {
-        let place = if self.shown {
-            Place { pid: std::process::id(), address: address(&self.nonce[..]) }
-        } else {
-            Place::default()
-        };
-        End { nonce: *self.nonce, place }
+    /// It lies there as long as the probe lives.
+    pub(super) fn token(&self) -> MemoryToken {
+        let address = address(&self.token[..]);
+        MemoryToken { pid: std::process::id(), address, token: *self.token }
     }
 }
 
@@ -43,15 +39,15 @@ pub(crate) fn address(bytes: &[u8]) -> u64 {
 pub(crate) struct ReadableProcess(u32);
 
 impl ReadableProcess {
-    /// The process at the other end of a link, if its nonce can be read where it says.
-    pub(super) fn probe(end: &End) -> Option<Self> {
-        if end.place == Place::default() {
+    /// The process at the other end of a link, if its token can be read where it says.
+    pub(super) fn probe(memory: &MemoryToken) -> Option<Self> {
+        if *memory == MemoryToken::default() {
             return None;
         }
         let mut seen = Nonce::default();
-        let process = Self(end.place.pid);
-        process.read(end.place.address, &mut seen).ok()?;
-        (seen == end.nonce).then_some(process)
+        let process = Self(memory.pid);
+        process.read(memory.address, &mut seen).ok()?;
+        (seen == memory.token).then_some(process)
     }
 
     /// Fills `into` with what lies at `from` in that process.
@@ -84,11 +80,11 @@ mod tests {
 
     #[test]
     fn a_process_finds_its_own_probe_and_no_other() {
-        let probe = MemoryProbe::new([5; 32], true);
-        assert_eq!(ReadableProcess::probe(&probe.end()), Some(ReadableProcess(std::process::id())));
-        let lie = End { nonce: [6; 32], ..probe.end() };
+        let probe = MemoryProbe::new([5; 32]);
+        assert_eq!(ReadableProcess::probe(&probe.token()), Some(ReadableProcess(std::process::id())));
+        let lie = MemoryToken { token: [6; 32], ..probe.token() };
         assert_eq!(ReadableProcess::probe(&lie), None);
-        assert_eq!(ReadableProcess::probe(&MemoryProbe::new([5; 32], false).end()), None);
+        assert_eq!(ReadableProcess::probe(&MemoryToken::default()), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 mod accept;
 mod arrivals;
 mod dial;
+mod liveness;
 pub(crate) mod memory;
 mod peers;
 mod prove;
@@ -28,7 +29,8 @@ use crate::wire::hello::LinkId;
 use accept::Acceptor;
 use arrivals::Arrivals;
 use dial::{Dialler, Unreached};
-use memory::ReadableProcess;
+pub(crate) use liveness::{Liveness, Pulse};
+use memory::{MemoryProbe, ReadableProcess};
 pub(crate) use peers::{Peer, Peers};
 use prove::Prover;
 
@@ -132,7 +134,8 @@ impl Mesh {
         let arrivals = Arc::new(Arrivals::default());
         let (stop, stopped) = oneshot::channel();
         let Settings { handshake, cross_memory, socket_buffer } = *settings;
-        let prover = Arc::new(Prover { secret, limit: handshake, cross_memory });
+        let memory = cross_memory.then(|| MemoryProbe::new(*Secret::random().expose()));
+        let prover = Arc::new(Prover { secret, limit: handshake, memory });
         let acceptor = Acceptor { epoch, me, prover: Arc::clone(&prover), arrivals: Arc::clone(&arrivals) };
         let failed = |error| Error::system("cannot start accepting links")(error);
         let runtime = Builder::new_current_thread().enable_io().enable_time().build().map_err(failed)?;
@@ -158,6 +161,11 @@ impl Mesh {
             stop: Some(stop),
             thread: Some(thread),
         })
+    }
+
+    /// Looks whether the processes of other ranks respond.
+    pub(crate) fn liveness(&self) -> Liveness {
+        Liveness(self.runtime.clone())
     }
 
     /// Connects this rank with all other members of a group. All members call this; the higher global rank dials.

@@ -11,7 +11,7 @@ use super::Connection;
 use super::memory::{MemoryProbe, ReadableProcess};
 use crate::rank::{Epoch, Rank};
 use crate::roster::Secret;
-use crate::wire::hello::{self, CHALLENGE, HELLO, LinkId, WELCOME};
+use crate::wire::hello::{self, CHALLENGE, HELLO, Hello, LinkId, MemoryToken, Nonce, WELCOME};
 
 /// Why a link was not made.
 #[derive(Debug, thiserror::Error)]
@@ -36,17 +36,17 @@ pub(super) struct Prover {
     pub(super) secret: Secret,
     /// How long a handshake may take.
     pub(super) limit: Duration,
-    /// Let the other end read this process's memory, and read its.
-    pub(super) cross_memory: bool,
+    /// What other ends find in this process's memory, if they may read it and be read.
+    pub(super) memory: Option<MemoryProbe>,
 }
 
 impl Prover {
-    fn probe(&self) -> MemoryProbe {
-        MemoryProbe::new(*Secret::random().expose(), self.cross_memory)
+    fn memory(&self) -> MemoryToken {
+        self.memory.as_ref().map(MemoryProbe::token).unwrap_or_default()
     }
 
-    fn readable(&self, end: &hello::End) -> Option<ReadableProcess> {
-        if self.cross_memory { ReadableProcess::probe(end) } else { None }
+    fn readable(&self, other: &MemoryToken) -> Option<ReadableProcess> {
+        self.memory.as_ref().and_then(|_| ReadableProcess::probe(other))
     }
 
     /// The accepting end, as rank `me` of an epoch. `None` for who hangs up without a word, as those do that only look
@@ -68,8 +68,7 @@ impl Prover {
         me: Rank,
     ) -> Result<Option<(LinkId, Connection)>, HandshakeError> {
         stream.set_nodelay(true)?;
-        let probe = self.probe();
-        let accepting = probe.end();
+        let accepting = random();
         stream.write_all(&hello::challenge(&accepting)).await?;
         let mut bytes = [0; HELLO];
         let first = stream.read(&mut bytes).await?;
@@ -77,14 +76,13 @@ impl Prover {
             return Ok(None);
         }
         stream.read_exact(&mut bytes[first..]).await?;
-        let hello::Hello { id, dialling, welcome } =
-            hello::read_hello(&self.secret, &accepting, &bytes).ok_or(HandshakeError::WrongSecret)?;
+        let hello = Hello::decode(&self.secret, &accepting, &bytes).ok_or(HandshakeError::WrongSecret)?;
+        let id = hello.id;
         if id.epoch != epoch || id.to != me {
             return Err(HandshakeError::WrongRank { to: id.to, epoch: id.epoch, me, current: epoch });
         }
-        // While the dialler waits for the welcome, its nonce is where it says.
-        let readable = self.readable(&dialling);
-        stream.write_all(&welcome).await?;
+        let readable = self.readable(&hello.memory);
+        stream.write_all(&hello.welcome(&self.secret, &accepting, self.memory())).await?;
         Ok(Some((id, Connection { stream: stream.into_std()?, readable })))
     }
 
@@ -98,19 +96,19 @@ impl Prover {
         let mut challenge = [0; CHALLENGE];
         stream.read_exact(&mut challenge).await?;
         let accepting = hello::read_challenge(&challenge).ok_or(HandshakeError::WrongVersion)?;
-        // While the acceptor waits for the hello, its nonce is where it says.
-        let readable = self.readable(&accepting);
-        let probe = self.probe();
-        let dialling = probe.end();
-        stream.write_all(&hello::hello(&self.secret, &accepting, &dialling, id)).await?;
+        let hello = Hello { nonce: random(), memory: self.memory(), id: *id };
+        stream.write_all(&hello.encode(&self.secret, &accepting)).await?;
         let mut welcome = [0; WELCOME];
         stream.read_exact(&mut welcome).await.map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => HandshakeError::Refused,
             _ => error.into(),
         })?;
-        if !hello::check_welcome(&self.secret, &accepting, &dialling, id, &welcome) {
-            return Err(HandshakeError::WrongSecret);
-        }
+        let memory = hello.read_welcome(&self.secret, &accepting, &welcome);
+        let readable = self.readable(&memory.ok_or(HandshakeError::WrongSecret)?);
         Ok(Connection { stream: stream.into_std()?, readable })
     }
+}
+
+fn random() -> Nonce {
+    *Secret::random().expose()
 }

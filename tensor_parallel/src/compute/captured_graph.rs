@@ -24,8 +24,8 @@ impl CapturedGraph {
     pub(super) unsafe fn new(gpu: &Arc<Gpu>, work: &mut dyn FnMut() -> Result<()>) -> Result<Self> {
         let mut memory = None;
         let capture = || {
-            let (recorded, outcome) = gpu::CapturedMemory::during(gpu, work)?;
-            memory = Some(recorded);
+            let (captured, outcome) = gpu::CapturedMemory::during(gpu, work)?;
+            memory = Some(captured);
             outcome
         };
         // SAFETY: by the caller's promise. What `work` makes and drops itself stays with the graph; whatever had that

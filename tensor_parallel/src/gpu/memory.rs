@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "views and copies of GPU memory; each block says why it holds")]
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, ThreadId};
@@ -30,26 +31,29 @@ type Free = HashMap<usize, Vec<DeviceBuffer>>;
 #[derive(Debug, Default)]
 struct Pool {
     free: Free,
-    /// While work is recorded: by which thread, and blocks that it has used already. It keeps their addresses, so nothing else,
-    /// nor any other thread, may get them.
-    recorded: Option<(ThreadId, Free)>,
+    /// For each thread that captures, the blocks that its graph has used already: the graph keeps their addresses, so nothing
+    /// else may get them.
+    captured: HashMap<ThreadId, Free>,
 }
 
 impl Pool {
     fn take(&mut self, class: usize) -> Option<DeviceBuffer> {
-        let recorded = recorded_here(&mut self.recorded).and_then(|free| free.get_mut(&class)?.pop());
-        recorded.or_else(|| self.free.get_mut(&class)?.pop())
+        let captured = self.captured_here().and_then(|free| free.get_mut(&class)?.pop());
+        captured.or_else(|| self.free.get_mut(&class)?.pop())
     }
 
     fn give(&mut self, class: usize, buffer: DeviceBuffer) {
-        recorded_here(&mut self.recorded).unwrap_or(&mut self.free).entry(class).or_default().push(buffer);
+        let free = match self.captured.get_mut(&thread::current().id()) {
+            Some(captured) => captured,
+            None => &mut self.free,
+        };
+        free.entry(class).or_default().push(buffer);
     }
-}
 
-/// What this thread records uses these blocks again.
-fn recorded_here(recorded: &mut Option<(ThreadId, Free)>) -> Option<&mut Free> {
-    let here = thread::current().id();
-    recorded.as_mut().filter(|(thread, _)| *thread == here).map(|(_, free)| free)
+    /// The blocks that this thread's capture uses again.
+    fn captured_here(&mut self) -> Option<&mut Free> {
+        if self.captured.is_empty() { None } else { self.captured.get_mut(&thread::current().id()) }
+    }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -82,13 +86,14 @@ impl Gpu {
         }
     }
 
-    /// Frees what the pool holds; false while work is recorded, which freeing would disturb.
+    /// Frees what the pool holds; false while work is captured, which freeing would disturb.
     fn empty(&self) -> bool {
         let mut pool = lock(&self.pool);
-        if pool.recorded.is_none() {
+        let is_calm = pool.captured.is_empty();
+        if is_calm {
             pool.free.clear();
         }
-        pool.recorded.is_none()
+        is_calm
     }
 
     /// Memory of exactly this size, freed when dropped: for what stays.
@@ -108,7 +113,7 @@ impl Gpu {
     }
 }
 
-/// Blocks that recorded work uses. They go back to the pool when dropped.
+/// Blocks that a graph uses. They go back to the pool when dropped.
 #[derive(Debug)]
 pub(crate) struct CapturedMemory {
     gpu: Arc<Gpu>,
@@ -116,34 +121,33 @@ pub(crate) struct CapturedMemory {
 }
 
 impl CapturedMemory {
-    /// Keeps what `work`, which is recorded meanwhile, takes and gives back.
+    /// Keeps what `work`, which this thread captures meanwhile, takes and gives back.
     ///
     /// # Errors
-    /// When other work is recorded already.
+    /// When this thread captures already.
     pub(crate) fn during<T>(gpu: &Arc<Gpu>, work: impl FnOnce() -> T) -> Result<(Self, T)> {
-        let mut pool = lock(&gpu.pool);
-        if pool.recorded.is_some() {
-            return Err(Error::input(
-                "work is recorded within work that is recorded; record one after the other",
-            ));
-        }
-        pool.recorded = Some((thread::current().id(), Free::new()));
-        drop(pool);
+        match lock(&gpu.pool).captured.entry(thread::current().id()) {
+            Entry::Occupied(_) => {
+                return Err(Error::input("a recording is already under way on this thread; finish it first"));
+            }
+            Entry::Vacant(new) => new.insert(Free::new()),
+        };
         // Even if `work` panics, what comes after it takes from the pool again.
-        let mut recorded = Self { gpu: Arc::clone(gpu), free: Free::new() };
-        let ends = Ends(&mut recorded);
+        let mut captured = Self { gpu: Arc::clone(gpu), free: Free::new() };
+        let ends = Ends(&mut captured);
         let done = work();
         drop(ends);
-        Ok((recorded, done))
+        Ok((captured, done))
     }
 }
 
-/// The end of what is recorded.
+/// The end of a capture.
 struct Ends<'a>(&'a mut CapturedMemory);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {
-        self.0.free = lock(&self.0.gpu.pool).recorded.take().map(|(_, free)| free).unwrap_or_default();
+        let here = thread::current().id();
+        self.0.free = lock(&self.0.gpu.pool).captured.remove(&here).unwrap_or_default();
     }
 }
 

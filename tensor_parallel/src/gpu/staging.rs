@@ -116,7 +116,7 @@ impl Staging {
             // SAFETY: the source is the caller's promise; the pinned buffer is looked at after the wait below.
             unsafe { device.stream().copy_to_host(bytes, at) }?;
             event.record(device.stream())?;
-            drain(device)?;
+            wait_spinning(event, device)?;
             piece.copy_from_slice(&buffer.bytes()[..piece.len()]);
             at += piece.len() as u64;
         }
@@ -135,17 +135,16 @@ fn wait(event: &Event, device: &Device) -> Result<()> {
     .into())
 }
 
-/// Waits until everything enqueued so far has been done.
-fn drain(device: &Device) -> Result<()> {
-    let stream = device.stream();
+/// Waits until the GPU has come past the event.
+fn wait_spinning(event: &Event, device: &Device) -> Result<()> {
     let started = Instant::now();
     while started.elapsed() < SPIN {
-        if stream.is_idle()? {
+        if event.is_done()? {
             return Ok(());
         }
         std::hint::spin_loop();
     }
-    if stream.wait_until(started + IDLE_WITHIN)? {
+    if event.wait_until(started + IDLE_WITHIN)? {
         return Ok(());
     }
     Err(DeviceError::Invalid(format!(

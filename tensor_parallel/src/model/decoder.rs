@@ -21,7 +21,7 @@ use crate::tensor::Tensor;
 /// replayed from then on, whichever n sequences get a token: one launch in place of hundreds, with the same result. Each n has
 /// a graph and memory of its own. Pass the same group to every call, and keep it alive longer than the decoder: NCCL holds on
 /// to the communicators that a graph may call. When a sequence has ended, [`clear`](Self::clear) makes room for another, and
-/// the graphs stay. While a pass is recorded, other threads that compute on the same GPU wait.
+/// the graphs stay.
 ///
 /// It owns its share of the model `M`, so an engine can keep it in a struct and move it to a thread.
 #[derive(Debug)]

@@ -22,7 +22,9 @@ use crate::tensor::Tensor;
 /// Every rank makes the same calls. A forward pass takes two all-reduces a layer, one for the embedding, and one
 /// all-gather for the logits.
 ///
-/// Threads may share it, each with a group and a cache or decoder of its own.
+/// Threads may share it, each with a group and a cache or decoder of its own. On a GPU their calls share one stream, in which a
+/// collective waits for the other ranks: all ranks' threads must make their calls in the same order, or the groups wait for each
+/// other.
 #[derive(Debug)]
 pub struct Llama {
     pub(crate) config: LlamaConfig,

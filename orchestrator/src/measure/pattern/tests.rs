@@ -1,64 +1,91 @@
 use super::*;
 
-/// What `n` correct ranks would leave in the buffer of `rank`, computed the slow way from their buffers.
-fn carry_out(
+/// A case: the operation, its reduction, the number of ranks, and whether input and output are separate.
+#[derive(Clone, Copy, Debug)]
+struct Called {
     what: Collective,
     op: ReduceOp,
-    buffers: &[Vec<u32>],
-    inputs: &[Vec<u32>],
-    rank: usize,
-) -> Vec<u32> {
-    let n = buffers.len();
-    let count = buffers[0].len() / if what.is_chunked() { n } else { 1 };
-    let chunk = |of: &[u32], p: usize| of[p * count..(p + 1) * count].to_vec();
-    let fold = |i: usize| {
-        let all = buffers.iter().map(|b| b[i]);
-        match op {
-            ReduceOp::Sum => all.sum(),
-            ReduceOp::Product => all.product(),
-            ReduceOp::Min => all.min().unwrap(),
-            ReduceOp::Max => all.max().unwrap(),
-            ReduceOp::Avg => all.sum::<u32>() / n as u32,
+    n: usize,
+    out_of_place: bool,
+}
+
+impl Called {
+    fn patterns(self, rank: usize) -> Patterns {
+        let patterns = Patterns::new(self.what, self.op, DType::U32, (rank, self.n), 1500, 1).unwrap();
+        patterns.out_of_place(self.out_of_place)
+    }
+
+    /// Every rank's buffer before call number `call`, and what it contributes: its input, or its buffer in place.
+    fn filled(self, call: usize) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
+        let of_rank = |rank| {
+            let patterns = self.patterns(rank);
+            let mut buffer = vec![0u32; patterns.buffer_elements()];
+            patterns.fill_buffer(bytemuck::cast_slice_mut(&mut buffer), call);
+            let Some(elements) = patterns.input_elements() else { return (buffer.clone(), buffer) };
+            let mut input = vec![0u32; elements];
+            patterns.fill_input(bytemuck::cast_slice_mut(&mut input), call);
+            (buffer, input)
+        };
+        (0..self.n).map(of_rank).unzip()
+    }
+
+    /// What correct ranks leave in the buffer of `rank`, computed the slow way from what all contribute.
+    fn carried_out(self, before: &[u32], inputs: &[Vec<u32>], rank: usize) -> Vec<u32> {
+        let Self { what, op, n, out_of_place } = self;
+        let count = 1500;
+        let chunk = |of: &[u32], p: usize| of[p * count..(p + 1) * count].to_vec();
+        // In place, a rank's chunk is where it is in the whole array.
+        let own = |p: usize| if out_of_place { inputs[p].clone() } else { chunk(&inputs[p], p) };
+        let fold = |i: usize| {
+            let all = inputs.iter().map(|b| b[i]);
+            match op {
+                ReduceOp::Sum => all.sum(),
+                ReduceOp::Product => all.product(),
+                ReduceOp::Min => all.min().unwrap(),
+                ReduceOp::Max => all.max().unwrap(),
+                ReduceOp::Avg => all.sum::<u32>() / n as u32,
+            }
+        };
+        let put = |values: Vec<u32>| {
+            if out_of_place {
+                return values;
+            }
+            let mut all = before.to_vec();
+            all[rank * count..(rank + 1) * count].copy_from_slice(&values);
+            all
+        };
+        match what {
+            Collective::AllReduce => (0..count).map(fold).collect(),
+            Collective::Reduce if rank == 0 => (0..count).map(fold).collect(),
+            Collective::Broadcast => inputs[0].clone(),
+            Collective::ReduceScatter => put((rank * count..(rank + 1) * count).map(fold).collect()),
+            Collective::AllGather => (0..n).flat_map(own).collect(),
+            Collective::Gather if rank == 0 => (0..n).flat_map(own).collect(),
+            Collective::Scatter => put(chunk(&inputs[0], rank)),
+            Collective::AllToAll => (0..n).flat_map(|p| chunk(&inputs[p], rank)).collect(),
+            Collective::SendRecv if rank % 2 == 1 => inputs[rank - 1].clone(),
+            Collective::Reduce | Collective::Gather | Collective::SendRecv | Collective::Barrier => {
+                before.to_vec()
+            }
         }
-    };
-    let mut mine = buffers[rank].clone();
-    let mut set = |p: usize, values: Vec<u32>| mine[p * count..(p + 1) * count].copy_from_slice(&values);
-    match what {
-        Collective::AllReduce => return (0..count).map(fold).collect(),
-        Collective::Reduce if rank == 0 => return (0..count).map(fold).collect(),
-        Collective::Broadcast => return buffers[0].clone(),
-        Collective::ReduceScatter => set(rank, (rank * count..(rank + 1) * count).map(fold).collect()),
-        Collective::AllGather => (0..n).for_each(|p| set(p, chunk(&buffers[p], p))),
-        Collective::Gather if rank == 0 => (0..n).for_each(|p| set(p, chunk(&buffers[p], p))),
-        Collective::Scatter => set(rank, chunk(&buffers[0], rank)),
-        Collective::AllToAll => (0..n).for_each(|p| set(p, chunk(&inputs[p], rank))),
-        Collective::SendRecv if rank % 2 == 1 => return buffers[rank - 1].clone(),
-        Collective::Reduce | Collective::Gather | Collective::SendRecv | Collective::Barrier => {}
     }
-    mine
-}
 
-fn patterns(what: Collective, op: ReduceOp, dtype: DType, rank: usize, n: usize) -> Patterns {
-    Patterns::new(what, op, dtype, (rank, n), 1500, 1).unwrap()
-}
-
-fn filled(patterns: &Patterns, call: usize) -> (Vec<u32>, Vec<u32>) {
-    let mut buffer = vec![0u32; patterns.elements()];
-    let mut input = vec![0u32; patterns.elements()];
-    patterns.fill_buffer(bytemuck::cast_slice_mut(&mut buffer), call);
-    if patterns.what.is_out_of_place() {
-        patterns.fill_input(bytemuck::cast_slice_mut(&mut input), call);
+    fn wrong(self, rank: usize, after: &[u32], call: usize) -> u64 {
+        self.patterns(rank).wrong(bytemuck::cast_slice(after), call, 1)
     }
-    (buffer, input)
 }
 
-/// Every operation and reduction on every number of ranks up to 5.
-fn everything(test: impl Fn(Collective, ReduceOp, usize)) {
+/// Every operation and reduction on every number of ranks up to 5, in place and out of place.
+fn everything(test: impl Fn(Called)) {
     for n in 1..=5 {
         for what in Collective::ALL {
             let ops = if what.reduces() { ReduceOp::ALL } else { &[ReduceOp::Sum] };
-            for op in ops {
-                test(what, *op, n);
+            for &op in ops {
+                let called = |out_of_place| Called { what, op, n, out_of_place };
+                test(called(what.is_out_of_place()));
+                if what.has_both_places() {
+                    test(called(!what.is_out_of_place()));
+                }
             }
         }
     }
@@ -66,52 +93,45 @@ fn everything(test: impl Fn(Collective, ReduceOp, usize)) {
 
 #[test]
 fn what_a_correct_call_leaves_has_no_wrong_element() {
-    everything(|what, op, n| {
-        let of_ranks: Vec<_> = (0..n).map(|r| filled(&patterns(what, op, DType::U32, r, n), 3)).collect();
-        let (buffers, inputs): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
-        for rank in 0..n {
-            let after = carry_out(what, op, &buffers, &inputs, rank);
-            let wrong = patterns(what, op, DType::U32, rank, n).wrong(bytemuck::cast_slice(&after), 3, 1);
-            assert_eq!(wrong, 0, "{what} {op} on rank {rank} of {n}");
+    everything(|called| {
+        let (buffers, inputs) = called.filled(3);
+        for rank in 0..called.n {
+            let after = called.carried_out(&buffers[rank], &inputs, rank);
+            assert_eq!(called.wrong(rank, &after, 3), 0, "{called:?} on rank {rank}");
         }
     });
 }
 
 #[test]
 fn a_call_that_does_nothing_is_seen_on_some_rank() {
-    everything(|what, op, n| {
-        if n == 1 || what == Collective::Barrier {
+    everything(|called| {
+        if called.n == 1 || called.what == Collective::Barrier {
             return;
         }
-        let wrong: u64 = (0..n)
-            .map(|rank| {
-                let patterns = patterns(what, op, DType::U32, rank, n);
-                patterns.wrong(bytemuck::cast_slice(&filled(&patterns, 0).0), 0, 1)
-            })
-            .sum();
-        assert!(wrong >= 300, "{what} {op} of {n}: {wrong}");
+        let (buffers, _) = called.filled(0);
+        let wrong: u64 = (0..called.n).map(|rank| called.wrong(rank, &buffers[rank], 0)).sum();
+        assert!(wrong >= 300, "{called:?}: {wrong}");
     });
 }
 
 #[test]
 fn the_result_of_an_earlier_call_is_seen() {
-    everything(|what, op, n| {
+    everything(|called| {
         // Among many ranks every product, minimum or maximum has the same few values.
-        if n == 1 || what == Collective::Barrier || op == ReduceOp::Product {
+        if called.n == 1 || called.what == Collective::Barrier || called.op == ReduceOp::Product {
             return;
         }
-        let of_ranks: Vec<_> = (0..n).map(|r| filled(&patterns(what, op, DType::U32, r, n), 3)).collect();
-        let (buffers, inputs): (Vec<_>, Vec<_>) = of_ranks.into_iter().unzip();
-        let after = carry_out(what, op, &buffers, &inputs, 0);
-        let wrong = patterns(what, op, DType::U32, 0, n).wrong(bytemuck::cast_slice(&after), 4, 1);
-        assert!(wrong >= 300, "{what} {op} of {n}: {wrong}");
+        let (buffers, inputs) = called.filled(3);
+        let after = called.carried_out(&buffers[0], &inputs, 0);
+        let wrong = called.wrong(0, &after, 4);
+        assert!(wrong >= 300, "{called:?}: {wrong}");
     });
 }
 
 #[test]
 fn one_wrong_element_counts_once_whatever_its_type() {
     for dtype in DType::ALL {
-        let patterns = patterns(Collective::Broadcast, ReduceOp::Sum, *dtype, 0, 2);
+        let patterns = Patterns::new(Collective::Broadcast, ReduceOp::Sum, *dtype, (0, 2), 1500, 1).unwrap();
         let mut bytes = vec![0; 1500 * dtype.size()];
         patterns.fill_buffer(&mut bytes, 7);
         assert_eq!(patterns.wrong(&bytes, 7, 1), 0, "{dtype}");

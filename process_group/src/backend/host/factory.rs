@@ -7,7 +7,7 @@ use crate::backend::factory::{AnyBackend, BackendFactory, GroupSpec, ProbeContex
 use crate::backend_kind::BackendKind;
 use crate::capability::Capability;
 use crate::error::Result;
-use crate::mesh::Unconnected;
+use crate::mesh::{Mesh, Unconnected};
 use crate::schedule::Algorithm;
 
 /// Makes the groups whose ranks have links to each other.
@@ -43,6 +43,7 @@ impl BackendFactory for Factory {
             },
             segment: tcp.segment.get().as_usize(),
             spin: tcp.spin,
+            liveness: group.mesh.map(Mesh::liveness),
         };
         let me = group.members[group.rank.index()].rank;
         let connections = group.connect().map_err(|unconnected| {

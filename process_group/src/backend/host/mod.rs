@@ -26,7 +26,7 @@ use crate::call::Call;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::mesh::memory::ReadableProcess;
-use crate::mesh::{Connection, Peers};
+use crate::mesh::{Connection, Liveness, Peers};
 use crate::operation::{CallFingerprint, Operation, ReduceOp};
 use crate::paths::host::{Topology, table};
 use crate::paths::{Path, PathTable};
@@ -54,6 +54,8 @@ pub(crate) struct Settings {
     pub(crate) segment: usize,
     /// How long to look for news without sleeping.
     pub(crate) spin: Duration,
+    /// Looks whether the other ranks' processes respond.
+    pub(crate) liveness: Option<Liveness>,
 }
 
 /// One rank's end of a group.
@@ -206,6 +208,7 @@ impl Backend for Host {
                 segment: self.settings.segment,
                 spin: self.spin,
                 history: &self.history,
+                liveness: self.settings.liveness.as_ref(),
             },
             links: &mut self.links,
             transport: &mut self.tcp,

@@ -20,7 +20,7 @@ fn rank_0_of(n: usize, spin: Duration) -> (Host, Vec<TcpStream>) {
         stream.set_nonblocking(true).unwrap();
         Connection { stream, readable: None }
     });
-    let settings = Settings { demand: None, segment: 64 << 10, spin };
+    let settings = Settings { demand: None, segment: 64 << 10, spin, liveness: None };
     let members: Vec<&Member> = members.iter().collect();
     (Host::new("tested", Rank(0), &members, connections, settings), peers)
 }

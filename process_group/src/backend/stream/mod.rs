@@ -120,6 +120,8 @@ pub(crate) struct StreamGroup<C> {
     device: Device,
     /// The compute stream, and the one of asynchronous calls.
     streams: [Stream; 2],
+    /// Their ends as they were when a caller began to wait for them.
+    ends: [Event; 2],
     workspaces: [Workspace; 2],
     marks: Marks,
     /// While calls are captured.
@@ -136,12 +138,18 @@ impl<C: Communicator> StreamGroup<C> {
         instruments: Instruments,
     ) -> Result<Self> {
         // The others have made the communicator, and would see this rank leave as one who is done.
-        let side = device.new_stream().map_err(Error::from).inspect_err(|error| watchdog.abort(error))?;
+        let make = || {
+            let streams = [device.stream().clone(), device.new_stream()?];
+            let ends = [Event::new(&streams[COMPUTE], false)?, Event::new(&streams[SIDE], false)?];
+            Ok((streams, ends))
+        };
+        let (streams, ends) = make().inspect_err(|error| watchdog.abort(error))?;
         Ok(Self {
             communicator,
             watchdog: Arc::new(watchdog),
             device: device.clone(),
-            streams: [device.stream().clone(), side],
+            streams,
+            ends,
             workspaces: Default::default(),
             marks: Marks::default(),
             capture: None,
@@ -154,7 +162,6 @@ impl<C: Communicator> StreamGroup<C> {
     fn enqueue(&mut self, call: &mut Call<'_>, which: usize) -> Result<Completion> {
         let Self { communicator, watchdog, device, marks, .. } = self;
         let stream = &self.streams[which];
-        let _turn = stream.turn();
         watchdog.check()?;
         device.bind()?;
         let Call { fingerprint, sequence, deadline, .. } = *call;
@@ -338,10 +345,11 @@ impl<C: Communicator> Backend for StreamGroup<C> {
     fn submit(&mut self, mut call: Call<'_>) -> Result<Completion> {
         let completion = self.enqueue(&mut call, COMPUTE)?;
         if call.fingerprint.operation == Operation::Barrier && !completion.captured {
-            let (watchdog, stream) = (&self.watchdog, &self.streams[COMPUTE]);
+            let (watchdog, end) = (&self.watchdog, &self.ends[COMPUTE]);
+            end.record(&self.streams[COMPUTE])?;
             let group = &watchdog.status().members.group;
             let what = || format!("call {} of group `{group}`, barrier,", call.sequence);
-            watchdog.wait(what, None, call.deadline, || Ok(stream.is_idle()?))?;
+            watchdog.wait(what, None, call.deadline, || Ok(end.is_done()?))?;
         }
         Ok(completion)
     }
@@ -366,7 +374,6 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
 
     fn start(&mut self, mut call: Call<'_>) -> Result<(Completion, Box<dyn StreamWork>)> {
         let [compute, side] = self.streams.clone();
-        let _turn = compute.turn();
         self.device.bind()?;
         // Behind what computes the input, and beside what comes after it.
         let ready = Event::new(&compute, false)?;
@@ -383,7 +390,6 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
 
     fn group(&mut self, mut calls: Vec<Call<'_>>, deadline: Instant) -> Result<Vec<Completion>> {
         let compute = self.streams[COMPUTE].clone();
-        let _turn = compute.turn();
         self.watchdog.check()?;
         self.device.bind()?;
         let captured = compute.is_capturing()?;
@@ -413,8 +419,6 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
         deadline: Instant,
         launch: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
-        let compute = self.streams[COMPUTE].clone();
-        let _turn = compute.turn();
         self.watchdog.check()?;
         self.device.bind()?;
         let (at, calls, watchdog) = (Instant::now(), Arc::clone(&captured.calls), Arc::clone(&self.watchdog));
@@ -430,10 +434,13 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
     }
 
     fn synchronize(&mut self, deadline: Instant) -> Result<()> {
-        let (watchdog, [compute, side]) = (&self.watchdog, &self.streams);
+        let (watchdog, [compute, side]) = (&self.watchdog, &self.ends);
+        // Other threads may enqueue more meanwhile: that is not waited for.
+        compute.record(&self.streams[COMPUTE])?;
+        side.record(&self.streams[SIDE])?;
         let group = &watchdog.status().members.group;
         let what = || format!("waiting for GPU {} in group `{group}`", self.device.ordinal());
-        watchdog.wait(what, None, deadline, || Ok(compute.is_idle()? && side.is_idle()?))?;
+        watchdog.wait(what, None, deadline, || Ok(compute.is_done()? && side.is_done()?))?;
         watchdog.report(CallerEvent::Idle);
         Ok(())
     }
@@ -524,7 +531,6 @@ fn order<'s, 'a: 's>(
 /// Does the one call of a group of one that has something to do: copies its input to its output, on the compute stream.
 pub(crate) fn copy(device: &Device, call: &mut Call<'_>) -> Result<()> {
     let stream = device.stream();
-    let _turn = stream.turn();
     let _until_enqueued = order(call, stream, stream)?;
     let (from, to) = (call.input.and_then(|i| i.device()), call.output.as_ref().and_then(ViewMut::device));
     if let (Some(from), Some(to)) = (from, to) {

@@ -130,7 +130,6 @@ impl Matmul {
     /// The operands are as large and of the types that the problem says, aligned to 16 bytes, and used by nothing else
     /// but in the order of the stream; `bias` is there if and only if the problem has one.
     pub(super) unsafe fn run(&self, problem: Problem, operands: Operands) -> Result<()> {
-        let _turn = self.gpu.device.stream().turn();
         self.gpu.device.bind()?;
         let mut plans = lock(&self.plans);
         let plan = match plans.entry(problem) {

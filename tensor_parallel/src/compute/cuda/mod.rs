@@ -44,8 +44,7 @@ pub struct Cuda {
 impl Cuda {
     /// Computes on this device. Copies to it go through host memory that up to `threads` threads fill.
     ///
-    /// All computing on a device shares one stream. While a thread records it (a [`Decoder`](crate::Decoder) does), other threads
-    /// that compute on the same device wait.
+    /// All computing on a device shares one stream, whichever thread it comes from.
     ///
     /// # Errors
     /// When cuBLASLt was not found, and when the device fails.

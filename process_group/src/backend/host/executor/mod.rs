@@ -6,6 +6,7 @@ mod failure;
 mod mismatch;
 mod receive;
 mod reduce;
+mod vigil;
 mod wait;
 
 pub(super) use mismatch::History;
@@ -17,11 +18,12 @@ use super::link::Link;
 use super::spin::SpinPolicy;
 use super::transport::{Outgoing, Sent, Transport};
 use crate::error::Result;
-use crate::mesh::{Peer, Peers};
+use crate::mesh::{Liveness, Peer, Peers};
 use crate::operation::{CallFingerprint, Operation};
 use crate::rank::Rank;
 use crate::schedule::program::{Region, Space};
 use crate::wire::frame::{Header, Kind};
+use vigil::Vigil;
 
 /// The memories of a call, as bytes.
 pub(super) struct Spaces<'a> {
@@ -57,6 +59,8 @@ pub(super) struct Context<'a> {
     pub(super) spin: SpinPolicy,
     /// This call and those before it.
     pub(super) history: &'a History,
+    /// Looks whether the peers' processes respond, where they are processes.
+    pub(super) liveness: Option<&'a Liveness>,
 }
 
 /// A peer that has been silent for so long was not in the call yet.
@@ -139,6 +143,7 @@ impl<'a, T: Transport> Run<'a, T> {
         let mut asleep_since = None;
         let may_ask = !self.fingerprint.operation.is_point_to_point();
         let mut ask_at = may_ask.then(|| started + mismatch::ASK_AFTER);
+        let (mut look_at, mut vigil) = (started + vigil::LOOK_EVERY, Vigil::default());
         loop {
             let moved = self.step()?;
             if moved && let Some(since) = asleep_since.take() {
@@ -157,7 +162,7 @@ impl<'a, T: Transport> Run<'a, T> {
                 idle_since = Instant::now();
             }
             looks += 1;
-            let until = ask_at.unwrap_or(self.deadline).min(self.deadline);
+            let until = ask_at.unwrap_or(look_at).min(look_at).min(self.deadline);
             if self.context.spin.look_again(idle_since, until) {
                 // A peer that we expect nothing from may have something to say.
                 if looks.is_multiple_of(64) {
@@ -167,17 +172,26 @@ impl<'a, T: Transport> Run<'a, T> {
             }
             asleep_since.get_or_insert(idle_since);
             if !self.wait(until)? {
-                if ask_at.take().is_none_or(|at| at >= self.deadline) {
-                    return Err(self.give_up(started));
+                if until == self.deadline {
+                    let silent = self.unresponsive(&vigil, started.elapsed());
+                    return Err(silent.unwrap_or_else(|| self.give_up(started)));
                 }
-                self.ask();
+                if ask_at.take_if(|at| *at <= until).is_some() {
+                    self.ask();
+                }
+                if look_at <= until {
+                    look_at = Instant::now() + vigil::LOOK_EVERY;
+                    if let Some(liveness) = self.context.liveness {
+                        self.look_after_peers(&mut vigil, liveness);
+                    }
+                }
             }
             self.listen()?;
             looks = 0;
         }
     }
 
-    /// Nothing has come since then, until now. Who is in the call sends more often: whoever has come now was not.
+    /// Counts a long silence as waiting: a peer already in the call would have sent sooner.
     #[cold]
     fn note_silence(&mut self, since: Instant) {
         let silence = since.elapsed();

@@ -157,6 +157,7 @@ fn all_reduces(
                 segment: 4096,
                 spin: SpinPolicy { limit: Duration::ZERO, yields: true },
                 history: &history,
+                liveness: None,
             },
             links: &mut links,
             transport: &mut queues,

@@ -1,5 +1,5 @@
 //! The thread around a watchdog's core: listens to the other members, the caller and the [observer](super::observer), and
-//! does what the core says. It never touches the GPU, which can hold up whoever does.
+//! does what the core says. It never calls CUDA, which can block.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! The thread that asks the GPU and the library. The driver has no part in that: while the GPU takes no more work, whoever
-//! enqueues is held up with CUDA's locks, and whoever asks waits behind it.
+//! The thread that queries the GPU and the library. The driver does not: when the GPU's queue is full, a thread that enqueues
+//! blocks while it holds CUDA's locks, and queries block behind it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -173,13 +173,16 @@ impl ObserverThread {
     fn place(&mut self, calls: u64) {
         let stream = &self.stream;
         let mut placed = None;
-        let outcome = stream.unless_capturing(|| {
-            let event = Event::new(stream, false)?;
-            event.record(stream)?;
-            placed = Some(event);
+        let mut mark = || {
+            // An engine captures its stream by itself: the mark would end up in its graph.
+            if !stream.is_capturing()? {
+                let event = Event::new(stream, false)?;
+                event.record(stream)?;
+                placed = Some(event);
+            }
             Ok(())
-        });
-        if let Err(failed) = outcome {
+        };
+        if let Err(failed) = mark() {
             self.fail(failed);
         }
         self.seen.placed = Some((calls, placed));

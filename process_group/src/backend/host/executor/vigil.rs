@@ -1,0 +1,89 @@
+//! A long wait: which peers it waits for, and whether their processes respond.
+
+use std::time::Duration;
+
+use super::Run;
+use crate::backend::host::transport::Transport;
+use crate::error::Error;
+use crate::mesh::{Liveness, Peer, Pulse};
+use crate::operation::Operation;
+
+/// How long a rank waits in a call before it looks whether its peers respond, and how often it looks from then on.
+pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// The most peers that a rank looks at.
+const MOST: usize = 32;
+
+/// The peers that a call looks at.
+#[derive(Default)]
+pub(super) struct Vigil(Vec<Watched>);
+
+struct Watched {
+    peer: Peer,
+    pulse: Pulse,
+    /// It has been said that this one does not respond.
+    told: bool,
+}
+
+impl Vigil {
+    /// The first peer whose process does not respond.
+    fn silent(&self) -> Option<Peer> {
+        self.0.iter().find(|watched| watched.pulse.is_silent()).map(|watched| watched.peer)
+    }
+}
+
+impl<T: Transport> Run<'_, T> {
+    /// Looks at the peers, and says when one stops responding, or responds again.
+    pub(super) fn look_after_peers(&self, vigil: &mut Vigil, liveness: &Liveness) {
+        if vigil.0.is_empty() {
+            vigil.0 = self.watched(liveness);
+        }
+        for Watched { peer, pulse, told } in &mut vigil.0 {
+            if pulse.is_silent() == *told {
+                continue;
+            }
+            *told = !*told;
+            let member = &self.links[*peer].peer;
+            let (rank, host, pid) = (member.rank, &member.host, member.pid);
+            let (call, group, sequence) = (&self.fingerprint, self.context.group, self.sequence);
+            if *told {
+                tracing::warn!(
+                    %rank, host, pid, %call, group, sequence,
+                    "rank {rank} (host {host}, pid {pid}) is unresponsive: its process is stopped, or its host or network is \
+                     down. {call} waits for it until the deadline"
+                );
+            } else {
+                tracing::warn!(%rank, host, pid, "rank {rank} responds again");
+            }
+        }
+    }
+
+    /// Those that this rank waits for first.
+    fn watched(&self, liveness: &Liveness) -> Vec<Watched> {
+        let mut peers: Vec<Peer> = match self.fingerprint.operation {
+            Operation::Send { to: peer } | Operation::Recv { from: peer } => {
+                Peer::new(peer.index(), self.context.rank.index()).into_iter().collect()
+            }
+            _ => self.links.ids().collect(),
+        };
+        peers.sort_by_key(|peer| !self.waits_for(*peer));
+        let watched = peers.into_iter().filter_map(|peer| {
+            let pulse = liveness.watch(self.links[peer].peer.data_address?);
+            Some(Watched { peer, pulse, told: false })
+        });
+        watched.take(MOST).collect()
+    }
+
+    fn waits_for(&self, peer: Peer) -> bool {
+        let progress = &self.progress.peers[peer];
+        self.expects(peer) || progress.full || progress.released < progress.sent
+    }
+
+    /// At the deadline: an error that names a peer whose process does not respond, if there is one.
+    pub(super) fn unresponsive(&self, vigil: &Vigil, waited: Duration) -> Option<Error> {
+        let member = &self.links[vigil.silent()?].peer;
+        let during =
+            format!("{} in group `{}` (call {})", self.fingerprint, self.context.group, self.sequence);
+        let (rank, host, pid) = (member.rank, member.host.clone(), member.pid);
+        Some(Error::PeerUnresponsive { rank, host, pid, during, waited })
+    }
+}

@@ -1,0 +1,114 @@
+//! Captures what a thread enqueues on a stream into a graph.
+//!
+//! A capture has a CUDA stream of its own, which takes the place of the captured one on the capturing thread. So what other
+//! threads enqueue meanwhile, through this crate or past it, runs as always and cannot become part of the graph.
+
+use std::cell::RefCell;
+
+use cudarc::driver::sys;
+
+use super::error::DeviceError;
+use super::graph::Graph;
+use super::stream::Stream;
+use super::symbols::foreign;
+
+thread_local! {
+    /// The streams that this thread captures, each with the one in its place.
+    static CAPTURED: RefCell<Vec<(Own, sys::CUstream)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// A stream by CUDA's own names: each context has a default stream, and all of these have the same handle.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Own {
+    pub(super) context: sys::CUcontext,
+    pub(super) stream: sys::CUstream,
+}
+
+/// The stream on which this thread enqueues what is meant for `own`.
+pub(super) fn current(own: Own) -> sys::CUstream {
+    // Once its thread-local storage is gone, a thread captures nothing.
+    let place = CAPTURED
+        .try_with(|captured| captured.borrow().iter().find(|(of, _)| *of == own).map(|(_, place)| *place));
+    place.ok().flatten().unwrap_or(own.stream)
+}
+
+impl Stream {
+    /// Records what `work` enqueues on this stream, on this thread, into a graph, without running it.
+    ///
+    /// `work` must not wait for the GPU, nor allocate or free its memory. Other threads may use the stream meanwhile; their work
+    /// is no part of the graph. Nor is what reaches the stream past this crate, unless it goes to [`handle`](Self::handle) as it
+    /// is within `work`.
+    ///
+    /// # Errors
+    /// Those of `work`, and those of the driver; [`DeviceError::Invalid`] when the stream is being captured already.
+    ///
+    /// # Safety
+    /// The graph keeps addresses, not buffers: all memory that `work` makes the GPU use must stay allocated, and be used
+    /// by nothing else at the same time, whenever the graph is launched. Process groups whose collectives are in it must
+    /// not have failed or ended by then, and must outlive it, as must what [`ProcessGroup::capture`] gave for them.
+    ///
+    /// [`ProcessGroup::capture`]: crate::ProcessGroup::capture
+    pub unsafe fn capture<E: From<DeviceError>>(
+        &self,
+        work: impl FnOnce() -> Result<(), E>,
+    ) -> Result<Graph, E> {
+        let context = self.context();
+        context.bind()?;
+        let mut capture = Capture::begin(self)?;
+        work()?;
+        let (graph, code) = capture.end();
+        context.check("cuStreamEndCapture", code)?;
+        Ok(Graph::instantiate(context, graph)?)
+    }
+}
+
+/// Any thread may go on with what it asks of CUDA: in the stricter modes, asking for events of earlier calls, as profiles and
+/// watchdogs do, ends the capture.
+const RELAXED: sys::CUstreamCaptureMode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+
+/// A capture on this thread. It ends when this is dropped, also when what is captured fails or panics.
+struct Capture {
+    of: Own,
+    /// The stream in its place; `None` once the capture has ended.
+    place: Option<Stream>,
+}
+
+impl Capture {
+    fn begin(stream: &Stream) -> Result<Self, DeviceError> {
+        if stream.is_capturing()? {
+            return Err(DeviceError::invalid(
+                "this stream is already being captured; end that capture first",
+            ));
+        }
+        let (context, of) = (stream.context(), stream.own());
+        let place = Stream::new(context)?;
+        // SAFETY: the stream lives.
+        let code =
+            unsafe { foreign!(driver, context.driver.cuStreamBeginCapture_v2(place.own().stream, RELAXED)) };
+        context.check("cuStreamBeginCapture", code)?;
+        CAPTURED.with_borrow_mut(|captured| captured.push((of, place.own().stream)));
+        Ok(Self { of, place: Some(place) })
+    }
+
+    /// The graph, if CUDA's code is zero.
+    fn end(&mut self) -> (sys::CUgraph, i32) {
+        let mut graph = std::ptr::null_mut();
+        let Some(place) = self.place.take() else { return (graph, 0) };
+        CAPTURED.with_borrow_mut(|captured| captured.retain(|(of, _)| *of != self.of));
+        let driver = &place.context().driver;
+        // SAFETY: the capture was begun on this stream, which lives; the pointer is to a live handle.
+        let code = unsafe { foreign!(driver, driver.cuStreamEndCapture(place.own().stream, &raw mut graph)) };
+        (graph, code)
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        let Some(driver) = self.place.as_ref().map(|place| place.context().driver) else { return };
+        let (graph, _) = self.end();
+        if !graph.is_null() {
+            // SAFETY: just made, and used by nothing else.
+            let _ = unsafe { foreign!(driver, driver.cuGraphDestroy(graph)) };
+        }
+    }
+}

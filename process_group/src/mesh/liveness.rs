@@ -1,0 +1,109 @@
+//! Whether the processes of other ranks respond.
+//!
+//! A rank accepts links on a thread of its own, which sends a challenge to whoever connects: also while the rank computes, not
+//! while its process is stopped, and not across a network that is cut.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpStream;
+use tokio::runtime::Handle;
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
+
+use crate::wire::hello::CHALLENGE;
+
+/// How long a process may take to send a challenge: long enough for a busy one.
+const PATIENCE: Duration = Duration::from_millis(1500);
+/// A process is unresponsive after so many attempts in a row.
+const ATTEMPTS: usize = 2;
+/// The time between two attempts grows from the first to the last.
+const INTERVALS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(10)];
+
+/// Looks whether processes respond, from the thread that accepts links.
+#[derive(Clone, Debug)]
+pub(crate) struct Liveness(pub(super) Handle);
+
+/// One process that is looked at until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Pulse {
+    is_silent: Arc<AtomicBool>,
+    task: AbortHandle,
+}
+
+impl Liveness {
+    /// Begins to look at the process that accepts links at this address.
+    pub(crate) fn watch(&self, address: SocketAddr) -> Pulse {
+        let is_silent = Arc::new(AtomicBool::new(false));
+        let silent = Arc::clone(&is_silent);
+        let task = self.0.spawn(async move {
+            let (mut missed, mut interval) = (0, INTERVALS[0]);
+            loop {
+                missed = if responds(address).await { 0 } else { missed + 1 };
+                silent.store(missed >= ATTEMPTS, Ordering::Relaxed);
+                if missed == 0 {
+                    sleep(interval).await;
+                    interval = (interval * 2).min(INTERVALS[1]);
+                }
+            }
+        });
+        Pulse { is_silent, task: task.abort_handle() }
+    }
+}
+
+impl Pulse {
+    /// Whether the process has not responded to the newest attempts.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.is_silent.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Pulse {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Whether a challenge comes. A process that has ended responds too: its links say that it has gone.
+async fn responds(address: SocketAddr) -> bool {
+    let challenge = async {
+        let mut stream = TcpStream::connect(address).await?;
+        stream.read_exact(&mut [0; CHALLENGE]).await
+    };
+    timeout(PATIENCE, challenge).await.is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+    use std::time::Instant;
+
+    use super::super::{Bound, Mesh, Settings};
+    use super::*;
+    use crate::rank::{Epoch, Rank};
+    use crate::roster::Secret;
+    use crate::testing::LATE;
+
+    #[test]
+    fn a_process_that_accepts_and_says_nothing_is_silent_and_a_rank_is_not() {
+        let bound = || Bound::new(Ipv4Addr::LOCALHOST.into()).unwrap();
+        let settings = Settings { handshake: LATE, socket_buffer: None, cross_memory: false };
+        let (mine, theirs) = (bound(), bound());
+        let address = theirs.address();
+        let start = |bound, rank| Mesh::start(bound, Epoch(1), Rank(rank), Secret::new([7; 32]), &settings);
+        let (mesh, other) = (start(mine, 0).unwrap(), start(theirs, 1).unwrap());
+        // A kernel accepts for a stopped process.
+        let stopped = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let [rank, stopped] = [address, stopped.local_addr().unwrap()].map(|at| mesh.liveness().watch(at));
+        let deadline = Instant::now() + LATE;
+        while !stopped.is_silent() {
+            assert!(Instant::now() < deadline, "it was not found silent");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert!(!rank.is_silent());
+        drop(other);
+    }
+}
