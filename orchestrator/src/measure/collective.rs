@@ -139,7 +139,9 @@ impl Collective {
                 Self::Gather => group.gather_into(input, is_root.then_some(buffer), root),
                 Self::Scatter => group.scatter_into(sent, buffer, root),
                 Self::AllToAll => group.all_to_all_into(input, buffer),
-                Self::SendRecv | Self::Barrier => Err(Error::Invalid(format!("{self} has no form out of place"))),
+                Self::SendRecv | Self::Barrier => {
+                    Err(Error::Invalid(format!("{self} has no form out of place")))
+                }
             };
         }
         match self {

@@ -84,7 +84,7 @@ impl LayerCache {
             && batch.tokens().len() == rows
             && batch.has_rotations_for(head_dim)
             && (shape[1], shape[3]) == (kv_heads, head_dim)
-            && (0..rows).map(|row| batch.slots().slot(row)).all(|(s, p)| s < shape[0] && p < shape[2]);
+            && batch.slots().ends().all(|(sequence, end)| sequence < shape[0] && end <= shape[2]);
         if fits {
             return Ok(());
         }
@@ -120,7 +120,7 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// A batch of tokens that go to these slots of the cache.
     fn batch(&self, tokens: &[u32], slots: &SlotMapping, rotary: &Rotary) -> Result<Batch>;
 
-    /// Replaces the tokens of a batch by as many others, at slots of the same kind.
+    /// Replaces the tokens of a batch by as many others, as many of each sequence.
     fn update_batch(
         &self,
         batch: &mut Batch,

@@ -70,12 +70,12 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         Ok(Self { passes: BTreeMap::new(), cache, model, kind: passes, logits: None })
     }
 
-    /// Appends any number of tokens to a sequence. Returns the logits `[1, vocabulary]` in `f32` after the last.
+    /// As [`step`](Self::step), with one sequence: a prompt, for one.
     ///
     /// # Errors
-    /// When there is no such sequence; otherwise as [`Llama::forward`].
-    pub fn prefill(&mut self, sequence: usize, tokens: &[u32], group: &mut ProcessGroup) -> Result<Tensor> {
-        self.model.prefill(tokens, sequence, &mut self.cache, group)
+    /// As [`step`](Self::step).
+    pub fn prefill(&mut self, sequence: usize, tokens: &[u32], group: &mut ProcessGroup) -> Result<&Tensor> {
+        self.step(&[(sequence, tokens)], group)
     }
 
     /// Appends one token to each of some sequences, given as pairs of sequence and token. Returns the logits
@@ -132,7 +132,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
             Some((recording, collectives)) => group.replay(collectives, || recording.replay())?,
             None => pass.logits = Some(model.logits(&pass.batch, cache, group)?),
         }
-        cache.advance(&slots, tokens.len());
+        cache.advance(&slots);
         group.synchronize()?;
         pass.logits.as_ref().ok_or_else(|| Error::input("the recorded pass returned no logits"))
     }
@@ -162,7 +162,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         model.check(&tokens)?;
         let batch = model.compute.batch(&tokens, &slots, &model.rotary)?;
         let logits = logits.insert(model.logits_after(&last, &batch, cache, group)?);
-        cache.advance(&slots, tokens.len());
+        cache.advance(&slots);
         group.synchronize()?;
         Ok(logits)
     }
@@ -173,10 +173,10 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
             return Err(RequestError::NoSequences.into());
         }
         let place = |(sequence, _): &(usize, u32)| Ok((*sequence, self.cache.next_position(*sequence, 1)?));
-        let slots = tokens.iter().map(place).collect::<Result<_>>()?;
+        let single = tokens.iter().map(place).collect::<Result<_>>()?;
         let tokens: Vec<u32> = tokens.iter().map(|(_, token)| *token).collect();
         self.model.check(&tokens)?;
-        Ok((SlotMapping::OnePerSequence(slots), tokens))
+        Ok((SlotMapping { single, runs: Vec::new() }, tokens))
     }
 
     /// Drops a sequence, so that another can take its number.
@@ -235,6 +235,6 @@ impl Mixed {
             all.extend_from_slice(tokens);
             *last = all.len() - 1;
         }
-        Ok(Self { tokens: all, slots: SlotMapping::Mixed { single, runs }, last })
+        Ok(Self { tokens: all, slots: SlotMapping { single, runs }, last })
     }
 }

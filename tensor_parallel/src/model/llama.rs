@@ -166,7 +166,7 @@ impl Llama {
     /// # Errors
     /// When there are no tokens, one is not in the vocabulary, they do not fit the cache, or the group fails.
     pub fn forward(&self, tokens: &[u32], cache: &mut KvCache, group: &mut ProcessGroup) -> Result<Tensor> {
-        self.run(tokens, 0, cache, group, Ok)
+        self.run(tokens, cache, group, Ok)
     }
 
     /// As [`forward`](Self::forward), but logits `[1, vocabulary]` after the last token only.
@@ -179,25 +179,13 @@ impl Llama {
         cache: &mut KvCache,
         group: &mut ProcessGroup,
     ) -> Result<Tensor> {
-        self.prefill(tokens, 0, cache, group)
+        self.run(tokens, cache, group, |x| select(x, &[tokens.len() - 1]))
     }
 
-    /// Appends tokens to a sequence of the cache. Returns the logits after the last.
-    pub(super) fn prefill(
-        &self,
-        tokens: &[u32],
-        sequence: usize,
-        cache: &mut KvCache,
-        group: &mut ProcessGroup,
-    ) -> Result<Tensor> {
-        self.run(tokens, sequence, cache, group, |x| select(x, &[tokens.len() - 1]))
-    }
-
-    /// Appends tokens to one sequence. Returns the logits of those hidden states that `keep` keeps.
+    /// Appends tokens to the first sequence. Returns the logits of those hidden states that `keep` keeps.
     fn run(
         &self,
         tokens: &[u32],
-        sequence: usize,
         cache: &mut KvCache,
         group: &mut ProcessGroup,
         keep: impl FnOnce(Tensor) -> Result<Tensor>,
@@ -206,12 +194,12 @@ impl Llama {
             return Err(RequestError::NoTokens.into());
         }
         self.check(tokens)?;
-        let slots =
-            SlotMapping::Consecutive { sequence, position: cache.next_position(sequence, tokens.len())? };
+        let position = cache.next_position(0, tokens.len())?;
+        let slots = SlotMapping::from_position(position, tokens.len());
         let batch = self.compute.batch(tokens, &slots, &self.rotary)?;
         let x = self.hidden_states(&batch, cache, group)?;
         let logits = self.head.forward(&keep(x)?, &*self.compute, group)?;
-        cache.advance(&slots, tokens.len());
+        cache.advance(&slots);
         // A lost rank leaves values on a GPU that look like any others. Only the group can tell.
         group.synchronize()?;
         Ok(logits)

@@ -153,7 +153,7 @@ impl Llama {
         // Finds what a rank most likely lacks, memory or the kernel compiler, before the others wait for it.
         let tokens = &[0; 2][..self.config().max_positions.min(3).saturating_sub(1)];
         let ready = self.cache(tokens.len() + 1).and_then(|cache| {
-            self.compute.batch(&[0], &SlotMapping::from_position(0), &self.rotary)?;
+            self.compute.batch(&[0], &SlotMapping::from_position(0, 1), &self.rotary)?;
             Ok(cache)
         });
         let mut cache = check_all_ranks(ready, |_| (), group)?;

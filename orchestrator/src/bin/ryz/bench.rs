@@ -112,7 +112,9 @@ fn reduction(text: &str) -> anyhow::Result<ReduceOp> {
 
 fn always_checked(text: &str) -> anyhow::Result<()> {
     match text.parse::<u32>() {
-        Ok(0) => bail!("every value is always checked, outside the timed part, so the figures do not change; omit it"),
+        Ok(0) => bail!(
+            "every value is always checked, outside the timed part, so the figures do not change; omit it"
+        ),
         Ok(_) => Ok(()),
         Err(_) => bail!("expected 1: every value of every call is checked"),
     }
@@ -212,11 +214,8 @@ fn measure(
     let is_first = orchestrator.manager().rank().0 == 0;
     let group = orchestrator.manager().world();
     let request = Request { judged: request.judged || group.memory() != Memory::Host, ..request };
-    let operations: Vec<String> = request
-        .ops
-        .iter()
-        .map(|what| bench::label(*what, request.reduction, request.out_of_place))
-        .collect();
+    let operations: Vec<String> =
+        request.ops.iter().map(|what| bench::label(*what, request.reduction, request.out_of_place)).collect();
     // With --out, the file gets the format that was asked for, and standard output the table.
     let shown = if args.out.is_some() { OutputFormat::Table } else { args.format };
     let stdout = screen.stdout();

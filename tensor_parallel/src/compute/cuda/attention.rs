@@ -91,7 +91,7 @@ impl Cuda {
             window: window.map_or(0, |w| u32::try_from(w.max(1)).unwrap_or(0)),
             scale: 1.0 / (head_dim as f32).sqrt(),
         };
-        for part in batch.slots().parts(rows) {
+        for part in batch.slots().parts() {
             self.attend_part(qkv, call, cache, &mut y, &part, shape)?;
         }
         Ok(y)
