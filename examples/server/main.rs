@@ -25,7 +25,7 @@ use ryzanstein_config::{Config, Sources};
 use ryzanstein_orchestrator::Orchestrator;
 use ryzanstein_orchestrator::rendezvous::Environment;
 use ryzanstein_process_group::Rank;
-use ryzanstein_tensor_parallel::{ChatError, ChatTemplate, Llama, Passes, Tokenizer};
+use ryzanstein_tensor_parallel::{ChatError, ChatTemplate, Error, Llama, Passes, Tokenizer};
 
 use crate::engine::Leader;
 use crate::http::{App, StopSignals};
@@ -115,7 +115,7 @@ fn app(folder: &Path, model: &Llama, context: usize, queue: mpsc::SyncSender<eng
     })?;
     let template = match ChatTemplate::open(folder) {
         Ok(template) => Some(template),
-        Err(ChatError::NoTemplate(_)) => None,
+        Err(Error::Chat(ChatError::NoTemplate(_))) => None,
         Err(error) => return Err(error.into()),
     };
     let name = folder.canonicalize()?.file_name().map(|name| name.to_string_lossy().into_owned());

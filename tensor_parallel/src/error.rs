@@ -141,7 +141,9 @@ pub enum ConfigurationError {
     #[error("the root must have a model folder")]
     NoFolder,
     /// Ranks that opened different models.
-    #[error("rank {rank} has another model or another type than rank {other}; all must load the same folder")]
+    #[error(
+        "rank {rank} has another model, tokenizer, chat template or type than rank {other}; all must load the same folder"
+    )]
     DifferentModels {
         /// One rank.
         rank: Rank,
@@ -183,7 +185,7 @@ pub enum RequestError {
         sequence: usize,
     },
     /// More positions than a sequence holds.
-    #[error("the first {length} positions of sequence {sequence} are to be copied, which holds {held}")]
+    #[error("cannot copy the first {length} positions of sequence {sequence}: it holds {held}")]
     ShortSequence {
         /// The sequence.
         sequence: usize,
@@ -214,6 +216,19 @@ pub enum RequestError {
         /// The longest sequence of the model.
         max_positions: usize,
     },
+    /// A request that differs between ranks.
+    #[error(
+        "rank{} {} passed {what} other than rank {first}'s; pass the same on every rank",
+        if .ranks.len() == 1 { "" } else { "s" }, list(.ranks)
+    )]
+    Different {
+        /// What differs: a prompt, or options.
+        what: &'static str,
+        /// The first rank of the group.
+        first: Rank,
+        /// The ranks that passed something else.
+        ranks: Vec<Rank>,
+    },
     /// More tokens than can be counted.
     #[error("a prompt of {prompt} tokens and {more} new ones are more than can be counted")]
     Overflow {
@@ -224,8 +239,8 @@ pub enum RequestError {
     },
 }
 
-fn list(sizes: &[usize]) -> String {
-    sizes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+fn list<T: ToString>(all: &[T]) -> String {
+    all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// The error of another rank, as text: its type does not leave its process.

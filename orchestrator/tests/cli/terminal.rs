@@ -2,16 +2,23 @@
 
 use std::fs::File;
 use std::io::Read as _;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
+use crate::generate::copy_of;
+use crate::support::eventually;
+
 /// A command on a terminal with the given number of columns.
 struct Session {
-    screen: File,
     child: Child,
+    /// What has been written so far.
+    written: Arc<Mutex<Vec<u8>>>,
+    reader: JoinHandle<()>,
 }
 
 impl Session {
@@ -33,24 +40,37 @@ impl Session {
             .stderr(open())
             .spawn()
             .expect("started");
-        Self { screen: File::from(screen), child }
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let (mut screen, all) = (File::from(screen), Arc::clone(&written));
+        let reader = std::thread::spawn(move || {
+            let mut some = [0; 4096];
+            // The end is an error here: nobody has the other side any more.
+            while let Ok(count @ 1..) = screen.read(&mut some) {
+                all.lock().expect("no reader panics").extend_from_slice(&some[..count]);
+            }
+        });
+        Self { child, written, reader }
     }
 
-    /// Everything on the screen, without colours and without what was overwritten, once the command has ended.
-    fn finish(mut self) -> String {
-        let deadline = Instant::now() + Duration::from_secs(120);
-        let screen = self.screen.try_clone().expect("a descriptor");
-        let reader = std::thread::spawn(move || {
-            let (mut screen, mut all) = (screen, Vec::new());
-            // The end is an error here: nobody has the other side any more.
-            let _ = screen.read_to_end(&mut all);
-            String::from_utf8_lossy(&all).into_owned()
-        });
-        while self.child.try_wait().expect("waited").is_none() {
-            assert!(Instant::now() < deadline, "the command does not end");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        plain(&reader.join().expect("read"))
+    /// What is on the screen, without colours and without what was overwritten.
+    fn screen(&self) -> String {
+        plain(&String::from_utf8_lossy(&self.written.lock().expect("no reader panics")))
+    }
+
+    /// Presses Ctrl-C. The terminal tells only the command: its ranks are in process groups of their own.
+    fn interrupt(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::INT).expect("signalled");
+    }
+
+    /// How the command ended, and everything on the screen then.
+    fn finish(mut self) -> (ExitStatus, String) {
+        let status = eventually(|| self.child.try_wait().expect("waited"));
+        let Some(status) = status else {
+            self.child.kill().expect("killed");
+            panic!("the command does not end:\n{}", self.screen());
+        };
+        eventually(|| self.reader.is_finished().then_some(())).expect("nobody writes any more");
+        (status, self.screen())
     }
 }
 
@@ -97,7 +117,7 @@ fn no_line_is_wider_than_the_terminal() {
     ];
     for columns in [80, 100] {
         for command in commands {
-            let screen = Session::start(command, columns).finish();
+            let screen = Session::start(command, columns).finish().1;
             let longest = screen.lines().max_by_key(|line| line.chars().count()).unwrap_or_default();
             assert!(longest.chars().count() <= usize::from(columns), "{command:?} at {columns}: {longest}");
             assert!(!screen.contains(" INFO "), "{command:?} at {columns}:\n{screen}");
@@ -107,7 +127,7 @@ fn no_line_is_wider_than_the_terminal() {
 
 #[test]
 fn the_first_demonstration_ends_with_what_worked() {
-    let screen = Session::start(&["launch", "-n", "2"], 80).finish();
+    let screen = Session::start(&["launch", "-n", "2"], 80).finish().1;
     let last = screen.lines().last().unwrap_or_default();
     assert_eq!(last, "ryz: 2 ranks worked together: collectives and sharded layers are right");
 }
@@ -116,7 +136,7 @@ fn the_first_demonstration_ends_with_what_worked() {
 fn a_terminal_gets_text_and_figures_and_a_pipe_json() {
     let model = fixture("llama-mha");
     let arguments = ["generate", "-n", "2", "--model", &model, "--prompt", "hello", "--max-new-tokens", "8"];
-    let screen = Session::start(&arguments, 80).finish();
+    let screen = Session::start(&arguments, 80).finish().1;
     let lines: Vec<&str> = screen.lines().collect();
     assert!(lines[0].starts_with("hello"), "{screen}");
     let last = lines.last().expect("a line");
@@ -129,6 +149,31 @@ fn a_terminal_gets_text_and_figures_and_a_pipe_json() {
 
 #[test]
 fn more_is_logged_where_that_is_asked_for() {
-    let screen = Session::start(&["launch", "-n", "2", "-v"], 100).finish();
+    let screen = Session::start(&["launch", "-n", "2", "-v"], 100).finish().1;
     assert!(screen.contains(" INFO ") && screen.contains("backend tcp"), "{screen}");
+}
+
+#[test]
+fn ctrl_c_shows_what_has_been_generated() {
+    // So long a text takes minutes.
+    let model = copy_of("llama-mha");
+    let config = model.path().join("config.json");
+    let settings = std::fs::read(&config).expect("settings");
+    let mut settings: serde_json::Value = serde_json::from_slice(&settings).expect("JSON");
+    settings["max_position_embeddings"] = 100_100.into();
+    std::fs::write(&config, settings.to_string()).expect("written");
+    let model = model.path().to_str().expect("a path");
+    for ranks in ["1", "2"] {
+        let mut arguments = vec!["generate", "--model", model, "--prompt", "hello", "-n", ranks];
+        arguments.extend(["--max-new-tokens", "100000", "--ignore-end"]);
+        let session = Session::start(&arguments, 80);
+        let has_begun = || session.screen().rsplit_once("hello").is_some_and(|(_, text)| text.len() > 20);
+        eventually(|| has_begun().then_some(())).expect("the text begins");
+        session.interrupt();
+        let (status, screen) = session.finish();
+        assert_eq!(status.code(), Some(130), "{screen}");
+        let figures = ["load ", " · prefill ", " tokens, ", " tokens/s"];
+        let has_figures = |line: &str| figures.iter().all(|figure| line.contains(figure));
+        assert!(screen.lines().any(has_figures), "{ranks} ranks: {screen}");
+    }
 }

@@ -47,7 +47,11 @@ impl Default for Penalties {
 }
 
 impl Penalties {
-    fn check(self) -> Result<Self> {
+    /// Returns the penalties if they are in their ranges.
+    ///
+    /// # Errors
+    /// Names the penalty that is not.
+    pub fn check(self) -> Result<Self> {
         if !(self.repetition > 0.0 && self.repetition.is_finite()) {
             return Err(ConfigurationError::RepetitionPenalty(self.repetition).into());
         }
@@ -95,7 +99,9 @@ impl Sampler {
     /// When a penalty is out of its range.
     pub fn with_penalties(mut self, penalties: Penalties, prompt: &[u32]) -> Result<Self> {
         self.penalties = penalties.check()?;
-        self.chosen = prompt.iter().map(|token| (*token, 0)).collect();
+        if penalties != Penalties::default() {
+            self.chosen = prompt.iter().map(|token| (*token, 0)).collect();
+        }
         Ok(self)
     }
 
@@ -298,6 +304,8 @@ mod tests {
             let error = Sampler::new(Sampling::Greedy).unwrap().with_penalties(penalties, &[]).unwrap_err();
             assert!(error.to_string().contains("penalty"), "{error}");
         }
+        let without = Sampler::new(Sampling::Greedy).unwrap().with_penalties(none, &[7]).unwrap();
+        assert!(without.chosen.is_empty());
         assert_eq!(penalised(Penalties { repetition: 2.0, ..none }, &[7], &[], &[1.0, 2.0]), [1.0, 2.0]);
     }
 

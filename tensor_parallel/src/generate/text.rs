@@ -68,8 +68,9 @@ impl<'a> TextStream<'a> {
     fn decode_new(&self) -> Result<String> {
         let before = self.tokenizer.decode(&self.tokens[self.context..self.decoded])?;
         let mut all = self.tokenizer.decode(&self.tokens[self.context..])?;
-        // A tokenizer may change what precedes a token, a space before a comma for one. What is given away stays.
-        let from = (0..=before.len().min(all.len())).rev().find(|at| all.is_char_boundary(*at)).unwrap_or(0);
+        // A prompt may end inside a character: what stands there is another one once the character is whole.
+        let common = before.chars().zip(all.chars()).take_while(|(before, all)| before == all);
+        let from = common.map(|(c, _)| c.len_utf8()).sum();
         Ok(all.split_off(from))
     }
 
@@ -181,11 +182,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_are_the_text_whatever_it_is(text in "\\PC{0,12}", stop in "\\PC{0,2}") {
+        fn pieces_are_the_text_whatever_it_is(text in "[abé]{0,12}", stop in "[abé]{0,2}") {
             let tokenizer = bytes();
             let tokens = tokenizer.encode(&text).unwrap();
             let whole = if stop.is_empty() { &text[..] } else { text.split(&stop).next().unwrap() };
             prop_assert_eq!(streamed(&tokenizer, &[], &tokens, &[&stop]).concat(), whole);
+        }
+
+        #[test]
+        fn a_prompt_may_end_inside_a_character(text in "[aé€😀]{0,8}", at in 0usize..40) {
+            let tokenizer = bytes();
+            let tokens = tokenizer.encode(&text).unwrap();
+            let (prompt, new) = tokens.split_at(at.min(tokens.len()));
+            // The character that the prompt begins comes whole.
+            let before = text.char_indices().map(|(at, _)| at).take_while(|at| *at <= prompt.len()).last();
+            let before = if prompt.len() == text.len() { text.len() } else { before.unwrap_or(0) };
+            prop_assert_eq!(streamed(&tokenizer, prompt, new, &[]).concat(), &text[before..]);
         }
     }
 }

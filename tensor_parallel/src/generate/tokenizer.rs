@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use ryzanstein_config::{ByteSize, file};
 use ryzanstein_process_group::panic_message;
 
+use crate::digest::digest;
 use crate::error::{Error, Result};
 use crate::model::ModelFileError;
 
@@ -17,6 +18,7 @@ const LARGEST_FILE: ByteSize = ByteSize::mib(64);
 pub struct Tokenizer {
     file: PathBuf,
     inner: tokenizers::Tokenizer,
+    digest: u64,
 }
 
 impl Tokenizer {
@@ -32,12 +34,13 @@ impl Tokenizer {
             Err(e) if e.is_not_found() => return Ok(None),
             Err(e) => return Err(Error::file(&file, e)),
         };
+        let digest = digest(text.iter().copied());
         let inner = caught(&file, "be used", || {
             let mut inner = tokenizers::Tokenizer::from_bytes(text)?;
             inner.with_padding(None).with_truncation(None)?;
             Ok(inner)
         })?;
-        Ok(Some(Self { file, inner }))
+        Ok(Some(Self { file, inner, digest }))
     }
 
     /// The tokens of a text, with the special tokens that the model expects around it.
@@ -54,6 +57,11 @@ impl Tokenizer {
     /// As [`encode`](Self::encode).
     pub fn encode_raw(&self, text: &str) -> Result<Vec<u32>> {
         self.encoded(text, false)
+    }
+
+    /// Equal for equal files.
+    pub(crate) fn digest(&self) -> u64 {
+        self.digest
     }
 
     fn encoded(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {

@@ -75,9 +75,22 @@ impl Llama {
         group: &mut ProcessGroup,
         on_tensor: impl FnMut(usize, usize),
     ) -> Result<Self> {
+        Ok(Self::load_and(directory, dtype, group, on_tensor, || Ok(((), 0)))?.0)
+    }
+
+    /// As [`load_with`](Self::load_with), together with what `more` reads. All ranks must get the same digest from it, and
+    /// when it fails on one, loading fails on all.
+    pub(crate) fn load_and<T>(
+        directory: &Path,
+        dtype: Option<DType>,
+        group: &mut ProcessGroup,
+        on_tensor: impl FnMut(usize, usize),
+        more: impl FnOnce() -> Result<(T, u64)>,
+    ) -> Result<(Self, T)> {
         let started = Instant::now();
-        let prepared = prepare(directory, dtype, group.world_size());
-        let (plan, config, checkpoint) = check_all_ranks(prepared, |(plan, ..)| plan.clone(), group)?;
+        let prepared = prepare(directory, dtype, group.world_size()).and_then(|model| Ok((model, more()?)));
+        let ((plan, config, checkpoint), (more, _)) =
+            check_all_ranks(prepared, |((plan, ..), (_, digest))| (plan.clone(), *digest), group)?;
         if group.members()[group.rank().index()] == Rank(0) {
             warn_of_unused(&checkpoint, &config);
         }
@@ -89,7 +102,7 @@ impl Llama {
         let model = check_all_ranks(model, |_| (), group)?;
         let model = model.reported(Some(&checkpoint), started);
         model.warm_up(group)?;
-        Ok(model)
+        Ok((model, more))
     }
 
     /// Loads this rank's share of a model from a folder that only `root` can read. Other ranks' `directory` and `dtype` are
