@@ -40,36 +40,36 @@ pub struct Request {
     pub ignore_end: bool,
     /// The text ends before the first of these.
     pub stop: Vec<String>,
-    /// What makes tokens that have occurred less likely.
+    /// Penalties for tokens that have occurred.
     pub penalties: Penalties,
 }
 
-/// What happens while text is generated.
+/// Progress of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress<'a> {
     /// Tensors read so far, and tensors in all.
     Loading(usize, usize),
     /// The model is loaded; how long that took.
     Loaded(Duration),
-    /// A new token, and the text that is certain with it; no text where there is no tokenizer.
+    /// A new token, and the text that it completes; no text without a tokenizer.
     Token(u32, Option<&'a str>),
-    /// The last of the text, held back until no more tokens came.
+    /// The end of the text, which was held back until generation stopped.
     Rest(&'a str),
 }
 
-/// How long the parts of a request took.
+/// Duration of the parts of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Timings {
     /// Loading the model, until every rank had its weights.
     pub load: Duration,
-    /// The prompt's pass, until the first token was chosen.
+    /// From the start of generation to the first token.
     pub prefill: Duration,
     /// From the first token to the last.
     pub decode: Duration,
 }
 
 impl Timings {
-    /// Tokens a second behind the first, of `tokens` tokens; `None` for a single one.
+    /// Tokens per second after the first, for `tokens` tokens; `None` for fewer than two.
     pub fn tokens_per_second(&self, tokens: usize) -> Option<f64> {
         (tokens > 1 && !self.decode.is_zero()).then(|| (tokens - 1) as f64 / self.decode.as_secs_f64())
     }
@@ -80,7 +80,7 @@ impl Timings {
 pub struct Response {
     /// Generated ids, without the prompt.
     pub tokens: Vec<u32>,
-    /// The same as text, if there is a tokenizer.
+    /// Their text, before the stop string, if there is a tokenizer.
     pub text: Option<String>,
     /// Why generation ended.
     pub stop: StopReason,

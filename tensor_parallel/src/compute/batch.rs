@@ -41,7 +41,7 @@ impl From<Run> for SlotMapping {
 }
 
 impl SlotMapping {
-    /// So many positions of the first sequence, from `position` on.
+    /// `tokens` positions of the first sequence, from `position` on.
     pub fn from_position(position: usize, tokens: usize) -> Self {
         Run { sequence: 0, position, tokens }.into()
     }
@@ -55,7 +55,7 @@ impl SlotMapping {
         self.single.iter().copied().chain(self.runs.iter().flat_map(of_run))
     }
 
-    /// The sequence and the number of positions that each part of it fills up to.
+    /// The sequence of each single token and run, and the number of positions it has afterwards.
     pub(crate) fn ends(&self) -> impl Iterator<Item = (usize, usize)> {
         let singles = self.single.iter().map(|(sequence, position)| (*sequence, position + 1));
         singles.chain(self.runs.iter().map(|run| (run.sequence, run.position + run.tokens)))
@@ -95,9 +95,9 @@ impl SlotMapping {
 /// The tokens of one forward pass, their slots and rotations, computed once for all layers and held where they are needed.
 #[derive(Debug)]
 pub struct Batch {
-    /// Empty while the GPU's memory may hold something else.
+    /// Empty while the GPU's memory may hold other tokens.
     tokens: Vec<u32>,
-    /// How many tokens there is room for.
+    /// Number of tokens that it was made for.
     rows: usize,
     slots: SlotMapping,
     /// Angles of one position: half the length of a head.
@@ -105,7 +105,7 @@ pub struct Batch {
     memory: Memory,
 }
 
-/// What a GPU keeps of a batch.
+/// The part of a batch in a GPU's memory.
 #[derive(Debug)]
 pub(super) struct DeviceBatch {
     /// Positions and then sequences of each [`Part`], tokens, and the rotary frequencies, 32 bits each.
@@ -128,12 +128,12 @@ impl Batch {
         Ok(Self { tokens: tokens.into(), rows, slots: slots.clone(), half, memory: Memory::Host(table) })
     }
 
-    /// A batch for so many tokens in parts like these, which [`update_device`](Self::update_device) must set.
+    /// A batch for `rows` tokens in slots like these, which [`update_device`](Self::update_device) must set.
     pub(super) fn on_device(rows: usize, slots: &SlotMapping, half: usize, batch: DeviceBatch) -> Self {
         Self { tokens: Vec::new(), rows, slots: slots.clone(), half, memory: Memory::Device(batch) }
     }
 
-    /// Whether other tokens fit: as many, in the same parts, with as many angles.
+    /// Refuses tokens that differ in number, parts or angles from those that the batch was made for.
     pub(super) fn check_update(&self, rows: usize, slots: &SlotMapping, half: usize) -> Result<()> {
         slots.check(rows)?;
         if rows == self.rows && half == self.half && slots.parts() == self.slots.parts() {

@@ -99,8 +99,8 @@ impl LayerCache {
 
 /// The operations that layers are made of. Sums are taken in `f32`, and each result is rounded once to its type.
 ///
-/// Activations are `[positions, features]`, weights `[out, in]`. Any number of threads may use it. While one records, those that
-/// would enqueue on the same stream wait.
+/// Activations are `[positions, features]`, weights `[out, in]`. Any number of threads may use it. While one thread records, others
+/// that enqueue on the same stream wait.
 pub trait Compute: fmt::Debug + Send + Sync {
     /// The type to hold weight matrices in, given the type they are stored in and that of the activations. It is the stored type,
     /// unless every product would have to convert it.
@@ -109,10 +109,10 @@ pub trait Compute: fmt::Debug + Send + Sync {
         stored
     }
 
-    /// An array of zeros that will be kept for long: weights, caches.
+    /// An array of zeros to keep for long: a weight or a cache.
     fn zeros(&self, shape: &[usize], dtype: DType) -> Result<Tensor>;
 
-    /// An array of unspecified content, for results that are soon dropped.
+    /// An array of unspecified content, for a result that is soon dropped.
     fn scratch(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         self.zeros(shape, dtype)
     }
@@ -120,7 +120,7 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// A batch of tokens that go to these slots of the cache.
     fn batch(&self, tokens: &[u32], slots: &SlotMapping, rotary: &Rotary) -> Result<Batch>;
 
-    /// Replaces the tokens of a batch by as many others, as many of each sequence.
+    /// Replaces the tokens of a batch. The new slots must have as many single tokens, and runs of the same lengths.
     fn update_batch(
         &self,
         batch: &mut Batch,
@@ -129,8 +129,8 @@ pub trait Compute: fmt::Debug + Send + Sync {
         rotary: &Rotary,
     ) -> Result<()>;
 
-    /// Records what `work` enqueues, without running it. A replay repeats it on whatever the same tensors then hold. Returns
-    /// `None`, and does not call `work`, where a replay is no cheaper than a call.
+    /// Records what `work` enqueues, without running it. A replay runs it on the values that the same tensors then hold. Returns
+    /// `None` without calling `work` where a replay is no cheaper than a call.
     ///
     /// `work` must have run before, as set-up at first use cannot be recorded. It must not wait for other threads.
     ///

@@ -72,7 +72,7 @@ impl ChatTime {
     }
 }
 
-/// Why messages did not become a prompt.
+/// Why there is no prompt for some messages.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChatError {

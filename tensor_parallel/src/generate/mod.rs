@@ -27,11 +27,11 @@ pub struct GenerateOptions {
     pub max_new_tokens: usize,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// What makes tokens that have occurred less likely.
+    /// Penalties for tokens that have occurred.
     pub penalties: Penalties,
     /// Whether to continue after a token that ends a text.
     pub ignore_end: bool,
-    /// Whether a GPU replays a recorded graph for each token, or launches every operation.
+    /// Whether a GPU replays a CUDA graph for each token, or launches every operation.
     pub passes: Passes,
 }
 
@@ -50,11 +50,11 @@ impl Default for GenerateOptions {
 /// Why generation stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StopReason {
-    /// It made as many new tokens as were asked for.
+    /// It generated the maximum number of tokens.
     Length,
-    /// The model ended its text with this token, the last of the new ones.
+    /// The model generated this end token, which is the last of the new ones.
     End(u32),
-    /// The caller asked for no more.
+    /// The caller stopped it.
     Caller,
 }
 
@@ -63,7 +63,7 @@ pub enum StopReason {
 pub struct Generated {
     /// The new tokens, without the prompt.
     pub tokens: Vec<u32>,
-    /// Why there are no more.
+    /// Why generation stopped.
     pub stop: StopReason,
 }
 

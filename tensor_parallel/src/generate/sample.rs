@@ -1,5 +1,5 @@
-//! Choosing a token from logits. Pure: the same logits and seed give the same token on every rank and machine, which is
-//! why the random numbers are made here and the exponentials do not come from the system's library.
+//! Choosing a token from logits. Pure: the same logits and seed give the same token on every rank and machine. So the random
+//! numbers are our own, and the exponentials do not come from the system's library.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -13,11 +13,11 @@ use crate::error::{ConfigurationError, Error, Result};
 pub enum Sampling {
     /// The most likely token; the lowest of equals.
     Greedy,
-    /// At random.
+    /// A random token, by its probability.
     Random {
         /// Logits are divided by this: below 1, likely tokens become likelier.
         temperature: f64,
-        /// Only the most likely tokens count: as few as have this probability together.
+        /// Sample from the likeliest tokens that together have this probability.
         top_p: f64,
         /// Sample from the K likeliest tokens only; `None` means all.
         top_k: Option<NonZeroUsize>,
@@ -26,17 +26,16 @@ pub enum Sampling {
     },
 }
 
-/// What makes tokens that have occurred less likely, or likelier. The default changes nothing.
+/// Penalties make tokens that have occurred less likely, or likelier. The default changes nothing.
 ///
-/// As vLLM, and the OpenAI API for the last two, define them, in this order.
+/// They apply in this order, as in vLLM; presence and frequency are those of the OpenAI API.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Penalties {
-    /// The logits of tokens in the prompt or among the new ones are divided by this if positive, and multiplied by it if not.
-    /// Above 0; 1 for none.
+    /// Divides the positive logits, and multiplies the others, of tokens in the prompt and of new ones. Above 0; 1 for none.
     pub repetition: f32,
-    /// Subtracted from the logits of the new tokens so far. From -2 to 2; 0 for none.
+    /// Subtracted from the logits of tokens generated so far. From -2 to 2; 0 for none.
     pub presence: f32,
-    /// Subtracted from the logits of the new tokens so far, as often as each has occurred. From -2 to 2; 0 for none.
+    /// Subtracted from the logits of tokens generated so far, once for each occurrence. From -2 to 2; 0 for none.
     pub frequency: f32,
 }
 
@@ -93,7 +92,7 @@ impl Sampler {
         Ok(Self { sampling, state, penalties: Penalties::default(), chosen: BTreeMap::new() })
     }
 
-    /// Penalises the tokens that it chooses from now on, and those of `prompt`.
+    /// Penalises the tokens of `prompt`, and those that it chooses from now on.
     ///
     /// # Errors
     /// When a penalty is out of its range.
@@ -108,7 +107,7 @@ impl Sampler {
     /// The next token.
     ///
     /// # Errors
-    /// When a logit is NaN, or the greatest is infinite: the weights or the arithmetic are broken then.
+    /// When a logit is NaN, or the greatest is infinite: the weights or the arithmetic are broken.
     pub fn choose(&mut self, logits: &[f32]) -> Result<u32> {
         let token = self.choose_from(&self.penalised(logits))?;
         if self.penalties != Penalties::default() {

@@ -3,21 +3,21 @@
 use super::Tokenizer;
 use crate::error::Result;
 
-/// How many tokens of the prompt the first new one is decoded with: enough for its space to be right.
+/// Tokens of the prompt that the first new token is decoded with: enough to get its space right.
 const CONTEXT: usize = 8;
 
 /// Turns tokens into text, one by one.
 ///
-/// A token may be a part of a character, and whether a space precedes it depends on its neighbours. So a token is decoded
-/// together with those before it, and text is given away once it is whole. Text that may turn out to be the beginning of a
-/// stop string is held back too.
+/// A token may be a part of a character, and whether a space precedes it depends on its neighbours. So the stream decodes a
+/// token together with those before it, and returns text once its characters are complete. It holds back text that may be the
+/// beginning of a stop string.
 #[derive(Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     tokens: Vec<u32>,
-    /// Where the tokens begin that the next one is decoded with.
+    /// Index of the first token that the next one is decoded with.
     context: usize,
-    /// Up to here, tokens have become text.
+    /// Number of tokens whose text has been returned or held back.
     decoded: usize,
     stop: Vec<String>,
     /// Text that may be the beginning of a stop string.
@@ -26,7 +26,7 @@ pub struct TextStream<'a> {
 }
 
 impl<'a> TextStream<'a> {
-    /// A stream of what follows `prompt`. It ends at the first of the `stop` strings, which it leaves out.
+    /// A stream of the text after `prompt`. It ends before the first of the `stop` strings.
     pub fn new(tokenizer: &'a Tokenizer, prompt: &[u32], stop: &[String]) -> Self {
         let tokens = prompt[prompt.len().saturating_sub(CONTEXT)..].to_vec();
         let stop = stop.iter().filter(|text| !text.is_empty()).cloned().collect();
@@ -49,7 +49,7 @@ impl<'a> TextStream<'a> {
         Ok(self.release(&new))
     }
 
-    /// Whether a stop string has been found. Nothing comes behind it.
+    /// Whether a stop string has been found. No text follows.
     pub fn is_ended(&self) -> bool {
         self.ended
     }
@@ -64,7 +64,7 @@ impl<'a> TextStream<'a> {
         Ok(released + &self.held)
     }
 
-    /// The text of the tokens that have not become text, behind that of those before them.
+    /// The text of the tokens from `decoded` on.
     fn decode_new(&self) -> Result<String> {
         let before = self.tokenizer.decode(&self.tokens[self.context..self.decoded])?;
         let mut all = self.tokenizer.decode(&self.tokens[self.context..])?;

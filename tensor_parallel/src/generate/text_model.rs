@@ -163,8 +163,8 @@ mod tests {
             let model = TextModel::load(folder.path(), None, group).unwrap();
             let prompt = model.tokenizer().encode("w3 w4").unwrap();
             let tokens = model.model().generate(&prompt, &options(), group).unwrap().tokens;
-            let words = tokens.iter().map(|id| format!(" w{id}")).collect::<String>();
-            (model.complete("w3 w4", &options(), group).unwrap(), words)
+            let words: Vec<String> = tokens.iter().map(|id| format!(" w{id}")).collect();
+            (model.complete("w3 w4", &options(), group).unwrap(), words.concat())
         });
         assert!(texts.iter().all(|(text, words)| text == words && text.starts_with(" w")), "{texts:?}");
     }

@@ -1,4 +1,4 @@
-//! Text to tokens and back, where the model folder has a `tokenizer.json`.
+//! Text to tokens and back, by the `tokenizer.json` of a model folder.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -22,8 +22,8 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of a folder; `None` if there is none. What it says of padding and truncation is for batches in
-    /// training, and is ignored.
+    /// Reads `tokenizer.json` of a folder; `None` if there is none. Ignores its padding and truncation, which are for batches in
+    /// training.
     ///
     /// # Errors
     /// When it cannot be read or is not a tokenizer.
@@ -51,7 +51,8 @@ impl Tokenizer {
         self.encoded(text, true)
     }
 
-    /// The tokens of a text that has its special tokens already, as that of a [`ChatTemplate`](super::ChatTemplate) does.
+    /// The tokens of a text that already has its special tokens, such as the result of a
+    /// [`ChatTemplate`](super::ChatTemplate).
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
@@ -79,7 +80,7 @@ impl Tokenizer {
     }
 }
 
-/// Runs what the library of tokenizers does. It panics at some files, which is an error like any other.
+/// Calls the tokenizers library. It panics at some files; a panic becomes an error.
 fn caught<T>(file: &Path, cannot: &'static str, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     CATCHES.set(true);
     let outcome = catch_unwind(AssertUnwindSafe(work));
@@ -94,7 +95,7 @@ thread_local! {
     static CATCHES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Whether a panic of this thread, now, would become an error of this crate: a program's panic hook need not report it.
+/// Whether this crate would turn a panic of this thread into an error now, so that a panic hook need not report it.
 pub fn catches_panics() -> bool {
     CATCHES.get()
 }

@@ -17,11 +17,11 @@ use crate::tensor::Tensor;
 
 /// Sequences that grow token by token, several in one pass.
 ///
-/// On a GPU, a pass of one token for each of n sequences runs once, is recorded into a CUDA graph the second time, and is
-/// replayed from then on, whichever n sequences get a token: one launch in place of hundreds, with the same result. Each n has
-/// a graph and memory of its own. Pass the same group to every call, and keep it alive longer than the decoder: NCCL holds on
-/// to the communicators that a graph may call. When a sequence has ended, [`clear`](Self::clear) makes room for another, and
-/// the graphs stay. While a pass is recorded, other threads that compute on the same GPU wait.
+/// On a GPU, the decoder records a pass of one token for each of n sequences into a CUDA graph the second time it runs, and
+/// replays the graph from then on, for any n sequences: one launch instead of hundreds, with the same result. Each n has its
+/// own graph and memory. Pass the same group to every call, and keep the group alive longer than the decoder: NCCL keeps the
+/// communicators that a graph may call. When a sequence has ended, [`clear`](Self::clear) makes room for another; the graphs
+/// stay. While a pass is recorded, other threads that compute on the same GPU wait.
 ///
 /// It owns its share of the model `M`, so an engine can keep it in a struct and move it to a thread.
 #[derive(Debug)]
@@ -35,12 +35,12 @@ pub struct Decoder<M = Arc<Llama>> {
     logits: Option<Tensor>,
 }
 
-/// How a [`Decoder`] does passes of one token a sequence.
+/// How a [`Decoder`] runs passes of one token per sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Passes {
-    /// Every operation is launched anew.
+    /// Launch every operation of every pass.
     Eager,
-    /// They are recorded and replayed where that is cheaper: on GPUs, from the second pass of as many sequences on.
+    /// Record and replay passes where that is cheaper: on GPUs, from the second pass of the same number of sequences on.
     Graph,
 }
 
@@ -54,7 +54,7 @@ struct Pass {
 }
 
 impl Llama {
-    /// A decoder of up to `sequences` sequences of at most `capacity` positions each.
+    /// A decoder for up to `sequences` sequences of at most `capacity` positions each.
     ///
     /// # Errors
     /// As [`cache`](Self::cache).
@@ -64,13 +64,13 @@ impl Llama {
 }
 
 impl<M: Deref<Target = Llama>> Decoder<M> {
-    /// `M` always leads to the same model: it is an `Arc` or a reference.
+    /// `M` must always dereference to the same model, as an `Arc` or a reference does.
     pub(crate) fn new(model: M, sequences: usize, capacity: usize, passes: Passes) -> Result<Self> {
         let cache = model.caches(sequences, capacity)?;
         Ok(Self { passes: BTreeMap::new(), cache, model, kind: passes, logits: None })
     }
 
-    /// As [`step`](Self::step), with one sequence: a prompt, for one.
+    /// As [`step`](Self::step), for one sequence, such as a new prompt.
     ///
     /// # Errors
     /// As [`step`](Self::step).
@@ -167,7 +167,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         Ok(logits)
     }
 
-    /// Refuses what can be refused before anything is computed. Returns the slots of the tokens, and the tokens.
+    /// Checks the pairs before anything is computed. Returns the slots of the tokens, and the tokens.
     fn validate(&self, tokens: &[(usize, u32)]) -> Result<(SlotMapping, Vec<u32>)> {
         if tokens.is_empty() {
             return Err(RequestError::NoSequences.into());
@@ -209,7 +209,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     }
 }
 
-/// The tokens of a pass that gives several to some sequences: single ones first, as the slots have them.
+/// The tokens of a pass that gives several to some sequences, in the order of the slots: single tokens first.
 struct Mixed {
     tokens: Vec<u32>,
     slots: SlotMapping,

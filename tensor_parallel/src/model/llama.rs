@@ -1,4 +1,4 @@
-//! Llama, and the models that are Llama with other settings.
+//! Llama, and the models that differ from it only in settings.
 
 use ryzanstein_process_group::{DType, ProcessGroup};
 
@@ -137,7 +137,7 @@ impl Llama {
         self.dtype
     }
 
-    /// What loading took.
+    /// Bytes read and time taken by loading.
     pub fn report(&self) -> &LoadReport {
         &self.report
     }
@@ -150,7 +150,7 @@ impl Llama {
         self.caches(1, capacity)
     }
 
-    /// As [`cache`](Self::cache), for several sequences of as many positions each.
+    /// As [`cache`](Self::cache), for several sequences of `capacity` positions each.
     pub(super) fn caches(&self, sequences: usize, capacity: usize) -> Result<KvCache> {
         let LlamaConfig { layers, head_dim, max_positions, .. } = self.config;
         if capacity > max_positions {

@@ -65,7 +65,7 @@ impl Llama {
         Self::load_with(directory, dtype, group, |_, _| {})
     }
 
-    /// As [`load`](Self::load), and calls `on_tensor` behind each tensor with how many have been read, of how many.
+    /// As [`load`](Self::load). After each tensor, calls `on_tensor` with the number of tensors read so far and of all tensors.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -78,8 +78,8 @@ impl Llama {
         Ok(Self::load_and(directory, dtype, group, on_tensor, || Ok(((), 0)))?.0)
     }
 
-    /// As [`load_with`](Self::load_with), together with what `more` reads. All ranks must get the same digest from it, and
-    /// when it fails on one, loading fails on all.
+    /// As [`load_with`](Self::load_with), and returns what `more` reads. `more` must return the same digest on all ranks; if
+    /// it fails on one rank, loading fails on all.
     pub(crate) fn load_and<T>(
         directory: &Path,
         dtype: Option<DType>,
@@ -157,8 +157,8 @@ impl Llama {
         Ok(model)
     }
 
-    /// On a GPU, runs a prompt of two tokens and one token after it. Otherwise the set-up of one rank at first use would hold up
-    /// all the others in the middle of a request.
+    /// On a GPU, runs a prompt of two tokens and one token after it. Otherwise a rank would do its set-up in the middle of the
+    /// first request, while all others wait.
     fn warm_up(&self, group: &mut ProcessGroup) -> Result<()> {
         if group.device().is_none() {
             return Ok(());
@@ -196,7 +196,7 @@ impl Llama {
     }
 }
 
-/// Tells of each tensor that has been read.
+/// Reports each tensor that has been read.
 struct ObservedSource<'a, F> {
     source: LocalSource<'a>,
     read: usize,
@@ -213,8 +213,8 @@ impl<F: FnMut(usize, usize)> WeightSource for ObservedSource<'_, F> {
     }
 }
 
-/// Weights from a root. Before each tensor all ranks report whether they are still fine, so that nobody waits for a rank that
-/// has failed.
+/// Weights from a root. Before each tensor, all ranks report whether they have failed, so that no rank waits for one that
+/// has.
 struct FailFastSource<'a> {
     source: RootSource<'a>,
     /// Whether all ranks know of a failure already.
@@ -228,7 +228,7 @@ impl WeightSource for FailFastSource<'_> {
     }
 }
 
-/// Tells of tensors that nothing is computed from: results are wrong if the model should have used them.
+/// Warns of tensors that the model does not use: if it should, its results are wrong.
 fn warn_of_unused(checkpoint: &Checkpoint, config: &LlamaConfig) {
     let unused = unused(config, checkpoint.names());
     if !unused.is_empty() {

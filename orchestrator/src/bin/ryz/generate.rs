@@ -73,7 +73,7 @@ pub(crate) struct Args {
     /// Stream text, or print one line of JSON at the end [default: text on a terminal, else json]
     #[arg(long, value_enum, value_name = "FORMAT")]
     format: Option<Format>,
-    /// Show what the collectives cost
+    /// Print a table of the collectives and their times at the end
     #[arg(long)]
     profile: bool,
     /// Write the logits of every position to this safetensors file
@@ -98,7 +98,7 @@ pub(crate) struct Args {
     prompt_file: Option<PathBuf>,
 }
 
-/// Larger prompts are a mistake: no model has room for them.
+/// No model has room for a larger prompt.
 const MOST_PROMPT_BYTES: u64 = 256 << 20;
 
 impl Args {

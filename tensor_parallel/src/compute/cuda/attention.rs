@@ -19,7 +19,7 @@ pub(super) const ARRIVALS: usize = 65_535;
 /// As in `decode.cu` and `prefill.cu`.
 const THREADS: u32 = 128;
 const MOST_SPLITS: usize = 64;
-/// A split of fewer positions is not worth its combination.
+/// Splits of fewer positions cost more to combine than they save.
 const FEWEST: usize = 64;
 /// The longest head whose tiles fit the shared memory of a block.
 const LONGEST: usize = 256;
