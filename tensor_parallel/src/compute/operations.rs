@@ -99,8 +99,7 @@ impl LayerCache {
 
 /// The operations that layers are made of. Sums are taken in `f32`, and each result is rounded once to its type.
 ///
-/// Activations are `[positions, features]`, weights `[out, in]`. Any number of threads may use it. While one thread records, others
-/// that enqueue on the same stream wait.
+/// Activations are `[positions, features]`, weights `[out, in]`. Any number of threads may use it.
 pub trait Compute: fmt::Debug + Send + Sync {
     /// The type to hold weight matrices in, given the type they are stored in and that of the activations. It is the stored type,
     /// unless every product would have to convert it.

@@ -17,11 +17,11 @@ use crate::tensor::Tensor;
 
 /// Sequences that grow token by token, several in one pass.
 ///
-/// On a GPU, the decoder records a pass of one token for each of n sequences into a CUDA graph the second time it runs, and
-/// replays the graph from then on, for any n sequences: one launch instead of hundreds, with the same result. Each n has its
-/// own graph and memory. Pass the same group to every call, and keep the group alive longer than the decoder: NCCL keeps the
-/// communicators that a graph may call. When a sequence has ended, [`clear`](Self::clear) makes room for another; the graphs
-/// stay. While a pass is recorded, other threads that compute on the same GPU wait.
+/// On a GPU, a pass of one token for each of n sequences runs once, is recorded into a CUDA graph the second time, and is
+/// replayed from then on, whichever n sequences get a token: one launch in place of hundreds, with the same result. Each n has
+/// a graph and memory of its own. Pass the same group to every call, and keep it alive longer than the decoder: NCCL holds on
+/// to the communicators that a graph may call. When a sequence has ended, [`clear`](Self::clear) makes room for another, and
+/// the graphs stay.
 ///
 /// It owns its share of the model `M`, so an engine can keep it in a struct and move it to a thread.
 #[derive(Debug)]
