@@ -6,14 +6,14 @@ use rustix::process::{Resource, getrlimit};
 use tokio::task::AbortHandle;
 
 /// The most connections, whatever the limit on open files.
-const MOST: u64 = 256;
+const MOST: u64 = 4096;
 /// The share of the limit on open files that they may take.
-const SHARE: u64 = 8;
+const SHARE: u64 = 4;
 
 /// The tasks that let connections prove themselves, oldest first.
 ///
 /// Whoever knows the job's secret needs milliseconds. So a new connection evicts the oldest, and strangers who connect and say
-/// nothing keep nobody out. The application keeps at least seven eighths of its descriptors.
+/// nothing keep nobody out. The application keeps three quarters of its descriptors.
 #[derive(Debug)]
 pub struct HalfOpen {
     most: usize,

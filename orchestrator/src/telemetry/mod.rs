@@ -2,6 +2,7 @@
 //!
 //! Both are process-wide, so an embedding program sets up its own instead of calling these.
 
+mod exporter;
 pub mod names;
 
 use std::fmt;
@@ -32,13 +33,18 @@ pub enum TelemetryError {
     /// The process already has a subscriber.
     #[error("logging is already set up: {0}")]
     Twice(#[from] tracing_subscriber::util::TryInitError),
+    /// The process already records metrics.
+    #[error(
+        "this process already records metrics with another recorder; serve them from there, and unset metrics.address"
+    )]
+    SecondRecorder,
     /// The metrics cannot be served.
     #[error("cannot serve metrics at {address} (metrics.address): {source}")]
     Metrics {
         /// The address.
         address: SocketAddr,
-        /// The exporter's error.
-        source: metrics_exporter_prometheus::BuildError,
+        /// The system's error.
+        source: std::io::Error,
     },
 }
 
@@ -126,11 +132,10 @@ pub fn serve_metrics(
     if address.port() != 0 {
         address.set_port(address.port().saturating_add(local_rank));
     }
-    PrometheusBuilder::new()
-        .with_http_listener(address)
-        .add_global_label("rank", rank.to_string())
-        .install()
+    let recorder = PrometheusBuilder::new().add_global_label("rank", rank.to_string()).build_recorder();
+    let address = exporter::serve(address, recorder.handle())
         .map_err(|source| TelemetryError::Metrics { address, source })?;
+    metrics::set_global_recorder(recorder).map_err(|_| TelemetryError::SecondRecorder)?;
     names::describe();
     metrics::gauge!(names::INFO, "version" => crate::VERSION, "host" => crate::host_name()).set(1.0);
     Ok(Some(address))

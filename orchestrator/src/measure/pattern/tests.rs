@@ -95,8 +95,8 @@ fn everything(test: impl Fn(Called)) {
 fn what_a_correct_call_leaves_has_no_wrong_element() {
     everything(|called| {
         let (buffers, inputs) = called.filled(3);
-        for (rank, buffer) in buffers.iter().enumerate() {
-            let after = called.carried_out(buffer, &inputs, rank);
+        for (rank, before) in buffers.iter().enumerate() {
+            let after = called.carried_out(before, &inputs, rank);
             assert_eq!(called.wrong(rank, &after, 3), 0, "{called:?} on rank {rank}");
         }
     });
