@@ -22,6 +22,7 @@ pub mod prelude;
 pub mod rendezvous;
 #[cfg(feature = "server")]
 pub mod supervisor;
+pub mod table;
 #[cfg(feature = "telemetry")]
 pub mod telemetry;
 

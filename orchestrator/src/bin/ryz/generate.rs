@@ -7,8 +7,8 @@ use anyhow::Context as _;
 use ryzanstein_config::WorldSize;
 use ryzanstein_orchestrator::generate::{self, Prompt, Request};
 use ryzanstein_orchestrator::hub;
+use ryzanstein_orchestrator::table;
 use ryzanstein_process_group::Error;
-use ryzanstein_process_group::table;
 use ryzanstein_tensor_parallel::{Message, Penalties, check_world_size};
 
 use crate::live_text::{Format, LiveText};

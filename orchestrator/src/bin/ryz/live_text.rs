@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use ryzanstein_orchestrator::generate::{Progress, Prompt, Response, Timings};
-use ryzanstein_process_group::table::{Screen, Tone};
+use ryzanstein_orchestrator::table::{Screen, Tone};
 use ryzanstein_process_group::units;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
