@@ -342,6 +342,8 @@ impl ProcessGroupManager {
     /// told by dropping this value, without the message.
     pub fn panicked(&self, message: &str) {
         let error = Error::Panicked(message.into());
+        // All first: one group's call that blocks delays no other.
+        self.groups.iter().for_each(|group| group.interrupt(&error));
         self.groups.iter().for_each(|group| group.abort(&error));
     }
 
