@@ -11,6 +11,7 @@ pub mod check;
 pub mod control;
 #[cfg(feature = "cli")]
 pub mod doctor;
+#[cfg(feature = "cli")]
 pub mod generate;
 pub mod hub;
 #[cfg(feature = "cli")]
