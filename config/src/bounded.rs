@@ -144,6 +144,12 @@ bounded! {
 }
 
 bounded! {
+    /// How many calls a flight recorder keeps: 0 to 1048576.
+    #[derive(Eq, Ord, Hash)]
+    RecordedCalls(u32), |calls| calls <= 1 << 20, "a whole number from 0 to 1048576", "2048"
+}
+
+bounded! {
     /// A part of a whole: more than 0, at most 1.
     Fraction(f32), |part| part > 0.0 && part <= 1.0, "a number more than 0 and at most 1", "0.9"
 }

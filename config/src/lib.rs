@@ -52,7 +52,9 @@ mod setting;
 mod size;
 mod source;
 
-pub use bounded::{Ctas, Fraction, NcclBuffer, Segment, SocketBuffer, Temperature, Timeout, TopP, WorldSize};
+pub use bounded::{
+    Ctas, Fraction, NcclBuffer, RecordedCalls, Segment, SocketBuffer, Temperature, Timeout, TopP, WorldSize,
+};
 pub use choice::{
     AlgorithmChoice, BackendChoice, LogFormat, ModelDType, NcclAlgorithm, NcclDebug, NcclGdrLevel,
     NcclP2pLevel, NcclProfile, NcclProtocol,

@@ -209,6 +209,19 @@ impl Error {
         matches!(self.root_cause(), Self::Configuration(_) | Self::BackendUnavailable { .. })
     }
 
+    /// The other ranks whose failure or absence this error came from, as far as it names them.
+    pub fn caused_by(&self) -> Vec<Rank> {
+        match self.root_cause() {
+            Self::PeerLost { rank, .. }
+            | Self::PeerUnresponsive { rank, .. }
+            | Self::PeerAborted { rank, .. } => {
+                vec![*rank]
+            }
+            Self::Timeout { missing, .. } => missing.clone(),
+            _ => Vec::new(),
+        }
+    }
+
     /// The first cause, below any number of [`Error::Poisoned`].
     pub fn root_cause(&self) -> &Self {
         match self {

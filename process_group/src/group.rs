@@ -35,6 +35,7 @@ use crate::operation::Operation;
 use crate::paths::{Path, PathChoice};
 use crate::profile::{Profile, Recording, Timings};
 use crate::rank::Rank;
+use crate::recorder::{FlightRecorder, Recorder};
 use crate::store::{MemoryStore, Store};
 use crate::sync::lock;
 use inner::{AbortReasons, Closing, Core, GroupInner, Worker};
@@ -99,13 +100,18 @@ impl ProcessGroup {
     ///
     /// Through `store`, ranks tell each other why they gave up where their links no longer can.
     pub fn new(info: GroupInfo, backend: Box<dyn Backend>, store: Option<Arc<dyn Store>>) -> Self {
-        Self::on(info, AnyBackend::Host(backend), store)
+        Self::on(info, AnyBackend::Host(backend), store, None)
     }
 
-    /// Puts a group on a backend that a factory has connected.
-    pub(crate) fn on(info: GroupInfo, backend: AnyBackend, store: Option<Arc<dyn Store>>) -> Self {
+    /// Puts a group on a backend that a factory has connected. Its calls show in the records of `flight`.
+    pub(crate) fn on(
+        info: GroupInfo,
+        backend: AnyBackend,
+        store: Option<Arc<dyn Store>>,
+        flight: Option<FlightRecorder>,
+    ) -> Self {
         let instruments = backend.stream().map(|stream| (stream.timings(), stream.link_gbs()));
-        Self::with(info, backend, instruments, store)
+        Self::with(info, backend, instruments, store, flight)
     }
 
     /// `instruments`: where times of enqueued calls come from, and what this rank's links carry.
@@ -114,6 +120,7 @@ impl ProcessGroup {
         backend: AnyBackend,
         instruments: Option<(Arc<dyn Timings>, Option<f64>)>,
         store: Option<Arc<dyn Store>>,
+        flight: Option<FlightRecorder>,
     ) -> Self {
         let world_size = info.members.len();
         let global = info.members[info.rank.index()].0;
@@ -122,9 +129,20 @@ impl ProcessGroup {
         let memory = device.as_ref().map_or(Memory::Host, |device| Memory::Device(device.ordinal()));
         let profile = Arc::new(Profile::new(&info.name, global, world_size, info.recording, instruments));
         let (timeout, interrupt) = (info.timeout, Arc::new(Interrupt::default()));
-        let of_core = Arc::clone(&interrupt);
-        let core =
-            Core { backend, memory, failed: None, last: None, timeout, world_size, interrupt: of_core };
+        let recorder = Recorder::new(&info.name, &info.members, info.recording.newest_calls);
+        if let Some(flight) = &flight {
+            flight.add(recorder.ring());
+        }
+        let core = Core {
+            backend,
+            memory,
+            failed: None,
+            last: None,
+            recorder,
+            timeout,
+            world_size,
+            interrupt: Arc::clone(&interrupt),
+        };
         let abort_reasons = store.map(|store| AbortReasons {
             store,
             group: info.name.clone(),
@@ -133,7 +151,8 @@ impl ProcessGroup {
         let closing = Closing(Arc::clone(&profile));
         let (queued, idle) = (Mutex::new(0), Condvar::new());
         let core = Mutex::new(core);
-        let inner = GroupInner { core, queued, idle, interrupt, profile, abort_reasons, _closing: closing };
+        let inner =
+            GroupInner { core, queued, idle, interrupt, profile, flight, abort_reasons, _closing: closing };
         let inner = Arc::new(inner);
         Self {
             info,
@@ -166,6 +185,7 @@ impl ProcessGroup {
                     bucket_bytes: 25 << 20,
                     recording: Recording {
                         record: true,
+                        newest_calls: 0,
                         slow_call: Duration::MAX,
                         slow_gbs: 1.0,
                         every: Duration::MAX,

@@ -20,6 +20,7 @@ use crate::layout::Layout;
 use crate::mesh::{self, Mesh};
 use crate::profile::{Profile, ProfileRow};
 use crate::rank::{self, Rank};
+use crate::recorder::FlightRecorder;
 use crate::rendezvous::{Membership, Rendezvous};
 use crate::roster::{Candidate, Roster};
 use crate::store::{self, Store};
@@ -169,6 +170,7 @@ impl ProcessGroupManager {
             _ => None,
         };
         let rank = *rank;
+        let flight = FlightRecorder::new(rank, roster, config.profile.trace_dir.clone());
         let mut manager = Self {
             groups: Vec::new(),
             tensor: 0,
@@ -176,7 +178,7 @@ impl ProcessGroupManager {
             data: 0,
             profiles: Vec::new(),
             made: HashMap::new(),
-            maker: GroupMaker { config: config.clone(), membership, mesh, factory },
+            maker: GroupMaker { config: config.clone(), membership, flight, mesh, factory },
             layout,
             init: Duration::ZERO,
             backend_summary,
@@ -295,6 +297,12 @@ impl ProcessGroupManager {
     /// What has been measured in all groups so far.
     pub fn profile(&self) -> Vec<ProfileRow> {
         self.profiles.iter().flat_map(|p| p.rows()).collect()
+    }
+
+    /// What keeps the newest calls of all groups, for a look at a rank whose calls may be blocked. With `profile.trace_dir`, it
+    /// writes a record there when a group fails.
+    pub fn flight_recorder(&self) -> FlightRecorder {
+        self.maker.flight.clone()
     }
 
     /// The newest call in any of the standard groups, as `call 17 of group `world`: all_reduce(sum) of 10 f32`.

@@ -52,7 +52,8 @@ impl fmt::Display for ReduceOp {
 }
 
 /// What a call asks for. Ranks in here are ranks of the group.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Operation {
     /// Every rank gets the reduction of all vectors.
     AllReduce(ReduceOp),
@@ -178,7 +179,7 @@ impl fmt::Display for Operation {
 }
 
 /// What all ranks of a call must agree on.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct CallFingerprint {
     /// The operation with its reduction and root. For a message: as its sender names it.
     pub operation: Operation,

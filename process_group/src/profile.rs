@@ -29,6 +29,8 @@ pub(crate) trait Timings: Send + Sync {
 pub struct Recording {
     /// Record calls at all.
     pub record: bool,
+    /// How many of the newest calls the [flight recorder](crate::FlightRecorder) keeps; 0 turns it off.
+    pub newest_calls: usize,
     /// A call is slow if it takes longer than this plus the time that its bytes need at `slow_gbs`.
     pub slow_call: Duration,
     /// In 10⁹ bytes per second.
@@ -210,25 +212,24 @@ impl Profile {
         self.recording.record && !self.paused.load(Ordering::Relaxed)
     }
 
-    /// A call that is done.
+    /// A call that is done, after `elapsed`.
     pub(crate) fn record(
         &self,
         fingerprint: &CallFingerprint,
         path: Path,
-        started: Instant,
+        elapsed: Duration,
         waited: Duration,
     ) {
         if self.records() {
-            self.took(fingerprint, path, started.elapsed(), waited, 1);
+            self.took(fingerprint, path, elapsed, waited, 1);
         }
     }
 
-    /// A call that has been enqueued on a GPU.
-    pub(crate) fn record_enqueued(&self, fingerprint: &CallFingerprint, path: Path, started: Instant) {
+    /// A call that has been enqueued on a GPU, which took the host `elapsed`.
+    pub(crate) fn record_enqueued(&self, fingerprint: &CallFingerprint, path: Path, elapsed: Duration) {
         if !self.records() {
             return;
         }
-        let elapsed = started.elapsed();
         let many = self.with_entry(fingerprint, path, |entry, bytes| {
             entry.moved(bytes, 1);
             entry.enqueued += 1;

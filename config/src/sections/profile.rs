@@ -1,6 +1,8 @@
 //! `[profile]`
 
 use super::section;
+use crate::RecordedCalls;
+use std::path::PathBuf;
 use std::time::Duration;
 
 section! {
@@ -16,5 +18,10 @@ section! {
         slow_call: Duration = "10ms",
         /// The minimum time between two such log lines.
         slow_call_every: Duration = "10s",
+        /// How many of the newest calls the flight recorder keeps in each group, at 64 bytes each; 0 turns it off.
+        recorder: RecordedCalls = "2048",
+        /// The folder in which a rank writes its flight record, `rank-R.json`, when a group fails, or a `ryz` command that is a
+        /// rank gets SIGUSR1; unset, none is written. `ryz trace` reads it.
+        trace_dir: Option<PathBuf> = "",
     }
 }

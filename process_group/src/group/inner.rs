@@ -20,6 +20,7 @@ use crate::panic::panic_message;
 use crate::paths::Path;
 use crate::profile::Profile;
 use crate::rank::Rank;
+use crate::recorder::{FlightRecorder, Recorder};
 use crate::store::{Store, group_key};
 use crate::sync::lock;
 
@@ -30,6 +31,8 @@ pub(super) struct GroupInner {
     pub(super) idle: Condvar,
     pub(super) interrupt: Arc<Interrupt>,
     pub(super) profile: Arc<Profile>,
+    /// The rank's, where a manager made the group.
+    pub(super) flight: Option<FlightRecorder>,
     pub(super) abort_reasons: Option<AbortReasons>,
     // Behind the core, whose backend ends with the last of its calls.
     pub(super) _closing: Closing,
@@ -85,6 +88,7 @@ pub(super) struct Core {
     pub(super) failed: Option<Arc<Error>>,
     /// The newest call that reached the backend: number, when, what.
     pub(super) last: Option<LastCall>,
+    pub(super) recorder: Recorder,
     pub(super) timeout: Duration,
     pub(super) world_size: usize,
     /// Looked at by calls that block.
@@ -130,8 +134,7 @@ impl GroupInner {
         let started = Instant::now();
         let outcome = core.submit(fingerprint, sequence, buffers, started);
         let completion = self.judge(core, outcome, fingerprint, sequence)?;
-        core.went(completion.path);
-        self.note(&fingerprint, completion, started);
+        self.went(core, &fingerprint, completion, started, Instant::now());
         Ok(())
     }
 
@@ -161,9 +164,9 @@ impl GroupInner {
         let started = Instant::now();
         let outcome = core.submit_all(calls, started);
         let completions = self.judge(core, outcome, first.0, first.1)?;
+        let returned = Instant::now();
         for (fingerprint, completion) in fingerprints.iter().zip(completions) {
-            core.went(completion.path);
-            self.note(fingerprint, completion, started);
+            self.went(core, fingerprint, completion, started, returned);
         }
         Ok(())
     }
@@ -179,8 +182,7 @@ impl GroupInner {
         let started = Instant::now();
         let outcome = core.start(fingerprint, sequence, buffers, started);
         let (completion, work) = self.judge(core, outcome, fingerprint, sequence)?;
-        core.went(completion.path);
-        self.note(&fingerprint, completion, started);
+        self.went(core, &fingerprint, completion, started, Instant::now());
         Ok(work)
     }
 
@@ -209,6 +211,8 @@ impl GroupInner {
         let deadline = core.deadline(started);
         let (Some(captured), Some(backend)) = (captured, core.backend.stream_mut()) else { return launch() };
         let (fingerprint, path, _) = *captured.calls().counts().last().unwrap_or(&(NOTHING, Path::Local, 0));
+        let calls = captured.calls().collectives().len() as u64;
+        core.recorder.begin(&fingerprint, sequence + 1 - calls, calls, started);
         let (mut launch, mut said) = (Some(launch), Ok(()));
         let outcome = backend.replay(captured, deadline, &mut || {
             // Its errors are not the group's.
@@ -216,8 +220,15 @@ impl GroupInner {
             said.is_ok()
         });
         self.judge(core, outcome, fingerprint, sequence)?;
-        said?;
+        if let Err(error) = said {
+            core.recorder.fail(Instant::now());
+            return Err(error);
+        }
         core.last = Some(LastCall { sequence, started, fingerprint, path: Some(path) });
+        core.recorder.end(
+            Completion { path, enqueued: true, captured: false, waited: Duration::ZERO },
+            Instant::now(),
+        );
         self.profile.record_replay(captured.calls().counts());
         Ok(())
     }
@@ -248,13 +259,26 @@ impl GroupInner {
         self.judge_newest(core, outcome)
     }
 
-    fn note(&self, fingerprint: &CallFingerprint, completion: Completion, started: Instant) {
+    /// Takes down how the oldest call that was under way went.
+    fn went(
+        &self,
+        core: &mut Core,
+        fingerprint: &CallFingerprint,
+        completion: Completion,
+        started: Instant,
+        returned: Instant,
+    ) {
+        if let Some(last) = &mut core.last {
+            last.path = Some(completion.path);
+        }
+        core.recorder.end(completion, returned);
+        let elapsed = returned.saturating_duration_since(started);
         if completion.captured {
             // Nothing is done yet: each launch counts.
         } else if completion.enqueued {
-            self.profile.record_enqueued(fingerprint, completion.path, started);
+            self.profile.record_enqueued(fingerprint, completion.path, elapsed);
         } else {
-            self.profile.record(fingerprint, completion.path, started, completion.waited);
+            self.profile.record(fingerprint, completion.path, elapsed, completion.waited);
         }
     }
 
@@ -268,10 +292,13 @@ impl GroupInner {
     ) -> Result<R> {
         let error = match outcome {
             Ok(done) => return Ok(done),
-            // Refused before it left the rank, or failed before.
-            Err(error) if error.is_recoverable() || matches!(error, Error::Poisoned(_)) => return Err(error),
             Err(error) => error,
         };
+        core.recorder.fail(Instant::now());
+        // Refused before it left the rank, or failed before.
+        if error.is_recoverable() || matches!(error, Error::Poisoned(_)) {
+            return Err(error);
+        }
         tracing::debug!(%error, call = %fingerprint, sequence, "collective failed");
         Err(self.fail(core, error))
     }
@@ -298,6 +325,12 @@ impl GroupInner {
         core.failed = Some(Arc::new(error.clone()));
         if let Some(words) = words.filter(|_| !is_known) {
             words.leave(&error);
+        }
+        // The others know by now: a slow disk delays none of them.
+        core.recorder.fail(Instant::now());
+        core.recorder.give_up(&error);
+        if let Some(flight) = &self.flight {
+            flight.failed();
         }
         error
     }
@@ -352,11 +385,10 @@ impl Core {
         self.failed.as_ref().map_or(Ok(()), |cause| Err(Error::Poisoned(Arc::clone(cause))))
     }
 
-    /// Says of the newest call how it went.
-    fn went(&mut self, path: Path) {
-        if let Some(last) = &mut self.last {
-            last.path = Some(path);
-        }
+    /// A call reaches the backend.
+    fn begin(&mut self, fingerprint: CallFingerprint, sequence: u64, started: Instant) {
+        self.last = Some(LastCall { sequence, started, fingerprint, path: None });
+        self.recorder.begin(&fingerprint, sequence, 1, started);
     }
 
     fn is_alone(&self, fingerprint: &CallFingerprint) -> bool {
@@ -371,7 +403,7 @@ impl Core {
         started: Instant,
     ) -> Result<Completion> {
         self.check()?;
-        self.last = Some(LastCall { sequence, started, fingerprint, path: None });
+        self.begin(fingerprint, sequence, started);
         let call = buffers.call(fingerprint, sequence, self.deadline(started));
         if self.is_alone(&fingerprint) {
             return self.copy(call);
@@ -386,14 +418,13 @@ impl Core {
     ) -> Result<Vec<Completion>> {
         let is_alone = calls.iter().any(|(fingerprint, ..)| self.is_alone(fingerprint));
         let deadline = self.deadline(started);
+        if self.backend.stream().is_some() && !is_alone {
+            self.check()?;
+            for (fingerprint, sequence, _) in &calls {
+                self.begin(*fingerprint, *sequence, started);
+            }
+        }
         if let Some(backend) = self.backend.stream_mut().filter(|_| !is_alone) {
-            if let Some(cause) = &self.failed {
-                return Err(Error::Poisoned(Arc::clone(cause)));
-            }
-            if let Some((fingerprint, sequence, _)) = calls.last() {
-                let (fingerprint, sequence) = (*fingerprint, *sequence);
-                self.last = Some(LastCall { sequence, started, fingerprint, path: None });
-            }
             let calls = calls
                 .into_iter()
                 .map(|(fingerprint, sequence, buffers)| buffers.call(fingerprint, sequence, deadline));
@@ -411,7 +442,7 @@ impl Core {
         started: Instant,
     ) -> Result<(Completion, Box<dyn StreamWork>)> {
         self.check()?;
-        self.last = Some(LastCall { sequence, started, fingerprint, path: None });
+        self.begin(fingerprint, sequence, started);
         let call = buffers.call(fingerprint, sequence, self.deadline(started));
         let is_alone = self.is_alone(&fingerprint);
         match self.backend.stream_mut().filter(|_| !is_alone) {

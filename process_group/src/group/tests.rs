@@ -19,7 +19,13 @@ fn info(name: &str, rank: u32, world_size: usize) -> GroupInfo {
         members: Rank::all(world_size).collect(),
         timeout: LATE,
         bucket_bytes: 1 << 20,
-        recording: Recording { record: false, slow_call: Duration::MAX, slow_gbs: 1.0, every: Duration::MAX },
+        recording: Recording {
+            record: false,
+            newest_calls: 0,
+            slow_call: Duration::MAX,
+            slow_gbs: 1.0,
+            every: Duration::MAX,
+        },
     }
 }
 
@@ -260,7 +266,7 @@ fn a_profile_keeps_the_times_of_a_group_that_has_ended_and_nothing_of_its_backen
     info.recording.record = true;
     let timings = Arc::clone(&times) as Arc<dyn Timings>;
     let backend = AnyBackend::Host(Box::new(Timed(times)));
-    let mut group = ProcessGroup::with(info, backend, Some((timings, None)), None);
+    let mut group = ProcessGroup::with(info, backend, Some((timings, None)), None, None);
     let profile = group.profile();
     group.all_reduce(&mut [1.0f32; 4], ReduceOp::Sum).unwrap();
     assert!(left.upgrade().is_some());

@@ -11,6 +11,7 @@ use crate::group::{GroupInfo, ProcessGroup};
 use crate::mesh::Mesh;
 use crate::profile::Recording;
 use crate::rank::Rank;
+use crate::recorder::FlightRecorder;
 use crate::rendezvous::Membership;
 use crate::roster::Member;
 use crate::self_check;
@@ -23,6 +24,7 @@ const SLOW_DEVICE_GBS: f64 = 10.0;
 pub(super) struct GroupMaker {
     pub(super) config: Config,
     pub(super) membership: Membership,
+    pub(super) flight: FlightRecorder,
     /// Links to the other ranks, where the backend needs them.
     pub(super) mesh: Option<Mesh>,
     /// Of the backend that was selected.
@@ -55,6 +57,7 @@ impl GroupMaker {
         let profile = &self.config.profile;
         let recording = Recording {
             record: profile.enabled,
+            newest_calls: profile.recorder.get() as usize,
             slow_call: profile.slow_call,
             slow_gbs: match backend {
                 AnyBackend::Host(_) => SLOW_HOST_GBS,
@@ -70,7 +73,8 @@ impl GroupMaker {
             bucket_bytes: settings.coalesce.as_usize(),
             recording,
         };
-        let mut group = ProcessGroup::on(info, backend, Some(Arc::clone(&membership.store)));
+        let (store, flight) = (Arc::clone(&membership.store), self.flight.clone());
+        let mut group = ProcessGroup::on(info, backend, Some(store), Some(flight));
         if settings.self_check {
             let timeout = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
             group.set_timeout(timeout);

@@ -1,0 +1,201 @@
+//! The flight recorder: the newest calls of each group of a rank, kept in memory, and written to a file when a group fails.
+//!
+//! A call writes its entry under the lock that it holds already, so recording takes no lock of its own. Whoever copies
+//! the entries takes none either: a rank can be asked for its record while its calls are blocked.
+
+mod record;
+mod ring;
+
+use std::fs::{self, OpenOptions, Permissions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::rank::Rank;
+use crate::roster::Roster;
+use crate::sync::lock;
+pub use record::{CallRecord, Failure, FlightRecord, GroupRecord, Outcome};
+pub(crate) use ring::{Recorder, Ring};
+
+/// One rank's flight recorder, from [`ProcessGroupManager::flight_recorder`](crate::ProcessGroupManager::flight_recorder).
+/// May be used from any thread at any time; it never waits for a call.
+#[derive(Clone, Debug)]
+pub struct FlightRecorder(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    /// What every record begins with.
+    head: FlightRecord,
+    /// Where a record goes when a group fails.
+    folder: Option<PathBuf>,
+    groups: Mutex<Vec<Weak<Ring>>>,
+    /// One file is written at a time.
+    writing: Mutex<()>,
+}
+
+impl FlightRecorder {
+    pub(crate) fn new(rank: Rank, roster: &Roster, folder: Option<PathBuf>) -> Self {
+        let (first, me) = (&roster.members[0], &roster.members[rank.index()]);
+        let head = FlightRecord {
+            job: format!("{}:{} epoch {}", first.host, first.pid, roster.epoch),
+            rank,
+            world_size: roster.world_size(),
+            host: me.host.clone(),
+            pid: me.pid,
+            dumped_ns: 0,
+            groups: Vec::new(),
+        };
+        Self(Arc::new(Inner { head, folder, groups: Mutex::default(), writing: Mutex::default() }))
+    }
+
+    /// Shows a group in records for as long as it lives.
+    pub(crate) fn add(&self, ring: &Arc<Ring>) {
+        let mut groups = lock(&self.0.groups);
+        groups.retain(|group| group.strong_count() > 0);
+        groups.push(Arc::downgrade(ring));
+    }
+
+    /// A copy of what is recorded now.
+    pub fn record(&self) -> FlightRecord {
+        let rings: Vec<Arc<Ring>> = lock(&self.0.groups).iter().filter_map(Weak::upgrade).collect();
+        let groups = rings.iter().map(|ring| ring.record()).collect();
+        FlightRecord { dumped_ns: ring::unix_ns(Instant::now()), groups, ..self.0.head.clone() }
+    }
+
+    /// The folder of `profile.trace_dir`, which a record is written to when a group fails.
+    pub fn folder(&self) -> Option<&Path> {
+        self.0.folder.as_deref()
+    }
+
+    /// Writes a record to `rank-R.json` in a folder, which is made if it is not there. Replaces the file at once: nobody reads
+    /// half of one. Returns its path.
+    ///
+    /// # Errors
+    /// [`Error::System`] with the path that cannot be written.
+    pub fn write(&self, folder: &Path) -> Result<PathBuf> {
+        let _one_at_a_time = lock(&self.0.writing);
+        let path = folder.join(format!("rank-{}.json", self.0.head.rank));
+        let record = self.record();
+        replace(folder, &path, &record).map_err(Error::system(format!("cannot write {}", path.display())))?;
+        Ok(path)
+    }
+
+    /// A group has failed.
+    pub(crate) fn failed(&self) {
+        let Some(folder) = self.folder() else { return };
+        let rank = self.0.head.rank.0;
+        match self.write(folder) {
+            Ok(path) => tracing::debug!(rank, path = %path.display(), "wrote the flight record"),
+            Err(error) => tracing::warn!(rank, %error, "no flight record"),
+        }
+    }
+}
+
+/// Writes to another file, which then takes the place of this one.
+fn replace(folder: &Path, path: &Path, record: &FlightRecord) -> io::Result<()> {
+    fs::create_dir_all(folder)?;
+    let unfinished = path.with_extension("json.unfinished");
+    let mut file =
+        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
+    // It may have been there, with another mode.
+    file.set_permissions(Permissions::from_mode(0o600))?;
+    file.write_all(&serde_json::to_vec(record)?)?;
+    fs::rename(&unfinished, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use ryzanstein_config::{BackendChoice, Config};
+
+    use super::*;
+    use crate::{MemoryRendezvous, Operation, ProcessGroupManager, ReduceOp};
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn config(folder: Option<&Path>) -> Config {
+        let mut config = Config::default();
+        config.process_group.backend = BackendChoice::Loopback;
+        config.profile.trace_dir = folder.map(Path::to_owned);
+        config
+    }
+
+    /// Two ranks that are threads.
+    fn together(config: &Config, rank: impl Fn(ProcessGroupManager) + Sync) {
+        std::thread::scope(|scope| {
+            for rendezvous in MemoryRendezvous::new(2) {
+                let rank = &rank;
+                scope.spawn(move || rank(ProcessGroupManager::initialize(config, &rendezvous).unwrap()));
+            }
+        });
+    }
+
+    #[test]
+    fn a_rank_whose_call_is_blocked_can_be_asked_for_its_record() {
+        let (sender, receiver) = mpsc::channel::<FlightRecorder>();
+        let receiver = Mutex::new(receiver);
+        together(&config(None), |mut manager| {
+            if manager.rank().0 == 0 {
+                sender.send(manager.flight_recorder()).unwrap();
+            } else {
+                let recorder = lock(&receiver).recv_timeout(LONG).unwrap();
+                let until = Instant::now() + LONG;
+                let blocked = loop {
+                    let world = recorder.record().groups.remove(0);
+                    if let Some(call) = world.calls.last()
+                        && call.outcome == Outcome::InProgress
+                        && call.fingerprint.operation == Operation::AllReduce(ReduceOp::Max)
+                    {
+                        break call.clone();
+                    }
+                    assert!(Instant::now() < until, "rank 0 waits for rank 1: {world:?}");
+                    std::thread::yield_now();
+                };
+                assert_eq!((blocked.fingerprint.count, blocked.calls, blocked.returned_ns), (3, 1, None));
+            }
+            manager.world().all_reduce(&mut [1.0f32; 3], ReduceOp::Max).unwrap();
+            let world = manager.flight_recorder().record().groups.remove(0);
+            assert_eq!(world.members, [Rank(0), Rank(1)]);
+            let last = world.calls.last().unwrap();
+            assert_eq!((last.outcome, last.path.as_deref()), (Outcome::Done, Some("loopback")));
+            manager.finalize().unwrap();
+        });
+    }
+
+    #[test]
+    fn each_rank_of_a_group_that_fails_leaves_a_file_that_only_its_user_reads() {
+        let folder = tempfile::tempdir().unwrap();
+        let inside = folder.path().join("made/when/needed");
+        together(&config(Some(&inside)), |mut manager| {
+            let count = if manager.rank().0 == 0 { 3 } else { 4 };
+            let error = manager.world().all_reduce(&mut vec![1.0f32; count], ReduceOp::Sum).unwrap_err();
+            let path = inside.join(format!("rank-{}.json", manager.rank()));
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+            let record: FlightRecord = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+            assert_eq!((record.rank, record.world_size), (manager.rank(), 2));
+            let world = &record.groups[0];
+            assert_eq!(world.failure.as_ref().unwrap().error, error.to_string());
+            let last = world.calls.last().unwrap();
+            assert_eq!((last.fingerprint.count, last.outcome), (count, Outcome::Failed));
+        });
+        assert_eq!(fs::read_dir(&inside).unwrap().count(), 2, "nothing else is left");
+    }
+
+    #[test]
+    fn a_group_that_is_dropped_is_in_no_record() {
+        together(&config(None), |mut manager| {
+            let recorder = manager.flight_recorder();
+            let before = recorder.record().groups.len();
+            let group = manager.new_group(&[Rank(0), Rank(1)]).unwrap().unwrap();
+            assert_eq!(recorder.record().groups.len(), before + 1);
+            drop(group);
+            assert_eq!(recorder.record().groups.len(), before);
+            manager.finalize().unwrap();
+        });
+    }
+}

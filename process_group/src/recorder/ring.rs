@@ -1,0 +1,341 @@
+//! The newest calls of a group, in memory that is allocated once.
+//!
+//! One thread writes at a time: [`Recorder`] needs `&mut`, and a group keeps it under the lock that a call holds. Any thread
+//! may read. Each slot has a stamp, which is odd while its words change and never takes the same value twice. A reader keeps
+//! what it has copied if the stamp was even before and is the same behind.
+
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use super::record::{CallRecord, Failure, GroupRecord, Outcome};
+use crate::backend::Completion;
+use crate::error::Error;
+use crate::operation::CallFingerprint;
+use crate::paths::Path;
+use crate::rank::Rank;
+use crate::schedule::Algorithm;
+use crate::wire::fingerprint;
+
+/// How often a reader tries again before it leaves out a call that is being replaced.
+const TRIES: usize = 1000;
+
+/// Number, fingerprint (two words), begin, end, and the state: calls, path and outcome.
+const WORDS: usize = 6;
+
+/// A cache line.
+#[derive(Default, Debug)]
+#[repr(align(64))]
+struct Slot {
+    /// `4 × call + 1` to `4 × call + 4`: being begun, begun, being finished, finished. 0 in a slot that is unused.
+    stamp: AtomicU64,
+    words: [AtomicU64; WORDS],
+}
+
+impl Slot {
+    /// Changes words; the stamp is `stamp + 1` then.
+    fn write(&self, stamp: u64, words: &[(usize, u64)]) {
+        self.stamp.store(stamp, Ordering::Relaxed);
+        fence(Ordering::Release);
+        for (index, word) in words {
+            self.words[*index].store(*word, Ordering::Relaxed);
+        }
+        self.stamp.store(stamp + 1, Ordering::Release);
+    }
+
+    /// The words of call `call`, if they are still there.
+    fn read(&self, call: u64) -> Option<[u64; WORDS]> {
+        for _ in 0..TRIES {
+            let stamp = self.stamp.load(Ordering::Acquire);
+            if stamp.checked_sub(1).map(|stamp| stamp / 4) != Some(call) {
+                return None;
+            }
+            let words = std::array::from_fn(|index| self.words[index].load(Ordering::Relaxed));
+            fence(Ordering::Acquire);
+            if stamp.is_multiple_of(2) && self.stamp.load(Ordering::Relaxed) == stamp {
+                return Some(words);
+            }
+            std::hint::spin_loop();
+        }
+        None
+    }
+}
+
+/// What is shared by the group and whoever reads its record.
+#[derive(Debug)]
+pub(crate) struct Ring {
+    name: String,
+    members: Vec<Rank>,
+    slots: Box<[Slot]>,
+    /// Calls so far.
+    begun: AtomicU64,
+    failure: OnceLock<Failure>,
+}
+
+impl Ring {
+    pub(super) fn record(&self) -> GroupRecord {
+        let begun = self.begun.load(Ordering::Acquire);
+        let oldest = begun.saturating_sub(self.slots.len() as u64);
+        let calls: Vec<CallRecord> = (oldest..begun)
+            .filter_map(|call| decode(self.slots[call as usize % self.slots.len()].read(call)?))
+            .collect();
+        GroupRecord {
+            name: self.name.clone(),
+            members: self.members.clone(),
+            failure: self.failure.get().cloned(),
+            overwritten: begun - calls.len() as u64,
+            calls,
+        }
+    }
+}
+
+fn decode([number, a, b, begin, end, state]: [u64; WORDS]) -> Option<CallRecord> {
+    let mut packed = [0; fingerprint::BYTES];
+    packed[..8].copy_from_slice(&a.to_le_bytes());
+    packed[8..].copy_from_slice(&b.to_le_bytes());
+    let [outcome, path, ..] = state.to_le_bytes();
+    let outcome = *Outcome::ALL.get(usize::from(outcome))?;
+    Some(CallRecord {
+        number,
+        calls: state >> 16,
+        fingerprint: fingerprint::unpack(&packed)?,
+        path: path_of(path).map(|path| path.to_string()),
+        enqueued_ns: begin,
+        returned_ns: (outcome != Outcome::InProgress).then_some(end),
+        outcome,
+    })
+}
+
+/// 0 for none.
+fn number_of(path: Option<Path>) -> u8 {
+    match path {
+        None => 0,
+        Some(Path::Local) => 1,
+        Some(Path::Loopback) => 2,
+        Some(Path::Nccl) => 3,
+        Some(Path::CrossMemory) => 4,
+        Some(Path::Tcp(algorithm)) => 5 + algorithm as u8,
+    }
+}
+
+fn path_of(number: u8) -> Option<Path> {
+    match number {
+        1 => Some(Path::Local),
+        2 => Some(Path::Loopback),
+        3 => Some(Path::Nccl),
+        4 => Some(Path::CrossMemory),
+        tcp => Algorithm::ALL.get(usize::from(tcp).checked_sub(5)?).copied().map(Path::Tcp),
+    }
+}
+
+/// The one thread's end of a ring.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    ring: Arc<Ring>,
+    /// When the process first asked for the time, by both clocks.
+    anchor: (Instant, u64),
+    /// Calls that have ended.
+    ended: u64,
+    begun: u64,
+}
+
+impl Recorder {
+    /// Keeps this many calls; 0 keeps none.
+    pub(crate) fn new(name: &str, members: &[Rank], capacity: usize) -> Self {
+        let ring = Arc::new(Ring {
+            name: name.to_owned(),
+            members: members.to_vec(),
+            slots: (0..capacity).map(|_| Slot::default()).collect(),
+            begun: AtomicU64::new(0),
+            failure: OnceLock::new(),
+        });
+        Self { ring, anchor: anchor(), ended: 0, begun: 0 }
+    }
+
+    pub(crate) const fn ring(&self) -> &Arc<Ring> {
+        &self.ring
+    }
+
+    /// A call, or `calls` of a replay.
+    pub(crate) fn begin(&mut self, fingerprint: &CallFingerprint, number: u64, calls: u64, at: Instant) {
+        let Some(slot) = self.slot(self.begun) else { return };
+        let packed = u128::from_le_bytes(fingerprint::pack(fingerprint));
+        slot.write(
+            4 * self.begun + 1,
+            &[
+                (0, number),
+                (1, packed as u64),
+                (2, (packed >> 64) as u64),
+                (3, since(self.anchor, at)),
+                (4, 0),
+                (5, state(calls, None, Outcome::InProgress)),
+            ],
+        );
+        self.begun += 1;
+        self.ring.begun.store(self.begun, Ordering::Release);
+    }
+
+    /// The oldest call that is under way has returned.
+    pub(crate) fn end(&mut self, completion: Completion, at: Instant) {
+        let outcome = match completion {
+            Completion { captured: true, .. } => Outcome::Captured,
+            Completion { enqueued: true, .. } => Outcome::Enqueued,
+            _ => Outcome::Done,
+        };
+        self.end_as(Some(completion.path), outcome, at);
+    }
+
+    /// All that are under way have ended with an error.
+    pub(crate) fn fail(&mut self, at: Instant) {
+        while self.ended < self.begun {
+            self.end_as(None, Outcome::Failed, at);
+        }
+    }
+
+    /// The group cannot be used any more.
+    pub(crate) fn give_up(&self, error: &Error) {
+        let _ = self.ring.failure.set(Failure::new(error));
+    }
+
+    fn end_as(&mut self, path: Option<Path>, outcome: Outcome, at: Instant) {
+        if self.ended == self.begun {
+            return;
+        }
+        let call = self.ended;
+        self.ended += 1;
+        // A group of many calls may have replaced its first ones.
+        let is_there = self.begun - call <= self.ring.slots.len() as u64;
+        let Some(slot) = self.slot(call).filter(|_| is_there) else { return };
+        let calls = slot.words[5].load(Ordering::Relaxed) >> 16;
+        slot.write(4 * call + 3, &[(4, since(self.anchor, at)), (5, state(calls, path, outcome))]);
+    }
+
+    fn slot(&self, call: u64) -> Option<&Slot> {
+        let slots = &self.ring.slots;
+        // Without slots there is no remainder either.
+        slots.get((call as usize).checked_rem(slots.len())?)
+    }
+}
+
+fn state(calls: u64, path: Option<Path>, outcome: Outcome) -> u64 {
+    calls << 16 | u64::from(number_of(path)) << 8 | outcome as u64
+}
+
+/// This process's two clocks at one moment.
+fn anchor() -> (Instant, u64) {
+    static ANCHOR: OnceLock<(Instant, u64)> = OnceLock::new();
+    *ANCHOR.get_or_init(|| {
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+        (Instant::now(), wall)
+    })
+}
+
+fn since((instant, wall): (Instant, u64), at: Instant) -> u64 {
+    wall + at.saturating_duration_since(instant).as_nanos() as u64
+}
+
+/// Nanoseconds since 1970.
+pub(super) fn unix_ns(at: Instant) -> u64 {
+    since(anchor(), at)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::dtype::DType;
+    use crate::operation::Operation;
+
+    const DONE: Completion = Completion {
+        path: Path::Tcp(Algorithm::Direct),
+        enqueued: false,
+        captured: false,
+        waited: Duration::ZERO,
+    };
+
+    fn gather(count: usize) -> CallFingerprint {
+        CallFingerprint { operation: Operation::Gather { root: Rank(3) }, dtype: DType::BF16, count }
+    }
+
+    fn begin(recorder: &mut Recorder, number: u64) {
+        recorder.begin(&gather(number as usize), number, 1, Instant::now());
+    }
+
+    #[test]
+    fn the_newest_calls_are_kept_with_what_became_of_them() {
+        let mut recorder = Recorder::new("world", &[Rank(0), Rank(1)], 3);
+        for number in 1..=4 {
+            begin(&mut recorder, number);
+            recorder.end(DONE, Instant::now());
+        }
+        begin(&mut recorder, 5);
+        let record = recorder.ring().record();
+        assert_eq!((record.overwritten, record.calls.len()), (2, 3));
+        let [third, _, fifth] = &record.calls[..] else { panic!("{record:?}") };
+        assert_eq!((third.number, third.fingerprint, third.outcome), (3, gather(3), Outcome::Done));
+        assert_eq!(third.path.as_deref(), Some("tcp/direct"));
+        assert!(third.returned_ns >= Some(third.enqueued_ns));
+        assert_eq!((fifth.number, fifth.outcome, fifth.returned_ns), (5, Outcome::InProgress, None));
+        recorder.fail(Instant::now());
+        assert_eq!(recorder.ring().record().calls[2].outcome, Outcome::Failed);
+    }
+
+    #[test]
+    fn more_calls_at_once_than_are_kept_end_well() {
+        let mut recorder = Recorder::new("world", &[Rank(0)], 2);
+        for number in 1..=5 {
+            begin(&mut recorder, number);
+        }
+        for _ in 1..=5 {
+            recorder.end(Completion { enqueued: true, ..DONE }, Instant::now());
+        }
+        let record = recorder.ring().record();
+        assert!(record.calls.iter().all(|call| call.outcome == Outcome::Enqueued), "{record:?}");
+        assert_eq!(record.calls.iter().map(|call| call.number).collect::<Vec<_>>(), [4, 5]);
+    }
+
+    #[test]
+    fn a_recorder_without_room_keeps_nothing() {
+        let mut recorder = Recorder::new("world", &[Rank(0)], 0);
+        begin(&mut recorder, 1);
+        recorder.end(DONE, Instant::now());
+        recorder.fail(Instant::now());
+        assert!(recorder.ring().record().calls.is_empty());
+    }
+
+    #[test]
+    fn every_path_has_a_number_of_its_own() {
+        let tcp = Algorithm::ALL.map(Path::Tcp);
+        for path in [Path::Local, Path::Loopback, Path::Nccl, Path::CrossMemory].into_iter().chain(tcp) {
+            assert_eq!(path_of(number_of(Some(path))), Some(path));
+        }
+        assert_eq!(path_of(number_of(None)), None);
+    }
+
+    #[test]
+    fn a_reader_beside_the_writer_sees_whole_calls_only() {
+        let mut recorder = Recorder::new("world", &[Rank(0)], 8);
+        let (ring, over) = (Arc::clone(recorder.ring()), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut seen = 0;
+                while !over.load(Ordering::Relaxed) || seen == 0 {
+                    for call in ring.record().calls {
+                        assert_eq!(call.fingerprint.count as u64, call.number);
+                        assert_eq!(call.path.is_some(), call.outcome == Outcome::Done);
+                        assert!(call.returned_ns.is_none_or(|end| end >= call.enqueued_ns), "{call:?}");
+                        seen += 1;
+                    }
+                }
+            });
+            for number in 1..=200_000 {
+                begin(&mut recorder, number);
+                recorder.end(DONE, Instant::now());
+            }
+            over.store(true, Ordering::Relaxed);
+            reader.join().expect("whole calls");
+        });
+    }
+}
