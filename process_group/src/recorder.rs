@@ -10,7 +10,7 @@ use std::fs::{self, OpenOptions, Permissions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crate::error::{Error, Result};
@@ -31,7 +31,7 @@ struct Inner {
     head: FlightRecord,
     /// Where a record goes when a group fails.
     folder: Option<PathBuf>,
-    groups: Mutex<Vec<Weak<Ring>>>,
+    groups: Mutex<Vec<Arc<Ring>>>,
     /// One file is written at a time.
     writing: Mutex<()>,
 }
@@ -51,17 +51,21 @@ impl FlightRecorder {
         Self(Arc::new(Inner { head, folder, groups: Mutex::default(), writing: Mutex::default() }))
     }
 
-    /// Shows a group in records for as long as it lives.
+    /// Shows a group in records for as long as it lives; one that fails, for good.
     pub(crate) fn add(&self, ring: &Arc<Ring>) {
+        self.groups();
+        lock(&self.0.groups).push(Arc::clone(ring));
+    }
+
+    fn groups(&self) -> Vec<Arc<Ring>> {
         let mut groups = lock(&self.0.groups);
-        groups.retain(|group| group.strong_count() > 0);
-        groups.push(Arc::downgrade(ring));
+        groups.retain(|ring| Arc::strong_count(ring) > 1 || ring.has_failed());
+        groups.clone()
     }
 
     /// A copy of what is recorded now.
     pub fn record(&self) -> FlightRecord {
-        let rings: Vec<Arc<Ring>> = lock(&self.0.groups).iter().filter_map(Weak::upgrade).collect();
-        let groups = rings.iter().map(|ring| ring.record()).collect();
+        let groups = self.groups().iter().map(|ring| ring.record()).collect();
         FlightRecord { dumped_ns: ring::unix_ns(Instant::now()), groups, ..self.0.head.clone() }
     }
 
@@ -184,6 +188,27 @@ mod tests {
             assert_eq!((last.fingerprint.count, last.outcome), (count, Outcome::Failed));
         });
         assert_eq!(fs::read_dir(&inside).unwrap().count(), 2, "nothing else is left");
+    }
+
+    #[test]
+    fn a_rank_that_panics_leaves_the_record_of_all_its_groups() {
+        let folder = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            let config = config(Some(folder.path()));
+            let start = |rendezvous| {
+                let config = config.clone();
+                scope.spawn(move || {
+                    let _manager = ProcessGroupManager::initialize(&config, &rendezvous).unwrap();
+                    panic!("on purpose");
+                })
+            };
+            let ranks: Vec<_> = MemoryRendezvous::new(2).into_iter().map(start).collect();
+            ranks.into_iter().for_each(|rank| assert!(rank.join().is_err()));
+        });
+        let record: FlightRecord =
+            serde_json::from_slice(&fs::read(folder.path().join("rank-0.json")).unwrap()).unwrap();
+        assert_eq!(record.groups[0].name, "world");
+        assert!(record.groups.iter().all(|group| group.failure.is_some()), "{record:?}");
     }
 
     #[test]

@@ -73,6 +73,10 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
+    pub(super) fn has_failed(&self) -> bool {
+        self.failure.get().is_some()
+    }
+
     pub(super) fn record(&self) -> GroupRecord {
         let begun = self.begun.load(Ordering::Acquire);
         let oldest = begun.saturating_sub(self.slots.len() as u64);

@@ -57,6 +57,9 @@ pub(crate) struct Args {
     /// Also write each rank's output to D/rank-R/stdout.log and stderr.log
     #[arg(long, value_name = "D")]
     log_dir: Option<PathBuf>,
+    /// Ranks write their flight records to D/rank-R.json when they fail, for `ryz trace D`
+    #[arg(long, value_name = "D")]
+    trace_dir: Option<PathBuf>,
     /// Serve Prometheus metrics at this address; the local rank is added to the port
     #[arg(long, value_name = "A")]
     metrics_addr: Option<String>,
@@ -108,6 +111,9 @@ impl Args {
             "--log-dir",
             self.log_dir.as_ref().map(|d| d.display().to_string()),
         );
+        // Absolute, because the program may change its folder.
+        let trace_dir = self.trace_dir.as_ref().map(|d| std::path::absolute(d).unwrap_or_else(|_| d.clone()));
+        set_flag(&mut flags, "profile.trace_dir", "--trace-dir", trace_dir.map(|d| d.display().to_string()));
         set_flag(&mut flags, "metrics.address", "--metrics-addr", self.metrics_addr.as_ref());
         flags
     }

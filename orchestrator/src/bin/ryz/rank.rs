@@ -3,12 +3,14 @@
 use std::os::unix::process::CommandExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::Command;
+use std::sync::{Arc, OnceLock};
 
 use anyhow::Context as _;
 use ryzanstein_config::{BackendChoice, Config};
 use ryzanstein_orchestrator::rendezvous::Environment;
 use ryzanstein_orchestrator::{Orchestrator, nccl_settings, telemetry};
-use ryzanstein_process_group::panic_message;
+use ryzanstein_process_group::{FlightRecorder, panic_message};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::settings;
 
@@ -23,7 +25,9 @@ pub(crate) fn run(
     telemetry::log_to_stderr(&config.log, number("RANK"))?;
     let local_rank = u16::try_from(number("LOCAL_RANK").unwrap_or(0)).unwrap_or(0);
     telemetry::serve_metrics(&config.metrics, number("RANK").unwrap_or(0), local_rank)?;
+    let recorder = write_record_on_signal().context("cannot wait for SIGUSR1")?;
     let mut orchestrator = Orchestrator::initialize(config, &environment)?;
+    let _ = recorder.set(orchestrator.manager().flight_recorder());
     let outcome = catch_unwind(AssertUnwindSafe(|| job(&mut orchestrator))).unwrap_or_else(|panic| {
         orchestrator.report_panic(panic_message(&*panic));
         resume_unwind(panic)
@@ -37,6 +41,39 @@ pub(crate) fn run(
             orchestrator.report(error.as_ref());
             Err(error)
         }
+    }
+}
+
+/// Writes this rank's flight record whenever SIGUSR1 comes, on a thread of its own: the calls of the rank may be blocked.
+/// The recorder is there once the rank has joined.
+fn write_record_on_signal() -> std::io::Result<Arc<OnceLock<FlightRecorder>>> {
+    let recorder = Arc::new(OnceLock::<FlightRecorder>::new());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let mut signals = {
+        let _inside = runtime.enter();
+        signal(SignalKind::user_defined1())?
+    };
+    let joined = Arc::clone(&recorder);
+    std::thread::Builder::new().name("ryz-flight-record".into()).spawn(move || {
+        runtime.block_on(async {
+            while signals.recv().await.is_some() {
+                write_record(joined.get());
+            }
+        });
+    })?;
+    Ok(recorder)
+}
+
+fn write_record(recorder: Option<&FlightRecorder>) {
+    let Some(recorder) = recorder else {
+        return tracing::warn!("SIGUSR1: no flight record is written, because this rank has not joined yet");
+    };
+    let Some(folder) = recorder.folder() else {
+        return tracing::warn!("SIGUSR1: no flight record is written, because profile.trace_dir is unset");
+    };
+    match recorder.write(folder) {
+        Ok(path) => tracing::info!(path = %path.display(), "wrote the flight record"),
+        Err(error) => tracing::warn!(%error, "no flight record"),
     }
 }
 
