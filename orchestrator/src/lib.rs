@@ -25,6 +25,8 @@ pub mod supervisor;
 pub mod table;
 #[cfg(feature = "telemetry")]
 pub mod telemetry;
+#[cfg(feature = "cli")]
+pub mod trace;
 
 pub use orchestrator::{Builder, Orchestrator};
 /// The crates below this one, so that an embedding program needs only this dependency.

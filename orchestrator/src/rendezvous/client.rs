@@ -87,13 +87,7 @@ impl Client {
     /// # Errors
     /// When the rendezvous cannot be reached. The rank is about to exit anyway: log it.
     pub fn report_failure(&self, error: &Error, last_call: Option<&str>) -> Result<()> {
-        let caused_by = match error.root_cause() {
-            Error::PeerLost { rank, .. }
-            | Error::PeerUnresponsive { rank, .. }
-            | Error::PeerAborted { rank, .. } => Some(rank.0),
-            Error::Timeout { missing, .. } => missing.first().map(|rank| rank.0),
-            _ => None,
-        };
+        let caused_by = error.caused_by().first().map(|rank| rank.0);
         self.report(error.root_cause().to_string(), last_call.map(str::to_owned), caused_by)
     }
 

@@ -7,7 +7,7 @@ use crate::support::{Run, text};
 
 type Flags = BTreeSet<String>;
 
-const COMMANDS: [&str; 6] = ["launch", "check", "generate", "bench", "doctor", "config show"];
+const COMMANDS: [&str; 7] = ["launch", "check", "generate", "bench", "doctor", "trace", "config show"];
 
 /// The top of the repository.
 fn repository() -> PathBuf {

@@ -11,3 +11,4 @@ mod nccl;
 mod panics;
 mod support;
 mod terminal;
+mod trace;

@@ -11,6 +11,7 @@ mod probe;
 mod rank;
 mod screen;
 mod settings;
+mod trace;
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -51,6 +52,8 @@ enum Command {
     Bench(bench::Args),
     /// Examine this machine: what it has, what works, and how to fix the rest
     Doctor(doctor::Args),
+    /// Say from the flight records of a job's ranks who is missing, who called something else, and who is late
+    Trace(trace::Args),
     /// The process in which `doctor` runs a probe
     #[command(name = probe::NAME, hide = true)]
     Probe(probe::Args),
@@ -94,6 +97,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args, &screen),
         Command::Bench(args) => bench::run(&args, &screen),
         Command::Doctor(args) => doctor::run(&args, &screen),
+        Command::Trace(args) => trace::run(&args, &screen),
         Command::Probe(args) => probe::run(&args),
         Command::Config(command) => config::run(&command, &screen),
         Command::Completions { shell } => {

@@ -1,0 +1,18 @@
+//! `ryz trace`: what the flight records of a job's ranks say together.
+//!
+//! [`read`] reads the files; [`merge()`] and [`timeline()`] look at nothing but the records.
+
+mod merge;
+mod read;
+mod report;
+#[cfg(test)]
+mod tests;
+mod timeline;
+
+pub use merge::merge;
+pub use read::{Files, TraceError, read};
+pub use report::{
+    Behind, Called, GroupReport, Late, LateCall, Mismatch, NewestCall, RankFile, RankState, Report, Sequence,
+    Verdict,
+};
+pub use timeline::timeline;
