@@ -203,7 +203,9 @@ mod tests {
                 })
             };
             let ranks: Vec<_> = MemoryRendezvous::new(2).into_iter().map(start).collect();
-            ranks.into_iter().for_each(|rank| assert!(rank.join().is_err()));
+            for rank in ranks {
+                assert!(rank.join().is_err());
+            }
         });
         let record: FlightRecord =
             serde_json::from_slice(&fs::read(folder.path().join("rank-0.json")).unwrap()).unwrap();

@@ -107,7 +107,7 @@ impl Lane {
 }
 
 /// One rank's calls of a lane.
-struct Calls<'a> {
+struct Recorded<'a> {
     rank: Rank,
     dumped_ns: u64,
     calls: Vec<&'a CallRecord>,
@@ -140,7 +140,7 @@ impl Group<'_> {
         part.group.calls.iter().filter_map(|call| Lane::of(call, part.rank, self.members)).collect()
     }
 
-    fn calls(&self, lane: Lane) -> Vec<Calls<'_>> {
+    fn calls(&self, lane: Lane) -> Vec<Recorded<'_>> {
         let parts = self.parts.iter().filter(|part| lane.has(part.rank));
         parts
             .map(|part| {
@@ -152,7 +152,7 @@ impl Group<'_> {
                     .collect();
                 let newest = calls.iter().map(|call| last_of(call)).max();
                 let last = newest.or((part.group.overwritten == 0).then_some(0));
-                Calls { rank: part.rank, dumped_ns: part.dumped_ns, calls, last }
+                Recorded { rank: part.rank, dumped_ns: part.dumped_ns, calls, last }
             })
             .collect()
     }
@@ -175,15 +175,15 @@ impl Part<'_> {
     }
 }
 
-fn sequence(lane: Lane, all: &[Calls<'_>]) -> Sequence {
+fn sequence(lane: Lane, all: &[Recorded<'_>]) -> Sequence {
     let newest_of_all = all.iter().map(|calls| calls.last).min().flatten();
     Sequence { between: lane.between(), newest_of_all, mismatch: mismatch(lane, all), behind: behind(all) }
 }
 
 /// The calls of each number that several ranks made. A replay stands for many and compares with one of the same.
-fn by_number<'a>(all: &'a [Calls<'a>]) -> BTreeMap<(u64, u64), Vec<(Rank, &'a CallRecord)>> {
+fn by_number<'a>(all: &'a [Recorded<'a>]) -> BTreeMap<(u64, u64), Vec<(Rank, &'a CallRecord)>> {
     let mut numbers = BTreeMap::<_, Vec<_>>::new();
-    for Calls { rank, calls, .. } in all {
+    for Recorded { rank, calls, .. } in all {
         for call in calls {
             numbers.entry((call.number, call.calls)).or_default().push((*rank, *call));
         }
@@ -191,7 +191,7 @@ fn by_number<'a>(all: &'a [Calls<'a>]) -> BTreeMap<(u64, u64), Vec<(Rank, &'a Ca
     numbers
 }
 
-fn mismatch(lane: Lane, all: &[Calls<'_>]) -> Option<Mismatch> {
+fn mismatch(lane: Lane, all: &[Recorded<'_>]) -> Option<Mismatch> {
     let numbers = by_number(all);
     let (number, calls) = numbers.into_iter().find_map(|((number, _), calls)| {
         let (_, first) = calls.first()?;
@@ -216,10 +216,10 @@ fn who_called(calls: &[(Rank, &CallRecord)]) -> Vec<Called> {
 }
 
 /// Who has not made a call that others are in or gave up in. Whoever is in a call itself, or gave up in one, waits as they do.
-fn behind(all: &[Calls<'_>]) -> Vec<Behind> {
+fn behind(all: &[Recorded<'_>]) -> Vec<Behind> {
     let waits = |outcome| matches!(outcome, Outcome::InProgress | Outcome::Failed | Outcome::Enqueued);
     let stuck = |outcome| matches!(outcome, Outcome::InProgress | Outcome::Failed);
-    let one = |me: &Calls<'_>| {
+    let one = |me: &Recorded<'_>| {
         let last = me.last?;
         if me.calls.last().is_some_and(|call| stuck(call.outcome)) {
             return None;
@@ -246,7 +246,7 @@ fn behind(all: &[Calls<'_>]) -> Vec<Behind> {
 }
 
 /// How late ranks came to the calls that all of them recorded.
-fn late(all: &[Calls<'_>]) -> Option<Late> {
+fn late(all: &[Recorded<'_>]) -> Option<Late> {
     let mut behind = BTreeMap::<Rank, Vec<u64>>::new();
     let mut compared = Vec::new();
     for ((number, _), calls) in by_number(all) {

@@ -44,7 +44,7 @@ pub enum TraceError {
 }
 
 fn list(ignored: &[String]) -> String {
-    ignored.iter().map(|why| format!("; ignored {why}")).collect()
+    ignored.iter().fold(String::new(), |text, why| text + "; ignored " + why)
 }
 
 /// Reads every `rank-R.json` of a folder.

@@ -241,7 +241,7 @@ impl GroupReport {
             let _ = writeln!(text, "{}", wrap(&line, 2, screen));
         };
         if let Some(number) = self.collectives.newest_of_all.filter(|number| *number > 0) {
-            say(format!("newest call that all of them made: {number}"));
+            say(format!("newest call that all of them have begun: {number}"));
         }
         if let Some(late) = &self.late {
             let worst = late.calls.iter().max_by_key(|call| call.skew_ns);

@@ -43,7 +43,6 @@ fn rank(environment: &Environment, ranks: &[u32]) {
             manager.world().all_reduce(&mut [1.0f32; 4], ReduceOp::Sum).expect_err("rank 1 is not there"),
         ),
     }
-    // Whoever exits first has the others ended.
     wait_for(ranks);
     std::process::exit(3);
 }
@@ -67,10 +66,12 @@ fn traced(test: &str, rank_1: &str, ranks: &[u32]) -> Option<Value> {
     let flags =
         ["launch", "-n", "3", "--backend", "tcp", "--trace-dir", folder.path().to_str().expect("a path")];
     let name = format!("trace::{test}");
-    let rank = ["--", program.to_str().expect("a path"), "--exact", &name, "--nocapture"];
+    // The launcher asks the others to end when one has failed: they write their records first.
+    let patient = ["--", "sh", "-c", "trap '' TERM; exec \"$@\"", "sh"];
+    let rank = [program.to_str().expect("a path"), "--exact", &name, "--nocapture"];
     let timeout = if rank_1 == "never calls" { "1s" } else { "1m" };
-    let variables = [(RANK_1, rank_1), ("RYZ_PROCESS_GROUP__TIMEOUT", timeout)];
-    let output = Run::new(&[&flags[..], &rank[..]].concat(), &variables).finish();
+    let variables = [(RANK_1, rank_1), ("RYZ_PROCESS_GROUP__TIMEOUT", timeout), ("RYZ_LAUNCH__GRACE", "1m")];
+    let output = Run::new(&[&flags[..], &patient, &rank].concat(), &variables).finish();
     assert_eq!(
         output.status.code(),
         Some(if rank_1 == "dies" { 137 } else { 3 }),
