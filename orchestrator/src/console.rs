@@ -5,7 +5,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -14,6 +14,10 @@ use tokio::sync::Semaphore;
 
 /// Bytes that [`Stream::write`] queues before it waits. [`Stream::say`] may queue twice as many.
 const LIMIT: usize = 1 << 20;
+/// How long [`flush`] waits at most after [`hurry`].
+const HURRY: Duration = Duration::from_millis(200);
+/// When [`hurry`] was called.
+static HURRIED: OnceLock<Instant> = OnceLock::new();
 
 /// Standard output.
 pub fn stdout() -> &'static Stream {
@@ -27,11 +31,27 @@ pub fn stderr() -> &'static Stream {
     &STDERR
 }
 
-/// Waits until both streams have written what is queued, for at most `patience`. Returns whether they have.
-pub fn flush(patience: Duration) -> bool {
+/// Waits until both streams have written what is queued, for at most `patience`.
+pub fn flush(patience: Duration) {
+    wait(patience, || stdout().is_flushed() && stderr().is_flushed());
+}
+
+/// From now on, [`flush`] waits for hardly any time, also one that has begun: the process that the user sees has died.
+pub(crate) fn hurry() {
+    let _ = HURRIED.set(Instant::now());
+}
+
+/// Waits until something is done that depends on the readers of the streams, for at most `patience`, and hardly any time after
+/// [`hurry`].
+pub(crate) fn wait(patience: Duration, is_done: impl Fn() -> bool) {
     let deadline = Instant::now() + patience;
-    let flushed = stdout().flush(patience);
-    stderr().flush(deadline.saturating_duration_since(Instant::now())) && flushed
+    while !is_done() {
+        let now = Instant::now();
+        if deadline <= now || HURRIED.get().is_some_and(|since| *since + HURRY <= now) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// A queue of text, and the thread that writes it.
@@ -41,7 +61,8 @@ pub struct Stream(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    changed: Condvar,
+    /// Something has been queued.
+    filled: Condvar,
     /// Bytes that [`Stream::write`] may still queue.
     room: Semaphore,
 }
@@ -59,11 +80,8 @@ struct State {
 
 impl Stream {
     fn start(name: &str, to: impl AsFd + Send + 'static) -> Self {
-        let shared = Arc::new(Shared {
-            state: Mutex::default(),
-            changed: Condvar::new(),
-            room: Semaphore::new(LIMIT),
-        });
+        let shared =
+            Arc::new(Shared { state: Mutex::default(), filled: Condvar::new(), room: Semaphore::new(LIMIT) });
         let writer = Arc::clone(&shared);
         let thread = std::thread::Builder::new().name(name.into()).spawn(move || writer.run(&to));
         if let Err(error) = thread {
@@ -84,7 +102,7 @@ impl Stream {
             if !state.closed {
                 state.queued.extend_from_slice(line);
                 state.reserved += reserved;
-                self.0.changed.notify_all();
+                self.0.filled.notify_one();
             }
         }
     }
@@ -95,16 +113,14 @@ impl Stream {
         let mut state = self.0.state();
         if !state.closed && state.queued.len() + text.len() <= 2 * LIMIT {
             state.queued.extend_from_slice(text.as_bytes());
-            self.0.changed.notify_all();
+            self.0.filled.notify_one();
         }
     }
 
-    /// Waits until all that is queued has been written, for at most `patience`. Returns whether it has.
-    pub fn flush(&self, patience: Duration) -> bool {
-        let is_busy = |state: &mut State| !state.closed && (state.writing || !state.queued.is_empty());
-        let waited = self.0.changed.wait_timeout_while(self.0.state(), patience, is_busy);
-        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        !state.closed && !is_busy(&mut state)
+    /// Whether everything has been written that ever will be.
+    fn is_flushed(&self) -> bool {
+        let state = self.0.state();
+        state.closed || (!state.writing && state.queued.is_empty())
     }
 }
 
@@ -115,7 +131,7 @@ impl io::Write for &Stream {
         Ok(bytes.len())
     }
 
-    /// Does nothing, because a log must not wait: see [`Stream::flush`].
+    /// Does nothing, because a log must not wait: see [`flush`].
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -132,7 +148,7 @@ impl Shared {
         loop {
             batch.clear();
             let reserved = {
-                let waited = self.changed.wait_while(self.state(), |state| state.queued.is_empty());
+                let waited = self.filled.wait_while(self.state(), |state| state.queued.is_empty());
                 let mut state = waited.unwrap_or_else(PoisonError::into_inner);
                 state.writing = true;
                 std::mem::swap(&mut state.queued, &mut batch);
@@ -143,14 +159,12 @@ impl Shared {
             }
             self.room.add_permits(reserved);
             self.state().writing = false;
-            self.changed.notify_all();
         }
     }
 
     fn close(&self) {
         *self.state() = State { closed: true, ..State::default() };
         self.room.close();
-        self.changed.notify_all();
     }
 }
 
@@ -178,6 +192,11 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
+    fn is_flushed_in(stream: &Stream, patience: Duration) -> bool {
+        wait(patience, || stream.is_flushed());
+        stream.is_flushed()
+    }
+
     fn runtime() -> tokio::runtime::Runtime {
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
     }
@@ -189,7 +208,7 @@ mod tests {
         stream.say("one\n");
         runtime().block_on(stream.write(b"two\n"));
         stream.say("three\n");
-        assert!(stream.flush(LONG));
+        assert!(is_flushed_in(&stream, LONG));
         let mut bytes = [0; 14];
         reader.read_exact(&mut bytes).expect("read");
         assert_eq!(&bytes, b"one\ntwo\nthree\n");
@@ -208,7 +227,7 @@ mod tests {
         let waits = runtime().block_on(tokio::time::timeout(Duration::from_millis(200), more));
         assert!(waits.is_err(), "6 MB fit into the queue");
         stream.say("the end\n");
-        assert!(!stream.flush(Duration::from_millis(10)));
+        assert!(!is_flushed_in(&stream, Duration::from_millis(10)));
         // Whatever fits is kept, the rest is discarded: this ends.
         for _ in 0..100 {
             stream.say(&"y".repeat(64 << 10));
@@ -221,8 +240,10 @@ mod tests {
             }
             std::io::copy(&mut reader, &mut std::io::sink()).expect("read");
         });
-        assert!(stream.flush(LONG), "it goes on when the reader reads again");
-        runtime().block_on(async { tokio::time::timeout(LONG, stream.write(b"more\n")).await }).expect("room");
+        assert!(is_flushed_in(&stream, LONG), "it goes on when the reader reads again");
+        runtime()
+            .block_on(async { tokio::time::timeout(LONG, stream.write(b"more\n")).await })
+            .expect("room");
         drop(read);
     }
 
@@ -236,6 +257,6 @@ mod tests {
                 tokio::time::timeout(LONG, stream.write(&[b'x'; 64 << 10])).await.expect("discarded");
             }
         });
-        assert!(!stream.flush(LONG), "it does not claim to have written this");
+        assert!(is_flushed_in(&stream, LONG));
     }
 }

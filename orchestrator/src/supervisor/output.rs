@@ -6,7 +6,7 @@ use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ryzanstein_process_group::Rank;
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
@@ -174,12 +174,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Waits until the streams have been read to their end. Their writers are dead by now, so this takes no time unless the
 /// launcher's own output is blocked.
 pub(super) fn drain(readers: &[JoinHandle<()>], patience: Duration) {
-    let deadline = Instant::now() + patience;
-    for reader in readers {
-        while !reader.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
+    console::wait(patience, || readers.iter().all(JoinHandle::is_finished));
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ use std::fmt;
 use ryzanstein_process_group::table::{Screen, Tone};
 use serde::Serialize;
 
-use super::core::signal as number;
 use crate::plural;
 
 /// How a job ended, as `ryz launch` reports it.
@@ -73,11 +72,6 @@ pub struct RankExit {
 }
 
 impl ClosingReport {
-    /// Whether the job was ended because its launcher had died, so that hardly anybody reads this.
-    pub fn launcher_died(&self) -> bool {
-        self.interrupted == Some(number::KILL)
-    }
-
     /// For people.
     pub fn text(&self, screen: Screen) -> String {
         let text = self.to_string();

@@ -53,8 +53,6 @@ struct Supervisor<'a> {
     /// The limit on open files that ranks get: the launcher's own, before it was raised.
     descriptors: Rlimit,
     left_over: Vec<String>,
-    /// The lifeline closed: nobody reads the output any more.
-    lifeline_closed: bool,
 }
 
 impl<'a> Supervisor<'a> {
@@ -91,7 +89,6 @@ impl<'a> Supervisor<'a> {
             processes: BTreeMap::new(),
             descriptors,
             left_over: Vec::new(),
-            lifeline_closed: false,
         })
     }
 
@@ -130,7 +127,6 @@ impl<'a> Supervisor<'a> {
                 () = until(due) => Some(Event::Tick),
             };
             if matches!(event, Some(Event::LifelineClosed)) {
-                self.lifeline_closed = true;
                 lifeline_closed = watch(None::<io::Empty>);
             }
             let now = self.started.elapsed();
@@ -216,17 +212,14 @@ impl<'a> Supervisor<'a> {
         self.processes.clear();
         let mut actions = Vec::new();
         for rank in self.job.ranks().unwrap_or_default().map(Rank) {
-            let process = RankProcess::spawn(
-                self.job,
-                &self.rendezvous,
-                &self.output,
-                rank,
-                epoch,
-                self.descriptors,
-            )
-            .unwrap_or_else(|error| {
-                RankProcess::not_started(format!("cannot run `{}`: {error}", self.job.program.display()))
-            });
+            let process =
+                RankProcess::spawn(self.job, &self.rendezvous, &self.output, rank, epoch, self.descriptors)
+                    .unwrap_or_else(|error| {
+                        RankProcess::not_started(format!(
+                            "cannot run `{}`: {error}",
+                            self.job.program.display()
+                        ))
+                    });
             let failed = process.pid.is_none();
             self.processes.insert(rank, process);
             if failed {
@@ -247,7 +240,7 @@ impl<'a> Supervisor<'a> {
         });
         let readers: Vec<_> =
             self.processes.values_mut().flat_map(|process| std::mem::take(&mut process.readers)).collect();
-        output::drain(&readers, if self.lifeline_closed { Duration::from_millis(200) } else { DRAIN });
+        output::drain(&readers, DRAIN);
     }
 
     fn finish(mut self, outcome: &Outcome) -> ClosingReport {
@@ -349,6 +342,7 @@ fn watch(lifeline: Option<impl Read + Send + 'static>) -> std::pin::Pin<Box<dyn 
     let (ended, end) = oneshot::channel();
     std::thread::spawn(move || {
         let _ = io::copy(&mut lifeline, &mut io::sink());
+        console::hurry();
         let _ = ended.send(());
     });
     Box::pin(async move { drop(end.await) })

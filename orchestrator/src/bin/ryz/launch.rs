@@ -237,6 +237,6 @@ pub(crate) fn supervise(args: &Args, screen: &screen::Args) -> anyhow::Result<i3
         Format::Table => console::stderr().say(&report.text(screen.stderr())),
         Format::Json => console::stdout().say(&format!("{}\n", report.json())),
     }
-    console::flush(if report.launcher_died() { Duration::from_millis(200) } else { FLUSH });
+    console::flush(FLUSH);
     Ok(report.exit_code)
 }
