@@ -79,7 +79,7 @@ struct State {
 }
 
 impl Stream {
-    fn start(name: &str, to: impl AsFd + Send + 'static) -> Self {
+    pub(crate) fn start(name: &str, to: impl AsFd + Send + 'static) -> Self {
         let shared =
             Arc::new(Shared { state: Mutex::default(), filled: Condvar::new(), room: Semaphore::new(LIMIT) });
         let writer = Arc::clone(&shared);
@@ -224,7 +224,8 @@ mod tests {
                 stream.write(&line).await;
             }
         };
-        let waits = runtime().block_on(tokio::time::timeout(Duration::from_millis(200), more));
+        let waits =
+            runtime().block_on(async { tokio::time::timeout(Duration::from_millis(200), more).await });
         assert!(waits.is_err(), "6 MB fit into the queue");
         stream.say("the end\n");
         assert!(!is_flushed_in(&stream, Duration::from_millis(10)));

@@ -262,3 +262,13 @@ fn a_file_of_logits_that_cannot_be_written_is_refused_before_anything_starts() {
         );
     }
 }
+
+#[test]
+fn stages_are_refused_with_what_to_set_before_a_model_is_looked_for() {
+    let arguments = ["generate", "--model", "/no/such/model", "--token-ids", "1", "-n", "2"];
+    let output = Run::new(&arguments, &[("RYZ_LAYOUT__PIPELINE_PARALLEL", "2")]).finish();
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("set layout.pipeline_parallel = 1"), "{stderr}");
+    assert!(!stderr.contains("/no/such/model"), "{stderr}");
+}
