@@ -51,7 +51,8 @@ def request(number):
 
 
 def failed(number, why):
-    print(f"request {number}: {why}", file=sys.stderr)
+    # One write, so that lines of several threads do not mix.
+    sys.stderr.write(f"request {number}: {str(why).strip()}\n")
 
 
 def attempt(number):

@@ -14,7 +14,7 @@ use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::serve::ListenerExt as _;
-use ryzanstein_tensor_parallel::{ChatTemplate, Error, Tokenizer};
+use ryzanstein_tensor_parallel::{ChatTemplate, ChatTime, Error, Tokenizer};
 use serde_json::json;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -207,7 +207,7 @@ impl App {
                 let template = self.template.as_ref().ok_or_else(|| {
                     Refusal::invalid("this model has no chat template; use /v1/completions")
                 })?;
-                let text = template.render(messages).map_err(Error::from)?;
+                let text = template.render(messages, ChatTime::now()).map_err(Error::from)?;
                 self.tokenizer.encode_raw(&text)?
             }
             (Kind::Completion, _) => {

@@ -23,7 +23,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Parser as _;
 use ryzanstein_orchestrator::{Orchestrator, hub, rendezvous};
 use ryzanstein_process_group::Rank;
-use ryzanstein_tensor_parallel::{ChatError, ChatTemplate, Llama, Passes, Tokenizer};
+use ryzanstein_tensor_parallel::{ChatError, ChatTemplate, Error, Llama, Passes, Tokenizer};
 use tokio::sync::watch;
 
 use crate::engine::Leader;
@@ -130,7 +130,7 @@ fn app(
     })?;
     let template = match ChatTemplate::open(folder) {
         Ok(template) => Some(template),
-        Err(ChatError::NoTemplate(_)) => None,
+        Err(Error::Chat(ChatError::NoTemplate(_))) => None,
         Err(error) => return Err(error.into()),
     };
     Ok(App {

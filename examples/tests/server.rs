@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use ryzanstein_process_group::ProcessGroup;
-use ryzanstein_tensor_parallel::{ChatTemplate, GenerateOptions, Llama, Message, StopReason, Tokenizer};
+use ryzanstein_tensor_parallel::{
+    ChatTemplate, ChatTime, GenerateOptions, Llama, Message, StopReason, Tokenizer,
+};
 use ryzanstein_tests::fixtures;
 use serde_json::{Value, json};
 
@@ -201,7 +203,7 @@ fn a_chat_answers_to_the_text_of_its_template_in_one_piece_and_streamed() {
     let mut body =
         json!({ "model": server.model_name(), "messages": messages, "max_tokens": 12, "temperature": 0 });
     let template = ChatTemplate::open(server.model.path()).unwrap();
-    let prompt = template.render(&[Message::user("the ring")]).unwrap();
+    let prompt = template.render(&[Message::user("the ring")], ChatTime::now()).unwrap();
     assert_eq!(prompt, "user the ring the ");
     // Templates have their special tokens; this one has none.
     let tokens = server.tokenizer().encode_raw(&prompt).unwrap();

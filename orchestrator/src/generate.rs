@@ -1,15 +1,16 @@
 //! `ryz generate`: text generation with a tensor-parallel model.
 
+use std::fs::File;
 use std::num::NonZeroUsize;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use ryzanstein_config::{ModelConfig, ModelDType};
-use ryzanstein_process_group::{DType, ProfileRow};
+use ryzanstein_process_group::{DType, ProfileRow, Rank};
 use ryzanstein_tensor_parallel::{
-    ChatTemplate, Error, GenerateOptions, Llama, LlamaConfig, LoadReport, Message, Passes, Penalties,
-    Sampling, StopReason, Tensor, TextStream, Tokenizer,
+    ChatTemplate, ChatTime, Error, GenerateOptions, Llama, LlamaConfig, LoadReport, Message, Passes,
+    Penalties, Sampling, StopReason, Tensor, TextStream, Tokenizer,
 };
 use serde_json::{Value, json};
 
@@ -35,38 +36,40 @@ pub struct Request {
     pub prompt: Prompt,
     /// Where rank 0 writes the f32 logits `[positions, vocabulary]` of the prompt and the generated tokens, unpadded.
     pub logits_out: Option<PathBuf>,
-    /// Continue after the end-of-text token.
+    /// Whether to continue after the end-of-text token.
     pub ignore_end: bool,
     /// The text ends before the first of these.
     pub stop: Vec<String>,
+    /// Penalties for tokens that have occurred.
+    pub penalties: Penalties,
 }
 
-/// What happens while text is generated.
+/// Progress of a request.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress<'a> {
     /// Tensors read so far, and tensors in all.
     Loading(usize, usize),
     /// The model is loaded; how long that took.
     Loaded(Duration),
-    /// A new token, and the text that is certain with it; no text where there is no tokenizer.
+    /// A new token, and the text that it completes; no text without a tokenizer.
     Token(u32, Option<&'a str>),
-    /// The last of the text, held back until no more tokens came.
+    /// The end of the text, which was held back until generation stopped.
     Rest(&'a str),
 }
 
-/// How long the parts of a request took.
+/// Duration of the parts of a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Timings {
     /// Loading the model, until every rank had its weights.
     pub load: Duration,
-    /// The prompt's pass, until the first token was chosen.
+    /// From the start of generation to the first token.
     pub prefill: Duration,
     /// From the first token to the last.
     pub decode: Duration,
 }
 
 impl Timings {
-    /// Tokens a second behind the first, of `tokens` tokens; `None` for a single one.
+    /// Tokens per second after the first, for `tokens` tokens; `None` for fewer than two.
     pub fn tokens_per_second(&self, tokens: usize) -> Option<f64> {
         (tokens > 1 && !self.decode.is_zero()).then(|| (tokens - 1) as f64 / self.decode.as_secs_f64())
     }
@@ -77,7 +80,7 @@ impl Timings {
 pub struct Response {
     /// Generated ids, without the prompt.
     pub tokens: Vec<u32>,
-    /// The same as text, if there is a tokenizer.
+    /// Their text, before the stop string, if there is a tokenizer.
     pub text: Option<String>,
     /// Why generation ended.
     pub stop: StopReason,
@@ -137,12 +140,13 @@ impl Response {
     }
 }
 
-/// Creates the empty file for the logits, so that one that cannot be written is refused before a model is loaded.
+/// Refuses a file for the logits that cannot be written, before a model is loaded. What the file holds stays.
 ///
 /// # Errors
 /// [`Error::Input`] names the file.
-pub fn create_logits(file: &Path) -> Result<(), Error> {
-    std::fs::File::create(file).map(drop).map_err(|error| cannot_write(file, &error))
+pub fn check_logits_out(file: &Path) -> Result<(), Error> {
+    let opened = File::options().write(true).create(true).truncate(false).open(file);
+    opened.map(drop).map_err(|error| cannot_write(file, &error))
 }
 
 /// A checked prompt, and the tokenizer if the folder has one.
@@ -157,24 +161,13 @@ pub struct PreparedPrompt {
 /// Encodes the prompt, and refuses requests beyond the model's limits, before any weight is read.
 ///
 /// # Errors
-/// Names the settings, the tokenizer or the chat template that cannot be read, the token outside the vocabulary, or the
-/// maximum number of new tokens.
+/// Names the settings, the tokenizer or the chat template that cannot be read, the token outside the vocabulary, the penalty
+/// out of its range, or the maximum number of new tokens.
 pub fn prepare(settings: &ModelConfig, request: &Request) -> Result<PreparedPrompt, Error> {
     let config = LlamaConfig::from_folder(&request.model)?;
     let tokenizer = Tokenizer::open(&request.model)?;
-    let tokens = match (&request.prompt, &tokenizer) {
-        (Prompt::Tokens(tokens), _) => tokens.clone(),
-        (Prompt::Text(text), Some(tokenizer)) => tokenizer.encode(text)?,
-        (Prompt::Chat(messages), Some(tokenizer)) => {
-            tokenizer.encode_raw(&ChatTemplate::open(&request.model)?.render(messages)?)?
-        }
-        (Prompt::Text(_) | Prompt::Chat(_), None) => {
-            return Err(Error::Input(format!(
-                "a prompt in words needs a tokenizer, and {} has no tokenizer.json; give --token-ids instead",
-                request.model.display()
-            )));
-        }
-    };
+    let tokens = encode(request, tokenizer.as_ref(), ChatTime::now())?;
+    request.penalties.check()?;
     if tokenizer.is_none() && !request.stop.is_empty() {
         return Err(Error::Input(format!(
             "--stop needs a tokenizer, and {} has no tokenizer.json; omit --stop",
@@ -183,6 +176,21 @@ pub fn prepare(settings: &ModelConfig, request: &Request) -> Result<PreparedProm
     }
     check_prompt(&config, request, &tokens, settings.max_new_tokens as usize)?;
     Ok(PreparedPrompt { config, tokens, tokenizer })
+}
+
+/// The tokens of the prompt.
+fn encode(request: &Request, tokenizer: Option<&Tokenizer>, now: ChatTime) -> Result<Vec<u32>, Error> {
+    match (&request.prompt, tokenizer) {
+        (Prompt::Tokens(tokens), _) => Ok(tokens.clone()),
+        (Prompt::Text(text), Some(tokenizer)) => tokenizer.encode(text),
+        (Prompt::Chat(messages), Some(tokenizer)) => {
+            tokenizer.encode_raw(&ChatTemplate::open(&request.model)?.render(messages, now)?)
+        }
+        (Prompt::Text(_) | Prompt::Chat(_), None) => Err(Error::Input(format!(
+            "a prompt in words needs a tokenizer, and {} has no tokenizer.json; give --token-ids instead",
+            request.model.display()
+        ))),
+    }
 }
 
 /// Checks a prompt and the number of new tokens against the model's limits.
@@ -235,10 +243,10 @@ pub fn run(
     tell: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Response, Error> {
     let started = Instant::now();
-    let PreparedPrompt { tokens: prompt, tokenizer, .. } = input;
+    let PreparedPrompt { tokens: mut prompt, tokenizer, .. } = input;
     if let Some(file) = request.logits_out.as_deref().filter(|_| orchestrator.tensor_parallel().rank().0 == 0)
     {
-        create_logits(file)?;
+        check_logits_out(file)?;
     }
     let dtype = settings.dtype.map(|dtype| match dtype {
         ModelDType::F16 => DType::F16,
@@ -247,6 +255,11 @@ pub fn run(
     });
     let mut timings = Timings::default();
     let group = orchestrator.tensor_parallel();
+    if matches!(request.prompt, Prompt::Chat(_)) {
+        // A template may ask for the time, and every rank must get the same prompt.
+        let now = group.broadcast_object(Some(&ChatTime::now()), Rank(0))?;
+        prompt = encode(request, tokenizer.as_ref(), now)?;
+    }
     let on_tensor = |read, all| tell(Progress::Loading(read, all));
     let model = Llama::load_with(&request.model, dtype, group, on_tensor)?;
     timings.load = started.elapsed();
@@ -264,7 +277,7 @@ pub fn run(
     let options = GenerateOptions {
         max_new_tokens: settings.max_new_tokens as usize,
         sampling,
-        penalties: Penalties::default(),
+        penalties: request.penalties,
         ignore_end: request.ignore_end,
         passes: if settings.graph { Passes::Graph } else { Passes::Eager },
     };
@@ -272,7 +285,7 @@ pub fn run(
     group.profile().clear();
     // Every rank decodes the text, because all must end at the same stop string.
     let mut text = tokenizer.as_ref().map(|tokenizer| TextStream::new(tokenizer, &prompt, &request.stop));
-    let mut failed = None;
+    let (mut answer, mut failed) = (String::new(), None);
     let (began, mut first) = (Instant::now(), None);
     let generated = model.generate_with(&prompt, &options, group, |token| {
         first.get_or_insert_with(Instant::now);
@@ -281,7 +294,10 @@ pub fn run(
             return ControlFlow::Continue(());
         };
         match text.push(token) {
-            Ok(new) => tell(Progress::Token(token, Some(&new))),
+            Ok(new) => {
+                tell(Progress::Token(token, Some(&new)));
+                answer += &new;
+            }
             Err(error) => failed = Some(error),
         }
         if text.is_ended() || failed.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -292,7 +308,9 @@ pub fn run(
     let first = first.unwrap_or(began);
     (timings.prefill, timings.decode) = (first - began, first.elapsed());
     if let Some(text) = text {
-        tell(Progress::Rest(&text.finish()?));
+        let rest = text.finish()?;
+        tell(Progress::Rest(&rest));
+        answer += &rest;
     }
     let profile = group.profile().rows();
     if let Some(file) = &request.logits_out {
@@ -306,10 +324,8 @@ pub fn run(
             write_logits(file, &logits)?;
         }
     }
-    let text = tokenizer.map(|t| t.decode(&generated.tokens)).transpose()?;
-    let text = text.map(|text| before_first(&text, &request.stop).to_owned());
     Ok(Response {
-        text,
+        text: tokenizer.is_some().then_some(answer),
         stop: generated.stop,
         loads,
         prompt_tokens: prompt.len(),
@@ -317,12 +333,6 @@ pub fn run(
         profile,
         tokens: generated.tokens,
     })
-}
-
-/// The text before the first of the stop strings.
-fn before_first<'a>(text: &'a str, stop: &[String]) -> &'a str {
-    let found = stop.iter().filter(|stop| !stop.is_empty()).filter_map(|stop| text.find(stop.as_str())).min();
-    &text[..found.unwrap_or(text.len())]
 }
 
 fn write_logits(file: &Path, logits: &Tensor) -> Result<(), Error> {

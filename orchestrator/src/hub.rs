@@ -1,10 +1,10 @@
-//! Models by their name on the Hugging Face hub, from the cache that its tools fill. Nothing is downloaded here.
+//! Models by their name on the Hugging Face hub, from the cache that its tools fill. This module downloads nothing.
 
 use std::path::{Path, PathBuf};
 
 use crate::rendezvous::Environment;
 
-/// A name that stands for no folder.
+/// Why there is no folder for a name.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum HubError {
     /// The cache does not have the model.
@@ -20,13 +20,13 @@ pub enum HubError {
         /// The folder of the cache.
         cache: PathBuf,
     },
-    /// Nothing says where the cache is.
+    /// The environment does not say where the cache is.
     #[error("{0} is not a folder, and without HOME or HF_HOME there is no Hugging Face cache to look into")]
     NoCache(String),
 }
 
 /// The folder of a model: `model` itself if it exists, else, for `org/name` or `org/name@revision`, the snapshot in the
-/// cache. What has not the form of such a name is returned as it is.
+/// cache. Anything else is returned unchanged.
 ///
 /// # Errors
 /// [`HubError`] when a name is not in the cache.

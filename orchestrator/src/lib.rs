@@ -13,6 +13,7 @@ pub mod console;
 pub mod control;
 #[cfg(feature = "cli")]
 pub mod doctor;
+#[cfg(feature = "cli")]
 pub mod generate;
 pub mod hub;
 #[cfg(feature = "cli")]
@@ -23,6 +24,7 @@ pub mod prelude;
 pub mod rendezvous;
 #[cfg(feature = "server")]
 pub mod supervisor;
+pub mod table;
 #[cfg(feature = "telemetry")]
 pub mod telemetry;
 

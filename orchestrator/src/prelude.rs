@@ -5,8 +5,8 @@ pub use ryzanstein_process_group::{
     Buffer, BufferMut, DType, MemoryRendezvous, ProcessGroup, ProcessGroupManager, Rank, ReduceOp, Work,
 };
 pub use ryzanstein_tensor_parallel::{
-    ChatTemplate, Decoder, GenerateOptions, Generated, Llama, Message, Passes, Penalties, Sampling, Tensor,
-    TextModel, TextStream, Tokenizer,
+    ChatTemplate, ChatTime, Decoder, GenerateOptions, Generated, Llama, Message, Passes, Penalties, Sampling,
+    Tensor, TextModel, TextStream, Tokenizer,
 };
 
 pub use crate::{Builder, Orchestrator};

@@ -1,9 +1,12 @@
 //! One value describes any operation with its buffers.
 
-use std::time::Instant;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use crate::buffer::{View, ViewMut};
+use crate::error::{Error, Result};
 use crate::operation::CallFingerprint;
+use crate::sync::lock;
 
 /// One operation with its buffers, as a backend gets it. Lengths and roots have been checked.
 ///
@@ -34,4 +37,24 @@ pub struct Call<'a> {
     pub input: Option<View<'a>>,
     /// What is written.
     pub output: Option<ViewMut<'a>>,
+    /// Ends the call from another thread.
+    pub(crate) interrupt: Option<Arc<Interrupt>>,
+}
+
+/// Why a call that blocks is to end, told from another thread.
+#[derive(Default, Debug)]
+pub(crate) struct Interrupt(Mutex<Option<Error>>);
+
+impl Interrupt {
+    /// How often a call that sleeps looks.
+    pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+    /// Ends the call under way, if there is one, and every later one.
+    pub(crate) fn set(&self, error: Error) {
+        lock(&self.0).get_or_insert(error);
+    }
+
+    pub(crate) fn check(&self) -> Result<()> {
+        lock(&self.0).clone().map_or(Ok(()), Err)
+    }
 }

@@ -27,6 +27,7 @@ use crate::backend::factory::AnyBackend;
 use crate::backend::loopback::LoopbackHub;
 use crate::backend_kind::BackendKind;
 use crate::buffer::Memory;
+use crate::call::Interrupt;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -120,8 +121,10 @@ impl ProcessGroup {
             (backend.backend().kind(), backend.stream().map(|stream| stream.device().clone()));
         let memory = device.as_ref().map_or(Memory::Host, |device| Memory::Device(device.ordinal()));
         let profile = Arc::new(Profile::new(&info.name, global, world_size, info.recording, instruments));
+        let (timeout, interrupt) = (info.timeout, Arc::new(Interrupt::default()));
+        let of_core = Arc::clone(&interrupt);
         let core =
-            Mutex::new(Core { backend, memory, failed: None, last: None, timeout: info.timeout, world_size });
+            Core { backend, memory, failed: None, last: None, timeout, world_size, interrupt: of_core };
         let abort_reasons = store.map(|store| AbortReasons {
             store,
             group: info.name.clone(),
@@ -129,7 +132,9 @@ impl ProcessGroup {
         });
         let closing = Closing(Arc::clone(&profile));
         let (queued, idle) = (Mutex::new(0), Condvar::new());
-        let inner = Arc::new(GroupInner { core, queued, idle, profile, abort_reasons, _closing: closing });
+        let core = Mutex::new(core);
+        let inner = GroupInner { core, queued, idle, interrupt, profile, abort_reasons, _closing: closing };
+        let inner = Arc::new(inner);
         Self {
             info,
             kind,
@@ -271,8 +276,14 @@ impl ProcessGroup {
         lock(&self.inner.core).last
     }
 
+    /// Ends the call that the worker is in, and every later one, with this error.
+    pub(crate) fn interrupt(&self, error: &Error) {
+        self.inner.interrupt(error);
+    }
+
     /// Gives the group up for an error that came from beside its calls, so that the others hear of it.
     pub(crate) fn abort(&self, error: &Error) {
+        self.inner.interrupt(error);
         self.wait_idle();
         self.inner.abort(error.clone());
     }

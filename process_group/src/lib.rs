@@ -31,7 +31,6 @@ pub mod schedule;
 mod self_check;
 pub mod store;
 mod sync;
-pub mod table;
 pub mod targets;
 #[cfg(test)]
 mod testing;

@@ -146,7 +146,7 @@ impl ProcessGroupManager {
         let backend_summary = summarize(backend, wanted, obstacle);
         // What is the same for all ranks is said once.
         if rank.0 == 0 {
-            tracing::info!(rank = rank.0, %epoch, "{world_size} ranks on backend {backend}: {backend_summary}");
+            tracing::info!(rank = rank.0, %epoch, world_size, "backend {backend}: {backend_summary}");
             tracing::debug!(
                 rank = rank.0,
                 version = env!("CARGO_PKG_VERSION"),
@@ -154,7 +154,7 @@ impl ProcessGroupManager {
                 selection.reason
             );
         } else {
-            tracing::debug!(rank = rank.0, %epoch, "{world_size} ranks on backend {backend}");
+            tracing::debug!(rank = rank.0, %epoch, world_size, "backend {backend}");
         }
         let layout = Layout::new(&config.layout, world_size)?;
         let mesh = match bound {
@@ -342,6 +342,8 @@ impl ProcessGroupManager {
     /// told by dropping this value, without the message.
     pub fn panicked(&self, message: &str) {
         let error = Error::Panicked(message.into());
+        // All first: one group's call that blocks delays no other.
+        self.groups.iter().for_each(|group| group.interrupt(&error));
         self.groups.iter().for_each(|group| group.abort(&error));
     }
 

@@ -19,7 +19,22 @@ pub fn time(us: f64) -> String {
     }
 }
 
-pub(crate) fn short(value: f64) -> String {
+fn short(value: f64) -> String {
     let text = if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.2}") };
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_keep_three_digits_at_most_and_no_empty_ones() {
+        assert_eq!(bytes(100_000.0), "100 KB");
+        assert_eq!(bytes(10_500_000.0), "10.5 MB");
+        assert_eq!(bytes(7.0), "7 B");
+        assert_eq!(time(500.0), "500 us");
+        assert_eq!(time(9.512), "9.51 us");
+        assert_eq!(time(75_157.9), "75.16 ms");
+    }
 }

@@ -19,11 +19,11 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// What was asked for does not fit the model, the layer or this host.
+    /// A setting does not fit the model, the layer or this host.
     #[error("configuration: {0}")]
     Configuration(#[from] ConfigurationError),
 
-    /// A file of the model folder says something that this crate does not support, or nonsense.
+    /// A file of the model folder is invalid, or asks for something that this crate does not support.
     #[error("{}: {source}", .file.display())]
     Model {
         /// The file.
@@ -37,13 +37,13 @@ pub enum Error {
     Checkpoint {
         /// The file.
         file: PathBuf,
-        /// The tensor, where it is about one.
+        /// The tensor, if the error is about one.
         tensor: Option<String>,
         /// What is wrong.
         source: CheckpointError,
     },
 
-    /// A file cannot be read: the operating system refused, or it is no regular file of a likely size.
+    /// A file cannot be read: the operating system refused, or it is not a regular file, or it is too large.
     #[error("{}: {source}", .file.display())]
     File {
         /// The file.
@@ -52,7 +52,7 @@ pub enum Error {
         source: FileError,
     },
 
-    /// Messages did not become a prompt.
+    /// The chat template did not turn messages into a prompt.
     #[error(transparent)]
     Chat(#[from] ChatError),
 
@@ -68,7 +68,7 @@ pub enum Error {
     #[error(transparent)]
     DType(#[from] UnsupportedDType),
 
-    /// Another rank could not do its part.
+    /// Another rank failed.
     #[error("rank {rank} failed: {source}")]
     Peer {
         /// Which one, as a global rank.
@@ -77,7 +77,7 @@ pub enum Error {
         source: RemoteError,
     },
 
-    /// This rank's GPU, or a library of it, refused something.
+    /// This rank's GPU, or a library for it, failed.
     #[error(transparent)]
     Device(#[from] process_group::device::DeviceError),
 
@@ -86,7 +86,7 @@ pub enum Error {
     Group(#[from] process_group::Error),
 }
 
-/// What was asked for and cannot be.
+/// A setting that does not fit.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigurationError {
@@ -112,13 +112,13 @@ pub enum ConfigurationError {
         /// The element type.
         dtype: DType,
     },
-    /// A temperature that is no divisor of logits.
+    /// A temperature that logits cannot be divided by.
     #[error("temperature {0} must be positive")]
     Temperature(f64),
-    /// A probability that no set of tokens can have.
+    /// A `top_p` out of its range.
     #[error("top-p {0} must be above 0 and at most 1")]
     TopP(f64),
-    /// A repetition penalty that is no divisor of logits.
+    /// A repetition penalty that logits cannot be divided by.
     #[error("repetition penalty {0} must be positive; 1 is none")]
     RepetitionPenalty(f32),
     /// A presence or frequency penalty out of its range.
@@ -131,17 +131,19 @@ pub enum ConfigurationError {
     },
     /// A bias that would be added as many times as there are ranks.
     #[error(
-        "`{layer}` has a bias and its results are not reduced; whoever sums them must add the bias, once"
+        "`{layer}` has a bias and its results are not reduced; load it without a bias, and add the bias once, after the sum"
     )]
     UnreducedBias {
         /// The layer.
         layer: String,
     },
-    /// A root that was given nothing to read.
-    #[error("the root must have a model folder")]
+    /// A root without a model folder.
+    #[error("the root was given no model folder; pass the folder on the root")]
     NoFolder,
     /// Ranks that opened different models.
-    #[error("rank {rank} has another model or another type than rank {other}; all must load the same folder")]
+    #[error(
+        "rank {rank} has another model, tokenizer, chat template or type than rank {other}; all must load the same folder"
+    )]
     DifferentModels {
         /// One rank.
         rank: Rank,
@@ -155,10 +157,10 @@ pub enum ConfigurationError {
 #[non_exhaustive]
 pub enum RequestError {
     /// A request without tokens.
-    #[error("there must be at least one token")]
+    #[error("there are no tokens; pass at least one")]
     NoTokens,
     /// A decode pass without sequences.
-    #[error("at least one sequence must get a token")]
+    #[error("no sequence gets a token; pass at least one")]
     NoSequences,
     /// A token that the model does not know.
     #[error("token {token} is not in the vocabulary of {vocabulary}")]
@@ -182,8 +184,8 @@ pub enum RequestError {
         /// The sequence.
         sequence: usize,
     },
-    /// More positions than a sequence holds.
-    #[error("the first {length} positions of sequence {sequence} are to be copied, which holds {held}")]
+    /// A copy of more positions than a sequence holds.
+    #[error("cannot copy the first {length} positions of sequence {sequence}: it holds {held}")]
     ShortSequence {
         /// The sequence.
         sequence: usize,
@@ -214,6 +216,19 @@ pub enum RequestError {
         /// The longest sequence of the model.
         max_positions: usize,
     },
+    /// A request that differs between ranks.
+    #[error(
+        "rank{} {} passed {what} other than rank {first}'s; pass the same on every rank",
+        if .ranks.len() == 1 { "" } else { "s" }, list(.ranks)
+    )]
+    Different {
+        /// What differs: a prompt, or options.
+        what: &'static str,
+        /// The first rank of the group.
+        first: Rank,
+        /// The ranks that passed something else.
+        ranks: Vec<Rank>,
+    },
     /// More tokens than can be counted.
     #[error("a prompt of {prompt} tokens and {more} new ones are more than can be counted")]
     Overflow {
@@ -224,8 +239,8 @@ pub enum RequestError {
     },
 }
 
-fn list(sizes: &[usize]) -> String {
-    sizes.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+fn list<T: ToString>(all: &[T]) -> String {
+    all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
 /// The error of another rank, as text: its type does not leave its process.
@@ -246,8 +261,8 @@ impl From<ShardError> for Error {
 }
 
 impl Error {
-    /// Whether another try with the same settings and files would fail alike: what was asked for cannot be, or the model's
-    /// files are missing, damaged or of a kind that is not supported.
+    /// Whether another try with the same settings and files would fail in the same way: settings do not fit, or the model's
+    /// files are missing, damaged or not supported.
     pub fn is_permanent(&self) -> bool {
         match self {
             Self::Configuration(_)

@@ -12,7 +12,7 @@ use ryzanstein_process_group::{DType, Element};
 #[error("element type {0} is not supported for weights and activations; expected f32, f16 or bf16")]
 pub struct UnsupportedDType(pub DType);
 
-/// Runs `$body` with `$T` bound to the Rust type of `$dtype`; refuses what is not a type of tensors.
+/// Runs `$body` with `$T` bound to the Rust type of `$dtype`; refuses types that tensors do not have.
 macro_rules! with_float {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
@@ -34,7 +34,7 @@ macro_rules! with_float {
 }
 pub(crate) use with_float;
 
-/// Refuses what is not a type of tensors.
+/// Refuses types that tensors do not have.
 pub(crate) fn check(dtype: DType) -> Result<(), UnsupportedDType> {
     if matches!(dtype, DType::F32 | DType::F16 | DType::BF16) { Ok(()) } else { Err(UnsupportedDType(dtype)) }
 }

@@ -20,6 +20,7 @@
 pub mod attention;
 pub mod checkpoint;
 pub mod compute;
+mod digest;
 pub mod embedding;
 mod error;
 mod float;
@@ -42,8 +43,8 @@ pub use compute::{Compute, Cuda, Host};
 pub use error::{ConfigurationError, Error, RemoteError, RequestError, Result};
 pub use float::UnsupportedDType;
 pub use generate::{
-    ChatError, ChatTemplate, GenerateOptions, Generated, Message, Penalties, Sampling, StopReason, TextModel,
-    TextStream, Tokenizer,
+    ChatError, ChatTemplate, ChatTime, GenerateOptions, Generated, Message, Penalties, Sampling, StopReason,
+    TextModel, TextStream, Tokenizer,
 };
 pub use model::{Decoder, Llama, LlamaConfig, LoadReport, Passes, check_world_size, legal_world_sizes};
 pub use tensor::Tensor;

@@ -5,7 +5,7 @@ use bytemuck::Zeroable;
 /// The size of a large page on most machines. On others, part of an array stays in small pages.
 const LARGE_PAGE: usize = 2 << 20;
 
-/// A vector of zeros, in large pages where they fit: faulting in small pages takes longer than copying weights into them.
+/// A vector of zeros, in large pages where they fit: page faults on small pages take longer than copying weights into them.
 pub(crate) fn zeros<T: Zeroable>(count: usize) -> Vec<T> {
     // Writes nothing: memory fresh from the system is zero.
     let mut values = bytemuck::zeroed_vec::<T>(count);

@@ -2,7 +2,7 @@
 
 use std::f64::consts::TAU;
 
-/// How the frequencies of a model are scaled for contexts longer than those of its first training.
+/// How the frequencies of a model are scaled for contexts longer than it was first trained on.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum RotaryScaling {
     /// No scaling.

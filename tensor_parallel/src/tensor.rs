@@ -119,7 +119,7 @@ impl Tensor {
         self.shape.iter().skip(1).product()
     }
 
-    /// All values. `f32` values in host memory are borrowed. From a GPU they are copied, after a wait until it has computed them.
+    /// All values. Borrows `f32` values in host memory. Waits for a GPU to compute them, and copies them.
     ///
     /// # Errors
     /// When a GPU fails.
@@ -167,7 +167,7 @@ impl Tensor {
     /// counted from the first of these rows, and their bytes.
     ///
     /// # Panics
-    /// When the rows are not within the tensor.
+    /// When the tensor does not have these rows.
     pub(crate) fn fill_rows(
         &mut self,
         at: usize,

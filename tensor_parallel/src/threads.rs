@@ -11,7 +11,7 @@ pub(crate) const PARALLEL_THRESHOLD: usize = 1 << 17;
 pub(crate) struct Threads(Option<ThreadPool>);
 
 impl Threads {
-    /// Starts `count` threads; with one, the caller's thread does the work. `what` goes into their names.
+    /// Starts `count` threads, with `what` in their names. With one, the caller's thread does the work.
     pub(crate) fn new(count: usize, what: &'static str) -> Self {
         if count < 2 {
             return Self(None);

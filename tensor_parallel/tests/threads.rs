@@ -22,7 +22,7 @@ fn compute(host: &Host) {
     let batch = host
         .batch(
             &vec![0; positions],
-            &SlotMapping::from_position(0),
+            &SlotMapping::from_position(0, positions),
             &Rotary::new(64, 1e4, RotaryScaling::None),
         )
         .unwrap();

@@ -157,7 +157,7 @@ fn embeddings_are_rows_of_the_table_and_zeros_for_other_tokens() {
                     .embed(
                         &table,
                         10,
-                        &host.batch(&tokens, &SlotMapping::from_position(0), &rotary).unwrap(),
+                        &host.batch(&tokens, &SlotMapping::from_position(0, tokens.len()), &rotary).unwrap(),
                         out,
                     )
                     .unwrap();
@@ -165,7 +165,7 @@ fn embeddings_are_rows_of_the_table_and_zeros_for_other_tokens() {
                     .embed(
                         &gpu_table,
                         10,
-                        &cuda.batch(&tokens, &SlotMapping::from_position(0), &rotary).unwrap(),
+                        &cuda.batch(&tokens, &SlotMapping::from_position(0, tokens.len()), &rotary).unwrap(),
                         out,
                     )
                     .unwrap();
@@ -262,7 +262,8 @@ fn attend(
     let mut position = 0;
     let mut pass = |count: usize| {
         let qkv = upload(noise(&[count, (heads + 2 * kv_heads) * head_dim], position as u64 + 7, dtype));
-        let batch = compute.batch(&vec![0; count], &SlotMapping::from_position(position), &rotary).unwrap();
+        let batch =
+            compute.batch(&vec![0; count], &SlotMapping::from_position(position, count), &rotary).unwrap();
         position += count;
         let call = AttentionCall { heads, kv_heads, head_dim, batch: &batch, window };
         compute.attention(qkv, &call, &mut cache).unwrap()
@@ -512,14 +513,14 @@ fn many_sequences_of_different_lengths_attend_to_their_own() {
                 compute.attention(qkv, &call, &mut cache).unwrap()
             };
             for (sequence, length) in lengths.into_iter().enumerate() {
-                pass(&SlotMapping::Consecutive { sequence, position: 0 }, length, sequence);
+                pass(&Run { sequence, position: 0, tokens: length }.into(), length, sequence);
             }
             let mut all: Vec<_> = [[4, 0, 3, 1, 2], [0, 1, 2, 3, 4]]
                 .into_iter()
                 .enumerate()
                 .map(|(round, order)| {
                     let slots = order.map(|sequence| (sequence, lengths[sequence] + round));
-                    pass(&SlotMapping::OnePerSequence(slots.to_vec()), lengths.len(), 50 + round)
+                    pass(&SlotMapping { single: slots.to_vec(), runs: vec![] }, lengths.len(), 50 + round)
                 })
                 .collect();
             // Some of them get one more token, others several, in one batch.
@@ -530,7 +531,7 @@ fn many_sequences_of_different_lengths_attend_to_their_own() {
                 tokens,
             });
             all.push(pass(
-                &SlotMapping::Mixed { single: single.to_vec(), runs: runs.to_vec() },
+                &SlotMapping { single: single.to_vec(), runs: runs.to_vec() },
                 2 + 100 + 1 + 37,
                 60,
             ));

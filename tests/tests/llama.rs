@@ -75,7 +75,7 @@ fn what_a_model_cannot_take_is_refused_on_every_rank_and_the_group_stays_usable(
         };
         refused(model.cache(257).map(|_| ()), "more than the 256 of `max_position_embeddings`");
         let mut cache = model.cache(4).unwrap();
-        refused(model.forward(&[], &mut cache, group).map(|_| ()), "at least one token");
+        refused(model.forward(&[], &mut cache, group).map(|_| ()), "there are no tokens");
         refused(
             model.forward(&[1, 100], &mut cache, group).map(|_| ()),
             "token 100 is not in the vocabulary of 100",
@@ -91,15 +91,15 @@ fn what_a_model_cannot_take_is_refused_on_every_rank_and_the_group_stays_usable(
         refused(decoder.prefill(2, &[1], group).map(|_| ()), "no sequence 2 in a KV cache for 2");
         refused(decoder.decode(&[(1, 1), (0, 1)], group).map(|_| ()), "do not fit sequence 0");
         refused(decoder.decode(&[(1, 1), (1, 1)], group).map(|_| ()), "sequence 1 is given twice");
-        refused(decoder.decode(&[], group).map(|_| ()), "at least one sequence");
+        refused(decoder.decode(&[], group).map(|_| ()), "no sequence gets a token");
         refused(decoder.decode(&[(1, 100)], group).map(|_| ()), "token 100 is not in the vocabulary");
-        refused(decoder.step(&[], group).map(|_| ()), "at least one sequence");
-        refused(decoder.step(&[(0, &[]), (1, &[1, 1])], group).map(|_| ()), "at least one token");
+        refused(decoder.step(&[], group).map(|_| ()), "no sequence gets a token");
+        refused(decoder.step(&[(0, &[]), (1, &[1, 1])], group).map(|_| ()), "there are no tokens");
         refused(decoder.step(&[(1, &[1, 1]), (1, &[1])], group).map(|_| ()), "sequence 1 is given twice");
         refused(decoder.step(&[(1, &[1, 1]), (0, &[1])], group).map(|_| ()), "do not fit sequence 0");
         refused(decoder.step(&[(1, &[1, 100])], group).map(|_| ()), "token 100 is not in the vocabulary");
         refused(decoder.fork(0, 2, 1), "no sequence 2 in a KV cache for 2");
-        refused(decoder.fork(0, 1, 4), "first 4 positions of sequence 0 are to be copied, which holds 3");
+        refused(decoder.fork(0, 1, 4), "cannot copy the first 4 positions of sequence 0: it holds 3");
         assert_eq!((decoder.len(0), decoder.len(1)), (3, 0));
         decoder.clear(0);
         assert_eq!((decoder.len(0), decoder.is_empty()), (0, true));

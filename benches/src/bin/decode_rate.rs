@@ -11,7 +11,8 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail, ensure};
 use ryzanstein_benches::checkpoint::{self, VOCABULARY};
 use ryzanstein_benches::ranks;
-use ryzanstein_process_group::{ProcessGroup, table, units};
+use ryzanstein_orchestrator::table;
+use ryzanstein_process_group::{ProcessGroup, units};
 use ryzanstein_tensor_parallel::{Llama, Passes, Tensor};
 
 /// Untimed passes: the first runs eagerly, the second is captured.

@@ -13,7 +13,8 @@ use std::time::Instant;
 use anyhow::{Context as _, Result, bail, ensure};
 use ryzanstein_benches::checkpoint::{self, FILE, PIECE};
 use ryzanstein_benches::ranks;
-use ryzanstein_process_group::{table, units};
+use ryzanstein_orchestrator::table;
+use ryzanstein_process_group::units;
 use ryzanstein_tensor_parallel::Llama;
 
 struct Options {

@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context as _, Result, bail, ensure};
 use ryzanstein_benches::measure::{Row, SIZES, measure};
 use ryzanstein_benches::ranks;
-use ryzanstein_process_group::{table, units};
+use ryzanstein_orchestrator::table;
+use ryzanstein_process_group::units;
 use serde::Serialize;
 
 fn main() -> Result<()> {

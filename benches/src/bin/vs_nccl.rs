@@ -14,7 +14,8 @@ use ryzanstein_benches::raw_nccl::RawNccl;
 use ryzanstein_orchestrator::measure::{
     Case, Collective, Figures, Gpu, UnknownCollective, calls_back_to_back, measure, measure_calls,
 };
-use ryzanstein_process_group::{ProcessGroup, ReduceOp, table};
+use ryzanstein_orchestrator::table;
+use ryzanstein_process_group::{ProcessGroup, ReduceOp};
 use serde::Serialize;
 
 const SIZES: [usize; 8] = [1024, 8192, 65536, 1 << 20, 10_000_000, 16 << 20, 100_000_000, 256 << 20];

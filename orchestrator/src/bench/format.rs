@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use ryzanstein_process_group::table::{Screen, Tone};
+use crate::table::{Screen, Tone};
 use ryzanstein_process_group::units;
 
 use super::report::Report;

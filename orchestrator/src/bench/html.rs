@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use ryzanstein_process_group::table::Screen;
+use crate::table::Screen;
 use ryzanstein_process_group::units;
 
 use super::Row;

@@ -1,7 +1,7 @@
 //! Rows as tables, JSON and CSV.
 
+use crate::table::{self as layout, Cell, Column, Layout, Screen, Tone};
 use ryzanstein_process_group::paths::Path;
-use ryzanstein_process_group::table::{self as layout, Cell, Column, Layout, Screen, Tone};
 use ryzanstein_process_group::{DType, units};
 
 use super::{Row, Verdict};

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
+use crate::table::{Screen, wrap};
 use ryzanstein_process_group::paths::PathChoice;
-use ryzanstein_process_group::table::{Screen, wrap};
 use ryzanstein_process_group::units;
 use serde::Serialize;
 

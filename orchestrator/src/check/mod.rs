@@ -5,7 +5,7 @@
 
 mod block;
 
-use ryzanstein_process_group::table::{self, Cell, Column, Screen, Tone};
+use crate::table::{self, Cell, Column, Screen, Tone};
 use ryzanstein_process_group::targets::TARGETS;
 use ryzanstein_process_group::{DType, Memory, ProcessGroup, ReduceOp, units};
 

@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
+use crate::table::{self, Cell, Column, Layout, Screen, Tone, wrap};
 use ryzanstein_process_group::nvml::{Gpu, Pair, PeerAccess};
-use ryzanstein_process_group::table::{self, Cell, Column, Layout, Screen, Tone, wrap};
 use serde::Serialize;
 
 /// How grave a finding is, in ascending order.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use ryzanstein_process_group::table::{Screen, Tone};
+use crate::table::{Screen, Tone};
 use serde::Serialize;
 
 use crate::plural;

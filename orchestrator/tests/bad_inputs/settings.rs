@@ -236,8 +236,8 @@ pub(crate) fn joining() -> Vec<Case> {
         check(&["WORLD_SIZE", "a whole number", "not `-1`"]).variable("WORLD_SIZE", "-1"),
         check(&["WORLD_SIZE", "a whole number", "not `two`"]).variable("WORLD_SIZE", "two"),
         check(&["WORLD_SIZE", "a whole number", "not nothing"]).variable("WORLD_SIZE", ""),
-        check(&["there are to be 2 ranks", "ryz launch --world-size 2"]).variable("WORLD_SIZE", "2"),
-        check(&["RANK is set", "MASTER_ADDR is not", "MASTER_PORT"])
+        check(&["this job has 2 ranks", "ryz launch --world-size 2"]).variable("WORLD_SIZE", "2"),
+        check(&["RANK is set", "MASTER_ADDR, the rendezvous address, is not", "MASTER_PORT"])
             .variable("WORLD_SIZE", "2")
             .variable("RANK", "0"),
         check(&["MASTER_ADDR is set, but MASTER_PORT is not"]).variable("MASTER_ADDR", "127.0.0.1"),
@@ -251,7 +251,7 @@ pub(crate) fn joining() -> Vec<Case> {
             .variable("RANK", "0")
             .variable("MASTER_ADDR", "no-such-host.invalid"),
         master(&["WORLD_SIZE", "from 1 to 65536"]).variable("RANK", "0").variable("WORLD_SIZE", "4294967295"),
-        master(&["need a secret", "RYZ_SECRET_FILE", "mode 0600"])
+        master(&["needs a secret", "RYZ_SECRET_FILE", "mode 0600"])
             .variable("RANK", "1")
             .variable("MASTER_ADDR", "192.0.2.1"),
         check(&["RYZ_RENDEZVOUS", "HOST:PORT", "the port is missing"]).variable("RYZ_RENDEZVOUS", "node"),

@@ -279,3 +279,20 @@ fn a_rank_that_is_told_where_to_meet_and_not_who_it_is_is_refused() {
 fn a_size_that_no_memory_holds_is_an_error() {
     refused(&["--world-size", "2", "--sizes", "1000TB"], 2, &["a size of 1000000 GB", "smaller sizes"]);
 }
+
+#[test]
+fn a_run_that_fails_leaves_an_earlier_result_as_it_was() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("result.json");
+    let path = file.to_str().expect("a path");
+    let arguments = ["bench", "-n", "2", "--backend", "tcp", "--sizes", "1KB", "--iters", "3", "--out", path];
+    let output = Run::new(&[&arguments[..], &["--format", "json"]].concat(), &[]).finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let earlier = std::fs::read_to_string(&file).expect("a result");
+    assert!(earlier.starts_with("{\"op\":\"all_reduce\""), "{earlier}");
+    let output = Run::new(&[&arguments[..], &["--path", "nowhere"]].concat(), &[]).finish();
+    assert!(!output.status.success());
+    assert_eq!(std::fs::read_to_string(&file).expect("a result"), earlier);
+    let left = std::fs::read_dir(folder.path()).expect("the folder").count();
+    assert_eq!(left, 1, "nothing unfinished stays");
+}

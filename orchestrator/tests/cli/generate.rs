@@ -108,6 +108,84 @@ fn a_prompt_in_words_is_answered_in_words() {
     assert_eq!(line["token_ids"].as_array().expect("tokens").len(), 25);
 }
 
+/// A model whose tokenizer marks spaces, as those of Llama 2 and Mistral do.
+fn model_of_words() -> tempfile::TempDir {
+    let model = copy_of("llama-mha");
+    let vocab: serde_json::Map<_, _> = (0..100).map(|id| (format!("▁w{id}"), id.into())).collect();
+    let space = serde_json::json!({
+        "type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true
+    });
+    let tokenizer = serde_json::json!({
+        "version": "1.0", "added_tokens": [], "pre_tokenizer": space, "decoder": space,
+        "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "▁w0" },
+    });
+    std::fs::write(model.path().join("tokenizer.json"), tokenizer.to_string()).expect("written");
+    model
+}
+
+#[test]
+fn the_text_of_the_json_is_that_which_is_streamed() {
+    let model = model_of_words();
+    let run = |more: &[&str]| {
+        let arguments = ["generate", "--model", model.path().to_str().unwrap(), "--backend", "tcp"];
+        let prompt = ["--prompt", "w3 w4", "--max-new-tokens", "12", "--ignore-end"];
+        let output = Run::new(&[&arguments[..], &prompt, more].concat(), &[]).finish();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    let json = |more: &[&str]| -> serde_json::Value { serde_json::from_str(&run(more)).expect("JSON") };
+    let whole = json(&[]);
+    let words = whole["token_ids"].as_array().expect("tokens").iter().map(|id| format!(" w{id}"));
+    let words: Vec<String> = words.collect();
+    assert_eq!(whole["text"], words.concat());
+    assert_eq!(run(&["--format", "text"]), format!("w3 w4{}\n", words.concat()));
+    // The stop string begins in one token and ends in the next.
+    let stop = format!("{}{}", &words[4][2..], words[5]);
+    let stopped = json(&["--stop", &stop]);
+    let before = words.concat().split(&stop).next().unwrap().to_owned();
+    assert_eq!((&stopped["text"], &stopped["stop"]), (&before.clone().into(), &"stop_text".into()));
+    assert_eq!(run(&["--stop", &stop, "--format", "text"]), format!("w3 w4{before}\n"));
+}
+
+#[test]
+fn ranks_in_different_time_zones_get_one_prompt_from_a_template_that_asks_for_the_time() {
+    let model = model_of_words();
+    let template = "{{ strftime_now('w%-H w%-M') }}{% for m in messages %} {{ m.content }}{% endfor %}";
+    std::fs::write(model.path().join("chat_template.jinja"), template).expect("written");
+    let script = format!(
+        "TZ=HERE$((5 * RANK)) exec {} generate --model {} --backend tcp --chat --system w5 --prompt w6",
+        env!("CARGO_BIN_EXE_ryz"),
+        model.path().display()
+    );
+    let output = Run::launch(&["-n", "2"], &script).finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("\"prompt_tokens\":4"), "{}", text(&output.stdout));
+}
+
+#[test]
+fn penalties_keep_tokens_from_coming_again() {
+    let tokens = |more: &[&str]| {
+        let outcome = generate("llama-mha", 2, more);
+        let distinct: std::collections::BTreeSet<u32> = outcome.tokens.iter().copied().collect();
+        (outcome.tokens.len(), distinct.len())
+    };
+    assert_eq!(tokens(&["--repetition-penalty", "1000"]), (25, 25));
+    let (count, without) = tokens(&["--frequency-penalty", "0"]);
+    assert!(without < count);
+    assert!(tokens(&["--frequency-penalty", "2"]).1 > without);
+    assert!(tokens(&["--presence-penalty", "-2"]).1 <= without);
+    let model = folder("llama-mha");
+    for (flag, value) in
+        [("--repetition-penalty", "0"), ("--presence-penalty", "-2.5"), ("--frequency-penalty", "3")]
+    {
+        let name = flag.trim_start_matches("--").split('-').next().unwrap();
+        let (code, said) =
+            wrong(&["generate", "--model", model.to_str().unwrap(), "--token-ids", "1", flag, value]);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains(name) && said.contains(value), "{said}");
+    }
+}
+
 #[test]
 fn slow_calls_are_told_of_but_not_those_that_prove_a_group() {
     let model = folder("llama-mha");
@@ -129,7 +207,7 @@ fn wrong(arguments: &[&str]) -> (Option<i32>, String) {
     (output.status.code(), text(&output.stderr))
 }
 
-fn copy_of(fixture: &str) -> tempfile::TempDir {
+pub(crate) fn copy_of(fixture: &str) -> tempfile::TempDir {
     let copy = tempfile::tempdir().expect("a temporary folder");
     for entry in std::fs::read_dir(folder(fixture)).expect("a folder") {
         let path = entry.expect("an entry").path();
@@ -238,10 +316,13 @@ fn as_many_tokens_as_the_model_has_room_for_are_made() {
 }
 
 #[test]
-fn a_file_of_logits_that_cannot_be_written_is_refused_before_anything_starts() {
+fn a_file_of_logits_is_checked_before_anything_starts_and_keeps_its_content_until_there_are_others() {
     // Damaged weights, which a rank would be the first to read.
     let model = copy_of("llama-mha");
     std::fs::write(model.path().join("model.safetensors"), "").expect("written");
+    // Of an earlier run.
+    let kept = model.path().join("kept.safetensors");
+    std::fs::write(&kept, "logits").expect("written");
     let missing = model.path().join("not there").join("logits.safetensors");
     for ranks in ["1", "2"] {
         let (code, said) = wrong(&[
@@ -260,6 +341,19 @@ fn a_file_of_logits_that_cannot_be_written_is_refused_before_anything_starts() {
             said.starts_with("error: ") && said.contains("--logits-out") && said.contains("not there"),
             "{said}"
         );
+        let (code, said) = wrong(&[
+            "generate",
+            "--model",
+            model.path().to_str().unwrap(),
+            "--world-size",
+            ranks,
+            "--token-ids",
+            "1,2",
+            "--logits-out",
+            kept.to_str().unwrap(),
+        ]);
+        assert_eq!(code, Some(2), "{said}");
+        assert_eq!(std::fs::read_to_string(&kept).expect("read"), "logits");
     }
 }
 

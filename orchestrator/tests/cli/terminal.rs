@@ -3,15 +3,22 @@
 use std::fs::File;
 use std::io::Read as _;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
+use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
+use crate::generate::copy_of;
+use crate::support::eventually;
+
 /// A command on a terminal with the given number of columns.
 struct Session {
-    screen: File,
     child: Child,
+    /// What has been written so far.
+    written: Arc<Mutex<Vec<u8>>>,
+    reader: JoinHandle<()>,
 }
 
 impl Session {
@@ -33,32 +40,35 @@ impl Session {
             .stderr(open())
             .spawn()
             .expect("started");
-        Self { screen: File::from(screen), child }
+        let written = Arc::new(Mutex::new(Vec::new()));
+        let (mut screen, all) = (File::from(screen), Arc::clone(&written));
+        let reader = std::thread::spawn(move || {
+            let mut some = [0; 4096];
+            // The end is an error here: nobody has the other side any more.
+            while let Ok(count @ 1..) = screen.read(&mut some) {
+                all.lock().expect("no reader panics").extend_from_slice(&some[..count]);
+            }
+        });
+        Self { child, written, reader }
+    }
+
+    /// What is on the screen, without colours and without what was overwritten.
+    fn screen(&self) -> String {
+        plain(&String::from_utf8_lossy(&self.written.lock().expect("no reader panics")))
+    }
+
+    /// Presses Ctrl-C. The terminal tells only the command: its ranks are in process groups of their own.
+    fn interrupt(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::INT).expect("signalled");
     }
 
     /// The exit code, and everything on the screen, without colours and without what was overwritten, once the command has
     /// ended.
     fn finish(mut self) -> (Option<i32>, String) {
-        let deadline = Instant::now() + Duration::from_secs(120);
-        let screen = self.screen.try_clone().expect("a descriptor");
-        let reader = std::thread::spawn(move || {
-            let (mut screen, mut all) = (screen, Vec::new());
-            // The end is an error here: nobody has the other side any more.
-            let _ = screen.read_to_end(&mut all);
-            String::from_utf8_lossy(&all).into_owned()
-        });
-        let status = loop {
-            if let Some(status) = self.child.try_wait().expect("waited") {
-                break status;
-            }
-            if Instant::now() >= deadline {
-                let _ = self.child.kill();
-                let _ = self.child.wait();
-                panic!("the command does not end");
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        };
-        (status.code(), plain(&reader.join().expect("read")))
+        let ended = eventually(|| self.child.try_wait().expect("waited"));
+        let status = ended.unwrap_or_else(|| panic!("the command does not end:\n{}", self.screen()));
+        eventually(|| self.reader.is_finished().then_some(())).expect("nobody writes any more");
+        (status.code(), self.screen())
     }
 
     /// As [`finish`](Self::finish), for a command that must succeed.
@@ -66,6 +76,13 @@ impl Session {
         let (code, screen) = self.finish();
         assert_eq!(code, Some(0), "{screen}");
         screen
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -143,4 +160,29 @@ fn a_terminal_gets_text_and_figures_and_a_pipe_json() {
 fn more_is_logged_where_that_is_asked_for() {
     let screen = Session::start(&["launch", "-n", "2", "-v"], 100).succeed();
     assert!(screen.contains(" INFO ") && screen.contains("backend tcp"), "{screen}");
+}
+
+#[test]
+fn ctrl_c_shows_what_has_been_generated() {
+    // So long a text takes minutes.
+    let model = copy_of("llama-mha");
+    let config = model.path().join("config.json");
+    let settings = std::fs::read(&config).expect("settings");
+    let mut settings: serde_json::Value = serde_json::from_slice(&settings).expect("JSON");
+    settings["max_position_embeddings"] = 100_100.into();
+    std::fs::write(&config, settings.to_string()).expect("written");
+    let model = model.path().to_str().expect("a path");
+    for ranks in ["1", "2"] {
+        let mut arguments = vec!["generate", "--model", model, "--prompt", "hello", "-n", ranks];
+        arguments.extend(["--max-new-tokens", "100000", "--ignore-end"]);
+        let session = Session::start(&arguments, 80);
+        let has_begun = || session.screen().rsplit_once("hello").is_some_and(|(_, text)| text.len() > 20);
+        eventually(|| has_begun().then_some(())).expect("the text begins");
+        session.interrupt();
+        let (code, screen) = session.finish();
+        assert_eq!(code, Some(130), "{screen}");
+        let figures = ["load ", " · prefill ", " tokens, ", " tokens/s"];
+        let has_figures = |line: &str| figures.iter().all(|figure| line.contains(figure));
+        assert!(screen.lines().any(has_figures), "{ranks} ranks: {screen}");
+    }
 }

@@ -11,7 +11,7 @@ use crate::backend::Completion;
 use crate::backend::factory::AnyBackend;
 use crate::backend::stream::{self, StreamBackend, StreamCapture, StreamWork};
 use crate::buffer::{Memory, View, ViewMut};
-use crate::call::Call;
+use crate::call::{Call, Interrupt};
 use crate::deadline;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -28,6 +28,7 @@ pub(super) struct GroupInner {
     /// Operations given to the worker and not done. Calls of the owner's thread come after all of them.
     pub(super) queued: Mutex<usize>,
     pub(super) idle: Condvar,
+    pub(super) interrupt: Arc<Interrupt>,
     pub(super) profile: Arc<Profile>,
     pub(super) abort_reasons: Option<AbortReasons>,
     // Behind the core, whose backend ends with the last of its calls.
@@ -86,6 +87,8 @@ pub(super) struct Core {
     pub(super) last: Option<LastCall>,
     pub(super) timeout: Duration,
     pub(super) world_size: usize,
+    /// Looked at by calls that block.
+    pub(super) interrupt: Arc<Interrupt>,
 }
 
 /// The newest call of a group.
@@ -299,8 +302,14 @@ impl GroupInner {
         error
     }
 
+    /// Ends a call that the worker is in, and every later one. It is over soon, and holds the lock until then.
+    pub(super) fn interrupt(&self, error: &Error) {
+        self.interrupt.set(error.clone());
+    }
+
     /// Gives the group up for an error that came from beside its calls. Returns it.
     pub(super) fn abort(&self, error: Error) -> Error {
+        self.interrupt(&error);
         let core = &mut *lock(&self.core);
         if core.failed.is_some() { error } else { self.fail(core, error) }
     }
@@ -367,7 +376,7 @@ impl Core {
         if self.is_alone(&fingerprint) {
             return self.copy(call);
         }
-        self.backend.backend_mut().submit(call)
+        self.backend.backend_mut().submit(Call { interrupt: Some(Arc::clone(&self.interrupt)), ..call })
     }
 
     fn submit_all(
@@ -459,7 +468,7 @@ impl<'a> Buffers<'a> {
             Self::InPlace(buffer) => (true, None, buffer),
             Self::OutOfPlace(input, output) => (false, input, output),
         };
-        Call { fingerprint, sequence, deadline, in_place, input, output }
+        Call { fingerprint, sequence, deadline, in_place, input, output, interrupt: None }
     }
 }
 

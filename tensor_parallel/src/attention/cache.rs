@@ -97,11 +97,10 @@ impl KvCache {
         Ok(length)
     }
 
-    /// Counts `tokens` tokens that have been written to these slots.
-    pub(crate) fn advance(&mut self, slots: &SlotMapping, tokens: usize) {
-        for row in 0..tokens {
-            let (sequence, position) = slots.slot(row);
-            self.lengths[sequence] = position + 1;
+    /// Counts the tokens that have been written to these slots.
+    pub(crate) fn advance(&mut self, slots: &SlotMapping) {
+        for (sequence, end) in slots.ends() {
+            self.lengths[sequence] = end;
         }
     }
 }

@@ -34,8 +34,8 @@ struct Raw {
     data_offsets: (usize, usize),
 }
 
-/// Names with what they stand for, as the file has them. A map would keep only one of two equal names, and values that are parsed
-/// only to be parsed again would take many times the memory of the header.
+/// Names and values in the order of the file. A map would keep only one of two equal names, and parsed values would take many
+/// times the memory of the header.
 struct RawHeader<'a>(Vec<(String, &'a RawValue)>);
 
 impl<'a> Deserialize<'a> for RawHeader<'a> {

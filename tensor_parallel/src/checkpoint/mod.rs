@@ -37,7 +37,7 @@ const READ_AHEAD_GAP: usize = 8192;
 /// Headers of most files are shorter than this.
 const TYPICAL_HEADER: usize = 256 << 10;
 
-/// Far more than the index of any model has.
+/// Larger than the index of any model.
 const LARGEST_INDEX: ByteSize = ByteSize::mib(64);
 
 /// The weight files of one model.

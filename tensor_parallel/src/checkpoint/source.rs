@@ -10,7 +10,7 @@ use crate::compute::Compute;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// About how long messages of weights are: large enough to be fast, small enough to need little extra memory.
+/// Approximate size of a message of weights: large enough to be fast, small enough to need little extra memory.
 const MESSAGE_BYTES: usize = 16 << 20;
 
 /// Which slice of a tensor each rank holds.
@@ -170,7 +170,7 @@ impl WeightSource for RootSource<'_> {
     }
 }
 
-/// What layers load from: a source of weights, this rank and the world size.
+/// Loads layers: a source of weights, this rank and the world size.
 pub struct Loader<'a> {
     source: &'a mut dyn WeightSource,
     compute: Option<&'a dyn Compute>,

@@ -26,7 +26,7 @@ pub(super) fn attention(
 ) -> Result<Tensor> {
     cache.check(qkv, call)?;
     let &AttentionCall { heads, kv_heads, head_dim, batch, window } = call;
-    let (slots, rotary) = (batch.slots(), batch.rotations()?);
+    let (slots, rotary) = (batch.slots().slots().collect::<Vec<_>>(), batch.rotations()?);
     let rows = qkv.rows();
     let width = (heads + 2 * kv_heads) * head_dim;
     let mut values = qkv.host_values()?.into_owned();
@@ -34,7 +34,7 @@ pub(super) fn attention(
         for head in row[..(heads + kv_heads) * head_dim].chunks_exact_mut(head_dim) {
             rotary.rotate(i, head);
         }
-        store(cache, &row[heads * head_dim..], slots.slot(i), (kv_heads, head_dim))?;
+        store(cache, &row[heads * head_dim..], slots[i], (kv_heads, head_dim))?;
     }
 
     let shared = heads / kv_heads;
@@ -43,13 +43,13 @@ pub(super) fn attention(
     let one_head = |(index, out): (usize, &mut [f32])| {
         let (row, head) = (index / heads, index % heads);
         let query = &values[row * width + head * head_dim..][..head_dim];
-        let (sequence, position) = slots.slot(row);
+        let (sequence, position) = slots[row];
         let end = position + 1;
         let start = window.map_or(0, |w| end.saturating_sub(w));
         let seen = cache.offset(sequence, head / shared, start)..cache.offset(sequence, head / shared, end);
         arch.dispatch(OneHead { query, keys, values: cached, seen, out });
     };
-    let longest = (0..rows).map(|row| slots.slot(row).1 + 1).max().unwrap_or(0);
+    let longest = slots.iter().map(|(_, position)| position + 1).max().unwrap_or(0);
     match threads.pool_if(out.len() * longest >= PARALLEL_THRESHOLD) {
         Some(pool) => {
             pool.install(|| out.par_chunks_exact_mut(head_dim).enumerate().for_each(one_head));

@@ -6,28 +6,16 @@ use crate::error::{Error, RequestError, Result};
 use crate::gpu::Block;
 use crate::rotary::{Rotary, RotaryTable};
 
-/// The cache slots of the tokens of a batch. A slot is a sequence and a position in it.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum SlotMapping {
-    /// Consecutive positions of one sequence.
-    Consecutive {
-        /// The sequence.
-        sequence: usize,
-        /// The position of the first token.
-        position: usize,
-    },
-    /// One token for each of several sequences: the sequence, and the token's position there.
-    OnePerSequence(Vec<(usize, usize)>),
-    /// One token for each of some sequences, then consecutive positions of others.
-    Mixed {
-        /// The first tokens: the sequence, and the token's position there.
-        single: Vec<(usize, usize)>,
-        /// The other tokens, sequence by sequence.
-        runs: Vec<Run>,
-    },
+/// The cache slots of the tokens of a batch: one token for each of some sequences, then consecutive positions of others.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct SlotMapping {
+    /// The slots of the first tokens, each a sequence and a position in it.
+    pub single: Vec<(usize, usize)>,
+    /// The slots of the other tokens, sequence by sequence.
+    pub runs: Vec<Run>,
 }
 
-/// Consecutive positions of one sequence, among others in a batch.
+/// Consecutive positions of one sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {
     /// The sequence.
@@ -46,67 +34,51 @@ pub(super) struct Part {
     pub(super) is_single: bool,
 }
 
+impl From<Run> for SlotMapping {
+    fn from(run: Run) -> Self {
+        Self { single: Vec::new(), runs: vec![run] }
+    }
+}
+
 impl SlotMapping {
-    /// Consecutive positions of the first sequence, starting at this one.
-    pub const fn from_position(position: usize) -> Self {
-        Self::Consecutive { sequence: 0, position }
+    /// `tokens` positions of the first sequence, from `position` on.
+    pub fn from_position(position: usize, tokens: usize) -> Self {
+        Run { sequence: 0, position, tokens }.into()
     }
 
-    /// The sequence and position of a row of the batch.
-    pub(crate) fn slot(&self, row: usize) -> (usize, usize) {
-        match self {
-            Self::Consecutive { sequence, position } => (*sequence, position + row),
-            Self::OnePerSequence(slots) => slots[row],
-            Self::Mixed { single, runs } => {
-                if let Some(slot) = single.get(row) {
-                    return *slot;
-                }
-                let mut row = row - single.len();
-                for run in runs {
-                    if row < run.tokens {
-                        return (run.sequence, run.position + row);
-                    }
-                    row -= run.tokens;
-                }
-                panic!("a batch has slots for all its rows")
-            }
-        }
-    }
-
-    /// The parts of a batch of `rows` tokens, in order.
-    pub(super) fn parts(&self, rows: usize) -> Vec<Part> {
-        match self {
-            Self::Consecutive { .. } => vec![Part { rows: 0..rows, is_single: rows == 1 }],
-            Self::OnePerSequence(_) => vec![Part { rows: 0..rows, is_single: true }],
-            Self::Mixed { single, runs } => {
-                let mut parts = vec![Part { rows: 0..single.len(), is_single: true }];
-                for run in runs {
-                    let start = parts[parts.len() - 1].rows.end;
-                    parts.push(Part { rows: start..start + run.tokens, is_single: run.tokens == 1 });
-                }
-                parts.retain(|part| !part.rows.is_empty());
-                parts
-            }
-        }
-    }
-
-    fn check(&self, rows: usize) -> Result<()> {
-        let (single, runs): (&[_], &[Run]) = match self {
-            Self::OnePerSequence(slots) => (slots, &[]),
-            Self::Mixed { single, runs } => (single, runs),
-            Self::Consecutive { sequence, position } => {
-                (&[], &[Run { sequence: *sequence, position: *position, tokens: rows }])
-            }
+    /// The sequence and position of each row of the batch.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = (usize, usize)> {
+        let of_run = |run: &Run| {
+            let &Run { sequence, position, tokens } = run;
+            (position..position + tokens).map(move |position| (sequence, position))
         };
-        for Run { position, tokens, .. } in runs {
-            if position.checked_add(*tokens).is_none() {
-                return Err(Error::input(format!(
-                    "{tokens} tokens from position {position} on cannot be counted"
-                )));
-            }
+        self.single.iter().copied().chain(self.runs.iter().flat_map(of_run))
+    }
+
+    /// The sequence of each single token and run, and the number of positions it has afterwards.
+    pub(crate) fn ends(&self) -> impl Iterator<Item = (usize, usize)> {
+        let singles = self.single.iter().map(|(sequence, position)| (*sequence, position + 1));
+        singles.chain(self.runs.iter().map(|run| (run.sequence, run.position + run.tokens)))
+    }
+
+    /// The parts of a batch, in order.
+    pub(super) fn parts(&self) -> Vec<Part> {
+        let mut parts = vec![Part { rows: 0..self.single.len(), is_single: true }];
+        for run in &self.runs {
+            let start = parts[parts.len() - 1].rows.end;
+            parts.push(Part { rows: start..start + run.tokens, is_single: run.tokens == 1 });
         }
+        parts.retain(|part| !part.rows.is_empty());
+        parts
+    }
+
+    /// Refuses slots that are not those of `rows` tokens.
+    fn check(&self, rows: usize) -> Result<()> {
+        let Self { single, runs } = self;
+        let countable = single.iter().all(|(_, position)| *position < usize::MAX)
+            && runs.iter().all(|run| run.position.checked_add(run.tokens).is_some());
         let slots = runs.iter().try_fold(single.len(), |slots, run| slots.checked_add(run.tokens));
-        if slots != Some(rows) {
+        if !countable || slots != Some(rows) {
             return Err(Error::input(format!("{rows} tokens cannot go to the slots {self:?}")));
         }
         let mut sequences: Vec<usize> = single.iter().map(|(sequence, _)| *sequence).collect();
@@ -118,23 +90,14 @@ impl SlotMapping {
         }
         Ok(())
     }
-
-    fn same_kind(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Consecutive { .. }, Self::Consecutive { .. })
-            | (Self::OnePerSequence(_), Self::OnePerSequence(_)) => true,
-            (Self::Mixed { .. }, Self::Mixed { .. }) => self == other,
-            _ => false,
-        }
-    }
 }
 
 /// The tokens of one forward pass, their slots and rotations, computed once for all layers and held where they are needed.
 #[derive(Debug)]
 pub struct Batch {
-    /// Empty while the GPU's memory may hold something else.
+    /// Empty while the GPU's memory may hold other tokens.
     tokens: Vec<u32>,
-    /// How many tokens there is room for.
+    /// Number of tokens that it was made for.
     rows: usize,
     slots: SlotMapping,
     /// Angles of one position: half the length of a head.
@@ -142,7 +105,7 @@ pub struct Batch {
     memory: Memory,
 }
 
-/// What a GPU keeps of a batch.
+/// The part of a batch in a GPU's memory.
 #[derive(Debug)]
 pub(super) struct DeviceBatch {
     /// Positions and then sequences of each [`Part`], tokens, and the rotary frequencies, 32 bits each.
@@ -161,19 +124,19 @@ impl Batch {
     pub(super) fn on_host(tokens: &[u32], slots: &SlotMapping, rotary: &Rotary) -> Result<Self> {
         let (rows, half) = (tokens.len(), rotary.frequencies().len());
         slots.check(rows)?;
-        let table = rotary.table((0..rows).map(|row| slots.slot(row).1));
+        let table = rotary.table(slots.slots().map(|(_, position)| position));
         Ok(Self { tokens: tokens.into(), rows, slots: slots.clone(), half, memory: Memory::Host(table) })
     }
 
-    /// A batch for so many tokens in slots of this kind, which [`update_device`](Self::update_device) must set.
+    /// A batch for `rows` tokens in slots like these, which [`update_device`](Self::update_device) must set.
     pub(super) fn on_device(rows: usize, slots: &SlotMapping, half: usize, batch: DeviceBatch) -> Self {
         Self { tokens: Vec::new(), rows, slots: slots.clone(), half, memory: Memory::Device(batch) }
     }
 
-    /// Whether other tokens fit: as many, in slots of the same kind, with as many angles.
+    /// Refuses tokens that differ in number, parts or angles from those that the batch was made for.
     pub(super) fn check_update(&self, rows: usize, slots: &SlotMapping, half: usize) -> Result<()> {
         slots.check(rows)?;
-        if rows == self.rows && half == self.half && slots.same_kind(&self.slots) {
+        if rows == self.rows && half == self.half && slots.parts() == self.slots.parts() {
             return Ok(());
         }
         Err(Error::input(format!(

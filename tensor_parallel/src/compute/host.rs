@@ -19,7 +19,7 @@ use crate::threads::{PARALLEL_THRESHOLD, Threads};
 /// How many 16-bit weights are widened at a time for a blocked product.
 const PANEL: usize = 1 << 18;
 
-/// Larger arrays are first reserved by an allocation that may fail: one that may not would end the program.
+/// Larger arrays are first reserved by an allocation that may fail. One that must not fail would end the program.
 const LARGE: usize = 64 << 20;
 
 /// Arithmetic on the processor, with the `gemm` crate for large products.
@@ -30,7 +30,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Computes on at most this many threads: a pool of its own, or, for one, the caller's thread.
+    /// Computes on at most `threads` threads: a pool of its own, or the caller's thread for one.
     pub fn new(threads: usize) -> Self {
         Self { threads: Threads::new(threads, "compute"), arch: Arch::new() }
     }

@@ -20,8 +20,7 @@ pub use self::operations::{AttentionCall, Compute, LayerCache};
 use crate::error::Result;
 use crate::threads;
 
-/// The arithmetic that works in the memory of a group's buffers: on its GPU, or on this rank's share of the host's
-/// processors.
+/// The arithmetic for a group: on its GPU, or on this rank's share of the host's processors.
 ///
 /// # Errors
 /// When the group has a GPU that cannot compute.

@@ -84,7 +84,7 @@ impl LayerCache {
             && batch.tokens().len() == rows
             && batch.has_rotations_for(head_dim)
             && (shape[1], shape[3]) == (kv_heads, head_dim)
-            && (0..rows).map(|row| batch.slots().slot(row)).all(|(s, p)| s < shape[0] && p < shape[2]);
+            && batch.slots().ends().all(|(sequence, end)| sequence < shape[0] && end <= shape[2]);
         if fits {
             return Ok(());
         }
@@ -108,10 +108,10 @@ pub trait Compute: fmt::Debug + Send + Sync {
         stored
     }
 
-    /// An array of zeros that will be kept for long: weights, caches.
+    /// An array of zeros to keep for long: a weight or a cache.
     fn zeros(&self, shape: &[usize], dtype: DType) -> Result<Tensor>;
 
-    /// An array of unspecified content, for results that are soon dropped.
+    /// An array of unspecified content, for a result that is soon dropped.
     fn scratch(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         self.zeros(shape, dtype)
     }
@@ -119,7 +119,7 @@ pub trait Compute: fmt::Debug + Send + Sync {
     /// A batch of tokens that go to these slots of the cache.
     fn batch(&self, tokens: &[u32], slots: &SlotMapping, rotary: &Rotary) -> Result<Batch>;
 
-    /// Replaces the tokens of a batch by as many others, at slots of the same kind.
+    /// Replaces the tokens of a batch. The new slots must have as many single tokens, and runs of the same lengths.
     fn update_batch(
         &self,
         batch: &mut Batch,
@@ -128,8 +128,8 @@ pub trait Compute: fmt::Debug + Send + Sync {
         rotary: &Rotary,
     ) -> Result<()>;
 
-    /// Records what `work` enqueues, without running it. A replay repeats it on whatever the same tensors then hold. Returns
-    /// `None`, and does not call `work`, where a replay is no cheaper than a call.
+    /// Records what `work` enqueues, without running it. A replay runs it on the values that the same tensors then hold. Returns
+    /// `None` without calling `work` where a replay is no cheaper than a call.
     ///
     /// `work` must have run before, as set-up at first use cannot be recorded. It must not wait for other threads.
     ///

@@ -77,7 +77,7 @@ fn embedding_gives_zeros_for_what_it_does_not_hold() {
     let table = whole(&[2, 3], 1, DType::BF16);
     let host = Host::new(1);
     let batch = host
-        .batch(&[4, 3, 6, 5], &SlotMapping::from_position(0), &Rotary::new(2, 1e4, RotaryScaling::None))
+        .batch(&[4, 3, 6, 5], &SlotMapping::from_position(0, 4), &Rotary::new(2, 1e4, RotaryScaling::None))
         .unwrap();
     let y = host.embed(&table, 4, &batch, DType::F32).unwrap();
     let values = table.values().unwrap();
@@ -104,7 +104,8 @@ fn attend(qkv: &Tensor, window: Option<usize>, steps: &[usize], threads: usize) 
     for count in steps {
         let rows = qkv.values().unwrap()[position * 16..(position + count) * 16].to_vec();
         let rows = Tensor::new(&[*count, 16], rows, DType::F32).unwrap();
-        let batch = host.batch(&vec![0; *count], &SlotMapping::from_position(position), &rotary).unwrap();
+        let batch =
+            host.batch(&vec![0; *count], &SlotMapping::from_position(position, *count), &rotary).unwrap();
         let call = AttentionCall { heads: 2, kv_heads: 1, head_dim: 4, batch: &batch, window };
         out.extend_from_slice(&host.attention(rows, &call, &mut cache).unwrap().values().unwrap());
         position += count;
@@ -138,7 +139,7 @@ fn single_tokens_and_runs_of_several_sequences_attend_at_once_as_one_after_anoth
     };
     let mut caches = [(); 2].map(|()| LayerCache::new(&host, [4, 1, 8, 4], DType::F32).unwrap());
     for cache in &mut caches {
-        pass(cache, SlotMapping::Consecutive { sequence: 2, position: 0 }, &[1, 2, 3]);
+        pass(cache, Run { sequence: 2, position: 0, tokens: 3 }.into(), &[1, 2, 3]);
     }
     let [one, other] = &mut caches;
     let runs = vec![
@@ -146,14 +147,14 @@ fn single_tokens_and_runs_of_several_sequences_attend_at_once_as_one_after_anoth
         Run { sequence: 1, position: 0, tokens: 3 },
         Run { sequence: 3, position: 0, tokens: 1 },
     ];
-    let slots = SlotMapping::Mixed { single: vec![(0, 0)], runs };
-    let parts: Vec<_> = slots.parts(7).into_iter().map(|part| (part.rows, part.is_single)).collect();
+    let slots = SlotMapping { single: vec![(0, 0)], runs };
+    let parts: Vec<_> = slots.parts().into_iter().map(|part| (part.rows, part.is_single)).collect();
     assert_eq!(parts, [(0..1, true), (1..3, false), (3..6, false), (6..7, true)]);
     let at_once = pass(one, slots, &[4, 5, 6, 7, 8, 9, 10]);
     let mut apart = Vec::new();
     for (sequence, position, seeds) in [(0, 0, &[4][..]), (2, 3, &[5, 6]), (1, 0, &[7, 8, 9]), (3, 0, &[10])]
     {
-        apart.extend(pass(other, SlotMapping::Consecutive { sequence, position }, seeds));
+        apart.extend(pass(other, Run { sequence, position, tokens: seeds.len() }.into(), seeds));
     }
     assert_eq!(at_once, apart);
 }
@@ -205,27 +206,26 @@ fn heads_and_slots_that_the_cache_does_not_have_are_refused_even_where_their_pro
         let call = AttentionCall { heads, kv_heads, head_dim: 4, batch: &batch, window: None };
         host.attention(whole(&[2, 16], 1, DType::F32), &call, &mut cache).map(|_| ())
     };
-    attend(2, 1, SlotMapping::from_position(0)).unwrap();
+    attend(2, 1, SlotMapping::from_position(0, 2)).unwrap();
     // 4 × (2⁶² + 4) is 16 in 64 bits.
     for (heads, kv_heads) in [((1 << 62) + 2, 1), (usize::MAX, 1), (2, usize::MAX), (0, 1), (2, 0), (4, 1)] {
-        let refused = attend(heads, kv_heads, SlotMapping::from_position(0)).unwrap_err().to_string();
+        let refused = attend(heads, kv_heads, SlotMapping::from_position(0, 2)).unwrap_err().to_string();
         assert!(refused.contains("do not fit the batch or a cache"), "{heads}/{kv_heads}: {refused}");
     }
     for slots in [
-        SlotMapping::from_position(7),
-        SlotMapping::from_position(usize::MAX),
-        SlotMapping::Consecutive { sequence: 2, position: 0 },
-        SlotMapping::OnePerSequence(vec![(0, 0), (2, 0)]),
-        SlotMapping::OnePerSequence(vec![(0, 8), (1, 0)]),
-        SlotMapping::OnePerSequence(vec![(0, 0)]),
-        SlotMapping::Mixed { single: vec![(0, 0)], runs: vec![Run { sequence: 0, position: 1, tokens: 1 }] },
-        SlotMapping::Mixed { single: vec![(0, 0)], runs: vec![Run { sequence: 1, position: 0, tokens: 2 }] },
-        SlotMapping::Mixed { single: vec![], runs: vec![Run { sequence: 1, position: 7, tokens: 2 }] },
-        SlotMapping::Mixed {
-            single: vec![],
-            runs: vec![Run { sequence: 1, position: usize::MAX, tokens: 2 }],
-        },
-        SlotMapping::Mixed {
+        SlotMapping::from_position(7, 2),
+        SlotMapping::from_position(usize::MAX, 2),
+        Run { sequence: 2, position: 0, tokens: 2 }.into(),
+        SlotMapping::from_position(0, 1),
+        SlotMapping { single: vec![(0, 0), (2, 0)], runs: vec![] },
+        SlotMapping { single: vec![(0, 8), (1, 0)], runs: vec![] },
+        SlotMapping { single: vec![(0, usize::MAX), (1, 0)], runs: vec![] },
+        SlotMapping { single: vec![(0, 0)], runs: vec![] },
+        SlotMapping { single: vec![(0, 0)], runs: vec![Run { sequence: 0, position: 1, tokens: 1 }] },
+        SlotMapping { single: vec![(0, 0)], runs: vec![Run { sequence: 1, position: 0, tokens: 2 }] },
+        SlotMapping { single: vec![], runs: vec![Run { sequence: 1, position: 7, tokens: 2 }] },
+        SlotMapping { single: vec![], runs: vec![Run { sequence: 1, position: usize::MAX, tokens: 2 }] },
+        SlotMapping {
             single: vec![(0, 0); 2],
             runs: vec![Run { sequence: 1, position: 0, tokens: usize::MAX }],
         },

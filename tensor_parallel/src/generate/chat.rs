@@ -1,13 +1,18 @@
 //! Chat templates: from messages to the text that a model was trained on.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use chrono::{FixedOffset, Local, TimeZone as _};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde};
 use minijinja::{Environment, ErrorKind, Value};
 use ryzanstein_config::ByteSize;
-use ryzanstein_config::file::FileError;
 use serde::{Deserialize, Serialize};
+
+use super::python_json;
+use crate::digest::digest;
+use crate::error::{Error, Result};
 
 /// The name under which the one template is known to the engine.
 const NAME: &str = "chat_template";
@@ -17,7 +22,7 @@ const LARGEST_FILE: ByteSize = ByteSize::mib(4);
 /// One message of a chat.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Message {
-    /// Who says it: `system`, `user` or `assistant`, as the template knows them.
+    /// Who says it: usually `system`, `user` or `assistant`. The template decides.
     pub role: String,
     /// The text.
     pub content: String,
@@ -29,14 +34,47 @@ impl Message {
         Self { role: "user".into(), content: content.into() }
     }
 
-    /// What the model is told before the user speaks.
+    /// A system message, which comes first.
     pub fn system(content: impl Into<String>) -> Self {
         Self { role: "system".into(), content: content.into() }
     }
 }
 
-/// Why messages did not become a prompt.
-#[derive(Debug, thiserror::Error)]
+/// The time that a template may put into the prompt: templates of Llama 3 name the date.
+///
+/// Ranks have clocks and time zones of their own, and must get one prompt: broadcast the time of one rank.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ChatTime {
+    /// Seconds since 1970-01-01 00:00 UTC.
+    seconds: i64,
+    /// Seconds that local time is ahead of UTC.
+    offset: i32,
+}
+
+impl ChatTime {
+    /// The time now, in the time zone of this process.
+    pub fn now() -> Self {
+        let now = Local::now();
+        Self { seconds: now.timestamp(), offset: now.offset().local_minus_utc() }
+    }
+
+    /// What templates call to get the date.
+    fn text(self, format: &str) -> Result<String, minijinja::Error> {
+        use std::fmt::Write as _;
+        let zone = FixedOffset::east_opt(self.offset);
+        let time = zone.and_then(|zone| zone.timestamp_opt(self.seconds, 0).single());
+        let mut text = String::new();
+        match time.map(|time| write!(text, "{}", time.format(format))) {
+            Some(Ok(())) => Ok(text),
+            Some(Err(_)) => Err(invalid(format!("`{format}` is not a format of dates"))),
+            None => Err(invalid(format!("{self:?} is not a time"))),
+        }
+    }
+}
+
+/// Why there is no prompt for some messages.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ChatError {
     /// The folder has no template: the model was not trained for chats.
     #[error(
@@ -44,13 +82,16 @@ pub enum ChatError {
          text and does not chat; give the prompt as text", .0.display()
     )]
     NoTemplate(PathBuf),
-    /// A file cannot be read.
-    #[error("{}: {source}", .file.display())]
-    Read {
-        /// The file.
+    /// The folder has several templates, and none is the default.
+    #[error(
+        "{}: `chat_template` has several templates ({}) and none is called `default`; put the one to use into \
+         chat_template.jinja in the same folder", .file.display(), .names.join(", ")
+    )]
+    NoDefault {
+        /// The file with the templates.
         file: PathBuf,
-        /// What the system said.
-        source: FileError,
+        /// Their names.
+        names: Vec<String>,
     },
     /// `tokenizer_config.json` is not what it should be.
     #[error("{}: {source}", .file.display())]
@@ -58,7 +99,7 @@ pub enum ChatError {
         /// The file.
         file: PathBuf,
         /// What is wrong.
-        source: serde_json::Error,
+        source: Arc<serde_json::Error>,
     },
     /// The template is wrong, or refuses these messages.
     #[error("the chat template of {}: {source}", .file.display())]
@@ -66,7 +107,7 @@ pub enum ChatError {
         /// The file with the template.
         file: PathBuf,
         /// What is wrong.
-        source: minijinja::Error,
+        source: Arc<minijinja::Error>,
     },
 }
 
@@ -114,6 +155,7 @@ pub struct ChatTemplate {
     file: PathBuf,
     bos_token: String,
     eos_token: String,
+    digest: u64,
 }
 
 impl ChatTemplate {
@@ -121,12 +163,12 @@ impl ChatTemplate {
     /// several the one called `default`.
     ///
     /// # Errors
-    /// [`ChatError::NoTemplate`] where there is none; otherwise the file that is wrong.
-    pub fn open(folder: &Path) -> Result<Self, ChatError> {
+    /// [`ChatError::NoTemplate`] if there is none; otherwise names the file that is wrong or cannot be read.
+    pub fn open(folder: &Path) -> Result<Self> {
         let config_file = folder.join("tokenizer_config.json");
         let config: TokenizerConfig = match read(&config_file)? {
             Some(text) => serde_json::from_str(&text)
-                .map_err(|source| ChatError::Config { file: config_file.clone(), source })?,
+                .map_err(|source| ChatError::Config { file: config_file.clone(), source: source.into() })?,
             None => TokenizerConfig::default(),
         };
         let own_file = folder.join("chat_template.jinja");
@@ -134,108 +176,104 @@ impl ChatTemplate {
             (Some(text), _) => (own_file, text),
             (None, Some(Templates::One(text))) => (config_file, text),
             (None, Some(Templates::Several(all))) => {
-                let mut named = all.into_iter();
-                let default = named.find(|one| one.name == "default");
-                (config_file, default.ok_or_else(|| ChatError::NoTemplate(folder.into()))?.template)
+                let template = default_of(all, &config_file)?;
+                (config_file, template)
             }
-            (None, None) => return Err(ChatError::NoTemplate(folder.into())),
+            (None, None) => return Err(ChatError::NoTemplate(folder.into()).into()),
         };
-        let mut environment = Environment::new();
-        let broken = |source| ChatError::Template { file: file.clone(), source };
-        // As transformers sets up Jinja.
-        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(syntax.map_err(broken)?);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.add_function("raise_exception", raise_exception);
-        environment.add_function("strftime_now", strftime_now);
-        environment.add_filter("tojson", to_json);
-        environment.add_template_owned(NAME, template).map_err(broken)?;
         let text = |token: Option<SpecialToken>| token.map(SpecialToken::text).unwrap_or_default();
-        Ok(Self { environment, file, bos_token: text(config.bos_token), eos_token: text(config.eos_token) })
+        let (bos_token, eos_token) = (text(config.bos_token), text(config.eos_token));
+        let digest = digest([&template, "\0", &bos_token, "\0", &eos_token].concat().into_bytes());
+        let environment = environment(template)
+            .map_err(|source| ChatError::Template { file: file.clone(), source: source.into() })?;
+        Ok(Self { environment, file, bos_token, eos_token, digest })
     }
 
     /// The prompt for the model's answer to these messages. It has all special tokens as text: encode it with
     /// [`Tokenizer::encode_raw`](super::Tokenizer::encode_raw), which adds none.
     ///
     /// # Errors
-    /// [`ChatError::Template`], with the template's own words where it refuses the messages.
-    pub fn render(&self, messages: &[Message]) -> Result<String, ChatError> {
+    /// [`ChatError::Template`], with the template's own words if it refuses the messages.
+    pub fn render(&self, messages: &[Message], now: ChatTime) -> Result<String, ChatError> {
+        // As transformers does for a chat without tools and documents.
         let context = minijinja::context! {
             messages => Serde(messages),
+            tools => (),
+            documents => (),
             add_generation_prompt => true,
             bos_token => self.bos_token.as_str(),
             eos_token => self.eos_token.as_str(),
+            strftime_now => Value::from_function(move |format: &str| now.text(format)),
         };
         let template = self.environment.get_template(NAME);
         let text = template.and_then(|template| template.render(context));
-        text.map_err(|source| ChatError::Template { file: self.file.clone(), source })
+        text.map_err(|source| ChatError::Template { file: self.file.clone(), source: source.into() })
+    }
+
+    /// Equal for equal templates, wherever they were read.
+    pub(crate) fn digest(&self) -> u64 {
+        self.digest
     }
 }
 
+/// The template called `default`.
+fn default_of(templates: Vec<NamedTemplate>, file: &Path) -> Result<String, ChatError> {
+    let names = templates.iter().map(|one| one.name.clone()).collect();
+    let default = templates.into_iter().find(|one| one.name == "default");
+    Ok(default.ok_or_else(|| ChatError::NoDefault { file: file.into(), names })?.template)
+}
+
+/// Jinja as transformers sets it up.
+fn environment(template: String) -> Result<Environment<'static>, minijinja::Error> {
+    let mut environment = Environment::new();
+    environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.add_function("raise_exception", raise_exception);
+    environment.add_filter("tojson", to_json);
+    environment.add_template_owned(NAME, template)?;
+    Ok(environment)
+}
+
 /// The text of a file; `None` if there is no such file.
-fn read(file: &Path) -> Result<Option<String>, ChatError> {
+fn read(file: &Path) -> Result<Option<String>> {
     match ryzanstein_config::file::read_text(file, LARGEST_FILE) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.is_not_found() => Ok(None),
-        Err(source) => Err(ChatError::Read { file: file.into(), source }),
+        Err(error) => Err(Error::file(file, error)),
     }
+}
+
+fn invalid(text: impl Into<String>) -> minijinja::Error {
+    minijinja::Error::new(ErrorKind::InvalidOperation, text.into())
 }
 
 /// What templates call to refuse messages.
 fn raise_exception(text: &str) -> Result<Value, minijinja::Error> {
-    Err(minijinja::Error::new(ErrorKind::InvalidOperation, text.to_owned()))
+    Err(invalid(text))
 }
 
-/// The date of today; templates of Llama 3 put it into the system message.
-fn strftime_now(format: &str) -> Result<String, minijinja::Error> {
-    use std::fmt::Write as _;
-    let mut text = String::new();
-    write!(text, "{}", chrono::Local::now().format(format)).map_err(|_| {
-        minijinja::Error::new(ErrorKind::InvalidOperation, format!("`{format}` is not a format of dates"))
-    })?;
-    Ok(text)
-}
-
-/// JSON as Python writes it: with a space behind commas and colons, and nothing escaped for HTML.
+/// JSON with the options that `tojson` of transformers has.
 #[expect(clippy::needless_pass_by_value, reason = "the engine hands filters their arguments so")]
 fn to_json(value: Value, options: Kwargs) -> Result<Value, minijinja::Error> {
     let indent: Option<usize> = options.get("indent")?;
+    let separators: Option<Vec<String>> = options.get("separators")?;
+    let ensure_ascii: Option<bool> = options.get("ensure_ascii")?;
+    let sort_keys: Option<bool> = options.get("sort_keys")?;
     options.assert_all_used()?;
-    let wrong = |error: serde_json::Error| {
-        minijinja::Error::new(ErrorKind::InvalidOperation, "the value is not JSON").with_source(error)
+    let separators = match separators.as_deref() {
+        None => (if indent.is_some() { "," } else { ", " }.into(), ": ".into()),
+        Some([item, key]) => (item.clone(), key.clone()),
+        Some(_) => return Err(invalid("`separators` of tojson must be two texts")),
     };
-    let mut text = Vec::new();
-    let spaces = " ".repeat(indent.unwrap_or(0));
-    if indent.is_some() {
-        let pretty = serde_json::ser::PrettyFormatter::with_indent(spaces.as_bytes());
-        value.serialize(&mut serde_json::Serializer::with_formatter(&mut text, pretty)).map_err(wrong)?;
+    let style = python_json::Style { indent, separators, ensure_ascii: ensure_ascii.unwrap_or(false) };
+    let text = if sort_keys == Some(true) {
+        serde_json::to_value(&value).and_then(|value| python_json::text(&python_json::sorted(value), style))
     } else {
-        value.serialize(&mut serde_json::Serializer::with_formatter(&mut text, Spaced)).map_err(wrong)?;
-    }
-    Ok(Value::from_safe_string(String::from_utf8_lossy(&text).into_owned()))
+        python_json::text(&value, style)
+    };
+    let text = text.map_err(|error| invalid("the value is not JSON").with_source(error))?;
+    Ok(Value::from_safe_string(text))
 }
 
-/// On one line, as Python's `json.dumps`.
-struct Spaced;
-
-impl serde_json::ser::Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        if first { Ok(()) } else { out.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: ?Sized + std::io::Write>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        if first { Ok(()) } else { out.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: ?Sized + std::io::Write>(&mut self, out: &mut W) -> std::io::Result<()> {
-        out.write_all(b": ")
-    }
-}
+#[cfg(test)]
+mod tests;

@@ -1,6 +1,7 @@
 //! Text generation: the whole prompt in one pass, then token by token.
 
 pub(crate) mod chat;
+mod python_json;
 mod sample;
 mod text;
 mod text_model;
@@ -8,13 +9,14 @@ mod tokenizer;
 
 use std::ops::ControlFlow;
 
-use ryzanstein_process_group::ProcessGroup;
+use ryzanstein_process_group::{ProcessGroup, Rank};
 
-pub use self::chat::{ChatError, ChatTemplate, Message};
+pub use self::chat::{ChatError, ChatTemplate, ChatTime, Message};
 pub use self::sample::{Penalties, Sampler, Sampling};
 pub use self::text::TextStream;
 pub use self::text_model::TextModel;
 pub use self::tokenizer::{Tokenizer, catches_panics};
+use crate::digest::digest;
 use crate::error::{RequestError, Result};
 use crate::model::{Decoder, Llama, Passes};
 
@@ -25,11 +27,11 @@ pub struct GenerateOptions {
     pub max_new_tokens: usize,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// What makes tokens that have occurred less likely.
+    /// Penalties for tokens that have occurred.
     pub penalties: Penalties,
     /// Whether to continue after a token that ends a text.
     pub ignore_end: bool,
-    /// Whether a GPU replays a recorded graph for each token, or launches every operation.
+    /// Whether a GPU replays a CUDA graph for each token, or launches every operation.
     pub passes: Passes,
 }
 
@@ -48,11 +50,11 @@ impl Default for GenerateOptions {
 /// Why generation stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StopReason {
-    /// It made as many new tokens as were asked for.
+    /// It generated the maximum number of tokens.
     Length,
-    /// The model ended its text with this token, the last of the new ones.
+    /// The model generated this end token, which is the last of the new ones.
     End(u32),
-    /// The caller asked for no more.
+    /// The caller stopped it.
     Caller,
 }
 
@@ -61,16 +63,17 @@ pub enum StopReason {
 pub struct Generated {
     /// The new tokens, without the prompt.
     pub tokens: Vec<u32>,
-    /// Why there are no more.
+    /// Why generation stopped.
     pub stop: StopReason,
 }
 
 impl Llama {
-    /// Generates tokens after `prompt`. Every rank passes the same arguments and gets the same tokens, without further
-    /// communication: the logits are gathered, so all ranks choose from the same bits with the same random numbers.
+    /// Generates tokens after `prompt`. Every rank passes the same arguments and gets the same tokens: the logits are gathered,
+    /// so all ranks choose from the same bits with the same random numbers.
     ///
     /// # Errors
-    /// When prompt and new tokens are longer than the model allows, a token is not in the vocabulary, or the group fails.
+    /// When ranks pass different prompts or options, prompt and new tokens are longer than the model allows, a token is not in
+    /// the vocabulary, or the group fails.
     pub fn generate(
         &self,
         prompt: &[u32],
@@ -80,8 +83,8 @@ impl Llama {
         self.generate_with(prompt, options, group, |_| ControlFlow::Continue(()))
     }
 
-    /// As [`generate`](Self::generate), and calls `on_token` with each new token as it is chosen. It ends generation with
-    /// [`ControlFlow::Break`], after the same token on every rank.
+    /// As [`generate`](Self::generate), and calls `on_token` with each new token as it is chosen. Return
+    /// [`ControlFlow::Break`] to stop. Every rank must do so after the same token.
     ///
     /// # Errors
     /// As [`generate`](Self::generate).
@@ -92,6 +95,7 @@ impl Llama {
         group: &mut ProcessGroup,
         mut on_token: impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generated> {
+        check_same_request(prompt, options, group)?;
         let mut sampler = Sampler::new(options.sampling)?.with_penalties(options.penalties, prompt)?;
         let mut generated = Generated { tokens: Vec::new(), stop: StopReason::Length };
         if options.max_new_tokens == 0 {
@@ -120,4 +124,25 @@ impl Llama {
             token = sampler.choose(&decoder.decode(&[(0, token)], group)?.values()?)?;
         }
     }
+}
+
+/// Refuses a request that is not the same on all ranks: they would compute with a mixture of its prompts. All ranks get the
+/// same error.
+fn check_same_request(prompt: &[u32], options: &GenerateOptions, group: &mut ProcessGroup) -> Result<()> {
+    let mine = (digest(prompt.iter().flat_map(|token| token.to_le_bytes())), format!("{options:?}"));
+    let all = group.without_profiling(|group| group.all_gather_object(&mine))?;
+    let others = |is_other: &dyn Fn(&(u64, String)) -> bool| -> Vec<Rank> {
+        let pairs = group.members().iter().zip(&all);
+        pairs.filter(|(_, asked)| is_other(asked)).map(|(rank, _)| *rank).collect()
+    };
+    let (prompt, options) = &all[0];
+    let first = group.members()[0];
+    for (what, ranks) in
+        [("a prompt", others(&|asked| asked.0 != *prompt)), ("options", others(&|asked| asked.1 != *options))]
+    {
+        if !ranks.is_empty() {
+            return Err(RequestError::Different { what, first, ranks }.into());
+        }
+    }
+    Ok(())
 }

@@ -1,5 +1,5 @@
-//! Choosing a token from logits. Pure: the same logits and seed give the same token on every rank and machine, which is
-//! why the random numbers are made here and the exponentials do not come from the system's library.
+//! Choosing a token from logits. Pure: the same logits and seed give the same token on every rank and machine. So the random
+//! numbers are our own, and the exponentials do not come from the system's library.
 
 use std::borrow::Cow;
 use std::cmp::Ordering;
@@ -13,11 +13,11 @@ use crate::error::{ConfigurationError, Error, Result};
 pub enum Sampling {
     /// The most likely token; the lowest of equals.
     Greedy,
-    /// At random.
+    /// A random token, by its probability.
     Random {
         /// Logits are divided by this: below 1, likely tokens become likelier.
         temperature: f64,
-        /// Only the most likely tokens count: as few as have this probability together.
+        /// Sample from the likeliest tokens that together have this probability.
         top_p: f64,
         /// Sample from the K likeliest tokens only; `None` means all.
         top_k: Option<NonZeroUsize>,
@@ -26,17 +26,16 @@ pub enum Sampling {
     },
 }
 
-/// What makes tokens that have occurred less likely, or likelier. The default changes nothing.
+/// Penalties make tokens that have occurred less likely, or likelier. The default changes nothing.
 ///
-/// As vLLM, and the OpenAI API for the last two, define them, in this order.
+/// They apply in this order, as in vLLM; presence and frequency are those of the OpenAI API.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Penalties {
-    /// The logits of tokens in the prompt or among the new ones are divided by this if positive, and multiplied by it if not.
-    /// Above 0; 1 for none.
+    /// Divides the positive logits, and multiplies the others, of tokens in the prompt and of new ones. Above 0; 1 for none.
     pub repetition: f32,
-    /// Subtracted from the logits of the new tokens so far. From -2 to 2; 0 for none.
+    /// Subtracted from the logits of tokens generated so far. From -2 to 2; 0 for none.
     pub presence: f32,
-    /// Subtracted from the logits of the new tokens so far, as often as each has occurred. From -2 to 2; 0 for none.
+    /// Subtracted from the logits of tokens generated so far, once for each occurrence. From -2 to 2; 0 for none.
     pub frequency: f32,
 }
 
@@ -47,7 +46,11 @@ impl Default for Penalties {
 }
 
 impl Penalties {
-    fn check(self) -> Result<Self> {
+    /// Returns the penalties if they are in their ranges.
+    ///
+    /// # Errors
+    /// Names the penalty that is not.
+    pub fn check(self) -> Result<Self> {
         if !(self.repetition > 0.0 && self.repetition.is_finite()) {
             return Err(ConfigurationError::RepetitionPenalty(self.repetition).into());
         }
@@ -89,20 +92,22 @@ impl Sampler {
         Ok(Self { sampling, state, penalties: Penalties::default(), chosen: BTreeMap::new() })
     }
 
-    /// Penalises the tokens that it chooses from now on, and those of `prompt`.
+    /// Penalises the tokens of `prompt`, and those that it chooses from now on.
     ///
     /// # Errors
     /// When a penalty is out of its range.
     pub fn with_penalties(mut self, penalties: Penalties, prompt: &[u32]) -> Result<Self> {
         self.penalties = penalties.check()?;
-        self.chosen = prompt.iter().map(|token| (*token, 0)).collect();
+        if penalties != Penalties::default() {
+            self.chosen = prompt.iter().map(|token| (*token, 0)).collect();
+        }
         Ok(self)
     }
 
     /// The next token.
     ///
     /// # Errors
-    /// When a logit is NaN, or the greatest is infinite: the weights or the arithmetic are broken then.
+    /// When a logit is NaN, or the greatest is infinite: the weights or the arithmetic are broken.
     pub fn choose(&mut self, logits: &[f32]) -> Result<u32> {
         let token = self.choose_from(&self.penalised(logits))?;
         if self.penalties != Penalties::default() {
@@ -298,6 +303,8 @@ mod tests {
             let error = Sampler::new(Sampling::Greedy).unwrap().with_penalties(penalties, &[]).unwrap_err();
             assert!(error.to_string().contains("penalty"), "{error}");
         }
+        let without = Sampler::new(Sampling::Greedy).unwrap().with_penalties(none, &[7]).unwrap();
+        assert!(without.chosen.is_empty());
         assert_eq!(penalised(Penalties { repetition: 2.0, ..none }, &[7], &[], &[1.0, 2.0]), [1.0, 2.0]);
     }
 

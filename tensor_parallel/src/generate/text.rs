@@ -3,21 +3,21 @@
 use super::Tokenizer;
 use crate::error::Result;
 
-/// How many tokens of the prompt the first new one is decoded with: enough for its space to be right.
+/// Tokens of the prompt that the first new token is decoded with: enough to get its space right.
 const CONTEXT: usize = 8;
 
 /// Turns tokens into text, one by one.
 ///
-/// A token may be a part of a character, and whether a space precedes it depends on its neighbours. So a token is decoded
-/// together with those before it, and text is given away once it is whole. Text that may turn out to be the beginning of a
-/// stop string is held back too.
+/// A token may be a part of a character, and whether a space precedes it depends on its neighbours. So the stream decodes a
+/// token together with those before it, and returns text once its characters are complete. It holds back text that may be the
+/// beginning of a stop string.
 #[derive(Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     tokens: Vec<u32>,
-    /// Where the tokens begin that the next one is decoded with.
+    /// Index of the first token that the next one is decoded with.
     context: usize,
-    /// Up to here, tokens have become text.
+    /// Number of tokens whose text has been returned or held back.
     decoded: usize,
     stop: Vec<String>,
     /// Text that may be the beginning of a stop string.
@@ -26,7 +26,7 @@ pub struct TextStream<'a> {
 }
 
 impl<'a> TextStream<'a> {
-    /// A stream of what follows `prompt`. It ends at the first of the `stop` strings, which it leaves out.
+    /// A stream of the text after `prompt`. It ends before the first of the `stop` strings.
     pub fn new(tokenizer: &'a Tokenizer, prompt: &[u32], stop: &[String]) -> Self {
         let tokens = prompt[prompt.len().saturating_sub(CONTEXT)..].to_vec();
         let stop = stop.iter().filter(|text| !text.is_empty()).cloned().collect();
@@ -49,7 +49,7 @@ impl<'a> TextStream<'a> {
         Ok(self.release(&new))
     }
 
-    /// Whether a stop string has been found. Nothing comes behind it.
+    /// Whether a stop string has been found. No text follows.
     pub fn is_ended(&self) -> bool {
         self.ended
     }
@@ -64,12 +64,13 @@ impl<'a> TextStream<'a> {
         Ok(released + &self.held)
     }
 
-    /// The text of the tokens that have not become text, behind that of those before them.
+    /// The text of the tokens from `decoded` on.
     fn decode_new(&self) -> Result<String> {
         let before = self.tokenizer.decode(&self.tokens[self.context..self.decoded])?;
         let mut all = self.tokenizer.decode(&self.tokens[self.context..])?;
-        // A tokenizer may change what precedes a token, a space before a comma for one. What is given away stays.
-        let from = (0..=before.len().min(all.len())).rev().find(|at| all.is_char_boundary(*at)).unwrap_or(0);
+        // A prompt may end inside a character: what stands there is another one once the character is whole.
+        let common = before.chars().zip(all.chars()).take_while(|(before, all)| before == all);
+        let from = common.map(|(c, _)| c.len_utf8()).sum();
         Ok(all.split_off(from))
     }
 
@@ -181,11 +182,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pieces_are_the_text_whatever_it_is(text in "\\PC{0,12}", stop in "\\PC{0,2}") {
+        fn pieces_are_the_text_whatever_it_is(text in "[abé]{0,12}", stop in "[abé]{0,2}") {
             let tokenizer = bytes();
             let tokens = tokenizer.encode(&text).unwrap();
             let whole = if stop.is_empty() { &text[..] } else { text.split(&stop).next().unwrap() };
             prop_assert_eq!(streamed(&tokenizer, &[], &tokens, &[&stop]).concat(), whole);
+        }
+
+        #[test]
+        fn a_prompt_may_end_inside_a_character(text in "[aé€😀]{0,8}", at in 0usize..40) {
+            let tokenizer = bytes();
+            let tokens = tokenizer.encode(&text).unwrap();
+            let (prompt, new) = tokens.split_at(at.min(tokens.len()));
+            // The character that the prompt begins comes whole.
+            let before = text.char_indices().map(|(at, _)| at).take_while(|at| *at <= prompt.len()).last();
+            let before = if prompt.len() == text.len() { text.len() } else { before.unwrap_or(0) };
+            prop_assert_eq!(streamed(&tokenizer, prompt, new, &[]).concat(), &text[before..]);
         }
     }
 }

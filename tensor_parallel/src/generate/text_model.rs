@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ryzanstein_process_group::{DType, ProcessGroup};
+use ryzanstein_process_group::{DType, ProcessGroup, Rank};
 
-use super::{ChatError, ChatTemplate, GenerateOptions, Message, Tokenizer};
+use super::{ChatError, ChatTemplate, ChatTime, GenerateOptions, Message, TextStream, Tokenizer};
 use crate::error::{Error, Result};
 use crate::model::Llama;
 
@@ -13,8 +13,34 @@ use crate::model::Llama;
 #[derive(Debug)]
 pub struct TextModel {
     model: Arc<Llama>,
+    text: TextFiles,
+}
+
+/// What turns messages and text into tokens.
+#[derive(Debug)]
+struct TextFiles {
     tokenizer: Tokenizer,
+    /// A model without a template, or with one that does not work here, still completes text.
     chat: Result<ChatTemplate, ChatError>,
+}
+
+impl TextFiles {
+    /// Also returns a digest of both.
+    fn open(folder: &Path) -> Result<(Self, u64)> {
+        let tokenizer = Tokenizer::open(folder)?.ok_or_else(|| {
+            Error::input(format!(
+                "{} has no tokenizer.json, so the model knows no text; use `Llama::load` and token ids",
+                folder.display()
+            ))
+        })?;
+        let chat = match ChatTemplate::open(folder) {
+            Ok(template) => Ok(template),
+            Err(Error::Chat(error)) => Err(error),
+            Err(error) => return Err(error),
+        };
+        let digest = tokenizer.digest() ^ chat.as_ref().map_or(0, ChatTemplate::digest);
+        Ok((Self { tokenizer, chat }, digest))
+    }
 }
 
 impl TextModel {
@@ -23,14 +49,9 @@ impl TextModel {
     /// # Errors
     /// As [`Llama::load`], and when the folder has no tokenizer.
     pub fn load(folder: &Path, dtype: Option<DType>, group: &mut ProcessGroup) -> Result<Self> {
-        let tokenizer = Tokenizer::open(folder)?.ok_or_else(|| {
-            Error::input(format!(
-                "{} has no tokenizer.json, so the model knows no text; use `Llama::load` and token ids",
-                folder.display()
-            ))
-        })?;
-        let model = Arc::new(Llama::load(folder, dtype, group)?);
-        Ok(Self { model, tokenizer, chat: ChatTemplate::open(folder) })
+        let open = || TextFiles::open(folder);
+        let (model, text) = Llama::load_and(folder, dtype, group, |_, _| {}, open)?;
+        Ok(Self { model: Arc::new(model), text })
     }
 
     /// The model.
@@ -40,15 +61,15 @@ impl TextModel {
 
     /// Its tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
-        &self.tokenizer
+        &self.text.tokenizer
     }
 
     /// Its chat template.
     ///
     /// # Errors
     /// Why there is none.
-    pub fn chat_template(&self) -> Result<&ChatTemplate, &ChatError> {
-        self.chat.as_ref()
+    pub fn chat_template(&self) -> Result<&ChatTemplate, ChatError> {
+        self.text.chat.as_ref().map_err(Clone::clone)
     }
 
     /// The text that follows `prompt`. Every rank passes the same arguments and gets the same text.
@@ -61,10 +82,11 @@ impl TextModel {
         options: &GenerateOptions,
         group: &mut ProcessGroup,
     ) -> Result<String> {
-        self.follow(&self.tokenizer.encode(prompt)?, options, group)
+        self.follow(&self.tokenizer().encode(prompt)?, options, group)
     }
 
-    /// The answer to the messages of a chat. Every rank passes the same arguments and gets the same text.
+    /// The answer to the messages of a chat. Every rank passes the same arguments and gets the same text. A template that asks
+    /// for the date gets that of the group's first rank.
     ///
     /// # Errors
     /// As [`complete`](Self::complete), and when the model has no chat template or refuses the messages.
@@ -74,11 +96,143 @@ impl TextModel {
         options: &GenerateOptions,
         group: &mut ProcessGroup,
     ) -> Result<String> {
-        let template = self.chat.as_ref().map_err(|error| Error::input(error.to_string()))?;
-        self.follow(&self.tokenizer.encode_raw(&template.render(messages)?)?, options, group)
+        let template = self.chat_template()?;
+        let now = group.broadcast_object(Some(&ChatTime::now()), Rank(0))?;
+        let prompt = template.render(messages, now)?;
+        self.follow(&self.tokenizer().encode_raw(&prompt)?, options, group)
     }
 
     fn follow(&self, prompt: &[u32], options: &GenerateOptions, group: &mut ProcessGroup) -> Result<String> {
-        self.tokenizer.decode(&self.model.generate(prompt, options, group)?.tokens)
+        let generated = self.model.generate(prompt, options, group)?;
+        let mut text = TextStream::new(self.tokenizer(), prompt, &[]);
+        let pieces = generated.tokens.iter().map(|token| text.push(*token)).collect::<Result<String>>()?;
+        Ok(pieces + &text.finish()?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::error::{ConfigurationError, RequestError};
+
+    fn fixture() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/llama-mha")
+    }
+
+    /// The fixture with a tokenizer of a hundred words that marks spaces, as those of Llama 2 and Mistral do.
+    fn words() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        for file in ["config.json", "model.safetensors"] {
+            std::fs::copy(fixture().join(file), folder.path().join(file)).unwrap();
+        }
+        let vocab: serde_json::Map<_, _> = (0..100).map(|id| (format!("▁w{id}"), json!(id))).collect();
+        let space =
+            json!({ "type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true });
+        let tokenizer = json!({
+            "version": "1.0", "added_tokens": [], "pre_tokenizer": space, "decoder": space,
+            "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "▁w0" },
+        });
+        std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        let template = "{{ strftime_now('w%-d w%-m') }}{% for m in messages %} {{ m.content }}{% endfor %}";
+        std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+        folder
+    }
+
+    /// What each of two ranks gets.
+    fn on_two<T: Send>(work: impl Fn(&mut ProcessGroup) -> T + Sync) -> Vec<T> {
+        std::thread::scope(|scope| {
+            let work = &work;
+            let start = |mut group| scope.spawn(move || work(&mut group));
+            let ranks: Vec<_> = ProcessGroup::loopback(2).into_iter().map(start).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    fn options() -> GenerateOptions {
+        GenerateOptions { max_new_tokens: 5, ignore_end: true, ..GenerateOptions::default() }
+    }
+
+    #[test]
+    fn the_first_word_of_a_completion_keeps_its_space() {
+        let folder = words();
+        let texts = on_two(|group| {
+            let model = TextModel::load(folder.path(), None, group).unwrap();
+            let prompt = model.tokenizer().encode("w3 w4").unwrap();
+            let tokens = model.model().generate(&prompt, &options(), group).unwrap().tokens;
+            let words: Vec<String> = tokens.iter().map(|id| format!(" w{id}")).collect();
+            (model.complete("w3 w4", &options(), group).unwrap(), words.concat())
+        });
+        assert!(texts.iter().all(|(text, words)| text == words && text.starts_with(" w")), "{texts:?}");
+    }
+
+    #[test]
+    fn a_chat_has_the_same_answer_on_every_rank() {
+        let folder = words();
+        let answers = on_two(|group| {
+            let model = TextModel::load(folder.path(), None, group).unwrap();
+            model.chat(&[Message::user("w9")], &options(), group).unwrap()
+        });
+        assert_eq!(answers[0], answers[1]);
+    }
+
+    #[test]
+    fn a_model_without_a_template_completes_text_and_says_why_it_does_not_chat() {
+        let folder = words();
+        std::fs::remove_file(folder.path().join("chat_template.jinja")).unwrap();
+        for error in on_two(|group| {
+            let model = TextModel::load(folder.path(), None, group).unwrap();
+            model.complete("w3", &options(), group).unwrap();
+            model.chat(&[Message::user("w9")], &options(), group).unwrap_err()
+        }) {
+            assert!(matches!(error, Error::Chat(ChatError::NoTemplate(_))), "{error}");
+        }
+    }
+
+    #[test]
+    fn prompts_or_options_that_differ_are_refused_on_every_rank_and_the_group_stays_usable() {
+        let folder = words();
+        for (errors, texts) in on_two(|group| {
+            let model = TextModel::load(folder.path(), None, group).unwrap();
+            let me = group.rank().index();
+            let prompt = ["w3 w4", "w3 w5"][me];
+            let more = GenerateOptions { max_new_tokens: 5 + me, ..options() };
+            let errors = [
+                model.complete(prompt, &options(), group).unwrap_err().to_string(),
+                model.complete("w3", &more, group).unwrap_err().to_string(),
+            ];
+            (errors, model.complete("w3", &options(), group).unwrap())
+        }) {
+            assert!(errors[0].contains("rank 1 passed a prompt other than rank 0's"), "{errors:?}");
+            assert!(errors[1].contains("rank 1 passed options other than rank 0's"), "{errors:?}");
+            assert!(!texts.is_empty());
+        }
+        let several =
+            RequestError::Different { what: "a prompt", first: Rank(0), ranks: vec![Rank(1), Rank(3)] };
+        assert!(several.to_string().starts_with("ranks 1, 3 passed"), "{several}");
+    }
+
+    #[test]
+    fn a_rank_whose_tokenizer_is_missing_or_another_fails_all() {
+        let (good, bad) = (words(), words());
+        let load = || {
+            on_two(|group| {
+                let folder = if group.rank() == Rank(1) { &bad } else { &good };
+                TextModel::load(folder.path(), None, group).unwrap_err()
+            })
+        };
+        let differ =
+            |error: &Error| matches!(error, Error::Configuration(ConfigurationError::DifferentModels { .. }));
+        std::fs::write(bad.path().join("chat_template.jinja"), "another").unwrap();
+        assert!(load().iter().all(differ));
+        std::fs::copy(fixture().join("tokenizer.json"), bad.path().join("tokenizer.json")).unwrap();
+        assert!(load().iter().all(differ));
+        std::fs::remove_file(bad.path().join("tokenizer.json")).unwrap();
+        let errors = load();
+        assert!(matches!(errors[0], Error::Peer { rank: Rank(1), .. }), "{}", errors[0]);
+        assert!(errors.iter().all(|error| error.to_string().contains("has no tokenizer.json")), "{errors:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! Text to tokens and back, where the model folder has a `tokenizer.json`.
+//! Text to tokens and back, by the `tokenizer.json` of a model folder.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use ryzanstein_config::{ByteSize, file};
 use ryzanstein_process_group::panic_message;
 
+use crate::digest::digest;
 use crate::error::{Error, Result};
 use crate::model::ModelFileError;
 
@@ -17,11 +18,12 @@ const LARGEST_FILE: ByteSize = ByteSize::mib(64);
 pub struct Tokenizer {
     file: PathBuf,
     inner: tokenizers::Tokenizer,
+    digest: u64,
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of a folder; `None` if there is none. What it says of padding and truncation is for batches in
-    /// training, and is ignored.
+    /// Reads `tokenizer.json` of a folder; `None` if there is none. Ignores its padding and truncation, which are for batches in
+    /// training.
     ///
     /// # Errors
     /// When it cannot be read or is not a tokenizer.
@@ -32,12 +34,13 @@ impl Tokenizer {
             Err(e) if e.is_not_found() => return Ok(None),
             Err(e) => return Err(Error::file(&file, e)),
         };
+        let digest = digest(text.iter().copied());
         let inner = caught(&file, "be used", || {
             let mut inner = tokenizers::Tokenizer::from_bytes(text)?;
             inner.with_padding(None).with_truncation(None)?;
             Ok(inner)
         })?;
-        Ok(Some(Self { file, inner }))
+        Ok(Some(Self { file, inner, digest }))
     }
 
     /// The tokens of a text, with the special tokens that the model expects around it.
@@ -48,12 +51,18 @@ impl Tokenizer {
         self.encoded(text, true)
     }
 
-    /// The tokens of a text that has its special tokens already, as that of a [`ChatTemplate`](super::ChatTemplate) does.
+    /// The tokens of a text that already has its special tokens, such as the result of a
+    /// [`ChatTemplate`](super::ChatTemplate).
     ///
     /// # Errors
     /// As [`encode`](Self::encode).
     pub fn encode_raw(&self, text: &str) -> Result<Vec<u32>> {
         self.encoded(text, false)
+    }
+
+    /// Equal for equal files.
+    pub(crate) fn digest(&self) -> u64 {
+        self.digest
     }
 
     fn encoded(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
@@ -71,7 +80,7 @@ impl Tokenizer {
     }
 }
 
-/// Runs what the library of tokenizers does. It panics at some files, which is an error like any other.
+/// Calls the tokenizers library. It panics at some files; a panic becomes an error.
 fn caught<T>(file: &Path, cannot: &'static str, work: impl FnOnce() -> tokenizers::Result<T>) -> Result<T> {
     CATCHES.set(true);
     let outcome = catch_unwind(AssertUnwindSafe(work));
@@ -86,7 +95,7 @@ thread_local! {
     static CATCHES: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// Whether a panic of this thread, now, would become an error of this crate: a program's panic hook need not report it.
+/// Whether this crate would turn a panic of this thread into an error now, so that a panic hook need not report it.
 pub fn catches_panics() -> bool {
     CATCHES.get()
 }

@@ -1,5 +1,5 @@
-//! `config.json` of a Hugging Face folder, parsed once into what the model needs. What is not supported is refused by
-//! name.
+//! `config.json` of a Hugging Face folder, parsed once into what the model needs. Errors name the setting that is not
+//! supported.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use super::rope;
 use crate::error::{Error, Result};
 use crate::rotary::{Rotary, RotaryScaling};
 
-/// The architectures that are this one model with other settings.
+/// The supported architectures, which differ only in settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Architecture {
     /// `LlamaForCausalLM`

@@ -35,12 +35,12 @@ pub struct Decoder<M = Arc<Llama>> {
     logits: Option<Tensor>,
 }
 
-/// How a [`Decoder`] does passes of one token a sequence.
+/// How a [`Decoder`] runs passes of one token per sequence.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Passes {
-    /// Every operation is launched anew.
+    /// Launch every operation of every pass.
     Eager,
-    /// They are recorded and replayed where that is cheaper: on GPUs, from the second pass of as many sequences on.
+    /// Record and replay passes where that is cheaper: on GPUs, from the second pass of the same number of sequences on.
     Graph,
 }
 
@@ -54,7 +54,7 @@ struct Pass {
 }
 
 impl Llama {
-    /// A decoder of up to `sequences` sequences of at most `capacity` positions each.
+    /// A decoder for up to `sequences` sequences of at most `capacity` positions each.
     ///
     /// # Errors
     /// As [`cache`](Self::cache).
@@ -64,18 +64,18 @@ impl Llama {
 }
 
 impl<M: Deref<Target = Llama>> Decoder<M> {
-    /// `M` always leads to the same model: it is an `Arc` or a reference.
+    /// `M` must always dereference to the same model, as an `Arc` or a reference does.
     pub(crate) fn new(model: M, sequences: usize, capacity: usize, passes: Passes) -> Result<Self> {
         let cache = model.caches(sequences, capacity)?;
         Ok(Self { passes: BTreeMap::new(), cache, model, kind: passes, logits: None })
     }
 
-    /// Appends any number of tokens to a sequence. Returns the logits `[1, vocabulary]` in `f32` after the last.
+    /// As [`step`](Self::step), for one sequence, such as a new prompt.
     ///
     /// # Errors
-    /// When there is no such sequence; otherwise as [`Llama::forward`].
-    pub fn prefill(&mut self, sequence: usize, tokens: &[u32], group: &mut ProcessGroup) -> Result<Tensor> {
-        self.model.prefill(tokens, sequence, &mut self.cache, group)
+    /// As [`step`](Self::step).
+    pub fn prefill(&mut self, sequence: usize, tokens: &[u32], group: &mut ProcessGroup) -> Result<&Tensor> {
+        self.step(&[(sequence, tokens)], group)
     }
 
     /// Appends one token to each of some sequences, given as pairs of sequence and token. Returns the logits
@@ -132,7 +132,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
             Some((recording, collectives)) => group.replay(collectives, || recording.replay())?,
             None => pass.logits = Some(model.logits(&pass.batch, cache, group)?),
         }
-        cache.advance(&slots, tokens.len());
+        cache.advance(&slots);
         group.synchronize()?;
         pass.logits.as_ref().ok_or_else(|| Error::input("the recorded pass returned no logits"))
     }
@@ -162,21 +162,21 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         model.check(&tokens)?;
         let batch = model.compute.batch(&tokens, &slots, &model.rotary)?;
         let logits = logits.insert(model.logits_after(&last, &batch, cache, group)?);
-        cache.advance(&slots, tokens.len());
+        cache.advance(&slots);
         group.synchronize()?;
         Ok(logits)
     }
 
-    /// Refuses what can be refused before anything is computed. Returns the slots of the tokens, and the tokens.
+    /// Checks the pairs before anything is computed. Returns the slots of the tokens, and the tokens.
     fn validate(&self, tokens: &[(usize, u32)]) -> Result<(SlotMapping, Vec<u32>)> {
         if tokens.is_empty() {
             return Err(RequestError::NoSequences.into());
         }
         let place = |(sequence, _): &(usize, u32)| Ok((*sequence, self.cache.next_position(*sequence, 1)?));
-        let slots = tokens.iter().map(place).collect::<Result<_>>()?;
+        let single = tokens.iter().map(place).collect::<Result<_>>()?;
         let tokens: Vec<u32> = tokens.iter().map(|(_, token)| *token).collect();
         self.model.check(&tokens)?;
-        Ok((SlotMapping::OnePerSequence(slots), tokens))
+        Ok((SlotMapping { single, runs: Vec::new() }, tokens))
     }
 
     /// Drops a sequence, so that another can take its number.
@@ -209,7 +209,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     }
 }
 
-/// The tokens of a pass that gives several to some sequences: single ones first, as the slots have them.
+/// The tokens of a pass that gives several to some sequences, in the order of the slots: single tokens first.
 struct Mixed {
     tokens: Vec<u32>,
     slots: SlotMapping,
@@ -235,6 +235,6 @@ impl Mixed {
             all.extend_from_slice(tokens);
             *last = all.len() - 1;
         }
-        Ok(Self { tokens: all, slots: SlotMapping::Mixed { single, runs }, last })
+        Ok(Self { tokens: all, slots: SlotMapping { single, runs }, last })
     }
 }

@@ -1,4 +1,4 @@
-//! Llama, and the models that are Llama with other settings.
+//! Llama, and the models that differ from it only in settings.
 
 use ryzanstein_process_group::{DType, ProcessGroup};
 
@@ -139,7 +139,7 @@ impl Llama {
         self.dtype
     }
 
-    /// What loading took.
+    /// Bytes read and time taken by loading.
     pub fn report(&self) -> &LoadReport {
         &self.report
     }
@@ -152,7 +152,7 @@ impl Llama {
         self.caches(1, capacity)
     }
 
-    /// As [`cache`](Self::cache), for several sequences of as many positions each.
+    /// As [`cache`](Self::cache), for several sequences of `capacity` positions each.
     pub(super) fn caches(&self, sequences: usize, capacity: usize) -> Result<KvCache> {
         let LlamaConfig { layers, head_dim, max_positions, .. } = self.config;
         if capacity > max_positions {
@@ -168,7 +168,7 @@ impl Llama {
     /// # Errors
     /// When there are no tokens, one is not in the vocabulary, they do not fit the cache, or the group fails.
     pub fn forward(&self, tokens: &[u32], cache: &mut KvCache, group: &mut ProcessGroup) -> Result<Tensor> {
-        self.run(tokens, 0, cache, group, Ok)
+        self.run(tokens, cache, group, Ok)
     }
 
     /// As [`forward`](Self::forward), but logits `[1, vocabulary]` after the last token only.
@@ -181,25 +181,13 @@ impl Llama {
         cache: &mut KvCache,
         group: &mut ProcessGroup,
     ) -> Result<Tensor> {
-        self.prefill(tokens, 0, cache, group)
+        self.run(tokens, cache, group, |x| select(x, &[tokens.len() - 1]))
     }
 
-    /// Appends tokens to a sequence of the cache. Returns the logits after the last.
-    pub(super) fn prefill(
-        &self,
-        tokens: &[u32],
-        sequence: usize,
-        cache: &mut KvCache,
-        group: &mut ProcessGroup,
-    ) -> Result<Tensor> {
-        self.run(tokens, sequence, cache, group, |x| select(x, &[tokens.len() - 1]))
-    }
-
-    /// Appends tokens to one sequence. Returns the logits of those hidden states that `keep` keeps.
+    /// Appends tokens to the first sequence. Returns the logits of those hidden states that `keep` keeps.
     fn run(
         &self,
         tokens: &[u32],
-        sequence: usize,
         cache: &mut KvCache,
         group: &mut ProcessGroup,
         keep: impl FnOnce(Tensor) -> Result<Tensor>,
@@ -208,12 +196,12 @@ impl Llama {
             return Err(RequestError::NoTokens.into());
         }
         self.check(tokens)?;
-        let slots =
-            SlotMapping::Consecutive { sequence, position: cache.next_position(sequence, tokens.len())? };
+        let position = cache.next_position(0, tokens.len())?;
+        let slots = SlotMapping::from_position(position, tokens.len());
         let batch = self.compute.batch(tokens, &slots, &self.rotary)?;
         let x = self.hidden_states(&batch, cache, group)?;
         let logits = self.head.forward(&keep(x)?, &*self.compute, group)?;
-        cache.advance(&slots, tokens.len());
+        cache.advance(&slots);
         // A lost rank leaves values on a GPU that look like any others. Only the group can tell.
         group.synchronize()?;
         Ok(logits)

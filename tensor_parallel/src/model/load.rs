@@ -65,7 +65,7 @@ impl Llama {
         Self::load_with(directory, dtype, group, |_, _| {})
     }
 
-    /// As [`load`](Self::load), and calls `on_tensor` behind each tensor with how many have been read, of how many.
+    /// As [`load`](Self::load). After each tensor, calls `on_tensor` with the number of tensors read so far and of all tensors.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -75,9 +75,22 @@ impl Llama {
         group: &mut ProcessGroup,
         on_tensor: impl FnMut(usize, usize),
     ) -> Result<Self> {
+        Ok(Self::load_and(directory, dtype, group, on_tensor, || Ok(((), 0)))?.0)
+    }
+
+    /// As [`load_with`](Self::load_with), and returns what `more` reads. `more` must return the same digest on all ranks; if
+    /// it fails on one rank, loading fails on all.
+    pub(crate) fn load_and<T>(
+        directory: &Path,
+        dtype: Option<DType>,
+        group: &mut ProcessGroup,
+        on_tensor: impl FnMut(usize, usize),
+        more: impl FnOnce() -> Result<(T, u64)>,
+    ) -> Result<(Self, T)> {
         let started = Instant::now();
-        let prepared = prepare(directory, dtype, group.world_size());
-        let (plan, config, checkpoint) = check_all_ranks(prepared, |(plan, ..)| plan.clone(), group)?;
+        let prepared = prepare(directory, dtype, group.world_size()).and_then(|model| Ok((model, more()?)));
+        let ((plan, config, checkpoint), (more, _)) =
+            check_all_ranks(prepared, |((plan, ..), (_, digest))| (plan.clone(), *digest), group)?;
         if group.members()[group.rank().index()] == Rank(0) {
             warn_of_unused(&checkpoint, &config);
         }
@@ -89,7 +102,7 @@ impl Llama {
         let model = check_all_ranks(model, |_| (), group)?;
         let model = model.reported(Some(&checkpoint), started);
         model.warm_up(group)?;
-        Ok(model)
+        Ok((model, more))
     }
 
     /// Loads this rank's share of a model from a folder that only `root` can read. Other ranks' `directory` and `dtype` are
@@ -144,8 +157,8 @@ impl Llama {
         Ok(model)
     }
 
-    /// On a GPU, runs a prompt of two tokens and one token after it. Otherwise the set-up of one rank at first use would hold up
-    /// all the others in the middle of a request.
+    /// On a GPU, runs a prompt of two tokens and one token after it. Otherwise a rank would do its set-up in the middle of the
+    /// first request, while all others wait.
     fn warm_up(&self, group: &mut ProcessGroup) -> Result<()> {
         if group.device().is_none() {
             return Ok(());
@@ -153,7 +166,7 @@ impl Llama {
         // Finds what a rank most likely lacks, memory or the kernel compiler, before the others wait for it.
         let tokens = &[0; 2][..self.config().max_positions.min(3).saturating_sub(1)];
         let ready = self.cache(tokens.len() + 1).and_then(|cache| {
-            self.compute.batch(&[0], &SlotMapping::from_position(0), &self.rotary)?;
+            self.compute.batch(&[0], &SlotMapping::from_position(0, 1), &self.rotary)?;
             Ok(cache)
         });
         let mut cache = check_all_ranks(ready, |_| (), group)?;
@@ -183,7 +196,7 @@ impl Llama {
     }
 }
 
-/// Tells of each tensor that has been read.
+/// Reports each tensor that has been read.
 struct ObservedSource<'a, F> {
     source: LocalSource<'a>,
     read: usize,
@@ -200,8 +213,8 @@ impl<F: FnMut(usize, usize)> WeightSource for ObservedSource<'_, F> {
     }
 }
 
-/// Weights from a root. Before each tensor all ranks report whether they are still fine, so that nobody waits for a rank that
-/// has failed.
+/// Weights from a root. Before each tensor, all ranks report whether they have failed, so that no rank waits for one that
+/// has.
 struct FailFastSource<'a> {
     source: RootSource<'a>,
     /// Whether all ranks know of a failure already.
@@ -215,7 +228,7 @@ impl WeightSource for FailFastSource<'_> {
     }
 }
 
-/// Tells of tensors that nothing is computed from: results are wrong if the model should have used them.
+/// Warns of tensors that the model does not use: if it should, its results are wrong.
 fn warn_of_unused(checkpoint: &Checkpoint, config: &LlamaConfig) {
     let unused = unused(config, checkpoint.names());
     if !unused.is_empty() {

@@ -49,7 +49,7 @@ pub fn tensors(config: &LlamaConfig) -> Vec<TensorSpec> {
     all
 }
 
-/// Those of the named tensors that the model does not use, less those that never matter.
+/// The named tensors that the model does not use, except those that never matter.
 pub(super) fn unused<'a>(config: &LlamaConfig, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     let used: HashSet<String> = tensors(config).into_iter().map(|spec| spec.name).collect();
     // Rotary frequencies are computed from `config.json`; a tied head is stored a second time by some tools.

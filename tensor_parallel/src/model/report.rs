@@ -1,8 +1,8 @@
-//! What loading a model took.
+//! Bytes read and time taken by loading a model.
 
 use std::time::Duration;
 
-/// What loading took on this rank.
+/// Bytes read and time taken by loading, on this rank.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LoadReport {
     /// Bytes of weights in all files, known on ranks that opened them.

@@ -8,8 +8,8 @@ use anyhow::{Context as _, anyhow, bail};
 use ryzanstein_config::{BackendChoice, ByteSize, Config, WorldSize};
 use ryzanstein_orchestrator::bench::{self, Format, Report, Request, RowWriter, Sweep};
 use ryzanstein_orchestrator::measure::{Collective, UnknownCollective};
+use ryzanstein_orchestrator::table::wrap;
 use ryzanstein_orchestrator::{Orchestrator, VERSION, plural};
-use ryzanstein_process_group::table::wrap;
 use ryzanstein_process_group::{BackendKind, DType, Error, Memory, ReduceOp, units};
 use tempfile::NamedTempFile;
 

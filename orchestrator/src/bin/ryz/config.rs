@@ -6,7 +6,7 @@ use std::io::Write as _;
 use ryzanstein_config::Config;
 use ryzanstein_config::nccl::{self, NcclVariable};
 use ryzanstein_orchestrator::nccl_settings;
-use ryzanstein_process_group::table::{self, Cell, Column, Screen, Tone};
+use ryzanstein_orchestrator::table::{self, Cell, Column, Screen, Tone};
 use serde_json::json;
 
 use crate::{screen, settings};

@@ -7,9 +7,9 @@ use anyhow::Context as _;
 use ryzanstein_config::WorldSize;
 use ryzanstein_orchestrator::generate::{self, Prompt, Request};
 use ryzanstein_orchestrator::hub;
+use ryzanstein_orchestrator::table;
 use ryzanstein_process_group::Error;
-use ryzanstein_process_group::table;
-use ryzanstein_tensor_parallel::{Message, check_world_size};
+use ryzanstein_tensor_parallel::{Message, Penalties, check_world_size};
 
 use crate::live_text::{Format, LiveText};
 use crate::{launch, rank, screen, settings};
@@ -34,10 +34,10 @@ pub(crate) struct Args {
     /// Prompt as token ids
     #[arg(long, value_name = "1,2,3", value_delimiter = ',')]
     token_ids: Option<Vec<u32>>,
-    /// Treat the prompt as a message of a chat, in the form that the model's chat template gives it
+    /// Send the prompt as a chat message, using the model's chat template
     #[arg(long, conflicts_with = "token_ids")]
     chat: bool,
-    /// What the model is told before the message
+    /// System message
     #[arg(long, value_name = "TEXT", requires = "chat")]
     system: Option<String>,
     /// Maximum number of tokens to generate [default: 32]
@@ -58,13 +58,22 @@ pub(crate) struct Args {
     /// Seed for sampling [default: 0]
     #[arg(long, value_name = "S")]
     seed: Option<String>,
+    /// Divide the positive logits of tokens that have occurred by this, and multiply the others; 1 changes nothing
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
+    repetition_penalty: f32,
+    /// Subtract this from the logits of tokens that have been generated; from -2 to 2
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    presence_penalty: f32,
+    /// Subtract this from the logits of generated tokens, once for each time; from -2 to 2
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    frequency_penalty: f32,
     /// Continue after the end-of-text token
     #[arg(long)]
     ignore_end: bool,
-    /// Text as it is made, or one line of JSON at the end [default: text on a terminal, else json]
+    /// Stream text, or print one line of JSON at the end [default: text on a terminal, else json]
     #[arg(long, value_enum, value_name = "FORMAT")]
     format: Option<Format>,
-    /// Show what the collectives cost
+    /// Print a table of the collectives and their times at the end
     #[arg(long)]
     profile: bool,
     /// Write the logits of every position to this safetensors file
@@ -84,12 +93,12 @@ pub(crate) struct Args {
     world_size: Option<String>,
     #[command(flatten)]
     file: settings::ConfigFile,
-    /// File that holds the prompt of standard input, which ranks do not have
+    /// File with the prompt that was read from standard input
     #[arg(long, hide = true, value_name = "FILE")]
     prompt_file: Option<PathBuf>,
 }
 
-/// Larger prompts are a mistake: no model has room for them.
+/// No model has room for a larger prompt.
 const MOST_PROMPT_BYTES: u64 = 256 << 20;
 
 impl Args {
@@ -175,13 +184,18 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         logits_out: args.logits_out.clone(),
         ignore_end: args.ignore_end,
         stop: args.stop.clone(),
+        penalties: Penalties {
+            repetition: args.repetition_penalty,
+            presence: args.presence_penalty,
+            frequency: args.frequency_penalty,
+        },
     };
     // Refuse what is wrong before anything is started.
     let input = generate::prepare(&config.model, &request)?;
     if !settings::is_launched(&environment) {
         let ranks = config.job.world_size.map_or(1, WorldSize::get);
         check_world_size(&input.config, ranks as usize)?;
-        args.logits_out.as_deref().map_or(Ok(()), generate::create_logits)?;
+        args.logits_out.as_deref().map_or(Ok(()), generate::check_logits_out)?;
         if ranks > 1 {
             return relaunch(ranks, args, from_stdin.as_deref());
         }

@@ -9,8 +9,8 @@ use anyhow::Context as _;
 use ryzanstein_config::{Config, Source};
 use ryzanstein_orchestrator::rendezvous::Environment;
 use ryzanstein_orchestrator::supervisor::{self, Job, LaunchError, RankOutput};
+use ryzanstein_orchestrator::table::Tone;
 use ryzanstein_orchestrator::{console, nccl_settings, plural, telemetry};
-use ryzanstein_process_group::table::Tone;
 
 use crate::screen;
 use crate::settings::{self, Flags, set_flag};

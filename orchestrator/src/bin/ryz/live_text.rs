@@ -1,4 +1,4 @@
-//! The output of `ryz generate`: text while it is made, or JSON at its end. Ctrl-C shows what there is.
+//! The output of `ryz generate`: streamed text, or JSON at the end. Ctrl-C shows what has been generated.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use indicatif::{ProgressBar, ProgressStyle};
 use ryzanstein_orchestrator::generate::{Progress, Prompt, Response, Timings};
-use ryzanstein_process_group::table::{Screen, Tone};
+use ryzanstein_orchestrator::table::{Screen, Tone};
 use ryzanstein_process_group::units;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
@@ -32,7 +32,10 @@ struct State {
     format: Format,
     screen: Screen,
     bar: Option<ProgressBar>,
+    /// Shown in front of the first token.
+    prompt: Option<String>,
     tokens: Vec<u32>,
+    /// What has been generated; `None` without a tokenizer.
     text: Option<String>,
     /// Whether a piece of text without a line break at its end is on the screen.
     is_open: bool,
@@ -42,7 +45,7 @@ struct State {
 }
 
 impl LiveText {
-    /// Shows the prompt, and from now on handles Ctrl-C.
+    /// Shows the progress of loading, and handles Ctrl-C from now on.
     pub(crate) fn start(
         is_first: bool,
         format: Format,
@@ -50,11 +53,16 @@ impl LiveText {
         prompt: &Prompt,
     ) -> anyhow::Result<Self> {
         let has_bar = is_first && format == Format::Text && std::io::stderr().is_terminal();
-        let mut state = State {
+        let prompt = match prompt {
+            Prompt::Text(text) => Some(text.clone()),
+            Prompt::Tokens(_) | Prompt::Chat(_) => None,
+        };
+        let state = State {
             is_first,
             format,
             screen,
             bar: has_bar.then(progress_bar),
+            prompt,
             tokens: Vec::new(),
             text: None,
             is_open: false,
@@ -62,10 +70,6 @@ impl LiveText {
             loaded: None,
             first: None,
         };
-        // What follows continues it.
-        if let Prompt::Text(text) = prompt {
-            state.text_after_loading(text);
-        }
         let state = Arc::new(Mutex::new(state));
         let on_interrupt = Arc::clone(&state);
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -134,11 +138,6 @@ fn print(text: &str) {
 }
 
 impl State {
-    /// Remembers the prompt, which is shown in front of the first token.
-    fn text_after_loading(&mut self, prompt: &str) {
-        self.text = Some(prompt.to_owned());
-    }
-
     fn tell(&mut self, progress: Progress<'_>) {
         match progress {
             Progress::Loading(read, all) => {
@@ -153,9 +152,8 @@ impl State {
                 }
                 self.timings.load = load;
                 self.loaded = Some(Instant::now());
-                let prompt = self.text.take().filter(|_| self.is_shown());
-                if let Some(prompt) = prompt {
-                    print(&self.screen.paint(Tone::Faint, &prompt));
+                if let Some(prompt) = self.prompt.as_ref().filter(|_| self.is_shown()) {
+                    print(&self.screen.paint(Tone::Faint, prompt));
                     self.is_open = true;
                 }
             }
@@ -214,7 +212,7 @@ impl State {
             Format::Text => self.summarize(0),
             Format::Json => {
                 let mut line = json!({ "token_ids": self.tokens });
-                if let Some(text) = self.text.as_ref().filter(|_| self.loaded.is_some()) {
+                if let Some(text) = &self.text {
                     line["text"] = json!(text);
                 }
                 line["stop"] = json!("interrupted");

@@ -22,8 +22,8 @@ use ryzanstein_config::ConfigError;
 use ryzanstein_orchestrator::console;
 use ryzanstein_orchestrator::hub::HubError;
 use ryzanstein_orchestrator::supervisor::LaunchError;
+use ryzanstein_orchestrator::table::Tone;
 use ryzanstein_orchestrator::telemetry::TelemetryError;
-use ryzanstein_process_group::table::Tone;
 use ryzanstein_tensor_parallel::generate::catches_panics;
 
 /// Launches the ranks of a job, checks and measures them, and runs models on them.

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::os::fd::AsFd;
 
 use ryzanstein_config::{Config, Source};
-use ryzanstein_process_group::table::Screen;
+use ryzanstein_orchestrator::table::Screen;
 
 /// Flags of every command.
 #[derive(clap::Args, Clone, Debug)]

@@ -1,9 +1,9 @@
 use std::path::PathBuf;
 
+use crate::table::Screen;
 use ryzanstein_config::BackendChoice;
 use ryzanstein_config::nccl::{UserVariable, plan};
 use ryzanstein_process_group::nvml::{Gpu, Pair, PairPath, PeerAccess};
-use ryzanstein_process_group::table::Screen;
 
 use super::*;
 use crate::doctor::ProbeError;

@@ -42,6 +42,10 @@ pub(super) enum ControlMessage {
     Exchanged(Exchange),
     /// The sender's collectives from this number on: because some call differs, or because the sender leaves.
     Calls(u64, Vec<CallFingerprint>),
+    /// The sender waits, and asks whether the receiver responds.
+    Ping,
+    /// The answer.
+    Pong,
 }
 
 impl ControlMessage {
@@ -52,6 +56,8 @@ impl ControlMessage {
             Self::Expired(sequence, reason) => (3, *sequence, truncate(reason)),
             Self::Aborted(reason) => (4, 0, truncate(reason)),
             Self::Hello => (5, 0, &[]),
+            Self::Ping => (10, 0, &[]),
+            Self::Pong => (11, 0, &[]),
             Self::Head(head) => (6, head.sequence, &head.digest.to_le_bytes()),
             Self::LastHead(head) => (8, head.sequence, &head.digest.to_le_bytes()),
             Self::Exchanged(Exchange { sent, received }) => {
@@ -87,6 +93,8 @@ impl ControlMessage {
             3 => Self::Expired(number, text()),
             4 => Self::Aborted(text()),
             5 => Self::Hello,
+            10 => Self::Ping,
+            11 => Self::Pong,
             6 | 8 => {
                 let digest = u64::from_le_bytes(payload.try_into().map_err(|_| malformed)?);
                 let head = LogHead { sequence: number, digest };
@@ -143,6 +151,8 @@ pub(super) mod tests {
         vec![
             ControlMessage::Hello,
             ControlMessage::Goodbye,
+            ControlMessage::Ping,
+            ControlMessage::Pong,
             ControlMessage::Progress(u64::MAX - 1),
             ControlMessage::Head(LogHead { sequence: 3, digest: u64::MAX - 5 }),
             ControlMessage::LastHead(LogHead { sequence: 4, digest: 1 }),
@@ -174,10 +184,10 @@ pub(super) mod tests {
 
     #[test]
     fn malformed_messages_are_refused() {
-        assert_eq!(ControlMessage::decode(&[10; 15]), Ok(None));
+        assert_eq!(ControlMessage::decode(&[12; 15]), Ok(None));
         assert_eq!(
-            ControlMessage::decode(&[10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
-            Err(Malformed::Kind(10))
+            ControlMessage::decode(&[12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+            Err(Malformed::Kind(12))
         );
         assert!(matches!(ControlMessage::decode(&[255; 16]), Err(Malformed::Length(_))));
         // Numbers of too few and too many bytes, and half a call.

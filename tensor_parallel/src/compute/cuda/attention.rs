@@ -19,7 +19,7 @@ pub(super) const ARRIVALS: usize = 65_535;
 /// As in `decode.cu` and `prefill.cu`.
 const THREADS: u32 = 128;
 const MOST_SPLITS: usize = 64;
-/// A split of fewer positions is not worth its combination.
+/// Splits of fewer positions cost more to combine than they save.
 const FEWEST: usize = 64;
 /// The longest head whose tiles fit the shared memory of a block.
 const LONGEST: usize = 256;
@@ -91,7 +91,7 @@ impl Cuda {
             window: window.map_or(0, |w| u32::try_from(w.max(1)).unwrap_or(0)),
             scale: 1.0 / (head_dim as f32).sqrt(),
         };
-        for part in batch.slots().parts(rows) {
+        for part in batch.slots().parts() {
             self.attend_part(qkv, call, cache, &mut y, &part, shape)?;
         }
         Ok(y)

@@ -25,14 +25,15 @@ impl Cuda {
     ) -> Result<()> {
         let (rows, frequencies) = (tokens.len(), rotary.frequencies());
         batch.check_update(rows, slots, frequencies.len())?;
-        let parts = slots.parts(rows);
+        let parts = slots.parts();
+        let places: Vec<_> = slots.slots().collect();
         let mut words = Vec::with_capacity(3 * rows + frequencies.len());
         for part in &parts {
-            for row in part.rows.clone() {
-                words.push(to_u32("positions", slots.slot(row).1)?);
+            for (_, position) in &places[part.rows.clone()] {
+                words.push(to_u32("positions", *position)?);
             }
-            for row in part.rows.clone() {
-                words.push(to_u32("sequences", slots.slot(row).0)?);
+            for (sequence, _) in &places[part.rows.clone()] {
+                words.push(to_u32("sequences", *sequence)?);
             }
         }
         words.extend_from_slice(tokens);

@@ -20,9 +20,9 @@ use crate::tensor::Tensor;
 
 /// Threads of a block of kernels that stride over elements.
 const THREADS: u32 = 256;
-/// Such kernels take at least this many elements a thread, where there are many.
+/// Elements per thread of such kernels, at least, if there are many.
 const ELEMENTS: usize = 4;
-/// Blocks a multiprocessor beyond which they stride.
+/// Blocks per multiprocessor beyond which they stride.
 const BLOCKS: u32 = 16;
 
 /// What the kernel with most arguments takes.

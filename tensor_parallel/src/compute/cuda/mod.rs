@@ -1,7 +1,7 @@
 //! Arithmetic on one GPU: our own kernels, compiled at run time, and cuBLASLt for products of matrices.
 //!
-//! Everything is enqueued on the device's one stream, in the order of the calls, and so are the collectives of a group on
-//! that device, but for asynchronous ones. Only reading values waits.
+//! All operations, and all synchronous collectives of a group on the device, are enqueued on one stream in the order of the
+//! calls. Only reading values waits.
 
 mod attention;
 mod batch;
@@ -42,7 +42,7 @@ pub struct Cuda {
 }
 
 impl Cuda {
-    /// Computes on this device. Copies to it go through host memory that up to `threads` threads fill.
+    /// Computes on `device`. Up to `threads` threads fill the host memory from which weights are copied to it.
     ///
     /// All computing on a device shares one stream, whichever thread it comes from.
     ///
@@ -56,7 +56,7 @@ impl Cuda {
         Ok(Self { matmul, kernels: Kernels::new(&gpu), arrivals, gpu })
     }
 
-    /// Copies a tensor to the device. One that is there already is returned as it is.
+    /// Copies a tensor to the device. Returns a tensor that is already there unchanged.
     ///
     /// # Errors
     /// When the device fails.

@@ -17,6 +17,7 @@ use super::compiled::{Compiled, Copy, Send};
 use super::link::Link;
 use super::spin::SpinPolicy;
 use super::transport::{Outgoing, Sent, Transport};
+use crate::call::Interrupt;
 use crate::error::Result;
 use crate::mesh::{Liveness, Peer, Peers};
 use crate::operation::{CallFingerprint, Operation};
@@ -61,6 +62,8 @@ pub(super) struct Context<'a> {
     pub(super) history: &'a History,
     /// Looks whether the peers' processes respond, where they are processes.
     pub(super) liveness: Option<&'a Liveness>,
+    /// Ends the call from another thread.
+    pub(super) interrupt: Option<&'a Interrupt>,
 }
 
 /// A peer that has been silent for so long was not in the call yet.
@@ -171,7 +174,7 @@ impl<'a, T: Transport> Run<'a, T> {
                 continue;
             }
             asleep_since.get_or_insert(idle_since);
-            if !self.wait(until)? {
+            if !self.sleep(until)? {
                 if until == self.deadline {
                     let silent = self.unresponsive(&vigil, started.elapsed());
                     return Err(silent.unwrap_or_else(|| self.give_up(started)));
@@ -188,6 +191,21 @@ impl<'a, T: Transport> Run<'a, T> {
             }
             self.listen()?;
             looks = 0;
+        }
+    }
+
+    /// [`wait`](Self::wait), in pieces between which another thread can end the call.
+    fn sleep(&mut self, until: Instant) -> Result<bool> {
+        let Some(interrupt) = self.context.interrupt else { return self.wait(until) };
+        loop {
+            interrupt.check()?;
+            let piece = Instant::now() + Interrupt::LOOK_EVERY;
+            if piece >= until {
+                return self.wait(until);
+            }
+            if self.wait(piece)? && Instant::now() < piece {
+                return Ok(true);
+            }
         }
     }
 

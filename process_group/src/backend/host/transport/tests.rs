@@ -158,6 +158,7 @@ fn all_reduces(
                 spin: SpinPolicy { limit: Duration::ZERO, yields: true },
                 history: &history,
                 liveness: None,
+                interrupt: None,
             },
             links: &mut links,
             transport: &mut queues,

@@ -4,6 +4,7 @@
 //! far the GPU has come, and gives the group up when it cannot go on: a member is lost or has left without its part, calls
 //! differ, a deadline has passed, or the library reports an error.
 
+mod heartbeats;
 #[cfg(test)]
 mod network;
 #[cfg(test)]
@@ -23,6 +24,7 @@ use crate::error::{Error, Result};
 use crate::operation::CallFingerprint;
 use crate::rank::{self, Rank};
 use crate::roster::Member;
+use heartbeats::Heartbeats;
 
 /// How long to wait for the other members' progress at a deadline.
 const ANSWERS: Duration = Duration::from_millis(500);
@@ -141,6 +143,8 @@ pub(crate) enum Action {
     PlaceMark(u64),
     /// The calls of all members have been compared as far as possible.
     Verified(Result<Unverified>),
+    /// Say that the member at this position has stopped responding while this rank waits, or that it responds again.
+    Unresponsive(usize, bool),
 }
 
 /// Members whose calls have not been compared in time.
@@ -200,6 +204,7 @@ pub(crate) struct Core {
     is_leaving: bool,
     has_announced_exit: bool,
     verification: Option<Verification>,
+    heartbeats: Heartbeats,
 }
 
 impl Core {
@@ -219,6 +224,7 @@ impl Core {
             is_leaving: false,
             has_announced_exit: false,
             verification: None,
+            heartbeats: Heartbeats::new(n),
         }
     }
 
@@ -354,7 +360,12 @@ impl Core {
 
     fn peer(&mut self, now: Instant, position: usize, event: PeerEvent, out: &mut Vec<Action>) {
         let message = match event {
-            PeerEvent::Message(message) => message,
+            PeerEvent::Message(message) => {
+                if self.heartbeats.heard(position, now) {
+                    out.push(Action::Unresponsive(position, false));
+                }
+                message
+            }
             PeerEvent::Lost(why) => {
                 if self.is_watching() {
                     self.lose(position, &why, out);
@@ -363,6 +374,8 @@ impl Core {
             }
         };
         match message {
+            ControlMessage::Ping => out.push(Action::Send(position, ControlMessage::Pong)),
+            ControlMessage::LastHead(_) | ControlMessage::Goodbye => self.heartbeats.left(position, now),
             ControlMessage::Exchanged(exchange) => self.messages.ended_with(position, exchange),
             ControlMessage::Head(head) => self.detector.head(position, head),
             ControlMessage::Aborted(reason) => match &self.phase {
@@ -407,6 +420,7 @@ impl Core {
             self.announce_exit(out);
         }
         if self.is_watching() {
+            self.look_after_members(now, out);
             self.look(now, seen.error, out);
         }
         self.conclude_if_known(now, out);
@@ -442,6 +456,18 @@ impl Core {
         {
             out.push(Action::PlaceMark(calls));
         }
+    }
+
+    /// Asks whether the members respond, while this rank waits for a call to end.
+    fn look_after_members(&mut self, now: Instant, out: &mut Vec<Action>) {
+        let inside = self.entry.filter(|entry| entry.number > self.exits).map(|entry| entry.since);
+        let pending = self.oldest().map(|pending| pending.enqueued);
+        let since = inside.into_iter().chain(pending).min();
+        let beat = self.heartbeats.look(self.members.others(), since, now);
+        if beat.ask {
+            out.push(Action::Broadcast(ControlMessage::Ping));
+        }
+        out.extend(beat.fell_silent.into_iter().map(|position| Action::Unresponsive(position, true)));
     }
 
     /// The pending call that must be done first.
@@ -636,11 +662,19 @@ impl Core {
         let members = self.members.all.iter().zip(&self.progress);
         let missing: Vec<Rank> =
             members.filter(|(_, p)| is_missing(p)).map(|(member, _)| member.rank).collect();
+        let silent = self.members.others().find(|position| self.heartbeats.is_silent(*position));
+        let silent = silent.map(|position| self.members.all[position].clone());
         let Phase::Asking { expired, .. } = std::mem::replace(&mut self.phase, Phase::Failed) else { return };
         let error = match expired {
-            Expired::Here { what, waited } => Error::Timeout { what, waited, missing },
+            Expired::Here { what, waited } => match silent {
+                Some(Member { rank, host, pid, .. }) => {
+                    Error::PeerUnresponsive { rank, host, pid, during: what, waited }
+                }
+                None => Error::Timeout { what, waited, missing },
+            },
             Expired::At { rank, what } => {
                 let names = match missing.as_slice() {
+                    _ if let Some(member) = &silent => format!("rank {} is unresponsive", member.rank),
                     [] => "every rank is there, but not finished".into(),
                     [one] => format!("rank {one} is not there"),
                     many => format!("ranks {} are not there", rank::list(many)),

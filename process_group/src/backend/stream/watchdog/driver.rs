@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use super::core::{Action, CallerEvent, Core, Observation};
+use super::core::{Action, CallerEvent, Core, GroupMembers, Observation};
 use super::monitored::{Monitored, retire};
 use super::observer::{Mark, Observer};
 use super::status::Status;
@@ -15,6 +15,7 @@ use crate::backend::stream::control_mesh::{ControlMesh, PeerEvent};
 use crate::backend::stream::control_message::ControlMessage;
 use crate::device::Event;
 use crate::error::Error;
+use crate::roster::Member;
 
 /// How often the driver looks by itself; what comes over a link wakes it at once.
 const INTERVAL: Duration = Duration::from_millis(20);
@@ -163,7 +164,23 @@ impl Driver {
                 Action::Fail(error) => self.fail(error),
                 Action::PlaceMark(calls) => self.observer.place(calls),
                 Action::Verified(outcome) => self.status.verified(outcome),
+                Action::Unresponsive(position, is_silent) => self.tell(position, is_silent),
             }
+        }
+    }
+
+    /// Says that a member has stopped responding, or that it responds again.
+    fn tell(&self, position: usize, is_silent: bool) {
+        let GroupMembers { group, all, .. } = &*self.status.members;
+        let Member { rank, host, pid, .. } = &all[position];
+        if is_silent {
+            tracing::warn!(
+                %rank, host, pid, group,
+                "rank {rank} (host {host}, pid {pid}) is unresponsive: its process is stopped, or its host or network is down. \
+                 The call under way waits for it until the deadline"
+            );
+        } else {
+            tracing::warn!(%rank, host, pid, group, "rank {rank} responds again");
         }
     }
 

@@ -46,6 +46,8 @@ pub(super) struct Node {
     aborted_at: Option<Instant>,
     pub(super) failure: Option<(Instant, Error)>,
     pub(super) verified: Option<Result<Vec<Rank>>>,
+    /// When it said that a member stopped responding, or responds again.
+    pub(super) told: Vec<(Instant, usize, bool)>,
     next_look: Instant,
     gpu: Vec<Enqueued>,
     collectives: u64,
@@ -137,6 +139,7 @@ impl Network {
                     aborted_at: None,
                     failure: None,
                     verified: None,
+                    told: Vec::new(),
                     next_look: start + LOOK.mul_f64(rng.random()),
                     gpu: Vec::new(),
                     collectives: 0,
@@ -416,6 +419,10 @@ impl Network {
                 Action::PlaceMark(calls) => {
                     let delay = Duration::from_micros(self.rng.random_range(10..50_000));
                     self.nodes[member].late_mark = Some((self.now + delay, calls));
+                }
+                Action::Unresponsive(position, is_silent) => {
+                    let now = self.now;
+                    self.nodes[member].told.push((now, position, is_silent));
                 }
                 Action::Verified(outcome) => self.nodes[member].verified = Some(outcome),
             }

@@ -42,6 +42,19 @@ fn names_lost(error: &Error, member: usize) -> bool {
     }
 }
 
+/// The same of a member whose process does not respond.
+fn names_unresponsive(error: &Error, member: usize) -> bool {
+    match error {
+        Error::PeerUnresponsive { rank: named, pid, .. } => {
+            *named == rank(member) && *pid == 1000 + member as u32
+        }
+        Error::PeerAborted { reason, .. } => {
+            reason.contains(&format!("rank {} is unresponsive", rank(member)))
+        }
+        _ => false,
+    }
+}
+
 // ---- 0014: the library is watched from outside ------------------------------------------------------------------------
 
 #[test]
@@ -120,6 +133,51 @@ fn members_that_do_not_answer_at_a_deadline_are_missing_and_waited_for_half_a_se
         let after = failed_after(&net, member, called);
         assert!((timeout + ANSWERS..timeout + ANSWERS + 2 * LOOK + DELAY).contains(&after), "{after:?}");
     }
+}
+
+#[test]
+fn a_member_whose_process_is_stopped_is_unresponsive_and_one_that_computes_is_not() {
+    for continues in [true, false] {
+        let mut net = Network::new(4, 6);
+        net.timeout = 10 * SECOND;
+        for member in [0, 2] {
+            net.call(member, all_reduce(8));
+        }
+        // One is stopped, the other computes.
+        net.stop(1);
+        let stopped = net.now;
+        net.run_for(5 * SECOND);
+        for member in [0, 2] {
+            let [(at, 1, true)] = net.nodes[member].told[..] else { panic!("{:?}", net.nodes[member].told) };
+            assert!(at.saturating_duration_since(stopped) < 5 * SECOND);
+        }
+        nobody_fails(&net);
+        if continues {
+            net.resume(1);
+            for member in [1, 3] {
+                net.call(member, all_reduce(8));
+            }
+            net.run_for(20 * SECOND);
+            nobody_fails(&net);
+            assert!(matches!(net.nodes[0].told[..], [_, (_, 1, false)]), "{:?}", net.nodes[0].told);
+        } else {
+            net.run_for(6 * SECOND);
+            for member in [0, 2] {
+                assert!(names_unresponsive(failure(&net, member), 1), "{}", failure(&net, member));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_member_that_has_left_in_good_order_is_not_unresponsive() {
+    let mut net = Network::new(3, 7);
+    net.timeout = 10 * SECOND;
+    net.leave(2);
+    net.run_for(SECOND);
+    net.call(0, send(1, 8));
+    net.run_for(8 * SECOND);
+    assert_eq!(net.nodes[0].told, []);
 }
 
 #[test]
@@ -543,7 +601,7 @@ fn run(seed: u64) -> u64 {
     let at = net.rng.random_range(1..calls);
     net.divergent_calls_hang = net.rng.random_bool(0.5);
     // A pause is so short that nobody's deadline passes meanwhile.
-    net.timeout = if fault == Fault::Pause { 60 * SECOND } else { ms(net.rng.random_range(500..4000)) };
+    net.timeout = if fault == Fault::Pause { 60 * SECOND } else { ms(net.rng.random_range(500..8000)) };
     let pace = Duration::from_micros(net.rng.random_range(1..20_000));
     let mut struck = net.now;
     for call in 0..calls {
@@ -623,6 +681,13 @@ fn judge(net: &Network, fault: Fault, culprit: usize, (struck, at): (Instant, us
             check(member, error, failed.saturating_duration_since(struck));
         }
     };
+    // Nobody else is ever said not to respond.
+    for member in survivors() {
+        for (_, told, _) in &net.nodes[member].told {
+            let is_stopped = matches!(fault, Fault::Stop | Fault::Pause);
+            assert!(is_stopped && *told == culprit, "{context}: member {member} suspects {told}");
+        }
+    }
     match fault {
         Fault::Nothing | Fault::Pause => {
             for (member, node) in net.nodes.iter().enumerate() {
@@ -645,8 +710,9 @@ fn judge(net: &Network, fault: Fault, culprit: usize, (struck, at): (Instant, us
         }
         Fault::Stall | Fault::Stop => each(&|member, error, after| {
             let said = error.to_string();
-            let named = format!("rank {} is not there", rank(culprit));
-            assert!(said.ends_with(&named), "{context}: member {member}: {said}");
+            let is_named = said.ends_with(&format!("rank {} is not there", rank(culprit)))
+                || fault == Fault::Stop && names_unresponsive(error, culprit);
+            assert!(is_named, "{context}: member {member}: {said}");
             let latest = net.timeout + ANSWERS + 4 * LOOK + 4 * DELAY;
             assert!(after <= latest, "{context}: member {member} after {after:?} of {latest:?}");
         }),

@@ -1,0 +1,126 @@
+use serde_json::json;
+
+use super::*;
+
+/// What `tests/fixtures/chat/make.py` writes.
+#[derive(Deserialize)]
+struct Expected {
+    now: ChatTime,
+    bos_token: String,
+    eos_token: String,
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    template: String,
+    messages: Vec<Message>,
+    prompt: Option<String>,
+    refused: Option<String>,
+}
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/chat")
+}
+
+fn expected() -> Expected {
+    serde_json::from_slice(&std::fs::read(fixtures().join("expected.json")).unwrap()).unwrap()
+}
+
+/// A folder with this `tokenizer_config.json`.
+fn folder(config: &serde_json::Value) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("tokenizer_config.json"), config.to_string()).unwrap();
+    folder
+}
+
+fn open(config: &serde_json::Value) -> Result<ChatTemplate> {
+    ChatTemplate::open(folder(config).path())
+}
+
+fn rendered(template: &str) -> Result<String, ChatError> {
+    let template = open(&json!({ "chat_template": template })).unwrap();
+    template.render(&[Message::user("hi")], expected().now)
+}
+
+#[test]
+fn prompts_are_those_of_transformers() {
+    let Expected { now, bos_token, eos_token, cases } = expected();
+    assert!(cases.len() >= 30);
+    for Case { template: name, messages, prompt, refused } in cases {
+        let text = std::fs::read_to_string(fixtures().join(&name)).unwrap();
+        let template = open(&json!({
+            "chat_template": text,
+            "bos_token": bos_token,
+            "eos_token": { "content": eos_token, "lstrip": false },
+        }));
+        let got = template.unwrap().render(&messages, now);
+        match (got, prompt, refused) {
+            (Ok(got), Some(prompt), None) => assert_eq!(got, prompt, "{name}: {messages:?}"),
+            (Err(error), None, Some(words)) => assert!(error.to_string().contains(&words), "{name}: {error}"),
+            (got, ..) => panic!("{name}: {messages:?}: {got:?}"),
+        }
+    }
+}
+
+#[test]
+fn the_template_is_that_of_its_own_file_or_the_one_called_default() {
+    let several =
+        json!([{ "name": "tool_use", "template": "tools" }, { "name": "default", "template": "mine" }]);
+    let folder = folder(&json!({ "chat_template": several }));
+    let now = expected().now;
+    let render = || ChatTemplate::open(folder.path()).unwrap().render(&[], now).unwrap();
+    assert_eq!(render(), "mine");
+    std::fs::write(folder.path().join("chat_template.jinja"), "own").unwrap();
+    assert_eq!(render(), "own");
+}
+
+#[test]
+fn a_folder_without_the_one_template_is_refused_with_what_it_has() {
+    let refused = |config: &serde_json::Value| match open(config).unwrap_err() {
+        Error::Chat(error) => error,
+        other => panic!("{other}"),
+    };
+    assert!(matches!(refused(&json!({})), ChatError::NoTemplate(_)));
+    let several = json!([{ "name": "tool_use", "template": "" }, { "name": "rag", "template": "" }]);
+    let error = refused(&json!({ "chat_template": several })).to_string();
+    assert!(error.contains("(tool_use, rag)") && error.contains("chat_template.jinja"), "{error}");
+    let error = refused(&json!({ "chat_template": 3 })).to_string();
+    assert!(error.contains("tokenizer_config.json: "), "{error}");
+    let error = refused(&json!({ "chat_template": "{% if %}" })).to_string();
+    assert!(error.contains("the chat template of ") && error.contains("tokenizer_config.json"), "{error}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_read_is_a_file_error() {
+    let folder = folder(&json!({}));
+    std::fs::create_dir(folder.path().join("chat_template.jinja")).unwrap();
+    let error = ChatTemplate::open(folder.path()).unwrap_err();
+    assert!(matches!(&error, Error::File { file, .. } if file.ends_with("chat_template.jinja")), "{error}");
+}
+
+#[test]
+fn the_time_is_that_of_the_rank_which_gave_it() {
+    let template = open(&json!({ "chat_template": "{{ strftime_now('%Y-%m-%d %H:%M') }}" })).unwrap();
+    let at = |seconds, offset| template.render(&[], ChatTime { seconds, offset });
+    assert_eq!(at(1_709_251_199, 0).unwrap(), "2024-02-29 23:59");
+    assert_eq!(at(1_709_251_199, 3600).unwrap(), "2024-03-01 00:59");
+    assert!(at(i64::MAX, 0).unwrap_err().to_string().contains("is not a time"));
+    assert!(rendered("{{ strftime_now('%!') }}").unwrap_err().to_string().contains("not a format of dates"));
+}
+
+#[test]
+fn options_that_tojson_does_not_have_are_refused() {
+    for wrong in ["tojson(colour=1)", "tojson(separators=(',',))", "tojson(indent='x')"] {
+        assert!(rendered(&format!("{{{{ messages | {wrong} }}}}")).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn templates_that_differ_have_digests_that_differ() {
+    let digest = |config| open(&config).unwrap().digest();
+    let one = digest(json!({ "chat_template": "x", "bos_token": "<s>" }));
+    assert_eq!(one, digest(json!({ "bos_token": "<s>", "chat_template": "x" })));
+    assert_ne!(one, digest(json!({ "chat_template": "x", "eos_token": "<s>" })));
+    assert_ne!(one, digest(json!({ "chat_template": "y", "bos_token": "<s>" })));
+}
