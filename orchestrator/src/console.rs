@@ -253,9 +253,10 @@ mod tests {
         let (reader, writer) = pipe().expect("a pipe");
         let stream = Stream::start("test", writer);
         drop(reader);
+        let line = vec![b'x'; 64 << 10];
         runtime().block_on(async {
             for _ in 0..100 {
-                tokio::time::timeout(LONG, stream.write(&[b'x'; 64 << 10])).await.expect("discarded");
+                tokio::time::timeout(LONG, stream.write(&line)).await.expect("discarded");
             }
         });
         assert!(is_flushed_in(&stream, LONG));
