@@ -182,7 +182,7 @@ fn names_that_nccl_does_not_read_are_explained() {
         let advice = advice(name).unwrap_or_else(|| panic!("nothing is said of {name}"));
         assert!(advice.instead.contains(remedy), "{name}: {advice:?}");
     }
-    for name in ["NCCL_DEBUG", "NCCL_NVLS_ENABLE", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA"] {
+    for name in ["NCCL_DEBUG", "NCCL_NVLS_ENABLE", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_VERSION"] {
         assert_eq!(advice(name), None, "{name}");
     }
 }

@@ -8,6 +8,8 @@ pub mod bench;
 mod cgroup;
 #[cfg(feature = "cli")]
 pub mod check;
+#[cfg(feature = "server")]
+pub mod console;
 pub mod control;
 #[cfg(feature = "cli")]
 pub mod doctor;

@@ -97,7 +97,10 @@ const TABLE: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Advice about this variable; `None` if NCCL reads it and it does no harm.
+/// The version of NCCL in NVIDIA's container images, which set it. Nothing reads it, and nobody there can be told to unset it.
+const STATED_VERSION: &str = "NCCL_VERSION";
+
+/// Advice about this variable; `None` if it does no harm: NCCL reads it, or NVIDIA's images set it.
 ///
 /// ```
 /// let advice = ryzanstein_config::nccl::advice("NCCL_TIMEOUT").unwrap();
@@ -108,7 +111,7 @@ pub fn advice(name: &str) -> Option<Advice> {
     if let Some((_, what, instead)) = TABLE.iter().find(|(known, ..)| *known == name) {
         return Some(Advice { what: (*what).into(), instead: (*instead).into() });
     }
-    if KNOWN.binary_search(&name).is_ok() {
+    if name == STATED_VERSION || KNOWN.binary_search(&name).is_ok() {
         return None;
     }
     let near = nearest(name, KNOWN.iter().map(|&known| known.to_owned()));

@@ -12,7 +12,8 @@ section! {
         nnodes: NonZeroU32 = "1",
         /// The rank of this node, from 0; less than `launch.nnodes`.
         node_rank: u32 = "0",
-        /// How many times the job is restarted after a failure, each time in a new epoch.
+        /// How many times the job is restarted after a failure, each time in a new epoch. After an epoch of five minutes or more,
+        /// they are counted anew.
         max_restarts: u32 = "0",
         /// The folder for each rank's output, in `rank-R/stdout.log` and `stderr.log`; unset, output is only forwarded.
         log_dir: Option<PathBuf> = "",

@@ -1,7 +1,7 @@
 //! Decides what happens to a job when ranks exit: which failure was first, whom to tell, when to kill, and whether to
 //! restart. No processes, signals or clock here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use ryzanstein_process_group::{Epoch, Rank};
@@ -68,9 +68,13 @@ pub enum Event {
         rank: Rank,
         /// How it exited.
         exit: Exit,
-        /// Whether the rank reported that another rank's failure caused its own.
-        secondary: bool,
+        /// The rank whose failure caused this one, as the rank reported it.
+        caused_by: Option<Rank>,
     },
+    /// This signal stopped a rank's process: it runs no more until it is continued.
+    Stopped(Rank, i32),
+    /// A stopped rank's process runs again.
+    Continued(Rank),
     /// The launcher received this signal: the job is to end.
     Interrupted(i32),
     /// The launcher has died.
@@ -86,10 +90,23 @@ pub enum Action {
     Start(Epoch),
     /// Tell every rank at the rendezvous that this rank failed.
     Announce(Rank),
+    /// Tell the user that this signal stopped a rank.
+    TellStopped(Rank, i32),
+    /// Tell the user that a stopped rank continues.
+    TellContinued(Rank),
     /// Send this signal to every rank's process group.
     Signal(i32),
     /// Kill everything that descends from the launcher.
     Kill,
+    /// End what the ranks left behind, and tell the user that the job is restarted.
+    Restart {
+        /// The epoch that starts then.
+        epoch: Epoch,
+        /// Counts from 1; again from 1 after an epoch that made progress.
+        number: u32,
+        /// How long until it starts.
+        wait: Duration,
+    },
     /// The job is over.
     Finish(Outcome),
 }
@@ -100,18 +117,33 @@ pub struct Outcome {
     /// The last epoch.
     pub epoch: Epoch,
     /// The rank that failed first, and how.
-    pub first_failure: Option<(Rank, Exit)>,
+    pub first_failure: Option<FirstFailure>,
     /// The signal that asked the job to end.
     pub interrupted: Option<i32>,
     /// The launcher's exit code.
     pub exit_code: i32,
 }
 
+/// The failure that caused the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FirstFailure {
+    /// Whose it is.
+    pub rank: Rank,
+    /// How it exited; `None` if it did not by itself: it is stopped, hangs, or is cut off from the others.
+    pub exit: Option<Exit>,
+    /// The signal that stopped it, if it is stopped.
+    pub stopped: Option<i32>,
+    /// The first rank that exited because of it: itself, unless `exit` is `None`.
+    pub gave_up: Rank,
+    /// The launcher's exit code.
+    pub code: i32,
+}
+
 /// How and when one rank exited.
 #[derive(Clone, Copy, Debug)]
 struct ExitRecord {
     exit: Exit,
-    secondary: bool,
+    caused_by: Option<Rank>,
     /// When the supervisor saw it. Exits seen at the same time have no order.
     seen: Duration,
     sequence: usize,
@@ -133,6 +165,10 @@ enum Phase {
         again: Duration,
         give_up: Duration,
     },
+    /// All ranks have ended. The next epoch starts then.
+    AwaitingRestart {
+        until: Duration,
+    },
     Finished,
 }
 
@@ -140,6 +176,12 @@ enum Phase {
 const KILL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long killed processes may take to disappear: the kernel can hold one in an uninterruptible wait for ever.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+/// The wait before the first restart; it doubles with each.
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+/// The longest wait before a restart.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+/// An epoch that ran for so long made progress: the restarts before it do not count any more.
+const PROGRESS: Duration = Duration::from_secs(300);
 
 /// The state of one job.
 #[derive(Debug)]
@@ -147,9 +189,13 @@ pub struct Core {
     policy: Policy,
     ranks: Vec<Rank>,
     epoch: Epoch,
+    /// When this epoch began.
+    began: Duration,
     restarts: u32,
     phase: Phase,
     exits: BTreeMap<Rank, ExitRecord>,
+    /// The ranks that are stopped, each with the signal that did it.
+    stopped: BTreeMap<Rank, i32>,
     interrupted: Option<i32>,
 }
 
@@ -160,9 +206,11 @@ impl Core {
             policy,
             ranks,
             epoch: Epoch(1),
+            began: Duration::ZERO,
             restarts: 0,
             phase: Phase::Running,
             exits: BTreeMap::new(),
+            stopped: BTreeMap::new(),
             interrupted: None,
         }
     }
@@ -175,7 +223,7 @@ impl Core {
     /// When [`Event::Tick`] is due.
     pub const fn next_deadline(&self) -> Option<Duration> {
         match self.phase {
-            Phase::AwaitingExits { until } => Some(until),
+            Phase::AwaitingExits { until } | Phase::AwaitingRestart { until } => Some(until),
             Phase::Terminating { kill_at } => Some(kill_at),
             Phase::Killing { again, .. } => Some(again),
             Phase::Running | Phase::Finished => None,
@@ -184,20 +232,33 @@ impl Core {
 
     /// Takes an event and returns what to do.
     pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
-        if self.phase == Phase::Finished {
-            return Vec::new();
+        match self.phase {
+            Phase::Finished => Vec::new(),
+            Phase::AwaitingRestart { until } => self.between_epochs(now, event, until),
+            _ => self.during_an_epoch(now, event),
         }
+    }
+
+    fn during_an_epoch(&mut self, now: Duration, event: Event) -> Vec<Action> {
         match event {
-            Event::Exited { rank, exit, secondary } => self.exited(now, rank, exit, secondary),
+            Event::Exited { rank, exit, caused_by } => self.exited(now, rank, exit, caused_by),
+            Event::Stopped(rank, signal) => {
+                let is_new = self.stopped.insert(rank, signal).is_none() && self.is_undisturbed();
+                is_new.then_some(Action::TellStopped(rank, signal)).into_iter().collect()
+            }
+            Event::Continued(rank) => {
+                let is_new = self.stopped.remove(&rank).is_some() && self.is_undisturbed();
+                is_new.then_some(Action::TellContinued(rank)).into_iter().collect()
+            }
             Event::Interrupted(signal) => match self.phase {
                 // The second Ctrl-C kills.
                 _ if self.interrupted.is_some() => self.kill(now),
-                Phase::Killing { .. } | Phase::Finished => Vec::new(),
                 Phase::Running | Phase::AwaitingExits { .. } | Phase::Terminating { .. } => {
                     self.interrupted = Some(signal);
                     self.phase = Phase::Terminating { kill_at: now + self.policy.grace };
                     vec![Action::Signal(signal)]
                 }
+                Phase::Killing { .. } | Phase::AwaitingRestart { .. } | Phase::Finished => Vec::new(),
             },
             Event::LifelineClosed => {
                 self.interrupted = Some(signal::KILL);
@@ -209,11 +270,39 @@ impl Core {
                     vec![Action::Signal(signal::TERMINATE)]
                 }
                 Phase::Terminating { kill_at } if kill_at <= now => self.kill(now),
-                Phase::Killing { give_up, .. } if give_up <= now => vec![self.conclude()],
+                Phase::Killing { give_up, .. } if give_up <= now => vec![self.conclude(now)],
                 Phase::Killing { again, .. } if again <= now => self.kill(now),
                 _ => Vec::new(),
             },
         }
+    }
+
+    /// While no rank runs.
+    fn between_epochs(&mut self, now: Duration, event: Event, until: Duration) -> Vec<Action> {
+        match event {
+            Event::Interrupted(signal) => {
+                self.interrupted = Some(signal);
+                vec![self.finish(None)]
+            }
+            Event::LifelineClosed => {
+                self.interrupted = Some(signal::KILL);
+                vec![self.finish(None)]
+            }
+            Event::Tick if until <= now => {
+                self.epoch = Epoch(self.epoch.0 + 1);
+                self.began = now;
+                self.exits.clear();
+                self.stopped.clear();
+                self.phase = Phase::Running;
+                vec![Action::Start(self.epoch)]
+            }
+            Event::Tick | Event::Exited { .. } | Event::Stopped(..) | Event::Continued(_) => Vec::new(),
+        }
+    }
+
+    /// Whether the supervisor has sent no signal yet.
+    const fn is_undisturbed(&self) -> bool {
+        matches!(self.phase, Phase::Running | Phase::AwaitingExits { .. })
     }
 
     fn kill(&mut self, now: Duration) -> Vec<Action> {
@@ -225,48 +314,74 @@ impl Core {
         vec![Action::Kill]
     }
 
-    fn exited(&mut self, now: Duration, rank: Rank, exit: Exit, secondary: bool) -> Vec<Action> {
+    fn exited(&mut self, now: Duration, rank: Rank, exit: Exit, caused_by: Option<Rank>) -> Vec<Action> {
         let sequence = self.exits.len();
-        let requested = matches!(self.phase, Phase::Terminating { .. } | Phase::Killing { .. });
-        self.exits.entry(rank).or_insert(ExitRecord { exit, secondary, seen: now, sequence, requested });
+        let requested = !self.is_undisturbed();
+        self.exits.entry(rank).or_insert(ExitRecord { exit, caused_by, seen: now, sequence, requested });
         let mut actions = Vec::new();
         if !exit.is_success() && self.phase == Phase::Running {
             self.phase = Phase::AwaitingExits { until: now + self.policy.exit_window };
             actions.push(Action::Announce(rank));
         }
         if self.exits.len() == self.ranks.len() {
-            actions.push(self.conclude());
+            actions.push(self.conclude(now));
         }
         actions
     }
 
-    /// The rank whose failure made the others fail: root causes before secondary failures, then the one seen first; of those
-    /// seen at the same time, one that a signal ended before one that exited.
-    pub fn first_failure(&self) -> Option<(Rank, Exit)> {
-        self.exits
-            .iter()
-            .filter(|(_, ended)| !ended.requested && !ended.exit.is_success())
-            .min_by_key(|(_, e)| (e.secondary, e.seen, !matches!(e.exit, Exit::Signal(_)), e.sequence))
-            .map(|(rank, ended)| (*rank, ended.exit))
+    /// The rank whose failure made the others fail. Of those that exited: root causes before secondary failures, then the one
+    /// seen first; of those seen at the same time, one that a signal ended before one that exited. If that one blames a rank
+    /// that did not exit by itself, it is that rank.
+    pub fn first_failure(&self) -> Option<FirstFailure> {
+        let (gave_up, ended) =
+            self.exits.iter().filter(|(_, ended)| !ended.requested && !ended.exit.is_success()).min_by_key(
+                |(_, e)| (e.caused_by.is_some(), e.seen, !matches!(e.exit, Exit::Signal(_)), e.sequence),
+            )?;
+        let (gave_up, code) = (*gave_up, ended.exit.code());
+        Some(match self.culprit(gave_up) {
+            Some(rank) => {
+                FirstFailure { rank, exit: None, stopped: self.stopped.get(&rank).copied(), gave_up, code }
+            }
+            None => FirstFailure { rank: gave_up, exit: Some(ended.exit), stopped: None, gave_up, code },
+        })
     }
 
-    fn conclude(&mut self) -> Action {
-        let first_failure = if self.interrupted.is_some() { None } else { self.first_failure() };
-        if let Some((_, exit)) = first_failure
-            && exit != Exit::Code(DO_NOT_RESTART)
-            && exit != Exit::NotStarted
-            && self.restarts < self.policy.max_restarts
-        {
-            self.restarts += 1;
-            self.epoch = Epoch(self.epoch.0 + 1);
-            self.exits.clear();
-            self.phase = Phase::Running;
-            return Action::Start(self.epoch);
+    /// The rank that `rank` blames, or that the blamed rank blames, and so on, if it did not exit by itself. The ranks of other
+    /// nodes are unknown here, and ranks may blame each other in a circle: neither leads to a culprit.
+    fn culprit(&self, mut rank: Rank) -> Option<Rank> {
+        let mut seen = BTreeSet::from([rank]);
+        let mut last = None;
+        while let Some(blamed) = self.exits.get(&rank).and_then(|ended| ended.caused_by) {
+            if !self.ranks.contains(&blamed) || !seen.insert(blamed) {
+                return None;
+            }
+            rank = blamed;
+            last = Some(rank);
         }
+        last.filter(|rank| self.exits.get(rank).is_none_or(|ended| ended.requested))
+    }
+
+    fn conclude(&mut self, now: Duration) -> Action {
+        let first_failure = if self.interrupted.is_some() { None } else { self.first_failure() };
+        let Some(failure) = first_failure else { return self.finish(None) };
+        if now.saturating_sub(self.began) >= PROGRESS {
+            self.restarts = 0;
+        }
+        let is_permanent = failure.code == DO_NOT_RESTART || failure.exit == Some(Exit::NotStarted);
+        if is_permanent || self.restarts >= self.policy.max_restarts {
+            return self.finish(Some(failure));
+        }
+        self.restarts += 1;
+        let wait = FIRST_WAIT.saturating_mul(2_u32.saturating_pow(self.restarts - 1)).min(LONGEST_WAIT);
+        self.phase = Phase::AwaitingRestart { until: now + wait };
+        Action::Restart { epoch: Epoch(self.epoch.0 + 1), number: self.restarts, wait }
+    }
+
+    fn finish(&mut self, first_failure: Option<FirstFailure>) -> Action {
         self.phase = Phase::Finished;
         let exit_code = match (self.interrupted, first_failure) {
             (Some(signal), _) => 128 + signal,
-            (None, Some((_, exit))) => exit.code(),
+            (None, Some(failure)) => failure.code,
             (None, None) => 0,
         };
         Action::Finish(Outcome { epoch: self.epoch, first_failure, interrupted: self.interrupted, exit_code })

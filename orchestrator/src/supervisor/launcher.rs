@@ -16,9 +16,10 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::core::signal as number;
 use super::descendants;
+use crate::console;
 
 /// Runs the supervisor, forwards signals to it, and returns the code to exit with. The supervisor's lifeline is its
-/// standard input.
+/// standard input. Messages go to [`console::stderr`]; [flush](console::flush) it before you exit.
 ///
 /// # Errors
 /// The operating system's, when the supervisor cannot be started.
@@ -49,15 +50,15 @@ pub fn run_supervisor(mut supervisor: Command) -> io::Result<i32> {
         drop(lifeline);
         let left = descendants::sweep(|_, _| {});
         for process in left {
-            eprintln!("ryz: could not be killed: {process}");
+            console::stderr().say(&format!("ryz: could not be killed: {process}\n"));
         }
         Ok(match (status.code(), status.signal()) {
             (Some(code), _) => code,
             (None, signal) => {
                 let signal = signal.unwrap_or(number::KILL);
-                eprintln!(
-                    "ryz: the launcher's supervisor was killed by signal {signal}; every rank was ended"
-                );
+                console::stderr().say(&format!(
+                    "ryz: the launcher's supervisor was killed by signal {signal}; every rank was ended\n"
+                ));
                 128 + signal
             }
         })

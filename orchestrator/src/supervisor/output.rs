@@ -2,12 +2,19 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::io::{self, Write as _};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use ryzanstein_process_group::Rank;
+use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
+use tokio::net::unix::pipe;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+
+use crate::console::{self, Stream};
 
 /// Longer lines are split.
 const LONGEST_LINE: usize = 64 << 10;
@@ -16,11 +23,12 @@ const LINES_KEPT: usize = 12;
 /// Bytes remembered of each of them.
 const BYTES_KEPT: usize = 1 << 10;
 
-/// Where a rank's lines go, and what is put before each.
+/// Where a rank's lines go.
 #[derive(Clone, Debug)]
-pub(super) enum Sink {
-    Stdout(String),
-    Stderr(String),
+pub(super) struct Sink {
+    pub(super) stream: Stream,
+    /// Is put before each line.
+    pub(super) prefix: String,
 }
 
 /// What marks the lines of a rank; with colours, neighbouring ranks have different ones.
@@ -33,75 +41,113 @@ pub(super) fn prefix(rank: Rank, color: bool) -> String {
 /// The last lines of a stream.
 pub(super) type Tail = Arc<Mutex<VecDeque<String>>>;
 
-/// Copies a rank's standard output to ours and to its log, byte by byte, on a thread of its own.
-pub(super) fn tee(
-    rank: Rank,
-    mut stream: impl Read + Send + 'static,
-    log: File,
-) -> io::Result<JoinHandle<()>> {
-    std::thread::Builder::new().name(format!("ryz-output-{rank}")).spawn(move || {
-        let (mut log, mut buffer) = (Some(log), vec![0; LONGEST_LINE]);
-        loop {
-            let bytes = match stream.read(&mut buffer) {
-                Ok(0) => return,
-                Ok(count) => &buffer[..count],
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(_) => return,
-            };
-            // As in `pump`: neither a full disk nor a reader that has left ends the job.
-            log.take_if(|log| log.write_all(bytes).is_err());
-            let _ = write_line(&mut io::stdout().lock(), bytes);
-        }
-    })
+/// The log file of one stream of a rank.
+#[derive(Debug)]
+pub(super) struct Log {
+    pub(super) rank: Rank,
+    pub(super) path: PathBuf,
+    pub(super) file: File,
 }
 
-/// Reads a rank's stream to its end on a thread of its own: a slow reader of our output must not block the supervisor.
-pub(super) fn forward(
-    rank: Rank,
-    stream: impl Read + Send + 'static,
-    to: Sink,
-    log: Option<File>,
-) -> io::Result<(Tail, JoinHandle<()>)> {
-    let tail = Tail::default();
-    let remembered = Arc::clone(&tail);
-    let thread = std::thread::Builder::new().name(format!("ryz-output-{rank}")).spawn(move || {
-        pump(BufReader::new(stream), &to, log, &remembered);
-    })?;
-    Ok((tail, thread))
+/// One thread that reads the output of all ranks. A thread for each stream would make every fork copy its mappings.
+#[derive(Debug)]
+pub(super) struct Output {
+    runtime: Handle,
+    unwritten: Arc<Mutex<Vec<String>>>,
 }
 
-fn pump(mut stream: impl BufRead, to: &Sink, mut log: Option<File>, tail: &Tail) {
-    let (Sink::Stdout(prefix) | Sink::Stderr(prefix)) = to;
-    loop {
-        let mut line = prefix.clone().into_bytes();
-        match stream.by_ref().take(LONGEST_LINE as u64).read_until(b'\n', &mut line) {
-            Ok(0) => return,
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(_) => return,
-        }
-        if let Some(file) = &mut log
-            && file.write_all(&line[prefix.len()..]).is_err()
-        {
-            // A full disk must not end the job. The lines are still forwarded.
-            log = None;
-        }
-        if !line.ends_with(b"\n") {
-            line.push(b'\n');
-        }
-        // One write per line, so that lines of different ranks never mix. If nobody reads our output any more, the rank's
-        // lines are still drained, or it would block.
-        let _ = match to {
-            Sink::Stdout(_) => write_line(&mut io::stdout().lock(), &line),
-            Sink::Stderr(_) => write_line(&mut io::stderr().lock(), &line),
-        };
-        remember(tail, &line[prefix.len()..]);
+impl Output {
+    pub(super) fn start() -> io::Result<Self> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let handle = runtime.handle().clone();
+        std::thread::Builder::new()
+            .name("ryz-output".into())
+            .spawn(move || runtime.block_on(std::future::pending::<()>()))?;
+        Ok(Self { runtime: handle, unwritten: Arc::default() })
+    }
+
+    /// Copies a rank's standard output to ours and to its log, byte by byte.
+    pub(super) fn tee(&self, stream: OwnedFd, log: Log) -> io::Result<JoinHandle<()>> {
+        let mut stream = self.receiver(stream)?;
+        let mut log = self.logger(Some(log));
+        Ok(self.runtime.spawn(async move {
+            let mut buffer = vec![0; LONGEST_LINE];
+            while let Ok(count @ 1..) = stream.read(&mut buffer).await {
+                log.write(&buffer[..count]);
+                console::stdout().write(&buffer[..count]).await;
+            }
+        }))
+    }
+
+    /// Reads a rank's stream to its end.
+    pub(super) fn forward(
+        &self,
+        stream: OwnedFd,
+        to: Sink,
+        log: Option<Log>,
+    ) -> io::Result<(Tail, JoinHandle<()>)> {
+        let (stream, log) = (self.receiver(stream)?, self.logger(log));
+        let tail = Tail::default();
+        let reader = self.runtime.spawn(pump(stream, to, log, Arc::clone(&tail)));
+        Ok((tail, reader))
+    }
+
+    /// The logs that could not be written to their end, and why.
+    pub(super) fn unwritten(&self) -> Vec<String> {
+        locked(&self.unwritten).clone()
+    }
+
+    fn receiver(&self, stream: OwnedFd) -> io::Result<pipe::Receiver> {
+        // A tokio pipe belongs to the runtime in whose context it is made.
+        let _context = self.runtime.enter();
+        pipe::Receiver::from_owned_fd(stream)
+    }
+
+    fn logger(&self, log: Option<Log>) -> Logger {
+        Logger { log, unwritten: Arc::clone(&self.unwritten) }
     }
 }
 
-fn write_line(out: &mut impl Write, line: &[u8]) -> io::Result<()> {
-    out.write_all(line)?;
-    out.flush()
+/// Writes a log while that works.
+struct Logger {
+    log: Option<Log>,
+    unwritten: Arc<Mutex<Vec<String>>>,
+}
+
+impl Logger {
+    fn write(&mut self, bytes: &[u8]) {
+        if let Some(Log { rank, path, file }) = &mut self.log
+            && let Err(error) = file.write_all(bytes)
+        {
+            // A full disk must not end the job. The output is still forwarded.
+            let text = format!(
+                "cannot write {}: {error}; the output of rank {rank} is not logged any more",
+                path.display()
+            );
+            console::stderr().say(&format!("ryz: {text}\n"));
+            locked(&self.unwritten).push(text);
+            self.log = None;
+        }
+    }
+}
+
+async fn pump(stream: impl AsyncRead + Unpin, to: Sink, mut log: Logger, tail: Tail) {
+    let Sink { stream: out, prefix } = to;
+    let mut stream = BufReader::new(stream);
+    let mut line = Vec::new();
+    loop {
+        line.clear();
+        line.extend_from_slice(prefix.as_bytes());
+        let read = (&mut stream).take(LONGEST_LINE as u64).read_until(b'\n', &mut line).await;
+        let Ok(1..) = read else { return };
+        log.write(&line[prefix.len()..]);
+        if !line.ends_with(b"\n") {
+            line.push(b'\n');
+        }
+        remember(&tail, &line[prefix.len()..]);
+        // Whole lines, so that those of different ranks never mix.
+        out.write(&line).await;
+    }
 }
 
 fn remember(tail: &Tail, line: &[u8]) {
@@ -109,7 +155,7 @@ fn remember(tail: &Tail, line: &[u8]) {
     if line.is_empty() {
         return;
     }
-    let mut tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut tail = locked(tail);
     if tail.len() == LINES_KEPT {
         tail.pop_front();
     }
@@ -118,22 +164,17 @@ fn remember(tail: &Tail, line: &[u8]) {
 
 /// The remembered lines as one text.
 pub(super) fn text(tail: &Tail) -> String {
-    let tail = tail.lock().unwrap_or_else(PoisonError::into_inner);
-    tail.iter().map(String::as_str).collect::<Vec<_>>().join("\n")
+    locked(tail).iter().map(String::as_str).collect::<Vec<_>>().join("\n")
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits until the streams have been read to their end. Their writers are dead by now, so this takes no time unless the
 /// launcher's own output is blocked.
-pub(super) fn drain(threads: Vec<JoinHandle<()>>, patience: Duration) {
-    let deadline = Instant::now() + patience;
-    for thread in threads {
-        while !thread.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        if thread.is_finished() {
-            let _ = thread.join();
-        }
-    }
+pub(super) fn drain(readers: &[JoinHandle<()>], patience: Duration) {
+    console::wait(patience, || readers.iter().all(JoinHandle::is_finished));
 }
 
 #[cfg(test)]
@@ -145,7 +186,11 @@ mod tests {
         let tail = Tail::default();
         let text_in: String =
             (0..20).map(|i| format!("line {i}\n")).collect::<Vec<_>>().concat() + &"x".repeat(200_000);
-        pump(text_in.as_bytes(), &Sink::Stderr(prefix(Rank(0), false)), None, &tail);
+        let nowhere = File::options().write(true).open("/dev/null").expect("opened");
+        let to = Sink { stream: Stream::start("test", nowhere), prefix: prefix(Rank(0), false) };
+        let log = Logger { log: None, unwritten: Arc::default() };
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        runtime.block_on(pump(text_in.as_bytes(), to, log, Arc::clone(&tail)));
         let lines = tail.lock().expect("not poisoned");
         assert_eq!(lines.len(), LINES_KEPT);
         assert!(lines.iter().all(|line| line.len() <= BYTES_KEPT));

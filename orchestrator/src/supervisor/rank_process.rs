@@ -1,19 +1,20 @@
 //! The process of one rank: how it is started, and what is remembered of it.
 
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, IsTerminal as _};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::thread::JoinHandle;
 
 use rustix::process::{Pid, Rlimit, WaitStatus};
 use ryzanstein_process_group::{Epoch, Rank};
+use tokio::task::JoinHandle;
 
 use super::core::Exit;
 use super::job::{Job, RankOutput};
-use super::output::{self, Sink, Tail};
+use super::output::{self, Log, Output, Sink, Tail};
 use super::rendezvous_host::RendezvousHost;
 use super::spawn;
+use crate::console;
 
 /// A rank's process.
 pub(super) struct RankProcess {
@@ -22,7 +23,7 @@ pub(super) struct RankProcess {
     /// Why it could not be started.
     pub(super) spawn_error: Option<String>,
     stderr: Tail,
-    /// The threads that forward its output.
+    /// The tasks that forward its output.
     pub(super) readers: Vec<JoinHandle<()>>,
 }
 
@@ -31,12 +32,13 @@ impl RankProcess {
     pub(super) fn spawn(
         job: &Job,
         rendezvous: &RendezvousHost,
+        output: &Output,
         rank: Rank,
         epoch: Epoch,
         descriptors: Rlimit,
     ) -> io::Result<Self> {
         let mut command = command(job, rendezvous, rank, epoch);
-        let log = |name: &str| -> io::Result<Option<File>> {
+        let log = |name: &str| -> io::Result<Option<Log>> {
             let Some(folder) = job.log_folder(rank) else { return Ok(None) };
             let mut how = OpenOptions::new();
             // A new job starts a new log; a restart appends to it.
@@ -45,7 +47,9 @@ impl RankProcess {
             } else {
                 how.write(true).truncate(true)
             };
-            how.create(true).open(folder.join(name)).map(Some)
+            let path = folder.join(name);
+            let file = how.create(true).open(&path)?;
+            Ok(Some(Log { rank, path, file }))
         };
         let (out_log, err_log) = (log("stdout.log")?, log("stderr.log")?);
         let is_direct = job.output == RankOutput::Direct && rank.0 == 0;
@@ -64,17 +68,18 @@ impl RankProcess {
         };
         let mut readers = Vec::new();
         match (child.stdout.take(), out_log) {
-            (Some(stream), Some(log)) if is_direct => readers.push(output::tee(rank, stream, log)?),
+            (Some(stream), Some(log)) if is_direct => readers.push(output.tee(stream.into(), log)?),
             (Some(stream), log) => {
-                let sink = Sink::Stdout(output::prefix(rank, stdout_color));
-                readers.push(output::forward(rank, stream, sink, log)?.1);
+                let to =
+                    Sink { stream: console::stdout().clone(), prefix: output::prefix(rank, stdout_color) };
+                readers.push(output.forward(stream.into(), to, log)?.1);
             }
             (None, _) => {}
         }
         let mut stderr = Tail::default();
         if let Some(stream) = child.stderr.take() {
-            let (tail, reader) =
-                output::forward(rank, stream, Sink::Stderr(output::prefix(rank, stderr_color)), err_log)?;
+            let to = Sink { stream: console::stderr().clone(), prefix: output::prefix(rank, stderr_color) };
+            let (tail, reader) = output.forward(stream.into(), to, err_log)?;
             readers.push(reader);
             stderr = tail;
         }

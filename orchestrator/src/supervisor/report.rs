@@ -27,6 +27,9 @@ pub struct ClosingReport {
     /// The signal that asked the job to end.
     #[serde(skip)]
     pub interrupted: Option<i32>,
+    /// The logs that could not be written to their end, and why.
+    #[serde(skip)]
+    pub unwritten: Vec<String>,
     /// Descriptions of processes that could not be killed.
     #[serde(skip)]
     pub left_over: Vec<String>,
@@ -41,13 +44,14 @@ pub struct Failure {
     pub host: String,
     /// Its process id; `None` if it could not be started.
     pub pid: Option<u32>,
-    /// Its exit code, if it exited.
+    /// Its exit code, if it exited by itself.
     pub exit_code: Option<i32>,
-    /// The signal that ended it, otherwise.
+    /// The signal that ended it, if one did before the supervisor sent any.
     pub signal: Option<i32>,
-    /// Its own error, or the last lines it wrote to stderr.
+    /// Its own error, or the last lines it wrote to stderr; if it did not exit by itself, that it is stopped, or what another
+    /// rank reported of it.
     pub cause: String,
-    /// The last collective it called, if it reported one.
+    /// The last collective it called, as it reported it, or else a rank that failed because of it.
     pub last_call: Option<String>,
     /// Whether all ranks had joined at this node's rendezvous. A program that never joins has no collectives to report.
     #[serde(skip)]
@@ -82,29 +86,42 @@ impl ClosingReport {
     }
 }
 
-fn name(signal: i32) -> &'static str {
-    match signal {
-        1 => " (SIGHUP)",
-        2 => " (SIGINT)",
-        3 => " (SIGQUIT)",
-        4 => " (SIGILL)",
-        6 => " (SIGABRT)",
-        7 => " (SIGBUS)",
-        8 => " (SIGFPE)",
-        9 => " (SIGKILL)",
-        11 => " (SIGSEGV)",
-        13 => " (SIGPIPE)",
-        15 => " (SIGTERM)",
-        _ => "",
-    }
+/// The name of a signal between `before` and `after`; nothing for one that is seldom met.
+pub(super) fn signal_name(signal: i32, before: &str, after: &str) -> String {
+    let name = match signal {
+        1 => "SIGHUP",
+        2 => "SIGINT",
+        3 => "SIGQUIT",
+        4 => "SIGILL",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL",
+        11 => "SIGSEGV",
+        13 => "SIGPIPE",
+        15 => "SIGTERM",
+        19 => "SIGSTOP",
+        20 => "SIGTSTP",
+        21 => "SIGTTIN",
+        22 => "SIGTTOU",
+        _ => return String::new(),
+    };
+    format!("{before}{name}{after}")
 }
 
 /// `exited with code 7`, `was killed by signal 9 (SIGKILL)`.
-pub(super) fn describe_exit(exit_code: Option<i32>, signal: Option<i32>) -> String {
+pub(super) fn describe_exit(pid: Option<u32>, exit_code: Option<i32>, signal: Option<i32>) -> String {
     match (exit_code, signal) {
         (Some(code), _) => format!("exited with code {code}"),
-        (None, Some(signal)) => format!("was killed by signal {signal}{}", name(signal)),
+        (None, Some(signal)) => format!("was killed by signal {signal}{}", signal_name(signal, " (", ")")),
+        (None, None) if pid.is_some() => "did not exit by itself".into(),
         (None, None) => "could not be started".into(),
+    }
+}
+
+impl fmt::Display for RankExit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} {}", self.rank, describe_exit(self.pid, self.exit_code, self.signal))
     }
 }
 
@@ -114,25 +131,25 @@ impl fmt::Display for ClosingReport {
         match (&self.first_failure, self.interrupted) {
             (Some(failure), _) => {
                 let Failure { rank, host, pid, exit_code, signal, cause, last_call, joined } = failure;
-                let pid = pid.map_or_else(String::new, |pid| format!(", pid {pid}"));
+                let id = pid.map_or_else(String::new, |pid| format!(", pid {pid}"));
                 writeln!(f, "ryz: the job failed in epoch {epoch}")?;
                 writeln!(
                     f,
-                    "  first failure: rank {rank} (host {host}{pid}) {}",
-                    describe_exit(*exit_code, *signal)
+                    "  first failure: rank {rank} (host {host}{id}) {}",
+                    describe_exit(*pid, *exit_code, *signal)
                 )?;
                 writeln!(f, "  cause: {}", cause.replace('\n', "\n         "))?;
                 if last_call.is_some() || *joined {
                     writeln!(f, "  last collective: {}", last_call.as_deref().unwrap_or("none reported"))?;
                 }
                 for end in self.ranks.iter().filter(|end| end.rank != *rank) {
-                    writeln!(f, "  then: rank {} {}", end.rank, describe_exit(end.exit_code, end.signal))?;
+                    writeln!(f, "  then: {end}")?;
                 }
             }
             (None, Some(signal)) => {
-                writeln!(f, "ryz: the job was ended by signal {signal}{}", name(signal))?;
+                writeln!(f, "ryz: the job was ended by signal {signal}{}", signal_name(signal, " (", ")"))?;
                 for end in &self.ranks {
-                    writeln!(f, "  rank {} {}", end.rank, describe_exit(end.exit_code, end.signal))?;
+                    writeln!(f, "  {end}")?;
                 }
             }
             (None, None) => {
@@ -146,6 +163,9 @@ impl fmt::Display for ClosingReport {
                     writeln!(f, "ryz: {every}{ranks} ended well{again}")?;
                 }
             }
+        }
+        for log in &self.unwritten {
+            writeln!(f, "  {log}")?;
         }
         for process in &self.left_over {
             writeln!(f, "  could not be killed: {process}")?;

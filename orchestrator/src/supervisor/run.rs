@@ -11,14 +11,16 @@ use ryzanstein_process_group::{Epoch, Rank};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::oneshot;
 
-use super::core::{Action, Core, Event, Exit, Outcome, Policy, signal as number};
+use super::core::{Action, Core, Event, Exit, FirstFailure, Outcome, Policy, signal as number};
 use super::descendants;
 use super::job::{Job, LaunchError};
-use super::output;
+use super::output::{self, Output};
 use super::rank_process::{RankProcess, exit, raw};
 use super::rendezvous_host::RendezvousHost;
-use super::report::{ClosingReport, Failure, RankExit, describe_exit};
+use super::report::{ClosingReport, Failure, RankExit, describe_exit, signal_name};
+use crate::console;
 use crate::rendezvous::Server;
+use crate::rendezvous::core::Report;
 
 /// How long after the first failure the other ranks may exit with an error of their own.
 const EXIT_WINDOW: Duration = Duration::from_millis(500);
@@ -29,6 +31,7 @@ const DRAIN: Duration = Duration::from_secs(2);
 ///
 /// SIGINT, SIGTERM and SIGHUP are forwarded to the ranks. When `lifeline` closes, the job is killed. All children of this
 /// process are reaped, so it must have none of its own: this is for a launcher's process, not for an embedding engine.
+/// Output and messages go to [`console`]: write nothing past it, and [flush](console::flush) it before you exit.
 ///
 /// # Errors
 /// [`LaunchError`] when the job could not start. A job that started and failed is a report.
@@ -43,15 +46,13 @@ pub fn run(job: &Job, lifeline: Option<impl Read + Send + 'static>) -> Result<Cl
 struct Supervisor<'a> {
     job: &'a Job,
     rendezvous: RendezvousHost,
+    output: Output,
     core: Core,
     started: Instant,
     processes: BTreeMap<Rank, RankProcess>,
-    epoch: Epoch,
     /// The limit on open files that ranks get: the launcher's own, before it was raised.
     descriptors: Rlimit,
     left_over: Vec<String>,
-    /// The lifeline closed: nobody reads the output any more.
-    lifeline_closed: bool,
 }
 
 impl<'a> Supervisor<'a> {
@@ -82,13 +83,12 @@ impl<'a> Supervisor<'a> {
         Ok(Self {
             job,
             rendezvous: RendezvousHost::new(job)?,
+            output: Output::start().map_err(LaunchError::system("no thread for the output of ranks"))?,
             core: Core::new(ranks, policy),
             started: Instant::now(),
             processes: BTreeMap::new(),
-            epoch: Epoch(1),
             descriptors,
             left_over: Vec::new(),
-            lifeline_closed: false,
         })
     }
 
@@ -127,7 +127,6 @@ impl<'a> Supervisor<'a> {
                 () = until(due) => Some(Event::Tick),
             };
             if matches!(event, Some(Event::LifelineClosed)) {
-                self.lifeline_closed = true;
                 lifeline_closed = watch(None::<io::Empty>);
             }
             let now = self.started.elapsed();
@@ -138,28 +137,39 @@ impl<'a> Supervisor<'a> {
         }
     }
 
-    /// Reaps every process that ended, orphans included, and tells the core which of them were ranks.
+    /// Reaps every process that ended, orphans included, and tells the core which ranks ended, stopped or continued.
     fn reap(&mut self, now: Duration) -> Vec<Action> {
         let mut actions = Vec::new();
-        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
-            let Some(exit) = exit(status) else { continue };
+        let what = WaitOptions::NOHANG | WaitOptions::UNTRACED | WaitOptions::CONTINUED;
+        while let Ok(Some((pid, status))) = wait(what) {
             let Some((rank, process)) =
                 self.processes.iter_mut().find(|(_, process)| process.pid == Some(pid))
             else {
                 continue;
             };
-            if process.exit.replace(exit).is_some() {
-                continue;
-            }
-            let (rank, server) = (*rank, self.rendezvous.server.as_ref());
-            if let Some(server) = server.filter(|_| exit.is_success()) {
-                server.rank_exited(rank, "exited with code 0");
-            }
-            let secondary =
-                server.and_then(|s| s.report(rank)).is_some_and(|report| report.caused_by.is_some());
-            actions.extend(self.core.handle(now, Event::Exited { rank, exit, secondary }));
+            let rank = *rank;
+            let event = if let Some(exit) = exit(status) {
+                if process.exit.replace(exit).is_some() {
+                    continue;
+                }
+                self.exited(rank, exit)
+            } else if let Some(signal) = status.stopping_signal() {
+                Event::Stopped(rank, signal)
+            } else {
+                Event::Continued(rank)
+            };
+            actions.extend(self.core.handle(now, event));
         }
         actions
+    }
+
+    fn exited(&self, rank: Rank, exit: Exit) -> Event {
+        let server = self.rendezvous.server.as_ref();
+        if let Some(server) = server.filter(|_| exit.is_success()) {
+            server.rank_exited(rank, "exited with code 0");
+        }
+        let caused_by = server.and_then(|server| server.report(rank)).and_then(|report| report.caused_by);
+        Event::Exited { rank, exit, caused_by }
     }
 
     fn act(&mut self, action: &Action) -> Vec<Action> {
@@ -170,6 +180,13 @@ impl<'a> Supervisor<'a> {
                     server.fail(&self.describe(rank));
                 }
             }
+            Action::TellStopped(rank, signal) => tell(&format!(
+                "{} is unresponsive: stopped by signal {signal}{}; the other ranks wait for it (kill -CONT {} continues it)",
+                self.name(rank),
+                signal_name(signal, " (", ")"),
+                self.pid(rank)
+            )),
+            Action::TellContinued(rank) => tell(&format!("rank {rank} continues")),
             Action::Signal(number) => {
                 for process in self.processes.values().filter(|process| process.exit.is_none()) {
                     // Not reaped yet, so the kernel cannot have given its pid to another process.
@@ -179,31 +196,34 @@ impl<'a> Supervisor<'a> {
                 }
             }
             Action::Kill => descendants::kill(),
+            Action::Restart { epoch, number, wait } => {
+                tell(&self.restart_notice(epoch, number, wait));
+                self.end_leftovers();
+            }
             Action::Finish(_) => unreachable!("handled by the caller"),
         }
         Vec::new()
     }
 
     fn start(&mut self, epoch: Epoch) -> Vec<Action> {
-        if epoch > self.epoch {
-            eprint!("{}", self.restart_notice(epoch));
-            self.end_leftovers();
-            if let Some(server) = &self.rendezvous.server {
-                server.advance(epoch);
-            }
+        if let Some(server) = self.rendezvous.server.as_ref().filter(|_| epoch.0 > 1) {
+            server.advance(epoch);
         }
-        self.epoch = epoch;
         self.processes.clear();
         let mut actions = Vec::new();
         for rank in self.job.ranks().unwrap_or_default().map(Rank) {
-            let process = RankProcess::spawn(self.job, &self.rendezvous, rank, epoch, self.descriptors)
-                .unwrap_or_else(|error| {
-                    RankProcess::not_started(format!("cannot run `{}`: {error}", self.job.program.display()))
-                });
+            let process =
+                RankProcess::spawn(self.job, &self.rendezvous, &self.output, rank, epoch, self.descriptors)
+                    .unwrap_or_else(|error| {
+                        RankProcess::not_started(format!(
+                            "cannot run `{}`: {error}",
+                            self.job.program.display()
+                        ))
+                    });
             let failed = process.pid.is_none();
             self.processes.insert(rank, process);
             if failed {
-                let event = Event::Exited { rank, exit: Exit::NotStarted, secondary: false };
+                let event = Event::Exited { rank, exit: Exit::NotStarted, caused_by: None };
                 actions.extend(self.core.handle(self.started.elapsed(), event));
             }
         }
@@ -218,9 +238,9 @@ impl<'a> Supervisor<'a> {
                 process.exit = process.exit.or(exit(status));
             }
         });
-        let readers =
+        let readers: Vec<_> =
             self.processes.values_mut().flat_map(|process| std::mem::take(&mut process.readers)).collect();
-        output::drain(readers, if self.lifeline_closed { Duration::from_millis(200) } else { DRAIN });
+        output::drain(&readers, DRAIN);
     }
 
     fn finish(mut self, outcome: &Outcome) -> ClosingReport {
@@ -234,49 +254,73 @@ impl<'a> Supervisor<'a> {
             epoch: outcome.epoch.0,
             world_size: self.job.world_size().unwrap_or_default(),
             ranks: ranks.collect(),
-            first_failure: outcome.first_failure.map(|(rank, exit)| self.failure(rank, exit)),
+            first_failure: outcome.first_failure.map(|first| self.failure(first)),
             exit_code: outcome.exit_code,
             interrupted: outcome.interrupted,
+            unwritten: self.output.unwritten(),
             left_over: self.left_over,
         }
     }
 
-    fn failure(&self, rank: Rank, exit: Exit) -> Failure {
-        let server = self.rendezvous.server.as_ref();
-        let report = server.and_then(|server| server.report(rank));
+    fn failure(&self, first: FirstFailure) -> Failure {
+        let FirstFailure { rank, exit, stopped, gave_up, .. } = first;
+        let reports = self.rendezvous.server.as_ref().map(Server::reports).unwrap_or_default();
+        let own = reports.iter().find(|(from, _)| *from == rank).map(|(_, report)| report);
+        // Of the ranks that it made fail, the first that gave up.
+        let others: Vec<&(Rank, Report)> =
+            reports.iter().filter(|(_, report)| report.caused_by == Some(rank)).collect();
+        let accuser = others.iter().find(|(from, _)| *from == gave_up).or(others.first());
+
         let process = self.processes.get(&rank);
-        let (exit_code, signal) = parts(Some(exit));
-        let (cause, last_call) = report.map_or_else(
-            || {
-                let text =
-                    process.and_then(|process| process.spawn_error.clone().or_else(|| process.stderr_tail()));
-                (text, None)
-            },
-            |report| (Some(report.cause), report.last_call),
-        );
+        let (exit_code, signal) = parts(exit);
+        let written = || process.and_then(|p| p.spawn_error.clone().or_else(|| p.stderr_tail()));
+        let cause = match (stopped, own, accuser) {
+            (Some(signal), ..) => {
+                Some(format!("its process is stopped (signal {signal}{})", signal_name(signal, ", ", "")))
+            }
+            (None, Some(report), _) => Some(report.cause.clone()),
+            (None, None, Some((from, report))) if exit.is_none() => {
+                Some(format!("rank {from} reported: {}", report.cause))
+            }
+            _ => written(),
+        };
+        let last_call = match own {
+            Some(report) => report.last_call.clone(),
+            // It could not tell: the others were in the same call, or wait for it in the next.
+            None => accuser.and_then(|(_, report)| report.last_call.clone()),
+        };
+        let pid = process.and_then(|process| process.pid).map(raw);
         Failure {
             rank: rank.0,
             host: crate::host_name(),
-            pid: process.and_then(|process| process.pid).map(raw),
+            pid,
             exit_code,
             signal,
             cause: cause.unwrap_or_else(|| {
-                format!("it {} and wrote nothing to stderr", describe_exit(exit_code, signal))
+                format!("it {} and wrote nothing to stderr", describe_exit(pid, exit_code, signal))
             }),
             last_call,
-            joined: server.is_some_and(Server::joined),
+            joined: self.rendezvous.server.as_ref().is_some_and(Server::joined),
         }
     }
 
+    fn pid(&self, rank: Rank) -> u32 {
+        self.processes.get(&rank).and_then(|process| process.pid).map_or(0, raw)
+    }
+
+    fn name(&self, rank: Rank) -> String {
+        format!("rank {rank} (host {}, pid {})", crate::host_name(), self.pid(rank))
+    }
+
+    /// The rank, and how it ended.
     fn describe(&self, rank: Rank) -> String {
         let process = self.processes.get(&rank);
         let (exit_code, signal) = parts(process.and_then(|process| process.exit));
-        let pid = process.and_then(|process| process.pid).map_or(0, raw);
-        format!("rank {rank} (host {}, pid {pid}) {}", crate::host_name(), describe_exit(exit_code, signal))
+        let pid = process.and_then(|process| process.pid).map(raw);
+        format!("{} {}", self.name(rank), describe_exit(pid, exit_code, signal))
     }
 
-    fn restart_notice(&self, epoch: Epoch) -> String {
-        // The core has been reset; the processes still know how they ended.
+    fn restart_notice(&self, epoch: Epoch, number: u32, wait: Duration) -> String {
         let failed: Vec<_> = self
             .processes
             .iter()
@@ -284,8 +328,12 @@ impl<'a> Supervisor<'a> {
             .map(|(rank, _)| self.describe(*rank))
             .collect();
         let most = self.job.config.launch.max_restarts;
-        format!("ryz: {}; restart {} of {most}, as epoch {epoch}\n", failed.join("; "), epoch.0 - 1)
+        format!("{}; restart {number} of {most} in {} s, as epoch {epoch}", failed.join("; "), wait.as_secs())
     }
+}
+
+fn tell(message: &str) {
+    console::stderr().say(&format!("ryz: {message}\n"));
 }
 
 /// Resolves when the lifeline closes; never, if there is none.
@@ -294,6 +342,7 @@ fn watch(lifeline: Option<impl Read + Send + 'static>) -> std::pin::Pin<Box<dyn 
     let (ended, end) = oneshot::channel();
     std::thread::spawn(move || {
         let _ = io::copy(&mut lifeline, &mut io::sink());
+        console::hurry();
         let _ = ended.send(());
     });
     Box::pin(async move { drop(end.await) })

@@ -53,6 +53,18 @@ pub enum TelemetryError {
 /// # Errors
 /// [`TelemetryError`] when the filter cannot be parsed or logging is already set up.
 pub fn log_to_stderr(config: &LogConfig, rank: Option<u32>) -> Result<(), TelemetryError> {
+    log_to(config, rank, std::io::stderr)
+}
+
+/// Starts logging to what `writer` returns, with `rank` on every line. Each line is one `write`.
+///
+/// # Errors
+/// As [`log_to_stderr`].
+pub fn log_to<W: std::io::Write + 'static>(
+    config: &LogConfig,
+    rank: Option<u32>,
+    writer: impl Fn() -> W + Send + Sync + 'static,
+) -> Result<(), TelemetryError> {
     let refuse = |why| TelemetryError::Filter { level: config.level.clone(), why };
     // The parser takes any word for a module, and would show nothing of all others.
     let is_level = |part: &&str| part.contains(['=', '[']) || part.parse::<LevelFilter>().is_ok();
@@ -62,7 +74,7 @@ pub fn log_to_stderr(config: &LogConfig, rank: Option<u32>) -> Result<(), Teleme
         return Err(refuse(format!("`{word}` is not a log level")));
     }
     let filter = EnvFilter::try_new(&config.level).map_err(|error| refuse(error.to_string()))?;
-    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let layer = tracing_subscriber::fmt::layer().with_writer(writer);
     let layer = match config.format {
         // The JSON formatter writes only fields of spans and events, so the rank is added here.
         LogFormat::Json => layer

@@ -356,3 +356,13 @@ fn a_file_of_logits_is_checked_before_anything_starts_and_keeps_its_content_unti
         assert_eq!(std::fs::read_to_string(&kept).expect("read"), "logits");
     }
 }
+
+#[test]
+fn stages_are_refused_with_what_to_set_before_a_model_is_looked_for() {
+    let arguments = ["generate", "--model", "/no/such/model", "--token-ids", "1", "-n", "2"];
+    let output = Run::new(&arguments, &[("RYZ_LAYOUT__PIPELINE_PARALLEL", "2")]).finish();
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("set layout.pipeline_parallel = 1"), "{stderr}");
+    assert!(!stderr.contains("/no/such/model"), "{stderr}");
+}

@@ -144,6 +144,149 @@ fn a_second_interrupt_does_not_wait_for_the_grace() {
     assert_eq!(run.finish().status.code(), Some(130));
 }
 
+/// Starts ranks that write until nothing more fits, as [`Run`] does not read, and gives the launcher a signal.
+fn with_a_stuck_reader(flags: &[&str], script: &str, signal: Signal) {
+    let script = format!("{script}; yes & yes >&2");
+    let mut run = Run::launch(&[&["--world-size", "2"], flags].concat(), &script);
+    // Pages of a pipe may be partly filled, so it can be full below its size.
+    let full = eventually(|| {
+        let before = run.unread();
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        (before == run.unread() && before.iter().all(|bytes| *bytes > 32 << 10)).then_some(())
+    });
+    assert!(full.is_some(), "not full: {:?}", run.unread());
+    if script.contains("exit 3") {
+        // The rank fails only now, and the launcher has something to say.
+        std::thread::sleep(std::time::Duration::from_secs(1));
+    }
+    run.signal(signal);
+    run.wait();
+    let gone = eventually(|| run.family().is_empty().then_some(()));
+    assert!(gone.is_some(), "{flags:?} {signal:?} left: {:?}", run.family());
+}
+
+#[test]
+fn a_reader_that_has_stopped_reading_does_not_keep_the_launcher() {
+    let fails = "[ $RANK = 0 ] && sleep 0.5 && exit 3";
+    let cases: [(&[&str], &str); 5] = [
+        (&[], fails),
+        (&["--format", "json"], fails),
+        (&[], "true"),
+        (&["--format", "json"], "true"),
+        (&["--max-restarts", "100"], fails),
+    ];
+    std::thread::scope(|scope| {
+        for (flags, script) in cases {
+            for signal in [Signal::TERM, Signal::KILL] {
+                scope.spawn(move || with_a_stuck_reader(flags, script, signal));
+            }
+        }
+    });
+}
+
+/// Four ranks that call collectives for long, once they do. Returns one of them too.
+fn at_work(flags: &[&str], iters: &str) -> (Run, rustix::process::Pid) {
+    let ryz = env!("CARGO_BIN_EXE_ryz");
+    let job = ["launch", "-n", "4", "--backend", "tcp"];
+    let bench = ["--", ryz, "bench", "--sizes", "1KB", "--iters", iters];
+    let run = Run::new(
+        &[&job, flags, &bench].concat(),
+        &[("RYZ_LAUNCH__GRACE", "300ms"), ("RYZ_LOG__LEVEL", "error")],
+    );
+    let ranks = run.wait_for(4, &[ryz, &bench[2..].join(" ")].join(" "));
+    // The head of the table comes after joining.
+    assert!(eventually(|| (run.unread()[0] > 0).then_some(())).is_some(), "no table");
+    let rank = |pid: &u32| {
+        let environ = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        text(&environ).split('\0').any(|entry| entry == "RANK=2")
+    };
+    let second = *ranks.iter().find(|pid| rank(pid)).expect("rank 2");
+    (run, rustix::process::Pid::from_raw(second as i32).expect("a pid"))
+}
+
+#[test]
+fn a_stopped_rank_is_told_at_once_and_is_the_first_failure_when_the_others_give_up() {
+    let (run, stopped) = at_work(&["--timeout", "6", "--format", "json"], "1000000");
+    rustix::process::kill_process(stopped, Signal::STOP).expect("stopped");
+    assert!(eventually(|| (run.unread()[1] > 0).then_some(())).is_some(), "not told");
+    assert!(run.family().len() >= 6, "nothing is killed");
+    let output = run.finish();
+    let (report, stderr) = (report(&output), text(&output.stderr));
+    let first = &report["first_failure"];
+    assert_eq!(
+        (&first["rank"], &first["pid"]),
+        (&2.into(), &stopped.as_raw_nonzero().get().into()),
+        "{report}"
+    );
+    assert!(first["exit_code"].is_null() && first["signal"].is_null(), "{report}");
+    assert_eq!(first["cause"], "its process is stopped (signal 19, SIGSTOP)");
+    assert!(first["last_call"].is_string(), "the others tell it: {report}");
+    assert_eq!(output.status.code(), Some(1), "the code of a rank that gave up");
+    assert!(stderr.starts_with("ryz: rank 2 (host "), "{stderr}");
+    assert!(stderr.contains("is unresponsive: stopped by signal 19 (SIGSTOP)"), "{stderr}");
+}
+
+#[test]
+fn a_stopped_rank_that_continues_does_no_harm() {
+    let (run, stopped) = at_work(&[], "20000");
+    rustix::process::kill_process(stopped, Signal::STOP).expect("stopped");
+    assert!(eventually(|| (run.unread()[1] > 0).then_some(())).is_some(), "not told");
+    rustix::process::kill_process(stopped, Signal::CONT).expect("continued");
+    let output = run.finish();
+    let stderr = text(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    assert!(
+        stderr.contains("stopped by signal 19") && stderr.contains("\nryz: rank 2 continues\n"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn the_last_collective_of_a_killed_rank_is_what_the_others_reported() {
+    let (run, killed) = at_work(&["--format", "json"], "1000000");
+    rustix::process::kill_process(killed, Signal::KILL).expect("killed");
+    let output = run.finish();
+    assert_eq!(output.status.code(), Some(137));
+    let first = report(&output)["first_failure"].clone();
+    assert_eq!((&first["rank"], &first["signal"]), (&2.into(), &9.into()));
+    assert!(first["last_call"].as_str().is_some_and(|call| call.contains("group `")), "{first}");
+}
+
+#[test]
+fn a_log_that_cannot_be_written_is_told_at_once_and_in_the_report() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let logs = folder.path().to_str().expect("a path");
+    std::fs::create_dir(folder.path().join("rank-1")).expect("a folder");
+    let full = folder.path().join("rank-1/stdout.log");
+    std::os::unix::fs::symlink("/dev/full", &full).expect("a link");
+    let script = "echo one; echo two; echo three >&2";
+    let output = Run::launch(&["--world-size", "2", "--log-dir", logs], script).finish();
+    assert!(output.status.success());
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert!(stdout.contains("[rank 1] two\n"), "it is still forwarded: {stdout}");
+    let told = format!("cannot write {}: No space left on device", full.display());
+    assert_eq!(stderr.matches(&told).count(), 2, "{stderr}");
+    assert!(stderr.contains("; the output of rank 1 is not logged any more\n"), "{stderr}");
+    let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).expect("a log");
+    assert_eq!(
+        (read("rank-0/stdout.log").as_str(), read("rank-1/stderr.log").as_str()),
+        ("one\ntwo\n", "three\n")
+    );
+}
+
+#[test]
+fn a_restart_is_told_with_its_wait_and_can_be_interrupted() {
+    let run = Run::launch(&["--world-size", "1", "--max-restarts", "9", "--format", "json"], "exit 4");
+    // The third comes four seconds later: there is time for a signal.
+    assert!(eventually(|| (run.unread()[1] > 250).then_some(())).is_some(), "no restarts");
+    run.signal(Signal::TERM);
+    let output = run.finish();
+    assert_eq!(output.status.code(), Some(143), "{}", text(&output.stderr));
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("exited with code 4; restart 1 of 9 in 1 s, as epoch 2\n"), "{stderr}");
+    assert!(stderr.contains("; restart 2 of 9 in 2 s, as epoch 3\n"), "{stderr}");
+}
+
 #[test]
 fn lines_carry_their_rank_and_streams_stay_apart() {
     let script = "echo out $RANK; echo err $RANK >&2; printf partial";

@@ -83,6 +83,12 @@ impl Run {
         eventually(|| self.family().into_iter().find(is_it)).expect("a supervisor")
     }
 
+    /// The bytes of standard output and of standard error that have not been read.
+    pub(crate) fn unread(&self) -> [u64; 2] {
+        let [out, err] = [self.child.stdout.as_ref().map(unread), self.child.stderr.as_ref().map(unread)];
+        [out.expect("piped"), err.expect("piped")]
+    }
+
     /// Waits for the end, and gives its output.
     pub(crate) fn finish(mut self) -> Output {
         let (mut out, mut err) =
@@ -116,6 +122,10 @@ impl Drop for Run {
         }
         let _ = self.child.wait();
     }
+}
+
+fn unread(stream: &impl std::os::fd::AsFd) -> u64 {
+    rustix::io::ioctl_fionread(stream).expect("a pipe")
 }
 
 pub(crate) fn command_line(pid: u32) -> String {

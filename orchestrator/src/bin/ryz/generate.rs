@@ -164,6 +164,14 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let mut config = args.file.load(args.flags())?;
     screen.set_log_level(&mut config);
     let environment = settings::environment();
+    let stages = config.layout.pipeline_parallel.get();
+    if stages > 1 {
+        return Err(Error::Configuration(format!(
+            "layout.pipeline_parallel = {stages}, and `ryz generate` does not divide layers into stages; set \
+             layout.pipeline_parallel = 1"
+        ))
+        .into());
+    }
     let model =
         config.model.directory.as_ref().ok_or_else(|| {
             Error::Configuration("no model: pass --model DIR or set model.directory".into())

@@ -3,13 +3,14 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use ryzanstein_config::{Config, Source};
 use ryzanstein_orchestrator::rendezvous::Environment;
 use ryzanstein_orchestrator::supervisor::{self, Job, LaunchError, RankOutput};
 use ryzanstein_orchestrator::table::Tone;
-use ryzanstein_orchestrator::{nccl_settings, plural, telemetry};
+use ryzanstein_orchestrator::{console, nccl_settings, plural, telemetry};
 
 use crate::screen;
 use crate::settings::{self, Flags, set_flag};
@@ -18,6 +19,9 @@ use crate::settings::{self, Flags, set_flag};
 pub(crate) const NAME: &str = "launch";
 /// The hidden command that [`run`] runs this program with.
 pub(crate) const SUPERVISE: &str = "__supervise";
+
+/// How long to wait at the end for a reader of the output: it may have stopped reading, and must not keep the process.
+pub(crate) const FLUSH: Duration = Duration::from_secs(2);
 
 const EXAMPLES: &str = "Examples:
   ryz launch -n 4
@@ -196,7 +200,13 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         *name = SUPERVISE.into();
     }
     supervisor.args(arguments);
-    supervisor::run_supervisor(supervisor).context("cannot start the supervisor")
+    run_supervisor(supervisor)
+}
+
+fn run_supervisor(supervisor: Command) -> anyhow::Result<i32> {
+    let code = supervisor::run_supervisor(supervisor).context("cannot start the supervisor")?;
+    console::flush(FLUSH);
+    Ok(code)
 }
 
 /// Runs this same command on several ranks, with `more` arguments and the output of rank 0 as its own.
@@ -213,13 +223,13 @@ pub(crate) fn relaunch(
     }
     supervisor.arg("--");
     supervisor.arg(&program).args(std::env::args_os().skip(1)).args(more);
-    supervisor::run_supervisor(supervisor).context("cannot start the supervisor")
+    run_supervisor(supervisor)
 }
 
 /// The supervisor: runs the job. Standard input is the lifeline that the launcher holds.
 pub(crate) fn supervise(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let job = args.job(screen)?;
-    telemetry::log_to_stderr(&job.config.log, None)?;
+    telemetry::log_to(&job.config.log, None, console::stderr)?;
     let report = supervisor::run(&job, Some(std::io::stdin()))?;
     match args.format {
         // A command that launched itself does not report success.
@@ -228,10 +238,11 @@ pub(crate) fn supervise(args: &Args, screen: &screen::Args) -> anyhow::Result<i3
             let ranks = plural(report.world_size as usize, "rank");
             let worked = if report.world_size == 1 { "worked" } else { "worked together" };
             let told = format!("ryz: {ranks} {worked}: collectives and sharded layers are right");
-            eprintln!("{}", screen.stderr().paint(Tone::Good, &told));
+            console::stderr().say(&format!("{}\n", screen.stderr().paint(Tone::Good, &told)));
         }
-        Format::Table => eprint!("{}", report.text(screen.stderr())),
-        Format::Json => println!("{}", report.json()),
+        Format::Table => console::stderr().say(&report.text(screen.stderr())),
+        Format::Json => console::stdout().say(&format!("{}\n", report.json())),
     }
+    console::flush(FLUSH);
     Ok(report.exit_code)
 }

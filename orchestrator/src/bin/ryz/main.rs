@@ -20,6 +20,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use ryzanstein_config::ConfigError;
+use ryzanstein_orchestrator::console;
 use ryzanstein_orchestrator::hub::HubError;
 use ryzanstein_orchestrator::supervisor::LaunchError;
 use ryzanstein_orchestrator::table::Tone;
@@ -90,6 +91,7 @@ fn main() -> ExitCode {
         }
     }));
     let Cli { screen, command } = Cli::parse();
+    let is_supervisor = matches!(command, Command::Supervise(_));
     let outcome = match command {
         Command::Launch(args) => launch::run(&args, &screen),
         Command::Supervise(args) => launch::supervise(&args, &screen),
@@ -115,7 +117,13 @@ fn main() -> ExitCode {
         // An exit code is one byte.
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(error) => {
-            eprintln!("{} {}", screen.stderr().paint(Tone::Bad, "error:"), chain(&error));
+            let text = format!("{} {}\n", screen.stderr().paint(Tone::Bad, "error:"), chain(&error));
+            if is_supervisor {
+                console::stderr().say(&text);
+                console::flush(launch::FLUSH);
+            } else {
+                eprint!("{text}");
+            }
             ExitCode::from(if is_wrong_use(&error) { 2 } else { 1 })
         }
     }

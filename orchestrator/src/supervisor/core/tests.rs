@@ -10,11 +10,12 @@ fn job(ranks: u32, max_restarts: u32) -> Core {
 }
 
 fn ends(rank: u32, exit: Exit) -> Event {
-    Event::Exited { rank: Rank(rank), exit, secondary: false }
+    Event::Exited { rank: Rank(rank), exit, caused_by: None }
 }
 
-fn ends_secondary(rank: u32) -> Event {
-    Event::Exited { rank: Rank(rank), exit: Exit::Code(1), secondary: true }
+/// Exits with code 1 and blames another rank.
+fn blames(rank: u32, blamed: u32) -> Event {
+    Event::Exited { rank: Rank(rank), exit: Exit::Code(1), caused_by: Some(Rank(blamed)) }
 }
 
 fn outcome(actions: &[Action]) -> &Outcome {
@@ -22,6 +23,11 @@ fn outcome(actions: &[Action]) -> &Outcome {
         Some(Action::Finish(outcome)) => outcome,
         other => panic!("not over: {other:?}"),
     }
+}
+
+/// The first failure, and how it exited by itself.
+fn culprit(actions: &[Action]) -> Option<(Rank, Option<Exit>)> {
+    outcome(actions).first_failure.map(|failure| (failure.rank, failure.exit))
 }
 
 #[test]
@@ -43,24 +49,28 @@ fn the_others_may_exit_by_themselves_then_get_sigterm_then_sigkill() {
     assert_eq!(core.handle(ms(700), ends(0, Exit::Signal(signal::TERMINATE))), []);
     assert_eq!(core.handle(ms(5600), Event::Tick), [Action::Kill]);
     let actions = core.handle(ms(5601), ends(2, Exit::Signal(signal::KILL)));
-    assert_eq!(outcome(&actions).first_failure, Some((Rank(1), Exit::Code(7))));
+    assert_eq!(culprit(&actions), Some((Rank(1), Some(Exit::Code(7)))));
     assert_eq!(outcome(&actions).exit_code, 7);
 }
 
 #[test]
 fn the_first_failure_is_a_root_cause_then_the_one_seen_first() {
     // (events in the order seen, with their times) → the culprit
-    let cases: [(&[(u64, Event)], u32); 5] = [
+    let cases: [(&[(u64, Event)], u32); 8] = [
         // The plain case: the one seen first.
         (&[(1, ends(2, Exit::Code(3))), (2, ends(0, Exit::Code(4))), (3, ends(1, Exit::Code(5)))], 2),
         // A secondary failure seen before its cause.
-        (&[(1, ends_secondary(0)), (2, ends(2, Exit::Signal(11))), (3, ends_secondary(1))], 2),
+        (&[(1, blames(0, 2)), (2, ends(2, Exit::Signal(11))), (3, blames(1, 2))], 2),
         // Seen at one time: the one killed.
         (&[(1, ends(0, Exit::Code(1))), (1, ends(1, Exit::Signal(9))), (1, ends(2, Exit::Code(1)))], 1),
         // Killed later, as libraries abort when a peer goes: not the cause.
         (&[(1, ends(0, Exit::Code(7))), (2, ends(1, Exit::Signal(6))), (2, ends(2, Exit::Code(1)))], 0),
-        // All are secondary: the one seen first.
-        (&[(1, ends_secondary(1)), (2, ends_secondary(0)), (3, ends_secondary(2))], 1),
+        // All blame each other, or a rank of another node: the one seen first.
+        (&[(1, blames(1, 0)), (2, blames(0, 2)), (3, blames(2, 1))], 1),
+        (&[(1, blames(1, 1)), (2, blames(0, 1)), (3, blames(2, 1))], 1),
+        (&[(1, blames(1, 9)), (2, blames(0, 9)), (3, blames(2, 1))], 1),
+        // The one that is blamed ended well.
+        (&[(1, ends(0, Exit::Code(0))), (2, blames(1, 0)), (3, blames(2, 0))], 1),
     ];
     for (events, culprit) in cases {
         let mut core = job(3, 0);
@@ -68,7 +78,11 @@ fn the_first_failure_is_a_root_cause_then_the_one_seen_first() {
         for (time, event) in events {
             last = core.handle(ms(*time), *event);
         }
-        assert_eq!(outcome(&last).first_failure.map(|(rank, _)| rank), Some(Rank(culprit)), "{events:?}");
+        assert_eq!(
+            outcome(&last).first_failure.map(|failure| failure.rank),
+            Some(Rank(culprit)),
+            "{events:?}"
+        );
     }
 }
 
@@ -110,19 +124,99 @@ fn a_job_whose_launcher_died_is_killed_at_once() {
 }
 
 #[test]
-fn restarts_are_bounded_and_each_has_its_epoch() {
-    let mut core = job(1, 2);
-    assert_eq!(core.handle(ms(1), ends(0, Exit::Code(1))).last(), Some(&Action::Start(Epoch(2))));
-    assert_eq!(core.handle(ms(2), ends(0, Exit::Signal(9))).last(), Some(&Action::Start(Epoch(3))));
-    let actions = core.handle(ms(3), ends(0, Exit::Code(4)));
-    assert_eq!((outcome(&actions).epoch, outcome(&actions).exit_code), (Epoch(3), 4));
+fn a_rank_that_did_not_exit_is_the_first_failure_if_the_others_gave_up_because_of_it() {
+    // Rank 0 blames rank 2, which blames rank 1, which is stopped.
+    let mut core = job(3, 0);
+    let signal = 19;
+    assert_eq!(
+        core.handle(ms(1), Event::Stopped(Rank(1), signal)),
+        [Action::TellStopped(Rank(1), signal)],
+        "and nothing is killed"
+    );
+    assert_eq!(core.next_deadline(), None);
+    core.handle(ms(10), blames(0, 2));
+    core.handle(ms(11), blames(2, 1));
+    assert_eq!(core.handle(ms(510), Event::Tick), [Action::Signal(signal::TERMINATE)]);
+    let actions = core.handle(ms(511), ends(1, Exit::Signal(9)));
+    let wanted = FirstFailure { rank: Rank(1), exit: None, stopped: Some(signal), gave_up: Rank(0), code: 1 };
+    assert_eq!(outcome(&actions).first_failure, Some(wanted));
+    assert_eq!(outcome(&actions).exit_code, 1, "the code of the first that gave up");
+}
+
+#[test]
+fn a_rank_that_cannot_be_killed_is_blamed_too() {
+    let mut core = job(2, 0);
+    core.handle(ms(0), blames(0, 1));
+    core.handle(ms(500), Event::Tick);
+    core.handle(ms(5500), Event::Tick);
+    let actions = core.handle(ms(10_500), Event::Tick);
+    assert_eq!(culprit(&actions), Some((Rank(1), None)));
+}
+
+#[test]
+fn a_stop_and_the_end_of_it_are_told_once_each() {
+    let mut core = job(2, 0);
+    assert_eq!(core.handle(ms(1), Event::Stopped(Rank(0), 19)), [Action::TellStopped(Rank(0), 19)]);
+    assert_eq!(core.handle(ms(2), Event::Stopped(Rank(0), 19)), []);
+    assert_eq!(core.handle(ms(3), Event::Continued(Rank(0))), [Action::TellContinued(Rank(0))]);
+    assert_eq!(core.handle(ms(4), Event::Continued(Rank(0))), []);
+    assert_eq!(core.handle(ms(5), ends(0, Exit::Code(0))), []);
+    assert_eq!(outcome(&core.handle(ms(6), ends(1, Exit::Code(0)))).exit_code, 0);
+}
+
+/// The number of the restart, and the wait before it.
+fn restart(actions: &[Action]) -> (u32, Duration) {
+    match actions.last() {
+        Some(Action::Restart { number, wait, .. }) => (*number, *wait),
+        other => panic!("not restarted: {other:?}"),
+    }
+}
+
+#[test]
+fn restarts_are_bounded_and_each_has_its_epoch_and_a_longer_wait() {
+    let mut core = job(1, 7);
+    let mut now = ms(0);
+    for (number, seconds) in [(1, 1), (2, 2), (3, 4), (4, 8), (5, 16), (6, 30), (7, 30)] {
+        let wait = ms(1000 * seconds);
+        assert_eq!(restart(&core.handle(now, ends(0, Exit::Code(1)))), (number, wait));
+        assert_eq!(core.next_deadline(), Some(now + wait));
+        assert_eq!(core.handle(now + ms(1000 * seconds - 1), Event::Tick), []);
+        now += wait;
+        assert_eq!(core.handle(now, Event::Tick), [Action::Start(Epoch(u64::from(number) + 1))]);
+    }
+    let actions = core.handle(now, ends(0, Exit::Code(4)));
+    assert_eq!((outcome(&actions).epoch, outcome(&actions).exit_code), (Epoch(8), 4));
+}
+
+#[test]
+fn an_epoch_that_ran_for_long_makes_the_restarts_before_it_count_no_more() {
+    let mut core = job(1, 1);
+    assert_eq!(restart(&core.handle(ms(0), ends(0, Exit::Code(1)))).0, 1);
+    core.handle(ms(1000), Event::Tick);
+    // Five minutes from its start, which was after the wait.
+    assert_eq!(restart(&core.handle(ms(301_000), ends(0, Exit::Code(1)))), (1, ms(1000)));
+    core.handle(ms(302_000), Event::Tick);
+    let actions = core.handle(ms(601_999), ends(0, Exit::Code(1)));
+    assert_eq!(outcome(&actions).epoch, Epoch(3));
+}
+
+#[test]
+fn a_job_that_waits_for_a_restart_can_be_interrupted() {
+    for (event, code) in [(Event::Interrupted(signal::TERMINATE), 143), (Event::LifelineClosed, 137)] {
+        let mut core = job(1, 1);
+        core.handle(ms(0), ends(0, Exit::Code(1)));
+        let actions = core.handle(ms(10), event);
+        assert_eq!((outcome(&actions).exit_code, outcome(&actions).epoch), (code, Epoch(1)));
+        assert_eq!(core.handle(ms(1000), Event::Tick), [], "it is over");
+    }
 }
 
 #[test]
 fn a_restarted_job_that_ends_well_is_a_success() {
     let mut core = job(1, 1);
     core.handle(ms(1), ends(0, Exit::Code(1)));
-    assert_eq!(outcome(&core.handle(ms(2), ends(0, Exit::Code(0)))).exit_code, 0);
+    core.handle(ms(1001), Event::Tick);
+    assert_eq!(outcome(&core.handle(ms(1002), ends(0, Exit::Code(0)))).exit_code, 0);
 }
 
 #[test]
@@ -136,9 +230,8 @@ fn a_rank_that_exits_on_a_signal_from_the_supervisor_is_never_the_first_failure(
     let mut core = job(2, 0);
     core.handle(ms(0), ends(0, Exit::Code(9)));
     core.handle(ms(500), Event::Tick);
-    let actions =
-        core.handle(ms(501), Event::Exited { rank: Rank(1), exit: Exit::Signal(15), secondary: false });
-    assert_eq!(outcome(&actions).first_failure, Some((Rank(0), Exit::Code(9))));
+    let actions = core.handle(ms(501), ends(1, Exit::Signal(15)));
+    assert_eq!(culprit(&actions), Some((Rank(0), Some(Exit::Code(9)))));
 }
 
 #[test]

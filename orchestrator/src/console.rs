@@ -1,0 +1,264 @@
+//! The standard output and standard error of a launcher.
+//!
+//! Only a thread of its own writes to each stream. If its reader stops reading (a paused pager, a full pipe, Ctrl-S), that
+//! blocks this thread and nothing else. A thread that is blocked does not keep a process from exiting.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use tokio::sync::Semaphore;
+
+/// Bytes that [`Stream::write`] queues before it waits. [`Stream::say`] may queue twice as many.
+const LIMIT: usize = 1 << 20;
+/// How long [`flush`] waits at most after [`hurry`].
+const HURRY: Duration = Duration::from_millis(200);
+/// When [`hurry`] was called.
+static HURRIED: OnceLock<Instant> = OnceLock::new();
+
+/// Standard output.
+pub fn stdout() -> &'static Stream {
+    static STDOUT: LazyLock<Stream> = LazyLock::new(|| Stream::start("ryz-stdout", io::stdout()));
+    &STDOUT
+}
+
+/// Standard error.
+pub fn stderr() -> &'static Stream {
+    static STDERR: LazyLock<Stream> = LazyLock::new(|| Stream::start("ryz-stderr", io::stderr()));
+    &STDERR
+}
+
+/// Waits until both streams have written what is queued, for at most `patience`.
+pub fn flush(patience: Duration) {
+    wait(patience, || stdout().is_flushed() && stderr().is_flushed());
+}
+
+/// From now on, [`flush`] waits for hardly any time, also one that has begun: the process that the user sees has died.
+pub(crate) fn hurry() {
+    let _ = HURRIED.set(Instant::now());
+}
+
+/// Waits until something is done that depends on the readers of the streams, for at most `patience`, and hardly any time after
+/// [`hurry`].
+pub(crate) fn wait(patience: Duration, is_done: impl Fn() -> bool) {
+    let deadline = Instant::now() + patience;
+    while !is_done() {
+        let now = Instant::now();
+        if deadline <= now || HURRIED.get().is_some_and(|since| *since + HURRY <= now) {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A queue of text, and the thread that writes it.
+#[derive(Clone, Debug)]
+pub struct Stream(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    /// Something has been queued.
+    filled: Condvar,
+    /// Bytes that [`Stream::write`] may still queue.
+    room: Semaphore,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    queued: Vec<u8>,
+    /// The part of `room` that `queued` takes.
+    reserved: usize,
+    /// The thread writes what it took from the queue.
+    writing: bool,
+    /// Nobody reads any more: everything is discarded.
+    closed: bool,
+}
+
+impl Stream {
+    pub(crate) fn start(name: &str, to: impl AsFd + Send + 'static) -> Self {
+        let shared =
+            Arc::new(Shared { state: Mutex::default(), filled: Condvar::new(), room: Semaphore::new(LIMIT) });
+        let writer = Arc::clone(&shared);
+        let thread = std::thread::Builder::new().name(name.into()).spawn(move || writer.run(&to));
+        if let Err(error) = thread {
+            // A system that has no thread left for this starts no rank either. Nothing runs yet, so this may block.
+            eprintln!("ryz: no thread for {name}: {error}; nothing more is written there");
+            shared.close();
+        }
+        Self(shared)
+    }
+
+    /// Queues the output of a rank. Waits while much is queued, so that a rank cannot write faster than this stream's reader
+    /// reads. Once nobody reads any more, `line` is discarded.
+    pub async fn write(&self, line: &[u8]) {
+        let reserved = line.len().min(LIMIT);
+        if let Ok(room) = self.0.room.acquire_many(reserved as u32).await {
+            room.forget();
+            let mut state = self.0.state();
+            if !state.closed {
+                state.queued.extend_from_slice(line);
+                state.reserved += reserved;
+                self.0.filled.notify_one();
+            }
+        }
+    }
+
+    /// Queues a message of the launcher itself. Never waits: it is discarded if very much is queued, or if nobody reads any
+    /// more.
+    pub fn say(&self, text: &str) {
+        let mut state = self.0.state();
+        if !state.closed && state.queued.len() + text.len() <= 2 * LIMIT {
+            state.queued.extend_from_slice(text.as_bytes());
+            self.0.filled.notify_one();
+        }
+    }
+
+    /// Whether everything has been written that ever will be.
+    fn is_flushed(&self) -> bool {
+        let state = self.0.state();
+        state.closed || (!state.writing && state.queued.is_empty())
+    }
+}
+
+/// For a log: each `write` is a whole message, and is said.
+impl io::Write for &Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.say(&String::from_utf8_lossy(bytes));
+        Ok(bytes.len())
+    }
+
+    /// Does nothing, because a log must not wait: see [`flush`].
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes until nobody reads any more: everything that has been queued meanwhile at once.
+    fn run(&self, to: &impl AsFd) {
+        let mut batch = Vec::new();
+        loop {
+            batch.clear();
+            let reserved = {
+                let waited = self.filled.wait_while(self.state(), |state| state.queued.is_empty());
+                let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+                state.writing = true;
+                std::mem::swap(&mut state.queued, &mut batch);
+                std::mem::take(&mut state.reserved)
+            };
+            if write_all(to, &batch).is_err() {
+                return self.close();
+            }
+            self.room.add_permits(reserved);
+            self.state().writing = false;
+        }
+    }
+
+    fn close(&self) {
+        *self.state() = State { closed: true, ..State::default() };
+        self.room.close();
+    }
+}
+
+fn write_all(to: &impl AsFd, mut bytes: &[u8]) -> Result<(), Errno> {
+    while !bytes.is_empty() {
+        match rustix::io::write(to, bytes) {
+            Ok(0) => return Err(Errno::IO),
+            Ok(count) => bytes = &bytes[count..],
+            Err(Errno::INTR) => {}
+            // Another process that shares the stream has made it non-blocking.
+            Err(Errno::AGAIN) => {
+                let _ = poll(&mut [PollFd::new(to, PollFlags::OUT)], None);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, pipe};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn is_flushed_in(stream: &Stream, patience: Duration) -> bool {
+        wait(patience, || stream.is_flushed());
+        stream.is_flushed()
+    }
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+    }
+
+    #[test]
+    fn what_is_written_and_said_arrives_in_order() {
+        let (mut reader, writer) = pipe().expect("a pipe");
+        let stream = Stream::start("test", writer);
+        stream.say("one\n");
+        runtime().block_on(stream.write(b"two\n"));
+        stream.say("three\n");
+        assert!(is_flushed_in(&stream, LONG));
+        let mut bytes = [0; 14];
+        reader.read_exact(&mut bytes).expect("read");
+        assert_eq!(&bytes, b"one\ntwo\nthree\n");
+    }
+
+    #[test]
+    fn a_reader_that_does_not_read_holds_up_ranks_and_not_the_launcher() {
+        let (mut reader, writer) = pipe().expect("a pipe");
+        let stream = Stream::start("test", writer);
+        let line = vec![b'x'; 64 << 10];
+        let more = async {
+            for _ in 0..100 {
+                stream.write(&line).await;
+            }
+        };
+        let waits =
+            runtime().block_on(async { tokio::time::timeout(Duration::from_millis(200), more).await });
+        assert!(waits.is_err(), "6 MB fit into the queue");
+        stream.say("the end\n");
+        assert!(!is_flushed_in(&stream, Duration::from_millis(10)));
+        // Whatever fits is kept, the rest is discarded: this ends.
+        for _ in 0..100 {
+            stream.say(&"y".repeat(64 << 10));
+        }
+        let read = std::thread::spawn(move || {
+            let (mut bytes, mut all) = (vec![0; 64 << 10], Vec::new());
+            while !all.windows(8).any(|window| window == b"the end\n") {
+                let count = reader.read(&mut bytes).expect("read");
+                all.extend_from_slice(&bytes[..count]);
+            }
+            std::io::copy(&mut reader, &mut std::io::sink()).expect("read");
+        });
+        assert!(is_flushed_in(&stream, LONG), "it goes on when the reader reads again");
+        runtime()
+            .block_on(async { tokio::time::timeout(LONG, stream.write(b"more\n")).await })
+            .expect("room");
+        drop(read);
+    }
+
+    #[test]
+    fn output_that_nobody_reads_any_more_is_discarded() {
+        let (reader, writer) = pipe().expect("a pipe");
+        let stream = Stream::start("test", writer);
+        drop(reader);
+        let line = vec![b'x'; 64 << 10];
+        runtime().block_on(async {
+            for _ in 0..100 {
+                tokio::time::timeout(LONG, stream.write(&line)).await.expect("discarded");
+            }
+        });
+        assert!(is_flushed_in(&stream, LONG));
+    }
+}
