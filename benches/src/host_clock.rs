@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use ryzanstein_orchestrator::measure::{Bench, Call, CallBuffers, Gpu, Sample};
+use ryzanstein_orchestrator::measure::{Bench, Call, CallBuffers, Collective, Gpu, Sample};
 use ryzanstein_process_group::device::{Device, DeviceBuffer};
 use ryzanstein_process_group::{DType, Error, ProcessGroup};
 
@@ -21,13 +21,14 @@ pub struct HostClock {
 }
 
 impl HostClock {
-    /// For a group of `world_size` ranks whose calls go to this GPU's stream.
+    /// For calls of this operation in a group of `world_size` ranks on this GPU's stream.
     ///
     /// # Errors
     /// Those of the GPU.
-    pub fn new(device: Device, world_size: usize) -> Result<Self, Error> {
+    pub fn new(device: Device, what: Collective, world_size: usize) -> Result<Self, Error> {
         let zeros = || DeviceBuffer::from_slice(&device, &vec![0f32; SMALL * world_size]);
-        let small = CallBuffers { input: Some(zeros()?), buffer: zeros()? };
+        let input = what.is_out_of_place().then(zeros).transpose()?;
+        let small = CallBuffers { input, buffer: zeros()? };
         Ok(Self { gpu: Gpu::new(device, false), small, calls: Vec::new() })
     }
 }

@@ -159,7 +159,7 @@ struct HostTimes([Vec<f64>; 2]);
 impl HostTimes {
     fn take(&mut self, group: &mut ProcessGroup, raw: &RawNccl, case: &Case) -> Result<()> {
         let device = group.device().context("no GPU")?.clone();
-        let mut clock = HostClock::new(device, group.world_size())?;
+        let mut clock = HostClock::new(device, case.what, group.world_size())?;
         let case = Case { iterations: case.iterations.max(MIN_HOST_CALLS), ..*case };
         let mut whose = Vec::new();
         let found = measure_calls(group, &mut clock, &case, &mut |group, slot| {

@@ -203,7 +203,10 @@ fn a_rank_killed_while_nccl_starts_is_named() {
 #[ignore = "needs 2 GPUs"]
 fn a_rank_that_stops_while_nccl_starts_holds_up_nobody_beyond_the_deadline() {
     let name = "lost::a_rank_that_stops_while_nccl_starts_holds_up_nobody_beyond_the_deadline";
-    signalled_while_nccl_starts(name, "-STOP", |error| matches!(error, Error::Timeout { .. }));
+    // A rank is unresponsive after four seconds of five; a slow machine may come to the deadline first.
+    signalled_while_nccl_starts(name, "-STOP", |error| {
+        matches!(error, Error::Timeout { .. } | Error::PeerUnresponsive { rank: Rank(1), .. })
+    });
 }
 
 /// Rank 1 is there and does nothing while rank 0 does `work`, whose error must name it in time.
