@@ -56,3 +56,8 @@ sessions model:
 # The book, in docs/book.
 book:
     mdbook build docs
+
+# How long it takes until a rank that is killed, or stopped, is named. FAULT is kill or stop.
+bench-faults fault runs:
+    cargo build --release
+    cargo run --release -p ryzanstein-benches --bin fault_times -- --fault {{fault}} --runs {{runs}}

@@ -18,6 +18,7 @@ pub mod generate;
 pub mod hub;
 #[cfg(feature = "cli")]
 pub mod measure;
+pub mod metric_names;
 pub mod nccl_settings;
 mod orchestrator;
 pub mod prelude;

@@ -37,7 +37,7 @@ impl ConnectionCounts {
 
     fn refuse(&self, peer: std::net::SocketAddr, why: &dyn std::fmt::Display) {
         self.refused.fetch_add(1, Ordering::Relaxed);
-        metrics::counter!(crate::telemetry::names::REFUSED_CONNECTIONS).increment(1);
+        metrics::counter!(crate::metric_names::REFUSED_CONNECTIONS).increment(1);
         tracing::debug!(%peer, %why, "refused a connection to the rendezvous");
     }
 }

@@ -3,7 +3,6 @@
 //! Both are process-wide, so an embedding program sets up its own instead of calling these.
 
 mod exporter;
-pub mod names;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -15,6 +14,8 @@ use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, format};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::{EnvFilter, Layer as _, layer::SubscriberExt as _, util::SubscriberInitExt as _};
+
+use crate::metric_names;
 
 /// Why telemetry could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -148,8 +149,8 @@ pub fn serve_metrics(
     let address = exporter::serve(address, recorder.handle())
         .map_err(|source| TelemetryError::Metrics { address, source })?;
     metrics::set_global_recorder(recorder).map_err(|_| TelemetryError::SecondRecorder)?;
-    names::describe();
-    metrics::gauge!(names::INFO, "version" => crate::VERSION, "host" => crate::host_name()).set(1.0);
+    metric_names::describe();
+    metrics::gauge!(metric_names::INFO, "version" => crate::VERSION, "host" => crate::host_name()).set(1.0);
     Ok(Some(address))
 }
 
