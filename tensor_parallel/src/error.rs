@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::error::CheckpointError;
 use crate::float::UnsupportedDType;
-use crate::generate::chat::ChatError;
+use crate::generate::chat_error::ChatError;
 use crate::model::config_error::ModelFileError;
 use crate::shard::ShardError;
 

@@ -3,34 +3,13 @@
 //! A capture has a CUDA stream of its own, which takes the place of the captured one on the capturing thread. So what other
 //! threads enqueue meanwhile, through this crate or past it, runs as always and cannot become part of the graph.
 
-use std::cell::RefCell;
-
 use cudarc::driver::sys;
 
+use super::captured::{self, Own};
 use super::error::DeviceError;
 use super::graph::Graph;
 use super::stream::Stream;
 use super::symbols::foreign;
-
-thread_local! {
-    /// The streams that this thread captures, each with the one in its place.
-    static CAPTURED: RefCell<Vec<(Own, sys::CUstream)>> = const { RefCell::new(Vec::new()) };
-}
-
-/// A stream by CUDA's own names: each context has a default stream, and all of these have the same handle.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Own {
-    pub(super) context: sys::CUcontext,
-    pub(super) stream: sys::CUstream,
-}
-
-/// The stream on which this thread enqueues what is meant for `own`.
-pub(super) fn current(own: Own) -> sys::CUstream {
-    // Once its thread-local storage is gone, a thread captures nothing.
-    let place = CAPTURED
-        .try_with(|captured| captured.borrow().iter().find(|(of, _)| *of == own).map(|(_, place)| *place));
-    place.ok().flatten().unwrap_or(own.stream)
-}
 
 impl Stream {
     /// Records what `work` enqueues on this stream, on this thread, into a graph, without running it.
@@ -86,7 +65,7 @@ impl Capture {
         let code =
             unsafe { foreign!(driver, context.driver.cuStreamBeginCapture_v2(place.own().stream, RELAXED)) };
         context.check("cuStreamBeginCapture", code)?;
-        CAPTURED.with_borrow_mut(|captured| captured.push((of, place.own().stream)));
+        captured::begin(of, place.own().stream);
         Ok(Self { of, place: Some(place) })
     }
 
@@ -94,7 +73,7 @@ impl Capture {
     fn end(&mut self) -> (sys::CUgraph, i32) {
         let mut graph = std::ptr::null_mut();
         let Some(place) = self.place.take() else { return (graph, 0) };
-        CAPTURED.with_borrow_mut(|captured| captured.retain(|(of, _)| *of != self.of));
+        captured::end(self.of);
         let driver = &place.context().driver;
         // SAFETY: the capture was begun on this stream, which lives; the pointer is to a live handle.
         let code = unsafe { foreign!(driver, driver.cuStreamEndCapture(place.own().stream, &raw mut graph)) };

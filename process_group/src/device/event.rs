@@ -12,6 +12,9 @@ use super::poll::poll;
 use super::stream::Stream;
 use super::symbols::foreign;
 
+/// How often a wait without a deadline says that it waits.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
+
 /// A point in a stream that others can wait for, and that can be timed.
 pub struct Event {
     context: Arc<Context>,
@@ -110,6 +113,37 @@ impl Event {
 }
 
 impl Stream {
+    /// Waits until everything enqueued so far has been done, or the deadline has passed; says which.
+    ///
+    /// # Errors
+    /// What went wrong on the GPU meanwhile.
+    pub fn wait_until(&self, deadline: Instant) -> Result<bool, DeviceError> {
+        self.end()?.wait_until(deadline)
+    }
+
+    /// The stream's end as it is now.
+    fn end(&self) -> Result<Event, DeviceError> {
+        let end = Event::new(self, false)?;
+        end.record(self)?;
+        Ok(end)
+    }
+
+    /// Waits until everything enqueued so far has been done, however long: for copies from and to borrowed memory, which must
+    /// not be given back before. What they wait for in the stream has deadlines of its own: a collective that lacks a rank is
+    /// ended by its group.
+    pub(crate) fn drain(&self) -> Result<(), DeviceError> {
+        let started = Instant::now();
+        let end = self.end()?;
+        while !end.wait_until(Instant::now() + TOLD_EVERY)? {
+            tracing::warn!(
+                gpu = self.context().ordinal,
+                waited = ?started.elapsed(),
+                "a copy waits for what is before it in the GPU's stream"
+            );
+        }
+        Ok(())
+    }
+
     /// Makes what is enqueued from now on wait for the event.
     ///
     /// # Errors

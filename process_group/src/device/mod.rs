@@ -8,6 +8,7 @@
 
 mod budget;
 mod capture;
+mod captured;
 mod compile;
 mod context;
 pub mod cublaslt;

@@ -2,20 +2,15 @@
 
 use std::ffi::c_void;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaStream, sys};
 
-use super::capture::{Own, current};
+use super::captured::{Own, current};
 use super::context::Context;
 use super::driver::NOT_READY;
 use super::error::DeviceError;
-use super::event::Event;
 use super::symbols::Address;
 use super::symbols::foreign;
-
-/// How often a wait without a deadline says that it waits.
-const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 /// A queue of work on a GPU. Clones are the same stream.
 #[derive(Clone)]
@@ -73,37 +68,6 @@ impl Stream {
             NOT_READY => Ok(false),
             code => Err(context.driver.error(context.ordinal, "cuStreamQuery", code)),
         }
-    }
-
-    /// Waits until everything enqueued so far has been done, or the deadline has passed; says which.
-    ///
-    /// # Errors
-    /// What went wrong on the GPU meanwhile.
-    pub fn wait_until(&self, deadline: Instant) -> Result<bool, DeviceError> {
-        self.end()?.wait_until(deadline)
-    }
-
-    /// The stream's end as it is now.
-    fn end(&self) -> Result<Event, DeviceError> {
-        let end = Event::new(self, false)?;
-        end.record(self)?;
-        Ok(end)
-    }
-
-    /// Waits until everything enqueued so far has been done, however long: for copies from and to borrowed memory, which must
-    /// not be given back before. What they wait for in the stream has deadlines of its own: a collective that lacks a rank is
-    /// ended by its group.
-    pub(crate) fn drain(&self) -> Result<(), DeviceError> {
-        let started = Instant::now();
-        let end = self.end()?;
-        while !end.wait_until(Instant::now() + TOLD_EVERY)? {
-            tracing::warn!(
-                gpu = self.inner.context.ordinal,
-                waited = ?started.elapsed(),
-                "a copy waits for what is before it in the GPU's stream"
-            );
-        }
-        Ok(())
     }
 
     /// Whether it is being captured into a graph.

@@ -1,7 +1,6 @@
 //! Chat templates: from messages to the text that a model was trained on.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use chrono::{FixedOffset, Local, TimeZone as _};
 use minijinja::syntax::SyntaxConfig;
@@ -10,6 +9,7 @@ use minijinja::{Environment, ErrorKind, Value};
 use ryzanstein_config::ByteSize;
 use serde::{Deserialize, Serialize};
 
+use super::chat_error::ChatError;
 use super::python_json;
 use crate::digest::digest;
 use crate::error::{Error, Result};
@@ -70,45 +70,6 @@ impl ChatTime {
             None => Err(invalid(format!("{self:?} is not a time"))),
         }
     }
-}
-
-/// Why there is no prompt for some messages.
-#[derive(Clone, Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ChatError {
-    /// The folder has no template: the model was not trained for chats.
-    #[error(
-        "{} has no chat template (`chat_template` in tokenizer_config.json, or chat_template.jinja): the model continues \
-         text and does not chat; give the prompt as text", .0.display()
-    )]
-    NoTemplate(PathBuf),
-    /// The folder has several templates, and none is the default.
-    #[error(
-        "{}: `chat_template` has several templates ({}) and none is called `default`; put the one to use into \
-         chat_template.jinja in the same folder", .file.display(), .names.join(", ")
-    )]
-    NoDefault {
-        /// The file with the templates.
-        file: PathBuf,
-        /// Their names.
-        names: Vec<String>,
-    },
-    /// `tokenizer_config.json` is not what it should be.
-    #[error("{}: {source}", .file.display())]
-    Config {
-        /// The file.
-        file: PathBuf,
-        /// What is wrong.
-        source: Arc<serde_json::Error>,
-    },
-    /// The template is wrong, or refuses these messages.
-    #[error("the chat template of {}: {source}", .file.display())]
-    Template {
-        /// The file with the template.
-        file: PathBuf,
-        /// What is wrong.
-        source: Arc<minijinja::Error>,
-    },
 }
 
 /// The part of `tokenizer_config.json` that templates need.

@@ -1,6 +1,7 @@
 //! Text generation: the whole prompt in one pass, then token by token.
 
-pub(crate) mod chat;
+mod chat;
+pub(crate) mod chat_error;
 mod python_json;
 mod sample;
 mod text;
@@ -11,7 +12,8 @@ use std::ops::ControlFlow;
 
 use ryzanstein_process_group::{ProcessGroup, Rank};
 
-pub use self::chat::{ChatError, ChatTemplate, ChatTime, Message};
+pub use self::chat::{ChatTemplate, ChatTime, Message};
+pub use self::chat_error::ChatError;
 pub use self::sample::{Penalties, Sampler, Sampling};
 pub use self::text::TextStream;
 pub use self::text_model::TextModel;
