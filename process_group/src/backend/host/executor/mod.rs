@@ -146,7 +146,7 @@ impl<'a, T: Transport> Run<'a, T> {
         let mut asleep_since = None;
         let may_ask = !self.fingerprint.operation.is_point_to_point();
         let mut ask_at = may_ask.then(|| started + mismatch::ASK_AFTER);
-        let (mut look_at, mut vigil) = (started + vigil::LOOK_EVERY, Vigil::default());
+        let (mut look_at, mut vigil) = (started + vigil::LOOK_AFTER, Vigil::default());
         loop {
             let moved = self.step()?;
             if moved && let Some(since) = asleep_since.take() {

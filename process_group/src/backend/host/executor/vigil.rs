@@ -8,8 +8,10 @@ use crate::error::Error;
 use crate::mesh::{Liveness, Peer, Pulse};
 use crate::operation::Operation;
 
-/// How long a rank waits in a call before it looks whether its peers respond, and how often it looks from then on.
-pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long a rank waits in a call before it looks whether its peers respond.
+pub(super) const LOOK_AFTER: Duration = Duration::from_secs(1);
+/// How often it asks for what has been found from then on.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
 /// The most peers that a rank looks at.
 const MOST: usize = 32;
 
