@@ -325,33 +325,27 @@ fn a_file_of_logits_is_checked_before_anything_starts_and_keeps_its_content_unti
     std::fs::write(&kept, "logits").expect("written");
     let missing = model.path().join("not there").join("logits.safetensors");
     for ranks in ["1", "2"] {
-        let (code, said) = wrong(&[
-            "generate",
-            "--model",
-            model.path().to_str().unwrap(),
-            "--world-size",
-            ranks,
-            "--token-ids",
-            "1,2",
-            "--logits-out",
-            missing.to_str().unwrap(),
-        ]);
+        let generate = |logits: &Path| {
+            let (model, logits) = (model.path().to_str().unwrap(), logits.to_str().unwrap());
+            wrong(&[
+                "generate",
+                "--model",
+                model,
+                "--world-size",
+                ranks,
+                "--token-ids",
+                "1,2",
+                "--logits-out",
+                logits,
+            ])
+        };
+        let (code, said) = generate(&missing);
         assert_eq!(code, Some(2), "{said}");
         assert!(
             said.starts_with("error: ") && said.contains("--logits-out") && said.contains("not there"),
             "{said}"
         );
-        let (code, said) = wrong(&[
-            "generate",
-            "--model",
-            model.path().to_str().unwrap(),
-            "--world-size",
-            ranks,
-            "--token-ids",
-            "1,2",
-            "--logits-out",
-            kept.to_str().unwrap(),
-        ]);
+        let (code, said) = generate(&kept);
         assert_eq!(code, Some(2), "{said}");
         assert_eq!(std::fs::read_to_string(&kept).expect("read"), "logits");
     }
