@@ -204,7 +204,8 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
             Error::Configuration("world size is not set: pass --world-size N or set job.world_size".into())
         })?;
         if let Some(file) = &args.out {
-            beside(file)?;
+            // Fails now if the result cannot be written at the end.
+            temporary_file_for(file)?;
         }
         if ranks > 1 {
             return launch::relaunch(ranks, &args.file, &[]);
@@ -213,8 +214,8 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     rank::run(&config, |orchestrator| measure(orchestrator, args, request, screen))
 }
 
-/// A file in the folder of this one, which it replaces at the end: a run that fails leaves an earlier result as it was.
-fn beside(file: &Path) -> anyhow::Result<NamedTempFile> {
+/// A temporary file in the same folder. It replaces `file` at the end, so a run that fails leaves an earlier result as it was.
+fn temporary_file_for(file: &Path) -> anyhow::Result<NamedTempFile> {
     let shown = file.display();
     if file.is_dir() {
         bail!("cannot write --out {shown}: it is a folder; name a file in it");
@@ -222,14 +223,21 @@ fn beside(file: &Path) -> anyhow::Result<NamedTempFile> {
     if file.exists() && !file.is_file() {
         bail!("cannot write --out {shown}: it is not a regular file; name another one");
     }
+    let file = target(file);
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // The permissions of a new file, less the umask.
-    let permissions = std::fs::Permissions::from_mode(0o666);
+    // Those of the file that it replaces, or of a new one; both less the umask.
+    let permissions = std::fs::metadata(&file)
+        .map_or_else(|_| std::fs::Permissions::from_mode(0o666), |metadata| metadata.permissions());
     tempfile::Builder::new()
         .prefix(".ryz-bench-")
         .permissions(permissions)
         .tempfile_in(folder)
         .with_context(|| format!("cannot write --out {shown}"))
+}
+
+/// The file that a link leads to.
+fn target(file: &Path) -> PathBuf {
+    file.canonicalize().unwrap_or_else(|_| file.to_owned())
 }
 
 fn measure(
@@ -239,7 +247,9 @@ fn measure(
     screen: &screen::Args,
 ) -> anyhow::Result<()> {
     let is_first = orchestrator.manager().rank().0 == 0;
-    let unfinished = args.out.as_ref().filter(|_| is_first).map(|file| beside(file)).transpose()?;
+    let out = args.out.as_ref().filter(|_| is_first);
+    // Only looks whether it can be made. It is made at the end, so an interrupted run leaves none.
+    out.map(|file| temporary_file_for(file)).transpose()?;
     let group = orchestrator.manager().world();
     let request = Request { judged: request.judged || group.memory() != Memory::Host, ..request };
     let operations: Vec<String> =
@@ -293,10 +303,11 @@ fn measure(
         OutputFormat::Json | OutputFormat::Csv if is_first => eprint!("{}", report.targets(screen.stderr())),
         OutputFormat::Json | OutputFormat::Csv => {}
     }
-    if let Some((file, mut unfinished)) = args.out.as_ref().zip(unfinished) {
+    if let Some(file) = out {
         let what = || format!("cannot write --out {}", file.display());
+        let mut unfinished = temporary_file_for(file)?;
         unfinished.write_all(report.text(args.format.into()).as_bytes()).with_context(what)?;
-        unfinished.persist(file).with_context(what)?;
+        unfinished.persist(target(file)).with_context(what)?;
     }
     if !report.is_correct() {
         bail!("the benchmark found wrong values");
