@@ -5,6 +5,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,10 @@ const LIMIT: usize = 1 << 20;
 const HURRY: Duration = Duration::from_millis(200);
 /// When [`hurry`] was called.
 static HURRIED: OnceLock<Instant> = OnceLock::new();
+/// Bytes that the readers of all streams have taken.
+static WRITTEN: AtomicU64 = AtomicU64::new(0);
+/// The most bytes of one write: a longer one shows no progress while a slow reader reads.
+const PIECE: usize = 16 << 10;
 
 /// Standard output.
 pub fn stdout() -> &'static Stream {
@@ -31,7 +36,8 @@ pub fn stderr() -> &'static Stream {
     &STDERR
 }
 
-/// Waits until both streams have written what is queued, for at most `patience`.
+/// Waits until both streams have written what is queued. Gives up once neither has written anything for `patience`: a slow
+/// reader gets everything, one that has stopped does not hold up the launcher.
 pub fn flush(patience: Duration) {
     wait(patience, || stdout().is_flushed() && stderr().is_flushed());
 }
@@ -41,12 +47,16 @@ pub(crate) fn hurry() {
     let _ = HURRIED.set(Instant::now());
 }
 
-/// Waits until something is done that depends on the readers of the streams, for at most `patience`, and hardly any time after
-/// [`hurry`].
+/// Waits until something is done that depends on the readers of the streams. Gives up once they have read nothing for `patience`,
+/// and soon after [`hurry`].
 pub(crate) fn wait(patience: Duration, is_done: impl Fn() -> bool) {
-    let deadline = Instant::now() + patience;
+    let (mut written, mut deadline) = (WRITTEN.load(Ordering::Relaxed), Instant::now() + patience);
     while !is_done() {
         let now = Instant::now();
+        let before = std::mem::replace(&mut written, WRITTEN.load(Ordering::Relaxed));
+        if written != before {
+            deadline = now + patience;
+        }
         if deadline <= now || HURRIED.get().is_some_and(|since| *since + HURRY <= now) {
             return;
         }
@@ -170,9 +180,12 @@ impl Shared {
 
 fn write_all(to: &impl AsFd, mut bytes: &[u8]) -> Result<(), Errno> {
     while !bytes.is_empty() {
-        match rustix::io::write(to, bytes) {
+        match rustix::io::write(to, &bytes[..bytes.len().min(PIECE)]) {
             Ok(0) => return Err(Errno::IO),
-            Ok(count) => bytes = &bytes[count..],
+            Ok(count) => {
+                WRITTEN.fetch_add(count as u64, Ordering::Relaxed);
+                bytes = &bytes[count..];
+            }
             Err(Errno::INTR) => {}
             // Another process that shares the stream has made it non-blocking.
             Err(Errno::AGAIN) => {
