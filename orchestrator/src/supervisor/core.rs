@@ -258,7 +258,12 @@ impl Core {
                     self.phase = Phase::Terminating { kill_at: now + self.policy.grace };
                     vec![Action::Signal(signal)]
                 }
-                Phase::Killing { .. } | Phase::AwaitingRestart { .. } | Phase::Finished => Vec::new(),
+                // It is being killed already; it must not be restarted.
+                Phase::Killing { .. } => {
+                    self.interrupted = Some(signal);
+                    Vec::new()
+                }
+                Phase::AwaitingRestart { .. } | Phase::Finished => Vec::new(),
             },
             Event::LifelineClosed => {
                 self.interrupted = Some(signal::KILL);

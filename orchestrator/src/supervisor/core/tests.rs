@@ -212,6 +212,17 @@ fn a_job_that_waits_for_a_restart_can_be_interrupted() {
 }
 
 #[test]
+fn a_job_that_is_interrupted_while_it_is_killed_is_not_restarted() {
+    let mut core = job(2, 1);
+    core.handle(ms(0), ends(0, Exit::Code(1)));
+    core.handle(ms(500), Event::Tick);
+    assert_eq!(core.handle(ms(5500), Event::Tick), [Action::Kill]);
+    assert_eq!(core.handle(ms(5510), Event::Interrupted(signal::INTERRUPT)), []);
+    let actions = core.handle(ms(5520), ends(1, Exit::Signal(signal::KILL)));
+    assert_eq!(outcome(&actions).exit_code, 130);
+}
+
+#[test]
 fn a_restarted_job_that_ends_well_is_a_success() {
     let mut core = job(1, 1);
     core.handle(ms(1), ends(0, Exit::Code(1)));
