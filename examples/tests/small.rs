@@ -15,7 +15,7 @@ fn lines(program: &str, arguments: &[&str]) -> Vec<String> {
         .args(arguments)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::null())
+        .stderr(Stdio::inherit())
         .spawn()
         .unwrap();
     let deadline = Instant::now() + LONG;

@@ -40,15 +40,13 @@ impl RankProcess {
         let mut command = command(job, rendezvous, rank, epoch);
         let log = |name: &str| -> io::Result<Option<Log>> {
             let Some(folder) = job.log_folder(rank) else { return Ok(None) };
-            let mut how = OpenOptions::new();
-            // A new job starts a new log; a restart appends to it.
-            if epoch.0 > 1 {
-                how.append(true)
-            } else {
-                how.write(true).truncate(true)
-            };
             let path = folder.join(name);
-            let file = how.create(true).open(&path)?;
+            // Always appends: what is left of an epoch may come when the next one has begun.
+            let file = OpenOptions::new().append(true).create(true).open(&path)?;
+            // A new job starts a new log. Only a regular file has a length.
+            if epoch.0 == 1 && file.metadata()?.is_file() {
+                file.set_len(0)?;
+            }
             Ok(Some(Log { rank, path, file }))
         };
         let (out_log, err_log) = (log("stdout.log")?, log("stderr.log")?);

@@ -180,12 +180,16 @@ impl<'a> Supervisor<'a> {
                     server.fail(&self.describe(rank));
                 }
             }
-            Action::TellStopped(rank, signal) => tell(&format!(
-                "{} is unresponsive: stopped by signal {signal}{}; the other ranks wait for it (kill -CONT {} continues it)",
-                self.name(rank),
-                signal_name(signal, " (", ")"),
-                self.pid(rank)
-            )),
+            Action::TellStopped(rank, signal) => {
+                let is_alone = self.job.world_size().unwrap_or_default() == 1;
+                tell(&format!(
+                    "{} is unresponsive: stopped by signal {signal}{}{} (kill -CONT {} continues it)",
+                    self.name(rank),
+                    signal_name(signal, " (", ")"),
+                    if is_alone { "" } else { "; the other ranks wait for it" },
+                    self.pid(rank)
+                ));
+            }
             Action::TellContinued(rank) => tell(&format!("rank {rank} continues")),
             Action::Signal(number) => {
                 for process in self.processes.values().filter(|process| process.exit.is_none()) {

@@ -17,10 +17,15 @@ const LONGEST: usize = 8 << 10;
 /// How often the recorder folds its samples.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// Listens, and serves on a thread of its own until the process ends. Returns the address.
-pub(super) fn serve(address: SocketAddr, page: PrometheusHandle) -> io::Result<SocketAddr> {
+/// Listens at an address.
+pub(super) fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(address)?;
     listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Serves on a thread of its own until the process ends. Returns the address.
+pub(super) fn serve(listener: TcpListener, page: PrometheusHandle) -> io::Result<SocketAddr> {
     let address = listener.local_addr()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     std::thread::Builder::new().name("ryz-metrics".into()).spawn(move || {
@@ -75,7 +80,9 @@ async fn answer(mut stream: TcpStream, page: &PrometheusHandle) -> io::Result<()
     let line =
         String::from_utf8_lossy(request.split(|byte| *byte == b'\r').next().unwrap_or_default()).into_owned();
     let mut words = line.split(' ');
-    let (status, body) = match (words.next(), words.next()) {
+    // What is asked for beyond the path makes no difference.
+    let path = |target: &'_ str| target.split('?').next().unwrap_or_default().to_owned();
+    let (status, body) = match (words.next(), words.next().map(path).as_deref()) {
         (Some("GET"), Some("/" | "/metrics")) => ("200 OK", page.render()),
         (Some("GET"), Some(_)) => ("404 Not Found", "metrics are at /metrics\n".into()),
         _ => ("400 Bad Request", "expected GET /metrics\n".into()),
@@ -111,10 +118,11 @@ mod tests {
     #[test]
     fn clients_that_say_nothing_keep_nobody_from_the_page_and_are_hung_up_on() {
         let handle = PrometheusBuilder::new().build_recorder().handle();
-        let address = serve(([127, 0, 0, 1], 0).into(), handle).unwrap();
+        let address = serve(bind(([127, 0, 0, 1], 0).into()).unwrap(), handle).unwrap();
         let idle: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(address).unwrap()).collect();
         let page = asked(address, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
         assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{page}");
+        assert!(asked(address, "GET /metrics?a=b HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
         assert!(asked(address, "GET /x HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 404"));
         assert!(asked(address, "POST / HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 400"));
         assert!(asked(address, &"x".repeat(LONGEST)).starts_with("HTTP/1.1 400"));

@@ -135,7 +135,8 @@ where
 /// not collide. Returns the address.
 ///
 /// # Errors
-/// [`TelemetryError::Metrics`] when the address cannot be used.
+/// [`TelemetryError::Metrics`] when the address cannot be used, [`TelemetryError::SecondRecorder`] when the process already records
+/// metrics.
 pub fn serve_metrics(
     config: &MetricsConfig,
     rank: u32,
@@ -146,9 +147,10 @@ pub fn serve_metrics(
         address.set_port(address.port().saturating_add(local_rank));
     }
     let recorder = PrometheusBuilder::new().add_global_label("rank", rank.to_string()).build_recorder();
-    let address = exporter::serve(address, recorder.handle())
-        .map_err(|source| TelemetryError::Metrics { address, source })?;
+    let refused = |source| TelemetryError::Metrics { address, source };
+    let (listener, page) = (exporter::bind(address).map_err(refused)?, recorder.handle());
     metrics::set_global_recorder(recorder).map_err(|_| TelemetryError::SecondRecorder)?;
+    let address = exporter::serve(listener, page).map_err(refused)?;
     metric_names::describe();
     metrics::gauge!(metric_names::INFO, "version" => crate::VERSION, "host" => crate::host_name()).set(1.0);
     Ok(Some(address))
