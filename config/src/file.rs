@@ -1,10 +1,10 @@
-//! Reads files of users: regular files only, up to a limit for each kind.
+//! Reads files of users: regular files only, up to a limit for each kind. Writes files that others may read meanwhile.
 //!
 //! A pipe, a device or a huge file in the place of a small one must neither block nor fill the memory.
 
 use std::fs::{File, FileType, OpenOptions};
-use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::io::{self, ErrorKind, Read, Write as _};
+use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
 use rustix::fs::OFlags;
@@ -117,6 +117,19 @@ pub fn check_fetched(start: &[u8]) -> Result<(), FileError> {
     Ok(())
 }
 
+/// Writes a file that only its owner can read, whole or not at all. Replaces the one that is there, never writes into it. Leaves
+/// nothing else in the folder, also when it fails.
+///
+/// # Errors
+/// The operating system's.
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut file = tempfile::Builder::new().prefix(".ryz-").tempfile_in(folder)?;
+    file.write_all(bytes)?;
+    file.persist(path)?;
+    Ok(())
+}
+
 fn check_regular(kind: FileType) -> Result<(), FileError> {
     let found = if kind.is_file() {
         return Ok(());
@@ -134,6 +147,7 @@ fn check_regular(kind: FileType) -> Result<(), FileError> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
     use std::os::unix::net::UnixListener;
 
     use rustix::fs::{CWD, FileType, Mode, mknodat};
@@ -159,6 +173,24 @@ mod tests {
         let socket = folder.path().join("socket");
         let _listener = UnixListener::bind(&socket).unwrap();
         assert!(refused(&socket).starts_with("this is a socket"));
+    }
+
+    #[test]
+    fn a_file_is_replaced_whole_and_is_its_owners_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, other) = (folder.path().join("file"), folder.path().join("other"));
+        std::fs::write(&other, "other").unwrap();
+        std::os::unix::fs::symlink(&other, &path).unwrap();
+        for bytes in [&b"first"[..], b"2"] {
+            replace(&path, bytes).unwrap();
+            assert_eq!(std::fs::read(&path).unwrap(), bytes);
+        }
+        assert_eq!(std::fs::symlink_metadata(&path).unwrap().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read(&other).unwrap(), b"other", "a link is replaced, not followed");
+        let taken = folder.path().join("taken");
+        std::fs::create_dir(&taken).unwrap();
+        replace(&taken, b"3").unwrap_err();
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3, "nothing is left");
     }
 
     #[test]

@@ -319,6 +319,7 @@ impl Drop for ProcessGroup {
         if std::thread::panicking() {
             // Otherwise the others would hear that this rank has left in good order.
             self.inner.abort(Error::Panicked("see what it wrote to its standard error".into()));
+            self.inner.write_record();
         }
         if let Some(mut worker) = self.worker.take() {
             // Closing the queue ends the worker after the operations in it, each of which has a deadline.

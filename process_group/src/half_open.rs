@@ -28,7 +28,8 @@ impl Default for HalfOpen {
 }
 
 impl HalfOpen {
-    fn new(most: usize) -> Self {
+    /// For at most so many connections.
+    pub fn new(most: usize) -> Self {
         Self { most, tasks: VecDeque::new() }
     }
 

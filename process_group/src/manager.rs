@@ -353,6 +353,7 @@ impl ProcessGroupManager {
         // All first: one group's call that blocks delays no other.
         self.groups.iter().for_each(|group| group.interrupt(&error));
         self.groups.iter().for_each(|group| group.abort(&error));
+        self.maker.flight.failed();
     }
 
     /// Refuses to go on with ranks that would make other groups: they would wait for each other.
@@ -379,6 +380,7 @@ impl ProcessGroupManager {
             self.maker.make(name, members, Together::Everybody(kind), deadline).inspect_err(|error| {
                 // Ranks that are not in this group wait for this one too, in a split of the world or with the next group.
                 self.groups.iter().for_each(|group| group.abort(error));
+                self.maker.flight.failed();
             })?;
         self.profiles.push(group.profile());
         self.groups.push(group);

@@ -6,12 +6,12 @@
 mod record;
 mod ring;
 
-use std::fs::{self, OpenOptions, Permissions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use ryzanstein_config::file;
 
 use crate::error::{Error, Result};
 use crate::rank::Rank;
@@ -19,6 +19,11 @@ use crate::roster::Roster;
 use crate::sync::lock;
 pub use record::{CallRecord, Failure, FlightRecord, GroupRecord, Outcome};
 pub(crate) use ring::{Recorder, Ring};
+
+/// How long a rank whose group has failed waits until its record is written.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The most groups that are shown after they have failed and gone.
+const MOST_FAILED: usize = 16;
 
 /// One rank's flight recorder, from [`ProcessGroupManager::flight_recorder`](crate::ProcessGroupManager::flight_recorder).
 /// May be used from any thread at any time; it never waits for a call.
@@ -51,7 +56,7 @@ impl FlightRecorder {
         Self(Arc::new(Inner { head, folder, groups: Mutex::default(), writing: Mutex::default() }))
     }
 
-    /// Shows a group in records for as long as it lives; one that fails, for good.
+    /// Shows a group in records for as long as it lives, and the newest [`MOST_FAILED`] of those that have failed.
     pub(crate) fn add(&self, ring: &Arc<Ring>) {
         self.groups();
         lock(&self.0.groups).push(Arc::clone(ring));
@@ -59,7 +64,15 @@ impl FlightRecorder {
 
     fn groups(&self) -> Vec<Arc<Ring>> {
         let mut groups = lock(&self.0.groups);
-        groups.retain(|ring| Arc::strong_count(ring) > 1 || ring.has_failed());
+        let has_gone = |ring: &Arc<Ring>| Arc::strong_count(ring) == 1;
+        groups.retain(|ring| !has_gone(ring) || ring.has_failed());
+        let too_many = groups.iter().filter(|ring| has_gone(ring)).count().saturating_sub(MOST_FAILED);
+        for _ in 0..too_many {
+            // The oldest come first.
+            if let Some(oldest) = groups.iter().position(has_gone) {
+                groups.remove(oldest);
+            }
+        }
         groups.clone()
     }
 
@@ -82,38 +95,36 @@ impl FlightRecorder {
     pub fn write(&self, folder: &Path) -> Result<PathBuf> {
         let _one_at_a_time = lock(&self.0.writing);
         let path = folder.join(format!("rank-{}.json", self.0.head.rank));
-        let record = self.record();
-        replace(folder, &path, &record).map_err(Error::system(format!("cannot write {}", path.display())))?;
+        let write = || {
+            fs::create_dir_all(folder)?;
+            file::replace(&path, &serde_json::to_vec(&self.record())?)
+        };
+        write().map_err(Error::system(format!("cannot write {}", path.display())))?;
         Ok(path)
     }
 
-    /// A group has failed.
+    /// A group has failed. Writes the record on another thread, and waits for it for at most [`PATIENCE`]: a disk that hangs
+    /// must not keep the error from the caller.
     pub(crate) fn failed(&self) {
-        let Some(folder) = self.folder() else { return };
-        let rank = self.0.head.rank.0;
-        match self.write(folder) {
-            Ok(path) => tracing::debug!(rank, path = %path.display(), "wrote the flight record"),
+        let Some(folder) = self.folder().map(Path::to_owned) else { return };
+        let (recorder, rank) = (self.clone(), self.0.head.rank.0);
+        let (sender, written) = mpsc::channel();
+        let write = move || {
+            let _ = sender.send(recorder.write(&folder));
+        };
+        let thread = std::thread::Builder::new().name("ryz-record".into()).spawn(write);
+        match thread.map(|_| written.recv_timeout(PATIENCE)) {
+            Ok(Ok(Ok(path))) => tracing::debug!(rank, path = %path.display(), "wrote the flight record"),
+            Ok(Ok(Err(error))) => tracing::warn!(rank, %error, "no flight record"),
+            Ok(Err(_)) => tracing::warn!(rank, "no flight record: the disk took longer than {PATIENCE:?}"),
             Err(error) => tracing::warn!(rank, %error, "no flight record"),
         }
     }
 }
 
-/// Writes to another file, which then takes the place of this one.
-fn replace(folder: &Path, path: &Path, record: &FlightRecord) -> io::Result<()> {
-    fs::create_dir_all(folder)?;
-    let unfinished = path.with_extension("json.unfinished");
-    let mut file =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
-    // It may have been there, with another mode.
-    file.set_permissions(Permissions::from_mode(0o600))?;
-    file.write_all(&serde_json::to_vec(record)?)?;
-    fs::rename(&unfinished, path)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
-    use std::time::Duration;
+    use std::os::unix::fs::PermissionsExt as _;
 
     use ryzanstein_config::{BackendChoice, Config};
 

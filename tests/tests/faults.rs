@@ -124,21 +124,23 @@ fn a_rank_that_panics_is_said_to_have_panicked() {
 
 #[test]
 fn a_panic_beside_an_asynchronous_call_is_told_before_its_deadline() {
-    let errors = with_ranks(&config(BackendChoice::Tcp), 2, |mut manager| {
-        if manager.rank().0 == 1 {
-            // It waits for a message of rank 0, which waits for one of this rank.
-            let waiting = manager.world().recv_async(vec![0u8; 8], Rank(0)).unwrap();
-            std::thread::sleep(Duration::from_millis(300));
-            let told = Instant::now();
-            manager.panicked("on purpose");
-            assert!(told.elapsed() < SOON, "it waited for the deadline of the call");
-            assert!(waiting.wait().unwrap_err().to_string().contains("on purpose"));
-            return None;
-        }
-        Some(manager.world().recv(&mut [0u8; 8], Rank(1)).unwrap_err())
-    });
-    let error = errors[0].as_ref().unwrap().to_string();
-    assert!(error.contains("the program panicked: on purpose"), "{error}");
+    for backend in BOTH {
+        let errors = with_ranks(&config(backend), 2, |mut manager| {
+            if manager.rank().0 == 1 {
+                // It waits for a message of rank 0, which waits for one of this rank.
+                let waiting = manager.world().recv_async(vec![0u8; 8], Rank(0)).unwrap();
+                std::thread::sleep(Duration::from_millis(300));
+                let told = Instant::now();
+                manager.panicked("on purpose");
+                assert!(told.elapsed() < SOON, "it waited for the deadline of the call");
+                assert!(waiting.wait().unwrap_err().to_string().contains("on purpose"));
+                return None;
+            }
+            Some(manager.world().recv(&mut [0u8; 8], Rank(1)).unwrap_err())
+        });
+        let error = errors[0].as_ref().unwrap().to_string();
+        assert!(error.contains("the program panicked: on purpose"), "{backend:?}: {error}");
+    }
 }
 
 #[test]

@@ -1,6 +1,5 @@
 //! Accepts connections to the rendezvous, authenticates each, and bounds how many there are.
 
-use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -9,11 +8,10 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use ryzanstein_config::RendezvousConfig;
-use ryzanstein_process_group::Secret;
+use ryzanstein_process_group::{HalfOpen, Secret};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
-use tokio::task::AbortHandle;
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
@@ -70,14 +68,14 @@ impl Acceptor {
     /// Accepts for ever. Connections in the handshake have a bound of their own, and a new one evicts the oldest: a rank of
     /// the job needs only milliseconds.
     pub(super) async fn run(self, listener: TcpListener) {
-        let mut unproven: VecDeque<AbortHandle> = VecDeque::new();
+        let mut half_open = HalfOpen::new(self.most);
         loop {
             let (stream, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     // Out of descriptors, most likely: make room, and do not spin.
                     tracing::debug!(%error, "the rendezvous could not accept a connection");
-                    unproven.drain(..unproven.len().div_ceil(2)).for_each(|handle| handle.abort());
+                    half_open.shed();
                     tokio::time::sleep(Duration::from_millis(20)).await;
                     continue;
                 }
@@ -85,12 +83,6 @@ impl Acceptor {
             if self.counts.connections() >= self.most {
                 self.counts.refuse(peer, &"rendezvous.max_connections is reached");
                 continue;
-            }
-            unproven.retain(|handle| !handle.is_finished());
-            if unproven.len() >= self.most
-                && let Some(oldest) = unproven.pop_front()
-            {
-                oldest.abort();
             }
             let counts = self.counts();
             let (secret, wait) = (self.secret.clone(), self.handshake_timeout);
@@ -107,7 +99,7 @@ impl Acceptor {
                     Err(_) => counts.refuse(peer, &"it did not prove in time that it belongs to the job"),
                 }
             });
-            unproven.push_back(task.abort_handle());
+            half_open.push(task.abort_handle());
         }
     }
 }

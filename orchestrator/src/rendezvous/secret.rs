@@ -172,12 +172,7 @@ pub fn to_descriptor(secret: &Secret) -> io::Result<OwnedFd> {
 /// # Errors
 /// The operating system's.
 pub fn to_file(secret: &Secret, path: &Path) -> io::Result<()> {
-    let partial = path.with_extension(format!("{}.partial", std::process::id()));
-    let _ = std::fs::remove_file(&partial);
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&partial)?;
-    file.write_all(secret.expose())?;
-    // Readers see either nothing or the whole secret.
-    std::fs::rename(&partial, path)
+    file::replace(path, secret.expose())
 }
 
 #[cfg(test)]

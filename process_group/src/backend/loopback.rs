@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::factory::{AnyBackend, BackendFactory, GroupSpec, ProbeContext};
 use super::{Backend, Completion};
 use crate::backend_kind::BackendKind;
-use crate::call::Call;
+use crate::call::{Call, Interrupt};
 use crate::capability::Capability;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -106,6 +106,9 @@ impl Loopback {
             if let Some((rank, reason)) = &seats.aborted {
                 return Err(Error::PeerAborted { rank: *rank, reason: reason.clone() });
             }
+            if let Some(interrupt) = &call.interrupt {
+                interrupt.check()?;
+            }
             let absent = missing(&seats);
             if let Some(&gone) = seats.left.iter().find(|r| absent.contains(r)) {
                 return Err(Error::PeerLost {
@@ -129,7 +132,7 @@ impl Loopback {
                     });
                 }
             }
-            let left = deadline.saturating_duration_since(now);
+            let left = deadline.saturating_duration_since(now).min(Interrupt::LOOK_EVERY);
             seats = self.table.changed.wait_timeout(seats, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }

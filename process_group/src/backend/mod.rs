@@ -1,5 +1,6 @@
 //! Implementations of the collectives.
 
+pub(crate) mod blame;
 pub(crate) mod factory;
 mod history;
 pub(crate) mod host;

@@ -144,17 +144,7 @@ fn keep(file: &Path, code: &[u8]) -> std::io::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
     let folder = file.parent().unwrap_or(Path::new("."));
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    let mut random = [0u8; 8];
-    getrandom::fill(&mut random).map_err(|error| std::io::Error::other(error.to_string()))?;
-    let beside = file.with_extension(format!("{:016x}.tmp", u64::from_le_bytes(random)));
-    keep_by_way_of(&beside, file, &sealed(code))
-}
-
-/// Leaves nothing beside the file, also on a disk that is full.
-fn keep_by_way_of(beside: &Path, file: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    std::fs::write(beside, bytes).and_then(|()| std::fs::rename(beside, file)).inspect_err(|_| {
-        let _ = std::fs::remove_file(beside);
-    })
+    ryzanstein_config::file::replace(file, &sealed(code))
 }
 
 fn status(nvrtc: &Nvrtc, code: i32) -> String {
@@ -362,17 +352,5 @@ mod tests {
         }
         // What was kept without a digest is not used either.
         assert_eq!(unsealed(&code), None);
-    }
-
-    #[test]
-    fn a_full_disk_leaves_no_file_beside_the_place() {
-        let folder = std::env::temp_dir().join(format!("ryz-kernels-full-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let (beside, file) = (folder.join("k.tmp"), folder.join("k.cubin"));
-        std::os::unix::fs::symlink("/dev/full", &beside).unwrap();
-        let error = keep_by_way_of(&beside, &file, b"code").unwrap_err();
-        assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
-        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
-        std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -134,7 +134,9 @@ impl GroupInner {
         let started = Instant::now();
         let outcome = core.submit(fingerprint, sequence, buffers, started);
         let completion = self.judge(core, outcome, fingerprint, sequence)?;
-        self.went(core, &fingerprint, completion, started, Instant::now());
+        let returned = Instant::now();
+        core.end(completion, returned);
+        self.measured(&fingerprint, completion, started, returned);
         Ok(())
     }
 
@@ -150,7 +152,9 @@ impl GroupInner {
             let core = &mut *lock(&self.core);
             core.check()?;
             if let Err(error) = buffers.check(&fingerprint, core.world_size, core.memory) {
-                return Err(self.fail(core, error));
+                let error = self.fail(core, error);
+                self.write_record();
+                return Err(error);
             }
         }
         self.run(fingerprint, sequence, buffers)
@@ -166,7 +170,7 @@ impl GroupInner {
         let completions = self.judge(core, outcome, first.0, first.1)?;
         let returned = Instant::now();
         for (fingerprint, completion) in fingerprints.iter().zip(completions) {
-            self.went(core, fingerprint, completion, started, returned);
+            self.measured(fingerprint, completion, started, returned);
         }
         Ok(())
     }
@@ -182,7 +186,9 @@ impl GroupInner {
         let started = Instant::now();
         let outcome = core.start(fingerprint, sequence, buffers, started);
         let (completion, work) = self.judge(core, outcome, fingerprint, sequence)?;
-        self.went(core, &fingerprint, completion, started, Instant::now());
+        let returned = Instant::now();
+        core.end(completion, returned);
+        self.measured(&fingerprint, completion, started, returned);
         Ok(work)
     }
 
@@ -259,19 +265,14 @@ impl GroupInner {
         self.judge_newest(core, outcome)
     }
 
-    /// Takes down how the oldest call that was under way went.
-    fn went(
+    /// Adds a call to the profile.
+    fn measured(
         &self,
-        core: &mut Core,
         fingerprint: &CallFingerprint,
         completion: Completion,
         started: Instant,
         returned: Instant,
     ) {
-        if let Some(last) = &mut core.last {
-            last.path = Some(completion.path);
-        }
-        core.recorder.end(completion, returned);
         let elapsed = returned.saturating_duration_since(started);
         if completion.captured {
             // Nothing is done yet: each launch counts.
@@ -300,7 +301,9 @@ impl GroupInner {
             return Err(error);
         }
         tracing::debug!(%error, call = %fingerprint, sequence, "collective failed");
-        Err(self.fail(core, error))
+        let error = self.fail(core, error);
+        self.write_record();
+        Err(error)
     }
 
     /// As [`judge`](Self::judge), for what comes behind the newest call.
@@ -326,13 +329,16 @@ impl GroupInner {
         if let Some(words) = words.filter(|_| !is_known) {
             words.leave(&error);
         }
-        // The others know by now: a slow disk delays none of them.
         core.recorder.fail(Instant::now());
         core.recorder.give_up(&error);
+        error
+    }
+
+    /// Leaves the flight record, where there is a folder for it. After all others have been told: a slow disk delays none of them.
+    pub(super) fn write_record(&self) {
         if let Some(flight) = &self.flight {
             flight.failed();
         }
-        error
     }
 
     /// Ends a call that the worker is in, and every later one. It is over soon, and holds the lock until then.
@@ -340,7 +346,7 @@ impl GroupInner {
         self.interrupt.set(error.clone());
     }
 
-    /// Gives the group up for an error that came from beside its calls. Returns it.
+    /// Gives the group up for an error that came from beside its calls. Returns it. Writes no record: there may be more groups.
     pub(super) fn abort(&self, error: Error) -> Error {
         self.interrupt(&error);
         let core = &mut *lock(&self.core);
@@ -350,7 +356,10 @@ impl GroupInner {
     /// What a call on the worker ends with when code under it has panicked.
     pub(super) fn panicked(&self, panic: &(dyn Any + Send)) -> Error {
         let text = panic_message(panic);
-        self.abort(Error::Transport(format!("an asynchronous call panicked on this rank: {text}")))
+        let error =
+            self.abort(Error::Transport(format!("an asynchronous call panicked on this rank: {text}")));
+        self.write_record();
+        error
     }
 }
 
@@ -391,6 +400,14 @@ impl Core {
         self.recorder.begin(&fingerprint, sequence, 1, started);
     }
 
+    /// The oldest call that was under way has been done, or enqueued.
+    fn end(&mut self, completion: Completion, returned: Instant) {
+        if let Some(last) = &mut self.last {
+            last.path = Some(completion.path);
+        }
+        self.recorder.end(completion, returned);
+    }
+
     fn is_alone(&self, fingerprint: &CallFingerprint) -> bool {
         self.world_size == 1 && !fingerprint.operation.is_point_to_point()
     }
@@ -428,9 +445,16 @@ impl Core {
             let calls = calls
                 .into_iter()
                 .map(|(fingerprint, sequence, buffers)| buffers.call(fingerprint, sequence, deadline));
-            return backend.group(calls.collect(), deadline);
+            let completions = backend.group(calls.collect(), deadline)?;
+            let returned = Instant::now();
+            completions.iter().for_each(|completion| self.end(*completion, returned));
+            return Ok(completions);
         }
-        let submit = |(fingerprint, sequence, buffers)| self.submit(fingerprint, sequence, buffers, started);
+        let submit = |(fingerprint, sequence, buffers)| {
+            let completion = self.submit(fingerprint, sequence, buffers, started)?;
+            self.end(completion, Instant::now());
+            Ok(completion)
+        };
         calls.into_iter().map(submit).collect()
     }
 

@@ -80,7 +80,10 @@ impl GroupMaker {
             group.set_timeout(timeout);
             // The first calls connect the ranks, and take as long as that does. A rank whose path is refused must not leave as
             // one who is done.
-            group.without_profiling(self_check::run).inspect_err(|error| group.abort(error))?;
+            group.without_profiling(self_check::run).inspect_err(|error| {
+                group.abort(error);
+                self.flight.failed();
+            })?;
             group.set_timeout(settings.timeout.get());
         }
         Ok(group)

@@ -3,6 +3,7 @@
 //! A rank accepts links on a thread of its own, which sends a challenge to whoever connects: also while the rank computes, not
 //! while its process is stopped, and not across a network that is cut.
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +13,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::task::AbortHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::wire::hello::CHALLENGE;
 
@@ -42,11 +43,15 @@ impl Liveness {
         let task = self.0.spawn(async move {
             let (mut missed, mut interval) = (0, INTERVALS[0]);
             loop {
+                let began = Instant::now();
                 missed = if responds(address).await { 0 } else { missed + 1 };
                 silent.store(missed >= ATTEMPTS, Ordering::Relaxed);
                 if missed == 0 {
                     sleep(interval).await;
                     interval = (interval * 2).min(INTERVALS[1]);
+                } else {
+                    // An unreachable network answers at once.
+                    sleep_until(began + PATIENCE).await;
                 }
             }
         });
@@ -73,19 +78,38 @@ async fn responds(address: SocketAddr) -> bool {
         let mut stream = TcpStream::connect(address).await?;
         stream.read_exact(&mut [0; CHALLENGE]).await
     };
-    timeout(PATIENCE, challenge).await.is_ok()
+    match timeout(PATIENCE, challenge).await {
+        Ok(Ok(_)) => true,
+        Ok(Err(error)) => !is_unreachable(error.kind()),
+        Err(_) => false,
+    }
+}
+
+/// Whether an error tells of the network, not of the process.
+fn is_unreachable(kind: ErrorKind) -> bool {
+    use ErrorKind::{HostUnreachable, NetworkDown, NetworkUnreachable, TimedOut};
+    matches!(kind, HostUnreachable | NetworkDown | NetworkUnreachable | TimedOut)
 }
 
 #[cfg(test)]
 mod tests {
     use std::net::{Ipv4Addr, TcpListener};
-    use std::time::Instant;
 
     use super::super::{Bound, Mesh, Settings};
     use super::*;
     use crate::rank::{Epoch, Rank};
     use crate::roster::Secret;
     use crate::testing::LATE;
+
+    #[test]
+    fn a_network_that_is_down_is_silence_and_a_process_that_has_gone_is_not() {
+        for kind in [ErrorKind::HostUnreachable, ErrorKind::NetworkUnreachable, ErrorKind::NetworkDown] {
+            assert!(is_unreachable(kind), "{kind}");
+        }
+        for kind in [ErrorKind::ConnectionRefused, ErrorKind::ConnectionReset, ErrorKind::UnexpectedEof] {
+            assert!(!is_unreachable(kind), "{kind}");
+        }
+    }
 
     #[test]
     fn a_process_that_accepts_and_says_nothing_is_silent_and_a_rank_is_not() {

@@ -1,11 +1,12 @@
 //! One rank of the backend against peers that the test plays by hand, byte by byte.
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use super::*;
-use crate::mesh::Peer;
-use crate::rank::LocalRank;
+use crate::mesh::{self, Bound, Mesh, Peer};
+use crate::rank::{Epoch, LocalRank};
+use crate::roster::Secret;
 use crate::testing::{LATE, in_time};
 use crate::wire::frame::HEADER;
 
@@ -103,6 +104,35 @@ fn a_rank_that_does_not_make_the_group_is_named() {
     peers[0].write_all(&Header { fingerprint, ..control(Kind::Query, Rank(1), 0) }.encode()).unwrap();
     let error = host.agree_on_cross_memory(Instant::now() + Duration::from_millis(300)).unwrap_err();
     assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(2)]), "{error}");
+}
+
+#[test]
+fn a_silent_process_is_blamed_only_if_it_explains_who_is_missing() {
+    let bound = Bound::new(Ipv4Addr::LOCALHOST.into()).unwrap();
+    let settings = mesh::Settings { handshake: LATE, socket_buffer: None, cross_memory: false };
+    let mesh = Mesh::start(bound, Epoch(1), Rank(0), Secret::new([7; 32]), &settings).unwrap();
+    // The kernel accepts for a process that is stopped.
+    let stopped = TcpListener::bind("127.0.0.1:0").unwrap();
+    let there = Header {
+        fingerprint: CallFingerprint { operation: Operation::Barrier, dtype: DType::U8, count: 0 },
+        sequence: 1,
+        ..control(Kind::Query, Rank(1), 0)
+    };
+    let outcome = |has_come: bool| {
+        let (mut host, mut peers) = rank_0_of(3, Duration::ZERO);
+        host.settings.liveness = Some(mesh.liveness());
+        host.links[Peer::new(1, 0).unwrap()].peer.data_address = stopped.local_addr().ok();
+        if has_come {
+            peers[0].write_all(&there.encode()).unwrap();
+        }
+        host.submit(call(Operation::Barrier, 1, Duration::from_secs(6), None)).unwrap_err()
+    };
+    let outcome = &outcome;
+    let [stopped, passed] = std::thread::scope(|scope| {
+        [false, true].map(|has_come| scope.spawn(move || outcome(has_come))).map(|it| it.join().unwrap())
+    });
+    assert!(matches!(&stopped, Error::PeerUnresponsive { rank: Rank(1), .. }), "{stopped}");
+    assert!(matches!(&passed, Error::Timeout { missing, .. } if *missing == [Rank(2)]), "{passed}");
 }
 
 #[test]

@@ -42,11 +42,11 @@ impl<T: Transport> Run<'_, T> {
         self.links[peer].rank()
     }
 
-    /// The deadline has passed: asks everybody where they are, and names those who do not say.
-    pub(super) fn give_up(&mut self, started: Instant) -> Error {
+    /// The deadline has passed: asks everybody where they are. Returns those who do not say.
+    pub(super) fn missing(&mut self) -> Vec<Rank> {
         if let Operation::Send { to: peer } | Operation::Recv { from: peer } = self.fingerprint.operation {
-            let missing = Peer::new(peer.index(), self.context.rank.index()).map(|peer| self.name(peer));
-            return self.timeout(started, missing.into_iter().collect());
+            let peer = Peer::new(peer.index(), self.context.rank.index());
+            return peer.map(|peer| self.name(peer)).into_iter().collect();
         }
         self.ask();
         let until = Instant::now() + ANSWERS;
@@ -63,15 +63,7 @@ impl<T: Transport> Run<'_, T> {
                 }
             }
         }
-        self.timeout(started, self.absent().collect())
-    }
-
-    pub(super) fn timeout(&self, started: Instant, missing: Vec<Rank>) -> Error {
-        Error::Timeout {
-            what: format!("{} in group `{}` (call {})", self.fingerprint, self.context.group, self.sequence),
-            waited: started.elapsed(),
-            missing,
-        }
+        self.absent().collect()
     }
 
     /// Peers of which nothing shows that they have come to this call.

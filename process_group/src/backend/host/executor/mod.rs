@@ -176,8 +176,8 @@ impl<'a, T: Transport> Run<'a, T> {
             asleep_since.get_or_insert(idle_since);
             if !self.sleep(until)? {
                 if until == self.deadline {
-                    let silent = self.unresponsive(&vigil, started.elapsed());
-                    return Err(silent.unwrap_or_else(|| self.give_up(started)));
+                    let missing = self.missing();
+                    return Err(self.timeout(&vigil, started.elapsed(), missing));
                 }
                 if ask_at.take_if(|at| *at <= until).is_some() {
                     self.ask();

@@ -3,10 +3,13 @@
 use std::time::Duration;
 
 use super::Run;
+use crate::backend::blame;
 use crate::backend::host::transport::Transport;
 use crate::error::Error;
 use crate::mesh::{Liveness, Peer, Pulse};
 use crate::operation::Operation;
+use crate::rank::Rank;
+use crate::roster::Member;
 
 /// How long a rank waits in a call before it looks whether its peers respond.
 pub(super) const LOOK_AFTER: Duration = Duration::from_secs(1);
@@ -27,9 +30,9 @@ struct Watched {
 }
 
 impl Vigil {
-    /// The first peer whose process does not respond.
-    fn silent(&self) -> Option<Peer> {
-        self.0.iter().find(|watched| watched.pulse.is_silent()).map(|watched| watched.peer)
+    /// The peers whose processes do not respond.
+    fn silent(&self) -> impl Iterator<Item = Peer> {
+        self.0.iter().filter(|watched| watched.pulse.is_silent()).map(|watched| watched.peer)
     }
 }
 
@@ -80,12 +83,16 @@ impl<T: Transport> Run<'_, T> {
         self.expects(peer) || progress.full || progress.released < progress.sent
     }
 
-    /// At the deadline: an error that names a peer whose process does not respond, if there is one.
-    pub(super) fn unresponsive(&self, vigil: &Vigil, waited: Duration) -> Option<Error> {
-        let member = &self.links[vigil.silent()?].peer;
-        let during =
-            format!("{} in group `{}` (call {})", self.fingerprint, self.context.group, self.sequence);
-        let (rank, host, pid) = (member.rank, member.host.clone(), member.pid);
-        Some(Error::PeerUnresponsive { rank, host, pid, during, waited })
+    /// The error at the deadline: names a peer whose process does not respond, if that explains who is missing.
+    pub(super) fn timeout(&self, vigil: &Vigil, waited: Duration, missing: Vec<Rank>) -> Error {
+        let what = format!("{} in group `{}` (call {})", self.fingerprint, self.context.group, self.sequence);
+        let silent = blame::unresponsive(vigil.silent().map(|peer| self.name(peer)), &missing);
+        match self.links.pairs().find(|(_, link)| Some(link.rank()) == silent) {
+            Some((_, link)) => {
+                let Member { rank, host, pid, .. } = link.peer.clone();
+                Error::PeerUnresponsive { rank, host, pid, during: what, waited }
+            }
+            None => Error::Timeout { what, waited, missing },
+        }
     }
 }

@@ -13,6 +13,7 @@ mod rules;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::backend::blame;
 use crate::backend::stream::call_log::{CallLog, Divergence};
 use crate::backend::stream::capture::GraphCalls;
 use crate::backend::stream::control_mesh::PeerEvent;
@@ -633,7 +634,7 @@ impl Core {
         match peer {
             Some(peer) => {
                 let missing = vec![self.members.rank(peer.index())];
-                self.fail(Error::Timeout { what, waited, missing }, out);
+                self.fail(self.timeout(what, waited, missing), out);
             }
             None => self.ask(now, sequence, Expired::Here { what, waited }),
         }
@@ -662,19 +663,14 @@ impl Core {
         let members = self.members.all.iter().zip(&self.progress);
         let missing: Vec<Rank> =
             members.filter(|(_, p)| is_missing(p)).map(|(member, _)| member.rank).collect();
-        let silent = self.members.others().find(|position| self.heartbeats.is_silent(*position));
-        let silent = silent.map(|position| self.members.all[position].clone());
         let Phase::Asking { expired, .. } = std::mem::replace(&mut self.phase, Phase::Failed) else { return };
         let error = match expired {
-            Expired::Here { what, waited } => match silent {
-                Some(Member { rank, host, pid, .. }) => {
-                    Error::PeerUnresponsive { rank, host, pid, during: what, waited }
-                }
-                None => Error::Timeout { what, waited, missing },
-            },
+            Expired::Here { what, waited } => self.timeout(what, waited, missing),
             Expired::At { rank, what } => {
                 let names = match missing.as_slice() {
-                    _ if let Some(member) = &silent => format!("rank {} is unresponsive", member.rank),
+                    _ if let Some(member) = self.unresponsive(&missing) => {
+                        format!("rank {} is unresponsive", member.rank)
+                    }
                     [] => "every rank is there, but not finished".into(),
                     [one] => format!("rank {one} is not there"),
                     many => format!("ranks {} are not there", rank::list(many)),
@@ -683,6 +679,22 @@ impl Core {
             }
         };
         self.fail(error, out);
+    }
+
+    /// The member without heartbeats that explains why these are missing, if there is one.
+    fn unresponsive(&self, missing: &[Rank]) -> Option<&Member> {
+        let silent = self.members.others().filter(|position| self.heartbeats.is_silent(*position));
+        let rank = blame::unresponsive(silent.map(|position| self.members.rank(position)), missing)?;
+        self.members.all.iter().find(|member| member.rank == rank)
+    }
+
+    fn timeout(&self, what: String, waited: Duration, missing: Vec<Rank>) -> Error {
+        match self.unresponsive(&missing).cloned() {
+            Some(Member { rank, host, pid, .. }) => {
+                Error::PeerUnresponsive { rank, host, pid, during: what, waited }
+            }
+            None => Error::Timeout { what, waited, missing },
+        }
     }
 
     /// What the caller is in, or else what it has enqueued and waits for.
