@@ -166,7 +166,7 @@ pub struct PreparedPrompt {
 pub fn prepare(settings: &ModelConfig, request: &Request) -> Result<PreparedPrompt, Error> {
     let config = LlamaConfig::from_folder(&request.model)?;
     let tokenizer = Tokenizer::open(&request.model)?;
-    let tokens = encode(request, tokenizer.as_ref(), ChatTime::now())?;
+    let tokens = encode(request, tokenizer.as_ref())?;
     request.penalties.check()?;
     if tokenizer.is_none() && !request.stop.is_empty() {
         return Err(Error::Input(format!(
@@ -179,12 +179,12 @@ pub fn prepare(settings: &ModelConfig, request: &Request) -> Result<PreparedProm
 }
 
 /// The tokens of the prompt.
-fn encode(request: &Request, tokenizer: Option<&Tokenizer>, now: ChatTime) -> Result<Vec<u32>, Error> {
+fn encode(request: &Request, tokenizer: Option<&Tokenizer>) -> Result<Vec<u32>, Error> {
     match (&request.prompt, tokenizer) {
         (Prompt::Tokens(tokens), _) => Ok(tokens.clone()),
         (Prompt::Text(text), Some(tokenizer)) => tokenizer.encode(text),
         (Prompt::Chat(messages), Some(tokenizer)) => {
-            tokenizer.encode_raw(&ChatTemplate::open(&request.model)?.render(messages, now)?)
+            tokenizer.encode_raw(&ChatTemplate::open(&request.model)?.render(messages, ChatTime::now())?)
         }
         (Prompt::Text(_) | Prompt::Chat(_), None) => Err(Error::Input(format!(
             "a prompt in words needs a tokenizer, and {} has no tokenizer.json; give --token-ids instead",
@@ -256,9 +256,8 @@ pub fn run(
     let mut timings = Timings::default();
     let group = orchestrator.tensor_parallel();
     if matches!(request.prompt, Prompt::Chat(_)) {
-        // A template may ask for the time, and every rank must get the same prompt.
-        let now = group.broadcast_object(Some(&ChatTime::now()), Rank(0))?;
-        prompt = encode(request, tokenizer.as_ref(), now)?;
+        // A template may ask for the time, and every rank must use the same prompt.
+        prompt = group.broadcast_object(Some(&prompt), Rank(0))?;
     }
     let on_tensor = |read, all| tell(Progress::Loading(read, all));
     let model = Llama::load_with(&request.model, dtype, group, on_tensor)?;

@@ -447,7 +447,9 @@ impl Core {
                 .map(|(fingerprint, sequence, buffers)| buffers.call(fingerprint, sequence, deadline));
             let completions = backend.group(calls.collect(), deadline)?;
             let returned = Instant::now();
-            completions.iter().for_each(|completion| self.end(*completion, returned));
+            for completion in &completions {
+                self.end(*completion, returned);
+            }
             return Ok(completions);
         }
         let submit = |(fingerprint, sequence, buffers)| {

@@ -7,7 +7,7 @@ use ryzanstein_process_group::{DType, ProcessGroup, Rank};
 
 use super::{ChatError, ChatTemplate, ChatTime, GenerateOptions, Message, TextStream, Tokenizer};
 use crate::error::{Error, Result};
-use crate::model::Llama;
+use crate::model::{Llama, check_all_ranks};
 
 /// One rank's share of a model, with the tokenizer and the chat template of its folder.
 #[derive(Debug)]
@@ -75,36 +75,41 @@ impl TextModel {
     /// The text that follows `prompt`. Every rank passes the same arguments and gets the same text.
     ///
     /// # Errors
-    /// As [`Llama::generate`], and when the tokenizer fails.
+    /// As [`Llama::generate`]. When the tokenizer fails on one rank, all fail.
     pub fn complete(
         &self,
         prompt: &str,
         options: &GenerateOptions,
         group: &mut ProcessGroup,
     ) -> Result<String> {
-        self.follow(&self.tokenizer().encode(prompt)?, options, group)
+        self.follow(self.tokenizer().encode(prompt), options, group)
     }
 
     /// The answer to the messages of a chat. Every rank passes the same arguments and gets the same text. A template that asks
     /// for the date gets that of the group's first rank.
     ///
     /// # Errors
-    /// As [`complete`](Self::complete), and when the model has no chat template or refuses the messages.
+    /// As [`complete`](Self::complete). When the model has no chat template, or refuses the messages of one rank, all fail.
     pub fn chat(
         &self,
         messages: &[Message],
         options: &GenerateOptions,
         group: &mut ProcessGroup,
     ) -> Result<String> {
-        let template = self.chat_template()?;
         let now = group.broadcast_object(Some(&ChatTime::now()), Rank(0))?;
-        let prompt = template.render(messages, now)?;
-        self.follow(&self.tokenizer().encode_raw(&prompt)?, options, group)
+        let render = || self.tokenizer().encode_raw(&self.chat_template()?.render(messages, now)?);
+        self.follow(render(), options, group)
     }
 
-    fn follow(&self, prompt: &[u32], options: &GenerateOptions, group: &mut ProcessGroup) -> Result<String> {
-        let generated = self.model.generate(prompt, options, group)?;
-        let mut text = TextStream::new(self.tokenizer(), prompt, &[]);
+    fn follow(
+        &self,
+        prompt: Result<Vec<u32>>,
+        options: &GenerateOptions,
+        group: &mut ProcessGroup,
+    ) -> Result<String> {
+        let prompt = check_all_ranks(prompt, group)?;
+        let generated = self.model.generate(&prompt, options, group)?;
+        let mut text = TextStream::new(self.tokenizer(), &prompt, &[]);
         let pieces = generated.tokens.iter().map(|token| text.push(*token)).collect::<Result<String>>()?;
         Ok(pieces + &text.finish()?)
     }
@@ -177,6 +182,21 @@ mod tests {
             model.chat(&[Message::user("w9")], &options(), group).unwrap()
         });
         assert_eq!(answers[0], answers[1]);
+    }
+
+    #[test]
+    fn messages_that_one_rank_cannot_render_fail_all_and_the_group_stays_usable() {
+        let folder = words();
+        let template = "{{ raise_exception('no') if messages[0].content == 'bad' else messages[0].content }}";
+        std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+        let outcomes = on_two(|group| {
+            let model = TextModel::load(folder.path(), None, group).unwrap();
+            let text = ["w9", "bad"][group.rank().index()];
+            let error = model.chat(&[Message::user(text)], &options(), group).unwrap_err();
+            (error, model.chat(&[Message::user("w9")], &options(), group).unwrap())
+        });
+        assert!(matches!(outcomes[0].0, Error::Peer { rank: Rank(1), .. }), "{}", outcomes[0].0);
+        assert!(matches!(outcomes[1].0, Error::Chat(_)), "{}", outcomes[1].0);
     }
 
     #[test]

@@ -90,7 +90,7 @@ impl Llama {
         let started = Instant::now();
         let prepared = prepare(directory, dtype, group.world_size()).and_then(|model| Ok((model, more()?)));
         let ((plan, config, checkpoint), (more, _)) =
-            check_all_ranks(prepared, |((plan, ..), (_, digest))| (plan.clone(), *digest), group)?;
+            check_all_ranks_of(prepared, |((plan, ..), (_, digest))| (plan.clone(), *digest), group)?;
         if group.members()[group.rank().index()] == Rank(0) {
             warn_of_unused(&checkpoint, &config);
         }
@@ -99,7 +99,7 @@ impl Llama {
         let compute = compute::for_group(group);
         let model = compute
             .and_then(|compute| build(config, &plan, compute, &mut source, group.rank(), group.world_size()));
-        let model = check_all_ranks(model, |_| (), group)?;
+        let model = check_all_ranks(model, group)?;
         let model = model.reported(Some(&checkpoint), started);
         model.warm_up(group)?;
         Ok((model, more))
@@ -146,12 +146,11 @@ impl Llama {
             warn_of_unused(checkpoint, &config);
         }
         // The root sends to every rank and every rank waits for the root, so all must be ready.
-        let compute = check_all_ranks(compute(group), |_| (), group)?;
+        let compute = check_all_ranks(compute(group), group)?;
         let source = RootSource { checkpoint: checkpoint.as_ref(), root, group };
         let mut source = FailFastSource { source, failure_known: false };
         let model = build(config, &plan, compute, &mut source, me, world_size);
-        let model =
-            if source.failure_known { model? } else { check_all_ranks(model, |_| (), source.source.group)? };
+        let model = if source.failure_known { model? } else { check_all_ranks(model, source.source.group)? };
         let model = model.reported(checkpoint.as_ref(), started);
         model.warm_up(source.source.group)?;
         Ok(model)
@@ -169,7 +168,7 @@ impl Llama {
             self.compute.batch(&[0], &SlotMapping::from_position(0, 1), &self.rotary)?;
             Ok(cache)
         });
-        let mut cache = check_all_ranks(ready, |_| (), group)?;
+        let mut cache = check_all_ranks(ready, group)?;
         group.without_profiling(|group| {
             if !tokens.is_empty() {
                 self.forward_last(tokens, &mut cache, group)?;
@@ -223,7 +222,7 @@ struct FailFastSource<'a> {
 
 impl WeightSource for FailFastSource<'_> {
     fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
-        check_all_ranks(Ok(()), |()| (), self.source.group).inspect_err(|_| self.failure_known = true)?;
+        check_all_ranks(Ok(()), self.source.group).inspect_err(|_| self.failure_known = true)?;
         self.source.fill(tensor, target, at)
     }
 }
@@ -254,8 +253,17 @@ fn build(
     Llama::from_loader(config, plan.activations, compute, &mut loader)
 }
 
+/// Fails on all ranks when one has failed.
+pub(crate) fn check_all_ranks<T>(mine: Result<T>, group: &mut ProcessGroup) -> Result<T> {
+    check_all_ranks_of(mine, |_| (), group)
+}
+
 /// Fails on all ranks when one has failed, or when their plans differ.
-fn check_all_ranks<T, P>(mine: Result<T>, plan: impl FnOnce(&T) -> P, group: &mut ProcessGroup) -> Result<T>
+fn check_all_ranks_of<T, P>(
+    mine: Result<T>,
+    plan: impl FnOnce(&T) -> P,
+    group: &mut ProcessGroup,
+) -> Result<T>
 where
     P: PartialEq + Serialize + serde::de::DeserializeOwned,
 {

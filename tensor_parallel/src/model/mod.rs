@@ -14,6 +14,7 @@ pub use self::config::{Architecture, LlamaConfig};
 pub use self::config_error::{ConfigError, ModelFileError};
 pub use self::decoder::{Decoder, Passes};
 pub use self::llama::Llama;
+pub(crate) use self::load::check_all_ranks;
 pub use self::plan::{TensorSpec, check_world_size, legal_world_sizes, tensors};
 pub use self::report::LoadReport;
 
