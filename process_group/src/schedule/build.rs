@@ -8,6 +8,8 @@
 //! | all-gather, reduce-scatter | round the ring | – | – | everybody to everybody |
 //! | gather, scatter, all-to-all | – | – | – | in one step |
 //!
+//! Broadcast, reduce, gather and scatter end with messages by which all ranks agree on the call.
+//!
 //! Sources: ring and halving-doubling after Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
 //! Operations in MPICH" (2005); where the world size is no power of two, surplus ranks first hand their vectors to
 //! partners, as there. Every element is reduced in one place, or in an order that two partners share, so all ranks get the same bits.
@@ -80,6 +82,9 @@ pub fn build(spec: CollectiveSpec, rank: usize, n: usize) -> Program {
         (Operation::Recv { from }, Direct) => b.receive(from.index(), b.output(b.all())),
         (operation, algorithm) => panic!("{operation} has no {algorithm} schedule"),
     }
+    if spec.operation.root().is_some() {
+        b.agree();
+    }
     b.program
 }
 
@@ -108,6 +113,24 @@ impl Builder {
         if from != into {
             self.reduce_into(into, vec![Source::Own(from)], false);
         }
+    }
+
+    /// Every rank hears from every other, directly or through others, that it makes the same call: headers carry the call. Where
+    /// data flow one way, those who only send would otherwise be done before anybody can object.
+    ///
+    /// Dissemination (Hensgen, Finkel and Manber 1988), with the messages of an all-gather after Bruck: round `k` sends all that
+    /// has been received so far, so it waits for it. What the elements hold does not matter.
+    fn agree(&mut self) {
+        let start = self.program.scratch;
+        let token =
+            |from: usize, to: usize| Region { space: Space::Scratch, start: start + from, end: start + to };
+        let mut distance = 1;
+        while distance < self.n {
+            self.send((self.rank + distance) % self.n, token(0, distance));
+            self.receive((self.rank + self.n - distance) % self.n, token(distance, 2 * distance));
+            distance *= 2;
+        }
+        self.program.scratch = start + distance;
     }
 
     fn region(&self, space: Space, range: Range<usize>) -> Region {

@@ -18,6 +18,16 @@ pub struct Traffic {
 
 /// What `rank` of `n ≥ 2` sends. The programs of [`build`](super::build) send exactly this.
 pub fn traffic(spec: CollectiveSpec, rank: usize, n: usize) -> Traffic {
+    let Traffic { messages, elements } = payloads(spec, rank, n);
+    if !spec.operation.root().is_some() {
+        return Traffic { messages, elements };
+    }
+    // By which the ranks agree on the call.
+    let rounds = doubling_rounds(n);
+    Traffic { messages: messages + rounds, elements: elements + (1 << rounds) - 1 }
+}
+
+fn payloads(spec: CollectiveSpec, rank: usize, n: usize) -> Traffic {
     let count = spec.count;
     let size = |index: usize| chunk_range(count, n, index % n).len();
     let of = |messages: usize, elements: usize| Traffic { messages, elements };
@@ -98,10 +108,10 @@ fn children(place: usize, n: usize, algorithm: Algorithm) -> usize {
 
 /// Messages that must follow one another until the last rank is done.
 pub fn rounds(spec: CollectiveSpec, n: usize) -> usize {
-    let doubling = n.next_power_of_two().ilog2() as usize;
+    let doubling = doubling_rounds(n);
     let power = largest_power_of_two(n);
     let surplus = if power == n { 0 } else { 2 };
-    match (spec.operation, spec.algorithm) {
+    let payloads = match (spec.operation, spec.algorithm) {
         (Operation::AllReduce(_), Ring) => 2 * (n - 1),
         (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => power.ilog2() as usize + surplus,
         (Operation::AllReduce(_), HalvingDoubling) => 2 * power.ilog2() as usize + surplus,
@@ -111,7 +121,14 @@ pub fn rounds(spec: CollectiveSpec, n: usize) -> usize {
         (_, Ring) => n - 1,
         (_, RecursiveDoubling) => doubling,
         _ => 1,
-    }
+    };
+    // The ranks agree while the payloads are under way.
+    if spec.operation.root().is_some() { payloads.max(doubling) } else { payloads }
+}
+
+/// Rounds until every rank has heard of every other, if each tells all it knows.
+fn doubling_rounds(n: usize) -> usize {
+    n.next_power_of_two().ilog2() as usize
 }
 
 /// What the links and processors of a group can do.
