@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use crate::support::{Run, eventually, report, text};
+use crate::support::{Run, command_line, eventually, report, ryz, text};
 use rustix::process::Signal;
 
 #[test]
@@ -105,6 +105,41 @@ fn nothing_is_left_when_the_supervisor_behind_it_is_killed() {
     let output = run.finish();
     assert_eq!(output.status.code(), Some(137));
     assert!(text(&output.stderr).contains("supervisor was killed by signal 9"));
+}
+
+#[test]
+fn in_a_pid_namespace_nothing_is_left_when_launcher_and_supervisor_are_killed_at_once() {
+    let namespace = ["--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"];
+    let unshare = || {
+        let mut command = std::process::Command::new("unshare");
+        command.args(namespace);
+        command
+    };
+    if !unshare().arg("true").status().is_ok_and(|status| status.success()) {
+        eprintln!("skipped: user namespaces are not permitted here");
+        return;
+    }
+    let mut command = unshare();
+    command.arg(ryz()).args(["launch", "-n", "2", "--", "sh", "-c", FAMILY]);
+    let mut run = Run::of(command);
+    whole_family(&run);
+    let is_half = |pid: &u32| {
+        let line = command_line(*pid);
+        line.contains(" __supervise ") || (line.contains(" launch ") && !line.starts_with("unshare"))
+    };
+    let halves: Vec<u32> = run.family().into_iter().filter(is_half).collect();
+    assert_eq!(halves.len(), 2);
+    // Neither sees the other die.
+    for signal in [Signal::STOP, Signal::KILL] {
+        for half in &halves {
+            let pid = rustix::process::Pid::from_raw(*half as i32).expect("a pid");
+            // The supervisor goes with the launcher, which is process 1 of the namespace.
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+    run.wait();
+    let gone = eventually(|| run.family().is_empty().then_some(()));
+    assert!(gone.is_some(), "left: {:?}", run.family());
 }
 
 #[test]

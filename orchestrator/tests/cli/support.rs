@@ -24,16 +24,17 @@ impl Run {
     }
 
     pub(crate) fn in_folder(folder: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        let mut command = Command::new(ryz());
+        command.args(arguments).current_dir(folder).envs(environment.iter().copied());
+        Self::of(command)
+    }
+
+    /// Of a command that starts `ryz`.
+    pub(crate) fn of(mut command: Command) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let mark = format!("{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-        // Where the test runs elsewhere than it was built, the variable says where `ryz` is.
-        let program =
-            std::env::var_os("CARGO_BIN_EXE_ryz").unwrap_or_else(|| env!("CARGO_BIN_EXE_ryz").into());
-        let child = Command::new(program)
-            .args(arguments)
-            .current_dir(folder)
+        let child = command
             .env(MARK, &mark)
-            .envs(environment.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -111,6 +112,11 @@ impl Run {
     pub(crate) fn wait(&mut self) -> std::process::ExitStatus {
         eventually(|| self.child.try_wait().expect("waited")).expect("ryz ends in time")
     }
+}
+
+/// Where the test runs elsewhere than it was built, the variable says where `ryz` is.
+pub(crate) fn ryz() -> std::ffi::OsString {
+    std::env::var_os("CARGO_BIN_EXE_ryz").unwrap_or_else(|| env!("CARGO_BIN_EXE_ryz").into())
 }
 
 impl Drop for Run {

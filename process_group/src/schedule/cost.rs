@@ -19,7 +19,7 @@ pub struct Traffic {
 /// What `rank` of `n ≥ 2` sends. The programs of [`build`](super::build) send exactly this.
 pub fn traffic(spec: CollectiveSpec, rank: usize, n: usize) -> Traffic {
     let Traffic { messages, elements } = payloads(spec, rank, n);
-    if !spec.operation.root().is_some() {
+    if spec.operation.root().is_none() {
         return Traffic { messages, elements };
     }
     // By which the ranks agree on the call.
