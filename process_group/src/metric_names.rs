@@ -102,12 +102,8 @@ pub const EPOCH: Metric = Metric {
     meaning: "The epoch that this rank has joined; the first is 1, and each restart of the job adds 1",
 };
 /// The world size.
-pub const WORLD_SIZE: Metric = Metric {
-    name: "ryz_world_size",
-    kind: Kind::Gauge,
-    labels: &["rank"],
-    meaning: "Ranks of the job",
-};
+pub const WORLD_SIZE: Metric =
+    Metric { name: "ryz_world_size", kind: Kind::Gauge, labels: &["rank"], meaning: "Ranks of the job" };
 /// Groups.
 pub const GROUPS: Metric = Metric {
     name: "ryz_groups",

@@ -488,7 +488,9 @@ mod tests {
     #[test]
     fn size_classes_in_metrics_are_few_and_hold_every_size() {
         let labels: Vec<String> = (0..64).map(size_label).collect();
-        for (exponent, expected) in [(0, "1024"), (10, "1024"), (11, "16384"), (30, "1073741824"), (31, "+Inf")] {
+        for (exponent, expected) in
+            [(0, "1024"), (10, "1024"), (11, "16384"), (30, "1073741824"), (31, "+Inf")]
+        {
             assert_eq!(labels[exponent], expected);
         }
         let mut different = labels.clone();

@@ -169,7 +169,8 @@ impl GroupInner {
     pub(super) fn run_all(&self, calls: Vec<(CallFingerprint, u64, Buffers<'_>)>) -> Result<()> {
         let Some(first) = calls.first().map(|c| (c.0, c.1)) else { return Ok(()) };
         let fingerprints: Vec<CallFingerprint> = calls.iter().map(|c| c.0).collect();
-        let _span = tracing::debug_span!("collectives", group = self.profile.group(), calls = calls.len()).entered();
+        let _span =
+            tracing::debug_span!("collectives", group = self.profile.group(), calls = calls.len()).entered();
         let core = &mut *lock(&self.core);
         let started = Instant::now();
         let outcome = core.submit_all(calls, started);
