@@ -39,6 +39,12 @@ pub struct Metric {
 }
 
 impl Metric {
+    /// The unit, which the name ends with; a dash for plain numbers.
+    pub fn unit(&self) -> &'static str {
+        let name = self.name.trim_end_matches("_total");
+        ["seconds", "bytes"].into_iter().find(|unit| name.ends_with(unit)).unwrap_or("–")
+    }
+
     /// Tells the installed recorder what this metric means.
     pub fn describe(&self) {
         match self.kind {
