@@ -113,7 +113,7 @@ pub fn log_to<W: std::io::Write + 'static>(
     Ok(tracing_subscriber::registry().with(logs::layer(config, origin, writer)?).try_init()?)
 }
 
-/// Sends the last spans when it is dropped, which takes a second at most.
+/// Sends the last spans when it is dropped, which takes a quarter of a second at most.
 #[derive(Debug)]
 #[must_use = "dropped at once, it ends the sending of spans"]
 pub struct Spans {

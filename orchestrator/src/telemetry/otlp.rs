@@ -15,8 +15,8 @@ use super::{BoxedLayer, Origin, TelemetryError, logs};
 use crate::rendezvous::Environment;
 use crate::rendezvous::runtime_thread::RuntimeThread;
 
-/// How long the end of a process waits for a collector to take the last spans.
-const LAST_SPANS: Duration = Duration::from_secs(1);
+/// How long the end of a process waits for a collector to take the last spans: less than a launcher gives ranks to exit after a failure.
+const LAST_SPANS: Duration = Duration::from_millis(250);
 
 /// Where to send spans, and which setting or variable says so.
 pub(super) struct Endpoint {
