@@ -4,8 +4,8 @@ use crate::keys::{SectionInfo, keys};
 use crate::sections::Section;
 use crate::{
     DeviceConfig, Entry, JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig,
-    NcclConfig, ProcessGroupConfig, ProfileConfig, Provenance, RendezvousConfig, Source, TcpConfig,
-    ValueError,
+    NcclConfig, OtlpConfig, ProcessGroupConfig, ProfileConfig, Provenance, RendezvousConfig, Source,
+    TcpConfig, ValueError,
 };
 use serde::{Deserialize, Serialize};
 
@@ -35,6 +35,8 @@ pub struct Config {
     pub log: LogConfig,
     /// `[metrics]`
     pub metrics: MetricsConfig,
+    /// `[otlp]`
+    pub otlp: OtlpConfig,
     /// `[model]`
     pub model: ModelConfig,
     /// Where the values came from; ask [`Config::source_of`].
@@ -75,6 +77,7 @@ listed! {
     profile: ProfileConfig,
     log: LogConfig,
     metrics: MetricsConfig,
+    otlp: OtlpConfig,
     model: ModelConfig,
 }
 

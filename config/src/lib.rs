@@ -68,7 +68,7 @@ pub use load::{RESERVED_ENVIRONMENT, Sources};
 pub use nccl::NcclSubsystems;
 pub use sections::{
     DeviceConfig, JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig, NcclConfig,
-    ProcessGroupConfig, ProfileConfig, RendezvousConfig, TcpConfig,
+    OtlpConfig, ProcessGroupConfig, ProfileConfig, RendezvousConfig, TcpConfig,
 };
 pub use size::ByteSize;
 pub use source::{Entry, Provenance, Source};

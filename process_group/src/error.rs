@@ -199,6 +199,28 @@ impl Error {
         }
     }
 
+    /// The kind of error, as metrics name it.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::Configuration(_) => "configuration",
+            Self::Invalid(_) => "invalid",
+            Self::Mismatch { .. } => "mismatch",
+            Self::PeerLost { .. } => "peer_lost",
+            Self::PeerUnresponsive { .. } => "peer_unresponsive",
+            Self::PeerAborted { .. } => "peer_aborted",
+            Self::Timeout { .. } => "timeout",
+            Self::Rendezvous(_) => "rendezvous",
+            Self::BackendUnavailable { .. } => "backend_unavailable",
+            Self::SelfCheck { .. } => "self_check",
+            Self::Transport(_) => "transport",
+            Self::System { .. } => "system",
+            Self::Device(_) => "device",
+            Self::Nccl(_) => "nccl",
+            Self::Panicked(_) => "panicked",
+            Self::Poisoned(_) => "poisoned",
+        }
+    }
+
     /// Whether the group can go on after this error: only when nothing has left the rank.
     pub fn is_recoverable(&self) -> bool {
         matches!(self, Self::Invalid(_) | Self::Configuration(_))

@@ -18,6 +18,7 @@ mod in_process;
 mod layout;
 mod manager;
 mod mesh;
+pub mod metric_names;
 pub mod nvml;
 mod operation;
 mod panic;

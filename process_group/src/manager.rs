@@ -18,6 +18,7 @@ use crate::error::{Error, Result};
 use crate::group::ProcessGroup;
 use crate::layout::Layout;
 use crate::mesh::{self, Mesh};
+use crate::metric_names;
 use crate::profile::{Profile, ProfileRow};
 use crate::rank::{self, Rank};
 use crate::recorder::FlightRecorder;
@@ -106,6 +107,7 @@ impl ProcessGroupManager {
         surroundings: &Surroundings,
         device: Option<&Device>,
     ) -> Result<Self> {
+        let _span = tracing::info_span!("start").entered();
         let started = Instant::now();
         let deadline = started + config.rendezvous.timeout.get();
         let wanted = config.process_group.backend;
@@ -129,11 +131,13 @@ impl ProcessGroupManager {
             cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
             data_address: bound.as_ref().ok().and_then(|bound| Some(bound.as_ref()?.address())),
             wanted,
-            capabilities: factories.iter_mut().map(|factory| factory.probe(&context)).collect(),
+            capabilities: tracing::info_span!("probe")
+                .in_scope(|| factories.iter_mut().map(|factory| factory.probe(&context)).collect()),
         };
         // The first is the best.
         let obstacle = candidate.capabilities.first().and_then(|capability| capability.summary);
-        let membership = rendezvous.join(candidate, deadline)?;
+        let membership =
+            tracing::info_span!("rendezvous").in_scope(|| rendezvous.join(candidate, deadline))?;
         let Membership { rank, roster, selection, secret, .. } = &membership;
         let backend = selection.backend;
         // What the other backends have taken is given back.
@@ -157,6 +161,9 @@ impl ProcessGroupManager {
         } else {
             tracing::debug!(rank = rank.0, %epoch, world_size, "backend {backend}");
         }
+        let number = rank.to_string();
+        metrics::gauge!(metric_names::EPOCH.name, "rank" => number.clone()).set(epoch.0 as f64);
+        metrics::gauge!(metric_names::WORLD_SIZE.name, "rank" => number).set(world_size as f64);
         let layout = Layout::new(&config.layout, world_size)?;
         let mesh = match bound {
             Ok(Some(bound)) if factory.needs_mesh() => {
@@ -329,6 +336,7 @@ impl ProcessGroupManager {
     /// in a group. A failure of a group that no call on this rank has told of yet is told here, unless the world's has failed
     /// before. Everything is released in any case.
     pub fn finalize(mut self) -> Result<()> {
+        let _span = tracing::info_span!("leave").entered();
         let world = self.world();
         if world.failure().is_some() {
             // Nothing more can be agreed with the others; dropping says goodbye where that still works.

@@ -15,6 +15,8 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use crate::dtype::DType;
+use crate::error::Error;
+use crate::metric_names as names;
 use crate::operation::{CallFingerprint, Operation, ReduceOp};
 use crate::paths::Path;
 
@@ -68,14 +70,22 @@ struct Entry {
     /// Slow calls not told yet, since the last line.
     untold: u64,
     told: Option<Instant>,
-    metric_seconds: metrics::Histogram,
-    metric_bytes: metrics::Counter,
+    metrics: Metrics,
+}
+
+/// The handles of one class, so that a call looks nothing up.
+struct Metrics {
+    calls: metrics::Counter,
+    bytes: metrics::Counter,
+    seconds: metrics::Histogram,
+    wait_seconds: metrics::Histogram,
 }
 
 impl Entry {
     fn moved(&mut self, bytes: u64, calls: u64) {
         self.bytes += bytes * calls;
-        self.metric_bytes.increment(bytes * calls);
+        self.metrics.calls.increment(calls);
+        self.metrics.bytes.increment(bytes * calls);
     }
 }
 
@@ -90,6 +100,7 @@ pub struct Profile {
     /// Until the group ends.
     timings: Mutex<Option<Arc<dyn Timings>>>,
     link_gbs: Option<f64>,
+    groups: metrics::Gauge,
 }
 
 /// A program has a few dozen classes and calls the same few over and over: a list that remembers where it last looked
@@ -183,6 +194,8 @@ impl Profile {
     ) -> Self {
         let (timings, link_gbs) =
             instruments.map_or((None, None), |(timings, link_gbs)| (Some(timings), link_gbs));
+        let groups = metrics::gauge!(names::GROUPS.name, "rank" => rank.to_string());
+        groups.increment(1);
         Self {
             group: group.into(),
             rank,
@@ -192,13 +205,27 @@ impl Profile {
             entries: Mutex::default(),
             timings: Mutex::new(timings),
             link_gbs,
+            groups,
         }
+    }
+
+    /// The group's name.
+    pub(crate) fn group(&self) -> &str {
+        &self.group
     }
 
     /// The group ends: takes in what the GPU has finished, and keeps nothing of the backend. Profiles outlive their groups.
     pub(crate) fn close(&self) {
         self.fetch();
         self.timings.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.groups.decrement(1);
+    }
+
+    /// A call that failed.
+    pub(crate) fn record_error(&self, operation: Operation, error: &Error) {
+        let [rank, group] = self.labels();
+        let labels = [rank, group, ("op", operation.name().to_owned()), ("kind", error.kind().to_owned())];
+        metrics::counter!(names::ERRORS.name, &labels).increment(1);
     }
 
     /// From `true` to `false`, calls are not their user's: they are neither recorded nor told of as slow.
@@ -283,7 +310,10 @@ impl Profile {
             entry.calls += 1;
             entry.nanos += nanos;
             entry.latency.saturating_record(nanos.max(1));
-            entry.metric_seconds.record(elapsed.as_secs_f64());
+            entry.metrics.seconds.record(elapsed.as_secs_f64());
+            if !waited.is_zero() {
+                entry.metrics.wait_seconds.record(waited.as_secs_f64());
+            }
             // A rank that comes late makes no call slow.
             if elapsed.saturating_sub(waited) > self.recording.threshold(bytes) {
                 self.tell_slow(entry, fingerprint.operation, bytes, path, elapsed);
@@ -310,14 +340,6 @@ impl Profile {
     }
 
     fn entry(&self, class: &Class) -> Entry {
-        let labels = [
-            ("group", self.group.to_string()),
-            ("rank", self.rank.to_string()),
-            ("op", class.operation.to_owned()),
-            ("dtype", class.dtype.to_string()),
-            ("bytes_up_to", (1u64 << class.size).to_string()),
-            ("path", class.path.to_string()),
-        ];
         Entry {
             calls: 0,
             bytes: 0,
@@ -327,9 +349,36 @@ impl Profile {
             host: None,
             untold: 0,
             told: None,
-            metric_seconds: metrics::histogram!("ryz_collective_seconds", &labels),
-            metric_bytes: metrics::counter!("ryz_collective_bytes_total", &labels),
+            metrics: self.metrics(class),
         }
+    }
+
+    fn metrics(&self, class: &Class) -> Metrics {
+        let [rank, group] = self.labels();
+        let op = ("op", class.operation.to_owned());
+        let waits = [rank.clone(), group.clone(), op.clone()];
+        let labels = [
+            rank,
+            group,
+            op,
+            ("reduction", class.reduction.unwrap_or_default().to_owned()),
+            ("dtype", class.dtype.to_string()),
+            ("bytes_up_to", size_label(class.size)),
+            ("path", class.path.to_string()),
+        ];
+        Metrics {
+            calls: metrics::counter!(names::CALLS.name, &labels),
+            bytes: metrics::counter!(names::BYTES.name, &labels),
+            seconds: metrics::histogram!(names::SECONDS.name, &labels),
+            wait_seconds: metrics::histogram!(names::WAIT_SECONDS.name, &waits),
+        }
+    }
+
+    /// The labels that all metrics of the group have. Groups that are made again and again from the same ranks share one name:
+    /// each name is a time series that a server keeps.
+    fn labels(&self) -> [(&'static str, String); 2] {
+        let name = self.group.split('#').next().unwrap_or_default();
+        [("rank", self.rank.to_string()), ("group", name.to_owned())]
     }
 
     fn tell_slow(&self, entry: &mut Entry, op: Operation, bytes: u64, path: Path, elapsed: Duration) {
@@ -411,6 +460,13 @@ impl Profile {
     }
 }
 
+/// The size class in metrics, coarser than that of rows, as each is a dozen time series: 1 KiB, then 16 times as much each up to
+/// 1 GiB, then all above.
+fn size_label(exponent: u8) -> String {
+    let bound = (10..=30).step_by(4).find(|bound| exponent <= *bound);
+    bound.map_or_else(|| "+Inf".to_owned(), |bound| (1u64 << bound).to_string())
+}
+
 /// 1 ns to 1 h, two significant digits: 20 KB a class.
 fn latencies() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 3_600_000_000_000, 2).expect("constant bounds are valid")
@@ -422,5 +478,23 @@ impl fmt::Debug for Profile {
             .field("group", &self.group)
             .field("rank", &self.rank)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_classes_in_metrics_are_few_and_hold_every_size() {
+        let labels: Vec<String> = (0..64).map(size_label).collect();
+        for (exponent, expected) in
+            [(0, "1024"), (10, "1024"), (11, "16384"), (30, "1073741824"), (31, "+Inf")]
+        {
+            assert_eq!(labels[exponent], expected);
+        }
+        let mut different = labels.clone();
+        different.dedup();
+        assert_eq!(different.len(), 7, "{different:?}");
     }
 }

@@ -70,7 +70,8 @@ fn rank() -> Result<()> {
     let mut orchestrator = ranks::initialize()?;
     let rank = orchestrator.manager().rank();
     let log = ryzanstein_config::LogConfig { level: "warn".into(), ..Default::default() };
-    telemetry::log_to_stderr(&log, Some(rank.0))?;
+    let origin = telemetry::Origin { rank: Some(rank.0), ..Default::default() };
+    telemetry::log_to_stderr(&log, &origin)?;
     let mut x = vec![1.0f32; 256];
     for made in 0.. {
         if made == READY_AFTER {

@@ -33,9 +33,10 @@ impl ConnectionCounts {
         self.connections.load(Ordering::Relaxed)
     }
 
-    fn refuse(&self, peer: std::net::SocketAddr, why: &dyn std::fmt::Display) {
+    /// `reason` is the one in metrics, `why` what people read.
+    fn refuse(&self, peer: std::net::SocketAddr, reason: &'static str, why: &dyn std::fmt::Display) {
         self.refused.fetch_add(1, Ordering::Relaxed);
-        metrics::counter!(crate::metric_names::REFUSED_CONNECTIONS).increment(1);
+        metrics::counter!(crate::metric_names::REFUSED_CONNECTIONS.name, "reason" => reason).increment(1);
         tracing::debug!(%peer, %why, "refused a connection to the rendezvous");
     }
 }
@@ -81,7 +82,7 @@ impl Acceptor {
                 }
             };
             if self.counts.connections() >= self.most {
-                self.counts.refuse(peer, &"rendezvous.max_connections is reached");
+                self.counts.refuse(peer, "too_many", &"rendezvous.max_connections is reached");
                 continue;
             }
             let counts = self.counts();
@@ -95,8 +96,14 @@ impl Acceptor {
                         counts.connections.fetch_add(1, Ordering::Relaxed);
                         let _ = admitted.send(Ok(AuthenticatedStream { stream, counts })).await;
                     }
-                    Ok(Err(error)) => counts.refuse(peer, &error),
-                    Err(_) => counts.refuse(peer, &"it did not prove in time that it belongs to the job"),
+                    Ok(Err(error)) => counts.refuse(peer, error.reason(), &error),
+                    Err(_) => {
+                        counts.refuse(
+                            peer,
+                            "timeout",
+                            &"it did not prove in time that it belongs to the job",
+                        );
+                    }
                 }
             });
             half_open.push(task.abort_handle());

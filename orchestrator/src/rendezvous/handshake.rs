@@ -34,6 +34,17 @@ pub enum HandshakeError {
     WrongSecret,
 }
 
+impl HandshakeError {
+    /// The reason in metrics.
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            Self::Io(_) => "broken",
+            Self::NotARendezvous => "wrong_version",
+            Self::WrongSecret => "wrong_secret",
+        }
+    }
+}
+
 fn mac(secret: &Secret, label: &str, nonces: [&[u8; 32]; 2]) -> Hmac<Sha256> {
     let mut mac = Hmac::<Sha256>::new_from_slice(secret.expose()).expect("HMAC takes keys of any length");
     mac.update(b"ryzanstein control 1 ");

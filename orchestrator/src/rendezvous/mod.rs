@@ -15,7 +15,7 @@ pub mod handshake;
 #[cfg(feature = "server")]
 mod host;
 pub mod listen;
-mod runtime_thread;
+pub(crate) mod runtime_thread;
 pub mod secret;
 #[cfg(feature = "server")]
 mod server;

@@ -9,14 +9,14 @@ use tokio::sync::oneshot;
 
 /// Runs futures until it is dropped, which cancels them.
 #[derive(Debug)]
-pub(super) struct RuntimeThread {
+pub(crate) struct RuntimeThread {
     handle: Handle,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
 impl RuntimeThread {
-    pub(super) fn start(name: &str) -> io::Result<Self> {
+    pub(crate) fn start(name: &str) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel();
@@ -26,8 +26,8 @@ impl RuntimeThread {
         Ok(Self { handle, stop: Some(stop), thread: Some(thread) })
     }
 
-    #[cfg(feature = "server")]
-    pub(super) const fn handle(&self) -> &Handle {
+    #[cfg(any(feature = "server", feature = "otlp"))]
+    pub(crate) const fn handle(&self) -> &Handle {
         &self.handle
     }
 

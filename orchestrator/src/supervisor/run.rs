@@ -201,6 +201,7 @@ impl<'a> Supervisor<'a> {
             }
             Action::Kill => descendants::kill(),
             Action::Restart { epoch, number, wait } => {
+                metrics::counter!(crate::metric_names::RESTARTS.name).increment(1);
                 tell(&self.restart_notice(epoch, number, wait));
                 self.end_leftovers();
             }

@@ -1,32 +1,37 @@
-//! Logs with the rank on every line, and metrics in Prometheus format.
+//! Logs with job, epoch and rank, metrics in Prometheus format, and spans for OpenTelemetry collectors and NVIDIA's profilers.
 //!
-//! Both are process-wide, so an embedding program sets up its own instead of calling these.
+//! All are process-wide, so an embedding program sets up its own instead of calling these.
 
 mod exporter;
+mod logs;
+mod nvtx;
+#[cfg(feature = "otlp")]
+mod otlp;
 
-use std::fmt;
 use std::net::SocketAddr;
 
-use metrics_exporter_prometheus::PrometheusBuilder;
-use ryzanstein_config::{LogConfig, LogFormat, MetricsConfig};
-use tracing_subscriber::filter::LevelFilter;
-use tracing_subscriber::fmt::format::{FormatEvent, FormatFields, Writer};
-use tracing_subscriber::fmt::{FmtContext, format};
-use tracing_subscriber::registry::LookupSpan;
-use tracing_subscriber::{EnvFilter, Layer as _, layer::SubscriberExt as _, util::SubscriberInitExt as _};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+use ryzanstein_config::{Config, LogConfig, MetricsConfig};
+use ryzanstein_process_group::device::nvtx as injection;
+use tracing_subscriber::{Layer, Registry, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 use crate::metric_names;
+use crate::rendezvous::Environment;
+
+type BoxedLayer = Box<dyn Layer<Registry> + Send + Sync>;
 
 /// Why telemetry could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     /// The filter cannot be parsed.
     #[error(
-        "log.level: expected a level (off, error, warn, info, debug, trace), or levels by module as in \
+        "{key}: expected a level (off, error, warn, info, debug, trace), or levels by module as in \
          `info,ryzanstein_process_group=debug`, not `{level}` ({why})"
     )]
     Filter {
-        /// The value of the setting.
+        /// The setting.
+        key: &'static str,
+        /// Its value.
         level: String,
         /// What is wrong with it.
         why: String,
@@ -36,185 +41,198 @@ pub enum TelemetryError {
     Twice(#[from] tracing_subscriber::util::TryInitError),
     /// The process already records metrics.
     #[error(
-        "this process already records metrics with another recorder; serve them from there, and unset metrics.address"
+        "this process already records metrics with another recorder; serve them from there, and unset {0}"
     )]
-    SecondRecorder,
+    SecondRecorder(&'static str),
     /// The metrics cannot be served.
-    #[error("cannot serve metrics at {address} (metrics.address): {source}")]
+    #[error("cannot serve metrics at {address} ({key}): {source}")]
     Metrics {
+        /// The setting.
+        key: &'static str,
         /// The address.
         address: SocketAddr,
         /// The system's error.
         source: std::io::Error,
     },
+    /// Spans cannot be sent.
+    #[error(
+        "{key} is `{endpoint}`, and spans cannot be sent there: {why}; expected http://HOST:PORT, where a collector takes OTLP over \
+         gRPC"
+    )]
+    Spans {
+        /// The setting or the variable.
+        key: &'static str,
+        /// Its value.
+        endpoint: String,
+        /// Why not.
+        why: String,
+    },
 }
 
-/// Starts logging to stderr, with `rank` on every line.
+/// What this process is, as logs and spans say it.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Origin {
+    /// The job's name.
+    pub job: String,
+    /// The epoch, where a launcher has told it.
+    pub epoch: Option<u32>,
+    /// The rank; none in a launcher.
+    pub rank: Option<u32>,
+}
+
+impl Origin {
+    /// Of a rank with these settings and this environment.
+    pub fn of_rank(config: &Config, environment: &Environment) -> Self {
+        let number = |name: &str| environment.get(name).and_then(|text| text.parse().ok());
+        Self { job: config.job.name.clone(), epoch: number("RYZ_EPOCH"), rank: number("RANK") }
+    }
+
+    /// Of the launcher of a job with these settings.
+    pub fn of_launcher(config: &Config) -> Self {
+        Self { job: config.job.name.clone(), epoch: None, rank: None }
+    }
+}
+
+/// Starts logging to stderr.
 ///
 /// # Errors
 /// [`TelemetryError`] when the filter cannot be parsed or logging is already set up.
-pub fn log_to_stderr(config: &LogConfig, rank: Option<u32>) -> Result<(), TelemetryError> {
-    log_to(config, rank, std::io::stderr)
+pub fn log_to_stderr(config: &LogConfig, origin: &Origin) -> Result<(), TelemetryError> {
+    log_to(config, origin, std::io::stderr)
 }
 
-/// Starts logging to what `writer` returns, with `rank` on every line. Each line is one `write`.
+/// Starts logging to what `writer` returns. Each line is one `write`.
 ///
 /// # Errors
 /// As [`log_to_stderr`].
 pub fn log_to<W: std::io::Write + 'static>(
     config: &LogConfig,
-    rank: Option<u32>,
+    origin: &Origin,
     writer: impl Fn() -> W + Send + Sync + 'static,
 ) -> Result<(), TelemetryError> {
-    let refuse = |why| TelemetryError::Filter { level: config.level.clone(), why };
-    // The parser takes any word for a module, and would show nothing of all others.
-    let is_level = |part: &&str| part.contains(['=', '[']) || part.parse::<LevelFilter>().is_ok();
-    if let Some(word) =
-        config.level.split(',').map(str::trim).find(|part| !part.is_empty() && !is_level(part))
-    {
-        return Err(refuse(format!("`{word}` is not a log level")));
-    }
-    let filter = EnvFilter::try_new(&config.level).map_err(|error| refuse(error.to_string()))?;
-    let layer = tracing_subscriber::fmt::layer().with_writer(writer);
-    let layer = match config.format {
-        // The JSON formatter writes only fields of spans and events, so the rank is added here.
-        LogFormat::Json => layer
-            .event_format(WithRank { rank, inner: Inner::Json(format().json().flatten_event(true)) })
-            .fmt_fields(format::JsonFields::new())
-            .boxed(),
-        LogFormat::Text => layer
-            .with_ansi(false)
-            .event_format(WithRank { rank, inner: Inner::Text(format().compact().with_ansi(false)) })
-            .boxed(),
+    Ok(tracing_subscriber::registry().with(logs::layer(config, origin, writer)?).try_init()?)
+}
+
+/// Sends the last spans when it is dropped, which takes a quarter of a second at most.
+#[derive(Debug)]
+#[must_use = "dropped at once, it ends the sending of spans"]
+pub struct Spans {
+    #[cfg(feature = "otlp")]
+    _export: Option<otlp::Export>,
+}
+
+/// Starts logging to stderr, sends spans to a collector if `otlp.endpoint` or its standard variables name one, and shows them to
+/// a profiler that has attached itself (`NVTX_INJECTION64_PATH`).
+///
+/// A collector that does not answer keeps nothing waiting: spans that it does not take are dropped.
+///
+/// # Errors
+/// As [`log_to_stderr`], and [`TelemetryError::Spans`].
+pub fn start(config: &Config, origin: &Origin, environment: &Environment) -> Result<Spans, TelemetryError> {
+    let mut layers = vec![logs::layer(&config.log, origin, std::io::stderr)?];
+    #[cfg(feature = "otlp")]
+    let export = match otlp::endpoint(&config.otlp, environment) {
+        Some(endpoint) => {
+            let (export, layer) = otlp::start(&config.otlp, origin, endpoint)?;
+            layers.push(layer);
+            Some(export)
+        }
+        None => None,
     };
-    tracing_subscriber::registry().with(layer.with_filter(filter)).try_init()?;
-    Ok(())
-}
-
-/// A formatter that adds the rank to another's lines.
-struct WithRank {
-    rank: Option<u32>,
-    inner: Inner,
-}
-
-enum Inner {
-    Text(format::Format<format::Compact>),
-    Json(format::Format<format::Json>),
-}
-
-impl<S, N> FormatEvent<S, N> for WithRank
-where
-    S: tracing::Subscriber + for<'a> LookupSpan<'a>,
-    N: for<'a> FormatFields<'a> + 'static,
-{
-    fn format_event(
-        &self,
-        ctx: &FmtContext<'_, S, N>,
-        mut writer: Writer<'_>,
-        event: &tracing::Event<'_>,
-    ) -> fmt::Result {
-        let mut line = String::new();
-        let is_json = matches!(self.inner, Inner::Json(_));
-        match &self.inner {
-            Inner::Text(inner) => inner.format_event(ctx, Writer::new(&mut line), event)?,
-            Inner::Json(inner) => inner.format_event(ctx, Writer::new(&mut line), event)?,
-        }
-        // Events of the process group already have their rank.
-        let has_rank = event.metadata().fields().field("rank").is_some();
-        match self.rank {
-            Some(rank) if !has_rank && is_json => {
-                write!(writer, "{{\"rank\":{rank},{}", line.strip_prefix('{').unwrap_or(&line))
-            }
-            Some(rank) if !has_rank => write!(writer, "rank={rank} {line}"),
-            _ => writer.write_str(&line),
-        }
+    #[cfg(not(feature = "otlp"))]
+    if let Some(endpoint) = &config.otlp.endpoint {
+        return Err(TelemetryError::Spans {
+            key: "otlp.endpoint",
+            endpoint: endpoint.clone(),
+            why: "this program was built without the feature `otlp`".into(),
+        });
     }
+    let attached =
+        environment.get(injection::INJECTION).map(|library| injection::Nvtx::attach(library.as_ref()));
+    if let Some(Ok(Some(nvtx))) = attached {
+        layers.push(nvtx::layer(nvtx));
+    }
+    tracing_subscriber::registry().with(layers).try_init()?;
+    if let Some(Err(error)) = attached {
+        tracing::warn!(%error, "no ranges for the profiler");
+    }
+    Ok(Spans {
+        #[cfg(feature = "otlp")]
+        _export: export,
+    })
 }
 
-/// Serves metrics at `metrics.address`, if it is set. The local rank is added to the port, so that the ranks of one host do
-/// not collide. Returns the address.
+/// Upper bounds of the buckets of durations, in seconds: from a small all-reduce to a timeout. Twelve, as each is a time series.
+const SECONDS: [f64; 12] = [1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 10.0];
+
+/// Serves the metrics of a rank at `metrics.address`, if it is set. The local rank is added to the port, so that the ranks of one
+/// host do not collide. Returns the address.
 ///
 /// # Errors
 /// [`TelemetryError::Metrics`] when the address cannot be used, [`TelemetryError::SecondRecorder`] when the process already records
 /// metrics.
 pub fn serve_metrics(
     config: &MetricsConfig,
-    rank: u32,
+    origin: &Origin,
     local_rank: u16,
 ) -> Result<Option<SocketAddr>, TelemetryError> {
     let Some(mut address) = config.address else { return Ok(None) };
     if address.port() != 0 {
         address.set_port(address.port().saturating_add(local_rank));
     }
-    let recorder = PrometheusBuilder::new().add_global_label("rank", rank.to_string()).build_recorder();
-    let refused = |source| TelemetryError::Metrics { address, source };
+    let rank = origin.rank.unwrap_or(0).to_string();
+    let address = serve("metrics.address", address, PrometheusBuilder::new().add_global_label("rank", rank))?;
+    let labels = [
+        ("job_name", origin.job.clone()),
+        ("version", crate::VERSION.to_owned()),
+        ("host", crate::host_name()),
+    ];
+    metrics::gauge!(metric_names::INFO.name, &labels).set(1.0);
+    Ok(Some(address))
+}
+
+/// Serves the metrics of a launcher at `metrics.launcher_address`, if it is set. Returns the address.
+///
+/// # Errors
+/// As [`serve_metrics`].
+pub fn serve_launcher_metrics(config: &MetricsConfig) -> Result<Option<SocketAddr>, TelemetryError> {
+    let Some(address) = config.launcher_address else { return Ok(None) };
+    let address = serve("metrics.launcher_address", address, PrometheusBuilder::new())?;
+    // There from the start, so that the first restart shows as an increase.
+    metrics::counter!(metric_names::RESTARTS.name).increment(0);
+    Ok(Some(address))
+}
+
+fn serve(
+    key: &'static str,
+    address: SocketAddr,
+    builder: PrometheusBuilder,
+) -> Result<SocketAddr, TelemetryError> {
+    let durations = Matcher::Suffix("_seconds".into());
+    let builder = builder.set_buckets_for_metric(durations, &SECONDS).expect("there are buckets");
+    let recorder = builder.build_recorder();
+    let refused = |source| TelemetryError::Metrics { key, address, source };
     let (listener, page) = (exporter::bind(address).map_err(refused)?, recorder.handle());
-    metrics::set_global_recorder(recorder).map_err(|_| TelemetryError::SecondRecorder)?;
+    metrics::set_global_recorder(recorder).map_err(|_| TelemetryError::SecondRecorder(key))?;
     let address = exporter::serve(listener, page).map_err(refused)?;
     metric_names::describe();
-    metrics::gauge!(metric_names::INFO, "version" => crate::VERSION, "host" => crate::host_name()).set(1.0);
-    Ok(Some(address))
+    Ok(address)
 }
 
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
     use std::net::{TcpListener, TcpStream};
-    use std::sync::{Arc, Mutex};
-
-    use tracing_subscriber::fmt::MakeWriter;
 
     use super::*;
-
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-
-    impl std::io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().expect("not poisoned").write(bytes)
-        }
-
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
-
-    impl<'a> MakeWriter<'a> for Lines {
-        type Writer = Self;
-
-        fn make_writer(&'a self) -> Self {
-            self.clone()
-        }
-    }
-
-    fn logged(inner: Inner, rank: Option<u32>) -> String {
-        let lines = Lines::default();
-        let json = matches!(inner, Inner::Json(_));
-        let layer = tracing_subscriber::fmt::layer().with_writer(lines.clone()).with_ansi(false);
-        let layer = layer.event_format(WithRank { rank, inner });
-        let layer = if json { layer.fmt_fields(format::JsonFields::new()).boxed() } else { layer.boxed() };
-        tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), || {
-            tracing::info!(answer = 42, "hello");
-        });
-        String::from_utf8(lines.0.lock().expect("not poisoned").clone()).expect("text")
-    }
-
-    #[test]
-    fn every_line_carries_the_rank() {
-        let text = logged(Inner::Text(format().compact().with_ansi(false)), Some(3));
-        assert!(text.starts_with("rank=3 ") && text.contains("hello"), "{text}");
-        let json = logged(Inner::Json(format().json().flatten_event(true)), Some(3));
-        let value: serde_json::Value = serde_json::from_str(&json).expect("one object");
-        assert_eq!((&value["rank"], &value["answer"]), (&3.into(), &42.into()));
-        assert!(!logged(Inner::Text(format().compact().with_ansi(false)), None).contains("rank"));
-    }
 
     #[test]
     fn metrics_are_served_with_the_rank_and_the_port_moved_up_by_the_local_rank() {
         let free = TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
         let base = SocketAddr::new(free.ip(), free.port() - 1);
-        let config = MetricsConfig { address: Some(base) };
-        assert_eq!(serve_metrics(&config, 5, 1).expect("served"), Some(free));
+        let config = MetricsConfig { address: Some(base), ..MetricsConfig::default() };
+        let origin = Origin { rank: Some(5), ..Origin::default() };
+        assert_eq!(serve_metrics(&config, &origin, 1).expect("served"), Some(free));
         let mut stream = TcpStream::connect(free).expect("connected");
         stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").expect("asked");
         let mut page = String::new();

@@ -6,6 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use tracing::span::EnteredSpan;
+
 use super::GroupInfo;
 use crate::backend::Completion;
 use crate::backend::factory::AnyBackend;
@@ -123,6 +125,12 @@ pub(super) struct Worker {
 pub(super) type Job = Box<dyn FnOnce(&GroupInner) + Send>;
 
 impl GroupInner {
+    /// What traces show of a call. Disabled, as it is unless someone traces at level `debug`, it costs one comparison.
+    fn span(&self, call: &CallFingerprint) -> EnteredSpan {
+        let (op, dtype, count) = (call.operation.name(), call.dtype.name(), call.count);
+        tracing::debug_span!("collective", group = self.profile.group(), op, dtype, count).entered()
+    }
+
     /// One call, done or enqueued when this returns.
     pub(super) fn run(
         &self,
@@ -130,6 +138,7 @@ impl GroupInner {
         sequence: u64,
         buffers: Buffers<'_>,
     ) -> Result<()> {
+        let _span = self.span(&fingerprint);
         let core = &mut *lock(&self.core);
         let started = Instant::now();
         let outcome = core.submit(fingerprint, sequence, buffers, started);
@@ -164,6 +173,8 @@ impl GroupInner {
     pub(super) fn run_all(&self, calls: Vec<(CallFingerprint, u64, Buffers<'_>)>) -> Result<()> {
         let Some(first) = calls.first().map(|c| (c.0, c.1)) else { return Ok(()) };
         let fingerprints: Vec<CallFingerprint> = calls.iter().map(|c| c.0).collect();
+        let _span =
+            tracing::debug_span!("collectives", group = self.profile.group(), calls = calls.len()).entered();
         let core = &mut *lock(&self.core);
         let started = Instant::now();
         let outcome = core.submit_all(calls, started);
@@ -182,6 +193,7 @@ impl GroupInner {
         sequence: u64,
         buffers: Buffers<'_>,
     ) -> Result<Box<dyn StreamWork>> {
+        let _span = self.span(&fingerprint);
         let core = &mut *lock(&self.core);
         let started = Instant::now();
         let outcome = core.start(fingerprint, sequence, buffers, started);
@@ -211,6 +223,7 @@ impl GroupInner {
         sequence: u64,
         launch: impl FnOnce() -> Result<(), E>,
     ) -> Result<(), E> {
+        let _span = tracing::debug_span!("replay", group = self.profile.group()).entered();
         let core = &mut *lock(&self.core);
         core.check()?;
         let started = Instant::now();
@@ -296,11 +309,13 @@ impl GroupInner {
             Err(error) => error,
         };
         core.recorder.fail(Instant::now());
+        self.profile.record_error(fingerprint.operation, &error);
         // Refused before it left the rank, or failed before.
         if error.is_recoverable() || matches!(error, Error::Poisoned(_)) {
             return Err(error);
         }
-        tracing::debug!(%error, call = %fingerprint, sequence, "collective failed");
+        let group = self.profile.group();
+        tracing::debug!(group, %error, call = %fingerprint, sequence, "collective failed");
         let error = self.fail(core, error);
         self.write_record();
         Err(error)

@@ -40,10 +40,12 @@ impl GroupMaker {
         together: Together<'_>,
         deadline: Instant,
     ) -> Result<ProcessGroup> {
+        let _span = tracing::info_span!("make_group", group = name, ranks = ranks.len()).entered();
         let (settings, membership) = (&self.config.process_group, &self.membership);
         let position = ranks.iter().position(|r| *r == membership.rank).expect("only members make a group");
         let rank = Rank(position as u32);
         let members: Vec<&Member> = ranks.iter().map(|r| &membership.roster.members[r.index()]).collect();
+        let connecting = tracing::info_span!("connect", group = name).entered();
         let backend = self.factory.connect(&GroupSpec {
             name,
             rank,
@@ -54,6 +56,7 @@ impl GroupMaker {
             mesh: self.mesh.as_ref(),
             deadline,
         })?;
+        drop(connecting);
         let profile = &self.config.profile;
         let recording = Recording {
             record: profile.enabled,
@@ -76,6 +79,7 @@ impl GroupMaker {
         let (store, flight) = (Arc::clone(&membership.store), self.flight.clone());
         let mut group = ProcessGroup::on(info, backend, Some(store), Some(flight));
         if settings.self_check {
+            let _span = tracing::info_span!("self_check", group = name).entered();
             let timeout = deadline.saturating_duration_since(Instant::now()).max(Duration::from_secs(1));
             group.set_timeout(timeout);
             // The first calls connect the ranks, and take as long as that does. A rank whose path is refused must not leave as

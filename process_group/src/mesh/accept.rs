@@ -9,6 +9,7 @@ use super::RETRY;
 use super::arrivals::Arrivals;
 use super::prove::{HandshakeError, Prover};
 use crate::half_open::HalfOpen;
+use crate::metric_names;
 use crate::rank::{Epoch, Rank};
 use crate::sync::lock;
 
@@ -43,7 +44,8 @@ impl Acceptor {
             let this = Arc::clone(&this);
             let task = tokio::spawn(async move {
                 if let Err(reason) = this.welcome(stream).await {
-                    metrics::counter!("ryz_links_refused_total").increment(1);
+                    let labels = [("rank", this.me.to_string()), ("reason", reason.reason().to_owned())];
+                    metrics::counter!(metric_names::LINKS_REFUSED.name, &labels).increment(1);
                     tracing::debug!(%from, %reason, "refused a connection to the data plane");
                 }
             });

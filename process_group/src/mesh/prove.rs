@@ -30,6 +30,20 @@ pub(super) enum HandshakeError {
     TimedOut(Duration),
 }
 
+impl HandshakeError {
+    /// The reason in metrics.
+    pub(super) const fn reason(&self) -> &'static str {
+        match self {
+            Self::Io(_) => "broken",
+            Self::WrongSecret => "wrong_secret",
+            Self::WrongRank { .. } => "wrong_rank",
+            Self::WrongVersion => "wrong_version",
+            Self::Refused => "refused",
+            Self::TimedOut(_) => "timeout",
+        }
+    }
+}
+
 /// What this rank proves itself with.
 #[derive(Debug)]
 pub(super) struct Prover {

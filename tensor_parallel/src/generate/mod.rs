@@ -97,6 +97,7 @@ impl Llama {
         group: &mut ProcessGroup,
         mut on_token: impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generated> {
+        let _span = tracing::info_span!("generate", prompt_tokens = prompt.len()).entered();
         check_same_request(prompt, options, group)?;
         let mut sampler = Sampler::new(options.sampling)?.with_penalties(options.penalties, prompt)?;
         let mut generated = Generated { tokens: Vec::new(), stop: StopReason::Length };

@@ -84,6 +84,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// # Errors
     /// When there are no pairs, or a sequence does not exist or is given twice; otherwise as [`Llama::forward`].
     pub fn decode(&mut self, tokens: &[(usize, u32)], group: &mut ProcessGroup) -> Result<&Tensor> {
+        let _span = tracing::info_span!("decode", sequences = tokens.len()).entered();
         let (slots, tokens) = self.validate(tokens)?;
         let Self { passes, cache, model, kind, .. } = self;
         let model = &**model;
@@ -158,6 +159,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
             return self.decode(&tokens, group);
         }
         let Mixed { tokens, slots, last } = Mixed::of(pairs, &self.cache)?;
+        let _span = tracing::info_span!("prefill", sequences = pairs.len(), tokens = tokens.len()).entered();
         let Self { cache, model, logits, .. } = self;
         model.check(&tokens)?;
         let batch = model.compute.batch(&tokens, &slots, &model.rotary)?;

@@ -87,6 +87,7 @@ impl Llama {
         on_tensor: impl FnMut(usize, usize),
         more: impl FnOnce() -> Result<(T, u64)>,
     ) -> Result<(Self, T)> {
+        let _span = tracing::info_span!("load_model").entered();
         let started = Instant::now();
         let prepared = prepare(directory, dtype, group.world_size()).and_then(|model| Ok((model, more()?)));
         let ((plan, config, checkpoint), (more, _)) =
@@ -127,6 +128,7 @@ impl Llama {
         group: &mut ProcessGroup,
         compute: impl FnOnce(&ProcessGroup) -> Result<Box<dyn Compute>>,
     ) -> Result<Self> {
+        let _span = tracing::info_span!("load_model").entered();
         let started = Instant::now();
         let (me, world_size) = (group.rank(), group.world_size());
         let prepared = match directory {
@@ -162,6 +164,7 @@ impl Llama {
         if group.device().is_none() {
             return Ok(());
         }
+        let _span = tracing::info_span!("warm_up").entered();
         // Finds what a rank most likely lacks, memory or the kernel compiler, before the others wait for it.
         let tokens = &[0; 2][..self.config().max_positions.min(3).saturating_sub(1)];
         let ready = self.cache(tokens.len() + 1).and_then(|cache| {

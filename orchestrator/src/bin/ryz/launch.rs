@@ -10,6 +10,7 @@ use ryzanstein_config::{Config, Source};
 use ryzanstein_orchestrator::rendezvous::Environment;
 use ryzanstein_orchestrator::supervisor::{self, Job, LaunchError, RankOutput};
 use ryzanstein_orchestrator::table::Tone;
+use ryzanstein_orchestrator::telemetry::Origin;
 use ryzanstein_orchestrator::{console, nccl_settings, plural, telemetry};
 
 use crate::screen;
@@ -229,7 +230,8 @@ pub(crate) fn relaunch(
 /// The supervisor: runs the job. Standard input is the lifeline that the launcher holds.
 pub(crate) fn supervise(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let job = args.job(screen)?;
-    telemetry::log_to(&job.config.log, None, console::stderr)?;
+    telemetry::log_to(&job.config.log, &Origin::of_launcher(&job.config), console::stderr)?;
+    telemetry::serve_launcher_metrics(&job.config.metrics)?;
     let report = supervisor::run(&job, Some(std::io::stdin()))?;
     match args.format {
         // A command that launched itself does not report success.

@@ -148,7 +148,10 @@ fn is_wrong_use(error: &anyhow::Error) -> bool {
         cause.is::<ConfigError>()
             || cause.is::<HubError>()
             || cause.downcast_ref().is_some_and(LaunchError::is_permanent)
-            || matches!(cause.downcast_ref(), Some(TelemetryError::Filter { .. }))
+            || matches!(
+                cause.downcast_ref(),
+                Some(TelemetryError::Filter { .. } | TelemetryError::Spans { .. })
+            )
             || cause.downcast_ref().is_some_and(Error::is_permanent)
             || cause.downcast_ref().is_some_and(ModelError::is_permanent)
     })

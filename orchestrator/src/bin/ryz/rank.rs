@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use anyhow::Context as _;
 use ryzanstein_config::{BackendChoice, Config};
 use ryzanstein_orchestrator::rendezvous::Environment;
+use ryzanstein_orchestrator::telemetry::Origin;
 use ryzanstein_orchestrator::{Orchestrator, nccl_settings, telemetry};
 use ryzanstein_process_group::{FlightRecorder, panic_message};
 use tokio::signal::unix::{SignalKind, signal};
@@ -22,9 +23,12 @@ pub(crate) fn run(
     let environment = settings::environment();
     with_nccl_settings(config, &environment)?;
     let number = |name: &str| environment.get(name).and_then(|text| text.parse::<u32>().ok());
-    telemetry::log_to_stderr(&config.log, number("RANK"))?;
+    let origin = Origin::of_rank(config, &environment);
+    // Ends after all that is in the job's span.
+    let _spans = telemetry::start(config, &origin, &environment)?;
+    let _job = tracing::info_span!("job").entered();
     let local_rank = u16::try_from(number("LOCAL_RANK").unwrap_or(0)).unwrap_or(0);
-    telemetry::serve_metrics(&config.metrics, number("RANK").unwrap_or(0), local_rank)?;
+    telemetry::serve_metrics(&config.metrics, &origin, local_rank)?;
     let recorder = write_record_on_signal().context("cannot wait for SIGUSR1")?;
     let mut orchestrator = Orchestrator::initialize(config, &environment)?;
     let _ = recorder.set(orchestrator.manager().flight_recorder());

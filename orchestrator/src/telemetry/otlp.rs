@@ -1,0 +1,89 @@
+//! Spans for an OpenTelemetry collector, by OTLP over gRPC.
+
+use std::time::Duration;
+
+use opentelemetry::KeyValue;
+use opentelemetry::trace::TracerProvider as _;
+use opentelemetry_otlp::{SpanExporter, WithExportConfig as _};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use ryzanstein_config::OtlpConfig;
+use tracing_subscriber::filter::{FilterExt as _, FilterFn, LevelFilter};
+use tracing_subscriber::layer::Layer as _;
+
+use super::{BoxedLayer, Origin, TelemetryError, logs};
+use crate::rendezvous::Environment;
+use crate::rendezvous::runtime_thread::RuntimeThread;
+
+/// How long the end of a process waits for a collector to take the last spans: less than a launcher gives ranks to exit after a failure.
+const LAST_SPANS: Duration = Duration::from_millis(250);
+
+/// Where to send spans, and which setting or variable says so.
+pub(super) struct Endpoint {
+    key: &'static str,
+    url: String,
+}
+
+/// What the settings say, or else the standard variables.
+pub(super) fn endpoint(config: &OtlpConfig, environment: &Environment) -> Option<Endpoint> {
+    let standard = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
+    let standard = standard.into_iter().map(|name| (name, environment.get(name)));
+    let all = [("otlp.endpoint", config.endpoint.as_ref())].into_iter().chain(standard);
+    all.filter_map(|(key, url)| Some(Endpoint { key, url: url?.clone() })).find(|there| !there.url.is_empty())
+}
+
+/// Sends spans until it is dropped. Spans wait in a queue of bounded length; a thread of the library's sends them.
+#[derive(Debug)]
+pub(super) struct Export {
+    provider: SdkTracerProvider,
+    // Behind the provider, whose connection runs on it.
+    _runtime: RuntimeThread,
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        // Spans that no collector takes are not worth an error.
+        let _ = self.provider.shutdown_with_timeout(LAST_SPANS);
+    }
+}
+
+/// Starts sending. It connects when there is something to send.
+pub(super) fn start(
+    config: &OtlpConfig,
+    origin: &Origin,
+    endpoint: Endpoint,
+) -> Result<(Export, BoxedLayer), TelemetryError> {
+    let Endpoint { key, url } = endpoint;
+    let refuse = |why: String| TelemetryError::Spans { key, endpoint: url.clone(), why };
+    let runtime = RuntimeThread::start("ryz-otlp").map_err(|error| refuse(error.to_string()))?;
+    let exporter = {
+        let _context = runtime.handle().enter();
+        SpanExporter::builder()
+            .with_tonic()
+            .with_endpoint(&url)
+            .build()
+            .map_err(|error| refuse(error.to_string()))?
+    };
+    let provider =
+        SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource(origin)).build();
+    let layer =
+        tracing_opentelemetry::layer().with_tracer(provider.tracer("ryzanstein")).with_location(false);
+    // What the exporter itself does is no part of the job.
+    let ours = FilterFn::new(|metadata| metadata.target().starts_with("ryz"));
+    let ours = ours.with_max_level_hint(LevelFilter::TRACE);
+    let layer = layer.with_filter(logs::filter("otlp.level", &config.level)?.and(ours)).boxed();
+    Ok((Export { provider, _runtime: runtime }, layer))
+}
+
+/// Who sends, beside what `OTEL_RESOURCE_ATTRIBUTES` says.
+fn resource(origin: &Origin) -> Resource {
+    let epoch = origin.epoch.map(|epoch| KeyValue::new("ryz.epoch", i64::from(epoch)));
+    let rank = origin.rank.map(|rank| KeyValue::new("ryz.rank", i64::from(rank)));
+    Resource::builder()
+        .with_service_name("ryzanstein")
+        .with_attribute(KeyValue::new("service.version", crate::VERSION))
+        .with_attribute(KeyValue::new("host.name", crate::host_name()))
+        .with_attribute(KeyValue::new("ryz.job", origin.job.clone()))
+        .with_attributes(epoch.into_iter().chain(rank))
+        .build()
+}
