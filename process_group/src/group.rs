@@ -131,7 +131,7 @@ impl ProcessGroup {
         let (timeout, interrupt) = (info.timeout, Arc::new(Interrupt::default()));
         let recorder = Recorder::new(&info.name, &info.members, info.recording.newest_calls);
         if let Some(flight) = &flight {
-            flight.add(recorder.ring());
+            flight.add(recorder.ring(), &profile);
         }
         let core = Core {
             backend,

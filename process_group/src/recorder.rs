@@ -3,6 +3,7 @@
 //! A call writes its entry under the lock that it holds already, so recording takes no lock of its own. Whoever copies
 //! the entries takes none either: a rank can be asked for its record while its calls are blocked.
 
+mod activity;
 mod record;
 mod ring;
 
@@ -14,9 +15,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use crate::error::{Error, Result};
+use crate::profile::Profile;
 use crate::rank::Rank;
 use crate::roster::Roster;
 use crate::sync::lock;
+pub use activity::{CurrentCall, GroupActivity, RecentLatency};
 pub use record::{CallRecord, Failure, FlightRecord, GroupRecord, Outcome};
 pub(crate) use ring::{Recorder, Ring};
 
@@ -31,9 +34,16 @@ struct Inner {
     head: FlightRecord,
     /// Where a record goes when a group fails.
     folder: Option<PathBuf>,
-    groups: Mutex<Vec<Arc<Ring>>>,
+    groups: Mutex<Vec<Shown>>,
     /// One file is written at a time.
     writing: Mutex<()>,
+}
+
+/// A group that records show.
+#[derive(Clone, Debug)]
+struct Shown {
+    ring: Arc<Ring>,
+    profile: Arc<Profile>,
 }
 
 impl FlightRecorder {
@@ -52,20 +62,27 @@ impl FlightRecorder {
     }
 
     /// Shows a group in records for as long as it lives; one that fails, for good.
-    pub(crate) fn add(&self, ring: &Arc<Ring>) {
+    pub(crate) fn add(&self, ring: &Arc<Ring>, profile: &Arc<Profile>) {
         self.groups();
-        lock(&self.0.groups).push(Arc::clone(ring));
+        lock(&self.0.groups).push(Shown { ring: Arc::clone(ring), profile: Arc::clone(profile) });
     }
 
-    fn groups(&self) -> Vec<Arc<Ring>> {
+    fn groups(&self) -> Vec<Shown> {
         let mut groups = lock(&self.0.groups);
-        groups.retain(|ring| Arc::strong_count(ring) > 1 || ring.has_failed());
+        groups.retain(|shown| Arc::strong_count(&shown.ring) > 1 || shown.ring.has_failed());
         groups.clone()
+    }
+
+    /// What each group is doing now. Cheaper than [`record`](Self::record): it reads the newest calls only.
+    pub fn activity(&self) -> Vec<GroupActivity> {
+        let now = ring::unix_ns(Instant::now());
+        let groups = self.groups();
+        groups.iter().map(|Shown { ring, profile }| ring.activity(now, profile.summary())).collect()
     }
 
     /// A copy of what is recorded now.
     pub fn record(&self) -> FlightRecord {
-        let groups = self.groups().iter().map(|ring| ring.record()).collect();
+        let groups = self.groups().iter().map(|shown| shown.ring.record()).collect();
         FlightRecord { dumped_ns: ring::unix_ns(Instant::now()), groups, ..self.0.head.clone() }
     }
 
@@ -161,12 +178,19 @@ mod tests {
                     std::thread::yield_now();
                 };
                 assert_eq!((blocked.fingerprint.count, blocked.calls, blocked.returned_ns), (3, 1, None));
+                let world = recorder.activity().remove(0);
+                let current = world.current.expect("a call that has not returned");
+                assert_eq!((world.begun, world.operation), (Some(current.number), Some(current.operation)));
+                assert_eq!((current.number, world.ended), (blocked.number, Some(blocked.number - 1)));
             }
             manager.world().all_reduce(&mut [1.0f32; 3], ReduceOp::Max).unwrap();
             let world = manager.flight_recorder().record().groups.remove(0);
             assert_eq!(world.members, [Rank(0), Rank(1)]);
             let last = world.calls.last().unwrap();
             assert_eq!((last.outcome, last.path.as_deref()), (Outcome::Done, Some("loopback")));
+            let world = manager.flight_recorder().activity().remove(0);
+            assert_eq!((world.current, world.begun), (None, world.ended));
+            assert_eq!(world.recent.expect("one call was timed").calls, 1, "the self-check is not counted");
             manager.finalize().unwrap();
         });
     }
