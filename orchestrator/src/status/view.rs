@@ -217,6 +217,7 @@ fn explain(rank: &Rank) -> Option<String> {
 
 fn milliseconds(milliseconds: u64) -> String {
     match milliseconds / 1000 {
+        _ if milliseconds == 0 => "< 1 ms".into(),
         0..120 => units::time(milliseconds as f64 * 1e3),
         seconds @ 120..7200 => format!("{} min", seconds / 60),
         seconds => format!("{} h", seconds / 3600),
