@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use crate::backend::stream::Status;
 use crate::error::{Error, Result};
 use crate::profile::Profile;
 use crate::rank::Rank;
@@ -40,10 +41,29 @@ struct Inner {
 }
 
 /// A group that records show.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 struct Shown {
     ring: Arc<Ring>,
     profile: Arc<Profile>,
+    /// Of a group on a GPU.
+    status: Option<Arc<Status>>,
+}
+
+impl std::fmt::Debug for Shown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shown").field("ring", &self.ring).finish_non_exhaustive()
+    }
+}
+
+impl Shown {
+    fn activity(&self, now: Instant) -> GroupActivity {
+        let activity = self.ring.activity(ring::unix_ns(now), self.profile.summary());
+        let pending = self.status.as_ref().and_then(|status| status.pending());
+        match pending {
+            Some(pending) => activity.with_pending(&pending, now),
+            None => activity,
+        }
+    }
 }
 
 impl FlightRecorder {
@@ -62,9 +82,10 @@ impl FlightRecorder {
     }
 
     /// Shows a group in records for as long as it lives; one that fails, for good.
-    pub(crate) fn add(&self, ring: &Arc<Ring>, profile: &Arc<Profile>) {
+    pub(crate) fn add(&self, ring: &Arc<Ring>, profile: &Arc<Profile>, status: Option<&Arc<Status>>) {
         self.groups();
-        lock(&self.0.groups).push(Shown { ring: Arc::clone(ring), profile: Arc::clone(profile) });
+        let (ring, profile) = (Arc::clone(ring), Arc::clone(profile));
+        lock(&self.0.groups).push(Shown { ring, profile, status: status.cloned() });
     }
 
     fn groups(&self) -> Vec<Shown> {
@@ -75,9 +96,8 @@ impl FlightRecorder {
 
     /// What each group is doing now. Cheaper than [`record`](Self::record): it reads the newest calls only.
     pub fn activity(&self) -> Vec<GroupActivity> {
-        let now = ring::unix_ns(Instant::now());
-        let groups = self.groups();
-        groups.iter().map(|Shown { ring, profile }| ring.activity(now, profile.summary())).collect()
+        let now = Instant::now();
+        self.groups().iter().map(|shown| shown.activity(now)).collect()
     }
 
     /// A copy of what is recorded now.

@@ -1,5 +1,7 @@
 //! The state of jobs as tables and as JSON. What is not known is a dash, or null.
 
+use std::fmt::Write as _;
+
 use ryzanstein_process_group::units;
 use serde_json::{Value, json};
 
@@ -53,7 +55,7 @@ pub fn table(job: &Job, rows: usize, screen: Screen) -> String {
     let mut text = format!("{}\n{}\n", table::wrap(&head, 0, screen), table::wrap(&job.program, 0, screen));
     text += &rank_table(&shown, screen);
     if shown.len() < job.ranks.len() {
-        text += &format!("… and {} more\n", plural(job.ranks.len() - shown.len(), "rank"));
+        let _ = writeln!(text, "… and {} more", plural(job.ranks.len() - shown.len(), "rank"));
     }
     for rank in &shown {
         if let Some(why) = explain(rank) {
