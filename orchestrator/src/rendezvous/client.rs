@@ -121,11 +121,11 @@ impl Client {
         refused(reply.refusal)
     }
 
-    /// Sends a heartbeat.
+    /// Sends a heartbeat. `Orchestrator` does so for its ranks.
     ///
     /// # Errors
-    /// When the rendezvous does not answer in time, or this process has not joined.
-    pub(crate) fn beat(&self, report: Report) -> Result<()> {
+    /// When the rendezvous does not answer within a second, or this process is not in the job's current epoch.
+    pub fn beat(&self, report: Report) -> Result<()> {
         let Some((rank, epoch)) = self.inner.joined.get() else {
             return Err(Error::Rendezvous("join before sending heartbeats".into()));
         };

@@ -52,15 +52,16 @@ pub fn table(job: &Job, rows: usize, screen: Screen) -> String {
     let head =
         format!("job {} ({} on {}): {ranks}, epoch {}, up {up}", job.name, job.pid, job.host, job.epoch);
     let shown = choose(&job.ranks, rows);
-    let mut text = format!("{}\n{}\n", table::wrap(&head, 0, screen), table::wrap(&job.program, 0, screen));
+    let program = table::cut(&job.program, screen.width.unwrap_or(usize::MAX));
+    let mut text = format!("{}\n{program}\n", table::wrap(&head, 0, screen));
     text += &rank_table(&shown, screen);
     if shown.len() < job.ranks.len() {
         let _ = writeln!(text, "… and {} more", plural(job.ranks.len() - shown.len(), "rank"));
     }
     for rank in &shown {
-        if let Some(why) = explain(rank) {
-            text += &screen.paint(Tone::Bad, &table::wrap(&format!("rank {} {why}", rank.rank), 2, screen));
-            text += "\n";
+        let Some(why) = explain(rank) else { continue };
+        for line in table::wrap(&format!("rank {} {why}", rank.rank), 2, screen).lines() {
+            let _ = writeln!(text, "{}", screen.paint(Tone::Bad, line));
         }
     }
     text

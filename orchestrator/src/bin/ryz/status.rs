@@ -103,16 +103,14 @@ fn ask(clients: Vec<Client>) -> anyhow::Result<(Vec<Client>, Vec<Job>)> {
 }
 
 fn table(jobs: &[Job], is_live: bool, screen: &screen::Args) -> String {
-    match jobs {
-        [job] => {
-            // The lines around the ranks, with some for what is wrong.
-            let rows = screen::height()
-                .filter(|_| is_live)
-                .map_or(usize::MAX, |height| height.saturating_sub(8).max(1));
-            status::table(job, rows, screen.stdout())
-        }
+    // What does not fit a terminal cannot be redrawn.
+    let height = screen::height().filter(|_| is_live).unwrap_or(usize::MAX);
+    let text = match jobs {
+        // The lines around the ranks, with some for what is wrong.
+        [job] => status::table(job, height.saturating_sub(8).max(1), screen.stdout()),
         jobs => status::list(jobs, screen.stdout()) + "`ryz status JOB` shows the ranks of one\n",
-    }
+    };
+    text.split_inclusive('\n').take(height.saturating_sub(1).max(1)).collect()
 }
 
 /// What is on the screen.
