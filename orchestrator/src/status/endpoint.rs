@@ -27,6 +27,8 @@ pub(crate) struct Endpoint {
     path: PathBuf,
     questions: mpsc::Receiver<oneshot::Sender<wire::Job>>,
     health: HealthReporter,
+    /// What it was told last.
+    is_healthy: Option<bool>,
     tasks: [JoinHandle<()>; 2],
 }
 
@@ -59,7 +61,7 @@ impl Endpoint {
                 tracing::error!(%error, "the status endpoint ended");
             }
         });
-        Ok(Self { path, questions, health, tasks: [accepting, serving] })
+        Ok(Self { path, questions, health, is_healthy: None, tasks: [accepting, serving] })
     }
 
     /// Waits until somebody wants to know the state of the job.
@@ -70,8 +72,11 @@ impl Endpoint {
         }
     }
 
-    /// What the health service tells of the job.
-    pub(crate) async fn set_health(&self, is_healthy: bool) {
+    /// What the health service tells of the job. Who watches hears of changes only.
+    pub(crate) async fn set_health(&mut self, is_healthy: bool) {
+        if self.is_healthy.replace(is_healthy) == Some(is_healthy) {
+            return;
+        }
         let status = if is_healthy { ServingStatus::Serving } else { ServingStatus::NotServing };
         self.health.set_service_status(JOB, status).await;
     }

@@ -141,7 +141,7 @@ impl<'a> Supervisor<'a> {
                 }
                 _ = look.tick() => {
                     self.look();
-                    if let Some(endpoint) = &endpoint {
+                    if let Some(endpoint) = &mut endpoint {
                         endpoint.set_health(self.is_healthy()).await;
                     }
                     continue;
