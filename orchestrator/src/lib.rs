@@ -15,6 +15,7 @@ pub mod control;
 pub mod doctor;
 #[cfg(feature = "cli")]
 pub mod generate;
+mod heartbeat;
 pub mod hub;
 #[cfg(feature = "cli")]
 pub mod measure;
@@ -23,6 +24,7 @@ pub mod nccl_settings;
 mod orchestrator;
 pub mod prelude;
 pub mod rendezvous;
+pub mod status;
 #[cfg(feature = "server")]
 pub mod supervisor;
 pub mod table;

@@ -13,6 +13,7 @@ use ryzanstein_process_group::{
 };
 use ryzanstein_tensor_parallel::{Llama, TextModel};
 
+use crate::heartbeat::Heartbeat;
 use crate::nccl_settings;
 use crate::rendezvous::{self, Connection, Environment};
 
@@ -35,6 +36,8 @@ pub struct Orchestrator {
     config: Config,
     // Dropped before the connection: a rank that serves the rendezvous must do so until its groups have left.
     manager: ProcessGroupManager,
+    // Until the groups have left, over the connection.
+    heartbeat: Option<Heartbeat>,
     connection: Connection,
 }
 
@@ -173,7 +176,15 @@ impl Orchestrator {
             Ok(manager)
         });
         match initialized {
-            Ok(manager) => Ok(Self { config, manager, connection }),
+            Ok(mut manager) => {
+                // Only a launcher of ours listens to heartbeats.
+                let launcher = connection.launcher().filter(|_| environment.contains_key("RYZ_RENDEZVOUS"));
+                let heartbeat = launcher.and_then(|launcher| {
+                    let (flight, ranks) = (manager.flight_recorder(), manager.roster().world_size());
+                    Heartbeat::start(launcher, ranks, flight, manager.tensor_parallel().device())
+                });
+                Ok(Self { config, manager, heartbeat, connection })
+            }
             Err(error) => {
                 connection.report_failure(&error, None);
                 Err(error)
@@ -254,8 +265,10 @@ impl Orchestrator {
     /// # Errors
     /// As [`ProcessGroupManager::finalize`].
     pub fn finalize(self) -> Result<(), Error> {
-        let Self { manager, connection, .. } = self;
+        let Self { manager, heartbeat, connection, .. } = self;
         let last_call = manager.last_call();
-        manager.finalize().inspect_err(|error| connection.report_failure(error, last_call.as_deref()))
+        let outcome = manager.finalize();
+        drop(heartbeat);
+        outcome.inspect_err(|error| connection.report_failure(error, last_call.as_deref()))
     }
 }

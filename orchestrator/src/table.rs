@@ -184,7 +184,7 @@ impl<'a> Layout<'a> {
 }
 
 /// At most `width` characters.
-fn cut(text: &str, width: usize) -> String {
+pub(crate) fn cut(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
     }

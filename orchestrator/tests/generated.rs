@@ -1,32 +1,62 @@
-//! The generated code of the control protocol is checked in, so that building needs no protoc. This proves it current.
+//! The generated code of the protocols is checked in, so that building needs no protoc. This proves it current.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-#[test]
-fn the_checked_in_code_is_what_control_proto_generates() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let proto = root.join("proto");
-    let checked_in = root.join("src/control/generated.rs");
+use prost::Message as _;
 
+/// Where a package's code is, from the crate's folder.
+fn checked_in(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+fn compile(proto: &str) -> prost_types::FileDescriptorSet {
+    let folder = checked_in("proto");
+    protox::compile([folder.join(proto)], [&folder]).expect("the .proto compiles")
+}
+
+/// Compares with what is checked in; with `UPDATE` in the environment, writes it.
+fn prove(path: &str, fresh: &[u8]) {
+    let path = checked_in(path);
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, fresh).expect("the checked-in file can be written");
+    }
+    assert!(
+        std::fs::read(&path).is_ok_and(|bytes| bytes == fresh),
+        "{} is not what proto/ generates; run `UPDATE=1 cargo test -p ryzanstein-orchestrator --test generated` and commit \
+         the result",
+        path.display()
+    );
+}
+
+fn generate(proto: &str, package: &str, client: Option<&str>) -> Vec<u8> {
     let out = tempfile::tempdir().expect("a temporary folder");
-    let descriptors =
-        protox::compile([proto.join("control.proto")], [&proto]).expect("control.proto compiles");
-    tonic_prost_build::configure()
+    let mut builder = tonic_prost_build::configure()
         .build_transport(false)
         .bytes(".")
         .server_mod_attribute(".", "#[cfg(feature = \"server\")]")
-        .out_dir(out.path())
-        .compile_fds(descriptors)
-        .expect("code is generated");
-    let fresh =
-        std::fs::read_to_string(out.path().join("ryzanstein.control.v1.rs")).expect("the generated file");
-
-    if std::env::var_os("UPDATE").is_some() {
-        std::fs::write(&checked_in, &fresh).expect("the checked-in file can be written");
+        .out_dir(out.path());
+    if let Some(attribute) = client {
+        builder = builder.client_mod_attribute(".", attribute);
     }
-    assert!(
-        std::fs::read_to_string(&checked_in).is_ok_and(|text| text == fresh),
-        "src/control/generated.rs is not what proto/control.proto generates; run `UPDATE=1 cargo test -p \
-         ryzanstein-orchestrator --test generated` and commit the result"
-    );
+    if package != "ryzanstein.status.v1" {
+        builder = builder.extern_path(".ryzanstein.status.v1", "crate::status::wire");
+    }
+    builder.compile_fds(compile(proto)).expect("code is generated");
+    std::fs::read(out.path().join(format!("{package}.rs"))).expect("the generated file")
+}
+
+#[test]
+fn the_checked_in_code_is_what_control_proto_generates() {
+    prove("src/control/generated.rs", &generate("control.proto", "ryzanstein.control.v1", None));
+}
+
+#[test]
+fn the_checked_in_code_is_what_status_proto_generates() {
+    let client = Some("#[cfg(feature = \"cli\")]");
+    prove("src/status/generated.rs", &generate("status.proto", "ryzanstein.status.v1", client));
+}
+
+#[test]
+fn the_checked_in_descriptors_are_those_of_status_proto() {
+    prove("src/status/descriptors.bin", &compile("status.proto").encode_to_vec());
 }

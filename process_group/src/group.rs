@@ -131,7 +131,8 @@ impl ProcessGroup {
         let (timeout, interrupt) = (info.timeout, Arc::new(Interrupt::default()));
         let recorder = Recorder::new(&info.name, &info.members, info.recording.newest_calls);
         if let Some(flight) = &flight {
-            flight.add(recorder.ring());
+            let status = backend.stream().map(|stream| stream.watchdog().status());
+            flight.add(recorder.ring(), &profile, status);
         }
         let core = Core {
             backend,

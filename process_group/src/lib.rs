@@ -56,7 +56,10 @@ pub use operation::{CallFingerprint, Operation, ReduceOp};
 pub use panic::panic_message;
 pub use profile::{Profile, ProfileRow, Recording, bus_factor, call_bytes};
 pub use rank::{Epoch, LocalRank, NoRank, Rank};
-pub use recorder::{CallRecord, Failure, FlightRecord, FlightRecorder, GroupRecord, Outcome};
+pub use recorder::{
+    CallRecord, CurrentCall, Failure, FlightRecord, FlightRecorder, GroupActivity, GroupRecord, Outcome,
+    RecentLatency,
+};
 pub use rendezvous::{Membership, MemoryRendezvous, Rendezvous};
 pub use roster::{Candidate, Member, Roster, Secret};
 pub use work::{Work, WorkFuture};

@@ -3,6 +3,8 @@
 //! Read only: nothing here changes a setting of a GPU, and nothing here makes a CUDA context. The library is opened at run
 //! time; a machine without it is an error that says where it was looked for.
 
+mod health;
+
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 
@@ -15,6 +17,8 @@ use nvml_wrapper::enum_wrappers::device::{
 use nvml_wrapper::enums::device::{SampleValue, UsedGpuMemory};
 use nvml_wrapper::structs::device::FieldId;
 use serde::Serialize;
+
+pub use health::{GpuHealth, GpuSample};
 
 /// Where the library may be: as the loader knows it, and where containers have it mounted.
 const PLACES: [&str; 3] =

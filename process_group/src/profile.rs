@@ -19,6 +19,7 @@ use crate::error::Error;
 use crate::metric_names as names;
 use crate::operation::{CallFingerprint, Operation, ReduceOp};
 use crate::paths::Path;
+use crate::recorder::RecentLatency;
 
 /// Where times come from that only the GPU knows, some time after the call.
 pub(crate) trait Timings: Send + Sync {
@@ -109,18 +110,61 @@ pub struct Profile {
 struct Entries {
     all: Vec<(Class, Entry)>,
     recent: usize,
+    newest: Newest,
 }
 
-impl Entries {
-    fn get(&mut self, class: &Class, make: impl FnOnce() -> Entry) -> &mut Entry {
-        if self.all.get(self.recent).is_none_or(|(c, _)| c != class) {
-            self.recent = self.all.iter().position(|(c, _)| c == class).unwrap_or_else(|| {
-                self.all.push((*class, make()));
-                self.all.len() - 1
-            });
+/// Latencies of the newest calls of all classes, in nanoseconds.
+#[derive(Default)]
+struct Newest {
+    nanos: Vec<u64>,
+    next: usize,
+}
+
+impl Newest {
+    /// So many calls are recent.
+    const ROOM: usize = 256;
+
+    fn push(&mut self, nanos: u64) {
+        if self.nanos.len() < Self::ROOM {
+            self.nanos.push(nanos);
+        } else {
+            self.nanos[self.next] = nanos;
         }
-        &mut self.all[self.recent].1
+        self.next = (self.next + 1) % Self::ROOM;
     }
+
+    fn latency(&self) -> Option<RecentLatency> {
+        let mut sorted = self.nanos.clone();
+        sorted.sort_unstable();
+        let last = sorted.len().checked_sub(1)?;
+        let us = |quantile: f64| sorted[(last as f64 * quantile).round() as usize] as f64 / 1e3;
+        Some(RecentLatency { calls: sorted.len(), median_us: us(0.5), p99_us: us(0.99) })
+    }
+}
+
+/// All calls of a group together.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct CallSummary {
+    /// Since the start.
+    pub(crate) calls: u64,
+    /// Of the newest.
+    pub(crate) recent: Option<RecentLatency>,
+}
+
+/// The entry of a class. `recent` is where the last one was.
+fn find<'a>(
+    all: &'a mut Vec<(Class, Entry)>,
+    recent: &mut usize,
+    class: &Class,
+    make: impl FnOnce() -> Entry,
+) -> &'a mut Entry {
+    if all.get(*recent).is_none_or(|(c, _)| c != class) {
+        *recent = all.iter().position(|(c, _)| c == class).unwrap_or_else(|| {
+            all.push((*class, make()));
+            all.len() - 1
+        });
+    }
+    &mut all[*recent].1
 }
 
 /// Measured figures of one class of calls.
@@ -257,7 +301,7 @@ impl Profile {
         if !self.records() {
             return;
         }
-        let many = self.with_entry(fingerprint, path, |entry, bytes| {
+        let many = self.with_entry(fingerprint, path, |entry, _, bytes| {
             entry.moved(bytes, 1);
             entry.enqueued += 1;
             let nanos = (elapsed.as_nanos() as u64).max(1);
@@ -276,7 +320,7 @@ impl Profile {
             return;
         }
         for (fingerprint, path, count) in counts {
-            self.with_entry(fingerprint, *path, |entry, bytes| {
+            self.with_entry(fingerprint, *path, |entry, _, bytes| {
                 entry.moved(bytes, *count);
                 entry.enqueued += count;
             });
@@ -304,9 +348,10 @@ impl Profile {
         waited: Duration,
         counted: u64,
     ) {
-        self.with_entry(fingerprint, path, |entry, bytes| {
+        self.with_entry(fingerprint, path, |entry, newest, bytes| {
             entry.moved(bytes, counted);
             let nanos = elapsed.as_nanos() as u64;
+            newest.push(nanos);
             entry.calls += 1;
             entry.nanos += nanos;
             entry.latency.saturating_record(nanos.max(1));
@@ -325,7 +370,7 @@ impl Profile {
         &self,
         fingerprint: &CallFingerprint,
         path: Path,
-        act: impl FnOnce(&mut Entry, u64) -> R,
+        act: impl FnOnce(&mut Entry, &mut Newest, u64) -> R,
     ) -> R {
         let bytes = call_bytes(fingerprint, self.world_size);
         let class = Class {
@@ -336,7 +381,8 @@ impl Profile {
             path,
         };
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        act(entries.get(&class, || self.entry(&class)), bytes)
+        let Entries { all, recent, newest } = &mut *entries;
+        act(find(all, recent, &class, || self.entry(&class)), newest, bytes)
     }
 
     fn entry(&self, class: &Class) -> Entry {
@@ -451,6 +497,13 @@ impl Profile {
             .filter(|(c, _)| c.operation == operation)
             .map(|(_, e)| e.calls.max(e.enqueued))
             .sum()
+    }
+
+    /// All calls together. Asks no GPU, so it may be called at any time.
+    pub(crate) fn summary(&self) -> CallSummary {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let calls = entries.all.iter().map(|(_, entry)| entry.calls.max(entry.enqueued)).sum();
+        CallSummary { calls, recent: entries.newest.latency() }
     }
 
     /// Forgets everything, for instance after a warm-up.

@@ -3,6 +3,7 @@
 //! A call writes its entry under the lock that it holds already, so recording takes no lock of its own. Whoever copies
 //! the entries takes none either: a rank can be asked for its record while its calls are blocked.
 
+mod activity;
 mod record;
 mod ring;
 
@@ -13,10 +14,13 @@ use std::time::{Duration, Instant};
 
 use ryzanstein_config::file;
 
+use crate::backend::stream::Status;
 use crate::error::{Error, Result};
+use crate::profile::Profile;
 use crate::rank::Rank;
 use crate::roster::Roster;
 use crate::sync::lock;
+pub use activity::{CurrentCall, GroupActivity, RecentLatency};
 pub use record::{CallRecord, Failure, FlightRecord, GroupRecord, Outcome};
 pub(crate) use ring::{Recorder, Ring};
 
@@ -36,9 +40,35 @@ struct Inner {
     head: FlightRecord,
     /// Where a record goes when a group fails.
     folder: Option<PathBuf>,
-    groups: Mutex<Vec<Arc<Ring>>>,
+    groups: Mutex<Vec<Shown>>,
     /// One file is written at a time.
     writing: Mutex<()>,
+}
+
+/// A group that records show.
+#[derive(Clone)]
+struct Shown {
+    ring: Arc<Ring>,
+    profile: Arc<Profile>,
+    /// Of a group on a GPU.
+    status: Option<Arc<Status>>,
+}
+
+impl std::fmt::Debug for Shown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shown").field("ring", &self.ring).finish_non_exhaustive()
+    }
+}
+
+impl Shown {
+    fn activity(&self, now: Instant) -> GroupActivity {
+        let activity = self.ring.activity(ring::unix_ns(now), self.profile.summary());
+        let pending = self.status.as_ref().and_then(|status| status.pending());
+        match pending {
+            Some(pending) => activity.with_pending(&pending, now),
+            None => activity,
+        }
+    }
 }
 
 impl FlightRecorder {
@@ -57,16 +87,17 @@ impl FlightRecorder {
     }
 
     /// Shows a group in records for as long as it lives, and the newest [`MOST_FAILED`] of those that have failed.
-    pub(crate) fn add(&self, ring: &Arc<Ring>) {
+    pub(crate) fn add(&self, ring: &Arc<Ring>, profile: &Arc<Profile>, status: Option<&Arc<Status>>) {
         self.groups();
-        lock(&self.0.groups).push(Arc::clone(ring));
+        let (ring, profile) = (Arc::clone(ring), Arc::clone(profile));
+        lock(&self.0.groups).push(Shown { ring, profile, status: status.cloned() });
     }
 
-    fn groups(&self) -> Vec<Arc<Ring>> {
+    fn groups(&self) -> Vec<Shown> {
         let mut groups = lock(&self.0.groups);
-        let has_gone = |ring: &Arc<Ring>| Arc::strong_count(ring) == 1;
-        groups.retain(|ring| !has_gone(ring) || ring.has_failed());
-        let too_many = groups.iter().filter(|ring| has_gone(ring)).count().saturating_sub(MOST_FAILED);
+        let has_gone = |shown: &Shown| Arc::strong_count(&shown.ring) == 1;
+        groups.retain(|shown| !has_gone(shown) || shown.ring.has_failed());
+        let too_many = groups.iter().filter(|shown| has_gone(shown)).count().saturating_sub(MOST_FAILED);
         for _ in 0..too_many {
             // The oldest come first.
             if let Some(oldest) = groups.iter().position(has_gone) {
@@ -76,9 +107,15 @@ impl FlightRecorder {
         groups.clone()
     }
 
+    /// What each group is doing now. Cheaper than [`record`](Self::record): it reads the newest calls only.
+    pub fn activity(&self) -> Vec<GroupActivity> {
+        let now = Instant::now();
+        self.groups().iter().map(|shown| shown.activity(now)).collect()
+    }
+
     /// A copy of what is recorded now.
     pub fn record(&self) -> FlightRecord {
-        let groups = self.groups().iter().map(|ring| ring.record()).collect();
+        let groups = self.groups().iter().map(|shown| shown.ring.record()).collect();
         FlightRecord { dumped_ns: ring::unix_ns(Instant::now()), groups, ..self.0.head.clone() }
     }
 
@@ -172,12 +209,19 @@ mod tests {
                     std::thread::yield_now();
                 };
                 assert_eq!((blocked.fingerprint.count, blocked.calls, blocked.returned_ns), (3, 1, None));
+                let world = recorder.activity().remove(0);
+                let current = world.current.expect("a call that has not returned");
+                assert_eq!((world.begun, world.operation), (Some(current.number), Some(current.operation)));
+                assert_eq!((current.number, world.ended), (blocked.number, Some(blocked.number - 1)));
             }
             manager.world().all_reduce(&mut [1.0f32; 3], ReduceOp::Max).unwrap();
             let world = manager.flight_recorder().record().groups.remove(0);
             assert_eq!(world.members, [Rank(0), Rank(1)]);
             let last = world.calls.last().unwrap();
             assert_eq!((last.outcome, last.path.as_deref()), (Outcome::Done, Some("loopback")));
+            let world = manager.flight_recorder().activity().remove(0);
+            assert_eq!((world.current, world.begun), (None, world.ended));
+            assert_eq!(world.recent.expect("one call was timed").calls, 1, "the self-check is not counted");
             manager.finalize().unwrap();
         });
     }

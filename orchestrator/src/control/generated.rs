@@ -237,6 +237,15 @@ pub struct ReportRequest {
     #[prost(uint32, optional, tag = "5")]
     pub caused_by: ::core::option::Option<u32>,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct BeatRequest {
+    #[prost(uint64, tag = "1")]
+    pub epoch: u64,
+    #[prost(uint32, tag = "2")]
+    pub rank: u32,
+    #[prost(message, optional, tag = "3")]
+    pub report: ::core::option::Option<crate::status::wire::Report>,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Done {
     #[prost(message, optional, tag = "1")]
@@ -454,6 +463,28 @@ pub mod control_client {
                 .insert(GrpcMethod::new("ryzanstein.control.v1.Control", "Report"));
             self.inner.unary(req, path, codec).await
         }
+        /// A rank says that it is there, and what it does.
+        pub async fn beat(
+            &mut self,
+            request: impl tonic::IntoRequest<super::BeatRequest>,
+        ) -> std::result::Result<tonic::Response<super::Done>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/ryzanstein.control.v1.Control/Beat",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("ryzanstein.control.v1.Control", "Beat"));
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -499,6 +530,11 @@ pub mod control_server {
         async fn report(
             &self,
             request: tonic::Request<super::ReportRequest>,
+        ) -> std::result::Result<tonic::Response<super::Done>, tonic::Status>;
+        /// A rank says that it is there, and what it does.
+        async fn beat(
+            &self,
+            request: tonic::Request<super::BeatRequest>,
         ) -> std::result::Result<tonic::Response<super::Done>, tonic::Status>;
     }
     #[derive(Debug)]
@@ -820,6 +856,49 @@ pub mod control_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ReportSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/ryzanstein.control.v1.Control/Beat" => {
+                    #[allow(non_camel_case_types)]
+                    struct BeatSvc<T: Control>(pub Arc<T>);
+                    impl<T: Control> tonic::server::UnaryService<super::BeatRequest>
+                    for BeatSvc<T> {
+                        type Response = super::Done;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::BeatRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Control>::beat(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = BeatSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use hyper_util::rt::TokioIo;
@@ -22,9 +22,12 @@ use super::runtime_thread::RuntimeThread;
 use super::{codec, handshake};
 use crate::control as wire;
 use crate::control::control_client::ControlClient;
+use crate::status::wire::Report;
 
 /// Deadline of a request that the rendezvous answers at once.
 const UNARY_TIMEOUT: Duration = Duration::from_secs(20);
+/// Deadline of a heartbeat: the next one is due soon after.
+const BEAT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Added to the deadline that the rendezvous itself keeps, so that its answer, which names the missing ranks, arrives.
 const NETWORK_MARGIN: Duration = Duration::from_secs(2);
 /// Time between two attempts to connect.
@@ -51,6 +54,16 @@ pub struct Identity {
 #[derive(Clone, Debug)]
 pub struct Client {
     inner: Arc<Inner>,
+}
+
+/// A connection that others keep open.
+#[derive(Debug)]
+pub(crate) struct WeakClient(Weak<Inner>);
+
+impl WeakClient {
+    pub(crate) fn upgrade(&self) -> Option<Client> {
+        Some(Client { inner: self.0.upgrade()? })
+    }
 }
 
 #[derive(Debug)]
@@ -106,6 +119,23 @@ impl Client {
         let reply =
             self.call(Duration::from_secs(1), |mut stub| async move { stub.report(request).await })?;
         refused(reply.refusal)
+    }
+
+    /// Sends a heartbeat. `Orchestrator` does so for its ranks.
+    ///
+    /// # Errors
+    /// When the rendezvous does not answer within a second, or this process is not in the job's current epoch.
+    pub fn beat(&self, report: Report) -> Result<()> {
+        let Some((rank, epoch)) = self.inner.joined.get() else {
+            return Err(Error::Rendezvous("join before sending heartbeats".into()));
+        };
+        let request = wire::BeatRequest { epoch: epoch.0, rank: rank.0, report: Some(report) };
+        refused(self.call(BEAT_TIMEOUT, |mut stub| async move { stub.beat(request).await })?.refusal)
+    }
+
+    /// The same connection, which this does not keep open.
+    pub(crate) fn downgrade(&self) -> WeakClient {
+        WeakClient(Arc::downgrade(&self.inner))
     }
 
     /// Waits until every rank has reached the barrier of this name.

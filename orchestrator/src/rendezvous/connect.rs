@@ -11,7 +11,7 @@ use ryzanstein_process_group::{
     Secret,
 };
 
-use super::client::{Client, Identity};
+use super::client::{Client, Identity, WeakClient};
 #[cfg(feature = "server")]
 use super::host::Host;
 use super::secret;
@@ -115,6 +115,14 @@ impl Connection {
             && let Err(error) = client.report(cause.to_owned(), None, caused_by.map(|rank| rank.0))
         {
             tracing::debug!(%error, "could not report the failure");
+        }
+    }
+
+    /// The connection to a launcher, which takes heartbeats.
+    pub(crate) fn launcher(&self) -> Option<WeakClient> {
+        match &self.kind {
+            Kind::Client(client) => Some(client.downgrade()),
+            _ => None,
         }
     }
 

@@ -20,7 +20,8 @@ pub mod secret;
 #[cfg(feature = "server")]
 mod server;
 
+pub(crate) use client::WeakClient;
 pub use client::{Client, Identity};
 pub use connect::{Connection, Environment, connect, process_environment};
 #[cfg(feature = "server")]
-pub use server::Server;
+pub use server::{Beat, Server};

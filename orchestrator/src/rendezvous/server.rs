@@ -1,12 +1,13 @@
 //! Serves a [`Core`] over gRPC: authenticates and bounds connections, feeds it events and sends its replies.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use prost::Message as _;
 use ryzanstein_config::RendezvousConfig;
 use ryzanstein_process_group::{Epoch, Rank, Secret};
 use tokio::sync::{Notify, oneshot};
@@ -18,11 +19,24 @@ use super::core::{Action, Core, Event, Refusal, Reply, Report, RequestId, Time};
 use super::runtime_thread::RuntimeThread;
 use crate::control as wire;
 use crate::control::control_server::{Control, ControlServer};
+use crate::status::wire as wire_status;
 
 /// Concurrent requests of one connection. A rank has few threads that wait at the rendezvous.
 const REQUESTS_A_CONNECTION: u32 = 256;
 /// HTTP/2 keep-alive: a peer silent for this long is pinged, and dropped if it stays silent as long again.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
+
+/// The longest report of a heartbeat that is kept, in bytes: one of 64 groups with long names.
+const LONGEST_REPORT: usize = 64 << 10;
+
+/// The last heartbeat of a rank.
+#[derive(Clone, Debug)]
+pub struct Beat {
+    /// When it came.
+    pub heard: Instant,
+    /// What it said.
+    pub report: Arc<wire_status::Report>,
+}
 
 /// A rendezvous server. It stops when dropped.
 #[derive(Debug)]
@@ -54,6 +68,7 @@ impl Server {
                 replies: HashMap::new(),
                 requests_made: 0,
                 roster: None,
+                beats: BTreeMap::new(),
             }),
             started: Instant::now(),
             deadline_added: Notify::new(),
@@ -101,9 +116,15 @@ impl Server {
         self.acceptor.connections()
     }
 
+    /// The last heartbeat of each rank that has sent one in this epoch.
+    pub fn beats(&self) -> BTreeMap<Rank, Beat> {
+        self.shared.state().beats.clone()
+    }
+
     /// Starts a new epoch. Requests of the old one are refused from now on.
     pub fn advance(&self, epoch: Epoch) {
         self.shared.tell(Event::NewEpoch(epoch));
+        self.shared.state().beats.clear();
     }
 
     /// Tells every rank that waits, now or later, that the job failed, and how.
@@ -139,6 +160,8 @@ struct State {
     requests_made: u64,
     /// The encoded roster, the same bytes for every rank.
     roster: Option<Bytes>,
+    /// Of this epoch.
+    beats: BTreeMap<Rank, Beat>,
 }
 
 #[derive(Debug)]
@@ -200,6 +223,28 @@ impl Shared {
         let answer = answer.await;
         drop(pending);
         answer.unwrap_or_else(|_| Err(Refusal::Refused("the rendezvous is shutting down".into())))
+    }
+}
+
+impl Shared {
+    /// Keeps a heartbeat in place of the rank's last one.
+    fn keep(&self, epoch: Epoch, rank: Rank, report: wire_status::Report) -> Result<(), Refusal> {
+        let heard = Instant::now();
+        let mut state = self.state();
+        let has_joined = state.core.joined().is_some_and(|joined| rank.index() < joined.roster.members.len());
+        if epoch != state.core.epoch() || !has_joined {
+            return Err(Refusal::Refused(format!(
+                "a heartbeat of rank {rank} in epoch {epoch}, which is not in the job"
+            )));
+        }
+        if report.encoded_len() > LONGEST_REPORT {
+            return Err(Refusal::Invalid(format!(
+                "a heartbeat of {} bytes; at most {LONGEST_REPORT} are kept",
+                report.encoded_len()
+            )));
+        }
+        state.beats.insert(rank, Beat { heard, report: Arc::new(report) });
+        Ok(())
     }
 }
 
@@ -308,5 +353,9 @@ impl Control for Service {
         let wire::ReportRequest { epoch, rank, cause, last_call, caused_by } = request.into_inner();
         let report = Report { cause, last_call, caused_by: caused_by.map(Rank) };
         Ok(done(self.0.ask(|id, _| Event::Report(id, Epoch(epoch), Rank(rank), report)).await))
+    }
+    async fn beat(&self, request: Request<wire::BeatRequest>) -> Result<Response<wire::Done>, Status> {
+        let wire::BeatRequest { epoch, rank, report } = request.into_inner();
+        Ok(done(self.0.keep(Epoch(epoch), Rank(rank), report.unwrap_or_default()).map(|()| Reply::Done)))
     }
 }

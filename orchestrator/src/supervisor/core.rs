@@ -305,6 +305,21 @@ impl Core {
         }
     }
 
+    /// Whether all ranks run, or have ended well.
+    pub const fn is_running(&self) -> bool {
+        matches!(self.phase, Phase::Running)
+    }
+
+    /// The current epoch.
+    pub const fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Whether a signal has stopped this rank.
+    pub fn is_stopped(&self, rank: Rank) -> bool {
+        self.stopped.contains_key(&rank)
+    }
+
     /// Whether the supervisor has sent no signal yet.
     const fn is_undisturbed(&self) -> bool {
         matches!(self.phase, Phase::Running | Phase::AwaitingExits { .. })

@@ -49,6 +49,12 @@ fn parse(pid: i32, stat: &[u8]) -> Option<Process> {
     Some(Process { pid, parent, state, name: head.split_once('(')?.1.to_owned() })
 }
 
+/// The kernel's letter for the state of a process.
+pub(super) fn state(pid: u32) -> Option<char> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    parse(i32::try_from(pid).ok()?, &stat).map(|process| process.state)
+}
+
 /// Sends SIGKILL to each.
 pub(super) fn kill() {
     for process in living() {

@@ -83,6 +83,9 @@ pub struct Job {
     pub environment: Vec<(String, String)>,
     /// The file that holds the job's secret; a job on several nodes needs one. `None` makes a fresh secret.
     pub secret_file: Option<PathBuf>,
+    /// The folder of the socket on which `ryz status` finds the job, from [`status::folder`](crate::status::folder()). `None`
+    /// serves none.
+    pub status_folder: Option<PathBuf>,
     /// How the ranks' output gets to this process's.
     pub output: RankOutput,
     /// The configuration. `job.world_size` must be set.
@@ -163,6 +166,7 @@ mod tests {
             arguments: vec![],
             environment: vec![],
             secret_file: None,
+            status_folder: None,
             output: RankOutput::Prefixed { stdout: false, stderr: false },
             config,
         }

@@ -5,6 +5,7 @@
 
 pub mod core;
 mod descendants;
+pub mod health;
 mod job;
 mod launcher;
 mod output;

@@ -13,19 +13,24 @@ use tokio::sync::oneshot;
 
 use super::core::{Action, Core, Event, Exit, FirstFailure, Outcome, Policy, signal as number};
 use super::descendants;
+use super::health::{Beat, Notice, Process, Seen, Trouble, Watch};
 use super::job::{Job, LaunchError};
 use super::output::{self, Output};
 use super::rank_process::{RankProcess, exit, raw};
 use super::rendezvous_host::RendezvousHost;
 use super::report::{ClosingReport, Failure, RankExit, describe_exit, signal_name};
-use crate::console;
 use crate::rendezvous::Server;
 use crate::rendezvous::core::Report;
+use crate::status::{self, Endpoint, wire};
+use crate::{console, heartbeat};
 
 /// How long after the first failure the other ranks may exit with an error of their own.
 const EXIT_WINDOW: Duration = Duration::from_millis(500);
 /// How long to wait for the last lines of output when the launcher's own output is blocked.
 const DRAIN: Duration = Duration::from_secs(2);
+
+/// How often the supervisor looks at what ranks report.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Runs a job to its end, on this thread, which must live as long as the process: the kernel kills ranks when it ends.
 ///
@@ -48,6 +53,7 @@ struct Supervisor<'a> {
     rendezvous: RendezvousHost,
     output: Output,
     core: Core,
+    watch: Watch,
     started: Instant,
     processes: BTreeMap<Rank, RankProcess>,
     /// The limit on open files that ranks get: the launcher's own, before it was raised.
@@ -85,6 +91,7 @@ impl<'a> Supervisor<'a> {
             rendezvous: RendezvousHost::new(job)?,
             output: Output::start().map_err(LaunchError::system("no thread for the output of ranks"))?,
             core: Core::new(ranks, policy),
+            watch: Watch::new(heartbeat::interval(job.world_size()?)),
             started: Instant::now(),
             processes: BTreeMap::new(),
             descriptors,
@@ -102,6 +109,9 @@ impl<'a> Supervisor<'a> {
         let mut terminate = listen(SignalKind::terminate())?;
         let mut hangup = listen(SignalKind::hangup())?;
         let mut lifeline_closed = watch(lifeline);
+        let mut endpoint = self.serve_status();
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
 
         let mut todo = vec![self.core.start()];
         loop {
@@ -125,6 +135,17 @@ impl<'a> Supervisor<'a> {
                 _ = hangup.recv() => Some(Event::Interrupted(number::HANGUP)),
                 () = &mut lifeline_closed => Some(Event::LifelineClosed),
                 () = until(due) => Some(Event::Tick),
+                reply = asked(endpoint.as_mut()) => {
+                    let _ = reply.send(self.status());
+                    continue;
+                }
+                _ = look.tick() => {
+                    self.look();
+                    if let Some(endpoint) = &mut endpoint {
+                        endpoint.set_health(self.is_healthy()).await;
+                    }
+                    continue;
+                }
             };
             if matches!(event, Some(Event::LifelineClosed)) {
                 lifeline_closed = watch(None::<io::Empty>);
@@ -134,6 +155,129 @@ impl<'a> Supervisor<'a> {
                 Some(event) => self.core.handle(now, event),
                 None => self.reap(now),
             };
+        }
+    }
+
+    /// A job whose state nobody can ask for is better than none.
+    fn serve_status(&self) -> Option<Endpoint> {
+        let folder = self.job.status_folder.as_ref()?;
+        Endpoint::serve(folder)
+            .inspect_err(|error| tell(&format!("`ryz status` cannot show this job: {error}")))
+            .ok()
+    }
+
+    /// Tells the user what has gone wrong with ranks that run.
+    fn look(&mut self) {
+        if !self.core.is_running() {
+            return;
+        }
+        let seen = self.seen();
+        for notice in self.watch.look(self.started.elapsed(), &seen) {
+            tell(&match notice {
+                Notice::Wrong(rank, Trouble::Silent(age, state)) => {
+                    let state = match state {
+                        Some(letter) => {
+                            format!(
+                                "its process is neither dead nor stopped, but {}",
+                                status::process_state(letter)
+                            )
+                        }
+                        None => "the state of its process is not known here".into(),
+                    };
+                    format!("{} is silent: no heartbeat for {} s; {state}", self.name(rank), age.as_secs())
+                }
+                Notice::Wrong(rank, Trouble::NoProgress(call, own)) => {
+                    format!("rank {rank} makes no progress: {}", status::no_progress(&call, own.as_ref()))
+                }
+                Notice::Speaks(rank) => format!("rank {rank} sends heartbeats again"),
+                Notice::Continues(rank, call) => format!(
+                    "rank {rank} continues: it has begun call {} ({}) of group '{}'",
+                    call.call, call.operation, call.group
+                ),
+            });
+        }
+    }
+
+    /// Every rank of this node, and those of other nodes that have reported.
+    fn seen(&self) -> BTreeMap<Rank, Seen> {
+        let beats = self.rendezvous.server.as_ref().map(Server::beats).unwrap_or_default();
+        let mut seen: BTreeMap<Rank, Seen> = self
+            .processes
+            .iter()
+            .map(|(rank, process)| {
+                let process = match (process.exit, process.pid) {
+                    (Some(_), _) | (None, None) => Process::Ended,
+                    _ if self.core.is_stopped(*rank) => Process::Stopped,
+                    (None, Some(pid)) => Process::Running(descendants::state(raw(pid))),
+                };
+                (*rank, Seen { process, beat: None })
+            })
+            .collect();
+        for (rank, beat) in beats {
+            let heard = beat.heard.saturating_duration_since(self.started);
+            seen.entry(rank).or_insert(Seen { process: Process::Elsewhere, beat: None }).beat =
+                Some(Beat { heard, report: beat.report });
+        }
+        seen
+    }
+
+    /// Whether every rank runs, or has ended well, and nothing is known to be wrong.
+    fn is_healthy(&self) -> bool {
+        self.core.is_running()
+            && self
+                .seen()
+                .iter()
+                .all(|(rank, seen)| seen.process != Process::Stopped && self.watch.trouble(*rank).is_none())
+    }
+
+    /// What `ryz status` shows.
+    fn status(&self) -> wire::Job {
+        let now = self.started.elapsed();
+        let arguments = self.job.arguments.iter().map(|argument| argument.to_string_lossy().into_owned());
+        let program = std::iter::once(self.job.program.display().to_string()).chain(arguments);
+        wire::Job {
+            name: self.job.config.job.name.clone(),
+            pid: std::process::id(),
+            host: crate::host_name(),
+            program: program.collect::<Vec<_>>().join(" "),
+            epoch: self.core.epoch().0,
+            world_size: self.job.world_size().unwrap_or_default(),
+            uptime_ms: now.as_millis() as u64,
+            ranks: self.seen().iter().map(|(rank, seen)| self.rank_status(now, *rank, seen)).collect(),
+        }
+    }
+
+    fn rank_status(&self, now: Duration, rank: Rank, seen: &Seen) -> wire::Rank {
+        let process = self.processes.get(&rank);
+        let (exit_code, signal) = parts(process.and_then(|process| process.exit));
+        let trouble = self.watch.trouble(rank);
+        let state = match (seen.process, trouble) {
+            (Process::Ended, _) => wire::State::Exited,
+            (Process::Stopped, _) => wire::State::Stopped,
+            (_, Some(Trouble::Silent(..))) => wire::State::Silent,
+            (_, Some(Trouble::NoProgress(..))) => wire::State::NoProgress,
+            (_, None) => wire::State::Running,
+        };
+        let pid = process.and_then(|process| process.pid).map(raw);
+        wire::Rank {
+            rank: rank.0,
+            pid,
+            state: state.into(),
+            process_state: pid
+                .filter(|_| seen.process != Process::Ended)
+                .and_then(descendants::state)
+                .map(String::from),
+            exit_code,
+            signal,
+            heartbeat_age_ms: seen
+                .beat
+                .as_ref()
+                .map(|beat| now.saturating_sub(beat.heard).as_millis() as u64),
+            no_progress: match trouble {
+                Some(Trouble::NoProgress(call, _)) if state == wire::State::NoProgress => Some(call.clone()),
+                _ => None,
+            },
+            report: seen.beat.as_ref().map(|beat| (*beat.report).clone()),
         }
     }
 
@@ -215,6 +359,7 @@ impl<'a> Supervisor<'a> {
             server.advance(epoch);
         }
         self.processes.clear();
+        self.watch.clear();
         let mut actions = Vec::new();
         for rank in self.job.ranks().unwrap_or_default().map(Rank) {
             let process =
@@ -314,6 +459,9 @@ impl<'a> Supervisor<'a> {
     }
 
     fn name(&self, rank: Rank) -> String {
+        if !self.processes.contains_key(&rank) {
+            return format!("rank {rank} (on another node)");
+        }
         format!("rank {rank} (host {}, pid {})", crate::host_name(), self.pid(rank))
     }
 
@@ -351,6 +499,14 @@ fn watch(lifeline: Option<impl Read + Send + 'static>) -> std::pin::Pin<Box<dyn 
         let _ = ended.send(());
     });
     Box::pin(async move { drop(end.await) })
+}
+
+/// Resolves when somebody asks for the state of the job.
+async fn asked(endpoint: Option<&mut Endpoint>) -> oneshot::Sender<wire::Job> {
+    match endpoint {
+        Some(endpoint) => endpoint.asked().await,
+        None => std::future::pending().await,
+    }
 }
 
 async fn until(due: Option<Instant>) {

@@ -11,7 +11,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
 use crate::generate::copy_of;
-use crate::support::eventually;
+use crate::support::{Run, eventually};
 
 /// A command on a terminal with the given number of columns.
 struct Session {
@@ -23,6 +23,10 @@ struct Session {
 
 impl Session {
     fn start(arguments: &[&str], columns: u16) -> Self {
+        Self::start_in(arguments, columns, &[])
+    }
+
+    fn start_in(arguments: &[&str], columns: u16, environment: &[(&str, &str)]) -> Self {
         let screen = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
         grantpt(&screen).expect("granted");
         unlockpt(&screen).expect("unlocked");
@@ -33,6 +37,7 @@ impl Session {
         let child = Command::new(env!("CARGO_BIN_EXE_ryz"))
             .args(arguments)
             .env("RYZ_PROCESS_GROUP__BACKEND", "tcp")
+            .envs(environment.iter().copied())
             .env_remove("NO_COLOR")
             .env("TERM", "xterm")
             .stdin(Stdio::null())
@@ -185,4 +190,22 @@ fn ctrl_c_shows_what_has_been_generated() {
         let has_figures = |line: &str| figures.iter().all(|figure| line.contains(figure));
         assert!(screen.lines().any(has_figures), "{ranks} ranks: {screen}");
     }
+}
+
+#[test]
+fn status_is_redrawn_in_its_place_until_the_job_ends() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let environment = [("XDG_RUNTIME_DIR", folder.path().to_str().expect("a path"))];
+    let run = Run::new(&["launch", "-n", "3", "--", "sleep", "600"], &environment);
+    let sockets =
+        || std::fs::read_dir(folder.path().join("ryz")).is_ok_and(|mut sockets| sockets.next().is_some());
+    eventually(|| sockets().then_some(())).expect("the job serves its state");
+    let session = Session::start_in(&["status"], 60, &environment);
+    let redrawn = || String::from_utf8_lossy(&session.written.lock().expect("no panic")).contains("A\x1b[J");
+    eventually(|| redrawn().then_some(())).expect("the table is redrawn");
+    run.signal(Signal::TERM);
+    run.finish();
+    let screen = session.succeed();
+    assert!(screen.contains("rank  state") && screen.trim_end().ends_with("the job has ended"), "{screen}");
+    assert!(screen.lines().all(|line| line.chars().count() <= 60), "{screen}");
 }

@@ -11,11 +11,32 @@ pub(crate) struct Budget {
     total: u64,
     fraction: f32,
     allocated: AtomicU64,
+    /// Of these, bytes that a pool keeps for later.
+    idle: AtomicU64,
+}
+
+/// GPU memory of one rank, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MemoryUse {
+    /// In buffers that are in use.
+    pub used: u64,
+    /// Allocated from the driver: `used`, and what pools keep for later.
+    pub reserved: u64,
+    /// What the rank may allocate.
+    pub limit: u64,
+}
+
+impl MemoryUse {
+    /// The share of `reserved` that is not used, from 0 to 1; none where nothing is reserved.
+    pub fn fragmentation(&self) -> Option<f64> {
+        (self.reserved > 0)
+            .then(|| (self.reserved - self.used.min(self.reserved)) as f64 / self.reserved as f64)
+    }
 }
 
 impl Budget {
     pub(super) fn new(device: u32, total: u64, fraction: f32) -> Self {
-        Self { device, total, fraction, allocated: AtomicU64::new(0) }
+        Self { device, total, fraction, allocated: AtomicU64::new(0), idle: AtomicU64::new(0) }
     }
 
     pub(super) fn limit(&self) -> u64 {
@@ -41,6 +62,23 @@ impl Budget {
         })
     }
 
+    pub(super) fn memory_use(&self) -> MemoryUse {
+        let reserved = self.allocated();
+        // Two counters, read one after the other.
+        let idle = self.idle.load(Ordering::Relaxed).min(reserved);
+        MemoryUse { used: reserved - idle, reserved, limit: self.limit() }
+    }
+
+    /// A pool keeps so many bytes more for later.
+    pub(super) fn keep_idle(&self, bytes: u64) {
+        self.idle.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// So many of those bytes are used again, or freed.
+    pub(super) fn end_idle(&self, bytes: u64) {
+        self.idle.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
     pub(super) fn give_back(&self, bytes: u64) {
         self.allocated.fetch_sub(bytes, Ordering::Relaxed);
     }
@@ -62,6 +100,13 @@ mod tests {
         budget.take(200).unwrap();
         budget.give_back(300);
         assert_eq!((budget.allocated(), budget.limit()), (200, 500));
+        budget.keep_idle(50);
+        let memory = budget.memory_use();
+        assert_eq!((memory.used, memory.reserved, memory.limit), (150, 200, 500));
+        assert_eq!(memory.fragmentation(), Some(0.25));
+        budget.end_idle(50);
+        assert_eq!(budget.memory_use().fragmentation(), Some(0.0));
+        assert_eq!(Budget::new(0, 1000, 0.5).memory_use().fragmentation(), None);
         let error = budget.take(u64::MAX).unwrap_err().to_string();
         assert!(error.contains(&format!("{} over", u64::MAX - 500)), "{error}");
     }

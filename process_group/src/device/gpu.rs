@@ -2,12 +2,12 @@
 
 use std::ffi::{c_char, c_void};
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use cudarc::driver::{CudaContext, CudaStream, sys};
 use ryzanstein_config::DeviceConfig;
 
-use super::budget::Budget;
+use super::budget::{Budget, MemoryUse};
 use super::compile::Kernels;
 use super::context::Context;
 use super::driver::Driver;
@@ -229,12 +229,49 @@ impl Device {
         (self.context.budget.allocated(), self.context.budget.limit())
     }
 
+    /// What this rank has allocated, and how much of it is in use.
+    pub fn memory_use(&self) -> MemoryUse {
+        self.context.budget.memory_use()
+    }
+
+    /// Shows [`memory_use`](Self::memory_use) for as long as the device is there, without keeping it.
+    pub fn memory_watch(&self) -> MemoryWatch {
+        MemoryWatch(Arc::downgrade(&self.context))
+    }
+
+    /// For pools: `bytes` of what has been allocated are kept for later.
+    pub fn pool_keeps(&self, bytes: u64) {
+        self.context.budget.keep_idle(bytes);
+    }
+
+    /// For pools: `bytes` of what was kept are used again, or freed.
+    pub fn pool_gives(&self, bytes: u64) {
+        self.context.budget.end_idle(bytes);
+    }
+
     /// An attribute of the GPU.
     ///
     /// # Errors
     /// Those of the driver.
     pub fn attribute(&self, which: sys::CUdevice_attribute) -> Result<i32, DeviceError> {
         attribute(&self.context.driver, self.context.ordinal, self.context.device(), which)
+    }
+}
+
+/// Shows what a rank has allocated on its GPU, from any thread.
+#[derive(Clone)]
+pub struct MemoryWatch(Weak<Context>);
+
+impl MemoryWatch {
+    /// None once the device is gone.
+    pub fn read(&self) -> Option<MemoryUse> {
+        Some(self.0.upgrade()?.budget.memory_use())
+    }
+}
+
+impl fmt::Debug for MemoryWatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("MemoryWatch").field(&self.read()).finish()
     }
 }
 

@@ -33,11 +33,12 @@ pub(crate) mod symbols;
 pub(crate) mod tracked;
 
 pub use ::cudarc;
+pub use budget::MemoryUse;
 pub use compile::{Kernels, compile_for};
 pub use discover::{Found, Looked, Missing, Origin, Surroundings};
 pub use error::DeviceError;
 pub use event::Event;
-pub use gpu::{Device, DeviceInfo};
+pub use gpu::{Device, DeviceInfo, MemoryWatch};
 pub use graph::Graph;
 pub use kernel::{Argument, Kernel, Launch, Module};
 pub use libraries::Libraries;

@@ -6,19 +6,24 @@
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use super::activity::{CurrentCall, GroupActivity};
 use super::record::{CallRecord, Failure, GroupRecord, Outcome};
 use crate::backend::Completion;
 use crate::error::Error;
 use crate::operation::CallFingerprint;
 use crate::paths::Path;
+use crate::profile::CallSummary;
 use crate::rank::Rank;
 use crate::schedule::Algorithm;
 use crate::wire::fingerprint;
 
 /// How often a reader tries again before it leaves out a call that is being replaced.
 const TRIES: usize = 1000;
+
+/// So many of the newest calls say what a group is doing.
+const NEWEST: u64 = 4096;
 
 /// Number, fingerprint (two words), begin, end, and the state: calls, path and outcome.
 const WORDS: usize = 6;
@@ -90,6 +95,52 @@ impl Ring {
             overwritten: begun - calls.len() as u64,
             calls,
         }
+    }
+
+    /// What the group is doing at `now`, in nanoseconds since 1970.
+    pub(super) fn activity(&self, now: u64, summary: CallSummary) -> GroupActivity {
+        let mut activity = GroupActivity {
+            name: self.name.clone(),
+            size: self.members.len(),
+            failed: self.has_failed(),
+            begun: None,
+            operation: None,
+            ended: None,
+            current: None,
+            calls: summary.calls,
+            recent: summary.recent,
+        };
+        let begun = self.begun.load(Ordering::Acquire);
+        let capacity = self.slots.len() as u64;
+        let oldest = begun.saturating_sub(capacity.min(NEWEST));
+        for call in (oldest..begun).rev() {
+            let words = self.slots[call as usize % self.slots.len()].read(call);
+            let Some(call) = words.and_then(decode).filter(|call| call.outcome != Outcome::Captured) else {
+                continue;
+            };
+            let operation = call.fingerprint.operation;
+            let is_current = call.outcome == Outcome::InProgress;
+            if is_current {
+                let elapsed = Duration::from_nanos(now.saturating_sub(call.enqueued_ns));
+                activity.current = Some(CurrentCall { number: call.number, operation, elapsed });
+            }
+            if !operation.is_point_to_point() {
+                let last = call.number.saturating_add(call.calls).saturating_sub(1);
+                if activity.begun.is_none() {
+                    (activity.begun, activity.operation) = (Some(last), Some(operation));
+                }
+                if !is_current {
+                    activity.ended = Some(last);
+                    // Calls return in the order in which they began, so all older ones have.
+                    return activity;
+                }
+            }
+        }
+        if oldest == 0 && capacity > 0 {
+            activity.begun = activity.begun.or(Some(0));
+            activity.ended = Some(0);
+        }
+        activity
     }
 }
 
@@ -301,12 +352,45 @@ mod tests {
     }
 
     #[test]
+    fn activity_is_that_of_collectives_and_of_the_oldest_call_that_has_not_returned() {
+        let at =
+            |recorder: &Recorder| recorder.ring().activity(unix_ns(Instant::now()), CallSummary::default());
+        let mut recorder = Recorder::new("world", &[Rank(0), Rank(1)], 8);
+        assert_eq!(
+            (at(&recorder).begun, at(&recorder).ended, at(&recorder).current),
+            (Some(0), Some(0), None)
+        );
+        let message = CallFingerprint { operation: Operation::Send { to: Rank(1) }, ..gather(1) };
+        begin(&mut recorder, 1);
+        recorder.end(DONE, Instant::now());
+        recorder.begin(&message, 7, 1, Instant::now());
+        let sending = at(&recorder);
+        assert_eq!((sending.begun, sending.ended), (Some(1), Some(1)));
+        assert_eq!(sending.current.map(|call| (call.number, call.operation)), Some((7, message.operation)));
+        begin(&mut recorder, 2);
+        assert_eq!((at(&recorder).begun, at(&recorder).ended), (Some(2), Some(1)));
+        assert_eq!(at(&recorder).current.map(|call| call.number), Some(7), "the oldest");
+        recorder.fail(Instant::now());
+        assert_eq!((at(&recorder).ended, at(&recorder).current), (Some(2), None));
+        // A replay of three calls.
+        recorder.begin(&gather(1), 3, 3, Instant::now());
+        recorder.end(Completion { enqueued: true, ..DONE }, Instant::now());
+        assert_eq!((at(&recorder).begun, at(&recorder).ended), (Some(5), Some(5)));
+        for number in 1..=8 {
+            recorder.begin(&message, number, 1, Instant::now());
+            recorder.end(DONE, Instant::now());
+        }
+        assert_eq!((at(&recorder).begun, at(&recorder).ended), (None, None), "messages have replaced it");
+    }
+
+    #[test]
     fn a_recorder_without_room_keeps_nothing() {
         let mut recorder = Recorder::new("world", &[Rank(0)], 0);
         begin(&mut recorder, 1);
         recorder.end(DONE, Instant::now());
         recorder.fail(Instant::now());
         assert!(recorder.ring().record().calls.is_empty());
+        assert_eq!(recorder.ring().activity(0, CallSummary::default()).begun, None);
     }
 
     #[test]

@@ -91,6 +91,8 @@ impl Gpu {
         let mut pool = lock(&self.pool);
         let is_calm = pool.captured.is_empty();
         if is_calm {
+            let kept = pool.free.values().flatten().map(DeviceBuffer::bytes).sum::<usize>();
+            self.device.pool_gives(kept as u64);
             pool.free.clear();
         }
         is_calm
@@ -106,10 +108,19 @@ impl Gpu {
         let class = class(bytes.max(1));
         let free = lock(&self.pool).take(class);
         let buffer = match free {
-            Some(buffer) => buffer,
+            Some(buffer) => {
+                self.device.pool_gives(buffer.bytes() as u64);
+                buffer
+            }
             None => self.allocate(class)?,
         };
         Ok(Block { buffer: Some(buffer), pooled: Some(class), gpu: Arc::clone(self) })
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        self.empty();
     }
 }
 
@@ -201,6 +212,7 @@ impl Block {
 impl Drop for Block {
     fn drop(&mut self) {
         if let (Some(class), Some(buffer)) = (self.pooled, self.buffer.take()) {
+            self.gpu.device.pool_keeps(buffer.bytes() as u64);
             lock(&self.gpu.pool).give(class, buffer);
         }
     }

@@ -11,7 +11,7 @@ use ryzanstein_orchestrator::rendezvous::Environment;
 use ryzanstein_orchestrator::supervisor::{self, Job, LaunchError, RankOutput};
 use ryzanstein_orchestrator::table::Tone;
 use ryzanstein_orchestrator::telemetry::Origin;
-use ryzanstein_orchestrator::{console, nccl_settings, plural, telemetry};
+use ryzanstein_orchestrator::{console, nccl_settings, plural, status, telemetry};
 
 use crate::screen;
 use crate::settings::{self, Flags, set_flag};
@@ -155,6 +155,7 @@ impl Args {
             arguments,
             environment: self.handed_down(&config, &environment)?,
             secret_file: environment.get("RYZ_SECRET_FILE").map(PathBuf::from),
+            status_folder: Some(status::folder(&environment)),
             output: self.output(screen),
             config,
         })

@@ -11,6 +11,7 @@ mod probe;
 mod rank;
 mod screen;
 mod settings;
+mod status;
 mod trace;
 
 use std::io::Write as _;
@@ -55,6 +56,8 @@ enum Command {
     Doctor(doctor::Args),
     /// Say from the flight records of a job's ranks who is missing, who called something else, and who is late
     Trace(trace::Args),
+    /// Show the running jobs of this user: what each rank does, and what is wrong with it
+    Status(status::Args),
     /// The process in which `doctor` runs a probe
     #[command(name = probe::NAME, hide = true)]
     Probe(probe::Args),
@@ -100,6 +103,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args, &screen),
         Command::Doctor(args) => doctor::run(&args, &screen),
         Command::Trace(args) => trace::run(&args, &screen),
+        Command::Status(args) => status::run(&args, &screen),
         Command::Probe(args) => probe::run(&args),
         Command::Config(command) => config::run(&command, &screen),
         Command::Completions { shell } => {

@@ -45,7 +45,7 @@ use control_message::ControlMessage;
 use messages::peer;
 use timer::{CallTimer, Started, Throttle};
 use watchdog::{Called, CallerEvent};
-pub(crate) use watchdog::{GroupMembers, Monitored, Status, Watchdog};
+pub(crate) use watchdog::{GroupMembers, Monitored, Pending, Status, Watchdog};
 use workspace::Workspace;
 
 /// The stream that the caller computes on.

@@ -472,7 +472,7 @@ impl Core {
     }
 
     /// The pending call that must be done first.
-    fn oldest(&self) -> Option<PendingCall> {
+    pub(super) fn oldest(&self) -> Option<PendingCall> {
         self.pending.iter().filter_map(PendingCalls::oldest).min_by_key(|pending| pending.deadline)
     }
 

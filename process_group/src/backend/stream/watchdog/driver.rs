@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::core::{Action, CallerEvent, Core, GroupMembers, Observation};
 use super::monitored::{Monitored, retire};
 use super::observer::{Mark, Observer};
-use super::status::Status;
+use super::status::{Pending, Status};
 use crate::backend::stream::control_mesh::{ControlMesh, PeerEvent};
 use crate::backend::stream::control_message::ControlMessage;
 use crate::device::Event;
@@ -74,6 +74,11 @@ impl Driver {
                 next_look = now + INTERVAL;
                 let seen = self.observe(now);
                 self.core.observe(now, seen, &mut actions);
+                self.status.set_pending(self.core.oldest().map(|oldest| Pending {
+                    number: oldest.collectives,
+                    call: oldest.call,
+                    enqueued: oldest.enqueued,
+                }));
             }
             self.act(actions);
         }

@@ -24,7 +24,7 @@ pub(crate) use self::monitored::Monitored;
 use self::monitored::{in_time, retire};
 use self::observer::Observer;
 use self::status::Inside;
-pub(crate) use self::status::Status;
+pub(crate) use self::status::{Pending, Status};
 use super::control_mesh::ControlMesh;
 use crate::device::{Event, Stream};
 use crate::error::{Error, Result};

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::core::{GroupMembers, Unverified};
 use crate::error::{Error, Result};
+use crate::operation::CallFingerprint;
 use crate::rank::Rank;
 use crate::sync::lock;
 
@@ -20,6 +21,8 @@ pub(crate) struct Status {
     failed: AtomicBool,
     verdict: Mutex<Verdict>,
     changed: Condvar,
+    /// The oldest call that the GPU has not done.
+    pending: Mutex<Option<Pending>>,
     /// Members from which something has been heard.
     here: Vec<AtomicBool>,
     /// Numbers of the newest entry into the library, and of the newest that has come out.
@@ -29,6 +32,17 @@ pub(crate) struct Status {
     pub(super) requested: AtomicBool,
     /// The watchdog is to end.
     pub(super) stop: AtomicBool,
+}
+
+/// Calls that have been enqueued and that the GPU has not done, as far as it is known.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Pending {
+    /// The number of the newest collective that the GPU must do before.
+    pub(crate) number: u64,
+    /// The newest of the calls; none when they are of different kinds.
+    pub(crate) call: Option<CallFingerprint>,
+    /// When the oldest was enqueued.
+    pub(crate) enqueued: Instant,
 }
 
 #[derive(Default)]
@@ -44,6 +58,7 @@ impl Status {
             failed: AtomicBool::new(false),
             verdict: Mutex::default(),
             changed: Condvar::new(),
+            pending: Mutex::default(),
             here: (0..all.len()).map(|member| AtomicBool::new(member == *position)).collect(),
             entered: AtomicU64::new(0),
             exited: AtomicU64::new(0),
@@ -51,6 +66,16 @@ impl Status {
             stop: AtomicBool::new(false),
             members: Arc::new(members),
         }
+    }
+
+    /// What the GPU has not done now.
+    pub(super) fn set_pending(&self, pending: Option<Pending>) {
+        *lock(&self.pending) = pending;
+    }
+
+    /// What the GPU had not done when the watchdog last looked, some hundredths of a second ago.
+    pub(crate) fn pending(&self) -> Option<Pending> {
+        *lock(&self.pending)
     }
 
     /// Something has been heard from this member.

@@ -1,0 +1,104 @@
+//! Asks NVML about a rank's GPU, on a thread that nothing waits for: a driver in trouble may not answer.
+
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use ryzanstein_process_group::nvml::{GpuHealth, GpuSample, Nvml};
+
+use crate::status::wire;
+
+/// Between two samples.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+type Latest = Arc<Mutex<Option<(Instant, GpuHealth)>>>;
+
+/// The newest sample of one GPU. Sampling ends when this is dropped.
+pub(super) struct Sampler {
+    uuid: String,
+    latest: Latest,
+    _stop: mpsc::Sender<()>,
+}
+
+impl Sampler {
+    /// None if there is no thread for it. Without NVML nothing is ever sampled.
+    pub(super) fn start(uuid: String) -> Option<Self> {
+        let latest = Latest::default();
+        let (stop, stopped) = mpsc::channel();
+        let (writer, asked) = (Arc::clone(&latest), uuid.clone());
+        let samples = move || sample(&asked, &writer, &stopped);
+        std::thread::Builder::new().name("ryz-nvml".into()).spawn(samples).ok()?;
+        Some(Self { uuid, latest, _stop: stop })
+    }
+
+    /// The newest sample, if there is one.
+    pub(super) fn latest(&self) -> Option<wire::Gpu> {
+        let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        latest.map(|(taken, health)| gpu(&self.uuid, taken.elapsed(), health))
+    }
+}
+
+fn sample(uuid: &str, latest: &Latest, stopped: &mpsc::Receiver<()>) {
+    let nvml = match Nvml::open() {
+        Ok(nvml) => nvml,
+        Err(error) => return tracing::debug!(%error, "the GPU is not watched"),
+    };
+    let mut was_lost = false;
+    loop {
+        if let Some(health) = nvml.health(uuid) {
+            let is_lost = health == GpuHealth::Lost;
+            if is_lost && !was_lost {
+                tracing::error!(uuid, "this rank's GPU is lost: it does not answer the driver any more");
+            }
+            was_lost = is_lost;
+            *latest.lock().unwrap_or_else(PoisonError::into_inner) = Some((Instant::now(), health));
+        }
+        if !matches!(stopped.recv_timeout(INTERVAL), Err(RecvTimeoutError::Timeout)) {
+            return;
+        }
+    }
+}
+
+fn gpu(uuid: &str, age: Duration, health: GpuHealth) -> wire::Gpu {
+    let (lost, sample) = match health {
+        GpuHealth::Present(sample) => (false, sample),
+        GpuHealth::Lost => (true, GpuSample::default()),
+    };
+    wire::Gpu {
+        uuid: uuid.to_owned(),
+        lost,
+        utilization: sample.utilization,
+        memory_used_bytes: sample.memory_used,
+        memory_total_bytes: sample.memory_total,
+        temperature: sample.temperature,
+        throttling: sample.throttled_by.map(|by| wire::Throttling { by }),
+        ecc_corrected: sample.ecc_corrected,
+        ecc_uncorrected: sample.ecc_uncorrected,
+        age_ms: age.as_millis() as u64,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_gpu_has_no_figures_and_a_quiet_one_no_zeros() {
+        let lost = gpu("GPU-1", Duration::from_secs(2), GpuHealth::Lost);
+        assert_eq!(
+            lost,
+            wire::Gpu { uuid: "GPU-1".into(), lost: true, age_ms: 2000, ..wire::Gpu::default() }
+        );
+        let sample = GpuSample { temperature: Some(61), ..GpuSample::default() };
+        let quiet = gpu("GPU-1", Duration::ZERO, GpuHealth::Present(sample));
+        assert_eq!((quiet.lost, quiet.temperature, quiet.memory_used_bytes), (false, Some(61), None));
+        assert_eq!((quiet.utilization, quiet.throttling), (None, None));
+    }
+
+    #[test]
+    fn before_the_first_sample_and_without_nvml_there_is_none() {
+        // No GPU has this UUID, with or without NVML.
+        let sampler = Sampler::start("GPU-none".into()).expect("a thread");
+        assert_eq!(sampler.latest(), None);
+    }
+}

@@ -1,0 +1,122 @@
+//! What a heartbeat says.
+
+use ryzanstein_process_group::device::{Device, MemoryUse, MemoryWatch};
+use ryzanstein_process_group::{CurrentCall, FlightRecorder, GroupActivity, RecentLatency};
+
+use super::gpu::Sampler;
+use crate::metric_names as names;
+use crate::status::wire;
+
+/// The most groups of a report, the newest. A rank has a handful.
+const MOST_GROUPS: usize = 64;
+
+/// Where it comes from.
+pub(super) struct Source {
+    flight: FlightRecorder,
+    memory: Option<MemoryWatch>,
+    gpu: Option<Sampler>,
+}
+
+impl Source {
+    pub(super) fn new(flight: FlightRecorder, device: Option<&Device>) -> Self {
+        let gpu = device.and_then(|device| Sampler::start(device.info().uuid.clone()));
+        Self { flight, memory: device.map(Device::memory_watch), gpu }
+    }
+
+    /// Now. Waits for nothing but `/proc`.
+    pub(super) fn report(&self) -> wire::Report {
+        let groups = self.flight.activity();
+        let oldest = groups.len().saturating_sub(MOST_GROUPS);
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let report = wire::Report {
+            groups: groups[oldest..].iter().map(group).collect(),
+            resident_bytes: resident_bytes(&status),
+            gpu: self.gpu.as_ref().and_then(Sampler::latest),
+            gpu_memory: self.memory.as_ref().and_then(MemoryWatch::read).map(gpu_memory),
+            leaving: false,
+        };
+        measure(&report);
+        report
+    }
+}
+
+fn group(activity: &GroupActivity) -> wire::Group {
+    wire::Group {
+        name: activity.name.clone(),
+        size: activity.size as u32,
+        failed: activity.failed,
+        begun: activity.begun,
+        operation: activity.operation.map(|operation| operation.name().to_owned()),
+        ended: activity.ended,
+        current: activity.current.map(current),
+        calls: activity.calls,
+        recent: activity.recent.map(latency),
+    }
+}
+
+fn current(call: CurrentCall) -> wire::CurrentCall {
+    wire::CurrentCall {
+        number: call.number,
+        operation: call.operation.name().to_owned(),
+        is_message: call.operation.is_point_to_point(),
+        elapsed_ms: call.elapsed.as_millis() as u64,
+    }
+}
+
+fn latency(recent: RecentLatency) -> wire::Latency {
+    wire::Latency { calls: recent.calls as u32, median_us: recent.median_us, p99_us: recent.p99_us }
+}
+
+fn gpu_memory(memory: MemoryUse) -> wire::GpuMemory {
+    wire::GpuMemory {
+        used_bytes: memory.used,
+        reserved_bytes: memory.reserved,
+        limit_bytes: memory.limit,
+        fragmentation: memory.fragmentation(),
+    }
+}
+
+/// From the text of `/proc/self/status`.
+fn resident_bytes(status: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes << 10)
+}
+
+/// Passes the same on as metrics. What is not known sets nothing.
+fn measure(report: &wire::Report) {
+    let set = |metric: names::Metric, value: Option<f64>| {
+        if let Some(value) = value {
+            metrics::gauge!(metric.name).set(value);
+        }
+    };
+    set(names::RESIDENT_BYTES, report.resident_bytes.map(|bytes| bytes as f64));
+    if let Some(memory) = &report.gpu_memory {
+        set(names::GPU_USED_BYTES, Some(memory.used_bytes as f64));
+        set(names::GPU_RESERVED_BYTES, Some(memory.reserved_bytes as f64));
+        set(names::GPU_LIMIT_BYTES, Some(memory.limit_bytes as f64));
+        set(names::GPU_FRAGMENTATION, memory.fragmentation);
+    }
+    let Some(gpu) = &report.gpu else { return };
+    set(names::GPU_LOST, Some(f64::from(u8::from(gpu.lost))));
+    set(names::GPU_UTILIZATION, gpu.utilization.map(|percent| f64::from(percent) / 100.0));
+    set(names::GPU_TEMPERATURE, gpu.temperature.map(f64::from));
+    set(names::GPU_DEVICE_USED_BYTES, gpu.memory_used_bytes.map(|bytes| bytes as f64));
+    set(names::GPU_DEVICE_BYTES, gpu.memory_total_bytes.map(|bytes| bytes as f64));
+    set(names::GPU_THROTTLED, gpu.throttling.as_ref().map(|t| f64::from(u8::from(!t.by.is_empty()))));
+    set(names::GPU_ECC_CORRECTED, gpu.ecc_corrected.map(|errors| errors as f64));
+    set(names::GPU_ECC_UNCORRECTED, gpu.ecc_uncorrected.map(|errors| errors as f64));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn resident_memory_is_read_in_bytes_or_absent() {
+        assert_eq!(resident_bytes("Name:\tx\nVmRSS:\t    2048 kB\nThreads:\t1\n"), Some(2 << 20));
+        assert_eq!(resident_bytes("Name:\tx\n"), None);
+        assert_eq!(resident_bytes("VmRSS:\tmuch\n"), None);
+        assert!(resident_bytes(&std::fs::read_to_string("/proc/self/status").unwrap()) > Some(0));
+    }
+}

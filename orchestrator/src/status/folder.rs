@@ -1,0 +1,187 @@
+//! The folder of the sockets, one for each running job of a user.
+
+use std::fs::{DirBuilder, Metadata};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use crate::rendezvous::Environment;
+
+/// What the name of a socket ends with.
+const SUFFIX: &str = "sock";
+
+/// Why the folder of the sockets cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FolderError {
+    /// Others could put sockets of their own there, or see those of this user.
+    #[error("{folder} {why}; remove it, or set XDG_RUNTIME_DIR to a folder of your own with mode 0700", folder = .folder.display())]
+    Refused {
+        /// The folder.
+        folder: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The operating system refused something.
+    #[error("{path}: {source}", path = .path.display())]
+    System {
+        /// The folder, or what is in it.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+}
+
+impl FolderError {
+    pub(super) fn system(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::System { path, source }
+    }
+}
+
+/// Where this user's launchers leave their sockets: `ryz` in `XDG_RUNTIME_DIR`, or else `/tmp/ryz-UID`.
+pub fn folder(environment: &Environment) -> PathBuf {
+    match environment.get("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty()) {
+        Some(folder) => Path::new(folder).join("ryz"),
+        None => format!("/tmp/ryz-{}", user()).into(),
+    }
+}
+
+/// The user of this process.
+pub(super) fn user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// Makes the folder, if it is not there, and checks it.
+pub(super) fn make(folder: &Path) -> Result<(), FolderError> {
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(FolderError::system(folder)(error)),
+        _ => check(folder),
+    }
+}
+
+/// Whether only this user can reach what is in the folder.
+pub(super) fn check(folder: &Path) -> Result<(), FolderError> {
+    // Not what a link points to: whoever made the link decides that.
+    let metadata = std::fs::symlink_metadata(folder).map_err(FolderError::system(folder))?;
+    match fault(&metadata.into(), user()) {
+        Some(why) => Err(FolderError::Refused { folder: folder.to_owned(), why }),
+        None => Ok(()),
+    }
+}
+
+/// What matters of a folder.
+struct Entry {
+    is_folder: bool,
+    owner: u32,
+    mode: u32,
+}
+
+impl From<Metadata> for Entry {
+    fn from(metadata: Metadata) -> Self {
+        Self { is_folder: metadata.is_dir(), owner: metadata.uid(), mode: metadata.mode() & 0o7777 }
+    }
+}
+
+/// Why `user` must not trust it.
+fn fault(entry: &Entry, user: u32) -> Option<String> {
+    if !entry.is_folder {
+        return Some("is not a folder".into());
+    }
+    if entry.owner != user {
+        return Some(format!("belongs to user {}, not to user {user}", entry.owner));
+    }
+    (entry.mode & 0o077 != 0)
+        .then(|| format!("has mode {:04o}, so others can reach it; 0700 is needed", entry.mode))
+}
+
+/// The socket of the job that the process `pid` supervises.
+pub(super) fn socket(folder: &Path, pid: u32) -> PathBuf {
+    folder.join(format!("{pid}.{SUFFIX}"))
+}
+
+/// The sockets on which somebody listens. Those that a killed launcher left are removed. None if there is no folder.
+pub(super) fn live(folder: &Path) -> Result<Vec<(PathBuf, UnixStream)>, FolderError> {
+    match check(folder) {
+        Err(FolderError::System { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            return Ok(Vec::new());
+        }
+        checked => checked?,
+    }
+    let mut live = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(FolderError::system(folder))? {
+        let path = entry.map_err(FolderError::system(folder))?.path();
+        if path.extension().is_none_or(|extension| extension != SUFFIX) {
+            continue;
+        }
+        match UnixStream::connect(&path) {
+            Ok(stream) => live.push((path, stream)),
+            // Nobody listens, and nobody will: a name is taken only by a socket that listens already.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                let _ = std::fs::remove_file(&path);
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(FolderError::system(&path)(error)),
+        }
+    }
+    live.sort_by(|(a, _), (b, _)| a.cmp(b));
+    Ok(live)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_folder_of_another_user_or_open_to_others_is_refused() {
+        let entry = |is_folder, owner, mode| Entry { is_folder, owner, mode };
+        assert_eq!(fault(&entry(true, 1000, 0o700), 1000), None);
+        assert_eq!(
+            fault(&entry(true, 1001, 0o700), 1000).as_deref(),
+            Some("belongs to user 1001, not to user 1000")
+        );
+        assert!(fault(&entry(true, 0, 0o700), 1000).is_some(), "root's is not this user's either");
+        assert!(fault(&entry(true, 1000, 0o750), 1000).is_some_and(|why| why.contains("0750")));
+        assert!(fault(&entry(true, 1000, 0o701), 1000).is_some());
+        assert_eq!(fault(&entry(false, 1000, 0o700), 1000).as_deref(), Some("is not a folder"));
+    }
+
+    #[test]
+    fn a_link_to_a_good_folder_is_refused_and_a_new_folder_is_private() {
+        let outside = tempfile::tempdir().unwrap();
+        let (good, link) = (outside.path().join("good"), outside.path().join("link"));
+        make(&good).unwrap();
+        assert_eq!(std::fs::metadata(&good).unwrap().permissions().mode() & 0o777, 0o700);
+        make(&good).expect("again");
+        symlink(&good, &link).unwrap();
+        assert!(matches!(make(&link), Err(FolderError::Refused { .. })));
+        std::fs::set_permissions(&good, std::fs::Permissions::from_mode(0o777)).unwrap();
+        let error = check(&good).unwrap_err().to_string();
+        assert!(error.contains("0777") && error.contains("XDG_RUNTIME_DIR"), "{error}");
+    }
+
+    #[test]
+    fn sockets_that_nobody_serves_are_removed() {
+        let outside = tempfile::tempdir().unwrap();
+        let folder = outside.path().join("ryz");
+        assert_eq!(live(&folder).unwrap().len(), 0, "no folder, no jobs");
+        make(&folder).unwrap();
+        let _listener = UnixListener::bind(socket(&folder, 2)).unwrap();
+        drop(UnixListener::bind(socket(&folder, 1)).unwrap());
+        std::fs::write(folder.join("note.txt"), "not a socket").unwrap();
+        let found: Vec<PathBuf> = live(&folder).unwrap().into_iter().map(|(path, _)| path).collect();
+        assert_eq!(found, [socket(&folder, 2)]);
+        assert!(!socket(&folder, 1).exists() && folder.join("note.txt").exists());
+    }
+
+    #[test]
+    fn the_folder_is_in_the_runtime_directory_or_in_tmp() {
+        let environment = |value: &str| Environment::from([("XDG_RUNTIME_DIR".into(), value.into())]);
+        assert_eq!(folder(&environment("/run/user/7")), Path::new("/run/user/7/ryz"));
+        let in_tmp = PathBuf::from(format!("/tmp/ryz-{}", user()));
+        assert_eq!((folder(&environment("")), folder(&Environment::new())), (in_tmp.clone(), in_tmp));
+    }
+}

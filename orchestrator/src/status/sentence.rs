@@ -1,0 +1,33 @@
+//! How the launcher and `ryz status` say the same things.
+
+use super::wire::{CurrentCall, NoProgress};
+use crate::plural;
+
+/// `it has not begun call 41 (all_reduce) of group 'world', in which 3 ranks have waited for 5 s`
+pub(crate) fn no_progress(call: &NoProgress, own: Option<&(String, CurrentCall)>) -> String {
+    let NoProgress { group, call, operation, waiting, waited_ms } = call;
+    let have = if *waiting == 1 { "has" } else { "have" };
+    let ranks = plural(*waiting as usize, "rank");
+    let own = own.map_or_else(String::new, |(group, own)| {
+        let (number, operation) = (own.number, &own.operation);
+        format!("; it waits in call {number} ({operation}) of group '{group}' itself")
+    });
+    let seconds = waited_ms / 1000;
+    format!(
+        "it has not begun call {call} ({operation}) of group '{group}', in which {ranks} {have} waited for {seconds} s{own}"
+    )
+}
+
+/// `S (sleeping)`
+pub(crate) fn process_state(letter: char) -> String {
+    let meaning = match letter {
+        'R' => " (running)",
+        'S' => " (sleeping)",
+        'D' => " (waits in the kernel for a disk or a device)",
+        'T' => " (stopped)",
+        't' => " (stopped by a debugger)",
+        'Z' => " (dead, not reaped)",
+        _ => "",
+    };
+    format!("{letter}{meaning}")
+}

@@ -1,0 +1,439 @@
+//! The state of jobs as tables and as JSON. What is not known is a dash, or null.
+
+use std::fmt::Write as _;
+
+use ryzanstein_process_group::units;
+use serde_json::{Value, json};
+
+use super::sentence;
+use super::wire::{Group, Job, Rank, Report, State};
+use crate::plural;
+use crate::table::{self, Cell, Column, Screen, Tone};
+
+/// What is not known.
+const UNKNOWN: &str = "-";
+
+/// The jobs in one line each, for choosing one.
+pub fn list(jobs: &[Job], screen: Screen) -> String {
+    let columns = [
+        Column::left("job"),
+        Column::left("name"),
+        Column::right("ranks"),
+        Column::right("epoch").dispensable(2),
+        Column::right("up").dispensable(1),
+        Column::left("state"),
+        Column::left("program").dispensable(3),
+    ];
+    let rows: Vec<Vec<Cell>> = jobs
+        .iter()
+        .map(|job| {
+            let wrong = job.ranks.iter().filter(|rank| is_wrong(rank)).count();
+            vec![
+                job.pid.to_string().into(),
+                job.name.as_str().into(),
+                job.world_size.to_string().into(),
+                job.epoch.to_string().into(),
+                milliseconds(job.uptime_ms).into(),
+                if wrong == 0 {
+                    Cell::new("running", Tone::Good)
+                } else {
+                    Cell::new(format!("{wrong} not running well"), Tone::Bad)
+                },
+                job.program.as_str().into(),
+            ]
+        })
+        .collect();
+    table::table(&columns, &rows, screen)
+}
+
+/// One job: a line about it, a row for each rank, and what is wrong. At most `rows` ranks, those with trouble first.
+pub fn table(job: &Job, rows: usize, screen: Screen) -> String {
+    let (ranks, up) = (plural(job.world_size as usize, "rank"), milliseconds(job.uptime_ms));
+    let head =
+        format!("job {} ({} on {}): {ranks}, epoch {}, up {up}", job.name, job.pid, job.host, job.epoch);
+    let shown = choose(&job.ranks, rows);
+    let program = table::cut(&job.program, screen.width.unwrap_or(usize::MAX));
+    let mut text = format!("{}\n{program}\n", table::wrap(&head, 0, screen));
+    text += &rank_table(&shown, screen);
+    if shown.len() < job.ranks.len() {
+        let _ = writeln!(text, "… and {} more", plural(job.ranks.len() - shown.len(), "rank"));
+    }
+    for rank in &shown {
+        let Some(why) = explain(rank) else { continue };
+        for line in table::wrap(&format!("rank {} {why}", rank.rank), 2, screen).lines() {
+            let _ = writeln!(text, "{}", screen.paint(Tone::Bad, line));
+        }
+    }
+    text
+}
+
+/// So many ranks, those with trouble first, in rank order.
+fn choose(ranks: &[Rank], most: usize) -> Vec<&Rank> {
+    let mut chosen: Vec<&Rank> = ranks.iter().collect();
+    chosen.sort_by_key(|rank| !is_wrong(rank));
+    chosen.truncate(most);
+    chosen.sort_by_key(|rank| rank.rank);
+    chosen
+}
+
+fn rank_table(ranks: &[&Rank], screen: Screen) -> String {
+    let has_gpus = ranks.iter().any(|rank| report(rank).is_some_and(|report| report.gpu.is_some()));
+    let mut columns = vec![
+        Column::right("rank"),
+        Column::left("state"),
+        Column::left("last call"),
+        Column::right("in call"),
+        Column::right("calls").dispensable(5),
+        Column::right("median").dispensable(4),
+        Column::right("p99").dispensable(3),
+        Column::right("memory").dispensable(2),
+    ];
+    if has_gpus {
+        columns.extend([
+            Column::right("GPU %").dispensable(1),
+            Column::right("GPU memory").dispensable(1),
+            Column::right("°C").dispensable(2),
+        ]);
+    }
+    columns.extend([Column::right("heartbeat").dispensable(6), Column::right("pid").dispensable(7)]);
+    let rows: Vec<Vec<Cell>> = ranks.iter().map(|rank| row(rank, has_gpus)).collect();
+    table::table(&columns, &rows, screen)
+}
+
+fn row(rank: &Rank, has_gpus: bool) -> Vec<Cell> {
+    let report = report(rank);
+    let group = report.and_then(busiest);
+    let recent = group.and_then(|group| group.recent);
+    let mut cells: Vec<Cell> = vec![
+        rank.rank.to_string().into(),
+        state_cell(rank),
+        group.map_or_else(|| UNKNOWN.into(), last_call).into(),
+        or_dash(group.and_then(|group| group.current.as_ref()).map(|call| milliseconds(call.elapsed_ms))),
+        or_dash(report.map(|report| report.groups.iter().map(|group| group.calls).sum::<u64>().to_string())),
+        or_dash(recent.map(|recent| units::time(recent.median_us))),
+        or_dash(recent.map(|recent| units::time(recent.p99_us))),
+        or_dash(report.and_then(|report| report.resident_bytes).map(bytes)),
+    ];
+    if has_gpus {
+        cells.extend(gpu_cells(report));
+    }
+    cells.extend([
+        or_dash(rank.heartbeat_age_ms.map(milliseconds)),
+        or_dash(rank.pid.map(|pid| pid.to_string())),
+    ]);
+    cells
+}
+
+fn gpu_cells(report: Option<&Report>) -> [Cell; 3] {
+    let Some(gpu) = report.and_then(|report| report.gpu.as_ref()) else {
+        return [UNKNOWN.into(), UNKNOWN.into(), UNKNOWN.into()];
+    };
+    if gpu.lost {
+        return [Cell::new("lost", Tone::Bad), UNKNOWN.into(), UNKNOWN.into()];
+    }
+    let memory = gpu.memory_used_bytes.zip(gpu.memory_total_bytes);
+    [
+        or_dash(gpu.utilization.map(|percent| percent.to_string())),
+        or_dash(memory.map(|(used, total)| format!("{} of {}", bytes(used), bytes(total)))),
+        or_dash(gpu.temperature.map(|celsius| celsius.to_string())),
+    ]
+}
+
+/// The group that a rank is in a call of; otherwise the one with the most calls.
+fn busiest(report: &Report) -> Option<&Group> {
+    report.groups.iter().max_by_key(|group| (group.current.is_some(), group.calls, group.begun))
+}
+
+/// `world 41 all_reduce`
+fn last_call(group: &Group) -> String {
+    let call = match (&group.current, group.begun, &group.operation) {
+        (Some(call), ..) => format!("{} {}", call.number, call.operation),
+        (None, Some(number), Some(operation)) => format!("{number} {operation}"),
+        _ => return UNKNOWN.into(),
+    };
+    format!("{} {call}", group.name)
+}
+
+fn report(rank: &Rank) -> Option<&Report> {
+    rank.report.as_ref()
+}
+
+fn state_name(rank: &Rank) -> &'static str {
+    match rank.state() {
+        State::Running => "running",
+        State::NoProgress => "no_progress",
+        State::Silent => "silent",
+        State::Stopped => "stopped",
+        State::Exited => "exited",
+    }
+}
+
+fn state_cell(rank: &Rank) -> Cell {
+    let text = match (rank.state(), rank.exit_code, rank.signal) {
+        (State::Exited, Some(code), _) => format!("exited {code}"),
+        (State::Exited, None, Some(signal)) => format!("killed {signal}"),
+        _ => state_name(rank).replace('_', " "),
+    };
+    let tone = match rank.state() {
+        State::Running => Tone::Good,
+        State::Exited if rank.exit_code == Some(0) => Tone::Faint,
+        _ => Tone::Bad,
+    };
+    Cell::new(text, tone)
+}
+
+fn is_wrong(rank: &Rank) -> bool {
+    let is_lost = report(rank).and_then(|report| report.gpu.as_ref()).is_some_and(|gpu| gpu.lost);
+    is_lost
+        || match rank.state() {
+            State::Running => false,
+            State::Exited => rank.exit_code != Some(0),
+            State::NoProgress | State::Silent | State::Stopped => true,
+        }
+}
+
+/// What follows the rank in a sentence, if something is wrong.
+fn explain(rank: &Rank) -> Option<String> {
+    match rank.state() {
+        State::NoProgress => rank
+            .no_progress
+            .as_ref()
+            .map(|call| format!("makes no progress: {}", sentence::no_progress(call, None))),
+        State::Silent => Some(format!(
+            "is silent: no heartbeat for {}; its process is in state {}",
+            milliseconds(rank.heartbeat_age_ms.unwrap_or_default()),
+            rank.process_state
+                .as_ref()
+                .and_then(|state| state.chars().next())
+                .map_or_else(|| "unknown".into(), sentence::process_state)
+        )),
+        State::Stopped => {
+            let pid = rank.pid.unwrap_or_default();
+            Some(format!("is stopped by a signal; kill -CONT {pid} continues it"))
+        }
+        _ if is_wrong(rank) && rank.state() == State::Running => {
+            Some("has lost its GPU: only a reset of the GPU or of the host brings it back".into())
+        }
+        _ => None,
+    }
+}
+
+fn milliseconds(milliseconds: u64) -> String {
+    match milliseconds / 1000 {
+        _ if milliseconds == 0 => "< 1 ms".into(),
+        0..120 => units::time(milliseconds as f64 * 1e3),
+        seconds @ 120..7200 => format!("{} min", seconds / 60),
+        seconds => format!("{} h", seconds / 3600),
+    }
+}
+
+fn bytes(bytes: u64) -> String {
+    units::bytes(bytes as f64)
+}
+
+fn or_dash(text: Option<String>) -> Cell {
+    text.map_or_else(|| UNKNOWN.into(), Cell::from)
+}
+
+/// One line: every job with everything that is known.
+pub fn json(jobs: &[Job]) -> String {
+    json!({ "jobs": jobs.iter().map(job_json).collect::<Vec<_>>() }).to_string()
+}
+
+fn job_json(job: &Job) -> Value {
+    json!({
+        "job": job.pid,
+        "name": job.name,
+        "host": job.host,
+        "program": job.program,
+        "epoch": job.epoch,
+        "world_size": job.world_size,
+        "uptime_s": seconds(job.uptime_ms),
+        "ranks": job.ranks.iter().map(rank_json).collect::<Vec<_>>(),
+    })
+}
+
+fn rank_json(rank: &Rank) -> Value {
+    let report = report(rank);
+    json!({
+        "rank": rank.rank,
+        "pid": rank.pid,
+        "state": state_name(rank),
+        "process_state": rank.process_state,
+        "exit_code": rank.exit_code,
+        "signal": rank.signal,
+        "heartbeat_age_s": rank.heartbeat_age_ms.map(seconds),
+        "no_progress": rank.no_progress.as_ref().map(|missed| json!({
+            "group": missed.group,
+            "call": missed.call,
+            "operation": missed.operation,
+            "waiting": missed.waiting,
+            "waited_s": seconds(missed.waited_ms),
+        })),
+        "groups": report.map(|report| report.groups.iter().map(group_json).collect::<Vec<_>>()),
+        "resident_bytes": report.and_then(|report| report.resident_bytes),
+        "gpu": report.and_then(|report| report.gpu.as_ref()).map(|gpu| json!({
+            "uuid": gpu.uuid,
+            "lost": gpu.lost,
+            "utilization": gpu.utilization,
+            "memory_used_bytes": gpu.memory_used_bytes,
+            "memory_total_bytes": gpu.memory_total_bytes,
+            "temperature": gpu.temperature,
+            "throttled_by": gpu.throttling.as_ref().map(|throttling| &throttling.by),
+            "ecc_corrected": gpu.ecc_corrected,
+            "ecc_uncorrected": gpu.ecc_uncorrected,
+            "age_s": seconds(gpu.age_ms),
+        })),
+        "gpu_memory": report.and_then(|report| report.gpu_memory.as_ref()).map(|memory| json!({
+            "used_bytes": memory.used_bytes,
+            "reserved_bytes": memory.reserved_bytes,
+            "limit_bytes": memory.limit_bytes,
+            "fragmentation": memory.fragmentation,
+        })),
+    })
+}
+
+fn group_json(group: &Group) -> Value {
+    json!({
+        "name": group.name,
+        "size": group.size,
+        "failed": group.failed,
+        "begun": group.begun,
+        "operation": group.operation,
+        "ended": group.ended,
+        "current": group.current.as_ref().map(|call| json!({
+            "number": call.number,
+            "operation": call.operation,
+            "is_message": call.is_message,
+            "elapsed_s": seconds(call.elapsed_ms),
+        })),
+        "calls": group.calls,
+        "recent": group.recent.as_ref().map(|recent| json!({
+            "calls": recent.calls,
+            "median_us": recent.median_us,
+            "p99_us": recent.p99_us,
+        })),
+    })
+}
+
+fn seconds(milliseconds: u64) -> f64 {
+    milliseconds as f64 / 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::{CurrentCall, Gpu, Latency, NoProgress};
+    use super::*;
+
+    fn rank(number: u32, state: State) -> Rank {
+        Rank { rank: number, pid: Some(100 + number), state: state.into(), ..Rank::default() }
+    }
+
+    fn waiting(number: u32) -> Rank {
+        let current =
+            CurrentCall { number: 41, operation: "all_reduce".into(), is_message: false, elapsed_ms: 5200 };
+        let group = Group {
+            name: "world".into(),
+            size: 3,
+            begun: Some(41),
+            operation: Some("all_reduce".into()),
+            ended: Some(40),
+            current: Some(current),
+            calls: 40,
+            recent: Some(Latency { calls: 40, median_us: 120.0, p99_us: 900.0 }),
+            ..Group::default()
+        };
+        let report = Report { groups: vec![group], resident_bytes: Some(52_000_000), ..Report::default() };
+        Rank { report: Some(report), heartbeat_age_ms: Some(400), ..rank(number, State::Running) }
+    }
+
+    fn job() -> Job {
+        let missed = NoProgress {
+            group: "world".into(),
+            call: 41,
+            operation: "all_reduce".into(),
+            waiting: 2,
+            waited_ms: 5200,
+        };
+        let stuck = Rank { no_progress: Some(missed), ..rank(2, State::NoProgress) };
+        Job {
+            name: "demo".into(),
+            pid: 99,
+            host: "node0".into(),
+            program: "./engine".into(),
+            epoch: 1,
+            world_size: 3,
+            uptime_ms: 61_000,
+            ranks: vec![waiting(0), waiting(1), stuck],
+        }
+    }
+
+    #[test]
+    fn the_table_says_who_waits_and_for_whom() {
+        let text = table(&job(), usize::MAX, Screen::PLAIN);
+        let expected = "\
+job demo (99 on node0): 3 ranks, epoch 1, up 61 s
+./engine
+rank  state        last call            in call  calls  median     p99  memory  heartbeat  pid
+   0  running      world 41 all_reduce    5.2 s     40  120 us  900 us   52 MB     400 ms  100
+   1  running      world 41 all_reduce    5.2 s     40  120 us  900 us   52 MB     400 ms  101
+   2  no progress  -                          -      -       -       -       -          -  102
+rank 2 makes no progress: it has not begun call 41 (all_reduce) of group 'world', in which 2 ranks have waited for 5 s
+";
+        assert_eq!(text, expected);
+    }
+
+    #[test]
+    fn in_a_narrow_terminal_the_state_and_the_call_stay() {
+        let text = table(&job(), usize::MAX, Screen { width: Some(50), color: false });
+        assert!(text.contains("rank  state        last call"), "{text}");
+        assert!(!text.contains("pid") && !text.contains("p99"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 50), "{text}");
+    }
+
+    #[test]
+    fn a_short_terminal_shows_ranks_with_trouble_first() {
+        let text = table(&job(), 2, Screen::PLAIN);
+        assert!(text.contains("\n   0  running") && text.contains("\n   2  no progress"), "{text}");
+        assert!(!text.contains("\n   1  running") && text.contains("… and 1 rank more\n"), "{text}");
+    }
+
+    #[test]
+    fn what_is_not_known_is_null_and_not_zero() {
+        let value: Value = serde_json::from_str(&json(&[job()])).expect("one object");
+        let ranks = &value["jobs"][0]["ranks"];
+        assert_eq!(ranks[2]["state"], "no_progress");
+        assert_eq!(
+            (&ranks[2]["no_progress"]["call"], &ranks[2]["no_progress"]["waiting"]),
+            (&41.into(), &2.into())
+        );
+        for key in ["heartbeat_age_s", "groups", "resident_bytes", "gpu", "gpu_memory", "exit_code"] {
+            assert!(ranks[2].get(key).is_some_and(Value::is_null), "{key}: {}", ranks[2]);
+        }
+        assert_eq!(ranks[0]["groups"][0]["current"]["elapsed_s"], 5.2);
+        assert_eq!(ranks[0]["groups"][0]["recent"]["p99_us"], 900.0);
+    }
+
+    #[test]
+    fn a_lost_gpu_is_told_as_such() {
+        let mut job = job();
+        let report = job.ranks[0].report.as_mut().expect("a report");
+        report.gpu = Some(Gpu { uuid: "GPU-1".into(), lost: true, ..Gpu::default() });
+        let text = table(&job, usize::MAX, Screen::PLAIN);
+        assert!(text.contains("rank 0 has lost its GPU") && text.contains("  lost  "), "{text}");
+        let value: Value = serde_json::from_str(&json(&[job])).expect("one object");
+        let gpu = &value["jobs"][0]["ranks"][0]["gpu"];
+        assert_eq!(
+            (&gpu["lost"], &gpu["utilization"], &gpu["throttled_by"]),
+            (&true.into(), &Value::Null, &Value::Null)
+        );
+    }
+
+    #[test]
+    fn several_jobs_are_a_list() {
+        let text = list(&[job()], Screen::PLAIN);
+        assert!(text.starts_with("job  name  ranks  epoch    up  state"), "{text}");
+        assert!(text.contains(" 99  demo      3") || text.contains("99   demo      3"), "{text}");
+        assert!(text.contains("1 not running well"), "{text}");
+    }
+}

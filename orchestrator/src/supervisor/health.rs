@@ -1,0 +1,223 @@
+//! Tells what is wrong with ranks whose processes run: they are silent, or make no progress. No clock, processes or
+//! connections here.
+//!
+//! A dead or stopped process is known from the kernel, at once; see [`core`](super::core).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ryzanstein_process_group::Rank;
+
+use crate::status::wire::{CurrentCall, Group, NoProgress, Report};
+
+/// Other ranks must have waited for this long before a rank is said to make no progress.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+
+/// So many heartbeats must be missing before a rank is silent.
+const MISSING_BEATS: u32 = 3;
+
+/// What is known of a rank's process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Process {
+    /// It runs, in this state: the letter of `/proc/PID/stat`, if that could be read.
+    Running(Option<char>),
+    /// A signal stopped it.
+    Stopped,
+    /// It has ended.
+    Ended,
+    /// It runs on another node, if it does.
+    Elsewhere,
+}
+
+/// The last heartbeat of a rank.
+#[derive(Clone, Debug)]
+pub struct Beat {
+    /// When it came.
+    pub heard: Duration,
+    /// What it said.
+    pub report: Arc<Report>,
+}
+
+/// A rank as the supervisor sees it.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// Its process.
+    pub process: Process,
+    /// `None` for a program that has sent no heartbeat in this epoch. It is never called silent.
+    pub beat: Option<Beat>,
+}
+
+/// What is wrong with a rank that runs.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Trouble {
+    /// It has stopped sending heartbeats. For how long, and the state of its process where that is known.
+    Silent(Duration, Option<char>),
+    /// Others wait for it in a call that it has not begun. If it is in another call itself, that call, with its group.
+    NoProgress(NoProgress, Option<(String, CurrentCall)>),
+}
+
+/// What the user is to be told.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Notice {
+    /// Something is wrong with this rank.
+    Wrong(Rank, Trouble),
+    /// A silent rank sends heartbeats again.
+    Speaks(Rank),
+    /// A rank has begun the call that others waited in.
+    Continues(Rank, NoProgress),
+}
+
+/// What is wrong now, and what has been told of it.
+#[derive(Debug)]
+pub struct Watch {
+    silence: Duration,
+    troubles: BTreeMap<Rank, Trouble>,
+}
+
+impl Watch {
+    /// For ranks that send a heartbeat in this interval.
+    pub fn new(interval: Duration) -> Self {
+        Self { silence: interval * MISSING_BEATS, troubles: BTreeMap::new() }
+    }
+
+    /// A new epoch: nothing is known of its ranks.
+    pub fn clear(&mut self) {
+        self.troubles.clear();
+    }
+
+    /// What is wrong with this rank.
+    pub fn trouble(&self, rank: Rank) -> Option<&Trouble> {
+        self.troubles.get(&rank)
+    }
+
+    /// Looks at all ranks, and returns what has changed since the last time.
+    pub fn look(&mut self, now: Duration, ranks: &BTreeMap<Rank, Seen>) -> Vec<Notice> {
+        let found = self.troubles(now, ranks);
+        let begun = found.iter().filter(|(rank, trouble)| !self.is_known(**rank, trouble));
+        let mut notices: Vec<Notice> =
+            begun.map(|(rank, trouble)| Notice::Wrong(*rank, trouble.clone())).collect();
+        for (rank, trouble) in &self.troubles {
+            let Some(seen) = ranks.get(rank).filter(|seen| is_running(seen)) else { continue };
+            match (trouble, found.get(rank)) {
+                (Trouble::Silent(..), None | Some(Trouble::NoProgress(..))) => {
+                    notices.push(Notice::Speaks(*rank));
+                }
+                (Trouble::NoProgress(call, _), None) if has_begun(seen, call) => {
+                    notices.push(Notice::Continues(*rank, call.clone()));
+                }
+                _ => {}
+            }
+        }
+        self.troubles = found;
+        notices
+    }
+
+    fn is_known(&self, rank: Rank, trouble: &Trouble) -> bool {
+        match (self.troubles.get(&rank), trouble) {
+            (Some(Trouble::Silent(..)), Trouble::Silent(..)) => true,
+            (Some(Trouble::NoProgress(old, _)), Trouble::NoProgress(new, _)) => {
+                (&old.group, old.call) == (&new.group, new.call)
+            }
+            _ => false,
+        }
+    }
+
+    fn troubles(&self, now: Duration, ranks: &BTreeMap<Rank, Seen>) -> BTreeMap<Rank, Trouble> {
+        let mut found = BTreeMap::new();
+        let mut heard: Vec<(Rank, &Beat)> = Vec::new();
+        let mut is_explained = false;
+        for (rank, seen) in ranks {
+            is_explained |= seen.process == Process::Stopped;
+            let Some(beat) = seen.beat.as_ref().filter(|beat| is_running(seen) && !beat.report.leaving)
+            else {
+                continue;
+            };
+            let age = now.saturating_sub(beat.heard);
+            if age <= self.silence {
+                heard.push((*rank, beat));
+                continue;
+            }
+            let state = if let Process::Running(state) = seen.process { state } else { None };
+            found.insert(*rank, Trouble::Silent(age, state));
+            is_explained = true;
+        }
+        let waits = waits(&heard);
+        let behind: Vec<_> = heard
+            .iter()
+            .filter_map(|(rank, beat)| Some((*rank, missed(beat, &waits)?, own_call(beat))))
+            .collect();
+        // A rank that is in a call itself waits for another rank. It is to blame only if nobody else is.
+        is_explained |= behind.iter().any(|(_, _, own)| own.is_none());
+        let to_blame = behind.into_iter().filter(|(_, _, own)| own.is_none() || !is_explained);
+        found.extend(to_blame.map(|(rank, call, own)| (rank, Trouble::NoProgress(call, own))));
+        found
+    }
+}
+
+const fn is_running(seen: &Seen) -> bool {
+    matches!(seen.process, Process::Running(_) | Process::Elsewhere)
+}
+
+fn has_begun(seen: &Seen, call: &NoProgress) -> bool {
+    let groups = seen.beat.iter().flat_map(|beat| &beat.report.groups);
+    groups.filter(|group| group.name == call.group).any(|group| group.begun >= Some(call.call))
+}
+
+/// A collective that ranks are in.
+struct Wait<'a> {
+    group: &'a str,
+    call: u64,
+    operation: &'a str,
+    ranks: u32,
+    /// When the first of them began it.
+    since: Duration,
+}
+
+/// The collectives that ranks are in, by group and number.
+fn waits<'a>(heard: &[(Rank, &'a Beat)]) -> BTreeMap<(&'a str, u64), Wait<'a>> {
+    let mut waits = BTreeMap::new();
+    for (_, beat) in heard {
+        for (group, current) in beat.report.groups.iter().filter_map(in_collective) {
+            let since = beat.heard.saturating_sub(Duration::from_millis(current.elapsed_ms));
+            let (group, call, operation) = (group.name.as_str(), current.number, current.operation.as_str());
+            let wait = waits.entry((group, call)).or_insert(Wait { group, call, operation, ranks: 0, since });
+            wait.ranks += 1;
+            wait.since = wait.since.min(since);
+        }
+    }
+    waits
+}
+
+fn in_collective(group: &Group) -> Option<(&Group, &CurrentCall)> {
+    let current = group.current.as_ref().filter(|current| !current.is_message && !group.failed)?;
+    Some((group, current))
+}
+
+/// The call that this rank has not begun and in which others had waited for too long when it said so. In a group, the first
+/// such call; of several groups, the one in which they have waited longest.
+fn missed(beat: &Beat, waits: &BTreeMap<(&str, u64), Wait<'_>>) -> Option<NoProgress> {
+    let groups = beat.report.groups.iter().filter(|group| !group.failed);
+    let missed = groups.filter_map(|group| {
+        let next = group.begun?.checked_add(1)?;
+        let (_, wait) = waits.range((group.name.as_str(), next)..).next()?;
+        (wait.group == group.name).then_some(wait)
+    });
+    let (waited, wait) =
+        missed.map(|wait| (beat.heard.saturating_sub(wait.since), wait)).max_by_key(|(waited, _)| *waited)?;
+    (waited >= PATIENCE).then(|| NoProgress {
+        group: wait.group.to_owned(),
+        call: wait.call,
+        operation: wait.operation.to_owned(),
+        waiting: wait.ranks,
+        waited_ms: waited.as_millis() as u64,
+    })
+}
+
+/// The call that a rank is in, messages included.
+fn own_call(beat: &Beat) -> Option<(String, CurrentCall)> {
+    beat.report.groups.iter().find_map(|group| Some((group.name.clone(), group.current.clone()?)))
+}
+
+#[cfg(test)]
+mod tests;

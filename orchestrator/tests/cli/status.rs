@@ -1,0 +1,290 @@
+//! What `ryz status` and the launcher tell of ranks that run: stuck, stopped, without heartbeats.
+
+use std::path::Path;
+
+use hyper_util::rt::TokioIo;
+use rustix::process::{Pid, Signal, kill_process};
+use ryzanstein_config::Config;
+use ryzanstein_orchestrator::Orchestrator;
+use ryzanstein_orchestrator::process_group::ReduceOp;
+use ryzanstein_orchestrator::rendezvous::Environment;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::support::{Run, eventually, report, text};
+
+/// Set for the ranks that are a test itself in other processes: where they wait for files.
+const FOLDER: &str = "RANKS_WAIT_IN";
+
+/// A folder for sockets that no other test uses.
+fn private() -> (TempDir, String) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().to_str().expect("a path").to_owned();
+    (folder, path)
+}
+
+fn status(runtime: &str, arguments: &[&str]) -> std::process::Output {
+    Run::new(&[&["status"], arguments].concat(), &[("XDG_RUNTIME_DIR", runtime)]).finish()
+}
+
+/// The only job; none before it serves its state.
+fn job(runtime: &str) -> Option<Value> {
+    let output = status(runtime, &["--format", "json"]);
+    output.status.success().then(|| report(&output)["jobs"][0].clone())
+}
+
+/// Asks until the job is as wanted.
+fn job_with(runtime: &str, is_wanted: impl Fn(&Value) -> bool) -> Value {
+    let mut last = None;
+    let found = eventually(|| {
+        last = job(runtime);
+        last.clone().filter(|job| is_wanted(job))
+    });
+    found.unwrap_or_else(|| panic!("the job never got there: {last:?}"))
+}
+
+fn pid(rank: &Value) -> Pid {
+    Pid::from_raw(rank["pid"].as_u64().expect("a pid") as i32).expect("a pid")
+}
+
+/// All ranks meet in a barrier. Then rank 1 does something else until `go` is there, while the others wait for it.
+fn rank_that_is_late(environment: &Environment, folder: &Path) {
+    let sources = ryzanstein_config::Sources {
+        environment: environment.clone().into_iter().collect(),
+        ..ryzanstein_config::Sources::default()
+    };
+    let config = Config::load(&sources).expect("settings");
+    let wait_for =
+        |file: &str| eventually(|| folder.join(file).exists().then_some(())).expect("told to go on");
+    let mut orchestrator = Orchestrator::initialize(&config, environment).expect("joined");
+    let manager = orchestrator.manager();
+    manager.world().barrier().expect("all are here");
+    if manager.rank().0 == 1 {
+        wait_for("go");
+    }
+    manager.world().all_reduce(&mut [1.0f32; 4], ReduceOp::Sum).expect("rank 1 comes");
+    wait_for("end");
+    orchestrator.finalize().expect("left");
+}
+
+#[test]
+fn a_rank_stuck_outside_collectives_makes_no_progress_until_it_continues() {
+    let environment: Environment = std::env::vars().collect();
+    if let Some(folder) = environment.get(FOLDER) {
+        return rank_that_is_late(&environment, folder.as_ref());
+    }
+    let (folder, runtime) = private();
+    let program = std::env::current_exe().expect("this program");
+    let name = "status::a_rank_stuck_outside_collectives_makes_no_progress_until_it_continues";
+    let rank = [program.to_str().expect("a path"), "--exact", name, "--nocapture"];
+    let variables = [(FOLDER, &*runtime), ("XDG_RUNTIME_DIR", &*runtime)];
+    let run = Run::new(&[&["launch", "-n", "3", "--backend", "tcp", "--"][..], &rank].concat(), &variables);
+
+    let stuck = job_with(&runtime, |job| job["ranks"][1]["state"] == "no_progress");
+    let missed = &stuck["ranks"][1]["no_progress"];
+    assert_eq!(
+        (&missed["group"], &missed["operation"], &missed["waiting"]),
+        (&"world".into(), &"all_reduce".into(), &2.into())
+    );
+    let call = missed["call"].as_u64().expect("a number");
+    for rank in [0, 2] {
+        let rank = &stuck["ranks"][rank];
+        assert_eq!(rank["state"], "running", "{rank}");
+        assert_eq!(rank["groups"][0]["current"]["number"], call, "{rank}");
+        assert!(rank["resident_bytes"].as_u64() > Some(0) && rank["gpu"].is_null(), "{rank}");
+    }
+    assert_eq!(stuck["ranks"][1]["groups"][0]["begun"], call - 1);
+
+    std::fs::write(folder.path().join("go"), "").expect("written");
+    let going_on =
+        |job: &Value| job["ranks"][1]["state"] == "running" && job["ranks"][1]["groups"][0]["ended"] == call;
+    job_with(&runtime, going_on);
+    std::fs::write(folder.path().join("end"), "").expect("written");
+    let output = run.finish();
+    let stderr = text(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    let told = format!(
+        "\nryz: rank 1 makes no progress: it has not begun call {call} (all_reduce) of group 'world', in which 2 ranks have \
+         waited for "
+    );
+    let stderr = format!("\n{stderr}");
+    assert_eq!(stderr.matches(&told).count(), 1, "{stderr}");
+    let continues =
+        format!("\nryz: rank 1 continues: it has begun call {call} (all_reduce) of group 'world'\n");
+    assert!(stderr.contains(&continues), "{stderr}");
+    assert!(!stderr.contains("silent") && stderr.matches("makes no progress").count() == 1, "{stderr}");
+}
+
+#[test]
+fn programs_without_heartbeats_are_shown_and_never_silent_and_a_stopped_one_is_stopped() {
+    let (_folder, runtime) = private();
+    let launch = ["launch", "-n", "2", "--", "sh", "-c", "exec sleep 600"];
+    let run = Run::new(&launch, &[("XDG_RUNTIME_DIR", &runtime), ("RYZ_LAUNCH__GRACE", "300ms")]);
+    let first = job_with(&runtime, |job| job["ranks"][1]["state"] == "running");
+    assert_eq!(
+        (&first["world_size"], &first["epoch"], &first["name"]),
+        (&2.into(), &1.into(), &"ryzanstein".into())
+    );
+    let rank = &first["ranks"][1];
+    assert!(["heartbeat_age_s", "groups", "gpu"].iter().all(|key| rank[key].is_null()), "{rank}");
+
+    kill_process(pid(rank), Signal::STOP).expect("stopped");
+    let stopped = job_with(&runtime, |job| job["ranks"][1]["state"] == "stopped");
+    assert_eq!(
+        (&stopped["ranks"][1]["process_state"], &stopped["ranks"][0]["state"]),
+        (&"T".into(), &"running".into())
+    );
+    let table = text(&status(&runtime, &[]).stdout);
+    assert!(table.contains("rank 1 is stopped by a signal; kill -CONT "), "{table}");
+    kill_process(pid(rank), Signal::CONT).expect("continued");
+    // Longer than it takes to call a rank that has sent heartbeats silent.
+    let later = job_with(&runtime, |job| job["uptime_s"].as_f64() > Some(4.5));
+    assert_eq!(
+        (&later["ranks"][0]["state"], &later["ranks"][1]["state"]),
+        (&"running".into(), &"running".into())
+    );
+
+    run.signal(Signal::TERM);
+    let output = run.finish();
+    assert_eq!(output.status.code(), Some(143));
+    assert!(!text(&output.stderr).contains("silent"), "{}", text(&output.stderr));
+    let left = std::fs::read_dir(Path::new(&runtime).join("ryz")).expect("the folder").count();
+    assert_eq!(left, 0, "the socket is removed");
+}
+
+#[test]
+fn without_a_job_the_error_says_where_it_looked_and_what_to_do() {
+    let (_folder, runtime) = private();
+    let output = status(&runtime, &[]);
+    assert_eq!(output.status.code(), Some(1));
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains("no job of user ") && stderr.contains(&format!("{runtime}/ryz")), "{stderr}");
+    assert!(stderr.contains("`ryz launch`"), "{stderr}");
+    for (wrong, code) in [(["--watch", "0"], 2), (["no-such-job", "--once"], 1)] {
+        assert_eq!(status(&runtime, &wrong).status.code(), Some(code));
+    }
+}
+
+#[test]
+fn a_folder_that_others_can_reach_is_refused_and_the_job_runs_on() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let (_folder, runtime) = private();
+    let sockets = Path::new(&runtime).join("ryz");
+    std::fs::create_dir(&sockets).expect("made");
+    std::fs::set_permissions(&sockets, std::fs::Permissions::from_mode(0o777)).expect("set");
+    let run = Run::new(&["launch", "-n", "1", "--", "true"], &[("XDG_RUNTIME_DIR", &runtime)]);
+    let output = run.finish();
+    let stderr = text(&output.stderr);
+    assert!(output.status.success(), "{stderr}");
+    assert!(stderr.contains("`ryz status` cannot show this job") && stderr.contains("mode 0777"), "{stderr}");
+    let output = status(&runtime, &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("mode 0777"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn what_a_killed_launcher_left_is_removed_and_no_job() {
+    let (_folder, runtime) = private();
+    let launch = ["launch", "-n", "1", "--", "sleep", "600"];
+    let run = Run::new(&launch, &[("XDG_RUNTIME_DIR", &runtime)]);
+    job_with(&runtime, |job| job["ranks"][0]["state"] == "running");
+    let supervisor = Pid::from_raw(run.supervisor() as i32).expect("a pid");
+    kill_process(supervisor, Signal::KILL).expect("killed");
+    run.finish();
+    let sockets = || std::fs::read_dir(Path::new(&runtime).join("ryz")).expect("the folder").count();
+    assert_eq!(sockets(), 1, "nobody could remove it");
+    assert_eq!(status(&runtime, &[]).status.code(), Some(1));
+    assert_eq!(sockets(), 0);
+}
+
+#[test]
+fn several_jobs_are_listed_and_each_is_shown_by_its_name() {
+    let (_folder, runtime) = private();
+    let start = |name: &str, ranks: &str| {
+        let variables =
+            [("XDG_RUNTIME_DIR", &*runtime), ("RYZ_JOB__NAME", name), ("RYZ_LAUNCH__GRACE", "300ms")];
+        Run::new(&["launch", "-n", ranks, "--", "sleep", "600"], &variables)
+    };
+    let _runs = [start("left", "1"), start("right", "2")];
+    let listed = eventually(|| {
+        let list = text(&status(&runtime, &[]).stdout);
+        (list.contains("left") && list.contains("right")).then_some(list)
+    });
+    let list = listed.expect("both are listed");
+    assert!(list.starts_with("job ") && list.lines().count() == 4, "{list}");
+    let right = text(&status(&runtime, &["right"]).stdout);
+    assert!(right.starts_with("job right (") && right.contains("2 ranks"), "{right}");
+}
+
+#[test]
+fn watching_ends_with_the_job() {
+    let (_folder, runtime) = private();
+    let run = Run::new(&["launch", "-n", "1", "--", "sleep", "600"], &[("XDG_RUNTIME_DIR", &runtime)]);
+    job_with(&runtime, |job| job["ranks"][0]["state"] == "running");
+    let watch = Run::new(&["status", "--watch", "0.1", "--format", "json"], &[("XDG_RUNTIME_DIR", &runtime)]);
+    assert!(eventually(|| (watch.unread()[0] > 0).then_some(())).is_some(), "nothing is shown");
+    run.signal(Signal::TERM);
+    run.finish();
+    let output = watch.finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    for line in text(&output.stdout).lines() {
+        let shown: Value = serde_json::from_str(line).expect("JSON in each line");
+        assert_eq!(shown["jobs"][0]["world_size"], 1);
+    }
+}
+
+/// As grpcurl does it: no `.proto` at hand.
+#[test]
+fn the_endpoint_describes_itself_and_answers_health_checks() {
+    use tonic_health::pb::HealthCheckRequest;
+    use tonic_health::pb::health_client::HealthClient;
+    use tonic_reflection::pb::v1::ServerReflectionRequest;
+    use tonic_reflection::pb::v1::server_reflection_client::ServerReflectionClient;
+    use tonic_reflection::pb::v1::server_reflection_request::MessageRequest;
+    use tonic_reflection::pb::v1::server_reflection_response::MessageResponse;
+
+    let (_folder, runtime) = private();
+    let launch = ["launch", "-n", "2", "--", "sleep", "600"];
+    let _run = Run::new(&launch, &[("XDG_RUNTIME_DIR", &runtime), ("RYZ_LAUNCH__GRACE", "300ms")]);
+    let job = job_with(&runtime, |job| job["ranks"][1]["state"] == "running");
+    let socket = Path::new(&runtime).join(format!("ryz/{}.sock", job["job"]));
+    let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    tokio.block_on(async {
+        let connector = tower::service_fn(move |_: tonic::transport::Uri| {
+            let socket = socket.clone();
+            async move { tokio::net::UnixStream::connect(socket).await.map(TokioIo::new) }
+        });
+        let endpoint = tonic::transport::Endpoint::from_static("http://status");
+        let channel = endpoint.connect_with_connector(connector).await.expect("connected");
+
+        let list = ServerReflectionRequest {
+            host: String::new(),
+            message_request: Some(MessageRequest::ListServices(String::new())),
+        };
+        let mut reflection = ServerReflectionClient::new(channel.clone());
+        let answers = reflection.server_reflection_info(tokio_stream::once(list)).await.expect("answered");
+        let answer = answers.into_inner().message().await.expect("sent").expect("one answer");
+        let Some(MessageResponse::ListServicesResponse(services)) = answer.message_response else {
+            panic!("not a list: {answer:?}");
+        };
+        let names: Vec<_> = services.service.iter().map(|service| service.name.as_str()).collect();
+        for name in ["ryzanstein.status.v1.Status", "grpc.health.v1.Health"] {
+            assert!(names.contains(&name), "{names:?}");
+        }
+
+        let mut health = HealthClient::new(channel);
+        let mut is = async |service: &str| {
+            let request = HealthCheckRequest { service: service.into() };
+            health.check(request).await.map(|reply| reply.into_inner().status().as_str_name())
+        };
+        assert_eq!(is("").await.expect("answered"), "SERVING");
+        assert_eq!(is("job").await.expect("answered"), "SERVING");
+        kill_process(pid(&job["ranks"][0]), Signal::STOP).expect("stopped");
+        let deadline = std::time::Instant::now() + crate::support::LONG;
+        while is("job").await.expect("answered") != "NOT_SERVING" {
+            assert!(std::time::Instant::now() < deadline, "a stopped rank is not healthy");
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+        assert_eq!(is("").await.expect("answered"), "SERVING", "the endpoint itself is");
+    });
+}
