@@ -151,7 +151,7 @@ impl Launcher {
     /// Serves its own metrics at the first address; its rank serves its own at the second.
     fn start([launcher, rank]: [SocketAddr; 2]) -> Self {
         let script =
-            "[ $RYZ_EPOCH = 1 ] && exit 1; exec \"$0\" bench --backend tcp --sizes 1KB --iters 100000000";
+            "[ $RYZ_EPOCH = 1 ] && exit 1; exec \"$0\" bench --backend tcp --sizes 100MB --iters 1000000";
         let ryz = env!("CARGO_BIN_EXE_ryz");
         let child = Command::new(ryz)
             .args(["launch", "-n", "1", "--max-restarts", "1", "--", "sh", "-c", script, ryz])
