@@ -23,6 +23,7 @@ use crate::rank::{self, Rank};
 use crate::recorder::FlightRecorder;
 use crate::rendezvous::{Membership, Rendezvous};
 use crate::roster::{Candidate, Roster};
+use crate::security::Security;
 use crate::store::{self, Store};
 use listen::listen;
 use make::GroupMaker;
@@ -164,6 +165,7 @@ impl ProcessGroupManager {
                     handshake: config.process_group.tcp.handshake_timeout.get(),
                     socket_buffer: config.process_group.tcp.socket_buffer.map(|b| b.get().as_usize()),
                     cross_memory: config.process_group.tcp.cross_memory,
+                    security: Security::new(&config.security)?,
                 };
                 Some(Mesh::start(bound, roster.epoch, *rank, secret.clone(), &settings)?)
             }

@@ -11,6 +11,7 @@ mod nccl;
 mod process_group;
 mod profile;
 mod rendezvous;
+mod security;
 mod tcp;
 
 pub use device::DeviceConfig;
@@ -24,6 +25,7 @@ pub use nccl::NcclConfig;
 pub use process_group::ProcessGroupConfig;
 pub use profile::ProfileConfig;
 pub use rendezvous::RendezvousConfig;
+pub use security::SecurityConfig;
 pub use tcp::TcpConfig;
 
 use crate::ValueError;
