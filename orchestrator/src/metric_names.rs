@@ -1,7 +1,7 @@
 //! The names of all metrics of this crate, in one place.
 
-/// Connections to the rendezvous that failed to authenticate.
-pub const REFUSED_CONNECTIONS: &str = "ryz_rendezvous_refused_connections_total";
+/// Connections that did not prove that they belong to the job, or have other settings.
+pub use ryzanstein_process_group::security::REFUSED_CONNECTIONS;
 /// 1 for this process, with its rank, host and version as labels.
 pub const INFO: &str = "ryz_info";
 
@@ -9,7 +9,7 @@ pub const INFO: &str = "ryz_info";
 pub fn describe() {
     metrics::describe_counter!(
         REFUSED_CONNECTIONS,
-        "Connections to the rendezvous that failed to authenticate"
+        "Connections that were refused, by plane (control or data) and reason"
     );
     metrics::describe_gauge!(INFO, "1, with rank, host and version as labels");
 }

@@ -4,14 +4,19 @@ use std::io::Write;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use ryzanstein_config::{BackendChoice, HostPort, RendezvousConfig, Timeout};
+use ryzanstein_config::{BackendChoice, HostPort, RendezvousConfig, SecurityConfig, Timeout};
 use ryzanstein_orchestrator::rendezvous::{Client, Identity, Server, listen};
+use ryzanstein_process_group::security::Security;
 use ryzanstein_process_group::{
     BackendKind, Candidate, Capability, Epoch, Error, Membership, Rank, Rendezvous, Secret, store,
 };
 
 fn within(seconds: u64) -> Instant {
     Instant::now() + Duration::from_secs(seconds)
+}
+
+fn security() -> Security {
+    Security::new(&SecurityConfig::default()).expect("settings")
 }
 
 struct Job {
@@ -28,7 +33,8 @@ impl Job {
     fn configured(world_size: u32, config: &RendezvousConfig) -> Self {
         let secret = Secret::random();
         let listener = listen::bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a free port");
-        let server = Server::start(listener, secret.clone(), world_size, Epoch(1), config).expect("a server");
+        let server = Server::start(listener, secret.clone(), security(), world_size, Epoch(1), config)
+            .expect("a server");
         Self { server, secret, world_size }
     }
 
@@ -38,7 +44,7 @@ impl Job {
     }
 
     fn client(&self, rank: u32) -> Client {
-        Client::connect(self.address(), self.secret.clone(), self.identity(rank), within(20))
+        Client::connect(self.address(), self.secret.clone(), security(), self.identity(rank), within(20))
             .expect("a connection")
     }
 
@@ -138,8 +144,8 @@ fn a_rank_that_never_arrives_is_named() {
 #[test]
 fn a_wrong_secret_is_refused_at_once_and_counted() {
     let job = Job::new(1);
-    let error =
-        Client::connect(job.address(), Secret::random(), job.identity(0), within(20)).expect_err("refused");
+    let error = Client::connect(job.address(), Secret::random(), security(), job.identity(0), within(20))
+        .expect_err("refused");
     assert!(error.to_string().contains("does not know this job's secret"), "{error}");
     let deadline = within(20);
     while job.server.refused() == 0 && Instant::now() < deadline {
@@ -219,7 +225,8 @@ fn nobody_listening_is_an_error_that_says_where_and_what_to_look_at() {
     let job = Job::new(1);
     let there = HostPort::new("127.0.0.1", free.port()).expect("an address");
     let soon = Instant::now() + Duration::from_millis(300);
-    let error = Client::connect(there, job.secret.clone(), job.identity(0), soon).expect_err("nobody there");
+    let error = Client::connect(there, job.secret.clone(), security(), job.identity(0), soon)
+        .expect_err("nobody there");
     let words = error.to_string();
     assert!(words.contains(&format!("127.0.0.1:{}", free.port())) && words.contains("refused"), "{words}");
 }
