@@ -4,6 +4,8 @@
 
 mod accept;
 mod arrivals;
+#[cfg(all(test, feature = "tls"))]
+mod attacks;
 mod dial;
 mod liveness;
 pub(crate) mod memory;
@@ -342,6 +344,8 @@ impl Drop for Mesh {
 
 #[cfg(test)]
 mod tests {
+    use ryzanstein_config::{EncryptionChoice, SecurityConfig};
+
     use super::*;
     use crate::rank::LocalRank;
 
@@ -360,11 +364,16 @@ mod tests {
     }
 
     fn start(bound: Bound, rank: u32) -> Mesh {
+        start_with(bound, rank, EncryptionChoice::Auto)
+    }
+
+    fn start_with(bound: Bound, rank: u32, encryption: EncryptionChoice) -> Mesh {
+        let security = Security::new(&SecurityConfig { encryption, ..SecurityConfig::default() }).unwrap();
         let settings = Settings {
             handshake: Duration::from_secs(20),
             socket_buffer: None,
             cross_memory: false,
-            security: Security::new(&ryzanstein_config::SecurityConfig::default()).unwrap(),
+            security,
         };
         Mesh::start(bound, Epoch(1), Rank(rank), Secret::new([7; 32]), &settings).unwrap()
     }
@@ -386,6 +395,28 @@ mod tests {
         assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(0)]), "{error}");
         assert!(error.to_string().contains("rank 0 at 127.0.0.1"), "{error}");
         assert!(connections[1].is_some());
+    }
+
+    #[test]
+    fn ranks_of_which_one_encrypts_do_not_wait_for_the_deadline_to_say_so() {
+        let [accepting, dialling] = [EncryptionChoice::Off, EncryptionChoice::On];
+        let bound = [Bound::new(HERE).unwrap(), Bound::new(HERE).unwrap()];
+        let members = [member(0, bound[0].address()), member(1, bound[1].address())];
+        let members: Vec<&Member> = members.iter().collect();
+        let [first, second] = bound;
+        let _accepts = start_with(first, 0, accepting);
+        let dials = start_with(second, 1, dialling);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let error = Error::from(dials.connect("g", &members, deadline).unwrap_err());
+        assert!(matches!(error, Error::Configuration(_)), "{error}");
+        let words = [
+            "rank 0 at 127.0.0.1",
+            "this end encrypts",
+            "the other end does not encrypt",
+            "security.encryption",
+        ];
+        assert!(words.iter().all(|word| error.to_string().contains(word)), "{error}");
+        assert!(Instant::now() < deadline);
     }
 
     #[test]
