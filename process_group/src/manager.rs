@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ryzanstein_config::{BackendChoice, Config};
+use ryzanstein_config::{BackendChoice, Config, EncryptionChoice};
 
 use crate::backend::factory::{ProbeContext, Together};
 use crate::backend::registry::factories;
@@ -158,6 +158,7 @@ impl ProcessGroupManager {
         } else {
             tracing::debug!(rank = rank.0, %epoch, world_size, "backend {backend}");
         }
+        warn_of_nccl(config, roster, *rank, backend);
         let layout = Layout::new(&config.layout, world_size)?;
         let mesh = match bound {
             Ok(Some(bound)) if factory.needs_mesh() => {
@@ -406,6 +407,19 @@ impl ProcessGroupManager {
         let membership = &self.maker.membership;
         let n = membership.roster.world_size();
         store::barrier(&*membership.store, name, membership.rank, n, deadline::after(Instant::now(), timeout))
+    }
+}
+
+/// NCCL's own connections between hosts are not ours to encrypt: says so to who demands encryption.
+fn warn_of_nccl(config: &Config, roster: &Roster, rank: Rank, backend: BackendKind) {
+    let hosts = || roster.members.iter().map(|member| &member.host);
+    let several = hosts().any(|host| hosts().next() != Some(host));
+    let demanded = config.security.encryption == EncryptionChoice::On;
+    if rank.0 == 0 && demanded && several && backend == BackendKind::Nccl {
+        tracing::warn!(
+            "security.encryption is on, but NCCL moves data between the hosts of this job on connections of its own, which \
+             nothing encrypts: use a network that you trust, an encrypted one (IPsec, WireGuard), or the backend tcp"
+        );
     }
 }
 
