@@ -313,8 +313,10 @@ fn a_lost_rendezvous_is_an_error_that_says_so() {
 
 #[test]
 fn nobody_listening_is_an_error_that_says_where_and_what_to_look_at() {
-    let free =
-        listen::bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a free port").local_addr().expect("an address");
+    // Held and not listening, so that no other test gets the port.
+    let held = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+    held.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).expect("a free port");
+    let free = held.local_addr().expect("bound").as_socket().expect("an address");
     let job = Job::new(1);
     let there = HostPort::new("127.0.0.1", free.port()).expect("an address");
     let soon = Instant::now() + Duration::from_millis(300);

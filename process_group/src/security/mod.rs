@@ -172,17 +172,15 @@ impl Security {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, Ipv6Addr};
-
     use super::*;
-
-    fn with(encryption: EncryptionChoice) -> Security {
-        Security::new(&SecurityConfig { encryption, ..SecurityConfig::default() }).unwrap()
-    }
 
     #[test]
     #[cfg(feature = "tls")]
     fn auto_encrypts_all_but_connections_to_loopback_addresses() {
+        use std::net::{Ipv4Addr, Ipv6Addr};
+
+        let with =
+            |encryption| Security::new(&SecurityConfig { encryption, ..SecurityConfig::default() }).unwrap();
         let loopback: [IpAddr; 3] = [
             Ipv4Addr::LOCALHOST.into(),
             Ipv6Addr::LOCALHOST.into(),

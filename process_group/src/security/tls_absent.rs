@@ -28,6 +28,7 @@ impl Tls {
         Ok(Self)
     }
 
+    #[expect(clippy::unused_self, reason = "as the build with TLS")]
     pub(super) fn protection(&self) -> Protection {
         Protection::Encrypted
     }
