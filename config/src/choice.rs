@@ -78,6 +78,18 @@ choice! {
 }
 
 choice! {
+    /// Whether connections are encrypted.
+    EncryptionChoice, "one of auto, on, off", "on" {
+        /// All but those to loopback addresses.
+        Auto = "auto",
+        /// All.
+        On = "on",
+        /// None.
+        Off = "off",
+    }
+}
+
+choice! {
     /// The format of log lines.
     LogFormat, "one of text, json", "text" {
         /// For people.

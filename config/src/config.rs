@@ -4,8 +4,8 @@ use crate::keys::{SectionInfo, keys};
 use crate::sections::Section;
 use crate::{
     DeviceConfig, Entry, JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig,
-    NcclConfig, OtlpConfig, ProcessGroupConfig, ProfileConfig, Provenance, RendezvousConfig, Source,
-    TcpConfig, ValueError,
+    NcclConfig, OtlpConfig, ProcessGroupConfig, ProfileConfig, Provenance, RendezvousConfig, SecurityConfig,
+    Source, TcpConfig, ValueError,
 };
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +21,8 @@ pub struct Config {
     pub launch: LaunchConfig,
     /// `[rendezvous]`
     pub rendezvous: RendezvousConfig,
+    /// `[security]`
+    pub security: SecurityConfig,
     /// `[process_group]`
     pub process_group: ProcessGroupConfig,
     /// `[device]`
@@ -69,6 +71,7 @@ listed! {
     job: JobConfig,
     launch: LaunchConfig,
     rendezvous: RendezvousConfig,
+    security: SecurityConfig,
     process_group: ProcessGroupConfig,
     process_group.tcp: TcpConfig,
     device: DeviceConfig,

@@ -56,8 +56,8 @@ pub use bounded::{
     Ctas, Fraction, NcclBuffer, RecordedCalls, Segment, SocketBuffer, Temperature, Timeout, TopP, WorldSize,
 };
 pub use choice::{
-    AlgorithmChoice, BackendChoice, LogFormat, ModelDType, NcclAlgorithm, NcclDebug, NcclGdrLevel,
-    NcclP2pLevel, NcclProfile, NcclProtocol,
+    AlgorithmChoice, BackendChoice, EncryptionChoice, LogFormat, ModelDType, NcclAlgorithm, NcclDebug,
+    NcclGdrLevel, NcclP2pLevel, NcclProfile, NcclProtocol,
 };
 pub use config::{Config, SECTIONS};
 pub use error::{ConfigError, Conflict, TomlError, ValueError};
@@ -68,7 +68,7 @@ pub use load::{RESERVED_ENVIRONMENT, Sources};
 pub use nccl::NcclSubsystems;
 pub use sections::{
     DeviceConfig, JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig, NcclConfig,
-    OtlpConfig, ProcessGroupConfig, ProfileConfig, RendezvousConfig, TcpConfig,
+    OtlpConfig, ProcessGroupConfig, ProfileConfig, RendezvousConfig, SecurityConfig, TcpConfig,
 };
 pub use size::ByteSize;
 pub use source::{Entry, Provenance, Source};

@@ -16,14 +16,6 @@ pub const RESTARTS: Metric = Metric {
     labels: &[],
     meaning: "Restarts of the job by this launcher",
 };
-/// Connections to the rendezvous that were refused.
-pub const REFUSED_CONNECTIONS: Metric = Metric {
-    name: "ryz_rendezvous_refused_connections_total",
-    kind: Kind::Counter,
-    labels: &["reason"],
-    meaning: "Connections to the rendezvous that it refused; it is served by the launcher or, under another one, by rank 0",
-};
-
 /// Heartbeats to the launcher.
 pub const HEARTBEATS: Metric = Metric {
     name: "ryz_heartbeats_total",
@@ -88,7 +80,7 @@ const fn gauge(name: &'static str, meaning: &'static str) -> Metric {
 }
 
 /// Every metric of this crate that needs no GPU.
-pub const OWN: &[Metric] = &[INFO, RESTARTS, REFUSED_CONNECTIONS, HEARTBEATS, RESIDENT_BYTES];
+pub const OWN: &[Metric] = &[INFO, RESTARTS, HEARTBEATS, RESIDENT_BYTES];
 
 /// Every metric of this crate and of the groups.
 pub fn all() -> impl Iterator<Item = &'static Metric> {

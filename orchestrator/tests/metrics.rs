@@ -6,10 +6,11 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ryzanstein_config::{BackendChoice, Config, MetricsConfig, RendezvousConfig};
+use ryzanstein_config::{BackendChoice, Config, MetricsConfig, RendezvousConfig, SecurityConfig};
 use ryzanstein_orchestrator::metric_names;
 use ryzanstein_orchestrator::rendezvous::{Server, listen};
 use ryzanstein_orchestrator::telemetry::{self, Origin};
+use ryzanstein_process_group::security::Security;
 use ryzanstein_process_group::{Epoch, Error, MemoryRendezvous, ProcessGroupManager, Rank, ReduceOp, Secret};
 
 const PAGE: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/src/metrics.md"));
@@ -140,7 +141,9 @@ fn job() {
         }
     });
     let listener = listen::bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a port");
-    let server = Server::start(listener, Secret::random(), 1, Epoch(1), &RendezvousConfig::default());
+    let security = Security::new(&SecurityConfig::default()).expect("settings");
+    let server =
+        Server::start(listener, Secret::random(), security, 1, Epoch(1), &RendezvousConfig::default());
     intrude(server.expect("a server").address());
 }
 
@@ -213,6 +216,10 @@ fn a_job_exports_exactly_the_metrics_in_the_table_with_their_types_and_labels() 
     let calls =
         page.lines().find_map(|line| line.strip_prefix(class)?.split_once("\"} ").map(|(_, calls)| calls));
     assert_eq!(calls, Some("3"), "{page}");
-    assert!(page.contains("reason=\"wrong_secret\"") && page.contains("reason=\"wrong_version\""), "{page}");
+    assert!(
+        page.contains("plane=\"data\",reason=\"protocol\"")
+            && page.contains("plane=\"control\",reason=\"protocol\""),
+        "{page}"
+    );
     assert!(page.contains("ryz_groups{rank=\"0\"} 0"), "all groups have ended:\n{page}");
 }

@@ -1,12 +1,15 @@
 //! The rendezvous over real connections: who gets in, who is kept out, and what everybody hears.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use ryzanstein_config::{BackendChoice, HostPort, RendezvousConfig, Timeout};
+use ryzanstein_config::{
+    BackendChoice, EncryptionChoice, HostPort, RendezvousConfig, SecurityConfig, Timeout,
+};
 use ryzanstein_orchestrator::rendezvous::{Client, Identity, Server, listen};
 use ryzanstein_orchestrator::status::wire::{Group, Report};
+use ryzanstein_process_group::security::Security;
 use ryzanstein_process_group::{
     BackendKind, Candidate, Capability, Epoch, Error, Membership, Rank, Rendezvous, Secret, store,
 };
@@ -15,9 +18,18 @@ fn within(seconds: u64) -> Instant {
     Instant::now() + Duration::from_secs(seconds)
 }
 
+fn security() -> Security {
+    with_encryption(EncryptionChoice::Auto)
+}
+
+fn with_encryption(encryption: EncryptionChoice) -> Security {
+    Security::new(&SecurityConfig { encryption, ..SecurityConfig::default() }).expect("settings")
+}
+
 struct Job {
     server: Server,
     secret: Secret,
+    security: Security,
     world_size: u32,
 }
 
@@ -26,11 +38,20 @@ impl Job {
         Self::configured(world_size, &RendezvousConfig::default())
     }
 
+    fn encrypted(world_size: u32, encryption: EncryptionChoice) -> Self {
+        Self::with(world_size, &RendezvousConfig::default(), with_encryption(encryption))
+    }
+
     fn configured(world_size: u32, config: &RendezvousConfig) -> Self {
+        Self::with(world_size, config, security())
+    }
+
+    fn with(world_size: u32, config: &RendezvousConfig, security: Security) -> Self {
         let secret = Secret::random();
         let listener = listen::bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a free port");
-        let server = Server::start(listener, secret.clone(), world_size, Epoch(1), config).expect("a server");
-        Self { server, secret, world_size }
+        let server = Server::start(listener, secret.clone(), security.clone(), world_size, Epoch(1), config)
+            .expect("a server");
+        Self { server, secret, security, world_size }
     }
 
     fn address(&self) -> HostPort {
@@ -39,8 +60,14 @@ impl Job {
     }
 
     fn client(&self, rank: u32) -> Client {
-        Client::connect(self.address(), self.secret.clone(), self.identity(rank), within(20))
-            .expect("a connection")
+        Client::connect(
+            self.address(),
+            self.secret.clone(),
+            self.security.clone(),
+            self.identity(rank),
+            within(20),
+        )
+        .expect("a connection")
     }
 
     fn identity(&self, rank: u32) -> Identity {
@@ -139,14 +166,86 @@ fn a_rank_that_never_arrives_is_named() {
 #[test]
 fn a_wrong_secret_is_refused_at_once_and_counted() {
     let job = Job::new(1);
-    let error =
-        Client::connect(job.address(), Secret::random(), job.identity(0), within(20)).expect_err("refused");
+    let error = Client::connect(job.address(), Secret::random(), security(), job.identity(0), within(20))
+        .expect_err("refused");
     assert!(error.to_string().contains("does not know this job's secret"), "{error}");
     let deadline = within(20);
     while job.server.refused() == 0 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(job.server.refused(), 1);
+}
+
+#[test]
+fn encrypted_ranks_join_and_share_a_store_and_a_wrong_secret_is_refused() {
+    let job = Job::encrypted(2, EncryptionChoice::On);
+    let ranks = job.all();
+    ranks[0].1.store.set("key", &vec![7; 200 << 10]).expect("set");
+    assert_eq!(ranks[1].1.store.get("key", within(20)).expect("a value"), vec![7; 200 << 10]);
+    let other =
+        Client::connect(job.address(), Secret::random(), job.security.clone(), job.identity(0), within(20));
+    let error = other.expect_err("refused").to_string();
+    assert!(error.contains("does not know this job's secret"), "{error}");
+}
+
+#[test]
+fn a_client_with_other_settings_is_told_at_once_what_each_end_has() {
+    for (server, client) in
+        [(EncryptionChoice::On, EncryptionChoice::Off), (EncryptionChoice::Off, EncryptionChoice::On)]
+    {
+        let job = Job::encrypted(1, server);
+        let deadline = within(60);
+        let client = with_encryption(client);
+        let refused = Client::connect(job.address(), job.secret.clone(), client, job.identity(0), deadline);
+        let error = refused.expect_err("refused").to_string();
+        let words = ["this end", "the other end", "does not encrypt", "encrypts without certificates"];
+        assert!(words.iter().all(|words| error.contains(words)), "{error}");
+        assert!(Instant::now() < deadline, "it was not tried again and again");
+        while job.server.refused() == 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(job.server.refused(), 1);
+    }
+}
+
+#[test]
+fn a_recorded_handshake_opens_no_second_connection() {
+    for encryption in [EncryptionChoice::Off, EncryptionChoice::On] {
+        let job = Job::encrypted(1, encryption);
+        let middle = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+        let at = HostPort::new("127.0.0.1", middle.local_addr().expect("bound").port()).expect("an address");
+        let server = job.server.address();
+        // Passes one connection on, and keeps what the client says.
+        let recorder = std::thread::spawn(move || {
+            let (mut client, _) = middle.accept().expect("a client");
+            let mut server = TcpStream::connect(server).expect("connected");
+            let (mut back, mut forth) =
+                (server.try_clone().expect("a clone"), client.try_clone().expect("a clone"));
+            std::thread::spawn(move || std::io::copy(&mut back, &mut forth));
+            let (mut said, mut bytes) = (Vec::new(), [0; 4096]);
+            while let Ok(n @ 1..) = client.read(&mut bytes) {
+                said.extend_from_slice(&bytes[..n]);
+                server.write_all(&bytes[..n]).expect("passed on");
+            }
+            said
+        });
+        let client =
+            Client::connect(at, job.secret.clone(), job.security.clone(), job.identity(0), within(20));
+        drop(client.expect("a connection"));
+        let said = recorder.join().expect("recorded");
+        assert!(said.len() > 100, "{} bytes", said.len());
+        let mut replay = TcpStream::connect(server).expect("connected");
+        let _ = replay.write_all(&said);
+        replay.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+        let mut heard = Vec::new();
+        let _ = replay.read_to_end(&mut heard);
+        assert!(heard.len() <= 72, "nothing behind the server's own proof");
+        let deadline = within(20);
+        while job.server.refused() == 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(job.server.refused(), 1);
+    }
 }
 
 #[test]
@@ -215,12 +314,15 @@ fn a_lost_rendezvous_is_an_error_that_says_so() {
 
 #[test]
 fn nobody_listening_is_an_error_that_says_where_and_what_to_look_at() {
-    let free =
-        listen::bind((Ipv4Addr::LOCALHOST, 0).into()).expect("a free port").local_addr().expect("an address");
+    // Held and not listening, so that no other test gets the port.
+    let held = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
+    held.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).expect("a free port");
+    let free = held.local_addr().expect("bound").as_socket().expect("an address");
     let job = Job::new(1);
     let there = HostPort::new("127.0.0.1", free.port()).expect("an address");
     let soon = Instant::now() + Duration::from_millis(300);
-    let error = Client::connect(there, job.secret.clone(), job.identity(0), soon).expect_err("nobody there");
+    let error = Client::connect(there, job.secret.clone(), security(), job.identity(0), soon)
+        .expect_err("nobody there");
     let words = error.to_string();
     assert!(words.contains(&format!("127.0.0.1:{}", free.port())) && words.contains("refused"), "{words}");
 }

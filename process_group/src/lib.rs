@@ -30,6 +30,7 @@ mod reduce;
 mod rendezvous;
 mod roster;
 pub mod schedule;
+pub mod security;
 mod self_check;
 pub mod store;
 mod sync;

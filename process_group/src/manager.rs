@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ryzanstein_config::{BackendChoice, Config};
+use ryzanstein_config::{BackendChoice, Config, EncryptionChoice};
 
 use crate::backend::factory::{ProbeContext, Together};
 use crate::backend::registry::factories;
@@ -24,6 +24,7 @@ use crate::rank::{self, Rank};
 use crate::recorder::FlightRecorder;
 use crate::rendezvous::{Membership, Rendezvous};
 use crate::roster::{Candidate, Roster};
+use crate::security::Security;
 use crate::store::{self, Store};
 use listen::listen;
 use make::GroupMaker;
@@ -164,6 +165,7 @@ impl ProcessGroupManager {
         let number = rank.to_string();
         metrics::gauge!(metric_names::EPOCH.name, "rank" => number.clone()).set(epoch.0 as f64);
         metrics::gauge!(metric_names::WORLD_SIZE.name, "rank" => number).set(world_size as f64);
+        warn_of_nccl(config, roster, *rank, backend);
         let layout = Layout::new(&config.layout, world_size)?;
         let mesh = match bound {
             Ok(Some(bound)) if factory.needs_mesh() => {
@@ -171,6 +173,7 @@ impl ProcessGroupManager {
                     handshake: config.process_group.tcp.handshake_timeout.get(),
                     socket_buffer: config.process_group.tcp.socket_buffer.map(|b| b.get().as_usize()),
                     cross_memory: config.process_group.tcp.cross_memory,
+                    security: Security::new(&config.security)?,
                 };
                 Some(Mesh::start(bound, roster.epoch, *rank, secret.clone(), &settings)?)
             }
@@ -414,6 +417,19 @@ impl ProcessGroupManager {
         let membership = &self.maker.membership;
         let n = membership.roster.world_size();
         store::barrier(&*membership.store, name, membership.rank, n, deadline::after(Instant::now(), timeout))
+    }
+}
+
+/// NCCL's own connections between hosts are not ours to encrypt: says so to who demands encryption.
+fn warn_of_nccl(config: &Config, roster: &Roster, rank: Rank, backend: BackendKind) {
+    let hosts = || roster.members.iter().map(|member| &member.host);
+    let several = hosts().any(|host| hosts().next() != Some(host));
+    let demanded = config.security.encryption == EncryptionChoice::On;
+    if rank.0 == 0 && demanded && several && backend == BackendKind::Nccl {
+        tracing::warn!(
+            "security.encryption is on, but NCCL moves data between the hosts of this job on connections of its own, which \
+             nothing encrypts: use a network that you trust, an encrypted one (IPsec, WireGuard), or the backend tcp"
+        );
     }
 }
 

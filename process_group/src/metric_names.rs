@@ -93,12 +93,12 @@ pub const ERRORS: Metric = Metric {
     labels: &["rank", "group", "op", "kind"],
     meaning: "Calls that failed, by kind of error",
 };
-/// Connections to the data plane that were refused.
-pub const LINKS_REFUSED: Metric = Metric {
-    name: "ryz_link_refused_connections_total",
+/// Connections that were refused.
+pub const REFUSED_CONNECTIONS: Metric = Metric {
+    name: "ryz_connections_refused_total",
     kind: Kind::Counter,
-    labels: &["rank", "reason"],
-    meaning: "Connections to this rank's data plane that it refused",
+    labels: &["plane", "reason"],
+    meaning: "Connections that were refused: to the rendezvous (plane `control`), which the launcher or, under another one, rank 0 serves, and to a rank (plane `data`)",
 };
 /// The epoch.
 pub const EPOCH: Metric = Metric {
@@ -120,4 +120,4 @@ pub const GROUPS: Metric = Metric {
 
 /// Every metric of this crate.
 pub const ALL: &[Metric] =
-    &[CALLS, BYTES, SECONDS, WAIT_SECONDS, ERRORS, LINKS_REFUSED, EPOCH, WORLD_SIZE, GROUPS];
+    &[CALLS, BYTES, SECONDS, WAIT_SECONDS, ERRORS, REFUSED_CONNECTIONS, EPOCH, WORLD_SIZE, GROUPS];

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use half::{bf16, f16};
-use ryzanstein_config::BackendChoice;
+use ryzanstein_config::{BackendChoice, Config};
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::{
     Buffer, BufferMut, GroupBuffer, ProcessGroup, ProcessGroupManager, Rank, ReduceOp,
@@ -332,7 +332,15 @@ macro_rules! every_type {
 /// # Panics
 /// When a value is wrong or a call fails.
 pub fn conform(backend: BackendChoice, world_size: usize) {
-    with_ranks(&config(backend), world_size, |mut manager: ProcessGroupManager| {
+    conform_with(&config(backend), world_size);
+}
+
+/// As [`conform`], with these settings.
+///
+/// # Panics
+/// As there.
+pub fn conform_with(config: &Config, world_size: usize) {
+    with_ranks(config, world_size, |mut manager: ProcessGroupManager| {
         run(manager.world());
         manager.finalize().unwrap();
     });

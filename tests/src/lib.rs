@@ -9,7 +9,7 @@ pub mod pattern;
 use std::time::Duration;
 
 use half::{bf16, f16};
-use ryzanstein_config::{BackendChoice, Config, Timeout};
+use ryzanstein_config::{BackendChoice, Config, EncryptionChoice, Timeout};
 use ryzanstein_process_group::device::Surroundings;
 use ryzanstein_process_group::{Element, MemoryRendezvous, ProcessGroup, ProcessGroupManager, Result};
 
@@ -18,6 +18,13 @@ pub fn config(backend: BackendChoice) -> Config {
     let mut config = Config::default();
     config.process_group.backend = backend;
     config.process_group.timeout = Timeout::from_secs(60);
+    config
+}
+
+/// As [`config`], for TCP on links that are encrypted.
+pub fn encrypted() -> Config {
+    let mut config = config(BackendChoice::Tcp);
+    config.security.encryption = EncryptionChoice::On;
     config
 }
 

@@ -1,7 +1,8 @@
 //! The suite of every backend, on those that need no GPU.
 
 use ryzanstein_config::BackendChoice;
-use ryzanstein_tests::conformance::conform;
+use ryzanstein_tests::conformance::{conform, conform_with};
+use ryzanstein_tests::encrypted;
 
 macro_rules! suite {
     ($backend:ident, $choice:expr) => {
@@ -42,3 +43,26 @@ macro_rules! suite {
 }
 suite!(loopback, BackendChoice::Loopback);
 suite!(tcp, BackendChoice::Tcp);
+
+mod tcp_encrypted {
+    use super::*;
+
+    #[test]
+    fn two_ranks() {
+        conform_with(&encrypted(), 2);
+    }
+
+    #[test]
+    fn three_ranks() {
+        conform_with(&encrypted(), 3);
+    }
+
+    #[test]
+    fn four_ranks() {
+        // Small pieces and small sockets: records are cut everywhere.
+        let mut config = encrypted();
+        config.process_group.tcp.segment = "4KiB".parse().unwrap();
+        config.process_group.tcp.socket_buffer = Some("64KiB".parse().unwrap());
+        conform_with(&config, 4);
+    }
+}

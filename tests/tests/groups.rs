@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -9,7 +10,7 @@ use ryzanstein_config::{AlgorithmChoice, BackendChoice, ByteSize};
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::schedule::Algorithm;
 use ryzanstein_process_group::{BackendKind, BufferMut, DType, Error, Operation, Rank, ReduceOp};
-use ryzanstein_tests::{config, same_bits, with_ranks};
+use ryzanstein_tests::{SOON, config, encrypted, same_bits, with_ranks};
 use serde::{Deserialize, Serialize};
 
 const BOTH: [BackendChoice; 2] = [BackendChoice::Loopback, BackendChoice::Tcp];
@@ -50,6 +51,32 @@ fn work_overlaps_with_what_its_caller_does() {
         }
         manager.finalize().unwrap();
     });
+}
+
+#[test]
+fn what_was_sent_arrives_while_its_sender_does_something_else() {
+    for mut config in [config(BackendChoice::Tcp), encrypted()] {
+        config.process_group.tcp.cross_memory = false;
+        let (tell, told) = mpsc::channel();
+        let (tell, told) = (Mutex::new(tell), Mutex::new(told));
+        with_ranks(&config, 2, |mut manager| {
+            let group = manager.world();
+            let is_root = group.rank() == Rank(0);
+            let mut x = vec![if is_root { 7u8 } else { 0 }; 4 << 20];
+            if !is_root {
+                // Meanwhile the root's socket fills up.
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            group.broadcast(&mut x, Rank(0)).unwrap();
+            assert!(x.iter().all(|x| *x == 7));
+            if is_root {
+                // Makes no call that could send what is left.
+                told.lock().unwrap().recv_timeout(SOON).expect("the other rank has received everything");
+            } else {
+                tell.lock().unwrap().send(()).unwrap();
+            }
+        });
+    }
 }
 
 #[test]

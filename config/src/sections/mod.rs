@@ -12,6 +12,7 @@ mod otlp;
 mod process_group;
 mod profile;
 mod rendezvous;
+mod security;
 mod tcp;
 
 pub use device::DeviceConfig;
@@ -26,6 +27,7 @@ pub use otlp::OtlpConfig;
 pub use process_group::ProcessGroupConfig;
 pub use profile::ProfileConfig;
 pub use rendezvous::RendezvousConfig;
+pub use security::SecurityConfig;
 pub use tcp::TcpConfig;
 
 use crate::ValueError;

@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use ryzanstein_config::RendezvousConfig;
+use ryzanstein_process_group::security::{self, Secured, Security};
 use ryzanstein_process_group::{HalfOpen, Secret};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -36,13 +37,14 @@ impl ConnectionCounts {
     /// `reason` is the one in metrics, `why` what people read.
     fn refuse(&self, peer: std::net::SocketAddr, reason: &'static str, why: &dyn std::fmt::Display) {
         self.refused.fetch_add(1, Ordering::Relaxed);
-        metrics::counter!(crate::metric_names::REFUSED_CONNECTIONS.name, "reason" => reason).increment(1);
+        security::count_refused("control", reason);
         tracing::debug!(%peer, %why, "refused a connection to the rendezvous");
     }
 }
 
 pub(super) struct Acceptor {
     secret: Secret,
+    security: Security,
     handshake_timeout: Duration,
     most: usize,
     counts: Arc<ConnectionCounts>,
@@ -50,10 +52,11 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    pub(super) fn new(secret: Secret, config: &RendezvousConfig) -> (Self, Incoming) {
+    pub(super) fn new(secret: Secret, security: Security, config: &RendezvousConfig) -> (Self, Incoming) {
         let (admitted, incoming) = mpsc::channel(64);
         let acceptor = Self {
             secret,
+            security,
             handshake_timeout: config.handshake_timeout.get(),
             most: config.max_connections.get() as usize,
             counts: Arc::default(),
@@ -82,27 +85,31 @@ impl Acceptor {
                 }
             };
             if self.counts.connections() >= self.most {
-                self.counts.refuse(peer, "too_many", &"rendezvous.max_connections is reached");
+                self.counts.refuse(peer, "full", &"rendezvous.max_connections is reached");
                 continue;
             }
             let counts = self.counts();
-            let (secret, wait) = (self.secret.clone(), self.handshake_timeout);
+            let (secret, security, wait) =
+                (self.secret.clone(), self.security.clone(), self.handshake_timeout);
             let admitted = self.admitted.clone();
             let task = tokio::spawn(async move {
-                let mut stream = stream;
-                match tokio::time::timeout(wait, handshake::accept(&mut stream, &secret)).await {
-                    Ok(Ok(())) => {
-                        let _ = stream.set_nodelay(true);
+                let _ = stream.set_nodelay(true);
+                let Ok(here) = stream.local_addr() else { return };
+                let protection = security.protection(here.ip());
+                let handshake = handshake::accept(stream, &secret, &security, protection);
+                match tokio::time::timeout(wait, handshake).await {
+                    Ok(Ok(stream)) => {
                         counts.connections.fetch_add(1, Ordering::Relaxed);
                         let _ = admitted.send(Ok(AuthenticatedStream { stream, counts })).await;
                     }
-                    Ok(Err(error)) => counts.refuse(peer, error.reason(), &error),
+                    Ok(Err(error)) => {
+                        if error.is_of_a_member() {
+                            tracing::warn!(%peer, "refused a rank's connection to the rendezvous: {error}");
+                        }
+                        counts.refuse(peer, error.reason(), &error);
+                    }
                     Err(_) => {
-                        counts.refuse(
-                            peer,
-                            "timeout",
-                            &"it did not prove in time that it belongs to the job",
-                        );
+                        counts.refuse(peer, "late", &"it did not prove in time that it belongs to the job");
                     }
                 }
             });
@@ -113,7 +120,7 @@ impl Acceptor {
 
 /// A connection that has proved that it knows the secret.
 pub(super) struct AuthenticatedStream {
-    stream: TcpStream,
+    stream: Secured<TcpStream>,
     counts: Arc<ConnectionCounts>,
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use hyper_util::rt::TokioIo;
 use ryzanstein_config::HostPort;
+use ryzanstein_process_group::security::{Secured, Security};
 use ryzanstein_process_group::store::{Store, check_lengths};
 use ryzanstein_process_group::{
     Candidate, Epoch, Error, LocalRank, Membership, Rank, Rendezvous, Result, Secret,
@@ -82,10 +83,16 @@ impl Client {
     ///
     /// # Errors
     /// [`Error::Rendezvous`] says where it tried, what happened there and what to check.
-    pub fn connect(server: HostPort, secret: Secret, identity: Identity, deadline: Instant) -> Result<Self> {
+    pub fn connect(
+        server: HostPort,
+        secret: Secret,
+        security: Security,
+        identity: Identity,
+        deadline: Instant,
+    ) -> Result<Self> {
         let runtime = RuntimeThread::start("ryz-control")
             .map_err(Error::system("cannot start the thread of the rendezvous"))?;
-        let connecting = connect(server.clone(), secret.clone(), deadline);
+        let connecting = connect(server.clone(), secret.clone(), security, deadline);
         let (stub, local) = runtime
             .block_on(deadline + NETWORK_MARGIN, connecting)
             .unwrap_or(Err(ConnectError::NoAnswer))
@@ -236,14 +243,19 @@ enum ConnectError {
 }
 
 /// Resolves the name, connects and shakes hands, once.
-async fn open(server: &HostPort, secret: &Secret) -> Result<TcpStream, io::Error> {
+async fn open(
+    server: &HostPort,
+    secret: &Secret,
+    security: &Security,
+) -> Result<Secured<TcpStream>, io::Error> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in tokio::net::lookup_host((server.host(), server.port())).await? {
         match TcpStream::connect(address).await {
-            Ok(mut stream) => {
+            Ok(stream) => {
                 stream.set_nodelay(true)?;
-                handshake::connect(&mut stream, secret).await.map_err(io::Error::other)?;
-                return Ok(stream);
+                let protection = security.protection(address.ip());
+                let handshake = handshake::connect(stream, secret, security, protection);
+                return handshake.await.map_err(io::Error::other);
             }
             Err(error) => last = error,
         }
@@ -254,11 +266,12 @@ async fn open(server: &HostPort, secret: &Secret) -> Result<TcpStream, io::Error
 async fn connect(
     server: HostPort,
     secret: Secret,
+    security: Security,
     deadline: Instant,
 ) -> Result<(ControlClient<Channel>, IpAddr), ConnectError> {
     let started = Instant::now();
     let stream = loop {
-        let error = match tokio::time::timeout_at(deadline.into(), open(&server, &secret)).await {
+        let error = match tokio::time::timeout_at(deadline.into(), open(&server, &secret, &security)).await {
             Ok(Ok(stream)) => break stream,
             Ok(Err(error)) => error,
             Err(_) => return Err(ConnectError::Silent(started.elapsed())),
@@ -273,17 +286,21 @@ async fn connect(
         }
         tokio::time::sleep(RETRY_INTERVAL).await;
     };
-    let local = stream.local_addr().map(|address: SocketAddr| address.ip()).map_err(ConnectError::Socket)?;
+    let local = stream
+        .get_ref()
+        .local_addr()
+        .map(|address: SocketAddr| address.ip())
+        .map_err(ConnectError::Socket)?;
 
     let mut first = Some(stream);
     let connector = tower::service_fn(move |_: Uri| {
         let ready = first.take();
-        let (server, secret) = (server.clone(), secret.clone());
+        let (server, secret, security) = (server.clone(), secret.clone(), security.clone());
         async move {
             let stream = match ready {
                 Some(stream) => stream,
                 // The first connection broke. If the rendezvous still runs, it accepts this rank again.
-                None => open(&server, &secret).await?,
+                None => open(&server, &secret, &security).await?,
             };
             Ok::<_, io::Error>(TokioIo::new(stream))
         }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ryzanstein_config::{Config, HostPort, WorldSize};
+use ryzanstein_process_group::security::Security;
 use ryzanstein_process_group::{
     Candidate, Epoch, Error, InProcess, LocalRank, Membership, MemoryRendezvous, Rank, Rendezvous, Result,
     Secret,
@@ -74,7 +75,8 @@ pub fn connect(config: &Config, environment: &Environment) -> Result<Connection>
                 "RYZ_RENDEZVOUS is set, but neither RYZ_SECRET_FD nor RYZ_SECRET_FILE; start this process with `ryz launch`".into(),
             )
         })?;
-        Kind::Client(Client::connect(server, secret, identity(config, environment)?, deadline)?)
+        let security = Security::new(&config.security)?;
+        Kind::Client(Client::connect(server, secret, security, identity(config, environment)?, deadline)?)
     } else if let Some(host) = environment.get("MASTER_ADDR") {
         let port = number(environment, "MASTER_PORT")?.ok_or_else(|| {
             Error::Configuration("MASTER_ADDR is set, but MASTER_PORT is not; set both".into())
@@ -268,10 +270,11 @@ fn from_master_address(
     }
     let shared = shared_secret_file(environment, address);
     if rank.0 != 0 {
+        let security = Security::new(&config.security)?;
         let Some(secret) = given else {
-            return connect_with_shared_secret(&server, &shared, &identity, deadline);
+            return connect_with_shared_secret(&server, &shared, &security, &identity, deadline);
         };
-        return Ok(Kind::Client(Client::connect(server, secret, identity, deadline)?));
+        return Ok(Kind::Client(Client::connect(server, secret, security, identity, deadline)?));
     }
     #[cfg(feature = "server")]
     {
@@ -290,6 +293,7 @@ fn from_master_address(
 fn connect_with_shared_secret(
     server: &HostPort,
     shared: &std::path::Path,
+    security: &Security,
     identity: &Identity,
     deadline: Instant,
 ) -> Result<Kind> {
@@ -298,7 +302,7 @@ fn connect_with_shared_secret(
             Ok(secret) => {
                 // Short attempts, so that a newer file is noticed.
                 let soon = deadline.min(Instant::now() + Duration::from_secs(1));
-                Client::connect(server.clone(), secret, identity.clone(), soon)
+                Client::connect(server.clone(), secret, security.clone(), identity.clone(), soon)
             }
             Err(why) => Err(Error::Rendezvous(format!("rank 0 has not left the job's secret yet: {why}"))),
         };

@@ -1,24 +1,28 @@
-//! Each end of a connection proves that it knows the job's secret, before a word of HTTP/2 is parsed.
+//! Each end of a connection proves that it knows the job's secret, before a word of HTTP/2 is parsed, and again inside the
+//! encrypted channel, if there is one.
 //!
 //! ```text
-//! client → server   magic(8)  client nonce(32)
-//! server → client   magic(8)  server nonce(32)  HMAC-SHA256(secret, "server" ‖ both nonces)
-//! client → server   HMAC-SHA256(secret, "client" ‖ both nonces)
-//! server → client   welcome(1)
+//! client → server   "RYZCTL" version protection  nonce(32)                                          40 bytes
+//! server → client   "RYZCTL" version protection  nonce(32)  HMAC("server" ‖ both openings)           72 bytes
+//! client → server   HMAC("client" ‖ both openings)                                                  32 bytes
+//!                   TLS 1.3, if both ends say that they encrypt
+//! client → server   HMAC("client channel" ‖ both openings ‖ binding)                                32 bytes
+//! server → client   HMAC("server channel" ‖ both openings ‖ binding)                                32 bytes
 //! ```
 //!
-//! All lengths are fixed, so no byte from an unauthenticated peer becomes a length or an allocation. The secret itself is
-//! never sent. Fresh nonces prevent replay, and different labels prevent reflection. What follows the handshake is neither
-//! encrypted nor authenticated: an attacker who can change packets can take over a connection.
+//! HMAC is HMAC-SHA-256 with the secret; an opening is the first 40 bytes of an end. All lengths are fixed, so no byte from an
+//! unauthenticated peer becomes a length or an allocation. The secret itself is never sent. Fresh nonces prevent replay, and
+//! different labels prevent reflection. The binding is the channel's own exported key: two channels that somebody in between
+//! decrypts have two, so neither end accepts the other's proof.
 
 use hmac::{Hmac, KeyInit, Mac};
 use ryzanstein_process_group::Secret;
+use ryzanstein_process_group::security::{Binding, Mismatch, Protection, Secured, Security, SecurityError};
 use sha2::Sha256;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// Protocol and version.
-const MAGIC: [u8; 8] = *b"RYZCTL\x00\x01";
-const WELCOME: u8 = 0x06;
+const MAGIC: [u8; 7] = *b"RYZCTL\x02";
 
 /// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
@@ -32,127 +36,286 @@ pub enum HandshakeError {
     /// The other end does not know the secret.
     #[error("the other end does not know this job's secret, so it belongs to another job")]
     WrongSecret,
+    /// The other end closed the connection where its proof of the secret was due.
+    #[error("the other end hung up instead of proving that it knows this job's secret")]
+    NoProof,
+    /// The other end's proof is for another connection.
+    #[error(
+        "the other end's proof of the job's secret is for another connection: somebody in the network between the two ends has \
+         taken this one over"
+    )]
+    Intercepted,
+    /// The two ends have different settings.
+    #[error(transparent)]
+    Mismatch(#[from] Mismatch),
+    /// The connection could not be encrypted.
+    #[error(transparent)]
+    Security(SecurityError),
 }
 
-impl HandshakeError {
-    /// The reason in metrics.
-    pub const fn reason(&self) -> &'static str {
-        match self {
-            Self::Io(_) => "broken",
-            Self::NotARendezvous => "wrong_version",
-            Self::WrongSecret => "wrong_secret",
+impl From<SecurityError> for HandshakeError {
+    fn from(error: SecurityError) -> Self {
+        match error {
+            SecurityError::Io(error) => Self::Io(error),
+            other => Self::Security(other),
         }
     }
 }
 
-fn mac(secret: &Secret, label: &str, nonces: [&[u8; 32]; 2]) -> Hmac<Sha256> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(secret.expose()).expect("HMAC takes keys of any length");
-    mac.update(b"ryzanstein control 1 ");
-    mac.update(label.as_bytes());
-    for nonce in nonces {
-        mac.update(nonce);
+impl HandshakeError {
+    /// In one word, for the counter of refused connections.
+    pub const fn reason(&self) -> &'static str {
+        match self {
+            Self::Io(_) => "broken",
+            Self::NotARendezvous => "protocol",
+            Self::WrongSecret | Self::NoProof => "secret",
+            Self::Intercepted => "intercepted",
+            Self::Mismatch(_) => "encryption",
+            Self::Security(_) => "tls",
+        }
     }
-    mac
+
+    /// Whether the other end has proved that it knows the secret: it is no stranger.
+    pub const fn is_of_a_member(&self) -> bool {
+        matches!(self, Self::Intercepted | Self::Mismatch(_) | Self::Security(_))
+    }
+
+    /// What it means that this came where an answer of TLS was due.
+    fn inside(error: std::io::Error) -> Self {
+        SecurityError::from(error).into()
+    }
 }
 
-fn nonce() -> std::io::Result<[u8; 32]> {
-    let mut nonce = [0; 32];
-    getrandom::fill(&mut nonce).map_err(std::io::Error::other)?;
-    Ok(nonce)
+/// What an end says first.
+type Opening = [u8; 40];
+
+fn opening(protection: Protection) -> std::io::Result<Opening> {
+    let mut bytes = [0; 40];
+    bytes[..7].copy_from_slice(&MAGIC);
+    bytes[7] = protection.byte();
+    getrandom::fill(&mut bytes[8..]).map_err(std::io::Error::other)?;
+    Ok(bytes)
 }
 
-/// The server's side.
+/// How the other end protects the connection.
+fn read_preface(bytes: [u8; 8]) -> Result<Protection, HandshakeError> {
+    let protection = (bytes[..7] == MAGIC).then(|| Protection::from_byte(bytes[7])).flatten();
+    protection.ok_or(HandshakeError::NotARendezvous)
+}
+
+/// What the two ends have said first, and the secret that they prove.
+struct Proofs<'a> {
+    secret: &'a Secret,
+    client: Opening,
+    server: Opening,
+}
+
+impl Proofs<'_> {
+    fn mac(&self, label: &str, binding: Option<&Binding>) -> Hmac<Sha256> {
+        let mut mac =
+            Hmac::<Sha256>::new_from_slice(self.secret.expose()).expect("HMAC takes keys of any length");
+        mac.update(b"ryzanstein control 2 ");
+        mac.update(label.as_bytes());
+        mac.update(&self.client);
+        mac.update(&self.server);
+        mac.update(binding.map_or(&[], |binding| binding.as_slice()));
+        mac
+    }
+
+    fn make(&self, label: &str, binding: Option<&Binding>) -> [u8; 32] {
+        self.mac(label, binding).finalize().into_bytes().into()
+    }
+
+    /// Compares in constant time.
+    fn is_right(&self, label: &str, binding: Option<&Binding>, proof: &[u8; 32]) -> bool {
+        self.mac(label, binding).verify_slice(proof).is_ok()
+    }
+}
+
+/// The server's side. `protection` is that of the address that accepts.
 pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
-    stream: &mut S,
+    mut stream: S,
     secret: &Secret,
-) -> Result<(), HandshakeError> {
-    let mut magic = [0; 8];
-    stream.read_exact(&mut magic).await?;
-    if magic != MAGIC {
-        return Err(HandshakeError::NotARendezvous);
-    }
-    let mut client = [0; 32];
-    stream.read_exact(&mut client).await?;
-    let server = nonce()?;
-    let mut hello = Vec::with_capacity(72);
-    hello.extend_from_slice(&MAGIC);
-    hello.extend_from_slice(&server);
-    hello.extend_from_slice(&mac(secret, "server", [&client, &server]).finalize().into_bytes());
-    stream.write_all(&hello).await?;
+    security: &Security,
+    protection: Protection,
+) -> Result<Secured<S>, HandshakeError> {
+    let mut client = [0; 40];
+    let (preface, nonce) = client.split_first_chunk_mut::<8>().expect("an opening is longer");
+    stream.read_exact(preface).await?;
+    let there = read_preface(*preface)?;
+    stream.read_exact(nonce).await?;
+    let proofs = Proofs { secret, client, server: opening(protection)? };
+    stream.write_all(&[&proofs.server[..], &proofs.make("server", None)].concat()).await?;
     let mut proof = [0; 32];
-    stream.read_exact(&mut proof).await?;
-    // Compares in constant time.
-    mac(secret, "client", [&client, &server])
-        .verify_slice(&proof)
-        .map_err(|_| HandshakeError::WrongSecret)?;
-    stream.write_all(&[WELCOME]).await?;
-    Ok(())
+    stream.read_exact(&mut proof).await.map_err(|error| match error.kind() {
+        // A client that finds the server's proof wrong.
+        std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::ConnectionReset => HandshakeError::NoProof,
+        _ => error.into(),
+    })?;
+    if !proofs.is_right("client", None, &proof) {
+        return Err(HandshakeError::WrongSecret);
+    }
+    Security::agree(protection, there)?;
+
+    let mut stream = security.accept(protection, stream).await?;
+    let binding = *stream.binding();
+    stream.read_exact(&mut proof).await.map_err(HandshakeError::inside)?;
+    if !proofs.is_right("client channel", Some(&binding), &proof) {
+        return Err(HandshakeError::Intercepted);
+    }
+    stream.write_all(&proofs.make("server channel", Some(&binding))).await?;
+    stream.flush().await?;
+    Ok(stream)
 }
 
-/// The client's side.
+/// The client's side. `protection` is that of the address it has connected to.
 pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
-    stream: &mut S,
+    mut stream: S,
     secret: &Secret,
-) -> Result<(), HandshakeError> {
-    let client = nonce()?;
-    let mut hello = MAGIC.to_vec();
-    hello.extend_from_slice(&client);
-    stream.write_all(&hello).await?;
-    let mut magic = [0; 8];
-    match stream.read_exact(&mut magic).await {
-        Ok(_) if magic == MAGIC => {}
-        // It closed the connection on our hello: another protocol, or another version.
-        Err(error) if error.kind() != std::io::ErrorKind::UnexpectedEof => return Err(error.into()),
-        _ => return Err(HandshakeError::NotARendezvous),
-    }
-    let (mut server, mut proof) = ([0; 32], [0; 32]);
-    stream.read_exact(&mut server).await?;
+    security: &Security,
+    protection: Protection,
+) -> Result<Secured<S>, HandshakeError> {
+    let client = opening(protection)?;
+    stream.write_all(&client).await?;
+    let (mut server, mut proof) = ([0; 40], [0; 32]);
+    let (preface, nonce) = server.split_first_chunk_mut::<8>().expect("an opening is longer");
+    let there = match stream.read_exact(preface).await {
+        Ok(_) => read_preface(*preface)?,
+        // It closed the connection on our opening: another protocol, or another version.
+        Err(error) if error.kind() == std::io::ErrorKind::UnexpectedEof => {
+            return Err(HandshakeError::NotARendezvous);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    stream.read_exact(nonce).await?;
     stream.read_exact(&mut proof).await?;
-    mac(secret, "server", [&client, &server])
-        .verify_slice(&proof)
-        .map_err(|_| HandshakeError::WrongSecret)?;
-    stream.write_all(&mac(secret, "client", [&client, &server]).finalize().into_bytes()).await?;
-    let mut welcome = [0];
-    stream.read_exact(&mut welcome).await?;
-    if welcome == [WELCOME] { Ok(()) } else { Err(HandshakeError::NotARendezvous) }
+    let proofs = Proofs { secret, client, server };
+    if !proofs.is_right("server", None, &proof) {
+        return Err(HandshakeError::WrongSecret);
+    }
+    // Also to a server with other settings, which can then say so too.
+    stream.write_all(&proofs.make("client", None)).await?;
+    Security::agree(protection, there)?;
+
+    let mut stream = security.connect(protection, stream).await?;
+    let binding = *stream.binding();
+    stream.write_all(&proofs.make("client channel", Some(&binding))).await?;
+    stream.flush().await?;
+    stream.read_exact(&mut proof).await.map_err(HandshakeError::inside)?;
+    if proofs.is_right("server channel", Some(&binding), &proof) {
+        Ok(stream)
+    } else {
+        Err(HandshakeError::Intercepted)
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use ryzanstein_config::SecurityConfig;
+
     use super::*;
+
+    fn security() -> Security {
+        Security::new(&SecurityConfig::default()).expect("settings")
+    }
 
     #[tokio::test(flavor = "current_thread")]
     async fn two_ends_with_the_same_secret_accept_each_other() {
-        let (mut a, mut b) = tokio::io::duplex(1024);
-        let secret = Secret::random();
-        let (server, client) = tokio::join!(accept(&mut a, &secret), connect(&mut b, &secret));
-        server.expect("the server accepts");
-        client.expect("the client accepts");
+        let (secret, security) = (Secret::random(), security());
+        for protection in [Protection::Clear, Protection::Encrypted] {
+            let (a, b) = tokio::io::duplex(1024);
+            let (server, client) = tokio::join!(
+                accept(a, &secret, &security, protection),
+                connect(b, &secret, &security, protection)
+            );
+            let (mut server, mut client) = (server.expect("accepted"), client.expect("accepted"));
+            assert_eq!(server.binding(), client.binding());
+            assert_eq!(*server.binding() == [0; 32], protection == Protection::Clear);
+            client.write_all(b"a word").await.expect("written");
+            client.flush().await.expect("sent");
+            let mut word = [0; 6];
+            server.read_exact(&mut word).await.expect("read");
+            assert_eq!(&word, b"a word");
+        }
     }
 
     #[tokio::test(flavor = "current_thread")]
     async fn a_client_with_another_secret_is_told_so() {
-        let (mut a, mut b) = tokio::io::duplex(1024);
-        let (mine, other) = (Secret::random(), Secret::random());
-        let server = async {
-            let outcome = accept(&mut a, &mine).await;
-            drop(a);
-            outcome
-        };
-        let client = async {
-            let outcome = connect(&mut b, &other).await;
-            drop(b);
-            outcome
-        };
-        let (server, client) = tokio::join!(server, client);
-        assert!(server.is_err());
+        let (a, b) = tokio::io::duplex(1024);
+        let (mine, other, security) = (Secret::random(), Secret::random(), security());
+        let (server, client) = tokio::join!(
+            accept(a, &mine, &security, Protection::Encrypted),
+            connect(b, &other, &security, Protection::Encrypted)
+        );
+        assert!(matches!(server, Err(HandshakeError::NoProof)), "{server:?}");
         assert!(matches!(client, Err(HandshakeError::WrongSecret)));
     }
 
     #[tokio::test(flavor = "current_thread")]
+    async fn two_ends_of_which_one_encrypts_both_say_which() {
+        let (secret, security) = (Secret::random(), security());
+        for (here, there) in
+            [(Protection::Clear, Protection::Encrypted), (Protection::Encrypted, Protection::Clear)]
+        {
+            let (a, b) = tokio::io::duplex(1024);
+            let (server, client) =
+                tokio::join!(accept(a, &secret, &security, here), connect(b, &secret, &security, there));
+            let (server, client) = (server.expect_err("refused"), client.expect_err("refused"));
+            assert!(
+                matches!(server, HandshakeError::Mismatch(m) if m == Mismatch { here, there }),
+                "{server}"
+            );
+            assert!(
+                matches!(client, HandshakeError::Mismatch(m) if m.here == there && m.there == here),
+                "{client}"
+            );
+            assert!(client.to_string().contains("security.encryption"), "{client}");
+        }
+    }
+
+    #[tokio::test(flavor = "current_thread")]
     async fn another_protocol_is_refused_after_eight_bytes() {
-        let (mut a, mut b) = tokio::io::duplex(1024);
+        let (a, mut b) = tokio::io::duplex(1024);
         b.write_all(b"GET / HT").await.expect("written");
-        assert!(matches!(accept(&mut a, &Secret::random()).await, Err(HandshakeError::NotARendezvous)));
+        let refused = accept(a, &Secret::random(), &security(), Protection::Clear).await;
+        assert!(matches!(refused, Err(HandshakeError::NotARendezvous)));
+    }
+
+    /// Passes the proofs on, and stands between two encrypted channels.
+    #[tokio::test(flavor = "current_thread")]
+    async fn somebody_in_between_who_decrypts_is_refused_by_both_ends() {
+        let (secret, security) = (Secret::random(), security());
+        let (a, mut towards_client) = tokio::io::duplex(4096);
+        let (b, mut towards_server) = tokio::io::duplex(4096);
+        let middle = async {
+            let mut pass = [0; 72];
+            towards_client.read_exact(&mut pass[..40]).await.unwrap();
+            towards_server.write_all(&pass[..40]).await.unwrap();
+            towards_server.read_exact(&mut pass).await.unwrap();
+            towards_client.write_all(&pass).await.unwrap();
+            towards_client.read_exact(&mut pass[..32]).await.unwrap();
+            towards_server.write_all(&pass[..32]).await.unwrap();
+            // An end of its own on each side, with a key of its own.
+            let own = self::tests::security();
+            let (client, server) = tokio::join!(
+                own.accept(Protection::Encrypted, towards_client),
+                own.connect(Protection::Encrypted, towards_server)
+            );
+            let (mut client, mut server) =
+                (client.expect("the client starts TLS"), server.expect("so does the server"));
+            let _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+        };
+        let client = async {
+            let outcome = connect(a, &secret, &security, Protection::Encrypted).await;
+            outcome.map(drop).expect_err("refused")
+        };
+        let server = async {
+            let outcome = accept(b, &secret, &security, Protection::Encrypted).await;
+            outcome.map(drop).expect_err("refused")
+        };
+        let ((), client, server) = tokio::join!(middle, client, server);
+        assert!(matches!(server, HandshakeError::Intercepted), "{server}");
+        // The server hangs up on the client before it answers.
+        assert!(matches!(client, HandshakeError::Io(_) | HandshakeError::Intercepted), "{client}");
     }
 }

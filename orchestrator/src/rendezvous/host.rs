@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use ryzanstein_config::{Config, HostPort};
+use ryzanstein_process_group::security::Security;
 use ryzanstein_process_group::{Epoch, Error, Result, Secret};
 
 use super::client::{Client, Identity};
@@ -49,9 +50,11 @@ impl Host {
             (secret, Some(shared))
         };
         let epoch = identity.epoch.unwrap_or(Epoch(1));
-        let hosting = Server::start(listener, secret.clone(), identity.world_size, epoch, &config.rendezvous)
+        let security = Security::new(&config.security)?;
+        let (ranks, protected) = (identity.world_size, security.clone());
+        let hosting = Server::start(listener, secret.clone(), protected, ranks, epoch, &config.rendezvous)
             .map_err(Error::system("cannot serve the rendezvous"))?;
-        let client = Client::connect(server, secret, identity, deadline)?;
+        let client = Client::connect(server, secret, security, identity, deadline)?;
         Ok(Self { client: Some(client), server: hosting, secret_file })
     }
 

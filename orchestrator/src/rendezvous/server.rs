@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use prost::Message as _;
 use ryzanstein_config::RendezvousConfig;
+use ryzanstein_process_group::security::Security;
 use ryzanstein_process_group::{Epoch, Rank, Secret};
 use tokio::sync::{Notify, oneshot};
 use tonic::{Request, Response, Status};
@@ -56,6 +57,7 @@ impl Server {
     pub fn start(
         listener: TcpListener,
         secret: Secret,
+        security: Security,
         world_size: u32,
         epoch: Epoch,
         config: &RendezvousConfig,
@@ -79,7 +81,7 @@ impl Server {
             let _context = runtime.handle().enter();
             tokio::net::TcpListener::from_std(listener)?
         };
-        let (acceptor, incoming) = Acceptor::new(secret, config);
+        let (acceptor, incoming) = Acceptor::new(secret, security, config);
         let counts = acceptor.counts();
         runtime.handle().spawn(acceptor.run(listener));
         runtime.handle().spawn(Arc::clone(&shared).run_timer());

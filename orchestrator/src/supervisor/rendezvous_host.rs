@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use ryzanstein_config::HostPort;
+use ryzanstein_process_group::security::Security;
 use ryzanstein_process_group::{Epoch, Secret};
 use socket2::{Domain, Socket, Type};
 
@@ -106,7 +107,9 @@ fn serve(job: &Job, named: Option<HostPort>, key: Secret) -> Result<(Server, Hos
     let port = listener.local_addr().map_err(LaunchError::system("the rendezvous"))?.port();
     let address = HostPort::new(named.host(), port)
         .map_err(|error| LaunchError::Configuration(format!("--rendezvous: {error}")))?;
-    let server = Server::start(listener, key, job.world_size()?, Epoch(1), config)
+    let security =
+        Security::new(&job.config.security).map_err(|error| LaunchError::Configuration(error.to_string()))?;
+    let server = Server::start(listener, key, security, job.world_size()?, Epoch(1), config)
         .map_err(LaunchError::system("cannot serve the rendezvous"))?;
     Ok((server, address))
 }

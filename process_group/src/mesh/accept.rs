@@ -1,6 +1,6 @@
 //! Being reached by the ranks that dial this one.
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 
 use tokio::net::TcpStream;
@@ -9,8 +9,8 @@ use super::RETRY;
 use super::arrivals::Arrivals;
 use super::prove::{HandshakeError, Prover};
 use crate::half_open::HalfOpen;
-use crate::metric_names;
 use crate::rank::{Epoch, Rank};
+use crate::security;
 use crate::sync::lock;
 
 /// How this rank is reached.
@@ -43,10 +43,8 @@ impl Acceptor {
             };
             let this = Arc::clone(&this);
             let task = tokio::spawn(async move {
-                if let Err(reason) = this.welcome(stream).await {
-                    let labels = [("rank", this.me.to_string()), ("reason", reason.reason().to_owned())];
-                    metrics::counter!(metric_names::LINKS_REFUSED.name, &labels).increment(1);
-                    tracing::debug!(%from, %reason, "refused a connection to the data plane");
+                if let Err(why) = this.welcome(stream).await {
+                    refused(from, &why);
                 }
             });
             half_open.push(task.abort_handle());
@@ -59,5 +57,16 @@ impl Acceptor {
             self.arrivals.arrived.notify_all();
         }
         Ok(())
+    }
+}
+
+fn refused(from: SocketAddr, why: &HandshakeError) {
+    security::count_refused("data", why.reason());
+    match why {
+        // It knows the secret, so it is no stranger who fills the log.
+        HandshakeError::Mismatch(_) | HandshakeError::Intercepted | HandshakeError::Security(_) => {
+            tracing::warn!(%from, "refused a rank's connection: {why}");
+        }
+        _ => tracing::debug!(%from, %why, "refused a connection to the data plane"),
     }
 }

@@ -57,7 +57,7 @@ mod tests {
             let mut other_end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let stream = listener.accept().unwrap().0;
             let id = LinkId::new(Epoch(1), &format!("group {group}"), Rank(1), Rank(0));
-            waiting.keep(id, Connection { stream, readable: None });
+            waiting.keep(id, Connection { channel: stream.into(), readable: None });
             other_end.write_all(b"words that nobody reads").unwrap();
             if group == 1 {
                 there.push(other_end);

@@ -25,6 +25,8 @@ pub(super) struct Dialler(pub(super) Arc<Prover>);
 pub(super) enum Unreached {
     #[error("nobody listens any more where it did")]
     Gone,
+    #[error("rank {rank} at {address}: {why}")]
+    Refused { rank: Rank, address: SocketAddr, why: HandshakeError },
     #[error("rank {0} has no data plane")]
     NoAddress(Rank),
     #[error("rank {rank} at {address}: {}", .last.as_ref().map_or_else(|| "it does not answer".into(), ToString::to_string))]
@@ -55,6 +57,9 @@ impl Dialler {
                             return Err(Unreached::Gone);
                         }
                         last = Some(error);
+                    }
+                    Err(why) if why.is_final() => {
+                        return Err(Unreached::Refused { rank: id.to, address, why });
                     }
                     Err(error) => (refused_since, last) = (None, Some(error)),
                 }

@@ -90,10 +90,13 @@ fn is_unreachable(kind: ErrorKind) -> bool {
 mod tests {
     use std::net::{Ipv4Addr, TcpListener};
 
+    use ryzanstein_config::SecurityConfig;
+
     use super::super::{Bound, Mesh, Settings};
     use super::*;
     use crate::rank::{Epoch, Rank};
     use crate::roster::Secret;
+    use crate::security::Security;
     use crate::testing::LATE;
 
     #[test]
@@ -109,7 +112,8 @@ mod tests {
     #[test]
     fn a_process_that_accepts_and_says_nothing_is_silent_and_a_rank_is_not() {
         let bound = || Bound::new(Ipv4Addr::LOCALHOST.into()).unwrap();
-        let settings = Settings { handshake: LATE, socket_buffer: None, cross_memory: false };
+        let security = Security::new(&SecurityConfig::default()).unwrap();
+        let settings = Settings { handshake: LATE, socket_buffer: None, cross_memory: false, security };
         let (mine, theirs) = (bound(), bound());
         let address = theirs.address();
         let start = |bound, rank| Mesh::start(bound, Epoch(1), Rank(rank), Secret::new([7; 32]), &settings);

@@ -4,6 +4,8 @@
 
 mod accept;
 mod arrivals;
+#[cfg(all(test, feature = "tls"))]
+mod attacks;
 mod dial;
 mod liveness;
 pub(crate) mod memory;
@@ -17,13 +19,13 @@ use std::sync::{Arc, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 use crate::error::{Error, Result};
 use crate::rank::{Epoch, Rank};
 use crate::roster::{Member, Secret};
+use crate::security::{Channel, Security};
 use crate::sync::lock;
 use crate::wire::hello::LinkId;
 use accept::Acceptor;
@@ -85,7 +87,7 @@ pub(crate) struct Mesh {
 /// A connection to a peer that has proved itself.
 #[derive(Debug)]
 pub(crate) struct Connection {
-    pub(crate) stream: TcpStream,
+    pub(crate) channel: Channel,
     /// The peer's process, if its memory can be read from here.
     pub(crate) readable: Option<ReadableProcess>,
 }
@@ -93,8 +95,7 @@ pub(crate) struct Connection {
 impl Connection {
     /// Whether the other end says nothing more.
     fn is_over(&self) -> bool {
-        let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
-        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+        self.channel.is_over()
     }
 }
 
@@ -121,6 +122,8 @@ pub(crate) struct Settings {
     pub(crate) socket_buffer: Option<usize>,
     /// Let ranks of this host read this process's memory, and read theirs.
     pub(crate) cross_memory: bool,
+    /// How links are protected.
+    pub(crate) security: Security,
 }
 
 impl Mesh {
@@ -133,9 +136,10 @@ impl Mesh {
     ) -> Result<Self> {
         let arrivals = Arc::new(Arrivals::default());
         let (stop, stopped) = oneshot::channel();
-        let Settings { handshake, cross_memory, socket_buffer } = *settings;
+        let Settings { handshake, cross_memory, socket_buffer, ref security } = *settings;
+        let security = security.clone();
         let memory = cross_memory.then(|| MemoryProbe::new(*Secret::random().expose()));
-        let prover = Arc::new(Prover { secret, limit: handshake, memory });
+        let prover = Arc::new(Prover { secret, security, limit: handshake, memory });
         let acceptor = Acceptor { epoch, me, prover: Arc::clone(&prover), arrivals: Arc::clone(&arrivals) };
         let failed = |error| Error::system("cannot start accepting links")(error);
         let runtime = Builder::new_current_thread().enable_io().enable_time().build().map_err(failed)?;
@@ -182,6 +186,10 @@ impl Mesh {
         let started = Instant::now();
         let mut connections: Vec<Option<Connection>> = members.iter().map(|_| None).collect();
         let refusals = self.dial_all(group, members, deadline, &mut connections);
+        if let Some(why) = refusals.values().find(|why| matches!(why, Unreached::Refused { .. })) {
+            let error = Error::Configuration(format!("connecting group `{group}`: {why}"));
+            return Err(Box::new(Unconnected { error, connections }));
+        }
         let is_gone = |unreached: &Unreached| matches!(unreached, Unreached::Gone);
         let mut gone = refusals.iter().find(|(_, why)| is_gone(why)).map(|(index, _)| *index);
         for (index, member) in members.iter().enumerate().filter(|(_, m)| m.rank > self.me) {
@@ -258,7 +266,7 @@ impl Mesh {
         let my_host = members.iter().find(|m| m.rank == self.me).map(|m| &m.host);
         connections.pairs().try_for_each(|(peer, connection)| {
             let member = members[connections.rank(peer).index()];
-            self.tune(&connection.stream, my_host == Some(&member.host))
+            self.tune(connection.channel.stream(), my_host == Some(&member.host))
         })
     }
 
@@ -336,6 +344,8 @@ impl Drop for Mesh {
 
 #[cfg(test)]
 mod tests {
+    use ryzanstein_config::{EncryptionChoice, SecurityConfig};
+
     use super::*;
     use crate::rank::LocalRank;
 
@@ -354,8 +364,17 @@ mod tests {
     }
 
     fn start(bound: Bound, rank: u32) -> Mesh {
-        let settings =
-            Settings { handshake: Duration::from_secs(20), socket_buffer: None, cross_memory: false };
+        start_with(bound, rank, EncryptionChoice::Auto)
+    }
+
+    fn start_with(bound: Bound, rank: u32, encryption: EncryptionChoice) -> Mesh {
+        let security = Security::new(&SecurityConfig { encryption, ..SecurityConfig::default() }).unwrap();
+        let settings = Settings {
+            handshake: Duration::from_secs(20),
+            socket_buffer: None,
+            cross_memory: false,
+            security,
+        };
         Mesh::start(bound, Epoch(1), Rank(rank), Secret::new([7; 32]), &settings).unwrap()
     }
 
@@ -376,6 +395,28 @@ mod tests {
         assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(0)]), "{error}");
         assert!(error.to_string().contains("rank 0 at 127.0.0.1"), "{error}");
         assert!(connections[1].is_some());
+    }
+
+    #[test]
+    fn ranks_of_which_one_encrypts_do_not_wait_for_the_deadline_to_say_so() {
+        let [accepting, dialling] = [EncryptionChoice::Off, EncryptionChoice::On];
+        let bound = [Bound::new(HERE).unwrap(), Bound::new(HERE).unwrap()];
+        let members = [member(0, bound[0].address()), member(1, bound[1].address())];
+        let members: Vec<&Member> = members.iter().collect();
+        let [first, second] = bound;
+        let _accepts = start_with(first, 0, accepting);
+        let dials = start_with(second, 1, dialling);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let error = Error::from(dials.connect("g", &members, deadline).unwrap_err());
+        assert!(matches!(error, Error::Configuration(_)), "{error}");
+        let words = [
+            "rank 0 at 127.0.0.1",
+            "this end encrypts",
+            "the other end does not encrypt",
+            "security.encryption",
+        ];
+        assert!(words.iter().all(|word| error.to_string().contains(word)), "{error}");
+        assert!(Instant::now() < deadline);
     }
 
     #[test]

@@ -11,7 +11,10 @@ use super::Connection;
 use super::memory::{MemoryProbe, ReadableProcess};
 use crate::rank::{Epoch, Rank};
 use crate::roster::Secret;
-use crate::wire::hello::{self, CHALLENGE, HELLO, Hello, LinkId, MemoryToken, Nonce, WELCOME};
+use crate::security::{Channel, Mismatch, Secured, Security, SecurityError};
+use crate::wire::hello::{
+    self, CHALLENGE, HELLO, Hello, KNOCK, LinkId, MemoryToken, Nonce, Opening, PREFACE, WELCOME,
+};
 
 /// Why a link was not made.
 #[derive(Debug, thiserror::Error)]
@@ -20,26 +23,67 @@ pub(super) enum HandshakeError {
     Io(#[from] io::Error),
     #[error("it does not know the job's secret")]
     WrongSecret,
+    #[error(
+        "its proof of the job's secret is for another connection: somebody in the network between the two ranks has taken this \
+         one over"
+    )]
+    Intercepted,
     #[error("it looks for rank {to} of epoch {epoch}, this is rank {me} of epoch {current}")]
     WrongRank { to: Rank, epoch: Epoch, me: Rank, current: Epoch },
     #[error("what answers there is no rank of this version")]
     WrongVersion,
     #[error("it refused this rank: another secret or another epoch")]
     Refused,
+    #[error(transparent)]
+    Mismatch(#[from] Mismatch),
+    #[error(transparent)]
+    Security(SecurityError),
     #[error("it has not finished the handshake in {0:?}")]
     TimedOut(Duration),
 }
 
 impl HandshakeError {
-    /// The reason in metrics.
+    /// In one word, for the counter of refused connections.
     pub(super) const fn reason(&self) -> &'static str {
         match self {
-            Self::Io(_) => "broken",
-            Self::WrongSecret => "wrong_secret",
-            Self::WrongRank { .. } => "wrong_rank",
-            Self::WrongVersion => "wrong_version",
-            Self::Refused => "refused",
-            Self::TimedOut(_) => "timeout",
+            Self::Io(_) | Self::Refused => "broken",
+            Self::WrongSecret => "secret",
+            Self::Intercepted => "intercepted",
+            Self::WrongRank { .. } => "epoch",
+            Self::WrongVersion => "protocol",
+            Self::Mismatch(_) => "encryption",
+            Self::Security(_) => "tls",
+            Self::TimedOut(_) => "late",
+        }
+    }
+
+    /// Whether another attempt would come to the same.
+    pub(super) const fn is_final(&self) -> bool {
+        matches!(self, Self::Mismatch(_) | Self::Security(_))
+    }
+}
+
+impl From<SecurityError> for HandshakeError {
+    fn from(error: SecurityError) -> Self {
+        match error {
+            // Whoever refuses closes the connection.
+            SecurityError::Io(error) => Self::while_waiting(error),
+            other => Self::Security(other),
+        }
+    }
+}
+
+impl HandshakeError {
+    /// What it means that nothing came where an answer was due.
+    fn while_waiting(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                Self::Refused
+            }
+            _ => match SecurityError::from(error) {
+                SecurityError::Io(error) => Self::Io(error),
+                other => Self::Security(other),
+            },
         }
     }
 }
@@ -48,6 +92,7 @@ impl HandshakeError {
 #[derive(Debug)]
 pub(super) struct Prover {
     pub(super) secret: Secret,
+    pub(super) security: Security,
     /// How long a handshake may take.
     pub(super) limit: Duration,
     /// What other ends find in this process's memory, if they may read it and be read.
@@ -59,8 +104,14 @@ impl Prover {
         self.memory.as_ref().map(MemoryProbe::token).unwrap_or_default()
     }
 
-    fn readable(&self, other: &MemoryToken) -> Option<ReadableProcess> {
-        self.memory.as_ref().and_then(|_| ReadableProcess::probe(other))
+    /// The connection to a process that has proved itself.
+    fn connection(
+        &self,
+        stream: Secured<TcpStream>,
+        other: &MemoryToken,
+    ) -> Result<Connection, HandshakeError> {
+        let readable = self.memory.as_ref().and_then(|_| ReadableProcess::probe(other));
+        Ok(Connection { channel: Channel::try_from(stream)?, readable })
     }
 
     /// The accepting end, as rank `me` of an epoch. `None` for who hangs up without a word, as those do that only look
@@ -82,22 +133,34 @@ impl Prover {
         me: Rank,
     ) -> Result<Option<(LinkId, Connection)>, HandshakeError> {
         stream.set_nodelay(true)?;
-        let accepting = random();
-        stream.write_all(&hello::challenge(&accepting)).await?;
-        let mut bytes = [0; HELLO];
-        let first = stream.read(&mut bytes).await?;
+        let here = self.security.protection(stream.local_addr()?.ip());
+        let challenge = hello::challenge(here, &random());
+        stream.write_all(&challenge).await?;
+        let mut knock = [0; KNOCK];
+        let (preface, rest) = knock.split_first_chunk_mut::<PREFACE>().expect("a knock is longer");
+        let first = stream.read(preface).await?;
         if first == 0 {
             return Ok(None);
         }
-        stream.read_exact(&mut bytes[first..]).await?;
-        let hello = Hello::decode(&self.secret, &accepting, &bytes).ok_or(HandshakeError::WrongSecret)?;
+        stream.read_exact(&mut preface[first..]).await?;
+        let there = hello::read_preface(*preface).ok_or(HandshakeError::WrongVersion)?;
+        stream.read_exact(rest).await?;
+        let opening = Opening::hear(&self.secret, &challenge, &knock).ok_or(HandshakeError::WrongSecret)?;
+        Security::agree(here, there)?;
+
+        let mut stream = self.security.accept(here, stream).await?;
+        let binding = *stream.binding();
+        let mut bytes = [0; HELLO];
+        stream.read_exact(&mut bytes).await.map_err(HandshakeError::while_waiting)?;
+        let hello =
+            Hello::decode(&self.secret, &opening, &binding, &bytes).ok_or(HandshakeError::Intercepted)?;
         let id = hello.id;
         if id.epoch != epoch || id.to != me {
             return Err(HandshakeError::WrongRank { to: id.to, epoch: id.epoch, me, current: epoch });
         }
-        let readable = self.readable(&hello.memory);
-        stream.write_all(&hello.welcome(&self.secret, &accepting, self.memory())).await?;
-        Ok(Some((id, Connection { stream: stream.into_std()?, readable })))
+        stream.write_all(&hello.welcome(&self.secret, &opening, &binding, self.memory())).await?;
+        stream.flush().await?;
+        Ok(Some((id, self.connection(stream, &hello.memory)?)))
     }
 
     /// The dialling end.
@@ -107,19 +170,26 @@ impl Prover {
     }
 
     async fn dial_whenever(&self, mut stream: TcpStream, id: &LinkId) -> Result<Connection, HandshakeError> {
+        stream.set_nodelay(true)?;
         let mut challenge = [0; CHALLENGE];
         stream.read_exact(&mut challenge).await?;
-        let accepting = hello::read_challenge(&challenge).ok_or(HandshakeError::WrongVersion)?;
-        let hello = Hello { nonce: random(), memory: self.memory(), id: *id };
-        stream.write_all(&hello.encode(&self.secret, &accepting)).await?;
+        let preface = *challenge.first_chunk().expect("a challenge is longer");
+        let there = hello::read_preface(preface).ok_or(HandshakeError::WrongVersion)?;
+        let here = self.security.protection(stream.peer_addr()?.ip());
+        let (knock, opening) = Opening::knock(&self.secret, &challenge, here, &random());
+        // Also to one with other settings, who can then say so too.
+        stream.write_all(&knock).await?;
+        Security::agree(here, there)?;
+
+        let mut stream = self.security.connect(here, stream).await?;
+        let binding = *stream.binding();
+        let hello = Hello { memory: self.memory(), id: *id };
+        stream.write_all(&hello.encode(&self.secret, &opening, &binding)).await?;
+        stream.flush().await?;
         let mut welcome = [0; WELCOME];
-        stream.read_exact(&mut welcome).await.map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset => HandshakeError::Refused,
-            _ => error.into(),
-        })?;
-        let memory = hello.read_welcome(&self.secret, &accepting, &welcome);
-        let readable = self.readable(&memory.ok_or(HandshakeError::WrongSecret)?);
-        Ok(Connection { stream: stream.into_std()?, readable })
+        stream.read_exact(&mut welcome).await.map_err(HandshakeError::while_waiting)?;
+        let memory = hello.read_welcome(&self.secret, &opening, &binding, &welcome);
+        self.connection(stream, &memory.ok_or(HandshakeError::WrongSecret)?)
     }
 }
 

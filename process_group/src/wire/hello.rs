@@ -1,26 +1,33 @@
 //! How a link begins: both ends prove that they know the job's secret, before either believes anything.
 //!
 //! ```text
-//! acceptor → dialler   challenge  "RYZL" version(4) nonce_a(32)                                          40 bytes
-//! dialler  → acceptor  hello      nonce_d(32) memory_d(44) epoch(8) group(32) from(4) to(4) mac(32)     156 bytes
-//! acceptor → dialler   welcome    memory_a(44) mac(32)                                                   76 bytes
+//! acceptor → dialler   challenge  "RYZL" version protection(1) 0 0  nonce_a(32)                                40 bytes
+//! dialler  → acceptor  knock      "RYZL" version protection(1) 0 0  nonce_d(32)  mac(32)                       72 bytes
+//!                      TLS 1.3, if both ends say that they encrypt
+//! dialler  → acceptor  hello      memory_d(44) epoch(8) group(32) from(4) to(4) mac(32)                       124 bytes
+//! acceptor → dialler   welcome    memory_a(44) mac(32)                                                         76 bytes
 //! ```
-//! `mac` is HMAC-SHA-256 under the secret over a label, all that was said before and what it stands behind. All lengths are
-//! fixed, and the MAC is checked before a field is looked at. An end that does not know the secret learns a random number.
-//! A memory field is a token and where it lies in its sender's memory: whoever finds it there shares a host with the sender
-//! and may read its memory. The data after it is neither encrypted nor signed: see the failure model.
+//! `mac` is HMAC-SHA-256 under the secret over a label, all that was said before and what it stands behind, and in the last two
+//! also the channel's binding: two connections that somebody in between decrypts have two bindings, so neither end accepts the
+//! other's proof. All lengths are fixed, and the MAC is checked before a field is looked at. An end that does not know the
+//! secret learns random numbers. A memory field is a token and where it lies in its sender's memory: whoever finds it there
+//! shares a host with the sender and may read its memory.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
 use crate::rank::{Epoch, Rank};
 use crate::roster::Secret;
+use crate::security::{Binding, Protection};
 
 /// First bytes of a data link, with the version of everything in `wire`.
-const MAGIC: [u8; 8] = *b"RYZL\x03\0\0\0";
+const MAGIC: [u8; 5] = *b"RYZL\x04";
+/// Of the magic bytes, and what else comes before a nonce.
+pub(crate) const PREFACE: usize = 8;
 
 pub(crate) const CHALLENGE: usize = 40;
-pub(crate) const HELLO: usize = 156;
+pub(crate) const KNOCK: usize = 72;
+pub(crate) const HELLO: usize = 124;
 pub(crate) const WELCOME: usize = 76;
 
 pub(crate) type Nonce = [u8; 32];
@@ -88,22 +95,60 @@ fn mac(secret: &Secret, parts: &[&[u8]]) -> Hmac<Sha256> {
     mac
 }
 
-pub(crate) fn challenge(nonce: &Nonce) -> [u8; CHALLENGE] {
+pub(crate) fn challenge(protection: Protection, nonce: &Nonce) -> [u8; CHALLENGE] {
     let mut bytes = [0; CHALLENGE];
-    bytes[..8].copy_from_slice(&MAGIC);
-    bytes[8..].copy_from_slice(nonce);
+    bytes[..5].copy_from_slice(&MAGIC);
+    bytes[5] = protection.byte();
+    bytes[PREFACE..].copy_from_slice(nonce);
     bytes
 }
 
-/// The acceptor's nonce, or `None` when the other end is not one of us.
-pub(crate) fn read_challenge(bytes: &[u8; CHALLENGE]) -> Option<Nonce> {
-    (bytes[..8] == MAGIC).then(|| bytes[8..].try_into().expect("32 bytes"))
+/// How the other end protects the link, or `None` when it is not one of us.
+pub(crate) fn read_preface(bytes: [u8; PREFACE]) -> Option<Protection> {
+    let is_ours = bytes[..5] == MAGIC && bytes[6..] == [0, 0];
+    is_ours.then(|| Protection::from_byte(bytes[5])).flatten()
 }
 
-/// What a dialler says, to whom it proves that it knows the secret.
+/// What both ends have said in clear: the challenge, and the knock that answers it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Opening([u8; 2 * CHALLENGE]);
+
+impl Opening {
+    fn new(challenge: &[u8; CHALLENGE], said: &[u8]) -> Self {
+        let mut bytes = [0; 2 * CHALLENGE];
+        bytes[..CHALLENGE].copy_from_slice(challenge);
+        bytes[CHALLENGE..].copy_from_slice(said);
+        Self(bytes)
+    }
+
+    /// The dialler's, with the knock that it sends.
+    pub(crate) fn knock(
+        secret: &Secret,
+        challenge: &[u8; CHALLENGE],
+        protection: Protection,
+        nonce: &Nonce,
+    ) -> ([u8; KNOCK], Self) {
+        // The same form as a challenge, in the other direction.
+        let opening = Self::new(challenge, &self::challenge(protection, nonce));
+        let mut bytes = [0; KNOCK];
+        bytes[..CHALLENGE].copy_from_slice(&opening.0[CHALLENGE..]);
+        bytes[CHALLENGE..].copy_from_slice(&mac(secret, &[b"knock", &opening.0]).finalize().into_bytes());
+        (bytes, opening)
+    }
+
+    /// The acceptor's, from the knock that it got. `None` when the dialler does not know the secret.
+    pub(crate) fn hear(secret: &Secret, challenge: &[u8; CHALLENGE], knock: &[u8; KNOCK]) -> Option<Self> {
+        let (said, proof) = knock.split_at(CHALLENGE);
+        let opening = Self::new(challenge, said);
+        // Compares in constant time.
+        mac(secret, &[b"knock", &opening.0]).verify_slice(proof).ok()?;
+        Some(opening)
+    }
+}
+
+/// What a dialler says inside the channel, once it has knocked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Hello {
-    pub(crate) nonce: Nonce,
     pub(crate) memory: MemoryToken,
     pub(crate) id: LinkId,
 }
@@ -113,57 +158,65 @@ impl Hello {
 
     fn said(&self) -> [u8; Self::SAID] {
         let mut bytes = [0; Self::SAID];
-        bytes[..32].copy_from_slice(&self.nonce);
-        bytes[32..76].copy_from_slice(&self.memory.bytes());
-        bytes[76..].copy_from_slice(&self.id.bytes());
+        bytes[..MemoryToken::BYTES].copy_from_slice(&self.memory.bytes());
+        bytes[MemoryToken::BYTES..].copy_from_slice(&self.id.bytes());
         bytes
     }
 
-    /// In answer to the acceptor's nonce.
-    pub(crate) fn encode(&self, secret: &Secret, accepting: &Nonce) -> [u8; HELLO] {
+    pub(crate) fn encode(&self, secret: &Secret, opening: &Opening, binding: &Binding) -> [u8; HELLO] {
         let said = self.said();
         let mut bytes = [0; HELLO];
         bytes[..Self::SAID].copy_from_slice(&said);
-        let mac = mac(secret, &[b"dial", accepting, &said]);
+        let mac = mac(secret, &[b"dial", &opening.0, binding, &said]);
         bytes[Self::SAID..].copy_from_slice(&mac.finalize().into_bytes());
         bytes
     }
 
-    /// `None` when the dialler does not know the secret.
-    pub(crate) fn decode(secret: &Secret, accepting: &Nonce, bytes: &[u8; HELLO]) -> Option<Self> {
+    /// `None` when the dialler does not know the secret, or is not the other end of this channel.
+    pub(crate) fn decode(
+        secret: &Secret,
+        opening: &Opening,
+        binding: &Binding,
+        bytes: &[u8; HELLO],
+    ) -> Option<Self> {
         let (said, proof) = bytes.split_at(Self::SAID);
-        // Compares in constant time.
-        mac(secret, &[b"dial", accepting, said]).verify_slice(proof).ok()?;
+        mac(secret, &[b"dial", &opening.0, binding, said]).verify_slice(proof).ok()?;
         let u32_at = |at: usize| u32::from_le_bytes(said[at..at + 4].try_into().expect("four bytes"));
         let id = LinkId {
-            epoch: Epoch(u64::from_le_bytes(said[76..84].try_into().expect("eight bytes"))),
-            group: said[84..116].try_into().expect("32 bytes"),
-            from: Rank(u32_at(116)),
-            to: Rank(u32_at(120)),
+            epoch: Epoch(u64::from_le_bytes(said[44..52].try_into().expect("eight bytes"))),
+            group: said[52..84].try_into().expect("32 bytes"),
+            from: Rank(u32_at(84)),
+            to: Rank(u32_at(88)),
         };
-        let nonce = said[..32].try_into().expect("32 bytes");
-        Some(Self { nonce, memory: MemoryToken::read(&said[32..76]), id })
+        Some(Self { memory: MemoryToken::read(said), id })
     }
 
     /// The acceptor's answer, which proves that it knows the secret too.
-    pub(crate) fn welcome(&self, secret: &Secret, accepting: &Nonce, memory: MemoryToken) -> [u8; WELCOME] {
+    pub(crate) fn welcome(
+        &self,
+        secret: &Secret,
+        opening: &Opening,
+        binding: &Binding,
+        memory: MemoryToken,
+    ) -> [u8; WELCOME] {
         let said = memory.bytes();
         let mut bytes = [0; WELCOME];
         bytes[..MemoryToken::BYTES].copy_from_slice(&said);
-        let mac = mac(secret, &[b"accept", accepting, &self.said(), &said]);
+        let mac = mac(secret, &[b"accept", &opening.0, binding, &self.said(), &said]);
         bytes[MemoryToken::BYTES..].copy_from_slice(&mac.finalize().into_bytes());
         bytes
     }
 
-    /// The acceptor's memory, or `None` when it does not know the secret.
+    /// The acceptor's memory, or `None` when it does not know the secret, or is not the other end of this channel.
     pub(crate) fn read_welcome(
         &self,
         secret: &Secret,
-        accepting: &Nonce,
+        opening: &Opening,
+        binding: &Binding,
         bytes: &[u8; WELCOME],
     ) -> Option<MemoryToken> {
         let (said, proof) = bytes.split_at(MemoryToken::BYTES);
-        mac(secret, &[b"accept", accepting, &self.said(), said]).verify_slice(proof).ok()?;
+        mac(secret, &[b"accept", &opening.0, binding, &self.said(), said]).verify_slice(proof).ok()?;
         Some(MemoryToken::read(said))
     }
 }
@@ -172,54 +225,93 @@ impl Hello {
 mod tests {
     use super::*;
 
-    const ACCEPTING: Nonce = [1; 32];
+    const ENCRYPTED: Protection = Protection::Encrypted;
+    const BINDING: Binding = [6; 32];
 
     fn memory(byte: u8) -> MemoryToken {
         MemoryToken { pid: u32::from(byte), address: u64::from(byte) << 33, token: [byte; 32] }
     }
 
     fn hello() -> Hello {
-        let id = LinkId::new(Epoch(3), "world", Rank(2), Rank(0));
-        Hello { nonce: [2; 32], memory: memory(3), id }
+        Hello { memory: memory(3), id: LinkId::new(Epoch(3), "world", Rank(2), Rank(0)) }
+    }
+
+    fn opening(secret: &Secret) -> Opening {
+        Opening::knock(secret, &challenge(ENCRYPTED, &[1; 32]), ENCRYPTED, &[2; 32]).1
     }
 
     #[test]
     fn both_ends_convince_each_other_with_the_same_secret() {
         let secret = Secret::new([7; 32]);
-        let heard = read_challenge(&challenge(&ACCEPTING)).unwrap();
-        assert_eq!(heard, ACCEPTING);
-        let said = Hello::decode(&secret, &ACCEPTING, &hello().encode(&secret, &heard)).unwrap();
-        assert_eq!(said, hello());
-        let welcome = said.welcome(&secret, &ACCEPTING, memory(4));
-        assert_eq!(hello().read_welcome(&secret, &heard, &welcome), Some(memory(4)));
+        let challenge = challenge(ENCRYPTED, &[1; 32]);
+        assert_eq!(read_preface(*challenge.first_chunk().unwrap()), Some(ENCRYPTED));
+        let (knock, dialling) = Opening::knock(&secret, &challenge, Protection::Clear, &[2; 32]);
+        assert_eq!(read_preface(*knock.first_chunk().unwrap()), Some(Protection::Clear));
+        let accepting = Opening::hear(&secret, &challenge, &knock).unwrap();
+        assert_eq!(accepting, dialling);
+        let hello = hello();
+        let said = hello.encode(&secret, &dialling, &BINDING);
+        assert_eq!(Hello::decode(&secret, &accepting, &BINDING, &said), Some(hello));
+        let welcome = hello.welcome(&secret, &accepting, &BINDING, memory(4));
+        assert_eq!(hello.read_welcome(&secret, &dialling, &BINDING, &welcome), Some(memory(4)));
     }
 
     #[test]
-    fn another_secret_another_end_or_a_changed_bit_is_refused() {
+    fn another_secret_another_challenge_or_a_changed_bit_of_a_knock_is_refused() {
         let secret = Secret::new([7; 32]);
-        let good = hello().encode(&secret, &ACCEPTING);
-        assert!(Hello::decode(&Secret::new([8; 32]), &ACCEPTING, &good).is_none());
-        assert!(Hello::decode(&secret, &[9; 32], &good).is_none(), "a recorded hello opens no second link");
+        let challenge = challenge(ENCRYPTED, &[1; 32]);
+        let (good, _) = Opening::knock(&secret, &challenge, ENCRYPTED, &[2; 32]);
+        assert!(Opening::hear(&Secret::new([8; 32]), &challenge, &good).is_none());
+        let later = super::challenge(ENCRYPTED, &[9; 32]);
+        assert!(Opening::hear(&secret, &later, &good).is_none(), "a recorded knock opens no second link");
+        let weaker = super::challenge(Protection::Clear, &[1; 32]);
+        assert!(
+            Opening::hear(&secret, &weaker, &good).is_none(),
+            "nobody can change what the acceptor has said"
+        );
+        for bit in 0..KNOCK * 8 {
+            let mut bad = good;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(Opening::hear(&secret, &challenge, &bad).is_none(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn another_secret_another_opening_another_channel_or_a_changed_bit_is_refused() {
+        let secret = Secret::new([7; 32]);
+        let mine = opening(&secret);
+        let good = hello().encode(&secret, &mine, &BINDING);
+        assert!(Hello::decode(&Secret::new([8; 32]), &mine, &BINDING, &good).is_none());
+        let other = Opening([9; 80]);
+        assert!(
+            Hello::decode(&secret, &other, &BINDING, &good).is_none(),
+            "a recorded hello opens no second link"
+        );
+        assert!(
+            Hello::decode(&secret, &mine, &[5; 32], &good).is_none(),
+            "a hello holds for its own channel"
+        );
         for bit in 0..HELLO * 8 {
             let mut bad = good;
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(Hello::decode(&secret, &ACCEPTING, &bad).is_none(), "bit {bit}");
+            assert!(Hello::decode(&secret, &mine, &BINDING, &bad).is_none(), "bit {bit}");
         }
-        let welcome = hello().welcome(&secret, &ACCEPTING, memory(4));
+        let welcome = hello().welcome(&secret, &mine, &BINDING, memory(4));
+        assert!(hello().read_welcome(&secret, &mine, &[5; 32], &welcome).is_none(), "another channel");
         for bit in 0..WELCOME * 8 {
             let mut bad = welcome;
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(hello().read_welcome(&secret, &ACCEPTING, &bad).is_none(), "bit {bit}");
+            assert!(hello().read_welcome(&secret, &mine, &BINDING, &bad).is_none(), "bit {bit}");
         }
         let other = Hello { id: LinkId::new(Epoch(4), "world", Rank(2), Rank(0)), ..hello() };
-        let refused = other.read_welcome(&secret, &ACCEPTING, &welcome);
+        let refused = other.read_welcome(&secret, &mine, &BINDING, &welcome);
         assert!(refused.is_none(), "an epoch cannot stand in for another");
     }
 
     #[test]
     fn a_stranger_is_told_nothing_of_the_process() {
-        let told = challenge(&ACCEPTING);
-        assert_eq!(told[..8], MAGIC);
-        assert_eq!(told[8..], ACCEPTING, "a random number");
+        let told = challenge(ENCRYPTED, &[1; 32]);
+        assert_eq!(told[..PREFACE], [&MAGIC[..], &[1, 0, 0]].concat());
+        assert_eq!(told[PREFACE..], [1; 32], "a random number");
     }
 }

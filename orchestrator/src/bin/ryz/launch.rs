@@ -53,6 +53,9 @@ pub(crate) struct Args {
     /// Backend of the collectives: auto, nccl (on GPUs) or tcp (on CPUs) [default: auto]
     #[arg(long, value_name = "BACKEND")]
     backend: Option<String>,
+    /// Whether connections are encrypted: on, off, or auto, which leaves out loopback addresses [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    encryption: Option<String>,
     /// Maximum number of restarts after a failure, each in a new epoch [default: 0]
     #[arg(long, value_name = "R")]
     max_restarts: Option<String>,
@@ -103,6 +106,7 @@ impl Args {
             }
         }
         set_flag(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
+        set_flag(&mut flags, "security.encryption", "--encryption", self.encryption.as_ref());
         set_flag(&mut flags, "launch.max_restarts", "--max-restarts", self.max_restarts.as_ref());
         let timeout = self.timeout.as_ref().map(|text| {
             let is_seconds = text.parse::<f64>().is_ok();

@@ -1,20 +1,19 @@
 //! One connection to one peer: buffered reading, and what must not cut into a frame that is being sent.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::io;
 use std::net::{Shutdown, TcpStream};
-
-use rustix::net::{SendAncillaryBuffer, SendFlags};
 
 use super::unexpected::{LIMIT, UnexpectedMessage};
 use crate::rank::Rank;
 use crate::roster::Member;
+use crate::security::Channel;
 use crate::wire::frame::{HEADER, Header, MAX_REASON};
 
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) peer: Member,
-    stream: TcpStream,
+    channel: Channel,
     rx: Vec<u8>,
     rx_start: usize,
     rx_end: usize,
@@ -56,10 +55,10 @@ pub(super) struct NoHeader;
 
 impl Link {
     /// `segment`: bytes that are read ahead at most.
-    pub(super) fn new(peer: Member, stream: TcpStream, segment: usize) -> Self {
+    pub(super) fn new(peer: Member, channel: Channel, segment: usize) -> Self {
         Self {
             peer,
-            stream,
+            channel,
             announced: VecDeque::new(),
             // A control frame must fit whole.
             rx: vec![0; segment.max(HEADER + MAX_REASON) + HEADER],
@@ -79,7 +78,29 @@ impl Link {
     }
 
     pub(super) fn stream(&self) -> &TcpStream {
-        &self.stream
+        self.channel.stream()
+    }
+
+    /// Whether there are bytes to read that polling the stream does not show.
+    pub(super) fn has_unread(&self) -> bool {
+        self.channel.has_unread()
+    }
+
+    /// Whether the stream has still to take bytes that were sent.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.channel.has_unsent()
+    }
+
+    /// Passes on bytes that were sent and that the stream has not taken. `false` while some are left.
+    pub(super) fn flush(&mut self) -> bool {
+        match self.channel.flush() {
+            Ok(all) => all,
+            // Nobody is there to read them.
+            Err(error) => {
+                self.closed.get_or_insert_with(|| error.to_string());
+                true
+            }
+        }
     }
 
     /// Bytes read ahead.
@@ -104,7 +125,7 @@ impl Link {
             self.rx.copy_within(self.rx_start..self.rx_end, 0);
             (self.rx_start, self.rx_end) = (0, self.rx_end - self.rx_start);
         }
-        let moved = outcome((&self.stream).read(&mut self.rx[self.rx_end..]), &mut self.closed);
+        let moved = outcome(self.channel.read(&mut self.rx[self.rx_end..]), &mut self.closed);
         if let Moved::Bytes(n) = moved {
             self.rx_end += n;
         }
@@ -117,8 +138,7 @@ impl Link {
         (self.rx_start, self.rx_end) = (0, 0);
         let wanted = target.len();
         // Just enough for the next header, so that payloads keep going where they belong.
-        let mut slices = [IoSliceMut::new(target), IoSliceMut::new(&mut self.rx[..HEADER])];
-        match outcome((&self.stream).read_vectored(&mut slices), &mut self.closed) {
+        match outcome(self.channel.read_pair(target, &mut self.rx[..HEADER]), &mut self.closed) {
             Moved::Bytes(n) if n > wanted => {
                 self.rx_end = n - wanted;
                 Moved::Bytes(wanted)
@@ -147,12 +167,7 @@ impl Link {
 
     /// Sends two pieces, in order, as far as they go now.
     pub(super) fn send(&mut self, first: &[u8], second: &[u8]) -> Moved {
-        let slices = [IoSlice::new(first), IoSlice::new(second)];
-        // No signal when the peer has gone: the error says it.
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        let mut ancillary = SendAncillaryBuffer::default();
-        let sent = rustix::net::sendmsg(&self.stream, &slices, &mut ancillary, flags);
-        match outcome(sent.map_err(io::Error::from), &mut self.closed) {
+        match outcome(self.channel.send(first, second), &mut self.closed) {
             // Zero bytes sent is not the end of a stream as zero bytes read is.
             Moved::Closed if first.is_empty() && second.is_empty() => Moved::Bytes(0),
             other => other,
@@ -183,12 +198,12 @@ impl Link {
                 Moved::Closed => {}
             }
         }
-        self.control.is_empty()
+        self.control.is_empty() && self.flush()
     }
 
     /// Closes the connection, so that the other end notices that no more will come.
     pub(super) fn cut(&mut self) {
-        let _ = self.stream.shutdown(Shutdown::Both);
+        self.channel.shutdown(Shutdown::Both);
         self.closed.get_or_insert_with(|| "this rank closed the connection".into());
     }
 

@@ -91,9 +91,9 @@ impl Host {
         settings: Settings,
     ) -> Self {
         let mut processes = vec![None; members.len()];
-        let links = connections.map(|peer, Connection { stream, readable }| {
+        let links = connections.map(|peer, Connection { channel, readable }| {
             processes[peer.index()] = readable;
-            Link::new(members[peer.index()].clone(), stream, settings.segment)
+            Link::new(members[peer.index()].clone(), channel, settings.segment)
         });
         let topology = Topology::of(members);
         let yields = topology.parallel < members.len();
@@ -252,10 +252,10 @@ impl Backend for Host {
 /// Tells the members that were reached why a group is not made. `me` is this rank's global rank.
 fn decline(me: Rank, members: &[&Member], connections: Vec<Option<Connection>>, why: &Error) {
     for (member, connection) in members.iter().zip(connections) {
-        if let Some(Connection { stream, .. }) = connection
-            && stream.set_nonblocking(true).is_ok()
+        if let Some(Connection { channel, .. }) = connection
+            && channel.stream().set_nonblocking(true).is_ok()
         {
-            abort(&mut Link::new((*member).clone(), stream, 0), me, why);
+            abort(&mut Link::new((*member).clone(), channel, 0), me, why);
         }
     }
 }

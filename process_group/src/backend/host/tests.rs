@@ -19,7 +19,7 @@ fn rank_0_of(n: usize, spin: Duration) -> (Host, Vec<TcpStream>) {
         peers.push(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
         let stream = listener.accept().unwrap().0;
         stream.set_nonblocking(true).unwrap();
-        Connection { stream, readable: None }
+        Connection { channel: stream.into(), readable: None }
     });
     let settings = Settings { demand: None, segment: 64 << 10, spin, liveness: None };
     let members: Vec<&Member> = members.iter().collect();

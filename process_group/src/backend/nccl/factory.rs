@@ -1,6 +1,5 @@
 //! Whether a rank can use NCCL, and the groups that do.
 
-use std::net::TcpStream;
 use std::sync::Arc;
 
 use super::{CommInit, NcclComm, connect};
@@ -13,6 +12,7 @@ use crate::device::{Device, DeviceError, Libraries, Nccl, Version};
 use crate::error::{Error, Result};
 use crate::mesh::{Connection, Unconnected};
 use crate::nvml::Nvml;
+use crate::security::Channel;
 
 /// Takes a GPU for this rank, and makes its groups.
 #[derive(Default)]
@@ -158,14 +158,14 @@ impl BackendFactory for Factory {
             }
             _ => CommInit::Id(&**group.store),
         };
-        let streams = match group.connect() {
-            Ok(connections) => streams(connections.into_slots()),
+        let channels = match group.connect() {
+            Ok(connections) => channels(connections.into_slots()),
             Err(unconnected) => {
                 let Unconnected { error, connections } = *unconnected;
                 // What another rank has said to all of them says more than that it is gone.
                 let told = self.world.as_ref().and_then(|world| world.check().err());
                 let error = told.unwrap_or(error);
-                stream::decline(streams(connections), &error);
+                stream::decline(channels(connections), &error);
                 return Err(error);
             }
         };
@@ -178,12 +178,12 @@ impl BackendFactory for Factory {
         let instruments =
             Instruments { link_gbs: gpu.link_gbs, times_graphs: profile.enabled && profile.graphs };
         let (backend, comm) =
-            connect(gpu.nccl, &gpu.device, members, streams, (&init, instruments), group.deadline)?;
+            connect(gpu.nccl, &gpu.device, members, channels, (&init, instruments), group.deadline)?;
         self.world.get_or_insert(comm);
         Ok(AnyBackend::Stream(Box::new(backend)))
     }
 }
 
-fn streams(connections: Vec<Option<Connection>>) -> Vec<Option<TcpStream>> {
-    connections.into_iter().map(|connection| connection.map(|c| c.stream)).collect()
+fn channels(connections: Vec<Option<Connection>>) -> Vec<Option<Channel>> {
+    connections.into_iter().map(|connection| connection.map(|c| c.channel)).collect()
 }

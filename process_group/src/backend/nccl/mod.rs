@@ -7,18 +7,18 @@ mod factory;
 mod launch;
 mod reductions;
 
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::stream::{self, GroupMembers, Instruments, Status, StreamGroup};
 use crate::device::{Device, Nccl};
 use crate::error::Result;
+use crate::security::Channel;
 use communicator::{CommInit, NcclComm};
 pub(crate) use factory::Factory;
 use launch::NcclLauncher;
 
-/// Makes the communicators of a group, with all its members, who are connected by `streams` (none for this rank itself).
+/// Makes the communicators of a group, with all its members, who are connected by `channels` (none for this rank itself).
 ///
 /// # Errors
 /// Names a member that is lost or does not come by the deadline; those of NCCL and of the GPU.
@@ -26,14 +26,14 @@ fn connect(
     nccl: Nccl,
     device: &Device,
     members: GroupMembers,
-    streams: Vec<Option<TcpStream>>,
+    channels: Vec<Option<Channel>>,
     (init, instruments): (&CommInit<'_>, Instruments),
     deadline: Instant,
 ) -> Result<(StreamGroup<NcclLauncher>, Arc<NcclComm>)> {
     let status = Arc::new(Status::new(members));
     let comm = Arc::new(NcclComm::new(nccl, device, &status));
     // Watches from here on: a member that dies during the start is noticed too.
-    let watchdog = stream::watch(&status, streams, Arc::clone(&comm) as _, device)?;
+    let watchdog = stream::watch(&status, channels, Arc::clone(&comm) as _, device)?;
     let launcher = comm.init(init, deadline).and_then(|handle| NcclLauncher::new(&comm, handle));
     // The others hear why, while the watchdog is there to tell them.
     let launcher = launcher.inspect_err(|error| watchdog.abort(error))?;

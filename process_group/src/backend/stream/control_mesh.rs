@@ -4,14 +4,15 @@
 //! Over these links a rank hears at once that another is gone, says why it gives up itself, and learns how far the others
 //! have come, so that the one that is missing can be named.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpStream};
+use std::io::ErrorKind;
+use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::control_message::ControlMessage;
+use crate::security::Channel;
 
 /// Bytes that may wait for room in a socket. A rank that reads nothing for so long is not listening any more.
 const MAX_UNSENT: usize = 1 << 20;
@@ -26,7 +27,7 @@ pub(super) enum PeerEvent {
 }
 
 struct Link {
-    stream: Option<TcpStream>,
+    channel: Option<Channel>,
     received: Vec<u8>,
     /// What the socket has not taken yet.
     unsent: Vec<u8>,
@@ -42,12 +43,12 @@ pub(super) struct ControlMesh {
 }
 
 impl ControlMesh {
-    /// Takes connected, non-blocking streams; none for this rank itself.
-    pub(super) fn new(streams: Vec<Option<TcpStream>>) -> Self {
-        let links = streams
+    /// Takes connected, non-blocking channels; none for this rank itself.
+    pub(super) fn new(channels: Vec<Option<Channel>>) -> Self {
+        let links = channels
             .into_iter()
-            .map(|stream| Link {
-                stream,
+            .map(|channel| Link {
+                channel,
                 received: Vec::new(),
                 unsent: Vec::new(),
                 goodbye: false,
@@ -73,7 +74,7 @@ impl ControlMesh {
     /// Waits at most `timeout` for something to come, and returns all of it with the positions it came from.
     pub(super) fn listen(&mut self, timeout: Duration) -> Vec<(usize, PeerEvent)> {
         let mut events = Vec::new();
-        let open: Vec<usize> = (0..self.links.len()).filter(|i| self.links[*i].stream.is_some()).collect();
+        let open: Vec<usize> = (0..self.links.len()).filter(|i| self.links[*i].channel.is_some()).collect();
         {
             let links = open.iter().map(|i| &self.links[*i]);
             let mut waiting: Vec<PollFd<'_>> = links.filter_map(Link::poll_fd).collect();
@@ -97,12 +98,14 @@ impl ControlMesh {
     /// what it has sent.
     pub(super) fn close(mut self, timeout: Duration) {
         let until = Instant::now() + timeout;
-        while self.links.iter().any(|link| link.stream.is_some()) && Instant::now() < until {
+        while self.links.iter().any(|link| link.channel.is_some()) && Instant::now() < until {
             for link in &mut self.links {
-                if let Some(stream) = link.stream.as_ref().filter(|_| link.unsent.is_empty() && !link.is_shut)
+                let has_sent_all = link.unsent.is_empty() && !link.is_shut;
+                if let Some(channel) =
+                    link.channel.as_ref().filter(|channel| has_sent_all && !channel.has_unsent())
                 {
                     link.is_shut = true;
-                    let _ = stream.shutdown(Shutdown::Write);
+                    channel.shutdown(Shutdown::Write);
                 }
             }
             self.listen(until.saturating_duration_since(Instant::now()));
@@ -112,41 +115,46 @@ impl ControlMesh {
 
 impl Link {
     fn send(&mut self, message: &[u8]) {
-        if self.stream.is_some() && self.unsent.len() < MAX_UNSENT {
+        if self.channel.is_some() && self.unsent.len() < MAX_UNSENT {
             self.unsent.extend(message);
             self.flush();
         }
     }
 
     fn poll_fd(&self) -> Option<PollFd<'_>> {
-        let room = if self.unsent.is_empty() { PollFlags::empty() } else { PollFlags::OUT };
-        Some(PollFd::from_borrowed_fd(self.stream.as_ref()?.as_fd(), PollFlags::IN | room))
+        let channel = self.channel.as_ref()?;
+        let is_done = self.unsent.is_empty() && !channel.has_unsent();
+        let room = if is_done { PollFlags::empty() } else { PollFlags::OUT };
+        Some(PollFd::from_borrowed_fd(channel.stream().as_fd(), PollFlags::IN | room))
     }
 
     /// Sends as much of what is unsent as the socket takes.
     fn flush(&mut self) {
-        let Some(stream) = self.stream.as_mut().filter(|_| !self.unsent.is_empty()) else { return };
+        let Some(channel) = &mut self.channel else { return };
         let mut sent = 0;
         while sent < self.unsent.len() {
-            match stream.write(&self.unsent[sent..]) {
+            match channel.send(&self.unsent[sent..], &[]) {
                 Ok(n) if n > 0 => sent += n,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Ok(_) | Err(_) => {
                     // Half a message is worse than none: both ends notice that the link is over.
-                    let _ = stream.shutdown(Shutdown::Both);
+                    channel.shutdown(Shutdown::Both);
                     sent = self.unsent.len();
                 }
             }
         }
         self.unsent.drain(..sent);
+        if channel.flush().is_err() {
+            channel.shutdown(Shutdown::Both);
+        }
     }
 
     fn receive(&mut self, position: usize, events: &mut Vec<(usize, PeerEvent)>) {
-        let Some(stream) = &mut self.stream else { return };
+        let Some(channel) = &mut self.channel else { return };
         let mut bytes = [0u8; 4096];
         let over = loop {
-            match stream.read(&mut bytes) {
+            match channel.read(&mut bytes) {
                 Ok(0) => break Some("its connection closed".to_owned()),
                 Ok(n) => self.received.extend_from_slice(&bytes[..n]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break None,
@@ -166,7 +174,7 @@ impl Link {
             }
         };
         if let Some(why) = malformed.or(over) {
-            self.stream = None;
+            self.channel = None;
             if !self.goodbye {
                 events.push((position, PeerEvent::Lost(why)));
             }
@@ -176,7 +184,7 @@ impl Link {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
 
     use super::super::call_log::LogHead;
     use super::super::control_message::MAX_CALLS;
@@ -194,7 +202,7 @@ mod tests {
         for stream in [&one, &other] {
             stream.set_nonblocking(true).unwrap();
         }
-        (ControlMesh::new(vec![None, Some(one)]), ControlMesh::new(vec![Some(other), None]))
+        (ControlMesh::new(vec![None, Some(one.into())]), ControlMesh::new(vec![Some(other.into()), None]))
     }
 
     fn hear(mesh: &mut ControlMesh) -> Vec<(usize, PeerEvent)> {
@@ -233,7 +241,7 @@ mod tests {
         a.broadcast(&ControlMessage::Goodbye);
         let there = std::thread::spawn(move || {
             let mut heard = Vec::new();
-            while b.links[0].stream.is_some() {
+            while b.links[0].channel.is_some() {
                 heard.extend(b.listen(Duration::from_secs(1)));
             }
             heard

@@ -22,7 +22,6 @@ mod timer;
 mod watchdog;
 mod workspace;
 
-use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,6 +36,7 @@ use crate::error::{Error, Result};
 use crate::operation::{CallFingerprint, Operation};
 use crate::paths::{Path, PathTable};
 use crate::profile::Timings;
+use crate::security::Channel;
 pub(crate) use backend::{StreamBackend, StreamWork};
 use capture::Capture;
 pub(crate) use capture::StreamCapture;
@@ -492,14 +492,14 @@ impl StreamWork for SideCall {
     }
 }
 
-/// Starts to watch a group: its members, connected by these streams (none for this rank itself), and what moves its data.
+/// Starts to watch a group: its members, connected by these channels (none for this rank itself), and what moves its data.
 pub(crate) fn watch(
     status: &Arc<Status>,
-    streams: Vec<Option<TcpStream>>,
+    channels: Vec<Option<Channel>>,
     monitored: Arc<dyn Monitored>,
     device: &Device,
 ) -> Result<Watchdog> {
-    Watchdog::spawn(Arc::clone(status), ControlMesh::new(streams), monitored, device.stream().clone())
+    Watchdog::spawn(Arc::clone(status), ControlMesh::new(channels), monitored, device.stream().clone())
 }
 
 /// Has a call come behind what else uses its slices of cudarc, on the stream `on`. What is enqueued there until the result is
@@ -542,15 +542,15 @@ pub(crate) fn copy(device: &Device, call: &mut Call<'_>) -> Result<()> {
 
 /// Tells the members that were reached why this rank gives up a group that it could not connect: they would see a lost rank
 /// otherwise, once they listen.
-pub(crate) fn decline(streams: Vec<Option<TcpStream>>, why: &Error) {
-    let mut mesh = ControlMesh::new(streams);
+pub(crate) fn decline(channels: Vec<Option<Channel>>, why: &Error) {
+    let mut mesh = ControlMesh::new(channels);
     mesh.broadcast(&ControlMessage::Aborted(why.to_string()));
     mesh.close(HEARD);
 }
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, TcpListener};
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
     use super::control_mesh::PeerEvent;
     use super::*;
@@ -567,10 +567,10 @@ mod tests {
         }
         let (what, waited) = ("connecting group `g`".into(), Duration::from_secs(3));
         let error = Error::Timeout { what, waited, missing: vec![Rank(2)] };
-        let mut mesh = ControlMesh::new(vec![None, Some(theirs)]);
+        let mut mesh = ControlMesh::new(vec![None, Some(theirs.into())]);
         // Already said when the other gives up, and not read.
         mesh.broadcast(&ControlMessage::Hello);
-        decline(vec![Some(mine), None, None], &error);
+        decline(vec![Some(mine.into()), None, None], &error);
         let heard = mesh.listen(LATE);
         assert_eq!(
             heard[0],

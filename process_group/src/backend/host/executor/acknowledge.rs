@@ -55,7 +55,7 @@ impl<T: Transport> Run<'_, T> {
 
     /// Whether a peer still has to be told something before this rank may leave the call.
     pub(super) fn has_more_to_say(&mut self) -> bool {
-        !T::IN_BAND && self.links.iter_mut().any(|link| !link.flush_control())
+        self.links.iter_mut().any(|link| !if T::IN_BAND { link.flush() } else { link.flush_control() })
     }
 
     /// A payload goes away with its sender: the link says more of that than the transport.

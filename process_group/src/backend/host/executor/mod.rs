@@ -279,6 +279,7 @@ impl<'a, T: Transport> Run<'a, T> {
     fn push(&mut self, peer: Peer) -> Result<bool> {
         let compiled = self.compiled;
         let mut moved = false;
+        self.links[peer].flush();
         while let Some(&Send { node, region }) = compiled.sends[peer].get(self.progress.peers[peer].sent) {
             let length = self.length(node);
             let (done, allowed) = (self.progress.done[node], self.allowed(node));

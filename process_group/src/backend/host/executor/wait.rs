@@ -20,20 +20,28 @@ impl<T: Transport> Run<'_, T> {
         }
         let left = T::NAP.map_or(left, |nap| left.min(nap));
         let mut fds = Vec::with_capacity(self.links.world_size());
+        let mut is_there = false;
         for (peer, link) in self.links.pairs() {
             let mut flags = PollFlags::empty();
             // A message that waits for its turn keeps what is behind it in the socket; of any other frame the rest is wanted.
             let is_held = link.header.is_some_and(|header| header.kind == Kind::Data);
             if link.closed.is_none() && (self.in_payload(peer) || !is_held) && self.can_take(peer) {
                 flags |= PollFlags::IN;
+                is_there |= link.has_unread();
             }
-            if T::IN_BAND && self.progress.peers[peer].full || link.has_control() && !link.mid_frame {
+            if link.has_unsent()
+                || T::IN_BAND && self.progress.peers[peer].full
+                || link.has_control() && !link.mid_frame
+            {
                 flags |= PollFlags::OUT;
             }
             // Without flags, poll would still report a peer that has gone, again and again.
             if !flags.is_empty() {
                 fds.push(PollFd::new(link.stream(), flags));
             }
+        }
+        if is_there {
+            return Ok(true);
         }
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
         match poll(&mut fds, Some(&timeout)) {

@@ -113,7 +113,7 @@ fn group(n: usize) -> Vec<(Peers<Link>, Queues)> {
         let links = Peers::from_fn(me, n, |peer| {
             let stream = streams.remove(&(me, peer)).unwrap();
             stream.set_nonblocking(true).unwrap();
-            Link::new(member(Rank(peer as u32)), stream, 4096)
+            Link::new(member(Rank(peer as u32)), stream.into(), 4096)
         });
         let queues = Peers::from_fn(me, n, |peer| Ends {
             out: Arc::clone(&queues[&(me, peer)]),

@@ -1,0 +1,105 @@
+//! A connection in the hands of a thread that never blocks on it: in clear, or sealed by TLS.
+
+use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::net::{Shutdown, TcpStream};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{SendAncillaryBuffer, SendFlags};
+
+use super::sealed::Sealed;
+use super::secured::{Kind, Secured};
+
+/// A connection with non-blocking reads and writes. In clear, both go straight to the socket.
+///
+/// A sealed one holds bytes back in both directions: [`has_unread`](Self::has_unread) says what polling the socket does not,
+/// and [`flush`](Self::flush) sends on what a full socket has not taken.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    stream: TcpStream,
+    sealed: Option<Box<Sealed>>,
+}
+
+impl From<TcpStream> for Channel {
+    /// In clear.
+    fn from(stream: TcpStream) -> Self {
+        Self { stream, sealed: None }
+    }
+}
+
+impl TryFrom<Secured<tokio::net::TcpStream>> for Channel {
+    type Error = io::Error;
+
+    fn try_from(secured: Secured<tokio::net::TcpStream>) -> io::Result<Self> {
+        Ok(match secured.kind {
+            Kind::Clear(stream) => stream.into_std()?.into(),
+            #[cfg(feature = "tls")]
+            Kind::Tls(stream) => {
+                let (stream, sealed) = Sealed::take(*stream);
+                Self { stream: stream.into_std()?, sealed: Some(Box::new(sealed)) }
+            }
+        })
+    }
+}
+
+impl Channel {
+    /// The socket, to poll and to tune.
+    pub(crate) fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// Whether bytes that have left the socket have not been read.
+    pub(crate) fn has_unread(&self) -> bool {
+        self.sealed.as_ref().is_some_and(|sealed| sealed.has_unread())
+    }
+
+    /// Whether bytes that were sent have not reached the socket.
+    pub(crate) fn has_unsent(&self) -> bool {
+        self.sealed.as_ref().is_some_and(|sealed| sealed.has_unsent())
+    }
+
+    /// Reads what has come. 0 when the other end has closed.
+    pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        match &mut self.sealed {
+            None => (&self.stream).read(into),
+            Some(sealed) => sealed.read(&self.stream, into),
+        }
+    }
+
+    /// Reads what has come, the first piece first.
+    pub(crate) fn read_pair(&mut self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
+        match &mut self.sealed {
+            None => (&self.stream).read_vectored(&mut [IoSliceMut::new(first), IoSliceMut::new(second)]),
+            Some(sealed) => sealed.read_pair(&self.stream, first, second),
+        }
+    }
+
+    /// Sends two pieces, in order, as far as they go now.
+    pub(crate) fn send(&mut self, first: &[u8], second: &[u8]) -> io::Result<usize> {
+        match &mut self.sealed {
+            None => send(&self.stream, &[IoSlice::new(first), IoSlice::new(second)]),
+            Some(sealed) => sealed.send(&self.stream, first, second),
+        }
+    }
+
+    /// Passes on what was sent and has not reached the socket. `false` while some is left.
+    pub(crate) fn flush(&mut self) -> io::Result<bool> {
+        self.sealed.as_mut().map_or(Ok(true), |sealed| sealed.flush(&self.stream))
+    }
+
+    /// Closes the connection in one direction or both.
+    pub(crate) fn shutdown(&self, how: Shutdown) {
+        let _ = self.stream.shutdown(how);
+    }
+
+    /// Whether the other end says nothing more.
+    pub(crate) fn is_over(&self) -> bool {
+        let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
+    }
+}
+
+/// Sends without blocking, and without a signal when the peer has gone: the error says it.
+pub(super) fn send(stream: &TcpStream, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    Ok(rustix::net::sendmsg(stream, slices, &mut SendAncillaryBuffer::default(), flags)?)
+}

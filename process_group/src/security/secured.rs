@@ -1,0 +1,104 @@
+//! A connection that is protected as far as it is to be.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+#[cfg(feature = "tls")]
+use tokio_rustls::TlsStream;
+
+/// What only the two ends of an encrypted connection know of it: the keying material that RFC 9266 exports. Zeros in clear.
+pub type Binding = [u8; 32];
+
+/// A protected connection.
+#[derive(Debug)]
+pub struct Secured<S> {
+    pub(super) kind: Kind<S>,
+    binding: Binding,
+}
+
+#[derive(Debug)]
+pub(super) enum Kind<S> {
+    Clear(S),
+    #[cfg(feature = "tls")]
+    Tls(Box<TlsStream<S>>),
+}
+
+impl<S> Secured<S> {
+    pub(super) fn clear(stream: S) -> Self {
+        Self { kind: Kind::Clear(stream), binding: [0; 32] }
+    }
+
+    #[cfg(feature = "tls")]
+    pub(super) fn tls(stream: TlsStream<S>, binding: Binding) -> Self {
+        Self { kind: Kind::Tls(Box::new(stream)), binding }
+    }
+
+    /// What a proof of the secret must include, so that it holds for this connection alone.
+    pub fn binding(&self) -> &Binding {
+        &self.binding
+    }
+
+    /// The connection beneath.
+    pub fn get_ref(&self) -> &S {
+        match &self.kind {
+            Kind::Clear(stream) => stream,
+            #[cfg(feature = "tls")]
+            Kind::Tls(stream) => stream.get_ref().0,
+        }
+    }
+}
+
+/// Calls a method of the stream that there is.
+macro_rules! delegate {
+    ($self:ident, $stream:ident => $call:expr) => {
+        match &mut $self.get_mut().kind {
+            Kind::Clear(stream) => {
+                let $stream = Pin::new(stream);
+                $call
+            }
+            #[cfg(feature = "tls")]
+            Kind::Tls(stream) => {
+                let $stream = Pin::new(&mut **stream);
+                $call
+            }
+        }
+    };
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Secured<S> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        delegate!(self, stream => stream.poll_read(cx, buf))
+    }
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Secured<S> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        delegate!(self, stream => stream.poll_write(cx, buf))
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        delegate!(self, stream => stream.poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        delegate!(self, stream => stream.poll_shutdown(cx))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        delegate!(self, stream => stream.poll_write_vectored(cx, bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match &self.kind {
+            Kind::Clear(stream) => stream.is_write_vectored(),
+            #[cfg(feature = "tls")]
+            Kind::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+}
