@@ -22,6 +22,7 @@ use self::key_values::{KeyValues, check_key};
 
 /// What a pending request waits for.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 enum Wait {
     Join { since: Time, deadline: Time },
     Key { key: String, since: Time, deadline: Time },
@@ -40,6 +41,7 @@ impl Wait {
 
 /// The state of one job's rendezvous.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub struct Core {
     world_size: u32,
     version: String,
@@ -373,5 +375,7 @@ impl Core {
     }
 }
 
+#[cfg(test)]
+mod every_run;
 #[cfg(test)]
 mod tests;

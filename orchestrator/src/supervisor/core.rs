@@ -185,6 +185,7 @@ const PROGRESS: Duration = Duration::from_secs(300);
 
 /// The state of one job.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub struct Core {
     policy: Policy,
     ranks: Vec<Rank>,
@@ -393,5 +394,7 @@ impl Core {
     }
 }
 
+#[cfg(test)]
+mod every_run;
 #[cfg(test)]
 mod tests;

@@ -4,6 +4,8 @@
 //! far the GPU has come, and gives the group up when it cannot go on: a member is lost or has left without its part, calls
 //! differ, a deadline has passed, or the library reports an error.
 
+#[cfg(test)]
+mod every_run;
 mod heartbeats;
 #[cfg(test)]
 mod network;
@@ -161,6 +163,7 @@ struct Entry {
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 enum Phase {
     Watching,
     /// Waits for the members' progress, to find out who has not come to collective `sequence`.
@@ -174,6 +177,7 @@ enum Phase {
 
 /// Whose deadline has passed.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 enum Expired {
     Here { what: String, waited: Duration },
     At { rank: Rank, what: String },
@@ -188,6 +192,7 @@ struct Verification {
 
 /// The state of a watchdog.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Core {
     members: Arc<GroupMembers>,
     phase: Phase,
