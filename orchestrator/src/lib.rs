@@ -15,6 +15,9 @@ pub mod control;
 pub mod doctor;
 #[cfg(feature = "cli")]
 pub mod generate;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod hub;
 #[cfg(feature = "cli")]
 pub mod measure;
@@ -28,7 +31,7 @@ pub mod supervisor;
 pub mod table;
 #[cfg(feature = "telemetry")]
 pub mod telemetry;
-#[cfg(feature = "cli")]
+#[cfg(any(feature = "cli", feature = "fuzzing"))]
 pub mod trace;
 
 pub use orchestrator::{Builder, Orchestrator};

@@ -134,6 +134,11 @@ impl Hello {
         let (said, proof) = bytes.split_at(Self::SAID);
         // Compares in constant time.
         mac(secret, &[b"dial", accepting, said]).verify_slice(proof).ok()?;
+        Some(Self::unproven(bytes))
+    }
+
+    /// What a hello says, whoever said it.
+    pub(crate) fn unproven(said: &[u8; HELLO]) -> Self {
         let u32_at = |at: usize| u32::from_le_bytes(said[at..at + 4].try_into().expect("four bytes"));
         let id = LinkId {
             epoch: Epoch(u64::from_le_bytes(said[76..84].try_into().expect("eight bytes"))),
@@ -142,7 +147,7 @@ impl Hello {
             to: Rank(u32_at(120)),
         };
         let nonce = said[..32].try_into().expect("32 bytes");
-        Some(Self { nonce, memory: MemoryToken::read(&said[32..76]), id })
+        Self { nonce, memory: MemoryToken::read(&said[32..76]), id }
     }
 
     /// The acceptor's answer, which proves that it knows the secret too.

@@ -383,15 +383,10 @@ impl Core {
             ControlMessage::LastHead(_) | ControlMessage::Goodbye => self.heartbeats.left(position, now),
             ControlMessage::Exchanged(exchange) => self.messages.ended_with(position, exchange),
             ControlMessage::Head(head) => self.detector.head(position, head),
-            ControlMessage::Aborted(reason) => match &self.phase {
-                Phase::Watching => {
-                    let rank = self.members.rank(position);
-                    self.fail(Error::PeerAborted { rank, reason }, out);
-                }
-                // A member that gives up has been there.
-                Phase::Asking { sequence, .. } => self.progress[position] = Some(*sequence),
-                Phase::Failed => {}
-            },
+            ControlMessage::Aborted(reason) if self.is_watching() => {
+                let rank = self.members.rank(position);
+                self.fail(Error::PeerAborted { rank, reason }, out);
+            }
             ControlMessage::Expired(sequence, what) if self.is_watching() => {
                 let rank = self.members.rank(position);
                 self.tell_progress(out);
@@ -604,6 +599,8 @@ impl Core {
     /// Fails with an error that the others must hear of.
     fn give_up(&mut self, error: Error, out: &mut Vec<Action>) {
         if self.is_watching() {
+            // First: a member at its deadline asks who has come, and this rank answers no more.
+            self.tell_progress(out);
             out.push(Action::Broadcast(ControlMessage::Aborted(error.to_string())));
             self.fail(error, out);
         }

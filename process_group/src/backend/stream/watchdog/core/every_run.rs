@@ -78,6 +78,8 @@ struct SmallGroup {
     /// Who may be blamed: for a fault, or for having been late.
     guilty: BTreeSet<usize>,
     cut: Vec<(usize, usize)>,
+    /// A late member has called, before all others knew that it was late.
+    has_come_late: bool,
 }
 
 #[derive(Debug)]
@@ -126,6 +128,7 @@ impl SmallGroup {
             has_struck: false,
             guilty,
             cut: Vec::new(),
+            has_come_late: false,
         }
     }
 
@@ -214,8 +217,9 @@ impl SmallGroup {
         };
         let innocent = blamed.iter().find(|blamed| !self.guilty.iter().any(|guilty| rank(*guilty) == **blamed));
         ensure(innocent.is_none(), || format!("an innocent member is blamed: {}", context()))?;
-        // A call that hangs is nobody's fault that can be named, calls that differ are named together.
-        let is_nameless = matches!(self.limits.fault, Fault::Hang | Fault::Diverge);
+        // A call that hangs is nobody's fault that can be named, calls that differ are named together. Whoever calls between
+        // the deadline and the question who is missing is there when it answers.
+        let is_nameless = matches!(self.limits.fault, Fault::Hang | Fault::Diverge) || self.has_come_late;
         ensure(is_nameless || !blamed.is_empty(), || format!("nobody is blamed: {}", context()))?;
         let is_loss = matches!(error, Error::PeerLost { .. }) || said.contains("lost rank");
         let may_lose = matches!(self.limits.fault, Fault::Kill | Fault::Cut | Fault::Leave);
@@ -317,7 +321,7 @@ impl World for SmallGroup {
             link.front().map(|(sent, _)| *sent).hash(identity);
             identify_by_debug(&link.iter().map(|(_, event)| event).collect::<Vec<_>>(), identity);
         }
-        (self.has_struck, &self.guilty, &self.cut).hash(identity);
+        (self.has_struck, self.has_come_late, &self.guilty, &self.cut).hash(identity);
     }
 
     fn steps(&self) -> Vec<Step> {
@@ -367,6 +371,7 @@ impl World for SmallGroup {
                 let is_other = self.limits.fault == Fault::Diverge && position == 0;
                 let call = all_reduce(8 + usize::from(is_other));
                 let called = Called { stream: 0, entry, call, sequence: entry, at, deadline, is_captured: false };
+                self.has_come_late |= self.guilty.contains(&position);
                 self.nodes[position].called.push(deadline);
                 self.with(position, |core, now, out| {
                     core.caller(now, CallerEvent::Called(called), out);
