@@ -13,11 +13,11 @@ pub mod console;
 pub mod control;
 #[cfg(feature = "cli")]
 pub mod doctor;
-#[cfg(feature = "cli")]
-pub mod generate;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
+#[cfg(feature = "cli")]
+pub mod generate;
 pub mod hub;
 #[cfg(feature = "cli")]
 pub mod measure;

@@ -122,7 +122,8 @@ fn serve(ranks: usize) -> Result<()> {
     open_many_files()?;
     let listener = listen::bind((Ipv4Addr::LOCALHOST, 0).into())?;
     let secret = Secret::new(SECRET);
-    let server = Server::start(listener, secret, u32::try_from(ranks)?, Epoch(1), &RendezvousConfig::default())?;
+    let server =
+        Server::start(listener, secret, u32::try_from(ranks)?, Epoch(1), &RendezvousConfig::default())?;
     println!("{}", server.address());
     loop {
         wait_for_word()?;
@@ -177,7 +178,10 @@ async fn join(address: SocketAddr, rank: u32, ranks: u32) -> Result<usize> {
         pid: 1000 + rank,
         data_address: Some(format!("10.0.{}.{}:40000", rank / 2048, rank / 8 % 256)),
         wanted: "tcp".into(),
-        capabilities: vec![ryzanstein_orchestrator::control::Capability { backend: "tcp".into(), ..Default::default() }],
+        capabilities: vec![ryzanstein_orchestrator::control::Capability {
+            backend: "tcp".into(),
+            ..Default::default()
+        }],
         timeout_ms: 60_000,
         cpus: 1,
         ..JoinRequest::default()
@@ -283,7 +287,8 @@ fn make_groups(rank: &mut Orchestrator, groups: usize, opens_files: bool) -> Res
         let group = rank.manager().new_group(&[Rank(0), Rank(1)])?;
         took.push(started.elapsed().as_secs_f64() * 1e3);
         if opens_files {
-            let files: std::io::Result<Vec<File>> = (0..100).map(|_| File::open("/proc/self/status")).collect();
+            let files: std::io::Result<Vec<File>> =
+                (0..100).map(|_| File::open("/proc/self/status")).collect();
             files.context("the application cannot open its own files")?;
         }
         drop(group);
@@ -315,8 +320,13 @@ fn garbage(megabytes: usize) -> Result<()> {
     let at_rendezvous = pelt(&server, megabytes)?;
     let address = server.addresses[0];
     let server_address = HostPort::new(address.ip().to_string(), address.port())?;
-    let identity =
-        Identity { rank: Some(Rank(0)), local_rank: None, node_rank: None, world_size: 1, epoch: Some(Epoch(1)) };
+    let identity = Identity {
+        rank: Some(Rank(0)),
+        local_rank: None,
+        node_rank: None,
+        world_size: 1,
+        epoch: Some(Epoch(1)),
+    };
     let deadline = Instant::now() + Duration::from_secs(20);
     let client = Client::connect(server_address, Secret::new(SECRET), identity, deadline)?;
     let candidate = Candidate {

@@ -92,6 +92,12 @@ impl Core {
         &self.reports
     }
 
+    /// A counter of the store; 0 if nobody has counted.
+    #[cfg_attr(not(feature = "server"), expect(dead_code, reason = "the launcher's"))]
+    pub(crate) fn counter(&self, key: &str) -> i64 {
+        self.values.sum(key, 0).unwrap_or(0)
+    }
+
     /// When [`Event::Tick`] is due.
     pub fn next_deadline(&self) -> Option<Time> {
         self.deadlines.first().map(|(time, _)| *time)

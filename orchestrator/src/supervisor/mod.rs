@@ -5,6 +5,7 @@
 
 pub mod core;
 mod descendants;
+mod heartbeat;
 mod job;
 mod launcher;
 mod output;

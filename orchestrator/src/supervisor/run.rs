@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
+use std::pin::Pin;
 use std::time::{Duration, Instant};
 
 use rustix::process::{
@@ -13,6 +14,7 @@ use tokio::sync::oneshot;
 
 use super::core::{Action, Core, Event, Exit, FirstFailure, Outcome, Policy, signal as number};
 use super::descendants;
+use super::heartbeat::{self, BEAT, Beats, Nodes, SILENCE};
 use super::job::{Job, LaunchError};
 use super::output::{self, Output};
 use super::rank_process::{RankProcess, exit, raw};
@@ -26,6 +28,9 @@ use crate::rendezvous::core::Report;
 const EXIT_WINDOW: Duration = Duration::from_millis(500);
 /// How long to wait for the last lines of output when the launcher's own output is blocked.
 const DRAIN: Duration = Duration::from_secs(2);
+
+/// Longer than any job.
+const FOR_EVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
 /// Runs a job to its end, on this thread, which must live as long as the process: the kernel kills ranks when it ends.
 ///
@@ -103,6 +108,12 @@ impl<'a> Supervisor<'a> {
         let mut hangup = listen(SignalKind::hangup())?;
         let mut lifeline_closed = watch(lifeline);
 
+        // On the first node, looks at the others' beats; on another one, beats.
+        let nodes = self.job.config.launch.nnodes.get();
+        let mut looks = tokio::time::interval(BEAT);
+        let mut others = Nodes::default();
+        let (_beats, mut lost) = self.beat()?;
+
         let mut todo = vec![self.core.start()];
         loop {
             while !todo.is_empty() {
@@ -124,10 +135,24 @@ impl<'a> Supervisor<'a> {
                 _ = terminate.recv() => Some(Event::Interrupted(number::TERMINATE)),
                 _ = hangup.recv() => Some(Event::Interrupted(number::HANGUP)),
                 () = &mut lifeline_closed => Some(Event::LifelineClosed),
+                () = &mut lost => Some(Event::CutOff),
+                _ = looks.tick(), if nodes > 1 => {
+                    let server = self.rendezvous.server.as_ref();
+                    let counts = server.into_iter().flat_map(|server| heartbeat::counts(server, nodes));
+                    match others.look(self.started.elapsed(), counts) {
+                        Some(_) => Some(Event::CutOff),
+                        None => continue,
+                    }
+                }
                 () = until(due) => Some(Event::Tick),
             };
             if matches!(event, Some(Event::LifelineClosed)) {
                 lifeline_closed = watch(None::<io::Empty>);
+            }
+            if matches!(event, Some(Event::CutOff)) {
+                (lost, looks) = (Box::pin(std::future::pending()), tokio::time::interval(FOR_EVER));
+                looks.reset();
+                self.tell_cut_off();
             }
             let now = self.started.elapsed();
             todo = match event {
@@ -135,6 +160,36 @@ impl<'a> Supervisor<'a> {
                 None => self.reap(now),
             };
         }
+    }
+
+    /// Starts to beat, on a node other than the first. The future resolves when this node is cut off.
+    fn beat(&self) -> Result<(Option<Beats>, Pin<Box<dyn Future<Output = ()>>>), LaunchError> {
+        let RendezvousHost { server: None, address, key, .. } = &self.rendezvous else {
+            return Ok((None, Box::pin(std::future::pending())));
+        };
+        let (beats, lost) =
+            Beats::start(&self.job.config, self.job.world_size()?, address.clone(), key.clone())
+                .map_err(LaunchError::system("no thread for the heartbeat"))?;
+        let lost = async {
+            // A thread that has ended without a word has found the rendezvous ended.
+            if lost.await.is_err() {
+                std::future::pending().await
+            }
+        };
+        Ok((Some(beats), Box::pin(lost)))
+    }
+
+    fn tell_cut_off(&self) {
+        let who = match &self.rendezvous.server {
+            Some(_) => "the launcher of another node".to_owned(),
+            None => format!("the first node, at {},", self.rendezvous.address),
+        };
+        let why =
+            format!("{who} has not been heard for {} s: its host or the network is down", SILENCE.as_secs());
+        if let Some(server) = &self.rendezvous.server {
+            server.fail(&why);
+        }
+        tell(&format!("{why}; this node's ranks are ended"));
     }
 
     /// Reaps every process that ended, orphans included, and tells the core which ranks ended, stopped or continued.

@@ -26,8 +26,11 @@ enum Want {
 }
 
 /// What each rank does, in this order.
-const PROGRAMS: [&[Want]; 3] =
-    [&[Want::Join, Want::Set, Want::Barrier], &[Want::Join, Want::Get, Want::Barrier], &[Want::Join, Want::Barrier]];
+const PROGRAMS: [&[Want]; 3] = [
+    &[Want::Join, Want::Set, Want::Barrier],
+    &[Want::Join, Want::Get, Want::Barrier],
+    &[Want::Join, Want::Barrier],
+];
 
 /// Where a rank's request is.
 #[derive(Clone, PartialEq, Debug)]
@@ -162,7 +165,8 @@ impl SmallRendezvous {
                     wanted: BackendChoice::Tcp,
                     capabilities: vec![Capability::usable(BackendKind::Tcp)],
                 };
-                let participant = Participant { rank: Some(rank), local_rank: None, node_rank: None, candidate };
+                let participant =
+                    Participant { rank: Some(rank), local_rank: None, node_rank: None, candidate };
                 let (world_size, version) = (self.ranks as u32, "1".into());
                 Event::Join(id, Join { epoch: Some(epoch), world_size, version, deadline, participant })
             }
@@ -206,12 +210,16 @@ impl SmallRendezvous {
             .find(|process| matches!(process.request, Request::Pending(pending, _) if pending == id))
         else {
             // The reply of a request whose connection has closed goes nowhere.
-            return ensure(self.closed.iter().any(|(closed, _)| *closed == id), || format!("{id:?} is answered, which nobody waits for"));
+            return ensure(self.closed.iter().any(|(closed, _)| *closed == id), || {
+                format!("{id:?} is answered, which nobody waits for")
+            });
         };
         let want = process.want().ok_or("a process that wants nothing is answered")?;
         match &answer {
             Ok(reply) => {
-                ensure(process.epoch == current, || format!("{reply:?} for a rank of epoch {}", process.epoch))?;
+                ensure(process.epoch == current, || {
+                    format!("{reply:?} for a rank of epoch {}", process.epoch)
+                })?;
                 let fits = match (want, reply) {
                     (Want::Join, Reply::Rank(rank)) => *rank == process.rank,
                     (Want::Get, Reply::Value(got)) => *got == value(process.epoch),
@@ -222,7 +230,9 @@ impl SmallRendezvous {
             }
             Err(refusal) => {
                 let is_stale = process.epoch != current;
-                ensure(is_stale || self.has_reason, || format!("{want:?} is refused without a reason: {refusal:?}"))?;
+                ensure(is_stale || self.has_reason, || {
+                    format!("{want:?} is refused without a reason: {refusal:?}")
+                })?;
                 if let Refusal::Timeout { missing, .. } = refusal {
                     let rank = process.rank;
                     let there = |r: &Rank| *r == rank || waited.contains(&(want, *r));
@@ -231,7 +241,9 @@ impl SmallRendezvous {
                     let is_known = |rank: &Rank| self.closed.iter().all(|(_, closed)| closed != rank);
                     let expected: Vec<Rank> = absent.filter(is_known).collect();
                     let blamed: Vec<Rank> = missing.iter().copied().filter(is_known).collect();
-                    ensure(blamed == expected, || format!("{want:?}: {missing:?} is blamed, not {expected:?}"))?;
+                    ensure(blamed == expected, || {
+                        format!("{want:?}: {missing:?} is blamed, not {expected:?}")
+                    })?;
                 }
             }
         }
@@ -258,7 +270,10 @@ impl SmallRendezvous {
         let for_keys: usize = self.core.waiting_for_key.values().map(BTreeSet::len).sum();
         let joins = self.core.waits.values().filter(|wait| matches!(wait, Wait::Join { .. })).count();
         ensure(at_barriers + for_keys + joins == self.core.waits.len(), || {
-            format!("{at_barriers} at barriers, {for_keys} for keys, {joins} joins of {}", self.core.waits.len())
+            format!(
+                "{at_barriers} at barriers, {for_keys} for keys, {joins} joins of {}",
+                self.core.waits.len()
+            )
         })?;
         if let Some(joined) = self.core.joined() {
             ensure(joined.roster.epoch == self.core.epoch, || "a roster of another epoch".into())?;
@@ -290,13 +305,33 @@ impl World for SmallRendezvous {
     type Step = Step;
 
     fn identify(&self, identity: &mut impl Hasher) {
-        let Core { epoch, admission, joined, closed, values, barriers, waiting_for_key, waits, deadlines, .. } =
-            &self.core;
+        let Core {
+            epoch,
+            admission,
+            joined,
+            closed,
+            values,
+            barriers,
+            waiting_for_key,
+            waits,
+            deadlines,
+            ..
+        } = &self.core;
         // Hash maps show their entries in any order.
         let barriers: BTreeMap<_, _> = barriers.iter().collect();
         let waiting: BTreeMap<_, _> = waiting_for_key.iter().collect();
         let waits: BTreeMap<_, _> = waits.iter().collect();
-        let core = (epoch, admission, joined.is_some(), closed, values.get(KEY), barriers, waiting, waits, deadlines);
+        let core = (
+            epoch,
+            admission,
+            joined.is_some(),
+            closed,
+            values.get(KEY),
+            barriers,
+            waiting,
+            waits,
+            deadlines,
+        );
         identify_by_debug(&core, identity);
         identify_by_debug(&(&self.processes, &self.closed, &self.deserters), identity);
         (self.now, &self.budget, self.failure_to_tell, self.has_reason).hash(identity);
@@ -363,7 +398,8 @@ impl World for SmallRendezvous {
             }
             Step::Reply(index) => {
                 let process = &mut self.processes[index];
-                let Request::Answered(_, answer) = std::mem::replace(&mut process.request, Request::None) else {
+                let Request::Answered(_, answer) = std::mem::replace(&mut process.request, Request::None)
+                else {
                     return Ok(());
                 };
                 match answer {

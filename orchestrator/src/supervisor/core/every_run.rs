@@ -32,6 +32,7 @@ struct Budget {
     stops: u32,
     interrupts: u32,
     lifelines: u32,
+    cuts: u32,
     moments: u32,
     /// Rounds of killing that are looked at one by one; those after them pass at once.
     rounds: u32,
@@ -45,6 +46,7 @@ enum Step {
     Continue(usize),
     Interrupt,
     LifelineCloses,
+    CutOff,
     /// A little time passes.
     Moment,
     /// Time passes up to the next deadline. What comes first then, the tick or something else, is open.
@@ -70,6 +72,7 @@ struct SmallJob {
     /// Since when the job has to come to an end.
     ends_since: Option<Duration>,
     interrupted: Vec<i32>,
+    is_cut_off: bool,
     awaited: Option<Epoch>,
     restarts: u32,
     is_over: bool,
@@ -92,6 +95,7 @@ impl SmallJob {
             killed_at: None,
             ends_since: None,
             interrupted: Vec::new(),
+            is_cut_off: false,
             awaited: Some(epoch),
             restarts: 0,
             is_over: false,
@@ -134,7 +138,9 @@ impl SmallJob {
                 self.is_announced = true;
             }
             Action::TellStopped(rank, _) => {
-                ensure(self.processes[rank.index()] == Process::Stopped, || format!("{rank} is not stopped"))?;
+                ensure(self.processes[rank.index()] == Process::Stopped, || {
+                    format!("{rank} is not stopped")
+                })?;
             }
             Action::TellContinued(rank) => {
                 ensure(self.processes[rank.index()] == Process::Runs, || format!("{rank} does not run"))?;
@@ -152,10 +158,13 @@ impl SmallJob {
             Action::Restart { epoch, number, .. } => {
                 self.all_have_ended()?;
                 ensure(self.interrupted.is_empty(), || "an interrupted job is restarted".into())?;
+                ensure(!self.is_cut_off, || "a job without one of its nodes is restarted".into())?;
                 ensure(epoch.0 == self.core.epoch.0 + 1, || format!("epoch {epoch} follows"))?;
                 self.restarts += 1;
                 let most = self.core.policy.max_restarts;
-                ensure(self.restarts == *number && *number <= most, || format!("restart {number} of {most}"))?;
+                ensure(self.restarts == *number && *number <= most, || {
+                    format!("restart {number} of {most}")
+                })?;
                 self.is_consistent(self.core.first_failure())?;
                 self.awaited = Some(*epoch);
                 self.ends_since = None;
@@ -196,10 +205,10 @@ impl SmallJob {
         }
         ensure(outcome.interrupted.is_none(), || "nobody has interrupted the job".into())?;
         self.is_consistent(outcome.first_failure)?;
-        let code = outcome.first_failure.map_or(0, |failure| failure.code);
+        let code = outcome.first_failure.map_or(i32::from(self.is_cut_off), |failure| failure.code);
         ensure(outcome.exit_code == code, || format!("the exit code of {outcome:?}"))?;
         let all_well = self.processes.iter().all(|p| *p == Process::Ended(Exit::Code(0)));
-        ensure(all_well == (code == 0), || format!("{outcome:?} of {:?}", self.processes))
+        ensure(all_well == (code == 0) || self.is_cut_off, || format!("{outcome:?} of {:?}", self.processes))
     }
 
     /// Whether the first failure is the one that an onlooker would name, who saw what each process did by itself.
@@ -264,7 +273,8 @@ impl World for SmallJob {
             match process {
                 Process::Runs => {
                     let by_signal = if self.is_signalled { signal::TERMINATE } else { signal::KILL };
-                    for exit in [0, 1, DO_NOT_RESTART].map(Exit::Code).into_iter().chain([Exit::Signal(by_signal)])
+                    for exit in
+                        [0, 1, DO_NOT_RESTART].map(Exit::Code).into_iter().chain([Exit::Signal(by_signal)])
                     {
                         steps.push(Step::Exit(rank, exit, None));
                     }
@@ -287,6 +297,10 @@ impl World for SmallJob {
         }
         if self.budget.lifelines > 0 {
             steps.push(Step::LifelineCloses);
+        }
+        // While no rank runs, there is nothing to lose touch with.
+        if self.budget.cuts > 0 && self.is_live() {
+            steps.push(Step::CutOff);
         }
         if self.budget.moments > 0 {
             steps.push(Step::Moment);
@@ -341,6 +355,12 @@ impl World for SmallJob {
                 self.ends_since.get_or_insert(self.now);
                 self.tell(Event::LifelineClosed)
             }
+            Step::CutOff => {
+                self.budget.cuts -= 1;
+                self.is_cut_off = true;
+                self.ends_since.get_or_insert(self.now);
+                self.tell(Event::CutOff)
+            }
             Step::Moment => {
                 self.budget.moments -= 1;
                 self.now += MOMENT;
@@ -377,25 +397,31 @@ fn every_run(ranks: u32, max_restarts: u32, budget: Budget, most: usize) {
 
 #[test]
 fn every_run_of_two_ranks_with_a_restart_ends_well() {
-    let budget = Budget { stops: 1, interrupts: 1, lifelines: 0, moments: 1, rounds: 1 };
+    let budget = Budget { stops: 1, interrupts: 1, lifelines: 0, cuts: 0, moments: 1, rounds: 1 };
     every_run(2, 1, budget, 1_000_000);
 }
 
 #[test]
 fn every_run_of_three_ranks_ends_well() {
-    let budget = Budget { stops: 1, interrupts: 0, lifelines: 0, moments: 1, rounds: 0 };
+    let budget = Budget { stops: 1, interrupts: 0, lifelines: 0, cuts: 0, moments: 1, rounds: 0 };
     every_run(3, 0, budget, 1_000_000);
 }
 
 #[test]
 fn every_run_ends_well_whatever_signals_the_launcher_gets() {
-    let budget = Budget { stops: 0, interrupts: 2, lifelines: 1, moments: 1, rounds: 1 };
+    let budget = Budget { stops: 0, interrupts: 2, lifelines: 1, cuts: 0, moments: 1, rounds: 1 };
     every_run(2, 1, budget, 1_000_000);
+}
+
+#[test]
+fn every_run_of_a_node_that_is_cut_off_ends_well() {
+    let budget = Budget { stops: 1, interrupts: 1, lifelines: 0, cuts: 1, moments: 1, rounds: 1 };
+    every_run(2, 0, budget, 1_000_000);
 }
 
 #[test]
 #[ignore = "minutes, and gigabytes of memory"]
 fn every_run_of_three_ranks_with_a_restart_and_an_interrupt_ends_well() {
-    let budget = Budget { stops: 1, interrupts: 1, lifelines: 0, moments: 1, rounds: 1 };
+    let budget = Budget { stops: 1, interrupts: 1, lifelines: 0, cuts: 0, moments: 1, rounds: 1 };
     every_run(3, 1, budget, 20_000_000);
 }

@@ -109,7 +109,11 @@ impl SmallGroup {
             })
             .collect();
         let node = |position| Node {
-            core: Rc::new(Core::new(Arc::new(GroupMembers { group: "g".into(), all: all.clone(), position }))),
+            core: Rc::new(Core::new(Arc::new(GroupMembers {
+                group: "g".into(),
+                all: all.clone(),
+                position,
+            }))),
             identity: 0,
             life: Life::Lives,
             called: Vec::new(),
@@ -164,7 +168,10 @@ impl SmallGroup {
         what(core, now, &mut actions);
         let mut hasher = DefaultHasher::new();
         // All but the members, who never change.
-        identify_by_debug(&(&core.phase, &core.log, &core.detector, &core.messages, &core.pending), &mut hasher);
+        identify_by_debug(
+            &(&core.phase, &core.log, &core.detector, &core.messages, &core.pending),
+            &mut hasher,
+        );
         identify_by_debug(&(&core.entry, core.exits, &core.progress, &core.heartbeats), &mut hasher);
         (core.is_leaving, core.has_announced_exit).hash(&mut hasher);
         node.identity = hasher.finish();
@@ -180,7 +187,8 @@ impl SmallGroup {
                 Action::PlaceMark(_) => return Err("every call has its mark".into()),
                 Action::Verified(_) => {}
                 Action::Unresponsive(other, is_silent) => {
-                    let is_right = !is_silent || self.nodes[other].life == Life::Stopped || self.is_cut(other);
+                    let is_right =
+                        !is_silent || self.nodes[other].life == Life::Stopped || self.is_cut(other);
                     ensure(is_right, || format!("member {position} suspects {other}"))?;
                 }
             }
@@ -215,7 +223,8 @@ impl SmallGroup {
             }
             _ => return Err(format!("an error without a reason: {}", context())),
         };
-        let innocent = blamed.iter().find(|blamed| !self.guilty.iter().any(|guilty| rank(*guilty) == **blamed));
+        let innocent =
+            blamed.iter().find(|blamed| !self.guilty.iter().any(|guilty| rank(*guilty) == **blamed));
         ensure(innocent.is_none(), || format!("an innocent member is blamed: {}", context()))?;
         // A call that hangs is nobody's fault that can be named, calls that differ are named together. Whoever calls between
         // the deadline and the question who is missing is there when it answers.
@@ -349,13 +358,14 @@ impl World for SmallGroup {
                 Fault::Kill if may_strike => steps.push(Step::Kill(position)),
                 Fault::Stop if may_strike => steps.push(Step::Stop(position)),
                 Fault::Leave if may_strike => steps.push(Step::Leave(position)),
-                Fault::Cut if may_strike => steps.extend((0..position).map(|other| Step::Cut(position, other))),
+                Fault::Cut if may_strike => {
+                    steps.extend((0..position).map(|other| Step::Cut(position, other)))
+                }
                 _ => {}
             }
         }
         let somebody_waits = (0..n).any(|position| self.waits(position));
-        let all_have_looked =
-            (0..n).all(|position| !self.waits(position) || self.nodes[position].has_looked);
+        let all_have_looked = (0..n).all(|position| !self.waits(position) || self.nodes[position].has_looked);
         let is_due = (0..n * n).any(|link| self.is_due(link / n, link % n));
         if somebody_waits && all_have_looked && !is_due {
             steps.push(Step::TimePasses);
@@ -370,7 +380,8 @@ impl World for SmallGroup {
                 let entry = self.nodes[position].called.len() as u64 + 1;
                 let is_other = self.limits.fault == Fault::Diverge && position == 0;
                 let call = all_reduce(8 + usize::from(is_other));
-                let called = Called { stream: 0, entry, call, sequence: entry, at, deadline, is_captured: false };
+                let called =
+                    Called { stream: 0, entry, call, sequence: entry, at, deadline, is_captured: false };
                 self.has_come_late |= self.guilty.contains(&position);
                 self.nodes[position].called.push(deadline);
                 self.with(position, |core, now, out| {
@@ -392,7 +403,8 @@ impl World for SmallGroup {
                 // Whoever has not come to a call whose deadline has passed is late.
                 if node.called.get(node.known).is_some_and(|deadline| *deadline <= now) {
                     let number = node.known;
-                    let late = (0..self.limits.members).filter(|other| self.nodes[*other].called.len() <= number);
+                    let late =
+                        (0..self.limits.members).filter(|other| self.nodes[*other].called.len() <= number);
                     self.guilty.extend(late.collect::<Vec<_>>());
                 }
                 let exits = self.nodes[position].called.len() as u64;
