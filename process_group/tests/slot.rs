@@ -33,7 +33,7 @@ fn finish(slot: &Slot, call: u64) {
 #[test]
 fn a_reader_beside_the_writer_sees_whole_calls_only_in_every_interleaving() {
     let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
+    model.preemption_bound = Some(2);
     model.check(|| {
         let slot = Arc::new(Slot::default());
         begin(&slot, 0);
