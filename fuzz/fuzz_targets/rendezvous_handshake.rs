@@ -11,6 +11,9 @@ fuzz_target!(|bytes: &[u8]| {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(async {
         assert!(handshake::accept(&mut join(bytes, sink()), &secret).await.is_err(), "a stranger is let in");
-        assert!(handshake::connect(&mut join(bytes, sink()), &secret).await.is_err(), "a stranger is believed");
+        assert!(
+            handshake::connect(&mut join(bytes, sink()), &secret).await.is_err(),
+            "a stranger is believed"
+        );
     });
 });
