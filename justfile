@@ -61,3 +61,18 @@ book:
 bench-faults fault runs:
     cargo build --release
     cargo run --release -p ryzanstein-benches --bin fault_times -- --fault {{fault}} --runs {{runs}}
+
+# Each fuzz target for so many seconds, with the stable toolchain; needs a C++ compiler.
+fuzz seconds:
+    scripts/fuzz all {{seconds}}
+
+# A large job, and connections of strangers: WHAT is joins, idle or garbage.
+bench-strangers what:
+    cargo build --release
+    cargo run --release -p ryzanstein-benches --bin strangers -- {{what}}
+
+# Cuts the network between two nodes, which are network namespaces; needs root. HOW is down or drop.
+partition how:
+    cargo build --release
+    cargo build --release -p ryzanstein-benches --bin fault_times
+    scripts/partition target/release {{how}}

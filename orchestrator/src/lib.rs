@@ -13,6 +13,9 @@ pub mod console;
 pub mod control;
 #[cfg(feature = "cli")]
 pub mod doctor;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 #[cfg(feature = "cli")]
 pub mod generate;
 mod heartbeat;
@@ -30,7 +33,7 @@ pub mod supervisor;
 pub mod table;
 #[cfg(feature = "telemetry")]
 pub mod telemetry;
-#[cfg(feature = "cli")]
+#[cfg(any(feature = "cli", feature = "fuzzing"))]
 pub mod trace;
 
 pub use orchestrator::{Builder, Orchestrator};

@@ -12,6 +12,9 @@ mod deadline;
 pub mod device;
 mod dtype;
 mod error;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 mod group;
 mod half_open;
 mod in_process;

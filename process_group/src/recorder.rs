@@ -6,6 +6,16 @@
 mod activity;
 mod record;
 mod ring;
+mod slot;
+
+/// What a slot is made of; under loom, something else.
+mod atomic {
+    pub(super) use std::hint::spin_loop;
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+    /// How often a reader tries again before it leaves out a call that is being replaced.
+    pub(super) const TRIES: usize = 1000;
+}
 
 use std::fs;
 use std::path::{Path, PathBuf};

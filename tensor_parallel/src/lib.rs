@@ -24,6 +24,9 @@ mod digest;
 pub mod embedding;
 mod error;
 mod float;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod generate;
 mod gpu;
 pub mod linear;

@@ -165,6 +165,15 @@ impl Client {
         refused(reply.refusal)
     }
 
+    /// Adds to a counter of the store, with a deadline of its own.
+    #[cfg(feature = "server")]
+    pub(crate) fn count(&self, key: &str, amount: i64, wait: Duration) -> Result<i64> {
+        let request = wire::AddRequest { epoch: self.epoch(), key: key.into(), amount };
+        let reply = self.call(wait, |mut stub| async move { stub.add(request).await })?;
+        refused(reply.refusal)?;
+        Ok(reply.value)
+    }
+
     fn epoch(&self) -> u64 {
         let joined = self.inner.joined.get().map(|(_, epoch)| *epoch);
         joined.or(self.inner.identity.epoch).unwrap_or(Epoch(1)).0

@@ -20,7 +20,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// How many missing ranks one refusal names at most.
 const MOST_NAMED: usize = 1024;
 
-pub(super) fn deadline(now: Time, timeout_ms: u64) -> Time {
+pub(crate) fn deadline(now: Time, timeout_ms: u64) -> Time {
     now + Duration::from_millis(timeout_ms).min(LONGEST_WAIT)
 }
 
@@ -56,7 +56,7 @@ pub(super) fn join_request(
     }
 }
 
-pub(super) fn join(request: wire::JoinRequest, now: Time) -> Result<Join, Refusal> {
+pub(crate) fn join(request: wire::JoinRequest, now: Time) -> Result<Join, Refusal> {
     let invalid =
         |what: &str, text: &str| Refusal::Invalid(format!("the {what} of a joining rank is `{text}`"));
     if request.host.len() > 255 {
@@ -136,7 +136,7 @@ impl Names {
     }
 }
 
-pub(super) fn encode_roster(joined: &Joined) -> bytes::Bytes {
+pub(crate) fn encode_roster(joined: &Joined) -> bytes::Bytes {
     let mut roster = wire::Roster {
         epoch: joined.roster.epoch.0,
         backend: joined.selection.backend.name().into(),
@@ -159,7 +159,7 @@ pub(super) fn encode_roster(joined: &Joined) -> bytes::Bytes {
 
 /// Why a roster from the rendezvous cannot be used. The fault of whoever sent it.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
-pub(super) enum RosterError {
+pub(crate) enum RosterError {
     /// Not a message of this kind.
     #[error("the roster received cannot be decoded: {0}")]
     Decode(#[from] prost::DecodeError),
@@ -179,7 +179,7 @@ pub(super) enum RosterError {
     UnknownBackend(String),
 }
 
-pub(super) fn decode_roster(bytes: &[u8]) -> Result<Joined, RosterError> {
+pub(crate) fn decode_roster(bytes: &[u8]) -> Result<Joined, RosterError> {
     let roster = wire::Roster::decode(bytes)?;
     let ranks = roster.host.len();
     let columns =
@@ -237,7 +237,7 @@ impl From<Refusal> for wire::Refusal {
     }
 }
 
-pub(super) fn error(refusal: wire::Refusal) -> pg::Error {
+pub(crate) fn error(refusal: wire::Refusal) -> pg::Error {
     match refusal.kind() {
         wire::refusal::Kind::Refused => pg::Error::Rendezvous(refusal.message),
         wire::refusal::Kind::Invalid => pg::Error::Invalid(refusal.message),

@@ -22,6 +22,7 @@ use self::key_values::{KeyValues, check_key};
 
 /// What a pending request waits for.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 enum Wait {
     Join { since: Time, deadline: Time },
     Key { key: String, since: Time, deadline: Time },
@@ -40,6 +41,7 @@ impl Wait {
 
 /// The state of one job's rendezvous.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub struct Core {
     world_size: u32,
     version: String,
@@ -88,6 +90,12 @@ impl Core {
     /// What ranks reported in this epoch: the first report of each.
     pub const fn reports(&self) -> &BTreeMap<Rank, Report> {
         &self.reports
+    }
+
+    /// A counter of the store; 0 if nobody has counted.
+    #[cfg_attr(not(feature = "server"), expect(dead_code, reason = "the launcher's"))]
+    pub(crate) fn counter(&self, key: &str) -> i64 {
+        self.values.sum(key, 0).unwrap_or(0)
     }
 
     /// When [`Event::Tick`] is due.
@@ -373,5 +381,7 @@ impl Core {
     }
 }
 
+#[cfg(test)]
+mod every_run;
 #[cfg(test)]
 mod tests;

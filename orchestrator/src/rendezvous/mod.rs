@@ -7,7 +7,7 @@
 mod acceptor;
 mod client;
 #[cfg_attr(not(feature = "server"), expect(dead_code, reason = "half of it is the server's"))]
-mod codec;
+pub(crate) mod codec;
 mod connect;
 pub mod core;
 

@@ -144,6 +144,11 @@ impl Server {
         self.shared.state().core.joined().is_some()
     }
 
+    /// A counter of the store; 0 if nobody has counted.
+    pub(crate) fn counter(&self, key: &str) -> i64 {
+        self.shared.state().core.counter(key)
+    }
+
     /// What this rank reported before it gave up.
     pub fn report(&self, rank: Rank) -> Option<Report> {
         self.shared.state().core.reports().get(&rank).cloned()

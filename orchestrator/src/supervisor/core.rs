@@ -79,6 +79,8 @@ pub enum Event {
     Interrupted(i32),
     /// The launcher has died.
     LifelineClosed,
+    /// This node has lost touch with another one: the ranks can never finish.
+    CutOff,
     /// Time has passed.
     Tick,
 }
@@ -185,6 +187,7 @@ const PROGRESS: Duration = Duration::from_secs(300);
 
 /// The state of one job.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub struct Core {
     policy: Policy,
     ranks: Vec<Rank>,
@@ -197,6 +200,7 @@ pub struct Core {
     /// The ranks that are stopped, each with the signal that did it.
     stopped: BTreeMap<Rank, i32>,
     interrupted: Option<i32>,
+    cut_off: bool,
 }
 
 impl Core {
@@ -212,6 +216,7 @@ impl Core {
             exits: BTreeMap::new(),
             stopped: BTreeMap::new(),
             interrupted: None,
+            cut_off: false,
         }
     }
 
@@ -269,6 +274,12 @@ impl Core {
                 self.interrupted = Some(signal::KILL);
                 self.kill(now)
             }
+            Event::CutOff if self.is_undisturbed() => {
+                self.cut_off = true;
+                self.phase = Phase::Terminating { kill_at: now + self.policy.grace };
+                vec![Action::Signal(signal::TERMINATE)]
+            }
+            Event::CutOff => Vec::new(),
             Event::Tick => match self.phase {
                 Phase::AwaitingExits { until } if until <= now => {
                     self.phase = Phase::Terminating { kill_at: now + self.policy.grace };
@@ -301,7 +312,9 @@ impl Core {
                 self.phase = Phase::Running;
                 vec![Action::Start(self.epoch)]
             }
-            Event::Tick | Event::Exited { .. } | Event::Stopped(..) | Event::Continued(_) => Vec::new(),
+            Event::Tick | Event::Exited { .. } | Event::Stopped(..) | Event::Continued(_) | Event::CutOff => {
+                Vec::new()
+            }
         }
     }
 
@@ -387,7 +400,8 @@ impl Core {
         if now.saturating_sub(self.began) >= PROGRESS {
             self.restarts = 0;
         }
-        let is_permanent = failure.code == DO_NOT_RESTART || failure.exit == Some(Exit::NotStarted);
+        let is_permanent =
+            failure.code == DO_NOT_RESTART || failure.exit == Some(Exit::NotStarted) || self.cut_off;
         if is_permanent || self.restarts >= self.policy.max_restarts {
             return self.finish(Some(failure));
         }
@@ -402,11 +416,13 @@ impl Core {
         let exit_code = match (self.interrupted, first_failure) {
             (Some(signal), _) => 128 + signal,
             (None, Some(failure)) => failure.code,
-            (None, None) => 0,
+            (None, None) => i32::from(self.cut_off),
         };
         Action::Finish(Outcome { epoch: self.epoch, first_failure, interrupted: self.interrupted, exit_code })
     }
 }
 
+#[cfg(test)]
+mod every_run;
 #[cfg(test)]
 mod tests;

@@ -8,6 +8,7 @@ mod descendants;
 pub mod health;
 mod job;
 mod launcher;
+mod node_heartbeat;
 mod output;
 mod rank_process;
 mod rendezvous_host;

@@ -20,6 +20,8 @@ pub(super) struct RendezvousHost {
     pub(super) address: HostPort,
     /// The descriptor of the secret that ranks inherit.
     pub(super) secret: Arc<OwnedFd>,
+    /// The same, for the launcher itself.
+    pub(super) key: Secret,
     /// `MASTER_PORT`, for programs that know only torchrun's variables.
     pub(super) master_port: u16,
     _reserved: Option<Socket>,
@@ -66,17 +68,19 @@ impl RendezvousHost {
                 server: None,
                 address,
                 secret: Arc::new(inherited),
+                key,
                 master_port,
                 _reserved: None,
             });
         }
-        let (server, address) = serve(job, named, key)?;
+        let (server, address) = serve(job, named, key.clone())?;
         let (master_port, reserved) =
             if nodes > 1 { (address.port().wrapping_add(1), None) } else { reserve()? };
         Ok(Self {
             server: Some(server),
             address,
             secret: Arc::new(inherited),
+            key,
             master_port,
             _reserved: reserved,
         })

@@ -152,6 +152,13 @@ impl fmt::Display for ClosingReport {
                     writeln!(f, "  {end}")?;
                 }
             }
+            (None, None) if self.exit_code != 0 => {
+                writeln!(f, "ryz: the job failed in epoch {epoch}")?;
+                writeln!(f, "  cause: this node has lost touch with another one")?;
+                for end in &self.ranks {
+                    writeln!(f, "  then: {end}")?;
+                }
+            }
             (None, None) => {
                 let again = if epoch > 1 { format!(", in epoch {epoch}") } else { String::new() };
                 let (here, all) = (self.ranks.len(), self.world_size as usize);

@@ -15,6 +15,7 @@ use super::core::{Action, Core, Event, Exit, FirstFailure, Outcome, Policy, sign
 use super::descendants;
 use super::health::{Beat, Notice, Process, Seen, Trouble, Watch};
 use super::job::{Job, LaunchError};
+use super::node_heartbeat::{self, NodeHeartbeat, Nodes, SILENCE};
 use super::output::{self, Output};
 use super::rank_process::{RankProcess, exit, raw};
 use super::rendezvous_host::RendezvousHost;
@@ -113,6 +114,10 @@ impl<'a> Supervisor<'a> {
         let mut look = tokio::time::interval(LOOK);
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
 
+        // The first node's launcher looks at the heartbeats of the others.
+        let (mut others, mut is_cut_off) = (Nodes::default(), false);
+        let mut beats = self.beat()?;
+
         let mut todo = vec![self.core.start()];
         loop {
             while !todo.is_empty() {
@@ -134,6 +139,7 @@ impl<'a> Supervisor<'a> {
                 _ = terminate.recv() => Some(Event::Interrupted(number::TERMINATE)),
                 _ = hangup.recv() => Some(Event::Interrupted(number::HANGUP)),
                 () = &mut lifeline_closed => Some(Event::LifelineClosed),
+                () = cut_off(beats.as_mut()), if !is_cut_off => Some(Event::CutOff),
                 () = until(due) => Some(Event::Tick),
                 reply = asked(endpoint.as_mut()) => {
                     let _ = reply.send(self.status());
@@ -144,11 +150,21 @@ impl<'a> Supervisor<'a> {
                     if let Some(endpoint) = &mut endpoint {
                         endpoint.set_health(self.is_healthy()).await;
                     }
-                    continue;
+                    let nodes = self.job.config.launch.nnodes.get();
+                    let server = self.rendezvous.server.as_ref().filter(|_| !is_cut_off);
+                    let counts = server.into_iter().flat_map(|server| node_heartbeat::counts(server, nodes));
+                    match others.look(self.started.elapsed(), counts) {
+                        Some(_) => Some(Event::CutOff),
+                        None => continue,
+                    }
                 }
             };
             if matches!(event, Some(Event::LifelineClosed)) {
                 lifeline_closed = watch(None::<io::Empty>);
+            }
+            if matches!(event, Some(Event::CutOff)) {
+                is_cut_off = true;
+                self.tell_cut_off();
             }
             let now = self.started.elapsed();
             todo = match event {
@@ -279,6 +295,25 @@ impl<'a> Supervisor<'a> {
             },
             report: seen.beat.as_ref().map(|beat| (*beat.report).clone()),
         }
+    }
+
+    /// On a node other than the first: sends heartbeats to the first.
+    fn beat(&self) -> Result<Option<NodeHeartbeat>, LaunchError> {
+        let RendezvousHost { server: None, address, key, .. } = &self.rendezvous else { return Ok(None) };
+        NodeHeartbeat::start(&self.job.config, self.job.world_size()?, address.clone(), key.clone()).map(Some)
+    }
+
+    fn tell_cut_off(&self) {
+        let who = match &self.rendezvous.server {
+            Some(_) => "the launcher of another node".to_owned(),
+            None => format!("the first node, at {},", self.rendezvous.address),
+        };
+        let why =
+            format!("{who} has not been heard for {} s: its host or the network is down", SILENCE.as_secs());
+        if let Some(server) = &self.rendezvous.server {
+            server.fail(&why);
+        }
+        tell(&format!("{why}; this node's ranks are ended"));
     }
 
     /// Reaps every process that ended, orphans included, and tells the core which ranks ended, stopped or continued.
@@ -505,6 +540,14 @@ fn watch(lifeline: Option<impl Read + Send + 'static>) -> std::pin::Pin<Box<dyn 
 async fn asked(endpoint: Option<&mut Endpoint>) -> oneshot::Sender<wire::Job> {
     match endpoint {
         Some(endpoint) => endpoint.asked().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Resolves when this node is cut off from the first.
+async fn cut_off(beats: Option<&mut NodeHeartbeat>) {
+    match beats {
+        Some(beats) => beats.cut_off().await,
         None => std::future::pending().await,
     }
 }

@@ -6,6 +6,7 @@ pub(super) const REMEMBERED: u64 = 4096;
 
 /// Something of each of the newest calls, by the call's number.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct History<T> {
     calls: Vec<(u64, T)>,
 }

@@ -1,15 +1,15 @@
 //! The newest calls of a group, in memory that is allocated once.
 //!
 //! One thread writes at a time: [`Recorder`] needs `&mut`, and a group keeps it under the lock that a call holds. Any thread
-//! may read. Each slot has a stamp, which is odd while its words change and never takes the same value twice. A reader keeps
-//! what it has copied if the stamp was even before and is the same behind.
+//! may read.
 
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::activity::{CurrentCall, GroupActivity};
 use super::record::{CallRecord, Failure, GroupRecord, Outcome};
+use super::slot::{Slot, WORDS};
 use crate::backend::Completion;
 use crate::error::Error;
 use crate::operation::CallFingerprint;
@@ -19,52 +19,8 @@ use crate::rank::Rank;
 use crate::schedule::Algorithm;
 use crate::wire::fingerprint;
 
-/// How often a reader tries again before it leaves out a call that is being replaced.
-const TRIES: usize = 1000;
-
 /// So many of the newest calls say what a group is doing.
 const NEWEST: u64 = 4096;
-
-/// Number, fingerprint (two words), begin, end, and the state: calls, path and outcome.
-const WORDS: usize = 6;
-
-/// A cache line.
-#[derive(Default, Debug)]
-#[repr(align(64))]
-struct Slot {
-    /// `4 × call + 1` to `4 × call + 4`: being begun, begun, being finished, finished. 0 in a slot that is unused.
-    stamp: AtomicU64,
-    words: [AtomicU64; WORDS],
-}
-
-impl Slot {
-    /// Changes words; the stamp is `stamp + 1` then.
-    fn write(&self, stamp: u64, words: &[(usize, u64)]) {
-        self.stamp.store(stamp, Ordering::Relaxed);
-        fence(Ordering::Release);
-        for (index, word) in words {
-            self.words[*index].store(*word, Ordering::Relaxed);
-        }
-        self.stamp.store(stamp + 1, Ordering::Release);
-    }
-
-    /// The words of call `call`, if they are still there.
-    fn read(&self, call: u64) -> Option<[u64; WORDS]> {
-        for _ in 0..TRIES {
-            let stamp = self.stamp.load(Ordering::Acquire);
-            if stamp.checked_sub(1).map(|stamp| stamp / 4) != Some(call) {
-                return None;
-            }
-            let words = std::array::from_fn(|index| self.words[index].load(Ordering::Relaxed));
-            fence(Ordering::Acquire);
-            if stamp.is_multiple_of(2) && self.stamp.load(Ordering::Relaxed) == stamp {
-                return Some(words);
-            }
-            std::hint::spin_loop();
-        }
-        None
-    }
-}
 
 /// What is shared by the group and whoever reads its record.
 #[derive(Debug)]
@@ -261,7 +217,7 @@ impl Recorder {
         // A group of many calls may have replaced its first ones.
         let is_there = self.begun - call <= self.ring.slots.len() as u64;
         let Some(slot) = self.slot(call).filter(|_| is_there) else { return };
-        let calls = slot.words[5].load(Ordering::Relaxed) >> 16;
+        let calls = slot.word(5) >> 16;
         slot.write(4 * call + 3, &[(4, since(self.anchor, at)), (5, state(calls, path, outcome))]);
     }
 

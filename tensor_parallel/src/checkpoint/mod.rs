@@ -3,7 +3,7 @@
 //! Opening reads the headers only. Reading a slice touches only its own bytes: whole rows at once, columns row by row.
 
 pub(crate) mod error;
-mod header;
+pub(crate) mod header;
 mod mmap;
 mod slice;
 mod source;

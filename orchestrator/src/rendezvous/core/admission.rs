@@ -8,6 +8,7 @@ use super::event::{Participant, Refusal, RequestId};
 
 /// The processes that have joined an epoch so far.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct Admission {
     world_size: u32,
     numbered: BTreeMap<Rank, (RequestId, Participant)>,

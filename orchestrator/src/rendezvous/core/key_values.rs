@@ -14,6 +14,7 @@ pub const ENTRY_OVERHEAD: usize = 64;
 
 /// Keys, their values, and the bytes they take.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct KeyValues {
     values: HashMap<String, Bytes>,
     bytes: usize,

@@ -6,6 +6,7 @@ use crate::wire::fingerprint;
 
 /// This rank's collectives in a group, in call order.
 #[derive(Default, Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct CallLog {
     head: LogHead,
     history: History<(CallFingerprint, u64)>,

@@ -14,6 +14,7 @@ const ANSWERS: Duration = Duration::from_millis(500);
 
 /// What is known of the other members' calls.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct DesyncDetector {
     /// The newest head of each member that has not been compared yet.
     heads: Vec<Option<LogHead>>,

@@ -76,6 +76,7 @@ pub(super) struct Exchange {
 
 /// Messages with every member of a group.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct MessageCounts {
     /// As this rank has enqueued them.
     mine: Vec<Exchange>,

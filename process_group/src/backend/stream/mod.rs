@@ -16,6 +16,8 @@ mod capture;
 mod control_mesh;
 mod control_message;
 mod desync;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 mod messages;
 mod pending;
 mod timer;

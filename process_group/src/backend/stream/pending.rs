@@ -46,6 +46,7 @@ impl PendingCall {
 
 /// The pending calls of one stream, in the order they were enqueued.
 #[derive(Default, Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct PendingCalls {
     /// Oldest first, each with a mark behind it.
     marked: VecDeque<PendingCall>,

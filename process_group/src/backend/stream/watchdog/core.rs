@@ -4,6 +4,8 @@
 //! far the GPU has come, and gives the group up when it cannot go on: a member is lost or has left without its part, calls
 //! differ, a deadline has passed, or the library reports an error.
 
+#[cfg(test)]
+mod every_run;
 mod heartbeats;
 #[cfg(test)]
 mod network;
@@ -162,6 +164,7 @@ struct Entry {
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 enum Phase {
     Watching,
     /// Waits for the members' progress, to find out who has not come to collective `sequence`.
@@ -175,6 +178,7 @@ enum Phase {
 
 /// Whose deadline has passed.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 enum Expired {
     Here { what: String, waited: Duration },
     At { rank: Rank, what: String },
@@ -189,6 +193,7 @@ struct Verification {
 
 /// The state of a watchdog.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(crate) struct Core {
     members: Arc<GroupMembers>,
     phase: Phase,
@@ -379,15 +384,10 @@ impl Core {
             ControlMessage::LastHead(_) | ControlMessage::Goodbye => self.heartbeats.left(position, now),
             ControlMessage::Exchanged(exchange) => self.messages.ended_with(position, exchange),
             ControlMessage::Head(head) => self.detector.head(position, head),
-            ControlMessage::Aborted(reason) => match &self.phase {
-                Phase::Watching => {
-                    let rank = self.members.rank(position);
-                    self.fail(Error::PeerAborted { rank, reason }, out);
-                }
-                // A member that gives up has been there.
-                Phase::Asking { sequence, .. } => self.progress[position] = Some(*sequence),
-                Phase::Failed => {}
-            },
+            ControlMessage::Aborted(reason) if self.is_watching() => {
+                let rank = self.members.rank(position);
+                self.fail(Error::PeerAborted { rank, reason }, out);
+            }
             ControlMessage::Expired(sequence, what) if self.is_watching() => {
                 let rank = self.members.rank(position);
                 self.tell_progress(out);
@@ -600,6 +600,8 @@ impl Core {
     /// Fails with an error that the others must hear of.
     fn give_up(&mut self, error: Error, out: &mut Vec<Action>) {
         if self.is_watching() {
+            // First: a member at its deadline asks who has come, and this rank answers no more.
+            self.tell_progress(out);
             out.push(Action::Broadcast(ControlMessage::Aborted(error.to_string())));
             self.fail(error, out);
         }

@@ -8,6 +8,7 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 const SILENT_AFTER: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 struct Member {
     heard: Instant,
     is_silent: bool,
@@ -16,6 +17,7 @@ struct Member {
 
 /// When each member was last heard from.
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone))]
 pub(super) struct Heartbeats {
     asked: Option<Instant>,
     members: Vec<Option<Member>>,

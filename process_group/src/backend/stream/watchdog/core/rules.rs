@@ -136,6 +136,23 @@ fn members_that_do_not_answer_at_a_deadline_are_missing_and_waited_for_half_a_se
 }
 
 #[test]
+fn a_member_that_gives_up_without_having_called_is_missing_at_a_deadline() {
+    let mut net = Network::new(3, 5);
+    for member in [0, 1] {
+        net.call(member, all_reduce(8));
+    }
+    // It gives up before it hears that the others ask.
+    net.stop(2);
+    net.run_for(net.timeout + LOOK);
+    net.report(2, CallerEvent::Abort(Error::Transport("out of memory".into())));
+    net.run_for(ANSWERS);
+    for member in [0, 1] {
+        let said = failure(&net, member).to_string();
+        assert!(said.ends_with("rank 12 is not there"), "{said}");
+    }
+}
+
+#[test]
 fn a_member_whose_process_is_stopped_is_unresponsive_and_one_that_computes_is_not() {
     for continues in [true, false] {
         let mut net = Network::new(4, 6);

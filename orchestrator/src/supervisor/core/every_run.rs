@@ -1,0 +1,426 @@
+//! Every run of small jobs: ranks that fail, blame each other, are stopped or cannot be killed, signals to the launcher, a
+//! restart, and a clock that is late, in every order.
+
+use std::hash::Hasher;
+
+use ryzanstein_explorer::{World, explore, identify_by_debug};
+
+use super::*;
+
+const GRACE: Duration = Duration::from_secs(5);
+const EXIT_WINDOW: Duration = Duration::from_millis(500);
+/// A moment: exits one moment apart are seen one after the other.
+const MOMENT: Duration = Duration::from_millis(1);
+const STOP: i32 = 19;
+
+/// What a rank's process does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Process {
+    Runs,
+    /// It has been stopped. The core has been told.
+    Stopped,
+    /// It has been killed, and the kernel may take its time.
+    Killed,
+    Ended(Exit),
+    /// Not even the kernel could end it in time.
+    LeftBehind,
+}
+
+/// How often rare things happen in a run.
+#[derive(Clone, Debug)]
+struct Budget {
+    stops: u32,
+    interrupts: u32,
+    lifelines: u32,
+    cuts: u32,
+    moments: u32,
+    /// Rounds of killing that are looked at one by one; those after them pass at once.
+    rounds: u32,
+}
+
+/// One thing that happens.
+#[derive(Debug)]
+enum Step {
+    Exit(usize, Exit, Option<usize>),
+    Stop(usize),
+    Continue(usize),
+    Interrupt,
+    LifelineCloses,
+    CutOff,
+    /// A little time passes.
+    Moment,
+    /// Time passes up to the next deadline. What comes first then, the tick or something else, is open.
+    UntilDeadline,
+    /// Killing goes on until it is given up.
+    UntilGivenUp,
+    Tick,
+}
+
+#[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "what has happened so far; any of it may have")]
+struct SmallJob {
+    core: Core,
+    now: Duration,
+    budget: Budget,
+    processes: Vec<Process>,
+    /// How each rank of this epoch ended before the supervisor sent a signal, whom it blamed, when, and as which.
+    by_themselves: BTreeMap<Rank, (Exit, Option<Rank>, Duration, usize)>,
+    /// Whom the ranks blame that have ended, by themselves or not.
+    blames: BTreeMap<Rank, Rank>,
+    is_announced: bool,
+    is_signalled: bool,
+    killed_at: Option<Duration>,
+    /// Since when the job has to come to an end.
+    ends_since: Option<Duration>,
+    interrupted: Vec<i32>,
+    is_cut_off: bool,
+    awaited: Option<Epoch>,
+    restarts: u32,
+    is_over: bool,
+}
+
+impl SmallJob {
+    fn new(ranks: u32, max_restarts: u32, budget: Budget) -> Self {
+        let policy = Policy { grace: GRACE, exit_window: EXIT_WINDOW, max_restarts };
+        let core = Core::new(Rank::all(ranks as usize).collect(), policy);
+        let Action::Start(epoch) = core.start() else { panic!("a job begins with a start") };
+        let mut job = Self {
+            core,
+            now: Duration::ZERO,
+            budget,
+            processes: vec![Process::LeftBehind; ranks as usize],
+            by_themselves: BTreeMap::new(),
+            blames: BTreeMap::new(),
+            is_announced: false,
+            is_signalled: false,
+            killed_at: None,
+            ends_since: None,
+            interrupted: Vec::new(),
+            is_cut_off: false,
+            awaited: Some(epoch),
+            restarts: 0,
+            is_over: false,
+        };
+        job.start(epoch).expect("the first epoch");
+        job
+    }
+
+    fn is_live(&self) -> bool {
+        self.processes.iter().any(|p| matches!(p, Process::Runs | Process::Stopped | Process::Killed))
+    }
+
+    fn start(&mut self, epoch: Epoch) -> Result<(), String> {
+        ensure(self.awaited.take() == Some(epoch), || format!("epoch {epoch} starts unasked"))?;
+        ensure(!self.is_live(), || format!("epoch {epoch} starts beside processes of the last one"))?;
+        ensure(self.interrupted.is_empty(), || "an interrupted job starts again".into())?;
+        self.processes.fill(Process::Runs);
+        self.by_themselves.clear();
+        self.blames.clear();
+        (self.is_announced, self.is_signalled) = (false, false);
+        (self.killed_at, self.ends_since) = (None, None);
+        Ok(())
+    }
+
+    fn tell(&mut self, event: Event) -> Result<(), String> {
+        for action in self.core.handle(self.now, event) {
+            self.act(&action)?;
+        }
+        self.in_time()
+    }
+
+    fn act(&mut self, action: &Action) -> Result<(), String> {
+        ensure(!self.is_over, || format!("{action:?} after the end"))?;
+        match action {
+            Action::Start(epoch) => self.start(*epoch)?,
+            Action::Announce(rank) => {
+                let own = self.by_themselves.get(rank);
+                ensure(own.is_some_and(|own| !own.0.is_success()), || format!("{rank} has not failed"))?;
+                ensure(!self.is_announced, || "two failures are announced in one epoch".into())?;
+                self.is_announced = true;
+            }
+            Action::TellStopped(rank, _) => {
+                ensure(self.processes[rank.index()] == Process::Stopped, || {
+                    format!("{rank} is not stopped")
+                })?;
+            }
+            Action::TellContinued(rank) => {
+                ensure(self.processes[rank.index()] == Process::Runs, || format!("{rank} does not run"))?;
+            }
+            Action::Signal(_) => self.is_signalled = true,
+            Action::Kill => {
+                self.is_signalled = true;
+                self.killed_at.get_or_insert(self.now);
+                for process in &mut self.processes {
+                    if matches!(process, Process::Runs | Process::Stopped) {
+                        *process = Process::Killed;
+                    }
+                }
+            }
+            Action::Restart { epoch, number, .. } => {
+                self.all_have_ended()?;
+                ensure(self.interrupted.is_empty(), || "an interrupted job is restarted".into())?;
+                ensure(!self.is_cut_off, || "a job without one of its nodes is restarted".into())?;
+                ensure(epoch.0 == self.core.epoch.0 + 1, || format!("epoch {epoch} follows"))?;
+                self.restarts += 1;
+                let most = self.core.policy.max_restarts;
+                ensure(self.restarts == *number && *number <= most, || {
+                    format!("restart {number} of {most}")
+                })?;
+                self.is_consistent(self.core.first_failure())?;
+                self.awaited = Some(*epoch);
+                self.ends_since = None;
+            }
+            Action::Finish(outcome) => {
+                if self.awaited.is_none() {
+                    self.all_have_ended()?;
+                }
+                self.is_over = true;
+                self.judge(outcome)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether every process has ended, or been killed as long ago as the kernel gets.
+    fn all_have_ended(&mut self) -> Result<(), String> {
+        for process in &mut self.processes {
+            match process {
+                Process::Runs | Process::Stopped => return Err("a process that runs is left behind".into()),
+                Process::Killed => {
+                    let killed = self.killed_at.is_some_and(|at| self.now >= at + KILL_TIMEOUT);
+                    ensure(killed, || "a killed process has had no time to end".into())?;
+                    *process = Process::LeftBehind;
+                }
+                Process::Ended(_) | Process::LeftBehind => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn judge(&self, outcome: &Outcome) -> Result<(), String> {
+        if !self.interrupted.is_empty() {
+            let known = outcome.interrupted.filter(|signal| self.interrupted.contains(signal));
+            let code = known.map(|signal| 128 + signal);
+            ensure(code == Some(outcome.exit_code), || format!("the end after an interrupt: {outcome:?}"))?;
+            return ensure(outcome.first_failure.is_none(), || "an interrupted job has a culprit".into());
+        }
+        ensure(outcome.interrupted.is_none(), || "nobody has interrupted the job".into())?;
+        self.is_consistent(outcome.first_failure)?;
+        let code = outcome.first_failure.map_or(i32::from(self.is_cut_off), |failure| failure.code);
+        ensure(outcome.exit_code == code, || format!("the exit code of {outcome:?}"))?;
+        let all_well = self.processes.iter().all(|p| *p == Process::Ended(Exit::Code(0)));
+        ensure(all_well == (code == 0) || self.is_cut_off, || format!("{outcome:?} of {:?}", self.processes))
+    }
+
+    /// Whether the first failure is the one that an onlooker would name, who saw what each process did by itself.
+    fn is_consistent(&self, named: Option<FirstFailure>) -> Result<(), String> {
+        let failures = || self.by_themselves.iter().filter(|(_, own)| !own.0.is_success());
+        let Some(named) = named else {
+            return ensure(failures().next().is_none(), || "a job with failures has no culprit".into());
+        };
+        let context = || format!("{named:?} of {:?}", self.by_themselves);
+        let first = failures().min_by_key(|(_, (exit, blames, seen, order))| {
+            (blames.is_some(), *seen, !matches!(exit, Exit::Signal(_)), *order)
+        });
+        let Some((gave_up, _)) = first else { return Err(format!("nobody has failed: {}", context())) };
+        ensure(named.gave_up == *gave_up, || format!("another gave up first: {}", context()))?;
+        let own = self.by_themselves.get(&named.rank);
+        if let Some(exit) = named.exit {
+            let is_own = own.is_some_and(|own| own.0 == exit) && named.rank == *gave_up;
+            return ensure(is_own, || {
+                format!("a rank is blamed that has not failed like that: {}", context())
+            });
+        }
+        ensure(own.is_none(), || format!("it ended: {}", context()))?;
+        let mut rank = *gave_up;
+        for _ in 0..self.processes.len() {
+            rank = self.blames.get(&rank).copied().unwrap_or(rank);
+        }
+        ensure(rank == named.rank, || format!("no chain of blame leads there: {}", context()))
+    }
+
+    /// Whether a job that has to end does so in bounded time.
+    fn in_time(&self) -> Result<(), String> {
+        let longest = EXIT_WINDOW + 2 * GRACE + KILL_TIMEOUT + 2 * KILL_INTERVAL + 8 * MOMENT;
+        let late = self.ends_since.filter(|since| !self.is_over && self.now > *since + longest);
+        ensure(late.is_none(), || format!("the job should have ended {longest:?} after {late:?}"))?;
+        let due = self.core.next_deadline();
+        ensure(due.is_some() || self.is_over || self.ends_since.is_none(), || "nothing ends the job".into())
+    }
+}
+
+fn ensure(holds: bool, why: impl FnOnce() -> String) -> Result<(), String> {
+    if holds { Ok(()) } else { Err(why()) }
+}
+
+impl World for SmallJob {
+    type Step = Step;
+
+    fn identify(&self, identity: &mut impl Hasher) {
+        // Nothing follows an end, so all ends are one.
+        if !self.is_over {
+            identify_by_debug(self, identity);
+        }
+    }
+
+    fn steps(&self) -> Vec<Step> {
+        let mut steps = Vec::new();
+        if self.is_over {
+            return steps;
+        }
+        for (rank, process) in self.processes.iter().enumerate() {
+            match process {
+                Process::Runs => {
+                    let by_signal = if self.is_signalled { signal::TERMINATE } else { signal::KILL };
+                    for exit in
+                        [0, 1, DO_NOT_RESTART].map(Exit::Code).into_iter().chain([Exit::Signal(by_signal)])
+                    {
+                        steps.push(Step::Exit(rank, exit, None));
+                    }
+                    let others = (0..self.processes.len()).filter(|other| *other != rank);
+                    steps.extend(others.map(|other| Step::Exit(rank, Exit::Code(1), Some(other))));
+                    if self.budget.stops > 0 {
+                        steps.push(Step::Stop(rank));
+                    }
+                }
+                Process::Stopped => {
+                    steps.push(Step::Continue(rank));
+                    steps.push(Step::Exit(rank, Exit::Signal(signal::KILL), None));
+                }
+                Process::Killed => steps.push(Step::Exit(rank, Exit::Signal(signal::KILL), None)),
+                Process::Ended(_) | Process::LeftBehind => {}
+            }
+        }
+        if self.budget.interrupts > 0 {
+            steps.push(Step::Interrupt);
+        }
+        if self.budget.lifelines > 0 {
+            steps.push(Step::LifelineCloses);
+        }
+        // While no rank runs, there is nothing to lose touch with.
+        if self.budget.cuts > 0 && self.is_live() {
+            steps.push(Step::CutOff);
+        }
+        if self.budget.moments > 0 {
+            steps.push(Step::Moment);
+        }
+        match (self.core.next_deadline(), self.core.phase) {
+            (Some(due), _) if due <= self.now => steps.push(Step::Tick),
+            (Some(_), Phase::Killing { .. }) => {
+                steps.push(Step::UntilGivenUp);
+                if self.budget.rounds > 0 {
+                    steps.push(Step::UntilDeadline);
+                }
+            }
+            (Some(_), _) => steps.push(Step::UntilDeadline),
+            (None, _) => {}
+        }
+        steps
+    }
+
+    fn take(&mut self, step: &Step) -> Result<(), String> {
+        match *step {
+            Step::Exit(rank, exit, blamed) => {
+                self.processes[rank] = Process::Ended(exit);
+                let (rank, caused_by) = (Rank(rank as u32), blamed.map(|blamed| Rank(blamed as u32)));
+                self.blames.extend(caused_by.map(|blamed| (rank, blamed)));
+                if !self.is_signalled {
+                    let order = self.by_themselves.len();
+                    self.by_themselves.insert(rank, (exit, caused_by, self.now, order));
+                    if !exit.is_success() {
+                        self.ends_since.get_or_insert(self.now);
+                    }
+                }
+                self.tell(Event::Exited { rank, exit, caused_by })
+            }
+            Step::Stop(rank) => {
+                self.budget.stops -= 1;
+                self.processes[rank] = Process::Stopped;
+                self.tell(Event::Stopped(Rank(rank as u32), STOP))
+            }
+            Step::Continue(rank) => {
+                self.processes[rank] = Process::Runs;
+                self.tell(Event::Continued(Rank(rank as u32)))
+            }
+            Step::Interrupt => {
+                self.budget.interrupts -= 1;
+                self.interrupted.push(signal::INTERRUPT);
+                self.ends_since.get_or_insert(self.now);
+                self.tell(Event::Interrupted(signal::INTERRUPT))
+            }
+            Step::LifelineCloses => {
+                self.budget.lifelines -= 1;
+                self.interrupted.push(signal::KILL);
+                self.ends_since.get_or_insert(self.now);
+                self.tell(Event::LifelineClosed)
+            }
+            Step::CutOff => {
+                self.budget.cuts -= 1;
+                self.is_cut_off = true;
+                self.ends_since.get_or_insert(self.now);
+                self.tell(Event::CutOff)
+            }
+            Step::Moment => {
+                self.budget.moments -= 1;
+                self.now += MOMENT;
+                self.in_time()
+            }
+            Step::UntilDeadline => {
+                if matches!(self.core.phase, Phase::Killing { .. }) {
+                    self.budget.rounds -= 1;
+                }
+                self.now = self.core.next_deadline().unwrap_or(self.now);
+                self.in_time()
+            }
+            Step::UntilGivenUp => {
+                let Phase::Killing { give_up, .. } = self.core.phase else { return Ok(()) };
+                // The next round may begin a little later than that.
+                self.now = self.core.next_deadline().map_or(give_up, |due| due.max(give_up));
+                self.in_time()
+            }
+            Step::Tick => self.tell(Event::Tick),
+        }
+    }
+
+    fn end(&self) -> Result<(), String> {
+        ensure(self.is_over, || format!("the job neither runs nor ends: {self:?}"))
+    }
+}
+
+fn every_run(ranks: u32, max_restarts: u32, budget: Budget, most: usize) {
+    match explore(SmallJob::new(ranks, max_restarts, budget), most) {
+        Ok(visited) => println!("{ranks} ranks, {max_restarts} restarts: {visited}"),
+        Err(found) => panic!("{found}"),
+    }
+}
+
+#[test]
+fn every_run_of_two_ranks_with_a_restart_ends_well() {
+    let budget = Budget { stops: 1, interrupts: 1, lifelines: 0, cuts: 0, moments: 1, rounds: 1 };
+    every_run(2, 1, budget, 1_000_000);
+}
+
+#[test]
+fn every_run_of_three_ranks_ends_well() {
+    let budget = Budget { stops: 1, interrupts: 0, lifelines: 0, cuts: 0, moments: 1, rounds: 0 };
+    every_run(3, 0, budget, 1_000_000);
+}
+
+#[test]
+fn every_run_ends_well_whatever_signals_the_launcher_gets() {
+    let budget = Budget { stops: 0, interrupts: 2, lifelines: 1, cuts: 0, moments: 1, rounds: 1 };
+    every_run(2, 1, budget, 1_000_000);
+}
+
+#[test]
+fn every_run_of_a_node_that_is_cut_off_ends_well() {
+    let budget = Budget { stops: 1, interrupts: 1, lifelines: 0, cuts: 1, moments: 1, rounds: 1 };
+    every_run(2, 0, budget, 1_000_000);
+}
+
+#[test]
+#[ignore = "minutes, and gigabytes of memory"]
+fn every_run_of_three_ranks_with_a_restart_and_an_interrupt_ends_well() {
+    let budget = Budget { stops: 1, interrupts: 1, lifelines: 0, cuts: 0, moments: 1, rounds: 1 };
+    every_run(3, 1, budget, 20_000_000);
+}

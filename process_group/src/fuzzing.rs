@@ -1,0 +1,50 @@
+//! The decoders of this crate for the fuzz targets. No API: it may change at any time.
+
+use crate::backend::stream::fuzzing as control;
+use crate::roster::Secret;
+use crate::security::{Binding, Protection};
+use crate::wire::frame::{HEADER, Header};
+use crate::wire::hello::{self, CHALLENGE, HELLO, Hello, KNOCK, Nonce, Opening, WELCOME};
+
+const SECRET: [u8; 32] = [7; 32];
+const NONCE: Nonce = [1; 32];
+const BINDING: Binding = [2; 32];
+
+/// Headers of the data plane, one after the other: each decodes to what encodes to it again, or to nothing.
+pub fn frames(bytes: &[u8]) {
+    for bytes in bytes.as_chunks::<HEADER>().0 {
+        let Some(header) = Header::decode(bytes) else { continue };
+        assert_eq!(Header::decode(&header.encode()), Some(header));
+        assert!(header.following() <= header.length);
+    }
+}
+
+/// The messages that a link begins with, from an end that does not know the secret, and a hello of one that does.
+pub fn link_handshake(bytes: &[u8]) {
+    let secret = Secret::new(SECRET);
+    if let Some(preface) = bytes.first_chunk()
+        && let Some(protection) = hello::read_preface(*preface)
+    {
+        assert_eq!(hello::challenge(protection, &NONCE)[..preface.len()], *preface);
+    }
+    let challenge = bytes.first_chunk().copied().unwrap_or([0; CHALLENGE]);
+    if let Some(knock) = bytes.last_chunk::<KNOCK>() {
+        assert_eq!(Opening::hear(&secret, &challenge, knock), None, "a stranger is believed");
+    }
+    let (_, opening) = Opening::knock(&secret, &challenge, Protection::Encrypted, &NONCE);
+    let Some(stranger) = bytes.first_chunk::<HELLO>() else { return };
+    assert_eq!(Hello::decode(&secret, &opening, &BINDING, stranger), None, "a stranger is believed");
+    let hello = Hello::unproven(stranger);
+    assert_eq!(
+        Hello::decode(&secret, &opening, &BINDING, &hello.encode(&secret, &opening, &BINDING)),
+        Some(hello)
+    );
+    if let Some(welcome) = bytes.last_chunk::<WELCOME>() {
+        assert_eq!(hello.read_welcome(&secret, &opening, &BINDING, welcome), None, "a stranger is believed");
+    }
+}
+
+/// What the watchdogs of a group tell each other, as a stream of messages.
+pub fn control_messages(bytes: &[u8]) {
+    control::messages(bytes);
+}
