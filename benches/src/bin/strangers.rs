@@ -19,11 +19,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use hyper_util::rt::TokioIo;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use ryzanstein_config::{BackendChoice, HostPort, MetricsConfig, RendezvousConfig};
+use ryzanstein_config::{BackendChoice, HostPort, MetricsConfig, RendezvousConfig, SecurityConfig};
 use ryzanstein_orchestrator::control::JoinRequest;
 use ryzanstein_orchestrator::control::control_client::ControlClient;
 use ryzanstein_orchestrator::rendezvous::{Client, Identity, Server, handshake, listen};
-use ryzanstein_orchestrator::{Orchestrator, VERSION, telemetry};
+use ryzanstein_orchestrator::telemetry::{self, Origin};
+use ryzanstein_orchestrator::{Orchestrator, VERSION};
+use ryzanstein_process_group::security::{Protection, Security};
 use ryzanstein_process_group::{
     BackendKind, Candidate, Capability, Epoch, MemoryRendezvous, Rank, Rendezvous as _, Secret,
 };
@@ -53,6 +55,11 @@ fn main() -> Result<()> {
         ["rank", groups] => rank(number(groups)?),
         _ => bail!("unknown arguments; see the top of this file"),
     }
+}
+
+/// That of a job on one host.
+fn security() -> Result<Security> {
+    Ok(Security::new(&SecurityConfig::default())?)
 }
 
 // ---- processes of their own ---------------------------------------------------------------------------------------------
@@ -122,8 +129,14 @@ fn serve(ranks: usize) -> Result<()> {
     open_many_files()?;
     let listener = listen::bind((Ipv4Addr::LOCALHOST, 0).into())?;
     let secret = Secret::new(SECRET);
-    let server =
-        Server::start(listener, secret, u32::try_from(ranks)?, Epoch(1), &RendezvousConfig::default())?;
+    let server = Server::start(
+        listener,
+        secret,
+        security()?,
+        u32::try_from(ranks)?,
+        Epoch(1),
+        &RendezvousConfig::default(),
+    )?;
     println!("{}", server.address());
     loop {
         wait_for_word()?;
@@ -162,10 +175,15 @@ fn joins(ranks: usize) -> Result<()> {
 
 /// One simulated rank: a connection, the handshake, and one request. Returns the bytes of the roster it got.
 async fn join(address: SocketAddr, rank: u32, ranks: u32) -> Result<usize> {
-    let connector = tower::service_fn(move |_: tonic::transport::Uri| async move {
-        let mut stream = tokio::net::TcpStream::connect(address).await?;
-        handshake::connect(&mut stream, &Secret::new(SECRET)).await.map_err(std::io::Error::other)?;
-        Ok::<_, std::io::Error>(TokioIo::new(stream))
+    let security = security()?;
+    let connector = tower::service_fn(move |_: tonic::transport::Uri| {
+        let security = security.clone();
+        async move {
+            let stream = tokio::net::TcpStream::connect(address).await?;
+            let secret = Secret::new(SECRET);
+            let secured = handshake::connect(stream, &secret, &security, Protection::Clear).await;
+            Ok::<_, std::io::Error>(TokioIo::new(secured.map_err(std::io::Error::other)?))
+        }
     });
     let channel = Endpoint::from_static("http://rendezvous").connect_with_connector(connector).await?;
     let mut client = ControlClient::new(channel).max_decoding_message_size(16 << 20);
@@ -261,7 +279,7 @@ fn rank(groups: usize) -> Result<()> {
     });
     let mut rank = initialize(first)?;
     let metrics = MetricsConfig { address: Some((Ipv4Addr::LOCALHOST, 0).into()), ..Default::default() };
-    let served = telemetry::serve_metrics(&metrics, 0, 0)?;
+    let served = telemetry::serve_metrics(&metrics, &Origin { rank: Some(0), ..Origin::default() }, 0)?;
     let data = rank.manager().roster().members[0].data_address.context("a data port")?;
     println!("{data}{}", served.map_or_else(String::new, |address| format!(" {address}")));
     loop {
@@ -328,7 +346,7 @@ fn garbage(megabytes: usize) -> Result<()> {
         epoch: Some(Epoch(1)),
     };
     let deadline = Instant::now() + Duration::from_secs(20);
-    let client = Client::connect(server_address, Secret::new(SECRET), identity, deadline)?;
+    let client = Client::connect(server_address, Secret::new(SECRET), security()?, identity, deadline)?;
     let candidate = Candidate {
         host: "here".into(),
         pid: 1,

@@ -3,10 +3,13 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
+use ryzanstein_config::SecurityConfig;
+
 use super::*;
 use crate::mesh::{self, Bound, Mesh, Peer};
 use crate::rank::{Epoch, LocalRank};
 use crate::roster::Secret;
+use crate::security::Security;
 use crate::testing::{LATE, in_time};
 use crate::wire::frame::HEADER;
 
@@ -109,7 +112,8 @@ fn a_rank_that_does_not_make_the_group_is_named() {
 #[test]
 fn a_silent_process_is_blamed_only_if_it_explains_who_is_missing() {
     let bound = Bound::new(Ipv4Addr::LOCALHOST.into()).unwrap();
-    let settings = mesh::Settings { handshake: LATE, socket_buffer: None, cross_memory: false };
+    let security = Security::new(&SecurityConfig::default()).unwrap();
+    let settings = mesh::Settings { handshake: LATE, socket_buffer: None, cross_memory: false, security };
     let mesh = Mesh::start(bound, Epoch(1), Rank(0), Secret::new([7; 32]), &settings).unwrap();
     // The kernel accepts for a process that is stopped.
     let stopped = TcpListener::bind("127.0.0.1:0").unwrap();

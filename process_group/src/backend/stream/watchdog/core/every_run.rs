@@ -126,7 +126,7 @@ impl SmallGroup {
             failure: None,
             has_looked: false,
         };
-        let guilty = if limits.fault == Fault::Diverge { BTreeSet::from_iter(0..n) } else { BTreeSet::new() };
+        let guilty = if limits.fault == Fault::Diverge { (0..n).collect() } else { BTreeSet::new() };
         Self {
             limits,
             start: Instant::now(),
@@ -263,7 +263,9 @@ impl SmallGroup {
             if ready.is_empty() {
                 return;
             }
-            ready.into_iter().for_each(|position| self.nodes[position].done += 1);
+            for position in ready {
+                self.nodes[position].done += 1;
+            }
         }
     }
 
@@ -363,7 +365,7 @@ impl World for SmallGroup {
                 Fault::Stop if may_strike => steps.push(Step::Stop(position)),
                 Fault::Leave if may_strike => steps.push(Step::Leave(position)),
                 Fault::Cut if may_strike => {
-                    steps.extend((0..position).map(|other| Step::Cut(position, other)))
+                    steps.extend((0..position).map(|other| Step::Cut(position, other)));
                 }
                 _ => {}
             }
