@@ -223,7 +223,8 @@ fn a_misspelled_key_of_a_flag_is_refused_with_the_nearest() {
 fn a_section_where_a_setting_was_needed_is_refused_with_its_settings() {
     assert_eq!(
         file_refusal("metrics = '0.0.0.0:9090'\n"),
-        "`metrics` (file ryzanstein.toml) is a section, not a setting; the settings in it are `metrics.address`"
+        "`metrics` (file ryzanstein.toml) is a section, not a setting; the settings in it are `metrics.address`, \
+         `metrics.launcher_address`"
     );
     assert_eq!(
         refusal(&environment(&[("RYZ_LOG", "debug")])),
