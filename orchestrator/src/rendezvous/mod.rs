@@ -15,6 +15,8 @@ pub mod handshake;
 #[cfg(feature = "server")]
 mod host;
 pub mod listen;
+#[cfg(feature = "server")]
+mod roster_body;
 pub(crate) mod runtime_thread;
 pub mod secret;
 #[cfg(feature = "server")]

@@ -17,6 +17,7 @@ use tonic::{Request, Response, Status};
 use super::acceptor::{Acceptor, ConnectionCounts};
 use super::codec;
 use super::core::{Action, Core, Event, Refusal, Reply, Report, RequestId, Time};
+use super::roster_body;
 use super::runtime_thread::RuntimeThread;
 use crate::control as wire;
 use crate::control::control_server::{Control, ControlServer};
@@ -93,6 +94,7 @@ impl Server {
                 .http2_max_header_list_size(8 << 10)
                 .http2_keepalive_interval(Some(KEEP_ALIVE))
                 .http2_keepalive_timeout(Some(KEEP_ALIVE))
+                .layer(tower::util::MapResponseLayer::new(roster_body::attach))
                 .add_service(service)
                 .serve_with_incoming(incoming)
                 .await;
@@ -296,28 +298,23 @@ impl Control for Service {
             Ok(join) => self.0.ask(|id, _| Event::Join(id, join)).await,
             Err(refusal) => Err(refusal),
         };
-        Ok(Response::new(match answer {
+        let refusal = match answer {
             Ok(Reply::Rank(rank)) => {
                 let mut state = self.0.state();
                 let State { core, roster, .. } = &mut *state;
                 match core.joined() {
-                    Some(joined) => wire::JoinReply {
-                        refusal: None,
-                        rank: rank.0,
-                        roster: roster.get_or_insert_with(|| codec::encode_roster(joined)).clone(),
-                    },
+                    Some(joined) => {
+                        let encoded = roster.get_or_insert_with(|| codec::encode_roster(joined)).clone();
+                        return Ok(roster_body::reply(rank, encoded));
+                    }
                     // A new epoch has begun since the core replied.
-                    None => wire::JoinReply {
-                        refusal: Some(
-                            Refusal::Refused("the job has moved on to another epoch".into()).into(),
-                        ),
-                        ..wire::JoinReply::default()
-                    },
+                    None => Refusal::Refused("the job has moved on to another epoch".into()),
                 }
             }
             Ok(_) => return Err(Status::internal("a join was answered by something else")),
-            Err(refusal) => wire::JoinReply { refusal: Some(refusal.into()), ..wire::JoinReply::default() },
-        }))
+            Err(refusal) => refusal,
+        };
+        Ok(Response::new(wire::JoinReply { refusal: Some(refusal.into()), ..wire::JoinReply::default() }))
     }
 
     async fn set(&self, request: Request<wire::SetRequest>) -> Result<Response<wire::Done>, Status> {
