@@ -57,7 +57,7 @@ sessions model:
 book:
     mdbook build docs
 
-# How long it takes until a rank that is killed, or stopped, is named. FAULT is kill or stop.
+# How long it takes until a rank that is killed, stopped or stuck is named. FAULT is kill, stop or stuck.
 bench-faults fault runs:
     cargo build --release
     cargo run --release -p ryzanstein-benches --bin fault_times -- --fault {{fault}} --runs {{runs}}

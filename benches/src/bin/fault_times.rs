@@ -1,13 +1,15 @@
-//! How long it takes until a rank that is killed or stopped is named, by the other ranks and by the launcher.
+//! How long it takes until a rank that is killed, stopped or stuck is named, by the other ranks and by the launcher.
 //!
-//! `fault_times [--fault kill|stop] [--runs 20] [--world-size 4] [--backend auto] [--timeout 8]` needs a built `ryz` in the folder of
+//! `fault_times [--fault kill|stop|stuck] [--runs 20] [--world-size 4] [--backend auto] [--timeout 8]` needs a built `ryz` in the folder of
 //! this program. Each run starts a job whose ranks make all-reduces in a tight loop, and signals one rank, another one in each
 //! run. After SIGKILL all survivors must name it, and the report must have its signal and a last call. After SIGSTOP they and
 //! the launcher must call it unresponsive; in every second run it then continues and nothing fails, in the others the
-//! deadline of `--timeout` seconds passes and the report must name it.
+//! deadline of `--timeout` seconds passes and the report must name it. A rank that is stuck computes and makes no more calls: the
+//! launcher must say that it makes no progress, and the same holds.
 
 use std::io::{BufRead as _, BufReader, Read, Write as _};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -17,6 +19,7 @@ use ryzanstein_benches::ranks;
 use ryzanstein_orchestrator::{table, telemetry};
 use ryzanstein_process_group::ReduceOp;
 use serde_json::Value;
+use tokio::signal::unix::SignalKind;
 
 /// Nothing that a run waits for takes longer, but for its deadline.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -24,12 +27,41 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const READY_AFTER: usize = 100;
 
 struct Options {
-    fault: Signal,
+    fault: Fault,
     runs: usize,
     world_size: usize,
     backend: String,
     timeout: u64,
 }
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fault {
+    Kill,
+    Stop,
+    Stuck,
+}
+
+impl Fault {
+    const fn signal(self) -> Signal {
+        match self {
+            Self::Kill => Signal::KILL,
+            Self::Stop => Signal::STOP,
+            Self::Stuck => STICK,
+        }
+    }
+
+    /// What ends it.
+    const fn remedy(self) -> Signal {
+        match self {
+            Self::Kill | Self::Stop => Signal::CONT,
+            Self::Stuck => STICK,
+        }
+    }
+}
+
+/// Tells a rank to make no more calls, and then to go on.
+const STICK: Signal = Signal::USR2;
+static IS_STUCK: AtomicBool = AtomicBool::new(false);
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -37,12 +69,13 @@ fn main() -> Result<()> {
         return rank();
     }
     let mut options =
-        Options { fault: Signal::KILL, runs: 20, world_size: 4, backend: "auto".into(), timeout: 8 };
+        Options { fault: Fault::Kill, runs: 20, world_size: 4, backend: "auto".into(), timeout: 8 };
     for pair in arguments.chunks(2) {
         let [flag, value] = pair else { bail!("{} needs a value", pair[0]) };
         match (flag.as_str(), value.as_str()) {
-            ("--fault", "kill") => options.fault = Signal::KILL,
-            ("--fault", "stop") => options.fault = Signal::STOP,
+            ("--fault", "kill") => options.fault = Fault::Kill,
+            ("--fault", "stop") => options.fault = Fault::Stop,
+            ("--fault", "stuck") => options.fault = Fault::Stuck,
             ("--runs", _) => options.runs = value.parse().context("--runs")?,
             ("--world-size", _) => options.world_size = value.parse().context("--world-size")?,
             ("--backend", _) => options.backend.clone_from(value),
@@ -54,7 +87,7 @@ fn main() -> Result<()> {
     for number in 0..options.runs {
         let victim = number % options.world_size;
         let run = Run::start(&options, victim)?;
-        let found = if options.fault == Signal::KILL {
+        let found = if options.fault == Fault::Kill {
             run.killed()
         } else {
             run.stopped(number % 2 == 1, Duration::from_secs(options.timeout))
@@ -72,8 +105,12 @@ fn rank() -> Result<()> {
     let log = ryzanstein_config::LogConfig { level: "warn".into(), ..Default::default() };
     let origin = telemetry::Origin { rank: Some(rank.0), ..Default::default() };
     telemetry::log_to_stderr(&log, &origin)?;
+    listen_for_stick()?;
     let mut x = vec![1.0f32; 256];
     for made in 0.. {
+        while IS_STUCK.load(Ordering::Relaxed) {
+            std::hint::spin_loop();
+        }
         if made == READY_AFTER {
             println!("ready {}", std::process::id());
         }
@@ -94,14 +131,31 @@ fn rank() -> Result<()> {
     Ok(())
 }
 
+/// On a thread of its own, as the loop is to be stuck.
+fn listen_for_stick() -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut signals = {
+        let _context = runtime.enter();
+        tokio::signal::unix::signal(SignalKind::user_defined2())?
+    };
+    std::thread::spawn(move || {
+        runtime.block_on(async {
+            while signals.recv().await.is_some() {
+                IS_STUCK.fetch_xor(true, Ordering::Relaxed);
+            }
+        });
+    });
+    Ok(())
+}
+
 fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 /// What a run found.
 struct Found {
-    /// Milliseconds until the last survivor named the victim.
-    survivors_ms: f64,
+    /// Milliseconds until the last survivor named the victim, where they do while the job runs.
+    survivors_ms: Option<f64>,
     /// Milliseconds until the launcher did, where it says so while the job runs.
     launcher_ms: Option<f64>,
     /// Whether the report names the victim, its signal if it died, and a last call; `None` for a job that went on.
@@ -114,6 +168,7 @@ struct Run {
     lines: Receiver<(Duration, String)>,
     pids: Vec<u32>,
     victim: usize,
+    fault: Fault,
     struck: Duration,
 }
 
@@ -135,7 +190,7 @@ impl Run {
         forward(child.stdout.take().context("piped")?, sender.clone());
         forward(child.stderr.take().context("piped")?, sender);
         let pids = vec![0; options.world_size];
-        let mut run = Self { child, lines, pids, victim, struck: Duration::ZERO };
+        let mut run = Self { child, lines, pids, victim, fault: options.fault, struck: Duration::ZERO };
         let deadline = Instant::now() + PATIENCE;
         while run.pids.contains(&0) {
             let (_, line) = run.next(deadline)?.context("the job ended before its ranks were ready")?;
@@ -148,7 +203,7 @@ impl Run {
         // In the middle of the loop, and not always at the same place of it.
         std::thread::sleep(Duration::from_micros(2000 + 137 * u64::from(run.pids[victim] % 50)));
         run.struck = now();
-        run.signal(options.fault)?;
+        run.signal(options.fault.signal())?;
         Ok(run)
     }
 
@@ -195,24 +250,30 @@ impl Run {
         for (rank, at) in told.into_iter().enumerate().filter(|(rank, _)| *rank != self.victim) {
             survivors_ms = f64::max(survivors_ms, at.with_context(|| format!("rank {rank} says nothing"))?);
         }
-        Ok(Found { survivors_ms, launcher_ms: None, report: Some(self.judge(report)?) })
+        Ok(Found { survivors_ms: Some(survivors_ms), launcher_ms: None, report: Some(self.judge(report)?) })
     }
 
     fn stopped(mut self, continues: bool, timeout: Duration) -> Result<Found> {
         let mut deadline = Instant::now() + PATIENCE;
         let (mut told, mut launcher_ms, mut report) = (vec![None; self.pids.len()], None, None);
-        let name = format!("rank {} (host", self.victim);
+        let is_stuck = self.fault == Fault::Stuck;
+        let named = if is_stuck {
+            [format!("rank {} makes no progress", self.victim), String::new()]
+        } else {
+            [format!("rank {} (host", self.victim), "is unresponsive".into()]
+        };
         while let Some((at, line)) = self.next(deadline)? {
-            if line.contains("is unresponsive") && line.contains(&name) {
+            if named.iter().all(|part| line.contains(part)) {
                 let ms = self.since(at);
                 match self.survivor(&line) {
                     Some((rank, _)) => drop(told[rank].get_or_insert(ms)),
                     None => drop(launcher_ms.get_or_insert(ms)),
                 }
             }
-            let all_told = told.iter().filter(|told| told.is_some()).count() == self.pids.len() - 1;
+            let all_told =
+                is_stuck || told.iter().filter(|told| told.is_some()).count() == self.pids.len() - 1;
             if all_told && launcher_ms.is_some() && continues {
-                self.signal(Signal::CONT)?;
+                self.signal(self.fault.remedy())?;
                 // Nobody gives up, though the deadline of the call passes meanwhile.
                 let calm = Instant::now() + timeout;
                 while let Ok((_, line)) =
@@ -230,9 +291,11 @@ impl Run {
             }
             report = serde_json::from_str(&line).ok().or(report);
         }
-        let mut survivors_ms = 0.0;
-        for (rank, at) in told.iter().enumerate().filter(|(rank, _)| *rank != self.victim) {
-            survivors_ms = f64::max(survivors_ms, at.with_context(|| format!("rank {rank} says nothing"))?);
+        ensure!(launcher_ms.is_some(), "the launcher says nothing");
+        let mut survivors_ms = None;
+        for (rank, at) in told.iter().enumerate().filter(|(rank, _)| !is_stuck && *rank != self.victim) {
+            let at = at.with_context(|| format!("rank {rank} says nothing"))?;
+            survivors_ms = Some(f64::max(at, survivors_ms.unwrap_or(0.0)));
         }
         let report = if continues { None } else { Some(self.judge(report)?) };
         Ok(Found { survivors_ms, launcher_ms, report })
@@ -247,7 +310,7 @@ impl Run {
 
 impl Drop for Run {
     fn drop(&mut self) {
-        let _ = self.signal(Signal::CONT);
+        let _ = self.signal(self.fault.remedy());
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -266,24 +329,20 @@ fn summary(runs: &[Found]) -> String {
     let quantiles = |mut all: Vec<f64>| {
         all.sort_by(f64::total_cmp);
         let at = |share: f64| all[((all.len() - 1) as f64 * share).ceil() as usize];
-        if all.is_empty() {
-            vec!["-".to_owned(); 3]
-        } else {
-            vec![format!("{:.0} ms", at(0.5)), format!("{:.0} ms", at(0.99)), format!("{:.0} ms", at(1.0))]
-        }
+        vec![format!("{:.0} ms", at(0.5)), format!("{:.0} ms", at(0.99)), format!("{:.0} ms", at(1.0))]
     };
-    let mut rows = vec![
-        [vec!["all survivors".to_owned()], quantiles(runs.iter().map(|run| run.survivors_ms).collect())]
-            .concat(),
-    ];
-    if runs.iter().any(|run| run.launcher_ms.is_some()) {
-        let launcher = runs.iter().filter_map(|run| run.launcher_ms).collect();
-        rows.push([vec!["the launcher".to_owned()], quantiles(launcher)].concat());
+    let survivors = runs.iter().filter_map(|run| run.survivors_ms).collect();
+    let launcher = runs.iter().filter_map(|run| run.launcher_ms).collect();
+    let mut rows = Vec::new();
+    for (who, times) in [("all survivors", survivors), ("the launcher", launcher)] {
+        if !Vec::is_empty(&times) {
+            rows.push([vec![who.to_owned()], quantiles(times)].concat());
+        }
     }
     let reports: Vec<[bool; 3]> = runs.iter().filter_map(|run| run.report).collect();
     let right = |which: usize| reports.iter().filter(|report| report[which]).count();
     format!(
-        "{} runs; the right rank is named by every survivor in all of them\n{}report: right rank {} of {n}, its signal {} of \
+        "{} runs; the right rank is named in all of them\n{}report: right rank {} of {n}, its signal {} of \
          {n}, last call {} of {n}\n",
         runs.len(),
         table::columns(&["named by", "median", "p99", "longest"], 0, &rows),

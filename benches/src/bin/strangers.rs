@@ -5,6 +5,8 @@
 //! while the rank, which may open 1024 files, makes 50 groups and opens files of its own. Then the same at its metrics port.
 //! `strangers garbage [MEGABYTES]`: strangers write random bytes to a rendezvous, then to a rank's data port, while its memory is
 //! looked at; afterwards a rank joins, and a group is made.
+//! `strangers refusals [TRIES]`: how long it takes until a connection with a wrong proof, without one, or with a recorded handshake
+//! is closed, at a rendezvous and at a rank's data port.
 //!
 //! Each prints what it found as JSON. Servers run in processes of their own, so that their memory and files are theirs alone.
 
@@ -51,6 +53,8 @@ fn main() -> Result<()> {
         ["idle", connections] => idle(number(connections)?),
         ["garbage"] => garbage(1024),
         ["garbage", megabytes] => garbage(number(megabytes)?),
+        ["refusals"] => refusals(200),
+        ["refusals", tries] => refusals(number(tries)?),
         ["serve", ranks] => serve(number(ranks)?),
         ["rank", groups] => rank(number(groups)?),
         _ => bail!("unknown arguments; see the top of this file"),
@@ -362,6 +366,97 @@ fn garbage(megabytes: usize) -> Result<()> {
     rank.go().context("no group can be made any more")?;
     println!("{}", json!({ "megabytes": megabytes, "rendezvous": at_rendezvous, "rank": at_rank }));
     Ok(())
+}
+
+// ---- refusals -----------------------------------------------------------------------------------------------------------
+
+/// Lengths of what the two ends of a handshake say first.
+const OPENING: usize = 40;
+const PROOF: usize = 32;
+
+fn refusals(tries: usize) -> Result<()> {
+    let (server, rank) = (Other::start(&["serve", "1"])?, Other::start(&["rank", "1"])?);
+    let (rendezvous, data) = (server.addresses[0], rank.addresses[0]);
+    let recorded = record_handshake(rendezvous)?;
+    let mut random = File::open("/dev/urandom")?;
+    let mut proof = [0; OPENING + PROOF];
+    random.read_exact(&mut proof)?;
+    let wrong = [&recorded[..OPENING], &proof[..PROOF]].concat();
+    let measured = |attack: &dyn Fn() -> Result<Duration>| -> Result<serde_json::Value> {
+        let mut took = (0..tries).map(|_| attack()).collect::<Result<Vec<_>>>()?;
+        took.sort_unstable();
+        let ms = |index: usize| took[index].as_secs_f64() * 1e3;
+        Ok(
+            json!({ "tries": tries, "p50_ms": ms(tries / 2), "p99_ms": ms(tries * 99 / 100), "longest_ms": ms(tries - 1) }),
+        )
+    };
+    let at_data_port = || {
+        let mut stream = connected(data)?;
+        let mut said = [0; OPENING];
+        stream.read_exact(&mut said)?;
+        // As the acceptor begins, with another nonce.
+        said[8..].copy_from_slice(&proof[8..OPENING]);
+        closed_after(stream, &[&said[..], &proof[..PROOF]].concat())
+    };
+    println!(
+        "{}",
+        json!({
+            "rendezvous": {
+                "wrong proof": measured(&|| closed_after(connected(rendezvous)?, &wrong))?,
+                "recorded handshake": measured(&|| closed_after(connected(rendezvous)?, &recorded))?,
+                "no proof": measured(&|| closed_after(connected(rendezvous)?, &recorded[..OPENING]))?,
+            },
+            "data port": {
+                "wrong proof": measured(&at_data_port)?,
+                "no proof": measured(&|| closed_after(connected(data)?, &[]))?,
+            },
+        })
+    );
+    Ok(())
+}
+
+fn connected(address: SocketAddr) -> Result<TcpStream> {
+    let stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+/// Says this, and nothing more, and waits until the other end closes the connection.
+fn closed_after(mut stream: TcpStream, words: &[u8]) -> Result<Duration> {
+    let started = Instant::now();
+    // It may have had enough before the end.
+    let _ = stream.write_all(words);
+    let _ = stream.shutdown(std::net::Shutdown::Write);
+    let mut answer = Vec::new();
+    match stream.read_to_end(&mut answer) {
+        Err(error) if error.kind() != std::io::ErrorKind::ConnectionReset => Err(error.into()),
+        _ => Ok(started.elapsed()),
+    }
+}
+
+/// What a rank that knows the secret says to a rendezvous until it is let in.
+fn record_handshake(rendezvous: SocketAddr) -> Result<Vec<u8>> {
+    let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let between = listener.local_addr()?;
+    let recorder = std::thread::spawn(move || -> Result<Vec<u8>> {
+        let (mut client, mut server) = (listener.accept()?.0, TcpStream::connect(rendezvous)?);
+        let mut answers = (server.try_clone()?, client.try_clone()?);
+        std::thread::spawn(move || std::io::copy(&mut answers.0, &mut answers.1));
+        let mut said = vec![0; OPENING + 2 * PROOF];
+        for piece in [0..OPENING, OPENING..OPENING + PROOF, OPENING + PROOF..OPENING + 2 * PROOF] {
+            client.read_exact(&mut said[piece.clone()])?;
+            server.write_all(&said[piece])?;
+        }
+        Ok(said)
+    });
+    let stream = TcpStream::connect(between)?;
+    stream.set_nonblocking(true)?;
+    tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+        let stream = tokio::net::TcpStream::from_std(stream)?;
+        let secret = Secret::new(SECRET);
+        Ok::<_, anyhow::Error>(handshake::connect(stream, &secret, &security()?, Protection::Clear).await?)
+    })?;
+    recorder.join().map_err(|_| anyhow::anyhow!("the recorder has panicked"))?
 }
 
 /// Writes random bytes to the first address of a process, over one connection after the other, and returns how its memory
