@@ -318,9 +318,11 @@ impl ProcessGroup {
 impl Drop for ProcessGroup {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // Otherwise the others would hear that this rank has left in good order.
-            self.inner.abort(Error::Panicked("see what it wrote to its standard error".into()));
-            self.inner.write_record();
+            // Otherwise the others would hear that this rank has left in good order. The manager may have told them already.
+            if self.failure().is_none() {
+                self.inner.abort(Error::Panicked("see what it wrote to its standard error".into()));
+                self.inner.write_record();
+            }
         }
         if let Some(mut worker) = self.worker.take() {
             // Closing the queue ends the worker after the operations in it, each of which has a deadline.

@@ -22,20 +22,26 @@ pub struct HalfOpen {
 
 impl Default for HalfOpen {
     fn default() -> Self {
-        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        Self::new((descriptors / SHARE).clamp(1, MOST) as usize)
+        Self::at_most(MOST as usize)
     }
 }
 
 impl HalfOpen {
-    /// For at most so many connections.
-    pub fn new(most: usize) -> Self {
+    /// For so many connections, or fewer where the limit on open files is low.
+    pub fn at_most(most: usize) -> Self {
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        Self::new(most.min(usize::try_from(descriptors / SHARE).unwrap_or(usize::MAX)).max(1))
+    }
+
+    fn new(most: usize) -> Self {
         Self { most, tasks: VecDeque::new() }
     }
 
     /// A new connection's task. Ends the oldest if there are too many.
     pub fn push(&mut self, task: AbortHandle) {
-        self.tasks.retain(|task| !task.is_finished());
+        if self.tasks.len() >= self.most {
+            self.tasks.retain(|task| !task.is_finished());
+        }
         if self.tasks.len() >= self.most
             && let Some(oldest) = self.tasks.pop_front()
         {

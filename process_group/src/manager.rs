@@ -399,6 +399,15 @@ impl ProcessGroupManager {
     }
 }
 
+impl Drop for ProcessGroupManager {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // All groups before the first waits for its record to be written.
+            self.panicked("see what it wrote to its standard error");
+        }
+    }
+}
+
 impl std::fmt::Debug for ProcessGroupManager {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ProcessGroupManager")
@@ -424,10 +433,10 @@ impl ProcessGroupManager {
 fn warn_of_nccl(config: &Config, roster: &Roster, rank: Rank, backend: BackendKind) {
     let hosts = || roster.members.iter().map(|member| &member.host);
     let several = hosts().any(|host| hosts().next() != Some(host));
-    let demanded = config.security.encryption == EncryptionChoice::On;
+    let demanded = config.security.encryption != EncryptionChoice::Off;
     if rank.0 == 0 && demanded && several && backend == BackendKind::Nccl {
         tracing::warn!(
-            "security.encryption is on, but NCCL moves data between the hosts of this job on connections of its own, which \
+            "security.encryption is not off, but NCCL moves data between the hosts of this job on connections of its own, which \
              nothing encrypts: use a network that you trust, an encrypted one (IPsec, WireGuard), or the backend tcp"
         );
     }

@@ -1,5 +1,6 @@
 //! What a heartbeat says.
 
+use prost::Message as _;
 use ryzanstein_process_group::device::{Device, MemoryUse, MemoryWatch};
 use ryzanstein_process_group::{CurrentCall, FlightRecorder, GroupActivity, RecentLatency};
 
@@ -9,6 +10,8 @@ use crate::status::wire;
 
 /// The most groups of a report, the newest. A rank has a handful.
 const MOST_GROUPS: usize = 64;
+/// The most bytes of them.
+const MOST_BYTES: usize = 48 << 10;
 
 /// Where it comes from.
 pub(super) struct Source {
@@ -26,10 +29,19 @@ impl Source {
     /// Now. Waits for nothing but `/proc`.
     pub(super) fn report(&self) -> wire::Report {
         let groups = self.flight.activity();
-        let oldest = groups.len().saturating_sub(MOST_GROUPS);
+        let (mut bytes, mut shown) = (0, Vec::new());
+        // Names list members: those of large groups are long. What is longer than the launcher keeps would be refused.
+        for group in groups.iter().rev().map(group).take(MOST_GROUPS) {
+            bytes += group.encoded_len();
+            if bytes > MOST_BYTES {
+                break;
+            }
+            shown.push(group);
+        }
+        shown.reverse();
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let report = wire::Report {
-            groups: groups[oldest..].iter().map(group).collect(),
+            groups: shown,
             resident_bytes: resident_bytes(&status),
             gpu: self.gpu.as_ref().and_then(Sampler::latest),
             gpu_memory: self.memory.as_ref().and_then(MemoryWatch::read).map(gpu_memory),

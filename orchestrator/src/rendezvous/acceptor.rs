@@ -72,7 +72,7 @@ impl Acceptor {
     /// Accepts for ever. Connections in the handshake have a bound of their own, and a new one evicts the oldest: a rank of
     /// the job needs only milliseconds.
     pub(super) async fn run(self, listener: TcpListener) {
-        let mut half_open = HalfOpen::new(self.most);
+        let mut half_open = HalfOpen::at_most(self.most);
         loop {
             let (stream, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,

@@ -262,7 +262,8 @@ async fn open(
         match TcpStream::connect(address).await {
             Ok(stream) => {
                 stream.set_nodelay(true)?;
-                let protection = security.protection(address.ip());
+                // The name may be 0.0.0.0; the server judges the address that it was reached at.
+                let protection = security.protection(stream.peer_addr()?.ip());
                 let handshake = handshake::connect(stream, secret, security, protection);
                 return handshake.await.map_err(io::Error::other);
             }

@@ -3,7 +3,6 @@
 //! The services only pass questions on. The supervisor, which knows the answer, takes them between two events.
 
 use std::io;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use tokio::net::UnixListener;
@@ -95,7 +94,6 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     // Of a killed process with the same id.
     let _ = std::fs::remove_file(&unfinished);
     let listener = UnixListener::bind(&unfinished)?;
-    std::fs::set_permissions(&unfinished, std::fs::Permissions::from_mode(0o600))?;
     std::fs::rename(&unfinished, path)?;
     Ok(listener)
 }
@@ -119,7 +117,9 @@ async fn accept(listener: UnixListener, accepted: mpsc::Sender<io::Result<tokio:
                 }
             }
             Ok(peer) => tracing::warn!(user = peer.uid(), "refused another user at the status endpoint"),
-            Err(error) => tracing::debug!(%error, "the kernel does not tell who asks for the status"),
+            Err(error) => {
+                tracing::debug!(%error, "cannot find out which user connected to the status endpoint");
+            }
         }
     }
 }

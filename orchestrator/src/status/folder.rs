@@ -2,9 +2,12 @@
 
 use std::fs::{DirBuilder, Metadata};
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+
+use socket2::{Domain, SockAddr, Socket, Type};
 
 use crate::rendezvous::Environment;
 
@@ -114,18 +117,26 @@ pub(super) fn live(folder: &Path) -> Result<Vec<(PathBuf, UnixStream)>, FolderEr
         if path.extension().is_none_or(|extension| extension != SUFFIX) {
             continue;
         }
-        match UnixStream::connect(&path) {
+        match connect(&path) {
             Ok(stream) => live.push((path, stream)),
             // Nobody listens, and nobody will: a name is taken only by a socket that listens already.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 let _ = std::fs::remove_file(&path);
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // It has gone, or its launcher is stopped and many have asked already.
+            Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::WouldBlock) => {}
             Err(error) => return Err(FolderError::system(&path)(error)),
         }
     }
     live.sort_by(|(a, _), (b, _)| a.cmp(b));
     Ok(live)
+}
+
+/// Does not wait for a launcher that is stopped.
+fn connect(path: &Path) -> io::Result<UnixStream> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM.nonblocking(), None)?;
+    socket.connect(&SockAddr::unix(path)?)?;
+    Ok(OwnedFd::from(socket).into())
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ pub fn list(jobs: &[Job], screen: Screen) -> String {
                 if wrong == 0 {
                     Cell::new("running", Tone::Good)
                 } else {
-                    Cell::new(format!("{wrong} not running well"), Tone::Bad)
+                    Cell::new(format!("{wrong} in trouble"), Tone::Bad)
                 },
                 job.program.as_str().into(),
             ]
@@ -434,6 +434,6 @@ rank 2 makes no progress: it has not begun call 41 (all_reduce) of group 'world'
         let text = list(&[job()], Screen::PLAIN);
         assert!(text.starts_with("job  name  ranks  epoch    up  state"), "{text}");
         assert!(text.contains(" 99  demo      3") || text.contains("99   demo      3"), "{text}");
-        assert!(text.contains("1 not running well"), "{text}");
+        assert!(text.contains("1 in trouble"), "{text}");
     }
 }

@@ -73,12 +73,20 @@ pub enum Notice {
 pub struct Watch {
     silence: Duration,
     troubles: BTreeMap<Rank, Trouble>,
+    looked: Duration,
+    /// When this process continued, if it was stopped itself.
+    woke: Duration,
 }
 
 impl Watch {
     /// For ranks that send a heartbeat in this interval.
     pub fn new(interval: Duration) -> Self {
-        Self { silence: interval * MISSING_BEATS, troubles: BTreeMap::new() }
+        Self {
+            silence: interval * MISSING_BEATS,
+            troubles: BTreeMap::new(),
+            looked: Duration::ZERO,
+            woke: Duration::ZERO,
+        }
     }
 
     /// A new epoch: nothing is known of its ranks.
@@ -93,6 +101,10 @@ impl Watch {
 
     /// Looks at all ranks, and returns what has changed since the last time.
     pub fn look(&mut self, now: Duration, ranks: &BTreeMap<Rank, Seen>) -> Vec<Notice> {
+        // This process was stopped itself: heartbeats that came meanwhile may not have been read yet.
+        if now.saturating_sub(std::mem::replace(&mut self.looked, now)) >= self.silence {
+            self.woke = now;
+        }
         let found = self.troubles(now, ranks);
         let begun = found.iter().filter(|(rank, trouble)| !self.is_known(**rank, trouble));
         let mut notices: Vec<Notice> =
@@ -133,7 +145,7 @@ impl Watch {
             else {
                 continue;
             };
-            let age = now.saturating_sub(beat.heard);
+            let age = now.saturating_sub(beat.heard.max(self.woke));
             if age <= self.silence {
                 heard.push((*rank, beat));
                 continue;

@@ -20,6 +20,8 @@ use crate::rendezvous::{Client, Identity, Server};
 const BEAT: Duration = Duration::from_secs(1);
 /// A node is cut off when nothing has come from it for so long: a launcher that is busy starting ranks beats on.
 pub(super) const SILENCE: Duration = Duration::from_secs(5);
+/// A launcher that has not looked for so long was stopped itself.
+const SLEEP: Duration = Duration::from_secs(3);
 /// What leads the count below zero: the node has left in good order.
 const GOODBYE: i64 = i64::MIN / 2;
 /// How long the goodbye may take.
@@ -34,6 +36,7 @@ fn key(node: u32) -> String {
 pub(super) struct Nodes {
     /// The newest count of each, and when it was first seen.
     counts: BTreeMap<u32, (i64, Duration)>,
+    looked: Duration,
 }
 
 impl Nodes {
@@ -43,6 +46,11 @@ impl Nodes {
         now: Duration,
         counts: impl IntoIterator<Item = (u32, i64)>,
     ) -> Option<u32> {
+        // This process was stopped itself: what came meanwhile may not have been read yet.
+        let has_slept = now.saturating_sub(std::mem::replace(&mut self.looked, now)) >= SLEEP;
+        if has_slept {
+            self.counts.values_mut().for_each(|(_, since)| *since = now);
+        }
         for (node, count) in counts {
             if self.counts.get(&node).is_none_or(|(known, _)| *known != count) {
                 self.counts.insert(node, (count, now));
@@ -113,11 +121,17 @@ impl NodeHeartbeat {
 
 /// Counts until told to stop. Whether nothing has answered for too long.
 fn beat(client: &Client, key: &str, is_stopped: &mpsc::Receiver<()>) -> bool {
+    let mut answered = Instant::now();
     loop {
         let asked = Instant::now();
-        // An error before that time is an answer of a kind: the rendezvous has ended, and its node is there.
-        if client.count(key, 1, SILENCE).is_err() {
-            return asked.elapsed() >= SILENCE;
+        match client.count(key, 1, SILENCE) {
+            Ok(_) => answered = Instant::now(),
+            // A connection may break and be made again.
+            Err(_) if answered.elapsed() >= SILENCE => {
+                // An answer at once, of whatever kind, comes from a node that is there: its rendezvous has ended.
+                return asked.elapsed() >= BEAT;
+            }
+            Err(_) => {}
         }
         if is_stopped.recv_timeout(BEAT) == Err(RecvTimeoutError::Disconnected) {
             let _ = client.count(key, GOODBYE, LEAVING);
@@ -141,13 +155,20 @@ mod tests {
     fn a_node_is_cut_off_when_its_count_stands_still_and_not_before_it_counts_or_after_it_has_left() {
         let mut nodes = Nodes::default();
         let at = Duration::from_secs;
-        assert_eq!(nodes.look(at(0), [(1, 0), (2, 0)]), None);
+        assert_eq!(nodes.look(at(59), [(1, 0), (2, 0)]), None);
         assert_eq!(nodes.look(at(60), [(1, 0), (2, 0)]), None, "nobody has come yet");
-        assert_eq!(nodes.look(at(61), [(1, 1), (2, 1)]), None);
-        assert_eq!(nodes.look(at(65), [(1, 2), (2, 1)]), None);
-        assert_eq!(nodes.look(at(66), [(1, 3), (2, 1)]), Some(2));
-        assert_eq!(nodes.look(at(67), [(1, 4), (2, 1 + GOODBYE)]), None);
-        assert_eq!(nodes.look(at(71), [(1, 5), (2, 1 + GOODBYE)]), None);
-        assert_eq!(nodes.look(at(76), [(1, 5), (2, 1 + GOODBYE)]), Some(1));
+        for second in 61..66 {
+            assert_eq!(nodes.look(at(second), [(1, second as i64), (2, 1)]), None, "at {second}");
+        }
+        assert_eq!(nodes.look(at(66), [(1, 66), (2, 1)]), Some(2));
+        for second in 67..71 {
+            assert_eq!(nodes.look(at(second), [(1, 66), (2, 1 + GOODBYE)]), None, "at {second}");
+        }
+        // The launcher itself was stopped.
+        assert_eq!(nodes.look(at(80), [(1, 66), (2, 1 + GOODBYE)]), None);
+        for second in 81..85 {
+            assert_eq!(nodes.look(at(second), [(1, 66), (2, 1 + GOODBYE)]), None, "at {second}");
+        }
+        assert_eq!(nodes.look(at(85), [(1, 66), (2, 1 + GOODBYE)]), Some(1));
     }
 }

@@ -154,7 +154,7 @@ impl fmt::Display for ClosingReport {
             }
             (None, None) if self.exit_code != 0 => {
                 writeln!(f, "ryz: the job failed in epoch {epoch}")?;
-                writeln!(f, "  cause: this node has lost touch with another one")?;
+                writeln!(f, "  cause: lost contact with another node")?;
                 for end in &self.ranks {
                     writeln!(f, "  then: {end}")?;
                 }

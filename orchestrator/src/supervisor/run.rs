@@ -116,7 +116,7 @@ impl<'a> Supervisor<'a> {
 
         // The first node's launcher looks at the heartbeats of the others.
         let (mut others, mut is_cut_off) = (Nodes::default(), false);
-        let mut beats = self.beat()?;
+        let (mut beats, mut lost) = (self.beat()?, None);
 
         let mut todo = vec![self.core.start()];
         loop {
@@ -154,7 +154,10 @@ impl<'a> Supervisor<'a> {
                     let server = self.rendezvous.server.as_ref().filter(|_| !is_cut_off);
                     let counts = server.into_iter().flat_map(|server| node_heartbeat::counts(server, nodes));
                     match others.look(self.started.elapsed(), counts) {
-                        Some(_) => Some(Event::CutOff),
+                        Some(node) => {
+                            lost = Some(node);
+                            Some(Event::CutOff)
+                        }
                         None => continue,
                     }
                 }
@@ -164,7 +167,7 @@ impl<'a> Supervisor<'a> {
             }
             if matches!(event, Some(Event::CutOff)) {
                 is_cut_off = true;
-                self.tell_cut_off();
+                self.tell_cut_off(lost);
             }
             let now = self.started.elapsed();
             todo = match event {
@@ -192,12 +195,7 @@ impl<'a> Supervisor<'a> {
             tell(&match notice {
                 Notice::Wrong(rank, Trouble::Silent(age, state)) => {
                     let state = match state {
-                        Some(letter) => {
-                            format!(
-                                "its process is neither dead nor stopped, but {}",
-                                status::process_state(letter)
-                            )
-                        }
+                        Some(letter) => format!("its process is {}", status::process_state(letter)),
                         None => "the state of its process is not known here".into(),
                     };
                     format!("{} is silent: no heartbeat for {} s; {state}", self.name(rank), age.as_secs())
@@ -303,17 +301,20 @@ impl<'a> Supervisor<'a> {
         NodeHeartbeat::start(&self.job.config, self.job.world_size()?, address.clone(), key.clone()).map(Some)
     }
 
-    fn tell_cut_off(&self) {
-        let who = match &self.rendezvous.server {
-            Some(_) => "the launcher of another node".to_owned(),
-            None => format!("the first node, at {},", self.rendezvous.address),
-        };
-        let why =
-            format!("{who} has not been heard for {} s: its host or the network is down", SILENCE.as_secs());
+    /// `node` is the one that is not heard, on the first node.
+    fn tell_cut_off(&self, node: Option<u32>) {
+        let whose = node.map_or_else(
+            || format!("the first node ({})", self.rendezvous.address),
+            |node| format!("node {node}"),
+        );
+        let why = format!(
+            "no heartbeat from the launcher of {whose} for {} s: the launcher, its host or the network is down",
+            SILENCE.as_secs()
+        );
         if let Some(server) = &self.rendezvous.server {
             server.fail(&why);
         }
-        tell(&format!("{why}; this node's ranks are ended"));
+        tell(&format!("{why}. Ending the ranks of this node"));
     }
 
     /// Reaps every process that ended, orphans included, and tells the core which ranks ended, stopped or continued.

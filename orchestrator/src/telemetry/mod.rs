@@ -154,7 +154,7 @@ pub fn start(config: &Config, origin: &Origin, environment: &Environment) -> Res
     }
     tracing_subscriber::registry().with(layers).try_init()?;
     if let Some(Err(error)) = attached {
-        tracing::warn!(%error, "no ranges for the profiler");
+        tracing::warn!(%error, "NVTX is off: the profiler gets no ranges");
     }
     Ok(Spans {
         #[cfg(feature = "otlp")]

@@ -327,7 +327,7 @@ mod certificates {
             let folder = tempfile::tempdir().unwrap();
             let file = |name: &str, pem: &str| {
                 let path = folder.path().join(name);
-                std::fs::write(&path, pem).unwrap();
+                ryzanstein_config::file::replace(&path, pem.as_bytes()).unwrap();
                 Some(path)
             };
             let key = KeyPair::generate().unwrap();

@@ -23,8 +23,7 @@ pub struct GroupActivity {
     /// The number of the newest collective that has returned, as [`begun`](Self::begun). On a GPU a call returns when it
     /// has been enqueued.
     pub ended: Option<u64>,
-    /// The oldest call that has not returned. On a GPU, if all have: the newest of those that it has been known not to have
-    /// done for the longest time.
+    /// The oldest call that has not returned. On a GPU, if all have: the newest one, while the GPU is not known to have done all.
     pub current: Option<CurrentCall>,
     /// Calls recorded in the profile since the start, messages included.
     pub calls: u64,

@@ -74,7 +74,7 @@ impl fmt::Display for Protection {
 /// The two ends of a connection have different settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "this end {here} this connection, the other end {there}; set security.encryption, and the files of [security], alike on every \
+    "on this connection, this end {here} and the other end {there}; set security.encryption, and the files of [security], alike on every \
      node (`auto` encrypts all but connections to loopback addresses, which address translation can make look different to the \
      two ends: set `on` or `off` there)"
 )]

@@ -102,7 +102,7 @@ impl Sealed {
             let _ = self.connection.write_tls(&mut Socket(socket));
             io::Error::new(
                 io::ErrorKind::InvalidData,
-                format!("what came was not sealed by the other end: {error}"),
+                format!("received data that does not decrypt: {error}"),
             )
         })?;
         self.plain = state.plaintext_bytes_to_read();

@@ -6,6 +6,7 @@
 //! Names in certificates are not compared: ranks have addresses and no names, and the secret says who belongs to the job.
 
 use std::fmt;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ use rustls::{
     ClientConfig, DigitallySignedStruct, Error as TlsError, PeerIncompatible, RootCertStore, ServerConfig,
     SignatureScheme,
 };
-use ryzanstein_config::EncryptionChoice;
+use ryzanstein_config::{ByteSize, EncryptionChoice, file};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
@@ -124,7 +125,7 @@ fn certified(
     files: &Files<'_>,
 ) -> Result<(ClientConfig, ServerConfig), String> {
     let chain = certificates("security.certificate", files.certificate)?;
-    let key = PrivateKeyDer::from_pem_file(files.key).map_err(|error| {
+    let key = PrivateKeyDer::from_pem_slice(&private(files.key)?).map_err(|error| {
         format!("security.key: {} has no private key in PEM format: {error}", files.key.display())
     })?;
     let mut authorities = RootCertStore::empty();
@@ -161,8 +162,34 @@ fn certified(
     Ok((client, server))
 }
 
+/// The most bytes of a file of certificates or of a key.
+const MOST: ByteSize = ByteSize::bytes(1 << 20);
+
+fn read(setting: &str, path: &Path) -> Result<Vec<u8>, String> {
+    file::read(path, MOST).map_err(|error| format!("{setting}: cannot read {}: {error}", path.display()))
+}
+
+/// A private key, in a file that nobody else can read.
+fn private(path: &Path) -> Result<Vec<u8>, String> {
+    let shown = path.display();
+    let metadata = path.metadata().map_err(|error| format!("security.key: cannot read {shown}: {error}"))?;
+    let (mode, owner, user) = (metadata.mode() & 0o777, metadata.uid(), rustix::process::geteuid().as_raw());
+    if owner != user && owner != 0 {
+        return Err(format!(
+            "security.key: {shown} belongs to user {owner}; it must belong to user {user} or to root"
+        ));
+    }
+    if mode & 0o077 != 0 {
+        return Err(format!(
+            "security.key: others can read {shown} (mode {mode:04o}); make it 0600: chmod 600 {shown}"
+        ));
+    }
+    read("security.key", path)
+}
+
 fn certificates(setting: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let all: Result<Vec<_>, _> = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
+    let text = read(setting, path)?;
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
     match all {
         Ok(all) if !all.is_empty() => Ok(all),
         Ok(_) => Err(format!("{setting}: {} has no certificate in PEM format", path.display())),

@@ -51,7 +51,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 
 pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let folder = status::folder(&settings::environment());
-    let (mut clients, mut jobs) = ask(status::find(&folder)?)?;
+    let (mut clients, mut jobs) = ask(status::find(&folder)?);
     if let Some(wanted) = &args.job {
         let is_it = |job: &Job| job.pid.to_string() == *wanted || job.name == *wanted;
         (clients, jobs) = clients.into_iter().zip(jobs).filter(|(_, job)| is_it(job)).unzip();
@@ -80,7 +80,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         }
         let Some(every) = every else { return Ok(0) };
         std::thread::sleep(every);
-        (clients, jobs) = ask(clients)?;
+        (clients, jobs) = ask(clients);
         if jobs.is_empty() {
             if args.format == Format::Table {
                 let _ = writeln!(std::io::stdout(), "the job has ended");
@@ -90,16 +90,20 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     }
 }
 
-/// The jobs that have not ended.
-fn ask(clients: Vec<Client>) -> anyhow::Result<(Vec<Client>, Vec<Job>)> {
+/// The jobs that have not ended. One that does not answer is told, and hides no other.
+fn ask(clients: Vec<Client>) -> (Vec<Client>, Vec<Job>) {
     let (mut running, mut jobs) = (Vec::new(), Vec::new());
     for mut client in clients {
-        if let Some(job) = client.job()? {
-            running.push(client);
-            jobs.push(job);
+        match client.job() {
+            Ok(Some(job)) => {
+                running.push(client);
+                jobs.push(job);
+            }
+            Ok(None) => {}
+            Err(error) => eprintln!("warning: {error}"),
         }
     }
-    Ok((running, jobs))
+    (running, jobs)
 }
 
 fn table(jobs: &[Job], is_live: bool, screen: &screen::Args) -> String {

@@ -25,6 +25,7 @@ fn inside(group: &str, call: u64, seconds: f64) -> Group {
 struct Job {
     watch: Watch,
     ranks: BTreeMap<Rank, Seen>,
+    looked: f64,
 }
 
 impl Job {
@@ -33,6 +34,7 @@ impl Job {
         Self {
             watch: Watch::new(INTERVAL),
             ranks: (0..ranks).map(|rank| (Rank(rank), seen.clone())).collect(),
+            looked: 0.0,
         }
     }
 
@@ -45,7 +47,20 @@ impl Job {
         self.rank(rank).beat = Some(Beat { heard: s(now), report });
     }
 
+    /// Looks every half second until then, as the supervisor does.
     fn look(&mut self, now: f64) -> Vec<Notice> {
+        let mut notices = Vec::new();
+        while self.looked + 0.5 < now {
+            self.looked += 0.5;
+            notices.extend(self.watch.look(s(self.looked), &self.ranks));
+        }
+        notices.extend(self.look_after_sleep(now));
+        notices
+    }
+
+    /// Looks once, after a pause.
+    fn look_after_sleep(&mut self, now: f64) -> Vec<Notice> {
+        self.looked = now;
         self.watch.look(s(now), &self.ranks)
     }
 }
@@ -61,7 +76,7 @@ fn missing(notices: &[Notice]) -> (u32, &str, u64, u32) {
 fn a_program_that_never_sent_a_heartbeat_is_never_silent() {
     let mut job = Job::new(2);
     assert_eq!(job.look(0.0), []);
-    assert_eq!(job.look(1e6), []);
+    assert_eq!(job.look(1e4), []);
 }
 
 #[test]
@@ -79,6 +94,16 @@ fn a_rank_is_silent_after_three_missing_heartbeats_and_told_once() {
     job.beats(5.5, 1, &[]);
     assert_eq!(job.look(5.5), [Notice::Speaks(Rank(1))]);
     assert_eq!(job.watch.trouble(Rank(1)), None);
+}
+
+#[test]
+fn a_launcher_that_was_stopped_itself_gives_ranks_time_to_be_heard_again() {
+    let mut job = Job::new(1);
+    job.beats(1.0, 0, &[]);
+    assert_eq!(job.look(2.0), []);
+    assert_eq!(job.look_after_sleep(60.0), []);
+    assert_eq!(job.look(62.0), []);
+    assert_eq!(job.look(63.5).len(), 1, "it has not been heard since");
 }
 
 #[test]

@@ -88,7 +88,8 @@ impl Link {
 
     /// Whether the stream has still to take bytes that were sent.
     pub(super) fn has_unsent(&self) -> bool {
-        self.channel.has_unsent()
+        // A closed stream takes no more, and polling it always has news.
+        self.closed.is_none() && self.channel.has_unsent()
     }
 
     /// Passes on bytes that were sent and that the stream has not taken. `false` while some are left.

@@ -471,6 +471,11 @@ impl Core {
         out.extend(beat.fell_silent.into_iter().map(|position| Action::Unresponsive(position, true)));
     }
 
+    /// How many collectives this rank has called.
+    pub(super) fn collectives(&self) -> u64 {
+        self.log.head().sequence
+    }
+
     /// The pending call that must be done first.
     pub(super) fn oldest(&self) -> Option<PendingCall> {
         self.pending.iter().filter_map(PendingCalls::oldest).min_by_key(|pending| pending.deadline)

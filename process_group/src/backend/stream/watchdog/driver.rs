@@ -37,6 +37,8 @@ pub(super) enum Report {
 }
 
 pub(super) struct Driver {
+    /// What has been enqueued last.
+    newest: Option<Pending>,
     status: Arc<Status>,
     mesh: ControlMesh,
     monitored: Arc<dyn Monitored>,
@@ -57,7 +59,17 @@ impl Driver {
         reports: Receiver<Report>,
     ) -> Self {
         let core = Core::new(Arc::clone(&status.members));
-        Self { status, mesh, monitored, observer, core, reports, marks: Default::default(), newest_mark: 0 }
+        Self {
+            newest: None,
+            status,
+            mesh,
+            monitored,
+            observer,
+            core,
+            reports,
+            marks: Default::default(),
+            newest_mark: 0,
+        }
     }
 
     pub(super) fn run(mut self) {
@@ -74,11 +86,7 @@ impl Driver {
                 next_look = now + INTERVAL;
                 let seen = self.observe(now);
                 self.core.observe(now, seen, &mut actions);
-                self.status.set_pending(self.core.oldest().map(|oldest| Pending {
-                    number: oldest.collectives,
-                    call: oldest.call,
-                    enqueued: oldest.enqueued,
-                }));
+                self.status.set_pending(self.core.oldest().and(self.newest));
             }
             self.act(actions);
         }
@@ -100,7 +108,19 @@ impl Driver {
                     if matches!(event, CallerEvent::Idle) {
                         self.marks.iter_mut().for_each(VecDeque::clear);
                     }
+                    let enqueued = match &event {
+                        CallerEvent::Called(called) if !called.is_captured => {
+                            Some((Some(called.call), called.at))
+                        }
+                        CallerEvent::GroupEnded { is_captured: false, .. } | CallerEvent::Launched => {
+                            Some((None, now))
+                        }
+                        _ => None,
+                    };
                     self.core.caller(now, event, actions);
+                    if let Some((call, enqueued)) = enqueued {
+                        self.newest = Some(Pending { number: self.core.collectives(), call, enqueued });
+                    }
                 }
                 Report::Mark { stream, event, reuse } => {
                     let mark = Mark { event, reuse };

@@ -34,14 +34,15 @@ pub(crate) struct Status {
     pub(super) stop: AtomicBool,
 }
 
-/// Calls that have been enqueued and that the GPU has not done, as far as it is known.
+/// The newest call that has been enqueued, while the GPU has not done all, as far as it is known. The newest, not the oldest: the
+/// driver may not say what is done while the caller is blocked in it, and who has not called the newest is the one waited for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Pending {
-    /// The number of the newest collective that the GPU must do before.
+    /// The number of the newest collective.
     pub(crate) number: u64,
-    /// The newest of the calls; none when they are of different kinds.
+    /// What was called; none for several calls.
     pub(crate) call: Option<CallFingerprint>,
-    /// When the oldest was enqueued.
+    /// When it was enqueued.
     pub(crate) enqueued: Instant,
 }
 
