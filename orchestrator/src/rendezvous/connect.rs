@@ -122,10 +122,8 @@ impl Connection {
 
     /// The connection to a launcher, which takes heartbeats.
     pub(crate) fn launcher(&self) -> Option<WeakClient> {
-        match &self.kind {
-            Kind::Client(client) => Some(client.downgrade()),
-            _ => None,
-        }
+        let Kind::Client(client) = &self.kind else { return None };
+        Some(client.downgrade())
     }
 
     /// A description for logs: `within this process`, `a rendezvous served elsewhere`, `a rendezvous served by this rank`.
