@@ -58,11 +58,10 @@ pub use layout::Layout;
 pub use manager::ProcessGroupManager;
 pub use operation::{CallFingerprint, Operation, ReduceOp};
 pub use panic::panic_message;
-pub use profile::{Profile, ProfileRow, Recording, bus_factor, call_bytes};
+pub use profile::{Profile, ProfileRow, RecentLatency, Recording, bus_factor, call_bytes};
 pub use rank::{Epoch, LocalRank, NoRank, Rank};
 pub use recorder::{
     CallRecord, CurrentCall, Failure, FlightRecord, FlightRecorder, GroupActivity, GroupRecord, Outcome,
-    RecentLatency,
 };
 pub use rendezvous::{Membership, MemoryRendezvous, Rendezvous};
 pub use roster::{Candidate, Member, Roster, Secret};

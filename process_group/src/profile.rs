@@ -19,7 +19,6 @@ use crate::error::Error;
 use crate::metric_names as names;
 use crate::operation::{CallFingerprint, Operation, ReduceOp};
 use crate::paths::Path;
-use crate::recorder::RecentLatency;
 
 /// Where times come from that only the GPU knows, some time after the call.
 pub(crate) trait Timings: Send + Sync {
@@ -140,6 +139,17 @@ impl Newest {
         let us = |quantile: f64| sorted[(last as f64 * quantile).round() as usize] as f64 / 1e3;
         Some(RecentLatency { calls: sorted.len(), median_us: us(0.5), p99_us: us(0.99) })
     }
+}
+
+/// Latency of the newest calls of a group, of all classes together.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct RecentLatency {
+    /// Number of calls.
+    pub calls: usize,
+    /// Median, in microseconds.
+    pub median_us: f64,
+    /// 99th percentile, in microseconds.
+    pub p99_us: f64,
 }
 
 /// All calls of a group together.

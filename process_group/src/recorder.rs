@@ -30,7 +30,7 @@ use crate::profile::Profile;
 use crate::rank::Rank;
 use crate::roster::Roster;
 use crate::sync::lock;
-pub use activity::{CurrentCall, GroupActivity, RecentLatency};
+pub use activity::{CurrentCall, GroupActivity};
 pub use record::{CallRecord, Failure, FlightRecord, GroupRecord, Outcome};
 pub(crate) use ring::{Recorder, Ring};
 

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::backend::stream::Pending;
 use crate::operation::Operation;
+use crate::profile::RecentLatency;
 
 /// What one group of a rank is doing, from [`FlightRecorder::activity`](crate::FlightRecorder::activity). Collectives are
 /// numbered from 1; messages have numbers of their own, and only [`current`](Self::current) shows them.
@@ -52,17 +53,6 @@ pub struct CurrentCall {
     pub operation: Operation,
     /// How long ago.
     pub elapsed: Duration,
-}
-
-/// Latency of the newest calls of a group, of all classes together.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct RecentLatency {
-    /// Number of calls.
-    pub calls: usize,
-    /// Median, in microseconds.
-    pub median_us: f64,
-    /// 99th percentile, in microseconds.
-    pub p99_us: f64,
 }
 
 #[cfg(test)]

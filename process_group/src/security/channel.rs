@@ -4,10 +4,10 @@ use std::io::{self, IoSlice, IoSliceMut, Read};
 use std::net::{Shutdown, TcpStream};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{SendAncillaryBuffer, SendFlags};
 
 use super::sealed::Sealed;
 use super::secured::{Kind, Secured};
+use super::socket::send;
 
 /// A connection with non-blocking reads and writes. In clear, both go straight to the socket.
 ///
@@ -96,10 +96,4 @@ impl Channel {
         let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
     }
-}
-
-/// Sends without blocking, and without a signal when the peer has gone: the error says it.
-pub(super) fn send(stream: &TcpStream, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    Ok(rustix::net::sendmsg(stream, slices, &mut SendAncillaryBuffer::default(), flags)?)
 }

@@ -12,6 +12,7 @@ mod sealed;
 #[path = "sealed_absent.rs"]
 mod sealed;
 mod secured;
+mod socket;
 #[cfg(feature = "tls")]
 mod tls;
 #[cfg(not(feature = "tls"))]

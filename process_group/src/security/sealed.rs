@@ -10,7 +10,7 @@ use std::net::TcpStream;
 use rustls::Connection;
 use tokio_rustls::TlsStream;
 
-use super::channel;
+use super::socket;
 
 /// Encrypted bytes that are read from the socket at once.
 const READ: usize = 128 << 10;
@@ -144,11 +144,11 @@ struct Socket<'a>(&'a TcpStream);
 
 impl Write for Socket<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        channel::send(self.0, &[IoSlice::new(bytes)])
+        socket::send(self.0, &[IoSlice::new(bytes)])
     }
 
     fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        channel::send(self.0, slices)
+        socket::send(self.0, slices)
     }
 
     fn flush(&mut self) -> io::Result<()> {
