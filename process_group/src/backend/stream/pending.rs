@@ -27,8 +27,8 @@ pub(super) struct PendingCall {
 }
 
 impl PendingCall {
-    /// This call and a newer one, with one mark behind both.
-    fn merge(self, newer: Self) -> Self {
+    /// This call and a newer one, as one to wait for.
+    pub(super) fn merge(self, newer: Self) -> Self {
         let call = match (self.call, newer.call) {
             // A message waits for one rank, a collective for all.
             (Some(a), Some(b))
@@ -40,7 +40,8 @@ impl PendingCall {
             _ => None,
         };
         let peers = self.peers.union(newer.peers);
-        Self { call, enqueued: self.enqueued, deadline: self.deadline, peers, ..newer }
+        let collectives = self.collectives.max(newer.collectives);
+        Self { call, enqueued: self.enqueued, deadline: self.deadline, peers, collectives, ..newer }
     }
 }
 
@@ -118,6 +119,11 @@ impl PendingCalls {
     pub(super) fn clear(&mut self) {
         self.marked.clear();
         self.unmarked = None;
+    }
+
+    /// The newest calls that are not known to be done.
+    pub(super) fn newest(&self) -> Option<PendingCall> {
+        self.unmarked.map(|unmarked| unmarked.pending).or_else(|| self.marked.back().copied())
     }
 
     /// The oldest calls that are not known to be done.

@@ -33,6 +33,8 @@ use heartbeats::Heartbeats;
 const ANSWERS: Duration = Duration::from_millis(500);
 /// How long a message that nobody receives may be pending: a library buffers short ones, behind what was enqueued before.
 const BUFFERED: Duration = Duration::from_secs(1);
+/// How long the GPU may go without an answer until what is known of it counts as out of date.
+const OUTDATED: Duration = Duration::from_millis(200);
 /// How long to wait for the verdict of a member that has made more calls: it may find one that differs, which says more.
 const REBUTTAL: Duration = Duration::from_millis(200);
 
@@ -125,6 +127,8 @@ pub(crate) enum CallerEvent {
 /// What a watchdog sees when it looks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Observation {
+    /// Whether the GPU has answered. It does not while the caller is blocked in a copy: the driver's queries wait then.
+    pub(crate) has_answered: bool,
     /// Number of the newest entry into the library that has come out.
     pub(crate) exits: u64,
     /// By stream: how many more marks have been reached.
@@ -203,6 +207,8 @@ pub(crate) struct Core {
     pending: [PendingCalls; 2],
     entry: Option<Entry>,
     exits: u64,
+    /// When the GPU last answered.
+    answered: Option<Instant>,
     /// A graph that is being launched.
     launching: Option<Arc<GraphCalls>>,
     /// How many collectives each member says it has called.
@@ -225,6 +231,7 @@ impl Core {
             pending: Default::default(),
             entry: None,
             exits: 0,
+            answered: None,
             launching: None,
             progress: vec![None; n],
             is_leaving: false,
@@ -414,6 +421,9 @@ impl Core {
     /// Takes an observation, and looks at everything that nobody reports.
     pub(crate) fn observe(&mut self, now: Instant, seen: Observation, out: &mut Vec<Action>) {
         self.exits = self.exits.max(seen.exits);
+        if seen.has_answered {
+            self.answered = Some(now);
+        }
         for (pending, reached) in self.pending.iter_mut().zip(seen.reached) {
             pending.complete(reached);
         }
@@ -447,7 +457,7 @@ impl Core {
             return self.expire(now, what, waited, sequence, entry.call.as_ref().and_then(peer), out);
         }
         if let Some(first) = self.oldest().filter(|first| now >= first.deadline) {
-            let PendingCall { call, sequence, collectives, enqueued, .. } = first;
+            let PendingCall { call, sequence, collectives, enqueued, .. } = self.waited_for(first, now);
             let (what, waited) = (self.words(call, sequence), now.saturating_duration_since(enqueued));
             return self.expire(now, what, waited, collectives, call.as_ref().and_then(peer), out);
         }
@@ -479,6 +489,17 @@ impl Core {
     /// The pending call that must be done first.
     pub(super) fn oldest(&self) -> Option<PendingCall> {
         self.pending.iter().filter_map(PendingCalls::oldest).min_by_key(|pending| pending.deadline)
+    }
+
+    /// What this rank waits for when the deadline of its oldest pending call has passed: that call, or several up to the newest
+    /// if the GPU has not said for a while which of them are done.
+    fn waited_for(&self, oldest: PendingCall, now: Instant) -> PendingCall {
+        let is_old = |at: Instant| now.saturating_duration_since(at) >= OUTDATED;
+        if !self.answered.is_some_and(is_old) || !self.entry.is_some_and(|entry| is_old(entry.since)) {
+            return oldest;
+        }
+        let newer = self.pending.iter().filter_map(PendingCalls::newest);
+        newer.fold(oldest, PendingCall::merge)
     }
 
     /// Compares the members' calls. `true` if some differ: then nothing else is looked at until it is known which.
@@ -666,7 +687,11 @@ impl Core {
             return;
         }
         let sequence = *sequence;
-        let is_missing = |progress: &Option<u64>| progress.is_none_or(|progress| progress < sequence);
+        // Those with the fewest calls: the others may wait for them in a call before this one.
+        let fewest = self.progress.iter().flatten().min().copied();
+        let is_missing = |progress: &Option<u64>| {
+            progress.is_none_or(|progress| progress < sequence && Some(progress) == fewest)
+        };
         let members = self.members.all.iter().zip(&self.progress);
         let missing: Vec<Rank> =
             members.filter(|(_, p)| is_missing(p)).map(|(member, _)| member.rank).collect();

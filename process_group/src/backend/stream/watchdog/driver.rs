@@ -158,6 +158,7 @@ impl Driver {
         // A library that fails under a caller says so to the caller, who waits for the core to find out why.
         let asks_library = !self.core.is_inside(exits) && !self.status.has_failed();
         let seen = self.observer.look(asks_library);
+        let (has_answered, seen) = (seen.is_some(), seen.unwrap_or_default());
         let mut reached = [0; 2];
         for (stream, reached) in reached.iter_mut().enumerate() {
             while self.marks[stream].front().is_some_and(|first| seen.reached[stream] >= Some(*first)) {
@@ -178,7 +179,7 @@ impl Driver {
                 }
             }
         }
-        Observation { exits, reached, error: seen.error }
+        Observation { has_answered, exits, reached, error: seen.error }
     }
 
     fn act(&mut self, actions: Vec<Action>) {

@@ -80,8 +80,8 @@ impl Observer {
         self.order(Order::Place(calls));
     }
 
-    /// What there is to see. Nothing while CUDA holds the observer up: what it sees then comes with a later look.
-    pub(super) fn look(&mut self, asks_library: bool) -> Seen {
+    /// What there is to see. `None` while CUDA holds the observer up: what it sees then comes with a later look.
+    pub(super) fn look(&mut self, asks_library: bool) -> Option<Seen> {
         if !self.is_looking {
             self.order(Order::Look { asks_library });
             self.is_looking = true;
@@ -89,12 +89,12 @@ impl Observer {
         match self.seen.recv_timeout(ANSWER) {
             Ok(seen) => {
                 self.is_looking = false;
-                seen
+                Some(seen)
             }
-            Err(RecvTimeoutError::Timeout) => Seen::default(),
+            Err(RecvTimeoutError::Timeout) => None,
             Err(RecvTimeoutError::Disconnected) => {
                 let error = Error::Transport("the thread that asks the GPU has ended".into());
-                Seen { error: Some(error), ..Seen::default() }
+                Some(Seen { error: Some(error), ..Seen::default() })
             }
         }
     }

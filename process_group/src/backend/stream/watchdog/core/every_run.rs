@@ -417,7 +417,7 @@ impl World for SmallGroup {
                     self.guilty.extend(late.collect::<Vec<_>>());
                 }
                 let exits = self.nodes[position].called.len() as u64;
-                let seen = Observation { exits, reached, error: None };
+                let seen = Observation { has_answered: true, exits, reached, error: None };
                 self.with(position, |core, now, out| core.observe(now, seen, out))?;
                 let node = &mut self.nodes[position];
                 if node.life == Life::Leaves && node.failure.is_none() && node.known == node.called.len() {

@@ -59,6 +59,8 @@ pub(super) struct Node {
     entries: u64,
     exits: u64,
     error: Option<Error>,
+    /// The driver does not answer.
+    is_held_up: bool,
     /// What came while it was stopped.
     unread: Vec<(usize, PeerEvent)>,
 }
@@ -149,6 +151,7 @@ impl Network {
                     entries: 0,
                     exits: 0,
                     error: None,
+                    is_held_up: false,
                     unread: Vec::new(),
                 }
             })
@@ -186,6 +189,11 @@ impl Network {
         if self.rng.random_bool(0.4) {
             self.mark(member);
         }
+    }
+
+    /// From now on the member's driver does not say what the GPU has done.
+    pub(super) fn hold_up(&mut self, member: usize) {
+        self.nodes[member].is_held_up = true;
     }
 
     pub(super) fn all_call(&mut self, call: CallFingerprint) {
@@ -378,12 +386,14 @@ impl Network {
         {
             node.marks.push_back(node.gpu.len());
         }
+        let has_answered = !node.is_held_up;
         let done = node.gpu.iter().take_while(|enqueued| enqueued.is_done).count();
         let mut reached = 0;
-        while node.marks.pop_front_if(|mark| *mark <= done).is_some() {
+        while has_answered && node.marks.pop_front_if(|mark| *mark <= done).is_some() {
             reached += 1;
         }
-        let seen = Observation { exits: node.exits, reached: [reached, 0], error: node.error.clone() };
+        let seen =
+            Observation { has_answered, exits: node.exits, reached: [reached, 0], error: node.error.clone() };
         let mut actions = Vec::new();
         node.core.observe(now, seen, &mut actions);
         self.act(member, actions);

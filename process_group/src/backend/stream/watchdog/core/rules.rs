@@ -210,6 +210,28 @@ fn a_call_that_all_have_made_and_that_does_not_end_blames_nobody() {
 }
 
 #[test]
+fn a_caller_blocked_in_a_copy_blames_those_with_the_fewest_calls() {
+    let mut net = Network::new(4, 12);
+    net.all_call(all_reduce(8));
+    net.run_for(ms(50));
+    // One is stuck; another waits for it a call earlier than the two that are blocked in copies.
+    net.hold_up(0);
+    net.hold_up(1);
+    for (member, calls) in [(0, 3), (1, 3), (2, 2), (3, 1)] {
+        for _ in 0..calls {
+            net.call(member, all_reduce(8));
+            net.mark(member);
+            net.run_for(ms(5));
+        }
+    }
+    net.run_for(net.timeout + SECOND);
+    for member in 0..4 {
+        let said = failure(&net, member).to_string();
+        assert!(said.ends_with("rank 13 is not there"), "{said}");
+    }
+}
+
+#[test]
 fn a_wait_that_expires_for_a_message_names_its_peer_without_asking() {
     let mut net = Network::new(3, 6);
     net.call(0, recv(2, 8));
@@ -258,7 +280,7 @@ fn the_newest_calls_get_a_mark_when_nothing_follows_them() {
     let later = net.now + ms(15);
     let mut look = |exits| {
         let mut actions = Vec::new();
-        let seen = Observation { exits, ..Observation::default() };
+        let seen = Observation { has_answered: true, exits, ..Observation::default() };
         net.nodes[0].core_mut().observe(later, seen, &mut actions);
         actions
     };
