@@ -66,10 +66,10 @@ bench-faults fault runs:
 fuzz seconds:
     scripts/fuzz all {{seconds}}
 
-# A large job, and connections of strangers: WHAT is joins, idle or garbage.
-bench-strangers what:
+# A large job, and unauthenticated connections: WHAT is joins, idle, refusals or garbage.
+bench-connections what:
     cargo build --release
-    cargo run --release -p ryzanstein-benches --bin strangers -- {{what}}
+    cargo run --release -p ryzanstein-benches --bin connection_load -- {{what}}
 
 # Cuts the network between two nodes, which are network namespaces; needs root. HOW is down or drop.
 partition how:

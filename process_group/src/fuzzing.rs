@@ -29,18 +29,26 @@ pub fn link_handshake(bytes: &[u8]) {
     }
     let challenge = bytes.first_chunk().copied().unwrap_or([0; CHALLENGE]);
     if let Some(knock) = bytes.last_chunk::<KNOCK>() {
-        assert_eq!(Opening::hear(&secret, &challenge, knock), None, "a stranger is believed");
+        assert_eq!(Opening::hear(&secret, &challenge, knock), None, "a peer without the secret is believed");
     }
     let (_, opening) = Opening::knock(&secret, &challenge, Protection::Encrypted, &NONCE);
-    let Some(stranger) = bytes.first_chunk::<HELLO>() else { return };
-    assert_eq!(Hello::decode(&secret, &opening, &BINDING, stranger), None, "a stranger is believed");
-    let hello = Hello::unproven(stranger);
+    let Some(unproven) = bytes.first_chunk::<HELLO>() else { return };
+    assert_eq!(
+        Hello::decode(&secret, &opening, &BINDING, unproven),
+        None,
+        "a peer without the secret is believed"
+    );
+    let hello = Hello::unproven(unproven);
     assert_eq!(
         Hello::decode(&secret, &opening, &BINDING, &hello.encode(&secret, &opening, &BINDING)),
         Some(hello)
     );
     if let Some(welcome) = bytes.last_chunk::<WELCOME>() {
-        assert_eq!(hello.read_welcome(&secret, &opening, &BINDING, welcome), None, "a stranger is believed");
+        assert_eq!(
+            hello.read_welcome(&secret, &opening, &BINDING, welcome),
+            None,
+            "a peer without the secret is believed"
+        );
     }
 }
 

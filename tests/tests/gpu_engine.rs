@@ -163,6 +163,6 @@ fn a_device_of_raw_handles_leaves_them_to_their_owner() {
 fn a_stream_of_another_context_object_is_refused() {
     need(1);
     let (one, stream) = (CudaContext::new(0).unwrap(), CudaContext::new(0).unwrap().new_stream().unwrap());
-    let stranger = Device::from_cudarc(&one, &stream, &libraries(), &DeviceConfig::default());
-    assert!(stranger.is_err(), "its slices would not be ordered with the stream");
+    let foreign = Device::from_cudarc(&one, &stream, &libraries(), &DeviceConfig::default());
+    assert!(foreign.is_err(), "its slices would not be ordered with the stream");
 }

@@ -75,7 +75,7 @@ impl HandshakeError {
         }
     }
 
-    /// Whether the other end has proved that it knows the secret: it is no stranger.
+    /// Whether the other end has proved that it knows the secret.
     pub const fn is_of_a_member(&self) -> bool {
         matches!(self, Self::Intercepted | Self::Mismatch(_) | Self::Security(_))
     }

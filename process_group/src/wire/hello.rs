@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stranger_is_told_nothing_of_the_process() {
+    fn an_unauthenticated_client_is_told_nothing_of_the_process() {
         let told = challenge(ENCRYPTED, &[1; 32]);
         assert_eq!(told[..PREFACE], [&MAGIC[..], &[1, 0, 0]].concat());
         assert_eq!(told[PREFACE..], [1; 32], "a random number");

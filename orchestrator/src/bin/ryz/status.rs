@@ -25,7 +25,7 @@ pub(crate) struct Args {
     /// Show the state once, also on a terminal
     #[arg(long, conflicts_with = "watch")]
     once: bool,
-    /// Show the state again after so many seconds, until the job ends [default: 1 on a terminal, once elsewhere]
+    /// Refresh every SECONDS, until the job ends [default: 1 on a terminal, once elsewhere]
     #[arg(long, value_name = "SECONDS", value_parser = interval)]
     watch: Option<Duration>,
     /// Show a table, or JSON: one line each time

@@ -1,11 +1,11 @@
-//! A large job, and connections of strangers, who do not know the job's secret.
+//! The load of connections: a large job, and clients that do not know the job's secret.
 //!
-//! `strangers joins [RANKS]`: so many simulated ranks join one rendezvous, each over a connection of its own.
-//! `strangers idle [CONNECTIONS]`: strangers connect to a rank's data port, say nothing, and come again when they are evicted,
+//! `connection_load joins [RANKS]`: RANKS simulated ranks join one rendezvous, each over its own connection.
+//! `connection_load idle [CONNECTIONS]`: clients connect to a rank's data port, say nothing, and come again when they are evicted,
 //! while the rank, which may open 1024 files, makes 50 groups and opens files of its own. Then the same at its metrics port.
-//! `strangers garbage [MEGABYTES]`: strangers write random bytes to a rendezvous, then to a rank's data port, while its memory is
+//! `connection_load garbage [MEGABYTES]`: clients write random bytes to a rendezvous, then to a rank's data port, while its memory is
 //! looked at; afterwards a rank joins, and a group is made.
-//! `strangers refusals [TRIES]`: how long it takes until a connection with a wrong proof, without one, or with a recorded handshake
+//! `connection_load refusals [TRIES]`: how long it takes until a connection with a wrong proof, without one, or with a recorded handshake
 //! is closed, at a rendezvous and at a rank's data port.
 //!
 //! Each prints what it found as JSON. Servers run in processes of their own, so that their memory and files are theirs alone.
@@ -37,9 +37,9 @@ use tonic::transport::Endpoint;
 /// Nothing that is waited for takes longer.
 const PATIENCE: Duration = Duration::from_secs(120);
 const SECRET: [u8; 32] = [7; 32];
-/// Groups made while strangers connect.
+/// Groups made while idle clients connect.
 const GROUPS: usize = 50;
-/// The limit on open files of the rank that strangers connect to.
+/// The limit on open files of the rank that idle clients connect to.
 const FILES: u64 = 1024;
 
 fn main() -> Result<()> {
@@ -128,7 +128,7 @@ fn open_many_files() -> Result<()> {
     Ok(setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum })?)
 }
 
-/// A rendezvous of so many ranks.
+/// A rendezvous that expects `ranks` ranks.
 fn serve(ranks: usize) -> Result<()> {
     open_many_files()?;
     let listener = listen::bind((Ipv4Addr::LOCALHOST, 0).into())?;
@@ -214,9 +214,9 @@ async fn join(address: SocketAddr, rank: u32, ranks: u32) -> Result<usize> {
     Ok(reply.roster.len())
 }
 
-// ---- strangers ----------------------------------------------------------------------------------------------------------
+// ---- idle clients -------------------------------------------------------------------------------------------------------
 
-/// A thread that keeps so many silent connections to an address, and opens each again that is closed.
+/// A thread that keeps `count` silent connections to an address, and reopens each one that is closed.
 struct Crowd {
     is_over: Arc<AtomicBool>,
     opened: Arc<AtomicU64>,
@@ -247,13 +247,13 @@ impl Crowd {
     fn wait_for(&self, connections: usize) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while self.opened.load(Ordering::Relaxed) < connections as u64 {
-            ensure!(Instant::now() < deadline, "the strangers could not connect");
+            ensure!(Instant::now() < deadline, "the idle clients could not connect");
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(())
     }
 
-    /// How often a stranger connected.
+    /// How often a client connected.
     fn end(self) -> u64 {
         self.is_over.store(true, Ordering::Relaxed);
         let _ = self.thread.join();
@@ -323,7 +323,7 @@ fn idle(connections: usize) -> Result<()> {
     let mut rank = Other::start(&["rank", &GROUPS.to_string()])?;
     let mut report = serde_json::Map::new();
     let quiet: serde_json::Value = serde_json::from_str(&rank.go()?)?;
-    report.insert("without strangers".into(), quiet);
+    report.insert("without idle clients".into(), quiet);
     for (port, address) in ["data port", "metrics"].into_iter().zip(rank.addresses.clone()) {
         let crowd = Crowd::start(address, connections);
         crowd.wait_for(connections)?;
