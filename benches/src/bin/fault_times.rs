@@ -115,7 +115,7 @@ fn rank() -> Result<()> {
             println!("ready {}", std::process::id());
         }
         x.fill(1.0);
-        // Lives until the error is told: freeing it waits for the GPU, which takes 0.1 s to abort a collective.
+        // Lives until the error is told: freeing it may wait for the GPU.
         let mut there;
         let group = orchestrator.manager().world();
         let outcome = if group.device().is_none() {

@@ -329,7 +329,8 @@ impl GroupInner {
 
     /// Gives the group up: tells the others, and refuses every later call. Returns the error, or the one it came from.
     fn fail(&self, core: &mut Core, error: Error) -> Error {
-        let words = self.abort_reasons.as_ref();
+        // The watchdog of a group on GPUs has links without data, which are never in the middle of a frame: they carry reasons.
+        let words = self.abort_reasons.as_ref().filter(|_| core.backend.stream().is_none());
         let found = match error {
             Error::PeerLost { rank, .. } => {
                 words.and_then(|words| words.of(rank)).map(|reason| (rank, reason))
