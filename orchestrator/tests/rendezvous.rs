@@ -290,6 +290,44 @@ fn more_half_open_connections_than_are_allowed_make_way_for_a_rank() {
 }
 
 #[test]
+fn strangers_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
+    let config = RendezvousConfig {
+        max_connections: std::num::NonZeroU32::new(1).expect("not zero"),
+        handshake_timeout: Timeout::from_secs(60),
+        ..RendezvousConfig::default()
+    };
+    let job = Job::with(1, &config, with_encryption(EncryptionChoice::On));
+    let middle = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let at = HostPort::new("127.0.0.1", middle.local_addr().expect("bound").port()).expect("an address");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut client, _) = middle.accept().expect("a client");
+            let mut server = TcpStream::connect(job.server.address()).expect("connected");
+            let (mut hear, mut forth) =
+                (client.try_clone().expect("a clone"), server.try_clone().expect("a clone"));
+            std::thread::spawn(move || std::io::copy(&mut hear, &mut forth));
+            // The first byte of TLS comes only after the client's proof.
+            let mut bytes = [0; 73];
+            server.read_exact(&mut bytes[..72]).expect("the server's proof");
+            client.write_all(&bytes[..72]).expect("passed on");
+            server.read_exact(&mut bytes[72..]).expect("TLS begins");
+            let silent = [(); 2].map(|()| TcpStream::connect(job.server.address()).expect("connected"));
+            let deadline = within(20);
+            while job.server.refused() == 0 && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert_eq!(job.server.refused(), 1, "the second stranger evicts the first");
+            client.write_all(&bytes[72..]).expect("passed on");
+            let _ = std::io::copy(&mut server, &mut client);
+            drop(silent);
+        });
+        let client =
+            Client::connect(at, job.secret.clone(), job.security.clone(), job.identity(0), within(20));
+        drop(client.expect("a connection"));
+    });
+}
+
+#[test]
 fn a_message_that_is_too_long_is_refused_and_the_connection_lives() {
     let config =
         RendezvousConfig { max_message: ryzanstein_config::ByteSize::kib(16), ..RendezvousConfig::default() };

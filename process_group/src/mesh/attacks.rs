@@ -14,6 +14,7 @@ use super::Connection;
 use super::accept::Acceptor;
 use super::arrivals::Arrivals;
 use super::prove::{HandshakeError, Prover};
+use crate::half_open::HalfOpen;
 use crate::rank::{Epoch, Rank};
 use crate::roster::Secret;
 use crate::security::{Mismatch, Protection, Security};
@@ -65,6 +66,15 @@ fn against<F: Future<Output = ()>>(
     reasons: &[&str],
     attack: impl FnOnce(SocketAddr) -> F,
 ) {
+    with_room_for(HalfOpen::default(), security, reasons, attack);
+}
+
+fn with_room_for<F: Future<Output = ()>>(
+    half_open: HalfOpen,
+    security: Security,
+    reasons: &[&str],
+    attack: impl FnOnce(SocketAddr) -> F,
+) {
     let refusals = Refusals::default();
     let counted = || lock(&refusals.0).clone();
     let expected: Vec<String> =
@@ -78,7 +88,7 @@ fn against<F: Future<Output = ()>>(
             let arrivals = Arc::new(Arrivals::default());
             let prover = Arc::new(prover(OURS, security));
             let acceptor = Acceptor { epoch: EPOCH, me: Rank(0), prover, arrivals: Arc::clone(&arrivals) };
-            tokio::spawn(acceptor.accept(listener));
+            tokio::spawn(acceptor.accept(listener, half_open));
             let whole = async {
                 attack(door).await;
                 while counted().len() < expected.len() {
@@ -192,6 +202,48 @@ async fn record(middle: &TcpListener, door: SocketAddr) -> Vec<u8> {
         said = listen => said,
         () = answers => unreachable!("it waits for the other"),
     }
+}
+
+#[test]
+#[cfg(feature = "tls")]
+fn strangers_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
+    let on = security(EncryptionChoice::On);
+    with_room_for(HalfOpen::at_most(1), on, &["evicted"], async |door| {
+        let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let honest = dial(middle.local_addr().unwrap(), OURS, security(EncryptionChoice::On), EPOCH);
+        let slow = async {
+            let mut from = middle.accept().await.unwrap().0;
+            let mut to = TcpStream::connect(door).await.unwrap();
+            let mut bytes = [0; CHALLENGE];
+            to.read_exact(&mut bytes).await.unwrap();
+            from.write_all(&bytes).await.unwrap();
+            let mut bytes = [0; KNOCK];
+            from.read_exact(&mut bytes).await.unwrap();
+            to.write_all(&bytes).await.unwrap();
+            // TLS begins only after the knock was right.
+            let ((mut hear, mut answer), (mut back, mut forth)) = (from.split(), to.split());
+            let mut first = [0; 1];
+            tokio::select! {
+                _ = copy(&mut hear, &mut forth) => unreachable!("it waits for the other"),
+                read = back.read_exact(&mut first) => read.unwrap(),
+            };
+            let strangers = [stranger(door).await, stranger(door).await];
+            answer.write_all(&first).await.unwrap();
+            let _ = copy_bidirectional(&mut from, &mut to).await;
+            drop(strangers);
+        };
+        tokio::select! {
+            link = honest => drop(link.expect("a link")),
+            () = slow => unreachable!("the link ends it"),
+        }
+    });
+}
+
+/// Says nothing, and is heard.
+async fn stranger(door: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect(door).await.unwrap();
+    stream.read_exact(&mut [0; CHALLENGE]).await.unwrap();
+    stream
 }
 
 #[test]

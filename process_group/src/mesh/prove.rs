@@ -9,6 +9,7 @@ use tokio::time::timeout;
 
 use super::Connection;
 use super::memory::{MemoryProbe, ReadableProcess};
+use crate::half_open::Seat;
 use crate::rank::{Epoch, Rank};
 use crate::roster::Secret;
 use crate::security::{Channel, Mismatch, Secured, Security, SecurityError};
@@ -115,14 +116,15 @@ impl Prover {
     }
 
     /// The accepting end, as rank `me` of an epoch. `None` for who hangs up without a word, as those do that only look
-    /// whether this rank is still there.
+    /// whether this rank is still there. Who knows the secret leaves its seat.
     pub(super) async fn accept(
         &self,
         stream: TcpStream,
         epoch: Epoch,
         me: Rank,
+        seat: &Seat,
     ) -> Result<Option<(LinkId, Connection)>, HandshakeError> {
-        let handshake = timeout(self.limit, self.accept_whenever(stream, epoch, me));
+        let handshake = timeout(self.limit, self.accept_whenever(stream, epoch, me, seat));
         handshake.await.unwrap_or(Err(HandshakeError::TimedOut(self.limit)))
     }
 
@@ -131,6 +133,7 @@ impl Prover {
         mut stream: TcpStream,
         epoch: Epoch,
         me: Rank,
+        seat: &Seat,
     ) -> Result<Option<(LinkId, Connection)>, HandshakeError> {
         stream.set_nodelay(true)?;
         let here = self.security.protection(stream.local_addr()?.ip());
@@ -146,6 +149,7 @@ impl Prover {
         let there = hello::read_preface(*preface).ok_or(HandshakeError::WrongVersion)?;
         stream.read_exact(rest).await?;
         let opening = Opening::hear(&self.secret, &challenge, &knock).ok_or(HandshakeError::WrongSecret)?;
+        seat.leave();
         Security::agree(here, there)?;
 
         let mut stream = self.security.accept(here, stream).await?;
