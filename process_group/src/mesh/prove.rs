@@ -14,7 +14,7 @@ use crate::rank::{Epoch, Rank};
 use crate::roster::Secret;
 use crate::security::{Channel, Mismatch, Secured, Security, SecurityError};
 use crate::wire::hello::{
-    self, CHALLENGE, HELLO, Hello, KNOCK, LinkId, MemoryToken, Nonce, Opening, PREFACE, WELCOME,
+    self, CHALLENGE, HELLO, Hello, KNOCK, LinkId, MemoryToken, Nonce, Opening, PREFACE, REPLY, WELCOME,
 };
 
 /// Why a link was not made.
@@ -58,7 +58,8 @@ impl HandshakeError {
         }
     }
 
-    /// Whether another attempt would come to the same.
+    /// Whether another attempt would come to the same. Only the reply of a rank that knows the secret leads to these: what a
+    /// stranger says, or changes on the way, may come to something else the next time.
     pub(super) const fn is_final(&self) -> bool {
         matches!(self, Self::Mismatch(_) | Self::Security(_))
     }
@@ -150,6 +151,8 @@ impl Prover {
         stream.read_exact(rest).await?;
         let opening = Opening::hear(&self.secret, &challenge, &knock).ok_or(HandshakeError::WrongSecret)?;
         seat.leave();
+        // Also to one with other settings, who can then say so too.
+        stream.write_all(&opening.reply(&self.secret)).await?;
         Security::agree(here, there)?;
 
         let mut stream = self.security.accept(here, stream).await?;
@@ -183,6 +186,11 @@ impl Prover {
         let (knock, opening) = Opening::knock(&self.secret, &challenge, here, &random());
         // Also to one with other settings, who can then say so too.
         stream.write_all(&knock).await?;
+        let mut reply = [0; REPLY];
+        stream.read_exact(&mut reply).await.map_err(HandshakeError::while_waiting)?;
+        if !opening.is_reply(&self.secret, &reply) {
+            return Err(HandshakeError::WrongSecret);
+        }
         Security::agree(here, there)?;
 
         let mut stream = self.security.connect(here, stream).await?;
