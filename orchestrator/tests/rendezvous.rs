@@ -2,12 +2,13 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
 use ryzanstein_config::{
-    BackendChoice, EncryptionChoice, HostPort, RendezvousConfig, SecurityConfig, Timeout,
+    BackendChoice, Config, EncryptionChoice, HostPort, RendezvousConfig, SecurityConfig, Timeout,
 };
-use ryzanstein_orchestrator::rendezvous::{Client, Identity, Server, listen};
+use ryzanstein_orchestrator::rendezvous::{Client, Identity, Server, connect, listen};
 use ryzanstein_orchestrator::status::wire::{Group, Report};
 use ryzanstein_process_group::security::Security;
 use ryzanstein_process_group::{
@@ -206,6 +207,33 @@ fn a_client_with_other_settings_is_told_at_once_what_each_end_has() {
         }
         assert_eq!(job.server.refused(), 1);
     }
+}
+
+#[test]
+fn a_rank_that_finds_the_secret_in_a_file_is_told_at_once_of_other_settings() {
+    let job = Job::encrypted(2, EncryptionChoice::On);
+    let folder = tempfile::tempdir().expect("a folder");
+    let port = job.server.address().port();
+    let user = rustix::process::geteuid().as_raw();
+    let file = folder.path().join(format!("ryzanstein-{user}-{port}.secret"));
+    std::fs::write(&file, job.secret.expose()).expect("written");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("made private");
+    let mut config = Config::default();
+    config.security.encryption = EncryptionChoice::Off;
+    config.rendezvous.timeout = Timeout::from_secs(60);
+    let environment = [
+        ("MASTER_ADDR", "127.0.0.1".to_owned()),
+        ("MASTER_PORT", port.to_string()),
+        ("RANK", "1".to_owned()),
+        ("WORLD_SIZE", "2".to_owned()),
+        ("XDG_RUNTIME_DIR", folder.path().display().to_string()),
+    ];
+    let environment = environment.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    // Of half the time that it may take.
+    let deadline = within(30);
+    let error = connect(&config, &environment).expect_err("refused").to_string();
+    assert!(error.contains("this end does not encrypt"), "{error}");
+    assert!(Instant::now() < deadline, "it was not tried again and again");
 }
 
 #[test]
