@@ -148,6 +148,9 @@ impl<'a> Supervisor<'a> {
                 _ = look.tick() => {
                     self.look();
                     if let Some(endpoint) = &mut endpoint {
+                        if let Err(error) = endpoint.renew() {
+                            tell(&format!("the socket of `ryz status` has gone: {error}"));
+                        }
                         endpoint.set_health(self.is_healthy()).await;
                     }
                     let nodes = self.job.config.launch.nnodes.get();
