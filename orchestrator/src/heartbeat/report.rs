@@ -1,5 +1,7 @@
 //! What a heartbeat says.
 
+use std::collections::BTreeSet;
+
 use prost::Message as _;
 use ryzanstein_process_group::device::{Device, MemoryUse, MemoryWatch};
 use ryzanstein_process_group::{CurrentCall, FlightRecorder, GroupActivity, RecentLatency};
@@ -18,16 +20,17 @@ pub(super) struct Source {
     flight: FlightRecorder,
     memory: Option<MemoryWatch>,
     gpu: Option<Sampler>,
+    gauges: Gauges,
 }
 
 impl Source {
     pub(super) fn new(flight: FlightRecorder, device: Option<&Device>) -> Self {
         let gpu = device.and_then(|device| Sampler::start(device.info().uuid.clone()));
-        Self { flight, memory: device.map(Device::memory_watch), gpu }
+        Self { flight, memory: device.map(Device::memory_watch), gpu, gauges: Gauges::default() }
     }
 
     /// Now. Waits for nothing but `/proc`.
-    pub(super) fn report(&self) -> wire::Report {
+    pub(super) fn report(&mut self) -> wire::Report {
         let groups = self.flight.activity();
         let (mut bytes, mut shown) = (0, Vec::new());
         // Names list members: those of large groups are long. What is longer than the launcher keeps would be refused.
@@ -47,7 +50,7 @@ impl Source {
             gpu_memory: self.memory.as_ref().and_then(MemoryWatch::read).map(gpu_memory),
             leaving: false,
         };
-        measure(&report);
+        measure(&report, &mut self.gauges);
         report
     }
 }
@@ -95,13 +98,25 @@ fn resident_bytes(status: &str) -> Option<u64> {
     Some(kibibytes << 10)
 }
 
-/// Passes the same on as metrics. What is not known sets nothing.
-fn measure(report: &wire::Report) {
-    let set = |metric: names::Metric, value: Option<f64>| {
-        if let Some(value) = value {
-            metrics::gauge!(metric.name).set(value);
+/// The gauges that have been set.
+#[derive(Default)]
+struct Gauges(BTreeSet<&'static str>);
+
+impl Gauges {
+    /// What has never been known is absent. What is not known any more is not a number.
+    fn set(&mut self, metric: names::Metric, value: Option<f64>) {
+        if value.is_some() {
+            self.0.insert(metric.name);
         }
-    };
+        if self.0.contains(metric.name) {
+            metrics::gauge!(metric.name).set(value.unwrap_or(f64::NAN));
+        }
+    }
+}
+
+/// Passes the same on as metrics.
+fn measure(report: &wire::Report, gauges: &mut Gauges) {
+    let mut set = |metric, value| gauges.set(metric, value);
     set(names::RESIDENT_BYTES, report.resident_bytes.map(|bytes| bytes as f64));
     if let Some(memory) = &report.gpu_memory {
         set(names::GPU_USED_BYTES, Some(memory.used_bytes as f64));
@@ -123,6 +138,27 @@ fn measure(report: &wire::Report) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(feature = "telemetry")]
+    fn a_figure_that_is_not_known_any_more_is_not_a_number_and_one_that_never_was_is_absent() {
+        let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+        let page = recorder.handle();
+        metrics::with_local_recorder(&recorder, || {
+            let mut gauges = Gauges::default();
+            let mut report = wire::Report::default();
+            let gpu = wire::Gpu { temperature: Some(61), ..wire::Gpu::default() };
+            report.gpu = Some(gpu);
+            measure(&report, &mut gauges);
+            assert!(page.render().contains("ryz_gpu_temperature_celsius 61"), "{}", page.render());
+            // The sample is stale.
+            report.gpu = Some(wire::Gpu::default());
+            measure(&report, &mut gauges);
+        });
+        let text = page.render();
+        assert!(text.contains("ryz_gpu_temperature_celsius NaN"), "{text}");
+        assert!(!text.contains("ryz_gpu_ecc_corrected"), "{text}");
+    }
 
     #[test]
     fn resident_memory_is_read_in_bytes_or_absent() {
