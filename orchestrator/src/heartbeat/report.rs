@@ -10,7 +10,7 @@ use super::gpu::Sampler;
 use crate::metric_names as names;
 use crate::status::wire;
 
-/// The most groups of a report, the newest. A rank has a handful.
+/// The most groups of a report. A rank has a handful.
 const MOST_GROUPS: usize = 64;
 /// The most bytes of them.
 const MOST_BYTES: usize = 48 << 10;
@@ -31,20 +31,9 @@ impl Source {
 
     /// Now. Waits for nothing but `/proc`.
     pub(super) fn report(&mut self) -> wire::Report {
-        let groups = self.flight.activity();
-        let (mut bytes, mut shown) = (0, Vec::new());
-        // Names list members: those of large groups are long. What is longer than the launcher keeps would be refused.
-        for group in groups.iter().rev().map(group).take(MOST_GROUPS) {
-            bytes += group.encoded_len();
-            if bytes > MOST_BYTES {
-                break;
-            }
-            shown.push(group);
-        }
-        shown.reverse();
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let report = wire::Report {
-            groups: shown,
+            groups: shown(&self.flight.activity()),
             resident_bytes: resident_bytes(&status),
             gpu: self.gpu.as_ref().and_then(Sampler::latest),
             gpu_memory: self.memory.as_ref().and_then(MemoryWatch::read).map(gpu_memory),
@@ -53,6 +42,23 @@ impl Source {
         measure(&report, &mut self.gauges);
         report
     }
+}
+
+/// `world`, in which all ranks meet, and the newest others, in the order in which they were made.
+fn shown(groups: &[GroupActivity]) -> Vec<wire::Group> {
+    let (world, others): (Vec<_>, Vec<_>) = groups.iter().partition(|group| group.name == "world");
+    let (mut bytes, mut shown) = (0, Vec::new());
+    // Names list members: those of large groups are long. What is longer than the launcher keeps would be refused.
+    for group in world.iter().chain(others.iter().rev()).copied().map(group).take(MOST_GROUPS) {
+        bytes += group.encoded_len();
+        if bytes > MOST_BYTES {
+            break;
+        }
+        shown.push(group);
+    }
+    let newest = world.len().min(shown.len());
+    shown[newest..].reverse();
+    shown
 }
 
 fn group(activity: &GroupActivity) -> wire::Group {
@@ -138,6 +144,36 @@ fn measure(report: &wire::Report, gauges: &mut Gauges) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_too_many_groups_world_and_the_newest_are_shown() {
+        let activity = |name: String| GroupActivity {
+            name,
+            size: 2,
+            failed: false,
+            begun: Some(1),
+            operation: None,
+            ended: Some(1),
+            current: None,
+            calls: 1,
+            recent: None,
+        };
+        let named = |names: &[String]| names.iter().cloned().map(activity).collect::<Vec<_>>();
+        let names: Vec<String> =
+            ["world".to_owned()].into_iter().chain((0..100).map(|i| format!("g{i}"))).collect();
+        let few: Vec<String> = shown(&named(&names[..3])).into_iter().map(|group| group.name).collect();
+        assert_eq!(few, names[..3]);
+        let many: Vec<String> = shown(&named(&names)).into_iter().map(|group| group.name).collect();
+        assert_eq!(many.len(), MOST_GROUPS);
+        assert_eq!((&*many[0], &*many[1], &*many[MOST_GROUPS - 1]), ("world", "g37", "g99"));
+        let long: Vec<String> = ["world".to_owned()]
+            .into_iter()
+            .chain((0..9).map(|i| format!("{i}{}", "x".repeat(20 << 10))))
+            .collect();
+        let fits: Vec<String> = shown(&named(&long)).into_iter().map(|group| group.name).collect();
+        assert_eq!(fits.len(), 3);
+        assert!(fits[0] == "world" && fits[1].starts_with('7') && fits[2].starts_with('8'));
+    }
 
     #[test]
     #[cfg(feature = "telemetry")]
