@@ -187,6 +187,14 @@ impl Client {
         Ok(reply.value)
     }
 
+    /// Tells the first node's launcher that a rank of this node has left, which no heartbeat follows.
+    #[cfg(feature = "server")]
+    pub(crate) fn farewell(&self, rank: Rank, wait: Duration) -> Result<()> {
+        let report = Report { leaving: true, ..Report::default() };
+        let request = wire::BeatRequest { epoch: self.epoch(), rank: rank.0, report: Some(report) };
+        refused(self.call(wait, |mut stub| async move { stub.beat(request).await })?.refusal)
+    }
+
     fn epoch(&self) -> u64 {
         let joined = self.inner.joined.get().map(|(_, epoch)| *epoch);
         joined.or(self.inner.identity.epoch).unwrap_or(Epoch(1)).0
