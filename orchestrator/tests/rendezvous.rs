@@ -142,6 +142,19 @@ fn ranks_join_get_one_roster_and_share_a_store_and_a_barrier() {
 }
 
 #[test]
+fn a_rank_cannot_write_what_launchers_count_in() {
+    let job = Job::new(1);
+    let ranks = job.all();
+    let rank = &ranks[0].1.store;
+    let key = format!("{}launcher/1", store::RESERVED);
+    for refused in [rank.set(&key, b"v"), rank.add(&key, 1).map(drop)] {
+        let error = refused.expect_err("reserved");
+        assert!(matches!(error, Error::Invalid(_)) && error.to_string().contains("reserved"), "{error}");
+    }
+    rank.set("launcher/1", b"v").expect("a key like any other");
+}
+
+#[test]
 fn a_blocking_client_may_be_called_from_inside_a_runtime() {
     let job = Job::new(1);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use hyper_util::rt::TokioIo;
 use ryzanstein_config::HostPort;
 use ryzanstein_process_group::security::{Secured, Security};
-use ryzanstein_process_group::store::{Store, check_lengths};
+use ryzanstein_process_group::store::{Store, check};
 use ryzanstein_process_group::{
     Candidate, Epoch, Error, LocalRank, Membership, Rank, Rendezvous, Result, Secret,
 };
@@ -178,7 +178,7 @@ impl Client {
         refused(reply.refusal)
     }
 
-    /// Adds to a counter of the store, with a deadline of its own.
+    /// Adds to a launcher's counter in the store, with a deadline of its own.
     #[cfg(feature = "server")]
     pub(crate) fn count(&self, key: &str, amount: i64, wait: Duration) -> Result<i64> {
         let request = wire::AddRequest { epoch: self.epoch(), key: key.into(), amount };
@@ -405,7 +405,7 @@ impl Rendezvous for Client {
 
 impl Store for Client {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        check_lengths(key, value)?;
+        check(key, value)?;
         let request = wire::SetRequest {
             epoch: self.epoch(),
             key: key.into(),
@@ -424,6 +424,7 @@ impl Store for Client {
     }
 
     fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        check(key, &[])?;
         let request = wire::AddRequest { epoch: self.epoch(), key: key.into(), amount };
         let reply = self.call(UNARY_TIMEOUT, |mut stub| async move { stub.add(request).await })?;
         refused(reply.refusal)?;

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use ryzanstein_config::{Config, HostPort};
 use ryzanstein_process_group::security::Security;
+use ryzanstein_process_group::store::RESERVED;
 use ryzanstein_process_group::{Rank, Secret};
 
 use super::job::LaunchError;
@@ -28,7 +29,7 @@ const GOODBYE: i64 = i64::MIN / 2;
 const LEAVING: Duration = Duration::from_secs(1);
 
 fn key(node: u32) -> String {
-    format!("launcher/{node}")
+    format!("{RESERVED}launcher/{node}")
 }
 
 /// What the first node's launcher knows of the others.
