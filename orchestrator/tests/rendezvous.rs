@@ -427,6 +427,9 @@ fn a_failure_and_a_new_epoch_reach_those_who_wait() {
     job.server.advance(Epoch(2));
     let error = ranks[0].1.store.set("k", b"v").expect_err("fenced");
     assert!(error.to_string().contains("belongs to epoch 1"), "{error}");
+    assert_eq!(job.server.refused(), 1, "counted");
+    ranks[0].0.beat(Report::default()).expect_err("fenced");
+    assert_eq!(job.server.refused(), 2, "a heartbeat too");
 }
 
 #[test]

@@ -41,6 +41,12 @@ impl ConnectionCounts {
         tracing::debug!(%peer, %why, "refused a connection to the rendezvous");
     }
 
+    /// A request of another epoch, on a connection that stays.
+    pub(super) fn other_epoch(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        security::count_refused("control", "epoch");
+    }
+
     fn evicted(&self, connections: usize) {
         self.refused.fetch_add(connections as u64, Ordering::Relaxed);
         (0..connections).for_each(|_| security::count_refused("control", "evicted"));
@@ -57,20 +63,25 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    pub(super) fn new(secret: Secret, security: Security, config: &RendezvousConfig) -> (Self, Incoming) {
+    pub(super) fn new(
+        secret: Secret,
+        security: Security,
+        config: &RendezvousConfig,
+        counts: Arc<ConnectionCounts>,
+    ) -> (Self, Incoming) {
         let (admitted, incoming) = mpsc::channel(64);
         let acceptor = Self {
             secret,
             security,
             handshake_timeout: config.handshake_timeout.get(),
             most: config.max_connections.get() as usize,
-            counts: Arc::default(),
+            counts,
             admitted,
         };
         (acceptor, Incoming(incoming))
     }
 
-    pub(super) fn counts(&self) -> Arc<ConnectionCounts> {
+    fn counts(&self) -> Arc<ConnectionCounts> {
         Arc::clone(&self.counts)
     }
 
