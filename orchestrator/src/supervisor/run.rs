@@ -228,7 +228,7 @@ impl<'a> Supervisor<'a> {
                 let process = match (process.exit, process.pid) {
                     (Some(_), _) | (None, None) => Process::Ended,
                     _ if self.core.is_stopped(*rank) => Process::Stopped,
-                    (None, Some(pid)) => Process::Running(descendants::state(raw(pid))),
+                    (None, Some(pid)) => Process::Running(descendants::program_state(raw(pid))),
                 };
                 (*rank, Seen { process, beat: None })
             })
@@ -285,7 +285,7 @@ impl<'a> Supervisor<'a> {
             state: state.into(),
             process_state: pid
                 .filter(|_| seen.process != Process::Ended)
-                .and_then(descendants::state)
+                .and_then(descendants::program_state)
                 .map(String::from),
             exit_code,
             signal,
