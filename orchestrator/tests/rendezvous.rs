@@ -2,12 +2,13 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
 use ryzanstein_config::{
-    BackendChoice, EncryptionChoice, HostPort, RendezvousConfig, SecurityConfig, Timeout,
+    BackendChoice, Config, EncryptionChoice, HostPort, RendezvousConfig, SecurityConfig, Timeout,
 };
-use ryzanstein_orchestrator::rendezvous::{Client, Identity, Server, listen};
+use ryzanstein_orchestrator::rendezvous::{Client, Identity, Server, connect, listen};
 use ryzanstein_orchestrator::status::wire::{Group, Report};
 use ryzanstein_process_group::security::Security;
 use ryzanstein_process_group::{
@@ -141,6 +142,19 @@ fn ranks_join_get_one_roster_and_share_a_store_and_a_barrier() {
 }
 
 #[test]
+fn a_rank_cannot_write_what_launchers_count_in() {
+    let job = Job::new(1);
+    let ranks = job.all();
+    let rank = &ranks[0].1.store;
+    let key = format!("{}launcher/1", store::RESERVED);
+    for refused in [rank.set(&key, b"v"), rank.add(&key, 1).map(drop)] {
+        let error = refused.expect_err("reserved");
+        assert!(matches!(error, Error::Invalid(_)) && error.to_string().contains("reserved"), "{error}");
+    }
+    rank.set("launcher/1", b"v").expect("a key like any other");
+}
+
+#[test]
 fn a_blocking_client_may_be_called_from_inside_a_runtime() {
     let job = Job::new(1);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -206,6 +220,33 @@ fn a_client_with_other_settings_is_told_at_once_what_each_end_has() {
         }
         assert_eq!(job.server.refused(), 1);
     }
+}
+
+#[test]
+fn a_rank_that_finds_the_secret_in_a_file_is_told_at_once_of_other_settings() {
+    let job = Job::encrypted(2, EncryptionChoice::On);
+    let folder = tempfile::tempdir().expect("a folder");
+    let port = job.server.address().port();
+    let user = rustix::process::geteuid().as_raw();
+    let file = folder.path().join(format!("ryzanstein-{user}-{port}.secret"));
+    std::fs::write(&file, job.secret.expose()).expect("written");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600)).expect("made private");
+    let mut config = Config::default();
+    config.security.encryption = EncryptionChoice::Off;
+    config.rendezvous.timeout = Timeout::from_secs(60);
+    let environment = [
+        ("MASTER_ADDR", "127.0.0.1".to_owned()),
+        ("MASTER_PORT", port.to_string()),
+        ("RANK", "1".to_owned()),
+        ("WORLD_SIZE", "2".to_owned()),
+        ("XDG_RUNTIME_DIR", folder.path().display().to_string()),
+    ];
+    let environment = environment.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+    // Of half the time that it may take.
+    let deadline = within(30);
+    let error = connect(&config, &environment).expect_err("refused").to_string();
+    assert!(error.contains("this end does not encrypt"), "{error}");
+    assert!(Instant::now() < deadline, "it was not tried again and again");
 }
 
 #[test]
@@ -290,6 +331,44 @@ fn more_half_open_connections_than_are_allowed_make_way_for_a_rank() {
 }
 
 #[test]
+fn strangers_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
+    let config = RendezvousConfig {
+        max_connections: std::num::NonZeroU32::new(1).expect("not zero"),
+        handshake_timeout: Timeout::from_secs(60),
+        ..RendezvousConfig::default()
+    };
+    let job = Job::with(1, &config, with_encryption(EncryptionChoice::On));
+    let middle = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
+    let at = HostPort::new("127.0.0.1", middle.local_addr().expect("bound").port()).expect("an address");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut client, _) = middle.accept().expect("a client");
+            let mut server = TcpStream::connect(job.server.address()).expect("connected");
+            let (mut hear, mut forth) =
+                (client.try_clone().expect("a clone"), server.try_clone().expect("a clone"));
+            std::thread::spawn(move || std::io::copy(&mut hear, &mut forth));
+            // The first byte of TLS comes only after the client's proof.
+            let mut bytes = [0; 73];
+            server.read_exact(&mut bytes[..72]).expect("the server's proof");
+            client.write_all(&bytes[..72]).expect("passed on");
+            server.read_exact(&mut bytes[72..]).expect("TLS begins");
+            let silent = [(); 2].map(|()| TcpStream::connect(job.server.address()).expect("connected"));
+            let deadline = within(20);
+            while job.server.refused() == 0 && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            assert_eq!(job.server.refused(), 1, "the second stranger evicts the first");
+            client.write_all(&bytes[72..]).expect("passed on");
+            let _ = std::io::copy(&mut server, &mut client);
+            drop(silent);
+        });
+        let client =
+            Client::connect(at, job.secret.clone(), job.security.clone(), job.identity(0), within(20));
+        drop(client.expect("a connection"));
+    });
+}
+
+#[test]
 fn a_message_that_is_too_long_is_refused_and_the_connection_lives() {
     let config =
         RendezvousConfig { max_message: ryzanstein_config::ByteSize::kib(16), ..RendezvousConfig::default() };
@@ -348,6 +427,9 @@ fn a_failure_and_a_new_epoch_reach_those_who_wait() {
     job.server.advance(Epoch(2));
     let error = ranks[0].1.store.set("k", b"v").expect_err("fenced");
     assert!(error.to_string().contains("belongs to epoch 1"), "{error}");
+    assert_eq!(job.server.refused(), 1, "counted");
+    ranks[0].0.beat(Report::default()).expect_err("fenced");
+    assert_eq!(job.server.refused(), 2, "a heartbeat too");
 }
 
 #[test]

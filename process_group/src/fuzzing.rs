@@ -4,7 +4,7 @@ use crate::backend::stream::fuzzing as control;
 use crate::roster::Secret;
 use crate::security::{Binding, Protection};
 use crate::wire::frame::{HEADER, Header};
-use crate::wire::hello::{self, CHALLENGE, HELLO, Hello, KNOCK, Nonce, Opening, WELCOME};
+use crate::wire::hello::{self, CHALLENGE, HELLO, Hello, KNOCK, Nonce, Opening, REPLY, WELCOME};
 
 const SECRET: [u8; 32] = [7; 32];
 const NONCE: Nonce = [1; 32];
@@ -32,6 +32,9 @@ pub fn link_handshake(bytes: &[u8]) {
         assert_eq!(Opening::hear(&secret, &challenge, knock), None, "a peer without the secret is believed");
     }
     let (_, opening) = Opening::knock(&secret, &challenge, Protection::Encrypted, &NONCE);
+    if let Some(reply) = bytes.last_chunk::<REPLY>() {
+        assert!(!opening.is_reply(&secret, reply), "a peer without the secret is believed");
+    }
     let Some(unproven) = bytes.first_chunk::<HELLO>() else { return };
     assert_eq!(
         Hello::decode(&secret, &opening, &BINDING, unproven),

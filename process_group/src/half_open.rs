@@ -1,6 +1,8 @@
 //! Connections that have not proved themselves yet: how many there may be, and which goes when there are too many.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::process::{Resource, getrlimit};
 use tokio::task::AbortHandle;
@@ -10,14 +12,36 @@ const MOST: u64 = 4096;
 /// The share of the limit on open files that they may take.
 const SHARE: u64 = 4;
 
+/// A connection's place among those that have not proved themselves. Exactly one of the two ends of it takes it: the task that
+/// [leaves](Self::leave), or the queue that evicts it.
+#[derive(Clone, Default, Debug)]
+pub struct Seat(Arc<AtomicBool>);
+
+impl Seat {
+    /// The connection has proved that it belongs to the job: it is evicted no more.
+    pub fn leave(&self) {
+        self.take();
+    }
+
+    /// Whether nobody has taken it before.
+    fn take(&self) -> bool {
+        !self.0.swap(true, Ordering::Relaxed)
+    }
+
+    fn is_taken(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// The tasks that let connections prove themselves, oldest first.
 ///
-/// Whoever knows the job's secret needs milliseconds. So a new connection evicts the oldest, and strangers who connect and say
-/// nothing keep nobody out. The application keeps three quarters of its descriptors.
+/// Whoever knows the job's secret needs milliseconds. So a new connection evicts the oldest, and clients that connect and say
+/// nothing keep nobody out. One that has left its [`Seat`] is not evicted, however long it still takes. The application keeps
+/// three quarters of its descriptors.
 #[derive(Debug)]
 pub struct HalfOpen {
     most: usize,
-    tasks: VecDeque<AbortHandle>,
+    tasks: VecDeque<(AbortHandle, Seat)>,
 }
 
 impl Default for HalfOpen {
@@ -37,23 +61,37 @@ impl HalfOpen {
         Self { most, tasks: VecDeque::new() }
     }
 
-    /// A new connection's task. Ends the oldest if there are too many.
-    pub fn push(&mut self, task: AbortHandle) {
+    /// A new connection's task. Ends the oldest if there are too many, and returns how many it has ended.
+    pub fn push(&mut self, task: AbortHandle, seat: Seat) -> usize {
         if self.tasks.len() >= self.most {
-            self.tasks.retain(|task| !task.is_finished());
+            self.forget();
         }
-        if self.tasks.len() >= self.most
-            && let Some(oldest) = self.tasks.pop_front()
-        {
-            oldest.abort();
-        }
-        self.tasks.push_back(task);
+        let evicted = self.evict((self.tasks.len() + 1).saturating_sub(self.most));
+        self.tasks.push_back((task, seat));
+        evicted
     }
 
-    /// The process is out of descriptors: ends the older half.
-    pub fn shed(&mut self) {
-        let half = self.tasks.len().div_ceil(2);
-        self.tasks.drain(..half).for_each(|task| task.abort());
+    /// The process is out of descriptors: ends the older half, and returns how many it has ended.
+    pub fn shed(&mut self) -> usize {
+        self.forget();
+        self.evict(self.tasks.len().div_ceil(2))
+    }
+
+    /// Drops those that need no place any more.
+    fn forget(&mut self) {
+        self.tasks.retain(|(task, seat)| !task.is_finished() && !seat.is_taken());
+    }
+
+    fn evict(&mut self, oldest: usize) -> usize {
+        let mut evicted = 0;
+        for (task, seat) in self.tasks.drain(..oldest) {
+            // It may have left its seat just now.
+            if seat.take() {
+                task.abort();
+                evicted += 1;
+            }
+        }
+        evicted
     }
 }
 
@@ -68,19 +106,37 @@ mod tests {
             let mut half_open = HalfOpen::new(2);
             let waiting = || tokio::spawn(std::future::pending::<()>());
             let done = tokio::spawn(async {});
-            half_open.push(done.abort_handle());
+            assert_eq!(half_open.push(done.abort_handle(), Seat::default()), 0);
             done.await.unwrap();
             let [first, second, third] = [waiting(), waiting(), waiting()];
-            half_open.push(first.abort_handle());
-            half_open.push(second.abort_handle());
+            assert_eq!(half_open.push(first.abort_handle(), Seat::default()), 0);
+            assert_eq!(half_open.push(second.abort_handle(), Seat::default()), 0);
             tokio::task::yield_now().await;
             assert!(!first.is_finished(), "the finished one made room");
-            half_open.push(third.abort_handle());
+            assert_eq!(half_open.push(third.abort_handle(), Seat::default()), 1);
             assert!(first.await.unwrap_err().is_cancelled());
-            half_open.shed();
+            assert_eq!(half_open.shed(), 1);
             assert!(second.await.unwrap_err().is_cancelled());
             tokio::task::yield_now().await;
             assert!(!third.is_finished());
+        });
+    }
+
+    #[test]
+    fn a_connection_that_has_left_its_seat_is_not_evicted() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let mut half_open = HalfOpen::new(1);
+            let waiting = || tokio::spawn(std::future::pending::<()>());
+            let [proved, stranger] = [waiting(), waiting()];
+            let seat = Seat::default();
+            half_open.push(proved.abort_handle(), seat.clone());
+            seat.leave();
+            assert_eq!(half_open.push(stranger.abort_handle(), Seat::default()), 0);
+            assert_eq!(half_open.shed(), 1);
+            assert!(stranger.await.unwrap_err().is_cancelled());
+            tokio::task::yield_now().await;
+            assert!(!proved.is_finished());
         });
     }
 }

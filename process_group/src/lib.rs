@@ -52,7 +52,7 @@ pub use capability::{Capability, ComponentVersion, Exclusive};
 pub use dtype::{DType, Element, UnknownDType};
 pub use error::{Error, Result};
 pub use group::{Arrival, CapturedCalls, GroupBuffer, GroupInfo, LastCall, ProcessGroup};
-pub use half_open::HalfOpen;
+pub use half_open::{HalfOpen, Seat};
 pub use in_process::InProcess;
 pub use layout::Layout;
 pub use manager::ProcessGroupManager;

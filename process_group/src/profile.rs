@@ -31,7 +31,8 @@ pub(crate) trait Timings: Send + Sync {
 pub struct Recording {
     /// Record calls at all.
     pub record: bool,
-    /// How many of the newest calls the [flight recorder](crate::FlightRecorder) keeps; 0 turns it off.
+    /// How many of the newest calls the [flight recorder](crate::FlightRecorder) keeps; 0 turns it off, and nobody sees
+    /// which call a rank is in.
     pub newest_calls: usize,
     /// A call is slow if it takes longer than this plus the time that its bytes need at `slow_gbs`.
     pub slow_call: Duration,

@@ -12,6 +12,8 @@ use crate::rank::Rank;
 
 /// Longest key in bytes.
 pub const MAX_KEY: usize = 256;
+/// What the keys begin with that only launchers write.
+pub const RESERVED: &str = "ryzanstein/";
 /// Longest value in bytes.
 pub const MAX_VALUE: usize = 256 << 10;
 
@@ -32,7 +34,7 @@ pub(crate) fn group_key(kind: &str, group: &str, what: impl fmt::Display) -> Str
 
 /// Keys to bytes, for small things that ranks must tell each other. Calls block; every wait has a deadline.
 ///
-/// Keys hold at most [`MAX_KEY`] and values at most [`MAX_VALUE`] bytes.
+/// Keys hold at most [`MAX_KEY`] and values at most [`MAX_VALUE`] bytes. Nobody may write keys that begin with [`RESERVED`].
 pub trait Store: Send + Sync {
     /// Stores a value. An older one is replaced.
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
@@ -164,12 +166,20 @@ impl MemoryStore {
     }
 }
 
-/// Refuses keys and values that are too long.
-pub fn check_lengths(key: &str, value: &[u8]) -> Result<()> {
+/// Refuses to write keys and values that are too long, and keys that are [`RESERVED`].
+///
+/// # Errors
+/// [`Error::Invalid`] says which.
+pub fn check(key: &str, value: &[u8]) -> Result<()> {
     if key.is_empty() || key.len() > MAX_KEY {
         return Err(Error::invalid(format!(
             "a store key has 1 to {MAX_KEY} bytes; this one has {}",
             key.len()
+        )));
+    }
+    if key.starts_with(RESERVED) {
+        return Err(Error::invalid(format!(
+            "the store key `{key}` begins with `{RESERVED}`, which is reserved for launchers; use another one"
         )));
     }
     if value.len() > MAX_VALUE {
@@ -183,7 +193,7 @@ pub fn check_lengths(key: &str, value: &[u8]) -> Result<()> {
 
 impl Store for MemoryStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        check_lengths(key, value)?;
+        check(key, value)?;
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         entries.insert(key.to_owned(), value.to_vec());
         self.changed.notify_all();
@@ -211,7 +221,7 @@ impl Store for MemoryStore {
     }
 
     fn add(&self, key: &str, amount: i64) -> Result<i64> {
-        check_lengths(key, &[])?;
+        check(key, &[])?;
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let value = entries.entry(key.to_owned()).or_insert_with(|| 0i64.to_le_bytes().to_vec());
         let Ok(bytes) = <[u8; 8]>::try_from(value.as_slice()) else {
@@ -273,13 +283,23 @@ mod tests {
     }
 
     #[test]
+    fn nobody_writes_what_launchers_write() {
+        let store = MemoryStore::new();
+        let key = format!("{RESERVED}launcher/1");
+        for refused in [store.set(&key, b""), store.add(&key, 1).map(drop)] {
+            let error = refused.unwrap_err();
+            assert!(matches!(error, Error::Invalid(_)) && error.to_string().contains("reserved"), "{error}");
+        }
+    }
+
+    #[test]
     fn keys_of_groups_fit_the_store_and_differ_as_their_names_do() {
         assert_eq!(group_key("abort-reason", "world", Rank(3)), "abort-reason/world/3");
         let name = |last: u32| format!("{}{last}", "ß".repeat(200));
         let (one, other) = (group_key("monitored", &name(1), "1/2"), group_key("monitored", &name(2), "1/2"));
         assert_ne!(one, other);
         for key in [one, other] {
-            check_lengths(&key, b"").unwrap();
+            check(&key, b"").unwrap();
         }
     }
 }

@@ -18,7 +18,8 @@ section! {
         slow_call: Duration = "10ms",
         /// The minimum time between two such log lines.
         slow_call_every: Duration = "10s",
-        /// How many of the newest calls the flight recorder keeps in each group, at 64 bytes each; 0 turns it off.
+        /// How many of the newest calls the flight recorder keeps in each group, at 64 bytes each; 0 turns it off, and with it the
+        /// launcher's view of which call each rank is in: no rank is then said to make no progress.
         recorder: RecordedCalls = "2048",
         /// The folder in which a rank writes its flight record, `rank-R.json`, when a group fails, or a `ryz` command that is a
         /// rank gets SIGUSR1; unset, none is written. `ryz trace` reads it.

@@ -10,6 +10,8 @@ use crate::status::wire;
 
 /// Between two samples.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// The figures of a sample that is older than this are not those of now: the driver does not answer.
+const STALE: Duration = INTERVAL.saturating_mul(5);
 
 type Latest = Arc<Mutex<Option<(Instant, GpuHealth)>>>;
 
@@ -31,7 +33,7 @@ impl Sampler {
         Some(Self { uuid, latest, _stop: stop })
     }
 
-    /// The newest sample, if there is one.
+    /// The newest sample, if there is one; a stale one without its figures.
     pub(super) fn latest(&self) -> Option<wire::Gpu> {
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
         latest.map(|(taken, health)| gpu(&self.uuid, taken.elapsed(), health))
@@ -61,7 +63,9 @@ fn sample(uuid: &str, latest: &Latest, stopped: &mpsc::Receiver<()>) {
 
 fn gpu(uuid: &str, age: Duration, health: GpuHealth) -> wire::Gpu {
     let (lost, sample) = match health {
-        GpuHealth::Present(sample) => (false, sample),
+        GpuHealth::Present(sample) if age <= STALE => (false, sample),
+        GpuHealth::Present(_) => (false, GpuSample::default()),
+        // It stays lost.
         GpuHealth::Lost => (true, GpuSample::default()),
     };
     wire::Gpu {
@@ -93,6 +97,16 @@ mod tests {
         let quiet = gpu("GPU-1", Duration::ZERO, GpuHealth::Present(sample));
         assert_eq!((quiet.lost, quiet.temperature, quiet.memory_used_bytes), (false, Some(61), None));
         assert_eq!((quiet.utilization, quiet.throttling), (None, None));
+    }
+
+    #[test]
+    fn the_figures_of_a_driver_that_does_not_answer_are_forgotten_and_a_lost_gpu_stays_lost() {
+        let sample = || GpuHealth::Present(GpuSample { temperature: Some(61), ..GpuSample::default() });
+        let [fresh, stale] = [STALE, STALE + INTERVAL];
+        assert_eq!(gpu("GPU-1", fresh, sample()).temperature, Some(61));
+        let unknown = wire::Gpu { uuid: "GPU-1".into(), age_ms: 6000, ..wire::Gpu::default() };
+        assert_eq!(gpu("GPU-1", stale, sample()), unknown);
+        assert!(gpu("GPU-1", stale, GpuHealth::Lost).lost);
     }
 
     #[test]

@@ -40,12 +40,12 @@ impl Heartbeat {
         flight: FlightRecorder,
         device: Option<&Device>,
     ) -> Option<Self> {
-        let source = Source::new(flight, device);
+        let mut source = Source::new(flight, device);
         let wait = interval(u32::try_from(world_size).unwrap_or(u32::MAX));
         let (stop, stopped) = mpsc::channel();
         let (end, ended) = mpsc::channel();
         let beats = move || {
-            beat(&client, &source, wait, &stopped);
+            beat(&client, &mut source, wait, &stopped);
             // Closed: what this thread held is gone.
             drop((client, source));
             drop(end);
@@ -67,7 +67,7 @@ impl Drop for Heartbeat {
     }
 }
 
-fn beat(client: &WeakClient, source: &Source, interval: Duration, stopped: &mpsc::Receiver<()>) {
+fn beat(client: &WeakClient, source: &mut Source, interval: Duration, stopped: &mpsc::Receiver<()>) {
     let (sent, failed) = (
         metrics::counter!(metric_names::HEARTBEATS.name, "outcome" => "sent"),
         metrics::counter!(metric_names::HEARTBEATS.name, "outcome" => "failed"),

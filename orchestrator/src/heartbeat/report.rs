@@ -1,5 +1,7 @@
 //! What a heartbeat says.
 
+use std::collections::BTreeSet;
+
 use prost::Message as _;
 use ryzanstein_process_group::device::{Device, MemoryUse, MemoryWatch};
 use ryzanstein_process_group::{CurrentCall, FlightRecorder, GroupActivity, RecentLatency};
@@ -8,7 +10,7 @@ use super::gpu::Sampler;
 use crate::metric_names as names;
 use crate::status::wire;
 
-/// The most groups of a report, the newest. A rank has a handful.
+/// The most groups of a report. A rank has a handful.
 const MOST_GROUPS: usize = 64;
 /// The most bytes of them.
 const MOST_BYTES: usize = 48 << 10;
@@ -18,38 +20,45 @@ pub(super) struct Source {
     flight: FlightRecorder,
     memory: Option<MemoryWatch>,
     gpu: Option<Sampler>,
+    gauges: Gauges,
 }
 
 impl Source {
     pub(super) fn new(flight: FlightRecorder, device: Option<&Device>) -> Self {
         let gpu = device.and_then(|device| Sampler::start(device.info().uuid.clone()));
-        Self { flight, memory: device.map(Device::memory_watch), gpu }
+        Self { flight, memory: device.map(Device::memory_watch), gpu, gauges: Gauges::default() }
     }
 
     /// Now. Waits for nothing but `/proc`.
-    pub(super) fn report(&self) -> wire::Report {
-        let groups = self.flight.activity();
-        let (mut bytes, mut shown) = (0, Vec::new());
-        // Names list members: those of large groups are long. What is longer than the launcher keeps would be refused.
-        for group in groups.iter().rev().map(group).take(MOST_GROUPS) {
-            bytes += group.encoded_len();
-            if bytes > MOST_BYTES {
-                break;
-            }
-            shown.push(group);
-        }
-        shown.reverse();
+    pub(super) fn report(&mut self) -> wire::Report {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let report = wire::Report {
-            groups: shown,
+            groups: shown(&self.flight.activity()),
             resident_bytes: resident_bytes(&status),
             gpu: self.gpu.as_ref().and_then(Sampler::latest),
             gpu_memory: self.memory.as_ref().and_then(MemoryWatch::read).map(gpu_memory),
             leaving: false,
         };
-        measure(&report);
+        measure(&report, &mut self.gauges);
         report
     }
+}
+
+/// `world`, in which all ranks meet, and the newest others, in the order in which they were made.
+fn shown(groups: &[GroupActivity]) -> Vec<wire::Group> {
+    let (world, others): (Vec<_>, Vec<_>) = groups.iter().partition(|group| group.name == "world");
+    let (mut bytes, mut shown) = (0, Vec::new());
+    // Names list members: those of large groups are long. What is longer than the launcher keeps would be refused.
+    for group in world.iter().chain(others.iter().rev()).copied().map(group).take(MOST_GROUPS) {
+        bytes += group.encoded_len();
+        if bytes > MOST_BYTES {
+            break;
+        }
+        shown.push(group);
+    }
+    let newest = world.len().min(shown.len());
+    shown[newest..].reverse();
+    shown
 }
 
 fn group(activity: &GroupActivity) -> wire::Group {
@@ -95,13 +104,25 @@ fn resident_bytes(status: &str) -> Option<u64> {
     Some(kibibytes << 10)
 }
 
-/// Passes the same on as metrics. What is not known sets nothing.
-fn measure(report: &wire::Report) {
-    let set = |metric: names::Metric, value: Option<f64>| {
-        if let Some(value) = value {
-            metrics::gauge!(metric.name).set(value);
+/// The gauges that have been set.
+#[derive(Default)]
+struct Gauges(BTreeSet<&'static str>);
+
+impl Gauges {
+    /// What has never been known is absent. What is not known any more is not a number.
+    fn set(&mut self, metric: names::Metric, value: Option<f64>) {
+        if value.is_some() {
+            self.0.insert(metric.name);
         }
-    };
+        if self.0.contains(metric.name) {
+            metrics::gauge!(metric.name).set(value.unwrap_or(f64::NAN));
+        }
+    }
+}
+
+/// Passes the same on as metrics.
+fn measure(report: &wire::Report, gauges: &mut Gauges) {
+    let mut set = |metric, value| gauges.set(metric, value);
     set(names::RESIDENT_BYTES, report.resident_bytes.map(|bytes| bytes as f64));
     if let Some(memory) = &report.gpu_memory {
         set(names::GPU_USED_BYTES, Some(memory.used_bytes as f64));
@@ -123,6 +144,57 @@ fn measure(report: &wire::Report) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_too_many_groups_world_and_the_newest_are_shown() {
+        let activity = |name: String| GroupActivity {
+            name,
+            size: 2,
+            failed: false,
+            begun: Some(1),
+            operation: None,
+            ended: Some(1),
+            current: None,
+            calls: 1,
+            recent: None,
+        };
+        let named = |names: &[String]| names.iter().cloned().map(activity).collect::<Vec<_>>();
+        let names: Vec<String> =
+            ["world".to_owned()].into_iter().chain((0..100).map(|i| format!("g{i}"))).collect();
+        let few: Vec<String> = shown(&named(&names[..3])).into_iter().map(|group| group.name).collect();
+        assert_eq!(few, names[..3]);
+        let many: Vec<String> = shown(&named(&names)).into_iter().map(|group| group.name).collect();
+        assert_eq!(many.len(), MOST_GROUPS);
+        assert_eq!((&*many[0], &*many[1], &*many[MOST_GROUPS - 1]), ("world", "g37", "g99"));
+        let long: Vec<String> = ["world".to_owned()]
+            .into_iter()
+            .chain((0..9).map(|i| format!("{i}{}", "x".repeat(20 << 10))))
+            .collect();
+        let fits: Vec<String> = shown(&named(&long)).into_iter().map(|group| group.name).collect();
+        assert_eq!(fits.len(), 3);
+        assert!(fits[0] == "world" && fits[1].starts_with('7') && fits[2].starts_with('8'));
+    }
+
+    #[test]
+    #[cfg(feature = "telemetry")]
+    fn a_figure_that_is_not_known_any_more_is_not_a_number_and_one_that_never_was_is_absent() {
+        let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+        let page = recorder.handle();
+        metrics::with_local_recorder(&recorder, || {
+            let mut gauges = Gauges::default();
+            let mut report = wire::Report::default();
+            let gpu = wire::Gpu { temperature: Some(61), ..wire::Gpu::default() };
+            report.gpu = Some(gpu);
+            measure(&report, &mut gauges);
+            assert!(page.render().contains("ryz_gpu_temperature_celsius 61"), "{}", page.render());
+            // The sample is stale.
+            report.gpu = Some(wire::Gpu::default());
+            measure(&report, &mut gauges);
+        });
+        let text = page.render();
+        assert!(text.contains("ryz_gpu_temperature_celsius NaN"), "{text}");
+        assert!(!text.contains("ryz_gpu_ecc_corrected"), "{text}");
+    }
 
     #[test]
     fn resident_memory_is_read_in_bytes_or_absent() {

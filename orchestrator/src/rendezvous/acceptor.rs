@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ryzanstein_config::RendezvousConfig;
 use ryzanstein_process_group::security::{self, Secured, Security};
-use ryzanstein_process_group::{HalfOpen, Secret};
+use ryzanstein_process_group::{HalfOpen, Seat, Secret};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -40,6 +40,17 @@ impl ConnectionCounts {
         security::count_refused("control", reason);
         tracing::debug!(%peer, %why, "refused a connection to the rendezvous");
     }
+
+    /// A request of another epoch, on a connection that stays.
+    pub(super) fn other_epoch(&self) {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        security::count_refused("control", "epoch");
+    }
+
+    fn evicted(&self, connections: usize) {
+        self.refused.fetch_add(connections as u64, Ordering::Relaxed);
+        (0..connections).for_each(|_| security::count_refused("control", "evicted"));
+    }
 }
 
 pub(super) struct Acceptor {
@@ -52,25 +63,30 @@ pub(super) struct Acceptor {
 }
 
 impl Acceptor {
-    pub(super) fn new(secret: Secret, security: Security, config: &RendezvousConfig) -> (Self, Incoming) {
+    pub(super) fn new(
+        secret: Secret,
+        security: Security,
+        config: &RendezvousConfig,
+        counts: Arc<ConnectionCounts>,
+    ) -> (Self, Incoming) {
         let (admitted, incoming) = mpsc::channel(64);
         let acceptor = Self {
             secret,
             security,
             handshake_timeout: config.handshake_timeout.get(),
             most: config.max_connections.get() as usize,
-            counts: Arc::default(),
+            counts,
             admitted,
         };
         (acceptor, Incoming(incoming))
     }
 
-    pub(super) fn counts(&self) -> Arc<ConnectionCounts> {
+    fn counts(&self) -> Arc<ConnectionCounts> {
         Arc::clone(&self.counts)
     }
 
-    /// Accepts for ever. Connections in the handshake have a bound of their own, and a new one evicts the oldest: a rank of
-    /// the job needs only milliseconds.
+    /// Accepts for ever. Connections that have not proved the secret have a bound of their own, and a new one evicts the
+    /// oldest: a rank of the job needs only milliseconds.
     pub(super) async fn run(self, listener: TcpListener) {
         let mut half_open = HalfOpen::at_most(self.most);
         loop {
@@ -79,7 +95,7 @@ impl Acceptor {
                 Err(error) => {
                     // Out of descriptors, most likely: make room, and do not spin.
                     tracing::debug!(%error, "the rendezvous could not accept a connection");
-                    half_open.shed();
+                    self.counts.evicted(half_open.shed());
                     tokio::time::sleep(Duration::from_millis(20)).await;
                     continue;
                 }
@@ -91,12 +107,13 @@ impl Acceptor {
             let counts = self.counts();
             let (secret, security, wait) =
                 (self.secret.clone(), self.security.clone(), self.handshake_timeout);
-            let admitted = self.admitted.clone();
+            let (admitted, seat) = (self.admitted.clone(), Seat::default());
+            let own = seat.clone();
             let task = tokio::spawn(async move {
                 let _ = stream.set_nodelay(true);
                 let Ok(here) = stream.local_addr() else { return };
                 let protection = security.protection(here.ip());
-                let handshake = handshake::accept(stream, &secret, &security, protection);
+                let handshake = handshake::accept(stream, &secret, &security, protection, &own);
                 match tokio::time::timeout(wait, handshake).await {
                     Ok(Ok(stream)) => {
                         counts.connections.fetch_add(1, Ordering::Relaxed);
@@ -113,7 +130,7 @@ impl Acceptor {
                     }
                 }
             });
-            half_open.push(task.abort_handle());
+            self.counts.evicted(half_open.push(task.abort_handle(), seat));
         }
     }
 }

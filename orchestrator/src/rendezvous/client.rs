@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use hyper_util::rt::TokioIo;
 use ryzanstein_config::HostPort;
 use ryzanstein_process_group::security::{Secured, Security};
-use ryzanstein_process_group::store::{Store, check_lengths};
+use ryzanstein_process_group::store::{Store, check};
 use ryzanstein_process_group::{
     Candidate, Epoch, Error, LocalRank, Membership, Rank, Rendezvous, Result, Secret,
 };
@@ -90,13 +90,26 @@ impl Client {
         identity: Identity,
         deadline: Instant,
     ) -> Result<Self> {
+        Self::try_connect(server, secret, security, identity, deadline).map_err(Unconnected::into)
+    }
+
+    /// As [`connect`](Self::connect), with an error that tells who refused.
+    pub(super) fn try_connect(
+        server: HostPort,
+        secret: Secret,
+        security: Security,
+        identity: Identity,
+        deadline: Instant,
+    ) -> std::result::Result<Self, Unconnected> {
         let runtime = RuntimeThread::start("ryz-control")
-            .map_err(Error::system("cannot start the thread of the rendezvous"))?;
+            .map_err(Error::system("cannot start the thread of the rendezvous"))
+            .map_err(|error| Unconnected { error, by_member: false })?;
         let connecting = connect(server.clone(), secret.clone(), security, deadline);
-        let (stub, local) = runtime
-            .block_on(deadline + NETWORK_MARGIN, connecting)
-            .unwrap_or(Err(ConnectError::NoAnswer))
-            .map_err(|why| Error::Rendezvous(format!("cannot reach the rendezvous at {server}: {why}")))?;
+        let connected = runtime.block_on(deadline + NETWORK_MARGIN, connecting);
+        let (stub, local) = connected.unwrap_or(Err(ConnectError::NoAnswer)).map_err(|why| Unconnected {
+            by_member: why.is_of_a_member(),
+            error: Error::Rendezvous(format!("cannot reach the rendezvous at {server}: {why}")),
+        })?;
         let joined = OnceLock::new();
         let inner = Inner { stub, server, local, identity, secret, joined, runtime };
         Ok(Self { inner: Arc::new(inner) })
@@ -165,13 +178,21 @@ impl Client {
         refused(reply.refusal)
     }
 
-    /// Adds to a counter of the store, with a deadline of its own.
+    /// Adds to a launcher's counter in the store, with a deadline of its own.
     #[cfg(feature = "server")]
     pub(crate) fn count(&self, key: &str, amount: i64, wait: Duration) -> Result<i64> {
         let request = wire::AddRequest { epoch: self.epoch(), key: key.into(), amount };
         let reply = self.call(wait, |mut stub| async move { stub.add(request).await })?;
         refused(reply.refusal)?;
         Ok(reply.value)
+    }
+
+    /// Tells the first node's launcher that a rank of this node has left, which no heartbeat follows.
+    #[cfg(feature = "server")]
+    pub(crate) fn farewell(&self, rank: Rank, wait: Duration) -> Result<()> {
+        let report = Report { leaving: true, ..Report::default() };
+        let request = wire::BeatRequest { epoch: self.epoch(), rank: rank.0, report: Some(report) };
+        refused(self.call(wait, |mut stub| async move { stub.beat(request).await })?.refusal)
     }
 
     fn epoch(&self) -> u64 {
@@ -251,6 +272,32 @@ enum ConnectError {
     Http(#[source] tonic::transport::Error),
 }
 
+impl ConnectError {
+    /// Whether the server has proved that it knows the secret.
+    fn is_of_a_member(&self) -> bool {
+        let Self::Handshake(error) = self else { return false };
+        handshake_error(error).is_some_and(HandshakeError::is_of_a_member)
+    }
+}
+
+fn handshake_error(error: &io::Error) -> Option<&HandshakeError> {
+    error.get_ref().and_then(|inner| inner.downcast_ref())
+}
+
+/// No connection to the rendezvous.
+pub(super) struct Unconnected {
+    /// Why.
+    pub(super) error: Error,
+    /// The server knows the secret, and another attempt comes to the same: the settings of the two ends differ.
+    pub(super) by_member: bool,
+}
+
+impl From<Unconnected> for Error {
+    fn from(unconnected: Unconnected) -> Self {
+        unconnected.error
+    }
+}
+
 /// Resolves the name, connects and shakes hands, once.
 async fn open(
     server: &HostPort,
@@ -286,7 +333,7 @@ async fn connect(
             Ok(Err(error)) => error,
             Err(_) => return Err(ConnectError::Silent(started.elapsed())),
         };
-        let handshake = error.get_ref().and_then(|inner| inner.downcast_ref::<HandshakeError>());
+        let handshake = handshake_error(&error);
         // A connection that broke may be a rendezvous that is just starting; retrying does not help with anything else.
         if handshake.is_some_and(|inner| !matches!(inner, HandshakeError::Io(_))) {
             return Err(ConnectError::Handshake(error));
@@ -358,7 +405,7 @@ impl Rendezvous for Client {
 
 impl Store for Client {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        check_lengths(key, value)?;
+        check(key, value)?;
         let request = wire::SetRequest {
             epoch: self.epoch(),
             key: key.into(),
@@ -377,6 +424,7 @@ impl Store for Client {
     }
 
     fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        check(key, &[])?;
         let request = wire::AddRequest { epoch: self.epoch(), key: key.into(), amount };
         let reply = self.call(UNARY_TIMEOUT, |mut stub| async move { stub.add(request).await })?;
         refused(reply.refusal)?;

@@ -222,7 +222,7 @@ impl From<Refusal> for wire::Refusal {
     fn from(refusal: Refusal) -> Self {
         let of = |kind: wire::refusal::Kind, message| Self { kind: kind.into(), message, ..Self::default() };
         match refusal {
-            Refusal::Refused(why) => of(wire::refusal::Kind::Refused, why),
+            Refusal::Refused(why) | Refusal::Epoch(why) => of(wire::refusal::Kind::Refused, why),
             Refusal::Invalid(why) => of(wire::refusal::Kind::Invalid, why),
             Refusal::Configuration(why) => of(wire::refusal::Kind::Configuration, why),
             Refusal::Timeout { what, waited, mut missing } => {

@@ -12,7 +12,7 @@ use ryzanstein_process_group::{
     Secret,
 };
 
-use super::client::{Client, Identity, WeakClient};
+use super::client::{Client, Identity, Unconnected, WeakClient};
 #[cfg(feature = "server")]
 use super::host::Host;
 use super::secret;
@@ -296,19 +296,23 @@ fn connect_with_shared_secret(
     deadline: Instant,
 ) -> Result<Kind> {
     loop {
-        let outcome = match secret::from_file(shared) {
+        let error = match secret::from_file(shared) {
             Ok(secret) => {
                 // Short attempts, so that a newer file is noticed.
                 let soon = deadline.min(Instant::now() + Duration::from_secs(1));
-                Client::connect(server.clone(), secret, security.clone(), identity.clone(), soon)
+                match Client::try_connect(server.clone(), secret, security.clone(), identity.clone(), soon) {
+                    Ok(client) => return Ok(Kind::Client(client)),
+                    // The secret is right: no newer file will change this.
+                    Err(Unconnected { error, by_member: true }) => return Err(error),
+                    Err(Unconnected { error, by_member: false }) => error,
+                }
             }
-            Err(why) => Err(Error::Rendezvous(format!("rank 0 has not left the job's secret yet: {why}"))),
+            Err(why) => Error::Rendezvous(format!("rank 0 has not left the job's secret yet: {why}")),
         };
-        match outcome {
-            Ok(client) => return Ok(Kind::Client(client)),
-            Err(error) if Instant::now() + Duration::from_millis(50) >= deadline => return Err(error),
-            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        if Instant::now() + Duration::from_millis(50) >= deadline {
+            return Err(error);
         }
+        std::thread::sleep(Duration::from_millis(50));
     }
 }
 

@@ -182,7 +182,7 @@ impl Core {
 
     fn check_epoch(&self, epoch: Option<Epoch>) -> Result<(), Refusal> {
         match epoch {
-            Some(epoch) if epoch != self.epoch => Err(Refusal::Refused(format!(
+            Some(epoch) if epoch != self.epoch => Err(Refusal::Epoch(format!(
                 "this process belongs to epoch {epoch} of the job, which is in epoch {} now",
                 self.epoch
             ))),

@@ -16,8 +16,8 @@
 //! decrypts have two, so neither end accepts the other's proof.
 
 use hmac::{Hmac, KeyInit, Mac};
-use ryzanstein_process_group::Secret;
 use ryzanstein_process_group::security::{Binding, Mismatch, Protection, Secured, Security, SecurityError};
+use ryzanstein_process_group::{Seat, Secret};
 use sha2::Sha256;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
@@ -132,12 +132,13 @@ impl Proofs<'_> {
     }
 }
 
-/// The server's side. `protection` is that of the address that accepts.
+/// The server's side. `protection` is that of the address that accepts. A client that knows the secret leaves its seat.
 pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     mut stream: S,
     secret: &Secret,
     security: &Security,
     protection: Protection,
+    seat: &Seat,
 ) -> Result<Secured<S>, HandshakeError> {
     let mut client = [0; 40];
     let (preface, nonce) = client.split_first_chunk_mut::<8>().expect("an opening is longer");
@@ -155,6 +156,7 @@ pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
     if !proofs.is_right("client", None, &proof) {
         return Err(HandshakeError::WrongSecret);
     }
+    seat.leave();
     Security::agree(protection, there)?;
 
     let mut stream = security.accept(protection, stream).await?;
@@ -221,11 +223,11 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn two_ends_with_the_same_secret_accept_each_other() {
-        let (secret, security) = (Secret::random(), security());
+        let (secret, security, seat) = (Secret::random(), security(), Seat::default());
         for protection in [Protection::Clear, Protection::Encrypted] {
             let (a, b) = tokio::io::duplex(1024);
             let (server, client) = tokio::join!(
-                accept(a, &secret, &security, protection),
+                accept(a, &secret, &security, protection, &seat),
                 connect(b, &secret, &security, protection)
             );
             let (mut server, mut client) = (server.expect("accepted"), client.expect("accepted"));
@@ -243,8 +245,9 @@ mod tests {
     async fn a_client_with_another_secret_is_told_so() {
         let (a, b) = tokio::io::duplex(1024);
         let (mine, other, security) = (Secret::random(), Secret::random(), security());
+        let seat = Seat::default();
         let (server, client) = tokio::join!(
-            accept(a, &mine, &security, Protection::Encrypted),
+            accept(a, &mine, &security, Protection::Encrypted, &seat),
             connect(b, &other, &security, Protection::Encrypted)
         );
         assert!(matches!(server, Err(HandshakeError::NoProof)), "{server:?}");
@@ -253,13 +256,15 @@ mod tests {
 
     #[tokio::test(flavor = "current_thread")]
     async fn two_ends_of_which_one_encrypts_both_say_which() {
-        let (secret, security) = (Secret::random(), security());
+        let (secret, security, seat) = (Secret::random(), security(), Seat::default());
         for (here, there) in
             [(Protection::Clear, Protection::Encrypted), (Protection::Encrypted, Protection::Clear)]
         {
             let (a, b) = tokio::io::duplex(1024);
-            let (server, client) =
-                tokio::join!(accept(a, &secret, &security, here), connect(b, &secret, &security, there));
+            let (server, client) = tokio::join!(
+                accept(a, &secret, &security, here, &seat),
+                connect(b, &secret, &security, there)
+            );
             let (server, client) = (server.expect_err("refused"), client.expect_err("refused"));
             assert!(
                 matches!(server, HandshakeError::Mismatch(m) if m == Mismatch { here, there }),
@@ -277,14 +282,14 @@ mod tests {
     async fn another_protocol_is_refused_after_eight_bytes() {
         let (a, mut b) = tokio::io::duplex(1024);
         b.write_all(b"GET / HT").await.expect("written");
-        let refused = accept(a, &Secret::random(), &security(), Protection::Clear).await;
+        let refused = accept(a, &Secret::random(), &security(), Protection::Clear, &Seat::default()).await;
         assert!(matches!(refused, Err(HandshakeError::NotARendezvous)));
     }
 
     /// Passes the proofs on, and stands between two encrypted channels.
     #[tokio::test(flavor = "current_thread")]
     async fn somebody_in_between_who_decrypts_is_refused_by_both_ends() {
-        let (secret, security) = (Secret::random(), security());
+        let (secret, security, seat) = (Secret::random(), security(), Seat::default());
         let (a, mut towards_client) = tokio::io::duplex(4096);
         let (b, mut towards_server) = tokio::io::duplex(4096);
         let middle = async {
@@ -310,7 +315,7 @@ mod tests {
             outcome.map(drop).expect_err("refused")
         };
         let server = async {
-            let outcome = accept(b, &secret, &security, Protection::Encrypted).await;
+            let outcome = accept(b, &secret, &security, Protection::Encrypted, &seat).await;
             outcome.map(drop).expect_err("refused")
         };
         let ((), client, server) = tokio::join!(middle, client, server);

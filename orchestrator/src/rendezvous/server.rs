@@ -45,7 +45,6 @@ pub struct Beat {
 pub struct Server {
     shared: Arc<Shared>,
     address: SocketAddr,
-    acceptor: Arc<ConnectionCounts>,
     // Last, so that its tasks outlive everything that uses them.
     _runtime: RuntimeThread,
 }
@@ -65,6 +64,7 @@ impl Server {
     ) -> io::Result<Self> {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
+        let counts: Arc<ConnectionCounts> = Arc::default();
         let shared = Arc::new(Shared {
             state: Mutex::new(State {
                 core: Core::new(world_size, crate::VERSION, epoch),
@@ -75,6 +75,7 @@ impl Server {
             }),
             started: Instant::now(),
             deadline_added: Notify::new(),
+            counts: Arc::clone(&counts),
         });
         let runtime = RuntimeThread::start("ryz-rendezvous")?;
         let listener = {
@@ -82,8 +83,7 @@ impl Server {
             let _context = runtime.handle().enter();
             tokio::net::TcpListener::from_std(listener)?
         };
-        let (acceptor, incoming) = Acceptor::new(secret, security, config);
-        let counts = acceptor.counts();
+        let (acceptor, incoming) = Acceptor::new(secret, security, config, counts);
         runtime.handle().spawn(acceptor.run(listener));
         runtime.handle().spawn(Arc::clone(&shared).run_timer());
         let service = ControlServer::new(Service(Arc::clone(&shared)))
@@ -102,7 +102,7 @@ impl Server {
                 tracing::error!(%error, "the rendezvous ended");
             }
         });
-        Ok(Self { shared, address, acceptor: counts, _runtime: runtime })
+        Ok(Self { shared, address, _runtime: runtime })
     }
 
     /// Where it listens.
@@ -110,14 +110,15 @@ impl Server {
         self.address
     }
 
-    /// The number of connections refused because they did not prove in time that they know the secret.
+    /// The number of connections refused because they did not prove in time that they know the secret, and of requests of
+    /// another epoch.
     pub fn refused(&self) -> u64 {
-        self.acceptor.refused()
+        self.shared.counts.refused()
     }
 
     /// The number of authenticated connections.
     pub fn connections(&self) -> usize {
-        self.acceptor.connections()
+        self.shared.counts.connections()
     }
 
     /// The last heartbeat of each rank that has sent one in this epoch.
@@ -179,6 +180,7 @@ struct Shared {
     started: Instant,
     /// A deadline has been added.
     deadline_added: Notify,
+    counts: Arc<ConnectionCounts>,
 }
 
 impl Shared {
@@ -231,7 +233,15 @@ impl Shared {
         let pending = PendingRequest { shared: self, request };
         let answer = answer.await;
         drop(pending);
-        answer.unwrap_or_else(|_| Err(Refusal::Refused("the rendezvous is shutting down".into())))
+        let answer =
+            answer.unwrap_or_else(|_| Err(Refusal::Refused("the rendezvous is shutting down".into())));
+        answer.inspect_err(|refusal| self.count(refusal))
+    }
+
+    fn count(&self, refusal: &Refusal) {
+        if matches!(refusal, Refusal::Epoch(_)) {
+            self.counts.other_epoch();
+        }
     }
 }
 
@@ -241,10 +251,12 @@ impl Shared {
         let heard = Instant::now();
         let mut state = self.state();
         let has_joined = state.core.joined().is_some_and(|joined| rank.index() < joined.roster.members.len());
-        if epoch != state.core.epoch() || !has_joined {
-            return Err(Refusal::Refused(format!(
-                "a heartbeat of rank {rank} in epoch {epoch}, which is not in the job"
-            )));
+        let why = || format!("a heartbeat of rank {rank} in epoch {epoch}, which is not in the job");
+        if epoch != state.core.epoch() {
+            return Err(Refusal::Epoch(why()));
+        }
+        if !has_joined {
+            return Err(Refusal::Refused(why()));
         }
         if report.encoded_len() > LONGEST_REPORT {
             return Err(Refusal::Invalid(format!(
@@ -360,6 +372,7 @@ impl Control for Service {
     }
     async fn beat(&self, request: Request<wire::BeatRequest>) -> Result<Response<wire::Done>, Status> {
         let wire::BeatRequest { epoch, rank, report } = request.into_inner();
-        Ok(done(self.0.keep(Epoch(epoch), Rank(rank), report.unwrap_or_default()).map(|()| Reply::Done)))
+        let kept = self.0.keep(Epoch(epoch), Rank(rank), report.unwrap_or_default());
+        Ok(done(kept.inspect_err(|refusal| self.0.count(refusal)).map(|()| Reply::Done)))
     }
 }

@@ -23,7 +23,7 @@ pub enum StatusError {
     #[error("cannot look for running jobs: {0}")]
     Folder(#[from] FolderError),
     /// A launcher is there and does not answer.
-    #[error("{path}: the launcher of this job does not answer: {why}; the file is named after the launcher's process id: inspect it with ps, or end it", path = .path.display())]
+    #[error("{path}: the launcher of this job does not answer: {why}; the file's name begins with the launcher's process id: inspect it with ps, or end it", path = .path.display())]
     Silent {
         /// Its socket.
         path: PathBuf,

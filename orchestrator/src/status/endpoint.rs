@@ -3,6 +3,7 @@
 //! The services only pass questions on. The supervisor, which knows the answer, takes them between two events.
 
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use tokio::net::UnixListener;
@@ -20,15 +21,21 @@ use super::wire::status_server::{Status as StatusService, StatusServer};
 /// The name under which the health service tells of the job. The empty name is the endpoint itself.
 const JOB: &str = "job";
 
+type Accepted = mpsc::Sender<io::Result<tokio::net::UnixStream>>;
+
 /// The socket of one job, served until this is dropped, which removes it.
 #[derive(Debug)]
 pub(crate) struct Endpoint {
-    path: PathBuf,
+    socket: Bound,
+    /// It has gone, and no new one could be made, which was told.
+    is_lost: bool,
+    accepted: Accepted,
     questions: mpsc::Receiver<oneshot::Sender<wire::Job>>,
     health: HealthReporter,
     /// What it was told last.
     is_healthy: Option<bool>,
-    tasks: [JoinHandle<()>; 2],
+    accepting: JoinHandle<()>,
+    serving: JoinHandle<()>,
 }
 
 impl Endpoint {
@@ -37,14 +44,12 @@ impl Endpoint {
     /// # Errors
     /// When the folder is not this user's alone, or the system refuses the socket.
     pub(crate) fn serve(folder: &Path) -> Result<Self, FolderError> {
-        folder::make(folder)?;
+        let (socket, listener) = Bound::new(folder.to_owned())?;
         // Removes what killed launchers left. What is wrong with other sockets is no concern of this one.
         let _ = folder::live(folder);
-        let path = folder::socket(folder, std::process::id());
-        let listener = listen(&path).map_err(FolderError::system(&path))?;
         let (ask, questions) = mpsc::channel(16);
         let (accepted, incoming) = mpsc::channel(16);
-        let accepting = tokio::spawn(accept(listener, accepted));
+        let accepting = tokio::spawn(accept(listener, accepted.clone()));
         let (health, health_service) = tonic_health::server::health_reporter();
         let reflection = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(wire::DESCRIPTORS)
@@ -60,7 +65,31 @@ impl Endpoint {
                 tracing::error!(%error, "the status endpoint ended");
             }
         });
-        Ok(Self { path, questions, health, is_healthy: None, tasks: [accepting, serving] })
+        let (is_lost, is_healthy) = (false, None);
+        Ok(Self { socket, is_lost, accepted, questions, health, is_healthy, accepting, serving })
+    }
+
+    /// Makes the socket again if it has gone: cleaners of temporary folders remove what is old.
+    ///
+    /// # Errors
+    /// The first time that it has gone and cannot be made again.
+    pub(crate) fn renew(&mut self) -> Result<(), FolderError> {
+        if self.socket.is_there() {
+            return Ok(());
+        }
+        match Bound::new(self.socket.folder.clone()) {
+            Ok((socket, listener)) => {
+                (self.socket, self.is_lost) = (socket, false);
+                let accepting = tokio::spawn(accept(listener, self.accepted.clone()));
+                std::mem::replace(&mut self.accepting, accepting).abort();
+                Ok(())
+            }
+            Err(_) if self.is_lost => Ok(()),
+            Err(error) => {
+                self.is_lost = true;
+                Err(error)
+            }
+        }
     }
 
     /// Waits until somebody wants to know the state of the job.
@@ -83,8 +112,46 @@ impl Endpoint {
 
 impl Drop for Endpoint {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
-        self.tasks.iter().for_each(JoinHandle::abort);
+        self.accepting.abort();
+        self.serving.abort();
+    }
+}
+
+/// A socket that this process has bound. Dropping it removes it.
+#[derive(Debug)]
+struct Bound {
+    folder: PathBuf,
+    path: PathBuf,
+    inode: Option<Inode>,
+}
+
+/// Device and number.
+type Inode = (u64, u64);
+
+fn inode(path: &Path) -> Option<Inode> {
+    std::fs::symlink_metadata(path).ok().map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+impl Bound {
+    fn new(folder: PathBuf) -> Result<(Self, UnixListener), FolderError> {
+        folder::make(&folder)?;
+        let path = folder::socket(&folder, std::process::id());
+        let listener = listen(&path).map_err(FolderError::system(&path))?;
+        let inode = inode(&path);
+        Ok((Self { folder, path, inode }, listener))
+    }
+
+    /// Nobody has removed it, or put another in its place.
+    fn is_there(&self) -> bool {
+        self.inode.is_some() && inode(&self.path) == self.inode
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        if self.is_there() {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -99,7 +166,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
 }
 
 /// Accepts processes of this user, and of root.
-async fn accept(listener: UnixListener, accepted: mpsc::Sender<io::Result<tokio::net::UnixStream>>) {
+async fn accept(listener: UnixListener, accepted: Accepted) {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -145,6 +212,46 @@ impl StatusService for Service {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_socket_that_was_removed_with_its_folder_is_made_again() {
+        let outside = tempfile::tempdir().unwrap();
+        let folder = outside.path().join("ryz");
+        let mut endpoint = Endpoint::serve(&folder).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        endpoint.renew().unwrap();
+        assert_eq!(folder::live(&folder).unwrap().len(), 1);
+        let before = inode(&endpoint.socket.path);
+        endpoint.renew().unwrap();
+        assert_eq!(inode(&endpoint.socket.path), before, "it is there");
+        drop(endpoint);
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "removed at the end");
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_folder_that_cannot_be_made_again_is_told_once() {
+        let outside = tempfile::tempdir().unwrap();
+        let folder = outside.path().join("ryz");
+        let mut endpoint = Endpoint::serve(&folder).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        std::fs::write(&folder, "not a folder").unwrap();
+        endpoint.renew().expect_err("told");
+        endpoint.renew().expect("told before");
+        std::fs::remove_file(&folder).unwrap();
+        endpoint.renew().unwrap();
+        assert_eq!(folder::live(&folder).unwrap().len(), 1);
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_socket_of_another_process_is_left_alone() {
+        let outside = tempfile::tempdir().unwrap();
+        let endpoint = Endpoint::serve(&outside.path().join("ryz")).unwrap();
+        let path = endpoint.socket.path.clone();
+        std::fs::remove_file(&path).unwrap();
+        let _other = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        drop(endpoint);
+        assert!(path.exists());
+    }
 
     #[test]
     fn only_this_user_and_root_are_admitted() {

@@ -25,6 +25,16 @@ pub enum FolderError {
         /// What is wrong with it.
         why: String,
     },
+    /// It lies in a folder of somebody else, who could move it away.
+    #[error("{folder} belongs to user {owner}, not to user {user}; set XDG_RUNTIME_DIR to a folder of your own with mode 0700", folder = .folder.display())]
+    Foreign {
+        /// What the folder of the sockets lies in.
+        folder: PathBuf,
+        /// Whose it is.
+        owner: u32,
+        /// Who this process runs as.
+        user: u32,
+    },
     /// The operating system refused something.
     #[error("{path}: {source}", path = .path.display())]
     System {
@@ -57,6 +67,7 @@ pub(super) fn user() -> u32 {
 
 /// Makes the folder, if it is not there, and checks it.
 pub(super) fn make(folder: &Path) -> Result<(), FolderError> {
+    check_parent(folder)?;
     match DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(FolderError::system(folder)(error)),
         _ => check(folder),
@@ -64,13 +75,30 @@ pub(super) fn make(folder: &Path) -> Result<(), FolderError> {
 }
 
 /// Whether only this user can reach what is in the folder.
-pub(super) fn check(folder: &Path) -> Result<(), FolderError> {
+fn check(folder: &Path) -> Result<(), FolderError> {
+    check_parent(folder)?;
     // Not what a link points to: whoever made the link decides that.
     let metadata = std::fs::symlink_metadata(folder).map_err(FolderError::system(folder))?;
     match fault(&metadata.into(), user()) {
         Some(why) => Err(FolderError::Refused { folder: folder.to_owned(), why }),
         None => Ok(()),
     }
+}
+
+/// Whether what the folder lies in belongs to this user, or to root. `sudo` may keep another user's `XDG_RUNTIME_DIR`.
+fn check_parent(folder: &Path) -> Result<(), FolderError> {
+    let Some(parent) = folder.parent() else { return Ok(()) };
+    let metadata = std::fs::metadata(parent).map_err(FolderError::system(parent))?;
+    let (owner, user) = (metadata.uid(), user());
+    if is_foreign(owner, metadata.mode(), user) {
+        return Err(FolderError::Foreign { folder: parent.to_owned(), owner, user });
+    }
+    Ok(())
+}
+
+/// A sticky folder is `/tmp`, whose owner has no number in a user namespace.
+const fn is_foreign(owner: u32, mode: u32, user: u32) -> bool {
+    owner != user && owner != 0 && mode & 0o1000 == 0
 }
 
 /// What matters of a folder.
@@ -98,9 +126,11 @@ fn fault(entry: &Entry, user: u32) -> Option<String> {
         .then(|| format!("has mode {:04o}, so others can reach it; 0700 is needed", entry.mode))
 }
 
-/// The socket of the job that the process `pid` supervises.
+/// The socket of the job that the process `pid` supervises. Containers may share the folder, and have a process of this id
+/// each: the number of the PID namespace tells them apart.
 pub(super) fn socket(folder: &Path, pid: u32) -> PathBuf {
-    folder.join(format!("{pid}.{SUFFIX}"))
+    let namespace = std::fs::metadata("/proc/self/ns/pid").map_or(0, |metadata| metadata.ino());
+    folder.join(format!("{pid}-{namespace}.{SUFFIX}"))
 }
 
 /// The sockets on which somebody listens. Those that a killed launcher left are removed. None if there is no folder.
@@ -158,6 +188,26 @@ mod tests {
         assert!(fault(&entry(true, 1000, 0o750), 1000).is_some_and(|why| why.contains("0750")));
         assert!(fault(&entry(true, 1000, 0o701), 1000).is_some());
         assert_eq!(fault(&entry(false, 1000, 0o700), 1000).as_deref(), Some("is not a folder"));
+    }
+
+    #[test]
+    fn a_folder_in_another_users_is_refused_and_one_in_roots_is_not() {
+        assert!(is_foreign(1000, 0o700, 0), "root does not use the runtime folder that sudo kept");
+        assert!(is_foreign(1001, 0o777, 1000));
+        assert!(!is_foreign(1000, 0o700, 1000) && !is_foreign(0, 0o755, 1000));
+        assert!(!is_foreign(65534, 0o1777, 0), "/tmp in a user namespace");
+        let error = FolderError::Foreign { folder: "/run/user/1000".into(), owner: 1000, user: 0 };
+        let words = error.to_string();
+        assert!(
+            words.contains("/run/user/1000 belongs to user 1000, not to user 0; set XDG_RUNTIME_DIR"),
+            "{words}"
+        );
+    }
+
+    #[test]
+    fn the_name_of_a_socket_tells_pid_namespaces_apart() {
+        let namespace = std::fs::metadata("/proc/self/ns/pid").unwrap().ino();
+        assert_eq!(socket(Path::new("/x"), 7), PathBuf::from(format!("/x/7-{namespace}.sock")));
     }
 
     #[test]

@@ -49,8 +49,24 @@ fn parse(pid: i32, stat: &[u8]) -> Option<Process> {
     Some(Process { pid, parent, state, name: head.split_once('(')?.1.to_owned() })
 }
 
+/// The kernel's letter for the state of a rank's program: `T` also where the process only waits for it, as `sh -c PROGRAM`
+/// does, and the program is stopped.
+pub(super) fn program_state(pid: u32) -> Option<char> {
+    let own = state(pid)?;
+    let waits_for = || only_child(pid).and_then(state).filter(|state| matches!(state, 'T' | 't'));
+    (own == 'S').then(waits_for).flatten().or(Some(own))
+}
+
+/// The child of a process that has one; of its first thread, which is the only one of a shell.
+fn only_child(pid: u32) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).ok()?;
+    let mut children = children.split_ascii_whitespace();
+    let only = children.next()?.parse().ok()?;
+    children.next().is_none().then_some(only)
+}
+
 /// The kernel's letter for the state of a process.
-pub(super) fn state(pid: u32) -> Option<char> {
+fn state(pid: u32) -> Option<char> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
     parse(i32::try_from(pid).ok()?, &stat).map(|process| process.state)
 }
@@ -87,6 +103,31 @@ pub(super) fn sweep(mut reaped: impl FnMut(Pid, rustix::process::WaitStatus)) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_state_of_a_shell_that_waits_for_a_stopped_program_is_the_programs() {
+        // Two commands, or the shell becomes the first.
+        let mut shell = std::process::Command::new("sh");
+        let mut shell =
+            shell.args(["-c", "sleep 600; true"]).stderr(std::process::Stdio::null()).spawn().expect("sh");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let wait_for = |found: &dyn Fn() -> bool| {
+            while !found() {
+                assert!(Instant::now() < deadline, "it never came to that");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        let program = || only_child(shell.id()).and_then(|pid| Pid::from_raw(pid.cast_signed()));
+        wait_for(&|| program().is_some());
+        let program = program().expect("found");
+        wait_for(&|| program_state(shell.id()) == Some('S'));
+        kill_process(program, Signal::STOP).expect("stopped");
+        wait_for(&|| program_state(shell.id()) == Some('T'));
+        assert_eq!(state(shell.id()), Some('S'), "the shell itself sleeps");
+        kill_process(program, Signal::KILL).expect("killed");
+        shell.wait().expect("reaped");
+        assert_eq!(program_state(shell.id()), None);
+    }
 
     #[test]
     fn a_process_may_have_parentheses_and_spaces_in_its_name() {

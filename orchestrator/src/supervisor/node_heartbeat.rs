@@ -10,8 +10,9 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use ryzanstein_config::{Config, HostPort};
-use ryzanstein_process_group::Secret;
 use ryzanstein_process_group::security::Security;
+use ryzanstein_process_group::store::RESERVED;
+use ryzanstein_process_group::{Rank, Secret};
 
 use super::job::LaunchError;
 use crate::rendezvous::{Client, Identity, Server};
@@ -28,7 +29,7 @@ const GOODBYE: i64 = i64::MIN / 2;
 const LEAVING: Duration = Duration::from_secs(1);
 
 fn key(node: u32) -> String {
-    format!("launcher/{node}")
+    format!("{RESERVED}launcher/{node}")
 }
 
 /// What the first node's launcher knows of the others.
@@ -70,7 +71,8 @@ pub(super) fn counts(server: &Server, nodes: u32) -> impl Iterator<Item = (u32, 
 #[derive(Debug)]
 pub(super) struct NodeHeartbeat {
     lost: tokio::sync::mpsc::Receiver<()>,
-    stop: Option<mpsc::Sender<()>>,
+    /// Ranks of this node that have ended well. Closed: the end.
+    left: Option<mpsc::Sender<Rank>>,
     ended: mpsc::Receiver<()>,
 }
 
@@ -86,7 +88,7 @@ impl NodeHeartbeat {
         secret: Secret,
     ) -> Result<Self, LaunchError> {
         let (lose, lost) = tokio::sync::mpsc::channel(1);
-        let (stop, is_stopped) = mpsc::channel::<()>();
+        let (left, leaving) = mpsc::channel();
         let (end, ended) = mpsc::channel();
         let (node, timeout) = (config.launch.node_rank, config.rendezvous.timeout.get());
         let identity =
@@ -97,7 +99,7 @@ impl NodeHeartbeat {
             let deadline = Instant::now() + timeout;
             // The ranks say why, if nobody is there.
             if let Ok(client) = Client::connect(address, secret, security, identity, deadline)
-                && beat(&client, &key(node), &is_stopped)
+                && beat(&client, &key(node), &leaving)
             {
                 let _ = lose.blocking_send(());
             }
@@ -107,7 +109,14 @@ impl NodeHeartbeat {
             .name("ryz-node-heartbeat".into())
             .spawn(beats)
             .map_err(LaunchError::system("no thread for the heartbeat"))?;
-        Ok(Self { lost, stop: Some(stop), ended })
+        Ok(Self { lost, left: Some(left), ended })
+    }
+
+    /// A rank of this node has ended well: the first node is told that it is not silent.
+    pub(super) fn left(&self, rank: Rank) {
+        if let Some(left) = &self.left {
+            let _ = left.send(rank);
+        }
     }
 
     /// Resolves when nothing has answered for too long.
@@ -119,8 +128,8 @@ impl NodeHeartbeat {
     }
 }
 
-/// Counts until told to stop. Whether nothing has answered for too long.
-fn beat(client: &Client, key: &str, is_stopped: &mpsc::Receiver<()>) -> bool {
+/// Counts until told to stop, and passes on which ranks have left. Whether nothing has answered for too long.
+fn beat(client: &Client, key: &str, leaving: &mpsc::Receiver<Rank>) -> bool {
     let mut answered = Instant::now();
     loop {
         let asked = Instant::now();
@@ -133,23 +142,76 @@ fn beat(client: &Client, key: &str, is_stopped: &mpsc::Receiver<()>) -> bool {
             }
             Err(_) => {}
         }
-        if is_stopped.recv_timeout(BEAT) == Err(RecvTimeoutError::Disconnected) {
-            let _ = client.count(key, GOODBYE, LEAVING);
-            return false;
+        match leaving.recv_timeout(BEAT) {
+            Ok(rank) => {
+                // A program that has never joined is refused, and nobody waits for its heartbeat.
+                let _ = client.farewell(rank, LEAVING);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                let _ = client.count(key, GOODBYE, LEAVING);
+                return false;
+            }
         }
     }
 }
 
 impl Drop for NodeHeartbeat {
     fn drop(&mut self) {
-        drop(self.stop.take());
+        drop(self.left.take());
         let _ = self.ended.recv_timeout(LEAVING);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
+
+    use ryzanstein_config::{BackendChoice, RendezvousConfig};
+    use ryzanstein_process_group::{BackendKind, Candidate, Capability, Epoch, Rendezvous as _};
+
     use super::*;
+    use crate::rendezvous::listen;
+    use crate::status::wire::Report;
+
+    #[test]
+    fn a_rank_of_another_node_that_has_ended_well_is_told_to_have_left() {
+        let (secret, mut config) = (Secret::random(), Config::default());
+        let security = Security::new(&config.security).unwrap();
+        let listener = listen::bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+        let limits = RendezvousConfig::default();
+        let server = Server::start(listener, secret.clone(), security.clone(), 1, Epoch(1), &limits).unwrap();
+        let address = HostPort::new("127.0.0.1", server.address().port()).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let identity = Identity {
+            rank: Some(Rank(0)),
+            local_rank: None,
+            node_rank: Some(1),
+            world_size: 1,
+            epoch: Some(Epoch(1)),
+        };
+        let rank = Client::connect(address.clone(), secret.clone(), security, identity, deadline).unwrap();
+        let candidate = Candidate {
+            host: "there".into(),
+            pid: 1,
+            cpus: 1,
+            data_address: None,
+            wanted: BackendChoice::Auto,
+            capabilities: vec![Capability::usable(BackendKind::Tcp)],
+        };
+        rank.join(candidate, deadline).unwrap();
+        rank.beat(Report::default()).unwrap();
+        let has_left = || server.beats()[&Rank(0)].report.leaving;
+        assert!(!has_left());
+
+        config.launch.node_rank = 1;
+        let node = NodeHeartbeat::start(&config, 1, address, secret).unwrap();
+        node.left(Rank(0));
+        while !has_left() {
+            assert!(Instant::now() < deadline, "nobody says that it has left");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
 
     #[test]
     fn a_node_is_cut_off_when_its_count_stands_still_and_not_before_it_counts_or_after_it_has_left() {

@@ -60,6 +60,8 @@ struct Supervisor<'a> {
     /// The limit on open files that ranks get: the launcher's own, before it was raised.
     descriptors: Rlimit,
     left_over: Vec<String>,
+    /// On a node other than the first.
+    beats: Option<NodeHeartbeat>,
 }
 
 impl<'a> Supervisor<'a> {
@@ -97,6 +99,7 @@ impl<'a> Supervisor<'a> {
             processes: BTreeMap::new(),
             descriptors,
             left_over: Vec::new(),
+            beats: None,
         })
     }
 
@@ -115,8 +118,8 @@ impl<'a> Supervisor<'a> {
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
 
         // The first node's launcher looks at the heartbeats of the others.
-        let (mut others, mut is_cut_off) = (Nodes::default(), false);
-        let (mut beats, mut lost) = (self.beat()?, None);
+        let (mut others, mut is_cut_off, mut lost) = (Nodes::default(), false, None);
+        self.beats = self.beat()?;
 
         let mut todo = vec![self.core.start()];
         loop {
@@ -139,7 +142,7 @@ impl<'a> Supervisor<'a> {
                 _ = terminate.recv() => Some(Event::Interrupted(number::TERMINATE)),
                 _ = hangup.recv() => Some(Event::Interrupted(number::HANGUP)),
                 () = &mut lifeline_closed => Some(Event::LifelineClosed),
-                () = cut_off(beats.as_mut()), if !is_cut_off => Some(Event::CutOff),
+                () = cut_off(self.beats.as_mut()), if !is_cut_off => Some(Event::CutOff),
                 () = until(due) => Some(Event::Tick),
                 reply = asked(endpoint.as_mut()) => {
                     let _ = reply.send(self.status());
@@ -148,6 +151,9 @@ impl<'a> Supervisor<'a> {
                 _ = look.tick() => {
                     self.look();
                     if let Some(endpoint) = &mut endpoint {
+                        if let Err(error) = endpoint.renew() {
+                            tell(&format!("the socket of `ryz status` has gone: {error}"));
+                        }
                         endpoint.set_health(self.is_healthy()).await;
                     }
                     let nodes = self.job.config.launch.nnodes.get();
@@ -222,7 +228,7 @@ impl<'a> Supervisor<'a> {
                 let process = match (process.exit, process.pid) {
                     (Some(_), _) | (None, None) => Process::Ended,
                     _ if self.core.is_stopped(*rank) => Process::Stopped,
-                    (None, Some(pid)) => Process::Running(descendants::state(raw(pid))),
+                    (None, Some(pid)) => Process::Running(descendants::program_state(raw(pid))),
                 };
                 (*rank, Seen { process, beat: None })
             })
@@ -279,7 +285,7 @@ impl<'a> Supervisor<'a> {
             state: state.into(),
             process_state: pid
                 .filter(|_| seen.process != Process::Ended)
-                .and_then(descendants::state)
+                .and_then(descendants::program_state)
                 .map(String::from),
             exit_code,
             signal,
@@ -345,8 +351,13 @@ impl<'a> Supervisor<'a> {
 
     fn exited(&self, rank: Rank, exit: Exit) -> Event {
         let server = self.rendezvous.server.as_ref();
-        if let Some(server) = server.filter(|_| exit.is_success()) {
-            server.rank_exited(rank, "exited with code 0");
+        if exit.is_success() {
+            if let Some(server) = server {
+                server.rank_exited(rank, "exited with code 0");
+            }
+            if let Some(beats) = &self.beats {
+                beats.left(rank);
+            }
         }
         let caused_by = server.and_then(|server| server.report(rank)).and_then(|report| report.caused_by);
         Event::Exited { rank, exit, caused_by }

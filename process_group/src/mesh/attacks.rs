@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use ryzanstein_config::{EncryptionChoice, SecurityConfig};
@@ -13,13 +13,15 @@ use tokio::net::{TcpListener, TcpStream};
 use super::Connection;
 use super::accept::Acceptor;
 use super::arrivals::Arrivals;
+use super::dial::Dialler;
 use super::prove::{HandshakeError, Prover};
+use crate::half_open::HalfOpen;
 use crate::rank::{Epoch, Rank};
 use crate::roster::Secret;
 use crate::security::{Mismatch, Protection, Security};
 use crate::sync::lock;
 use crate::testing::LATE;
-use crate::wire::hello::{self, CHALLENGE, HELLO, KNOCK, LinkId, WELCOME};
+use crate::wire::hello::{self, CHALLENGE, HELLO, KNOCK, LinkId, REPLY};
 
 /// So far off that no refusal comes from it.
 const NEVER: Duration = Duration::from_secs(3600);
@@ -65,6 +67,15 @@ fn against<F: Future<Output = ()>>(
     reasons: &[&str],
     attack: impl FnOnce(SocketAddr) -> F,
 ) {
+    with_room_for(HalfOpen::default(), security, reasons, attack);
+}
+
+fn with_room_for<F: Future<Output = ()>>(
+    half_open: HalfOpen,
+    security: Security,
+    reasons: &[&str],
+    attack: impl FnOnce(SocketAddr) -> F,
+) {
     let refusals = Refusals::default();
     let counted = || lock(&refusals.0).clone();
     let expected: Vec<String> =
@@ -78,7 +89,7 @@ fn against<F: Future<Output = ()>>(
             let arrivals = Arc::new(Arrivals::default());
             let prover = Arc::new(prover(OURS, security));
             let acceptor = Acceptor { epoch: EPOCH, me: Rank(0), prover, arrivals: Arc::clone(&arrivals) };
-            tokio::spawn(acceptor.accept(listener));
+            tokio::spawn(acceptor.accept(listener, half_open));
             let whole = async {
                 attack(door).await;
                 while counted().len() < expected.len() {
@@ -195,6 +206,48 @@ async fn record(middle: &TcpListener, door: SocketAddr) -> Vec<u8> {
 }
 
 #[test]
+#[cfg(feature = "tls")]
+fn strangers_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
+    let on = security(EncryptionChoice::On);
+    with_room_for(HalfOpen::at_most(1), on, &["evicted"], async |door| {
+        let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let honest = dial(middle.local_addr().unwrap(), OURS, security(EncryptionChoice::On), EPOCH);
+        let slow = async {
+            let mut from = middle.accept().await.unwrap().0;
+            let mut to = TcpStream::connect(door).await.unwrap();
+            let mut bytes = [0; CHALLENGE];
+            to.read_exact(&mut bytes).await.unwrap();
+            from.write_all(&bytes).await.unwrap();
+            let mut bytes = [0; KNOCK];
+            from.read_exact(&mut bytes).await.unwrap();
+            to.write_all(&bytes).await.unwrap();
+            // TLS begins only after the knock was right.
+            let ((mut hear, mut answer), (mut back, mut forth)) = (from.split(), to.split());
+            let mut first = [0; 1];
+            tokio::select! {
+                _ = copy(&mut hear, &mut forth) => unreachable!("it waits for the other"),
+                read = back.read_exact(&mut first) => read.unwrap(),
+            };
+            let strangers = [stranger(door).await, stranger(door).await];
+            answer.write_all(&first).await.unwrap();
+            let _ = copy_bidirectional(&mut from, &mut to).await;
+            drop(strangers);
+        };
+        tokio::select! {
+            link = honest => drop(link.expect("a link")),
+            () = slow => unreachable!("the link ends it"),
+        }
+    });
+}
+
+/// Says nothing, and is heard.
+async fn stranger(door: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect(door).await.unwrap();
+    stream.read_exact(&mut [0; CHALLENGE]).await.unwrap();
+    stream
+}
+
+#[test]
 fn a_rank_of_another_epoch_is_refused() {
     for encryption in BOTH {
         refuses(encryption, &["epoch"], async |door| {
@@ -236,11 +289,13 @@ fn somebody_in_between_who_decrypts_on_both_sides_is_refused() {
             let mut dialler = middle.accept().await.unwrap().0;
             let mut acceptor = TcpStream::connect(door).await.unwrap();
             // What is said in clear is passed on: both ends know the secret.
-            let (mut challenge, mut knock) = ([0; CHALLENGE], [0; KNOCK]);
+            let (mut challenge, mut knock, mut reply) = ([0; CHALLENGE], [0; KNOCK], [0; REPLY]);
             acceptor.read_exact(&mut challenge).await.unwrap();
             dialler.write_all(&challenge).await.unwrap();
             dialler.read_exact(&mut knock).await.unwrap();
             acceptor.write_all(&knock).await.unwrap();
+            acceptor.read_exact(&mut reply).await.unwrap();
+            dialler.write_all(&reply).await.unwrap();
             let own = security(EncryptionChoice::On);
             let (dialler, acceptor) = tokio::join!(
                 own.accept(Protection::Encrypted, dialler),
@@ -263,12 +318,16 @@ fn a_rank_that_encrypts_says_nothing_to_one_who_claims_that_nobody_does() {
         let downgrade = async {
             let mut dialler = middle.accept().await.unwrap().0;
             dialler.write_all(&hello::challenge(Protection::Clear, &[1; 32])).await.unwrap();
-            let mut heard = Vec::new();
+            let mut heard = vec![0; KNOCK];
+            dialler.read_exact(&mut heard).await.unwrap();
+            // Whatever it answers, it does not know the secret.
+            dialler.write_all(&[5; REPLY]).await.unwrap();
             dialler.read_to_end(&mut heard).await.unwrap();
             heard
         };
         let (refused, heard) = tokio::join!(victim, downgrade);
-        assert!(matches!(refused.unwrap_err(), HandshakeError::Mismatch(_)));
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, HandshakeError::WrongSecret) && !refused.is_final(), "{refused}");
         assert_eq!(heard.len(), KNOCK, "what shows the setting, and no rank, group or epoch");
     });
 }
@@ -282,20 +341,46 @@ fn who_accepts_without_the_secret_gets_no_link() {
             let victim = dial(at, OURS, security(encryption), EPOCH);
             let accept = async {
                 let mut stream = impostor.accept().await.unwrap().0;
-                let own = security(encryption);
-                let protection = own.protection(at.ip());
+                let protection = security(encryption).protection(at.ip());
                 stream.write_all(&hello::challenge(protection, &[1; 32])).await.unwrap();
                 stream.read_exact(&mut [0; KNOCK]).await.unwrap();
-                let mut stream = own.accept(protection, stream).await.unwrap();
-                stream.read_exact(&mut [0; HELLO]).await.unwrap();
-                stream.write_all(&[5; WELCOME]).await.unwrap();
-                stream.flush().await.unwrap();
+                stream.write_all(&[5; REPLY]).await.unwrap();
                 // Until the other hangs up.
                 let _ = stream.read(&mut [0]).await;
             };
             let (refused, ()) = tokio::join!(victim, accept);
             let refused = refused.unwrap_err();
-            assert!(matches!(refused, HandshakeError::WrongSecret), "{refused}");
+            assert!(matches!(refused, HandshakeError::WrongSecret) && !refused.is_final(), "{refused}");
+        }
+    });
+}
+
+#[test]
+fn a_stranger_who_takes_the_port_for_a_while_or_changes_a_byte_does_not_make_a_rank_give_up() {
+    refuses(EncryptionChoice::On, &["secret"], async |door| {
+        let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let at = middle.local_addr().unwrap();
+        let dialler = Dialler(Arc::new(prover(OURS, security(EncryptionChoice::On))));
+        let id = link(EPOCH);
+        let honest = dialler.dial(at, &id, Instant::now() + LATE);
+        let trouble = async {
+            let mut stranger = middle.accept().await.unwrap().0;
+            stranger.write_all(&hello::challenge(Protection::Clear, &[1; 32])).await.unwrap();
+            drop(stranger);
+            let (mut from, mut to) =
+                (middle.accept().await.unwrap().0, TcpStream::connect(door).await.unwrap());
+            let mut challenge = [0; CHALLENGE];
+            to.read_exact(&mut challenge).await.unwrap();
+            challenge[5] = Protection::Clear.byte();
+            from.write_all(&challenge).await.unwrap();
+            let _ = copy_bidirectional(&mut from, &mut to).await;
+            let (mut from, mut to) =
+                (middle.accept().await.unwrap().0, TcpStream::connect(door).await.unwrap());
+            let _ = copy_bidirectional(&mut from, &mut to).await;
+        };
+        tokio::select! {
+            reached = honest => drop(reached.expect("a link")),
+            () = trouble => unreachable!("the link ends it"),
         }
     });
 }

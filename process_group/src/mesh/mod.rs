@@ -23,6 +23,7 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 
 use crate::error::{Error, Result};
+use crate::half_open::HalfOpen;
 use crate::rank::{Epoch, Rank};
 use crate::roster::{Member, Secret};
 use crate::security::{Channel, Security};
@@ -149,7 +150,7 @@ impl Mesh {
             .spawn(move || {
                 runtime.block_on(async {
                     tokio::select! {
-                        () = acceptor.accept(bound.listener) => {}
+                        () = acceptor.accept(bound.listener, HalfOpen::default()) => {}
                         _ = stopped => {}
                     }
                 });

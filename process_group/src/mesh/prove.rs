@@ -9,11 +9,12 @@ use tokio::time::timeout;
 
 use super::Connection;
 use super::memory::{MemoryProbe, ReadableProcess};
+use crate::half_open::Seat;
 use crate::rank::{Epoch, Rank};
 use crate::roster::Secret;
 use crate::security::{Channel, Mismatch, Secured, Security, SecurityError};
 use crate::wire::hello::{
-    self, CHALLENGE, HELLO, Hello, KNOCK, LinkId, MemoryToken, Nonce, Opening, PREFACE, WELCOME,
+    self, CHALLENGE, HELLO, Hello, KNOCK, LinkId, MemoryToken, Nonce, Opening, PREFACE, REPLY, WELCOME,
 };
 
 /// Why a link was not made.
@@ -57,7 +58,8 @@ impl HandshakeError {
         }
     }
 
-    /// Whether another attempt would come to the same.
+    /// Whether another attempt would come to the same. Only the reply of a rank that knows the secret leads to these: what a
+    /// stranger says, or changes on the way, may come to something else the next time.
     pub(super) const fn is_final(&self) -> bool {
         matches!(self, Self::Mismatch(_) | Self::Security(_))
     }
@@ -115,14 +117,15 @@ impl Prover {
     }
 
     /// The accepting end, as rank `me` of an epoch. `None` for who hangs up without a word, as those do that only look
-    /// whether this rank is still there.
+    /// whether this rank is still there. Who knows the secret leaves its seat.
     pub(super) async fn accept(
         &self,
         stream: TcpStream,
         epoch: Epoch,
         me: Rank,
+        seat: &Seat,
     ) -> Result<Option<(LinkId, Connection)>, HandshakeError> {
-        let handshake = timeout(self.limit, self.accept_whenever(stream, epoch, me));
+        let handshake = timeout(self.limit, self.accept_whenever(stream, epoch, me, seat));
         handshake.await.unwrap_or(Err(HandshakeError::TimedOut(self.limit)))
     }
 
@@ -131,6 +134,7 @@ impl Prover {
         mut stream: TcpStream,
         epoch: Epoch,
         me: Rank,
+        seat: &Seat,
     ) -> Result<Option<(LinkId, Connection)>, HandshakeError> {
         stream.set_nodelay(true)?;
         let here = self.security.protection(stream.local_addr()?.ip());
@@ -146,6 +150,9 @@ impl Prover {
         let there = hello::read_preface(*preface).ok_or(HandshakeError::WrongVersion)?;
         stream.read_exact(rest).await?;
         let opening = Opening::hear(&self.secret, &challenge, &knock).ok_or(HandshakeError::WrongSecret)?;
+        seat.leave();
+        // Also to one with other settings, who can then say so too.
+        stream.write_all(&opening.reply(&self.secret)).await?;
         Security::agree(here, there)?;
 
         let mut stream = self.security.accept(here, stream).await?;
@@ -179,6 +186,11 @@ impl Prover {
         let (knock, opening) = Opening::knock(&self.secret, &challenge, here, &random());
         // Also to one with other settings, who can then say so too.
         stream.write_all(&knock).await?;
+        let mut reply = [0; REPLY];
+        stream.read_exact(&mut reply).await.map_err(HandshakeError::while_waiting)?;
+        if !opening.is_reply(&self.secret, &reply) {
+            return Err(HandshakeError::WrongSecret);
+        }
         Security::agree(here, there)?;
 
         let mut stream = self.security.connect(here, stream).await?;

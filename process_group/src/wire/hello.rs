@@ -3,6 +3,7 @@
 //! ```text
 //! acceptor → dialler   challenge  "RYZL" version protection(1) 0 0  nonce_a(32)                                40 bytes
 //! dialler  → acceptor  knock      "RYZL" version protection(1) 0 0  nonce_d(32)  mac(32)                       72 bytes
+//! acceptor → dialler   reply      mac(32)                                                                      32 bytes
 //!                      TLS 1.3, if both ends say that they encrypt
 //! dialler  → acceptor  hello      memory_d(44) epoch(8) group(32) from(4) to(4) mac(32)                       124 bytes
 //! acceptor → dialler   welcome    memory_a(44) mac(32)                                                         76 bytes
@@ -21,12 +22,13 @@ use crate::roster::Secret;
 use crate::security::{Binding, Protection};
 
 /// First bytes of a data link, with the version of everything in `wire`.
-const MAGIC: [u8; 5] = *b"RYZL\x04";
+const MAGIC: [u8; 5] = *b"RYZL\x05";
 /// Of the magic bytes, and what else comes before a nonce.
 pub(crate) const PREFACE: usize = 8;
 
 pub(crate) const CHALLENGE: usize = 40;
 pub(crate) const KNOCK: usize = 72;
+pub(crate) const REPLY: usize = 32;
 pub(crate) const HELLO: usize = 124;
 pub(crate) const WELCOME: usize = 76;
 
@@ -144,6 +146,16 @@ impl Opening {
         mac(secret, &[b"knock", &opening.0]).verify_slice(proof).ok()?;
         Some(opening)
     }
+
+    /// The acceptor's proof that it has heard the knock, and has said the challenge that the dialler heard.
+    pub(crate) fn reply(&self, secret: &Secret) -> [u8; REPLY] {
+        mac(secret, &[b"reply", &self.0]).finalize().into_bytes().into()
+    }
+
+    /// Whether the acceptor knows the secret, and nobody has changed its challenge.
+    pub(crate) fn is_reply(&self, secret: &Secret, reply: &[u8; REPLY]) -> bool {
+        mac(secret, &[b"reply", &self.0]).verify_slice(reply).is_ok()
+    }
 }
 
 /// What a dialler says inside the channel, once it has knocked.
@@ -255,6 +267,7 @@ mod tests {
         assert_eq!(read_preface(*knock.first_chunk().unwrap()), Some(Protection::Clear));
         let accepting = Opening::hear(&secret, &challenge, &knock).unwrap();
         assert_eq!(accepting, dialling);
+        assert!(dialling.is_reply(&secret, &accepting.reply(&secret)));
         let hello = hello();
         let said = hello.encode(&secret, &dialling, &BINDING);
         assert_eq!(Hello::decode(&secret, &accepting, &BINDING, &said), Some(hello));
@@ -279,6 +292,22 @@ mod tests {
             let mut bad = good;
             bad[bit / 8] ^= 1 << (bit % 8);
             assert!(Opening::hear(&secret, &challenge, &bad).is_none(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn another_secret_another_opening_the_knock_itself_or_a_changed_bit_is_no_reply() {
+        let secret = Secret::new([7; 32]);
+        let challenge = challenge(ENCRYPTED, &[1; 32]);
+        let (knock, mine) = Opening::knock(&secret, &challenge, ENCRYPTED, &[2; 32]);
+        let good = mine.reply(&secret);
+        assert!(!mine.is_reply(&Secret::new([8; 32]), &good));
+        assert!(!Opening([9; 80]).is_reply(&secret, &good));
+        assert!(!mine.is_reply(&secret, knock.last_chunk().unwrap()), "sent back");
+        for bit in 0..REPLY * 8 {
+            let mut bad = good;
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert!(!mine.is_reply(&secret, &bad), "bit {bit}");
         }
     }
 

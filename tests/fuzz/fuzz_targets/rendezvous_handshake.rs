@@ -4,8 +4,8 @@
 use libfuzzer_sys::fuzz_target;
 use ryzanstein_config::SecurityConfig;
 use ryzanstein_orchestrator::rendezvous::handshake;
-use ryzanstein_process_group::Secret;
 use ryzanstein_process_group::security::{Protection, Security};
+use ryzanstein_process_group::{Seat, Secret};
 use tokio::io::{join, sink};
 
 fuzz_target!(|bytes: &[u8]| {
@@ -14,7 +14,9 @@ fuzz_target!(|bytes: &[u8]| {
     let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
     runtime.block_on(async {
         for protection in [Protection::Clear, Protection::Encrypted] {
-            let accepted = handshake::accept(join(bytes, sink()), &secret, &security, protection).await;
+            let accepted =
+                handshake::accept(join(bytes, sink()), &secret, &security, protection, &Seat::default())
+                    .await;
             assert!(accepted.is_err(), "a client without the secret is let in");
             let connected = handshake::connect(join(bytes, sink()), &secret, &security, protection).await;
             assert!(connected.is_err(), "a server without the secret is believed");

@@ -119,6 +119,8 @@ pub enum Reply {
 pub enum Refusal {
     /// It cannot be granted.
     Refused(String),
+    /// It comes from a process of another epoch.
+    Epoch(String),
     /// The request was wrong.
     Invalid(String),
     /// The ranks' settings do not fit together: a retry would fail the same way.

@@ -73,6 +73,7 @@ impl Job {
         match &self.answers[&request] {
             Err(
                 Refusal::Refused(why)
+                | Refusal::Epoch(why)
                 | Refusal::Invalid(why)
                 | Refusal::Configuration(why)
                 | Refusal::Timeout { what: why, .. },
