@@ -11,6 +11,7 @@ pub mod check;
 #[cfg(feature = "server")]
 pub mod console;
 pub mod control;
+pub mod cost;
 #[cfg(feature = "cli")]
 pub mod doctor;
 #[cfg(feature = "fuzzing")]
