@@ -26,6 +26,8 @@ pub mod measure;
 pub mod metric_names;
 pub mod nccl_settings;
 mod orchestrator;
+#[cfg(feature = "cli")]
+pub mod plan;
 pub mod prelude;
 pub mod rendezvous;
 pub mod status;
