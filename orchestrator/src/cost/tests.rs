@@ -2,7 +2,7 @@ use proptest::prelude::*;
 use ryzanstein_process_group::schedule::Algorithm;
 use ryzanstein_process_group::schedule::build::CollectiveSpec;
 use ryzanstein_process_group::schedule::cost::{rounds, traffic};
-use ryzanstein_process_group::{Operation, ReduceOp};
+use ryzanstein_process_group::{Operation, ReduceOp, units};
 
 use super::*;
 
@@ -173,4 +173,15 @@ fn the_table_of_gradients_has_the_published_sizes_and_the_times_of_a_ring() {
     let nvlink = table[1].seconds[at(Interconnect::NvLink3)];
     assert!(is_close(nvlink, 7.83e-3, 0.01), "{nvlink}");
     assert!(table.windows(2).all(|rows| rows[0].seconds.iter().zip(rows[1].seconds).all(|(a, b)| *a < b)));
+}
+
+#[test]
+fn the_book_has_the_table_of_gradients() {
+    let page = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/src/plan.md");
+    let page = std::fs::read_to_string(page).unwrap();
+    for GradientRow { gradients, seconds } in gradient_table(8) {
+        let times = seconds.map(|s| units::time(s * 1e6)).join(" | ").replace(" us", " µs");
+        let row = format!("| {} | {} | {times} |", gradients.model, units::bytes(gradients.bytes() as f64));
+        assert!(page.contains(&row), "docs/src/plan.md lacks: {row}");
+    }
 }

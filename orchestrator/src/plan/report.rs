@@ -28,8 +28,7 @@ impl Plan {
         lines.push(table(&COLUMNS, &rows, screen));
         lines.extend(self.reasons());
         lines.push(format!(
-            "comm.: predicted share of a decode step that communicates over {}. longest: the longest context that fits. \
-             docs/src/plan.md has the formulas.",
+            "comm.: predicted share of a decode step that communicates over {}. longest: the longest context that fits.",
             self.interconnect
         ));
         lines
@@ -48,9 +47,9 @@ impl Plan {
 
     fn heading(&self) -> String {
         format!(
-            "{}: {:.2} billion parameters, {}, {} of {}",
+            "{}: {} parameters, {}, {} of {}",
             self.model,
-            self.parameters as f64 / 1e9,
+            count(self.parameters),
             self.dtype,
             plural(self.batch, "sequence"),
             plural(self.context, "position")
@@ -72,6 +71,15 @@ impl Plan {
     fn reasons(&self) -> Vec<String> {
         let illegal = self.sizes.iter().filter_map(|size| Some((size.world_size, size.why.as_deref()?)));
         illegal.map(|(ranks, why)| format!("{}: {why}", plural(ranks, "rank"))).collect()
+    }
+}
+
+/// A large number in words.
+fn count(number: u64) -> String {
+    match number as f64 {
+        n if n >= 1e9 => format!("{:.2} billion", n / 1e9),
+        n if n >= 1e6 => format!("{:.2} million", n / 1e6),
+        _ => number.to_string(),
     }
 }
 
