@@ -230,6 +230,15 @@ fn check_prompt(config: &LlamaConfig, request: &Request, prompt: &[u32], more: u
     Ok(())
 }
 
+/// The element type that a setting names.
+pub const fn element_type(dtype: ModelDType) -> DType {
+    match dtype {
+        ModelDType::F16 => DType::F16,
+        ModelDType::Bf16 => DType::BF16,
+        ModelDType::F32 => DType::F32,
+    }
+}
+
 /// Loads the model and generates from what [`prepare`] returned for the same settings and request. Every rank calls this.
 /// `tell` gets the progress of this rank.
 ///
@@ -248,11 +257,7 @@ pub fn run(
     {
         check_logits_out(file)?;
     }
-    let dtype = settings.dtype.map(|dtype| match dtype {
-        ModelDType::F16 => DType::F16,
-        ModelDType::Bf16 => DType::BF16,
-        ModelDType::F32 => DType::F32,
-    });
+    let dtype = settings.dtype.map(element_type);
     let mut timings = Timings::default();
     let group = orchestrator.tensor_parallel();
     if matches!(request.prompt, Prompt::Chat(_)) {

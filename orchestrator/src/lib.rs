@@ -11,6 +11,7 @@ pub mod check;
 #[cfg(feature = "server")]
 pub mod console;
 pub mod control;
+pub mod cost;
 #[cfg(feature = "cli")]
 pub mod doctor;
 #[cfg(feature = "fuzzing")]
@@ -25,6 +26,8 @@ pub mod measure;
 pub mod metric_names;
 pub mod nccl_settings;
 mod orchestrator;
+#[cfg(feature = "cli")]
+pub mod plan;
 pub mod prelude;
 pub mod rendezvous;
 pub mod status;

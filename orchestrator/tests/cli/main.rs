@@ -9,6 +9,7 @@ mod joining;
 mod launcher;
 mod nccl;
 mod panics;
+mod plan;
 mod status;
 mod support;
 mod terminal;

@@ -8,6 +8,7 @@ mod host;
 mod matmul;
 mod operations;
 mod shapes;
+mod sizing;
 mod skinny;
 
 use ryzanstein_process_group::ProcessGroup;
@@ -17,6 +18,7 @@ pub use self::captured_graph::CapturedGraph;
 pub use self::cuda::Cuda;
 pub use self::host::Host;
 pub use self::operations::{AttentionCall, Compute, LayerCache};
+pub(crate) use self::sizing::Sizing;
 use crate::error::Result;
 use crate::threads;
 

@@ -61,7 +61,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// The size of the block that serves so many bytes: an eighth larger at most, so that few sizes serve many lengths.
-fn class(bytes: usize) -> usize {
+pub(crate) fn class(bytes: usize) -> usize {
     let step = (bytes.next_power_of_two() / 16).max(256);
     bytes.next_multiple_of(step)
 }

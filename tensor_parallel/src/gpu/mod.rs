@@ -3,4 +3,4 @@
 mod memory;
 mod staging;
 
-pub(crate) use self::memory::{Block, CapturedMemory, DeviceArray, Gpu, lock};
+pub(crate) use self::memory::{Block, CapturedMemory, DeviceArray, Gpu, class, lock};

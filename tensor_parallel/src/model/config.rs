@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use ryzanstein_config::{ByteSize, file};
+use ryzanstein_process_group::DType;
 use serde_json::{Map, Value};
 
 use super::config_error::{ConfigError, ModelFileError};
@@ -63,6 +64,9 @@ pub struct LlamaConfig {
     pub sliding_windows: Vec<Option<usize>>,
     /// Tokens that end a text.
     pub eos_tokens: Vec<u32>,
+    /// The type of the stored weights as the file names it; `None` where it does not, or names one that is not supported. Loading
+    /// takes the type from the weights themselves.
+    pub stored_dtype: Option<DType>,
 }
 
 // Far more than any model has. These sizes decide how much memory is allocated before the weights are compared with them, so a
@@ -214,6 +218,7 @@ fn parse(keys: &JsonObject<'_>) -> Result<LlamaConfig, ConfigError> {
         tied_embeddings: keys.flag("tie_word_embeddings")?,
         sliding_windows: sliding_windows(keys, architecture, layers)?,
         eos_tokens: eos_tokens(keys)?.unwrap_or_default(),
+        stored_dtype: stored_dtype(keys),
     })
 }
 
@@ -255,6 +260,16 @@ fn sliding_windows(
             }),
         })
         .collect()
+}
+
+/// Newer files have `dtype`, older ones `torch_dtype`.
+fn stored_dtype(keys: &JsonObject<'_>) -> Option<DType> {
+    match keys.get("dtype").or_else(|| keys.get("torch_dtype"))?.as_str()? {
+        "float32" => Some(DType::F32),
+        "float16" => Some(DType::F16),
+        "bfloat16" => Some(DType::BF16),
+        _ => None,
+    }
 }
 
 fn eos_tokens(keys: &JsonObject<'_>) -> Result<Option<Vec<u32>>, ConfigError> {

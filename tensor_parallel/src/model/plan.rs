@@ -69,6 +69,11 @@ pub fn legal_world_sizes(config: &LlamaConfig, most: usize) -> Vec<usize> {
     (1..=most).filter(|n| check(config, *n).is_ok()).collect()
 }
 
+/// All-reduces of `[tokens, hidden]` in a forward pass: of the embedding, and two a layer.
+pub fn all_reduces(config: &LlamaConfig) -> usize {
+    2 * config.layers + 1
+}
+
 /// Whether a model can run on this many ranks.
 ///
 /// # Errors

@@ -7,6 +7,7 @@ mod doctor;
 mod generate;
 mod launch;
 mod live_text;
+mod plan;
 mod probe;
 mod rank;
 mod screen;
@@ -52,6 +53,8 @@ enum Command {
     Generate(generate::Args),
     /// Measure collectives, check every value, and compare with the documented targets
     Bench(bench::Args),
+    /// Say how many GPUs a model can run on, and what each of them needs
+    Plan(plan::Args),
     /// Examine this machine: what it has, what works, and how to fix the rest
     Doctor(doctor::Args),
     /// Say from the flight records of a job's ranks who is missing, who called something else, and who is late
@@ -101,6 +104,7 @@ fn main() -> ExitCode {
         Command::Check(args) => check::run(&args, &screen),
         Command::Generate(args) => generate::run(&args, &screen),
         Command::Bench(args) => bench::run(&args, &screen),
+        Command::Plan(args) => plan::run(&args, &screen),
         Command::Doctor(args) => doctor::run(&args, &screen),
         Command::Trace(args) => trace::run(&args, &screen),
         Command::Status(args) => status::run(&args, &screen),

@@ -24,7 +24,7 @@ use crate::float::UnsupportedDType;
 use crate::gpu::{Block, Gpu, lock};
 
 /// What cuBLASLt may use beside the operands. Its authors recommend as much for Hopper.
-const WORKSPACE: usize = 32 << 20;
+pub(super) const WORKSPACE: usize = 32 << 20;
 
 /// `out[m, n] = x[m, k] · w[n, k]ᵀ`, all row-major.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -20,7 +20,7 @@ use ryzanstein_process_group::{Buffer as _, DType};
 use self::attention::ARRIVALS;
 
 use self::kernels::Kernels;
-use self::matmul::Matmul;
+use self::matmul::{Matmul, WORKSPACE};
 use super::batch::{Batch, SlotMapping};
 use super::captured_graph::CapturedGraph;
 use super::operations::{AttentionCall, Compute, LayerCache};
@@ -29,6 +29,9 @@ use crate::error::Result;
 use crate::gpu::{Block, DeviceArray, Gpu};
 use crate::rotary::Rotary;
 use crate::tensor::{Tensor, element_count};
+
+/// What every [`Cuda`] keeps for itself, in bytes.
+pub(crate) const FIXED_BYTES: usize = WORKSPACE + ARRIVALS * size_of::<u32>();
 
 /// Arithmetic on one GPU.
 #[derive(Debug)]

@@ -1,4 +1,6 @@
+use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -6,7 +8,9 @@ use ryzanstein_config::{BackendChoice, Config, Timeout};
 use ryzanstein_process_group::{MemoryRendezvous, ProcessGroupManager};
 
 use super::*;
+use crate::checkpoint::MemorySource;
 use crate::compute::{AttentionCall, Batch, Host, LayerCache, SlotMapping};
+use crate::model::{Passes, TensorSpec, footprint};
 use crate::rotary::Rotary;
 use crate::tensor::Tensor;
 
@@ -15,11 +19,13 @@ use crate::tensor::Tensor;
 struct Scant {
     host: Host,
     left: AtomicUsize,
+    /// Bytes of the arrays so far.
+    taken: Arc<AtomicUsize>,
 }
 
 impl Scant {
     fn new(arrays: usize) -> Self {
-        Self { host: Host::new(1), left: AtomicUsize::new(arrays) }
+        Self { host: Host::new(1), left: AtomicUsize::new(arrays), taken: Arc::default() }
     }
 }
 
@@ -27,7 +33,9 @@ impl Compute for Scant {
     fn zeros(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
         let left = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1));
         left.map_err(|_| Error::input("no memory is left"))?;
-        self.host.zeros(shape, dtype)
+        let array = self.host.zeros(shape, dtype)?;
+        self.taken.fetch_add(array.bytes(), Ordering::Relaxed);
+        Ok(array)
     }
 
     fn scratch(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
@@ -155,4 +163,76 @@ fn a_rank_with_just_enough_memory_loads_and_computes_as_the_others_do() {
     // Fifteen weights, and keys and values of two layers.
     let scant = logits(Box::new(Scant::new(15 + 4)));
     assert_eq!(scant, logits(Box::new(Host::new(1))));
+}
+
+/// Loads one rank's share of made-up weights and makes a decoder; the bytes of the arrays that loading and the cache took.
+fn really_taken(config: &LlamaConfig, rank: usize, world_size: usize, dtype: DType) -> (usize, usize) {
+    let made_up = |spec: &TensorSpec| {
+        let count = spec.shape.iter().product::<usize>();
+        let values = (0..count).map(|i| (i % 13) as f32 / 13.0).collect();
+        (spec.name.clone(), Tensor::new(&spec.shape, values, dtype).unwrap())
+    };
+    let whole: HashMap<String, Tensor> = tensors(config).iter().map(made_up).collect();
+    let mut source = MemorySource { tensors: &whole, rank };
+    let compute = Scant::new(usize::MAX);
+    let taken = Arc::clone(&compute.taken);
+    let mut loader = Loader::new(&mut source, rank, world_size, dtype);
+    let model = Llama::from_loader(config.clone(), dtype, Box::new(compute), &mut loader).unwrap();
+    let weights = taken.load(Ordering::Relaxed);
+    let _decoder = Arc::new(model).decoder(3, 20, Passes::Eager).unwrap();
+    (weights, taken.load(Ordering::Relaxed) - weights)
+}
+
+#[test]
+fn the_footprint_is_what_loading_and_the_cache_really_take() {
+    // Biases, a vocabulary that does not divide, and one key/value head for two ranks; and heads of another length, tied.
+    let configs = [
+        r#"{"model_type": "qwen2", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8,
+            "num_key_value_heads": 1, "num_hidden_layers": 2, "vocab_size": 101}"#,
+        r#"{"model_type": "llama", "hidden_size": 48, "intermediate_size": 32, "num_attention_heads": 4, "head_dim": 16,
+            "num_hidden_layers": 3, "vocab_size": 200, "attention_bias": true, "mlp_bias": true, "tie_word_embeddings": true}"#,
+    ];
+    for config in configs {
+        let config = LlamaConfig::from_json(Path::new("config.json"), config, None).unwrap();
+        for (world_size, dtype) in [(1, DType::F32), (1, DType::BF16), (2, DType::F32), (2, DType::F16)] {
+            let plan = footprint(&config, world_size, dtype, 3, 20).unwrap();
+            for rank in 0..world_size {
+                let real = really_taken(&config, rank, world_size, dtype);
+                let planned = (plan.weights as usize, plan.kv_cache as usize);
+                assert_eq!(real, planned, "rank {rank} of {world_size}, {dtype}: {config:?}");
+            }
+            assert!(plan.workspace > 32 << 20 && plan.read_per_step <= plan.weights + plan.kv_cache);
+        }
+    }
+}
+
+#[test]
+fn a_footprint_is_refused_where_loading_or_the_cache_would_be() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/llama-mha");
+    let config = LlamaConfig::from_folder(&folder).unwrap();
+    let error = footprint(&config, 3, DType::F32, 1, 1).unwrap_err().to_string();
+    assert!(error.contains("world size 3 does not divide 8 attention heads; legal sizes"), "{error}");
+    let error = footprint(&config, 2, DType::F32, 1, 257).unwrap_err().to_string();
+    assert!(error.contains("257 positions are more than the 256"), "{error}");
+    assert!(footprint(&config, 2, DType::F32, usize::MAX, 256).is_err());
+    assert!(footprint(&config, 2, DType::I8, 1, 1).is_err());
+}
+
+#[test]
+fn windows_and_untied_embeddings_are_not_read_in_every_step() {
+    let with = |more: &str| {
+        let config = format!(
+            r#"{{"model_type": "mistral", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
+                "num_hidden_layers": 2, "vocab_size": 128, {more}}}"#
+        );
+        let config = LlamaConfig::from_json(Path::new("config.json"), &config, None).unwrap();
+        footprint(&config, 2, DType::BF16, 1, 1000).unwrap()
+    };
+    let whole = with(r#""sliding_window": null, "tie_word_embeddings": true"#);
+    assert_eq!(whole.read_per_step, whole.weights + whole.kv_cache);
+    let window = with(r#""sliding_window": 250, "tie_word_embeddings": true"#);
+    assert_eq!(window.read_per_step, window.weights + window.kv_cache / 4);
+    let untied = with(r#""sliding_window": null"#);
+    assert_eq!(untied.read_per_step, whole.read_per_step);
+    assert_eq!(untied.weights - whole.weights, 64 * 64 * 2);
 }

@@ -1,0 +1,274 @@
+//! `ryz plan`: how many GPUs a model can run on, what each of them needs, and what communicating costs. From `config.json`
+//! alone: no weights are read, and no GPU is touched.
+
+mod report;
+
+use ryzanstein_process_group::DType;
+use ryzanstein_tensor_parallel::model::{Footprint, all_reduces, footprint, tensors};
+use ryzanstein_tensor_parallel::shard::padded_vocabulary;
+use ryzanstein_tensor_parallel::{ConfigurationError, Error, LlamaConfig};
+use serde::Serialize;
+
+use crate::cost::{AllReduce, Cost, Interconnect, all_gather};
+
+/// World sizes that every plan has.
+const ALWAYS: usize = 8;
+
+/// Bytes per second that a GPU reads its memory with, which bounds a decode step from below: an H100 SXM's (3.35 TB/s in NVIDIA's
+/// data sheet).
+pub const MEMORY_BANDWIDTH: f64 = 3.35e12;
+
+/// Seconds of a call of NCCL beside its steps: NCCL's own constant for a ring with the protocol LL (`baseLatencies` in
+/// `src/graph/tuning.cc` of NCCL).
+pub const NCCL_CALL: f64 = 6.6e-6;
+
+/// Channels that NCCL opens at most between H100s on NVLink, as its log tells (`24 coll channels`).
+const NCCL_CHANNELS: u64 = 24;
+/// Neighbours of a rank whose data a channel buffers: one in the ring, two in the tree.
+const NCCL_NEIGHBOURS: u64 = 3;
+/// NCCL's buffers for one neighbour of one channel, for its three protocols: Simple (`NCCL_BUFFSIZE`, 4 MiB), LL and LL128 (the
+/// defaults in `src/init.cc` of NCCL).
+const NCCL_BUFFERS: u64 = (4 << 20) + 8 * 512 * 8 * 16 + 120 * 640 * 8 * 8;
+
+/// What to plan for.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The model as the user named it.
+    pub model: String,
+    /// A world size to look at beside those from 1 to 8.
+    pub world_size: Option<usize>,
+    /// Sequences that are decoded at the same time.
+    pub batch: usize,
+    /// Positions of each; the most that the model has, if not given.
+    pub context: Option<usize>,
+    /// The type of activations; that of the stored weights, if not given.
+    pub dtype: Option<DType>,
+    /// Bytes of one GPU's memory, if known.
+    pub memory: Option<u64>,
+    /// The fraction of it that a rank may allocate: `device.memory_fraction`.
+    pub memory_fraction: f64,
+    /// What joins the GPUs.
+    pub interconnect: Interconnect,
+}
+
+/// What a model needs on each number of GPUs.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Plan {
+    /// The model as the user named it.
+    pub model: String,
+    /// World sizes, smallest first.
+    pub sizes: Vec<Size>,
+    /// Parameters of the whole model.
+    pub parameters: u64,
+    /// The type of activations, and of weights on GPUs.
+    #[serde(serialize_with = "by_name")]
+    pub dtype: DType,
+    /// Sequences that are decoded at the same time.
+    pub batch: usize,
+    /// Positions of each.
+    pub context: usize,
+    /// Bytes of one GPU's memory, if known.
+    pub memory_bytes: Option<u64>,
+    /// Bytes that a rank may allocate of it.
+    pub budget_bytes: Option<u64>,
+    /// What joins the GPUs.
+    #[serde(serialize_with = "by_name")]
+    pub interconnect: Interconnect,
+}
+
+/// One world size. Where it is not legal, there are no figures.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Size {
+    /// Number of ranks, each on a GPU of its own.
+    pub world_size: usize,
+    /// Whether the model can be sharded over so many.
+    pub legal: bool,
+    /// Why not.
+    pub why: Option<String>,
+    /// Bytes of weights on each rank.
+    pub weights_bytes: Option<u64>,
+    /// Bytes of its KV cache.
+    pub kv_cache_bytes: Option<u64>,
+    /// Bytes that computing takes beside.
+    pub workspace_bytes: Option<u64>,
+    /// All of these, and `nccl_bytes`.
+    pub total_bytes: Option<u64>,
+    /// Whether that fits; `None` where the memory is not known.
+    pub fits: Option<bool>,
+    /// Bytes of a token in all all-reduces of a forward pass.
+    pub all_reduce_bytes_per_token: Option<u64>,
+    /// The share of a decode step that communicates, from 0 to 1, as predicted.
+    pub communication_share: Option<f64>,
+    /// Ranks that hold each key/value head.
+    pub kv_replication: Option<usize>,
+    /// The longest context that fits, for as many sequences; 0 where none does, `None` where the memory is not known.
+    pub max_context: Option<usize>,
+    /// Bytes that NCCL takes for its own buffers: an estimate.
+    pub nccl_bytes: Option<u64>,
+    /// Seconds of a decode step in which all positions are in use, as predicted.
+    pub step_seconds: Option<f64>,
+}
+
+fn by_name<S: serde::Serializer>(value: &impl ToString, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&value.to_string())
+}
+
+/// Plans for a model.
+///
+/// # Errors
+/// When the context is longer than the model's, or nothing says of which type the weights are.
+pub fn plan(config: &LlamaConfig, request: &Request) -> Result<Plan, Error> {
+    let most = config.max_positions;
+    let context = request.context.unwrap_or(most);
+    if context > most {
+        return Err(Error::Input(format!(
+            "--context {context}: {} has {most} positions (`max_position_embeddings` of its config.json); ask for at most \
+             --context {most}",
+            request.model
+        )));
+    }
+    let dtype = request.dtype.or(config.stored_dtype).ok_or_else(|| {
+        Error::Input(format!(
+            "config.json of {} does not say in `torch_dtype` or `dtype` whether weights are float32, float16 or bfloat16; pass \
+             --dtype f32, f16 or bf16",
+            request.model
+        ))
+    })?;
+    let planner = Planner {
+        config,
+        dtype,
+        batch: request.batch,
+        link: request.interconnect,
+        memory: request.memory,
+        budget: request.memory.map(|memory| (memory as f64 * request.memory_fraction) as u64),
+    };
+    let more = request.world_size.filter(|n| *n > ALWAYS);
+    let sizes = (1..=ALWAYS).chain(more).map(|n| planner.size(n, context)).collect::<Result<_, _>>()?;
+    let parameters = tensors(config).iter().map(|t| t.shape.iter().map(|n| *n as u64).product::<u64>()).sum();
+    Ok(Plan {
+        model: request.model.clone(),
+        sizes,
+        parameters,
+        dtype,
+        batch: request.batch,
+        context,
+        memory_bytes: request.memory,
+        budget_bytes: planner.budget,
+        interconnect: request.interconnect,
+    })
+}
+
+struct Planner<'a> {
+    config: &'a LlamaConfig,
+    dtype: DType,
+    batch: usize,
+    link: Interconnect,
+    memory: Option<u64>,
+    budget: Option<u64>,
+}
+
+impl Planner<'_> {
+    fn size(&self, world_size: usize, context: usize) -> Result<Size, Error> {
+        let footprint = match self.footprint(world_size, context) {
+            Ok(footprint) => footprint,
+            Err(Error::Configuration(ConfigurationError::WorldSize { source, .. })) => {
+                return Ok(Size::illegal(world_size, source.to_string()));
+            }
+            Err(error) => return Err(error),
+        };
+        let own = own_bytes(&footprint);
+        let communicating = self.communication_seconds(world_size);
+        let step = communicating + footprint.read_per_step as f64 / MEMORY_BANDWIDTH;
+        let per_token = if world_size > 1 { all_reduces(self.config) * self.token_bytes() } else { 0 };
+        Ok(Size {
+            world_size,
+            legal: true,
+            why: None,
+            weights_bytes: Some(footprint.weights),
+            kv_cache_bytes: Some(footprint.kv_cache),
+            workspace_bytes: Some(footprint.workspace),
+            total_bytes: Some(own + nccl_bytes(world_size)),
+            fits: self.fits(world_size, &footprint),
+            all_reduce_bytes_per_token: Some(per_token as u64),
+            communication_share: Some(communicating / step),
+            kv_replication: Some(world_size.div_ceil(self.config.kv_heads)),
+            max_context: self.memory.map(|_| self.max_context(world_size)).transpose()?,
+            nccl_bytes: Some(nccl_bytes(world_size)),
+            step_seconds: Some(step),
+        })
+    }
+
+    fn footprint(&self, world_size: usize, context: usize) -> Result<Footprint, Error> {
+        footprint(self.config, world_size, self.dtype, self.batch, context)
+    }
+
+    /// Whether a rank's own memory is within its budget, and that with NCCL's within the GPU's.
+    fn fits(&self, world_size: usize, footprint: &Footprint) -> Option<bool> {
+        let own = own_bytes(footprint);
+        Some(own <= self.budget? && own + nccl_bytes(world_size) <= self.memory?)
+    }
+
+    /// The longest context that fits: the more positions, the more memory.
+    fn max_context(&self, world_size: usize) -> Result<usize, Error> {
+        let (mut fits, mut too_long) = (0, self.config.max_positions + 1);
+        while too_long - fits > 1 {
+            let middle = fits + (too_long - fits) / 2;
+            if self.fits(world_size, &self.footprint(world_size, middle)?) == Some(true) {
+                fits = middle;
+            } else {
+                too_long = middle;
+            }
+        }
+        Ok(fits)
+    }
+
+    /// Bytes of a token's activations between layers.
+    fn token_bytes(&self) -> usize {
+        self.config.hidden * self.dtype.size()
+    }
+
+    /// Seconds of a decode step's all-reduces and of the all-gather of its logits.
+    fn communication_seconds(&self, world_size: usize) -> f64 {
+        if world_size < 2 {
+            return 0.0;
+        }
+        let call = |cost: Cost| NCCL_CALL + cost.seconds(self.link.link());
+        let activations = (self.batch * self.token_bytes()) as f64;
+        let logits = (self.batch * padded_vocabulary(self.config.vocabulary, world_size)) as f64;
+        all_reduces(self.config) as f64 * call(AllReduce::Ring.cost(world_size, activations))
+            + call(all_gather(world_size, logits * size_of::<f32>() as f64))
+    }
+}
+
+fn own_bytes(footprint: &Footprint) -> u64 {
+    footprint.weights + footprint.kv_cache + footprint.workspace
+}
+
+/// NCCL's own buffers on a rank.
+fn nccl_bytes(world_size: usize) -> u64 {
+    if world_size > 1 { NCCL_CHANNELS * NCCL_NEIGHBOURS * NCCL_BUFFERS } else { 0 }
+}
+
+impl Size {
+    fn illegal(world_size: usize, why: String) -> Self {
+        Self {
+            world_size,
+            legal: false,
+            why: Some(why),
+            weights_bytes: None,
+            kv_cache_bytes: None,
+            workspace_bytes: None,
+            total_bytes: None,
+            fits: None,
+            all_reduce_bytes_per_token: None,
+            communication_share: None,
+            kv_replication: None,
+            max_context: None,
+            nccl_bytes: None,
+            step_seconds: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

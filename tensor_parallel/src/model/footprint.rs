@@ -1,0 +1,151 @@
+//! The memory of a rank, from the settings alone: no weights are read, and no memory is taken.
+
+use std::sync::atomic::Ordering;
+
+use ryzanstein_process_group::DType;
+
+use super::config::LlamaConfig;
+use super::llama::Llama;
+use crate::checkpoint::{Loader, ShardedTensor, WeightSource};
+use crate::compute::Sizing;
+use crate::compute::cuda::FIXED_BYTES;
+use crate::error::{Error, Result};
+use crate::gpu::class;
+use crate::shard;
+use crate::tensor::Tensor;
+
+/// The memory of one rank on a GPU, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Footprint {
+    /// Its shards of the weights, with the padding of the vocabulary: what loading allocates.
+    pub weights: u64,
+    /// The KV cache: what [`Llama::decoder`] allocates.
+    pub kv_cache: u64,
+    /// What computing takes beside: room for cuBLASLt and counters, and the tensors of a pass that are alive at the same time, in
+    /// the blocks of the pool that hold them. For one pass of a prompt of all positions and one of a token for each sequence, as
+    /// a CUDA graph keeps its memory. Less than 2 MB of attention's partial results, which depend on the GPU, are left out.
+    pub workspace: u64,
+    /// What a decode step of all sequences reads when all positions are in use: every weight but the rows of an embedding that is
+    /// not the head too, and the keys and values within the windows.
+    pub read_per_step: u64,
+}
+
+/// The memory of one of `world_size` ranks on GPUs, for `sequences` sequences of `positions` positions each, with activations of
+/// this type. All ranks take the same.
+///
+/// # Errors
+/// As [`Llama::from_loader`] and [`Llama::decoder`]: when the model cannot run on so many ranks, or does not support sequences
+/// of that length.
+pub fn footprint(
+    config: &LlamaConfig,
+    world_size: usize,
+    dtype: DType,
+    sequences: usize,
+    positions: usize,
+) -> Result<Footprint> {
+    let compute = Sizing::default();
+    let kept = compute.kept();
+    let mut source = NoWeights;
+    let mut loader = Loader::new(&mut source, 0, world_size, dtype);
+    let model = Llama::from_loader(config.clone(), dtype, Box::new(compute), &mut loader)?;
+    let weights = kept.load(Ordering::Relaxed);
+    model.caches(sequences, positions)?;
+    let kv_cache = kept.load(Ordering::Relaxed) - weights;
+    let pass = Pass::of(config, world_size, dtype)?;
+    let of_pass = |tokens, logits| {
+        pass.bytes(tokens, logits).ok_or_else(|| Error::input("a pass of more bytes than can be counted"))
+    };
+    let workspace = of_pass(positions, 1)?
+        .checked_add(of_pass(sequences, sequences)?)
+        .and_then(|passes| passes.checked_add(FIXED_BYTES))
+        .ok_or_else(|| Error::input("passes of more bytes than can be counted"))?;
+    let embedding = if config.tied_embeddings {
+        0
+    } else {
+        (pass.vocabulary_share * config.hidden * dtype.size()) as u64
+    };
+    let read_per_step = weights - embedding + kv_read(config, kv_cache, positions);
+    Ok(Footprint { weights, kv_cache, workspace: workspace as u64, read_per_step })
+}
+
+/// The part of the cache that is within the windows.
+fn kv_read(config: &LlamaConfig, kv_cache: u64, positions: usize) -> u64 {
+    let layers = &config.sliding_windows;
+    let seen = |window: &Option<usize>| window.unwrap_or(positions).min(positions) as f64;
+    let share = layers.iter().map(seen).sum::<f64>() / (layers.len() * positions).max(1) as f64;
+    (kv_cache as f64 * share) as u64
+}
+
+/// Leaves every weight as it is.
+struct NoWeights;
+
+impl WeightSource for NoWeights {
+    fn fill(&mut self, _: &ShardedTensor<'_>, _: &mut Tensor, _: usize) -> Result<()> {
+        Ok(())
+    }
+}
+
+/// Widths of the tensors of a forward pass on one rank, in elements.
+struct Pass {
+    hidden: usize,
+    queries: usize,
+    qkv: usize,
+    intermediate: usize,
+    vocabulary: usize,
+    vocabulary_share: usize,
+    world_size: usize,
+    head_dim: usize,
+    /// Bytes of an activation.
+    size: usize,
+    /// Whether a bias is added in f32 before the result of several rows is rounded to its type.
+    wide_qkv: bool,
+    wide_mlp: bool,
+}
+
+impl Pass {
+    fn of(config: &LlamaConfig, world_size: usize, dtype: DType) -> Result<Self> {
+        let heads = &shard::split_heads(config.heads, config.kv_heads, world_size)?[0];
+        let queries = heads.query.len() * config.head_dim;
+        let is_half = dtype != DType::F32;
+        Ok(Self {
+            hidden: config.hidden,
+            queries,
+            qkv: queries + 2 * heads.kv.len() * config.head_dim,
+            intermediate: config.intermediate / world_size,
+            vocabulary: config.vocabulary,
+            vocabulary_share: shard::padded_vocabulary(config.vocabulary, world_size) / world_size,
+            world_size,
+            head_dim: config.head_dim,
+            size: dtype.size(),
+            wide_qkv: is_half && config.qkv_bias,
+            wide_mlp: is_half && config.mlp_bias,
+        })
+    }
+
+    /// Bytes of the tensors that are alive at the same time, at most, in a pass of `rows` tokens that returns `logits` rows of
+    /// logits: see `Block::forward` and `Llama::logits_after`. `None` where there are more than can be counted.
+    fn bytes(&self, rows: usize, logits: usize) -> Option<usize> {
+        let block = |rows: usize, width: usize, size: usize| {
+            rows.checked_mul(width)?.checked_mul(size).filter(|b| *b < 1 << 60).map(class)
+        };
+        let f32 = size_of::<f32>();
+        let of = |width| block(rows, width, self.size);
+        // Slots and tokens, with the frequencies; sines and cosines.
+        let batch = block(1, 3 * rows + self.head_dim / 2, f32)? + block(rows, self.head_dim, f32)?;
+        let (hidden, qkv, queries) = (of(self.hidden)?, of(self.qkv)?, of(self.queries)?);
+        let (inner, gate_up) = (of(self.intermediate)?, of(2 * self.intermediate)?);
+        let wide = |is_wide: bool, width| if is_wide && rows > 1 { block(rows, width, f32) } else { Some(0) };
+        // Beside the layer's input and its norm: the projections, then the attended heads, then the output.
+        let attention =
+            2 * hidden + (qkv + wide(self.wide_qkv, self.qkv)?.max(queries)).max(queries + hidden);
+        // Beside those and the attention's output with its norm: gate and up, their product, then the output.
+        let mlp = 4 * hidden
+            + (gate_up + wide(self.wide_mlp, 2 * self.intermediate)?.max(inner)).max(inner + hidden);
+        // The last rows, this rank's logits, those of all ranks, and those without padding.
+        let share = block(logits, self.vocabulary_share, f32)?;
+        let all = block(logits, self.vocabulary_share * self.world_size, f32)?;
+        let head =
+            block(logits, self.hidden, self.size)? + share + all + block(logits, self.vocabulary, f32)?;
+        Some(batch + attention.max(mlp).max(head))
+    }
+}
