@@ -331,7 +331,7 @@ fn more_half_open_connections_than_are_allowed_make_way_for_a_rank() {
 }
 
 #[test]
-fn strangers_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
+fn outsiders_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
     let config = RendezvousConfig {
         max_connections: std::num::NonZeroU32::new(1).expect("not zero"),
         handshake_timeout: Timeout::from_secs(60),
@@ -357,7 +357,7 @@ fn strangers_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
             while job.server.refused() == 0 && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            assert_eq!(job.server.refused(), 1, "the second stranger evicts the first");
+            assert_eq!(job.server.refused(), 1, "the second outsider evicts the first");
             client.write_all(&bytes[72..]).expect("passed on");
             let _ = std::io::copy(&mut server, &mut client);
             drop(silent);

@@ -128,13 +128,13 @@ mod tests {
         runtime.block_on(async {
             let mut half_open = HalfOpen::new(1);
             let waiting = || tokio::spawn(std::future::pending::<()>());
-            let [proved, stranger] = [waiting(), waiting()];
+            let [proved, outsider] = [waiting(), waiting()];
             let seat = Seat::default();
             half_open.push(proved.abort_handle(), seat.clone());
             seat.leave();
-            assert_eq!(half_open.push(stranger.abort_handle(), Seat::default()), 0);
+            assert_eq!(half_open.push(outsider.abort_handle(), Seat::default()), 0);
             assert_eq!(half_open.shed(), 1);
-            assert!(stranger.await.unwrap_err().is_cancelled());
+            assert!(outsider.await.unwrap_err().is_cancelled());
             tokio::task::yield_now().await;
             assert!(!proved.is_finished());
         });

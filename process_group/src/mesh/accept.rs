@@ -67,7 +67,7 @@ fn evicted(connections: usize) {
 fn refused(from: SocketAddr, why: &HandshakeError) {
     security::count_refused("data", why.reason());
     match why {
-        // It knows the secret, so it is no stranger who fills the log.
+        // It knows the secret: no outsider can fill the log.
         HandshakeError::Mismatch(_) | HandshakeError::Intercepted | HandshakeError::Security(_) => {
             tracing::warn!(%from, "refused a rank's connection: {why}");
         }

@@ -207,7 +207,7 @@ async fn record(middle: &TcpListener, door: SocketAddr) -> Vec<u8> {
 
 #[test]
 #[cfg(feature = "tls")]
-fn strangers_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
+fn outsiders_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
     let on = security(EncryptionChoice::On);
     with_room_for(HalfOpen::at_most(1), on, &["evicted"], async |door| {
         let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -228,10 +228,10 @@ fn strangers_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
                 _ = copy(&mut hear, &mut forth) => unreachable!("it waits for the other"),
                 read = back.read_exact(&mut first) => read.unwrap(),
             };
-            let strangers = [stranger(door).await, stranger(door).await];
+            let outsiders = [outsider(door).await, outsider(door).await];
             answer.write_all(&first).await.unwrap();
             let _ = copy_bidirectional(&mut from, &mut to).await;
-            drop(strangers);
+            drop(outsiders);
         };
         tokio::select! {
             link = honest => drop(link.expect("a link")),
@@ -241,7 +241,7 @@ fn strangers_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
 }
 
 /// Says nothing, and is heard.
-async fn stranger(door: SocketAddr) -> TcpStream {
+async fn outsider(door: SocketAddr) -> TcpStream {
     let mut stream = TcpStream::connect(door).await.unwrap();
     stream.read_exact(&mut [0; CHALLENGE]).await.unwrap();
     stream
@@ -356,7 +356,7 @@ fn who_accepts_without_the_secret_gets_no_link() {
 }
 
 #[test]
-fn a_stranger_who_takes_the_port_for_a_while_or_changes_a_byte_does_not_make_a_rank_give_up() {
+fn a_outsider_who_takes_the_port_for_a_while_or_changes_a_byte_does_not_make_a_rank_give_up() {
     refuses(EncryptionChoice::On, &["secret"], async |door| {
         let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let at = middle.local_addr().unwrap();
@@ -364,9 +364,9 @@ fn a_stranger_who_takes_the_port_for_a_while_or_changes_a_byte_does_not_make_a_r
         let id = link(EPOCH);
         let honest = dialler.dial(at, &id, Instant::now() + LATE);
         let trouble = async {
-            let mut stranger = middle.accept().await.unwrap().0;
-            stranger.write_all(&hello::challenge(Protection::Clear, &[1; 32])).await.unwrap();
-            drop(stranger);
+            let mut outsider = middle.accept().await.unwrap().0;
+            outsider.write_all(&hello::challenge(Protection::Clear, &[1; 32])).await.unwrap();
+            drop(outsider);
             let (mut from, mut to) =
                 (middle.accept().await.unwrap().0, TcpStream::connect(door).await.unwrap());
             let mut challenge = [0; CHALLENGE];

@@ -59,7 +59,7 @@ impl HandshakeError {
     }
 
     /// Whether another attempt would come to the same. Only the reply of a rank that knows the secret leads to these: what a
-    /// stranger says, or changes on the way, may come to something else the next time.
+    /// outsider says, or changes on the way, may come to something else the next time.
     pub(super) const fn is_final(&self) -> bool {
         matches!(self, Self::Mismatch(_) | Self::Security(_))
     }
