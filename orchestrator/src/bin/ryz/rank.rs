@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use anyhow::Context as _;
 use ryzanstein_config::{BackendChoice, Config};
-use ryzanstein_orchestrator::rendezvous::Environment;
+use ryzanstein_orchestrator::rendezvous::{Environment, placement};
 use ryzanstein_orchestrator::telemetry::Origin;
 use ryzanstein_orchestrator::{Orchestrator, nccl_settings, telemetry};
 use ryzanstein_process_group::{FlightRecorder, panic_message};
@@ -20,7 +20,7 @@ pub(crate) fn run(
     config: &Config,
     job: impl FnOnce(&mut Orchestrator) -> anyhow::Result<()>,
 ) -> anyhow::Result<i32> {
-    let environment = settings::environment();
+    let environment = placement::translated(config, &settings::environment())?;
     with_nccl_settings(config, &environment)?;
     let number = |name: &str| environment.get(name).and_then(|text| text.parse::<u32>().ok());
     let origin = Origin::of_rank(config, &environment);
