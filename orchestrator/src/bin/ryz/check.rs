@@ -11,6 +11,7 @@ use crate::{launch, rank, screen, settings};
 const EXAMPLES: &str = "Examples:
   ryz check -n 4
   ryz check -n 4 --strict
+  srun -K1 ryz check
   torchrun --nproc-per-node 4 --no-python sh -c 'MASTER_PORT=29511 exec ryz check'";
 
 #[derive(clap::Args, Clone, Debug)]

@@ -20,10 +20,11 @@ pub(crate) fn run(
     config: &Config,
     job: impl FnOnce(&mut Orchestrator) -> anyhow::Result<()>,
 ) -> anyhow::Result<i32> {
-    let environment = placement::translated(config, &settings::environment())?;
+    let environment = settings::environment();
     with_nccl_settings(config, &environment)?;
-    let number = |name: &str| environment.get(name).and_then(|text| text.parse::<u32>().ok());
-    let origin = Origin::of_rank(config, &environment);
+    let translated = placement::translated(config, &environment)?;
+    let number = |name: &str| translated.get(name).and_then(|text| text.parse::<u32>().ok());
+    let origin = Origin::of_rank(config, &translated);
     // Ends after all that is in the job's span.
     let _spans = telemetry::start(config, &origin, &environment)?;
     let _job = tracing::info_span!("job").entered();
