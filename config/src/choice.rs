@@ -90,6 +90,30 @@ choice! {
 }
 
 choice! {
+    /// Whose variables say which rank of which job a process is, where `ryz launch` did not start it.
+    LauncherChoice, "one of auto, torchrun, slurm, open_mpi, pmi, pmix, leader_worker_set, kubeflow, indexed_job", "slurm" {
+        /// Whoever has set variables; launchers that contradict each other are an error.
+        Auto = "auto",
+        /// torchrun, or anything else that sets `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`.
+        Torchrun = "torchrun",
+        /// Slurm's `srun`.
+        Slurm = "slurm",
+        /// Open MPI's `mpirun`.
+        OpenMpi = "open_mpi" or "openmpi",
+        /// PMI, as MPICH's and Intel MPI's `mpiexec` set it.
+        Pmi = "pmi",
+        /// PMIx, which tells the rank alone.
+        Pmix = "pmix",
+        /// A LeaderWorkerSet of Kubernetes.
+        LeaderWorkerSet = "leader_worker_set",
+        /// Kubeflow's trainer.
+        Kubeflow = "kubeflow",
+        /// An indexed Job of Kubernetes, which tells the rank alone.
+        IndexedJob = "indexed_job",
+    }
+}
+
+choice! {
     /// The format of log lines.
     LogFormat, "one of text, json", "text" {
         /// For people.

@@ -56,8 +56,8 @@ pub use bounded::{
     Ctas, Fraction, NcclBuffer, RecordedCalls, Segment, SocketBuffer, Temperature, Timeout, TopP, WorldSize,
 };
 pub use choice::{
-    AlgorithmChoice, BackendChoice, EncryptionChoice, LogFormat, ModelDType, NcclAlgorithm, NcclDebug,
-    NcclGdrLevel, NcclP2pLevel, NcclProfile, NcclProtocol,
+    AlgorithmChoice, BackendChoice, EncryptionChoice, LauncherChoice, LogFormat, ModelDType, NcclAlgorithm,
+    NcclDebug, NcclGdrLevel, NcclP2pLevel, NcclProfile, NcclProtocol,
 };
 pub use config::{Config, SECTIONS};
 pub use error::{ConfigError, Conflict, TomlError, ValueError};

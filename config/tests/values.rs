@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use ryzanstein_config::{
-    AlgorithmChoice, BackendChoice, ByteSize, EncryptionChoice, HostPort, LogFormat, ModelDType, Segment,
-    SocketBuffer, Temperature, Timeout, TopP, WorldSize,
+    AlgorithmChoice, BackendChoice, ByteSize, EncryptionChoice, HostPort, LauncherChoice, LogFormat,
+    ModelDType, Segment, SocketBuffer, Temperature, Timeout, TopP, WorldSize,
 };
 use std::str::FromStr;
 use std::time::Duration;
@@ -149,6 +149,7 @@ fn every_choice_is_read_by_its_own_name() {
     check(BackendChoice::ALL);
     check(AlgorithmChoice::ALL);
     check(EncryptionChoice::ALL);
+    check(LauncherChoice::ALL);
     check(LogFormat::ALL);
     check(ModelDType::ALL);
     assert_eq!("gloo".parse(), Ok(BackendChoice::Tcp));

@@ -4,6 +4,7 @@
 
 #[cfg(feature = "cli")]
 pub mod bench;
+pub mod catalogue;
 #[cfg(feature = "cli")]
 mod cgroup;
 #[cfg(feature = "cli")]

@@ -8,6 +8,7 @@ mod backend_kind;
 mod buffer;
 mod call;
 mod capability;
+pub mod catalogue;
 mod deadline;
 pub mod device;
 mod dtype;

@@ -1,7 +1,7 @@
 //! `[rendezvous]`
 
 use super::section;
-use crate::{ByteSize, HostPort, Timeout};
+use crate::{ByteSize, HostPort, LauncherChoice, Timeout};
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 
@@ -12,6 +12,8 @@ section! {
         address: Option<HostPort> = "",
         /// The local address on which the rendezvous listens; unset, that of `rendezvous.address`.
         bind: Option<IpAddr> = "",
+        /// The launcher whose variables say which rank a process is, where `ryz launch` did not start it; auto: whichever set some.
+        launcher: LauncherChoice = "auto",
         /// How long to wait for all ranks to join.
         timeout: Timeout = "1m",
         /// How long a new connection has to authenticate.

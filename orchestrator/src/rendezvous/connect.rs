@@ -15,8 +15,8 @@ use ryzanstein_process_group::{
 use super::client::{Client, Identity, Unconnected, WeakClient};
 #[cfg(feature = "server")]
 use super::host::Host;
-use super::secret;
 use super::secret::SecretError;
+use super::{placement, secret};
 
 /// Environment variables by name.
 pub type Environment = BTreeMap<String, String>;
@@ -60,13 +60,18 @@ impl std::fmt::Debug for Kind {
 ///   value lives, and the others connect. The secret is in `RYZ_SECRET_FILE`. Where all ranks are on this machine, on a
 ///   loopback address, that may be absent: rank 0 then leaves a secret in a file of mode 0600 in `XDG_RUNTIME_DIR` or
 ///   the temporary folder, named by user and port.
-/// * Neither: this process is the only rank.
+/// * Another launcher has set variables of its own, as [`placement`] reads them: the same as with `MASTER_ADDR`.
+/// * None of these: this process is the only rank.
 ///
 /// # Errors
 /// [`Error::Configuration`] when the variables do not fit together, [`Error::Rendezvous`] when nothing answers in
 /// `rendezvous.timeout`.
 pub fn connect(config: &Config, environment: &Environment) -> Result<Connection> {
     let deadline = Instant::now() + config.rendezvous.timeout.get();
+    if let Some(placement) = placement::detect(config.rendezvous.launcher, environment)? {
+        tracing::info!("{placement}");
+    }
+    let environment = &placement::translated(config, environment)?;
     let kind = if let Some(address) = environment.get("RYZ_RENDEZVOUS") {
         let server: HostPort =
             address.parse().map_err(|error| Error::Configuration(format!("RYZ_RENDEZVOUS: {error}")))?;

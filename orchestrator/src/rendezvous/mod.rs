@@ -15,6 +15,7 @@ pub mod handshake;
 #[cfg(feature = "server")]
 mod host;
 pub mod listen;
+pub mod placement;
 #[cfg(feature = "server")]
 mod roster_body;
 pub(crate) mod runtime_thread;

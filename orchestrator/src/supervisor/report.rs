@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use crate::table::{Screen, Tone};
 use serde::Serialize;
 
+use crate::catalogue::Explanation;
 use crate::plural;
+use crate::table::{Screen, Tone};
 
 /// How a job ended, as `ryz launch` reports it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -51,6 +52,8 @@ pub struct Failure {
     /// Its own error, or the last lines it wrote to stderr; if it did not exit by itself, that it is stopped, or what another
     /// rank reported of it.
     pub cause: String,
+    /// What is known of this cause, as far as it does not say so itself.
+    pub explanation: Option<Explanation>,
     /// The last collective it called, as it reported it, or else a rank that failed because of it.
     pub last_call: Option<String>,
     /// Whether all ranks had joined at this node's rendezvous. A program that never joins has no collectives to report.
@@ -130,7 +133,8 @@ impl fmt::Display for ClosingReport {
         let epoch = self.epoch;
         match (&self.first_failure, self.interrupted) {
             (Some(failure), _) => {
-                let Failure { rank, host, pid, exit_code, signal, cause, last_call, joined } = failure;
+                let Failure { rank, host, pid, exit_code, signal, cause, explanation, last_call, joined } =
+                    failure;
                 let id = pid.map_or_else(String::new, |pid| format!(", pid {pid}"));
                 writeln!(f, "ryz: the job failed in epoch {epoch}")?;
                 writeln!(
@@ -139,6 +143,9 @@ impl fmt::Display for ClosingReport {
                     describe_exit(*pid, *exit_code, *signal)
                 )?;
                 writeln!(f, "  cause: {}", cause.replace('\n', "\n         "))?;
+                if let Some(explanation) = explanation {
+                    write!(f, "{}", explanation.lines("explanation", Screen::PLAIN))?;
+                }
                 if last_call.is_some() || *joined {
                     writeln!(f, "  last collective: {}", last_call.as_deref().unwrap_or("none reported"))?;
                 }

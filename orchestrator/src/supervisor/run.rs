@@ -23,7 +23,7 @@ use super::report::{ClosingReport, Failure, RankExit, describe_exit, signal_name
 use crate::rendezvous::Server;
 use crate::rendezvous::core::Report;
 use crate::status::{self, Endpoint, wire};
-use crate::{console, heartbeat};
+use crate::{catalogue, console, heartbeat};
 
 /// How long after the first failure the other ranks may exit with an error of their own.
 const EXIT_WINDOW: Duration = Duration::from_millis(500);
@@ -487,15 +487,16 @@ impl<'a> Supervisor<'a> {
             None => accuser.and_then(|(_, report)| report.last_call.clone()),
         };
         let pid = process.and_then(|process| process.pid).map(raw);
+        let ended = format!("it {}", describe_exit(pid, exit_code, signal));
+        let cause = cause.unwrap_or_else(|| format!("{ended} and wrote nothing to stderr"));
         Failure {
+            explanation: catalogue::explain(&cause).or_else(|| catalogue::explain(&ended)),
             rank: rank.0,
             host: crate::host_name(),
             pid,
             exit_code,
             signal,
-            cause: cause.unwrap_or_else(|| {
-                format!("it {} and wrote nothing to stderr", describe_exit(pid, exit_code, signal))
-            }),
+            cause,
             last_call,
             joined: self.rendezvous.server.as_ref().is_some_and(Server::joined),
         }

@@ -130,3 +130,68 @@ fn ranks_of_another_launcher_meet_at_rank_0() {
     assert!(text(&zero.stdout).contains("2 ranks, epoch 1"));
     assert_eq!(std::fs::read_dir(folder.path()).expect("a folder").count(), 0, "the secret is gone");
 }
+
+/// Two processes with these variables, in which `{}` stands for the rank; what each said, if both succeeded.
+fn two_ranks_of(variables: &[(&str, &str)]) -> [String; 2] {
+    let folder = tempfile::tempdir().expect("a folder");
+    let rank = |rank: &str| {
+        let mut environment = vec![("XDG_RUNTIME_DIR", folder.path().to_str().expect("a path").to_owned())];
+        environment.extend(variables.iter().map(|(name, value)| (*name, value.replace("{}", rank))));
+        let environment: Vec<_> = environment.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        Run::new(&["check", "-v"], &environment)
+    };
+    let ranks = [rank("0"), rank("1")];
+    ranks.map(|run| {
+        let output = run.finish();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout) + &text(&output.stderr)
+    })
+}
+
+#[test]
+fn tasks_of_slurm_and_mpi_join_without_a_translation() {
+    // A job of its own for every run, so that ports differ.
+    let job = std::process::id().to_string();
+    let slurm = [
+        ("SLURM_JOB_ID", &*job),
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_STEP_NUM_TASKS", "2"),
+        ("SLURM_STEP_NUM_NODES", "1"),
+        ("SLURM_STEP_NODELIST", "node0"),
+        ("SLURM_PROCID", "{}"),
+        ("SLURM_LOCALID", "{}"),
+        ("SLURM_NODEID", "0"),
+    ];
+    let open_mpi = [
+        ("OMPI_COMM_WORLD_RANK", "{}"),
+        ("OMPI_COMM_WORLD_SIZE", "2"),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "{}"),
+        ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+        ("PMIX_RANK", "{}"),
+        ("PMIX_NAMESPACE", &*job),
+    ];
+    for (variables, named) in
+        [(&slurm[..], "slurm says rank 1 of 2"), (&open_mpi, "open_mpi says rank 1 of 2")]
+    {
+        let [zero, one] = two_ranks_of(variables);
+        assert!(zero.contains("2 ranks, epoch 1"), "{zero}");
+        assert!(one.contains(named), "{one}");
+    }
+}
+
+#[test]
+fn launchers_that_contradict_each_other_are_refused() {
+    let environment = [
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_NTASKS", "2"),
+        ("SLURM_PROCID", "1"),
+        ("PMI_RANK", "0"),
+        ("PMI_SIZE", "2"),
+    ];
+    for command in [&["check"][..], &["bench"]] {
+        let output = Run::new(command, &environment).finish();
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{stderr}");
+        assert!(stderr.contains("pmi says rank 0 of 2, slurm says rank 1 of 2"), "{stderr}");
+    }
+}

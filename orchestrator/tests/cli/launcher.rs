@@ -220,7 +220,7 @@ fn a_reader_that_has_stopped_reading_does_not_keep_the_launcher() {
 }
 
 /// Four ranks that call collectives for long, once they do. Returns one of them too.
-fn at_work(flags: &[&str], iters: &str) -> (Run, rustix::process::Pid) {
+pub(crate) fn at_work(flags: &[&str], iters: &str) -> (Run, rustix::process::Pid) {
     let ryz = env!("CARGO_BIN_EXE_ryz");
     let job = ["launch", "-n", "4", "--backend", "tcp"];
     let bench = ["--", ryz, "bench", "--sizes", "1KB", "--iters", iters];

@@ -4,6 +4,7 @@ mod bench;
 mod doctor;
 mod documentation;
 mod exit_codes;
+mod explain;
 mod generate;
 mod joining;
 mod launcher;

@@ -1,6 +1,7 @@
 //! What can go wrong with a GPU, and what to do about it.
 
 use super::discover::Missing;
+use crate::catalogue;
 
 /// Why something on a GPU failed.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -23,7 +24,7 @@ pub enum DeviceError {
     },
 
     /// A function of CUDA refused.
-    #[error("{call} failed on GPU {device} with CUDA error {code} ({name}): {text}{}", remedy(*.code))]
+    #[error("{call} failed on GPU {device} with CUDA error {code} ({name}): {text}{}", remedy(.name))]
     Driver {
         /// The function.
         call: &'static str,
@@ -118,29 +119,8 @@ impl DeviceError {
 }
 
 /// What to do about an error of CUDA, as the end of a sentence; empty where nothing can be advised.
-fn remedy(code: i32) -> &'static str {
-    match code {
-        2 => "; the GPU is full: end what else runs on it, or lower device.memory_fraction",
-        3 | 4 => {
-            "; this process is ending or has forked after CUDA was initialised: use CUDA in one process only"
-        }
-        46 => "; another process holds the GPU in exclusive mode: see `nvidia-smi -q -d COMPUTE`",
-        100 => "; no GPU is visible: see `nvidia-smi` and CUDA_VISIBLE_DEVICES",
-        200 | 209 | 218 | 222 => {
-            "; the kernel does not suit the GPU or driver: delete the folder device.kernel_cache, or update the driver"
-        }
-        700 | 716 | 717 | 719 => {
-            "; a kernel went astray and the GPU's context is lost: this process must end"
-        }
-        214 | 220 | 226 => {
-            "; the GPU reports a hardware fault: see `nvidia-smi -q` and the kernel log for Xid messages"
-        }
-        802..=804 => {
-            "; driver and library do not match: restart the fabric manager or the host after an update"
-        }
-        900..=908 => "; the stream is being captured into a graph, which this operation does not allow",
-        _ => "",
-    }
+fn remedy(name: &str) -> String {
+    catalogue::remedy(name).map_or_else(String::new, |remedy| format!("; {remedy}"))
 }
 
 #[cfg(test)]
@@ -161,6 +141,21 @@ mod tests {
         for word in ["GPU 1", "30 bytes", "80 are allocated", "20 over", "90 bytes", "0.9 of 100"] {
             assert!(text.contains(word), "`{word}` is not in: {text}");
         }
+    }
+
+    #[test]
+    fn an_error_of_cuda_ends_with_what_to_do() {
+        let error = |code, name: &str| DeviceError::Driver {
+            call: "cuMemAlloc_v2",
+            device: 1,
+            code,
+            name: name.into(),
+            text: "words".into(),
+        };
+        let text = error(2, "CUDA_ERROR_OUT_OF_MEMORY").to_string();
+        assert!(text.contains("(CUDA_ERROR_OUT_OF_MEMORY): words; end what else runs on the GPU"), "{text}");
+        let text = error(1, "CUDA_ERROR_INVALID_VALUE").to_string();
+        assert!(text.ends_with("(CUDA_ERROR_INVALID_VALUE): words"), "{text}");
     }
 
     #[test]

@@ -199,7 +199,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     if config.process_group.backend == BackendChoice::Tcp {
         bench::check_graph_support(request.graph, BackendKind::Tcp)?;
     }
-    if !settings::is_launched(&settings::environment()) {
+    if !settings::is_launched(&config)? {
         let ranks = config.job.world_size.map(WorldSize::get).ok_or_else(|| {
             Error::Configuration("world size is not set: pass --world-size N or set job.world_size".into())
         })?;

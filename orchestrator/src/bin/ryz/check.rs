@@ -11,6 +11,7 @@ use crate::{launch, rank, screen, settings};
 const EXAMPLES: &str = "Examples:
   ryz check -n 4
   ryz check -n 4 --strict
+  srun -K1 ryz check
   torchrun --nproc-per-node 4 --no-python sh -c 'MASTER_PORT=29511 exec ryz check'";
 
 #[derive(clap::Args, Clone, Debug)]
@@ -36,7 +37,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     screen.set_log_level(&mut config);
     settings::silence_slow_call_warnings(&mut config);
     let ranks = config.job.world_size.map_or(1, WorldSize::get);
-    if ranks > 1 && !settings::is_launched(&settings::environment()) {
+    if ranks > 1 && !settings::is_launched(&config)? {
         return launch::relaunch(ranks, &args.file, &[]);
     }
     let options =

@@ -192,7 +192,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     };
     // Refuse what is wrong before anything is started.
     let input = generate::prepare(&config.model, &request)?;
-    if !settings::is_launched(&environment) {
+    if !settings::is_launched(&config)? {
         let ranks = config.job.world_size.map_or(1, WorldSize::get);
         check_world_size(&input.config, ranks as usize)?;
         args.logits_out.as_deref().map_or(Ok(()), generate::check_logits_out)?;

@@ -4,6 +4,7 @@ mod bench;
 mod check;
 mod config;
 mod doctor;
+mod explain;
 mod generate;
 mod launch;
 mod live_text;
@@ -22,11 +23,11 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use ryzanstein_config::ConfigError;
-use ryzanstein_orchestrator::console;
 use ryzanstein_orchestrator::hub::HubError;
 use ryzanstein_orchestrator::supervisor::LaunchError;
 use ryzanstein_orchestrator::table::Tone;
 use ryzanstein_orchestrator::telemetry::TelemetryError;
+use ryzanstein_orchestrator::{catalogue, console};
 use ryzanstein_tensor_parallel::generate::catches_panics;
 
 /// Launches the ranks of a job, checks and measures them, and runs models on them.
@@ -61,6 +62,8 @@ enum Command {
     Trace(trace::Args),
     /// Show the running jobs of this user: what each rank does, and what is wrong with it
     Status(status::Args),
+    /// Say what an error means and what to do about it
+    Explain(explain::Args),
     /// The process in which `doctor` runs a probe
     #[command(name = probe::NAME, hide = true)]
     Probe(probe::Args),
@@ -98,6 +101,9 @@ fn main() -> ExitCode {
     }));
     let Cli { screen, command } = Cli::parse();
     let is_supervisor = matches!(command, Command::Supervise(_));
+    // The report of our launcher, and the doctor, explain what these say.
+    let is_explained =
+        matches!(command, Command::Probe(_)) || settings::environment().contains_key("RYZ_RENDEZVOUS");
     let outcome = match command {
         Command::Launch(args) => launch::run(&args, &screen),
         Command::Supervise(args) => launch::supervise(&args, &screen),
@@ -108,6 +114,7 @@ fn main() -> ExitCode {
         Command::Doctor(args) => doctor::run(&args, &screen),
         Command::Trace(args) => trace::run(&args, &screen),
         Command::Status(args) => status::run(&args, &screen),
+        Command::Explain(args) => explain::run(&args, &screen),
         Command::Probe(args) => probe::run(&args),
         Command::Config(command) => config::run(&command, &screen),
         Command::Completions { shell } => {
@@ -125,7 +132,10 @@ fn main() -> ExitCode {
         // An exit code is one byte.
         Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
         Err(error) => {
-            let text = format!("{} {}\n", screen.stderr().paint(Tone::Bad, "error:"), chain(&error));
+            let (screen, message) = (screen.stderr(), chain(&error));
+            let explanation = catalogue::explain(&message).filter(|_| !is_explained);
+            let lines = explanation.map_or_else(String::new, |it| it.lines("cause", screen));
+            let text = format!("{} {message}\n{lines}", screen.paint(Tone::Bad, "error:"));
             if is_supervisor {
                 console::stderr().say(&text);
                 console::flush(launch::FLUSH);

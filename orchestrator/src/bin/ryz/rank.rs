@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use anyhow::Context as _;
 use ryzanstein_config::{BackendChoice, Config};
-use ryzanstein_orchestrator::rendezvous::Environment;
+use ryzanstein_orchestrator::rendezvous::{Environment, placement};
 use ryzanstein_orchestrator::telemetry::Origin;
 use ryzanstein_orchestrator::{Orchestrator, nccl_settings, telemetry};
 use ryzanstein_process_group::{FlightRecorder, panic_message};
@@ -22,8 +22,9 @@ pub(crate) fn run(
 ) -> anyhow::Result<i32> {
     let environment = settings::environment();
     with_nccl_settings(config, &environment)?;
-    let number = |name: &str| environment.get(name).and_then(|text| text.parse::<u32>().ok());
-    let origin = Origin::of_rank(config, &environment);
+    let translated = placement::translated(config, &environment)?;
+    let number = |name: &str| translated.get(name).and_then(|text| text.parse::<u32>().ok());
+    let origin = Origin::of_rank(config, &translated);
     // Ends after all that is in the job's span.
     let _spans = telemetry::start(config, &origin, &environment)?;
     let _job = tracing::info_span!("job").entered();

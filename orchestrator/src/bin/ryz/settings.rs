@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use ryzanstein_config::{Config, ConfigError, Source, Sources};
-use ryzanstein_orchestrator::rendezvous::Environment;
 pub(crate) use ryzanstein_orchestrator::rendezvous::process_environment as environment;
+use ryzanstein_orchestrator::rendezvous::{Environment, placement};
 
 /// The file that is read if nobody names one and it exists.
 const DEFAULT_FILE: &str = "ryzanstein.toml";
@@ -59,8 +59,9 @@ pub(crate) fn set_flag(flags: &mut Flags, key: &str, flag: &str, value: Option<i
 /// Whether a launcher, ours or another, started this process as a rank. `MASTER_ADDR` alone does not count: users export it
 /// before they call a launcher. `RANK` alone does, and joining then reports what is missing; otherwise each rank would
 /// launch a whole job of its own.
-pub(crate) fn is_launched(environment: &Environment) -> bool {
-    environment.contains_key("RYZ_RENDEZVOUS") || environment.contains_key("RANK")
+pub(crate) fn is_launched(config: &Config) -> anyhow::Result<bool> {
+    let environment = placement::translated(config, &environment())?;
+    Ok(environment.contains_key("RYZ_RENDEZVOUS") || environment.contains_key("RANK"))
 }
 
 /// For commands that make slow calls on purpose and report them in a table: turns off warnings of slow calls, unless the user

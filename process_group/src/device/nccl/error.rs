@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::catalogue;
+
 /// A function of NCCL refused.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct NcclError {
@@ -19,51 +21,9 @@ impl NcclError {
     /// What to do about it.
     pub fn remedy(&self) -> &'static str {
         // What NCCL wrote down says more than the code does.
-        let told = [
-            (
-                "out of memory",
-                "the GPU is full: lower device.memory_fraction or end what else runs on the GPU",
-            ),
-            (
-                "Duplicate GPU",
-                "two ranks use one GPU: start one rank a GPU, see CUDA_VISIBLE_DEVICES and LOCAL_RANK",
-            ),
-            (
-                "Mismatched NCCL version",
-                "ranks have different versions of NCCL: install exactly the same one everywhere, or set device.nccl",
-            ),
-            ("/dev/shm", "shared memory is too small: give the container more with --shm-size"),
-            (
-                "Connection refused",
-                "a rank of the group has ended: look at the first error in the other ranks' logs",
-            ),
-            (
-                "no kernel image",
-                "this NCCL was not built for this GPU: install a newer one and set device.nccl",
-            ),
-            (
-                "insufficient",
-                "this NCCL needs a newer driver: update it, or install an NCCL built for CUDA 12",
-            ),
-        ];
-        if let Some((_, remedy)) = told.iter().find(|(word, _)| self.last.contains(word)) {
-            return remedy;
-        }
-        match self.code {
-            1 => "a call of CUDA failed: see `nvidia-smi`, and the kernel log for Xid messages",
-            2 => {
-                "the system refused something, often shared memory, a socket or a file limit: run with \
-                 NCCL_DEBUG=WARN to see which"
-            }
-            3 => {
-                "an error inside NCCL: run with NCCL_DEBUG=WARN, and try another version through device.nccl"
-            }
-            4 | 5 => {
-                "NCCL was called in a way it forbids: this is a defect of this program, please report it"
-            }
-            6 => "another rank ended or cannot be reached: the first error is in its log",
-            _ => "run with NCCL_DEBUG=INFO to see what NCCL does",
-        }
+        catalogue::remedy(&self.last)
+            .or_else(|| catalogue::remedy(self.name()))
+            .unwrap_or("run with NCCL_DEBUG=INFO to see what NCCL does")
     }
 
     /// NCCL's name of the code.
@@ -117,7 +77,7 @@ mod tests {
             assert!(text.contains(word), "`{word}` is not in: {text}");
         }
         (error.code, error.last) = (5, "Mismatched NCCL version detected : rank 0 version 22803".into());
-        assert!(error.to_string().contains("exactly the same one everywhere"), "{error}");
+        assert!(error.to_string().contains("exactly the same NCCL everywhere"), "{error}");
         (error.code, error.last) = (2, String::new());
         assert!(error.to_string().contains("NCCL_DEBUG=WARN"));
     }

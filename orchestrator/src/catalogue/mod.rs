@@ -1,0 +1,226 @@
+//! Known errors: what a message means and what to do about it, for `ryz explain`, for the end of a command that failed, and
+//! for the launcher's closing report.
+//!
+//! The entries are data: [`sections`] has those of this crate and of the groups.
+
+mod own;
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+pub use ryzanstein_process_group::catalogue::{Entry, Section, Source, find};
+
+use crate::table::{self, Cell, Column, Screen, Tone, wrap};
+
+/// All sections. What explains more stands first: a line may match several entries.
+pub fn sections() -> impl Iterator<Item = &'static Section> {
+    own::SECTIONS.iter().chain(ryzanstein_process_group::catalogue::SECTIONS)
+}
+
+/// All entries.
+pub fn entries() -> impl Iterator<Item = &'static Entry> {
+    sections().flat_map(|section| section.entries)
+}
+
+/// What to add to an error's message where it is shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Explanation {
+    /// The entry.
+    pub id: &'static str,
+    /// Why it happened.
+    pub cause: &'static str,
+    /// What to do; `None` if the message says it.
+    pub remedy: Option<&'static str>,
+}
+
+/// Explains an error's message by the entry that explains most; `None` if it is unknown, or explains itself.
+pub fn explain(message: &str) -> Option<Explanation> {
+    let entry = find(sections(), message).filter(|entry| !entry.is_plain)?;
+    let remedy = Some(entry.remedy).filter(|remedy| !message.contains(remedy));
+    Some(Explanation { id: entry.id, cause: entry.cause, remedy })
+}
+
+impl Explanation {
+    /// Lines below an error, each indented: the cause after `label`, and the remedy.
+    pub fn lines(&self, label: &str, screen: Screen) -> String {
+        let mut lines = String::new();
+        for (label, text) in [(label, Some(self.cause)), ("remedy", self.remedy)] {
+            if let Some(text) = text {
+                let _ = writeln!(lines, "{}", wrap(&format!("  {label}: {text}"), 4, screen));
+            }
+        }
+        lines
+    }
+}
+
+/// An error that a text has.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Found {
+    /// What it is.
+    pub entry: &'static Entry,
+    /// The number of its first line, from 1.
+    pub line: usize,
+    /// Its first line.
+    pub text: String,
+    /// How many lines have it.
+    pub count: usize,
+}
+
+/// The errors of a text, such as a whole log, each once, in the order of their first lines.
+pub fn scan(lines: impl IntoIterator<Item = String>) -> Vec<Found> {
+    let mut all: Vec<Found> = Vec::new();
+    for (index, text) in lines.into_iter().enumerate() {
+        let Some(entry) = find(sections(), &text) else { continue };
+        match all.iter_mut().find(|found| found.entry.id == entry.id) {
+            Some(found) => found.count += 1,
+            None => all.push(Found { entry, line: index + 1, text: text.trim().to_owned(), count: 1 }),
+        }
+    }
+    all
+}
+
+/// The errors found, for people.
+pub fn found_table(all: &[Found], screen: Screen) -> String {
+    /// Nobody reads more of a line than this.
+    const LONGEST: usize = 400;
+    let mut out = String::new();
+    for found in all {
+        let Found { entry, line, text, count } = found;
+        let times = if *count == 1 { String::new() } else { format!(", in {count} lines") };
+        let _ = writeln!(out, "{} (line {line}{times})", screen.paint(Tone::Strong, entry.id));
+        let _ = writeln!(out, "  {}", wrap(&table::cut(text, LONGEST), 2, screen));
+        for (label, text) in [("cause", entry.cause), ("remedy", entry.remedy)] {
+            let _ = writeln!(out, "{}", wrap(&format!("  {label}: {text}"), 4, screen));
+        }
+        if let Source::Documented(address) = entry.source {
+            let _ = writeln!(out, "  source: {address}");
+        }
+        out.push('\n');
+    }
+    out.truncate(out.trim_end().len());
+    out + "\n"
+}
+
+/// The errors found, as one line of JSON.
+pub fn found_json(all: &[Found]) -> String {
+    let found = all.iter().map(|found| {
+        serde_json::json!({
+            "id": found.entry.id, "line": found.line, "count": found.count, "text": found.text,
+            "cause": found.entry.cause, "remedy": found.entry.remedy, "source": address(found.entry),
+        })
+    });
+    serde_json::json!({ "found": found.collect::<Vec<_>>() }).to_string()
+}
+
+/// All entries, for people.
+pub fn list_table(screen: Screen) -> String {
+    let rows: Vec<Vec<Cell>> = sections()
+        .flat_map(|section| {
+            section
+                .entries
+                .iter()
+                .map(|entry| vec![section.title.into(), entry.id.into(), entry.sample.into()])
+        })
+        .collect();
+    table::table(
+        &[Column::left("about").dispensable(1), Column::left("id"), Column::left("sample")],
+        &rows,
+        screen,
+    )
+}
+
+/// All entries, as one line of JSON.
+pub fn list_json() -> String {
+    let entries = sections().flat_map(|section| {
+        section.entries.iter().map(|entry| {
+            serde_json::json!({
+                "id": entry.id, "about": section.title, "patterns": entry.patterns, "sample": entry.sample,
+                "cause": entry.cause, "remedy": entry.remedy, "source": address(entry),
+            })
+        })
+    });
+    serde_json::json!({ "entries": entries.collect::<Vec<_>>() }).to_string()
+}
+
+/// Where the message is documented; `None` if a test of ours provokes it.
+fn address(entry: &Entry) -> Option<&'static str> {
+    match entry.source {
+        Source::Documented(address) => Some(address),
+        Source::Provoked => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_entry_has_an_id_of_its_own_and_explains_its_sample_before_all_others() {
+        let mut ids = BTreeSet::new();
+        for entry in entries() {
+            assert!(ids.insert(entry.id), "{} is there twice", entry.id);
+            let found = find(sections(), entry.sample).map(|found| found.id);
+            assert_eq!(found, Some(entry.id), "{}", entry.sample);
+            assert!(!entry.sample.contains('\n') && entry.sample.len() < 400, "{}: one line", entry.id);
+            for pattern in entry.patterns {
+                assert_eq!(*pattern, pattern.to_ascii_lowercase(), "{}", entry.id);
+            }
+            for text in [entry.cause, entry.remedy] {
+                assert!(
+                    !text.is_empty() && !text.ends_with('.') && !text.contains("  "),
+                    "{}: {text}",
+                    entry.id
+                );
+            }
+            if let Source::Documented(address) = entry.source {
+                assert!(address.starts_with("https://"), "{}: {address}", entry.id);
+            }
+        }
+        assert!(ids.len() > 40, "only {} entries", ids.len());
+    }
+
+    #[test]
+    fn a_remedy_that_the_message_has_is_not_said_again() {
+        let error = ryzanstein_process_group::device::NcclError {
+            call: "ncclCommInitRank",
+            code: 2,
+            text: "unhandled system error".into(),
+            last: "Error: failed to extend /dev/shm/nccl-x to 4 bytes".into(),
+        };
+        let explanation = explain(&error.to_string()).expect("known");
+        assert_eq!((explanation.id, explanation.remedy), ("shared-memory-too-small", None));
+        let explanation =
+            explain("NCCL WARN Error: failed to extend /dev/shm/nccl-x to 4 bytes").expect("known");
+        assert!(explanation.remedy.is_some_and(|remedy| remedy.contains("--shm-size")));
+    }
+
+    #[test]
+    fn a_message_that_explains_itself_gets_no_more_words() {
+        assert_eq!(explain("unknown setting: environment variable `RYZ_X`; did you mean `RYZ_Y`?"), None);
+    }
+
+    #[test]
+    fn a_log_is_explained_once_for_each_error_in_the_order_of_its_lines() {
+        let log = "starting\n\
+                   [rank 1] NCCL WARN Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000\n\
+                   [rank 0] NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000\n\
+                   [rank 0] ncclInvalidUsage: This usually reflects invalid usage of NCCL library.";
+        let all = scan(log.lines().map(str::to_owned));
+        let found: Vec<_> = all.iter().map(|found| (found.entry.id, found.line, found.count)).collect();
+        assert_eq!(found, [("nccl-duplicate-gpu", 2, 2), ("nccl-invalid-call", 4, 1)]);
+        let text = found_table(&all, Screen::PLAIN);
+        assert!(text.starts_with("nccl-duplicate-gpu (line 2, in 2 lines)\n  [rank 1] NCCL WARN"), "{text}");
+        assert!(
+            text.contains("\n  remedy: start one rank a GPU") && text.contains("\n  source: https://"),
+            "{text}"
+        );
+        let json: serde_json::Value = serde_json::from_str(&found_json(&all)).expect("JSON");
+        assert_eq!(
+            (&json["found"][0]["line"], &json["found"][1]["id"]),
+            (&2.into(), &"nccl-invalid-call".into())
+        );
+    }
+}
