@@ -8,6 +8,7 @@ mod explain;
 mod generate;
 mod joining;
 mod launcher;
+mod manifests;
 mod nccl;
 mod panics;
 mod plan;
