@@ -22,6 +22,8 @@ macro_rules! for_each_dtype {
     };
 }
 
+pub(crate) use for_each_dtype;
+
 mod sealed {
     pub trait Sealed {}
 }

@@ -260,6 +260,11 @@ impl ProcessGroup {
         lock(&self.inner.core).backend.backend().paths().all().to_vec()
     }
 
+    /// Sizes in bytes from which on an all-reduce may take another path.
+    pub(crate) fn thresholds(&self) -> Vec<usize> {
+        lock(&self.inner.core).backend.backend().paths().thresholds()
+    }
+
     /// When each path of this group is taken, for people; and why those are not that it might have had.
     pub fn describe_paths(&self) -> Vec<(Path, String)> {
         lock(&self.inner.core).backend.backend().paths().describe()

@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::backend::Completion;
+use crate::backend::loopback::{Loopback, LoopbackHub};
 use crate::buffer::{Buffer, BufferMut, View, ViewMut};
 use crate::call::Call;
+use crate::dtype::DType;
 use crate::operation::{CallFingerprint, ReduceOp};
 use crate::paths::{Path, PathTable};
 use crate::profile::Timings;
@@ -292,4 +294,76 @@ fn what_panics_without_profiling_leaves_the_group_as_it_was() {
     group.profile().clear();
     group.without_profiling(|group| group.all_reduce(&mut [1.0f32], ReduceOp::Sum)).unwrap();
     assert_eq!(group.profile().calls("all_reduce"), 0);
+}
+
+/// Which calls go wrong.
+type Fault = fn(&CallFingerprint) -> bool;
+
+/// A backend that loses the operands of some calls.
+struct Lossy(Loopback, Fault);
+
+impl Backend for Lossy {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Loopback
+    }
+
+    fn submit(&mut self, mut call: Call<'_>) -> Result<Completion> {
+        if self.1(&call.fingerprint)
+            && let Some(output) = &mut call.output
+        {
+            output.host()?.fill(0);
+        }
+        self.0.submit(call)
+    }
+
+    fn paths(&self) -> PathTable {
+        self.0.paths()
+    }
+
+    fn force(&mut self, path: Option<Path>) -> Result<()> {
+        self.0.force(path)
+    }
+
+    fn abort(&mut self, why: &Error) {
+        self.0.abort(why);
+    }
+}
+
+#[test]
+fn the_self_check_finds_an_operation_or_a_type_that_is_wrong() {
+    use crate::operation::Operation as Op;
+    let faults: [(&str, Fault); 12] = [
+        ("all_reduce(sum) of f32 is", |call| {
+            call.operation == Op::AllReduce(ReduceOp::Sum) && call.count == 4099
+        }),
+        ("broadcast", |call| matches!(call.operation, Op::Broadcast { .. })),
+        ("reduce(sum, root 2)", |call| matches!(call.operation, Op::Reduce { .. })),
+        ("all_gather", |call| call.operation == Op::AllGather),
+        ("reduce_scatter", |call| matches!(call.operation, Op::ReduceScatter(_))),
+        ("gather", |call| matches!(call.operation, Op::Gather { .. })),
+        ("scatter", |call| matches!(call.operation, Op::Scatter { .. })),
+        ("all_to_all", |call| call.operation == Op::AllToAll),
+        ("of bf16", |call| call.dtype == DType::BF16),
+        ("of f16", |call| call.dtype == DType::F16),
+        ("of i8", |call| call.dtype == DType::I8),
+        ("of u64", |call| call.dtype == DType::U64),
+    ];
+    for (named, fault) in faults {
+        let hub = LoopbackHub::new();
+        let members: Vec<Rank> = Rank::all(3).collect();
+        let ranks: Vec<_> = Rank::all(3)
+            .map(|rank| {
+                let backend = Lossy(hub.join("lossy", rank, &members), fault);
+                let mut group = ProcessGroup::new(info("lossy", rank.0, 3), Box::new(backend), None);
+                std::thread::spawn(move || crate::self_check::run(&mut group))
+            })
+            .collect();
+        let mut found: Vec<Error> =
+            in_time(|| ranks.into_iter().filter_map(|rank| rank.join().unwrap().err()).collect());
+        found.retain(|error| matches!(error, Error::SelfCheck { .. }));
+        assert!(!found.is_empty(), "{named}");
+        for error in found {
+            assert!(error.to_string().contains(named), "{named}: {error}");
+        }
+    }
 }

@@ -210,6 +210,19 @@ impl PathTable {
         Ok(())
     }
 
+    /// Bytes of a vector from which on an all-reduce may take another path, as rules say.
+    pub(crate) fn thresholds(&self) -> Vec<usize> {
+        let conditions = self.rules.iter().flat_map(|rule| &rule.when);
+        conditions
+            .filter_map(|condition| match *condition {
+                Condition::BytesFrom(least) => Some(least),
+                Condition::BytesUpTo(most) => Some(most + 1),
+                Condition::ChunkFrom(least) => Some(least * self.world_size),
+                _ => None,
+            })
+            .collect()
+    }
+
     /// When each path is taken, for people: one line a path.
     pub fn describe(&self) -> Vec<(Path, String)> {
         let taken = |path: Path| {
