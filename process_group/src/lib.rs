@@ -5,6 +5,7 @@
 mod aligned;
 pub mod backend;
 mod backend_kind;
+mod buckets;
 mod buffer;
 mod call;
 mod capability;
@@ -47,6 +48,7 @@ mod work;
 
 pub use backend::select::{BackendSelection, SelectionError, select_backend};
 pub use backend_kind::BackendKind;
+pub use buckets::{BucketLayout, BucketOptions, BucketedReducer, Parameter};
 pub use buffer::{Buffer, BufferMut, DeviceMemory, Memory, View, ViewMut};
 pub use call::Call;
 pub use capability::{Capability, ComponentVersion, Exclusive};
