@@ -54,7 +54,7 @@ pub use call::Call;
 pub use capability::{Capability, ComponentVersion, Exclusive};
 pub use dtype::{DType, Element, UnknownDType};
 pub use error::{Error, Result};
-pub use group::{Arrival, CapturedCalls, GroupBuffer, GroupInfo, LastCall, ProcessGroup};
+pub use group::{Arrival, CapturedCalls, GroupBuffer, GroupInfo, LastCall, ProcessGroup, WireType};
 pub use half_open::{HalfOpen, Seat};
 pub use in_process::InProcess;
 pub use layout::Layout;
