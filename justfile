@@ -30,6 +30,11 @@ bench-nccl ranks:
     cargo build --release
     cargo run --release -p ryzanstein-benches --bin vs_nccl -- --world-size {{ranks}}
 
+# Gradients reduced in buckets during a backward pass, and values sent in 16 bits.
+bench-overlap ranks:
+    cargo build --release
+    cargo run --release -p ryzanstein-benches --bin overlap -- --world-size {{ranks}}
+
 # Loads of a model's shards compared with plain reads of as many bytes.
 bench-load ranks:
     cargo build --release

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::buffer::{Buffer, BufferMut, View, ViewMut};
-use crate::device::{Device, DeviceBuffer, DeviceSliceMut};
+use crate::device::{Device, DeviceBuffer, DeviceSliceMut, Stream};
 use crate::dtype::{DType, with_element};
 use crate::error::{Error, Result};
 
@@ -19,7 +19,7 @@ pub(super) struct BucketMemory {
 enum Place {
     /// Aligned for every element type.
     Host(Vec<u64>),
-    Device(DeviceBuffer),
+    Device(DeviceBuffer, Stream),
 }
 
 impl BucketMemory {
@@ -28,7 +28,7 @@ impl BucketMemory {
         let place = if let Some(device) = device {
             let mut buffer = DeviceBuffer::new(device, dtype, count)?;
             buffer.zero(device.stream(), 0..count)?;
-            Place::Device(buffer)
+            Place::Device(buffer, device.stream().clone())
         } else {
             Place::Host(vec![0; (count * dtype.size()).div_ceil(size_of::<u64>())])
         };
@@ -46,7 +46,7 @@ impl BucketMemory {
             Place::Host(words) => {
                 Ok(&mut bytemuck::cast_slice_mut(words)[elements.start * size..elements.end * size])
             }
-            Place::Device(_) => Err(Error::invalid(
+            Place::Device(..) => Err(Error::invalid(
                 "this gradient is in the memory of a GPU; take it with BucketedReducer::device_gradient",
             )),
         }
@@ -55,22 +55,20 @@ impl BucketMemory {
     /// Some elements on a GPU.
     pub(super) fn device(&mut self, elements: Range<usize>) -> Result<DeviceSliceMut<'_>> {
         match &mut self.place {
-            Place::Device(buffer) => Ok(buffer.slice_mut(elements)?),
+            Place::Device(buffer, _) => Ok(buffer.slice_mut(elements)?),
             Place::Host(_) => {
                 Err(Error::invalid("this gradient is in host memory; take it with BucketedReducer::gradient"))
             }
         }
     }
 
-    /// Zeroes some elements, which on a GPU is enqueued.
-    pub(super) fn zero(&mut self, device: Option<&Device>, elements: Range<usize>) -> Result<()> {
-        match (&mut self.place, device) {
-            (Place::Device(buffer), Some(device)) => Ok(buffer.zero(device.stream(), elements)?),
-            _ => {
-                self.host(&elements)?.fill(0);
-                Ok(())
-            }
+    /// Zeroes some elements, which on a GPU is enqueued on the compute stream.
+    pub(super) fn zero(&mut self, elements: Range<usize>) -> Result<()> {
+        if let Place::Device(buffer, stream) = &mut self.place {
+            return Ok(buffer.zero(stream, elements)?);
         }
+        self.host(&elements)?.fill(0);
+        Ok(())
     }
 }
 
@@ -82,7 +80,7 @@ impl Buffer for BucketMemory {
                 let bytes: &[u8] = &bytemuck::cast_slice(words)[..bytes];
                 with_element!(self.dtype, T => View::of::<T>(bytemuck::cast_slice(bytes)))
             }
-            Place::Device(buffer) => buffer.view(),
+            Place::Device(buffer, _) => buffer.view(),
         }
     }
 }
@@ -95,7 +93,7 @@ impl BufferMut for BucketMemory {
                 let bytes: &mut [u8] = &mut bytemuck::cast_slice_mut(words)[..bytes];
                 with_element!(self.dtype, T => ViewMut::of::<T>(bytemuck::cast_slice_mut(bytes)))
             }
-            Place::Device(buffer) => buffer.view_mut(),
+            Place::Device(buffer, _) => buffer.view_mut(),
         }
     }
 }

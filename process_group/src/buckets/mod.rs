@@ -172,7 +172,7 @@ impl BucketedReducer {
         }
         for &parameter in &unready {
             let (memory, place) = self.idle(parameter)?;
-            memory.zero(group.device(), place.elements)?;
+            memory.zero(place.elements)?;
             self.mark(group, parameter)?;
         }
         // All are waited for before the first error is returned, so that none is in flight then.

@@ -69,7 +69,7 @@ impl BucketPlan {
         let mut open: Vec<usize> = Vec::new();
         for (number, parameter) in parameters.iter().enumerate().rev() {
             let Parameter { dtype, count, .. } = *parameter;
-            let bytes = count.checked_mul(dtype.size()).filter(|bytes| *bytes <= isize::MAX as usize);
+            let bytes = count.checked_mul(dtype.size()).filter(|bytes| isize::try_from(*bytes).is_ok());
             let bytes = bytes.ok_or_else(|| too_large(parameter))?;
             let newest = open.iter().position(|bucket| buckets[*bucket].dtype == dtype);
             let fitting = newest.filter(|at| {
