@@ -5,6 +5,7 @@ mod capture;
 mod checks;
 mod coalesce;
 mod collectives;
+mod compressed;
 mod inner;
 mod monitored;
 mod objects;
@@ -13,6 +14,7 @@ mod tests;
 mod transfer;
 
 pub use capture::CapturedCalls;
+pub use compressed::WireType;
 pub use inner::LastCall;
 pub use monitored::Arrival;
 pub use transfer::GroupBuffer;

@@ -5,6 +5,7 @@
 mod aligned;
 pub mod backend;
 mod backend_kind;
+mod buckets;
 mod buffer;
 mod call;
 mod capability;
@@ -47,12 +48,13 @@ mod work;
 
 pub use backend::select::{BackendSelection, SelectionError, select_backend};
 pub use backend_kind::BackendKind;
+pub use buckets::{BucketLayout, BucketOptions, BucketedReducer, Parameter};
 pub use buffer::{Buffer, BufferMut, DeviceMemory, Memory, View, ViewMut};
 pub use call::Call;
 pub use capability::{Capability, ComponentVersion, Exclusive};
 pub use dtype::{DType, Element, UnknownDType};
 pub use error::{Error, Result};
-pub use group::{Arrival, CapturedCalls, GroupBuffer, GroupInfo, LastCall, ProcessGroup};
+pub use group::{Arrival, CapturedCalls, GroupBuffer, GroupInfo, LastCall, ProcessGroup, WireType};
 pub use half_open::{HalfOpen, Seat};
 pub use in_process::InProcess;
 pub use layout::Layout;

@@ -9,7 +9,8 @@ use common::{PATIENCE, initialize, nccl, on_gpus, sum_of_ranks};
 use ryzanstein_config::{BackendChoice, DeviceConfig};
 use ryzanstein_process_group::device::{Device, DeviceBuffer, Launch, Libraries, Surroundings, cudarc};
 use ryzanstein_process_group::{
-    BackendKind, Buffer, BufferMut, DType, Element, Error, LocalRank, Rank, ReduceOp,
+    BackendKind, BucketOptions, BucketedReducer, Buffer, BufferMut, DType, Element, Error, LocalRank,
+    Parameter, Rank, ReduceOp, WireType,
 };
 use ryzanstein_tests::gpu::{Ranks, gpus, need, role};
 use ryzanstein_tests::{config, conformance};
@@ -137,6 +138,51 @@ fn a_captured_sequence_gives_the_same_values_each_time_it_is_replayed() {
             assert!(row.median_us > 1.0, "{row:?}");
         }
         drop(graph);
+    });
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn gradients_are_reduced_in_buckets_behind_what_writes_them() {
+    on_gpus("gradients_are_reduced_in_buckets_behind_what_writes_them", 2, &nccl(), |rank| {
+        let group = rank.manager().world();
+        let (me, other) = (group.rank(), Rank(1 - group.rank().0));
+        let counts = [7, 100_000, 3, 50_000];
+        let model: Vec<Parameter> = counts
+            .iter()
+            .zip(["a", "b", "c", "d"])
+            .map(|(n, name)| Parameter::new::<f32>(name, *n))
+            .collect();
+        let options = BucketOptions {
+            bucket_bytes: 210_000,
+            op: ReduceOp::Sum,
+            find_unused: true,
+            ..BucketOptions::default()
+        };
+        let mut reducer = BucketedReducer::new(group, &model, &options).unwrap();
+        let buckets: Vec<_> = reducer.buckets().iter().map(|bucket| bucket.parameters.clone()).collect();
+        assert_eq!(buckets, [vec![3, 2], vec![1], vec![0]]);
+        for step in 0..3 {
+            // The message for `b` is written while the first bucket is reduced.
+            for parameter in [3, 2, 1] {
+                let value = (step + me.index() + 3 * parameter) as f32;
+                let values = group.upload(&vec![value; counts[parameter]]).unwrap();
+                let mut gradient = reducer.device_gradient(parameter).unwrap();
+                group.send_recv(&values, other, &mut gradient, other).unwrap();
+                reducer.mark_ready(group, parameter).unwrap();
+            }
+            assert_eq!(reducer.finish(group).unwrap(), ["a"]);
+            for (parameter, count) in counts.into_iter().enumerate() {
+                let mut all = group.upload(&vec![-1.0f32; 2 * count]).unwrap();
+                group.all_gather_into(&reducer.device_gradient(parameter).unwrap(), &mut all).unwrap();
+                let want = if parameter == 0 { 0.0 } else { (2 * step + 1 + 6 * parameter) as f32 };
+                assert_eq!(group.download(&all).unwrap(), vec![want; 2 * count], "parameter {parameter}");
+            }
+        }
+        let error = reducer.gradient::<f32>(0).unwrap_err();
+        assert!(error.to_string().contains("device_gradient"), "{error}");
+        let error = group.all_reduce_compressed(&mut [1.0], ReduceOp::Sum, WireType::Bf16).unwrap_err();
+        assert!(error.to_string().contains("convert the values on the GPU"), "{error}");
     });
 }
 

@@ -128,6 +128,16 @@ impl DeviceBuffer {
         stream.drain()
     }
 
+    /// Enqueues zeros for some of its elements, behind what is in the stream.
+    ///
+    /// # Errors
+    /// When the range goes past the end, and those of the driver.
+    pub fn zero(&mut self, stream: &Stream, range: Range<usize>) -> Result<(), DeviceError> {
+        let memory = self.memory(&range)?;
+        // SAFETY: the range is within this buffer, borrowed alone. Freeing it waits for the GPU.
+        unsafe { stream.fill(memory.address, 0, memory.bytes) }
+    }
+
     fn fits_bytes(&self, bytes: usize) -> Result<(), DeviceError> {
         if bytes == self.bytes() {
             return Ok(());
