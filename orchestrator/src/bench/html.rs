@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 use crate::table::Screen;
 use ryzanstein_process_group::units;
 
+use crate::drawing::escape;
+
 use super::Row;
 use super::plot::{COLOURS, Curve, svg};
 use super::report::Report;
@@ -82,8 +84,4 @@ fn key(curves: &[Curve]) -> String {
         format!("<span class=\"key\"><span class=\"k{}\">●</span> {}</span>", index % COLOURS, curve.label)
     });
     format!("<p>{}</p>\n", entries.collect::<String>())
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

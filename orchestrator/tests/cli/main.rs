@@ -14,4 +14,5 @@ mod plan;
 mod status;
 mod support;
 mod terminal;
+mod topo;
 mod trace;

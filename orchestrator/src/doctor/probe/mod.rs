@@ -4,6 +4,7 @@ mod gpu;
 mod host;
 mod libraries;
 mod network;
+mod pci;
 mod process;
 mod trial;
 
@@ -16,7 +17,7 @@ pub use host::read_memory_of;
 pub use trial::try_all_reduce;
 
 use super::ProbeCommand;
-use super::facts::Facts;
+use super::facts::{Facts, Hardware};
 use crate::nccl_settings;
 use crate::rendezvous::Environment;
 
@@ -30,6 +31,15 @@ pub(super) fn facts(config: &Config, environment: &Environment, probe: &ProbeCom
         backend: config.process_group.backend,
         trials: trial::probe(config, environment, probe, gpu.usable().gpus.len()),
         gpu,
+    }
+}
+
+pub(super) fn hardware() -> Hardware {
+    Hardware {
+        host: crate::host_name(),
+        driver: gpu::driver(),
+        network: network::probe(),
+        numa_nodes: pci::numa_nodes(),
     }
 }
 
