@@ -40,6 +40,11 @@ pub fn hardware() -> Hardware {
     probe::hardware()
 }
 
+/// This machine in one line: its system, processors, memory and GPUs. Changes nothing and starts no process.
+pub fn machine() -> String {
+    probe::machine()
+}
+
 /// How to start the process of a probe. One of these follows `arguments`:
 ///
 /// * `memory PID ADDRESS`: print what [`read_memory_of`] reads, or its error;

@@ -18,8 +18,8 @@ pub use trial::try_all_reduce;
 
 use super::ProbeCommand;
 use super::facts::{Facts, Hardware};
-use crate::nccl_settings;
 use crate::rendezvous::Environment;
+use crate::{nccl_settings, plural};
 
 pub(super) fn facts(config: &Config, environment: &Environment, probe: &ProbeCommand) -> Facts {
     let gpu = gpu::probe(environment, probe);
@@ -41,6 +41,18 @@ pub(super) fn hardware() -> Hardware {
         network: network::probe(),
         numa_nodes: pci::numa_nodes(),
     }
+}
+
+pub(super) fn machine() -> String {
+    let gpus = gpu::driver().unwrap_or_default().gpus;
+    let mut kinds: Vec<&str> = gpus.iter().map(|gpu| gpu.name.as_str()).collect();
+    kinds.dedup();
+    let gpus = if gpus.is_empty() {
+        String::new()
+    } else {
+        format!("; {}: {}", plural(gpus.len(), "GPU"), kinds.join(", "))
+    };
+    format!("{}{gpus}", host::describe())
 }
 
 /// The names in a folder, sorted; empty if it cannot be read.
