@@ -32,7 +32,7 @@ figure { margin: 0; } figure svg { display: block; width: 100%; max-width: 720px
 const PLOT_STYLE: &str = "
 svg text { fill: var(--ink); font: 17px ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace; white-space: pre; }
 .back { fill: var(--back); } .grid { stroke: var(--grid); } .c { fill: none; stroke-width: 2.5; }
-.model { stroke-dasharray: 2 5; stroke-linecap: round; } .target { stroke: var(--ink); stroke-width: 4; }
+.model { stroke-dasharray: 2 5; stroke-linecap: round; } .bar { stroke: var(--ink); stroke-width: 4; }
 ";
 
 /// What a plot by itself needs more.

@@ -85,7 +85,7 @@ impl Plot<'_> {
             let (a, b) = frame.place(target.at);
             let _ = writeln!(
                 out,
-                "<path class=\"target\" d=\"M{:.1} {b:.1}H{:.1}\"><title>{}</title></path>",
+                "<path class=\"bar\" d=\"M{:.1} {b:.1}H{:.1}\"><title>{}</title></path>",
                 a - 14.0,
                 a + 14.0,
                 escape(&target.label)
