@@ -185,7 +185,7 @@ fn each_format_says_the_same() {
         csv.lines().next(),
         Some(
             "op,dtype,bytes,world_size,backend,path,median_us,p99_us,algbw_gbs,busbw_gbs,errors,target_us,meets_target,\
-             calls,host_us"
+             link_share,expected_us,expected_error_percent,p25_us,p75_us,calls,host_us"
         )
     );
     let sizes: Vec<_> = csv.lines().skip(1).map(|line| line.split(',').nth(2).unwrap_or_default()).collect();
@@ -197,7 +197,9 @@ fn each_format_says_the_same() {
     assert!(table.contains("all values are right") && table.contains("10 KB"), "{table}");
     assert!(table.contains("not measured"), "{table}");
     let page = std::fs::read_to_string(file).expect("the page");
-    assert!(page.starts_with("<!doctype html>") && page.matches("<polyline").count() == 2, "{page}");
+    assert!(page.starts_with("<!doctype html>") && page.matches("<polyline").count() == 4, "{page}");
+    let drawing = well(&[&arguments[..], &["--format", "svg"]].concat());
+    assert!(drawing.starts_with("<svg ") && drawing.matches("<polyline").count() == 2, "{drawing}");
 
     let missing = folder.path().join("not there").join("bench.html");
     let missing = missing.to_str().expect("a path");
