@@ -15,6 +15,8 @@ pub mod control;
 pub mod cost;
 #[cfg(feature = "cli")]
 pub mod doctor;
+#[cfg(feature = "cli")]
+mod drawing;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -37,6 +39,8 @@ pub mod supervisor;
 pub mod table;
 #[cfg(feature = "telemetry")]
 pub mod telemetry;
+#[cfg(feature = "cli")]
+pub mod topo;
 #[cfg(any(feature = "cli", feature = "fuzzing"))]
 pub mod trace;
 

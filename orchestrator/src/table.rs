@@ -67,6 +67,16 @@ impl Cell {
         Self { text: text.into(), tone }
     }
 
+    #[cfg(feature = "cli")]
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    #[cfg(feature = "cli")]
+    pub(crate) const fn tone(&self) -> Tone {
+        self.tone
+    }
+
     /// `met` or `missed`; a dash where nothing was judged.
     pub fn verdict(met: Option<bool>) -> Self {
         match met {
@@ -107,6 +117,16 @@ impl<'a> Column<'a> {
     /// A column of numbers.
     pub const fn right(head: &'a str) -> Self {
         Self { head, is_left: false, dispensable: 0 }
+    }
+
+    #[cfg(feature = "cli")]
+    pub(crate) const fn head(&self) -> &'a str {
+        self.head
+    }
+
+    #[cfg(feature = "cli")]
+    pub(crate) const fn is_left(&self) -> bool {
+        self.is_left
     }
 
     /// The same, left out where lines are too long: columns with the greatest number first.

@@ -18,8 +18,10 @@ pub enum Format {
     Json,
     /// A header and one line per row.
     Csv,
-    /// One self-contained file with plots.
+    /// One self-contained page with plots.
     Html,
+    /// The plot of the latencies, as a drawing that stands alone.
+    Svg,
 }
 
 impl Report {
@@ -34,6 +36,7 @@ impl Report {
             Format::Json => self.rows.iter().fold(String::new(), |all, row| all + &json(row) + "\n"),
             Format::Csv => csv(&self.rows),
             Format::Html => html::page(self),
+            Format::Svg => html::svg(self),
         }
     }
 
@@ -94,7 +97,7 @@ mod tests {
         assert_eq!(
             text.lines().next(),
             Some(
-                r#"{"op":"all_reduce","dtype":"f32","bytes":1000,"world_size":4,"backend":"loopback","path":"tcp/ring","median_us":20.5,"p99_us":41.0,"algbw_gbs":0.04878048780487805,"busbw_gbs":0.07317073170731708,"errors":0,"target_us":500.0,"meets_target":true}"#
+                r#"{"op":"all_reduce","dtype":"f32","bytes":1000,"world_size":4,"backend":"loopback","path":"tcp/ring","median_us":20.5,"p99_us":41.0,"algbw_gbs":0.04878048780487805,"busbw_gbs":0.07317073170731708,"errors":0,"target_us":500.0,"meets_target":true,"link_share":null,"expected_us":null,"expected_error_percent":null,"p25_us":20.5,"p75_us":20.5,"calls":10}"#
             )
         );
         assert_eq!(text.lines().count(), 3);
@@ -111,7 +114,7 @@ mod tests {
         let rejected = vec![Rejected { path: "tcp/direct".into(), reason: "it costs more".into() }];
         report.rows[0].why = Some(Why { reason: "it costs least".into(), rejected });
         let json = report.text(Format::Json);
-        let end = r#","meets_target":true,"reason":"it costs least","rejected":[{"path":"tcp/direct","reason":"it costs more"}]}"#;
+        let end = r#","calls":10,"reason":"it costs least","rejected":[{"path":"tcp/direct","reason":"it costs more"}]}"#;
         assert!(json.lines().next().is_some_and(|line| line.ends_with(end)), "{json}");
         let told = "all_reduce of 1 KB took tcp/ring: it costs least\n  not tcp/direct: it costs more\n";
         assert!(report.text(Format::Table).contains(told));
@@ -121,7 +124,7 @@ mod tests {
     fn csv_has_as_many_cells_in_each_line_as_in_its_head() {
         let text = report().text(Format::Csv);
         let widths: Vec<usize> = text.lines().map(|l| l.split(',').count()).collect();
-        assert_eq!(widths, [15; 4], "{text}");
+        assert_eq!(widths, [20; 4], "{text}");
     }
 
     #[test]
@@ -162,6 +165,17 @@ mod tests {
         assert!(page.starts_with("<!doctype html>") && page.contains("4 ranks &lt;here&gt;"));
         assert_eq!(page.matches("<svg").count(), 2);
         assert!(page.contains("prefers-color-scheme: dark"));
+        for figure in [
+            "<th class=\"n\">median</th>",
+            "<td class=\"n\">20.5 us</td>",
+            "all_reduce, 1 KB: 20.5 us</title>",
+        ] {
+            assert!(page.contains(figure), "{figure}");
+        }
+        let svg = report().text(Format::Svg);
+        assert!(svg.starts_with("<svg xmlns=") && svg.contains("prefers-color-scheme: dark"));
+        assert!(svg.contains("all_reduce 100 MB &lt; 10 ms"), "{svg}");
+        crate::drawing::tests::assert_unclipped(&svg, 17.0);
         for outside in ["http://www.w3.org", "src=", "href=", "@import", "url("] {
             assert!(!page.contains(outside), "{outside}");
         }

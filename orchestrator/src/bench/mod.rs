@@ -1,5 +1,7 @@
 //! `ryz bench`: measures collectives at many sizes, checks every value, and compares with the documented targets.
 
+mod calibration;
+mod compare;
 mod format;
 mod html;
 mod limits;
@@ -20,10 +22,12 @@ use serde::Serialize;
 use crate::Orchestrator;
 use crate::measure::{Case, Collective, Figures, Summary, measure_group};
 
+pub use calibration::{Calibration, Shape};
+pub use compare::{Change, Comparison, Earlier};
 pub use format::Format;
 pub use limits::{MOST_BYTES, MOST_CALLS};
 pub use report::Report;
-pub use rows::{RowWriter, csv_head, csv_row, json, table};
+pub use rows::{Columns, RowWriter, csv_head, csv_row, json, table};
 pub use sizes::Sweep;
 pub use verdict::{Verdict, saturation, verdicts};
 pub use why::{Rejected, Why};
@@ -85,6 +89,19 @@ pub struct Row {
     pub target_us: Option<f64>,
     /// Whether the median is below it and every value was right.
     pub meets_target: Option<bool>,
+    /// The share of what one link carries that the bus bandwidth is, where that is known; above 1 where payloads do not go over
+    /// links.
+    pub link_share: Option<f64>,
+    /// How long the call should take by the cost model of its path, in microseconds; `None` where no model applies.
+    pub expected_us: Option<f64>,
+    /// How much longer the median is than that, in percent of it.
+    pub expected_error_percent: Option<f64>,
+    /// 25th percentile of the latency.
+    pub p25_us: f64,
+    /// 75th percentile of the latency.
+    pub p75_us: f64,
+    /// Timed calls.
+    pub calls: usize,
     /// Why the calls went that way, where that was asked for: the keys `reason` and `rejected`.
     #[serde(flatten)]
     pub why: Option<Why>,
@@ -105,11 +122,21 @@ pub struct Row {
 impl Row {
     /// From the figures of one case, `judged` by the documented targets or not. There are none for a single rank, which sends
     /// nothing.
-    pub fn new(case: &Case, figures: &Figures, group: &ProcessGroup, judged: bool, is_forced: bool) -> Self {
+    pub fn new(
+        case: &Case,
+        figures: &Figures,
+        group: &ProcessGroup,
+        calibration: &Calibration,
+        judged: bool,
+        is_forced: bool,
+    ) -> Self {
         let Figures { bytes, latency, host_us, path, errors } = *figures;
         let world_size = group.world_size();
         let (algbw_gbs, busbw_gbs) = case.what.bandwidths(bytes, latency.median_us, world_size);
         let goal = target(case.what.name(), bytes as u64).filter(|_| judged && world_size > 1);
+        let shape = Shape { ranks: world_size, count: case.count(world_size) };
+        let operation = case.what.operation(case.reduction);
+        let expected_us = path.and_then(|path| calibration.expected_us(path, operation, case.dtype, shape));
         Self {
             op: label(case.what, case.reduction, case.out_of_place),
             dtype: case.dtype,
@@ -124,6 +151,12 @@ impl Row {
             errors,
             target_us: goal.map(|goal| goal.below_us),
             meets_target: goal.map(|goal| errors == 0 && latency.median_us < goal.below_us),
+            link_share: calibration.link_gbs.filter(|_| busbw_gbs > 0.0).map(|link| busbw_gbs / link),
+            expected_us,
+            expected_error_percent: expected_us.map(|expected| (latency.median_us / expected - 1.0) * 100.0),
+            p25_us: latency.p25_us,
+            p75_us: latency.p75_us,
+            calls: latency.calls,
             why: None,
             what: case.what,
             latency,
@@ -149,17 +182,16 @@ pub fn label(what: Collective, reduction: ReduceOp, out_of_place: bool) -> Strin
     }
 }
 
-/// Measures everything in the request; calls `on_row` for each row as soon as it is measured. Every rank calls this with the
-/// same request.
+/// Refuses what cannot be measured here, then probes the group. Every rank calls this with the same request, before [`run`].
 ///
 /// # Errors
-/// [`Error::Configuration`] for a path that the backend does not have, a graph on a backend without graphs, or values that
-/// cannot be checked exactly; and those of the collectives.
-pub fn run(
+/// [`Error::Configuration`] for a path that the backend does not have, a graph on a backend without graphs, or arrays that do not
+/// fit the memory; and those of the collectives.
+pub fn calibrate(
     orchestrator: &mut Orchestrator,
     request: &Request,
-    mut on_row: impl FnMut(&Row) -> Result<(), Error>,
-) -> Result<Vec<Row>, Error> {
+    link_gbs: Option<f64>,
+) -> Result<Calibration, Error> {
     request.check()?;
     let manager = orchestrator.manager();
     let ranks_here = manager.roster().local_world_size(manager.rank());
@@ -168,6 +200,23 @@ pub fn run(
     if group.memory() == Memory::Host {
         request.check_memory(ranks_here, limits::host_memory())?;
     }
+    choose_paths(&request.paths, &group.paths())?;
+    Calibration::probe(group, request.graph, link_gbs)
+}
+
+/// Measures everything in the request, and tells what it expects by the calibration; calls `on_row` for each row as soon as it is measured. Every rank calls this with the
+/// same request.
+///
+/// # Errors
+/// [`Error::Configuration`] for a path that the backend does not have, or values that cannot be checked exactly; and those of the
+/// collectives.
+pub fn run(
+    orchestrator: &mut Orchestrator,
+    request: &Request,
+    calibration: &Calibration,
+    mut on_row: impl FnMut(&Row) -> Result<(), Error>,
+) -> Result<Vec<Row>, Error> {
+    let group = orchestrator.manager().world();
     let paths = choose_paths(&request.paths, &group.paths())?;
     let mut rows = Vec::new();
     for &what in &request.ops {
@@ -192,7 +241,7 @@ pub fn run(
                 if path.is_some() && figures.path != path && group.world_size() > 1 && figures.errors == 0 {
                     continue;
                 }
-                let mut row = Row::new(&case, &figures, group, request.judged, path.is_some());
+                let mut row = Row::new(&case, &figures, group, calibration, request.judged, path.is_some());
                 if request.why {
                     let operation = what.operation(case.reduction);
                     let choice = group.explain(operation, case.dtype, case.count(group.world_size()))?;
@@ -217,10 +266,7 @@ pub fn run(
 
 /// The bandwidth of a copy between the first two GPUs of a group, in 10⁹ bytes per second: the reference for the bus bandwidth of
 /// a ring. The same on all ranks; `None` without two GPUs on one host with peer access.
-///
-/// # Errors
-/// Those of the collectives.
-pub fn link_gbs(group: &mut ProcessGroup) -> Result<Option<f64>, Error> {
+fn copy_gbs(group: &mut ProcessGroup) -> Result<Option<f64>, Error> {
     let mut gbs: Option<f64> = None;
     if group.rank().0 == 0 && group.world_size() > 1 {
         gbs = group.device().and_then(|device| {
@@ -317,7 +363,9 @@ mod tests {
     pub(super) fn wrong_row(what: Collective, bytes: usize, median_us: f64, errors: u64) -> Row {
         let latency = Summary {
             calls: 10,
+            p25_us: median_us,
             median_us,
+            p75_us: median_us,
             p90_us: median_us,
             p99_us: median_us * 2.0,
             max_us: median_us * 2.0,
@@ -325,7 +373,7 @@ mod tests {
         let path = Some(Path::Tcp(Algorithm::Ring));
         let figures = Figures { bytes, latency, host_us: median_us, path, errors };
         let group = ProcessGroup::loopback(4).remove(0);
-        Row::new(&Case::new(what, bytes, 10), &figures, &group, true, false)
+        Row::new(&Case::new(what, bytes, 10), &figures, &group, &Calibration::default(), true, false)
     }
 
     #[test]

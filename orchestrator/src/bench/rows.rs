@@ -6,7 +6,7 @@ use ryzanstein_process_group::{DType, units};
 
 use super::{Row, Verdict};
 
-const COLUMNS: [Column<'static>; 15] = {
+const COLUMNS: [Column<'static>; 18] = {
     let [bytes, calls, median, p90, p99, max, algbw, busbw] = layout::Figures::COLUMNS;
     [
         Column::left("operation"),
@@ -21,30 +21,62 @@ const COLUMNS: [Column<'static>; 15] = {
         algbw,
         busbw,
         Column::right("host").dispensable(10),
+        Column::right("of link").dispensable(11),
+        Column::right("expected").dispensable(12),
+        Column::right("error").dispensable(13),
         Column::right("wrong").dispensable(2),
         Column::right("target").dispensable(4),
         Column::left("verdict"),
     ]
 };
 
-/// The columns without those of the targets, where nothing is judged.
-fn columns(judged: bool) -> &'static [Column<'static>] {
-    if judged { &COLUMNS } else { &COLUMNS[..COLUMNS.len() - 2] }
+/// Which columns a table has, beside those that every table has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Columns {
+    /// Those of the documented targets.
+    pub judged: bool,
+    /// Those that compare with what the links carry and with what was expected.
+    pub calibrated: bool,
+}
+
+impl Columns {
+    /// Those of `all` that the table has.
+    fn of<T: Clone>(self, all: &[T]) -> Vec<T> {
+        let is_shown = |index: usize| match index {
+            12..=14 => self.calibrated,
+            16 | 17 => self.judged,
+            _ => true,
+        };
+        all.iter().enumerate().filter(|(index, _)| is_shown(*index)).map(|(_, one)| one.clone()).collect()
+    }
 }
 
 /// The rows as a table, latencies of the slowest rank of each call.
 pub fn table(rows: &[Row], judged: bool, screen: Screen) -> String {
-    let cells: Vec<Vec<Cell>> = rows.iter().map(cells).collect();
-    layout::table(columns(judged), &cells, screen)
+    let (columns, cells) = row_cells(rows, judged);
+    layout::table(&columns, &cells, screen)
+}
+
+/// The columns and cells of that table.
+pub(super) fn row_cells(rows: &[Row], judged: bool) -> (Vec<Column<'static>>, Vec<Vec<Cell>>) {
+    let calibrated = rows.iter().any(|row| row.link_share.is_some() || row.expected_us.is_some());
+    let columns = Columns { judged, calibrated };
+    (columns.of(&COLUMNS), rows.iter().map(|row| columns.of(&cells(row))).collect())
 }
 
 /// The same table before there are rows: each is written as soon as it is measured. `paths` are those of the group.
 #[derive(Debug)]
-pub struct RowWriter(Layout<'static>);
+pub struct RowWriter(Columns, Layout<'static>);
 
 impl RowWriter {
     /// For rows of these operations in a group with these paths.
-    pub fn new(operations: &[String], dtype: DType, paths: &[Path], judged: bool, screen: Screen) -> Self {
+    pub fn new(
+        operations: &[String],
+        dtype: DType,
+        paths: &[Path],
+        columns: Columns,
+        screen: Screen,
+    ) -> Self {
         let operation = operations.iter().map(String::len).max().unwrap_or(0);
         let path = paths.iter().map(|path| path.to_string().len()).max().unwrap_or(0);
         let dtype = dtype.to_string().len();
@@ -62,21 +94,24 @@ impl RowWriter {
             0,
             0,
             time,
+            "100.0 %".len(),
+            time,
+            "+100 %".len(),
             0,
             wider,
             "missed".len(),
         ];
-        Self(Layout::new(columns(judged), &widths, screen))
+        Self(columns, Layout::new(&columns.of(&COLUMNS), &columns.of(&widths), screen))
     }
 
     /// The line of the heads.
     pub fn head(&self) -> String {
-        self.0.head()
+        self.1.head()
     }
 
     /// The line of a row.
     pub fn row(&self, row: &Row) -> String {
-        self.0.row(&cells(row))
+        self.1.row(&self.0.of(&cells(row)))
     }
 }
 
@@ -95,6 +130,9 @@ fn cells(row: &Row) -> Vec<Cell> {
     let wrong = if row.errors == 0 { Tone::Plain } else { Tone::Bad };
     cells.extend([
         units::time(row.host_us).into(),
+        row.link_share.map_or_else(|| "-".into(), |share| format!("{:.1} %", share * 100.0).into()),
+        row.expected_us.map_or_else(|| "-".into(), |us| units::time(us).into()),
+        row.expected_error_percent.map_or_else(|| "-".into(), |error| format!("{error:+.0} %").into()),
         Cell::new(row.errors.to_string(), wrong),
         row.target_us.map_or_else(|| "-".into(), |us| format!("< {}", units::time(us)).into()),
         Cell::verdict(row.meets_target),
@@ -103,6 +141,12 @@ fn cells(row: &Row) -> Vec<Cell> {
 }
 
 pub(super) fn verdict_table(verdicts: &[Verdict], screen: Screen) -> String {
+    let (columns, cells) = verdict_cells(verdicts);
+    layout::table(&columns, &cells, screen)
+}
+
+/// The columns and cells of that table.
+pub(super) fn verdict_cells(verdicts: &[Verdict]) -> ([Column<'static>; 4], Vec<Vec<Cell>>) {
     let rows: Vec<Vec<Cell>> = verdicts
         .iter()
         .map(|v| {
@@ -116,7 +160,7 @@ pub(super) fn verdict_table(verdicts: &[Verdict], screen: Screen) -> String {
         .collect();
     let columns =
         [Column::left("target"), Column::right("wanted"), Column::right("measured"), Column::left("verdict")];
-    layout::table(&columns, &rows, screen)
+    (columns, rows)
 }
 
 /// One line of JSON, with exactly the documented fields.
@@ -124,17 +168,17 @@ pub fn json(row: &Row) -> String {
     serde_json::to_string(row).expect("numbers and names are always JSON")
 }
 
-/// The head of the CSV: the fields of the JSON in the same order, then the number of calls and the host time.
+/// The head of the CSV: the fields of the JSON in the same order, then the host time.
 pub const fn csv_head() -> &'static str {
-    "op,dtype,bytes,world_size,backend,path,median_us,p99_us,algbw_gbs,busbw_gbs,errors,target_us,meets_target,calls,\
-     host_us"
+    "op,dtype,bytes,world_size,backend,path,median_us,p99_us,algbw_gbs,busbw_gbs,errors,target_us,meets_target,\
+     link_share,expected_us,expected_error_percent,p25_us,p75_us,calls,host_us"
 }
 
 /// One line of CSV.
 pub fn csv_row(row: &Row) -> String {
     let optional = |value: Option<String>| value.unwrap_or_default();
     format!(
-        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}",
+        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}",
         row.op,
         row.dtype,
         row.bytes,
@@ -148,7 +192,12 @@ pub fn csv_row(row: &Row) -> String {
         row.errors,
         optional(row.target_us.map(|v| v.to_string())),
         optional(row.meets_target.map(|v| v.to_string())),
-        row.latency.calls,
+        optional(row.link_share.map(|v| v.to_string())),
+        optional(row.expected_us.map(|v| v.to_string())),
+        optional(row.expected_error_percent.map(|v| v.to_string())),
+        row.p25_us,
+        row.p75_us,
+        row.calls,
         row.host_us,
     )
 }

@@ -66,7 +66,10 @@ pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
     all.push(Verdict::of(
         link.map_or_else(
             || "all_reduce, share of what a link carries".into(),
-            |link| format!("all_reduce, share of the {link:.0} GB/s that a link carries"),
+            |link| {
+                let digits = if link < 10.0 { 2 } else { 0 };
+                format!("all_reduce, share of the {link:.digits$} GB/s that a link carries")
+            },
         ),
         format!("> {:.0} %", ABOVE_SHARE * 100.0),
         share.map(|share| (format!("{:.1} %", share * 100.0), share > ABOVE_SHARE)),

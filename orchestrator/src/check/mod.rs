@@ -9,7 +9,7 @@ use crate::table::{self, Cell, Column, Screen, Tone};
 use ryzanstein_process_group::targets::TARGETS;
 use ryzanstein_process_group::{DType, Memory, ProcessGroup, ReduceOp, units};
 
-use crate::bench::{Row, RowWriter};
+use crate::bench::{Calibration, Columns, Row, RowWriter};
 use crate::measure::{Case, Collective, measure_group, total};
 use crate::{Orchestrator, plural};
 
@@ -174,14 +174,15 @@ fn latencies(
         (what, t.bytes as usize)
     });
     let operations = [Collective::AllReduce, Collective::Broadcast].map(|what| what.to_string());
-    let writer = RowWriter::new(&operations, DType::F32, &group.paths(), judged, screen);
+    let columns = Columns { judged, calibrated: false };
+    let writer = RowWriter::new(&operations, DType::F32, &group.paths(), columns, screen);
     let against = if judged { ", and the targets for 4 GPUs with NVLink" } else { "" };
     tell(&format!("\nLatency of the slowest rank{against}:\n{}", writer.head()));
     let mut rows = Vec::new();
     for (what, bytes) in small.into_iter().chain(documented) {
         let case = Case::new(what, bytes, (20_000_000 / bytes).clamp(5, 200));
         let figures = measure_group(group, false, &case)?;
-        let row = Row::new(&case, &figures, group, judged, false);
+        let row = Row::new(&case, &figures, group, &Calibration::default(), judged, false);
         tell(&writer.row(&row));
         rows.push(row);
     }

@@ -1,5 +1,6 @@
 //! What the probes found: plain data, so that the diagnosis is tested without a machine.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
@@ -27,6 +28,37 @@ pub struct Facts {
     pub backend: BackendChoice,
     /// The trial groups.
     pub trials: Vec<Trial>,
+}
+
+/// What joins the parts of this machine: what `ryz topo` shows. Finding it out tries nothing and starts no process.
+#[derive(Debug)]
+pub struct Hardware {
+    /// The host.
+    pub host: String,
+    /// What the driver reports, or why it cannot be queried.
+    pub driver: Result<DriverFacts, ProbeError>,
+    /// The networks.
+    pub network: Network,
+    /// The NUMA nodes.
+    pub numa_nodes: Vec<NumaNode>,
+}
+
+/// Processors that are near the same memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct NumaNode {
+    /// The kernel's number of it.
+    pub id: u32,
+    /// Its processors, as the kernel lists them: `0-55,112-167`.
+    pub processors: String,
+}
+
+/// Where a device is on the PCI bus.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PciPlace {
+    /// The host bridge, every bridge below it, and the device: `pci0000:00`, `0000:00:01.0`, `0000:01:00.0`.
+    pub path: Vec<String>,
+    /// The NUMA node that it is near, if there are several.
+    pub numa_node: Option<u32>,
 }
 
 /// The machine.
@@ -93,6 +125,19 @@ pub struct Interface {
     pub loopback: bool,
     /// `up`, `down` or `unknown`, from the kernel.
     pub state: String,
+    /// Its adapter; `None` for a virtual interface.
+    pub pci: Option<PciPlace>,
+}
+
+impl Interface {
+    /// Its speed, for people.
+    pub(crate) fn rate(&self) -> String {
+        match self.speed {
+            Some(speed) if speed >= 1000 => format!("{} Gb/s", f64::from(speed) / 1000.0),
+            Some(speed) => format!("{speed} Mb/s"),
+            None => "(speed unknown)".into(),
+        }
+    }
 }
 
 /// A port of an InfiniBand or RoCE adapter.
@@ -106,6 +151,8 @@ pub struct InfinibandPort {
     pub rate: String,
     /// `InfiniBand` or `Ethernet`.
     pub link_layer: String,
+    /// The adapter.
+    pub pci: Option<PciPlace>,
 }
 
 /// What is known about GPUs.
@@ -167,6 +214,8 @@ pub struct DriverFacts {
     pub gpus: Vec<Gpu>,
     /// How each two of them are connected.
     pub pairs: Vec<Pair>,
+    /// Where they are on the PCI bus, by their numbers in NVML; those that the kernel does not show are left out.
+    pub places: BTreeMap<u32, PciPlace>,
 }
 
 /// A library that is loaded at run time.

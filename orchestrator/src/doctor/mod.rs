@@ -14,10 +14,11 @@ use std::process::Command;
 use ryzanstein_config::Config;
 
 pub use diagnose::diagnose;
+pub(crate) use diagnose::tensor_parallel;
 pub use error::{ProbeError, ProcessError, TrialError};
 pub use facts::{
-    DriverFacts, Facts, FoundLibrary, GpuFacts, Host, InfinibandPort, Interface, Library, Network,
-    TemporaryFolder, Trial, TrialOutcome, VisibleGpu,
+    DriverFacts, Facts, FoundLibrary, GpuFacts, Hardware, Host, InfinibandPort, Interface, Library, Network,
+    NumaNode, PciPlace, TemporaryFolder, Trial, TrialOutcome, VisibleGpu,
 };
 pub use finding::{Finding, Report, Status};
 pub use probe::{read_memory_of, try_all_reduce, visible_gpus};
@@ -32,6 +33,16 @@ pub fn examine(config: &Config, environment: &Environment, probe: &ProbeCommand)
     let findings = diagnose(&facts);
     let driver = facts.gpu.driver.unwrap_or_default();
     Report::new(crate::host_name(), findings, driver.gpus, driver.pairs)
+}
+
+/// What joins the parts of this machine. Changes nothing and starts no process.
+pub fn hardware() -> Hardware {
+    probe::hardware()
+}
+
+/// This machine in one line: its system, processors, memory and GPUs. Changes nothing and starts no process.
+pub fn machine() -> String {
+    probe::machine()
 }
 
 /// How to start the process of a probe. One of these follows `arguments`:

@@ -5,8 +5,12 @@
 pub struct Summary {
     /// Calls.
     pub calls: usize,
+    /// 25th percentile.
+    pub p25_us: f64,
     /// Median.
     pub median_us: f64,
+    /// 75th percentile.
+    pub p75_us: f64,
     /// 90th percentile.
     pub p90_us: f64,
     /// 99th percentile.
@@ -25,7 +29,15 @@ pub fn slowest(of_ranks: &[&[f64]]) -> Vec<f64> {
 pub fn summary(mut latencies: Vec<f64>) -> Summary {
     latencies.sort_by(f64::total_cmp);
     let at = |share| percentile(&latencies, share);
-    Summary { calls: latencies.len(), median_us: at(0.5), p90_us: at(0.9), p99_us: at(0.99), max_us: at(1.0) }
+    Summary {
+        calls: latencies.len(),
+        p25_us: at(0.25),
+        median_us: at(0.5),
+        p75_us: at(0.75),
+        p90_us: at(0.9),
+        p99_us: at(0.99),
+        max_us: at(1.0),
+    }
 }
 
 /// Nearest rank: with few values the 99th percentile is the greatest.

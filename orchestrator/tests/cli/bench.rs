@@ -28,16 +28,22 @@ fn refused(arguments: &[&str], code: i32, words: &[&str]) {
     assert!(words.iter().all(|word| stderr.contains(word)), "{arguments:?}: {stderr}");
 }
 
-const FIELDS: [&str; 13] = [
+const FIELDS: [&str; 19] = [
     "algbw_gbs",
     "backend",
     "busbw_gbs",
     "bytes",
+    "calls",
     "dtype",
     "errors",
+    "expected_error_percent",
+    "expected_us",
+    "link_share",
     "median_us",
     "meets_target",
     "op",
+    "p25_us",
+    "p75_us",
     "p99_us",
     "path",
     "target_us",
@@ -179,7 +185,7 @@ fn each_format_says_the_same() {
         csv.lines().next(),
         Some(
             "op,dtype,bytes,world_size,backend,path,median_us,p99_us,algbw_gbs,busbw_gbs,errors,target_us,meets_target,\
-             calls,host_us"
+             link_share,expected_us,expected_error_percent,p25_us,p75_us,calls,host_us"
         )
     );
     let sizes: Vec<_> = csv.lines().skip(1).map(|line| line.split(',').nth(2).unwrap_or_default()).collect();
@@ -191,7 +197,9 @@ fn each_format_says_the_same() {
     assert!(table.contains("all values are right") && table.contains("10 KB"), "{table}");
     assert!(table.contains("not measured"), "{table}");
     let page = std::fs::read_to_string(file).expect("the page");
-    assert!(page.starts_with("<!doctype html>") && page.matches("<polyline").count() == 2, "{page}");
+    assert!(page.starts_with("<!doctype html>") && page.matches("<polyline").count() == 4, "{page}");
+    let drawing = well(&[&arguments[..], &["--format", "svg"]].concat());
+    assert!(drawing.starts_with("<svg ") && drawing.matches("<polyline").count() == 2, "{drawing}");
 
     let missing = folder.path().join("not there").join("bench.html");
     let missing = missing.to_str().expect("a path");
@@ -295,4 +303,63 @@ fn a_run_that_fails_leaves_an_earlier_result_as_it_was() {
     assert_eq!(std::fs::read_to_string(&file).expect("a result"), earlier);
     let left = std::fs::read_dir(folder.path()).expect("the folder").count();
     assert_eq!(left, 1, "nothing unfinished stays");
+}
+
+#[test]
+fn each_row_is_compared_with_what_the_probe_lets_expect() {
+    let rows = lines(&["-n", "2", "--op", "all", "--sizes", "10KB", "--iters", "3"]);
+    for row in &rows {
+        let (expected, error) = (
+            row["expected_us"].as_f64().expect("a model"),
+            row["expected_error_percent"].as_f64().expect("an error"),
+        );
+        let median = row["median_us"].as_f64().expect("a median");
+        assert!(expected > 0.0 && (median - expected * (1.0 + error / 100.0)).abs() < 1e-6 * median, "{row}");
+        assert_eq!(row["link_share"].is_null(), row["op"] == "barrier", "{row}");
+    }
+    let rows = lines(&["-n", "2", "--sizes", "10KB", "--iters", "3", "--link-gbs", "2"]);
+    let (busbw, share) =
+        (rows[0]["busbw_gbs"].as_f64().expect("busbw"), rows[0]["link_share"].as_f64().expect("a share"));
+    assert!((share - busbw / 2.0).abs() < 1e-9, "{}", rows[0]);
+    // One rank sends nothing, so there is nothing to expect.
+    let alone = lines(&["-n", "1", "--sizes", "10KB", "--iters", "3"]);
+    assert!(alone[0]["expected_us"].is_null() && alone[0]["link_share"].is_null(), "{}", alone[0]);
+    let wide = well(&["-n", "2", "--sizes", "10KB", "--iters", "3"]);
+    assert!(wide.contains("probed: one link carries") && wide.contains("expected   error"), "{wide}");
+    let narrow = well(&["-n", "2", "--sizes", "10KB", "--iters", "3", "--columns", "80"]);
+    assert!(!narrow.contains("expected   error"), "{narrow}");
+}
+
+#[test]
+fn an_earlier_result_is_compared_row_by_row() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, lines: &str| {
+        let file = folder.path().join(name);
+        std::fs::write(&file, lines).expect("written");
+        file.to_str().expect("a path").to_owned()
+    };
+    let arguments = ["-n", "2", "--sizes", "1KB", "--iters", "3"];
+    let mut row = lines(&arguments).remove(0);
+    // Figures that no machine reaches, and that every machine does.
+    let mut of = |us: f64| {
+        for field in ["median_us", "p25_us", "p75_us"] {
+            row[field] = us.into();
+        }
+        format!("{row}\n")
+    };
+    let (slow, quick) = (write("slow.jsonl", &of(1e9)), write("quick.jsonl", &of(1e-9)));
+    let told = well(&[&arguments[..], &["--compare", &slow]].concat());
+    assert!(told.contains("ratio  change") && told.contains("faster"), "{told}");
+    refused(
+        &[&arguments[..], &["--compare", &quick, "--tolerance", "20", "--format", "json"]].concat(),
+        1,
+        &["by more than 20 %", "1 row is slower than in the earlier result"],
+    );
+    row["op"] = "gather".into();
+    let other = write("other.jsonl", &format!("{row}\n"));
+    refused(&[&arguments[..], &["--compare", &other]].concat(), 1, &["nothing that was measured is in it"]);
+    let page = write("page.html", "<!doctype html>");
+    refused(&[&arguments[..], &["--compare", &page]].concat(), 2, &["page.html: line 1 is no row"]);
+    refused(&[&arguments[..], &["--compare", "not there"]].concat(), 2, &["--compare not there"]);
+    refused(&[&arguments[..], &["--tolerance", "5"]].concat(), 2, &["--compare"]);
 }

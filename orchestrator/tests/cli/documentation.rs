@@ -7,8 +7,19 @@ use crate::support::{Run, text};
 
 type Flags = BTreeSet<String>;
 
-const COMMANDS: [&str; 10] =
-    ["launch", "check", "generate", "bench", "plan", "doctor", "explain", "trace", "status", "config show"];
+const COMMANDS: [&str; 11] = [
+    "launch",
+    "check",
+    "generate",
+    "bench",
+    "plan",
+    "doctor",
+    "explain",
+    "topo",
+    "trace",
+    "status",
+    "config show",
+];
 
 /// The top of the repository.
 fn repository() -> PathBuf {

@@ -15,4 +15,5 @@ mod plan;
 mod status;
 mod support;
 mod terminal;
+mod topo;
 mod trace;

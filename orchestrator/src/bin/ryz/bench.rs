@@ -6,10 +6,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, anyhow, bail};
 use ryzanstein_config::{BackendChoice, ByteSize, Config, WorldSize};
-use ryzanstein_orchestrator::bench::{self, Format, Report, Request, RowWriter, Sweep};
+use ryzanstein_orchestrator::bench::{
+    self, Calibration, Change, Columns, Earlier, Format, Report, Request, RowWriter, Sweep,
+};
 use ryzanstein_orchestrator::measure::{Collective, UnknownCollective};
 use ryzanstein_orchestrator::table::wrap;
-use ryzanstein_orchestrator::{Orchestrator, VERSION, plural};
+use ryzanstein_orchestrator::{Orchestrator, VERSION, doctor, plural};
 use ryzanstein_process_group::{BackendKind, DType, Error, Memory, ReduceOp, units};
 use tempfile::NamedTempFile;
 
@@ -18,7 +20,8 @@ use crate::{launch, rank, screen, settings};
 const EXAMPLES: &str = "Examples:
   ryz bench -n 4
   ryz bench -n 4 --op all -b 8 -e 128MiB -f 2 --out-of-place
-  ryz bench -n 2 --sizes 1KB,1MB --path all --format json --out result.jsonl";
+  ryz bench -n 2 --sizes 1KB,1MB --path all --format json --out result.jsonl
+  ryz bench -n 2 --sizes 1KB,1MB --path all --compare result.jsonl";
 
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -78,10 +81,17 @@ pub(crate) struct Args {
     /// Write the result to this file, and a table to standard output
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Bandwidth of a GPU's links in one direction, in GB/s, of which one target is a share [default: that of a copy between
-    /// two GPUs]
+    /// Bandwidth of one link in one direction, in GB/s, of which one target is a share [default: that of a copy between
+    /// two GPUs, or of large messages between two ranks on CPUs]
     #[arg(long, value_name = "GBS", value_parser = positive)]
     link_gbs: Option<f64>,
+    /// Compare with an earlier result of --format json; exit with code 1 if a row is slower by more than --tolerance and by more
+    /// than chance
+    #[arg(long, value_name = "FILE")]
+    compare: Option<PathBuf>,
+    /// How much slower a row may be, in percent [default: 10]
+    #[arg(long, value_name = "PERCENT", value_parser = positive, requires = "compare")]
+    tolerance: Option<f64>,
     /// Judge latencies and bandwidths on CPUs too (the targets are for GPUs)
     #[arg(long)]
     targets: bool,
@@ -98,6 +108,7 @@ enum OutputFormat {
     Json,
     Csv,
     Html,
+    Svg,
 }
 
 impl From<OutputFormat> for Format {
@@ -107,6 +118,7 @@ impl From<OutputFormat> for Format {
             OutputFormat::Json => Self::Json,
             OutputFormat::Csv => Self::Csv,
             OutputFormat::Html => Self::Html,
+            OutputFormat::Svg => Self::Svg,
         }
     }
 }
@@ -159,6 +171,15 @@ impl Args {
         })
     }
 
+    /// The result to compare with.
+    fn earlier(&self) -> anyhow::Result<Option<Earlier>> {
+        let Some(file) = &self.compare else { return Ok(None) };
+        let shown = file.display().to_string();
+        let text = std::fs::read_to_string(file)
+            .map_err(|error| Error::Configuration(format!("--compare {shown}: {error}")))?;
+        Ok(Some(Earlier::parse(&text, &shown)?))
+    }
+
     fn sizes(&self) -> Result<Vec<u64>, Error> {
         if let Some(sizes) = &self.sizes {
             if sizes.iter().any(|size| size.get() == 0) {
@@ -207,6 +228,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
             // Fails now if the result cannot be written at the end.
             temporary_file_for(file)?;
         }
+        args.earlier()?;
         if ranks > 1 {
             return launch::relaunch(ranks, &args.file, &[]);
         }
@@ -250,6 +272,7 @@ fn measure(
     let out = args.out.as_ref().filter(|_| is_first);
     // Only looks whether it can be made. It is made at the end, so an interrupted run leaves none.
     out.map(|file| temporary_file_for(file)).transpose()?;
+    let earlier = if is_first { args.earlier()? } else { None };
     let group = orchestrator.manager().world();
     let request = Request { judged: request.judged || group.memory() != Memory::Host, ..request };
     let operations: Vec<String> =
@@ -257,15 +280,18 @@ fn measure(
     // With --out, the file gets the format that was asked for, and standard output the table.
     let shown = if args.out.is_some() { OutputFormat::Table } else { args.format };
     let stdout = screen.stdout();
-    let writer = RowWriter::new(&operations, request.dtype, &group.paths(), request.judged, stdout);
-    let heading = heading(orchestrator, &request);
+    let calibration = bench::calibrate(orchestrator, &request, args.link_gbs)?;
+    let columns = Columns { judged: request.judged, calibrated: !calibration.is_empty() };
+    let paths = orchestrator.manager().world().paths();
+    let writer = RowWriter::new(&operations, request.dtype, &paths, columns, stdout);
+    let heading = heading(orchestrator, &request, &calibration);
     let head = match shown {
         OutputFormat::Table => {
             let lines: Vec<String> = heading.lines().map(|line| wrap(line, 2, stdout)).collect();
             format!("{}\n\n{}", lines.join("\n"), writer.head())
         }
         OutputFormat::Csv => format!("{}\n", bench::csv_head()),
-        OutputFormat::Json | OutputFormat::Html => String::new(),
+        OutputFormat::Json | OutputFormat::Html | OutputFormat::Svg => String::new(),
     };
     // Whoever reads the output gets each row as soon as it is measured.
     let tell = |text: &str| {
@@ -276,29 +302,25 @@ fn measure(
         }
     };
     tell(&head);
-    let rows = bench::run(orchestrator, &request, &mut |row: &bench::Row| {
+    let rows = bench::run(orchestrator, &request, &calibration, &mut |row: &bench::Row| {
         tell(&match shown {
             OutputFormat::Table => writer.row(row),
             OutputFormat::Json => bench::json(row) + "\n",
             OutputFormat::Csv => bench::csv_row(row) + "\n",
-            // A page comes at the end. Meanwhile people see that something happens.
-            OutputFormat::Html if is_first => {
+            // A page or a drawing comes at the end. Meanwhile people see that something happens.
+            OutputFormat::Html | OutputFormat::Svg if is_first => {
                 let size = units::bytes(row.bytes as f64);
                 eprintln!("{} {size} {}: {}", row.op, row.path, units::time(row.median_us));
                 String::new()
             }
-            OutputFormat::Html => String::new(),
+            OutputFormat::Html | OutputFormat::Svg => String::new(),
         });
         Ok(())
     })?;
-    let link_gbs = match args.link_gbs {
-        None => bench::link_gbs(orchestrator.manager().world())?,
-        said => said,
-    };
-    let report = Report { heading, judged: request.judged, rows, link_gbs };
+    let report = Report { heading, judged: request.judged, rows, link_gbs: calibration.link_gbs };
     match shown {
         OutputFormat::Table => tell(&format!("\n{}", report.conclusion(stdout))),
-        OutputFormat::Html => tell(&report.text(Format::Html)),
+        OutputFormat::Html | OutputFormat::Svg => tell(&report.text(shown.into())),
         // There is no room for the verdicts on standard output.
         OutputFormat::Json | OutputFormat::Csv if is_first => eprint!("{}", report.targets(screen.stderr())),
         OutputFormat::Json | OutputFormat::Csv => {}
@@ -309,8 +331,29 @@ fn measure(
         unfinished.write_all(report.text(args.format.into()).as_bytes()).with_context(what)?;
         unfinished.persist(target(file)).with_context(what)?;
     }
+    // Rank 0 has the earlier result, and all ranks fail alike.
+    let comparison =
+        earlier.map(|earlier| earlier.compare(&report.rows, args.tolerance.unwrap_or(10.0) / 100.0));
+    if let Some(comparison) = &comparison {
+        match shown {
+            OutputFormat::Table => tell(&format!("\n{}", comparison.table(stdout))),
+            _ => eprint!("{}", comparison.table(screen.stderr())),
+        }
+    }
+    let counts = comparison.map(|comparison| (comparison.compared(), comparison.count(Change::Slower)));
+    let counts = orchestrator.manager().world().all_gather_object(&counts)?.into_iter().flatten().next();
     if !report.is_correct() {
         bail!("the benchmark found wrong values");
+    }
+    match (counts, &args.compare) {
+        (Some((0, _)), Some(file)) => bail!(
+            "--compare {}: nothing that was measured is in it; measure the same operations, types, sizes, ranks and backend",
+            file.display()
+        ),
+        (Some((_, slower @ 1..)), Some(file)) => {
+            bail!("--compare {}: {} slower than in the earlier result", file.display(), rows_are(slower))
+        }
+        _ => {}
     }
     if args.strict {
         match report.meets_targets() {
@@ -322,15 +365,22 @@ fn measure(
     Ok(())
 }
 
-fn heading(orchestrator: &mut Orchestrator, request: &Request) -> String {
+fn rows_are(count: usize) -> String {
+    format!("{} {}", plural(count, "row"), if count == 1 { "is" } else { "are" })
+}
+
+fn heading(orchestrator: &mut Orchestrator, request: &Request, calibration: &Calibration) -> String {
     let manager = orchestrator.manager();
     let hosts: std::collections::BTreeSet<&str> =
         manager.roster().members.iter().map(|member| member.host.as_str()).collect();
+    let found = calibration.summary();
+    let probed = if found.is_empty() { String::new() } else { format!("\nprobed: {found}") };
     format!(
-        "ryz {VERSION}: {} on {}, ready in {}\nbackend {}: {}\n{} elements, {}",
+        "ryz {VERSION}: {} on {}, ready in {}\n{}\nbackend {}: {}\n{} elements, {}{probed}",
         plural(manager.roster().world_size(), "rank"),
         plural(hosts.len(), "host"),
         units::time(manager.init_time().as_secs_f64() * 1e6),
+        doctor::machine(),
         manager.backend(),
         manager.backend_summary(),
         request.dtype,

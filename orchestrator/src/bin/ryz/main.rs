@@ -14,6 +14,7 @@ mod rank;
 mod screen;
 mod settings;
 mod status;
+mod topo;
 mod trace;
 
 use std::io::Write as _;
@@ -58,6 +59,8 @@ enum Command {
     Plan(plan::Args),
     /// Examine this machine: what it has, what works, and how to fix the rest
     Doctor(doctor::Args),
+    /// Show what joins the GPUs and network adapters of this machine, as a matrix
+    Topo(topo::Args),
     /// Say from the flight records of a job's ranks who is missing, who called something else, and who is late
     Trace(trace::Args),
     /// Show the running jobs of this user: what each rank does, and what is wrong with it
@@ -112,6 +115,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(&args, &screen),
         Command::Plan(args) => plan::run(&args, &screen),
         Command::Doctor(args) => doctor::run(&args, &screen),
+        Command::Topo(args) => topo::run(&args, &screen),
         Command::Trace(args) => trace::run(&args, &screen),
         Command::Status(args) => status::run(&args, &screen),
         Command::Explain(args) => explain::run(&args, &screen),

@@ -247,8 +247,8 @@ fn peer_access(driver: &DriverFacts) -> Option<Finding> {
     )
 }
 
-/// How many ranks should share a layer, from the links between the GPUs.
-fn tensor_parallel(driver: &DriverFacts) -> Finding {
+/// How many ranks should share a layer, from the links between the GPUs, of which there is at least one.
+pub(crate) fn tensor_parallel(driver: &DriverFacts) -> Finding {
     let gpus = driver.gpus.len();
     let power_of_two = |most: usize| 1 << most.max(1).ilog2();
     let all = |test: fn(&Pair) -> bool| !driver.pairs.is_empty() && driver.pairs.iter().all(test);

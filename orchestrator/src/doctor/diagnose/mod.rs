@@ -7,6 +7,8 @@ mod nccl;
 mod network;
 mod trials;
 
+pub(crate) use gpu::tensor_parallel;
+
 use super::facts::Facts;
 use super::finding::Finding;
 

@@ -41,12 +41,7 @@ fn interfaces(network: &Network) -> Finding {
 
 fn describe(interface: &Interface) -> String {
     let addresses: Vec<String> = interface.addresses.iter().map(ToString::to_string).collect();
-    let speed = match interface.speed {
-        Some(speed) if speed >= 1000 => format!("{} Gb/s", f64::from(speed) / 1000.0),
-        Some(speed) => format!("{speed} Mb/s"),
-        None => "(speed unknown)".into(),
-    };
-    format!("{} {speed}, {}", interface.name, addresses.join(", "))
+    format!("{} {}, {}", interface.name, interface.rate(), addresses.join(", "))
 }
 
 fn infiniband(network: &Network) -> Vec<Finding> {

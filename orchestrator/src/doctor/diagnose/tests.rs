@@ -118,6 +118,7 @@ fn with_gpus(count: u32, path: PairPath, peer_access: &PeerAccess) -> Facts {
         cuda: Some((13, 0)),
         gpus: (0..count).map(gpu).collect(),
         pairs,
+        ..DriverFacts::default()
     };
     let mut facts = plain();
     facts.gpu = GpuFacts {

@@ -5,7 +5,7 @@ use ryzanstein_config::DeviceConfig;
 use ryzanstein_process_group::device::{DeviceInfo, Libraries, Surroundings};
 use ryzanstein_process_group::nvml::Nvml;
 
-use super::{names, process};
+use super::{names, pci, process};
 use crate::cgroup::read;
 use crate::doctor::facts::{DriverFacts, GpuFacts, VisibleGpu};
 use crate::doctor::{ProbeCommand, ProbeError};
@@ -46,12 +46,35 @@ fn is_gpu(device: &Path) -> bool {
         && (class.starts_with("0x0300") || class.starts_with("0x0302"))
 }
 
-fn driver() -> Result<DriverFacts, ProbeError> {
+pub(super) fn driver() -> Result<DriverFacts, ProbeError> {
     let nvml = Nvml::open()?;
+    let gpus = nvml.gpus()?;
+    let places = gpus.iter().filter_map(|gpu| Some((gpu.index, pci::place(device_of(&gpu.pci)?)?)));
     Ok(DriverFacts {
         version: nvml.driver_version(),
         cuda: nvml.cuda_version(),
-        gpus: nvml.gpus()?,
+        places: places.collect(),
         pairs: nvml.pairs(),
+        gpus,
     })
+}
+
+/// The kernel's folder of a GPU. NVML writes eight digits of the domain, in capitals; the kernel writes four.
+fn device_of(pci: &str) -> Option<std::path::PathBuf> {
+    let (domain, rest) = pci.split_once(':')?;
+    let domain = u32::from_str_radix(domain, 16).ok()?;
+    Some(Path::new(BUS).join(format!("{domain:04x}:{}", rest.to_lowercase())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_that_nvml_reports_leads_to_the_folder_of_the_kernel() {
+        let folder = device_of("00000000:1B:00.0").expect("an address");
+        assert!(folder.ends_with("devices/0000:1b:00.0"), "{}", folder.display());
+        assert!(device_of("10000:3D:00.0").is_some_and(|folder| folder.ends_with("10000:3d:00.0")));
+        assert_eq!(device_of(""), None);
+    }
 }

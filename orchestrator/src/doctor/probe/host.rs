@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
+use ryzanstein_process_group::units;
 
 use super::process;
 use crate::cgroup::{self, read};
@@ -19,18 +20,11 @@ const DEADLINE: Duration = Duration::from_secs(5);
 static WORD: [u8; 16] = *b"ryzanstein probe";
 
 pub(super) fn probe(environment: &Environment, probe: &ProbeCommand) -> Host {
-    let uname = rustix::system::uname();
-    let distribution = read("/etc/os-release").and_then(|text| pretty_name(&text));
-    let system = [
-        distribution.unwrap_or_else(|| uname.sysname().to_string_lossy().into_owned()),
-        format!("kernel {}", uname.release().to_string_lossy()),
-        uname.machine().to_string_lossy().into_owned(),
-    ];
     let meminfo = read("/proc/meminfo").unwrap_or_default();
     let (processor_quota, memory_limit) = cgroup::limits();
     let files = getrlimit(Resource::Nofile);
     Host {
-        system: system.join(", "),
+        system: system(),
         processors: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         processor_quota,
         memory: meminfo_bytes(&meminfo, "MemTotal").unwrap_or(0),
@@ -45,6 +39,25 @@ pub(super) fn probe(environment: &Environment, probe: &ProbeCommand) -> Host {
         ptrace_scope: read("/proc/sys/kernel/yama/ptrace_scope").and_then(|text| text.parse().ok()),
         peer_memory: peer_memory(probe),
     }
+}
+
+/// Operating system, kernel, architecture.
+fn system() -> String {
+    let uname = rustix::system::uname();
+    let distribution = read("/etc/os-release").and_then(|text| pretty_name(&text));
+    [
+        distribution.unwrap_or_else(|| uname.sysname().to_string_lossy().into_owned()),
+        format!("kernel {}", uname.release().to_string_lossy()),
+        uname.machine().to_string_lossy().into_owned(),
+    ]
+    .join(", ")
+}
+
+/// The system, its processors and its memory, in one line.
+pub(in crate::doctor) fn describe() -> String {
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let memory = meminfo_bytes(&read("/proc/meminfo").unwrap_or_default(), "MemTotal").unwrap_or(0);
+    format!("{}; {}, {} of memory", system(), crate::plural(processors, "CPU"), units::bytes(memory as f64))
 }
 
 fn pretty_name(os_release: &str) -> Option<String> {

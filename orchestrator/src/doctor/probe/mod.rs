@@ -4,6 +4,7 @@ mod gpu;
 mod host;
 mod libraries;
 mod network;
+mod pci;
 mod process;
 mod trial;
 
@@ -16,9 +17,9 @@ pub use host::read_memory_of;
 pub use trial::try_all_reduce;
 
 use super::ProbeCommand;
-use super::facts::Facts;
-use crate::nccl_settings;
+use super::facts::{Facts, Hardware};
 use crate::rendezvous::Environment;
+use crate::{nccl_settings, plural};
 
 pub(super) fn facts(config: &Config, environment: &Environment, probe: &ProbeCommand) -> Facts {
     let gpu = gpu::probe(environment, probe);
@@ -31,6 +32,27 @@ pub(super) fn facts(config: &Config, environment: &Environment, probe: &ProbeCom
         trials: trial::probe(config, environment, probe, gpu.usable().gpus.len()),
         gpu,
     }
+}
+
+pub(super) fn hardware() -> Hardware {
+    Hardware {
+        host: crate::host_name(),
+        driver: gpu::driver(),
+        network: network::probe(),
+        numa_nodes: pci::numa_nodes(),
+    }
+}
+
+pub(super) fn machine() -> String {
+    let gpus = gpu::driver().unwrap_or_default().gpus;
+    let mut kinds: Vec<&str> = gpus.iter().map(|gpu| gpu.name.as_str()).collect();
+    kinds.dedup();
+    let gpus = if gpus.is_empty() {
+        String::new()
+    } else {
+        format!("; {}: {}", plural(gpus.len(), "GPU"), kinds.join(", "))
+    };
+    format!("{}{gpus}", host::describe())
 }
 
 /// The names in a folder, sorted; empty if it cannot be read.

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::time::Duration;
 
-use super::names;
+use super::{names, pci};
 use crate::cgroup::read;
 use crate::doctor::facts::{InfinibandPort, Interface, Network};
 
@@ -37,6 +37,7 @@ fn interfaces() -> Vec<Interface> {
             speed: read(folder.join("speed")).and_then(|text| text.parse().ok()).filter(|speed| *speed > 0),
             state: read(folder.join("operstate")).unwrap_or_default(),
             loopback: addresses.iter().any(std::net::IpAddr::is_loopback) || name == "lo",
+            pci: pci::place(folder.join("device")),
             addresses,
             name,
         }
@@ -73,6 +74,7 @@ fn infiniband() -> Vec<InfinibandPort> {
                 state: state.split_once(": ").map_or(state.as_str(), |(_, state)| state).to_owned(),
                 rate: text("rate"),
                 link_layer: text("link_layer"),
+                pci: pci::place(Path::new(ADAPTERS).join(&adapter).join("device")),
             });
         }
     }

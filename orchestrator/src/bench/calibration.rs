@@ -1,0 +1,276 @@
+//! What the group's links carry, and how long calls should take: found out by a short probe before the rows are measured.
+
+use std::time::Instant;
+
+use ryzanstein_process_group::paths::Path;
+use ryzanstein_process_group::schedule::Algorithm;
+use ryzanstein_process_group::schedule::build::CollectiveSpec;
+use ryzanstein_process_group::schedule::cost::{rounds, traffic};
+use ryzanstein_process_group::{DType, Error, Memory, Operation, ProcessGroup, Rank, ReduceOp};
+
+use super::copy_gbs;
+use crate::cost::{self, AllReduce, Cost, Link};
+use crate::measure::{Case, Collective, measure_group};
+
+/// Bytes of the all-reduces that are fitted: from where latency counts to where bandwidth does.
+const HOST_SIZES: [usize; 3] = [1_000, 100_000, 4_000_000];
+const GPU_SIZES: [usize; 3] = [1_000, 1_000_000, 64_000_000];
+/// Timed calls of each. Their median counts.
+const CALLS: usize = 7;
+/// NCCL's tree carries smaller all-reduces, its ring larger ones.
+const NCCL_RING_FROM: f64 = 1e6;
+/// Bytes and number of the messages whose bandwidth is that of a link.
+const MESSAGE: usize = 8_000_000;
+const MESSAGES: usize = 8;
+
+/// What the links of a group can do. The same on all ranks.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Calibration {
+    /// What a link carries in one direction, in 10⁹ bytes per second, if known.
+    pub link_gbs: Option<f64>,
+    /// For each carrier, the link on which the cost models come closest to the probe.
+    links: Vec<(Carrier, Link)>,
+}
+
+/// Paths whose bytes go the same way share a link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Carrier {
+    Tcp,
+    CrossMemory,
+    Nccl,
+}
+
+impl Carrier {
+    /// None where nothing is sent, or only within a process.
+    const fn of(path: Path) -> Option<Self> {
+        match path {
+            Path::Tcp(_) => Some(Self::Tcp),
+            Path::CrossMemory => Some(Self::CrossMemory),
+            Path::Nccl => Some(Self::Nccl),
+            Path::Local | Path::Loopback => None,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::CrossMemory => "cross_memory",
+            Self::Nccl => "nccl",
+        }
+    }
+}
+
+impl Calibration {
+    /// Probes the group: a few small and large all-reduces on every path, `graph`s or not, and, unless `link_gbs` is said, large
+    /// messages over one link. Every rank calls this.
+    ///
+    /// # Errors
+    /// Those of the collectives.
+    pub fn probe(group: &mut ProcessGroup, graph: bool, link_gbs: Option<f64>) -> Result<Self, Error> {
+        if group.world_size() < 2 {
+            return Ok(Self { link_gbs, links: Vec::new() });
+        }
+        let link_gbs = match link_gbs {
+            None if group.memory() == Memory::Host => stream_gbs(group)?,
+            None => copy_gbs(group)?,
+            said => said,
+        };
+        Ok(Self { link_gbs, links: fit(group, graph)? })
+    }
+
+    /// How long a call of `count` elements (of a chunk, where there are chunks) should take on this path, in microseconds. None
+    /// where no model applies.
+    pub fn expected_us(&self, path: Path, operation: Operation, dtype: DType, shape: Shape) -> Option<f64> {
+        let carrier = Carrier::of(path)?;
+        let (_, link) = self.links.iter().find(|(known, _)| *known == carrier)?;
+        let costs = costs(path, operation, dtype, shape);
+        let seconds = costs.into_iter().map(|cost| cost.seconds(*link)).min_by(f64::total_cmp);
+        // What sends nothing takes its time elsewhere.
+        seconds.filter(|seconds| *seconds > 0.0).map(|seconds| seconds * 1e6)
+    }
+
+    /// Whether nothing was found out.
+    pub const fn is_empty(&self) -> bool {
+        self.link_gbs.is_none() && self.links.is_empty()
+    }
+
+    /// For people, in one line; empty if nothing was found out.
+    pub fn summary(&self) -> String {
+        let link = self.link_gbs.map(|gbs| format!("one link carries {gbs:.2} GB/s"));
+        let fits = self.links.iter().map(|(carrier, link)| {
+            let (latency, gbs) = (link.latency * 1e6, link.bandwidth / 1e9);
+            format!("{}: {latency:.1} us a step and {gbs:.2} GB/s", carrier.name())
+        });
+        let parts: Vec<String> = link.into_iter().chain(fits).collect();
+        parts.join("; ")
+    }
+}
+
+/// The size of a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Ranks of the group.
+    pub ranks: usize,
+    /// Elements of the vector, or of one rank's chunk.
+    pub count: usize,
+}
+
+/// What a call may cost: what carries it takes the least.
+fn costs(path: Path, operation: Operation, dtype: DType, Shape { ranks, count }: Shape) -> Vec<Cost> {
+    let spec =
+        |algorithm, zero_copy| CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy };
+    let of_schedule = |algorithm, zero_copy| vec![schedule_cost(spec(algorithm, zero_copy), ranks, dtype)];
+    match path {
+        Path::Local | Path::Loopback => Vec::new(),
+        Path::Tcp(algorithm) => of_schedule(algorithm, false),
+        Path::CrossMemory => Algorithm::zero_copy(operation).map_or_else(Vec::new, |a| of_schedule(a, true)),
+        Path::Nccl => {
+            let chunks = if operation.is_chunked() { ranks } else { 1 };
+            nccl_costs(operation, ranks, (count * chunks * dtype.size()) as f64)
+        }
+    }
+}
+
+/// The steps of a schedule, and the bytes of its busiest rank.
+fn schedule_cost(spec: CollectiveSpec, ranks: usize, dtype: DType) -> Cost {
+    // What a root receives it would send the other way round.
+    let operation = match spec.operation {
+        Operation::Reduce { root, .. } => Operation::Broadcast { root },
+        Operation::Gather { root } => Operation::Scatter { root },
+        other => other,
+    };
+    let mirrored = CollectiveSpec { operation, ..spec };
+    let elements = (0..ranks).map(|rank| traffic(mirrored, rank, ranks).elements).max().unwrap_or(0);
+    Cost { steps: rounds(spec, ranks), bytes: (elements * dtype.size()) as f64, reduced: 0.0 }
+}
+
+/// Of calls of so many bytes of the whole array; empty for operations that NCCL does not have.
+fn nccl_costs(operation: Operation, ranks: usize, bytes: f64) -> Vec<Cost> {
+    match operation {
+        Operation::AllReduce(_) => vec![AllReduce::Ring.cost(ranks, bytes), nccl_tree(ranks, bytes)],
+        Operation::Broadcast { .. } => vec![cost::broadcast(ranks, bytes)],
+        Operation::Reduce { .. } => vec![cost::reduce(ranks, bytes)],
+        Operation::AllGather => vec![cost::all_gather(ranks, bytes)],
+        Operation::ReduceScatter(_) => vec![cost::reduce_scatter(ranks, bytes)],
+        Operation::Gather { .. } | Operation::Scatter { .. } => vec![cost::gather(ranks, bytes)],
+        Operation::AllToAll => vec![cost::all_to_all(ranks, bytes)],
+        Operation::Send { .. } | Operation::Recv { .. } => vec![Cost::message(bytes)],
+        Operation::Barrier => Vec::new(),
+    }
+}
+
+/// NCCL's pair of trees is a pipeline: two vectors, whatever the depth.
+fn nccl_tree(ranks: usize, bytes: f64) -> Cost {
+    Cost { bytes: 2.0 * bytes, ..AllReduce::Tree.cost(ranks, bytes) }
+}
+
+/// Measures all-reduces on every path, and fits a link to those of each carrier.
+fn fit(group: &mut ProcessGroup, graph: bool) -> Result<Vec<(Carrier, Link)>, Error> {
+    let (operation, dtype, ranks) = (Operation::AllReduce(ReduceOp::Sum), DType::F32, group.world_size());
+    let sizes = if group.memory() == Memory::Host { HOST_SIZES } else { GPU_SIZES };
+    let mut points: Vec<(Carrier, Vec<(Cost, f64)>)> = Vec::new();
+    for path in group.paths() {
+        let Some(carrier) = Carrier::of(path).filter(|_| path.suits(operation)) else { continue };
+        group.force_path(Some(path))?;
+        for bytes in sizes {
+            let case = Case::new(Collective::AllReduce, bytes, CALLS);
+            let seconds = measure_group(group, graph, &case)?.latency.median_us / 1e6;
+            let costs = costs(path, operation, dtype, Shape { ranks, count: case.count(ranks) });
+            let is_tree = path == Path::Nccl && (bytes as f64) < NCCL_RING_FROM;
+            let Some(cost) = (if is_tree { costs.last() } else { costs.first() }) else { continue };
+            match points.iter_mut().find(|(known, _)| *known == carrier) {
+                Some((_, points)) => points.push((*cost, seconds)),
+                None => points.push((carrier, vec![(*cost, seconds)])),
+            }
+        }
+    }
+    group.force_path(None)?;
+    let fitted = points.into_iter().filter_map(|(carrier, points)| match Link::fit(&points) {
+        Ok(link) => Some((carrier, link)),
+        Err(error) => {
+            tracing::warn!(%error, carrier = carrier.name(), "no expected times: no link fits the probe");
+            None
+        }
+    });
+    Ok(fitted.collect())
+}
+
+/// The bandwidth of large messages from rank 0 to rank 1, in 10⁹ bytes per second.
+fn stream_gbs(group: &mut ProcessGroup) -> Result<Option<f64>, Error> {
+    let mut gbs: Option<f64> = None;
+    match group.rank().index() {
+        0 => {
+            let message = vec![0u8; MESSAGE];
+            for _ in 0..=MESSAGES {
+                group.send(&message, Rank(1))?;
+            }
+        }
+        1 => {
+            let mut message = vec![0u8; MESSAGE];
+            // The first one waits for its sender, and touches the memory.
+            group.recv(&mut message, Rank(0))?;
+            let started = Instant::now();
+            for _ in 0..MESSAGES {
+                group.recv(&mut message, Rank(0))?;
+            }
+            gbs = Some((MESSAGES * MESSAGE) as f64 / started.elapsed().as_secs_f64() / 1e9);
+        }
+        _ => {}
+    }
+    Ok(group.all_gather_object(&gbs)?.into_iter().flatten().next())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINK: Link = Link { latency: 1e-5, bandwidth: 1e9 };
+
+    fn calibration(carrier: Carrier) -> Calibration {
+        Calibration { link_gbs: Some(1.0), links: vec![(carrier, LINK)] }
+    }
+
+    fn expected(calibration: &Calibration, path: Path, operation: Operation, count: usize) -> Option<f64> {
+        calibration.expected_us(path, operation, DType::F32, Shape { ranks: 4, count })
+    }
+
+    fn assert_close(actual: Option<f64>, wanted: f64) {
+        assert!(
+            actual.is_some_and(|actual| (actual / wanted - 1.0).abs() < 0.01),
+            "{actual:?}, not {wanted}"
+        );
+    }
+
+    #[test]
+    fn the_schedule_of_the_path_decides_what_is_expected() {
+        let tcp = calibration(Carrier::Tcp);
+        let all_reduce = Operation::AllReduce(ReduceOp::Sum);
+        let of = |algorithm, operation| expected(&tcp, Path::Tcp(algorithm), operation, 1_000_000);
+        // 4 MB: a ring has 6 steps and moves 6 MB, doubling 2 steps and 8 MB, halving-doubling 4 steps and 6 MB.
+        assert_close(of(Algorithm::Ring, all_reduce), 6.0 * 10.0 + 6000.0);
+        assert_close(of(Algorithm::RecursiveDoubling, all_reduce), 2.0 * 10.0 + 8000.0);
+        assert_close(of(Algorithm::HalvingDoubling, all_reduce), 4.0 * 10.0 + 6000.0);
+        // A root receives three chunks of 4 MB.
+        assert_close(of(Algorithm::Direct, Operation::Gather { root: Rank(0) }), 2.0 * 10.0 + 12_000.0);
+        assert_eq!(expected(&tcp, Path::CrossMemory, all_reduce, 1000), None, "nothing was measured of it");
+        assert_eq!(expected(&tcp, Path::Local, all_reduce, 1000), None);
+    }
+
+    #[test]
+    fn nccl_takes_the_quicker_of_tree_and_ring() {
+        let nccl = calibration(Carrier::Nccl);
+        let all_reduce = |count| expected(&nccl, Path::Nccl, Operation::AllReduce(ReduceOp::Sum), count);
+        // Small ones by the tree, in 4 steps; large ones by the ring, which moves 1.5 arrays.
+        assert_close(all_reduce(1), 40.0);
+        assert_close(all_reduce(10_000_000), 60.0 + 60_000.0);
+        assert_eq!(expected(&nccl, Path::Nccl, Operation::Barrier, 1), None);
+    }
+
+    #[test]
+    fn a_group_of_threads_finds_no_link_and_expects_nothing() {
+        let mut group = ProcessGroup::loopback(1).remove(0);
+        let found = Calibration::probe(&mut group, false, None).expect("nothing to probe");
+        assert_eq!(found, Calibration::default());
+        assert_eq!(found.summary(), "");
+    }
+}

@@ -1,0 +1,67 @@
+//! `ryz topo`
+
+use std::io::Write as _;
+use std::num::NonZeroUsize;
+
+use ryzanstein_orchestrator::doctor;
+use ryzanstein_orchestrator::topo::{Preset, SyncTimes, Topology};
+use ryzanstein_process_group::Error;
+
+use crate::screen;
+
+const EXAMPLES: &str = "Examples:
+  ryz topo
+  ryz topo --preset dgx-h100
+  ryz topo --format svg > topology.svg
+  ryz topo --sync-times --ranks 16";
+
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Show a made-up machine in place of this one: dgx-h100, pcie-only or hybrid
+    #[arg(long, value_name = "NAME")]
+    preset: Option<Preset>,
+    /// Show how long adding up the gradients of known models takes on each interconnect, in place of a topology
+    #[arg(long, conflicts_with = "preset")]
+    sync_times: bool,
+    /// The number of ranks that add up gradients [default: 8]
+    #[arg(long, value_name = "N", requires = "sync_times")]
+    ranks: Option<NonZeroUsize>,
+    /// A table, one line of JSON, or a drawing
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    format: Format,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    Table,
+    Json,
+    Svg,
+}
+
+pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
+    let text = if args.sync_times { sync_times(args, screen)? } else { topology(args, screen) };
+    // A reader that stops early, such as `head`, is no error.
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    Ok(0)
+}
+
+fn topology(args: &Args, screen: &screen::Args) -> String {
+    let topology = args.preset.map_or_else(|| Topology::of(&doctor::hardware()), Preset::topology);
+    match args.format {
+        Format::Table => topology.table(screen.stdout()),
+        Format::Json => topology.json() + "\n",
+        Format::Svg => topology.svg(),
+    }
+}
+
+fn sync_times(args: &Args, screen: &screen::Args) -> Result<String, Error> {
+    let times = SyncTimes::new(args.ranks.map_or(8, NonZeroUsize::get));
+    match args.format {
+        Format::Table => Ok(times.table(screen.stdout())),
+        Format::Json => Ok(times.json() + "\n"),
+        Format::Svg => Err(Error::Configuration(
+            "--format svg draws a topology, but --sync-times is a table; use --format table or json".into(),
+        )),
+    }
+}

@@ -1,0 +1,183 @@
+//! Made-up facts of known kinds of machines, so that their topology can be seen on any machine.
+
+use std::collections::BTreeMap;
+use std::str::FromStr;
+
+use ryzanstein_process_group::nvml::{Gpu, Pair, PairPath, PeerAccess};
+
+use super::{Topology, pci_path};
+use crate::doctor::{DriverFacts, Hardware, InfinibandPort, Interface, Network, NumaNode, PciPlace};
+
+/// A kind of machine.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Preset {
+    /// Eight H100 behind NVSwitches, each with an InfiniBand adapter on its PCIe switch.
+    DgxH100,
+    /// Four L40S with nothing but PCIe.
+    PcieOnly,
+    /// Four A100 on PCIe, in pairs that an NVLink bridge joins.
+    Hybrid,
+}
+
+/// A name that no preset has.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("there is no preset `{name}`; there are {}", Preset::ALL.map(Preset::name).join(", "))]
+pub struct UnknownPreset {
+    /// The name.
+    pub name: String,
+}
+
+impl Preset {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::DgxH100, Self::PcieOnly, Self::Hybrid];
+
+    /// The name that the flag uses.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::DgxH100 => "dgx-h100",
+            Self::PcieOnly => "pcie-only",
+            Self::Hybrid => "hybrid",
+        }
+    }
+
+    /// Such a machine.
+    pub fn topology(self) -> Topology {
+        Topology { preset: Some(self.name()), ..Topology::of(&self.hardware()) }
+    }
+
+    fn hardware(self) -> Hardware {
+        match self {
+            Self::DgxH100 => Machine {
+                gpu: "NVIDIA H100 80GB HBM3",
+                gpus: 8,
+                links: (18, 25.0),
+                // All GPUs are one NVLink domain.
+                bridged: 8,
+                processors: ["0-55,112-167", "56-111,168-223"],
+                network: |places| Network {
+                    infiniband: places
+                        .iter()
+                        .enumerate()
+                        .map(|(i, place)| port(i, "400 Gb/sec (4X NDR)", place))
+                        .collect(),
+                    ..no_network()
+                },
+            },
+            Self::PcieOnly => Machine {
+                gpu: "NVIDIA L40S",
+                gpus: 4,
+                links: (0, 0.0),
+                bridged: 1,
+                processors: ["0-31", "32-63"],
+                network: |places| Network {
+                    interfaces: vec![Interface {
+                        name: "ens1np0".into(),
+                        speed: Some(100_000),
+                        state: "up".into(),
+                        pci: places.first().cloned(),
+                        ..Interface::default()
+                    }],
+                    ..no_network()
+                },
+            },
+            Self::Hybrid => Machine {
+                gpu: "NVIDIA A100 80GB PCIe",
+                gpus: 4,
+                links: (12, 25.0),
+                bridged: 2,
+                processors: ["0-31", "32-63"],
+                network: |places| Network {
+                    infiniband: vec![port(0, "200 Gb/sec (4X HDR)", &places[0])],
+                    ..no_network()
+                },
+            },
+        }
+        .hardware()
+    }
+}
+
+impl FromStr for Preset {
+    type Err = UnknownPreset;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPreset> {
+        let known = Self::ALL.into_iter().find(|preset| preset.name() == name);
+        known.ok_or_else(|| UnknownPreset { name: name.into() })
+    }
+}
+
+/// A machine with two processors, each with half the GPUs.
+struct Machine {
+    gpu: &'static str,
+    gpus: u32,
+    /// NVLinks of a GPU, and what each carries one way in GB/s.
+    links: (u32, f64),
+    /// So many GPUs in a row are joined by NVLink.
+    bridged: u32,
+    processors: [&'static str; 2],
+    /// The network, from the place beside each GPU.
+    network: fn(&[PciPlace]) -> Network,
+}
+
+impl Machine {
+    fn hardware(&self) -> Hardware {
+        let places: Vec<PciPlace> = (0..self.gpus).map(|gpu| self.place(gpu, 0)).collect();
+        let adapters: Vec<PciPlace> = (0..self.gpus).map(|gpu| self.place(gpu, 1)).collect();
+        let (links, each) = self.links;
+        let gpu = |index: u32| Gpu {
+            index,
+            name: self.gpu.into(),
+            nvlinks: links,
+            nvlink_gbs: (links > 0).then_some(each),
+            ..Gpu::default()
+        };
+        let between = |a: u32, b: u32| {
+            let is_bridged = links > 0 && a / self.bridged == b / self.bridged;
+            let place = |gpu: u32| &places[gpu as usize];
+            let path = if is_bridged { PairPath::Nvlink(links) } else { pci_path(place(a), place(b)) };
+            let nvlink_gbs = is_bridged.then_some(each * f64::from(links));
+            Pair { a, b, path, peer_access: PeerAccess::Yes, nvlink_gbs }
+        };
+        let numbers = 0..self.gpus;
+        let pairs = numbers.clone().flat_map(|a| (a + 1..self.gpus).map(move |b| (a, b)));
+        let driver = DriverFacts {
+            gpus: numbers.clone().map(gpu).collect(),
+            pairs: pairs.map(|(a, b)| between(a, b)).collect(),
+            places: numbers.zip(places.clone()).collect::<BTreeMap<_, _>>(),
+            ..DriverFacts::default()
+        };
+        let node = |(id, processors): (u32, &str)| NumaNode { id, processors: processors.into() };
+        Hardware {
+            host: "example".into(),
+            driver: Ok(driver),
+            network: (self.network)(&adapters),
+            numa_nodes: (0..).zip(self.processors).map(node).collect(),
+        }
+    }
+
+    /// Below the switch of this GPU, at this port: the GPU at 0, an adapter at 1. Each switch has a host bridge of its own.
+    fn place(&self, gpu: u32, port: u32) -> PciPlace {
+        let bus = 0x10 * (gpu + 1);
+        let path = [
+            format!("pci0000:{bus:02x}"),
+            format!("0000:{bus:02x}:01.0"),
+            format!("0000:{:02x}:00.0", bus + 1),
+            format!("0000:{:02x}:{port:02x}.0", bus + 2),
+            format!("0000:{:02x}:00.0", bus + 3 + port),
+        ];
+        PciPlace { path: path.into(), numa_node: Some(gpu * 2 / self.gpus) }
+    }
+}
+
+fn port(index: usize, rate: &str, place: &PciPlace) -> InfinibandPort {
+    InfinibandPort {
+        name: format!("mlx5_{index}:1"),
+        state: "ACTIVE".into(),
+        rate: rate.into(),
+        link_layer: "InfiniBand".into(),
+        pci: Some(place.clone()),
+    }
+}
+
+const fn no_network() -> Network {
+    Network { interfaces: Vec::new(), loopback: Ok(()), infiniband: Vec::new(), peer_memory_module: false }
+}
