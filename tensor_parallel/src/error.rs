@@ -114,7 +114,9 @@ pub enum ConfigurationError {
         layers: usize,
     },
     /// A call with other groups than those that the model was loaded with.
-    #[error("this rank holds {loaded} and is called as {called}; pass the groups that the model was loaded with")]
+    #[error(
+        "this rank holds {loaded} and is called as {called}; pass the groups that the model was loaded with"
+    )]
     OtherStage {
         /// What it was loaded as.
         loaded: Stage,

@@ -154,7 +154,13 @@ impl Slice {
         rows.clone().step_by(step).map(move |start| start..rows.end.min(start + step))
     }
 
-    fn read_into(&self, checkpoint: &Checkpoint, rows: Range<usize>, target: &mut Tensor, at: usize) -> Result<()> {
+    fn read_into(
+        &self,
+        checkpoint: &Checkpoint,
+        rows: Range<usize>,
+        target: &mut Tensor,
+        at: usize,
+    ) -> Result<()> {
         checkpoint.read_into(&self.name, &self.shape, rows, self.columns.clone(), target, at)
     }
 }

@@ -97,7 +97,8 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     pub fn decode(&mut self, tokens: &[(usize, u32)], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let _span = tracing::info_span!("decode", sequences = tokens.len()).entered();
         if self.model.stage().count > 1 {
-            let pairs: Vec<_> = tokens.iter().map(|(sequence, token)| (*sequence, slice::from_ref(token))).collect();
+            let pairs: Vec<_> =
+                tokens.iter().map(|(sequence, token)| (*sequence, slice::from_ref(token))).collect();
             return self.pass(&pairs, groups);
         }
         let (slots, tokens) = self.validate(tokens)?;

@@ -78,7 +78,7 @@ where
         Some(stages) => {
             let all = stages.without_profiling(|stages| stages.all_gather_object(&all))?;
             Ok(all.into_iter().flatten().collect())
-        },
+        }
         None => Ok(all),
     }
 }

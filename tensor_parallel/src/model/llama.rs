@@ -200,7 +200,12 @@ impl Llama {
     ///
     /// # Errors
     /// When there are no tokens, one is not in the vocabulary, they do not fit the cache, or a group fails.
-    pub fn forward(&self, tokens: &[u32], cache: &mut KvCache, groups: &mut dyn ModelGroups) -> Result<Tensor> {
+    pub fn forward(
+        &self,
+        tokens: &[u32],
+        cache: &mut KvCache,
+        groups: &mut dyn ModelGroups,
+    ) -> Result<Tensor> {
         self.run(tokens, 0, cache, groups)
     }
 
@@ -232,7 +237,8 @@ impl Llama {
         let position = cache.next_position(0, tokens.len())?;
         let slots = SlotMapping::from_position(position, tokens.len());
         let batch = self.compute.batch(tokens, &slots, &self.rotary)?;
-        let logits = self.logits(&[MicroBatch { batch, rows: (first..tokens.len()).collect() }], cache, groups)?;
+        let logits =
+            self.logits(&[MicroBatch { batch, rows: (first..tokens.len()).collect() }], cache, groups)?;
         cache.advance(&slots);
         synchronize(groups)?;
         Ok(logits)

@@ -54,11 +54,7 @@ impl Place {
 }
 
 /// Reads and checks everything except the values of the weights.
-fn prepare(
-    directory: &Path,
-    dtype: Option<DType>,
-    place: Place,
-) -> Result<(Plan, LlamaConfig, Checkpoint)> {
+fn prepare(directory: &Path, dtype: Option<DType>, place: Place) -> Result<(Plan, LlamaConfig, Checkpoint)> {
     let (config, generation) = read_folder(directory)?;
     let parsed = LlamaConfig::from_json(&directory.join("config.json"), &config, generation.as_deref())?;
     check_world_size(&parsed, place.world_size)?;
@@ -302,7 +298,9 @@ where
         match theirs {
             Err(source) => return Err(Error::Peer { rank, source }),
             Ok(theirs) if Ok(&theirs) != told.as_ref() => {
-                return Err(ConfigurationError::DifferentModels { rank, other: groups.tensor().rank() }.into());
+                return Err(
+                    ConfigurationError::DifferentModels { rank, other: groups.tensor().rank() }.into()
+                );
             }
             Ok(_) => {}
         }

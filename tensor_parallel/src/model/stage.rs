@@ -60,7 +60,8 @@ mod tests {
 
     #[test]
     fn earlier_stages_have_the_layers_that_do_not_divide() {
-        let layers = |count, all| (0..count).map(|index| Stage { index, count }.layers(all)).collect::<Vec<_>>();
+        let layers =
+            |count, all| (0..count).map(|index| Stage { index, count }.layers(all)).collect::<Vec<_>>();
         assert_eq!(layers(3, 8), [0..3, 3..6, 6..8]);
         assert_eq!(layers(3, 7), [0..3, 3..5, 5..7]);
         assert_eq!(layers(1, 7), [0..7]);
