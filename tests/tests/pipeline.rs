@@ -58,7 +58,10 @@ fn compute(model: Llama, manager: &mut ProcessGroupManager) -> (Vec<f32>, Vec<u3
     (all, model.generate(&[1, 2, 3], &options, manager).unwrap().tokens)
 }
 
-fn same_as_one_stage(backend: BackendChoice, load: impl Fn(&Path, &mut ProcessGroupManager) -> Result<Llama> + Sync) {
+fn same_as_one_stage(
+    backend: BackendChoice,
+    load: impl Fn(&Path, &mut ProcessGroupManager) -> Result<Llama> + Sync,
+) {
     for folder in [model(false), model(true)] {
         for (tensor, stages) in LAYOUTS {
             let run = |stages| {
