@@ -208,24 +208,18 @@ pub fn share(
     folder: &Path,
     prepared: Option<Result<PreparedPrompt, Error>>,
 ) -> Result<PreparedPrompt, Error> {
-    let prepared = prepared.map(|prompt| {
-        let prompt = prompt?;
-        let shared = SharedPrompt { tokens: prompt.tokens.clone(), tokenizer: Tokenizer::read(folder)? };
-        Ok((prompt, shared))
-    });
-    let (mine, told) = match prepared {
-        Some(Ok((prompt, shared))) => (Some(Ok(prompt)), Some(Ok(shared))),
-        Some(Err(error)) => {
-            let told = Err(RemoteError::from(&error));
-            (Some(Err(error)), Some(told))
+    let mine = prepared.map(|prompt| Ok((prompt?, Tokenizer::read(folder)?)));
+    let told = mine.as_ref().map(|mine| match mine {
+        Ok((PreparedPrompt { tokens, .. }, tokenizer)) => {
+            Ok(SharedPrompt { tokens: tokens.clone(), tokenizer: tokenizer.clone() })
         }
-        None => (None, None),
-    };
+        Err(error) => Err(RemoteError::from(error)),
+    });
     let root = Rank(0);
     let told: Result<SharedPrompt, RemoteError> =
         orchestrator.manager().world().broadcast_object(told.as_ref(), root)?;
     if let Some(mine) = mine {
-        return mine;
+        return mine.map(|(prompt, _)| prompt);
     }
     let SharedPrompt { tokens, tokenizer } = told.map_err(|source| Error::Peer { rank: root, source })?;
     let parse = |file| Tokenizer::from_bytes(Path::new("tokenizer.json"), file);
@@ -349,7 +343,9 @@ pub fn run(
     if model.stage().count > 1 {
         profiles.push(manager.pipeline_parallel().profile());
     }
-    profiles.iter().for_each(|profile| profile.clear());
+    for profile in &profiles {
+        profile.clear();
+    }
     // Every rank decodes the text, because all must end at the same stop string.
     let mut text = tokenizer.as_ref().map(|tokenizer| TextStream::new(tokenizer, &prompt, &request.stop));
     let (mut answer, mut failed) = (String::new(), None);

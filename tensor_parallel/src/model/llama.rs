@@ -292,13 +292,12 @@ impl Llama {
     ) -> Result<Option<Tensor>> {
         let MicroBatch { batch, rows } = part;
         let compute = &*self.compute;
-        let mut x = match &self.embedding {
-            Some(embedding) => embedding.forward(batch, self.dtype, compute, groups.tensor())?,
-            None => {
-                let mut x = compute.scratch(&[batch.tokens().len(), self.config.hidden], self.dtype)?;
-                self.pipeline(groups)?.recv(&mut x, Rank(self.stage.index as u32 - 1))?;
-                x
-            }
+        let mut x = if let Some(embedding) = &self.embedding {
+            embedding.forward(batch, self.dtype, compute, groups.tensor())?
+        } else {
+            let mut x = compute.scratch(&[batch.tokens().len(), self.config.hidden], self.dtype)?;
+            self.pipeline(groups)?.recv(&mut x, Rank(self.stage.index as u32 - 1))?;
+            x
         };
         for (block, cache) in self.blocks.iter().zip(&mut cache.layers) {
             block.forward(&mut x, batch, cache, compute, groups.tensor())?;

@@ -64,7 +64,7 @@ mod tests {
             |count, all| (0..count).map(|index| Stage { index, count }.layers(all)).collect::<Vec<_>>();
         assert_eq!(layers(3, 8), [0..3, 3..6, 6..8]);
         assert_eq!(layers(3, 7), [0..3, 3..5, 5..7]);
-        assert_eq!(layers(1, 7), [0..7]);
+        assert_eq!(Stage::default().layers(7), 0..7);
     }
 
     proptest! {

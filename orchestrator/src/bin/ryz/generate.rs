@@ -212,12 +212,11 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let format = args.format.unwrap_or(if screen::is_terminal() { Format::Text } else { Format::Json });
     rank::run(&config, |orchestrator| {
         let is_first = orchestrator.manager().rank() == Rank(0);
-        let input = match input {
-            Some(input) => input,
-            None => {
-                let prepared = is_first.then(|| prepare(&mut request, &config.model, &environment));
-                generate::share(orchestrator, &request.model, prepared)?
-            }
+        let input = if let Some(input) = input {
+            input
+        } else {
+            let prepared = is_first.then(|| prepare(&mut request, &config.model, &environment));
+            generate::share(orchestrator, &request.model, prepared)?
         };
         let mut live = LiveText::start(is_first, format, stdout, &request.prompt)?;
         let response =
