@@ -60,7 +60,7 @@ pub fn plural(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// The examples of the README and of the book's page on embedding, compiled and run with the other documentation tests.
+/// The examples of the README and of the book's pages for programs, compiled and run with the other documentation tests.
 #[cfg(doctest)]
 mod written_elsewhere {
     #[doc = include_str!("../../README.md")]
@@ -68,4 +68,7 @@ mod written_elsewhere {
 
     #[doc = include_str!("../../docs/src/embedding.md")]
     struct Embedding;
+
+    #[doc = include_str!("../../docs/src/pipeline.md")]
+    struct Pipeline;
 }
