@@ -156,11 +156,12 @@ fn a_stage_that_is_lost_is_named_by_the_others() {
                 let mut cache = model.cache(4).unwrap();
                 Some(model.forward(&[1, 2], &mut cache, &mut manager).unwrap_err().to_string())
             });
-            for (rank, error) in
-                errors.iter().enumerate().filter_map(|(rank, error)| Some((rank, error.as_ref()?)))
-            {
-                let names = |rank: u32| error.contains(&format!("rank {rank}"));
-                assert!(names(lost), "{backend}, {layout:?}: rank {rank} is told {error}");
+            for (rank, error) in errors.iter().enumerate() {
+                let Some(error) = error else { continue };
+                // Rank 0 of 2 × 2 shares no group with rank 3, and hears of rank 2, which gives up for it.
+                let named = if layout == (2, 2) && rank == 0 { 2 } else { lost };
+                let name = format!("rank {named}");
+                assert!(error.contains(&name), "{backend}, {layout:?}: rank {rank} is told {error}");
             }
             assert_eq!(errors.iter().flatten().count(), errors.len() - 1);
         }
