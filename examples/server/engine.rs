@@ -5,7 +5,7 @@ use std::mem::take;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use ryzanstein_process_group::{ProcessGroup, Rank};
+use ryzanstein_process_group::{ProcessGroupManager, Rank};
 use ryzanstein_tensor_parallel::generate::Sampler;
 use ryzanstein_tensor_parallel::{Decoder, Result, Tensor, TextStream, Tokenizer};
 use serde::{Deserialize, Serialize};
@@ -61,7 +61,11 @@ struct Plan {
 
 impl Plan {
     /// The logits after the last token of each sequence; `None` if there are no tokens.
-    fn run<'a>(&self, decoder: &'a mut Decoder, group: &mut ProcessGroup) -> Result<Option<&'a Tensor>> {
+    fn run<'a>(
+        &self,
+        decoder: &'a mut Decoder,
+        manager: &mut ProcessGroupManager,
+    ) -> Result<Option<&'a Tensor>> {
         for slot in &self.ended {
             decoder.clear(*slot);
         }
@@ -69,19 +73,19 @@ impl Plan {
             return Ok(None);
         }
         let pairs: Vec<_> = self.tokens.iter().map(|(slot, tokens)| (*slot, &tokens[..])).collect();
-        decoder.step(&pairs, group).map(Some)
+        decoder.step(&pairs, manager).map(Some)
     }
 }
 
 /// Gives all ranks the leader's plan; `None` ends the job. Not measured: it would look slow, as ranks wait in it for work.
-fn share(plan: Option<&Option<Plan>>, group: &mut ProcessGroup) -> Result<Option<Plan>> {
-    Ok(group.without_profiling(|group| group.broadcast_object(plan, LEADER))?)
+fn share(plan: Option<&Option<Plan>>, manager: &mut ProcessGroupManager) -> Result<Option<Plan>> {
+    Ok(manager.world().without_profiling(|group| group.broadcast_object(plan, LEADER))?)
 }
 
 /// What every other rank does: follows the plans of rank 0 until there is none.
-pub(crate) fn follow(decoder: &mut Decoder, group: &mut ProcessGroup) -> Result<()> {
-    while let Some(plan) = share(None, group)? {
-        plan.run(decoder, group)?;
+pub(crate) fn follow(decoder: &mut Decoder, manager: &mut ProcessGroupManager) -> Result<()> {
+    while let Some(plan) = share(None, manager)? {
+        plan.run(decoder, manager)?;
     }
     Ok(())
 }
@@ -123,8 +127,8 @@ impl<'a> Leader<'a> {
     }
 
     /// Answers requests until no more can come and all are answered. Then all ranks leave.
-    pub(crate) fn lead(mut self, decoder: &mut Decoder, group: &mut ProcessGroup) -> Result<()> {
-        let outcome = self.passes(decoder, group);
+    pub(crate) fn lead(mut self, decoder: &mut Decoder, manager: &mut ProcessGroupManager) -> Result<()> {
+        let outcome = self.passes(decoder, manager);
         if let Err(error) = &outcome {
             for running in self.slots.iter().flatten() {
                 running.tell(Event::Failed(error.to_string()));
@@ -133,14 +137,14 @@ impl<'a> Leader<'a> {
         outcome
     }
 
-    fn passes(&mut self, decoder: &mut Decoder, group: &mut ProcessGroup) -> Result<()> {
+    fn passes(&mut self, decoder: &mut Decoder, manager: &mut ProcessGroupManager) -> Result<()> {
         loop {
             self.drop_abandoned();
             let more_may_come = self.admit();
             let is_done = self.is_idle() && !more_may_come;
             let plan = (!is_done).then(|| Plan { ended: take(&mut self.ended), tokens: self.next_tokens() });
-            let Some(plan) = share(Some(&plan), group)? else { return Ok(()) };
-            let Some(logits) = plan.run(decoder, group)? else { continue };
+            let Some(plan) = share(Some(&plan), manager)? else { return Ok(()) };
+            let Some(logits) = plan.run(decoder, manager)? else { continue };
             let values = logits.values()?;
             for ((slot, tokens), logits) in plan.tokens.iter().zip(values.chunks_exact(logits.columns())) {
                 self.advance(*slot, tokens.len(), logits);

@@ -78,8 +78,12 @@ fn rank(args: &Args, orchestrator: &mut Orchestrator) -> Result<()> {
         listener.with_context(|| format!("cannot listen on {}; choose another --listen", args.listen))?;
     let folder = hub::resolve(&args.model, &rendezvous::process_environment())?;
     let model = Arc::new(orchestrator.load_model(&folder, None)?);
-    let group = orchestrator.tensor_parallel();
-    ensure!(group.world_size() == ranks, "layout: this server runs one model on all ranks; remove [layout]");
+    let manager = orchestrator.manager();
+    let replicas = manager.data_parallel().world_size();
+    ensure!(
+        replicas == 1,
+        "layout.data_parallel = {replicas}: this server runs one model on all ranks; set it to 1"
+    );
     let context = args.context.unwrap_or(model.config().max_positions.min(2048));
     let mut decoder = model.decoder(args.sequences.into(), context, Passes::Graph)?;
 
@@ -87,7 +91,7 @@ fn rank(args: &Args, orchestrator: &mut Orchestrator) -> Result<()> {
     // On every rank: a launcher signals all of them, and they leave together when the first says so.
     let signals = runtime.block_on(async { StopSignals::catch() })?;
     let Some(listener) = listener else {
-        return Ok(engine::follow(&mut decoder, group)?);
+        return Ok(engine::follow(&mut decoder, manager)?);
     };
 
     let (queue, requests) = mpsc::sync_channel(args.queue.into());
@@ -100,7 +104,7 @@ fn rank(args: &Args, orchestrator: &mut Orchestrator) -> Result<()> {
     let http = thread::spawn(move || runtime.block_on(http::serve(listener, app, signals, runs, drain)));
     let end_tokens = model.config().eos_tokens.clone();
     let leader = Leader::new(&tokenizer, end_tokens, requests, args.sequences.into(), timeout);
-    let outcome = leader.lead(&mut decoder, group);
+    let outcome = leader.lead(&mut decoder, manager);
     // After a failure too, clients get their last event before this process ends.
     drop(engine);
     let served = http.join().map_err(|_| anyhow::anyhow!("the HTTP thread panicked"));

@@ -41,6 +41,10 @@ struct Server {
 
 impl Server {
     fn start(flags: &[&str]) -> Self {
+        Self::start_in_stages("1", flags)
+    }
+
+    fn start_in_stages(stages: &str, flags: &[&str]) -> Self {
         let model = model();
         let mut launcher = Command::new(built("ryz"))
             .args(["launch", "-n", "2", "--"])
@@ -48,6 +52,7 @@ impl Server {
             .args(["--listen", "127.0.0.1:0", "--model"])
             .arg(model.path())
             .args(flags)
+            .env("RYZ_LAYOUT__PIPELINE_PARALLEL", stages)
             .env("RYZ_LAUNCH__GRACE", "40s")
             // Far shorter than a test: an idle server must outlive it.
             .env("RYZ_PROCESS_GROUP__TIMEOUT", "2s")
@@ -180,11 +185,18 @@ fn text(events: &[Value]) -> String {
 
 #[test]
 fn streams_at_once_have_the_tokens_of_greedy_generation() {
-    let server = Server::start(&["--sequences", "2"]);
+    check_streams(&Server::start(&["--sequences", "2"]));
+}
+
+#[test]
+fn two_pipeline_stages_serve_as_one_does() {
+    check_streams(&Server::start_in_stages("2", &["--sequences", "2"]));
+}
+
+fn check_streams(server: &Server) {
     let prompts = ["the ring and the tree", "every rank", "the same sum", "hold"];
     std::thread::scope(|scope| {
         for (prompt, most) in prompts.into_iter().zip([60, 40, 20, 1]) {
-            let server = &server;
             scope.spawn(move || {
                 let mut body = greedy(prompt, most);
                 body["stream"] = json!(true);

@@ -1,4 +1,4 @@
-//! `ryz generate`: text generation with a tensor-parallel model.
+//! `ryz generate`: text generation with a model that is divided over ranks.
 
 use std::fs::File;
 use std::num::NonZeroUsize;
@@ -6,12 +6,14 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use ryzanstein_config::{ModelConfig, ModelDType};
-use ryzanstein_process_group::{DType, ProfileRow, Rank};
+use ryzanstein_config::{LayoutConfig, ModelConfig, ModelDType};
+use ryzanstein_process_group::{DType, Layout, ProfileRow, Rank};
 use ryzanstein_tensor_parallel::{
     ChatTemplate, ChatTime, Error, GenerateOptions, Llama, LlamaConfig, LoadReport, Message, Passes,
-    Penalties, Sampling, StopReason, Tensor, TextStream, Tokenizer,
+    Penalties, RemoteError, Sampling, StopReason, Tensor, TextStream, Tokenizer, check_stages,
+    check_world_size,
 };
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::Orchestrator;
@@ -32,6 +34,8 @@ pub enum Prompt {
 pub struct Request {
     /// The model's folder.
     pub model: PathBuf,
+    /// Whether rank 0 reads the folder for all. Otherwise every rank reads it.
+    pub load_from_root: bool,
     /// The prompt.
     pub prompt: Prompt,
     /// Where rank 0 writes the f32 logits `[positions, vocabulary]` of the prompt and the generated tokens, unpadded.
@@ -90,7 +94,7 @@ pub struct Response {
     pub prompt_tokens: usize,
     /// How long it took.
     pub timings: Timings,
-    /// This rank's profile of the tensor-parallel group's calls.
+    /// This rank's profile of the calls of its tensor- and pipeline-parallel groups.
     pub profile: Vec<ProfileRow>,
 }
 
@@ -149,21 +153,30 @@ pub fn check_logits_out(file: &Path) -> Result<(), Error> {
     opened.map(drop).map_err(|error| cannot_write(file, &error))
 }
 
+/// Refuses a layout that the model cannot be divided by, before a rank is started.
+///
+/// # Errors
+/// Names what does not divide, and what would.
+pub fn check_layout(model: &LlamaConfig, layout: &LayoutConfig, ranks: usize) -> Result<(), Error> {
+    let layout = Layout::new(layout, ranks)?;
+    check_world_size(model, layout.tensor_parallel)?;
+    check_stages(model, layout.pipeline_parallel)
+}
+
 /// A checked prompt, and the tokenizer if the folder has one.
 #[derive(Debug)]
 pub struct PreparedPrompt {
-    /// The model's settings.
-    pub config: LlamaConfig,
     tokens: Vec<u32>,
     tokenizer: Option<Tokenizer>,
 }
 
-/// Encodes the prompt, and refuses requests beyond the model's limits, before any weight is read.
+/// Encodes the prompt, and refuses requests beyond the model's limits, before any weight is read. Also returns the model's
+/// settings.
 ///
 /// # Errors
 /// Names the settings, the tokenizer or the chat template that cannot be read, the token outside the vocabulary, the penalty
 /// out of its range, or the maximum number of new tokens.
-pub fn prepare(settings: &ModelConfig, request: &Request) -> Result<PreparedPrompt, Error> {
+pub fn prepare(settings: &ModelConfig, request: &Request) -> Result<(LlamaConfig, PreparedPrompt), Error> {
     let config = LlamaConfig::from_folder(&request.model)?;
     let tokenizer = Tokenizer::open(&request.model)?;
     let tokens = encode(request, tokenizer.as_ref())?;
@@ -175,7 +188,42 @@ pub fn prepare(settings: &ModelConfig, request: &Request) -> Result<PreparedProm
         )));
     }
     check_prompt(&config, request, &tokens, settings.max_new_tokens as usize)?;
-    Ok(PreparedPrompt { config, tokens, tokenizer })
+    Ok((config, PreparedPrompt { tokens, tokenizer }))
+}
+
+/// What other ranks need of a prompt that rank 0 has prepared.
+#[derive(Serialize, Deserialize)]
+struct SharedPrompt {
+    tokens: Vec<u32>,
+    /// The file.
+    tokenizer: Option<Vec<u8>>,
+}
+
+/// Gives every rank what rank 0 has prepared, or its error. `prepared` is `Some` there, and ignored elsewhere.
+///
+/// # Errors
+/// Rank 0's, and those of the collectives.
+pub fn share(
+    orchestrator: &mut Orchestrator,
+    folder: &Path,
+    prepared: Option<Result<PreparedPrompt, Error>>,
+) -> Result<PreparedPrompt, Error> {
+    let mine = prepared.map(|prompt| Ok((prompt?, Tokenizer::read(folder)?)));
+    let told = mine.as_ref().map(|mine| match mine {
+        Ok((PreparedPrompt { tokens, .. }, tokenizer)) => {
+            Ok(SharedPrompt { tokens: tokens.clone(), tokenizer: tokenizer.clone() })
+        }
+        Err(error) => Err(RemoteError::from(error)),
+    });
+    let root = Rank(0);
+    let told: Result<SharedPrompt, RemoteError> =
+        orchestrator.manager().world().broadcast_object(told.as_ref(), root)?;
+    if let Some(mine) = mine {
+        return mine.map(|(prompt, _)| prompt);
+    }
+    let SharedPrompt { tokens, tokenizer } = told.map_err(|source| Error::Peer { rank: root, source })?;
+    let parse = |file| Tokenizer::from_bytes(Path::new("tokenizer.json"), file);
+    Ok(PreparedPrompt { tokens, tokenizer: tokenizer.map(parse).transpose()? })
 }
 
 /// The tokens of the prompt.
@@ -239,7 +287,7 @@ pub const fn element_type(dtype: ModelDType) -> DType {
     }
 }
 
-/// Loads the model and generates from what [`prepare`] returned for the same settings and request. Every rank calls this.
+/// Loads the model and generates from what [`prepare`] or [`share`] returned for the same settings and request. Every rank calls this.
 /// `tell` gets the progress of this rank.
 ///
 /// # Errors
@@ -252,20 +300,25 @@ pub fn run(
     tell: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Response, Error> {
     let started = Instant::now();
-    let PreparedPrompt { tokens: mut prompt, tokenizer, .. } = input;
-    if let Some(file) = request.logits_out.as_deref().filter(|_| orchestrator.tensor_parallel().rank().0 == 0)
-    {
+    let PreparedPrompt { tokens: mut prompt, tokenizer } = input;
+    let manager = orchestrator.manager();
+    let is_first = manager.rank() == Rank(0);
+    if let Some(file) = request.logits_out.as_deref().filter(|_| is_first) {
         check_logits_out(file)?;
     }
     let dtype = settings.dtype.map(element_type);
     let mut timings = Timings::default();
-    let group = orchestrator.tensor_parallel();
     if matches!(request.prompt, Prompt::Chat(_)) {
         // A template may ask for the time, and every rank must use the same prompt.
-        prompt = group.broadcast_object(Some(&prompt), Rank(0))?;
+        prompt = manager.world().broadcast_object(Some(&prompt), Rank(0))?;
     }
-    let on_tensor = |read, all| tell(Progress::Loading(read, all));
-    let model = Llama::load_with(&request.model, dtype, group, on_tensor)?;
+    let model = if request.load_from_root {
+        let folder = is_first.then_some(request.model.as_path());
+        Llama::load_from_root(folder, dtype, Rank(0), manager)?
+    } else {
+        let on_tensor = |read, all| tell(Progress::Loading(read, all));
+        Llama::load_with(&request.model, dtype, manager, on_tensor)?
+    };
     timings.load = started.elapsed();
     tell(Progress::Loaded(timings.load));
     let sampling = if settings.temperature.get() == 0.0 {
@@ -285,13 +338,19 @@ pub fn run(
         ignore_end: request.ignore_end,
         passes: if settings.graph { Passes::Graph } else { Passes::Eager },
     };
-    let loads = group.all_gather_object(&LoadStats::from(model.report()))?;
-    group.profile().clear();
+    let loads = manager.world().all_gather_object(&LoadStats::from(model.report()))?;
+    let mut profiles = vec![manager.tensor_parallel().profile()];
+    if model.stage().count > 1 {
+        profiles.push(manager.pipeline_parallel().profile());
+    }
+    for profile in &profiles {
+        profile.clear();
+    }
     // Every rank decodes the text, because all must end at the same stop string.
     let mut text = tokenizer.as_ref().map(|tokenizer| TextStream::new(tokenizer, &prompt, &request.stop));
     let (mut answer, mut failed) = (String::new(), None);
     let (began, mut first) = (Instant::now(), None);
-    let generated = model.generate_with(&prompt, &options, group, |token| {
+    let generated = model.generate_with(&prompt, &options, manager, |token| {
         first.get_or_insert_with(Instant::now);
         let Some(text) = &mut text else {
             tell(Progress::Token(token, None));
@@ -316,15 +375,15 @@ pub fn run(
         tell(Progress::Rest(&rest));
         answer += &rest;
     }
-    let profile = group.profile().rows();
+    let profile = profiles.iter().flat_map(|profile| profile.rows()).collect();
     if let Some(file) = &request.logits_out {
         // Once more, all positions at once: the same cache, the same sums. The last token is not an input.
         let mut all = prompt.clone();
         all.extend(&generated.tokens);
         all.truncate(prompt.len() + generated.tokens.len().saturating_sub(1));
         let mut cache = model.cache(all.len())?;
-        let logits = model.forward(&all, &mut cache, group)?;
-        if group.rank().0 == 0 {
+        let logits = model.forward(&all, &mut cache, manager)?;
+        if is_first {
             write_logits(file, &logits)?;
         }
     }

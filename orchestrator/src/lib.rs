@@ -64,7 +64,7 @@ pub fn plural(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
-/// The examples of the README and of the book's pages on embedding and overlap, compiled and run with the other documentation tests.
+/// The examples of the README and of the book's pages for programs, compiled and run with the other documentation tests.
 #[cfg(doctest)]
 mod written_elsewhere {
     #[doc = include_str!("../../README.md")]
@@ -75,4 +75,7 @@ mod written_elsewhere {
 
     #[doc = include_str!("../../docs/src/overlap.md")]
     struct Overlap;
+
+    #[doc = include_str!("../../docs/src/pipeline.md")]
+    struct Pipeline;
 }

@@ -207,7 +207,9 @@ impl Orchestrator {
         self.manager.tensor_parallel()
     }
 
-    /// Loads this rank's shard of a Llama-architecture model from a Hugging Face folder; see [`Llama::load`].
+    /// Loads this rank's shard of a Llama-architecture model from a Hugging Face folder, as the layout divides it; see
+    /// [`Llama::load`]. With pipeline stages, pass the [`manager`](Self::manager) to the model's calls; otherwise
+    /// [`tensor_parallel`](Self::tensor_parallel) serves as well.
     ///
     /// # Errors
     /// As [`Llama::load`].
@@ -216,7 +218,7 @@ impl Orchestrator {
         directory: &Path,
         dtype: Option<DType>,
     ) -> Result<Llama, ryzanstein_tensor_parallel::Error> {
-        Llama::load(directory, dtype, self.manager.tensor_parallel())
+        Llama::load(directory, dtype, &mut self.manager)
     }
 
     /// Loads a model as [`load_model`](Self::load_model) does, with its tokenizer and chat template.
@@ -228,7 +230,7 @@ impl Orchestrator {
         directory: &Path,
         dtype: Option<DType>,
     ) -> Result<TextModel, ryzanstein_tensor_parallel::Error> {
-        TextModel::load(directory, dtype, self.manager.tensor_parallel())
+        TextModel::load(directory, dtype, &mut self.manager)
     }
 
     /// Reports to the launcher, if there is one, why this rank gives up, and in which collective.

@@ -52,15 +52,6 @@ impl VocabParallelEmbedding {
         Self { weight }
     }
 
-    /// Refuses tokens that are not in the vocabulary.
-    pub(crate) fn check(&self, tokens: &[u32]) -> Result<()> {
-        let vocabulary = self.weight.vocabulary;
-        match tokens.iter().find(|t| **t as usize >= vocabulary) {
-            Some(token) => Err(RequestError::UnknownToken { token: *token, vocabulary }.into()),
-            None => Ok(()),
-        }
-    }
-
     /// The vectors of the batch's tokens, in type `out`. One all-reduce.
     ///
     /// # Errors
@@ -72,10 +63,18 @@ impl VocabParallelEmbedding {
         compute: &dyn Compute,
         group: &mut ProcessGroup,
     ) -> Result<Tensor> {
-        self.check(batch.tokens())?;
+        check_tokens(batch.tokens(), self.weight.vocabulary)?;
         let mut x = compute.embed(&self.weight.rows, self.weight.first, batch, out)?;
         group.all_reduce(&mut x, ReduceOp::Sum)?;
         Ok(x)
+    }
+}
+
+/// Refuses tokens that are not in the vocabulary.
+pub(crate) fn check_tokens(tokens: &[u32], vocabulary: usize) -> Result<()> {
+    match tokens.iter().find(|t| **t as usize >= vocabulary) {
+        Some(token) => Err(RequestError::UnknownToken { token: *token, vocabulary }.into()),
+        None => Ok(()),
     }
 }
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::checkpoint::error::CheckpointError;
 use crate::float::UnsupportedDType;
 use crate::generate::chat_error::ChatError;
+use crate::model::Stage;
 use crate::model::config_error::ModelFileError;
 use crate::shard::ShardError;
 
@@ -100,6 +101,27 @@ pub enum ConfigurationError {
         source: ShardError,
         /// World sizes that the model can run on.
         legal: Vec<usize>,
+    },
+    /// More pipeline stages than layers.
+    #[error(
+        "a pipeline of {stages} stages does not fit the {layers} layers of this model (`num_hidden_layers`): each stage needs \
+         one; set layout.pipeline_parallel to at most {layers}"
+    )]
+    Stages {
+        /// Number of stages.
+        stages: usize,
+        /// Number of layers.
+        layers: usize,
+    },
+    /// A call with other groups than those that the model was loaded with.
+    #[error(
+        "this rank holds {loaded} and is called as {called}; pass the groups that the model was loaded with"
+    )]
+    OtherStage {
+        /// What it was loaded as.
+        loaded: Stage,
+        /// What the groups of the call make it.
+        called: Stage,
     },
     /// An array larger than the memory of this host.
     #[error(

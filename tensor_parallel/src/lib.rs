@@ -49,7 +49,10 @@ pub use generate::{
     ChatError, ChatTemplate, ChatTime, GenerateOptions, Generated, Message, Penalties, Sampling, StopReason,
     TextModel, TextStream, Tokenizer,
 };
-pub use model::{Decoder, Llama, LlamaConfig, LoadReport, Passes, check_world_size, legal_world_sizes};
+pub use model::{
+    Decoder, Llama, LlamaConfig, LoadReport, ModelGroups, Passes, check_stages, check_world_size,
+    legal_world_sizes,
+};
 pub use tensor::Tensor;
 
 #[cfg(test)]

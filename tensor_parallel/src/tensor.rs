@@ -214,16 +214,6 @@ impl Tensor {
         }
     }
 
-    /// A new tensor of the same type in the same memory, of unspecified content.
-    pub(crate) fn like(&self, shape: &[usize]) -> Result<Self> {
-        match &self.memory {
-            Memory::Host(_) => Self::zeros(shape, self.dtype()),
-            Memory::Device(array) => {
-                Ok(Self::from_device(shape, array.like(element_count(shape, self.dtype())?)?))
-            }
-        }
-    }
-
     /// Some rows, borrowed as a buffer of a collective. The range must be within the tensor.
     pub(crate) fn rows_mut(&mut self, rows: Range<usize>) -> Rows<'_> {
         let columns = self.columns();

@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use ryzanstein_tensor_parallel::LlamaConfig;
+use ryzanstein_tensor_parallel::model::{TensorSpec, tensors};
 use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView};
 
 /// The checkpoint folders.
 pub const FIXTURES: [&str; 8] = [
@@ -74,6 +77,26 @@ impl Expected {
         let fed = &self.tokens[..self.tokens.len() - 1];
         self.prompt.iter().chain(fed).copied().collect()
     }
+}
+
+/// Writes a checkpoint of f32 noise for the settings in the text `config`. Returns its tensors.
+///
+/// # Panics
+/// When the settings are wrong or the folder is not writable.
+pub fn write_noise(folder: &Path, config: &str) -> Vec<TensorSpec> {
+    std::fs::write(folder.join("config.json"), config).expect("a writable folder");
+    let specs = tensors(&LlamaConfig::from_folder(folder).expect("settings of a model"));
+    let noise = |spec: &TensorSpec| -> Vec<u8> {
+        let count = spec.shape.iter().product::<usize>();
+        (0..count).flat_map(|i| (i as f32).sin().to_le_bytes()).collect()
+    };
+    let data: Vec<Vec<u8>> = specs.iter().map(noise).collect();
+    let views = specs.iter().zip(&data).map(|(spec, data)| {
+        (spec.name.clone(), TensorView::new(Dtype::F32, spec.shape.clone(), data).expect("the shape's bytes"))
+    });
+    let file = safetensors::serialize(views, None).expect("safetensors");
+    std::fs::write(folder.join("model.safetensors"), file).expect("a writable folder");
+    specs
 }
 
 /// Shape and values of the tensor `logits` of a file.

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use ryzanstein_tensor_parallel::model::tensors;
+use ryzanstein_config::BackendChoice;
+use ryzanstein_tensor_parallel::model::{Stage, TensorSpec, stage_tensors};
 use ryzanstein_tensor_parallel::{Llama, LlamaConfig};
-use ryzanstein_tests::on_loopback;
-use safetensors::tensor::{Dtype, TensorView};
+use ryzanstein_tests::fixtures::write_noise;
+use ryzanstein_tests::{config, on_loopback, with_ranks};
 
 const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 256,
     "intermediate_size": 640, "num_hidden_layers": 3, "num_attention_heads": 16, "num_key_value_heads": 8,
@@ -14,33 +15,16 @@ const CONFIG: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "l
 
 /// Writes a checkpoint of noise. Gives the bytes of all its tensors, and of those that every rank needs whole.
 fn write(folder: &Path) -> (u64, u64) {
-    std::fs::write(folder.join("config.json"), CONFIG).unwrap();
-    let config = LlamaConfig::from_folder(folder).unwrap();
-    let specs = tensors(&config);
-    let data: Vec<Vec<u8>> = specs
-        .iter()
-        .map(|s| {
-            (0..s.shape.iter().product::<usize>()).flat_map(|i| (i as f32).sin().to_le_bytes()).collect()
-        })
-        .collect();
-    let views = specs
-        .iter()
-        .zip(&data)
-        .map(|(s, d)| (s.name.clone(), TensorView::new(Dtype::F32, s.shape.clone(), d).unwrap()));
-    std::fs::write(folder.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
+    let specs = write_noise(folder, CONFIG);
     // Norms, and the biases of row-parallel layers, which are added once after the reduction.
     let whole = |name: &str| {
         name.contains("norm") || name.ends_with("o_proj.bias") || name.ends_with("down_proj.bias")
     };
-    let bytes = |name: Option<&str>| {
-        specs
-            .iter()
-            .zip(&data)
-            .filter(|(s, _)| name.is_none() || whole(&s.name))
-            .map(|(_, d)| d.len() as u64)
-            .sum()
-    };
-    (bytes(None), bytes(Some("whole")))
+    (bytes(&specs), bytes(specs.iter().filter(|spec| whole(&spec.name))))
+}
+
+fn bytes<'a>(specs: impl IntoIterator<Item = &'a TensorSpec>) -> u64 {
+    specs.into_iter().map(|spec| 4 * spec.shape.iter().product::<usize>() as u64).sum()
 }
 
 #[test]
@@ -56,5 +40,26 @@ fn each_of_four_ranks_reads_at_most_thirty_hundredths_and_what_all_need() {
         );
         assert_eq!(report.checkpoint_bytes, all);
         assert!(share <= 0.30, "rank {rank}: {share}");
+    }
+}
+
+#[test]
+fn each_stage_reads_its_layers_and_each_rank_of_it_a_share() {
+    let folder = tempfile::tempdir().unwrap();
+    write(folder.path());
+    for (tensor, stages) in [(1, 2), (2, 2), (1, 3)] {
+        let mut config = config(BackendChoice::Loopback);
+        config.layout.pipeline_parallel = u32::try_from(stages).unwrap().try_into().unwrap();
+        let reports = with_ranks(&config, tensor * stages, |mut manager| {
+            *Llama::load(folder.path(), None, &mut manager).unwrap().report()
+        });
+        let config = LlamaConfig::from_folder(folder.path()).unwrap();
+        for (rank, report) in reports.iter().enumerate() {
+            let stage = Stage { index: rank / tensor, count: stages };
+            let of_stage = bytes(&stage_tensors(&config, stage));
+            let share = report.bytes_read as f64 / of_stage as f64;
+            println!("{tensor} × {stages}, rank {rank} reads {} of {of_stage} bytes", report.bytes_read);
+            assert!(share >= 1.0 / tensor as f64 && share <= 1.02 / tensor as f64, "rank {rank}: {share}");
+        }
     }
 }

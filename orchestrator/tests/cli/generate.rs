@@ -9,6 +9,7 @@ use crate::support::{Run, text};
 
 struct Outcome {
     tokens: Vec<u32>,
+    logits: Vec<f32>,
     /// Largest difference of a logit, relative to the largest logit.
     difference: f32,
 }
@@ -33,7 +34,7 @@ fn generate(fixture: &str, ranks: usize, more: &[&str]) -> Outcome {
     let (shape, got) = logits(&file);
     assert_eq!(shape, [expected.input().len(), expected.vocabulary], "{fixture} on {ranks}");
     let difference = distance(&got, &expected.logits) / greatest(&expected.logits);
-    Outcome { tokens, difference }
+    Outcome { tokens, logits: got, difference }
 }
 
 fn every_fixture(ranks: usize) {
@@ -352,11 +353,69 @@ fn a_file_of_logits_is_checked_before_anything_starts_and_keeps_its_content_unti
 }
 
 #[test]
-fn stages_are_refused_with_what_to_set_before_a_model_is_looked_for() {
-    let arguments = ["generate", "--model", "/no/such/model", "--token-ids", "1", "-n", "2"];
-    let output = Run::new(&arguments, &[("RYZ_LAYOUT__PIPELINE_PARALLEL", "2")]).finish();
-    let stderr = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{stderr}");
-    assert!(stderr.contains("set layout.pipeline_parallel = 1"), "{stderr}");
-    assert!(!stderr.contains("/no/such/model"), "{stderr}");
+fn stages_that_do_not_fit_are_refused_before_anything_is_started() {
+    let model = folder("llama-gqa");
+    let refused = |ranks, stages| {
+        let model = model.to_str().unwrap();
+        let more = ["-n", ranks, "--pipeline-parallel", stages];
+        wrong(&[&["generate", "--model", model, "--token-ids", "1", "--backend", "tcp"][..], &more].concat())
+    };
+    let (code, said) = refused("3", "3");
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("3 stages does not fit the 2 layers") && said.contains("to at most 2"), "{said}");
+    let (code, said) = refused("3", "2");
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("pipeline_parallel 2") && said.contains("3 ranks"), "{said}");
+}
+
+#[test]
+fn stages_generate_what_one_does_with_the_same_logits() {
+    for (ranks, stages) in [(2, "2"), (4, "2")] {
+        let whole = generate("llama-gqa", ranks / 2, &["--dtype", "f32"]);
+        for more in [&[][..], &["--load-from-root"]] {
+            let more = [&["--dtype", "f32", "--pipeline-parallel", stages][..], more].concat();
+            let divided = generate("llama-gqa", ranks, &more);
+            assert_eq!(divided.tokens, whole.tokens, "{ranks} ranks, {more:?}");
+            assert_eq!(divided.logits, whole.logits, "{ranks} ranks, {more:?}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_without_the_folder_gets_weights_settings_and_tokenizer_from_rank_0() {
+    let model = model_of_words();
+    let run = |stages: u32, flags: &str| {
+        let script = format!(
+            "case $RANK in 0) model={}/;; *) model=/no/such/model/;; esac
+            exec {} generate --model $model --backend tcp --prompt 'w3 w4' --max-new-tokens 12 --ignore-end \\
+            --pipeline-parallel {stages} {flags}",
+            model.path().display(),
+            env!("CARGO_BIN_EXE_ryz"),
+        );
+        Run::launch(&["-n", "4"], &script).finish()
+    };
+    let told = |stages, flags: &str| {
+        let output = run(stages, flags);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let line = text(&output.stdout);
+        let line = line.split_once('{').expect("a line of JSON").1;
+        let line: serde_json::Value = serde_json::from_str(&format!("{{{line}")).expect("JSON");
+        let read: Vec<u64> = line["load"]
+            .as_array()
+            .expect("loads")
+            .iter()
+            .map(|load| load["bytes_read"].as_u64().expect("bytes"))
+            .collect();
+        assert!(read[0] > 0 && read[1..].iter().all(|bytes| *bytes == 0), "{read:?}");
+        line["text"].as_str().expect("text").to_owned()
+    };
+    let answer = told(1, "--load-from-root");
+    assert_eq!(told(2, "--load-from-root"), answer);
+    let word = answer.split(' ').nth(5).expect("twelve words");
+    let stopped = told(2, &format!("--load-from-root --stop {word}"));
+    assert!(answer.starts_with(&stopped) && stopped.len() < answer.len(), "{stopped} of {answer}");
+    // Without the flag, every rank looks for the folder.
+    let output = run(1, "");
+    assert!(text(&output.stderr).contains("/no/such/model"), "{}", text(&output.stderr));
+    assert!(!output.status.success());
 }

@@ -4,10 +4,13 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use ryzanstein_process_group::{Buffer as _, DType, ProcessGroup, Rank};
+use serde::{Deserialize, Serialize};
 
 use super::Checkpoint;
 use crate::compute::Compute;
-use crate::error::{Error, Result};
+use crate::error::{Error, RemoteError, Result};
+use crate::model::Stage;
+use crate::storage::with_elements;
 use crate::tensor::Tensor;
 
 /// Approximate size of a message of weights: large enough to be fast, small enough to need little extra memory.
@@ -108,65 +111,156 @@ impl WeightSource for MemorySource<'_> {
     }
 }
 
-/// Weights that one rank reads and sends to the others. Each rank gets its own slices only; replicated tensors are broadcast.
+/// Weights that one rank reads and sends to the others.
+///
+/// It goes in rounds, in which every rank takes part, whatever it loads: each tells all others which slice it needs next, and the
+/// root sends each rank its own. So a rank that fails is heard of in the next round, and nobody waits for it.
 #[derive(Debug)]
 pub struct RootSource<'a> {
-    /// The files, on the root.
-    pub checkpoint: Option<&'a Checkpoint>,
-    /// The rank that has them.
-    pub root: Rank,
-    /// All ranks.
-    pub group: &'a mut ProcessGroup,
+    checkpoint: Option<&'a Checkpoint>,
+    root: Rank,
+    rank: usize,
+    group: &'a mut ProcessGroup,
+    /// Why the root could not read what it had to send.
+    unread: Option<Error>,
+    /// Whether all ranks know of a failure already.
+    failure_known: bool,
+}
+
+/// What a rank tells all others in a round.
+#[derive(Serialize, Deserialize)]
+enum Need {
+    Slice(Slice),
+    /// It has all its weights.
+    Nothing,
+    Failed(RemoteError),
+}
+
+/// Rows and columns of a tensor, to be sent in a type.
+#[derive(Clone, Serialize, Deserialize)]
+struct Slice {
+    name: String,
+    shape: Vec<usize>,
+    rows: Range<usize>,
+    columns: Range<usize>,
+    dtype: DType,
+}
+
+impl Slice {
+    /// The rows of each message.
+    fn messages(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        let step = (MESSAGE_BYTES / (self.columns.len() * self.dtype.size()).max(1)).max(1);
+        let rows = self.rows.clone();
+        rows.clone().step_by(step).map(move |start| start..rows.end.min(start + step))
+    }
+
+    fn read_into(
+        &self,
+        checkpoint: &Checkpoint,
+        rows: Range<usize>,
+        target: &mut Tensor,
+        at: usize,
+    ) -> Result<()> {
+        checkpoint.read_into(&self.name, &self.shape, rows, self.columns.clone(), target, at)
+    }
+}
+
+impl<'a> RootSource<'a> {
+    /// For the ranks of `group`, of which `root` has the files. This rank loads the slices of `rank`.
+    pub fn new(
+        checkpoint: Option<&'a Checkpoint>,
+        root: Rank,
+        rank: usize,
+        group: &'a mut ProcessGroup,
+    ) -> Self {
+        Self { checkpoint, root, rank, group, unread: None, failure_known: false }
+    }
+
+    /// Serves the other ranks until all have their weights. Returns what this rank has built; if one has failed, all fail.
+    ///
+    /// # Errors
+    /// This rank's own; otherwise [`Error::Peer`] with that of another rank.
+    pub fn finish<T>(mut self, mut built: Result<T>) -> Result<T> {
+        while !self.failure_known {
+            let need = match &built {
+                Ok(_) => Need::Nothing,
+                Err(error) => Need::Failed(error.into()),
+            };
+            match self.round(&need, None) {
+                Ok(true) => break,
+                Ok(false) => {}
+                Err(error) => return Err(built.err().unwrap_or(error)),
+            }
+            if let Some(error) = self.unread.take() {
+                built = Err(error);
+            }
+        }
+        built
+    }
+
+    /// One round. Returns whether all ranks have their weights.
+    fn round(&mut self, mine: &Need, mut target: Option<(&mut Tensor, usize)>) -> Result<bool> {
+        let needs = self.group.without_profiling(|group| group.all_gather_object(mine))?;
+        for (rank, need) in self.group.members().iter().zip(&needs) {
+            if let Need::Failed(source) = need {
+                self.failure_known = true;
+                return Err(Error::Peer { rank: *rank, source: source.clone() });
+            }
+        }
+        let me = self.group.rank();
+        let mut is_done = true;
+        for (rank, need) in Rank::all(needs.len()).zip(needs) {
+            let Need::Slice(slice) = need else { continue };
+            is_done = false;
+            match (&mut target, self.checkpoint) {
+                (Some((target, at)), Some(checkpoint)) if rank == me => {
+                    let read = slice.read_into(checkpoint, slice.rows.clone(), target, *at);
+                    self.unread = self.unread.take().or(read.err());
+                }
+                (Some((target, at)), None) if rank == me => self.receive(&slice, target, *at)?,
+                (_, Some(checkpoint)) => self.send(&slice, checkpoint, rank)?,
+                _ => {}
+            }
+        }
+        Ok(is_done)
+    }
+
+    /// Sends a slice, message by message, so that it takes little memory. The receiver waits for what is read: if reading fails,
+    /// the root sends all the same, and tells the error in the next round.
+    fn send(&mut self, slice: &Slice, checkpoint: &Checkpoint, to: Rank) -> Result<()> {
+        for rows in slice.messages() {
+            let mut block = Tensor::zeros(&[rows.len(), slice.columns.len()], slice.dtype)?;
+            if self.unread.is_none() {
+                self.unread = slice.read_into(checkpoint, rows, &mut block, 0).err();
+            }
+            if self.group.device().is_none() {
+                self.group.send(&block, to)?;
+            } else {
+                with_elements!(block.host()?, values => {
+                    let placed = self.group.upload(values)?;
+                    self.group.send(&placed, to)?;
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, slice: &Slice, target: &mut Tensor, at: usize) -> Result<()> {
+        for rows in slice.messages() {
+            let there = at + rows.start - slice.rows.start;
+            self.group.recv(&mut target.rows_mut(there..there + rows.len()), self.root)?;
+        }
+        Ok(())
+    }
 }
 
 impl WeightSource for RootSource<'_> {
     fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
-        let me = self.group.rank();
-        // The others wait for what is read. If reading fails, the root sends all the same, and returns the error after.
-        let mut read = Ok(());
-        if tensor.sharding == Sharding::Replicated {
-            let (rows, columns) = tensor.slice_of(me.index());
-            let count = rows.len();
-            if let Some(checkpoint) = self.checkpoint {
-                read = checkpoint.read_into(tensor.name, tensor.shape, rows, columns, target, at);
-            }
-            self.group.broadcast(&mut target.rows_mut(at..at + count), self.root)?;
-            return read;
-        }
-        for peer in Rank::all(self.group.world_size()) {
-            let (rows, columns) = tensor.slice_of(peer.index());
-            let step = (MESSAGE_BYTES / (columns.len() * target.dtype().size()).max(1)).max(1);
-            let mut block = target.like(&[0, 0])?;
-            for start in rows.clone().step_by(step) {
-                let piece = start..rows.end.min(start + step);
-                let there = at + start - rows.start;
-                if me == peer && me != self.root {
-                    self.group.recv(&mut target.rows_mut(there..there + piece.len()), self.root)?;
-                } else if let Some(checkpoint) = self.checkpoint {
-                    if me == peer {
-                        read = read.and_then(|()| {
-                            checkpoint.read_into(
-                                tensor.name,
-                                tensor.shape,
-                                piece,
-                                columns.clone(),
-                                target,
-                                there,
-                            )
-                        });
-                        continue;
-                    }
-                    if block.shape() != [piece.len(), columns.len()] {
-                        block = target.like(&[piece.len(), columns.len()])?;
-                    }
-                    read = read.and_then(|()| {
-                        checkpoint.read_into(tensor.name, tensor.shape, piece, columns.clone(), &mut block, 0)
-                    });
-                    self.group.send(&block, peer)?;
-                }
-            }
-        }
-        read
+        let (rows, columns) = tensor.slice_of(self.rank);
+        let (name, shape) = (tensor.name.into(), tensor.shape.into());
+        let need = Need::Slice(Slice { name, shape, rows, columns, dtype: target.dtype() });
+        self.round(&need, Some((target, at)))?;
+        self.unread.take().map_or(Ok(()), Err)
     }
 }
 
@@ -176,6 +270,7 @@ pub struct Loader<'a> {
     compute: Option<&'a dyn Compute>,
     rank: usize,
     world_size: usize,
+    stage: Stage,
     weights: DType,
 }
 
@@ -191,13 +286,19 @@ impl std::fmt::Debug for Loader<'_> {
 impl<'a> Loader<'a> {
     /// Loads for one rank of `world_size`, matrices in the type `weights`, into host memory.
     pub fn new(source: &'a mut dyn WeightSource, rank: usize, world_size: usize, weights: DType) -> Self {
-        Self { source, compute: None, rank, world_size, weights }
+        Self { source, compute: None, rank, world_size, stage: Stage::default(), weights }
     }
 
     /// The same, but loads into the memory of `compute`.
     #[must_use]
     pub fn on(self, compute: &'a dyn Compute) -> Self {
         Self { compute: Some(compute), ..self }
+    }
+
+    /// The same, but for one stage of a model.
+    #[must_use]
+    pub fn at_stage(self, stage: Stage) -> Self {
+        Self { stage, ..self }
     }
 
     /// A loader that borrows this one, for a model that computes on `compute` with activations of this type.
@@ -208,6 +309,7 @@ impl<'a> Loader<'a> {
             compute: Some(compute),
             rank: self.rank,
             world_size: self.world_size,
+            stage: self.stage,
             weights,
         }
     }
@@ -227,6 +329,11 @@ impl<'a> Loader<'a> {
     /// Number of ranks.
     pub fn world_size(&self) -> usize {
         self.world_size
+    }
+
+    /// The stage that is loaded.
+    pub fn stage(&self) -> Stage {
+        self.stage
     }
 
     /// This rank's slices of some matrices, one below the other.

@@ -73,7 +73,7 @@ impl SlotMapping {
     }
 
     /// Refuses slots that are not those of `rows` tokens.
-    fn check(&self, rows: usize) -> Result<()> {
+    pub(crate) fn check(&self, rows: usize) -> Result<()> {
         let Self { single, runs } = self;
         let countable = single.iter().all(|(_, position)| *position < usize::MAX)
             && runs.iter().all(|run| run.position.checked_add(run.tokens).is_some());

@@ -27,7 +27,12 @@ use crate::threads;
 /// # Errors
 /// When the group has a GPU that cannot compute.
 pub fn for_group(group: &ProcessGroup) -> Result<Box<dyn Compute>> {
-    let threads = threads::per_rank(group.world_size());
+    for_one_of(group, group.world_size())
+}
+
+/// As [`for_group`], for one of so many ranks that compute at the same time.
+pub(crate) fn for_one_of(group: &ProcessGroup, ranks: usize) -> Result<Box<dyn Compute>> {
+    let threads = threads::per_rank(ranks);
     match group.device() {
         Some(device) => Ok(Box::new(Cuda::new(device, threads)?)),
         None => Ok(Box::new(Host::new(threads))),

@@ -10,7 +10,7 @@ mod tokenizer;
 
 use std::ops::ControlFlow;
 
-use ryzanstein_process_group::{ProcessGroup, Rank};
+use ryzanstein_process_group::Rank;
 
 pub use self::chat::{ChatTemplate, ChatTime, Message};
 pub use self::chat_error::ChatError;
@@ -20,7 +20,7 @@ pub use self::text_model::TextModel;
 pub use self::tokenizer::{Tokenizer, catches_panics};
 use crate::digest::digest;
 use crate::error::{RequestError, Result};
-use crate::model::{Decoder, Llama, Passes};
+use crate::model::{Decoder, Llama, ModelGroups, Passes, all_gather};
 
 /// What to generate.
 #[derive(Clone, PartialEq, Debug)]
@@ -80,9 +80,9 @@ impl Llama {
         &self,
         prompt: &[u32],
         options: &GenerateOptions,
-        group: &mut ProcessGroup,
+        groups: &mut dyn ModelGroups,
     ) -> Result<Generated> {
-        self.generate_with(prompt, options, group, |_| ControlFlow::Continue(()))
+        self.generate_with(prompt, options, groups, |_| ControlFlow::Continue(()))
     }
 
     /// As [`generate`](Self::generate), and calls `on_token` with each new token as it is chosen. Return
@@ -94,11 +94,11 @@ impl Llama {
         &self,
         prompt: &[u32],
         options: &GenerateOptions,
-        group: &mut ProcessGroup,
+        groups: &mut dyn ModelGroups,
         mut on_token: impl FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generated> {
         let _span = tracing::info_span!("generate", prompt_tokens = prompt.len()).entered();
-        check_same_request(prompt, options, group)?;
+        check_same_request(prompt, options, groups)?;
         let mut sampler = Sampler::new(options.sampling)?.with_penalties(options.penalties, prompt)?;
         let mut generated = Generated { tokens: Vec::new(), stop: StopReason::Length };
         if options.max_new_tokens == 0 {
@@ -109,7 +109,7 @@ impl Llama {
         let positions =
             positions.ok_or(RequestError::Overflow { prompt: prompt.len(), more: options.max_new_tokens })?;
         let mut decoder = Decoder::new(self, 1, positions, options.passes)?;
-        let mut token = sampler.choose(&decoder.prefill(0, prompt, group)?.values()?)?;
+        let mut token = sampler.choose(&decoder.prefill(0, prompt, groups)?.values()?)?;
         loop {
             generated.tokens.push(token);
             let wish = on_token(token);
@@ -124,27 +124,25 @@ impl Llama {
             if generated.tokens.len() == options.max_new_tokens {
                 return Ok(generated);
             }
-            token = sampler.choose(&decoder.decode(&[(0, token)], group)?.values()?)?;
+            token = sampler.choose(&decoder.decode(&[(0, token)], groups)?.values()?)?;
         }
     }
 }
 
 /// Refuses a request that is not the same on all ranks: they would compute with a mixture of its prompts. All ranks get the
 /// same error.
-fn check_same_request(prompt: &[u32], options: &GenerateOptions, group: &mut ProcessGroup) -> Result<()> {
+fn check_same_request(prompt: &[u32], options: &GenerateOptions, groups: &mut dyn ModelGroups) -> Result<()> {
     let mine = (digest(prompt.iter().flat_map(|token| token.to_le_bytes())), format!("{options:?}"));
-    let all = group.without_profiling(|group| group.all_gather_object(&mine))?;
+    let all = all_gather(&mine, groups)?;
     let others = |is_other: &dyn Fn(&(u64, String)) -> bool| -> Vec<Rank> {
-        let pairs = group.members().iter().zip(&all);
-        pairs.filter(|(_, asked)| is_other(asked)).map(|(rank, _)| *rank).collect()
+        all.iter().filter(|(_, asked)| is_other(asked)).map(|(rank, _)| *rank).collect()
     };
-    let (prompt, options) = &all[0];
-    let first = group.members()[0];
+    let (first, (prompt, options)) = &all[0];
     for (what, ranks) in
         [("a prompt", others(&|asked| asked.0 != *prompt)), ("options", others(&|asked| asked.1 != *options))]
     {
         if !ranks.is_empty() {
-            return Err(RequestError::Different { what, first, ranks }.into());
+            return Err(RequestError::Different { what, first: *first, ranks }.into());
         }
     }
     Ok(())

@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use ryzanstein_process_group::{DType, ProcessGroup, Rank};
+use ryzanstein_process_group::DType;
 
 use super::{ChatError, ChatTemplate, ChatTime, GenerateOptions, Message, TextStream, Tokenizer};
 use crate::error::{Error, Result};
-use crate::model::{Llama, check_all_ranks};
+use crate::model::{Llama, ModelGroups, broadcast, check_all_ranks};
 
 /// One rank's share of a model, with the tokenizer and the chat template of its folder.
 #[derive(Debug)]
@@ -48,9 +48,9 @@ impl TextModel {
     ///
     /// # Errors
     /// As [`Llama::load`], and when the folder has no tokenizer.
-    pub fn load(folder: &Path, dtype: Option<DType>, group: &mut ProcessGroup) -> Result<Self> {
+    pub fn load(folder: &Path, dtype: Option<DType>, groups: &mut dyn ModelGroups) -> Result<Self> {
         let open = || TextFiles::open(folder);
-        let (model, text) = Llama::load_and(folder, dtype, group, |_, _| {}, open)?;
+        let (model, text) = Llama::load_and(folder, dtype, groups, |_, _| {}, open)?;
         Ok(Self { model: Arc::new(model), text })
     }
 
@@ -80,13 +80,13 @@ impl TextModel {
         &self,
         prompt: &str,
         options: &GenerateOptions,
-        group: &mut ProcessGroup,
+        groups: &mut dyn ModelGroups,
     ) -> Result<String> {
-        self.follow(self.tokenizer().encode(prompt), options, group)
+        self.follow(self.tokenizer().encode(prompt), options, groups)
     }
 
     /// The answer to the messages of a chat. Every rank passes the same arguments and gets the same text. A template that asks
-    /// for the date gets that of the group's first rank.
+    /// for the date gets that of the first rank.
     ///
     /// # Errors
     /// As [`complete`](Self::complete). When the model has no chat template, or refuses the messages of one rank, all fail.
@@ -94,21 +94,21 @@ impl TextModel {
         &self,
         messages: &[Message],
         options: &GenerateOptions,
-        group: &mut ProcessGroup,
+        groups: &mut dyn ModelGroups,
     ) -> Result<String> {
-        let now = group.broadcast_object(Some(&ChatTime::now()), Rank(0))?;
+        let now = broadcast(&ChatTime::now(), groups)?;
         let render = || self.tokenizer().encode_raw(&self.chat_template()?.render(messages, now)?);
-        self.follow(render(), options, group)
+        self.follow(render(), options, groups)
     }
 
     fn follow(
         &self,
         prompt: Result<Vec<u32>>,
         options: &GenerateOptions,
-        group: &mut ProcessGroup,
+        groups: &mut dyn ModelGroups,
     ) -> Result<String> {
-        let prompt = check_all_ranks(prompt, group)?;
-        let generated = self.model.generate(&prompt, options, group)?;
+        let prompt = check_all_ranks(prompt, groups)?;
+        let generated = self.model.generate(&prompt, options, groups)?;
         let mut text = TextStream::new(self.tokenizer(), &prompt, &[]);
         let pieces = generated.tokens.iter().map(|token| text.push(*token)).collect::<Result<String>>()?;
         Ok(pieces + &text.finish()?)
@@ -119,6 +119,7 @@ impl TextModel {
 mod tests {
     use std::path::PathBuf;
 
+    use ryzanstein_process_group::{ProcessGroup, Rank};
     use serde_json::json;
 
     use super::*;

@@ -28,19 +28,35 @@ impl Tokenizer {
     /// # Errors
     /// When it cannot be read or is not a tokenizer.
     pub fn open(directory: &Path) -> Result<Option<Self>> {
-        let file = directory.join("tokenizer.json");
-        let text = match file::read(&file, LARGEST_FILE) {
-            Ok(text) => text,
-            Err(e) if e.is_not_found() => return Ok(None),
-            Err(e) => return Err(Error::file(&file, e)),
-        };
+        let parse = |text| Self::from_bytes(&path(directory), text);
+        Self::read(directory)?.map(parse).transpose()
+    }
+
+    /// The bytes of `tokenizer.json` of a folder, for ranks that cannot read it; `None` if there is none.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn read(directory: &Path) -> Result<Option<Vec<u8>>> {
+        let file = path(directory);
+        match file::read(&file, LARGEST_FILE) {
+            Ok(text) => Ok(Some(text)),
+            Err(e) if e.is_not_found() => Ok(None),
+            Err(e) => Err(Error::file(&file, e)),
+        }
+    }
+
+    /// A tokenizer from the bytes of a `tokenizer.json`. Errors name `file`.
+    ///
+    /// # Errors
+    /// When they are no tokenizer.
+    pub fn from_bytes(file: &Path, text: Vec<u8>) -> Result<Self> {
         let digest = digest(text.iter().copied());
-        let inner = caught(&file, "be used", || {
+        let inner = caught(file, "be used", || {
             let mut inner = tokenizers::Tokenizer::from_bytes(text)?;
             inner.with_padding(None).with_truncation(None)?;
             Ok(inner)
         })?;
-        Ok(Some(Self { file, inner, digest }))
+        Ok(Self { file: file.into(), inner, digest })
     }
 
     /// The tokens of a text, with the special tokens that the model expects around it.
@@ -78,6 +94,10 @@ impl Tokenizer {
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         caught(&self.file, "decode these tokens", || self.inner.decode(tokens, true))
     }
+}
+
+fn path(directory: &Path) -> PathBuf {
+    directory.join("tokenizer.json")
 }
 
 /// Calls the tokenizers library. It panics at some files; a panic becomes an error.

@@ -4,14 +4,17 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
+use std::slice;
 use std::sync::Arc;
 
-use ryzanstein_process_group::{CapturedCalls, ProcessGroup};
+use ryzanstein_process_group::CapturedCalls;
 
-use super::llama::Llama;
+use super::groups::{ModelGroups, synchronize};
+use super::llama::{Llama, MicroBatch};
+use super::stage::cut;
 use crate::attention::KvCache;
-use crate::compute::{Batch, CapturedGraph, Run, SlotMapping};
+use crate::compute::{CapturedGraph, Run, SlotMapping};
 use crate::error::{Error, RequestError, Result};
 use crate::tensor::Tensor;
 
@@ -19,9 +22,12 @@ use crate::tensor::Tensor;
 ///
 /// On a GPU, a pass of one token for each of n sequences runs once, is recorded into a CUDA graph the second time, and is
 /// replayed from then on, whichever n sequences get a token: one launch in place of hundreds, with the same result. Each n has
-/// a graph and memory of its own. Pass the same group to every call, and keep it alive longer than the decoder: NCCL holds on
+/// a graph and memory of its own. Pass the same groups to every call, and keep them alive longer than the decoder: NCCL holds on
 /// to the communicators that a graph may call. When a sequence has ended, [`clear`](Self::clear) makes room for another, and
-/// the graphs stay.
+/// the graphs stay. Passes through several pipeline stages are not recorded: the stages take different parts of them.
+///
+/// With P pipeline stages, the sequences of a pass are cut into P micro-batches, or one for each sequence if there are fewer, so
+/// that the stages compute at the same time.
 ///
 /// It owns its share of the model `M`, so an engine can keep it in a struct and move it to a thread.
 #[derive(Debug)]
@@ -49,7 +55,7 @@ pub enum Passes {
 struct Pass {
     // First, as above.
     recorded: Option<(CapturedGraph, CapturedCalls)>,
-    batch: Batch,
+    part: MicroBatch,
     logits: Option<Tensor>,
 }
 
@@ -74,8 +80,13 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     ///
     /// # Errors
     /// As [`step`](Self::step).
-    pub fn prefill(&mut self, sequence: usize, tokens: &[u32], group: &mut ProcessGroup) -> Result<&Tensor> {
-        self.step(&[(sequence, tokens)], group)
+    pub fn prefill(
+        &mut self,
+        sequence: usize,
+        tokens: &[u32],
+        groups: &mut dyn ModelGroups,
+    ) -> Result<&Tensor> {
+        self.step(&[(sequence, tokens)], groups)
     }
 
     /// Appends one token to each of some sequences, given as pairs of sequence and token. Returns the logits
@@ -83,8 +94,13 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     ///
     /// # Errors
     /// When there are no pairs, or a sequence does not exist or is given twice; otherwise as [`Llama::forward`].
-    pub fn decode(&mut self, tokens: &[(usize, u32)], group: &mut ProcessGroup) -> Result<&Tensor> {
+    pub fn decode(&mut self, tokens: &[(usize, u32)], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let _span = tracing::info_span!("decode", sequences = tokens.len()).entered();
+        if self.model.stage().count > 1 {
+            let pairs: Vec<_> =
+                tokens.iter().map(|(sequence, token)| (*sequence, slice::from_ref(token))).collect();
+            return self.pass(&pairs, groups);
+        }
         let (slots, tokens) = self.validate(tokens)?;
         let Self { passes, cache, model, kind, .. } = self;
         let model = &**model;
@@ -92,23 +108,24 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
         let pass = match passes.entry(tokens.len()) {
             Entry::Occupied(there) => {
                 let pass = there.into_mut();
-                compute.update_batch(&mut pass.batch, &tokens, &slots, rotary)?;
+                compute.update_batch(&mut pass.part.batch, &tokens, &slots, rotary)?;
                 pass
             }
             Entry::Vacant(free) => {
                 let batch = compute.batch(&tokens, &slots, rotary)?;
-                free.insert(Pass { recorded: None, batch, logits: None })
+                let part = MicroBatch { batch, rows: (0..tokens.len()).collect() };
+                free.insert(Pass { recorded: None, part, logits: None })
             }
         };
         let ran_before = pass.logits.is_some();
         if *kind == Passes::Graph && ran_before && pass.recorded.is_none() {
             // Frees what the last pass used, so that the recording finds all the memory it needs.
             pass.logits = None;
-            let (batch, logits) = (&pass.batch, &mut pass.logits);
+            let (part, logits) = (slice::from_ref(&pass.part), &mut pass.logits);
             let mut recording = None;
-            let collectives = group.capture(|group| {
+            let collectives = groups.tensor().capture(|group| {
                 let work = &mut || {
-                    *logits = Some(model.logits(batch, cache, group)?);
+                    *logits = Some(model.logits(part, cache, group)?);
                     Ok(())
                 };
                 // SAFETY: the decoder keeps the model, batch, cache and logits at their addresses for as long as the recording,
@@ -130,11 +147,11 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
             }
         }
         match &pass.recorded {
-            Some((recording, collectives)) => group.replay(collectives, || recording.replay())?,
-            None => pass.logits = Some(model.logits(&pass.batch, cache, group)?),
+            Some((recording, collectives)) => groups.tensor().replay(collectives, || recording.replay())?,
+            None => pass.logits = Some(model.logits(slice::from_ref(&pass.part), cache, groups)?),
         }
         cache.advance(&slots);
-        group.synchronize()?;
+        synchronize(groups)?;
         pass.logits.as_ref().ok_or_else(|| Error::input("the recorded pass returned no logits"))
     }
 
@@ -147,7 +164,7 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
     /// # Errors
     /// When there are no pairs, one has no tokens, or a sequence does not exist or is given twice; otherwise as
     /// [`Llama::forward`].
-    pub fn step(&mut self, pairs: &[(usize, &[u32])], group: &mut ProcessGroup) -> Result<&Tensor> {
+    pub fn step(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
         let singles: Option<Vec<_>> = pairs
             .iter()
             .map(|(sequence, tokens)| match tokens {
@@ -156,16 +173,33 @@ impl<M: Deref<Target = Llama>> Decoder<M> {
             })
             .collect();
         if let Some(tokens) = singles {
-            return self.decode(&tokens, group);
+            return self.decode(&tokens, groups);
         }
-        let Mixed { tokens, slots, last } = Mixed::of(pairs, &self.cache)?;
-        let _span = tracing::info_span!("prefill", sequences = pairs.len(), tokens = tokens.len()).entered();
+        let tokens: usize = pairs.iter().map(|(_, tokens)| tokens.len()).sum();
+        let _span = tracing::info_span!("prefill", sequences = pairs.len(), tokens).entered();
+        self.pass(pairs, groups)
+    }
+
+    /// A pass that is never recorded, in a micro-batch for each stage.
+    fn pass(&mut self, pairs: &[(usize, &[u32])], groups: &mut dyn ModelGroups) -> Result<&Tensor> {
+        if pairs.is_empty() {
+            return Err(RequestError::NoSequences.into());
+        }
         let Self { cache, model, logits, .. } = self;
+        // All is checked before anything is computed.
+        let Mixed { tokens, slots, .. } = Mixed::of(pairs, cache)?;
         model.check(&tokens)?;
-        let batch = model.compute.batch(&tokens, &slots, &model.rotary)?;
-        let logits = logits.insert(model.logits_after(&last, &batch, cache, group)?);
+        slots.check(tokens.len())?;
+        let micro_batch = |part: Range<usize>| {
+            let Mixed { tokens, slots, last } = Mixed::of(&pairs[part], cache)?;
+            let batch = model.compute.batch(&tokens, &slots, &model.rotary)?;
+            Ok(MicroBatch { batch, rows: last })
+        };
+        let count = model.stage().count.min(pairs.len());
+        let parts = cut(pairs.len(), count).map(micro_batch).collect::<Result<Vec<_>>>()?;
+        let logits = logits.insert(model.logits(&parts, cache, groups)?);
         cache.advance(&slots);
-        group.synchronize()?;
+        synchronize(groups)?;
         Ok(logits)
     }
 

@@ -1,15 +1,17 @@
 //! Llama, and the models that differ from it only in settings.
 
-use ryzanstein_process_group::{DType, ProcessGroup};
+use ryzanstein_process_group::{Buffer, DType, ProcessGroup, Rank};
 
 use super::config::LlamaConfig;
-use super::plan::check_world_size;
+use super::groups::{ModelGroups, stage_of, synchronize};
+use super::plan::{check_stages, check_world_size};
 use super::report::LoadReport;
+use super::stage::Stage;
 use crate::attention::{KvCache, ParallelAttention};
 use crate::checkpoint::Loader;
 use crate::compute::{Batch, Compute, LayerCache, SlotMapping};
-use crate::embedding::{ParallelLmHead, VocabParallelEmbedding, VocabularyWeight};
-use crate::error::{RequestError, Result};
+use crate::embedding::{ParallelLmHead, VocabParallelEmbedding, VocabularyWeight, check_tokens};
+use crate::error::{ConfigurationError, Error, RequestError, Result};
 use crate::linear::{QkvParallelLinear, QkvShape, RowOptions, RowParallelLinear};
 use crate::mlp::ParallelMlp;
 use crate::norm::RmsNorm;
@@ -20,7 +22,7 @@ use crate::tensor::Tensor;
 /// One rank's share of a model.
 ///
 /// Every rank makes the same calls. A forward pass takes two all-reduces a layer, one for the embedding, and one
-/// all-gather for the logits.
+/// all-gather for the logits. Stages of a pipeline send hidden states to the next stage, and the last broadcasts the logits.
 ///
 /// Threads may share it, each with a group and a cache or decoder of its own. On a GPU their calls share one stream, in which a
 /// collective waits for the other ranks: all ranks' threads must make their calls in the same order, or the groups wait for each
@@ -32,11 +34,28 @@ pub struct Llama {
     dtype: DType,
     kv_heads: usize,
     pub(super) rotary: Rotary,
-    embedding: VocabParallelEmbedding,
+    stage: Stage,
+    /// On the first stage.
+    embedding: Option<VocabParallelEmbedding>,
+    /// The layers of this stage.
     blocks: Vec<Block>,
-    norm: RmsNorm,
-    head: ParallelLmHead,
+    /// On the last stage.
+    head: Option<Head>,
     pub(crate) report: LoadReport,
+}
+
+/// The final norm and the LM head.
+#[derive(Debug)]
+struct Head {
+    norm: RmsNorm,
+    output: ParallelLmHead,
+}
+
+/// Tokens that go through the stages together, and the rows whose logits are wanted.
+#[derive(Debug)]
+pub(super) struct MicroBatch {
+    pub(super) batch: Batch,
+    pub(super) rows: Vec<usize>,
 }
 
 #[derive(Debug)]
@@ -89,10 +108,10 @@ impl Block {
 }
 
 impl Llama {
-    /// Builds a model from the weights of `loader`, in the memory of `compute`. `dtype` is the type of activations.
+    /// Builds the loader's stage of a model from its weights, in the memory of `compute`. `dtype` is the type of activations.
     ///
     /// # Errors
-    /// When the model cannot run on so many ranks, or the source fails.
+    /// When the model cannot run on so many ranks or stages, or the source fails.
     pub fn from_loader(
         config: LlamaConfig,
         dtype: DType,
@@ -100,30 +119,39 @@ impl Llama {
         loader: &mut Loader<'_>,
     ) -> Result<Self> {
         check_world_size(&config, loader.world_size())?;
+        let stage = loader.stage();
+        check_stages(&config, stage.count)?;
         let heads = shard::split_heads(config.heads, config.kv_heads, loader.world_size())?;
         let mut loader_on = loader.reborrow(&*compute, dtype);
         let loader = &mut loader_on;
         let (vocabulary, hidden) = (config.vocabulary, config.hidden);
-        let tokens = VocabularyWeight::load(loader, "model.embed_tokens", vocabulary, hidden)?;
-        let blocks = (0..config.layers)
+        let is_tied_head = stage.is_last() && config.tied_embeddings;
+        let tokens = (stage.is_first() || is_tied_head)
+            .then(|| VocabularyWeight::load(loader, "model.embed_tokens", vocabulary, hidden))
+            .transpose()?;
+        let blocks = stage
+            .layers(config.layers)
             .map(|layer| Block::load(loader, &config, layer))
             .collect::<Result<Vec<_>>>()?;
-        let norm = RmsNorm::load(loader, "model.norm", hidden, config.norm_epsilon)?;
-        let head = if config.tied_embeddings {
-            tokens.clone()
-        } else {
-            VocabularyWeight::load(loader, "lm_head", vocabulary, hidden)?
-        };
+        let head = stage.is_last().then(|| {
+            let norm = RmsNorm::load(loader, "model.norm", hidden, config.norm_epsilon)?;
+            let weight = match tokens.clone().filter(|_| is_tied_head) {
+                Some(tied) => tied,
+                None => VocabularyWeight::load(loader, "lm_head", vocabulary, hidden)?,
+            };
+            Ok::<_, Error>(Head { norm, output: ParallelLmHead::new(weight) })
+        });
+        let head = head.transpose()?;
         let kv_heads = heads[loader.rank()].kv.len();
         Ok(Self {
             compute,
             dtype,
             kv_heads,
             rotary: config.rotary(),
-            embedding: VocabParallelEmbedding::new(tokens),
+            stage,
+            embedding: tokens.filter(|_| stage.is_first()).map(VocabParallelEmbedding::new),
             blocks,
-            norm,
-            head: ParallelLmHead::new(head),
+            head,
             report: LoadReport::default(),
             config,
         })
@@ -132,6 +160,11 @@ impl Llama {
     /// The model's settings.
     pub fn config(&self) -> &LlamaConfig {
         &self.config
+    }
+
+    /// The stage that this rank holds.
+    pub fn stage(&self) -> Stage {
+        self.stage
     }
 
     /// The type of activations and of the cache.
@@ -144,7 +177,7 @@ impl Llama {
         &self.report
     }
 
-    /// An empty cache with room for one sequence of `capacity` positions.
+    /// An empty cache for this rank's layers, with room for one sequence of `capacity` positions.
     ///
     /// # Errors
     /// When the model does not support sequences of that length, or memory runs out.
@@ -154,21 +187,26 @@ impl Llama {
 
     /// As [`cache`](Self::cache), for several sequences of `capacity` positions each.
     pub(super) fn caches(&self, sequences: usize, capacity: usize) -> Result<KvCache> {
-        let LlamaConfig { layers, head_dim, max_positions, .. } = self.config;
+        let LlamaConfig { head_dim, max_positions, .. } = self.config;
         if capacity > max_positions {
             return Err(RequestError::TooLong { positions: capacity, max_positions }.into());
         }
         let shape = [sequences, self.kv_heads, capacity, head_dim];
-        KvCache::new(&*self.compute, layers, shape, self.dtype)
+        KvCache::new(&*self.compute, self.blocks.len(), shape, self.dtype)
     }
 
     /// Appends `tokens` to the first sequence of the cache. Returns the logits `[tokens, vocabulary]` in `f32` after each of
     /// them, bit for bit the same on every rank.
     ///
     /// # Errors
-    /// When there are no tokens, one is not in the vocabulary, they do not fit the cache, or the group fails.
-    pub fn forward(&self, tokens: &[u32], cache: &mut KvCache, group: &mut ProcessGroup) -> Result<Tensor> {
-        self.run(tokens, cache, group, Ok)
+    /// When there are no tokens, one is not in the vocabulary, they do not fit the cache, or a group fails.
+    pub fn forward(
+        &self,
+        tokens: &[u32],
+        cache: &mut KvCache,
+        groups: &mut dyn ModelGroups,
+    ) -> Result<Tensor> {
+        self.run(tokens, 0, cache, groups)
     }
 
     /// As [`forward`](Self::forward), but logits `[1, vocabulary]` after the last token only.
@@ -179,18 +217,18 @@ impl Llama {
         &self,
         tokens: &[u32],
         cache: &mut KvCache,
-        group: &mut ProcessGroup,
+        groups: &mut dyn ModelGroups,
     ) -> Result<Tensor> {
-        self.run(tokens, cache, group, |x| select(x, &[tokens.len() - 1]))
+        self.run(tokens, tokens.len().saturating_sub(1), cache, groups)
     }
 
-    /// Appends tokens to the first sequence. Returns the logits of those hidden states that `keep` keeps.
+    /// Appends tokens to the first sequence. Returns the logits after token `first` and those behind it.
     fn run(
         &self,
         tokens: &[u32],
+        first: usize,
         cache: &mut KvCache,
-        group: &mut ProcessGroup,
-        keep: impl FnOnce(Tensor) -> Result<Tensor>,
+        groups: &mut dyn ModelGroups,
     ) -> Result<Tensor> {
         if tokens.is_empty() {
             return Err(RequestError::NoTokens.into());
@@ -199,49 +237,83 @@ impl Llama {
         let position = cache.next_position(0, tokens.len())?;
         let slots = SlotMapping::from_position(position, tokens.len());
         let batch = self.compute.batch(tokens, &slots, &self.rotary)?;
-        let x = self.hidden_states(&batch, cache, group)?;
-        let logits = self.head.forward(&keep(x)?, &*self.compute, group)?;
+        let logits =
+            self.logits(&[MicroBatch { batch, rows: (first..tokens.len()).collect() }], cache, groups)?;
         cache.advance(&slots);
-        // A lost rank leaves values on a GPU that look like any others. Only the group can tell.
-        group.synchronize()?;
+        synchronize(groups)?;
         Ok(logits)
     }
 
     /// Refuses tokens that are not in the vocabulary.
     pub(super) fn check(&self, tokens: &[u32]) -> Result<()> {
-        self.embedding.check(tokens)
+        check_tokens(tokens, self.config.vocabulary)
     }
 
-    /// Logits after every token of a batch. The caller advances the lengths of the cache.
+    /// The wanted logits of some micro-batches, one below the other, on every rank. The caller advances the lengths of the cache.
+    ///
+    /// Every stage takes the micro-batches in order, so that one computes while the next does an earlier micro-batch. The logits
+    /// follow when all are through: a broadcast in between would have the stages wait for each other.
     pub(super) fn logits(
         &self,
-        batch: &Batch,
+        parts: &[MicroBatch],
         cache: &mut KvCache,
-        group: &mut ProcessGroup,
+        groups: &mut dyn ModelGroups,
     ) -> Result<Tensor> {
-        let x = self.hidden_states(batch, cache, group)?;
-        self.head.forward(&x, &*self.compute, group)
-    }
-
-    /// Logits after some tokens of a batch, in this order. The caller advances the lengths of the cache.
-    pub(super) fn logits_after(
-        &self,
-        rows: &[usize],
-        batch: &Batch,
-        cache: &mut KvCache,
-        group: &mut ProcessGroup,
-    ) -> Result<Tensor> {
-        let x = self.hidden_states(batch, cache, group)?;
-        self.head.forward(&select(x, rows)?, &*self.compute, group)
-    }
-
-    fn hidden_states(&self, batch: &Batch, cache: &mut KvCache, group: &mut ProcessGroup) -> Result<Tensor> {
-        let compute = &*self.compute;
-        let mut x = self.embedding.forward(batch, self.dtype, compute, group)?;
-        for (block, cache) in self.blocks.iter().zip(&mut cache.layers) {
-            block.forward(&mut x, batch, cache, compute, group)?;
+        let (loaded, called) = (self.stage, stage_of(groups));
+        if loaded != called {
+            return Err(ConfigurationError::OtherStage { loaded, called }.into());
         }
-        self.norm.forward(&x, compute)
+        let mut mine = Vec::new();
+        for part in parts {
+            mine.extend(self.pass(part, cache, groups)?);
+        }
+        let Some(stages) = groups.stages() else {
+            return mine.pop().ok_or_else(|| RequestError::NoSequences.into());
+        };
+        let last = Rank((stages.world_size() - 1) as u32);
+        let wanted = parts.iter().map(|part| part.rows.len()).sum();
+        let mut all = self.compute.scratch(&[wanted, self.config.vocabulary], DType::F32)?;
+        let (mut mine, mut at) = (mine.iter(), 0);
+        for part in parts {
+            let rows = at..at + part.rows.len();
+            at = rows.end;
+            let logits = mine.next().map(|logits| logits as &dyn Buffer);
+            stages.broadcast_into(logits, &mut all.rows_mut(rows), last)?;
+        }
+        Ok(all)
+    }
+
+    /// Takes a micro-batch through this stage. Returns its logits on the last stage.
+    fn pass(
+        &self,
+        part: &MicroBatch,
+        cache: &mut KvCache,
+        groups: &mut dyn ModelGroups,
+    ) -> Result<Option<Tensor>> {
+        let MicroBatch { batch, rows } = part;
+        let compute = &*self.compute;
+        let mut x = if let Some(embedding) = &self.embedding {
+            embedding.forward(batch, self.dtype, compute, groups.tensor())?
+        } else {
+            let mut x = compute.scratch(&[batch.tokens().len(), self.config.hidden], self.dtype)?;
+            self.pipeline(groups)?.recv(&mut x, Rank(self.stage.index as u32 - 1))?;
+            x
+        };
+        for (block, cache) in self.blocks.iter().zip(&mut cache.layers) {
+            block.forward(&mut x, batch, cache, compute, groups.tensor())?;
+        }
+        let Some(head) = &self.head else {
+            self.pipeline(groups)?.send(&x, Rank(self.stage.index as u32 + 1))?;
+            return Ok(None);
+        };
+        let x = select(head.norm.forward(&x, compute)?, rows)?;
+        head.output.forward(&x, compute, groups.tensor()).map(Some)
+    }
+
+    /// The group of the stages, of which there are several.
+    fn pipeline<'a>(&self, groups: &'a mut dyn ModelGroups) -> Result<&'a mut ProcessGroup> {
+        let (loaded, called) = (self.stage, Stage::default());
+        groups.stages().ok_or_else(|| ConfigurationError::OtherStage { loaded, called }.into())
     }
 }
 

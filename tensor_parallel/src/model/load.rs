@@ -7,9 +7,11 @@ use ryzanstein_process_group::{DType, ProcessGroup, Rank};
 use serde::{Deserialize, Serialize};
 
 use super::config::{LlamaConfig, read_folder};
+use super::groups::{self, ModelGroups, stage_of};
 use super::llama::Llama;
-use super::plan::{check_world_size, tensors, unused};
+use super::plan::{check_stages, check_world_size, stage_tensors, tensors, unused};
 use super::report::LoadReport;
+use super::stage::Stage;
 use crate::checkpoint::{Checkpoint, Loader, LocalSource, RootSource, ShardedTensor, WeightSource};
 use crate::compute::{self, Compute, SlotMapping};
 use crate::error::{ConfigurationError, Error, RemoteError, Result};
@@ -30,15 +32,33 @@ impl Plan {
     }
 }
 
-/// Reads and checks everything except the values of the weights.
-fn prepare(
-    directory: &Path,
-    dtype: Option<DType>,
+/// Which share of a model a rank holds: of the layers, and of each layer.
+#[derive(Clone, Copy)]
+struct Place {
+    stage: Stage,
+    rank: usize,
     world_size: usize,
-) -> Result<(Plan, LlamaConfig, Checkpoint)> {
+}
+
+impl Place {
+    fn of(groups: &mut dyn ModelGroups) -> Self {
+        let stage = stage_of(groups);
+        let tensor = groups.tensor();
+        Self { stage, rank: tensor.rank().index(), world_size: tensor.world_size() }
+    }
+
+    /// Ranks that the model is divided over.
+    fn ranks(&self) -> usize {
+        self.stage.count * self.world_size
+    }
+}
+
+/// Reads and checks everything except the values of the weights.
+fn prepare(directory: &Path, dtype: Option<DType>, place: Place) -> Result<(Plan, LlamaConfig, Checkpoint)> {
     let (config, generation) = read_folder(directory)?;
     let parsed = LlamaConfig::from_json(&directory.join("config.json"), &config, generation.as_deref())?;
-    check_world_size(&parsed, world_size)?;
+    check_world_size(&parsed, place.world_size)?;
+    check_stages(&parsed, place.stage.count)?;
     let checkpoint = Checkpoint::open(directory)?;
     let specs = tensors(&parsed);
     for spec in &specs {
@@ -56,26 +76,30 @@ impl Llama {
     /// Loads this rank's share of a model from a folder that every rank can read: `config.json` and safetensors.
     /// `dtype` is the type of activations; without one, that of the weights.
     ///
+    /// `groups` is a group that shares each layer, or a [manager](ryzanstein_process_group::ProcessGroupManager), whose layout
+    /// may divide the layers into pipeline stages too. Pass the same to every call of the model.
+    ///
     /// Settings, shapes and world size are checked before any weight is read. When one rank fails, all do. On a GPU, loading
     /// ends with a first pass, so that the first request finds the usual kernels compiled.
     ///
     /// # Errors
     /// This rank's own error; otherwise [`Error::Peer`] with that of another rank; those of the group when the first pass fails.
-    pub fn load(directory: &Path, dtype: Option<DType>, group: &mut ProcessGroup) -> Result<Self> {
-        Self::load_with(directory, dtype, group, |_, _| {})
+    pub fn load(directory: &Path, dtype: Option<DType>, groups: &mut dyn ModelGroups) -> Result<Self> {
+        Self::load_with(directory, dtype, groups, |_, _| {})
     }
 
-    /// As [`load`](Self::load). After each tensor, calls `on_tensor` with the number of tensors read so far and of all tensors.
+    /// As [`load`](Self::load). After each tensor, calls `on_tensor` with the number of tensors read so far and of all tensors of
+    /// this rank.
     ///
     /// # Errors
     /// As [`load`](Self::load).
     pub fn load_with(
         directory: &Path,
         dtype: Option<DType>,
-        group: &mut ProcessGroup,
+        groups: &mut dyn ModelGroups,
         on_tensor: impl FnMut(usize, usize),
     ) -> Result<Self> {
-        Ok(Self::load_and(directory, dtype, group, on_tensor, || Ok(((), 0)))?.0)
+        Ok(Self::load_and(directory, dtype, groups, on_tensor, || Ok(((), 0)))?.0)
     }
 
     /// As [`load_with`](Self::load_with), and returns what `more` reads. `more` must return the same digest on all ranks; if
@@ -83,32 +107,33 @@ impl Llama {
     pub(crate) fn load_and<T>(
         directory: &Path,
         dtype: Option<DType>,
-        group: &mut ProcessGroup,
+        groups: &mut dyn ModelGroups,
         on_tensor: impl FnMut(usize, usize),
         more: impl FnOnce() -> Result<(T, u64)>,
     ) -> Result<(Self, T)> {
         let _span = tracing::info_span!("load_model").entered();
         let started = Instant::now();
-        let prepared = prepare(directory, dtype, group.world_size()).and_then(|model| Ok((model, more()?)));
+        let place = Place::of(groups);
+        let prepared = prepare(directory, dtype, place).and_then(|model| Ok((model, more()?)));
         let ((plan, config, checkpoint), (more, _)) =
-            check_all_ranks_of(prepared, |((plan, ..), (_, digest))| (plan.clone(), *digest), group)?;
-        if group.members()[group.rank().index()] == Rank(0) {
+            check_all_ranks_of(prepared, |((plan, ..), (_, digest))| (plan.clone(), *digest), groups)?;
+        if is_first(groups) {
             warn_of_unused(&checkpoint, &config);
         }
-        let source = LocalSource { checkpoint: &checkpoint, rank: group.rank().index() };
-        let mut source = ObservedSource { source, read: 0, all: tensors(&config).len(), on_tensor };
-        let compute = compute::for_group(group);
-        let model = compute
-            .and_then(|compute| build(config, &plan, compute, &mut source, group.rank(), group.world_size()));
-        let model = check_all_ranks(model, group)?;
+        let source = LocalSource { checkpoint: &checkpoint, rank: place.rank };
+        let all = stage_tensors(&config, place.stage).len();
+        let mut source = ObservedSource { source, read: 0, all, on_tensor };
+        let compute = compute::for_one_of(groups.tensor(), place.ranks());
+        let model = compute.and_then(|compute| build(config, &plan, compute, &mut source, place));
+        let model = check_all_ranks(model, groups)?;
         let model = model.reported(Some(&checkpoint), started);
-        model.warm_up(group)?;
+        model.warm_up(groups)?;
         Ok((model, more))
     }
 
-    /// Loads this rank's share of a model from a folder that only `root` can read. Other ranks' `directory` and `dtype` are
-    /// ignored. The root reads the share of each rank and sends it to that rank alone; what all ranks hold, it broadcasts. When
-    /// one rank fails, all do.
+    /// Loads this rank's share of a model from a folder that only `root` can read, a rank of `groups`' world. Other ranks'
+    /// `directory` and `dtype` are ignored. The root reads the share of each rank and sends it to that rank alone. When one rank
+    /// fails, all do.
     ///
     /// # Errors
     /// This rank's own error; otherwise [`Error::Peer`] with that of another rank.
@@ -116,52 +141,52 @@ impl Llama {
         directory: Option<&Path>,
         dtype: Option<DType>,
         root: Rank,
-        group: &mut ProcessGroup,
+        groups: &mut dyn ModelGroups,
     ) -> Result<Self> {
-        Self::load_from_root_on(directory, dtype, root, group, compute::for_group)
+        Self::load_from_root_on(directory, dtype, root, groups, compute::for_one_of)
     }
 
     fn load_from_root_on(
         directory: Option<&Path>,
         dtype: Option<DType>,
         root: Rank,
-        group: &mut ProcessGroup,
-        compute: impl FnOnce(&ProcessGroup) -> Result<Box<dyn Compute>>,
+        groups: &mut dyn ModelGroups,
+        compute: impl FnOnce(&ProcessGroup, usize) -> Result<Box<dyn Compute>>,
     ) -> Result<Self> {
         let _span = tracing::info_span!("load_model").entered();
         let started = Instant::now();
-        let (me, world_size) = (group.rank(), group.world_size());
+        let place = Place::of(groups);
+        let world = groups.world();
         let prepared = match directory {
-            Some(directory) if me == root => Some(prepare(directory, dtype, world_size)),
-            None if me == root => Some(Err(ConfigurationError::NoFolder.into())),
-            _ => None,
+            _ if world.rank() != root => None,
+            Some(directory) => Some(prepare(directory, dtype, place)),
+            None => Some(Err(ConfigurationError::NoFolder.into())),
         };
         let told = prepared.as_ref().map(|p| match p {
             Ok((plan, ..)) => Ok(plan.clone()),
             Err(error) => Err(RemoteError::from(error)),
         });
-        let told: Result<Plan, RemoteError> = group.broadcast_object(told.as_ref(), root)?;
+        let told: Result<Plan, RemoteError> = world.broadcast_object(told.as_ref(), root)?;
         let checkpoint = prepared.transpose()?.map(|(_, _, checkpoint)| checkpoint);
-        let plan = told.map_err(|source| Error::Peer { rank: group.members()[root.index()], source })?;
+        let plan = told.map_err(|source| Error::Peer { rank: world.members()[root.index()], source })?;
         let config = plan.parse(Path::new("config.json"))?;
         if let Some(checkpoint) = &checkpoint {
             warn_of_unused(checkpoint, &config);
         }
         // The root sends to every rank and every rank waits for the root, so all must be ready.
-        let compute = check_all_ranks(compute(group), group)?;
-        let source = RootSource { checkpoint: checkpoint.as_ref(), root, group };
-        let mut source = FailFastSource { source, failure_known: false };
-        let model = build(config, &plan, compute, &mut source, me, world_size);
-        let model = if source.failure_known { model? } else { check_all_ranks(model, source.source.group)? };
+        let compute = check_all_ranks(compute(world, place.ranks()), world)?;
+        let mut source = RootSource::new(checkpoint.as_ref(), root, place.rank, world);
+        let model = build(config, &plan, compute, &mut source, place);
+        let model = source.finish(model)?;
         let model = model.reported(checkpoint.as_ref(), started);
-        model.warm_up(source.source.group)?;
+        model.warm_up(groups)?;
         Ok(model)
     }
 
     /// On a GPU, runs a prompt of two tokens and one token after it. Otherwise a rank would do its set-up in the middle of the
     /// first request, while all others wait.
-    fn warm_up(&self, group: &mut ProcessGroup) -> Result<()> {
-        if group.device().is_none() {
+    fn warm_up(&self, groups: &mut dyn ModelGroups) -> Result<()> {
+        if groups.tensor().device().is_none() {
             return Ok(());
         }
         let _span = tracing::info_span!("warm_up").entered();
@@ -171,14 +196,17 @@ impl Llama {
             self.compute.batch(&[0], &SlotMapping::from_position(0, 1), &self.rotary)?;
             Ok(cache)
         });
-        let mut cache = check_all_ranks(ready, group)?;
-        group.without_profiling(|group| {
+        let mut cache = check_all_ranks(ready, groups)?;
+        let mut passes = |groups: &mut dyn ModelGroups| {
             if !tokens.is_empty() {
-                self.forward_last(tokens, &mut cache, group)?;
+                self.forward_last(tokens, &mut cache, groups)?;
             }
-            self.forward_last(&[0], &mut cache, group)?;
-            Ok(())
-        })
+            self.forward_last(&[0], &mut cache, groups).map(drop)
+        };
+        if self.stage().count > 1 {
+            return passes(groups);
+        }
+        groups.tensor().without_profiling(|group| passes(group))
     }
 
     fn reported(mut self, checkpoint: Option<&Checkpoint>, started: Instant) -> Self {
@@ -215,21 +243,6 @@ impl<F: FnMut(usize, usize)> WeightSource for ObservedSource<'_, F> {
     }
 }
 
-/// Weights from a root. Before each tensor, all ranks report whether they have failed, so that no rank waits for one that
-/// has.
-struct FailFastSource<'a> {
-    source: RootSource<'a>,
-    /// Whether all ranks know of a failure already.
-    failure_known: bool,
-}
-
-impl WeightSource for FailFastSource<'_> {
-    fn fill(&mut self, tensor: &ShardedTensor<'_>, target: &mut Tensor, at: usize) -> Result<()> {
-        check_all_ranks(Ok(()), self.source.group).inspect_err(|_| self.failure_known = true)?;
-        self.source.fill(tensor, target, at)
-    }
-}
-
 /// Warns of tensors that the model does not use: if it should, its results are wrong.
 fn warn_of_unused(checkpoint: &Checkpoint, config: &LlamaConfig) {
     let unused = unused(config, checkpoint.names());
@@ -249,23 +262,28 @@ fn build(
     plan: &Plan,
     compute: Box<dyn Compute>,
     source: &mut dyn WeightSource,
-    rank: Rank,
-    world_size: usize,
+    Place { stage, rank, world_size }: Place,
 ) -> Result<Llama> {
-    let mut loader = Loader::new(source, rank.index(), world_size, plan.weights);
+    let mut loader = Loader::new(source, rank, world_size, plan.weights).at_stage(stage);
     Llama::from_loader(config, plan.activations, compute, &mut loader)
 }
 
+/// Whether this rank is the first of its job, which says what all would say.
+fn is_first(groups: &mut dyn ModelGroups) -> bool {
+    let group = groups.tensor();
+    group.members()[group.rank().index()] == Rank(0)
+}
+
 /// Fails on all ranks when one has failed.
-pub(crate) fn check_all_ranks<T>(mine: Result<T>, group: &mut ProcessGroup) -> Result<T> {
-    check_all_ranks_of(mine, |_| (), group)
+pub(crate) fn check_all_ranks<T>(mine: Result<T>, groups: &mut dyn ModelGroups) -> Result<T> {
+    check_all_ranks_of(mine, |_| (), groups)
 }
 
 /// Fails on all ranks when one has failed, or when their plans differ.
 fn check_all_ranks_of<T, P>(
     mine: Result<T>,
     plan: impl FnOnce(&T) -> P,
-    group: &mut ProcessGroup,
+    groups: &mut dyn ModelGroups,
 ) -> Result<T>
 where
     P: PartialEq + Serialize + serde::de::DeserializeOwned,
@@ -274,13 +292,15 @@ where
         Ok(value) => Ok(plan(value)),
         Err(error) => Err(RemoteError::from(error)),
     };
-    let all: Vec<Result<P, RemoteError>> = group.all_gather_object(&told)?;
+    let all: Vec<(Rank, Result<P, RemoteError>)> = groups::all_gather(&told, groups)?;
     let mine = mine?;
-    for (rank, theirs) in Rank::all(all.len()).zip(all) {
+    for (rank, theirs) in all {
         match theirs {
-            Err(source) => return Err(Error::Peer { rank: group.members()[rank.index()], source }),
+            Err(source) => return Err(Error::Peer { rank, source }),
             Ok(theirs) if Ok(&theirs) != told.as_ref() => {
-                return Err(ConfigurationError::DifferentModels { rank, other: group.rank() }.into());
+                return Err(
+                    ConfigurationError::DifferentModels { rank, other: groups.tensor().rank() }.into()
+                );
             }
             Ok(_) => {}
         }

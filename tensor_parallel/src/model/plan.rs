@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use super::config::LlamaConfig;
+use super::stage::Stage;
 use crate::error::{ConfigurationError, Error, Result};
 use crate::shard::{self, ShardError};
 
@@ -17,12 +18,19 @@ pub struct TensorSpec {
 
 /// Every tensor that the model needs, embedding first.
 pub fn tensors(config: &LlamaConfig) -> Vec<TensorSpec> {
+    stage_tensors(config, Stage::default())
+}
+
+/// Every tensor that a stage needs. A tied embedding is the last stage's head too.
+pub fn stage_tensors(config: &LlamaConfig, stage: Stage) -> Vec<TensorSpec> {
     let mut all = Vec::new();
     let mut add = |name: String, shape: &[usize]| all.push(TensorSpec { name, shape: shape.into() });
     let (hidden, intermediate) = (config.hidden, config.intermediate);
     let (queries, kvs) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-    add("model.embed_tokens.weight".into(), &[config.vocabulary, hidden]);
-    for layer in 0..config.layers {
+    if stage.is_first() || (stage.is_last() && config.tied_embeddings) {
+        add("model.embed_tokens.weight".into(), &[config.vocabulary, hidden]);
+    }
+    for layer in stage.layers(config.layers) {
         let projections = [
             ("self_attn.q_proj", queries, hidden, config.qkv_bias),
             ("self_attn.k_proj", kvs, hidden, config.qkv_bias),
@@ -42,9 +50,11 @@ pub fn tensors(config: &LlamaConfig) -> Vec<TensorSpec> {
             add(format!("model.layers.{layer}.{name}.weight"), &[hidden]);
         }
     }
-    add("model.norm.weight".into(), &[hidden]);
-    if !config.tied_embeddings {
-        add("lm_head.weight".into(), &[config.vocabulary, hidden]);
+    if stage.is_last() {
+        add("model.norm.weight".into(), &[hidden]);
+        if !config.tied_embeddings {
+            add("lm_head.weight".into(), &[config.vocabulary, hidden]);
+        }
     }
     all
 }
@@ -84,4 +94,15 @@ pub fn check_world_size(config: &LlamaConfig, world_size: usize) -> Result<()> {
         let legal = legal_world_sizes(config, config.heads);
         Error::Configuration(ConfigurationError::WorldSize { source, legal })
     })
+}
+
+/// Whether a model can be divided into this many pipeline stages.
+///
+/// # Errors
+/// [`ConfigurationError::Stages`] when there are more stages than layers.
+pub fn check_stages(config: &LlamaConfig, stages: usize) -> Result<()> {
+    if stages <= config.layers {
+        return Ok(());
+    }
+    Err(ConfigurationError::Stages { stages, layers: config.layers }.into())
 }

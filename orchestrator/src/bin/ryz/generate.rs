@@ -4,12 +4,13 @@ use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use ryzanstein_config::WorldSize;
-use ryzanstein_orchestrator::generate::{self, Prompt, Request};
+use ryzanstein_config::{ModelConfig, WorldSize};
+use ryzanstein_orchestrator::generate::{self, PreparedPrompt, Prompt, Request};
 use ryzanstein_orchestrator::hub;
+use ryzanstein_orchestrator::rendezvous::Environment;
 use ryzanstein_orchestrator::table;
-use ryzanstein_process_group::Error;
-use ryzanstein_tensor_parallel::{Message, Penalties, check_world_size};
+use ryzanstein_process_group::{Error, Rank};
+use ryzanstein_tensor_parallel::{Error as ModelError, Message, Penalties};
 
 use crate::live_text::{Format, LiveText};
 use crate::{launch, rank, screen, settings};
@@ -91,6 +92,12 @@ pub(crate) struct Args {
     /// Number of ranks to start, when no launcher started this process [default: 1]
     #[arg(long, short = 'n', value_name = "N")]
     world_size: Option<String>,
+    /// Pipeline stages that the layers are divided into; the ranks of each share its layers [default: 1]
+    #[arg(long, value_name = "P")]
+    pipeline_parallel: Option<String>,
+    /// Only rank 0 reads the model's folder, and sends the others what they need
+    #[arg(long)]
+    load_from_root: bool,
     #[command(flatten)]
     file: settings::ConfigFile,
     /// File with the prompt that was read from standard input
@@ -154,6 +161,8 @@ impl Args {
         settings::set_flag(&mut flags, "model.top_p", "--top-p", self.top_p.as_ref());
         settings::set_flag(&mut flags, "model.seed", "--seed", self.seed.as_ref());
         settings::set_flag(&mut flags, "job.world_size", "--world-size", self.world_size.as_ref());
+        let stages = self.pipeline_parallel.as_ref();
+        settings::set_flag(&mut flags, "layout.pipeline_parallel", "--pipeline-parallel", stages);
         settings::set_flag(&mut flags, "model.graph", "--no-graph", self.no_graph.then_some("false"));
         settings::set_flag(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
         flags
@@ -164,22 +173,14 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let mut config = args.file.load(args.flags())?;
     screen.set_log_level(&mut config);
     let environment = settings::environment();
-    let stages = config.layout.pipeline_parallel.get();
-    if stages > 1 {
-        return Err(Error::Configuration(format!(
-            "layout.pipeline_parallel = {stages}, and `ryz generate` does not divide layers into stages; set \
-             layout.pipeline_parallel = 1"
-        ))
-        .into());
-    }
     let model =
         config.model.directory.as_ref().ok_or_else(|| {
             Error::Configuration("no model: pass --model DIR or set model.directory".into())
         })?;
-    let model = hub::resolve(model, &environment)?;
     let (prompt, from_stdin) = args.prompt()?;
-    let request = Request {
-        model,
+    let mut request = Request {
+        model: model.clone(),
+        load_from_root: args.load_from_root,
         prompt,
         logits_out: args.logits_out.clone(),
         ignore_end: args.ignore_end,
@@ -190,20 +191,33 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
             frequency: args.frequency_penalty,
         },
     };
-    // Refuse what is wrong before anything is started.
-    let input = generate::prepare(&config.model, &request)?;
-    if !settings::is_launched(&config)? {
-        let ranks = config.job.world_size.map_or(1, WorldSize::get);
-        check_world_size(&input.config, ranks as usize)?;
-        args.logits_out.as_deref().map_or(Ok(()), generate::check_logits_out)?;
-        if ranks > 1 {
-            return relaunch(ranks, args, from_stdin.as_deref());
+    let is_launched = settings::is_launched(&config)?;
+    // Refuse what is wrong before anything is started. If only rank 0 can, wait until this rank knows its number.
+    let input = if is_launched && args.load_from_root {
+        None
+    } else {
+        request.model = hub::resolve(model, &environment)?;
+        let (model, input) = generate::prepare(&config.model, &request)?;
+        if !is_launched {
+            let ranks = config.job.world_size.map_or(1, WorldSize::get);
+            generate::check_layout(&model, &config.layout, ranks as usize)?;
+            args.logits_out.as_deref().map_or(Ok(()), generate::check_logits_out)?;
+            if ranks > 1 {
+                return relaunch(ranks, args, from_stdin.as_deref());
+            }
         }
-    }
+        Some(input)
+    };
     let stdout = screen.stdout();
     let format = args.format.unwrap_or(if screen::is_terminal() { Format::Text } else { Format::Json });
     rank::run(&config, |orchestrator| {
-        let is_first = orchestrator.manager().rank().0 == 0;
+        let is_first = orchestrator.manager().rank() == Rank(0);
+        let input = if let Some(input) = input {
+            input
+        } else {
+            let prepared = is_first.then(|| prepare(&mut request, &config.model, &environment));
+            generate::share(orchestrator, &request.model, prepared)?
+        };
         let mut live = LiveText::start(is_first, format, stdout, &request.prompt)?;
         let response =
             generate::run(orchestrator, &config.model, &request, input, &mut |progress| live.tell(progress));
@@ -221,6 +235,17 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         }
         Ok(())
     })
+}
+
+/// What rank 0 prepares for all.
+fn prepare(
+    request: &mut Request,
+    settings: &ModelConfig,
+    environment: &Environment,
+) -> Result<PreparedPrompt, ModelError> {
+    request.model =
+        hub::resolve(&request.model, environment).map_err(|error| ModelError::Input(error.to_string()))?;
+    generate::prepare(settings, request).map(|(_, prompt)| prompt)
 }
 
 /// Starts the ranks. They have no standard input, so they get what came from there in a file.
