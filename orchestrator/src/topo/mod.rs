@@ -78,7 +78,7 @@ impl Way {
     const fn meaning(self) -> Option<&'static str> {
         Some(match self {
             Self::Itself => return None,
-            Self::To(PairPath::Nvlink(_)) => "so many NVLinks",
+            Self::To(PairPath::Nvlink(_)) => "this number of NVLinks",
             Self::To(PairPath::Board) => "one board",
             Self::To(PairPath::Switch) => "one PCIe switch",
             Self::To(PairPath::Switches) => "several PCIe switches",
