@@ -9,8 +9,6 @@ use tokio::task::AbortHandle;
 
 /// The most connections, whatever the limit on open files.
 const MOST: u64 = 4096;
-/// The share of the limit on open files that they may take.
-const SHARE: u64 = 4;
 
 /// A connection's place among those that have not proved themselves. Exactly one of the two ends of it takes it: the task that
 /// [leaves](Self::leave), or the queue that evicts it.
@@ -36,8 +34,7 @@ impl Seat {
 /// The tasks that let connections prove themselves, oldest first.
 ///
 /// Whoever knows the job's secret needs milliseconds. So a new connection evicts the oldest, and clients that connect and say
-/// nothing keep nobody out. One that has left its [`Seat`] is not evicted, however long it still takes. The application keeps
-/// three quarters of its descriptors.
+/// nothing keep nobody out. One that has left its [`Seat`] is not evicted, however long it still takes.
 #[derive(Debug)]
 pub struct HalfOpen {
     most: usize,
@@ -45,16 +42,23 @@ pub struct HalfOpen {
 }
 
 impl Default for HalfOpen {
+    /// For 4096 connections, or a quarter of the limit on open files if that is less: the rest is the application's.
     fn default() -> Self {
-        Self::at_most(MOST as usize)
+        Self::within(MOST, 1)
     }
 }
 
 impl HalfOpen {
-    /// For so many connections, or fewer where the limit on open files is low.
+    /// For so many connections, or three quarters of the limit on open files if that is less: for a server whose clients may
+    /// all come at once.
     pub fn at_most(most: usize) -> Self {
+        Self::within(most as u64, 3)
+    }
+
+    /// Of the limit on open files, connections may take so many quarters.
+    fn within(most: u64, quarters: u64) -> Self {
         let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        Self::new(most.min(usize::try_from(descriptors / SHARE).unwrap_or(usize::MAX)).max(1))
+        Self::new(usize::try_from(most.min(descriptors / 4 * quarters)).unwrap_or(usize::MAX).max(1))
     }
 
     fn new(most: usize) -> Self {
