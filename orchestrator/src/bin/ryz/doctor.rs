@@ -17,14 +17,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     file: settings::ConfigFile,
     /// Report as a table, or as one line of JSON
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    format: Format,
-}
-
-#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
-    Table,
-    Json,
+    #[arg(long, value_enum, default_value_t = screen::Format::Table)]
+    format: screen::Format,
 }
 
 pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
@@ -37,8 +31,8 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let probe_command = ProbeCommand { program: program.into(), arguments };
     let report = doctor::examine(&config, &settings::environment(), &probe_command);
     let text = match args.format {
-        Format::Table => report.table(screen.stdout()),
-        Format::Json => report.json() + "\n",
+        screen::Format::Table => report.table(screen.stdout()),
+        screen::Format::Json => report.json() + "\n",
     };
     // A reader that stops early, such as `head`, is no error.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());

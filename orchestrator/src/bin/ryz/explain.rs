@@ -22,14 +22,8 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "text")]
     list: bool,
     /// Answer for people, or as one line of JSON
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    format: Format,
-}
-
-#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
-    Table,
-    Json,
+    #[arg(long, value_enum, default_value_t = screen::Format::Table)]
+    format: screen::Format,
 }
 
 /// What to do where nothing is known.
@@ -37,7 +31,7 @@ const UNKNOWN: &str = "no known error is in this text; `ryz explain --list` list
                        with NCCL_DEBUG=WARN, ours with RYZ_LOG__LEVEL=debug, and `ryz doctor` examines this machine";
 
 pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
-    let is_json = args.format == Format::Json;
+    let is_json = args.format == screen::Format::Json;
     if args.list {
         say(&if is_json { catalogue::list_json() + "\n" } else { catalogue::list_table(screen.stdout()) });
         return Ok(0);

@@ -77,17 +77,11 @@ pub(crate) struct Args {
     #[arg(long, hide = true)]
     direct: bool,
     /// Closing report: text on stderr, or JSON as the last line of stdout
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    format: Format,
+    #[arg(long, value_enum, default_value_t = screen::Format::Table)]
+    format: screen::Format,
     /// Program that every rank runs [default: ryz check]
     #[arg(last = true, value_name = "PROGRAM")]
     program: Vec<OsString>,
-}
-
-#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
-    Table,
-    Json,
 }
 
 impl Args {
@@ -240,15 +234,15 @@ pub(crate) fn supervise(args: &Args, screen: &screen::Args) -> anyhow::Result<i3
     let report = supervisor::run(&job, Some(std::io::stdin()))?;
     match args.format {
         // A command that launched itself does not report success.
-        Format::Table if args.direct && report.exit_code == 0 => {}
-        Format::Table if args.program.is_empty() && report.exit_code == 0 => {
+        screen::Format::Table if args.direct && report.exit_code == 0 => {}
+        screen::Format::Table if args.program.is_empty() && report.exit_code == 0 => {
             let ranks = plural(report.world_size as usize, "rank");
             let worked = if report.world_size == 1 { "worked" } else { "worked together" };
             let told = format!("ryz: {ranks} {worked}: collectives and sharded layers are right");
             console::stderr().say(&format!("{}\n", screen.stderr().paint(Tone::Good, &told)));
         }
-        Format::Table => console::stderr().say(&report.text(screen.stderr())),
-        Format::Json => console::stdout().say(&format!("{}\n", report.json())),
+        screen::Format::Table => console::stderr().say(&report.text(screen.stderr())),
+        screen::Format::Json => console::stdout().say(&format!("{}\n", report.json())),
     }
     console::flush(FLUSH);
     Ok(report.exit_code)

@@ -44,16 +44,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", default_value_t = Interconnect::NvLink4)]
     interconnect: Interconnect,
     /// Report as a table, or as one line of JSON
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    format: Format,
+    #[arg(long, value_enum, default_value_t = screen::Format::Table)]
+    format: screen::Format,
     #[command(flatten)]
     file: settings::ConfigFile,
-}
-
-#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
-    Table,
-    Json,
 }
 
 impl Args {
@@ -86,8 +80,8 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     };
     let plan = plan::plan(&model, &request)?;
     let text = match args.format {
-        Format::Table => plan.table(screen.stdout()),
-        Format::Json => plan.json() + "\n",
+        screen::Format::Table => plan.table(screen.stdout()),
+        screen::Format::Json => plan.json() + "\n",
     };
     // A reader that stops early, such as `head`, is no error.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());

@@ -20,6 +20,13 @@ pub(crate) struct Args {
     columns: Option<usize>,
 }
 
+/// How a command writes its result: for people or for programs.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    Table,
+    Json,
+}
+
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Color {
     Auto,

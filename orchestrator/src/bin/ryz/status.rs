@@ -29,14 +29,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECONDS", value_parser = interval)]
     watch: Option<Duration>,
     /// Show a table, or JSON: one line each time
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    format: Format,
-}
-
-#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
-    Table,
-    Json,
+    #[arg(long, value_enum, default_value_t = screen::Format::Table)]
+    format: screen::Format,
 }
 
 /// 0.1 s to a day.
@@ -66,13 +60,13 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
             folder.display()
         );
     }
-    let is_live = screen::is_terminal() && args.format == Format::Table;
+    let is_live = screen::is_terminal() && args.format == screen::Format::Table;
     let every = if args.once { None } else { args.watch.or(is_live.then_some(REFRESH)) };
     let mut shown = Shown { is_live: is_live && every.is_some(), lines: 0 };
     loop {
         let text = match args.format {
-            Format::Json => status::json(&jobs) + "\n",
-            Format::Table => table(&jobs, shown.is_live, screen),
+            screen::Format::Json => status::json(&jobs) + "\n",
+            screen::Format::Table => table(&jobs, shown.is_live, screen),
         };
         // A reader that stops early, such as `head`, is no error.
         if shown.replace(&text).is_err() {
@@ -82,7 +76,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         std::thread::sleep(every);
         (clients, jobs) = ask(clients);
         if jobs.is_empty() {
-            if args.format == Format::Table {
+            if args.format == screen::Format::Table {
                 let _ = writeln!(std::io::stdout(), "the job has ended");
             }
             return Ok(0);

@@ -20,17 +20,11 @@ pub(crate) struct Args {
     #[arg(value_name = "DIR")]
     folder: PathBuf,
     /// Report as a table, or as one line of JSON
-    #[arg(long, value_enum, default_value_t = Format::Table)]
-    format: Format,
+    #[arg(long, value_enum, default_value_t = screen::Format::Table)]
+    format: screen::Format,
     /// Also write the calls to this file, as a timeline that Perfetto (ui.perfetto.dev) opens
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-}
-
-#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-enum Format {
-    Table,
-    Json,
 }
 
 pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
@@ -41,8 +35,8 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     }
     let report = trace::merge(&files);
     let text = match args.format {
-        Format::Table => report.table(screen.stdout()),
-        Format::Json => report.json() + "\n",
+        screen::Format::Table => report.table(screen.stdout()),
+        screen::Format::Json => report.json() + "\n",
     };
     // A reader that stops early, such as `head`, is no error.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
