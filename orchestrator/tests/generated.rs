@@ -38,8 +38,10 @@ fn generate(proto: &str, package: &str, client: Option<&str>) -> Vec<u8> {
     if let Some(attribute) = client {
         builder = builder.client_mod_attribute(".", attribute);
     }
-    if package != "ryzanstein.status.v1" {
-        builder = builder.extern_path(".ryzanstein.status.v1", "crate::status::wire");
+    if package == "ryzanstein.control.v1" {
+        builder = builder
+            .extern_path(".ryzanstein.status.v1", "crate::status::wire")
+            .extern_path(".ryzanstein.join.v1", "crate::control");
     }
     builder.compile_fds(compile(proto)).expect("code is generated");
     std::fs::read(out.path().join(format!("{package}.rs"))).expect("the generated file")
@@ -48,6 +50,11 @@ fn generate(proto: &str, package: &str, client: Option<&str>) -> Vec<u8> {
 #[test]
 fn the_checked_in_code_is_what_control_proto_generates() {
     prove("src/control/generated.rs", &generate("control.proto", "ryzanstein.control.v1", None));
+}
+
+#[test]
+fn the_checked_in_code_is_what_join_proto_generates() {
+    prove("src/control/join.rs", &generate("join.proto", "ryzanstein.join.v1", None));
 }
 
 #[test]

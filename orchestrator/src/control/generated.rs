@@ -63,74 +63,6 @@ pub mod refusal {
     }
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Capability {
-    #[prost(string, tag = "1")]
-    pub backend: ::prost::alloc::string::String,
-    /// Absent when the backend can be used.
-    #[prost(string, optional, tag = "2")]
-    pub obstacle: ::core::option::Option<::prost::alloc::string::String>,
-    #[prost(message, optional, tag = "3")]
-    pub exclusive: ::core::option::Option<Exclusive>,
-    #[prost(message, optional, tag = "4")]
-    pub version: ::core::option::Option<ComponentVersion>,
-}
-/// What a rank would use, and no two ranks may share: a GPU, say.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Exclusive {
-    #[prost(string, tag = "1")]
-    pub id: ::prost::alloc::string::String,
-    /// What people call it, behind "would share".
-    #[prost(string, tag = "2")]
-    pub name: ::prost::alloc::string::String,
-    /// Why it cannot be shared, and what to do about it.
-    #[prost(string, tag = "3")]
-    pub rule: ::prost::alloc::string::String,
-}
-/// What must be of one version on all ranks: a library, say.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct ComponentVersion {
-    #[prost(string, tag = "1")]
-    pub component: ::prost::alloc::string::String,
-    #[prost(string, tag = "2")]
-    pub version: ::prost::alloc::string::String,
-    /// Why versions must not differ, and what to do about it.
-    #[prost(string, tag = "3")]
-    pub rule: ::prost::alloc::string::String,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct JoinRequest {
-    /// 0: the current one.
-    #[prost(uint64, tag = "1")]
-    pub epoch: u64,
-    #[prost(uint32, tag = "2")]
-    pub world_size: u32,
-    /// Absent: to be assigned.
-    #[prost(uint32, optional, tag = "3")]
-    pub rank: ::core::option::Option<u32>,
-    #[prost(uint32, optional, tag = "4")]
-    pub local_rank: ::core::option::Option<u32>,
-    #[prost(uint32, optional, tag = "5")]
-    pub node_rank: ::core::option::Option<u32>,
-    /// The version of the program.
-    #[prost(string, tag = "6")]
-    pub version: ::prost::alloc::string::String,
-    #[prost(string, tag = "7")]
-    pub host: ::prost::alloc::string::String,
-    #[prost(uint32, tag = "8")]
-    pub pid: u32,
-    #[prost(string, optional, tag = "9")]
-    pub data_address: ::core::option::Option<::prost::alloc::string::String>,
-    #[prost(string, tag = "10")]
-    pub wanted: ::prost::alloc::string::String,
-    #[prost(message, repeated, tag = "11")]
-    pub capabilities: ::prost::alloc::vec::Vec<Capability>,
-    #[prost(uint64, tag = "12")]
-    pub timeout_ms: u64,
-    /// CPUs that this process may use.
-    #[prost(uint32, tag = "13")]
-    pub cpus: u32,
-}
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct JoinReply {
     #[prost(message, optional, tag = "1")]
     pub refusal: ::core::option::Option<Refusal>,
@@ -139,36 +71,6 @@ pub struct JoinReply {
     /// An encoded Roster: the same bytes for everyone, encoded once.
     #[prost(bytes = "bytes", tag = "3")]
     pub roster: ::prost::bytes::Bytes,
-}
-/// Columns, not rows: entry i of a column is that of rank i. Names that many ranks share are written once, so a roster
-/// takes a dozen bytes per rank, which matters because every rank receives one.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct Roster {
-    #[prost(uint64, tag = "1")]
-    pub epoch: u64,
-    #[prost(string, tag = "2")]
-    pub backend: ::prost::alloc::string::String,
-    #[prost(string, tag = "3")]
-    pub reason: ::prost::alloc::string::String,
-    #[prost(string, repeated, tag = "4")]
-    pub hosts: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    #[prost(uint32, repeated, tag = "5")]
-    pub host: ::prost::alloc::vec::Vec<u32>,
-    #[prost(uint32, repeated, tag = "6")]
-    pub pid: ::prost::alloc::vec::Vec<u32>,
-    #[prost(uint32, repeated, tag = "7")]
-    pub local_rank: ::prost::alloc::vec::Vec<u32>,
-    #[prost(uint32, repeated, tag = "8")]
-    pub node_rank: ::prost::alloc::vec::Vec<u32>,
-    #[prost(string, repeated, tag = "9")]
-    pub addresses: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
-    /// 0: no data plane; otherwise an index into addresses, plus one.
-    #[prost(uint32, repeated, tag = "10")]
-    pub address: ::prost::alloc::vec::Vec<u32>,
-    #[prost(uint32, repeated, tag = "11")]
-    pub port: ::prost::alloc::vec::Vec<u32>,
-    #[prost(uint32, repeated, tag = "12")]
-    pub cpus: ::prost::alloc::vec::Vec<u32>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SetRequest {
@@ -334,7 +236,7 @@ pub mod control_client {
         /// Waits until every rank has joined, and gives all of them the same roster.
         pub async fn join(
             &mut self,
-            request: impl tonic::IntoRequest<super::JoinRequest>,
+            request: impl tonic::IntoRequest<crate::control::JoinRequest>,
         ) -> std::result::Result<tonic::Response<super::JoinReply>, tonic::Status> {
             self.inner
                 .ready()
@@ -504,7 +406,7 @@ pub mod control_server {
         /// Waits until every rank has joined, and gives all of them the same roster.
         async fn join(
             &self,
-            request: tonic::Request<super::JoinRequest>,
+            request: tonic::Request<crate::control::JoinRequest>,
         ) -> std::result::Result<tonic::Response<super::JoinReply>, tonic::Status>;
         /// Stores a value, replacing an older one.
         async fn set(
@@ -616,7 +518,9 @@ pub mod control_server {
                 "/ryzanstein.control.v1.Control/Join" => {
                     #[allow(non_camel_case_types)]
                     struct JoinSvc<T: Control>(pub Arc<T>);
-                    impl<T: Control> tonic::server::UnaryService<super::JoinRequest>
+                    impl<
+                        T: Control,
+                    > tonic::server::UnaryService<crate::control::JoinRequest>
                     for JoinSvc<T> {
                         type Response = super::JoinReply;
                         type Future = BoxFuture<
@@ -625,7 +529,7 @@ pub mod control_server {
                         >;
                         fn call(
                             &mut self,
-                            request: tonic::Request<super::JoinRequest>,
+                            request: tonic::Request<crate::control::JoinRequest>,
                         ) -> Self::Future {
                             let inner = Arc::clone(&self.0);
                             let fut = async move {

@@ -1,9 +1,12 @@
-//! The control protocol's messages, as generated from `proto/control.proto`.
+//! The control protocol's messages, generated from `proto/control.proto` and `proto/join.proto`.
 
 // Fields are documented in the .proto; lints are for code people write.
 #![allow(missing_docs, unreachable_pub, clippy::pedantic, clippy::all)]
 
 #[rustfmt::skip]
 mod generated;
+#[rustfmt::skip]
+mod join;
 
 pub use generated::*;
+pub use join::*;
