@@ -230,9 +230,9 @@ fn write(gradient: &mut [f32], rank: usize, parameter: usize, step: usize) {
 
 /// How gradients are reduced.
 enum Way {
-    /// Each in an allocation of its own and by itself, behind the whole backward pass.
+    /// One all-reduce per parameter, after the backward pass.
     OneByOne(Vec<Vec<f32>>),
-    /// In buckets of at most so many bytes, each as soon as it is complete.
+    /// Buckets of at most this many bytes. Each starts when its gradients are ready.
     InBuckets(usize, BucketedReducer),
 }
 
