@@ -63,7 +63,7 @@ choice! {
 
 choice! {
     /// The algorithm of an all-reduce over TCP.
-    AlgorithmChoice, "one of auto, ring, recursive_doubling, halving_doubling, direct", "auto" {
+    AlgorithmChoice, "one of auto, ring, recursive_doubling, halving_doubling, direct, hierarchical", "auto" {
         /// The cheapest for each message, by the cost model.
         Auto = "auto",
         /// Reduce-scatter, then all-gather, around the ring.
@@ -74,6 +74,8 @@ choice! {
         HalvingDoubling = "halving_doubling",
         /// Every rank sends to every other.
         Direct = "direct",
+        /// Within each host, between the hosts, within each host again. Where the ranks are on several hosts.
+        Hierarchical = "hierarchical",
     }
 }
 

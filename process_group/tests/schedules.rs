@@ -3,11 +3,11 @@
 use std::collections::{HashMap, VecDeque};
 
 use proptest::prelude::*;
-use ryzanstein_process_group::schedule::Algorithm;
 use ryzanstein_process_group::schedule::build::{CollectiveSpec, build};
 use ryzanstein_process_group::schedule::cost::traffic;
 use ryzanstein_process_group::schedule::hazards::hazards;
 use ryzanstein_process_group::schedule::program::{Node, Program, Region, Source, Space};
+use ryzanstein_process_group::schedule::{Algorithm, Hosts};
 use ryzanstein_process_group::{Operation, Rank, ReduceOp};
 
 /// An element is the list of (rank, index) contributions in it, in the order of the reduction: a wrong or doubled one shows.
@@ -33,9 +33,10 @@ impl Machine {
     }
 }
 
-fn machines(spec: CollectiveSpec, n: usize) -> Vec<Machine> {
+fn machines(spec: CollectiveSpec, hosts: &Hosts) -> Vec<Machine> {
+    let n = hosts.world_size();
     let machine = |rank| {
-        let program = build(spec, rank, n);
+        let program = build(spec, rank, hosts);
         let done = vec![0; program.nodes.len()];
         Machine { program, done, memory: initial(spec, rank, n), in_place: spec.in_place }
     };
@@ -44,8 +45,12 @@ fn machines(spec: CollectiveSpec, n: usize) -> Vec<Machine> {
 
 /// Runs all ranks where receivers read elements from the senders' memory, in an order that `choose` decides. A message is
 /// there once all of it is final, and a send is done once all of it has been read.
-fn run_zero_copy(spec: CollectiveSpec, n: usize, mut choose: impl FnMut(usize) -> usize) -> Vec<Machine> {
-    let mut ranks = machines(spec, n);
+fn run_zero_copy(
+    spec: CollectiveSpec,
+    hosts: &Hosts,
+    mut choose: impl FnMut(usize) -> usize,
+) -> Vec<Machine> {
+    let mut ranks = machines(spec, hosts);
     let limits: Vec<_> = ranks.iter().map(|m| hazards(&m.program)).collect();
     let length = |m: &Machine, index: usize| m.program.nodes[index].region().len();
     let sources = |node: &Node| -> Vec<usize> {
@@ -112,7 +117,7 @@ fn run_zero_copy(spec: CollectiveSpec, n: usize, mut choose: impl FnMut(usize) -
             }
         }
     }
-    finished(spec, n, &ranks);
+    finished(spec, hosts.world_size(), &ranks);
     ranks
 }
 
@@ -127,11 +132,12 @@ fn finished(spec: CollectiveSpec, n: usize, ranks: &[Machine]) {
 /// Runs all ranks, one element of one node at a time, in an order that `choose` decides, with bounded queues.
 fn run(
     spec: CollectiveSpec,
-    n: usize,
+    hosts: &Hosts,
     capacity: usize,
     mut choose: impl FnMut(usize) -> usize,
 ) -> Vec<Machine> {
-    let mut ranks = machines(spec, n);
+    let n = hosts.world_size();
+    let mut ranks = machines(spec, hosts);
     let limits: Vec<_> = ranks.iter().map(|m| hazards(&m.program)).collect();
     let mut wires: HashMap<(usize, usize), VecDeque<Value>> = HashMap::new();
     loop {
@@ -176,7 +182,7 @@ fn run(
         let (rank, index) = able[choose(able.len())];
         step(&mut ranks[rank], rank, index, &mut wires);
     }
-    finished(spec, n, &ranks);
+    finished(spec, hosts.world_size(), &ranks);
     assert!(wires.values().all(VecDeque::is_empty), "messages that nobody reads");
     ranks
 }
@@ -253,10 +259,11 @@ fn expected(spec: CollectiveSpec, rank: usize, n: usize, i: usize) -> Option<Val
     }
 }
 
-fn check(spec: CollectiveSpec, n: usize, ranks: &[Machine]) {
+fn check(spec: CollectiveSpec, hosts: &Hosts, ranks: &[Machine]) {
+    let n = hosts.world_size();
     let mut orders: HashMap<usize, Value> = HashMap::new();
     for (rank, machine) in ranks.iter().enumerate() {
-        let sent = traffic(spec, rank, n);
+        let sent = traffic(spec, rank, hosts);
         assert_eq!(machine.program.elements_sent(), sent.elements, "elements of rank {rank}, {spec:?}, {n}");
         assert_eq!(machine.program.messages_sent(), sent.messages, "messages of rank {rank}, {spec:?}, {n}");
         for i in 0..n * spec.count {
@@ -305,21 +312,38 @@ fn operations(root: Rank) -> Vec<Operation> {
 #[test]
 fn every_schedule_is_right_for_every_small_world_and_length() {
     for n in 2..=9 {
+        let hosts = &Hosts::one(n);
         for count in [0, 1, 2, 5, 11] {
             for operation in operations(Rank(n as u32 / 2)) {
                 for algorithm in Algorithm::ALL.into_iter().filter(|a| a.suits(operation)) {
                     for in_place in [true, false] {
                         let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy: false };
-                        check(spec, n, &run(spec, n, 3, |able| able - 1));
+                        check(spec, hosts, &run(spec, hosts, 3, |able| able - 1));
                         if Algorithm::zero_copy(operation) == Some(algorithm) {
                             let spec = CollectiveSpec { zero_copy: true, ..spec };
-                            check(spec, n, &run_zero_copy(spec, n, |able| able - 1));
+                            check(spec, hosts, &run_zero_copy(spec, hosts, |able| able - 1));
                         }
                     }
                 }
             }
         }
     }
+}
+
+/// Where parts are too long to be exchanged whole.
+#[test]
+fn three_hosts_reduce_long_vectors_in_pieces() {
+    let hosts = &Hosts::of([0, 1, 2, 0, 1, 0]);
+    let operation = Operation::AllReduce(ReduceOp::Sum);
+    let spec = CollectiveSpec {
+        operation,
+        algorithm: Algorithm::Hierarchical,
+        count: 1030,
+        in_place: false,
+        zero_copy: false,
+    };
+    check(spec, hosts, &run(spec, hosts, 3, |able| able - 1));
+    assert_eq!(traffic(spec, 2, hosts).messages, 4, "two of the pieces, and two of its own");
 }
 
 fn at_random(seed: u64) -> impl FnMut(usize) -> usize {
@@ -337,14 +361,15 @@ proptest! {
 
     #[test]
     fn schedules_are_right_whatever_overlaps_and_however_little_fits_a_wire(
-        n in 2..=16usize, count in 0..40usize, which in 0..9usize, root in 0..16u32, algorithm in 0..4usize,
-        in_place: bool, capacity in 1..5usize, seed: u64,
+        on in proptest::collection::vec(0..4u8, 2..=16), count in 0..40usize, which in 0..9usize, root in 0..16u32,
+        algorithm in 0..5usize, in_place: bool, capacity in 1..5usize, seed: u64,
     ) {
+        let (n, hosts) = (on.len(), Hosts::of(on));
         let operation = operations(Rank(root % n as u32))[which];
         let algorithm = Algorithm::ALL[algorithm];
         prop_assume!(algorithm.suits(operation));
         let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy: false };
-        check(spec, n, &run(spec, n, capacity, at_random(seed)));
+        check(spec, &hosts, &run(spec, &hosts, capacity, at_random(seed)));
     }
 
     #[test]
@@ -354,20 +379,23 @@ proptest! {
         let operation = operations(Rank(root % n as u32))[which];
         let algorithm = Algorithm::zero_copy(operation).unwrap();
         let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy: true };
-        check(spec, n, &run_zero_copy(spec, n, at_random(seed)));
+        let hosts = Hosts::one(n);
+        check(spec, &hosts, &run_zero_copy(spec, &hosts, at_random(seed)));
     }
 
     #[test]
     fn long_vectors_send_what_the_cost_model_says(
-        n in 2..=16usize, count in 1000..100_000usize, which in 0..9usize, root in 0..16u32, algorithm in 0..4usize,
+        on in proptest::collection::vec(0..4u8, 2..=16), count in 1000..100_000usize, which in 0..9usize, root in 0..16u32,
+        algorithm in 0..5usize,
     ) {
+        let (n, hosts) = (on.len(), &Hosts::of(on));
         let operation = operations(Rank(root % n as u32))[which];
         let algorithm = Algorithm::ALL[algorithm];
         prop_assume!(algorithm.suits(operation));
         let spec = CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy: false };
         for rank in 0..n {
-            let program = build(spec, rank, n);
-            let sent = traffic(spec, rank, n);
+            let program = build(spec, rank, hosts);
+            let sent = traffic(spec, rank, hosts);
             prop_assert_eq!((program.messages_sent(), program.elements_sent()), (sent.messages, sent.elements));
         }
     }

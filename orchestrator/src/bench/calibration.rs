@@ -3,9 +3,9 @@
 use std::time::Instant;
 
 use ryzanstein_process_group::paths::Path;
-use ryzanstein_process_group::schedule::Algorithm;
 use ryzanstein_process_group::schedule::build::CollectiveSpec;
 use ryzanstein_process_group::schedule::cost::{rounds, traffic};
+use ryzanstein_process_group::schedule::{Algorithm, Hosts};
 use ryzanstein_process_group::{DType, Error, Memory, Operation, ProcessGroup, Rank, ReduceOp};
 
 use super::copy_gbs;
@@ -122,6 +122,8 @@ fn costs(path: Path, operation: Operation, dtype: DType, Shape { ranks, count }:
     let of_schedule = |algorithm, zero_copy| vec![schedule_cost(spec(algorithm, zero_copy), ranks, dtype)];
     match path {
         Path::Local | Path::Loopback => Vec::new(),
+        // It has two kinds of links, and the probe measures one.
+        Path::Tcp(Algorithm::Hierarchical) => Vec::new(),
         Path::Tcp(algorithm) => of_schedule(algorithm, false),
         Path::CrossMemory => Algorithm::zero_copy(operation).map_or_else(Vec::new, |a| of_schedule(a, true)),
         Path::Nccl => {
@@ -140,8 +142,9 @@ fn schedule_cost(spec: CollectiveSpec, ranks: usize, dtype: DType) -> Cost {
         other => other,
     };
     let mirrored = CollectiveSpec { operation, ..spec };
-    let elements = (0..ranks).map(|rank| traffic(mirrored, rank, ranks).elements).max().unwrap_or(0);
-    Cost { steps: rounds(spec, ranks), bytes: (elements * dtype.size()) as f64, reduced: 0.0 }
+    let hosts = Hosts::one(ranks);
+    let elements = (0..ranks).map(|rank| traffic(mirrored, rank, &hosts).elements).max().unwrap_or(0);
+    Cost { steps: rounds(spec, &hosts), bytes: (elements * dtype.size()) as f64, reduced: 0.0 }
 }
 
 /// Of calls of so many bytes of the whole array; empty for operations that NCCL does not have.

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
-use ryzanstein_process_group::schedule::Algorithm;
 use ryzanstein_process_group::schedule::build::CollectiveSpec;
 use ryzanstein_process_group::schedule::cost::{rounds, traffic};
+use ryzanstein_process_group::schedule::{Algorithm, Hosts};
 use ryzanstein_process_group::{Operation, ReduceOp, units};
 
 use super::*;
@@ -65,11 +65,12 @@ proptest! {
     #[test]
     fn steps_and_bytes_are_those_of_the_schedules(ranks in 2usize..33, chunk in 1usize..50) {
         let count = chunk * ranks * ranks.next_power_of_two();
+        let hosts = Hosts::one(ranks);
         let of_schedule = |algorithm, count, zero_copy| {
             let operation = Operation::AllReduce(ReduceOp::Sum);
             let spec = CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy };
-            let most = (0..ranks).map(|rank| traffic(spec, rank, ranks).elements).max().unwrap();
-            (rounds(spec, ranks), most as f64)
+            let most = (0..ranks).map(|rank| traffic(spec, rank, &hosts).elements).max().unwrap();
+            (rounds(spec, &hosts), most as f64)
         };
         let of_model = |algorithm: AllReduce, count: usize| {
             let cost = algorithm.cost(ranks, count as f64);

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use super::{Condition, Otherwise, Path, PathTable, Rule};
 use crate::roster::Member;
-use crate::schedule::Algorithm;
 use crate::schedule::cost::LinkModel;
+use crate::schedule::{Algorithm, Hosts};
 
 /// From this many bytes of each rank's chunk on, payloads are read from their senders' memory where that can be done. Below,
 /// the headers and acknowledgements cost more than the copy that is saved. Measured on two cores with 2 and 4 ranks.
@@ -15,6 +15,9 @@ pub const CROSS_MEMORY_FROM: usize = 128 << 10;
 /// and 100 MB: `direct` takes 1.1 times as long, `halving_doubling` between 1.0 and 1.7 times.
 pub const RING_FROM: usize = 32 << 20;
 
+/// From this many bytes on, an all-reduce over hosts that have several ranks goes on two levels.
+pub const HIERARCHICAL_FROM: usize = 32 << 10;
+
 /// Time from a send until the receiver runs, in seconds. Measured, as the next two, between processes of one host.
 const LATENCY: f64 = 12e-6;
 /// Processor time of one message on both ends, in seconds.
@@ -23,12 +26,10 @@ const MESSAGE: f64 = 5e-6;
 const BYTE: f64 = 0.45e-9;
 
 /// What a choice may depend on: the same on every rank, since it comes from the roster alone.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Topology {
-    /// Ranks of the group.
-    pub world_size: usize,
-    /// Hosts that they are on.
-    pub hosts: usize,
+    /// The ranks by host.
+    pub hosts: Hosts,
     /// How many ranks can move data at the same time: on each host the smaller of ranks and processors.
     pub parallel: usize,
 }
@@ -43,13 +44,15 @@ impl Topology {
             *cpus = (*cpus).max(member.cpus as usize);
         }
         let parallel = hosts.values().map(|(ranks, cpus)| (*ranks).min((*cpus).max(1))).sum();
-        Self { world_size: members.len(), hosts: hosts.len(), parallel }
+        Self { hosts: Hosts::of(members.iter().map(|member| &member.host)), parallel }
     }
 }
 
 /// The table of a group on host memory. `cross_memory`: whether every rank can read every other's memory. `demand`: the
 /// algorithm of `process_group.tcp.algorithm`.
-pub fn table(topology: Topology, cross_memory: bool, demand: Option<Algorithm>) -> PathTable {
+pub fn table(topology: &Topology, cross_memory: bool, demand: Option<Algorithm>) -> PathTable {
+    let hosts = &topology.hosts;
+    let hierarchical = Path::Tcp(Algorithm::Hierarchical);
     let mut paths: Vec<Path> = Algorithm::ALL.into_iter().map(Path::Tcp).collect();
     let mut rules = vec![
         Rule {
@@ -63,6 +66,18 @@ pub fn table(topology: Topology, cross_memory: bool, demand: Option<Algorithm>) 
             because: "each rank fills one link at a time, so that the least is in flight and falls out of the cache",
         },
     ];
+    if hosts.are_two_levels() {
+        rules.insert(
+            1,
+            Rule {
+                path: hierarchical,
+                when: vec![Condition::AllReduce, Condition::BytesFrom(HIERARCHICAL_FROM)],
+                because: "the least crosses between the hosts",
+            },
+        );
+    } else {
+        paths.retain(|path| *path != hierarchical);
+    }
     if cross_memory {
         paths.push(Path::CrossMemory);
         rules.insert(
@@ -75,12 +90,17 @@ pub fn table(topology: Topology, cross_memory: bool, demand: Option<Algorithm>) 
         );
     }
     let model = LinkModel { latency: LATENCY, message: MESSAGE, byte: BYTE, parallel: topology.parallel };
-    let table =
-        PathTable::new(topology.world_size, paths, rules, Otherwise::Cheapest(model)).demanding(demand);
+    let mut table =
+        PathTable::new(hosts.world_size(), paths, rules, Otherwise::Cheapest(model)).demanding(demand);
+    if !hosts.are_two_levels() {
+        let why =
+            if hosts.count() == 1 { "the ranks are on one host" } else { "each rank has a host of its own" };
+        table = table.without(hierarchical, why);
+    }
     if cross_memory {
         return table;
     }
-    let why = if topology.hosts > 1 {
+    let why = if hosts.count() > 1 {
         "the ranks are on several hosts"
     } else {
         "not every rank may read every other's memory: the system forbids it, or process_group.tcp.cross_memory is false"

@@ -22,9 +22,9 @@ use serde::{Deserialize, Serialize};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::operation::Operation;
-use crate::schedule::Algorithm;
 use crate::schedule::build::CollectiveSpec;
 use crate::schedule::cost::{LinkModel, estimate};
+use crate::schedule::{Algorithm, Hosts};
 pub use rule::{Condition, Rule};
 
 /// The way a call goes.
@@ -51,6 +51,11 @@ impl Path {
             Self::Local => !operation.is_point_to_point(),
             Self::Loopback | Self::Nccl => true,
         }
+    }
+
+    /// Whether the cost model can tell the path's time: it knows one kind of link, and two levels have two.
+    const fn is_costed(self) -> bool {
+        matches!(self, Self::Tcp(algorithm) if !matches!(algorithm, Algorithm::Hierarchical))
     }
 }
 
@@ -229,9 +234,7 @@ impl PathTable {
             let rules = self.rules.iter().filter(|rule| rule.path == path).map(Rule::to_string);
             let otherwise = match self.otherwise {
                 Otherwise::Always { path: always, because } if always == path => Some(because.to_owned()),
-                Otherwise::Cheapest(_) if matches!(path, Path::Tcp(_)) => {
-                    Some("where it costs least".to_owned())
-                }
+                Otherwise::Cheapest(_) if path.is_costed() => Some("where it costs least".to_owned()),
                 _ => None,
             };
             rules.chain(otherwise).collect::<Vec<_>>().join("; ")
@@ -288,7 +291,9 @@ impl PathTable {
             Otherwise::Always { path, because } => (path, Because::Always(because)),
             Otherwise::Cheapest(model) => {
                 let tcp = self.paths.iter().filter_map(|path| match path {
-                    Path::Tcp(algorithm) if algorithm.suits(query.operation) => Some(*algorithm),
+                    Path::Tcp(algorithm) if path.is_costed() && algorithm.suits(query.operation) => {
+                        Some(*algorithm)
+                    }
                     _ => None,
                 });
                 let cheapest = tcp.min_by_key(|algorithm| cost(*algorithm, query, &model));
@@ -333,7 +338,7 @@ impl PathTable {
         let unmet =
             self.rules[..decided].iter().filter(|rule| rule.path == path).find_map(|r| r.unmet(query));
         match (because, unmet) {
-            (Because::Cheapest, _) if matches!(path, Path::Tcp(_)) => {
+            (Because::Cheapest, _) if path.is_costed() => {
                 format!("the cost model expects {}, which is no less", self.expected(path, query))
             }
             (_, Some(unmet)) => unmet,
@@ -356,5 +361,5 @@ impl PathTable {
 fn cost(algorithm: Algorithm, query: &Query, model: &LinkModel) -> Duration {
     let Query { operation, dtype, count, world_size } = *query;
     let spec = CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy: false };
-    estimate(spec, world_size, dtype.size(), model)
+    estimate(spec, &Hosts::one(world_size), dtype.size(), model)
 }

@@ -1,12 +1,12 @@
-//! From (operation, algorithm, rank, world size, length) to a program.
+//! From (operation, algorithm, rank, hosts, length) to a program.
 //!
-//! | operation | ring | recursive_doubling | halving_doubling | direct |
-//! |---|---|---|---|---|
-//! | all-reduce | reduce-scatter and all-gather round the ring | whole vectors at doubling distance | halving, then doubling | small: everybody to everybody; large: reduce-scatter and all-gather, each in one step |
-//! | broadcast | a chain, pipelined | binomial tree | scatter, then all-gather | root to everybody |
-//! | reduce | a chain, pipelined | binomial tree | reduce-scatter, then gather | everybody to root |
-//! | all-gather, reduce-scatter | round the ring | – | – | everybody to everybody |
-//! | gather, scatter, all-to-all | – | – | – | in one step |
+//! | operation | ring | recursive_doubling | halving_doubling | direct | hierarchical |
+//! |---|---|---|---|---|---|
+//! | all-reduce | reduce-scatter and all-gather round the ring | whole vectors at doubling distance | halving, then doubling | small: everybody to everybody; large: reduce-scatter and all-gather, each in one step | reduce-scatter within hosts, all-reduce between them, all-gather within |
+//! | broadcast | a chain, pipelined | binomial tree | scatter, then all-gather | root to everybody | – |
+//! | reduce | a chain, pipelined | binomial tree | reduce-scatter, then gather | everybody to root | – |
+//! | all-gather, reduce-scatter | round the ring | – | – | everybody to everybody | – |
+//! | gather, scatter, all-to-all | – | – | – | in one step | – |
 //!
 //! Broadcast, reduce, gather and scatter end with messages by which all ranks agree on the call.
 //!
@@ -16,11 +16,15 @@
 
 mod all_reduce;
 mod chunks;
+mod hierarchical;
 mod rooted;
 
 use std::ops::Range;
 
-use super::Algorithm::{self, Direct, HalvingDoubling, RecursiveDoubling, Ring};
+pub(super) use hierarchical::exchanges_whole;
+
+use super::Algorithm::{self, Direct, HalvingDoubling, Hierarchical, RecursiveDoubling, Ring};
+use super::Hosts;
 use super::program::{Node, Program, Region, Source, Space};
 use crate::operation::Operation;
 
@@ -57,18 +61,19 @@ pub fn chunk_range(count: usize, chunks: usize, index: usize) -> Range<usize> {
     start..start + base + usize::from(index < extra)
 }
 
-/// The program of `rank` among `n ≥ 2` ranks.
+/// The program of `rank` in a group of at least two ranks.
 ///
 /// # Panics
 /// When the operation has no such algorithm; [`Algorithm::suits`] and [`Algorithm::zero_copy`] say.
-pub fn build(spec: CollectiveSpec, rank: usize, n: usize) -> Program {
-    let mut b = Builder { spec, rank, n, program: Program::default() };
+pub fn build(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Program {
+    let mut b = Builder { spec, rank, n: hosts.world_size(), program: Program::default() };
     match (spec.operation, spec.algorithm) {
         (Operation::AllReduce(_), Ring) => b.all_reduce_ring(),
         (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => b.all_reduce_doubling(),
         (Operation::AllReduce(_), HalvingDoubling) => b.all_reduce_halving(),
         (Operation::AllReduce(_), Direct) if spec.is_one_shot() => b.all_reduce_one_shot(),
         (Operation::AllReduce(_), Direct) => b.all_reduce_two_shot(),
+        (Operation::AllReduce(_), Hierarchical) => b.all_reduce_hierarchical(hosts),
         (Operation::Broadcast { root }, algorithm) => b.broadcast(root.index(), algorithm),
         (Operation::Reduce { root, .. }, algorithm) => b.reduce(root.index(), algorithm),
         (Operation::AllGather, Ring) => b.all_gather_ring(),

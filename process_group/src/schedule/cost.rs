@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use super::Algorithm::{self, Direct, HalvingDoubling, RecursiveDoubling, Ring};
-use super::build::{CollectiveSpec, chunk_range, largest_power_of_two};
+use super::Algorithm::{self, Direct, HalvingDoubling, Hierarchical, RecursiveDoubling, Ring};
+use super::Hosts;
+use super::build::{CollectiveSpec, chunk_range, exchanges_whole, largest_power_of_two};
 use crate::operation::Operation;
 
 /// What one rank sends in one call.
@@ -16,19 +17,19 @@ pub struct Traffic {
     pub elements: usize,
 }
 
-/// What `rank` of `n ≥ 2` sends. The programs of [`build`](super::build) send exactly this.
-pub fn traffic(spec: CollectiveSpec, rank: usize, n: usize) -> Traffic {
-    let Traffic { messages, elements } = payloads(spec, rank, n);
+/// What `rank` of at least two sends. The programs of [`build`](super::build) send exactly this.
+pub fn traffic(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Traffic {
+    let Traffic { messages, elements } = payloads(spec, rank, hosts);
     if spec.operation.root().is_none() {
         return Traffic { messages, elements };
     }
     // By which the ranks agree on the call.
-    let rounds = doubling_rounds(n);
+    let rounds = doubling_rounds(hosts.world_size());
     Traffic { messages: messages + rounds, elements: elements + (1 << rounds) - 1 }
 }
 
-fn payloads(spec: CollectiveSpec, rank: usize, n: usize) -> Traffic {
-    let count = spec.count;
+fn payloads(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Traffic {
+    let (count, n) = (spec.count, hosts.world_size());
     let size = |index: usize| chunk_range(count, n, index % n).len();
     let of = |messages: usize, elements: usize| Traffic { messages, elements };
     match (spec.operation, spec.algorithm) {
@@ -54,6 +55,7 @@ fn payloads(spec: CollectiveSpec, rank: usize, n: usize) -> Traffic {
         },
         (Operation::AllReduce(_), Direct) if spec.is_one_shot() => of(n - 1, (n - 1) * count),
         (Operation::AllReduce(_), Direct) => of(2 * (n - 1), count - size(rank) + (n - 1) * size(rank)),
+        (Operation::AllReduce(_), Hierarchical) => hierarchical(count, rank, hosts),
         (Operation::Broadcast { root }, HalvingDoubling) => {
             let root = root.index();
             let others = n - 1 - usize::from(rank != root);
@@ -83,6 +85,26 @@ fn payloads(spec: CollectiveSpec, rank: usize, n: usize) -> Traffic {
     }
 }
 
+fn hierarchical(count: usize, rank: usize, hosts: &Hosts) -> Traffic {
+    let (chunks, h) = (hosts.counterparts(), hosts.count());
+    let (host, place) = hosts.place(rank);
+    if place >= chunks {
+        return Traffic { messages: chunks, elements: count };
+    }
+    let siblings = hosts.ranks()[host].len() - 1;
+    let chunk = chunk_range(count, chunks, place).len();
+    let (between, exchanged) = if exchanges_whole(h, chunk) {
+        (h - 1, (h - 1) * chunk)
+    } else {
+        let piece = chunk_range(chunk, h, host).len();
+        (2 * (h - 1), chunk - piece + (h - 1) * piece)
+    };
+    Traffic {
+        messages: chunks - 1 + between + siblings,
+        elements: count - chunk + exchanged + siblings * chunk,
+    }
+}
+
 /// `Ok(messages)` of a surplus rank, `Err(messages back to its surplus rank)` of the others.
 fn surplus_messages(rank: usize, n: usize) -> Result<usize, usize> {
     let power = largest_power_of_two(n);
@@ -107,7 +129,8 @@ fn children(place: usize, n: usize, algorithm: Algorithm) -> usize {
 }
 
 /// Messages that must follow one another until the last rank is done.
-pub fn rounds(spec: CollectiveSpec, n: usize) -> usize {
+pub fn rounds(spec: CollectiveSpec, hosts: &Hosts) -> usize {
+    let n = hosts.world_size();
     let doubling = doubling_rounds(n);
     let power = largest_power_of_two(n);
     let surplus = if power == n { 0 } else { 2 };
@@ -116,6 +139,16 @@ pub fn rounds(spec: CollectiveSpec, n: usize) -> usize {
         (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => power.ilog2() as usize + surplus,
         (Operation::AllReduce(_), HalvingDoubling) => 2 * power.ilog2() as usize + surplus,
         (Operation::AllReduce(_), Direct) if spec.is_one_shot() => 1,
+        (Operation::AllReduce(_), Hierarchical) => {
+            let within = if hosts.count() == n { 0 } else { 2 };
+            let chunk = spec.count.div_ceil(hosts.counterparts());
+            let between = match hosts.count() {
+                1 => 0,
+                h if exchanges_whole(h, chunk) => 1,
+                _ => 2,
+            };
+            within + between
+        }
         (Operation::AllReduce(_), Direct)
         | (Operation::Broadcast { .. } | Operation::Reduce { .. }, HalvingDoubling) => 2,
         (_, Ring) => n - 1,
@@ -148,13 +181,14 @@ pub struct LinkModel {
 ///
 /// All ranks' messages and bytes, as far as they cannot go in parallel, plus one latency a round. Pipelining hides
 /// neither: on one host the processors that copy are the bottleneck, not the wires.
-pub fn estimate(spec: CollectiveSpec, n: usize, element_size: usize, model: &LinkModel) -> Duration {
-    let all = (0..n).map(|rank| traffic(spec, rank, n));
+pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model: &LinkModel) -> Duration {
+    let n = hosts.world_size();
+    let all = (0..n).map(|rank| traffic(spec, rank, hosts));
     let (messages, elements, most) =
         all.fold((0, 0, 0), |(m, e, most), t| (m + t.messages, e + t.elements, most.max(t.elements)));
     let parallel = model.parallel.clamp(1, n) as f64;
     // A single busy rank (a root) limits as much as the sum over ranks does.
     let bytes = (elements as f64 / parallel).max(most as f64) * element_size as f64;
-    let seconds = rounds(spec, n) as f64 * model.latency + messages as f64 / parallel * model.message;
+    let seconds = rounds(spec, hosts) as f64 * model.latency + messages as f64 / parallel * model.message;
     Duration::from_secs_f64(seconds + bytes * model.byte)
 }

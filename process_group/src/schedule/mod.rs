@@ -6,6 +6,7 @@
 pub mod build;
 pub mod cost;
 pub mod hazards;
+mod hosts;
 pub mod program;
 
 use std::fmt;
@@ -13,6 +14,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::operation::Operation;
+pub use hosts::Hosts;
 
 /// A way to do a collective with messages between pairs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -27,17 +29,21 @@ pub enum Algorithm {
     HalvingDoubling,
     /// Every rank exchanges with every other at once.
     Direct,
+    /// Reduce-scatter within each host, all-reduce between hosts, all-gather within each host.
+    Hierarchical,
 }
 
 impl Algorithm {
     /// Every algorithm, in wire order.
-    pub const ALL: [Self; 4] = [Self::Ring, Self::RecursiveDoubling, Self::HalvingDoubling, Self::Direct];
+    pub const ALL: [Self; 5] =
+        [Self::Ring, Self::RecursiveDoubling, Self::HalvingDoubling, Self::Direct, Self::Hierarchical];
 
     /// Whether the operation can be done this way. Every operation can be done directly, but for the barrier, whose
     /// one way is recursive doubling.
     pub const fn suits(self, operation: Operation) -> bool {
         match operation {
-            Operation::AllReduce(_) | Operation::Broadcast { .. } | Operation::Reduce { .. } => true,
+            Operation::AllReduce(_) => true,
+            Operation::Broadcast { .. } | Operation::Reduce { .. } => !matches!(self, Self::Hierarchical),
             Operation::AllGather | Operation::ReduceScatter(_) => matches!(self, Self::Ring | Self::Direct),
             Operation::Barrier => matches!(self, Self::RecursiveDoubling),
             _ => matches!(self, Self::Direct),
@@ -65,6 +71,7 @@ impl Algorithm {
             Self::RecursiveDoubling => "recursive_doubling",
             Self::HalvingDoubling => "halving_doubling",
             Self::Direct => "direct",
+            Self::Hierarchical => "hierarchical",
         }
     }
 }

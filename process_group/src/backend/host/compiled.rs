@@ -1,6 +1,7 @@
 //! A program made ready to run: hazards derived, nodes sorted by peer.
 
 use crate::mesh::{Peer, Peers};
+use crate::schedule::Hosts;
 use crate::schedule::build::{CollectiveSpec, build};
 use crate::schedule::hazards::{Hazard, hazards};
 use crate::schedule::program::{Node, Region, Source};
@@ -69,8 +70,9 @@ pub(super) struct Copy {
 }
 
 impl Compiled {
-    pub(super) fn new(spec: CollectiveSpec, rank: usize, n: usize) -> Self {
-        let program = build(spec, rank, n);
+    pub(super) fn new(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Self {
+        let n = hosts.world_size();
+        let program = build(spec, rank, hosts);
         let peer = |other| Peer::new(other, rank).expect("no schedule sends to its own rank");
         let mut compiled = Self {
             spec,

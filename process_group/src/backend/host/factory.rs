@@ -40,6 +40,7 @@ impl BackendFactory for Factory {
                 AlgorithmChoice::RecursiveDoubling => Some(Algorithm::RecursiveDoubling),
                 AlgorithmChoice::HalvingDoubling => Some(Algorithm::HalvingDoubling),
                 AlgorithmChoice::Direct => Some(Algorithm::Direct),
+                AlgorithmChoice::Hierarchical => Some(Algorithm::Hierarchical),
             },
             segment: tcp.segment.get().as_usize(),
             spin: tcp.spin,

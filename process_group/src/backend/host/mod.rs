@@ -105,8 +105,8 @@ impl Host {
             tcp: Tcp,
             cross_memory: None,
             readable: Peers::complete(rank.index(), processes).ok(),
+            paths: table(&topology, false, settings.demand),
             topology,
-            paths: table(topology, false, settings.demand),
             spin: SpinPolicy { limit: settings.spin, yields },
             settings,
             choices: HashMap::new(),
@@ -124,7 +124,7 @@ impl Host {
         if self.programs.len() >= REMEMBERED {
             self.programs.clear();
         }
-        let compiled = Arc::new(Compiled::new(spec, self.rank.index(), self.links.world_size()));
+        let compiled = Arc::new(Compiled::new(spec, self.rank.index(), &self.topology.hosts));
         self.programs.insert(spec, Arc::clone(&compiled));
         compiled
     }
@@ -145,7 +145,7 @@ impl Host {
         // Nobody has a group yet that could tell the others.
         self.submit(call).inspect_err(|error| self.abort(error))?;
         self.cross_memory = self.readable.take().filter(|_| agreed == [1]).map(CrossMemory::new);
-        self.paths = table(self.topology, self.cross_memory.is_some(), self.settings.demand);
+        self.paths = table(&self.topology, self.cross_memory.is_some(), self.settings.demand);
         self.choices.clear();
         Ok(())
     }

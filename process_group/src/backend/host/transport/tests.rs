@@ -19,6 +19,7 @@ use crate::mesh::{Peer, Peers};
 use crate::operation::{CallFingerprint, Operation, ReduceOp};
 use crate::rank::Rank;
 use crate::schedule::Algorithm;
+use crate::schedule::Hosts;
 use crate::schedule::build::CollectiveSpec;
 use crate::sync::lock;
 use crate::testing::{LATE, in_time};
@@ -143,7 +144,7 @@ fn all_reduces(
         in_place: true,
         zero_copy: Queues::ZERO_COPY,
     };
-    let compiled = Compiled::new(spec, rank, n);
+    let compiled = Compiled::new(spec, rank, &Hosts::one(n));
     let mut progress = Progress::new(rank, n);
     let mut history = History::default();
     let mut sums: Vec<u32> = (0..COUNT).map(|i| ((rank + 1) * i) as u32).collect();
