@@ -38,7 +38,7 @@ bench-overlap ranks:
 # The same on two hosts, which are network namespaces, with a cable of RATE, such as 1gbit, between them; needs root.
 bench-overlap-hosts rate:
     cargo build --release
-    scripts/two-hosts target/release {{rate}} target/release/overlap rank 64 64 auto idle 10
+    scripts/two-hosts target/release 1 {{rate}} target/release/overlap rank 64 64 auto idle 10
 
 # Loads of a model's shards compared with plain reads of as many bytes.
 bench-load ranks:

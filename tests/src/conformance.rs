@@ -8,12 +8,13 @@ use std::ops::Range;
 use half::{bf16, f16};
 use ryzanstein_config::{BackendChoice, Config};
 use ryzanstein_process_group::paths::Path;
+use ryzanstein_process_group::schedule::Algorithm;
 use ryzanstein_process_group::{
     Buffer, BufferMut, GroupBuffer, ProcessGroup, ProcessGroupManager, Rank, ReduceOp,
 };
 
 use crate::pattern::Pattern;
-use crate::{Small, config, with_ranks};
+use crate::{Small, config, on_hosts, with_ranks};
 
 /// Lengths of vectors and of chunks, on every path.
 const SHORT: [usize; 4] = [0, 1, 7, 1023];
@@ -342,6 +343,21 @@ pub fn conform(backend: BackendChoice, world_size: usize) {
 pub fn conform_with(config: &Config, world_size: usize) {
     with_ranks(config, world_size, |mut manager: ProcessGroupManager| {
         run(manager.world());
+        manager.finalize().unwrap();
+    });
+}
+
+/// The suite over TCP on ranks of these hosts.
+///
+/// # Panics
+/// As [`conform`].
+pub fn conform_on(hosts: &[&'static str]) {
+    let mut config = config(BackendChoice::Tcp);
+    config.process_group.tcp.cross_memory = false;
+    on_hosts(&config, hosts, |mut manager| {
+        let group = manager.world();
+        assert!(group.paths().contains(&Path::Tcp(Algorithm::Hierarchical)), "{:?}", group.paths());
+        run(group);
         manager.finalize().unwrap();
     });
 }

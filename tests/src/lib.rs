@@ -6,12 +6,15 @@ pub mod fixtures;
 pub mod gpu;
 pub mod pattern;
 
-use std::time::Duration;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use half::{bf16, f16};
 use ryzanstein_config::{BackendChoice, Config, EncryptionChoice, Timeout};
 use ryzanstein_process_group::device::Surroundings;
-use ryzanstein_process_group::{Element, MemoryRendezvous, ProcessGroup, ProcessGroupManager, Result};
+use ryzanstein_process_group::{
+    Candidate, Element, Membership, MemoryRendezvous, ProcessGroup, ProcessGroupManager, Rendezvous, Result,
+};
 
 /// Settings for tests: the given backend, and deadlines that fail a test instead of hanging it.
 pub fn config(backend: BackendChoice) -> Config {
@@ -67,6 +70,39 @@ pub fn try_ranks<R: Send>(
             .collect();
         ranks.into_iter().map(|r| r.join().unwrap_or_else(|p| std::panic::resume_unwind(p))).collect()
     })
+}
+
+/// Runs `rank_main` on one rank for each of `hosts`, which names the host that the rank believes to be on.
+///
+/// # Panics
+/// When a rank panics or cannot initialise.
+pub fn on_hosts(config: &Config, hosts: &[&'static str], rank_main: impl Fn(ProcessGroupManager) + Sync) {
+    std::thread::scope(|scope| {
+        for (host, rendezvous) in hosts.iter().zip(MemoryRendezvous::new(hosts.len())) {
+            let rank_main = &rank_main;
+            let rendezvous = OnHost { host, rendezvous };
+            scope.spawn(move || {
+                let manager = ProcessGroupManager::initialize(config, &rendezvous);
+                rank_main(manager.expect("every rank initialises"));
+            });
+        }
+    });
+}
+
+/// A rendezvous to which a rank tells another host than that of the test.
+struct OnHost {
+    host: &'static str,
+    rendezvous: MemoryRendezvous,
+}
+
+impl Rendezvous for OnHost {
+    fn local_address(&self) -> Result<IpAddr> {
+        self.rendezvous.local_address()
+    }
+
+    fn join(&self, candidate: Candidate, deadline: Instant) -> Result<Membership> {
+        self.rendezvous.join(Candidate { host: self.host.into(), ..candidate }, deadline)
+    }
 }
 
 /// Runs `rank_main` on every rank of a loopback group, each on a thread, and returns what they return.

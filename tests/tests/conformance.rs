@@ -1,7 +1,7 @@
 //! The suite of every backend, on those that need no GPU.
 
 use ryzanstein_config::BackendChoice;
-use ryzanstein_tests::conformance::{conform, conform_with};
+use ryzanstein_tests::conformance::{conform, conform_on, conform_with};
 use ryzanstein_tests::encrypted;
 
 macro_rules! suite {
@@ -43,6 +43,20 @@ macro_rules! suite {
 }
 suite!(loopback, BackendChoice::Loopback);
 suite!(tcp, BackendChoice::Tcp);
+
+mod tcp_on_hosts {
+    use super::*;
+
+    #[test]
+    fn two_hosts_with_two_ranks_each() {
+        conform_on(&["a", "a", "b", "b"]);
+    }
+
+    #[test]
+    fn three_hosts_of_which_one_has_three_ranks_and_another_one() {
+        conform_on(&["a", "b", "a", "c", "a", "b"]);
+    }
+}
 
 mod tcp_encrypted {
     use super::*;

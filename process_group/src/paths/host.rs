@@ -15,7 +15,8 @@ pub const CROSS_MEMORY_FROM: usize = 128 << 10;
 /// and 100 MB: `direct` takes 1.1 times as long, `halving_doubling` between 1.0 and 1.7 times.
 pub const RING_FROM: usize = 32 << 20;
 
-/// From this many bytes on, an all-reduce over hosts that have several ranks goes on two levels.
+/// From this many bytes on, an all-reduce over hosts that have several ranks is hierarchical. Measured with two ranks on each of
+/// two hosts and a cable of 1 Gbit/s: half the time of every other algorithm from 256 KB on, less from 64 KB, more at 16 KB.
 pub const HIERARCHICAL_FROM: usize = 32 << 10;
 
 /// Time from a send until the receiver runs, in seconds. Measured, as the next two, between processes of one host.
