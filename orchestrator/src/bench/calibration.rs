@@ -121,9 +121,8 @@ fn costs(path: Path, operation: Operation, dtype: DType, Shape { ranks, count }:
         |algorithm, zero_copy| CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy };
     let of_schedule = |algorithm, zero_copy| vec![schedule_cost(spec(algorithm, zero_copy), ranks, dtype)];
     match path {
-        Path::Local | Path::Loopback => Vec::new(),
-        // It has two kinds of links, and the probe measures one.
-        Path::Tcp(Algorithm::Hierarchical) => Vec::new(),
+        // Two levels have two kinds of links, of which the probe measures one.
+        Path::Local | Path::Loopback | Path::Tcp(Algorithm::Hierarchical) => Vec::new(),
         Path::Tcp(algorithm) => of_schedule(algorithm, false),
         Path::CrossMemory => Algorithm::zero_copy(operation).map_or_else(Vec::new, |a| of_schedule(a, true)),
         Path::Nccl => {

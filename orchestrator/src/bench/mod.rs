@@ -401,7 +401,7 @@ mod tests {
         let ring = Some(Path::Tcp(Algorithm::Ring));
         assert_eq!(choose(&["auto"]).unwrap(), [None]);
         assert_eq!(choose(&["ring", "tcp/ring", "auto"]).unwrap(), [ring, None]);
-        assert_eq!(choose(&["all"]).unwrap().len(), 5);
+        assert_eq!(choose(&["all"]).unwrap().len(), there.len() + 1);
         let error = choose(&["rign"]).unwrap_err().to_string();
         assert!(error.contains("--path rign") && error.contains("tcp/ring"), "{error}");
     }
