@@ -7,13 +7,28 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use ryzanstein_config::{AlgorithmChoice, BackendChoice, ByteSize};
+use ryzanstein_orchestrator::doctor::measure_links;
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::schedule::Algorithm;
 use ryzanstein_process_group::{BackendKind, BufferMut, DType, Error, Operation, Rank, ReduceOp};
-use ryzanstein_tests::{SOON, config, encrypted, same_bits, with_ranks};
+use ryzanstein_tests::{SOON, config, encrypted, on_hosts, same_bits, with_ranks};
 use serde::{Deserialize, Serialize};
 
 const BOTH: [BackendChoice; 2] = [BackendChoice::Loopback, BackendChoice::Tcp];
+
+/// The doctor measures between the first ranks of three hosts.
+#[test]
+fn every_two_hosts_are_measured_in_both_directions() {
+    on_hosts(&config(BackendChoice::Tcp), &["a", "b", "a", "c"], |mut manager| {
+        let roster = manager.roster().clone();
+        let links = measure_links(manager.world(), &roster).unwrap();
+        let mut ends: Vec<_> = links.iter().map(|link| (link.from.as_str(), link.to.as_str())).collect();
+        ends.sort_unstable();
+        assert_eq!(ends, [("a", "b"), ("a", "c"), ("b", "a"), ("b", "c"), ("c", "a"), ("c", "b")]);
+        assert!(links.iter().all(|link| link.gbs > 0.0 && link.latency_us > 0.0), "{links:?}");
+        manager.finalize().unwrap();
+    });
+}
 
 #[test]
 fn asynchronous_work_runs_in_order_and_gives_its_buffer_back() {

@@ -105,6 +105,13 @@ impl Report {
         Self { status, version: crate::VERSION, host, findings, gpus, pairs }
     }
 
+    /// The same with more findings.
+    #[must_use]
+    pub fn and(mut self, findings: Vec<Finding>) -> Self {
+        self.findings.extend(findings);
+        Self::new(self.host, self.findings, self.gpus, self.pairs)
+    }
+
     /// 0 when healthy, 1 with warnings, 2 when something is broken.
     pub const fn exit_code(&self) -> i32 {
         match self.status {

@@ -6,6 +6,7 @@ mod diagnose;
 mod error;
 mod facts;
 mod finding;
+mod hosts;
 mod probe;
 
 use std::ffi::OsString;
@@ -21,6 +22,7 @@ pub use facts::{
     NumaNode, PciPlace, TemporaryFolder, Trial, TrialOutcome, VisibleGpu,
 };
 pub use finding::{Finding, Report, Status};
+pub use hosts::{HostLink, diagnose_links, links_table, measure_links};
 pub use probe::{read_memory_of, try_all_reduce, visible_gpus};
 
 use crate::rendezvous::Environment;

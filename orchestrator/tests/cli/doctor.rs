@@ -36,6 +36,19 @@ fn the_doctor_examines_this_machine_and_its_exit_code_says_what_came_of_it() {
 }
 
 #[test]
+fn a_job_on_one_host_is_examined_once_and_has_no_links() {
+    let output = Run::new(
+        &["launch", "-n", "2", "--direct", "--", env!("CARGO_BIN_EXE_ryz"), "doctor", "--format", "json"],
+        &[],
+    )
+    .finish();
+    let json = report(&output);
+    assert_eq!(json["hosts"].as_array().map(Vec::len), Some(1), "{json}");
+    assert_eq!(named(&json["hosts"][0], "loopback")["status"], "ok");
+    assert_eq!(json["links"], Value::Array(Vec::new()));
+}
+
+#[test]
 fn strange_variables_of_nccl_are_warned_of_in_the_table() {
     let output = Run::new(&["doctor"], &[("NCCL_TIMEOUT", "600"), ("NCCL_NVLINK_DISABLE", "0")]).finish();
     let table = text(&output.stdout);
