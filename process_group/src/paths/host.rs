@@ -93,10 +93,8 @@ pub fn table(topology: &Topology, cross_memory: bool, demand: Option<Algorithm>)
     let model = LinkModel { latency: LATENCY, message: MESSAGE, byte: BYTE, parallel: topology.parallel };
     let mut table =
         PathTable::new(hosts.world_size(), paths, rules, Otherwise::Cheapest(model)).demanding(demand);
-    if !hosts.are_two_levels() {
-        let why =
-            if hosts.count() == 1 { "the ranks are on one host" } else { "each rank has a host of its own" };
-        table = table.without(hierarchical, why);
+    if hosts.count() > 1 && !hosts.are_two_levels() {
+        table = table.without(hierarchical, "each rank has a host of its own");
     }
     if cross_memory {
         return table;
