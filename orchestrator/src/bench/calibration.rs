@@ -68,7 +68,7 @@ impl Calibration {
     /// Those of the collectives.
     pub fn probe(group: &mut ProcessGroup, graph: bool, link_gbs: Option<f64>) -> Result<Self, Error> {
         if group.world_size() < 2 {
-            return Ok(Self { link_gbs, links: Vec::new() });
+            return Ok(Self::of_link(link_gbs));
         }
         let link_gbs = match link_gbs {
             None if group.memory() == Memory::Host => stream_gbs(group)?,
@@ -76,6 +76,11 @@ impl Calibration {
             said => said,
         };
         Ok(Self { link_gbs, links: fit(group, graph)? })
+    }
+
+    /// What is said of the link, and nothing else.
+    pub fn of_link(link_gbs: Option<f64>) -> Self {
+        Self { link_gbs, links: Vec::new() }
     }
 
     /// How long a call of `count` elements (of a chunk, where there are chunks) should take on this path, in microseconds. None

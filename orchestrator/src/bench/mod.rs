@@ -6,9 +6,14 @@ mod format;
 mod html;
 mod limits;
 mod plot;
+mod recorded;
 mod report;
 mod rows;
+mod run;
+mod side_by_side;
 mod sizes;
+mod start;
+mod vary;
 mod verdict;
 mod why;
 
@@ -19,16 +24,20 @@ use ryzanstein_process_group::targets::target;
 use ryzanstein_process_group::{BackendKind, DType, Error, LocalRank, Memory, ProcessGroup, ReduceOp};
 use serde::Serialize;
 
-use crate::Orchestrator;
-use crate::measure::{Case, Collective, Figures, Summary, measure_group};
+use crate::measure::{Case, Collective, Figures, Summary};
+use crate::{Orchestrator, plural};
 
 pub use calibration::{Calibration, Shape};
 pub use compare::{Change, Comparison, Earlier};
 pub use format::Format;
 pub use limits::{MOST_BYTES, MOST_CALLS};
+pub use recorded::{Recorded, RecordedRow, RowKey, parse_rows};
 pub use report::Report;
 pub use rows::{Columns, RowWriter, csv_head, csv_row, json, table};
+pub use run::{Event, run};
+pub use side_by_side::side_by_side;
 pub use sizes::Sweep;
+pub use vary::{ROUNDS, Start, Variant, Vary};
 pub use verdict::{Verdict, saturation, verdicts};
 pub use why::{Rejected, Why};
 
@@ -58,6 +67,21 @@ pub struct Request {
     pub why: bool,
     /// Compare with the documented targets, which are for GPUs.
     pub judged: bool,
+    /// Into how many groups of equal size the ranks are divided, which call at the same time.
+    pub groups: usize,
+    /// The variant that this is, if several are compared.
+    pub part: Option<Part>,
+}
+
+/// One variant in one round.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// The name of the variant.
+    pub variant: String,
+    /// The round, from 1.
+    pub round: usize,
+    /// What the calls find ready, where that is what varies.
+    pub start: Option<Start>,
 }
 
 /// One row of the result. It serialises to the documented line of JSON.
@@ -100,8 +124,21 @@ pub struct Row {
     pub p25_us: f64,
     /// 75th percentile of the latency.
     pub p75_us: f64,
-    /// Timed calls.
+    /// Timed calls, of all groups.
     pub calls: usize,
+    /// Groups that called at the same time, each of `world_size` ranks.
+    pub groups: usize,
+    /// How far apart the ranks entered a call, in microseconds: the median over the calls. `None` on GPUs, and among several hosts,
+    /// whose clocks differ.
+    pub skew_us: Option<f64>,
+    /// 99th percentile of the same.
+    pub skew_p99_us: Option<f64>,
+    /// The variant, where several are compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub variant: Option<String>,
+    /// The round of the variants, from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub round: Option<usize>,
     /// Why the calls went that way, where that was asked for: the keys `reason` and `rejected`.
     #[serde(flatten)]
     pub why: Option<Why>,
@@ -130,7 +167,7 @@ impl Row {
         judged: bool,
         is_forced: bool,
     ) -> Self {
-        let Figures { bytes, latency, host_us, path, errors } = *figures;
+        let Figures { bytes, latency, host_us, path, errors, skew } = *figures;
         let world_size = group.world_size();
         let (algbw_gbs, busbw_gbs) = case.what.bandwidths(bytes, latency.median_us, world_size);
         let goal = target(case.what.name(), bytes as u64).filter(|_| judged && world_size > 1);
@@ -157,11 +194,31 @@ impl Row {
             p25_us: latency.p25_us,
             p75_us: latency.p75_us,
             calls: latency.calls,
+            groups: 1,
+            skew_us: skew.map(|skew| skew.median_us),
+            skew_p99_us: skew.map(|skew| skew.p99_us),
+            variant: None,
+            round: None,
             why: None,
             what: case.what,
             latency,
             host_us,
             is_forced,
+        }
+    }
+
+    /// What this row is of.
+    pub fn key(&self) -> RowKey {
+        RowKey {
+            op: self.op.clone(),
+            dtype: self.dtype.to_string(),
+            bytes: self.bytes,
+            world_size: self.world_size,
+            backend: self.backend.to_string(),
+            path: self.path.clone(),
+            groups: self.groups,
+            variant: self.variant.clone(),
+            round: self.round,
         }
     }
 
@@ -182,7 +239,8 @@ pub fn label(what: Collective, reduction: ReduceOp, out_of_place: bool) -> Strin
     }
 }
 
-/// Refuses what cannot be measured here, then probes the group. Every rank calls this with the same request, before [`run`].
+/// Refuses what cannot be measured here, then probes the group, unless groups or variants are compared: a probe of them all says
+/// nothing about one of them. Every rank calls this with the same request, before [`run()`].
 ///
 /// # Errors
 /// [`Error::Configuration`] for a path that the backend does not have, a graph on a backend without graphs, or arrays that do not
@@ -194,74 +252,22 @@ pub fn calibrate(
 ) -> Result<Calibration, Error> {
     request.check()?;
     let manager = orchestrator.manager();
+    request.check_groups(manager.roster().world_size())?;
     let ranks_here = manager.roster().local_world_size(manager.rank());
     let group = manager.world();
     check_graph_support(request.graph, group.backend())?;
     if group.memory() == Memory::Host {
         request.check_memory(ranks_here, limits::host_memory())?;
     }
+    if request.part.is_some() {
+        // A variant whose path is not there is left out.
+        return Ok(Calibration::of_link(link_gbs));
+    }
     choose_paths(&request.paths, &group.paths())?;
+    if request.groups > 1 {
+        return Ok(Calibration::of_link(link_gbs));
+    }
     Calibration::probe(group, request.graph, link_gbs)
-}
-
-/// Measures everything in the request, and tells what it expects by the calibration; calls `on_row` for each row as soon as it is measured. Every rank calls this with the
-/// same request.
-///
-/// # Errors
-/// [`Error::Configuration`] for a path that the backend does not have, or values that cannot be checked exactly; and those of the
-/// collectives.
-pub fn run(
-    orchestrator: &mut Orchestrator,
-    request: &Request,
-    calibration: &Calibration,
-    mut on_row: impl FnMut(&Row) -> Result<(), Error>,
-) -> Result<Vec<Row>, Error> {
-    let group = orchestrator.manager().world();
-    let paths = choose_paths(&request.paths, &group.paths())?;
-    let mut rows = Vec::new();
-    for &what in &request.ops {
-        // A barrier has no data, so it has one size.
-        let sizes = if what == Collective::Barrier { &[0][..] } else { &request.sizes };
-        let places: &[bool] = match what.is_out_of_place() {
-            usual if request.out_of_place && what.has_both_places() => &[usual, !usual],
-            true => &[true],
-            false => &[false],
-        };
-        let variants = paths.iter().flat_map(|path| places.iter().map(|place| (*path, *place)));
-        for &bytes in sizes {
-            for (path, out_of_place) in variants.clone() {
-                let usual = case(request, what, bytes, group.memory() == Memory::Host);
-                let case = Case { out_of_place, ..usual };
-                if group.world_size() > 1 {
-                    group.force_path(path)?;
-                }
-                let figures = measure_group(group, request.graph, &case)?;
-                // An operation that does not have the forced path takes another, whose figures do not belong here; but wrong
-                // values are always reported.
-                if path.is_some() && figures.path != path && group.world_size() > 1 && figures.errors == 0 {
-                    continue;
-                }
-                let mut row = Row::new(&case, &figures, group, calibration, request.judged, path.is_some());
-                if request.why {
-                    let operation = what.operation(case.reduction);
-                    let choice = group.explain(operation, case.dtype, case.count(group.world_size()))?;
-                    row.why = Some(choice.into());
-                }
-                on_row(&row)?;
-                rows.push(row);
-            }
-        }
-    }
-    if group.world_size() > 1 {
-        group.force_path(None)?;
-    }
-    if rows.is_empty() {
-        return Err(Error::Configuration(format!(
-            "nothing was measured: none of the operations has --path {}; `--path all` shows the paths of each",
-            request.paths.join(",")
-        )));
-    }
-    Ok(rows)
 }
 
 /// The bandwidth of a copy between the first two GPUs of a group, in 10⁹ bytes per second: the reference for the bus bandwidth of
@@ -290,6 +296,26 @@ fn copy_to_next(device: &Device) -> Result<Option<f64>, DeviceError> {
     peer_copy_gbs(device, &next)
 }
 
+impl Request {
+    /// Refuses groups that the ranks cannot be divided into.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] with the numbers that can.
+    pub fn check_groups(&self, world_size: usize) -> Result<(), Error> {
+        if self.groups == 0 || !world_size.is_multiple_of(self.groups) {
+            let good: Vec<String> =
+                (1..=world_size).filter(|n| world_size.is_multiple_of(*n)).map(|n| n.to_string()).collect();
+            return Err(Error::Configuration(format!(
+                "--groups {}: {} cannot be divided into so many groups of equal size; expected one of {}",
+                self.groups,
+                plural(world_size, "rank"),
+                good.join(", ")
+            )));
+        }
+        Ok(())
+    }
+}
+
 /// Refuses a graph on a backend without graphs.
 ///
 /// # Errors
@@ -302,17 +328,6 @@ pub fn check_graph_support(wanted: bool, backend: BackendKind) -> Result<(), Err
         )));
     }
     Ok(())
-}
-
-fn case(request: &Request, what: Collective, bytes: u64, is_host: bool) -> Case {
-    let iterations = request.iterations.unwrap_or_else(|| sizes::iterations(bytes, is_host));
-    let usual = Case::new(what, usize::try_from(bytes).unwrap_or(usize::MAX), iterations);
-    Case {
-        reduction: request.reduction,
-        dtype: request.dtype,
-        warmup: request.warmup.unwrap_or(usual.warmup),
-        ..usual
-    }
 }
 
 /// The paths that `--path` selects on a group with these paths. `None` is the backend's own choice.
@@ -371,7 +386,7 @@ mod tests {
             max_us: median_us * 2.0,
         };
         let path = Some(Path::Tcp(Algorithm::Ring));
-        let figures = Figures { bytes, latency, host_us: median_us, path, errors };
+        let figures = Figures { bytes, latency, host_us: median_us, path, errors, skew: None };
         let group = ProcessGroup::loopback(4).remove(0);
         Row::new(&Case::new(what, bytes, 10), &figures, &group, &Calibration::default(), true, false)
     }
