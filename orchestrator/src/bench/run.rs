@@ -75,8 +75,10 @@ pub fn run<E: From<Error>>(
             group.force_path(*path)?;
         }
         if let Some(recorded) = &mut recorded {
-            let key = key(group, request, case)?;
-            let is_known = recorded.take(&key);
+            let expected = expected_path(group, case)?;
+            // No row is kept of an operation that does not have the forced path.
+            let may_be_known = path.is_none() || expected == *path || group.world_size() == 1;
+            let is_known = may_be_known && recorded.take(&key(group, request, case, expected));
             if orchestrator.manager().world().broadcast_object(Some(&is_known), Rank(0))? {
                 is_any_known = true;
                 tell(Event::Known)?;
@@ -157,10 +159,9 @@ fn case(request: &Request, what: Collective, bytes: u64, is_host: bool) -> Case 
     }
 }
 
-/// What the row of a case will be of, as far as the first rank of the group knows now.
-fn key(group: &ProcessGroup, request: &Request, case: &Case) -> Result<RowKey, Error> {
-    let path = expected_path(group, case)?;
-    Ok(RowKey {
+/// What the row of a case will be of, if its calls take this path.
+fn key(group: &ProcessGroup, request: &Request, case: &Case, path: Option<Path>) -> RowKey {
+    RowKey {
         op: label(case.what, case.reduction, case.out_of_place),
         dtype: case.dtype.to_string(),
         bytes: case.array_bytes(group.world_size()),
@@ -170,14 +171,15 @@ fn key(group: &ProcessGroup, request: &Request, case: &Case) -> Result<RowKey, E
         groups: request.groups,
         variant: request.part.as_ref().map(|part| part.variant.clone()),
         round: request.part.as_ref().map(|part| part.round),
-    })
+    }
 }
 
-/// The path that the first rank's calls will take; `None` if it will make none.
+/// The path that the first rank's calls will take.
 pub(super) fn expected_path(group: &ProcessGroup, case: &Case) -> Result<Option<Path>, Error> {
     let world_size = group.world_size();
     if case.what == Collective::SendRecv && world_size == 1 {
-        return Ok(None);
+        // A rank alone has one path, and nobody to send to.
+        return Ok(group.paths().first().copied());
     }
     let operation = case.what.operation(case.reduction);
     Ok(Some(group.explain(operation, case.dtype, case.count(world_size))?.path))
