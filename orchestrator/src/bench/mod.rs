@@ -5,6 +5,7 @@ mod compare;
 mod format;
 mod html;
 mod limits;
+mod paths;
 mod plot;
 mod recorded;
 mod report;
@@ -17,15 +18,13 @@ mod vary;
 mod verdict;
 mod why;
 
-use ryzanstein_config::DeviceConfig;
-use ryzanstein_process_group::device::{Device, DeviceError, peer_copy_gbs};
-use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::targets::target;
-use ryzanstein_process_group::{BackendKind, DType, Error, LocalRank, Memory, ProcessGroup, ReduceOp};
+use ryzanstein_process_group::{BackendKind, DType, Error, Memory, ProcessGroup, ReduceOp};
 use serde::Serialize;
 
 use crate::measure::{Case, Collective, Figures, Summary};
 use crate::{Orchestrator, plural};
+use paths::choose_paths;
 
 pub use calibration::{Calibration, Shape};
 pub use compare::{Change, Comparison, Earlier};
@@ -270,32 +269,6 @@ pub fn calibrate(
     Calibration::probe(group, request.graph, link_gbs)
 }
 
-/// The bandwidth of a copy between the first two GPUs of a group, in 10⁹ bytes per second: the reference for the bus bandwidth of
-/// a ring. The same on all ranks; `None` without two GPUs on one host with peer access.
-fn copy_gbs(group: &mut ProcessGroup) -> Result<Option<f64>, Error> {
-    let mut gbs: Option<f64> = None;
-    if group.rank().0 == 0 && group.world_size() > 1 {
-        gbs = group.device().and_then(|device| {
-            copy_to_next(device).unwrap_or_else(|error| {
-                tracing::warn!(%error, "cannot measure the bandwidth of the links");
-                None
-            })
-        });
-    }
-    let all = group.all_gather_object(&gbs)?;
-    Ok(all.into_iter().next().flatten())
-}
-
-fn copy_to_next(device: &Device) -> Result<Option<f64>, DeviceError> {
-    // Only GPUs visible to this process can be copied to; a rank that sees only its own GPU has no other.
-    let next = LocalRank(device.ordinal() + 1);
-    if device.libraries().device_count()? <= next.0 {
-        return Ok(None);
-    }
-    let next = Device::open(device.libraries(), next, &DeviceConfig::default())?;
-    peer_copy_gbs(device, &next)
-}
-
 impl Request {
     /// Refuses groups that the ranks cannot be divided into.
     ///
@@ -330,43 +303,10 @@ pub fn check_graph_support(wanted: bool, backend: BackendKind) -> Result<(), Err
     Ok(())
 }
 
-/// The paths that `--path` selects on a group with these paths. `None` is the backend's own choice.
-fn choose_paths(names: &[String], there: &[Path]) -> Result<Vec<Option<Path>>, Error> {
-    let mut chosen: Vec<Option<Path>> = Vec::new();
-    for name in names {
-        match name.as_str() {
-            "auto" => chosen.push(None),
-            "all" => {
-                chosen.push(None);
-                chosen.extend(there.iter().copied().map(Some));
-            }
-            name => {
-                // `ring` is short for `tcp/ring`.
-                let is_it = |full: &str| full == name || full.rsplit('/').next() == Some(name);
-                let path = there.iter().find(|path| is_it(&path.to_string()));
-                chosen.push(Some(*path.ok_or_else(|| {
-                    let names: Vec<String> = there.iter().map(ToString::to_string).collect();
-                    Error::Configuration(format!(
-                        "--path {name}: there is no such path here; expected auto, all, or some of {}, separated by commas",
-                        names.join(", ")
-                    ))
-                })?));
-            }
-        }
-    }
-    let mut kept = Vec::new();
-    chosen.retain(|path| {
-        !kept.contains(path) && {
-            kept.push(*path);
-            true
-        }
-    });
-    Ok(chosen)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ryzanstein_process_group::paths::Path;
     use ryzanstein_process_group::schedule::Algorithm;
 
     /// A row of four ranks.
@@ -406,19 +346,6 @@ mod tests {
     fn a_call_with_wrong_values_meets_no_target_however_quick_it_is() {
         let quick = |errors| wrong_row(Collective::AllReduce, 100_000, 1.0, errors).meets_target;
         assert_eq!((quick(0), quick(1)), (Some(true), Some(false)));
-    }
-
-    #[test]
-    fn paths_are_named_in_full_or_by_their_last_word() {
-        let there: Vec<Path> = Algorithm::ALL.into_iter().map(Path::Tcp).collect();
-        let choose =
-            |names: &[&str]| choose_paths(&names.iter().map(ToString::to_string).collect::<Vec<_>>(), &there);
-        let ring = Some(Path::Tcp(Algorithm::Ring));
-        assert_eq!(choose(&["auto"]).unwrap(), [None]);
-        assert_eq!(choose(&["ring", "tcp/ring", "auto"]).unwrap(), [ring, None]);
-        assert_eq!(choose(&["all"]).unwrap().len(), 5);
-        let error = choose(&["rign"]).unwrap_err().to_string();
-        assert!(error.contains("--path rign") && error.contains("tcp/ring"), "{error}");
     }
 
     #[test]

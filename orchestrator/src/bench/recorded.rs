@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn a_row_with_wrong_values_is_measured_again() {
         let wrong = wrong_row(Collective::AllReduce, 1000, 5.0, 1);
-        assert!(!Recorded::new(parsed(&[wrong.clone()])).take(&wrong.key()));
+        assert!(!Recorded::new(parsed(std::slice::from_ref(&wrong))).take(&wrong.key()));
     }
 
     #[test]

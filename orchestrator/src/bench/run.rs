@@ -3,8 +3,9 @@
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::{Error, Memory, ProcessGroup, ProcessGroupManager, Rank};
 
+use super::paths::choose_paths;
 use super::recorded::{Recorded, RowKey};
-use super::{Calibration, Request, Row, Start, choose_paths, label, sizes, start};
+use super::{Calibration, Request, Row, Start, label, sizes, start};
 use crate::Orchestrator;
 use crate::measure::{Case, Collective, Samples, sample_group};
 
