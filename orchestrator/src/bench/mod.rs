@@ -33,7 +33,7 @@ pub use limits::{MOST_BYTES, MOST_CALLS};
 pub use recorded::{Recorded, RecordedRow, RowKey, parse_rows};
 pub use report::Report;
 pub use rows::{Columns, RowWriter, csv_head, csv_row, json, table};
-pub use run::{Event, run};
+pub use run::{Event, measures_skew, run};
 pub use side_by_side::side_by_side;
 pub use sizes::Sweep;
 pub use vary::{ROUNDS, Start, Variant, Vary};
@@ -166,7 +166,7 @@ impl Row {
         judged: bool,
         is_forced: bool,
     ) -> Self {
-        let Figures { bytes, latency, host_us, path, errors, skew } = *figures;
+        let Figures { bytes, latency, host_us, path, errors, .. } = *figures;
         let world_size = group.world_size();
         let (algbw_gbs, busbw_gbs) = case.what.bandwidths(bytes, latency.median_us, world_size);
         let goal = target(case.what.name(), bytes as u64).filter(|_| judged && world_size > 1);
@@ -194,8 +194,8 @@ impl Row {
             p75_us: latency.p75_us,
             calls: latency.calls,
             groups: 1,
-            skew_us: skew.map(|skew| skew.median_us),
-            skew_p99_us: skew.map(|skew| skew.p99_us),
+            skew_us: None,
+            skew_p99_us: None,
             variant: None,
             round: None,
             why: None,

@@ -38,12 +38,15 @@ pub struct Columns {
     pub judged: bool,
     /// Those that compare with what the links carry and with what was expected.
     pub calibrated: bool,
+    /// How far apart the ranks entered a call.
+    pub skew: bool,
 }
 
 impl Columns {
     /// Those of `all` that the table has.
     fn of<T: Clone>(self, all: &[T]) -> Vec<T> {
         let is_shown = |index: usize| match index {
+            12 => self.skew,
             13..=15 => self.calibrated,
             17 | 18 => self.judged,
             _ => true,
@@ -61,7 +64,8 @@ pub fn table(rows: &[Row], judged: bool, screen: Screen) -> String {
 /// The columns and cells of that table.
 pub(super) fn row_cells(rows: &[Row], judged: bool) -> (Vec<Column<'static>>, Vec<Vec<Cell>>) {
     let calibrated = rows.iter().any(|row| row.link_share.is_some() || row.expected_us.is_some());
-    let columns = Columns { judged, calibrated };
+    let skew = rows.iter().any(|row| row.skew_us.is_some());
+    let columns = Columns { judged, calibrated, skew };
     (columns.of(&COLUMNS), rows.iter().map(|row| columns.of(&cells(row))).collect())
 }
 

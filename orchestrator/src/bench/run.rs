@@ -1,7 +1,7 @@
 //! Measures what a request asks for, row by row.
 
 use ryzanstein_process_group::paths::Path;
-use ryzanstein_process_group::{Error, Memory, ProcessGroup, ProcessGroupManager, Rank};
+use ryzanstein_process_group::{Error, Memory, ProcessGroup, ProcessGroupManager, Rank, Roster};
 
 use super::paths::choose_paths;
 use super::recorded::{Recorded, RowKey};
@@ -55,8 +55,7 @@ pub fn run<E: From<Error>>(
     mut tell: impl FnMut(Event<'_>) -> Result<(), E>,
 ) -> Result<Vec<Row>, E> {
     let manager = orchestrator.manager();
-    let first_host = manager.roster().members.first().map(|member| member.host.clone());
-    let one_host = manager.roster().members.iter().all(|member| Some(&member.host) == first_host.as_ref());
+    let one_host = is_one_host(manager.roster());
     let mut own = own_group(manager, request.groups)?;
     let group = team(&mut own, manager);
     let paths = match (choose_paths(&request.paths, &group.paths()), &request.part) {
@@ -95,8 +94,8 @@ pub fn run<E: From<Error>>(
         }
         let mut row = Row::new(case, &figures, group, calibration, request.judged, path.is_some());
         row.groups = request.groups;
-        if !one_host {
-            (row.skew_us, row.skew_p99_us) = (None, None);
+        if let Some(skew) = figures.skew.filter(|_| one_host) {
+            (row.skew_us, row.skew_p99_us) = (Some(skew.median_us), Some(skew.p99_us));
         }
         if let Some(part) = &request.part {
             (row.variant, row.round) = (Some(part.variant.clone()), Some(part.round));
@@ -121,6 +120,16 @@ pub fn run<E: From<Error>>(
         .into());
     }
     Ok(rows)
+}
+
+/// Whether all ranks share a host, and so a clock.
+fn is_one_host(roster: &Roster) -> bool {
+    roster.members.windows(2).all(|pair| pair[0].host == pair[1].host)
+}
+
+/// Whether rows say how far apart the ranks entered a call: on host memory, among ranks that share a clock.
+pub fn measures_skew(manager: &mut ProcessGroupManager) -> bool {
+    is_one_host(manager.roster()) && manager.world().memory() == Memory::Host
 }
 
 /// Every row that the request asks for.

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::bench::{bench, lines, refused, well};
-use crate::support::{Run, text};
+use crate::support::{Run, eventually, text};
 
 const SMALL: [&str; 6] = ["--world-size", "2", "--sizes", "1KB", "--iters", "2"];
 
@@ -87,6 +88,19 @@ fn a_variant_that_fails_is_named() {
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(stderr.contains("--vary copies: cross_memory failed in round 1"), "{stderr}");
+}
+
+#[test]
+fn ctrl_c_ends_the_whole_comparison() {
+    let arguments =
+        ["bench", "--backend", "tcp", "-n", "2", "--vary", "copies", "--sizes", "100MB", "--iters", "1000"];
+    let run = Run::new(&arguments, &[]);
+    // The ranks are at it.
+    eventually(|| (run.family().len() >= 4).then_some(())).expect("ranks");
+    run.signal(Signal::INT);
+    let output = run.finish();
+    let stderr = text(&output.stderr);
+    assert!(!output.status.success() && stderr.contains("cross_memory failed in round 1"), "{stderr}");
 }
 
 #[test]

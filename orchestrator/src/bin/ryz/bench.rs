@@ -89,7 +89,11 @@ fn measure(
     let is_quiet = request.part.is_some();
     let stdout = screen.stdout();
     let calibration = bench::calibrate(orchestrator, &request, args.link_gbs)?;
-    let columns = Columns { judged: request.judged, calibrated: !calibration.is_empty() };
+    let columns = Columns {
+        judged: request.judged,
+        calibrated: !calibration.is_empty(),
+        skew: bench::measures_skew(orchestrator.manager()),
+    };
     let paths = orchestrator.manager().world().paths();
     let writer = RowWriter::new(&operations, request.dtype, &paths, columns, stdout);
     let heading = heading(orchestrator, &request, &calibration);
