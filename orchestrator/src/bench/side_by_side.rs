@@ -6,17 +6,16 @@ use super::RecordedRow;
 use super::vary::Variant;
 use crate::table::{Cell, Column, Screen, table};
 
-/// The medians of each round, by variant; an empty list where there are none.
+/// What was measured of an operation and size.
 struct Line<'a> {
     op: &'a str,
     bytes: usize,
-    /// For each variant, its median in each round that has it.
-    medians: Vec<Vec<(usize, f64)>>,
+    /// For each variant, the medians of its rounds.
+    medians: Vec<Vec<f64>>,
 }
 
-/// Each operation and size in a line, each variant in a column: the median over the rounds, and the ratio to the first variant.
-/// The ratio is that of the medians in the same round, of which the median counts. Where that is too wide, each variant has a
-/// line of its own.
+/// Each operation and size in a line, each variant in a column: the median over the rounds, and its ratio to that of the first
+/// variant. Where that is too wide, each variant has a line of its own.
 pub fn side_by_side(rows: &[RecordedRow], variants: &[Variant], screen: Screen) -> String {
     let lines = lines(rows, variants);
     let wide = in_columns(&lines, variants, Screen { width: None, ..screen });
@@ -74,7 +73,7 @@ fn lines<'a>(rows: &'a [RecordedRow], variants: &[Variant]) -> Vec<Line<'a>> {
             });
             lines.len() - 1
         });
-        lines[at].medians[index].push((row.key.round.unwrap_or(0), row.median_us));
+        lines[at].medians[index].push(row.median_us);
     }
     lines
 }
@@ -87,23 +86,18 @@ impl Line<'_> {
     /// Median and ratio of each variant.
     fn cells(&self) -> Vec<[Cell; 2]> {
         let shown = |value: Option<String>| value.map_or_else(|| "-".into(), Cell::from);
-        let first = self.medians.first().map_or(&[][..], |first| first);
-        let of_variant = |medians: &Vec<(usize, f64)>| {
-            let time = median(medians.iter().map(|(_, us)| *us)).map(units::time);
-            [shown(time), shown(ratio(medians, first).map(|ratio| format!("{ratio:.2}")))]
+        let first = self.medians.first().and_then(|first| median(first)).filter(|us| *us > 0.0);
+        let of_variant = |medians: &Vec<f64>| {
+            let us = median(medians);
+            let ratio = us.zip(first).map(|(us, first)| format!("{:.2}", us / first));
+            [shown(us.map(units::time)), shown(ratio)]
         };
         self.medians.iter().map(of_variant).collect()
     }
 }
 
-/// The median ratio of a variant to the first one in the same round.
-fn ratio(medians: &[(usize, f64)], first: &[(usize, f64)]) -> Option<f64> {
-    let in_round = |round: usize| first.iter().find(|(of, us)| *of == round && *us > 0.0);
-    median(medians.iter().filter_map(|(round, us)| Some(us / in_round(*round)?.1)))
-}
-
-fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut values: Vec<f64> = values.collect();
+fn median(values: &[f64]) -> Option<f64> {
+    let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
     values.get(values.len().saturating_sub(1) / 2).copied()
 }
@@ -131,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drift_that_hits_a_whole_round_is_not_in_the_ratio() {
+    fn a_round_in_which_the_machine_was_slow_is_not_in_the_ratio() {
         let variants = Vary::Algorithm.variants(BackendKind::Nccl, 2, 2).expect("variants");
         // The machine is ten times as slow in the second round.
         let rows = [

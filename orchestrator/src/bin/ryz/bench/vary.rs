@@ -170,7 +170,7 @@ impl<'a> Comparison<'a> {
             doctor::machine(),
             format!(
                 "{} elements, every value of every call is checked; latency of the slowest rank, median of {ROUNDS} rounds in \
-                 which the variants take turns; ratio to {first} in the same round",
+                 which the variants take turns; ratio to {first}",
                 self.args.dtype
             ),
         ];
