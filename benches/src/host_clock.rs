@@ -74,7 +74,7 @@ impl Bench for HostClock {
             call(group, slot)?;
             let us = started.elapsed().as_secs_f64() * 1e6;
             self.calls.push(Some(us));
-            samples.push(Sample { latency_us: us, host_us: us });
+            samples.push(Sample { latency_us: us, host_us: us, entered_ns: None });
         }
         group.synchronize()?;
         Ok(samples)

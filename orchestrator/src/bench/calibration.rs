@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
+use ryzanstein_config::DeviceConfig;
+use ryzanstein_process_group::device::{Device, DeviceError, peer_copy_gbs};
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::schedule::build::CollectiveSpec;
 use ryzanstein_process_group::schedule::cost::{rounds, traffic};
 use ryzanstein_process_group::schedule::{Algorithm, Hosts};
-use ryzanstein_process_group::{DType, Error, Memory, Operation, ProcessGroup, Rank, ReduceOp};
+use ryzanstein_process_group::{DType, Error, LocalRank, Memory, Operation, ProcessGroup, Rank, ReduceOp};
 
-use super::copy_gbs;
 use crate::cost::{self, AllReduce, Cost, Link};
 use crate::measure::{Case, Collective, measure_group};
 
@@ -68,7 +69,7 @@ impl Calibration {
     /// Those of the collectives.
     pub fn probe(group: &mut ProcessGroup, graph: bool, link_gbs: Option<f64>) -> Result<Self, Error> {
         if group.world_size() < 2 {
-            return Ok(Self { link_gbs, links: Vec::new() });
+            return Ok(Self::of_link(link_gbs));
         }
         let link_gbs = match link_gbs {
             None if group.memory() == Memory::Host => stream_gbs(group)?,
@@ -76,6 +77,11 @@ impl Calibration {
             said => said,
         };
         Ok(Self { link_gbs, links: fit(group, graph)? })
+    }
+
+    /// What is said of the link, and nothing else.
+    pub fn of_link(link_gbs: Option<f64>) -> Self {
+        Self { link_gbs, links: Vec::new() }
     }
 
     /// How long a call of `count` elements (of a chunk, where there are chunks) should take on this path, in microseconds. None
@@ -220,6 +226,32 @@ fn stream_gbs(group: &mut ProcessGroup) -> Result<Option<f64>, Error> {
         _ => {}
     }
     Ok(group.all_gather_object(&gbs)?.into_iter().flatten().next())
+}
+
+/// The bandwidth of a copy between the first two GPUs of a group, in 10⁹ bytes per second: the reference for the bus bandwidth of
+/// a ring. The same on all ranks; `None` without two GPUs on one host with peer access.
+fn copy_gbs(group: &mut ProcessGroup) -> Result<Option<f64>, Error> {
+    let mut gbs: Option<f64> = None;
+    if group.rank().0 == 0 && group.world_size() > 1 {
+        gbs = group.device().and_then(|device| {
+            copy_to_next(device).unwrap_or_else(|error| {
+                tracing::warn!(%error, "cannot measure the bandwidth of the links");
+                None
+            })
+        });
+    }
+    let all = group.all_gather_object(&gbs)?;
+    Ok(all.into_iter().next().flatten())
+}
+
+fn copy_to_next(device: &Device) -> Result<Option<f64>, DeviceError> {
+    // Only GPUs visible to this process can be copied to; a rank that sees only its own GPU has no other.
+    let next = LocalRank(device.ordinal() + 1);
+    if device.libraries().device_count()? <= next.0 {
+        return Ok(None);
+    }
+    let next = Device::open(device.libraries(), next, &DeviceConfig::default())?;
+    peer_copy_gbs(device, &next)
 }
 
 #[cfg(test)]

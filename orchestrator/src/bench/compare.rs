@@ -6,6 +6,7 @@ use ryzanstein_process_group::{Error, units};
 use serde::Deserialize;
 
 use super::Row;
+use super::recorded::{one, parse_rows};
 use crate::table::{Cell, Column, Screen, Tone, table};
 
 /// What of an earlier row is compared.
@@ -16,6 +17,11 @@ struct EarlierRow {
     bytes: usize,
     world_size: usize,
     backend: String,
+    #[serde(default = "one")]
+    groups: usize,
+    /// Of `--vary`, whose rows are compared with each other.
+    #[serde(default)]
+    variant: Option<String>,
     #[serde(flatten)]
     spread: Spread,
 }
@@ -43,8 +49,8 @@ impl Spread {
     }
 }
 
-/// Rows that are of the same operation, type, size, ranks and backend.
-type Key = (String, String, usize, usize, String);
+/// Rows that are of the same operation, type, size, ranks, backend and groups at once.
+type Key = (String, String, usize, usize, String, usize);
 
 /// An earlier result: the lines of `--format json`.
 #[derive(Clone, PartialEq, Debug)]
@@ -88,20 +94,14 @@ impl Earlier {
     /// [`Error::Configuration`] with the number of the first line that is no row.
     pub fn parse(text: &str, file: &str) -> Result<Self, Error> {
         let mut rows = BTreeMap::<Key, Vec<Spread>>::new();
-        for (index, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
-            let row: EarlierRow = serde_json::from_str(line).map_err(|error| {
-                Error::Configuration(format!(
-                    "--compare {file}: line {} is no row of `ryz bench --format json`: {error}; record the result again with \
-                     this version",
-                    index + 1
-                ))
-            })?;
-            let key = (row.op, row.dtype, row.bytes, row.world_size, row.backend);
+        let plain = |row: &EarlierRow| row.variant.is_none();
+        for row in parse_rows::<EarlierRow>(text, "--compare", file)?.into_iter().filter(plain) {
+            let key = (row.op, row.dtype, row.bytes, row.world_size, row.backend, row.groups);
             rows.entry(key).or_default().push(row.spread);
         }
         if rows.is_empty() {
             return Err(Error::Configuration(format!(
-                "--compare {file}: it has no rows; expected the lines of `ryz bench --format json`"
+                "--compare {file}: it has no rows; expected the lines of `ryz bench --format json` without --vary"
             )));
         }
         Ok(Self(rows))
@@ -112,8 +112,8 @@ impl Earlier {
     pub fn compare(&self, rows: &[Row], tolerance: f64) -> Comparison {
         let mut seen = BTreeMap::<Key, usize>::new();
         let one = |row: &Row| {
-            let key =
-                (row.op.clone(), row.dtype.to_string(), row.bytes, row.world_size, row.backend.to_string());
+            let key = row.key();
+            let key = (key.op, key.dtype, key.bytes, key.world_size, key.backend, key.groups);
             let number = seen.entry(key.clone()).or_default();
             let before = self.0.get(&key).and_then(|spreads| spreads.get(*number)).copied();
             *number += 1;

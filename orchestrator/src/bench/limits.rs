@@ -81,6 +81,8 @@ mod tests {
             paths: vec!["auto".into()],
             why: false,
             judged: false,
+            groups: 1,
+            part: None,
         }
     }
 

@@ -5,30 +5,38 @@ mod compare;
 mod format;
 mod html;
 mod limits;
+mod paths;
 mod plot;
+mod recorded;
 mod report;
 mod rows;
+mod run;
+mod side_by_side;
 mod sizes;
+mod start;
+mod vary;
 mod verdict;
 mod why;
 
-use ryzanstein_config::DeviceConfig;
-use ryzanstein_process_group::device::{Device, DeviceError, peer_copy_gbs};
-use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::targets::target;
-use ryzanstein_process_group::{BackendKind, DType, Error, LocalRank, Memory, ProcessGroup, ReduceOp};
+use ryzanstein_process_group::{BackendKind, DType, Error, Memory, ProcessGroup, ReduceOp};
 use serde::Serialize;
 
-use crate::Orchestrator;
-use crate::measure::{Case, Collective, Figures, Summary, measure_group};
+use crate::measure::{Case, Collective, Figures, Summary};
+use crate::{Orchestrator, plural};
+use paths::choose_paths;
 
 pub use calibration::{Calibration, Shape};
 pub use compare::{Change, Comparison, Earlier};
 pub use format::Format;
 pub use limits::{MOST_BYTES, MOST_CALLS};
+pub use recorded::{Recorded, RecordedRow, RowKey, parse_rows};
 pub use report::Report;
 pub use rows::{Columns, RowWriter, csv_head, csv_row, json, table};
+pub use run::{Event, measures_skew, run};
+pub use side_by_side::side_by_side;
 pub use sizes::Sweep;
+pub use vary::{ROUNDS, Start, Variant, Vary};
 pub use verdict::{Verdict, saturation, verdicts};
 pub use why::{Rejected, Why};
 
@@ -58,6 +66,21 @@ pub struct Request {
     pub why: bool,
     /// Compare with the documented targets, which are for GPUs.
     pub judged: bool,
+    /// Into how many groups of equal size the ranks are divided, which call at the same time.
+    pub groups: usize,
+    /// The variant that this is, if several are compared.
+    pub part: Option<Part>,
+}
+
+/// One variant in one round.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// The name of the variant.
+    pub variant: String,
+    /// The round, from 1.
+    pub round: usize,
+    /// What the calls find ready, where that is what varies.
+    pub start: Option<Start>,
 }
 
 /// One row of the result. It serialises to the documented line of JSON.
@@ -100,8 +123,21 @@ pub struct Row {
     pub p25_us: f64,
     /// 75th percentile of the latency.
     pub p75_us: f64,
-    /// Timed calls.
+    /// Timed calls, of all groups.
     pub calls: usize,
+    /// Groups that called at the same time, each of `world_size` ranks.
+    pub groups: usize,
+    /// How far apart the ranks entered a call, in microseconds: the median over the calls. `None` on GPUs, and among several hosts,
+    /// whose clocks differ.
+    pub skew_us: Option<f64>,
+    /// 99th percentile of the same.
+    pub skew_p99_us: Option<f64>,
+    /// The variant, where several are compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub variant: Option<String>,
+    /// The round of the variants, from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub round: Option<usize>,
     /// Why the calls went that way, where that was asked for: the keys `reason` and `rejected`.
     #[serde(flatten)]
     pub why: Option<Why>,
@@ -130,7 +166,7 @@ impl Row {
         judged: bool,
         is_forced: bool,
     ) -> Self {
-        let Figures { bytes, latency, host_us, path, errors } = *figures;
+        let Figures { bytes, latency, host_us, path, errors, .. } = *figures;
         let world_size = group.world_size();
         let (algbw_gbs, busbw_gbs) = case.what.bandwidths(bytes, latency.median_us, world_size);
         let goal = target(case.what.name(), bytes as u64).filter(|_| judged && world_size > 1);
@@ -157,11 +193,31 @@ impl Row {
             p25_us: latency.p25_us,
             p75_us: latency.p75_us,
             calls: latency.calls,
+            groups: 1,
+            skew_us: None,
+            skew_p99_us: None,
+            variant: None,
+            round: None,
             why: None,
             what: case.what,
             latency,
             host_us,
             is_forced,
+        }
+    }
+
+    /// What this row is of.
+    pub fn key(&self) -> RowKey {
+        RowKey {
+            op: self.op.clone(),
+            dtype: self.dtype.to_string(),
+            bytes: self.bytes,
+            world_size: self.world_size,
+            backend: self.backend.to_string(),
+            path: self.path.clone(),
+            groups: self.groups,
+            variant: self.variant.clone(),
+            round: self.round,
         }
     }
 
@@ -182,7 +238,8 @@ pub fn label(what: Collective, reduction: ReduceOp, out_of_place: bool) -> Strin
     }
 }
 
-/// Refuses what cannot be measured here, then probes the group. Every rank calls this with the same request, before [`run`].
+/// Refuses what cannot be measured here, then probes the group, unless groups or variants are compared: a probe of them all says
+/// nothing about one of them. Every rank calls this with the same request, before [`run()`].
 ///
 /// # Errors
 /// [`Error::Configuration`] for a path that the backend does not have, a graph on a backend without graphs, or arrays that do not
@@ -194,100 +251,42 @@ pub fn calibrate(
 ) -> Result<Calibration, Error> {
     request.check()?;
     let manager = orchestrator.manager();
+    request.check_groups(manager.roster().world_size())?;
     let ranks_here = manager.roster().local_world_size(manager.rank());
     let group = manager.world();
     check_graph_support(request.graph, group.backend())?;
     if group.memory() == Memory::Host {
         request.check_memory(ranks_here, limits::host_memory())?;
     }
+    if request.part.is_some() {
+        // A variant whose path is not there is left out.
+        return Ok(Calibration::of_link(link_gbs));
+    }
     choose_paths(&request.paths, &group.paths())?;
+    if request.groups > 1 {
+        return Ok(Calibration::of_link(link_gbs));
+    }
     Calibration::probe(group, request.graph, link_gbs)
 }
 
-/// Measures everything in the request, and tells what it expects by the calibration; calls `on_row` for each row as soon as it is measured. Every rank calls this with the
-/// same request.
-///
-/// # Errors
-/// [`Error::Configuration`] for a path that the backend does not have, or values that cannot be checked exactly; and those of the
-/// collectives.
-pub fn run(
-    orchestrator: &mut Orchestrator,
-    request: &Request,
-    calibration: &Calibration,
-    mut on_row: impl FnMut(&Row) -> Result<(), Error>,
-) -> Result<Vec<Row>, Error> {
-    let group = orchestrator.manager().world();
-    let paths = choose_paths(&request.paths, &group.paths())?;
-    let mut rows = Vec::new();
-    for &what in &request.ops {
-        // A barrier has no data, so it has one size.
-        let sizes = if what == Collective::Barrier { &[0][..] } else { &request.sizes };
-        let places: &[bool] = match what.is_out_of_place() {
-            usual if request.out_of_place && what.has_both_places() => &[usual, !usual],
-            true => &[true],
-            false => &[false],
-        };
-        let variants = paths.iter().flat_map(|path| places.iter().map(|place| (*path, *place)));
-        for &bytes in sizes {
-            for (path, out_of_place) in variants.clone() {
-                let usual = case(request, what, bytes, group.memory() == Memory::Host);
-                let case = Case { out_of_place, ..usual };
-                if group.world_size() > 1 {
-                    group.force_path(path)?;
-                }
-                let figures = measure_group(group, request.graph, &case)?;
-                // An operation that does not have the forced path takes another, whose figures do not belong here; but wrong
-                // values are always reported.
-                if path.is_some() && figures.path != path && group.world_size() > 1 && figures.errors == 0 {
-                    continue;
-                }
-                let mut row = Row::new(&case, &figures, group, calibration, request.judged, path.is_some());
-                if request.why {
-                    let operation = what.operation(case.reduction);
-                    let choice = group.explain(operation, case.dtype, case.count(group.world_size()))?;
-                    row.why = Some(choice.into());
-                }
-                on_row(&row)?;
-                rows.push(row);
-            }
+impl Request {
+    /// Refuses groups that the ranks cannot be divided into.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] with the numbers that can.
+    pub fn check_groups(&self, world_size: usize) -> Result<(), Error> {
+        if self.groups == 0 || !world_size.is_multiple_of(self.groups) {
+            let good: Vec<String> =
+                (1..=world_size).filter(|n| world_size.is_multiple_of(*n)).map(|n| n.to_string()).collect();
+            return Err(Error::Configuration(format!(
+                "--groups {}: {} cannot be divided into so many groups of equal size; expected one of {}",
+                self.groups,
+                plural(world_size, "rank"),
+                good.join(", ")
+            )));
         }
+        Ok(())
     }
-    if group.world_size() > 1 {
-        group.force_path(None)?;
-    }
-    if rows.is_empty() {
-        return Err(Error::Configuration(format!(
-            "nothing was measured: none of the operations has --path {}; `--path all` shows the paths of each",
-            request.paths.join(",")
-        )));
-    }
-    Ok(rows)
-}
-
-/// The bandwidth of a copy between the first two GPUs of a group, in 10⁹ bytes per second: the reference for the bus bandwidth of
-/// a ring. The same on all ranks; `None` without two GPUs on one host with peer access.
-fn copy_gbs(group: &mut ProcessGroup) -> Result<Option<f64>, Error> {
-    let mut gbs: Option<f64> = None;
-    if group.rank().0 == 0 && group.world_size() > 1 {
-        gbs = group.device().and_then(|device| {
-            copy_to_next(device).unwrap_or_else(|error| {
-                tracing::warn!(%error, "cannot measure the bandwidth of the links");
-                None
-            })
-        });
-    }
-    let all = group.all_gather_object(&gbs)?;
-    Ok(all.into_iter().next().flatten())
-}
-
-fn copy_to_next(device: &Device) -> Result<Option<f64>, DeviceError> {
-    // Only GPUs visible to this process can be copied to; a rank that sees only its own GPU has no other.
-    let next = LocalRank(device.ordinal() + 1);
-    if device.libraries().device_count()? <= next.0 {
-        return Ok(None);
-    }
-    let next = Device::open(device.libraries(), next, &DeviceConfig::default())?;
-    peer_copy_gbs(device, &next)
 }
 
 /// Refuses a graph on a backend without graphs.
@@ -304,54 +303,10 @@ pub fn check_graph_support(wanted: bool, backend: BackendKind) -> Result<(), Err
     Ok(())
 }
 
-fn case(request: &Request, what: Collective, bytes: u64, is_host: bool) -> Case {
-    let iterations = request.iterations.unwrap_or_else(|| sizes::iterations(bytes, is_host));
-    let usual = Case::new(what, usize::try_from(bytes).unwrap_or(usize::MAX), iterations);
-    Case {
-        reduction: request.reduction,
-        dtype: request.dtype,
-        warmup: request.warmup.unwrap_or(usual.warmup),
-        ..usual
-    }
-}
-
-/// The paths that `--path` selects on a group with these paths. `None` is the backend's own choice.
-fn choose_paths(names: &[String], there: &[Path]) -> Result<Vec<Option<Path>>, Error> {
-    let mut chosen: Vec<Option<Path>> = Vec::new();
-    for name in names {
-        match name.as_str() {
-            "auto" => chosen.push(None),
-            "all" => {
-                chosen.push(None);
-                chosen.extend(there.iter().copied().map(Some));
-            }
-            name => {
-                // `ring` is short for `tcp/ring`.
-                let is_it = |full: &str| full == name || full.rsplit('/').next() == Some(name);
-                let path = there.iter().find(|path| is_it(&path.to_string()));
-                chosen.push(Some(*path.ok_or_else(|| {
-                    let names: Vec<String> = there.iter().map(ToString::to_string).collect();
-                    Error::Configuration(format!(
-                        "--path {name}: there is no such path here; expected auto, all, or some of {}, separated by commas",
-                        names.join(", ")
-                    ))
-                })?));
-            }
-        }
-    }
-    let mut kept = Vec::new();
-    chosen.retain(|path| {
-        !kept.contains(path) && {
-            kept.push(*path);
-            true
-        }
-    });
-    Ok(chosen)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use ryzanstein_process_group::paths::Path;
     use ryzanstein_process_group::schedule::Algorithm;
 
     /// A row of four ranks.
@@ -371,7 +326,7 @@ mod tests {
             max_us: median_us * 2.0,
         };
         let path = Some(Path::Tcp(Algorithm::Ring));
-        let figures = Figures { bytes, latency, host_us: median_us, path, errors };
+        let figures = Figures { bytes, latency, host_us: median_us, path, errors, skew: None };
         let group = ProcessGroup::loopback(4).remove(0);
         Row::new(&Case::new(what, bytes, 10), &figures, &group, &Calibration::default(), true, false)
     }
@@ -391,19 +346,6 @@ mod tests {
     fn a_call_with_wrong_values_meets_no_target_however_quick_it_is() {
         let quick = |errors| wrong_row(Collective::AllReduce, 100_000, 1.0, errors).meets_target;
         assert_eq!((quick(0), quick(1)), (Some(true), Some(false)));
-    }
-
-    #[test]
-    fn paths_are_named_in_full_or_by_their_last_word() {
-        let there: Vec<Path> = Algorithm::ALL.into_iter().map(Path::Tcp).collect();
-        let choose =
-            |names: &[&str]| choose_paths(&names.iter().map(ToString::to_string).collect::<Vec<_>>(), &there);
-        let ring = Some(Path::Tcp(Algorithm::Ring));
-        assert_eq!(choose(&["auto"]).unwrap(), [None]);
-        assert_eq!(choose(&["ring", "tcp/ring", "auto"]).unwrap(), [ring, None]);
-        assert_eq!(choose(&["all"]).unwrap().len(), there.len() + 1);
-        let error = choose(&["rign"]).unwrap_err().to_string();
-        assert!(error.contains("--path rign") && error.contains("tcp/ring"), "{error}");
     }
 
     #[test]

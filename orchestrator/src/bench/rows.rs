@@ -6,7 +6,7 @@ use ryzanstein_process_group::{DType, units};
 
 use super::{Row, Verdict};
 
-const COLUMNS: [Column<'static>; 18] = {
+const COLUMNS: [Column<'static>; 19] = {
     let [bytes, calls, median, p90, p99, max, algbw, busbw] = layout::Figures::COLUMNS;
     [
         Column::left("operation"),
@@ -21,6 +21,7 @@ const COLUMNS: [Column<'static>; 18] = {
         algbw,
         busbw,
         Column::right("host").dispensable(10),
+        Column::right("skew").dispensable(14),
         Column::right("of link").dispensable(11),
         Column::right("expected").dispensable(12),
         Column::right("error").dispensable(13),
@@ -37,14 +38,17 @@ pub struct Columns {
     pub judged: bool,
     /// Those that compare with what the links carry and with what was expected.
     pub calibrated: bool,
+    /// How far apart the ranks entered a call.
+    pub skew: bool,
 }
 
 impl Columns {
     /// Those of `all` that the table has.
     fn of<T: Clone>(self, all: &[T]) -> Vec<T> {
         let is_shown = |index: usize| match index {
-            12..=14 => self.calibrated,
-            16 | 17 => self.judged,
+            12 => self.skew,
+            13..=15 => self.calibrated,
+            17 | 18 => self.judged,
             _ => true,
         };
         all.iter().enumerate().filter(|(index, _)| is_shown(*index)).map(|(_, one)| one.clone()).collect()
@@ -60,7 +64,8 @@ pub fn table(rows: &[Row], judged: bool, screen: Screen) -> String {
 /// The columns and cells of that table.
 pub(super) fn row_cells(rows: &[Row], judged: bool) -> (Vec<Column<'static>>, Vec<Vec<Cell>>) {
     let calibrated = rows.iter().any(|row| row.link_share.is_some() || row.expected_us.is_some());
-    let columns = Columns { judged, calibrated };
+    let skew = rows.iter().any(|row| row.skew_us.is_some());
+    let columns = Columns { judged, calibrated, skew };
     (columns.of(&COLUMNS), rows.iter().map(|row| columns.of(&cells(row))).collect())
 }
 
@@ -93,6 +98,7 @@ impl RowWriter {
             time,
             0,
             0,
+            time,
             time,
             "100.0 %".len(),
             time,
@@ -130,6 +136,7 @@ fn cells(row: &Row) -> Vec<Cell> {
     let wrong = if row.errors == 0 { Tone::Plain } else { Tone::Bad };
     cells.extend([
         units::time(row.host_us).into(),
+        row.skew_us.map_or_else(|| "-".into(), |us| units::time(us).into()),
         row.link_share.map_or_else(|| "-".into(), |share| format!("{:.1} %", share * 100.0).into()),
         row.expected_us.map_or_else(|| "-".into(), |us| units::time(us).into()),
         row.expected_error_percent.map_or_else(|| "-".into(), |error| format!("{error:+.0} %").into()),
@@ -171,14 +178,14 @@ pub fn json(row: &Row) -> String {
 /// The head of the CSV: the fields of the JSON in the same order, then the host time.
 pub const fn csv_head() -> &'static str {
     "op,dtype,bytes,world_size,backend,path,median_us,p99_us,algbw_gbs,busbw_gbs,errors,target_us,meets_target,\
-     link_share,expected_us,expected_error_percent,p25_us,p75_us,calls,host_us"
+     link_share,expected_us,expected_error_percent,p25_us,p75_us,calls,groups,skew_us,skew_p99_us,host_us"
 }
 
 /// One line of CSV.
 pub fn csv_row(row: &Row) -> String {
     let optional = |value: Option<String>| value.unwrap_or_default();
     format!(
-        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}",
+        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}",
         row.op,
         row.dtype,
         row.bytes,
@@ -198,6 +205,9 @@ pub fn csv_row(row: &Row) -> String {
         row.p25_us,
         row.p75_us,
         row.calls,
+        row.groups,
+        optional(row.skew_us.map(|v| v.to_string())),
+        optional(row.skew_p99_us.map(|v| v.to_string())),
         row.host_us,
     )
 }

@@ -67,7 +67,11 @@ impl Gpu {
             .windows(2)
             .zip(&host[1..])
             .map(|(pair, host_us)| {
-                Ok(Sample { latency_us: micros(pair[1].since(&pair[0])?), host_us: *host_us })
+                Ok(Sample {
+                    latency_us: micros(pair[1].since(&pair[0])?),
+                    host_us: *host_us,
+                    entered_ns: None,
+                })
             })
             .collect()
     }
@@ -104,7 +108,11 @@ impl Gpu {
         group.synchronize()?;
         let timed = ((slots.len() - 1) * chain) as f64;
         let all = (slots.len() * chain) as f64;
-        Ok(vec![Sample { latency_us: micros(end.since(&start)?) / timed, host_us: host / all }])
+        Ok(vec![Sample {
+            latency_us: micros(end.since(&start)?) / timed,
+            host_us: host / all,
+            entered_ns: None,
+        }])
     }
 }
 

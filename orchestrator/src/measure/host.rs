@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use rustix::time::{ClockId, clock_gettime};
 use ryzanstein_process_group::{Buffer, BufferMut, DType, Error, ProcessGroup, View, ViewMut, units};
 
 use super::{Bench, Call, CallBuffers, Sample};
@@ -47,6 +48,12 @@ impl BufferMut for HostBuffer {
     }
 }
 
+/// The clock that all processes of a host share, unlike [`Instant`] as a number.
+fn monotonic_ns() -> u64 {
+    let now = clock_gettime(ClockId::Monotonic);
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
 impl Bench for Host {
     type Memory = HostBuffer;
 
@@ -88,11 +95,12 @@ impl Bench for Host {
             .iter_mut()
             .map(|slot| {
                 group.barrier()?;
+                let entered_ns = Some(monotonic_ns());
                 let started = Instant::now();
                 call(group, slot)?;
                 let us = started.elapsed().as_secs_f64() * 1e6;
                 // A call on host memory returns when it is complete.
-                Ok(Sample { latency_us: us, host_us: us })
+                Ok(Sample { latency_us: us, host_us: us, entered_ns })
             })
             .collect()
     }

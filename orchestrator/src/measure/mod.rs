@@ -8,11 +8,11 @@ mod collective;
 mod gpu;
 mod host;
 mod pattern;
+mod samples;
 mod statistics;
 
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::{BufferMut, DType, Error, ProcessGroup, ReduceOp};
-use serde::{Deserialize, Serialize};
 
 pub(crate) use back_to_back::total;
 pub use back_to_back::{back_to_back, calls_back_to_back};
@@ -20,7 +20,8 @@ pub use collective::{CallBuffers, Collective, UnknownCollective};
 pub use gpu::Gpu;
 pub use host::{Host, HostBuffer};
 use pattern::{Patterns, longest_chain};
-pub use statistics::{Summary, slowest, summary};
+pub(crate) use samples::Samples;
+pub use statistics::{Skew, Summary, slowest, summary};
 
 /// Memory for collectives, and a clock that times them.
 pub trait Bench {
@@ -89,6 +90,8 @@ pub struct Sample {
     pub latency_us: f64,
     /// Microseconds until the call returned to the host.
     pub host_us: f64,
+    /// When the rank entered the call, in nanoseconds on its host's monotonic clock; `None` where that was not noted.
+    pub entered_ns: Option<u64>,
 }
 
 /// The minimum number of samples of a figure, unless fewer calls are requested.
@@ -127,6 +130,16 @@ impl Case {
         let parts = if self.what.is_chunked() { world_size } else { 1 };
         (self.bytes / self.dtype.size() / parts).max(1)
     }
+
+    /// Bytes of the whole array as it is measured among so many ranks.
+    pub(crate) fn array_bytes(&self, world_size: usize) -> usize {
+        let parts = match self.what {
+            Collective::Barrier => 0,
+            what if what.is_chunked() => world_size,
+            _ => 1,
+        };
+        self.count(world_size) * parts * self.dtype.size()
+    }
 }
 
 /// The result of a measurement; the same on all ranks.
@@ -142,16 +155,9 @@ pub struct Figures {
     pub path: Option<Path>,
     /// Wrong elements, over all ranks and calls, warm-up included.
     pub errors: u64,
-}
-
-/// The samples of one rank, sent to the others.
-#[derive(Serialize, Deserialize)]
-struct Measurement {
-    latency_us: Vec<f64>,
-    host_us: Vec<f64>,
-    /// The path of the last call; another operation's on a rank that does not take part.
-    path: Option<Path>,
-    errors: u64,
+    /// How far apart the ranks entered the calls; `None` where that was not noted. It means something only among ranks of one host,
+    /// whose clocks are the same.
+    pub skew: Option<Skew>,
 }
 
 /// [`measure`] in the memory that the group's calls work on. `graph` (GPUs only) replays the calls from a CUDA graph.
@@ -159,10 +165,19 @@ struct Measurement {
 /// # Errors
 /// As [`measure`].
 pub fn measure_group(group: &mut ProcessGroup, graph: bool, case: &Case) -> Result<Figures, Error> {
+    Ok(sample_group(group, graph, case)?.figures())
+}
+
+/// The samples of [`measure_group`].
+pub(crate) fn sample_group(group: &mut ProcessGroup, graph: bool, case: &Case) -> Result<Samples, Error> {
     match group.device().cloned() {
-        Some(device) => measure(group, &mut Gpu::new(device, graph), case),
-        None => measure(group, &mut Host, case),
+        Some(device) => sample(group, &mut Gpu::new(device, graph), case),
+        None => sample(group, &mut Host, case),
     }
+}
+
+fn sample<B: Bench>(group: &mut ProcessGroup, bench: &mut B, case: &Case) -> Result<Samples, Error> {
+    sample_calls(group, bench, case, &mut |group, slot| case.what.call(group, slot, case.reduction))
 }
 
 /// Measures one case. Every rank calls this with the same case and gets the same figures.
@@ -170,7 +185,7 @@ pub fn measure_group(group: &mut ProcessGroup, graph: bool, case: &Case) -> Resu
 /// # Errors
 /// Those of the collectives and of the memory; [`Error::Configuration`] when no exact check is possible.
 pub fn measure<B: Bench>(group: &mut ProcessGroup, bench: &mut B, case: &Case) -> Result<Figures, Error> {
-    measure_calls(group, bench, case, &mut |group, slot| case.what.call(group, slot, case.reduction))
+    Ok(sample(group, bench, case)?.figures())
 }
 
 /// [`measure`] of calls that `make` makes, such as direct calls of NCCL, with the same checks.
@@ -183,18 +198,28 @@ pub fn measure_calls<B: Bench>(
     case: &Case,
     make: Call<'_, B::Memory>,
 ) -> Result<Figures, Error> {
+    Ok(sample_calls(group, bench, case, make)?.figures())
+}
+
+/// The samples of [`measure_calls`].
+pub(crate) fn sample_calls<B: Bench>(
+    group: &mut ProcessGroup,
+    bench: &mut B,
+    case: &Case,
+    make: Call<'_, B::Memory>,
+) -> Result<Samples, Error> {
     let (n, rank) = (group.world_size(), group.rank().index());
     let longest = longest_chain(case.what, case.reduction, case.dtype, n);
     let chain = if bench.times_whole_runs() && !case.out_of_place { longest } else { 1 };
     let patterns = Patterns::new(case.what, case.reduction, case.dtype, (rank, n), case.count(n), chain)?
         .out_of_place(case.out_of_place)
         .on_threads(bench.checks_in_parallel());
-    let elements = patterns.elements();
+    let bytes = case.array_bytes(n);
     let untimed_calls = bench.untimed_calls();
     // If only whole runs can be timed, the first is untimed: it initialises what the first call initialises.
     let warmup = case.warmup.max(usize::from(bench.times_whole_runs()));
     let most = case.iterations.max(warmup).max(1) + untimed_calls;
-    let slots = bench.slots(elements * case.dtype.size()).clamp(1 + untimed_calls, most);
+    let slots = bench.slots(bytes).clamp(1 + untimed_calls, most);
     let mut slots: Vec<CallBuffers<B::Memory>> = (0..slots)
         .map(|_| {
             let input = patterns.input_elements().map(|elements| bench.allocate(case.dtype, elements));
@@ -242,23 +267,7 @@ pub fn measure_calls<B: Bench>(
         }
         calls += run;
     }
-    let mine = Measurement {
-        latency_us: samples.iter().map(|s| s.latency_us).collect(),
-        host_us: samples.iter().map(|s| s.host_us).collect(),
-        path,
-        errors,
-    };
-    let all = group.all_gather_object(&mine)?;
-    let latency: Vec<&[f64]> = all.iter().map(|rank| &rank.latency_us[..]).collect();
-    let host: Vec<&[f64]> = all.iter().map(|rank| &rank.host_us[..]).collect();
-    Ok(Figures {
-        bytes: elements * case.dtype.size(),
-        latency: summary(slowest(&latency)),
-        host_us: summary(slowest(&host)).median_us,
-        // The same for all ranks, since all must act on it alike.
-        path: all.first().and_then(|rank| rank.path),
-        errors: all.iter().map(|rank| rank.errors).sum(),
-    })
+    Samples::gather(group, bytes, &samples, path, errors)
 }
 
 #[cfg(test)]

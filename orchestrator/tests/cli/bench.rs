@@ -6,29 +6,29 @@ use crate::support::{Run, text};
 use serde_json::Value;
 
 /// On processors, whatever GPUs this machine has.
-fn bench(arguments: &[&str]) -> Output {
+pub(crate) fn bench(arguments: &[&str]) -> Output {
     Run::new(&[&["bench", "--backend", "tcp"], arguments].concat(), &[]).finish()
 }
 
-fn well(arguments: &[&str]) -> String {
+pub(crate) fn well(arguments: &[&str]) -> String {
     let output = bench(arguments);
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
     text(&output.stdout)
 }
 
-fn lines(arguments: &[&str]) -> Vec<Value> {
+pub(crate) fn lines(arguments: &[&str]) -> Vec<Value> {
     let stdout = well(&[arguments, &["--format", "json"]].concat());
     stdout.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
 }
 
-fn refused(arguments: &[&str], code: i32, words: &[&str]) {
+pub(crate) fn refused(arguments: &[&str], code: i32, words: &[&str]) {
     let output = bench(arguments);
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
     assert!(words.iter().all(|word| stderr.contains(word)), "{arguments:?}: {stderr}");
 }
 
-const FIELDS: [&str; 19] = [
+const FIELDS: [&str; 22] = [
     "algbw_gbs",
     "backend",
     "busbw_gbs",
@@ -38,6 +38,7 @@ const FIELDS: [&str; 19] = [
     "errors",
     "expected_error_percent",
     "expected_us",
+    "groups",
     "link_share",
     "median_us",
     "meets_target",
@@ -46,6 +47,8 @@ const FIELDS: [&str; 19] = [
     "p75_us",
     "p99_us",
     "path",
+    "skew_p99_us",
+    "skew_us",
     "target_us",
     "world_size",
 ];
@@ -88,6 +91,8 @@ fn every_operation_is_measured_and_right_among_three_ranks() {
             "{row}"
         );
         assert_eq!(row["target_us"].is_null(), row["meets_target"].is_null(), "{row}");
+        let (skew, most) = (row["skew_us"].as_f64(), row["skew_p99_us"].as_f64());
+        assert!(skew >= Some(0.0) && most >= skew && row["groups"] == 1, "{row}");
         assert!(row["path"].as_str().is_some_and(|path| path.starts_with("tcp/")), "{row}");
     }
     let of = |op: &str| rows.iter().filter(|row| row["op"] == op).collect::<Vec<_>>();
@@ -185,7 +190,7 @@ fn each_format_says_the_same() {
         csv.lines().next(),
         Some(
             "op,dtype,bytes,world_size,backend,path,median_us,p99_us,algbw_gbs,busbw_gbs,errors,target_us,meets_target,\
-             link_share,expected_us,expected_error_percent,p25_us,p75_us,calls,host_us"
+             link_share,expected_us,expected_error_percent,p25_us,p75_us,calls,groups,skew_us,skew_p99_us,host_us"
         )
     );
     let sizes: Vec<_> = csv.lines().skip(1).map(|line| line.split(',').nth(2).unwrap_or_default()).collect();

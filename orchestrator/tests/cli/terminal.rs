@@ -140,6 +140,24 @@ fn no_line_is_wider_than_the_terminal() {
 }
 
 #[test]
+fn a_benchmark_says_how_far_it_is_where_its_rows_are_not_on_the_terminal() {
+    let measure = |more: &[&str]| {
+        let arguments = ["bench", "-n", "2", "--sizes", "1KB,64KB", "--iters", "2"];
+        let session = Session::start(&[&arguments[..], more].concat(), 100);
+        let written = Arc::clone(&session.written);
+        session.succeed();
+        let written = written.lock().expect("no reader panics");
+        String::from_utf8_lossy(&written).into_owned()
+    };
+    let page = measure(&["--format", "html"]);
+    assert!(page.contains("2 of 2 all_reduce 64 KB"), "{page}");
+    let variants = measure(&["--vary", "copies"]);
+    assert!(variants.contains("tcp, round 3 of 3: 2 of 2 all_reduce 64 KB"), "{variants}");
+    let table = measure(&[]);
+    assert!(table.contains("all values are right") && !table.contains(" of 2 "), "{table}");
+}
+
+#[test]
 fn the_first_demonstration_ends_with_what_worked() {
     let screen = Session::start(&["launch", "-n", "2"], 80).succeed();
     let last = screen.lines().last().unwrap_or_default();

@@ -1,215 +1,24 @@
 //! `ryz bench`
 
-use std::io::Write as _;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+mod args;
+mod out;
+mod progress;
+mod vary;
 
-use anyhow::{Context as _, anyhow, bail};
-use ryzanstein_config::{BackendChoice, ByteSize, Config, WorldSize};
-use ryzanstein_orchestrator::bench::{
-    self, Calibration, Change, Columns, Earlier, Format, Report, Request, RowWriter, Sweep,
-};
-use ryzanstein_orchestrator::measure::{Collective, UnknownCollective};
+use std::io::Write as _;
+
+use anyhow::bail;
+use ryzanstein_config::{BackendChoice, WorldSize};
+use ryzanstein_orchestrator::bench::{self, Calibration, Change, Columns, Event, Report, Request, RowWriter};
 use ryzanstein_orchestrator::table::wrap;
 use ryzanstein_orchestrator::{Orchestrator, VERSION, doctor, plural};
-use ryzanstein_process_group::{BackendKind, DType, Error, Memory, ReduceOp, units};
-use tempfile::NamedTempFile;
+use ryzanstein_process_group::{BackendKind, Error, Memory, units};
+
+pub(crate) use args::Args;
+use args::OutputFormat;
+use progress::Progress;
 
 use crate::{launch, rank, screen, settings};
-
-const EXAMPLES: &str = "Examples:
-  ryz bench -n 4
-  ryz bench -n 4 --op all -b 8 -e 128MiB -f 2 --out-of-place
-  ryz bench -n 2 --sizes 1KB,1MB --path all --format json --out result.jsonl
-  ryz bench -n 2 --sizes 1KB,1MB --path all --compare result.jsonl";
-
-#[derive(clap::Args, Clone, Debug)]
-#[command(after_help = EXAMPLES)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
-pub(crate) struct Args {
-    /// Number of ranks to start, when no launcher started this process
-    #[arg(long, short = 'n', value_name = "N")]
-    world_size: Option<String>,
-    /// Backend of the collectives: auto, nccl (on GPUs) or tcp (on CPUs) [default: auto]
-    #[arg(long, value_name = "BACKEND")]
-    backend: Option<String>,
-    /// Operations separated by commas, or all
-    #[arg(long, value_name = "OP,…", default_value = "all_reduce")]
-    op: String,
-    /// Smallest size [default: 1KB]
-    #[arg(long, short = 'b', value_name = "SIZE")]
-    min_bytes: Option<ByteSize>,
-    /// Largest size [default: 100MB]
-    #[arg(long, short = 'e', value_name = "SIZE")]
-    max_bytes: Option<ByteSize>,
-    /// Ratio between two sizes [default: 4]
-    #[arg(long, short = 'f', value_name = "F")]
-    factor: Option<u64>,
-    /// Sizes separated by commas, instead of a sweep
-    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', conflicts_with_all = ["min_bytes", "max_bytes", "factor"])]
-    sizes: Option<Vec<ByteSize>>,
-    /// Element type: f32, f64, f16, bf16, i8, u8, i32, u32, i64 or u64
-    #[arg(long, value_name = "DTYPE", default_value = "f32")]
-    dtype: DType,
-    /// Reduction: sum, product, min, max or avg
-    #[arg(long, value_name = "OP", default_value = "sum", value_parser = reduction)]
-    reduction: ReduceOp,
-    /// Untimed calls before the timed ones; their values are checked [default: a tenth of the timed ones]
-    #[arg(long, short = 'w', value_name = "W")]
-    warmup: Option<usize>,
-    /// Timed calls [default: fewer for larger sizes]
-    #[arg(long, value_name = "I", value_parser = clap::value_parser!(u32).range(1..))]
-    iters: Option<u32>,
-    /// Measure out of place too, with separate input and output: rows named all_reduce_into and so on
-    #[arg(long)]
-    out_of_place: bool,
-    /// nccl-tests' flag. Every value of every call is always checked, outside the timed part
-    #[arg(long, short = 'c', value_name = "1", value_parser = always_checked, hide = true)]
-    check: Option<()>,
-    /// Time calls replayed from a CUDA graph
-    #[arg(long)]
-    graph: bool,
-    /// Paths to measure, separated by commas: auto, all, or names as the table shows them
-    #[arg(long, value_name = "PATH,…", value_delimiter = ',', default_value = "auto")]
-    path: Vec<String>,
-    /// Explain why each row's calls took their path, and not another
-    #[arg(long)]
-    why: bool,
-    /// Output format
-    #[arg(long, value_enum, default_value_t = OutputFormat::Table)]
-    format: OutputFormat,
-    /// Write the result to this file, and a table to standard output
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
-    /// Bandwidth of one link in one direction, in GB/s, of which one target is a share [default: that of a copy between
-    /// two GPUs, or of large messages between two ranks on CPUs]
-    #[arg(long, value_name = "GBS", value_parser = positive)]
-    link_gbs: Option<f64>,
-    /// Compare with an earlier result of --format json; exit with code 1 if a row is slower by more than --tolerance and by more
-    /// than chance
-    #[arg(long, value_name = "FILE")]
-    compare: Option<PathBuf>,
-    /// How much slower a row may be, in percent [default: 10]
-    #[arg(long, value_name = "PERCENT", value_parser = positive, requires = "compare")]
-    tolerance: Option<f64>,
-    /// Judge latencies and bandwidths on CPUs too (the targets are for GPUs)
-    #[arg(long)]
-    targets: bool,
-    /// Exit with code 1 if a target is missed or none can be judged; implies --targets
-    #[arg(long)]
-    strict: bool,
-    #[command(flatten)]
-    file: settings::ConfigFile,
-}
-
-#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-enum OutputFormat {
-    Table,
-    Json,
-    Csv,
-    Html,
-    Svg,
-}
-
-impl From<OutputFormat> for Format {
-    fn from(format: OutputFormat) -> Self {
-        match format {
-            OutputFormat::Table => Self::Table,
-            OutputFormat::Json => Self::Json,
-            OutputFormat::Csv => Self::Csv,
-            OutputFormat::Html => Self::Html,
-            OutputFormat::Svg => Self::Svg,
-        }
-    }
-}
-
-fn reduction(text: &str) -> anyhow::Result<ReduceOp> {
-    ReduceOp::ALL.iter().copied().find(|op| op.name() == text).ok_or_else(|| {
-        let names: Vec<_> = ReduceOp::ALL.iter().map(|op| op.name()).collect();
-        anyhow!("expected one of {}", names.join(", "))
-    })
-}
-
-fn always_checked(text: &str) -> anyhow::Result<()> {
-    match text.parse::<u32>() {
-        Ok(0) => bail!(
-            "every value is always checked, outside the timed part, so the figures do not change; omit it"
-        ),
-        Ok(_) => Ok(()),
-        Err(_) => bail!("expected 1: every value of every call is checked"),
-    }
-}
-
-fn positive(text: &str) -> anyhow::Result<f64> {
-    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
-    number.context("expected a number above zero")
-}
-
-impl Args {
-    fn config(&self) -> anyhow::Result<Config> {
-        let mut flags = settings::Flags::new();
-        settings::set_flag(&mut flags, "job.world_size", "--world-size", self.world_size.as_ref());
-        settings::set_flag(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
-        let mut config = self.file.load(flags)?;
-        settings::silence_slow_call_warnings(&mut config);
-        Ok(config)
-    }
-
-    fn request(&self) -> Result<Request, Error> {
-        Ok(Request {
-            ops: operations(&self.op)?,
-            sizes: self.sizes()?,
-            dtype: self.dtype,
-            reduction: self.reduction,
-            warmup: self.warmup,
-            iterations: self.iters.map(|n| n as usize),
-            graph: self.graph,
-            out_of_place: self.out_of_place,
-            paths: self.path.clone(),
-            why: self.why,
-            judged: self.targets || self.strict,
-        })
-    }
-
-    /// The result to compare with.
-    fn earlier(&self) -> anyhow::Result<Option<Earlier>> {
-        let Some(file) = &self.compare else { return Ok(None) };
-        let shown = file.display().to_string();
-        let text = std::fs::read_to_string(file)
-            .map_err(|error| Error::Configuration(format!("--compare {shown}: {error}")))?;
-        Ok(Some(Earlier::parse(&text, &shown)?))
-    }
-
-    fn sizes(&self) -> Result<Vec<u64>, Error> {
-        if let Some(sizes) = &self.sizes {
-            if sizes.iter().any(|size| size.get() == 0) {
-                return Err(Error::Configuration("--sizes: a size must be at least one byte".into()));
-            }
-            return Ok(sizes.iter().map(|size| size.get()).collect());
-        }
-        let usual = Sweep::default();
-        let sweep = Sweep {
-            min: self.min_bytes.map_or(usual.min, ByteSize::get),
-            max: self.max_bytes.map_or(usual.max, ByteSize::get),
-            factor: self.factor.unwrap_or(usual.factor),
-        };
-        // Sizes that the user names are measured exactly, without the documented ones.
-        let is_named = self.min_bytes.is_some() || self.max_bytes.is_some() || self.factor.is_some();
-        if is_named { sweep.sizes() } else { sweep.with_documented() }
-    }
-}
-
-fn operations(text: &str) -> Result<Vec<Collective>, Error> {
-    if text == "all" {
-        return Ok(Collective::ALL.to_vec());
-    }
-    let parse = |name: &str| {
-        name.trim()
-            .parse()
-            .map_err(|error: UnknownCollective| Error::Configuration(format!("--op {text}: {error}")))
-    };
-    text.split(',').map(parse).collect()
-}
 
 pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let mut config = args.config()?;
@@ -217,49 +26,38 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let request = args.request()?;
     // Refuse what is wrong before anything is started.
     request.check()?;
+    args.check_format()?;
     if config.process_group.backend == BackendChoice::Tcp {
         bench::check_graph_support(request.graph, BackendKind::Tcp)?;
     }
-    if !settings::is_launched(&config)? {
+    let is_launched = settings::is_launched(&config)?;
+    if args.vary.is_some() && is_launched && args.variant.is_none() {
+        return Err(Error::Configuration(
+            "--vary starts the ranks of each variant itself, on this machine; run it without a launcher, with -n N".into(),
+        )
+        .into());
+    }
+    if !is_launched {
         let ranks = config.job.world_size.map(WorldSize::get).ok_or_else(|| {
             Error::Configuration("world size is not set: pass --world-size N or set job.world_size".into())
         })?;
+        request.check_groups(ranks as usize)?;
         if let Some(file) = &args.out {
             // Fails now if the result cannot be written at the end.
-            temporary_file_for(file)?;
+            out::temporary_file_for(file)?;
+        }
+        if args.resume {
+            args.growing().map(out::rows).transpose()?;
         }
         args.earlier()?;
+        if let Some(vary) = args.vary {
+            return vary::run(args, vary.into(), &config, ranks, screen);
+        }
         if ranks > 1 {
-            return launch::relaunch(ranks, &args.file, &[]);
+            return launch::relaunch(ranks, &args.file, &[], &[]);
         }
     }
     rank::run(&config, |orchestrator| measure(orchestrator, args, request, screen))
-}
-
-/// A temporary file in the same folder. It replaces `file` at the end, so a run that fails leaves an earlier result as it was.
-fn temporary_file_for(file: &Path) -> anyhow::Result<NamedTempFile> {
-    let shown = file.display();
-    if file.is_dir() {
-        bail!("cannot write --out {shown}: it is a folder; name a file in it");
-    }
-    if file.exists() && !file.is_file() {
-        bail!("cannot write --out {shown}: it is not a regular file; name another one");
-    }
-    let file = target(file);
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Those of the file that it replaces, or of a new one; both less the umask.
-    let permissions = std::fs::metadata(&file)
-        .map_or_else(|_| std::fs::Permissions::from_mode(0o666), |metadata| metadata.permissions());
-    tempfile::Builder::new()
-        .prefix(".ryz-bench-")
-        .permissions(permissions)
-        .tempfile_in(folder)
-        .with_context(|| format!("cannot write --out {shown}"))
-}
-
-/// The file that a link leads to.
-fn target(file: &Path) -> PathBuf {
-    file.canonicalize().unwrap_or_else(|_| file.to_owned())
 }
 
 fn measure(
@@ -269,19 +67,33 @@ fn measure(
     screen: &screen::Args,
 ) -> anyhow::Result<()> {
     let is_first = orchestrator.manager().rank().0 == 0;
-    let out = args.out.as_ref().filter(|_| is_first);
+    let growing = args.growing();
+    let out = args.out.as_ref().filter(|_| is_first && growing.is_none());
     // Only looks whether it can be made. It is made at the end, so an interrupted run leaves none.
-    out.map(|file| temporary_file_for(file)).transpose()?;
+    out.map(|file| out::temporary_file_for(file)).transpose()?;
+    let (mut growing_file, recorded) =
+        growing.filter(|_| is_first).map(out::Growing::open).transpose()?.unzip();
+    // Rank 0 knows the rows of the file, and all ranks ask it.
+    let recorded = growing.map(|_| recorded.unwrap_or_default());
     let earlier = if is_first { args.earlier()? } else { None };
     let group = orchestrator.manager().world();
-    let request = Request { judged: request.judged || group.memory() != Memory::Host, ..request };
+    // The targets are for one group that does the usual.
+    let is_usual = request.groups == 1 && request.part.is_none();
+    let is_judged = is_usual && (request.judged || group.memory() != Memory::Host);
+    let request = Request { judged: is_judged, ..request };
     let operations: Vec<String> =
         request.ops.iter().map(|what| bench::label(*what, request.reduction, request.out_of_place)).collect();
     // With --out, the file gets the format that was asked for, and standard output the table.
     let shown = if args.out.is_some() { OutputFormat::Table } else { args.format };
+    // The process that compares variants shows them.
+    let is_quiet = request.part.is_some();
     let stdout = screen.stdout();
     let calibration = bench::calibrate(orchestrator, &request, args.link_gbs)?;
-    let columns = Columns { judged: request.judged, calibrated: !calibration.is_empty() };
+    let columns = Columns {
+        judged: request.judged,
+        calibrated: !calibration.is_empty(),
+        skew: bench::measures_skew(orchestrator.manager()),
+    };
     let paths = orchestrator.manager().world().paths();
     let writer = RowWriter::new(&operations, request.dtype, &paths, columns, stdout);
     let heading = heading(orchestrator, &request, &calibration);
@@ -293,43 +105,61 @@ fn measure(
         OutputFormat::Csv => format!("{}\n", bench::csv_head()),
         OutputFormat::Json | OutputFormat::Html | OutputFormat::Svg => String::new(),
     };
+    let is_live = shown == OutputFormat::Table && !is_quiet && screen::is_terminal();
+    let part = request.part.as_ref();
+    let part = part.map(|part| format!("{}, round {} of {}: ", part.variant, part.round, bench::ROUNDS));
+    let progress = Progress::new(is_first && !is_live, &part.unwrap_or_default());
     // Whoever reads the output gets each row as soon as it is measured.
     let tell = |text: &str| {
-        if is_first {
+        if is_first && !is_quiet {
             let mut out = std::io::stdout().lock();
             // A reader that has closed the pipe does not fail the measurement.
             let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
         }
     };
     tell(&head);
-    let rows = bench::run(orchestrator, &request, &calibration, &mut |row: &bench::Row| {
-        tell(&match shown {
-            OutputFormat::Table => writer.row(row),
-            OutputFormat::Json => bench::json(row) + "\n",
-            OutputFormat::Csv => bench::csv_row(row) + "\n",
-            // A page or a drawing comes at the end. Meanwhile people see that something happens.
-            OutputFormat::Html | OutputFormat::Svg if is_first => {
-                let size = units::bytes(row.bytes as f64);
-                eprintln!("{} {size} {}: {}", row.op, row.path, units::time(row.median_us));
-                String::new()
+    let mut known = 0;
+    let rows = bench::run(orchestrator, &request, &calibration, recorded, |event| {
+        match event {
+            Event::Next { number, of, op, bytes } => progress.tell(number, of, op, bytes),
+            Event::Known => known += 1,
+            Event::Absent(variant) if is_first => {
+                progress.aside(|| eprintln!("ryz: {variant} is left out: its path is not there"));
             }
-            OutputFormat::Html | OutputFormat::Svg => String::new(),
-        });
-        Ok(())
+            Event::Absent(_) => {}
+            Event::Row(row) => {
+                if let Some(file) = &mut growing_file {
+                    file.add(row)?;
+                }
+                progress.aside(|| {
+                    tell(&match shown {
+                        OutputFormat::Table => writer.row(row),
+                        OutputFormat::Json => bench::json(row) + "\n",
+                        OutputFormat::Csv => bench::csv_row(row) + "\n",
+                        // A page or a drawing comes at the end.
+                        OutputFormat::Html | OutputFormat::Svg => String::new(),
+                    });
+                });
+            }
+        }
+        anyhow::Ok(())
     })?;
+    progress.end();
     let report = Report { heading, judged: request.judged, rows, link_gbs: calibration.link_gbs };
     match shown {
-        OutputFormat::Table => tell(&format!("\n{}", report.conclusion(stdout))),
+        OutputFormat::Table => {
+            if let (Some(file), 1..) = (growing, known) {
+                tell(&format!("\n{} in {} before\n", rows_were(known), file.display()));
+            }
+            tell(&format!("\n{}", report.conclusion(stdout)));
+        }
         OutputFormat::Html | OutputFormat::Svg => tell(&report.text(shown.into())),
         // There is no room for the verdicts on standard output.
         OutputFormat::Json | OutputFormat::Csv if is_first => eprint!("{}", report.targets(screen.stderr())),
         OutputFormat::Json | OutputFormat::Csv => {}
     }
     if let Some(file) = out {
-        let what = || format!("cannot write --out {}", file.display());
-        let mut unfinished = temporary_file_for(file)?;
-        unfinished.write_all(report.text(args.format.into()).as_bytes()).with_context(what)?;
-        unfinished.persist(target(file)).with_context(what)?;
+        out::write(file, &report.text(args.format.into()))?;
     }
     // Rank 0 has the earlier result, and all ranks fail alike.
     let comparison =
@@ -369,14 +199,22 @@ fn rows_are(count: usize) -> String {
     format!("{} {}", plural(count, "row"), if count == 1 { "is" } else { "are" })
 }
 
+fn rows_were(count: usize) -> String {
+    format!("{} {}", plural(count, "row"), if count == 1 { "was" } else { "were" })
+}
+
 fn heading(orchestrator: &mut Orchestrator, request: &Request, calibration: &Calibration) -> String {
     let manager = orchestrator.manager();
     let hosts: std::collections::BTreeSet<&str> =
         manager.roster().members.iter().map(|member| member.host.as_str()).collect();
     let found = calibration.summary();
+    let at_once = match request.groups {
+        1 => String::new(),
+        groups => format!(", in {groups} groups that call at the same time"),
+    };
     let probed = if found.is_empty() { String::new() } else { format!("\nprobed: {found}") };
     format!(
-        "ryz {VERSION}: {} on {}, ready in {}\n{}\nbackend {}: {}\n{} elements, {}{probed}",
+        "ryz {VERSION}: {} on {}{at_once}, ready in {}\n{}\nbackend {}: {}\n{} elements, {}{probed}",
         plural(manager.roster().world_size(), "rank"),
         plural(hosts.len(), "host"),
         units::time(manager.init_time().as_secs_f64() * 1e6),

@@ -38,7 +38,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     settings::silence_slow_call_warnings(&mut config);
     let ranks = config.job.world_size.map_or(1, WorldSize::get);
     if ranks > 1 && !settings::is_launched(&config)? {
-        return launch::relaunch(ranks, &args.file, &[]);
+        return launch::relaunch(ranks, &args.file, &[], &[]);
     }
     let options =
         Options { job: &config.job.name, targets: args.targets || args.strict, screen: screen.stdout() };

@@ -250,8 +250,8 @@ fn prepare(
 
 /// Starts the ranks. They have no standard input, so they get what came from there in a file.
 fn relaunch(ranks: u32, args: &Args, from_stdin: Option<&str>) -> anyhow::Result<i32> {
-    let Some(text) = from_stdin else { return launch::relaunch(ranks, &args.file, &[]) };
+    let Some(text) = from_stdin else { return launch::relaunch(ranks, &args.file, &[], &[]) };
     let mut file = tempfile::NamedTempFile::new().context("cannot hand the prompt to the ranks")?;
     file.write_all(text.as_bytes()).context("cannot hand the prompt to the ranks")?;
-    launch::relaunch(ranks, &args.file, &["--prompt-file".into(), file.path().into()])
+    launch::relaunch(ranks, &args.file, &["--prompt-file".into(), file.path().into()], &[])
 }

@@ -209,14 +209,16 @@ fn run_supervisor(supervisor: Command) -> anyhow::Result<i32> {
     Ok(code)
 }
 
-/// Runs this same command on several ranks, with `more` arguments and the output of rank 0 as its own.
+/// Runs this same command on several ranks, with `more` arguments and `variables`, and the output of rank 0 as its own.
 pub(crate) fn relaunch(
     world_size: u32,
     file: &settings::ConfigFile,
     more: &[OsString],
+    variables: &[(&str, &str)],
 ) -> anyhow::Result<i32> {
     let program = std::env::current_exe().context("cannot find this program")?;
     let mut supervisor = Command::new(&program);
+    supervisor.envs(variables.iter().copied());
     supervisor.arg(SUPERVISE).args(["--world-size", &world_size.to_string(), "--direct"]);
     if let Some(file) = file.named() {
         supervisor.arg("--config").arg(file);

@@ -1,0 +1,57 @@
+//! The paths that are measured. Pure.
+
+use ryzanstein_process_group::Error;
+use ryzanstein_process_group::paths::Path;
+
+/// The paths that `--path` selects on a group with these paths. `None` is the backend's own choice.
+pub(super) fn choose_paths(names: &[String], there: &[Path]) -> Result<Vec<Option<Path>>, Error> {
+    let mut chosen: Vec<Option<Path>> = Vec::new();
+    for name in names {
+        match name.as_str() {
+            "auto" => chosen.push(None),
+            "all" => {
+                chosen.push(None);
+                chosen.extend(there.iter().copied().map(Some));
+            }
+            name => {
+                // `ring` is short for `tcp/ring`.
+                let is_it = |full: &str| full == name || full.rsplit('/').next() == Some(name);
+                let path = there.iter().find(|path| is_it(&path.to_string()));
+                chosen.push(Some(*path.ok_or_else(|| {
+                    let names: Vec<String> = there.iter().map(ToString::to_string).collect();
+                    Error::Configuration(format!(
+                        "--path {name}: there is no such path here; expected auto, all, or some of {}, separated by commas",
+                        names.join(", ")
+                    ))
+                })?));
+            }
+        }
+    }
+    let mut kept = Vec::new();
+    chosen.retain(|path| {
+        !kept.contains(path) && {
+            kept.push(*path);
+            true
+        }
+    });
+    Ok(chosen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ryzanstein_process_group::schedule::Algorithm;
+
+    #[test]
+    fn paths_are_named_in_full_or_by_their_last_word() {
+        let there: Vec<Path> = Algorithm::ALL.into_iter().map(Path::Tcp).collect();
+        let choose =
+            |names: &[&str]| choose_paths(&names.iter().map(ToString::to_string).collect::<Vec<_>>(), &there);
+        let ring = Some(Path::Tcp(Algorithm::Ring));
+        assert_eq!(choose(&["auto"]).unwrap(), [None]);
+        assert_eq!(choose(&["ring", "tcp/ring", "auto"]).unwrap(), [ring, None]);
+        assert_eq!(choose(&["all"]).unwrap().len(), there.len() + 1);
+        let error = choose(&["rign"]).unwrap_err().to_string();
+        assert!(error.contains("--path rign") && error.contains("tcp/ring"), "{error}");
+    }
+}

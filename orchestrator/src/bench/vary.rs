@@ -1,0 +1,231 @@
+//! What `--vary` compares, and how each variant is started. Pure.
+
+use ryzanstein_process_group::{BackendKind, Error};
+
+/// Rounds in which the variants take turns, so that a drift of the machine hits all alike.
+pub const ROUNDS: usize = 3;
+
+/// What the variants of a measurement differ in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Vary {
+    /// NCCL's algorithm, or the path over CPUs.
+    Algorithm,
+    /// NCCL's protocol.
+    Protocol,
+    /// The backend.
+    Backend,
+    /// Copies between peers, or through memory or links between them.
+    Copies,
+    /// How much is started anew for each call.
+    Start,
+}
+
+/// What a call finds ready.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Start {
+    /// A group that has been there before.
+    Reuse,
+    /// A group that is made for it.
+    NewGroup,
+    /// A rank that joins for it, and leaves after it.
+    Initialize,
+}
+
+impl Start {
+    /// All of them, the cheapest first.
+    pub const ALL: [Self; 3] = [Self::Reuse, Self::NewGroup, Self::Initialize];
+
+    /// The name of the variant.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Reuse => "reuse",
+            Self::NewGroup => "new_group",
+            Self::Initialize => "initialize",
+        }
+    }
+}
+
+/// One of the things that are compared. Its ranks are processes of their own, because NCCL reads its variables once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Variant {
+    /// The name in tables and rows.
+    pub name: &'static str,
+    /// Variables of its ranks.
+    pub variables: &'static [(&'static str, &'static str)],
+    /// The path that its calls are forced to take.
+    pub path: Option<&'static str>,
+    /// What its calls find ready, where that is what varies.
+    pub start: Option<Start>,
+}
+
+impl Variant {
+    const fn plain(name: &'static str) -> Self {
+        Self { name, variables: &[], path: None, start: None }
+    }
+
+    const fn set(name: &'static str, variables: &'static [(&'static str, &'static str)]) -> Self {
+        Self { variables, ..Self::plain(name) }
+    }
+
+    const fn forced(name: &'static str, path: &'static str) -> Self {
+        Self { path: Some(path), ..Self::plain(name) }
+    }
+
+    /// What it differs in, for a legend.
+    pub fn legend(&self) -> String {
+        let path = self.path.map(|path| format!("--path {path}"));
+        let variables = self.variables.iter().map(|(name, value)| format!("{name}={value}"));
+        let all: Vec<String> = variables.chain(path).collect();
+        let told = match (self.start, all.is_empty()) {
+            (Some(Start::Reuse), _) => "a call in a group that is there".into(),
+            (Some(Start::NewGroup), _) => "a new group for each call, and the call".into(),
+            (Some(Start::Initialize), _) => "initialize, the call and finalize".into(),
+            (None, true) => "nothing is set".into(),
+            (None, false) => all.join(" "),
+        };
+        format!("{}: {told}", self.name)
+    }
+}
+
+impl Vary {
+    /// The value of the flag.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Algorithm => "algorithm",
+            Self::Protocol => "protocol",
+            Self::Backend => "backend",
+            Self::Copies => "copies",
+            Self::Start => "start",
+        }
+    }
+
+    /// The variants on a backend; the first is what the others are compared with. `gpus` are those of this machine.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] where there is nothing to compare.
+    pub fn variants(self, backend: BackendKind, ranks: usize, gpus: usize) -> Result<Vec<Variant>, Error> {
+        let on_nccl = backend == BackendKind::Nccl;
+        match self {
+            Self::Algorithm if on_nccl => Ok(vec![
+                Variant::plain("auto"),
+                Variant::set("RING", &[("NCCL_ALGO", "Ring")]),
+                // The other operations have no tree.
+                Variant::set("TREE", &[("NCCL_ALGO", "Ring;allreduce:Tree")]),
+            ]),
+            Self::Algorithm => Ok(vec![
+                Variant::plain("auto"),
+                Variant::forced("direct", "tcp/direct"),
+                Variant::forced("ring", "tcp/ring"),
+                Variant::forced("recursive_doubling", "tcp/recursive_doubling"),
+                Variant::forced("halving_doubling", "tcp/halving_doubling"),
+                Variant::forced("cross_memory", "cross_memory"),
+            ]),
+            Self::Protocol if on_nccl => Ok(vec![
+                Variant::plain("auto"),
+                Variant::set("LL", &[("NCCL_PROTO", "LL")]),
+                Variant::set("LL128", &[("NCCL_PROTO", "LL128")]),
+                Variant::set("Simple", &[("NCCL_PROTO", "Simple")]),
+            ]),
+            Self::Protocol => Err(Error::Configuration(format!(
+                "--vary protocol: the protocols LL, LL128 and Simple are NCCL's, and the {backend} backend on CPUs has none; run \
+                 it on GPUs with --backend nccl, or use --vary algorithm"
+            ))),
+            Self::Backend if gpus < ranks.max(1) => Err(Error::Configuration(format!(
+                "--vary backend: it compares nccl with tcp, and nccl needs a GPU for each rank: CUDA shows {gpus} here for \
+                 {ranks} ranks; `ryz doctor` says more about the GPUs"
+            ))),
+            Self::Backend => Ok(vec![
+                Variant::set("nccl", &[("RYZ_PROCESS_GROUP__BACKEND", "nccl")]),
+                Variant::set("tcp", &[("RYZ_PROCESS_GROUP__BACKEND", "tcp")]),
+            ]),
+            Self::Copies if on_nccl => {
+                Ok(vec![Variant::plain("peer"), Variant::set("host", &[("NCCL_P2P_DISABLE", "1")])])
+            }
+            Self::Copies => Ok(vec![
+                Variant::forced("cross_memory", "cross_memory"),
+                Variant::set("tcp", &[("RYZ_PROCESS_GROUP__TCP__CROSS_MEMORY", "false")]),
+            ]),
+            Self::Start => Ok(Start::ALL
+                .map(|start| Variant { start: Some(start), ..Variant::plain(start.name()) })
+                .into()),
+        }
+    }
+
+    /// Refuses variables of the user that the variants would have to change. `of_user` says where one is set.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] names the variable.
+    pub fn check_unset(
+        self,
+        variants: &[Variant],
+        of_user: impl Fn(&str) -> Option<String>,
+    ) -> Result<(), Error> {
+        for (name, _) in variants.iter().flat_map(|variant| variant.variables) {
+            if let Some(origin) = of_user(name) {
+                return Err(Error::Configuration(format!(
+                    "--vary {}: the variants set {name}, but it is already set by {origin}, which always counts; unset it, or \
+                     measure without --vary",
+                    self.name()
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: [Vary; 5] = [Vary::Algorithm, Vary::Protocol, Vary::Backend, Vary::Copies, Vary::Start];
+
+    fn names(vary: Vary, backend: BackendKind) -> Vec<&'static str> {
+        vary.variants(backend, 2, 2).expect("variants").iter().map(|variant| variant.name).collect()
+    }
+
+    #[test]
+    fn each_backend_has_variants_of_its_own() {
+        assert_eq!(names(Vary::Algorithm, BackendKind::Nccl), ["auto", "RING", "TREE"]);
+        assert_eq!(names(Vary::Algorithm, BackendKind::Tcp).len(), 6);
+        assert_eq!(names(Vary::Protocol, BackendKind::Nccl), ["auto", "LL", "LL128", "Simple"]);
+        assert_eq!(names(Vary::Copies, BackendKind::Nccl), ["peer", "host"]);
+        assert_eq!(names(Vary::Copies, BackendKind::Tcp), ["cross_memory", "tcp"]);
+        assert_eq!(names(Vary::Start, BackendKind::Tcp), ["reuse", "new_group", "initialize"]);
+    }
+
+    #[test]
+    fn what_cannot_be_compared_here_is_refused_with_the_reason() {
+        let protocol = Vary::Protocol.variants(BackendKind::Tcp, 2, 0).unwrap_err().to_string();
+        assert!(protocol.contains("NCCL's") && protocol.contains("--vary algorithm"), "{protocol}");
+        let backend = Vary::Backend.variants(BackendKind::Tcp, 4, 2).unwrap_err();
+        assert!(backend.is_permanent());
+        assert!(backend.to_string().contains("CUDA shows 2 here for 4 ranks"), "{backend}");
+    }
+
+    #[test]
+    fn every_variant_says_what_it_sets_and_no_two_are_alike() {
+        for (vary, backend) in ALL
+            .into_iter()
+            .zip([BackendKind::Nccl; 5])
+            .chain([(Vary::Algorithm, BackendKind::Tcp), (Vary::Copies, BackendKind::Tcp)])
+        {
+            let variants = vary.variants(backend, 2, 2).expect("variants");
+            let mut legends: Vec<String> = variants.iter().map(Variant::legend).collect();
+            legends.dedup();
+            assert_eq!(legends.len(), variants.len(), "{legends:?}");
+        }
+        let tree = Vary::Algorithm.variants(BackendKind::Nccl, 2, 2).expect("variants")[2];
+        assert_eq!(tree.legend(), "TREE: NCCL_ALGO=Ring;allreduce:Tree");
+    }
+
+    #[test]
+    fn a_variable_of_the_user_is_not_overridden() {
+        let variants = Vary::Algorithm.variants(BackendKind::Nccl, 2, 2).expect("variants");
+        assert!(Vary::Algorithm.check_unset(&variants, |_| None).is_ok());
+        let set = |name: &str| (name == "NCCL_ALGO").then(|| "the environment".to_owned());
+        let error = Vary::Algorithm.check_unset(&variants, set).unwrap_err().to_string();
+        assert!(error.contains("NCCL_ALGO") && error.contains("the environment"), "{error}");
+        let protocols = Vary::Protocol.variants(BackendKind::Nccl, 2, 2).expect("variants");
+        assert!(Vary::Protocol.check_unset(&protocols, set).is_ok());
+    }
+}
