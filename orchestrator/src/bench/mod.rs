@@ -5,10 +5,12 @@ mod compare;
 mod format;
 mod html;
 mod limits;
+pub mod overlap;
 mod plot;
 mod report;
 mod rows;
 mod sizes;
+pub mod steps;
 mod verdict;
 mod why;
 

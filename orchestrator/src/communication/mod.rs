@@ -33,25 +33,28 @@ pub struct Part {
     /// The share of a step that all its calls take; `None` if none was timed.
     pub share: Option<f64>,
     /// Name of the element type of the largest calls.
-    dtype: String,
-    /// Bytes that a link carries for a call.
-    wire_bytes: f64,
+    pub dtype: String,
+    /// Mean bytes that a link carries for a call: `bytes` × the operation's traffic factor.
+    pub wire_bytes: f64,
 }
 
 /// The communication of a step.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(transparent)]
 pub struct Communication {
     /// By operation, the one that takes longest first.
     pub parts: Vec<Part>,
 }
 
 impl Communication {
-    /// From the profile of one rank, which has been cleared before `steps` steps that took `seconds` together.
+    /// From the profile of one rank, which has been cleared before `steps` steps that took `seconds` together. Calls of one rank
+    /// alone do not count.
     pub fn new(rows: &[ProfileRow], seconds: f64, steps: usize) -> Self {
+        let rows: Vec<&ProfileRow> = rows.iter().filter(|row| row.world_size > 1).collect();
         let mut ops: Vec<&str> = rows.iter().map(|row| row.op).collect();
         ops.sort_unstable();
         ops.dedup();
-        let mut parts: Vec<Part> = ops.into_iter().map(|op| Part::new(op, rows, seconds, steps)).collect();
+        let mut parts: Vec<Part> = ops.into_iter().map(|op| Part::new(op, &rows, seconds, steps)).collect();
         parts.sort_by(|a, b| b.share.unwrap_or(0.0).total_cmp(&a.share.unwrap_or(0.0)));
         Self { parts }
     }
@@ -95,8 +98,8 @@ impl Communication {
 }
 
 impl Part {
-    fn new(op: &str, rows: &[ProfileRow], seconds: f64, steps: usize) -> Self {
-        let rows = || rows.iter().filter(|row| row.op == op);
+    fn new(op: &str, rows: &[&ProfileRow], seconds: f64, steps: usize) -> Self {
+        let rows = || rows.iter().copied().filter(|row| row.op == op);
         let calls = rows().map(|row| row.calls).sum::<u64>() as f64;
         let sum = |of: &dyn Fn(&ProfileRow) -> f64| rows().map(|row| row.calls as f64 * of(row)).sum::<f64>();
         // The calls that were timed stand for all of their row.

@@ -61,7 +61,8 @@ fn without_timed_calls_there_is_no_verdict() {
     let communication = Communication::new(&[untimed], 1.0, 1);
     assert_eq!((communication.share(), communication.meets_target()), (None, None));
     assert_eq!(communication.text(&GPUS, Screen::PLAIN), "");
-    assert_eq!(Communication::new(&[], 1.0, 1).share(), None);
+    let alone = ProfileRow { world_size: 1, ..row("all_reduce", 9, 8e3, 10.0) };
+    assert_eq!(Communication::new(&[alone], 1.0, 1).share(), None);
 }
 
 /// The advice for one operation that takes half of a step.

@@ -1,5 +1,7 @@
 //! `ryz bench`
 
+mod suite;
+
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -20,8 +22,8 @@ use crate::{launch, rank, screen, settings};
 const EXAMPLES: &str = "Examples:
   ryz bench -n 4
   ryz bench -n 4 --op all -b 8 -e 128MiB -f 2 --out-of-place
-  ryz bench -n 2 --sizes 1KB,1MB --path all --format json --out result.jsonl
-  ryz bench -n 2 --sizes 1KB,1MB --path all --compare result.jsonl";
+  ryz bench -n 2 --sizes 1KB,1MB --path all --compare result.jsonl
+  ryz bench -n 4 --latency-targets";
 
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -99,6 +101,8 @@ pub(crate) struct Args {
     #[arg(long)]
     strict: bool,
     #[command(flatten)]
+    suite: suite::Args,
+    #[command(flatten)]
     file: settings::ConfigFile,
 }
 
@@ -156,7 +160,7 @@ impl Args {
     }
 
     fn request(&self) -> Result<Request, Error> {
-        Ok(Request {
+        Ok(self.suite.complete(Request {
             ops: operations(&self.op)?,
             sizes: self.sizes()?,
             dtype: self.dtype,
@@ -168,7 +172,7 @@ impl Args {
             paths: self.path.clone(),
             why: self.why,
             judged: self.targets || self.strict,
-        })
+        }))
     }
 
     /// The result to compare with.
@@ -217,6 +221,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let request = args.request()?;
     // Refuse what is wrong before anything is started.
     request.check()?;
+    args.suite.check(args.format, config.job.world_size.map(WorldSize::get))?;
     if config.process_group.backend == BackendChoice::Tcp {
         bench::check_graph_support(request.graph, BackendKind::Tcp)?;
     }
@@ -268,6 +273,9 @@ fn measure(
     request: Request,
     screen: &screen::Args,
 ) -> anyhow::Result<()> {
+    if args.suite.overlap {
+        return args.suite.measure_overlap(orchestrator, request.iterations, args.format, screen);
+    }
     let is_first = orchestrator.manager().rank().0 == 0;
     let out = args.out.as_ref().filter(|_| is_first);
     // Only looks whether it can be made. It is made at the end, so an interrupted run leaves none.
@@ -275,6 +283,7 @@ fn measure(
     let earlier = if is_first { args.earlier()? } else { None };
     let group = orchestrator.manager().world();
     let request = Request { judged: request.judged || group.memory() != Memory::Host, ..request };
+    let request = args.suite.place(request, group.memory());
     let operations: Vec<String> =
         request.ops.iter().map(|what| bench::label(*what, request.reduction, request.out_of_place)).collect();
     // With --out, the file gets the format that was asked for, and standard output the table.
@@ -317,7 +326,13 @@ fn measure(
         });
         Ok(())
     })?;
-    let report = Report { heading, judged: request.judged, rows, link_gbs: calibration.link_gbs };
+    let link_gbs = calibration.link_gbs;
+    let steps = args.suite.measure_steps(orchestrator, request.iterations, link_gbs, |row| {
+        if shown == OutputFormat::Json {
+            tell(&(bench::steps::json(row) + "\n"));
+        }
+    })?;
+    let report = Report { heading, judged: request.judged, rows, link_gbs, steps };
     match shown {
         OutputFormat::Table => tell(&format!("\n{}", report.conclusion(stdout))),
         OutputFormat::Html | OutputFormat::Svg => tell(&report.text(shown.into())),

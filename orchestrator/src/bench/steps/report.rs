@@ -1,0 +1,120 @@
+//! Steps as tables and JSON, and the verdicts on them. Pure.
+
+use std::fmt::Write as _;
+
+use ryzanstein_process_group::units;
+
+use super::super::Verdict;
+use super::{ABOVE_EFFICIENCY, LIMIT, StepRow};
+use crate::communication::{BELOW_SHARE, Surroundings, percent};
+use crate::plural;
+use crate::table::{Cell, Column, Screen, Tone, table, wrap};
+
+const COLUMNS: [Column<'static>; 11] = [
+    Column::left("step"),
+    Column::left("shape"),
+    Column::right("layers").dispensable(3),
+    Column::right("sequences"),
+    Column::right("tokens").dispensable(2),
+    Column::right("t1"),
+    Column::right("tn"),
+    Column::right("speed-up").dispensable(1),
+    Column::right("efficiency"),
+    Column::right("comm."),
+    Column::left("verdict"),
+];
+
+/// One line of JSON.
+pub fn json(row: &StepRow) -> String {
+    serde_json::to_string(row).expect("numbers and names are always JSON")
+}
+
+/// A table of all steps, what was compared, and for each step how its communication is made up, with advice. Empty without rows.
+pub fn text(rows: &[StepRow], around: &Surroundings, processors: usize, screen: Screen) -> String {
+    let Some(first) = rows.first() else { return String::new() };
+    let mut text = format!("{}\n", wrap(&compared(first, around, processors), 2, screen));
+    text += &table(&COLUMNS, &rows.iter().map(cells).collect::<Vec<_>>(), screen);
+    let farthest = rows.iter().fold(0.0, |most: f64, row| most.max(row.difference));
+    let correct = rows.iter().all(|row| row.correct);
+    let verdict = if correct { screen.paint(Tone::Good, "ok") } else { screen.paint(Tone::Bad, "WRONG") };
+    let _ = writeln!(
+        text,
+        "logits of both: largest difference {farthest:.1e} of the largest value, limit {LIMIT}: {verdict}"
+    );
+    for row in rows {
+        let told = row.communication.text(around, screen);
+        if !told.is_empty() {
+            let _ = write!(text, "\n{}:\n{told}", name(row));
+        }
+    }
+    text
+}
+
+/// What `t1` and `tn` are times of.
+fn compared(row: &StepRow, around: &Surroundings, processors: usize) -> String {
+    let ranks = plural(row.world_size, "rank");
+    let layers = format!(
+        "Steps of so many layers in {} with random weights, on one rank (t1) and sharded over {ranks} (tn)",
+        row.dtype
+    );
+    let (one, each) = (plural(processors, "processor"), (processors / row.world_size).max(1));
+    match (around.on_gpus, around.hosts) {
+        (true, _) => format!("{layers}, each with a GPU."),
+        (false, 1) => format!(
+            "{layers} of one host: one rank computes with all {one}, {ranks} with {each} each. Both have the same \
+             processors, so the efficiency t1 / (n tn) cannot be above {}.",
+            percent(1.0 / row.world_size as f64)
+        ),
+        (false, hosts) => {
+            format!(
+                "{layers} of {hosts} hosts: one rank computes with all {one} of its host, {ranks} with {each} each."
+            )
+        }
+    }
+}
+
+fn name(row: &StepRow) -> String {
+    match row.step {
+        "prefill" => format!("prefill of {} tokens, {}", row.tokens, row.shape),
+        _ => format!("{} of {}, {}", row.step, plural(row.sequences, "sequence"), row.shape),
+    }
+}
+
+fn cells(row: &StepRow) -> Vec<Cell> {
+    vec![
+        row.step.into(),
+        row.shape.as_str().into(),
+        row.layers.to_string().into(),
+        row.sequences.to_string().into(),
+        row.tokens.to_string().into(),
+        units::time(row.one_us).into(),
+        units::time(row.median_us).into(),
+        format!("{:.2}", row.speed_up).into(),
+        percent(row.efficiency).into(),
+        row.communication_share.map_or_else(|| "-".into(), |share| percent(share).into()),
+        if row.correct { Cell::verdict(Some(row.meets_target)) } else { Cell::new("WRONG", Tone::Bad) },
+    ]
+}
+
+/// The documented targets for steps: the worst row counts, as nobody chooses it. Rows with wrong values do not count, nor does one
+/// rank alone, which sends nothing.
+pub fn verdicts(rows: &[StepRow]) -> [Verdict; 2] {
+    let rows = || rows.iter().filter(|row| row.correct && row.world_size > 1);
+    let least = rows().min_by(|a, b| a.efficiency.total_cmp(&b.efficiency));
+    let shared = rows().filter_map(|row| Some((row, row.communication_share?)));
+    let most = shared.max_by(|a, b| a.1.total_cmp(&b.1));
+    [
+        Verdict::of(
+            "scaling efficiency, a step on n ranks against n times one".into(),
+            format!("> {}", percent(ABOVE_EFFICIENCY)),
+            least.map(|row| {
+                (format!("{} ({})", percent(row.efficiency), name(row)), row.efficiency > ABOVE_EFFICIENCY)
+            }),
+        ),
+        Verdict::of(
+            "communication, share of a step".into(),
+            format!("< {}", percent(BELOW_SHARE)),
+            most.map(|(row, share)| (format!("{} ({})", percent(share), name(row)), share < BELOW_SHARE)),
+        ),
+    ]
+}
