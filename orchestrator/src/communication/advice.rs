@@ -45,13 +45,29 @@ impl Limit {
     }
 }
 
+/// Why communication takes so much of a step, and what to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Advice {
+    /// The operation that takes most, and what bounds it, in a sentence.
+    pub cause: String,
+    /// What to do, in sentences, the most effective first.
+    pub remedies: Vec<String>,
+}
+
+impl Advice {
+    /// All sentences.
+    pub(super) fn lines(self) -> impl Iterator<Item = String> {
+        std::iter::once(self.cause).chain(self.remedies)
+    }
+}
+
 impl Communication {
-    /// What to do, in sentences, the most effective first. Empty where communication takes little.
-    pub fn advice(&self, around: &Surroundings) -> Vec<String> {
-        let is_much = self.share().is_some_and(|share| share >= ADVISED_FROM);
-        let Some(part) = self.parts.first().filter(|_| is_much) else { return Vec::new() };
+    /// `None` where communication takes little.
+    pub fn advice(&self, around: &Surroundings) -> Option<Advice> {
+        self.share().filter(|share| *share >= ADVISED_FROM)?;
+        let part = self.parts.first()?;
         let limit = Limit::of(part, around.link_gbs);
-        let mut all = vec![cause(part, limit, around.link_gbs)];
+        let mut all = Vec::new();
         if around.hosts > 1 {
             all.push(format!(
                 "The group spans {}. Let the ranks of a host share layers, and divide the layers between hosts: \
@@ -75,7 +91,7 @@ impl Communication {
                 around.ranks / 2
             ));
         }
-        all
+        Some(Advice { cause: cause(part, limit, around.link_gbs), remedies: all })
     }
 }
 

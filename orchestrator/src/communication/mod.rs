@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::table::{Cell, Column, Screen, Tone, table, wrap};
 
-pub use advice::{Limit, Surroundings};
+pub use advice::{Advice, Limit, Surroundings};
 
 /// The documented limit: communication takes less than this share of a step.
 pub const BELOW_SHARE: f64 = 0.2;
@@ -73,14 +73,7 @@ impl Communication {
     /// For people: a table by operation, the verdict and advice. Empty without calls.
     pub fn text(&self, around: &Surroundings, screen: Screen) -> String {
         let Some(share) = self.share() else { return String::new() };
-        let columns = [
-            Column::left("operation"),
-            Column::right("calls/step"),
-            Column::right("bytes"),
-            Column::right("a call").dispensable(1),
-            Column::right("of a step"),
-        ];
-        let rows: Vec<Vec<Cell>> = self.parts.iter().map(Part::cells).collect();
+        let rows: Vec<Vec<Cell>> = self.parts.iter().map(|part| part.cells().into()).collect();
         let is_met = share < BELOW_SHARE;
         let verdict = format!(
             "communication: {} of a step (target < {}): {}",
@@ -89,8 +82,8 @@ impl Communication {
             if is_met { "met" } else { "missed" }
         );
         let tone = if is_met { Tone::Good } else { Tone::Warning };
-        let mut text = format!("{}{}\n", table(&columns, &rows, screen), screen.paint(tone, &verdict));
-        for line in self.advice(around) {
+        let mut text = format!("{}{}\n", table(&Part::COLUMNS, &rows, screen), screen.paint(tone, &verdict));
+        for line in self.advice(around).into_iter().flat_map(Advice::lines) {
             let _ = writeln!(text, "{}", wrap(&line, 2, screen));
         }
         text
@@ -98,6 +91,15 @@ impl Communication {
 }
 
 impl Part {
+    /// The columns of [`cells`](Self::cells).
+    pub(crate) const COLUMNS: [Column<'static>; 5] = [
+        Column::left("operation"),
+        Column::right("calls/step"),
+        Column::right("bytes"),
+        Column::right("a call").dispensable(1),
+        Column::right("of a step"),
+    ];
+
     fn new(op: &str, rows: &[&ProfileRow], seconds: f64, steps: usize) -> Self {
         let rows = || rows.iter().copied().filter(|row| row.op == op);
         let calls = rows().map(|row| row.calls).sum::<u64>() as f64;
@@ -117,9 +119,10 @@ impl Part {
         }
     }
 
-    fn cells(&self) -> Vec<Cell> {
+    /// One row's cells.
+    pub(crate) fn cells(&self) -> [Cell; 5] {
         let shown = |figure: Option<String>| figure.map_or_else(|| Cell::from("not timed"), Cell::from);
-        vec![
+        [
             self.op.as_str().into(),
             short(self.calls).into(),
             units::bytes(self.bytes).into(),

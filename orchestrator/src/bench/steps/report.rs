@@ -6,7 +6,7 @@ use ryzanstein_process_group::units;
 
 use super::super::Verdict;
 use super::{ABOVE_EFFICIENCY, LIMIT, StepRow};
-use crate::communication::{BELOW_SHARE, Surroundings, percent};
+use crate::communication::{Advice, BELOW_SHARE, Part, Surroundings, percent};
 use crate::plural;
 use crate::table::{Cell, Column, Screen, Tone, table, wrap};
 
@@ -29,7 +29,7 @@ pub fn json(row: &StepRow) -> String {
     serde_json::to_string(row).expect("numbers and names are always JSON")
 }
 
-/// A table of all steps, what was compared, and for each step how its communication is made up, with advice. Empty without rows.
+/// A table of all steps, what was compared, what their communication is made up of, and advice. Empty without rows.
 pub fn text(rows: &[StepRow], around: &Surroundings, processors: usize, screen: Screen) -> String {
     let Some(first) = rows.first() else { return String::new() };
     let mut text = format!("{}\n", wrap(&compared(first, around, processors), 2, screen));
@@ -41,13 +41,35 @@ pub fn text(rows: &[StepRow], around: &Surroundings, processors: usize, screen: 
         text,
         "logits of both: largest difference {farthest:.1e} of the largest value, limit {LIMIT}: {verdict}"
     );
-    for row in rows {
-        let told = row.communication.text(around, screen);
-        if !told.is_empty() {
-            let _ = write!(text, "\n{}:\n{told}", name(row));
-        }
+    let parts: Vec<Vec<Cell>> = rows.iter().flat_map(part_cells).collect();
+    if !parts.is_empty() {
+        let columns: Vec<_> = [Column::left("communication of")].into_iter().chain(Part::COLUMNS).collect();
+        let _ = write!(text, "\n{}", table(&columns, &parts, screen));
+    }
+    for (index, line) in advice(rows, around).into_iter().enumerate() {
+        let _ = writeln!(text, "{}{}", if index == 0 { "\n" } else { "" }, wrap(&line, 2, screen));
     }
     text
+}
+
+/// The parts of a step's communication. Only the first has the name of the step.
+fn part_cells(row: &StepRow) -> Vec<Vec<Cell>> {
+    let names = std::iter::once(name(row)).chain(std::iter::repeat(String::new()));
+    let parts = names.zip(&row.communication.parts);
+    parts.map(|(name, part)| [Cell::from(name)].into_iter().chain(part.cells()).collect()).collect()
+}
+
+/// For each step that communicates much why, and behind the steps to which the same remedies apply these.
+fn advice(rows: &[StepRow], around: &Surroundings) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut advised = rows.iter().filter_map(|row| Some((row, row.communication.advice(around)?))).peekable();
+    while let Some((row, Advice { cause, remedies })) = advised.next() {
+        lines.push(format!("{}: {cause}", name(row)));
+        if advised.peek().is_none_or(|(_, next)| next.remedies != remedies) {
+            lines.extend(remedies);
+        }
+    }
+    lines
 }
 
 /// What `t1` and `tn` are times of.

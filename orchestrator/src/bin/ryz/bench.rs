@@ -101,7 +101,7 @@ pub(crate) struct Args {
     #[arg(long)]
     strict: bool,
     #[command(flatten)]
-    suite: suite::Args,
+    suite: suite::SuiteArgs,
     #[command(flatten)]
     file: settings::ConfigFile,
 }

@@ -21,7 +21,7 @@ use crate::screen;
 const LONG: u64 = 1 << 30;
 
 #[derive(clap::Args, Clone, Debug)]
-pub(super) struct Args {
+pub(super) struct SuiteArgs {
     /// Measure every documented target: latencies, bandwidth, and the scaling efficiency and communication of a model's steps
     #[arg(long, conflicts_with_all = [
         "op", "min_bytes", "max_bytes", "factor", "sizes", "dtype", "reduction", "out_of_place", "compare",
@@ -70,7 +70,7 @@ impl From<Compute> for Kind {
     }
 }
 
-impl Args {
+impl SuiteArgs {
     /// The request with what a suite measures in place of what flags say.
     pub(super) fn complete(&self, request: Request) -> Request {
         if !self.latency_targets {
