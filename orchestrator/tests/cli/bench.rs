@@ -6,22 +6,22 @@ use crate::support::{Run, text};
 use serde_json::Value;
 
 /// On processors, whatever GPUs this machine has.
-fn bench(arguments: &[&str]) -> Output {
+pub(crate) fn bench(arguments: &[&str]) -> Output {
     Run::new(&[&["bench", "--backend", "tcp"], arguments].concat(), &[]).finish()
 }
 
-fn well(arguments: &[&str]) -> String {
+pub(crate) fn well(arguments: &[&str]) -> String {
     let output = bench(arguments);
     assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
     text(&output.stdout)
 }
 
-fn lines(arguments: &[&str]) -> Vec<Value> {
+pub(crate) fn lines(arguments: &[&str]) -> Vec<Value> {
     let stdout = well(&[arguments, &["--format", "json"]].concat());
     stdout.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
 }
 
-fn refused(arguments: &[&str], code: i32, words: &[&str]) {
+pub(crate) fn refused(arguments: &[&str], code: i32, words: &[&str]) {
     let output = bench(arguments);
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");

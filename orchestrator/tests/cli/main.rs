@@ -13,6 +13,7 @@ mod nccl;
 mod panics;
 mod plan;
 mod status;
+mod suites;
 mod support;
 mod terminal;
 mod topo;

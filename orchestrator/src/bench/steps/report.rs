@@ -123,20 +123,17 @@ fn cells(row: &StepRow) -> Vec<Cell> {
 pub fn verdicts(rows: &[StepRow]) -> [Verdict; 2] {
     let rows = || rows.iter().filter(|row| row.correct && row.world_size > 1);
     let least = rows().min_by(|a, b| a.efficiency.total_cmp(&b.efficiency));
-    let shared = rows().filter_map(|row| Some((row, row.communication_share?)));
-    let most = shared.max_by(|a, b| a.1.total_cmp(&b.1));
+    let most = rows().filter_map(|row| row.communication_share).max_by(f64::total_cmp);
     [
         Verdict::of(
             "scaling efficiency, a step on n ranks against n times one".into(),
             format!("> {}", percent(ABOVE_EFFICIENCY)),
-            least.map(|row| {
-                (format!("{} ({})", percent(row.efficiency), name(row)), row.efficiency > ABOVE_EFFICIENCY)
-            }),
+            least.map(|row| (percent(row.efficiency), row.efficiency > ABOVE_EFFICIENCY)),
         ),
         Verdict::of(
             "communication, share of a step".into(),
             format!("< {}", percent(BELOW_SHARE)),
-            most.map(|(row, share)| (format!("{} ({})", percent(share), name(row)), share < BELOW_SHARE)),
+            most.map(|share| (percent(share), share < BELOW_SHARE)),
         ),
     ]
 }
