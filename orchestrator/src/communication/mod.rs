@@ -76,9 +76,9 @@ impl Communication {
         let rows: Vec<Vec<Cell>> = self.parts.iter().map(|part| part.cells().into()).collect();
         let is_met = share < BELOW_SHARE;
         let verdict = format!(
-            "communication: {} of a step (target < {}): {}",
+            "communication: {} of a step (target < {:.0} %): {}",
             percent(share),
-            percent(BELOW_SHARE),
+            BELOW_SHARE * 100.0,
             if is_met { "met" } else { "missed" }
         );
         let tone = if is_met { Tone::Good } else { Tone::Warning };
@@ -160,10 +160,9 @@ impl Surroundings {
     }
 }
 
-/// A share for people.
+/// A measured share for people.
 pub(crate) fn percent(share: f64) -> String {
-    let digits = usize::from(share < 0.9995 && (share * 100.0).fract() > 0.05);
-    format!("{:.digits$} %", share * 100.0)
+    format!("{:.1} %", share * 100.0)
 }
 
 /// A number of calls: whole, if it is.

@@ -51,7 +51,7 @@ fn shares_are_of_a_step_and_calls_that_were_timed_stand_for_the_others() {
     assert!(near(communication.parts[0].share, 0.18) && near(communication.parts[1].share, 0.03));
     assert!(near(communication.share(), 0.21) && communication.meets_target() == Some(false));
     let text = communication.text(&GPUS, Screen::PLAIN);
-    assert!(text.contains("communication: 21 % of a step (target < 20 %): missed\n"), "{text}");
+    assert!(text.contains("communication: 21.0 % of a step (target < 20 %): missed\n"), "{text}");
     assert_eq!(text.lines().count(), 4, "no advice yet: {text}");
 }
 
@@ -79,7 +79,7 @@ fn small_calls_are_bound_by_latency_and_large_ones_by_bandwidth() {
     let cause = |bytes, us| advice(bytes, us, &GPUS).lines().next().unwrap_or_default().to_owned();
     assert_eq!(
         cause(1e6, 15.0),
-        "all_reduce takes 50 % of a step, bound by bandwidth: 9 calls of 1 MB and 15 us, of which the bytes need 10 us."
+        "all_reduce takes 50.0 % of a step, bound by bandwidth: 9 calls of 1 MB and 15 us, of which the bytes need 10 us."
     );
     assert!(cause(1e6, 25.0).contains("bound by latency"));
     let unknown = Surroundings { link_gbs: None, ..GPUS };

@@ -207,7 +207,7 @@ impl Step {
                 profile.clear();
             }
             let want = whole.as_mut().map(|whole| self.run(whole, request, at)).transpose()?;
-            sharded.group.without_profiling(ProcessGroup::barrier)?;
+            sharded.group.without_profiling(|group| group.barrier().and_then(|()| group.synchronize()))?;
             let (took, got) = self.run(&mut sharded, request, at)?;
             if let (Some(alone), Some((of_one, want))) = (&mut alone, want) {
                 alone.difference = alone.difference.max(difference(&got, &want));

@@ -84,8 +84,8 @@ fn compared(row: &StepRow, around: &Surroundings, processors: usize) -> String {
         (true, _) => format!("{layers}, each with a GPU."),
         (false, 1) => format!(
             "{layers} of one host: one rank computes with all {one}, {ranks} with {each} each. Both have the same \
-             processors, so the efficiency t1 / (n tn) cannot be above {}.",
-            percent(1.0 / row.world_size as f64)
+             processors, so the efficiency t1 / (n tn) is about {:.0} % at best.",
+            100.0 / row.world_size as f64
         ),
         (false, hosts) => {
             format!(
@@ -127,12 +127,12 @@ pub fn verdicts(rows: &[StepRow]) -> [Verdict; 2] {
     [
         Verdict::of(
             "scaling efficiency, a step on n ranks against n times one".into(),
-            format!("> {}", percent(ABOVE_EFFICIENCY)),
+            format!("> {:.0} %", ABOVE_EFFICIENCY * 100.0),
             least.map(|row| (percent(row.efficiency), row.efficiency > ABOVE_EFFICIENCY)),
         ),
         Verdict::of(
             "communication, share of a step".into(),
-            format!("< {}", percent(BELOW_SHARE)),
+            format!("< {:.0} %", BELOW_SHARE * 100.0),
             most.map(|share| (percent(share), share < BELOW_SHARE)),
         ),
     ]

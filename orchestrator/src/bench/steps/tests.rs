@@ -72,7 +72,7 @@ fn on_processors_of_one_host_the_table_says_that_both_have_the_same() {
     };
     let rows = [row("decode", 0.4, Some(0.1), 0.01), row("prefill", 0.4, None, 0.5)];
     let table = text(&rows, &around, 8, Screen::PLAIN);
-    for part in ["all 8 processors", "2 ranks with 4 each", "cannot be above 50 %", "WRONG", "limit 0.05"] {
+    for part in ["all 8 processors", "2 ranks with 4 each", "about 50 % at best", "WRONG", "limit 0.05"] {
         assert!(table.contains(part), "{part}: {table}");
     }
     assert_eq!(text(&[], &around, 8, Screen::PLAIN), "");
@@ -90,6 +90,28 @@ fn logits_that_differ_in_number_or_are_none_are_infinitely_far_apart() {
 fn a_line_of_json_has_the_documented_fields() {
     let line: serde_json::Value = serde_json::from_str(&json(&row("decode", 0.4, Some(0.1), 0.01))).unwrap();
     let fields: Vec<&str> = line.as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(fields.len(), 19, "{fields:?}");
+    assert_eq!(
+        fields,
+        [
+            "backend",
+            "communication",
+            "communication_share",
+            "correct",
+            "difference",
+            "dtype",
+            "efficiency",
+            "layers",
+            "median_us",
+            "meets_target",
+            "one_us",
+            "sequences",
+            "shape",
+            "speed_up",
+            "step",
+            "steps",
+            "tokens",
+            "world_size",
+        ]
+    );
     assert!(line["communication"].is_array() && line["step"] == "decode");
 }
