@@ -106,6 +106,7 @@ fn what_a_suite_does_not_measure_is_refused_before_anything_is_started() {
         2,
         &["--latency-targets", "--sizes"],
     );
+    refused(&["--world-size", "1", "--overlap"], 2, &["one rank alone", "--world-size 2"]);
     refused(&["--world-size", "2", "--overlap", "--strict"], 2, &["--overlap", "--strict"]);
     refused(&["--world-size", "2", "--overlap", "--format", "csv"], 2, &["--overlap prints a table or JSON"]);
     refused(&["--world-size", "2", "--layers", "3"], 2, &["--latency-targets"]);

@@ -100,6 +100,10 @@ impl SuiteArgs {
             .into());
         }
         match ranks {
+            Some(1) if self.overlap => Err(Error::Configuration(
+                "--overlap: one rank alone has nothing to reduce; pass --world-size 2 or more".into(),
+            )
+            .into()),
             Some(ranks) if self.latency_targets => self.steps(None, Memory::Host).check(ranks as usize),
             _ => Ok(()),
         }
