@@ -84,7 +84,7 @@ fn compared(row: &StepRow, around: &Surroundings, processors: usize) -> String {
         (true, _) => format!("{layers}, each with a GPU."),
         (false, 1) => format!(
             "{layers} of one host: one rank computes with all {one}, {ranks} with {each} each. Both have the same \
-             processors, so the efficiency t1 / (n tn) is about {:.0} % at best.",
+             processors, so an efficiency t1 / (n tn) of {:.0} % means that sharding costs nothing.",
             100.0 / row.world_size as f64
         ),
         (false, hosts) => {

@@ -72,7 +72,13 @@ fn on_processors_of_one_host_the_table_says_that_both_have_the_same() {
     };
     let rows = [row("decode", 0.4, Some(0.1), 0.01), row("prefill", 0.4, None, 0.5)];
     let table = text(&rows, &around, 8, Screen::PLAIN);
-    for part in ["all 8 processors", "2 ranks with 4 each", "about 50 % at best", "WRONG", "limit 0.05"] {
+    for part in [
+        "all 8 processors",
+        "2 ranks with 4 each",
+        "of 50 % means that sharding costs nothing",
+        "WRONG",
+        "limit 0.05",
+    ] {
         assert!(table.contains(part), "{part}: {table}");
     }
     assert_eq!(text(&[], &around, 8, Screen::PLAIN), "");
