@@ -33,12 +33,12 @@ bench-nccl ranks:
 # Gradients reduced in buckets during a backward pass, and values sent in 16 bits.
 bench-overlap ranks:
     cargo build --release
-    cargo run --release -p ryzanstein-benches --bin overlap -- --world-size {{ranks}}
+    target/release/ryz bench --overlap -n {{ranks}}
 
 # The same on two hosts, which are network namespaces, with a cable of RATE, such as 1gbit, between them; needs root.
 bench-overlap-hosts rate:
     cargo build --release
-    scripts/two-hosts target/release 1 {{rate}} target/release/overlap rank 64 64 auto idle 10
+    scripts/two-hosts target/release 1 {{rate}} target/release/ryz bench --overlap --compute idle
 
 # Loads of a model's shards compared with plain reads of as many bytes.
 bench-load ranks:

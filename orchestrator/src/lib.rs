@@ -9,6 +9,8 @@ pub mod catalogue;
 mod cgroup;
 #[cfg(feature = "cli")]
 pub mod check;
+#[cfg(feature = "cli")]
+pub mod communication;
 #[cfg(feature = "server")]
 pub mod console;
 pub mod control;

@@ -7,7 +7,7 @@ use ryzanstein_process_group::units;
 
 use super::report::Report;
 use super::rows::{csv, json, table, verdict_table};
-use super::{html, saturation, why};
+use super::{html, saturation, steps, why};
 
 /// Output formats.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,7 +33,10 @@ impl Report {
                 let table = table(&self.rows, self.judged, screen);
                 format!("{}\n\n{table}\n{}", self.heading, self.conclusion(screen))
             }
-            Format::Json => self.rows.iter().fold(String::new(), |all, row| all + &json(row) + "\n"),
+            Format::Json => {
+                let steps = self.step_rows().iter().map(steps::json);
+                self.rows.iter().map(json).chain(steps).fold(String::new(), |all, line| all + &line + "\n")
+            }
             Format::Csv => csv(&self.rows),
             Format::Html => html::page(self),
             Format::Svg => html::svg(self),
@@ -56,6 +59,10 @@ impl Report {
         if !reasons.is_empty() {
             let _ = writeln!(text, "Why these paths:\n{reasons}");
         }
+        let steps = self.steps_text(screen);
+        if !steps.is_empty() {
+            let _ = writeln!(text, "{steps}");
+        }
         text += &self.targets(screen);
         let best = saturation(&self.rows);
         if !best.is_empty() {
@@ -68,6 +75,7 @@ impl Report {
         }
         let wrong: u64 = self.rows.iter().map(|row| row.errors).sum();
         let _ = match wrong {
+            0 if !self.is_correct() => writeln!(text, "{}", screen.paint(Tone::Bad, "LOGITS ARE WRONG")),
             0 => writeln!(text, "{}", screen.paint(Tone::Good, "all values are right")),
             wrong => writeln!(text, "{}", screen.paint(Tone::Bad, &format!("{wrong} VALUES ARE WRONG"))),
         };
@@ -88,7 +96,7 @@ mod tests {
             row(Collective::AllReduce, 100_000_000, 20_000.0),
             row(Collective::Barrier, 0, 9.0),
         ];
-        Report { heading: "4 ranks <here>".into(), judged: true, rows, link_gbs: None }
+        Report { heading: "4 ranks <here>".into(), judged: true, rows, link_gbs: None, steps: None }
     }
 
     #[test]

@@ -7,8 +7,6 @@ use super::Row;
 
 /// All-reduces of at least this many bytes count for bandwidth.
 const LONG: usize = 9_900_000;
-/// The target for scaling efficiency: a model's throughput on 4 GPUs, relative to 4 times that of one.
-const ABOVE_EFFICIENCY: f64 = 0.95;
 
 /// One documented target and the measured value.
 #[derive(Clone, PartialEq, Debug)]
@@ -24,15 +22,14 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    fn of(what: String, wanted: String, measured: Option<(String, bool)>) -> Self {
+    pub(super) fn of(what: String, wanted: String, measured: Option<(String, bool)>) -> Self {
         let (measured, met) = measured.unzip();
         Self { what, wanted, measured, met }
     }
 }
 
-/// Every documented target, judged by rows with more than one rank and only right values. A size may be smaller than
-/// documented by the remainder of a division among ranks. Of several paths the fastest counts, since users can choose it. The
-/// last target is for whole models and cannot be judged from collectives.
+/// Every documented target for collectives, judged by rows with more than one rank and only right values. A size may be smaller than
+/// documented by the remainder of a division among ranks. Of several paths the fastest counts, since users can choose it.
 ///
 /// `link_gbs` is the bandwidth of one link in one direction, in 10⁹ bytes per second, if known.
 pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
@@ -74,11 +71,6 @@ pub fn verdicts(rows: &[Row], link_gbs: Option<f64>) -> Vec<Verdict> {
         format!("> {:.0} %", ABOVE_SHARE * 100.0),
         share.map(|share| (format!("{:.1} %", share * 100.0), share > ABOVE_SHARE)),
     ));
-    all.push(Verdict::of(
-        "scaling efficiency, a step on 4 GPUs against 4 times one".into(),
-        format!("> {:.0} %", ABOVE_EFFICIENCY * 100.0),
-        None,
-    ));
     all
 }
 
@@ -119,7 +111,7 @@ mod tests {
             row(Collective::AllGather, 100_000_000, 1.0),
         ];
         assert_eq!(met(&rows, None)[..4], [Some(true), Some(false), None, Some(true)]);
-        assert_eq!(met(&[], Some(1.0)), [None; 7]);
+        assert_eq!(met(&[], Some(1.0)), [None; 6]);
     }
 
     #[test]
@@ -134,21 +126,13 @@ mod tests {
     }
 
     #[test]
-    fn a_target_of_whole_models_is_listed_and_left_open() {
-        let judged = verdicts(&[row(Collective::AllReduce, 100_000_000, 1.0)], Some(1.0));
-        let last = judged.last().expect("a verdict");
-        assert!(last.what.starts_with("scaling efficiency") && last.wanted == "> 95 %", "{last:?}");
-        assert_eq!((last.met, &last.measured), (None, &None));
-    }
-
-    #[test]
     fn the_quickest_path_with_right_values_counts() {
         let wrong = || wrong_row(Collective::AllReduce, 10_000_000, 1.0, 3);
         let rows = [wrong(), row(Collective::AllReduce, 10_000_000, 2000.0)];
         let judged = verdicts(&rows, None);
         assert_eq!((judged[1].met, judged[4].met), (Some(false), Some(false)), "{judged:?}");
         assert_eq!(saturation(&rows)[0].1.errors, 0);
-        assert_eq!(met(&[wrong()], None), [None; 7]);
+        assert_eq!(met(&[wrong()], None), [None; 6]);
         assert_eq!(saturation(&[wrong()]), []);
     }
 
@@ -156,7 +140,7 @@ mod tests {
     fn one_rank_alone_meets_nothing_as_it_sends_nothing() {
         let mut alone = row(Collective::AllReduce, 100_000, 0.1);
         alone.world_size = 1;
-        assert_eq!(met(&[alone], Some(1.0)), [None; 7]);
+        assert_eq!(met(&[alone], Some(1.0)), [None; 6]);
     }
 
     #[test]

@@ -1,11 +1,8 @@
 //! A small Llama with generated weights, sharded and unsharded.
 
-use std::collections::HashMap;
-
 use ryzanstein_process_group::{DType, ProcessGroup, ReduceOp};
-use ryzanstein_tensor_parallel::checkpoint::{Loader, MemorySource};
+use ryzanstein_tensor_parallel::checkpoint::{Loader, NoiseSource};
 use ryzanstein_tensor_parallel::compute;
-use ryzanstein_tensor_parallel::model::tensors;
 use ryzanstein_tensor_parallel::{Error, Llama, LlamaConfig, Tensor};
 
 /// The largest relative difference allowed: sums over shards are associated differently, so f32 rounds them differently.
@@ -26,9 +23,8 @@ pub(super) struct Comparison {
 pub(super) fn compare(group: &mut ProcessGroup) -> Result<Comparison, Error> {
     let ranks = group.world_size();
     let config = config(ranks)?;
-    let weights = weights(&config)?;
-    let sharded = forward(&config, &weights, group)?;
-    let whole = forward(&config, &weights, &mut ProcessGroup::loopback(1).remove(0))?;
+    let sharded = forward(&config, group)?;
+    let whole = forward(&config, &mut ProcessGroup::loopback(1).remove(0))?;
     let (sharded, whole) = (sharded.values()?, whole.values()?);
     let largest = whole.iter().fold(0.0f32, |m, v| m.max(v.abs()));
     let difference = sharded.iter().zip(&*whole).fold(0.0f32, |m, (a, b)| {
@@ -57,32 +53,9 @@ fn config(ranks: usize) -> Result<LlamaConfig, Error> {
     LlamaConfig::from_json("the check's own config.json".as_ref(), &json, None)
 }
 
-/// Reproducible noise, scaled so that activations stay near 1.
-fn weights(config: &LlamaConfig) -> Result<HashMap<String, Tensor>, Error> {
-    let mut state = 0x5EED_u64;
-    let mut noise = move || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    };
-    tensors(config)
-        .into_iter()
-        .map(|spec| {
-            let count = spec.shape.iter().product();
-            let is_norm = spec.shape.len() == 1;
-            let scale = if is_norm { 0.1 } else { (3.0 / spec.shape[1] as f32).sqrt() };
-            let values = (0..count).map(|_| noise() * scale + f32::from(u8::from(is_norm))).collect();
-            Ok((spec.name, Tensor::new(&spec.shape, values, DType::F32)?))
-        })
-        .collect()
-}
-
-fn forward(
-    config: &LlamaConfig,
-    weights: &HashMap<String, Tensor>,
-    group: &mut ProcessGroup,
-) -> Result<Tensor, Error> {
+fn forward(config: &LlamaConfig, group: &mut ProcessGroup) -> Result<Tensor, Error> {
     let (rank, ranks) = (group.rank().index(), group.world_size());
-    let mut source = MemorySource { tensors: weights, rank };
+    let mut source = NoiseSource { rank };
     let mut loader = Loader::new(&mut source, rank, ranks, DType::F32);
     let model = Llama::from_loader(config.clone(), DType::F32, compute::for_group(group)?, &mut loader)?;
     let mut cache = model.cache(TOKENS.len())?;

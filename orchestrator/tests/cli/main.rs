@@ -15,6 +15,7 @@ mod nccl;
 mod panics;
 mod plan;
 mod status;
+mod suites;
 mod support;
 mod terminal;
 mod topo;

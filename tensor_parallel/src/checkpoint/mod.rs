@@ -5,6 +5,7 @@
 pub(crate) mod error;
 pub(crate) mod header;
 mod mmap;
+mod noise;
 mod slice;
 mod source;
 
@@ -19,6 +20,7 @@ use serde::Deserialize;
 pub use self::error::CheckpointError;
 use self::header::{Entry, HeaderError};
 use self::mmap::MappedFile;
+pub use self::noise::NoiseSource;
 use self::slice::StoredMatrix;
 pub use self::source::{
     Loader, LocalSource, MemorySource, RootSource, ShardedTensor, Sharding, WeightSource,

@@ -3,6 +3,7 @@
 mod args;
 mod out;
 mod progress;
+mod suite;
 mod vary;
 
 use std::io::Write as _;
@@ -27,6 +28,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     // Refuse what is wrong before anything is started.
     request.check()?;
     args.check_format()?;
+    args.suite.check(args.format, config.job.world_size.map(WorldSize::get))?;
     if config.process_group.backend == BackendChoice::Tcp {
         bench::check_graph_support(request.graph, BackendKind::Tcp)?;
     }
@@ -66,6 +68,9 @@ fn measure(
     request: Request,
     screen: &screen::Args,
 ) -> anyhow::Result<()> {
+    if args.suite.overlap {
+        return args.suite.measure_overlap(orchestrator, request.iterations, args.format, screen);
+    }
     let is_first = orchestrator.manager().rank().0 == 0;
     let growing = args.growing();
     let out = args.out.as_ref().filter(|_| is_first && growing.is_none());
@@ -81,6 +86,7 @@ fn measure(
     let is_usual = request.groups == 1 && request.part.is_none();
     let is_judged = is_usual && (request.judged || group.memory() != Memory::Host);
     let request = Request { judged: is_judged, ..request };
+    let request = args.suite.place(request, group.memory());
     let operations: Vec<String> =
         request.ops.iter().map(|what| bench::label(*what, request.reduction, request.out_of_place)).collect();
     // With --out, the file gets the format that was asked for, and standard output the table.
@@ -145,7 +151,13 @@ fn measure(
         anyhow::Ok(())
     })?;
     progress.end();
-    let report = Report { heading, judged: request.judged, rows, link_gbs: calibration.link_gbs };
+    let link_gbs = calibration.link_gbs;
+    let steps = args.suite.measure_steps(orchestrator, request.iterations, link_gbs, |row| {
+        if shown == OutputFormat::Json {
+            tell(&(bench::steps::json(row) + "\n"));
+        }
+    })?;
+    let report = Report { heading, judged: request.judged, rows, link_gbs, steps };
     match shown {
         OutputFormat::Table => {
             if let (Some(file), 1..) = (growing, known) {

@@ -5,11 +5,13 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use ryzanstein_config::{ModelConfig, WorldSize};
-use ryzanstein_orchestrator::generate::{self, PreparedPrompt, Prompt, Request};
+use ryzanstein_orchestrator::Orchestrator;
+use ryzanstein_orchestrator::communication::{Communication, Surroundings};
+use ryzanstein_orchestrator::generate::{self, PreparedPrompt, Prompt, Request, Response};
 use ryzanstein_orchestrator::hub;
 use ryzanstein_orchestrator::rendezvous::Environment;
 use ryzanstein_orchestrator::table;
-use ryzanstein_process_group::{Error, Rank};
+use ryzanstein_process_group::{Error, ProcessGroupManager, Rank};
 use ryzanstein_tensor_parallel::{Error as ModelError, Message, Penalties};
 
 use crate::live_text::{Format, LiveText};
@@ -232,9 +234,22 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         if is_first && args.profile {
             let on_gpu = orchestrator.tensor_parallel().device().is_some();
             eprint!("\n{}", table::profile(&response.profile, on_gpu, screen.stderr()));
+            let told = communication(orchestrator, &response, screen);
+            eprint!("{}{told}", if told.is_empty() { "" } else { "\n" });
         }
         Ok(())
     })
+}
+
+/// The share of the passes that this rank spent communicating, with advice: a pass for the prompt, and one for each token after the
+/// first. Empty for one rank alone.
+fn communication(orchestrator: &mut Orchestrator, response: &Response, screen: &screen::Args) -> String {
+    let is_graph = orchestrator.config().model.graph;
+    let manager = orchestrator.manager();
+    let around = Surroundings::of(manager, ProcessGroupManager::tensor_parallel, &response.profile, None);
+    let seconds = (response.timings.prefill + response.timings.decode).as_secs_f64();
+    Communication::new(&response.profile, seconds, response.tokens.len())
+        .text(&Surroundings { is_graph, ..around }, screen.stderr())
 }
 
 /// What rank 0 prepares for all.

@@ -8,13 +8,15 @@ use ryzanstein_orchestrator::bench::{Earlier, Format, Part, Request, Start, Swee
 use ryzanstein_orchestrator::measure::{Collective, UnknownCollective};
 use ryzanstein_process_group::{DType, Error, ReduceOp};
 
+use super::suite::SuiteArgs;
 use crate::settings;
 
 const EXAMPLES: &str = "Examples:
   ryz bench -n 4 --op all -b 8 -e 128MiB -f 2 --out-of-place
   ryz bench -n 2 --sizes 1KB,1MB --path all --format json --out result.jsonl
   ryz bench -n 2 --sizes 1KB,1MB --path all --compare result.jsonl
-  ryz bench -n 4 --vary algorithm";
+  ryz bench -n 4 --vary algorithm
+  ryz bench -n 4 --latency-targets";
 
 #[derive(clap::Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
@@ -110,6 +112,8 @@ pub(crate) struct Args {
     #[arg(long, hide = true)]
     pub(super) rows: Option<PathBuf>,
     #[command(flatten)]
+    pub(super) suite: SuiteArgs,
+    #[command(flatten)]
     pub(super) file: settings::ConfigFile,
 }
 
@@ -188,7 +192,7 @@ impl Args {
     }
 
     pub(super) fn request(&self) -> Result<Request, Error> {
-        Ok(Request {
+        Ok(self.suite.complete(Request {
             ops: operations(&self.op)?,
             sizes: self.sizes()?,
             dtype: self.dtype,
@@ -202,7 +206,7 @@ impl Args {
             judged: self.targets || self.strict,
             groups: self.groups.unwrap_or(1),
             part: self.part(),
-        })
+        }))
     }
 
     fn part(&self) -> Option<Part> {

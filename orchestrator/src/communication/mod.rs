@@ -1,0 +1,174 @@
+//! Which share of a model's steps its collectives take, by operation, and what to do where that is much. Pure.
+//!
+//! The figures are those of a [profile](ryzanstein_process_group::Profile): a call's time includes the wait for the slowest rank. On
+//! GPUs some calls are timed, by events, and stand for the others of their kind.
+
+mod advice;
+
+use std::fmt::Write as _;
+
+use ryzanstein_process_group::{ProcessGroup, ProcessGroupManager, ProfileRow, bus_factor, units};
+use serde::{Deserialize, Serialize};
+
+use crate::table::{Cell, Column, Screen, Tone, table, wrap};
+
+pub use advice::{Advice, Limit, Surroundings};
+
+/// The documented limit: communication takes less than this share of a step.
+pub const BELOW_SHARE: f64 = 0.2;
+/// Advice is given from this share on.
+const ADVISED_FROM: f64 = 0.3;
+
+/// The calls of one operation.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Part {
+    /// Name of the operation.
+    pub op: String,
+    /// Calls of a step.
+    pub calls: f64,
+    /// Mean bytes of a call: the whole array.
+    pub bytes: f64,
+    /// Mean microseconds of a call; `None` if none was timed.
+    pub call_us: Option<f64>,
+    /// The share of a step that all its calls take; `None` if none was timed.
+    pub share: Option<f64>,
+    /// Name of the element type of the largest calls.
+    pub dtype: String,
+    /// Mean bytes that a link carries for a call: `bytes` × the operation's traffic factor.
+    pub wire_bytes: f64,
+}
+
+/// The communication of a step.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Communication {
+    /// By operation, the one that takes longest first.
+    pub parts: Vec<Part>,
+}
+
+impl Communication {
+    /// From the profile of one rank, which has been cleared before `steps` steps that took `seconds` together. Calls of one rank
+    /// alone do not count.
+    pub fn new(rows: &[ProfileRow], seconds: f64, steps: usize) -> Self {
+        let rows: Vec<&ProfileRow> = rows.iter().filter(|row| row.world_size > 1).collect();
+        let mut ops: Vec<&str> = rows.iter().map(|row| row.op).collect();
+        ops.sort_unstable();
+        ops.dedup();
+        let mut parts: Vec<Part> = ops.into_iter().map(|op| Part::new(op, &rows, seconds, steps)).collect();
+        parts.sort_by(|a, b| b.share.unwrap_or(0.0).total_cmp(&a.share.unwrap_or(0.0)));
+        Self { parts }
+    }
+
+    /// The share of a step that all calls take; `None` without calls that were timed.
+    pub fn share(&self) -> Option<f64> {
+        let shares: Vec<f64> = self.parts.iter().filter_map(|part| part.share).collect();
+        (!shares.is_empty()).then(|| shares.iter().sum())
+    }
+
+    /// Whether the share is below the documented limit; `None` without calls that were timed.
+    pub fn meets_target(&self) -> Option<bool> {
+        self.share().map(|share| share < BELOW_SHARE)
+    }
+
+    /// For people: a table by operation, the verdict and advice. Empty without calls.
+    pub fn text(&self, around: &Surroundings, screen: Screen) -> String {
+        let Some(share) = self.share() else { return String::new() };
+        let rows: Vec<Vec<Cell>> = self.parts.iter().map(|part| part.cells().into()).collect();
+        let is_met = share < BELOW_SHARE;
+        let verdict = format!(
+            "communication: {} of a step (target < {:.0} %): {}",
+            percent(share),
+            BELOW_SHARE * 100.0,
+            if is_met { "met" } else { "missed" }
+        );
+        let tone = if is_met { Tone::Good } else { Tone::Warning };
+        let mut text = format!("{}{}\n", table(&Part::COLUMNS, &rows, screen), screen.paint(tone, &verdict));
+        for line in self.advice(around).into_iter().flat_map(Advice::lines) {
+            let _ = writeln!(text, "{}", wrap(&line, 2, screen));
+        }
+        text
+    }
+}
+
+impl Part {
+    /// The columns of [`cells`](Self::cells).
+    pub(crate) const COLUMNS: [Column<'static>; 5] = [
+        Column::left("operation"),
+        Column::right("calls/step"),
+        Column::right("bytes"),
+        Column::right("a call").dispensable(1),
+        Column::right("of a step"),
+    ];
+
+    fn new(op: &str, rows: &[&ProfileRow], seconds: f64, steps: usize) -> Self {
+        let rows = || rows.iter().copied().filter(|row| row.op == op);
+        let calls = rows().map(|row| row.calls).sum::<u64>() as f64;
+        let sum = |of: &dyn Fn(&ProfileRow) -> f64| rows().map(|row| row.calls as f64 * of(row)).sum::<f64>();
+        // The calls that were timed stand for all of their row.
+        let is_timed = calls > 0.0 && rows().all(|row| row.timed > 0);
+        let taken = is_timed.then(|| sum(&|row| row.total_s / row.timed as f64));
+        let largest = rows().max_by(|a, b| a.bytes_mean.total_cmp(&b.bytes_mean));
+        Self {
+            op: op.to_owned(),
+            calls: calls / steps.max(1) as f64,
+            bytes: sum(&|row| row.bytes_mean) / calls.max(1.0),
+            call_us: taken.map(|taken| taken / calls * 1e6),
+            share: taken.map(|taken| taken / seconds),
+            dtype: largest.map(|row| row.dtype.to_string()).unwrap_or_default(),
+            wire_bytes: sum(&|row| row.bytes_mean * bus_factor(op, row.world_size)) / calls.max(1.0),
+        }
+    }
+
+    /// One row's cells.
+    pub(crate) fn cells(&self) -> [Cell; 5] {
+        let shown = |figure: Option<String>| figure.map_or_else(|| Cell::from("not timed"), Cell::from);
+        [
+            self.op.as_str().into(),
+            short(self.calls).into(),
+            units::bytes(self.bytes).into(),
+            shown(self.call_us.map(units::time)),
+            shown(self.share.map(percent)),
+        ]
+    }
+}
+
+impl Surroundings {
+    /// Those of a group of this job. `link_gbs` is what one link carries in one direction, in 10⁹ bytes per second, if known;
+    /// `rows` are a profile, whose rows know whether there are NVLinks.
+    pub fn of(
+        manager: &mut ProcessGroupManager,
+        group: fn(&mut ProcessGroupManager) -> &mut ProcessGroup,
+        rows: &[ProfileRow],
+        link_gbs: Option<f64>,
+    ) -> Self {
+        let members = group(manager).members().to_vec();
+        let all = &manager.roster().members;
+        let mut hosts: Vec<&str> = members.iter().map(|rank| all[rank.index()].host.as_str()).collect();
+        hosts.sort_unstable();
+        hosts.dedup();
+        let hosts = hosts.len();
+        let linked = rows.iter().find_map(|row| Some((row.busbw_gbs, row.link_share?)));
+        let rated = linked.filter(|(_, share)| *share > 0.0).map(|(gbs, share)| gbs / share);
+        Self {
+            ranks: members.len(),
+            hosts,
+            on_gpus: group(manager).device().is_some(),
+            has_nvlink: linked.is_some(),
+            link_gbs: link_gbs.or(rated),
+            is_graph: true,
+        }
+    }
+}
+
+/// A measured share for people.
+pub(crate) fn percent(share: f64) -> String {
+    format!("{:.1} %", share * 100.0)
+}
+
+/// A number of calls: whole, if it is.
+fn short(number: f64) -> String {
+    if number.fract() < 0.05 { format!("{number:.0}") } else { format!("{number:.1}") }
+}
+
+#[cfg(test)]
+mod tests;
