@@ -41,6 +41,7 @@ impl BackendFactory for Factory {
                 AlgorithmChoice::HalvingDoubling => Some(Algorithm::HalvingDoubling),
                 AlgorithmChoice::Direct => Some(Algorithm::Direct),
             },
+            tuned: group.tuned.to_vec(),
             segment: tcp.segment.get().as_usize(),
             spin: tcp.spin,
             liveness: group.mesh.map(Mesh::liveness),

@@ -1,0 +1,168 @@
+//! Measures every path of every operation, and then the untuned and the tuned choice in turn.
+
+use ryzanstein_process_group::paths::Path;
+use ryzanstein_process_group::paths::tuned::TunedRange;
+use ryzanstein_process_group::{Error, Memory, ProcessGroup, units};
+
+use super::crossover::{Timed, Turn, choose, ranges};
+use crate::bench::limits;
+use crate::measure::{Case, Collective, Summary, measure_group, summary};
+use crate::{Orchestrator, plural};
+
+/// How often each path is measured. The medians of the rounds are compared, not those of calls: calls of one moment are slow
+/// together, when something else runs.
+const ROUNDS: usize = 7;
+
+/// What to measure.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Request {
+    /// The operations.
+    pub ops: Vec<Collective>,
+    /// Sizes of the whole array in bytes.
+    pub sizes: Vec<u64>,
+    /// The day, as `2026-11-22`.
+    pub date: String,
+}
+
+impl Request {
+    /// The operations that have several paths on host memory.
+    pub const OPERATIONS: [Collective; 8] = [
+        Collective::AllReduce,
+        Collective::Broadcast,
+        Collective::Reduce,
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::Gather,
+        Collective::Scatter,
+        Collective::AllToAll,
+    ];
+}
+
+/// What was measured of an operation.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Sizes {
+    /// The operation.
+    pub what: Collective,
+    /// Its sizes, smallest first.
+    pub sizes: Vec<Timed>,
+    /// Those for which a path was chosen, measured again.
+    pub turns: Vec<Turn>,
+}
+
+/// What was measured, the same on all ranks.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Tuned {
+    /// Ranks.
+    pub world_size: usize,
+    /// Each operation.
+    pub operations: Vec<Sizes>,
+    /// The lines for the table.
+    pub ranges: Vec<TunedRange>,
+}
+
+/// Measures everything in the request; `on_step` is told what has been done. Every rank calls this with the same request.
+///
+/// # Errors
+/// [`Error::Configuration`] where there is no path to choose, for arrays that do not fit the memory, and for wrong values; those of
+/// the collectives.
+pub fn run(
+    orchestrator: &mut Orchestrator,
+    request: &Request,
+    on_step: &mut dyn FnMut(&str),
+) -> Result<Tuned, Error> {
+    let manager = orchestrator.manager();
+    let (ranks, here) = (manager.roster().world_size(), manager.roster().local_world_size(manager.rank()));
+    if here < ranks {
+        return Err(Error::Configuration(
+            "a table of paths is for the ranks of one host, and these are on several; start all on one"
+                .into(),
+        ));
+    }
+    // All-to-all has two arrays.
+    limits::check_fit(&request.sizes, true, ranks, limits::host_memory())?;
+    let group = manager.world();
+    if group.memory() != Memory::Host || group.world_size() < 2 || group.paths().len() < 2 {
+        let paths: Vec<String> = group.paths().iter().map(ToString::to_string).collect();
+        return Err(Error::Configuration(format!(
+            "there is no path to choose: {} with the backend {} have {} alone; use two ranks or more with --backend tcp. For \
+             settings of NCCL: ryz tune --nccl",
+            plural(ranks, "rank"),
+            group.backend(),
+            paths.join(", ")
+        )));
+    }
+    let mut tuned = Tuned { world_size: group.world_size(), operations: Vec::new(), ranges: Vec::new() };
+    for &what in &request.ops {
+        let measured = operation(group, what, &request.sizes)?;
+        let bytes: Vec<u64> = measured.sizes.iter().map(|timed| timed.bytes).collect();
+        let lines = ranges(what.name(), tuned.world_size, &request.date, &bytes, &measured.turns);
+        on_step(&format!(
+            "{what}: {} sizes measured, of which {} on another path are quicker",
+            measured.sizes.len(),
+            measured.turns.iter().filter(|turn| turn.is_confirmed()).count()
+        ));
+        tuned.ranges.extend(lines);
+        tuned.operations.push(measured);
+    }
+    group.force_path(None)?;
+    Ok(tuned)
+}
+
+fn operation(group: &mut ProcessGroup, what: Collective, sizes: &[u64]) -> Result<Sizes, Error> {
+    let mut all: Vec<Timed> = Vec::new();
+    for &bytes in sizes {
+        let case = case(what, bytes);
+        group.force_path(None)?;
+        let operation = what.operation(case.reduction);
+        let built_in = group.explain(operation, case.dtype, case.count(group.world_size()))?.path;
+        let paths: Vec<Path> = group.paths().into_iter().filter(|path| path.suits(operation)).collect();
+        let (bytes, times) = in_turn(group, &case, &paths)?;
+        // Sizes that are rounded to the same number of elements are one.
+        if all.iter().all(|timed| timed.bytes != bytes) {
+            all.push(Timed { bytes, built_in, paths: paths.into_iter().zip(times).collect() });
+        }
+    }
+    all.sort_by_key(|timed| timed.bytes);
+    let chosen = choose(&all);
+    let mut turns = Vec::new();
+    for (timed, path) in all.iter().zip(chosen) {
+        let Some(path) = path else { continue };
+        let case = case(what, timed.bytes);
+        let (bytes, times) = in_turn(group, &case, &[timed.built_in, path])?;
+        let [untuned, tuned] = times[..] else { continue };
+        turns.push(Turn { bytes, built_in: timed.built_in, path, untuned, tuned });
+    }
+    Ok(Sizes { what, sizes: all, turns })
+}
+
+fn case(what: Collective, bytes: u64) -> Case {
+    let calls = (2_000_000 / bytes.max(1)).clamp(1, 30) as usize;
+    Case::new(what, usize::try_from(bytes).unwrap_or(usize::MAX), calls)
+}
+
+/// Measures a case on each of the paths in turn, again and again. Returns the bytes of the array, and of each path the percentiles
+/// of its rounds' medians.
+fn in_turn(group: &mut ProcessGroup, case: &Case, paths: &[Path]) -> Result<(u64, Vec<Summary>), Error> {
+    let mut medians = vec![Vec::with_capacity(ROUNDS); paths.len()];
+    let mut bytes = 0;
+    for _ in 0..ROUNDS {
+        for (path, medians) in paths.iter().zip(&mut medians) {
+            group.force_path(Some(*path))?;
+            let figures = measure_group(group, false, case)?;
+            if figures.errors > 0 {
+                return Err(Error::SelfCheck {
+                    path: path.to_string(),
+                    reason: format!(
+                        "{} values of {} of {} are wrong",
+                        figures.errors,
+                        case.what,
+                        units::bytes(figures.bytes as f64)
+                    ),
+                });
+            }
+            bytes = figures.bytes as u64;
+            medians.push(figures.latency.median_us);
+        }
+    }
+    Ok((bytes, medians.into_iter().map(summary).collect()))
+}
