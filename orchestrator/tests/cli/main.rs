@@ -17,3 +17,4 @@ mod support;
 mod terminal;
 mod topo;
 mod trace;
+mod tune;
