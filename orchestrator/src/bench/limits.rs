@@ -43,7 +43,7 @@ pub(crate) fn check_sizes(sizes: &[u64]) -> Result<(), Error> {
     if let Some(bytes) = sizes.iter().max().filter(|bytes| **bytes > MOST_BYTES) {
         return Err(Error::Configuration(format!(
             "a size of {}: arrays of at most {} are measured, since every rank holds one or more of them in its memory; \
-             name smaller sizes with --sizes or --max-bytes",
+             name smaller sizes with --sizes, or in `ryz bench` with --max-bytes",
             units::bytes(*bytes as f64),
             units::bytes(MOST_BYTES as f64)
         )));

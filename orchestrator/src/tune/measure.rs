@@ -1,7 +1,7 @@
 //! Measures every path of every operation, and then the untuned and the tuned choice in turn.
 
 use ryzanstein_process_group::paths::Path;
-use ryzanstein_process_group::paths::tuned::TunedRange;
+use ryzanstein_process_group::paths::tuned::{TunedRange, has_operation};
 use ryzanstein_process_group::{Error, Memory, ProcessGroup, units};
 
 use super::crossover::{Timed, Turn, choose, ranges};
@@ -26,16 +26,20 @@ pub struct Request {
 
 impl Request {
     /// The operations that have several paths on host memory.
-    pub const OPERATIONS: [Collective; 8] = [
-        Collective::AllReduce,
-        Collective::Broadcast,
-        Collective::Reduce,
-        Collective::AllGather,
-        Collective::ReduceScatter,
-        Collective::Gather,
-        Collective::Scatter,
-        Collective::AllToAll,
-    ];
+    pub fn operations() -> Vec<Collective> {
+        Collective::ALL.into_iter().filter(|what| has_operation(what.name())).collect()
+    }
+
+    /// Refuses sizes that cannot be measured.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] names the size and the reason.
+    pub fn check(&self) -> Result<(), Error> {
+        if self.sizes.contains(&0) {
+            return Err(Error::Configuration("--sizes: a size must be at least one byte".into()));
+        }
+        limits::check_sizes(&self.sizes)
+    }
 }
 
 /// What was measured of an operation.

@@ -12,7 +12,7 @@ use crate::units;
 /// The format of the file that this version writes and reads.
 const FORMAT: u32 = 1;
 
-/// The operations that can be measured for a table: those with more than one path. Roots and reductions do not matter here.
+/// The operations that a table may have: those with more than one path. Roots and reductions do not matter here.
 const OPERATIONS: [Operation; 8] = [
     Operation::AllReduce(ReduceOp::Sum),
     Operation::Broadcast { root: Rank(0) },
@@ -23,6 +23,11 @@ const OPERATIONS: [Operation; 8] = [
     Operation::Scatter { root: Rank(0) },
     Operation::AllToAll,
 ];
+
+/// Whether a table may have the operation of this name.
+pub fn has_operation(name: &str) -> bool {
+    operation(name).is_some()
+}
 
 fn operation(name: &str) -> Option<Operation> {
     OPERATIONS.into_iter().find(|operation| operation.name() == name)

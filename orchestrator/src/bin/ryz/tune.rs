@@ -5,14 +5,14 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use ryzanstein_config::{ByteSize, Config, TuningChoice, WorldSize, file};
-use ryzanstein_orchestrator::bench::{MOST_BYTES, Sweep};
+use ryzanstein_orchestrator::bench::Sweep;
 use ryzanstein_orchestrator::measure::{Collective, UnknownCollective};
 use ryzanstein_orchestrator::topo::Preset;
 use ryzanstein_orchestrator::tune::{self, Request, Tuned};
 use ryzanstein_orchestrator::{Orchestrator, plural};
 use ryzanstein_process_group::device::Surroundings;
 use ryzanstein_process_group::paths::tuned::{TunedRange, TuningTable};
-use ryzanstein_process_group::{Error, tuning, units};
+use ryzanstein_process_group::{Error, tuning};
 
 use crate::{launch, rank, screen, settings, tune_nccl};
 
@@ -95,17 +95,7 @@ impl Args {
         let mut sizes: Vec<u64> = sizes.iter().map(|size| size.get()).collect();
         sizes.sort_unstable();
         sizes.dedup();
-        match (sizes.first(), sizes.last()) {
-            (Some(0) | None, _) => {
-                Err(Error::Configuration("--sizes: a size must be at least one byte".into()))
-            }
-            (_, Some(&most)) if most > MOST_BYTES => Err(Error::Configuration(format!(
-                "--sizes: {} is more than {}, the most that is measured",
-                units::bytes(most as f64),
-                units::bytes(MOST_BYTES as f64)
-            ))),
-            _ => Ok(sizes),
-        }
+        Ok(sizes)
     }
 
     /// Where the table is, or would be, written.
@@ -131,15 +121,16 @@ impl Args {
 
 fn operations(text: &str) -> Result<Vec<Collective>, Error> {
     if text == "all" {
-        return Ok(Request::OPERATIONS.to_vec());
+        return Ok(Request::operations());
     }
-    let names = Request::OPERATIONS.map(Collective::name).join(", ");
+    let names: Vec<&str> = Request::operations().into_iter().map(Collective::name).collect();
+    let names = names.join(", ");
     let parse = |name: &str| {
         let what: Collective = name
             .trim()
             .parse()
             .map_err(|error: UnknownCollective| Error::Configuration(format!("--op {text}: {error}")))?;
-        if Request::OPERATIONS.contains(&what) {
+        if Request::operations().contains(&what) {
             return Ok(what);
         }
         Err(Error::Configuration(format!("--op {text}: {what} has one path only; expected some of {names}")))
@@ -154,6 +145,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let mut config = args.config()?;
     screen.set_log_level(&mut config);
     let request = args.request()?;
+    request.check()?;
     let target = args.target()?;
     if !settings::is_launched(&config)? {
         let ranks = config.job.world_size.map_or(0, WorldSize::get);
