@@ -6,12 +6,12 @@ use ryzanstein_process_group::{Error, Memory, ProcessGroup, units};
 
 use super::crossover::{Timed, Turn, choose, ranges};
 use crate::bench::limits;
-use crate::measure::{Case, Collective, Summary, measure_group, summary};
+use crate::measure::{Case, Collective, measure_group, summary};
 use crate::{Orchestrator, plural};
 
 /// How often each path is measured. The medians of the rounds are compared, not those of calls: calls of one moment are slow
 /// together, when something else runs.
-const ROUNDS: usize = 7;
+const ROUNDS: usize = 9;
 
 /// What to measure.
 #[derive(Clone, PartialEq, Debug)]
@@ -113,30 +113,33 @@ pub fn run(
 }
 
 fn operation(group: &mut ProcessGroup, what: Collective, sizes: &[u64]) -> Result<Sizes, Error> {
-    let mut all: Vec<Timed> = Vec::new();
+    let mut cases: Vec<Compared> = Vec::new();
+    group.force_path(None)?;
     for &bytes in sizes {
         let case = case(what, bytes);
-        group.force_path(None)?;
         let operation = what.operation(case.reduction);
         let built_in = group.explain(operation, case.dtype, case.count(group.world_size()))?.path;
-        let paths: Vec<Path> = group.paths().into_iter().filter(|path| path.suits(operation)).collect();
-        let (bytes, times) = in_turn(group, &case, &paths)?;
-        // Sizes that are rounded to the same number of elements are one.
-        if all.iter().all(|timed| timed.bytes != bytes) {
-            all.push(Timed { bytes, built_in, paths: paths.into_iter().zip(times).collect() });
-        }
+        // The built-in path first.
+        let others = group.paths().into_iter().filter(|path| path.suits(operation) && *path != built_in);
+        cases.push(Compared::new(case, [built_in].into_iter().chain(others).collect()));
     }
-    all.sort_by_key(|timed| timed.bytes);
-    let chosen = choose(&all);
-    let mut turns = Vec::new();
-    for (timed, path) in all.iter().zip(chosen) {
-        let Some(path) = path else { continue };
-        let case = case(what, timed.bytes);
-        let (bytes, times) = in_turn(group, &case, &[timed.built_in, path])?;
-        let [untuned, tuned] = times[..] else { continue };
-        turns.push(Turn { bytes, built_in: timed.built_in, path, untuned, tuned });
-    }
-    Ok(Sizes { what, sizes: all, turns })
+    in_turn(group, &mut cases)?;
+    // Sizes that are rounded to the same number of elements are one.
+    cases.sort_by_key(|compared| compared.bytes);
+    cases.dedup_by_key(|compared| compared.bytes);
+    let sizes: Vec<Timed> = cases.into_iter().map(Compared::timed).collect();
+
+    let chosen = sizes.iter().zip(choose(&sizes)).filter_map(|(timed, path)| Some((timed, path?)));
+    let mut again: Vec<Compared> = chosen
+        .map(|(timed, path)| Compared::new(case(what, timed.bytes), vec![timed.built_in, path]))
+        .collect();
+    in_turn(group, &mut again)?;
+    let turn = |compared: Compared| {
+        let Timed { bytes, built_in, paths } = compared.timed();
+        let [(_, untuned), (path, tuned)] = paths[..] else { return None };
+        Some(Turn { bytes, built_in, path, untuned, tuned })
+    };
+    Ok(Sizes { what, sizes, turns: again.into_iter().filter_map(turn).collect() })
 }
 
 fn case(what: Collective, bytes: u64) -> Case {
@@ -144,29 +147,47 @@ fn case(what: Collective, bytes: u64) -> Case {
     Case::new(what, usize::try_from(bytes).unwrap_or(usize::MAX), calls)
 }
 
-/// Measures a case on each of the paths in turn, again and again. Returns the bytes of the array, and of each path the percentiles
-/// of its rounds' medians.
-fn in_turn(group: &mut ProcessGroup, case: &Case, paths: &[Path]) -> Result<(u64, Vec<Summary>), Error> {
-    let mut medians = vec![Vec::with_capacity(ROUNDS); paths.len()];
-    let mut bytes = 0;
-    for _ in 0..ROUNDS {
-        for (path, medians) in paths.iter().zip(&mut medians) {
-            group.force_path(Some(*path))?;
-            let figures = measure_group(group, false, case)?;
-            if figures.errors > 0 {
-                return Err(Error::SelfCheck {
-                    path: path.to_string(),
-                    reason: format!(
-                        "{} values of {} of {} are wrong",
-                        figures.errors,
-                        case.what,
-                        units::bytes(figures.bytes as f64)
-                    ),
-                });
+/// A size on several paths, of which the first is the built-in one.
+struct Compared {
+    case: Case,
+    /// Bytes of the array, which has whole elements.
+    bytes: u64,
+    /// Each path with the medians of its rounds, in microseconds.
+    paths: Vec<(Path, Vec<f64>)>,
+}
+
+impl Compared {
+    fn new(case: Case, paths: Vec<Path>) -> Self {
+        let paths = paths.into_iter().map(|path| (path, Vec::with_capacity(ROUNDS))).collect();
+        Self { case, bytes: 0, paths }
+    }
+
+    fn timed(self) -> Timed {
+        let built_in = self.paths[0].0;
+        let paths = self.paths.into_iter().map(|(path, medians)| (path, summary(medians))).collect();
+        Timed { bytes: self.bytes, built_in, paths }
+    }
+}
+
+/// Measures every size on each of its paths, then all again, each time in the other order: what disturbs for a while disturbs all
+/// paths of a size, and shows in the spread of their rounds.
+fn in_turn(group: &mut ProcessGroup, cases: &mut [Compared]) -> Result<(), Error> {
+    for round in 0..ROUNDS {
+        for Compared { case, bytes, paths } in &mut *cases {
+            let count = paths.len();
+            for index in 0..count {
+                let (path, medians) = &mut paths[if round % 2 == 0 { index } else { count - 1 - index }];
+                group.force_path(Some(*path))?;
+                let figures = measure_group(group, false, case)?;
+                if figures.errors > 0 {
+                    let shown = units::bytes(figures.bytes as f64);
+                    let reason = format!("{} values of {} of {shown} are wrong", figures.errors, case.what);
+                    return Err(Error::SelfCheck { path: path.to_string(), reason });
+                }
+                *bytes = figures.bytes as u64;
+                medians.push(figures.latency.median_us);
             }
-            bytes = figures.bytes as u64;
-            medians.push(figures.latency.median_us);
         }
     }
-    Ok((bytes, medians.into_iter().map(summary).collect()))
+    Ok(())
 }
