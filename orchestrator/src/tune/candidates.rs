@@ -37,7 +37,10 @@ pub fn pick(sizes: &[u64], own: &Measured, candidates: &[(Candidate, Measured)])
     let gains = |measured: &Measured| at(own, 0).is_slower(&at(measured, 0), GAIN / (1.0 - GAIN));
     let loses =
         |measured: &Measured| (0..sizes.len()).any(|size| at(measured, size).is_slower(&at(own, size), GAIN));
-    let good = candidates.iter().filter(|(_, measured)| gains(measured) && !loses(measured));
+    let is_measured = |measured: &Measured| !measured.is_empty() && !own.is_empty();
+    let good = candidates
+        .iter()
+        .filter(|(_, measured)| is_measured(measured) && gains(measured) && !loses(measured));
     let (best, measured) = good.min_by(|(_, a), (_, b)| at(a, 0).median_us.total_cmp(&at(b, 0).median_us))?;
     Some(Proposal {
         key: best.key,

@@ -100,9 +100,9 @@ pub fn ranges(
         let measured = Measurement {
             date: date.to_owned(),
             bytes,
-            us: turn.tuned.median_us,
+            us: hundredths(turn.tuned.median_us),
             against: turn.built_in,
-            against_us: turn.untuned.median_us,
+            against_us: hundredths(turn.untuned.median_us),
         };
         match ranges.last_mut() {
             Some(last) if last.path == turn.path && last.to_bytes + 1 == bytes => {
@@ -123,6 +123,11 @@ pub fn ranges(
         }
     }
     ranges
+}
+
+/// A time as it is written: in hundredths of a microsecond.
+fn hundredths(us: f64) -> f64 {
+    (us * 100.0).round() / 100.0
 }
 
 #[cfg(test)]

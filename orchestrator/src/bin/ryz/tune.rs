@@ -210,6 +210,10 @@ fn finish(
             let _ = writeln!(text, "{shown} {replaced} replaced: {why}");
         }
         text + &match (is_written, args.apply) {
+            (true, true) if tuned.ranges.is_empty() => format!(
+                "wrote {shown}: nothing of this is tuned for {}, so the built-in table decides\n",
+                plural(tuned.world_size, "rank")
+            ),
             (true, true) => format!(
                 "wrote {shown}: {} for {}; jobs of as many ranks on this machine use it from now on. To undo: rm {shown}\n",
                 plural(tuned.ranges.len(), "range"),
