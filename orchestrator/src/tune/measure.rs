@@ -143,7 +143,8 @@ fn operation(group: &mut ProcessGroup, what: Collective, sizes: &[u64]) -> Resul
 }
 
 fn case(what: Collective, bytes: u64) -> Case {
-    let calls = (2_000_000 / bytes.max(1)).clamp(1, 30) as usize;
+    // At least four: calls rotate over as many buffers, so that caches are as cold as in real use.
+    let calls = (2_000_000 / bytes.max(1)).clamp(4, 30) as usize;
     Case::new(what, usize::try_from(bytes).unwrap_or(usize::MAX), calls)
 }
 
