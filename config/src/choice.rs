@@ -219,3 +219,15 @@ choice! {
         System = "sys",
     }
 }
+
+choice! {
+    /// Whether a ring or tree of NCCL may leave one node through one adapter and enter the next through another.
+    NcclCrossNic, "one of same (or 0), any (or 1), prefer_same (or 2)", "same" {
+        /// Never: for networks in which each adapter of a node has a switch of its own, with all adapters of that number.
+        Same = "same" or "0",
+        /// Freely: for networks in which all adapters of a node are on one switch.
+        Any = "any" or "1",
+        /// Only where it makes things better: NCCL's default.
+        PreferSame = "prefer_same" or "2",
+    }
+}

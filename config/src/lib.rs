@@ -51,13 +51,15 @@ mod sections;
 mod setting;
 mod size;
 mod source;
+mod tuning;
 
 pub use bounded::{
-    Ctas, Fraction, NcclBuffer, RecordedCalls, Segment, SocketBuffer, Temperature, Timeout, TopP, WorldSize,
+    Ctas, Fraction, GidIndex, IbTimeout, NcclBuffer, NcclThreads, RecordedCalls, Segment, SocketBuffer,
+    Temperature, Timeout, TopP, WorldSize,
 };
 pub use choice::{
     AlgorithmChoice, BackendChoice, EncryptionChoice, LauncherChoice, LogFormat, ModelDType, NcclAlgorithm,
-    NcclDebug, NcclGdrLevel, NcclP2pLevel, NcclProfile, NcclProtocol,
+    NcclCrossNic, NcclDebug, NcclGdrLevel, NcclP2pLevel, NcclProfile, NcclProtocol,
 };
 pub use config::{Config, SECTIONS};
 pub use error::{ConfigError, Conflict, TomlError, ValueError};
@@ -72,3 +74,4 @@ pub use sections::{
 };
 pub use size::ByteSize;
 pub use source::{Entry, Provenance, Source};
+pub use tuning::TuningChoice;

@@ -32,15 +32,21 @@ const EVERY_FIELD: &[(&str, &str, &str, &str)] = &[
     ("nccl.protocol", "simple", "NCCL_PROTO", "SIMPLE"),
     ("nccl.min_ctas", "2", "NCCL_MIN_CTAS", "2"),
     ("nccl.max_ctas", "8", "NCCL_MAX_CTAS", "8"),
+    ("nccl.threads", "256", "NCCL_NTHREADS", "256"),
     ("nccl.buffer_size", "1MiB", "NCCL_BUFFSIZE", "1048576"),
     ("nccl.p2p_level", "nvl", "NCCL_P2P_LEVEL", "NVL"),
     ("nccl.gpu_direct_level", "phb", "NCCL_NET_GDR_LEVEL", "PHB"),
     ("nccl.shared_memory", "false", "NCCL_SHM_DISABLE", "1"),
     ("nccl.infiniband", "true", "NCCL_IB_DISABLE", "0"),
     ("nccl.infiniband_devices", "mlx5_0", "NCCL_IB_HCA", "mlx5_0"),
+    ("nccl.ib_gid_index", "3", "NCCL_IB_GID_INDEX", "3"),
+    ("nccl.ib_timeout", "22", "NCCL_IB_TIMEOUT", "22"),
+    ("nccl.cross_nic", "any", "NCCL_CROSS_NIC", "1"),
     ("nccl.socket_interface", "=eth0", "NCCL_SOCKET_IFNAME", "=eth0"),
     ("nccl.launch_order", "true", "NCCL_LAUNCH_ORDER_IMPLICIT", "1"),
     ("nccl.graph_mixing", "false", "NCCL_GRAPH_MIXING_SUPPORT", "0"),
+    ("nccl.topology_file", "/etc/topo.xml", "NCCL_TOPO_FILE", "/etc/topo.xml"),
+    ("nccl.tuner_plugin", "libtuner.so", "NCCL_TUNER_PLUGIN", "libtuner.so"),
 ];
 
 fn every_field() -> Config {
@@ -200,4 +206,27 @@ fn a_part_of_nccl_that_there_is_not_is_refused_with_the_nearest() {
     let flags = vec![("nccl.debug_subsystems".into(), "INIT,GRAHP".into(), "--set".into())];
     let error = Config::load(&Sources { flags, ..Sources::default() }).expect_err("refused").to_string();
     assert!(error.contains("GRAPH"), "{error}");
+}
+
+#[test]
+fn values_that_nccl_would_not_take_are_refused() {
+    for (key, value) in [
+        ("nccl.threads", "96"),
+        ("nccl.threads", "1024"),
+        ("nccl.ib_gid_index", "256"),
+        ("nccl.ib_timeout", "0"),
+        ("nccl.ib_timeout", "23"),
+        ("nccl.cross_nic", "3"),
+        ("nccl.protocol", "ll128"),
+        ("nccl.tuner_plugin", " "),
+    ] {
+        let flags = vec![(key.to_owned(), value.to_owned(), "--set".to_owned())];
+        let error = Config::load(&Sources { flags, ..Sources::default() }).expect_err(value).to_string();
+        assert!(error.contains(key) && error.contains("expected"), "{error}");
+    }
+    // NCCL's own numbers of the choice.
+    for (number, wanted) in [("0", "0"), ("1", "1"), ("2", "2")] {
+        let plan = plan(&with_flags(&[("nccl.cross_nic", number)]), &[]);
+        assert_eq!(find(&plan, "NCCL_CROSS_NIC").value, wanted);
+    }
 }

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use ryzanstein_config::{
     AlgorithmChoice, BackendChoice, ByteSize, EncryptionChoice, HostPort, LauncherChoice, LogFormat,
-    ModelDType, Segment, SocketBuffer, Temperature, Timeout, TopP, WorldSize,
+    ModelDType, Segment, SocketBuffer, Temperature, Timeout, TopP, TuningChoice, WorldSize,
 };
 use std::str::FromStr;
 use std::time::Duration;
@@ -193,4 +193,13 @@ proptest! {
     ) {
         let _ = (text.parse::<Timeout>(), text.parse::<ByteSize>(), text.parse::<HostPort>());
     }
+}
+
+#[test]
+fn a_table_of_paths_is_named_by_a_word_or_by_its_file() {
+    let read = |text: &str| text.parse::<TuningChoice>();
+    assert_eq!((read("auto"), read("off")), (Ok(TuningChoice::Auto), Ok(TuningChoice::Off)));
+    assert_eq!(read("here/paths.json"), Ok(TuningChoice::File("here/paths.json".into())));
+    assert_eq!(read("here/paths.json").map(|choice| choice.to_string()), Ok("here/paths.json".into()));
+    assert!(read(" ").is_err());
 }

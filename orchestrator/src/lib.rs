@@ -45,6 +45,8 @@ pub mod telemetry;
 pub mod topo;
 #[cfg(any(feature = "cli", feature = "fuzzing"))]
 pub mod trace;
+#[cfg(feature = "cli")]
+pub mod tune;
 
 pub use orchestrator::{Builder, Orchestrator};
 /// The crates below this one, so that an embedding program needs only this dependency.

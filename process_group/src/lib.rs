@@ -42,6 +42,7 @@ mod sync;
 pub mod targets;
 #[cfg(test)]
 mod testing;
+pub mod tuning;
 pub mod units;
 mod wire;
 mod work;

@@ -26,6 +26,7 @@ use crate::rendezvous::{Membership, Rendezvous};
 use crate::roster::{Candidate, Roster};
 use crate::security::Security;
 use crate::store::{self, Store};
+use crate::tuning;
 use listen::listen;
 use make::GroupMaker;
 
@@ -167,6 +168,15 @@ impl ProcessGroupManager {
         metrics::gauge!(metric_names::WORLD_SIZE.name, "rank" => number).set(world_size as f64);
         warn_of_nccl(config, roster, *rank, backend);
         let layout = Layout::new(&config.layout, world_size)?;
+        let tuned = match backend {
+            BackendKind::Tcp => tuning::agree(
+                &config.process_group.tuning,
+                surroundings.state.as_deref(),
+                &membership,
+                deadline,
+            )?,
+            _ => Vec::new(),
+        };
         let mesh = match bound {
             Ok(Some(bound)) if factory.needs_mesh() => {
                 let settings = mesh::Settings {
@@ -188,7 +198,7 @@ impl ProcessGroupManager {
             data: 0,
             profiles: Vec::new(),
             made: HashMap::new(),
-            maker: GroupMaker { config: config.clone(), membership, flight, mesh, factory },
+            maker: GroupMaker { config: config.clone(), membership, flight, tuned, mesh, factory },
             layout,
             init: Duration::ZERO,
             backend_summary,

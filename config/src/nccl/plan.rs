@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::{Config, NcclAlgorithm, NcclProfile, Source};
+use crate::{Config, NcclAlgorithm, NcclCrossNic, NcclProfile, Source};
 
 /// A variable that the user has set: in the process's environment, or in one of NCCL's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -115,6 +115,15 @@ fn profile(profile: NcclProfile) -> &'static [(&'static str, &'static str)] {
     }
 }
 
+/// NCCL's number for the choice.
+const fn cross_nic(cross: NcclCrossNic) -> &'static str {
+    match cross {
+        NcclCrossNic::Same => "0",
+        NcclCrossNic::Any => "1",
+        NcclCrossNic::PreferSame => "2",
+    }
+}
+
 /// The variables of the fields: variable, value, key.
 fn fields(config: &Config) -> Vec<(&'static str, String, &'static str)> {
     let nccl = &config.nccl;
@@ -145,6 +154,7 @@ fn fields(config: &Config) -> Vec<(&'static str, String, &'static str)> {
         ("NCCL_PROTO", nccl.protocol.map(|protocol| upper(protocol.name())), "nccl.protocol"),
         ("NCCL_MIN_CTAS", nccl.min_ctas.map(|ctas| ctas.get().to_string()), "nccl.min_ctas"),
         ("NCCL_MAX_CTAS", nccl.max_ctas.map(|ctas| ctas.get().to_string()), "nccl.max_ctas"),
+        ("NCCL_NTHREADS", nccl.threads.map(|threads| threads.get().to_string()), "nccl.threads"),
         ("NCCL_BUFFSIZE", nccl.buffer_size.map(|size| size.get().get().to_string()), "nccl.buffer_size"),
         ("NCCL_P2P_LEVEL", nccl.p2p_level.map(|level| upper(level.name())), "nccl.p2p_level"),
         (
@@ -155,9 +165,18 @@ fn fields(config: &Config) -> Vec<(&'static str, String, &'static str)> {
         ("NCCL_SHM_DISABLE", nccl.shared_memory.map(off), "nccl.shared_memory"),
         ("NCCL_IB_DISABLE", nccl.infiniband.map(off), "nccl.infiniband"),
         ("NCCL_IB_HCA", nccl.infiniband_devices.clone(), "nccl.infiniband_devices"),
+        ("NCCL_IB_GID_INDEX", nccl.ib_gid_index.map(|index| index.get().to_string()), "nccl.ib_gid_index"),
+        ("NCCL_IB_TIMEOUT", nccl.ib_timeout.map(|exponent| exponent.get().to_string()), "nccl.ib_timeout"),
+        ("NCCL_CROSS_NIC", nccl.cross_nic.map(|cross| cross_nic(cross).to_owned()), "nccl.cross_nic"),
         ("NCCL_SOCKET_IFNAME", nccl.socket_interface.clone(), "nccl.socket_interface"),
         ("NCCL_LAUNCH_ORDER_IMPLICIT", nccl.launch_order.map(flag), "nccl.launch_order"),
         ("NCCL_GRAPH_MIXING_SUPPORT", nccl.graph_mixing.map(flag), "nccl.graph_mixing"),
+        (
+            "NCCL_TOPO_FILE",
+            nccl.topology_file.as_ref().map(|path| path.display().to_string()),
+            "nccl.topology_file",
+        ),
+        ("NCCL_TUNER_PLUGIN", nccl.tuner_plugin.clone(), "nccl.tuner_plugin"),
     ];
     all.into_iter().filter_map(|(name, value, key)| Some((name, value?, key))).collect()
 }

@@ -2,8 +2,8 @@
 
 use super::section;
 use crate::{
-    Ctas, NcclAlgorithm, NcclBuffer, NcclDebug, NcclGdrLevel, NcclP2pLevel, NcclProfile, NcclProtocol,
-    NcclSubsystems,
+    Ctas, GidIndex, IbTimeout, NcclAlgorithm, NcclBuffer, NcclCrossNic, NcclDebug, NcclGdrLevel,
+    NcclP2pLevel, NcclProfile, NcclProtocol, NcclSubsystems, NcclThreads,
 };
 use std::path::PathBuf;
 
@@ -27,6 +27,8 @@ section! {
         min_ctas: Option<Ctas> = "",
         /// The maximum number of thread blocks of a collective; each occupies a multiprocessor: `NCCL_MAX_CTAS`.
         max_ctas: Option<Ctas> = "",
+        /// The number of threads in each thread block: `NCCL_NTHREADS`.
+        threads: Option<NcclThreads> = "",
         /// The size of each buffer between two GPUs; there is one for each channel and neighbour: `NCCL_BUFFSIZE`.
         buffer_size: Option<NcclBuffer> = "",
         /// The longest path over which GPUs access each other's memory: `NCCL_P2P_LEVEL`.
@@ -39,6 +41,12 @@ section! {
         infiniband: Option<bool> = "",
         /// The InfiniBand adapters to use, such as `mlx5_0,mlx5_1`: `NCCL_IB_HCA`.
         infiniband_devices: Option<String> = "",
+        /// The entry of the adapters' tables of global identifiers that RoCE uses; unset, NCCL 2.21 and newer finds the one of RoCE v2, and older versions take 0: `NCCL_IB_GID_INDEX`.
+        ib_gid_index: Option<GidIndex> = "",
+        /// How long an adapter waits for an acknowledgement, n in 4.096 µs × 2ⁿ; more helps on very large networks: `NCCL_IB_TIMEOUT`.
+        ib_timeout: Option<IbTimeout> = "",
+        /// Whether a ring or tree may leave a node through one adapter and enter the next through another: `NCCL_CROSS_NIC`.
+        cross_nic: Option<NcclCrossNic> = "",
         /// The network interfaces to use, by prefix, or `=eth0` for exactly that one: `NCCL_SOCKET_IFNAME`.
         socket_interface: Option<String> = "",
         /// Whether operations of several communicators run in the order in which the host launched them, which prevents
@@ -46,5 +54,9 @@ section! {
         launch_order: Option<bool> = "",
         /// Whether a communicator may be used inside and outside CUDA graphs at the same time; if not, each launch is cheaper: `NCCL_GRAPH_MIXING_SUPPORT`.
         graph_mixing: Option<bool> = "",
+        /// A file that describes the machine, read before NCCL looks at the hardware: `NCCL_TOPO_FILE`.
+        topology_file: Option<PathBuf> = "",
+        /// The plug-in that chooses algorithm and protocol of each call: the file of a library, or what follows `libnccl-tuner-` in its name. Its code runs in every rank: `NCCL_TUNER_PLUGIN`.
+        tuner_plugin: Option<String> = "",
     }
 }

@@ -1,7 +1,7 @@
 //! `[process_group]`
 
 use super::{TcpConfig, section};
-use crate::{BackendChoice, ByteSize, Timeout};
+use crate::{BackendChoice, ByteSize, Timeout, TuningChoice};
 
 section! {
     /// Collectives between ranks.
@@ -14,6 +14,8 @@ section! {
         self_check: bool = "true",
         /// The size of the bucket in which `all_reduce_coalesced` packs small arrays. 0B turns packing off. GPUs never pack.
         coalesce: ByteSize = "25MiB",
+        /// The measured table of paths on CPUs: a file of `ryz tune`; auto: the one that `ryz tune --apply` wrote, if it is there and fits this machine; off: none. Rank 0's counts, for all ranks.
+        tuning: TuningChoice = "auto",
         [
             /// `[process_group.tcp]`
             tcp: TcpConfig

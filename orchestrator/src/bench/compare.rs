@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::Row;
 use super::recorded::{one, parse_rows};
+use crate::measure::Summary;
 use crate::table::{Cell, Column, Screen, Tone, table};
 
 /// What of an earlier row is compared.
@@ -35,17 +36,10 @@ struct Spread {
     calls: usize,
 }
 
-impl Spread {
-    /// Half the notch of a box plot: medians whose notches do not overlap differ at the level of 5 % (R. `McGill`, J. Tukey and
-    /// W. Larsen, "Variations of box plots", 1978).
-    fn half_notch(self) -> f64 {
-        1.57 * (self.p75_us - self.p25_us) / (self.calls.max(1) as f64).sqrt()
-    }
-
-    /// Whether this is slower than `other` by more than the share `tolerance`, and by more than chance.
-    fn is_slower(self, other: Self, tolerance: f64) -> bool {
-        self.median_us > other.median_us * (1.0 + tolerance)
-            && self.median_us - self.half_notch() > other.median_us + other.half_notch()
+impl From<Spread> for Summary {
+    fn from(spread: Spread) -> Self {
+        let Spread { median_us, p25_us, p75_us, calls } = spread;
+        Self { calls, p25_us, median_us, p75_us, ..Self::default() }
     }
 }
 
@@ -115,14 +109,20 @@ impl Earlier {
             let key = row.key();
             let key = (key.op, key.dtype, key.bytes, key.world_size, key.backend, key.groups);
             let number = seen.entry(key.clone()).or_default();
-            let before = self.0.get(&key).and_then(|spreads| spreads.get(*number)).copied();
+            let before =
+                self.0.get(&key).and_then(|spreads| spreads.get(*number)).copied().map(Summary::from);
             *number += 1;
-            let now =
-                Spread { median_us: row.median_us, p25_us: row.p25_us, p75_us: row.p75_us, calls: row.calls };
+            let now = Summary {
+                calls: row.calls,
+                p25_us: row.p25_us,
+                median_us: row.median_us,
+                p75_us: row.p75_us,
+                ..row.latency
+            };
             let change = match before {
                 None => Change::Missing,
-                Some(before) if now.is_slower(before, tolerance) => Change::Slower,
-                Some(before) if before.is_slower(now, tolerance) => Change::Faster,
+                Some(before) if now.is_slower(&before, tolerance) => Change::Slower,
+                Some(before) if before.is_slower(&now, tolerance) => Change::Faster,
                 Some(_) => Change::Same,
             };
             (row.label(), row.bytes, before.map(|before| before.median_us), now.median_us, change)

@@ -25,37 +25,53 @@ impl Request {
                 )));
             }
         }
-        if let Some(bytes) = self.sizes.iter().max().filter(|bytes| **bytes > MOST_BYTES) {
-            return Err(Error::Configuration(format!(
-                "a size of {}: arrays of at most {} are measured, since every rank holds one or more of them in its memory; \
-                 name smaller sizes with --sizes or --max-bytes",
-                units::bytes(*bytes as f64),
-                units::bytes(MOST_BYTES as f64)
-            )));
-        }
-        Ok(())
+        check_sizes(&self.sizes)
     }
 
     /// Refuses arrays that do not fit the memory of a host for all its ranks.
     pub(super) fn check_memory(&self, ranks: usize, memory: u64) -> Result<(), Error> {
-        let Some(&largest) = self.sizes.iter().max() else { return Ok(()) };
         let is_apart = self.out_of_place || self.ops.iter().any(|op| op.is_out_of_place());
-        let needed = u128::from(largest) * ranks as u128 * if is_apart { 2 } else { 1 };
-        if needed > u128::from(memory) {
-            return Err(Error::Configuration(format!(
-                "a size of {} needs {} of memory for the {} on this host, which has {}; measure smaller sizes, or fewer ranks",
-                units::bytes(largest as f64),
-                units::bytes(needed as f64),
-                plural(ranks, "rank"),
-                units::bytes(memory as f64)
-            )));
-        }
-        Ok(())
+        check_fit(&self.sizes, is_apart, ranks, memory)
     }
 }
 
+/// Refuses larger arrays than can be measured.
+///
+/// # Errors
+/// [`Error::Configuration`] names the limit and its reason.
+pub(crate) fn check_sizes(sizes: &[u64]) -> Result<(), Error> {
+    if let Some(bytes) = sizes.iter().max().filter(|bytes| **bytes > MOST_BYTES) {
+        return Err(Error::Configuration(format!(
+            "a size of {}: arrays of at most {} are measured, since every rank holds one or more of them in its memory; \
+             name smaller sizes with --sizes, or in `ryz bench` with --max-bytes",
+            units::bytes(*bytes as f64),
+            units::bytes(MOST_BYTES as f64)
+        )));
+    }
+    Ok(())
+}
+
+/// Refuses arrays that do not fit a memory of so many bytes for all its ranks. `is_apart`: whether input and output are two arrays.
+///
+/// # Errors
+/// [`Error::Configuration`] says what is needed and what is there.
+pub(crate) fn check_fit(sizes: &[u64], is_apart: bool, ranks: usize, memory: u64) -> Result<(), Error> {
+    let Some(&largest) = sizes.iter().max() else { return Ok(()) };
+    let needed = u128::from(largest) * ranks as u128 * if is_apart { 2 } else { 1 };
+    if needed > u128::from(memory) {
+        return Err(Error::Configuration(format!(
+            "a size of {} needs {} of memory for the {} on this host, which has {}; measure smaller sizes, or fewer ranks",
+            units::bytes(largest as f64),
+            units::bytes(needed as f64),
+            plural(ranks, "rank"),
+            units::bytes(memory as f64)
+        )));
+    }
+    Ok(())
+}
+
 /// Bytes of memory of this host, or of this process's cgroup if that may use less.
-pub(super) fn host_memory() -> u64 {
+pub(crate) fn host_memory() -> u64 {
     let info = rustix::system::sysinfo();
     let installed = info.totalram.saturating_mul(info.mem_unit.into());
     cgroup::limits().1.map_or(installed, |limit| limit.min(installed))

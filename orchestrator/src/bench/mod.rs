@@ -4,7 +4,7 @@ mod calibration;
 mod compare;
 mod format;
 mod html;
-mod limits;
+pub(crate) mod limits;
 pub mod overlap;
 mod paths;
 mod plot;

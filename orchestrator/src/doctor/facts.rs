@@ -151,6 +151,8 @@ pub struct InfinibandPort {
     pub rate: String,
     /// `InfiniBand` or `Ethernet`.
     pub link_layer: String,
+    /// The first entry of the port's table of global identifiers that is of RoCE v2 with an IPv4 address.
+    pub roce_v2_gid: Option<u32>,
     /// The adapter.
     pub pci: Option<PciPlace>,
 }

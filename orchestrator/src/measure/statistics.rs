@@ -19,6 +19,20 @@ pub struct Summary {
     pub max_us: f64,
 }
 
+impl Summary {
+    /// Half the notch of a box plot: medians whose notches do not overlap differ at the level of 5 % (R. `McGill`, J. Tukey and
+    /// W. Larsen, "Variations of box plots", 1978).
+    fn half_notch(&self) -> f64 {
+        1.57 * (self.p75_us - self.p25_us) / (self.calls.max(1) as f64).sqrt()
+    }
+
+    /// Whether this is slower than `other` by more than the share `tolerance`, and by more than chance.
+    pub fn is_slower(&self, other: &Self, tolerance: f64) -> bool {
+        self.median_us > other.median_us * (1.0 + tolerance)
+            && self.median_us - self.half_notch() > other.median_us + other.half_notch()
+    }
+}
+
 /// The slowest rank's latency of each call: a collective is complete when its last rank is.
 pub fn slowest(of_ranks: &[&[f64]]) -> Vec<f64> {
     let calls = of_ranks.iter().map(|r| r.len()).min().unwrap_or(0);

@@ -45,7 +45,8 @@ impl Preset {
         Topology { preset: Some(self.name()), ..Topology::of(&self.hardware()) }
     }
 
-    fn hardware(self) -> Hardware {
+    /// What a probe of such a machine finds.
+    pub fn hardware(self) -> Hardware {
         match self {
             Self::DgxH100 => Machine {
                 gpu: "NVIDIA H100 80GB HBM3",
@@ -175,6 +176,7 @@ fn port(index: usize, rate: &str, place: &PciPlace) -> InfinibandPort {
         rate: rate.into(),
         link_layer: "InfiniBand".into(),
         pci: Some(place.clone()),
+        roce_v2_gid: None,
     }
 }
 

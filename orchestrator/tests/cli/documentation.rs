@@ -7,12 +7,13 @@ use crate::support::{Run, text};
 
 type Flags = BTreeSet<String>;
 
-const COMMANDS: [&str; 11] = [
+const COMMANDS: [&str; 12] = [
     "launch",
     "check",
     "generate",
     "bench",
     "plan",
+    "tune",
     "doctor",
     "explain",
     "topo",

@@ -20,3 +20,4 @@ mod support;
 mod terminal;
 mod topo;
 mod trace;
+mod tune;

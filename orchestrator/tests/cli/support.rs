@@ -25,6 +25,8 @@ impl Run {
 
     pub(crate) fn in_folder(folder: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let mut command = Command::new(ryz());
+        // A table of paths that was measured on this machine has no say, unless a test writes one.
+        command.env("XDG_STATE_HOME", "/nowhere");
         command.args(arguments).current_dir(folder).envs(environment.iter().copied());
         Self::of(command)
     }

@@ -13,6 +13,7 @@ use crate::device::{Device, Surroundings};
 use crate::error::{Error, Result};
 use crate::in_process::InProcess;
 use crate::mesh::{Connection, Mesh, Peers, Unconnected};
+use crate::paths::tuned::TunedRange;
 use crate::rank::{LocalRank, Rank};
 use crate::roster::Member;
 use crate::store::Store;
@@ -49,6 +50,8 @@ pub(crate) struct GroupSpec<'a> {
     pub(crate) members: Vec<&'a Member>,
     pub(crate) together: Together<'a>,
     pub(crate) config: &'a Config,
+    /// What was measured for groups of all ranks, if this is one.
+    pub(crate) tuned: &'a [TunedRange],
     pub(crate) store: &'a Arc<dyn Store>,
     /// Links to the other ranks, if the backend [needs them](BackendFactory::needs_mesh).
     pub(crate) mesh: Option<&'a Mesh>,

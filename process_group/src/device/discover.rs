@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::symbols::{Table, Unusable, Version};
 
-/// What of the process's surroundings helps to find libraries. The caller collects it: this crate reads no variable.
+/// What of the process's surroundings helps to find libraries and files of the user. The caller collects it: this crate reads no variable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Surroundings {
     /// `VIRTUAL_ENV`: the folder of the active Python environment.
@@ -17,6 +17,8 @@ pub struct Surroundings {
     pub path: Vec<PathBuf>,
     /// The user's cache folder: `XDG_CACHE_HOME`, or `.cache` in `HOME`.
     pub cache: Option<PathBuf>,
+    /// The user's folder of states: `XDG_STATE_HOME`, or `.local/state` in `HOME`.
+    pub state: Option<PathBuf>,
 }
 
 impl Surroundings {
@@ -28,6 +30,7 @@ impl Surroundings {
             virtual_env: folder("VIRTUAL_ENV"),
             path: std::env::split_paths(&path).filter(|p| p.is_absolute()).collect(),
             cache: folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache"))),
+            state: folder("XDG_STATE_HOME").or_else(|| folder("HOME").map(|home| home.join(".local/state"))),
         }
     }
 }

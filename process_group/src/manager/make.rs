@@ -9,6 +9,7 @@ use crate::backend::factory::{AnyBackend, BackendFactory, GroupSpec, Together};
 use crate::error::Result;
 use crate::group::{GroupInfo, ProcessGroup};
 use crate::mesh::Mesh;
+use crate::paths::tuned::TunedRange;
 use crate::profile::Recording;
 use crate::rank::Rank;
 use crate::recorder::FlightRecorder;
@@ -25,6 +26,8 @@ pub(super) struct GroupMaker {
     pub(super) config: Config,
     pub(super) membership: Membership,
     pub(super) flight: FlightRecorder,
+    /// What was measured of jobs like this one.
+    pub(super) tuned: Vec<TunedRange>,
     /// Links to the other ranks, where the backend needs them.
     pub(super) mesh: Option<Mesh>,
     /// Of the backend that was selected.
@@ -52,6 +55,8 @@ impl GroupMaker {
             members,
             together,
             config: &self.config,
+            // Groups of some ranks share the processors with others, which was not measured.
+            tuned: if ranks.len() == membership.roster.world_size() { &self.tuned } else { &[] },
             store: &membership.store,
             mesh: self.mesh.as_ref(),
             deadline,

@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::{Condition, Otherwise, Path, PathTable, Rule};
+use super::tuned::{self, TunedRange};
+use super::{Condition, Otherwise, Path, PathTable, Reason, Rule};
 use crate::roster::Member;
 use crate::schedule::cost::LinkModel;
 use crate::schedule::{Algorithm, Hosts};
@@ -50,8 +51,13 @@ impl Topology {
 }
 
 /// The table of a group on host memory. `cross_memory`: whether every rank can read every other's memory. `demand`: the
-/// algorithm of `process_group.tcp.algorithm`.
-pub fn table(topology: &Topology, cross_memory: bool, demand: Option<Algorithm>) -> PathTable {
+/// algorithm of `process_group.tcp.algorithm`. `tuned`: what was measured on this machine, which comes before the built-in rules.
+pub fn table(
+    topology: &Topology,
+    cross_memory: bool,
+    demand: Option<Algorithm>,
+    tuned: &[TunedRange],
+) -> PathTable {
     let hosts = &topology.hosts;
     let hierarchical = Path::Tcp(Algorithm::Hierarchical);
     let mut paths: Vec<Path> = Algorithm::ALL.into_iter().map(Path::Tcp).collect();
@@ -59,12 +65,18 @@ pub fn table(topology: &Topology, cross_memory: bool, demand: Option<Algorithm>)
         Rule {
             path: Path::Tcp(Algorithm::Direct),
             when: vec![Condition::HalfReduction],
-            because: "all operands of 16-bit floats meet in one place and are rounded once",
+            because: Reason::BuiltIn("all operands of 16-bit floats meet in one place and are rounded once"),
         },
         Rule {
             path: Path::Tcp(Algorithm::Ring),
-            when: vec![Condition::AllReduce, Condition::RanksFrom(3), Condition::BytesFrom(RING_FROM)],
-            because: "each rank fills one link at a time, so that the least is in flight and falls out of the cache",
+            when: vec![
+                Condition::Operation("all_reduce"),
+                Condition::RanksFrom(3),
+                Condition::BytesFrom(RING_FROM),
+            ],
+            because: Reason::BuiltIn(
+                "each rank fills one link at a time, so that the least is in flight and falls out of the cache",
+            ),
         },
     ];
     if hosts.are_two_levels() {
@@ -72,8 +84,8 @@ pub fn table(topology: &Topology, cross_memory: bool, demand: Option<Algorithm>)
             1,
             Rule {
                 path: hierarchical,
-                when: vec![Condition::AllReduce, Condition::BytesFrom(HIERARCHICAL_FROM)],
-                because: "the least crosses between the hosts",
+                when: vec![Condition::Operation("all_reduce"), Condition::BytesFrom(HIERARCHICAL_FROM)],
+                because: Reason::BuiltIn("the least crosses between the hosts"),
             },
         );
     } else {
@@ -86,10 +98,13 @@ pub fn table(topology: &Topology, cross_memory: bool, demand: Option<Algorithm>)
             Rule {
                 path: Path::CrossMemory,
                 when: vec![Condition::ChunkFrom(CROSS_MEMORY_FROM)],
-                because: "each byte is copied once, from its sender's memory to where it belongs",
+                because: Reason::BuiltIn(
+                    "each byte is copied once, from its sender's memory to where it belongs",
+                ),
             },
         );
     }
+    rules.splice(..0, tuned::rules(tuned, hosts.world_size(), &paths));
     let model = LinkModel { latency: LATENCY, message: MESSAGE, byte: BYTE, parallel: topology.parallel };
     let mut table =
         PathTable::new(hosts.world_size(), paths, rules, Otherwise::Cheapest(model)).demanding(demand);

@@ -13,6 +13,7 @@ pub mod host;
 mod rule;
 #[cfg(test)]
 mod tests;
+pub mod tuned;
 
 use std::fmt;
 use std::time::Duration;
@@ -25,7 +26,7 @@ use crate::operation::Operation;
 use crate::schedule::build::CollectiveSpec;
 use crate::schedule::cost::{LinkModel, estimate};
 use crate::schedule::{Algorithm, Hosts};
-pub use rule::{Condition, Rule};
+pub use rule::{Condition, Reason, Rule};
 
 /// The way a call goes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -43,6 +44,13 @@ pub enum Path {
 }
 
 impl Path {
+    /// The path of this name, as [`Display`](fmt::Display) writes it.
+    pub fn named(name: &str) -> Option<Self> {
+        let others = [Self::Local, Self::Loopback, Self::Nccl, Self::CrossMemory];
+        let all = others.into_iter().chain(Algorithm::ALL.map(Self::Tcp));
+        all.into_iter().find(|path| path.to_string() == name)
+    }
+
     /// Whether the path has a way to do this operation.
     pub const fn suits(self, operation: Operation) -> bool {
         match self {
@@ -88,6 +96,11 @@ impl Query {
     /// Bytes of the vector, or of one rank's chunk.
     pub const fn bytes(&self) -> usize {
         self.count * self.dtype.size()
+    }
+
+    /// Whether it reduces 16-bit floats.
+    pub const fn is_half_reduction(&self) -> bool {
+        self.dtype.is_half() && self.operation.reduce_op().is_some()
     }
 
     /// Bytes of one rank's chunk: where the operation has none, of a vector that is cut into one a rank.
@@ -217,7 +230,7 @@ impl PathTable {
 
     /// Bytes of a vector from which on an all-reduce may take another path, as rules say.
     pub(crate) fn thresholds(&self) -> Vec<usize> {
-        let conditions = self.rules.iter().flat_map(|rule| &rule.when);
+        let conditions = self.rules.iter().filter(|rule| rule.suits_all_reduce()).flat_map(|rule| &rule.when);
         conditions
             .filter_map(|condition| match *condition {
                 Condition::BytesFrom(least) => Some(least),
@@ -255,7 +268,7 @@ impl PathTable {
         let mut reason = match because {
             Because::Forced => "it is forced".to_owned(),
             Because::Demanded => "process_group.tcp.algorithm demands it".to_owned(),
-            Because::Rule(index) => self.rules[index].because.to_owned(),
+            Because::Rule(index) => self.rules[index].because.to_string(),
             Because::Always(because) => because.to_owned(),
             Because::Cheapest if self.paths.iter().filter(|path| path.suits(operation)).count() == 1 => {
                 format!("no other path has {}", operation.name())
@@ -335,8 +348,9 @@ impl PathTable {
         }
         // Rules before the one that decided did not fit; where none of them is the path's, the decision itself tells.
         let decided = if let Because::Rule(index) = because { index } else { self.rules.len() };
-        let unmet =
-            self.rules[..decided].iter().filter(|rule| rule.path == path).find_map(|r| r.unmet(query));
+        // That nothing else was measured for this call is no reason.
+        let before = self.rules[..decided].iter().filter(|rule| rule.path == path && !rule.is_measured());
+        let unmet = before.into_iter().find_map(|rule| rule.unmet(query));
         match (because, unmet) {
             (Because::Cheapest, _) if path.is_costed() => {
                 format!("the cost model expects {}, which is no less", self.expected(path, query))

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
+use super::tuned::Measurement;
 use super::{Path, Query};
-use crate::operation::Operation;
 
 /// A path that is preferred wherever all of its conditions hold.
 #[derive(Clone, PartialEq, Debug)]
@@ -13,16 +13,36 @@ pub struct Rule {
     /// All must hold.
     pub when: Vec<Condition>,
     /// Why the path is preferred then, and where that was measured.
-    pub because: &'static str,
+    pub because: Reason,
+}
+
+/// Why a rule prefers its path.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Reason {
+    /// It is built in, and this is why.
+    BuiltIn(&'static str),
+    /// It was measured on this machine.
+    Measured(Measurement),
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::BuiltIn(why) => f.write_str(why),
+            Self::Measured(measurement) => measurement.fmt(f),
+        }
+    }
 }
 
 /// What a rule asks of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Condition {
-    /// The call is an all-reduce.
-    AllReduce,
+    /// The call is the operation of this name.
+    Operation(&'static str),
     /// It reduces 16-bit floats.
     HalfReduction,
+    /// It does not reduce 16-bit floats.
+    NoHalfReduction,
     /// The group has at least so many ranks.
     RanksFrom(usize),
     /// The group has at most so many ranks.
@@ -36,6 +56,18 @@ pub enum Condition {
 }
 
 impl Rule {
+    /// Whether it was measured on this machine.
+    pub(super) const fn is_measured(&self) -> bool {
+        matches!(self.because, Reason::Measured(_))
+    }
+
+    /// Whether it may decide an all-reduce.
+    pub(super) fn suits_all_reduce(&self) -> bool {
+        let other =
+            |condition: &Condition| matches!(condition, Condition::Operation(name) if *name != "all_reduce");
+        !self.when.iter().any(other)
+    }
+
     /// Why the rule does not fit a call, if so.
     pub(super) fn unmet(&self, query: &Query) -> Option<String> {
         self.when.iter().find_map(|condition| condition.unmet(query))
@@ -46,14 +78,16 @@ impl Condition {
     fn unmet(self, query: &Query) -> Option<String> {
         let ranks = query.world_size;
         let (holds, why) = match self {
-            Self::AllReduce => (
-                matches!(query.operation, Operation::AllReduce(_)),
-                format!("preferred for all_reduce only, not for {}", query.operation.name()),
+            Self::Operation(name) => (
+                query.operation.name() == name,
+                format!("preferred for {name} only, not for {}", query.operation.name()),
             ),
-            Self::HalfReduction => (
-                query.dtype.is_half() && query.operation.reduce_op().is_some(),
-                "preferred for reductions of 16-bit floats only".to_owned(),
-            ),
+            Self::HalfReduction => {
+                (query.is_half_reduction(), "preferred for reductions of 16-bit floats only".to_owned())
+            }
+            Self::NoHalfReduction => {
+                (!query.is_half_reduction(), "not preferred for reductions of 16-bit floats".to_owned())
+            }
             Self::RanksFrom(least) => {
                 (ranks >= least, format!("{ranks} ranks, and it is preferred from {least} on"))
             }
@@ -78,8 +112,9 @@ impl Condition {
 impl fmt::Display for Condition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
-            Self::AllReduce => f.write_str("all_reduce"),
+            Self::Operation(name) => f.write_str(name),
             Self::HalfReduction => f.write_str("reductions of 16-bit floats"),
+            Self::NoHalfReduction => f.write_str("but for reductions of 16-bit floats"),
             Self::RanksFrom(least) => write!(f, "{least} ranks and more"),
             Self::RanksUpTo(most) => write!(f, "up to {most} ranks"),
             Self::BytesFrom(least) => write!(f, "from {}", bytes(least)),
@@ -97,6 +132,9 @@ impl fmt::Display for Rule {
         }
         for (index, condition) in self.when.iter().enumerate() {
             write!(f, "{}{condition}", if index == 0 { "" } else { ", " })?;
+        }
+        if self.is_measured() {
+            write!(f, " ({})", self.because)?;
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::host::{CROSS_MEMORY_FROM, RING_FROM, Topology, table};
+use super::tuned::{Machine, Measurement, TunedRange, TuningError, TuningTable};
 use super::*;
 use crate::operation::ReduceOp;
 use crate::rank::Rank;
@@ -54,6 +55,40 @@ fn why_not(choice: &PathChoice, path: Path) -> &str {
     &choice.rejected.iter().find(|(other, _)| *other == path).expect("it is rejected").1
 }
 
+fn measured() -> Measurement {
+    Measurement {
+        date: "2026-11-22".into(),
+        bytes: 4096,
+        us: 60.0,
+        against: Path::Tcp(Ring),
+        against_us: 90.0,
+    }
+}
+
+fn range(world_size: usize, operation: &str, bytes: std::ops::RangeInclusive<u64>, path: Path) -> TunedRange {
+    TunedRange {
+        world_size,
+        operation: operation.into(),
+        from_bytes: *bytes.start(),
+        to_bytes: *bytes.end(),
+        path,
+        measured: measured(),
+    }
+}
+
+/// Ranges between each two edges, of one path, for each operation that has it; the bytes are whole numbers of chunks.
+fn some_ranges(edges: &[u64], world_size: usize, path: usize) -> Vec<TunedRange> {
+    let paths: Vec<Path> = Algorithm::ALL.into_iter().map(Path::Tcp).chain([Path::CrossMemory]).collect();
+    let (path, n) = (paths[path], world_size as u64);
+    let with_it = operations().into_iter().filter(|operation| {
+        path.suits(*operation) && !operation.is_point_to_point() && *operation != Operation::Barrier
+    });
+    let between = |name: &'static str| {
+        edges.windows(2).map(move |edge| range(world_size, name, edge[0] / n * n..=edge[1] / n * n, path))
+    };
+    with_it.flat_map(|operation| between(operation.name())).collect()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
@@ -61,9 +96,11 @@ proptest! {
     fn every_call_has_one_path_and_every_other_a_reason(
         world_size in 2..64usize, hosts in 1..4usize, parallel in 1..64usize, cross_memory: bool, which in 0..11usize,
         dtype in 0..10usize, count in 0..100_000_000usize, demand in 0..6usize, forced in 0..7usize,
+        edges in proptest::collection::btree_set(0..400_000_000u64, 0..6), measured in 0..6usize,
     ) {
+        let tuned = some_ranges(&edges.into_iter().collect::<Vec<_>>(), world_size, measured);
         let demand = Algorithm::ALL.get(demand).copied();
-        let mut table = table(&Topology { hosts: hosts_of(world_size, hosts), parallel }, cross_memory, demand);
+        let mut table = table(&Topology { hosts: hosts_of(world_size, hosts), parallel }, cross_memory, demand, &tuned);
         let (operation, dtype) = (operations()[which], DType::ALL[dtype]);
         let forced = table.all().get(forced).copied();
         table.force(forced).unwrap();
@@ -73,7 +110,19 @@ proptest! {
             (Some(path), _) => prop_assert!(why_not(&choice, path).contains("it is forced, but it has no")),
             (None, Some(path)) if path.suits(operation) && table.all().contains(&path) => prop_assert_eq!(choice.path, path),
             (None, Some(_)) => prop_assert!(choice.path != Path::CrossMemory, "a demand is one for links"),
-            (None, None) => {}
+            (None, None) => {
+                let query = Query { operation, dtype, count, world_size };
+                let parts = if operation.is_chunked() { world_size } else { 1 };
+                let whole = (query.bytes() * parts) as u64;
+                let range = tuned.iter().find(|range| {
+                    range.operation == operation.name() && range.from_bytes <= whole && whole <= range.to_bytes
+                });
+                let range = range.filter(|range| !query.is_half_reduction() && table.all().contains(&range.path));
+                prop_assert_eq!(choice.reason.starts_with("measured by ryz tune on "), range.is_some());
+                if let Some(range) = range {
+                    prop_assert_eq!(choice.path, range.path);
+                }
+            }
         }
     }
 }
@@ -81,7 +130,7 @@ proptest! {
 #[test]
 fn a_rank_alone_and_backends_with_one_path_have_nothing_to_choose() {
     for operation in operations().into_iter().filter(|operation| !operation.is_point_to_point()) {
-        for table in [table(&of(1, 1), false, Some(Ring)), gpu::nccl_table(1)] {
+        for table in [table(&of(1, 1), false, Some(Ring), &[]), gpu::nccl_table(1)] {
             assert_eq!(check(&table, operation, DType::F32, 10).path, Path::Local);
         }
         let choice = check(&gpu::nccl_table(4), operation, DType::F32, 10);
@@ -93,7 +142,7 @@ fn a_rank_alone_and_backends_with_one_path_have_nothing_to_choose() {
 fn large_chunks_are_read_from_memory_where_that_can_be_done() {
     let n = 4;
     let count = CROSS_MEMORY_FROM / 4 * n;
-    let can = table(&of(n, 2), true, None);
+    let can = table(&of(n, 2), true, None, &[]);
     assert_eq!(check(&can, SUM, DType::F32, count).path, Path::CrossMemory);
     let shorter = check(&can, SUM, DType::F32, count - n);
     assert_eq!(why_not(&shorter, Path::CrossMemory), "131068 B a rank are less than 128 KiB");
@@ -104,12 +153,16 @@ fn large_chunks_are_read_from_memory_where_that_can_be_done() {
         "it has no barrier"
     );
 
-    let cannot = check(&table(&of(n, 2), false, None), SUM, DType::F32, count);
+    let cannot = check(&table(&of(n, 2), false, None, &[]), SUM, DType::F32, count);
     assert!(why_not(&cannot, Path::CrossMemory).contains("process_group.tcp.cross_memory"));
-    let spread =
-        check(&table(&Topology { hosts: hosts_of(n, 2), parallel: 2 }, false, None), SUM, DType::F32, count);
+    let spread = check(
+        &table(&Topology { hosts: hosts_of(n, 2), parallel: 2 }, false, None, &[]),
+        SUM,
+        DType::F32,
+        count,
+    );
     assert_eq!(why_not(&spread, Path::CrossMemory), "the ranks are on several hosts");
-    let demanded = check(&table(&of(n, 2), true, Some(Ring)), Operation::AllToAll, DType::F32, count);
+    let demanded = check(&table(&of(n, 2), true, Some(Ring), &[]), Operation::AllToAll, DType::F32, count);
     assert_eq!(demanded.path, Path::Tcp(Direct));
     assert_eq!(
         why_not(&demanded, Path::CrossMemory),
@@ -122,7 +175,7 @@ fn long_all_reduces_of_three_ranks_and_more_go_round_the_ring() {
     let count = RING_FROM / 4;
     for (n, count, is_ring) in [(3, count, true), (8, count, true), (3, count - 1, false), (2, count, false)]
     {
-        let choice = check(&table(&of(n, 1), false, None), SUM, DType::F32, count);
+        let choice = check(&table(&of(n, 1), false, None, &[]), SUM, DType::F32, count);
         let by_rule = choice.reason.contains("least is in flight");
         assert_eq!(by_rule, is_ring, "{n} ranks, {count} elements: {choice:?}");
         assert!(!is_ring || choice.path == Path::Tcp(Ring));
@@ -131,7 +184,7 @@ fn long_all_reduces_of_three_ranks_and_more_go_round_the_ring() {
 
 #[test]
 fn sixteen_bit_reductions_go_directly_and_others_by_cost() {
-    let table = table(&of(8, 2), false, None);
+    let table = table(&of(8, 2), false, None, &[]);
     for count in [10, 100_000, 100_000_000] {
         let choice = check(&table, SUM, DType::BF16, count);
         assert_eq!(choice.path, Path::Tcp(Direct));
@@ -151,7 +204,7 @@ fn sixteen_bit_reductions_go_directly_and_others_by_cost() {
 
 #[test]
 fn a_path_that_the_group_lacks_cannot_be_forced_and_the_reason_is_told() {
-    let mut table = table(&of(4, 4), false, None);
+    let mut table = table(&of(4, 4), false, None, &[]);
     let chosen = check(&table, SUM, DType::F32, 1).path;
     assert_ne!(chosen, Path::Tcp(HalvingDoubling));
     let refused = table.force(Some(Path::CrossMemory)).unwrap_err().to_string();
@@ -165,8 +218,13 @@ fn a_path_that_the_group_lacks_cannot_be_forced_and_the_reason_is_told() {
 
 #[test]
 fn one_more_path_is_one_more_rule() {
-    let conditions = [Condition::AllReduce, Condition::RanksUpTo(8), Condition::BytesUpTo(1 << 20)];
-    let quick = Rule { path: Path::Loopback, when: conditions.to_vec(), because: "it is quick for little" };
+    let conditions =
+        [Condition::Operation("all_reduce"), Condition::RanksUpTo(8), Condition::BytesUpTo(1 << 20)];
+    let quick = Rule {
+        path: Path::Loopback,
+        when: conditions.to_vec(),
+        because: Reason::BuiltIn("it is quick for little"),
+    };
     let otherwise = Otherwise::Always { path: Path::Nccl, because: "it can do everything" };
     let new = |ranks| PathTable::new(ranks, vec![Path::Loopback, Path::Nccl], vec![quick.clone()], otherwise);
     let choice = check(&new(8), SUM, DType::F32, 1000);
@@ -181,4 +239,96 @@ fn one_more_path_is_one_more_rule() {
     let described = new(8).describe();
     assert_eq!(described[0].1, "all_reduce, up to 8 ranks, up to 1 MiB");
     assert_eq!(described[1].1, "it can do everything");
+}
+
+#[test]
+fn what_was_measured_comes_before_what_is_built_in() {
+    let tuned = [
+        range(4, "all_reduce", 1024..=65_535, Path::Tcp(HalvingDoubling)),
+        range(4, "all_gather", 4096..=1 << 30, Path::Tcp(Ring)),
+        range(3, "broadcast", 1..=1 << 30, Path::Tcp(Ring)),
+    ];
+    let table = table(&of(4, 2), true, None, &tuned);
+    let inside = check(&table, SUM, DType::F32, 256);
+    assert_eq!(inside.path, Path::Tcp(HalvingDoubling));
+    assert_eq!(
+        inside.reason,
+        "measured by ryz tune on 2026-11-22: 60 us against 90 us of tcp/ring, at 4.1 KB"
+    );
+    assert!(
+        why_not(&inside, Path::Tcp(Direct)).starts_with("`tcp/halving_doubling` comes first: measured by")
+    );
+    for outside in [255, 16_384] {
+        let choice = check(&table, SUM, DType::F32, outside);
+        assert!(choice.reason.contains("cost model"), "{outside}: {choice:?}");
+    }
+    // All operands of 16-bit floats still meet in one place.
+    assert!(check(&table, SUM, DType::F16, 1000).reason.contains("rounded once"));
+    // Bytes of the whole array: 4096 are 256 elements of each of 4 ranks. Large chunks leave cross_memory, too.
+    assert_eq!(check(&table, Operation::AllGather, DType::F32, 256).path, Path::Tcp(Ring));
+    assert_eq!(check(&table, Operation::AllGather, DType::F32, 1 << 20).path, Path::Tcp(Ring));
+    assert!(!check(&table, Operation::AllGather, DType::F32, 255).reason.contains("ryz tune"));
+    // Of another number of ranks.
+    assert!(
+        !check(&table, Operation::Broadcast { root: Rank(0) }, DType::F32, 100).reason.contains("ryz tune")
+    );
+    // The self-check crosses the thresholds of all-reduces only.
+    assert!(table.thresholds().contains(&1024) && !table.thresholds().contains(&4096));
+    let described = table.describe();
+    let (_, taken) =
+        described.iter().find(|(path, _)| *path == Path::Tcp(HalvingDoubling)).expect("it is there");
+    assert!(
+        taken.starts_with("all_reduce, but for reductions of 16-bit floats, from 1 KiB, up to"),
+        "{taken}"
+    );
+    assert!(taken.contains("(measured by ryz tune on 2026-11-22"), "{taken}");
+}
+
+#[test]
+fn a_measured_path_that_the_group_lacks_leaves_the_call_to_the_built_in_rules() {
+    let tuned = [range(4, "all_reduce", 1..=1 << 30, Path::CrossMemory)];
+    let choice = check(&table(&of(4, 2), false, None, &tuned), SUM, DType::F32, 1000);
+    assert!(choice.reason.contains("cost model"), "{choice:?}");
+    assert_eq!(check(&table(&of(4, 2), true, None, &tuned), SUM, DType::F32, 1000).path, Path::CrossMemory);
+    let demanded = check(&table(&of(4, 2), true, Some(Ring), &tuned), SUM, DType::F32, 1000);
+    assert_eq!(demanded.path, Path::Tcp(Ring), "what the user demands comes first");
+}
+
+#[test]
+fn a_table_is_read_as_it_was_written_and_refused_where_it_does_not_fit() {
+    let here = Machine { cpu: "a CPU".into(), cpus: 2 };
+    let mut table = TuningTable::new(here.clone());
+    let first = range(2, "all_reduce", 1024..=4095, Path::Tcp(Direct));
+    table.replace(2, &["all_reduce"], vec![first.clone()]);
+    table.replace(4, &["broadcast"], vec![range(4, "broadcast", 1..=9, Path::CrossMemory)]);
+    // Other operations and other numbers of ranks stay.
+    table.replace(2, &["broadcast"], vec![range(2, "broadcast", 7..=9, Path::Tcp(Ring))]);
+    let text = table.json();
+    let read = TuningTable::parse(&text, &here).expect("it fits");
+    assert_eq!(read, table);
+    assert_eq!((read.of_world(2).len(), read.of_world(3).len(), read.world_sizes()), (2, 0, vec![2, 4]));
+    assert_eq!(read.of_world(2)[0], first);
+
+    let elsewhere = Machine { cpus: 3, ..here.clone() };
+    let refused = TuningTable::parse(&text, &elsewhere).unwrap_err();
+    assert!(matches!(refused, TuningError::Machine { .. }), "{refused}");
+    let refused = |from: &str, to: &str, words: &[&str]| {
+        assert!(text.contains(from), "{text}");
+        let said = TuningTable::parse(&text.replace(from, to), &here).unwrap_err().to_string();
+        assert!(words.iter().all(|word| said.contains(word)), "{said}");
+    };
+    refused("\"format\": 1", "\"format\": 2", &["format 2", "measure again"]);
+    refused("\"version\": \"", "\"version\": \"9", &["measured with version 9"]);
+    refused("tcp/direct", "tcp/tree", &["no table of `ryz tune`", "`tcp/tree` is no path"]);
+    refused(
+        "\"path\": \"tcp/direct\"",
+        "\"path\": \"nccl\"",
+        &["range 1", "`nccl` is no path of all_reduce"],
+    );
+    refused("4095", "1023", &["range 1", "ends before"]);
+    refused("\"broadcast\"", "\"barrier\"", &["range 2", "`barrier` is no operation"]);
+    refused("\"us\": 60.0", "\"us\": -1.0", &["no times"]);
+    refused("\"world_size\": 4", "\"world_size\": 1", &["range 3", "a rank alone"]);
+    refused("\"world_size\": 4", "\"world_size\": 2", &["overlaps range 2"]);
+    refused("{", "", &["no table"]);
 }

@@ -16,6 +16,8 @@ mod settings;
 mod status;
 mod topo;
 mod trace;
+mod tune;
+mod tune_nccl;
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -57,6 +59,8 @@ enum Command {
     Bench(bench::Args),
     /// Say how many GPUs a model can run on, and what each of them needs
     Plan(plan::Args),
+    /// Measure which path is quickest at which size, or propose settings of NCCL
+    Tune(tune::Args),
     /// Examine this machine: what it has, what works, and how to fix the rest
     Doctor(doctor::Args),
     /// Show what joins the GPUs and network adapters of this machine, as a matrix
@@ -114,6 +118,7 @@ fn main() -> ExitCode {
         Command::Generate(args) => generate::run(&args, &screen),
         Command::Bench(args) => bench::run(&args, &screen),
         Command::Plan(args) => plan::run(&args, &screen),
+        Command::Tune(args) => tune::run(&args, &screen),
         Command::Doctor(args) => doctor::run(&args, &screen),
         Command::Topo(args) => topo::run(&args, &screen),
         Command::Trace(args) => trace::run(&args, &screen),

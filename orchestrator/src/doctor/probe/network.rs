@@ -75,8 +75,48 @@ fn infiniband() -> Vec<InfinibandPort> {
                 rate: text("rate"),
                 link_layer: text("link_layer"),
                 pci: pci::place(Path::new(ADAPTERS).join(&adapter).join("device")),
+                roce_v2_gid: roce_v2_gid(&ports.join(&port)),
             });
         }
     }
     all
+}
+
+/// The entry of RoCE v2 with an IPv4 address in the table of the port that this folder describes.
+fn roce_v2_gid(port: &Path) -> Option<u32> {
+    let mut entries: Vec<u32> =
+        names(port.join("gids")).iter().filter_map(|name| name.parse().ok()).collect();
+    entries.sort_unstable();
+    entries.into_iter().find(|entry| {
+        let text = |folder: &str| read(port.join(folder).join(entry.to_string())).unwrap_or_default();
+        // An IPv4 address stands at the end of an IPv6 one.
+        text("gid_attrs/types") == "RoCE v2" && text("gids").starts_with("0000:0000:0000:0000:0000:ffff:")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_entry_of_roce_v2_is_the_first_with_an_ipv4_address() {
+        let port = tempfile::tempdir().expect("a folder");
+        std::fs::create_dir_all(port.path().join("gids")).expect("made");
+        std::fs::create_dir_all(port.path().join("gid_attrs/types")).expect("made");
+        let local = "fe80:0000:0000:0000:0000:00ff:fe00:0001";
+        let mapped = "0000:0000:0000:0000:0000:ffff:0a00:0001";
+        let table = [
+            (0, "IB/RoCE v1", local),
+            (1, "RoCE v2", local),
+            (2, "IB/RoCE v1", mapped),
+            (3, "RoCE v2", mapped),
+        ];
+        assert_eq!(roce_v2_gid(port.path()), None);
+        for (entry, kind, gid) in table {
+            std::fs::write(port.path().join(format!("gids/{entry}")), format!("{gid}\n")).expect("written");
+            std::fs::write(port.path().join(format!("gid_attrs/types/{entry}")), format!("{kind}\n"))
+                .expect("written");
+        }
+        assert_eq!(roce_v2_gid(port.path()), Some(3));
+    }
 }

@@ -42,6 +42,7 @@ impl BackendFactory for Factory {
                 AlgorithmChoice::Direct => Some(Algorithm::Direct),
                 AlgorithmChoice::Hierarchical => Some(Algorithm::Hierarchical),
             },
+            tuned: group.tuned.to_vec(),
             segment: tcp.segment.get().as_usize(),
             spin: tcp.spin,
             liveness: group.mesh.map(Mesh::liveness),

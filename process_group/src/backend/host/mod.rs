@@ -29,6 +29,7 @@ use crate::mesh::memory::ReadableProcess;
 use crate::mesh::{Connection, Liveness, Peers};
 use crate::operation::{CallFingerprint, Operation, ReduceOp};
 use crate::paths::host::{Topology, table};
+use crate::paths::tuned::TunedRange;
 use crate::paths::{Path, PathTable};
 use crate::rank::Rank;
 use crate::roster::Member;
@@ -50,6 +51,8 @@ const REMEMBERED: usize = 512;
 pub(crate) struct Settings {
     /// The algorithm that the user demands for every operation that has it.
     pub(crate) demand: Option<Algorithm>,
+    /// What was measured on this machine, for groups of this size.
+    pub(crate) tuned: Vec<TunedRange>,
     /// Bytes of a pipelined piece.
     pub(crate) segment: usize,
     /// How long to look for news without sleeping.
@@ -105,7 +108,7 @@ impl Host {
             tcp: Tcp,
             cross_memory: None,
             readable: Peers::complete(rank.index(), processes).ok(),
-            paths: table(&topology, false, settings.demand),
+            paths: table(&topology, false, settings.demand, &settings.tuned),
             topology,
             spin: SpinPolicy { limit: settings.spin, yields },
             settings,
@@ -145,7 +148,8 @@ impl Host {
         // Nobody has a group yet that could tell the others.
         self.submit(call).inspect_err(|error| self.abort(error))?;
         self.cross_memory = self.readable.take().filter(|_| agreed == [1]).map(CrossMemory::new);
-        self.paths = table(&self.topology, self.cross_memory.is_some(), self.settings.demand);
+        self.paths =
+            table(&self.topology, self.cross_memory.is_some(), self.settings.demand, &self.settings.tuned);
         self.choices.clear();
         Ok(())
     }

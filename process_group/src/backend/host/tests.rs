@@ -24,7 +24,7 @@ fn rank_0_of(n: usize, spin: Duration) -> (Host, Vec<TcpStream>) {
         stream.set_nonblocking(true).unwrap();
         Connection { channel: stream.into(), readable: None }
     });
-    let settings = Settings { demand: None, segment: 64 << 10, spin, liveness: None };
+    let settings = Settings { demand: None, tuned: Vec::new(), segment: 64 << 10, spin, liveness: None };
     let members: Vec<&Member> = members.iter().collect();
     (Host::new("tested", Rank(0), &members, connections, settings), peers)
 }

@@ -1,0 +1,229 @@
+//! `ryz tune`
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use ryzanstein_config::{ByteSize, Config, TuningChoice, WorldSize, file};
+use ryzanstein_orchestrator::bench::Sweep;
+use ryzanstein_orchestrator::measure::{Collective, UnknownCollective};
+use ryzanstein_orchestrator::topo::Preset;
+use ryzanstein_orchestrator::tune::{self, Request, Tuned};
+use ryzanstein_orchestrator::{Orchestrator, plural};
+use ryzanstein_process_group::device::Surroundings;
+use ryzanstein_process_group::paths::tuned::{TunedRange, TuningTable};
+use ryzanstein_process_group::{Error, tuning};
+
+use crate::{launch, rank, screen, settings, tune_nccl};
+
+const EXAMPLES: &str = "Examples:
+  ryz tune -n 4
+  ryz tune -n 4 --apply
+  ryz tune -n 2 --op all_reduce,all_gather --sizes 4KB,64KB,1MB --out paths.json
+  ryz tune --nccl --preset dgx-h100 --nnodes 2 --model models/llama";
+
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Number of ranks to start, when no launcher started this process; with --nccl and --measure, the GPUs that measure
+    #[arg(long, short = 'n', value_name = "N")]
+    pub(crate) world_size: Option<String>,
+    /// Backend of the collectives: auto or tcp (on CPUs) [default: auto]
+    #[arg(long, value_name = "BACKEND", conflicts_with = "nccl")]
+    backend: Option<String>,
+    /// Operations separated by commas, or all
+    #[arg(long, value_name = "OP,…", default_value = "all", conflicts_with = "nccl")]
+    op: String,
+    /// Sizes of the whole array, separated by commas [default: 1KB to 16MB, each 4 times the one before]
+    #[arg(long, value_name = "SIZE,…", value_delimiter = ',', conflicts_with = "nccl")]
+    sizes: Option<Vec<ByteSize>>,
+    /// Write the result: the table of paths for this user, or with --nccl the settings into the configuration file
+    #[arg(long)]
+    pub(crate) apply: bool,
+    /// Write the table of paths to this file, which the setting process_group.tuning may name
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["apply", "nccl"])]
+    out: Option<PathBuf>,
+    /// Propose settings of NCCL in place of measuring paths
+    #[arg(long)]
+    nccl: bool,
+    /// With --nccl: folder of the model whose decoding counts, or org/name in the Hugging Face cache
+    #[arg(long, value_name = "DIR", requires = "nccl", conflicts_with = "bytes")]
+    pub(crate) model: Option<PathBuf>,
+    /// With --nccl: bytes of the all-reduce that counts, in place of a model
+    #[arg(long, value_name = "SIZE", requires = "nccl")]
+    pub(crate) bytes: Option<ByteSize>,
+    /// With --nccl: sequences that are decoded at the same time [default: 1]
+    #[arg(long, value_name = "B", requires = "model")]
+    pub(crate) batch: Option<u32>,
+    /// With --nccl: number of nodes, all like this one [default: 1]
+    #[arg(long, value_name = "M", requires = "nccl")]
+    pub(crate) nnodes: Option<String>,
+    /// With --nccl: a made-up machine in place of this one: dgx-h100, pcie-only or hybrid
+    #[arg(long, value_name = "NAME", requires = "nccl", conflicts_with_all = ["measure", "apply"])]
+    pub(crate) preset: Option<Preset>,
+    /// With --nccl: measure candidates on the GPUs of this node, each in fresh processes, and propose only what is quicker
+    #[arg(long, requires = "nccl")]
+    pub(crate) measure: bool,
+    /// Tables, or one object of JSON
+    #[arg(long, value_enum, default_value_t = screen::Format::Table)]
+    pub(crate) format: screen::Format,
+    #[command(flatten)]
+    pub(crate) file: settings::ConfigFile,
+}
+
+impl Args {
+    fn config(&self) -> anyhow::Result<Config> {
+        let mut flags = settings::Flags::new();
+        settings::set_flag(&mut flags, "job.world_size", "--world-size", self.world_size.as_ref());
+        settings::set_flag(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
+        let mut config = self.file.load(flags)?;
+        settings::silence_slow_call_warnings(&mut config);
+        // What is compared with is the built-in table.
+        config.process_group.tuning = TuningChoice::Off;
+        Ok(config)
+    }
+
+    fn request(&self) -> Result<Request, Error> {
+        let date = chrono::Utc::now().format("%Y-%m-%d").to_string();
+        Ok(Request { ops: operations(&self.op)?, sizes: self.sizes()?, date })
+    }
+
+    fn sizes(&self) -> Result<Vec<u64>, Error> {
+        let Some(sizes) = &self.sizes else {
+            return Sweep { min: 1000, max: 16_000_000, factor: 4 }.sizes();
+        };
+        let mut sizes: Vec<u64> = sizes.iter().map(|size| size.get()).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        Ok(sizes)
+    }
+
+    /// Where the table is, or would be, written.
+    fn target(&self) -> Result<PathBuf, Error> {
+        if let Some(out) = &self.out {
+            if out.is_dir() {
+                return Err(Error::Configuration(format!(
+                    "--out {}: it is a folder; name a file in it",
+                    out.display()
+                )));
+            }
+            return Ok(out.clone());
+        }
+        let environment = settings::environment();
+        let state = Surroundings::from_variables(|name| environment.get(name).cloned()).state;
+        state.map(|state| tuning::user_file(&state)).ok_or_else(|| {
+            Error::Configuration(
+                "there is no folder for the table: neither XDG_STATE_HOME nor HOME is set; set one, or name a file with --out".into(),
+            )
+        })
+    }
+}
+
+fn operations(text: &str) -> Result<Vec<Collective>, Error> {
+    if text == "all" {
+        return Ok(Request::operations());
+    }
+    let names: Vec<&str> = Request::operations().into_iter().map(Collective::name).collect();
+    let names = names.join(", ");
+    let parse = |name: &str| {
+        let what: Collective = name
+            .trim()
+            .parse()
+            .map_err(|error: UnknownCollective| Error::Configuration(format!("--op {text}: {error}")))?;
+        if Request::operations().contains(&what) {
+            return Ok(what);
+        }
+        Err(Error::Configuration(format!("--op {text}: {what} has one path only; expected some of {names}")))
+    };
+    text.split(',').map(parse).collect()
+}
+
+pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
+    if args.nccl {
+        return tune_nccl::run(args, screen);
+    }
+    let mut config = args.config()?;
+    screen.set_log_level(&mut config);
+    let request = args.request()?;
+    request.check()?;
+    let target = args.target()?;
+    if !settings::is_launched(&config)? {
+        let ranks = config.job.world_size.map_or(0, WorldSize::get);
+        if ranks < 2 {
+            return Err(Error::Configuration(
+                "paths are measured between ranks: pass --world-size N with 2 or more, or use --nccl for settings of NCCL".into(),
+            )
+            .into());
+        }
+        return launch::relaunch(ranks, &args.file, &[], &[]);
+    }
+    rank::run(&config, |orchestrator| {
+        let is_first = orchestrator.manager().rank().0 == 0;
+        let tuned = measure(orchestrator, &request, is_first)?;
+        if is_first {
+            finish(args, &request, &tuned, &target, screen)?;
+        }
+        Ok(())
+    })
+}
+
+fn measure(orchestrator: &mut Orchestrator, request: &Request, is_first: bool) -> Result<Tuned, Error> {
+    tune::run(orchestrator, request, &mut |step| {
+        if is_first {
+            eprintln!("{step}");
+        }
+    })
+}
+
+/// Writes the table, if that was asked for, and tells of it.
+fn finish(
+    args: &Args,
+    request: &Request,
+    tuned: &Tuned,
+    target: &Path,
+    screen: &screen::Args,
+) -> anyhow::Result<()> {
+    let machine = tuning::machine();
+    let shown = target.display();
+    let found = file::read_text(target, tuning::LARGEST_FILE)
+        .map_err(|error| (error.is_not_found(), error.to_string()));
+    let found = found
+        .and_then(|text| TuningTable::parse(&text, &machine).map_err(|error| (false, error.to_string())));
+    let (mut table, unfit) = match found {
+        Ok(table) => (table, None),
+        Err((is_missing, why)) => (TuningTable::new(machine), Some(why).filter(|_| !is_missing)),
+    };
+    let names: Vec<&str> = request.ops.iter().map(|what| what.name()).collect();
+    let mut old: Vec<TunedRange> = table.of_world(tuned.world_size);
+    old.retain(|range| names.contains(&range.operation.as_str()));
+    table.replace(tuned.world_size, &names, tuned.ranges.clone());
+    let is_written = args.apply || args.out.is_some();
+    if is_written {
+        tune::store_table(target, &table.json())?;
+    }
+    let text = if args.format == screen::Format::Json {
+        format!("{}\n", tune::json(tuned, is_written.then(|| target.display().to_string()).as_deref()))
+    } else {
+        let mut text = tune::table(tuned, &old, screen.stdout());
+        if let Some(why) = unfit {
+            let replaced = if is_written { "was" } else { "would be" };
+            let _ = writeln!(text, "{shown} {replaced} replaced: {why}");
+        }
+        text + &match (is_written, args.apply) {
+            (true, true) if tuned.ranges.is_empty() => format!(
+                "wrote {shown}: nothing of this is tuned for {}, so the built-in table decides\n",
+                plural(tuned.world_size, "rank")
+            ),
+            (true, true) => format!(
+                "wrote {shown}: {} for {}; jobs of as many ranks on this machine use it from now on. To undo: rm {shown}\n",
+                plural(tuned.ranges.len(), "range"),
+                plural(tuned.world_size, "rank")
+            ),
+            (true, false) => format!("wrote {shown}; to use it: process_group.tuning = \"{shown}\"\n"),
+            (false, _) => format!("nothing was written; --apply writes {shown}\n"),
+        }
+    };
+    // A reader that stops early, such as `head`, is no error.
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    Ok(())
+}

@@ -1,0 +1,16 @@
+//! `ryz tune`: measures what the built-in choices only expect. Paths on CPUs become a table that jobs read; settings of NCCL become
+//! proposals.
+
+mod candidates;
+mod crossover;
+mod measure;
+mod nccl;
+mod report;
+mod write;
+
+pub use candidates::{CANDIDATES, Candidate, Measured, pick};
+pub use crossover::{GAIN, Timed, Turn, choose, ranges};
+pub use measure::{Request, Sizes, Tuned, run};
+pub use nccl::{Proposal, Situation, changes, propose};
+pub use report::{json, table};
+pub use write::{edit_config, store_table};

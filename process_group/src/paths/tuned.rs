@@ -1,0 +1,292 @@
+//! A measured table: on which machine, among how many ranks, another path was quicker than the built-in choice. Pure.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Condition, Path, Reason, Rule};
+use crate::operation::{Operation, ReduceOp};
+use crate::rank::Rank;
+use crate::units;
+
+/// The format of the file that this version writes and reads.
+const FORMAT: u32 = 1;
+
+/// The operations that a table may have: those with more than one path. Roots and reductions do not matter here.
+const OPERATIONS: [Operation; 8] = [
+    Operation::AllReduce(ReduceOp::Sum),
+    Operation::Broadcast { root: Rank(0) },
+    Operation::Reduce { op: ReduceOp::Sum, root: Rank(0) },
+    Operation::AllGather,
+    Operation::ReduceScatter(ReduceOp::Sum),
+    Operation::Gather { root: Rank(0) },
+    Operation::Scatter { root: Rank(0) },
+    Operation::AllToAll,
+];
+
+/// Whether a table may have the operation of this name.
+pub fn has_operation(name: &str) -> bool {
+    operation(name).is_some()
+}
+
+fn operation(name: &str) -> Option<Operation> {
+    OPERATIONS.into_iter().find(|operation| operation.name() == name)
+}
+
+/// What times depend on: a table of another machine says nothing about this one.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    /// The processor's model.
+    pub cpu: String,
+    /// Processors that the process may use.
+    pub cpus: usize,
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} × {}", self.cpus, self.cpu)
+    }
+}
+
+/// What was measured in favour of a path.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Measurement {
+    /// The day, as `2026-11-22`.
+    pub date: String,
+    /// Bytes of the whole array at which the gain was least.
+    pub bytes: u64,
+    /// The median there, in microseconds.
+    pub us: f64,
+    /// The path of the built-in table there.
+    #[serde(with = "as_text")]
+    pub against: Path,
+    /// Its median, in microseconds.
+    pub against_us: f64,
+}
+
+impl fmt::Display for Measurement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { date, bytes, us, against, against_us } = self;
+        write!(
+            f,
+            "measured by ryz tune on {date}: {} against {} of {against}, at {}",
+            units::time(*us),
+            units::time(*against_us),
+            units::bytes(*bytes as f64)
+        )
+    }
+}
+
+/// Sizes of an operation for which another path than the built-in one was quicker.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct TunedRange {
+    /// Ranks of the job.
+    pub world_size: usize,
+    /// The operation's name.
+    pub operation: String,
+    /// Bytes of the whole array from which on the path is taken.
+    pub from_bytes: u64,
+    /// Bytes of the whole array up to which it is taken, themselves included.
+    pub to_bytes: u64,
+    /// The path.
+    #[serde(with = "as_text")]
+    pub path: Path,
+    /// What speaks for it.
+    #[serde(flatten)]
+    pub measured: Measurement,
+}
+
+impl TunedRange {
+    /// Why the line makes no sense, if so.
+    fn fault(&self) -> Option<String> {
+        let Self { world_size, operation: name, from_bytes, to_bytes, path, measured } = self;
+        let Some(operation) = operation(name) else {
+            let names = OPERATIONS.map(Operation::name);
+            return Some(format!("`{name}` is no operation of a table; there are {}", names.join(", ")));
+        };
+        let is_time = |us: f64| us.is_finite() && us > 0.0;
+        if *world_size < 2 {
+            Some(format!("{world_size} ranks: a rank alone sends nothing"))
+        } else if !matches!(path, Path::Tcp(_) | Path::CrossMemory) || !path.suits(operation) {
+            Some(format!("`{path}` is no path of {name} on host memory"))
+        } else if from_bytes > to_bytes {
+            Some(format!("it begins at {from_bytes} bytes and ends before, at {to_bytes}"))
+        } else if !is_time(measured.us) || !is_time(measured.against_us) {
+            Some("its times are no times".to_owned())
+        } else {
+            None
+        }
+    }
+
+    fn overlaps(&self, other: &Self) -> bool {
+        self.world_size == other.world_size
+            && self.operation == other.operation
+            && self.from_bytes <= other.to_bytes
+            && other.from_bytes <= self.to_bytes
+    }
+
+    /// The rule of a group with these paths; `None` if it has not this one.
+    fn rule(&self, paths: &[Path]) -> Option<Rule> {
+        let operation = operation(&self.operation).filter(|_| paths.contains(&self.path))?;
+        // Rules count the bytes of one rank's chunk where there are chunks.
+        let parts = if operation.is_chunked() { self.world_size as u64 } else { 1 };
+        let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        Some(Rule {
+            path: self.path,
+            when: vec![
+                Condition::Operation(operation.name()),
+                Condition::NoHalfReduction,
+                Condition::BytesFrom(bytes(self.from_bytes.div_ceil(parts))),
+                Condition::BytesUpTo(bytes(self.to_bytes / parts)),
+            ],
+            because: Reason::Measured(self.measured.clone()),
+        })
+    }
+}
+
+/// The rules of a group with these paths, for a table's lines about groups of its size.
+pub(super) fn rules(ranges: &[TunedRange], world_size: usize, paths: &[Path]) -> Vec<Rule> {
+    let of_size = ranges.iter().filter(|range| range.world_size == world_size);
+    of_size.filter_map(|range| range.rule(paths)).collect()
+}
+
+/// The file of `ryz tune`: the ranges that were measured on one machine, for any numbers of ranks. What no range has, the
+/// built-in table decides.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TuningTable {
+    format: u32,
+    version: String,
+    machine: Machine,
+    ranges: Vec<TunedRange>,
+}
+
+/// Why a table cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TuningError {
+    /// It is no such file.
+    #[error("this is no table of `ryz tune`: {0}; write it again with `ryz tune -n N --apply`")]
+    IllFormed(#[from] serde_json::Error),
+    /// It was written by another version, whose paths may be others.
+    #[error(
+        "it was measured with version {found} (format {format}), and this is {} (format {FORMAT}); measure again with \
+         `ryz tune -n N --apply`",
+        env!("CARGO_PKG_VERSION")
+    )]
+    Version {
+        /// The version that wrote it.
+        found: String,
+        /// The format that it has.
+        format: u32,
+    },
+    /// It was measured elsewhere.
+    #[error(
+        "it was measured on {found}, and this machine has {here}; measure here with `ryz tune -n N --apply`"
+    )]
+    Machine {
+        /// Where it was measured.
+        found: Machine,
+        /// What is here.
+        here: Machine,
+    },
+    /// One of its lines makes no sense.
+    #[error("range {} of the table: {why}; write it again with `ryz tune -n N --apply`", .index + 1)]
+    Range {
+        /// Its index.
+        index: usize,
+        /// What is wrong.
+        why: String,
+    },
+}
+
+impl TuningTable {
+    /// A table without ranges.
+    pub fn new(machine: Machine) -> Self {
+        Self { format: FORMAT, version: env!("CARGO_PKG_VERSION").into(), machine, ranges: Vec::new() }
+    }
+
+    /// Reads a table that was measured with this version on the machine `here`.
+    ///
+    /// # Errors
+    /// [`TuningError`] says what does not fit.
+    pub fn parse(text: &str, here: &Machine) -> Result<Self, TuningError> {
+        // What another version wrote may have other keys.
+        #[derive(Deserialize)]
+        struct Head {
+            format: u32,
+            version: String,
+        }
+        let Head { format, version: found } = serde_json::from_str(text)?;
+        if format != FORMAT || found != env!("CARGO_PKG_VERSION") {
+            return Err(TuningError::Version { found, format });
+        }
+        let table: Self = serde_json::from_str(text)?;
+        if table.machine != *here {
+            return Err(TuningError::Machine { found: table.machine, here: here.clone() });
+        }
+        for (index, range) in table.ranges.iter().enumerate() {
+            let earlier = table.ranges[..index].iter().position(|earlier| earlier.overlaps(range));
+            let fault = range.fault().or_else(|| Some(format!("it overlaps range {}", earlier? + 1)));
+            if let Some(why) = fault {
+                return Err(TuningError::Range { index, why });
+            }
+        }
+        Ok(table)
+    }
+
+    /// The text of its file.
+    ///
+    /// # Panics
+    /// Never: every value has a form in JSON.
+    pub fn json(&self) -> String {
+        serde_json::to_string_pretty(self).expect("numbers and texts") + "\n"
+    }
+
+    /// The ranges of jobs of so many ranks.
+    pub fn of_world(&self, world_size: usize) -> Vec<TunedRange> {
+        self.ranges.iter().filter(|range| range.world_size == world_size).cloned().collect()
+    }
+
+    /// The numbers of ranks that it has ranges for, each once.
+    pub fn world_sizes(&self) -> Vec<usize> {
+        let mut sizes: Vec<usize> = self.ranges.iter().map(|range| range.world_size).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        sizes
+    }
+
+    /// Puts these in the place of all ranges of these operations among so many ranks.
+    pub fn replace(&mut self, world_size: usize, operations: &[&str], ranges: Vec<TunedRange>) {
+        let is_old = |range: &TunedRange| {
+            range.world_size == world_size && operations.contains(&range.operation.as_str())
+        };
+        self.ranges.retain(|range| !is_old(range));
+        self.ranges.extend(ranges);
+        self.ranges.sort_by(|a, b| {
+            let key = |range: &TunedRange| (range.world_size, range.operation.clone(), range.from_bytes);
+            key(a).cmp(&key(b))
+        });
+    }
+}
+
+/// A path by its name.
+mod as_text {
+    use serde::de::{Deserialize as _, Deserializer, Error as _};
+    use serde::ser::Serializer;
+
+    use super::Path;
+
+    pub(super) fn serialize<S: Serializer>(
+        path: &impl std::fmt::Display,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(path)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Path, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        Path::named(&name).ok_or_else(|| D::Error::custom(format!("`{name}` is no path")))
+    }
+}
