@@ -13,7 +13,6 @@ use crate::settings;
 
 const EXAMPLES: &str = "Examples:
   ryz bench -n 4 --op all -b 8 -e 128MiB -f 2 --out-of-place
-  ryz bench -n 2 --sizes 1KB,1MB --path all --format json --out result.jsonl
   ryz bench -n 2 --sizes 1KB,1MB --path all --compare result.jsonl
   ryz bench -n 4 --vary algorithm
   ryz bench -n 4 --latency-targets";
