@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use ryzanstein_config::DeviceConfig;
 use ryzanstein_process_group::device::{Device, DeviceError, peer_copy_gbs};
-use ryzanstein_process_group::paths::Path;
+use ryzanstein_process_group::paths::{Path, PeerAlgorithm};
 use ryzanstein_process_group::schedule::build::CollectiveSpec;
 use ryzanstein_process_group::schedule::cost::{rounds, traffic};
 use ryzanstein_process_group::schedule::{Algorithm, Hosts};
@@ -39,6 +39,7 @@ enum Carrier {
     Tcp,
     CrossMemory,
     Nccl,
+    PeerMemory,
 }
 
 impl Carrier {
@@ -48,6 +49,7 @@ impl Carrier {
             Path::Tcp(_) => Some(Self::Tcp),
             Path::CrossMemory => Some(Self::CrossMemory),
             Path::Nccl => Some(Self::Nccl),
+            Path::PeerMemory(_) => Some(Self::PeerMemory),
             Path::Local | Path::Loopback => None,
         }
     }
@@ -57,6 +59,7 @@ impl Carrier {
             Self::Tcp => "tcp",
             Self::CrossMemory => "cross_memory",
             Self::Nccl => "nccl",
+            Self::PeerMemory => "peer",
         }
     }
 }
@@ -131,6 +134,13 @@ fn costs(path: Path, operation: Operation, dtype: DType, Shape { ranks, count }:
         Path::Local | Path::Loopback | Path::Tcp(Algorithm::Hierarchical) => Vec::new(),
         Path::Tcp(algorithm) => of_schedule(algorithm, false),
         Path::CrossMemory => Algorithm::zero_copy(operation).map_or_else(Vec::new, |a| of_schedule(a, true)),
+        Path::PeerMemory(algorithm) => {
+            let bytes = (count * dtype.size()) as f64;
+            vec![match algorithm {
+                PeerAlgorithm::OneShot => AllReduce::OneShot.cost(ranks, bytes),
+                PeerAlgorithm::TwoShot => AllReduce::TwoShot.cost(ranks, bytes),
+            }]
+        }
         Path::Nccl => {
             let chunks = if operation.is_chunked() { ranks } else { 1 };
             nccl_costs(operation, ranks, (count * chunks * dtype.size()) as f64)

@@ -6,6 +6,7 @@ mod history;
 pub(crate) mod host;
 pub(crate) mod loopback;
 pub(crate) mod nccl;
+mod peer_memory;
 pub(crate) mod registry;
 pub(crate) mod select;
 pub(crate) mod stream;

@@ -64,6 +64,11 @@ impl DeviceBuffer {
         Ok(Self { context: Arc::clone(context), address, dtype, count })
     }
 
+    /// The context of the GPU that it is on.
+    pub(super) fn context(&self) -> &Context {
+        &self.context
+    }
+
     /// Allocates and copies. Waits for the copy.
     ///
     /// # Errors

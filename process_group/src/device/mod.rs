@@ -27,6 +27,7 @@ pub mod nvtx;
 mod peer;
 mod pinned;
 mod poll;
+pub(crate) mod shared;
 mod slices;
 mod stream;
 pub(crate) mod symbols;

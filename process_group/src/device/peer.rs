@@ -4,14 +4,13 @@ use super::error::DeviceError;
 use super::event::Event;
 use super::gpu::Device;
 use super::memory::DeviceBuffer;
+use super::shared::enable_peer_access;
 use super::symbols::foreign;
 use crate::dtype::DType;
 
 /// Bytes of one copy: long enough that its start does not count.
 const BYTES: usize = 256 << 20;
 const COPIES: usize = 5;
-/// CUDA says so of access that is there already.
-const ALREADY: i32 = 704;
 
 /// Measures a copy from the memory of one GPU to that of another, both of this process, in 10⁹ bytes per second: the best of
 /// a few. `None` where they cannot reach each other's memory, so that a copy would go through the host.
@@ -29,13 +28,9 @@ pub fn peer_copy_gbs(from: &Device, to: &Device) -> Result<Option<f64>, DeviceEr
     if reaches == 0 {
         return Ok(None);
     }
-    // SAFETY: both contexts are retained by the devices; flags must be zero.
-    let code = unsafe { foreign!(driver, context.driver.cuCtxEnablePeerAccess(to.context.handle(), 0)) };
-    if code != ALREADY {
-        context.check("cuCtxEnablePeerAccess", code)?;
-    }
     let source = DeviceBuffer::new(from, DType::U8, BYTES)?;
     let target = DeviceBuffer::new(to, DType::U8, BYTES)?;
+    enable_peer_access(from, &target)?;
     let stream = from.stream();
     let marks = (0..=COPIES).map(|_| Event::new(stream, true)).collect::<Result<Vec<_>, _>>()?;
     let copy = || {

@@ -22,11 +22,34 @@ use serde::{Deserialize, Serialize};
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::operation::Operation;
+use crate::operation::{Operation, ReduceOp};
 use crate::schedule::build::CollectiveSpec;
 use crate::schedule::cost::{LinkModel, estimate};
 use crate::schedule::{Algorithm, Hosts};
 pub use rule::{Condition, Reason, Rule};
+
+/// How our own kernels do an all-reduce.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PeerAlgorithm {
+    /// Every rank sends its whole array to every other, in one step.
+    OneShot,
+    /// Reduce-scatter, then all-gather, each in one step.
+    TwoShot,
+}
+
+impl PeerAlgorithm {
+    /// Every algorithm.
+    pub const ALL: [Self; 2] = [Self::OneShot, Self::TwoShot];
+
+    /// The name used in tables.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::OneShot => "one_shot",
+            Self::TwoShot => "two_shot",
+        }
+    }
+}
 
 /// The way a call goes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -37,6 +60,8 @@ pub enum Path {
     Loopback,
     /// Between GPUs, by NCCL.
     Nccl,
+    /// Between GPUs of one node, by kernels of our own that read and write each other's memory.
+    PeerMemory(PeerAlgorithm),
     /// Over TCP links with this schedule.
     Tcp(Algorithm),
     /// Over TCP links that carry headers only: receivers read payloads from their senders' memory.
@@ -58,7 +83,14 @@ impl Path {
             Self::CrossMemory => Algorithm::zero_copy(operation).is_some(),
             Self::Local => !operation.is_point_to_point(),
             Self::Loopback | Self::Nccl => true,
+            Self::PeerMemory(_) => matches!(operation, Operation::AllReduce(ReduceOp::Sum)),
         }
+    }
+
+    /// Whether the path can do this call.
+    fn takes(self, query: &Query) -> bool {
+        let has_type = !matches!(self, Self::PeerMemory(_)) || gpu::PEER_TYPES.contains(&query.dtype);
+        has_type && self.suits(query.operation)
     }
 
     /// Whether the cost model can tell the path's time: it knows one kind of link, and two levels have two.
@@ -73,6 +105,7 @@ impl fmt::Display for Path {
             Self::Local => f.pad("local"),
             Self::Loopback => f.pad("loopback"),
             Self::Nccl => f.pad("nccl"),
+            Self::PeerMemory(algorithm) => f.pad(&format!("peer/{}", algorithm.name())),
             Self::Tcp(algorithm) => f.pad(&format!("tcp/{algorithm}")),
             Self::CrossMemory => f.pad("cross_memory"),
         }
@@ -290,10 +323,10 @@ impl PathTable {
     }
 
     fn decide(&self, query: &Query) -> (Path, Because) {
-        if let Some(forced) = self.forced.filter(|path| path.suits(query.operation)) {
+        if let Some(forced) = self.forced.filter(|path| path.takes(query)) {
             return (forced, Because::Forced);
         }
-        if let Some(demanded) = self.demanded().filter(|path| path.suits(query.operation)) {
+        if let Some(demanded) = self.demanded().filter(|path| path.takes(query)) {
             return (demanded, Because::Demanded);
         }
         let fits = |rule: &Rule| self.is_eligible(rule.path, query) && rule.unmet(query).is_none();
@@ -325,13 +358,15 @@ impl PathTable {
     /// out that payloads leave the links.
     fn is_eligible(&self, path: Path, query: &Query) -> bool {
         let is_told = self.forced.is_some() || self.demand.is_some();
-        path.suits(query.operation) && !(is_told && path == Path::CrossMemory)
+        let leaves_links = matches!(path, Path::CrossMemory | Path::PeerMemory(_));
+        path.takes(query) && !(is_told && leaves_links)
     }
 
     fn why_not(&self, path: Path, query: &Query, chosen: Path, because: Because) -> String {
-        if !path.suits(query.operation) {
+        if !path.takes(query) {
             let told = if self.forced == Some(path) { "it is forced, but " } else { "" };
-            return format!("{told}it has no {}", query.operation.name());
+            let of = if path.suits(query.operation) { format!(" of {}", query.dtype) } else { String::new() };
+            return format!("{told}it has no {}{of}", query.operation.name());
         }
         match because {
             Because::Forced => return format!("`{chosen}` is forced"),

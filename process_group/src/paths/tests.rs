@@ -332,3 +332,29 @@ fn a_table_is_read_as_it_was_written_and_refused_where_it_does_not_fit() {
     refused("\"world_size\": 4", "\"world_size\": 2", &["overlaps range 2"]);
     refused("{", "", &["no table"]);
 }
+
+#[test]
+fn our_own_kernels_take_the_sums_they_have_and_nccl_all_others() {
+    for n in 2..=8 {
+        let shared = gpu::peer_table(n, None);
+        for operation in operations() {
+            for dtype in DType::ALL.iter().copied() {
+                for count in [1, 1000, 30_000, 1 << 20, 1 << 25] {
+                    let choice = check(&shared, operation, dtype, count);
+                    let is_ours = operation == SUM && gpu::PEER_TYPES.contains(&dtype);
+                    let fits = gpu::peer_most(n).is_none_or(|most| count * dtype.size() <= most);
+                    assert_eq!(choice.path != Path::Nccl, is_ours && fits, "{n} ranks: {choice:?}");
+                }
+            }
+        }
+        let small = check(&shared, SUM, DType::BF16, 500);
+        assert_eq!(small.path, Path::PeerMemory(PeerAlgorithm::OneShot));
+        let integers = check(&shared, SUM, DType::I32, 500);
+        assert_eq!(why_not(&integers, small.path), "it has no all_reduce of i32");
+        let apart = check(&gpu::peer_table(n, Some("no NVLink".into())), SUM, DType::F32, 500);
+        assert_eq!((apart.path, why_not(&apart, small.path)), (Path::Nccl, "no NVLink"));
+    }
+    let mut forced = gpu::peer_table(2, None);
+    forced.force(Some(Path::Nccl)).unwrap();
+    assert_eq!(check(&forced, SUM, DType::F32, 500).path, Path::Nccl);
+}

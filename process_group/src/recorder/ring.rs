@@ -13,7 +13,7 @@ use super::slot::{Slot, WORDS};
 use crate::backend::Completion;
 use crate::error::Error;
 use crate::operation::CallFingerprint;
-use crate::paths::Path;
+use crate::paths::{Path, PeerAlgorithm};
 use crate::profile::CallSummary;
 use crate::rank::Rank;
 use crate::schedule::Algorithm;
@@ -117,6 +117,9 @@ fn decode([number, a, b, begin, end, state]: [u64; WORDS]) -> Option<CallRecord>
     })
 }
 
+/// The first number of our own kernels.
+const PEER: u8 = 128;
+
 /// 0 for none.
 fn number_of(path: Option<Path>) -> u8 {
     match path {
@@ -125,6 +128,7 @@ fn number_of(path: Option<Path>) -> u8 {
         Some(Path::Loopback) => 2,
         Some(Path::Nccl) => 3,
         Some(Path::CrossMemory) => 4,
+        Some(Path::PeerMemory(algorithm)) => PEER + algorithm as u8,
         Some(Path::Tcp(algorithm)) => 5 + algorithm as u8,
     }
 }
@@ -135,6 +139,7 @@ fn path_of(number: u8) -> Option<Path> {
         2 => Some(Path::Loopback),
         3 => Some(Path::Nccl),
         4 => Some(Path::CrossMemory),
+        PEER.. => PeerAlgorithm::ALL.get(usize::from(number - PEER)).copied().map(Path::PeerMemory),
         tcp => Algorithm::ALL.get(usize::from(tcp).checked_sub(5)?).copied().map(Path::Tcp),
     }
 }
@@ -352,7 +357,9 @@ mod tests {
     #[test]
     fn every_path_has_a_number_of_its_own() {
         let tcp = Algorithm::ALL.map(Path::Tcp);
-        for path in [Path::Local, Path::Loopback, Path::Nccl, Path::CrossMemory].into_iter().chain(tcp) {
+        let peer = PeerAlgorithm::ALL.map(Path::PeerMemory);
+        let others = [Path::Local, Path::Loopback, Path::Nccl, Path::CrossMemory];
+        for path in others.into_iter().chain(tcp).chain(peer) {
             assert_eq!(path_of(number_of(Some(path))), Some(path));
         }
         assert_eq!(path_of(number_of(None)), None);

@@ -173,7 +173,7 @@ fn algorithm(path: Path, operation: Operation) -> Option<Algorithm> {
     match path {
         Path::Tcp(algorithm) => Some(algorithm),
         Path::CrossMemory => Algorithm::zero_copy(operation),
-        Path::Local | Path::Loopback | Path::Nccl => None,
+        Path::Local | Path::Loopback | Path::Nccl | Path::PeerMemory(_) => None,
     }
 }
 
@@ -198,7 +198,7 @@ impl Backend for Host {
         };
         let zero_copy = match path {
             Path::CrossMemory => CrossMemory::ZERO_COPY,
-            Path::Local | Path::Loopback | Path::Nccl | Path::Tcp(_) => Tcp::ZERO_COPY,
+            _ => Tcp::ZERO_COPY,
         };
         let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy };
         let compiled = self.program(spec);

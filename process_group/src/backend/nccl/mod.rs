@@ -10,10 +10,12 @@ mod reductions;
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::peer_memory::{AbortWord, MonitoredWithPeers, PeerMemory};
 use super::stream::{self, GroupMembers, Instruments, Status, StreamGroup};
 use crate::device::{Device, Nccl};
 use crate::error::Result;
 use crate::security::Channel;
+use crate::store::Store;
 use communicator::{CommInit, NcclComm};
 pub(crate) use factory::Factory;
 use launch::NcclLauncher;
@@ -27,14 +29,19 @@ fn connect(
     device: &Device,
     members: GroupMembers,
     channels: Vec<Option<Channel>>,
-    (init, instruments): (&CommInit<'_>, Instruments),
+    (init, store, instruments): (&CommInit<'_>, Option<&dyn Store>, Instruments),
     deadline: Instant,
-) -> Result<(StreamGroup<NcclLauncher>, Arc<NcclComm>)> {
+) -> Result<(StreamGroup<PeerMemory<NcclLauncher>>, Arc<NcclComm>)> {
     let status = Arc::new(Status::new(members));
     let comm = Arc::new(NcclComm::new(nccl, device, &status));
     // Watches from here on: a member that dies during the start is noticed too.
-    let watchdog = stream::watch(&status, channels, Arc::clone(&comm) as _, device)?;
-    let launcher = comm.init(init, deadline).and_then(|handle| NcclLauncher::new(&comm, handle));
+    let abort = Arc::new(AbortWord::new(device)?);
+    let monitored = MonitoredWithPeers { behind: Arc::clone(&comm) as _, abort: Arc::clone(&abort) };
+    let watchdog = stream::watch(&status, channels, Arc::new(monitored), device)?;
+    let launcher = comm
+        .init(init, deadline)
+        .and_then(|handle| NcclLauncher::new(&comm, handle))
+        .and_then(|nccl| PeerMemory::new(nccl, device, &status.members, store, &abort, deadline));
     // The others hear why, while the watchdog is there to tell them.
     let launcher = launcher.inspect_err(|error| watchdog.abort(error))?;
     Ok((StreamGroup::new(launcher, watchdog, device, instruments)?, comm))

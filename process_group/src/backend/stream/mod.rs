@@ -129,6 +129,9 @@ pub(crate) struct StreamGroup<C> {
     /// While calls are captured.
     capture: Option<Capture>,
     instruments: Instruments,
+    /// Whether the newest call is on the side stream: the next one on the compute stream comes behind it, as a communicator
+    /// works on one stream at a time.
+    is_on_side: bool,
 }
 
 impl<C: Communicator> StreamGroup<C> {
@@ -156,12 +159,16 @@ impl<C: Communicator> StreamGroup<C> {
             marks: Marks::default(),
             capture: None,
             instruments,
+            is_on_side: false,
         })
     }
 
     /// Enqueues a call, and has it watched.
     #[inline]
     fn enqueue(&mut self, call: &mut Call<'_>, which: usize) -> Result<Completion> {
+        if which == COMPUTE {
+            self.return_from_side()?;
+        }
         let Self { communicator, watchdog, device, marks, .. } = self;
         let stream = &self.streams[which];
         watchdog.check()?;
@@ -243,6 +250,16 @@ impl<C: Communicator> StreamGroup<C> {
         }
         drop(inside);
         Ok(paths)
+    }
+
+    /// Lets the next call on the compute stream come behind the newest one, wherever that is.
+    #[inline]
+    fn return_from_side(&mut self) -> Result<()> {
+        if self.is_on_side {
+            self.join_side()?;
+            self.is_on_side = false;
+        }
+        Ok(())
     }
 
     /// Lets what comes next on the compute stream come after all that is on the other.
@@ -381,6 +398,7 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
         let ready = Event::new(&compute, false)?;
         ready.record(&compute)?;
         side.wait_event(&ready)?;
+        self.is_on_side = true;
         let completion = self.enqueue(&mut call, SIDE)?;
         let done = Event::new(&side, false)?;
         done.record(&side)?;
@@ -393,6 +411,7 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
     fn group(&mut self, mut calls: Vec<Call<'_>>, deadline: Instant) -> Result<Vec<Completion>> {
         let compute = self.streams[COMPUTE].clone();
         self.watchdog.check()?;
+        self.return_from_side()?;
         self.device.bind()?;
         let captured = compute.is_capturing()?;
         let paths = self.launch_group(&mut calls, captured, deadline);
@@ -422,6 +441,7 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
         launch: &mut dyn FnMut() -> bool,
     ) -> Result<()> {
         self.watchdog.check()?;
+        self.return_from_side()?;
         self.device.bind()?;
         let (at, calls, watchdog) = (Instant::now(), Arc::clone(&captured.calls), Arc::clone(&self.watchdog));
         let _inside = watchdog.enter(|entry| CallerEvent::Launching { entry, at, deadline, calls })?;

@@ -1,0 +1,146 @@
+//! All-reduces by kernels of our own, in the memory of the GPUs of one node that NVLink connects.
+//!
+//! [`PeerMemory`] stands in front of a library's communicator: it carries the calls that the [path table](crate::paths::gpu)
+//! gives to it, and hands on all others. `shared` makes the memory that the ranks share, `kernels` launches what
+//! `all_reduce.cu` does in it.
+
+#![allow(unsafe_code, reason = "kernels read and write memory of other ranks; each block says why it holds")]
+
+mod kernels;
+mod shared;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::backend::stream::{Communicator, GroupMembers, Monitored};
+use crate::backend_kind::BackendKind;
+use crate::call::Call;
+use crate::device::{Address, Device, Stream};
+use crate::error::{Error, Result};
+use crate::paths::gpu::peer_table;
+use crate::paths::{Path, PathTable};
+use crate::store::Store;
+pub(super) use kernels::AbortWord;
+use kernels::{Kernels, Slots};
+use shared::{SharedMemory, Sharers, obstacle};
+
+/// Most ranks that the kernels are made for.
+const MOST_RANKS: usize = 8;
+
+/// A communicator, and kernels of our own in front of it where the ranks can share memory.
+pub(crate) struct PeerMemory<C> {
+    behind: C,
+    kernels: Option<Kernels>,
+    paths: PathTable,
+}
+
+impl<C: Communicator> PeerMemory<C> {
+    /// Tries to share memory, by what the ranks tell each other in `store`; none: the user does not want it. Where it cannot be,
+    /// `behind` carries all calls, and the path table says why.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(crate) fn new(
+        behind: C,
+        device: &Device,
+        members: &GroupMembers,
+        store: Option<&dyn Store>,
+        abort: &Arc<AbortWord>,
+        deadline: Instant,
+    ) -> Result<Self> {
+        let (group, position, members) = (members.group.as_str(), members.position, members.all.as_slice());
+        let made = match (store, obstacle(members)) {
+            (None, _) => Err("process_group.peer_memory is false".into()),
+            (_, Some(reason)) => Err(reason),
+            (Some(store), None) => {
+                let slots = Slots::new(members.len());
+                let sharers = Sharers { group, position, members, store, deadline };
+                SharedMemory::connect(device, &sharers, slots.bytes(), |memory| {
+                    Kernels::new(device, memory, position, slots, abort)
+                })?
+            }
+        };
+        let why = made.as_ref().err().cloned();
+        if let Some(why) = &why {
+            tracing::debug!(group, why, "the ranks do not share memory: NCCL carries every call");
+        }
+        Ok(Self { behind, kernels: made.ok(), paths: peer_table(members.len(), why) })
+    }
+
+    fn path(&self, call: &Call<'_>) -> Path {
+        let fingerprint = call.fingerprint;
+        self.paths.path(fingerprint.operation, fingerprint.dtype, fingerprint.count)
+    }
+}
+
+impl<C: Communicator> Communicator for PeerMemory<C> {
+    fn kind(&self) -> BackendKind {
+        self.behind.kind()
+    }
+
+    fn paths(&self) -> PathTable {
+        self.paths.clone()
+    }
+
+    fn force(&mut self, path: Option<Path>) -> Result<()> {
+        self.paths.force(path)
+    }
+
+    fn workspace_bytes(&self, call: &Call<'_>) -> usize {
+        match self.path(call) {
+            Path::PeerMemory(_) => 0,
+            _ => self.behind.workspace_bytes(call),
+        }
+    }
+
+    unsafe fn launch(&mut self, call: &Call<'_>, stream: &Stream, workspace: Address) -> Result<Path> {
+        match (self.path(call), &self.kernels) {
+            (path @ Path::PeerMemory(algorithm), Some(kernels)) => {
+                // SAFETY: by the caller's promise; a group's calls run on one stream at a time.
+                unsafe { kernels.launch(algorithm, call, stream) }?;
+                Ok(path)
+            }
+            // SAFETY: by the caller's promise.
+            _ => unsafe { self.behind.launch(call, stream, workspace) },
+        }
+    }
+
+    fn group_start(&mut self) -> Result<()> {
+        self.behind.group_start()
+    }
+
+    fn group_end(&mut self, stream: &Stream, deadline: Instant) -> Result<()> {
+        self.behind.group_end(stream, deadline)
+    }
+}
+
+/// What a watchdog watches: the library's communicator, and kernels that wait.
+pub(super) struct MonitoredWithPeers {
+    pub(super) behind: Arc<dyn Monitored>,
+    pub(super) abort: Arc<AbortWord>,
+}
+
+impl Monitored for MonitoredWithPeers {
+    fn async_error(&self) -> Option<Error> {
+        self.behind.async_error().or_else(|| {
+            let gave_up = "an all-reduce kernel has waited for its peers long past the deadline of its call";
+            self.abort.is_set().then(|| Error::Transport(gave_up.into()))
+        })
+    }
+
+    fn finalize(&self) {
+        self.behind.finalize();
+    }
+
+    fn is_drained(&self) -> bool {
+        self.behind.is_drained()
+    }
+
+    fn abort(&self) {
+        // First: NCCL waits for what is in front of it in the stream.
+        self.abort.set();
+        self.behind.abort();
+    }
+}

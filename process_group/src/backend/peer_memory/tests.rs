@@ -1,0 +1,297 @@
+//! The kernels on one GPU that several ranks share: they do not know where a peer lives.
+
+use std::sync::{Arc, Barrier};
+use std::time::{Duration, Instant};
+
+use half::{bf16, f16};
+use ryzanstein_config::DeviceConfig;
+
+use super::kernels::{AbortWord, Kernels, Part, Slots};
+use super::shared::{SharedMemory, Sharers};
+use crate::device::{Device, DeviceBuffer, Libraries, Surroundings};
+use crate::dtype::{DType, Element};
+use crate::paths::PeerAlgorithm;
+use crate::paths::gpu::one_shot_most;
+use crate::rank::{LocalRank, Rank};
+use crate::roster::Member;
+use crate::store::MemoryStore;
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// Bytes of the largest buffer.
+const MOST: usize = 40 << 20;
+
+/// One rank: kernels, a stream of its own, and memory. Nobody allocates or frees while calls are made: that waits for all kernels
+/// on the GPU, and so for those that wait for this rank.
+struct Tester {
+    kernels: Kernels,
+    device: Device,
+    abort: Arc<AbortWord>,
+    position: usize,
+    ranks: usize,
+    input: DeviceBuffer,
+    output: DeviceBuffer,
+}
+
+/// Runs `test` on so many ranks, each a thread, all on the first GPU.
+fn on_one_gpu(ranks: usize, test: impl Fn(&Tester) + Sync) {
+    let surroundings = Surroundings::from_variables(|name| std::env::var(name).ok());
+    let libraries = Arc::new(Libraries::find(&DeviceConfig::default(), &surroundings));
+    let member = |rank: usize| Member {
+        rank: Rank(rank as u32),
+        local_rank: LocalRank(rank as u32),
+        node_rank: 0,
+        host: "one".into(),
+        pid: std::process::id(),
+        data_address: None,
+        cpus: 1,
+    };
+    let members: Vec<Member> = (0..ranks).map(member).collect();
+    let (store, there) = (MemoryStore::new(), Barrier::new(ranks));
+    std::thread::scope(|scope| {
+        for position in 0..ranks {
+            let (members, store, libraries, there, test) = (&members, &store, &libraries, &there, &test);
+            scope.spawn(move || {
+                let device = Device::open(libraries, LocalRank(0), &DeviceConfig::default()).unwrap();
+                let abort = Arc::new(AbortWord::new(&device).unwrap());
+                let slots = Slots::new(ranks);
+                let sharers =
+                    Sharers { group: "test", position, members, store, deadline: Instant::now() + SOON };
+                let kernels = SharedMemory::connect(&device, &sharers, slots.bytes(), |memory| {
+                    Kernels::new(&device, memory, position, slots, &abort)
+                });
+                let buffer = || DeviceBuffer::new(&device, DType::U8, MOST).unwrap();
+                let (input, output) = (buffer(), buffer());
+                let kernels = kernels.unwrap().unwrap();
+                let tester = Tester { kernels, device, abort, position, ranks, input, output };
+                there.wait();
+                test(&tester);
+                // Nobody frees what another still writes to.
+                there.wait();
+            });
+        }
+    });
+}
+
+/// Small numbers that differ, of every sign, and sums of which are rounded.
+fn operand(rank: usize, i: usize, salt: usize) -> f32 {
+    let mixed = (i * 2_654_435_761 + rank * 40_503 + salt * 97) as u32;
+    (mixed >> 8) as f32 / (1 << 20) as f32 - 8.0
+}
+
+trait Float: Element {
+    fn narrow(value: f32) -> Self;
+    fn widen(self) -> f32;
+}
+
+macro_rules! float {
+    ($type:ty, $narrow:expr, $widen:expr) => {
+        impl Float for $type {
+            fn narrow(value: f32) -> Self {
+                $narrow(value)
+            }
+            fn widen(self) -> f32 {
+                $widen(self)
+            }
+        }
+    };
+}
+float!(f32, |value| value, |value| value);
+float!(f16, f16::from_f32, f16::to_f32);
+float!(bf16, bf16::from_f32, bf16::to_f32);
+
+fn operands<T: Float>(rank: usize, count: usize, salt: usize) -> Vec<T> {
+    (0..count).map(|i| T::narrow(operand(rank, i, salt))).collect()
+}
+
+impl Tester {
+    fn write<T: Element>(&self, into: &DeviceBuffer, values: &[T]) {
+        assert!(size_of_val(values) <= into.bytes());
+        // SAFETY: it fits, and `drain` waits for it.
+        unsafe { self.device.stream().copy_from_host(into.address(), bytes(values)) }.unwrap();
+        self.device.stream().drain().unwrap();
+    }
+
+    fn read<T: Element>(&self, from: &DeviceBuffer, count: usize) -> Vec<T> {
+        let mut values = vec![T::zeroed(); count];
+        assert!(size_of_val(&values[..]) <= from.bytes());
+        // SAFETY: it fits, and `drain` waits for it.
+        unsafe { self.device.stream().copy_to_host(bytemuck::cast_slice_mut(&mut values), from.address()) }
+            .unwrap();
+        self.device.stream().drain().unwrap();
+        values
+    }
+
+    /// The sum in f32 in rank order, rounded once.
+    fn expected<T: Float>(&self, count: usize, salt: usize) -> Vec<T> {
+        let all: Vec<Vec<T>> = (0..self.ranks).map(|rank| operands(rank, count, salt)).collect();
+        (0..count).map(|i| T::narrow(all.iter().fold(0.0, |sum, values| sum + values[i].widen()))).collect()
+    }
+
+    fn enqueue(&self, algorithm: PeerAlgorithm, part: Part) {
+        // SAFETY: the callers' buffers live until the stream is drained, and all ranks make the same calls.
+        unsafe { self.kernels.launch_part(algorithm, part, SOON, self.device.stream()) }.unwrap();
+    }
+
+    /// `count` elements from `offset` on, in place or not, compared bit for bit, with what is around them.
+    fn check<T: Float>(&self, algorithm: PeerAlgorithm, count: usize, offset: usize, in_place: bool) {
+        let (salt, poison) = (count + offset, T::narrow(77.0));
+        let mut memory = vec![poison; offset + count + 9];
+        self.write(&self.output, &memory);
+        memory[offset..offset + count].copy_from_slice(&operands::<T>(self.position, count, salt));
+        self.write(&self.input, &memory);
+        let into = if in_place { &self.input } else { &self.output };
+        let at = (offset * size_of::<T>()) as u64;
+        let (input, output) = (self.input.address() + at, into.address() + at);
+        self.enqueue(algorithm, Part { input, output, count, dtype: T::DTYPE });
+        let got: Vec<T> = self.read(into, memory.len());
+        let what = format!("{algorithm:?}, {} ranks, {count} of {}, offset {offset}", self.ranks, T::DTYPE);
+        let want = self.expected::<T>(count, salt);
+        assert!(
+            bytes(&got[offset..offset + count]) == bytes(&want),
+            "{what}: wrong bits on rank {}",
+            self.position
+        );
+        let outside = got[..offset].iter().chain(&got[offset + count..]);
+        assert!(outside.into_iter().all(|value| value.widen() == 77.0), "{what}: wrote outside");
+    }
+}
+
+fn bytes<T: Element>(values: &[T]) -> &[u8] {
+    bytemuck::cast_slice(values)
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn every_length_type_and_alignment_has_the_bits_of_sums_in_rank_order() {
+    for ranks in 2..=8 {
+        on_one_gpu(ranks, |tester| {
+            for algorithm in PeerAlgorithm::ALL {
+                for count in (1..=67).chain([255, 256, 257, 1023, 4099, 30_000]) {
+                    let (offset, in_place) = (count % 3, count % 2 == 0);
+                    tester.check::<bf16>(algorithm, count, offset, in_place);
+                    tester.check::<f16>(algorithm, count, 0, !in_place);
+                    tester.check::<f32>(algorithm, count, offset, in_place);
+                }
+            }
+        });
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn lengths_up_to_4099_and_the_most_of_each_kernel() {
+    on_one_gpu(2, |tester| {
+        for algorithm in PeerAlgorithm::ALL {
+            for count in 1..=4099 {
+                tester.check::<bf16>(algorithm, count, count % 5, count % 2 == 0);
+            }
+        }
+        tester.check::<f32>(PeerAlgorithm::OneShot, one_shot_most(2) / 4, 0, true);
+        tester.check::<f32>(PeerAlgorithm::OneShot, one_shot_most(2) / 4 - 1, 3, false);
+        tester.check::<bf16>(PeerAlgorithm::TwoShot, 16 << 20, 0, true);
+        tester.check::<bf16>(PeerAlgorithm::TwoShot, (16 << 20) - 5, 1, false);
+    });
+}
+
+/// NaNs, infinities and zeros of both signs, and the very words that stand for an empty slot.
+#[test]
+#[ignore = "needs a GPU"]
+fn no_value_is_taken_for_an_empty_slot() {
+    on_one_gpu(2, |tester| {
+        let words =
+            [u32::MAX, 0, 0x8000_0000, 0x7f80_0000, 0xff80_0000, 0x7fc0_0000, 0xffff_0000, 0x0000_ffff];
+        let values: Vec<f32> = words.iter().cycle().take(999).map(|word| f32::from_bits(*word)).collect();
+        for algorithm in PeerAlgorithm::ALL {
+            tester.write(&tester.input, &values);
+            let (address, count) = (tester.input.address(), values.len());
+            for _ in 0..3 {
+                tester.enqueue(algorithm, Part { input: address, output: address, count, dtype: DType::F32 });
+            }
+            let got: Vec<f32> = tester.read(&tester.input, count);
+            for (i, (got, value)) in got.iter().zip(&values).enumerate() {
+                let want = 8.0 * value;
+                assert!(
+                    *got == want || (got.is_nan() && want.is_nan()),
+                    "{algorithm:?}, {i}: {got} of {value}"
+                );
+            }
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_hundred_thousand_calls_of_changing_size_keep_in_step() {
+    on_one_gpu(2, |tester| {
+        let count = 70_000;
+        let ones = vec![1.0f32; count];
+        let zeros = vec![0.0f32; count];
+        let mut seed = 1u32;
+        for round in 0..200 {
+            let (memory, scratch) = (&tester.input, &tester.output);
+            tester.write(memory, &ones);
+            tester.write(scratch, &zeros);
+            for call in 0..500 {
+                // The same on all ranks.
+                seed ^= seed << 13;
+                seed ^= seed >> 17;
+                seed ^= seed << 5;
+                let length = 1 + seed as usize % if call % 10 == 0 { count } else { 3000 };
+                let algorithm = PeerAlgorithm::ALL[seed as usize / 7 % 2];
+                let (input, output) = (memory.address(), scratch.address());
+                tester.enqueue(algorithm, Part { input, output, count: length, dtype: DType::F32 });
+            }
+            let all = Part { input: memory.address(), output: memory.address(), count, dtype: DType::F32 };
+            tester.enqueue(PeerAlgorithm::ALL[round % 2], all);
+            let got: Vec<f32> = tester.read(memory, count);
+            assert!(got.iter().all(|value| *value == 2.0), "round {round}");
+            let got: Vec<f32> = tester.read(scratch, count);
+            assert!(got.iter().all(|value| *value == 2.0 || *value == 0.0), "round {round}");
+        }
+    });
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_wait_for_a_rank_that_never_calls_ends_when_it_is_told_to() {
+    on_one_gpu(3, |tester| {
+        if tester.position == 2 {
+            return;
+        }
+        let memory = &tester.input;
+        tester.write(memory, &vec![1.0f32; 5000]);
+        for algorithm in PeerAlgorithm::ALL {
+            let part =
+                Part { input: memory.address(), output: memory.address(), count: 5000, dtype: DType::F32 };
+            tester.enqueue(algorithm, part);
+        }
+        std::thread::sleep(Duration::from_millis(200));
+        let told = Instant::now();
+        tester.abort.set();
+        tester.device.stream().drain().unwrap();
+        assert!(told.elapsed() < Duration::from_secs(2), "the kernels ended after {:?}", told.elapsed());
+    });
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn a_wait_gives_up_by_itself_at_last() {
+    on_one_gpu(2, |tester| {
+        if tester.position == 1 {
+            return;
+        }
+        let memory = &tester.input;
+        tester.write(memory, &[1.0f32; 100]);
+        let part = Part { input: memory.address(), output: memory.address(), count: 100, dtype: DType::F32 };
+        // SAFETY: the buffer lives until the stream is drained by the read below.
+        unsafe {
+            let patience = Duration::from_millis(300);
+            tester.kernels.launch_part(PeerAlgorithm::OneShot, part, patience, tester.device.stream())
+        }
+        .unwrap();
+        assert!(!tester.abort.is_set());
+        tester.device.stream().drain().unwrap();
+        assert!(tester.abort.is_set(), "whoever watches is told");
+    });
+}

@@ -1,0 +1,100 @@
+//! Memory of a GPU that several ranks reach: of this process, or of others by CUDA's handles.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use serde::{Deserialize, Serialize};
+
+use super::context::Context;
+use super::error::DeviceError;
+use super::gpu::Device;
+use super::memory::DeviceBuffer;
+use super::symbols::{Address, foreign};
+
+/// CUDA says so of access that is there already.
+const ALREADY: i32 = 704;
+
+/// What another process needs to open a [`DeviceBuffer`]: CUDA's handle, which it writes and reads as bytes.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct MemoryHandle(Vec<u8>);
+
+impl DeviceBuffer {
+    /// A handle by which other processes open this memory. It must stay allocated while they use it.
+    ///
+    /// # Errors
+    /// Those of the driver: memory of an engine's pool has no handle, nor has any in some virtual machines.
+    pub(crate) fn handle(&self, device: &Device) -> Result<MemoryHandle, DeviceError> {
+        let context = &device.context;
+        context.bind()?;
+        let mut handle = sys::CUipcMemHandle { reserved: [0; 64] };
+        // SAFETY: the pointer is to a live handle; the address is the start of an allocation of `cuMemAlloc`.
+        let code =
+            unsafe { foreign!(driver, context.driver.cuIpcGetMemHandle(&raw mut handle, self.address())) };
+        context.check("cuIpcGetMemHandle", code)?;
+        Ok(MemoryHandle(handle.reserved.iter().map(|byte| *byte as u8).collect()))
+    }
+}
+
+/// Memory of another process on the same host, mapped until dropped.
+pub(crate) struct MappedMemory {
+    context: Arc<Context>,
+    address: Address,
+}
+
+impl MappedMemory {
+    /// Maps what the handle stands for, so that this GPU's kernels reach it.
+    ///
+    /// # Errors
+    /// Those of the driver: this process does not see the other's GPU, or the two have no peer access.
+    pub(crate) fn open(device: &Device, handle: &MemoryHandle) -> Result<Self, DeviceError> {
+        let bytes: [u8; 64] = handle
+            .0
+            .as_slice()
+            .try_into()
+            .map_err(|_| DeviceError::invalid("a handle of shared memory has 64 bytes"))?;
+        let context = &device.context;
+        context.bind()?;
+        let handle = sys::CUipcMemHandle { reserved: bytes.map(|byte| byte as _) };
+        let flags = sys::CUipcMem_flags_enum::CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS as u32;
+        let mut address = 0;
+        // SAFETY: the pointer is to a live integer; CUDA refuses bytes that are no handle.
+        let code = unsafe {
+            foreign!(driver, context.driver.cuIpcOpenMemHandle_v2(&raw mut address, handle, flags))
+        };
+        context.check("cuIpcOpenMemHandle", code)?;
+        Ok(Self { context: Arc::clone(context), address })
+    }
+
+    /// Where this GPU's kernels see it.
+    pub(crate) const fn address(&self) -> Address {
+        self.address
+    }
+}
+
+impl Drop for MappedMemory {
+    fn drop(&mut self) {
+        let closed = self.context.bind().and_then(|()| {
+            // SAFETY: opened by `open`, and closed once.
+            let code = unsafe { foreign!(driver, self.context.driver.cuIpcCloseMemHandle(self.address)) };
+            self.context.check("cuIpcCloseMemHandle", code)
+        });
+        if let Err(error) = closed {
+            tracing::debug!(%error, "memory of another process stays mapped");
+        }
+    }
+}
+
+/// Lets kernels and copies of `device` reach `peer`, memory of another GPU of this process.
+///
+/// # Errors
+/// Those of the driver: the two have no peer access.
+pub(crate) fn enable_peer_access(device: &Device, peer: &DeviceBuffer) -> Result<(), DeviceError> {
+    let (context, other) = (&device.context, peer.context());
+    if context.handle() == other.handle() {
+        return Ok(());
+    }
+    context.bind()?;
+    // SAFETY: both contexts are retained, by the device and by the buffer; flags must be zero.
+    let code = unsafe { foreign!(driver, context.driver.cuCtxEnablePeerAccess(other.handle(), 0)) };
+    if code == ALREADY { Ok(()) } else { context.check("cuCtxEnablePeerAccess", code) }
+}
