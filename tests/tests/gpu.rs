@@ -233,7 +233,8 @@ fn asynchronous_coalesced_and_timed_calls() {
         let objects = group.all_gather_object(&format!("rank {}", group.rank())).unwrap();
         assert_eq!(objects, ["rank 0", "rank 1"]);
         let row = rows.iter().find(|r| r.bytes_up_to == 4 << 20 && r.op == "all_reduce").expect("a row");
-        assert_eq!((row.calls, row.path.as_str()), (3, "nccl"));
+        assert_eq!(row.calls, 3);
+        assert!(row.path == "nccl" || row.path.starts_with("peer/"), "{row:?}");
         assert!(row.median_us > 0.0 && row.host_median_us.is_some_and(|h| h > 0.0), "{row:?}");
     });
 }

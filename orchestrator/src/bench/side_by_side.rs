@@ -126,23 +126,23 @@ mod tests {
 
     #[test]
     fn a_round_in_which_the_machine_was_slow_is_not_in_the_ratio() {
-        let variants = Vary::Algorithm.variants(BackendKind::Nccl, 2, 2).expect("variants");
+        let variants = &Vary::Algorithm.variants(BackendKind::Nccl, 2, 2).expect("variants")[..3];
         // The machine is ten times as slow in the second round.
         let rows = [
-            row(1000, "auto", 1, 10.0),
+            row(1000, "nccl", 1, 10.0),
             row(1000, "RING", 1, 20.0),
-            row(1000, "auto", 2, 100.0),
+            row(1000, "nccl", 2, 100.0),
             row(1000, "RING", 2, 200.0),
-            row(1000, "auto", 3, 11.0),
+            row(1000, "nccl", 3, 11.0),
             row(1000, "RING", 3, 22.0),
-            row(2000, "auto", 1, 30.0),
+            row(2000, "nccl", 1, 30.0),
         ];
-        let text = side_by_side(&rows, &variants, Screen::PLAIN);
+        let text = side_by_side(&rows, variants, Screen::PLAIN);
         let cells: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
-        assert_eq!(cells[0], ["operation", "bytes", "auto", "RING", "ratio", "TREE", "ratio"]);
+        assert_eq!(cells[0], ["operation", "bytes", "nccl", "RING", "ratio", "TREE", "ratio"]);
         assert_eq!(cells[1], ["all_reduce", "1", "KB", "11", "us", "22", "us", "2.00", "-", "-"]);
         assert_eq!(cells[2], ["all_reduce", "2", "KB", "30", "us", "-", "-", "-", "-"]);
-        let narrow = side_by_side(&rows, &variants, Screen { width: Some(50), color: false });
+        let narrow = side_by_side(&rows, variants, Screen { width: Some(50), color: false });
         assert!(narrow.contains("all_reduce   1 KB  RING      22 us   2.00"), "{narrow}");
     }
 }

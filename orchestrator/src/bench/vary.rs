@@ -8,7 +8,7 @@ pub const ROUNDS: usize = 3;
 /// What the variants of a measurement differ in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Vary {
-    /// NCCL's algorithm, or the path over CPUs.
+    /// NCCL's algorithms and our own kernels, or the paths over CPUs.
     Algorithm,
     /// NCCL's protocol.
     Protocol,
@@ -67,6 +67,11 @@ impl Variant {
         Self { variables, ..Self::plain(name) }
     }
 
+    /// By NCCL, and not by our own kernels.
+    const fn nccl(name: &'static str, variables: &'static [(&'static str, &'static str)]) -> Self {
+        Self { variables, ..Self::forced(name, "nccl") }
+    }
+
     const fn forced(name: &'static str, path: &'static str) -> Self {
         Self { path: Some(path), ..Self::plain(name) }
     }
@@ -107,10 +112,12 @@ impl Vary {
         let on_nccl = backend == BackendKind::Nccl;
         match self {
             Self::Algorithm if on_nccl => Ok(vec![
-                Variant::plain("auto"),
-                Variant::set("RING", &[("NCCL_ALGO", "Ring")]),
+                Variant::nccl("nccl", &[]),
+                Variant::nccl("RING", &[("NCCL_ALGO", "Ring")]),
                 // The other operations have no tree.
-                Variant::set("TREE", &[("NCCL_ALGO", "Ring;allreduce:Tree")]),
+                Variant::nccl("TREE", &[("NCCL_ALGO", "Ring;allreduce:Tree")]),
+                Variant::forced("one_shot", "peer/one_shot"),
+                Variant::forced("two_shot", "peer/two_shot"),
             ]),
             Self::Algorithm => Ok(vec![
                 Variant::plain("auto"),
@@ -121,10 +128,10 @@ impl Vary {
                 Variant::forced("cross_memory", "cross_memory"),
             ]),
             Self::Protocol if on_nccl => Ok(vec![
-                Variant::plain("auto"),
-                Variant::set("LL", &[("NCCL_PROTO", "LL")]),
-                Variant::set("LL128", &[("NCCL_PROTO", "LL128")]),
-                Variant::set("Simple", &[("NCCL_PROTO", "Simple")]),
+                Variant::nccl("auto", &[]),
+                Variant::nccl("LL", &[("NCCL_PROTO", "LL")]),
+                Variant::nccl("LL128", &[("NCCL_PROTO", "LL128")]),
+                Variant::nccl("Simple", &[("NCCL_PROTO", "Simple")]),
             ]),
             Self::Protocol => Err(Error::Configuration(format!(
                 "--vary protocol: the protocols LL, LL128 and Simple are NCCL's, and the {backend} backend on CPUs has none; run \
@@ -139,7 +146,7 @@ impl Vary {
                 Variant::set("tcp", &[("RYZ_PROCESS_GROUP__BACKEND", "tcp")]),
             ]),
             Self::Copies if on_nccl => {
-                Ok(vec![Variant::plain("peer"), Variant::set("host", &[("NCCL_P2P_DISABLE", "1")])])
+                Ok(vec![Variant::nccl("peer", &[]), Variant::nccl("host", &[("NCCL_P2P_DISABLE", "1")])])
             }
             Self::Copies => Ok(vec![
                 Variant::forced("cross_memory", "cross_memory"),
@@ -185,7 +192,10 @@ mod tests {
 
     #[test]
     fn each_backend_has_variants_of_its_own() {
-        assert_eq!(names(Vary::Algorithm, BackendKind::Nccl), ["auto", "RING", "TREE"]);
+        assert_eq!(
+            names(Vary::Algorithm, BackendKind::Nccl),
+            ["nccl", "RING", "TREE", "one_shot", "two_shot"]
+        );
         assert_eq!(names(Vary::Algorithm, BackendKind::Tcp).len(), 6);
         assert_eq!(names(Vary::Protocol, BackendKind::Nccl), ["auto", "LL", "LL128", "Simple"]);
         assert_eq!(names(Vary::Copies, BackendKind::Nccl), ["peer", "host"]);
@@ -215,7 +225,7 @@ mod tests {
             assert_eq!(legends.len(), variants.len(), "{legends:?}");
         }
         let tree = Vary::Algorithm.variants(BackendKind::Nccl, 2, 2).expect("variants")[2];
-        assert_eq!(tree.legend(), "TREE: NCCL_ALGO=Ring;allreduce:Tree");
+        assert_eq!(tree.legend(), "TREE: NCCL_ALGO=Ring;allreduce:Tree --path nccl");
     }
 
     #[test]

@@ -145,7 +145,7 @@ fn bench(args: &Args, ranks: u32, sizes: &[u64], candidate: Option<Candidate>) -
     let list: Vec<String> = sizes.iter().map(ToString::to_string).collect();
     let mut command = Command::new(program);
     command.args(["bench", "--backend", "nccl", "--format", "json", "--world-size", &ranks.to_string()]);
-    command.args(["--sizes", &list.join(",")]);
+    command.args(["--sizes", &list.join(","), "--path", "nccl"]);
     if let Some(file) = args.file.named() {
         command.arg("--config").arg(file);
     }

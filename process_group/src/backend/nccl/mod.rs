@@ -15,7 +15,7 @@ use super::stream::{self, GroupMembers, Instruments, Status, StreamGroup};
 use crate::device::{Device, Nccl};
 use crate::error::Result;
 use crate::security::Channel;
-use crate::store::Store;
+use crate::store::{Store, Watched};
 use communicator::{CommInit, NcclComm};
 pub(crate) use factory::Factory;
 use launch::NcclLauncher;
@@ -38,10 +38,13 @@ fn connect(
     let abort = Arc::new(AbortWord::new(device)?);
     let monitored = MonitoredWithPeers { behind: Arc::clone(&comm) as _, abort: Arc::clone(&abort) };
     let watchdog = stream::watch(&status, channels, Arc::new(monitored), device)?;
-    let launcher = comm
-        .init(init, deadline)
-        .and_then(|handle| NcclLauncher::new(&comm, handle))
-        .and_then(|nccl| PeerMemory::new(nccl, device, &status.members, store, &abort, deadline));
+    let launcher =
+        comm.init(init, deadline).and_then(|handle| NcclLauncher::new(&comm, handle)).and_then(|nccl| {
+            // A member that gives up tells the watchdogs, not the store.
+            let watched = store.map(|store| Watched { store, check: || status.check() });
+            let store = watched.as_ref().map(|watched| watched as &dyn Store);
+            PeerMemory::new(nccl, device, &status.members, store, &abort, deadline)
+        });
     // The others hear why, while the watchdog is there to tell them.
     let launcher = launcher.inspect_err(|error| watchdog.abort(error))?;
     Ok((StreamGroup::new(launcher, watchdog, device, instruments)?, comm))

@@ -21,8 +21,8 @@ const SOON: Duration = Duration::from_secs(60);
 /// Bytes of the largest buffer.
 const MOST: usize = 40 << 20;
 
-/// One rank: kernels, a stream of its own, and memory. Nobody allocates or frees while calls are made: that waits for all kernels
-/// on the GPU, and so for those that wait for this rank.
+/// One rank: kernels, a stream of its own, and memory. Nobody allocates, frees or writes while another rank's kernel waits for
+/// this one's: in one context that may wait for all kernels on the GPU.
 struct Tester {
     kernels: Kernels,
     device: Device,
@@ -31,6 +31,7 @@ struct Tester {
     ranks: usize,
     input: DeviceBuffer,
     output: DeviceBuffer,
+    all: Arc<Barrier>,
 }
 
 /// Runs `test` on so many ranks, each a thread, all on the first GPU.
@@ -47,10 +48,11 @@ fn on_one_gpu(ranks: usize, test: impl Fn(&Tester) + Sync) {
         cpus: 1,
     };
     let members: Vec<Member> = (0..ranks).map(member).collect();
-    let (store, there) = (MemoryStore::new(), Barrier::new(ranks));
+    let (store, all) = (MemoryStore::new(), Arc::new(Barrier::new(ranks)));
     std::thread::scope(|scope| {
         for position in 0..ranks {
-            let (members, store, libraries, there, test) = (&members, &store, &libraries, &there, &test);
+            let (members, store, libraries, test) = (&members, &store, &libraries, &test);
+            let all = Arc::clone(&all);
             scope.spawn(move || {
                 let device = Device::open(libraries, LocalRank(0), &DeviceConfig::default()).unwrap();
                 let abort = Arc::new(AbortWord::new(&device).unwrap());
@@ -63,11 +65,11 @@ fn on_one_gpu(ranks: usize, test: impl Fn(&Tester) + Sync) {
                 let buffer = || DeviceBuffer::new(&device, DType::U8, MOST).unwrap();
                 let (input, output) = (buffer(), buffer());
                 let kernels = kernels.unwrap().unwrap();
-                let tester = Tester { kernels, device, abort, position, ranks, input, output };
-                there.wait();
+                let tester = Tester { kernels, device, abort, position, ranks, input, output, all };
+                tester.all.wait();
                 test(&tester);
                 // Nobody frees what another still writes to.
-                there.wait();
+                tester.all.wait();
             });
         }
     });
@@ -140,6 +142,7 @@ impl Tester {
         self.write(&self.output, &memory);
         memory[offset..offset + count].copy_from_slice(&operands::<T>(self.position, count, salt));
         self.write(&self.input, &memory);
+        self.all.wait();
         let into = if in_place { &self.input } else { &self.output };
         let at = (offset * size_of::<T>()) as u64;
         let (input, output) = (self.input.address() + at, into.address() + at);
@@ -147,10 +150,12 @@ impl Tester {
         let got: Vec<T> = self.read(into, memory.len());
         let what = format!("{algorithm:?}, {} ranks, {count} of {}, offset {offset}", self.ranks, T::DTYPE);
         let want = self.expected::<T>(count, salt);
+        let differs = (0..count).find(|i| bytes(&got[offset + i..=offset + i]) != bytes(&want[*i..=*i]));
         assert!(
-            bytes(&got[offset..offset + count]) == bytes(&want),
-            "{what}: wrong bits on rank {}",
-            self.position
+            differs.is_none(),
+            "{what}: rank {} has {:?}",
+            self.position,
+            differs.map(|i| (i, got[offset + i].widen(), want[i].widen()))
         );
         let outside = got[..offset].iter().chain(&got[offset + count..]);
         assert!(outside.into_iter().all(|value| value.widen() == 77.0), "{what}: wrote outside");
@@ -204,6 +209,7 @@ fn no_value_is_taken_for_an_empty_slot() {
         let values: Vec<f32> = words.iter().cycle().take(999).map(|word| f32::from_bits(*word)).collect();
         for algorithm in PeerAlgorithm::ALL {
             tester.write(&tester.input, &values);
+            tester.all.wait();
             let (address, count) = (tester.input.address(), values.len());
             for _ in 0..3 {
                 tester.enqueue(algorithm, Part { input: address, output: address, count, dtype: DType::F32 });
@@ -232,6 +238,7 @@ fn a_hundred_thousand_calls_of_changing_size_keep_in_step() {
             let (memory, scratch) = (&tester.input, &tester.output);
             tester.write(memory, &ones);
             tester.write(scratch, &zeros);
+            tester.all.wait();
             for call in 0..500 {
                 // The same on all ranks.
                 seed ^= seed << 13;
