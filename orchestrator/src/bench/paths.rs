@@ -1,7 +1,9 @@
-//! The paths that are measured. Pure.
+//! The paths that are measured.
 
-use ryzanstein_process_group::Error;
 use ryzanstein_process_group::paths::Path;
+use ryzanstein_process_group::{Error, ProcessGroup};
+
+use crate::measure::{Case, Collective};
 
 /// The paths that `--path` selects on a group with these paths. `None` is the backend's own choice.
 pub(super) fn choose_paths(names: &[String], there: &[Path]) -> Result<Vec<Option<Path>>, Error> {
@@ -35,6 +37,17 @@ pub(super) fn choose_paths(names: &[String], there: &[Path]) -> Result<Vec<Optio
         }
     });
     Ok(chosen)
+}
+
+/// The path that the first rank's calls will take.
+pub(super) fn expected_path(group: &ProcessGroup, case: &Case) -> Result<Option<Path>, Error> {
+    let world_size = group.world_size();
+    if case.what == Collective::SendRecv && world_size == 1 {
+        // A rank alone has one path, and nobody to send to.
+        return Ok(group.paths().first().copied());
+    }
+    let operation = case.what.operation(case.reduction);
+    Ok(Some(group.explain(operation, case.dtype, case.count(world_size))?.path))
 }
 
 #[cfg(test)]

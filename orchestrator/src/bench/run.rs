@@ -3,7 +3,7 @@
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::{Error, Memory, ProcessGroup, ProcessGroupManager, Rank, Roster};
 
-use super::paths::choose_paths;
+use super::paths::{choose_paths, expected_path};
 use super::recorded::{Recorded, RowKey};
 use super::{Calibration, Request, Row, Start, label, sizes, start};
 use crate::Orchestrator;
@@ -182,17 +182,6 @@ fn key(group: &ProcessGroup, request: &Request, case: &Case, path: Option<Path>)
         variant: request.part.as_ref().map(|part| part.variant.clone()),
         round: request.part.as_ref().map(|part| part.round),
     }
-}
-
-/// The path that the first rank's calls will take.
-pub(super) fn expected_path(group: &ProcessGroup, case: &Case) -> Result<Option<Path>, Error> {
-    let world_size = group.world_size();
-    if case.what == Collective::SendRecv && world_size == 1 {
-        // A rank alone has one path, and nobody to send to.
-        return Ok(group.paths().first().copied());
-    }
-    let operation = case.what.operation(case.reduction);
-    Ok(Some(group.explain(operation, case.dtype, case.count(world_size))?.path))
 }
 
 /// The group of this rank's own, if the ranks are divided into several: neighbours are together.

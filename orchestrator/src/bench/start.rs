@@ -5,7 +5,7 @@ use ryzanstein_process_group::device::Device;
 use ryzanstein_process_group::{Buffer, BufferMut, Error, ProcessGroup, ProcessGroupManager, Rank};
 
 use super::Start;
-use super::run::expected_path;
+use super::paths::expected_path;
 use crate::Orchestrator;
 use crate::measure::{CallBuffers, Case, Gpu, Host, Samples, sample_calls};
 use crate::rendezvous::{Environment, process_environment};

@@ -17,6 +17,7 @@ mod status;
 mod topo;
 mod trace;
 mod tune;
+mod tune_args;
 mod tune_nccl;
 
 use std::io::Write as _;

@@ -17,7 +17,7 @@ use ryzanstein_process_group::{DType, Error, units};
 use ryzanstein_tensor_parallel::LlamaConfig;
 use serde_json::{Value, json};
 
-use crate::tune::Args;
+use crate::tune_args::Args;
 use crate::{screen, settings};
 
 /// How often each candidate is measured.
