@@ -162,7 +162,7 @@ fn schedule_cost(spec: CollectiveSpec, ranks: usize, dtype: DType) -> Cost {
     Cost { steps: rounds(spec, &hosts), bytes: (elements * dtype.size()) as f64, reduced: 0.0 }
 }
 
-/// Of calls of so many bytes of the whole array; empty for operations that NCCL does not have.
+/// The costs of NCCL's algorithms for an operation on an array of `bytes` bytes in all. Empty for a barrier.
 fn nccl_costs(operation: Operation, ranks: usize, bytes: f64) -> Vec<Cost> {
     match operation {
         Operation::AllReduce(_) => vec![AllReduce::Ring.cost(ranks, bytes), nccl_tree(ranks, bytes)],

@@ -28,14 +28,14 @@ figure { margin: 0; } figure svg { display: block; width: 100%; max-width: 720px
 .key { margin: 0.4rem 0; } .key span { display: inline-block; margin-right: 1.2em; }
 ";
 
-/// Of a plot, in the page or by itself.
+/// The style of every plot.
 const PLOT_STYLE: &str = "
 svg text { fill: var(--ink); font: 17px ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace; white-space: pre; }
 .back { fill: var(--back); } .grid { stroke: var(--grid); } .c { fill: none; stroke-width: 2.5; }
 .model { stroke-dasharray: 2 5; stroke-linecap: round; } .bar { stroke: var(--ink); stroke-width: 4; }
 ";
 
-/// What a plot by itself needs more.
+/// The additional style of a plot outside a page.
 const ALONE: &str = "
 :root { color-scheme: light dark; width: 100%; max-width: 1000px; height: auto; --back: #fff; --ink: #1d2129; --grid: #dfe3e8; }
 @media (prefers-color-scheme: dark) { :root { --back: #14171c; --ink: #dde2ea; --grid: #333a45; } }

@@ -80,7 +80,7 @@ fn profile(situation: &Situation<'_>) -> Option<Proposal> {
         Some(of(
             NcclProfile::Inference,
             format!(
-                "messages of {shown} need few thread blocks, and each block more takes a multiprocessor from the computation beside"
+                "messages of {shown} need few thread blocks; more blocks would take multiprocessors from the computation"
             ),
         ))
     } else if bytes >= LARGE {

@@ -263,7 +263,7 @@ pub(crate) fn tensor_parallel(driver: &DriverFacts) -> Finding {
     if largest > 1 {
         return ok(
             power_of_two(largest.min(8)),
-            "so many GPUs are connected by NVLink; beyond that, use pipeline stages or replicas",
+            "NVLink connects no more GPUs; for more, use pipeline stages or replicas",
         );
     }
     if driver.pairs.iter().any(|pair| pair.peer_access == PeerAccess::Yes) {

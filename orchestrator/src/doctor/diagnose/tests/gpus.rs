@@ -38,7 +38,7 @@ fn the_advice_on_tensor_parallelism_follows_the_links() {
     }
     let findings = diagnose(&islands);
     let advice = findings.iter().find(|f| f.name == "tensor_parallel").expect("advice");
-    assert!(advice.seen.contains("up to 2: so many GPUs are connected by NVLink"), "{}", advice.seen);
+    assert!(advice.seen.contains("up to 2: NVLink connects no more GPUs"), "{}", advice.seen);
 }
 
 #[test]
