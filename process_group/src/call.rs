@@ -37,8 +37,20 @@ pub struct Call<'a> {
     pub input: Option<View<'a>>,
     /// What is written.
     pub output: Option<ViewMut<'a>>,
+    /// What else is done with the sum, where the backend [can](crate::backend::Backend::fuses_add_norm).
+    pub(crate) add_norm: Option<AddNorm<'a>>,
     /// Ends the call from another thread.
     pub(crate) interrupt: Option<Arc<Interrupt>>,
+}
+
+/// What follows the sum of an all-reduce: a residual gets it added, and its rows are normalised.
+#[derive(Debug)]
+pub(crate) struct AddNorm<'a> {
+    /// As long as the array.
+    pub(crate) residual: ViewMut<'a>,
+    /// As long as a row, in f32.
+    pub(crate) weight: View<'a>,
+    pub(crate) epsilon: f32,
 }
 
 /// Why a call that blocks is to end, told from another thread.

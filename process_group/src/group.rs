@@ -1,5 +1,6 @@
 //! A process group: the one place where calls are checked, numbered, timed and recorded.
 
+mod add_norm;
 mod asynchronous;
 mod capture;
 mod checks;

@@ -6,6 +6,7 @@ use crate::checkpoint::Loader;
 use crate::compute::Compute;
 use crate::error::Result;
 use crate::linear::{MergedColumnParallelLinear, RowOptions, RowParallelLinear};
+use crate::norm::RmsNorm;
 use crate::tensor::Tensor;
 
 /// `down(silu(gate(x)) × up(x))` with the intermediate features sharded over the ranks.
@@ -45,7 +46,25 @@ impl ParallelMlp {
     /// # Errors
     /// When shapes do not fit or the group fails.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut ProcessGroup) -> Result<Tensor> {
-        let inner = compute.swiglu(&self.gate_up.forward(x, compute)?)?;
-        self.down.forward(&inner, compute, group)
+        self.down.forward(&self.inner(x, compute)?, compute, group)
+    }
+
+    /// Adds [`forward`](Self::forward) to a residual and normalises that, as [`RowParallelLinear::forward_add_norm`] does.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_add_norm(
+        &self,
+        x: &Tensor,
+        to: (&mut Tensor, &RmsNorm),
+        compute: &dyn Compute,
+        group: &mut ProcessGroup,
+    ) -> Result<Tensor> {
+        self.down.forward_add_norm(&self.inner(x, compute)?, to, compute, group)
+    }
+
+    /// The input of the last projection.
+    fn inner(&self, x: &Tensor, compute: &dyn Compute) -> Result<Tensor> {
+        compute.swiglu(&self.gate_up.forward(x, compute)?)
     }
 }

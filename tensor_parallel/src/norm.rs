@@ -26,6 +26,16 @@ impl RmsNorm {
         Ok(Self { weight: loader.vector(&[part])?, epsilon })
     }
 
+    /// One number for each feature, in f32.
+    pub fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
+    /// What is added to the mean of the squares.
+    pub fn epsilon(&self) -> f32 {
+        self.epsilon
+    }
+
     /// Normalises each row.
     ///
     /// # Errors

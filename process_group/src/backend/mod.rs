@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use crate::backend_kind::BackendKind;
 use crate::call::Call;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::paths::{Path, PathTable};
 
@@ -50,6 +51,13 @@ pub trait Backend: Send {
     /// # Errors
     /// [`Error::Invalid`] when the path is not one of [`paths`](Self::paths).
     fn force(&mut self, path: Option<Path>) -> Result<()>;
+
+    /// Whether it adds the sum of an all-reduce of `count` elements to a residual and normalises its rows in the same call. The
+    /// same on every rank.
+    fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
+        let _ = (dtype, count, columns);
+        false
+    }
 
     /// Tells the others, as far as possible, that this rank gives up, and why. Never blocks.
     fn abort(&mut self, why: &Error);

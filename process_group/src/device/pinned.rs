@@ -58,6 +58,11 @@ impl PinnedBuffer {
         unsafe { std::slice::from_raw_parts_mut(self.memory, self.bytes) }
     }
 
+    /// Where it is. For what is shared word by word: whoever uses this takes no slice of it.
+    pub(crate) const fn pointer(&self) -> *mut u8 {
+        self.memory
+    }
+
     /// Where the GPU sees it.
     ///
     /// # Errors

@@ -13,7 +13,7 @@ use crate::backend::Completion;
 use crate::backend::factory::AnyBackend;
 use crate::backend::stream::{self, StreamBackend, StreamCapture, StreamWork};
 use crate::buffer::{Memory, View, ViewMut};
-use crate::call::{Call, Interrupt};
+use crate::call::{AddNorm, Call, Interrupt};
 use crate::deadline;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -508,6 +508,8 @@ impl Core {
 pub(super) enum Buffers<'a> {
     InPlace(Option<ViewMut<'a>>),
     OutOfPlace(Option<View<'a>>, Option<ViewMut<'a>>),
+    /// The terms of a sum in place, and what follows it.
+    AddNorm(ViewMut<'a>, AddNorm<'a>),
 }
 
 impl<'a> Buffers<'a> {
@@ -516,6 +518,7 @@ impl<'a> Buffers<'a> {
         let chunks = if fingerprint.operation.is_chunked() { world_size } else { 1 };
         let (input, output) = match self {
             Self::InPlace(buffer) => (None, buffer.as_ref()),
+            Self::AddNorm(buffer, _) => (None, Some(buffer)),
             Self::OutOfPlace(input, output) => (*input, output.as_ref()),
         };
         for view in input.into_iter().chain(output.map(ViewMut::as_view)) {
@@ -537,11 +540,12 @@ impl<'a> Buffers<'a> {
     }
 
     fn call(self, fingerprint: CallFingerprint, sequence: u64, deadline: Instant) -> Call<'a> {
-        let (in_place, input, output) = match self {
-            Self::InPlace(buffer) => (true, None, buffer),
-            Self::OutOfPlace(input, output) => (false, input, output),
+        let (in_place, input, output, add_norm) = match self {
+            Self::InPlace(buffer) => (true, None, buffer, None),
+            Self::OutOfPlace(input, output) => (false, input, output, None),
+            Self::AddNorm(buffer, add_norm) => (true, None, Some(buffer), Some(add_norm)),
         };
-        Call { fingerprint, sequence, deadline, in_place, input, output, interrupt: None }
+        Call { fingerprint, sequence, deadline, in_place, input, output, add_norm, interrupt: None }
     }
 }
 

@@ -29,20 +29,48 @@ pub const fn peer_most(world_size: usize) -> Option<usize> {
     if world_size <= 2 { None } else { Some(8 << 20) }
 }
 
+/// Most bytes of one rank's chunk that an all-gather or a reduce-scatter takes by our own kernels; none for any number.
+pub const fn peer_most_chunk(world_size: usize) -> Option<usize> {
+    if world_size <= 2 { None } else { Some(4 << 20) }
+}
+
+/// Most bytes of an array whose sum, residual and norm are one kernel. It sends the array to every rank.
+pub const fn fused_most(world_size: usize) -> usize {
+    match world_size {
+        0..=2 => 1 << 20,
+        3..=4 => 512 << 10,
+        _ => 256 << 10,
+    }
+}
+
+/// Most bytes of a row of that kernel: a cluster of eight blocks of 512 threads takes it, 16 bytes a thread.
+pub const MOST_ROW: usize = 8 * 512 * 16;
+
 /// The table of a group whose ranks share memory; `why_not` says why they do not.
 pub fn peer_table(world_size: usize, why_not: Option<String>) -> PathTable {
     let [one_shot, two_shot] = PeerAlgorithm::ALL.map(Path::PeerMemory);
     if let Some(why) = why_not {
         return nccl_table(world_size).without(one_shot, why.clone()).without(two_shot, why);
     }
+    let one_trip = Reason::BuiltIn(
+        "one trip between the GPUs: every rank writes its values into the memory of all others",
+    );
+    let chunked = |name| Rule {
+        path: one_shot,
+        when: [Some(Condition::Operation(name)), peer_most_chunk(world_size).map(Condition::BytesUpTo)]
+            .into_iter()
+            .flatten()
+            .collect(),
+        because: one_trip.clone(),
+    };
     let rules = vec![
         Rule {
             path: one_shot,
-            when: vec![Condition::BytesUpTo(one_shot_most(world_size))],
-            because: Reason::BuiltIn(
-                "one trip between the GPUs: every rank writes its values into the memory of all others",
-            ),
+            when: vec![Condition::Operation("all_reduce"), Condition::BytesUpTo(one_shot_most(world_size))],
+            because: one_trip.clone(),
         },
+        chunked("all_gather"),
+        chunked("reduce_scatter"),
         Rule {
             path: two_shot,
             when: peer_most(world_size).map(Condition::BytesUpTo).into_iter().collect(),

@@ -28,19 +28,28 @@ use crate::schedule::cost::{LinkModel, estimate};
 use crate::schedule::{Algorithm, Hosts};
 pub use rule::{Condition, Reason, Rule};
 
-/// How our own kernels do an all-reduce.
+/// How our own kernels do a collective.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PeerAlgorithm {
-    /// Every rank sends its whole array to every other, in one step.
+    /// In one step: every rank sends to every other what that one needs, for an all-reduce its whole array.
     OneShot,
-    /// Reduce-scatter, then all-gather, each in one step.
+    /// All-reduce as reduce-scatter and all-gather, each in one step.
     TwoShot,
 }
 
 impl PeerAlgorithm {
     /// Every algorithm.
     pub const ALL: [Self; 2] = [Self::OneShot, Self::TwoShot];
+
+    /// Whether it has an operation.
+    pub const fn suits(self, operation: Operation) -> bool {
+        match operation {
+            Operation::AllReduce(ReduceOp::Sum) => true,
+            Operation::AllGather | Operation::ReduceScatter(ReduceOp::Sum) => matches!(self, Self::OneShot),
+            _ => false,
+        }
+    }
 
     /// The name used in tables.
     pub const fn name(self) -> &'static str {
@@ -72,7 +81,8 @@ impl Path {
     /// The path of this name, as [`Display`](fmt::Display) writes it.
     pub fn named(name: &str) -> Option<Self> {
         let others = [Self::Local, Self::Loopback, Self::Nccl, Self::CrossMemory];
-        let all = others.into_iter().chain(Algorithm::ALL.map(Self::Tcp));
+        let peers = PeerAlgorithm::ALL.map(Self::PeerMemory);
+        let all = others.into_iter().chain(peers).chain(Algorithm::ALL.map(Self::Tcp));
         all.into_iter().find(|path| path.to_string() == name)
     }
 
@@ -83,7 +93,7 @@ impl Path {
             Self::CrossMemory => Algorithm::zero_copy(operation).is_some(),
             Self::Local => !operation.is_point_to_point(),
             Self::Loopback | Self::Nccl => true,
-            Self::PeerMemory(_) => matches!(operation, Operation::AllReduce(ReduceOp::Sum)),
+            Self::PeerMemory(algorithm) => algorithm.suits(operation),
         }
     }
 
@@ -322,6 +332,18 @@ impl PathTable {
         PathChoice { path, reason, rejected }
     }
 
+    /// Whether an all-reduce of `count` elements and what follows it in a layer, a sum with the residual and a norm of its rows of
+    /// `columns` elements, are one call: where the table gives the sum to the kernel in one step. A path that is forced takes the
+    /// sum alone.
+    pub fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
+        let row = columns * dtype.size();
+        let fits = row > 0 && row <= gpu::MOST_ROW && row.is_multiple_of(16) && count.is_multiple_of(columns);
+        let operation = Operation::AllReduce(ReduceOp::Sum);
+        fits && self.forced.is_none()
+            && count * dtype.size() <= gpu::fused_most(self.world_size)
+            && self.path(operation, dtype, count) == Path::PeerMemory(PeerAlgorithm::OneShot)
+    }
+
     fn decide(&self, query: &Query) -> (Path, Because) {
         if let Some(forced) = self.forced.filter(|path| path.takes(query)) {
             return (forced, Because::Forced);
@@ -329,7 +351,7 @@ impl PathTable {
         if let Some(demanded) = self.demanded().filter(|path| path.takes(query)) {
             return (demanded, Because::Demanded);
         }
-        let fits = |rule: &Rule| self.is_eligible(rule.path, query) && rule.unmet(query).is_none();
+        let fits = |rule: &Rule| self.is_eligible(rule.path, query) && rule.holds(query);
         if let Some(index) = self.rules.iter().position(fits) {
             return (self.rules[index].path, Because::Rule(index));
         }

@@ -68,6 +68,11 @@ impl Rule {
         !self.when.iter().any(other)
     }
 
+    /// Whether the rule fits a call.
+    pub(super) fn holds(&self, query: &Query) -> bool {
+        self.when.iter().all(|condition| condition.holds(query))
+    }
+
     /// Why the rule does not fit a call, if so.
     pub(super) fn unmet(&self, query: &Query) -> Option<String> {
         self.when.iter().find_map(|condition| condition.unmet(query))
@@ -75,37 +80,39 @@ impl Rule {
 }
 
 impl Condition {
+    fn holds(self, query: &Query) -> bool {
+        match self {
+            Self::Operation(name) => query.operation.name() == name,
+            Self::HalfReduction => query.is_half_reduction(),
+            Self::NoHalfReduction => !query.is_half_reduction(),
+            Self::RanksFrom(least) => query.world_size >= least,
+            Self::RanksUpTo(most) => query.world_size <= most,
+            Self::BytesFrom(least) => query.bytes() >= least,
+            Self::BytesUpTo(most) => query.bytes() <= most,
+            Self::ChunkFrom(least) => query.chunk_bytes() >= least,
+        }
+    }
+
+    /// Why it does not hold, if so.
     fn unmet(self, query: &Query) -> Option<String> {
+        if self.holds(query) {
+            return None;
+        }
         let ranks = query.world_size;
-        let (holds, why) = match self {
-            Self::Operation(name) => (
-                query.operation.name() == name,
-                format!("preferred for {name} only, not for {}", query.operation.name()),
-            ),
-            Self::HalfReduction => {
-                (query.is_half_reduction(), "preferred for reductions of 16-bit floats only".to_owned())
+        Some(match self {
+            Self::Operation(name) => {
+                format!("preferred for {name} only, not for {}", query.operation.name())
             }
-            Self::NoHalfReduction => {
-                (!query.is_half_reduction(), "not preferred for reductions of 16-bit floats".to_owned())
+            Self::HalfReduction => "preferred for reductions of 16-bit floats only".to_owned(),
+            Self::NoHalfReduction => "not preferred for reductions of 16-bit floats".to_owned(),
+            Self::RanksFrom(least) => format!("{ranks} ranks, and it is preferred from {least} on"),
+            Self::RanksUpTo(most) => format!("{ranks} ranks, and it is preferred up to {most}"),
+            Self::BytesFrom(least) => format!("{} are less than {}", bytes(query.bytes()), bytes(least)),
+            Self::BytesUpTo(most) => format!("{} are more than {}", bytes(query.bytes()), bytes(most)),
+            Self::ChunkFrom(least) => {
+                format!("{} a rank are less than {}", bytes(query.chunk_bytes()), bytes(least))
             }
-            Self::RanksFrom(least) => {
-                (ranks >= least, format!("{ranks} ranks, and it is preferred from {least} on"))
-            }
-            Self::RanksUpTo(most) => {
-                (ranks <= most, format!("{ranks} ranks, and it is preferred up to {most}"))
-            }
-            Self::BytesFrom(least) => {
-                (query.bytes() >= least, format!("{} are less than {}", bytes(query.bytes()), bytes(least)))
-            }
-            Self::BytesUpTo(most) => {
-                (query.bytes() <= most, format!("{} are more than {}", bytes(query.bytes()), bytes(most)))
-            }
-            Self::ChunkFrom(least) => (
-                query.chunk_bytes() >= least,
-                format!("{} a rank are less than {}", bytes(query.chunk_bytes()), bytes(least)),
-            ),
-        };
-        (!holds).then_some(why)
+        })
     }
 }
 

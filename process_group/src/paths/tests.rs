@@ -341,8 +341,15 @@ fn our_own_kernels_take_the_sums_they_have_and_nccl_all_others() {
             for dtype in DType::ALL.iter().copied() {
                 for count in [1, 1000, 30_000, 1 << 20, 1 << 25] {
                     let choice = check(&shared, operation, dtype, count);
-                    let is_ours = operation == SUM && gpu::PEER_TYPES.contains(&dtype);
-                    let fits = gpu::peer_most(n).is_none_or(|most| count * dtype.size() <= most);
+                    let is_sum = matches!(operation.reduce_op(), None | Some(ReduceOp::Sum));
+                    let most = match operation {
+                        Operation::AllReduce(_) if is_sum => Some(gpu::peer_most(n)),
+                        Operation::AllGather => Some(gpu::peer_most_chunk(n)),
+                        Operation::ReduceScatter(_) if is_sum => Some(gpu::peer_most_chunk(n)),
+                        _ => None,
+                    };
+                    let is_ours = most.is_some() && gpu::PEER_TYPES.contains(&dtype);
+                    let fits = most.flatten().is_none_or(|most| count * dtype.size() <= most);
                     assert_eq!(choice.path != Path::Nccl, is_ours && fits, "{n} ranks: {choice:?}");
                 }
             }
@@ -355,6 +362,15 @@ fn our_own_kernels_take_the_sums_they_have_and_nccl_all_others() {
         assert_eq!((apart.path, why_not(&apart, small.path)), (Path::Nccl, "no NVLink"));
     }
     let mut forced = gpu::peer_table(2, None);
-    forced.force(Some(Path::Nccl)).unwrap();
-    assert_eq!(check(&forced, SUM, DType::F32, 500).path, Path::Nccl);
+    assert!(forced.fuses_add_norm(DType::BF16, 8 * 4096, 4096));
+    assert!(!forced.fuses_add_norm(DType::BF16, 8 * 4096 + 1, 4096), "whole rows only");
+    assert!(!forced.fuses_add_norm(DType::BF16, 4 * 4095, 4095), "whole vectors only");
+    assert!(!forced.fuses_add_norm(DType::F64, 8 * 4096, 4096));
+    assert!(!forced.fuses_add_norm(DType::BF16, 4096 * 4096, 4096), "the sum is not one step");
+    assert!(!gpu::nccl_table(2).fuses_add_norm(DType::BF16, 8 * 4096, 4096));
+    for path in [Path::Nccl, Path::PeerMemory(PeerAlgorithm::OneShot)] {
+        forced.force(Some(path)).unwrap();
+        assert_eq!(check(&forced, SUM, DType::F32, 500).path, path);
+        assert!(!forced.fuses_add_norm(DType::BF16, 8 * 4096, 4096), "a forced path takes the sum alone");
+    }
 }

@@ -35,6 +35,20 @@ impl ParallelAttention {
         compute: &dyn Compute,
         group: &mut ProcessGroup,
     ) -> Result<Tensor> {
+        self.output.forward(&self.attend(x, batch, cache, compute)?, compute, group)
+    }
+
+    /// What this rank's heads see: the input of [`output`](Self::output).
+    ///
+    /// # Errors
+    /// When shapes do not fit.
+    pub fn attend(
+        &self,
+        x: &Tensor,
+        batch: &Batch,
+        cache: &mut LayerCache,
+        compute: &dyn Compute,
+    ) -> Result<Tensor> {
         let qkv = self.qkv.forward(x, compute)?;
         let call = AttentionCall {
             heads: self.qkv.heads(),
@@ -43,7 +57,6 @@ impl ParallelAttention {
             batch,
             window: self.window,
         };
-        let attended = compute.attention(qkv, &call, cache)?;
-        self.output.forward(&attended, compute, group)
+        compute.attention(qkv, &call, cache)
     }
 }

@@ -7,6 +7,7 @@ use ryzanstein_process_group::{ProcessGroup, ReduceOp};
 use crate::checkpoint::{Loader, ShardedTensor, Sharding};
 use crate::compute::Compute;
 use crate::error::{ConfigurationError, Result};
+use crate::norm::RmsNorm;
 use crate::shard;
 use crate::tensor::Tensor;
 
@@ -75,11 +76,7 @@ impl RowParallelLinear {
     /// # Errors
     /// When shapes do not fit or the group fails.
     pub fn forward(&self, x: &Tensor, compute: &dyn Compute, group: &mut ProcessGroup) -> Result<Tensor> {
-        let mut y = if self.options.input_is_parallel {
-            compute.linear(x, &self.weight, None, x.dtype())?
-        } else {
-            compute.linear(&compute.slice_columns(x, self.inputs.clone())?, &self.weight, None, x.dtype())?
-        };
+        let mut y = self.term(x, compute)?;
         if self.options.reduce_results {
             group.all_reduce(&mut y, ReduceOp::Sum)?;
         }
@@ -87,5 +84,42 @@ impl RowParallelLinear {
             compute.add(&mut y, bias)?;
         }
         Ok(y)
+    }
+
+    /// Adds [`forward`](Self::forward) to `residual`, and returns the rows of that sum normalised. Where the group
+    /// [has](ProcessGroup::fuses_add_norm) one kernel for all of it, the squares of a row are added in another order.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub fn forward_add_norm(
+        &self,
+        x: &Tensor,
+        (residual, norm): (&mut Tensor, &RmsNorm),
+        compute: &dyn Compute,
+        group: &mut ProcessGroup,
+    ) -> Result<Tensor> {
+        let (rows, columns) = (x.rows(), self.weight.rows());
+        let is_sum = self.options.reduce_results && self.bias.is_none();
+        let fits = residual.dtype() == x.dtype() && [residual.rows(), residual.columns()] == [rows, columns];
+        if is_sum
+            && fits
+            && norm.weight().count() == columns
+            && group.fuses_add_norm(x.dtype(), rows, columns)
+        {
+            let mut y = self.term(x, compute)?;
+            group.all_reduce_add_norm(&mut y, residual, norm.weight(), norm.epsilon())?;
+            return Ok(y);
+        }
+        let y = self.forward(x, compute, group)?;
+        compute.add(residual, &y)?;
+        norm.forward(residual, compute)
+    }
+
+    /// This rank's term of the sum.
+    fn term(&self, x: &Tensor, compute: &dyn Compute) -> Result<Tensor> {
+        if self.options.input_is_parallel {
+            return compute.linear(x, &self.weight, None, x.dtype());
+        }
+        compute.linear(&compute.slice_columns(x, self.inputs.clone())?, &self.weight, None, x.dtype())
     }
 }

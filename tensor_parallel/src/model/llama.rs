@@ -90,20 +90,25 @@ impl Block {
         })
     }
 
+    /// Adds the block's results to `x`, whose rows are normalised in `normed`. Returns those of the result, if there is a norm
+    /// that comes next.
     fn forward(
         &self,
-        x: &mut Tensor,
-        batch: &Batch,
-        cache: &mut LayerCache,
+        (x, normed): (&mut Tensor, &Tensor),
+        (batch, cache): (&Batch, &mut LayerCache),
+        next: Option<&RmsNorm>,
         compute: &dyn Compute,
         group: &mut ProcessGroup,
-    ) -> Result<()> {
-        let normed = self.attention_norm.forward(x, compute)?;
-        let attended = self.attention.forward(&normed, batch, cache, compute, group)?;
-        compute.add(x, &attended)?;
-        let normed = self.mlp_norm.forward(x, compute)?;
+    ) -> Result<Option<Tensor>> {
+        let attended = self.attention.attend(normed, batch, cache, compute)?;
+        let output = &self.attention.output;
+        let normed = output.forward_add_norm(&attended, (&mut *x, &self.mlp_norm), compute, group)?;
+        if let Some(norm) = next {
+            return self.mlp.forward_add_norm(&normed, (x, norm), compute, group).map(Some);
+        }
         let fed = self.mlp.forward(&normed, compute, group)?;
-        compute.add(x, &fed)
+        compute.add(x, &fed)?;
+        Ok(None)
     }
 }
 
@@ -299,14 +304,22 @@ impl Llama {
             self.pipeline(groups)?.recv(&mut x, Rank(self.stage.index as u32 - 1))?;
             x
         };
+        // Each block ends with the norm that comes next.
+        let norms = self.blocks.iter().map(|block| &block.attention_norm);
+        let mut norms = norms.chain(self.head.iter().map(|head| &head.norm));
+        let first = norms.next().map(|norm| norm.forward(&x, compute));
+        let mut normed = first.transpose()?;
         for (block, cache) in self.blocks.iter().zip(&mut cache.layers) {
-            block.forward(&mut x, batch, cache, compute, groups.tensor())?;
+            if let Some(input) = normed {
+                let (x, group) = ((&mut x, &input), groups.tensor());
+                normed = block.forward(x, (batch, cache), norms.next(), compute, group)?;
+            }
         }
-        let Some(head) = &self.head else {
+        let (Some(head), Some(normed)) = (&self.head, normed) else {
             self.pipeline(groups)?.send(&x, Rank(self.stage.index as u32 + 1))?;
             return Ok(None);
         };
-        let x = select(head.norm.forward(&x, compute)?, rows)?;
+        let x = select(normed, rows)?;
         head.output.forward(&x, compute, groups.tensor()).map(Some)
     }
 

@@ -9,10 +9,8 @@ use ryzanstein_tests::gpu::{Ranks, need, role};
 
 use crate::common::{SOON, initialize, nccl};
 
-#[test]
-#[ignore = "needs 3 GPUs"]
-fn a_rank_that_leaves_in_the_middle_of_a_call_ends_and_is_named() {
-    const NAME: &str = "leaving::a_rank_that_leaves_in_the_middle_of_a_call_ends_and_is_named";
+/// Rank 0 enqueues an all-reduce and leaves at once; the others come to it long after.
+fn in_the_middle(name: &str, ranks: usize, op: ReduceOp) {
     let mut config = nccl();
     config.process_group.timeout = Timeout::from_secs(2 * SOON.as_secs());
     if let Some(me) = role() {
@@ -20,11 +18,11 @@ fn a_rank_that_leaves_in_the_middle_of_a_call_ends_and_is_named() {
         let mut x = rank.manager().world().upload(&[1.0f32; 1000]).unwrap();
         if me == 1 {
             // When rank 0 has gone, whose part of the call has been cut off: what is there is nothing to go on with.
-            std::thread::sleep(Duration::from_secs(12));
+            std::thread::sleep(Duration::from_secs(15));
         }
         let group = rank.manager().world();
         let started = Instant::now();
-        let enqueued = group.all_reduce(&mut x, ReduceOp::Max);
+        let enqueued = group.all_reduce(&mut x, op);
         if me != 0 {
             let error = enqueued.and_then(|()| group.synchronize()).unwrap_err();
             println!("after {:?}: {error}", started.elapsed());
@@ -39,8 +37,23 @@ fn a_rank_that_leaves_in_the_middle_of_a_call_ends_and_is_named() {
         drop(x);
         return;
     }
-    need(3);
-    Ranks::start(NAME, 3).expect_all(SOON);
+    need(ranks);
+    Ranks::start(name, ranks).expect_all(SOON);
+}
+
+#[test]
+#[ignore = "needs 3 GPUs"]
+fn a_rank_that_leaves_in_the_middle_of_a_call_ends_and_is_named() {
+    const NAME: &str = "leaving::a_rank_that_leaves_in_the_middle_of_a_call_ends_and_is_named";
+    in_the_middle(NAME, 3, ReduceOp::Max);
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn a_rank_that_leaves_in_the_middle_of_a_call_of_our_own_kernels_ends_and_is_named() {
+    const NAME: &str =
+        "leaving::a_rank_that_leaves_in_the_middle_of_a_call_of_our_own_kernels_ends_and_is_named";
+    in_the_middle(NAME, 2, ReduceOp::Sum);
 }
 
 /// Rank 1 makes `its` calls and leaves; `work` of rank 0 has one more, and must tell how rank 1 has left it.

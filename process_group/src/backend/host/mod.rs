@@ -142,9 +142,17 @@ impl Host {
         let fingerprint =
             CallFingerprint { operation: Operation::AllReduce(ReduceOp::Min), dtype: DType::U8, count: 1 };
         let output = Some(ViewMut::of(&mut agreed));
-        let interrupt = None;
-        let call =
-            Call { fingerprint, sequence: 0, deadline, in_place: true, input: None, output, interrupt };
+        let (add_norm, interrupt) = (None, None);
+        let call = Call {
+            fingerprint,
+            sequence: 0,
+            deadline,
+            in_place: true,
+            input: None,
+            output,
+            add_norm,
+            interrupt,
+        };
         // Nobody has a group yet that could tell the others.
         self.submit(call).inspect_err(|error| self.abort(error))?;
         self.cross_memory = self.readable.take().filter(|_| agreed == [1]).map(CrossMemory::new);
@@ -183,7 +191,7 @@ impl Backend for Host {
     }
 
     fn submit(&mut self, call: Call<'_>) -> Result<Completion> {
-        let Call { fingerprint, sequence, deadline, in_place, input, output, interrupt } = call;
+        let Call { fingerprint, sequence, deadline, in_place, input, output, interrupt, .. } = call;
         let operation = fingerprint.operation;
         let path = self.path(operation, fingerprint.dtype, fingerprint.count);
         let algorithm = algorithm(path, operation)

@@ -45,7 +45,16 @@ fn call(operation: Operation, sequence: u64, patience: Duration, output: Option<
     let count = output.as_ref().map_or(0, ViewMut::count);
     let fingerprint = CallFingerprint { operation, dtype: DType::U8, count };
     let deadline = Instant::now() + patience;
-    Call { fingerprint, sequence, deadline, in_place: false, input: None, output, interrupt: None }
+    Call {
+        fingerprint,
+        sequence,
+        deadline,
+        in_place: false,
+        input: None,
+        output,
+        add_norm: None,
+        interrupt: None,
+    }
 }
 
 /// The next frame's header, past its payload; none at the end.

@@ -177,9 +177,15 @@ impl BackendFactory for Factory {
         let profile = &group.config.profile;
         let instruments =
             Instruments { link_gbs: gpu.link_gbs, times_graphs: profile.enabled && profile.graphs };
-        let store = group.config.process_group.peer_memory.then_some(&**group.store);
-        let (backend, comm) =
-            connect(gpu.nccl, &gpu.device, members, channels, (&init, store, instruments), group.deadline)?;
+        let (store, shares_memory) = (&**group.store, group.config.process_group.peer_memory);
+        let (backend, comm) = connect(
+            gpu.nccl,
+            &gpu.device,
+            members,
+            channels,
+            (&init, store, shares_memory, instruments),
+            group.deadline,
+        )?;
         self.world.get_or_insert(comm);
         Ok(AnyBackend::Stream(Box::new(backend)))
     }

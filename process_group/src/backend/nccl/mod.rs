@@ -29,21 +29,27 @@ fn connect(
     device: &Device,
     members: GroupMembers,
     channels: Vec<Option<Channel>>,
-    (init, store, instruments): (&CommInit<'_>, Option<&dyn Store>, Instruments),
+    (init, store, shares_memory, instruments): (&CommInit<'_>, &dyn Store, bool, Instruments),
     deadline: Instant,
 ) -> Result<(StreamGroup<PeerMemory<NcclLauncher>>, Arc<NcclComm>)> {
     let status = Arc::new(Status::new(members));
     let comm = Arc::new(NcclComm::new(nccl, device, &status));
-    // Watches from here on: a member that dies during the start is noticed too.
-    let abort = Arc::new(AbortWord::new(device)?);
+    let abort = match AbortWord::new(device) {
+        Ok(abort) => Arc::new(abort),
+        Err(error) => {
+            let error = error.into();
+            stream::decline(channels, &error);
+            return Err(error);
+        }
+    };
     let monitored = MonitoredWithPeers { behind: Arc::clone(&comm) as _, abort: Arc::clone(&abort) };
+    // Watches from here on: a member that dies during the start is noticed too.
     let watchdog = stream::watch(&status, channels, Arc::new(monitored), device)?;
     let launcher =
         comm.init(init, deadline).and_then(|handle| NcclLauncher::new(&comm, handle)).and_then(|nccl| {
             // A member that gives up tells the watchdogs, not the store.
-            let watched = store.map(|store| Watched { store, check: || status.check() });
-            let store = watched.as_ref().map(|watched| watched as &dyn Store);
-            PeerMemory::new(nccl, device, &status.members, store, &abort, deadline)
+            let store = Watched { store, check: || status.check() };
+            PeerMemory::new(nccl, device, &status.members, (&store, shares_memory), &abort, deadline)
         });
     // The others hear why, while the watchdog is there to tell them.
     let launcher = launcher.inspect_err(|error| watchdog.abort(error))?;

@@ -1,52 +1,128 @@
 //! The kernels, their slots, and how many blocks they have.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 use super::shared::SharedMemory;
 use crate::buffer::ViewMut;
-use crate::call::Call;
-use crate::device::{Address, Device, DeviceBuffer, DeviceError, Kernel, Launch, PinnedBuffer, Stream};
+use crate::call::{AddNorm, Call};
+use crate::device::{
+    Address, Argument, Device, DeviceBuffer, DeviceError, Kernel, Launch, PinnedBuffer, Stream,
+};
 use crate::dtype::DType;
-use crate::paths::PeerAlgorithm;
+use crate::operation::Operation;
 use crate::paths::gpu::{PEER_TYPES, one_shot_most};
+use crate::paths::{Path, PeerAlgorithm};
 
-const SOURCE: &str = include_str!("all_reduce.cu");
+const SOURCE: &str = include_str!("collectives.cu");
 /// Bytes of a vector: what a thread pushes at once.
 const VECTOR: usize = 16;
-/// Most bytes of one launch of the two-shot kernel; longer arrays take several. The gap between two of them is less than a
+/// Most bytes of an array of one launch of the kernels in two steps; longer arrays take several. The gap between two of them is less than a
 /// hundredth of the time of one.
 const TWO_SHOT_PART: usize = 32 << 20;
-/// How much longer than its call a kernel waits. The watchdog gives the group up first; this is for when there is none.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a kernel waits that nobody ends. The watchdog does at the deadline of the call, also of one in a graph.
+const PATIENCE: Duration = Duration::from_secs(60 * 60);
+/// The same while the kernels are checked.
+const CHECKED: Duration = Duration::from_secs(5);
 /// Kernels compiled with PDL can start while another ends.
 const OVERLAP_FROM: (u32, u32) = (9, 0);
 
-/// Where the slots of a rank are, for a world size: those of the one-shot kernel, then those of the two-shot kernel.
+/// The entry points of the kernels.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Entry {
+    OneShot,
+    AddNorm,
+    TwoShot,
+    ReduceScatter,
+    AllGather,
+}
+
+impl Entry {
+    /// In the order of their numbers.
+    pub(super) const ALL: [Self; 5] =
+        [Self::OneShot, Self::AddNorm, Self::TwoShot, Self::ReduceScatter, Self::AllGather];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::OneShot => "one_shot",
+            Self::AddNorm => "add_norm",
+            Self::TwoShot => "two_shot",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllGather => "all_gather",
+        }
+    }
+
+    /// The path that it serves.
+    pub(super) const fn path(self) -> Path {
+        Path::PeerMemory(match self {
+            Self::TwoShot => PeerAlgorithm::TwoShot,
+            _ => PeerAlgorithm::OneShot,
+        })
+    }
+
+    /// Which slots and states it uses.
+    const fn region(self) -> Region {
+        match self {
+            Self::OneShot | Self::AddNorm => Region::Arrays,
+            Self::TwoShot | Self::ReduceScatter | Self::AllGather => Region::Chunks,
+        }
+    }
+}
+
+/// What a part of the slots holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Region {
+    /// Whole arrays.
+    Arrays,
+    /// Chunks: those that are scattered, and those that are gathered.
+    Chunks,
+}
+
+/// Where the slots of a rank are, for a world size: those of arrays, then those of chunks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Slots {
-    /// Bytes of a slot of the one-shot kernel: a whole array.
-    one_shot: usize,
-    /// Bytes of a slot of the two-shot kernel: a chunk.
-    two_shot: usize,
+    /// Bytes of a slot for an array.
+    array: usize,
+    /// Bytes of a slot for a chunk.
+    chunk: usize,
     ranks: usize,
 }
 
 impl Slots {
     pub(super) const fn new(ranks: usize) -> Self {
-        let two_shot = TWO_SHOT_PART.div_ceil(ranks).next_multiple_of(VECTOR);
-        Self { one_shot: one_shot_most(ranks), two_shot, ranks }
+        let chunk = TWO_SHOT_PART.div_ceil(ranks).next_multiple_of(VECTOR);
+        Self { array: one_shot_most(ranks), chunk, ranks }
     }
 
-    /// Two phases of one slot for each source.
-    const fn one_shot_bytes(self) -> usize {
-        2 * self.ranks * self.one_shot
+    /// Bytes of a slot.
+    const fn capacity(self, region: Region) -> usize {
+        match region {
+            Region::Arrays => self.array,
+            Region::Chunks => self.chunk,
+        }
     }
 
-    /// All bytes. The two-shot kernel has slots for what is scattered and for what is gathered.
+    /// Where a region begins.
+    const fn start(self, region: Region) -> usize {
+        match region {
+            Region::Arrays => 0,
+            // Two phases of one slot for each source.
+            Region::Chunks => 2 * self.ranks * self.array,
+        }
+    }
+
+    /// All bytes. There are chunks that are scattered, and chunks that are gathered.
     pub(super) const fn bytes(self) -> usize {
-        self.one_shot_bytes() + 4 * self.ranks * self.two_shot
+        self.start(Region::Chunks) + 4 * self.ranks * self.chunk
+    }
+
+    /// Most bytes that a launch takes: of the array, or of one rank's chunk.
+    const fn most(self, entry: Entry) -> usize {
+        match entry {
+            Entry::TwoShot => TWO_SHOT_PART,
+            _ => self.capacity(entry.region()),
+        }
     }
 }
 
@@ -54,20 +130,20 @@ impl Slots {
 pub(in crate::backend) struct AbortWord {
     memory: PinnedBuffer,
     address: Address,
+    is_relied_on: AtomicBool,
 }
 
 impl AbortWord {
     pub(in crate::backend) fn new(device: &Device) -> Result<Self, DeviceError> {
         let memory = PinnedBuffer::new(device, VECTOR)?;
         let address = memory.device_address()?;
-        Ok(Self { memory, address })
+        Ok(Self { memory, address, is_relied_on: AtomicBool::new(false) })
     }
 
     fn word(&self) -> &AtomicU32 {
-        let word: *const AtomicU32 = std::ptr::from_ref(&self.memory.bytes()[0]).cast();
         // SAFETY: page-locked memory begins at a page; four bytes that live as long as `self`, and that the GPU and the host use
         // as one atomic word only.
-        unsafe { &*word }
+        unsafe { AtomicU32::from_ptr(self.memory.pointer().cast()) }
     }
 
     /// Kernels that wait end soon, with wrong results.
@@ -75,9 +151,14 @@ impl AbortWord {
         self.word().store(1, Ordering::Release);
     }
 
-    /// Whether a kernel has given up, or was told to.
+    /// From now on the group relies on the kernels.
+    pub(super) fn rely(&self) {
+        self.is_relied_on.store(true, Ordering::Release);
+    }
+
+    /// Whether a kernel has given up, or was told to, on which the group relies.
     pub(super) fn is_set(&self) -> bool {
-        self.word().load(Ordering::Acquire) != 0
+        self.is_relied_on.load(Ordering::Acquire) && self.word().load(Ordering::Acquire) != 0
     }
 }
 
@@ -86,12 +167,13 @@ pub(super) struct Kernels {
     device: Device,
     memory: SharedMemory,
     slots: Slots,
-    /// By algorithm: how many calls each block has seen.
-    calls: [DeviceBuffer; 2],
+    position: usize,
+    /// By region: what each block knows of the calls before.
+    states: [DeviceBuffer; 2],
     blocks: u32,
     abort: Arc<AbortWord>,
-    /// By type, in the order of [`PEER_TYPES`], and by algorithm.
-    loaded: Vec<[Kernel; 2]>,
+    /// By type, in the order of [`PEER_TYPES`], and by entry.
+    loaded: Vec<[Kernel; Entry::ALL.len()]>,
 }
 
 impl Kernels {
@@ -110,35 +192,43 @@ impl Kernels {
             let options = [("KIND", *dtype as usize), ("RANKS", slots.ranks), ("RANK", position)]
                 .map(|(n, v)| format!("-D{n}={v}"));
             let options: Vec<&str> = options.iter().map(String::as_str).collect();
-            let module = device.kernels().module("all_reduce.cu", SOURCE, &options)?;
-            Ok([module.kernel("one_shot")?, module.kernel("two_shot")?])
+            let module = device.kernels().module("collectives.cu", SOURCE, &options)?;
+            let [one_shot, add_norm, two_shot, reduce_scatter, all_gather] =
+                Entry::ALL.map(|entry| module.kernel(entry.name()));
+            Ok([one_shot?, add_norm?, two_shot?, reduce_scatter?, all_gather?])
         };
-        let loaded: Vec<[Kernel; 2]> = PEER_TYPES.iter().map(load).collect::<Result<_, DeviceError>>()?;
-        // All blocks of a launch wait for others, so all must be on the GPU at once.
+        let loaded: Vec<[Kernel; Entry::ALL.len()]> =
+            PEER_TYPES.iter().map(load).collect::<Result<_, DeviceError>>()?;
+        // All blocks of a launch wait for others, so all must be on the GPU at once; beside those of another group's launch.
         let mut fit = u32::MAX;
-        for kernel in loaded.iter().flatten() {
-            fit = fit.min(kernel.blocks_per_multiprocessor(MOST_THREADS, 0)?);
+        for (entry, kernel) in loaded.iter().flat_map(|kernels| Entry::ALL.into_iter().zip(kernels)) {
+            // That of rows has one block a multiprocessor.
+            if entry != Entry::AddNorm {
+                fit = fit.min(kernel.blocks_per_multiprocessor(MOST_THREADS, 0)?);
+            }
         }
-        let blocks = (device.info().multiprocessors * fit.clamp(1, 2) / memory.ranks_here()).max(1);
+        let blocks = (device.info().multiprocessors * (fit / 2).clamp(1, 2) / memory.ranks_here()).max(1);
         let zeros = vec![0u32; blocks as usize];
-        let counters = || DeviceBuffer::from_slice(device, &zeros);
-        let calls = [counters()?, counters()?];
+        let states = || DeviceBuffer::from_slice(device, &zeros);
+        let states = [states()?, states()?];
         let abort = Arc::clone(abort);
-        let kernels = Self { device: device.clone(), memory, slots, calls, blocks, abort, loaded };
+        let kernels = Self { device: device.clone(), memory, slots, position, states, blocks, abort, loaded };
         // Loading a kernel may wait for the GPU, also for kernels that wait for this rank. So each is loaded now, by a launch for
         // no elements: nobody has pushed anything yet, and all ranks count the same launches.
         for dtype in PEER_TYPES {
-            for algorithm in PeerAlgorithm::ALL {
-                let nothing = Part { input: 0, output: 0, count: 0, dtype };
+            for entry in Entry::ALL {
+                let nothing = Part { input: 0, output: 0, count: 0, pitch: 0, dtype };
+                let norm =
+                    (entry == Entry::AddNorm).then_some(Norm { columns: VECTOR as u32, ..Norm::default() });
                 // SAFETY: the kernels read and write no element.
-                unsafe { kernels.launch_part(algorithm, nothing, PATIENCE, device.stream()) }?;
+                unsafe { kernels.launch_part(entry, nothing, norm, PATIENCE, device.stream()) }?;
             }
         }
         device.stream().drain()?;
         Ok(kernels)
     }
 
-    /// Enqueues an all-reduce.
+    /// Enqueues a call.
     ///
     /// # Safety
     /// As [`Communicator::launch`](crate::backend::stream::Communicator::launch). Every rank makes the same calls in the same
@@ -150,109 +240,225 @@ impl Kernels {
         stream: &Stream,
     ) -> Result<(), DeviceError> {
         let (dtype, count) = (call.fingerprint.dtype, call.fingerprint.count);
-        let output = call.output.as_ref().and_then(ViewMut::device).map_or(0, |view| view.address);
-        let input = call.input.and_then(|view| view.device()).map_or(output, |view| view.address);
-        let most = match algorithm {
-            PeerAlgorithm::OneShot => self.slots.one_shot,
-            PeerAlgorithm::TwoShot => TWO_SHOT_PART,
-        } / dtype.size();
-        let patience = call.deadline.saturating_duration_since(Instant::now()) + PATIENCE;
+        let buffer = call.output.as_ref().and_then(ViewMut::device).map_or(0, |view| view.address);
+        let input = call.input.and_then(|view| view.device()).map(|view| view.address);
+        let bytes = count * dtype.size();
+        // In place, this rank's chunk is among those of all ranks.
+        let own = buffer + (self.position * bytes) as u64;
+        let (entry, input, output) = match call.fingerprint.operation {
+            Operation::AllGather => (Entry::AllGather, input.unwrap_or(own), buffer),
+            Operation::ReduceScatter(_) => {
+                (Entry::ReduceScatter, input.unwrap_or(buffer), if call.in_place { own } else { buffer })
+            }
+            _ => {
+                let entry = match (&call.add_norm, algorithm) {
+                    (Some(_), _) => Entry::AddNorm,
+                    (None, PeerAlgorithm::OneShot) => Entry::OneShot,
+                    (None, PeerAlgorithm::TwoShot) => Entry::TwoShot,
+                };
+                (entry, input.unwrap_or(buffer), buffer)
+            }
+        };
+        let norm = call.add_norm.as_ref().map(Norm::of);
+        let most = self.slots.most(entry) / dtype.size();
+        if norm.is_some() && count > most {
+            return Err(DeviceError::invalid(format!(
+                "{count} {dtype} are more than add_norm takes at once"
+            )));
+        }
         // Nothing is launched for nothing: phases change only with calls in which ranks hear of each other.
         for start in (0..count).step_by(most) {
             let at = (start * dtype.size()) as u64;
-            let part = Part { input: input + at, output: output + at, count: most.min(count - start), dtype };
+            let (input, output) = (input + at, output + at);
+            let part = Part { input, output, count: most.min(count - start), pitch: count, dtype };
             // SAFETY: a part of the buffers, by the caller's promise.
-            unsafe { self.launch_part(algorithm, part, patience, stream) }?;
+            unsafe { self.launch_part(entry, part, norm, PATIENCE, stream) }?;
         }
         Ok(())
+    }
+
+    /// Enqueues a kernel that is not trusted yet.
+    ///
+    /// # Safety
+    /// As [`launch_part`](Self::launch_part).
+    pub(super) unsafe fn launch_checked(
+        &self,
+        entry: Entry,
+        part: Part,
+        norm: Option<Norm>,
+        stream: &Stream,
+    ) -> Result<(), DeviceError> {
+        // SAFETY: by the caller's promise.
+        unsafe { self.launch_part(entry, part, norm, CHECKED, stream) }
     }
 
     /// Enqueues one launch of a kernel.
     ///
     /// # Safety
-    /// As [`launch`](Self::launch), for at least one element, and as many as its slots hold.
+    /// As [`launch`](Self::launch), for at least one element, and as many as its slots hold. There is a norm for
+    /// [`Entry::AddNorm`], and `count` elements are whole rows of it.
     pub(super) unsafe fn launch_part(
         &self,
-        algorithm: PeerAlgorithm,
+        entry: Entry,
         part: Part,
+        norm: Option<Norm>,
         patience: Duration,
         stream: &Stream,
     ) -> Result<(), DeviceError> {
-        let which = algorithm as usize;
-        let base = match algorithm {
-            PeerAlgorithm::OneShot => 0,
-            PeerAlgorithm::TwoShot => self.slots.one_shot_bytes() as u64,
-        };
-        let capacity = [self.slots.one_shot, self.slots.two_shot][which] as u64;
+        let (region, slots) = (entry.region(), self.slots);
+        let start = slots.start(region) as u64;
         // As `struct Call` of the kernels: every field has eight bytes, but for the number of blocks, which is followed by
         // four that nobody reads.
         let mut arguments = Vec::with_capacity(ARGUMENTS);
-        arguments.extend([part.input, part.output, part.count as u64]);
-        arguments.extend(self.memory.addresses().iter().map(|address| address + base));
-        arguments.extend([capacity, self.calls[which].address(), u64::from(self.blocks), self.abort.address]);
+        arguments.extend([part.input, part.output, part.count as u64, part.pitch as u64]);
+        arguments.extend(self.memory.addresses().iter().map(|address| address + start));
+        let states = self.states[region as usize].address();
+        arguments.extend([slots.capacity(region) as u64, states, u64::from(self.blocks), self.abort.address]);
         arguments.push(u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX));
         arguments.resize(ARGUMENTS, 0);
         let arguments: [u64; ARGUMENTS] = arguments.try_into().unwrap_or([0; ARGUMENTS]);
-        let vectors = (part.count * part.dtype.size()).div_ceil(VECTOR);
-        let (threads, blocks) = shape(algorithm, vectors, self.slots.ranks, self.blocks);
-        let launch =
-            Launch { overlap: self.device.info().capability >= OVERLAP_FROM, ..Launch::new(blocks, threads) };
+        let vectors = |elements: usize| (elements * part.dtype.size()).div_ceil(VECTOR);
+        let shape = match (entry, norm) {
+            (Entry::AddNorm, Some(norm)) => {
+                let columns = norm.columns as usize;
+                let most = self.device.info().multiprocessors / self.memory.ranks_here();
+                row_shape(part.count / columns, vectors(columns), most)
+            }
+            _ => shape(entry, vectors(part.count), slots.ranks, self.blocks),
+        };
+        let launch = Launch {
+            overlap: self.device.info().capability >= OVERLAP_FROM,
+            cluster: shape.cluster,
+            ..Launch::new(shape.blocks, shape.threads)
+        };
         let kind = PEER_TYPES.iter().position(|dtype| *dtype == part.dtype).unwrap_or_default();
-        // SAFETY: the struct that the kernels declare; the buffers by the caller's promise, the slots and counters live as long
+        let norm = norm.unwrap_or_default();
+        let all: [&dyn Argument; 2] = [&arguments, &norm];
+        let all = if entry == Entry::AddNorm { &all[..] } else { &all[..1] };
+        // SAFETY: the structs that the kernels declare; the buffers by the caller's promise, the slots and counters live as long
         // as this.
-        unsafe { self.loaded[kind][which].launch(stream, launch, &[&arguments]) }
+        unsafe { self.loaded[kind][entry as usize].launch(stream, launch, all) }
     }
 }
 
 /// Eight-byte words of `struct Call` for eight ranks.
-const ARGUMENTS: usize = 16;
+const ARGUMENTS: usize = 17;
 
 /// A part of a call's buffers.
 #[derive(Clone, Copy)]
 pub(super) struct Part {
     pub(super) input: Address,
     pub(super) output: Address,
+    /// Elements: of the array, or of one rank's chunk.
     pub(super) count: usize,
+    /// Elements from one chunk to the next.
+    pub(super) pitch: usize,
     pub(super) dtype: DType,
+}
+
+/// `struct Norm` of the kernels.
+#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
+pub(super) struct Norm {
+    pub(super) residual: Address,
+    pub(super) weight: Address,
+    pub(super) columns: u32,
+    pub(super) epsilon: f32,
+}
+
+impl Norm {
+    fn of(add_norm: &AddNorm<'_>) -> Self {
+        let weight = add_norm.weight.device();
+        Self {
+            residual: add_norm.residual.device().map_or(0, |view| view.address),
+            weight: weight.map_or(0, |view| view.address),
+            columns: add_norm.weight.count() as u32,
+            epsilon: add_norm.epsilon,
+        }
+    }
 }
 
 /// Most threads of a block.
 const MOST_THREADS: u32 = 512;
 
-/// Threads of a block, and blocks: a vector for each thread, as far as they fit the GPU. Measured on H200.
-fn shape(algorithm: PeerAlgorithm, vectors: usize, ranks: usize, most: u32) -> (u32, u32) {
-    let (vectors, threads) = match algorithm {
-        PeerAlgorithm::OneShot => match vectors {
+/// How many threads and blocks a launch has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Shape {
+    threads: u32,
+    blocks: u32,
+    cluster: u32,
+}
+
+/// A vector for each thread, as far as they fit the GPU. Measured on H200.
+fn shape(entry: Entry, vectors: usize, ranks: usize, most: u32) -> Shape {
+    let (vectors, threads) = match entry {
+        Entry::OneShot | Entry::AddNorm => match vectors {
             257..=32_768 => (vectors, 128),
             0..=65_536 => (vectors, 256),
             _ => (vectors, MOST_THREADS),
         },
-        PeerAlgorithm::TwoShot => (vectors.div_ceil(ranks), MOST_THREADS),
+        Entry::TwoShot => (vectors.div_ceil(ranks), MOST_THREADS),
+        Entry::ReduceScatter | Entry::AllGather => match vectors {
+            0..=32_768 => (vectors, 128),
+            _ => (vectors, MOST_THREADS),
+        },
     };
     let blocks = u32::try_from(vectors.div_ceil(threads as usize)).unwrap_or(most);
-    (threads, blocks.clamp(1, most))
+    Shape { threads, blocks: blocks.clamp(1, most), cluster: 1 }
+}
+
+/// A thread for each of the `width` vectors of a row, in a cluster where a block has too few, and a cluster for each row as far
+/// as they fit the GPU.
+fn row_shape(rows: usize, width: usize, most: u32) -> Shape {
+    let cluster = width.div_ceil(MOST_THREADS as usize).next_power_of_two() as u32;
+    let threads = width.div_ceil(cluster as usize).next_multiple_of(32) as u32;
+    let clusters = u32::try_from(rows).unwrap_or(most).clamp(1, (most / cluster).max(1));
+    Shape { threads, blocks: clusters * cluster, cluster }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::paths::gpu::MOST_ROW;
 
     #[test]
     fn a_launch_has_a_thread_for_each_vector_as_far_as_they_fit() {
-        assert_eq!(shape(PeerAlgorithm::OneShot, 64, 2, 264), (256, 1));
-        assert_eq!(shape(PeerAlgorithm::OneShot, 4096, 2, 264), (128, 32));
-        assert_eq!(shape(PeerAlgorithm::OneShot, 1 << 17, 2, 264), (512, 256));
-        assert_eq!(shape(PeerAlgorithm::TwoShot, 1 << 20, 2, 264), (512, 264));
-        assert_eq!(shape(PeerAlgorithm::TwoShot, 3, 4, 132), (512, 1));
+        let of = |entry, vectors, ranks, most| {
+            let Shape { threads, blocks, cluster } = shape(entry, vectors, ranks, most);
+            assert_eq!(cluster, 1);
+            (threads, blocks)
+        };
+        assert_eq!(of(Entry::OneShot, 64, 2, 264), (256, 1));
+        assert_eq!(of(Entry::OneShot, 4096, 2, 264), (128, 32));
+        assert_eq!(of(Entry::OneShot, 1 << 17, 2, 264), (512, 256));
+        assert_eq!(of(Entry::TwoShot, 1 << 20, 2, 264), (512, 264));
+        assert_eq!(of(Entry::TwoShot, 3, 4, 132), (512, 1));
+    }
+
+    #[test]
+    fn a_cluster_has_a_thread_for_each_vector_of_a_row() {
+        for width in 1..=MOST_ROW / VECTOR {
+            for rows in [0, 1, 3, 128, 5000] {
+                let Shape { threads, blocks, cluster } = row_shape(rows, width, 132);
+                assert!((cluster * threads) as usize >= width, "{width}");
+                assert!(
+                    threads <= MOST_THREADS && threads % 32 == 0 && cluster <= 8 && cluster.is_power_of_two()
+                );
+                assert!(
+                    blocks % cluster == 0 && (cluster..=132).contains(&blocks),
+                    "{rows} of {width}: {blocks}"
+                );
+            }
+        }
     }
 
     #[test]
     fn slots_hold_every_call_that_takes_them() {
         for ranks in 2..=8 {
             let slots = Slots::new(ranks);
-            assert!(slots.one_shot >= one_shot_most(ranks) && slots.one_shot.is_multiple_of(VECTOR));
+            assert!(slots.array >= one_shot_most(ranks) && slots.array.is_multiple_of(VECTOR));
             // The kernel cuts vectors, not bytes.
-            assert!(slots.two_shot >= (TWO_SHOT_PART / VECTOR).div_ceil(ranks) * VECTOR, "{ranks}");
+            assert!(slots.chunk >= (TWO_SHOT_PART / VECTOR).div_ceil(ranks) * VECTOR, "{ranks}");
         }
     }
 }

@@ -1,11 +1,12 @@
-//! All-reduces by kernels of our own, in the memory of the GPUs of one node that NVLink connects.
+//! Collectives by kernels of our own, in the memory of the GPUs of one node that NVLink connects.
 //!
 //! [`PeerMemory`] stands in front of a library's communicator: it carries the calls that the [path table](crate::paths::gpu)
 //! gives to it, and hands on all others. `shared` makes the memory that the ranks share, `kernels` launches what
-//! `all_reduce.cu` does in it.
+//! `collectives.cu` does in it.
 
 #![allow(unsafe_code, reason = "kernels read and write memory of other ranks; each block says why it holds")]
 
+mod check;
 mod kernels;
 mod shared;
 #[cfg(test)]
@@ -18,13 +19,14 @@ use crate::backend::stream::{Communicator, GroupMembers, Monitored};
 use crate::backend_kind::BackendKind;
 use crate::call::Call;
 use crate::device::{Address, Device, Stream};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::paths::gpu::peer_table;
 use crate::paths::{Path, PathTable};
 use crate::store::Store;
 pub(super) use kernels::AbortWord;
 use kernels::{Kernels, Slots};
-use shared::{SharedMemory, Sharers, obstacle};
+use shared::{SharedMemory, Sharers, Told, obstacle};
 
 /// Most ranks that the kernels are made for.
 const MOST_RANKS: usize = 8;
@@ -34,11 +36,13 @@ pub(crate) struct PeerMemory<C> {
     behind: C,
     kernels: Option<Kernels>,
     paths: PathTable,
+    /// Between [`group_start`](Communicator::group_start) and its end: all calls go to `behind`, which takes them together.
+    is_grouping: bool,
 }
 
 impl<C: Communicator> PeerMemory<C> {
-    /// Tries to share memory, by what the ranks tell each other in `store`; none: the user does not want it. Where it cannot be,
-    /// `behind` carries all calls, and the path table says why.
+    /// Tries to share memory, by what the ranks tell each other in `store`, unless some rank's user does not want it. Where it
+    /// cannot be, `behind` carries all calls, and the path table says why.
     ///
     /// # Errors
     /// Those of the store.
@@ -46,27 +50,27 @@ impl<C: Communicator> PeerMemory<C> {
         behind: C,
         device: &Device,
         members: &GroupMembers,
-        store: Option<&dyn Store>,
+        (store, is_wanted): (&dyn Store, bool),
         abort: &Arc<AbortWord>,
         deadline: Instant,
     ) -> Result<Self> {
         let (group, position, members) = (members.group.as_str(), members.position, members.all.as_slice());
-        let made = match (store, obstacle(members)) {
-            (None, _) => Err("process_group.peer_memory is false".into()),
-            (_, Some(reason)) => Err(reason),
-            (Some(store), None) => {
-                let slots = Slots::new(members.len());
-                let sharers = Sharers { group, position, members, store, deadline };
-                SharedMemory::connect(device, &sharers, slots.bytes(), |memory| {
-                    Kernels::new(device, memory, position, slots, abort)
-                })?
-            }
+        let made = if let Some(reason) = obstacle(members) {
+            Err(reason)
+        } else {
+            let slots = Slots::new(members.len());
+            let sharers = Sharers { group, position, members, store, deadline };
+            let bytes = is_wanted.then_some(slots.bytes());
+            let made = SharedMemory::connect(device, &sharers, bytes, |memory| {
+                Kernels::new(device, memory, position, slots, abort)
+            })?;
+            checked(made, device, &sharers, abort)?
         };
         let why = made.as_ref().err().cloned();
         if let Some(why) = &why {
             tracing::debug!(group, why, "the ranks do not share memory: NCCL carries every call");
         }
-        Ok(Self { behind, kernels: made.ok(), paths: peer_table(members.len(), why) })
+        Ok(Self { behind, kernels: made.ok(), paths: peer_table(members.len(), why), is_grouping: false })
     }
 
     fn path(&self, call: &Call<'_>) -> Path {
@@ -88,16 +92,17 @@ impl<C: Communicator> Communicator for PeerMemory<C> {
         self.paths.force(path)
     }
 
+    fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
+        self.kernels.is_some() && self.paths.fuses_add_norm(dtype, count, columns)
+    }
+
     fn workspace_bytes(&self, call: &Call<'_>) -> usize {
-        match self.path(call) {
-            Path::PeerMemory(_) => 0,
-            _ => self.behind.workspace_bytes(call),
-        }
+        self.behind.workspace_bytes(call)
     }
 
     unsafe fn launch(&mut self, call: &Call<'_>, stream: &Stream, workspace: Address) -> Result<Path> {
         match (self.path(call), &self.kernels) {
-            (path @ Path::PeerMemory(algorithm), Some(kernels)) => {
+            (path @ Path::PeerMemory(algorithm), Some(kernels)) if !self.is_grouping => {
                 // SAFETY: by the caller's promise; a group's calls run on one stream at a time.
                 unsafe { kernels.launch(algorithm, call, stream) }?;
                 Ok(path)
@@ -107,13 +112,35 @@ impl<C: Communicator> Communicator for PeerMemory<C> {
         }
     }
 
+    fn has_own_kernels(&self) -> bool {
+        self.kernels.is_some()
+    }
+
     fn group_start(&mut self) -> Result<()> {
+        self.is_grouping = true;
         self.behind.group_start()
     }
 
     fn group_end(&mut self, stream: &Stream, deadline: Instant) -> Result<()> {
+        self.is_grouping = false;
         self.behind.group_end(stream, deadline)
     }
+}
+
+/// The kernels, if every rank found that they give right values.
+fn checked(
+    made: Told<Kernels>,
+    device: &Device,
+    sharers: &Sharers<'_>,
+    abort: &AbortWord,
+) -> Result<Told<Kernels>> {
+    let Ok(kernels) = made else { return Ok(made) };
+    let works = check::check(&kernels, device, (sharers.position, sharers.members.len()));
+    let all = sharers.tell("works", &works)?;
+    if all.is_ok() {
+        abort.rely();
+    }
+    Ok(all.map(|_| kernels))
 }
 
 /// What a watchdog watches: the library's communicator, and kernels that wait.
@@ -125,7 +152,7 @@ pub(super) struct MonitoredWithPeers {
 impl Monitored for MonitoredWithPeers {
     fn async_error(&self) -> Option<Error> {
         self.behind.async_error().or_else(|| {
-            let gave_up = "an all-reduce kernel has waited for its peers long past the deadline of its call";
+            let gave_up = "a kernel has waited an hour for its peers, and nobody ended it";
             self.abort.is_set().then(|| Error::Transport(gave_up.into()))
         })
     }

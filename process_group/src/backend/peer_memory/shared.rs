@@ -27,10 +27,14 @@ pub(super) struct Sharers<'a> {
     pub(super) deadline: Instant,
 }
 
-/// One rank's memory and its views of the others'.
+/// One rank's memory and its views of the others'. Another process may still have this memory open when it is freed here: the
+/// driver keeps the pages until that one closes them.
 pub(super) struct SharedMemory {
-    own: Arc<DeviceBuffer>,
+    // First: what is open is closed before this rank's own memory is freed.
     peers: Vec<Peer>,
+    own: Arc<DeviceBuffer>,
+    /// Where each rank's memory is, as this GPU sees it.
+    addresses: Vec<Address>,
     ranks_here: u32,
 }
 
@@ -52,13 +56,13 @@ struct Offer {
 }
 
 /// A fact or a reason against it, as one rank tells it to all.
-type Told<T> = std::result::Result<T, String>;
+pub(super) type Told<T> = std::result::Result<T, String>;
 
 /// The allocations of this process that groups share.
 static OF_THIS_PROCESS: Mutex<Vec<([u8; 16], Weak<DeviceBuffer>)>> = Mutex::new(Vec::new());
 
 impl SharedMemory {
-    /// Allocates `bytes` bytes on this rank's GPU, opens those of the others, proves that all can write to all, and makes
+    /// Allocates `bytes` bytes on this rank's GPU (none: its user does not want it), opens those of the others, proves that all can write to all, and makes
     /// something of it. `Ok(Err)` is the reason why that cannot be on some rank: all ranks have the same one.
     ///
     /// # Errors
@@ -66,13 +70,13 @@ impl SharedMemory {
     pub(super) fn connect<T>(
         device: &Device,
         sharers: &Sharers<'_>,
-        bytes: usize,
+        bytes: Option<usize>,
         make: impl FnOnce(Self) -> std::result::Result<T, DeviceError>,
     ) -> Result<Told<T>> {
-        let offered = offer(device, bytes);
-        let (own, offer) = match offered {
-            Ok((own, offer)) => (Some(own), Ok(offer)),
-            Err(error) => (None, Err(error.to_string())),
+        let (own, offer) = match bytes.map(|bytes| offer(device, bytes)) {
+            Some(Ok((own, offer))) => (Some(own), Ok(offer)),
+            Some(Err(error)) => (None, Err(error.to_string())),
+            None => (None, Err("process_group.peer_memory is false".into())),
         };
         let offers = match sharers.tell("offer", &offer)? {
             Ok(offers) => offers,
@@ -83,7 +87,13 @@ impl SharedMemory {
                 .and_then(|peers| {
                     let ranks_here =
                         offers.iter().filter(|offer| offer.gpu == device.info().uuid).count() as u32;
-                    let memory = Self { own: Arc::clone(own), peers, ranks_here };
+                    let address = |peer: &Peer| match peer {
+                        Peer::Own => own.address(),
+                        Peer::SameProcess(buffer) => buffer.address(),
+                        Peer::OtherProcess(memory) => memory.address(),
+                    };
+                    let addresses = peers.iter().map(address).collect();
+                    let memory = Self { peers, own: Arc::clone(own), addresses, ranks_here };
                     memory.write_proofs(device, sharers.position)?;
                     Ok(memory)
                 })
@@ -108,13 +118,8 @@ impl SharedMemory {
     }
 
     /// Where each rank's memory is, as this GPU sees it.
-    pub(super) fn addresses(&self) -> Vec<Address> {
-        let address = |peer: &Peer| match peer {
-            Peer::Own => self.own.address(),
-            Peer::SameProcess(buffer) => buffer.address(),
-            Peer::OtherProcess(memory) => memory.address(),
-        };
-        self.peers.iter().map(address).collect()
+    pub(super) fn addresses(&self) -> &[Address] {
+        &self.addresses
     }
 
     /// Writes this rank's proof into the memory of each other.
@@ -146,7 +151,7 @@ impl SharedMemory {
 
 impl Sharers<'_> {
     /// Tells all members the same kind of fact, and returns all of theirs, or the first reason against it.
-    fn tell<T: Serialize + for<'d> Deserialize<'d>>(
+    pub(super) fn tell<T: Serialize + for<'d> Deserialize<'d>>(
         &self,
         what: &str,
         fact: &Told<T>,

@@ -6,17 +6,19 @@ use std::time::{Duration, Instant};
 use half::{bf16, f16};
 use ryzanstein_config::DeviceConfig;
 
-use super::kernels::{AbortWord, Kernels, Part, Slots};
+use super::check::check;
+use super::kernels::{AbortWord, Entry, Kernels, Norm, Part, Slots};
 use super::shared::{SharedMemory, Sharers};
-use crate::device::{Device, DeviceBuffer, Libraries, Surroundings};
+use crate::device::{Address, Device, DeviceBuffer, Libraries, Surroundings};
 use crate::dtype::{DType, Element};
-use crate::paths::PeerAlgorithm;
 use crate::paths::gpu::one_shot_most;
 use crate::rank::{LocalRank, Rank};
 use crate::roster::Member;
 use crate::store::MemoryStore;
 
 const SOON: Duration = Duration::from_secs(60);
+
+const REDUCTIONS: [Entry; 2] = [Entry::OneShot, Entry::TwoShot];
 
 /// Bytes of the largest buffer.
 const MOST: usize = 40 << 20;
@@ -59,12 +61,14 @@ fn on_one_gpu(ranks: usize, test: impl Fn(&Tester) + Sync) {
                 let slots = Slots::new(ranks);
                 let sharers =
                     Sharers { group: "test", position, members, store, deadline: Instant::now() + SOON };
-                let kernels = SharedMemory::connect(&device, &sharers, slots.bytes(), |memory| {
+                let kernels = SharedMemory::connect(&device, &sharers, Some(slots.bytes()), |memory| {
                     Kernels::new(&device, memory, position, slots, &abort)
                 });
                 let buffer = || DeviceBuffer::new(&device, DType::U8, MOST).unwrap();
                 let (input, output) = (buffer(), buffer());
                 let kernels = kernels.unwrap().unwrap();
+                check(&kernels, &device, (position, ranks)).unwrap();
+                abort.rely();
                 let tester = Tester { kernels, device, abort, position, ranks, input, output, all };
                 tester.all.wait();
                 test(&tester);
@@ -130,13 +134,18 @@ impl Tester {
         (0..count).map(|i| T::narrow(all.iter().fold(0.0, |sum, values| sum + values[i].widen()))).collect()
     }
 
-    fn enqueue(&self, algorithm: PeerAlgorithm, part: Part) {
+    fn enqueue(&self, entry: Entry, part: Part, norm: Option<Norm>) {
         // SAFETY: the callers' buffers live until the stream is drained, and all ranks make the same calls.
-        unsafe { self.kernels.launch_part(algorithm, part, SOON, self.device.stream()) }.unwrap();
+        unsafe { self.kernels.launch_part(entry, part, norm, SOON, self.device.stream()) }.unwrap();
+    }
+
+    /// An all-reduce.
+    fn reduce(&self, entry: Entry, (input, output): (Address, Address), count: usize, dtype: DType) {
+        self.enqueue(entry, Part { input, output, count, pitch: 0, dtype }, None);
     }
 
     /// `count` elements from `offset` on, in place or not, compared bit for bit, with what is around them.
-    fn check<T: Float>(&self, algorithm: PeerAlgorithm, count: usize, offset: usize, in_place: bool) {
+    fn check<T: Float>(&self, entry: Entry, count: usize, offset: usize, in_place: bool) {
         let (salt, poison) = (count + offset, T::narrow(77.0));
         let mut memory = vec![poison; offset + count + 9];
         self.write(&self.output, &memory);
@@ -146,9 +155,9 @@ impl Tester {
         let into = if in_place { &self.input } else { &self.output };
         let at = (offset * size_of::<T>()) as u64;
         let (input, output) = (self.input.address() + at, into.address() + at);
-        self.enqueue(algorithm, Part { input, output, count, dtype: T::DTYPE });
+        self.reduce(entry, (input, output), count, T::DTYPE);
         let got: Vec<T> = self.read(into, memory.len());
-        let what = format!("{algorithm:?}, {} ranks, {count} of {}, offset {offset}", self.ranks, T::DTYPE);
+        let what = format!("{entry:?}, {} ranks, {count} of {}, offset {offset}", self.ranks, T::DTYPE);
         let want = self.expected::<T>(count, salt);
         let differs = (0..count).find(|i| bytes(&got[offset + i..=offset + i]) != bytes(&want[*i..=*i]));
         assert!(
@@ -162,6 +171,72 @@ impl Tester {
     }
 }
 
+impl Tester {
+    /// A reduce-scatter and an all-gather of chunks of `count` elements, compared bit for bit.
+    fn check_chunks<T: Float>(&self, count: usize, offset: usize, in_place: bool) {
+        let (n, me) = (self.ranks, self.position);
+        let mut memory = vec![T::narrow(77.0); offset + n * count];
+        memory[offset..].copy_from_slice(&operands::<T>(me, n * count, count));
+        self.write(&self.input, &memory);
+        self.write(&self.output, &vec![T::narrow(77.0); offset + n * count]);
+        self.all.wait();
+        let (from, to) = (self.input.address(), self.output.address());
+        let at = |base: Address, chunk: usize| base + ((offset + chunk * count) * size_of::<T>()) as u64;
+        // In place, the chunk is where it would be among all.
+        let output = if in_place { at(from, me) } else { at(to, me) };
+        let part = Part { input: at(from, 0), output, count, pitch: count, dtype: T::DTYPE };
+        self.enqueue(Entry::ReduceScatter, part, None);
+        let part = Part { input: output, output: at(to, 0), count, pitch: count, dtype: T::DTYPE };
+        self.enqueue(Entry::AllGather, part, None);
+        let got: Vec<T> = self.read(&self.output, offset + n * count);
+        let want = self.expected::<T>(n * count, count);
+        let what = format!("{n} ranks, {count} of {}, offset {offset}", T::DTYPE);
+        assert!(bytes(&got[offset..]) == bytes(&want), "{what}: rank {me}");
+        assert!(got[..offset].iter().all(|value| value.widen() == 77.0), "{what}: wrote outside");
+    }
+
+    /// One kernel against a sum, an addition and a norm on the host. The norm may differ by `tolerance`, as its squares are added
+    /// in another order.
+    fn check_norm<T: Float>(&self, rows: usize, columns: usize, tolerance: f32) {
+        let (count, epsilon) = (rows * columns, 1e-5);
+        let weight: Vec<f32> = (0..columns).map(|i| operand(9, i, 1)).collect();
+        let mut residual = operands::<T>(11, count, 3);
+        let byte = |bytes: usize| bytes as u64;
+        // One buffer holds the array, the residual and the weights.
+        let (second, third) = (byte(count * size_of::<T>()), byte(2 * count * size_of::<T>()));
+        let mut all = bytes(&operands::<T>(self.position, count, 5)).to_vec();
+        all.extend_from_slice(bytes(&residual));
+        all.extend_from_slice(bytes(&weight));
+        self.write(&self.input, &all);
+        self.all.wait();
+        let input = self.input.address();
+        let norm = Norm { residual: input + second, weight: input + third, columns: columns as u32, epsilon };
+        self.enqueue(
+            Entry::AddNorm,
+            Part { input, output: input, count, pitch: 0, dtype: T::DTYPE },
+            Some(norm),
+        );
+        let got: Vec<T> = self.read(&self.input, 2 * count);
+        let what = format!("{} ranks, {rows} rows of {columns} {}", self.ranks, T::DTYPE);
+        for (residual, sum) in residual.iter_mut().zip(self.expected::<T>(count, 5)) {
+            *residual = T::narrow(residual.widen() + sum.widen());
+        }
+        assert!(bytes(&got[count..]) == bytes(&residual), "{what}: the residual");
+        for (row, got) in residual.chunks(columns).zip(got.chunks(columns)) {
+            let squares: f64 = row.iter().map(|x| f64::from(x.widen()).powi(2)).sum();
+            let scale = (1.0 / (squares / columns as f64 + f64::from(epsilon)).sqrt()) as f32;
+            for ((x, weight), got) in row.iter().zip(&weight).zip(got) {
+                let want = x.widen() * scale * weight;
+                assert!(
+                    (got.widen() - want).abs() <= tolerance * want.abs() + 1e-6,
+                    "{what}: {} for {want}",
+                    got.widen()
+                );
+            }
+        }
+    }
+}
+
 fn bytes<T: Element>(values: &[T]) -> &[u8] {
     bytemuck::cast_slice(values)
 }
@@ -171,12 +246,12 @@ fn bytes<T: Element>(values: &[T]) -> &[u8] {
 fn every_length_type_and_alignment_has_the_bits_of_sums_in_rank_order() {
     for ranks in 2..=8 {
         on_one_gpu(ranks, |tester| {
-            for algorithm in PeerAlgorithm::ALL {
+            for entry in REDUCTIONS {
                 for count in (1..=67).chain([255, 256, 257, 1023, 4099, 30_000]) {
                     let (offset, in_place) = (count % 3, count % 2 == 0);
-                    tester.check::<bf16>(algorithm, count, offset, in_place);
-                    tester.check::<f16>(algorithm, count, 0, !in_place);
-                    tester.check::<f32>(algorithm, count, offset, in_place);
+                    tester.check::<bf16>(entry, count, offset, in_place);
+                    tester.check::<f16>(entry, count, 0, !in_place);
+                    tester.check::<f32>(entry, count, offset, in_place);
                 }
             }
         });
@@ -187,15 +262,15 @@ fn every_length_type_and_alignment_has_the_bits_of_sums_in_rank_order() {
 #[ignore = "needs a GPU"]
 fn lengths_up_to_4099_and_the_most_of_each_kernel() {
     on_one_gpu(2, |tester| {
-        for algorithm in PeerAlgorithm::ALL {
+        for entry in REDUCTIONS {
             for count in 1..=4099 {
-                tester.check::<bf16>(algorithm, count, count % 5, count % 2 == 0);
+                tester.check::<bf16>(entry, count, count % 5, count % 2 == 0);
             }
         }
-        tester.check::<f32>(PeerAlgorithm::OneShot, one_shot_most(2) / 4, 0, true);
-        tester.check::<f32>(PeerAlgorithm::OneShot, one_shot_most(2) / 4 - 1, 3, false);
-        tester.check::<bf16>(PeerAlgorithm::TwoShot, 16 << 20, 0, true);
-        tester.check::<bf16>(PeerAlgorithm::TwoShot, (16 << 20) - 5, 1, false);
+        tester.check::<f32>(Entry::OneShot, one_shot_most(2) / 4, 0, true);
+        tester.check::<f32>(Entry::OneShot, one_shot_most(2) / 4 - 1, 3, false);
+        tester.check::<bf16>(Entry::TwoShot, 16 << 20, 0, true);
+        tester.check::<bf16>(Entry::TwoShot, (16 << 20) - 5, 1, false);
     });
 }
 
@@ -207,22 +282,94 @@ fn no_value_is_taken_for_an_empty_slot() {
         let words =
             [u32::MAX, 0, 0x8000_0000, 0x7f80_0000, 0xff80_0000, 0x7fc0_0000, 0xffff_0000, 0x0000_ffff];
         let values: Vec<f32> = words.iter().cycle().take(999).map(|word| f32::from_bits(*word)).collect();
-        for algorithm in PeerAlgorithm::ALL {
+        for entry in REDUCTIONS {
             tester.write(&tester.input, &values);
             tester.all.wait();
             let (address, count) = (tester.input.address(), values.len());
             for _ in 0..3 {
-                tester.enqueue(algorithm, Part { input: address, output: address, count, dtype: DType::F32 });
+                tester.reduce(entry, (address, address), count, DType::F32);
             }
             let got: Vec<f32> = tester.read(&tester.input, count);
             for (i, (got, value)) in got.iter().zip(&values).enumerate() {
                 let want = 8.0 * value;
-                assert!(
-                    *got == want || (got.is_nan() && want.is_nan()),
-                    "{algorithm:?}, {i}: {got} of {value}"
-                );
+                assert!(*got == want || (got.is_nan() && want.is_nan()), "{entry:?}, {i}: {got} of {value}");
             }
         }
+    });
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn chunks_are_gathered_and_reduced_at_every_alignment() {
+    for ranks in [2, 3, 4, 8] {
+        on_one_gpu(ranks, |tester| {
+            for count in (1..=33).chain([255, 1024, 4099, 300_000]) {
+                tester.check_chunks::<bf16>(count, count % 3, false);
+                tester.check_chunks::<f32>(count, count % 2, true);
+            }
+        });
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
+fn the_sum_is_added_and_normalised_in_one_kernel() {
+    for ranks in [2, 3, 4, 8] {
+        on_one_gpu(ranks, |tester| {
+            for (rows, columns) in [
+                (1, 8),
+                (3, 64),
+                (5, 200),
+                (1, 4096),
+                (7, 4096),
+                (64, 2048),
+                (200, 1024),
+                (2, 8192),
+                (3, 32_768),
+            ] {
+                tester.check_norm::<bf16>(rows, columns, 0.004);
+                tester.check_norm::<f16>(rows, columns, 0.001);
+                if columns <= 16_384 {
+                    tester.check_norm::<f32>(rows, columns, 1e-6);
+                }
+            }
+        });
+    }
+}
+
+/// What a kernel that gave up would push or store is no result, and neither is what calls behind it do.
+#[test]
+#[ignore = "needs a GPU"]
+fn a_call_that_is_given_up_stores_nothing_and_those_behind_it_neither() {
+    on_one_gpu(2, |tester| {
+        if tester.position == 1 {
+            return;
+        }
+        let ones = vec![1.0f32; 5000];
+        tester.write(&tester.input, &ones);
+        tester.write(&tester.output, &ones);
+        for entry in REDUCTIONS {
+            tester.reduce(entry, (tester.input.address(), tester.output.address()), 5000, DType::F32);
+        }
+        std::thread::sleep(Duration::from_millis(100));
+        tester.abort.set();
+        let got: Vec<f32> = tester.read(&tester.output, 5000);
+        assert!(got.iter().all(|value| *value == 1.0), "the first two of all: {:?}", &got[..2]);
+        for entry in REDUCTIONS {
+            tester.reduce(entry, (tester.input.address(), tester.output.address()), 5000, DType::F32);
+        }
+        let got: Vec<f32> = tester.read(&tester.output, 5000);
+        assert!(got.iter().all(|value| *value == 1.0), "the first two of all: {:?}", &got[..2]);
+    });
+}
+
+/// Each rank takes itself for the other: what is gathered comes in the wrong order.
+#[test]
+#[ignore = "needs a GPU"]
+fn a_wrong_value_is_found_before_the_first_call_and_its_path_named() {
+    on_one_gpu(2, |tester| {
+        let found = check(&tester.kernels, &tester.device, (1 - tester.position, 2)).unwrap_err();
+        assert!(found.contains("its check of peer/one_shot of f32 failed: element "), "{found}");
     });
 }
 
@@ -245,12 +392,10 @@ fn a_hundred_thousand_calls_of_changing_size_keep_in_step() {
                 seed ^= seed >> 17;
                 seed ^= seed << 5;
                 let length = 1 + seed as usize % if call % 10 == 0 { count } else { 3000 };
-                let algorithm = PeerAlgorithm::ALL[seed as usize / 7 % 2];
-                let (input, output) = (memory.address(), scratch.address());
-                tester.enqueue(algorithm, Part { input, output, count: length, dtype: DType::F32 });
+                let addresses = (memory.address(), scratch.address());
+                tester.reduce(REDUCTIONS[seed as usize / 7 % 2], addresses, length, DType::F32);
             }
-            let all = Part { input: memory.address(), output: memory.address(), count, dtype: DType::F32 };
-            tester.enqueue(PeerAlgorithm::ALL[round % 2], all);
+            tester.reduce(REDUCTIONS[round % 2], (memory.address(), memory.address()), count, DType::F32);
             let got: Vec<f32> = tester.read(memory, count);
             assert!(got.iter().all(|value| *value == 2.0), "round {round}");
             let got: Vec<f32> = tester.read(scratch, count);
@@ -268,10 +413,8 @@ fn a_wait_for_a_rank_that_never_calls_ends_when_it_is_told_to() {
         }
         let memory = &tester.input;
         tester.write(memory, &vec![1.0f32; 5000]);
-        for algorithm in PeerAlgorithm::ALL {
-            let part =
-                Part { input: memory.address(), output: memory.address(), count: 5000, dtype: DType::F32 };
-            tester.enqueue(algorithm, part);
+        for entry in REDUCTIONS {
+            tester.reduce(entry, (memory.address(), memory.address()), 5000, DType::F32);
         }
         std::thread::sleep(Duration::from_millis(200));
         let told = Instant::now();
@@ -290,11 +433,12 @@ fn a_wait_gives_up_by_itself_at_last() {
         }
         let memory = &tester.input;
         tester.write(memory, &[1.0f32; 100]);
-        let part = Part { input: memory.address(), output: memory.address(), count: 100, dtype: DType::F32 };
-        // SAFETY: the buffer lives until the stream is drained by the read below.
+        let (input, output) = (memory.address(), memory.address());
+        let part = Part { input, output, count: 100, pitch: 0, dtype: DType::F32 };
+        // SAFETY: the buffer lives until the stream is drained below.
         unsafe {
             let patience = Duration::from_millis(300);
-            tester.kernels.launch_part(PeerAlgorithm::OneShot, part, patience, tester.device.stream())
+            tester.kernels.launch_part(Entry::OneShot, part, None, patience, tester.device.stream())
         }
         .unwrap();
         assert!(!tester.abort.is_set());

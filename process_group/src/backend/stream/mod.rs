@@ -34,6 +34,7 @@ use cudarc::driver::SyncOnDrop;
 use crate::buffer::ViewMut;
 use crate::call::Call;
 use crate::device::{Address, Device, DeviceError, Event, Stream, tracked};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::operation::{CallFingerprint, Operation};
 use crate::paths::{Path, PathTable};
@@ -79,6 +80,12 @@ pub(crate) trait Communicator: Send {
     /// [`Error::Invalid`] when the path is not one of [`paths`](Self::paths).
     fn force(&mut self, path: Option<Path>) -> Result<()>;
 
+    /// As [`Backend::fuses_add_norm`].
+    fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
+        let _ = (dtype, count, columns);
+        false
+    }
+
     /// Bytes of workspace that a call needs beside its buffers.
     fn workspace_bytes(&self, call: &Call<'_>) -> usize;
 
@@ -92,6 +99,11 @@ pub(crate) trait Communicator: Send {
     /// # Errors
     /// Those of the library, or of the driver for kernels of our own. The group must be given up then.
     unsafe fn launch(&mut self, call: &Call<'_>, stream: &Stream, workspace: Address) -> Result<Path>;
+
+    /// Whether kernels of our own may be in the streams, for which the library does not wait when it ends.
+    fn has_own_kernels(&self) -> bool {
+        false
+    }
 
     /// Begins calls that may be taken together.
     ///
@@ -116,7 +128,7 @@ pub(crate) struct Instruments {
 }
 
 /// One rank's end of a group whose calls run on streams of a GPU.
-pub(crate) struct StreamGroup<C> {
+pub(crate) struct StreamGroup<C: Communicator> {
     communicator: C,
     watchdog: Arc<Watchdog>,
     device: Device,
@@ -256,22 +268,23 @@ impl<C: Communicator> StreamGroup<C> {
     #[inline]
     fn return_from_side(&mut self) -> Result<()> {
         if self.is_on_side {
-            self.join_side()?;
-            self.is_on_side = false;
+            self.is_on_side = !self.join_side()?;
         }
         Ok(())
     }
 
-    /// Lets what comes next on the compute stream come after all that is on the other.
-    fn join_side(&self) -> Result<()> {
+    /// Lets what comes next on the compute stream come after all that is on the other. A stream that is captured cannot wait for
+    /// one that is not: the next call outside the capture does.
+    fn join_side(&self) -> Result<bool> {
         let [compute, side] = &self.streams;
-        if compute.is_capturing()? {
-            return Ok(());
+        if compute.is_capturing()? && !side.is_capturing()? {
+            return Ok(false);
         }
         self.device.bind()?;
         let there = Event::new(side, false)?;
         there.record(side)?;
-        Ok(compute.wait_event(&there)?)
+        compute.wait_event(&there)?;
+        Ok(true)
     }
 }
 
@@ -381,6 +394,10 @@ impl<C: Communicator> Backend for StreamGroup<C> {
         self.communicator.force(path)
     }
 
+    fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
+        self.communicator.fuses_add_norm(dtype, count, columns)
+    }
+
     fn abort(&mut self, why: &Error) {
         self.watchdog.abort(why);
     }
@@ -480,10 +497,15 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
     }
 }
 
-impl<C> Drop for StreamGroup<C> {
+impl<C: Communicator> Drop for StreamGroup<C> {
     fn drop(&mut self) {
         // Before memory is freed, which waits for the GPU: a call whose peers never came ends with the communicator only.
-        self.watchdog.close();
+        let (streams, has_own_kernels) = (&self.streams, self.communicator.has_own_kernels());
+        self.watchdog.close_when(|| {
+            let is_past = |stream: &Stream| Ok(stream.is_capturing()? || stream.is_idle()?);
+            Ok(!has_own_kernels
+                || streams.iter().map(is_past).collect::<Result<Vec<_>>>()?.iter().all(|past| *past))
+        });
     }
 }
 

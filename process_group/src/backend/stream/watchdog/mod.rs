@@ -34,6 +34,9 @@ use crate::sync::lock;
 /// How long to wait for the watchdog's verdict on a call that has expired.
 const VERDICT: Duration = Duration::from_secs(3);
 
+/// How long the kernels of a group that is closed may take to end.
+const DRAIN: Duration = Duration::from_secs(10);
+
 /// One rank's watchdog.
 pub(crate) struct Watchdog {
     status: Arc<Status>,
@@ -163,11 +166,17 @@ impl Watchdog {
 
     /// Ends the group, in good order unless it has failed.
     pub(crate) fn close(&self) {
+        self.close_when(|| Ok(true));
+    }
+
+    /// As [`close`](Self::close), once its kernels are done, as `is_done` says.
+    pub(crate) fn close_when(&self, is_done: impl FnMut() -> Result<bool>) {
         let Some(thread) = lock(&self.thread).take() else { return };
         // The others must still be told of a failure that the watchdog has not dealt with, which then ends the group.
         self.await_failure();
         self.announce_exit();
-        let is_over = !self.status.has_failed() && in_time(&self.status, &self.monitored, |m| m.finalize());
+        let is_past = matches!(self.status.poll(Instant::now() + DRAIN, is_done), Ok(Ok(())));
+        let is_over = is_past && in_time(&self.status, &self.monitored, |m| m.finalize());
         let is_cut_off = !self.monitored.is_drained();
         if is_cut_off {
             // What is aborted now may look done to the others: they must know before.

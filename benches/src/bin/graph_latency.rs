@@ -1,0 +1,296 @@
+//! Latency of collectives on GPUs within a CUDA graph, as a decoder meets them: each call works on what the call before it left,
+//! in memory that is in the caches.
+//!
+//! `graph_latency [--world-size 2] [--sizes 1024,…] [--tokens 1,…] [--hidden 4096,8192] [--json FILE]` needs a built `ryz` in the
+//! folder of this program. Elements are bf16. A figure is the time of one call: that of a graph of 20 calls divided by 20, the
+//! median over replays, on the slowest rank. All values are compared after the replays. `benches/peers/sglang.py` measures
+//! SGLang's kernels by the same method. `graph_latency rank …` is what each rank runs.
+
+#![expect(unsafe_code, reason = "a graph keeps addresses")]
+
+use anyhow::{Context as _, Result, bail, ensure};
+use half::bf16;
+use ryzanstein_benches::ranks;
+use ryzanstein_orchestrator::table;
+use ryzanstein_process_group::device::{Device, DeviceBuffer, Event};
+use ryzanstein_process_group::paths::Path;
+use ryzanstein_process_group::{DType, Error, Operation, ProcessGroup, Rank, ReduceOp};
+use ryzanstein_tensor_parallel::{Compute, Cuda, Tensor};
+use serde::Serialize;
+
+/// Calls of a graph. The sum of two ranks' equal values doubles with each: that is exact.
+const CALLS: usize = 20;
+const REPLAYS: usize = 20;
+const EPSILON: f32 = 1e-5;
+
+/// What a layer's operation returns.
+type Step = ryzanstein_tensor_parallel::Result<()>;
+
+struct Options {
+    world_size: usize,
+    sizes: Vec<usize>,
+    tokens: Vec<usize>,
+    hidden: Vec<usize>,
+    json: Option<String>,
+}
+
+/// One operation, size and path.
+#[derive(Serialize)]
+struct Row {
+    op: &'static str,
+    bytes: usize,
+    /// Of a fused call: rows and their length.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    shape: Option<[usize; 2]>,
+    world_size: usize,
+    path: String,
+    us: f64,
+}
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if arguments.first().is_some_and(|first| first == "rank") {
+        return rank(&options(&arguments[1..])?);
+    }
+    let options = options(&arguments)?;
+    Ok(ranks::run(ranks::command(options.world_size, "nccl")?.args(arguments))?)
+}
+
+fn numbers(text: &str) -> Result<Vec<usize>> {
+    if text.is_empty() {
+        return Ok(Vec::new());
+    }
+    text.split(',').map(|number| number.parse().with_context(|| format!("{number} is no number"))).collect()
+}
+
+fn options(arguments: &[String]) -> Result<Options> {
+    let sizes = (10..=26).filter(|power| *power != 25).map(|power| 1 << power).chain([100_000_000]).collect();
+    let (tokens, hidden) = (vec![1, 4, 8, 16, 32, 64, 128], vec![4096, 8192]);
+    let mut options = Options { world_size: 2, sizes, tokens, hidden, json: None };
+    for pair in arguments.chunks(2) {
+        let [flag, value] = pair else { bail!("{} needs a value", pair[0]) };
+        match flag.as_str() {
+            "--world-size" => options.world_size = value.parse().context("--world-size")?,
+            "--sizes" => options.sizes = numbers(value).context("--sizes")?,
+            "--tokens" => options.tokens = numbers(value).context("--tokens")?,
+            "--hidden" => options.hidden = numbers(value).context("--hidden")?,
+            "--json" => options.json = Some(value.into()),
+            _ => bail!("unknown flag {flag}; see the top of this file"),
+        }
+    }
+    Ok(options)
+}
+
+fn rank(options: &Options) -> Result<()> {
+    let mut orchestrator = ranks::initialize()?;
+    let group = orchestrator.manager().world();
+    ensure!(group.device().is_some(), "the group works on host memory: use --backend nccl");
+    let mut rows = Vec::new();
+    for &bytes in &options.sizes {
+        for op in ["all_reduce", "all_gather", "reduce_scatter", "broadcast"] {
+            let mut paths: Vec<Option<Path>> = vec![None];
+            paths.extend(group.paths().into_iter().filter(|path| path.suits(operation(op))).map(Some));
+            for path in paths {
+                group.force_path(path)?;
+                let us = collective(group, op, bytes)?;
+                let path = path.map_or("auto".to_owned(), |path| path.to_string());
+                tell(
+                    group,
+                    &mut rows,
+                    Row { op, bytes, shape: None, world_size: group.world_size(), path, us },
+                )?;
+            }
+            group.force_path(None)?;
+        }
+    }
+    for &hidden in &options.hidden {
+        for &tokens in &options.tokens {
+            for fused in [true, false] {
+                if fused && !group.fuses_add_norm(DType::BF16, tokens, hidden) {
+                    continue;
+                }
+                let us = add_norm(group, [tokens, hidden], fused)?;
+                let path = if fused { "one kernel" } else { "three kernels" }.to_owned();
+                let (bytes, shape) = (tokens * hidden * size_of::<bf16>(), Some([tokens, hidden]));
+                let row =
+                    Row { op: "all_reduce_add_norm", bytes, shape, world_size: group.world_size(), path, us };
+                tell(group, &mut rows, row)?;
+            }
+        }
+    }
+    if group.rank().0 == 0 {
+        print(&rows);
+        if let Some(file) = &options.json {
+            std::fs::write(file, serde_json::to_string(&rows)?).with_context(|| file.clone())?;
+        }
+    }
+    Ok(orchestrator.finalize()?)
+}
+
+fn tell(group: &ProcessGroup, rows: &mut Vec<Row>, row: Row) -> Result<()> {
+    if group.rank().0 == 0 {
+        eprintln!("{}", serde_json::to_string(&row)?);
+    }
+    rows.push(row);
+    Ok(())
+}
+
+fn operation(name: &str) -> Operation {
+    match name {
+        "all_gather" => Operation::AllGather,
+        "reduce_scatter" => Operation::ReduceScatter(ReduceOp::Sum),
+        "broadcast" => Operation::Broadcast { root: Rank(0) },
+        _ => Operation::AllReduce(ReduceOp::Sum),
+    }
+}
+
+fn call(group: &mut ProcessGroup, op: &str, x: &mut DeviceBuffer) -> Result<(), Error> {
+    match op {
+        "all_gather" => group.all_gather(x),
+        "reduce_scatter" => group.reduce_scatter(x, ReduceOp::Sum),
+        "broadcast" => group.broadcast(x, Rank(0)),
+        _ => group.all_reduce(x, ReduceOp::Sum),
+    }
+}
+
+/// Microseconds of a call in place on `bytes` bytes, all ranks' chunks together.
+fn collective(group: &mut ProcessGroup, op: &str, bytes: usize) -> Result<f64> {
+    let device = group.device().context("no GPU")?.clone();
+    let stream = device.stream().clone();
+    let (n, me) = (group.world_size(), group.rank().index());
+    let chunk = (bytes / size_of::<bf16>() / n).max(1);
+    let count = n * chunk;
+    // Small enough to be doubled by every call.
+    let value = |rank: usize, i: usize| ((i % 7 + rank + 1) as f32) * 2f32.powi(-80);
+    let start: Vec<bf16> = (0..count).map(|i| bf16::from_f32(value(me, i))).collect();
+    let calls = if bytes > 16 << 20 { CALLS / 5 } else { CALLS };
+    let mut x = DeviceBuffer::from_slice(&device, &start)?;
+    // What is set up at the first call is no part of a graph.
+    call(group, op, &mut x)?;
+    // SAFETY: the graph is dropped before `x`, and the group is borrowed until then.
+    let graph = unsafe { stream.capture::<Error>(|| (0..calls).try_for_each(|_| call(group, op, &mut x))) }?;
+    let mut times = Vec::with_capacity(REPLAYS);
+    for _ in 0..REPLAYS {
+        x.write(&stream, &start)?;
+        times.push(timed(group, &device, || graph.launch(&stream))? / calls as f64);
+    }
+    let sum = |i: usize| (0..n).map(|rank| value(rank, i)).sum::<f32>();
+    let got = x.to_vec::<bf16>(&stream)?;
+    let (first, length) = if op == "reduce_scatter" { (me * chunk, chunk) } else { (0, count) };
+    for (i, got) in got.iter().enumerate().skip(first).take(length) {
+        let want = match op {
+            "all_gather" => value(i / chunk, i),
+            "broadcast" => value(0, i),
+            // Each later call adds n equal values, or this rank's sum to the others' terms.
+            "reduce_scatter" => {
+                let others = sum(i) - value(me, i);
+                value(me, i) + others * calls as f32
+            }
+            _ => sum(i) * (n as f32).powi(calls as i32 - 1),
+        };
+        let tolerance =
+            if op == "all_reduce" && n.is_power_of_two() || op.ends_with("st") { 0.0 } else { 0.1 };
+        let got = got.to_f32();
+        ensure!(
+            (got - want).abs() <= tolerance * want,
+            "{op} of {bytes} bytes: element {i} is {got}, not {want}"
+        );
+    }
+    slowest(group, times)
+}
+
+/// Microseconds of an all-reduce, the addition of a residual and the norm of rows of that.
+fn add_norm(group: &mut ProcessGroup, shape: [usize; 2], fused: bool) -> Result<f64> {
+    let device = group.device().context("no GPU")?.clone();
+    let compute = Cuda::new(&device, 1)?;
+    let [rows, columns] = shape;
+    let me = group.rank().index();
+    let values = |salt: usize, count: usize| -> Vec<f32> {
+        (0..count).map(|i| ((i * 31 + salt * 17) % 13) as f32 / 4.0 - 1.5).collect()
+    };
+    let upload =
+        |values: Vec<f32>, shape: &[usize], dtype| compute.upload(Tensor::new(shape, values, dtype)?);
+    let mut x = upload(values(me, rows * columns), &shape, DType::BF16)?;
+    let mut residual = upload(values(9, rows * columns), &shape, DType::BF16)?;
+    let weight = upload(vec![1.0; columns], &[columns], DType::F32)?;
+    let step = |group: &mut ProcessGroup, x: &mut Tensor, residual: &mut Tensor| -> Step {
+        if fused {
+            return Ok(group.all_reduce_add_norm(x, residual, &weight, EPSILON)?);
+        }
+        group.all_reduce(x, ReduceOp::Sum)?;
+        compute.add(residual, x)?;
+        *x = compute.rms_norm(residual, &weight, EPSILON)?;
+        Ok(())
+    };
+    step(group, &mut x, &mut residual)?;
+    check_norm(&x, &residual, (group.world_size(), columns), &values)?;
+    // SAFETY: tensors, group and what computes live until the graph is dropped, and nothing else uses them.
+    let graph =
+        unsafe { compute.capture(&mut || (0..CALLS).try_for_each(|_| step(group, &mut x, &mut residual))) }?;
+    let graph = graph.context("a GPU replays graphs")?;
+    let mut times = Vec::with_capacity(REPLAYS);
+    for _ in 0..REPLAYS {
+        times.push(timed(group, &device, || graph.replay())? / CALLS as f64);
+    }
+    slowest(group, times)
+}
+
+fn check_norm(
+    x: &Tensor,
+    residual: &Tensor,
+    (n, columns): (usize, usize),
+    values: &dyn Fn(usize, usize) -> Vec<f32>,
+) -> Result<()> {
+    let (x, residual) = (x.values()?, residual.values()?);
+    let terms: Vec<Vec<f32>> = (0..n).map(|rank| values(rank, x.len())).collect();
+    let before = values(9, x.len());
+    for (row, (x, residual)) in x.chunks(columns).zip(residual.chunks(columns)).enumerate() {
+        let scale = (residual.iter().map(|r| r * r).sum::<f32>() / columns as f32 + EPSILON).sqrt();
+        for (i, (x, r)) in x.iter().zip(residual).enumerate() {
+            let at = row * columns + i;
+            let want = before[at] + terms.iter().map(|values| values[at]).sum::<f32>();
+            ensure!((r - want).abs() <= 0.01 * want.abs(), "residual {at} is {r}, not {want}");
+            ensure!((x - r / scale).abs() <= 0.01 * (r / scale).abs(), "norm {at} is {x}, not {}", r / scale);
+        }
+    }
+    Ok(())
+}
+
+/// Microseconds from before to behind what is launched, on this rank's GPU. All ranks begin together.
+fn timed<E: Into<anyhow::Error>>(
+    group: &mut ProcessGroup,
+    device: &Device,
+    launch: impl FnOnce() -> Result<(), E>,
+) -> Result<f64> {
+    let stream = device.stream();
+    let (start, end) = (Event::new(stream, true)?, Event::new(stream, true)?);
+    group.barrier()?;
+    start.record(stream)?;
+    launch().map_err(Into::into)?;
+    end.record(stream)?;
+    group.synchronize()?;
+    Ok(end.since(&start)?.as_secs_f64() * 1e6)
+}
+
+/// The median on the rank where it is largest.
+fn slowest(group: &mut ProcessGroup, mut times: Vec<f64>) -> Result<f64> {
+    times.sort_by(f64::total_cmp);
+    let all = group.all_gather_object(&times[times.len() / 2])?;
+    Ok(all.into_iter().fold(0.0, f64::max))
+}
+
+fn print(rows: &[Row]) {
+    let head = ["operation", "bytes", "shape", "path", "us"];
+    let cells: Vec<Vec<String>> = rows
+        .iter()
+        .map(|row| {
+            let shape = row.shape.map_or("-".to_owned(), |[rows, columns]| format!("{rows} x {columns}"));
+            vec![row.op.to_owned(), row.bytes.to_string(), shape, row.path.clone(), format!("{:.2}", row.us)]
+        })
+        .collect();
+    println!(
+        "{} ranks, bf16, microseconds of a call in a graph",
+        rows.first().map_or(0, |row| row.world_size)
+    );
+    print!("{}", table::columns(&head, 1, &cells));
+}

@@ -1,0 +1,157 @@
+//! Whether the kernels give right values on these GPUs: before the first call.
+
+use half::{bf16, f16};
+
+use super::kernels::{Entry, Kernels, Norm, Part};
+use super::shared::Told;
+use crate::device::{Device, DeviceBuffer, DeviceError};
+use crate::dtype::DType;
+use crate::paths::gpu::PEER_TYPES;
+
+/// Elements of a row, and rows: whole vectors of every type.
+const COLUMNS: usize = 200;
+const ROWS: usize = 5;
+const COUNT: usize = COLUMNS * ROWS;
+const EPSILON: f32 = 1e-5;
+
+/// Runs every kernel on every type, and compares all values. All ranks call this at the same time.
+pub(super) fn check(kernels: &Kernels, device: &Device, (position, ranks): (usize, usize)) -> Told<()> {
+    // Of the largest type: the array or all chunks, the residual and the weights.
+    let bytes = (ranks.max(2) + 2) * COUNT * size_of::<f32>();
+    let buffer = || DeviceBuffer::new(device, DType::U8, bytes);
+    let memory = buffer().and_then(|input| Ok((input, buffer()?)));
+    let memory = memory.map_err(|error| error.to_string())?;
+    for dtype in PEER_TYPES {
+        for entry in Entry::ALL {
+            let trial = Trial { kernels, device, memory: &memory, position, ranks, dtype };
+            let wrong = trial.run(entry).map_err(|error| error.to_string())?;
+            if let Some(wrong) = wrong {
+                return Err(format!("its check of {} of {dtype} failed: {wrong}", entry.path()));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// One kernel with one type.
+struct Trial<'a> {
+    kernels: &'a Kernels,
+    device: &'a Device,
+    memory: &'a (DeviceBuffer, DeviceBuffer),
+    position: usize,
+    ranks: usize,
+    dtype: DType,
+}
+
+/// Small numbers that differ from rank to rank: all sums are exact in every type.
+fn operand(rank: usize, i: usize) -> f32 {
+    (i % 7 + rank) as f32 - 3.0
+}
+
+fn weight(i: usize) -> f32 {
+    (i % 5) as f32 - 2.0
+}
+
+impl Trial<'_> {
+    /// What is wrong, if anything.
+    fn run(&self, entry: Entry) -> Result<Option<String>, DeviceError> {
+        let (n, me, size) = (self.ranks, self.position, self.dtype.size());
+        let (input, output) = (self.memory.0.address(), self.memory.1.address());
+        let chunks = if entry == Entry::ReduceScatter { n } else { 1 };
+        let mut values: Vec<f32> = (0..chunks * COUNT).map(|i| operand(me, i)).collect();
+        let at = |elements: usize| input + (elements * size) as u64;
+        let norm = (entry == Entry::AddNorm).then_some(Norm {
+            residual: at(COUNT),
+            weight: at(2 * COUNT),
+            columns: COLUMNS as u32,
+            epsilon: EPSILON,
+        });
+        values.extend((0..COUNT).map(|i| operand(1, i)));
+        let mut bytes = encode(self.dtype, &values);
+        bytes.extend((0..COLUMNS).flat_map(|i| weight(i).to_ne_bytes()));
+        let stream = self.device.stream();
+        // SAFETY: all of it fits the buffers, which live until the stream is drained; all ranks make the same launches.
+        unsafe {
+            stream.copy_from_host(input, &bytes)?;
+            stream.fill(output, 0x77, self.memory.1.bytes())?;
+            stream.drain()?;
+            let part = Part { input, output, count: COUNT, pitch: COUNT, dtype: self.dtype };
+            self.kernels.launch_checked(entry, part, norm, stream)?;
+        }
+        stream.drain()?;
+        let read = |from, elements: usize| -> Result<Vec<f32>, DeviceError> {
+            let mut bytes = vec![0u8; elements * size];
+            // SAFETY: within the buffers; drained before the bytes are looked at.
+            unsafe { stream.copy_to_host(&mut bytes, from) }?;
+            stream.drain()?;
+            Ok(decode(self.dtype, &bytes))
+        };
+        let sum = |i: usize| (0..n).map(|rank| operand(rank, i)).sum::<f32>();
+        let got = read(output, if entry == Entry::AllGather { n * COUNT } else { COUNT })?;
+        Ok(match entry {
+            Entry::OneShot | Entry::TwoShot => differs(&got, sum),
+            Entry::ReduceScatter => differs(&got, |i| sum(me * COUNT + i)),
+            Entry::AllGather => differs(&got, |i| operand(i / COUNT, i % COUNT)),
+            Entry::AddNorm => {
+                let residual = |i: usize| operand(1, i) + sum(i);
+                let normed = |i: usize| {
+                    let row = i / COLUMNS * COLUMNS;
+                    let squares: f32 = (row..row + COLUMNS).map(|i| residual(i) * residual(i)).sum();
+                    residual(i) / (squares / COLUMNS as f32 + EPSILON).sqrt() * weight(i % COLUMNS)
+                };
+                differs(&read(at(COUNT), COUNT)?, residual).or_else(|| {
+                    let is_near = |i: usize| (got[i] - normed(i)).abs() <= 0.01 * normed(i).abs();
+                    let far = (0..COUNT).find(|i| !is_near(*i))?;
+                    Some(format!("element {far} is {}, not {}", got[far], normed(far)))
+                })
+            }
+        })
+    }
+}
+
+/// The first element that is not what it should be.
+fn differs(got: &[f32], want: impl Fn(usize) -> f32) -> Option<String> {
+    let (i, got) = got.iter().enumerate().find(|(i, got)| **got != want(*i))?;
+    Some(format!("element {i} is {got}, not {}", want(i)))
+}
+
+fn encode(dtype: DType, values: &[f32]) -> Vec<u8> {
+    let each = |of: fn(f32) -> [u8; 2]| values.iter().flat_map(|value| of(*value)).collect();
+    match dtype {
+        DType::F16 => each(|value| f16::from_f32(value).to_ne_bytes()),
+        DType::BF16 => each(|value| bf16::from_f32(value).to_ne_bytes()),
+        _ => values.iter().flat_map(|value| value.to_ne_bytes()).collect(),
+    }
+}
+
+fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
+    let each = |of: fn([u8; 2]) -> f32| bytes.chunks_exact(2).map(|b| of([b[0], b[1]])).collect();
+    match dtype {
+        DType::F16 => each(|bytes| f16::from_ne_bytes(bytes).to_f32()),
+        DType::BF16 => each(|bytes| bf16::from_ne_bytes(bytes).to_f32()),
+        _ => bytes.chunks_exact(4).map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]])).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn operands_sums_and_chunks_are_exact_in_every_type() {
+        for dtype in PEER_TYPES {
+            for n in 2..=8 {
+                let sums: Vec<f32> = (0..8 * COUNT)
+                    .map(|i| (0..n).map(|rank| operand(rank, i)).sum::<f32>() + operand(1, i))
+                    .collect();
+                assert_eq!(decode(dtype, &encode(dtype, &sums)), sums, "{dtype}, {n} ranks");
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_wrong_element_is_named() {
+        assert_eq!(differs(&[0.0, 1.0], |i| i as f32), None);
+        assert_eq!(differs(&[0.0, 7.0], |i| i as f32).unwrap(), "element 1 is 7, not 1");
+    }
+}

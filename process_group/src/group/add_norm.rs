@@ -1,0 +1,88 @@
+//! An all-reduce with what follows it in a transformer's layer.
+
+use super::ProcessGroup;
+use super::inner::Buffers;
+use crate::buffer::{Buffer, BufferMut};
+use crate::call::AddNorm;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::operation::{Operation, ReduceOp};
+use crate::sync::lock;
+
+impl ProcessGroup {
+    /// Whether [`all_reduce_add_norm`](Self::all_reduce_add_norm) takes `rows` rows of `columns` elements. It does where the ranks
+    /// share the memory of their GPUs and the array is short; otherwise sum, add and normalise by themselves. Every rank gets the
+    /// same answer.
+    pub fn fuses_add_norm(&self, dtype: DType, rows: usize, columns: usize) -> bool {
+        let Some(count) = rows.checked_mul(columns).filter(|count| *count > 0) else { return false };
+        lock(&self.inner.core).backend.backend().fuses_add_norm(dtype, count, columns)
+    }
+
+    /// In one kernel: sums `buffer` (`[rows × columns]`) over the ranks, adds the sum to `residual` (likewise), and fills `buffer`
+    /// with the rows of `residual / sqrt(mean(residual²) + epsilon) × weight`. `weight` (`[columns]`) is f32. Sum, residual and
+    /// result are each rounded once to the type of the elements.
+    ///
+    /// Profiles and records call this an all-reduce.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] where [`fuses_add_norm`](Self::fuses_add_norm) says no, when types or lengths do not fit, and for slices
+    /// of cudarc; otherwise as [`all_reduce`](Self::all_reduce).
+    pub fn all_reduce_add_norm(
+        &mut self,
+        buffer: &mut (impl BufferMut + ?Sized),
+        residual: &mut (impl BufferMut + ?Sized),
+        weight: &(impl Buffer + ?Sized),
+        epsilon: f32,
+    ) -> Result<()> {
+        let operation = Operation::AllReduce(ReduceOp::Sum);
+        let (buffer, residual, weight) = (buffer.view_mut(), residual.view_mut(), weight.view());
+        for memory in [buffer.memory(), residual.memory(), weight.memory()] {
+            self.check_memory(operation, memory)?;
+        }
+        let (dtype, count, columns) = (buffer.dtype(), buffer.count(), weight.count());
+        let shapes = [(residual.dtype(), residual.count()), (weight.dtype(), weight.count())];
+        if shapes != [(dtype, count), (DType::F32, columns)] || columns == 0 || !count.is_multiple_of(columns)
+        {
+            return Err(Error::invalid(format!(
+                "all-reduce with norm of {count} {dtype}: the residual has {} {}, and the weight {columns} {}; expected {count} \
+                 {dtype}, and f32 weights of one row",
+                residual.count(),
+                residual.dtype(),
+                weight.dtype()
+            )));
+        }
+        if !self.fuses_add_norm(dtype, count / columns, columns) {
+            return Err(Error::invalid(format!(
+                "group `{}` has no all-reduce with norm of {count} {dtype} in rows of {columns}; ask fuses_add_norm first, and \
+                 otherwise call all_reduce",
+                self.info.name
+            )));
+        }
+        if buffer.device().is_none() || residual.device().is_none() || weight.device().is_none() {
+            return Err(Error::invalid(
+                "all-reduce with norm: the memory of a CudaSlice is not known before it is ordered; pass DeviceBuffers or views",
+            ));
+        }
+        let fingerprint = self.fingerprint(operation, dtype, count)?;
+        let sequence = self.next();
+        self.wait_idle();
+        self.inner.run(fingerprint, sequence, Buffers::AddNorm(buffer, AddNorm { residual, weight, epsilon }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_without_the_kernel_refuses_and_says_what_to_call() {
+        let mut group = ProcessGroup::loopback(1).remove(0);
+        assert!(!group.fuses_add_norm(DType::F32, 1, 8));
+        let (mut x, mut residual, weight) = ([1.0f32; 8], [0.0f32; 8], [1.0f32; 8]);
+        let error = group.all_reduce_add_norm(&mut x, &mut residual, &weight, 1e-5).unwrap_err();
+        assert!(error.to_string().contains("call all_reduce"), "{error}");
+        let error = group.all_reduce_add_norm(&mut x, &mut residual[..4], &weight, 1e-5).unwrap_err();
+        assert!(error.to_string().contains("the residual has 4 f32"), "{error}");
+        assert!(group.last_call().is_none());
+    }
+}
