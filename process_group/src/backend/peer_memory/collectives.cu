@@ -433,7 +433,7 @@ extern "C" __global__ void __launch_bounds__(512) add_norm(const Call call, cons
         }
     }
     float weight[PER];
-    if (mine < width) load_weight(weight, norm.weight + mine * PER, whole);
+    if (cluster < rows && mine < width) load_weight(weight, norm.weight + mine * PER, whole);
     u32 turn = 0;
     for (u64 row = cluster; row < rows; row += clusters, turn ^= 1) {
         const u64 v = row * width + mine;
