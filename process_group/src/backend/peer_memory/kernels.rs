@@ -170,7 +170,12 @@ pub(super) struct Kernels {
     position: usize,
     /// By region: what each block knows of the calls before.
     states: [DeviceBuffer; 2],
+    /// For this rank.
+    multiprocessors: u32,
+    /// Most blocks of a launch, but of rows.
     blocks: u32,
+    /// Blocks of rows that fit a multiprocessor.
+    resident: u32,
     abort: Arc<AbortWord>,
     /// By type, in the order of [`PEER_TYPES`], and by entry.
     loaded: Vec<[Kernel; Entry::ALL.len()]>,
@@ -201,18 +206,30 @@ impl Kernels {
             PEER_TYPES.iter().map(load).collect::<Result<_, DeviceError>>()?;
         // All blocks of a launch wait for others, so all must be on the GPU at once; beside those of another group's launch.
         let mut fit = u32::MAX;
+        let mut fit_of_rows = u32::MAX;
         for (entry, kernel) in loaded.iter().flat_map(|kernels| Entry::ALL.into_iter().zip(kernels)) {
-            // That of rows has one block a multiprocessor.
-            if entry != Entry::AddNorm {
-                fit = fit.min(kernel.blocks_per_multiprocessor(MOST_THREADS, 0)?);
-            }
+            let fit = if entry == Entry::AddNorm { &mut fit_of_rows } else { &mut fit };
+            *fit = (*fit).min(kernel.blocks_per_multiprocessor(MOST_THREADS, 0)?);
         }
-        let blocks = (device.info().multiprocessors * (fit / 2).clamp(1, 2) / memory.ranks_here()).max(1);
-        let zeros = vec![0u32; blocks as usize];
+        // Ranks share a GPU in tests.
+        let multiprocessors = (device.info().multiprocessors / memory.ranks_here()).max(8);
+        let (blocks, resident) = (multiprocessors * (fit / 2).clamp(1, 2), fit_of_rows.clamp(1, 2));
+        let zeros = vec![0u32; (multiprocessors * 2) as usize];
         let states = || DeviceBuffer::from_slice(device, &zeros);
         let states = [states()?, states()?];
         let abort = Arc::clone(abort);
-        let kernels = Self { device: device.clone(), memory, slots, position, states, blocks, abort, loaded };
+        let kernels = Self {
+            device: device.clone(),
+            memory,
+            slots,
+            position,
+            states,
+            multiprocessors,
+            blocks,
+            resident,
+            abort,
+            loaded,
+        };
         // Loading a kernel may wait for the GPU, also for kernels that wait for this rank. So each is loaded now, by a launch for
         // no elements: nobody has pushed anything yet, and all ranks count the same launches.
         for dtype in PEER_TYPES {
@@ -313,7 +330,12 @@ impl Kernels {
         arguments.extend([part.input, part.output, part.count as u64, part.pitch as u64]);
         arguments.extend(self.memory.addresses().iter().map(|address| address + start));
         let states = self.states[region as usize].address();
-        arguments.extend([slots.capacity(region) as u64, states, u64::from(self.blocks), self.abort.address]);
+        arguments.extend([
+            slots.capacity(region) as u64,
+            states,
+            u64::from(self.multiprocessors * 2),
+            self.abort.address,
+        ]);
         arguments.push(u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX));
         arguments.resize(ARGUMENTS, 0);
         let arguments: [u64; ARGUMENTS] = arguments.try_into().unwrap_or([0; ARGUMENTS]);
@@ -321,8 +343,7 @@ impl Kernels {
         let shape = match (entry, norm) {
             (Entry::AddNorm, Some(norm)) => {
                 let columns = norm.columns as usize;
-                let most = self.device.info().multiprocessors / self.memory.ranks_here();
-                row_shape(part.count / columns, vectors(columns), most)
+                row_shape(part.count / columns, vectors(columns), self.multiprocessors, self.resident)
             }
             _ => shape(entry, vectors(part.count), slots.ranks, self.blocks),
         };
@@ -393,8 +414,9 @@ struct Shape {
 fn shape(entry: Entry, vectors: usize, ranks: usize, most: u32) -> Shape {
     let (vectors, threads) = match entry {
         Entry::OneShot | Entry::AddNorm => match vectors {
-            257..=32_768 => (vectors, 128),
-            0..=65_536 => (vectors, 256),
+            0..=64 => (vectors, 64),
+            65..=32_768 => (vectors, 128),
+            32_769..=65_536 => (vectors, 256),
             _ => (vectors, MOST_THREADS),
         },
         Entry::TwoShot => (vectors.div_ceil(ranks), MOST_THREADS),
@@ -407,12 +429,16 @@ fn shape(entry: Entry, vectors: usize, ranks: usize, most: u32) -> Shape {
     Shape { threads, blocks: blocks.clamp(1, most), cluster: 1 }
 }
 
-/// A thread for each of the `width` vectors of a row, in a cluster where a block has too few, and a cluster for each row as far
-/// as they fit the GPU.
-fn row_shape(rows: usize, width: usize, most: u32) -> Shape {
-    let cluster = width.div_ceil(MOST_THREADS as usize).next_power_of_two() as u32;
+/// A thread for each of the `width` vectors of a row, and a cluster for each row as far as they fit the GPU: a block where a row
+/// fits one, otherwise small blocks as long as there is a multiprocessor for each. `resident` blocks fit each of those.
+fn row_shape(rows: usize, width: usize, multiprocessors: u32, resident: u32) -> Shape {
+    let least = width.div_ceil(MOST_THREADS as usize).next_power_of_two() as u32;
+    let is_spread =
+        |cluster: &u32| least > 1 && rows.saturating_mul(*cluster as usize) <= multiprocessors as usize;
+    let cluster = [8, 4, 2].into_iter().find(is_spread).unwrap_or(least).max(least);
     let threads = width.div_ceil(cluster as usize).next_multiple_of(32) as u32;
-    let clusters = u32::try_from(rows).unwrap_or(most).clamp(1, (most / cluster).max(1));
+    let most = (multiprocessors * resident / cluster).max(1);
+    let clusters = u32::try_from(rows).unwrap_or(most).clamp(1, most);
     Shape { threads, blocks: clusters * cluster, cluster }
 }
 
@@ -428,7 +454,7 @@ mod tests {
             assert_eq!(cluster, 1);
             (threads, blocks)
         };
-        assert_eq!(of(Entry::OneShot, 64, 2, 264), (256, 1));
+        assert_eq!(of(Entry::OneShot, 64, 2, 264), (64, 1));
         assert_eq!(of(Entry::OneShot, 4096, 2, 264), (128, 32));
         assert_eq!(of(Entry::OneShot, 1 << 17, 2, 264), (512, 256));
         assert_eq!(of(Entry::TwoShot, 1 << 20, 2, 264), (512, 264));
@@ -439,17 +465,31 @@ mod tests {
     fn a_cluster_has_a_thread_for_each_vector_of_a_row() {
         for width in 1..=MOST_ROW / VECTOR {
             for rows in [0, 1, 3, 128, 5000] {
-                let Shape { threads, blocks, cluster } = row_shape(rows, width, 132);
+                let Shape { threads, blocks, cluster } = row_shape(rows, width, 132, 2);
                 assert!((cluster * threads) as usize >= width, "{width}");
                 assert!(
                     threads <= MOST_THREADS && threads % 32 == 0 && cluster <= 8 && cluster.is_power_of_two()
                 );
                 assert!(
-                    blocks % cluster == 0 && (cluster..=132).contains(&blocks),
+                    blocks % cluster == 0 && (cluster..=264).contains(&blocks),
                     "{rows} of {width}: {blocks}"
                 );
             }
         }
+    }
+
+    #[test]
+    fn long_rows_are_spread_while_there_is_room() {
+        let of = |rows, width| {
+            let Shape { threads, blocks, cluster } = row_shape(rows, width, 132, 2);
+            (threads, blocks, cluster)
+        };
+        assert_eq!(of(1, 512), (512, 1, 1));
+        assert_eq!(of(16, 1024), (128, 128, 8));
+        assert_eq!(of(32, 1024), (256, 128, 4));
+        assert_eq!(of(64, 1024), (512, 128, 2));
+        assert_eq!(of(128, 1024), (512, 256, 2));
+        assert_eq!(of(1000, 1024), (512, 264, 2));
     }
 
     #[test]
