@@ -54,7 +54,9 @@ fn the_worst_step_with_right_values_is_judged() {
     assert_eq!(met(&[]), [None, None]);
     let good = row("decode", 0.97, Some(0.1), 0.01);
     assert_eq!(met(std::slice::from_ref(&good)), [Some(true), Some(true)]);
-    assert_eq!(met(&[good.clone(), row("prefill", 0.9, None, 0.01)]), [Some(false), Some(true)]);
+    assert_eq!(met(&[good.clone(), row("prefill", 0.9, None, 0.01)]), [Some(false), None]);
+    let much = row("decode", 0.99, Some(0.25), 0.0);
+    assert_eq!(met(&[much, row("prefill", 0.99, None, 0.01)]), [Some(true), Some(false)]);
     assert_eq!(met(&[good.clone(), row("decode", 0.99, Some(0.25), 0.0)]), [Some(true), Some(false)]);
     assert_eq!(met(&[good.clone(), row("decode", 0.1, Some(0.9), 0.5)]), [Some(true), Some(true)]);
     assert_eq!(met(&[StepRow { world_size: 1, ..good }]), [None, None]);
