@@ -129,6 +129,8 @@ pub struct Row {
     pub calls: usize,
     /// Groups that called at the same time, each of `world_size` ranks.
     pub groups: usize,
+    /// Whether a CUDA graph replayed the calls.
+    pub graph: bool,
     /// How far apart the ranks entered a call, in microseconds: the median over the calls. `None` on GPUs, and among several hosts,
     /// whose clocks differ.
     pub skew_us: Option<f64>,
@@ -196,6 +198,7 @@ impl Row {
             p75_us: latency.p75_us,
             calls: latency.calls,
             groups: 1,
+            graph: false,
             skew_us: None,
             skew_p99_us: None,
             variant: None,
@@ -218,6 +221,7 @@ impl Row {
             backend: self.backend.to_string(),
             path: self.path.clone(),
             groups: self.groups,
+            graph: self.graph,
             variant: self.variant.clone(),
             round: self.round,
         }

@@ -93,7 +93,7 @@ pub fn run<E: From<Error>>(
             continue;
         }
         let mut row = Row::new(case, &figures, group, calibration, request.judged, path.is_some());
-        row.groups = request.groups;
+        (row.groups, row.graph) = (request.groups, request.graph);
         if let Some(skew) = figures.skew.filter(|_| one_host) {
             (row.skew_us, row.skew_p99_us) = (Some(skew.median_us), Some(skew.p99_us));
         }
@@ -179,6 +179,7 @@ fn key(group: &ProcessGroup, request: &Request, case: &Case, path: Option<Path>)
         backend: group.backend().to_string(),
         path: path.map_or_else(|| "-".into(), |path| path.to_string()),
         groups: request.groups,
+        graph: request.graph,
         variant: request.part.as_ref().map(|part| part.variant.clone()),
         round: request.part.as_ref().map(|part| part.round),
     }
