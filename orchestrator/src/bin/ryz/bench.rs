@@ -28,7 +28,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     // Refuse what is wrong before anything is started.
     request.check()?;
     args.check_format()?;
-    args.suite.check(args.format, config.job.world_size.map(WorldSize::get))?;
+    args.suite.check(args.format, request.iterations, config.job.world_size.map(WorldSize::get))?;
     if config.process_group.backend == BackendChoice::Tcp {
         bench::check_graph_support(request.graph, BackendKind::Tcp)?;
     }
