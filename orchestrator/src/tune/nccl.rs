@@ -129,9 +129,10 @@ fn cross_nic(situation: &Situation<'_>) -> Option<Proposal> {
         key: "nccl.cross_nic",
         value: "same".into(),
         reason: format!(
-            "{} adapters for as many GPUs are how rails are built: the adapters of one number share a switch, and any other way \
-             takes one more switch. Where all adapters share one switch, `any` is better",
-            adapters.len()
+            "{} adapters for {} GPUs suggest rails: adapters of the same number share a switch, and every other route crosses \
+             one more. Where all adapters share one switch, `any` is better",
+            adapters.len(),
+            situation.gpus()
         ),
     })
 }
@@ -144,7 +145,7 @@ fn gid_index(situation: &Situation<'_>) -> Option<Proposal> {
         key: "nccl.ib_gid_index",
         value: index.to_string(),
         reason: format!(
-            "on every RoCE port, entry {index} is the one of RoCE v2 with an IPv4 address; NCCL before 2.21 takes entry 0, which \
+            "entry {index} is RoCE v2 with an IPv4 address on every port; NCCL before 2.21 takes entry 0, which \
              routers do not forward"
         ),
     })

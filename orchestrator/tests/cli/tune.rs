@@ -172,7 +172,7 @@ fn proposals_for_nccl_show_the_variables_that_they_change() {
     ] {
         assert!(stdout.contains(wanted), "{stdout}");
     }
-    assert!(stdout.contains("nccl.cross_nic = same would change nothing"), "{stdout}");
+    assert!(stdout.contains("nccl.cross_nic = same has no effect"), "{stdout}");
     let (stdout, _) = well(&ryz(state.path(), &[&asked[..], &["--format", "json"]].concat(), &[]));
     let report: Value = serde_json::from_str(&stdout).expect("one object");
     let keys: Vec<&str> = report["proposals"]

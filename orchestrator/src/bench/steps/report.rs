@@ -76,7 +76,7 @@ fn advice(rows: &[StepRow], around: &Surroundings) -> Vec<String> {
 fn compared(row: &StepRow, around: &Surroundings, processors: usize) -> String {
     let ranks = plural(row.world_size, "rank");
     let layers = format!(
-        "Steps of so many layers in {} with random weights, on one rank (t1) and sharded over {ranks} (tn)",
+        "Steps of a few layers (column `layers`) in {}, with random weights, on one rank (t1) and sharded over {ranks} (tn)",
         row.dtype
     );
     let (one, each) = (plural(processors, "processor"), (processors / row.world_size).max(1));

@@ -215,7 +215,7 @@ fn as_text(args: &Args, found: &Found, written: Option<&PathBuf>, screen: &scree
     let stdout = screen.stdout();
     let mut text = match found.message {
         Some(bytes) => format!("For all-reduces of {}:\n", units::bytes(bytes as f64)),
-        None => "The size of messages is not known; --model DIR or --bytes SIZE says it.\n".into(),
+        None => "The message size is unknown: pass --model DIR or --bytes SIZE.\n".into(),
     };
     if found.is_own {
         let _ = writeln!(text, "{}", wrap(OWN_KERNELS, 2, stdout));
@@ -232,7 +232,7 @@ fn as_text(args: &Args, found: &Found, written: Option<&PathBuf>, screen: &scree
         }
     }
     for Proposal { key, value, .. } in &found.overruled {
-        let line = format!("{key} = {value} would change nothing: a variable of your own says otherwise");
+        let line = format!("{key} = {value} has no effect: one of your variables overrides it");
         let _ = writeln!(text, "{}", wrap(&line, 2, stdout));
     }
     if found.effective.is_empty() {

@@ -262,7 +262,9 @@ pub(crate) fn tensor_parallel(driver: &DriverFacts) -> Finding {
     if largest > 1 {
         return ok(
             power_of_two(largest.min(8)),
-            "NVLink connects no more GPUs; for more, use pipeline stages or replicas",
+            &format!(
+                "NVLink connects at most {largest} GPUs with each other; for more ranks, use pipeline stages or replicas"
+            ),
         );
     }
     if driver.pairs.iter().any(|pair| pair.peer_access == PeerAccess::Yes) {
