@@ -26,7 +26,7 @@ use serde::Serialize;
 
 use crate::measure::{Case, Collective, Figures, Summary};
 use crate::{Orchestrator, plural};
-use paths::choose_paths;
+use paths::paths_of;
 
 pub use calibration::{Calibration, Shape};
 pub use compare::{Change, Comparison, Earlier};
@@ -268,7 +268,7 @@ pub fn calibrate(
         // A variant whose path is not there is left out.
         return Ok(Calibration::of_link(link_gbs));
     }
-    choose_paths(&request.paths, &group.paths())?;
+    paths_of(&request.paths, group)?;
     if request.groups > 1 {
         return Ok(Calibration::of_link(link_gbs));
     }

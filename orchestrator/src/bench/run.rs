@@ -3,7 +3,7 @@
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::{Error, Memory, ProcessGroup, ProcessGroupManager, Rank, Roster};
 
-use super::paths::{choose_paths, expected_path};
+use super::paths::{expected_path, paths_of};
 use super::recorded::{Recorded, RowKey};
 use super::{Calibration, Request, Row, Start, label, sizes, start};
 use crate::Orchestrator;
@@ -29,7 +29,12 @@ pub enum Event<'a> {
     /// A row was recorded before, and is not measured again.
     Known,
     /// The path of a variant is not there, so it is left out.
-    Absent(&'a str),
+    Absent {
+        /// The variant.
+        variant: &'a str,
+        /// Why the path is not there.
+        why: &'a str,
+    },
     /// A row has been measured.
     Row(&'a Row),
 }
@@ -58,9 +63,9 @@ pub fn run<E: From<Error>>(
     let one_host = is_one_host(manager.roster());
     let mut own = own_group(manager, request.groups)?;
     let group = team(&mut own, manager);
-    let paths = match (choose_paths(&request.paths, &group.paths()), &request.part) {
-        (Err(Error::Configuration(_)), Some(part)) => {
-            tell(Event::Absent(&part.variant))?;
+    let paths = match (paths_of(&request.paths, group), &request.part) {
+        (Err(Error::Configuration(why)), Some(part)) => {
+            tell(Event::Absent { variant: &part.variant, why: &why })?;
             return Ok(Vec::new());
         }
         (paths, _) => paths?,

@@ -87,7 +87,7 @@ pub struct Host {
     /// `kernel.yama.ptrace_scope`; `None` where the kernel has no Yama.
     pub ptrace_scope: Option<u32>,
     /// Whether a process may read the memory of another of the same user; otherwise why not.
-    pub peer_memory: Result<(), ProbeError>,
+    pub cross_memory: Result<(), ProbeError>,
 }
 
 /// The folder for secrets and scratch files.

@@ -127,10 +127,10 @@ fn measure(
         match event {
             Event::Next { number, of, op, bytes } => progress.tell(number, of, op, bytes),
             Event::Known => known += 1,
-            Event::Absent(variant) if is_first => {
-                progress.aside(|| eprintln!("ryz: {variant} is left out: its path is not there"));
+            Event::Absent { variant, why } if is_first => {
+                progress.aside(|| eprintln!("ryz: {variant} is left out: {why}"));
             }
-            Event::Absent(_) => {}
+            Event::Absent { .. } => {}
             Event::Row(row) => {
                 if let Some(file) = &mut growing_file {
                     file.add(row)?;

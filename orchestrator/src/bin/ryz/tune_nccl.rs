@@ -149,9 +149,17 @@ fn measured(args: &Args, config: &Config, message: Option<u64>) -> anyhow::Resul
     for round in 0..ROUNDS {
         eprintln!("round {} of {ROUNDS}: {} settings", round + 1, all.len() + 1);
         own.push(bench(args, ranks, &sizes, None)?);
-        for (candidate, measured) in &mut all {
-            measured.push(bench(args, ranks, &sizes, Some(*candidate))?);
-        }
+        // What fails once may not work in a job.
+        all.retain_mut(|(candidate, measured)| match bench(args, ranks, &sizes, Some(*candidate)) {
+            Ok(medians) => {
+                measured.push(medians);
+                true
+            }
+            Err(error) => {
+                eprintln!("ryz: {} = {} is left out: {error:#}", candidate.key, candidate.value);
+                false
+            }
+        });
     }
     Ok(tune::pick(&sizes, &own, &all))
 }
