@@ -32,6 +32,8 @@ pub mod metric_names;
 pub mod nccl_settings;
 mod orchestrator;
 #[cfg(feature = "cli")]
+pub mod output_file;
+#[cfg(feature = "cli")]
 pub mod plan;
 pub mod prelude;
 pub mod rendezvous;

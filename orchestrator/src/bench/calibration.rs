@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use ryzanstein_config::DeviceConfig;
 use ryzanstein_process_group::device::{Device, DeviceError, peer_copy_gbs};
-use ryzanstein_process_group::paths::{Path, PeerAlgorithm};
+use ryzanstein_process_group::paths::{Path, PeerAlgorithm, gpu};
 use ryzanstein_process_group::schedule::build::CollectiveSpec;
 use ryzanstein_process_group::schedule::cost::{rounds, traffic};
 use ryzanstein_process_group::schedule::{Algorithm, Hosts};
@@ -135,11 +135,14 @@ fn costs(path: Path, operation: Operation, dtype: DType, Shape { ranks, count }:
         Path::Tcp(algorithm) => of_schedule(algorithm, false),
         Path::CrossMemory => Algorithm::zero_copy(operation).map_or_else(Vec::new, |a| of_schedule(a, true)),
         Path::PeerMemory(algorithm) => {
-            let bytes = (count * dtype.size()) as f64;
-            vec![match algorithm {
-                PeerAlgorithm::OneShot => AllReduce::OneShot.cost(ranks, bytes),
-                PeerAlgorithm::TwoShot => AllReduce::TwoShot.cost(ranks, bytes),
-            }]
+            let bytes = count * dtype.size();
+            let (model, most) = match algorithm {
+                PeerAlgorithm::OneShot => (AllReduce::OneShot, gpu::one_shot_most(ranks)),
+                PeerAlgorithm::TwoShot => (AllReduce::TwoShot, gpu::TWO_SHOT_PART),
+            };
+            // A longer array takes several launches, each with the steps of one.
+            let Cost { steps, bytes: moved, reduced } = model.cost(ranks, bytes as f64);
+            vec![Cost { steps: steps * bytes.div_ceil(most), bytes: moved, reduced }]
         }
         Path::Nccl => {
             let chunks = if operation.is_chunked() { ranks } else { 1 };
@@ -298,6 +301,25 @@ mod tests {
         assert_close(of(Algorithm::Direct, Operation::Gather { root: Rank(0) }), 2.0 * 10.0 + 12_000.0);
         assert_eq!(expected(&tcp, Path::CrossMemory, all_reduce, 1000), None, "nothing was measured of it");
         assert_eq!(expected(&tcp, Path::Local, all_reduce, 1000), None);
+    }
+
+    #[test]
+    fn each_launch_of_our_own_kernels_has_its_steps() {
+        let peer = calibration(Carrier::PeerMemory);
+        let all_reduce = |algorithm, bytes: usize| {
+            expected(&peer, Path::PeerMemory(algorithm), Operation::AllReduce(ReduceOp::Sum), bytes / 4)
+        };
+        // Four ranks send 3 arrays in pieces of 128 KiB, or 1.5 arrays in pieces of 32 MiB.
+        assert_close(all_reduce(PeerAlgorithm::OneShot, 128 << 10), 10.0 + 393.2);
+        assert_close(all_reduce(PeerAlgorithm::OneShot, 1 << 20), 80.0 + 3145.7);
+        assert_close(all_reduce(PeerAlgorithm::TwoShot, 1 << 20), 20.0 + 1572.9);
+        let long = costs(
+            Path::PeerMemory(PeerAlgorithm::TwoShot),
+            Operation::AllReduce(ReduceOp::Sum),
+            DType::F32,
+            Shape { ranks: 2, count: 24 << 20 },
+        );
+        assert_eq!(long.first().map(|cost| cost.steps), Some(6), "96 MiB are three parts");
     }
 
     #[test]

@@ -6,23 +6,15 @@ use ryzanstein_process_group::{Error, units};
 use serde::Deserialize;
 
 use super::Row;
-use super::recorded::{one, parse_rows};
+use super::recorded::{RowKey, parse_rows};
 use crate::measure::Summary;
 use crate::table::{Cell, Column, Screen, Tone, table};
 
 /// What of an earlier row is compared.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 struct EarlierRow {
-    op: String,
-    dtype: String,
-    bytes: usize,
-    world_size: usize,
-    backend: String,
-    #[serde(default = "one")]
-    groups: usize,
-    /// Of `--vary`, whose rows are compared with each other.
-    #[serde(default)]
-    variant: Option<String>,
+    #[serde(flatten)]
+    key: RowKey,
     #[serde(flatten)]
     spread: Spread,
 }
@@ -43,12 +35,15 @@ impl From<Spread> for Summary {
     }
 }
 
-/// Rows that are of the same operation, type, size, ranks, backend and groups at once.
-type Key = (String, String, usize, usize, String, usize);
+/// What a row is of, and its path apart: rows that differ in their path only are compared.
+fn split(key: RowKey) -> (RowKey, String) {
+    let path = key.path;
+    (RowKey { path: String::new(), ..key }, path)
+}
 
-/// An earlier result: the lines of `--format json`.
+/// An earlier result: the lines of `--format json`. For each kind of row the path and the figures of all, in their order.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Earlier(BTreeMap<Key, Vec<Spread>>);
+pub struct Earlier(BTreeMap<RowKey, Vec<(String, Spread)>>);
 
 /// How a row compares with the earlier one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -87,11 +82,12 @@ impl Earlier {
     /// # Errors
     /// [`Error::Configuration`] with the number of the first line that is no row.
     pub fn parse(text: &str, file: &str) -> Result<Self, Error> {
-        let mut rows = BTreeMap::<Key, Vec<Spread>>::new();
-        let plain = |row: &EarlierRow| row.variant.is_none();
+        let mut rows = BTreeMap::<RowKey, Vec<(String, Spread)>>::new();
+        // Rows of `--vary` are compared with each other.
+        let plain = |row: &EarlierRow| row.key.variant.is_none();
         for row in parse_rows::<EarlierRow>(text, "--compare", file)?.into_iter().filter(plain) {
-            let key = (row.op, row.dtype, row.bytes, row.world_size, row.backend, row.groups);
-            rows.entry(key).or_default().push(row.spread);
+            let (key, path) = split(row.key);
+            rows.entry(key).or_default().push((path, row.spread));
         }
         if rows.is_empty() {
             return Err(Error::Configuration(format!(
@@ -102,16 +98,25 @@ impl Earlier {
     }
 
     /// Compares rows, the first one of each kind with the first earlier one of the kind and so on: several paths of an operation
-    /// are measured in the same order. `tolerance` is a share.
+    /// are measured in the same order. Where there are more or fewer than before, a row of a forced path is compared with one of
+    /// the same path. `tolerance` is a share.
     pub fn compare(&self, rows: &[Row], tolerance: f64) -> Comparison {
-        let mut seen = BTreeMap::<Key, usize>::new();
+        let mut counts = BTreeMap::<RowKey, usize>::new();
+        for row in rows {
+            *counts.entry(split(row.key()).0).or_default() += 1;
+        }
+        // What no row has been compared with yet.
+        let mut left = self.0.clone();
         let one = |row: &Row| {
-            let key = row.key();
-            let key = (key.op, key.dtype, key.bytes, key.world_size, key.backend, key.groups);
-            let number = seen.entry(key.clone()).or_default();
-            let before =
-                self.0.get(&key).and_then(|spreads| spreads.get(*number)).copied().map(Summary::from);
-            *number += 1;
+            let (key, path) = split(row.key());
+            let before = left.get_mut(&key).and_then(|left| {
+                let all = self.0.get(&key).map_or(0, Vec::len);
+                let is_first = left.len() == all && !row.is_forced;
+                let is_alike =
+                    |one: &(String, Spread)| counts.get(&key) == Some(&all) || is_first || one.0 == path;
+                let at = left.iter().position(is_alike)?;
+                Some(Summary::from(left.remove(at).1))
+            });
             let now = Summary {
                 calls: row.calls,
                 p25_us: row.p25_us,
@@ -214,11 +219,26 @@ mod tests {
     }
 
     #[test]
+    fn rows_of_other_numbers_of_paths_are_compared_by_path() {
+        let of = |path: &str, median_us: f64, is_forced| Row {
+            path: path.into(),
+            is_forced,
+            ..spread(median_us, 1.0)
+        };
+        let before = [of("nccl", 50.0, false), of("nccl", 50.0, true)].map(|row| json(&row)).join("\n");
+        let earlier = Earlier::parse(&before, "a file").expect("rows");
+        let now = [of("peer/one_shot", 25.0, false), of("peer/one_shot", 25.0, true), of("nccl", 50.0, true)];
+        let changes: Vec<Change> = earlier.compare(&now, 0.1).rows.iter().map(|row| row.4).collect();
+        assert_eq!(changes, [Change::Faster, Change::Missing, Change::Same]);
+        let graph = Row { graph: true, ..of("nccl", 50.0, false) };
+        assert_eq!(earlier.compare(&[graph], 0.1).compared(), 0, "replays are no calls");
+    }
+
+    #[test]
     fn a_file_that_is_no_result_is_refused_by_its_line() {
         let error = |text: &str| Earlier::parse(text, "a file").unwrap_err().to_string();
         assert!(error("").contains("it has no rows"), "{}", error(""));
-        let old =
-            r#"{"op":"all_reduce","dtype":"f32","bytes":1,"world_size":2,"backend":"tcp","median_us":1.0}"#;
+        let old = r#"{"op":"all_reduce","dtype":"f32","bytes":1,"world_size":2,"backend":"tcp","path":"tcp/ring","median_us":1.0}"#;
         let said = error(&format!("{}\n{old}\n", json(&spread(1.0, 1.0))));
         assert!(
             said.contains("a file: line 2") && said.contains("p25_us") && said.contains("again"),

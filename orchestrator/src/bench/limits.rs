@@ -31,7 +31,7 @@ impl Request {
     /// Refuses arrays that do not fit the memory of a host for all its ranks.
     pub(super) fn check_memory(&self, ranks: usize, memory: u64) -> Result<(), Error> {
         let is_apart = self.out_of_place || self.ops.iter().any(|op| op.is_out_of_place());
-        check_fit(&self.sizes, is_apart, ranks, memory)
+        check_fit(&self.sizes, if is_apart { 2 } else { 1 }, ranks, memory)
     }
 }
 
@@ -43,7 +43,7 @@ pub(crate) fn check_sizes(sizes: &[u64]) -> Result<(), Error> {
     if let Some(bytes) = sizes.iter().max().filter(|bytes| **bytes > MOST_BYTES) {
         return Err(Error::Configuration(format!(
             "a size of {}: arrays of at most {} are measured, since every rank holds one or more of them in its memory; \
-             name smaller sizes with --sizes, or in `ryz bench` with --max-bytes",
+             name smaller sizes with --sizes, or in `ryz bench` with --max-bytes or --gradients",
             units::bytes(*bytes as f64),
             units::bytes(MOST_BYTES as f64)
         )));
@@ -51,13 +51,13 @@ pub(crate) fn check_sizes(sizes: &[u64]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses arrays that do not fit a memory of so many bytes for all its ranks. `is_apart`: whether input and output are two arrays.
+/// Refuses arrays that do not fit a memory of so many bytes for all its ranks, each of which holds so many arrays.
 ///
 /// # Errors
 /// [`Error::Configuration`] says what is needed and what is there.
-pub(crate) fn check_fit(sizes: &[u64], is_apart: bool, ranks: usize, memory: u64) -> Result<(), Error> {
+pub(crate) fn check_fit(sizes: &[u64], arrays: u64, ranks: usize, memory: u64) -> Result<(), Error> {
     let Some(&largest) = sizes.iter().max() else { return Ok(()) };
-    let needed = u128::from(largest) * ranks as u128 * if is_apart { 2 } else { 1 };
+    let needed = u128::from(largest) * u128::from(arrays) * ranks as u128;
     if needed > u128::from(memory) {
         return Err(Error::Configuration(format!(
             "a size of {} needs {} of memory for the {} on this host, which has {}; measure smaller sizes, or fewer ranks",

@@ -26,7 +26,7 @@ use serde::Serialize;
 
 use crate::measure::{Case, Collective, Figures, Summary};
 use crate::{Orchestrator, plural};
-use paths::choose_paths;
+use paths::paths_of;
 
 pub use calibration::{Calibration, Shape};
 pub use compare::{Change, Comparison, Earlier};
@@ -129,6 +129,8 @@ pub struct Row {
     pub calls: usize,
     /// Groups that called at the same time, each of `world_size` ranks.
     pub groups: usize,
+    /// Whether a CUDA graph replayed the calls.
+    pub graph: bool,
     /// How far apart the ranks entered a call, in microseconds: the median over the calls. `None` on GPUs, and among several hosts,
     /// whose clocks differ.
     pub skew_us: Option<f64>,
@@ -196,6 +198,7 @@ impl Row {
             p75_us: latency.p75_us,
             calls: latency.calls,
             groups: 1,
+            graph: false,
             skew_us: None,
             skew_p99_us: None,
             variant: None,
@@ -218,6 +221,7 @@ impl Row {
             backend: self.backend.to_string(),
             path: self.path.clone(),
             groups: self.groups,
+            graph: self.graph,
             variant: self.variant.clone(),
             round: self.round,
         }
@@ -264,7 +268,7 @@ pub fn calibrate(
         // A variant whose path is not there is left out.
         return Ok(Calibration::of_link(link_gbs));
     }
-    choose_paths(&request.paths, &group.paths())?;
+    paths_of(&request.paths, group)?;
     if request.groups > 1 {
         return Ok(Calibration::of_link(link_gbs));
     }

@@ -5,8 +5,17 @@ use ryzanstein_process_group::{Error, ProcessGroup};
 
 use crate::measure::{Case, Collective};
 
-/// The paths that `--path` selects on a group with these paths. `None` is the backend's own choice.
-pub(super) fn choose_paths(names: &[String], there: &[Path]) -> Result<Vec<Option<Path>>, Error> {
+/// The paths that `--path` selects on a group. `None` is the backend's own choice.
+pub(super) fn paths_of(names: &[String], group: &ProcessGroup) -> Result<Vec<Option<Path>>, Error> {
+    choose_paths(names, &group.paths(), &group.describe_paths())
+}
+
+/// The same of a group with these paths, and what is said of these and of those that it has not.
+fn choose_paths(
+    names: &[String],
+    there: &[Path],
+    described: &[(Path, String)],
+) -> Result<Vec<Option<Path>>, Error> {
     let mut chosen: Vec<Option<Path>> = Vec::new();
     for name in names {
         match name.as_str() {
@@ -21,8 +30,11 @@ pub(super) fn choose_paths(names: &[String], there: &[Path]) -> Result<Vec<Optio
                 let path = there.iter().find(|path| is_it(&path.to_string()));
                 chosen.push(Some(*path.ok_or_else(|| {
                     let names: Vec<String> = there.iter().map(ToString::to_string).collect();
+                    let told = described.iter().find(|(path, _)| is_it(&path.to_string()));
+                    let why = told.and_then(|(_, told)| told.strip_prefix("never: "));
+                    let why = why.map_or_else(String::new, |why| format!(": {why}"));
                     Error::Configuration(format!(
-                        "--path {name}: there is no such path here; expected auto, all, or some of {}, separated by commas",
+                        "--path {name}: there is no such path here{why}; expected auto, all, or some of {}, separated by commas",
                         names.join(", ")
                     ))
                 })?));
@@ -58,13 +70,17 @@ mod tests {
     #[test]
     fn paths_are_named_in_full_or_by_their_last_word() {
         let there: Vec<Path> = Algorithm::ALL.into_iter().map(Path::Tcp).collect();
-        let choose =
-            |names: &[&str]| choose_paths(&names.iter().map(ToString::to_string).collect::<Vec<_>>(), &there);
+        let told = [(Path::CrossMemory, "never: the ranks are on several hosts".to_owned())];
+        let choose = |names: &[&str]| {
+            choose_paths(&names.iter().map(ToString::to_string).collect::<Vec<_>>(), &there, &told)
+        };
         let ring = Some(Path::Tcp(Algorithm::Ring));
         assert_eq!(choose(&["auto"]).unwrap(), [None]);
         assert_eq!(choose(&["ring", "tcp/ring", "auto"]).unwrap(), [ring, None]);
         assert_eq!(choose(&["all"]).unwrap().len(), there.len() + 1);
         let error = choose(&["rign"]).unwrap_err().to_string();
         assert!(error.contains("--path rign") && error.contains("tcp/ring"), "{error}");
+        let error = choose(&["cross_memory"]).unwrap_err().to_string();
+        assert!(error.contains("no such path here: the ranks are on several hosts;"), "{error}");
     }
 }

@@ -36,6 +36,9 @@ pub struct RowKey {
     /// Groups that called at the same time.
     #[serde(default = "one")]
     pub groups: usize,
+    /// Whether a CUDA graph replayed the calls.
+    #[serde(default)]
+    pub graph: bool,
     /// The variant, with `--vary`.
     #[serde(default)]
     pub variant: Option<String>,
@@ -44,7 +47,7 @@ pub struct RowKey {
     pub round: Option<usize>,
 }
 
-pub(super) const fn one() -> usize {
+const fn one() -> usize {
     1
 }
 

@@ -178,38 +178,39 @@ pub fn json(row: &Row) -> String {
 /// The head of the CSV: the fields of the JSON in the same order, then the host time.
 pub const fn csv_head() -> &'static str {
     "op,dtype,bytes,world_size,backend,path,median_us,p99_us,algbw_gbs,busbw_gbs,errors,target_us,meets_target,\
-     link_share,expected_us,expected_error_percent,p25_us,p75_us,calls,groups,skew_us,skew_p99_us,host_us"
+     link_share,expected_us,expected_error_percent,p25_us,p75_us,calls,groups,graph,skew_us,skew_p99_us,host_us"
 }
 
 /// One line of CSV.
 pub fn csv_row(row: &Row) -> String {
     let optional = |value: Option<String>| value.unwrap_or_default();
-    format!(
-        "{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{},{}",
-        row.op,
-        row.dtype,
-        row.bytes,
-        row.world_size,
-        row.backend,
-        row.path,
-        row.median_us,
-        row.p99_us,
-        row.algbw_gbs,
-        row.busbw_gbs,
-        row.errors,
+    let cells = [
+        row.op.clone(),
+        row.dtype.to_string(),
+        row.bytes.to_string(),
+        row.world_size.to_string(),
+        row.backend.to_string(),
+        row.path.clone(),
+        row.median_us.to_string(),
+        row.p99_us.to_string(),
+        row.algbw_gbs.to_string(),
+        row.busbw_gbs.to_string(),
+        row.errors.to_string(),
         optional(row.target_us.map(|v| v.to_string())),
         optional(row.meets_target.map(|v| v.to_string())),
         optional(row.link_share.map(|v| v.to_string())),
         optional(row.expected_us.map(|v| v.to_string())),
         optional(row.expected_error_percent.map(|v| v.to_string())),
-        row.p25_us,
-        row.p75_us,
-        row.calls,
-        row.groups,
+        row.p25_us.to_string(),
+        row.p75_us.to_string(),
+        row.calls.to_string(),
+        row.groups.to_string(),
+        row.graph.to_string(),
         optional(row.skew_us.map(|v| v.to_string())),
         optional(row.skew_p99_us.map(|v| v.to_string())),
-        row.host_us,
-    )
+        row.host_us.to_string(),
+    ];
+    cells.join(",")
 }
 
 pub(super) fn csv(rows: &[Row]) -> String {

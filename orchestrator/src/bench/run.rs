@@ -3,7 +3,7 @@
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::{Error, Memory, ProcessGroup, ProcessGroupManager, Rank, Roster};
 
-use super::paths::{choose_paths, expected_path};
+use super::paths::{expected_path, paths_of};
 use super::recorded::{Recorded, RowKey};
 use super::{Calibration, Request, Row, Start, label, sizes, start};
 use crate::Orchestrator;
@@ -29,7 +29,12 @@ pub enum Event<'a> {
     /// A row was recorded before, and is not measured again.
     Known,
     /// The path of a variant is not there, so it is left out.
-    Absent(&'a str),
+    Absent {
+        /// The variant.
+        variant: &'a str,
+        /// Why the path is not there.
+        why: &'a str,
+    },
     /// A row has been measured.
     Row(&'a Row),
 }
@@ -58,9 +63,9 @@ pub fn run<E: From<Error>>(
     let one_host = is_one_host(manager.roster());
     let mut own = own_group(manager, request.groups)?;
     let group = team(&mut own, manager);
-    let paths = match (choose_paths(&request.paths, &group.paths()), &request.part) {
-        (Err(Error::Configuration(_)), Some(part)) => {
-            tell(Event::Absent(&part.variant))?;
+    let paths = match (paths_of(&request.paths, group), &request.part) {
+        (Err(Error::Configuration(why)), Some(part)) => {
+            tell(Event::Absent { variant: &part.variant, why: &why })?;
             return Ok(Vec::new());
         }
         (paths, _) => paths?,
@@ -93,7 +98,7 @@ pub fn run<E: From<Error>>(
             continue;
         }
         let mut row = Row::new(case, &figures, group, calibration, request.judged, path.is_some());
-        row.groups = request.groups;
+        (row.groups, row.graph) = (request.groups, request.graph);
         if let Some(skew) = figures.skew.filter(|_| one_host) {
             (row.skew_us, row.skew_p99_us) = (Some(skew.median_us), Some(skew.p99_us));
         }
@@ -179,6 +184,7 @@ fn key(group: &ProcessGroup, request: &Request, case: &Case, path: Option<Path>)
         backend: group.backend().to_string(),
         path: path.map_or_else(|| "-".into(), |path| path.to_string()),
         groups: request.groups,
+        graph: request.graph,
         variant: request.part.as_ref().map(|part| part.variant.clone()),
         round: request.part.as_ref().map(|part| part.round),
     }

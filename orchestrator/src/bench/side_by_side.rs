@@ -118,6 +118,7 @@ mod tests {
             backend: "nccl".into(),
             path: "nccl".into(),
             groups: 1,
+            graph: false,
             variant: Some(variant.into()),
             round: Some(round),
         };

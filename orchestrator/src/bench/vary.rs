@@ -170,7 +170,7 @@ impl Vary {
         for (name, _) in variants.iter().flat_map(|variant| variant.variables) {
             if let Some(origin) = of_user(name) {
                 return Err(Error::Configuration(format!(
-                    "--vary {}: the variants set {name}, but it is already set by {origin}, which always counts; unset it, or \
+                    "--vary {}: the variants set {name}, but {origin} already sets it and takes precedence; unset it, or \
                      measure without --vary",
                     self.name()
                 )));

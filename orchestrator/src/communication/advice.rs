@@ -114,8 +114,7 @@ fn cause(part: &Part, limit: Limit, link_gbs: Option<f64>) -> String {
 }
 
 fn against_latency(around: &Surroundings) -> Vec<String> {
-    let mut all =
-        vec!["Take more sequences into a pass: it makes as many calls, for more tokens.".to_owned()];
+    let mut all = vec!["Decode more sequences in each pass: the number of calls stays the same.".to_owned()];
     if around.on_gpus && !around.is_graph {
         all.push("Replay passes from CUDA graphs: leave --no-graph out.".into());
     }

@@ -59,21 +59,27 @@ impl Communication {
         Self { parts }
     }
 
-    /// The share of a step that all calls take; `None` without calls that were timed.
+    /// The share of a step that all calls take; `None` if there are none, or an operation was not timed.
     pub fn share(&self) -> Option<f64> {
-        let shares: Vec<f64> = self.parts.iter().filter_map(|part| part.share).collect();
-        (!shares.is_empty()).then(|| shares.iter().sum())
+        let shares: Option<Vec<f64>> = self.parts.iter().map(|part| part.share).collect();
+        shares.filter(|shares| !shares.is_empty()).map(|shares| shares.iter().sum())
     }
 
-    /// Whether the share is below the documented limit; `None` without calls that were timed.
+    /// Whether the share is below the documented limit; `None` if it is not known.
     pub fn meets_target(&self) -> Option<bool> {
         self.share().map(|share| share < BELOW_SHARE)
     }
 
-    /// For people: a table by operation, the verdict and advice. Empty without calls.
+    /// For people: a table by operation, the verdict and advice. Empty without calls that were timed.
     pub fn text(&self, around: &Surroundings, screen: Screen) -> String {
-        let Some(share) = self.share() else { return String::new() };
+        if self.parts.iter().all(|part| part.share.is_none()) {
+            return String::new();
+        }
         let rows: Vec<Vec<Cell>> = self.parts.iter().map(|part| part.cells().into()).collect();
+        let by_operation = table(&Part::COLUMNS, &rows, screen);
+        let Some(share) = self.share() else {
+            return by_operation + "communication: not measured, as some operations were not timed\n";
+        };
         let is_met = share < BELOW_SHARE;
         let verdict = format!(
             "communication: {} of a step (target < {:.0} %): {}",
@@ -82,7 +88,7 @@ impl Communication {
             if is_met { "met" } else { "missed" }
         );
         let tone = if is_met { Tone::Good } else { Tone::Warning };
-        let mut text = format!("{}{}\n", table(&Part::COLUMNS, &rows, screen), screen.paint(tone, &verdict));
+        let mut text = format!("{by_operation}{}\n", screen.paint(tone, &verdict));
         for line in self.advice(around).into_iter().flat_map(Advice::lines) {
             let _ = writeln!(text, "{}", wrap(&line, 2, screen));
         }

@@ -58,9 +58,14 @@ fn shares_are_of_a_step_and_calls_that_were_timed_stand_for_the_others() {
 #[test]
 fn without_timed_calls_there_is_no_verdict() {
     let untimed = ProfileRow { timed: 0, total_s: 0.0, ..row("all_reduce", 9, 8e3, 0.0) };
-    let communication = Communication::new(&[untimed], 1.0, 1);
+    let communication = Communication::new(std::slice::from_ref(&untimed), 1.0, 1);
     assert_eq!((communication.share(), communication.meets_target()), (None, None));
     assert_eq!(communication.text(&GPUS, Screen::PLAIN), "");
+    let rows = [row("all_gather", 10, 4e5, 30.0), untimed];
+    let communication = Communication::new(&rows, 1.0, 1);
+    assert_eq!((communication.share(), communication.meets_target()), (None, None), "a part is missing");
+    let text = communication.text(&GPUS, Screen::PLAIN);
+    assert!(text.contains("not timed") && text.ends_with("some operations were not timed\n"), "{text}");
     let alone = ProfileRow { world_size: 1, ..row("all_reduce", 9, 8e3, 10.0) };
     assert_eq!(Communication::new(&[alone], 1.0, 1).share(), None);
 }

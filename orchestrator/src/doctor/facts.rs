@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use ryzanstein_config::BackendChoice;
 use ryzanstein_config::nccl::NcclVariable;
-use ryzanstein_process_group::nvml::{Gpu, Pair};
+use ryzanstein_process_group::nvml::{Gpu, Pair, PairPath};
 use serde::{Deserialize, Serialize};
 
 use super::error::ProbeError;
@@ -87,7 +87,7 @@ pub struct Host {
     /// `kernel.yama.ptrace_scope`; `None` where the kernel has no Yama.
     pub ptrace_scope: Option<u32>,
     /// Whether a process may read the memory of another of the same user; otherwise why not.
-    pub peer_memory: Result<(), ProbeError>,
+    pub cross_memory: Result<(), ProbeError>,
 }
 
 /// The folder for secrets and scratch files.
@@ -218,6 +218,13 @@ pub struct DriverFacts {
     pub pairs: Vec<Pair>,
     /// Where they are on the PCI bus, by their numbers in NVML; those that the kernel does not show are left out.
     pub places: BTreeMap<u32, PciPlace>,
+}
+
+impl DriverFacts {
+    /// Whether NVLink connects every two of several GPUs.
+    pub fn is_all_nvlink(&self) -> bool {
+        !self.pairs.is_empty() && self.pairs.iter().all(|pair| matches!(pair.path, PairPath::Nvlink(_)))
+    }
 }
 
 /// A library that is loaded at run time.

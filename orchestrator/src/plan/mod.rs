@@ -4,6 +4,7 @@
 mod report;
 
 use ryzanstein_process_group::DType;
+use ryzanstein_process_group::paths::gpu::shared_bytes;
 use ryzanstein_tensor_parallel::model::{Footprint, all_reduces, footprint, tensors};
 use ryzanstein_tensor_parallel::shard::padded_vocabulary;
 use ryzanstein_tensor_parallel::{ConfigurationError, Error, LlamaConfig};
@@ -87,7 +88,7 @@ pub struct Size {
     pub kv_cache_bytes: Option<u64>,
     /// Bytes that computing takes beside.
     pub workspace_bytes: Option<u64>,
-    /// All of these, and `nccl_bytes`.
+    /// All of these, `nccl_bytes` and `shared_bytes`.
     pub total_bytes: Option<u64>,
     /// Whether that fits; `None` where the memory is not known.
     pub fits: Option<bool>,
@@ -101,6 +102,8 @@ pub struct Size {
     pub max_context: Option<usize>,
     /// Bytes that NCCL takes for its own buffers: an estimate.
     pub nccl_bytes: Option<u64>,
+    /// Bytes that it shares with the other ranks, for our own all-reduce kernels.
+    pub shared_bytes: Option<u64>,
     /// Seconds of a decode step in which all positions are in use, as predicted.
     pub step_seconds: Option<f64>,
 }
@@ -172,7 +175,7 @@ impl Planner<'_> {
             }
             Err(error) => return Err(error),
         };
-        let own = own_bytes(&footprint);
+        let own = own_bytes(world_size, &footprint);
         let communicating = self.communication_seconds(world_size);
         let step = communicating + footprint.read_per_step as f64 / MEMORY_BANDWIDTH;
         let per_token = if world_size > 1 { all_reduces(self.config) * self.token_bytes() } else { 0 };
@@ -190,6 +193,7 @@ impl Planner<'_> {
             kv_replication: Some(world_size.div_ceil(self.config.kv_heads)),
             max_context: self.memory.map(|_| self.max_context(world_size)).transpose()?,
             nccl_bytes: Some(nccl_bytes(world_size)),
+            shared_bytes: Some(shared_bytes(world_size) as u64),
             step_seconds: Some(step),
         })
     }
@@ -200,7 +204,7 @@ impl Planner<'_> {
 
     /// Whether a rank's own memory is within its budget, and that with NCCL's within the GPU's.
     fn fits(&self, world_size: usize, footprint: &Footprint) -> Option<bool> {
-        let own = own_bytes(footprint);
+        let own = own_bytes(world_size, footprint);
         Some(own <= self.budget? && own + nccl_bytes(world_size) <= self.memory?)
     }
 
@@ -236,8 +240,9 @@ impl Planner<'_> {
     }
 }
 
-fn own_bytes(footprint: &Footprint) -> u64 {
-    footprint.weights + footprint.kv_cache + footprint.workspace
+/// What a rank allocates itself.
+fn own_bytes(world_size: usize, footprint: &Footprint) -> u64 {
+    footprint.weights + footprint.kv_cache + footprint.workspace + shared_bytes(world_size) as u64
 }
 
 /// NCCL's own buffers on a rank.
@@ -261,6 +266,7 @@ impl Size {
             kv_replication: None,
             max_context: None,
             nccl_bytes: None,
+            shared_bytes: None,
             step_seconds: None,
         }
     }

@@ -186,7 +186,8 @@ fn an_8b_llama_takes_the_memory_that_its_shapes_add_up_to() {
         (one.all_reduce_bytes_per_token, two.all_reduce_bytes_per_token),
         (Some(0), Some(65 * 4096 * 2))
     );
-    assert_eq!((one.communication_share, one.nccl_bytes), (Some(0.0), Some(0)));
+    assert_eq!((one.communication_share, one.nccl_bytes, one.shared_bytes), (Some(0.0), Some(0), Some(0)));
+    assert_eq!(two.shared_bytes, Some(136 << 20));
     // 65 calls of 6.6 µs with 2 steps of 0.6 µs, and 8 KiB once through the link; and the logits; against 8 GB of weights, KV
     // cache included, at 3.35 TB/s.
     let share = two.communication_share.unwrap();
@@ -309,7 +310,7 @@ proptest! {
             prop_assert!(pair[1].communication_share > pair[0].communication_share);
         }
         for size in sizes {
-            let parts = [size.weights_bytes, size.kv_cache_bytes, size.workspace_bytes, size.nccl_bytes];
+            let parts = [size.weights_bytes, size.kv_cache_bytes, size.workspace_bytes, size.nccl_bytes, size.shared_bytes];
             prop_assert_eq!(size.total_bytes, Some(parts.iter().flatten().sum()));
             prop_assert!(size.communication_share < Some(1.0));
         }

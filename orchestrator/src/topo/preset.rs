@@ -56,11 +56,7 @@ impl Preset {
                 bridged: 8,
                 processors: ["0-55,112-167", "56-111,168-223"],
                 network: |places| Network {
-                    infiniband: places
-                        .iter()
-                        .enumerate()
-                        .map(|(i, place)| port(i, "400 Gb/sec (4X NDR)", place))
-                        .collect(),
+                    infiniband: ports("400 Gb/sec (4X NDR)", places),
                     ..no_network()
                 },
             },
@@ -88,7 +84,7 @@ impl Preset {
                 bridged: 2,
                 processors: ["0-31", "32-63"],
                 network: |places| Network {
-                    infiniband: vec![port(0, "200 Gb/sec (4X HDR)", &places[0])],
+                    infiniband: ports("200 Gb/sec (4X HDR)", &places[..1]),
                     ..no_network()
                 },
             },
@@ -169,15 +165,17 @@ impl Machine {
     }
 }
 
-fn port(index: usize, rate: &str, place: &PciPlace) -> InfinibandPort {
-    InfinibandPort {
+/// An adapter of InfiniBand at each place.
+fn ports(rate: &str, places: &[PciPlace]) -> Vec<InfinibandPort> {
+    let port = |(index, place): (usize, &PciPlace)| InfinibandPort {
         name: format!("mlx5_{index}:1"),
         state: "ACTIVE".into(),
         rate: rate.into(),
         link_layer: "InfiniBand".into(),
         pci: Some(place.clone()),
         roce_v2_gid: None,
-    }
+    };
+    places.iter().enumerate().map(port).collect()
 }
 
 const fn no_network() -> Network {

@@ -73,8 +73,7 @@ impl SyncTimes {
         };
         let rows: Vec<Vec<Cell>> = [first].into_iter().chain(self.interconnects.iter().map(on)).collect();
         let heading = format!(
-            "The time to add up the gradients (f32) of a model among {} ranks: one ring all-reduce at the published bandwidth of \
-             one direction, without overlap",
+            "Time of one ring all-reduce of a model's f32 gradients on {} ranks, at the published one-way bandwidth",
             self.ranks
         );
         format!("{}\n\n{}", wrap(&heading, 0, screen), table(&columns, &rows, screen))

@@ -83,13 +83,18 @@ pub fn run(
         ));
     }
     // All-to-all has two arrays.
-    limits::check_fit(&request.sizes, true, ranks, limits::host_memory())?;
+    limits::check_fit(&request.sizes, 2, ranks, limits::host_memory())?;
     let group = manager.world();
-    if group.memory() != Memory::Host || group.world_size() < 2 || group.paths().len() < 2 {
+    if group.memory() != Memory::Host {
+        return Err(Error::Configuration(
+            "`ryz tune` measures paths on CPUs, and these ranks use GPUs; pass --backend tcp. For NCCL's settings: ryz tune --nccl"
+                .into(),
+        ));
+    }
+    if group.world_size() < 2 || group.paths().len() < 2 {
         let paths: Vec<String> = group.paths().iter().map(ToString::to_string).collect();
         return Err(Error::Configuration(format!(
-            "there is no path to choose: {} with the backend {} have {} alone; use two ranks or more with --backend tcp. For \
-             settings of NCCL: ryz tune --nccl",
+            "there is no path to choose: {} with the backend {} have {} alone; use two ranks or more",
             plural(ranks, "rank"),
             group.backend(),
             paths.join(", ")

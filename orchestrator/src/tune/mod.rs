@@ -11,6 +11,6 @@ mod write;
 pub use candidates::{CANDIDATES, Candidate, Measured, pick};
 pub use crossover::{GAIN, Timed, Turn, choose, ranges};
 pub use measure::{Request, Sizes, Tuned, run};
-pub use nccl::{Proposal, Situation, changes, propose};
+pub use nccl::{Proposal, Situation, changes, own_kernels_carry, propose};
 pub use report::{json, table};
 pub use write::{edit_config, store_table};

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use ryzanstein_config::nccl::NcclVariable;
 use ryzanstein_config::{Config, NcclProfile};
+use ryzanstein_process_group::paths::gpu::peer_carries;
 use ryzanstein_process_group::units;
 
-use crate::doctor::{Hardware, InfinibandPort, Interface};
+use crate::doctor::{DriverFacts, Hardware, InfinibandPort, Interface};
 use crate::plural;
 
 /// Up to this many bytes a message is one of inference: kilobytes to a few megabytes.
@@ -54,12 +55,23 @@ impl Situation<'_> {
     }
 }
 
+/// Whether our own kernels carry the all-reduce that counts, and not NCCL.
+pub fn own_kernels_carry(situation: &Situation<'_>, config: &Config) -> bool {
+    let ranks = config.job.world_size.map_or(situation.gpus(), |ranks| ranks.get() as usize);
+    situation.nodes == 1
+        && config.process_group.peer_memory
+        && situation.hardware.driver.as_ref().is_ok_and(DriverFacts::is_all_nvlink)
+        && situation.message.is_some_and(|bytes| peer_carries(ranks, bytes as usize))
+}
+
 /// Proposes settings. What the configuration sets already is left as it is.
 pub fn propose(situation: &Situation<'_>, config: &Config) -> Vec<Proposal> {
     let nccl = &config.nccl;
     let has_ctas = nccl.min_ctas.is_some() || nccl.max_ctas.is_some();
     let rules = [
-        profile(situation).filter(|_| nccl.profile == NcclProfile::None && !has_ctas),
+        profile(situation).filter(|_| {
+            nccl.profile == NcclProfile::None && !has_ctas && !own_kernels_carry(situation, config)
+        }),
         algorithm(situation).filter(|_| nccl.algorithm.is_none()),
         cross_nic(situation).filter(|_| nccl.cross_nic.is_none()),
         gid_index(situation).filter(|_| nccl.ib_gid_index.is_none()),
@@ -117,9 +129,10 @@ fn cross_nic(situation: &Situation<'_>) -> Option<Proposal> {
         key: "nccl.cross_nic",
         value: "same".into(),
         reason: format!(
-            "{} adapters for as many GPUs are how rails are built: the adapters of one number share a switch, and any other way \
-             takes one more switch. Where all adapters share one switch, `any` is better",
-            adapters.len()
+            "{} adapters for {} GPUs suggest rails: adapters of the same number share a switch, and every other route crosses \
+             one more. Where all adapters share one switch, `any` is better",
+            adapters.len(),
+            situation.gpus()
         ),
     })
 }
@@ -132,7 +145,7 @@ fn gid_index(situation: &Situation<'_>) -> Option<Proposal> {
         key: "nccl.ib_gid_index",
         value: index.to_string(),
         reason: format!(
-            "on every RoCE port, entry {index} is the one of RoCE v2 with an IPv4 address; NCCL before 2.21 takes entry 0, which \
+            "entry {index} is RoCE v2 with an IPv4 address on every port; NCCL before 2.21 takes entry 0, which \
              routers do not forward"
         ),
     })
@@ -194,11 +207,34 @@ mod tests {
         let profile = |name| vec![pair("nccl.profile", name)];
         for preset in Preset::ALL {
             let hardware = preset.hardware();
-            assert_eq!(keys(&hardware, 1, MESSAGE), profile("inference"), "{}", preset.name());
+            let is_own = hardware.driver.as_ref().is_ok_and(DriverFacts::is_all_nvlink);
+            let small = if is_own { Vec::new() } else { profile("inference") };
+            assert_eq!(keys(&hardware, 1, MESSAGE), small, "{}", preset.name());
             assert_eq!(keys(&hardware, 1, Some(256 << 20)), profile("bandwidth"));
             assert_eq!(keys(&hardware, 1, Some(16 << 20)), [], "neither small nor large");
             assert_eq!(keys(&hardware, 1, None), [], "nothing is known of the messages");
         }
+    }
+
+    #[test]
+    fn nothing_is_proposed_for_calls_that_our_own_kernels_carry() {
+        let hardware = Preset::DgxH100.hardware();
+        let situation = |nodes, message| Situation { hardware: &hardware, nodes, message };
+        let mut config = Config::default();
+        assert!(own_kernels_carry(&situation(1, MESSAGE), &config));
+        assert!(
+            !own_kernels_carry(&situation(2, MESSAGE), &config)
+                && !own_kernels_carry(&situation(1, None), &config)
+        );
+        let large = situation(1, Some(256 << 20));
+        assert!(!own_kernels_carry(&large, &config), "eight ranks: NCCL carries it");
+        config.job.world_size = ryzanstein_config::WorldSize::new(2).ok();
+        assert!(own_kernels_carry(&large, &config), "two ranks: any length");
+        config.process_group.peer_memory = false;
+        assert!(!own_kernels_carry(&large, &config));
+        let split = Preset::Hybrid.hardware();
+        let split = Situation { hardware: &split, nodes: 1, message: MESSAGE };
+        assert!(!own_kernels_carry(&split, &Config::default()), "NVLink joins pairs only");
     }
 
     #[test]

@@ -1,25 +1,22 @@
 //! Writes what was found: the table of paths, and settings into a configuration file.
 
-use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context as _, anyhow};
 use ryzanstein_process_group::Error;
-use tempfile::NamedTempFile;
 use toml_edit::{DocumentMut, Item, Table, value};
+
+use crate::output_file;
 
 /// Replaces a file at once, so that nobody reads half of it. Makes the folder that it is in.
 ///
 /// # Errors
 /// What the system says, with the file's name.
 pub fn store_table(file: &Path, text: &str) -> anyhow::Result<()> {
-    let what = || format!("cannot write {}", file.display());
+    let what = file.display().to_string();
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::create_dir_all(folder).with_context(what)?;
-    let mut unfinished = NamedTempFile::new_in(folder).with_context(what)?;
-    unfinished.write_all(text.as_bytes()).with_context(what)?;
-    unfinished.persist(file).with_context(what)?;
-    Ok(())
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot write {what}"))?;
+    output_file::replace(file, text, &what)
 }
 
 /// The text of a configuration file with these settings, dotted key and value; all else stays as it is, comments included.

@@ -54,6 +54,14 @@ pub(crate) fn cases() -> Vec<Case> {
         bench("--resume", &["--out <FILE>"]),
         bench("--resume --out {}/x", &["--resume", "--format json"]),
         bench("--resume --format json --out {}", &["--out {}", "it is a folder"]).code(1),
+        Case::new(
+            "bench -n 2 --backend tcp --overlap --gradients 10TB",
+            &["a size of 10000 GB", "at most", "--gradients"],
+        ),
+        Case::new(
+            "bench -n 2 --backend tcp --latency-targets --iters 8126",
+            &["--iters 8126", "8193 positions", "at most 8192"],
+        ),
         bench("--format xml", &["'xml'", "possible values"]),
         bench("--link-gbs 0", &["'--link-gbs <GBS>'", "a number above zero"]),
         bench("--link-gbs nan", &["'--link-gbs <GBS>'", "a number above zero"]),

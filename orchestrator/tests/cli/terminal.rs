@@ -122,7 +122,7 @@ fn no_line_is_wider_than_the_terminal() {
         (&["launch", "-n", "2"], "all values are right"),
         (&["check", "-n", "2", "--targets"], "all values are right"),
         (&bench, "reduce_scatter"),
-        (&["doctor"], "peer_memory"),
+        (&["doctor"], "cross_memory"),
         (&["config", "show"], "launch.grace"),
         (&generate, "tokens/s"),
     ];

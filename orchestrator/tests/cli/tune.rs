@@ -172,7 +172,7 @@ fn proposals_for_nccl_show_the_variables_that_they_change() {
     ] {
         assert!(stdout.contains(wanted), "{stdout}");
     }
-    assert!(stdout.contains("nccl.cross_nic = same would change nothing"), "{stdout}");
+    assert!(stdout.contains("nccl.cross_nic = same has no effect"), "{stdout}");
     let (stdout, _) = well(&ryz(state.path(), &[&asked[..], &["--format", "json"]].concat(), &[]));
     let report: Value = serde_json::from_str(&stdout).expect("one object");
     let keys: Vec<&str> = report["proposals"]
@@ -182,6 +182,13 @@ fn proposals_for_nccl_show_the_variables_that_they_change() {
         .filter_map(|one| one["key"].as_str())
         .collect();
     assert_eq!(keys, ["nccl.profile", "nccl.algorithm", "nccl.cross_nic"]);
+    // On one node with NVLink, NCCL does not carry it.
+    let (stdout, _) =
+        well(&ryz(state.path(), &["tune", "--nccl", "--preset", "dgx-h100", "--bytes", "16KiB"], &[]));
+    assert!(
+        stdout.contains("process_group.peer_memory = false") && stdout.contains("nothing to propose"),
+        "{stdout}"
+    );
     // The size comes from a model, too.
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures/llama-mha");
     let model = model.to_str().expect("a path");

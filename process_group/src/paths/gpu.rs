@@ -47,6 +47,33 @@ pub const fn fused_most(world_size: usize) -> usize {
 /// Most bytes of a row of that kernel: a cluster of eight blocks of 512 threads takes it, 16 bytes a thread.
 pub const MOST_ROW: usize = 8 * 512 * 16;
 
+/// Numbers of ranks that our own kernels are made for.
+pub const PEER_RANKS: std::ops::RangeInclusive<usize> = 2..=8;
+/// Most bytes of an array of one launch of the kernels in two steps; longer arrays take several. The gap between two launches is
+/// less than a hundredth of the time of one.
+pub const TWO_SHOT_PART: usize = 32 << 20;
+
+/// Whether our own kernels carry a sum of so many bytes, where the ranks share memory.
+pub fn peer_carries(world_size: usize, bytes: usize) -> bool {
+    PEER_RANKS.contains(&world_size) && peer_most(world_size).is_none_or(|most| bytes <= most)
+}
+
+/// Most bytes of an array that the kernels in one step take.
+pub const fn array_most(world_size: usize) -> usize {
+    let (sum, fused) = (one_shot_most(world_size), fused_most(world_size));
+    if sum > fused { sum } else { fused }
+}
+
+/// Bytes of GPU memory that each rank of a group shares for our own kernels; 0 for numbers of ranks that have none. Two phases of
+/// a slot for each rank for an array, and for a chunk that is scattered, and for one that is gathered.
+pub fn shared_bytes(world_size: usize) -> usize {
+    if !PEER_RANKS.contains(&world_size) {
+        return 0;
+    }
+    let chunk = TWO_SHOT_PART.div_ceil(world_size).next_multiple_of(16);
+    world_size * (2 * array_most(world_size) + 4 * chunk)
+}
+
 /// The table of a group whose ranks share memory; `why_not` says why they do not.
 pub fn peer_table(world_size: usize, why_not: Option<String>) -> PathTable {
     let [one_shot, two_shot] = PeerAlgorithm::ALL.map(Path::PeerMemory);
@@ -125,6 +152,19 @@ pub const fn nccl_reduction(op: ReduceOp, dtype: DType, world_size: usize) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shared_memory_is_as_large_as_documented() {
+        let mib = |ranks| (shared_bytes(ranks) as f64 / f64::from(1 << 20)).round();
+        assert_eq!((shared_bytes(1), mib(2), shared_bytes(9)), (0, 136.0, 0));
+        assert!((3..=8).all(|ranks| mib(ranks) == 129.0));
+    }
+
+    #[test]
+    fn our_own_kernels_carry_any_length_for_two_ranks_only() {
+        assert!(peer_carries(2, 1 << 30) && peer_carries(8, 8 << 20));
+        assert!(!peer_carries(8, (8 << 20) + 1) && !peer_carries(1, 4) && !peer_carries(9, 4));
+    }
 
     #[test]
     fn nccl_reduces_by_itself_where_it_means_the_same() {

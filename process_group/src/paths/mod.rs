@@ -333,15 +333,15 @@ impl PathTable {
     }
 
     /// Whether an all-reduce of `count` elements and what follows it in a layer, a sum with the residual and a norm of its rows of
-    /// `columns` elements, are one call: where the table gives the sum to the kernel in one step. A path that is forced takes the
-    /// sum alone.
+    /// `columns` elements, are one call: where the table gives the sum to our own kernels, and it is short. A path that is forced
+    /// takes the sum alone.
     pub fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
         let row = columns * dtype.size();
         let fits = row > 0 && row <= gpu::MOST_ROW && row.is_multiple_of(16) && count.is_multiple_of(columns);
         let operation = Operation::AllReduce(ReduceOp::Sum);
         fits && self.forced.is_none()
             && count * dtype.size() <= gpu::fused_most(self.world_size)
-            && self.path(operation, dtype, count) == Path::PeerMemory(PeerAlgorithm::OneShot)
+            && matches!(self.path(operation, dtype, count), Path::PeerMemory(_))
     }
 
     fn decide(&self, query: &Query) -> (Path, Because) {

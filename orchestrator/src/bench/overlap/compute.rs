@@ -24,7 +24,7 @@ const SIDE: usize = 1024;
 pub enum Kind {
     /// The processors of the host, which a reduction on host memory needs too; or the GPU, by products of matrices.
     Busy,
-    /// Nothing: the host waits as long, as one does whose accelerator computes.
+    /// Nothing: the host only waits, like one whose accelerator computes.
     Idle,
 }
 

@@ -19,11 +19,14 @@ pub use self::compressed::{CompressedRow, Sent};
 use self::compute::Compute;
 pub use self::compute::Kind;
 pub use self::report::{OverlapReport, OverlapRow};
+use super::limits;
 use crate::Orchestrator;
 use crate::measure::{slowest, summary, total};
 
 /// Sizes of buckets.
 const BUCKETS: [usize; 4] = [1_000_000, 5_000_000, 25_000_000, 100_000_000];
+/// Arrays of a rank, each as large as all gradients: what its pass computes, and the gradients of each way to reduce them.
+const ARRAYS: u64 = 2 + BUCKETS.len() as u64;
 /// Gradients repeat after so many elements, so their sums are exact.
 const PERIOD: usize = 61;
 
@@ -46,6 +49,19 @@ impl OverlapRequest {
         let bytes = if memory == Memory::Host { 64_000_000 } else { 1_000_000_000 };
         Self { bytes, parameters: 64, kind: Kind::Busy, steps: 10 }
     }
+
+    /// Refuses more gradients than can be measured.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`](ryzanstein_process_group::Error::Configuration) names the limit and its reason.
+    pub fn check(&self) -> Result<(), Error> {
+        Ok(limits::check_sizes(&[self.bytes])?)
+    }
+
+    /// Refuses gradients that do not fit the memory of a host for all its ranks.
+    fn check_memory(&self, ranks: usize, memory: u64) -> Result<(), Error> {
+        Ok(limits::check_fit(&[self.bytes], ARRAYS, ranks, memory)?)
+    }
 }
 
 /// Measures every way to reduce the gradients. Every rank calls this with the same request, and gets the same report.
@@ -53,8 +69,12 @@ impl OverlapRequest {
 /// # Errors
 /// Those of the groups and of a GPU; [`Error::Input`] for idle compute on GPUs.
 pub fn run(orchestrator: &mut Orchestrator, request: &OverlapRequest) -> Result<OverlapReport, Error> {
+    request.check()?;
     let manager = orchestrator.manager();
     let me = manager.rank();
+    if manager.world().memory() == Memory::Host {
+        request.check_memory(manager.roster().local_world_size(me), limits::host_memory())?;
+    }
     let own = manager.new_group(&[me])?;
     let own = own.ok_or_else(|| Error::Input("this rank is no member of its own group".into()))?;
     let count = usize::try_from(request.bytes).unwrap_or(usize::MAX) / size_of::<f32>() / request.parameters;
@@ -254,5 +274,18 @@ impl Way {
             wrong += got.iter().zip(want.iter().cycle()).filter(|(got, want)| got != want).count() as u64;
         }
         Ok(wrong)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gradients_must_fit_the_memory_six_times_for_each_rank() {
+        let request = OverlapRequest { bytes: 1 << 20, ..OverlapRequest::usual(Memory::Host) };
+        assert!(request.check_memory(2, 12 << 20).is_ok());
+        let error = request.check_memory(3, 12 << 20).unwrap_err().to_string();
+        assert!(error.contains("3 ranks") && error.contains("18.87 MB"), "{error}");
     }
 }

@@ -21,8 +21,8 @@ pub struct OverlapRow {
     pub alone_us: f64,
     /// Median time of a step with compute.
     pub step_us: f64,
-    /// The share of `alone_us` that the compute hides.
-    pub hidden: f64,
+    /// The share of `alone_us` that the compute hides; `null` without buckets, where nothing overlaps.
+    pub hidden: Option<f64>,
     /// The share of the step without overlap that is saved; below 0 where steps take longer.
     pub saved: f64,
 }
@@ -35,7 +35,7 @@ impl OverlapRow {
         [alone_us, step_us, compute_us]: [f64; 3],
         unhidden: f64,
     ) -> Self {
-        let hidden = (1.0 - (step_us - compute_us) / alone_us).clamp(0.0, 1.0);
+        let hidden = bucket_bytes.map(|_| (1.0 - (step_us - compute_us) / alone_us).clamp(0.0, 1.0));
         Self { bucket_bytes, all_reduces, alone_us, step_us, hidden, saved: 1.0 - step_us / unhidden }
     }
 
@@ -45,7 +45,7 @@ impl OverlapRow {
             self.all_reduces.to_string().into(),
             units::time(self.alone_us).into(),
             units::time(self.step_us).into(),
-            percent(self.hidden).into(),
+            self.hidden.map_or_else(|| "-".into(), |hidden| percent(hidden).into()),
             self.bucket_bytes.map_or_else(|| "-".into(), |_| percent(self.saved).into()),
         ]
     }
@@ -141,7 +141,8 @@ impl OverlapReport {
         ];
         let rows: Vec<Vec<Cell>> = self.rows.iter().map(OverlapRow::cells).collect();
         let mut text = format!("{}\n\n{}", wrap(&head, 2, screen), table(&columns, &rows, screen));
-        text += "hidden: share of the time alone that the compute hides. saved: share of the step without overlap.\n";
+        text += "hidden: share of the time alone that the compute hides, the launches of calls included.\n\
+                 saved: share of the step without overlap.\n";
         if !self.compressed.is_empty() {
             let _ = write!(text, "\n{}", self.compressed_text(screen));
         }
@@ -209,11 +210,12 @@ mod tests {
     fn a_row_says_what_is_hidden_and_what_is_saved() {
         let report = report();
         let [first, second] = &report.rows[..] else { panic!("{report:?}") };
-        assert_eq!((first.hidden, first.saved), (0.0, 0.0), "nothing overlaps");
-        assert!((second.hidden - 0.7).abs() < 1e-9 && (second.saved - (1.0 - 127.0 / 210.0)).abs() < 1e-9);
+        assert_eq!((first.hidden, first.saved), (None, 0.0), "nothing overlaps");
+        assert!(second.hidden.is_some_and(|hidden| (hidden - 0.7).abs() < 1e-9));
+        assert!((second.saved - (1.0 - 127.0 / 210.0)).abs() < 1e-9);
         assert_eq!(
             OverlapRow::new(Some(1), 1, [10.0, 90.0, 100.0], 110.0).hidden,
-            1.0,
+            Some(1.0),
             "never more than all"
         );
     }

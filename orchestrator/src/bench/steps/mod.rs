@@ -7,7 +7,7 @@ mod shape;
 use std::sync::Arc;
 use std::time::Instant;
 
-use ryzanstein_process_group::{BackendKind, DType, Memory, ProcessGroup, Rank};
+use ryzanstein_process_group::{BackendKind, DType, Error as GroupError, Memory, ProcessGroup, Rank};
 use ryzanstein_tensor_parallel::checkpoint::{Loader, NoiseSource};
 use ryzanstein_tensor_parallel::{Decoder, Error, Llama, LlamaConfig, Passes, check_world_size, compute};
 use serde::{Deserialize, Serialize};
@@ -56,12 +56,32 @@ impl StepRequest {
         }
     }
 
-    /// Refuses what cannot run on so many ranks.
+    /// Refuses what cannot run on so many ranks, and more steps than a sequence has positions for.
     ///
     /// # Errors
     /// [`Error::Configuration`] with the sizes that can, and [`Error::Input`] for a shape that is none.
     pub fn check(&self, world_size: usize) -> Result<(), Error> {
-        self.shapes.iter().try_for_each(|shape| check_world_size(&shape.config(self.layers)?, world_size))
+        self.shapes.iter().try_for_each(|shape| {
+            let config = shape.config(self.layers)?;
+            let (positions, most) = (self.positions(), config.max_positions);
+            if positions > most {
+                return Err(GroupError::Configuration(format!(
+                    "--iters {}: with a prompt of {} and {WARM_UP} untimed steps these are {positions} positions, and {} has at \
+                     most {most}; expected at most {}",
+                    self.steps,
+                    self.prompt,
+                    shape.name,
+                    most.saturating_sub(self.prompt + WARM_UP),
+                ))
+                .into());
+            }
+            check_world_size(&config, world_size)
+        })
+    }
+
+    /// Positions of a sequence that is decoded.
+    const fn positions(&self) -> usize {
+        self.prompt + WARM_UP + self.steps
     }
 }
 
@@ -230,8 +250,7 @@ impl Step {
         let Self::Decode(batch) = self else {
             return Ok(Side { decoder: model.decoder(1, request.prompt, Passes::Graph)?, config, group });
         };
-        let capacity = request.prompt + WARM_UP + request.steps;
-        let mut decoder = model.decoder(batch, capacity, Passes::Graph)?;
+        let mut decoder = model.decoder(batch, request.positions(), Passes::Graph)?;
         decoder.prefill(0, &tokens(request.prompt, 0, &config), group)?;
         for sequence in 1..batch {
             decoder.fork(0, sequence, request.prompt)?;

@@ -46,6 +46,9 @@ fn a_shape_that_the_ranks_do_not_divide_is_refused_with_the_legal_sizes() {
     assert!(request.check(1).is_ok() && request.check(8).is_ok());
     let error = request.check(3).unwrap_err().to_string();
     assert!(error.contains("32") && error.contains('3'), "{error}");
+    let many = StepRequest { steps: 8192, ..request };
+    let error = many.check(1).unwrap_err().to_string();
+    assert!(error.contains("--iters 8192") && error.contains("expected at most 8125"), "{error}");
 }
 
 #[test]
@@ -54,7 +57,9 @@ fn the_worst_step_with_right_values_is_judged() {
     assert_eq!(met(&[]), [None, None]);
     let good = row("decode", 0.97, Some(0.1), 0.01);
     assert_eq!(met(std::slice::from_ref(&good)), [Some(true), Some(true)]);
-    assert_eq!(met(&[good.clone(), row("prefill", 0.9, None, 0.01)]), [Some(false), Some(true)]);
+    assert_eq!(met(&[good.clone(), row("prefill", 0.9, None, 0.01)]), [Some(false), None]);
+    let much = row("decode", 0.99, Some(0.25), 0.0);
+    assert_eq!(met(&[much, row("prefill", 0.99, None, 0.01)]), [Some(true), Some(false)]);
     assert_eq!(met(&[good.clone(), row("decode", 0.99, Some(0.25), 0.0)]), [Some(true), Some(false)]);
     assert_eq!(met(&[good.clone(), row("decode", 0.1, Some(0.9), 0.5)]), [Some(true), Some(true)]);
     assert_eq!(met(&[StepRow { world_size: 1, ..good }]), [None, None]);

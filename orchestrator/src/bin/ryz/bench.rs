@@ -28,7 +28,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     // Refuse what is wrong before anything is started.
     request.check()?;
     args.check_format()?;
-    args.suite.check(args.format, config.job.world_size.map(WorldSize::get))?;
+    args.suite.check(args.format, request.iterations, config.job.world_size.map(WorldSize::get))?;
     if config.process_group.backend == BackendChoice::Tcp {
         bench::check_graph_support(request.graph, BackendKind::Tcp)?;
     }
@@ -45,8 +45,7 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         })?;
         request.check_groups(ranks as usize)?;
         if let Some(file) = &args.out {
-            // Fails now if the result cannot be written at the end.
-            out::temporary_file_for(file)?;
+            out::check(file)?;
         }
         if args.resume {
             args.growing().map(out::rows).transpose()?;
@@ -74,8 +73,7 @@ fn measure(
     let is_first = orchestrator.manager().rank().0 == 0;
     let growing = args.growing();
     let out = args.out.as_ref().filter(|_| is_first && growing.is_none());
-    // Only looks whether it can be made. It is made at the end, so an interrupted run leaves none.
-    out.map(|file| out::temporary_file_for(file)).transpose()?;
+    out.map(|file| out::check(file)).transpose()?;
     let (mut growing_file, recorded) =
         growing.filter(|_| is_first).map(out::Growing::open).transpose()?.unzip();
     // Rank 0 knows the rows of the file, and all ranks ask it.
@@ -129,10 +127,10 @@ fn measure(
         match event {
             Event::Next { number, of, op, bytes } => progress.tell(number, of, op, bytes),
             Event::Known => known += 1,
-            Event::Absent(variant) if is_first => {
-                progress.aside(|| eprintln!("ryz: {variant} is left out: its path is not there"));
+            Event::Absent { variant, why } if is_first => {
+                progress.aside(|| eprintln!("ryz: {variant} is left out: {why}"));
             }
-            Event::Absent(_) => {}
+            Event::Absent { .. } => {}
             Event::Row(row) => {
                 if let Some(file) = &mut growing_file {
                     file.add(row)?;

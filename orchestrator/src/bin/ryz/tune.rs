@@ -156,11 +156,11 @@ fn finish(
         }
         text + &match (is_written, args.apply) {
             (true, true) if tuned.ranges.is_empty() => format!(
-                "wrote {shown}: nothing of this is tuned for {}, so the built-in table decides\n",
+                "wrote {shown}: no path beats the built-in ones for {}\n",
                 plural(tuned.world_size, "rank")
             ),
             (true, true) => format!(
-                "wrote {shown}: {} for {}; jobs of as many ranks on this machine use it from now on. To undo: rm {shown}\n",
+                "wrote {shown}: {}; jobs with {} on this machine now use it. To undo: rm {shown}\n",
                 plural(tuned.ranges.len(), "range"),
                 plural(tuned.world_size, "rank")
             ),

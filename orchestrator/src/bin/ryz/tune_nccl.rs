@@ -28,9 +28,23 @@ const OTHERS: [u64; 3] = [16_000, 1_000_000, 64_000_000];
 const LARGEST_FILE: ByteSize = ByteSize::mib(1);
 /// The file that is written if none is in force.
 const DEFAULT_FILE: &str = "ryzanstein.toml";
+/// Why nothing is proposed or measured for one node.
+const OWN_KERNELS: &str = "Kernels of ryz carry these all-reduces between GPUs that NVLink connects, so settings of NCCL do not change \
+                           their time. To let NCCL carry them: process_group.peer_memory = false.";
 
 /// What a proposal changes: name of a variable, value before and value after.
 type Changes = Vec<(String, Option<String>, Option<String>)>;
+
+/// What is proposed.
+struct Found {
+    /// Bytes of the all-reduce that counts, if known.
+    message: Option<u64>,
+    /// Whether our own kernels carry it.
+    is_own: bool,
+    effective: Vec<(Proposal, Changes)>,
+    /// Those that one of the user's variables makes ineffective.
+    overruled: Vec<Proposal>,
+}
 
 fn flags(args: &Args, more: Option<(&str, &str)>) -> settings::Flags {
     let mut flags = settings::Flags::new();
@@ -54,26 +68,29 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let message = message(args, &config)?;
     let situation = Situation { hardware: &hardware, nodes: config.launch.nnodes.get(), message };
     let mut proposals = tune::propose(&situation, &config);
+    let is_own = tune::own_kernels_carry(&situation, &config);
     if args.measure {
         // What a single node can measure is decided by its times alone.
         proposals.retain(|proposal| !CANDIDATES.iter().any(|candidate| candidate.key == proposal.key));
-        proposals.extend(measured(args, &config, message)?);
+        if !is_own {
+            proposals.extend(measured(args, &config, message)?);
+        }
     }
     let own = nccl_settings::user_variables(&settings::environment());
     let before = nccl::plan(&config, &own);
-    let mut effective: Vec<(Proposal, Changes)> = Vec::new();
-    let mut overruled: Vec<Proposal> = Vec::new();
+    let mut found = Found { message, is_own, effective: Vec::new(), overruled: Vec::new() };
     for proposal in proposals {
         let after = plan_with(args, &own, &proposal)?;
         match tune::changes(&before, &after) {
-            none if none.is_empty() => overruled.push(proposal),
-            changes => effective.push((proposal, changes)),
+            none if none.is_empty() => found.overruled.push(proposal),
+            changes => found.effective.push((proposal, changes)),
         }
     }
-    let written = if args.apply && !effective.is_empty() { Some(write(args, &effective)?) } else { None };
+    let is_written = args.apply && !found.effective.is_empty();
+    let written = if is_written { Some(write(args, &found.effective)?) } else { None };
     let text = match args.format {
-        screen::Format::Json => format!("{}\n", as_json(&effective, written.as_ref())),
-        screen::Format::Table => as_text(args, &effective, &overruled, message, written.as_ref(), screen),
+        screen::Format::Json => format!("{}\n", as_json(&found, written.as_ref())),
+        screen::Format::Table => as_text(args, &found, written.as_ref(), screen),
     };
     // A reader that stops early, such as `head`, is no error.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
@@ -132,9 +149,17 @@ fn measured(args: &Args, config: &Config, message: Option<u64>) -> anyhow::Resul
     for round in 0..ROUNDS {
         eprintln!("round {} of {ROUNDS}: {} settings", round + 1, all.len() + 1);
         own.push(bench(args, ranks, &sizes, None)?);
-        for (candidate, measured) in &mut all {
-            measured.push(bench(args, ranks, &sizes, Some(*candidate))?);
-        }
+        // What fails once may not work in a job.
+        all.retain_mut(|(candidate, measured)| match bench(args, ranks, &sizes, Some(*candidate)) {
+            Ok(medians) => {
+                measured.push(medians);
+                true
+            }
+            Err(error) => {
+                eprintln!("ryz: {} = {} is left out: {error:#}", candidate.key, candidate.value);
+                false
+            }
+        });
     }
     Ok(tune::pick(&sizes, &own, &all))
 }
@@ -180,30 +205,30 @@ fn write(args: &Args, effective: &[(Proposal, Changes)]) -> anyhow::Result<PathB
     Ok(path)
 }
 
-fn as_json(effective: &[(Proposal, Changes)], written: Option<&PathBuf>) -> Value {
-    let proposals = effective.iter().map(|(Proposal { key, value, reason }, changes)| {
+fn as_json(found: &Found, written: Option<&PathBuf>) -> Value {
+    let proposals = found.effective.iter().map(|(Proposal { key, value, reason }, changes)| {
         let variables = changes
             .iter()
             .map(|(name, before, after)| json!({ "name": name, "before": before, "after": after }));
         json!({ "key": key, "value": value, "reason": reason, "variables": variables.collect::<Vec<_>>() })
     });
-    json!({ "proposals": proposals.collect::<Vec<_>>(), "written": written.map(|path| path.display().to_string()) })
+    json!({
+        "own_kernels": found.is_own,
+        "proposals": proposals.collect::<Vec<_>>(),
+        "written": written.map(|path| path.display().to_string()),
+    })
 }
 
-fn as_text(
-    args: &Args,
-    effective: &[(Proposal, Changes)],
-    overruled: &[Proposal],
-    message: Option<u64>,
-    written: Option<&PathBuf>,
-    screen: &screen::Args,
-) -> String {
+fn as_text(args: &Args, found: &Found, written: Option<&PathBuf>, screen: &screen::Args) -> String {
     let stdout = screen.stdout();
-    let mut text = match message {
+    let mut text = match found.message {
         Some(bytes) => format!("For all-reduces of {}:\n", units::bytes(bytes as f64)),
-        None => "The size of messages is not known; --model DIR or --bytes SIZE says it.\n".into(),
+        None => "The message size is unknown: pass --model DIR or --bytes SIZE.\n".into(),
     };
-    for (Proposal { key, value, reason }, changes) in effective {
+    if found.is_own {
+        let _ = writeln!(text, "{}", wrap(OWN_KERNELS, 2, stdout));
+    }
+    for (Proposal { key, value, reason }, changes) in &found.effective {
         let line = format!("{key} = {value}: {reason}");
         let _ = writeln!(text, "{}", wrap(&line, 2, stdout));
         for (name, before, after) in changes {
@@ -214,18 +239,18 @@ fn as_text(
             }
         }
     }
-    for Proposal { key, value, .. } in overruled {
-        let line = format!("{key} = {value} would change nothing: a variable of your own says otherwise");
+    for Proposal { key, value, .. } in &found.overruled {
+        let line = format!("{key} = {value} has no effect: one of your variables overrides it");
         let _ = writeln!(text, "{}", wrap(&line, 2, stdout));
     }
-    if effective.is_empty() {
-        text += if args.measure {
+    if found.effective.is_empty() {
+        text += if args.measure && !found.is_own {
             "nothing that was measured is worth a change\n"
         } else {
             "nothing to propose\n"
         };
     } else if let Some(path) = written {
-        let keys: Vec<&str> = effective.iter().map(|(proposal, _)| proposal.key).collect();
+        let keys: Vec<&str> = found.effective.iter().map(|(proposal, _)| proposal.key).collect();
         let _ = writeln!(text, "wrote {}; to undo, remove {} there", path.display(), keys.join(", "));
     } else {
         let how = if args.measure { "" } else { "none of this was measured; " };

@@ -251,19 +251,20 @@ fn peer_access(driver: &DriverFacts) -> Option<Finding> {
 pub(crate) fn tensor_parallel(driver: &DriverFacts) -> Finding {
     let gpus = driver.gpus.len();
     let power_of_two = |most: usize| 1 << most.max(1).ilog2();
-    let all = |test: fn(&Pair) -> bool| !driver.pairs.is_empty() && driver.pairs.iter().all(test);
     let ok = |ranks: usize, why: &str| new("tensor_parallel", Status::Ok, format!("up to {ranks}: {why}"));
     if gpus == 1 {
         return ok(1, "there is one GPU");
     }
-    if all(|pair| matches!(pair.path, PairPath::Nvlink(_))) {
+    if driver.is_all_nvlink() {
         return ok(power_of_two(gpus.min(8)), "NVLink connects every two GPUs");
     }
     let largest = largest_nvlink_domain(driver);
     if largest > 1 {
         return ok(
             power_of_two(largest.min(8)),
-            "NVLink connects no more GPUs; for more, use pipeline stages or replicas",
+            &format!(
+                "NVLink connects at most {largest} GPUs with each other; for more ranks, use pipeline stages or replicas"
+            ),
         );
     }
     if driver.pairs.iter().any(|pair| pair.peer_access == PeerAccess::Yes) {

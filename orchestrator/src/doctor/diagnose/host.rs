@@ -16,7 +16,7 @@ pub(super) fn diagnose(host: &Host) -> Vec<Finding> {
         locked_memory(host),
         open_files(host),
         temporary(host),
-        peer_memory(host),
+        cross_memory(host),
     ]
 }
 
@@ -97,13 +97,13 @@ fn temporary(host: &Host) -> Finding {
     }
 }
 
-fn peer_memory(host: &Host) -> Finding {
+fn cross_memory(host: &Host) -> Finding {
     let scope =
         host.ptrace_scope.map_or(String::new(), |scope| format!(" (kernel.yama.ptrace_scope is {scope})"));
-    match &host.peer_memory {
-        Ok(()) => new("peer_memory", Status::Ok, format!("a process may read another's memory{scope}")),
+    match &host.cross_memory {
+        Ok(()) => new("cross_memory", Status::Ok, format!("a process may read another's memory{scope}")),
         Err(why) => new(
-            "peer_memory",
+            "cross_memory",
             Status::Info,
             format!("a process may not read another's memory: {why}{scope}"),
         )

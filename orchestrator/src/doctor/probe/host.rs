@@ -37,7 +37,7 @@ pub(super) fn probe(environment: &Environment, probe: &ProbeCommand) -> Host {
         open_files: (files.current, files.maximum),
         temporary: temporary(environment),
         ptrace_scope: read("/proc/sys/kernel/yama/ptrace_scope").and_then(|text| text.parse().ok()),
-        peer_memory: peer_memory(probe),
+        cross_memory: cross_memory(probe),
     }
 }
 
@@ -83,7 +83,7 @@ fn temporary(environment: &Environment) -> TemporaryFolder {
 
 /// Whether another process of this user may read this one's memory. Ranks are siblings, so a child that reads its parent
 /// needs the same permission.
-fn peer_memory(probe: &ProbeCommand) -> Result<(), ProbeError> {
+fn cross_memory(probe: &ProbeCommand) -> Result<(), ProbeError> {
     let (pid, address) = (std::process::id().to_string(), WORD.as_ptr().addr().to_string());
     let output = process::output(probe.command(&["memory", &pid, &address]), DEADLINE)?;
     if output.trim() == String::from_utf8_lossy(&WORD) {

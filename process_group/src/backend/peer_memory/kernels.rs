@@ -12,15 +12,12 @@ use crate::device::{
 };
 use crate::dtype::DType;
 use crate::operation::Operation;
-use crate::paths::gpu::{PEER_TYPES, one_shot_most};
+use crate::paths::gpu::{PEER_TYPES, TWO_SHOT_PART, array_most};
 use crate::paths::{Path, PeerAlgorithm};
 
 const SOURCE: &str = include_str!("collectives.cu");
 /// Bytes of a vector: what a thread pushes at once.
 const VECTOR: usize = 16;
-/// Most bytes of an array of one launch of the kernels in two steps; longer arrays take several. The gap between two of them is less than a
-/// hundredth of the time of one.
-const TWO_SHOT_PART: usize = 32 << 20;
 /// How long a kernel waits that nobody ends. The watchdog does at the deadline of the call, also of one in a graph.
 const PATIENCE: Duration = Duration::from_secs(60 * 60);
 /// The same while the kernels are checked.
@@ -92,7 +89,7 @@ pub(super) struct Slots {
 impl Slots {
     pub(super) const fn new(ranks: usize) -> Self {
         let chunk = TWO_SHOT_PART.div_ceil(ranks).next_multiple_of(VECTOR);
-        Self { array: one_shot_most(ranks), chunk, ranks }
+        Self { array: array_most(ranks), chunk, ranks }
     }
 
     /// Bytes of a slot.
@@ -445,7 +442,7 @@ fn row_shape(rows: usize, width: usize, multiprocessors: u32, resident: u32) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::paths::gpu::MOST_ROW;
+    use crate::paths::gpu::{MOST_ROW, shared_bytes};
 
     #[test]
     fn a_launch_has_a_thread_for_each_vector_as_far_as_they_fit() {
@@ -496,9 +493,10 @@ mod tests {
     fn slots_hold_every_call_that_takes_them() {
         for ranks in 2..=8 {
             let slots = Slots::new(ranks);
-            assert!(slots.array >= one_shot_most(ranks) && slots.array.is_multiple_of(VECTOR));
+            assert!(slots.array >= array_most(ranks) && slots.array.is_multiple_of(VECTOR));
             // The kernel cuts vectors, not bytes.
             assert!(slots.chunk >= (TWO_SHOT_PART / VECTOR).div_ceil(ranks) * VECTOR, "{ranks}");
+            assert_eq!(slots.bytes(), shared_bytes(ranks), "what is planned");
         }
     }
 }

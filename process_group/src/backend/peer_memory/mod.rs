@@ -28,9 +28,6 @@ pub(super) use kernels::AbortWord;
 use kernels::{Kernels, Slots};
 use shared::{SharedMemory, Sharers, Told, obstacle};
 
-/// Most ranks that the kernels are made for.
-const MOST_RANKS: usize = 8;
-
 /// A communicator, and kernels of our own in front of it where the ranks can share memory.
 pub(crate) struct PeerMemory<C> {
     behind: C,

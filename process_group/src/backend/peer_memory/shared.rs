@@ -10,6 +10,7 @@ use crate::device::{Address, Device, DeviceBuffer, DeviceError, DeviceInfo};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::nvml::{Nvml, PairPath};
+use crate::paths::gpu::PEER_RANKS;
 use crate::roster::Member;
 use crate::store::{Store, group_key};
 
@@ -263,8 +264,8 @@ fn check_links(offers: &[Offer]) -> std::result::Result<(), DeviceError> {
 /// Why these members cannot share memory, if that is known before anything is allocated: the same on all ranks.
 pub(super) fn obstacle(members: &[Member]) -> Option<String> {
     let n = members.len();
-    if !(2..=super::MOST_RANKS).contains(&n) {
-        return Some(format!("{n} ranks, and it is made for 2 to {}", super::MOST_RANKS));
+    if !PEER_RANKS.contains(&n) {
+        return Some(format!("{n} ranks, and it is made for {} to {}", PEER_RANKS.start(), PEER_RANKS.end()));
     }
     members
         .iter()

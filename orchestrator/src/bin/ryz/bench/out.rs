@@ -2,20 +2,20 @@
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context as _, bail};
 use ryzanstein_orchestrator::bench::{self, Recorded, RecordedRow, Row, parse_rows};
-use tempfile::NamedTempFile;
+use ryzanstein_orchestrator::output_file;
 
 /// Writes a whole result at once.
 pub(super) fn write(file: &Path, text: &str) -> anyhow::Result<()> {
-    let what = || format!("cannot write --out {}", file.display());
-    let mut unfinished = temporary_file_for(file)?;
-    unfinished.write_all(text.as_bytes()).with_context(what)?;
-    unfinished.persist(target(file)).with_context(what)?;
-    Ok(())
+    output_file::replace(file, text, &format!("--out {}", file.display()))
+}
+
+/// Fails if the result cannot be written at the end. Leaves nothing.
+pub(super) fn check(file: &Path) -> anyhow::Result<()> {
+    output_file::check(file, &format!("--out {}", file.display()))
 }
 
 /// The rows of a file to which rows are added, less a last line that an interrupted run did not finish; and the length of the
@@ -59,30 +59,4 @@ impl Growing {
         let line = bench::json(row) + "\n";
         self.file.write_all(line.as_bytes()).with_context(|| format!("cannot write --out {}", self.shown))
     }
-}
-
-/// A temporary file in the same folder. It replaces `file` at the end, so a run that fails leaves an earlier result as it was.
-pub(super) fn temporary_file_for(file: &Path) -> anyhow::Result<NamedTempFile> {
-    let shown = file.display();
-    if file.is_dir() {
-        bail!("cannot write --out {shown}: it is a folder; name a file in it");
-    }
-    if file.exists() && !file.is_file() {
-        bail!("cannot write --out {shown}: it is not a regular file; name another one");
-    }
-    let file = target(file);
-    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Those of the file that it replaces, or of a new one; both less the umask.
-    let permissions = std::fs::metadata(&file)
-        .map_or_else(|_| std::fs::Permissions::from_mode(0o666), |metadata| metadata.permissions());
-    tempfile::Builder::new()
-        .prefix(".ryz-bench-")
-        .permissions(permissions)
-        .tempfile_in(folder)
-        .with_context(|| format!("cannot write --out {shown}"))
-}
-
-/// The file that a link leads to.
-fn target(file: &Path) -> PathBuf {
-    file.canonicalize().unwrap_or_else(|_| file.to_owned())
 }

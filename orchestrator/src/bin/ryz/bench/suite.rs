@@ -48,11 +48,10 @@ pub(super) struct SuiteArgs {
     /// Bytes of all gradients [default: 64MB; on GPUs 1GB]
     #[arg(long, value_name = "SIZE", requires = "overlap")]
     gradients: Option<ByteSize>,
-    /// Parameters that they are the gradients of [default: 64]
+    /// Number of parameters [default: 64]
     #[arg(long, value_name = "N", requires = "overlap", value_parser = clap::value_parser!(u16).range(1..))]
     parameters: Option<u16>,
-    /// Compute of the backward pass: busy, or idle, which waits as long, as a host does whose accelerator computes [default:
-    /// busy]
+    /// Compute of the backward pass: busy computes; idle only waits, like a host whose accelerator computes [default: busy]
     #[arg(long, value_enum, value_name = "KIND", requires = "overlap")]
     compute: Option<Compute>,
 }
@@ -92,7 +91,12 @@ impl SuiteArgs {
     }
 
     /// Refuses what can be seen to be wrong before anything is started.
-    pub(super) fn check(&self, format: OutputFormat, ranks: Option<u32>) -> Result<(), ModelError> {
+    pub(super) fn check(
+        &self,
+        format: OutputFormat,
+        iterations: Option<usize>,
+        ranks: Option<u32>,
+    ) -> Result<(), ModelError> {
         let is_plain = matches!(format, OutputFormat::Table | OutputFormat::Json);
         if (self.latency_targets || self.overlap) && !is_plain {
             let flag = if self.overlap { "--overlap" } else { "--latency-targets" };
@@ -101,12 +105,15 @@ impl SuiteArgs {
             ))
             .into());
         }
+        if self.overlap {
+            self.overlap_request(iterations, Memory::Host).check()?;
+        }
         match ranks {
             Some(1) if self.overlap => Err(Error::Configuration(
                 "--overlap: one rank alone has nothing to reduce; pass --world-size 2 or more".into(),
             )
             .into()),
-            Some(ranks) if self.latency_targets => self.steps(None, Memory::Host).check(ranks as usize),
+            Some(ranks) if self.latency_targets => self.steps(iterations, Memory::Host).check(ranks as usize),
             _ => Ok(()),
         }
     }
@@ -120,6 +127,16 @@ impl SuiteArgs {
             batches: batches.unwrap_or(usual.batches),
             steps: iterations.unwrap_or(usual.steps),
             ..usual
+        }
+    }
+
+    fn overlap_request(&self, iterations: Option<usize>, memory: Memory) -> OverlapRequest {
+        let usual = OverlapRequest::usual(memory);
+        OverlapRequest {
+            bytes: self.gradients.map_or(usual.bytes, ByteSize::get),
+            parameters: self.parameters.map_or(usual.parameters, usize::from),
+            kind: self.compute.map_or(usual.kind, Kind::from),
+            steps: iterations.unwrap_or(usual.steps),
         }
     }
 
@@ -149,13 +166,7 @@ impl SuiteArgs {
         screen: &screen::Args,
     ) -> anyhow::Result<()> {
         let memory = orchestrator.manager().world().memory();
-        let usual = OverlapRequest::usual(memory);
-        let request = OverlapRequest {
-            bytes: self.gradients.map_or(usual.bytes, ByteSize::get),
-            parameters: self.parameters.map_or(usual.parameters, usize::from),
-            kind: self.compute.map_or(usual.kind, Kind::from),
-            steps: iterations.unwrap_or(usual.steps),
-        };
+        let request = self.overlap_request(iterations, memory);
         let report = overlap::run(orchestrator, &request)?;
         if orchestrator.manager().rank() == Rank(0) {
             let text = match format {

@@ -29,16 +29,20 @@ fn the_advice_on_tensor_parallelism_follows_the_links() {
         let advice = findings.iter().find(|f| f.name == "tensor_parallel").expect("advice");
         assert!(advice.seen.contains(wanted), "{}: not {wanted}", advice.seen);
     }
-    // Two islands of two, joined by PCI.
-    let mut islands = with_gpus(4, PairPath::System, &PeerAccess::Yes);
-    for pair in &mut driver(&mut islands).pairs {
-        if pair.a / 2 == pair.b / 2 {
-            pair.path = PairPath::Nvlink(4);
+    // Two islands, joined by PCI.
+    for (size, ranks) in [(2, 2), (3, 2), (16, 8)] {
+        let mut islands = with_gpus(2 * size, PairPath::System, &PeerAccess::Yes);
+        for pair in &mut driver(&mut islands).pairs {
+            if pair.a / size == pair.b / size {
+                pair.path = PairPath::Nvlink(4);
+            }
         }
+        let findings = diagnose(&islands);
+        let advice = findings.iter().find(|f| f.name == "tensor_parallel").expect("advice");
+        let wanted =
+            format!("up to {ranks}: NVLink connects at most {size} GPUs with each other; for more ranks");
+        assert!(advice.seen.contains(&wanted), "{}", advice.seen);
     }
-    let findings = diagnose(&islands);
-    let advice = findings.iter().find(|f| f.name == "tensor_parallel").expect("advice");
-    assert!(advice.seen.contains("up to 2: NVLink connects no more GPUs"), "{}", advice.seen);
 }
 
 #[test]
