@@ -1,21 +1,21 @@
 //! The kernels, their slots, and how many blocks they have.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
+use super::abort_word::AbortWord;
+use super::shape::{MOST_THREADS, row_shape, shape};
 use super::shared::SharedMemory;
 use crate::buffer::ViewMut;
 use crate::call::{AddNorm, Call};
-use crate::device::{
-    Address, Argument, Device, DeviceBuffer, DeviceError, Kernel, Launch, PinnedBuffer, Stream,
-};
+use crate::device::{Address, Argument, Device, DeviceBuffer, DeviceError, Kernel, Launch, Stream};
 use crate::dtype::DType;
 use crate::operation::Operation;
 use crate::paths::gpu::{PEER_TYPES, TWO_SHOT_PART, array_most};
 use crate::paths::{Path, PeerAlgorithm};
 
-const SOURCE: &str = include_str!("collectives.cu");
+const SOURCE: &str =
+    concat!(include_str!("vectors.cu"), include_str!("collectives.cu"), include_str!("add_norm.cu"));
 /// Bytes of a vector: what a thread pushes at once.
 const VECTOR: usize = 16;
 /// How long a kernel waits that nobody ends. The watchdog does at the deadline of the call, also of one in a graph.
@@ -120,42 +120,6 @@ impl Slots {
             Entry::TwoShot => TWO_SHOT_PART,
             _ => self.capacity(entry.region()),
         }
-    }
-}
-
-/// The word by which the host ends kernels that wait.
-pub(in crate::backend) struct AbortWord {
-    memory: PinnedBuffer,
-    address: Address,
-    is_relied_on: AtomicBool,
-}
-
-impl AbortWord {
-    pub(in crate::backend) fn new(device: &Device) -> Result<Self, DeviceError> {
-        let memory = PinnedBuffer::new(device, VECTOR)?;
-        let address = memory.device_address()?;
-        Ok(Self { memory, address, is_relied_on: AtomicBool::new(false) })
-    }
-
-    fn word(&self) -> &AtomicU32 {
-        // SAFETY: page-locked memory begins at a page; four bytes that live as long as `self`, and that the GPU and the host use
-        // as one atomic word only.
-        unsafe { AtomicU32::from_ptr(self.memory.pointer().cast()) }
-    }
-
-    /// Kernels that wait end soon, with wrong results.
-    pub(super) fn set(&self) {
-        self.word().store(1, Ordering::Release);
-    }
-
-    /// From now on the group relies on the kernels.
-    pub(super) fn rely(&self) {
-        self.is_relied_on.store(true, Ordering::Release);
-    }
-
-    /// Whether a kernel has given up, or was told to, on which the group relies.
-    pub(super) fn is_set(&self) -> bool {
-        self.is_relied_on.load(Ordering::Acquire) && self.word().load(Ordering::Acquire) != 0
     }
 }
 
@@ -331,7 +295,7 @@ impl Kernels {
             slots.capacity(region) as u64,
             states,
             u64::from(self.multiprocessors * 2),
-            self.abort.address,
+            self.abort.address(),
         ]);
         arguments.push(u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX));
         arguments.resize(ARGUMENTS, 0);
@@ -396,98 +360,10 @@ impl Norm {
     }
 }
 
-/// Most threads of a block.
-const MOST_THREADS: u32 = 512;
-
-/// How many threads and blocks a launch has.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Shape {
-    threads: u32,
-    blocks: u32,
-    cluster: u32,
-}
-
-/// A vector for each thread, as far as they fit the GPU. Measured on H200.
-fn shape(entry: Entry, vectors: usize, ranks: usize, most: u32) -> Shape {
-    let (vectors, threads) = match entry {
-        Entry::OneShot | Entry::AddNorm => match vectors {
-            0..=64 => (vectors, 64),
-            65..=32_768 => (vectors, 128),
-            32_769..=65_536 => (vectors, 256),
-            _ => (vectors, MOST_THREADS),
-        },
-        Entry::TwoShot => (vectors.div_ceil(ranks), MOST_THREADS),
-        Entry::ReduceScatter | Entry::AllGather => match vectors {
-            0..=32_768 => (vectors, 128),
-            _ => (vectors, MOST_THREADS),
-        },
-    };
-    let blocks = u32::try_from(vectors.div_ceil(threads as usize)).unwrap_or(most);
-    Shape { threads, blocks: blocks.clamp(1, most), cluster: 1 }
-}
-
-/// A thread for each of the `width` vectors of a row, and a cluster for each row as far as they fit the GPU: a block where a row
-/// fits one, otherwise small blocks as long as there is a multiprocessor for each. `resident` blocks fit each of those.
-fn row_shape(rows: usize, width: usize, multiprocessors: u32, resident: u32) -> Shape {
-    let least = width.div_ceil(MOST_THREADS as usize).next_power_of_two() as u32;
-    let is_spread =
-        |cluster: &u32| least > 1 && rows.saturating_mul(*cluster as usize) <= multiprocessors as usize;
-    let cluster = [8, 4, 2].into_iter().find(is_spread).unwrap_or(least).max(least);
-    let threads = width.div_ceil(cluster as usize).next_multiple_of(32) as u32;
-    let most = (multiprocessors * resident / cluster).max(1);
-    let clusters = u32::try_from(rows).unwrap_or(most).clamp(1, most);
-    Shape { threads, blocks: clusters * cluster, cluster }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::paths::gpu::{MOST_ROW, shared_bytes};
-
-    #[test]
-    fn a_launch_has_a_thread_for_each_vector_as_far_as_they_fit() {
-        let of = |entry, vectors, ranks, most| {
-            let Shape { threads, blocks, cluster } = shape(entry, vectors, ranks, most);
-            assert_eq!(cluster, 1);
-            (threads, blocks)
-        };
-        assert_eq!(of(Entry::OneShot, 64, 2, 264), (64, 1));
-        assert_eq!(of(Entry::OneShot, 4096, 2, 264), (128, 32));
-        assert_eq!(of(Entry::OneShot, 1 << 17, 2, 264), (512, 256));
-        assert_eq!(of(Entry::TwoShot, 1 << 20, 2, 264), (512, 264));
-        assert_eq!(of(Entry::TwoShot, 3, 4, 132), (512, 1));
-    }
-
-    #[test]
-    fn a_cluster_has_a_thread_for_each_vector_of_a_row() {
-        for width in 1..=MOST_ROW / VECTOR {
-            for rows in [0, 1, 3, 128, 5000] {
-                let Shape { threads, blocks, cluster } = row_shape(rows, width, 132, 2);
-                assert!((cluster * threads) as usize >= width, "{width}");
-                assert!(
-                    threads <= MOST_THREADS && threads % 32 == 0 && cluster <= 8 && cluster.is_power_of_two()
-                );
-                assert!(
-                    blocks % cluster == 0 && (cluster..=264).contains(&blocks),
-                    "{rows} of {width}: {blocks}"
-                );
-            }
-        }
-    }
-
-    #[test]
-    fn long_rows_are_spread_while_there_is_room() {
-        let of = |rows, width| {
-            let Shape { threads, blocks, cluster } = row_shape(rows, width, 132, 2);
-            (threads, blocks, cluster)
-        };
-        assert_eq!(of(1, 512), (512, 1, 1));
-        assert_eq!(of(16, 1024), (128, 128, 8));
-        assert_eq!(of(32, 1024), (256, 128, 4));
-        assert_eq!(of(64, 1024), (512, 128, 2));
-        assert_eq!(of(128, 1024), (512, 256, 2));
-        assert_eq!(of(1000, 1024), (512, 264, 2));
-    }
+    use crate::paths::gpu::shared_bytes;
 
     #[test]
     fn slots_hold_every_call_that_takes_them() {

@@ -2,12 +2,14 @@
 //!
 //! [`PeerMemory`] stands in front of a library's communicator: it carries the calls that the [path table](crate::paths::gpu)
 //! gives to it, and hands on all others. `shared` makes the memory that the ranks share, `kernels` launches what
-//! `collectives.cu` does in it.
+//! `collectives.cu` and `add_norm.cu` do in it, and `check` tries all of that before the first call.
 
 #![allow(unsafe_code, reason = "kernels read and write memory of other ranks; each block says why it holds")]
 
+mod abort_word;
 mod check;
 mod kernels;
+mod shape;
 mod shared;
 #[cfg(test)]
 mod tests;
@@ -24,7 +26,7 @@ use crate::error::{Error, Result};
 use crate::paths::gpu::peer_table;
 use crate::paths::{Path, PathTable};
 use crate::store::Store;
-pub(super) use kernels::AbortWord;
+pub(super) use abort_word::AbortWord;
 use kernels::{Kernels, Slots};
 use shared::{SharedMemory, Sharers, Told, obstacle};
 

@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use half::{bf16, f16};
 use ryzanstein_config::DeviceConfig;
 
+use super::abort_word::AbortWord;
 use super::check::check;
-use super::kernels::{AbortWord, Entry, Kernels, Norm, Part, Slots};
+use super::kernels::{Entry, Kernels, Norm, Part, Slots};
 use super::shared::{SharedMemory, Sharers};
 use crate::device::{Address, Device, DeviceBuffer, Libraries, Surroundings};
 use crate::dtype::{DType, Element};

@@ -1,0 +1,103 @@
+// An all-reduce, with what follows it in a layer of a transformer: see vectors.cu.
+
+// What add_norm does with the sum.
+struct Norm {
+    // The sum is added to it.
+    T* residual;
+    const float* weight;
+    // Elements of a row: whole vectors, no more than a cluster has threads.
+    u32 columns;
+    float epsilon;
+};
+
+__device__ __forceinline__ u32 cluster_blocks() { u32 n; asm("mov.u32 %0, %cluster_nctaid.x;" : "=r"(n)); return n; }
+__device__ __forceinline__ u32 block_in_cluster() { u32 i; asm("mov.u32 %0, %cluster_ctaid.x;" : "=r"(i)); return i; }
+
+__device__ __forceinline__ float sum_of_warp(float x) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) x += __shfl_xor_sync(0xffffffff, x, offset);
+    return x;
+}
+
+__device__ __forceinline__ void load_weight(float (&weight)[PER], const float* from, bool aligned) {
+#pragma unroll
+    for (int i = 0; i < PER; i += 4) {
+        if (aligned) {
+            asm volatile("ld.global.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(weight[i]), "=f"(weight[i + 1]), "=f"(weight[i + 2]), "=f"(weight[i + 3]) : "l"(from + i) : "memory");
+        } else {
+            for (int j = i; j < i + 4; j++) weight[j] = from[j];
+        }
+    }
+}
+
+// The sum over all threads of a cluster, on all of them, in an order that depends on nothing but its shape. `sums`: one for each
+// warp of the cluster, which nobody reads any more.
+__device__ __forceinline__ float sum_of_cluster(float x, float* sums) {
+    const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32, blocks = cluster_blocks();
+    x = sum_of_warp(x);
+    if (blocks == 1) {
+        if (lane == 0) sums[warp] = x;
+        __syncthreads();
+    } else {
+        if (lane < blocks) {
+            u32 here = (u32)__cvta_generic_to_shared(sums + block_in_cluster() * warps + warp), there;
+            asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(lane));
+            asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(there), "f"(x) : "memory");
+        }
+        asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+    }
+    float sum = 0.0f;
+    for (u32 i = lane; i < blocks * warps; i += 32) sum += ((volatile float*)sums)[i];
+    return sum_of_warp(sum);
+}
+
+// One-shot; then `residual` += sum, and `out` = residual / sqrt(mean(residual²) + epsilon) × weight, row by row. Each step is
+// rounded as if a kernel of its own did it. A cluster takes a row at a time, and each of its threads a vector.
+template <bool WHOLE> __device__ __forceinline__ void add_norm_of(const Call& call, const Norm& norm, Start& s) {
+    __shared__ float sums[2][128];
+    const u32 blocks = cluster_blocks(), width = norm.columns / PER, mine = block_in_cluster() * blockDim.x + threadIdx.x;
+    const u32 rows = s.vectors / width, cluster = blockIdx.x / blocks, clusters = gridDim.x / blocks;
+    const bool has_vector = mine < width;
+    Words own;
+    if (cluster < rows && has_vector) own = load<WHOLE>(call.in, s.count, cluster * width + mine, s.aligned);
+    float weight[PER];
+    if (cluster < rows && has_vector) load_weight(weight, norm.weight + mine * PER, WHOLE);
+    s.look();
+    const u64 base = s.phase() * RANKS * call.capacity;
+    for (u32 row = cluster; row < rows && has_vector; row += clusters) {
+        const u32 v = row * width + mine;
+        if (row != cluster) own = load<WHOLE>(call.in, s.count, v, s.aligned);
+        own = to_push(own);
+        push_to_all(call, base + (u64)v * 16, own);
+    }
+    u32 turn = 0;
+    for (u32 row = cluster; row < rows; row += clusters, turn ^= 1) {
+        const u32 v = row * width + mine;
+        Sums x = {};
+        float squares = 0.0f;
+        if (has_vector) {
+            if (clusters < rows) own = to_push(load<WHOLE>(call.in, s.count, v, s.aligned));
+            add(x, load<WHOLE>(norm.residual, s.count, v, s.aligned));
+            add(x, reduce(call, call.slots[RANK] + base + (u64)v * 16, own));
+            const Words sum = round_once(x);
+            store<WHOLE>(norm.residual, s.count, v, sum, s.aligned);
+            x = {};
+            add(x, sum);
+#pragma unroll
+            for (int e = 0; e < PER; e++) squares += x.f[e] * x.f[e];
+        }
+        const float scale = 1.0f / sqrtf(sum_of_cluster(squares, sums[turn]) / norm.columns + norm.epsilon);
+        if (has_vector) {
+#pragma unroll
+            for (int e = 0; e < PER; e++) x.f[e] = x.f[e] * scale * weight[e];
+            store<WHOLE>(call.out, s.count, v, round_once(x), s.aligned);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(512, RANKS == 2 ? 2 : 1) add_norm(const Call call, const Norm norm) {
+    Start s = start(call);
+    s.aligned = s.aligned && (((u64)norm.residual | (u64)norm.weight) & 15) == 0;
+    if (__builtin_expect(s.aligned, 1)) add_norm_of<true>(call, norm, s); else add_norm_of<false>(call, norm, s);
+    end(call);
+}

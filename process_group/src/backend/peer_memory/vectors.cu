@@ -1,0 +1,250 @@
+// How kernels move and add vectors through memory that all ranks of a node reach. Put before each kernel file. Compiled with KIND, the number of the element type (0 f32, 2 f16,
+// 3 bf16), RANKS, the size of the group (2 to 8), and RANK, the place of this rank. Includes nothing.
+//
+// Every rank has slots in its memory, one for each source. A rank pushes vectors of 16 bytes into the slots of its peers and
+// polls its own. The data are the flag: a slot is *armed* with words that no rank ever pushes, and a vector is there when none
+// of its four words is such a word. So no barrier and no fence is needed, and a torn store cannot be taken for a whole one. The
+// reader arms the slot again.
+//
+// Slots have two phases, which calls use in turns. A peer pushes into a phase again two calls later. By then it has had this
+// rank's vectors of the call between, which this rank pushed after the kernel that armed the phase again. So two phases are
+// enough.
+//
+// Sums are in f32, in the order of the ranks, and rounded once: all ranks get the same bits, by either kernel.
+//
+// After the Lamport-style kernels of TensorRT-LLM and SGLang.
+
+typedef unsigned long long u64;
+typedef unsigned int u32;
+typedef unsigned short u16;
+
+// A NaN. Where data have it, another NaN takes its place.
+#define ARMED 0xffffffffu
+#define NOT_ARMED 0xfffeffffu
+
+// Of a state.
+#define PHASE 1u
+#define GIVEN_UP 2u
+
+#if KIND == 0
+typedef u32 T;
+#define PER 4
+#else
+typedef u16 T;
+#define PER 8
+#endif
+
+struct Words { u32 w[4]; };
+struct Sums { float f[PER]; };
+
+// What the host passes.
+struct Call {
+    const T* in;
+    T* out;
+    // Elements: of the array, or of the chunk of each rank.
+    u64 count;
+    // Elements from one rank's chunk to the next, where there are chunks.
+    u64 pitch;
+    // The slots of each rank, as this GPU sees them.
+    u64 slots[RANKS];
+    // Bytes of one slot.
+    u64 capacity;
+    // A word for each block that a launch may have: the phase of the next call, and whether a call has been given up. All are the
+    // same.
+    u32* states;
+    u32 blocks;
+    // 1: give up. The host writes it, or a wait that has lasted for `patience` nanoseconds.
+    u32* abort;
+    u64 patience;
+};
+
+#if KIND == 2
+__device__ __forceinline__ float widen(u16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y; }
+__device__ __forceinline__ float low(u32 w) { return widen((u16)w); }
+__device__ __forceinline__ float high(u32 w) { return widen((u16)(w >> 16)); }
+__device__ __forceinline__ u32 pack(float x, float y) { u32 w; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(y), "f"(x)); return w; }
+#elif KIND == 3
+__device__ __forceinline__ float low(u32 w) { return __uint_as_float(w << 16); }
+__device__ __forceinline__ float high(u32 w) { return __uint_as_float(w & 0xffff0000u); }
+__device__ __forceinline__ u32 pack(float x, float y) { u32 w; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w) : "f"(y), "f"(x)); return w; }
+#endif
+
+__device__ __forceinline__ void add(Sums& s, const Words& x) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#if KIND == 0
+        s.f[i] += __uint_as_float(x.w[i]);
+#else
+        s.f[2 * i] += low(x.w[i]);
+        s.f[2 * i + 1] += high(x.w[i]);
+#endif
+    }
+}
+
+__device__ __forceinline__ Words round_once(const Sums& s) {
+    Words x;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+#if KIND == 0
+        x.w[i] = __float_as_uint(s.f[i]);
+#else
+        x.w[i] = pack(s.f[2 * i], s.f[2 * i + 1]);
+#endif
+    }
+    return x;
+}
+
+__device__ __forceinline__ Words to_push(Words x) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) if (x.w[i] == ARMED) x.w[i] = NOT_ARMED;
+    return x;
+}
+
+__device__ __forceinline__ bool is_there(const Words& x) {
+    return x.w[0] != ARMED && x.w[1] != ARMED && x.w[2] != ARMED && x.w[3] != ARMED;
+}
+
+__device__ __forceinline__ Words poll(u64 at) {
+    Words x;
+    asm volatile("ld.relaxed.sys.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x.w[0]), "=r"(x.w[1]), "=r"(x.w[2]), "=r"(x.w[3]) : "l"(at) : "memory");
+    return x;
+}
+
+__device__ __forceinline__ void push(u64 at, const Words& x) {
+    asm volatile("st.relaxed.sys.global.v4.u32 [%0], {%1,%2,%3,%4};" :: "l"(at), "r"(x.w[0]), "r"(x.w[1]), "r"(x.w[2]), "r"(x.w[3]) : "memory");
+}
+
+__device__ __forceinline__ void arm(u64 at) {
+    asm volatile("st.global.v4.u32 [%0], {%1,%1,%1,%1};" :: "l"(at), "r"(ARMED) : "memory");
+}
+
+// Vector v of `count` elements; those past the end are zero. WHOLE: all vectors are whole, and aligned.
+template <bool WHOLE> __device__ __forceinline__ Words load(const T* from, u32 count, u32 v, bool aligned) {
+    Words x;
+    if (WHOLE || (aligned && (v + 1) * PER <= count)) {
+        const T* at = from + v * PER;
+        asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(x.w[0]), "=r"(x.w[1]), "=r"(x.w[2]), "=r"(x.w[3]) : "l"(at) : "memory");
+        return x;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        x.w[i] = 0;
+#pragma unroll
+        for (int j = 0; j < PER / 4; j++) {
+            const u32 at = v * PER + i * (PER / 4) + j;
+            if (at < count) x.w[i] |= (u32)((volatile const T*)from)[at] << (16 * j);
+        }
+    }
+    return x;
+}
+
+template <bool WHOLE> __device__ __forceinline__ void store(T* to, u32 count, u32 v, const Words& x, bool aligned) {
+    if (WHOLE || (aligned && (v + 1) * PER <= count)) {
+        T* at = to + v * PER;
+        asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" :: "l"(at), "r"(x.w[0]), "r"(x.w[1]), "r"(x.w[2]), "r"(x.w[3]) : "memory");
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int j = 0; j < PER / 4; j++) {
+            const u32 at = v * PER + i * (PER / 4) + j;
+            if (at < count) to[at] = (T)(x.w[i] >> (16 * j));
+        }
+}
+
+// Ends this thread if its wait has lasted too long, or the host says so; looks at the clock and at the host's word now and then
+// only. No call is made any more then: what this thread has not pushed must not be taken for a result by a peer.
+__device__ __forceinline__ void give_up_if_told(const Call& call, u32& tries, u64& until) {
+    if ((++tries & 1023) != 0) return;
+    u64 now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    if (until == 0) until = now + call.patience;
+    u32 told;
+    asm volatile("ld.relaxed.sys.global.u32 %0, [%1];" : "=r"(told) : "l"(call.abort) : "memory");
+    if (now < until && !told) return;
+    asm volatile("st.relaxed.sys.global.u32 [%0], 1;" :: "l"(call.abort) : "memory");
+    for (u32 i = 0; i < call.blocks; i++) atomicOr(call.states + i, GIVEN_UP);
+    asm volatile("exit;");
+}
+
+// Waits for the vectors of all peers at `at` + source × capacity, adds them and this rank's own, and arms the slots again.
+__device__ __forceinline__ Words reduce(const Call& call, u64 at, const Words& own) {
+    Words x[RANKS];
+    u32 tries = 0;
+    u64 until = 0;
+    for (;;) {
+        bool all = true;
+#pragma unroll
+        for (int r = 0; r < RANKS; r++) if (r != RANK) x[r] = poll(at + r * call.capacity);
+#pragma unroll
+        for (int r = 0; r < RANKS; r++) if (r != RANK) all &= is_there(x[r]);
+        if (all) break;
+        give_up_if_told(call, tries, until);
+    }
+    Sums sums;
+#pragma unroll
+    for (int i = 0; i < PER; i++) sums.f[i] = 0.0f;
+#pragma unroll
+    for (int r = 0; r < RANKS; r++) add(sums, r == RANK ? own : x[r]);
+#pragma unroll
+    for (int r = 0; r < RANKS; r++) if (r != RANK) arm(at + r * call.capacity);
+    return round_once(sums);
+}
+
+// Waits for one vector of a peer, and arms its slot again.
+__device__ __forceinline__ Words receive(const Call& call, u64 at) {
+    u32 tries = 0;
+    u64 until = 0;
+    Words x;
+    for (x = poll(at); !is_there(x); x = poll(at)) give_up_if_told(call, tries, until);
+    arm(at);
+    return x;
+}
+
+// Pushes a vector into the slots of all peers, at `at` + this rank × capacity.
+__device__ __forceinline__ void push_to_all(const Call& call, u64 at, const Words& x) {
+#pragma unroll
+    for (int d = 1; d < RANKS; d++) push(call.slots[(RANK + d) % RANKS] + at + RANK * call.capacity, x);
+}
+
+// What a thread knows at the start.
+struct Start {
+    // Its first vector, from one of its vectors to the next, and how many there are.
+    u32 first, stride, vectors, count;
+    // The state of its block.
+    u32 state;
+    bool aligned;
+    __device__ __forceinline__ u64 phase() const { return state & PHASE; }
+    // From here on the state is known; calls that have been given up end here. What has been loaded before is under way
+    // meanwhile: the compiler would wait for the state first.
+    __device__ __forceinline__ void look() {
+        asm volatile("" : "+r"(state)::"memory");
+        if (state & GIVEN_UP) asm volatile("exit;");
+    }
+};
+
+// Every kernel begins with this. It may be launched before the kernel in front of it has ended: nothing is read before that one's
+// memory is there. What comes next may be launched as soon as all blocks are here.
+__device__ __forceinline__ Start start(const Call& call) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+    Start s;
+    s.state = *(volatile u32*)(call.states + blockIdx.x);
+    s.first = blockIdx.x * blockDim.x + threadIdx.x;
+    s.stride = gridDim.x * blockDim.x;
+    s.count = (u32)call.count;
+    s.vectors = (s.count + PER - 1) / PER;
+    s.aligned = (((u64)call.in | (u64)call.out) & 15) == 0;
+    return s;
+}
+
+// Every kernel ends with this: for all states, also those of blocks that this launch lacks. Each block changes the phase of its
+// part of them.
+__device__ __forceinline__ void end(const Call& call) {
+    __syncthreads();
+    for (u32 i = blockIdx.x + threadIdx.x * gridDim.x; i < call.blocks; i += gridDim.x * blockDim.x)
+        atomicXor(call.states + i, PHASE);
+}
