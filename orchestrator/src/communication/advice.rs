@@ -119,7 +119,9 @@ fn against_latency(around: &Surroundings) -> Vec<String> {
         all.push("Replay passes from CUDA graphs: leave --no-graph out.".into());
     }
     if around.on_gpus {
-        all.push("Kernels that reduce, add and normalise in one call would need fewer; ryz has none.".into());
+        all.push(
+            "In layers of your own, call `all_reduce_add_norm`: sum, residual and norm in one kernel.".into(),
+        );
     }
     all
 }
