@@ -8,6 +8,8 @@
 
 #![expect(unsafe_code, reason = "a graph keeps addresses")]
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context as _, Result, bail, ensure};
 use half::bf16;
 use ryzanstein_benches::ranks;
@@ -21,6 +23,9 @@ use serde::Serialize;
 /// Calls of a graph. The sum of two ranks' equal values doubles with each: that is exact.
 const CALLS: usize = 20;
 const REPLAYS: usize = 20;
+/// Replays that are not timed.
+const WARM_UP: usize = 3;
+const LATE: Duration = Duration::from_secs(20);
 const EPSILON: f32 = 1e-5;
 
 /// What a layer's operation returns.
@@ -169,11 +174,8 @@ fn collective(group: &mut ProcessGroup, op: &str, bytes: usize) -> Result<f64> {
     call(group, op, &mut x)?;
     // SAFETY: the graph is dropped before `x`, and the group is borrowed until then.
     let graph = unsafe { stream.capture::<Error>(|| (0..calls).try_for_each(|_| call(group, op, &mut x))) }?;
-    let mut times = Vec::with_capacity(REPLAYS);
-    for _ in 0..REPLAYS {
-        x.write(&stream, &start)?;
-        times.push(timed(group, &device, || graph.launch(&stream))? / calls as f64);
-    }
+    x.write(&stream, &start)?;
+    graph.launch(&stream)?;
     let sum = |i: usize| (0..n).map(|rank| value(rank, i)).sum::<f32>();
     let got = x.to_vec::<bf16>(&stream)?;
     let (first, length) = if op == "reduce_scatter" { (me * chunk, chunk) } else { (0, count) };
@@ -196,6 +198,13 @@ fn collective(group: &mut ProcessGroup, op: &str, bytes: usize) -> Result<f64> {
             "{op} of {bytes} bytes: element {i} is {got}, not {want}"
         );
     }
+    // Zeros stay zeros however often they are added.
+    x.write(&stream, &vec![bf16::ZERO; count])?;
+    let times = timed(group, &device, calls, || graph.launch(&stream))?;
+    ensure!(
+        x.to_vec::<bf16>(&stream)?.iter().all(|x| *x == bf16::ZERO),
+        "{op} of {bytes} bytes: not all zeros"
+    );
     slowest(group, times)
 }
 
@@ -228,10 +237,7 @@ fn add_norm(group: &mut ProcessGroup, shape: [usize; 2], fused: bool) -> Result<
     let graph =
         unsafe { compute.capture(&mut || (0..CALLS).try_for_each(|_| step(group, &mut x, &mut residual))) }?;
     let graph = graph.context("a GPU replays graphs")?;
-    let mut times = Vec::with_capacity(REPLAYS);
-    for _ in 0..REPLAYS {
-        times.push(timed(group, &device, || graph.replay())? / CALLS as f64);
-    }
+    let times = timed(group, &device, CALLS, || graph.replay())?;
     slowest(group, times)
 }
 
@@ -256,20 +262,31 @@ fn check_norm(
     Ok(())
 }
 
-/// Microseconds from before to behind what is launched, on this rank's GPU. All ranks begin together.
+/// Microseconds of a call of a graph on this rank's GPU, for each replay. The ranks do not meet between the replays: each waits
+/// for the others within them.
 fn timed<E: Into<anyhow::Error>>(
     group: &mut ProcessGroup,
     device: &Device,
-    launch: impl FnOnce() -> Result<(), E>,
-) -> Result<f64> {
+    calls: usize,
+    mut launch: impl FnMut() -> Result<(), E>,
+) -> Result<Vec<f64>> {
     let stream = device.stream();
     let (start, end) = (Event::new(stream, true)?, Event::new(stream, true)?);
     group.barrier()?;
-    start.record(stream)?;
-    launch().map_err(Into::into)?;
-    end.record(stream)?;
-    group.synchronize()?;
-    Ok(end.since(&start)?.as_secs_f64() * 1e6)
+    let mut times = Vec::with_capacity(REPLAYS);
+    for replay in 0..WARM_UP + REPLAYS {
+        start.record(stream)?;
+        launch().map_err(Into::into)?;
+        end.record(stream)?;
+        let began = Instant::now();
+        while !end.is_done()? {
+            ensure!(began.elapsed() < LATE, "a graph has not ended after {LATE:?}");
+        }
+        if replay >= WARM_UP {
+            times.push(end.since(&start)?.as_secs_f64() * 1e6 / calls as f64);
+        }
+    }
+    Ok(times)
 }
 
 /// The median on the rank where it is largest.
