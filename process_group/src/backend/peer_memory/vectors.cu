@@ -225,15 +225,15 @@ struct Start {
 };
 
 // Every kernel begins with this. It may be launched before the kernel in front of it has ended: nothing is read before that one's
-// memory is there. What comes next may be launched as soon as all blocks are here.
+// memory is there.
 __device__ __forceinline__ Start start(const Call& call) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
     Start s;
     s.state = *(volatile u32*)(call.states + blockIdx.x);
-    s.first = blockIdx.x * blockDim.x + threadIdx.x;
+    // Neighbouring warps of vectors are on different multiprocessors.
+    s.first = (blockIdx.x + gridDim.x * (threadIdx.x / 32)) * 32 + threadIdx.x % 32;
     s.stride = gridDim.x * blockDim.x;
     s.count = (u32)call.count;
     s.vectors = (s.count + PER - 1) / PER;
@@ -241,9 +241,12 @@ __device__ __forceinline__ Start start(const Call& call) {
     return s;
 }
 
-// Every kernel ends with this: for all states, also those of blocks that this launch lacks. Each block changes the phase of its
-// part of them.
+// Every kernel ends with this. The next one may be launched when all blocks are here: it would only take their place before. Then
+// the phase changes in all states, also in those of blocks that this launch lacks; each block does a part of them.
 __device__ __forceinline__ void end(const Call& call) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
     __syncthreads();
     for (u32 i = blockIdx.x + threadIdx.x * gridDim.x; i < call.blocks; i += gridDim.x * blockDim.x)
         atomicXor(call.states + i, PHASE);
