@@ -1,6 +1,7 @@
 //! Every operation on a GPU against the same on the processor, and whole models against `transformers` (see
 //! `fixtures/README.md`). Run with `--ignored` where there is a GPU.
 
+use std::iter;
 use std::sync::Arc;
 
 use ryzanstein_config::{BackendChoice, DeviceConfig};
@@ -450,14 +451,24 @@ fn greedy_decoding_on_gpus_gives_the_reference_tokens_recorded_or_not() {
                         passes,
                         ..GenerateOptions::default()
                     };
-                    for tokens in on_gpus(world_size, |group| {
+                    for by_path in on_gpus(world_size, |group| {
                         let model = Llama::load(&folder(name), *dtype, group).unwrap();
-                        model.generate(&expected.prompt, &options, group).unwrap().tokens
+                        // By the paths that the group chooses, with the norm in the kernel of the sum where it has that; and by
+                        // each path that it has.
+                        let forced: Vec<_> = group.paths().into_iter().map(Some).collect();
+                        let paths = iter::once(None).chain(forced.into_iter().filter(|_| world_size > 1));
+                        let generate = |path| {
+                            group.force_path(path).unwrap();
+                            (path, model.generate(&expected.prompt, &options, group).unwrap().tokens)
+                        };
+                        paths.map(generate).collect::<Vec<_>>()
                     }) {
-                        assert_eq!(
-                            tokens, expected.tokens,
-                            "{name}, world {world_size}, {dtype:?}, {passes:?}"
-                        );
+                        for (path, tokens) in by_path {
+                            assert_eq!(
+                                tokens, expected.tokens,
+                                "{name}, world {world_size}, {dtype:?}, {passes:?}, {path:?}"
+                            );
+                        }
                     }
                 }
             }
