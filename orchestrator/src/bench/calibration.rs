@@ -136,9 +136,13 @@ fn costs(path: Path, operation: Operation, dtype: DType, Shape { ranks, count }:
         Path::CrossMemory => Algorithm::zero_copy(operation).map_or_else(Vec::new, |a| of_schedule(a, true)),
         Path::PeerMemory(algorithm) => {
             let bytes = count * dtype.size();
+            // A chunk goes to each other rank once, as a short array does.
             let (model, most) = match algorithm {
-                PeerAlgorithm::OneShot => (AllReduce::OneShot, gpu::one_shot_most(ranks)),
                 PeerAlgorithm::TwoShot => (AllReduce::TwoShot, gpu::TWO_SHOT_PART),
+                PeerAlgorithm::OneShot if operation.is_chunked() => {
+                    (AllReduce::OneShot, gpu::TWO_SHOT_PART / ranks)
+                }
+                PeerAlgorithm::OneShot => (AllReduce::OneShot, gpu::array_most(ranks)),
             };
             // A longer array takes several launches, each with the steps of one.
             let Cost { steps, bytes: moved, reduced } = model.cost(ranks, bytes as f64);
@@ -309,9 +313,9 @@ mod tests {
         let all_reduce = |algorithm, bytes: usize| {
             expected(&peer, Path::PeerMemory(algorithm), Operation::AllReduce(ReduceOp::Sum), bytes / 4)
         };
-        // Four ranks send 3 arrays in pieces of 128 KiB, or 1.5 arrays in pieces of 32 MiB.
+        // Four ranks send 3 arrays in pieces of 512 KiB, or 1.5 arrays in pieces of 32 MiB.
         assert_close(all_reduce(PeerAlgorithm::OneShot, 128 << 10), 10.0 + 393.2);
-        assert_close(all_reduce(PeerAlgorithm::OneShot, 1 << 20), 80.0 + 3145.7);
+        assert_close(all_reduce(PeerAlgorithm::OneShot, 1 << 20), 20.0 + 3145.7);
         assert_close(all_reduce(PeerAlgorithm::TwoShot, 1 << 20), 20.0 + 1572.9);
         let long = costs(
             Path::PeerMemory(PeerAlgorithm::TwoShot),
@@ -320,6 +324,14 @@ mod tests {
             Shape { ranks: 2, count: 24 << 20 },
         );
         assert_eq!(long.first().map(|cost| cost.steps), Some(6), "96 MiB are three parts");
+        // Of each rank 16 MiB, which is a part: to one other rank.
+        let gathered = costs(
+            Path::PeerMemory(PeerAlgorithm::OneShot),
+            Operation::AllGather,
+            DType::F32,
+            Shape { ranks: 2, count: 4 << 20 },
+        );
+        assert_eq!(gathered.first().map(|cost| (cost.steps, cost.bytes)), Some((1, f64::from(16 << 20))));
     }
 
     #[test]

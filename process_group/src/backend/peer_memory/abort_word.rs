@@ -39,7 +39,12 @@ impl AbortWord {
 
     /// Whether a kernel has given up, or was told to, on which the group relies.
     pub(super) fn is_set(&self) -> bool {
-        self.is_relied_on.load(Ordering::Acquire) && self.word().load(Ordering::Acquire) != 0
+        self.is_relied_on.load(Ordering::Acquire) && self.is_written()
+    }
+
+    /// The same, on which it need not rely yet.
+    pub(super) fn is_written(&self) -> bool {
+        self.word().load(Ordering::Acquire) != 0
     }
 
     /// Where the GPU sees it.

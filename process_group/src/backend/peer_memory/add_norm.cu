@@ -10,8 +10,28 @@ struct Norm {
     float epsilon;
 };
 
+// Before Hopper there are no clusters: each block is one.
+#if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ u32 cluster_blocks() { u32 n; asm("mov.u32 %0, %cluster_nctaid.x;" : "=r"(n)); return n; }
 __device__ __forceinline__ u32 block_in_cluster() { u32 i; asm("mov.u32 %0, %cluster_ctaid.x;" : "=r"(i)); return i; }
+// All blocks of a cluster have started when they come to `wait_for_cluster` for the first time, and may use each other's memory.
+__device__ __forceinline__ void meet_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
+__device__ __forceinline__ void tell_cluster() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+// Into the memory of a block of the cluster, where this block has `to`.
+__device__ __forceinline__ void store_in_cluster(float* to, u32 block, float x) {
+    u32 here = (u32)__cvta_generic_to_shared(to), there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(block));
+    asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(there), "f"(x) : "memory");
+}
+#else
+__device__ __forceinline__ u32 cluster_blocks() { return 1; }
+__device__ __forceinline__ u32 block_in_cluster() { return 0; }
+__device__ __forceinline__ void meet_cluster() {}
+__device__ __forceinline__ void tell_cluster() {}
+__device__ __forceinline__ void wait_for_cluster() {}
+__device__ __forceinline__ void store_in_cluster(float*, u32, float) {}
+#endif
 
 __device__ __forceinline__ float sum_of_warp(float x) {
 #pragma unroll
@@ -39,12 +59,9 @@ __device__ __forceinline__ float sum_of_cluster(float x, float* sums) {
         if (lane == 0) sums[warp] = x;
         __syncthreads();
     } else {
-        if (lane < blocks) {
-            u32 here = (u32)__cvta_generic_to_shared(sums + block_in_cluster() * warps + warp), there;
-            asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(here), "r"(lane));
-            asm volatile("st.shared::cluster.f32 [%0], %1;" :: "r"(there), "f"(x) : "memory");
-        }
-        asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+        if (lane < blocks) store_in_cluster(sums + block_in_cluster() * warps + warp, lane, x);
+        tell_cluster();
+        wait_for_cluster();
     }
     float sum = 0.0f;
     for (u32 i = lane; i < blocks * warps; i += 32) sum += ((volatile float*)sums)[i];
@@ -52,7 +69,8 @@ __device__ __forceinline__ float sum_of_cluster(float x, float* sums) {
 }
 
 // One-shot; then `residual` += sum, and `out` = residual / sqrt(mean(residual²) + epsilon) × weight, row by row. Each step is
-// rounded as if a kernel of its own did it. A cluster takes a row at a time, and each of its threads a vector.
+// rounded as if a kernel of its own did it. A cluster takes a row at a time, and each of its threads a vector. No
+// thread ends before the others of its cluster, which store into the memory of its block.
 template <bool WHOLE> __device__ __forceinline__ void add_norm_of(const Call& call, const Norm& norm, Start& s) {
     __shared__ float sums[2][128];
     const u32 blocks = cluster_blocks(), width = norm.columns / PER, mine = block_in_cluster() * blockDim.x + threadIdx.x;
@@ -62,14 +80,15 @@ template <bool WHOLE> __device__ __forceinline__ void add_norm_of(const Call& ca
     if (cluster < rows && has_vector) own = load<WHOLE>(call.in, s.count, cluster * width + mine, s.aligned);
     float weight[PER];
     if (cluster < rows && has_vector) load_weight(weight, norm.weight + mine * PER, WHOLE);
-    s.look();
+    const bool pushes = !s.is_given_up();
     const u64 base = s.phase() * RANKS * call.capacity;
-    for (u32 row = cluster; row < rows && has_vector; row += clusters) {
+    for (u32 row = cluster; row < rows && has_vector && pushes; row += clusters) {
         const u32 v = row * width + mine;
         if (row != cluster) own = load<WHOLE>(call.in, s.count, v, s.aligned);
         own = to_push(own);
         push_to_all(call, base + (u64)v * 16, own);
     }
+    if (blocks > 1) wait_for_cluster();
     u32 turn = 0;
     for (u32 row = cluster; row < rows; row += clusters, turn ^= 1) {
         const u32 v = row * width + mine;
@@ -78,7 +97,7 @@ template <bool WHOLE> __device__ __forceinline__ void add_norm_of(const Call& ca
         if (has_vector) {
             if (clusters < rows) own = to_push(load<WHOLE>(call.in, s.count, v, s.aligned));
             add(x, load<WHOLE>(norm.residual, s.count, v, s.aligned));
-            add(x, reduce(call, call.slots[RANK] + base + (u64)v * 16, own));
+            add(x, reduce<false>(call, call.slots[RANK] + base + (u64)v * 16, own));
             const Words sum = round_once(x);
             store<WHOLE>(norm.residual, s.count, v, sum, s.aligned);
             x = {};
@@ -95,8 +114,9 @@ template <bool WHOLE> __device__ __forceinline__ void add_norm_of(const Call& ca
     }
 }
 
-extern "C" __global__ void __launch_bounds__(512, RANKS == 2 ? 2 : 1) add_norm(const Call call, const Norm norm) {
-    Start s = start(call);
+extern "C" __global__ void __launch_bounds__(512, 2) add_norm(const Call call, const Norm norm) {
+    if (cluster_blocks() > 1) meet_cluster();
+    Start s = start<true>(call);
     s.aligned = s.aligned && (((u64)norm.residual | (u64)norm.weight) & 15) == 0;
     if (__builtin_expect(s.aligned, 1)) add_norm_of<true>(call, norm, s); else add_norm_of<false>(call, norm, s);
     end(call);

@@ -2,31 +2,63 @@
 
 use half::{bf16, f16};
 
-use super::kernels::{Entry, Kernels, Norm, Part};
+use super::CLUSTERS_FROM;
+use super::kernels::{CHECKED, Entry, Kernels, Norm, Part};
 use super::shared::Told;
 use crate::device::{Device, DeviceBuffer, DeviceError};
 use crate::dtype::DType;
 use crate::paths::gpu::PEER_TYPES;
 
-/// Elements of a row, and rows: whole vectors of every type.
-const COLUMNS: usize = 200;
-const ROWS: usize = 5;
-const COUNT: usize = COLUMNS * ROWS;
+/// What is tried: whole vectors of several rows; parts of vectors, off their alignment; and a row that takes a cluster, of which one
+/// block has nothing to do.
+const SIZES: [Size; 3] = [
+    Size { count: 1000, columns: 200, offset: 0 },
+    Size { count: 1003, columns: 0, offset: 1 },
+    Size { count: 5120, columns: 5120, offset: 0 },
+];
+/// Bytes of the longest array of the largest type.
+const MOST: usize = 5120 * size_of::<f32>();
 const EPSILON: f32 = 1e-5;
+
+#[derive(Clone, Copy)]
+struct Size {
+    count: usize,
+    /// Elements of a row; 0: it is no whole number of rows.
+    columns: usize,
+    /// Elements by which the arrays are off their alignment.
+    offset: usize,
+}
+
+impl Size {
+    fn suits(self, entry: Entry, has_clusters: bool) -> bool {
+        match (entry, self.columns) {
+            (Entry::AddNorm, 0) => false,
+            (Entry::AddNorm, columns) => columns < 512 || has_clusters,
+            _ => true,
+        }
+    }
+}
 
 /// Runs every kernel on every type, and compares all values. All ranks call this at the same time.
 pub(super) fn check(kernels: &Kernels, device: &Device, (position, ranks): (usize, usize)) -> Told<()> {
-    // Of the largest type: the array or all chunks, the residual and the weights.
-    let bytes = (ranks.max(2) + 2) * COUNT * size_of::<f32>();
+    // The array or all chunks, the residual and the weights.
+    let bytes = (ranks.max(2) + 3) * MOST;
+    let has_clusters = device.info().capability >= CLUSTERS_FROM;
     let buffer = || DeviceBuffer::new(device, DType::U8, bytes);
     let memory = buffer().and_then(|input| Ok((input, buffer()?)));
     let memory = memory.map_err(|error| error.to_string())?;
     for dtype in PEER_TYPES {
         for entry in Entry::ALL {
-            let trial = Trial { kernels, device, memory: &memory, position, ranks, dtype };
-            let wrong = trial.run(entry).map_err(|error| error.to_string())?;
-            if let Some(wrong) = wrong {
-                return Err(format!("its check of {} of {dtype} failed: {wrong}", entry.path()));
+            for size in SIZES.into_iter().filter(|size| size.suits(entry, has_clusters)) {
+                let trial = Trial { kernels, device, memory: &memory, position, ranks, dtype, size };
+                let wrong = trial.run(entry).map_err(|error| error.to_string())?;
+                let (name, path, count) = (entry.name(), entry.path(), size.count);
+                if kernels.gave_up() {
+                    return Err(format!("its check of {path} ({name}) got no answer in {CHECKED:?}"));
+                }
+                if let Some(wrong) = wrong {
+                    return Err(format!("its check of {path} ({name} of {count} {dtype}) failed: {wrong}"));
+                }
             }
         }
     }
@@ -41,6 +73,7 @@ struct Trial<'a> {
     position: usize,
     ranks: usize,
     dtype: DType,
+    size: Size,
 }
 
 /// Small numbers that differ from rank to rank: all sums are exact in every type.
@@ -56,26 +89,28 @@ impl Trial<'_> {
     /// What is wrong, if anything.
     fn run(&self, entry: Entry) -> Result<Option<String>, DeviceError> {
         let (n, me, size) = (self.ranks, self.position, self.dtype.size());
-        let (input, output) = (self.memory.0.address(), self.memory.1.address());
+        let Size { count, columns, offset } = self.size;
+        let off = (offset * size) as u64;
+        let (input, output) = (self.memory.0.address() + off, self.memory.1.address() + off);
         let chunks = if entry == Entry::ReduceScatter { n } else { 1 };
-        let mut values: Vec<f32> = (0..chunks * COUNT).map(|i| operand(me, i)).collect();
+        let mut values: Vec<f32> = (0..chunks * count).map(|i| operand(me, i)).collect();
         let at = |elements: usize| input + (elements * size) as u64;
         let norm = (entry == Entry::AddNorm).then_some(Norm {
-            residual: at(COUNT),
-            weight: at(2 * COUNT),
-            columns: COLUMNS as u32,
+            residual: at(count),
+            weight: at(2 * count),
+            columns: columns as u32,
             epsilon: EPSILON,
         });
-        values.extend((0..COUNT).map(|i| operand(1, i)));
+        values.extend((0..count).map(|i| operand(1, i)));
         let mut bytes = encode(self.dtype, &values);
-        bytes.extend((0..COLUMNS).flat_map(|i| weight(i).to_ne_bytes()));
+        bytes.extend((0..columns).flat_map(|i| weight(i).to_ne_bytes()));
         let stream = self.device.stream();
         // SAFETY: all of it fits the buffers, which live until the stream is drained; all ranks make the same launches.
         unsafe {
             stream.copy_from_host(input, &bytes)?;
-            stream.fill(output, 0x77, self.memory.1.bytes())?;
+            stream.fill(self.memory.1.address(), 0x77, self.memory.1.bytes())?;
             stream.drain()?;
-            let part = Part { input, output, count: COUNT, pitch: COUNT, dtype: self.dtype };
+            let part = Part { input, output, count, pitch: count, dtype: self.dtype };
             self.kernels.launch_checked(entry, part, norm, stream)?;
         }
         stream.drain()?;
@@ -87,22 +122,23 @@ impl Trial<'_> {
             Ok(decode(self.dtype, &bytes))
         };
         let sum = |i: usize| (0..n).map(|rank| operand(rank, i)).sum::<f32>();
-        let got = read(output, if entry == Entry::AllGather { n * COUNT } else { COUNT })?;
+        let got = read(output, if entry == Entry::AllGather { n * count } else { count })?;
         Ok(match entry {
             Entry::OneShot | Entry::TwoShot => differs(&got, sum),
-            Entry::ReduceScatter => differs(&got, |i| sum(me * COUNT + i)),
-            Entry::AllGather => differs(&got, |i| operand(i / COUNT, i % COUNT)),
+            Entry::ReduceScatter => differs(&got, |i| sum(me * count + i)),
+            Entry::AllGather => differs(&got, |i| operand(i / count, i % count)),
             Entry::AddNorm => {
                 let residual = |i: usize| operand(1, i) + sum(i);
-                let normed = |i: usize| {
-                    let row = i / COLUMNS * COLUMNS;
-                    let squares: f32 = (row..row + COLUMNS).map(|i| residual(i) * residual(i)).sum();
-                    residual(i) / (squares / COLUMNS as f32 + EPSILON).sqrt() * weight(i % COLUMNS)
-                };
-                differs(&read(at(COUNT), COUNT)?, residual).or_else(|| {
-                    let is_near = |i: usize| (got[i] - normed(i)).abs() <= 0.01 * normed(i).abs();
-                    let far = (0..COUNT).find(|i| !is_near(*i))?;
-                    Some(format!("element {far} is {}, not {}", got[far], normed(far)))
+                let mut wanted: Vec<f32> = (0..count).map(residual).collect();
+                for row in wanted.chunks_mut(columns) {
+                    let squares: f32 = row.iter().map(|x| x * x).sum();
+                    let scale = (squares / columns as f32 + EPSILON).sqrt();
+                    row.iter_mut().enumerate().for_each(|(i, x)| *x = *x / scale * weight(i));
+                }
+                differs(&read(at(count), count)?, residual).or_else(|| {
+                    let is_near = |(got, want): (&f32, &f32)| (got - want).abs() <= 0.01 * want.abs();
+                    let far = got.iter().zip(&wanted).position(|pair| !is_near(pair))?;
+                    Some(format!("element {far} is {}, not {}", got[far], wanted[far]))
                 })
             }
         })
@@ -141,7 +177,7 @@ mod tests {
     fn operands_sums_and_chunks_are_exact_in_every_type() {
         for dtype in PEER_TYPES {
             for n in 2..=8 {
-                let sums: Vec<f32> = (0..8 * COUNT)
+                let sums: Vec<f32> = (0..8 * 5120)
                     .map(|i| (0..n).map(|rank| operand(rank, i)).sum::<f32>() + operand(1, i))
                     .collect();
                 assert_eq!(decode(dtype, &encode(dtype, &sums)), sums, "{dtype}, {n} ranks");

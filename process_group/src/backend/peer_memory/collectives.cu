@@ -3,9 +3,9 @@
 // Half of the blocks that fit a multiprocessor are launched: a launch of another group finds room beside them.
 #define RESIDENT __launch_bounds__(512, RANKS == 2 ? 4 : 2)
 // A kernel has two bodies: for whole, aligned vectors, and for all others.
-#define KERNEL(name)                                                                              \
+#define KERNEL(name, is_short)                                                                           \
     extern "C" __global__ void RESIDENT name(const Call call) {                                   \
-        Start s = start(call);                                                                    \
+        Start s = start<is_short>(call);                                                          \
         const bool is_whole = s.aligned && s.count % PER == 0 && call.pitch % PER == 0;           \
         if (__builtin_expect(is_whole, 1)) name##_of<true>(call, s); else name##_of<false>(call, s); \
         end(call);                                                                                \
@@ -25,10 +25,10 @@ template <bool WHOLE> __device__ __forceinline__ void one_shot_of(const Call& ca
     const bool is_one_each = s.vectors <= s.stride;
     for (u32 v = s.first; v < s.vectors; v += s.stride) {
         if (!is_one_each) own = to_push(load<WHOLE>(call.in, s.count, v, s.aligned));
-        store<WHOLE>(call.out, s.count, v, reduce(call, call.slots[RANK] + base + (u64)v * 16, own), s.aligned);
+        store<WHOLE>(call.out, s.count, v, reduce<true>(call, call.slots[RANK] + base + (u64)v * 16, own), s.aligned);
     }
 }
-KERNEL(one_shot)
+KERNEL(one_shot, true)
 
 // The kernels in two steps: reduce-scatter and all-gather. Each thread is DEPTH vectors ahead with what it sends of what it
 // receives, so that the links carry data all the time. Slots: [scattered, gathered][phase][source].
@@ -53,7 +53,7 @@ template <bool WHOLE> __device__ __forceinline__ void two_shot_of(const Call& ca
         v = (step - DEPTH) * s.stride + s.first;
         if (step >= DEPTH && step < steps + DEPTH && v < chunk && RANK * chunk + v < s.vectors) {
             const Words own = to_push(load<WHOLE>(call.in, s.count, RANK * chunk + v, s.aligned));
-            const Words sum = to_push(reduce(call, call.slots[RANK] + SCATTERED + (u64)v * 16, own));
+            const Words sum = to_push(reduce<true>(call, call.slots[RANK] + SCATTERED + (u64)v * 16, own));
             push_to_all(call, GATHERED + (u64)v * 16, sum);
             store<WHOLE>(call.out, s.count, RANK * chunk + v, sum, s.aligned);
         }
@@ -69,7 +69,7 @@ template <bool WHOLE> __device__ __forceinline__ void two_shot_of(const Call& ca
         }
     }
 }
-KERNEL(two_shot)
+KERNEL(two_shot, false)
 
 // `in`: a chunk for each rank. `out`: the sum of everybody's chunk for this rank.
 template <bool WHOLE> __device__ __forceinline__ void reduce_scatter_of(const Call& call, Start& s) {
@@ -89,11 +89,11 @@ template <bool WHOLE> __device__ __forceinline__ void reduce_scatter_of(const Ca
         v = (step - DEPTH) * s.stride + s.first;
         if (step >= DEPTH && v < s.vectors) {
             const Words own = to_push(load<WHOLE>(call.in + RANK * call.pitch, s.count, v, aligned));
-            store<WHOLE>(call.out, s.count, v, reduce(call, call.slots[RANK] + SCATTERED + (u64)v * 16, own), aligned);
+            store<WHOLE>(call.out, s.count, v, reduce<true>(call, call.slots[RANK] + SCATTERED + (u64)v * 16, own), aligned);
         }
     }
 }
-KERNEL(reduce_scatter)
+KERNEL(reduce_scatter, false)
 
 // `in`: this rank's chunk. `out`: those of all ranks.
 template <bool WHOLE> __device__ __forceinline__ void all_gather_of(const Call& call, Start& s) {
@@ -121,4 +121,4 @@ template <bool WHOLE> __device__ __forceinline__ void all_gather_of(const Call& 
         }
     }
 }
-KERNEL(all_gather)
+KERNEL(all_gather, false)

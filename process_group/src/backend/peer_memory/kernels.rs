@@ -21,7 +21,7 @@ const VECTOR: usize = 16;
 /// How long a kernel waits that nobody ends. The watchdog does at the deadline of the call, also of one in a graph.
 const PATIENCE: Duration = Duration::from_secs(60 * 60);
 /// The same while the kernels are checked.
-const CHECKED: Duration = Duration::from_secs(5);
+pub(super) const CHECKED: Duration = Duration::from_secs(5);
 /// Kernels compiled with PDL can start while another ends.
 const OVERLAP_FROM: (u32, u32) = (9, 0);
 
@@ -40,7 +40,7 @@ impl Entry {
     pub(super) const ALL: [Self; 5] =
         [Self::OneShot, Self::AddNorm, Self::TwoShot, Self::ReduceScatter, Self::AllGather];
 
-    const fn name(self) -> &'static str {
+    pub(super) const fn name(self) -> &'static str {
         match self {
             Self::OneShot => "one_shot",
             Self::AddNorm => "add_norm",
@@ -129,8 +129,8 @@ pub(super) struct Kernels {
     memory: SharedMemory,
     slots: Slots,
     position: usize,
-    /// By region: what each block knows of the calls before.
-    states: [DeviceBuffer; 2],
+    /// For each region, what each block knows of the calls before: [`state_words`](Self::state_words) words.
+    states: DeviceBuffer,
     /// For this rank.
     multiprocessors: u32,
     /// Most blocks of a launch, but of rows.
@@ -175,10 +175,10 @@ impl Kernels {
         // Ranks share a GPU in tests. Then half of it stays free, as clusters do not fit everywhere.
         let share = if memory.ranks_here() == 1 { 1 } else { 2 * memory.ranks_here() };
         let multiprocessors = (device.info().multiprocessors / share).max(8);
-        let (blocks, resident) = (multiprocessors * (fit / 2).clamp(1, 2), fit_of_rows.clamp(1, 2));
-        let zeros = vec![0u32; (multiprocessors * 2) as usize];
-        let states = || DeviceBuffer::from_slice(device, &zeros);
-        let states = [states()?, states()?];
+        let blocks = multiprocessors * (fit / 2).clamp(1, 2);
+        // Two ranks have long arrays of rows, which may fill the GPU.
+        let resident = if slots.ranks == 2 { fit_of_rows } else { fit_of_rows / 2 }.clamp(1, 2);
+        let states = DeviceBuffer::from_slice(device, &vec![0u32; 2 * 2 * multiprocessors as usize])?;
         let abort = Arc::clone(abort);
         let kernels = Self {
             device: device.clone(),
@@ -207,7 +207,17 @@ impl Kernels {
         Ok(kernels)
     }
 
-    /// Enqueues a call.
+    /// Words of state of a region: as many blocks as a launch may have.
+    const fn state_words(&self) -> u32 {
+        2 * self.multiprocessors
+    }
+
+    /// Whether a kernel has given up.
+    pub(super) fn gave_up(&self) -> bool {
+        self.abort.is_written()
+    }
+
+    /// Enqueues a call. Returns its path.
     ///
     /// # Safety
     /// As [`Communicator::launch`](crate::backend::stream::Communicator::launch). Every rank makes the same calls in the same
@@ -217,7 +227,7 @@ impl Kernels {
         algorithm: PeerAlgorithm,
         call: &Call<'_>,
         stream: &Stream,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<Path, DeviceError> {
         let (dtype, count) = (call.fingerprint.dtype, call.fingerprint.count);
         let buffer = call.output.as_ref().and_then(ViewMut::device).map_or(0, |view| view.address);
         let input = call.input.and_then(|view| view.device()).map(|view| view.address);
@@ -253,7 +263,7 @@ impl Kernels {
             // SAFETY: a part of the buffers, by the caller's promise.
             unsafe { self.launch_part(entry, part, norm, PATIENCE, stream) }?;
         }
-        Ok(())
+        Ok(entry.path())
     }
 
     /// Enqueues a kernel that is not trusted yet.
@@ -291,11 +301,13 @@ impl Kernels {
         let mut arguments = Vec::with_capacity(ARGUMENTS);
         arguments.extend([part.input, part.output, part.count as u64, part.pitch as u64]);
         arguments.extend(self.memory.addresses().iter().map(|address| address + start));
-        let states = self.states[region as usize].address();
+        let all_states = self.states.address();
+        let states = all_states + u64::from(region as u32 * self.state_words()) * size_of::<u32>() as u64;
         arguments.extend([
             slots.capacity(region) as u64,
             states,
-            u64::from(self.multiprocessors * 2),
+            u64::from(self.state_words()),
+            all_states,
             self.abort.address(),
         ]);
         arguments.push(u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX));
@@ -325,7 +337,7 @@ impl Kernels {
 }
 
 /// Eight-byte words of `struct Call` for eight ranks.
-const ARGUMENTS: usize = 17;
+const ARGUMENTS: usize = 18;
 
 /// A part of a call's buffers.
 #[derive(Clone, Copy)]

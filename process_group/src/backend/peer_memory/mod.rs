@@ -23,18 +23,24 @@ use crate::call::Call;
 use crate::device::{Address, Device, Stream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::paths::gpu::peer_table;
+use crate::paths::gpu::{MOST_ROW, peer_table};
 use crate::paths::{Path, PathTable};
 use crate::store::Store;
 pub(super) use abort_word::AbortWord;
 use kernels::{Kernels, Slots};
 use shared::{SharedMemory, Sharers, Told, obstacle};
 
+/// GPUs have clusters of blocks from here on.
+const CLUSTERS_FROM: (u32, u32) = (9, 0);
+/// Most bytes of a row that one block takes.
+const MOST_ROW_OF_A_BLOCK: usize = 512 * 16;
+
 /// A communicator, and kernels of our own in front of it where the ranks can share memory.
 pub(crate) struct PeerMemory<C> {
     behind: C,
     kernels: Option<Kernels>,
     paths: PathTable,
+    has_clusters: bool,
     /// Between [`group_start`](Communicator::group_start) and its end: all calls go to `behind`, which takes them together.
     is_grouping: bool,
 }
@@ -69,7 +75,9 @@ impl<C: Communicator> PeerMemory<C> {
         if let Some(why) = &why {
             tracing::debug!(group, why, "the ranks do not share memory: NCCL carries every call");
         }
-        Ok(Self { behind, kernels: made.ok(), paths: peer_table(members.len(), why), is_grouping: false })
+        let has_clusters = device.info().capability >= CLUSTERS_FROM;
+        let paths = peer_table(members.len(), why);
+        Ok(Self { behind, kernels: made.ok(), paths, has_clusters, is_grouping: false })
     }
 
     fn path(&self, call: &Call<'_>) -> Path {
@@ -92,7 +100,10 @@ impl<C: Communicator> Communicator for PeerMemory<C> {
     }
 
     fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
-        self.kernels.is_some() && self.paths.fuses_add_norm(dtype, count, columns)
+        // One block takes a row where there are no clusters.
+        let most = if self.has_clusters { MOST_ROW } else { MOST_ROW_OF_A_BLOCK };
+        let is_short = columns.saturating_mul(dtype.size()) <= most;
+        self.kernels.is_some() && is_short && self.paths.fuses_add_norm(dtype, count, columns)
     }
 
     fn workspace_bytes(&self, call: &Call<'_>) -> usize {
@@ -101,18 +112,13 @@ impl<C: Communicator> Communicator for PeerMemory<C> {
 
     unsafe fn launch(&mut self, call: &Call<'_>, stream: &Stream, workspace: Address) -> Result<Path> {
         match (self.path(call), &self.kernels) {
-            (path @ Path::PeerMemory(algorithm), Some(kernels)) if !self.is_grouping => {
+            (Path::PeerMemory(algorithm), Some(kernels)) if !self.is_grouping => {
                 // SAFETY: by the caller's promise; a group's calls run on one stream at a time.
-                unsafe { kernels.launch(algorithm, call, stream) }?;
-                Ok(path)
+                Ok(unsafe { kernels.launch(algorithm, call, stream) }?)
             }
             // SAFETY: by the caller's promise.
             _ => unsafe { self.behind.launch(call, stream, workspace) },
         }
-    }
-
-    fn has_own_kernels(&self) -> bool {
-        self.kernels.is_some()
     }
 
     fn group_start(&mut self) -> Result<()> {

@@ -338,6 +338,7 @@ fn the_sum_is_added_and_normalised_in_one_kernel() {
                 (64, 2048),
                 (200, 1024),
                 (2, 8192),
+                (2, 5120),
                 (3, 32_768),
             ] {
                 if 2 * rows * columns <= array_most(ranks) {
@@ -384,7 +385,7 @@ fn a_call_that_is_given_up_stores_nothing_and_those_behind_it_neither() {
 fn a_wrong_value_is_found_before_the_first_call_and_its_path_named() {
     on_one_gpu(2, |tester| {
         let found = check(&tester.kernels, &tester.device, (1 - tester.position, 2)).unwrap_err();
-        assert!(found.contains("its check of peer/one_shot of f32 failed: element "), "{found}");
+        assert!(found.contains("(reduce_scatter of 1000 f32) failed: element "), "{found}");
     });
 }
 

@@ -100,11 +100,6 @@ pub(crate) trait Communicator: Send {
     /// Those of the library, or of the driver for kernels of our own. The group must be given up then.
     unsafe fn launch(&mut self, call: &Call<'_>, stream: &Stream, workspace: Address) -> Result<Path>;
 
-    /// Whether kernels of our own may be in the streams, for which the library does not wait when it ends.
-    fn has_own_kernels(&self) -> bool {
-        false
-    }
-
     /// Begins calls that may be taken together.
     ///
     /// # Errors
@@ -144,6 +139,8 @@ pub(crate) struct StreamGroup<C: Communicator> {
     /// Whether the newest call is on the side stream: the next one on the compute stream comes behind it, as a communicator
     /// works on one stream at a time.
     is_on_side: bool,
+    /// Whether kernels of our own may not have ended, for which the library does not wait when it ends.
+    has_own_kernels: bool,
 }
 
 impl<C: Communicator> StreamGroup<C> {
@@ -172,6 +169,7 @@ impl<C: Communicator> StreamGroup<C> {
             capture: None,
             instruments,
             is_on_side: false,
+            has_own_kernels: false,
         })
     }
 
@@ -206,6 +204,7 @@ impl<C: Communicator> StreamGroup<C> {
         // `inside` has been given out by a group that had not failed.
         let launched = unsafe { communicator.launch(call, stream, workspace) };
         let path = launched.map_err(|error| refused(watchdog, error))?;
+        self.has_own_kernels |= !captured && matches!(path, Path::PeerMemory(_));
         match capture {
             Some(capture) => capture.end(fingerprint, path, in_graph, stream)?,
             None if captured => {}
@@ -273,18 +272,19 @@ impl<C: Communicator> StreamGroup<C> {
         Ok(())
     }
 
-    /// Lets what comes next on the compute stream come after all that is on the other. A stream that is captured cannot wait for
-    /// one that is not: the next call outside the capture does.
+    /// Lets what comes next on the compute stream come after all that is on the other, and returns whether it does so for good:
+    /// within a capture it does for the graph only, and not for what a stream outside it does.
     fn join_side(&self) -> Result<bool> {
         let [compute, side] = &self.streams;
-        if compute.is_capturing()? && !side.is_capturing()? {
+        let is_captured = compute.is_capturing()?;
+        if is_captured && !side.is_capturing()? {
             return Ok(false);
         }
         self.device.bind()?;
         let there = Event::new(side, false)?;
         there.record(side)?;
         compute.wait_event(&there)?;
-        Ok(true)
+        Ok(!is_captured)
     }
 }
 
@@ -464,6 +464,8 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
         let _inside = watchdog.enter(|entry| CallerEvent::Launching { entry, at, deadline, calls })?;
         self.marks.timer.launching(captured)?;
         if launch() {
+            let is_own = |(_, path, _): &(CallFingerprint, Path, u64)| matches!(path, Path::PeerMemory(_));
+            self.has_own_kernels |= captured.calls().counts().iter().any(is_own);
             watchdog.report(CallerEvent::Launched);
             if let Some(end) = self.marks.place(&watchdog, COMPUTE, &self.streams[COMPUTE], at)? {
                 self.marks.timer.launched(captured, &end);
@@ -481,6 +483,7 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
         let what = || format!("waiting for GPU {} in group `{group}`", self.device.ordinal());
         watchdog.wait(what, None, deadline, || Ok(compute.is_done()? && side.is_done()?))?;
         watchdog.report(CallerEvent::Idle);
+        self.has_own_kernels = false;
         Ok(())
     }
 
@@ -500,7 +503,7 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
 impl<C: Communicator> Drop for StreamGroup<C> {
     fn drop(&mut self) {
         // Before memory is freed, which waits for the GPU: a call whose peers never came ends with the communicator only.
-        let (streams, has_own_kernels) = (&self.streams, self.communicator.has_own_kernels());
+        let (streams, has_own_kernels) = (&self.streams, self.has_own_kernels);
         self.watchdog.close_when(|| {
             let is_past = |stream: &Stream| Ok(stream.is_capturing()? || stream.is_idle()?);
             Ok(!has_own_kernels
