@@ -169,13 +169,13 @@ impl ProcessGroupManager {
         warn_of_nccl(config, roster, *rank, backend);
         let layout = Layout::new(&config.layout, world_size)?;
         let tuned = match backend {
-            BackendKind::Tcp => tuning::agree(
+            BackendKind::Tcp | BackendKind::Nccl => tuning::agree(
                 &config.process_group.tuning,
                 surroundings.state.as_deref(),
                 &membership,
                 deadline,
             )?,
-            _ => Vec::new(),
+            BackendKind::Loopback => Vec::new(),
         };
         let mesh = match bound {
             Ok(Some(bound)) if factory.needs_mesh() => {

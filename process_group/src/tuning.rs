@@ -1,12 +1,13 @@
 //! Finds the measured table of paths, and shares it: rank 0 reads it, and every rank gets what rank 0 has read.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use ryzanstein_config::{ByteSize, TuningChoice, file};
 
 use crate::error::{Error, Result};
+use crate::nvml::Nvml;
 use crate::paths::tuned::{Machine, TunedRange, TuningTable};
 use crate::rendezvous::Membership;
 
@@ -28,7 +29,22 @@ pub fn machine() -> Machine {
     Machine {
         cpu: model(&info).unwrap_or_else(architecture),
         cpus: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        gpus: gpus(),
     }
+}
+
+/// The GPUs of this machine, each kind once with its number, and their driver.
+fn gpus() -> String {
+    let Ok(nvml) = Nvml::open() else { return String::new() };
+    let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
+    for gpu in nvml.gpus().unwrap_or_default() {
+        *kinds.entry(gpu.name).or_default() += 1;
+    }
+    if kinds.is_empty() {
+        return String::new();
+    }
+    let kinds: Vec<String> = kinds.into_iter().map(|(name, count)| format!("{count} × {name}")).collect();
+    format!("{}, driver {}", kinds.join(", "), nvml.driver_version())
 }
 
 /// The first processor's model, if the kernel names it.
@@ -144,7 +160,7 @@ mod tests {
         let broken = of(&named).unwrap_err();
         assert!(broken.contains("no table of `ryz tune`") && broken.contains("again"), "{broken}");
 
-        let elsewhere = Machine { cpu: "another".into(), cpus: 3 };
+        let elsewhere = Machine { cpu: "another".into(), cpus: 3, gpus: String::new() };
         std::fs::write(&path, TuningTable::new(elsewhere).json()).unwrap();
         let foreign = of(&named).unwrap_err();
         assert!(foreign.contains("measured on 3 × another"), "{foreign}");

@@ -228,9 +228,9 @@ mod tests {
                 let wanted: Vec<Path> = turns.iter().filter(|t| t.bytes == timed.bytes).map(|t| t.path).collect();
                 prop_assert_eq!(taken, wanted);
             }
-            let machine = Machine { cpu: "a CPU".into(), cpus: 2 };
+            let machine = Machine { cpu: "a CPU".into(), cpus: 2, gpus: String::new() };
             let mut table = TuningTable::new(machine.clone());
-            table.replace(3, &["broadcast"], lines);
+            table.replace(3, false, &["broadcast"], lines);
             prop_assert_eq!(TuningTable::parse(&table.json(), &machine).unwrap(), table);
         }
     }

@@ -2,7 +2,7 @@
 
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::paths::tuned::{TunedRange, has_operation};
-use ryzanstein_process_group::{Error, Memory, ProcessGroup, units};
+use ryzanstein_process_group::{DType, Error, Memory, ProcessGroup, ReduceOp, units};
 
 use super::crossover::{Timed, Turn, choose, ranges};
 use crate::bench::limits;
@@ -25,7 +25,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// The operations that have several paths on host memory.
+    /// The operations that may have several paths.
     pub fn operations() -> Vec<Collective> {
         Collective::ALL.into_iter().filter(|what| has_operation(what.name())).collect()
     }
@@ -58,6 +58,8 @@ pub struct Sizes {
 pub struct Tuned {
     /// Ranks.
     pub world_size: usize,
+    /// Whether they use GPUs.
+    pub on_gpus: bool,
     /// Each operation.
     pub operations: Vec<Sizes>,
     /// The lines for the table.
@@ -82,27 +84,31 @@ pub fn run(
                 .into(),
         ));
     }
-    // All-to-all has two arrays.
-    limits::check_fit(&request.sizes, 2, ranks, limits::host_memory())?;
     let group = manager.world();
-    if group.memory() != Memory::Host {
-        return Err(Error::Configuration(
-            "`ryz tune` measures paths on CPUs, and these ranks use GPUs; pass --backend tcp. For NCCL's settings: ryz tune --nccl"
-                .into(),
-        ));
+    let on_gpus = group.memory() != Memory::Host;
+    if !on_gpus {
+        // All-to-all has two arrays.
+        limits::check_fit(&request.sizes, 2, ranks, limits::host_memory())?;
     }
     if group.world_size() < 2 || group.paths().len() < 2 {
         let paths: Vec<String> = group.paths().iter().map(ToString::to_string).collect();
         return Err(Error::Configuration(format!(
-            "there is no path to choose: {} with the backend {} have {} alone; use two ranks or more",
+            "there is no path to choose: {} with the backend {} have {} alone; use two ranks or more{}",
             plural(ranks, "rank"),
             group.backend(),
-            paths.join(", ")
+            paths.join(", "),
+            if on_gpus { ", on GPUs that share memory (`ryz check` says why they do not)" } else { "" }
         )));
     }
-    let mut tuned = Tuned { world_size: group.world_size(), operations: Vec::new(), ranges: Vec::new() };
+    let world_size = group.world_size();
+    let mut tuned = Tuned { world_size, on_gpus, operations: Vec::new(), ranges: Vec::new() };
     for &what in &request.ops {
-        let measured = operation(group, what, &request.sizes)?;
+        let operation = what.operation(ReduceOp::Sum);
+        if group.paths().iter().filter(|path| path.suits(operation)).count() < 2 {
+            on_step(&format!("{what}: it has one path here"));
+            continue;
+        }
+        let measured = measure(group, what, &request.sizes)?;
         let bytes: Vec<u64> = measured.sizes.iter().map(|timed| timed.bytes).collect();
         let lines = ranges(what.name(), tuned.world_size, &request.date, &bytes, &measured.turns);
         on_step(&format!(
@@ -117,11 +123,12 @@ pub fn run(
     Ok(tuned)
 }
 
-fn operation(group: &mut ProcessGroup, what: Collective, sizes: &[u64]) -> Result<Sizes, Error> {
+fn measure(group: &mut ProcessGroup, what: Collective, sizes: &[u64]) -> Result<Sizes, Error> {
+    let on_gpus = group.memory() != Memory::Host;
     let mut cases: Vec<Compared> = Vec::new();
     group.force_path(None)?;
     for &bytes in sizes {
-        let case = case(what, bytes);
+        let case = case(what, bytes, on_gpus);
         let operation = what.operation(case.reduction);
         let built_in = group.explain(operation, case.dtype, case.count(group.world_size()))?.path;
         // The built-in path first.
@@ -136,7 +143,7 @@ fn operation(group: &mut ProcessGroup, what: Collective, sizes: &[u64]) -> Resul
 
     let chosen = sizes.iter().zip(choose(&sizes)).filter_map(|(timed, path)| Some((timed, path?)));
     let mut again: Vec<Compared> = chosen
-        .map(|(timed, path)| Compared::new(case(what, timed.bytes), vec![timed.built_in, path]))
+        .map(|(timed, path)| Compared::new(case(what, timed.bytes, on_gpus), vec![timed.built_in, path]))
         .collect();
     in_turn(group, &mut again)?;
     let turn = |compared: Compared| {
@@ -147,10 +154,12 @@ fn operation(group: &mut ProcessGroup, what: Collective, sizes: &[u64]) -> Resul
     Ok(Sizes { what, sizes, turns: again.into_iter().filter_map(turn).collect() })
 }
 
-fn case(what: Collective, bytes: u64) -> Case {
+/// On GPUs in bf16, as models compute.
+fn case(what: Collective, bytes: u64, on_gpus: bool) -> Case {
     // At least four: calls rotate over as many buffers, so that caches are as cold as in real use.
     let calls = (2_000_000 / bytes.max(1)).clamp(4, 30) as usize;
-    Case::new(what, usize::try_from(bytes).unwrap_or(usize::MAX), calls)
+    let dtype = if on_gpus { DType::BF16 } else { DType::F32 };
+    Case { dtype, ..Case::new(what, usize::try_from(bytes).unwrap_or(usize::MAX), calls) }
 }
 
 /// A size on several paths, of which the first is the built-in one.
@@ -184,7 +193,9 @@ fn in_turn(group: &mut ProcessGroup, cases: &mut [Compared]) -> Result<(), Error
             for index in 0..count {
                 let (path, medians) = &mut paths[if round % 2 == 0 { index } else { count - 1 - index }];
                 group.force_path(Some(*path))?;
-                let figures = measure_group(group, false, case)?;
+                // On GPUs from graphs, as models make their calls.
+                let is_graph = group.memory() != Memory::Host;
+                let figures = measure_group(group, is_graph, case)?;
                 if figures.errors > 0 {
                     let shown = units::bytes(figures.bytes as f64);
                     let reason = format!("{} values of {} of {shown} are wrong", figures.errors, case.what);

@@ -1,5 +1,6 @@
 //! Paths of groups on the memory of GPUs, and how NCCL comes to the documented values.
 
+use super::tuned::{self, TunedRange};
 use super::{Condition, Otherwise, Path, PathTable, PeerAlgorithm, Reason, Rule};
 use crate::dtype::DType;
 use crate::operation::ReduceOp;
@@ -74,8 +75,9 @@ pub fn shared_bytes(world_size: usize) -> usize {
     world_size * (2 * array_most(world_size) + 4 * chunk)
 }
 
-/// The table of a group whose ranks share memory; `why_not` says why they do not.
-pub fn peer_table(world_size: usize, why_not: Option<String>) -> PathTable {
+/// The table of a group whose ranks share memory; `why_not` says why they do not. `tuned`: what was measured on this machine, which
+/// comes before the built-in rules.
+pub fn peer_table(world_size: usize, why_not: Option<String>, tuned: &[TunedRange]) -> PathTable {
     let [one_shot, two_shot] = PeerAlgorithm::ALL.map(Path::PeerMemory);
     if let Some(why) = why_not {
         return nccl_table(world_size).without(one_shot, why.clone()).without(two_shot, why);
@@ -91,7 +93,7 @@ pub fn peer_table(world_size: usize, why_not: Option<String>) -> PathTable {
             .collect(),
         because: one_trip.clone(),
     };
-    let rules = vec![
+    let built_in = [
         Rule {
             path: one_shot,
             when: vec![Condition::Operation("all_reduce"), Condition::BytesUpTo(one_shot_most(world_size))],
@@ -109,7 +111,9 @@ pub fn peer_table(world_size: usize, why_not: Option<String>) -> PathTable {
         path: Path::Nccl,
         because: "NCCL carries every other call on the memory of GPUs",
     };
-    PathTable::new(world_size, vec![one_shot, two_shot, Path::Nccl], rules, otherwise)
+    let paths = vec![one_shot, two_shot, Path::Nccl];
+    let rules = tuned::rules(tuned, world_size, &paths).into_iter().chain(built_in).collect();
+    PathTable::new(world_size, paths, rules, otherwise)
 }
 
 /// How NCCL does a reduction.

@@ -296,13 +296,13 @@ fn a_measured_path_that_the_group_lacks_leaves_the_call_to_the_built_in_rules() 
 
 #[test]
 fn a_table_is_read_as_it_was_written_and_refused_where_it_does_not_fit() {
-    let here = Machine { cpu: "a CPU".into(), cpus: 2 };
+    let here = Machine { cpu: "a CPU".into(), cpus: 2, gpus: String::new() };
     let mut table = TuningTable::new(here.clone());
     let first = range(2, "all_reduce", 1024..=4095, Path::Tcp(Direct));
-    table.replace(2, &["all_reduce"], vec![first.clone()]);
-    table.replace(4, &["broadcast"], vec![range(4, "broadcast", 1..=9, Path::CrossMemory)]);
+    table.replace(2, false, &["all_reduce"], vec![first.clone()]);
+    table.replace(4, false, &["broadcast"], vec![range(4, "broadcast", 1..=9, Path::CrossMemory)]);
     // Other operations and other numbers of ranks stay.
-    table.replace(2, &["broadcast"], vec![range(2, "broadcast", 7..=9, Path::Tcp(Ring))]);
+    table.replace(2, false, &["broadcast"], vec![range(2, "broadcast", 7..=9, Path::Tcp(Ring))]);
     let text = table.json();
     let read = TuningTable::parse(&text, &here).expect("it fits");
     assert_eq!(read, table);
@@ -322,8 +322,8 @@ fn a_table_is_read_as_it_was_written_and_refused_where_it_does_not_fit() {
     refused("tcp/direct", "tcp/tree", &["no table of `ryz tune`", "`tcp/tree` is no path"]);
     refused(
         "\"path\": \"tcp/direct\"",
-        "\"path\": \"nccl\"",
-        &["range 1", "`nccl` is no path of all_reduce"],
+        "\"path\": \"loopback\"",
+        &["range 1", "`loopback` is no path of all_reduce"],
     );
     refused("4095", "1023", &["range 1", "ends before"]);
     refused("\"broadcast\"", "\"barrier\"", &["range 2", "`barrier` is no operation"]);
@@ -336,7 +336,7 @@ fn a_table_is_read_as_it_was_written_and_refused_where_it_does_not_fit() {
 #[test]
 fn our_own_kernels_take_the_sums_they_have_and_nccl_all_others() {
     for n in 2..=8 {
-        let shared = gpu::peer_table(n, None);
+        let shared = gpu::peer_table(n, None, &[]);
         for operation in operations() {
             for dtype in DType::ALL.iter().copied() {
                 for count in [1, 1000, 30_000, 1 << 20, 1 << 25] {
@@ -358,10 +358,10 @@ fn our_own_kernels_take_the_sums_they_have_and_nccl_all_others() {
         assert_eq!(small.path, Path::PeerMemory(PeerAlgorithm::OneShot));
         let integers = check(&shared, SUM, DType::I32, 500);
         assert_eq!(why_not(&integers, small.path), "it has no all_reduce of i32");
-        let apart = check(&gpu::peer_table(n, Some("no NVLink".into())), SUM, DType::F32, 500);
+        let apart = check(&gpu::peer_table(n, Some("no NVLink".into()), &[]), SUM, DType::F32, 500);
         assert_eq!((apart.path, why_not(&apart, small.path)), (Path::Nccl, "no NVLink"));
     }
-    let mut forced = gpu::peer_table(2, None);
+    let mut forced = gpu::peer_table(2, None, &[]);
     assert!(forced.fuses_add_norm(DType::BF16, 8 * 4096, 4096));
     assert!(!forced.fuses_add_norm(DType::BF16, 8 * 4096 + 1, 4096), "whole rows only");
     assert!(!forced.fuses_add_norm(DType::BF16, 4 * 4095, 4095), "whole vectors only");
@@ -373,4 +373,36 @@ fn our_own_kernels_take_the_sums_they_have_and_nccl_all_others() {
         assert_eq!(check(&forced, SUM, DType::F32, 500).path, path);
         assert!(!forced.fuses_add_norm(DType::BF16, 8 * 4096, 4096), "a forced path takes the sum alone");
     }
+}
+
+#[test]
+fn a_range_for_gpus_comes_before_the_built_in_rules_there_and_nowhere_else() {
+    let [one_shot, two_shot] = PeerAlgorithm::ALL.map(Path::PeerMemory);
+    let all = [
+        range(2, "all_reduce", 1000..=3999, Path::Nccl),
+        range(2, "all_reduce", 4000..=9999, two_shot),
+        range(2, "all_gather", 4000..=9999, Path::Nccl),
+        range(2, "all_reduce", 1000..=9999, Path::Tcp(Algorithm::Ring)),
+    ];
+    let table = gpu::peer_table(2, None, &all);
+    let path = |operation, dtype, count| check(&table, operation, dtype, count).path;
+    assert_eq!(path(SUM, DType::BF16, 1000), Path::Nccl);
+    assert_eq!(path(SUM, DType::F32, 1000), two_shot);
+    assert_eq!(path(SUM, DType::I32, 1500), Path::Nccl, "it has no other path");
+    assert_eq!(path(SUM, DType::BF16, 100), one_shot);
+    assert_eq!(path(Operation::AllGather, DType::BF16, 1500), Path::Nccl, "6000 bytes of all ranks");
+    assert!(!table.fuses_add_norm(DType::BF16, 1024, 1024), "what NCCL is measured to be quicker at");
+    assert!(check(&table, SUM, DType::BF16, 1000).reason.contains("measured by ryz tune"));
+    // The same table, for a group on host memory and for one that shares no memory.
+    let apart = gpu::peer_table(2, Some("no NVLink".into()), &all);
+    assert_eq!(check(&apart, SUM, DType::BF16, 3000).path, Path::Nccl);
+    let machine = Machine { cpu: "a CPU".into(), cpus: 2, gpus: "2 × a GPU, driver 1".into() };
+    let mut file = TuningTable::new(machine.clone());
+    file.replace(2, true, &["all_reduce", "all_gather"], all[..3].to_vec());
+    file.replace(2, false, &["all_reduce"], all[3..].to_vec());
+    let read = TuningTable::parse(&file.json(), &machine).unwrap();
+    assert_eq!(read.of_world(2).len(), 4, "those on CPUs and on GPUs do not overlap");
+    let without = Machine { gpus: String::new(), ..machine };
+    let error = TuningTable::parse(&file.json(), &without).unwrap_err().to_string();
+    assert!(error.contains("2 × a CPU, 2 × a GPU, driver 1"), "{error}");
 }

@@ -41,11 +41,15 @@ pub struct Machine {
     pub cpu: String,
     /// Processors that the process may use.
     pub cpus: usize,
+    /// The GPUs and their driver; empty if there are none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub gpus: String,
 }
 
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} × {}", self.cpus, self.cpu)
+        write!(f, "{} × {}", self.cpus, self.cpu)?;
+        if self.gpus.is_empty() { Ok(()) } else { write!(f, ", {}", self.gpus) }
     }
 }
 
@@ -108,8 +112,8 @@ impl TunedRange {
         let is_time = |us: f64| us.is_finite() && us > 0.0;
         if *world_size < 2 {
             Some(format!("{world_size} ranks: a rank alone sends nothing"))
-        } else if !matches!(path, Path::Tcp(_) | Path::CrossMemory) || !path.suits(operation) {
-            Some(format!("`{path}` is no path of {name} on host memory"))
+        } else if !(is_of_host(*path) || is_of_gpus(*path)) || !path.suits(operation) {
+            Some(format!("`{path}` is no path of {name}"))
         } else if from_bytes > to_bytes {
             Some(format!("it begins at {from_bytes} bytes and ends before, at {to_bytes}"))
         } else if !is_time(measured.us) || !is_time(measured.against_us) {
@@ -119,8 +123,14 @@ impl TunedRange {
         }
     }
 
+    /// Whether it is for groups on the memory of GPUs.
+    pub const fn is_of_gpus(&self) -> bool {
+        is_of_gpus(self.path)
+    }
+
     fn overlaps(&self, other: &Self) -> bool {
         self.world_size == other.world_size
+            && self.is_of_gpus() == other.is_of_gpus()
             && self.operation == other.operation
             && self.from_bytes <= other.to_bytes
             && other.from_bytes <= self.to_bytes
@@ -132,17 +142,25 @@ impl TunedRange {
         // Rules count the bytes of one rank's chunk where there are chunks.
         let parts = if operation.is_chunked() { self.world_size as u64 } else { 1 };
         let bytes = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-        Some(Rule {
-            path: self.path,
-            when: vec![
-                Condition::Operation(operation.name()),
-                Condition::NoHalfReduction,
-                Condition::BytesFrom(bytes(self.from_bytes.div_ceil(parts))),
-                Condition::BytesUpTo(bytes(self.to_bytes / parts)),
-            ],
-            because: Reason::Measured(self.measured.clone()),
-        })
+        let mut when = vec![
+            Condition::Operation(operation.name()),
+            Condition::BytesFrom(bytes(self.from_bytes.div_ceil(parts))),
+            Condition::BytesUpTo(bytes(self.to_bytes / parts)),
+        ];
+        // On CPUs, f32 was measured, and the path of 16-bit floats decides how they are rounded.
+        if is_of_host(self.path) {
+            when.insert(1, Condition::NoHalfReduction);
+        }
+        Some(Rule { path: self.path, when, because: Reason::Measured(self.measured.clone()) })
     }
+}
+
+const fn is_of_host(path: Path) -> bool {
+    matches!(path, Path::Tcp(_) | Path::CrossMemory)
+}
+
+const fn is_of_gpus(path: Path) -> bool {
+    matches!(path, Path::Nccl | Path::PeerMemory(_))
 }
 
 /// The rules of a group with these paths, for a table's lines about groups of its size.
@@ -257,15 +275,25 @@ impl TuningTable {
         sizes
     }
 
-    /// Puts these in the place of all ranges of these operations among so many ranks.
-    pub fn replace(&mut self, world_size: usize, operations: &[&str], ranges: Vec<TunedRange>) {
+    /// Puts these in the place of all ranges of these operations among so many ranks, on GPUs or on CPUs.
+    pub fn replace(
+        &mut self,
+        world_size: usize,
+        on_gpus: bool,
+        operations: &[&str],
+        ranges: Vec<TunedRange>,
+    ) {
         let is_old = |range: &TunedRange| {
-            range.world_size == world_size && operations.contains(&range.operation.as_str())
+            range.world_size == world_size
+                && range.is_of_gpus() == on_gpus
+                && operations.contains(&range.operation.as_str())
         };
         self.ranges.retain(|range| !is_old(range));
         self.ranges.extend(ranges);
         self.ranges.sort_by(|a, b| {
-            let key = |range: &TunedRange| (range.world_size, range.operation.clone(), range.from_bytes);
+            let key = |range: &TunedRange| {
+                (range.world_size, range.is_of_gpus(), range.operation.clone(), range.from_bytes)
+            };
             key(a).cmp(&key(b))
         });
     }

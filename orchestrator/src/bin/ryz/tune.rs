@@ -140,8 +140,8 @@ fn finish(
     };
     let names: Vec<&str> = request.ops.iter().map(|what| what.name()).collect();
     let mut old: Vec<TunedRange> = table.of_world(tuned.world_size);
-    old.retain(|range| names.contains(&range.operation.as_str()));
-    table.replace(tuned.world_size, &names, tuned.ranges.clone());
+    old.retain(|range| range.is_of_gpus() == tuned.on_gpus && names.contains(&range.operation.as_str()));
+    table.replace(tuned.world_size, tuned.on_gpus, &names, tuned.ranges.clone());
     let is_written = args.apply || args.out.is_some();
     if is_written {
         tune::store_table(target, &table.json())?;

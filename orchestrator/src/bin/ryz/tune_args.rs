@@ -19,7 +19,7 @@ pub(crate) struct Args {
     /// Number of ranks to start, when no launcher started this process; with --nccl and --measure, the GPUs that measure
     #[arg(long, short = 'n', value_name = "N")]
     pub(crate) world_size: Option<String>,
-    /// Backend of the collectives: auto or tcp (on CPUs) [default: auto]
+    /// Backend of the collectives: auto, nccl (on GPUs) or tcp (on CPUs) [default: auto]
     #[arg(long, value_name = "BACKEND", conflicts_with = "nccl")]
     pub(crate) backend: Option<String>,
     /// Operations separated by commas, or all

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{CommInit, NcclComm, connect};
+use super::{CommInit, NcclComm, Sharing, connect};
 use crate::backend::factory::{AnyBackend, BackendFactory, GroupSpec, ProbeContext, Together};
 use crate::backend::stream::{self, GroupMembers, Instruments};
 use crate::backend_kind::BackendKind;
@@ -177,15 +177,10 @@ impl BackendFactory for Factory {
         let profile = &group.config.profile;
         let instruments =
             Instruments { link_gbs: gpu.link_gbs, times_graphs: profile.enabled && profile.graphs };
-        let (store, shares_memory) = (&**group.store, group.config.process_group.peer_memory);
-        let (backend, comm) = connect(
-            gpu.nccl,
-            &gpu.device,
-            members,
-            channels,
-            (&init, store, shares_memory, instruments),
-            group.deadline,
-        )?;
+        let is_wanted = group.config.process_group.peer_memory;
+        let sharing = Sharing { store: &**group.store, is_wanted, tuned: group.tuned };
+        let (backend, comm) =
+            connect(gpu.nccl, &gpu.device, members, channels, (&init, sharing, instruments), group.deadline)?;
         self.world.get_or_insert(comm);
         Ok(AnyBackend::Stream(Box::new(backend)))
     }

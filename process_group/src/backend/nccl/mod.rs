@@ -10,12 +10,12 @@ mod reductions;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::peer_memory::{AbortWord, MonitoredWithPeers, PeerMemory};
+use super::peer_memory::{AbortWord, MonitoredWithPeers, PeerMemory, Sharing};
 use super::stream::{self, GroupMembers, Instruments, Status, StreamGroup};
 use crate::device::{Device, Nccl};
 use crate::error::Result;
 use crate::security::Channel;
-use crate::store::{Store, Watched};
+use crate::store::Watched;
 use communicator::{CommInit, NcclComm};
 pub(crate) use factory::Factory;
 use launch::NcclLauncher;
@@ -29,7 +29,7 @@ fn connect(
     device: &Device,
     members: GroupMembers,
     channels: Vec<Option<Channel>>,
-    (init, store, shares_memory, instruments): (&CommInit<'_>, &dyn Store, bool, Instruments),
+    (init, sharing, instruments): (&CommInit<'_>, Sharing<'_>, Instruments),
     deadline: Instant,
 ) -> Result<(StreamGroup<PeerMemory<NcclLauncher>>, Arc<NcclComm>)> {
     let status = Arc::new(Status::new(members));
@@ -48,8 +48,9 @@ fn connect(
     let launcher =
         comm.init(init, deadline).and_then(|handle| NcclLauncher::new(&comm, handle)).and_then(|nccl| {
             // A member that gives up tells the watchdogs, not the store.
-            let store = Watched { store, check: || status.check() };
-            PeerMemory::new(nccl, device, &status.members, (&store, shares_memory), &abort, deadline)
+            let store = Watched { store: sharing.store, check: || status.check() };
+            let sharing = Sharing { store: &store, ..sharing };
+            PeerMemory::new(nccl, device, &status.members, &sharing, &abort, deadline)
         });
     // The others hear why, while the watchdog is there to tell them.
     let launcher = launcher.inspect_err(|error| watchdog.abort(error))?;

@@ -24,6 +24,7 @@ use crate::device::{Address, Device, Stream};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::paths::gpu::{MOST_ROW, peer_table};
+use crate::paths::tuned::TunedRange;
 use crate::paths::{Path, PathTable};
 use crate::store::Store;
 pub(super) use abort_word::AbortWord;
@@ -45,8 +46,19 @@ pub(crate) struct PeerMemory<C> {
     is_grouping: bool,
 }
 
+/// How a group shares memory.
+#[derive(Clone, Copy)]
+pub(super) struct Sharing<'a> {
+    /// Where its ranks meet.
+    pub(super) store: &'a dyn Store,
+    /// Whether this rank's user wants it.
+    pub(super) is_wanted: bool,
+    /// What was measured for the choice of paths.
+    pub(super) tuned: &'a [TunedRange],
+}
+
 impl<C: Communicator> PeerMemory<C> {
-    /// Tries to share memory, by what the ranks tell each other in `store`, unless some rank's user does not want it. Where it
+    /// Tries to share memory, by what the ranks tell each other in the store, unless some rank's user does not want it. Where it
     /// cannot be, `behind` carries all calls, and the path table says why.
     ///
     /// # Errors
@@ -55,7 +67,7 @@ impl<C: Communicator> PeerMemory<C> {
         behind: C,
         device: &Device,
         members: &GroupMembers,
-        (store, is_wanted): (&dyn Store, bool),
+        Sharing { store, is_wanted, tuned }: &Sharing<'_>,
         abort: &Arc<AbortWord>,
         deadline: Instant,
     ) -> Result<Self> {
@@ -64,7 +76,7 @@ impl<C: Communicator> PeerMemory<C> {
             Err(reason)
         } else {
             let slots = Slots::new(members.len());
-            let sharers = Sharers { group, position, members, store, deadline };
+            let sharers = Sharers { group, position, members, store: *store, deadline };
             let bytes = is_wanted.then_some(slots.bytes());
             let made = SharedMemory::connect(device, &sharers, bytes, |memory| {
                 Kernels::new(device, memory, position, slots, abort)
@@ -76,7 +88,7 @@ impl<C: Communicator> PeerMemory<C> {
             tracing::debug!(group, why, "the ranks do not share memory: NCCL carries every call");
         }
         let has_clusters = device.info().capability >= CLUSTERS_FROM;
-        let paths = peer_table(members.len(), why);
+        let paths = peer_table(members.len(), why, tuned);
         Ok(Self { behind, kernels: made.ok(), paths, has_clusters, is_grouping: false })
     }
 
