@@ -2,8 +2,9 @@
 
 use half::{bf16, f16};
 
-use super::CLUSTERS_FROM;
-use super::kernels::{CHECKED, Entry, Kernels, Norm, Part};
+use super::entry::Entry;
+use super::kernels::{CHECKED, Kernels, Norm, Part};
+use super::shape::CLUSTERS_FROM;
 use super::shared::Told;
 use crate::device::{Device, DeviceBuffer, DeviceError};
 use crate::dtype::DType;

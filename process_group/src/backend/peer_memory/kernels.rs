@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::abort_word::AbortWord;
+use super::entry::{Entry, Region};
 use super::shape::{MOST_THREADS, row_shape, shape};
 use super::shared::SharedMemory;
 use crate::buffer::ViewMut;
@@ -24,57 +25,6 @@ const PATIENCE: Duration = Duration::from_secs(60 * 60);
 pub(super) const CHECKED: Duration = Duration::from_secs(5);
 /// Kernels compiled with PDL can start while another ends.
 const OVERLAP_FROM: (u32, u32) = (9, 0);
-
-/// The entry points of the kernels.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Entry {
-    OneShot,
-    AddNorm,
-    TwoShot,
-    ReduceScatter,
-    AllGather,
-}
-
-impl Entry {
-    /// In the order of their numbers.
-    pub(super) const ALL: [Self; 5] =
-        [Self::OneShot, Self::AddNorm, Self::TwoShot, Self::ReduceScatter, Self::AllGather];
-
-    pub(super) const fn name(self) -> &'static str {
-        match self {
-            Self::OneShot => "one_shot",
-            Self::AddNorm => "add_norm",
-            Self::TwoShot => "two_shot",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::AllGather => "all_gather",
-        }
-    }
-
-    /// The path that it serves.
-    pub(super) const fn path(self) -> Path {
-        Path::PeerMemory(match self {
-            Self::TwoShot => PeerAlgorithm::TwoShot,
-            _ => PeerAlgorithm::OneShot,
-        })
-    }
-
-    /// Which slots and states it uses.
-    const fn region(self) -> Region {
-        match self {
-            Self::OneShot | Self::AddNorm => Region::Arrays,
-            Self::TwoShot | Self::ReduceScatter | Self::AllGather => Region::Chunks,
-        }
-    }
-}
-
-/// What a part of the slots holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Region {
-    /// Whole arrays.
-    Arrays,
-    /// Chunks: those that are scattered, and those that are gathered.
-    Chunks,
-}
 
 /// Where the slots of a rank are, for a world size: those of arrays, then those of chunks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

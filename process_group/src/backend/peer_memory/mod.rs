@@ -8,6 +8,7 @@
 
 mod abort_word;
 mod check;
+mod entry;
 mod kernels;
 mod shape;
 mod shared;
@@ -29,10 +30,9 @@ use crate::paths::{Path, PathTable};
 use crate::store::Store;
 pub(super) use abort_word::AbortWord;
 use kernels::{Kernels, Slots};
+use shape::CLUSTERS_FROM;
 use shared::{SharedMemory, Sharers, Told, obstacle};
 
-/// GPUs have clusters of blocks from here on.
-const CLUSTERS_FROM: (u32, u32) = (9, 0);
 /// Most bytes of a row that one block takes.
 const MOST_ROW_OF_A_BLOCK: usize = 512 * 16;
 

@@ -1,6 +1,9 @@
 //! How many threads and blocks a launch has. Pure.
 
-use super::kernels::Entry;
+use super::entry::Entry;
+
+/// GPUs have clusters of blocks from here on.
+pub(super) const CLUSTERS_FROM: (u32, u32) = (9, 0);
 
 /// Most threads of a block.
 pub(super) const MOST_THREADS: u32 = 512;

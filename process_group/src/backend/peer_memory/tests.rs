@@ -8,7 +8,8 @@ use ryzanstein_config::DeviceConfig;
 
 use super::abort_word::AbortWord;
 use super::check::check;
-use super::kernels::{Entry, Kernels, Norm, Part, Slots};
+use super::entry::Entry;
+use super::kernels::{Kernels, Norm, Part, Slots};
 use super::shared::{SharedMemory, Sharers};
 use crate::device::{Address, Device, DeviceBuffer, Libraries, Surroundings};
 use crate::dtype::{DType, Element};
