@@ -45,6 +45,26 @@ pub fn command(world_size: usize, backend: &str) -> Result<Command, RanksError> 
     Ok(command)
 }
 
+/// The main function of a program that starts itself as ranks on GPUs, one for each of `world_size`. It passes its arguments on to
+/// the ranks, each of which calls `rank`.
+///
+/// # Errors
+/// Those of the three functions; [`RanksError`] when the ranks do not start or fail.
+pub fn main_on_gpus<O>(
+    options: impl Fn(&[String]) -> anyhow::Result<O>,
+    world_size: impl Fn(&O) -> usize,
+    rank: impl Fn(&O) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    if let Some((first, rest)) = arguments.split_first()
+        && first == "rank"
+    {
+        return rank(&options(rest)?);
+    }
+    let world_size = world_size(&options(&arguments)?);
+    Ok(run(command(world_size, "nccl")?.args(arguments))?)
+}
+
 /// Runs such a command to its end.
 ///
 /// # Errors

@@ -33,12 +33,7 @@ struct Options {
 }
 
 fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if arguments.first().is_some_and(|first| first == "rank") {
-        return rank(&options(&arguments[1..])?);
-    }
-    let options = options(&arguments)?;
-    Ok(ranks::run(ranks::command(options.world_size, "nccl")?.args(arguments))?)
+    ranks::main_on_gpus(options, |options| options.world_size, rank)
 }
 
 fn options(arguments: &[String]) -> Result<Options> {

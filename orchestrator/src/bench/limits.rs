@@ -51,7 +51,8 @@ pub(crate) fn check_sizes(sizes: &[u64]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses arrays that do not fit a memory of so many bytes for all its ranks, each of which holds so many arrays.
+/// Refuses sizes, in bytes, whose arrays do not fit `memory` bytes. All ranks share the memory, and each holds `arrays` arrays of the
+/// largest size.
 ///
 /// # Errors
 /// [`Error::Configuration`] says what is needed and what is there.

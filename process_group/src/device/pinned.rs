@@ -58,7 +58,7 @@ impl PinnedBuffer {
         unsafe { std::slice::from_raw_parts_mut(self.memory, self.bytes) }
     }
 
-    /// Where it is. For what is shared word by word: whoever uses this takes no slice of it.
+    /// The address on the host, for words that the host and the GPU share. A caller must not hold a slice of the memory too.
     pub(crate) const fn pointer(&self) -> *mut u8 {
         self.memory
     }

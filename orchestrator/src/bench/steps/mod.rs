@@ -56,7 +56,7 @@ impl StepRequest {
         }
     }
 
-    /// Refuses what cannot run on so many ranks, and more steps than a sequence has positions for.
+    /// Refuses a shape that cannot run on `world_size` ranks, and more steps than a sequence has positions.
     ///
     /// # Errors
     /// [`Error::Configuration`] with the sizes that can, and [`Error::Input`] for a shape that is none.

@@ -49,7 +49,7 @@ impl Drop for EndsTheProcess {
     }
 }
 
-/// Runs `test` on so many ranks, each a thread, all on the first GPU.
+/// Runs `test` on `ranks` ranks. Each rank is a thread, and all use the first GPU.
 fn on_one_gpu(ranks: usize, test: impl Fn(&Tester) + Sync) {
     let surroundings = Surroundings::from_variables(|name| std::env::var(name).ok());
     let libraries = Arc::new(Libraries::find(&DeviceConfig::default(), &surroundings));
@@ -460,6 +460,6 @@ fn a_wait_gives_up_by_itself_at_last() {
         .unwrap();
         assert!(!tester.abort.is_set());
         tester.device.stream().drain().unwrap();
-        assert!(tester.abort.is_set(), "whoever watches is told");
+        assert!(tester.abort.is_set(), "the watchdog sees it");
     });
 }
