@@ -112,7 +112,7 @@ impl Trial<'_> {
             stream.fill(self.memory.1.address(), 0x77, self.memory.1.bytes())?;
             stream.drain()?;
             let part = Part { input, output, count, pitch: count, dtype: self.dtype };
-            self.kernels.launch_checked(entry, part, norm, stream)?;
+            self.kernels.launch_part(entry, part, norm, CHECKED, stream)?;
         }
         stream.drain()?;
         let read = |from, elements: usize| -> Result<Vec<f32>, DeviceError> {

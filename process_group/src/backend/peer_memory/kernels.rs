@@ -216,21 +216,6 @@ impl Kernels {
         Ok(entry.path())
     }
 
-    /// Enqueues a kernel that is not trusted yet.
-    ///
-    /// # Safety
-    /// As [`launch_part`](Self::launch_part).
-    pub(super) unsafe fn launch_checked(
-        &self,
-        entry: Entry,
-        part: Part,
-        norm: Option<Norm>,
-        stream: &Stream,
-    ) -> Result<(), DeviceError> {
-        // SAFETY: by the caller's promise.
-        unsafe { self.launch_part(entry, part, norm, CHECKED, stream) }
-    }
-
     /// Enqueues one launch of a kernel.
     ///
     /// # Safety

@@ -503,11 +503,14 @@ impl<C: Communicator> StreamBackend for StreamGroup<C> {
 impl<C: Communicator> Drop for StreamGroup<C> {
     fn drop(&mut self) {
         // Before memory is freed, which waits for the GPU: a call whose peers never came ends with the communicator only.
-        let (streams, has_own_kernels) = (&self.streams, self.has_own_kernels);
-        self.watchdog.close_when(|| {
-            let is_past = |stream: &Stream| Ok(stream.is_capturing()? || stream.is_idle()?);
-            Ok(!has_own_kernels
-                || streams.iter().map(is_past).collect::<Result<Vec<_>>>()?.iter().all(|past| *past))
+        let Self { streams, has_own_kernels, watchdog, .. } = self;
+        watchdog.close_when(|| {
+            for stream in streams.iter().filter(|_| *has_own_kernels) {
+                if !stream.is_capturing()? && !stream.is_idle()? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
         });
     }
 }
