@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
+use anyhow::Context as _;
 use ryzanstein_config::{Config, ConfigError, Sources};
 use ryzanstein_orchestrator::Orchestrator;
 
@@ -43,6 +44,14 @@ pub fn command(world_size: usize, backend: &str) -> Result<Command, RanksError> 
     command.args(["launch", "--backend", backend, "--world-size", &world_size.to_string(), "--"]);
     command.arg(this).arg("rank");
     Ok(command)
+}
+
+/// The numbers of a list with commas between them.
+///
+/// # Errors
+/// Names what is not a number.
+pub fn numbers(text: &str) -> anyhow::Result<Vec<usize>> {
+    text.split(',').map(|part| part.parse().with_context(|| format!("`{part}` is not a number"))).collect()
 }
 
 /// The main function of a program that starts itself as ranks on GPUs, one for each of `world_size`. It passes its arguments on to

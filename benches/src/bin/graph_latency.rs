@@ -13,13 +13,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use half::bf16;
 use ryzanstein_benches::ranks;
+use ryzanstein_orchestrator::measure::{CallBuffers, Collective};
 use ryzanstein_orchestrator::table;
 use ryzanstein_process_group::device::{Device, DeviceBuffer, Event};
 use ryzanstein_process_group::paths::Path;
-use ryzanstein_process_group::{DType, Error, Operation, ProcessGroup, Rank, ReduceOp};
+use ryzanstein_process_group::{DType, Error, ProcessGroup, ReduceOp};
 use ryzanstein_tensor_parallel::{Compute, Cuda, Tensor};
 use serde::Serialize;
 
+/// What is measured. Each works in place.
+const OPERATIONS: [Collective; 4] =
+    [Collective::AllReduce, Collective::AllGather, Collective::ReduceScatter, Collective::Broadcast];
 /// Calls of a graph. The sum of two ranks' equal values doubles with each: that is exact.
 const CALLS: usize = 20;
 const REPLAYS: usize = 20;
@@ -56,13 +60,6 @@ fn main() -> Result<()> {
     ranks::main_on_gpus(options, |options| options.world_size, rank)
 }
 
-fn numbers(text: &str) -> Result<Vec<usize>> {
-    if text.is_empty() {
-        return Ok(Vec::new());
-    }
-    text.split(',').map(|number| number.parse().with_context(|| format!("{number} is no number"))).collect()
-}
-
 fn options(arguments: &[String]) -> Result<Options> {
     let sizes = (10..=26).filter(|power| *power != 25).map(|power| 1 << power).chain([100_000_000]).collect();
     let (tokens, hidden) = (vec![1, 4, 8, 16, 32, 64, 128], vec![4096, 8192]);
@@ -71,9 +68,9 @@ fn options(arguments: &[String]) -> Result<Options> {
         let [flag, value] = pair else { bail!("{} needs a value", pair[0]) };
         match flag.as_str() {
             "--world-size" => options.world_size = value.parse().context("--world-size")?,
-            "--sizes" => options.sizes = numbers(value).context("--sizes")?,
-            "--tokens" => options.tokens = numbers(value).context("--tokens")?,
-            "--hidden" => options.hidden = numbers(value).context("--hidden")?,
+            "--sizes" => options.sizes = ranks::numbers(value).context("--sizes")?,
+            "--tokens" => options.tokens = ranks::numbers(value).context("--tokens")?,
+            "--hidden" => options.hidden = ranks::numbers(value).context("--hidden")?,
             "--json" => options.json = Some(value.into()),
             _ => bail!("unknown flag {flag}; see the top of this file"),
         }
@@ -87,12 +84,13 @@ fn rank(options: &Options) -> Result<()> {
     ensure!(group.device().is_some(), "the group works on host memory: use --backend nccl");
     let mut rows = Vec::new();
     for &bytes in &options.sizes {
-        for op in ["all_reduce", "all_gather", "reduce_scatter", "broadcast"] {
+        for what in OPERATIONS {
+            let (op, operation) = (what.name(), what.operation(ReduceOp::Sum));
             let mut paths: Vec<Option<Path>> = vec![None];
-            paths.extend(group.paths().into_iter().filter(|path| path.suits(operation(op))).map(Some));
+            paths.extend(group.paths().into_iter().filter(|path| path.suits(operation)).map(Some));
             for path in paths {
                 group.force_path(path)?;
-                let us = collective(group, op, bytes)?;
+                let us = collective(group, what, bytes)?;
                 let path = path.map_or("auto".to_owned(), |path| path.to_string());
                 tell(
                     group,
@@ -135,26 +133,8 @@ fn tell(group: &ProcessGroup, rows: &mut Vec<Row>, row: Row) -> Result<()> {
     Ok(())
 }
 
-fn operation(name: &str) -> Operation {
-    match name {
-        "all_gather" => Operation::AllGather,
-        "reduce_scatter" => Operation::ReduceScatter(ReduceOp::Sum),
-        "broadcast" => Operation::Broadcast { root: Rank(0) },
-        _ => Operation::AllReduce(ReduceOp::Sum),
-    }
-}
-
-fn call(group: &mut ProcessGroup, op: &str, x: &mut DeviceBuffer) -> Result<(), Error> {
-    match op {
-        "all_gather" => group.all_gather(x),
-        "reduce_scatter" => group.reduce_scatter(x, ReduceOp::Sum),
-        "broadcast" => group.broadcast(x, Rank(0)),
-        _ => group.all_reduce(x, ReduceOp::Sum),
-    }
-}
-
 /// Microseconds of a call in place on `bytes` bytes, all ranks' chunks together.
-fn collective(group: &mut ProcessGroup, op: &str, bytes: usize) -> Result<f64> {
+fn collective(group: &mut ProcessGroup, what: Collective, bytes: usize) -> Result<f64> {
     let device = group.device().context("no GPU")?.clone();
     let stream = device.stream().clone();
     let (n, me) = (group.world_size(), group.rank().index());
@@ -164,41 +144,43 @@ fn collective(group: &mut ProcessGroup, op: &str, bytes: usize) -> Result<f64> {
     let value = |rank: usize, i: usize| ((i % 7 + rank + 1) as f32) * 2f32.powi(-80);
     let start: Vec<bf16> = (0..count).map(|i| bf16::from_f32(value(me, i))).collect();
     let calls = if bytes > 16 << 20 { CALLS / 5 } else { CALLS };
-    let mut x = DeviceBuffer::from_slice(&device, &start)?;
+    let mut x = CallBuffers { input: None, buffer: DeviceBuffer::from_slice(&device, &start)? };
     // What is set up at the first call is no part of a graph.
-    call(group, op, &mut x)?;
+    what.call(group, &mut x, ReduceOp::Sum)?;
     // SAFETY: the graph is dropped before `x`, and the group is borrowed until then.
-    let graph = unsafe { stream.capture::<Error>(|| (0..calls).try_for_each(|_| call(group, op, &mut x))) }?;
-    x.write(&stream, &start)?;
+    let graph = unsafe {
+        stream.capture::<Error>(|| (0..calls).try_for_each(|_| what.call(group, &mut x, ReduceOp::Sum)))
+    }?;
+    x.buffer.write(&stream, &start)?;
     graph.launch(&stream)?;
     let sum = |i: usize| (0..n).map(|rank| value(rank, i)).sum::<f32>();
-    let got = x.to_vec::<bf16>(&stream)?;
-    let (first, length) = if op == "reduce_scatter" { (me * chunk, chunk) } else { (0, count) };
+    let got = x.buffer.to_vec::<bf16>(&stream)?;
+    let (first, length) = if what == Collective::ReduceScatter { (me * chunk, chunk) } else { (0, count) };
+    let is_exact = match what {
+        Collective::AllReduce => n.is_power_of_two(),
+        other => other != Collective::ReduceScatter,
+    };
+    let tolerance = if is_exact { 0.0 } else { 0.1 };
     for (i, got) in got.iter().enumerate().skip(first).take(length) {
-        let want = match op {
-            "all_gather" => value(i / chunk, i),
-            "broadcast" => value(0, i),
-            // Each later call adds n equal values, or this rank's sum to the others' terms.
-            "reduce_scatter" => {
-                let others = sum(i) - value(me, i);
-                value(me, i) + others * calls as f32
-            }
+        let want = match what {
+            Collective::AllGather => value(i / chunk, i),
+            Collective::Broadcast => value(0, i),
+            // Each later call adds the others' terms to this rank's sum.
+            Collective::ReduceScatter => value(me, i) + (sum(i) - value(me, i)) * calls as f32,
             _ => sum(i) * (n as f32).powi(calls as i32 - 1),
         };
-        let tolerance =
-            if op == "all_reduce" && n.is_power_of_two() || op.ends_with("st") { 0.0 } else { 0.1 };
         let got = got.to_f32();
         ensure!(
             (got - want).abs() <= tolerance * want,
-            "{op} of {bytes} bytes: element {i} is {got}, not {want}"
+            "{what} of {bytes} bytes: element {i} is {got}, not {want}"
         );
     }
     // Zeros stay zeros however often they are added.
-    x.write(&stream, &vec![bf16::ZERO; count])?;
+    x.buffer.write(&stream, &vec![bf16::ZERO; count])?;
     let times = timed(group, &device, calls, || graph.launch(&stream))?;
     ensure!(
-        x.to_vec::<bf16>(&stream)?.iter().all(|x| *x == bf16::ZERO),
-        "{op} of {bytes} bytes: not all zeros"
+        x.buffer.to_vec::<bf16>(&stream)?.iter().all(|x| *x == bf16::ZERO),
+        "{what} of {bytes} bytes: not all zeros"
     );
     slowest(group, times)
 }

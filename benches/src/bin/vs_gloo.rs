@@ -19,7 +19,7 @@ fn main() -> Result<()> {
     if let [first, sizes] = &arguments[..]
         && first == "rank"
     {
-        return rank(&parse_list(sizes)?);
+        return rank(&ranks::numbers(sizes)?);
     }
     let mut options =
         Options { python: None, world_sizes: vec![2, 4], rounds: 3, sizes: SIZES.to_vec(), json: None };
@@ -27,9 +27,9 @@ fn main() -> Result<()> {
         let [flag, value] = pair else { bail!("{} needs a value", pair[0]) };
         match flag.as_str() {
             "--python" => options.python = Some(value.into()),
-            "--world-sizes" => options.world_sizes = parse_list(value)?,
+            "--world-sizes" => options.world_sizes = ranks::numbers(value)?,
             "--rounds" => options.rounds = value.parse().context("--rounds")?,
-            "--sizes" => options.sizes = parse_list(value)?,
+            "--sizes" => options.sizes = ranks::numbers(value)?,
             "--json" => options.json = Some(value.into()),
             _ => bail!("unknown flag {flag}; see the top of this file"),
         }
@@ -43,10 +43,6 @@ struct Options {
     rounds: usize,
     sizes: Vec<usize>,
     json: Option<PathBuf>,
-}
-
-fn parse_list(text: &str) -> Result<Vec<usize>> {
-    text.split(',').map(|n| n.parse().with_context(|| format!("`{n}` is not a number"))).collect()
 }
 
 /// One of our ranks, under `ryz launch`.

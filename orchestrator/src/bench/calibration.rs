@@ -140,7 +140,7 @@ fn costs(path: Path, operation: Operation, dtype: DType, Shape { ranks, count }:
             let (model, most) = match algorithm {
                 PeerAlgorithm::TwoShot => (AllReduce::TwoShot, gpu::TWO_SHOT_PART),
                 PeerAlgorithm::OneShot if operation.is_chunked() => {
-                    (AllReduce::OneShot, gpu::TWO_SHOT_PART / ranks)
+                    (AllReduce::OneShot, gpu::chunk_most(ranks))
                 }
                 PeerAlgorithm::OneShot => (AllReduce::OneShot, gpu::array_most(ranks)),
             };

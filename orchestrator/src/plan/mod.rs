@@ -102,7 +102,7 @@ pub struct Size {
     pub max_context: Option<usize>,
     /// Bytes that NCCL takes for its own buffers: an estimate.
     pub nccl_bytes: Option<u64>,
-    /// Bytes that it shares with the other ranks, for our own all-reduce kernels.
+    /// Bytes that it shares with the other ranks, for our own kernels; 0 for one rank and for more than 8.
     pub shared_bytes: Option<u64>,
     /// Seconds of a decode step in which all positions are in use, as predicted.
     pub step_seconds: Option<f64>,

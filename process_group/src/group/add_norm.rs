@@ -11,8 +11,9 @@ use crate::sync::lock;
 
 impl ProcessGroup {
     /// Whether [`all_reduce_add_norm`](Self::all_reduce_add_norm) takes `rows` rows of `columns` elements. It does where the ranks
-    /// share the memory of their GPUs and the array is short; otherwise sum, add and normalise by themselves. Every rank gets the
-    /// same answer.
+    /// share the memory of their GPUs, for f32, f16 and bf16: where the array is short (2 MiB for 2 ranks), a row has a multiple of
+    /// 16 bytes and at most 64 KiB (8 KiB before Hopper), and no path is forced. Otherwise sum, add and normalise by themselves.
+    /// Every rank gets the same answer.
     pub fn fuses_add_norm(&self, dtype: DType, rows: usize, columns: usize) -> bool {
         let Some(count) = rows.checked_mul(columns).filter(|count| *count > 0) else { return false };
         lock(&self.inner.core).backend.backend().fuses_add_norm(dtype, count, columns)
@@ -23,6 +24,7 @@ impl ProcessGroup {
     /// result are each rounded once to the type of the elements.
     ///
     /// The kernel follows the fused all-reduces of TensorRT-LLM and SGLang. Profiles and records call this an all-reduce.
+    /// After an error, `buffer` and `residual` hold no result.
     ///
     /// # Errors
     /// [`Error::Invalid`] where [`fuses_add_norm`](Self::fuses_add_norm) says no, when types or lengths do not fit, and for slices

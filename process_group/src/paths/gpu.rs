@@ -51,6 +51,7 @@ pub const MOST_ROW: usize = 8 * 512 * 16;
 
 /// Numbers of ranks that our own kernels are made for.
 pub const PEER_RANKS: std::ops::RangeInclusive<usize> = 2..=8;
+
 /// Most bytes of an array of one launch of the kernels in two steps; longer arrays take several. The gap between two launches is
 /// less than a hundredth of the time of one.
 pub const TWO_SHOT_PART: usize = 32 << 20;
@@ -66,17 +67,21 @@ pub const fn array_most(world_size: usize) -> usize {
     if sum > fused { sum } else { fused }
 }
 
+/// Most bytes of a rank's chunk that a launch of the kernels in two steps takes: whole vectors of 16 bytes.
+pub const fn chunk_most(world_size: usize) -> usize {
+    TWO_SHOT_PART.div_ceil(world_size).next_multiple_of(16)
+}
+
 /// Bytes of GPU memory that each rank of a group shares for our own kernels; 0 for numbers of ranks that have none. Two phases of
 /// a slot for each rank for an array, and for a chunk that is scattered, and for one that is gathered.
 pub fn shared_bytes(world_size: usize) -> usize {
     if !PEER_RANKS.contains(&world_size) {
         return 0;
     }
-    let chunk = TWO_SHOT_PART.div_ceil(world_size).next_multiple_of(16);
-    world_size * (2 * array_most(world_size) + 4 * chunk)
+    world_size * (2 * array_most(world_size) + 4 * chunk_most(world_size))
 }
 
-/// The table of a group whose ranks share memory; `why_not` says why they do not. `tuned`: what was measured on this machine, which
+/// The table of a group whose ranks share memory, or of one whose ranks do not, where `why_not` says why. `tuned`: what was measured on this machine, which
 /// comes before the built-in rules.
 pub fn peer_table(world_size: usize, why_not: Option<String>, tuned: &[TunedRange]) -> PathTable {
     let [one_shot, two_shot] = PeerAlgorithm::ALL.map(Path::PeerMemory);

@@ -336,11 +336,11 @@ impl PathTable {
     /// `columns` elements, are one call: where the table gives the sum to our own kernels, and it is short. A path that is forced
     /// takes the sum alone.
     pub fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
-        let row = columns * dtype.size();
+        let row = columns.saturating_mul(dtype.size());
         let fits = row > 0 && row <= gpu::MOST_ROW && row.is_multiple_of(16) && count.is_multiple_of(columns);
         let operation = Operation::AllReduce(ReduceOp::Sum);
         fits && self.forced.is_none()
-            && count * dtype.size() <= gpu::fused_most(self.world_size)
+            && count.saturating_mul(dtype.size()) <= gpu::fused_most(self.world_size)
             && matches!(self.path(operation, dtype, count), Path::PeerMemory(_))
     }
 

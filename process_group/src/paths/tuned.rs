@@ -275,20 +275,22 @@ impl TuningTable {
         sizes
     }
 
-    /// Puts these in the place of all ranges of these operations among so many ranks, on GPUs or on CPUs.
+    /// Puts these in the place of all ranges of these operations among so many ranks, on GPUs or on CPUs. Returns those that it
+    /// removes.
     pub fn replace(
         &mut self,
         world_size: usize,
         on_gpus: bool,
         operations: &[&str],
         ranges: Vec<TunedRange>,
-    ) {
+    ) -> Vec<TunedRange> {
         let is_old = |range: &TunedRange| {
             range.world_size == world_size
                 && range.is_of_gpus() == on_gpus
                 && operations.contains(&range.operation.as_str())
         };
-        self.ranges.retain(|range| !is_old(range));
+        let (old, kept) = std::mem::take(&mut self.ranges).into_iter().partition(is_old);
+        self.ranges = kept;
         self.ranges.extend(ranges);
         self.ranges.sort_by(|a, b| {
             let key = |range: &TunedRange| {
@@ -296,6 +298,7 @@ impl TuningTable {
             };
             key(a).cmp(&key(b))
         });
+        old
     }
 }
 

@@ -10,7 +10,7 @@ use ryzanstein_orchestrator::measure::{Collective, UnknownCollective};
 use ryzanstein_orchestrator::tune::{self, Request, Tuned};
 use ryzanstein_orchestrator::{Orchestrator, plural};
 use ryzanstein_process_group::device::Surroundings;
-use ryzanstein_process_group::paths::tuned::{TunedRange, TuningTable};
+use ryzanstein_process_group::paths::tuned::TuningTable;
 use ryzanstein_process_group::{Error, tuning};
 
 pub(crate) use crate::tune_args::Args;
@@ -139,9 +139,7 @@ fn finish(
         Err((is_missing, why)) => (TuningTable::new(machine), Some(why).filter(|_| !is_missing)),
     };
     let names: Vec<&str> = request.ops.iter().map(|what| what.name()).collect();
-    let mut old: Vec<TunedRange> = table.of_world(tuned.world_size);
-    old.retain(|range| range.is_of_gpus() == tuned.on_gpus && names.contains(&range.operation.as_str()));
-    table.replace(tuned.world_size, tuned.on_gpus, &names, tuned.ranges.clone());
+    let old = table.replace(tuned.world_size, tuned.on_gpus, &names, tuned.ranges.clone());
     let is_written = args.apply || args.out.is_some();
     if is_written {
         tune::store_table(target, &table.json())?;

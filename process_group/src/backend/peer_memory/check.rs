@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::entry::Entry;
 use super::kernels::{CHECKED, Kernels, Norm, Part};
-use super::shape::CLUSTERS_FROM;
+use super::shape::HOPPER;
 use super::shared::Told;
 use crate::device::{Device, DeviceBuffer, DeviceError};
 use crate::dtype::DType;
@@ -44,7 +44,7 @@ impl Size {
 pub(super) fn check(kernels: &Kernels, device: &Device, (position, ranks): (usize, usize)) -> Told<()> {
     // The array or all chunks, the residual and the weights.
     let bytes = (ranks.max(2) + 3) * MOST;
-    let has_clusters = device.info().capability >= CLUSTERS_FROM;
+    let has_clusters = device.info().capability >= HOPPER;
     let buffer = || DeviceBuffer::new(device, DType::U8, bytes);
     let memory = buffer().and_then(|input| Ok((input, buffer()?)));
     let memory = memory.map_err(|error| error.to_string())?;

@@ -5,26 +5,22 @@ use std::time::Duration;
 
 use super::abort_word::AbortWord;
 use super::entry::{Entry, Region};
-use super::shape::{MOST_THREADS, row_shape, shape};
+use super::shape::{HOPPER, MOST_THREADS, VECTOR, row_shape, shape};
 use super::shared::SharedMemory;
 use crate::buffer::ViewMut;
 use crate::call::{AddNorm, Call};
 use crate::device::{Address, Argument, Device, DeviceBuffer, DeviceError, Kernel, Launch, Stream};
 use crate::dtype::DType;
 use crate::operation::Operation;
-use crate::paths::gpu::{PEER_TYPES, TWO_SHOT_PART, array_most};
+use crate::paths::gpu::{PEER_TYPES, TWO_SHOT_PART, array_most, chunk_most};
 use crate::paths::{Path, PeerAlgorithm};
 
 const SOURCE: &str =
     concat!(include_str!("vectors.cu"), include_str!("collectives.cu"), include_str!("add_norm.cu"));
-/// Bytes of a vector: what a thread pushes at once.
-const VECTOR: usize = 16;
 /// How long a kernel waits that nobody ends. The watchdog does at the deadline of the call, also of one in a graph.
 const PATIENCE: Duration = Duration::from_secs(60 * 60);
 /// The same while the kernels are checked.
 pub(super) const CHECKED: Duration = Duration::from_secs(5);
-/// Kernels compiled with PDL can start while another ends.
-const OVERLAP_FROM: (u32, u32) = (9, 0);
 
 /// Where the slots of a rank are, for a world size: those of arrays, then those of chunks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,8 +34,7 @@ pub(super) struct Slots {
 
 impl Slots {
     pub(super) const fn new(ranks: usize) -> Self {
-        let chunk = TWO_SHOT_PART.div_ceil(ranks).next_multiple_of(VECTOR);
-        Self { array: array_most(ranks), chunk, ranks }
+        Self { array: array_most(ranks), chunk: chunk_most(ranks), ranks }
     }
 
     /// Bytes of a slot.
@@ -219,7 +214,7 @@ impl Kernels {
     /// Enqueues one launch of a kernel.
     ///
     /// # Safety
-    /// As [`launch`](Self::launch), for at least one element, and as many as its slots hold. There is a norm for
+    /// As [`launch`](Self::launch), for as many elements as its slots hold; for none only before the first call, on all ranks. There is a norm for
     /// [`Entry::AddNorm`], and `count` elements are whole rows of it.
     pub(super) unsafe fn launch_part(
         &self,
@@ -257,7 +252,7 @@ impl Kernels {
             _ => shape(entry, vectors(part.count), slots.ranks, self.blocks),
         };
         let launch = Launch {
-            overlap: self.device.info().capability >= OVERLAP_FROM,
+            overlap: self.device.info().capability >= HOPPER,
             cluster: shape.cluster,
             ..Launch::new(shape.blocks, shape.threads)
         };
@@ -317,7 +312,7 @@ mod tests {
     fn slots_hold_every_call_that_takes_them() {
         for ranks in 2..=8 {
             let slots = Slots::new(ranks);
-            assert!(slots.array >= array_most(ranks) && slots.array.is_multiple_of(VECTOR));
+            assert!(slots.array.is_multiple_of(VECTOR));
             // The kernel cuts vectors, not bytes.
             assert!(slots.chunk >= (TWO_SHOT_PART / VECTOR).div_ceil(ranks) * VECTOR, "{ranks}");
             assert_eq!(slots.bytes(), shared_bytes(ranks), "what is planned");

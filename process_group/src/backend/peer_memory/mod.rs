@@ -30,11 +30,11 @@ use crate::paths::{Path, PathTable};
 use crate::store::Store;
 pub(super) use abort_word::AbortWord;
 use kernels::{Kernels, Slots};
-use shape::CLUSTERS_FROM;
+use shape::{HOPPER, MOST_THREADS, VECTOR};
 use shared::{SharedMemory, Sharers, Told, obstacle};
 
 /// Most bytes of a row that one block takes.
-const MOST_ROW_OF_A_BLOCK: usize = 512 * 16;
+const MOST_ROW_OF_A_BLOCK: usize = MOST_THREADS as usize * VECTOR;
 
 /// A communicator, and kernels of our own in front of it where the ranks can share memory.
 pub(crate) struct PeerMemory<C> {
@@ -87,7 +87,7 @@ impl<C: Communicator> PeerMemory<C> {
         if let Some(why) = &why {
             tracing::debug!(group, why, "the ranks do not share memory: NCCL carries every call");
         }
-        let has_clusters = device.info().capability >= CLUSTERS_FROM;
+        let has_clusters = device.info().capability >= HOPPER;
         let paths = peer_table(members.len(), why, tuned);
         Ok(Self { behind, kernels: made.ok(), paths, has_clusters, is_grouping: false })
     }

@@ -2,8 +2,10 @@
 
 use super::entry::Entry;
 
-/// GPUs have clusters of blocks from here on.
-pub(super) const CLUSTERS_FROM: (u32, u32) = (9, 0);
+/// From this capability on, GPUs have clusters of blocks, and a kernel can start while the one in front of it ends.
+pub(super) const HOPPER: (u32, u32) = (9, 0);
+/// Bytes of a vector: what a thread pushes at once.
+pub(super) const VECTOR: usize = 16;
 
 /// Most threads of a block.
 pub(super) const MOST_THREADS: u32 = 512;
@@ -53,8 +55,6 @@ pub(super) fn row_shape(rows: usize, width: usize, multiprocessors: u32, residen
 mod tests {
     use super::*;
     use crate::paths::gpu::MOST_ROW;
-
-    const VECTOR: usize = 16;
 
     #[test]
     fn a_launch_has_a_thread_for_each_vector_as_far_as_they_fit() {
