@@ -1,5 +1,6 @@
 //! Elements in host memory, of any type.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use half::{bf16, f16};
@@ -48,6 +49,20 @@ impl Storage {
         }
     }
 
+    /// The exact values; borrowed where they are `f32`.
+    pub(crate) fn widened(&self) -> Cow<'_, [f32]> {
+        fn widen<T: Float>(from: &[T]) -> Vec<f32> {
+            let mut to = vec![0.0; from.len()];
+            T::widen_into(from, &mut to);
+            to
+        }
+        match self {
+            Self::F32(x) => Cow::Borrowed(x),
+            Self::F16(x) => Cow::Owned(widen(x)),
+            Self::BF16(x) => Cow::Owned(widen(x)),
+        }
+    }
+
     /// Some elements, in a storage of their own.
     pub(crate) fn copied(&self, ranges: impl Iterator<Item = Range<usize>>) -> Self {
         match self {
@@ -65,3 +80,14 @@ impl Storage {
         }
     }
 }
+
+macro_rules! from_vector {
+    ($($T:ty => $variant:ident),*) => {
+        $(impl From<Vec<$T>> for Storage {
+            fn from(values: Vec<$T>) -> Self {
+                Self::$variant(values)
+            }
+        })*
+    };
+}
+from_vector!(f32 => F32, f16 => F16, bf16 => BF16);

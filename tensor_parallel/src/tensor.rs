@@ -6,7 +6,7 @@ use std::ops::Range;
 use ryzanstein_process_group::{Buffer, BufferMut, DType, View, ViewMut};
 
 use crate::error::{Error, Result};
-use crate::float::{self, Float};
+use crate::float;
 use crate::gpu::DeviceArray;
 use crate::storage::{Storage, with_elements};
 
@@ -124,23 +124,11 @@ impl Tensor {
     /// # Errors
     /// When a GPU fails.
     pub fn values(&self) -> Result<Cow<'_, [f32]>> {
-        fn widen<T: Float>(from: &[T]) -> Vec<f32> {
-            let mut to = vec![0.0; from.len()];
-            T::widen_into(from, &mut to);
-            to
-        }
-        fn widened(storage: &Storage) -> Cow<'_, [f32]> {
-            match storage {
-                Storage::F32(x) => Cow::Borrowed(x),
-                Storage::F16(x) => Cow::Owned(widen(x)),
-                Storage::BF16(x) => Cow::Owned(widen(x)),
-            }
-        }
         match &self.memory {
-            Memory::Host(storage) => Ok(widened(storage)),
+            Memory::Host(storage) => Ok(storage.widened()),
             Memory::Device(array) => match array.download()? {
                 Storage::F32(values) => Ok(Cow::Owned(values)),
-                half => Ok(Cow::Owned(widened(&half).into_owned())),
+                half => Ok(Cow::Owned(half.widened().into_owned())),
             },
         }
     }

@@ -11,7 +11,7 @@ use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
 use super::operations::{AttentionCall, LayerCache};
-use super::skinny;
+use super::product::simd;
 use crate::error::Result;
 use crate::float::Float;
 use crate::storage::{Storage, with_elements};
@@ -94,7 +94,7 @@ impl WithSimd for OneHead<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
+    fn with_simd<S: Simd>(self, lanes: S) {
         let Self { query, keys, values, seen, out } = self;
         let head_dim = query.len();
         let scale = 1.0 / (head_dim as f32).sqrt();
@@ -102,7 +102,7 @@ impl WithSimd for OneHead<'_> {
         let mut scores = Vec::with_capacity(seen.len() / head_dim);
         with_elements!(keys, keys => {
             for key in keys[seen.clone()].chunks_exact(head_dim) {
-                scores.push(skinny::dot(simd, query, skinny::widened(key, &mut wide)) * scale);
+                scores.push(simd::dot(lanes, query, simd::widened(key, &mut wide)) * scale);
             }
         });
         let greatest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -114,7 +114,7 @@ impl WithSimd for OneHead<'_> {
         with_elements!(values, values => {
             for (value, score) in values[seen].chunks_exact(head_dim).zip(&scores) {
                 let share = score / sum;
-                for (out, value) in out.iter_mut().zip(skinny::widened(value, &mut wide)) {
+                for (out, value) in out.iter_mut().zip(simd::widened(value, &mut wide)) {
                     *out += share * value;
                 }
             }

@@ -2,92 +2,42 @@
 
 use std::ops::Range;
 
-use pulp::Arch;
-use rayon::prelude::*;
-use ryzanstein_process_group::{DType, Element as _};
+use ryzanstein_process_group::DType;
 
 use super::batch::{Batch, SlotMapping};
 use super::operations::{AttentionCall, Compute, LayerCache};
-use super::{attend, matmul, shapes, skinny};
+use super::product::{InstructionSet, Products};
+use super::{attend, shapes};
 use crate::error::{ConfigurationError, Result};
-use crate::float::{self, Float};
+use crate::float::{self, Float, with_float};
 use crate::rotary::Rotary;
 use crate::storage::{Storage, with_elements};
 use crate::tensor::{Tensor, element_count};
-use crate::threads::{PARALLEL_THRESHOLD, Threads};
-
-/// How many 16-bit weights are widened at a time for a blocked product.
-const PANEL: usize = 1 << 18;
+use crate::threads::Threads;
 
 /// Larger arrays are first reserved by an allocation that may fail. One that must not fail would end the program.
 const LARGE: usize = 64 << 20;
 
-/// Arithmetic on the processor, with the `gemm` crate for large products.
+/// Arithmetic on the processor.
 #[derive(Debug)]
 pub struct Host {
     threads: Threads,
-    arch: Arch,
+    products: Products,
 }
 
 impl Host {
     /// Computes on at most `threads` threads: a pool of its own, or the caller's thread for one.
     pub fn new(threads: usize) -> Self {
-        Self { threads: Threads::new(threads, "compute"), arch: Arch::new() }
+        Self::with_instruction_set(threads, InstructionSet::current())
     }
 
-    fn few_rows<T: Float>(&self, x: &[f32], w: &[T], out: &mut [f32], k: usize) {
-        let m = x.len() / k;
-        let n = w.len() / k;
-        if m == 1 {
-            self.many_products(x, w, out, k, 1);
-            return;
-        }
-        let mut transposed = vec![0.0; m * n];
-        self.many_products(x, w, &mut transposed, k, m);
-        for (r, out) in out.chunks_exact_mut(n).enumerate() {
-            for (out, products) in out.iter_mut().zip(transposed.chunks_exact(m)) {
-                *out = products[r];
-            }
-        }
-    }
-
-    fn many_products<T: Float>(&self, x: &[f32], w: &[T], out: &mut [f32], k: usize, m: usize) {
-        let Some(pool) = self.threads.pool_if(w.len() * m >= PARALLEL_THRESHOLD) else {
-            skinny::multiply(self.arch, x, w, out, k);
-            return;
-        };
-        let rows = (w.len() / k).div_ceil(pool.current_num_threads() * 4);
-        pool.install(|| {
-            w.par_chunks(rows * k)
-                .zip(out.par_chunks_mut(rows * m))
-                .for_each(|(w, out)| skinny::multiply(self.arch, x, w, out, k));
-        });
-    }
-
-    fn many_rows<T: Float>(&self, x: &[f32], w: &[T], out: &mut [f32], k: usize) {
-        let n = w.len() / k;
-        if T::DTYPE == f32::DTYPE {
-            self.blocked(x, bytemuck::cast_slice(w), out, k, n);
-            return;
-        }
-        let rows = (PANEL / k).max(1);
-        let mut panel = vec![0.0; rows.min(n) * k];
-        for (i, w) in w.chunks(rows * k).enumerate() {
-            let panel = &mut panel[..w.len()];
-            T::widen_into(w, panel);
-            self.blocked(x, panel, &mut out[i * rows..], k, n);
-        }
-    }
-
-    fn blocked(&self, x: &[f32], w: &[f32], out: &mut [f32], k: usize, stride: usize) {
-        let work = x.len() / k * w.len();
-        match self.threads.pool_if(work >= PARALLEL_THRESHOLD.max(matmul::parallel_from())) {
-            Some(pool) => {
-                let threads = pool.current_num_threads();
-                pool.install(|| matmul::multiply(x, w, out, k, stride, threads));
-            }
-            None => matmul::multiply(x, w, out, k, stride, 1),
-        }
+    /// As [`new`](Self::new), with an instruction set, which this processor must have.
+    ///
+    /// # Panics
+    /// When this processor lacks it: [`InstructionSet::supported`] lists those that it has.
+    pub fn with_instruction_set(threads: usize, set: InstructionSet) -> Self {
+        assert!(InstructionSet::supported().contains(&set), "this processor lacks {set}");
+        Self { threads: Threads::new(threads, "compute"), products: Products::new(set) }
     }
 }
 
@@ -148,24 +98,10 @@ impl Compute for Host {
 
     fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
         let [m, k, n] = shapes::linear(x, weight, bias)?;
-        let mut y = vec![0.0; m * n];
-        let values = x.host_values()?;
-        if m > 0 && n > 0 && k > 0 {
-            with_elements!(weight.host()?, w => {
-                if m <= skinny::MOST_ROWS {
-                    self.few_rows(&values, w, &mut y, k);
-                } else {
-                    self.many_rows(&values, w, &mut y, k);
-                }
-            });
-        }
-        if let Some(bias) = bias {
-            let bias = bias.host_values()?;
-            for (y, b) in y.iter_mut().zip(bias.iter().cycle()) {
-                *y += b;
-            }
-        }
-        Tensor::new(&[m, n], y, out)
+        let bias = bias.map(Tensor::host_values).transpose()?;
+        let sums = self.products.multiply(&self.threads, x.host()?, weight.host()?, [m, k, n]);
+        let values = with_float!(out, T => Storage::from(sums.rounded::<T>(&self.threads, bias.as_deref())))?;
+        Ok(Tensor::from_storage(&[m, n], values))
     }
 
     fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: DType) -> Result<Tensor> {
@@ -217,7 +153,7 @@ impl Compute for Host {
     }
 
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor> {
-        attend::attention((&self.threads, self.arch), &qkv, call, cache)
+        attend::attention((&self.threads, self.products.arch()), &qkv, call, cache)
     }
 
     fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {

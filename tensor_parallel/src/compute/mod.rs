@@ -5,11 +5,10 @@ mod batch;
 mod captured_graph;
 pub mod cuda;
 mod host;
-mod matmul;
 mod operations;
+mod product;
 mod shapes;
 mod sizing;
-mod skinny;
 
 use ryzanstein_process_group::ProcessGroup;
 
@@ -18,6 +17,7 @@ pub use self::captured_graph::CapturedGraph;
 pub use self::cuda::Cuda;
 pub use self::host::Host;
 pub use self::operations::{AttentionCall, Compute, LayerCache};
+pub use self::product::{InstructionSet, UnsupportedInstructionSet};
 pub(crate) use self::sizing::Sizing;
 use crate::error::Result;
 use crate::threads;

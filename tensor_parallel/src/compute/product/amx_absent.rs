@@ -1,0 +1,23 @@
+//! What stands for AMX on other processors than Intel's.
+
+use half::bf16;
+
+/// Elements of a row of a tile.
+pub(super) const DEPTH: usize = 32;
+
+/// There are none.
+pub(super) enum Packed {}
+
+impl Packed {
+    pub(super) fn new(_: &[bf16], _: usize) -> Self {
+        unreachable!("no processor of this architecture has the tiles")
+    }
+}
+
+pub(super) fn is_allowed() -> bool {
+    false
+}
+
+pub(super) fn multiply(x: &Packed, _: &[bf16], _: &mut [f32]) {
+    match *x {}
+}

@@ -1,0 +1,153 @@
+//! Products with the vectors that the processor has, of any element type. Weights are widened in pieces that stay in the
+//! first-level cache, and each piece meets several activation rows before it is left.
+
+#![expect(
+    clippy::inline_always,
+    reason = "an instruction set chosen at run time applies only to what is inlined"
+)]
+
+use pulp::{Arch, Simd, WithSimd};
+use ryzanstein_process_group::Element as _;
+
+use crate::float::Float;
+
+/// Weights of a row that are widened at a time.
+const PIECE: usize = 1024;
+/// Weight rows of a tile of sums.
+const TILE: usize = 4;
+
+/// Up to this many activation rows, this is faster than a blocked product.
+pub(super) const MOST_ROWS: usize = 32;
+
+/// `out[r * n + i] = w[i] · x[r]`, as [`Products::block`](super::Products).
+pub(super) fn multiply<T: Float>(arch: Arch, x: &[f32], w: &[T], out: &mut [f32], k: usize) {
+    assert!(x.len().is_multiple_of(k) && w.len().is_multiple_of(k), "operands must be whole rows");
+    arch.dispatch(Product { x, w, out, k });
+}
+
+struct Product<'a, T> {
+    x: &'a [f32],
+    w: &'a [T],
+    out: &'a mut [f32],
+    k: usize,
+}
+
+impl<T: Float> WithSimd for Product<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { x, w, out, k } = self;
+        let n = w.len() / k;
+        let mut buffers = [[0.0f32; PIECE]; TILE];
+        out.fill(0.0);
+        for (i, rows) in w.chunks(TILE * k).enumerate() {
+            for at in (0..k).step_by(PIECE) {
+                let end = k.min(at + PIECE);
+                let mut wide: [&[f32]; TILE] = [&[]; TILE];
+                for ((wide, row), buffer) in wide.iter_mut().zip(rows.chunks_exact(k)).zip(&mut buffers) {
+                    *wide = widened(&row[at..end], buffer);
+                }
+                let out = &mut out[i * TILE..];
+                match rows.len() / k {
+                    4 => strip::<S, 4>(simd, x, wide, out, [k, n, at]),
+                    3 => strip::<S, 3>(simd, x, [wide[0], wide[1], wide[2]], out, [k, n, at]),
+                    2 => strip::<S, 2>(simd, x, [wide[0], wide[1]], out, [k, n, at]),
+                    _ => strip::<S, 1>(simd, x, [wide[0]], out, [k, n, at]),
+                }
+            }
+        }
+    }
+}
+
+/// Adds the products of the elements from `at` on of all activation rows with R pieces of weights.
+#[inline(always)]
+fn strip<S: Simd, const R: usize>(
+    simd: S,
+    x: &[f32],
+    w: [&[f32]; R],
+    out: &mut [f32],
+    [k, n, at]: [usize; 3],
+) {
+    let width = w[0].len();
+    let piece = |r: usize| &x[r * k + at..][..width];
+    let m = x.len() / k;
+    let mut r = 0;
+    // 16 sums and what is added to them fill 32 registers; processors with vectors of 256 bits have 16.
+    let has_room = size_of::<S::f32s>() != 32;
+    while has_room && r + 4 <= m {
+        let sums = tile(simd, [piece(r), piece(r + 1), piece(r + 2), piece(r + 3)], w);
+        add(sums, &mut out[r * n..], n);
+        r += 4;
+    }
+    while r + 2 <= m {
+        add(tile(simd, [piece(r), piece(r + 1)], w), &mut out[r * n..], n);
+        r += 2;
+    }
+    for r in r..m {
+        add(tile(simd, [piece(r)], w), &mut out[r * n..], n);
+    }
+}
+
+#[inline(always)]
+fn add<const C: usize, const R: usize>(sums: [[f32; R]; C], out: &mut [f32], n: usize) {
+    for (sums, out) in sums.iter().zip(out.chunks_mut(n)) {
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out += sum;
+        }
+    }
+}
+
+/// The products of each of C rows with each of R, all of one length.
+#[inline(always)]
+fn tile<S: Simd, const C: usize, const R: usize>(simd: S, x: [&[f32]; C], w: [&[f32]; R]) -> [[f32; R]; C] {
+    let mut sums = [[simd.splat_f32s(0.0); R]; C];
+    let (xs, ws) = (x.map(|x| S::as_simd_f32s(x)), w.map(|w| S::as_simd_f32s(w)));
+    let vectors = ws[0].0.len();
+    // So that the loop below checks no bounds.
+    let (xv, wv) = (xs.map(|(x, _)| &x[..vectors]), ws.map(|(w, _)| &w[..vectors]));
+    for i in 0..vectors {
+        for (sums, x) in sums.iter_mut().zip(&xv) {
+            for (sum, w) in sums.iter_mut().zip(&wv) {
+                *sum = simd.mul_add_e_f32s(x[i], w[i], *sum);
+            }
+        }
+    }
+    std::array::from_fn(|c| {
+        std::array::from_fn(|r| {
+            let rest: f32 = xs[c].1.iter().zip(ws[r].1).map(|(x, w)| x * w).sum();
+            simd.reduce_sum_f32s(sums[c][r]) + rest
+        })
+    })
+}
+
+/// The values of a slice as `f32`: the slice itself if it is, otherwise in the buffer, which must be as long.
+#[inline(always)]
+pub(in crate::compute) fn widened<'a, T: Float>(values: &'a [T], buffer: &'a mut [f32]) -> &'a [f32] {
+    if T::DTYPE == f32::DTYPE {
+        return bytemuck::cast_slice(values);
+    }
+    let wide = &mut buffer[..values.len()];
+    T::widen_into(values, wide);
+    wide
+}
+
+/// `x · y` of two slices of one length.
+#[inline(always)]
+pub(in crate::compute) fn dot<S: Simd>(simd: S, x: &[f32], y: &[f32]) -> f32 {
+    let ((x, x_rest), (y, y_rest)) = (S::as_simd_f32s(x), S::as_simd_f32s(y));
+    let ((x, x_left), (y, y_left)) = (x.as_chunks::<4>(), y.as_chunks::<4>());
+    // Four sums, so that additions need not wait for each other.
+    let mut sums = [simd.splat_f32s(0.0); 4];
+    for (x, y) in x.iter().zip(y) {
+        for ((sum, x), y) in sums.iter_mut().zip(x).zip(y) {
+            *sum = simd.mul_add_e_f32s(*x, *y, *sum);
+        }
+    }
+    for ((sum, x), y) in sums.iter_mut().zip(x_left).zip(y_left) {
+        *sum = simd.mul_add_e_f32s(*x, *y, *sum);
+    }
+    let [a, b, c, d] = sums;
+    let sum = simd.reduce_sum_f32s(simd.add_f32s(simd.add_f32s(a, b), simd.add_f32s(c, d)));
+    sum + x_rest.iter().zip(y_rest).map(|(x, y)| x * y).sum::<f32>()
+}

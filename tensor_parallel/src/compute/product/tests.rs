@@ -1,0 +1,112 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// Values of about 1 with all bits of their type in use, different for every seed.
+fn values(count: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// The largest error of a product, in units of what rounding each addition to f32 may lose.
+fn error(set: InstructionSet, threads: usize, dtypes: [DType; 2], [m, k, n]: [usize; 3]) -> f64 {
+    let stored = |count, seed, dtype| Storage::rounded(values(count, seed), dtype).unwrap();
+    let (x, w) = (stored(m * k, 1, dtypes[0]), stored(n * k, 2, dtypes[1]));
+    let threads = Threads::new(threads, "test");
+    let got = Products::new(set).multiply(&threads, &x, &w, [m, k, n]).rounded::<f32>(&threads, None);
+    let (x, w) = (x.widened(), w.widened());
+    let mut largest = 0.0f64;
+    for (r, row) in got.chunks_exact(n).enumerate() {
+        for (i, got) in row.iter().enumerate() {
+            let terms =
+                x[r * k..][..k].iter().zip(&w[i * k..][..k]).map(|(x, w)| f64::from(*x) * f64::from(*w));
+            let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+            let unit = size * f64::from(f32::EPSILON) * (k as f64).sqrt().max(1.0);
+            largest = largest.max((sum - f64::from(*got)).abs() / unit.max(f64::MIN_POSITIVE));
+        }
+    }
+    largest
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    #[test]
+    fn every_instruction_set_has_the_sums_of_f64_but_for_rounding(
+        m in 1usize..70, k in 1usize..1300, n in 1usize..140, threads in 1usize..4,
+    ) {
+        for set in InstructionSet::supported() {
+            for dtypes in [[DType::BF16; 2], [DType::F32, DType::BF16], [DType::F16; 2], [DType::F32; 2]] {
+                // Tiles are 32 deep.
+                for k in [k, k.next_multiple_of(32)] {
+                    let error = error(set, threads, dtypes, [m, k, n]);
+                    prop_assert!(error < 2.0, "{set}, {dtypes:?}, {m} x {k} x {n}, {threads} threads: {error}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_whatever_rows_are_beside_it() {
+    let [m, k, n] = [21, 608, 77];
+    for set in InstructionSet::supported() {
+        for dtype in [DType::BF16, DType::F32] {
+            let w = Storage::rounded(values(n * k, 2), dtype).unwrap();
+            let all = values(m * k, 1);
+            let product = |x: &[f32], threads| {
+                let (x, threads) =
+                    (Storage::rounded(x.to_vec(), dtype).unwrap(), Threads::new(threads, "test"));
+                let shape = [x.widened().len() / k, k, n];
+                Products::new(set).multiply(&threads, &x, &w, shape).rounded::<f32>(&threads, None)
+            };
+            let together = product(&all, 2);
+            for (r, together) in together.chunks_exact(n).enumerate() {
+                assert_eq!(product(&all[r * k..][..k], 1), together, "{set}, {dtype}, row {r}");
+            }
+        }
+    }
+}
+
+#[test]
+fn not_a_number_and_infinity_arrive_in_their_sums_only() {
+    let [m, k, n] = [5, 96, 35];
+    for set in InstructionSet::supported() {
+        let mut w = vec![1.0; n * k];
+        (w[k + 3], w[4 * k + 95]) = (f32::NAN, f32::INFINITY);
+        let (x, w) = (vec![1.0; m * k], Storage::rounded(w, DType::BF16).unwrap());
+        let x = Storage::rounded(x, DType::BF16).unwrap();
+        let threads = Threads::new(2, "test");
+        let out = Products::new(set).multiply(&threads, &x, &w, [m, k, n]).rounded::<f32>(&threads, None);
+        for row in out.chunks_exact(n) {
+            assert!(row[1].is_nan() && row[4] == f32::INFINITY, "{set}");
+            assert!(row.iter().enumerate().all(|(i, sum)| [1, 4].contains(&i) || *sum == k as f32), "{set}");
+        }
+    }
+}
+
+#[test]
+fn empty_products_are_zeros() {
+    for shape @ [m, k, n] in [[0, 3, 2], [2, 0, 3], [2, 3, 0]] {
+        let stored = |count| Storage::zeros(count, DType::BF16).unwrap();
+        let threads = Threads::new(1, "test");
+        let sums = Products::new(InstructionSet::current()).multiply(
+            &threads,
+            &stored(m * k),
+            &stored(n * k),
+            shape,
+        );
+        assert_eq!(sums.rounded::<f32>(&threads, None), vec![0.0; m * n]);
+    }
+}
+
+#[test]
+#[should_panic(expected = "the result must fit")]
+fn a_product_whose_rows_are_too_far_apart_to_count_is_not_computed() {
+    blocked::multiply(&[1.0; 3], &[1.0], &mut [0.0; 3], 1, usize::MAX, 1);
+}
