@@ -1,10 +1,12 @@
-//! What a token costs when several sequences get one in the same pass, compared with a pass of one sequence.
+//! What a token costs when several sequences get one in the same pass, compared with a pass of one sequence, and what a prompt
+//! costs.
 //!
-//! `decode_rate [--world-size 4] [--backend auto] [--layers 8] [--sequences 1,2,4,8,16,32,64] [--prompt 512] [--passes 50]
-//! [--folder DIR]` needs a built `ryz` in the folder of this program. It writes a checkpoint as `load_rate` does and removes it at the end.
-//! All sequences hold the same tokens, so their logits must agree up to rounding, which is checked at each pass.
+//! `decode_rate [--world-size 4] [--backend auto] [--layers 8 | --model DIR [--dtype TYPE]] [--sequences 1,2,4,8,16,32,64]
+//! [--prompt 512] [--passes 50] [--prefill 128,512] [--folder DIR] [--json FILE]` needs a built `ryz` in the folder of this program.
+//! Without `--model` it writes a checkpoint as `load_rate` does and removes it at the end. All sequences hold the same tokens, so
+//! their logits must agree up to rounding, which is checked at each pass. `benches/peers/hugging_face.py` is its peer on CPUs.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,78 +14,147 @@ use anyhow::{Context as _, Result, bail, ensure};
 use ryzanstein_benches::checkpoint::{self, VOCABULARY};
 use ryzanstein_benches::ranks;
 use ryzanstein_orchestrator::table;
-use ryzanstein_process_group::{ProcessGroup, units};
+use ryzanstein_process_group::{DType, ProcessGroup, units};
 use ryzanstein_tensor_parallel::{Llama, Passes, Tensor};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 /// Untimed passes: the first runs eagerly, the second is captured.
 const WARM_UP: usize = 4;
+/// Timed prompts of each length.
+const PROMPTS: usize = 5;
+
+#[derive(Clone, Serialize, Deserialize)]
+struct Work {
+    model: PathBuf,
+    dtype: Option<DType>,
+    sequences: Vec<usize>,
+    prompt: usize,
+    passes: usize,
+    prefill: Vec<usize>,
+    json: Option<PathBuf>,
+}
 
 fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let [first, folder, sequences, prompt, passes] = &arguments[..]
+    if let [first, work] = &arguments[..]
         && first == "rank"
     {
-        let sequences = sequences.split(',').map(str::parse).collect::<Result<Vec<_>, _>>()?;
-        return rank(Path::new(folder), &sequences, prompt.parse()?, passes.parse()?);
+        return rank(&serde_json::from_str(work)?);
     }
     let (mut world_size, mut backend, mut layers) = (4, "auto".to_owned(), 8);
-    let (mut sequences, mut prompt, mut passes) = ("1,2,4,8,16,32,64".to_owned(), "512", "50");
     let mut folder: PathBuf = std::env::temp_dir();
+    let mut model = None;
+    let mut work = Work {
+        model: PathBuf::new(),
+        dtype: None,
+        sequences: vec![1, 2, 4, 8, 16, 32, 64],
+        prompt: 512,
+        passes: 50,
+        prefill: Vec::new(),
+        json: None,
+    };
     for pair in arguments.chunks(2) {
         let [flag, value] = pair else { bail!("{} needs a value", pair[0]) };
         match flag.as_str() {
             "--world-size" => world_size = value.parse().context("--world-size")?,
             "--backend" => backend.clone_from(value),
             "--layers" => layers = value.parse().context("--layers")?,
-            "--sequences" => sequences.clone_from(value),
-            "--prompt" => prompt = value,
-            "--passes" => passes = value,
+            "--model" => model = Some(std::fs::canonicalize(value).context("--model")?),
+            "--dtype" => work.dtype = Some(value.parse().context("--dtype")?),
+            "--sequences" => work.sequences = numbers(value).context("--sequences")?,
+            "--prompt" => work.prompt = value.parse().context("--prompt")?,
+            "--passes" => work.passes = value.parse().context("--passes")?,
+            "--prefill" => work.prefill = numbers(value).context("--prefill")?,
             "--folder" => folder = value.into(),
+            "--json" => work.json = Some(value.into()),
             _ => bail!("unknown flag {flag}; see the top of this file"),
         }
     }
-    let folder = tempfile::tempdir_in(&folder)?;
-    checkpoint::write(folder.path(), layers)?;
+    let written = tempfile::tempdir_in(&folder)?;
+    if model.is_none() {
+        checkpoint::write(written.path(), layers)?;
+    }
+    work.model = model.unwrap_or_else(|| written.path().into());
     let mut command = ranks::command(world_size, &backend)?;
-    Ok(ranks::run(command.arg(folder.path()).args([&sequences, prompt, passes]))?)
+    Ok(ranks::run(command.arg(serde_json::to_string(&work)?))?)
 }
 
-fn rank(folder: &Path, sequences: &[usize], prompt: usize, passes: usize) -> Result<()> {
+fn numbers(list: &str) -> Result<Vec<usize>> {
+    Ok(list.split(',').map(str::parse).collect::<Result<_, _>>()?)
+}
+
+fn rank(work: &Work) -> Result<()> {
     let mut orchestrator = ranks::initialize()?;
     let group = orchestrator.manager().world();
-    let model = Arc::new(Llama::load(folder, None, group)?);
+    let model = Arc::new(Llama::load(&work.model, work.dtype, group)?);
+    let mut results = Vec::new();
+    let kinds = if group.device().is_some() { &[Passes::Eager, Passes::Graph][..] } else { &[Passes::Eager] };
     let mut rows = Vec::new();
     let mut of_first = None;
-    for n in sequences {
-        let [eager, recorded] =
-            [Passes::Eager, Passes::Graph].map(|kind| pass(&model, *n, (prompt, passes), kind, group));
-        let (eager, recorded) = (eager?, recorded?);
-        let first = *of_first.get_or_insert(recorded);
-        rows.push(vec![
-            n.to_string(),
-            units::time(eager * 1e6),
-            units::time(recorded * 1e6),
-            format!("{:.0}", *n as f64 / recorded),
-            format!("{:.2}", recorded / first),
-        ]);
+    for &n in &work.sequences {
+        let times =
+            kinds.iter().map(|kind| pass(&model, n, work, *kind, group)).collect::<Result<Vec<_>>>()?;
+        let best = times.iter().copied().fold(f64::INFINITY, f64::min);
+        let first = *of_first.get_or_insert(best);
+        let mut row = vec![n.to_string()];
+        row.extend(times.iter().map(|time| units::time(time * 1e6)));
+        row.extend([format!("{:.1}", n as f64 / best), format!("{:.2}", best / first)]);
+        rows.push(row);
+        results.push(json!({"sequences": n, "prompt": work.prompt, "us": best * 1e6}));
     }
-    if group.rank().0 == 0 {
-        let head = ["sequences", "one by one", "in a graph", "tokens/s", "of the first's"];
+    let mut head = vec!["sequences", "one by one"];
+    head.extend(kinds.get(1).map(|_| "in a graph"));
+    head.extend(["tokens/s", "of the first's"]);
+    let is_first = group.rank().0 == 0;
+    if is_first && !rows.is_empty() {
         print!("{}", table::columns(&head, 0, &rows));
+    }
+    let mut rows = Vec::new();
+    for &tokens in &work.prefill {
+        let time = prompt(&model, tokens, group)?;
+        rows.push(vec![tokens.to_string(), units::time(time * 1e6), format!("{:.1}", tokens as f64 / time)]);
+        results.push(json!({"prefill": tokens, "us": time * 1e6}));
+    }
+    if is_first && !rows.is_empty() {
+        print!("{}", table::columns(&["prompt", "time", "tokens/s"], 0, &rows));
+    }
+    if let Some(file) = work.json.as_ref().filter(|_| is_first) {
+        std::fs::write(file, serde_json::to_string(&results)?).with_context(|| file.display().to_string())?;
     }
     drop(model);
     Ok(orchestrator.finalize()?)
+}
+
+fn token(at: usize) -> u32 {
+    (at * 37 % VOCABULARY) as u32
+}
+
+/// Median seconds until a prompt of so many tokens has its logits.
+fn prompt(model: &Arc<Llama>, tokens: usize, group: &mut ProcessGroup) -> Result<f64> {
+    let text: Vec<u32> = (0..tokens).map(token).collect();
+    let mut times = Vec::new();
+    for _ in 0..=PROMPTS {
+        let mut decoder = model.decoder(1, tokens, Passes::Eager)?;
+        group.barrier()?;
+        let started = Instant::now();
+        check(decoder.prefill(0, &text, group)?)?;
+        times.push(started.elapsed().as_secs_f64());
+    }
+    // The first one warms up.
+    times.remove(0);
+    times.sort_by(f64::total_cmp);
+    Ok(times[times.len() / 2])
 }
 
 /// Median seconds of a pass that gives each of `n` sequences a token.
 fn pass(
     model: &Arc<Llama>,
     n: usize,
-    (prompt, passes): (usize, usize),
+    &Work { prompt, passes, .. }: &Work,
     kind: Passes,
     group: &mut ProcessGroup,
 ) -> Result<f64> {
-    let token = |at: usize| (at * 37 % VOCABULARY) as u32;
     let text: Vec<u32> = (0..prompt).map(token).collect();
     let mut decoder = model.decoder(n, prompt + WARM_UP + passes, kind)?;
     for sequence in 0..n {

@@ -7,8 +7,8 @@
 )]
 
 use std::arch::x86_64::{
-    __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi16, _mm512_reduce_add_ps,
-    _mm512_setzero_ps,
+    __m512, __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi16,
+    _mm512_reduce_add_ps, _mm512_setzero_ps, _mm512_setzero_si512,
 };
 
 use half::bf16;
@@ -84,22 +84,26 @@ unsafe fn tile<const R: usize, const C: usize>(x: &[bf16], w: &[bf16], out: &mut
     debug_assert!(x.len() == C * k && w.len() == R * k);
     let (x, w) = (x.as_ptr().cast::<i16>(), w.as_ptr().cast::<i16>());
     let mut sums = [[_mm512_setzero_ps(); C]; R];
-    for i in (0..k).step_by(LANES) {
-        let left = k - i;
-        // SAFETY: a load reads the elements i to i + LANES of a row of k, but none behind its end.
-        let load = |row: *const i16, r: usize| unsafe {
-            let at = row.add(r * k + i);
-            if left >= LANES {
-                _mm512_loadu_si512(at.cast())
-            } else {
-                _mm512_maskz_loadu_epi16((1 << left) - 1, at)
+    let whole = k / LANES * LANES;
+    // SAFETY: the loads read elements of rows of k, none behind their ends.
+    unsafe {
+        for i in (0..whole).step_by(LANES) {
+            let mut xs = [_mm512_setzero_si512(); C];
+            for (c, to) in xs.iter_mut().enumerate() {
+                *to = _mm512_loadu_si512(x.add(c * k + i).cast());
             }
-        };
-        let xs: [__m512i; C] = std::array::from_fn(|c| load(x, c));
-        for (r, sums) in sums.iter_mut().enumerate() {
-            let weights = pairs(load(w, r));
-            for (sum, x) in sums.iter_mut().zip(xs) {
-                *sum = _mm512_dpbf16_ps(*sum, weights, pairs(x));
+            for (r, sums) in sums.iter_mut().enumerate() {
+                add(sums, _mm512_loadu_si512(w.add(r * k + i).cast()), &xs);
+            }
+        }
+        if whole < k {
+            let mask = (1 << (k - whole)) - 1;
+            let mut xs = [_mm512_setzero_si512(); C];
+            for (c, to) in xs.iter_mut().enumerate() {
+                *to = _mm512_maskz_loadu_epi16(mask, x.add(c * k + whole));
+            }
+            for (r, sums) in sums.iter_mut().enumerate() {
+                add(sums, _mm512_maskz_loadu_epi16(mask, w.add(r * k + whole)), &xs);
             }
         }
     }
@@ -110,8 +114,16 @@ unsafe fn tile<const R: usize, const C: usize>(x: &[bf16], w: &[bf16], out: &mut
     }
 }
 
-#[inline(always)]
-#[expect(clippy::inline_always, reason = "vectors are not passed in memory")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn add<const C: usize>(sums: &mut [__m512; C], w: __m512i, xs: &[__m512i; C]) {
+    for (sum, x) in sums.iter_mut().zip(xs) {
+        *sum = _mm512_dpbf16_ps(*sum, pairs(w), pairs(*x));
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
 fn pairs(x: __m512i) -> __m512bh {
     // SAFETY: both are 64 bytes of any content.
     unsafe { std::mem::transmute(x) }
