@@ -1,4 +1,8 @@
 //! Attention on the processor.
+//!
+//! Keys are visited in blocks, at multiples of their length. Each block is widened once for all queries that see it: some rows of
+//! a sequence, and all query heads that share a key head. The softmax is taken along the way, as in `FlashAttention`. What a query
+//! gets does not depend on the queries beside it.
 
 #![expect(
     clippy::inline_always,
@@ -10,6 +14,7 @@ use std::ops::Range;
 use pulp::{Arch, Simd, WithSimd};
 use rayon::prelude::*;
 
+use super::exponential::exp;
 use super::operations::{AttentionCall, LayerCache};
 use super::product::simd;
 use crate::error::Result;
@@ -17,6 +22,13 @@ use crate::float::Float;
 use crate::storage::{Storage, with_elements};
 use crate::tensor::Tensor;
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
+
+/// Keys of a block.
+const BLOCK: usize = 64;
+/// Queries that see a block at the same time, if so many are there.
+const QUERIES: usize = 64;
+/// Lanes of a vector at most: heads are filled up to a multiple.
+const LANES: usize = 16;
 
 pub(super) fn attention(
     (threads, arch): (&Threads, Arch),
@@ -37,26 +49,56 @@ pub(super) fn attention(
         store(cache, &row[heads * head_dim..], slots[i], (kv_heads, head_dim))?;
     }
 
-    let shared = heads / kv_heads;
+    let group = heads / kv_heads * head_dim;
     let (keys, cached) = (cache.keys.host()?, cache.values.host()?);
+    let cache = &*cache;
+    let together = (QUERIES * head_dim / group).max(1);
+    // For each key head, the rows of its query heads.
     let mut out = vec![0.0; rows * heads * head_dim];
-    let one_head = |(index, out): (usize, &mut [f32])| {
-        let (row, head) = (index / heads, index % heads);
-        let query = &values[row * width + head * head_dim..][..head_dim];
-        let (sequence, position) = slots[row];
-        let end = position + 1;
-        let start = window.map_or(0, |w| end.saturating_sub(w));
-        let seen = cache.offset(sequence, head / shared, start)..cache.offset(sequence, head / shared, end);
-        arch.dispatch(OneHead { query, keys, values: cached, seen, out });
+    let some_rows = |head: usize, first: usize, out: &mut [f32]| {
+        let (mut first, mut out) = (first, out);
+        while !out.is_empty() {
+            let sequence = slots[first].0;
+            let count =
+                slots[first..first + out.len() / group].iter().take_while(|slot| slot.0 == sequence).count();
+            let (these, others) = out.split_at_mut(count * group);
+            let seen = slots[first..first + count]
+                .iter()
+                .map(|(_, position)| window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1)
+                .collect();
+            let rows =
+                values[first * width..].chunks(width).take(count).map(|row| &row[head * group..][..group]);
+            let of_head = cache.offset(sequence, head, 0);
+            arch.dispatch(Queries {
+                rows: rows.collect(),
+                seen,
+                keys: (keys, of_head),
+                values: (cached, of_head),
+                head_dim,
+                out: these,
+            });
+            (first, out) = (first + count, others);
+        }
     };
     let longest = slots.iter().map(|(_, position)| position + 1).max().unwrap_or(0);
-    match threads.pool_if(out.len() * longest >= PARALLEL_THRESHOLD) {
-        Some(pool) => {
-            pool.install(|| out.par_chunks_exact_mut(head_dim).enumerate().for_each(one_head));
+    let mut parts = Vec::new();
+    for (head, out) in out.chunks_mut((rows * group).max(1)).enumerate() {
+        for (part, out) in out.chunks_mut(together * group).enumerate() {
+            parts.push((head, part * together, out));
         }
-        None => out.chunks_exact_mut(head_dim).enumerate().for_each(one_head),
     }
-    Tensor::new(&[rows, heads * head_dim], out, qkv.dtype())
+    let one = |(head, first, out): (usize, usize, &mut [f32])| some_rows(head, first, out);
+    match threads.pool_if(rows * heads * head_dim * longest >= PARALLEL_THRESHOLD) {
+        Some(pool) => pool.install(|| parts.into_par_iter().for_each(one)),
+        None => parts.into_iter().for_each(one),
+    }
+    let mut by_row = vec![0.0; out.len()];
+    for (row, to) in by_row.chunks_exact_mut(heads * head_dim).enumerate() {
+        for (head, to) in to.chunks_exact_mut(group).enumerate() {
+            to.copy_from_slice(&out[(head * rows + row) * group..][..group]);
+        }
+    }
+    Tensor::new(&[rows, heads * head_dim], by_row, qkv.dtype())
 }
 
 /// Writes the keys and values of one position to the cache, rounded to its type.
@@ -71,53 +113,133 @@ fn store(
     for (target, source) in [(&mut cache.keys, keys), (&mut cache.values, values)] {
         with_elements!(target.host_mut()?, to => {
             for (at, from) in starts.iter().copied().zip(source.chunks_exact(head_dim)) {
-                for (to, from) in to[at..at + head_dim].iter_mut().zip(from) {
-                    *to = Float::narrow(*from);
-                }
+                Float::narrow_into(from, &mut to[at..at + head_dim]);
             }
         });
     }
     Ok(())
 }
 
-/// Softmax of a query's products with the keys, as weights of the values.
-struct OneHead<'a> {
-    query: &'a [f32],
-    keys: &'a Storage,
-    values: &'a Storage,
-    /// The elements of the cache that the query attends to.
-    seen: Range<usize>,
+/// Some rows of a sequence with the query heads that share a key head.
+struct Queries<'a> {
+    rows: Vec<&'a [f32]>,
+    /// The positions that each row sees.
+    seen: Vec<Range<usize>>,
+    /// The cache, and where the key head begins in it.
+    keys: (&'a Storage, usize),
+    values: (&'a Storage, usize),
+    head_dim: usize,
+    /// Zeros; as long as the queries.
     out: &'a mut [f32],
 }
 
-impl WithSimd for OneHead<'_> {
+impl WithSimd for Queries<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, lanes: S) {
-        let Self { query, keys, values, seen, out } = self;
-        let head_dim = query.len();
+        let Self { rows, seen, keys, values, head_dim, out } = self;
+        let width = head_dim.next_multiple_of(LANES);
+        let shared = rows.first().map_or(1, |row| row.len() / head_dim);
+        let count = rows.len() * shared;
         let scale = 1.0 / (head_dim as f32).sqrt();
-        let mut wide = vec![0.0; if matches!(keys, Storage::F32(_)) { 0 } else { head_dim }];
-        let mut scores = Vec::with_capacity(seen.len() / head_dim);
-        with_elements!(keys, keys => {
-            for key in keys[seen.clone()].chunks_exact(head_dim) {
-                scores.push(simd::dot(lanes, query, simd::widened(key, &mut wide)) * scale);
+        let mut scaled = vec![0.0; count * width];
+        let all = rows.iter().flat_map(|row| row.chunks_exact(head_dim));
+        for (to, from) in scaled.chunks_exact_mut(width).zip(all) {
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = from * scale;
             }
-        });
-        let greatest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let mut sum = 0.0;
-        for score in &mut scores {
-            *score = (*score - greatest).exp();
-            sum += *score;
         }
-        with_elements!(values, values => {
-            for (value, score) in values[seen].chunks_exact(head_dim).zip(&scores) {
-                let share = score / sum;
-                for (out, value) in out.iter_mut().zip(simd::widened(value, &mut wide)) {
-                    *out += share * value;
-                }
+        let mut block = vec![0.0; BLOCK * width];
+        let mut scores = vec![0.0; count * BLOCK];
+        let mut sums = vec![0.0; count * width];
+        let mut softmax = vec![Softmax { greatest: f32::NEG_INFINITY, sum: 0.0 }; count];
+        let start = seen.iter().map(|seen| seen.start).min().unwrap_or(0) / BLOCK * BLOCK;
+        let end = seen.iter().map(|seen| seen.end).max().unwrap_or(0);
+        for first in (start..end).step_by(BLOCK) {
+            let last = end.min(first + BLOCK);
+            widen(keys, first..last, head_dim, &mut block);
+            simd::all_pairs(lanes, &scaled, &block, &mut scores, width);
+            for (i, (scores, sums)) in
+                scores.chunks_exact_mut(BLOCK).zip(sums.chunks_exact_mut(width)).enumerate()
+            {
+                let seen = &seen[i / shared];
+                softmax[i].add(
+                    scores,
+                    seen.start.saturating_sub(first)..seen.end.clamp(first, last) - first,
+                    sums,
+                );
             }
-        });
+            widen(values, first..last, head_dim, &mut block);
+            simd::add_weighted(lanes, &scores, &block, &mut sums, [BLOCK, last - first, width]);
+        }
+        for ((out, sums), softmax) in
+            out.chunks_exact_mut(head_dim).zip(sums.chunks_exact(width)).zip(&softmax)
+        {
+            for (out, sum) in out.iter_mut().zip(sums) {
+                *out = sum / softmax.sum;
+            }
+        }
+    }
+}
+
+/// Widens some positions of a head, each into a row of the block.
+#[inline(always)]
+fn widen((stored, of_head): (&Storage, usize), positions: Range<usize>, head_dim: usize, block: &mut [f32]) {
+    let width = block.len() / BLOCK;
+    with_elements!(stored, stored => {
+        let from = &stored[of_head + positions.start * head_dim..of_head + positions.end * head_dim];
+        for (to, from) in block.chunks_exact_mut(width).zip(from.chunks_exact(head_dim)) {
+            Float::widen_into(from, &mut to[..head_dim]);
+        }
+    });
+}
+
+/// The softmax of the scores so far.
+#[derive(Clone, Copy)]
+struct Softmax {
+    greatest: f32,
+    /// Of the exponentials, relative to the greatest score.
+    sum: f32,
+}
+
+impl Softmax {
+    /// Turns the scores of a block into weights, 0 for those that are not seen, and scales what was added before.
+    #[inline(always)]
+    fn add(&mut self, scores: &mut [f32], seen: Range<usize>, before: &mut [f32]) {
+        let (scores, behind) = scores.split_at_mut(BLOCK);
+        debug_assert!(behind.is_empty());
+        if seen.start >= seen.end {
+            scores.fill(0.0);
+            return;
+        }
+        scores[..seen.start].fill(f32::NEG_INFINITY);
+        scores[seen.end..].fill(f32::NEG_INFINITY);
+        let mut most = [f32::NEG_INFINITY; LANES];
+        for scores in scores.as_chunks::<LANES>().0 {
+            for (most, score) in most.iter_mut().zip(scores) {
+                *most = if *score > *most { *score } else { *most };
+            }
+        }
+        let greatest = most.into_iter().fold(self.greatest, f32::max);
+        let mut sums = [0.0; LANES];
+        for scores in scores.as_chunks_mut::<LANES>().0 {
+            for (sum, score) in sums.iter_mut().zip(scores) {
+                *score = exp(*score - greatest);
+                *sum += *score;
+            }
+        }
+        scores[..seen.start].fill(0.0);
+        scores[seen.end..].fill(0.0);
+        if greatest > self.greatest {
+            // Nothing was added before the first block.
+            let scale = if self.greatest == f32::NEG_INFINITY { 0.0 } else { exp(self.greatest - greatest) };
+            self.sum *= scale;
+            for sum in before {
+                *sum *= scale;
+            }
+            self.greatest = greatest;
+        }
+        self.sum += sums.into_iter().sum::<f32>();
     }
 }

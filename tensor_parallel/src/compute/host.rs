@@ -2,9 +2,11 @@
 
 use std::ops::Range;
 
-use ryzanstein_process_group::DType;
+use rayon::prelude::*;
+use ryzanstein_process_group::{DType, Element as _};
 
 use super::batch::{Batch, SlotMapping};
+use super::exponential::exp;
 use super::operations::{AttentionCall, Compute, LayerCache};
 use super::product::{InstructionSet, Products};
 use super::{attend, shapes};
@@ -13,7 +15,7 @@ use crate::float::{self, Float, with_float};
 use crate::rotary::Rotary;
 use crate::storage::{Storage, with_elements};
 use crate::tensor::{Tensor, element_count};
-use crate::threads::Threads;
+use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
 /// Larger arrays are first reserved by an allocation that may fail. One that must not fail would end the program.
 const LARGE: usize = 64 << 20;
@@ -41,33 +43,58 @@ impl Host {
     }
 }
 
-/// Builds a tensor row by row: `fill` gets the row's number and `columns` values to set.
-fn build(
-    rows: usize,
-    columns: usize,
-    dtype: DType,
-    mut fill: impl FnMut(usize, &mut [f32]),
-) -> Result<Tensor> {
-    let shape = [rows, columns];
-    if columns == 0 {
-        return Tensor::zeros(&shape, dtype);
+impl Host {
+    /// Builds a tensor row by row: `fill` gets the row's number and `columns` values to set.
+    fn build(
+        &self,
+        [rows, columns]: [usize; 2],
+        dtype: DType,
+        fill: impl Fn(usize, &mut [f32]) + Sync,
+    ) -> Result<Tensor> {
+        let shape = [rows, columns];
+        let mut out = Storage::zeros(element_count(&shape, dtype)?, dtype)?;
+        if columns > 0 {
+            with_elements!(&mut out, out => self.each_row(&mut out[..], columns, fill));
+        }
+        Ok(Tensor::from_storage(&shape, out))
     }
-    let mut out = Storage::zeros(element_count(&shape, dtype)?, dtype)?;
-    match &mut out {
-        Storage::F32(out) => out.chunks_exact_mut(columns).enumerate().for_each(|(i, row)| fill(i, row)),
-        half => {
-            let mut wide = vec![0.0; columns];
-            for i in 0..rows {
-                fill(i, &mut wide);
-                with_elements!(half, out => {
-                    for (out, value) in out[i * columns..].iter_mut().zip(&wide) {
-                        *out = Float::narrow(*value);
-                    }
-                });
+
+    /// Sets each row of an array, on the threads if it is large.
+    fn each_row<T: Float>(&self, out: &mut [T], columns: usize, fill: impl Fn(usize, &mut [f32]) + Sync) {
+        let arch = self.products.arch();
+        let row = |(i, out): (usize, &mut [T])| {
+            if T::DTYPE == f32::DTYPE {
+                arch.dispatch(|| fill(i, bytemuck::cast_slice_mut(out)));
+                return;
             }
+            let mut wide = vec![0.0; columns];
+            arch.dispatch(|| {
+                fill(i, &mut wide);
+                T::narrow_into(&wide, out);
+            });
+        };
+        match self.threads.pool_if(out.len() > columns && out.len() >= PARALLEL_THRESHOLD) {
+            Some(pool) => pool.install(|| out.par_chunks_exact_mut(columns).enumerate().for_each(row)),
+            None => out.chunks_exact_mut(columns).enumerate().for_each(row),
         }
     }
-    Ok(Tensor::from_storage(&shape, out))
+}
+
+/// In several sums, as additions of one wait for each other.
+#[inline(always)]
+#[expect(
+    clippy::inline_always,
+    reason = "an instruction set chosen at run time applies only to what is inlined"
+)]
+fn sum_of_squares(x: &[f32]) -> f32 {
+    let (vectors, rest) = x.as_chunks::<16>();
+    let mut sums = [0.0; 16];
+    for vector in vectors {
+        for (sum, x) in sums.iter_mut().zip(vector) {
+            *sum += x * x;
+        }
+    }
+    sums.into_iter().sum::<f32>() + rest.iter().map(|x| x * x).sum::<f32>()
 }
 
 impl Compute for Host {
@@ -107,7 +134,7 @@ impl Compute for Host {
     fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: DType) -> Result<Tensor> {
         let (rows, columns) = (table.rows(), table.columns());
         let (ids, stored) = (batch.tokens(), table.host()?);
-        build(ids.len(), columns, out, |i, to| {
+        self.build([ids.len(), columns], out, |i, to| {
             match (ids[i] as usize).checked_sub(first).filter(|row| *row < rows) {
                 Some(row) => with_elements!(stored, from => {
                     Float::widen_into(&from[row * columns..(row + 1) * columns], to);
@@ -121,9 +148,9 @@ impl Compute for Host {
         shapes::rms_norm(x, weight)?;
         let columns = x.columns();
         let (values, weight) = (x.host_values()?, weight.host_values()?);
-        build(x.rows(), columns, x.dtype(), |i, to| {
+        self.build([x.rows(), columns], x.dtype(), |i, to| {
             let row = &values[i * columns..(i + 1) * columns];
-            let scale = 1.0 / (row.iter().map(|x| x * x).sum::<f32>() / columns as f32 + epsilon).sqrt();
+            let scale = 1.0 / (sum_of_squares(row) / columns as f32 + epsilon).sqrt();
             for ((to, x), w) in to.iter_mut().zip(row).zip(weight.iter()) {
                 *to = x * scale * w;
             }
@@ -132,22 +159,26 @@ impl Compute for Host {
 
     fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
         shapes::add(x, y)?;
-        let y = y.host_values()?;
-        with_elements!(x.host_mut()?, x => {
-            for (x, y) in x.iter_mut().zip(y.iter().cycle()) {
-                *x = Float::narrow((*x).widen() + y);
-            }
-        });
+        let (columns, y) = (x.columns(), y.host_values()?);
+        let before = x.host()?.widened().into_owned();
+        if !y.is_empty() {
+            with_elements!(x.host_mut()?, x => self.each_row(&mut x[..], columns, |i, to| {
+                let at = i * columns;
+                for ((to, x), y) in to.iter_mut().zip(&before[at..]).zip(&y[at % y.len()..]) {
+                    *to = x + y;
+                }
+            }));
+        }
         Ok(())
     }
 
     fn swiglu(&self, x: &Tensor) -> Result<Tensor> {
         let width = shapes::swiglu(x)?;
         let values = x.host_values()?;
-        build(x.rows(), width, x.dtype(), |i, to| {
+        self.build([x.rows(), width], x.dtype(), |i, to| {
             let (gate, up) = values[2 * i * width..2 * (i + 1) * width].split_at(width);
             for ((to, gate), up) in to.iter_mut().zip(gate).zip(up) {
-                *to = gate / (1.0 + (-gate).exp()) * up;
+                *to = gate / (1.0 + exp(-gate)) * up;
             }
         })
     }
@@ -159,7 +190,7 @@ impl Compute for Host {
     fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
         shapes::slice_columns(x, &columns)?;
         let values = x.host_values()?;
-        build(x.rows(), columns.len(), x.dtype(), |i, to| {
+        self.build([x.rows(), columns.len()], x.dtype(), |i, to| {
             to.copy_from_slice(&values[i * x.columns()..][columns.clone()]);
         })
     }
@@ -170,7 +201,7 @@ impl Compute for Host {
             return blocks.reshape(&[rows, width]);
         }
         let values = blocks.host_values()?;
-        build(rows, keep, blocks.dtype(), |i, to| {
+        self.build([rows, keep], blocks.dtype(), |i, to| {
             for (block, to) in to.chunks_mut(width).enumerate() {
                 let from = (block * rows + i) * width;
                 to.copy_from_slice(&values[from..from + to.len()]);

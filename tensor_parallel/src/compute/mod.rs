@@ -4,6 +4,7 @@ mod attend;
 mod batch;
 mod captured_graph;
 pub mod cuda;
+mod exponential;
 mod host;
 mod operations;
 mod product;

@@ -233,3 +233,69 @@ fn heads_and_slots_that_the_cache_does_not_have_are_refused_even_where_their_pro
         assert!(attend(2, 1, slots.clone()).is_err(), "{slots:?}");
     }
 }
+
+/// Attention in f64, over all positions at once: `[position, head, element]`.
+fn reference(qkv: &[f32], [rows, heads, kv_heads, head_dim]: [usize; 4], window: Option<usize>) -> Vec<f64> {
+    let width = (heads + 2 * kv_heads) * head_dim;
+    let rotary = Rotary::new(head_dim, 10_000.0, RotaryScaling::None);
+    let table = rotary.table(0..rows);
+    let mut qkv = qkv.to_vec();
+    for (i, row) in qkv.chunks_exact_mut(width).enumerate() {
+        let (rotated, _) = row.split_at_mut((heads + kv_heads) * head_dim);
+        rotated.chunks_exact_mut(head_dim).for_each(|head| table.rotate(i, head));
+    }
+    let head = |row: usize, head: usize| &qkv[row * width + head * head_dim..][..head_dim];
+    let mut out = Vec::new();
+    for row in 0..rows {
+        for query in 0..heads {
+            let kv = query / (heads / kv_heads);
+            let seen = window.map_or(0, |w| (row + 1).saturating_sub(w))..row + 1;
+            let scores: Vec<f64> = seen
+                .clone()
+                .map(|at| {
+                    let pairs = head(row, query).iter().zip(head(at, heads + kv));
+                    pairs.map(|(q, k)| f64::from(*q) * f64::from(*k)).sum::<f64>() / (head_dim as f64).sqrt()
+                })
+                .collect();
+            let greatest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let total: f64 = scores.iter().map(|score| (score - greatest).exp()).sum();
+            out.extend((0..head_dim).map(|i| {
+                let values = seen.clone().map(|at| f64::from(head(at, heads + kv_heads + kv)[i]));
+                values
+                    .zip(&scores)
+                    .map(|(value, score)| value * (score - greatest).exp() / total)
+                    .sum::<f64>()
+            }));
+        }
+    }
+    out
+}
+
+#[test]
+fn attention_over_several_blocks_is_that_of_f64_on_every_instruction_set() {
+    let (rows, heads, kv_heads) = (201, 6, 2);
+    for (head_dim, window) in [(64, None), (20, None), (32, Some(70))] {
+        let width = (heads + 2 * kv_heads) * head_dim;
+        let values: Vec<f32> =
+            (0..rows * width).map(|i| ((i * 7919 + i / 31) % 1009) as f32 / 200.0 - 2.5).collect();
+        let want = reference(&values, [rows, heads, kv_heads, head_dim], window);
+        for set in InstructionSet::supported() {
+            let host = Host::with_instruction_set(2, set);
+            let rotary = Rotary::new(head_dim, 10_000.0, RotaryScaling::None);
+            let mut cache = LayerCache::new(&host, [1, kv_heads, 256, head_dim], DType::F32).unwrap();
+            let (mut got, mut position) = (Vec::new(), 0);
+            for count in [130, 1, 70] {
+                let part = values[position * width..][..count * width].to_vec();
+                let part = Tensor::new(&[count, width], part, DType::F32).unwrap();
+                let slots = SlotMapping::from_position(position, count);
+                let batch = host.batch(&vec![0; count], &slots, &rotary).unwrap();
+                let call = AttentionCall { heads, kv_heads, head_dim, batch: &batch, window };
+                got.extend_from_slice(&host.attention(part, &call, &mut cache).unwrap().values().unwrap());
+                position += count;
+            }
+            let far =
+                got.iter().zip(&want).map(|(got, want)| (f64::from(*got) - want).abs()).fold(0.0, f64::max);
+            assert!(got.len() == want.len() && far < 2e-5, "{set}, heads of {head_dim}: {far}");
+        }
+    }
+}

@@ -123,7 +123,7 @@ fn tile<S: Simd, const C: usize, const R: usize>(simd: S, x: [&[f32]; C], w: [&[
 
 /// The values of a slice as `f32`: the slice itself if it is, otherwise in the buffer, which must be as long.
 #[inline(always)]
-pub(in crate::compute) fn widened<'a, T: Float>(values: &'a [T], buffer: &'a mut [f32]) -> &'a [f32] {
+fn widened<'a, T: Float>(values: &'a [T], buffer: &'a mut [f32]) -> &'a [f32] {
     if T::DTYPE == f32::DTYPE {
         return bytemuck::cast_slice(values);
     }
@@ -132,22 +132,65 @@ pub(in crate::compute) fn widened<'a, T: Float>(values: &'a [T], buffer: &'a mut
     wide
 }
 
-/// `x · y` of two slices of one length.
+/// `out[r * n + i] = w[i] · x[r]` for all rows of k of both; n rows of `w`.
 #[inline(always)]
-pub(in crate::compute) fn dot<S: Simd>(simd: S, x: &[f32], y: &[f32]) -> f32 {
-    let ((x, x_rest), (y, y_rest)) = (S::as_simd_f32s(x), S::as_simd_f32s(y));
-    let ((x, x_left), (y, y_left)) = (x.as_chunks::<4>(), y.as_chunks::<4>());
-    // Four sums, so that additions need not wait for each other.
-    let mut sums = [simd.splat_f32s(0.0); 4];
-    for (x, y) in x.iter().zip(y) {
-        for ((sum, x), y) in sums.iter_mut().zip(x).zip(y) {
-            *sum = simd.mul_add_e_f32s(*x, *y, *sum);
+pub(in crate::compute) fn all_pairs<S: Simd>(simd: S, x: &[f32], w: &[f32], out: &mut [f32], k: usize) {
+    let n = w.len() / k;
+    out.fill(0.0);
+    for (i, rows) in w.chunks_exact(TILE * k).enumerate() {
+        let (two, last) = rows.split_at(2 * k);
+        let ((a, b), (c, d)) = (two.split_at(k), last.split_at(k));
+        strip::<S, 4>(simd, x, [a, b, c, d], &mut out[i * TILE..], [k, n, 0]);
+    }
+    debug_assert!(n.is_multiple_of(TILE));
+}
+
+/// Adds to each row of `sums` the first `count` rows of `values`, each times its weight: a row of weights is `stride` long, one of
+/// `sums` and `values` is `width`, a multiple of the lanes.
+#[inline(always)]
+pub(in crate::compute) fn add_weighted<S: Simd>(
+    simd: S,
+    weights: &[f32],
+    values: &[f32],
+    sums: &mut [f32],
+    [stride, count, width]: [usize; 3],
+) {
+    let mut rows = sums.chunks_exact_mut(2 * width);
+    let mut pairs = weights.chunks_exact(2 * stride);
+    for (sums, weights) in rows.by_ref().zip(pairs.by_ref()) {
+        let ((one, other), (w, v)) = (sums.split_at_mut(width), weights.split_at(stride));
+        weighted::<S, 2>(simd, [&w[..count], &v[..count]], values, [one, other]);
+    }
+    let (one, w) = (rows.into_remainder(), pairs.remainder());
+    if !one.is_empty() {
+        weighted::<S, 1>(simd, [&w[..count]], values, [one]);
+    }
+}
+
+#[inline(always)]
+fn weighted<S: Simd, const R: usize>(simd: S, weights: [&[f32]; R], values: &[f32], sums: [&mut [f32]; R]) {
+    /// Vectors of a row that are added to at the same time.
+    const WIDE: usize = 4;
+    let width = sums[0].len();
+    let mut sums = sums.map(|sums| S::as_mut_simd_f32s(sums).0);
+    let vectors = sums[0].len();
+    for first in (0..vectors).step_by(WIDE) {
+        let some = WIDE.min(vectors - first);
+        let mut parts = [[simd.splat_f32s(0.0); WIDE]; R];
+        for (parts, sums) in parts.iter_mut().zip(&sums) {
+            parts[..some].copy_from_slice(&sums[first..first + some]);
+        }
+        for (i, value) in values.chunks_exact(width).take(weights[0].len()).enumerate() {
+            let value = &S::as_simd_f32s(value).0[first..first + some];
+            for (parts, weights) in parts.iter_mut().zip(&weights) {
+                let weight = simd.splat_f32s(weights[i]);
+                for (part, value) in parts.iter_mut().zip(value) {
+                    *part = simd.mul_add_e_f32s(weight, *value, *part);
+                }
+            }
+        }
+        for (parts, sums) in parts.iter().zip(&mut sums) {
+            sums[first..first + some].copy_from_slice(&parts[..some]);
         }
     }
-    for ((sum, x), y) in sums.iter_mut().zip(x_left).zip(y_left) {
-        *sum = simd.mul_add_e_f32s(*x, *y, *sum);
-    }
-    let [a, b, c, d] = sums;
-    let sum = simd.reduce_sum_f32s(simd.add_f32s(simd.add_f32s(a, b), simd.add_f32s(c, d)));
-    sum + x_rest.iter().zip(y_rest).map(|(x, y)| x * y).sum::<f32>()
 }
