@@ -126,6 +126,26 @@ choice! {
 }
 
 choice! {
+    /// The instructions that multiply matrices on a processor.
+    InstructionSetChoice, "one of auto, amx, avx512-bf16, avx512, avx2, neon, scalar", "avx2" {
+        /// The fastest that the processor has.
+        Auto = "auto",
+        /// Tiles of bf16, of Intel's processors from Sapphire Rapids on.
+        Amx = "amx",
+        /// Dot products of bf16 in vectors of 512 bits.
+        Avx512Bf16 = "avx512-bf16",
+        /// Vectors of 512 bits.
+        Avx512 = "avx512",
+        /// Vectors of 256 bits.
+        Avx2 = "avx2",
+        /// Vectors of 128 bits, of ARM processors.
+        Neon = "neon",
+        /// What every processor has.
+        Scalar = "scalar",
+    }
+}
+
+choice! {
     /// The type in which a model's weights are held.
     ModelDType, "one of f32, f16, bf16", "bf16" {
         /// IEEE single precision.

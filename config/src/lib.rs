@@ -58,8 +58,9 @@ pub use bounded::{
     Temperature, Timeout, TopP, WorldSize,
 };
 pub use choice::{
-    AlgorithmChoice, BackendChoice, EncryptionChoice, LauncherChoice, LogFormat, ModelDType, NcclAlgorithm,
-    NcclCrossNic, NcclDebug, NcclGdrLevel, NcclP2pLevel, NcclProfile, NcclProtocol,
+    AlgorithmChoice, BackendChoice, EncryptionChoice, InstructionSetChoice, LauncherChoice, LogFormat,
+    ModelDType, NcclAlgorithm, NcclCrossNic, NcclDebug, NcclGdrLevel, NcclP2pLevel, NcclProfile,
+    NcclProtocol,
 };
 pub use config::{Config, SECTIONS};
 pub use error::{ConfigError, Conflict, TomlError, ValueError};

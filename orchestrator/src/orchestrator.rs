@@ -6,12 +6,12 @@
 use std::error::Error as StdError;
 use std::path::{Path, PathBuf};
 
-use ryzanstein_config::{Config, Sources};
+use ryzanstein_config::{Config, InstructionSetChoice, Sources};
 use ryzanstein_process_group::device::{Device, Surroundings};
 use ryzanstein_process_group::{
     BackendKind, DType, Error, MemoryRendezvous, ProcessGroup, ProcessGroupManager,
 };
-use ryzanstein_tensor_parallel::{Llama, TextModel};
+use ryzanstein_tensor_parallel::{InstructionSet, Llama, TextModel};
 
 use crate::heartbeat::Heartbeat;
 use crate::nccl_settings;
@@ -140,6 +140,16 @@ impl Builder {
     }
 }
 
+/// Applies `model.instruction_set` to this process.
+fn choose_instruction_set(config: &Config) -> Result<(), Error> {
+    let choice = config.model.instruction_set;
+    if choice == InstructionSetChoice::Auto {
+        return Ok(());
+    }
+    let chosen = choice.name().parse().and_then(InstructionSet::choose);
+    chosen.map_err(|error| Error::Configuration(format!("model.instruction_set: {error}")))
+}
+
 impl Orchestrator {
     /// Returns a builder, which configures how this rank joins.
     pub fn builder() -> Builder {
@@ -162,6 +172,7 @@ impl Orchestrator {
         connection: Connection,
         device: Option<&Device>,
     ) -> Result<Self, Error> {
+        choose_instruction_set(&config)?;
         let initialized = if let Some(device) = device {
             ProcessGroupManager::initialize_on(&config, &connection, device)
         } else {

@@ -162,6 +162,21 @@ pub enum ConfigurationError {
     /// A root without a model folder.
     #[error("the root was given no model folder; pass the folder on the root")]
     NoFolder,
+    /// Ranks whose processors multiply with different instructions, so that sums differ in their last bits.
+    #[error(
+        "rank {rank} computes with {theirs} and rank {other} with {mine}; all must use the same: set \
+         `model.instruction_set` to one that `ryz doctor` lists on every host"
+    )]
+    DifferentInstructionSets {
+        /// One rank.
+        rank: Rank,
+        /// What it uses.
+        theirs: String,
+        /// Another one.
+        other: Rank,
+        /// What that one uses.
+        mine: String,
+    },
     /// Ranks that opened different models.
     #[error(
         "rank {rank} has another model, tokenizer, chat template or type than rank {other}; all must load the same folder"

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use ryzanstein_config::BackendChoice;
 use ryzanstein_config::nccl::NcclVariable;
 use ryzanstein_process_group::nvml::{Gpu, Pair, PairPath};
+use ryzanstein_tensor_parallel::compute::InstructionSet;
 use serde::{Deserialize, Serialize};
 
 use super::error::ProbeError;
@@ -68,6 +69,8 @@ pub struct Host {
     pub system: String,
     /// CPUs that this process may run on.
     pub processors: usize,
+    /// What they can multiply matrices with, the fastest first.
+    pub instruction_sets: Vec<InstructionSet>,
     /// The cgroup's CPU quota, in CPUs.
     pub processor_quota: Option<f64>,
     /// All memory, in bytes.

@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::Path;
 
-use memmap2::{Advice, Mmap};
+use memmap2::{Advice, Mmap, UncheckedAdvice};
 use ryzanstein_config::file;
 
 use super::error::CheckpointError;
@@ -50,5 +50,17 @@ impl MappedFile {
         let Some(length) = NonZeroU64::new(range.len() as u64) else { return };
         let _ =
             rustix::fs::fadvise(&self.file, range.start as u64, Some(length), rustix::fs::Advice::WillNeed);
+    }
+
+    /// Gives up the pages of a range that has been copied. They stay in the page cache, and are found there when they are
+    /// touched again.
+    pub(crate) fn release(&self, range: &Range<usize>) {
+        if range.is_empty() {
+            return;
+        }
+        #[expect(unsafe_code, reason = "this advice loses what was written to memory of no file")]
+        // SAFETY: the map is of a file and only read, so a page that is touched again has the file's bytes, as before.
+        let _ =
+            unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len()) };
     }
 }

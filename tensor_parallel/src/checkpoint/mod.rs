@@ -36,6 +36,10 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Slices of rows that are less than this apart, two pages, are read ahead as one range with the gaps between them.
 const READ_AHEAD_GAP: usize = 8192;
 
+/// How much of a file is copied before its pages are given up again: few, as they are memory beside the copy, and enough that giving
+/// them up costs nothing beside it.
+const COPIED_AT_ONCE: usize = 8 << 20;
+
 /// Headers of most files are shorter than this.
 const TYPICAL_HEADER: usize = 256 << 10;
 
@@ -219,7 +223,17 @@ impl Checkpoint {
             }
         }
         let bytes = rows.len() * columns.len() * size;
-        slice::copy(stored, rows, &columns, target, at)?;
+        // On its way to a GPU, all of it is copied at once, by several threads.
+        let is_on_host = target.device().is_none();
+        let step =
+            if is_on_host { COPIED_AT_ONCE / (stored.columns * size).max(1) } else { rows.len() }.max(1);
+        for start in rows.clone().step_by(step) {
+            let part = start..rows.end.min(start + step);
+            slice::copy(stored, part.clone(), &columns, target, at + start - rows.start)?;
+            if is_on_host {
+                map.release(&(piece(start, &columns).start..piece(part.end - 1, &columns).end));
+            }
+        }
         self.read.fetch_add(bytes as u64, Ordering::Relaxed);
         Ok(())
     }

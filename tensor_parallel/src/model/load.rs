@@ -13,7 +13,7 @@ use super::plan::{check_stages, check_world_size, stage_tensors, tensors, unused
 use super::report::LoadReport;
 use super::stage::Stage;
 use crate::checkpoint::{Checkpoint, Loader, LocalSource, RootSource, ShardedTensor, WeightSource};
-use crate::compute::{self, Compute, SlotMapping};
+use crate::compute::{self, Compute, InstructionSet, SlotMapping};
 use crate::error::{ConfigurationError, Error, RemoteError, Result};
 use crate::tensor::Tensor;
 
@@ -117,6 +117,7 @@ impl Llama {
         let prepared = prepare(directory, dtype, place).and_then(|model| Ok((model, more()?)));
         let ((plan, config, checkpoint), (more, _)) =
             check_all_ranks_of(prepared, |((plan, ..), (_, digest))| (plan.clone(), *digest), groups)?;
+        check_instruction_sets(groups)?;
         if is_first(groups) {
             warn_of_unused(&checkpoint, &config);
         }
@@ -166,6 +167,7 @@ impl Llama {
             Ok((plan, ..)) => Ok(plan.clone()),
             Err(error) => Err(RemoteError::from(error)),
         });
+        check_instruction_sets(world)?;
         let told: Result<Plan, RemoteError> = world.broadcast_object(told.as_ref(), root)?;
         let checkpoint = prepared.transpose()?.map(|(_, _, checkpoint)| checkpoint);
         let plan = told.map_err(|source| Error::Peer { rank: world.members()[root.index()], source })?;
@@ -277,6 +279,19 @@ fn is_first(groups: &mut dyn ModelGroups) -> bool {
 /// Fails on all ranks when one has failed.
 pub(crate) fn check_all_ranks<T>(mine: Result<T>, groups: &mut dyn ModelGroups) -> Result<T> {
     check_all_ranks_of(mine, |_| (), groups)
+}
+
+/// Fails on all ranks when their processors would add in different orders. GPUs of one group are alike.
+fn check_instruction_sets(groups: &mut dyn ModelGroups) -> Result<()> {
+    let group = groups.tensor();
+    if group.device().is_some() {
+        return Ok(());
+    }
+    let (mine, other) = (InstructionSet::current().to_string(), group.members()[group.rank().index()]);
+    let different = groups::all_gather(&mine, groups)?.into_iter().find(|(_, theirs)| *theirs != mine);
+    different.map_or(Ok(()), |(rank, theirs)| {
+        Err(ConfigurationError::DifferentInstructionSets { rank, theirs, other, mine }.into())
+    })
 }
 
 /// Fails on all ranks when one has failed, or when their plans differ.

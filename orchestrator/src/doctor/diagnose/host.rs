@@ -11,6 +11,7 @@ pub(super) fn diagnose(host: &Host) -> Vec<Finding> {
     vec![
         Finding::new("host", "system", Status::Ok, &host.system),
         processors(host),
+        instruction_sets(host),
         available(host),
         shared_memory(host),
         locked_memory(host),
@@ -36,6 +37,15 @@ fn processors(host: &Host) -> Finding {
             .remedy("raise the container's CPU limit to at least one CPU per rank");
     }
     new("processors", Status::Ok, seen)
+}
+
+fn instruction_sets(host: &Host) -> Finding {
+    let names: Vec<_> = host.instruction_sets.iter().map(ToString::to_string).collect();
+    let seen = match &names[..] {
+        [best, others @ ..] if !others.is_empty() => format!("{best}; also {}", others.join(", ")),
+        names => names.join(""),
+    };
+    new("instruction_set", Status::Ok, seen)
 }
 
 fn available(host: &Host) -> Finding {

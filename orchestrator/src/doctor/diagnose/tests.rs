@@ -4,6 +4,7 @@ use crate::table::Screen;
 use ryzanstein_config::BackendChoice;
 use ryzanstein_config::nccl::{UserVariable, plan};
 use ryzanstein_process_group::nvml::{Gpu, Pair, PairPath, PeerAccess};
+use ryzanstein_tensor_parallel::compute::InstructionSet;
 
 use super::*;
 use crate::doctor::ProbeError;
@@ -25,6 +26,7 @@ fn plain() -> Facts {
         host: Host {
             system: "Linux".into(),
             processors: 8,
+            instruction_sets: vec![InstructionSet::Avx2, InstructionSet::Scalar],
             processor_quota: None,
             memory_limit: None,
             locked_memory: None,
