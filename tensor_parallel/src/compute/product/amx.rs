@@ -14,6 +14,8 @@ const ROWS: usize = 16;
 pub(super) const DEPTH: usize = 32;
 /// Words of a tile of activations.
 const TILE: usize = ROWS * ROWS;
+/// Bytes of weights that stay in the second-level cache while activations go by.
+const CACHED: usize = 1 << 20;
 
 /// Number of the tiles among the states that a process must ask for, and the call that asks (`ARCH_REQ_XCOMP_PERM`).
 const TILE_DATA: usize = 18;
@@ -91,38 +93,50 @@ struct Configuration {
 /// Sums of two tiles of weights with two of activations.
 type Sums = [[[f32; TILE]; 2]; 2];
 
+/// Sums of two tiles of weights with two of activations, over all of their elements: 32 rows of weights, two groups of activations,
+/// and weights that are wanted next, or none.
+type Multiply = unsafe fn(&[bf16], [&[[u32; TILE]]; 2], &[bf16], &mut Sums);
+
 /// `out[r * n + i] = w[i] · x[r]`, as [`Products::block`](super::Products).
 pub(super) fn multiply(x: &Packed, w: &[bf16], out: &mut [f32]) {
+    assert!(is_allowed(), "checked when it was chosen");
+    multiply_by(tiles, x, w, out);
+    // SAFETY: gives the tiles back, which no one uses any more; the processor has them.
+    unsafe { asm!("tilerelease", options(nostack, nomem)) };
+}
+
+fn multiply_by(tiles: Multiply, x: &Packed, w: &[bf16], out: &mut [f32]) {
     let k = x.steps * DEPTH;
     let n = w.len() / k;
     assert!(w.len() == n * k && out.len() == x.rows * n, "operands must be whole rows");
-    assert!(is_allowed(), "checked when it was chosen");
-    let mut sums: Sums = [[[0.0; TILE]; 2]; 2];
+    let strip = 2 * ROWS * k;
+    // Whole strips, and the last rows with zeros behind them.
+    let (whole, rest) = w.split_at(w.len() / strip * strip);
     let mut padded = Vec::new();
-    for (i, weights) in w.chunks(2 * ROWS * k).enumerate() {
-        let weights = if weights.len() == 2 * ROWS * k {
-            weights
-        } else {
-            // The last rows, with zeros behind them.
-            padded.resize(2 * ROWS * k, bf16::ZERO);
-            padded[..weights.len()].copy_from_slice(weights);
-            &padded
-        };
+    if !rest.is_empty() {
+        padded.extend_from_slice(rest);
+        padded.resize(strip, bf16::ZERO);
+    }
+    let strips: Vec<&[bf16]> = whole.chunks(strip).chain(padded.chunks(strip)).collect();
+    let mut sums: Sums = [[[0.0; TILE]; 2]; 2];
+    let block = (CACHED / size_of_val(strips[0])).max(1);
+    for first in (0..strips.len()).step_by(block) {
         for (group, activations) in x.words.chunks(2 * x.steps).enumerate() {
             // One group at the end stands for both.
             let second = if activations.len() > x.steps { &activations[x.steps..] } else { activations };
-            // SAFETY: the processor has the tiles and they are allowed; the operands have the tiles of `steps` steps.
-            unsafe { tiles(weights, [&activations[..x.steps], second], x.steps, &mut sums) };
-            for (half, sums) in sums.iter().enumerate() {
-                for (beside, sums) in sums.iter().enumerate() {
-                    let (first, at) = ((2 * i + half) * ROWS, (2 * group + beside) * ROWS);
-                    scatter(sums, &mut out[..], [first, n, at, x.rows]);
+            for i in first..strips.len().min(first + block) {
+                let next = strips.get(i + 1).filter(|_| group == 0).copied().unwrap_or_default();
+                // SAFETY: the caller knows that the processor has the tiles and they are allowed; the operands have the tiles of
+                // `steps` steps.
+                unsafe { tiles(strips[i], [&activations[..x.steps], second], next, &mut sums) };
+                for (half, sums) in sums.iter().enumerate() {
+                    for (beside, sums) in sums.iter().enumerate() {
+                        scatter(sums, out, [(2 * i + half) * ROWS, n, (2 * group + beside) * ROWS, x.rows]);
+                    }
                 }
             }
         }
     }
-    // SAFETY: gives the tiles back, which no one uses any more; the processor has them.
-    unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
 /// Writes the sums of the weight rows from `first` on with the activation rows from `at` on, as far as there are such rows.
@@ -139,10 +153,11 @@ fn scatter(sums: &[f32; TILE], out: &mut [f32], [first, n, at, m]: [usize; 4]) {
 }
 
 /// # Safety
-/// The processor has the tiles, and the process may use them. `w` is 32 rows of 32 × `steps` elements; each of `x` has `steps`
-/// tiles.
-unsafe fn tiles(w: &[bf16], x: [&[[u32; TILE]]; 2], steps: usize, sums: &mut Sums) {
-    debug_assert!(w.len() == 2 * ROWS * DEPTH * steps && x.iter().all(|x| x.len() == steps) && steps > 0);
+/// The processor has the tiles, and the process may use them. `w` is 32 rows of 32 × steps elements; each of `x` has `steps`
+/// tiles; `next` is empty or as long as `w`.
+unsafe fn tiles(w: &[bf16], x: [&[[u32; TILE]]; 2], next: &[bf16], sums: &mut Sums) {
+    let steps = x[0].len();
+    debug_assert!(w.len() == 2 * ROWS * DEPTH * steps && x[1].len() == steps && steps > 0);
     let configuration = Configuration {
         palette: 1,
         first: 0,
@@ -152,8 +167,9 @@ unsafe fn tiles(w: &[bf16], x: [&[[u32; TILE]]; 2], steps: usize, sums: &mut Sum
     };
     let stride = steps * DEPTH * size_of::<bf16>();
     let upper = w.as_ptr();
+    let next = if next.len() == w.len() { next.as_ptr() } else { std::ptr::null() };
     // SAFETY: the loop loads `steps` tiles of each operand, at the strides at which they are stored, and stores four tiles of
-    // sums, each of 16 rows of 64 bytes. The compiler uses no tiles itself.
+    // sums, each of 16 rows of 64 bytes. Prefetching reads nothing. The compiler uses no tiles itself.
     unsafe {
         let lower = upper.add(ROWS * DEPTH * steps);
         asm!(
@@ -171,6 +187,19 @@ unsafe fn tiles(w: &[bf16], x: [&[[u32; TILE]]; 2], steps: usize, sums: &mut Sum
             "tdpbf16ps tmm1, tmm4, tmm7",
             "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
+            // As many bytes of what is wanted next as this step has used, in the order of memory.
+            "test {next}, {next}",
+            "jz 4f",
+            "lea {end}, [{next} + 2048]",
+            "3:",
+            "prefetcht1 [{next}]",
+            "prefetcht1 [{next} + 64]",
+            "prefetcht1 [{next} + 128]",
+            "prefetcht1 [{next} + 192]",
+            "add {next}, 256",
+            "cmp {next}, {end}",
+            "jb 3b",
+            "4:",
             "add {upper}, 64",
             "add {lower}, 64",
             "add {first}, 1024",
@@ -184,6 +213,8 @@ unsafe fn tiles(w: &[bf16], x: [&[[u32; TILE]]; 2], steps: usize, sums: &mut Sum
             configuration = in(reg) &raw const configuration,
             stride = in(reg) stride,
             row = in(reg) 64usize,
+            next = inout(reg) next => _,
+            end = out(reg) _,
             upper = inout(reg) upper => _,
             lower = inout(reg) lower => _,
             first = inout(reg) x[0].as_ptr() => _,
@@ -194,5 +225,50 @@ unsafe fn tiles(w: &[bf16], x: [&[[u32; TILE]]; 2], steps: usize, sums: &mut Sum
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
             options(nostack),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What [`tiles`] computes, on any processor. Safe for all operands.
+    fn plain(w: &[bf16], x: [&[[u32; TILE]]; 2], _: &[bf16], sums: &mut Sums) {
+        let k = x[0].len() * DEPTH;
+        for (half, sums) in sums.iter_mut().enumerate() {
+            for (x, sums) in x.into_iter().zip(sums) {
+                for (at, sum) in sums.iter_mut().enumerate() {
+                    let (row, column) = (half * ROWS + at / ROWS, at % ROWS);
+                    let pairs = x.iter().flat_map(|tile| tile.chunks_exact(ROWS)).map(|pairs| pairs[column]);
+                    let weights = w[row * k..][..k].as_chunks::<2>().0;
+                    *sum = pairs
+                        .zip(weights)
+                        .map(|(pair, [low, high])| {
+                            let x = [pair as u16, (pair >> 16) as u16].map(|x| bf16::from_bits(x).to_f32());
+                            x[0] * low.to_f32() + x[1] * high.to_f32()
+                        })
+                        .sum();
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_cover_every_row_of_both_operands_whatever_their_numbers() {
+        // Small whole numbers: their sums are exact in any order.
+        let value = |i: usize| bf16::from_f32((i * 7 % 9) as f32 - 4.0);
+        for [m, k, n] in [[1, 32, 1], [16, 64, 32], [17, 96, 33], [33, 32, 70], [70, 4096, 300]] {
+            let x: Vec<bf16> = (0..m * k).map(value).collect();
+            let w: Vec<bf16> = (0..n * k).map(|i| value(i + i / 5)).collect();
+            let mut out = vec![f32::NAN; m * n];
+            multiply_by(plain, &Packed::new(&x, k), &w, &mut out);
+            for (r, out) in out.chunks_exact(n).enumerate() {
+                for (i, out) in out.iter().enumerate() {
+                    let terms = x[r * k..][..k].iter().zip(&w[i * k..][..k]);
+                    let want: f32 = terms.map(|(x, w)| x.to_f32() * w.to_f32()).sum();
+                    assert_eq!(*out, want, "{m} x {k} x {n}: row {r}, column {i}");
+                }
+            }
+        }
     }
 }
