@@ -1,4 +1,4 @@
-//! Paths of groups on host memory: schedules over TCP links, and reads of peers' memory.
+//! Paths of groups on host memory: schedules over links, which are TCP or go through shared memory, and reads of peers' memory.
 
 use std::collections::HashMap;
 
@@ -27,6 +27,28 @@ const MESSAGE: f64 = 5e-6;
 /// Time of one byte through one link, in seconds.
 const BYTE: f64 = 0.45e-9;
 
+/// The same three where links go through shared memory.
+const SHARED: (f64, f64, f64) = (1.5e-6, 0.5e-6, 0.25e-9);
+
+/// What the links of a group are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Links {
+    /// Sockets, and why not memory.
+    Sockets(&'static str),
+    /// Memory that the ranks share.
+    SharedMemory,
+}
+
+impl Links {
+    /// The path that streams over them with this schedule.
+    pub const fn path(self, algorithm: Algorithm) -> Path {
+        match self {
+            Self::Sockets(_) => Path::Tcp(algorithm),
+            Self::SharedMemory => Path::SharedMemory(algorithm),
+        }
+    }
+}
+
 /// What a choice may depend on: the same on every rank, since it comes from the roster alone.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Topology {
@@ -50,25 +72,27 @@ impl Topology {
     }
 }
 
-/// The table of a group on host memory. `cross_memory`: whether every rank can read every other's memory. `demand`: the
+/// The table of a group on host memory. `links`: what carries headers, and payloads that are not read from there.
+/// `cross_memory`: whether every rank can read every other's memory. `demand`: the
 /// algorithm of `process_group.tcp.algorithm`. `tuned`: what was measured on this machine, which comes before the built-in rules.
 pub fn table(
     topology: &Topology,
+    links: Links,
     cross_memory: bool,
     demand: Option<Algorithm>,
     tuned: &[TunedRange],
 ) -> PathTable {
     let hosts = &topology.hosts;
-    let hierarchical = Path::Tcp(Algorithm::Hierarchical);
-    let mut paths: Vec<Path> = Algorithm::ALL.into_iter().map(Path::Tcp).collect();
+    let hierarchical = links.path(Algorithm::Hierarchical);
+    let mut paths: Vec<Path> = Algorithm::ALL.into_iter().map(|algorithm| links.path(algorithm)).collect();
     let mut rules = vec![
         Rule {
-            path: Path::Tcp(Algorithm::Direct),
+            path: links.path(Algorithm::Direct),
             when: vec![Condition::HalfReduction],
             because: Reason::BuiltIn("all operands of 16-bit floats meet in one place and are rounded once"),
         },
         Rule {
-            path: Path::Tcp(Algorithm::Ring),
+            path: links.path(Algorithm::Ring),
             when: vec![
                 Condition::Operation("all_reduce"),
                 Condition::RanksFrom(3),
@@ -105,9 +129,20 @@ pub fn table(
         );
     }
     rules.splice(..0, tuned::rules(tuned, hosts.world_size(), &paths));
-    let model = LinkModel { latency: LATENCY, message: MESSAGE, byte: BYTE, parallel: topology.parallel };
+    let (latency, message, byte) = match links {
+        Links::Sockets(_) => (LATENCY, MESSAGE, BYTE),
+        Links::SharedMemory => SHARED,
+    };
+    let model = LinkModel { latency, message, byte, parallel: topology.parallel };
     let mut table =
         PathTable::new(hosts.world_size(), paths, rules, Otherwise::Cheapest(model)).demanding(demand);
+    table = match links {
+        Links::Sockets(why) => table.without(Path::SharedMemory(Algorithm::Direct), why),
+        Links::SharedMemory => table.without(
+            Path::Tcp(Algorithm::Direct),
+            "links go through shared memory; process_group.tcp.shared_memory = false keeps them on sockets",
+        ),
+    };
     if hosts.count() > 1 && !hosts.are_two_levels() {
         table = table.without(hierarchical, "each rank has a host of its own");
     }

@@ -5,7 +5,11 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use ryzanstein_config::SecurityConfig;
 
+use std::time::Instant;
+
 use super::*;
+use crate::buffer::ViewMut;
+use crate::operation::ReduceOp;
 use crate::mesh::{self, Bound, Mesh, Peer};
 use crate::rank::{Epoch, LocalRank};
 use crate::roster::Secret;
@@ -24,7 +28,7 @@ fn rank_0_of(n: usize, spin: Duration) -> (Host, Vec<TcpStream>) {
         stream.set_nonblocking(true).unwrap();
         Connection { channel: stream.into(), readable: None }
     });
-    let settings = Settings { demand: None, tuned: Vec::new(), segment: 64 << 10, spin, liveness: None };
+    let settings = Settings { demand: None, tuned: Vec::new(), segment: 64 << 10, spin, shared_memory: false, liveness: None };
     let members: Vec<&Member> = members.iter().collect();
     (Host::new("tested", Rank(0), &members, connections, settings), peers)
 }
@@ -98,7 +102,7 @@ fn a_rank_that_fails_while_the_group_is_made_says_why_before_it_leaves() {
     let (mut host, mut peers) = rank_0_of(3, Duration::ZERO);
     let mut other = peers.pop().unwrap();
     drop(peers);
-    let error = host.agree_on_cross_memory(Instant::now() + LATE).unwrap_err();
+    let error = host.meet(Instant::now() + LATE).unwrap_err();
     assert!(matches!(&error, Error::PeerLost { rank: Rank(1), .. }), "{error}");
     drop(host);
     other.set_read_timeout(Some(LATE)).unwrap();
@@ -114,7 +118,7 @@ fn a_rank_that_does_not_make_the_group_is_named() {
     let fingerprint =
         CallFingerprint { operation: Operation::AllReduce(ReduceOp::Min), dtype: DType::U8, count: 1 };
     peers[0].write_all(&Header { fingerprint, ..control(Kind::Query, Rank(1), 0) }.encode()).unwrap();
-    let error = host.agree_on_cross_memory(Instant::now() + Duration::from_millis(300)).unwrap_err();
+    let error = host.meet(Instant::now() + Duration::from_millis(300)).unwrap_err();
     assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(2)]), "{error}");
 }
 
