@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::host::{CROSS_MEMORY_FROM, RING_FROM, Topology, table};
+use super::host::{self, CROSS_MEMORY_FROM, Links, RING_FROM, Topology};
 use super::tuned::{Machine, Measurement, TunedRange, TuningError, TuningTable};
 use super::*;
 use crate::operation::ReduceOp;
@@ -11,6 +11,16 @@ const SUM: Operation = Operation::AllReduce(ReduceOp::Sum);
 
 fn of(world_size: usize, parallel: usize) -> Topology {
     Topology { hosts: Hosts::one(world_size), parallel }
+}
+
+/// Of a group whose links are sockets.
+fn table(
+    topology: &Topology,
+    cross_memory: bool,
+    demand: Option<Algorithm>,
+    tuned: &[TunedRange],
+) -> PathTable {
+    host::table(topology, Links::Sockets("it was not asked for"), cross_memory, demand, tuned)
 }
 
 /// Neighbours are on different hosts.

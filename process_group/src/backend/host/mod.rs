@@ -191,6 +191,9 @@ impl Backend for Host {
         if !operation.is_point_to_point() {
             self.history.push(sequence, fingerprint);
         }
+        if let Some(bell) = &self.bell {
+            bell.note_processor();
+        }
         let run = Run {
             context: Context {
                 group: &self.group,

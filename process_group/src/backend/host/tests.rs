@@ -114,10 +114,13 @@ fn a_rank_that_fails_while_the_group_is_made_says_why_before_it_leaves() {
 #[test]
 fn a_rank_that_does_not_make_the_group_is_named() {
     let (mut host, mut peers) = rank_0_of(3, Duration::ZERO);
-    // One has come and waits too.
-    let fingerprint =
-        CallFingerprint { operation: Operation::AllReduce(ReduceOp::Min), dtype: DType::U8, count: 1 };
-    peers[0].write_all(&Header { fingerprint, ..control(Kind::Query, Rank(1), 0) }.encode()).unwrap();
+    // One has come, told what it has to tell, and waits too.
+    for count in [40, 1] {
+        let operation = Operation::Send { to: Rank(0) };
+        let fingerprint = CallFingerprint { operation, dtype: DType::U8, count };
+        let told = Header { fingerprint, ..control(Kind::Data, Rank(1), count) };
+        peers[0].write_all(&[&told.encode()[..], &vec![0; count]].concat()).unwrap();
+    }
     let error = host.meet(Instant::now() + Duration::from_millis(300)).unwrap_err();
     assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(2)]), "{error}");
 }

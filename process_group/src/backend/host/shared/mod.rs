@@ -73,7 +73,7 @@ impl Offered {
     pub(super) fn new(rank: usize, world_size: usize) -> io::Result<Self> {
         let (layout, token) = (Layout::of(world_size), *Secret::random().expose());
         let (segment, door) = Segment::create(layout.len())?;
-        segment.write(TOKEN, &token);
+        segment.write(TOKEN, &token, false);
         Ok(Self { rank, layout, segment: Arc::new(segment), door, token })
     }
 
@@ -92,7 +92,7 @@ impl Offered {
         if seen != peer.token {
             return Err(io::Error::other("another token is there"));
         }
-        segment.write(Layout::proof(self.rank), &self.token);
+        segment.write(Layout::proof(self.rank), &self.token, false);
         Ok(Arc::new(segment))
     }
 
