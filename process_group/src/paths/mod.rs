@@ -84,7 +84,11 @@ impl Path {
     pub fn named(name: &str) -> Option<Self> {
         let others = [Self::Local, Self::Loopback, Self::Nccl, Self::CrossMemory];
         let peers = PeerAlgorithm::ALL.map(Self::PeerMemory);
-        let all = others.into_iter().chain(peers).chain(Algorithm::ALL.map(Self::Tcp)).chain(Algorithm::ALL.map(Self::SharedMemory));
+        let all = others
+            .into_iter()
+            .chain(peers)
+            .chain(Algorithm::ALL.map(Self::Tcp))
+            .chain(Algorithm::ALL.map(Self::SharedMemory));
         all.into_iter().find(|path| path.to_string() == name)
     }
 

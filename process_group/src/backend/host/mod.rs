@@ -41,8 +41,8 @@ use compiled::Compiled;
 use executor::{Context, History, Progress, Run, Spaces};
 pub(crate) use factory::Factory;
 use link::Link;
-use spin::SpinPolicy;
 use shared::Bell;
+use spin::SpinPolicy;
 use transport::{CrossMemory, Stream, Transport};
 
 /// Choices and programs remembered. A model has a handful of shapes; more than this many come from a sweep over lengths.

@@ -9,8 +9,8 @@ use std::time::Instant;
 
 use super::*;
 use crate::buffer::ViewMut;
-use crate::operation::ReduceOp;
 use crate::mesh::{self, Bound, Mesh, Peer};
+use crate::operation::ReduceOp;
 use crate::rank::{Epoch, LocalRank};
 use crate::roster::Secret;
 use crate::security::Security;
@@ -28,7 +28,14 @@ fn rank_0_of(n: usize, spin: Duration) -> (Host, Vec<TcpStream>) {
         stream.set_nonblocking(true).unwrap();
         Connection { channel: stream.into(), readable: None }
     });
-    let settings = Settings { demand: None, tuned: Vec::new(), segment: 64 << 10, spin, shared_memory: false, liveness: None };
+    let settings = Settings {
+        demand: None,
+        tuned: Vec::new(),
+        segment: 64 << 10,
+        spin,
+        shared_memory: false,
+        liveness: None,
+    };
     let members: Vec<&Member> = members.iter().collect();
     (Host::new("tested", Rank(0), &members, connections, settings), peers)
 }

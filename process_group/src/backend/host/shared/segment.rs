@@ -7,7 +7,10 @@
 //! - Every access is checked against `len` and its alignment first, and panics otherwise: offsets are this process's own.
 //! - Whoever has the other mapping may write at any time. So nothing here makes a `&[u8]` of the memory: bytes are copied out
 //!   and in, and words are atomic. A peer that writes out of turn makes the copied bytes wrong, and nothing else.
-#![allow(unsafe_code, reason = "memory that other processes write; the module says what each access rests on")]
+#![allow(
+    unsafe_code,
+    reason = "memory that other processes write; the module says what each access rests on"
+)]
 
 use std::fs::File;
 use std::io;
