@@ -134,7 +134,7 @@ impl Host {
         }
     }
 
-    fn go_through(&mut self, Shared { rings, bell }: Shared) {
+    pub(super) fn go_through(&mut self, Shared { rings, bell }: Shared) {
         for (peer, rings) in self.links.ids().zip(rings.into_items()) {
             self.links[peer].share(rings);
         }

@@ -7,8 +7,9 @@ use ryzanstein_config::SecurityConfig;
 
 use std::time::Instant;
 
+use super::shared::tests::{only, pair};
 use super::*;
-use crate::buffer::ViewMut;
+use crate::buffer::{View, ViewMut};
 use crate::mesh::{self, Bound, Mesh, Peer};
 use crate::operation::ReduceOp;
 use crate::rank::{Epoch, LocalRank};
@@ -75,6 +76,74 @@ fn read_frame(peer: &mut TcpStream) -> Option<Header> {
     let header = Header::decode(&bytes).expect("frames follow each other");
     peer.read_exact(&mut vec![0; header.following()]).ok()?;
     Some(header)
+}
+
+/// Rank 0 of two whose links go through memory, with the other end of its link: the rings, and the socket.
+fn rank_0_sharing() -> (Host, shared::Rings, TcpStream) {
+    let (mut host, mut peers) = rank_0_of(2, Duration::ZERO);
+    let [mine, theirs] = pair();
+    host.go_through(mine);
+    (host, only(theirs.rings), peers.pop().unwrap())
+}
+
+/// The frame of a message from rank 1 to rank 0.
+fn message(count: usize) -> Vec<u8> {
+    let fingerprint = CallFingerprint { operation: Operation::Send { to: Rank(0) }, dtype: DType::U8, count };
+    let header = Header { fingerprint, sequence: 1, ..control(Kind::Data, Rank(1), count) };
+    [&header.encode()[..], &vec![7; count]].concat()
+}
+
+#[test]
+fn a_rank_that_ends_in_the_middle_of_a_ring_is_lost_and_what_it_sent_whole_is_not() {
+    for (sent, is_whole) in [(20, false), (HEADER + 500, false), (HEADER + 1000, true)] {
+        let (mut host, mut rings, socket) = rank_0_sharing();
+        assert_eq!(rings.send(&message(1000)[..sent], &[]).unwrap(), sent);
+        drop((rings, socket));
+        let outcome = in_time(move || {
+            let mut got = [0u8; 1000];
+            let receive = call(Operation::Recv { from: Rank(1) }, 1, LATE, Some(ViewMut::of(&mut got)));
+            host.submit(receive).map(|_| got)
+        });
+        match outcome {
+            Ok(got) => assert!(is_whole && got == [7; 1000]),
+            Err(error) => assert!(!is_whole && matches!(error, Error::PeerLost { .. }), "{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_ends_while_its_ring_is_full_is_lost() {
+    let (mut host, rings, socket) = rank_0_sharing();
+    let waiting = std::thread::spawn(move || {
+        let data = vec![1u8; 1 << 20];
+        let mut send = call(Operation::Send { to: Rank(1) }, 1, LATE, None);
+        (send.input, send.fingerprint.count) = (Some(View::of(&data)), data.len());
+        host.submit(send).unwrap_err()
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    drop((rings, socket));
+    let error = in_time(move || waiting.join().unwrap());
+    assert!(matches!(error, Error::PeerLost { rank: Rank(1), .. }), "{error}");
+}
+
+#[test]
+fn positions_that_cannot_be_are_a_lost_rank_and_not_a_panic() {
+    let (mut host, rings, _socket) = rank_0_sharing();
+    rings.lie(u64::MAX);
+    let error = in_time(move || host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
+    assert!(error.to_string().contains("impossible positions"), "{error}");
+}
+
+#[test]
+fn an_abort_through_memory_is_heard_asleep() {
+    let (mut host, mut rings, _socket) = rank_0_sharing();
+    let waiting =
+        std::thread::spawn(move || host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
+    std::thread::sleep(Duration::from_millis(100));
+    let reason = b"the disk is full";
+    rings.send(&control(Kind::Abort, Rank(1), reason.len()).encode(), reason).unwrap();
+    let error = in_time(move || waiting.join().unwrap());
+    assert!(matches!(&error, Error::PeerAborted { reason, .. } if reason == "the disk is full"), "{error}");
 }
 
 #[test]

@@ -6,6 +6,8 @@
 
 mod ring;
 mod segment;
+#[cfg(test)]
+pub(super) mod tests;
 
 use std::io;
 use std::sync::Arc;

@@ -25,8 +25,8 @@ pub(super) const TOKEN: usize = 128;
 const CONTROLS: usize = 4096;
 /// Bytes of a control block: what the writer writes, what the reader writes, what both do, and the writer's proof.
 const CONTROL: usize = 256;
-const HEAD: usize = 0;
-const TAIL: usize = 64;
+pub(super) const HEAD: usize = 0;
+pub(super) const TAIL: usize = 64;
 const STARVED: usize = 128;
 const PROOF: usize = 192;
 /// How much one end copies before it tells the other, which can go on meanwhile.
@@ -69,9 +69,9 @@ impl Layout {
 
 /// The ring from one rank to another, seen from either end.
 #[derive(Debug)]
-struct Ring {
-    segment: Arc<Segment>,
-    control: usize,
+pub(super) struct Ring {
+    pub(super) segment: Arc<Segment>,
+    pub(super) control: usize,
     data: usize,
     capacity: usize,
     /// Bytes that this end has written or read.
@@ -145,8 +145,8 @@ impl Ring {
 /// Both directions between this rank and another.
 #[derive(Debug)]
 pub(in crate::backend::host) struct Rings {
-    out: Ring,
-    into: Ring,
+    pub(super) out: Ring,
+    pub(super) into: Ring,
 }
 
 impl Rings {
