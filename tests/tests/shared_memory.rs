@@ -2,9 +2,9 @@
 //! nothing else changes.
 
 use ryzanstein_config::BackendChoice;
+use ryzanstein_process_group::ReduceOp;
 use ryzanstein_process_group::paths::Path;
-use ryzanstein_process_group::{MemoryRendezvous, ProcessGroupManager, ReduceOp};
-use ryzanstein_tests::config;
+use ryzanstein_tests::{config, with_ranks};
 
 /// Entries of `/proc/self/fd` and `/proc/self/task`, and shared segments in `/proc/self/maps`.
 fn held() -> [usize; 3] {
@@ -16,31 +16,19 @@ fn held() -> [usize; 3] {
 
 /// Makes a group of threads, uses it, and tells what is held meanwhile.
 fn use_a_group(n: usize) -> [usize; 3] {
-    let config = config(BackendChoice::Tcp);
-    let during = std::thread::scope(|scope| {
-        let rank = |rendezvous: MemoryRendezvous| {
-            let mut manager = ProcessGroupManager::initialize(&config, &rendezvous).expect("it initialises");
-            let group = manager.world();
-            assert!(
-                group.paths().iter().any(|path| matches!(path, Path::SharedMemory(_))),
-                "it shares memory"
-            );
-            for call in 0..200usize {
-                let length = 1 + call * 37 % 5000;
-                let mut x = vec![1.0f32; length];
-                group.all_reduce(&mut x, ReduceOp::Sum).expect("it reduces");
-                assert!(x.iter().all(|x| *x == n as f32));
-            }
-            group.barrier().expect("all come");
-            let held = held();
-            group.barrier().expect("all come");
-            manager.finalize().expect("it leaves");
-            held
-        };
-        let rank = &rank;
-        let ranks: Vec<_> =
-            MemoryRendezvous::new(n).into_iter().map(|it| scope.spawn(move || rank(it))).collect();
-        ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect::<Vec<_>>()
+    let during = with_ranks(&config(BackendChoice::Tcp), n, |mut manager| {
+        let group = manager.world();
+        assert!(group.paths().iter().any(|path| matches!(path, Path::SharedMemory(_))), "it shares memory");
+        for call in 0..1000usize {
+            let mut x = vec![1.0f32; 1 + call * 37 % 5000];
+            group.all_reduce(&mut x, ReduceOp::Sum).expect("it reduces");
+            assert!(x.iter().all(|x| *x == n as f32));
+        }
+        group.barrier().expect("all come");
+        let held = held();
+        group.barrier().expect("all come");
+        manager.finalize().expect("it leaves");
+        held
     });
     during[0]
 }
