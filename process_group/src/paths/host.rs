@@ -1,6 +1,7 @@
 //! Paths of groups on host memory: schedules over links, which are TCP or go through shared memory, and reads of peers' memory.
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 
 use super::tuned::{self, TunedRange};
 use super::{Condition, Otherwise, Path, PathTable, Reason, Rule};
@@ -30,17 +31,18 @@ const BYTE: f64 = 0.45e-9;
 /// The same three where links go through shared memory, measured between two ranks that have a processor each.
 const SHARED: (f64, f64, f64) = (1e-6, 0.6e-6, 0.2e-9);
 
-/// As [`CROSS_MEMORY_FROM`], where links go through shared memory: their headers and acknowledgements cost less. With 64 KiB and
-/// a processor for each rank, reading takes 0.5 to 1.0 times as long.
-pub const CROSS_MEMORY_BESIDE_SHARED_FROM: usize = 64 << 10;
-
 /// Up to so many ranks, which is as far as it was measured, an all-reduce through shared memory is direct. With 2 ranks,
-/// `recursive_doubling` takes 1.1 times as long from 16 KB on, 1.3 times from 200 KB on: it reduces each element on both.
+/// `recursive_doubling` takes 1.1 times as long from 16 KB on, 1.3 times from 200 KB on: it reduces each element on both. With 4
+/// ranks and 32 MB, `ring` takes 1.3 times as long, and reading peers' memory 1.7 times.
 pub const DIRECT_UP_TO: usize = 4;
 
-/// From this many bytes on, an all-reduce among 4 ranks through shared memory is `halving_doubling`. Measured on two cores: up to
-/// 64 KB, `direct` takes 1.1 to 1.2 times as long.
-pub const HALVING_FROM: usize = 4 << 10;
+/// Between these bytes, an all-reduce among 4 ranks through shared memory is `halving_doubling`. Measured on two cores: `direct`
+/// takes up to 1.2 times as long, and less from 256 KB on.
+pub const HALVING: RangeInclusive<usize> = 4 << 10..=128 << 10;
+
+/// From this many bytes on, a broadcast among 4 ranks through shared memory is `halving_doubling`. Measured on two cores: `ring`
+/// takes 1.1 to 1.4 times as long.
+pub const SCATTERED_BROADCAST_FROM: usize = 64 << 10;
 
 /// What the links of a group are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -127,42 +129,22 @@ pub fn table(
     } else {
         paths.retain(|path| *path != hierarchical);
     }
-    if links == Links::SharedMemory {
-        let all_reduce = Condition::Operation("all_reduce");
-        rules.push(Rule {
-            path: links.path(Algorithm::HalvingDoubling),
-            when: vec![
-                all_reduce,
-                Condition::RanksFrom(4),
-                Condition::RanksUpTo(4),
-                Condition::BytesFrom(HALVING_FROM),
-            ],
-            because: Reason::BuiltIn(
-                "each element is reduced once, and each rank waits for one other at a time",
-            ),
-        });
-        rules.push(Rule {
-            path: links.path(Algorithm::Direct),
-            when: vec![all_reduce, Condition::RanksUpTo(DIRECT_UP_TO)],
-            because: Reason::BuiltIn("a message costs little, and a step the time until its receiver runs"),
-        });
-    }
     if cross_memory {
-        let from = match links {
-            Links::Sockets(_) => CROSS_MEMORY_FROM,
-            Links::SharedMemory => CROSS_MEMORY_BESIDE_SHARED_FROM,
-        };
         paths.push(Path::CrossMemory);
-        rules.insert(
+    }
+    match links {
+        Links::SharedMemory => drop(rules.splice(1..1, shared_rules(links))),
+        Links::Sockets(_) if cross_memory => rules.insert(
             0,
             Rule {
                 path: Path::CrossMemory,
-                when: vec![Condition::ChunkFrom(from)],
+                when: vec![Condition::ChunkFrom(CROSS_MEMORY_FROM)],
                 because: Reason::BuiltIn(
                     "each byte is copied once, from its sender's memory to where it belongs",
                 ),
             },
-        );
+        ),
+        Links::Sockets(_) => {}
     }
     rules.splice(..0, tuned::rules(tuned, hosts.world_size(), &paths));
     let (latency, message, byte) = match links {
@@ -191,4 +173,30 @@ pub fn table(
         "not every rank may read every other's memory: the system forbids it, or process_group.tcp.cross_memory is false"
     };
     table.without(Path::CrossMemory, why)
+}
+
+/// What was measured through shared memory. Reading peers' memory was quicker nowhere up to 32 MB: the kernel's copy takes longer
+/// than two copies through a ring that stays in the cache.
+fn shared_rules(links: Links) -> [Rule; 3] {
+    let of_four =
+        |operation| vec![Condition::Operation(operation), Condition::RanksFrom(4), Condition::RanksUpTo(4)];
+    let rule = |algorithm, when, because| Rule {
+        path: links.path(algorithm),
+        when,
+        because: Reason::BuiltIn(because),
+    };
+    let mut short = of_four("all_reduce");
+    short.extend([Condition::BytesFrom(*HALVING.start()), Condition::BytesUpTo(*HALVING.end())]);
+    let mut long = of_four("broadcast");
+    long.push(Condition::BytesFrom(SCATTERED_BROADCAST_FROM));
+    let few = vec![Condition::Operation("all_reduce"), Condition::RanksUpTo(DIRECT_UP_TO)];
+    [
+        rule(
+            Algorithm::HalvingDoubling,
+            short,
+            "each element is reduced once, and each rank waits for one other at a time",
+        ),
+        rule(Algorithm::HalvingDoubling, long, "all ranks copy at the same time"),
+        rule(Algorithm::Direct, few, "each element is reduced once, in the fewest steps"),
+    ]
 }

@@ -308,7 +308,8 @@ impl PathTable {
                 Otherwise::Cheapest(_) if path.is_costed() => Some("where it costs least".to_owned()),
                 _ => None,
             };
-            rules.chain(otherwise).collect::<Vec<_>>().join("; ")
+            let taken = rules.chain(otherwise).collect::<Vec<_>>().join("; ");
+            if taken.is_empty() { "where it is forced, or measured by ryz tune".to_owned() } else { taken }
         };
         let there = self.paths.iter().map(|path| (*path, taken(*path)));
         there.chain(self.unavailable.iter().map(|(path, why)| (*path, format!("never: {why}")))).collect()

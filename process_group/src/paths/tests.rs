@@ -181,6 +181,27 @@ fn large_chunks_are_read_from_memory_where_that_can_be_done() {
 }
 
 #[test]
+fn a_group_has_one_kind_of_links_and_the_reason_for_the_other() {
+    let shared = |n| host::table(&of(n, 2), Links::SharedMemory, true, None, &[]);
+    for (n, bytes, algorithm) in
+        [(2, 1 << 10, Direct), (2, 64 << 20, Direct), (3, 64 << 20, Direct), (4, 1 << 10, Direct)]
+            .into_iter()
+            .chain([(4, 8 << 10, HalvingDoubling), (4, 1 << 20, Direct), (8, 64, RecursiveDoubling)])
+    {
+        let choice = check(&shared(n), SUM, DType::F32, bytes / 4);
+        assert_eq!(choice.path, Path::SharedMemory(algorithm), "{n} ranks, {bytes} bytes");
+        assert!(why_not(&choice, Path::Tcp(Direct)).contains("process_group.tcp.shared_memory"));
+    }
+    let root = Operation::Broadcast { root: Rank(0) };
+    assert_eq!(check(&shared(4), root, DType::U8, 1 << 20).path, Path::SharedMemory(HalvingDoubling));
+    assert_eq!(check(&shared(4), SUM, DType::BF16, 8 << 10).path, Path::SharedMemory(Direct));
+    let described = shared(4).describe();
+    assert!(described.iter().all(|(_, when)| !when.is_empty()), "{described:?}");
+    let sockets = table(&of(4, 2), true, None, &[]).choose(SUM, DType::F32, 10);
+    assert_eq!(why_not(&sockets, Path::SharedMemory(Direct)), "it was not asked for");
+}
+
+#[test]
 fn long_all_reduces_of_three_ranks_and_more_go_round_the_ring() {
     let count = RING_FROM / 4;
     for (n, count, is_ring) in [(3, count, true), (8, count, true), (3, count - 1, false), (2, count, false)]
