@@ -17,8 +17,6 @@ pub(super) struct Link {
     channel: Channel,
     /// Where bytes go in both directions instead of the channel, which then only tells whether the peer is there.
     rings: Option<Rings>,
-    /// The channel has told that the peer has gone: what is in the rings now is all.
-    is_over: bool,
     rx: Vec<u8>,
     rx_start: usize,
     rx_end: usize,
@@ -65,7 +63,6 @@ impl Link {
             peer,
             channel,
             rings: None,
-            is_over: false,
             announced: VecDeque::new(),
             // A control frame must fit whole.
             rx: vec![0; segment.max(HEADER + MAX_REASON) + HEADER],
@@ -104,7 +101,9 @@ impl Link {
 
     /// Notes whether the peer has gone.
     pub(super) fn look_at_channel(&mut self) {
-        self.is_over |= self.closed.is_none() && self.channel.is_over();
+        if let Some(rings) = self.rings.as_mut().filter(|_| self.closed.is_none()) {
+            rings.is_over |= self.channel.is_over();
+        }
     }
 
     pub(super) fn stream(&self) -> &TcpStream {
@@ -215,7 +214,7 @@ impl Link {
     pub(super) fn send(&mut self, first: &[u8], second: &[u8]) -> Moved {
         let sent = match &mut self.rings {
             None => self.channel.send(first, second),
-            Some(_) if self.is_over => Ok(0),
+            Some(rings) if rings.is_over => Ok(0),
             Some(rings) => rings.send(first, second),
         };
         match self.outcome(sent) {
@@ -302,7 +301,7 @@ impl Link {
         match result {
             Ok(n) if n > 0 => return Moved::Bytes(n),
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-                if !self.is_over {
+                if !self.rings.as_ref().is_some_and(|rings| rings.is_over) {
                     return Moved::WouldBlock;
                 }
             }

@@ -42,7 +42,7 @@ impl Host {
         let is_one_host = self.topology.hosts.count() == 1;
         let (standing, shared) = if is_one_host { self.share(deadline)? } else { (REFUSED, None) };
         let mut agreed = [u8::from(self.readable.is_some()), standing];
-        let call = self.first_call(Operation::AllReduce(ReduceOp::Min), deadline, None, Some(&mut agreed));
+        let call = first_call(Operation::AllReduce(ReduceOp::Min), deadline, None, Some(&mut agreed));
         self.submit(call)?;
         let [readable, standing] = agreed;
         self.cross_memory = self.readable.take().filter(|_| readable == 1).map(CrossMemory::new);
@@ -100,38 +100,16 @@ impl Host {
         let peers: Vec<Peer> = self.links.ids().collect();
         for &peer in &peers {
             let to = self.links.rank(peer);
-            let call = self.first_call(Operation::Send { to }, deadline, Some(mine), None);
+            let call = first_call(Operation::Send { to }, deadline, Some(mine), None);
             self.submit(call)?;
         }
         let mut theirs = Peers::from_fn(self.rank.index(), self.links.world_size(), |_| [0; N]);
         for peer in peers {
             let from = self.links.rank(peer);
-            let call = self.first_call(Operation::Recv { from }, deadline, None, Some(&mut theirs[peer]));
+            let call = first_call(Operation::Recv { from }, deadline, None, Some(&mut theirs[peer]));
             self.submit(call)?;
         }
         Ok(theirs)
-    }
-
-    /// A call of bytes before the group has made one.
-    fn first_call<'a>(
-        &self,
-        operation: Operation,
-        deadline: Instant,
-        input: Option<&'a [u8]>,
-        output: Option<&'a mut [u8]>,
-    ) -> Call<'a> {
-        let count = input.map(<[u8]>::len).or(output.as_ref().map(|output| output.len())).unwrap_or_default();
-        let (sequence, add_norm, interrupt) = (0, None, None);
-        Call {
-            fingerprint: CallFingerprint { operation, dtype: DType::U8, count },
-            sequence,
-            deadline,
-            in_place: input.is_none(),
-            input: input.map(View::of),
-            output: output.map(ViewMut::of),
-            add_norm,
-            interrupt,
-        }
     }
 
     pub(super) fn go_through(&mut self, Shared { rings, bell }: Shared) {
@@ -139,6 +117,27 @@ impl Host {
             self.links[peer].share(rings);
         }
         self.bell = Some(bell);
+    }
+}
+
+/// A call of bytes before the group has made one.
+fn first_call<'a>(
+    operation: Operation,
+    deadline: Instant,
+    input: Option<&'a [u8]>,
+    output: Option<&'a mut [u8]>,
+) -> Call<'a> {
+    let count = input.map(<[u8]>::len).or(output.as_ref().map(|output| output.len())).unwrap_or_default();
+    let (sequence, add_norm, interrupt) = (0, None, None);
+    Call {
+        fingerprint: CallFingerprint { operation, dtype: DType::U8, count },
+        sequence,
+        deadline,
+        in_place: input.is_none(),
+        input: input.map(View::of),
+        output: output.map(ViewMut::of),
+        add_norm,
+        interrupt,
     }
 }
 

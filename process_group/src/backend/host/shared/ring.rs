@@ -147,6 +147,8 @@ impl Ring {
 pub(in crate::backend::host) struct Rings {
     pub(super) out: Ring,
     pub(super) into: Ring,
+    /// The peer has gone: what is there now is all.
+    pub(in crate::backend::host) is_over: bool,
 }
 
 impl Rings {
@@ -156,7 +158,7 @@ impl Rings {
         (me, mine): (usize, &Arc<Segment>),
         (peer, theirs): (usize, &Arc<Segment>),
     ) -> Self {
-        Self { out: Ring::new(theirs, layout, me), into: Ring::new(mine, layout, peer) }
+        Self { out: Ring::new(theirs, layout, me), into: Ring::new(mine, layout, peer), is_over: false }
     }
 
     /// Writes two pieces, in order, as far as there is room.

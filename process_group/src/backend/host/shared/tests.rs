@@ -27,7 +27,7 @@ pub(in crate::backend::host) fn only(rings: Peers<Rings>) -> Rings {
 impl Rings {
     /// Writes positions that the other end must not believe.
     pub(in crate::backend::host) fn lie(&self, position: u64) {
-        let Self { out, into } = self;
+        let Self { out, into, .. } = self;
         out.segment.double_word(out.control + ring::HEAD).store(position, SeqCst);
         into.segment.double_word(into.control + ring::TAIL).store(position, SeqCst);
     }
