@@ -26,8 +26,15 @@ pub fn config(backend: BackendChoice) -> Config {
 
 /// As [`config`], for TCP on links that are encrypted.
 pub fn encrypted() -> Config {
-    let mut config = config(BackendChoice::Tcp);
+    let mut config = sockets();
     config.security.encryption = EncryptionChoice::On;
+    config
+}
+
+/// Settings of ranks whose links are sockets, although they are on one host.
+pub fn sockets() -> Config {
+    let mut config = config(BackendChoice::Tcp);
+    config.process_group.tcp.shared_memory = false;
     config
 }
 

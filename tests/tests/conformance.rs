@@ -2,7 +2,7 @@
 
 use ryzanstein_config::BackendChoice;
 use ryzanstein_tests::conformance::{conform, conform_on, conform_with};
-use ryzanstein_tests::encrypted;
+use ryzanstein_tests::{encrypted, sockets};
 
 macro_rules! suite {
     ($backend:ident, $choice:expr) => {
@@ -55,6 +55,25 @@ mod tcp_on_hosts {
     #[test]
     fn three_hosts_of_which_one_has_three_ranks_and_another_one() {
         conform_on(&["a", "b", "a", "c", "a", "b"]);
+    }
+}
+
+mod tcp_on_sockets {
+    use super::*;
+
+    #[test]
+    fn two_ranks() {
+        conform_with(&sockets(), 2);
+    }
+
+    #[test]
+    fn three_ranks() {
+        conform_with(&sockets(), 3);
+    }
+
+    #[test]
+    fn five_ranks() {
+        conform_with(&sockets(), 5);
     }
 }
 

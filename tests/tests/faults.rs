@@ -6,13 +6,13 @@ use ryzanstein_config::{BackendChoice, Config, Timeout};
 use ryzanstein_process_group::{
     Error, MemoryRendezvous, ProcessGroup, ProcessGroupManager, Rank, ReduceOp, Result,
 };
-use ryzanstein_tests::{SOON, config, encrypted, try_ranks, with_ranks};
+use ryzanstein_tests::{SOON, config, encrypted, sockets, try_ranks, with_ranks};
 
 const BOTH: [BackendChoice; 2] = [BackendChoice::Loopback, BackendChoice::Tcp];
 
 /// Ranks make the calls that `call` gives each; all must fail, none with a result, and say what `words` says.
 fn mismatch(n: usize, words: &[&str], call: impl Fn(&mut ProcessGroup) -> Result<()> + Sync) {
-    for config in BOTH.map(config).into_iter().chain([encrypted()]) {
+    for config in BOTH.map(config).into_iter().chain([encrypted(), sockets()]) {
         let errors = with_ranks(&config, n, |mut manager| {
             let group = manager.world();
             let started = Instant::now();

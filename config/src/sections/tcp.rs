@@ -23,6 +23,9 @@ section! {
         /// Whether ranks of one host copy large payloads from each other's memory, where the system allows it, instead of using
         /// sockets.
         cross_memory: bool = "true",
+        /// Whether ranks of one host exchange headers and small payloads through memory that they share, where the system allows it,
+        /// instead of sockets. An `algorithm` other than `auto` keeps to sockets.
+        shared_memory: bool = "true",
         /// How long to poll a socket before sleeping: lower latency at the price of a busy core; 0s never polls.
         spin: Duration = "50us",
         /// How long a peer's new connection has for its handshake.

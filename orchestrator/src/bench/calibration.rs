@@ -37,6 +37,7 @@ pub struct Calibration {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Carrier {
     Tcp,
+    SharedMemory,
     CrossMemory,
     Nccl,
     PeerMemory,
@@ -47,6 +48,7 @@ impl Carrier {
     const fn of(path: Path) -> Option<Self> {
         match path {
             Path::Tcp(_) => Some(Self::Tcp),
+            Path::SharedMemory(_) => Some(Self::SharedMemory),
             Path::CrossMemory => Some(Self::CrossMemory),
             Path::Nccl => Some(Self::Nccl),
             Path::PeerMemory(_) => Some(Self::PeerMemory),
@@ -57,6 +59,7 @@ impl Carrier {
     const fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
+            Self::SharedMemory => "shared_memory",
             Self::CrossMemory => "cross_memory",
             Self::Nccl => "nccl",
             Self::PeerMemory => "peer",
@@ -131,8 +134,11 @@ fn costs(path: Path, operation: Operation, dtype: DType, Shape { ranks, count }:
     let of_schedule = |algorithm, zero_copy| vec![schedule_cost(spec(algorithm, zero_copy), ranks, dtype)];
     match path {
         // Two levels have two kinds of links, of which the probe measures one.
-        Path::Local | Path::Loopback | Path::Tcp(Algorithm::Hierarchical) => Vec::new(),
-        Path::Tcp(algorithm) => of_schedule(algorithm, false),
+        Path::Local
+        | Path::Loopback
+        | Path::Tcp(Algorithm::Hierarchical)
+        | Path::SharedMemory(Algorithm::Hierarchical) => Vec::new(),
+        Path::Tcp(algorithm) | Path::SharedMemory(algorithm) => of_schedule(algorithm, false),
         Path::CrossMemory => Algorithm::zero_copy(operation).map_or_else(Vec::new, |a| of_schedule(a, true)),
         Path::PeerMemory(algorithm) => {
             let bytes = count * dtype.size();

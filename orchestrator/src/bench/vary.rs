@@ -121,10 +121,11 @@ impl Vary {
             ]),
             Self::Algorithm => Ok(vec![
                 Variant::plain("auto"),
-                Variant::forced("direct", "tcp/direct"),
-                Variant::forced("ring", "tcp/ring"),
-                Variant::forced("recursive_doubling", "tcp/recursive_doubling"),
-                Variant::forced("halving_doubling", "tcp/halving_doubling"),
+                // Over whatever the links are.
+                Variant::forced("direct", "direct"),
+                Variant::forced("ring", "ring"),
+                Variant::forced("recursive_doubling", "recursive_doubling"),
+                Variant::forced("halving_doubling", "halving_doubling"),
                 Variant::forced("cross_memory", "cross_memory"),
             ]),
             Self::Protocol if on_nccl => Ok(vec![
@@ -150,7 +151,14 @@ impl Vary {
             }
             Self::Copies => Ok(vec![
                 Variant::forced("cross_memory", "cross_memory"),
-                Variant::set("tcp", &[("RYZ_PROCESS_GROUP__TCP__CROSS_MEMORY", "false")]),
+                Variant::set("shared_memory", &[("RYZ_PROCESS_GROUP__TCP__CROSS_MEMORY", "false")]),
+                Variant::set(
+                    "tcp",
+                    &[
+                        ("RYZ_PROCESS_GROUP__TCP__CROSS_MEMORY", "false"),
+                        ("RYZ_PROCESS_GROUP__TCP__SHARED_MEMORY", "false"),
+                    ],
+                ),
             ]),
             Self::Start => Ok(Start::ALL
                 .map(|start| Variant { start: Some(start), ..Variant::plain(start.name()) })
@@ -199,7 +207,7 @@ mod tests {
         assert_eq!(names(Vary::Algorithm, BackendKind::Tcp).len(), 6);
         assert_eq!(names(Vary::Protocol, BackendKind::Nccl), ["auto", "LL", "LL128", "Simple"]);
         assert_eq!(names(Vary::Copies, BackendKind::Nccl), ["peer", "host"]);
-        assert_eq!(names(Vary::Copies, BackendKind::Tcp), ["cross_memory", "tcp"]);
+        assert_eq!(names(Vary::Copies, BackendKind::Tcp), ["cross_memory", "shared_memory", "tcp"]);
         assert_eq!(names(Vary::Start, BackendKind::Tcp), ["reuse", "new_group", "initialize"]);
     }
 

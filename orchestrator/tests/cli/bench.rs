@@ -62,15 +62,24 @@ fn each_row_says_why_its_path_and_no_other_was_taken() {
         let mut paths: Vec<&str> = rejected.iter().filter_map(|other| other["path"].as_str()).collect();
         paths.extend(row["path"].as_str());
         paths.sort_unstable();
-        let all =
-            ["cross_memory", "tcp/direct", "tcp/halving_doubling", "tcp/recursive_doubling", "tcp/ring"];
+        let all = [
+            "cross_memory",
+            "shared_memory/direct",
+            "shared_memory/halving_doubling",
+            "shared_memory/recursive_doubling",
+            "shared_memory/ring",
+            "tcp/direct",
+        ];
         assert_eq!(paths, all, "{row}");
         let reasons = rejected.iter().map(|other| &other["reason"]).chain([&row["reason"]]);
         assert!(reasons.into_iter().all(|why| why.as_str().is_some_and(|why| !why.is_empty())), "{row}");
     }
     let table = well(&[&asked[..], &["--path", "ring"]].concat());
-    assert!(table.contains("Why these paths:\nall_reduce of 1 KB took tcp/ring: it is forced\n"), "{table}");
-    assert!(table.contains("  not tcp/direct: `tcp/ring` is forced\n"), "{table}");
+    assert!(
+        table.contains("Why these paths:\nall_reduce of 1 KB took shared_memory/ring: it is forced\n"),
+        "{table}"
+    );
+    assert!(table.contains("  not shared_memory/direct: `shared_memory/ring` is forced\n"), "{table}");
 }
 
 #[test]
@@ -94,7 +103,7 @@ fn every_operation_is_measured_and_right_among_three_ranks() {
         assert_eq!(row["target_us"].is_null(), row["meets_target"].is_null(), "{row}");
         let (skew, most) = (row["skew_us"].as_f64(), row["skew_p99_us"].as_f64());
         assert!(skew >= Some(0.0) && most >= skew && row["groups"] == 1, "{row}");
-        assert!(row["path"].as_str().is_some_and(|path| path.starts_with("tcp/")), "{row}");
+        assert!(row["path"].as_str().is_some_and(|path| path.starts_with("shared_memory/")), "{row}");
     }
     let of = |op: &str| rows.iter().filter(|row| row["op"] == op).collect::<Vec<_>>();
     // One byte is made one element, of a chunk for each rank where there are chunks.
@@ -159,13 +168,13 @@ fn paths_are_compared_and_those_that_an_operation_has_not_are_left_out() {
         let rows = lines(&[&arguments[..], &[path]].concat());
         rows.iter().map(|r| format!("{} {}", r["op"], r["path"]).replace('"', "")).collect::<Vec<_>>()
     };
-    assert_eq!(paths("ring"), ["all_reduce tcp/ring", "all_gather tcp/ring"]);
+    assert_eq!(paths("ring"), ["all_reduce shared_memory/ring", "all_gather shared_memory/ring"]);
     let all = paths("all");
     // Where the system forbids reading another process's memory, that way is not among them.
     let by_links: Vec<_> = all.iter().filter(|way| !way.ends_with("cross_memory")).collect();
     assert_eq!(by_links.len(), 5 + 3, "{all:?}");
-    assert_eq!(by_links[6..], ["all_gather tcp/ring", "all_gather tcp/direct"]);
-    refused(&[&arguments[..], &["tree"]].concat(), 2, &["--path tree", "tcp/recursive_doubling"]);
+    assert_eq!(by_links[6..], ["all_gather shared_memory/ring", "all_gather shared_memory/direct"]);
+    refused(&[&arguments[..], &["tree"]].concat(), 2, &["--path tree", "shared_memory/recursive_doubling"]);
 }
 
 #[test]
@@ -173,7 +182,7 @@ fn ranks_agree_on_the_path_of_a_call_that_one_of_them_does_not_make() {
     // The last of three has nobody to exchange messages with.
     let arguments = ["--world-size", "3", "--op", "send_recv", "--sizes", "1MB", "--iters", "3", "--path"];
     let rows = lines(&[&arguments[..], &["direct"]].concat());
-    assert_eq!((rows.len(), &rows[0]["path"]), (1, &"tcp/direct".into()));
+    assert_eq!((rows.len(), &rows[0]["path"]), (1, &"shared_memory/direct".into()));
     // No way of a message, though one of the barriers between.
     let none = "nothing was measured";
     refused(&[&arguments[..], &["recursive_doubling"]].concat(), 2, &[none, "--path recursive_doubling"]);

@@ -28,7 +28,10 @@ fn every_schedule_takes_its_turn_in_every_round() {
         assert_eq!(rounds, [Some(1), Some(2), Some(3)], "{name}");
         assert!(of_variant.iter().all(|row| row["errors"] == 0), "{name}");
         if name != "auto" {
-            assert!(of_variant.iter().all(|row| row["path"] == format!("tcp/{name}")), "{name}: {rows:?}");
+            assert!(
+                of_variant.iter().all(|row| row["path"] == format!("shared_memory/{name}")),
+                "{name}: {rows:?}"
+            );
         }
     }
     let order: Vec<&str> = rows.iter().take(2).filter_map(|row| row["variant"].as_str()).collect();
@@ -39,10 +42,14 @@ fn every_schedule_takes_its_turn_in_every_round() {
 fn the_table_has_a_column_and_a_ratio_for_each_variant_and_says_what_was_set() {
     let arguments = [&SMALL[..], &["--vary", "copies"]].concat();
     let table = well(&arguments);
-    assert!(table.contains("tcp: RYZ_PROCESS_GROUP__TCP__CROSS_MEMORY=false"), "{table}");
+    assert!(table.contains("shared_memory: RYZ_PROCESS_GROUP__TCP__CROSS_MEMORY=false"), "{table}");
     let head = table.lines().find(|line| line.starts_with("operation")).expect("a head");
     let words: Vec<&str> = head.split_whitespace().collect();
-    assert_eq!(words, ["operation", "bytes", "cross_memory", "tcp", "ratio"], "{table}");
+    assert_eq!(
+        words,
+        ["operation", "bytes", "cross_memory", "shared_memory", "ratio", "tcp", "ratio"],
+        "{table}"
+    );
     let narrow = well(&[&arguments[..], &["--columns", "45"]].concat());
     assert!(narrow.lines().any(|line| line.contains("1 KB  tcp ")), "{narrow}");
 }
@@ -54,7 +61,7 @@ fn starts_are_measured_from_a_call_to_a_whole_job() {
     for row in &rows {
         let shape = (&row["errors"], &row["calls"], &row["bytes"]);
         assert_eq!(shape, (&0.into(), &2.into(), &1000.into()), "{row}");
-        assert!(row["path"].as_str().is_some_and(|path| path.starts_with("tcp/")), "{row}");
+        assert!(row["path"].as_str().is_some_and(|path| path.starts_with("shared_memory/")), "{row}");
     }
 }
 

@@ -70,8 +70,8 @@ fn ring_table(folder: &Path) -> String {
     let mut table: Value =
         serde_json::from_str(&std::fs::read_to_string(&file).expect("written")).expect("JSON");
     table["ranges"] = serde_json::json!([{
-        "world_size": 2, "operation": "all_reduce", "from_bytes": 1000, "to_bytes": 10_000, "path": "tcp/ring",
-        "date": "2026-11-22", "bytes": 1000, "us": 61.2, "against": "tcp/direct", "against_us": 95.0
+        "world_size": 2, "operation": "all_reduce", "from_bytes": 1000, "to_bytes": 10_000, "path": "shared_memory/ring",
+        "date": "2026-11-22", "bytes": 1000, "us": 61.2, "against": "shared_memory/direct", "against_us": 95.0
     }]);
     std::fs::write(&file, table.to_string()).expect("written");
     name
@@ -89,7 +89,8 @@ fn paths_of(output: &Output) -> Vec<(u64, String, String)> {
 fn jobs_take_the_measured_paths_and_say_so() {
     let state = tempfile::tempdir().expect("a folder");
     let name = ring_table(state.path());
-    let measured = "measured by ryz tune on 2026-11-22: 61.2 us against 95 us of tcp/direct, at 1 KB";
+    let measured =
+        "measured by ryz tune on 2026-11-22: 61.2 us against 95 us of shared_memory/direct, at 1 KB";
     let bench = |ranks: &str, more: &[(&str, &str)]| {
         let arguments =
             ["bench", "-n", ranks, "--backend", "tcp", "--sizes", "1KB,10KB,12KB", "--iters", "2"];
@@ -99,7 +100,7 @@ fn jobs_take_the_measured_paths_and_say_so() {
     let rows = paths_of(&bench("2", &[setting]));
     for (bytes, path, reason) in &rows {
         let is_inside = *bytes <= 10_000;
-        assert_eq!((path == "tcp/ring", reason == measured), (is_inside, is_inside), "{rows:?}");
+        assert_eq!((path == "shared_memory/ring", reason == measured), (is_inside, is_inside), "{rows:?}");
     }
     assert!(paths_of(&bench("2", &[])).iter().all(|(.., reason)| !reason.contains("ryz tune")));
     // Of three ranks, the table has nothing, and says so.

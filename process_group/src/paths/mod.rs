@@ -73,7 +73,9 @@ pub enum Path {
     PeerMemory(PeerAlgorithm),
     /// Over TCP links with this schedule.
     Tcp(Algorithm),
-    /// Over TCP links that carry headers only: receivers read payloads from their senders' memory.
+    /// Over links that go through memory which the ranks of one host share, with this schedule.
+    SharedMemory(Algorithm),
+    /// Over links that carry headers only: receivers read payloads from their senders' memory.
     CrossMemory,
 }
 
@@ -82,14 +84,18 @@ impl Path {
     pub fn named(name: &str) -> Option<Self> {
         let others = [Self::Local, Self::Loopback, Self::Nccl, Self::CrossMemory];
         let peers = PeerAlgorithm::ALL.map(Self::PeerMemory);
-        let all = others.into_iter().chain(peers).chain(Algorithm::ALL.map(Self::Tcp));
+        let all = others
+            .into_iter()
+            .chain(peers)
+            .chain(Algorithm::ALL.map(Self::Tcp))
+            .chain(Algorithm::ALL.map(Self::SharedMemory));
         all.into_iter().find(|path| path.to_string() == name)
     }
 
     /// Whether the path has a way to do this operation.
     pub const fn suits(self, operation: Operation) -> bool {
         match self {
-            Self::Tcp(algorithm) => algorithm.suits(operation),
+            Self::Tcp(algorithm) | Self::SharedMemory(algorithm) => algorithm.suits(operation),
             Self::CrossMemory => Algorithm::zero_copy(operation).is_some(),
             Self::Local => !operation.is_point_to_point(),
             Self::Loopback | Self::Nccl => true,
@@ -105,7 +111,15 @@ impl Path {
 
     /// Whether the cost model can tell the path's time: it knows one kind of link, and two levels have two.
     const fn is_costed(self) -> bool {
-        matches!(self, Self::Tcp(algorithm) if !matches!(algorithm, Algorithm::Hierarchical))
+        !matches!(self.schedule(), None | Some(Algorithm::Hierarchical))
+    }
+
+    /// The schedule whose payloads stream over links.
+    const fn schedule(self) -> Option<Algorithm> {
+        match self {
+            Self::Tcp(algorithm) | Self::SharedMemory(algorithm) => Some(algorithm),
+            Self::Local | Self::Loopback | Self::Nccl | Self::PeerMemory(_) | Self::CrossMemory => None,
+        }
     }
 }
 
@@ -117,6 +131,7 @@ impl fmt::Display for Path {
             Self::Nccl => f.pad("nccl"),
             Self::PeerMemory(algorithm) => f.pad(&format!("peer/{}", algorithm.name())),
             Self::Tcp(algorithm) => f.pad(&format!("tcp/{algorithm}")),
+            Self::SharedMemory(algorithm) => f.pad(&format!("shared_memory/{algorithm}")),
             Self::CrossMemory => f.pad("cross_memory"),
         }
     }
@@ -293,7 +308,8 @@ impl PathTable {
                 Otherwise::Cheapest(_) if path.is_costed() => Some("where it costs least".to_owned()),
                 _ => None,
             };
-            rules.chain(otherwise).collect::<Vec<_>>().join("; ")
+            let taken = rules.chain(otherwise).collect::<Vec<_>>().join("; ");
+            if taken.is_empty() { "where it is forced, or measured by ryz tune".to_owned() } else { taken }
         };
         let there = self.paths.iter().map(|path| (*path, taken(*path)));
         there.chain(self.unavailable.iter().map(|(path, why)| (*path, format!("never: {why}")))).collect()
@@ -358,15 +374,10 @@ impl PathTable {
         match self.otherwise {
             Otherwise::Always { path, because } => (path, Because::Always(because)),
             Otherwise::Cheapest(model) => {
-                let tcp = self.paths.iter().filter_map(|path| match path {
-                    Path::Tcp(algorithm) if path.is_costed() && algorithm.suits(query.operation) => {
-                        Some(*algorithm)
-                    }
-                    _ => None,
-                });
-                let cheapest = tcp.min_by_key(|algorithm| cost(*algorithm, query, &model));
+                let costed = self.paths.iter().filter(|path| path.is_costed() && path.suits(query.operation));
+                let cheapest = costed.min_by_key(|path| path.schedule().map(|by| cost(by, query, &model)));
                 // Every operation has an algorithm.
-                (Path::Tcp(cheapest.unwrap_or(Algorithm::Direct)), Because::Cheapest)
+                (*cheapest.unwrap_or(&Path::Tcp(Algorithm::Direct)), Because::Cheapest)
             }
         }
     }
@@ -420,8 +431,8 @@ impl PathTable {
 
     /// What the cost model says of a path.
     fn expected(&self, path: Path, query: &Query) -> String {
-        match (self.otherwise, path) {
-            (Otherwise::Cheapest(model), Path::Tcp(algorithm)) => {
+        match (self.otherwise, path.schedule()) {
+            (Otherwise::Cheapest(model), Some(algorithm)) => {
                 crate::units::time(cost(algorithm, query, &model).as_secs_f64() * 1e6)
             }
             _ => "nothing".to_owned(),

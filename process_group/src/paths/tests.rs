@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::host::{CROSS_MEMORY_FROM, RING_FROM, Topology, table};
+use super::host::{self, CROSS_MEMORY_FROM, Links, RING_FROM, Topology};
 use super::tuned::{Machine, Measurement, TunedRange, TuningError, TuningTable};
 use super::*;
 use crate::operation::ReduceOp;
@@ -11,6 +11,16 @@ const SUM: Operation = Operation::AllReduce(ReduceOp::Sum);
 
 fn of(world_size: usize, parallel: usize) -> Topology {
     Topology { hosts: Hosts::one(world_size), parallel }
+}
+
+/// Of a group whose links are sockets.
+fn table(
+    topology: &Topology,
+    cross_memory: bool,
+    demand: Option<Algorithm>,
+    tuned: &[TunedRange],
+) -> PathTable {
+    host::table(topology, Links::Sockets("it was not asked for"), cross_memory, demand, tuned)
 }
 
 /// Neighbours are on different hosts.
@@ -168,6 +178,27 @@ fn large_chunks_are_read_from_memory_where_that_can_be_done() {
         why_not(&demanded, Path::CrossMemory),
         "process_group.tcp.algorithm demands an algorithm over links"
     );
+}
+
+#[test]
+fn a_group_has_one_kind_of_links_and_the_reason_for_the_other() {
+    let shared = |n| host::table(&of(n, 2), Links::SharedMemory, true, None, &[]);
+    for (n, bytes, algorithm) in
+        [(2, 1 << 10, Direct), (2, 64 << 20, Direct), (3, 64 << 20, Direct), (4, 1 << 10, Direct)]
+            .into_iter()
+            .chain([(4, 8 << 10, HalvingDoubling), (4, 1 << 20, Direct), (8, 64, RecursiveDoubling)])
+    {
+        let choice = check(&shared(n), SUM, DType::F32, bytes / 4);
+        assert_eq!(choice.path, Path::SharedMemory(algorithm), "{n} ranks, {bytes} bytes");
+        assert!(why_not(&choice, Path::Tcp(Direct)).contains("process_group.tcp.shared_memory"));
+    }
+    let root = Operation::Broadcast { root: Rank(0) };
+    assert_eq!(check(&shared(4), root, DType::U8, 1 << 20).path, Path::SharedMemory(HalvingDoubling));
+    assert_eq!(check(&shared(4), SUM, DType::BF16, 8 << 10).path, Path::SharedMemory(Direct));
+    let described = shared(4).describe();
+    assert!(described.iter().all(|(_, when)| !when.is_empty()), "{described:?}");
+    let sockets = table(&of(4, 2), true, None, &[]).choose(SUM, DType::F32, 10);
+    assert_eq!(why_not(&sockets, Path::SharedMemory(Direct)), "it was not asked for");
 }
 
 #[test]

@@ -117,6 +117,8 @@ fn decode([number, a, b, begin, end, state]: [u64; WORDS]) -> Option<CallRecord>
     })
 }
 
+/// The first number of the schedules through shared memory.
+const SHARED: u8 = 64;
 /// The first number of our own kernels.
 const PEER: u8 = 128;
 
@@ -128,6 +130,7 @@ fn number_of(path: Option<Path>) -> u8 {
         Some(Path::Loopback) => 2,
         Some(Path::Nccl) => 3,
         Some(Path::CrossMemory) => 4,
+        Some(Path::SharedMemory(algorithm)) => SHARED + algorithm as u8,
         Some(Path::PeerMemory(algorithm)) => PEER + algorithm as u8,
         Some(Path::Tcp(algorithm)) => 5 + algorithm as u8,
     }
@@ -139,6 +142,7 @@ fn path_of(number: u8) -> Option<Path> {
         2 => Some(Path::Loopback),
         3 => Some(Path::Nccl),
         4 => Some(Path::CrossMemory),
+        SHARED..PEER => Algorithm::ALL.get(usize::from(number - SHARED)).copied().map(Path::SharedMemory),
         PEER.. => PeerAlgorithm::ALL.get(usize::from(number - PEER)).copied().map(Path::PeerMemory),
         tcp => Algorithm::ALL.get(usize::from(tcp).checked_sub(5)?).copied().map(Path::Tcp),
     }
@@ -357,9 +361,10 @@ mod tests {
     #[test]
     fn every_path_has_a_number_of_its_own() {
         let tcp = Algorithm::ALL.map(Path::Tcp);
+        let shared = Algorithm::ALL.map(Path::SharedMemory);
         let peer = PeerAlgorithm::ALL.map(Path::PeerMemory);
         let others = [Path::Local, Path::Loopback, Path::Nccl, Path::CrossMemory];
-        for path in others.into_iter().chain(tcp).chain(peer) {
+        for path in others.into_iter().chain(tcp).chain(shared).chain(peer) {
             assert_eq!(path_of(number_of(Some(path))), Some(path));
         }
         assert_eq!(path_of(number_of(None)), None);

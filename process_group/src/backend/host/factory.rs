@@ -45,6 +45,7 @@ impl BackendFactory for Factory {
             tuned: group.tuned.to_vec(),
             segment: tcp.segment.get().as_usize(),
             spin: tcp.spin,
+            shared_memory: tcp.shared_memory,
             liveness: group.mesh.map(Mesh::liveness),
         };
         let me = group.members[group.rank.index()].rank;
@@ -55,7 +56,7 @@ impl BackendFactory for Factory {
             error
         })?;
         let mut host = Host::new(group.name, group.rank, &group.members, connections, settings);
-        host.agree_on_cross_memory(group.deadline)?;
+        host.meet(group.deadline)?;
         Ok(AnyBackend::Host(Box::new(host)))
     }
 }

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::net::{Shutdown, TcpStream};
 
+use super::shared::Rings;
 use super::unexpected::{LIMIT, UnexpectedMessage};
 use crate::rank::Rank;
 use crate::roster::Member;
@@ -14,6 +15,8 @@ use crate::wire::frame::{HEADER, Header, MAX_REASON};
 pub(super) struct Link {
     pub(super) peer: Member,
     channel: Channel,
+    /// Where bytes go in both directions instead of the channel, which then only tells whether the peer is there.
+    rings: Option<Rings>,
     rx: Vec<u8>,
     rx_start: usize,
     rx_end: usize,
@@ -59,6 +62,7 @@ impl Link {
         Self {
             peer,
             channel,
+            rings: None,
             announced: VecDeque::new(),
             // A control frame must fit whole.
             rx: vec![0; segment.max(HEADER + MAX_REASON) + HEADER],
@@ -74,6 +78,31 @@ impl Link {
             control: Vec::new(),
             unexpected: VecDeque::new(),
             partial: None,
+        }
+    }
+
+    /// From now on, bytes go through these rings. The peer does the same at the same point.
+    pub(super) fn share(&mut self, rings: Rings) {
+        // What is left of the channel's bytes are questions, which had their answer.
+        (self.header, self.rx_start, self.rx_end) = (None, 0, 0);
+        self.rings = Some(rings);
+    }
+
+    /// Whether bytes go through memory.
+    pub(super) fn is_shared(&self) -> bool {
+        self.rings.is_some()
+    }
+
+    /// Whether there is something to read in memory, or room to write.
+    pub(super) fn has_news(&self, to_read: bool, to_write: bool) -> bool {
+        let rings = self.rings.as_ref();
+        rings.is_some_and(|rings| to_read && rings.has_unread() || to_write && rings.has_room())
+    }
+
+    /// Notes whether the peer has gone.
+    pub(super) fn look_at_channel(&mut self) {
+        if let Some(rings) = self.rings.as_mut().filter(|_| self.closed.is_none()) {
+            rings.is_over |= self.channel.is_over();
         }
     }
 
@@ -117,8 +146,8 @@ impl Link {
         }
     }
 
-    /// Reads what has come into the buffer.
-    pub(super) fn fill(&mut self) -> Moved {
+    /// Reads what has come into the buffer; out of memory, no more than makes it hold `wanted` bytes.
+    pub(super) fn fill(&mut self, wanted: usize) -> Moved {
         if self.rx_end == self.rx.len() {
             if self.rx_start == 0 {
                 return Moved::Bytes(0);
@@ -126,7 +155,17 @@ impl Link {
             self.rx.copy_within(self.rx_start..self.rx_end, 0);
             (self.rx_start, self.rx_end) = (0, self.rx_end - self.rx_start);
         }
-        let moved = outcome(self.channel.read(&mut self.rx[self.rx_end..]), &mut self.closed);
+        let read = match &mut self.rings {
+            None => self.channel.read(&mut self.rx[self.rx_end..]),
+            Some(rings) => {
+                let end = self.rx_start.saturating_add(wanted).min(self.rx.len());
+                if end <= self.rx_end {
+                    return Moved::Bytes(0);
+                }
+                rings.read_pair(&mut self.rx[self.rx_end..end], &mut [])
+            }
+        };
+        let moved = self.outcome(read);
         if let Moved::Bytes(n) = moved {
             self.rx_end += n;
         }
@@ -139,7 +178,12 @@ impl Link {
         (self.rx_start, self.rx_end) = (0, 0);
         let wanted = target.len();
         // Just enough for the next header, so that payloads keep going where they belong.
-        match outcome(self.channel.read_pair(target, &mut self.rx[..HEADER]), &mut self.closed) {
+        let next = &mut self.rx[..HEADER];
+        let read = match &mut self.rings {
+            None => self.channel.read_pair(target, next),
+            Some(rings) => rings.read_pair(target, next),
+        };
+        match self.outcome(read) {
             Moved::Bytes(n) if n > wanted => {
                 self.rx_end = n - wanted;
                 Moved::Bytes(wanted)
@@ -168,7 +212,12 @@ impl Link {
 
     /// Sends two pieces, in order, as far as they go now.
     pub(super) fn send(&mut self, first: &[u8], second: &[u8]) -> Moved {
-        match outcome(self.channel.send(first, second), &mut self.closed) {
+        let sent = match &mut self.rings {
+            None => self.channel.send(first, second),
+            Some(rings) if rings.is_over => Ok(0),
+            Some(rings) => rings.send(first, second),
+        };
+        match self.outcome(sent) {
             // Zero bytes sent is not the end of a stream as zero bytes read is.
             Moved::Closed if first.is_empty() && second.is_empty() => Moved::Bytes(0),
             other => other,
@@ -247,21 +296,21 @@ impl Link {
             message.filled += bytes;
         }
     }
-}
 
-fn outcome(result: io::Result<usize>, closed: &mut Option<String>) -> Moved {
-    match result {
-        Ok(0) => {
-            closed.get_or_insert_with(|| "its end of the connection was closed".into());
-            Moved::Closed
+    fn outcome(&mut self, result: io::Result<usize>) -> Moved {
+        match result {
+            Ok(n) if n > 0 => return Moved::Bytes(n),
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                if !self.rings.as_ref().is_some_and(|rings| rings.is_over) {
+                    return Moved::WouldBlock;
+                }
+            }
+            Err(e) => {
+                self.closed.get_or_insert_with(|| e.to_string());
+            }
+            Ok(_) => {}
         }
-        Ok(n) => Moved::Bytes(n),
-        Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-            Moved::WouldBlock
-        }
-        Err(e) => {
-            closed.get_or_insert_with(|| e.to_string());
-            Moved::Closed
-        }
+        self.closed.get_or_insert_with(|| "its end of the connection was closed".into());
+        Moved::Closed
     }
 }

@@ -2,12 +2,14 @@
 //!
 //! A group is a full mesh of links. A call takes a path from the group's [table](crate::paths), makes (or remembers) its
 //! program and runs it on the caller's thread; nothing else touches the links. The links always carry the headers, and
-//! the path's [`transport`] moves the payloads.
+//! the path's [`transport`] moves the payloads. Links are sockets, or go through memory that the ranks [share](shared).
 
 mod compiled;
 mod executor;
 mod factory;
 mod link;
+mod meet;
+mod shared;
 mod spin;
 #[cfg(test)]
 mod tests;
@@ -16,19 +18,18 @@ mod unexpected;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{Backend, Completion};
 use crate::aligned::AlignedBytes;
 use crate::backend_kind::BackendKind;
-use crate::buffer::ViewMut;
 use crate::call::Call;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::mesh::memory::ReadableProcess;
 use crate::mesh::{Connection, Liveness, Peers};
-use crate::operation::{CallFingerprint, Operation, ReduceOp};
-use crate::paths::host::{Topology, table};
+use crate::operation::{CallFingerprint, Operation};
+use crate::paths::host::{Links, Topology, table};
 use crate::paths::tuned::TunedRange;
 use crate::paths::{Path, PathTable};
 use crate::rank::Rank;
@@ -40,8 +41,9 @@ use compiled::Compiled;
 use executor::{Context, History, Progress, Run, Spaces};
 pub(crate) use factory::Factory;
 use link::Link;
+use shared::Bell;
 use spin::SpinPolicy;
-use transport::{CrossMemory, Tcp, Transport};
+use transport::{CrossMemory, Stream, Transport};
 
 /// Choices and programs remembered. A model has a handful of shapes; more than this many come from a sweep over lengths.
 const REMEMBERED: usize = 512;
@@ -57,6 +59,8 @@ pub(crate) struct Settings {
     pub(crate) segment: usize,
     /// How long to look for news without sleeping.
     pub(crate) spin: Duration,
+    /// Whether links may go through memory.
+    pub(crate) shared_memory: bool,
     /// Looks whether the other ranks' processes respond.
     pub(crate) liveness: Option<Liveness>,
 }
@@ -67,7 +71,9 @@ pub(crate) struct Host {
     rank: Rank,
     global_rank: Rank,
     links: Peers<Link>,
-    tcp: Tcp,
+    stream: Stream,
+    /// What wakes this rank, where the links go through memory.
+    bell: Option<Bell>,
     /// Where every rank can read every other's memory.
     cross_memory: Option<CrossMemory>,
     /// The processes of all peers, if this rank can read the memory of each.
@@ -105,10 +111,11 @@ impl Host {
             rank,
             global_rank: members[rank.index()].rank,
             links,
-            tcp: Tcp,
+            stream: Stream,
+            bell: None,
             cross_memory: None,
             readable: Peers::complete(rank.index(), processes).ok(),
-            paths: table(&topology, false, settings.demand, &settings.tuned),
+            paths: table(&topology, Links::Sockets(""), false, settings.demand, &settings.tuned),
             topology,
             spin: SpinPolicy { limit: settings.spin, yields },
             settings,
@@ -132,36 +139,6 @@ impl Host {
         compiled
     }
 
-    /// Finds out whether every rank can read every other's memory, which all must know alike. All members call this,
-    /// once, before anything else.
-    pub(crate) fn agree_on_cross_memory(&mut self, deadline: Instant) -> Result<()> {
-        if self.links.world_size() == 1 {
-            return Ok(());
-        }
-        let mut agreed = [u8::from(self.readable.is_some())];
-        let fingerprint =
-            CallFingerprint { operation: Operation::AllReduce(ReduceOp::Min), dtype: DType::U8, count: 1 };
-        let output = Some(ViewMut::of(&mut agreed));
-        let (add_norm, interrupt) = (None, None);
-        let call = Call {
-            fingerprint,
-            sequence: 0,
-            deadline,
-            in_place: true,
-            input: None,
-            output,
-            add_norm,
-            interrupt,
-        };
-        // Nobody has a group yet that could tell the others.
-        self.submit(call).inspect_err(|error| self.abort(error))?;
-        self.cross_memory = self.readable.take().filter(|_| agreed == [1]).map(CrossMemory::new);
-        self.paths =
-            table(&self.topology, self.cross_memory.is_some(), self.settings.demand, &self.settings.tuned);
-        self.choices.clear();
-        Ok(())
-    }
-
     /// The path of a call, worked out once.
     fn path(&mut self, operation: Operation, dtype: DType, count: usize) -> Path {
         if let Some(known) = self.choices.get(&(operation, dtype, count)) {
@@ -179,7 +156,7 @@ impl Host {
 /// The algorithm by which a call goes that takes this path.
 fn algorithm(path: Path, operation: Operation) -> Option<Algorithm> {
     match path {
-        Path::Tcp(algorithm) => Some(algorithm),
+        Path::Tcp(algorithm) | Path::SharedMemory(algorithm) => Some(algorithm),
         Path::CrossMemory => Algorithm::zero_copy(operation),
         Path::Local | Path::Loopback | Path::Nccl | Path::PeerMemory(_) => None,
     }
@@ -206,13 +183,16 @@ impl Backend for Host {
         };
         let zero_copy = match path {
             Path::CrossMemory => CrossMemory::ZERO_COPY,
-            _ => Tcp::ZERO_COPY,
+            _ => Stream::ZERO_COPY,
         };
         let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy };
         let compiled = self.program(spec);
         let scratch = self.scratch.first(compiled.scratch * fingerprint.dtype.size());
         if !operation.is_point_to_point() {
             self.history.push(sequence, fingerprint);
+        }
+        if let Some(bell) = &self.bell {
+            bell.note_processor();
         }
         let run = Run {
             context: Context {
@@ -221,12 +201,13 @@ impl Backend for Host {
                 global_rank: self.global_rank,
                 segment: self.settings.segment,
                 spin: self.spin,
+                bell: self.bell.as_ref(),
                 history: &self.history,
                 liveness: self.settings.liveness.as_ref(),
                 interrupt: interrupt.as_deref(),
             },
             links: &mut self.links,
-            transport: &mut self.tcp,
+            transport: &mut self.stream,
             compiled: &compiled,
             fingerprint,
             sequence,

@@ -2,6 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+/// How long a rank keeps its processor although it has no news. Other processes may want it, and the peer may be waiting for
+/// the same one.
+const ALONE: Duration = Duration::from_micros(1);
+
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SpinPolicy {
     /// Since the last news.
@@ -17,7 +21,7 @@ impl SpinPolicy {
         if now.saturating_duration_since(idle_since) >= self.limit || now >= until {
             return false;
         }
-        if self.yields {
+        if self.yields || now.saturating_duration_since(idle_since) >= ALONE {
             std::thread::yield_now();
         } else {
             std::hint::spin_loop();

@@ -5,8 +5,13 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use ryzanstein_config::SecurityConfig;
 
+use std::time::Instant;
+
+use super::shared::tests::{only, pair};
 use super::*;
+use crate::buffer::{View, ViewMut};
 use crate::mesh::{self, Bound, Mesh, Peer};
+use crate::operation::ReduceOp;
 use crate::rank::{Epoch, LocalRank};
 use crate::roster::Secret;
 use crate::security::Security;
@@ -24,7 +29,14 @@ fn rank_0_of(n: usize, spin: Duration) -> (Host, Vec<TcpStream>) {
         stream.set_nonblocking(true).unwrap();
         Connection { channel: stream.into(), readable: None }
     });
-    let settings = Settings { demand: None, tuned: Vec::new(), segment: 64 << 10, spin, liveness: None };
+    let settings = Settings {
+        demand: None,
+        tuned: Vec::new(),
+        segment: 64 << 10,
+        spin,
+        shared_memory: false,
+        liveness: None,
+    };
     let members: Vec<&Member> = members.iter().collect();
     (Host::new("tested", Rank(0), &members, connections, settings), peers)
 }
@@ -66,6 +78,74 @@ fn read_frame(peer: &mut TcpStream) -> Option<Header> {
     Some(header)
 }
 
+/// Rank 0 of two whose links go through memory, with the other end of its link: the rings, and the socket.
+fn rank_0_sharing() -> (Host, shared::Rings, TcpStream) {
+    let (mut host, mut peers) = rank_0_of(2, Duration::ZERO);
+    let [mine, theirs] = pair();
+    host.go_through(mine);
+    (host, only(theirs.rings), peers.pop().unwrap())
+}
+
+/// The frame of a message from rank 1 to rank 0.
+fn message(count: usize) -> Vec<u8> {
+    let fingerprint = CallFingerprint { operation: Operation::Send { to: Rank(0) }, dtype: DType::U8, count };
+    let header = Header { fingerprint, sequence: 1, ..control(Kind::Data, Rank(1), count) };
+    [&header.encode()[..], &vec![7; count]].concat()
+}
+
+#[test]
+fn a_rank_that_ends_in_the_middle_of_a_ring_is_lost_and_what_it_sent_whole_is_not() {
+    for (sent, is_whole) in [(20, false), (HEADER + 500, false), (HEADER + 1000, true)] {
+        let (mut host, mut rings, socket) = rank_0_sharing();
+        assert_eq!(rings.send(&message(1000)[..sent], &[]).unwrap(), sent);
+        drop((rings, socket));
+        let outcome = in_time(move || {
+            let mut got = [0u8; 1000];
+            let receive = call(Operation::Recv { from: Rank(1) }, 1, LATE, Some(ViewMut::of(&mut got)));
+            host.submit(receive).map(|_| got)
+        });
+        match outcome {
+            Ok(got) => assert!(is_whole && got == [7; 1000]),
+            Err(error) => assert!(!is_whole && matches!(error, Error::PeerLost { .. }), "{error}"),
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_ends_while_its_ring_is_full_is_lost() {
+    let (mut host, rings, socket) = rank_0_sharing();
+    let waiting = std::thread::spawn(move || {
+        let data = vec![1u8; 1 << 20];
+        let mut send = call(Operation::Send { to: Rank(1) }, 1, LATE, None);
+        (send.input, send.fingerprint.count) = (Some(View::of(&data)), data.len());
+        host.submit(send).unwrap_err()
+    });
+    std::thread::sleep(Duration::from_millis(100));
+    drop((rings, socket));
+    let error = in_time(move || waiting.join().unwrap());
+    assert!(matches!(error, Error::PeerLost { rank: Rank(1), .. }), "{error}");
+}
+
+#[test]
+fn positions_that_cannot_be_are_a_lost_rank_and_not_a_panic() {
+    let (mut host, rings, _socket) = rank_0_sharing();
+    rings.lie(u64::MAX);
+    let error = in_time(move || host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
+    assert!(error.to_string().contains("impossible positions"), "{error}");
+}
+
+#[test]
+fn an_abort_through_memory_is_heard_asleep() {
+    let (mut host, mut rings, _socket) = rank_0_sharing();
+    let waiting =
+        std::thread::spawn(move || host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
+    std::thread::sleep(Duration::from_millis(100));
+    let reason = b"the disk is full";
+    rings.send(&control(Kind::Abort, Rank(1), reason.len()).encode(), reason).unwrap();
+    let error = in_time(move || waiting.join().unwrap());
+    assert!(matches!(&error, Error::PeerAborted { reason, .. } if reason == "the disk is full"), "{error}");
+}
+
 #[test]
 fn an_abort_that_comes_in_two_pieces_is_heard_when_its_end_is_there() {
     let (mut host, mut peers) = rank_0_of(2, Duration::ZERO);
@@ -98,7 +178,7 @@ fn a_rank_that_fails_while_the_group_is_made_says_why_before_it_leaves() {
     let (mut host, mut peers) = rank_0_of(3, Duration::ZERO);
     let mut other = peers.pop().unwrap();
     drop(peers);
-    let error = host.agree_on_cross_memory(Instant::now() + LATE).unwrap_err();
+    let error = host.meet(Instant::now() + LATE).unwrap_err();
     assert!(matches!(&error, Error::PeerLost { rank: Rank(1), .. }), "{error}");
     drop(host);
     other.set_read_timeout(Some(LATE)).unwrap();
@@ -110,11 +190,14 @@ fn a_rank_that_fails_while_the_group_is_made_says_why_before_it_leaves() {
 #[test]
 fn a_rank_that_does_not_make_the_group_is_named() {
     let (mut host, mut peers) = rank_0_of(3, Duration::ZERO);
-    // One has come and waits too.
-    let fingerprint =
-        CallFingerprint { operation: Operation::AllReduce(ReduceOp::Min), dtype: DType::U8, count: 1 };
-    peers[0].write_all(&Header { fingerprint, ..control(Kind::Query, Rank(1), 0) }.encode()).unwrap();
-    let error = host.agree_on_cross_memory(Instant::now() + Duration::from_millis(300)).unwrap_err();
+    // One has come, told what it has to tell, and waits too.
+    for count in [40, 1] {
+        let operation = Operation::Send { to: Rank(0) };
+        let fingerprint = CallFingerprint { operation, dtype: DType::U8, count };
+        let told = Header { fingerprint, ..control(Kind::Data, Rank(1), count) };
+        peers[0].write_all(&[&told.encode()[..], &vec![0; count]].concat()).unwrap();
+    }
+    let error = host.meet(Instant::now() + Duration::from_millis(300)).unwrap_err();
     assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(2)]), "{error}");
 }
 

@@ -6,7 +6,7 @@ use crate::backend::host::transport::{Transport, path_of};
 use crate::error::{Error, Result};
 use crate::mesh::Peer;
 use crate::operation::Operation;
-use crate::wire::frame::{Header, Kind};
+use crate::wire::frame::{HEADER, Header, Kind};
 
 impl<T: Transport> Run<'_, T> {
     /// The next message's header, if it is there. Acts on control frames before it.
@@ -23,7 +23,7 @@ impl<T: Transport> Run<'_, T> {
                     return Ok(announced.or(Some(header)));
                 }
                 if link.buffered().len() < header.following() {
-                    return match link.fill() {
+                    return match link.fill(header.following()) {
                         Moved::Bytes(_) => continue,
                         Moved::WouldBlock => Ok(announced),
                         Moved::Closed => Err(self.lost(peer)),
@@ -43,7 +43,7 @@ impl<T: Transport> Run<'_, T> {
                 Ok(None) => {}
                 Err(NoHeader) => return Err(self.corrupt(peer, "bytes that are no frame header")),
             }
-            match link.fill() {
+            match link.fill(HEADER) {
                 Moved::Bytes(_) => {}
                 Moved::WouldBlock => return Ok(announced),
                 // What a peer has announced, it has left behind when it leaves in good order.
@@ -166,9 +166,9 @@ impl<T: Transport> Run<'_, T> {
                 sequence: self.sequence,
                 field: "path",
                 rank: self.context.global_rank,
-                mine: format!("{mine} by {}", path_of(&expected)),
+                mine: format!("{mine} by {}", path_of(&expected, &self.links[peer])),
                 peer: from,
-                theirs: format!("{} by {}", header.fingerprint, path_of(header)),
+                theirs: format!("{} by {}", header.fingerprint, path_of(header, &self.links[peer])),
             });
         }
         if header.fingerprint == mine {

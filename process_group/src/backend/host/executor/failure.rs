@@ -54,7 +54,7 @@ impl<T: Transport> Run<'_, T> {
             for peer in self.links.ids() {
                 self.links[peer].flush_control();
                 if self.in_payload(peer) {
-                    self.links[peer].fill();
+                    self.links[peer].fill(usize::MAX);
                 } else if self.links[peer].closed.is_none()
                     && let Err(Error::PeerAborted { .. }) = self.next_header(peer)
                 {

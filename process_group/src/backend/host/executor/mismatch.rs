@@ -94,7 +94,7 @@ impl<T: Transport> Run<'_, T> {
                 link.consume(there);
                 *skip -= there;
                 if *skip > 0 {
-                    match link.fill() {
+                    match link.fill(*skip) {
                         Moved::Bytes(_) => {}
                         Moved::WouldBlock => return Ok(()),
                         Moved::Closed => return Err(self.lost(peer)),

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::compiled::{Compiled, Copy, Send};
 use super::link::Link;
+use super::shared::Bell;
 use super::spin::SpinPolicy;
 use super::transport::{Outgoing, Sent, Transport};
 use crate::call::Interrupt;
@@ -58,6 +59,8 @@ pub(super) struct Context<'a> {
     pub(super) global_rank: Rank,
     pub(super) segment: usize,
     pub(super) spin: SpinPolicy,
+    /// What wakes this rank, where links go through memory.
+    pub(super) bell: Option<&'a Bell>,
     /// This call and those before it.
     pub(super) history: &'a History,
     /// Looks whether the peers' processes respond, where they are processes.
@@ -79,6 +82,8 @@ pub(super) struct Progress {
     /// Nodes not finished.
     left: usize,
     waited: Duration,
+    /// When sockets that carry no bytes were looked at last.
+    looked: Instant,
 }
 
 /// Progress of the messages to and from one peer.
@@ -99,7 +104,7 @@ struct PeerProgress {
 impl Progress {
     pub(super) fn new(rank: usize, world_size: usize) -> Self {
         let peers = Peers::from_fn(rank, world_size, |_| PeerProgress::default());
-        Self { done: Vec::new(), peers, copied: 0, left: 0, waited: Duration::ZERO }
+        Self { done: Vec::new(), peers, copied: 0, left: 0, waited: Duration::ZERO, looked: Instant::now() }
     }
 
     /// How long the call waited for other ranks.

@@ -1,11 +1,13 @@
 //! Sleeping until a link has news.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Run;
 use crate::backend::host::compiled::{Receive, Target};
+use crate::backend::host::link::Link;
+use crate::backend::host::shared::Bell;
 use crate::backend::host::transport::Transport;
 use crate::error::{Error, Result};
 use crate::mesh::Peer;
@@ -19,37 +21,59 @@ impl<T: Transport> Run<'_, T> {
             return Ok(false);
         }
         let left = T::NAP.map_or(left, |nap| left.min(nap));
+        match self.context.bell {
+            Some(bell) => self.wait_for_bell(bell, left),
+            None => self.wait_for_sockets(left)?,
+        }
+        self.progress.peers.iter_mut().for_each(|peer| peer.full = false);
+        Ok(true)
+    }
+
+    /// Whether bytes from a peer are wanted now, and whether there are bytes for it.
+    fn wants(&self, peer: Peer, link: &Link) -> (bool, bool) {
+        // A message that waits for its turn keeps what is behind it where it is; of any other frame the rest is wanted.
+        let is_held = link.header.is_some_and(|header| header.kind == Kind::Data);
+        let to_read = link.closed.is_none() && (self.in_payload(peer) || !is_held) && self.can_take(peer);
+        let to_write = link.has_unsent()
+            || T::IN_BAND && self.progress.peers[peer].full
+            || link.has_control() && !link.mid_frame;
+        (to_read, to_write)
+    }
+
+    fn wait_for_bell(&mut self, bell: &Bell, left: Duration) {
+        bell.sleep(left, || {
+            self.links.pairs().any(|(peer, link)| {
+                let (to_read, to_write) = self.wants(peer, link);
+                link.has_news(to_read, to_write)
+            })
+        });
+        // That a peer has gone is news too, of which no bell tells.
+        if self.progress.looked.elapsed() >= Bell::NAP {
+            self.links.iter_mut().for_each(Link::look_at_channel);
+            self.progress.looked = Instant::now();
+        }
+    }
+
+    fn wait_for_sockets(&self, left: Duration) -> Result<()> {
         let mut fds = Vec::with_capacity(self.links.world_size());
-        let mut is_there = false;
         for (peer, link) in self.links.pairs() {
+            let (to_read, to_write) = self.wants(peer, link);
+            if to_read && link.has_unread() {
+                return Ok(());
+            }
             let mut flags = PollFlags::empty();
-            // A message that waits for its turn keeps what is behind it in the socket; of any other frame the rest is wanted.
-            let is_held = link.header.is_some_and(|header| header.kind == Kind::Data);
-            if link.closed.is_none() && (self.in_payload(peer) || !is_held) && self.can_take(peer) {
-                flags |= PollFlags::IN;
-                is_there |= link.has_unread();
-            }
-            if link.has_unsent()
-                || T::IN_BAND && self.progress.peers[peer].full
-                || link.has_control() && !link.mid_frame
-            {
-                flags |= PollFlags::OUT;
-            }
+            flags.set(PollFlags::IN, to_read);
+            flags.set(PollFlags::OUT, to_write);
             // Without flags, poll would still report a peer that has gone, again and again.
             if !flags.is_empty() {
                 fds.push(PollFd::new(link.stream(), flags));
             }
         }
-        if is_there {
-            return Ok(true);
-        }
         let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
         match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(Error::system("waiting for links")(e.into())),
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(e) => Err(Error::system("waiting for links")(e.into())),
         }
-        self.progress.peers.iter_mut().for_each(|peer| peer.full = false);
-        Ok(true)
     }
 
     /// Whether bytes of this peer could be taken now: not while a hazard or another operand holds its message up.

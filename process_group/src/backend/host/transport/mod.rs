@@ -5,12 +5,12 @@
 //! (`backend/host/mod.rs`) a field that holds it, what the ranks must agree on first, and the dispatch of its path.
 
 mod cross_memory;
-mod tcp;
+mod stream;
 #[cfg(test)]
 mod tests;
 
 pub(super) use cross_memory::CrossMemory;
-pub(super) use tcp::Tcp;
+pub(super) use stream::Stream;
 
 use super::link::{Link, Moved};
 use std::time::Duration;
@@ -93,10 +93,11 @@ pub(super) trait Transport {
     fn consume(&mut self, peer: Peer, link: &mut Link, bytes: usize);
 }
 
-/// The path that the sender of this header takes.
-pub(super) fn path_of(header: &Header) -> Path {
+/// The path that the sender of this header takes on a link.
+pub(super) fn path_of(header: &Header, link: &Link) -> Path {
     match header.kind {
         Kind::ReadyToSend => Path::CrossMemory,
+        _ if link.is_shared() => Path::SharedMemory(header.algorithm),
         _ => Path::Tcp(header.algorithm),
     }
 }

@@ -157,6 +157,7 @@ fn all_reduces(
                 global_rank: Rank(rank as u32),
                 segment: 4096,
                 spin: SpinPolicy { limit: Duration::ZERO, yields: true },
+                bell: None,
                 history: &history,
                 liveness: None,
                 interrupt: None,

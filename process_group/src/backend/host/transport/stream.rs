@@ -7,14 +7,14 @@ use crate::backend::host::link::{Link, Moved};
 use crate::mesh::Peer;
 use crate::wire::frame::{HEADER, Header};
 
-/// Below this, a payload goes through the link's read-ahead buffer, which saves a system call for its header.
+/// Below this, a payload comes from a socket through the link's read-ahead buffer, which saves a system call for its header.
 const DIRECT_READ: usize = 16 << 10;
 
 /// The state of a stream is its link's.
 #[derive(Debug)]
-pub(in crate::backend::host) struct Tcp;
+pub(in crate::backend::host) struct Stream;
 
-impl Transport for Tcp {
+impl Transport for Stream {
     type Error = Infallible;
     const IN_BAND: bool = true;
     const ZERO_COPY: bool = false;
@@ -46,10 +46,10 @@ impl Transport for Tcp {
 
     fn receive(&mut self, _: Peer, link: &mut Link, _: usize, into: &mut [u8]) -> Result<Moved, Infallible> {
         if link.buffered().is_empty() && !into.is_empty() {
-            if into.len() >= DIRECT_READ {
+            if into.len() >= DIRECT_READ || link.is_shared() {
                 return Ok(link.read_into(into));
             }
-            match link.fill() {
+            match link.fill(into.len()) {
                 Moved::Bytes(_) => {}
                 nothing => return Ok(nothing),
             }
@@ -61,7 +61,7 @@ impl Transport for Tcp {
     }
 
     fn read_ahead(&mut self, _: Peer, link: &mut Link, wanted: usize) -> Moved {
-        if link.buffered().len() < wanted { link.fill() } else { Moved::Bytes(0) }
+        if link.buffered().len() < wanted { link.fill(wanted) } else { Moved::Bytes(0) }
     }
 
     fn stage(&mut self, _: Peer, link: &mut Link, _: usize, most: usize) -> Result<usize, Infallible> {

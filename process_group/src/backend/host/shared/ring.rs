@@ -1,0 +1,274 @@
+//! Bytes from one rank to another through a segment, in order, and how the reader is woken.
+//!
+//! Each rank has a segment of its own: a bell, and a ring for each rank that writes to it. Positions only grow; each end keeps
+//! its own to itself and publishes it, and believes of the other's only what can be true.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicU32, fence};
+use std::time::Duration;
+
+use rustix::thread::{futex, sched_getcpu};
+use rustix::time::Timespec;
+
+use super::segment::Segment;
+
+/// Offsets of the words that wake a segment's owner, each in a cache line of its own.
+const BELL: usize = 0;
+const ASLEEP: usize = 64;
+/// The number of the processor on which its owner is, from 1.
+const PROCESSOR: usize = 192;
+/// Where a segment proves whose it is.
+pub(super) const TOKEN: usize = 128;
+/// Where the control blocks of the rings begin.
+const CONTROLS: usize = 4096;
+/// Bytes of a control block: what the writer writes, what the reader writes, what both do, and the writer's proof.
+const CONTROL: usize = 256;
+pub(super) const HEAD: usize = 0;
+pub(super) const TAIL: usize = 64;
+const STARVED: usize = 128;
+const PROOF: usize = 192;
+/// How much one end copies before it tells the other, which can go on meanwhile.
+const PUBLISHED: usize = 32 << 10;
+
+/// How a segment of a group is laid out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Layout {
+    world_size: usize,
+    /// Bytes of each ring.
+    capacity: usize,
+}
+
+impl Layout {
+    /// Every rank comes to the same.
+    pub(super) fn of(world_size: usize) -> Self {
+        // What is written stays in the cache until it is read, and many ranks do not take much memory.
+        let share = (1 << 20) / world_size.next_power_of_two();
+        Self { world_size, capacity: share.clamp(16 << 10, 128 << 10) }
+    }
+
+    /// Bytes of the segment.
+    pub(super) fn len(self) -> usize {
+        self.data(self.world_size)
+    }
+
+    const fn control(writer: usize) -> usize {
+        CONTROLS + writer * CONTROL
+    }
+
+    fn data(self, writer: usize) -> usize {
+        Self::control(self.world_size).next_multiple_of(4096) + writer * self.capacity
+    }
+
+    /// Where a writer proves that it has the segment.
+    pub(super) const fn proof(writer: usize) -> usize {
+        Self::control(writer) + PROOF
+    }
+}
+
+/// The ring from one rank to another, seen from either end.
+#[derive(Debug)]
+pub(super) struct Ring {
+    pub(super) segment: Arc<Segment>,
+    pub(super) control: usize,
+    data: usize,
+    capacity: usize,
+    /// Bytes that this end has written or read.
+    position: u64,
+}
+
+impl Ring {
+    fn new(segment: &Arc<Segment>, layout: Layout, writer: usize) -> Self {
+        let (control, data) = (Layout::control(writer), layout.data(writer));
+        Self { segment: Arc::clone(segment), control, data, capacity: layout.capacity, position: 0 }
+    }
+
+    /// Bytes from the writer's position back to the reader's.
+    fn checked(&self, bytes: u64) -> io::Result<usize> {
+        match usize::try_from(bytes) {
+            Ok(bytes) if bytes <= self.capacity => Ok(bytes),
+            _ => Err(io::Error::other("the memory that is shared with it holds impossible positions")),
+        }
+    }
+
+    /// As the writer: bytes that fit.
+    fn space(&self) -> io::Result<usize> {
+        let read = self.segment.double_word(self.control + TAIL).load(Acquire);
+        Ok(self.capacity - self.checked(self.position.wrapping_sub(read))?)
+    }
+
+    /// As the reader: bytes that are there.
+    fn there(&self) -> io::Result<usize> {
+        let written = self.segment.double_word(self.control + HEAD).load(Acquire);
+        self.checked(written.wrapping_sub(self.position))
+    }
+
+    /// Where the next bytes are, up to `len` of them and no further than the ring's end.
+    fn next(&self, len: usize) -> (usize, usize) {
+        let at = (self.position % self.capacity as u64) as usize;
+        (self.data + at, len.min(self.capacity - at))
+    }
+
+    /// As the writer: copies bytes in, for which there is room.
+    fn write(&mut self, mut bytes: &[u8], past_cache: bool) {
+        while !bytes.is_empty() {
+            let (at, len) = self.next(bytes.len());
+            self.segment.write(at, &bytes[..len], past_cache);
+            self.position = self.position.wrapping_add(len as u64);
+            bytes = &bytes[len..];
+        }
+    }
+
+    /// As the reader: copies bytes out, which are there.
+    fn read(&mut self, mut into: &mut [u8]) {
+        while !into.is_empty() {
+            let (at, len) = self.next(into.len());
+            let (piece, rest) = into.split_at_mut(len);
+            self.segment.read(at, piece);
+            self.position = self.position.wrapping_add(len as u64);
+            into = rest;
+        }
+    }
+
+    /// Shows the other end how far this one has come.
+    fn publish(&self, word: usize) {
+        self.segment.double_word(self.control + word).store(self.position, Release);
+    }
+
+    /// The writer waits for room.
+    fn starved(&self) -> &AtomicU32 {
+        self.segment.word(self.control + STARVED)
+    }
+}
+
+/// Both directions between this rank and another.
+#[derive(Debug)]
+pub(in crate::backend::host) struct Rings {
+    pub(super) out: Ring,
+    pub(super) into: Ring,
+    /// The peer has gone: what is there now is all.
+    pub(in crate::backend::host) is_over: bool,
+}
+
+impl Rings {
+    /// Between `me`, who owns `mine`, and `peer`, who owns `theirs`.
+    pub(super) fn new(
+        layout: Layout,
+        (me, mine): (usize, &Arc<Segment>),
+        (peer, theirs): (usize, &Arc<Segment>),
+    ) -> Self {
+        Self { out: Ring::new(theirs, layout, me), into: Ring::new(mine, layout, peer), is_over: false }
+    }
+
+    /// Writes two pieces, in order, as far as there is room.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is none.
+    pub(in crate::backend::host) fn send(&mut self, first: &[u8], second: &[u8]) -> io::Result<usize> {
+        let space = self.out.space()?;
+        if space == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let first = &first[..first.len().min(space)];
+        let second = &second[..second.len().min(space - first.len())];
+        let (with_first, rest) = second.split_at(second.len().min(PUBLISHED));
+        // Where one processor writes and reads, its cache is the quickest way.
+        let [here, there] = [&self.into, &self.out].map(|ring| ring.segment.word(PROCESSOR).load(Relaxed));
+        let past_cache = here != there;
+        self.out.write(first, false);
+        self.out.write(with_first, past_cache);
+        self.out.publish(HEAD);
+        for piece in rest.chunks(PUBLISHED) {
+            self.out.write(piece, past_cache);
+            self.out.publish(HEAD);
+        }
+        ring(&self.out.segment);
+        Ok(first.len() + second.len())
+    }
+
+    /// Reads what is there, the first piece first.
+    ///
+    /// # Errors
+    /// `WouldBlock` when nothing is.
+    pub(in crate::backend::host) fn read_pair(
+        &mut self,
+        first: &mut [u8],
+        second: &mut [u8],
+    ) -> io::Result<usize> {
+        let there = self.into.there()?;
+        if there == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let first_len = first.len().min(there);
+        let second_len = second.len().min(there - first_len);
+        for piece in first[..first_len].chunks_mut(PUBLISHED) {
+            self.into.read(piece);
+            self.into.publish(TAIL);
+        }
+        if second_len > 0 {
+            self.into.read(&mut second[..second_len]);
+            self.into.publish(TAIL);
+        }
+        fence(SeqCst);
+        if self.into.starved().load(Relaxed) != 0 {
+            self.into.starved().store(0, Relaxed);
+            ring(&self.out.segment);
+        }
+        Ok(first_len + second_len)
+    }
+
+    /// Whether there is something to read. Positions that make no sense are: reading tells.
+    pub(in crate::backend::host) fn has_unread(&self) -> bool {
+        !matches!(self.into.there(), Ok(0))
+    }
+
+    /// Whether there is room to write. If not, the reader rings when there is.
+    pub(in crate::backend::host) fn has_room(&self) -> bool {
+        self.out.starved().store(1, SeqCst);
+        fence(SeqCst);
+        !matches!(self.out.space(), Ok(0))
+    }
+}
+
+/// Wakes the owner of a segment if it sleeps. What it is to see has been published.
+fn ring(segment: &Segment) {
+    fence(SeqCst);
+    if segment.word(ASLEEP).load(Relaxed) != 0 {
+        let bell = segment.word(BELL);
+        bell.fetch_add(1, Release);
+        // Nobody to wake is no failure, and nothing else can go wrong with a word that is mapped.
+        let _ = futex::wake(bell, futex::Flags::empty(), 1);
+    }
+}
+
+/// What the peers ring when they have news.
+#[derive(Debug)]
+pub(in crate::backend::host) struct Bell(pub(super) Arc<Segment>);
+
+impl Bell {
+    /// The longest sleep: so often a rank looks at its sockets, which tell when a peer has gone.
+    pub(in crate::backend::host) const NAP: Duration = Duration::from_millis(10);
+
+    /// Tells the peers on which processor this rank is now.
+    pub(in crate::backend::host) fn note_processor(&self) {
+        let (word, now) = (self.0.word(PROCESSOR), sched_getcpu() as u32 + 1);
+        if word.load(Relaxed) != now {
+            word.store(now, Relaxed);
+        }
+    }
+
+    /// Sleeps until a peer rings, or for this long at most; not at all if there are news.
+    pub(in crate::backend::host) fn sleep(&self, most: Duration, has_news: impl FnOnce() -> bool) {
+        let (bell, asleep) = (self.0.word(BELL), self.0.word(ASLEEP));
+        let rung = bell.load(Acquire);
+        asleep.store(1, SeqCst);
+        fence(SeqCst);
+        if !has_news() {
+            let most = Timespec { tv_sec: 0, tv_nsec: i64::from(most.min(Self::NAP).subsec_nanos()) };
+            // Rung meanwhile, interrupted or slept enough: the caller looks in any case.
+            let _ = futex::wait(bell, futex::Flags::empty(), rung, Some(&most));
+        }
+        asleep.store(0, Relaxed);
+    }
+}

@@ -1,0 +1,104 @@
+//! Two ranks' ends of one pair of rings.
+
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Instant;
+
+use super::*;
+use crate::testing::{LATE, in_time};
+
+/// Both ranks of a group of two, as they are once they have met.
+pub(in crate::backend::host) fn pair() -> [Shared; 2] {
+    let [a, b] = [0, 1].map(|rank| Offered::new(rank, 2).unwrap());
+    let (of_a, of_b) = (a.introduction(), b.introduction());
+    let (b_at_a, a_at_b) = (a.open(&of_b).unwrap(), b.open(&of_a).unwrap());
+    assert!(a.is_proved(1, &of_b) && b.is_proved(0, &of_a));
+    [(a, 0, b_at_a), (b, 1, a_at_b)].map(|(offered, rank, theirs)| {
+        offered.share(
+            Peers::complete(rank, (0..2).map(|r| (r != rank).then(|| Arc::clone(&theirs))).collect())
+                .unwrap(),
+        )
+    })
+}
+
+pub(in crate::backend::host) fn only(rings: Peers<Rings>) -> Rings {
+    rings.into_items().next().unwrap()
+}
+
+impl Rings {
+    /// Writes positions that the other end must not believe.
+    pub(in crate::backend::host) fn lie(&self, position: u64) {
+        let Self { out, into, .. } = self;
+        out.segment.double_word(out.control + ring::HEAD).store(position, SeqCst);
+        into.segment.double_word(into.control + ring::TAIL).store(position, SeqCst);
+    }
+}
+
+/// Reads all that comes until `len` bytes are there, asleep in between.
+fn read_all(rings: &mut Rings, bell: &Bell, len: usize) -> Vec<u8> {
+    let mut all = vec![0; len];
+    let (mut done, until) = (0, Instant::now() + LATE);
+    while done < len {
+        match rings.read_pair(&mut all[done..], &mut []) {
+            Ok(bytes) => done += bytes,
+            Err(error) => {
+                assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+                assert!(Instant::now() < until, "{done} of {len} bytes came");
+                bell.sleep(Bell::NAP, || rings.has_unread());
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn bytes_come_as_they_were_sent_whatever_their_number() {
+    const TOTAL: usize = 3 << 20;
+    let [a, b] = pair();
+    let sent: Vec<u8> = (0..TOTAL as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let expected = sent.clone();
+    let writer = std::thread::spawn(move || {
+        let (mut rings, mut done, mut len) = (only(a.rings), 0, 1);
+        while done < TOTAL {
+            let piece = &sent[done..TOTAL.min(done + len)];
+            let (first, second) = piece.split_at(piece.len().min(48));
+            match rings.send(first, second) {
+                Ok(bytes) => (done, len) = (done + bytes, len * 3 % 300_007 + 1),
+                Err(error) => {
+                    assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+                    a.bell.sleep(Bell::NAP, || rings.has_room());
+                }
+            }
+        }
+    });
+    let received = in_time(move || read_all(&mut only(b.rings), &b.bell, TOTAL));
+    writer.join().unwrap();
+    assert!(received == expected);
+}
+
+#[test]
+fn whatever_a_peer_writes_into_the_positions_is_an_error_at_most() {
+    for lie in [u64::MAX / 2, 1 << 40, (128 << 10) + 1] {
+        let [a, b] = pair();
+        let (mut mine, theirs) = (only(a.rings), only(b.rings));
+        theirs.lie(lie);
+        assert!(mine.has_unread() && mine.has_room(), "there is something to find out");
+        for error in [mine.read_pair(&mut [0; 9], &mut []), mine.send(&[1], &[])].map(Result::unwrap_err) {
+            assert!(error.to_string().contains("impossible positions"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_segment_with_another_token_is_refused() {
+    let [a, b] = [0, 1].map(|rank| Offered::new(rank, 2).unwrap());
+    let lie = Introduction { token: [9; 32], ..b.introduction() };
+    assert!(a.open(&lie).unwrap_err().to_string().contains("another token"));
+    assert!(!b.is_proved(0, &a.introduction()), "it was not opened");
+}
+
+#[test]
+fn an_introduction_survives_the_wire_and_zeros_are_none() {
+    let introduction = Offered::new(0, 2).unwrap().introduction();
+    assert_eq!(Introduction::decode(&introduction.encode()), Some(introduction));
+    assert_eq!(Introduction::decode(&[0; INTRODUCTION]), None);
+}

@@ -1,0 +1,50 @@
+//! What a group leaves behind that went through shared memory: nothing. A test of its own process, whose descriptors and mappings
+//! nothing else changes.
+
+use ryzanstein_config::BackendChoice;
+use ryzanstein_process_group::ReduceOp;
+use ryzanstein_process_group::paths::Path;
+use ryzanstein_tests::{config, with_ranks};
+
+/// Entries of `/proc/self/fd` and `/proc/self/task`, and shared segments in `/proc/self/maps`.
+fn held() -> [usize; 3] {
+    let entries = |path: &str| std::fs::read_dir(path).expect("it is there").count();
+    let maps = std::fs::read_to_string("/proc/self/maps").expect("it is there");
+    let segments = maps.lines().filter(|line| line.contains("memfd:ryz-shared")).count();
+    [entries("/proc/self/fd"), entries("/proc/self/task"), segments]
+}
+
+/// Makes a group of threads, uses it, and tells what is held meanwhile.
+fn use_a_group(n: usize) -> [usize; 3] {
+    let during = with_ranks(&config(BackendChoice::Tcp), n, |mut manager| {
+        let group = manager.world();
+        assert!(group.paths().iter().any(|path| matches!(path, Path::SharedMemory(_))), "it shares memory");
+        for call in 0..1000usize {
+            let mut x = vec![1.0f32; 1 + call * 37 % 5000];
+            group.all_reduce(&mut x, ReduceOp::Sum).expect("it reduces");
+            assert!(x.iter().all(|x| *x == n as f32));
+        }
+        group.barrier().expect("all come");
+        let held = held();
+        group.barrier().expect("all come");
+        manager.finalize().expect("it leaves");
+        held
+    });
+    during[0]
+}
+
+#[test]
+fn neither_descriptors_nor_threads_nor_mappings_are_left_and_no_descriptor_is_kept_open() {
+    use_a_group(3);
+    let before = held();
+    assert_eq!(before[2], 0);
+    for n in [2, 3, 4, 2, 3, 4, 2, 3, 4] {
+        let during = use_a_group(n);
+        // Each of `n` ranks has mapped its own segment and those of the others, in the groups that it has.
+        assert!(during[2] >= n * n && during[2].is_multiple_of(n * n), "{during:?}");
+    }
+    let descriptors = std::fs::read_dir("/proc/self/fd").expect("it is there");
+    let names = descriptors.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
+    assert!(!names.map(|name| name.display().to_string()).any(|name| name.contains("memfd:")));
+    assert_eq!(held(), before);
+}
