@@ -172,13 +172,13 @@ impl Orchestrator {
         connection: Connection,
         device: Option<&Device>,
     ) -> Result<Self, Error> {
-        choose_instruction_set(&config)?;
-        let initialized = if let Some(device) = device {
-            ProcessGroupManager::initialize_on(&config, &connection, device)
-        } else {
+        let initialized = choose_instruction_set(&config).and_then(|()| {
+            if let Some(device) = device {
+                return ProcessGroupManager::initialize_on(&config, &connection, device);
+            }
             let surroundings = Surroundings::from_variables(|name| environment.get(name).cloned());
             ProcessGroupManager::initialize_with(&config, &connection, &surroundings)
-        };
+        });
         let initialized = initialized.and_then(|manager| {
             // The backend is known only now, and without NCCL its settings do not matter.
             if manager.backend() == BackendKind::Nccl {

@@ -21,7 +21,7 @@ section! {
         top_k: u32 = "0",
         /// The seed for sampling.
         seed: u64 = "0",
-        /// On CPUs: the instructions that multiply matrices. All ranks of a model must use the same.
+        /// On CPUs: the instructions that multiply matrices, once for a process. All ranks of a model must use the same.
         instruction_set: InstructionSetChoice = "auto",
         /// On a GPU: whether the pass of one token is captured in a CUDA graph and replayed, instead of launching every
         /// operation.

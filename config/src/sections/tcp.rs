@@ -20,13 +20,13 @@ section! {
         socket_buffer: Option<SocketBuffer> = "",
         /// The size of a pipelined segment.
         segment: Segment = "128KiB",
-        /// Whether ranks of one host copy large payloads from each other's memory, where the system allows it, instead of using
-        /// sockets.
+        /// Whether a rank may read payloads from another rank's memory. With `shared_memory`, only if forced, or if `ryz tune`
+        /// measured it as the fastest.
         cross_memory: bool = "true",
-        /// Whether ranks of one host exchange headers and small payloads through memory that they share, where the system allows it,
-        /// instead of sockets. An `algorithm` other than `auto` keeps to sockets.
+        /// Whether ranks of one host exchange data through shared memory, where the system allows it, instead of sockets. An
+        /// `algorithm` other than `auto` keeps them on sockets.
         shared_memory: bool = "true",
-        /// How long to poll a socket before sleeping: lower latency at the price of a busy core; 0s never polls.
+        /// How long to look for data from other ranks before sleeping: lower latency at the price of a busy core; 0s never polls.
         spin: Duration = "50us",
         /// How long a peer's new connection has for its handshake.
         handshake_timeout: Timeout = "5s",

@@ -309,7 +309,11 @@ impl PathTable {
                 _ => None,
             };
             let taken = rules.chain(otherwise).collect::<Vec<_>>().join("; ");
-            if taken.is_empty() { "where it is forced, or measured by ryz tune".to_owned() } else { taken }
+            if taken.is_empty() {
+                "only if forced, or if `ryz tune` measured it as the fastest".to_owned()
+            } else {
+                taken
+            }
         };
         let there = self.paths.iter().map(|path| (*path, taken(*path)));
         there.chain(self.unavailable.iter().map(|(path, why)| (*path, format!("never: {why}")))).collect()

@@ -171,7 +171,22 @@ impl WithSimd for Queries<'_> {
                 );
             }
             widen(values, first..last, head_dim, &mut block);
-            simd::add_weighted(lanes, &scores, &block, &mut sums, [BLOCK, last - first, width]);
+            if seen.iter().all(|seen| seen.start <= first && last <= seen.end) {
+                simd::add_weighted(lanes, &scores, &block, &mut sums, [BLOCK, last - first, width]);
+                continue;
+            }
+            // What is not seen is not touched: infinity times a weight of zero is no number.
+            for (i, (scores, sums)) in
+                scores.chunks_exact(BLOCK).zip(sums.chunks_exact_mut(width)).enumerate()
+            {
+                let seen = seen[i / shared].start.clamp(first, last) - first
+                    ..seen[i / shared].end.clamp(first, last) - first;
+                if !seen.is_empty() {
+                    let values = &block[seen.start * width..seen.end * width];
+                    let count = seen.len();
+                    simd::add_weighted(lanes, &scores[seen], values, sums, [count, count, width]);
+                }
+            }
         }
         for ((out, sums), softmax) in
             out.chunks_exact_mut(head_dim).zip(sums.chunks_exact(width)).zip(&softmax)

@@ -81,6 +81,7 @@ impl LayerCache {
         let fits = width == Some(qkv.columns())
             && [heads, kv_heads, head_dim].iter().all(|n| *n > 0)
             && heads.is_multiple_of(kv_heads)
+            && call.window != Some(0)
             && batch.tokens().len() == rows
             && batch.has_rotations_for(head_dim)
             && (shape[1], shape[3]) == (kv_heads, head_dim)

@@ -20,7 +20,7 @@ use crate::paths::host::{Links, table};
 const REASONS: [&str; 3] = [
     "process_group.tcp.shared_memory is false",
     "process_group.tcp.algorithm demands an algorithm over sockets",
-    "not all ranks could map each other's memory: the system forbids it, or they are in containers of their own",
+    "a rank could not open another's memory in /proc (another user, separate containers, or a security policy); its debug log has the error",
 ];
 const DEMANDED: u8 = 1;
 const REFUSED: u8 = 2;

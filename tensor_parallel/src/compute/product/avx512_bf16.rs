@@ -1,5 +1,4 @@
-//! Products of bf16 with AVX-512's dot products of pairs. Weights and activations are read as they are stored: both are
-//! contiguous along the sums.
+//! Products of bf16 with AVX-512's dot products of pairs. Weights are read as they are stored.
 
 #![expect(
     unsafe_code,
@@ -24,51 +23,88 @@ const WEIGHT_ROWS: usize = 64;
 /// Bytes of activations that stay in the second-level cache.
 const ACTIVATION_BYTES: usize = 512 << 10;
 
+/// Activations in the order in which they are multiplied: of each group of [`TILE`] rows, 32 elements of each row in turn, with zeros
+/// behind the last. In rows, their addresses would compete for the same places of the first-level cache.
+pub(super) struct Packed {
+    values: Vec<bf16>,
+    rows: usize,
+    columns: usize,
+}
+
+impl Packed {
+    /// `x` is rows of `k`, of which there is at least one.
+    pub(super) fn new(x: &[bf16], k: usize) -> Self {
+        let (rows, width) = (x.len() / k, k.next_multiple_of(LANES));
+        assert!(x.len() == rows * k, "operands must be whole rows");
+        let mut values = vec![bf16::ZERO; rows * width];
+        for (group, x) in values.chunks_mut(TILE * width).zip(x.chunks(TILE * k)) {
+            let rows = x.len() / k;
+            for (r, row) in x.chunks_exact(k).enumerate() {
+                for (i, part) in row.chunks(LANES).enumerate() {
+                    group[(i * rows + r) * LANES..][..part.len()].copy_from_slice(part);
+                }
+            }
+        }
+        Self { values, rows, columns: k }
+    }
+
+    fn width(&self) -> usize {
+        self.columns.next_multiple_of(LANES)
+    }
+}
+
 /// `out[r * n + i] = w[i] · x[r]`, as [`Products::block`](super::Products). A sum has the same bits whatever rows are beside it.
-pub(super) fn multiply(x: &[bf16], w: &[bf16], out: &mut [f32], k: usize) {
-    let (m, n) = (x.len() / k, w.len() / k);
-    assert!(x.len() == m * k && w.len() == n * k && out.len() == m * n, "operands must be whole rows");
+pub(super) fn multiply(x: &Packed, w: &[bf16], out: &mut [f32]) {
+    let n = w.len() / x.columns;
+    assert!(w.len() == n * x.columns && out.len() == x.rows * n, "operands must be whole rows");
     assert!(InstructionSet::Avx512Bf16.is_supported(), "checked when it was chosen");
     // SAFETY: the processor has the instructions, and the slices are as long as asserted.
-    unsafe { blocked(x, w, out, [m, k, n]) }
+    unsafe { blocked(x, w, out, n) }
 }
 
 /// # Safety
-/// The processor has the instructions; `x` is m rows of k, `w` is n rows of k, `out` is m rows of n.
+/// The processor has the instructions; `w` is n rows as long as those of `x`, and `out` has an element for each pair of rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn blocked(x: &[bf16], w: &[bf16], out: &mut [f32], [m, k, n]: [usize; 3]) {
-    let rows = (ACTIVATION_BYTES / (2 * k)).max(TILE) / TILE * TILE;
+unsafe fn blocked(x: &Packed, w: &[bf16], out: &mut [f32], n: usize) {
+    let (k, width) = (x.columns, x.width());
+    let rows = (ACTIVATION_BYTES / (2 * width)).max(TILE) / TILE * TILE;
     for i in (0..n).step_by(WEIGHT_ROWS) {
         let end = n.min(i + WEIGHT_ROWS);
-        for r in (0..m).step_by(rows) {
+        for (part, x) in x.values.chunks(rows * width).enumerate() {
             for i in (i..end).step_by(TILE) {
                 let weights = &w[i * k..end.min(i + TILE) * k];
                 // SAFETY: as the caller's.
-                unsafe { strip(&x[r * k..m.min(r + rows) * k], weights, &mut out[r * n + i..], [k, n]) };
+                unsafe { strip(x, weights, &mut out[part * rows * n + i..], [k, n]) };
             }
         }
     }
 }
 
-/// All activation rows of `x` with at most [`TILE`] weight rows; rows of `out` are `n` apart.
+/// All packed rows of `x` with at most [`TILE`] weight rows; rows of `out` are `n` apart.
 ///
 /// # Safety
-/// The processor has the instructions; `x` and `w` are whole rows of k; `out` has an element for each pair of rows.
+/// The processor has the instructions; `x` is whole packed rows and `w` whole rows of k; `out` has an element for each pair of rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn strip(x: &[bf16], w: &[bf16], out: &mut [f32], [k, n]: [usize; 2]) {
-    for (at, x) in x.chunks(TILE * k).enumerate() {
+    let width = k.next_multiple_of(LANES);
+    for (at, x) in x.chunks(TILE * width).enumerate() {
         let out = &mut out[at * TILE * n..];
+        let (tiles, rows) = (w.len() / k, x.len() / width);
         // SAFETY: as the caller's; the numbers are those of the rows.
         unsafe {
-            match (w.len() / k, x.len() / k) {
+            match (tiles, rows) {
                 (4, 4) => tile::<4, 4>(x, w, out, [k, n]),
                 (4, 3) => tile::<4, 3>(x, w, out, [k, n]),
                 (4, 2) => tile::<4, 2>(x, w, out, [k, n]),
                 (4, 1) => tile::<4, 1>(x, w, out, [k, n]),
                 _ => {
                     for (i, w) in w.chunks_exact(k).enumerate() {
-                        for (r, x) in x.chunks_exact(k).enumerate() {
-                            tile::<1, 1>(x, w, &mut out[r * n + i..], [k, n]);
+                        let out = &mut out[i..];
+                        match rows {
+                            4 => tile::<1, 4>(x, w, out, [k, n]),
+                            3 => tile::<1, 3>(x, w, out, [k, n]),
+                            2 => tile::<1, 2>(x, w, out, [k, n]),
+                            _ => tile::<1, 1>(x, w, out, [k, n]),
                         }
                     }
                 }
@@ -78,30 +114,24 @@ unsafe fn strip(x: &[bf16], w: &[bf16], out: &mut [f32], [k, n]: [usize; 2]) {
 }
 
 /// # Safety
-/// The processor has the instructions; `w` is R rows of k, `x` is C.
+/// The processor has the instructions; `w` is R rows of k, `x` is C packed rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn tile<const R: usize, const C: usize>(x: &[bf16], w: &[bf16], out: &mut [f32], [k, n]: [usize; 2]) {
-    debug_assert!(x.len() == C * k && w.len() == R * k);
+    assert!(x.len() == C * k.next_multiple_of(LANES) && w.len() == R * k);
     let (x, w) = (x.as_ptr().cast::<i16>(), w.as_ptr().cast::<i16>());
     let mut sums = [[_mm512_setzero_ps(); C]; R];
     let whole = k / LANES * LANES;
-    // SAFETY: the loads read elements of rows of k, none behind their ends.
+    // SAFETY: the loads read elements of rows of k, none behind their ends, and of packed rows, which are as long as whole vectors.
     unsafe {
         for i in (0..whole).step_by(LANES) {
-            let mut xs = [_mm512_setzero_si512(); C];
-            for (c, to) in xs.iter_mut().enumerate() {
-                *to = _mm512_loadu_si512(x.add(c * k + i).cast());
-            }
+            let xs = load(x.add(i * C));
             for (r, sums) in sums.iter_mut().enumerate() {
                 add(sums, _mm512_loadu_si512(w.add(r * k + i).cast()), &xs);
             }
         }
         if whole < k {
             let mask = (1 << (k - whole)) - 1;
-            let mut xs = [_mm512_setzero_si512(); C];
-            for (c, to) in xs.iter_mut().enumerate() {
-                *to = _mm512_maskz_loadu_epi16(mask, x.add(c * k + whole));
-            }
+            let xs = load(x.add(whole * C));
             for (r, sums) in sums.iter_mut().enumerate() {
                 add(sums, _mm512_maskz_loadu_epi16(mask, w.add(r * k + whole)), &xs);
             }
@@ -112,6 +142,19 @@ unsafe fn tile<const R: usize, const C: usize>(x: &[bf16], w: &[bf16], out: &mut
             out[c * n + r] = _mm512_reduce_add_ps(sum);
         }
     }
+}
+
+/// # Safety
+/// The processor has the instructions; C vectors are at `x`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn load<const C: usize>(x: *const i16) -> [__m512i; C] {
+    let mut xs = [_mm512_setzero_si512(); C];
+    for (c, to) in xs.iter_mut().enumerate() {
+        // SAFETY: as the caller's.
+        *to = unsafe { _mm512_loadu_si512(x.add(c * LANES).cast()) };
+    }
+    xs
 }
 
 #[inline]

@@ -28,10 +28,10 @@ pub enum InstructionSet {
 
 /// This processor lacks an instruction set, or there is none of this name.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("instruction set {name}: {why}; expected one of {}", names(&InstructionSet::supported()))]
+#[error("instruction set {name}: {why}")]
 pub struct UnsupportedInstructionSet {
     name: String,
-    why: &'static str,
+    why: String,
 }
 
 fn names(sets: &[InstructionSet]) -> String {
@@ -60,12 +60,16 @@ impl InstructionSet {
     pub fn choose(self) -> Result<(), UnsupportedInstructionSet> {
         let refused = |why| UnsupportedInstructionSet { name: self.to_string(), why };
         if !self.is_supported() {
-            return Err(refused("this processor lacks it, or the system does not allow it"));
+            let expected = names(&Self::supported());
+            return Err(refused(format!(
+                "this processor lacks it, or the system does not allow it; expected one of {expected}"
+            )));
         }
-        if *CHOSEN.get_or_init(|| self) == self {
-            Ok(())
-        } else {
-            Err(refused("another one is in use already"))
+        match *CHOSEN.get_or_init(|| self) {
+            chosen if chosen == self => Ok(()),
+            chosen => Err(refused(format!(
+                "this process already computes with {chosen}, which cannot change while it runs"
+            ))),
         }
     }
 
@@ -126,8 +130,10 @@ impl FromStr for InstructionSet {
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         let known = Self::ALL.into_iter().find(|set| set.to_string() == name);
-        known
-            .ok_or_else(|| UnsupportedInstructionSet { name: name.into(), why: "there is none of this name" })
+        known.ok_or_else(|| {
+            let why = format!("there is none of this name; expected one of {}", names(&Self::ALL));
+            UnsupportedInstructionSet { name: name.into(), why }
+        })
     }
 }
 

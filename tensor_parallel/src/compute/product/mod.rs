@@ -13,7 +13,6 @@ pub(super) mod simd;
 
 use std::borrow::Cow;
 
-use half::bf16;
 use pulp::Arch;
 use rayon::prelude::*;
 use ryzanstein_process_group::{DType, Element as _};
@@ -25,8 +24,8 @@ use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
 /// How many 16-bit weights are widened at a time for a blocked product.
 const PANEL: usize = 1 << 18;
-/// Blocks of weight rows for each thread: what one thread is late by is short.
-const BLOCKS: usize = 4;
+/// Blocks of weight rows for each thread, with few activation rows and with many. What one thread is late by must be short.
+const BLOCKS: [usize; 2] = [4, 16];
 /// Weight rows of a block are a multiple of this.
 const GRANULE: usize = 32;
 
@@ -41,7 +40,7 @@ pub(super) struct Products {
 enum Prepared<'a> {
     Wide(Cow<'a, [f32]>),
     #[cfg(target_arch = "x86_64")]
-    Pairs(&'a [bf16]),
+    Pairs(avx512_bf16::Packed),
     Tiles(amx::Packed),
 }
 
@@ -78,7 +77,8 @@ impl Products {
         match threads.pool_if(m * k * n >= PARALLEL_THRESHOLD) {
             None => self.block(&prepared, w, 0..n, &mut sums.values, k),
             Some(pool) => {
-                sums.block = n.div_ceil(pool.current_num_threads() * BLOCKS).next_multiple_of(GRANULE);
+                let blocks = BLOCKS[usize::from(m > GRANULE)] * pool.current_num_threads();
+                sums.block = n.div_ceil(blocks).next_multiple_of(GRANULE);
                 let block = sums.block;
                 pool.install(|| {
                     sums.values.par_chunks_mut(m * block).enumerate().for_each(|(i, out)| {
@@ -104,7 +104,7 @@ impl Products {
                 if weights == DType::BF16
                     && matches!(self.set, InstructionSet::Amx | InstructionSet::Avx512Bf16) =>
             {
-                Prepared::Pairs(x)
+                Prepared::Pairs(avx512_bf16::Packed::new(x, k))
             }
             x => Prepared::Wide(x.widened()),
         }
@@ -116,7 +116,7 @@ impl Products {
         match (x, w) {
             (Prepared::Tiles(x), Storage::BF16(w)) => amx::multiply(x, &w[part], out),
             #[cfg(target_arch = "x86_64")]
-            (Prepared::Pairs(x), Storage::BF16(w)) => avx512_bf16::multiply(x, &w[part], out, k),
+            (Prepared::Pairs(x), Storage::BF16(w)) => avx512_bf16::multiply(x, &w[part], out),
             (Prepared::Wide(x), w) => with_elements!(w, w => simd::multiply(self.arch, x, &w[part], out, k)),
             _ => unreachable!("activations are prepared for the type of the weights"),
         }

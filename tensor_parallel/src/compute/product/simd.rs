@@ -113,12 +113,18 @@ fn tile<S: Simd, const C: usize, const R: usize>(simd: S, x: [&[f32]; C], w: [&[
             }
         }
     }
-    std::array::from_fn(|c| {
-        std::array::from_fn(|r| {
-            let rest: f32 = xs[c].1.iter().zip(ws[r].1).map(|(x, w)| x * w).sum();
-            simd.reduce_sum_f32s(sums[c][r]) + rest
-        })
-    })
+    // Loops and no closures, which would be functions without the instruction set.
+    let mut out = [[0.0; R]; C];
+    for ((out, sums), (_, x_rest)) in out.iter_mut().zip(sums).zip(xs) {
+        for ((out, sum), (_, w_rest)) in out.iter_mut().zip(sums).zip(ws) {
+            let mut rest = 0.0;
+            for (x, w) in x_rest.iter().zip(w_rest) {
+                rest += x * w;
+            }
+            *out = simd.reduce_sum_f32s(sum) + rest;
+        }
+    }
+    out
 }
 
 /// The values of a slice as `f32`: the slice itself if it is, otherwise in the buffer, which must be as long.

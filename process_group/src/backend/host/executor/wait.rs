@@ -18,6 +18,7 @@ impl<T: Transport> Run<'_, T> {
     pub(super) fn wait(&mut self, until: Instant) -> Result<bool> {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
+            self.look_at_channels();
             return Ok(false);
         }
         let left = T::NAP.map_or(left, |nap| left.min(nap));
@@ -47,8 +48,12 @@ impl<T: Transport> Run<'_, T> {
                 link.has_news(to_read, to_write)
             })
         });
-        // That a peer has gone is news too, of which no bell tells.
-        if self.progress.looked.elapsed() >= Bell::NAP {
+        self.look_at_channels();
+    }
+
+    /// Notes which peers have gone, now and then. It is news of which no bell tells.
+    pub(super) fn look_at_channels(&mut self) {
+        if self.context.bell.is_some() && self.progress.looked.elapsed() >= Bell::NAP {
             self.links.iter_mut().for_each(Link::look_at_channel);
             self.progress.looked = Instant::now();
         }

@@ -92,7 +92,7 @@ impl Offered {
         let mut seen = Token::default();
         segment.read(TOKEN, &mut seen);
         if seen != peer.token {
-            return Err(io::Error::other("another token is there"));
+            return Err(io::Error::other("it is not the memory that the rank announced"));
         }
         segment.write(Layout::proof(self.rank), &self.token, false);
         Ok(Arc::new(segment))

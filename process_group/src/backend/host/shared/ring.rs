@@ -88,7 +88,9 @@ impl Ring {
     fn checked(&self, bytes: u64) -> io::Result<usize> {
         match usize::try_from(bytes) {
             Ok(bytes) if bytes <= self.capacity => Ok(bytes),
-            _ => Err(io::Error::other("the memory that is shared with it holds impossible positions")),
+            _ => {
+                Err(io::Error::other("the shared memory of this link is corrupt: a position is out of range"))
+            }
         }
     }
 

@@ -20,8 +20,11 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{
     MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create, open,
+    readlink,
 };
 
+/// What the system calls the memory where it lists mappings and descriptors.
+const NAME: &str = "ryz-shared";
 /// Bytes of a cache line.
 const LINE: usize = 64;
 /// From this many bytes on, lines go past the cache where that is wanted. Measured on two cores: 32 KiB that the other core has
@@ -51,7 +54,10 @@ impl Segment {
     /// # Errors
     /// Those of the system.
     pub(super) fn create(len: usize) -> io::Result<(Self, Door)> {
-        let file = memfd_create("ryz-shared", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        // Systems may demand that memory cannot be executed. Those before Linux 6.3 do not know the flag.
+        let file =
+            memfd_create(NAME, flags | MemfdFlags::NOEXEC_SEAL).or_else(|_| memfd_create(NAME, flags))?;
         ftruncate(&file, len as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let map = MmapOptions::new().len(len).map_raw(&file)?;
@@ -63,9 +69,13 @@ impl Segment {
     /// # Errors
     /// Those of the system, and one for what is no sealed file of this length.
     pub(super) fn open(pid: u32, descriptor: u32, len: usize) -> io::Result<Self> {
-        // Whatever is there, opening it neither waits nor takes a terminal.
+        let path = format!("/proc/{pid}/fd/{descriptor}");
+        // In another namespace the number may be any process's. Opening what is no memory could wait, or be noticed.
+        if !readlink(&path, Vec::new())?.to_bytes().starts_with(format!("/memfd:{NAME}").as_bytes()) {
+            return Err(io::Error::other("the descriptor is not that of a segment"));
+        }
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = File::from(open(format!("/proc/{pid}/fd/{descriptor}"), flags, Mode::empty())?);
+        let file = File::from(open(path, flags, Mode::empty())?);
         let is_sealed = fcntl_get_seals(&file)?.contains(SealFlags::SHRINK);
         if !is_sealed || file.metadata()?.len() != len as u64 {
             return Err(io::Error::other("the descriptor is not that of a segment"));
