@@ -98,7 +98,7 @@ fn blocks_are_joined_side_by_side_without_the_padding() {
 fn attend(qkv: &Tensor, window: Option<usize>, steps: &[usize], threads: usize) -> Vec<f32> {
     let rotary = Rotary::new(4, 10_000.0, RotaryScaling::None);
     let host = Host::new(threads);
-    let mut cache = LayerCache::new(&host, [1, 1, 64, 4], DType::F32).unwrap();
+    let mut cache = LayerCache::new(&host, [1, 1, 128, 4], DType::F32).unwrap();
     let mut out = Vec::new();
     let mut position = 0;
     for count in steps {
@@ -296,6 +296,24 @@ fn attention_over_several_blocks_is_that_of_f64_on_every_instruction_set() {
             let far =
                 got.iter().zip(&want).map(|(got, want)| (f64::from(*got) - want).abs()).fold(0.0, f64::max);
             assert!(got.len() == want.len() && far < 2e-5, "{set}, heads of {head_dim}: {far}");
+        }
+    }
+}
+
+#[test]
+fn what_a_query_does_not_see_does_not_reach_it_even_if_it_is_infinite() {
+    let mut values: Vec<f32> = (0..100 * 16).map(|i| (i % 13) as f32 / 13.0).collect();
+    // Of one head of 4 elements: two query heads, a key, a value.
+    for position in [10, 90] {
+        values[position * 16 + 12] = f32::INFINITY;
+    }
+    let qkv = Tensor::new(&[100, 16], values, DType::F32).unwrap();
+    for (window, is_seen) in
+        [(None, (10..100).collect::<Vec<_>>()), (Some(5), [10..15, 90..95].into_iter().flatten().collect())]
+    {
+        for (row, out) in attend(&qkv, window, &[100], 1).chunks_exact(8).enumerate() {
+            let is_finite = out.iter().all(|value| value.is_finite());
+            assert_eq!(is_finite, !is_seen.contains(&row), "{window:?}, row {row}: {out:?}");
         }
     }
 }

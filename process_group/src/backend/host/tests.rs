@@ -79,8 +79,8 @@ fn read_frame(peer: &mut TcpStream) -> Option<Header> {
 }
 
 /// Rank 0 of two whose links go through memory, with the other end of its link: the rings, and the socket.
-fn rank_0_sharing() -> (Host, shared::Rings, TcpStream) {
-    let (mut host, mut peers) = rank_0_of(2, Duration::ZERO);
+fn rank_0_sharing(spin: Duration) -> (Host, shared::Rings, TcpStream) {
+    let (mut host, mut peers) = rank_0_of(2, spin);
     let [mine, theirs] = pair();
     host.go_through(mine);
     (host, only(theirs.rings), peers.pop().unwrap())
@@ -96,7 +96,7 @@ fn message(count: usize) -> Vec<u8> {
 #[test]
 fn a_rank_that_ends_in_the_middle_of_a_ring_is_lost_and_what_it_sent_whole_is_not() {
     for (sent, is_whole) in [(20, false), (HEADER + 500, false), (HEADER + 1000, true)] {
-        let (mut host, mut rings, socket) = rank_0_sharing();
+        let (mut host, mut rings, socket) = rank_0_sharing(Duration::ZERO);
         assert_eq!(rings.send(&message(1000)[..sent], &[]).unwrap(), sent);
         drop((rings, socket));
         let outcome = in_time(move || {
@@ -113,7 +113,7 @@ fn a_rank_that_ends_in_the_middle_of_a_ring_is_lost_and_what_it_sent_whole_is_no
 
 #[test]
 fn a_rank_that_ends_while_its_ring_is_full_is_lost() {
-    let (mut host, rings, socket) = rank_0_sharing();
+    let (mut host, rings, socket) = rank_0_sharing(Duration::ZERO);
     let waiting = std::thread::spawn(move || {
         let data = vec![1u8; 1 << 20];
         let mut send = call(Operation::Send { to: Rank(1) }, 1, LATE, None);
@@ -127,8 +127,35 @@ fn a_rank_that_ends_while_its_ring_is_full_is_lost() {
 }
 
 #[test]
+fn a_rank_that_ends_is_lost_to_one_that_never_sleeps() {
+    let (mut host, rings, socket) = rank_0_sharing(Duration::from_secs(3600));
+    drop((rings, socket));
+    let error = in_time(move || host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
+    assert!(matches!(error, Error::PeerLost { rank: Rank(1), .. }), "{error}");
+}
+
+#[test]
+fn a_rank_that_ends_is_lost_to_one_that_only_sends() {
+    let (mut host, rings, socket) = rank_0_sharing(Duration::ZERO);
+    drop((rings, socket));
+    let error = in_time(move || {
+        let data = [1u8; 100];
+        let sends = (1..).map(|sequence| {
+            // Less than what the ring takes in all.
+            assert!(sequence < 200, "no send has failed");
+            std::thread::sleep(Duration::from_millis(1));
+            let mut send = call(Operation::Send { to: Rank(1) }, sequence, LATE, None);
+            (send.input, send.fingerprint.count) = (Some(View::of(&data)), data.len());
+            host.submit(send)
+        });
+        sends.filter_map(Result::err).next().unwrap()
+    });
+    assert!(matches!(error, Error::PeerLost { rank: Rank(1), .. }), "{error}");
+}
+
+#[test]
 fn positions_that_cannot_be_are_a_lost_rank_and_not_a_panic() {
-    let (mut host, rings, _socket) = rank_0_sharing();
+    let (mut host, rings, _socket) = rank_0_sharing(Duration::ZERO);
     rings.lie(u64::MAX);
     let error = in_time(move || host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
     assert!(error.to_string().contains("out of range"), "{error}");
@@ -136,7 +163,7 @@ fn positions_that_cannot_be_are_a_lost_rank_and_not_a_panic() {
 
 #[test]
 fn an_abort_through_memory_is_heard_asleep() {
-    let (mut host, mut rings, _socket) = rank_0_sharing();
+    let (mut host, mut rings, _socket) = rank_0_sharing(Duration::ZERO);
     let waiting =
         std::thread::spawn(move || host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
     std::thread::sleep(Duration::from_millis(100));
