@@ -140,7 +140,7 @@ fn a_rank_that_ends_is_lost_to_one_that_only_sends() {
     drop((rings, socket));
     let error = in_time(move || {
         let data = [1u8; 100];
-        let sends = (1..).map(|sequence| {
+        let mut sends = (1..).map(|sequence| {
             // Less than what the ring takes in all.
             assert!(sequence < 200, "no send has failed");
             std::thread::sleep(Duration::from_millis(1));
@@ -148,7 +148,7 @@ fn a_rank_that_ends_is_lost_to_one_that_only_sends() {
             (send.input, send.fingerprint.count) = (Some(View::of(&data)), data.len());
             host.submit(send)
         });
-        sends.filter_map(Result::err).next().unwrap()
+        sends.find_map(Result::err).unwrap()
     });
     assert!(matches!(error, Error::PeerLost { rank: Rank(1), .. }), "{error}");
 }
