@@ -158,7 +158,7 @@ pub fn table(
         Links::Sockets(why) => table.without(Path::SharedMemory(Algorithm::Direct), why),
         Links::SharedMemory => table.without(
             Path::Tcp(Algorithm::Direct),
-            "links go through shared memory; process_group.tcp.shared_memory = false keeps them on sockets",
+            "links go through shared memory; the setting tcp.shared_memory turns that off",
         ),
     };
     if hosts.count() > 1 && !hosts.are_two_levels() {

@@ -190,7 +190,7 @@ fn a_group_has_one_kind_of_links_and_the_reason_for_the_other() {
     {
         let choice = check(&shared(n), SUM, DType::F32, bytes / 4);
         assert_eq!(choice.path, Path::SharedMemory(algorithm), "{n} ranks, {bytes} bytes");
-        assert!(why_not(&choice, Path::Tcp(Direct)).contains("process_group.tcp.shared_memory"));
+        assert!(why_not(&choice, Path::Tcp(Direct)).contains("tcp.shared_memory"));
     }
     let root = Operation::Broadcast { root: Rank(0) };
     assert_eq!(check(&shared(4), root, DType::U8, 1 << 20).path, Path::SharedMemory(HalvingDoubling));
