@@ -126,21 +126,19 @@ choice! {
 }
 
 choice! {
-    /// The instructions that multiply matrices on a processor.
-    InstructionSetChoice, "one of auto, amx, avx512-bf16, avx512, avx2, neon, scalar", "avx2" {
-        /// The fastest that the processor has.
-        Auto = "auto",
-        /// Tiles of bf16, of Intel's processors from Sapphire Rapids on.
+    /// The instructions that multiply matrices on a processor, the fastest first.
+    InstructionSet, "one of amx, avx512_bf16, avx512, avx2, neon, scalar", "avx2" {
+        /// Tiles of bf16 (Intel, from Sapphire Rapids on). Everything but bf16 is AVX-512's.
         Amx = "amx",
-        /// Dot products of bf16 in vectors of 512 bits.
-        Avx512Bf16 = "avx512-bf16",
+        /// Dot products of bf16 in vectors of 512 bits. Everything but bf16 is AVX-512's.
+        Avx512Bf16 = "avx512_bf16",
         /// Vectors of 512 bits.
         Avx512 = "avx512",
-        /// Vectors of 256 bits.
+        /// Vectors of 256 bits with fused multiply-add.
         Avx2 = "avx2",
-        /// Vectors of 128 bits, of ARM processors.
+        /// Vectors of 128 bits on ARM.
         Neon = "neon",
-        /// What every processor has.
+        /// What every processor of its architecture has.
         Scalar = "scalar",
     }
 }

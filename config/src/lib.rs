@@ -58,9 +58,8 @@ pub use bounded::{
     Temperature, Timeout, TopP, WorldSize,
 };
 pub use choice::{
-    AlgorithmChoice, BackendChoice, EncryptionChoice, InstructionSetChoice, LauncherChoice, LogFormat,
-    ModelDType, NcclAlgorithm, NcclCrossNic, NcclDebug, NcclGdrLevel, NcclP2pLevel, NcclProfile,
-    NcclProtocol,
+    AlgorithmChoice, BackendChoice, EncryptionChoice, InstructionSet, LauncherChoice, LogFormat, ModelDType,
+    NcclAlgorithm, NcclCrossNic, NcclDebug, NcclGdrLevel, NcclP2pLevel, NcclProfile, NcclProtocol,
 };
 pub use config::{Config, SECTIONS};
 pub use error::{ConfigError, Conflict, TomlError, ValueError};

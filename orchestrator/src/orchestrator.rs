@@ -6,12 +6,13 @@
 use std::error::Error as StdError;
 use std::path::{Path, PathBuf};
 
-use ryzanstein_config::{Config, InstructionSetChoice, Sources};
+use ryzanstein_config::{Config, Sources};
 use ryzanstein_process_group::device::{Device, Surroundings};
 use ryzanstein_process_group::{
     BackendKind, DType, Error, MemoryRendezvous, ProcessGroup, ProcessGroupManager,
 };
-use ryzanstein_tensor_parallel::{InstructionSet, Llama, TextModel};
+use ryzanstein_tensor_parallel::compute::instruction_set;
+use ryzanstein_tensor_parallel::{Llama, TextModel};
 
 use crate::heartbeat::Heartbeat;
 use crate::nccl_settings;
@@ -142,11 +143,7 @@ impl Builder {
 
 /// Applies `model.instruction_set` to this process.
 fn choose_instruction_set(config: &Config) -> Result<(), Error> {
-    let choice = config.model.instruction_set;
-    if choice == InstructionSetChoice::Auto {
-        return Ok(());
-    }
-    let chosen = choice.name().parse().and_then(InstructionSet::choose);
+    let chosen = config.model.instruction_set.map_or(Ok(()), instruction_set::choose);
     chosen.map_err(|error| Error::Configuration(format!("model.instruction_set: {error}")))
 }
 

@@ -42,7 +42,7 @@ mod threads;
 
 pub use attention::KvCache;
 pub use checkpoint::Checkpoint;
-pub use compute::{Compute, Cuda, Host, InstructionSet};
+pub use compute::{Compute, Cuda, Host};
 pub use error::{ConfigurationError, Error, RemoteError, RequestError, Result};
 pub use float::UnsupportedDType;
 pub use generate::{

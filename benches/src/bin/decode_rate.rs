@@ -130,7 +130,7 @@ fn token(at: usize) -> u32 {
     (at * 37 % VOCABULARY) as u32
 }
 
-/// Median seconds until a prompt of so many tokens has its logits.
+/// The median time in seconds from a prompt of `tokens` tokens to its logits.
 fn prompt(model: &Arc<Llama>, tokens: usize, group: &mut ProcessGroup) -> Result<f64> {
     let text: Vec<u32> = (0..tokens).map(token).collect();
     let mut times = Vec::new();

@@ -1,7 +1,7 @@
 //! `[model]`
 
 use super::section;
-use crate::{InstructionSetChoice, ModelDType, Temperature, TopP};
+use crate::{InstructionSet, ModelDType, Temperature, TopP};
 use std::path::PathBuf;
 
 section! {
@@ -21,8 +21,9 @@ section! {
         top_k: u32 = "0",
         /// The seed for sampling.
         seed: u64 = "0",
-        /// On CPUs: the instructions that multiply matrices, once for a process. All ranks of a model must use the same.
-        instruction_set: InstructionSetChoice = "auto",
+        /// On CPUs: the instructions that multiply matrices, once for a process; unset, the fastest that the processor has.
+        /// All ranks of a model must use the same.
+        instruction_set: Option<InstructionSet> = "",
         /// On a GPU: whether the pass of one token is captured in a CUDA graph and replayed, instead of launching every
         /// operation.
         graph: bool = "true",

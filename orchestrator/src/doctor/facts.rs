@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use ryzanstein_config::BackendChoice;
+use ryzanstein_config::InstructionSet;
 use ryzanstein_config::nccl::NcclVariable;
 use ryzanstein_process_group::nvml::{Gpu, Pair, PairPath};
-use ryzanstein_tensor_parallel::compute::InstructionSet;
 use serde::{Deserialize, Serialize};
 
 use super::error::ProbeError;

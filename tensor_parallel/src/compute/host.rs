@@ -3,12 +3,13 @@
 use std::ops::Range;
 
 use rayon::prelude::*;
+use ryzanstein_config::InstructionSet;
 use ryzanstein_process_group::{DType, Element as _};
 
 use super::batch::{Batch, SlotMapping};
 use super::exponential::exp;
 use super::operations::{AttentionCall, Compute, LayerCache};
-use super::product::{InstructionSet, Products};
+use super::product::{Products, instruction_set};
 use super::{attend, shapes};
 use crate::error::{ConfigurationError, Result};
 use crate::float::{self, Float, with_float};
@@ -30,15 +31,15 @@ pub struct Host {
 impl Host {
     /// Computes on at most `threads` threads: a pool of its own, or the caller's thread for one.
     pub fn new(threads: usize) -> Self {
-        Self::with_instruction_set(threads, InstructionSet::current())
+        Self::with_instruction_set(threads, instruction_set::current())
     }
 
     /// As [`new`](Self::new), with an instruction set, which this processor must have.
     ///
     /// # Panics
-    /// When this processor lacks it: [`InstructionSet::supported`] lists those that it has.
+    /// When this processor lacks it: [`instruction_set::supported`] lists those that it has.
     pub fn with_instruction_set(threads: usize, set: InstructionSet) -> Self {
-        assert!(InstructionSet::supported().contains(&set), "this processor lacks {set}");
+        assert!(instruction_set::supported().contains(&set), "this processor lacks {set}");
         Self { threads: Threads::new(threads, "compute"), products: Products::new(set) }
     }
 }

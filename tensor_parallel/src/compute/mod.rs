@@ -18,7 +18,7 @@ pub use self::captured_graph::CapturedGraph;
 pub use self::cuda::Cuda;
 pub use self::host::Host;
 pub use self::operations::{AttentionCall, Compute, LayerCache};
-pub use self::product::{InstructionSet, UnsupportedInstructionSet};
+pub use self::product::instruction_set;
 pub(crate) use self::sizing::Sizing;
 use crate::error::Result;
 use crate::threads;

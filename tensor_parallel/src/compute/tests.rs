@@ -279,7 +279,7 @@ fn attention_over_several_blocks_is_that_of_f64_on_every_instruction_set() {
         let values: Vec<f32> =
             (0..rows * width).map(|i| ((i * 7919 + i / 31) % 1009) as f32 / 200.0 - 2.5).collect();
         let want = reference(&values, [rows, heads, kv_heads, head_dim], window);
-        for set in InstructionSet::supported() {
+        for set in instruction_set::supported() {
             let host = Host::with_instruction_set(2, set);
             let rotary = Rotary::new(head_dim, 10_000.0, RotaryScaling::None);
             let mut cache = LayerCache::new(&host, [1, kv_heads, 256, head_dim], DType::F32).unwrap();

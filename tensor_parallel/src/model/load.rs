@@ -13,7 +13,7 @@ use super::plan::{check_stages, check_world_size, stage_tensors, tensors, unused
 use super::report::LoadReport;
 use super::stage::Stage;
 use crate::checkpoint::{Checkpoint, Loader, LocalSource, RootSource, ShardedTensor, WeightSource};
-use crate::compute::{self, Compute, InstructionSet, SlotMapping};
+use crate::compute::{self, Compute, SlotMapping, instruction_set};
 use crate::error::{ConfigurationError, Error, RemoteError, Result};
 use crate::tensor::Tensor;
 
@@ -287,7 +287,7 @@ fn check_instruction_sets(groups: &mut dyn ModelGroups) -> Result<()> {
     if group.device().is_some() {
         return Ok(());
     }
-    let (mine, other) = (InstructionSet::current().to_string(), group.members()[group.rank().index()]);
+    let (mine, other) = (instruction_set::current().to_string(), group.members()[group.rank().index()]);
     let different = groups::all_gather(&mine, groups)?.into_iter().find(|(_, theirs)| *theirs != mine);
     different.map_or(Ok(()), |(rank, theirs)| {
         Err(ConfigurationError::DifferentInstructionSets { rank, theirs, other, mine }.into())

@@ -2,9 +2,9 @@ use std::path::PathBuf;
 
 use crate::table::Screen;
 use ryzanstein_config::BackendChoice;
+use ryzanstein_config::InstructionSet;
 use ryzanstein_config::nccl::{UserVariable, plan};
 use ryzanstein_process_group::nvml::{Gpu, Pair, PairPath, PeerAccess};
-use ryzanstein_tensor_parallel::compute::InstructionSet;
 
 use super::*;
 use crate::doctor::ProbeError;

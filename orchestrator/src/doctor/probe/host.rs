@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 use ryzanstein_process_group::units;
-use ryzanstein_tensor_parallel::compute::InstructionSet;
+use ryzanstein_tensor_parallel::compute::instruction_set;
 
 use super::process;
 use crate::cgroup::{self, read};
@@ -27,7 +27,7 @@ pub(super) fn probe(environment: &Environment, probe: &ProbeCommand) -> Host {
     Host {
         system: system(),
         processors: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
-        instruction_sets: InstructionSet::supported(),
+        instruction_sets: instruction_set::supported(),
         processor_quota,
         memory: meminfo_bytes(&meminfo, "MemTotal").unwrap_or(0),
         memory_available: meminfo_bytes(&meminfo, "MemAvailable").unwrap_or(0),

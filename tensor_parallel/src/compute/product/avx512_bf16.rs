@@ -12,7 +12,8 @@ use std::arch::x86_64::{
 
 use half::bf16;
 
-use super::InstructionSet;
+use super::instruction_set;
+use ryzanstein_config::InstructionSet;
 
 /// Elements of a vector.
 const LANES: usize = 32;
@@ -57,7 +58,7 @@ impl Packed {
 pub(super) fn multiply(x: &Packed, w: &[bf16], out: &mut [f32]) {
     let n = w.len() / x.columns;
     assert!(w.len() == n * x.columns && out.len() == x.rows * n, "operands must be whole rows");
-    assert!(InstructionSet::Avx512Bf16.is_supported(), "checked when it was chosen");
+    assert!(instruction_set::is_supported(InstructionSet::Avx512Bf16), "checked when it was chosen");
     // SAFETY: the processor has the instructions, and the slices are as long as asserted.
     unsafe { blocked(x, w, out, n) }
 }

@@ -8,16 +8,16 @@ mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
 mod blocked;
-mod instruction_set;
+pub mod instruction_set;
 pub(super) mod simd;
 
 use std::borrow::Cow;
 
 use pulp::Arch;
 use rayon::prelude::*;
+use ryzanstein_config::InstructionSet;
 use ryzanstein_process_group::{DType, Element as _};
 
-pub use self::instruction_set::{InstructionSet, UnsupportedInstructionSet};
 use crate::float::Float;
 use crate::storage::{Storage, with_elements};
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
@@ -54,7 +54,7 @@ pub(super) struct Sums {
 
 impl Products {
     pub(super) fn new(set: InstructionSet) -> Self {
-        Self { set, arch: set.arch() }
+        Self { set, arch: instruction_set::arch(set) }
     }
 
     pub(super) fn arch(self) -> Arch {

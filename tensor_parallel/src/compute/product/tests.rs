@@ -40,7 +40,7 @@ proptest! {
     fn every_instruction_set_has_the_sums_of_f64_but_for_rounding(
         m in 1usize..70, k in 1usize..1300, n in 1usize..140, threads in 1usize..4,
     ) {
-        for set in InstructionSet::supported() {
+        for set in instruction_set::supported() {
             for dtypes in [[DType::BF16; 2], [DType::F32, DType::BF16], [DType::F16; 2], [DType::F32; 2]] {
                 // Tiles are 32 deep.
                 for k in [k, k.next_multiple_of(32)] {
@@ -55,7 +55,7 @@ proptest! {
 #[test]
 fn a_row_has_the_same_bits_whatever_rows_are_beside_it() {
     let [m, k, n] = [21, 608, 77];
-    for set in InstructionSet::supported() {
+    for set in instruction_set::supported() {
         for dtype in [DType::BF16, DType::F32] {
             let w = Storage::rounded(values(n * k, 2), dtype).unwrap();
             let all = values(m * k, 1);
@@ -76,7 +76,7 @@ fn a_row_has_the_same_bits_whatever_rows_are_beside_it() {
 #[test]
 fn not_a_number_and_infinity_arrive_in_their_sums_only() {
     let [m, k, n] = [5, 96, 35];
-    for set in InstructionSet::supported() {
+    for set in instruction_set::supported() {
         let mut w = vec![1.0; n * k];
         (w[k + 3], w[4 * k + 95]) = (f32::NAN, f32::INFINITY);
         let (x, w) = (vec![1.0; m * k], Storage::rounded(w, DType::BF16).unwrap());
@@ -95,7 +95,7 @@ fn empty_products_are_zeros() {
     for shape @ [m, k, n] in [[0, 3, 2], [2, 0, 3], [2, 3, 0]] {
         let stored = |count| Storage::zeros(count, DType::BF16).unwrap();
         let threads = Threads::new(1, "test");
-        let sums = Products::new(InstructionSet::current()).multiply(
+        let sums = Products::new(instruction_set::current()).multiply(
             &threads,
             &stored(m * k),
             &stored(n * k),
