@@ -1,6 +1,6 @@
 """Gloo as torch.distributed ships it, CPU ranks of one host over loopback TCP.
 
-python gloo.py WORLD [BYTES ...]    # a JSON line per size, see measure.py; fails if a result was wrong
+python gloo.py WORLD [--op OP,...] [--sizes BYTES,...]    # a JSON line for each operation and size, see measure.py
 """
 import os
 import socket
@@ -17,19 +17,24 @@ import measure
 
 
 class Gloo:
-    in_place = True
-
     def __init__(self, rank, world):
         self.rank, self.world = rank, world
 
     def barrier(self):
         dist.barrier()
 
-    def all_reduce(self, x, _):
-        dist.all_reduce(torch.from_numpy(x))
-
-    def broadcast(self, x):
-        dist.broadcast(torch.from_numpy(x), 0)
+    def prepare(self, operation, buffer):
+        tensor = torch.from_numpy(buffer)
+        if operation == "all_reduce":
+            return lambda: dist.all_reduce(tensor), buffer
+        if operation == "broadcast":
+            return lambda: dist.broadcast(tensor, 0), buffer
+        share = len(buffer) // self.world
+        if operation == "reduce_scatter":
+            out = np.zeros(share, np.float32)
+            return lambda: dist.reduce_scatter_tensor(torch.from_numpy(out), tensor), out
+        mine = tensor[self.rank * share:(self.rank + 1) * share]
+        return lambda: dist.all_gather_into_tensor(tensor, mine), buffer
 
     def maximum(self, values):
         t = torch.tensor(values, dtype=torch.float64)
@@ -42,21 +47,18 @@ class Gloo:
         return t.item()
 
 
-def rank_main(rank, world, port, sizes, started):
+def rank_main(rank, world, port, arguments, started):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world,
                             timeout=timedelta(seconds=120))
-    comm = Gloo(rank, world)
-    first = np.ones(1, np.float32)
-    comm.all_reduce(first, None)
-    assert first[0] == world
+    first = torch.ones(1)
+    dist.all_reduce(first)
+    assert first.item() == world
     if rank == 0:
         print(f"torch {torch.__version__}, world {world}, {time.time() - started:.2f} s to the first result", file=sys.stderr)
-    errors = measure.run(comm, sizes)
+    measure.run(Gloo(rank, world), arguments)
     dist.destroy_process_group()
-    if errors:
-        raise SystemExit(f"{errors} wrong elements")
 
 
 def free_port():
@@ -66,7 +68,7 @@ def free_port():
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or not sys.argv[1].isdigit() or int(sys.argv[1]) < 1:
-        raise SystemExit(__doc__)
-    world = int(sys.argv[1])
-    mp.spawn(rank_main, (world, free_port(), measure.sizes_from(sys.argv[2:]), time.time()), nprocs=world)
+    parser = measure.flags(__doc__)
+    parser.add_argument("world", type=int)
+    arguments = parser.parse_args()
+    mp.spawn(rank_main, (arguments.world, free_port(), arguments, time.time()), nprocs=arguments.world)

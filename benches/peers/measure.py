@@ -1,28 +1,28 @@
 """How every CPU peer here is measured; the peers differ only in the communicator they hand to `run`.
 
-f32 sum all-reduce and broadcast from rank 0. A call takes as long as its slowest rank:
-- `median_us`, `p99_us`: one call, started together after a barrier.
-- `back_to_back_us`: calls following one another without a barrier, per call.
-- `broadcast_us`: median of one broadcast after a barrier.
-- `errors`: elements that came out wrong, over all ranks and all timed calls. Every call has operands of its own, the
-  buffer that receives is poisoned first, and every element of the result is compared; integers keep the sums exact.
+f32: all-reduce and reduce-scatter that add, all-gather, and broadcast from rank 0. `bytes` is the whole array: each rank of a
+gather or scatter has its share. Every timed call starts after a barrier and takes as long as its slowest rank: `median_us`, `p99_us`.
+`errors` counts wrong elements of all ranks and timed calls. Every call has its own operands, the buffer that receives is poisoned
+first, and every element of the result is compared; integers keep the sums exact.
 """
+import argparse
 import json
 import math
 import time
 
 import numpy as np
 
-SIZES = [1024, 8192, 65536, 262144, 1 << 20, 4 << 20, 10_000_000, 16 << 20, 100_000_000]
-WORK = 2e8  # bytes all ranks together pass through one measurement, between 5 and 400 calls
+OPERATIONS = ["all_reduce", "broadcast", "all_gather", "reduce_scatter"]
+SIZES = [1_000, 8_000, 64_000, 256_000, 1_000_000, 4_000_000, 10_000_000, 100_000_000]
+ROTATED = 128 << 20  # bytes of all buffers between which calls rotate, as far as four go
+WORK = 4e8  # bytes that all ranks together pass through one measurement, between 9 and 1000 calls
 
 
-def sizes_from(args):
-    sizes = [int(a) for a in args] or SIZES
-    bad = [b for b in sizes if b < 4 or b % 4]
-    if bad:
-        raise SystemExit(f"sizes are bytes of f32, multiples of 4: {bad}")
-    return sizes
+def flags(doc):
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--op", type=lambda text: text.split(","), default=OPERATIONS)
+    parser.add_argument("--sizes", type=lambda text: [int(size) for size in text.split(",")], default=SIZES)
+    return parser
 
 
 def percentile(values, share):
@@ -31,83 +31,72 @@ def percentile(values, share):
     return values[min(len(values) - 1, math.ceil(share * len(values)) - 1)]
 
 
-def microseconds(call):
-    start = time.perf_counter()
-    call()
-    return (time.perf_counter() - start) * 1e6
+class Slot:
+    """One call's operand and outcome. Calls take turns with several, as `ryz bench` does, so that caches are as cold as in use."""
+
+    def __init__(self, comm, operation, count):
+        self.operation, self.rank, self.world = operation, comm.rank, comm.world
+        self.mine = slice(self.rank * (count // self.world), (self.rank + 1) * (count // self.world))
+        self.buffer = np.zeros(count, np.float32)
+        self.call, self.result = comm.prepare(operation, self.buffer)
+
+    def fill(self, base, shift):
+        """Sets the operand and poisons where the outcome goes."""
+        self.result.fill(np.nan)
+        if self.operation in ("all_reduce", "reduce_scatter"):
+            np.add(base, self.rank + shift, out=self.buffer)
+        elif self.operation == "all_gather":
+            np.add(base[self.mine], shift, out=self.buffer[self.mine])
+        elif self.rank == 0:
+            np.add(base, shift, out=self.buffer)
+
+    def wrong(self, base, shift):
+        """Elements that are not as they must be."""
+        want = base + shift
+        if self.operation in ("all_reduce", "reduce_scatter"):
+            want = base * self.world + (self.world * (self.world - 1) // 2 + self.world * shift)
+        return int(np.count_nonzero(self.result != (want[self.mine] if self.operation == "reduce_scatter" else want)))
 
 
-class Buffers:
-    def __init__(self, count, world):
-        self.x = np.zeros(count, np.float32)  # the operand; the result too where the communicator works in place
-        self.y = np.zeros(count, np.float32)  # the result otherwise
-        self.want = np.empty(count, np.float32)
-        self.base = (np.arange(count) % 1021).astype(np.float32)
-        self.total = self.base * world
-
-    def wrong(self, result):
-        return int(np.count_nonzero(result != self.want))
-
-
-def one_size(comm, count):
-    """comm: rank, world, in_place, barrier(), all_reduce(x, y) -> the buffer with the result, broadcast(x), maximum(list), total(int)."""
-    rank, world = comm.rank, comm.world
-    b = Buffers(count, world)
-    calls = max(5, min(400, int(WORK // max(count * 4 * world, 4000))))
-    errors = 0
-    for _ in range(max(2, calls // 10)):
-        comm.all_reduce(b.x, b.y)
-
-    single = []
-    for i in range(calls):
-        np.add(b.base, rank + i % 7, out=b.x)
-        np.add(b.total, world * (world - 1) // 2 + world * (i % 7), out=b.want)
-        b.y.fill(np.nan)
-        comm.barrier()
-        single.append(microseconds(lambda: comm.all_reduce(b.x, b.y)))
-        errors += b.wrong(b.x if comm.in_place else b.y)
-
-    # In place, every call multiplies by the world size: as many in a row as f32 holds exactly, then fresh operands.
-    power_of_two = world & (world - 1) == 0
-    row = calls if not comm.in_place or world == 1 else int((96 if power_of_two else 20) / math.log2(world))
-    spent, done = 0.0, 0
+def one(comm, operation, count):
+    """comm: rank, world, barrier(), maximum(list), total(int), and prepare(operation, buffer) -> (call, result): `buffer` holds the
+    operand, and `call` leaves the outcome in `result`."""
+    count -= count % comm.world
+    base = (np.arange(count) % 1021).astype(np.float32)
+    slots = [Slot(comm, operation, count) for _ in range(max(1, min(4, ROTATED // (count * 4))))]
+    calls = max(9, min(1000, int(WORK // max(count * 4 * comm.world, 4000))))
+    times, errors, done = [], 0, -max(2, calls // 10)
     while done < calls:
-        n = min(row, calls - done)
-        np.mod(b.base, 4, out=b.x)
-        b.x += 1
-        np.multiply(b.x, float(world) ** (n if comm.in_place else 1), out=b.want)
-        b.y.fill(np.nan)
-
-        def in_a_row():
-            for _ in range(n):
-                comm.all_reduce(b.x, b.y)
-
-        comm.barrier()
-        spent += microseconds(in_a_row)
-        done += n
-        errors += b.wrong(b.x if comm.in_place else b.y)
-
-    cast = []
-    for i in range(max(5, calls // 4)):
-        np.add(b.base, i % 7, out=b.want)
-        b.x[:] = b.want if rank == 0 else np.nan
-        comm.barrier()
-        cast.append(microseconds(lambda: comm.broadcast(b.x)))
-        errors += b.wrong(b.x)
-
-    # Each call's slowest rank, then percentiles over calls.
-    single, cast, (back_to_back,) = comm.maximum(single), comm.maximum(cast), comm.maximum([spent / calls])
-    figures = [percentile(single, 0.5), percentile(single, 0.99), back_to_back, percentile(cast, 0.5)]
-    names = ["median_us", "p99_us", "back_to_back_us", "broadcast_us"]
-    return {"bytes": count * 4, "world_size": world, **{k: round(v, 1) for k, v in zip(names, figures)}, "errors": comm.total(errors)}
+        for at, slot in enumerate(slots):
+            slot.fill(base, (done + at) % 7)
+        for slot in slots:
+            comm.barrier()
+            start = time.perf_counter()
+            slot.call()
+            times.append((time.perf_counter() - start) * 1e6)
+        errors += sum(slot.wrong(base, (done + at) % 7) for at, slot in enumerate(slots))
+        done += len(slots)
+        if done <= 0:
+            times.clear()
+    times = comm.maximum(times)
+    return {
+        "op": operation,
+        "bytes": count * 4,
+        "world_size": comm.world,
+        "median_us": round(percentile(times, 0.5), 1),
+        "p99_us": round(percentile(times, 0.99), 1),
+        "errors": comm.total(errors),
+    }
 
 
-def run(comm, sizes):
-    """A JSON line per size from rank 0; the number of errors in all."""
+def run(comm, arguments):
+    """A JSON line for each operation and size from rank 0; fails if an element was wrong."""
     errors = 0
-    for size in sizes:
-        line = one_size(comm, size // 4)
-        errors += line["errors"]
-        if comm.rank == 0:
-            print(json.dumps(line), flush=True)
-    return errors
+    for operation in arguments.op:
+        for size in arguments.sizes:
+            line = one(comm, operation, size // 4)
+            errors += line["errors"]
+            if comm.rank == 0:
+                print(json.dumps(line), flush=True)
+    if errors:
+        raise SystemExit(f"{errors} wrong elements")
