@@ -15,8 +15,13 @@ use crate::wire::frame::{HEADER, Header, MAX_REASON};
 pub(super) struct Link {
     pub(super) peer: Member,
     channel: Channel,
-    /// Where bytes go in both directions instead of the channel, which then only tells whether the peer is there.
+    /// Where bytes go in both directions instead of the channel. The channel then tells whether the peer is there, and carries what
+    /// a rank says before it leaves: the peer may not have come to the rings yet.
     rings: Option<Rings>,
+    /// The header and the bytes that had come on the channel when the rings took over.
+    before_rings: (Option<Header>, Vec<u8>),
+    /// Beside rings: the peer has closed its end of the channel, so what is in the ring now is all.
+    is_over: bool,
     rx: Vec<u8>,
     rx_start: usize,
     rx_end: usize,
@@ -63,6 +68,8 @@ impl Link {
             peer,
             channel,
             rings: None,
+            before_rings: (None, Vec::new()),
+            is_over: false,
             announced: VecDeque::new(),
             // A control frame must fit whole.
             rx: vec![0; segment.max(HEADER + MAX_REASON) + HEADER],
@@ -83,9 +90,35 @@ impl Link {
 
     /// From now on, bytes go through these rings. The peer does the same at the same point.
     pub(super) fn share(&mut self, rings: Rings) {
-        // What is left of the channel's bytes are questions, which had their answer.
-        (self.header, self.rx_start, self.rx_end) = (None, 0, 0);
+        // Questions, which need no answer any more, or an abort.
+        self.before_rings = (self.header.take(), self.buffered().to_vec());
+        (self.rx_start, self.rx_end) = (0, 0);
+        // Part of it may have gone through the channel.
+        self.control.clear();
         self.rings = Some(rings);
+    }
+
+    /// The peer has gone, and its ring is empty: goes back to what it said on the channel. `false` in the middle of a frame, or
+    /// without rings.
+    pub(super) fn return_to_channel(&mut self) -> bool {
+        let is_between_frames =
+            self.rx_start == self.rx_end && self.header.is_none() && self.partial.is_none();
+        if !self.is_over || !is_between_frames || self.rings.take().is_none() {
+            return false;
+        }
+        let (header, bytes) = std::mem::take(&mut self.before_rings);
+        self.rx[..bytes.len()].copy_from_slice(&bytes);
+        (self.header, self.rx_start, self.rx_end) = (header, 0, bytes.len());
+        self.closed = None;
+        true
+    }
+
+    /// Beside rings, says something on the channel as well, as far as it takes it now.
+    pub(super) fn say_on_socket(&mut self, header: &Header, payload: &[u8]) {
+        if self.rings.is_some() && self.channel.send(&header.encode(), payload).is_ok() {
+            // What cannot be said to a peer that has gone need not be.
+            let _ = self.channel.flush();
+        }
     }
 
     /// Whether bytes go through memory.
@@ -99,10 +132,10 @@ impl Link {
         rings.is_some_and(|rings| to_read && rings.has_unread() || to_write && rings.has_room())
     }
 
-    /// Notes whether the peer has gone.
+    /// Beside rings, notes whether the peer has gone.
     pub(super) fn look_at_channel(&mut self) {
-        if let Some(rings) = self.rings.as_mut().filter(|_| self.closed.is_none()) {
-            rings.is_over |= self.channel.is_over();
+        if self.rings.is_some() && self.closed.is_none() {
+            self.is_over |= self.channel.is_over();
         }
     }
 
@@ -118,7 +151,7 @@ impl Link {
     /// Whether the stream has still to take bytes that were sent.
     pub(super) fn has_unsent(&self) -> bool {
         // A closed stream takes no more, and polling it always has news.
-        self.closed.is_none() && self.channel.has_unsent()
+        self.closed.is_none() && self.rings.is_none() && self.channel.has_unsent()
     }
 
     /// Passes on bytes that were sent and that the stream has not taken. `false` while some are left.
@@ -146,7 +179,7 @@ impl Link {
         }
     }
 
-    /// Reads what has come into the buffer; out of memory, no more than makes it hold `wanted` bytes.
+    /// Reads available bytes into the buffer. From a ring, it reads only until the buffer holds `wanted` bytes.
     pub(super) fn fill(&mut self, wanted: usize) -> Moved {
         if self.rx_end == self.rx.len() {
             if self.rx_start == 0 {
@@ -214,7 +247,7 @@ impl Link {
     pub(super) fn send(&mut self, first: &[u8], second: &[u8]) -> Moved {
         let sent = match &mut self.rings {
             None => self.channel.send(first, second),
-            Some(rings) if rings.is_over => Ok(0),
+            Some(_) if self.is_over => Ok(0),
             Some(rings) => rings.send(first, second),
         };
         match self.outcome(sent) {
@@ -301,7 +334,7 @@ impl Link {
         match result {
             Ok(n) if n > 0 => return Moved::Bytes(n),
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-                if !self.rings.as_ref().is_some_and(|rings| rings.is_over) {
+                if self.rings.is_none() || !self.is_over {
                     return Moved::WouldBlock;
                 }
             }

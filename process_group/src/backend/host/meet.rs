@@ -1,4 +1,4 @@
-//! Before a group's first call: what the members can all do with each other's memory, which all must know alike.
+//! Before a group's first call, the members agree on how they use each other's memory.
 
 use std::io;
 use std::sync::Arc;
@@ -16,16 +16,19 @@ use crate::mesh::{Peer, Peers};
 use crate::operation::{CallFingerprint, Operation, ReduceOp};
 use crate::paths::host::{Links, table};
 
-/// What keeps links on sockets, as its number on the wire. The least of all members' is the group's.
+/// Why links stay on sockets. Ranks exchange the index and take the smallest.
 const REASONS: [&str; 3] = [
     "process_group.tcp.shared_memory is false",
     "process_group.tcp.algorithm demands an algorithm over sockets",
-    "a rank could not open another's memory in /proc (another user, separate containers, or a security policy); its debug log has the error",
+    "a rank could not create or open shared memory (another user, separate containers, or a security policy); its debug log has the error",
 ];
 const DEMANDED: u8 = 1;
 const REFUSED: u8 = 2;
 /// Nothing does.
 const SHARED: u8 = REASONS.len() as u8;
+
+/// This rank's segment, to be kept until all peers have opened it, and theirs.
+type Mapped = (Offered, Peers<Arc<Segment>>);
 
 impl Host {
     /// Finds out whether links can go through shared memory, and whether every rank can read every other's memory. All
@@ -40,15 +43,15 @@ impl Host {
 
     fn agree(&mut self, deadline: Instant) -> Result<()> {
         let is_one_host = self.topology.hosts.count() == 1;
-        let (standing, shared) = if is_one_host { self.share(deadline)? } else { (REFUSED, None) };
+        let (standing, mapped) = if is_one_host { self.share(deadline)? } else { (REFUSED, None) };
         let mut agreed = [u8::from(self.readable.is_some()), standing];
         let call = first_call(Operation::AllReduce(ReduceOp::Min), deadline, None, Some(&mut agreed));
         self.submit(call)?;
         let [readable, standing] = agreed;
         self.cross_memory = self.readable.take().filter(|_| readable == 1).map(CrossMemory::new);
-        let links = match (shared, REASONS.get(usize::from(standing))) {
-            (Some(shared), None) => {
-                self.go_through(shared);
+        let links = match (mapped, REASONS.get(usize::from(standing))) {
+            (Some((offered, segments)), None) => {
+                self.go_through(offered.share(segments));
                 Links::SharedMemory
             }
             (_, why) if is_one_host => Links::Sockets(why.copied().unwrap_or(REASONS[usize::from(REFUSED)])),
@@ -60,8 +63,8 @@ impl Host {
         Ok(())
     }
 
-    /// Tries to map the segments of all members, with what this rank can say of it.
-    fn share(&mut self, deadline: Instant) -> Result<(u8, Option<Shared>)> {
+    /// Maps the segments of all members if it can. Returns [`SHARED`], or the index of what keeps it from doing so.
+    fn share(&mut self, deadline: Instant) -> Result<(u8, Option<Mapped>)> {
         let (mut standing, offered) = match (self.settings.shared_memory, self.settings.demand) {
             (false, _) => (0, None),
             (true, Some(_)) => (DEMANDED, None),
@@ -81,16 +84,9 @@ impl Host {
                 Err(error) => standing = refused(&format!("rank {rank}"), &error),
             }
         }
-        // Once a peer has answered this, it has written its proof, or never will.
-        self.exchange(&[0], deadline)?;
-        let Some(offered) = offered else { return Ok((standing, None)) };
-        let is_proved = |(peer, bytes)| {
-            Introduction::decode(bytes).is_some_and(|it| offered.is_proved(theirs.rank(peer).index(), &it))
-        };
-        let is_proved = theirs.pairs().all(is_proved);
-        match Peers::complete(self.rank.index(), segments) {
-            Ok(segments) if is_proved => Ok((SHARED, Some(offered.share(segments)))),
-            // A peer that has none says why.
+        match (offered, Peers::complete(self.rank.index(), segments)) {
+            (Some(offered), Ok(segments)) => Ok((SHARED, Some((offered, segments)))),
+            // A peer without a segment says why.
             _ => Ok((standing.min(REFUSED), None)),
         }
     }

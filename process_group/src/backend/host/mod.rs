@@ -57,7 +57,7 @@ pub(crate) struct Settings {
     pub(crate) tuned: Vec<TunedRange>,
     /// Bytes of a pipelined piece.
     pub(crate) segment: usize,
-    /// How long to look for news without sleeping.
+    /// How long to poll before sleeping.
     pub(crate) spin: Duration,
     /// Whether links may go through memory.
     pub(crate) shared_memory: bool,
@@ -191,9 +191,6 @@ impl Backend for Host {
         if !operation.is_point_to_point() {
             self.history.push(sequence, fingerprint);
         }
-        if let Some(bell) = &self.bell {
-            bell.note_processor();
-        }
         let run = Run {
             context: Context {
                 group: &self.group,
@@ -263,12 +260,14 @@ fn abort(link: &mut Link, me: Rank, why: &Error) {
     while !reason.is_char_boundary(end) {
         end -= 1;
     }
+    let (header, reason) = (control(Kind::Abort, origin, end), &reason.as_bytes()[..end]);
+    link.say_on_socket(&header, reason);
     if link.mid_frame {
         // The frame under way cannot be finished nor cut into: only the end of the link can say it.
         link.cut();
         return;
     }
-    link.queue_control(&control(Kind::Abort, origin, end), &reason.as_bytes()[..end]);
+    link.queue_control(&header, reason);
     // The peer may be reading this rank's memory, which its caller gets back next: it must know by now.
     if !link.flush_control() {
         link.cut();
@@ -284,6 +283,7 @@ impl Drop for Host {
     fn drop(&mut self) {
         let goodbye = control(Kind::Goodbye, self.global_rank, 0);
         for link in self.links.iter_mut().filter(|l| l.closed.is_none()) {
+            link.say_on_socket(&goodbye, &[]);
             link.queue_control(&goodbye, &[]);
             link.flush_control();
         }

@@ -18,27 +18,39 @@ use crate::security::Security;
 use crate::testing::{LATE, in_time};
 use crate::wire::frame::HEADER;
 
-/// Rank 0 of `n`, with the other ends of its links to ranks 1, 2 and so on.
-fn rank_0_of(n: usize, spin: Duration) -> (Host, Vec<TcpStream>) {
+/// One rank of a group whose links are these streams.
+fn host(rank: usize, n: usize, settings: Settings, mut streams: Vec<TcpStream>) -> Host {
     let members: Vec<Member> = Rank::all(n).map(member).collect();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut peers = Vec::new();
-    let connections = Peers::from_fn(0, n, |_| {
-        peers.push(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
-        let stream = listener.accept().unwrap().0;
+    let connections = Peers::from_fn(rank, n, |_| {
+        let stream = streams.remove(0);
         stream.set_nonblocking(true).unwrap();
         Connection { channel: stream.into(), readable: None }
     });
-    let settings = Settings {
+    let members: Vec<&Member> = members.iter().collect();
+    Host::new("tested", Rank(rank as u32), &members, connections, settings)
+}
+
+fn settings(spin: Duration) -> Settings {
+    Settings {
         demand: None,
         tuned: Vec::new(),
         segment: 64 << 10,
         spin,
         shared_memory: false,
         liveness: None,
-    };
-    let members: Vec<&Member> = members.iter().collect();
-    (Host::new("tested", Rank(0), &members, connections, settings), peers)
+    }
+}
+
+/// Both ends of a connection.
+fn connection() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    (TcpStream::connect(listener.local_addr().unwrap()).unwrap(), listener.accept().unwrap().0)
+}
+
+/// Rank 0 of `n`, with the other ends of its links to ranks 1, 2 and so on.
+fn rank_0_of(n: usize, spin: Duration) -> (Host, Vec<TcpStream>) {
+    let (mine, theirs) = (1..n).map(|_| connection()).unzip();
+    (host(0, n, settings(spin), mine), theirs)
 }
 
 pub(super) fn member(rank: Rank) -> Member {
@@ -174,6 +186,70 @@ fn an_abort_through_memory_is_heard_asleep() {
 }
 
 #[test]
+fn a_rank_on_rings_hears_what_a_peer_says_on_the_socket_before_it_leaves() {
+    let (mut host, rings, mut socket) = rank_0_sharing(Duration::ZERO);
+    let reason = b"the disk is full";
+    socket.write_all(&control(Kind::Abort, Rank(1), reason.len()).encode()).unwrap();
+    socket.write_all(reason).unwrap();
+    drop((rings, socket));
+    let error = in_time(move || host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
+    assert!(matches!(&error, Error::PeerAborted { reason, .. } if reason == "the disk is full"), "{error}");
+}
+
+#[test]
+fn an_abort_that_came_before_the_rings_is_heard() {
+    let (mut host, mut peers) = rank_0_of(2, Duration::ZERO);
+    let reason = b"the disk is full";
+    let abort = [&control(Kind::Abort, Rank(1), reason.len()).encode()[..], reason].concat();
+    let (before, after) = abort.split_at(HEADER + 3);
+    peers[0].write_all(before).unwrap();
+    let link = &mut host.links[Peer::new(1, 0).unwrap()];
+    let begun = Instant::now();
+    while link.buffered().len() < before.len() && begun.elapsed() < LATE {
+        link.fill(usize::MAX);
+    }
+    let [mine, theirs] = pair();
+    host.go_through(mine);
+    peers[0].write_all(after).unwrap();
+    drop((theirs, peers));
+    let error = in_time(move || host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
+    assert!(matches!(&error, Error::PeerAborted { reason, .. } if reason == "the disk is full"), "{error}");
+}
+
+#[test]
+fn a_rank_on_rings_tells_peers_that_are_still_on_sockets_that_it_leaves() {
+    let (mut host, _rings, mut socket) = rank_0_sharing(Duration::ZERO);
+    host.abort(&Error::invalid("the disk is full"));
+    drop(host);
+    socket.set_read_timeout(Some(LATE)).unwrap();
+    let kinds: Vec<Kind> = std::iter::from_fn(|| read_frame(&mut socket)).map(|header| header.kind).collect();
+    assert_eq!(kinds, [Kind::Abort, Kind::Goodbye]);
+}
+
+#[test]
+fn links_go_through_memory_only_if_all_members_can() {
+    for shared_memory in [[true, true, true], [true, false, true]] {
+        let [(a, b), (c, d), (e, f)] = [connection(), connection(), connection()];
+        let hosts = [vec![a, c], vec![b, e], vec![d, f]].into_iter().zip(shared_memory).enumerate();
+        let ranks = hosts.map(|(rank, (streams, shared_memory))| {
+            let settings = Settings { shared_memory, ..settings(Duration::ZERO) };
+            let mut host = host(rank, 3, settings, streams);
+            std::thread::spawn(move || {
+                host.meet(Instant::now() + LATE).unwrap();
+                host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap();
+                let paths = host.paths.describe();
+                (host.bell.is_some(), format!("{paths:?}"))
+            })
+        });
+        for rank in ranks.collect::<Vec<_>>() {
+            let (is_shared, paths) = in_time(move || rank.join().unwrap());
+            assert_eq!(is_shared, shared_memory == [true; 3]);
+            assert!(is_shared || paths.contains("process_group.tcp.shared_memory"), "{paths}");
+        }
+    }
+}
+
+#[test]
 fn an_abort_that_comes_in_two_pieces_is_heard_when_its_end_is_there() {
     let (mut host, mut peers) = rank_0_of(2, Duration::ZERO);
     let reason = b"the disk is full";
@@ -218,12 +294,10 @@ fn a_rank_that_fails_while_the_group_is_made_says_why_before_it_leaves() {
 fn a_rank_that_does_not_make_the_group_is_named() {
     let (mut host, mut peers) = rank_0_of(3, Duration::ZERO);
     // One has come, told what it has to tell, and waits too.
-    for count in [40, 1] {
-        let operation = Operation::Send { to: Rank(0) };
-        let fingerprint = CallFingerprint { operation, dtype: DType::U8, count };
-        let told = Header { fingerprint, ..control(Kind::Data, Rank(1), count) };
-        peers[0].write_all(&[&told.encode()[..], &vec![0; count]].concat()).unwrap();
-    }
+    let (operation, count) = (Operation::Send { to: Rank(0) }, 40);
+    let fingerprint = CallFingerprint { operation, dtype: DType::U8, count };
+    let told = Header { fingerprint, ..control(Kind::Data, Rank(1), count) };
+    peers[0].write_all(&[&told.encode()[..], &vec![0; count]].concat()).unwrap();
     let error = host.meet(Instant::now() + Duration::from_millis(300)).unwrap_err();
     assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(2)]), "{error}");
 }

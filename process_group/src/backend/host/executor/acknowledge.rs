@@ -41,7 +41,7 @@ impl<T: Transport> Run<'_, T> {
     /// lets its sender go on.
     pub(super) fn close_message(&mut self, peer: Peer) -> Result<()> {
         if T::ZERO_COPY {
-            // Also that the sender has given up, which its socket shows.
+            // The sender may have given up and closed its socket.
             self.links[peer].look_at_channel();
             self.next_header(peer)?;
             let header = Header { kind: Kind::Acknowledgement, ..self.header(0) };

@@ -46,6 +46,7 @@ impl<T: Transport> Run<'_, T> {
             match link.fill(HEADER) {
                 Moved::Bytes(_) => {}
                 Moved::WouldBlock => return Ok(announced),
+                Moved::Closed if link.return_to_channel() => {}
                 // What a peer has announced, it has left behind when it leaves in good order.
                 Moved::Closed if link.goodbye && announced.is_some() => return Ok(announced),
                 Moved::Closed => return Err(self.lost(peer)),

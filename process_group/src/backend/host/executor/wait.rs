@@ -1,4 +1,4 @@
-//! Sleeping until a link has news.
+//! Sleeping until a link has something to read, or room.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::mesh::Peer;
 use crate::wire::frame::Kind;
 
 impl<T: Transport> Run<'_, T> {
-    /// Sleeps until a link has news. `false` once `until` has passed.
+    /// Sleeps until a link has something to read, or room. `false` once `until` has passed.
     pub(super) fn wait(&mut self, until: Instant) -> Result<bool> {
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
@@ -23,7 +23,7 @@ impl<T: Transport> Run<'_, T> {
         }
         let left = T::NAP.map_or(left, |nap| left.min(nap));
         match self.context.bell {
-            Some(bell) => self.wait_for_bell(bell, left),
+            Some(bell) => self.wait_for_bell(bell, left.min(Bell::NAP)),
             None => self.wait_for_sockets(left)?,
         }
         self.progress.peers.iter_mut().for_each(|peer| peer.full = false);
@@ -51,7 +51,7 @@ impl<T: Transport> Run<'_, T> {
         self.look_at_channels();
     }
 
-    /// Notes which peers have gone, now and then. It is news of which no bell tells.
+    /// Checks regularly whether peers have closed their sockets, which no bell announces.
     pub(super) fn look_at_channels(&mut self) {
         if self.context.bell.is_some() && self.progress.looked.elapsed() >= Bell::NAP {
             self.links.iter_mut().for_each(Link::look_at_channel);

@@ -6,6 +6,7 @@
 
 mod ring;
 mod segment;
+mod stores;
 #[cfg(test)]
 pub(super) mod tests;
 
@@ -60,7 +61,7 @@ pub(super) struct Offered {
     token: Token,
 }
 
-/// All segments of a group, proved from this rank's side.
+/// All segments of a group, which this rank has opened and checked.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) rings: Peers<Rings>,
@@ -83,7 +84,7 @@ impl Offered {
         Introduction { pid: std::process::id(), descriptor: self.door.number(), token: self.token }
     }
 
-    /// Opens a peer's segment, finds its token there, and leaves this rank's own as a proof.
+    /// Opens a peer's segment and finds its token there.
     ///
     /// # Errors
     /// Those of the system, and one if another token is there.
@@ -94,18 +95,10 @@ impl Offered {
         if seen != peer.token {
             return Err(io::Error::other("it is not the memory that the rank announced"));
         }
-        segment.write(Layout::proof(self.rank), &self.token, false);
         Ok(Arc::new(segment))
     }
 
-    /// Whether what a peer wrote into this rank's segment has arrived.
-    pub(super) fn is_proved(&self, peer: usize, introduction: &Introduction) -> bool {
-        let mut seen = Token::default();
-        self.segment.read(Layout::proof(peer), &mut seen);
-        seen == introduction.token
-    }
-
-    /// The rings to and from all peers, whose segments are `theirs`. Closes the descriptor.
+    /// The rings to and from all peers, whose segments are `theirs`. Closes the descriptor: all peers must have opened it.
     pub(super) fn share(self, theirs: Peers<Arc<Segment>>) -> Shared {
         let (layout, own) = (self.layout, (self.rank, &self.segment));
         let rings = theirs.map(|peer, segment| Rings::new(layout, own, (peer.index(), &segment)));

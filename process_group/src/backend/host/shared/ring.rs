@@ -7,28 +7,26 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, fence};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::thread::{futex, sched_getcpu};
+use rustix::thread::futex;
 use rustix::time::Timespec;
 
 use super::segment::Segment;
+use super::stores::{Stores, TIMED_FROM};
 
 /// Offsets of the words that wake a segment's owner, each in a cache line of its own.
 const BELL: usize = 0;
 const ASLEEP: usize = 64;
-/// The number of the processor on which its owner is, from 1.
-const PROCESSOR: usize = 192;
 /// Where a segment proves whose it is.
 pub(super) const TOKEN: usize = 128;
 /// Where the control blocks of the rings begin.
 const CONTROLS: usize = 4096;
-/// Bytes of a control block: what the writer writes, what the reader writes, what both do, and the writer's proof.
-const CONTROL: usize = 256;
+/// Bytes of a control block: what the writer writes, what the reader writes, and what both do.
+const CONTROL: usize = 192;
 pub(super) const HEAD: usize = 0;
 pub(super) const TAIL: usize = 64;
 const STARVED: usize = 128;
-const PROOF: usize = 192;
 /// How much one end copies before it tells the other, which can go on meanwhile.
 const PUBLISHED: usize = 32 << 10;
 
@@ -45,7 +43,7 @@ impl Layout {
     pub(super) fn of(world_size: usize) -> Self {
         // What is written stays in the cache until it is read, and many ranks do not take much memory.
         let share = (1 << 20) / world_size.next_power_of_two();
-        Self { world_size, capacity: share.clamp(16 << 10, 128 << 10) }
+        Self { world_size, capacity: share.max(16 << 10) }
     }
 
     /// Bytes of the segment.
@@ -59,11 +57,6 @@ impl Layout {
 
     fn data(self, writer: usize) -> usize {
         Self::control(self.world_size).next_multiple_of(4096) + writer * self.capacity
-    }
-
-    /// Where a writer proves that it has the segment.
-    pub(super) const fn proof(writer: usize) -> usize {
-        Self::control(writer) + PROOF
     }
 }
 
@@ -149,8 +142,7 @@ impl Ring {
 pub(in crate::backend::host) struct Rings {
     pub(super) out: Ring,
     pub(super) into: Ring,
-    /// The peer has gone: what is there now is all.
-    pub(in crate::backend::host) is_over: bool,
+    stores: Stores,
 }
 
 impl Rings {
@@ -160,7 +152,11 @@ impl Rings {
         (me, mine): (usize, &Arc<Segment>),
         (peer, theirs): (usize, &Arc<Segment>),
     ) -> Self {
-        Self { out: Ring::new(theirs, layout, me), into: Ring::new(mine, layout, peer), is_over: false }
+        Self {
+            out: Ring::new(theirs, layout, me),
+            into: Ring::new(mine, layout, peer),
+            stores: Stores::default(),
+        }
     }
 
     /// Writes two pieces, in order, as far as there is room.
@@ -175,18 +171,22 @@ impl Rings {
         let first = &first[..first.len().min(space)];
         let second = &second[..second.len().min(space - first.len())];
         let (with_first, rest) = second.split_at(second.len().min(PUBLISHED));
-        // Where one processor writes and reads, its cache is the quickest way.
-        let [here, there] = [&self.into, &self.out].map(|ring| ring.segment.word(PROCESSOR).load(Relaxed));
-        let past_cache = here != there;
         self.out.write(first, false);
-        self.out.write(with_first, past_cache);
-        self.out.publish(HEAD);
-        for piece in rest.chunks(PUBLISHED) {
-            self.out.write(piece, past_cache);
-            self.out.publish(HEAD);
-        }
-        ring(&self.out.segment);
+        self.put(with_first);
+        rest.chunks(PUBLISHED).for_each(|piece| self.put(piece));
         Ok(first.len() + second.len())
+    }
+
+    /// Copies a piece in, publishes all that has been copied in, and wakes the reader.
+    fn put(&mut self, piece: &[u8]) {
+        let is_long = piece.len() >= TIMED_FROM;
+        let started = (is_long && self.stores.is_trial()).then(Instant::now);
+        self.out.write(piece, self.stores.go_past_cache());
+        if is_long {
+            self.stores.note(piece.len(), started.map(|started| started.elapsed()));
+        }
+        self.out.publish(HEAD);
+        ring(&self.out.segment);
     }
 
     /// Reads what is there, the first piece first.
@@ -220,7 +220,7 @@ impl Rings {
         Ok(first_len + second_len)
     }
 
-    /// Whether there is something to read. Positions that make no sense are: reading tells.
+    /// Whether there is something to read. An invalid position is: the next read reports it.
     pub(in crate::backend::host) fn has_unread(&self) -> bool {
         !matches!(self.into.there(), Ok(0))
     }
@@ -244,7 +244,7 @@ fn ring(segment: &Segment) {
     }
 }
 
-/// What the peers ring when they have news.
+/// What the peers ring when they have written, or made room.
 #[derive(Debug)]
 pub(in crate::backend::host) struct Bell(pub(super) Arc<Segment>);
 
@@ -252,22 +252,14 @@ impl Bell {
     /// The longest sleep: so often a rank looks at its sockets, which tell when a peer has gone.
     pub(in crate::backend::host) const NAP: Duration = Duration::from_millis(10);
 
-    /// Tells the peers on which processor this rank is now.
-    pub(in crate::backend::host) fn note_processor(&self) {
-        let (word, now) = (self.0.word(PROCESSOR), sched_getcpu() as u32 + 1);
-        if word.load(Relaxed) != now {
-            word.store(now, Relaxed);
-        }
-    }
-
-    /// Sleeps until a peer rings, or for this long at most; not at all if there are news.
-    pub(in crate::backend::host) fn sleep(&self, most: Duration, has_news: impl FnOnce() -> bool) {
+    /// Sleeps until a peer rings, or for this long at most; returns at once if there is something to do.
+    pub(in crate::backend::host) fn sleep(&self, most: Duration, has_work: impl FnOnce() -> bool) {
         let (bell, asleep) = (self.0.word(BELL), self.0.word(ASLEEP));
         let rung = bell.load(Acquire);
         asleep.store(1, SeqCst);
         fence(SeqCst);
-        if !has_news() {
-            let most = Timespec { tv_sec: 0, tv_nsec: i64::from(most.min(Self::NAP).subsec_nanos()) };
+        if !has_work() {
+            let most = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
             // Rung meanwhile, interrupted or slept enough: the caller looks in any case.
             let _ = futex::wait(bell, futex::Flags::empty(), rung, Some(&most));
         }

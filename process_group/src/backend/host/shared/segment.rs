@@ -27,8 +27,7 @@ use rustix::fs::{
 const NAME: &str = "ryz-shared";
 /// Bytes of a cache line.
 const LINE: usize = 64;
-/// From this many bytes on, lines go past the cache where that is wanted. Measured on two cores: 32 KiB that the other core has
-/// read before take 0.9 instead of 14 us to write.
+/// From this many bytes on, lines go past the cache where that is wanted.
 const STREAMED_FROM: usize = 1 << 10;
 
 /// Memory of this process or of another, mapped here.
@@ -101,7 +100,7 @@ impl Segment {
         unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
     }
 
-    /// Copies bytes into the segment; `past_cache` for a reader on another processor.
+    /// Copies bytes into the segment, `past_cache` or through it.
     pub(super) fn write(&self, at: usize, bytes: &[u8], past_cache: bool) {
         self.check(at, bytes.len());
         let streams = past_cache && bytes.len() >= STREAMED_FROM;
@@ -132,8 +131,7 @@ impl Segment {
     }
 }
 
-/// Copies whole cache lines past the cache. The peer's cache still has what lay there: to take a line away from it costs more
-/// than to write it to memory.
+/// Copies whole cache lines past the cache.
 ///
 /// # Safety
 /// `to` is at a multiple of a line, and as many bytes as `lines` has may be written there.

@@ -1,7 +1,7 @@
 //! Two ranks' ends of one pair of rings.
 
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::*;
 use crate::testing::{LATE, in_time};
@@ -11,7 +11,6 @@ pub(in crate::backend::host) fn pair() -> [Shared; 2] {
     let [a, b] = [0, 1].map(|rank| Offered::new(rank, 2).unwrap());
     let (of_a, of_b) = (a.introduction(), b.introduction());
     let (b_at_a, a_at_b) = (a.open(&of_b).unwrap(), b.open(&of_a).unwrap());
-    assert!(a.is_proved(1, &of_b) && b.is_proved(0, &of_a));
     [(a, 0, b_at_a), (b, 1, a_at_b)].map(|(offered, rank, theirs)| {
         offered.share(
             Peers::complete(rank, (0..2).map(|r| (r != rank).then(|| Arc::clone(&theirs))).collect())
@@ -33,6 +32,9 @@ impl Rings {
     }
 }
 
+/// Longer than a test may take: only a bell ends such a sleep in time.
+const ENDLESS: Duration = Duration::from_secs(3600);
+
 /// Reads all that comes until `len` bytes are there, asleep in between.
 fn read_all(rings: &mut Rings, bell: &Bell, len: usize) -> Vec<u8> {
     let mut all = vec![0; len];
@@ -43,7 +45,7 @@ fn read_all(rings: &mut Rings, bell: &Bell, len: usize) -> Vec<u8> {
             Err(error) => {
                 assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
                 assert!(Instant::now() < until, "{done} of {len} bytes came");
-                bell.sleep(Bell::NAP, || rings.has_unread());
+                bell.sleep(ENDLESS, || rings.has_unread());
             }
         }
     }
@@ -51,7 +53,7 @@ fn read_all(rings: &mut Rings, bell: &Bell, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn bytes_come_as_they_were_sent_whatever_their_number() {
+fn bytes_come_as_they_were_sent_and_either_end_is_woken() {
     const TOTAL: usize = 3 << 20;
     let [a, b] = pair();
     let sent: Vec<u8> = (0..TOTAL as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
@@ -65,7 +67,7 @@ fn bytes_come_as_they_were_sent_whatever_their_number() {
                 Ok(bytes) => (done, len) = (done + bytes, len * 3 % 300_007 + 1),
                 Err(error) => {
                     assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
-                    a.bell.sleep(Bell::NAP, || rings.has_room());
+                    a.bell.sleep(ENDLESS, || rings.has_room());
                 }
             }
         }
@@ -77,7 +79,7 @@ fn bytes_come_as_they_were_sent_whatever_their_number() {
 
 #[test]
 fn whatever_a_peer_writes_into_the_positions_is_an_error_at_most() {
-    for lie in [u64::MAX / 2, 1 << 40, (128 << 10) + 1] {
+    for lie in [u64::MAX / 2, 1 << 40, (512 << 10) + 1] {
         let [a, b] = pair();
         let (mut mine, theirs) = (only(a.rings), only(b.rings));
         theirs.lie(lie);
@@ -93,7 +95,6 @@ fn a_segment_with_another_token_is_refused() {
     let [a, b] = [0, 1].map(|rank| Offered::new(rank, 2).unwrap());
     let lie = Introduction { token: [9; 32], ..b.introduction() };
     assert!(a.open(&lie).unwrap_err().to_string().contains("not the memory"));
-    assert!(!b.is_proved(0, &a.introduction()), "it was not opened");
 }
 
 #[test]
