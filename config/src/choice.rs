@@ -54,7 +54,7 @@ choice! {
         Auto = "auto",
         /// NVIDIA's library, between GPUs.
         Nccl = "nccl",
-        /// Sockets, between CPUs. `gloo`, the name of such a backend in other frameworks, means the same.
+        /// Between CPUs, over TCP or through shared memory. `gloo`, the name of such a backend in other frameworks, means the same.
         Tcp = "tcp" or "gloo",
         /// Ranks that are threads of one process.
         Loopback = "loopback",
@@ -62,7 +62,7 @@ choice! {
 }
 
 choice! {
-    /// The algorithm of an all-reduce over TCP.
+    /// The algorithm of an all-reduce on CPUs. Any but `auto` keeps links on sockets.
     AlgorithmChoice, "one of auto, ring, recursive_doubling, halving_doubling, direct, hierarchical", "auto" {
         /// The cheapest for each message, by the cost model.
         Auto = "auto",

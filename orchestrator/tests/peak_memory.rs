@@ -1,7 +1,6 @@
 //! How much memory a rank takes on CPUs: its shard once, and not a second time while it loads.
 //!
-//! In a program of its own: the system tells the greatest memory of all children together, and counts that of the process that
-//! started a child before the child ran its own program.
+//! A test program of its own: `RUSAGE_CHILDREN` gives the maximum over all children, and a child starts with its parent's memory.
 
 use std::fs::File;
 use std::io::{BufWriter, Write as _};

@@ -13,7 +13,7 @@ pub enum BackendKind {
     Nccl,
     /// Ranks as threads of one process.
     Loopback,
-    /// Our own collectives over TCP, for CPUs.
+    /// Our own collectives for CPUs, over TCP or through shared memory.
     Tcp,
 }
 

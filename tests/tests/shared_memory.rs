@@ -1,5 +1,4 @@
-//! What a group leaves behind that went through shared memory: nothing. A test of its own process, whose descriptors and mappings
-//! nothing else changes.
+//! A group on shared memory leaves nothing behind. A test program of its own: nothing else changes its descriptors and mappings.
 
 use ryzanstein_config::BackendChoice;
 use ryzanstein_process_group::ReduceOp;

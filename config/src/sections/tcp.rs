@@ -12,7 +12,7 @@ section! {
         interface: Option<String> = "",
         /// The local address on which peers connect; overrides `process_group.tcp.interface`.
         bind: Option<IpAddr> = "",
-        /// The all-reduce algorithm.
+        /// The all-reduce algorithm. Any value but `auto` keeps links on sockets, even between ranks of one host.
         algorithm: AlgorithmChoice = "auto",
         /// The size of each socket's send and receive buffers; unset, 256KiB between ranks of one host, where more would only
         /// fall out of the CPU cache, and the kernel's auto-tuning between hosts. At least 64KiB, about one packet of the

@@ -25,7 +25,7 @@ fn choose_paths(
                 chosen.extend(there.iter().copied().map(Some));
             }
             name => {
-                // `ring` is short for `tcp/ring`.
+                // `ring` is short for `tcp/ring` or `shared_memory/ring`.
                 let is_it = |full: &str| full == name || full.rsplit('/').next() == Some(name);
                 let path = there.iter().find(|path| is_it(&path.to_string()));
                 chosen.push(Some(*path.ok_or_else(|| {

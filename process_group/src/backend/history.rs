@@ -1,7 +1,7 @@
 //! What a rank remembers of its newest collectives.
 
-/// Calls remembered. A rank gets only so far ahead as what it sent fits the sockets' buffers, or what it enqueued the GPU's
-/// queue.
+/// Calls remembered. A rank gets ahead of its peers only as far as what it sent fits the links' buffers, or what it enqueued fits the
+/// GPU's queue.
 pub(super) const REMEMBERED: u64 = 4096;
 
 /// Something of each of the newest calls, by the call's number.

@@ -81,8 +81,8 @@ pub fn shared_bytes(world_size: usize) -> usize {
     world_size * (2 * array_most(world_size) + 4 * chunk_most(world_size))
 }
 
-/// The table of a group whose ranks share memory, or of one whose ranks do not, where `why_not` says why. `tuned`: what was measured on this machine, which
-/// comes before the built-in rules.
+/// The table of a group on GPUs. `why_not`: why its ranks share no memory, if they do not. `tuned` ranges come before the built-in
+/// rules.
 pub fn peer_table(world_size: usize, why_not: Option<String>, tuned: &[TunedRange]) -> PathTable {
     let [one_shot, two_shot] = PeerAlgorithm::ALL.map(Path::PeerMemory);
     if let Some(why) = why_not {

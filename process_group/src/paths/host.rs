@@ -13,8 +13,9 @@ use crate::schedule::{Algorithm, Hosts};
 /// the headers and acknowledgements cost more than the copy that is saved. Measured on two cores with 2 and 4 ranks.
 pub const CROSS_MEMORY_FROM: usize = 128 << 10;
 
-/// From this many bytes on, an all-reduce among more than two ranks goes round the ring. Measured on two cores with 4 ranks
-/// and 100 MB: `direct` takes 1.1 times as long, `halving_doubling` between 1.0 and 1.7 times.
+/// From this many bytes on, an all-reduce among more than two ranks goes round the ring; through shared memory, among more than
+/// [`DIRECT_UP_TO`]. Measured through sockets on two cores with 4 ranks and 100 MB: `direct` takes 1.1 times as long,
+/// `halving_doubling` between 1.0 and 1.7 times.
 pub const RING_FROM: usize = 32 << 20;
 
 /// From this many bytes on, an all-reduce over hosts that have several ranks is hierarchical. Measured with two ranks on each of
@@ -31,9 +32,9 @@ const BYTE: f64 = 0.45e-9;
 /// The same three where links go through shared memory, measured between two ranks that have a processor each.
 const SHARED: (f64, f64, f64) = (1e-6, 0.6e-6, 0.2e-9);
 
-/// Up to so many ranks, which is as far as it was measured, an all-reduce through shared memory is direct. With 2 ranks,
-/// `recursive_doubling` takes 1.1 times as long from 16 KB on, 1.3 times from 200 KB on: it reduces each element on both. With 4
-/// ranks and 32 MB, `ring` takes 1.3 times as long, and reading peers' memory 1.7 times.
+/// Up to this many ranks, the most measured, an all-reduce through shared memory is direct. With 2 ranks, `recursive_doubling`
+/// takes 1.1 times as long from 16 KB on, 1.3 times from 200 KB on: it reduces each element on both. With 4 ranks and 32 MB, `ring`
+/// takes 1.3 times as long, and reading peers' memory 1.7 times.
 pub const DIRECT_UP_TO: usize = 4;
 
 /// Between these bytes, an all-reduce among 4 ranks through shared memory is `halving_doubling`. Measured on two cores: `direct`
@@ -86,9 +87,9 @@ impl Topology {
     }
 }
 
-/// The table of a group on host memory. `links`: what carries headers, and payloads that are not read from there.
-/// `cross_memory`: whether every rank can read every other's memory. `demand`: the
-/// algorithm of `process_group.tcp.algorithm`. `tuned`: what was measured on this machine, which comes before the built-in rules.
+/// The table of a group on host memory. `links`: what carries headers, and payloads that are not read from the sender's memory.
+/// `cross_memory`: whether every rank can read every other's memory. `demand`: the algorithm of `process_group.tcp.algorithm`.
+/// `tuned`: what was measured on this machine, which comes before the built-in rules.
 pub fn table(
     topology: &Topology,
     links: Links,
@@ -158,7 +159,7 @@ pub fn table(
         Links::Sockets(why) => table.without(Path::SharedMemory(Algorithm::Direct), why),
         Links::SharedMemory => table.without(
             Path::Tcp(Algorithm::Direct),
-            "links go through shared memory; the setting tcp.shared_memory turns that off",
+            "links go through shared memory; `process_group.tcp.shared_memory = false` turns that off",
         ),
     };
     if hosts.count() > 1 && !hosts.are_two_levels() {

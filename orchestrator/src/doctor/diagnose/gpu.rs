@@ -83,7 +83,7 @@ fn no_gpu(side: &GpuFacts, backend: BackendChoice) -> Finding {
             .because(cause)
             .remedy(format!("set process_group.backend to auto or tcp; or, {remedy}"));
     }
-    new("gpus", Status::Info, "none: everything runs on the CPU, over TCP").because(cause).remedy(remedy)
+    new("gpus", Status::Info, "none: everything runs on the CPU").because(cause).remedy(remedy)
 }
 
 /// Which GPUs are hidden from a job, and by what.

@@ -118,8 +118,8 @@ fn cross_memory(host: &Host) -> Finding {
             format!("a process may not read another's memory: {why}{scope}"),
         )
         .because(
-            "between CPU ranks of one host, large payloads go through sockets, which copy them once more, as \
-             with process_group.tcp.cross_memory = false; and a debugger cannot attach to a rank that hangs",
+            "ranks of one host still exchange data through shared memory; only the path `cross_memory` is missing, \
+             and a debugger cannot attach to a rank that hangs",
         )
         .remedy("sysctl kernel.yama.ptrace_scope=0, and --cap-add=SYS_PTRACE for a container"),
     }
