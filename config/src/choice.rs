@@ -128,9 +128,9 @@ choice! {
 choice! {
     /// The instructions that multiply matrices on a processor, the fastest first.
     InstructionSet, "one of amx, avx512_bf16, avx512, avx2, neon, scalar", "avx2" {
-        /// Tiles of bf16 (Intel, from Sapphire Rapids on). Everything but bf16 is AVX-512's.
+        /// Tiles of bf16 (Intel, from Sapphire Rapids on), which count subnormal values as zero. Everything but bf16 is AVX-512's.
         Amx = "amx",
-        /// Dot products of bf16 in vectors of 512 bits. Everything but bf16 is AVX-512's.
+        /// Dot products of bf16 in vectors of 512 bits, which count subnormal values as zero. Everything but bf16 is AVX-512's.
         Avx512Bf16 = "avx512_bf16",
         /// Vectors of 512 bits.
         Avx512 = "avx512",

@@ -141,8 +141,11 @@ impl Builder {
     }
 }
 
-/// Applies `model.instruction_set` to this process.
-fn choose_instruction_set(config: &Config) -> Result<(), Error> {
+/// Applies the settings that matter only on this backend: `[nccl]` on NCCL, `model.instruction_set` on CPUs.
+fn apply_for(backend: BackendKind, config: &Config, environment: &Environment) -> Result<(), Error> {
+    if backend == BackendKind::Nccl {
+        return nccl_settings::require(config, environment);
+    }
     let chosen = config.model.instruction_set.map_or(Ok(()), instruction_set::choose);
     chosen.map_err(|error| Error::Configuration(format!("model.instruction_set: {error}")))
 }
@@ -157,8 +160,8 @@ impl Orchestrator {
     ///
     /// # Errors
     /// As [`rendezvous::connect`] and [`ProcessGroupManager::initialize`]; [`Error::Configuration`] when the job runs on
-    /// NCCL and `environment` lacks variables that `[nccl]` requires, see [`nccl_settings`]. The error is reported to the
-    /// launcher.
+    /// NCCL and `environment` lacks variables that `[nccl]` requires, see [`nccl_settings`], or when it runs on CPUs and this
+    /// process cannot use `model.instruction_set`, see [`instruction_set::choose`]. The error is reported to the launcher.
     pub fn initialize(config: &Config, environment: &Environment) -> Result<Self, Error> {
         Self::join(config.clone(), environment, rendezvous::connect(config, environment)?, None)
     }
@@ -169,18 +172,15 @@ impl Orchestrator {
         connection: Connection,
         device: Option<&Device>,
     ) -> Result<Self, Error> {
-        let initialized = choose_instruction_set(&config).and_then(|()| {
-            if let Some(device) = device {
-                return ProcessGroupManager::initialize_on(&config, &connection, device);
-            }
+        let initialized = if let Some(device) = device {
+            ProcessGroupManager::initialize_on(&config, &connection, device)
+        } else {
             let surroundings = Surroundings::from_variables(|name| environment.get(name).cloned());
             ProcessGroupManager::initialize_with(&config, &connection, &surroundings)
-        });
+        };
         let initialized = initialized.and_then(|manager| {
-            // The backend is known only now, and without NCCL its settings do not matter.
-            if manager.backend() == BackendKind::Nccl {
-                nccl_settings::require(&config, environment)?;
-            }
+            // The backend is known only now.
+            apply_for(manager.backend(), &config, environment)?;
             Ok(manager)
         });
         match initialized {
@@ -280,5 +280,38 @@ impl Orchestrator {
         let outcome = manager.finalize();
         drop(heartbeat);
         outcome.inspect_err(|error| connection.report_failure(error, last_call.as_deref()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ryzanstein_config::InstructionSet;
+
+    use super::*;
+
+    fn lacking() -> InstructionSet {
+        let supported = instruction_set::supported();
+        *InstructionSet::ALL.iter().find(|set| !supported.contains(set)).expect("one of another architecture")
+    }
+
+    #[test]
+    fn a_rank_on_a_cpu_that_lacks_the_instruction_set_does_not_join() {
+        let set = lacking();
+        let builder = Orchestrator::builder()
+            .environment(Environment::new())
+            .set("process_group.backend", "loopback")
+            .set("model.instruction_set", set.name());
+        let rendezvous = MemoryRendezvous::new(1).remove(0);
+        let error = builder.rendezvous(rendezvous).initialize().expect_err("refused").to_string();
+        let start = format!("configuration: model.instruction_set: {set}: this processor lacks it");
+        assert!(error.starts_with(&start), "{error}");
+    }
+
+    #[test]
+    fn an_instruction_set_matters_on_cpus_alone() {
+        let mut config = Config::default();
+        config.model.instruction_set = Some(lacking());
+        assert!(apply_for(BackendKind::Tcp, &config, &Environment::new()).is_err());
+        assert!(apply_for(BackendKind::Nccl, &config, &Environment::new()).is_ok());
     }
 }

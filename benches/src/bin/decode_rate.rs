@@ -62,10 +62,10 @@ fn main() -> Result<()> {
             "--layers" => layers = value.parse().context("--layers")?,
             "--model" => model = Some(std::fs::canonicalize(value).context("--model")?),
             "--dtype" => work.dtype = Some(value.parse().context("--dtype")?),
-            "--sequences" => work.sequences = numbers(value).context("--sequences")?,
+            "--sequences" => work.sequences = ranks::numbers(value).context("--sequences")?,
             "--prompt" => work.prompt = value.parse().context("--prompt")?,
             "--passes" => work.passes = value.parse().context("--passes")?,
-            "--prefill" => work.prefill = numbers(value).context("--prefill")?,
+            "--prefill" => work.prefill = ranks::numbers(value).context("--prefill")?,
             "--folder" => folder = value.into(),
             "--json" => work.json = Some(value.into()),
             _ => bail!("unknown flag {flag}; see the top of this file"),
@@ -78,10 +78,6 @@ fn main() -> Result<()> {
     work.model = model.unwrap_or_else(|| written.path().into());
     let mut command = ranks::command(world_size, &backend)?;
     Ok(ranks::run(command.arg(serde_json::to_string(&work)?))?)
-}
-
-fn numbers(list: &str) -> Result<Vec<usize>> {
-    Ok(list.split(',').map(str::parse).collect::<Result<_, _>>()?)
 }
 
 fn rank(work: &Work) -> Result<()> {

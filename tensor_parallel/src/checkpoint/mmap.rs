@@ -58,7 +58,7 @@ impl MappedFile {
         if range.is_empty() {
             return;
         }
-        #[expect(unsafe_code, reason = "this advice loses what was written to memory of no file")]
+        #[expect(unsafe_code, reason = "MADV_DONTNEED discards writes to private and anonymous mappings")]
         // SAFETY: the map is of a file and only read, so a page that is touched again has the file's bytes, as before.
         let _ =
             unsafe { self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len()) };

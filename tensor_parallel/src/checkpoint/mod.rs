@@ -36,8 +36,8 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Slices of rows that are less than this apart, two pages, are read ahead as one range with the gaps between them.
 const READ_AHEAD_GAP: usize = 8192;
 
-/// How much of a file is copied before its pages are given up again: few, as they are memory beside the copy, and enough that giving
-/// them up costs nothing beside it.
+/// Bytes copied before their pages are released: few, since the pages take memory beside the copy; enough that the system calls
+/// cost little.
 const COPIED_AT_ONCE: usize = 8 << 20;
 
 /// Headers of most files are shorter than this.

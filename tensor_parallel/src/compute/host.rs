@@ -39,7 +39,7 @@ impl Host {
     /// # Panics
     /// When this processor lacks it: [`instruction_set::supported`] lists those that it has.
     pub fn with_instruction_set(threads: usize, set: InstructionSet) -> Self {
-        assert!(instruction_set::supported().contains(&set), "this processor lacks {set}");
+        assert!(instruction_set::is_supported(set), "this processor lacks {set}");
         Self { threads: Threads::new(threads, "compute"), products: Products::new(set) }
     }
 }
@@ -81,7 +81,7 @@ impl Host {
     }
 }
 
-/// In several sums, as additions of one wait for each other.
+/// Uses 16 partial sums, since each addition to one sum waits for the last.
 #[inline(always)]
 #[expect(
     clippy::inline_always,

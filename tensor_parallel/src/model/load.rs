@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
+use ryzanstein_config::InstructionSet;
 use ryzanstein_process_group::{DType, ProcessGroup, Rank};
 use serde::{Deserialize, Serialize};
 
@@ -79,11 +80,13 @@ impl Llama {
     /// `groups` is a group that shares each layer, or a [manager](ryzanstein_process_group::ProcessGroupManager), whose layout
     /// may divide the layers into pipeline stages too. Pass the same to every call of the model.
     ///
-    /// Settings, shapes and world size are checked before any weight is read. When one rank fails, all do. On a GPU, loading
-    /// ends with a first pass, so that the first request finds the usual kernels compiled.
+    /// On CPUs, all ranks must use the same [instruction set](instruction_set). Settings, shapes, world size and instruction
+    /// sets are checked before any weight is read. When one rank fails, all do. On a GPU, loading ends with a first pass, so that
+    /// the first request finds the usual kernels compiled.
     ///
     /// # Errors
-    /// This rank's own error; otherwise [`Error::Peer`] with that of another rank; those of the group when the first pass fails.
+    /// This rank's own error; otherwise [`Error::Peer`] with that of another rank;
+    /// [`ConfigurationError::DifferentInstructionSets`]; those of the group when the first pass fails.
     pub fn load(directory: &Path, dtype: Option<DType>, groups: &mut dyn ModelGroups) -> Result<Self> {
         Self::load_with(directory, dtype, groups, |_, _| {})
     }
@@ -133,11 +136,12 @@ impl Llama {
     }
 
     /// Loads this rank's share of a model from a folder that only `root` can read, a rank of `groups`' world. Other ranks'
-    /// `directory` and `dtype` are ignored. The root reads the share of each rank and sends it to that rank alone. When one rank
-    /// fails, all do.
+    /// `directory` and `dtype` are ignored. The root reads the share of each rank and sends it to that rank alone. On CPUs, all
+    /// ranks must use the same [instruction set](instruction_set). When one rank fails, all do.
     ///
     /// # Errors
-    /// This rank's own error; otherwise [`Error::Peer`] with that of another rank.
+    /// This rank's own error; otherwise [`Error::Peer`] with that of another rank;
+    /// [`ConfigurationError::DifferentInstructionSets`].
     pub fn load_from_root(
         directory: Option<&Path>,
         dtype: Option<DType>,
@@ -283,11 +287,15 @@ pub(crate) fn check_all_ranks<T>(mine: Result<T>, groups: &mut dyn ModelGroups) 
 
 /// Fails on all ranks when their processors would add in different orders. GPUs of one group are alike.
 fn check_instruction_sets(groups: &mut dyn ModelGroups) -> Result<()> {
-    let group = groups.tensor();
-    if group.device().is_some() {
+    if groups.tensor().device().is_some() {
         return Ok(());
     }
-    let (mine, other) = (instruction_set::current().to_string(), group.members()[group.rank().index()]);
+    compare_instruction_sets(instruction_set::current(), groups)
+}
+
+fn compare_instruction_sets(mine: InstructionSet, groups: &mut dyn ModelGroups) -> Result<()> {
+    let group = groups.tensor();
+    let (mine, other) = (mine.to_string(), group.members()[group.rank().index()]);
     let different = groups::all_gather(&mine, groups)?.into_iter().find(|(_, theirs)| *theirs != mine);
     different.map_or(Ok(()), |(rank, theirs)| {
         Err(ConfigurationError::DifferentInstructionSets { rank, theirs, other, mine }.into())

@@ -101,7 +101,7 @@ type Multiply = unsafe fn(&[bf16], [&[[u32; TILE]]; 2], &[bf16], &mut Sums);
 pub(super) fn multiply(x: &Packed, w: &[bf16], out: &mut [f32]) {
     assert!(is_allowed(), "checked when it was chosen");
     multiply_by(tiles, x, w, out);
-    // SAFETY: gives the tiles back, which no one uses any more; the processor has them.
+    // SAFETY: releases the tiles, which nothing uses afterwards; the processor has them.
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 

@@ -1,4 +1,4 @@
-//! What stands for AMX on other processors than Intel's.
+//! Stub for architectures other than x86-64.
 
 use half::bf16;
 

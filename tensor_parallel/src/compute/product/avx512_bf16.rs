@@ -26,7 +26,7 @@ const WEIGHT_ROWS: usize = 64;
 const ACTIVATION_BYTES: usize = 512 << 10;
 
 /// Activations in the order in which they are multiplied: of each group of [`TILE`] rows, 32 elements of each row in turn, with zeros
-/// behind the last. In rows, their addresses would compete for the same places of the first-level cache.
+/// behind the last. Row by row, the loads would map to the same sets of the first-level cache.
 pub(super) struct Packed {
     values: Vec<bf16>,
     rows: usize,

@@ -10,7 +10,7 @@ use super::amx;
 
 /// This processor lacks an instruction set, or the process already uses another.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("instruction set {set}: {why}")]
+#[error("{set}: {why}")]
 pub struct UnsupportedInstructionSet {
     set: InstructionSet,
     why: String,
@@ -49,7 +49,7 @@ pub fn choose(set: InstructionSet) -> Result<(), UnsupportedInstructionSet> {
     }
 }
 
-pub(super) fn is_supported(set: InstructionSet) -> bool {
+pub(in crate::compute) fn is_supported(set: InstructionSet) -> bool {
     match set {
         InstructionSet::Amx => is_supported(InstructionSet::Avx512Bf16) && amx::is_allowed(),
         #[cfg(target_arch = "x86_64")]

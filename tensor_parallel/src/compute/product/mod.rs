@@ -24,7 +24,8 @@ use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
 /// How many 16-bit weights are widened at a time for a blocked product.
 const PANEL: usize = 1 << 18;
-/// Blocks of weight rows for each thread, with few activation rows and with many. What one thread is late by must be short.
+/// Blocks of weight rows for each thread, with few activation rows and with many. Small blocks keep the threads
+/// balanced at the end.
 const BLOCKS: [usize; 2] = [4, 16];
 /// Weight rows of a block are a multiple of this.
 const GRANULE: usize = 32;

@@ -167,6 +167,29 @@ fn a_rank_with_just_enough_memory_loads_and_computes_as_the_others_do() {
     assert_eq!(scant, logits(Box::new(Host::new(1))));
 }
 
+#[test]
+fn ranks_with_different_instruction_sets_all_fail_and_name_both() {
+    let compare = |sets: [InstructionSet; 2]| -> Vec<Result<()>> {
+        std::thread::scope(|scope| {
+            let ranks = ProcessGroup::loopback(2).into_iter().zip(sets);
+            let ranks =
+                ranks.map(|(mut group, set)| scope.spawn(move || compare_instruction_sets(set, &mut group)));
+            ranks.collect::<Vec<_>>().into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    };
+    let sets = [InstructionSet::Avx2, InstructionSet::Scalar];
+    for (outcome, [mine, theirs]) in compare(sets).into_iter().zip([[0, 1], [1, 0]]) {
+        let want = ConfigurationError::DifferentInstructionSets {
+            rank: Rank(theirs as u32),
+            theirs: sets[theirs].to_string(),
+            other: Rank(mine as u32),
+            mine: sets[mine].to_string(),
+        };
+        assert!(matches!(&outcome, Err(Error::Configuration(error)) if *error == want), "{outcome:?}");
+    }
+    assert!(compare([InstructionSet::Avx2; 2]).iter().all(Result::is_ok));
+}
+
 /// Loads one rank's share of made-up weights and makes a decoder; the bytes of the arrays that loading and the cache took.
 fn really_taken(config: &LlamaConfig, rank: usize, world_size: usize, dtype: DType) -> (usize, usize) {
     let made_up = |spec: &TensorSpec| {
