@@ -1,35 +1,212 @@
-//! The worker threads of one rank.
+//! The worker threads of one rank: a fork and join that costs little more than the work.
+//!
+//! A pass of a model forks a hundred times or more, each time for work of 10 µs to 1 ms, so waking a thread each time would count. The
+//! caller's thread works too, and workers look for the next job for a while before they sleep.
+//!
+//! `unsafe` rests on this: a job is borrowed from its caller's stack. A worker takes a part of it with one exchange of `State`, and
+//! only then looks at the job. The caller returns after every part has been done, so a job lives as long as a part that was
+//! taken is not done.
+#![expect(
+    unsafe_code,
+    reason = "workers use what their caller has borrowed; the module says why it is still there"
+)]
 
-use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// A product or an attention with fewer multiplications than this is not worth a second thread.
 pub(crate) const PARALLEL_THRESHOLD: usize = 1 << 17;
+/// How long a worker looks for the next job before it sleeps: longer than what a layer does on one thread.
+const SPIN: Duration = Duration::from_micros(200);
+/// How long it looks without giving its processor to others.
+const BUSY: Duration = Duration::from_micros(20);
 
-/// A pool of threads that belongs to one rank. Ranks in one process must not take each other's processors, so none uses the
-/// global pool.
+/// The threads that belong to one rank. Ranks in one process must not take each other's processors, so there is no global pool.
 #[derive(Debug)]
-pub(crate) struct Threads(Option<ThreadPool>);
+pub(crate) struct Threads {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+type Job = dyn Fn(usize) + Sync;
+type Panic = Box<dyn Any + Send>;
+
+#[derive(Debug)]
+struct Shared {
+    /// The number of the newest job in the upper half, and how many of its parts nobody has taken in the lower.
+    state: AtomicU64,
+    /// The parts that are done.
+    done: AtomicUsize,
+    /// Written by the caller while no part is left to take or to do, read by whoever has taken one.
+    job: UnsafeCell<Option<&'static Job>>,
+    /// One caller at a time has the workers.
+    caller: Mutex<()>,
+    /// Workers that sleep, or are about to.
+    asleep: AtomicUsize,
+    ends: AtomicBool,
+    panic: Mutex<Option<Panic>>,
+}
+
+// SAFETY: `job` is the only field that is not `Sync` by itself. It is written by the holder of `caller` while no part is left, and
+// read after taking a part, which the exchange of `state` orders after the write; jobs are `Sync`.
+unsafe impl Sync for Shared {}
+// SAFETY: a reference to what is `Sync` may be sent.
+unsafe impl Send for Shared {}
 
 impl Threads {
-    /// Starts `count` threads, with `what` in their names. With one, the caller's thread does the work.
+    /// `count` threads, of which the caller's is one; the names of the others have `what` in them.
     pub(crate) fn new(count: usize, what: &'static str) -> Self {
-        if count < 2 {
-            return Self(None);
-        }
-        let name = move |index| format!("ryz-{what}-{index}");
-        match ThreadPoolBuilder::new().num_threads(count).thread_name(name).build() {
-            Ok(pool) => Self(Some(pool)),
-            Err(error) => {
-                // The results are the same.
-                tracing::warn!(%error, threads = count, what, "cannot start threads; the caller's thread does the work");
-                Self(None)
+        let shared = Arc::new(Shared {
+            state: AtomicU64::new(0),
+            done: AtomicUsize::new(0),
+            job: UnsafeCell::new(None),
+            caller: Mutex::new(()),
+            asleep: AtomicUsize::new(0),
+            ends: AtomicBool::new(false),
+            panic: Mutex::new(None),
+        });
+        let mut workers = Vec::new();
+        for index in 1..count {
+            let (shared, name) = (Arc::clone(&shared), format!("ryz-{what}-{index}"));
+            match std::thread::Builder::new().name(name).spawn(move || shared.work()) {
+                Ok(worker) => workers.push(worker),
+                Err(error) => {
+                    // The results are the same.
+                    tracing::warn!(%error, threads = count, what, "cannot start threads; fewer do the work");
+                    break;
+                }
             }
+        }
+        Self { shared, workers }
+    }
+
+    /// How many threads work.
+    pub(crate) fn count(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Does `work` with each item, on all threads if that is worth it. Ends when all is done.
+    ///
+    /// # Panics
+    /// When `work` does, after the workers have finished.
+    pub(crate) fn for_each<I: Send>(
+        &self,
+        is_worth_it: bool,
+        items: impl ExactSizeIterator<Item = I>,
+        work: impl Fn(I) + Sync,
+    ) {
+        // A caller that works for another call of this pool, or beside one, works alone.
+        let caller = (is_worth_it && !self.workers.is_empty() && items.len() > 1)
+            .then(|| self.shared.caller.try_lock().ok())
+            .flatten();
+        let Some(caller) = caller else { return items.for_each(work) };
+        let items: Vec<Mutex<Option<I>>> = items.map(|item| Mutex::new(Some(item))).collect();
+        let panic = self.run(items.len(), &|part| {
+            let item = items[part].lock().unwrap_or_else(PoisonError::into_inner).take();
+            work(item.expect("each part is taken once"));
+        });
+        drop(caller);
+        if let Some(panic) = panic {
+            resume_unwind(panic);
         }
     }
 
-    /// The pool, if there is one and the work is worth it; `None` means the caller's thread.
-    pub(crate) fn pool_if(&self, is_worth_it: bool) -> Option<&ThreadPool> {
-        self.0.as_ref().filter(|_| is_worth_it)
+    /// Does all parts of a job, and returns the first panic. The caller holds `caller`.
+    fn run(&self, parts: usize, job: &(dyn Fn(usize) + Sync)) -> Option<Panic> {
+        let shared = &*self.shared;
+        // SAFETY: only the lifetime changes. This function returns when every part is done, and no part can be taken after.
+        let job = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), &'static Job>(job) };
+        // SAFETY: the parts of the job before are done, so nobody has one, and nobody can take one until `state` says so below.
+        unsafe { *shared.job.get() = Some(job) };
+        shared.done.store(0, Relaxed);
+        let number = (shared.state.load(Relaxed) >> 32).wrapping_add(1) as u32;
+        shared.state.store(u64::from(number) << 32 | parts as u64, SeqCst);
+        // A worker counts itself before it looks for the last time.
+        if shared.asleep.load(SeqCst) > 0 {
+            self.workers.iter().for_each(|worker| worker.thread().unpark());
+        }
+        while shared.take_part() {}
+        let waiting = Instant::now();
+        while shared.done.load(Acquire) < parts {
+            pause(waiting);
+        }
+        shared.panic.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.shared.ends.store(true, SeqCst);
+        for worker in self.workers.drain(..) {
+            worker.thread().unpark();
+            // It has told its panics to its callers.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Takes a part and does it. `false` when there is none.
+    fn take_part(&self) -> bool {
+        let mut state = self.state.load(Acquire);
+        loop {
+            if state & u64::from(u32::MAX) == 0 {
+                return false;
+            }
+            match self.state.compare_exchange_weak(state, state - 1, AcqRel, Acquire) {
+                Ok(_) => break,
+                Err(newer) => state = newer,
+            }
+        }
+        let part = (state & u64::from(u32::MAX)) as usize - 1;
+        // SAFETY: this thread has a part that is not done, so the job is there and is not written.
+        let job = unsafe { *self.job.get() }.expect("a job was there before its parts");
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| job(part))) {
+            self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+        }
+        self.done.fetch_add(1, Release);
+        true
+    }
+
+    fn has_parts(&self) -> bool {
+        self.state.load(SeqCst) & u64::from(u32::MAX) != 0
+    }
+
+    /// The life of a worker.
+    fn work(&self) {
+        let mut idle = Instant::now();
+        while !self.ends.load(SeqCst) {
+            if self.take_part() {
+                while self.take_part() {}
+                idle = Instant::now();
+            } else if idle.elapsed() < SPIN {
+                pause(idle);
+            } else {
+                self.asleep.fetch_add(1, SeqCst);
+                if !self.has_parts() && !self.ends.load(SeqCst) {
+                    std::thread::park();
+                }
+                self.asleep.fetch_sub(1, SeqCst);
+                idle = Instant::now();
+            }
+        }
+    }
+}
+
+/// Between two looks of a thread that has looked since `since`.
+fn pause(since: Instant) {
+    if since.elapsed() < BUSY {
+        for _ in 0..16 {
+            std::hint::spin_loop();
+        }
+    } else {
+        std::thread::yield_now();
     }
 }
 
@@ -37,4 +214,77 @@ impl Threads {
 pub(crate) fn per_rank(ranks: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     cores / ranks.max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn each_item_is_done_once_however_many_threads_and_callers() {
+        for count in [1, 2, 3, 7] {
+            let threads = Threads::new(count, "test");
+            std::thread::scope(|scope| {
+                for caller in 0..3usize {
+                    let threads = &threads;
+                    scope.spawn(move || {
+                        for round in 0..2000 {
+                            let mut values = vec![0; (round + caller) % 40];
+                            let items = values.iter_mut().enumerate();
+                            threads.for_each(true, items, |(i, value)| *value += i + round);
+                            assert!(values.iter().enumerate().all(|(i, value)| *value == i + round));
+                            if round % 500 == 0 {
+                                // Long enough for workers to fall asleep.
+                                std::thread::sleep(2 * SPIN);
+                            }
+                        }
+                    });
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn several_threads_work_at_the_same_time() {
+        let threads = Threads::new(3, "test");
+        let (barrier, seen) = (std::sync::Barrier::new(3), Mutex::new(HashSet::new()));
+        threads.for_each(true, 0..3, |_| {
+            barrier.wait();
+            seen.lock().unwrap().insert(std::thread::current().id());
+        });
+        assert_eq!(seen.into_inner().unwrap().len(), 3);
+    }
+
+    #[test]
+    fn a_part_that_calls_again_works_alone() {
+        let threads = Threads::new(2, "test");
+        let sum = AtomicUsize::new(0);
+        threads.for_each(true, 0..4, |_| {
+            threads.for_each(true, 0..5, |i| {
+                sum.fetch_add(i, Relaxed);
+            });
+        });
+        assert_eq!(sum.into_inner(), 40);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_after_all_parts_and_the_threads_go_on() {
+        let threads = Threads::new(2, "test");
+        let done = AtomicUsize::new(0);
+        let work = AssertUnwindSafe(|| {
+            threads.for_each(true, 0..8, |i| {
+                done.fetch_add(1, Relaxed);
+                assert!(i != 5, "the fifth");
+            });
+        });
+        let panic = catch_unwind(work).unwrap_err();
+        assert!(panic.downcast_ref::<&str>().is_some_and(|text| *text == "the fifth"));
+        assert_eq!(done.load(Relaxed), 8);
+        threads.for_each(true, 0..8, |_| {
+            done.fetch_add(1, Relaxed);
+        });
+        assert_eq!(done.into_inner(), 16);
+    }
 }

@@ -12,7 +12,6 @@
 use std::ops::Range;
 
 use pulp::{Arch, Simd, WithSimd};
-use rayon::prelude::*;
 
 use super::exponential::exp;
 use super::operations::{AttentionCall, LayerCache};
@@ -88,10 +87,7 @@ pub(super) fn attention(
         }
     }
     let one = |(head, first, out): (usize, usize, &mut [f32])| some_rows(head, first, out);
-    match threads.pool_if(rows * heads * head_dim * longest >= PARALLEL_THRESHOLD) {
-        Some(pool) => pool.install(|| parts.into_par_iter().for_each(one)),
-        None => parts.into_iter().for_each(one),
-    }
+    threads.for_each(rows * heads * head_dim * longest >= PARALLEL_THRESHOLD, parts.into_iter(), one);
     let mut by_row = vec![0.0; out.len()];
     for (row, to) in by_row.chunks_exact_mut(heads * head_dim).enumerate() {
         for (head, to) in to.chunks_exact_mut(group).enumerate() {

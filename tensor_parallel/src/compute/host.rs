@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
 use ryzanstein_config::InstructionSet;
 use ryzanstein_process_group::{DType, Element as _};
 
@@ -20,6 +19,9 @@ use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
 /// Larger arrays are first reserved by an allocation that may fail. One that must not fail would end the program.
 const LARGE: usize = 64 << 20;
+
+/// Parts for each thread, so that all end at about the same time.
+const PARTS: usize = 4;
 
 /// Arithmetic on the processor.
 #[derive(Debug)]
@@ -74,10 +76,12 @@ impl Host {
                 T::narrow_into(&wide, out);
             });
         };
-        match self.threads.pool_if(out.len() > columns && out.len() >= PARALLEL_THRESHOLD) {
-            Some(pool) => pool.install(|| out.par_chunks_exact_mut(columns).enumerate().for_each(row)),
-            None => out.chunks_exact_mut(columns).enumerate().for_each(row),
-        }
+        let is_worth_it = out.len() >= PARALLEL_THRESHOLD;
+        let rows = (out.len() / columns).div_ceil(PARTS * self.threads.count());
+        let parts = out.chunks_mut(rows.max(1) * columns).enumerate();
+        self.threads.for_each(is_worth_it, parts, |(part, out)| {
+            out.chunks_exact_mut(columns).enumerate().for_each(|(i, out)| row((part * rows + i, out)));
+        });
     }
 }
 

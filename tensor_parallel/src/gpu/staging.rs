@@ -6,7 +6,6 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use rayon::prelude::*;
 use ryzanstein_process_group::device::{Device, DeviceError, Event, PinnedBuffer};
 
 use crate::error::Result;
@@ -85,16 +84,12 @@ impl Staging {
             let place = self.take(device, (end - start) * width)?;
             let (buffer, event) = &mut self.buffers[place];
             let bytes = &mut buffer.bytes_mut()[..(end - start) * width];
-            match self.threads.pool_if(bytes.len() >= PARALLEL_FROM) {
-                None => fill(start..end, bytes),
-                Some(pool) => pool.install(|| {
-                    let share = (SHARE / width).max(1);
-                    bytes.par_chunks_mut(share * width).enumerate().for_each(|(i, bytes)| {
-                        let first = start + i * share;
-                        fill(first..first + bytes.len() / width, bytes);
-                    });
-                }),
-            }
+            let share = (SHARE / width).max(1);
+            let shares = bytes.chunks_mut(share * width).enumerate();
+            self.threads.for_each((end - start) * width >= PARALLEL_FROM, shares, |(i, bytes)| {
+                let first = start + i * share;
+                fill(first..first + bytes.len() / width, bytes);
+            });
             // SAFETY: the target is the caller's promise. The pinned buffer stays as it is until its event is done,
             // which `take` waits for; the driver waits for it too before the buffer is freed.
             unsafe { device.stream().copy_from_host(to + (start * width) as u64, bytes) }?;

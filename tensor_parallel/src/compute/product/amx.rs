@@ -12,6 +12,9 @@ use half::bf16;
 const ROWS: usize = 16;
 /// Elements of a row of a tile: as many of each sum are added by one instruction.
 pub(super) const DEPTH: usize = 32;
+/// Activation rows from which tiles are faster than dot products. Below, memory is the limit, and a tile's 16 rows of weights are too
+/// many streams for it: one row took 55 to 71 ms with tiles and 42 to 49 without, eight rows 81 to 89 and 81 to 104.
+pub(super) const FEWEST_ROWS: usize = 8;
 /// Words of a tile of activations.
 const TILE: usize = ROWS * ROWS;
 /// Bytes of weights that stay in the second-level cache while activations go by.

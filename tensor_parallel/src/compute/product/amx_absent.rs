@@ -4,6 +4,7 @@ use half::bf16;
 
 /// Elements of a row of a tile.
 pub(super) const DEPTH: usize = 32;
+pub(super) const FEWEST_ROWS: usize = 8;
 
 /// There are none.
 pub(super) enum Packed {}

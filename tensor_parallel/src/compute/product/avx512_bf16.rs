@@ -7,8 +7,8 @@
 
 use std::arch::x86_64::{
     __m512, __m512bh, __m512i, _mm512_add_ps, _mm512_castpd_ps, _mm512_castps_pd, _mm512_dpbf16_ps,
-    _mm512_loadu_si512, _mm512_maskz_loadu_epi16, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_f32x4,
-    _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    _mm512_loadu_si512, _mm512_maskz_loadu_epi16, _mm512_setzero_ps, _mm512_setzero_si512,
+    _mm512_shuffle_f32x4, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
 };
 
 use half::bf16;

@@ -3,13 +3,8 @@
 use gemm_common::Parallelism;
 use gemm_f32::gemm::f32::get_gemm_fn;
 
-/// Multiplications below which one thread computes, however many there are.
-pub(super) fn parallel_from() -> usize {
-    gemm_common::gemm::get_threading_threshold()
-}
-
 /// `out[m, n] = x[m, k] · w[n, k]ᵀ`, all row-major; rows of `out` are `stride` long, of which the first `n` are written.
-pub(super) fn multiply(x: &[f32], w: &[f32], out: &mut [f32], k: usize, stride: usize, threads: usize) {
+pub(super) fn multiply(x: &[f32], w: &[f32], out: &mut [f32], k: usize, stride: usize) {
     if k == 0 || w.is_empty() || x.is_empty() {
         return;
     }
@@ -17,7 +12,6 @@ pub(super) fn multiply(x: &[f32], w: &[f32], out: &mut [f32], k: usize, stride: 
     assert!(x.len() == m * k && w.len() == n * k, "operands must be whole rows");
     let end = (m - 1).checked_mul(stride).and_then(|start| start.checked_add(n));
     assert!(n <= stride && end.is_some_and(|end| end <= out.len()), "the result must fit");
-    let parallelism = if threads > 1 { Parallelism::Rayon(threads) } else { Parallelism::None };
     let (k_stride, out_stride) = (k as isize, stride as isize);
     #[expect(unsafe_code, reason = "the crate takes pointers and strides")]
     // SAFETY: the assertions above bound every address: x is m rows of k, w is n rows of k (read as its transpose by
@@ -44,7 +38,7 @@ pub(super) fn multiply(x: &[f32], w: &[f32], out: &mut [f32], k: usize, stride: 
             false,
             false,
             false,
-            parallelism,
+            Parallelism::None,
         );
     }
 }

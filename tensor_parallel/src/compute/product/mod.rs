@@ -14,7 +14,6 @@ pub(super) mod simd;
 use std::borrow::Cow;
 
 use pulp::Arch;
-use rayon::prelude::*;
 use ryzanstein_config::InstructionSet;
 use ryzanstein_process_group::{DType, Element as _};
 
@@ -24,9 +23,8 @@ use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
 /// How many 16-bit weights are widened at a time for a blocked product.
 const PANEL: usize = 1 << 18;
-/// Blocks of weight rows for each thread, with few activation rows and with many. Small blocks keep the threads
-/// balanced at the end.
-const BLOCKS: [usize; 2] = [4, 16];
+/// Blocks of weight rows for each thread. Small blocks keep the threads balanced at the end.
+const BLOCKS: usize = 16;
 /// Weight rows of a block are a multiple of this.
 const GRANULE: usize = 32;
 
@@ -69,25 +67,14 @@ impl Products {
             return sums;
         }
         let prepared = self.prepare(x, w.dtype(), k);
-        if let Prepared::Wide(x) = &prepared
-            && m > simd::MOST_ROWS
-        {
-            with_elements!(w, w => blocked_product(threads, x, w, &mut sums.values, k));
-            return sums;
+        let is_worth_it = threads.count() > 1 && m * k * n >= PARALLEL_THRESHOLD;
+        if is_worth_it {
+            sums.block = n.div_ceil(BLOCKS * threads.count()).next_multiple_of(GRANULE);
         }
-        match threads.pool_if(m * k * n >= PARALLEL_THRESHOLD) {
-            None => self.block(&prepared, w, 0..n, &mut sums.values, k),
-            Some(pool) => {
-                let blocks = BLOCKS[usize::from(m > GRANULE)] * pool.current_num_threads();
-                sums.block = n.div_ceil(blocks).next_multiple_of(GRANULE);
-                let block = sums.block;
-                pool.install(|| {
-                    sums.values.par_chunks_mut(m * block).enumerate().for_each(|(i, out)| {
-                        self.block(&prepared, w, i * block..n.min((i + 1) * block), out, k);
-                    });
-                });
-            }
-        }
+        let block = sums.block;
+        threads.for_each(is_worth_it, sums.values.chunks_mut(m * block).enumerate(), |(i, out)| {
+            self.block(&prepared, w, i * block..n.min((i + 1) * block), out, k);
+        });
         sums
     }
 
@@ -96,6 +83,7 @@ impl Products {
             Storage::BF16(x)
                 if weights == DType::BF16
                     && self.set == InstructionSet::Amx
+                    && x.len() >= amx::FEWEST_ROWS * k
                     && k.is_multiple_of(amx::DEPTH) =>
             {
                 Prepared::Tiles(amx::Packed::new(x, k))
@@ -118,6 +106,9 @@ impl Products {
             (Prepared::Tiles(x), Storage::BF16(w)) => amx::multiply(x, &w[part], out),
             #[cfg(target_arch = "x86_64")]
             (Prepared::Pairs(x), Storage::BF16(w)) => avx512_bf16::multiply(x, &w[part], out),
+            (Prepared::Wide(x), w) if x.len() > simd::MOST_ROWS * k => {
+                with_elements!(w, w => blocked_product(x, &w[part], out, k));
+            }
             (Prepared::Wide(x), w) => with_elements!(w, w => simd::multiply(self.arch, x, &w[part], out, k)),
             _ => unreachable!("activations are prepared for the type of the weights"),
         }
@@ -125,20 +116,10 @@ impl Products {
 }
 
 /// A product with many rows, by the `gemm` crate; 16-bit weights are widened in panels.
-fn blocked_product<T: Float>(threads: &Threads, x: &[f32], w: &[T], out: &mut [f32], k: usize) {
+fn blocked_product<T: Float>(x: &[f32], w: &[T], out: &mut [f32], k: usize) {
     let n = w.len() / k;
-    let multiply = |w: &[f32], out: &mut [f32]| {
-        let work = x.len() / k * w.len();
-        match threads.pool_if(work >= PARALLEL_THRESHOLD.max(blocked::parallel_from())) {
-            Some(pool) => {
-                let threads = pool.current_num_threads();
-                pool.install(|| blocked::multiply(x, w, out, k, n, threads));
-            }
-            None => blocked::multiply(x, w, out, k, n, 1),
-        }
-    };
     if T::DTYPE == f32::DTYPE {
-        multiply(bytemuck::cast_slice(w), out);
+        blocked::multiply(x, bytemuck::cast_slice(w), out, k, n);
         return;
     }
     let rows = (PANEL / k).max(1);
@@ -146,7 +127,7 @@ fn blocked_product<T: Float>(threads: &Threads, x: &[f32], w: &[T], out: &mut [f
     for (i, w) in w.chunks(rows * k).enumerate() {
         let panel = &mut panel[..w.len()];
         T::widen_into(w, panel);
-        multiply(panel, &mut out[i * rows..]);
+        blocked::multiply(x, panel, &mut out[i * rows..], k, n);
     }
 }
 
@@ -171,10 +152,10 @@ impl Sums {
                 }
             }
         };
-        match threads.pool_if(m > 1 && m * n >= PARALLEL_THRESHOLD) {
-            Some(pool) => pool.install(|| out.par_chunks_exact_mut(n).enumerate().for_each(row)),
-            None => out.chunks_exact_mut(n).enumerate().for_each(row),
-        }
+        let rows = m.div_ceil(BLOCKS * threads.count()).max(1);
+        threads.for_each(m * n >= PARALLEL_THRESHOLD, out.chunks_mut(rows * n).enumerate(), |(part, out)| {
+            out.chunks_exact_mut(n).enumerate().for_each(|(i, out)| row((part * rows + i, out)));
+        });
         out
     }
 }
