@@ -18,12 +18,14 @@ use ryzanstein_config::InstructionSet;
 
 /// Elements of a vector.
 const LANES: usize = 32;
-/// Weight rows of a tile of sums, and activation rows.
+/// Weight rows of a tile of sums, which has a register for each sum: with 6 by 4, 10 loads feed 24 products.
+const WEIGHTS: usize = 6;
+/// Activation rows of a tile of sums.
 const TILE: usize = 4;
 /// Weight rows that are done before others: they stay in the second-level cache while activations go by.
-const WEIGHT_ROWS: usize = 64;
-/// Bytes of activations that stay in the second-level cache.
-const ACTIVATION_BYTES: usize = 512 << 10;
+const WEIGHT_ROWS: usize = 48;
+/// Bytes of activations that stay in the second-level cache beside them.
+const ACTIVATION_BYTES: usize = 256 << 10;
 
 /// Activations in the order in which they are multiplied: of each group of [`TILE`] rows, 32 elements of each row in turn, with zeros
 /// behind the last. Row by row, the loads would map to the same sets of the first-level cache.
@@ -73,8 +75,8 @@ unsafe fn blocked(x: &Packed, w: &[bf16], out: &mut [f32], n: usize) {
     for i in (0..n).step_by(WEIGHT_ROWS) {
         let end = n.min(i + WEIGHT_ROWS);
         for (part, x) in x.values.chunks(rows * width).enumerate() {
-            for i in (i..end).step_by(TILE) {
-                let weights = &w[i * k..end.min(i + TILE) * k];
+            for i in (i..end).step_by(WEIGHTS) {
+                let weights = &w[i * k..end.min(i + WEIGHTS) * k];
                 // SAFETY: as the caller's.
                 unsafe { strip(x, weights, &mut out[part * rows * n + i..], [k, n]) };
             }
@@ -82,7 +84,7 @@ unsafe fn blocked(x: &Packed, w: &[bf16], out: &mut [f32], n: usize) {
     }
 }
 
-/// All packed rows of `x` with at most [`TILE`] weight rows; rows of `out` are `n` apart.
+/// All packed rows of `x` with at most [`WEIGHTS`] weight rows; rows of `out` are `n` apart.
 ///
 /// # Safety
 /// The processor has the instructions; `x` is whole packed rows and `w` whole rows of k; `out` has an element for each pair of rows.
@@ -95,10 +97,10 @@ unsafe fn strip(x: &[bf16], w: &[bf16], out: &mut [f32], [k, n]: [usize; 2]) {
         // SAFETY: as the caller's; the numbers are those of the rows.
         unsafe {
             match (tiles, rows) {
-                (4, 4) => tile::<4, 4>(x, w, out, [k, n]),
-                (4, 3) => tile::<4, 3>(x, w, out, [k, n]),
-                (4, 2) => tile::<4, 2>(x, w, out, [k, n]),
-                (4, 1) => tile::<4, 1>(x, w, out, [k, n]),
+                (WEIGHTS, 4) => tile::<WEIGHTS, 4>(x, w, out, [k, n]),
+                (WEIGHTS, 3) => tile::<WEIGHTS, 3>(x, w, out, [k, n]),
+                (WEIGHTS, 2) => tile::<WEIGHTS, 2>(x, w, out, [k, n]),
+                (WEIGHTS, 1) => tile::<WEIGHTS, 1>(x, w, out, [k, n]),
                 _ => {
                     for (i, w) in w.chunks_exact(k).enumerate() {
                         let out = &mut out[i..];
@@ -139,14 +141,16 @@ unsafe fn tile<const R: usize, const C: usize>(x: &[bf16], w: &[bf16], out: &mut
             }
         }
     }
-    let mut all = [_mm512_setzero_ps(); TILE * TILE];
-    for (r, sums) in sums.into_iter().enumerate() {
-        for (c, sum) in sums.into_iter().enumerate() {
-            all[c * TILE + r] = sum;
+    // Of two rows of activations at a time.
+    for c in (0..C).step_by(2) {
+        let mut of_both = [_mm512_setzero_ps(); 16];
+        for (r, sums) in sums.iter().enumerate() {
+            of_both[r] = sums[c];
+            of_both[8 + r] = if c + 1 < C { sums[c + 1] } else { _mm512_setzero_ps() };
         }
-    }
-    for (c, totals) in totals(all).chunks_exact(TILE).take(C).enumerate() {
-        out[c * n..][..R].copy_from_slice(&totals[..R]);
+        for (c, totals) in (c..C).zip(totals(of_both).chunks_exact(8)) {
+            out[c * n..][..R].copy_from_slice(&totals[..R]);
+        }
     }
 }
 

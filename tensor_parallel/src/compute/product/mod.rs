@@ -25,8 +25,8 @@ use crate::threads::{PARALLEL_THRESHOLD, Threads};
 const PANEL: usize = 1 << 18;
 /// Blocks of weight rows for each thread. Small blocks keep the threads balanced at the end.
 const BLOCKS: usize = 16;
-/// Weight rows of a block are a multiple of this.
-const GRANULE: usize = 32;
+/// Weight rows of a block are a multiple of this, and so of the rows of every kernel's tiles.
+const GRANULE: usize = 96;
 
 /// Products of matrices by one instruction set.
 #[derive(Clone, Copy, Debug)]
