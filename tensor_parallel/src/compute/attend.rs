@@ -11,16 +11,17 @@
 
 use std::ops::Range;
 
-use pulp::{Arch, Simd, WithSimd};
+use pulp::{Simd, WithSimd};
 
 use super::exponential::exp;
+use super::host::{Host, values};
 use super::operations::{AttentionCall, LayerCache};
 use super::product::simd;
 use crate::error::Result;
 use crate::float::Float;
 use crate::storage::{Storage, with_elements};
 use crate::tensor::Tensor;
-use crate::threads::{PARALLEL_THRESHOLD, Threads};
+use crate::threads::PARALLEL_THRESHOLD;
 
 /// Keys of a block.
 const BLOCK: usize = 64;
@@ -30,7 +31,7 @@ const QUERIES: usize = 64;
 const LANES: usize = 16;
 
 pub(super) fn attention(
-    (threads, arch): (&Threads, Arch),
+    host: &Host,
     qkv: &Tensor,
     call: &AttentionCall<'_>,
     cache: &mut LayerCache,
@@ -40,12 +41,15 @@ pub(super) fn attention(
     let (slots, rotary) = (batch.slots().slots().collect::<Vec<_>>(), batch.rotations()?);
     let rows = qkv.rows();
     let width = (heads + 2 * kv_heads) * head_dim;
-    let mut values = qkv.host_values()?.into_owned();
-    for (i, row) in values.chunks_exact_mut(width).enumerate() {
+    let (stored, mut rotated) = (qkv.host()?, vec![0.0; rows * width]);
+    host.each_row(&mut rotated, width, |i, row| {
+        row.copy_from_slice(&values(stored, i * width..(i + 1) * width));
         for head in row[..(heads + kv_heads) * head_dim].chunks_exact_mut(head_dim) {
             rotary.rotate(i, head);
         }
-        store(cache, &row[heads * head_dim..], slots[i], (kv_heads, head_dim))?;
+    });
+    for (row, slot) in rotated.chunks_exact(width).zip(&slots) {
+        store(cache, &row[heads * head_dim..], *slot, (kv_heads, head_dim))?;
     }
 
     let group = heads / kv_heads * head_dim;
@@ -66,9 +70,9 @@ pub(super) fn attention(
                 .map(|(_, position)| window.map_or(0, |w| (position + 1).saturating_sub(w))..position + 1)
                 .collect();
             let rows =
-                values[first * width..].chunks(width).take(count).map(|row| &row[head * group..][..group]);
+                rotated[first * width..].chunks(width).take(count).map(|row| &row[head * group..][..group]);
             let of_head = cache.offset(sequence, head, 0);
-            arch.dispatch(Queries {
+            host.arch().dispatch(Queries {
                 rows: rows.collect(),
                 seen,
                 keys: (keys, of_head),
@@ -87,14 +91,12 @@ pub(super) fn attention(
         }
     }
     let one = |(head, first, out): (usize, usize, &mut [f32])| some_rows(head, first, out);
-    threads.for_each(rows * heads * head_dim * longest >= PARALLEL_THRESHOLD, parts.into_iter(), one);
-    let mut by_row = vec![0.0; out.len()];
-    for (row, to) in by_row.chunks_exact_mut(heads * head_dim).enumerate() {
+    host.threads().for_each(rows * heads * head_dim * longest >= PARALLEL_THRESHOLD, parts.into_iter(), one);
+    host.build([rows, heads * head_dim], qkv.dtype(), |row, to| {
         for (head, to) in to.chunks_exact_mut(group).enumerate() {
             to.copy_from_slice(&out[(head * rows + row) * group..][..group]);
         }
-    }
-    Tensor::new(&[rows, heads * head_dim], by_row, qkv.dtype())
+    })
 }
 
 /// Writes the keys and values of one position to the cache, rounded to its type.

@@ -1,7 +1,9 @@
 //! Arithmetic on the processor.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
+use pulp::Arch;
 use ryzanstein_config::InstructionSet;
 use ryzanstein_process_group::{DType, Element as _};
 
@@ -47,8 +49,16 @@ impl Host {
 }
 
 impl Host {
-    /// Builds a tensor row by row: `fill` gets the row's number and `columns` values to set.
-    fn build(
+    pub(super) fn threads(&self) -> &Threads {
+        &self.threads
+    }
+
+    pub(super) fn arch(&self) -> Arch {
+        self.products.arch()
+    }
+
+    /// Builds a tensor row by row: `fill` gets the row's number and `columns` zeros to set.
+    pub(super) fn build(
         &self,
         [rows, columns]: [usize; 2],
         dtype: DType,
@@ -62,17 +72,23 @@ impl Host {
         Ok(Tensor::from_storage(&shape, out))
     }
 
-    /// Sets each row of an array, on the threads if it is large.
-    fn each_row<T: Float>(&self, out: &mut [T], columns: usize, fill: impl Fn(usize, &mut [f32]) + Sync) {
-        let arch = self.products.arch();
+    /// Changes each row of an array, on the threads if it is large.
+    pub(super) fn each_row<T: Float>(
+        &self,
+        out: &mut [T],
+        columns: usize,
+        change: impl Fn(usize, &mut [f32]) + Sync,
+    ) {
+        let arch = self.arch();
         let row = |(i, out): (usize, &mut [T])| {
             if T::DTYPE == f32::DTYPE {
-                arch.dispatch(|| fill(i, bytemuck::cast_slice_mut(out)));
+                arch.dispatch(|| change(i, bytemuck::cast_slice_mut(out)));
                 return;
             }
             let mut wide = vec![0.0; columns];
             arch.dispatch(|| {
-                fill(i, &mut wide);
+                T::widen_into(out, &mut wide);
+                change(i, &mut wide);
                 T::narrow_into(&wide, out);
             });
         };
@@ -83,6 +99,21 @@ impl Host {
             out.chunks_exact_mut(columns).enumerate().for_each(|(i, out)| row((part * rows + i, out)));
         });
     }
+}
+
+/// The exact values of some elements.
+#[inline(always)]
+#[expect(
+    clippy::inline_always,
+    reason = "an instruction set chosen at run time applies only to what is inlined"
+)]
+pub(super) fn values(stored: &Storage, range: Range<usize>) -> Cow<'_, [f32]> {
+    if let Storage::F32(stored) = stored {
+        return Cow::Borrowed(&stored[range]);
+    }
+    let mut wide = vec![0.0; range.len()];
+    with_elements!(stored, stored => Float::widen_into(&stored[range], &mut wide));
+    Cow::Owned(wide)
 }
 
 /// Uses 16 partial sums, since each addition to one sum waits for the last.
@@ -152,11 +183,11 @@ impl Compute for Host {
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, epsilon: f32) -> Result<Tensor> {
         shapes::rms_norm(x, weight)?;
         let columns = x.columns();
-        let (values, weight) = (x.host_values()?, weight.host_values()?);
+        let (stored, weight) = (x.host()?, weight.host_values()?);
         self.build([x.rows(), columns], x.dtype(), |i, to| {
-            let row = &values[i * columns..(i + 1) * columns];
-            let scale = 1.0 / (sum_of_squares(row) / columns as f32 + epsilon).sqrt();
-            for ((to, x), w) in to.iter_mut().zip(row).zip(weight.iter()) {
+            let row = values(stored, i * columns..(i + 1) * columns);
+            let scale = 1.0 / (sum_of_squares(&row) / columns as f32 + epsilon).sqrt();
+            for ((to, x), w) in to.iter_mut().zip(row.iter()).zip(weight.iter()) {
                 *to = x * scale * w;
             }
         })
@@ -164,13 +195,13 @@ impl Compute for Host {
 
     fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<()> {
         shapes::add(x, y)?;
-        let (columns, y) = (x.columns(), y.host_values()?);
-        let before = x.host()?.widened().into_owned();
-        if !y.is_empty() {
+        let (columns, count, y) = (x.columns(), y.count(), y.host()?);
+        if count > 0 {
             with_elements!(x.host_mut()?, x => self.each_row(&mut x[..], columns, |i, to| {
-                let at = i * columns;
-                for ((to, x), y) in to.iter_mut().zip(&before[at..]).zip(&y[at % y.len()..]) {
-                    *to = x + y;
+                // One row is added to all.
+                let at = i * columns % count;
+                for (to, y) in to.iter_mut().zip(values(y, at..at + columns).iter()) {
+                    *to += y;
                 }
             }));
         }
@@ -179,9 +210,10 @@ impl Compute for Host {
 
     fn swiglu(&self, x: &Tensor) -> Result<Tensor> {
         let width = shapes::swiglu(x)?;
-        let values = x.host_values()?;
+        let stored = x.host()?;
         self.build([x.rows(), width], x.dtype(), |i, to| {
-            let (gate, up) = values[2 * i * width..2 * (i + 1) * width].split_at(width);
+            let both = values(stored, 2 * i * width..2 * (i + 1) * width);
+            let (gate, up) = both.split_at(width);
             for ((to, gate), up) in to.iter_mut().zip(gate).zip(up) {
                 *to = gate / (1.0 + exp(-gate)) * up;
             }
@@ -189,14 +221,15 @@ impl Compute for Host {
     }
 
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor> {
-        attend::attention((&self.threads, self.products.arch()), &qkv, call, cache)
+        attend::attention(self, &qkv, call, cache)
     }
 
     fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
         shapes::slice_columns(x, &columns)?;
-        let values = x.host_values()?;
+        let stored = x.host()?;
         self.build([x.rows(), columns.len()], x.dtype(), |i, to| {
-            to.copy_from_slice(&values[i * x.columns()..][columns.clone()]);
+            let at = i * x.columns();
+            to.copy_from_slice(&values(stored, at + columns.start..at + columns.end));
         })
     }
 
@@ -205,11 +238,11 @@ impl Compute for Host {
         if count == 1 && keep == width {
             return blocks.reshape(&[rows, width]);
         }
-        let values = blocks.host_values()?;
+        let stored = blocks.host()?;
         self.build([rows, keep], blocks.dtype(), |i, to| {
             for (block, to) in to.chunks_mut(width).enumerate() {
                 let from = (block * rows + i) * width;
-                to.copy_from_slice(&values[from..from + to.len()]);
+                to.copy_from_slice(&values(stored, from..from + to.len()));
             }
         })
     }

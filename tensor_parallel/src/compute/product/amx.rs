@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 
 use half::bf16;
 
+use crate::threads::{PARALLEL_THRESHOLD, Threads};
+
 /// Rows of a tile.
 const ROWS: usize = 16;
 /// Elements of a row of a tile: as many of each sum are added by one instruction.
@@ -63,22 +65,21 @@ pub(super) struct Packed {
 
 impl Packed {
     /// `x` is rows of `k`, a multiple of [`DEPTH`].
-    pub(super) fn new(x: &[bf16], k: usize) -> Self {
+    pub(super) fn new(threads: &Threads, x: &[bf16], k: usize) -> Self {
         assert!(k > 0 && k.is_multiple_of(DEPTH) && x.len().is_multiple_of(k), "whole rows of whole tiles");
         let steps = k / DEPTH;
-        let mut words = Vec::with_capacity((x.len() / k).div_ceil(ROWS) * steps);
-        for group in x.chunks(ROWS * k) {
-            for step in 0..steps {
-                let mut tile = [0; TILE];
+        let mut words = vec![[0; TILE]; (x.len() / k).div_ceil(ROWS) * steps];
+        let groups = words.chunks_mut(steps).zip(x.chunks(ROWS * k));
+        threads.for_each(x.len() >= PARALLEL_THRESHOLD, groups, |(tiles, group)| {
+            for (step, tile) in tiles.iter_mut().enumerate() {
                 for (column, row) in group.chunks_exact(k).enumerate() {
                     let pairs = row[step * DEPTH..][..DEPTH].as_chunks::<2>().0;
                     for (at, [low, high]) in pairs.iter().enumerate() {
                         tile[at * ROWS + column] = u32::from(low.to_bits()) | u32::from(high.to_bits()) << 16;
                     }
                 }
-                words.push(tile);
             }
-        }
+        });
         Self { words, rows: x.len() / k, steps }
     }
 }
@@ -264,7 +265,7 @@ mod tests {
             let x: Vec<bf16> = (0..m * k).map(value).collect();
             let w: Vec<bf16> = (0..n * k).map(|i| value(i + i / 5)).collect();
             let mut out = vec![f32::NAN; m * n];
-            multiply_by(plain, &Packed::new(&x, k), &w, &mut out);
+            multiply_by(plain, &Packed::new(&Threads::new(1, "test"), &x, k), &w, &mut out);
             for (r, out) in out.chunks_exact(n).enumerate() {
                 for (i, out) in out.iter().enumerate() {
                     let terms = x[r * k..][..k].iter().zip(&w[i * k..][..k]);

@@ -2,6 +2,8 @@
 
 use half::bf16;
 
+use crate::threads::Threads;
+
 /// Elements of a row of a tile.
 pub(super) const DEPTH: usize = 32;
 pub(super) const FEWEST_ROWS: usize = 8;
@@ -10,7 +12,7 @@ pub(super) const FEWEST_ROWS: usize = 8;
 pub(super) enum Packed {}
 
 impl Packed {
-    pub(super) fn new(_: &[bf16], _: usize) -> Self {
+    pub(super) fn new(_: &Threads, _: &[bf16], _: usize) -> Self {
         unreachable!("no processor of this architecture has the tiles")
     }
 }

@@ -14,6 +14,7 @@ use std::arch::x86_64::{
 use half::bf16;
 
 use super::instruction_set;
+use crate::threads::{PARALLEL_THRESHOLD, Threads};
 use ryzanstein_config::InstructionSet;
 
 /// Elements of a vector.
@@ -37,18 +38,19 @@ pub(super) struct Packed {
 
 impl Packed {
     /// `x` is rows of `k`, of which there is at least one.
-    pub(super) fn new(x: &[bf16], k: usize) -> Self {
+    pub(super) fn new(threads: &Threads, x: &[bf16], k: usize) -> Self {
         let (rows, width) = (x.len() / k, k.next_multiple_of(LANES));
         assert!(x.len() == rows * k, "operands must be whole rows");
         let mut values = vec![bf16::ZERO; rows * width];
-        for (group, x) in values.chunks_mut(TILE * width).zip(x.chunks(TILE * k)) {
+        let groups = values.chunks_mut(TILE * width).zip(x.chunks(TILE * k));
+        threads.for_each(x.len() >= PARALLEL_THRESHOLD, groups, |(group, x)| {
             let rows = x.len() / k;
             for (r, row) in x.chunks_exact(k).enumerate() {
                 for (i, part) in row.chunks(LANES).enumerate() {
                     group[(i * rows + r) * LANES..][..part.len()].copy_from_slice(part);
                 }
             }
-        }
+        });
         Self { values, rows, columns: k }
     }
 

@@ -66,7 +66,7 @@ impl Products {
         if m == 0 || n == 0 || k == 0 {
             return sums;
         }
-        let prepared = self.prepare(x, w.dtype(), k);
+        let prepared = self.prepare(threads, x, w.dtype(), k);
         let is_worth_it = threads.count() > 1 && m * k * n >= PARALLEL_THRESHOLD;
         if is_worth_it {
             sums.block = n.div_ceil(BLOCKS * threads.count()).next_multiple_of(GRANULE);
@@ -78,7 +78,7 @@ impl Products {
         sums
     }
 
-    fn prepare(self, x: &Storage, weights: DType, k: usize) -> Prepared<'_> {
+    fn prepare<'a>(self, threads: &Threads, x: &'a Storage, weights: DType, k: usize) -> Prepared<'a> {
         match x {
             Storage::BF16(x)
                 if weights == DType::BF16
@@ -86,14 +86,14 @@ impl Products {
                     && x.len() >= amx::FEWEST_ROWS * k
                     && k.is_multiple_of(amx::DEPTH) =>
             {
-                Prepared::Tiles(amx::Packed::new(x, k))
+                Prepared::Tiles(amx::Packed::new(threads, x, k))
             }
             #[cfg(target_arch = "x86_64")]
             Storage::BF16(x)
                 if weights == DType::BF16
                     && matches!(self.set, InstructionSet::Amx | InstructionSet::Avx512Bf16) =>
             {
-                Prepared::Pairs(avx512_bf16::Packed::new(x, k))
+                Prepared::Pairs(avx512_bf16::Packed::new(threads, x, k))
             }
             x => Prepared::Wide(x.widened()),
         }
