@@ -16,10 +16,11 @@ ci:
 fmt:
     cargo fmt --all
 
-# Our all-reduce compared with Gloo's, alternating on this machine; needs a Python with torch and numpy (benches/peers/README.md).
-bench-gloo python:
+# Our collectives on CPUs compared with Open MPI's and Gloo's, in turn; needs Open MPI, and a Python with torch, numpy and mpi4py
+# (benches/peers/README.md).
+bench-peers python:
     cargo build --release
-    cargo run --release -p ryzanstein-benches --bin vs_gloo -- --python {{python}}
+    {{python}} benches/peers/collectives.py target/release/ryz
 
 # The overhead of a call.
 bench-call:

@@ -2,6 +2,5 @@
 
 pub mod checkpoint;
 pub mod host_clock;
-pub mod measure;
 pub mod ranks;
 pub mod raw_nccl;

@@ -1,8 +1,10 @@
 //! Small random checkpoints against what `transformers` computes from them (see `fixtures/README.md`).
 
+use std::process::Command;
 use std::sync::Arc;
 
 use ryzanstein_process_group::{DType, ProcessGroup, Rank};
+use ryzanstein_tensor_parallel::compute::instruction_set;
 use ryzanstein_tensor_parallel::{
     Error, GenerateOptions, Llama, LlamaConfig, Passes, Tokenizer, legal_world_sizes,
 };
@@ -105,6 +107,35 @@ fn f32_logits_equal_the_reference_at_every_position_and_world_size() {
             }
         }
     }
+}
+
+/// The set that the ignored test below chooses.
+const INSTRUCTION_SET: &str = "TESTED_INSTRUCTION_SET";
+
+#[test]
+fn every_instruction_set_has_the_logits_and_tokens_of_the_reference() {
+    // A process uses one set as long as it lives.
+    for set in instruction_set::supported() {
+        let test = "the_chosen_instruction_set_has_the_logits_and_tokens_of_the_reference";
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", test])
+            .env(INSTRUCTION_SET, set.name())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{set}: {text}");
+    }
+}
+
+#[test]
+#[ignore = "run by the test above, in a process for each instruction set"]
+fn the_chosen_instruction_set_has_the_logits_and_tokens_of_the_reference() {
+    if let Ok(set) = std::env::var(INSTRUCTION_SET) {
+        instruction_set::choose(set.parse().unwrap()).unwrap();
+        assert_eq!(instruction_set::current().name(), set);
+    }
+    f32_logits_equal_the_reference_at_every_position_and_world_size();
+    sixteen_bit_models_in_their_own_type_stay_near_the_f32_reference_and_choose_its_tokens();
 }
 
 #[test]

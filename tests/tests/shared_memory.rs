@@ -1,9 +1,14 @@
 //! A group on shared memory leaves nothing behind. A test program of its own: nothing else changes its descriptors and mappings.
 
+use std::sync::Mutex;
+
 use ryzanstein_config::BackendChoice;
 use ryzanstein_process_group::ReduceOp;
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_tests::{config, with_ranks};
+
+/// One test at a time: they look at what the process holds.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// Entries of `/proc/self/fd` and `/proc/self/task`, and shared segments in `/proc/self/maps`.
 fn held() -> [usize; 3] {
@@ -32,8 +37,38 @@ fn use_a_group(n: usize) -> [usize; 3] {
     during[0]
 }
 
+/// Kilobytes of this process that are in memory.
+fn resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").expect("it is there");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("it has this line");
+    line.split_whitespace().next().expect("a number").parse().expect("a number")
+}
+
+#[test]
+fn a_hundred_thousand_calls_take_no_more_memory_than_ten_thousand() {
+    let _alone = ALONE.lock().expect("the other test passes");
+    let grown = with_ranks(&config(BackendChoice::Tcp), 2, |mut manager| {
+        let group = manager.world();
+        let mut before = ([0; 3], 0);
+        for call in 0..100_000usize {
+            if call == 10_000 {
+                before = (held(), resident());
+            }
+            let mut x = vec![1.0f32; 1 + call * 37 % 700];
+            group.all_reduce(&mut x, ReduceOp::Sum).expect("it reduces");
+            assert!(x.iter().all(|x| *x == 2.0));
+        }
+        assert_eq!(held(), before.0);
+        let grown = resident().saturating_sub(before.1);
+        manager.finalize().expect("it leaves");
+        grown
+    });
+    assert!(grown.iter().all(|kilobytes| *kilobytes < 512), "{grown:?} KB more");
+}
+
 #[test]
 fn neither_descriptors_nor_threads_nor_mappings_are_left_and_no_descriptor_is_kept_open() {
+    let _alone = ALONE.lock().expect("the other test passes");
     use_a_group(3);
     let before = held();
     assert_eq!(before[2], 0);

@@ -17,11 +17,7 @@ pub(super) struct Link {
     channel: Channel,
     /// Where bytes go in both directions instead of the channel. The channel then tells whether the peer is there, and carries what
     /// a rank says before it leaves: the peer may not have come to the rings yet.
-    rings: Option<Rings>,
-    /// The header and the bytes that had come on the channel when the rings took over.
-    before_rings: (Option<Header>, Vec<u8>),
-    /// Beside rings: the peer has closed its end of the channel, so what is in the ring now is all.
-    is_over: bool,
+    shared: Option<Shared>,
     rx: Vec<u8>,
     rx_start: usize,
     rx_end: usize,
@@ -49,6 +45,16 @@ pub(super) struct Link {
     pub(super) partial: Option<UnexpectedMessage>,
 }
 
+/// A link through memory.
+#[derive(Debug)]
+struct Shared {
+    rings: Rings,
+    /// The header and the bytes that had come on the channel before.
+    before: (Option<Header>, Vec<u8>),
+    /// The peer has closed its end of the channel: what is in the ring now is all.
+    is_over: bool,
+}
+
 /// What became of an attempt to move bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Moved {
@@ -67,9 +73,7 @@ impl Link {
         Self {
             peer,
             channel,
-            rings: None,
-            before_rings: (None, Vec::new()),
-            is_over: false,
+            shared: None,
             announced: VecDeque::new(),
             // A control frame must fit whole.
             rx: vec![0; segment.max(HEADER + MAX_REASON) + HEADER],
@@ -91,11 +95,11 @@ impl Link {
     /// From now on, bytes go through these rings. The peer does the same at the same point.
     pub(super) fn share(&mut self, rings: Rings) {
         // Questions, which need no answer any more, or an abort.
-        self.before_rings = (self.header.take(), self.buffered().to_vec());
+        let before = (self.header.take(), self.buffered().to_vec());
         (self.rx_start, self.rx_end) = (0, 0);
         // Part of it may have gone through the channel.
         self.control.clear();
-        self.rings = Some(rings);
+        self.shared = Some(Shared { rings, before, is_over: false });
     }
 
     /// The peer has gone, and its ring is empty: goes back to what it said on the channel. `false` in the middle of a frame, or
@@ -103,10 +107,11 @@ impl Link {
     pub(super) fn return_to_channel(&mut self) -> bool {
         let is_between_frames =
             self.rx_start == self.rx_end && self.header.is_none() && self.partial.is_none();
-        if !self.is_over || !is_between_frames || self.rings.take().is_none() {
+        let Some(Shared { before: (header, bytes), .. }) =
+            self.shared.take_if(|shared| shared.is_over && is_between_frames)
+        else {
             return false;
-        }
-        let (header, bytes) = std::mem::take(&mut self.before_rings);
+        };
         self.rx[..bytes.len()].copy_from_slice(&bytes);
         (self.header, self.rx_start, self.rx_end) = (header, 0, bytes.len());
         self.closed = None;
@@ -115,7 +120,7 @@ impl Link {
 
     /// Beside rings, says something on the channel as well, as far as it takes it now.
     pub(super) fn say_on_socket(&mut self, header: &Header, payload: &[u8]) {
-        if self.rings.is_some() && self.channel.send(&header.encode(), payload).is_ok() {
+        if self.is_shared() && self.channel.send(&header.encode(), payload).is_ok() {
             // What cannot be said to a peer that has gone need not be.
             let _ = self.channel.flush();
         }
@@ -123,19 +128,19 @@ impl Link {
 
     /// Whether bytes go through memory.
     pub(super) fn is_shared(&self) -> bool {
-        self.rings.is_some()
+        self.shared.is_some()
     }
 
     /// Whether there is something to read in memory, or room to write.
     pub(super) fn has_news(&self, to_read: bool, to_write: bool) -> bool {
-        let rings = self.rings.as_ref();
+        let rings = self.shared.as_ref().map(|shared| &shared.rings);
         rings.is_some_and(|rings| to_read && rings.has_unread() || to_write && rings.has_room())
     }
 
     /// Beside rings, notes whether the peer has gone.
     pub(super) fn look_at_channel(&mut self) {
-        if self.rings.is_some() && self.closed.is_none() {
-            self.is_over |= self.channel.is_over();
+        if let Some(shared) = self.shared.as_mut().filter(|_| self.closed.is_none()) {
+            shared.is_over |= self.channel.is_over();
         }
     }
 
@@ -151,7 +156,7 @@ impl Link {
     /// Whether the stream has still to take bytes that were sent.
     pub(super) fn has_unsent(&self) -> bool {
         // A closed stream takes no more, and polling it always has news.
-        self.closed.is_none() && self.rings.is_none() && self.channel.has_unsent()
+        self.closed.is_none() && !self.is_shared() && self.channel.has_unsent()
     }
 
     /// Passes on bytes that were sent and that the stream has not taken. `false` while some are left.
@@ -188,9 +193,9 @@ impl Link {
             self.rx.copy_within(self.rx_start..self.rx_end, 0);
             (self.rx_start, self.rx_end) = (0, self.rx_end - self.rx_start);
         }
-        let read = match &mut self.rings {
+        let read = match &mut self.shared {
             None => self.channel.read(&mut self.rx[self.rx_end..]),
-            Some(rings) => {
+            Some(Shared { rings, .. }) => {
                 let end = self.rx_start.saturating_add(wanted).min(self.rx.len());
                 if end <= self.rx_end {
                     return Moved::Bytes(0);
@@ -212,9 +217,9 @@ impl Link {
         let wanted = target.len();
         // Just enough for the next header, so that payloads keep going where they belong.
         let next = &mut self.rx[..HEADER];
-        let read = match &mut self.rings {
+        let read = match &mut self.shared {
             None => self.channel.read_pair(target, next),
-            Some(rings) => rings.read_pair(target, next),
+            Some(Shared { rings, .. }) => rings.read_pair(target, next),
         };
         match self.outcome(read) {
             Moved::Bytes(n) if n > wanted => {
@@ -245,10 +250,10 @@ impl Link {
 
     /// Sends two pieces, in order, as far as they go now.
     pub(super) fn send(&mut self, first: &[u8], second: &[u8]) -> Moved {
-        let sent = match &mut self.rings {
+        let sent = match &mut self.shared {
             None => self.channel.send(first, second),
-            Some(_) if self.is_over => Ok(0),
-            Some(rings) => rings.send(first, second),
+            Some(Shared { is_over: true, .. }) => Ok(0),
+            Some(Shared { rings, .. }) => rings.send(first, second),
         };
         match self.outcome(sent) {
             // Zero bytes sent is not the end of a stream as zero bytes read is.
@@ -334,7 +339,7 @@ impl Link {
         match result {
             Ok(n) if n > 0 => return Moved::Bytes(n),
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
-                if self.rings.is_none() || !self.is_over {
+                if self.shared.as_ref().is_none_or(|shared| !shared.is_over) {
                     return Moved::WouldBlock;
                 }
             }

@@ -150,7 +150,7 @@ unsafe fn tile<const R: usize, const C: usize>(x: &[bf16], w: &[bf16], out: &mut
             of_both[r] = sums[c];
             of_both[8 + r] = if c + 1 < C { sums[c + 1] } else { _mm512_setzero_ps() };
         }
-        for (c, totals) in (c..C).zip(totals(of_both).chunks_exact(8)) {
+        for (c, totals) in (c..C).zip(totals(&of_both).chunks_exact(8)) {
             out[c * n..][..R].copy_from_slice(&totals[..R]);
         }
     }
@@ -159,7 +159,7 @@ unsafe fn tile<const R: usize, const C: usize>(x: &[bf16], w: &[bf16], out: &mut
 /// The sum of the elements of each vector. All are added together, which takes a third of the instructions of one by one.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn totals(sums: [__m512; 16]) -> [f32; 16] {
+fn totals(sums: &[__m512; 16]) -> [f32; 16] {
     // In each quarter of a vector: halves of the sums of two vectors, then the sums of four.
     let halves: [__m512; 8] = std::array::from_fn(|i| {
         let [a, b] = [sums[2 * i], sums[2 * i + 1]];
