@@ -194,7 +194,7 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
             |f| f.host.cross_memory = failed("not permitted"),
             "cross_memory",
             Status::Info,
-            "process_group.tcp.cross_memory",
+            "`cross_memory`",
         ),
         (|f| f.network.loopback = failed("refused"), "loopback", Status::Broken, "ip link set lo up"),
         (
