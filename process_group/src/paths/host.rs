@@ -159,7 +159,7 @@ pub fn table(
         Links::Sockets(why) => table.without(Path::SharedMemory(Algorithm::Direct), why),
         Links::SharedMemory => table.without(
             Path::Tcp(Algorithm::Direct),
-            "links go through shared memory; `process_group.tcp.shared_memory = false` turns that off",
+            "links go through shared memory; `tcp.shared_memory = false` turns that off",
         ),
     };
     if hosts.count() > 1 && !hosts.are_two_levels() {
