@@ -7,10 +7,13 @@
 Output as hugging_face.py. `--convert` writes a Llama checkpoint of Hugging Face, its types kept, as GGUF with a vocabulary of
 numbered tokens: enough for passes, not for text.
 """
-import argparse, json, statistics, sys, time
+import json
+import sys
+import time
+
 import numpy as np
 
-WARM_UP, PROMPTS, STEP, VOCABULARY = 4, 5, 37, 32000
+import passes
 
 
 def convert(folder, path):
@@ -56,33 +59,18 @@ def convert(folder, path):
     out.close()
 
 
-def main():
-    numbers = lambda text: [int(n) for n in text.split(",") if n]
-    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    flags.add_argument("gguf")
-    flags.add_argument("--convert", metavar="MODEL")
-    flags.add_argument("--threads", type=int, default=2)
-    flags.add_argument("--sequences", type=numbers, default=[1, 2, 4, 8, 16])
-    flags.add_argument("--prompt", type=int, default=512)
-    flags.add_argument("--passes", type=int, default=20)
-    flags.add_argument("--prefill", type=numbers, default=[])
-    flags.add_argument("--json")
-    flags = flags.parse_args()
-    if flags.convert:
-        return convert(flags.convert, flags.gguf)
+def measure(arguments):
     import llama_cpp as ll
 
     ll.llama_backend_init()
     silent = ll.llama_log_callback(lambda *_: None)
     ll.llama_log_set(silent, None)
-    model = ll.llama_model_load_from_file(flags.gguf.encode(), ll.llama_model_default_params())
-    token = lambda at: at * STEP % VOCABULARY
-    results = []
+    model = ll.llama_model_load_from_file(arguments.gguf.encode(), ll.llama_model_default_params())
 
     def context(sequences, length):
         params = ll.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = sequences * (-(-length // 256) * 256), 2048, 512
-        params.n_seq_max, params.n_threads, params.n_threads_batch = sequences, flags.threads, flags.threads
+        params.n_seq_max, params.n_threads, params.n_threads_batch = sequences, arguments.threads, arguments.threads
         params.no_perf = True
         return ll.llama_init_from_model(model, params)
 
@@ -102,26 +90,37 @@ def main():
         ll.llama_batch_free(batch)
         return took
 
-    for n in flags.sequences:
-        ctx, times = context(n, flags.prompt + WARM_UP + flags.passes), []
+    def text(tokens, sequence):
+        return [(passes.token(at), at, sequence, at + 1 == tokens) for at in range(tokens)]
+
+    def decode(n):
+        end = arguments.prompt + passes.WARM_UP + arguments.passes
+        ctx = context(n, end)
         for sequence in range(n):
-            forward(ctx, [(token(at), at, sequence, at + 1 == flags.prompt) for at in range(flags.prompt)])
-        for at in range(flags.prompt, flags.prompt + WARM_UP + flags.passes):
-            times.append(forward(ctx, [(token(at), at, sequence, True) for sequence in range(n)]))
-        results.append({"sequences": n, "prompt": flags.prompt, "us": statistics.median(times[WARM_UP:]) * 1e6})
-        print(json.dumps(results[-1]), flush=True)
+            forward(ctx, text(arguments.prompt, sequence))
+        steps = range(arguments.prompt, end)
+        times = [forward(ctx, [(passes.token(at), at, sequence, True) for sequence in range(n)]) for at in steps]
         ll.llama_free(ctx)
-    for tokens in flags.prefill:
-        times = []
-        for _ in range(1 + PROMPTS):
-            ctx = context(1, tokens)
-            times.append(forward(ctx, [(token(at), at, 0, at + 1 == tokens) for at in range(tokens)]))
-            ll.llama_free(ctx)
-        results.append({"prefill": tokens, "us": statistics.median(times[1:]) * 1e6})
-        print(json.dumps(results[-1]), flush=True)
-    if flags.json:
-        with open(flags.json, "w") as file:
-            json.dump(results, file)
+        return times
+
+    def prompt(tokens):
+        ctx = context(1, tokens)
+        took = forward(ctx, text(tokens, 0))
+        ll.llama_free(ctx)
+        return took
+
+    passes.run(arguments, decode, prompt)
+
+
+def main():
+    parser = passes.flags(__doc__)
+    parser.add_argument("gguf")
+    parser.add_argument("--convert", metavar="MODEL")
+    arguments = parser.parse_args()
+    if arguments.convert:
+        convert(arguments.convert, arguments.gguf)
+    else:
+        measure(arguments)
 
 
 main()

@@ -43,7 +43,7 @@ struct Shared {
     state: AtomicU64,
     /// The parts that are done.
     done: AtomicUsize,
-    /// Written by the caller while no part is left to take or to do, read by whoever has taken one.
+    /// The caller writes it before it publishes the parts. A thread reads it after it has taken a part.
     job: UnsafeCell<Option<&'static Job>>,
     /// One caller at a time has the workers.
     caller: Mutex<()>,
@@ -53,8 +53,8 @@ struct Shared {
     panic: Mutex<Option<Panic>>,
 }
 
-// SAFETY: `job` is the only field that is not `Sync` by itself. It is written by the holder of `caller` while no part is left, and
-// read after taking a part, which the exchange of `state` orders after the write; jobs are `Sync`.
+// SAFETY: only `job` is not `Sync` by itself. The holder of `caller` writes it while all parts are done. A thread reads it after it has
+// taken a part; the exchange of `state` orders this read after the write. Jobs are `Sync`.
 unsafe impl Sync for Shared {}
 // SAFETY: a reference to what is `Sync` may be sent.
 unsafe impl Send for Shared {}
@@ -101,7 +101,7 @@ impl Threads {
         items: impl ExactSizeIterator<Item = I>,
         work: impl Fn(I) + Sync,
     ) {
-        // A caller that works for another call of this pool, or beside one, works alone.
+        // If another call has the workers, this thread does all items itself.
         let caller = (is_worth_it && !self.workers.is_empty() && items.len() > 1)
             .then(|| self.shared.caller.try_lock().ok())
             .flatten();

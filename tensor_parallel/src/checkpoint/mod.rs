@@ -36,8 +36,7 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Slices of rows that are less than this apart, two pages, are read ahead as one range with the gaps between them.
 const READ_AHEAD_GAP: usize = 8192;
 
-/// Bytes copied before their pages are released: few, since the pages take memory beside the copy; enough that the system calls
-/// cost little.
+/// Bytes that are copied before their pages are released. A larger value holds more memory; a smaller one makes more system calls.
 const COPIED_AT_ONCE: usize = 8 << 20;
 
 /// Headers of most files are shorter than this.

@@ -118,8 +118,8 @@ fn cross_memory(host: &Host) -> Finding {
             format!("a process may not read another's memory: {why}{scope}"),
         )
         .because(
-            "ranks of one host still exchange data through shared memory; only the path `cross_memory` is missing, \
-             and a debugger cannot attach to a rank that hangs",
+            "as with process_group.tcp.cross_memory = false, the path `cross_memory` is missing; ranks of one host still \
+             exchange data through shared memory; and a debugger cannot attach to a rank that hangs",
         )
         .remedy("sysctl kernel.yama.ptrace_scope=0, and --cap-add=SYS_PTRACE for a container"),
     }

@@ -189,7 +189,13 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
         (|f| f.host.open_files = (Some(256), Some(256)), "open_files", Status::Warning, "nofile"),
         (|f| f.host.temporary.writable = failed("read-only"), "temporary_folder", Status::Warning, "TMPDIR"),
         (|f| f.host.cross_memory = failed("not permitted"), "cross_memory", Status::Info, "SYS_PTRACE"),
-        (|f| f.host.cross_memory = failed("not permitted"), "cross_memory", Status::Info, "`cross_memory`"),
+        // What it costs, by the name of the setting that asks for it.
+        (
+            |f| f.host.cross_memory = failed("not permitted"),
+            "cross_memory",
+            Status::Info,
+            "process_group.tcp.cross_memory",
+        ),
         (|f| f.network.loopback = failed("refused"), "loopback", Status::Broken, "ip link set lo up"),
         (
             |f| {

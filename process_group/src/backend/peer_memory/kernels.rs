@@ -110,7 +110,7 @@ impl Kernels {
         };
         let loaded: Vec<[Kernel; Entry::ALL.len()]> =
             PEER_TYPES.iter().map(load).collect::<Result<_, DeviceError>>()?;
-        // A block waits for blocks of its peers, so all blocks of a launch must be resident at once, beside those of another group.
+        // Blocks wait for blocks of other GPUs, so all blocks of a launch must run at once. Two groups must fit on the GPU together.
         let mut fit = u32::MAX;
         let mut fit_of_rows = u32::MAX;
         for (entry, kernel) in loaded.iter().flat_map(|kernels| Entry::ALL.into_iter().zip(kernels)) {

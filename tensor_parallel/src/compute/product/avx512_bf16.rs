@@ -25,7 +25,7 @@ const WEIGHTS: usize = 6;
 const TILE: usize = 4;
 /// Weight rows that are done before others: they stay in the second-level cache while activations go by.
 const WEIGHT_ROWS: usize = 48;
-/// Bytes of activations that stay in the second-level cache beside them.
+/// Bytes of activations that one pass uses. They share the second-level cache with the weight rows.
 const ACTIVATION_BYTES: usize = 256 << 10;
 
 /// Activations in the order in which they are multiplied: of each group of [`TILE`] rows, 32 elements of each row in turn, with zeros
