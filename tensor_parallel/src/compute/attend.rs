@@ -170,20 +170,14 @@ impl WithSimd for Queries<'_> {
             }
             widen(values, first..last, head_dim, &mut block);
             if seen.iter().all(|seen| seen.start <= first && last <= seen.end) {
-                simd::add_weighted(lanes, &scores, &block, &mut sums, [BLOCK, last - first, width]);
+                simd::add_weighted(lanes, (&scores, 0..last - first), &block, &mut sums, [BLOCK, width]);
                 continue;
             }
             // What is not seen is not touched: infinity times a weight of zero is no number.
-            for (i, (scores, sums)) in
-                scores.chunks_exact(BLOCK).zip(sums.chunks_exact_mut(width)).enumerate()
-            {
-                let seen = seen[i / shared].start.clamp(first, last) - first
-                    ..seen[i / shared].end.clamp(first, last) - first;
-                if !seen.is_empty() {
-                    let values = &block[seen.start * width..seen.end * width];
-                    let count = seen.len();
-                    simd::add_weighted(lanes, &scores[seen], values, sums, [count, count, width]);
-                }
+            let of_rows = scores.chunks_exact(shared * BLOCK).zip(sums.chunks_exact_mut(shared * width));
+            for (seen, (scores, sums)) in seen.iter().zip(of_rows) {
+                let seen = seen.start.clamp(first, last) - first..seen.end.clamp(first, last) - first;
+                simd::add_weighted(lanes, (scores, seen), &block, sums, [BLOCK, width]);
             }
         }
         for ((out, sums), softmax) in

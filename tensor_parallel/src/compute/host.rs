@@ -162,8 +162,10 @@ impl Compute for Host {
     fn linear(&self, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, out: DType) -> Result<Tensor> {
         let [m, k, n] = shapes::linear(x, weight, bias)?;
         let bias = bias.map(Tensor::host_values).transpose()?;
-        let sums = self.products.multiply(&self.threads, x.host()?, weight.host()?, [m, k, n]);
-        let values = with_float!(out, T => Storage::from(sums.rounded::<T>(&self.threads, bias.as_deref())))?;
+        let (operands, bias) = ((x.host()?, weight.host()?), bias.as_deref());
+        let values = with_float!(out, T => {
+            Storage::from(self.products.multiply::<T>(&self.threads, operands, bias, [m, k, n]))
+        })?;
         Ok(Tensor::from_storage(&[m, n], values))
     }
 

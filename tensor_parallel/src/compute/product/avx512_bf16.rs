@@ -6,14 +6,13 @@
 )]
 
 use std::arch::x86_64::{
-    __m512, __m512bh, __m512i, _mm512_add_ps, _mm512_castpd_ps, _mm512_castps_pd, _mm512_dpbf16_ps,
-    _mm512_loadu_si512, _mm512_maskz_loadu_epi16, _mm512_setzero_ps, _mm512_setzero_si512,
-    _mm512_shuffle_f32x4, _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    __m512, __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi16,
+    _mm512_setzero_ps, _mm512_setzero_si512,
 };
 
 use half::bf16;
 
-use super::instruction_set;
+use super::{instruction_set, totals};
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 use ryzanstein_config::InstructionSet;
 
@@ -150,30 +149,10 @@ unsafe fn tile<const R: usize, const C: usize>(x: &[bf16], w: &[bf16], out: &mut
             of_both[r] = sums[c];
             of_both[8 + r] = if c + 1 < C { sums[c + 1] } else { _mm512_setzero_ps() };
         }
-        for (c, totals) in (c..C).zip(totals(&of_both).chunks_exact(8)) {
+        for (c, totals) in (c..C).zip(totals::avx512(&of_both).chunks_exact(8)) {
             out[c * n..][..R].copy_from_slice(&totals[..R]);
         }
     }
-}
-
-/// The sum of the elements of each vector. All are added together, which takes a third of the instructions of one by one.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn totals(sums: &[__m512; 16]) -> [f32; 16] {
-    // In each quarter of a vector: halves of the sums of two vectors, then the sums of four.
-    let halves: [__m512; 8] = std::array::from_fn(|i| {
-        let [a, b] = [sums[2 * i], sums[2 * i + 1]];
-        _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b))
-    });
-    let quarters: [__m512; 4] = std::array::from_fn(|i| {
-        let [a, b] = [halves[2 * i], halves[2 * i + 1]].map(|half| _mm512_castps_pd(half));
-        _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)))
-    });
-    // Then the quarters are added, two and two.
-    let pair = |a, b| _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xDD>(a, b));
-    let [a, b] = [pair(quarters[0], quarters[1]), pair(quarters[2], quarters[3])];
-    // SAFETY: both are 64 bytes of any content.
-    unsafe { std::mem::transmute(pair(a, b)) }
 }
 
 /// # Safety

@@ -10,6 +10,7 @@ mod avx512_bf16;
 mod blocked;
 pub mod instruction_set;
 pub(super) mod simd;
+mod totals;
 
 use std::borrow::Cow;
 
@@ -27,6 +28,8 @@ const PANEL: usize = 1 << 18;
 const BLOCKS: usize = 16;
 /// Weight rows of a block are a multiple of this, and so of the rows of every kernel's tiles.
 const GRANULE: usize = 96;
+/// Bytes of sums that are rounded at a time. They stay in the second-level cache until then.
+const SUMS_BYTES: usize = 256 << 10;
 
 /// Products of matrices by one instruction set.
 #[derive(Clone, Copy, Debug)]
@@ -43,12 +46,20 @@ enum Prepared<'a> {
     Tiles(amx::Packed),
 }
 
-/// The sums of a product, before they are rounded: blocks of columns, of which each has all rows.
-pub(super) struct Sums {
-    values: Vec<f32>,
-    shape: [usize; 2],
-    /// Columns of a block; the last may have fewer.
-    block: usize,
+impl Prepared<'_> {
+    /// How many weight rows are multiplied before their sums are rounded.
+    fn rows_together(&self, m: usize, k: usize) -> usize {
+        match self {
+            // Each call packs all activations.
+            Self::Wide(x) if is_blocked(x, k) => usize::MAX,
+            _ => (SUMS_BYTES / (4 * m) / GRANULE * GRANULE).max(GRANULE),
+        }
+    }
+}
+
+/// Whether a blocked product is faster than one with vectors.
+fn is_blocked(x: &[f32], k: usize) -> bool {
+    x.len() > simd::MOST_ROWS * k
 }
 
 impl Products {
@@ -60,22 +71,48 @@ impl Products {
         self.arch
     }
 
-    /// `x[m, k] · w[n, k]ᵀ`.
-    pub(super) fn multiply(self, threads: &Threads, x: &Storage, w: &Storage, [m, k, n]: [usize; 3]) -> Sums {
-        let mut sums = Sums { values: vec![0.0; m * n], shape: [m, n], block: n };
-        if m == 0 || n == 0 || k == 0 {
-            return sums;
+    /// `x[m, k] · w[n, k]ᵀ`, with the bias of each column, rounded once.
+    pub(super) fn multiply<T: Float>(
+        self,
+        threads: &Threads,
+        (x, w): (&Storage, &Storage),
+        bias: Option<&[f32]>,
+        [m, k, n]: [usize; 3],
+    ) -> Vec<T> {
+        let mut out = crate::memory::zeros::<T>(m * n);
+        if m == 0 || n == 0 {
+            return out;
+        }
+        if k == 0 {
+            out.chunks_exact_mut(n).for_each(|row| round(&vec![0.0; n], bias, row));
+            return out;
         }
         let prepared = self.prepare(threads, x, w.dtype(), k);
         let is_worth_it = threads.count() > 1 && m * k * n >= PARALLEL_THRESHOLD;
-        if is_worth_it {
-            sums.block = n.div_ceil(BLOCKS * threads.count()).next_multiple_of(GRANULE);
+        let block =
+            if is_worth_it { n.div_ceil(BLOCKS * threads.count()).next_multiple_of(GRANULE) } else { n };
+        // The columns of each block, row by row.
+        let mut blocks: Vec<Vec<&mut [T]>> = (0..n.div_ceil(block)).map(|_| Vec::with_capacity(m)).collect();
+        for row in out.chunks_exact_mut(n) {
+            blocks.iter_mut().zip(row.chunks_mut(block)).for_each(|(block, columns)| block.push(columns));
         }
-        let block = sums.block;
-        threads.for_each(is_worth_it, sums.values.chunks_mut(m * block).enumerate(), |(i, out)| {
-            self.block(&prepared, w, i * block..n.min((i + 1) * block), out, k);
+        let together = prepared.rows_together(m, k).min(block);
+        threads.for_each(is_worth_it, blocks.into_iter().enumerate(), |(i, mut out)| {
+            let mut sums = vec![0.0; m * together];
+            for first in (i * block..n.min((i + 1) * block)).step_by(together) {
+                let last = n.min((i + 1) * block).min(first + together);
+                let sums = &mut sums[..m * (last - first)];
+                self.block(&prepared, w, first..last, sums, k);
+                let bias = bias.map(|bias| &bias[first..last]);
+                let columns = first - i * block..last - i * block;
+                self.arch.dispatch(|| {
+                    for (out, sums) in out.iter_mut().zip(sums.chunks_exact(last - first)) {
+                        round(sums, bias, &mut out[columns.clone()]);
+                    }
+                });
+            }
         });
-        sums
+        out
     }
 
     fn prepare<'a>(self, threads: &Threads, x: &'a Storage, weights: DType, k: usize) -> Prepared<'a> {
@@ -106,7 +143,7 @@ impl Products {
             (Prepared::Tiles(x), Storage::BF16(w)) => amx::multiply(x, &w[part], out),
             #[cfg(target_arch = "x86_64")]
             (Prepared::Pairs(x), Storage::BF16(w)) => avx512_bf16::multiply(x, &w[part], out),
-            (Prepared::Wide(x), w) if x.len() > simd::MOST_ROWS * k => {
+            (Prepared::Wide(x), w) if is_blocked(x, k) => {
                 with_elements!(w, w => blocked_product(x, &w[part], out, k));
             }
             (Prepared::Wide(x), w) => with_elements!(w, w => simd::multiply(self.arch, x, &w[part], out, k)),
@@ -131,32 +168,19 @@ fn blocked_product<T: Float>(x: &[f32], w: &[T], out: &mut [f32], k: usize) {
     }
 }
 
-impl Sums {
-    /// The sums, each with the bias of its column, row by row, rounded once.
-    pub(super) fn rounded<T: Float>(self, threads: &Threads, bias: Option<&[f32]>) -> Vec<T> {
-        let [m, n] = self.shape;
-        if n == 0 {
-            return Vec::new();
-        }
-        let mut out = crate::memory::zeros::<T>(m * n);
-        let row = |(r, out): (usize, &mut [T])| {
-            for (i, out) in out.chunks_mut(self.block).enumerate() {
-                let from = &self.values[i * self.block * m + r * out.len()..][..out.len()];
-                match bias {
-                    None => T::narrow_into(from, out),
-                    Some(bias) => {
-                        for ((out, from), bias) in out.iter_mut().zip(from).zip(&bias[i * self.block..]) {
-                            *out = T::narrow(from + bias);
-                        }
-                    }
-                }
+#[inline(always)]
+#[expect(
+    clippy::inline_always,
+    reason = "an instruction set chosen at run time applies only to what is inlined"
+)]
+fn round<T: Float>(sums: &[f32], bias: Option<&[f32]>, out: &mut [T]) {
+    match bias {
+        None => T::narrow_into(sums, out),
+        Some(bias) => {
+            for ((out, sum), bias) in out.iter_mut().zip(sums).zip(bias) {
+                *out = T::narrow(sum + bias);
             }
-        };
-        let rows = m.div_ceil(BLOCKS * threads.count()).max(1);
-        threads.for_each(m * n >= PARALLEL_THRESHOLD, out.chunks_mut(rows * n).enumerate(), |(part, out)| {
-            out.chunks_exact_mut(n).enumerate().for_each(|(i, out)| row((part * rows + i, out)));
-        });
-        out
+        }
     }
 }
 

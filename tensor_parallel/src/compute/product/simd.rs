@@ -6,9 +6,12 @@
     reason = "an instruction set chosen at run time applies only to what is inlined"
 )]
 
+use std::ops::Range;
+
 use pulp::{Arch, Simd, WithSimd};
 use ryzanstein_process_group::Element as _;
 
+use super::totals::totals;
 use crate::float::Float;
 
 /// Weights of a row that are widened at a time.
@@ -91,7 +94,8 @@ fn strip<S: Simd, const R: usize>(
 
 #[inline(always)]
 fn add<const C: usize, const R: usize>(sums: [[f32; R]; C], out: &mut [f32], n: usize) {
-    for (sums, out) in sums.iter().zip(out.chunks_mut(n)) {
+    for (c, sums) in sums.iter().enumerate() {
+        let out: &mut [f32; R] = out[c * n..].first_chunk_mut().expect("a row has as many sums as weights");
         for (out, sum) in out.iter_mut().zip(sums) {
             *out += sum;
         }
@@ -114,14 +118,19 @@ fn tile<S: Simd, const C: usize, const R: usize>(simd: S, x: [&[f32]; C], w: [&[
         }
     }
     // Loops and no closures, which would be functions without the instruction set.
+    let mut all = [simd.splat_f32s(0.0); 16];
+    for (all, sums) in all.chunks_exact_mut(R).zip(&sums) {
+        all.copy_from_slice(sums);
+    }
+    let totals = totals(simd, all, C * R);
     let mut out = [[0.0; R]; C];
-    for ((out, sums), (_, x_rest)) in out.iter_mut().zip(sums).zip(xs) {
-        for ((out, sum), (_, w_rest)) in out.iter_mut().zip(sums).zip(ws) {
+    for ((out, totals), (_, x_rest)) in out.iter_mut().zip(totals.chunks_exact(R)).zip(xs) {
+        for ((out, total), (_, w_rest)) in out.iter_mut().zip(totals).zip(ws) {
             let mut rest = 0.0;
             for (x, w) in x_rest.iter().zip(w_rest) {
                 rest += x * w;
             }
-            *out = simd.reduce_sum_f32s(sum) + rest;
+            *out = total + rest;
         }
     }
     out
@@ -151,52 +160,69 @@ pub(in crate::compute) fn all_pairs<S: Simd>(simd: S, x: &[f32], w: &[f32], out:
     debug_assert!(n.is_multiple_of(TILE));
 }
 
-/// Adds to each row of `sums` the first `count` rows of `values`, each times its weight: a row of weights is `stride` long, one of
-/// `sums` and `values` is `width`, a multiple of the lanes.
+/// Adds to each row of `sums` some rows of `values`, each times its weight: those in `range` of the weights of that row, which are
+/// `stride`. A row of `sums` and `values` is `width`, a multiple of the lanes.
 #[inline(always)]
 pub(in crate::compute) fn add_weighted<S: Simd>(
     simd: S,
-    weights: &[f32],
+    (weights, range): (&[f32], Range<usize>),
     values: &[f32],
     sums: &mut [f32],
-    [stride, count, width]: [usize; 3],
+    [stride, width]: [usize; 2],
 ) {
+    let values = &values[range.start * width..range.end * width];
     let mut rows = sums.chunks_exact_mut(2 * width);
     let mut pairs = weights.chunks_exact(2 * stride);
     for (sums, weights) in rows.by_ref().zip(pairs.by_ref()) {
         let ((one, other), (w, v)) = (sums.split_at_mut(width), weights.split_at(stride));
-        weighted::<S, 2>(simd, [&w[..count], &v[..count]], values, [one, other]);
+        weighted::<S, 2>(simd, [&w[range.clone()], &v[range.clone()]], values, [one, other]);
     }
     let (one, w) = (rows.into_remainder(), pairs.remainder());
     if !one.is_empty() {
-        weighted::<S, 1>(simd, [&w[..count]], values, [one]);
+        weighted::<S, 1>(simd, [&w[range]], values, [one]);
     }
 }
 
 #[inline(always)]
 fn weighted<S: Simd, const R: usize>(simd: S, weights: [&[f32]; R], values: &[f32], sums: [&mut [f32]; R]) {
-    /// Vectors of a row that are added to at the same time.
-    const WIDE: usize = 4;
     let width = sums[0].len();
     let mut sums = sums.map(|sums| S::as_mut_simd_f32s(sums).0);
     let vectors = sums[0].len();
-    for first in (0..vectors).step_by(WIDE) {
-        let some = WIDE.min(vectors - first);
-        let mut parts = [[simd.splat_f32s(0.0); WIDE]; R];
-        for (parts, sums) in parts.iter_mut().zip(&sums) {
-            parts[..some].copy_from_slice(&sums[first..first + some]);
-        }
-        for (i, value) in values.chunks_exact(width).take(weights[0].len()).enumerate() {
-            let value = &S::as_simd_f32s(value).0[first..first + some];
-            for (parts, weights) in parts.iter_mut().zip(&weights) {
-                let weight = simd.splat_f32s(weights[i]);
-                for (part, value) in parts.iter_mut().zip(value) {
-                    *part = simd.mul_add_e_f32s(weight, *value, *part);
-                }
+    let mut first = 0;
+    while first + 4 <= vectors {
+        columns::<S, R, 4>(simd, weights, values, &mut sums, [first, width]);
+        first += 4;
+    }
+    for first in first..vectors {
+        columns::<S, R, 1>(simd, weights, values, &mut sums, [first, width]);
+    }
+}
+
+/// [`weighted`] for V vectors of each row, from `first` on.
+#[inline(always)]
+fn columns<S: Simd, const R: usize, const V: usize>(
+    simd: S,
+    weights: [&[f32]; R],
+    values: &[f32],
+    sums: &mut [&mut [S::f32s]; R],
+    [first, width]: [usize; 2],
+) {
+    let mut parts = [[simd.splat_f32s(0.0); V]; R];
+    for (parts, sums) in parts.iter_mut().zip(&*sums) {
+        parts.copy_from_slice(&sums[first..first + V]);
+    }
+    let count = weights[0].len();
+    let weights = weights.map(|weights| &weights[..count]);
+    for (i, value) in values.chunks_exact(width).take(count).enumerate() {
+        let value = &S::as_simd_f32s(value).0[first..first + V];
+        for (parts, weights) in parts.iter_mut().zip(&weights) {
+            let weight = simd.splat_f32s(weights[i]);
+            for (part, value) in parts.iter_mut().zip(value) {
+                *part = simd.mul_add_e_f32s(weight, *value, *part);
             }
         }
-        for (parts, sums) in parts.iter().zip(&mut sums) {
-            sums[first..first + some].copy_from_slice(&parts[..some]);
-        }
+    }
+    for (parts, sums) in parts.iter().zip(sums) {
+        sums[first..first + V].copy_from_slice(parts);
     }
 }
