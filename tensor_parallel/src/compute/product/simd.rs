@@ -42,24 +42,40 @@ impl<T: Float> WithSimd for Product<'_, T> {
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { x, w, out, k } = self;
         let n = w.len() / k;
-        let mut buffers = [[0.0f32; PIECE]; TILE];
+        let mut buffer = [0.0f32; TILE * PIECE];
         out.fill(0.0);
-        for (i, rows) in w.chunks(TILE * k).enumerate() {
-            for at in (0..k).step_by(PIECE) {
-                let end = k.min(at + PIECE);
-                let mut wide: [&[f32]; TILE] = [&[]; TILE];
-                for ((wide, row), buffer) in wide.iter_mut().zip(rows.chunks_exact(k)).zip(&mut buffers) {
-                    *wide = widened(&row[at..end], buffer);
-                }
-                let out = &mut out[i * TILE..];
-                match rows.len() / k {
-                    4 => strip::<S, 4>(simd, x, wide, out, [k, n, at]),
-                    3 => strip::<S, 3>(simd, x, [wide[0], wide[1], wide[2]], out, [k, n, at]),
-                    2 => strip::<S, 2>(simd, x, [wide[0], wide[1]], out, [k, n, at]),
-                    _ => strip::<S, 1>(simd, x, [wide[0]], out, [k, n, at]),
-                }
-            }
+        let tiles = w.chunks_exact(TILE * k);
+        let last = tiles.remainder();
+        for (i, w) in tiles.enumerate() {
+            pieces::<S, T, TILE>(simd, x, w, &mut buffer, &mut out[i * TILE..], [k, n]);
         }
+        for (i, w) in last.chunks_exact(k).enumerate() {
+            pieces::<S, T, 1>(simd, x, w, &mut buffer, &mut out[n / TILE * TILE + i..], [k, n]);
+        }
+    }
+}
+
+/// All activation rows with R weight rows, a piece of them at a time.
+#[inline(always)]
+fn pieces<S: Simd, T: Float, const R: usize>(
+    simd: S,
+    x: &[f32],
+    w: &[T],
+    buffer: &mut [f32; TILE * PIECE],
+    out: &mut [f32],
+    [k, n]: [usize; 2],
+) {
+    for at in (0..k).step_by(PIECE) {
+        let width = PIECE.min(k - at);
+        let mut wide: [&[f32]; R] = [&[]; R];
+        let mut rest = &mut buffer[..];
+        // Of R steps: over the rows of a slice, the compiler makes vectors of addresses, which takes longer than the product.
+        for (r, wide) in wide.iter_mut().enumerate() {
+            let (buffer, others) = rest.split_at_mut(PIECE);
+            *wide = widened(&w[r * k + at..][..width], &mut buffer[..width]);
+            rest = others;
+        }
+        strip::<S, R>(simd, x, wide, out, [k, n, at]);
     }
 }
 
@@ -79,16 +95,16 @@ fn strip<S: Simd, const R: usize>(
     // 16 sums and what is added to them fill 32 registers; processors with vectors of 256 bits have 16.
     let has_room = size_of::<S::f32s>() != 32;
     while has_room && r + 4 <= m {
-        let sums = tile(simd, [piece(r), piece(r + 1), piece(r + 2), piece(r + 3)], w);
+        let sums = simd.vectorize(Tile { x: [piece(r), piece(r + 1), piece(r + 2), piece(r + 3)], w });
         add(sums, &mut out[r * n..], n);
         r += 4;
     }
     while r + 2 <= m {
-        add(tile(simd, [piece(r), piece(r + 1)], w), &mut out[r * n..], n);
+        add(simd.vectorize(Tile { x: [piece(r), piece(r + 1)], w }), &mut out[r * n..], n);
         r += 2;
     }
     for r in r..m {
-        add(tile(simd, [piece(r)], w), &mut out[r * n..], n);
+        add(simd.vectorize(Tile { x: [piece(r)], w }), &mut out[r * n..], n);
     }
 }
 
@@ -102,49 +118,65 @@ fn add<const C: usize, const R: usize>(sums: [[f32; R]; C], out: &mut [f32], n: 
     }
 }
 
-/// The products of each of C rows with each of R, all of one length.
-#[inline(always)]
-fn tile<S: Simd, const C: usize, const R: usize>(simd: S, x: [&[f32]; C], w: [&[f32]; R]) -> [[f32; R]; C] {
-    let mut sums = [[simd.splat_f32s(0.0); R]; C];
-    let (xs, ws) = (x.map(|x| S::as_simd_f32s(x)), w.map(|w| S::as_simd_f32s(w)));
-    let vectors = ws[0].0.len();
-    // So that the loop below checks no bounds.
-    let (xv, wv) = (xs.map(|(x, _)| &x[..vectors]), ws.map(|(w, _)| &w[..vectors]));
-    for i in 0..vectors {
-        for (sums, x) in sums.iter_mut().zip(&xv) {
-            for (sum, w) in sums.iter_mut().zip(&wv) {
-                *sum = simd.mul_add_e_f32s(x[i], w[i], *sum);
-            }
-        }
-    }
-    // Loops and no closures, which would be functions without the instruction set.
-    let mut all = [simd.splat_f32s(0.0); 16];
-    for (all, sums) in all.chunks_exact_mut(R).zip(&sums) {
-        all.copy_from_slice(sums);
-    }
-    let totals = totals(simd, all, C * R);
-    let mut out = [[0.0; R]; C];
-    for ((out, totals), (_, x_rest)) in out.iter_mut().zip(totals.chunks_exact(R)).zip(xs) {
-        for ((out, total), (_, w_rest)) in out.iter_mut().zip(totals).zip(ws) {
-            let mut rest = 0.0;
-            for (x, w) in x_rest.iter().zip(w_rest) {
-                rest += x * w;
-            }
-            *out = total + rest;
-        }
-    }
-    out
+/// The products of each of C rows with each of R, all of one length. A function of its own: inlined, its pointers would not stay in
+/// registers.
+struct Tile<'a, const C: usize, const R: usize> {
+    x: [&'a [f32]; C],
+    w: [&'a [f32]; R],
 }
 
-/// The values of a slice as `f32`: the slice itself if it is, otherwise in the buffer, which must be as long.
+impl<const C: usize, const R: usize> WithSimd for Tile<'_, C, R> {
+    type Output = [[f32; R]; C];
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> Self::Output {
+        let Self { x, w } = self;
+        let mut sums = [[simd.splat_f32s(0.0); R]; C];
+        let (xs, ws) = (x.map(|x| S::as_simd_f32s(x)), w.map(|w| S::as_simd_f32s(w)));
+        let vectors = ws[0].0.len();
+        // So that the loop below checks no bounds.
+        let (xv, wv) = (xs.map(|(x, _)| &x[..vectors]), ws.map(|(w, _)| &w[..vectors]));
+        for i in 0..vectors {
+            for (sums, x) in sums.iter_mut().zip(&xv) {
+                for (sum, w) in sums.iter_mut().zip(&wv) {
+                    *sum = simd.mul_add_e_f32s(x[i], w[i], *sum);
+                }
+            }
+        }
+        // Loops and no closures, which would be functions without the instruction set.
+        let mut all = [simd.splat_f32s(0.0); 16];
+        for (all, sums) in all.chunks_exact_mut(R).zip(&sums) {
+            all.copy_from_slice(sums);
+        }
+        let totals = totals(simd, all, C * R);
+        let mut out = [[0.0; R]; C];
+        for (out, totals) in out.iter_mut().zip(totals.chunks_exact(R)) {
+            out.copy_from_slice(totals);
+        }
+        if ws[0].1.is_empty() {
+            return out;
+        }
+        for ((out, totals), (_, x_rest)) in out.iter_mut().zip(totals.chunks_exact(R)).zip(xs) {
+            for ((out, total), (_, w_rest)) in out.iter_mut().zip(totals).zip(ws) {
+                let mut rest = 0.0;
+                for (x, w) in x_rest.iter().zip(w_rest) {
+                    rest += x * w;
+                }
+                *out = total + rest;
+            }
+        }
+        out
+    }
+}
+
+/// The values of a slice as `f32`: the slice itself if it is, otherwise in the buffer, which is as long.
 #[inline(always)]
 fn widened<'a, T: Float>(values: &'a [T], buffer: &'a mut [f32]) -> &'a [f32] {
     if T::DTYPE == f32::DTYPE {
         return bytemuck::cast_slice(values);
     }
-    let wide = &mut buffer[..values.len()];
-    T::widen_into(values, wide);
-    wide
+    T::widen_into(values, buffer);
+    buffer
 }
 
 /// `out[r * n + i] = w[i] · x[r]` for all rows of k of both; n rows of `w`.
