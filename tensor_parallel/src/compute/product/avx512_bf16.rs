@@ -149,7 +149,7 @@ unsafe fn tile<const R: usize, const C: usize>(x: &[bf16], w: &[bf16], out: &mut
             of_both[r] = sums[c];
             of_both[8 + r] = if c + 1 < C { sums[c + 1] } else { _mm512_setzero_ps() };
         }
-        for (c, totals) in (c..C).zip(totals::avx512(&of_both).chunks_exact(8)) {
+        for (c, totals) in (c..C).zip(totals::together(&of_both).chunks_exact(8)) {
             out[c * n..][..R].copy_from_slice(&totals[..R]);
         }
     }
