@@ -77,6 +77,10 @@ bench-faults fault runs:
 fuzz seconds:
     scripts/fuzz all {{seconds}}
 
+# Tests of unsafe code under a sanitizer: address or thread.
+sanitize which:
+    scripts/sanitize {{which}}
+
 # A large job, and unauthenticated connections: WHAT is joins, idle, refusals or garbage.
 bench-connections what:
     cargo build --release
