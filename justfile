@@ -22,6 +22,10 @@ bench-peers python:
     cargo build --release
     {{python}} benches/peers/collectives.py target/release/ryz
 
+# The instructions of a small all-reduce, which do not depend on the machine's load; needs valgrind.
+instructions:
+    scripts/instructions
+
 # The overhead of a call.
 bench-call:
     cargo run --release -p ryzanstein-benches --bin call_cost

@@ -16,9 +16,10 @@ mod tests;
 mod transport;
 mod unexpected;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
+
+use foldhash::HashMap;
 
 use super::{Backend, Completion};
 use crate::aligned::AlignedBytes;
@@ -119,8 +120,8 @@ impl Host {
             topology,
             spin: SpinPolicy { limit: settings.spin, yields },
             settings,
-            choices: HashMap::new(),
-            programs: HashMap::new(),
+            choices: HashMap::default(),
+            programs: HashMap::default(),
             progress: Progress::new(rank.index(), members.len()),
             history: History::default(),
             scratch: AlignedBytes::default(),

@@ -1,0 +1,42 @@
+//! All-reduces of 1 KB between ranks that are threads, which sleep as soon as they wait: for counts of instructions.
+//!
+//! `small_messages RANKS CALLS` prints nothing. `scripts/instructions` runs it under callgrind with two numbers of calls; the
+//! difference is what a call takes, whatever else the machine does.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use ryzanstein_config::{BackendChoice, Config};
+use ryzanstein_process_group::{MemoryRendezvous, ProcessGroupManager, ReduceOp};
+
+const ELEMENTS: usize = 256;
+
+fn main() -> Result<()> {
+    let numbers: Vec<usize> =
+        std::env::args().skip(1).map(|n| n.parse().context(n)).collect::<Result<_>>()?;
+    let &[ranks, calls] = &numbers[..] else { anyhow::bail!("expected RANKS CALLS") };
+    let mut config = Config::default();
+    config.process_group.backend = if ranks == 1 { BackendChoice::Loopback } else { BackendChoice::Tcp };
+    config.process_group.tcp.spin = Duration::ZERO;
+    let (rendezvous, config) = (MemoryRendezvous::new(ranks), &config);
+    std::thread::scope(|scope| {
+        let ranks: Vec<_> = rendezvous
+            .iter()
+            .map(|rendezvous| scope.spawn(move || rank(config, rendezvous, calls)))
+            .collect();
+        ranks.into_iter().try_for_each(|rank| rank.join().expect("a rank ends"))
+    })
+}
+
+fn rank(config: &Config, rendezvous: &MemoryRendezvous, calls: usize) -> Result<()> {
+    let mut manager = ProcessGroupManager::initialize(config, rendezvous)?;
+    let group = manager.world();
+    let size = group.world_size() as i32;
+    for call in 0..calls {
+        let value = (call % 8) as i32;
+        let mut x = [value; ELEMENTS];
+        group.all_reduce(&mut x, ReduceOp::Sum)?;
+        ensure!(x == [value * size; ELEMENTS], "call {call} has another sum");
+    }
+    Ok(())
+}
