@@ -22,6 +22,11 @@ bench-peers python:
     cargo build --release
     {{python}} benches/peers/collectives.py target/release/ryz
 
+# What a rank costs as there are more of them on this host, as threads and as processes: time, memory, sockets.
+bench-scale:
+    cargo build --release
+    cargo run --release -p ryzanstein-benches --bin scale
+
 # The instructions of a small all-reduce, which do not depend on the machine's load; needs valgrind.
 instructions:
     scripts/instructions
