@@ -27,7 +27,7 @@ bench-scale:
     cargo build --release
     cargo run --release -p ryzanstein-benches --bin scale
 
-# The instructions of a small all-reduce, which do not depend on the machine's load; needs valgrind.
+# The instructions of a small all-reduce, which hardly depend on the machine's load; needs valgrind.
 instructions:
     scripts/instructions
 

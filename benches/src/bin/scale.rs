@@ -1,8 +1,8 @@
 //! What a rank costs as there are more of them, on one host: time, memory and sockets.
 //!
 //! `scale [--ranks 2,4,8,16,32,64] [--json FILE]` runs each number of ranks as threads of one process, then as processes, and needs a
-//! built `ryz` in the folder of this program. Sums are checked. A number of ranks beyond that of processors measures how they share
-//! them: each step of a collective then waits until the system has run the others.
+//! built `ryz` in the folder of this program. Sums are checked. With more ranks than processors it measures how they take turns: each
+//! step of a collective waits until the system has run the others.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -88,7 +88,7 @@ fn threads(count: usize) -> Result<Row> {
         ranks.into_iter().map(|rank| rank.join().expect("a rank ends")).collect::<Result<_>>()
     })?;
     let mut row = rows.into_iter().next().context("no ranks")?;
-    // What the ranks added up is that of the process, once for each of them.
+    // Each rank reported the whole process, so the mean is the process's total.
     row.memory_mb /= count as f64;
     row.sockets /= count as f64;
     Ok(row)
@@ -129,7 +129,7 @@ fn measure(group: &mut ProcessGroup, started: Duration, ranks_are: &str) -> Resu
             group.all_reduce(&mut x, ReduceOp::Sum)?;
             took.push(before.elapsed());
             ensure!(x.iter().all(|sum| *sum == expected), "a sum is wrong");
-            start.get_or_insert((now()? - started).as_secs_f64() * 1e3);
+            start.get_or_insert(now()?.saturating_sub(started).as_secs_f64() * 1e3);
         }
         took.sort();
         medians.push(took[times / 2].as_secs_f64() * 1e6);

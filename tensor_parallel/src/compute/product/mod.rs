@@ -28,7 +28,8 @@ const PANEL: usize = 1 << 18;
 const BLOCKS: usize = 16;
 /// Weight rows of a block are a multiple of this, and so of the rows of every kernel's tiles.
 const GRANULE: usize = 96;
-/// Bytes of sums that are rounded at a time. They stay in the second-level cache until then.
+/// Bytes of sums that are rounded at a time, so that they are still in the second-level cache. At least [`GRANULE`] weight rows are
+/// multiplied, even if their sums take more.
 const SUMS_BYTES: usize = 256 << 10;
 
 /// Products of matrices by one instruction set.
@@ -50,7 +51,7 @@ impl Prepared<'_> {
     /// How many weight rows are multiplied before their sums are rounded.
     fn rows_together(&self, m: usize, k: usize) -> usize {
         match self {
-            // Each call packs all activations.
+            // `gemm` packs all activations in each call, so one call does all weight rows.
             Self::Wide(x) if is_blocked(x, k) => usize::MAX,
             _ => (SUMS_BYTES / (4 * m) / GRANULE * GRANULE).max(GRANULE),
         }

@@ -69,7 +69,8 @@ fn pieces<S: Simd, T: Float, const R: usize>(
         let width = PIECE.min(k - at);
         let mut wide: [&[f32]; R] = [&[]; R];
         let mut rest = &mut buffer[..];
-        // Of R steps: over the rows of a slice, the compiler makes vectors of addresses, which takes longer than the product.
+        // R is a constant, so this loop is unrolled. Over the rows of a slice, the compiler gathers addresses in vectors, which takes
+        // longer than the product.
         for (r, wide) in wide.iter_mut().enumerate() {
             let (buffer, others) = rest.split_at_mut(PIECE);
             *wide = widened(&w[r * k + at..][..width], &mut buffer[..width]);
@@ -92,8 +93,8 @@ fn strip<S: Simd, const R: usize>(
     let piece = |r: usize| &x[r * k + at..][..width];
     let m = x.len() / k;
     let mut r = 0;
-    // 16 sums and what is added to them fill 32 registers; processors with vectors of 256 bits have 16.
-    let has_room = size_of::<S::f32s>() != 32;
+    // 16 sums, 4 weights and an activation need more than 16 registers, which is what x86 has below AVX-512.
+    let has_room = cfg!(not(target_arch = "x86_64")) || size_of::<S::f32s>() == 64;
     while has_room && r + 4 <= m {
         let sums = simd.vectorize(Tile { x: [piece(r), piece(r + 1), piece(r + 2), piece(r + 3)], w });
         add(sums, &mut out[r * n..], n);
@@ -192,8 +193,8 @@ pub(in crate::compute) fn all_pairs<S: Simd>(simd: S, x: &[f32], w: &[f32], out:
     debug_assert!(n.is_multiple_of(TILE));
 }
 
-/// Adds to each row of `sums` some rows of `values`, each times its weight: those in `range` of the weights of that row, which are
-/// `stride`. A row of `sums` and `values` is `width`, a multiple of the lanes.
+/// Adds the rows of `values` in `range` to each row of `sums`, each times its weight. A row of weights has `stride` elements; a row
+/// of `sums` or `values` has `width`, a multiple of the lanes.
 #[inline(always)]
 pub(in crate::compute) fn add_weighted<S: Simd>(
     simd: S,

@@ -65,7 +65,7 @@ fn a_row_has_the_same_bits_whatever_rows_are_beside_it() {
                 let shape = [x.widened().len() / k, k, n];
                 Products::new(set).multiply::<f32>(&threads, (&x, &w), None, shape)
             };
-            // Tiles, which add in another order, are for many rows only: then the bits change there, and nowhere else.
+            // AMX uses tiles from `FEWEST_ROWS` rows on; they add in another order.
             let few =
                 if set == InstructionSet::Amx && dtype == DType::BF16 { amx::FEWEST_ROWS - 1 } else { m };
             for (r, together) in product(&all[..few * k], 2).chunks_exact(n).enumerate() {
