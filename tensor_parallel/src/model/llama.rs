@@ -91,16 +91,20 @@ impl Block {
     }
 
     /// Adds the block's results to `x`, whose rows are normalised in `normed`. Returns those of the result, if there is a norm
-    /// that comes next.
+    /// that comes next. With `rows`, only these rows go on after the attention, and `x` has only them.
     fn forward(
         &self,
         (x, normed): (&mut Tensor, &Tensor),
         (batch, cache): (&Batch, &mut LayerCache),
-        next: Option<&RmsNorm>,
+        (next, rows): (Option<&RmsNorm>, Option<&[usize]>),
         compute: &dyn Compute,
         group: &mut ProcessGroup,
     ) -> Result<Option<Tensor>> {
-        let attended = self.attention.attend(normed, batch, cache, compute)?;
+        let mut attended = self.attention.attend(normed, batch, cache, compute)?;
+        if let Some(rows) = rows {
+            select(&mut attended, rows)?;
+            select(x, rows)?;
+        }
         let output = &self.attention.output;
         let normed = output.forward_add_norm(&attended, (&mut *x, &self.mlp_norm), compute, group)?;
         if let Some(norm) = next {
@@ -309,18 +313,20 @@ impl Llama {
         let mut norms = norms.chain(self.head.iter().map(|head| &head.norm));
         let first = norms.next().map(|norm| norm.forward(&x, compute));
         let mut normed = first.transpose()?;
-        for (block, cache) in self.blocks.iter().zip(&mut cache.layers) {
+        let last = self.blocks.len() - 1;
+        for (i, (block, cache)) in self.blocks.iter().zip(&mut cache.layers).enumerate() {
             if let Some(input) = normed {
                 let (x, group) = ((&mut x, &input), groups.tensor());
-                normed = block.forward(x, (batch, cache), norms.next(), compute, group)?;
+                // Behind the last attention, only rows whose logits are wanted matter.
+                let rows = (i == last && self.head.is_some()).then_some(&rows[..]);
+                normed = block.forward(x, (batch, cache), (norms.next(), rows), compute, group)?;
             }
         }
         let (Some(head), Some(normed)) = (&self.head, normed) else {
             self.pipeline(groups)?.send(&x, Rank(self.stage.index as u32 + 1))?;
             return Ok(None);
         };
-        let x = select(normed, rows)?;
-        head.output.forward(&x, compute, groups.tensor()).map(Some)
+        head.output.forward(&normed, compute, groups.tensor()).map(Some)
     }
 
     /// The group of the stages, of which there are several.
@@ -330,7 +336,10 @@ impl Llama {
     }
 }
 
-/// These rows of `x`, in this order.
-fn select(x: Tensor, rows: &[usize]) -> Result<Tensor> {
-    if rows.iter().copied().eq(0..x.rows()) { Ok(x) } else { x.select_rows(rows) }
+/// Leaves these rows of `x`, in this order.
+fn select(x: &mut Tensor, rows: &[usize]) -> Result<()> {
+    if !rows.iter().copied().eq(0..x.rows()) {
+        *x = x.select_rows(rows)?;
+    }
+    Ok(())
 }
