@@ -1,4 +1,4 @@
-//! Programs that start themselves as ranks, under `ryz launch`.
+//! Ranks as processes, which are the same program under `ryz launch`, and as threads.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use ryzanstein_config::{Config, ConfigError, Sources};
 use ryzanstein_orchestrator::Orchestrator;
+use ryzanstein_process_group::{MemoryRendezvous, ProcessGroupManager};
 
 /// Why ranks could not be started, or failed.
 #[derive(Debug, thiserror::Error)]
@@ -81,6 +82,27 @@ pub fn main_on_gpus<O>(
 pub fn run(command: &mut Command) -> Result<(), RanksError> {
     let status = command.status()?;
     if status.success() { Ok(()) } else { Err(RanksError::Failed(status)) }
+}
+
+/// Runs `rank` on `world_size` threads, each of them a rank, and returns what rank 0 returns.
+///
+/// # Errors
+/// When `world_size` is 0; a rank's first error.
+///
+/// # Panics
+/// When a rank panics.
+pub fn threads<R: Send>(
+    config: &Config,
+    world_size: usize,
+    rank: impl Fn(ProcessGroupManager) -> anyhow::Result<R> + Sync,
+) -> anyhow::Result<R> {
+    let rendezvous = MemoryRendezvous::new(world_size);
+    let start = &|place: &_| rank(ProcessGroupManager::initialize(config, place)?);
+    let results: anyhow::Result<Vec<R>> = std::thread::scope(|scope| {
+        let ranks: Vec<_> = rendezvous.iter().map(|place| scope.spawn(move || start(place))).collect();
+        ranks.into_iter().map(|rank| rank.join().expect("a rank ends")).collect()
+    });
+    results?.into_iter().next().context("the number of ranks must be at least 1")
 }
 
 /// This process as a rank, without warnings of slow calls, which benchmarks make on purpose.

@@ -53,8 +53,8 @@ struct Shared {
     panic: Mutex<Option<Panic>>,
 }
 
-// SAFETY: only `job` is not `Sync` by itself. The holder of `caller` writes it while all parts are done. A thread reads it after it has
-// taken a part; the exchange of `state` orders this read after the write. Jobs are `Sync`.
+// SAFETY: all fields but `job` are `Sync` by themselves. The holder of `caller` writes `job` while no thread holds a part. A thread reads
+// `job` only after it takes a part. The exchange of `state` orders the read after the write. Jobs are `Sync`.
 unsafe impl Sync for Shared {}
 // SAFETY: a reference to what is `Sync` may be sent.
 unsafe impl Send for Shared {}

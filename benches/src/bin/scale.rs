@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use ryzanstein_benches::ranks;
 use ryzanstein_config::{BackendChoice, Config};
 use ryzanstein_orchestrator::table;
-use ryzanstein_process_group::{MemoryRendezvous, ProcessGroup, ProcessGroupManager, ReduceOp, units};
+use ryzanstein_process_group::{ProcessGroup, ReduceOp, units};
 use serde::{Deserialize, Serialize};
 
 /// Elements of the small and the large all-reduce, and how many are timed of each.
@@ -44,7 +44,7 @@ fn main() -> Result<()> {
         match flag.as_str() {
             "--ranks" => counts = ranks::numbers(value)?,
             "--json" => json = Some(PathBuf::from(value)),
-            other => bail!("{other} is not --ranks or --json"),
+            other => bail!("unknown flag {other}; see the top of this file"),
         }
     }
     let mut rows = Vec::new();
@@ -62,7 +62,7 @@ fn main() -> Result<()> {
             cells
         })
         .collect();
-    print!("{}", table::columns(&["ranks", "as", "start", "1 KB", "1 MB", "memory", "sockets"], 2, &cells));
+    print!("{}", table::columns(&["ranks", "as", "start", "1 KiB", "1 MiB", "memory", "sockets"], 2, &cells));
     if let Some(file) = json {
         std::fs::write(&file, serde_json::to_vec_pretty(&rows)?)
             .with_context(|| file.display().to_string())?;
@@ -74,20 +74,8 @@ fn threads(count: usize) -> Result<Row> {
     let mut config = Config::default();
     config.process_group.backend = BackendChoice::Tcp;
     config.profile.slow_call = Duration::MAX;
-    let (rendezvous, started) = (MemoryRendezvous::new(count), now()?);
-    let rows: Vec<Row> = std::thread::scope(|scope| {
-        let ranks: Vec<_> = rendezvous
-            .iter()
-            .map(|rendezvous| {
-                scope.spawn(|| {
-                    let mut manager = ProcessGroupManager::initialize(&config, rendezvous)?;
-                    measure(manager.world(), started, "threads")
-                })
-            })
-            .collect();
-        ranks.into_iter().map(|rank| rank.join().expect("a rank ends")).collect::<Result<_>>()
-    })?;
-    let mut row = rows.into_iter().next().context("no ranks")?;
+    let started = now()?;
+    let mut row = ranks::threads(&config, count, |mut manager| measure(manager.world(), started, "threads"))?;
     // Each rank reported the whole process, so the mean is the process's total.
     row.memory_mb /= count as f64;
     row.sockets /= count as f64;

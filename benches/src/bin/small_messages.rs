@@ -1,4 +1,4 @@
-//! All-reduces of 1 KB between ranks that are threads, which sleep as soon as they wait: for counts of instructions.
+//! All-reduces of 1 KiB between ranks that are threads, which sleep as soon as they wait: for counts of instructions.
 //!
 //! `small_messages RANKS CALLS` prints nothing. `scripts/instructions` runs it under callgrind with two numbers of calls; the
 //! difference is what a call takes, whatever else the machine does.
@@ -6,8 +6,9 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use ryzanstein_benches::ranks;
 use ryzanstein_config::{BackendChoice, Config};
-use ryzanstein_process_group::{MemoryRendezvous, ProcessGroupManager, ReduceOp};
+use ryzanstein_process_group::{ProcessGroup, ReduceOp};
 
 const ELEMENTS: usize = 256;
 
@@ -18,19 +19,10 @@ fn main() -> Result<()> {
     let mut config = Config::default();
     config.process_group.backend = if ranks == 1 { BackendChoice::Loopback } else { BackendChoice::Tcp };
     config.process_group.tcp.spin = Duration::ZERO;
-    let (rendezvous, config) = (MemoryRendezvous::new(ranks), &config);
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = rendezvous
-            .iter()
-            .map(|rendezvous| scope.spawn(move || rank(config, rendezvous, calls)))
-            .collect();
-        ranks.into_iter().try_for_each(|rank| rank.join().expect("a rank ends"))
-    })
+    ranks::threads(&config, ranks, |mut manager| rank(manager.world(), calls))
 }
 
-fn rank(config: &Config, rendezvous: &MemoryRendezvous, calls: usize) -> Result<()> {
-    let mut manager = ProcessGroupManager::initialize(config, rendezvous)?;
-    let group = manager.world();
+fn rank(group: &mut ProcessGroup, calls: usize) -> Result<()> {
     let size = group.world_size() as i32;
     for call in 0..calls {
         let value = (call % 8) as i32;

@@ -22,7 +22,7 @@ use crate::tensor::Tensor;
 /// One rank's share of a model.
 ///
 /// Every rank makes the same calls. A forward pass takes two all-reduces a layer, one for the embedding, and one
-/// all-gather for the logits. Stages of a pipeline send hidden states to the next stage, and the last broadcasts the logits.
+/// all-gather for the logits. The last of the all-reduces sends only rows whose logits are wanted. Stages of a pipeline send hidden states to the next stage, and the last broadcasts the logits.
 ///
 /// Threads may share it, each with a group and a cache or decoder of its own. On a GPU their calls share one stream, in which a
 /// collective waits for the other ranks: all ranks' threads must make their calls in the same order, or the groups wait for each
@@ -313,12 +313,11 @@ impl Llama {
         let mut norms = norms.chain(self.head.iter().map(|head| &head.norm));
         let first = norms.next().map(|norm| norm.forward(&x, compute));
         let mut normed = first.transpose()?;
-        let last = self.blocks.len() - 1;
         for (i, (block, cache)) in self.blocks.iter().zip(&mut cache.layers).enumerate() {
             if let Some(input) = normed {
                 let (x, group) = ((&mut x, &input), groups.tensor());
                 // Behind the last attention, only rows whose logits are wanted matter.
-                let rows = (i == last && self.head.is_some()).then_some(&rows[..]);
+                let rows = (i + 1 == self.blocks.len() && self.head.is_some()).then_some(&rows[..]);
                 normed = block.forward(x, (batch, cache), (norms.next(), rows), compute, group)?;
             }
         }

@@ -22,32 +22,35 @@ use pulp::Simd;
 /// The sum of the elements of each of the first `count` vectors, with the same bits however many there are.
 #[inline(always)]
 pub(super) fn totals<S: Simd>(simd: S, vectors: [S::f32s; 16], count: usize) -> [f32; 16] {
+    // From five vectors on, adding all 16 together takes fewer instructions.
     #[cfg(target_arch = "x86_64")]
-    if TypeId::of::<S>() == TypeId::of::<pulp::x86::V4>() {
+    if is_avx512::<S>() && count > 4 {
         // SAFETY: vectors of V4 are 64 bytes of any content, and a value of type V4 exists only where the processor has AVX-512.
-        return unsafe { avx512(&transmute_copy::<_, [__m512; 16]>(&vectors), count) };
+        return unsafe { together(&transmute_copy::<_, [__m512; 16]>(&vectors)) };
     }
     // No closure, which would be a function without the instruction set.
     let mut out = [0.0; 16];
     for (out, vector) in out.iter_mut().zip(vectors).take(count) {
-        *out = simd.reduce_sum_f32s(vector);
+        *out = total(simd, vector);
     }
     out
 }
 
+/// The sum of the elements of one vector.
+#[inline(always)]
+fn total<S: Simd>(simd: S, vector: S::f32s) -> f32 {
+    #[cfg(target_arch = "x86_64")]
+    if is_avx512::<S>() {
+        // SAFETY: as in `totals`.
+        return unsafe { one(transmute_copy(&vector)) };
+    }
+    simd.reduce_sum_f32s(vector)
+}
+
 #[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn avx512(vectors: &[__m512; 16], count: usize) -> [f32; 16] {
-    // From five vectors on, adding all 16 together takes fewer instructions.
-    if count > 4 {
-        return together(vectors);
-    }
-    let mut out = [0.0; 16];
-    for (out, vector) in out.iter_mut().zip(vectors).take(count) {
-        *out = one(*vector);
-    }
-    out
+#[inline(always)]
+fn is_avx512<S: Simd>() -> bool {
+    TypeId::of::<S>() == TypeId::of::<pulp::x86::V4>()
 }
 
 /// The sum of each vector, in a third of the instructions of 16 calls of [`one`].
