@@ -43,6 +43,24 @@ fn machines(spec: CollectiveSpec, hosts: &Hosts) -> Vec<Machine> {
     (0..n).map(machine).collect()
 }
 
+/// The ranks whose messages a node takes.
+fn sources(node: &Node) -> Vec<usize> {
+    match node {
+        Node::Receive { from, .. } => vec![*from],
+        Node::Reduce { sources, .. } => {
+            sources.iter().filter_map(|s| if let Source::Peer(p) = s { Some(*p) } else { None }).collect()
+        }
+        Node::Send { .. } => vec![],
+    }
+}
+
+/// The send at `from` that feeds node `index` of `rank`: messages are matched in order.
+fn feeding(ranks: &[Machine], rank: usize, index: usize, from: usize) -> usize {
+    let before = ranks[rank].program.nodes[..index].iter().filter(|n| sources(n).contains(&from)).count();
+    let sends = ranks[from].program.nodes.iter().enumerate();
+    sends.filter(|(_, n)| matches!(n, Node::Send { to, .. } if *to == rank)).nth(before).unwrap().0
+}
+
 /// Runs all ranks where receivers read elements from the senders' memory, in an order that `choose` decides. A message is
 /// there once all of it is final, and a send is done once all of it has been read.
 fn run_zero_copy(
@@ -53,21 +71,6 @@ fn run_zero_copy(
     let mut ranks = machines(spec, hosts);
     let limits: Vec<_> = ranks.iter().map(|m| hazards(&m.program)).collect();
     let length = |m: &Machine, index: usize| m.program.nodes[index].region().len();
-    let sources = |node: &Node| -> Vec<usize> {
-        match node {
-            Node::Receive { from, .. } => vec![*from],
-            Node::Reduce { sources, .. } => {
-                sources.iter().filter_map(|s| if let Source::Peer(p) = s { Some(*p) } else { None }).collect()
-            }
-            Node::Send { .. } => vec![],
-        }
-    };
-    // The send at `from` that feeds node `index` of `rank`: messages are matched in order.
-    let feeding = |ranks: &[Machine], rank: usize, index: usize, from: usize| -> usize {
-        let before = ranks[rank].program.nodes[..index].iter().filter(|n| sources(n).contains(&from)).count();
-        let sends = ranks[from].program.nodes.iter().enumerate();
-        sends.filter(|(_, n)| matches!(n, Node::Send { to, .. } if *to == rank)).nth(before).unwrap().0
-    };
     loop {
         let mut able = Vec::new();
         for (rank, machine) in ranks.iter().enumerate() {
@@ -323,6 +326,50 @@ fn every_schedule_is_right_for_every_small_world_and_length() {
                             let spec = CollectiveSpec { zero_copy: true, ..spec };
                             check(spec, hosts, &run_zero_copy(spec, hosts, |able| able - 1));
                         }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// By rank: a bit for each rank that it has heard of when its call ends. A message tells what its sender had heard of before.
+fn heard(spec: CollectiveSpec, hosts: &Hosts) -> Vec<u32> {
+    let ranks = machines(spec, hosts);
+    let limits: Vec<_> = ranks.iter().map(|m| hazards(&m.program)).collect();
+    let mut known: Vec<Vec<u32>> =
+        ranks.iter().enumerate().map(|(rank, m)| vec![1 << rank; m.program.nodes.len()]).collect();
+    loop {
+        let before = known.clone();
+        for (rank, machine) in ranks.iter().enumerate() {
+            for (index, node) in machine.program.nodes.iter().enumerate() {
+                let waited_for = limits[rank][index].iter().map(|h| before[rank][h.on]);
+                let told =
+                    sources(node).into_iter().map(|from| before[from][feeding(&ranks, rank, index, from)]);
+                known[rank][index] |= waited_for.chain(told).fold(0, |all, some| all | some);
+            }
+        }
+        if known == before {
+            return known
+                .into_iter()
+                .map(|nodes| nodes.into_iter().fold(0, |all, some| all | some))
+                .collect();
+        }
+    }
+}
+
+#[test]
+fn every_rank_hears_of_every_other_before_its_call_ends() {
+    for n in 2..=17 {
+        let hosts = &Hosts::one(n);
+        for operation in operations(Rank(n as u32 / 2)) {
+            // An empty array ties nothing to what came before, but in rooted calls, which agree apart from it.
+            let counts = if operation.root().is_some() { vec![0, 1, 40] } else { vec![40] };
+            for algorithm in Algorithm::ALL.into_iter().filter(|a| a.suits(operation)) {
+                for &count in &counts {
+                    for zero_copy in [false, Algorithm::zero_copy(operation) == Some(algorithm)] {
+                        let spec = CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy };
+                        assert_eq!(heard(spec, hosts), vec![(1 << n) - 1; n], "{spec:?} of {n}");
                     }
                 }
             }

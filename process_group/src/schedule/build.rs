@@ -31,6 +31,10 @@ use crate::operation::Operation;
 /// Up to this many elements, a direct all-reduce sends whole vectors instead of scattering.
 pub(super) const ONE_SHOT_ELEMENTS: usize = 1024;
 
+/// Up to this many ranks, those of a rooted call agree in one step, in which each hears from every other. More take fewer messages in
+/// several steps.
+pub(super) const PAIRWISE_UP_TO: usize = 8;
+
 /// Which collective a program is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct CollectiveSpec {
@@ -123,9 +127,28 @@ impl Builder {
     /// Every rank hears from every other, directly or through others, that it makes the same call: headers carry the call. Where
     /// data flow one way, those who only send would otherwise be done before anybody can object.
     ///
-    /// Dissemination (Hensgen, Finkel and Manber 1988), with the messages of an all-gather after Bruck: round `k` sends all that
-    /// has been received so far, so it waits for it. What the elements hold does not matter.
+    /// In a small group, a rank sends an empty message to each rank that gets no payload from it. In a larger one: dissemination
+    /// (Hensgen, Finkel and Manber 1988), with the messages of an all-gather after Bruck. Round `k` sends all that has been received
+    /// so far, so it waits for it. What the elements hold does not matter.
     fn agree(&mut self) {
+        if self.n <= PAIRWISE_UP_TO {
+            let nothing = Region { space: Space::Scratch, start: 0, end: 0 };
+            let sends = |node: &Node, peer| matches!(node, Node::Send { to, .. } if *to == peer);
+            let receives = |node: &Node, peer| match node {
+                Node::Receive { from, .. } => *from == peer,
+                Node::Reduce { sources, .. } => sources.contains(&Source::Peer(peer)),
+                Node::Send { .. } => false,
+            };
+            for peer in self.others() {
+                if !self.program.nodes.iter().any(|node| sends(node, peer)) {
+                    self.send(peer, nothing);
+                }
+                if !self.program.nodes.iter().any(|node| receives(node, peer)) {
+                    self.receive(peer, nothing);
+                }
+            }
+            return;
+        }
         let start = self.program.scratch;
         let token =
             |from: usize, to: usize| Region { space: Space::Scratch, start: start + from, end: start + to };

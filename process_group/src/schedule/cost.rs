@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::Algorithm::{self, Direct, HalvingDoubling, Hierarchical, RecursiveDoubling, Ring};
 use super::Hosts;
-use super::build::{CollectiveSpec, chunk_range, exchanges_whole, largest_power_of_two};
+use super::build::{CollectiveSpec, PAIRWISE_UP_TO, chunk_range, exchanges_whole, largest_power_of_two};
 use crate::operation::Operation;
 
 /// What one rank sends in one call.
@@ -24,6 +24,9 @@ pub fn traffic(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Traffic {
         return Traffic { messages, elements };
     }
     // By which the ranks agree on the call.
+    if hosts.world_size() <= PAIRWISE_UP_TO {
+        return Traffic { messages: messages.max(hosts.world_size() - 1), elements };
+    }
     let rounds = doubling_rounds(hosts.world_size());
     Traffic { messages: messages + rounds, elements: elements + (1 << rounds) - 1 }
 }
@@ -156,7 +159,7 @@ pub fn rounds(spec: CollectiveSpec, hosts: &Hosts) -> usize {
         _ => 1,
     };
     // The ranks agree while the payloads are under way.
-    if spec.operation.root().is_some() { payloads.max(doubling) } else { payloads }
+    if spec.operation.root().is_some() && n > PAIRWISE_UP_TO { payloads.max(doubling) } else { payloads }
 }
 
 /// Rounds until every rank has heard of every other, if each tells all it knows.
