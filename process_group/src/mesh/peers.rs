@@ -75,10 +75,6 @@ impl<T> Peers<T> {
         rank_of(peer, self.own)
     }
 
-    pub(crate) fn into_items(self) -> impl Iterator<Item = T> {
-        self.all.into_iter()
-    }
-
     pub(crate) fn iter_mut(&mut self) -> std::slice::IterMut<'_, T> {
         self.all.iter_mut()
     }

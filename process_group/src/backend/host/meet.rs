@@ -1,22 +1,21 @@
 //! Before a group's first call, the members agree on how they use each other's memory.
 
 use std::io;
-use std::sync::Arc;
 use std::time::Instant;
 
 use super::Host;
-use super::shared::{INTRODUCTION, Introduction, Offered, Segment, Shared};
+use super::shared::{Bell, INTRODUCTION, Introduction, Offered, Rings};
 use super::transport::CrossMemory;
 use crate::backend::Backend;
 use crate::buffer::{View, ViewMut};
 use crate::call::Call;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::mesh::{Peer, Peers};
+use crate::mesh::Peer;
 use crate::operation::{CallFingerprint, Operation, ReduceOp};
 use crate::paths::host::{Links, table};
 
-/// Why links stay on sockets. Ranks exchange the index and take the smallest.
+/// Why links within a host stay on sockets. Its ranks exchange the index and take the smallest.
 const REASONS: [&str; 3] = [
     "process_group.tcp.shared_memory is false",
     "process_group.tcp.algorithm demands an algorithm over sockets",
@@ -27,11 +26,11 @@ const REFUSED: u8 = 2;
 /// Nothing does.
 const SHARED: u8 = REASONS.len() as u8;
 
-/// This rank's segment, to be kept until all peers have opened it, and theirs.
-type Mapped = (Offered, Peers<Arc<Segment>>);
+/// This rank's segment, to be kept until the other ranks of its host have opened it, and the rings to them.
+type Mapped = (Offered, Vec<(Peer, Rings)>);
 
 impl Host {
-    /// Finds out whether links can go through shared memory, and whether every rank can read every other's memory. All
+    /// Finds out whether links within hosts can go through shared memory, and whether every rank can read every other's memory. All
     /// members call this, once, before anything else.
     pub(crate) fn meet(&mut self, deadline: Instant) -> Result<()> {
         if self.links.world_size() == 1 {
@@ -42,20 +41,23 @@ impl Host {
     }
 
     fn agree(&mut self, deadline: Instant) -> Result<()> {
-        let is_one_host = self.topology.hosts.count() == 1;
-        let (standing, mapped) = if is_one_host { self.share(deadline)? } else { (REFUSED, None) };
-        let mut agreed = [u8::from(self.readable.is_some()), standing];
+        let (host, _) = self.topology.hosts.place(self.rank.index());
+        let (standing, mapped) = self.share(deadline)?;
+        // One byte for each host, and one for all.
+        let mut agreed = vec![SHARED; self.topology.hosts.count() + 1];
+        agreed[host] = standing;
+        agreed[self.topology.hosts.count()] = u8::from(self.readable.is_some());
         let call = first_call(Operation::AllReduce(ReduceOp::Min), deadline, None, Some(&mut agreed));
         self.submit(call)?;
-        let [readable, standing] = agreed;
-        self.cross_memory = self.readable.take().filter(|_| readable == 1).map(CrossMemory::new);
-        let links = match (mapped, REASONS.get(usize::from(standing))) {
-            (Some((offered, segments)), None) => {
-                self.go_through(offered.share(segments));
-                Links::SharedMemory
-            }
-            (_, why) if is_one_host => Links::Sockets(why.copied().unwrap_or(REASONS[usize::from(REFUSED)])),
-            _ => Links::Sockets("the ranks are on several hosts"),
+        let (readable, why_not) = (agreed.pop(), REASONS.get(usize::from(agreed[host])).copied());
+        self.cross_memory = self.readable.take().filter(|_| readable == Some(1)).map(CrossMemory::new);
+        if let (Some((offered, rings)), None) = (mapped, why_not) {
+            self.go_through(rings, offered.close());
+        }
+        let links = match why_not {
+            _ if agreed.len() > 1 => Links::Sockets("the ranks are on several hosts"),
+            Some(why) => Links::Sockets(why),
+            None => Links::SharedMemory,
         };
         let Self { topology, settings, .. } = &self;
         self.paths = table(topology, links, self.cross_memory.is_some(), settings.demand, &settings.tuned);
@@ -63,53 +65,51 @@ impl Host {
         Ok(())
     }
 
-    /// Maps the segments of all members if it can. Returns [`SHARED`], or the index of what keeps it from doing so.
+    /// Maps the segments of this host's ranks if it can. Returns [`SHARED`], or the index of what keeps it from doing so.
     fn share(&mut self, deadline: Instant) -> Result<(u8, Option<Mapped>)> {
+        let hosts = &self.topology.hosts;
+        let (host, place) = hosts.place(self.rank.index());
+        let (ranks, is_one_host) = (hosts.ranks()[host].clone(), hosts.count() == 1);
+        if ranks.len() == 1 {
+            return Ok((SHARED, None));
+        }
         let (mut standing, offered) = match (self.settings.shared_memory, self.settings.demand) {
             (false, _) => (0, None),
-            (true, Some(_)) => (DEMANDED, None),
-            (true, None) => match Offered::new(self.rank.index(), self.links.world_size()) {
+            (true, Some(_)) if is_one_host => (DEMANDED, None),
+            (true, _) => match Offered::new(place, ranks.len(), !is_one_host) {
                 Ok(offered) => (SHARED, Some(offered)),
                 Err(error) => (refused("this rank", &error), None),
             },
         };
         let mine = offered.as_ref().map_or([0; INTRODUCTION], |it| it.introduction().encode());
-        let theirs = self.exchange(&mine, deadline)?;
-        let mut segments: Vec<Option<Arc<Segment>>> = vec![None; self.links.world_size()];
-        for (peer, bytes) in theirs.pairs() {
-            let rank = theirs.rank(peer);
-            let Some((offered, it)) = offered.as_ref().zip(Introduction::decode(bytes)) else { continue };
-            match offered.open(&it) {
-                Ok(segment) => segments[rank.index()] = Some(segment),
-                Err(error) => standing = refused(&format!("rank {rank}"), &error),
+        let peers: Vec<(usize, Peer)> = ranks
+            .iter()
+            .enumerate()
+            .filter_map(|(place, rank)| Some((place, Peer::new(*rank, self.rank.index())?)))
+            .collect();
+        for (_, peer) in &peers {
+            let to = self.links.rank(*peer);
+            self.submit(first_call(Operation::Send { to }, deadline, Some(&mine), None))?;
+        }
+        let mut rings = Vec::new();
+        for (place, peer) in peers {
+            let (from, mut theirs) = (self.links.rank(peer), [0; INTRODUCTION]);
+            self.submit(first_call(Operation::Recv { from }, deadline, None, Some(&mut theirs)))?;
+            let Some((offered, it)) = offered.as_ref().zip(Introduction::decode(&theirs)) else { continue };
+            match offered.open(&it, place) {
+                Ok(opened) => rings.push((peer, opened)),
+                Err(error) => standing = refused(&format!("rank {from}"), &error),
             }
         }
-        match (offered, Peers::complete(self.rank.index(), segments)) {
-            (Some(offered), Ok(segments)) => Ok((SHARED, Some((offered, segments)))),
+        match offered {
+            Some(offered) if rings.len() == ranks.len() - 1 => Ok((SHARED, Some((offered, rings)))),
             // A peer without a segment says why.
             _ => Ok((standing.min(REFUSED), None)),
         }
     }
 
-    /// Tells every peer something, and hears the same from each.
-    fn exchange<const N: usize>(&mut self, mine: &[u8; N], deadline: Instant) -> Result<Peers<[u8; N]>> {
-        let peers: Vec<Peer> = self.links.ids().collect();
-        for &peer in &peers {
-            let to = self.links.rank(peer);
-            let call = first_call(Operation::Send { to }, deadline, Some(mine), None);
-            self.submit(call)?;
-        }
-        let mut theirs = Peers::from_fn(self.rank.index(), self.links.world_size(), |_| [0; N]);
-        for peer in peers {
-            let from = self.links.rank(peer);
-            let call = first_call(Operation::Recv { from }, deadline, None, Some(&mut theirs[peer]));
-            self.submit(call)?;
-        }
-        Ok(theirs)
-    }
-
-    pub(super) fn go_through(&mut self, Shared { rings, bell }: Shared) {
-        for (peer, rings) in self.links.ids().zip(rings.into_items()) {
+    pub(super) fn go_through(&mut self, rings: Vec<(Peer, Rings)>, bell: Bell) {
+        for (peer, rings) in rings {
             self.links[peer].share(rings);
         }
         self.bell = Some(bell);

@@ -7,7 +7,7 @@ use ryzanstein_config::SecurityConfig;
 
 use std::time::Instant;
 
-use super::shared::tests::{only, pair};
+use super::shared::tests::pair;
 use super::*;
 use crate::buffer::{View, ViewMut};
 use crate::mesh::{self, Bound, Mesh, Peer};
@@ -18,10 +18,17 @@ use crate::security::Security;
 use crate::testing::{LATE, in_time};
 use crate::wire::frame::HEADER;
 
-/// One rank of a group whose links are these streams.
-fn host(rank: usize, n: usize, settings: Settings, mut streams: Vec<TcpStream>) -> Host {
-    let members: Vec<Member> = Rank::all(n).map(member).collect();
-    let connections = Peers::from_fn(rank, n, |_| {
+/// One rank of a group on one host whose links are these streams.
+fn host(rank: usize, n: usize, settings: Settings, streams: Vec<TcpStream>) -> Host {
+    on_hosts(rank, &vec!["here"; n], settings, streams)
+}
+
+/// One rank of a group with a rank on each of these hosts.
+fn on_hosts(rank: usize, hosts: &[&str], settings: Settings, mut streams: Vec<TcpStream>) -> Host {
+    let members = Rank::all(hosts.len()).zip(hosts);
+    let members: Vec<Member> =
+        members.map(|(rank, host)| Member { host: (*host).into(), ..member(rank) }).collect();
+    let connections = Peers::from_fn(rank, hosts.len(), |_| {
         let stream = streams.remove(0);
         stream.set_nonblocking(true).unwrap();
         Connection { channel: stream.into(), readable: None }
@@ -93,9 +100,9 @@ fn read_frame(peer: &mut TcpStream) -> Option<Header> {
 /// Rank 0 of two whose links go through memory, with the other end of its link: the rings, and the socket.
 fn rank_0_sharing(spin: Duration) -> (Host, shared::Rings, TcpStream) {
     let (mut host, mut peers) = rank_0_of(2, spin);
-    let [mine, theirs] = pair();
-    host.go_through(mine);
-    (host, only(theirs.rings), peers.pop().unwrap())
+    let [(mine, bell), (theirs, _)] = pair(false);
+    host.go_through(vec![(Peer::new(1, 0).unwrap(), mine)], bell);
+    (host, theirs, peers.pop().unwrap())
 }
 
 /// The frame of a message from rank 1 to rank 0.
@@ -208,8 +215,8 @@ fn an_abort_that_came_before_the_rings_is_heard() {
     while link.buffered().len() < before.len() && begun.elapsed() < LATE {
         link.fill(usize::MAX);
     }
-    let [mine, theirs] = pair();
-    host.go_through(mine);
+    let [(mine, bell), theirs] = pair(false);
+    host.go_through(vec![(Peer::new(1, 0).unwrap(), mine)], bell);
     peers[0].write_all(after).unwrap();
     drop((theirs, peers));
     let error = in_time(move || host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
@@ -226,27 +233,44 @@ fn a_rank_on_rings_tells_peers_that_are_still_on_sockets_that_it_leaves() {
     assert_eq!(kinds, [Kind::Abort, Kind::Goodbye]);
 }
 
-#[test]
-fn links_go_through_memory_only_if_all_members_can() {
-    for shared_memory in [[true, true, true], [true, false, true]] {
-        let [(a, b), (c, d), (e, f)] = [connection(), connection(), connection()];
-        let hosts = [vec![a, c], vec![b, e], vec![d, f]].into_iter().zip(shared_memory).enumerate();
-        let ranks = hosts.map(|(rank, (streams, shared_memory))| {
-            let settings = Settings { shared_memory, ..settings(Duration::ZERO) };
-            let mut host = host(rank, 3, settings, streams);
-            std::thread::spawn(move || {
-                host.meet(Instant::now() + LATE).unwrap();
-                host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap();
-                let paths = host.paths.describe();
-                (host.bell.is_some(), format!("{paths:?}"))
-            })
-        });
-        for rank in ranks.collect::<Vec<_>>() {
-            let (is_shared, paths) = in_time(move || rank.join().unwrap());
-            assert_eq!(is_shared, shared_memory == [true; 3]);
-            assert!(is_shared || paths.contains("process_group.tcp.shared_memory"), "{paths}");
+/// Makes a group, of which each rank has a host and may share memory or not. Returns for each rank how many of its links go through
+/// memory, and its paths.
+fn met(ranks: &[(&str, bool)]) -> Vec<(usize, String)> {
+    let hosts: Vec<&str> = ranks.iter().map(|(host, _)| *host).collect();
+    let mut streams: Vec<Vec<TcpStream>> = ranks.iter().map(|_| Vec::new()).collect();
+    for higher in 1..ranks.len() {
+        for lower in 0..higher {
+            let (a, b) = connection();
+            streams[lower].push(a);
+            streams[higher].push(b);
         }
     }
+    let ranks = streams.into_iter().zip(ranks).enumerate().map(|(rank, (streams, (_, shared_memory)))| {
+        let settings = Settings { shared_memory: *shared_memory, ..settings(Duration::ZERO) };
+        let mut host = on_hosts(rank, &hosts, settings, streams);
+        std::thread::spawn(move || {
+            host.meet(Instant::now() + LATE).unwrap();
+            for sequence in 1..100 {
+                host.submit(call(Operation::Barrier, sequence, LATE, None)).unwrap();
+            }
+            let shared = host.links.pairs().filter(|(_, link)| link.is_shared()).count();
+            (shared, format!("{:?}", host.paths.describe()))
+        })
+    });
+    let ranks: Vec<_> = ranks.collect();
+    ranks.into_iter().map(|rank| in_time(move || rank.join().unwrap())).collect()
+}
+
+#[test]
+fn links_within_a_host_go_through_memory_only_if_all_its_ranks_can() {
+    for (_, paths) in met(&[("a", true), ("a", false), ("a", true)]) {
+        assert!(paths.contains("process_group.tcp.shared_memory"), "{paths}");
+    }
+    let shared =
+        |ranks: &[(&str, bool)]| met(ranks).into_iter().map(|(shared, _)| shared).collect::<Vec<_>>();
+    assert_eq!(shared(&[("a", true); 3]), [2; 3]);
+    let two_hosts = [("a", true), ("b", true), ("a", true), ("b", false), ("a", true), ("c", true)];
+    assert_eq!(shared(&two_hosts), [2, 0, 2, 0, 2, 0]);
 }
 
 #[test]

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags};
 
 use super::Run;
 use crate::backend::host::compiled::{Receive, Target};
 use crate::backend::host::link::Link;
-use crate::backend::host::shared::Bell;
+use crate::backend::host::shared::{Bell, poll_for};
 use crate::backend::host::transport::Transport;
 use crate::error::{Error, Result};
 use crate::mesh::Peer;
@@ -21,11 +21,8 @@ impl<T: Transport> Run<'_, T> {
             self.look_at_channels();
             return Ok(false);
         }
-        let left = T::NAP.map_or(left, |nap| left.min(nap));
-        match self.context.bell {
-            Some(bell) => self.wait_for_bell(bell, left.min(Bell::NAP)),
-            None => self.wait_for_sockets(left)?,
-        }
+        self.sleep_until_news(T::NAP.map_or(left, |nap| left.min(nap)))?;
+        self.look_at_channels();
         self.progress.peers.iter_mut().for_each(|peer| peer.full = false);
         Ok(true)
     }
@@ -41,27 +38,9 @@ impl<T: Transport> Run<'_, T> {
         (to_read, to_write)
     }
 
-    fn wait_for_bell(&mut self, bell: &Bell, left: Duration) {
-        bell.sleep(left, || {
-            self.links.pairs().any(|(peer, link)| {
-                let (to_read, to_write) = self.wants(peer, link);
-                link.has_news(to_read, to_write)
-            })
-        });
-        self.look_at_channels();
-    }
-
-    /// Checks regularly whether peers have closed their sockets, which no bell announces.
-    pub(super) fn look_at_channels(&mut self) {
-        if self.context.bell.is_some() && self.progress.looked.elapsed() >= Bell::NAP {
-            self.links.iter_mut().for_each(Link::look_at_channel);
-            self.progress.looked = Instant::now();
-        }
-    }
-
-    fn wait_for_sockets(&self, left: Duration) -> Result<()> {
-        let mut fds = Vec::with_capacity(self.links.world_size());
-        for (peer, link) in self.links.pairs() {
+    fn sleep_until_news(&self, left: Duration) -> Result<()> {
+        let mut fds = Vec::new();
+        for (peer, link) in self.links.pairs().filter(|(_, link)| !link.is_shared()) {
             let (to_read, to_write) = self.wants(peer, link);
             if to_read && link.has_unread() {
                 return Ok(());
@@ -74,10 +53,25 @@ impl<T: Transport> Run<'_, T> {
                 fds.push(PollFd::new(link.stream(), flags));
             }
         }
-        let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) };
-        match poll(&mut fds, Some(&timeout)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(e) => Err(Error::system("waiting for links")(e.into())),
+        let slept = match self.context.bell {
+            Some(bell) => bell.sleep(left.min(Bell::NAP), fds, || self.has_news_in_memory()),
+            None => poll_for(&mut fds, left),
+        };
+        slept.map_err(Error::system("waiting for links"))
+    }
+
+    fn has_news_in_memory(&self) -> bool {
+        self.links.pairs().filter(|(_, link)| link.is_shared()).any(|(peer, link)| {
+            let (to_read, to_write) = self.wants(peer, link);
+            link.has_news(to_read, to_write)
+        })
+    }
+
+    /// Checks regularly whether peers have closed their sockets, which no bell announces.
+    pub(super) fn look_at_channels(&mut self) {
+        if self.context.bell.is_some() && self.progress.looked.elapsed() >= Bell::NAP {
+            self.links.iter_mut().for_each(Link::look_at_channel);
+            self.progress.looked = Instant::now();
         }
     }
 

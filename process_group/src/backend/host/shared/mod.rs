@@ -4,6 +4,7 @@
 //! it as `/proc/PID/fd/NUMBER` and map it; then the descriptors are closed, so that nothing is left behind however a rank ends.
 //! The sockets stay: when a peer's end of one closes, the peer has gone.
 
+mod bell;
 mod ring;
 mod segment;
 mod stores;
@@ -13,14 +14,16 @@ pub(super) mod tests;
 use std::io;
 use std::sync::Arc;
 
-pub(super) use ring::{Bell, Rings};
-use ring::{Layout, TOKEN};
-use segment::Door;
-pub(super) use segment::Segment;
+use bell::Waker;
+pub(super) use bell::{Bell, poll_for};
+use ring::Layout;
+pub(super) use ring::Rings;
+use segment::{Door, Segment};
 
-use crate::mesh::Peers;
 use crate::roster::Secret;
 
+/// Where a segment proves whose it is.
+const TOKEN: usize = 128;
 /// What a rank tells its peers of its segment: process, descriptor and token. Zeros if it has none.
 pub(super) const INTRODUCTION: usize = 40;
 
@@ -51,57 +54,53 @@ impl Introduction {
     }
 }
 
-/// This rank's segment before the peers have it.
+/// This rank's segment, whose descriptor stays open until the peers have opened it too.
 #[derive(Debug)]
 pub(super) struct Offered {
-    rank: usize,
+    /// The rank's place on its host.
+    place: usize,
     layout: Layout,
     segment: Arc<Segment>,
     door: Door,
     token: Token,
-}
-
-/// All segments of a group, which this rank has opened and checked.
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) rings: Peers<Rings>,
-    pub(super) bell: Bell,
+    bell: Bell,
 }
 
 impl Offered {
-    /// A new segment of rank `rank`.
+    /// A new segment of the rank at `place` among `ranks` of its host. `has_sockets`: whether it has links to other hosts.
     ///
     /// # Errors
     /// Those of the system.
-    pub(super) fn new(rank: usize, world_size: usize) -> io::Result<Self> {
-        let (layout, token) = (Layout::of(world_size), *Secret::random().expose());
+    pub(super) fn new(place: usize, ranks: usize, has_sockets: bool) -> io::Result<Self> {
+        let (layout, token) = (Layout::of(ranks), *Secret::random().expose());
         let (segment, door) = Segment::create(layout.len())?;
         segment.write(TOKEN, &token, false);
-        Ok(Self { rank, layout, segment: Arc::new(segment), door, token })
+        let segment = Arc::new(segment);
+        let bell = Bell::new(&segment, has_sockets)?;
+        Ok(Self { place, layout, segment, door, token, bell })
     }
 
     pub(super) fn introduction(&self) -> Introduction {
         Introduction { pid: std::process::id(), descriptor: self.door.number(), token: self.token }
     }
 
-    /// Opens a peer's segment and finds its token there.
+    /// Opens the segment of the rank at `place`, finds its token there, and makes the rings to it and from it.
     ///
     /// # Errors
     /// Those of the system, and one if another token is there.
-    pub(super) fn open(&self, peer: &Introduction) -> io::Result<Arc<Segment>> {
+    pub(super) fn open(&self, peer: &Introduction, place: usize) -> io::Result<Rings> {
         let segment = Segment::open(peer.pid, peer.descriptor, self.layout.len())?;
         let mut seen = Token::default();
         segment.read(TOKEN, &mut seen);
         if seen != peer.token {
             return Err(io::Error::other("it is not the memory that the rank announced"));
         }
-        Ok(Arc::new(segment))
+        let waker = Waker::new(segment, peer.pid)?;
+        Ok(Rings::new(self.layout, (self.place, &self.segment), (place, waker)))
     }
 
-    /// The rings to and from all peers, whose segments are `theirs`. Closes the descriptor: all peers must have opened it.
-    pub(super) fn share(self, theirs: Peers<Arc<Segment>>) -> Shared {
-        let (layout, own) = (self.layout, (self.rank, &self.segment));
-        let rings = theirs.map(|peer, segment| Rings::new(layout, own, (peer.index(), &segment)));
-        Shared { rings, bell: Bell(self.segment) }
+    /// Closes the descriptor: all peers must have opened it.
+    pub(super) fn close(self) -> Bell {
+        self.bell
     }
 }

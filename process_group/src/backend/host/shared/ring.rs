@@ -1,25 +1,18 @@
-//! Bytes from one rank to another through a segment, in order, and how the reader is woken.
+//! Bytes from one rank to another through a segment, in order.
 //!
-//! Each rank has a segment of its own: a bell, and a ring for each rank that writes to it. Positions only grow; each end keeps
-//! its own to itself and publishes it, and believes of the other's only what can be true.
+//! Each rank has a segment of its own: a [bell](super::bell), and a ring for each rank of its host that writes to it. Positions only
+//! grow; each end keeps its own to itself and publishes it, and believes of the other's only what can be true.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, fence};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use rustix::thread::futex;
-use rustix::time::Timespec;
-
+use super::bell::Waker;
 use super::segment::Segment;
 use super::stores::{Stores, TIMED_FROM};
 
-/// Offsets of the words that wake a segment's owner, each in a cache line of its own.
-const BELL: usize = 0;
-const ASLEEP: usize = 64;
-/// Where a segment proves whose it is.
-pub(super) const TOKEN: usize = 128;
 /// Where the control blocks of the rings begin.
 const CONTROLS: usize = 4096;
 /// Bytes of a control block: what the writer writes, what the reader writes, and what both do.
@@ -33,22 +26,23 @@ const PUBLISHED: usize = 32 << 10;
 /// How a segment of a group is laid out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Layout {
-    world_size: usize,
+    /// Ranks on the host.
+    ranks: usize,
     /// Bytes of each ring.
     capacity: usize,
 }
 
 impl Layout {
-    /// Every rank comes to the same.
-    pub(super) fn of(world_size: usize) -> Self {
+    /// For so many ranks on a host.
+    pub(super) fn of(ranks: usize) -> Self {
         // What is written stays in the cache until it is read, and many ranks do not take much memory.
-        let share = (1 << 20) / world_size.next_power_of_two();
-        Self { world_size, capacity: share.max(16 << 10) }
+        let share = (1 << 20) / ranks.next_power_of_two();
+        Self { ranks, capacity: share.max(16 << 10) }
     }
 
     /// Bytes of the segment.
     pub(super) fn len(self) -> usize {
-        self.data(self.world_size)
+        self.data(self.ranks)
     }
 
     const fn control(writer: usize) -> usize {
@@ -56,7 +50,7 @@ impl Layout {
     }
 
     fn data(self, writer: usize) -> usize {
-        Self::control(self.world_size).next_multiple_of(4096) + writer * self.capacity
+        Self::control(self.ranks).next_multiple_of(4096) + writer * self.capacity
     }
 }
 
@@ -142,19 +136,21 @@ impl Ring {
 pub(in crate::backend::host) struct Rings {
     pub(super) out: Ring,
     pub(super) into: Ring,
+    waker: Waker,
     stores: Stores,
 }
 
 impl Rings {
-    /// Between `me`, who owns `mine`, and `peer`, who owns `theirs`.
+    /// Between `me`, who owns `mine`, and `peer`, whom `waker` wakes: their places on the host.
     pub(super) fn new(
         layout: Layout,
         (me, mine): (usize, &Arc<Segment>),
-        (peer, theirs): (usize, &Arc<Segment>),
+        (peer, waker): (usize, Waker),
     ) -> Self {
         Self {
-            out: Ring::new(theirs, layout, me),
+            out: Ring::new(waker.segment(), layout, me),
             into: Ring::new(mine, layout, peer),
+            waker,
             stores: Stores::default(),
         }
     }
@@ -186,7 +182,7 @@ impl Rings {
             self.stores.note(piece.len(), started.map(|started| started.elapsed()));
         }
         self.out.publish(HEAD);
-        ring(&self.out.segment);
+        self.waker.wake();
     }
 
     /// Reads what is there, the first piece first.
@@ -215,7 +211,7 @@ impl Rings {
         fence(SeqCst);
         if self.into.starved().load(Relaxed) != 0 {
             self.into.starved().store(0, Relaxed);
-            ring(&self.out.segment);
+            self.waker.wake();
         }
         Ok(first_len + second_len)
     }
@@ -230,39 +226,5 @@ impl Rings {
         self.out.starved().store(1, SeqCst);
         fence(SeqCst);
         !matches!(self.out.space(), Ok(0))
-    }
-}
-
-/// Wakes the owner of a segment if it sleeps. What it is to see has been published.
-fn ring(segment: &Segment) {
-    fence(SeqCst);
-    if segment.word(ASLEEP).load(Relaxed) != 0 {
-        let bell = segment.word(BELL);
-        bell.fetch_add(1, Release);
-        // Nobody to wake is no failure, and nothing else can go wrong with a word that is mapped.
-        let _ = futex::wake(bell, futex::Flags::empty(), 1);
-    }
-}
-
-/// What the peers ring when they have written, or made room.
-#[derive(Debug)]
-pub(in crate::backend::host) struct Bell(pub(super) Arc<Segment>);
-
-impl Bell {
-    /// The longest sleep: so often a rank looks at its sockets, which tell when a peer has gone.
-    pub(in crate::backend::host) const NAP: Duration = Duration::from_millis(10);
-
-    /// Sleeps until a peer rings, or for this long at most; returns at once if there is something to do.
-    pub(in crate::backend::host) fn sleep(&self, most: Duration, has_work: impl FnOnce() -> bool) {
-        let (bell, asleep) = (self.0.word(BELL), self.0.word(ASLEEP));
-        let rung = bell.load(Acquire);
-        asleep.store(1, SeqCst);
-        fence(SeqCst);
-        if !has_work() {
-            let most = Timespec { tv_sec: most.as_secs() as i64, tv_nsec: i64::from(most.subsec_nanos()) };
-            // Rung meanwhile, interrupted or slept enough: the caller looks in any case.
-            let _ = futex::wait(bell, futex::Flags::empty(), rung, Some(&most));
-        }
-        asleep.store(0, Relaxed);
     }
 }

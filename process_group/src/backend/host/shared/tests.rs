@@ -1,26 +1,20 @@
 //! Two ranks' ends of one pair of rings.
 
+use std::io::{Read, Write};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
 
 use super::*;
 use crate::testing::{LATE, in_time};
 
-/// Both ranks of a group of two, as they are once they have met.
-pub(in crate::backend::host) fn pair() -> [Shared; 2] {
-    let [a, b] = [0, 1].map(|rank| Offered::new(rank, 2).unwrap());
+/// Both ranks of a host, as they are once they have met.
+pub(in crate::backend::host) fn pair(has_sockets: bool) -> [(Rings, Bell); 2] {
+    let [a, b] = [0, 1].map(|place| Offered::new(place, 2, has_sockets).unwrap());
     let (of_a, of_b) = (a.introduction(), b.introduction());
-    let (b_at_a, a_at_b) = (a.open(&of_b).unwrap(), b.open(&of_a).unwrap());
-    [(a, 0, b_at_a), (b, 1, a_at_b)].map(|(offered, rank, theirs)| {
-        offered.share(
-            Peers::complete(rank, (0..2).map(|r| (r != rank).then(|| Arc::clone(&theirs))).collect())
-                .unwrap(),
-        )
-    })
-}
-
-pub(in crate::backend::host) fn only(rings: Peers<Rings>) -> Rings {
-    rings.into_items().next().unwrap()
+    let (at_a, at_b) = (a.open(&of_b, 1).unwrap(), b.open(&of_a, 0).unwrap());
+    [(at_a, a.close()), (at_b, b.close())]
 }
 
 impl Rings {
@@ -45,7 +39,7 @@ fn read_all(rings: &mut Rings, bell: &Bell, len: usize) -> Vec<u8> {
             Err(error) => {
                 assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
                 assert!(Instant::now() < until, "{done} of {len} bytes came");
-                bell.sleep(ENDLESS, || rings.has_unread());
+                bell.sleep(ENDLESS, Vec::new(), || rings.has_unread()).unwrap();
             }
         }
     }
@@ -54,12 +48,21 @@ fn read_all(rings: &mut Rings, bell: &Bell, len: usize) -> Vec<u8> {
 
 #[test]
 fn bytes_come_as_they_were_sent_and_either_end_is_woken() {
+    bytes_come(false);
+}
+
+#[test]
+fn bytes_come_to_a_rank_that_waits_for_sockets_too() {
+    bytes_come(true);
+}
+
+fn bytes_come(has_sockets: bool) {
     const TOTAL: usize = 3 << 20;
-    let [a, b] = pair();
+    let [(mut rings, bell), (mut theirs, their_bell)] = pair(has_sockets);
     let sent: Vec<u8> = (0..TOTAL as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let expected = sent.clone();
     let writer = std::thread::spawn(move || {
-        let (mut rings, mut done, mut len) = (only(a.rings), 0, 1);
+        let (mut done, mut len) = (0, 1);
         while done < TOTAL {
             let piece = &sent[done..TOTAL.min(done + len)];
             let (first, second) = piece.split_at(piece.len().min(48));
@@ -67,21 +70,33 @@ fn bytes_come_as_they_were_sent_and_either_end_is_woken() {
                 Ok(bytes) => (done, len) = (done + bytes, len * 3 % 300_007 + 1),
                 Err(error) => {
                     assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
-                    a.bell.sleep(ENDLESS, || rings.has_room());
+                    bell.sleep(ENDLESS, Vec::new(), || rings.has_room()).unwrap();
                 }
             }
         }
     });
-    let received = in_time(move || read_all(&mut only(b.rings), &b.bell, TOTAL));
+    let received = in_time(move || read_all(&mut theirs, &their_bell, TOTAL));
     writer.join().unwrap();
     assert!(received == expected);
 }
 
 #[test]
+fn a_rank_that_waits_for_sockets_too_is_woken_by_one() {
+    let [(rings, bell), _] = pair(true);
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let woken = std::thread::spawn(move || {
+        let socket = vec![PollFd::new(&reader, PollFlags::IN)];
+        bell.sleep(ENDLESS, socket, || rings.has_unread()).unwrap();
+        reader.read_exact(&mut [0]).unwrap();
+    });
+    (&writer).write_all(&[1]).unwrap();
+    in_time(move || woken.join().unwrap());
+}
+
+#[test]
 fn whatever_a_peer_writes_into_the_positions_is_an_error_at_most() {
     for lie in [u64::MAX / 2, 1 << 40, (512 << 10) + 1] {
-        let [a, b] = pair();
-        let (mut mine, theirs) = (only(a.rings), only(b.rings));
+        let [(mut mine, _), (theirs, _)] = pair(false);
         theirs.lie(lie);
         assert!(mine.has_unread() && mine.has_room(), "there is something to find out");
         for error in [mine.read_pair(&mut [0; 9], &mut []), mine.send(&[1], &[])].map(Result::unwrap_err) {
@@ -92,14 +107,14 @@ fn whatever_a_peer_writes_into_the_positions_is_an_error_at_most() {
 
 #[test]
 fn a_segment_with_another_token_is_refused() {
-    let [a, b] = [0, 1].map(|rank| Offered::new(rank, 2).unwrap());
+    let [a, b] = [0, 1].map(|place| Offered::new(place, 2, false).unwrap());
     let lie = Introduction { token: [9; 32], ..b.introduction() };
-    assert!(a.open(&lie).unwrap_err().to_string().contains("not the memory"));
+    assert!(a.open(&lie, 1).unwrap_err().to_string().contains("not the memory"));
 }
 
 #[test]
 fn an_introduction_survives_the_wire_and_zeros_are_none() {
-    let introduction = Offered::new(0, 2).unwrap().introduction();
+    let introduction = Offered::new(0, 2, false).unwrap().introduction();
     assert_eq!(Introduction::decode(&introduction.encode()), Some(introduction));
     assert_eq!(Introduction::decode(&[0; INTRODUCTION]), None);
 }
