@@ -62,7 +62,7 @@ choice! {
 }
 
 choice! {
-    /// The algorithm of an all-reduce on CPUs. Any but `auto` keeps links on sockets.
+    /// The algorithm of an all-reduce on CPUs. If all ranks are on one host, any but `auto` keeps links on sockets.
     AlgorithmChoice, "one of auto, ring, recursive_doubling, halving_doubling, direct, hierarchical", "auto" {
         /// The cheapest for each message, by the cost model.
         Auto = "auto",

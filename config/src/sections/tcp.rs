@@ -12,7 +12,7 @@ section! {
         interface: Option<String> = "",
         /// The local address on which peers connect; overrides `process_group.tcp.interface`.
         bind: Option<IpAddr> = "",
-        /// The all-reduce algorithm. Any value but `auto` keeps links on sockets, even between ranks of one host.
+        /// The all-reduce algorithm. If all ranks are on one host, any value but `auto` keeps links on sockets.
         algorithm: AlgorithmChoice = "auto",
         /// The size of each socket's send and receive buffers; unset, 256KiB between ranks of one host, where more would only
         /// fall out of the CPU cache, and the kernel's auto-tuning between hosts. At least 64KiB, about one packet of the
@@ -23,8 +23,8 @@ section! {
         /// Whether a rank may read payloads from another rank's memory. With `shared_memory`, only if forced, or if `ryz tune`
         /// measured it as the fastest.
         cross_memory: bool = "true",
-        /// Whether ranks of one host exchange data through shared memory, where the system allows it, instead of sockets. An
-        /// `algorithm` other than `auto` keeps them on sockets.
+        /// Whether ranks of one host exchange data through shared memory, where the system allows it, instead of sockets. If all
+        /// ranks are on one host, an `algorithm` other than `auto` keeps them on sockets.
         shared_memory: bool = "true",
         /// How long to look for data from other ranks before sleeping: lower latency at the price of a busy core; 0s never polls.
         spin: Duration = "50us",

@@ -22,8 +22,9 @@ pub const STREAMED_BROADCAST_UP_TO: usize = 2 << 20;
 /// `halving_doubling` between 1.0 and 1.7 times.
 pub const RING_FROM: usize = 32 << 20;
 
-/// From this many bytes on, an all-reduce over hosts that have several ranks is hierarchical. Measured with two ranks on each of
-/// two hosts and a cable of 1 Gbit/s: half the time of every other algorithm from 256 KB on, less from 64 KB, more at 16 KB.
+/// From this many bytes on, an all-reduce over hosts that have several ranks is hierarchical if links within a host are sockets.
+/// Measured with two ranks on each of two hosts and a cable of 1 Gbit/s: half the time of every other algorithm from 256 KB on, less from
+/// 64 KB, more at 16 KB. Where links within hosts go through memory, it took the least time at every size from 1 KB on, also at 10 Gbit/s.
 pub const HIERARCHICAL_FROM: usize = 32 << 10;
 
 /// Time from a send until the receiver runs, in seconds. Measured, as the next two, between processes of one host.
@@ -54,7 +55,9 @@ pub const SCATTERED_BROADCAST_FROM: usize = 64 << 10;
 pub enum Links {
     /// Sockets, and why not memory.
     Sockets(&'static str),
-    /// Memory that the ranks share.
+    /// Memory that the ranks of a host share, and sockets between hosts.
+    SharedWithinHosts,
+    /// Memory that all ranks share.
     SharedMemory,
 }
 
@@ -62,7 +65,7 @@ impl Links {
     /// The path that streams over them with this schedule.
     pub const fn path(self, algorithm: Algorithm) -> Path {
         match self {
-            Self::Sockets(_) => Path::Tcp(algorithm),
+            Self::Sockets(_) | Self::SharedWithinHosts => Path::Tcp(algorithm),
             Self::SharedMemory => Path::SharedMemory(algorithm),
         }
     }
@@ -123,14 +126,12 @@ pub fn table(
         },
     ];
     if hosts.are_two_levels() {
-        rules.insert(
-            1,
-            Rule {
-                path: hierarchical,
-                when: vec![Condition::Operation("all_reduce"), Condition::BytesFrom(HIERARCHICAL_FROM)],
-                because: Reason::BuiltIn("the least crosses between the hosts"),
-            },
-        );
+        let mut when = vec![Condition::Operation("all_reduce")];
+        if links != Links::SharedWithinHosts {
+            when.push(Condition::BytesFrom(HIERARCHICAL_FROM));
+        }
+        let because = Reason::BuiltIn("the least crosses between the hosts");
+        rules.insert(1, Rule { path: hierarchical, when, because });
     } else {
         paths.retain(|path| *path != hierarchical);
     }
@@ -140,11 +141,11 @@ pub fn table(
     match links {
         Links::SharedMemory => drop(rules.splice(1..1, shared_rules(links))),
         Links::Sockets(_) if cross_memory => drop(rules.splice(0..0, cross_memory_rules(links))),
-        Links::Sockets(_) => {}
+        Links::Sockets(_) | Links::SharedWithinHosts => {}
     }
     rules.splice(..0, tuned::rules(tuned, hosts.world_size(), &paths));
     let (latency, message, byte) = match links {
-        Links::Sockets(_) => (LATENCY, MESSAGE, BYTE),
+        Links::Sockets(_) | Links::SharedWithinHosts => (LATENCY, MESSAGE, BYTE),
         Links::SharedMemory => SHARED,
     };
     let model = LinkModel { latency, message, byte, parallel: topology.parallel };
@@ -152,6 +153,10 @@ pub fn table(
         PathTable::new(hosts.world_size(), paths, rules, Otherwise::Cheapest(model)).demanding(demand);
     table = match links {
         Links::Sockets(why) => table.without(Path::SharedMemory(Algorithm::Direct), why),
+        Links::SharedWithinHosts => table.without(
+            Path::SharedMemory(Algorithm::Direct),
+            "the ranks are on several hosts: only links within a host go through shared memory",
+        ),
         Links::SharedMemory => table.without(
             Path::Tcp(Algorithm::Direct),
             "links go through shared memory; `tcp.shared_memory = false` turns that off",

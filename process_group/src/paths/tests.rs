@@ -1,6 +1,6 @@
 use proptest::prelude::*;
 
-use super::host::{self, CROSS_MEMORY_FROM, Links, RING_FROM, Topology};
+use super::host::{self, CROSS_MEMORY_FROM, HIERARCHICAL_FROM, Links, RING_FROM, Topology};
 use super::tuned::{Machine, Measurement, TunedRange, TuningError, TuningTable};
 use super::*;
 use crate::operation::ReduceOp;
@@ -199,6 +199,21 @@ fn a_group_has_one_kind_of_links_and_the_reason_for_the_other() {
     assert!(described.iter().all(|(_, when)| !when.is_empty()), "{described:?}");
     let sockets = table(&of(4, 2), true, None, &[]).choose(SUM, DType::F32, 10);
     assert_eq!(why_not(&sockets, Path::SharedMemory(Direct)), "it was not asked for");
+}
+
+#[test]
+fn all_reduces_over_hosts_that_share_memory_within_are_hierarchical_at_every_size() {
+    let topology = Topology { hosts: hosts_of(4, 2), parallel: 4 };
+    let [within, without] = [Links::SharedWithinHosts, Links::Sockets("they are sockets")]
+        .map(|links| host::table(&topology, links, false, None, &[]));
+    let hierarchical = Path::Tcp(Algorithm::Hierarchical);
+    for count in [1, HIERARCHICAL_FROM / 4 - 1, HIERARCHICAL_FROM / 4, 1 << 20] {
+        let choice = check(&within, SUM, DType::F32, count);
+        assert_eq!(choice.path, hierarchical, "{count} elements");
+        assert!(why_not(&choice, Path::SharedMemory(Direct)).contains("only links within a host"));
+        let is_long = count >= HIERARCHICAL_FROM / 4;
+        assert_eq!(check(&without, SUM, DType::F32, count).path == hierarchical, is_long, "{count} elements");
+    }
 }
 
 #[test]

@@ -54,7 +54,9 @@ impl Host {
         if let (Some((offered, rings)), None) = (mapped, why_not) {
             self.go_through(rings, offered.close());
         }
+        let is_shared_everywhere = agreed.iter().all(|standing| *standing == SHARED);
         let links = match why_not {
+            _ if self.topology.hosts.are_two_levels() && is_shared_everywhere => Links::SharedWithinHosts,
             _ if agreed.len() > 1 => Links::Sockets("the ranks are on several hosts"),
             Some(why) => Links::Sockets(why),
             None => Links::SharedMemory,
