@@ -27,6 +27,10 @@ bench-scale:
     cargo build --release
     cargo run --release -p ryzanstein-benches --bin scale
 
+# What this machine's processors can do at most: bytes read from memory, and products.
+bench-limits:
+    cargo run --release -p ryzanstein-benches --bin machine_limits
+
 # The instructions of a small all-reduce, which hardly depend on the machine's load; needs valgrind.
 instructions:
     scripts/instructions
