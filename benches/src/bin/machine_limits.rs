@@ -6,6 +6,10 @@
     target_arch = "x86_64",
     expect(unsafe_code, reason = "an instruction that the processor must be asked for")
 )]
+#![expect(
+    clippy::inline_always,
+    reason = "an instruction set chosen at run time applies only to what is inlined"
+)]
 
 use std::hint::black_box;
 use std::sync::Barrier;
