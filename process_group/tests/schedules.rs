@@ -360,10 +360,12 @@ fn heard(spec: CollectiveSpec, hosts: &Hosts) -> Vec<u32> {
 
 #[test]
 fn every_rank_hears_of_every_other_before_its_call_ends() {
-    for n in 2..=17 {
-        let hosts = &Hosts::one(n);
+    let several = [vec![0, 0, 1, 1], vec![0, 1, 0, 1, 2], vec![0, 0, 0, 1, 2, 2, 1]];
+    let groups = (2..=17).map(Hosts::one).chain(several.into_iter().map(Hosts::of));
+    for hosts in &groups.collect::<Vec<_>>() {
+        let n = hosts.world_size();
         for operation in operations(Rank(n as u32 / 2)) {
-            // An empty array ties nothing to what came before, but in rooted calls, which agree apart from it.
+            // With no elements, only rooted calls connect every two ranks.
             let counts = if operation.root().is_some() { vec![0, 1, 40] } else { vec![40] };
             for algorithm in Algorithm::ALL.into_iter().filter(|a| a.suits(operation)) {
                 for &count in &counts {

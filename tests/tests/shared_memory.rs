@@ -1,11 +1,13 @@
 //! A group on shared memory leaves nothing behind. A test program of its own: nothing else changes its descriptors and mappings.
 
 use std::sync::Mutex;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
 
 use ryzanstein_config::BackendChoice;
 use ryzanstein_process_group::ReduceOp;
 use ryzanstein_process_group::paths::Path;
-use ryzanstein_tests::{config, with_ranks};
+use ryzanstein_tests::{config, on_hosts, with_ranks};
 
 /// One test at a time: they look at what the process holds.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -35,6 +37,23 @@ fn use_a_group(n: usize) -> [usize; 3] {
         held
     });
     during[0]
+}
+
+/// The same with two ranks on each of two hosts. Returns the mapped segments.
+fn use_two_hosts() -> usize {
+    let segments = AtomicUsize::new(0);
+    on_hosts(&config(BackendChoice::Tcp), &["a", "b", "a", "b"], |mut manager| {
+        let group = manager.world();
+        for count in [1usize, 100, 70_000] {
+            let mut x = vec![1.0f32; count];
+            group.all_reduce(&mut x, ReduceOp::Sum).expect("it reduces");
+            assert!(x.iter().all(|x| *x == 4.0));
+        }
+        segments.fetch_max(held()[2], Relaxed);
+        group.barrier().expect("all come");
+        manager.finalize().expect("it leaves");
+    });
+    segments.into_inner()
 }
 
 /// Kilobytes of this process that are in memory.
@@ -81,6 +100,10 @@ fn neither_descriptors_nor_threads_nor_mappings_are_left_and_no_descriptor_is_ke
         let during = use_a_group(n);
         // Each of `n` ranks has mapped its own segment and those of the others, in the groups that it has.
         assert!(during[2] >= n * n && during[2].is_multiple_of(n * n), "{during:?}");
+    }
+    for _ in 0..3 {
+        // Each rank has mapped its own segment and that of the other one on its host.
+        assert!(use_two_hosts() >= 8);
     }
     let descriptors = std::fs::read_dir("/proc/self/fd").expect("it is there");
     let names = descriptors.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());

@@ -11,6 +11,7 @@ use ryzanstein_process_group::schedule::{Algorithm, Hosts};
 use ryzanstein_process_group::{DType, Error, LocalRank, Memory, Operation, ProcessGroup, Rank, ReduceOp};
 
 use crate::cost::{self, AllReduce, Cost, Link};
+use crate::host_name;
 use crate::measure::{Case, Collective, measure_group};
 
 /// Bytes of the all-reduces that are fitted: from where latency counts to where bandwidth does.
@@ -226,17 +227,19 @@ fn fit(group: &mut ProcessGroup, graph: bool) -> Result<Vec<(Carrier, Link)>, Er
     Ok(fitted.collect())
 }
 
-/// The bandwidth of large messages from rank 0 to rank 1, in 10⁹ bytes per second.
+/// The bandwidth of large messages from rank 0 to the first rank on another host, or else to rank 1, in 10⁹ bytes per second.
 fn stream_gbs(group: &mut ProcessGroup) -> Result<Option<f64>, Error> {
+    let hosts = group.all_gather_object(&host_name())?;
+    let receiver = hosts.iter().position(|host| *host != hosts[0]).unwrap_or(1);
     let mut gbs: Option<f64> = None;
     match group.rank().index() {
         0 => {
             let message = vec![0u8; MESSAGE];
             for _ in 0..=MESSAGES {
-                group.send(&message, Rank(1))?;
+                group.send(&message, Rank(receiver as u32))?;
             }
         }
-        1 => {
+        rank if rank == receiver => {
             let mut message = vec![0u8; MESSAGE];
             // The first one waits for its sender, and touches the memory.
             group.recv(&mut message, Rank(0))?;

@@ -14,7 +14,7 @@ use crate::schedule::{Algorithm, Hosts};
 pub const CROSS_MEMORY_FROM: usize = 128 << 10;
 
 /// Up to this many bytes, a broadcast between two ranks streams through the socket. Measured on two cores: reading the sender's memory
-/// takes 1.2 to 1.3 times as long at 1 MB, as long from 2 MB on.
+/// takes 1.2 to 1.3 times as long at 1 MB, and the same time from 2 MB on.
 pub const STREAMED_BROADCAST_UP_TO: usize = 2 << 20;
 
 /// From this many bytes on, an all-reduce among more than two ranks goes round the ring; through shared memory, among more than
@@ -24,7 +24,8 @@ pub const RING_FROM: usize = 32 << 20;
 
 /// From this many bytes on, an all-reduce over hosts that have several ranks is hierarchical if links within a host are sockets.
 /// Measured with two ranks on each of two hosts and a cable of 1 Gbit/s: half the time of every other algorithm from 256 KB on, less from
-/// 64 KB, more at 16 KB. Where links within hosts go through memory, it took the least time at every size from 1 KB on, also at 10 Gbit/s.
+/// 64 KB, more at 16 KB. Where links within hosts go through memory, it took the least time there at every size from 1 KB on, and at
+/// 10 Gbit/s up to 32 KB. Hosts with different numbers of ranks were not measured.
 pub const HIERARCHICAL_FROM: usize = 32 << 10;
 
 /// Time from a send until the receiver runs, in seconds. Measured, as the next two, between processes of one host.
@@ -53,7 +54,7 @@ pub const SCATTERED_BROADCAST_FROM: usize = 64 << 10;
 /// What the links of a group are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Links {
-    /// Sockets, and why not memory.
+    /// Sockets, at least within one host that has several ranks or between hosts, and why not memory.
     Sockets(&'static str),
     /// Memory that the ranks of a host share, and sockets between hosts.
     SharedWithinHosts,
@@ -176,7 +177,7 @@ pub fn table(
     table.without(Path::CrossMemory, why)
 }
 
-/// Where peers' memory is read although links are sockets.
+/// Rules for socket links between ranks that can read each other's memory.
 fn cross_memory_rules(links: Links) -> [Rule; 2] {
     let of_two = vec![
         Condition::Operation("broadcast"),

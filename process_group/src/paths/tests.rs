@@ -1,6 +1,8 @@
 use proptest::prelude::*;
 
-use super::host::{self, CROSS_MEMORY_FROM, HIERARCHICAL_FROM, Links, RING_FROM, Topology};
+use super::host::{
+    self, CROSS_MEMORY_FROM, HIERARCHICAL_FROM, Links, RING_FROM, STREAMED_BROADCAST_UP_TO, Topology,
+};
 use super::tuned::{Machine, Measurement, TunedRange, TuningError, TuningTable};
 use super::*;
 use crate::operation::ReduceOp;
@@ -181,7 +183,7 @@ fn large_chunks_are_read_from_memory_where_that_can_be_done() {
 }
 
 #[test]
-fn a_group_has_one_kind_of_links_and_the_reason_for_the_other() {
+fn a_group_on_one_host_goes_through_memory_or_sockets_and_tells_the_reason() {
     let shared = |n| host::table(&of(n, 2), Links::SharedMemory, true, None, &[]);
     for (n, bytes, algorithm) in
         [(2, 1 << 10, Direct), (2, 64 << 20, Direct), (3, 64 << 20, Direct), (4, 1 << 10, Direct)]
@@ -214,6 +216,17 @@ fn all_reduces_over_hosts_that_share_memory_within_are_hierarchical_at_every_siz
         let is_long = count >= HIERARCHICAL_FROM / 4;
         assert_eq!(check(&without, SUM, DType::F32, count).path == hierarchical, is_long, "{count} elements");
     }
+}
+
+#[test]
+fn short_broadcasts_between_two_ranks_stream_though_memory_could_be_read() {
+    let broadcast = |n, bytes| {
+        let operation = Operation::Broadcast { root: Rank(0) };
+        check(&table(&of(n, 2), true, None, &[]), operation, DType::U8, bytes).path
+    };
+    assert_eq!(broadcast(2, STREAMED_BROADCAST_UP_TO), Path::Tcp(Ring));
+    assert_eq!(broadcast(2, STREAMED_BROADCAST_UP_TO + 2), Path::CrossMemory);
+    assert_eq!(broadcast(3, STREAMED_BROADCAST_UP_TO), Path::CrossMemory);
 }
 
 #[test]

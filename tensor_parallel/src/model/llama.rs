@@ -21,8 +21,9 @@ use crate::tensor::Tensor;
 
 /// One rank's share of a model.
 ///
-/// Every rank makes the same calls. A forward pass takes two all-reduces a layer, one for the embedding, and one
-/// all-gather for the logits. The last of the all-reduces sends only rows whose logits are wanted. Stages of a pipeline send hidden states to the next stage, and the last broadcasts the logits.
+/// Every rank makes the same calls. A forward pass takes two all-reduces a layer, one for the embedding, and one all-gather for the
+/// logits. The last of the all-reduces sends only rows whose logits are wanted. Stages of a pipeline send hidden states to the next
+/// stage, and the last broadcasts the logits.
 ///
 /// Threads may share it, each with a group and a cache or decoder of its own. On a GPU their calls share one stream, in which a
 /// collective waits for the other ranks: all ranks' threads must make their calls in the same order, or the groups wait for each

@@ -21,6 +21,9 @@ const REASONS: [&str; 3] = [
     "process_group.tcp.algorithm demands an algorithm over sockets",
     "a rank could not create or open shared memory (another user, separate containers, or a security policy); its debug log has the error",
 ];
+/// Why all links of a group over several hosts count as sockets.
+const NOT_EVERYWHERE: &str = "the ranks are on several hosts, and those of one host do not share memory: process_group.tcp.shared_memory \
+                              is false there, or a rank's debug log has the error";
 const DEMANDED: u8 = 1;
 const REFUSED: u8 = 2;
 /// Nothing does.
@@ -49,15 +52,17 @@ impl Host {
         agreed[self.topology.hosts.count()] = u8::from(self.readable.is_some());
         let call = first_call(Operation::AllReduce(ReduceOp::Min), deadline, None, Some(&mut agreed));
         self.submit(call)?;
-        let (readable, why_not) = (agreed.pop(), REASONS.get(usize::from(agreed[host])).copied());
-        self.cross_memory = self.readable.take().filter(|_| readable == Some(1)).map(CrossMemory::new);
+        let is_readable = agreed.pop() == Some(1);
+        let why_not = REASONS.get(usize::from(agreed[host])).copied();
+        self.cross_memory = self.readable.take().filter(|_| is_readable).map(CrossMemory::new);
         if let (Some((offered, rings)), None) = (mapped, why_not) {
             self.go_through(rings, offered.close());
         }
         let is_shared_everywhere = agreed.iter().all(|standing| *standing == SHARED);
         let links = match why_not {
-            _ if self.topology.hosts.are_two_levels() && is_shared_everywhere => Links::SharedWithinHosts,
-            _ if agreed.len() > 1 => Links::Sockets("the ranks are on several hosts"),
+            _ if agreed.len() > 1 && !is_shared_everywhere => Links::Sockets(NOT_EVERYWHERE),
+            _ if self.topology.hosts.are_two_levels() => Links::SharedWithinHosts,
+            _ if agreed.len() > 1 => Links::Sockets("each rank has a host of its own"),
             Some(why) => Links::Sockets(why),
             None => Links::SharedMemory,
         };

@@ -9,6 +9,7 @@ mod executor;
 mod factory;
 mod link;
 mod meet;
+mod poll;
 mod shared;
 mod spin;
 #[cfg(test)]

@@ -250,10 +250,10 @@ fn met(ranks: &[(&str, bool)]) -> Vec<(usize, String)> {
         let mut host = on_hosts(rank, &hosts, settings, streams);
         std::thread::spawn(move || {
             host.meet(Instant::now() + LATE).unwrap();
+            let shared = host.links.pairs().filter(|(_, link)| link.is_shared()).count();
             for sequence in 1..100 {
                 host.submit(call(Operation::Barrier, sequence, LATE, None)).unwrap();
             }
-            let shared = host.links.pairs().filter(|(_, link)| link.is_shared()).count();
             (shared, format!("{:?}", host.paths.describe()))
         })
     });
@@ -263,14 +263,40 @@ fn met(ranks: &[(&str, bool)]) -> Vec<(usize, String)> {
 
 #[test]
 fn links_within_a_host_go_through_memory_only_if_all_its_ranks_can() {
-    for (_, paths) in met(&[("a", true), ("a", false), ("a", true)]) {
-        assert!(paths.contains("process_group.tcp.shared_memory"), "{paths}");
+    let check = |ranks: &[(&str, bool)], expected: &[usize], says: &str| {
+        for ((shared, paths), expected) in met(ranks).into_iter().zip(expected) {
+            assert_eq!(shared, *expected, "{ranks:?}");
+            assert!(paths.contains(says), "{says}: {paths}");
+        }
+    };
+    check(&[("a", true), ("a", false), ("a", true)], &[0; 3], "process_group.tcp.shared_memory is false");
+    check(&[("a", true); 3], &[2; 3], "SharedMemory(Direct)");
+    check(&[("a", true), ("b", true), ("b", true), ("c", true)], &[0, 1, 1, 0], "only links within a host");
+    check(&[("a", true), ("b", true)], &[0; 2], "each rank has a host of its own");
+    let one_refuses = [("a", true), ("b", true), ("a", true), ("b", false), ("a", true), ("c", true)];
+    check(&one_refuses, &[2, 0, 2, 0, 2, 0], "those of one host do not share memory");
+}
+
+#[test]
+fn a_rank_that_ends_is_lost_to_one_that_waits_for_memory_and_sockets() {
+    for lost in [1, 2] {
+        let [(mine, theirs), (mine_2, theirs_2)] = [connection(), connection()];
+        let mut host = on_hosts(0, &["a", "a", "b"], settings(Duration::ZERO), vec![mine, mine_2]);
+        let [(to_peer, bell), (of_peer, _bell)] = pair(true);
+        host.go_through(vec![(Peer::new(1, 0).unwrap(), to_peer)], bell);
+        let waiting =
+            std::thread::spawn(move || host.submit(call(Operation::Barrier, 1, LATE, None)).unwrap_err());
+        std::thread::sleep(Duration::from_millis(100));
+        let _stays = if lost == 1 {
+            drop((theirs, of_peer));
+            theirs_2
+        } else {
+            drop(theirs_2);
+            theirs
+        };
+        let error = in_time(move || waiting.join().unwrap());
+        assert!(matches!(error, Error::PeerLost { rank, .. } if rank == Rank(lost)), "{error}");
     }
-    let shared =
-        |ranks: &[(&str, bool)]| met(ranks).into_iter().map(|(shared, _)| shared).collect::<Vec<_>>();
-    assert_eq!(shared(&[("a", true); 3]), [2; 3]);
-    let two_hosts = [("a", true), ("b", true), ("a", true), ("b", false), ("a", true), ("c", true)];
-    assert_eq!(shared(&two_hosts), [2, 0, 2, 0, 2, 0]);
 }
 
 #[test]
@@ -318,7 +344,7 @@ fn a_rank_that_fails_while_the_group_is_made_says_why_before_it_leaves() {
 fn a_rank_that_does_not_make_the_group_is_named() {
     let (mut host, mut peers) = rank_0_of(3, Duration::ZERO);
     // One has come, told what it has to tell, and waits too.
-    let (operation, count) = (Operation::Send { to: Rank(0) }, 40);
+    let (operation, count) = (Operation::Send { to: Rank(0) }, shared::INTRODUCTION);
     let fingerprint = CallFingerprint { operation, dtype: DType::U8, count };
     let told = Header { fingerprint, ..control(Kind::Data, Rank(1), count) };
     peers[0].write_all(&[&told.encode()[..], &vec![0; count]].concat()).unwrap();

@@ -2,10 +2,11 @@
 
 use super::Run;
 use crate::backend::host::link::{Moved, NoHeader};
-use crate::backend::host::transport::{Transport, path_of};
+use crate::backend::host::transport::Transport;
 use crate::error::{Error, Result};
 use crate::mesh::Peer;
 use crate::operation::Operation;
+use crate::paths::Path;
 use crate::wire::frame::{HEADER, Header, Kind};
 
 impl<T: Transport> Run<'_, T> {
@@ -146,6 +147,15 @@ impl<T: Transport> Run<'_, T> {
         self.fingerprint.operation == Operation::Recv { from: self.links.rank(peer) }
     }
 
+    /// The path that the sender of this header takes.
+    fn path_of(&self, header: &Header) -> Path {
+        match (header.kind, self.context.bell) {
+            (Kind::ReadyToSend, _) => Path::CrossMemory,
+            (_, Some(bell)) if bell.pipe().is_none() => Path::SharedMemory(header.algorithm),
+            _ => Path::Tcp(header.algorithm),
+        }
+    }
+
     /// Compares a header with what this rank is doing.
     pub(super) fn check(&self, peer: Peer, header: &Header) -> Result<()> {
         if header.sequence < self.sequence && !self.fingerprint.operation.is_point_to_point() {
@@ -167,9 +177,9 @@ impl<T: Transport> Run<'_, T> {
                 sequence: self.sequence,
                 field: "path",
                 rank: self.context.global_rank,
-                mine: format!("{mine} by {}", path_of(&expected, &self.links[peer])),
+                mine: format!("{mine} by {}", self.path_of(&expected)),
                 peer: from,
-                theirs: format!("{} by {}", header.fingerprint, path_of(header, &self.links[peer])),
+                theirs: format!("{} by {}", header.fingerprint, self.path_of(header)),
             });
         }
         if header.fingerprint == mine {

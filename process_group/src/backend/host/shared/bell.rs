@@ -10,20 +10,17 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::fence;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::fs::{Mode, OFlags, open, readlink};
-use rustix::io::Errno;
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::{FileType, Mode, OFlags, fstat, open, readlink};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::thread::futex;
-use rustix::time::Timespec;
 
 use super::segment::Segment;
+use crate::backend::host::poll::{poll_for, timespec};
 
 /// Offsets of the words that wake a segment's owner, each in a cache line of its own.
 const RUNG: usize = 0;
 const ASLEEP: usize = 64;
-/// The descriptor of the owner's pipe and one, or 0 if it has none.
-const PIPE: usize = 68;
 
 /// What the peers ring when they have written, or made room.
 #[derive(Debug)]
@@ -43,19 +40,18 @@ impl Bell {
     /// Those of the system.
     pub(super) fn new(segment: &Arc<Segment>, has_sockets: bool) -> io::Result<Self> {
         let pipe = has_sockets.then(|| pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)).transpose()?;
-        if let Some((reader, _)) = &pipe {
-            segment.word(PIPE).store(reader.as_raw_fd() as u32 + 1, Relaxed);
-        }
         Ok(Self { segment: Arc::clone(segment), pipe })
+    }
+
+    /// The number of the pipe's descriptor, if the owner waits for sockets too.
+    pub(in crate::backend::host) fn pipe(&self) -> Option<u32> {
+        self.pipe.as_ref().map(|(reader, _)| reader.as_raw_fd() as u32)
     }
 
     /// Sleeps until a peer rings, a descriptor has news, or for this long at most; returns at once if there is something to do.
     ///
     /// # Errors
     /// Those of `poll`.
-    ///
-    /// # Panics
-    /// If there are descriptors, and the bell was not made for them.
     pub(in crate::backend::host) fn sleep<'a>(
         &'a self,
         most: Duration,
@@ -68,8 +64,9 @@ impl Bell {
         fence(SeqCst);
         let slept = match &self.pipe {
             _ if has_work() => Ok(()),
+            // A peer has left, and its link is a socket again.
+            None if !descriptors.is_empty() => poll_for(&mut descriptors, most),
             None => {
-                assert!(descriptors.is_empty(), "a futex does not wait for descriptors");
                 // Rung meanwhile, interrupted or slept enough: the caller looks in any case.
                 let _ = futex::wait(rung, futex::Flags::empty(), before, Some(&timespec(most)));
                 Ok(())
@@ -77,7 +74,7 @@ impl Bell {
             Some((reader, _)) => {
                 descriptors.push(PollFd::new(reader, PollFlags::IN));
                 let polled = poll_for(&mut descriptors, most);
-                // What peers have written, however much, has done its work.
+                // What was rung before this sleep. More than that wakes the next one, which does no harm.
                 let _ = rustix::io::read(reader, &mut [0u8; 64]);
                 polled
             }
@@ -85,21 +82,6 @@ impl Bell {
         asleep.store(0, Relaxed);
         slept
     }
-}
-
-/// Waits until a descriptor has news, or for this long at most.
-///
-/// # Errors
-/// Those of the system, but for an interruption.
-pub(in crate::backend::host) fn poll_for(descriptors: &mut [PollFd<'_>], most: Duration) -> io::Result<()> {
-    match poll(descriptors, Some(&timespec(most))) {
-        Ok(_) | Err(Errno::INTR) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
-}
-
-fn timespec(duration: Duration) -> Timespec {
-    Timespec { tv_sec: duration.as_secs() as i64, tv_nsec: i64::from(duration.subsec_nanos()) }
 }
 
 /// Rings a peer's bell.
@@ -110,15 +92,12 @@ pub(in crate::backend::host) struct Waker {
 }
 
 impl Waker {
-    /// Of process `pid`, whose segment this is.
+    /// Of process `pid`, whose segment this is. `pipe`: the descriptor's number in that process.
     ///
     /// # Errors
-    /// Those of the system, and one if the segment names a descriptor that is no pipe.
-    pub(super) fn new(segment: Segment, pid: u32) -> io::Result<Self> {
-        let pipe = match segment.word(PIPE).load(Relaxed) {
-            0 => None,
-            number => Some(open_pipe(pid, number - 1)?),
-        };
+    /// Those of the system, and one if the descriptor is no pipe's.
+    pub(super) fn new(segment: Segment, pid: u32, pipe: Option<u32>) -> io::Result<Self> {
+        let pipe = pipe.map(|number| open_pipe(pid, number)).transpose()?;
         Ok(Self { segment: Arc::new(segment), pipe })
     }
 
@@ -147,8 +126,14 @@ impl Waker {
 /// Opened for reading too: a write then raises no signal after the owner has gone.
 fn open_pipe(pid: u32, descriptor: u32) -> io::Result<OwnedFd> {
     let path = format!("/proc/{pid}/fd/{descriptor}");
+    let refused = || io::Error::other("the descriptor is not that of a pipe");
+    // Opening what is no pipe could wait, or be noticed.
     if !readlink(&path, Vec::new())?.to_bytes().starts_with(b"pipe:") {
-        return Err(io::Error::other("the descriptor is not that of a pipe"));
+        return Err(refused());
     }
-    Ok(open(path, OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())?)
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    let pipe = open(path, flags, Mode::empty())?;
+    // It may have become another file since.
+    let is_pipe = FileType::from_raw_mode(fstat(&pipe)?.st_mode) == FileType::Fifo;
+    if is_pipe { Ok(pipe) } else { Err(refused()) }
 }

@@ -1,7 +1,8 @@
 //! Memory that all ranks of a host share, through which the bytes of their links go.
 //!
-//! Every rank makes one segment a group, an unnamed file in memory, and tells its peers the number of its descriptor. They open
-//! it as `/proc/PID/fd/NUMBER` and map it; then the descriptors are closed, so that nothing is left behind however a rank ends.
+//! A rank that shares its host makes one segment a group, an unnamed file in memory, and tells the host's other ranks the number of its
+//! descriptor. They open it as `/proc/PID/fd/NUMBER` and map it. Then the segments' descriptors are closed: nothing is left behind however
+//! a rank ends.
 //! The sockets stay: when a peer's end of one closes, the peer has gone.
 
 mod bell;
@@ -14,8 +15,8 @@ pub(super) mod tests;
 use std::io;
 use std::sync::Arc;
 
+pub(super) use bell::Bell;
 use bell::Waker;
-pub(super) use bell::{Bell, poll_for};
 use ring::Layout;
 pub(super) use ring::Rings;
 use segment::{Door, Segment};
@@ -24,8 +25,8 @@ use crate::roster::Secret;
 
 /// Where a segment proves whose it is.
 const TOKEN: usize = 128;
-/// What a rank tells its peers of its segment: process, descriptor and token. Zeros if it has none.
-pub(super) const INTRODUCTION: usize = 40;
+/// What a rank tells its peers of its segment: process, descriptors and token. Zeros if it has none.
+pub(super) const INTRODUCTION: usize = 44;
 
 type Token = [u8; 32];
 
@@ -34,6 +35,7 @@ type Token = [u8; 32];
 pub(super) struct Introduction {
     pid: u32,
     descriptor: u32,
+    pipe: Option<u32>,
     token: Token,
 }
 
@@ -42,15 +44,17 @@ impl Introduction {
         let mut bytes = [0; INTRODUCTION];
         bytes[..4].copy_from_slice(&self.pid.to_le_bytes());
         bytes[4..8].copy_from_slice(&self.descriptor.to_le_bytes());
-        bytes[8..].copy_from_slice(&self.token);
+        bytes[8..12].copy_from_slice(&self.pipe.map_or(0, |number| number + 1).to_le_bytes());
+        bytes[12..].copy_from_slice(&self.token);
         bytes
     }
 
     /// `None` from a rank that has no segment.
     pub(super) fn decode(bytes: &[u8; INTRODUCTION]) -> Option<Self> {
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
-        let token = bytes[8..].try_into().expect("32 bytes");
-        (u32_at(0) != 0).then(|| Self { pid: u32_at(0), descriptor: u32_at(4), token })
+        let token = bytes[12..].try_into().expect("32 bytes");
+        let pipe = u32_at(8).checked_sub(1);
+        (u32_at(0) != 0).then(|| Self { pid: u32_at(0), descriptor: u32_at(4), pipe, token })
     }
 }
 
@@ -81,7 +85,8 @@ impl Offered {
     }
 
     pub(super) fn introduction(&self) -> Introduction {
-        Introduction { pid: std::process::id(), descriptor: self.door.number(), token: self.token }
+        let (pid, descriptor) = (std::process::id(), self.door.number());
+        Introduction { pid, descriptor, pipe: self.bell.pipe(), token: self.token }
     }
 
     /// Opens the segment of the rank at `place`, finds its token there, and makes the rings to it and from it.
@@ -95,7 +100,7 @@ impl Offered {
         if seen != peer.token {
             return Err(io::Error::other("it is not the memory that the rank announced"));
         }
-        let waker = Waker::new(segment, peer.pid)?;
+        let waker = Waker::new(segment, peer.pid, peer.pipe)?;
         Ok(Rings::new(self.layout, (self.place, &self.segment), (place, waker)))
     }
 

@@ -32,7 +32,7 @@ const STREAMED_FROM: usize = 1 << 10;
 
 /// Memory of this process or of another, mapped here.
 #[derive(Debug)]
-pub(in crate::backend::host) struct Segment {
+pub(super) struct Segment {
     map: MmapRaw,
 }
 

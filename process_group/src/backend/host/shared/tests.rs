@@ -1,6 +1,7 @@
 //! Two ranks' ends of one pair of rings.
 
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
@@ -94,6 +95,24 @@ fn a_rank_that_waits_for_sockets_too_is_woken_by_one() {
 }
 
 #[test]
+fn a_bell_without_a_pipe_waits_for_descriptors_too() {
+    let [(rings, bell), _] = pair(false);
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    writer.write_all(&[1]).unwrap();
+    in_time(move || {
+        bell.sleep(ENDLESS, vec![PollFd::new(&reader, PollFlags::IN)], || rings.has_unread()).unwrap();
+    });
+}
+
+#[test]
+fn a_bell_that_is_no_pipe_is_refused() {
+    let [a, b] = [0, 1].map(|place| Offered::new(place, 2, true).unwrap());
+    let file = tempfile::tempfile().unwrap();
+    let lie = Introduction { pipe: Some(file.as_raw_fd() as u32), ..b.introduction() };
+    assert!(a.open(&lie, 1).unwrap_err().to_string().contains("not that of a pipe"));
+}
+
+#[test]
 fn whatever_a_peer_writes_into_the_positions_is_an_error_at_most() {
     for lie in [u64::MAX / 2, 1 << 40, (512 << 10) + 1] {
         let [(mut mine, _), (theirs, _)] = pair(false);
@@ -114,7 +133,10 @@ fn a_segment_with_another_token_is_refused() {
 
 #[test]
 fn an_introduction_survives_the_wire_and_zeros_are_none() {
-    let introduction = Offered::new(0, 2, false).unwrap().introduction();
-    assert_eq!(Introduction::decode(&introduction.encode()), Some(introduction));
+    for has_sockets in [false, true] {
+        let introduction = Offered::new(0, 2, has_sockets).unwrap().introduction();
+        assert_eq!(introduction.pipe.is_some(), has_sockets);
+        assert_eq!(Introduction::decode(&introduction.encode()), Some(introduction));
+    }
     assert_eq!(Introduction::decode(&[0; INTRODUCTION]), None);
 }

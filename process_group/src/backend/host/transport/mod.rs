@@ -16,8 +16,7 @@ use super::link::{Link, Moved};
 use std::time::Duration;
 
 use crate::mesh::Peer;
-use crate::paths::Path;
-use crate::wire::frame::{Header, Kind};
+use crate::wire::frame::Header;
 
 /// The part of a message that its sender can send now.
 pub(super) struct Outgoing<'a> {
@@ -91,13 +90,4 @@ pub(super) trait Transport {
 
     /// So many staged bytes have been reduced.
     fn consume(&mut self, peer: Peer, link: &mut Link, bytes: usize);
-}
-
-/// The path that the sender of this header takes on a link.
-pub(super) fn path_of(header: &Header, link: &Link) -> Path {
-    match header.kind {
-        Kind::ReadyToSend => Path::CrossMemory,
-        _ if link.is_shared() => Path::SharedMemory(header.algorithm),
-        _ => Path::Tcp(header.algorithm),
-    }
 }
