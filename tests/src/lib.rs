@@ -85,13 +85,18 @@ pub fn try_ranks<R: Send>(
 /// When a rank panics or cannot initialise.
 pub fn on_hosts(config: &Config, hosts: &[&'static str], rank_main: impl Fn(ProcessGroupManager) + Sync) {
     std::thread::scope(|scope| {
-        for (host, rendezvous) in hosts.iter().zip(MemoryRendezvous::new(hosts.len())) {
-            let rank_main = &rank_main;
-            let rendezvous = OnHost { host, rendezvous };
+        let start = |(host, rendezvous)| {
+            let (rank_main, rendezvous) = (&rank_main, OnHost { host, rendezvous });
             scope.spawn(move || {
                 let manager = ProcessGroupManager::initialize(config, &rendezvous);
                 rank_main(manager.expect("every rank initialises"));
-            });
+            })
+        };
+        let ranks: Vec<_> =
+            hosts.iter().copied().zip(MemoryRendezvous::new(hosts.len())).map(start).collect();
+        // The scope alone would not wait until the threads are gone.
+        for rank in ranks {
+            rank.join().unwrap_or_else(|p| std::panic::resume_unwind(p));
         }
     });
 }
