@@ -24,8 +24,8 @@ pub const RING_FROM: usize = 32 << 20;
 
 /// From this many bytes on, an all-reduce over hosts that have several ranks is hierarchical if links within a host are sockets.
 /// Measured with two ranks on each of two hosts and a cable of 1 Gbit/s: half the time of every other algorithm from 256 KB on, less from
-/// 64 KB, more at 16 KB. Where links within hosts go through memory, it took the least time there at every size from 1 KB on, and at
-/// 10 Gbit/s up to 32 KB. Hosts with different numbers of ranks were not measured.
+/// 64 KB, more at 16 KB. Where links within hosts go through memory, no algorithm took less time from 1 KB to 32 KB, at 1 and at 10 Gbit/s.
+/// Hosts with different numbers of ranks were not measured.
 pub const HIERARCHICAL_FROM: usize = 32 << 10;
 
 /// Time from a send until the receiver runs, in seconds. Measured, as the next two, between processes of one host.
@@ -54,7 +54,7 @@ pub const SCATTERED_BROADCAST_FROM: usize = 64 << 10;
 /// What the links of a group are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Links {
-    /// Sockets, at least within one host that has several ranks or between hosts, and why not memory.
+    /// Sockets, but for hosts whose ranks share memory. The text says why not all ranks do.
     Sockets(&'static str),
     /// Memory that the ranks of a host share, and sockets between hosts.
     SharedWithinHosts,

@@ -11,11 +11,11 @@ use std::sync::atomic::fence;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags};
-use rustix::fs::{FileType, Mode, OFlags, fstat, open, readlink};
+use rustix::fs::{FileType, fstat};
 use rustix::pipe::{PipeFlags, pipe_with};
 use rustix::thread::futex;
 
-use super::segment::Segment;
+use super::segment::{Segment, open_in};
 use crate::backend::host::poll::{poll_for, timespec};
 
 /// Offsets of the words that wake a segment's owner, each in a cache line of its own.
@@ -125,15 +125,10 @@ impl Waker {
 
 /// Opened for reading too: a write then raises no signal after the owner has gone.
 fn open_pipe(pid: u32, descriptor: u32) -> io::Result<OwnedFd> {
-    let path = format!("/proc/{pid}/fd/{descriptor}");
-    let refused = || io::Error::other("the descriptor is not that of a pipe");
-    // Opening what is no pipe could wait, or be noticed.
-    if !readlink(&path, Vec::new())?.to_bytes().starts_with(b"pipe:") {
-        return Err(refused());
+    let pipe = open_in(pid, descriptor, "pipe:")?;
+    // It may have become another file after the look at its name.
+    match FileType::from_raw_mode(fstat(&pipe)?.st_mode) {
+        FileType::Fifo => Ok(pipe),
+        _ => Err(io::Error::other("the descriptor is not that of a pipe")),
     }
-    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let pipe = open(path, flags, Mode::empty())?;
-    // It may have become another file since.
-    let is_pipe = FileType::from_raw_mode(fstat(&pipe)?.st_mode) == FileType::Fifo;
-    if is_pipe { Ok(pipe) } else { Err(refused()) }
 }

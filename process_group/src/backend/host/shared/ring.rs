@@ -33,7 +33,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// For so many ranks on a host.
+    /// The layout for a host with this many ranks.
     pub(super) fn of(ranks: usize) -> Self {
         // What is written stays in the cache until it is read, and many ranks do not take much memory.
         let share = (1 << 20) / ranks.next_power_of_two();

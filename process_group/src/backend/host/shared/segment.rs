@@ -68,13 +68,7 @@ impl Segment {
     /// # Errors
     /// Those of the system, and one for what is no sealed file of this length.
     pub(super) fn open(pid: u32, descriptor: u32, len: usize) -> io::Result<Self> {
-        let path = format!("/proc/{pid}/fd/{descriptor}");
-        // In another namespace the number may be any process's. Opening what is no memory could wait, or be noticed.
-        if !readlink(&path, Vec::new())?.to_bytes().starts_with(format!("/memfd:{NAME}").as_bytes()) {
-            return Err(io::Error::other("the descriptor is not that of a segment"));
-        }
-        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-        let file = File::from(open(path, flags, Mode::empty())?);
+        let file = File::from(open_in(pid, descriptor, &format!("/memfd:{NAME}"))?);
         let is_sealed = fcntl_get_seals(&file)?.contains(SealFlags::SHRINK);
         if !is_sealed || file.metadata()?.len() != len as u64 {
             return Err(io::Error::other("the descriptor is not that of a segment"));
@@ -164,6 +158,20 @@ unsafe fn stream(to: *mut u8, lines: &[u8]) {
 unsafe fn stream(to: *mut u8, lines: &[u8]) {
     // SAFETY: as the caller says.
     unsafe { to.copy_from_nonoverlapping(lines.as_ptr(), lines.len()) }
+}
+
+/// Opens a descriptor of another process to read and write. What its link in `/proc` says must begin with `what`: in another namespace
+/// the number may be any process's, and opening another kind of file could wait, or be noticed.
+///
+/// # Errors
+/// Those of the system, and one for another kind of file.
+pub(super) fn open_in(pid: u32, descriptor: u32, what: &str) -> io::Result<OwnedFd> {
+    let path = format!("/proc/{pid}/fd/{descriptor}");
+    if !readlink(&path, Vec::new())?.to_bytes().starts_with(what.as_bytes()) {
+        return Err(io::Error::other(format!("the descriptor is not that of `{what}`")));
+    }
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
+    Ok(open(path, flags, Mode::empty())?)
 }
 
 #[cfg(test)]

@@ -109,7 +109,7 @@ fn a_bell_that_is_no_pipe_is_refused() {
     let [a, b] = [0, 1].map(|place| Offered::new(place, 2, true).unwrap());
     let file = tempfile::tempfile().unwrap();
     let lie = Introduction { pipe: Some(file.as_raw_fd() as u32), ..b.introduction() };
-    assert!(a.open(&lie, 1).unwrap_err().to_string().contains("not that of a pipe"));
+    assert!(a.open(&lie, 1).unwrap_err().to_string().contains("not that of `pipe:`"));
 }
 
 #[test]
