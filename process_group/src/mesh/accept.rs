@@ -1,16 +1,19 @@
 //! Being reached by the ranks that dial this one.
 
-use std::net::{SocketAddr, TcpListener};
+use std::fmt::Display;
+use std::future::pending;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
-use super::RETRY;
 use super::arrivals::Arrivals;
 use super::prove::{HandshakeError, Prover};
+use super::{Bound, RETRY};
 use crate::half_open::{HalfOpen, Seat};
 use crate::rank::{Epoch, Rank};
-use crate::security;
+use crate::security::{self, Connecting};
 use crate::sync::lock;
 
 /// How this rank is reached.
@@ -23,15 +26,23 @@ pub(super) struct Acceptor {
 
 impl Acceptor {
     /// Accepts for good.
-    pub(super) async fn accept(self, listener: TcpListener, mut half_open: HalfOpen) {
-        let listener = match tokio::net::TcpListener::from_std(listener) {
-            Ok(listener) => listener,
+    pub(super) async fn accept(self, bound: Bound, mut half_open: HalfOpen) {
+        let listeners = match Listeners::new(bound) {
+            Ok(listeners) => listeners,
             Err(error) => return tracing::error!(%error, "cannot accept links"),
         };
         let this = Arc::new(self);
         loop {
-            let (stream, from) = match listener.accept().await {
-                Ok(accepted) => accepted,
+            let (this, seat) = (Arc::clone(&this), Seat::default());
+            let own = seat.clone();
+            let task = match listeners.accept().await {
+                Ok(Accepted::Tcp(stream, from)) => tokio::spawn(async move {
+                    refused(from, this.welcome_tcp(stream, &own).await);
+                }),
+                Ok(Accepted::Unix(stream)) => tokio::spawn(async move {
+                    // As between loopback addresses, nothing leaves the host.
+                    refused("a Unix socket", this.welcome(stream, Ipv4Addr::LOCALHOST.into(), &own).await);
+                }),
                 Err(error) => {
                     // Out of descriptors, most likely: make room, and do not spin.
                     tracing::debug!(%error, "accepting a link failed");
@@ -40,19 +51,24 @@ impl Acceptor {
                     continue;
                 }
             };
-            let (this, seat) = (Arc::clone(&this), Seat::default());
-            let own = seat.clone();
-            let task = tokio::spawn(async move {
-                if let Err(why) = this.welcome(stream, &own).await {
-                    refused(from, &why);
-                }
-            });
             evicted(half_open.push(task.abort_handle(), seat));
         }
     }
 
-    async fn welcome(&self, stream: TcpStream, seat: &Seat) -> Result<(), HandshakeError> {
-        if let Some((id, connection)) = self.prover.accept(stream, self.epoch, self.me, seat).await? {
+    async fn welcome_tcp(&self, stream: TcpStream, seat: &Seat) -> Result<(), HandshakeError> {
+        stream.set_nodelay(true)?;
+        let here = stream.local_addr()?.ip();
+        self.welcome(stream, here, seat).await
+    }
+
+    async fn welcome<S: Connecting>(
+        &self,
+        stream: S,
+        here: IpAddr,
+        seat: &Seat,
+    ) -> Result<(), HandshakeError> {
+        let here = self.prover.security.protection(here);
+        if let Some((id, connection)) = self.prover.accept(stream, here, self.epoch, self.me, seat).await? {
             lock(&self.arrivals.links).keep(id, connection);
             self.arrivals.arrived.notify_all();
         }
@@ -60,11 +76,43 @@ impl Acceptor {
     }
 }
 
+struct Listeners {
+    tcp: TcpListener,
+    unix: Option<UnixListener>,
+}
+
+enum Accepted {
+    Tcp(TcpStream, SocketAddr),
+    Unix(UnixStream),
+}
+
+impl Listeners {
+    fn new(bound: Bound) -> io::Result<Self> {
+        let unix = bound.unix.map(UnixListener::from_std).transpose()?;
+        Ok(Self { tcp: TcpListener::from_std(bound.tcp)?, unix })
+    }
+
+    async fn accept(&self) -> io::Result<Accepted> {
+        let unix = async {
+            match &self.unix {
+                Some(listener) => listener.accept().await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            accepted = self.tcp.accept() => accepted.map(|(stream, from)| Accepted::Tcp(stream, from)),
+            accepted = unix => accepted.map(|(stream, _)| Accepted::Unix(stream)),
+        }
+    }
+}
+
 fn evicted(connections: usize) {
     (0..connections).for_each(|_| security::count_refused("data", "evicted"));
 }
 
-fn refused(from: SocketAddr, why: &HandshakeError) {
+/// Counts and logs a connection that was refused.
+fn refused(from: impl Display, outcome: Result<(), HandshakeError>) {
+    let Err(why) = outcome else { return };
     security::count_refused("data", why.reason());
     match why {
         // It knows the secret: no outsider can fill the log.

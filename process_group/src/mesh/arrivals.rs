@@ -47,6 +47,7 @@ mod tests {
 
     use super::*;
     use crate::rank::{Epoch, Rank};
+    use crate::security::Channel;
 
     #[test]
     fn connections_of_groups_never_made_do_not_pile_up() {
@@ -55,9 +56,9 @@ mod tests {
         let mut there = Vec::new();
         for group in 0..5 {
             let mut other_end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let stream = listener.accept().unwrap().0;
+            let channel = Channel::clear(listener.accept().unwrap().0.try_into().unwrap());
             let id = LinkId::new(Epoch(1), &format!("group {group}"), Rank(1), Rank(0));
-            waiting.keep(id, Connection { channel: stream.into(), readable: None });
+            waiting.keep(id, Connection { channel, readable: None });
             other_end.write_all(b"words that nobody reads").unwrap();
             if group == 1 {
                 there.push(other_end);

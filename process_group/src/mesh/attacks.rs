@@ -10,11 +10,11 @@ use ryzanstein_config::{EncryptionChoice, SecurityConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
 
-use super::Connection;
 use super::accept::Acceptor;
 use super::arrivals::Arrivals;
 use super::dial::Dialler;
 use super::prove::{HandshakeError, Prover};
+use super::{Bound, Connection};
 use crate::half_open::HalfOpen;
 use crate::rank::{Epoch, Rank};
 use crate::roster::Secret;
@@ -83,13 +83,12 @@ fn with_room_for<F: Future<Output = ()>>(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     metrics::with_local_recorder(&refusals, || {
         runtime.block_on(async {
-            let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-            listener.set_nonblocking(true).unwrap();
-            let door = listener.local_addr().unwrap();
+            let bound = Bound::new(Ipv4Addr::LOCALHOST.into()).unwrap();
+            let door = bound.address();
             let arrivals = Arc::new(Arrivals::default());
             let prover = Arc::new(prover(OURS, security));
             let acceptor = Acceptor { epoch: EPOCH, me: Rank(0), prover, arrivals: Arc::clone(&arrivals) };
-            tokio::spawn(acceptor.accept(listener, half_open));
+            tokio::spawn(acceptor.accept(bound, half_open));
             let whole = async {
                 attack(door).await;
                 while counted().len() < expected.len() {
@@ -122,7 +121,8 @@ async fn dial(
     epoch: Epoch,
 ) -> Result<Connection, HandshakeError> {
     let stream = TcpStream::connect(to).await?;
-    prover(secret, security).dial(stream, &link(epoch)).await
+    let here = security.protection(to.ip());
+    prover(secret, security).dial(stream, here, &link(epoch)).await
 }
 
 /// Says this to the door, and waits until it hangs up.
@@ -362,7 +362,7 @@ fn a_outsider_who_takes_the_port_for_a_while_or_changes_a_byte_does_not_make_a_r
         let at = middle.local_addr().unwrap();
         let dialler = Dialler(Arc::new(prover(OURS, security(EncryptionChoice::On))));
         let id = link(EPOCH);
-        let honest = dialler.dial(at, &id, Instant::now() + LATE);
+        let honest = dialler.dial(at, true, &id, Instant::now() + LATE);
         let trouble = async {
             let mut outsider = middle.accept().await.unwrap().0;
             outsider.write_all(&hello::challenge(Protection::Clear, &[1; 32])).await.unwrap();

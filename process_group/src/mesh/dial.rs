@@ -1,7 +1,7 @@
 //! Reaching a rank that listens.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout, timeout_at};
 
 use super::prove::{HandshakeError, Prover};
-use super::{Connection, RETRY};
+use super::{Connection, RETRY, unix};
 use crate::rank::Rank;
 use crate::wire::hello::LinkId;
 
@@ -39,10 +39,12 @@ pub(super) enum Unreached {
 }
 
 impl Dialler {
-    /// Tries until the deadline, or until it is clear that nobody is there any more.
+    /// Tries until the deadline, or until it is clear that nobody is there any more. `same_host`: whether the rank at this address
+    /// runs on this host.
     pub(super) async fn dial(
         &self,
         address: SocketAddr,
+        same_host: bool,
         id: &LinkId,
         deadline: Instant,
     ) -> Result<Connection, Unreached> {
@@ -50,7 +52,7 @@ impl Dialler {
         let mut refused_since = None;
         let attempts = async {
             loop {
-                match self.attempt(address, id).await {
+                match self.attempt(address, same_host, id).await {
                     Ok(connection) => return Ok(connection),
                     Err(error) if is_refused(&error) => {
                         if refused_since.get_or_insert_with(Instant::now).elapsed() >= GONE_AFTER {
@@ -87,9 +89,21 @@ impl Dialler {
         }
     }
 
-    async fn attempt(&self, address: SocketAddr, id: &LinkId) -> Result<Connection, HandshakeError> {
+    async fn attempt(
+        &self,
+        address: SocketAddr,
+        same_host: bool,
+        id: &LinkId,
+    ) -> Result<Connection, HandshakeError> {
+        if same_host && let Some(stream) = unix::dial(address)? {
+            // As between loopback addresses, nothing leaves the host.
+            let here = self.0.security.protection(Ipv4Addr::LOCALHOST.into());
+            return self.0.dial(stream, here, id).await;
+        }
         let stream = TcpStream::connect(address).await?;
-        self.0.dial(stream, id).await
+        stream.set_nodelay(true)?;
+        let here = self.0.security.protection(address.ip());
+        self.0.dial(stream, here, id).await
     }
 }
 

@@ -11,9 +11,11 @@ mod liveness;
 pub(crate) mod memory;
 mod peers;
 mod prove;
+mod unix;
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, mpsc};
 use std::thread::JoinHandle;
@@ -26,7 +28,7 @@ use crate::error::{Error, Result};
 use crate::half_open::HalfOpen;
 use crate::rank::{Epoch, Rank};
 use crate::roster::{Member, Secret};
-use crate::security::{Channel, Security};
+use crate::security::{Channel, Security, Socket};
 use crate::sync::lock;
 use crate::wire::hello::LinkId;
 use accept::Acceptor;
@@ -47,7 +49,9 @@ const RETRY: Duration = Duration::from_millis(20);
 /// A listener that has its address before the roster is known.
 #[derive(Debug)]
 pub(crate) struct Bound {
-    listener: TcpListener,
+    tcp: TcpListener,
+    /// For the ranks of this host.
+    unix: Option<UnixListener>,
     address: SocketAddr,
 }
 
@@ -60,10 +64,15 @@ impl Bound {
                  process_group.tcp.interface to an address of this host"
             ))
         };
-        let listener = TcpListener::bind((address, 0)).map_err(refused)?;
-        listener.set_nonblocking(true).map_err(refused)?;
-        let address = listener.local_addr().map_err(refused)?;
-        Ok(Self { listener, address })
+        let tcp = TcpListener::bind((address, 0)).map_err(refused)?;
+        tcp.set_nonblocking(true).map_err(refused)?;
+        let address = tcp.local_addr().map_err(refused)?;
+        let unix = unix::listen(address)
+            .inspect_err(
+                |error| tracing::debug!(%error, "no Unix socket: links to ranks of this host go through TCP"),
+            )
+            .ok();
+        Ok(Self { tcp, unix, address })
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
@@ -150,7 +159,7 @@ impl Mesh {
             .spawn(move || {
                 runtime.block_on(async {
                     tokio::select! {
-                        () = acceptor.accept(bound.listener, HalfOpen::default()) => {}
+                        () = acceptor.accept(bound, HalfOpen::default()) => {}
                         _ = stopped => {}
                     }
                 });
@@ -242,6 +251,7 @@ impl Mesh {
     ) -> BTreeMap<usize, Unreached> {
         let mut refusals = BTreeMap::new();
         let (sender, dialled) = mpsc::channel();
+        let my_host = self.host(members);
         for (index, member) in members.iter().enumerate().filter(|(_, m)| m.rank < self.me) {
             let Some(address) = member.data_address else {
                 refusals.insert(index, Unreached::NoAddress(member.rank));
@@ -249,8 +259,9 @@ impl Mesh {
             };
             let id = LinkId::new(self.epoch, group, self.me, member.rank);
             let (dialler, sender) = (self.dialler.clone(), sender.clone());
+            let same_host = my_host == Some(&member.host);
             self.runtime.spawn(async move {
-                let _ = sender.send((index, dialler.dial(address, &id, deadline).await));
+                let _ = sender.send((index, dialler.dial(address, same_host, &id, deadline).await));
             });
         }
         drop(sender);
@@ -264,19 +275,22 @@ impl Mesh {
     }
 
     fn tune_all(&self, members: &[&Member], connections: &Peers<Connection>) -> Result<()> {
-        let my_host = members.iter().find(|m| m.rank == self.me).map(|m| &m.host);
+        let my_host = self.host(members);
         connections.pairs().try_for_each(|(peer, connection)| {
             let member = members[connections.rank(peer).index()];
-            self.tune(connection.channel.stream(), my_host == Some(&member.host))
+            self.tune(connection.channel.socket(), my_host == Some(&member.host))
         })
     }
 
-    fn tune(&self, stream: &TcpStream, same_host: bool) -> Result<()> {
+    /// The host of this rank, which is a member.
+    fn host<'a>(&self, members: &[&'a Member]) -> Option<&'a String> {
+        members.iter().find(|member| member.rank == self.me).map(|member| &member.host)
+    }
+
+    fn tune(&self, socket: &Socket, same_host: bool) -> Result<()> {
         let tune = || {
-            stream.set_nodelay(true)?;
-            stream.set_nonblocking(true)?;
             if let Some(bytes) = self.socket_buffer.or(same_host.then_some(LOCAL_BUFFER)) {
-                let socket = socket2::SockRef::from(stream);
+                let socket = socket2::SockRef::from(socket);
                 socket.set_send_buffer_size(bytes)?;
                 socket.set_recv_buffer_size(bytes)?;
             }
@@ -347,8 +361,11 @@ impl Drop for Mesh {
 mod tests {
     use ryzanstein_config::{EncryptionChoice, SecurityConfig};
 
+    use rustix::net::AddressFamily;
+
     use super::*;
     use crate::rank::LocalRank;
+    use crate::testing::LATE;
 
     const HERE: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
@@ -396,6 +413,38 @@ mod tests {
         assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [Rank(0)]), "{error}");
         assert!(error.to_string().contains("rank 0 at 127.0.0.1"), "{error}");
         assert!(connections[1].is_some());
+    }
+
+    #[test]
+    fn ranks_of_one_host_meet_through_unix_sockets_and_others_through_tcp() {
+        for (hosts, bare, family) in [
+            (["here", "here"], false, AddressFamily::UNIX),
+            (["here", "there"], false, AddressFamily::INET),
+            // One whose name is taken, or that cannot have one.
+            (["here", "here"], true, AddressFamily::INET),
+        ] {
+            let mut bound = [Bound::new(HERE).unwrap(), Bound::new(HERE).unwrap()];
+            if bare {
+                bound[0].unix = None;
+            }
+            let members = [0, 1].map(|rank| Member {
+                host: hosts[rank].into(),
+                ..member(rank as u32, bound[rank].address())
+            });
+            let meshes: Vec<Mesh> = bound.into_iter().zip(0..).map(|(b, rank)| start(b, rank)).collect();
+            let deadline = Instant::now() + LATE;
+            std::thread::scope(|scope| {
+                for mesh in &meshes {
+                    scope.spawn(|| {
+                        let links = mesh.connect("g", &[&members[0], &members[1]], deadline).unwrap();
+                        for (_, link) in links.pairs() {
+                            let address = rustix::net::getsockname(link.channel.socket()).unwrap();
+                            assert_eq!(address.address_family(), family, "{hosts:?}, {bare}");
+                        }
+                    });
+                }
+            });
+        }
     }
 
     #[test]

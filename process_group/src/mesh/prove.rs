@@ -4,7 +4,6 @@ use std::io;
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use super::Connection;
@@ -12,7 +11,7 @@ use super::memory::{MemoryProbe, ReadableProcess};
 use crate::half_open::Seat;
 use crate::rank::{Epoch, Rank};
 use crate::roster::Secret;
-use crate::security::{Channel, Mismatch, Secured, Security, SecurityError};
+use crate::security::{Channel, Connecting, Mismatch, Protection, Secured, Security, SecurityError};
 use crate::wire::hello::{
     self, CHALLENGE, HELLO, Hello, KNOCK, LinkId, MemoryToken, Nonce, Opening, PREFACE, REPLY, WELCOME,
 };
@@ -107,37 +106,37 @@ impl Prover {
     }
 
     /// The connection to a process that has proved itself.
-    fn connection(
+    fn connection<S: Connecting>(
         &self,
-        stream: Secured<TcpStream>,
+        stream: Secured<S>,
         other: &MemoryToken,
     ) -> Result<Connection, HandshakeError> {
         let readable = self.memory.as_ref().and_then(|_| ReadableProcess::probe(other));
-        Ok(Connection { channel: Channel::try_from(stream)?, readable })
+        Ok(Connection { channel: Channel::new(stream)?, readable })
     }
 
     /// The accepting end, as rank `me` of an epoch. `None` for who hangs up without a word, as those do that only look
     /// whether this rank is still there. Who knows the secret leaves its seat.
-    pub(super) async fn accept(
+    pub(super) async fn accept<S: Connecting>(
         &self,
-        stream: TcpStream,
+        stream: S,
+        here: Protection,
         epoch: Epoch,
         me: Rank,
         seat: &Seat,
     ) -> Result<Option<(LinkId, Connection)>, HandshakeError> {
-        let handshake = timeout(self.limit, self.accept_whenever(stream, epoch, me, seat));
+        let handshake = timeout(self.limit, self.accept_whenever(stream, here, epoch, me, seat));
         handshake.await.unwrap_or(Err(HandshakeError::TimedOut(self.limit)))
     }
 
-    async fn accept_whenever(
+    async fn accept_whenever<S: Connecting>(
         &self,
-        mut stream: TcpStream,
+        mut stream: S,
+        here: Protection,
         epoch: Epoch,
         me: Rank,
         seat: &Seat,
     ) -> Result<Option<(LinkId, Connection)>, HandshakeError> {
-        stream.set_nodelay(true)?;
-        let here = self.security.protection(stream.local_addr()?.ip());
         let challenge = hello::challenge(here, &random());
         stream.write_all(&challenge).await?;
         let mut knock = [0; KNOCK];
@@ -171,18 +170,26 @@ impl Prover {
     }
 
     /// The dialling end.
-    pub(super) async fn dial(&self, stream: TcpStream, id: &LinkId) -> Result<Connection, HandshakeError> {
-        let handshake = timeout(self.limit, self.dial_whenever(stream, id));
+    pub(super) async fn dial<S: Connecting>(
+        &self,
+        stream: S,
+        here: Protection,
+        id: &LinkId,
+    ) -> Result<Connection, HandshakeError> {
+        let handshake = timeout(self.limit, self.dial_whenever(stream, here, id));
         handshake.await.unwrap_or(Err(HandshakeError::TimedOut(self.limit)))
     }
 
-    async fn dial_whenever(&self, mut stream: TcpStream, id: &LinkId) -> Result<Connection, HandshakeError> {
-        stream.set_nodelay(true)?;
+    async fn dial_whenever<S: Connecting>(
+        &self,
+        mut stream: S,
+        here: Protection,
+        id: &LinkId,
+    ) -> Result<Connection, HandshakeError> {
         let mut challenge = [0; CHALLENGE];
         stream.read_exact(&mut challenge).await?;
         let preface = *challenge.first_chunk().expect("a challenge is longer");
         let there = hello::read_preface(preface).ok_or(HandshakeError::WrongVersion)?;
-        let here = self.security.protection(stream.peer_addr()?.ip());
         let (knock, opening) = Opening::knock(&self.secret, &challenge, here, &random());
         // Also to one with other settings, who can then say so too.
         stream.write_all(&knock).await?;

@@ -1,13 +1,13 @@
 //! A connection in the hands of a thread that never blocks on it: in clear, or sealed by TLS.
 
-use std::io::{self, IoSlice, IoSliceMut, Read};
-use std::net::{Shutdown, TcpStream};
+use std::io::{self, IoSlice};
+use std::net::Shutdown;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::sealed::Sealed;
 use super::secured::{Kind, Secured};
-use super::socket::send;
+use super::socket::{Connecting, Socket};
 
 /// A connection with non-blocking reads and writes. In clear, both go straight to the socket.
 ///
@@ -15,36 +15,31 @@ use super::socket::send;
 /// and [`flush`](Self::flush) sends on what a full socket has not taken.
 #[derive(Debug)]
 pub(crate) struct Channel {
-    stream: TcpStream,
+    socket: Socket,
     sealed: Option<Box<Sealed>>,
 }
 
-impl From<TcpStream> for Channel {
-    /// In clear.
-    fn from(stream: TcpStream) -> Self {
-        Self { stream, sealed: None }
-    }
-}
-
-impl TryFrom<Secured<tokio::net::TcpStream>> for Channel {
-    type Error = io::Error;
-
-    fn try_from(secured: Secured<tokio::net::TcpStream>) -> io::Result<Self> {
+impl Channel {
+    /// Takes a connection whose ends have proved themselves.
+    pub(crate) fn new<S: Connecting>(secured: Secured<S>) -> io::Result<Self> {
         Ok(match secured.kind {
-            Kind::Clear(stream) => stream.into_std()?.into(),
+            Kind::Clear(stream) => Self::clear(stream.into_socket()?),
             #[cfg(feature = "tls")]
             Kind::Tls(stream) => {
                 let (stream, sealed) = Sealed::take(*stream);
-                Self { stream: stream.into_std()?, sealed: Some(Box::new(sealed)) }
+                Self { socket: stream.into_socket()?, sealed: Some(Box::new(sealed)) }
             }
         })
     }
-}
 
-impl Channel {
+    /// In clear.
+    pub(crate) fn clear(socket: Socket) -> Self {
+        Self { socket, sealed: None }
+    }
+
     /// The socket, to poll and to tune.
-    pub(crate) fn stream(&self) -> &TcpStream {
-        &self.stream
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.socket
     }
 
     /// Whether bytes that have left the socket have not been read.
@@ -60,40 +55,40 @@ impl Channel {
     /// Reads what has come. 0 when the other end has closed.
     pub(crate) fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         match &mut self.sealed {
-            None => (&self.stream).read(into),
-            Some(sealed) => sealed.read(&self.stream, into),
+            None => self.socket.read(into),
+            Some(sealed) => sealed.read(&self.socket, into),
         }
     }
 
     /// Reads what has come, the first piece first.
     pub(crate) fn read_pair(&mut self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
         match &mut self.sealed {
-            None => (&self.stream).read_vectored(&mut [IoSliceMut::new(first), IoSliceMut::new(second)]),
-            Some(sealed) => sealed.read_pair(&self.stream, first, second),
+            None => self.socket.read_pair(first, second),
+            Some(sealed) => sealed.read_pair(&self.socket, first, second),
         }
     }
 
     /// Sends two pieces, in order, as far as they go now.
     pub(crate) fn send(&mut self, first: &[u8], second: &[u8]) -> io::Result<usize> {
         match &mut self.sealed {
-            None => send(&self.stream, &[IoSlice::new(first), IoSlice::new(second)]),
-            Some(sealed) => sealed.send(&self.stream, first, second),
+            None => self.socket.send(&[IoSlice::new(first), IoSlice::new(second)]),
+            Some(sealed) => sealed.send(&self.socket, first, second),
         }
     }
 
     /// Passes on what was sent and has not reached the socket. `false` while some is left.
     pub(crate) fn flush(&mut self) -> io::Result<bool> {
-        self.sealed.as_mut().map_or(Ok(true), |sealed| sealed.flush(&self.stream))
+        self.sealed.as_mut().map_or(Ok(true), |sealed| sealed.flush(&self.socket))
     }
 
     /// Closes the connection in one direction or both.
     pub(crate) fn shutdown(&self, how: Shutdown) {
-        let _ = self.stream.shutdown(how);
+        self.socket.shutdown(how);
     }
 
     /// Whether the other end says nothing more.
     pub(crate) fn is_over(&self) -> bool {
-        let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        let mut fds = [PollFd::new(&self.socket, PollFlags::RDHUP)];
         poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0)
     }
 }

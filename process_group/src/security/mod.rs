@@ -29,6 +29,7 @@ use crate::error::{Error, Result};
 pub(crate) use channel::Channel;
 pub use error::SecurityError;
 pub use secured::{Binding, Secured};
+pub(crate) use socket::{Connecting, Socket};
 use tls::Tls;
 
 /// Counts a connection that was refused. `plane` is `control` or `data`.

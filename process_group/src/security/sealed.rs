@@ -5,12 +5,11 @@
 //! goodbye of their own, so an end that comes too early is noticed.
 
 use std::io::{self, IoSlice, Read, Write};
-use std::net::TcpStream;
 
 use rustls::Connection;
 use tokio_rustls::TlsStream;
 
-use super::socket;
+use super::socket::Socket;
 
 /// Encrypted bytes that are read from the socket at once.
 const READ: usize = 128 << 10;
@@ -28,7 +27,7 @@ pub(super) struct Sealed {
 
 impl Sealed {
     /// Takes over a connection whose handshake is done.
-    pub(super) fn take(stream: TlsStream<tokio::net::TcpStream>) -> (tokio::net::TcpStream, Self) {
+    pub(super) fn take<S>(stream: TlsStream<S>) -> (S, Self) {
         let (stream, connection) = match stream {
             TlsStream::Client(stream) => {
                 let (stream, connection) = stream.into_inner();
@@ -55,10 +54,10 @@ impl Sealed {
         self.connection.wants_write()
     }
 
-    pub(super) fn read(&mut self, socket: &TcpStream, into: &mut [u8]) -> io::Result<usize> {
+    pub(super) fn read(&mut self, socket: &Socket, into: &mut [u8]) -> io::Result<usize> {
         while self.plain == 0 {
             if self.start == self.end {
-                self.end = (&*socket).read(&mut self.incoming)?;
+                self.end = socket.read(&mut self.incoming)?;
                 self.start = 0;
                 if self.end == 0 {
                     return Ok(0);
@@ -75,7 +74,7 @@ impl Sealed {
 
     pub(super) fn read_pair(
         &mut self,
-        socket: &TcpStream,
+        socket: &Socket,
         first: &mut [u8],
         second: &mut [u8],
     ) -> io::Result<usize> {
@@ -93,13 +92,13 @@ impl Sealed {
     }
 
     /// Decrypts some of what has been read. `false` when the other end has ended the connection.
-    fn decrypt(&mut self, socket: &TcpStream) -> io::Result<bool> {
+    fn decrypt(&mut self, socket: &Socket) -> io::Result<bool> {
         let mut rest = &self.incoming[self.start..self.end];
         let taken = self.connection.read_tls(&mut rest)?;
         self.start = self.end - rest.len();
         let state = self.connection.process_new_packets().map_err(|error| {
             // Tells the other end, if the socket takes it.
-            let _ = self.connection.write_tls(&mut Socket(socket));
+            let _ = self.connection.write_tls(&mut Writer(socket));
             io::Error::new(
                 io::ErrorKind::InvalidData,
                 format!("received data that does not decrypt: {error}"),
@@ -109,7 +108,7 @@ impl Sealed {
         Ok(taken > 0 && (self.plain > 0 || !state.peer_has_closed()))
     }
 
-    pub(super) fn send(&mut self, socket: &TcpStream, first: &[u8], second: &[u8]) -> io::Result<usize> {
+    pub(super) fn send(&mut self, socket: &Socket, first: &[u8], second: &[u8]) -> io::Result<usize> {
         if !self.flush(socket)? {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -126,9 +125,9 @@ impl Sealed {
         Ok(sent)
     }
 
-    pub(super) fn flush(&mut self, socket: &TcpStream) -> io::Result<bool> {
+    pub(super) fn flush(&mut self, socket: &Socket) -> io::Result<bool> {
         while self.connection.wants_write() {
-            match self.connection.write_tls(&mut Socket(socket)) {
+            match self.connection.write_tls(&mut Writer(socket)) {
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -140,15 +139,15 @@ impl Sealed {
 }
 
 /// A socket as rustls writes to it.
-struct Socket<'a>(&'a TcpStream);
+struct Writer<'a>(&'a Socket);
 
-impl Write for Socket<'_> {
+impl Write for Writer<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        socket::send(self.0, &[IoSlice::new(bytes)])
+        self.0.send(&[IoSlice::new(bytes)])
     }
 
     fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        socket::send(self.0, slices)
+        self.0.send(slices)
     }
 
     fn flush(&mut self) -> io::Result<()> {

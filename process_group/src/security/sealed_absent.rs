@@ -1,8 +1,8 @@
 //! No connection is sealed in a build without TLS.
 
+use super::socket::Socket;
 use std::convert::Infallible;
 use std::io;
-use std::net::TcpStream;
 
 /// There is none.
 #[derive(Debug)]
@@ -17,19 +17,19 @@ impl Sealed {
         match self.0 {}
     }
 
-    pub(super) fn read(&mut self, _: &TcpStream, _: &mut [u8]) -> io::Result<usize> {
+    pub(super) fn read(&mut self, _: &Socket, _: &mut [u8]) -> io::Result<usize> {
         match self.0 {}
     }
 
-    pub(super) fn read_pair(&mut self, _: &TcpStream, _: &mut [u8], _: &mut [u8]) -> io::Result<usize> {
+    pub(super) fn read_pair(&mut self, _: &Socket, _: &mut [u8], _: &mut [u8]) -> io::Result<usize> {
         match self.0 {}
     }
 
-    pub(super) fn send(&mut self, _: &TcpStream, _: &[u8], _: &[u8]) -> io::Result<usize> {
+    pub(super) fn send(&mut self, _: &Socket, _: &[u8], _: &[u8]) -> io::Result<usize> {
         match self.0 {}
     }
 
-    pub(super) fn flush(&mut self, _: &TcpStream) -> io::Result<bool> {
+    pub(super) fn flush(&mut self, _: &Socket) -> io::Result<bool> {
         match self.0 {}
     }
 }

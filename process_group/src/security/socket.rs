@@ -1,12 +1,84 @@
-//! The one system call that sends.
+//! A connected stream socket, TCP or Unix.
 
-use std::io::{self, IoSlice};
-use std::net::TcpStream;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 
-use rustix::net::{SendAncillaryBuffer, SendFlags};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+use tokio::io::{AsyncRead, AsyncWrite};
 
-/// Sends without blocking, and without a signal when the peer has gone: the error says it.
-pub(super) fn send(stream: &TcpStream, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    Ok(rustix::net::sendmsg(stream, slices, &mut SendAncillaryBuffer::default(), flags)?)
+/// A socket in the hands of a thread that never blocks on it.
+#[derive(Debug)]
+pub(crate) struct Socket(OwnedFd);
+
+impl TryFrom<TcpStream> for Socket {
+    type Error = io::Error;
+
+    fn try_from(stream: TcpStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self(stream.into()))
+    }
+}
+
+impl TryFrom<UnixStream> for Socket {
+    type Error = io::Error;
+
+    fn try_from(stream: UnixStream) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self(stream.into()))
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Socket {
+    /// Reads what has come. 0 when the other end has closed.
+    pub(super) fn read(&self, into: &mut [u8]) -> io::Result<usize> {
+        Ok(rustix::net::recv(&self.0, into, RecvFlags::empty())?.0)
+    }
+
+    /// Reads what has come, the first piece first.
+    pub(super) fn read_pair(&self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
+        Ok(rustix::io::readv(&self.0, &mut [IoSliceMut::new(first), IoSliceMut::new(second)])?)
+    }
+
+    /// Sends as much as the socket takes, without a signal when the peer has gone: the error says it.
+    pub(super) fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut nothing = SendAncillaryBuffer::default();
+        Ok(rustix::net::sendmsg(&self.0, slices, &mut nothing, SendFlags::NOSIGNAL)?)
+    }
+
+    /// Closes the connection in one direction or both.
+    pub(super) fn shutdown(&self, how: Shutdown) {
+        let how = match how {
+            Shutdown::Read => rustix::net::Shutdown::Read,
+            Shutdown::Write => rustix::net::Shutdown::Write,
+            Shutdown::Both => rustix::net::Shutdown::Both,
+        };
+        // A connection that has ended need not be closed.
+        let _ = rustix::net::shutdown(&self.0, how);
+    }
+}
+
+/// A connection in the hands of the runtime, until its ends have proved themselves.
+pub(crate) trait Connecting: AsyncRead + AsyncWrite + Unpin {
+    /// Takes it from the runtime.
+    fn into_socket(self) -> io::Result<Socket>;
+}
+
+impl Connecting for tokio::net::TcpStream {
+    fn into_socket(self) -> io::Result<Socket> {
+        self.into_std()?.try_into()
+    }
+}
+
+impl Connecting for tokio::net::UnixStream {
+    fn into_socket(self) -> io::Result<Socket> {
+        self.into_std()?.try_into()
+    }
 }

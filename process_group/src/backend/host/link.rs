@@ -2,13 +2,13 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{Shutdown, TcpStream};
+use std::net::Shutdown;
 
 use super::shared::Rings;
 use super::unexpected::{LIMIT, UnexpectedMessage};
 use crate::rank::Rank;
 use crate::roster::Member;
-use crate::security::Channel;
+use crate::security::{Channel, Socket};
 use crate::wire::frame::{HEADER, Header, MAX_REASON};
 
 #[derive(Debug)]
@@ -144,8 +144,8 @@ impl Link {
         }
     }
 
-    pub(super) fn stream(&self) -> &TcpStream {
-        self.channel.stream()
+    pub(super) fn socket(&self) -> &Socket {
+        self.channel.socket()
     }
 
     /// Whether there are bytes to read that polling the stream does not show.

@@ -245,9 +245,7 @@ impl Backend for Host {
 /// Tells the members that were reached why a group is not made. `me` is this rank's global rank.
 fn decline(me: Rank, members: &[&Member], connections: Vec<Option<Connection>>, why: &Error) {
     for (member, connection) in members.iter().zip(connections) {
-        if let Some(Connection { channel, .. }) = connection
-            && channel.stream().set_nonblocking(true).is_ok()
-        {
+        if let Some(Connection { channel, .. }) = connection {
             abort(&mut Link::new((*member).clone(), channel, 0), me, why);
         }
     }

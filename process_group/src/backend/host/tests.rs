@@ -14,7 +14,7 @@ use crate::mesh::{self, Bound, Mesh, Peer};
 use crate::operation::ReduceOp;
 use crate::rank::{Epoch, LocalRank};
 use crate::roster::Secret;
-use crate::security::Security;
+use crate::security::{Channel, Security};
 use crate::testing::{LATE, in_time};
 use crate::wire::frame::HEADER;
 
@@ -30,8 +30,7 @@ fn on_hosts(rank: usize, hosts: &[&str], settings: Settings, mut streams: Vec<Tc
         members.map(|(rank, host)| Member { host: (*host).into(), ..member(rank) }).collect();
     let connections = Peers::from_fn(rank, hosts.len(), |_| {
         let stream = streams.remove(0);
-        stream.set_nonblocking(true).unwrap();
-        Connection { channel: stream.into(), readable: None }
+        Connection { channel: Channel::clear(stream.try_into().unwrap()), readable: None }
     });
     let members: Vec<&Member> = members.iter().collect();
     Host::new("tested", Rank(rank as u32), &members, connections, settings)

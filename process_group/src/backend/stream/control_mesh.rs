@@ -125,7 +125,7 @@ impl Link {
         let channel = self.channel.as_ref()?;
         let is_done = self.unsent.is_empty() && !channel.has_unsent();
         let room = if is_done { PollFlags::empty() } else { PollFlags::OUT };
-        Some(PollFd::from_borrowed_fd(channel.stream().as_fd(), PollFlags::IN | room))
+        Some(PollFd::from_borrowed_fd(channel.socket().as_fd(), PollFlags::IN | room))
     }
 
     /// Sends as much of what is unsent as the socket takes.
@@ -199,10 +199,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (other, _) = listener.accept().unwrap();
-        for stream in [&one, &other] {
-            stream.set_nonblocking(true).unwrap();
-        }
-        (ControlMesh::new(vec![None, Some(one.into())]), ControlMesh::new(vec![Some(other.into()), None]))
+        let [one, other] = [one, other].map(|stream| Some(Channel::clear(stream.try_into().unwrap())));
+        (ControlMesh::new(vec![None, one]), ControlMesh::new(vec![other, None]))
     }
 
     fn hear(mesh: &mut ControlMesh) -> Vec<(usize, PeerEvent)> {

@@ -612,15 +612,13 @@ mod tests {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let mine = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let theirs = listener.accept().unwrap().0;
-        for stream in [&mine, &theirs] {
-            stream.set_nonblocking(true).unwrap();
-        }
+        let [mine, theirs] = [mine, theirs].map(|stream| Some(Channel::clear(stream.try_into().unwrap())));
         let (what, waited) = ("connecting group `g`".into(), Duration::from_secs(3));
         let error = Error::Timeout { what, waited, missing: vec![Rank(2)] };
-        let mut mesh = ControlMesh::new(vec![None, Some(theirs.into())]);
+        let mut mesh = ControlMesh::new(vec![None, theirs]);
         // Already said when the other gives up, and not read.
         mesh.broadcast(&ControlMessage::Hello);
-        decline(vec![Some(mine.into()), None, None], &error);
+        decline(vec![mine, None, None], &error);
         let heard = mesh.listen(LATE);
         assert_eq!(
             heard[0],

@@ -51,7 +51,7 @@ impl<T: Transport> Run<'_, T> {
             flags.set(PollFlags::OUT, to_write);
             // Without flags, poll would still report a peer that has gone, again and again.
             if !flags.is_empty() {
-                fds.push(PollFd::new(link.stream(), flags));
+                fds.push(PollFd::new(link.socket(), flags));
             }
         }
         let slept = match self.context.bell {

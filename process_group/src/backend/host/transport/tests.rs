@@ -21,6 +21,7 @@ use crate::rank::Rank;
 use crate::schedule::Algorithm;
 use crate::schedule::Hosts;
 use crate::schedule::build::CollectiveSpec;
+use crate::security::Channel;
 use crate::sync::lock;
 use crate::testing::{LATE, in_time};
 use crate::wire::frame::{Header, Kind};
@@ -113,8 +114,8 @@ fn group(n: usize) -> Vec<(Peers<Link>, Queues)> {
     let mut rank = |me| {
         let links = Peers::from_fn(me, n, |peer| {
             let stream = streams.remove(&(me, peer)).unwrap();
-            stream.set_nonblocking(true).unwrap();
-            Link::new(member(Rank(peer as u32)), stream.into(), 4096)
+            let channel = Channel::clear(stream.try_into().unwrap());
+            Link::new(member(Rank(peer as u32)), channel, 4096)
         });
         let queues = Peers::from_fn(me, n, |peer| Ends {
             out: Arc::clone(&queues[&(me, peer)]),
