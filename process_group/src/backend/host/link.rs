@@ -11,6 +11,9 @@ use crate::roster::Member;
 use crate::security::{Channel, Socket};
 use crate::wire::frame::{HEADER, Header, MAX_REASON};
 
+/// Bytes behind those wanted that come with one system call. More of a payload would be copied once more than it need be.
+const READ_AHEAD: usize = 8 << 10;
+
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) peer: Member,
@@ -184,7 +187,7 @@ impl Link {
         }
     }
 
-    /// Reads available bytes into the buffer. From a ring, it reads only until the buffer holds `wanted` bytes.
+    /// Reads available bytes into the buffer, until it holds `wanted` bytes; from a socket, up to [`READ_AHEAD`] more.
     pub(super) fn fill(&mut self, wanted: usize) -> Moved {
         if self.rx_end == self.rx.len() {
             if self.rx_start == 0 {
@@ -193,15 +196,15 @@ impl Link {
             self.rx.copy_within(self.rx_start..self.rx_end, 0);
             (self.rx_start, self.rx_end) = (0, self.rx_end - self.rx_start);
         }
+        let ahead = if self.is_shared() { 0 } else { READ_AHEAD };
+        let end = self.rx_start.saturating_add(wanted).saturating_add(ahead).min(self.rx.len());
+        if end <= self.rx_end {
+            return Moved::Bytes(0);
+        }
+        let into = &mut self.rx[self.rx_end..end];
         let read = match &mut self.shared {
-            None => self.channel.read(&mut self.rx[self.rx_end..]),
-            Some(Shared { rings, .. }) => {
-                let end = self.rx_start.saturating_add(wanted).min(self.rx.len());
-                if end <= self.rx_end {
-                    return Moved::Bytes(0);
-                }
-                rings.read_pair(&mut self.rx[self.rx_end..end], &mut [])
-            }
+            None => self.channel.read(into),
+            Some(Shared { rings, .. }) => rings.read_pair(into, &mut []),
         };
         let moved = self.outcome(read);
         if let Moved::Bytes(n) = moved {
