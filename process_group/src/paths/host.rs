@@ -1,4 +1,4 @@
-//! Paths of groups on host memory: schedules over links, which are TCP or go through shared memory, and reads of peers' memory.
+//! Paths of groups on host memory: schedules over links, which are sockets or go through shared memory, and reads of peers' memory.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -9,13 +9,11 @@ use crate::roster::Member;
 use crate::schedule::cost::LinkModel;
 use crate::schedule::{Algorithm, Hosts};
 
-/// From this many bytes of each rank's chunk on, payloads are read from their senders' memory where that can be done. Below,
-/// the headers and acknowledgements cost more than the copy that is saved. Measured on two cores with 2 and 4 ranks.
-pub const CROSS_MEMORY_FROM: usize = 128 << 10;
-
-/// Up to this many bytes, a broadcast between two ranks streams through the socket. Measured on two cores: reading the sender's memory
-/// takes 1.2 to 1.3 times as long at 1 MB, and the same time from 2 MB on.
-pub const STREAMED_BROADCAST_UP_TO: usize = 2 << 20;
+/// From this many bytes of each rank's chunk on, an all-reduce and an all-gather among more than two ranks of one host read payloads
+/// from their senders' memory where that can be done. Measured with 4 ranks on two cores: through Unix sockets, all-reduces take 1.0
+/// to 1.1 times as long, all-gathers 1.0 to 1.4 times; smaller chunks take 0.7 to 1.0 times as long. Other operations gain nothing, nor do
+/// two ranks, where sockets take 0.6 to 1.1 times as long.
+pub const CROSS_MEMORY_FROM: usize = 512 << 10;
 
 /// From this many bytes on, an all-reduce among more than two ranks goes round the ring; through shared memory, among more than
 /// [`DIRECT_UP_TO`]. Measured through sockets on two cores with 4 ranks and 100 MB: `direct` takes 1.1 times as long,
@@ -28,15 +26,23 @@ pub const RING_FROM: usize = 32 << 20;
 /// Hosts with different numbers of ranks were not measured.
 pub const HIERARCHICAL_FROM: usize = 32 << 10;
 
-/// Time from a send until the receiver runs, in seconds. Measured, as the next two, between processes of one host.
-const LATENCY: f64 = 12e-6;
-/// Processor time of one message on both ends, in seconds.
-const MESSAGE: f64 = 5e-6;
-/// Time of one byte through one link, in seconds.
-const BYTE: f64 = 0.45e-9;
+/// What a link costs: the time from a send until the receiver runs, the processor time of one message on both ends, and the time of
+/// one byte, in seconds.
+type Cost = (f64, f64, f64);
+/// Of TCP, measured between processes of one host.
+const TCP: Cost = (12e-6, 5e-6, 0.45e-9);
+/// Of Unix sockets, measured with 4 ranks on two cores.
+const UNIX: Cost = (3e-6, 2.6e-6, 0.25e-9);
+/// Of shared memory, measured between two ranks that have a processor each.
+const SHARED: Cost = (1e-6, 0.6e-6, 0.2e-9);
 
-/// The same three where links go through shared memory, measured between two ranks that have a processor each.
-const SHARED: (f64, f64, f64) = (1e-6, 0.6e-6, 0.2e-9);
+/// From this many bytes on, an all-reduce between two ranks of one host goes round the ring if links are sockets. Measured:
+/// `recursive_doubling`, which reduces each element on both, takes 1.1 to 1.4 times as long.
+pub const RING_OF_TWO_FROM: usize = 192 << 10;
+
+/// Up to this many bytes, a broadcast among 3 or 4 ranks of one host is direct if links are sockets, and `halving_doubling` above.
+/// Measured with 4 ranks on two cores: the other takes 1.1 to 1.3 times as long.
+pub const DIRECT_BROADCAST_UP_TO: usize = 128 << 10;
 
 /// Up to this many ranks, the most measured, an all-reduce through shared memory is direct. With 2 ranks, `recursive_doubling`
 /// takes 1.1 times as long from 16 KB on, 1.3 times from 200 KB on: it reduces each element on both. With 4 ranks and 32 MB, `ring`
@@ -141,12 +147,18 @@ pub fn table(
     }
     match links {
         Links::SharedMemory => drop(rules.splice(1..1, shared_rules(links))),
-        Links::Sockets(_) if cross_memory => drop(rules.splice(0..0, cross_memory_rules(links))),
+        Links::Sockets(_) if hosts.count() == 1 => {
+            rules.splice(1..1, unix_rules(links));
+            if cross_memory {
+                rules.splice(0..0, cross_memory_rules());
+            }
+        }
         Links::Sockets(_) | Links::SharedWithinHosts => {}
     }
     rules.splice(..0, tuned::rules(tuned, hosts.world_size(), &paths));
     let (latency, message, byte) = match links {
-        Links::Sockets(_) | Links::SharedWithinHosts => (LATENCY, MESSAGE, BYTE),
+        Links::Sockets(_) if hosts.count() == 1 => UNIX,
+        Links::Sockets(_) | Links::SharedWithinHosts => TCP,
         Links::SharedMemory => SHARED,
     };
     let model = LinkModel { latency, message, byte, parallel: topology.parallel };
@@ -177,27 +189,40 @@ pub fn table(
     table.without(Path::CrossMemory, why)
 }
 
-/// Rules for socket links between ranks that can read each other's memory.
-fn cross_memory_rules(links: Links) -> [Rule; 2] {
+/// Where every rank can read every other's memory and links are sockets.
+fn cross_memory_rules() -> [Rule; 2] {
+    ["all_reduce", "all_gather"].map(|operation| Rule {
+        path: Path::CrossMemory,
+        when: vec![
+            Condition::Operation(operation),
+            Condition::RanksFrom(3),
+            Condition::ChunkFrom(CROSS_MEMORY_FROM),
+        ],
+        because: Reason::BuiltIn("each byte is copied once, from its sender's memory to where it belongs"),
+    })
+}
+
+/// What was measured through Unix sockets.
+fn unix_rules(links: Links) -> [Rule; 3] {
+    let broadcast =
+        || vec![Condition::Operation("broadcast"), Condition::RanksFrom(3), Condition::RanksUpTo(4)];
+    let (mut short, mut long) = (broadcast(), broadcast());
+    short.push(Condition::BytesUpTo(DIRECT_BROADCAST_UP_TO));
+    long.push(Condition::BytesFrom(DIRECT_BROADCAST_UP_TO + 1));
     let of_two = vec![
-        Condition::Operation("broadcast"),
+        Condition::Operation("all_reduce"),
         Condition::RanksUpTo(2),
-        Condition::BytesUpTo(STREAMED_BROADCAST_UP_TO),
+        Condition::BytesFrom(RING_OF_TWO_FROM),
     ];
     [
-        Rule {
-            path: links.path(Algorithm::Ring),
-            when: of_two,
-            because: Reason::BuiltIn("sender and receiver copy at the same time"),
-        },
-        Rule {
-            path: Path::CrossMemory,
-            when: vec![Condition::ChunkFrom(CROSS_MEMORY_FROM)],
-            because: Reason::BuiltIn(
-                "each byte is copied once, from its sender's memory to where it belongs",
-            ),
-        },
+        rule(links, Algorithm::Direct, short, "all receivers copy at the same time, after one step"),
+        rule(links, Algorithm::HalvingDoubling, long, "all ranks copy at the same time"),
+        rule(links, Algorithm::Ring, of_two, "each element is reduced once"),
     ]
+}
+
+fn rule(links: Links, algorithm: Algorithm, when: Vec<Condition>, because: &'static str) -> Rule {
+    Rule { path: links.path(algorithm), when, because: Reason::BuiltIn(because) }
 }
 
 /// What was measured through shared memory. Reading peers' memory was quicker nowhere up to 32 MB: the kernel's copy takes longer
@@ -205,11 +230,6 @@ fn cross_memory_rules(links: Links) -> [Rule; 2] {
 fn shared_rules(links: Links) -> [Rule; 3] {
     let of_four =
         |operation| vec![Condition::Operation(operation), Condition::RanksFrom(4), Condition::RanksUpTo(4)];
-    let rule = |algorithm, when, because| Rule {
-        path: links.path(algorithm),
-        when,
-        because: Reason::BuiltIn(because),
-    };
     let mut short = of_four("all_reduce");
     short.extend([Condition::BytesFrom(*HALVING.start()), Condition::BytesUpTo(*HALVING.end())]);
     let mut long = of_four("broadcast");
@@ -217,11 +237,12 @@ fn shared_rules(links: Links) -> [Rule; 3] {
     let few = vec![Condition::Operation("all_reduce"), Condition::RanksUpTo(DIRECT_UP_TO)];
     [
         rule(
+            links,
             Algorithm::HalvingDoubling,
             short,
             "each element is reduced once, and each rank waits for one other at a time",
         ),
-        rule(Algorithm::HalvingDoubling, long, "all ranks copy at the same time"),
-        rule(Algorithm::Direct, few, "each element is reduced once, in the fewest steps"),
+        rule(links, Algorithm::HalvingDoubling, long, "all ranks copy at the same time"),
+        rule(links, Algorithm::Direct, few, "each element is reduced once, in the fewest steps"),
     ]
 }

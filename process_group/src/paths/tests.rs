@@ -1,7 +1,8 @@
 use proptest::prelude::*;
 
 use super::host::{
-    self, CROSS_MEMORY_FROM, HIERARCHICAL_FROM, Links, RING_FROM, STREAMED_BROADCAST_UP_TO, Topology,
+    self, CROSS_MEMORY_FROM, DIRECT_BROADCAST_UP_TO, HIERARCHICAL_FROM, Links, RING_FROM, RING_OF_TWO_FROM,
+    Topology,
 };
 use super::tuned::{Machine, Measurement, TunedRange, TuningError, TuningTable};
 use super::*;
@@ -157,7 +158,7 @@ fn large_chunks_are_read_from_memory_where_that_can_be_done() {
     let can = table(&of(n, 2), true, None, &[]);
     assert_eq!(check(&can, SUM, DType::F32, count).path, Path::CrossMemory);
     let shorter = check(&can, SUM, DType::F32, count - n);
-    assert_eq!(why_not(&shorter, Path::CrossMemory), "131068 B a rank are less than 128 KiB");
+    assert_eq!(why_not(&shorter, Path::CrossMemory), "524284 B a rank are less than 512 KiB");
     // A chunked operation counts one rank's chunk, whatever the number of ranks.
     assert_eq!(check(&can, Operation::AllGather, DType::F32, count / n).path, Path::CrossMemory);
     assert_eq!(
@@ -219,14 +220,20 @@ fn all_reduces_over_hosts_that_share_memory_within_are_hierarchical_at_every_siz
 }
 
 #[test]
-fn short_broadcasts_between_two_ranks_stream_though_memory_could_be_read() {
-    let broadcast = |n, bytes| {
-        let operation = Operation::Broadcast { root: Rank(0) };
-        check(&table(&of(n, 2), true, None, &[]), operation, DType::U8, bytes).path
-    };
-    assert_eq!(broadcast(2, STREAMED_BROADCAST_UP_TO), Path::Tcp(Ring));
-    assert_eq!(broadcast(2, STREAMED_BROADCAST_UP_TO + 2), Path::CrossMemory);
-    assert_eq!(broadcast(3, STREAMED_BROADCAST_UP_TO), Path::CrossMemory);
+fn sockets_within_a_host_have_rules_of_their_own() {
+    let path =
+        |n, operation, bytes| check(&table(&of(n, 2), true, None, &[]), operation, DType::U8, bytes).path;
+    let broadcast = Operation::Broadcast { root: Rank(0) };
+    assert_eq!(path(4, broadcast, DIRECT_BROADCAST_UP_TO), Path::Tcp(Direct));
+    assert_eq!(path(4, broadcast, DIRECT_BROADCAST_UP_TO + 1), Path::Tcp(HalvingDoubling));
+    assert_eq!(path(4, broadcast, 32 << 20), Path::Tcp(HalvingDoubling));
+    assert_eq!(path(2, SUM, RING_OF_TWO_FROM), Path::Tcp(Ring));
+    assert_eq!(path(2, SUM, RING_OF_TWO_FROM - 1), Path::Tcp(RecursiveDoubling));
+    // Two ranks never read each other's memory.
+    assert_eq!(path(2, Operation::AllGather, 32 << 20), Path::Tcp(Direct));
+    let spread = Topology { hosts: hosts_of(4, 4), parallel: 4 };
+    let reason = check(&table(&spread, false, None, &[]), broadcast, DType::U8, 32 << 20).reason;
+    assert!(!reason.contains("copy at the same time"), "{reason}");
 }
 
 #[test]

@@ -22,6 +22,8 @@ pub(super) struct Compiled {
     pub(super) copies: Vec<Copy>,
     /// Elements of scratch.
     pub(super) scratch: usize,
+    /// Every peer sends a message.
+    pub(super) hears_from_all: bool,
 }
 
 #[derive(Debug)]
@@ -83,6 +85,7 @@ impl Compiled {
             reductions: Vec::new(),
             copies: Vec::new(),
             scratch: program.scratch,
+            hears_from_all: false,
         };
         for (node, what) in program.nodes.into_iter().enumerate() {
             match what {
@@ -113,6 +116,7 @@ impl Compiled {
                 }
             }
         }
+        compiled.hears_from_all = compiled.receives.pairs().all(|(_, messages)| !messages.is_empty());
         compiled
     }
 }

@@ -154,6 +154,12 @@ impl<'a, T: Transport> Run<'a, T> {
         let may_ask = !self.fingerprint.operation.is_point_to_point();
         let mut ask_at = may_ask.then(|| started + mismatch::ASK_AFTER);
         let (mut look_at, mut vigil) = (started + vigil::LOOK_AFTER, Vigil::default());
+        if self.context.spin.yields && self.compiled.hears_from_all {
+            // Some of those that this rank waits for share its processor, and come to the call once it yields: looking before that is
+            // in vain. With 4 ranks on two cores, short calls of one step take 0.6 to 0.7 of the time.
+            self.give()?;
+            std::thread::yield_now();
+        }
         loop {
             let moved = self.step()?;
             if moved && let Some(since) = asleep_since.take() {
@@ -228,12 +234,18 @@ impl<'a, T: Transport> Run<'a, T> {
 
     /// Moves what can be moved at once. `true` if anything has.
     fn step(&mut self) -> Result<bool> {
+        let mut moved = self.give()?;
+        for peer in self.links.ids() {
+            moved |= self.pull(peer)?;
+        }
+        Ok(moved)
+    }
+
+    /// Copies and sends what can be copied and sent at once.
+    fn give(&mut self) -> Result<bool> {
         let mut moved = self.copy();
         for peer in self.links.ids() {
             moved |= self.push(peer)?;
-        }
-        for peer in self.links.ids() {
-            moved |= self.pull(peer)?;
         }
         Ok(moved)
     }
