@@ -1,7 +1,6 @@
 //! Paths of groups on host memory: schedules over links, which are sockets or go through shared memory, and reads of peers' memory.
 
 use std::collections::HashMap;
-use std::ops::RangeInclusive;
 
 use super::tuned::{self, TunedRange};
 use super::{Condition, Otherwise, Path, PathTable, Reason, Rule};
@@ -41,21 +40,16 @@ const SHARED: Cost = (1e-6, 0.6e-6, 0.2e-9);
 pub const RING_OF_TWO_FROM: usize = 192 << 10;
 
 /// Up to this many bytes, a broadcast among 3 or 4 ranks of one host is direct if links are sockets, and `halving_doubling` above.
-/// Measured with 4 ranks on two cores: the other takes 1.1 to 1.3 times as long.
+/// Measured with 4 ranks on two cores: `halving_doubling` takes 1.0 to 1.8 times as long below, `direct` up to 1.8 times above.
 pub const DIRECT_BROADCAST_UP_TO: usize = 128 << 10;
+
+/// The same through shared memory, where `direct` takes up to 1.2 times as long above.
+pub const SHARED_DIRECT_BROADCAST_UP_TO: usize = 512 << 10;
 
 /// Up to this many ranks, the most measured, an all-reduce through shared memory is direct. With 2 ranks, `recursive_doubling`
 /// takes 1.1 times as long from 16 KB on, 1.3 times from 200 KB on: it reduces each element on both. With 4 ranks and 32 MB, `ring`
 /// takes 1.3 times as long, and reading peers' memory 1.7 times.
 pub const DIRECT_UP_TO: usize = 4;
-
-/// Between these bytes, an all-reduce among 4 ranks through shared memory is `halving_doubling`. Measured on two cores: `direct`
-/// takes up to 1.2 times as long, and less from 256 KB on.
-pub const HALVING: RangeInclusive<usize> = 4 << 10..=128 << 10;
-
-/// From this many bytes on, a broadcast among 4 ranks through shared memory is `halving_doubling`. Measured on two cores: `ring`
-/// takes 1.1 to 1.4 times as long.
-pub const SCATTERED_BROADCAST_FROM: usize = 64 << 10;
 
 /// What the links of a group are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -203,46 +197,38 @@ fn cross_memory_rules() -> [Rule; 2] {
 }
 
 /// What was measured through Unix sockets.
-fn unix_rules(links: Links) -> [Rule; 3] {
-    let broadcast =
-        || vec![Condition::Operation("broadcast"), Condition::RanksFrom(3), Condition::RanksUpTo(4)];
-    let (mut short, mut long) = (broadcast(), broadcast());
-    short.push(Condition::BytesUpTo(DIRECT_BROADCAST_UP_TO));
-    long.push(Condition::BytesFrom(DIRECT_BROADCAST_UP_TO + 1));
+fn unix_rules(links: Links) -> Vec<Rule> {
     let of_two = vec![
         Condition::Operation("all_reduce"),
         Condition::RanksUpTo(2),
         Condition::BytesFrom(RING_OF_TWO_FROM),
     ];
+    let mut rules = broadcast_rules(links, DIRECT_BROADCAST_UP_TO).to_vec();
+    rules.push(rule(links, Algorithm::Ring, of_two, "each element is reduced once"));
+    rules
+}
+
+/// What was measured through shared memory. Reading peers' memory was quicker nowhere up to 32 MB: the kernel's copy takes longer
+/// than two copies through a ring that stays in the cache.
+fn shared_rules(links: Links) -> Vec<Rule> {
+    let few = vec![Condition::Operation("all_reduce"), Condition::RanksUpTo(DIRECT_UP_TO)];
+    let mut rules = broadcast_rules(links, SHARED_DIRECT_BROADCAST_UP_TO).to_vec();
+    rules.push(rule(links, Algorithm::Direct, few, "each element is reduced once, in the fewest steps"));
+    rules
+}
+
+/// Broadcasts among 3 or 4 ranks of one host: direct up to this many bytes, and `halving_doubling` above.
+fn broadcast_rules(links: Links, direct_up_to: usize) -> [Rule; 2] {
+    let when = |bytes| {
+        vec![Condition::Operation("broadcast"), Condition::RanksFrom(3), Condition::RanksUpTo(4), bytes]
+    };
+    let (short, long) = (Condition::BytesUpTo(direct_up_to), Condition::BytesFrom(direct_up_to + 1));
     [
-        rule(links, Algorithm::Direct, short, "all receivers copy at the same time, after one step"),
-        rule(links, Algorithm::HalvingDoubling, long, "all ranks copy at the same time"),
-        rule(links, Algorithm::Ring, of_two, "each element is reduced once"),
+        rule(links, Algorithm::Direct, when(short), "one step"),
+        rule(links, Algorithm::HalvingDoubling, when(long), "all ranks copy at the same time"),
     ]
 }
 
 fn rule(links: Links, algorithm: Algorithm, when: Vec<Condition>, because: &'static str) -> Rule {
     Rule { path: links.path(algorithm), when, because: Reason::BuiltIn(because) }
-}
-
-/// What was measured through shared memory. Reading peers' memory was quicker nowhere up to 32 MB: the kernel's copy takes longer
-/// than two copies through a ring that stays in the cache.
-fn shared_rules(links: Links) -> [Rule; 3] {
-    let of_four =
-        |operation| vec![Condition::Operation(operation), Condition::RanksFrom(4), Condition::RanksUpTo(4)];
-    let mut short = of_four("all_reduce");
-    short.extend([Condition::BytesFrom(*HALVING.start()), Condition::BytesUpTo(*HALVING.end())]);
-    let mut long = of_four("broadcast");
-    long.push(Condition::BytesFrom(SCATTERED_BROADCAST_FROM));
-    let few = vec![Condition::Operation("all_reduce"), Condition::RanksUpTo(DIRECT_UP_TO)];
-    [
-        rule(
-            links,
-            Algorithm::HalvingDoubling,
-            short,
-            "each element is reduced once, and each rank waits for one other at a time",
-        ),
-        rule(links, Algorithm::HalvingDoubling, long, "all ranks copy at the same time"),
-        rule(links, Algorithm::Direct, few, "each element is reduced once, in the fewest steps"),
-    ]
 }

@@ -28,8 +28,9 @@ use super::Hosts;
 use super::program::{Node, Program, Region, Source, Space};
 use crate::operation::Operation;
 
-/// Up to this many elements, a direct all-reduce sends whole vectors instead of scattering.
-pub(super) const ONE_SHOT_ELEMENTS: usize = 1024;
+/// Up to this many elements, a direct all-reduce sends whole vectors instead of scattering. Measured with 4 ranks on two cores: two steps
+/// take 1.4 times as long at 2000 elements of f32, 0.9 times at 8000.
+pub(super) const ONE_SHOT_ELEMENTS: usize = 4096;
 
 /// Groups of up to this many ranks agree on a rooted call in one step: every rank sends to every other. Larger groups send fewer messages
 /// in more steps. Measured with 8 ranks on two cores: one step takes 0.7 of the time of three through shared memory, and 1.2 to 1.5 times
@@ -77,6 +78,7 @@ pub fn build(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Program {
         (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => b.all_reduce_doubling(),
         (Operation::AllReduce(_), HalvingDoubling) => b.all_reduce_halving(),
         (Operation::AllReduce(_), Direct) if spec.is_one_shot() => b.all_reduce_one_shot(),
+        (Operation::Barrier, Direct) => b.all_reduce_one_shot(),
         (Operation::AllReduce(_), Direct) => b.all_reduce_two_shot(),
         (Operation::AllReduce(_), Hierarchical) => b.all_reduce_hierarchical(hosts),
         (Operation::Broadcast { root }, algorithm) => b.broadcast(root.index(), algorithm),

@@ -182,7 +182,8 @@ pub struct LinkModel {
 
 /// Expected time of a call.
 ///
-/// All ranks' messages and bytes, as far as they cannot go in parallel, plus one latency a round. Pipelining hides
+/// All ranks' messages and bytes, as far as they cannot go in parallel, plus one latency a round, or several where ranks outnumber
+/// processors: a receiver runs after the others on its processor. Pipelining hides
 /// neither: on one host the processors that copy are the bottleneck, not the wires.
 pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model: &LinkModel) -> Duration {
     let n = hosts.world_size();
@@ -192,6 +193,7 @@ pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model:
     let parallel = model.parallel.clamp(1, n) as f64;
     // A single busy rank (a root) limits as much as the sum over ranks does.
     let bytes = (elements as f64 / parallel).max(most as f64) * element_size as f64;
-    let seconds = rounds(spec, hosts) as f64 * model.latency + messages as f64 / parallel * model.message;
+    let latency = model.latency * (n as f64 / parallel).ceil();
+    let seconds = rounds(spec, hosts) as f64 * latency + messages as f64 / parallel * model.message;
     Duration::from_secs_f64(seconds + bytes * model.byte)
 }

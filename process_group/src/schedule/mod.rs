@@ -45,7 +45,7 @@ impl Algorithm {
             Operation::AllReduce(_) => true,
             Operation::Broadcast { .. } | Operation::Reduce { .. } => !matches!(self, Self::Hierarchical),
             Operation::AllGather | Operation::ReduceScatter(_) => matches!(self, Self::Ring | Self::Direct),
-            Operation::Barrier => matches!(self, Self::RecursiveDoubling),
+            Operation::Barrier => matches!(self, Self::RecursiveDoubling | Self::Direct),
             _ => matches!(self, Self::Direct),
         }
     }

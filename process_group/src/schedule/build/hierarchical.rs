@@ -2,13 +2,16 @@
 
 use std::ops::Range;
 
-use super::{Builder, ONE_SHOT_ELEMENTS, chunk_range};
+use super::{Builder, chunk_range};
 use crate::schedule::Hosts;
 use crate::schedule::program::{Region, Source};
 
+/// Up to this many elements, hosts exchange whole chunks instead of pieces.
+const WHOLE_ELEMENTS: usize = 1024;
+
 /// Whether hosts exchange whole chunks of this length. Two hosts send no more that way, and save a round.
 pub(in crate::schedule) fn exchanges_whole(hosts: usize, length: usize) -> bool {
-    hosts == 2 || length <= ONE_SHOT_ELEMENTS
+    hosts == 2 || length <= WHOLE_ELEMENTS
 }
 
 impl Builder {
