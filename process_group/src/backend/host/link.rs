@@ -163,7 +163,11 @@ impl Link {
     }
 
     /// Passes on bytes that were sent and that the stream has not taken. `false` while some are left.
+    #[inline]
     pub(super) fn flush(&mut self) -> bool {
+        if !self.channel.has_unsent() {
+            return true;
+        }
         match self.channel.flush() {
             Ok(all) => all,
             // Nobody is there to read them.

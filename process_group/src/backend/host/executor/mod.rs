@@ -147,7 +147,7 @@ impl<'a, T: Transport> Run<'a, T> {
         let started = Instant::now();
         self.progress.reset(self.compiled.lengths.len());
         // A call that only sends does not wait.
-        self.look_at_channels();
+        self.look_at_channels(started);
         let mut idle_since = started;
         let mut looks = 0u32;
         let mut asleep_since = None;
@@ -182,7 +182,7 @@ impl<'a, T: Transport> Run<'a, T> {
             if self.context.spin.look_again(idle_since, until) {
                 // A peer that we expect nothing from may have something to say.
                 if looks.is_multiple_of(64) {
-                    self.look_at_channels();
+                    self.look_at_channels(Instant::now());
                     self.listen()?;
                 }
                 continue;

@@ -17,13 +17,14 @@ use crate::wire::frame::Kind;
 impl<T: Transport> Run<'_, T> {
     /// Sleeps until a link has something to read, or room. `false` once `until` has passed.
     pub(super) fn wait(&mut self, until: Instant) -> Result<bool> {
-        let left = until.saturating_duration_since(Instant::now());
+        let now = Instant::now();
+        let left = until.saturating_duration_since(now);
         if left.is_zero() {
-            self.look_at_channels();
+            self.look_at_channels(now);
             return Ok(false);
         }
         self.sleep_until_news(T::NAP.map_or(left, |nap| left.min(nap)))?;
-        self.look_at_channels();
+        self.look_at_channels(Instant::now());
         self.progress.peers.iter_mut().for_each(|peer| peer.full = false);
         Ok(true)
     }
@@ -69,10 +70,10 @@ impl<T: Transport> Run<'_, T> {
     }
 
     /// Checks regularly whether peers have closed their sockets, which no bell announces.
-    pub(super) fn look_at_channels(&mut self) {
-        if self.context.bell.is_some() && self.progress.looked.elapsed() >= Bell::NAP {
+    pub(super) fn look_at_channels(&mut self, now: Instant) {
+        if self.context.bell.is_some() && now.duration_since(self.progress.looked) >= Bell::NAP {
             self.links.iter_mut().for_each(Link::look_at_channel);
-            self.progress.looked = Instant::now();
+            self.progress.looked = now;
         }
     }
 
