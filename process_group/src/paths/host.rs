@@ -39,12 +39,12 @@ const SHARED: Cost = (1e-6, 0.6e-6, 0.2e-9);
 /// `recursive_doubling`, which reduces each element on both, takes 1.1 to 1.4 times as long.
 pub const RING_OF_TWO_FROM: usize = 192 << 10;
 
-/// Up to this many bytes, a broadcast among 3 or 4 ranks of one host is direct if links are sockets, and `halving_doubling` above.
-/// Measured with 4 ranks on two cores: `halving_doubling` takes 1.0 to 1.8 times as long below, `direct` up to 1.8 times above.
-pub const DIRECT_BROADCAST_UP_TO: usize = 128 << 10;
+/// From this many bytes on, a broadcast among 3 or 4 ranks of one host is `halving_doubling` if links are sockets, and direct below.
+/// Measured with 4 ranks on two cores: `direct` takes up to 1.8 times as long above, `halving_doubling` 1.0 to 1.8 times below.
+pub const SCATTERED_BROADCAST_FROM: usize = 256 << 10;
 
 /// The same through shared memory, where `direct` takes up to 1.2 times as long above.
-pub const SHARED_DIRECT_BROADCAST_UP_TO: usize = 512 << 10;
+pub const SHARED_SCATTERED_BROADCAST_FROM: usize = 512 << 10;
 
 /// Up to this many ranks, the most measured, an all-reduce through shared memory is direct. With 2 ranks, `recursive_doubling`
 /// takes 1.1 times as long from 16 KB on, 1.3 times from 200 KB on: it reduces each element on both. With 4 ranks and 32 MB, `ring`
@@ -203,7 +203,7 @@ fn unix_rules(links: Links) -> Vec<Rule> {
         Condition::RanksUpTo(2),
         Condition::BytesFrom(RING_OF_TWO_FROM),
     ];
-    let mut rules = broadcast_rules(links, DIRECT_BROADCAST_UP_TO).to_vec();
+    let mut rules = broadcast_rules(links, SCATTERED_BROADCAST_FROM).to_vec();
     rules.push(rule(links, Algorithm::Ring, of_two, "each element is reduced once"));
     rules
 }
@@ -212,20 +212,19 @@ fn unix_rules(links: Links) -> Vec<Rule> {
 /// than two copies through a ring that stays in the cache.
 fn shared_rules(links: Links) -> Vec<Rule> {
     let few = vec![Condition::Operation("all_reduce"), Condition::RanksUpTo(DIRECT_UP_TO)];
-    let mut rules = broadcast_rules(links, SHARED_DIRECT_BROADCAST_UP_TO).to_vec();
+    let mut rules = broadcast_rules(links, SHARED_SCATTERED_BROADCAST_FROM).to_vec();
     rules.push(rule(links, Algorithm::Direct, few, "each element is reduced once, in the fewest steps"));
     rules
 }
 
-/// Broadcasts among 3 or 4 ranks of one host: direct up to this many bytes, and `halving_doubling` above.
-fn broadcast_rules(links: Links, direct_up_to: usize) -> [Rule; 2] {
-    let when = |bytes| {
-        vec![Condition::Operation("broadcast"), Condition::RanksFrom(3), Condition::RanksUpTo(4), bytes]
-    };
-    let (short, long) = (Condition::BytesUpTo(direct_up_to), Condition::BytesFrom(direct_up_to + 1));
+/// Broadcasts among 3 or 4 ranks of one host: `halving_doubling` from this many bytes on, direct below.
+fn broadcast_rules(links: Links, scattered_from: usize) -> [Rule; 2] {
+    let short = vec![Condition::Operation("broadcast"), Condition::RanksFrom(3), Condition::RanksUpTo(4)];
+    let mut long = short.clone();
+    long.push(Condition::BytesFrom(scattered_from));
     [
-        rule(links, Algorithm::Direct, when(short), "one step"),
-        rule(links, Algorithm::HalvingDoubling, when(long), "all ranks copy at the same time"),
+        rule(links, Algorithm::HalvingDoubling, long, "all ranks copy at the same time"),
+        rule(links, Algorithm::Direct, short, "one step"),
     ]
 }
 

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::host::{
-    self, CROSS_MEMORY_FROM, DIRECT_BROADCAST_UP_TO, HIERARCHICAL_FROM, Links, RING_FROM, RING_OF_TWO_FROM,
+    self, CROSS_MEMORY_FROM, HIERARCHICAL_FROM, Links, RING_FROM, RING_OF_TWO_FROM, SCATTERED_BROADCAST_FROM,
     Topology,
 };
 use super::tuned::{Machine, Measurement, TunedRange, TuningError, TuningTable};
@@ -224,8 +224,8 @@ fn sockets_within_a_host_have_rules_of_their_own() {
     let path =
         |n, operation, bytes| check(&table(&of(n, 2), true, None, &[]), operation, DType::U8, bytes).path;
     let broadcast = Operation::Broadcast { root: Rank(0) };
-    assert_eq!(path(4, broadcast, DIRECT_BROADCAST_UP_TO), Path::Tcp(Direct));
-    assert_eq!(path(4, broadcast, DIRECT_BROADCAST_UP_TO + 1), Path::Tcp(HalvingDoubling));
+    assert_eq!(path(4, broadcast, SCATTERED_BROADCAST_FROM - 1), Path::Tcp(Direct));
+    assert_eq!(path(4, broadcast, SCATTERED_BROADCAST_FROM), Path::Tcp(HalvingDoubling));
     assert_eq!(path(4, broadcast, 32 << 20), Path::Tcp(HalvingDoubling));
     assert_eq!(path(2, SUM, RING_OF_TWO_FROM), Path::Tcp(Ring));
     assert_eq!(path(2, SUM, RING_OF_TWO_FROM - 1), Path::Tcp(RecursiveDoubling));
