@@ -50,11 +50,11 @@ macro_rules! choice {
 choice! {
     /// The implementation of the collectives.
     BackendChoice, "one of auto, nccl, tcp (or gloo), loopback", "auto" {
-        /// NCCL where every rank has a GPU and the library; otherwise TCP, or loopback between threads.
+        /// NCCL where every rank has a GPU and the library; otherwise `tcp`, or loopback between threads.
         Auto = "auto",
         /// NVIDIA's library, between GPUs.
         Nccl = "nccl",
-        /// Between CPUs, over TCP or through shared memory. `gloo`, the name of such a backend in other frameworks, means the same.
+        /// Between CPUs, through shared memory and sockets. `gloo`, the name of such a backend in other frameworks, means the same.
         Tcp = "tcp" or "gloo",
         /// Ranks that are threads of one process.
         Loopback = "loopback",
@@ -82,7 +82,7 @@ choice! {
 choice! {
     /// Whether connections are encrypted.
     EncryptionChoice, "one of auto, on, off", "on" {
-        /// All but those to loopback addresses.
+        /// All but those to loopback addresses and through Unix sockets.
         Auto = "auto",
         /// All.
         On = "on",

@@ -13,7 +13,7 @@ pub enum BackendKind {
     Nccl,
     /// Ranks as threads of one process.
     Loopback,
-    /// Our own collectives for CPUs, over TCP or through shared memory.
+    /// Our own collectives for CPUs, through shared memory and sockets.
     Tcp,
 }
 

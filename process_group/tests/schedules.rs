@@ -395,6 +395,21 @@ fn three_hosts_reduce_long_vectors_in_pieces() {
     assert_eq!(traffic(spec, 2, hosts).messages, 4, "two of the pieces, and two of its own");
 }
 
+/// Where a vector is too long to be sent whole to every rank.
+#[test]
+fn direct_all_reduces_of_long_vectors_take_two_steps() {
+    let hosts = &Hosts::one(3);
+    let operation = Operation::AllReduce(ReduceOp::Sum);
+    for (count, messages) in [(4096, 2), (4097, 4)] {
+        for in_place in [false, true] {
+            let spec =
+                CollectiveSpec { operation, algorithm: Algorithm::Direct, count, in_place, zero_copy: false };
+            check(spec, hosts, &run(spec, hosts, 1000, |able| able - 1));
+            assert_eq!(traffic(spec, 0, hosts).messages, messages, "{count} elements");
+        }
+    }
+}
+
 fn at_random(seed: u64) -> impl FnMut(usize) -> usize {
     let mut state = seed | 1;
     move |able| {

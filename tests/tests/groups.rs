@@ -407,7 +407,7 @@ proptest! {
 
     #[test]
     fn all_ranks_get_the_same_bits_of_inexact_sums(
-        n in 2..=6usize, count in 1..5000usize, algorithm in 0..5usize, seed: u64, half: bool,
+        n in 2..=6usize, count in 1..20_000usize, algorithm in 0..5usize, seed: u64, half: bool,
     ) {
         let mut config = config(BackendChoice::Tcp);
         config.process_group.tcp.algorithm = AlgorithmChoice::ALL[algorithm];

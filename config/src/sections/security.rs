@@ -7,7 +7,7 @@ use std::path::PathBuf;
 section! {
     /// How connections between the processes of a job are protected, beyond the proof of the job's secret. The same on every node.
     SecurityConfig = "security" {
-        /// Whether connections are encrypted: on, off, or auto, which encrypts all but those to loopback addresses.
+        /// Whether connections are encrypted: on, off, or auto, which encrypts all but those to loopback addresses and through Unix sockets.
         encryption: EncryptionChoice = "auto",
         /// This process's certificate and those between it and the authority, in a PEM file. With the three files, the two ends of
         /// an encrypted connection also check each other's certificates.

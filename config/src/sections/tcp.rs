@@ -15,8 +15,8 @@ section! {
         /// The all-reduce algorithm. If all ranks are on one host, any value but `auto` keeps links on sockets.
         algorithm: AlgorithmChoice = "auto",
         /// The size of each socket's send and receive buffers; unset, 256KiB between ranks of one host, where more would only
-        /// fall out of the CPU cache, and the kernel's auto-tuning between hosts. At least 64KiB, about one packet of the
-        /// loopback interface: with less, parts of a packet wait for delayed acknowledgements.
+        /// fall out of the CPU cache, and the kernel's auto-tuning between hosts. At least 64KiB: with less, parts of a large packet
+        /// wait for delayed acknowledgements. A Unix socket has a send buffer only.
         socket_buffer: Option<SocketBuffer> = "",
         /// The size of a pipelined segment.
         segment: Segment = "128KiB",

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::future::pending;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
@@ -13,7 +13,7 @@ use super::prove::{HandshakeError, Prover};
 use super::{Bound, RETRY};
 use crate::half_open::{HalfOpen, Seat};
 use crate::rank::{Epoch, Rank};
-use crate::security::{self, Connecting};
+use crate::security::{self, Connecting, Protection};
 use crate::sync::lock;
 
 /// How this rank is reached.
@@ -36,12 +36,12 @@ impl Acceptor {
             let (this, seat) = (Arc::clone(&this), Seat::default());
             let own = seat.clone();
             let task = match listeners.accept().await {
-                Ok(Accepted::Tcp(stream, from)) => tokio::spawn(async move {
-                    refused(from, this.welcome_tcp(stream, &own).await);
-                }),
+                Ok(Accepted::Tcp(stream, from)) => {
+                    tokio::spawn(async move { told(from, this.welcome_tcp(stream, &own).await) })
+                }
                 Ok(Accepted::Unix(stream)) => tokio::spawn(async move {
-                    // As between loopback addresses, nothing leaves the host.
-                    refused("a Unix socket", this.welcome(stream, Ipv4Addr::LOCALHOST.into(), &own).await);
+                    let here = this.prover.security.protection_within_host();
+                    told("a Unix socket", this.welcome(stream, here, &own).await);
                 }),
                 Err(error) => {
                     // Out of descriptors, most likely: make room, and do not spin.
@@ -57,17 +57,16 @@ impl Acceptor {
 
     async fn welcome_tcp(&self, stream: TcpStream, seat: &Seat) -> Result<(), HandshakeError> {
         stream.set_nodelay(true)?;
-        let here = stream.local_addr()?.ip();
+        let here = self.prover.security.protection(stream.local_addr()?.ip());
         self.welcome(stream, here, seat).await
     }
 
     async fn welcome<S: Connecting>(
         &self,
         stream: S,
-        here: IpAddr,
+        here: Protection,
         seat: &Seat,
     ) -> Result<(), HandshakeError> {
-        let here = self.prover.security.protection(here);
         if let Some((id, connection)) = self.prover.accept(stream, here, self.epoch, self.me, seat).await? {
             lock(&self.arrivals.links).keep(id, connection);
             self.arrivals.arrived.notify_all();
@@ -110,8 +109,8 @@ fn evicted(connections: usize) {
     (0..connections).for_each(|_| security::count_refused("data", "evicted"));
 }
 
-/// Counts and logs a connection that was refused.
-fn refused(from: impl Display, outcome: Result<(), HandshakeError>) {
+/// Counts and logs a connection if it was refused.
+fn told(from: impl Display, outcome: Result<(), HandshakeError>) {
     let Err(why) = outcome else { return };
     security::count_refused("data", why.reason());
     match why {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use rustix::process::geteuid;
 use ryzanstein_config::{EncryptionChoice, SecurityConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy, copy_bidirectional};
 use tokio::net::{TcpListener, TcpStream};
@@ -14,7 +15,7 @@ use super::accept::Acceptor;
 use super::arrivals::Arrivals;
 use super::dial::Dialler;
 use super::prove::{HandshakeError, Prover};
-use super::{Bound, Connection};
+use super::{Bound, Connection, unix};
 use crate::half_open::HalfOpen;
 use crate::rank::{Epoch, Rank};
 use crate::roster::Secret;
@@ -248,6 +249,19 @@ async fn outsider(door: SocketAddr) -> TcpStream {
 }
 
 #[test]
+fn who_says_nothing_at_the_unix_socket_keeps_nobody_out() {
+    with_room_for(HalfOpen::at_most(1), security(EncryptionChoice::Auto), &["evicted"], async |door| {
+        let mut silent = unix::dial(door, geteuid()).unwrap().expect("a Unix socket");
+        silent.read_exact(&mut [0; CHALLENGE]).await.unwrap();
+        let dialler = Dialler(Arc::new(prover(OURS, security(EncryptionChoice::Auto))));
+        let link = dialler.dial(door, true, &link(EPOCH), Instant::now() + LATE).await.expect("a link");
+        let address = rustix::net::getsockname(link.channel.socket()).unwrap();
+        assert_eq!(address.address_family(), rustix::net::AddressFamily::UNIX);
+        assert_eq!(silent.read(&mut [0]).await.unwrap(), 0, "it is hung up on");
+    });
+}
+
+#[test]
 fn a_rank_of_another_epoch_is_refused() {
     for encryption in BOTH {
         refuses(encryption, &["epoch"], async |door| {
@@ -362,7 +376,7 @@ fn a_outsider_who_takes_the_port_for_a_while_or_changes_a_byte_does_not_make_a_r
         let at = middle.local_addr().unwrap();
         let dialler = Dialler(Arc::new(prover(OURS, security(EncryptionChoice::On))));
         let id = link(EPOCH);
-        let honest = dialler.dial(at, true, &id, Instant::now() + LATE);
+        let honest = dialler.dial(at, false, &id, Instant::now() + LATE);
         let trouble = async {
             let mut outsider = middle.accept().await.unwrap().0;
             outsider.write_all(&hello::challenge(Protection::Clear, &[1; 32])).await.unwrap();

@@ -1,10 +1,11 @@
 //! Reaching a rank that listens.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::process::geteuid;
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout, timeout_at};
 
@@ -95,9 +96,8 @@ impl Dialler {
         same_host: bool,
         id: &LinkId,
     ) -> Result<Connection, HandshakeError> {
-        if same_host && let Some(stream) = unix::dial(address)? {
-            // As between loopback addresses, nothing leaves the host.
-            let here = self.0.security.protection(Ipv4Addr::LOCALHOST.into());
+        if same_host && let Some(stream) = unix::dial(address, geteuid())? {
+            let here = self.0.security.protection_within_host();
             return self.0.dial(stream, here, id).await;
         }
         let stream = TcpStream::connect(address).await?;

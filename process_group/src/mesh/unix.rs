@@ -5,10 +5,13 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener};
 
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use rustix::process::Uid;
 use tokio::net::UnixStream;
 
 fn name(address: SocketAddr) -> String {
@@ -22,20 +25,52 @@ pub(super) fn listen(address: SocketAddr) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// Connects with the process whose data plane is at this address. `None` where it has no Unix socket here, or where a process of
-/// another user has taken the name.
+/// Connects with the process whose data plane is at this address. `None` where that cannot be done here, or where another user than
+/// `user` listens under the name.
 ///
 /// # Errors
 /// `EAGAIN` while more connections wait to be accepted than the system allows.
-pub(super) fn dial(address: SocketAddr) -> io::Result<Option<UnixStream>> {
+pub(super) fn dial(address: SocketAddr, user: Uid) -> io::Result<Option<UnixStream>> {
+    let socket = match connected(address) {
+        Ok(socket) => socket,
+        Err(Errno::AGAIN) => return Err(Errno::AGAIN.into()),
+        Err(error) => {
+            tracing::debug!(%address, %error, "no Unix socket leads there: the link goes through TCP");
+            return Ok(None);
+        }
+    };
+    let stream = UnixStream::from_std(socket.into())?;
+    let is_theirs = stream.peer_cred()?.uid() != user.as_raw();
+    Ok((!is_theirs).then_some(stream))
+}
+
+fn connected(address: SocketAddr) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    match connect(&socket, &SocketAddrUnix::new_abstract_name(name(address).as_bytes())?) {
-        Ok(()) => {}
-        Err(rustix::io::Errno::CONNREFUSED) => return Ok(None),
-        Err(error) => return Err(error.into()),
+    connect(&socket, &SocketAddrUnix::new_abstract_name(name(address).as_bytes())?)?;
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use rustix::process::geteuid;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_name_that_nobody_or_another_user_has_leads_nowhere() {
+        // A port that this test keeps: no other process takes the name that belongs to it.
+        let port = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = port.local_addr().unwrap();
+        let (mine, others) = (geteuid(), Uid::from_raw(geteuid().as_raw() + 1));
+        assert!(dial(address, mine).unwrap().is_none());
+        let listener = listen(address).unwrap();
+        assert!(dial(address, mine).unwrap().is_some());
+        assert!(dial(address, others).unwrap().is_none());
+        assert_eq!(listen(address).unwrap_err().kind(), io::ErrorKind::AddrInUse);
+        drop(listener);
+        assert!(dial(address, mine).unwrap().is_none());
     }
-    let stream = UnixStream::from_std(std::os::unix::net::UnixStream::from(socket))?;
-    let is_mine = stream.peer_cred()?.uid() == rustix::process::geteuid().as_raw();
-    Ok(is_mine.then_some(stream))
 }

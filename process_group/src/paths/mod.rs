@@ -71,7 +71,7 @@ pub enum Path {
     Nccl,
     /// Between GPUs of one node, by kernels of our own that read and write each other's memory.
     PeerMemory(PeerAlgorithm),
-    /// Over TCP links with this schedule.
+    /// Through sockets with this schedule: Unix sockets within a host, TCP between hosts.
     Tcp(Algorithm),
     /// Over links that go through memory which the ranks of one host share, with this schedule.
     SharedMemory(Algorithm),

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::host::{
     self, CROSS_MEMORY_FROM, HIERARCHICAL_FROM, Links, RING_FROM, RING_OF_TWO_FROM, SCATTERED_BROADCAST_FROM,
-    Topology,
+    SHARED_SCATTERED_BROADCAST_FROM, Topology,
 };
 use super::tuned::{Machine, Measurement, TunedRange, TuningError, TuningTable};
 use super::*;
@@ -196,7 +196,15 @@ fn a_group_on_one_host_goes_through_memory_or_sockets_and_tells_the_reason() {
         assert!(why_not(&choice, Path::Tcp(Direct)).contains("tcp.shared_memory"));
     }
     let root = Operation::Broadcast { root: Rank(0) };
-    assert_eq!(check(&shared(4), root, DType::U8, 1 << 20).path, Path::SharedMemory(HalvingDoubling));
+    for (bytes, algorithm) in
+        [(SHARED_SCATTERED_BROADCAST_FROM - 1, Direct), (SHARED_SCATTERED_BROADCAST_FROM, HalvingDoubling)]
+    {
+        assert_eq!(check(&shared(4), root, DType::U8, bytes).path, Path::SharedMemory(algorithm));
+    }
+    // With two ranks on a processor, a step costs more than messages do.
+    assert_eq!(check(&shared(4), Operation::Barrier, DType::U8, 0).path, Path::SharedMemory(Direct));
+    let alone = host::table(&of(4, 4), Links::SharedMemory, true, None, &[]);
+    assert_eq!(check(&alone, Operation::Barrier, DType::U8, 0).path, Path::SharedMemory(Direct));
     assert_eq!(check(&shared(4), SUM, DType::BF16, 8 << 10).path, Path::SharedMemory(Direct));
     let described = shared(4).describe();
     assert!(described.iter().all(|(_, when)| !when.is_empty()), "{described:?}");
@@ -234,6 +242,10 @@ fn sockets_within_a_host_have_rules_of_their_own() {
     let spread = Topology { hosts: hosts_of(4, 4), parallel: 4 };
     let reason = check(&table(&spread, false, None, &[]), broadcast, DType::U8, 32 << 20).reason;
     assert!(!reason.contains("copy at the same time"), "{reason}");
+    assert_eq!(
+        check(&table(&spread, false, None, &[]), Operation::Barrier, DType::U8, 0).path,
+        Path::Tcp(RecursiveDoubling)
+    );
 }
 
 #[test]
@@ -383,7 +395,7 @@ fn a_table_is_read_as_it_was_written_and_refused_where_it_does_not_fit() {
         let said = TuningTable::parse(&text.replace(from, to), &here).unwrap_err().to_string();
         assert!(words.iter().all(|word| said.contains(word)), "{said}");
     };
-    refused("\"format\": 1", "\"format\": 2", &["format 2", "measure again"]);
+    refused("\"format\": 2", "\"format\": 1", &["format 1", "measure again"]);
     refused("\"version\": \"", "\"version\": \"9", &["measured with version 9"]);
     refused("tcp/direct", "tcp/tree", &["no table of `ryz tune`", "`tcp/tree` is no path"]);
     refused(

@@ -10,7 +10,7 @@ use crate::rank::Rank;
 use crate::units;
 
 /// The format of the file that this version writes and reads.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 /// The operations that a table may have: those with more than one path. Roots and reductions do not matter here.
 const OPERATIONS: [Operation; 8] = [

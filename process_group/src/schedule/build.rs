@@ -6,6 +6,7 @@
 //! | broadcast | a chain, pipelined | binomial tree | scatter, then all-gather | root to everybody | – |
 //! | reduce | a chain, pipelined | binomial tree | reduce-scatter, then gather | everybody to root | – |
 //! | all-gather, reduce-scatter | round the ring | – | – | everybody to everybody | – |
+//! | barrier | – | one byte at doubling distance | – | one byte from everybody to everybody | – |
 //! | gather, scatter, all-to-all | – | – | – | in one step | – |
 //!
 //! Broadcast, reduce, gather and scatter end with messages by which all ranks agree on the call.

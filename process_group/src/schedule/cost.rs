@@ -182,9 +182,9 @@ pub struct LinkModel {
 
 /// Expected time of a call.
 ///
-/// All ranks' messages and bytes, as far as they cannot go in parallel, plus one latency a round, or several where ranks outnumber
-/// processors: a receiver runs after the others on its processor. Pipelining hides
-/// neither: on one host the processors that copy are the bottleneck, not the wires.
+/// All ranks' messages and bytes, as far as they cannot go in parallel, plus, for each round, one latency for every rank that shares a
+/// processor: a receiver runs after the others there. Pipelining hides neither: on one host the processors that copy are the bottleneck,
+/// not the wires.
 pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model: &LinkModel) -> Duration {
     let n = hosts.world_size();
     let all = (0..n).map(|rank| traffic(spec, rank, hosts));
@@ -196,4 +196,25 @@ pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model:
     let latency = model.latency * (n as f64 / parallel).ceil();
     let seconds = rounds(spec, hosts) as f64 * latency + messages as f64 / parallel * model.message;
     Duration::from_secs_f64(seconds + bytes * model.byte)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_round_waits_for_every_rank_that_shares_a_processor() {
+        let spec = CollectiveSpec {
+            operation: Operation::Barrier,
+            algorithm: RecursiveDoubling,
+            count: 1,
+            in_place: true,
+            zero_copy: false,
+        };
+        let of = |parallel| {
+            let model = LinkModel { latency: 1.0, message: 0.0, byte: 0.0, parallel };
+            estimate(spec, &Hosts::one(8), 1, &model).as_secs()
+        };
+        assert_eq!([8, 4, 3, 1].map(of), [3, 6, 9, 24]);
+    }
 }

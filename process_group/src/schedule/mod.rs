@@ -38,8 +38,7 @@ impl Algorithm {
     pub const ALL: [Self; 5] =
         [Self::Ring, Self::RecursiveDoubling, Self::HalvingDoubling, Self::Direct, Self::Hierarchical];
 
-    /// Whether the operation can be done this way. Every operation can be done directly, but for the barrier, whose
-    /// one way is recursive doubling.
+    /// Whether the operation can be done this way. Every operation can be done directly.
     pub const fn suits(self, operation: Operation) -> bool {
         match operation {
             Operation::AllReduce(_) => true,

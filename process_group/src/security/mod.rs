@@ -77,8 +77,8 @@ impl fmt::Display for Protection {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "on this connection, this end {here} and the other end {there}; set security.encryption, and the files of [security], alike on every \
-     node (`auto` encrypts all but connections to loopback addresses, which address translation can make look different to the \
-     two ends: set `on` or `off` there)"
+     node (`auto` encrypts all but connections to loopback addresses and through Unix sockets; address translation can make an address \
+     look different to the two ends: set `on` or `off` there)"
 )]
 pub struct Mismatch {
     /// What this end has.
@@ -123,12 +123,21 @@ impl Security {
 
     /// What a connection to this address gets. Both ends take the address that accepts.
     pub fn protection(&self, accepting: IpAddr) -> Protection {
-        let encrypts = match self.encryption {
-            EncryptionChoice::On => true,
-            EncryptionChoice::Off => false,
-            EncryptionChoice::Auto => !accepting.to_canonical().is_loopback(),
-        };
-        if encrypts { self.tls.protection() } else { Protection::Clear }
+        if accepting.to_canonical().is_loopback() {
+            return self.protection_within_host();
+        }
+        match self.encryption {
+            EncryptionChoice::On | EncryptionChoice::Auto => self.tls.protection(),
+            EncryptionChoice::Off => Protection::Clear,
+        }
+    }
+
+    /// What a connection gets whose bytes do not leave the host: through a Unix socket, or between loopback addresses.
+    pub fn protection_within_host(&self) -> Protection {
+        match self.encryption {
+            EncryptionChoice::On => self.tls.protection(),
+            EncryptionChoice::Off | EncryptionChoice::Auto => Protection::Clear,
+        }
     }
 
     /// Checks that the other end protects the connection as this one does.
@@ -190,6 +199,8 @@ mod tests {
             [Ipv4Addr::new(10, 0, 0, 1).into(), Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1).into()];
         for address in loopback {
             assert_eq!(with(EncryptionChoice::Auto).protection(address), Protection::Clear);
+            assert_eq!(with(EncryptionChoice::Auto).protection_within_host(), Protection::Clear);
+            assert_eq!(with(EncryptionChoice::On).protection_within_host(), Protection::Encrypted);
             assert_eq!(with(EncryptionChoice::On).protection(address), Protection::Encrypted);
         }
         for address in other {

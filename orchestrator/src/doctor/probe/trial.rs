@@ -21,7 +21,7 @@ const DEADLINE: Duration = Duration::from_secs(90);
 const ELEMENTS: usize = 25_000;
 const CALLS: usize = 50;
 
-/// Two ranks over TCP and, where there are GPUs, one rank per GPU on the backend that `auto` selects.
+/// Two ranks on CPUs and, where there are GPUs, one rank per GPU on the backend that `auto` selects.
 pub(super) fn probe(
     config: &Config,
     environment: &Environment,

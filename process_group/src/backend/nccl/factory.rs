@@ -42,7 +42,7 @@ enum Obstacle {
          LOCAL_RANK, as `ryz launch` does"
     )]
     NoLocalRank,
-    #[error("ranks watch each other over TCP next to NCCL: {0}")]
+    #[error("ranks watch each other over links of their own next to NCCL: {0}")]
     DoesNotListen(Error),
     #[error("each rank of a host needs a GPU, and CUDA shows {}", DeviceError::shown(*.0))]
     NoDevice(u32),

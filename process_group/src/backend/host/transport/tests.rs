@@ -135,7 +135,8 @@ fn all_reduces(
     algorithm: Algorithm,
     (mut links, mut queues): (Peers<Link>, Queues),
 ) -> Vec<u32> {
-    const COUNT: usize = 2500;
+    // Too long to be sent whole.
+    const COUNT: usize = 5000;
     let fingerprint =
         CallFingerprint { operation: Operation::AllReduce(ReduceOp::Sum), dtype: DType::U32, count: COUNT };
     let spec = CollectiveSpec {
