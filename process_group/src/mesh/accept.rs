@@ -37,11 +37,11 @@ impl Acceptor {
             let own = seat.clone();
             let task = match listeners.accept().await {
                 Ok(Accepted::Tcp(stream, from)) => {
-                    tokio::spawn(async move { told(from, this.welcome_tcp(stream, &own).await) })
+                    tokio::spawn(async move { report(from, this.welcome_tcp(stream, &own).await) })
                 }
                 Ok(Accepted::Unix(stream)) => tokio::spawn(async move {
                     let here = this.prover.security.protection_within_host();
-                    told("a Unix socket", this.welcome(stream, here, &own).await);
+                    report("a Unix socket", this.welcome(stream, here, &own).await);
                 }),
                 Err(error) => {
                     // Out of descriptors, most likely: make room, and do not spin.
@@ -110,7 +110,7 @@ fn evicted(connections: usize) {
 }
 
 /// Counts and logs a connection if it was refused.
-fn told(from: impl Display, outcome: Result<(), HandshakeError>) {
+fn report(from: impl Display, outcome: Result<(), HandshakeError>) {
     let Err(why) = outcome else { return };
     security::count_refused("data", why.reason());
     match why {

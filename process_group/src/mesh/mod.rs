@@ -359,9 +359,8 @@ impl Drop for Mesh {
 
 #[cfg(test)]
 mod tests {
-    use ryzanstein_config::{EncryptionChoice, SecurityConfig};
-
     use rustix::net::AddressFamily;
+    use ryzanstein_config::{EncryptionChoice, SecurityConfig};
 
     use super::*;
     use crate::rank::LocalRank;

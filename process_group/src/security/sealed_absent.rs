@@ -1,8 +1,9 @@
 //! No connection is sealed in a build without TLS.
 
-use super::socket::Socket;
 use std::convert::Infallible;
 use std::io;
+
+use super::socket::Socket;
 
 /// There is none.
 #[derive(Debug)]
