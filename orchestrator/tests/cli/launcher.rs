@@ -386,6 +386,18 @@ fn ranks_get_the_variables_that_launchers_give() {
 }
 
 #[test]
+fn ranks_get_limits_for_the_allocator_unless_the_user_has_set_one() {
+    let script = "echo limits ${MALLOC_TRIM_THRESHOLD_:-none} ${MALLOC_MMAP_THRESHOLD_:-none}";
+    let limits = |variables: &[(&str, &str)]| {
+        let arguments = ["launch", "-n", "1", "--", "sh", "-c", script];
+        let folder = tempfile::tempdir().expect("a folder");
+        text(&Run::in_folder(folder.path(), &arguments, variables).finish().stdout)
+    };
+    assert!(limits(&[]).contains("limits 268435456 33554432"));
+    assert!(limits(&[("MALLOC_TRIM_THRESHOLD_", "4096")]).contains("limits 4096 none"));
+}
+
+#[test]
 fn ranks_get_the_file_that_the_launcher_read() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("ryzanstein.toml");
