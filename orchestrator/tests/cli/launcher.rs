@@ -393,8 +393,9 @@ fn ranks_get_limits_for_the_allocator_unless_the_user_has_set_one() {
         let folder = tempfile::tempdir().expect("a folder");
         text(&Run::in_folder(folder.path(), &arguments, variables).finish().stdout)
     };
-    assert!(limits(&[]).contains("limits 268435456 33554432"));
-    assert!(limits(&[("MALLOC_TRIM_THRESHOLD_", "4096")]).contains("limits 4096 none"));
+    let (ours, users) = (limits(&[]), limits(&[("MALLOC_TRIM_THRESHOLD_", "4096")]));
+    assert!(ours.contains("limits 268435456 33554432"), "{ours}");
+    assert!(users.contains("limits 4096 none"), "{users}");
 }
 
 #[test]
