@@ -43,7 +43,7 @@ pub(super) struct Products {
 enum Prepared<'a> {
     Wide(Cow<'a, [f32]>),
     #[cfg(target_arch = "x86_64")]
-    Pairs(avx512_bf16::Packed),
+    Pairs(avx512_bf16::Prepared<'a>),
     Tiles(amx::Packed),
 }
 
@@ -131,7 +131,7 @@ impl Products {
                 if weights == DType::BF16
                     && matches!(self.set, InstructionSet::Amx | InstructionSet::Avx512Bf16) =>
             {
-                Prepared::Pairs(avx512_bf16::Packed::new(threads, x, k))
+                Prepared::Pairs(avx512_bf16::Prepared::new(threads, x, k))
             }
             x => Prepared::Wide(x.widened()),
         }
@@ -143,7 +143,7 @@ impl Products {
         match (x, w) {
             (Prepared::Tiles(x), Storage::BF16(w)) => amx::multiply(x, &w[part], out),
             #[cfg(target_arch = "x86_64")]
-            (Prepared::Pairs(x), Storage::BF16(w)) => avx512_bf16::multiply(x, &w[part], out),
+            (Prepared::Pairs(x), Storage::BF16(w)) => x.multiply(&w[part], out),
             (Prepared::Wide(x), w) if is_blocked(x, k) => {
                 with_elements!(w, w => blocked_product(x, &w[part], out, k));
             }

@@ -65,16 +65,19 @@ fn a_row_has_the_same_bits_whatever_rows_are_beside_it() {
                 let shape = [x.widened().len() / k, k, n];
                 Products::new(set).multiply::<f32>(&threads, (&x, &w), None, shape)
             };
-            // AMX uses tiles from `FEWEST_ROWS` rows on; they add in another order.
-            let few =
-                if set == InstructionSet::Amx && dtype == DType::BF16 { amx::FEWEST_ROWS - 1 } else { m };
-            for (r, together) in product(&all[..few * k], 2).chunks_exact(n).enumerate() {
-                assert_eq!(product(&all[r * k..][..k], 1), together, "{set}, {dtype}, row {r}");
-            }
-            let together = product(&all, 2);
-            for first in 0..=m - amx::FEWEST_ROWS {
-                let some = product(&all[first * k..][..amx::FEWEST_ROWS * k], 1);
-                assert!(some == together[first * n..][..some.len()], "{set}, {dtype}, from row {first}");
+            // Where another kernel takes over, sums are added in another order.
+            let limits: &[usize] = match (set, dtype) {
+                (InstructionSet::Amx, DType::BF16) => &[1, avx512_bf16::FEWEST_ROWS, amx::FEWEST_ROWS, m + 1],
+                (InstructionSet::Avx512Bf16, DType::BF16) => &[1, avx512_bf16::FEWEST_ROWS, m + 1],
+                _ => &[1, m + 1],
+            };
+            for limits in limits.windows(2) {
+                let (fewest, most) = (limits[0], limits[1] - 1);
+                let together = product(&all[..most * k], 2);
+                for first in 0..=most - fewest {
+                    let some = product(&all[first * k..][..fewest * k], 1);
+                    assert!(some == together[first * n..][..some.len()], "{set}, {dtype}, from row {first}");
+                }
             }
         }
     }

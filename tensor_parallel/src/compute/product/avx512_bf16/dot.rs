@@ -1,0 +1,112 @@
+//! Dot products of one or two rows: memory is the limit, so each load of weights is a whole vector.
+
+#![expect(
+    unsafe_code,
+    reason = "instructions that the caller must know the processor to have, and raw loads"
+)]
+
+use std::arch::x86_64::{
+    __m512bh, __m512i, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_maskz_loadu_epi16, _mm512_setzero_ps,
+    _mm512_setzero_si512,
+};
+
+use half::bf16;
+
+use crate::compute::product::instruction_set;
+use crate::compute::product::totals;
+use ryzanstein_config::InstructionSet;
+
+/// Elements of a vector.
+const LANES: usize = 32;
+/// Weight rows that are read side by side.
+const WEIGHTS: usize = 4;
+
+/// `out[r * n + i] = w[i] · x[r]` for one or two rows of `k`.
+pub(super) fn multiply(x: &[bf16], w: &[bf16], out: &mut [f32], k: usize) {
+    let (m, n) = (x.len() / k, w.len() / k);
+    assert!(x.len() == m * k && w.len() == n * k && out.len() == m * n, "operands must be whole rows");
+    assert!(instruction_set::is_supported(InstructionSet::Avx512Bf16), "checked when it was chosen");
+    for (i, w) in w.chunks(WEIGHTS * k).enumerate() {
+        let out = &mut out[i * WEIGHTS..];
+        // SAFETY: the processor has the instructions.
+        unsafe {
+            match (m, w.len() / k) {
+                (1, WEIGHTS) => rows::<1, WEIGHTS>(x, w, out, [k, n]),
+                (2, WEIGHTS) => rows::<2, WEIGHTS>(x, w, out, [k, n]),
+                (m, _) => {
+                    assert!(m == 1 || m == 2, "more rows have tiles");
+                    for (i, w) in w.chunks_exact(k).enumerate() {
+                        match m {
+                            1 => rows::<1, 1>(x, w, &mut out[i..], [k, n]),
+                            _ => rows::<2, 1>(x, w, &mut out[i..], [k, n]),
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// M rows of activations with N of weights; rows of `out` are `n` apart.
+///
+/// # Safety
+/// The processor has the instructions.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn rows<const M: usize, const N: usize>(x: &[bf16], w: &[bf16], out: &mut [f32], [k, n]: [usize; 2]) {
+    const { assert!(M * N <= 16) };
+    assert!(x.len() == M * k && w.len() == N * k);
+    let (x, w) = (x.as_ptr().cast::<i16>(), w.as_ptr().cast::<i16>());
+    let mut sums = [_mm512_setzero_ps(); 16];
+    let mut add = |xs: [__m512i; M], ws: [__m512i; N]| {
+        for (r, x) in xs.into_iter().enumerate() {
+            for (i, w) in ws.into_iter().enumerate() {
+                sums[r * N + i] = _mm512_dpbf16_ps(sums[r * N + i], pairs(w), pairs(x));
+            }
+        }
+    };
+    let whole = k / LANES * LANES;
+    // SAFETY: the loads read elements of rows of k, and none behind their ends.
+    unsafe {
+        for i in (0..whole).step_by(LANES) {
+            add(vectors(x.add(i), k), vectors(w.add(i), k));
+        }
+        if whole < k {
+            let mask = (1 << (k - whole)) - 1;
+            let mut xs = [_mm512_setzero_si512(); M];
+            let mut ws = [_mm512_setzero_si512(); N];
+            for (r, to) in xs.iter_mut().enumerate() {
+                *to = _mm512_maskz_loadu_epi16(mask, x.add(r * k + whole));
+            }
+            for (i, to) in ws.iter_mut().enumerate() {
+                *to = _mm512_maskz_loadu_epi16(mask, w.add(i * k + whole));
+            }
+            add(xs, ws);
+        }
+    }
+    let totals = totals::together(&sums);
+    for (r, totals) in totals.chunks_exact(N).take(M).enumerate() {
+        out[r * n..][..N].copy_from_slice(totals);
+    }
+}
+
+/// The vectors at the same place of `R` rows of k.
+///
+/// # Safety
+/// The processor has the instructions; R rows have [`LANES`] elements there.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn vectors<const R: usize>(at: *const i16, k: usize) -> [__m512i; R] {
+    let mut vectors = [_mm512_setzero_si512(); R];
+    for (r, to) in vectors.iter_mut().enumerate() {
+        // SAFETY: as the caller's.
+        *to = unsafe { _mm512_loadu_si512(at.add(r * k).cast()) };
+    }
+    vectors
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn pairs(x: __m512i) -> __m512bh {
+    // SAFETY: both are 64 bytes of any content.
+    unsafe { std::mem::transmute(x) }
+}

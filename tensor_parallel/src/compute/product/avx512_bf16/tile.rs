@@ -1,0 +1,186 @@
+//! Tiles of sums of several rows. A vector holds 4 elements of each of 8 activation rows, and is multiplied by the same 4 elements of a
+//! weight row. So a tile needs few loads for its products, and its sums need few additions at the end.
+
+#![expect(
+    unsafe_code,
+    reason = "instructions that the caller must know the processor to have, and raw loads"
+)]
+
+use std::arch::x86_64::{
+    __m512, _MM_HINT_T0, _mm_prefetch, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_loadu_si512,
+    _mm512_set1_epi64, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_ps,
+};
+
+use half::bf16;
+
+use super::dot::pairs;
+use crate::compute::product::instruction_set;
+use crate::threads::{PARALLEL_THRESHOLD, Threads};
+use ryzanstein_config::InstructionSet;
+
+/// Activation rows of a vector.
+const ROWS: usize = 8;
+/// Elements of each row in a vector.
+const DEPTH: usize = 4;
+/// Elements of a vector.
+const LANES: usize = ROWS * DEPTH;
+/// Weight rows of a tile, which has an accumulator for each of them and each group of activation rows.
+const WEIGHTS: usize = 8;
+/// The most groups of activation rows of a tile: with 8 by 3, 11 loads feed 24 products.
+const GROUPS: usize = 3;
+/// Weight rows that are done before others: they stay in the second-level cache while activations go by.
+const WEIGHT_ROWS: usize = 48;
+/// Bytes of activations that one pass uses. They share the second-level cache with the weight rows.
+const ACTIVATION_BYTES: usize = 256 << 10;
+/// How far ahead weights are fetched. They come from memory, and eight streams are more than the processor follows by itself.
+const AHEAD: usize = 1024;
+
+/// Activations in the order in which they are multiplied: groups of 8 rows, of each 4 elements in turn, with zeros behind the last
+/// elements and the last row.
+pub(in crate::compute::product) struct Packed {
+    values: Vec<bf16>,
+    rows: usize,
+    columns: usize,
+}
+
+impl Packed {
+    /// `x` is rows of `k`.
+    pub(super) fn new(threads: &Threads, x: &[bf16], k: usize) -> Self {
+        let (rows, width) = (x.len() / k, k.next_multiple_of(DEPTH));
+        assert!(x.len() == rows * k, "operands must be whole rows");
+        let mut values = vec![bf16::ZERO; rows.next_multiple_of(ROWS) * width];
+        let groups = values.chunks_mut(ROWS * width).zip(x.chunks(ROWS * k));
+        threads.for_each(x.len() >= PARALLEL_THRESHOLD, groups, |(group, x)| {
+            for (r, row) in x.chunks_exact(k).enumerate() {
+                let (whole, rest) = row.as_chunks::<DEPTH>();
+                let vectors = group.as_chunks_mut::<LANES>().0;
+                for (vector, part) in vectors.iter_mut().zip(whole) {
+                    vector[r * DEPTH..][..DEPTH].copy_from_slice(part);
+                }
+                if let Some(vector) = vectors.get_mut(whole.len()) {
+                    vector[r * DEPTH..][..rest.len()].copy_from_slice(rest);
+                }
+            }
+        });
+        Self { values, rows, columns: k }
+    }
+}
+
+/// `out[r * n + i] = w[i] · x[r]`. A sum has the same bits whatever rows are beside it.
+pub(super) fn multiply(x: &Packed, w: &[bf16], out: &mut [f32]) {
+    let k = x.columns;
+    let n = w.len() / k;
+    assert!(w.len() == n * k && out.len() == x.rows * n, "operands must be whole rows");
+    assert!(instruction_set::is_supported(InstructionSet::Avx512Bf16), "checked when it was chosen");
+    let width = k.next_multiple_of(DEPTH);
+    let group = ROWS * width;
+    let part = (ACTIVATION_BYTES / (2 * group)).max(1).next_multiple_of(GROUPS);
+    // The last rows, with zeros behind them.
+    let strip = WEIGHTS * k;
+    let mut padded = w[w.len() / strip * strip..].to_vec();
+    padded.resize(padded.len().next_multiple_of(strip), bf16::ZERO);
+    let strips: Vec<&[bf16]> = w.chunks_exact(strip).chain(padded.chunks(strip)).collect();
+    for (at, strips) in strips.chunks(WEIGHT_ROWS / WEIGHTS).enumerate() {
+        for (first, x_part) in x.values.chunks(part * group).enumerate() {
+            for (i, w) in strips.iter().enumerate() {
+                let column = at * WEIGHT_ROWS + i * WEIGHTS;
+                for (beside, groups) in x_part.chunks(GROUPS * group).enumerate() {
+                    let row = (first * part + beside * GROUPS) * ROWS;
+                    let count = groups.len() / group;
+                    // SAFETY: the processor has the instructions.
+                    let sums = unsafe {
+                        match count {
+                            3 => tile::<3>(groups, w, k),
+                            2 => tile::<2>(groups, w, k),
+                            _ => tile::<1>(groups, w, k),
+                        }
+                    };
+                    let columns = WEIGHTS.min(n - column);
+                    for (r, sums) in (row..x.rows).zip(sums[..count].as_flattened()) {
+                        out[r * n + column..][..columns].copy_from_slice(&sums[..columns]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The sums of [`WEIGHTS`] rows with each row of `C` groups; those of the other groups are zeros.
+///
+/// # Safety
+/// The processor has the instructions.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn tile<const C: usize>(x: &[bf16], w: &[bf16], k: usize) -> [[[f32; WEIGHTS]; ROWS]; GROUPS] {
+    let group = ROWS * k.next_multiple_of(DEPTH);
+    assert!(x.len() == C * group && w.len() == WEIGHTS * k);
+    let x = x.as_ptr();
+    let mut sums = [[_mm512_setzero_ps(); WEIGHTS]; C];
+    let mut add = |i: usize, weights: [i64; WEIGHTS]| {
+        let mut xs = [_mm512_setzero_si512(); C];
+        for (c, to) in xs.iter_mut().enumerate() {
+            // SAFETY: each group has a vector for each part of a row.
+            *to = unsafe { _mm512_loadu_si512(x.add(c * group + i * ROWS).cast()) };
+        }
+        for (r, w) in weights.into_iter().enumerate() {
+            let w = pairs(_mm512_set1_epi64(w));
+            for (x, sums) in xs.iter().zip(&mut sums) {
+                sums[r] = _mm512_dpbf16_ps(sums[r], pairs(*x), w);
+            }
+        }
+    };
+    let whole = k / DEPTH * DEPTH;
+    for line in (0..whole).step_by(LANES) {
+        for r in 0..WEIGHTS {
+            let next = w.as_ptr().wrapping_add(r * k + line).wrapping_byte_add(AHEAD);
+            _mm_prefetch::<_MM_HINT_T0>(next.cast());
+        }
+        for i in (line..whole.min(line + LANES)).step_by(DEPTH) {
+            let mut weights = [0; WEIGHTS];
+            for (r, to) in weights.iter_mut().enumerate() {
+                // SAFETY: row r has 4 elements from i on.
+                *to = unsafe { w.as_ptr().add(r * k + i).cast::<i64>().read_unaligned() };
+            }
+            add(i, weights);
+        }
+    }
+    if whole < k {
+        let mut weights = [0; WEIGHTS];
+        for (to, row) in weights.iter_mut().zip(w.chunks_exact(k)) {
+            for (at, w) in row[whole..].iter().enumerate() {
+                *to |= i64::from(w.to_bits()) << (16 * at);
+            }
+        }
+        add(whole, weights);
+    }
+    let mut out = [[[0.0; WEIGHTS]; ROWS]; GROUPS];
+    for (out, sums) in out.iter_mut().zip(&sums) {
+        *out = by_row(sums);
+    }
+    out
+}
+
+/// From two sums of each of 8 activation rows for each weight row to the sum for each weight row, row by row.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+fn by_row(sums: &[__m512; WEIGHTS]) -> [[f32; WEIGHTS]; ROWS] {
+    // In each quarter: two rows with a weight row, then the same rows with the next.
+    let pair = |i: usize| {
+        let [a, b] = [sums[i], sums[i + 1]];
+        _mm512_add_ps(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xDD>(a, b))
+    };
+    let [a, b, c, d] = [pair(0), pair(2), pair(4), pair(6)];
+    // In each quarter: a row with four weight rows.
+    let quarters = [
+        [_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0x88>(c, d)],
+        [_mm512_shuffle_ps::<0xDD>(a, b), _mm512_shuffle_ps::<0xDD>(c, d)],
+    ];
+    // SAFETY: both are the same number of bytes of any content.
+    let quarters: [[[[f32; 4]; 4]; 2]; 2] = unsafe { std::mem::transmute(quarters) };
+    let mut out = [[0.0; WEIGHTS]; ROWS];
+    for (r, out) in out.iter_mut().enumerate() {
+        for (half, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            *out = quarters[r % 2][half][r / 2];
+        }
+    }
+    out
+}
