@@ -115,19 +115,6 @@ unsafe fn tile<const C: usize>(x: &[bf16], w: &[bf16], k: usize) -> [[[f32; WEIG
     assert!(x.len() == C * group && w.len() == WEIGHTS * k);
     let x = x.as_ptr();
     let mut sums = [[_mm512_setzero_ps(); WEIGHTS]; C];
-    let mut add = |i: usize, weights: [i64; WEIGHTS]| {
-        let mut xs = [_mm512_setzero_si512(); C];
-        for (c, to) in xs.iter_mut().enumerate() {
-            // SAFETY: each group has a vector for each part of a row.
-            *to = unsafe { _mm512_loadu_si512(x.add(c * group + i * ROWS).cast()) };
-        }
-        for (r, w) in weights.into_iter().enumerate() {
-            let w = pairs(_mm512_set1_epi64(w));
-            for (x, sums) in xs.iter().zip(&mut sums) {
-                sums[r] = _mm512_dpbf16_ps(sums[r], pairs(*x), w);
-            }
-        }
-    };
     let whole = k / DEPTH * DEPTH;
     for line in (0..whole).step_by(LANES) {
         for r in 0..WEIGHTS {
@@ -135,12 +122,19 @@ unsafe fn tile<const C: usize>(x: &[bf16], w: &[bf16], k: usize) -> [[[f32; WEIG
             _mm_prefetch::<_MM_HINT_T0>(next.cast());
         }
         for i in (line..whole.min(line + LANES)).step_by(DEPTH) {
-            let mut weights = [0; WEIGHTS];
-            for (r, to) in weights.iter_mut().enumerate() {
-                // SAFETY: row r has 4 elements from i on.
-                *to = unsafe { w.as_ptr().add(r * k + i).cast::<i64>().read_unaligned() };
+            let mut xs = [_mm512_setzero_si512(); C];
+            for (c, to) in xs.iter_mut().enumerate() {
+                // SAFETY: each group has a vector for each part of a row.
+                *to = unsafe { _mm512_loadu_si512(x.add(c * group + i * ROWS).cast()) };
             }
-            add(i, weights);
+            for r in 0..WEIGHTS {
+                // SAFETY: row r has 4 elements from i on.
+                let w = unsafe { w.as_ptr().add(r * k + i).cast::<i64>().read_unaligned() };
+                let w = pairs(_mm512_set1_epi64(w));
+                for c in 0..C {
+                    sums[c][r] = _mm512_dpbf16_ps(sums[c][r], pairs(xs[c]), w);
+                }
+            }
         }
     }
     if whole < k {
@@ -150,7 +144,13 @@ unsafe fn tile<const C: usize>(x: &[bf16], w: &[bf16], k: usize) -> [[[f32; WEIG
                 *to |= i64::from(w.to_bits()) << (16 * at);
             }
         }
-        add(whole, weights);
+        for (c, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: each group has a vector for each part of a row.
+            let x = unsafe { _mm512_loadu_si512(x.add(c * group + whole * ROWS).cast()) };
+            for (sum, w) in sums.iter_mut().zip(weights) {
+                *sum = _mm512_dpbf16_ps(*sum, pairs(x), pairs(_mm512_set1_epi64(w)));
+            }
+        }
     }
     let mut out = [[[0.0; WEIGHTS]; ROWS]; GROUPS];
     for (out, sums) in out.iter_mut().zip(&sums) {
