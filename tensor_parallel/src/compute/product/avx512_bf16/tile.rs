@@ -32,8 +32,8 @@ const GROUPS: usize = 3;
 const WEIGHT_ROWS: usize = 48;
 /// Bytes of activations that one pass uses. They share the second-level cache with the weight rows.
 const ACTIVATION_BYTES: usize = 256 << 10;
-/// How far ahead weights are fetched. They come from memory, and eight streams are more than the processor follows by itself.
-const AHEAD: usize = 1024;
+/// How many elements ahead weights are fetched. They come from memory, and eight streams are more than the processor follows by itself.
+const AHEAD: usize = 512;
 
 /// Activations in the order in which they are multiplied: groups of 8 rows, of each 4 elements in turn, with zeros behind the last
 /// elements and the last row.
@@ -117,9 +117,11 @@ unsafe fn tile<const C: usize>(x: &[bf16], w: &[bf16], k: usize) -> [[[f32; WEIG
     let mut sums = [[_mm512_setzero_ps(); WEIGHTS]; C];
     let whole = k / DEPTH * DEPTH;
     for line in (0..whole).step_by(LANES) {
+        // Behind the end of these rows come the next tile's.
+        let ahead = line + AHEAD;
+        let ahead = if ahead < k { ahead } else { ahead + (WEIGHTS - 1) * k };
         for r in 0..WEIGHTS {
-            let next = w.as_ptr().wrapping_add(r * k + line).wrapping_byte_add(AHEAD);
-            _mm_prefetch::<_MM_HINT_T0>(next.cast());
+            _mm_prefetch::<_MM_HINT_T0>(w.as_ptr().wrapping_add(r * k + ahead).cast());
         }
         for i in (line..whole.min(line + LANES)).step_by(DEPTH) {
             let mut xs = [_mm512_setzero_si512(); C];
