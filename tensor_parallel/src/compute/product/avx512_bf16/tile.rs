@@ -114,7 +114,7 @@ unsafe fn tile<const C: usize>(x: &[bf16], w: &[bf16], k: usize) -> [[[f32; WEIG
     let group = ROWS * k.next_multiple_of(DEPTH);
     assert!(x.len() == C * group && w.len() == WEIGHTS * k);
     let x = x.as_ptr();
-    let mut sums = [[_mm512_setzero_ps(); WEIGHTS]; C];
+    let mut sums = [[_mm512_setzero_ps(); C]; WEIGHTS];
     let whole = k / DEPTH * DEPTH;
     for line in (0..whole).step_by(LANES) {
         // Behind the end of these rows come the next tile's.
@@ -129,12 +129,12 @@ unsafe fn tile<const C: usize>(x: &[bf16], w: &[bf16], k: usize) -> [[[f32; WEIG
                 // SAFETY: each group has a vector for each part of a row.
                 *to = unsafe { _mm512_loadu_si512(x.add(c * group + i * ROWS).cast()) };
             }
-            for r in 0..WEIGHTS {
+            for (r, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: row r has 4 elements from i on.
                 let w = unsafe { w.as_ptr().add(r * k + i).cast::<i64>().read_unaligned() };
                 let w = pairs(_mm512_set1_epi64(w));
-                for c in 0..C {
-                    sums[c][r] = _mm512_dpbf16_ps(sums[c][r], pairs(xs[c]), w);
+                for (sum, x) in sums.iter_mut().zip(xs) {
+                    *sum = _mm512_dpbf16_ps(*sum, pairs(x), w);
                 }
             }
         }
@@ -146,17 +146,17 @@ unsafe fn tile<const C: usize>(x: &[bf16], w: &[bf16], k: usize) -> [[[f32; WEIG
                 *to |= i64::from(w.to_bits()) << (16 * at);
             }
         }
-        for (c, sums) in sums.iter_mut().enumerate() {
+        for c in 0..C {
             // SAFETY: each group has a vector for each part of a row.
             let x = unsafe { _mm512_loadu_si512(x.add(c * group + whole * ROWS).cast()) };
-            for (sum, w) in sums.iter_mut().zip(weights) {
-                *sum = _mm512_dpbf16_ps(*sum, pairs(x), pairs(_mm512_set1_epi64(w)));
+            for (sums, w) in sums.iter_mut().zip(weights) {
+                sums[c] = _mm512_dpbf16_ps(sums[c], pairs(x), pairs(_mm512_set1_epi64(w)));
             }
         }
     }
     let mut out = [[[0.0; WEIGHTS]; ROWS]; GROUPS];
-    for (out, sums) in out.iter_mut().zip(&sums) {
-        *out = by_row(sums);
+    for (c, out) in out.iter_mut().enumerate().take(C) {
+        *out = by_row(&sums.map(|sums| sums[c]));
     }
     out
 }
