@@ -1,4 +1,4 @@
-//! Dot products of one or two rows: memory is the limit, so each load of weights is a whole vector.
+//! Dot products of few rows: memory is the limit, so each load of weights is a whole vector.
 
 #![expect(
     unsafe_code,
@@ -12,6 +12,7 @@ use std::arch::x86_64::{
 
 use half::bf16;
 
+use super::fetch_ahead;
 use crate::compute::product::instruction_set;
 use crate::compute::product::totals;
 use ryzanstein_config::InstructionSet;
@@ -21,7 +22,7 @@ const LANES: usize = 32;
 /// Weight rows that are read side by side.
 const WEIGHTS: usize = 4;
 
-/// `out[r * n + i] = w[i] · x[r]` for one or two rows of `k`.
+/// `out[r * n + i] = w[i] · x[r]` for fewer than [`FEWEST_ROWS`](super::FEWEST_ROWS) rows of `k`.
 pub(super) fn multiply(x: &[bf16], w: &[bf16], out: &mut [f32], k: usize) {
     let (m, n) = (x.len() / k, w.len() / k);
     assert!(x.len() == m * k && w.len() == n * k && out.len() == m * n, "operands must be whole rows");
@@ -30,19 +31,30 @@ pub(super) fn multiply(x: &[bf16], w: &[bf16], out: &mut [f32], k: usize) {
         let out = &mut out[i * WEIGHTS..];
         // SAFETY: the processor has the instructions.
         unsafe {
-            match (m, w.len() / k) {
-                (1, WEIGHTS) => rows::<1, WEIGHTS>(x, w, out, [k, n]),
-                (2, WEIGHTS) => rows::<2, WEIGHTS>(x, w, out, [k, n]),
-                (m, _) => {
-                    assert!(m == 1 || m == 2, "more rows have tiles");
-                    for (i, w) in w.chunks_exact(k).enumerate() {
-                        match m {
-                            1 => rows::<1, 1>(x, w, &mut out[i..], [k, n]),
-                            _ => rows::<2, 1>(x, w, &mut out[i..], [k, n]),
-                        }
-                    }
+            if w.len() == WEIGHTS * k {
+                rows_of_weights::<WEIGHTS>(x, w, out, [k, n]);
+            } else {
+                for (i, w) in w.chunks_exact(k).enumerate() {
+                    rows_of_weights::<1>(x, w, &mut out[i..], [k, n]);
                 }
             }
+        }
+    }
+}
+
+/// All rows of activations with N of weights.
+///
+/// # Safety
+/// The processor has the instructions.
+unsafe fn rows_of_weights<const N: usize>(x: &[bf16], w: &[bf16], out: &mut [f32], shape: [usize; 2]) {
+    // SAFETY: as the caller's.
+    unsafe {
+        match x.len() / shape[0] {
+            1 => rows::<1, N>(x, w, out, shape),
+            2 => rows::<2, N>(x, w, out, shape),
+            3 => rows::<3, N>(x, w, out, shape),
+            4 => rows::<4, N>(x, w, out, shape),
+            _ => unreachable!("more rows have tiles"),
         }
     }
 }
@@ -55,7 +67,7 @@ pub(super) fn multiply(x: &[bf16], w: &[bf16], out: &mut [f32], k: usize) {
 unsafe fn rows<const M: usize, const N: usize>(x: &[bf16], w: &[bf16], out: &mut [f32], [k, n]: [usize; 2]) {
     const { assert!(M * N <= 16) };
     assert!(x.len() == M * k && w.len() == N * k);
-    let (x, w) = (x.as_ptr().cast::<i16>(), w.as_ptr().cast::<i16>());
+    let (weights, x, w) = (w, x.as_ptr().cast::<i16>(), w.as_ptr().cast::<i16>());
     let mut sums = [_mm512_setzero_ps(); 16];
     let mut add = |xs: [__m512i; M], ws: [__m512i; N]| {
         for (r, x) in xs.into_iter().enumerate() {
@@ -68,6 +80,7 @@ unsafe fn rows<const M: usize, const N: usize>(x: &[bf16], w: &[bf16], out: &mut
     // SAFETY: the loads read elements of rows of k, and none behind their ends.
     unsafe {
         for i in (0..whole).step_by(LANES) {
+            fetch_ahead::<N>(weights, i, k);
             add(vectors(x.add(i), k), vectors(w.add(i), k));
         }
         if whole < k {

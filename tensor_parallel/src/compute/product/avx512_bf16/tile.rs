@@ -7,13 +7,14 @@
 )]
 
 use std::arch::x86_64::{
-    __m512, _MM_HINT_T0, _mm_prefetch, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_loadu_si512,
-    _mm512_set1_epi64, _mm512_setzero_ps, _mm512_setzero_si512, _mm512_shuffle_ps,
+    __m512, _mm512_add_ps, _mm512_dpbf16_ps, _mm512_loadu_si512, _mm512_set1_epi64, _mm512_setzero_ps,
+    _mm512_setzero_si512, _mm512_shuffle_ps,
 };
 
 use half::bf16;
 
 use super::dot::pairs;
+use super::fetch_ahead;
 use crate::compute::product::instruction_set;
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 use ryzanstein_config::InstructionSet;
@@ -32,9 +33,6 @@ const GROUPS: usize = 3;
 const WEIGHT_ROWS: usize = 48;
 /// Bytes of activations that one pass uses. They share the second-level cache with the weight rows.
 const ACTIVATION_BYTES: usize = 256 << 10;
-/// How many elements ahead weights are fetched. They come from memory, and eight streams are more than the processor follows by itself.
-const AHEAD: usize = 512;
-
 /// Activations in the order in which they are multiplied: groups of 8 rows, of each 4 elements in turn, with zeros behind the last
 /// elements and the last row.
 pub(in crate::compute::product) struct Packed {
@@ -117,12 +115,7 @@ unsafe fn tile<const C: usize>(x: &[bf16], w: &[bf16], k: usize) -> [[[f32; WEIG
     let mut sums = [[_mm512_setzero_ps(); C]; WEIGHTS];
     let whole = k / DEPTH * DEPTH;
     for line in (0..whole).step_by(LANES) {
-        // Behind the end of these rows come the next tile's.
-        let ahead = line + AHEAD;
-        let ahead = if ahead < k { ahead } else { ahead + (WEIGHTS - 1) * k };
-        for r in 0..WEIGHTS {
-            _mm_prefetch::<_MM_HINT_T0>(w.as_ptr().wrapping_add(r * k + ahead).cast());
-        }
+        fetch_ahead::<WEIGHTS>(w, line, k);
         for i in (line..whole.min(line + LANES)).step_by(DEPTH) {
             let mut xs = [_mm512_setzero_si512(); C];
             for (c, to) in xs.iter_mut().enumerate() {
