@@ -21,7 +21,7 @@ use super::transport::{Outgoing, Sent, Transport};
 use crate::call::Interrupt;
 use crate::error::Result;
 use crate::mesh::{Liveness, Peer, Peers};
-use crate::operation::{CallFingerprint, Operation};
+use crate::operation::CallFingerprint;
 use crate::rank::Rank;
 use crate::schedule::program::{Region, Space};
 use crate::wire::frame::{Header, Kind};
@@ -166,8 +166,7 @@ impl<'a, T: Transport> Run<'a, T> {
                 self.note_silence(since);
             }
             if self.progress.left == 0 && !self.has_more_to_say() {
-                // All have come, and all that they sent before is there: also what no later call may look at for long.
-                return if self.fingerprint.operation == Operation::Barrier { self.listen() } else { Ok(()) };
+                return Ok(());
             }
             if moved {
                 looks = 0;
