@@ -63,12 +63,14 @@ pub(super) struct Ring {
     capacity: usize,
     /// Bytes that this end has written or read.
     position: u64,
+    /// As the writer: the reader's position when this end last looked. A look takes the word out of the reader's cache.
+    seen_read: u64,
 }
 
 impl Ring {
     fn new(segment: &Arc<Segment>, layout: Layout, writer: usize) -> Self {
         let (control, data) = (Layout::control(writer), layout.data(writer));
-        Self { segment: Arc::clone(segment), control, data, capacity: layout.capacity, position: 0 }
+        Self { segment: Arc::clone(segment), control, data, capacity: layout.capacity, position: 0, seen_read: 0 }
     }
 
     /// Bytes from the writer's position back to the reader's.
@@ -81,10 +83,20 @@ impl Ring {
         }
     }
 
-    /// As the writer: bytes that fit.
-    fn space(&self) -> io::Result<usize> {
+    /// As the writer: bytes that surely fit. Looks at the reader's position only if fewer than `wanted` do.
+    fn space(&mut self, wanted: usize) -> io::Result<usize> {
+        let space = self.capacity - self.checked(self.position.wrapping_sub(self.seen_read))?;
+        if space >= wanted {
+            return Ok(space);
+        }
+        self.seen_read = self.segment.double_word(self.control + TAIL).load(Acquire);
+        Ok(self.capacity - self.checked(self.position.wrapping_sub(self.seen_read))?)
+    }
+
+    /// As the writer: whether there is no room. A position that cannot be true does not count as full: the next write reports it.
+    fn is_full(&self) -> bool {
         let read = self.segment.double_word(self.control + TAIL).load(Acquire);
-        Ok(self.capacity - self.checked(self.position.wrapping_sub(read))?)
+        self.position.wrapping_sub(read) == self.capacity as u64
     }
 
     /// As the reader: bytes that are there.
@@ -160,7 +172,7 @@ impl Rings {
     /// # Errors
     /// `WouldBlock` when there is none.
     pub(in crate::backend::host) fn send(&mut self, first: &[u8], second: &[u8]) -> io::Result<usize> {
-        let space = self.out.space()?;
+        let space = self.out.space(first.len() + second.len())?;
         if space == 0 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
@@ -208,10 +220,15 @@ impl Rings {
             self.into.read(&mut second[..second_len]);
             self.into.publish(TAIL);
         }
-        fence(SeqCst);
-        if self.into.starved().load(Relaxed) != 0 {
-            self.into.starved().store(0, Relaxed);
-            self.waker.wake();
+        // A writer waits only while the ring is full. The fence, which orders the position before the look, takes as long as a short
+        // read, so it is left out where a full ring is unlikely. A writer that has just filled this one is seen at the next read, and
+        // looks itself after `Bell::NAP`.
+        if there >= self.into.capacity / 2 {
+            fence(SeqCst);
+            if self.into.starved().load(Relaxed) != 0 {
+                self.into.starved().store(0, Relaxed);
+                self.waker.wake();
+            }
         }
         Ok(first_len + second_len)
     }
@@ -225,6 +242,6 @@ impl Rings {
     pub(in crate::backend::host) fn has_room(&self) -> bool {
         self.out.starved().store(1, SeqCst);
         fence(SeqCst);
-        !matches!(self.out.space(), Ok(0))
+        !self.out.is_full()
     }
 }
