@@ -21,6 +21,14 @@ ORDINARY_PAGES = {"NUMPY_MADVISE_HUGEPAGE": "0"}
 TCP = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"]
 
 
+def shared_memory():
+    """Open MPI's transport through shared memory, which version 5 calls `sm`."""
+    version = subprocess.run(["mpirun", "--version"], capture_output=True, text=True).stdout
+    old = any(f"(Open MPI) {number}." in version for number in (3, 4))
+    return ["--mca", "btl", "vader,self" if old else "sm,self"]
+
+
+
 def ours(arguments, ranks, work, shared_memory):
     sizes = ",".join(f"{size}B" for size in arguments.sizes)
     command = [arguments.ryz, "bench", "-n", str(ranks), "--backend", "tcp", "--op", ",".join(arguments.op), "--sizes", sizes]
@@ -29,7 +37,7 @@ def ours(arguments, ranks, work, shared_memory):
 
 def open_mpi(arguments, ranks, work, flags):
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return MPIRUN + root + ["-np", str(ranks), *flags, sys.executable, str(HERE / "open_mpi.py"), *work], {}
+    return MPIRUN + root + ["-np", str(ranks), *(flags or shared_memory()), sys.executable, str(HERE / "open_mpi.py"), *work], {}
 
 
 def gloo(arguments, ranks, work, _):
@@ -38,7 +46,7 @@ def gloo(arguments, ranks, work, _):
 
 SYSTEMS = {
     "ours": (ours, "true"),
-    "open_mpi": (open_mpi, ["--mca", "btl", "vader,self"]),
+    "open_mpi": (open_mpi, None),
     "ours_tcp": (ours, "false"),
     "open_mpi_tcp": (open_mpi, TCP),
     "gloo": (gloo, None),
