@@ -70,7 +70,14 @@ pub(super) struct Ring {
 impl Ring {
     fn new(segment: &Arc<Segment>, layout: Layout, writer: usize) -> Self {
         let (control, data) = (Layout::control(writer), layout.data(writer));
-        Self { segment: Arc::clone(segment), control, data, capacity: layout.capacity, position: 0, seen_read: 0 }
+        Self {
+            segment: Arc::clone(segment),
+            control,
+            data,
+            capacity: layout.capacity,
+            position: 0,
+            seen_read: 0,
+        }
     }
 
     /// Bytes from the writer's position back to the reader's.
