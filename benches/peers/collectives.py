@@ -28,7 +28,6 @@ def shared_memory():
     return ["--mca", "btl", "vader,self" if old else "sm,self"]
 
 
-
 def ours(arguments, ranks, work, shared_memory):
     sizes = ",".join(f"{size}B" for size in arguments.sizes)
     command = [arguments.ryz, "bench", "-n", str(ranks), "--backend", "tcp", "--op", ",".join(arguments.op), "--sizes", sizes]
