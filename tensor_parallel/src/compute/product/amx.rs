@@ -249,6 +249,34 @@ fn configuration() -> Configuration {
     }
 }
 
+/// Sets up the tiles, and four sums to zero.
+macro_rules! clear_sums {
+    () => {
+        "ldtilecfg [{configuration}]\ntilezero tmm0\ntilezero tmm1\ntilezero tmm2\ntilezero tmm3"
+    };
+}
+
+/// Fetches as many bytes of what is wanted next as a step uses, in the order of memory. Takes labels 3 and 4.
+macro_rules! fetch_next {
+    ($bytes:literal) => {
+        concat!(
+            "test {next}, {next}\njz 4f\nlea {end}, [{next} + ", $bytes, "]\n3:\n",
+            "prefetcht1 [{next}]\nprefetcht1 [{next} + 64]\nprefetcht1 [{next} + 128]\nprefetcht1 [{next} + 192]\n",
+            "add {next}, 256\ncmp {next}, {end}\njb 3b\n4:"
+        )
+    };
+}
+
+/// Stores the four sums one after the other.
+macro_rules! store_sums {
+    () => {
+        concat!(
+            "tilestored [{sums} + {row}], tmm0\ntilestored [{sums} + {row} + 1024], tmm1\n",
+            "tilestored [{sums} + {row} + 2048], tmm2\ntilestored [{sums} + {row} + 3072], tmm3"
+        )
+    };
+}
+
 /// # Safety
 /// The processor has the tiles, and the process may use them. `w` is 32 rows of 32 × steps elements; each of `x` has `steps`
 /// tiles; `next` is empty or as long as `w`.
@@ -264,11 +292,7 @@ unsafe fn two_by_two(w: &[bf16], x: [&[[u32; TILE]]; 2], next: &[bf16], sums: &m
     unsafe {
         let lower = upper.add(ROWS * DEPTH * steps);
         asm!(
-            "ldtilecfg [{configuration}]",
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
+            clear_sums!(),
             "2:",
             "tileloadd tmm4, [{upper} + {stride}]",
             "tileloadd tmm6, [{first} + {row}]",
@@ -278,29 +302,14 @@ unsafe fn two_by_two(w: &[bf16], x: [&[[u32; TILE]]; 2], next: &[bf16], sums: &m
             "tdpbf16ps tmm1, tmm4, tmm7",
             "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
-            // As many bytes of what is wanted next as this step has used, in the order of memory.
-            "test {next}, {next}",
-            "jz 4f",
-            "lea {end}, [{next} + 2048]",
-            "3:",
-            "prefetcht1 [{next}]",
-            "prefetcht1 [{next} + 64]",
-            "prefetcht1 [{next} + 128]",
-            "prefetcht1 [{next} + 192]",
-            "add {next}, 256",
-            "cmp {next}, {end}",
-            "jb 3b",
-            "4:",
+            fetch_next!("2048"),
             "add {upper}, 64",
             "add {lower}, 64",
             "add {first}, 1024",
             "add {second}, 1024",
             "dec {steps}",
             "jnz 2b",
-            "tilestored [{sums} + {row}], tmm0",
-            "tilestored [{sums} + {row} + 1024], tmm1",
-            "tilestored [{sums} + {row} + 2048], tmm2",
-            "tilestored [{sums} + {row} + 3072], tmm3",
+            store_sums!(),
             configuration = in(reg) &raw const configuration,
             stride = in(reg) stride,
             row = in(reg) 64usize,
@@ -332,11 +341,7 @@ unsafe fn four_by_one(w: &[bf16], x: [&[[u32; TILE]]; 2], next: &[bf16], sums: &
     unsafe {
         let weights = |tile: usize| w.as_ptr().add(tile * ROWS * DEPTH * steps);
         asm!(
-            "ldtilecfg [{configuration}]",
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
+            clear_sums!(),
             "2:",
             "tileloadd tmm7, [{x} + {row}]",
             "tileloadd tmm4, [{first} + {stride}]",
@@ -347,18 +352,7 @@ unsafe fn four_by_one(w: &[bf16], x: [&[[u32; TILE]]; 2], next: &[bf16], sums: &
             "tileloadd tmm4, [{fourth} + {stride}]",
             "tdpbf16ps tmm2, tmm6, tmm7",
             "tdpbf16ps tmm3, tmm4, tmm7",
-            "test {next}, {next}",
-            "jz 4f",
-            "lea {end}, [{next} + 4096]",
-            "3:",
-            "prefetcht1 [{next}]",
-            "prefetcht1 [{next} + 64]",
-            "prefetcht1 [{next} + 128]",
-            "prefetcht1 [{next} + 192]",
-            "add {next}, 256",
-            "cmp {next}, {end}",
-            "jb 3b",
-            "4:",
+            fetch_next!("4096"),
             "add {first}, 64",
             "add {second}, 64",
             "add {third}, 64",
@@ -366,10 +360,7 @@ unsafe fn four_by_one(w: &[bf16], x: [&[[u32; TILE]]; 2], next: &[bf16], sums: &
             "add {x}, 1024",
             "dec {steps}",
             "jnz 2b",
-            "tilestored [{sums} + {row}], tmm0",
-            "tilestored [{sums} + {row} + 1024], tmm1",
-            "tilestored [{sums} + {row} + 2048], tmm2",
-            "tilestored [{sums} + {row} + 3072], tmm3",
+            store_sums!(),
             configuration = in(reg) &raw const configuration,
             stride = in(reg) stride,
             row = in(reg) 64usize,
