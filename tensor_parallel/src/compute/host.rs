@@ -57,6 +57,10 @@ impl Host {
         self.products.arch()
     }
 
+    pub(super) fn instruction_set(&self) -> InstructionSet {
+        self.products.set()
+    }
+
     /// Builds a tensor row by row: `fill` gets the row's number and `columns` zeros to set.
     pub(super) fn build(
         &self,

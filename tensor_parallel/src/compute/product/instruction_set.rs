@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use pulp::Arch;
 use ryzanstein_config::InstructionSet;
 
+#[cfg(target_arch = "x86_64")]
 use super::amx;
 
 /// This processor lacks an instruction set, or the process already uses another.
@@ -51,6 +52,7 @@ pub fn choose(set: InstructionSet) -> Result<(), UnsupportedInstructionSet> {
 
 pub(in crate::compute) fn is_supported(set: InstructionSet) -> bool {
     match set {
+        #[cfg(target_arch = "x86_64")]
         InstructionSet::Amx => is_supported(InstructionSet::Avx512Bf16) && amx::is_allowed(),
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512Bf16 => {

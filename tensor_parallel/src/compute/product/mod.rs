@@ -1,10 +1,7 @@
 //! Products of matrices on the processor.
 
 #[cfg(target_arch = "x86_64")]
-mod amx;
-#[cfg(not(target_arch = "x86_64"))]
-#[path = "amx_absent.rs"]
-mod amx;
+pub(super) mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
 mod blocked;
@@ -13,6 +10,7 @@ pub(super) mod simd;
 mod totals;
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use pulp::Arch;
 use ryzanstein_config::InstructionSet;
@@ -44,10 +42,23 @@ enum Prepared<'a> {
     Wide(Cow<'a, [f32]>),
     #[cfg(target_arch = "x86_64")]
     Pairs(avx512_bf16::Prepared<'a>),
+    #[cfg(target_arch = "x86_64")]
     Tiles(amx::Packed),
 }
 
 impl Prepared<'_> {
+    /// How many of `n` weight rows one of so many threads multiplies at a time.
+    fn block(&self, threads: usize, n: usize) -> usize {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Tiles(_) => {
+                n.div_ceil(BLOCKS / 2 * threads).next_multiple_of(amx::GRANULE).min(amx::MOST_COLUMNS)
+            }
+            _ if threads > 1 => n.div_ceil(BLOCKS * threads).next_multiple_of(GRANULE),
+            _ => n,
+        }
+    }
+
     /// How many weight rows are multiplied before their sums are rounded.
     fn rows_together(&self, m: usize, k: usize) -> usize {
         match self {
@@ -72,6 +83,10 @@ impl Products {
         self.arch
     }
 
+    pub(super) fn set(self) -> InstructionSet {
+        self.set
+    }
+
     /// `x[m, k] · w[n, k]ᵀ`, with the bias of each column, rounded once.
     pub(super) fn multiply<T: Float>(
         self,
@@ -90,34 +105,59 @@ impl Products {
         }
         let prepared = self.prepare(threads, x, w.dtype(), k);
         let is_worth_it = threads.count() > 1 && m * k * n >= PARALLEL_THRESHOLD;
-        let block =
-            if is_worth_it { n.div_ceil(BLOCKS * threads.count()).next_multiple_of(GRANULE) } else { n };
+        let block = prepared.block(if is_worth_it { threads.count() } else { 1 }, n);
         // The columns of each block, row by row.
         let mut blocks: Vec<Vec<&mut [T]>> = (0..n.div_ceil(block)).map(|_| Vec::with_capacity(m)).collect();
         for row in out.chunks_exact_mut(n) {
             blocks.iter_mut().zip(row.chunks_mut(block)).for_each(|(block, columns)| block.push(columns));
         }
-        let together = prepared.rows_together(m, k).min(block);
         threads.for_each(is_worth_it, blocks.into_iter().enumerate(), |(i, mut out)| {
-            let mut sums = vec![0.0; m * together];
-            for first in (i * block..n.min((i + 1) * block)).step_by(together) {
-                let last = n.min((i + 1) * block).min(first + together);
-                let sums = &mut sums[..m * (last - first)];
-                self.block(&prepared, w, first..last, sums, k);
-                let bias = bias.map(|bias| &bias[first..last]);
-                let columns = first - i * block..last - i * block;
-                self.arch.dispatch(|| {
-                    for (out, sums) in out.iter_mut().zip(sums.chunks_exact(last - first)) {
-                        round(sums, bias, &mut out[columns.clone()]);
-                    }
-                });
-            }
+            self.columns(&prepared, w, bias, i * block..n.min((i + 1) * block), &mut out, k);
         });
         out
     }
 
+    /// The columns in `range` of a product, of which `out` has every row.
+    fn columns<T: Float>(
+        self,
+        x: &Prepared<'_>,
+        w: &Storage,
+        bias: Option<&[f32]>,
+        range: Range<usize>,
+        out: &mut [&mut [T]],
+        k: usize,
+    ) {
+        let bias = bias.map(|bias| &bias[range.clone()]);
+        #[cfg(target_arch = "x86_64")]
+        if let (Prepared::Tiles(x), Storage::BF16(w)) = (x, w) {
+            amx::multiply(x, &w[range.start * k..range.end * k], &mut |block| {
+                let bias = bias.map(|bias| &bias[block.columns.clone()]);
+                self.arch.dispatch(|| {
+                    for (out, sums) in out[block.rows.clone()].iter_mut().zip(block.sums()) {
+                        round(sums, bias, &mut out[block.columns.clone()]);
+                    }
+                });
+            });
+            return;
+        }
+        let together = x.rows_together(out.len(), k).min(range.len());
+        let mut sums = vec![0.0; out.len() * together];
+        for first in (0..range.len()).step_by(together) {
+            let columns = first..range.len().min(first + together);
+            let sums = &mut sums[..out.len() * columns.len()];
+            self.block(x, w, range.start + columns.start..range.start + columns.end, sums, k);
+            let bias = bias.map(|bias| &bias[columns.clone()]);
+            self.arch.dispatch(|| {
+                for (out, sums) in out.iter_mut().zip(sums.chunks_exact(columns.len())) {
+                    round(sums, bias, &mut out[columns.clone()]);
+                }
+            });
+        }
+    }
+
     fn prepare<'a>(self, threads: &Threads, x: &'a Storage, weights: DType, k: usize) -> Prepared<'a> {
         match x {
+            #[cfg(target_arch = "x86_64")]
             Storage::BF16(x)
                 if weights == DType::BF16
                     && self.set == InstructionSet::Amx
@@ -138,10 +178,9 @@ impl Products {
     }
 
     /// `out[r * rows.len() + i] = w[rows.start + i] · x[r]` for all rows of the activations.
-    fn block(self, x: &Prepared<'_>, w: &Storage, rows: std::ops::Range<usize>, out: &mut [f32], k: usize) {
+    fn block(self, x: &Prepared<'_>, w: &Storage, rows: Range<usize>, out: &mut [f32], k: usize) {
         let part = rows.start * k..rows.end * k;
         match (x, w) {
-            (Prepared::Tiles(x), Storage::BF16(w)) => amx::multiply(x, &w[part], out),
             #[cfg(target_arch = "x86_64")]
             (Prepared::Pairs(x), Storage::BF16(w)) => x.multiply(&w[part], out),
             (Prepared::Wide(x), w) if is_blocked(x, k) => {

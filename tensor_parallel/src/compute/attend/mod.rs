@@ -2,20 +2,27 @@
 //!
 //! Keys are visited in blocks, at multiples of their length. Each block is widened once for all queries that see it: some rows of
 //! a sequence, and all query heads that share a key head. The softmax is taken along the way, as in `FlashAttention`. What a query
-//! gets does not depend on the queries beside it.
+//! gets does not depend on the queries beside it, but for their number where the processor has tiles.
 
 #![expect(
     clippy::inline_always,
     reason = "an instruction set chosen at run time applies only to what is inlined"
 )]
 
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
+#[cfg(target_arch = "x86_64")]
+use ryzanstein_config::InstructionSet;
 
 use super::exponential::exp;
-use super::host::{Host, values};
+use super::host::{self, Host};
 use super::operations::{AttentionCall, LayerCache};
+#[cfg(target_arch = "x86_64")]
+use super::product::amx::Tiles;
 use super::product::simd;
 use crate::error::Result;
 use crate::float::Float;
@@ -26,7 +33,7 @@ use crate::threads::PARALLEL_THRESHOLD;
 /// Keys of a block.
 const BLOCK: usize = 64;
 /// Queries that see a block at the same time, if so many are there.
-const QUERIES: usize = 64;
+const QUERIES: usize = 128;
 /// Lanes of a vector at most: heads are filled up to a multiple.
 const LANES: usize = 16;
 
@@ -43,7 +50,7 @@ pub(super) fn attention(
     let width = (heads + 2 * kv_heads) * head_dim;
     let (stored, mut rotated) = (qkv.host()?, vec![0.0; rows * width]);
     host.each_row(&mut rotated, width, |i, row| {
-        row.copy_from_slice(&values(stored, i * width..(i + 1) * width));
+        row.copy_from_slice(&host::values(stored, i * width..(i + 1) * width));
         for head in row[..(heads + kv_heads) * head_dim].chunks_exact_mut(head_dim) {
             rotary.rotate(i, head);
         }
@@ -53,7 +60,7 @@ pub(super) fn attention(
     }
 
     let group = heads / kv_heads * head_dim;
-    let (keys, cached) = (cache.keys.host()?, cache.values.host()?);
+    let (keys, values) = (cache.keys.host()?, cache.values.host()?);
     let cache = &*cache;
     let together = (QUERIES * head_dim / group).max(1);
     // For each key head, the rows of its query heads.
@@ -72,14 +79,8 @@ pub(super) fn attention(
             let rows =
                 rotated[first * width..].chunks(width).take(count).map(|row| &row[head * group..][..group]);
             let of_head = cache.offset(sequence, head, 0);
-            host.arch().dispatch(Queries {
-                rows: rows.collect(),
-                seen,
-                keys: (keys, of_head),
-                values: (cached, of_head),
-                head_dim,
-                out: these,
-            });
+            let queries = Queries { rows: rows.collect(), seen, head_dim, out: these };
+            attend(host, queries, (keys, of_head), (values, of_head));
             (first, out) = (first + count, others);
         }
     };
@@ -97,6 +98,19 @@ pub(super) fn attention(
             to.copy_from_slice(&out[(head * rows + row) * group..][..group]);
         }
     })
+}
+
+/// Attention by what is fastest for so many queries. Keys and values come with where their head begins.
+fn attend(host: &Host, queries: Queries<'_>, keys: (&Storage, usize), values: (&Storage, usize)) {
+    #[cfg(target_arch = "x86_64")]
+    if let (Storage::BF16(k), Storage::BF16(v)) = (keys.0, values.0)
+        && host.instruction_set() == InstructionSet::Amx
+        && tiles::is_worth_it(&queries)
+    {
+        tiles::attend(&Tiles::new(), host.arch(), queries, [&k[keys.1..], &v[values.1..]]);
+        return;
+    }
+    host.arch().dispatch(OfVectors { queries, keys, values });
 }
 
 /// Writes the keys and values of one position to the cache, rounded to its type.
@@ -123,20 +137,35 @@ struct Queries<'a> {
     rows: Vec<&'a [f32]>,
     /// The positions that each row sees.
     seen: Vec<Range<usize>>,
-    /// The cache, and where the key head begins in it.
-    keys: (&'a Storage, usize),
-    values: (&'a Storage, usize),
     head_dim: usize,
     /// Zeros; as long as the queries.
     out: &'a mut [f32],
 }
 
-impl WithSimd for Queries<'_> {
+impl Queries<'_> {
+    /// The keys that any row sees, from the start of a block.
+    fn positions(&self) -> Range<usize> {
+        let start = self.seen.iter().map(|seen| seen.start).min().unwrap_or(0) / BLOCK * BLOCK;
+        start..self.seen.iter().map(|seen| seen.end).max().unwrap_or(0)
+    }
+}
+
+/// The attention of queries, by vectors of `f32`.
+struct OfVectors<'a> {
+    queries: Queries<'a>,
+    /// The cache, and where the key head begins in it.
+    keys: (&'a Storage, usize),
+    values: (&'a Storage, usize),
+}
+
+impl WithSimd for OfVectors<'_> {
     type Output = ();
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, lanes: S) {
-        let Self { rows, seen, keys, values, head_dim, out } = self;
+        let Self { queries, keys, values } = self;
+        let Range { start, end } = queries.positions();
+        let Queries { rows, seen, head_dim, out } = queries;
         let width = head_dim.next_multiple_of(LANES);
         let shared = rows.first().map_or(1, |row| row.len() / head_dim);
         let count = rows.len() * shared;
@@ -151,9 +180,7 @@ impl WithSimd for Queries<'_> {
         let mut block = vec![0.0; BLOCK * width];
         let mut scores = vec![0.0; count * BLOCK];
         let mut sums = vec![0.0; count * width];
-        let mut softmax = vec![Softmax { greatest: f32::NEG_INFINITY, sum: 0.0 }; count];
-        let start = seen.iter().map(|seen| seen.start).min().unwrap_or(0) / BLOCK * BLOCK;
-        let end = seen.iter().map(|seen| seen.end).max().unwrap_or(0);
+        let mut softmax = vec![Softmax::EMPTY; count];
         for first in (start..end).step_by(BLOCK) {
             let last = end.min(first + BLOCK);
             widen(keys, first..last, head_dim, &mut block);
@@ -161,12 +188,7 @@ impl WithSimd for Queries<'_> {
             for (i, (scores, sums)) in
                 scores.chunks_exact_mut(BLOCK).zip(sums.chunks_exact_mut(width)).enumerate()
             {
-                let seen = &seen[i / shared];
-                softmax[i].add(
-                    scores,
-                    seen.start.saturating_sub(first)..seen.end.clamp(first, last) - first,
-                    sums,
-                );
+                softmax[i].add(scores, within(&seen[i / shared], first..last), sums);
             }
             widen(values, first..last, head_dim, &mut block);
             if seen.iter().all(|seen| seen.start <= first && last <= seen.end) {
@@ -176,8 +198,7 @@ impl WithSimd for Queries<'_> {
             // What is not seen is not touched: infinity times a weight of zero is no number.
             let of_rows = scores.chunks_exact(shared * BLOCK).zip(sums.chunks_exact_mut(shared * width));
             for (seen, (scores, sums)) in seen.iter().zip(of_rows) {
-                let seen = seen.start.clamp(first, last) - first..seen.end.clamp(first, last) - first;
-                simd::add_weighted(lanes, (scores, seen), &block, sums, [BLOCK, width]);
+                simd::add_weighted(lanes, (scores, within(seen, first..last)), &block, sums, [BLOCK, width]);
             }
         }
         for ((out, sums), softmax) in
@@ -188,6 +209,12 @@ impl WithSimd for Queries<'_> {
             }
         }
     }
+}
+
+/// The positions of a block that are seen, from its start.
+fn within(seen: &Range<usize>, block: Range<usize>) -> Range<usize> {
+    seen.start.clamp(block.start, block.end) - block.start
+        ..seen.end.clamp(block.start, block.end) - block.start
 }
 
 /// Widens some positions of a head, each into a row of the block.
@@ -211,6 +238,8 @@ struct Softmax {
 }
 
 impl Softmax {
+    const EMPTY: Self = Self { greatest: f32::NEG_INFINITY, sum: 0.0 };
+
     /// Turns the scores of a block into weights, 0 for those that are not seen, and scales what was added before.
     #[inline(always)]
     fn add(&mut self, scores: &mut [f32], seen: Range<usize>, before: &mut [f32]) {

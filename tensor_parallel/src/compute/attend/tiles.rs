@@ -1,0 +1,219 @@
+//! Attention by the processor's tiles. As products of bf16 want, queries are rounded, and so are the weights of the values.
+
+use half::bf16;
+use pulp::Arch;
+
+use super::{BLOCK, Queries, Softmax, within};
+use crate::compute::product::amx::{DEPTH, Rows, SIDE, Tile, TileProducts, pack};
+use crate::float::Float;
+
+/// Queries and elements of a head come in pairs of tiles.
+const PAIR: usize = 2 * SIDE;
+/// Steps of the products of weights and values.
+const STEPS: usize = BLOCK / DEPTH;
+
+/// Whether there are enough queries, of a suitable length.
+pub(super) fn is_worth_it(queries: &Queries<'_>) -> bool {
+    queries.head_dim.is_multiple_of(PAIR) && queries.out.len() >= PAIR * queries.head_dim
+}
+
+/// The attention of queries with the keys and values of their head, from position 0 on.
+pub(super) fn attend(
+    tiles: &impl TileProducts,
+    arch: Arch,
+    queries: Queries<'_>,
+    [keys, values]: [&[bf16]; 2],
+) {
+    let positions = queries.positions();
+    let Queries { rows, seen, head_dim, out } = queries;
+    let count = out.len() / head_dim;
+    let shared = count / rows.len();
+    let padded = count.next_multiple_of(PAIR);
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    let mut scaled = vec![bf16::ZERO; padded * head_dim];
+    arch.dispatch(|| {
+        for (to, from) in scaled.iter_mut().zip(rows.iter().copied().flatten()) {
+            *to = Float::narrow(from * scale);
+        }
+    });
+    let mut scores = vec![0.0; padded * BLOCK];
+    let mut weights = vec![bf16::ZERO; padded * BLOCK];
+    let mut sums = vec![0.0; padded * head_dim];
+    let mut softmax = vec![Softmax::EMPTY; count];
+    // As many tiles hold a block of keys as of values.
+    let mut packed: Vec<Tile> = vec![[0; SIDE * SIDE]; BLOCK * head_dim / (SIDE * DEPTH)];
+    for first in positions.clone().step_by(BLOCK) {
+        let last = positions.end.min(first + BLOCK);
+        let [keys, values] = [keys, values].map(|all| &all[first * head_dim..last * head_dim]);
+        pack_keys(keys, head_dim, &mut packed);
+        product(tiles, (&scaled, head_dim), &packed, &mut scores, false);
+        arch.dispatch(|| {
+            let of_queries = scores.chunks_exact_mut(BLOCK).zip(weights.chunks_exact_mut(BLOCK));
+            let of_queries = of_queries.zip(sums.chunks_exact_mut(head_dim)).zip(&mut softmax);
+            for (i, (((scores, weights), sums), softmax)) in of_queries.enumerate() {
+                softmax.add(scores, within(&seen[i / shared], first..last), sums);
+                Float::narrow_into(scores, weights);
+            }
+        });
+        // Infinity times a weight of zero is no number.
+        let all_see_all = seen.iter().all(|seen| seen.start <= first && last <= seen.end);
+        if all_see_all || values.iter().all(|value| value.is_finite()) {
+            arch.dispatch(|| pack_values(values, head_dim, &mut packed));
+            product(tiles, (&weights, BLOCK), &packed, &mut sums, true);
+            continue;
+        }
+        for (i, (scores, sums)) in
+            scores.chunks_exact(BLOCK).zip(sums.chunks_exact_mut(head_dim)).take(count).enumerate()
+        {
+            for at in within(&seen[i / shared], first..last) {
+                for (sum, value) in sums.iter_mut().zip(&values[at * head_dim..]) {
+                    *sum += scores[at] * value.to_f32();
+                }
+            }
+        }
+    }
+    for ((out, sums), softmax) in
+        out.chunks_exact_mut(head_dim).zip(sums.chunks_exact(head_dim)).zip(&softmax)
+    {
+        for (out, sum) in out.iter_mut().zip(sums) {
+            *out = sum / softmax.sum;
+        }
+    }
+}
+
+/// The product of rows, which are `depth` long, with packed columns; added to what is there if `adds`.
+fn product(
+    tiles: &impl TileProducts,
+    (rows, depth): (&[bf16], usize),
+    packed: &[Tile],
+    out: &mut [f32],
+    adds: bool,
+) {
+    let steps = depth / DEPTH;
+    let columns = packed.len() / steps * SIDE;
+    for (values, out) in rows.chunks_exact(PAIR * depth).zip(out.chunks_exact_mut(PAIR * columns)) {
+        for (i, pair) in packed.chunks_exact(2 * steps).enumerate() {
+            let pair = [&pair[..steps], &pair[steps..]];
+            tiles.two_by_two(
+                Rows { values, stride: depth },
+                pair,
+                (&mut out[i * PAIR..], columns),
+                adds,
+                &[],
+            );
+        }
+    }
+}
+
+/// Packs keys as columns: for each 16 of them, tiles along the head. Those that are missing from the block are zeros.
+fn pack_keys(keys: &[bf16], head_dim: usize, packed: &mut [Tile]) {
+    let mut groups = keys.chunks(SIDE * head_dim);
+    for tiles in packed.chunks_exact_mut(head_dim / DEPTH) {
+        pack(&groups.next().unwrap_or_default().chunks_exact(head_dim), tiles);
+    }
+}
+
+/// Packs values as columns of their elements: for each 16 elements of the head, tiles along the positions, whose words are the elements
+/// of two positions. Those that are missing from the block are zeros.
+#[inline(always)]
+#[expect(
+    clippy::inline_always,
+    reason = "an instruction set chosen at run time applies only to what is inlined"
+)]
+fn pack_values(values: &[bf16], head_dim: usize, packed: &mut [Tile]) {
+    let bits: &[u16] = bytemuck::cast_slice(values);
+    let mut pairs = bits.chunks(2 * head_dim);
+    for at in 0..BLOCK / 2 {
+        let (step, row) = (at / SIDE, at % SIDE);
+        let (even, odd) = pairs.next().unwrap_or_default().split_at_checked(head_dim).unwrap_or_default();
+        for (column, tiles) in packed.chunks_exact_mut(STEPS).enumerate() {
+            let words = &mut tiles[step][row * SIDE..][..SIDE];
+            let of = |position: &[u16]| {
+                position
+                    .get(column * SIDE..)
+                    .and_then(<[u16]>::first_chunk::<SIDE>)
+                    .copied()
+                    .unwrap_or_default()
+            };
+            let (even, odd) = (of(even), of(odd));
+            for ((word, even), odd) in words.iter_mut().zip(even).zip(odd) {
+                *word = u32::from(even) | u32::from(odd) << 16;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use super::*;
+    use crate::compute::product::amx::Plain;
+
+    const LENGTH: usize = 150;
+
+    /// Values of about 1 with all bits in use.
+    fn some(count: usize, seed: usize) -> Vec<bf16> {
+        let value = |i: usize| ((i * 7919 + i / 31 + seed * 977) % 1009) as f32 / 400.0 - 1.25;
+        (0..count).map(|i| bf16::from_f32(value(i))).collect()
+    }
+
+    /// What each query gets, and what it gets in f64 from the same rounded queries.
+    fn both(seen: &[Range<usize>], shared: usize, head_dim: usize, values: &[bf16]) -> Vec<[f64; 2]> {
+        let keys = some(LENGTH * head_dim, 1);
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        let rows: Vec<f32> =
+            some(seen.len() * shared * head_dim, 3).into_iter().map(|value| value.to_f32() / scale).collect();
+        let mut out = vec![0.0; rows.len()];
+        let queries = Queries {
+            rows: rows.chunks(shared * head_dim).collect(),
+            seen: seen.to_vec(),
+            head_dim,
+            out: &mut out,
+        };
+        attend(&Plain, Arch::new(), queries, [&keys, values]);
+        let mut results = Vec::new();
+        for (i, (query, out)) in rows.chunks(head_dim).zip(out.chunks(head_dim)).enumerate() {
+            let query: Vec<f64> = query.iter().map(|value| bf16::from_f32(value * scale).to_f64()).collect();
+            let seen = seen[i / shared].clone();
+            let score = |at: usize| {
+                query.iter().zip(&keys[at * head_dim..]).map(|(q, k)| q * k.to_f64()).sum::<f64>().exp()
+            };
+            let scores: Vec<f64> = seen.clone().map(score).collect();
+            let sum: f64 = scores.iter().sum();
+            results.extend(out.iter().enumerate().map(|(at, out)| {
+                let terms = seen
+                    .clone()
+                    .zip(&scores)
+                    .map(|(key, score)| score * values[key * head_dim + at].to_f64());
+                [f64::from(*out), terms.sum::<f64>() / sum]
+            }));
+        }
+        results
+    }
+
+    #[test]
+    fn it_is_that_of_f64_but_for_the_rounding_of_weights() {
+        let causal: Vec<_> = (LENGTH - 70..LENGTH).map(|position| 0..position + 1).collect();
+        let window: Vec<_> = (60..101).map(|position| position - 30..position + 1).collect();
+        for (seen, shared, head_dim) in [(&causal, 1, 64), (&causal, 3, 32), (&window, 2, 96)] {
+            for [got, want] in both(seen, shared, head_dim, &some(LENGTH * head_dim, 2)) {
+                // The greatest value is 1.25, and a weight is rounded to 8 bits.
+                assert!((got - want).abs() < 1.25 / 256.0, "{shared} x {head_dim}: {got} is not {want}");
+            }
+        }
+    }
+
+    #[test]
+    fn infinity_reaches_those_who_see_it() {
+        let head_dim = 32;
+        let seen: Vec<_> = (0..LENGTH).map(|position| 0..position + 1).collect();
+        let mut values = some(LENGTH * head_dim, 2);
+        values[100 * head_dim + 5] = bf16::INFINITY;
+        for (at, [got, _]) in both(&seen, 1, head_dim, &values).into_iter().enumerate() {
+            let is_seen = at / head_dim >= 100 && at % head_dim == 5;
+            assert_eq!(got == f64::INFINITY, is_seen, "row {}, element {}", at / head_dim, at % head_dim);
+            assert_eq!(got.is_finite(), !is_seen);
+        }
+    }
+}

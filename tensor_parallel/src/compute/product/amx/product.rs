@@ -1,0 +1,248 @@
+//! Products of matrices by tiles.
+//!
+//! Weights are read from where they are stored. With many activation rows, a part of the depth of each strip of weights is copied
+//! first: rows that lie apart by a power of two would push each other out of the first-level cache before they are used again.
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use half::bf16;
+
+use super::tiles::{DEPTH, Rows, SIDE, Tile, TileProducts, Tiles, pack, transpose};
+use crate::threads::{PARALLEL_THRESHOLD, Threads};
+
+/// Activation rows from which tiles are faster than dot products. Below, memory is the limit, and a tile's 16 rows of weights are too
+/// many streams for it: one row took 55 to 71 ms with tiles and 42 to 49 without, eight rows 81 to 89 and 81 to 104.
+pub(in crate::compute::product) const FEWEST_ROWS: usize = 8;
+/// Activation rows from which weights are copied.
+const MANY_ROWS: usize = 256;
+/// Steps of [`DEPTH`] that are done at a time with many rows. Strips of both operands then fit the first-level cache.
+const STEPS: usize = 8;
+/// Activation rows that go by at a time, so that their part of the depth stays in the second-level cache with the sums.
+const ROWS_TOGETHER: usize = 512;
+/// Columns that are multiplied at a time, so that their sums stay in the second-level cache.
+pub(in crate::compute::product) const MOST_COLUMNS: usize = 256;
+/// Parts of the columns should be a multiple of this.
+pub(in crate::compute::product) const GRANULE: usize = FOUR;
+
+/// Rows and columns of a strip and of its sums.
+const PAIR: usize = 2 * SIDE;
+const FOUR: usize = 4 * SIDE;
+/// Sums of one call.
+const SUMS: usize = PAIR * PAIR;
+
+/// Activations as columns of tiles.
+pub(in crate::compute::product) struct Packed {
+    /// For each part of the depth, for each group of 16 rows, a tile for each step.
+    tiles: Vec<Tile>,
+    rows: usize,
+    groups: usize,
+    /// Steps in all, and in each part but the last.
+    steps: usize,
+    part: usize,
+}
+
+impl Packed {
+    /// `x` is rows of `k`, a multiple of [`DEPTH`].
+    pub(in crate::compute::product) fn new(threads: &Threads, x: &[bf16], k: usize) -> Self {
+        assert!(k > 0 && k.is_multiple_of(DEPTH) && x.len().is_multiple_of(k), "whole rows of whole tiles");
+        let (rows, steps) = (x.len() / k, k / DEPTH);
+        let groups = rows.div_ceil(SIDE);
+        let part = if rows < MANY_ROWS { steps } else { STEPS.min(steps) };
+        let mut tiles = vec![[0; SIDE * SIDE]; groups * steps];
+        let mut parts = Vec::new();
+        for (first, tiles) in (0..steps).step_by(part).zip(tiles.chunks_mut(groups * part)) {
+            let of_groups = tiles.chunks_mut((tiles.len() / groups.max(1)).max(1));
+            parts.extend(of_groups.zip(x.chunks(SIDE * k)).map(|(tiles, rows)| (first, tiles, rows)));
+        }
+        threads.for_each(x.len() >= PARALLEL_THRESHOLD, parts.into_iter(), |(first, tiles, rows)| {
+            pack(&rows.chunks_exact(k).map(|row| &row[first * DEPTH..]), tiles);
+        });
+        Self { tiles, rows, groups, steps, part }
+    }
+
+    /// The tiles of a group in the part of the depth that begins with step `first`.
+    fn group(&self, first: usize, group: usize) -> &[Tile] {
+        let steps = self.part.min(self.steps - first);
+        &self.tiles[first * self.groups + group * steps..][..steps]
+    }
+}
+
+/// A block of a product: its rows and columns, and the sums, row by row at a distance.
+pub(in crate::compute::product) struct Block<'a> {
+    pub(in crate::compute::product) rows: Range<usize>,
+    pub(in crate::compute::product) columns: Range<usize>,
+    sums: &'a [f32],
+    stride: usize,
+}
+
+impl Block<'_> {
+    /// The sums of each row.
+    pub(in crate::compute::product) fn sums(&self) -> impl Iterator<Item = &[f32]> {
+        self.sums.chunks(self.stride).take(self.rows.len()).map(|row| &row[..self.columns.len()])
+    }
+}
+
+/// Passes on every block of the product whose rows are those of `x` and whose columns are the rows of `w`.
+pub(in crate::compute::product) fn multiply(x: &Packed, w: &[bf16], done: &mut impl FnMut(Block<'_>)) {
+    multiply_by(&Tiles::new(), x, w, done);
+}
+
+fn multiply_by(tiles: &impl TileProducts, x: &Packed, w: &[bf16], done: &mut impl FnMut(Block<'_>)) {
+    thread_local! {
+        static SCRATCH: RefCell<Scratch> = RefCell::default();
+    }
+    let k = x.steps * DEPTH;
+    let n = w.len() / k;
+    assert!(w.len() == n * k, "weights must be whole rows");
+    SCRATCH.with_borrow_mut(|scratch| {
+        // Rows that are left over are fewer than four tiles, and are padded less by pairs.
+        let fours = if x.rows <= SIDE { n / FOUR * FOUR } else { 0 };
+        by_fours(tiles, x, &w[..fours * k], scratch, done);
+        by_pairs(tiles, x, (&w[fours * k..], fours), scratch, done);
+    });
+}
+
+/// Memory that a thread uses again.
+#[derive(Default)]
+struct Scratch {
+    /// A strip of weights.
+    weights: Vec<bf16>,
+    /// Blocks of [`SUMS`].
+    sums: Vec<f32>,
+    /// A block with rows and columns exchanged.
+    exchanged: Vec<f32>,
+}
+
+/// With up to 16 activation rows: each tile of weights is used once.
+fn by_fours(
+    tiles: &impl TileProducts,
+    x: &Packed,
+    w: &[bf16],
+    scratch: &mut Scratch,
+    done: &mut impl FnMut(Block<'_>),
+) {
+    let k = x.steps * DEPTH;
+    let Scratch { sums, exchanged, .. } = scratch;
+    sums.resize(sums.len().max(SUMS), 0.0);
+    let mut strips = w.chunks_exact(FOUR * k).enumerate().peekable();
+    while let Some((i, values)) = strips.next() {
+        let next = strips.peek().map_or(&[][..], |(_, next)| next);
+        tiles.four_by_one(Rows { values, stride: k }, x.group(0, 0), &mut sums[..SUMS], next);
+        exchange((&sums[..SUMS], SIDE), exchanged);
+        let columns = i * FOUR..(i + 1) * FOUR;
+        done(Block { rows: 0..x.rows, columns, sums: exchanged, stride: FOUR });
+    }
+}
+
+/// Each tile is used twice. `w` begins at column `column` of the product.
+fn by_pairs(
+    tiles: &impl TileProducts,
+    x: &Packed,
+    (w, column): (&[bf16], usize),
+    scratch: &mut Scratch,
+    done: &mut impl FnMut(Block<'_>),
+) {
+    let k = x.steps * DEPTH;
+    let n = w.len() / k;
+    let Scratch { weights, sums, exchanged } = scratch;
+    let all = x.groups.div_ceil(2);
+    let is_whole = x.part == x.steps;
+    for pairs in
+        (0..all).step_by(ROWS_TOGETHER / PAIR).map(|first| first..all.min(first + ROWS_TOGETHER / PAIR))
+    {
+        let blocks = if is_whole { 1 } else { n.div_ceil(PAIR) * pairs.len() };
+        sums.resize(sums.len().max(blocks * SUMS), 0.0);
+        for first in (0..x.steps).step_by(x.part) {
+            let depth = first * DEPTH..x.steps.min(first + x.part) * DEPTH;
+            for (strip, values) in w.chunks(PAIR * k).enumerate() {
+                let rows = values.len() / k;
+                let strip_of_weights = if is_whole && rows == PAIR {
+                    Rows { values, stride: k }
+                } else {
+                    weights.clear();
+                    values.chunks_exact(k).for_each(|row| weights.extend_from_slice(&row[depth.clone()]));
+                    weights.resize(PAIR * depth.len(), bf16::ZERO);
+                    Rows { values: weights, stride: depth.len() }
+                };
+                for (at, pair) in pairs.clone().enumerate() {
+                    let block = if is_whole { 0 } else { strip * pairs.len() + at };
+                    let sums = &mut sums[block * SUMS..][..SUMS];
+                    let groups = [2 * pair, (2 * pair + 1).min(x.groups - 1)];
+                    let next = if is_whole && at == 0 { w.get((strip + 1) * PAIR * k..) } else { None };
+                    tiles.two_by_two(
+                        strip_of_weights,
+                        groups.map(|group| x.group(first, group)),
+                        (&mut *sums, PAIR),
+                        first > 0,
+                        next.unwrap_or_default(),
+                    );
+                    if depth.end == k {
+                        exchange((sums, PAIR), exchanged);
+                        let columns = column + strip * PAIR;
+                        done(Block {
+                            rows: pair * PAIR..x.rows.min((pair + 1) * PAIR),
+                            columns: columns..columns + rows,
+                            sums: exchanged,
+                            stride: PAIR,
+                        });
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Exchanges rows, which are `stride` long, and columns.
+fn exchange((sums, stride): (&[f32], usize), to: &mut Vec<f32>) {
+    to.resize(sums.len(), 0.0);
+    let to_stride = sums.len() / stride;
+    let (sums, to): (&[u32], &mut [u32]) = (bytemuck::cast_slice(sums), bytemuck::cast_slice_mut(to));
+    for row in (0..to_stride).step_by(SIDE) {
+        for column in (0..stride).step_by(SIDE) {
+            transpose(
+                (&sums[row * stride + column..], stride),
+                (&mut to[column * to_stride + row..], to_stride),
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tiles::tests::Plain;
+    use super::*;
+
+    #[test]
+    fn tiles_cover_every_row_of_both_operands_whatever_their_numbers() {
+        // Small whole numbers: their sums are exact in any order.
+        let value = |i: usize| bf16::from_f32((i * 7 % 9) as f32 - 4.0);
+        for [m, k, n] in [
+            [1, 32, 1],
+            [16, 64, 32],
+            [9, 64, 130],
+            [17, 96, 33],
+            [33, 32, 70],
+            [70, 1024, 100],
+            [MANY_ROWS, 2 * DEPTH * STEPS, 64],
+            [ROWS_TOGETHER + 17, DEPTH * (STEPS + 3), 33],
+        ] {
+            let x: Vec<bf16> = (0..m * k).map(value).collect();
+            let w: Vec<bf16> = (0..n * k).map(|i| value(i + i / 5)).collect();
+            let packed = Packed::new(&Threads::new(1, "test"), &x, k);
+            let mut out = vec![f32::NAN; m * n];
+            multiply_by(&Plain, &packed, &w, &mut |block: Block<'_>| {
+                for (row, sums) in block.rows.clone().zip(block.sums()) {
+                    out[row * n..][block.columns.clone()].copy_from_slice(sums);
+                }
+            });
+            for (r, out) in out.chunks_exact(n).enumerate() {
+                for (i, out) in out.iter().enumerate() {
+                    let terms = x[r * k..][..k].iter().zip(&w[i * k..][..k]);
+                    let want: f32 = terms.map(|(x, w)| x.to_f32() * w.to_f32()).sum();
+                    assert_eq!(*out, want, "{m} x {k} x {n}: row {r}, column {i}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! Products of tiles, and the orders of elements that they want.
+//!
+//! `unsafe` rests on this: a [`Tiles`] exists only on a thread that has set its tiles up, and slices are as long as the tiles that
+//! are read and written, which is checked.
+
+#![expect(unsafe_code, reason = "instructions that the processor must be known to have")]
+
+use std::arch::asm;
+use std::arch::x86_64::{
+    __m512i, _mm512_loadu_si512, _mm512_shuffle_i32x4, _mm512_storeu_si512, _mm512_unpackhi_epi32,
+    _mm512_unpackhi_epi64, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
+};
+use std::cell::Cell;
+use std::marker::PhantomData;
+
+use half::bf16;
+
+/// Rows of a tile, and words of a row.
+pub(in crate::compute) const SIDE: usize = 16;
+/// bf16 elements of a row of a tile: as many of each sum are added by one instruction.
+pub(in crate::compute) const DEPTH: usize = 2 * SIDE;
+
+/// Sixteen rows of sixteen words, each two elements of bf16 or a sum.
+pub(in crate::compute) type Tile = [u32; SIDE * SIDE];
+
+/// Rows that begin `stride` elements apart.
+#[derive(Clone, Copy)]
+pub(in crate::compute) struct Rows<'a> {
+    pub(in crate::compute) values: &'a [bf16],
+    pub(in crate::compute) stride: usize,
+}
+
+/// Products of rows with packed columns: [`Tiles`], and in tests plain arithmetic.
+///
+/// In both, `next` is memory to fetch meanwhile, or empty.
+pub(in crate::compute) trait TileProducts {
+    /// The product of 32 rows of `a` with twice 16 columns of `b`. Row `i` of it is `c[i * stride..][..32]`; it is added to what is there
+    /// if `adds`. Rows are as long as the tiles of `b` are deep.
+    fn two_by_two(&self, a: Rows<'_>, b: [&[Tile]; 2], c: (&mut [f32], usize), adds: bool, next: &[bf16]);
+
+    /// The product of 64 rows of `a` with 16 columns of `b`. Row `i` of it is `c[i * 16..][..16]`.
+    fn four_by_one(&self, a: Rows<'_>, b: &[Tile], c: &mut [f32], next: &[bf16]);
+}
+
+/// The tiles of the processor, set up on this thread.
+pub(in crate::compute) struct Tiles {
+    of_this_thread: PhantomData<*const ()>,
+}
+
+thread_local! {
+    /// How many [`Tiles`] the thread has.
+    static USERS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// How many rows and bytes of a row each tile has.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    first: u8,
+    reserved: [u8; 14],
+    bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Tiles {
+    /// # Panics
+    /// When the processor has none, or the system does not allow them.
+    pub(in crate::compute) fn new() -> Self {
+        assert!(super::is_allowed(), "checked when the instruction set was chosen");
+        let configuration = Configuration {
+            palette: 1,
+            first: 0,
+            reserved: [0; 14],
+            bytes: std::array::from_fn(|tile| if tile < 8 { 64 } else { 0 }),
+            rows: std::array::from_fn(|tile| if tile < 8 { SIDE as u8 } else { 0 }),
+        };
+        USERS.set(USERS.get() + 1);
+        // SAFETY: the processor has the instruction, and the operand is what it takes. The compiler uses no tiles.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const configuration, options(nostack, readonly)) };
+        Self { of_this_thread: PhantomData }
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        USERS.set(USERS.get() - 1);
+        if USERS.get() == 0 {
+            // SAFETY: the processor has the instruction, and nobody on this thread uses the tiles.
+            unsafe { asm!("tilerelease", options(nostack, nomem)) };
+        }
+    }
+}
+
+/// Fetches as many bytes of what is wanted next as a step uses, in the order of memory. Takes labels 3 and 4.
+macro_rules! fetch_next {
+    ($bytes:literal) => {
+        concat!(
+            "test {next}, {next}\njz 4f\nlea {end}, [{next} + ", $bytes, "]\n3:\n",
+            "prefetcht1 [{next}]\nprefetcht1 [{next} + 64]\nprefetcht1 [{next} + 128]\nprefetcht1 [{next} + 192]\n",
+            "add {next}, 256\ncmp {next}, {end}\njb 3b\n4:"
+        )
+    };
+}
+
+/// Where to fetch `rows` rows of `steps` steps, or nowhere.
+fn fetched(next: &[bf16], rows: usize, steps: usize) -> *const bf16 {
+    if next.len() >= rows * DEPTH * steps { next.as_ptr() } else { std::ptr::null() }
+}
+
+impl TileProducts for Tiles {
+    fn two_by_two(
+        &self,
+        a: Rows<'_>,
+        b: [&[Tile]; 2],
+        (c, c_stride): (&mut [f32], usize),
+        adds: bool,
+        next: &[bf16],
+    ) {
+        let steps = b[0].len();
+        assert!(steps > 0 && b[1].len() == steps && a.stride >= DEPTH * steps && c_stride >= 2 * SIDE);
+        assert!(a.values.len() >= (2 * SIDE - 1) * a.stride + DEPTH * steps);
+        assert!(c.len() >= (2 * SIDE - 1) * c_stride + 2 * SIDE);
+        let upper = a.values.as_ptr();
+        // SAFETY: the tiles are set up. The loop loads `steps` tiles of each operand at the strides at which they are stored, and
+        // loads and stores four tiles of sums: all within the slices, by the assertions. Prefetching reads nothing.
+        unsafe {
+            let lower = upper.add(SIDE * a.stride);
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "test {adds:e}, {adds:e}",
+                "jz 5f",
+                "mov {end}, {c_stride}",
+                "shl {end}, 4",
+                "add {end}, {c}",
+                "tileloadd tmm0, [{c} + {c_stride}]",
+                "tileloadd tmm1, [{c} + {c_stride} + 64]",
+                "tileloadd tmm2, [{end} + {c_stride}]",
+                "tileloadd tmm3, [{end} + {c_stride} + 64]",
+                "5:",
+                "2:",
+                "tileloadd tmm4, [{upper} + {stride}]",
+                "tileloadd tmm6, [{first} + {row}]",
+                "tileloadd tmm5, [{lower} + {stride}]",
+                "tileloadd tmm7, [{second} + {row}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                fetch_next!("2048"),
+                "add {upper}, 64",
+                "add {lower}, 64",
+                "add {first}, 1024",
+                "add {second}, 1024",
+                "dec {steps}",
+                "jnz 2b",
+                "mov {end}, {c_stride}",
+                "shl {end}, 4",
+                "add {end}, {c}",
+                "tilestored [{c} + {c_stride}], tmm0",
+                "tilestored [{c} + {c_stride} + 64], tmm1",
+                "tilestored [{end} + {c_stride}], tmm2",
+                "tilestored [{end} + {c_stride} + 64], tmm3",
+                stride = in(reg) a.stride * size_of::<bf16>(),
+                c_stride = in(reg) c_stride * size_of::<f32>(),
+                c = in(reg) c.as_mut_ptr(),
+                adds = inout(reg) usize::from(adds) => _,
+                row = in(reg) 64usize,
+                next = inout(reg) fetched(next, 2 * SIDE, steps) => _,
+                end = out(reg) _,
+                upper = inout(reg) upper => _,
+                lower = inout(reg) lower => _,
+                first = inout(reg) b[0].as_ptr() => _,
+                second = inout(reg) b[1].as_ptr() => _,
+                steps = inout(reg) steps => _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+
+    fn four_by_one(&self, a: Rows<'_>, b: &[Tile], c: &mut [f32], next: &[bf16]) {
+        let steps = b.len();
+        assert!(steps > 0 && a.stride >= DEPTH * steps && c.len() >= 4 * SIDE * SIDE);
+        assert!(a.values.len() >= (4 * SIDE - 1) * a.stride + DEPTH * steps);
+        // SAFETY: as above, with four tiles of rows and one of columns in each step.
+        unsafe {
+            let rows = |tile: usize| a.values.as_ptr().add(tile * SIDE * a.stride);
+            asm!(
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "2:",
+                "tileloadd tmm7, [{b} + {row}]",
+                "tileloadd tmm4, [{first} + {stride}]",
+                "tileloadd tmm5, [{second} + {stride}]",
+                "tdpbf16ps tmm0, tmm4, tmm7",
+                "tileloadd tmm6, [{third} + {stride}]",
+                "tdpbf16ps tmm1, tmm5, tmm7",
+                "tileloadd tmm4, [{fourth} + {stride}]",
+                "tdpbf16ps tmm2, tmm6, tmm7",
+                "tdpbf16ps tmm3, tmm4, tmm7",
+                fetch_next!("4096"),
+                "add {first}, 64",
+                "add {second}, 64",
+                "add {third}, 64",
+                "add {fourth}, 64",
+                "add {b}, 1024",
+                "dec {steps}",
+                "jnz 2b",
+                "tilestored [{c} + {row}], tmm0",
+                "tilestored [{c} + {row} + 1024], tmm1",
+                "tilestored [{c} + {row} + 2048], tmm2",
+                "tilestored [{c} + {row} + 3072], tmm3",
+                stride = in(reg) a.stride * size_of::<bf16>(),
+                row = in(reg) 64usize,
+                next = inout(reg) fetched(next, 4 * SIDE, steps) => _,
+                end = out(reg) _,
+                first = inout(reg) rows(0) => _,
+                second = inout(reg) rows(1) => _,
+                third = inout(reg) rows(2) => _,
+                fourth = inout(reg) rows(3) => _,
+                b = inout(reg) b.as_ptr() => _,
+                steps = inout(reg) steps => _,
+                c = in(reg) c.as_mut_ptr(),
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+}
+
+/// Packs up to 16 rows as columns of a product: a tile for each [`DEPTH`] elements of them, of pairs of elements. Rows that are missing
+/// are zeros.
+pub(in crate::compute) fn pack<'a>(rows: &(impl Iterator<Item = &'a [bf16]> + Clone), tiles: &mut [Tile]) {
+    for (step, tile) in tiles.iter_mut().enumerate() {
+        // Rows of pairs of elements: a word is a pair, as the architecture is little endian.
+        let mut pairs = [0u32; SIDE * SIDE];
+        for (to, row) in pairs.chunks_exact_mut(SIDE).zip(rows.clone()) {
+            bytemuck::cast_slice_mut(to).copy_from_slice(&row[step * DEPTH..][..DEPTH]);
+        }
+        transpose((&pairs, SIDE), (tile, SIDE));
+    }
+}
+
+/// Exchanges rows and columns of 16 rows of 16 words. Each operand comes with the distance between its rows.
+pub(super) fn transpose(from: (&[u32], usize), to: (&mut [u32], usize)) {
+    assert!(from.0.len() >= (SIDE - 1) * from.1 + SIDE && to.0.len() >= (SIDE - 1) * to.1 + SIDE);
+    if is_x86_feature_detected!("avx512f") {
+        // SAFETY: the processor has the instructions, and both hold 16 rows.
+        return unsafe { transpose_by_vectors(from, to) };
+    }
+    for at in 0..SIDE * SIDE {
+        to.0[at / SIDE * to.1 + at % SIDE] = from.0[at % SIDE * from.1 + at / SIDE];
+    }
+}
+
+/// # Safety
+/// The processor has the instructions, and both operands hold 16 rows.
+#[target_feature(enable = "avx512f")]
+unsafe fn transpose_by_vectors((from, stride): (&[u32], usize), (to, to_stride): (&mut [u32], usize)) {
+    // Each step exchanges what lies apart by twice as much as in the step before: words, pairs, quarters of a vector, halves.
+    // SAFETY: a row is a vector of 16 words.
+    let rows: [__m512i; SIDE] =
+        std::array::from_fn(|i| unsafe { _mm512_loadu_si512(from.as_ptr().add(i * stride).cast()) });
+    let words: [__m512i; SIDE] = std::array::from_fn(|i| match i % 2 {
+        0 => _mm512_unpacklo_epi32(rows[i], rows[i + 1]),
+        _ => _mm512_unpackhi_epi32(rows[i - 1], rows[i]),
+    });
+    // Of rows 4i to 4i + 3: the columns 4q + j of the four quarters q.
+    let pairs: [__m512i; SIDE] = std::array::from_fn(|i| {
+        let (four, j) = (i / 4 * 4, i % 4);
+        let (upper, lower) = (words[four + j / 2], words[four + 2 + j / 2]);
+        if j % 2 == 0 { _mm512_unpacklo_epi64(upper, lower) } else { _mm512_unpackhi_epi64(upper, lower) }
+    });
+    for j in 0..4 {
+        let [a, b, c, d] = [0, 4, 8, 12].map(|four| pairs[four + j]);
+        let (even, odd) = (
+            [_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0x88>(c, d)],
+            [_mm512_shuffle_i32x4::<0xdd>(a, b), _mm512_shuffle_i32x4::<0xdd>(c, d)],
+        );
+        let columns = [
+            _mm512_shuffle_i32x4::<0x88>(even[0], even[1]),
+            _mm512_shuffle_i32x4::<0x88>(odd[0], odd[1]),
+            _mm512_shuffle_i32x4::<0xdd>(even[0], even[1]),
+            _mm512_shuffle_i32x4::<0xdd>(odd[0], odd[1]),
+        ];
+        for (quarter, column) in columns.into_iter().enumerate() {
+            // SAFETY: column 4 · quarter + j of 16, each as long as a vector.
+            unsafe { _mm512_storeu_si512(to.as_mut_ptr().add((4 * quarter + j) * to_stride).cast(), column) };
+        }
+    }
+}
+
+#[cfg(test)]
+pub(in crate::compute) mod tests {
+    use super::*;
+
+    /// What the processor's tiles compute, on any processor.
+    pub(in crate::compute) struct Plain;
+
+    impl Plain {
+        fn sum(a: Rows<'_>, b: &[Tile], row: usize, column: usize) -> f32 {
+            let row = a.values[row * a.stride..][..b.len() * DEPTH].as_chunks::<2>().0;
+            let pairs = b.iter().flat_map(|tile| tile.chunks_exact(SIDE)).map(|pairs| pairs[column]);
+            let products = pairs.zip(row).map(|(pair, [low, high])| {
+                let b = [pair as u16, (pair >> 16) as u16].map(|bits| bf16::from_bits(bits).to_f32());
+                b[0] * low.to_f32() + b[1] * high.to_f32()
+            });
+            products.sum()
+        }
+    }
+
+    impl TileProducts for Plain {
+        fn two_by_two(&self, a: Rows<'_>, b: [&[Tile]; 2], c: (&mut [f32], usize), adds: bool, _: &[bf16]) {
+            for (i, row) in c.0.chunks_mut(c.1).take(2 * SIDE).enumerate() {
+                for (j, sum) in row[..2 * SIDE].iter_mut().enumerate() {
+                    *sum = Self::sum(a, b[j / SIDE], i, j % SIDE) + if adds { *sum } else { 0.0 };
+                }
+            }
+        }
+
+        fn four_by_one(&self, a: Rows<'_>, b: &[Tile], c: &mut [f32], _: &[bf16]) {
+            for (at, sum) in c[..4 * SIDE * SIDE].iter_mut().enumerate() {
+                *sum = Self::sum(a, b, at / SIDE, at % SIDE);
+            }
+        }
+    }
+
+    #[test]
+    fn rows_and_columns_are_exchanged_by_vectors_and_without() {
+        let (stride, to_stride) = (19, 33);
+        let from: Vec<u32> = (0..SIDE as u32 * stride as u32).map(|at| at.wrapping_mul(0x0101_0101)).collect();
+        let mut to = vec![0; SIDE * to_stride];
+        transpose((&from, stride), (&mut to, to_stride));
+        for at in 0..SIDE * SIDE {
+            assert_eq!(to[at / SIDE * to_stride + at % SIDE], from[at % SIDE * stride + at / SIDE]);
+        }
+    }
+
+    #[test]
+    fn the_processors_tiles_compute_what_plain_arithmetic_does() {
+        if !super::super::is_allowed() {
+            return;
+        }
+        // Small whole numbers: their sums are exact in any order.
+        let value = |i: usize| bf16::from_f32((i * 7 % 9) as f32 - 4.0);
+        for steps in [1, 2, 9] {
+            let (stride, c_stride) = (steps * DEPTH + 32, 48);
+            let values: Vec<bf16> = (0..4 * SIDE * stride).map(|i| value(i + i / 5)).collect();
+            let a = Rows { values: &values, stride };
+            let columns: Vec<bf16> = (0..2 * SIDE * DEPTH * steps).map(value).collect();
+            let mut tiles = vec![[0; SIDE * SIDE]; 2 * steps];
+            for (tiles, columns) in tiles.chunks_mut(steps).zip(columns.chunks(SIDE * DEPTH * steps)) {
+                pack(&columns.chunks(DEPTH * steps), tiles);
+            }
+            let (first, second) = tiles.split_at(steps);
+            let run = |products: &dyn TileProducts| {
+                let mut sums = vec![2.0; 4 * SIDE * c_stride];
+                products.two_by_two(a, [first, second], (&mut sums, c_stride), false, &[]);
+                products.two_by_two(a, [second, first], (&mut sums, c_stride), true, a.values);
+                products.four_by_one(a, second, &mut sums[SIDE..], a.values);
+                sums
+            };
+            // A thread may have several, and the first to go leaves the tiles to the others.
+            let tiles = Tiles::new();
+            drop(Tiles::new());
+            assert_eq!(run(&tiles), run(&Plain), "{steps} steps");
+        }
+    }
+}
