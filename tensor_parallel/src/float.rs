@@ -115,14 +115,22 @@ impl Float for bf16 {
     }
 
     // Without a branch, so that the compiler vectorises loops of it.
-    #[inline]
+    #[inline(always)]
+    #[expect(
+        clippy::inline_always,
+        reason = "an instruction set chosen at run time applies only to what is inlined"
+    )]
     fn narrow(value: f32) -> Self {
         let bits = value.to_bits();
         let nearest = (bits.wrapping_add(0x7FFF + (bits >> 16 & 1)) >> 16) as u16;
         Self::from_bits(if value.is_nan() { (bits >> 16) as u16 | 0x40 } else { nearest })
     }
 
-    #[inline]
+    #[inline(always)]
+    #[expect(
+        clippy::inline_always,
+        reason = "an instruction set chosen at run time applies only to what is inlined"
+    )]
     fn narrow_into(from: &[f32], to: &mut [Self]) {
         for (to, from) in to.iter_mut().zip(from) {
             *to = Self::narrow(*from);

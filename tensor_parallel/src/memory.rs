@@ -1,5 +1,14 @@
 //! Host memory for large arrays.
 
+#![expect(
+    unsafe_code,
+    reason = "advice about memory is unsafe, as some of it loses what is there; and memory is handed out before it is anything"
+)]
+
+use std::mem::MaybeUninit;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+
 use bytemuck::Zeroable;
 
 /// The size of a large page on most machines. On others, part of an array stays in small pages.
@@ -7,28 +16,82 @@ const LARGE_PAGE: usize = 2 << 20;
 
 /// A vector of zeros, in large pages where they fit: page faults on small pages take longer than copying weights into them.
 pub(crate) fn zeros<T: Zeroable>(count: usize) -> Vec<T> {
-    // Writes nothing: memory fresh from the system is zero.
+    // Writes nothing if the memory is fresh from the system, which is zero.
     let mut values = bytemuck::zeroed_vec::<T>(count);
-    let bytes = size_of_val(&values[..]);
+    prefer_large_pages(&mut values);
+    values
+}
+
+fn prefer_large_pages<T>(values: &mut [T]) {
+    let bytes = size_of_val(values);
     let start = values.as_mut_ptr().cast::<u8>();
     let before = start.align_offset(LARGE_PAGE);
     let length = bytes.saturating_sub(before) / LARGE_PAGE * LARGE_PAGE;
     if length > 0 {
-        #[expect(unsafe_code, reason = "advice about memory is unsafe, as some of it loses what is there")]
-        // SAFETY: the range is whole pages within the vector, and the advice does not change their content. If the system
+        // SAFETY: the range is whole pages within the slice, and the advice does not change their content. If the system
         // ignores it, pages are small.
         let _ = unsafe {
             rustix::mm::madvise(start.add(before).cast(), length, rustix::mm::Advice::LinuxHugepage)
         };
     }
-    values
+}
+
+/// A vector whose parts `fill` sets, each on the thread that has it. To set all to zero first would take one thread as long as several
+/// take to compute them.
+///
+/// # Panics
+/// When `fill` leaves a part out.
+pub(crate) fn built<T: Zeroable>(count: usize, fill: impl FnOnce(Part<'_, T>)) -> Vec<T> {
+    let mut values: Vec<MaybeUninit<T>> = Vec::with_capacity(count);
+    // SAFETY: the capacity is there, and elements may be anything.
+    unsafe { values.set_len(count) };
+    prefer_large_pages(&mut values);
+    let set = AtomicUsize::new(0);
+    fill(Part { values: &mut values, set: &set });
+    assert_eq!(set.into_inner(), count, "every part must be set");
+    let (start, capacity) = (values.as_mut_ptr().cast::<T>(), values.capacity());
+    std::mem::forget(values);
+    // SAFETY: the parts are disjoint, each is set at most once, and together they are all elements. `MaybeUninit` has the size and the
+    // alignment of its element.
+    unsafe { Vec::from_raw_parts(start, count, capacity) }
+}
+
+/// Part of a vector that is being [`built`].
+pub(crate) struct Part<'a, T> {
+    values: &'a mut [MaybeUninit<T>],
+    set: &'a AtomicUsize,
+}
+
+impl<'a, T: Zeroable> Part<'a, T> {
+    /// Its elements, all zero.
+    pub(crate) fn zeros(self) -> &'a mut [T] {
+        let count = self.values.len();
+        let start = self.values.as_mut_ptr();
+        // SAFETY: the elements are there, and zero is a value of their type.
+        let values = unsafe {
+            start.write_bytes(0, count);
+            std::slice::from_raw_parts_mut(start.cast::<T>(), count)
+        };
+        self.set.fetch_add(count, Relaxed);
+        values
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.values.len()
+    }
+
+    /// Parts of it, as `chunks_mut` makes them.
+    pub(crate) fn chunks(self, size: usize) -> impl ExactSizeIterator<Item = Self> {
+        let set = self.set;
+        self.values.chunks_mut(size).map(move |values| Self { values, set })
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use half::bf16;
 
-    use super::{LARGE_PAGE, zeros};
+    use super::{LARGE_PAGE, built, zeros};
 
     #[test]
     fn all_are_zero_whatever_their_number() {
@@ -39,5 +102,30 @@ mod tests {
             // What is freed and taken again is zero again.
             values.fill(bf16::ONE);
         }
+    }
+
+    #[test]
+    fn what_is_built_is_what_its_parts_were_set_to() {
+        let values = built::<u32>(10, |all| {
+            std::thread::scope(|scope| {
+                for (i, part) in all.chunks(4).enumerate() {
+                    scope.spawn(move || {
+                        let values = part.zeros();
+                        assert!(values.iter().all(|value| *value == 0));
+                        values[0] = i as u32 + 1;
+                    });
+                }
+            });
+        });
+        assert_eq!(values, [1, 0, 0, 0, 2, 0, 0, 0, 3, 0]);
+        assert!(built::<u32>(0, |_| ()).is_empty());
+    }
+
+    #[test]
+    #[should_panic(expected = "every part must be set")]
+    fn a_part_that_is_left_out_is_noticed() {
+        built::<u32>(3, |all| {
+            all.chunks(2).next().map(super::Part::zeros);
+        });
     }
 }

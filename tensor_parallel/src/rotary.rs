@@ -92,6 +92,11 @@ impl RotaryTable {
     }
 
     /// Rotates one head at the `index`th position: element `i` is paired with element `i + head_dim / 2`.
+    #[inline(always)]
+    #[expect(
+        clippy::inline_always,
+        reason = "an instruction set chosen at run time applies only to what is inlined"
+    )]
     pub fn rotate(&self, index: usize, head: &mut [f32]) {
         let (first, second) = head.split_at_mut(self.half);
         let rotations = &self.sin_cos[index * self.half..(index + 1) * self.half];

@@ -8,12 +8,12 @@ use ryzanstein_config::InstructionSet;
 use ryzanstein_process_group::{DType, Element as _};
 
 use super::batch::{Batch, SlotMapping};
-use super::exponential::exp;
 use super::operations::{AttentionCall, Compute, LayerCache};
 use super::product::{Products, instruction_set};
-use super::{attend, shapes};
+use super::{attend, rows, shapes};
 use crate::error::{ConfigurationError, Result};
 use crate::float::{self, Float, with_float};
+use crate::memory;
 use crate::rotary::Rotary;
 use crate::storage::{Storage, with_elements};
 use crate::tensor::{Tensor, element_count};
@@ -69,72 +69,70 @@ impl Host {
         fill: impl Fn(usize, &mut [f32]) + Sync,
     ) -> Result<Tensor> {
         let shape = [rows, columns];
-        let mut out = Storage::zeros(element_count(&shape, dtype)?, dtype)?;
-        if columns > 0 {
-            with_elements!(&mut out, out => self.each_row(&mut out[..], columns, fill));
-        }
-        Ok(Tensor::from_storage(&shape, out))
+        element_count(&shape, dtype)?;
+        let values = with_float!(dtype, T => Storage::from(self.built::<T>(shape, fill)))?;
+        Ok(Tensor::from_storage(&shape, values))
+    }
+
+    /// The elements of [`build`](Self::build).
+    pub(super) fn built<T: Float>(
+        &self,
+        [rows, columns]: [usize; 2],
+        fill: impl Fn(usize, &mut [f32]) + Sync,
+    ) -> Vec<T> {
+        memory::built(rows * columns, |all| {
+            let together = self.rows_together(rows);
+            let parts = all.chunks((together * columns).max(1)).enumerate();
+            self.threads.for_each(rows * columns >= PARALLEL_THRESHOLD, parts, |(part, out)| {
+                self.change(out.zeros(), part * together, columns, false, &fill);
+            });
+        })
     }
 
     /// Changes each row of an array, on the threads if it is large.
-    pub(super) fn each_row<T: Float>(
-        &self,
-        out: &mut [T],
-        columns: usize,
-        change: impl Fn(usize, &mut [f32]) + Sync,
-    ) {
-        let arch = self.arch();
-        let row = |(i, out): (usize, &mut [T])| {
-            if T::DTYPE == f32::DTYPE {
-                arch.dispatch(|| change(i, bytemuck::cast_slice_mut(out)));
-                return;
-            }
-            let mut wide = vec![0.0; columns];
-            arch.dispatch(|| {
-                T::widen_into(out, &mut wide);
-                change(i, &mut wide);
-                T::narrow_into(&wide, out);
-            });
-        };
+    fn each_row<T: Float>(&self, out: &mut [T], columns: usize, change: impl Fn(usize, &mut [f32]) + Sync) {
         let is_worth_it = out.len() >= PARALLEL_THRESHOLD;
-        let rows = (out.len() / columns).div_ceil(PARTS * self.threads.count());
-        let parts = out.chunks_mut(rows.max(1) * columns).enumerate();
+        let together = self.rows_together(out.len() / columns);
+        let parts = out.chunks_mut(together * columns).enumerate();
         self.threads.for_each(is_worth_it, parts, |(part, out)| {
-            out.chunks_exact_mut(columns).enumerate().for_each(|(i, out)| row((part * rows + i, out)));
+            self.change(out, part * together, columns, true, &change);
         });
     }
-}
 
-/// The exact values of some elements.
-#[inline(always)]
-#[expect(
-    clippy::inline_always,
-    reason = "an instruction set chosen at run time applies only to what is inlined"
-)]
-pub(super) fn values(stored: &Storage, range: Range<usize>) -> Cow<'_, [f32]> {
-    if let Storage::F32(stored) = stored {
-        return Cow::Borrowed(&stored[range]);
+    /// Rows of a part.
+    fn rows_together(&self, rows: usize) -> usize {
+        rows.div_ceil(PARTS * self.threads.count()).max(1)
     }
-    let mut wide = vec![0.0; range.len()];
-    with_elements!(stored, stored => Float::widen_into(&stored[range], &mut wide));
-    Cow::Owned(wide)
-}
 
-/// Uses 16 partial sums, since each addition to one sum waits for the last.
-#[inline(always)]
-#[expect(
-    clippy::inline_always,
-    reason = "an instruction set chosen at run time applies only to what is inlined"
-)]
-fn sum_of_squares(x: &[f32]) -> f32 {
-    let (vectors, rest) = x.as_chunks::<16>();
-    let mut sums = [0.0; 16];
-    for vector in vectors {
-        for (sum, x) in sums.iter_mut().zip(vector) {
-            *sum += x * x;
+    /// Changes rows, of which the first is row `first`. `change` gets the values that are there, or zeros.
+    fn change<T: Float>(
+        &self,
+        out: &mut [T],
+        first: usize,
+        columns: usize,
+        reads: bool,
+        change: &impl Fn(usize, &mut [f32]),
+    ) {
+        let mut wide = vec![0.0; if T::DTYPE == f32::DTYPE { 0 } else { columns }];
+        for (i, out) in out.chunks_exact_mut(columns.max(1)).enumerate() {
+            if T::DTYPE == f32::DTYPE {
+                change(first + i, bytemuck::cast_slice_mut(out));
+                continue;
+            }
+            if reads {
+                rows::widen(self.arch(), out, &mut wide);
+            } else {
+                wide.fill(0.0);
+            }
+            change(first + i, &mut wide);
+            rows::narrow(self.arch(), &wide, out);
         }
     }
-    sums.into_iter().sum::<f32>() + rest.iter().map(|x| x * x).sum::<f32>()
+
+    /// The exact values of some elements.
+    pub(super) fn values<'a>(&self, stored: &'a Storage, range: Range<usize>) -> Cow<'a, [f32]> {
+        rows::values(self.arch(), stored, range)
+    }
 }
 
 impl Compute for Host {
@@ -179,7 +177,7 @@ impl Compute for Host {
         self.build([ids.len(), columns], out, |i, to| {
             match (ids[i] as usize).checked_sub(first).filter(|row| *row < rows) {
                 Some(row) => with_elements!(stored, from => {
-                    Float::widen_into(&from[row * columns..(row + 1) * columns], to);
+                    rows::widen(self.arch(), &from[row * columns..(row + 1) * columns], to);
                 }),
                 None => to.fill(0.0),
             }
@@ -191,11 +189,8 @@ impl Compute for Host {
         let columns = x.columns();
         let (stored, weight) = (x.host()?, weight.host_values()?);
         self.build([x.rows(), columns], x.dtype(), |i, to| {
-            let row = values(stored, i * columns..(i + 1) * columns);
-            let scale = 1.0 / (sum_of_squares(&row) / columns as f32 + epsilon).sqrt();
-            for ((to, x), w) in to.iter_mut().zip(row.iter()).zip(weight.iter()) {
-                *to = x * scale * w;
-            }
+            let row = self.values(stored, i * columns..(i + 1) * columns);
+            rows::rms_norm(self.arch(), &row, &weight, epsilon, to);
         })
     }
 
@@ -206,9 +201,7 @@ impl Compute for Host {
             with_elements!(x.host_mut()?, x => self.each_row(&mut x[..], columns, |i, to| {
                 // One row is added to all.
                 let at = i * columns % count;
-                for (to, y) in to.iter_mut().zip(values(y, at..at + columns).iter()) {
-                    *to += y;
-                }
+                rows::add(self.arch(), to, &self.values(y, at..at + columns));
             }));
         }
         Ok(())
@@ -218,11 +211,10 @@ impl Compute for Host {
         let width = shapes::swiglu(x)?;
         let stored = x.host()?;
         self.build([x.rows(), width], x.dtype(), |i, to| {
-            let both = values(stored, 2 * i * width..2 * (i + 1) * width);
-            let (gate, up) = both.split_at(width);
-            for ((to, gate), up) in to.iter_mut().zip(gate).zip(up) {
-                *to = gate / (1.0 + exp(-gate)) * up;
-            }
+            with_elements!(stored, stored => {
+                let (gate, up) = stored[2 * i * width..2 * (i + 1) * width].split_at(width);
+                rows::swiglu(self.arch(), gate, up, to);
+            });
         })
     }
 
@@ -235,7 +227,7 @@ impl Compute for Host {
         let stored = x.host()?;
         self.build([x.rows(), columns.len()], x.dtype(), |i, to| {
             let at = i * x.columns();
-            to.copy_from_slice(&values(stored, at + columns.start..at + columns.end));
+            to.copy_from_slice(&self.values(stored, at + columns.start..at + columns.end));
         })
     }
 
@@ -248,7 +240,7 @@ impl Compute for Host {
         self.build([rows, keep], blocks.dtype(), |i, to| {
             for (block, to) in to.chunks_mut(width).enumerate() {
                 let from = (block * rows + i) * width;
-                to.copy_from_slice(&values(stored, from..from + to.len()));
+                to.copy_from_slice(&self.values(stored, from..from + to.len()));
             }
         })
     }

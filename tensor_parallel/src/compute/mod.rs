@@ -8,6 +8,7 @@ mod exponential;
 mod host;
 mod operations;
 mod product;
+mod rows;
 mod shapes;
 mod sizing;
 

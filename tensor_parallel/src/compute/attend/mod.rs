@@ -19,13 +19,15 @@ use pulp::{Simd, WithSimd};
 use ryzanstein_config::InstructionSet;
 
 use super::exponential::exp;
-use super::host::{self, Host};
+use super::host::Host;
 use super::operations::{AttentionCall, LayerCache};
 #[cfg(target_arch = "x86_64")]
 use super::product::amx::Tiles;
 use super::product::simd;
+use super::rows;
 use crate::error::Result;
 use crate::float::Float;
+use crate::memory;
 use crate::storage::{Storage, with_elements};
 use crate::tensor::Tensor;
 use crate::threads::PARALLEL_THRESHOLD;
@@ -48,23 +50,20 @@ pub(super) fn attention(
     let (slots, rotary) = (batch.slots().slots().collect::<Vec<_>>(), batch.rotations()?);
     let rows = qkv.rows();
     let width = (heads + 2 * kv_heads) * head_dim;
-    let (stored, mut rotated) = (qkv.host()?, vec![0.0; rows * width]);
-    host.each_row(&mut rotated, width, |i, row| {
-        row.copy_from_slice(&host::values(stored, i * width..(i + 1) * width));
-        for head in row[..(heads + kv_heads) * head_dim].chunks_exact_mut(head_dim) {
-            rotary.rotate(i, head);
-        }
+    let stored = qkv.host()?;
+    let rotated: Vec<f32> = host.built([rows, width], |i, row| {
+        row.copy_from_slice(&host.values(stored, i * width..(i + 1) * width));
+        let (turned, _) = row.split_at_mut((heads + kv_heads) * head_dim);
+        rows::rotate(host.arch(), rotary, i, head_dim, turned);
     });
     for (row, slot) in rotated.chunks_exact(width).zip(&slots) {
-        store(cache, &row[heads * head_dim..], *slot, (kv_heads, head_dim))?;
+        store(host, cache, &row[heads * head_dim..], *slot, (kv_heads, head_dim))?;
     }
 
     let group = heads / kv_heads * head_dim;
     let (keys, values) = (cache.keys.host()?, cache.values.host()?);
     let cache = &*cache;
     let together = (QUERIES * head_dim / group).max(1);
-    // For each key head, the rows of its query heads.
-    let mut out = vec![0.0; rows * heads * head_dim];
     let some_rows = |head: usize, first: usize, out: &mut [f32]| {
         let (mut first, mut out) = (first, out);
         while !out.is_empty() {
@@ -85,14 +84,19 @@ pub(super) fn attention(
         }
     };
     let longest = slots.iter().map(|(_, position)| position + 1).max().unwrap_or(0);
-    let mut parts = Vec::new();
-    for (head, out) in out.chunks_mut((rows * group).max(1)).enumerate() {
-        for (part, out) in out.chunks_mut(together * group).enumerate() {
-            parts.push((head, part * together, out));
+    let is_worth_it = rows * heads * head_dim * longest >= PARALLEL_THRESHOLD;
+    // For each key head, the rows of its query heads.
+    let out: Vec<f32> = memory::built(rows * heads * head_dim, |all| {
+        let mut parts = Vec::new();
+        for (head, out) in all.chunks((rows * group).max(1)).enumerate() {
+            for (part, out) in out.chunks(together * group).enumerate() {
+                parts.push((head, part * together, out));
+            }
         }
-    }
-    let one = |(head, first, out): (usize, usize, &mut [f32])| some_rows(head, first, out);
-    host.threads().for_each(rows * heads * head_dim * longest >= PARALLEL_THRESHOLD, parts.into_iter(), one);
+        host.threads().for_each(is_worth_it, parts.into_iter(), |(head, first, out)| {
+            some_rows(head, first, out.zeros());
+        });
+    });
     host.build([rows, heads * head_dim], qkv.dtype(), |row, to| {
         for (head, to) in to.chunks_exact_mut(group).enumerate() {
             to.copy_from_slice(&out[(head * rows + row) * group..][..group]);
@@ -115,6 +119,7 @@ fn attend(host: &Host, queries: Queries<'_>, keys: (&Storage, usize), values: (&
 
 /// Writes the keys and values of one position to the cache, rounded to its type.
 fn store(
+    host: &Host,
     cache: &mut LayerCache,
     kv: &[f32],
     (sequence, position): (usize, usize),
@@ -125,7 +130,7 @@ fn store(
     for (target, source) in [(&mut cache.keys, keys), (&mut cache.values, values)] {
         with_elements!(target.host_mut()?, to => {
             for (at, from) in starts.iter().copied().zip(source.chunks_exact(head_dim)) {
-                Float::narrow_into(from, &mut to[at..at + head_dim]);
+                rows::narrow(host.arch(), from, &mut to[at..at + head_dim]);
             }
         });
     }

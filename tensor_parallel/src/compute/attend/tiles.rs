@@ -1,10 +1,13 @@
 //! Attention by the processor's tiles. As products of bf16 want, queries are rounded, and so are the weights of the values.
 
+use std::ops::Range;
+
 use half::bf16;
-use pulp::Arch;
+use pulp::{Arch, Simd, WithSimd};
 
 use super::{BLOCK, Queries, Softmax, within};
 use crate::compute::product::amx::{DEPTH, Rows, SIDE, Tile, TileProducts, pack};
+use crate::compute::rows::vectorized;
 use crate::float::Float;
 
 /// Queries and elements of a head come in pairs of tiles.
@@ -29,13 +32,10 @@ pub(super) fn attend(
     let count = out.len() / head_dim;
     let shared = count / rows.len();
     let padded = count.next_multiple_of(PAIR);
-    let scale = 1.0 / (head_dim as f32).sqrt();
     let mut scaled = vec![bf16::ZERO; padded * head_dim];
-    arch.dispatch(|| {
-        for (to, from) in scaled.iter_mut().zip(rows.iter().copied().flatten()) {
-            *to = Float::narrow(from * scale);
-        }
-    });
+    for (to, from) in scaled.chunks_mut(shared * head_dim).zip(rows) {
+        scale(arch, from, 1.0 / (head_dim as f32).sqrt(), &mut to[..from.len()]);
+    }
     let mut scores = vec![0.0; padded * BLOCK];
     let mut weights = vec![bf16::ZERO; padded * BLOCK];
     let mut sums = vec![0.0; padded * head_dim];
@@ -47,18 +47,15 @@ pub(super) fn attend(
         let [keys, values] = [keys, values].map(|all| &all[first * head_dim..last * head_dim]);
         pack_keys(keys, head_dim, &mut packed);
         product(tiles, (&scaled, head_dim), &packed, &mut scores, false);
-        arch.dispatch(|| {
-            let of_queries = scores.chunks_exact_mut(BLOCK).zip(weights.chunks_exact_mut(BLOCK));
-            let of_queries = of_queries.zip(sums.chunks_exact_mut(head_dim)).zip(&mut softmax);
-            for (i, (((scores, weights), sums), softmax)) in of_queries.enumerate() {
-                softmax.add(scores, within(&seen[i / shared], first..last), sums);
-                Float::narrow_into(scores, weights);
-            }
-        });
+        let of_rows = scores.chunks_mut(shared * BLOCK).zip(weights.chunks_mut(shared * BLOCK));
+        let of_rows = of_rows.zip(sums.chunks_mut(shared * head_dim)).zip(softmax.chunks_mut(shared));
+        for ((((scores, weights), sums), softmax), seen) in of_rows.zip(&seen) {
+            weigh(arch, scores, weights, sums, softmax, within(seen, first..last));
+        }
         // Infinity times a weight of zero is no number.
         let all_see_all = seen.iter().all(|seen| seen.start <= first && last <= seen.end);
         if all_see_all || values.iter().all(|value| value.is_finite()) {
-            arch.dispatch(|| pack_values(values, head_dim, &mut packed));
+            pack_values(arch, values, head_dim, &mut packed);
             product(tiles, (&weights, BLOCK), &packed, &mut sums, true);
             continue;
         }
@@ -113,31 +110,49 @@ fn pack_keys(keys: &[bf16], head_dim: usize, packed: &mut [Tile]) {
     }
 }
 
-/// Packs values as columns of their elements: for each 16 elements of the head, tiles along the positions, whose words are the elements
-/// of two positions. Those that are missing from the block are zeros.
-#[inline(always)]
-#[expect(
-    clippy::inline_always,
-    reason = "an instruction set chosen at run time applies only to what is inlined"
-)]
-fn pack_values(values: &[bf16], head_dim: usize, packed: &mut [Tile]) {
-    let bits: &[u16] = bytemuck::cast_slice(values);
-    let mut pairs = bits.chunks(2 * head_dim);
-    for at in 0..BLOCK / 2 {
-        let (step, row) = (at / SIDE, at % SIDE);
-        let (even, odd) = pairs.next().unwrap_or_default().split_at_checked(head_dim).unwrap_or_default();
-        for (column, tiles) in packed.chunks_exact_mut(STEPS).enumerate() {
-            let words = &mut tiles[step][row * SIDE..][..SIDE];
-            let of = |position: &[u16]| {
-                position
-                    .get(column * SIDE..)
-                    .and_then(<[u16]>::first_chunk::<SIDE>)
-                    .copied()
-                    .unwrap_or_default()
-            };
-            let (even, odd) = (of(even), of(odd));
-            for ((word, even), odd) in words.iter_mut().zip(even).zip(odd) {
-                *word = u32::from(even) | u32::from(odd) << 16;
+vectorized! {
+    /// The nearest values of rows times a factor.
+    fn scale<'a>(from: &'a [f32], factor: f32, to: &'a mut [bf16]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = Float::narrow(from * factor);
+        }
+    }
+
+    /// Adds the scores of a block to the softmax of some queries, which see the same keys of it, and rounds their weights.
+    fn weigh<'a>(
+        scores: &'a mut [f32],
+        weights: &'a mut [bf16],
+        sums: &'a mut [f32],
+        softmax: &'a mut [Softmax],
+        seen: Range<usize>,
+    ) {
+        let head_dim = sums.len() / softmax.len();
+        let of_queries = scores.chunks_exact_mut(BLOCK).zip(weights.chunks_exact_mut(BLOCK));
+        for (((scores, weights), sums), softmax) in of_queries.zip(sums.chunks_exact_mut(head_dim)).zip(softmax) {
+            softmax.add(scores, seen.clone(), sums);
+            Float::narrow_into(scores, weights);
+        }
+    }
+
+    /// Packs values as columns of their elements: for each 16 elements of the head, tiles along the positions, whose words are the
+    /// elements of two positions. Those that are missing from the block are zeros.
+    fn pack_values<'a>(values: &'a [bf16], head_dim: usize, packed: &'a mut [Tile]) {
+        let bits: &[u16] = bytemuck::cast_slice(values);
+        let mut pairs = bits.chunks(2 * head_dim);
+        for at in 0..BLOCK / 2 {
+            let (step, row) = (at / SIDE, at % SIDE);
+            let pair = pairs.next().unwrap_or_default();
+            let (even, odd) = pair.split_at(head_dim.min(pair.len()));
+            for (column, tiles) in packed.chunks_exact_mut(STEPS).enumerate() {
+                let of = |position: &[u16]| {
+                    let elements = position.get(column * SIDE..).and_then(<[u16]>::first_chunk::<SIDE>);
+                    elements.copied().unwrap_or_default()
+                };
+                let (even, odd): ([u16; SIDE], _) = (of(even), of(odd));
+                let words = &mut tiles[step][row * SIDE..][..SIDE];
+                for ((word, even), odd) in words.iter_mut().zip(even).zip(odd) {
+                    *word = u32::from(even) | u32::from(odd) << 16;
+                }
             }
         }
     }
@@ -145,8 +160,6 @@ fn pack_values(values: &[bf16], head_dim: usize, packed: &mut [Tile]) {
 
 #[cfg(test)]
 mod tests {
-    use std::ops::Range;
-
     use super::*;
     use crate::compute::product::amx::Plain;
 

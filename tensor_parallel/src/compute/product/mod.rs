@@ -12,11 +12,13 @@ mod totals;
 use std::borrow::Cow;
 use std::ops::Range;
 
-use pulp::Arch;
+use pulp::{Arch, Simd, WithSimd};
 use ryzanstein_config::InstructionSet;
 use ryzanstein_process_group::{DType, Element as _};
 
+use super::rows::vectorized;
 use crate::float::Float;
+use crate::memory::{self, Part};
 use crate::storage::{Storage, with_elements};
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
@@ -95,26 +97,29 @@ impl Products {
         bias: Option<&[f32]>,
         [m, k, n]: [usize; 3],
     ) -> Vec<T> {
-        let mut out = crate::memory::zeros::<T>(m * n);
         if m == 0 || n == 0 {
-            return out;
+            return Vec::new();
         }
         if k == 0 {
-            out.chunks_exact_mut(n).for_each(|row| round(&vec![0.0; n], bias, row));
+            let mut out = memory::zeros(m * n);
+            out.chunks_exact_mut(n).for_each(|row| round(self.arch, &vec![0.0; n], bias, row));
             return out;
         }
         let prepared = self.prepare(threads, x, w.dtype(), k);
         let is_worth_it = threads.count() > 1 && m * k * n >= PARALLEL_THRESHOLD;
         let block = prepared.block(if is_worth_it { threads.count() } else { 1 }, n);
-        // The columns of each block, row by row.
-        let mut blocks: Vec<Vec<&mut [T]>> = (0..n.div_ceil(block)).map(|_| Vec::with_capacity(m)).collect();
-        for row in out.chunks_exact_mut(n) {
-            blocks.iter_mut().zip(row.chunks_mut(block)).for_each(|(block, columns)| block.push(columns));
-        }
-        threads.for_each(is_worth_it, blocks.into_iter().enumerate(), |(i, mut out)| {
-            self.columns(&prepared, w, bias, i * block..n.min((i + 1) * block), &mut out, k);
-        });
-        out
+        memory::built(m * n, |out| {
+            // The columns of each block, row by row.
+            let mut blocks: Vec<Vec<Part<'_, T>>> =
+                (0..n.div_ceil(block)).map(|_| Vec::with_capacity(m)).collect();
+            for row in out.chunks(n) {
+                blocks.iter_mut().zip(row.chunks(block)).for_each(|(block, columns)| block.push(columns));
+            }
+            threads.for_each(is_worth_it, blocks.into_iter().enumerate(), |(i, out)| {
+                let mut out: Vec<&mut [T]> = out.into_iter().map(Part::zeros).collect();
+                self.columns(&prepared, w, bias, i * block..n.min((i + 1) * block), &mut out, k);
+            });
+        })
     }
 
     /// The columns in `range` of a product, of which `out` has every row.
@@ -132,11 +137,9 @@ impl Products {
         if let (Prepared::Tiles(x), Storage::BF16(w)) = (x, w) {
             amx::multiply(x, &w[range.start * k..range.end * k], &mut |block| {
                 let bias = bias.map(|bias| &bias[block.columns.clone()]);
-                self.arch.dispatch(|| {
-                    for (out, sums) in out[block.rows.clone()].iter_mut().zip(block.sums()) {
-                        round(sums, bias, &mut out[block.columns.clone()]);
-                    }
-                });
+                for (out, sums) in out[block.rows.clone()].iter_mut().zip(block.sums()) {
+                    round(self.arch, sums, bias, &mut out[block.columns.clone()]);
+                }
             });
             return;
         }
@@ -147,11 +150,9 @@ impl Products {
             let sums = &mut sums[..out.len() * columns.len()];
             self.block(x, w, range.start + columns.start..range.start + columns.end, sums, k);
             let bias = bias.map(|bias| &bias[columns.clone()]);
-            self.arch.dispatch(|| {
-                for (out, sums) in out.iter_mut().zip(sums.chunks_exact(columns.len())) {
-                    round(sums, bias, &mut out[columns.clone()]);
-                }
-            });
+            for (out, sums) in out.iter_mut().zip(sums.chunks_exact(columns.len())) {
+                round(self.arch, sums, bias, &mut out[columns.clone()]);
+            }
         }
     }
 
@@ -208,17 +209,15 @@ fn blocked_product<T: Float>(x: &[f32], w: &[T], out: &mut [f32], k: usize) {
     }
 }
 
-#[inline(always)]
-#[expect(
-    clippy::inline_always,
-    reason = "an instruction set chosen at run time applies only to what is inlined"
-)]
-fn round<T: Float>(sums: &[f32], bias: Option<&[f32]>, out: &mut [T]) {
-    match bias {
-        None => T::narrow_into(sums, out),
-        Some(bias) => {
-            for ((out, sum), bias) in out.iter_mut().zip(sums).zip(bias) {
-                *out = T::narrow(sum + bias);
+vectorized! {
+    /// Rounds sums with the bias of each.
+    fn round<'a, T>(sums: &'a [f32], bias: Option<&'a [f32]>, out: &'a mut [T]) {
+        match bias {
+            None => T::narrow_into(sums, out),
+            Some(bias) => {
+                for ((out, sum), bias) in out.iter_mut().zip(sums).zip(bias) {
+                    *out = T::narrow(sum + bias);
+                }
             }
         }
     }

@@ -9,6 +9,7 @@ use std::ops::Range;
 use half::bf16;
 
 use super::tiles::{DEPTH, Rows, SIDE, Tile, TileProducts, Tiles, pack, transpose};
+use crate::memory;
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
 /// Activation rows from which tiles are faster than dot products. Below, memory is the limit, and a tile's 16 rows of weights are too
@@ -49,14 +50,17 @@ impl Packed {
         let (rows, steps) = (x.len() / k, k / DEPTH);
         let groups = rows.div_ceil(SIDE);
         let part = if rows < MANY_ROWS { steps } else { STEPS.min(steps) };
-        let mut tiles = vec![[0; SIDE * SIDE]; groups * steps];
-        let mut parts = Vec::new();
-        for (first, tiles) in (0..steps).step_by(part).zip(tiles.chunks_mut(groups * part)) {
-            let of_groups = tiles.chunks_mut((tiles.len() / groups.max(1)).max(1));
-            parts.extend(of_groups.zip(x.chunks(SIDE * k)).map(|(tiles, rows)| (first, tiles, rows)));
-        }
-        threads.for_each(x.len() >= PARALLEL_THRESHOLD, parts.into_iter(), |(first, tiles, rows)| {
-            pack(&rows.chunks_exact(k).map(|row| &row[first * DEPTH..]), tiles);
+        let tiles = memory::built(groups * steps, |all| {
+            let mut parts = Vec::new();
+            for (first, tiles) in (0..steps).step_by(part).zip(all.chunks((groups * part).max(1))) {
+                let steps = tiles.len() / groups;
+                parts.extend(
+                    tiles.chunks(steps).zip(x.chunks(SIDE * k)).map(|(tiles, rows)| (first, tiles, rows)),
+                );
+            }
+            threads.for_each(x.len() >= PARALLEL_THRESHOLD, parts.into_iter(), |(first, tiles, rows)| {
+                pack(&rows.chunks_exact(k).map(|row| &row[first * DEPTH..]), tiles.zeros());
+            });
         });
         Self { tiles, rows, groups, steps, part }
     }

@@ -335,7 +335,8 @@ pub(in crate::compute) mod tests {
     #[test]
     fn rows_and_columns_are_exchanged_by_vectors_and_without() {
         let (stride, to_stride) = (19, 33);
-        let from: Vec<u32> = (0..SIDE as u32 * stride as u32).map(|at| at.wrapping_mul(0x0101_0101)).collect();
+        let from: Vec<u32> =
+            (0..SIDE as u32 * stride as u32).map(|at| at.wrapping_mul(0x0101_0101)).collect();
         let mut to = vec![0; SIDE * to_stride];
         transpose((&from, stride), (&mut to, to_stride));
         for at in 0..SIDE * SIDE {

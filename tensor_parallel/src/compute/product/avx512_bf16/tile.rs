@@ -16,6 +16,7 @@ use half::bf16;
 use super::dot::pairs;
 use super::fetch_ahead;
 use crate::compute::product::instruction_set;
+use crate::memory;
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 use ryzanstein_config::InstructionSet;
 
@@ -46,19 +47,21 @@ impl Packed {
     pub(super) fn new(threads: &Threads, x: &[bf16], k: usize) -> Self {
         let (rows, width) = (x.len() / k, k.next_multiple_of(DEPTH));
         assert!(x.len() == rows * k, "operands must be whole rows");
-        let mut values = vec![bf16::ZERO; rows.next_multiple_of(ROWS) * width];
-        let groups = values.chunks_mut(ROWS * width).zip(x.chunks(ROWS * k));
-        threads.for_each(x.len() >= PARALLEL_THRESHOLD, groups, |(group, x)| {
-            for (r, row) in x.chunks_exact(k).enumerate() {
-                let (whole, rest) = row.as_chunks::<DEPTH>();
-                let vectors = group.as_chunks_mut::<LANES>().0;
-                for (vector, part) in vectors.iter_mut().zip(whole) {
-                    vector[r * DEPTH..][..DEPTH].copy_from_slice(part);
+        let count = rows.next_multiple_of(ROWS) * width;
+        let values = memory::built(count, |all| {
+            let groups = all.chunks(ROWS * width).zip(x.chunks(ROWS * k));
+            threads.for_each(x.len() >= PARALLEL_THRESHOLD, groups, |(group, x)| {
+                let vectors = group.zeros().as_chunks_mut::<LANES>().0;
+                for (r, row) in x.chunks_exact(k).enumerate() {
+                    let (whole, rest) = row.as_chunks::<DEPTH>();
+                    for (vector, part) in vectors.iter_mut().zip(whole) {
+                        vector[r * DEPTH..][..DEPTH].copy_from_slice(part);
+                    }
+                    if let Some(vector) = vectors.get_mut(whole.len()) {
+                        vector[r * DEPTH..][..rest.len()].copy_from_slice(rest);
+                    }
                 }
-                if let Some(vector) = vectors.get_mut(whole.len()) {
-                    vector[r * DEPTH..][..rest.len()].copy_from_slice(rest);
-                }
-            }
+            });
         });
         Self { values, rows, columns: k }
     }
