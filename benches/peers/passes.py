@@ -21,20 +21,25 @@ def flags(doc):
     parser.add_argument("--passes", type=int, default=20)
     parser.add_argument("--prefill", type=numbers, default=[])
     parser.add_argument("--json")
+    parser.add_argument("--follow", metavar="prompt=TOKENS|sequences=N")
     return parser
 
 
 def run(arguments, passes, prompt):
     """Prints a line of JSON for each number of sequences and each prompt, and writes all to --json. `passes(n)` gives the seconds of
-    WARM_UP + --passes passes of `n` sequences, `prompt(tokens)` those of one prompt."""
+    WARM_UP + --passes passes of `n` sequences, `prompt(tokens)` those of one prompt. With --follow, ends by repeating one prompt
+    or the passes of so many sequences until it is killed, and prints the microseconds of each."""
     results = []
 
     def add(**row):
         results.append(row)
         print(json.dumps(row), flush=True)
 
+    def one_pass(n):
+        return statistics.median(passes(n)[WARM_UP:])
+
     for n in arguments.sequences:
-        add(sequences=n, prompt=arguments.prompt, us=statistics.median(passes(n)[WARM_UP:]) * 1e6)
+        add(sequences=n, prompt=arguments.prompt, us=one_pass(n) * 1e6)
     for tokens in arguments.prefill:
         # The first one warms up.
         times = [prompt(tokens) for _ in range(1 + PROMPTS)]
@@ -42,3 +47,7 @@ def run(arguments, passes, prompt):
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(results, file)
+    while arguments.follow:
+        what, n = arguments.follow.split("=")
+        took = {"prompt": prompt, "sequences": one_pass}[what](int(n))
+        print(f"{took * 1e6:.0f}", flush=True)

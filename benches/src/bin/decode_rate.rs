@@ -2,11 +2,14 @@
 //! costs.
 //!
 //! `decode_rate [--world-size 4] [--backend auto] [--layers 8 | --model DIR [--dtype TYPE]] [--sequences 1,2,4,8,16,32,64]
-//! [--prompt 512] [--passes 50] [--prefill 128,512] [--folder DIR] [--json FILE]` needs a built `ryz` in the folder of this program.
+//! [--prompt 512] [--passes 50] [--prefill 128,512] [--folder DIR] [--json FILE] [--follow prompt=TOKENS | sequences=N]` needs a
+//! built `ryz` in the folder of this program. With `--follow` it ends by repeating one prompt or the passes of so many sequences until
+//! it is killed, and prints the microseconds of each.
 //! Without `--model` it writes a checkpoint as `load_rate` does and removes it at the end. All sequences hold the same tokens, so
 //! their logits must agree up to rounding, which is checked at each pass. `benches/peers/hugging_face.py` is its peer on CPUs.
 
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -33,6 +36,26 @@ struct Work {
     passes: usize,
     prefill: Vec<usize>,
     json: Option<PathBuf>,
+    follow: Option<Follow>,
+}
+
+/// What is repeated.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+enum Follow {
+    Prompt(usize),
+    Sequences(usize),
+}
+
+impl FromStr for Follow {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text.split_once('=') {
+            Some(("prompt", tokens)) => Ok(Self::Prompt(tokens.parse()?)),
+            Some(("sequences", n)) => Ok(Self::Sequences(n.parse()?)),
+            _ => bail!("`{text}` is neither prompt=TOKENS nor sequences=N"),
+        }
+    }
 }
 
 fn main() -> Result<()> {
@@ -53,6 +76,7 @@ fn main() -> Result<()> {
         passes: 50,
         prefill: Vec::new(),
         json: None,
+        follow: None,
     };
     for pair in arguments.chunks(2) {
         let [flag, value] = pair else { bail!("{} needs a value", pair[0]) };
@@ -67,6 +91,7 @@ fn main() -> Result<()> {
             "--passes" => work.passes = value.parse().context("--passes")?,
             "--prefill" => work.prefill = ranks::numbers(value).context("--prefill")?,
             "--folder" => folder = value.into(),
+            "--follow" => work.follow = Some(value.parse().context("--follow")?),
             "--json" => work.json = Some(value.into()),
             _ => bail!("unknown flag {flag}; see the top of this file"),
         }
@@ -118,6 +143,15 @@ fn rank(work: &Work) -> Result<()> {
     if let Some(file) = work.json.as_ref().filter(|_| is_first) {
         std::fs::write(file, serde_json::to_string(&results)?).with_context(|| file.display().to_string())?;
     }
+    while let Some(follow) = work.follow {
+        let time = match follow {
+            Follow::Prompt(tokens) => one_prompt(&model, tokens, group)?,
+            Follow::Sequences(n) => pass(&model, n, work, kinds[0], group)?,
+        };
+        if is_first {
+            println!("{:.0}", time * 1e6);
+        }
+    }
     drop(model);
     Ok(orchestrator.finalize()?)
 }
@@ -126,21 +160,25 @@ fn token(at: usize) -> u32 {
     (at * 37 % VOCABULARY) as u32
 }
 
-/// The median time in seconds from a prompt of `tokens` tokens to its logits.
+/// The median of the seconds that prompts of `tokens` tokens take.
 fn prompt(model: &Arc<Llama>, tokens: usize, group: &mut ProcessGroup) -> Result<f64> {
-    let text: Vec<u32> = (0..tokens).map(token).collect();
-    let mut times = Vec::new();
-    for _ in 0..=PROMPTS {
-        let mut decoder = model.decoder(1, tokens, Passes::Eager)?;
-        group.barrier()?;
-        let started = Instant::now();
-        check(decoder.prefill(0, &text, group)?)?;
-        times.push(started.elapsed().as_secs_f64());
-    }
     // The first one warms up.
-    times.remove(0);
+    one_prompt(model, tokens, group)?;
+    let mut times = (0..PROMPTS).map(|_| one_prompt(model, tokens, group)).collect::<Result<Vec<_>>>()?;
     times.sort_by(f64::total_cmp);
     Ok(times[times.len() / 2])
+}
+
+/// The time in seconds from a prompt of `tokens` tokens to its logits.
+fn one_prompt(model: &Arc<Llama>, tokens: usize, group: &mut ProcessGroup) -> Result<f64> {
+    let text: Vec<u32> = (0..tokens).map(token).collect();
+    let mut decoder = model.decoder(1, tokens, Passes::Eager)?;
+    group.barrier()?;
+    let started = Instant::now();
+    let logits = decoder.prefill(0, &text, group)?;
+    let took = started.elapsed().as_secs_f64();
+    check(logits)?;
+    Ok(took)
 }
 
 /// Median seconds of a pass that gives each of `n` sequences a token.

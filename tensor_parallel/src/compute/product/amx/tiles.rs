@@ -121,7 +121,9 @@ impl TileProducts for Tiles {
         assert!(a.values.len() >= (2 * SIDE - 1) * a.stride + DEPTH * steps);
         assert!(c.len() >= (2 * SIDE - 1) * c_stride + 2 * SIDE);
         let upper = a.values.as_ptr();
-        // SAFETY: the tiles are set up. The loop loads `steps` tiles of each operand at the strides at which they are stored, and
+        // Each tile is loaded as soon as its last product has begun. Processors whose threads share a core have few tiles to spare, and
+        // loads would wait for them.
+        // SAFETY: the tiles are set up. The code loads `steps` tiles of each operand at the strides at which they are stored, and
         // loads and stores four tiles of sums: all within the slices, by the assertions. Prefetching reads nothing.
         unsafe {
             let lower = upper.add(SIDE * a.stride);
@@ -140,22 +142,33 @@ impl TileProducts for Tiles {
                 "tileloadd tmm2, [{end} + {c_stride}]",
                 "tileloadd tmm3, [{end} + {c_stride} + 64]",
                 "5:",
-                "2:",
                 "tileloadd tmm4, [{upper} + {stride}]",
                 "tileloadd tmm6, [{first} + {row}]",
                 "tileloadd tmm5, [{lower} + {stride}]",
                 "tileloadd tmm7, [{second} + {row}]",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                fetch_next!("2048"),
+                "dec {steps}",
+                "jz 6f",
+                "2:",
                 "add {upper}, 64",
                 "add {lower}, 64",
                 "add {first}, 1024",
                 "add {second}, 1024",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm4, [{upper} + {stride}]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tileloadd tmm6, [{first} + {row}]",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "tileloadd tmm5, [{lower} + {stride}]",
+                "tileloadd tmm7, [{second} + {row}]",
+                fetch_next!("2048"),
                 "dec {steps}",
                 "jnz 2b",
+                "6:",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
                 "mov {end}, {c_stride}",
                 "shl {end}, 4",
                 "add {end}, {c}",

@@ -1,0 +1,118 @@
+"""Prompts and passes of a Llama model on CPUs, ours and transformers', a second or so each in turn. For machines whose speed changes
+while a program of models.py runs.
+
+python in_turn.py DECODE_RATE MODEL [--dtype bf16] [--what prompt=128,prompt=512] [--ranks 1,2] [--threads 2] [--rounds 8]
+    [--before DECODE_RATE] [--json FILE]
+
+All programs are loaded, and stopped (SIGSTOP) while another one works. --before adds another build of ours. Prints the median and the
+least time in milliseconds, and the ratio to transformers' time in the same round: its median, and the least and greatest.
+"""
+import argparse
+import json
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).parent
+PEER = "transformers"
+
+
+class Program:
+    """A program that repeats the same work, and works only in its turns."""
+
+    def __init__(self, command):
+        self.command = command
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        try:
+            self.next()
+        except BaseException:
+            self.signal(signal.SIGKILL)
+            raise
+        self.signal(signal.SIGSTOP)
+
+    def signal(self, what):
+        for process in descendants(self.process.pid):
+            try:
+                os.kill(process, what)
+            except ProcessLookupError:
+                pass
+
+    def next(self):
+        """The next time that it prints, behind whatever its launcher writes before it."""
+        for line in self.process.stdout:
+            if line.split()[-1:] and line.split()[-1].isdecimal():
+                return int(line.split()[-1]) / 1000
+        raise SystemExit(f"{' '.join(self.command)}: ended with exit code {self.process.wait()}")
+
+    def turn(self):
+        self.signal(signal.SIGCONT)
+        # The first one began in the turn before.
+        self.next()
+        took = self.next()
+        self.signal(signal.SIGSTOP)
+        return took
+
+
+def descendants(pid):
+    children = {}
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = stat.read_text()
+        except OSError:
+            continue
+        children.setdefault(int(text[text.rindex(")") + 2:].split()[1]), []).append(int(stat.parent.name))
+    found, open_ = [], [pid]
+    while open_:
+        found.append(open_.pop())
+        open_ += children.get(found[-1], [])
+    return found
+
+
+def main():
+    numbers = lambda text: [int(n) for n in text.split(",")]
+    flags = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    flags.add_argument("decode_rate")
+    flags.add_argument("model")
+    flags.add_argument("--dtype", default="bf16")
+    flags.add_argument("--what", type=lambda text: text.split(","), default=["prompt=128", "prompt=512"])
+    flags.add_argument("--ranks", type=numbers, default=[1, 2])
+    flags.add_argument("--threads", type=int, default=2)
+    flags.add_argument("--rounds", type=int, default=8)
+    flags.add_argument("--before")
+    flags.add_argument("--json")
+    flags = flags.parse_args()
+    ours = {"": flags.decode_rate} | ({"before, ": flags.before} if flags.before else {})
+    systems = {
+        f"{name}{ranks} rank{'s' * (ranks > 1)}": [build, "--backend", "tcp", "--world-size", str(ranks), "--model", flags.model,
+                                                  "--dtype", flags.dtype, "--sequences", "1"]
+        for name, build in ours.items() for ranks in flags.ranks
+    }
+    systems[PEER] = [sys.executable, str(HERE / "hugging_face.py"), flags.model, "--dtype", flags.dtype, "--threads",
+                     str(flags.threads), "--sequences", ""]
+    results = []
+    for what in flags.what:
+        programs, times = {}, {name: [] for name in systems}
+        try:
+            for name, command in systems.items():
+                programs[name] = Program([*command, "--prompt", "64", "--passes", "8", "--follow", what])
+            for _ in range(flags.rounds):
+                for name, program in programs.items():
+                    times[name].append(program.turn())
+        finally:
+            for program in programs.values():
+                program.signal(signal.SIGKILL)
+        for name, took in times.items():
+            ratios = [ours / peer for ours, peer in zip(took, times[PEER])]
+            row = {"what": what, "system": name, "median_ms": statistics.median(took), "least_ms": min(took),
+                   "ratio": statistics.median(ratios), "least_ratio": min(ratios), "greatest_ratio": max(ratios)}
+            results.append(row)
+            print(f"{what:<14}{name:<18}{row['median_ms']:>9.1f} ms, least {row['least_ms']:>8.1f}   ratio {row['ratio']:.2f} "
+                  f"({row['least_ratio']:.2f} to {row['greatest_ratio']:.2f})", flush=True)
+    if flags.json:
+        pathlib.Path(flags.json).write_text(json.dumps(results))
+
+
+main()
