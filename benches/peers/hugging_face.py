@@ -1,7 +1,7 @@
 """Hugging Face transformers on CPUs, by the method of `decode_rate`: what our layers are compared with.
 
     python benches/peers/hugging_face.py MODEL [--dtype bf16] [--threads 2] [--sequences 1,2,4,8,16] [--prompt 512] [--passes 20]
-        [--prefill 128,512] [--json FILE]
+        [--prefill 128,512] [--json FILE] [--follow prompt=TOKENS|sequences=N]
 
 One line of JSON for each number of sequences: microseconds of a pass that gives each a token, and one for each prompt: until it
 has the logits of its last token. Medians.

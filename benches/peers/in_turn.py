@@ -11,10 +11,12 @@ import argparse
 import json
 import os
 import pathlib
+import queue
 import signal
 import statistics
 import subprocess
 import sys
+import threading
 
 HERE = pathlib.Path(__file__).parent
 PEER = "transformers"
@@ -26,30 +28,48 @@ class Program:
     def __init__(self, command):
         self.command = command
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.lines = queue.Queue()
+        threading.Thread(target=self.read, daemon=True).start()
+        self.all = []
         try:
             self.next()
+            self.all = descendants(self.process.pid)
+            self.signal(signal.SIGSTOP)
         except BaseException:
-            self.signal(signal.SIGKILL)
+            self.end()
             raise
-        self.signal(signal.SIGSTOP)
+
+    def read(self):
+        for line in self.process.stdout:
+            self.lines.put(line)
+        self.lines.put(None)
 
     def signal(self, what):
-        for process in descendants(self.process.pid):
+        for process in self.all or descendants(self.process.pid):
             try:
                 os.kill(process, what)
             except ProcessLookupError:
                 pass
 
+    def end(self):
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
     def next(self):
-        """The next time that it prints, behind whatever its launcher writes before it."""
-        for line in self.process.stdout:
+        """The next time in milliseconds that it prints, behind whatever its launcher writes before it."""
+        while (line := self.lines.get()) is not None:
             if line.split()[-1:] and line.split()[-1].isdecimal():
                 return int(line.split()[-1]) / 1000
         raise SystemExit(f"{' '.join(self.command)}: ended with exit code {self.process.wait()}")
 
     def turn(self):
+        # What it printed while it was being stopped.
+        while not self.lines.empty():
+            if self.lines.get() is None:
+                self.lines.put(None)
+                break
         self.signal(signal.SIGCONT)
-        # The first one began in the turn before.
+        # This one began in the turn before.
         self.next()
         took = self.next()
         self.signal(signal.SIGSTOP)
@@ -103,7 +123,7 @@ def main():
                     times[name].append(program.turn())
         finally:
             for program in programs.values():
-                program.signal(signal.SIGKILL)
+                program.end()
         for name, took in times.items():
             ratios = [ours / peer for ours, peer in zip(took, times[PEER])]
             row = {"what": what, "system": name, "median_ms": statistics.median(took), "least_ms": min(took),

@@ -1,7 +1,7 @@
 """llama.cpp on CPUs through its Python wheel, by the method of `decode_rate`.
 
     python benches/peers/llamacpp.py GGUF [--threads 2] [--sequences 1,2,4,8,16] [--prompt 512] [--passes 20]
-        [--prefill 128,512] [--json FILE]
+        [--prefill 128,512] [--json FILE] [--follow prompt=TOKENS|sequences=N]
     python benches/peers/llamacpp.py --convert MODEL GGUF
 
 Output as hugging_face.py. `--convert` writes a Llama checkpoint of Hugging Face, its types kept, as GGUF with a vocabulary of

@@ -2,10 +2,10 @@
 
 #![expect(
     unsafe_code,
-    reason = "advice about memory is unsafe, as some of it loses what is there; and memory is handed out before it is anything"
+    reason = "advice about memory is unsafe, as some of it loses what is there; and vectors are built from memory without values"
 )]
 
-use std::mem::MaybeUninit;
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -36,8 +36,8 @@ fn prefer_large_pages<T>(values: &mut [T]) {
     }
 }
 
-/// A vector whose parts `fill` sets, each on the thread that has it. To set all to zero first would take one thread as long as several
-/// take to compute them.
+/// Builds a vector in parts. The thread that computes a part also sets it to zero: one thread would take as long to set all to zero as
+/// several take to compute the elements.
 ///
 /// # Panics
 /// When `fill` leaves a part out.
@@ -49,11 +49,10 @@ pub(crate) fn built<T: Zeroable>(count: usize, fill: impl FnOnce(Part<'_, T>)) -
     let set = AtomicUsize::new(0);
     fill(Part { values: &mut values, set: &set });
     assert_eq!(set.into_inner(), count, "every part must be set");
-    let (start, capacity) = (values.as_mut_ptr().cast::<T>(), values.capacity());
-    std::mem::forget(values);
-    // SAFETY: the parts are disjoint, each is set at most once, and together they are all elements. `MaybeUninit` has the size and the
-    // alignment of its element.
-    unsafe { Vec::from_raw_parts(start, count, capacity) }
+    let mut values = ManuallyDrop::new(values);
+    // SAFETY: parts are disjoint, and `zeros` consumes them, so each element is counted at most once. The count shows that all are set.
+    // `MaybeUninit` has the size and the alignment of its element.
+    unsafe { Vec::from_raw_parts(values.as_mut_ptr().cast::<T>(), count, values.capacity()) }
 }
 
 /// Part of a vector that is being [`built`].
@@ -65,25 +64,48 @@ pub(crate) struct Part<'a, T> {
 impl<'a, T: Zeroable> Part<'a, T> {
     /// Its elements, all zero.
     pub(crate) fn zeros(self) -> &'a mut [T] {
-        let count = self.values.len();
-        let start = self.values.as_mut_ptr();
-        // SAFETY: the elements are there, and zero is a value of their type.
-        let values = unsafe {
-            start.write_bytes(0, count);
-            std::slice::from_raw_parts_mut(start.cast::<T>(), count)
-        };
-        self.set.fetch_add(count, Relaxed);
-        values
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.values.len()
+        self.set.fetch_add(self.values.len(), Relaxed);
+        zeroed(self.values)
     }
 
     /// Parts of it, as `chunks_mut` makes them.
     pub(crate) fn chunks(self, size: usize) -> impl ExactSizeIterator<Item = Self> {
         let set = self.set;
         self.values.chunks_mut(size).map(move |values| Self { values, set })
+    }
+
+    /// Its columns, `block` at a time, if it is rows of `width`.
+    pub(crate) fn columns(self, width: usize, block: usize) -> Vec<Columns<'a, T>> {
+        let rows = self.values.len() / width;
+        let empty = || Columns { rows: Vec::with_capacity(rows), set: self.set };
+        let mut blocks: Vec<_> = (0..width.div_ceil(block)).map(|_| empty()).collect();
+        for row in self.values.chunks_mut(width) {
+            blocks.iter_mut().zip(row.chunks_mut(block)).for_each(|(block, part)| block.rows.push(part));
+        }
+        blocks
+    }
+}
+
+/// Some columns of a [`Part`].
+pub(crate) struct Columns<'a, T> {
+    rows: Vec<&'a mut [MaybeUninit<T>]>,
+    set: &'a AtomicUsize,
+}
+
+impl<'a, T: Zeroable> Columns<'a, T> {
+    /// The elements of each row, all zero.
+    pub(crate) fn zeros(self) -> Vec<&'a mut [T]> {
+        self.set.fetch_add(self.rows.iter().map(|row| row.len()).sum(), Relaxed);
+        self.rows.into_iter().map(zeroed).collect()
+    }
+}
+
+fn zeroed<T: Zeroable>(values: &mut [MaybeUninit<T>]) -> &mut [T] {
+    let (start, count) = (values.as_mut_ptr(), values.len());
+    // SAFETY: the elements are there, and zero is a value of their type.
+    unsafe {
+        start.write_bytes(0, count);
+        std::slice::from_raw_parts_mut(start.cast::<T>(), count)
     }
 }
 
@@ -119,6 +141,12 @@ mod tests {
         });
         assert_eq!(values, [1, 0, 0, 0, 2, 0, 0, 0, 3, 0]);
         assert!(built::<u32>(0, |_| ()).is_empty());
+        let values = built::<u32>(10, |all| {
+            for (i, columns) in all.columns(5, 3).into_iter().enumerate() {
+                columns.zeros().into_iter().for_each(|row| row[1] = i as u32 + 1);
+            }
+        });
+        assert_eq!(values, [0, 1, 0, 0, 2, 0, 1, 0, 0, 2]);
     }
 
     #[test]

@@ -84,7 +84,7 @@ impl Host {
             let together = self.rows_together(rows);
             let parts = all.chunks((together * columns).max(1)).enumerate();
             self.threads.for_each(rows * columns >= PARALLEL_THRESHOLD, parts, |(part, out)| {
-                self.change(out.zeros(), part * together, columns, false, &fill);
+                self.change(out.zeros(), part * together, columns, &fill);
             });
         })
     }
@@ -95,7 +95,7 @@ impl Host {
         let together = self.rows_together(out.len() / columns);
         let parts = out.chunks_mut(together * columns).enumerate();
         self.threads.for_each(is_worth_it, parts, |(part, out)| {
-            self.change(out, part * together, columns, true, &change);
+            self.change(out, part * together, columns, &change);
         });
     }
 
@@ -104,13 +104,12 @@ impl Host {
         rows.div_ceil(PARTS * self.threads.count()).max(1)
     }
 
-    /// Changes rows, of which the first is row `first`. `change` gets the values that are there, or zeros.
+    /// Changes rows, of which the first is row `first`.
     fn change<T: Float>(
         &self,
         out: &mut [T],
         first: usize,
         columns: usize,
-        reads: bool,
         change: &impl Fn(usize, &mut [f32]),
     ) {
         let mut wide = vec![0.0; if T::DTYPE == f32::DTYPE { 0 } else { columns }];
@@ -119,11 +118,7 @@ impl Host {
                 change(first + i, bytemuck::cast_slice_mut(out));
                 continue;
             }
-            if reads {
-                rows::widen(self.arch(), out, &mut wide);
-            } else {
-                wide.fill(0.0);
-            }
+            rows::widen(self.arch(), out, &mut wide);
             change(first + i, &mut wide);
             rows::narrow(self.arch(), &wide, out);
         }

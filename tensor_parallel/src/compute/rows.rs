@@ -15,8 +15,8 @@ use crate::float::Float;
 use crate::rotary::RotaryTable;
 use crate::storage::{Storage, with_elements};
 
-/// Defines functions whose first parameter is the instruction set. Their bodies are inlined where that is chosen. Closures are not
-/// always inlined, and then use what every processor has.
+/// Defines functions whose first parameter is the instruction set. Their bodies are inlined into code that is compiled for it. A closure
+/// that the compiler does not inline is compiled for the least processor.
 macro_rules! vectorized {
     ($($(#[$doc:meta])* $visible:vis fn $name:ident<$life:lifetime $(, $T:ident)?>($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $($(#[$doc])*

@@ -1,8 +1,8 @@
 //! Attention on the processor.
 //!
-//! Keys are visited in blocks, at multiples of their length. Each block is widened once for all queries that see it: some rows of
-//! a sequence, and all query heads that share a key head. The softmax is taken along the way, as in `FlashAttention`. What a query
-//! gets does not depend on the queries beside it, but for their number where the processor has tiles.
+//! Keys are visited in blocks, at multiples of their length. Each block is widened or packed once for all queries that see it: some
+//! rows of a sequence, and all query heads that share a key head. The softmax is taken along the way, as in `FlashAttention`. What a
+//! query gets does not depend on the other queries, except that 32 or more of them use tiles, which round queries and weights.
 
 #![expect(
     clippy::inline_always,
@@ -15,7 +15,6 @@ mod tiles;
 use std::ops::Range;
 
 use pulp::{Simd, WithSimd};
-#[cfg(target_arch = "x86_64")]
 use ryzanstein_config::InstructionSet;
 
 use super::exponential::exp;
@@ -35,7 +34,9 @@ use crate::threads::PARALLEL_THRESHOLD;
 /// Keys of a block.
 const BLOCK: usize = 64;
 /// Queries that see a block at the same time, if so many are there.
-const QUERIES: usize = 128;
+const QUERIES: usize = 64;
+/// With tiles, whose keys and values are packed for each of these times.
+const QUERIES_OF_TILES: usize = 128;
 /// Lanes of a vector at most: heads are filled up to a multiple.
 const LANES: usize = 16;
 
@@ -63,7 +64,8 @@ pub(super) fn attention(
     let group = heads / kv_heads * head_dim;
     let (keys, values) = (cache.keys.host()?, cache.values.host()?);
     let cache = &*cache;
-    let together = (QUERIES * head_dim / group).max(1);
+    let queries = if host.instruction_set() == InstructionSet::Amx { QUERIES_OF_TILES } else { QUERIES };
+    let together = (queries * head_dim / group).max(1);
     let some_rows = |head: usize, first: usize, out: &mut [f32]| {
         let (mut first, mut out) = (first, out);
         while !out.is_empty() {
@@ -143,7 +145,7 @@ struct Queries<'a> {
     /// The positions that each row sees.
     seen: Vec<Range<usize>>,
     head_dim: usize,
-    /// Zeros; as long as the queries.
+    /// As long as the queries; all of it is overwritten.
     out: &'a mut [f32],
 }
 

@@ -18,7 +18,7 @@ use ryzanstein_process_group::{DType, Element as _};
 
 use super::rows::vectorized;
 use crate::float::Float;
-use crate::memory::{self, Part};
+use crate::memory;
 use crate::storage::{Storage, with_elements};
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
@@ -49,12 +49,12 @@ enum Prepared<'a> {
 }
 
 impl Prepared<'_> {
-    /// How many of `n` weight rows one of so many threads multiplies at a time.
+    /// How many weight rows a thread multiplies at a time, of `n` that `threads` threads share.
     fn block(&self, threads: usize, n: usize) -> usize {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Tiles(_) => {
-                n.div_ceil(BLOCKS / 2 * threads).next_multiple_of(amx::GRANULE).min(amx::MOST_COLUMNS)
+            Self::Tiles(x) => {
+                n.div_ceil(BLOCKS / 2 * threads).next_multiple_of(amx::GRANULE).min(x.columns_together())
             }
             _ if threads > 1 => n.div_ceil(BLOCKS * threads).next_multiple_of(GRANULE),
             _ => n,
@@ -109,14 +109,9 @@ impl Products {
         let is_worth_it = threads.count() > 1 && m * k * n >= PARALLEL_THRESHOLD;
         let block = prepared.block(if is_worth_it { threads.count() } else { 1 }, n);
         memory::built(m * n, |out| {
-            // The columns of each block, row by row.
-            let mut blocks: Vec<Vec<Part<'_, T>>> =
-                (0..n.div_ceil(block)).map(|_| Vec::with_capacity(m)).collect();
-            for row in out.chunks(n) {
-                blocks.iter_mut().zip(row.chunks(block)).for_each(|(block, columns)| block.push(columns));
-            }
-            threads.for_each(is_worth_it, blocks.into_iter().enumerate(), |(i, out)| {
-                let mut out: Vec<&mut [T]> = out.into_iter().map(Part::zeros).collect();
+            let blocks = out.columns(n, block).into_iter().enumerate();
+            threads.for_each(is_worth_it, blocks, |(i, out)| {
+                let mut out = out.zeros();
                 self.columns(&prepared, w, bias, i * block..n.min((i + 1) * block), &mut out, k);
             });
         })
@@ -156,6 +151,10 @@ impl Products {
         }
     }
 
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(unused_variables, reason = "only kernels of this architecture want another order")
+    )]
     fn prepare<'a>(self, threads: &Threads, x: &'a Storage, weights: DType, k: usize) -> Prepared<'a> {
         match x {
             #[cfg(target_arch = "x86_64")]
@@ -188,6 +187,7 @@ impl Products {
                 with_elements!(w, w => blocked_product(x, &w[part], out, k));
             }
             (Prepared::Wide(x), w) => with_elements!(w, w => simd::multiply(self.arch, x, &w[part], out, k)),
+            #[allow(unreachable_patterns, reason = "on architectures that prepare activations in one way")]
             _ => unreachable!("activations are prepared for the type of the weights"),
         }
     }

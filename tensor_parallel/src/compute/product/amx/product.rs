@@ -21,12 +21,12 @@ const MANY_ROWS: usize = 256;
 const STEPS: usize = 8;
 /// Activation rows that go by at a time, so that their part of the depth stays in the second-level cache with the sums.
 const ROWS_TOGETHER: usize = 512;
-/// Columns that are multiplied at a time, so that their sums stay in the second-level cache.
-pub(in crate::compute::product) const MOST_COLUMNS: usize = 256;
-/// Parts of the columns should be a multiple of this.
+/// Columns that are multiplied at a time with many rows, so that their sums stay in the second-level cache.
+const MOST_COLUMNS: usize = 256;
+/// The number of columns that are multiplied at a time should be a multiple of this.
 pub(in crate::compute::product) const GRANULE: usize = FOUR;
 
-/// Rows and columns of a strip and of its sums.
+/// Weight rows of a strip: two tiles or four.
 const PAIR: usize = 2 * SIDE;
 const FOUR: usize = 4 * SIDE;
 /// Sums of one call.
@@ -53,7 +53,7 @@ impl Packed {
         let tiles = memory::built(groups * steps, |all| {
             let mut parts = Vec::new();
             for (first, tiles) in (0..steps).step_by(part).zip(all.chunks((groups * part).max(1))) {
-                let steps = tiles.len() / groups;
+                let steps = part.min(steps - first);
                 parts.extend(
                     tiles.chunks(steps).zip(x.chunks(SIDE * k)).map(|(tiles, rows)| (first, tiles, rows)),
                 );
@@ -63,6 +63,11 @@ impl Packed {
             });
         });
         Self { tiles, rows, groups, steps, part }
+    }
+
+    /// How many columns of the product are worth doing at a time.
+    pub(in crate::compute::product) fn columns_together(&self) -> usize {
+        if self.part < self.steps { MOST_COLUMNS } else { usize::MAX }
     }
 
     /// The tiles of a group in the part of the depth that begins with step `first`.
@@ -87,7 +92,7 @@ impl Block<'_> {
     }
 }
 
-/// Passes on every block of the product whose rows are those of `x` and whose columns are the rows of `w`.
+/// Calls `done` with every block of the product whose rows are those of `x` and whose columns are the rows of `w`.
 pub(in crate::compute::product) fn multiply(x: &Packed, w: &[bf16], done: &mut impl FnMut(Block<'_>)) {
     multiply_by(&Tiles::new(), x, w, done);
 }

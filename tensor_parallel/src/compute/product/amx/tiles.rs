@@ -75,8 +75,12 @@ impl Tiles {
             rows: std::array::from_fn(|tile| if tile < 8 { SIDE as u8 } else { 0 }),
         };
         USERS.set(USERS.get() + 1);
-        // SAFETY: the processor has the instruction, and the operand is what it takes. The compiler uses no tiles.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const configuration, options(nostack, readonly)) };
+        // SAFETY: the processor has the instruction, and the operand is what it takes.
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) &raw const configuration,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack, readonly));
+        }
         Self { of_this_thread: PhantomData }
     }
 }
@@ -86,9 +90,18 @@ impl Drop for Tiles {
         USERS.set(USERS.get() - 1);
         if USERS.get() == 0 {
             // SAFETY: the processor has the instruction, and nobody on this thread uses the tiles.
-            unsafe { asm!("tilerelease", options(nostack, nomem)) };
+            unsafe {
+                asm!("tilerelease",
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack, nomem));
+            }
         }
     }
+}
+
+/// Whether a slice has so many rows, at least two, of `width` elements, `stride` apart. No stride makes it overflow.
+fn has_rows(length: usize, rows: usize, stride: usize, width: usize) -> bool {
+    width <= length && stride <= (length - width) / (rows - 1)
 }
 
 /// Fetches as many bytes of what is wanted next as a step uses, in the order of memory. Takes labels 3 and 4.
@@ -118,11 +131,11 @@ impl TileProducts for Tiles {
     ) {
         let steps = b[0].len();
         assert!(steps > 0 && b[1].len() == steps && a.stride >= DEPTH * steps && c_stride >= 2 * SIDE);
-        assert!(a.values.len() >= (2 * SIDE - 1) * a.stride + DEPTH * steps);
-        assert!(c.len() >= (2 * SIDE - 1) * c_stride + 2 * SIDE);
+        assert!(has_rows(a.values.len(), 2 * SIDE, a.stride, DEPTH * steps));
+        assert!(has_rows(c.len(), 2 * SIDE, c_stride, 2 * SIDE));
         let upper = a.values.as_ptr();
-        // Each tile is loaded as soon as its last product has begun. Processors whose threads share a core have few tiles to spare, and
-        // loads would wait for them.
+        // A tile is loaded again right after the last product that reads it. Where another thread uses the core, products and loads hardly
+        // overlap otherwise.
         // SAFETY: the tiles are set up. The code loads `steps` tiles of each operand at the strides at which they are stored, and
         // loads and stores four tiles of sums: all within the slices, by the assertions. Prefetching reads nothing.
         unsafe {
@@ -165,6 +178,7 @@ impl TileProducts for Tiles {
                 "dec {steps}",
                 "jnz 2b",
                 "6:",
+                fetch_next!("2048"),
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 "tdpbf16ps tmm1, tmm4, tmm7",
                 "tdpbf16ps tmm2, tmm5, tmm6",
@@ -179,7 +193,7 @@ impl TileProducts for Tiles {
                 stride = in(reg) a.stride * size_of::<bf16>(),
                 c_stride = in(reg) c_stride * size_of::<f32>(),
                 c = in(reg) c.as_mut_ptr(),
-                adds = inout(reg) usize::from(adds) => _,
+                adds = in(reg) usize::from(adds),
                 row = in(reg) 64usize,
                 next = inout(reg) fetched(next, 2 * SIDE, steps) => _,
                 end = out(reg) _,
@@ -198,7 +212,7 @@ impl TileProducts for Tiles {
     fn four_by_one(&self, a: Rows<'_>, b: &[Tile], c: &mut [f32], next: &[bf16]) {
         let steps = b.len();
         assert!(steps > 0 && a.stride >= DEPTH * steps && c.len() >= 4 * SIDE * SIDE);
-        assert!(a.values.len() >= (4 * SIDE - 1) * a.stride + DEPTH * steps);
+        assert!(has_rows(a.values.len(), 4 * SIDE, a.stride, DEPTH * steps));
         // SAFETY: as above, with four tiles of rows and one of columns in each step.
         unsafe {
             let rows = |tile: usize| a.values.as_ptr().add(tile * SIDE * a.stride);
@@ -263,7 +277,7 @@ pub(in crate::compute) fn pack<'a>(rows: &(impl Iterator<Item = &'a [bf16]> + Cl
 
 /// Exchanges rows and columns of 16 rows of 16 words. Each operand comes with the distance between its rows.
 pub(super) fn transpose(from: (&[u32], usize), to: (&mut [u32], usize)) {
-    assert!(from.0.len() >= (SIDE - 1) * from.1 + SIDE && to.0.len() >= (SIDE - 1) * to.1 + SIDE);
+    assert!(has_rows(from.0.len(), SIDE, from.1, SIDE) && has_rows(to.0.len(), SIDE, to.1, SIDE));
     if is_x86_feature_detected!("avx512f") {
         // SAFETY: the processor has the instructions, and both hold 16 rows.
         return unsafe { transpose_by_vectors(from, to) };
