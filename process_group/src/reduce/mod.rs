@@ -91,6 +91,26 @@ mod tests {
     }
 
     #[test]
+    fn bf16_is_rounded_as_the_crate_rounds_it() {
+        // All exponents, and the fractions around every tie.
+        let values: Vec<f32> = (0..=u16::MAX)
+            .flat_map(|high| [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF].map(|low| (u32::from(high) << 16) | low))
+            .map(f32::from_bits)
+            .collect();
+        let mut rounded = vec![bf16::ZERO; values.len()];
+        bf16::store(&values, &mut rounded);
+        let mut wide = vec![0.0; BLOCK];
+        for (values, rounded) in values.chunks(BLOCK).zip(rounded.chunks(BLOCK)) {
+            let wide = &mut wide[..rounded.len()];
+            bf16::load(bytemuck::cast_slice(rounded), wide);
+            for ((value, rounded), wide) in values.iter().zip(rounded).zip(wide) {
+                assert_eq!(rounded.to_bits(), bf16::from_f32(*value).to_bits(), "{value}");
+                assert_eq!(wide.to_bits(), rounded.to_f32().to_bits(), "{value}");
+            }
+        }
+    }
+
+    #[test]
     fn a_nan_wins_minimum_and_maximum_from_either_side() {
         for op in [ReduceOp::Min, ReduceOp::Max] {
             assert!(reduce(op, &[vec![f32::NAN], vec![1.0]], None)[0].is_nan());
