@@ -42,16 +42,19 @@ macro_rules! plain {
         impl Lane for $type {
             type Wide = Self;
 
+            #[inline(always)]
             fn load(bytes: &[u8], wide: &mut [Self]) {
                 bytemuck::cast_slice_mut::<Self, u8>(wide).copy_from_slice(bytes);
             }
 
+            #[inline(always)]
             fn combine<O: Combine<Self>>(bytes: &[u8], wide: &mut [Self]) {
                 for (w, b) in wide.iter_mut().zip(bytes.chunks_exact(size_of::<Self>())) {
                     *w = O::combine(*w, bytemuck::pod_read_unaligned(b));
                 }
             }
 
+            #[inline(always)]
             fn store(wide: &[Self], elements: &mut [Self]) {
                 elements.copy_from_slice(wide);
             }
@@ -68,23 +71,27 @@ trait Half: Element {
 
 // The crate converts whole slices with the processor's own instructions.
 impl Half for f16 {
+    #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {
         from.convert_to_f32_slice(to);
     }
 
+    #[inline(always)]
     fn narrow(from: &[f32], to: &mut [Self]) {
         to.convert_from_f32_slice(from);
     }
 }
 
-// The crate converts these one by one. Loops without branches become vectors, and 8 MB of bf16 take 0.4 of the time.
+// The crate converts these one by one. Loops without branches become vectors.
 impl Half for bf16 {
+    #[inline(always)]
     fn widen(from: &[Self], to: &mut [f32]) {
         for (to, from) in to.iter_mut().zip(from) {
             *to = f32::from_bits(u32::from(from.to_bits()) << 16);
         }
     }
 
+    #[inline(always)]
     fn narrow(from: &[f32], to: &mut [Self]) {
         for (to, from) in to.iter_mut().zip(from) {
             let bits = from.to_bits();
@@ -99,6 +106,7 @@ macro_rules! half {
         impl Lane for $type {
             type Wide = f32;
 
+            #[inline(always)]
             fn load(bytes: &[u8], wide: &mut [f32]) {
                 let mut aligned = [<$type>::ZERO; BLOCK];
                 let aligned = &mut aligned[..wide.len()];
@@ -106,6 +114,7 @@ macro_rules! half {
                 Half::widen(aligned, wide);
             }
 
+            #[inline(always)]
             fn combine<O: Combine<f32>>(bytes: &[u8], wide: &mut [f32]) {
                 let mut other = [0.0; BLOCK];
                 let other = &mut other[..wide.len()];
@@ -115,12 +124,14 @@ macro_rules! half {
                 }
             }
 
+            #[inline(always)]
             fn store(wide: &[f32], elements: &mut [Self]) {
                 Half::narrow(wide, elements);
             }
         }
 
         impl Average for $type {
+            #[inline(always)]
             fn divide(wide: &mut [f32], divisor: usize) {
                 f32::divide(wide, divisor);
             }
@@ -132,6 +143,7 @@ half!(f16, bf16);
 macro_rules! float {
     ($($type:ty),*) => {$(
         impl Average for $type {
+            #[inline(always)]
             fn divide(wide: &mut [Self], divisor: usize) {
                 for w in wide {
                     *w /= divisor as Self;
@@ -139,17 +151,21 @@ macro_rules! float {
             }
         }
         impl Combine<$type> for Sum {
+            #[inline(always)]
             fn combine(left: $type, right: $type) -> $type { left + right }
         }
         impl Combine<$type> for Product {
+            #[inline(always)]
             fn combine(left: $type, right: $type) -> $type { left * right }
         }
         impl Combine<$type> for Min {
+            #[inline(always)]
             fn combine(left: $type, right: $type) -> $type {
                 if left < right || left.is_nan() { left } else { right }
             }
         }
         impl Combine<$type> for Max {
+            #[inline(always)]
             fn combine(left: $type, right: $type) -> $type {
                 if left > right || left.is_nan() { left } else { right }
             }
@@ -161,6 +177,7 @@ float!(f32, f64);
 macro_rules! integer {
     ($($type:ty),*) => {$(
         impl Average for $type {
+            #[inline(always)]
             fn divide(wide: &mut [Self], divisor: usize) {
                 // Through i128: a world of 200 ranks does not fit an i8.
                 for w in wide {
@@ -169,15 +186,19 @@ macro_rules! integer {
             }
         }
         impl Combine<$type> for Sum {
+            #[inline(always)]
             fn combine(left: $type, right: $type) -> $type { left.wrapping_add(right) }
         }
         impl Combine<$type> for Product {
+            #[inline(always)]
             fn combine(left: $type, right: $type) -> $type { left.wrapping_mul(right) }
         }
         impl Combine<$type> for Min {
+            #[inline(always)]
             fn combine(left: $type, right: $type) -> $type { left.min(right) }
         }
         impl Combine<$type> for Max {
+            #[inline(always)]
             fn combine(left: $type, right: $type) -> $type { left.max(right) }
         }
     )*};

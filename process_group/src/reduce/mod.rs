@@ -1,9 +1,19 @@
 //! Reduction of host memory: `((s₀ ∘ s₁) ∘ s₂) ∘ …`, in the order the sources are given.
 //!
 //! The order is part of the contract: it is what gives every rank the same bits. The 16-bit floats are widened to
-//! `f32`, combined, and rounded once at the end. Loops are plain so that the compiler vectorises them.
+//! `f32`, combined, and rounded once at the end. Loops are plain so that the compiler vectorises them, and are compiled for each
+//! width of vectors that processors have. Each element is combined by itself, so all have the same bits.
+
+#![expect(
+    clippy::inline_always,
+    reason = "an instruction set chosen at run time applies only to what is inlined"
+)]
 
 mod lane;
+
+use std::marker::PhantomData;
+
+use pulp::{Arch, Simd, WithSimd};
 
 use crate::dtype::{DType, with_element};
 use crate::operation::ReduceOp;
@@ -32,39 +42,68 @@ pub(crate) fn reduce(
     divisor: Option<usize>,
 ) {
     with_element!(dtype, T => match op {
-        ReduceOp::Sum | ReduceOp::Avg => reduce_typed::<T, Sum>(destination, sources, divisor),
-        ReduceOp::Product => reduce_typed::<T, Product>(destination, sources, divisor),
-        ReduceOp::Min => reduce_typed::<T, Min>(destination, sources, divisor),
-        ReduceOp::Max => reduce_typed::<T, Max>(destination, sources, divisor),
+        ReduceOp::Sum | ReduceOp::Avg => Typed::<T, Sum>::reduce(destination, sources, divisor),
+        ReduceOp::Product => Typed::<T, Product>::reduce(destination, sources, divisor),
+        ReduceOp::Min => Typed::<T, Min>::reduce(destination, sources, divisor),
+        ReduceOp::Max => Typed::<T, Max>::reduce(destination, sources, divisor),
     });
 }
 
-fn reduce_typed<T: Lane + Average, O: Combine<T::Wide>>(
-    destination: &mut [u8],
-    sources: &[Source<'_>],
+/// The vectors for elements of this type. Messages are of any alignment, so vectors of 512 bits lie across cache lines: among four ranks,
+/// 8 MB of f32 took 1.02 to 1.03 of the time without them, and 0.97 to 0.99 with 256 bits. For 16-bit types converting counts more:
+/// a reduce-scatter of 2 MB of bf16 between two ranks took 321 µs with 256 bits and 245 with 512.
+fn vectors<T>() -> Arch {
+    #[cfg(target_arch = "x86_64")]
+    if size_of::<T>() > 2
+        && let Some(vectors) = pulp::x86::V3::try_new()
+    {
+        return Arch::V3(vectors);
+    }
+    Arch::new()
+}
+
+/// A reduction of elements of one type by one operation.
+struct Typed<'a, T, O> {
+    destination: &'a mut [T],
+    sources: &'a [Source<'a>],
     divisor: Option<usize>,
-) {
-    let destination: &mut [T] = bytemuck::cast_slice_mut(destination);
-    let mut wide = [T::Wide::default(); BLOCK];
-    for (index, block) in destination.chunks_mut(BLOCK).enumerate() {
-        let start = index * BLOCK * size_of::<T>();
-        let bytes = start..start + size_of_val(block);
-        let wide = &mut wide[..block.len()];
-        for (position, source) in sources.iter().enumerate() {
-            let from = match source {
-                Source::Destination => bytemuck::cast_slice(&*block),
-                Source::Bytes(all) => &all[bytes.clone()],
-            };
-            if position == 0 {
-                T::load(from, wide);
-            } else {
-                T::combine::<O>(from, wide);
+    operation: PhantomData<O>,
+}
+
+impl<'a, T: Lane + Average, O: Combine<T::Wide>> Typed<'a, T, O> {
+    fn reduce(destination: &'a mut [u8], sources: &'a [Source<'a>], divisor: Option<usize>) {
+        let destination = bytemuck::cast_slice_mut(destination);
+        vectors::<T>().dispatch(Self { destination, sources, divisor, operation: PhantomData });
+    }
+}
+
+impl<T: Lane + Average, O: Combine<T::Wide>> WithSimd for Typed<'_, T, O> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { destination, sources, divisor, .. } = self;
+        let mut wide = [T::Wide::default(); BLOCK];
+        for (index, block) in destination.chunks_mut(BLOCK).enumerate() {
+            let start = index * BLOCK * size_of::<T>();
+            let bytes = start..start + size_of_val(block);
+            let wide = &mut wide[..block.len()];
+            for (position, source) in sources.iter().enumerate() {
+                let from = match source {
+                    Source::Destination => bytemuck::cast_slice(&*block),
+                    Source::Bytes(all) => &all[bytes.clone()],
+                };
+                if position == 0 {
+                    T::load(from, wide);
+                } else {
+                    T::combine::<O>(from, wide);
+                }
             }
+            if let Some(divisor) = divisor {
+                T::divide(wide, divisor);
+            }
+            T::store(wide, block);
         }
-        if let Some(divisor) = divisor {
-            T::divide(wide, divisor);
-        }
-        T::store(wide, block);
     }
 }
 
