@@ -27,8 +27,8 @@ def flags(doc):
 
 def run(arguments, passes, prompt):
     """Prints a line of JSON for each number of sequences and each prompt, and writes all to --json. `passes(n)` gives the seconds of
-    WARM_UP + --passes passes of `n` sequences, `prompt(tokens)` those of one prompt. With --follow, ends by repeating one prompt
-    or the passes of so many sequences until it is killed, and prints the microseconds of each."""
+    WARM_UP + --passes passes of `n` sequences, `prompt(tokens)` those of one prompt. With --follow it then repeats one prompt, or
+    the passes of N sequences, until it is killed. It prints the microseconds of each."""
     results = []
 
     def add(**row):

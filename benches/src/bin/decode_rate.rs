@@ -3,8 +3,8 @@
 //!
 //! `decode_rate [--world-size 4] [--backend auto] [--layers 8 | --model DIR [--dtype TYPE]] [--sequences 1,2,4,8,16,32,64]
 //! [--prompt 512] [--passes 50] [--prefill 128,512] [--folder DIR] [--json FILE] [--follow prompt=TOKENS | sequences=N]` needs a
-//! built `ryz` in the folder of this program. With `--follow` it ends by repeating one prompt or the passes of so many sequences until
-//! it is killed, and prints the microseconds of each.
+//! built `ryz` in the folder of this program. With `--follow` it then repeats one prompt, or the passes of N sequences, until it is
+//! killed. It prints the microseconds of each.
 //! Without `--model` it writes a checkpoint as `load_rate` does and removes it at the end. All sequences hold the same tokens, so
 //! their logits must agree up to rounding, which is checked at each pass. `benches/peers/hugging_face.py` is its peer on CPUs.
 

@@ -1,8 +1,8 @@
 //! Reduction of host memory: `((s₀ ∘ s₁) ∘ s₂) ∘ …`, in the order the sources are given.
 //!
 //! The order is part of the contract: it is what gives every rank the same bits. The 16-bit floats are widened to
-//! `f32`, combined, and rounded once at the end. Loops are plain so that the compiler vectorises them, and are compiled for each
-//! width of vectors that processors have. Each element is combined by itself, so all have the same bits.
+//! `f32`, combined, and rounded once at the end. Loops are plain so that the compiler vectorises them. They are compiled for each
+//! width of vectors that processors have. No element depends on another, so every width gives the same bits.
 
 #![expect(
     clippy::inline_always,
@@ -49,9 +49,9 @@ pub(crate) fn reduce(
     });
 }
 
-/// The vectors for elements of this type. Messages are of any alignment, so vectors of 512 bits lie across cache lines: among four ranks,
-/// 8 MB of f32 took 1.02 to 1.03 of the time without them, and 0.97 to 0.99 with 256 bits. For 16-bit types converting counts more:
-/// a reduce-scatter of 2 MB of bf16 between two ranks took 321 µs with 256 bits and 245 with 512.
+/// The fastest vectors for elements of this type. Messages have any alignment, so vectors of 512 bits cross cache lines. Against 128 bits,
+/// 8 MB of f32 among four ranks took 1.02 to 1.03 of the time with 512 bits and 0.97 to 0.99 with 256. 16-bit types also need conversions:
+/// a reduce-scatter of 2 MB of bf16 between two ranks took 321 µs with 256 bits and 245 µs with 512.
 fn vectors<T>() -> Arch {
     #[cfg(target_arch = "x86_64")]
     if size_of::<T>() > 2

@@ -35,7 +35,7 @@ use crate::threads::PARALLEL_THRESHOLD;
 const BLOCK: usize = 64;
 /// Queries that see a block at the same time, if so many are there.
 const QUERIES: usize = 64;
-/// With tiles, whose keys and values are packed for each of these times.
+/// The same with tiles: keys and values are packed once for so many queries.
 const QUERIES_OF_TILES: usize = 128;
 /// Lanes of a vector at most: heads are filled up to a multiple.
 const LANES: usize = 16;
@@ -106,7 +106,8 @@ pub(super) fn attention(
     })
 }
 
-/// Attention by what is fastest for so many queries. Keys and values come with where their head begins.
+/// Computes attention in the way that is fastest for the number of queries. `keys` and `values` are the caches, each with the index at
+/// which the head begins.
 fn attend(host: &Host, queries: Queries<'_>, keys: (&Storage, usize), values: (&Storage, usize)) {
     #[cfg(target_arch = "x86_64")]
     if let (Storage::BF16(k), Storage::BF16(v)) = (keys.0, values.0)

@@ -99,7 +99,7 @@ impl Drop for Tiles {
     }
 }
 
-/// Whether a slice has so many rows, at least two, of `width` elements, `stride` apart. No stride makes it overflow.
+/// Whether `length` elements hold `rows` rows, at least two, of `width` elements. Rows begin `stride` elements apart. It cannot overflow.
 fn has_rows(length: usize, rows: usize, stride: usize, width: usize) -> bool {
     width <= length && stride <= (length - width) / (rows - 1)
 }
