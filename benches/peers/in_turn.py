@@ -2,10 +2,11 @@
 while a program of models.py runs.
 
 python in_turn.py DECODE_RATE MODEL [--dtype bf16] [--what prompt=128,prompt=512] [--ranks 1,2] [--threads 2] [--rounds 8]
-    [--before DECODE_RATE] [--json FILE]
+    [--prompt 64] [--before DECODE_RATE] [--json FILE]
 
-All programs are loaded, and stopped (SIGSTOP) while another one works. --before adds another build of ours. Prints the median and the
-least time in milliseconds, and the ratio to transformers' time in the same round: its median, and the least and greatest.
+All programs are loaded, and stopped (SIGSTOP) while another one works. Passes follow a prompt of --prompt tokens for each sequence.
+--before adds another build of ours. Prints the median and the least time in milliseconds, and the ratio to transformers' time in the
+same round: its median, and the least and greatest.
 """
 import argparse
 import json
@@ -101,6 +102,7 @@ def main():
     flags.add_argument("--ranks", type=numbers, default=[1, 2])
     flags.add_argument("--threads", type=int, default=2)
     flags.add_argument("--rounds", type=int, default=8)
+    flags.add_argument("--prompt", default="64")
     flags.add_argument("--before")
     flags.add_argument("--json")
     flags = flags.parse_args()
@@ -117,7 +119,7 @@ def main():
         programs, times = {}, {name: [] for name in systems}
         try:
             for name, command in systems.items():
-                programs[name] = Program([*command, "--prompt", "64", "--passes", "8", "--follow", what])
+                programs[name] = Program([*command, "--prompt", flags.prompt, "--passes", "8", "--follow", what])
             for _ in range(flags.rounds):
                 for name, program in programs.items():
                     times[name].append(program.turn())

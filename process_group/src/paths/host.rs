@@ -47,9 +47,13 @@ pub const SCATTERED_BROADCAST_FROM: usize = 256 << 10;
 pub const SHARED_SCATTERED_BROADCAST_FROM: usize = 512 << 10;
 
 /// Up to this many ranks, the most measured, an all-reduce through shared memory is direct. With 2 ranks, `recursive_doubling`
-/// takes 1.1 times as long from 16 KB on, 1.3 times from 200 KB on: it reduces each element on both. With 4 ranks and 32 MB, `ring`
-/// takes 1.3 times as long, and reading peers' memory 1.7 times.
+/// takes 1.0 to 1.4 times as long up to 2 MB: it reduces each element on both. With 4 ranks and 32 MB, `ring` takes 1.3 times as long,
+/// and reading peers' memory 1.7 times.
 pub const DIRECT_UP_TO: usize = 4;
+
+/// From this many bytes on, an all-reduce between two ranks through shared memory is `recursive_doubling`: `direct` reads the whole result
+/// once more, when it has fallen out of the cache. From 8 MB on, `direct` takes 1.1 to 1.6 times as long on a Zen 5, and 1.3 times on a Xeon.
+pub const DOUBLING_OF_TWO_FROM: usize = 6 << 20;
 
 /// What the links of a group are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -222,7 +226,18 @@ fn unix_rules(links: Links) -> Vec<Rule> {
 /// than two copies through a ring that stays in the cache.
 fn shared_rules(links: Links) -> Vec<Rule> {
     let few = vec![Condition::Operation("all_reduce"), Condition::RanksUpTo(DIRECT_UP_TO)];
+    let long_of_two = vec![
+        Condition::Operation("all_reduce"),
+        Condition::RanksUpTo(2),
+        Condition::BytesFrom(DOUBLING_OF_TWO_FROM),
+    ];
     let mut rules = broadcast_rules(links, SHARED_SCATTERED_BROADCAST_FROM).to_vec();
+    rules.push(rule(
+        links,
+        Algorithm::RecursiveDoubling,
+        long_of_two,
+        "one step, and no second pass over the vector",
+    ));
     rules.push(rule(links, Algorithm::Direct, few, "each element is reduced once, in the fewest steps"));
     rules
 }

@@ -1,8 +1,8 @@
 use proptest::prelude::*;
 
 use super::host::{
-    self, CROSS_MEMORY_FROM, HIERARCHICAL_FROM, Links, RING_FROM, RING_OF_TWO_FROM, SCATTERED_BROADCAST_FROM,
-    SHARED_SCATTERED_BROADCAST_FROM, Topology,
+    self, CROSS_MEMORY_FROM, DOUBLING_OF_TWO_FROM, HIERARCHICAL_FROM, Links, RING_FROM, RING_OF_TWO_FROM,
+    SCATTERED_BROADCAST_FROM, SHARED_SCATTERED_BROADCAST_FROM, Topology,
 };
 use super::tuned::{Machine, Measurement, TunedRange, TuningError, TuningTable};
 use super::*;
@@ -186,10 +186,14 @@ fn large_chunks_are_read_from_memory_where_that_can_be_done() {
 #[test]
 fn a_group_on_one_host_goes_through_memory_or_sockets_and_tells_the_reason() {
     let shared = |n| host::table(&of(n, 2), Links::SharedMemory, true, None, &[]);
-    for (n, bytes, algorithm) in
-        [(2, 1 << 10, Direct), (2, 64 << 20, Direct), (3, 64 << 20, Direct), (4, 1 << 10, Direct)]
-            .into_iter()
-            .chain([(4, 8 << 10, Direct), (4, 1 << 20, Direct), (8, 64, RecursiveDoubling)])
+    for (n, bytes, algorithm) in [
+        (2, 1 << 10, Direct),
+        (2, DOUBLING_OF_TWO_FROM - 4, Direct),
+        (2, DOUBLING_OF_TWO_FROM, RecursiveDoubling),
+    ]
+    .into_iter()
+    .chain([(3, 64 << 20, Direct), (4, 1 << 10, Direct), (4, 8 << 10, Direct), (4, 1 << 20, Direct)])
+    .chain([(8, 64, RecursiveDoubling)])
     {
         let choice = check(&shared(n), SUM, DType::F32, bytes / 4);
         assert_eq!(choice.path, Path::SharedMemory(algorithm), "{n} ranks, {bytes} bytes");

@@ -12,9 +12,9 @@ use super::tiles::{DEPTH, Rows, SIDE, Tile, TileProducts, Tiles, pack, transpose
 use crate::memory;
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
-/// Activation rows from which tiles are faster than dot products. Below, memory is the limit, and a tile's 16 rows of weights are too
-/// many streams for it: one row took 55 to 71 ms with tiles and 42 to 49 without, eight rows 81 to 89 and 81 to 104.
-pub(in crate::compute::product) const FEWEST_ROWS: usize = 8;
+/// Activation rows from which tiles are used. Up to four, dot products read memory as fast: two rows took 71 ms and 80 with tiles, four
+/// rows 83 and 80.
+pub(in crate::compute::product) const FEWEST_ROWS: usize = 5;
 /// Activation rows from which weights are copied.
 const MANY_ROWS: usize = 256;
 /// Steps of [`DEPTH`] that are done at a time with many rows. Strips of both operands then fit the first-level cache.
@@ -24,11 +24,10 @@ const ROWS_TOGETHER: usize = 512;
 /// Columns that are multiplied at a time with many rows, so that their sums stay in the second-level cache.
 const MOST_COLUMNS: usize = 256;
 /// The number of columns that are multiplied at a time should be a multiple of this.
-pub(in crate::compute::product) const GRANULE: usize = FOUR;
+pub(in crate::compute::product) const GRANULE: usize = PAIR;
 
-/// Weight rows of a strip: two tiles or four.
+/// Weight rows of a strip, and activation rows that it is multiplied by at a time, if there is more than one tile of them.
 const PAIR: usize = 2 * SIDE;
-const FOUR: usize = 4 * SIDE;
 /// Sums of one call.
 const SUMS: usize = PAIR * PAIR;
 
@@ -101,14 +100,13 @@ fn multiply_by(tiles: &impl TileProducts, x: &Packed, w: &[bf16], done: &mut imp
     thread_local! {
         static SCRATCH: RefCell<Scratch> = RefCell::default();
     }
-    let k = x.steps * DEPTH;
-    let n = w.len() / k;
-    assert!(w.len() == n * k, "weights must be whole rows");
+    assert!(w.len().is_multiple_of(x.steps * DEPTH), "weights must be whole rows");
     SCRATCH.with_borrow_mut(|scratch| {
-        // Rows that are left over are fewer than four tiles, and are padded less by pairs.
-        let fours = if x.rows <= SIDE { n / FOUR * FOUR } else { 0 };
-        by_fours(tiles, x, &w[..fours * k], scratch, done);
-        by_pairs(tiles, x, (&w[fours * k..], fours), scratch, done);
+        if x.rows <= SIDE {
+            by_ones(tiles, x, w, scratch, done);
+        } else {
+            by_pairs(tiles, x, w, scratch, done);
+        }
     });
 }
 
@@ -124,7 +122,7 @@ struct Scratch {
 }
 
 /// With up to 16 activation rows: each tile of weights is used once.
-fn by_fours(
+fn by_ones(
     tiles: &impl TileProducts,
     x: &Packed,
     w: &[bf16],
@@ -132,23 +130,29 @@ fn by_fours(
     done: &mut impl FnMut(Block<'_>),
 ) {
     let k = x.steps * DEPTH;
-    let Scratch { sums, exchanged, .. } = scratch;
+    let Scratch { weights, sums, exchanged } = scratch;
     sums.resize(sums.len().max(SUMS), 0.0);
-    let mut strips = w.chunks_exact(FOUR * k).enumerate().peekable();
-    while let Some((i, values)) = strips.next() {
-        let next = strips.peek().map_or(&[][..], |(_, next)| next);
-        tiles.four_by_one(Rows { values, stride: k }, x.group(0, 0), &mut sums[..SUMS], next);
-        exchange((&sums[..SUMS], SIDE), exchanged);
-        let columns = i * FOUR..(i + 1) * FOUR;
-        done(Block { rows: 0..x.rows, columns, sums: exchanged, stride: FOUR });
+    let sums = &mut sums[..SIDE * SIDE];
+    let mut strips = w.chunks(SIDE * k).enumerate().peekable();
+    while let Some((strip, mut values)) = strips.next() {
+        let columns = strip * SIDE..strip * SIDE + values.len() / k;
+        if columns.len() < SIDE {
+            weights.clear();
+            weights.extend_from_slice(values);
+            weights.resize(SIDE * k, bf16::ZERO);
+            values = weights;
+        }
+        tiles.one_by_one(Rows { values, stride: k }, x.group(0, 0), sums, strips.peek().is_some());
+        exchange((sums, SIDE), exchanged);
+        done(Block { rows: 0..x.rows, columns, sums: exchanged, stride: SIDE });
     }
 }
 
-/// Each tile is used twice. `w` begins at column `column` of the product.
+/// Each tile is used twice.
 fn by_pairs(
     tiles: &impl TileProducts,
     x: &Packed,
-    (w, column): (&[bf16], usize),
+    w: &[bf16],
     scratch: &mut Scratch,
     done: &mut impl FnMut(Block<'_>),
 ) {
@@ -178,17 +182,17 @@ fn by_pairs(
                     let block = if is_whole { 0 } else { strip * pairs.len() + at };
                     let sums = &mut sums[block * SUMS..][..SUMS];
                     let groups = [2 * pair, (2 * pair + 1).min(x.groups - 1)];
-                    let next = if is_whole && at == 0 { w.get((strip + 1) * PAIR * k..) } else { None };
+                    let next = if is_whole { next_rows(w, k, strip + 1, at, pairs.len()) } else { &[] };
                     tiles.two_by_two(
                         strip_of_weights,
                         groups.map(|group| x.group(first, group)),
                         (&mut *sums, PAIR),
                         first > 0,
-                        next.unwrap_or_default(),
+                        next,
                     );
                     if depth.end == k {
                         exchange((sums, PAIR), exchanged);
-                        let columns = column + strip * PAIR;
+                        let columns = strip * PAIR;
                         done(Block {
                             rows: pair * PAIR..x.rows.min((pair + 1) * PAIR),
                             columns: columns..columns + rows,
@@ -200,6 +204,13 @@ fn by_pairs(
             }
         }
     }
+}
+
+/// Rows of a whole strip of weights that are fetched in part `part` of `parts`. Spread like this, fetching hinders loads of tiles least.
+fn next_rows(w: &[bf16], k: usize, strip: usize, part: usize, parts: usize) -> &[bf16] {
+    let strip = w.chunks_exact(PAIR * k).nth(strip).unwrap_or_default();
+    let rows = PAIR.div_ceil(parts).next_multiple_of(4);
+    strip.chunks(rows * k).nth(part).unwrap_or_default()
 }
 
 /// Exchanges rows, which are `stride` long, and columns.

@@ -31,15 +31,15 @@ pub(in crate::compute) struct Rows<'a> {
 }
 
 /// Products of rows with packed columns: [`Tiles`], and in tests plain arithmetic.
-///
-/// In both, `next` is memory to fetch meanwhile, or empty.
 pub(in crate::compute) trait TileProducts {
     /// The product of 32 rows of `a` with twice 16 columns of `b`. Row `i` of it is `c[i * stride..][..32]`; it is added to what is there
-    /// if `adds`. Rows are as long as the tiles of `b` are deep.
+    /// if `adds`. Rows are as long as the tiles of `b` are deep. `next` is rows to fetch meanwhile, at the stride of `a`: a multiple of
+    /// four, or none.
     fn two_by_two(&self, a: Rows<'_>, b: [&[Tile]; 2], c: (&mut [f32], usize), adds: bool, next: &[bf16]);
 
-    /// The product of 64 rows of `a` with 16 columns of `b`. Row `i` of it is `c[i * 16..][..16]`.
-    fn four_by_one(&self, a: Rows<'_>, b: &[Tile], c: &mut [f32], next: &[bf16]);
+    /// The product of 16 rows of `a` with 16 columns of `b`. Row `i` of it is `c[i * 16..][..16]`. `goes_on`: the next product is that of
+    /// the 16 rows behind these.
+    fn one_by_one(&self, a: Rows<'_>, b: &[Tile], c: &mut [f32], goes_on: bool);
 }
 
 /// The tiles of the processor, set up on this thread.
@@ -104,20 +104,37 @@ fn has_rows(length: usize, rows: usize, stride: usize, width: usize) -> bool {
     width <= length && stride <= (length - width) / (rows - 1)
 }
 
-/// Fetches as many bytes of what is wanted next as a step uses, in the order of memory. Takes labels 3 and 4.
-macro_rules! fetch_next {
-    ($bytes:literal) => {
+/// Steps ahead of its use that [`one_by_one`](TileProducts::one_by_one) fetches a row.
+const AHEAD: usize = 6;
+
+/// Fetches a line of each of four rows from `{line}` on, and goes on to the next four.
+macro_rules! fetch_four {
+    ($fetch:literal) => {
         concat!(
-            "test {next}, {next}\njz 4f\nlea {end}, [{next} + ", $bytes, "]\n3:\n",
-            "prefetcht1 [{next}]\nprefetcht1 [{next} + 64]\nprefetcht1 [{next} + 128]\nprefetcht1 [{next} + 192]\n",
-            "add {next}, 256\ncmp {next}, {end}\njb 3b\n4:"
+            $fetch,
+            " [{line}]\n",
+            $fetch,
+            " [{line} + {stride}]\n",
+            $fetch,
+            " [{line} + 2 * {stride}]\n",
+            "lea {line}, [{line} + 2 * {stride}]\n",
+            $fetch,
+            " [{line} + {stride}]\n",
+            "lea {line}, [{line} + 2 * {stride}]\n"
         )
     };
 }
 
-/// Where to fetch `rows` rows of `steps` steps, or nowhere.
-fn fetched(next: &[bf16], rows: usize, steps: usize) -> *const bf16 {
-    if next.len() >= rows * DEPTH * steps { next.as_ptr() } else { std::ptr::null() }
+/// Fetches the next line of each row from `{next}` to `{past}`. Takes labels 3 and 4.
+macro_rules! fetch_next {
+    () => {
+        concat!(
+            "mov {line}, {next}\n3:\ncmp {line}, {past}\njae 4f\n",
+            fetch_four!("prefetcht1"),
+            "jmp 3b\n4:\n",
+            "add {next}, 64\nadd {past}, 64"
+        )
+    };
 }
 
 impl TileProducts for Tiles {
@@ -134,6 +151,7 @@ impl TileProducts for Tiles {
         assert!(has_rows(a.values.len(), 2 * SIDE, a.stride, DEPTH * steps));
         assert!(has_rows(c.len(), 2 * SIDE, c_stride, 2 * SIDE));
         let upper = a.values.as_ptr();
+        let (next, rows) = (next.as_ptr(), next.len() / a.stride);
         // A tile is loaded again right after the last product that reads it. Where another thread uses the core, products and loads hardly
         // overlap otherwise.
         // SAFETY: the tiles are set up. The code loads `steps` tiles of each operand at the strides at which they are stored, and
@@ -145,15 +163,15 @@ impl TileProducts for Tiles {
                 "tilezero tmm1",
                 "tilezero tmm2",
                 "tilezero tmm3",
-                "test {adds:e}, {adds:e}",
+                "test {line:e}, {line:e}",
                 "jz 5f",
-                "mov {end}, {c_stride}",
-                "shl {end}, 4",
-                "add {end}, {c}",
+                "mov {line}, {c_stride}",
+                "shl {line}, 4",
+                "add {line}, {c}",
                 "tileloadd tmm0, [{c} + {c_stride}]",
                 "tileloadd tmm1, [{c} + {c_stride} + 64]",
-                "tileloadd tmm2, [{end} + {c_stride}]",
-                "tileloadd tmm3, [{end} + {c_stride} + 64]",
+                "tileloadd tmm2, [{line} + {c_stride}]",
+                "tileloadd tmm3, [{line} + {c_stride} + 64]",
                 "5:",
                 "tileloadd tmm4, [{upper} + {stride}]",
                 "tileloadd tmm6, [{first} + {row}]",
@@ -174,29 +192,30 @@ impl TileProducts for Tiles {
                 "tdpbf16ps tmm3, tmm5, tmm7",
                 "tileloadd tmm5, [{lower} + {stride}]",
                 "tileloadd tmm7, [{second} + {row}]",
-                fetch_next!("2048"),
+                fetch_next!(),
                 "dec {steps}",
                 "jnz 2b",
                 "6:",
-                fetch_next!("2048"),
+                fetch_next!(),
                 "tdpbf16ps tmm0, tmm4, tmm6",
                 "tdpbf16ps tmm1, tmm4, tmm7",
                 "tdpbf16ps tmm2, tmm5, tmm6",
                 "tdpbf16ps tmm3, tmm5, tmm7",
-                "mov {end}, {c_stride}",
-                "shl {end}, 4",
-                "add {end}, {c}",
+                "mov {line}, {c_stride}",
+                "shl {line}, 4",
+                "add {line}, {c}",
                 "tilestored [{c} + {c_stride}], tmm0",
                 "tilestored [{c} + {c_stride} + 64], tmm1",
-                "tilestored [{end} + {c_stride}], tmm2",
-                "tilestored [{end} + {c_stride} + 64], tmm3",
+                "tilestored [{line} + {c_stride}], tmm2",
+                "tilestored [{line} + {c_stride} + 64], tmm3",
                 stride = in(reg) a.stride * size_of::<bf16>(),
                 c_stride = in(reg) c_stride * size_of::<f32>(),
                 c = in(reg) c.as_mut_ptr(),
-                adds = in(reg) usize::from(adds),
+                // Whether it adds, until it has begun.
+                line = inout(reg) usize::from(adds) => _,
                 row = in(reg) 64usize,
-                next = inout(reg) fetched(next, 2 * SIDE, steps) => _,
-                end = out(reg) _,
+                next = inout(reg) next => _,
+                past = inout(reg) next.wrapping_add(rows * a.stride) => _,
                 upper = inout(reg) upper => _,
                 lower = inout(reg) lower => _,
                 first = inout(reg) b[0].as_ptr() => _,
@@ -209,53 +228,48 @@ impl TileProducts for Tiles {
         }
     }
 
-    fn four_by_one(&self, a: Rows<'_>, b: &[Tile], c: &mut [f32], next: &[bf16]) {
+    fn one_by_one(&self, a: Rows<'_>, b: &[Tile], c: &mut [f32], goes_on: bool) {
         let steps = b.len();
-        assert!(steps > 0 && a.stride >= DEPTH * steps && c.len() >= 4 * SIDE * SIDE);
-        assert!(has_rows(a.values.len(), 4 * SIDE, a.stride, DEPTH * steps));
-        // SAFETY: as above, with four tiles of rows and one of columns in each step.
+        assert!(steps > 0 && a.stride >= DEPTH * steps && c.len() >= SIDE * SIDE);
+        assert!(has_rows(a.values.len(), SIDE, a.stride, DEPTH * steps));
+        let stride = a.stride * size_of::<bf16>();
+        let values = a.values.as_ptr();
+        // Memory is read fastest if each of the 16 rows is a stream that is fetched a little ahead. Behind the end of a row, what it fetches
+        // is the beginning of the next row, which has been read; 15 rows on is what is wanted next.
+        // SAFETY: as above, with a tile of rows and one of columns in each step.
         unsafe {
-            let rows = |tile: usize| a.values.as_ptr().add(tile * SIDE * a.stride);
             asm!(
                 "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
                 "2:",
-                "tileloadd tmm7, [{b} + {row}]",
-                "tileloadd tmm4, [{first} + {stride}]",
-                "tileloadd tmm5, [{second} + {stride}]",
-                "tdpbf16ps tmm0, tmm4, tmm7",
-                "tileloadd tmm6, [{third} + {stride}]",
-                "tdpbf16ps tmm1, tmm5, tmm7",
-                "tileloadd tmm4, [{fourth} + {stride}]",
-                "tdpbf16ps tmm2, tmm6, tmm7",
-                "tdpbf16ps tmm3, tmm4, tmm7",
-                fetch_next!("4096"),
-                "add {first}, 64",
-                "add {second}, 64",
-                "add {third}, 64",
-                "add {fourth}, 64",
+                "cmp {steps}, {AHEAD}",
+                "jne 3f",
+                "add {next}, {jump}",
+                "3:",
+                "mov {line}, {next}",
+                fetch_four!("prefetcht0"),
+                fetch_four!("prefetcht0"),
+                fetch_four!("prefetcht0"),
+                fetch_four!("prefetcht0"),
+                "tileloadd tmm1, [{a} + {stride}]",
+                "tileloadd tmm2, [{b} + {row}]",
+                "tdpbf16ps tmm0, tmm1, tmm2",
+                "add {next}, 64",
+                "add {a}, 64",
                 "add {b}, 1024",
                 "dec {steps}",
                 "jnz 2b",
                 "tilestored [{c} + {row}], tmm0",
-                "tilestored [{c} + {row} + 1024], tmm1",
-                "tilestored [{c} + {row} + 2048], tmm2",
-                "tilestored [{c} + {row} + 3072], tmm3",
-                stride = in(reg) a.stride * size_of::<bf16>(),
+                AHEAD = const AHEAD,
+                stride = in(reg) stride,
                 row = in(reg) 64usize,
-                next = inout(reg) fetched(next, 4 * SIDE, steps) => _,
-                end = out(reg) _,
-                first = inout(reg) rows(0) => _,
-                second = inout(reg) rows(1) => _,
-                third = inout(reg) rows(2) => _,
-                fourth = inout(reg) rows(3) => _,
+                jump = in(reg) if goes_on { (SIDE - 1) * stride } else { 0 },
+                line = out(reg) _,
+                next = inout(reg) values.wrapping_byte_add(64 * AHEAD) => _,
+                a = inout(reg) values => _,
                 b = inout(reg) b.as_ptr() => _,
                 steps = inout(reg) steps => _,
                 c = in(reg) c.as_mut_ptr(),
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _,
                 options(nostack),
             );
         }
@@ -352,8 +366,8 @@ pub(in crate::compute) mod tests {
             }
         }
 
-        fn four_by_one(&self, a: Rows<'_>, b: &[Tile], c: &mut [f32], _: &[bf16]) {
-            for (at, sum) in c[..4 * SIDE * SIDE].iter_mut().enumerate() {
+        fn one_by_one(&self, a: Rows<'_>, b: &[Tile], c: &mut [f32], _: bool) {
+            for (at, sum) in c[..SIDE * SIDE].iter_mut().enumerate() {
                 *sum = Self::sum(a, b, at / SIDE, at % SIDE);
             }
         }
@@ -378,9 +392,9 @@ pub(in crate::compute) mod tests {
         }
         // Small whole numbers: their sums are exact in any order.
         let value = |i: usize| bf16::from_f32((i * 7 % 9) as f32 - 4.0);
-        for steps in [1, 2, 9] {
+        for steps in [1, 2, AHEAD, 9] {
             let (stride, c_stride) = (steps * DEPTH + 32, 48);
-            let values: Vec<bf16> = (0..4 * SIDE * stride).map(|i| value(i + i / 5)).collect();
+            let values: Vec<bf16> = (0..2 * SIDE * stride).map(|i| value(i + i / 5)).collect();
             let a = Rows { values: &values, stride };
             let columns: Vec<bf16> = (0..2 * SIDE * DEPTH * steps).map(value).collect();
             let mut tiles = vec![[0; SIDE * SIDE]; 2 * steps];
@@ -389,10 +403,10 @@ pub(in crate::compute) mod tests {
             }
             let (first, second) = tiles.split_at(steps);
             let run = |products: &dyn TileProducts| {
-                let mut sums = vec![2.0; 4 * SIDE * c_stride];
+                let mut sums = vec![2.0; 2 * SIDE * c_stride];
                 products.two_by_two(a, [first, second], (&mut sums, c_stride), false, &[]);
                 products.two_by_two(a, [second, first], (&mut sums, c_stride), true, a.values);
-                products.four_by_one(a, second, &mut sums[SIDE..], a.values);
+                products.one_by_one(a, second, &mut sums[SIDE..], true);
                 sums
             };
             // A thread may have several, and the first to go leaves the tiles to the others.
