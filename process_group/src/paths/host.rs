@@ -55,6 +55,13 @@ pub const DIRECT_UP_TO: usize = 4;
 /// once more, when it has fallen out of the cache. From 8 MB on, `direct` takes 1.1 to 1.6 times as long on a Zen 5, and 1.3 times on a Xeon.
 pub const DOUBLING_OF_TWO_FROM: usize = 6 << 20;
 
+/// From this many bytes of each rank's chunk on, an all-gather between two ranks on processors of Intel reads the peer's memory. Measured on
+/// a Xeon: with chunks of 500 KB to 50 MB, shared memory takes 1.3 to 1.5 times as long, with chunks of 128 KB less.
+pub const INTEL_GATHER_FROM: usize = 384 << 10;
+
+/// The same of a reduce-scatter: with chunks of 2 MB to 50 MB, shared memory takes 1.3 to 1.6 times as long.
+pub const INTEL_REDUCE_SCATTER_FROM: usize = 1 << 20;
+
 /// What the links of a group are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Links {
@@ -76,13 +83,15 @@ impl Links {
     }
 }
 
-/// What a choice may depend on: the same on every rank, since it comes from the roster alone.
+/// What a choice may depend on: the same on every rank, since it comes from the roster and the kind of processor.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Topology {
     /// The ranks by host.
     pub hosts: Hosts,
     /// How many ranks can move data at the same time: on each host the smaller of ranks and processors.
     pub parallel: usize,
+    /// The processors are Intel's, as far as this rank can tell. Ranks of one host have the same.
+    pub is_intel: bool,
 }
 
 impl Topology {
@@ -95,8 +104,20 @@ impl Topology {
             *cpus = (*cpus).max(member.cpus as usize);
         }
         let parallel = hosts.values().map(|(ranks, cpus)| (*ranks).min((*cpus).max(1))).sum();
-        Self { hosts: Hosts::of(members.iter().map(|member| &member.host)), parallel }
+        let hosts = Hosts::of(members.iter().map(|member| &member.host));
+        Self { hosts, parallel, is_intel: is_intel() }
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn is_intel() -> bool {
+    let leaf = std::arch::x86_64::__cpuid(0);
+    [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+const fn is_intel() -> bool {
+    false
 }
 
 /// The table of a group on host memory. `links`: what carries headers, and payloads that are not read from the sender's memory.
@@ -154,7 +175,12 @@ pub fn table(
         paths.push(Path::CrossMemory);
     }
     match links {
-        Links::SharedMemory => drop(rules.splice(1..1, shared_rules(links))),
+        Links::SharedMemory => {
+            rules.splice(1..1, shared_rules(links));
+            if cross_memory && topology.is_intel {
+                rules.splice(0..0, intel_rules());
+            }
+        }
         Links::Sockets(_) if hosts.count() == 1 => {
             rules.splice(1..1, unix_rules(links));
             if cross_memory {
@@ -222,8 +248,8 @@ fn unix_rules(links: Links) -> Vec<Rule> {
     rules
 }
 
-/// What was measured through shared memory. Reading peers' memory was quicker nowhere up to 32 MB: the kernel's copy takes longer
-/// than two copies through a ring that stays in the cache.
+/// What was measured through shared memory on a Zen 5. Reading peers' memory was quicker nowhere up to 32 MB: the kernel's copy takes
+/// longer than two copies through a ring that stays in the cache.
 fn shared_rules(links: Links) -> Vec<Rule> {
     let few = vec![Condition::Operation("all_reduce"), Condition::RanksUpTo(DIRECT_UP_TO)];
     let long_of_two = vec![
@@ -240,6 +266,19 @@ fn shared_rules(links: Links) -> Vec<Rule> {
     ));
     rules.push(rule(links, Algorithm::Direct, few, "each element is reduced once, in the fewest steps"));
     rules
+}
+
+/// What was measured between two ranks on a Xeon, where a line that one processor has written takes longer to reach another.
+fn intel_rules() -> [Rule; 2] {
+    [("all_gather", INTEL_GATHER_FROM), ("reduce_scatter", INTEL_REDUCE_SCATTER_FROM)].map(
+        |(operation, from)| Rule {
+            path: Path::CrossMemory,
+            when: vec![Condition::Operation(operation), Condition::RanksUpTo(2), Condition::ChunkFrom(from)],
+            because: Reason::BuiltIn(
+                "one copy is faster than two between processors of Intel, which share no second-level cache",
+            ),
+        },
+    )
 }
 
 /// Broadcasts among 3 or 4 ranks of one host: `halving_doubling` from this many bytes on, direct below.

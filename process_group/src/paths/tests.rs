@@ -1,8 +1,9 @@
 use proptest::prelude::*;
 
 use super::host::{
-    self, CROSS_MEMORY_FROM, DOUBLING_OF_TWO_FROM, HIERARCHICAL_FROM, Links, RING_FROM, RING_OF_TWO_FROM,
-    SCATTERED_BROADCAST_FROM, SHARED_SCATTERED_BROADCAST_FROM, Topology,
+    self, CROSS_MEMORY_FROM, DOUBLING_OF_TWO_FROM, HIERARCHICAL_FROM, INTEL_GATHER_FROM,
+    INTEL_REDUCE_SCATTER_FROM, Links, RING_FROM, RING_OF_TWO_FROM, SCATTERED_BROADCAST_FROM,
+    SHARED_SCATTERED_BROADCAST_FROM, Topology,
 };
 use super::tuned::{Machine, Measurement, TunedRange, TuningError, TuningTable};
 use super::*;
@@ -13,7 +14,7 @@ use crate::schedule::Algorithm::{Direct, HalvingDoubling, RecursiveDoubling, Rin
 const SUM: Operation = Operation::AllReduce(ReduceOp::Sum);
 
 fn of(world_size: usize, parallel: usize) -> Topology {
-    Topology { hosts: Hosts::one(world_size), parallel }
+    Topology { hosts: Hosts::one(world_size), parallel, is_intel: false }
 }
 
 /// Of a group whose links are sockets.
@@ -113,7 +114,7 @@ proptest! {
     ) {
         let tuned = some_ranges(&edges.into_iter().collect::<Vec<_>>(), world_size, measured);
         let demand = Algorithm::ALL.get(demand).copied();
-        let mut table = table(&Topology { hosts: hosts_of(world_size, hosts), parallel }, cross_memory, demand, &tuned);
+        let mut table = table(&Topology { hosts: hosts_of(world_size, hosts), parallel, is_intel: false }, cross_memory, demand, &tuned);
         let (operation, dtype) = (operations()[which], DType::ALL[dtype]);
         let forced = table.all().get(forced).copied();
         table.force(forced).unwrap();
@@ -169,7 +170,7 @@ fn large_chunks_are_read_from_memory_where_that_can_be_done() {
     let cannot = check(&table(&of(n, 2), false, None, &[]), SUM, DType::F32, count);
     assert!(why_not(&cannot, Path::CrossMemory).contains("process_group.tcp.cross_memory"));
     let spread = check(
-        &table(&Topology { hosts: hosts_of(n, 2), parallel: 2 }, false, None, &[]),
+        &table(&Topology { hosts: hosts_of(n, 2), parallel: 2, is_intel: false }, false, None, &[]),
         SUM,
         DType::F32,
         count,
@@ -218,7 +219,7 @@ fn a_group_on_one_host_goes_through_memory_or_sockets_and_tells_the_reason() {
 
 #[test]
 fn all_reduces_over_hosts_that_share_memory_within_are_hierarchical_at_every_size() {
-    let topology = Topology { hosts: hosts_of(4, 2), parallel: 4 };
+    let topology = Topology { hosts: hosts_of(4, 2), parallel: 4, is_intel: false };
     let [within, without] = [Links::SharedWithinHosts, Links::Sockets("they are sockets")]
         .map(|links| host::table(&topology, links, false, None, &[]));
     let hierarchical = Path::Tcp(Algorithm::Hierarchical);
@@ -228,6 +229,29 @@ fn all_reduces_over_hosts_that_share_memory_within_are_hierarchical_at_every_siz
         assert!(why_not(&choice, Path::SharedMemory(Direct)).contains("only links within a host"));
         let is_long = count >= HIERARCHICAL_FROM / 4;
         assert_eq!(check(&without, SUM, DType::F32, count).path == hierarchical, is_long, "{count} elements");
+    }
+}
+
+#[test]
+fn two_ranks_on_processors_of_intel_read_large_chunks_from_memory() {
+    let path = |n, is_intel, cross_memory, operation, bytes| {
+        let topology = Topology { is_intel, ..of(n, 2) };
+        let table = host::table(&topology, Links::SharedMemory, cross_memory, None, &[]);
+        check(&table, operation, DType::F32, bytes / 4).path
+    };
+    for (operation, from) in [
+        (Operation::AllGather, INTEL_GATHER_FROM),
+        (Operation::ReduceScatter(ReduceOp::Sum), INTEL_REDUCE_SCATTER_FROM),
+    ] {
+        assert_eq!(path(2, true, true, operation, from), Path::CrossMemory);
+        for other in [
+            path(2, true, true, operation, from - 4),
+            path(2, false, true, operation, from),
+            path(2, true, false, operation, from),
+            path(4, true, true, operation, from),
+        ] {
+            assert!(matches!(other, Path::SharedMemory(_)), "{other:?}");
+        }
     }
 }
 
@@ -243,7 +267,7 @@ fn sockets_within_a_host_have_rules_of_their_own() {
     assert_eq!(path(2, SUM, RING_OF_TWO_FROM - 1), Path::Tcp(RecursiveDoubling));
     // Two ranks never read each other's memory.
     assert!(matches!(path(2, Operation::AllGather, 32 << 20), Path::Tcp(_)));
-    let spread = Topology { hosts: hosts_of(4, 4), parallel: 4 };
+    let spread = Topology { hosts: hosts_of(4, 4), parallel: 4, is_intel: false };
     let reason = check(&table(&spread, false, None, &[]), broadcast, DType::U8, 32 << 20).reason;
     assert!(!reason.contains("copy at the same time"), "{reason}");
     assert_eq!(
