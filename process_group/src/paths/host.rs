@@ -46,20 +46,21 @@ pub const SCATTERED_BROADCAST_FROM: usize = 256 << 10;
 /// The same through shared memory, where `direct` takes up to 1.2 times as long above.
 pub const SHARED_SCATTERED_BROADCAST_FROM: usize = 512 << 10;
 
-/// Up to this many ranks, the most measured, an all-reduce through shared memory is direct. With 2 ranks, `recursive_doubling`
-/// takes 1.0 to 1.4 times as long up to 2 MB: it reduces each element on both. With 4 ranks and 32 MB, `ring` takes 1.3 times as long,
+/// Up to this many ranks, the most measured, an all-reduce through shared memory is direct, but for [long ones of two
+/// ranks](DOUBLING_OF_TWO_FROM). With 2 ranks, `recursive_doubling` takes 1.0 to 1.4 times as long up to 2 MB: it reduces each element on both. With 4 ranks and 32 MB, `ring` takes 1.3 times as long,
 /// and reading peers' memory 1.7 times.
 pub const DIRECT_UP_TO: usize = 4;
 
-/// From this many bytes on, an all-reduce between two ranks through shared memory is `recursive_doubling`: `direct` reads the whole result
-/// once more, when it has fallen out of the cache. From 8 MB on, `direct` takes 1.1 to 1.6 times as long on a Zen 5, and 1.3 times on a Xeon.
+/// From this many bytes on, an all-reduce between two ranks through shared memory is `recursive_doubling`: `direct` passes over the vector
+/// a second time, when it has fallen out of the cache. From 8 MB on, `direct` takes 1.1 to 1.6 times as long on a Zen 5, and 1.2 to 1.3
+/// times on a Xeon.
 pub const DOUBLING_OF_TWO_FROM: usize = 6 << 20;
 
-/// From this many bytes of each rank's chunk on, an all-gather between two ranks on processors of Intel reads the peer's memory. Measured on
-/// a Xeon: with chunks of 500 KB to 50 MB, shared memory takes 1.3 to 1.5 times as long, with chunks of 128 KB less.
+/// From this many bytes of each rank's chunk on, an all-gather between two ranks on processors of Intel reads the peer's memory. Measured
+/// on a Xeon: with chunks of 500 KB to 50 MB, shared memory takes 1.3 to 1.7 times as long. With chunks of 128 KB, it is faster.
 pub const INTEL_GATHER_FROM: usize = 384 << 10;
 
-/// The same of a reduce-scatter: with chunks of 2 MB to 50 MB, shared memory takes 1.3 to 1.6 times as long.
+/// The same of a reduce-scatter: with chunks of 2 MB to 50 MB, shared memory takes 1.1 to 1.6 times as long.
 pub const INTEL_REDUCE_SCATTER_FROM: usize = 1 << 20;
 
 /// What the links of a group are.
@@ -83,14 +84,14 @@ impl Links {
     }
 }
 
-/// What a choice may depend on: the same on every rank, since it comes from the roster and the kind of processor.
+/// What a choice may depend on. All but `is_intel` comes from the roster and is the same on every rank.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Topology {
     /// The ranks by host.
     pub hosts: Hosts,
     /// How many ranks can move data at the same time: on each host the smaller of ranks and processors.
     pub parallel: usize,
-    /// The processors are Intel's, as far as this rank can tell. Ranks of one host have the same.
+    /// Whether this rank's processor is Intel's. The same on all ranks of one host, so only rules for one host may use it.
     pub is_intel: bool,
 }
 
@@ -275,7 +276,7 @@ fn intel_rules() -> [Rule; 2] {
             path: Path::CrossMemory,
             when: vec![Condition::Operation(operation), Condition::RanksUpTo(2), Condition::ChunkFrom(from)],
             because: Reason::BuiltIn(
-                "one copy is faster than two between processors of Intel, which share no second-level cache",
+                "one copy is faster than two on processors of Intel, where a line takes long from one core's cache to another's",
             ),
         },
     )

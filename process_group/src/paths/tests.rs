@@ -265,7 +265,7 @@ fn sockets_within_a_host_have_rules_of_their_own() {
     assert_eq!(path(4, broadcast, 32 << 20), Path::Tcp(HalvingDoubling));
     assert_eq!(path(2, SUM, RING_OF_TWO_FROM), Path::Tcp(Ring));
     assert_eq!(path(2, SUM, RING_OF_TWO_FROM - 1), Path::Tcp(RecursiveDoubling));
-    // Two ranks never read each other's memory.
+    // Two ranks with sockets never read each other's memory.
     assert!(matches!(path(2, Operation::AllGather, 32 << 20), Path::Tcp(_)));
     let spread = Topology { hosts: hosts_of(4, 4), parallel: 4, is_intel: false };
     let reason = check(&table(&spread, false, None, &[]), broadcast, DType::U8, 32 << 20).reason;

@@ -12,8 +12,8 @@ use super::tiles::{DEPTH, Rows, SIDE, Tile, TileProducts, Tiles, pack, transpose
 use crate::memory;
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
-/// Activation rows from which tiles are used. Up to four, dot products read memory as fast: two rows took 71 ms and 80 with tiles, four
-/// rows 83 and 80.
+/// Activation rows from which tiles are used. With fewer, tiles gain little or nothing: two rows took 71 ms with dot products and 80 with
+/// tiles, four rows 83 and 80.
 pub(in crate::compute::product) const FEWEST_ROWS: usize = 5;
 /// Activation rows from which weights are copied.
 const MANY_ROWS: usize = 256;
@@ -115,7 +115,7 @@ fn multiply_by(tiles: &impl TileProducts, x: &Packed, w: &[bf16], done: &mut imp
 struct Scratch {
     /// A strip of weights.
     weights: Vec<bf16>,
-    /// Blocks of [`SUMS`].
+    /// Sums of a tile, or blocks of [`SUMS`].
     sums: Vec<f32>,
     /// A block with rows and columns exchanged.
     exchanged: Vec<f32>,
@@ -131,7 +131,7 @@ fn by_ones(
 ) {
     let k = x.steps * DEPTH;
     let Scratch { weights, sums, exchanged } = scratch;
-    sums.resize(sums.len().max(SUMS), 0.0);
+    sums.resize(sums.len().max(SIDE * SIDE), 0.0);
     let sums = &mut sums[..SIDE * SIDE];
     let mut strips = w.chunks(SIDE * k).enumerate().peekable();
     while let Some((strip, mut values)) = strips.next() {
@@ -206,7 +206,7 @@ fn by_pairs(
     }
 }
 
-/// Rows of a whole strip of weights that are fetched in part `part` of `parts`. Spread like this, fetching hinders loads of tiles least.
+/// The rows that part `part` of `parts` fetches of a strip, if it is whole. Fetching slows loads of tiles least if all parts share it.
 fn next_rows(w: &[bf16], k: usize, strip: usize, part: usize, parts: usize) -> &[bf16] {
     let strip = w.chunks_exact(PAIR * k).nth(strip).unwrap_or_default();
     let rows = PAIR.div_ceil(parts).next_multiple_of(4);

@@ -125,7 +125,7 @@ macro_rules! fetch_four {
     };
 }
 
-/// Fetches the next line of each row from `{next}` to `{past}`. Takes labels 3 and 4.
+/// Fetches a line of each row from `{next}` to `{past}`, and moves both to the next line. Overwrites `{line}`. Takes labels 3 and 4.
 macro_rules! fetch_next {
     () => {
         concat!(
@@ -155,7 +155,7 @@ impl TileProducts for Tiles {
         // A tile is loaded again right after the last product that reads it. Where another thread uses the core, products and loads hardly
         // overlap otherwise.
         // SAFETY: the tiles are set up. The code loads `steps` tiles of each operand at the strides at which they are stored, and
-        // loads and stores four tiles of sums: all within the slices, by the assertions. Prefetching reads nothing.
+        // loads and stores four tiles of sums: all within the slices, by the assertions. A prefetch may name any address.
         unsafe {
             let lower = upper.add(SIDE * a.stride);
             asm!(
@@ -234,8 +234,8 @@ impl TileProducts for Tiles {
         assert!(has_rows(a.values.len(), SIDE, a.stride, DEPTH * steps));
         let stride = a.stride * size_of::<bf16>();
         let values = a.values.as_ptr();
-        // Memory is read fastest if each of the 16 rows is a stream that is fetched a little ahead. Behind the end of a row, what it fetches
-        // is the beginning of the next row, which has been read; 15 rows on is what is wanted next.
+        // Memory is read fastest if each of the 16 rows is a stream, fetched a little ahead. From the end of a row, fetching goes on in the
+        // row 16 further down.
         // SAFETY: as above, with a tile of rows and one of columns in each step.
         unsafe {
             asm!(
@@ -262,7 +262,7 @@ impl TileProducts for Tiles {
                 AHEAD = const AHEAD,
                 stride = in(reg) stride,
                 row = in(reg) 64usize,
-                jump = in(reg) if goes_on { (SIDE - 1) * stride } else { 0 },
+                jump = in(reg) if goes_on { SIDE * stride - 64 * steps } else { 0 },
                 line = out(reg) _,
                 next = inout(reg) values.wrapping_byte_add(64 * AHEAD) => _,
                 a = inout(reg) values => _,
