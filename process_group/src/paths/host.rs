@@ -46,9 +46,9 @@ pub const SCATTERED_BROADCAST_FROM: usize = 256 << 10;
 /// The same through shared memory, where `direct` takes up to 1.2 times as long above.
 pub const SHARED_SCATTERED_BROADCAST_FROM: usize = 512 << 10;
 
-/// Up to this many ranks, the most measured, an all-reduce through shared memory is direct, but for [long ones of two
-/// ranks](DOUBLING_OF_TWO_FROM). With 2 ranks, `recursive_doubling` takes 1.0 to 1.4 times as long up to 2 MB: it reduces each element on both. With 4 ranks and 32 MB, `ring` takes 1.3 times as long,
-/// and reading peers' memory 1.7 times.
+/// Up to this many ranks, the most measured, an all-reduce through shared memory is direct, but for
+/// [long ones of two ranks](DOUBLING_OF_TWO_FROM). With 2 ranks and up to 2 MB, `recursive_doubling` mostly takes 1.0 to 1.4 times as long:
+/// it reduces each element on both. With 4 ranks and 32 MB, `ring` takes 1.3 times as long, and reading peers' memory 1.7 times.
 pub const DIRECT_UP_TO: usize = 4;
 
 /// From this many bytes on, an all-reduce between two ranks through shared memory is `recursive_doubling`: `direct` passes over the vector
