@@ -77,10 +77,13 @@ impl<'a, T: Zeroable> Part<'a, T> {
     /// Its columns, `block` at a time, if it is rows of `width`.
     pub(crate) fn columns(self, width: usize, block: usize) -> Vec<Columns<'a, T>> {
         let rows = self.values.len() / width;
-        let empty = || Columns { rows: Vec::with_capacity(rows), set: self.set };
+        let empty = || Columns { rows: Vec::with_capacity(rows) };
         let mut blocks: Vec<_> = (0..width.div_ceil(block)).map(|_| empty()).collect();
+        let set = self.set;
         for row in self.values.chunks_mut(width) {
-            blocks.iter_mut().zip(row.chunks_mut(block)).for_each(|(block, part)| block.rows.push(part));
+            for (block, values) in blocks.iter_mut().zip(row.chunks_mut(block)) {
+                block.rows.push(Row::Unset(Self { values, set }));
+            }
         }
         blocks
     }
@@ -88,15 +91,30 @@ impl<'a, T: Zeroable> Part<'a, T> {
 
 /// Some columns of a [`Part`].
 pub(crate) struct Columns<'a, T> {
-    rows: Vec<&'a mut [MaybeUninit<T>]>,
-    set: &'a AtomicUsize,
+    rows: Vec<Row<'a, T>>,
 }
 
-impl<'a, T: Zeroable> Columns<'a, T> {
-    /// The elements of each row, all zero.
-    pub(crate) fn zeros(self) -> Vec<&'a mut [T]> {
-        self.set.fetch_add(self.rows.iter().map(|row| row.len()).sum(), Relaxed);
-        self.rows.into_iter().map(zeroed).collect()
+enum Row<'a, T> {
+    Unset(Part<'a, T>),
+    Set(&'a mut [T]),
+}
+
+impl<T: Zeroable> Columns<'_, T> {
+    pub(crate) fn row_count(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// The elements of a row, which are zero at first. They are not set before, so that they are in the cache when they are computed.
+    pub(crate) fn row(&mut self, at: usize) -> &mut [T] {
+        let row = &mut self.rows[at];
+        if let Row::Unset(part) = row {
+            let part = Part { values: std::mem::take(&mut part.values), set: part.set };
+            *row = Row::Set(part.zeros());
+        }
+        match row {
+            Row::Set(values) => values,
+            Row::Unset(_) => unreachable!("it has just been set"),
+        }
     }
 }
 
@@ -142,8 +160,8 @@ mod tests {
         assert_eq!(values, [1, 0, 0, 0, 2, 0, 0, 0, 3, 0]);
         assert!(built::<u32>(0, |_| ()).is_empty());
         let values = built::<u32>(10, |all| {
-            for (i, columns) in all.columns(5, 3).into_iter().enumerate() {
-                columns.zeros().into_iter().for_each(|row| row[1] = i as u32 + 1);
+            for (i, mut columns) in all.columns(5, 3).into_iter().enumerate() {
+                (0..columns.row_count()).for_each(|row| columns.row(row)[1] = i as u32 + 1);
             }
         });
         assert_eq!(values, [0, 1, 0, 0, 2, 0, 1, 0, 0, 2]);

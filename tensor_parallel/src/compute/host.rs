@@ -1,6 +1,5 @@
 //! Arithmetic on the processor.
 
-use std::borrow::Cow;
 use std::ops::Range;
 
 use pulp::Arch;
@@ -61,7 +60,7 @@ impl Host {
         self.products.set()
     }
 
-    /// Builds a tensor row by row: `fill` gets the row's number and `columns` zeros to set.
+    /// Builds a tensor row by row: `fill` gets the row's number and `columns` elements, and sets all of them.
     pub(super) fn build(
         &self,
         [rows, columns]: [usize; 2],
@@ -84,18 +83,30 @@ impl Host {
             let together = self.rows_together(rows);
             let parts = all.chunks((together * columns).max(1)).enumerate();
             self.threads.for_each(rows * columns >= PARALLEL_THRESHOLD, parts, |(part, out)| {
-                self.change(out.zeros(), part * together, columns, &fill);
+                let is_wide = T::DTYPE == f32::DTYPE;
+                let mut wide = vec![0.0; if is_wide { 0 } else { columns }];
+                for (i, row) in out.chunks(columns).enumerate() {
+                    let (at, row) = (part * together + i, row.zeros());
+                    if is_wide {
+                        fill(at, bytemuck::cast_slice_mut(row));
+                    } else {
+                        fill(at, &mut wide);
+                        rows::narrow(self.arch(), &wide, row);
+                    }
+                }
             });
         })
     }
 
-    /// Changes each row of an array, on the threads if it is large.
-    fn each_row<T: Float>(&self, out: &mut [T], columns: usize, change: impl Fn(usize, &mut [f32]) + Sync) {
-        let is_worth_it = out.len() >= PARALLEL_THRESHOLD;
-        let together = self.rows_together(out.len() / columns);
-        let parts = out.chunks_mut(together * columns).enumerate();
-        self.threads.for_each(is_worth_it, parts, |(part, out)| {
-            self.change(out, part * together, columns, &change);
+    /// Adds `y` to `x`, rows of `columns`. If `y` has fewer rows, it is added again and again.
+    fn add_rows<T: Float, U: Float>(&self, x: &mut [T], y: &[U], columns: usize) {
+        let is_worth_it = x.len() >= PARALLEL_THRESHOLD;
+        let together = self.rows_together(x.len() / columns) * columns;
+        self.threads.for_each(is_worth_it, x.chunks_mut(together).enumerate(), |(part, x)| {
+            for (i, row) in x.chunks_exact_mut(columns).enumerate() {
+                let at = (part * together + i * columns) % y.len();
+                rows::add(self.arch(), row, &y[at..at + columns]);
+            }
         });
     }
 
@@ -104,29 +115,9 @@ impl Host {
         rows.div_ceil(PARTS * self.threads.count()).max(1)
     }
 
-    /// Changes rows, of which the first is row `first`.
-    fn change<T: Float>(
-        &self,
-        out: &mut [T],
-        first: usize,
-        columns: usize,
-        change: &impl Fn(usize, &mut [f32]),
-    ) {
-        let mut wide = vec![0.0; if T::DTYPE == f32::DTYPE { 0 } else { columns }];
-        for (i, out) in out.chunks_exact_mut(columns.max(1)).enumerate() {
-            if T::DTYPE == f32::DTYPE {
-                change(first + i, bytemuck::cast_slice_mut(out));
-                continue;
-            }
-            rows::widen(self.arch(), out, &mut wide);
-            change(first + i, &mut wide);
-            rows::narrow(self.arch(), &wide, out);
-        }
-    }
-
     /// The exact values of some elements.
-    pub(super) fn values<'a>(&self, stored: &'a Storage, range: Range<usize>) -> Cow<'a, [f32]> {
-        rows::values(self.arch(), stored, range)
+    pub(super) fn widen(&self, stored: &Storage, range: Range<usize>, to: &mut [f32]) {
+        with_elements!(stored, stored => rows::widen(self.arch(), &stored[range], to));
     }
 }
 
@@ -171,9 +162,7 @@ impl Compute for Host {
         let (ids, stored) = (batch.tokens(), table.host()?);
         self.build([ids.len(), columns], out, |i, to| {
             match (ids[i] as usize).checked_sub(first).filter(|row| *row < rows) {
-                Some(row) => with_elements!(stored, from => {
-                    rows::widen(self.arch(), &from[row * columns..(row + 1) * columns], to);
-                }),
+                Some(row) => self.widen(stored, row * columns..(row + 1) * columns, to),
                 None => to.fill(0.0),
             }
         })
@@ -184,8 +173,9 @@ impl Compute for Host {
         let columns = x.columns();
         let (stored, weight) = (x.host()?, weight.host_values()?);
         self.build([x.rows(), columns], x.dtype(), |i, to| {
-            let row = self.values(stored, i * columns..(i + 1) * columns);
-            rows::rms_norm(self.arch(), &row, &weight, epsilon, to);
+            with_elements!(stored, x => {
+                rows::rms_norm(self.arch(), &x[i * columns..(i + 1) * columns], &weight, epsilon, to);
+            });
         })
     }
 
@@ -193,11 +183,7 @@ impl Compute for Host {
         shapes::add(x, y)?;
         let (columns, count, y) = (x.columns(), y.count(), y.host()?);
         if count > 0 {
-            with_elements!(x.host_mut()?, x => self.each_row(&mut x[..], columns, |i, to| {
-                // One row is added to all.
-                let at = i * columns % count;
-                rows::add(self.arch(), to, &self.values(y, at..at + columns));
-            }));
+            with_elements!(x.host_mut()?, x => with_elements!(y, y => self.add_rows(x, y, columns)));
         }
         Ok(())
     }
@@ -222,7 +208,7 @@ impl Compute for Host {
         let stored = x.host()?;
         self.build([x.rows(), columns.len()], x.dtype(), |i, to| {
             let at = i * x.columns();
-            to.copy_from_slice(&self.values(stored, at + columns.start..at + columns.end));
+            self.widen(stored, at + columns.start..at + columns.end, to);
         })
     }
 
@@ -235,7 +221,7 @@ impl Compute for Host {
         self.build([rows, keep], blocks.dtype(), |i, to| {
             for (block, to) in to.chunks_mut(width).enumerate() {
                 let from = (block * rows + i) * width;
-                to.copy_from_slice(&self.values(stored, from..from + to.len()));
+                self.widen(stored, from..from + to.len(), to);
             }
         })
     }

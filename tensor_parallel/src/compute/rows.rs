@@ -5,24 +5,22 @@
     reason = "an instruction set chosen at run time applies only to what is inlined"
 )]
 
-use std::borrow::Cow;
-use std::ops::Range;
+use std::array;
 
 use pulp::{Arch, Simd, WithSimd};
 
 use super::exponential::exp;
 use crate::float::Float;
 use crate::rotary::RotaryTable;
-use crate::storage::{Storage, with_elements};
 
 /// Defines functions whose first parameter is the instruction set. Their bodies are inlined into code that is compiled for it. A closure
 /// that the compiler does not inline is compiled for the least processor.
 macro_rules! vectorized {
-    ($($(#[$doc:meta])* $visible:vis fn $name:ident<$life:lifetime $(, $T:ident)?>($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
+    ($($(#[$doc:meta])* $visible:vis fn $name:ident<$life:lifetime $(, $T:ident)*>($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $($(#[$doc])*
-        $visible fn $name<$life $(, $T: Float)?>(arch: Arch, $($argument: $type),*) {
-            struct Work<$life $(, $T)?> { $($argument: $type),* }
-            impl<$life $(, $T: Float)?> WithSimd for Work<$life $(, $T)?> {
+        $visible fn $name<$life $(, $T: Float)*>(arch: Arch, $($argument: $type),*) {
+            struct Work<$life $(, $T)*> { $($argument: $type),* }
+            impl<$life $(, $T: Float)*> WithSimd for Work<$life $(, $T)*> {
                 type Output = ();
 
                 #[inline(always)]
@@ -51,16 +49,25 @@ vectorized! {
         T::narrow_into(from, to);
     }
 
-    pub(super) fn add<'a>(to: &'a mut [f32], from: &'a [f32]) {
-        for (to, from) in to.iter_mut().zip(from) {
-            *to += from;
+    /// Sums, rounded.
+    pub(super) fn add<'a, T, U>(to: &'a mut [T], from: &'a [U]) {
+        let (mut wide_to, mut wide_from) = ([0.0; PIECE], [0.0; PIECE]);
+        for (to, from) in to.chunks_mut(PIECE).zip(from.chunks(PIECE)) {
+            let (wide_to, wide_from) = (&mut wide_to[..to.len()], &mut wide_from[..from.len()]);
+            T::widen_into(to, wide_to);
+            U::widen_into(from, wide_from);
+            for (to, from) in wide_to.iter_mut().zip(wide_from) {
+                *to += *from;
+            }
+            T::narrow_into(wide_to, to);
         }
     }
 
-    pub(super) fn rms_norm<'a>(row: &'a [f32], weight: &'a [f32], epsilon: f32, to: &'a mut [f32]) {
-        let scale = 1.0 / (sum_of_squares(row) / row.len() as f32 + epsilon).sqrt();
-        for ((to, x), w) in to.iter_mut().zip(row).zip(weight) {
-            *to = x * scale * w;
+    pub(super) fn rms_norm<'a, T>(row: &'a [T], weight: &'a [f32], epsilon: f32, to: &'a mut [f32]) {
+        T::widen_into(row, to);
+        let scale = 1.0 / (sum_of_squares(to) / to.len() as f32 + epsilon).sqrt();
+        for (to, w) in to.iter_mut().zip(weight) {
+            *to = *to * scale * w;
         }
     }
 
@@ -84,16 +91,6 @@ vectorized! {
     }
 }
 
-/// The exact values of some elements.
-pub(super) fn values(arch: Arch, stored: &Storage, range: Range<usize>) -> Cow<'_, [f32]> {
-    if let Storage::F32(stored) = stored {
-        return Cow::Borrowed(&stored[range]);
-    }
-    let mut wide = vec![0.0; range.len()];
-    with_elements!(stored, stored => widen(arch, &stored[range], &mut wide));
-    Cow::Owned(wide)
-}
-
 /// Uses 16 partial sums, since each addition to one sum waits for the last.
 #[inline(always)]
 fn sum_of_squares(x: &[f32]) -> f32 {
@@ -104,5 +101,13 @@ fn sum_of_squares(x: &[f32]) -> f32 {
             *sum += x * x;
         }
     }
-    sums.into_iter().sum::<f32>() + rest.iter().map(|x| x * x).sum::<f32>()
+    fold(sums, |a, b| a + b) + rest.iter().map(|x| x * x).sum::<f32>()
+}
+
+/// Combines all lanes, by halves: each step waits for the last.
+#[inline(always)]
+pub(super) fn fold(lanes: [f32; 16], combine: impl Fn(f32, f32) -> f32) -> f32 {
+    let eight: [f32; 8] = array::from_fn(|i| combine(lanes[i], lanes[i + 8]));
+    let four: [f32; 4] = array::from_fn(|i| combine(eight[i], eight[i + 4]));
+    combine(combine(four[0], four[2]), combine(four[1], four[3]))
 }

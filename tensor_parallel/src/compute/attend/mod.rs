@@ -23,7 +23,7 @@ use super::operations::{AttentionCall, LayerCache};
 #[cfg(target_arch = "x86_64")]
 use super::product::amx::Tiles;
 use super::product::simd;
-use super::rows;
+use super::rows::{self, fold};
 use crate::error::Result;
 use crate::float::Float;
 use crate::memory;
@@ -53,7 +53,7 @@ pub(super) fn attention(
     let width = (heads + 2 * kv_heads) * head_dim;
     let stored = qkv.host()?;
     let rotated: Vec<f32> = host.built([rows, width], |i, row| {
-        row.copy_from_slice(&host.values(stored, i * width..(i + 1) * width));
+        host.widen(stored, i * width..(i + 1) * width, row);
         let (turned, _) = row.split_at_mut((heads + kv_heads) * head_dim);
         rows::rotate(host.arch(), rotary, i, head_dim, turned);
     });
@@ -265,7 +265,7 @@ impl Softmax {
                 *most = if *score > *most { *score } else { *most };
             }
         }
-        let greatest = most.into_iter().fold(self.greatest, f32::max);
+        let greatest = self.greatest.max(fold(most, |a, b| if a > b { a } else { b }));
         let mut sums = [0.0; LANES];
         for scores in scores.as_chunks_mut::<LANES>().0 {
             for (sum, score) in sums.iter_mut().zip(scores) {
@@ -284,6 +284,6 @@ impl Softmax {
             }
             self.greatest = greatest;
         }
-        self.sum += sums.into_iter().sum::<f32>();
+        self.sum += fold(sums, |a, b| a + b);
     }
 }

@@ -96,7 +96,7 @@ fn product(
                 pair,
                 (&mut out[i * PAIR..], columns),
                 adds,
-                &[],
+                Rows::NONE,
             );
         }
     }

@@ -18,7 +18,7 @@ use ryzanstein_process_group::{DType, Element as _};
 
 use super::rows::vectorized;
 use crate::float::Float;
-use crate::memory;
+use crate::memory::{self, Columns};
 use crate::storage::{Storage, with_elements};
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
@@ -110,8 +110,7 @@ impl Products {
         let block = prepared.block(if is_worth_it { threads.count() } else { 1 }, n);
         memory::built(m * n, |out| {
             let blocks = out.columns(n, block).into_iter().enumerate();
-            threads.for_each(is_worth_it, blocks, |(i, out)| {
-                let mut out = out.zeros();
+            threads.for_each(is_worth_it, blocks, |(i, mut out)| {
                 self.columns(&prepared, w, bias, i * block..n.min((i + 1) * block), &mut out, k);
             });
         })
@@ -124,7 +123,7 @@ impl Products {
         w: &Storage,
         bias: Option<&[f32]>,
         range: Range<usize>,
-        out: &mut [&mut [T]],
+        out: &mut Columns<'_, T>,
         k: usize,
     ) {
         let bias = bias.map(|bias| &bias[range.clone()]);
@@ -132,21 +131,22 @@ impl Products {
         if let (Prepared::Tiles(x), Storage::BF16(w)) = (x, w) {
             amx::multiply(x, &w[range.start * k..range.end * k], &mut |block| {
                 let bias = bias.map(|bias| &bias[block.columns.clone()]);
-                for (out, sums) in out[block.rows.clone()].iter_mut().zip(block.sums()) {
-                    round(self.arch, sums, bias, &mut out[block.columns.clone()]);
+                for (row, sums) in block.rows.clone().zip(block.sums()) {
+                    round(self.arch, sums, bias, &mut out.row(row)[block.columns.clone()]);
                 }
             });
             return;
         }
-        let together = x.rows_together(out.len(), k).min(range.len());
-        let mut sums = vec![0.0; out.len() * together];
+        let m = out.row_count();
+        let together = x.rows_together(m, k).min(range.len());
+        let mut sums = vec![0.0; m * together];
         for first in (0..range.len()).step_by(together) {
             let columns = first..range.len().min(first + together);
-            let sums = &mut sums[..out.len() * columns.len()];
+            let sums = &mut sums[..m * columns.len()];
             self.block(x, w, range.start + columns.start..range.start + columns.end, sums, k);
             let bias = bias.map(|bias| &bias[columns.clone()]);
-            for (out, sums) in out.iter_mut().zip(sums.chunks_exact(columns.len())) {
-                round(self.arch, sums, bias, &mut out[columns.clone()]);
+            for (row, sums) in sums.chunks_exact(columns.len()).enumerate() {
+                round(self.arch, sums, bias, &mut out.row(row)[columns.clone()]);
             }
         }
     }

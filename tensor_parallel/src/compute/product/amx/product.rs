@@ -7,8 +7,10 @@ use std::cell::RefCell;
 use std::ops::Range;
 
 use half::bf16;
+use pulp::{Arch, Simd, WithSimd};
 
 use super::tiles::{DEPTH, Rows, SIDE, Tile, TileProducts, Tiles, pack, transpose};
+use crate::compute::rows::vectorized;
 use crate::memory;
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
@@ -159,6 +161,7 @@ fn by_pairs(
     let k = x.steps * DEPTH;
     let n = w.len() / k;
     let Scratch { weights, sums, exchanged } = scratch;
+    let arch = Arch::new();
     let all = x.groups.div_ceil(2);
     let is_whole = x.part == x.steps;
     for pairs in
@@ -173,16 +176,17 @@ fn by_pairs(
                 let strip_of_weights = if is_whole && rows == PAIR {
                     Rows { values, stride: k }
                 } else {
-                    weights.clear();
-                    values.chunks_exact(k).for_each(|row| weights.extend_from_slice(&row[depth.clone()]));
                     weights.resize(PAIR * depth.len(), bf16::ZERO);
+                    let (copied, missing) = weights.split_at_mut(rows * depth.len());
+                    copy(arch, Rows { values: &values[depth.start..], stride: k }, copied, depth.len());
+                    missing.fill(bf16::ZERO);
                     Rows { values: weights, stride: depth.len() }
                 };
                 for (at, pair) in pairs.clone().enumerate() {
                     let block = if is_whole { 0 } else { strip * pairs.len() + at };
                     let sums = &mut sums[block * SUMS..][..SUMS];
                     let groups = [2 * pair, (2 * pair + 1).min(x.groups - 1)];
-                    let next = if is_whole { next_rows(w, k, strip + 1, at, pairs.len()) } else { &[] };
+                    let next = next_rows(w, k, (strip, depth.clone()), (at, pairs.len()));
                     tiles.two_by_two(
                         strip_of_weights,
                         groups.map(|group| x.group(first, group)),
@@ -206,11 +210,35 @@ fn by_pairs(
     }
 }
 
-/// The rows that part `part` of `parts` fetches of a strip, if it is whole. Fetching slows loads of tiles least if all parts share it.
-fn next_rows(w: &[bf16], k: usize, strip: usize, part: usize, parts: usize) -> &[bf16] {
-    let strip = w.chunks_exact(PAIR * k).nth(strip).unwrap_or_default();
-    let rows = PAIR.div_ceil(parts).next_multiple_of(4);
-    strip.chunks(rows * k).nth(part).unwrap_or_default()
+/// What the product in place `at` of `of` fetches of the rows that are multiplied next: of the next strip the same depth, or of the first
+/// strip what is behind it. Fetching slows loads of tiles least if all products share it.
+fn next_rows(
+    w: &[bf16],
+    k: usize,
+    (strip, depth): (usize, Range<usize>),
+    (at, of): (usize, usize),
+) -> Rows<'_> {
+    let mut strips = w.chunks_exact(PAIR * k);
+    let (strip, start) = match strips.nth(strip + 1) {
+        Some(next) => (Some(next), depth.start),
+        None => (w.chunks_exact(PAIR * k).next().filter(|_| depth.end < k), depth.end),
+    };
+    let rows = PAIR.div_ceil(of).next_multiple_of(4);
+    let part = strip.and_then(|strip| strip.chunks(rows * k).nth(at));
+    part.map_or(Rows::NONE, |rows| Rows { values: &rows[start..], stride: k })
+}
+
+vectorized! {
+    /// Copies `width` elements of each row.
+    fn copy<'a>(from: Rows<'a>, to: &'a mut [bf16], width: usize) {
+        for (from, to) in from.values.chunks(from.stride).zip(to.chunks_exact_mut(width)) {
+            // Of this length, the compiler copies by vectors. Calling the library for each row takes longer.
+            match (from.first_chunk::<{ STEPS * DEPTH }>(), to.first_chunk_mut()) {
+                (Some(from), Some(to)) if width == STEPS * DEPTH => *to = *from,
+                _ => to.copy_from_slice(&from[..width]),
+            }
+        }
+    }
 }
 
 /// Exchanges rows, which are `stride` long, and columns.

@@ -23,19 +23,23 @@ pub(in crate::compute) const DEPTH: usize = 2 * SIDE;
 /// Sixteen rows of sixteen words, each two elements of bf16 or a sum.
 pub(in crate::compute) type Tile = [u32; SIDE * SIDE];
 
-/// Rows that begin `stride` elements apart.
+/// Rows that begin `stride` elements apart. The last may be shorter than that.
 #[derive(Clone, Copy)]
 pub(in crate::compute) struct Rows<'a> {
     pub(in crate::compute) values: &'a [bf16],
     pub(in crate::compute) stride: usize,
 }
 
+impl Rows<'_> {
+    pub(in crate::compute) const NONE: Self = Self { values: &[], stride: 1 };
+}
+
 /// Products of rows with packed columns: [`Tiles`], and in tests plain arithmetic.
 pub(in crate::compute) trait TileProducts {
     /// The product of 32 rows of `a` with twice 16 columns of `b`. Row `i` of it is `c[i * stride..][..32]`; it is added to what is there
-    /// if `adds`. Rows are as long as the tiles of `b` are deep. `next` is rows to fetch meanwhile, at the stride of `a`: a multiple of
+    /// if `adds`. Rows are as long as the tiles of `b` are deep, and so is what is fetched of the rows of `next` meanwhile: a multiple of
     /// four, or none.
-    fn two_by_two(&self, a: Rows<'_>, b: [&[Tile]; 2], c: (&mut [f32], usize), adds: bool, next: &[bf16]);
+    fn two_by_two(&self, a: Rows<'_>, b: [&[Tile]; 2], c: (&mut [f32], usize), adds: bool, next: Rows<'_>);
 
     /// The product of 16 rows of `a` with 16 columns of `b`. Row `i` of it is `c[i * 16..][..16]`. `goes_on`: the next product is that of
     /// the 16 rows behind these.
@@ -109,18 +113,28 @@ const AHEAD: usize = 6;
 
 /// Fetches a line of each of four rows from `{line}` on, and goes on to the next four.
 macro_rules! fetch_four {
-    ($fetch:literal) => {
+    ($fetch:literal, $stride:literal) => {
         concat!(
             $fetch,
             " [{line}]\n",
             $fetch,
-            " [{line} + {stride}]\n",
+            " [{line} + ",
+            $stride,
+            "]\n",
             $fetch,
-            " [{line} + 2 * {stride}]\n",
-            "lea {line}, [{line} + 2 * {stride}]\n",
+            " [{line} + 2 * ",
+            $stride,
+            "]\n",
+            "lea {line}, [{line} + 2 * ",
+            $stride,
+            "]\n",
             $fetch,
-            " [{line} + {stride}]\n",
-            "lea {line}, [{line} + 2 * {stride}]\n"
+            " [{line} + ",
+            $stride,
+            "]\n",
+            "lea {line}, [{line} + 2 * ",
+            $stride,
+            "]\n"
         )
     };
 }
@@ -130,7 +144,7 @@ macro_rules! fetch_next {
     () => {
         concat!(
             "mov {line}, {next}\n3:\ncmp {line}, {past}\njae 4f\n",
-            fetch_four!("prefetcht1"),
+            fetch_four!("prefetcht1", "{next_stride}"),
             "jmp 3b\n4:\n",
             "add {next}, 64\nadd {past}, 64"
         )
@@ -144,14 +158,15 @@ impl TileProducts for Tiles {
         b: [&[Tile]; 2],
         (c, c_stride): (&mut [f32], usize),
         adds: bool,
-        next: &[bf16],
+        next: Rows<'_>,
     ) {
         let steps = b[0].len();
         assert!(steps > 0 && b[1].len() == steps && a.stride >= DEPTH * steps && c_stride >= 2 * SIDE);
         assert!(has_rows(a.values.len(), 2 * SIDE, a.stride, DEPTH * steps));
         assert!(has_rows(c.len(), 2 * SIDE, c_stride, 2 * SIDE));
         let upper = a.values.as_ptr();
-        let (next, rows) = (next.as_ptr(), next.len() / a.stride);
+        let (next, next_stride, rows) =
+            (next.values.as_ptr(), next.stride, next.values.len().div_ceil(next.stride));
         // A tile is loaded again right after the last product that reads it. Where another thread uses the core, products and loads hardly
         // overlap otherwise.
         // SAFETY: the tiles are set up. The code loads `steps` tiles of each operand at the strides at which they are stored, and
@@ -215,7 +230,8 @@ impl TileProducts for Tiles {
                 line = inout(reg) usize::from(adds) => _,
                 row = in(reg) 64usize,
                 next = inout(reg) next => _,
-                past = inout(reg) next.wrapping_add(rows * a.stride) => _,
+                next_stride = in(reg) next_stride * size_of::<bf16>(),
+                past = inout(reg) next.wrapping_add(rows * next_stride) => _,
                 upper = inout(reg) upper => _,
                 lower = inout(reg) lower => _,
                 first = inout(reg) b[0].as_ptr() => _,
@@ -246,10 +262,10 @@ impl TileProducts for Tiles {
                 "add {next}, {jump}",
                 "3:",
                 "mov {line}, {next}",
-                fetch_four!("prefetcht0"),
-                fetch_four!("prefetcht0"),
-                fetch_four!("prefetcht0"),
-                fetch_four!("prefetcht0"),
+                fetch_four!("prefetcht0", "{stride}"),
+                fetch_four!("prefetcht0", "{stride}"),
+                fetch_four!("prefetcht0", "{stride}"),
+                fetch_four!("prefetcht0", "{stride}"),
                 "tileloadd tmm1, [{a} + {stride}]",
                 "tileloadd tmm2, [{b} + {row}]",
                 "tdpbf16ps tmm0, tmm1, tmm2",
@@ -358,7 +374,7 @@ pub(in crate::compute) mod tests {
     }
 
     impl TileProducts for Plain {
-        fn two_by_two(&self, a: Rows<'_>, b: [&[Tile]; 2], c: (&mut [f32], usize), adds: bool, _: &[bf16]) {
+        fn two_by_two(&self, a: Rows<'_>, b: [&[Tile]; 2], c: (&mut [f32], usize), adds: bool, _: Rows<'_>) {
             for (i, row) in c.0.chunks_mut(c.1).take(2 * SIDE).enumerate() {
                 for (j, sum) in row[..2 * SIDE].iter_mut().enumerate() {
                     *sum = Self::sum(a, b[j / SIDE], i, j % SIDE) + if adds { *sum } else { 0.0 };
@@ -404,8 +420,8 @@ pub(in crate::compute) mod tests {
             let (first, second) = tiles.split_at(steps);
             let run = |products: &dyn TileProducts| {
                 let mut sums = vec![2.0; 2 * SIDE * c_stride];
-                products.two_by_two(a, [first, second], (&mut sums, c_stride), false, &[]);
-                products.two_by_two(a, [second, first], (&mut sums, c_stride), true, a.values);
+                products.two_by_two(a, [first, second], (&mut sums, c_stride), false, Rows::NONE);
+                products.two_by_two(a, [second, first], (&mut sums, c_stride), true, a);
                 products.one_by_one(a, second, &mut sums[SIDE..], true);
                 sums
             };
