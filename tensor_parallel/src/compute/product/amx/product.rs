@@ -210,18 +210,18 @@ fn by_pairs(
     }
 }
 
-/// What the product in place `at` of `of` fetches of the rows that are multiplied next: of the next strip the same depth, or of the first
-/// strip what is behind it. Fetching slows loads of tiles least if all products share it.
+/// The rows that product `at` of `of` fetches for what follows: the next strip at the same depth, or after the last strip the first one
+/// at the depth behind. Fetching slows loads of tiles least if all products share it.
 fn next_rows(
     w: &[bf16],
     k: usize,
     (strip, depth): (usize, Range<usize>),
     (at, of): (usize, usize),
 ) -> Rows<'_> {
-    let mut strips = w.chunks_exact(PAIR * k);
-    let (strip, start) = match strips.nth(strip + 1) {
+    let whole = |strip| w.chunks_exact(PAIR * k).nth(strip);
+    let (strip, start) = match whole(strip + 1) {
         Some(next) => (Some(next), depth.start),
-        None => (w.chunks_exact(PAIR * k).next().filter(|_| depth.end < k), depth.end),
+        None => (whole(0).filter(|_| depth.end < k), depth.end),
     };
     let rows = PAIR.div_ceil(of).next_multiple_of(4);
     let part = strip.and_then(|strip| strip.chunks(rows * k).nth(at));
@@ -260,6 +260,28 @@ fn exchange((sums, stride): (&[f32], usize), to: &mut Vec<f32>) {
 mod tests {
     use super::super::tiles::tests::Plain;
     use super::*;
+
+    #[test]
+    fn products_share_the_rows_that_are_multiplied_next() {
+        let k = 8;
+        let w: Vec<bf16> = (0..2 * PAIR * k).map(|i| bf16::from_bits(i as u16)).collect();
+        for of in [1, 3, 8, 16] {
+            // The first elements that are fetched of each row.
+            let fetched = |strip, depth: Range<usize>| -> Vec<usize> {
+                let parts = (0..of).map(|at| next_rows(&w, k, (strip, depth.clone()), (at, of)));
+                parts
+                    .flat_map(|part| part.values.chunks(part.stride))
+                    .map(|row| row[0].to_bits().into())
+                    .collect()
+            };
+            let rows = |first: usize, depth: usize| -> Vec<usize> {
+                (first..first + PAIR).map(|row| row * k + depth).collect()
+            };
+            assert_eq!(fetched(0, 2..5), rows(PAIR, 2));
+            assert_eq!(fetched(1, 2..5), rows(0, 5));
+            assert!(fetched(1, 5..k).is_empty());
+        }
+    }
 
     #[test]
     fn tiles_cover_every_row_of_both_operands_whatever_their_numbers() {

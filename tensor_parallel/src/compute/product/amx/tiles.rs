@@ -37,8 +37,8 @@ impl Rows<'_> {
 /// Products of rows with packed columns: [`Tiles`], and in tests plain arithmetic.
 pub(in crate::compute) trait TileProducts {
     /// The product of 32 rows of `a` with twice 16 columns of `b`. Row `i` of it is `c[i * stride..][..32]`; it is added to what is there
-    /// if `adds`. Rows are as long as the tiles of `b` are deep, and so is what is fetched of the rows of `next` meanwhile: a multiple of
-    /// four, or none.
+    /// if `adds`. Rows are as long as the tiles of `b` are deep. Meanwhile it fetches as many elements of each row of `next`, which
+    /// is a multiple of four rows, or none.
     fn two_by_two(&self, a: Rows<'_>, b: [&[Tile]; 2], c: (&mut [f32], usize), adds: bool, next: Rows<'_>);
 
     /// The product of 16 rows of `a` with 16 columns of `b`. Row `i` of it is `c[i * 16..][..16]`. `goes_on`: the next product is that of
