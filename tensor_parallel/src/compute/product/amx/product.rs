@@ -9,7 +9,7 @@ use std::ops::Range;
 use half::bf16;
 use pulp::{Arch, Simd, WithSimd};
 
-use super::tiles::{DEPTH, Rows, SIDE, Tile, TileProducts, Tiles, pack, transpose};
+use super::tiles::{Cache, DEPTH, Rows, SIDE, Tile, TileProducts, Tiles, pack, transpose};
 use crate::compute::rows::vectorized;
 use crate::memory;
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
@@ -19,8 +19,8 @@ use crate::threads::{PARALLEL_THRESHOLD, Threads};
 pub(in crate::compute::product) const FEWEST_ROWS: usize = 5;
 /// Activation rows from which weights are copied.
 const MANY_ROWS: usize = 256;
-/// Steps of [`DEPTH`] that are done at a time with many rows. Strips of both operands then fit the first-level cache.
-const STEPS: usize = 8;
+/// Steps of [`DEPTH`] that are done at a time with many rows. A strip of weights then takes two thirds of the first-level cache.
+const STEPS: usize = 16;
 /// Activation rows that go by at a time, so that their part of the depth stays in the second-level cache with the sums.
 const ROWS_TOGETHER: usize = 512;
 /// Columns that are multiplied at a time with many rows, so that their sums stay in the second-level cache.
@@ -167,6 +167,7 @@ fn by_pairs(
     for pairs in
         (0..all).step_by(ROWS_TOGETHER / PAIR).map(|first| first..all.min(first + ROWS_TOGETHER / PAIR))
     {
+        let cache = if is_whole { Cache::All } else { Cache::Rows };
         let blocks = if is_whole { 1 } else { n.div_ceil(PAIR) * pairs.len() };
         sums.resize(sums.len().max(blocks * SUMS), 0.0);
         for first in (0..x.steps).step_by(x.part) {
@@ -193,6 +194,7 @@ fn by_pairs(
                         (&mut *sums, PAIR),
                         first > 0,
                         next,
+                        cache,
                     );
                     if depth.end == k {
                         exchange((sums, PAIR), exchanged);

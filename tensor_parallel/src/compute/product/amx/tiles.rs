@@ -34,12 +34,28 @@ impl Rows<'_> {
     pub(in crate::compute) const NONE: Self = Self { values: &[], stride: 1 };
 }
 
+/// What the first-level cache should keep of a product's operands.
+#[derive(Clone, Copy, PartialEq)]
+pub(in crate::compute) enum Cache {
+    All,
+    /// The rows, which the next product reads again, and not the columns and sums.
+    Rows,
+}
+
 /// Products of rows with packed columns: [`Tiles`], and in tests plain arithmetic.
 pub(in crate::compute) trait TileProducts {
     /// The product of 32 rows of `a` with twice 16 columns of `b`. Row `i` of it is `c[i * stride..][..32]`; it is added to what is there
     /// if `adds`. Rows are as long as the tiles of `b` are deep. Meanwhile it fetches as many elements of each row of `next`, which
-    /// is a multiple of four rows, or none.
-    fn two_by_two(&self, a: Rows<'_>, b: [&[Tile]; 2], c: (&mut [f32], usize), adds: bool, next: Rows<'_>);
+    /// is a multiple of four rows, or none. `cache` says what the first-level cache should keep.
+    fn two_by_two(
+        &self,
+        a: Rows<'_>,
+        b: [&[Tile]; 2],
+        c: (&mut [f32], usize),
+        adds: bool,
+        next: Rows<'_>,
+        cache: Cache,
+    );
 
     /// The product of 16 rows of `a` with 16 columns of `b`. Row `i` of it is `c[i * 16..][..16]`. `goes_on`: the next product is that of
     /// the 16 rows behind these.
@@ -159,88 +175,97 @@ impl TileProducts for Tiles {
         (c, c_stride): (&mut [f32], usize),
         adds: bool,
         next: Rows<'_>,
+        cache: Cache,
     ) {
         let steps = b[0].len();
         assert!(steps > 0 && b[1].len() == steps && a.stride >= DEPTH * steps && c_stride >= 2 * SIDE);
         assert!(has_rows(a.values.len(), 2 * SIDE, a.stride, DEPTH * steps));
         assert!(has_rows(c.len(), 2 * SIDE, c_stride, 2 * SIDE));
         let upper = a.values.as_ptr();
+        let lower = a.values[SIDE * a.stride..].as_ptr();
         let (next, next_stride, rows) =
             (next.values.as_ptr(), next.stride, next.values.len().div_ceil(next.stride));
         // A tile is loaded again right after the last product that reads it. Where another thread uses the core, products and loads hardly
         // overlap otherwise.
-        // SAFETY: the tiles are set up. The code loads `steps` tiles of each operand at the strides at which they are stored, and
-        // loads and stores four tiles of sums: all within the slices, by the assertions. A prefetch may name any address.
-        unsafe {
-            let lower = upper.add(SIDE * a.stride);
-            asm!(
-                "tilezero tmm0",
-                "tilezero tmm1",
-                "tilezero tmm2",
-                "tilezero tmm3",
-                "test {line:e}, {line:e}",
-                "jz 5f",
-                "mov {line}, {c_stride}",
-                "shl {line}, 4",
-                "add {line}, {c}",
-                "tileloadd tmm0, [{c} + {c_stride}]",
-                "tileloadd tmm1, [{c} + {c_stride} + 64]",
-                "tileloadd tmm2, [{line} + {c_stride}]",
-                "tileloadd tmm3, [{line} + {c_stride} + 64]",
-                "5:",
-                "tileloadd tmm4, [{upper} + {stride}]",
-                "tileloadd tmm6, [{first} + {row}]",
-                "tileloadd tmm5, [{lower} + {stride}]",
-                "tileloadd tmm7, [{second} + {row}]",
-                "dec {steps}",
-                "jz 6f",
-                "2:",
-                "add {upper}, 64",
-                "add {lower}, 64",
-                "add {first}, 1024",
-                "add {second}, 1024",
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tileloadd tmm4, [{upper} + {stride}]",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tileloadd tmm6, [{first} + {row}]",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "tileloadd tmm5, [{lower} + {stride}]",
-                "tileloadd tmm7, [{second} + {row}]",
-                fetch_next!(),
-                "dec {steps}",
-                "jnz 2b",
-                "6:",
-                fetch_next!(),
-                "tdpbf16ps tmm0, tmm4, tmm6",
-                "tdpbf16ps tmm1, tmm4, tmm7",
-                "tdpbf16ps tmm2, tmm5, tmm6",
-                "tdpbf16ps tmm3, tmm5, tmm7",
-                "mov {line}, {c_stride}",
-                "shl {line}, 4",
-                "add {line}, {c}",
-                "tilestored [{c} + {c_stride}], tmm0",
-                "tilestored [{c} + {c_stride} + 64], tmm1",
-                "tilestored [{line} + {c_stride}], tmm2",
-                "tilestored [{line} + {c_stride} + 64], tmm3",
-                stride = in(reg) a.stride * size_of::<bf16>(),
-                c_stride = in(reg) c_stride * size_of::<f32>(),
-                c = in(reg) c.as_mut_ptr(),
-                // Whether it adds, until it has begun.
-                line = inout(reg) usize::from(adds) => _,
-                row = in(reg) 64usize,
-                next = inout(reg) next => _,
-                next_stride = in(reg) next_stride * size_of::<bf16>(),
-                past = inout(reg) next.wrapping_add(rows * next_stride) => _,
-                upper = inout(reg) upper => _,
-                lower = inout(reg) lower => _,
-                first = inout(reg) b[0].as_ptr() => _,
-                second = inout(reg) b[1].as_ptr() => _,
-                steps = inout(reg) steps => _,
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                options(nostack),
-            );
+        macro_rules! multiply {
+            ($load:literal) => {
+                // SAFETY: the tiles are set up. The code loads `steps` tiles of each operand at the strides at which they are stored, and
+                // loads and stores four tiles of sums: all within the slices, by the assertions. A prefetch may name any address.
+                unsafe {
+                    asm!(
+                        "tilezero tmm0",
+                        "tilezero tmm1",
+                        "tilezero tmm2",
+                        "tilezero tmm3",
+                        "test {line:e}, {line:e}",
+                        "jz 5f",
+                        "mov {line}, {c_stride}",
+                        "shl {line}, 4",
+                        "add {line}, {c}",
+                        concat!($load, " tmm0, [{c} + {c_stride}]"),
+                        concat!($load, " tmm1, [{c} + {c_stride} + 64]"),
+                        concat!($load, " tmm2, [{line} + {c_stride}]"),
+                        concat!($load, " tmm3, [{line} + {c_stride} + 64]"),
+                        "5:",
+                        "tileloadd tmm4, [{upper} + {stride}]",
+                        concat!($load, " tmm6, [{first} + {row}]"),
+                        "tileloadd tmm5, [{lower} + {stride}]",
+                        concat!($load, " tmm7, [{second} + {row}]"),
+                        "dec {steps}",
+                        "jz 6f",
+                        "2:",
+                        "add {upper}, 64",
+                        "add {lower}, 64",
+                        "add {first}, 1024",
+                        "add {second}, 1024",
+                        "tdpbf16ps tmm0, tmm4, tmm6",
+                        "tdpbf16ps tmm1, tmm4, tmm7",
+                        "tileloadd tmm4, [{upper} + {stride}]",
+                        "tdpbf16ps tmm2, tmm5, tmm6",
+                        concat!($load, " tmm6, [{first} + {row}]"),
+                        "tdpbf16ps tmm3, tmm5, tmm7",
+                        "tileloadd tmm5, [{lower} + {stride}]",
+                        concat!($load, " tmm7, [{second} + {row}]"),
+                        fetch_next!(),
+                        "dec {steps}",
+                        "jnz 2b",
+                        "6:",
+                        fetch_next!(),
+                        "tdpbf16ps tmm0, tmm4, tmm6",
+                        "tdpbf16ps tmm1, tmm4, tmm7",
+                        "tdpbf16ps tmm2, tmm5, tmm6",
+                        "tdpbf16ps tmm3, tmm5, tmm7",
+                        "mov {line}, {c_stride}",
+                        "shl {line}, 4",
+                        "add {line}, {c}",
+                        "tilestored [{c} + {c_stride}], tmm0",
+                        "tilestored [{c} + {c_stride} + 64], tmm1",
+                        "tilestored [{line} + {c_stride}], tmm2",
+                        "tilestored [{line} + {c_stride} + 64], tmm3",
+                        stride = in(reg) a.stride * size_of::<bf16>(),
+                        c_stride = in(reg) c_stride * size_of::<f32>(),
+                        c = in(reg) c.as_mut_ptr(),
+                        // Whether it adds, until it has begun.
+                        line = inout(reg) usize::from(adds) => _,
+                        row = in(reg) 64usize,
+                        next = inout(reg) next => _,
+                        next_stride = in(reg) next_stride * size_of::<bf16>(),
+                        past = inout(reg) next.wrapping_add(rows * next_stride) => _,
+                        upper = inout(reg) upper => _,
+                        lower = inout(reg) lower => _,
+                        first = inout(reg) b[0].as_ptr() => _,
+                        second = inout(reg) b[1].as_ptr() => _,
+                        steps = inout(reg) steps => _,
+                        out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                        out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                        options(nostack),
+                    )
+                }
+            };
+        }
+        match cache {
+            Cache::All => multiply!("tileloadd"),
+            Cache::Rows => multiply!("tileloaddt1"),
         }
     }
 
@@ -374,7 +399,15 @@ pub(in crate::compute) mod tests {
     }
 
     impl TileProducts for Plain {
-        fn two_by_two(&self, a: Rows<'_>, b: [&[Tile]; 2], c: (&mut [f32], usize), adds: bool, _: Rows<'_>) {
+        fn two_by_two(
+            &self,
+            a: Rows<'_>,
+            b: [&[Tile]; 2],
+            c: (&mut [f32], usize),
+            adds: bool,
+            _: Rows<'_>,
+            _: Cache,
+        ) {
             for (i, row) in c.0.chunks_mut(c.1).take(2 * SIDE).enumerate() {
                 for (j, sum) in row[..2 * SIDE].iter_mut().enumerate() {
                     *sum = Self::sum(a, b[j / SIDE], i, j % SIDE) + if adds { *sum } else { 0.0 };
@@ -420,8 +453,9 @@ pub(in crate::compute) mod tests {
             let (first, second) = tiles.split_at(steps);
             let run = |products: &dyn TileProducts| {
                 let mut sums = vec![2.0; 2 * SIDE * c_stride];
-                products.two_by_two(a, [first, second], (&mut sums, c_stride), false, Rows::NONE);
-                products.two_by_two(a, [second, first], (&mut sums, c_stride), true, a);
+                products.two_by_two(a, [first, second], (&mut sums, c_stride), false, Rows::NONE, Cache::All);
+                products.two_by_two(a, [second, first], (&mut sums, c_stride), true, a, Cache::All);
+                products.two_by_two(a, [first, second], (&mut sums, c_stride), true, a, Cache::Rows);
                 products.one_by_one(a, second, &mut sums[SIDE..], true);
                 sums
             };
