@@ -5,8 +5,8 @@ python in_turn.py DECODE_RATE MODEL [--dtype bf16] [--what prompt=128,prompt=512
     [--prompt 64] [--before DECODE_RATE] [--json FILE]
 
 All programs are loaded, and stopped (SIGSTOP) while another one works. Passes follow a prompt of --prompt tokens for each sequence.
---before adds another build of ours. Prints the median and the least time in milliseconds, and the ratio to transformers' time in the
-same round: its median, and the least and greatest.
+--before adds another build of ours. Prints the median and the least time in milliseconds, how many processors the program kept busy,
+and the ratio to transformers' time in the same round: its median, and the least and greatest.
 """
 import argparse
 import json
@@ -72,9 +72,22 @@ class Program:
         self.signal(signal.SIGCONT)
         # This one began in the turn before.
         self.next()
+        ran = self.ran()
         took = self.next()
+        ran = self.ran() - ran
         self.signal(signal.SIGSTOP)
-        return took
+        return took, ran / took
+
+    def ran(self):
+        """For how many milliseconds all its threads have had a processor."""
+        nanoseconds = 0
+        for process in self.all:
+            for thread in pathlib.Path(f"/proc/{process}/task").glob("*/schedstat"):
+                try:
+                    nanoseconds += int(thread.read_text().split()[0])
+                except OSError:
+                    pass
+        return nanoseconds / 1e6
 
 
 def descendants(pid):
@@ -126,13 +139,15 @@ def main():
         finally:
             for program in programs.values():
                 program.end()
-        for name, took in times.items():
-            ratios = [ours / peer for ours, peer in zip(took, times[PEER])]
+        for name, turns in times.items():
+            took, busy = zip(*turns)
+            ratios = [ours / peer for ours, (peer, _) in zip(took, times[PEER])]
             row = {"what": what, "system": name, "median_ms": statistics.median(took), "least_ms": min(took),
-                   "ratio": statistics.median(ratios), "least_ratio": min(ratios), "greatest_ratio": max(ratios)}
+                   "busy": statistics.median(busy), "ratio": statistics.median(ratios), "least_ratio": min(ratios),
+                   "greatest_ratio": max(ratios)}
             results.append(row)
-            print(f"{what:<14}{name:<18}{row['median_ms']:>9.1f} ms, least {row['least_ms']:>8.1f}   ratio {row['ratio']:.2f} "
-                  f"({row['least_ratio']:.2f} to {row['greatest_ratio']:.2f})", flush=True)
+            print(f"{what:<14}{name:<18}{row['median_ms']:>9.1f} ms, least {row['least_ms']:>8.1f}   {row['busy']:.2f} busy   "
+                  f"ratio {row['ratio']:.2f} ({row['least_ratio']:.2f} to {row['greatest_ratio']:.2f})", flush=True)
     if flags.json:
         pathlib.Path(flags.json).write_text(json.dumps(results))
 
