@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import threading
+import time
 
 HERE = pathlib.Path(__file__).parent
 PEER = "transformers"
@@ -72,14 +73,14 @@ class Program:
         self.signal(signal.SIGCONT)
         # This one began in the turn before.
         self.next()
-        ran = self.ran()
+        began, ran = time.perf_counter(), self.ran()
         took = self.next()
-        ran = self.ran() - ran
+        busy = (self.ran() - ran) / (time.perf_counter() - began)
         self.signal(signal.SIGSTOP)
-        return took, ran / took
+        return took, busy
 
     def ran(self):
-        """For how many milliseconds all its threads have had a processor."""
+        """For how many seconds its threads have had a processor, all together."""
         nanoseconds = 0
         for process in self.all:
             for thread in pathlib.Path(f"/proc/{process}/task").glob("*/schedstat"):
@@ -87,7 +88,7 @@ class Program:
                     nanoseconds += int(thread.read_text().split()[0])
                 except OSError:
                     pass
-        return nanoseconds / 1e6
+        return nanoseconds / 1e9
 
 
 def descendants(pid):
