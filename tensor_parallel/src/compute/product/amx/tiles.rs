@@ -35,7 +35,7 @@ impl Rows<'_> {
 }
 
 /// What the first-level cache should keep of a product's operands.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy)]
 pub(in crate::compute) enum Cache {
     All,
     /// The rows, which the next product reads again, and not the columns and sums.
