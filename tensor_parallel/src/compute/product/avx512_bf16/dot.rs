@@ -77,10 +77,15 @@ unsafe fn rows<const M: usize, const N: usize>(x: &[bf16], w: &[bf16], out: &mut
         }
     };
     let whole = k / LANES * LANES;
+    // AMD's processors follow four streams by themselves: with one row of activations, a Zen 5 takes 0.85 of the time that it takes with
+    // prefetches. With more rows, prefetches help there too.
+    let fetches = M > 1 || !instruction_set::is_amd();
     // SAFETY: the loads read elements of rows of k, and none behind their ends.
     unsafe {
         for i in (0..whole).step_by(LANES) {
-            fetch_ahead::<N>(weights, i, k);
+            if fetches {
+                fetch_ahead::<N>(weights, i, k);
+            }
             add(vectors(x.add(i), k), vectors(w.add(i), k));
         }
         if whole < k {
