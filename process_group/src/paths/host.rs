@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use super::tuned::{self, TunedRange};
 use super::{Condition, Otherwise, Path, PathTable, Reason, Rule};
+use crate::processor::{ProcessorMaker, processor_maker};
 use crate::roster::Member;
 use crate::schedule::cost::LinkModel;
 use crate::schedule::{Algorithm, Hosts};
@@ -106,19 +107,8 @@ impl Topology {
         }
         let parallel = hosts.values().map(|(ranks, cpus)| (*ranks).min((*cpus).max(1))).sum();
         let hosts = Hosts::of(members.iter().map(|member| &member.host));
-        Self { hosts, parallel, is_intel: is_intel() }
+        Self { hosts, parallel, is_intel: processor_maker() == ProcessorMaker::Intel }
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-fn is_intel() -> bool {
-    let leaf = std::arch::x86_64::__cpuid(0);
-    [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).as_flattened() == b"GenuineIntel"
-}
-
-#[cfg(not(target_arch = "x86_64"))]
-const fn is_intel() -> bool {
-    false
 }
 
 /// The table of a group on host memory. `links`: what carries headers, and payloads that are not read from the sender's memory.

@@ -1,8 +1,6 @@
 //! Which instructions of the processor multiply matrices. All ranks of a model use the same, as sums are not in the same order
 //! in all of them.
 
-#[cfg(target_arch = "x86_64")]
-use std::sync::LazyLock;
 use std::sync::OnceLock;
 
 use pulp::Arch;
@@ -72,17 +70,6 @@ pub(in crate::compute) fn is_supported(set: InstructionSet) -> bool {
         #[allow(unreachable_patterns, reason = "those of other architectures")]
         _ => false,
     }
-}
-
-/// Whether the processor is AMD's.
-#[cfg(target_arch = "x86_64")]
-pub(super) fn is_amd() -> bool {
-    // In a virtual machine, asking takes long.
-    static IS_AMD: LazyLock<bool> = LazyLock::new(|| {
-        let leaf = std::arch::x86_64::__cpuid(0);
-        [leaf.ebx, leaf.edx, leaf.ecx].map(u32::to_le_bytes).as_flattened() == b"AuthenticAMD"
-    });
-    *IS_AMD
 }
 
 /// For what is not bf16.

@@ -16,6 +16,7 @@ use super::fetch_ahead;
 use crate::compute::product::instruction_set;
 use crate::compute::product::totals;
 use ryzanstein_config::InstructionSet;
+use ryzanstein_process_group::{ProcessorMaker, processor_maker};
 
 /// Elements of a vector.
 const LANES: usize = 32;
@@ -79,7 +80,7 @@ unsafe fn rows<const M: usize, const N: usize>(x: &[bf16], w: &[bf16], out: &mut
     let whole = k / LANES * LANES;
     // AMD's processors follow four streams by themselves: with one row of activations, a Zen 5 takes 0.85 of the time that it takes with
     // prefetches. With more rows, prefetches help there too.
-    let fetches = M > 1 || !instruction_set::is_amd();
+    let fetches = M > 1 || processor_maker() != ProcessorMaker::Amd;
     // SAFETY: the loads read elements of rows of k, and none behind their ends.
     unsafe {
         for i in (0..whole).step_by(LANES) {
