@@ -6,7 +6,7 @@ use half::bf16;
 use pulp::{Arch, Simd, WithSimd};
 
 use super::{BLOCK, Queries, Softmax, within};
-use crate::compute::product::amx::{Cache, DEPTH, Rows, SIDE, Tile, TileProducts, pack};
+use crate::compute::product::amx::{DEPTH, Rows, SIDE, Tile, TileProducts, pack};
 use crate::compute::rows::vectorized;
 use crate::float::Float;
 
@@ -97,7 +97,7 @@ fn product(
                 (&mut out[i * PAIR..], columns),
                 adds,
                 Rows::NONE,
-                Cache::All,
+                false,
             );
         }
     }

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 pub(super) use self::product::{FEWEST_ROWS, GRANULE, Packed, multiply};
 #[cfg(test)]
 pub(in crate::compute) use self::tiles::tests::Plain;
-pub(in crate::compute) use self::tiles::{Cache, DEPTH, Rows, SIDE, Tile, TileProducts, Tiles, pack};
+pub(in crate::compute) use self::tiles::{DEPTH, Rows, SIDE, Tile, TileProducts, Tiles, pack};
 
 /// Number of the tiles among the states that a process must ask for, and the call that asks (`ARCH_REQ_XCOMP_PERM`).
 const TILE_DATA: usize = 18;

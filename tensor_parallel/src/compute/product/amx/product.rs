@@ -9,7 +9,7 @@ use std::ops::Range;
 use half::bf16;
 use pulp::{Arch, Simd, WithSimd};
 
-use super::tiles::{Cache, DEPTH, Rows, SIDE, Tile, TileProducts, Tiles, pack, transpose};
+use super::tiles::{DEPTH, Rows, SIDE, Tile, TileProducts, Tiles, pack, transpose};
 use crate::compute::rows::vectorized;
 use crate::memory;
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
@@ -167,7 +167,6 @@ fn by_pairs(
     for pairs in
         (0..all).step_by(ROWS_TOGETHER / PAIR).map(|first| first..all.min(first + ROWS_TOGETHER / PAIR))
     {
-        let cache = if is_whole { Cache::All } else { Cache::Rows };
         let blocks = if is_whole { 1 } else { n.div_ceil(PAIR) * pairs.len() };
         sums.resize(sums.len().max(blocks * SUMS), 0.0);
         for first in (0..x.steps).step_by(x.part) {
@@ -194,7 +193,7 @@ fn by_pairs(
                         (&mut *sums, PAIR),
                         first > 0,
                         next,
-                        cache,
+                        !is_whole,
                     );
                     if depth.end == k {
                         exchange((sums, PAIR), exchanged);

@@ -34,19 +34,11 @@ impl Rows<'_> {
     pub(in crate::compute) const NONE: Self = Self { values: &[], stride: 1 };
 }
 
-/// What the first-level cache should keep of a product's operands.
-#[derive(Clone, Copy)]
-pub(in crate::compute) enum Cache {
-    All,
-    /// The rows, which the next product reads again, and not the columns and sums.
-    Rows,
-}
-
 /// Products of rows with packed columns: [`Tiles`], and in tests plain arithmetic.
 pub(in crate::compute) trait TileProducts {
     /// The product of 32 rows of `a` with twice 16 columns of `b`. Row `i` of it is `c[i * stride..][..32]`; it is added to what is there
     /// if `adds`. Rows are as long as the tiles of `b` are deep. Meanwhile it fetches as many elements of each row of `next`, which
-    /// is a multiple of four rows, or none. `cache` says what the first-level cache should keep.
+    /// is a multiple of four rows, or none. If `fetches`, each tile of `b` is fetched into the first-level cache two steps before its use.
     fn two_by_two(
         &self,
         a: Rows<'_>,
@@ -54,7 +46,7 @@ pub(in crate::compute) trait TileProducts {
         c: (&mut [f32], usize),
         adds: bool,
         next: Rows<'_>,
-        cache: Cache,
+        fetches: bool,
     );
 
     /// The product of 16 rows of `a` with 16 columns of `b`. Row `i` of it is `c[i * 16..][..16]`. `goes_on`: the next product is that of
@@ -127,6 +119,22 @@ fn has_rows(length: usize, rows: usize, stride: usize, width: usize) -> bool {
 /// Steps ahead of its use that [`one_by_one`](TileProducts::one_by_one) fetches a row.
 const AHEAD: usize = 6;
 
+/// Steps ahead of its use that [`two_by_two`](TileProducts::two_by_two) fetches a tile of columns.
+const COLUMNS_AHEAD: usize = 2;
+
+/// Fetches the tiles of columns that are [`COLUMNS_AHEAD`]. Behind the last of them are the first tiles of the columns that are multiplied
+/// next.
+macro_rules! fetch_columns {
+    () => {
+        concat!(
+            ".irp line, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960\n",
+            "prefetcht0 [{first} + {ahead} + \\line]\n",
+            "prefetcht0 [{second} + {ahead} + \\line]\n",
+            ".endr"
+        )
+    };
+}
+
 /// Fetches a line of each of four rows from `{line}` on, and goes on to the next four.
 macro_rules! fetch_four {
     ($fetch:literal, $stride:literal) => {
@@ -175,7 +183,7 @@ impl TileProducts for Tiles {
         (c, c_stride): (&mut [f32], usize),
         adds: bool,
         next: Rows<'_>,
-        cache: Cache,
+        fetches: bool,
     ) {
         let steps = b[0].len();
         assert!(steps > 0 && b[1].len() == steps && a.stride >= DEPTH * steps && c_stride >= 2 * SIDE);
@@ -188,7 +196,7 @@ impl TileProducts for Tiles {
         // A tile is loaded again right after the last product that reads it. Where another thread uses the core, products and loads hardly
         // overlap otherwise.
         macro_rules! multiply {
-            ($load:literal) => {
+            ($fetch_columns:expr) => {
                 // SAFETY: the tiles are set up. The code loads `steps` tiles of each operand at the strides at which they are stored, and
                 // loads and stores four tiles of sums: all within the slices, by the assertions. A prefetch may name any address.
                 unsafe {
@@ -202,15 +210,15 @@ impl TileProducts for Tiles {
                         "mov {line}, {c_stride}",
                         "shl {line}, 4",
                         "add {line}, {c}",
-                        concat!($load, " tmm0, [{c} + {c_stride}]"),
-                        concat!($load, " tmm1, [{c} + {c_stride} + 64]"),
-                        concat!($load, " tmm2, [{line} + {c_stride}]"),
-                        concat!($load, " tmm3, [{line} + {c_stride} + 64]"),
+                        "tileloadd tmm0, [{c} + {c_stride}]",
+                        "tileloadd tmm1, [{c} + {c_stride} + 64]",
+                        "tileloadd tmm2, [{line} + {c_stride}]",
+                        "tileloadd tmm3, [{line} + {c_stride} + 64]",
                         "5:",
                         "tileloadd tmm4, [{upper} + {stride}]",
-                        concat!($load, " tmm6, [{first} + {row}]"),
+                        "tileloadd tmm6, [{first} + {row}]",
                         "tileloadd tmm5, [{lower} + {stride}]",
-                        concat!($load, " tmm7, [{second} + {row}]"),
+                        "tileloadd tmm7, [{second} + {row}]",
                         "dec {steps}",
                         "jz 6f",
                         "2:",
@@ -222,10 +230,11 @@ impl TileProducts for Tiles {
                         "tdpbf16ps tmm1, tmm4, tmm7",
                         "tileloadd tmm4, [{upper} + {stride}]",
                         "tdpbf16ps tmm2, tmm5, tmm6",
-                        concat!($load, " tmm6, [{first} + {row}]"),
+                        "tileloadd tmm6, [{first} + {row}]",
                         "tdpbf16ps tmm3, tmm5, tmm7",
                         "tileloadd tmm5, [{lower} + {stride}]",
-                        concat!($load, " tmm7, [{second} + {row}]"),
+                        "tileloadd tmm7, [{second} + {row}]",
+                        $fetch_columns,
                         fetch_next!(),
                         "dec {steps}",
                         "jnz 2b",
@@ -248,6 +257,7 @@ impl TileProducts for Tiles {
                         // Whether it adds, until it has begun.
                         line = inout(reg) usize::from(adds) => _,
                         row = in(reg) 64usize,
+                        ahead = const COLUMNS_AHEAD * size_of::<Tile>(),
                         next = inout(reg) next => _,
                         next_stride = in(reg) next_stride * size_of::<bf16>(),
                         past = inout(reg) next.wrapping_add(rows * next_stride) => _,
@@ -263,9 +273,10 @@ impl TileProducts for Tiles {
                 }
             };
         }
-        match cache {
-            Cache::All => multiply!("tileloadd"),
-            Cache::Rows => multiply!("tileloaddt1"),
+        if fetches {
+            multiply!(fetch_columns!());
+        } else {
+            multiply!("// {ahead}");
         }
     }
 
@@ -406,7 +417,7 @@ pub(in crate::compute) mod tests {
             c: (&mut [f32], usize),
             adds: bool,
             _: Rows<'_>,
-            _: Cache,
+            _: bool,
         ) {
             for (i, row) in c.0.chunks_mut(c.1).take(2 * SIDE).enumerate() {
                 for (j, sum) in row[..2 * SIDE].iter_mut().enumerate() {
@@ -453,9 +464,9 @@ pub(in crate::compute) mod tests {
             let (first, second) = tiles.split_at(steps);
             let run = |products: &dyn TileProducts| {
                 let mut sums = vec![2.0; 2 * SIDE * c_stride];
-                products.two_by_two(a, [first, second], (&mut sums, c_stride), false, Rows::NONE, Cache::All);
-                products.two_by_two(a, [second, first], (&mut sums, c_stride), true, a, Cache::All);
-                products.two_by_two(a, [first, second], (&mut sums, c_stride), true, a, Cache::Rows);
+                products.two_by_two(a, [first, second], (&mut sums, c_stride), false, Rows::NONE, false);
+                products.two_by_two(a, [second, first], (&mut sums, c_stride), true, a, false);
+                products.two_by_two(a, [first, second], (&mut sums, c_stride), true, a, true);
                 products.one_by_one(a, second, &mut sums[SIDE..], true);
                 sums
             };
