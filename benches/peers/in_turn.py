@@ -120,6 +120,8 @@ def main():
     flags.add_argument("--before")
     flags.add_argument("--json")
     flags = flags.parse_args()
+    # What ends this program, such as `timeout`, must end the others too: stopped, they would stay.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("in_turn.py: ended by SIGTERM"))
     ours = {"": flags.decode_rate} | ({"before, ": flags.before} if flags.before else {})
     systems = {
         f"{name}{ranks} rank{'s' * (ranks > 1)}": [build, "--backend", "tcp", "--world-size", str(ranks), "--model", flags.model,

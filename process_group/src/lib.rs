@@ -63,7 +63,7 @@ pub use layout::Layout;
 pub use manager::ProcessGroupManager;
 pub use operation::{CallFingerprint, Operation, ReduceOp};
 pub use panic::panic_message;
-pub use processor::{ProcessorMaker, processor_maker};
+pub use processor::{Processor, ProcessorMaker, processor};
 pub use profile::{Profile, ProfileRow, RecentLatency, Recording, bus_factor, call_bytes};
 pub use rank::{Epoch, LocalRank, NoRank, Rank};
 pub use recorder::{

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::tuned::{self, TunedRange};
 use super::{Condition, Otherwise, Path, PathTable, Reason, Rule};
-use crate::processor::{ProcessorMaker, processor_maker};
+use crate::processor::{ProcessorMaker, processor};
 use crate::roster::Member;
 use crate::schedule::cost::LinkModel;
 use crate::schedule::{Algorithm, Hosts};
@@ -107,7 +107,7 @@ impl Topology {
         }
         let parallel = hosts.values().map(|(ranks, cpus)| (*ranks).min((*cpus).max(1))).sum();
         let hosts = Hosts::of(members.iter().map(|member| &member.host));
-        Self { hosts, parallel, is_intel: processor_maker() == ProcessorMaker::Intel }
+        Self { hosts, parallel, is_intel: processor().maker == ProcessorMaker::Intel }
     }
 }
 

@@ -13,8 +13,8 @@ use std::arch::x86_64::{
 
 use half::bf16;
 
+use super::Reading;
 use super::dot::pairs;
-use super::fetch_ahead;
 use crate::compute::product::instruction_set;
 use crate::memory;
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
@@ -115,10 +115,11 @@ unsafe fn tile<const C: usize>(x: &[bf16], w: &[bf16], k: usize) -> [[[f32; WEIG
     let group = ROWS * k.next_multiple_of(DEPTH);
     assert!(x.len() == C * group && w.len() == WEIGHTS * k);
     let x = x.as_ptr();
+    let reading = Reading::of_this_processor();
     let mut sums = [[_mm512_setzero_ps(); C]; WEIGHTS];
     let whole = k / DEPTH * DEPTH;
     for line in (0..whole).step_by(LANES) {
-        fetch_ahead::<WEIGHTS>(w, line, k);
+        reading.fetch::<WEIGHTS>(w, line, k);
         for i in (line..whole.min(line + LANES)).step_by(DEPTH) {
             let mut xs = [_mm512_setzero_si512(); C];
             for (c, to) in xs.iter_mut().enumerate() {
