@@ -122,15 +122,16 @@ const AHEAD: usize = 6;
 /// Steps ahead of its use that [`two_by_two`](TileProducts::two_by_two) fetches a tile of columns.
 const COLUMNS_AHEAD: usize = 2;
 
-/// Fetches the tiles of columns that are [`COLUMNS_AHEAD`]. Behind the last of them are the first tiles of the columns that are multiplied
-/// next.
+/// Fetches the tiles of columns that are used [`COLUMNS_AHEAD`] steps later. Past the last tile come those that the next product reads.
 macro_rules! fetch_columns {
     () => {
         concat!(
+            ".if {fetches}\n",
             ".irp line, 0, 64, 128, 192, 256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960\n",
             "prefetcht0 [{first} + {ahead} + \\line]\n",
             "prefetcht0 [{second} + {ahead} + \\line]\n",
-            ".endr"
+            ".endr\n",
+            ".endif"
         )
     };
 }
@@ -196,7 +197,7 @@ impl TileProducts for Tiles {
         // A tile is loaded again right after the last product that reads it. Where another thread uses the core, products and loads hardly
         // overlap otherwise.
         macro_rules! multiply {
-            ($fetch_columns:expr) => {
+            ($fetches:literal) => {
                 // SAFETY: the tiles are set up. The code loads `steps` tiles of each operand at the strides at which they are stored, and
                 // loads and stores four tiles of sums: all within the slices, by the assertions. A prefetch may name any address.
                 unsafe {
@@ -234,7 +235,7 @@ impl TileProducts for Tiles {
                         "tdpbf16ps tmm3, tmm5, tmm7",
                         "tileloadd tmm5, [{lower} + {stride}]",
                         "tileloadd tmm7, [{second} + {row}]",
-                        $fetch_columns,
+                        fetch_columns!(),
                         fetch_next!(),
                         "dec {steps}",
                         "jnz 2b",
@@ -257,6 +258,7 @@ impl TileProducts for Tiles {
                         // Whether it adds, until it has begun.
                         line = inout(reg) usize::from(adds) => _,
                         row = in(reg) 64usize,
+                        fetches = const $fetches,
                         ahead = const COLUMNS_AHEAD * size_of::<Tile>(),
                         next = inout(reg) next => _,
                         next_stride = in(reg) next_stride * size_of::<bf16>(),
@@ -274,9 +276,9 @@ impl TileProducts for Tiles {
             };
         }
         if fetches {
-            multiply!(fetch_columns!());
+            multiply!(1);
         } else {
-            multiply!("// {ahead}");
+            multiply!(0);
         }
     }
 

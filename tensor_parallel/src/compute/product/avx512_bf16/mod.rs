@@ -16,7 +16,7 @@ use ryzanstein_process_group::{Processor, ProcessorMaker, processor};
 
 /// Activation rows from which tiles are at least as fast as one dot product at a time on all processors measured.
 pub(super) const FEWEST_ROWS: usize = 5;
-/// How many elements ahead weights are fetched in their rows. They come from memory, and rows are too short for the processor to follow by itself.
+/// How many elements ahead each weight row is fetched. Rows are short, so the processor does not find that many streams by itself.
 const AHEAD: usize = 512;
 
 /// Elements of a line of the cache.
@@ -25,9 +25,9 @@ const LINE: usize = 32;
 /// How a processor reads weights fastest.
 #[derive(Clone, Copy)]
 struct Reading {
-    /// Up to so many activation rows, weight rows are read one after another and not fetched: the processor follows one stream by itself.
+    /// The most activation rows for which it reads weight rows one after another. It needs no prefetches then: it finds one stream by itself.
     row_by_row: usize,
-    /// Weights are fetched in the order of memory, and not ahead in each of the rows side by side.
+    /// Prefetches follow the order of memory. Otherwise each weight row is fetched ahead.
     in_order: bool,
 }
 
@@ -41,8 +41,8 @@ impl Reading {
         }
     }
 
-    /// Fetches a line for each of `N` weight rows of `k`, while element `at` of each is used: what comes [`AHEAD`] in the rows, and behind
-    /// their ends in the next; or as much of the next rows.
+    /// Fetches `N` lines while element `at` of each of `N` weight rows of `k` is used. In order, they are the next lines of the `N` rows behind
+    /// these. Otherwise each is [`AHEAD`] in its row; past its end, it belongs to the rows behind.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "it is part of an inner loop")]
     fn fetch<const N: usize>(self, w: &[bf16], at: usize, k: usize) {
@@ -79,9 +79,47 @@ impl<'a> Prepared<'a> {
     /// `out[r * n + i] = w[i] · x[r]`, as [`Products::block`](super::Products).
     pub(super) fn multiply(&self, w: &[bf16], out: &mut [f32]) {
         assert!(instruction_set::is_supported(InstructionSet::Avx512Bf16), "checked when it was chosen");
+        let reading = Reading::of_this_processor();
         match self {
-            Self::Dot { x, k } => dot::multiply(x, w, out, *k),
-            Self::Tile(x) => tile::multiply(x, w, out),
+            Self::Dot { x, k } => dot::multiply(reading, x, w, out, *k),
+            Self::Tile(x) => tile::multiply(reading, x, w, out),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_have_the_same_bits_however_weights_are_read() {
+        if !instruction_set::is_supported(InstructionSet::Avx512Bf16) {
+            return;
+        }
+        let value = |i: usize| bf16::from_f32(((i * 7919 + i / 31) % 1009) as f32 / 400.0 - 1.25);
+        let (k, n) = (1100, 21);
+        let w: Vec<bf16> = (0..n * k).map(value).collect();
+        for m in 1..=2 * FEWEST_ROWS {
+            let x: Vec<bf16> = (0..m * k).map(|i| value(i + 5)).collect();
+            let packed = tile::Packed::new(&Threads::new(1, "test"), &x, k);
+            let results = [(0, false), (0, true), (m, false), (m, true)].map(|(row_by_row, in_order)| {
+                let (reading, mut out) = (Reading { row_by_row, in_order }, vec![f32::NAN; m * n]);
+                if m < FEWEST_ROWS {
+                    dot::multiply(reading, &x, &w, &mut out, k);
+                } else {
+                    tile::multiply(reading, &packed, &w, &mut out);
+                }
+                out.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            });
+            for (at, result) in results.iter().enumerate() {
+                assert_eq!(*result, results[0], "{m} rows, way {at}");
+            }
+            for (i, bits) in results[0].iter().enumerate() {
+                let terms = x[i / n * k..][..k].iter().zip(&w[i % n * k..]);
+                let want: f64 = terms.map(|(x, w)| x.to_f64() * w.to_f64()).sum();
+                let got = f64::from(f32::from_bits(*bits));
+                assert!((got - want).abs() <= 1e-2, "{m} rows, result {i}: {got}, not {want}");
+            }
         }
     }
 }
