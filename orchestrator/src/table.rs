@@ -232,7 +232,8 @@ pub fn columns(head: &[&str], left: usize, rows: &[Vec<String>]) -> String {
     table(&columns, &rows, Screen::PLAIN)
 }
 
-/// A text in lines that fit the screen, each behind `indent` spaces but for the first.
+/// A text in lines that fit the screen, each behind `indent` spaces but for the first. A word that is too wide for that, such as a path, stays
+/// whole and begins further left.
 pub fn wrap(text: &str, indent: usize, screen: Screen) -> String {
     let Some(width) = screen.width else { return text.to_owned() };
     let most = width.saturating_sub(indent).max(20);
@@ -249,7 +250,12 @@ pub fn wrap(text: &str, indent: usize, screen: Screen) -> String {
             line.push_str(word);
         }
     }
-    lines.join(&format!("\n{:indent$}", ""))
+    let mut lines = lines.into_iter();
+    let first = lines.next().unwrap_or_default();
+    lines.fold(first, |text, line| {
+        let indent = indent.min(width.saturating_sub(line.chars().count()));
+        format!("{text}\n{:indent$}{line}", "")
+    })
 }
 
 /// The cells of a documented target and of the verdict on a latency.
@@ -401,6 +407,14 @@ mod tests {
             let longest = text.lines().map(|line| line.chars().count()).max();
             assert!(longest <= Some(width.max(22)), "{width}: {text}");
         }
+    }
+
+    #[test]
+    fn a_path_wider_than_its_column_stays_whole_and_on_the_screen() {
+        let path = "/home/somebody/environments/here/lib/python3.11/site-packages/libnccl.so.2";
+        let text =
+            wrap(&format!("2.30.7, {path}, found there"), 60, Screen { width: Some(80), color: false });
+        assert_eq!(text, format!("2.30.7,\n{:5}{path},\n{:60}found there", "", ""));
     }
 
     #[test]
