@@ -7,17 +7,17 @@ use half::{bf16, f16};
 use ryzanstein_process_group::DType;
 
 use crate::float::{Float, UnsupportedDType};
-use crate::memory;
+use crate::memory::{self, Array};
 
 /// Elements in host memory.
 #[derive(Debug)]
 pub(crate) enum Storage {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
-    BF16(Vec<bf16>),
+    F32(Array<f32>),
+    F16(Array<f16>),
+    BF16(Array<bf16>),
 }
 
-/// Runs `$body` with `$x` bound to the vector of elements, whatever their type.
+/// Runs `$body` with `$x` bound to the array of elements, whatever their type.
 macro_rules! with_elements {
     ($storage:expr, $x:ident => $body:expr) => {
         match $storage {
@@ -42,7 +42,7 @@ impl Storage {
     /// The values, each rounded to `dtype`.
     pub(crate) fn rounded(values: Vec<f32>, dtype: DType) -> Result<Self, UnsupportedDType> {
         match dtype {
-            DType::F32 => Ok(Self::F32(values)),
+            DType::F32 => Ok(Self::F32(values.into())),
             DType::F16 => Ok(Self::F16(values.into_iter().map(Float::narrow).collect())),
             DType::BF16 => Ok(Self::BF16(values.into_iter().map(Float::narrow).collect())),
             other => Err(UnsupportedDType(other)),
@@ -81,13 +81,13 @@ impl Storage {
     }
 }
 
-macro_rules! from_vector {
+macro_rules! from_array {
     ($($T:ty => $variant:ident),*) => {
-        $(impl From<Vec<$T>> for Storage {
-            fn from(values: Vec<$T>) -> Self {
+        $(impl From<Array<$T>> for Storage {
+            fn from(values: Array<$T>) -> Self {
                 Self::$variant(values)
             }
         })*
     };
 }
-from_vector!(f32 => F32, f16 => F16, bf16 => BF16);
+from_array!(f32 => F32, f16 => F16, bf16 => BF16);

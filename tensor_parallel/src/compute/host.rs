@@ -12,7 +12,7 @@ use super::product::{Products, instruction_set};
 use super::{attend, rows, shapes};
 use crate::error::{ConfigurationError, Result};
 use crate::float::{self, Float, with_float};
-use crate::memory;
+use crate::memory::{self, Array};
 use crate::rotary::Rotary;
 use crate::storage::{Storage, with_elements};
 use crate::tensor::{Tensor, element_count};
@@ -78,7 +78,7 @@ impl Host {
         &self,
         [rows, columns]: [usize; 2],
         fill: impl Fn(usize, &mut [f32]) + Sync,
-    ) -> Vec<T> {
+    ) -> Array<T> {
         memory::built(rows * columns, |all| {
             let together = self.rows_together(rows);
             let parts = all.chunks((together * columns).max(1)).enumerate();

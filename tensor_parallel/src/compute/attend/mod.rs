@@ -26,7 +26,7 @@ use super::product::simd;
 use super::rows::{self, fold};
 use crate::error::Result;
 use crate::float::Float;
-use crate::memory;
+use crate::memory::{self, Array};
 use crate::storage::{Storage, with_elements};
 use crate::tensor::Tensor;
 use crate::threads::PARALLEL_THRESHOLD;
@@ -52,7 +52,7 @@ pub(super) fn attention(
     let rows = qkv.rows();
     let width = (heads + 2 * kv_heads) * head_dim;
     let stored = qkv.host()?;
-    let rotated: Vec<f32> = host.built([rows, width], |i, row| {
+    let rotated: Array<f32> = host.built([rows, width], |i, row| {
         host.widen(stored, i * width..(i + 1) * width, row);
         let (turned, _) = row.split_at_mut((heads + kv_heads) * head_dim);
         rows::rotate(host.arch(), rotary, i, head_dim, turned);
@@ -88,7 +88,7 @@ pub(super) fn attention(
     let longest = slots.iter().map(|(_, position)| position + 1).max().unwrap_or(0);
     let is_worth_it = rows * heads * head_dim * longest >= PARALLEL_THRESHOLD;
     // For each key head, the rows of its query heads.
-    let out: Vec<f32> = memory::built(rows * heads * head_dim, |all| {
+    let out = memory::built(rows * heads * head_dim, |all| {
         let mut parts = Vec::new();
         for (head, out) in all.chunks((rows * group).max(1)).enumerate() {
             for (part, out) in out.chunks(together * group).enumerate() {

@@ -9,6 +9,7 @@ use super::{BLOCK, Queries, Softmax, within};
 use crate::compute::product::amx::{DEPTH, Rows, SIDE, Tile, TileProducts, pack};
 use crate::compute::rows::vectorized;
 use crate::float::Float;
+use crate::memory;
 
 /// Queries and elements of a head come in pairs of tiles.
 const PAIR: usize = 2 * SIDE;
@@ -32,21 +33,22 @@ pub(super) fn attend(
     let count = out.len() / head_dim;
     let shared = count / rows.len();
     let padded = count.next_multiple_of(PAIR);
-    let mut scaled = vec![bf16::ZERO; padded * head_dim];
+    let mut scaled = memory::zeros::<bf16>(padded * head_dim);
     for (to, from) in scaled.chunks_mut(shared * head_dim).zip(rows) {
         scale(arch, from, 1.0 / (head_dim as f32).sqrt(), &mut to[..from.len()]);
     }
-    let mut scores = vec![0.0; padded * BLOCK];
-    let mut weights = vec![bf16::ZERO; padded * BLOCK];
-    let mut sums = vec![0.0; padded * head_dim];
+    let mut scores = memory::zeros::<f32>(padded * BLOCK);
+    let mut weights = memory::zeros::<bf16>(padded * BLOCK);
+    let mut sums = memory::zeros::<f32>(padded * head_dim);
     let mut softmax = vec![Softmax::EMPTY; count];
     // As many tiles hold a block of keys as of values.
-    let mut packed: Vec<Tile> = vec![[0; SIDE * SIDE]; BLOCK * head_dim / (SIDE * DEPTH)];
+    let mut packed = memory::zeros::<u32>(SIDE * SIDE * BLOCK * head_dim / (SIDE * DEPTH));
+    let packed: &mut [Tile] = packed.as_chunks_mut().0;
     for first in positions.clone().step_by(BLOCK) {
         let last = positions.end.min(first + BLOCK);
         let [keys, values] = [keys, values].map(|all| &all[first * head_dim..last * head_dim]);
-        pack_keys(keys, head_dim, &mut packed);
-        product(tiles, (&scaled, head_dim), &packed, &mut scores, false);
+        pack_keys(keys, head_dim, packed);
+        product(tiles, (&scaled, head_dim), packed, &mut scores, false);
         let of_rows = scores.chunks_mut(shared * BLOCK).zip(weights.chunks_mut(shared * BLOCK));
         let of_rows = of_rows.zip(sums.chunks_mut(shared * head_dim)).zip(softmax.chunks_mut(shared));
         for ((((scores, weights), sums), softmax), seen) in of_rows.zip(&seen) {
@@ -55,8 +57,8 @@ pub(super) fn attend(
         // Infinity times a weight of zero is no number.
         let all_see_all = seen.iter().all(|seen| seen.start <= first && last <= seen.end);
         if all_see_all || values.iter().all(|value| value.is_finite()) {
-            pack_values(arch, values, head_dim, &mut packed);
-            product(tiles, (&weights, BLOCK), &packed, &mut sums, true);
+            pack_values(arch, values, head_dim, packed);
+            product(tiles, (&weights, BLOCK), packed, &mut sums, true);
             continue;
         }
         for (i, (scores, sums)) in

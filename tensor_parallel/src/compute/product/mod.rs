@@ -18,7 +18,7 @@ use ryzanstein_process_group::{DType, Element as _};
 
 use super::rows::vectorized;
 use crate::float::Float;
-use crate::memory::{self, Columns};
+use crate::memory::{self, Array, Columns};
 use crate::storage::{Storage, with_elements};
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
@@ -96,9 +96,9 @@ impl Products {
         (x, w): (&Storage, &Storage),
         bias: Option<&[f32]>,
         [m, k, n]: [usize; 3],
-    ) -> Vec<T> {
+    ) -> Array<T> {
         if m == 0 || n == 0 {
-            return Vec::new();
+            return Array::default();
         }
         if k == 0 {
             let mut out = memory::zeros(m * n);

@@ -78,7 +78,7 @@ fn a_row_has_the_same_bits_whatever_rows_are_beside_it() {
                 let together = product(&all[..most * k], 2);
                 for first in 0..=most - fewest {
                     let some = product(&all[first * k..][..fewest * k], 1);
-                    assert!(some == together[first * n..][..some.len()], "{set}, {dtype}, from row {first}");
+                    assert!(*some == together[first * n..][..some.len()], "{set}, {dtype}, from row {first}");
                 }
             }
         }
@@ -109,10 +109,10 @@ fn empty_products_are_zeros_and_the_bias() {
         let threads = Threads::new(1, "test");
         let products = Products::new(instruction_set::current());
         let sums = products.multiply::<f32>(&threads, (&stored(m * k), &stored(n * k)), None, shape);
-        assert_eq!(sums, vec![0.0; m * n]);
+        assert_eq!(*sums, vec![0.0; m * n]);
         let bias: Vec<f32> = values(n, 3);
         let sums = products.multiply::<f32>(&threads, (&stored(m * k), &stored(n * k)), Some(&bias), shape);
-        assert_eq!(sums, bias.repeat(m));
+        assert_eq!(*sums, bias.repeat(m));
     }
 }
 

@@ -11,7 +11,7 @@ use pulp::{Arch, Simd, WithSimd};
 
 use super::tiles::{DEPTH, Rows, SIDE, Tile, TileProducts, Tiles, pack, transpose};
 use crate::compute::rows::vectorized;
-use crate::memory;
+use crate::memory::{self, Array};
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
 /// Activation rows from which tiles are used. With fewer, tiles gain little or nothing: two rows took 71 ms with dot products and 80 with
@@ -30,13 +30,15 @@ pub(in crate::compute::product) const GRANULE: usize = PAIR;
 
 /// Weight rows of a strip, and activation rows that it is multiplied by at a time, if there is more than one tile of them.
 const PAIR: usize = 2 * SIDE;
+/// Words of a tile.
+const WORDS: usize = SIDE * SIDE;
 /// Sums of one call.
 const SUMS: usize = PAIR * PAIR;
 
 /// Activations as columns of tiles.
 pub(in crate::compute::product) struct Packed {
     /// For each part of the depth, for each group of 16 rows, a tile for each step.
-    tiles: Vec<Tile>,
+    tiles: Array<u32>,
     rows: usize,
     groups: usize,
     /// Steps in all, and in each part but the last.
@@ -51,16 +53,19 @@ impl Packed {
         let (rows, steps) = (x.len() / k, k / DEPTH);
         let groups = rows.div_ceil(SIDE);
         let part = if rows < MANY_ROWS { steps } else { STEPS.min(steps) };
-        let tiles = memory::built(groups * steps, |all| {
+        let tiles = memory::built(groups * steps * WORDS, |all| {
             let mut parts = Vec::new();
-            for (first, tiles) in (0..steps).step_by(part).zip(all.chunks((groups * part).max(1))) {
+            for (first, tiles) in (0..steps).step_by(part).zip(all.chunks((groups * part * WORDS).max(1))) {
                 let steps = part.min(steps - first);
                 parts.extend(
-                    tiles.chunks(steps).zip(x.chunks(SIDE * k)).map(|(tiles, rows)| (first, tiles, rows)),
+                    tiles
+                        .chunks(steps * WORDS)
+                        .zip(x.chunks(SIDE * k))
+                        .map(|(tiles, rows)| (first, tiles, rows)),
                 );
             }
             threads.for_each(x.len() >= PARALLEL_THRESHOLD, parts.into_iter(), |(first, tiles, rows)| {
-                pack(&rows.chunks_exact(k).map(|row| &row[first * DEPTH..]), tiles.zeros());
+                pack(&rows.chunks_exact(k).map(|row| &row[first * DEPTH..]), tiles.zeros().as_chunks_mut().0);
             });
         });
         Self { tiles, rows, groups, steps, part }
@@ -74,7 +79,7 @@ impl Packed {
     /// The tiles of a group in the part of the depth that begins with step `first`.
     fn group(&self, first: usize, group: usize) -> &[Tile] {
         let steps = self.part.min(self.steps - first);
-        &self.tiles[first * self.groups + group * steps..][..steps]
+        &self.tiles.as_chunks().0[first * self.groups + group * steps..][..steps]
     }
 }
 
@@ -116,11 +121,11 @@ fn multiply_by(tiles: &impl TileProducts, x: &Packed, w: &[bf16], done: &mut imp
 #[derive(Default)]
 struct Scratch {
     /// A strip of weights.
-    weights: Vec<bf16>,
+    weights: Array<bf16>,
     /// Sums of a tile, or blocks of [`SUMS`].
-    sums: Vec<f32>,
+    sums: Array<f32>,
     /// A block with rows and columns exchanged.
-    exchanged: Vec<f32>,
+    exchanged: Array<f32>,
 }
 
 /// With up to 16 activation rows: each tile of weights is used once.
@@ -133,20 +138,19 @@ fn by_ones(
 ) {
     let k = x.steps * DEPTH;
     let Scratch { weights, sums, exchanged } = scratch;
-    sums.resize(sums.len().max(SIDE * SIDE), 0.0);
-    let sums = &mut sums[..SIDE * SIDE];
+    let sums = sums.first(SIDE * SIDE);
     let mut strips = w.chunks(SIDE * k).enumerate().peekable();
     while let Some((strip, mut values)) = strips.next() {
         let columns = strip * SIDE..strip * SIDE + values.len() / k;
         if columns.len() < SIDE {
-            weights.clear();
-            weights.extend_from_slice(values);
-            weights.resize(SIDE * k, bf16::ZERO);
-            values = weights;
+            let (copied, missing) = weights.first(SIDE * k).split_at_mut(values.len());
+            copied.copy_from_slice(values);
+            missing.fill(bf16::ZERO);
+            values = &weights[..SIDE * k];
         }
         tiles.one_by_one(Rows { values, stride: k }, x.group(0, 0), sums, strips.peek().is_some());
-        exchange((sums, SIDE), exchanged);
-        done(Block { rows: 0..x.rows, columns, sums: exchanged, stride: SIDE });
+        let sums = exchange((sums, SIDE), exchanged);
+        done(Block { rows: 0..x.rows, columns, sums, stride: SIDE });
     }
 }
 
@@ -168,7 +172,7 @@ fn by_pairs(
         (0..all).step_by(ROWS_TOGETHER / PAIR).map(|first| first..all.min(first + ROWS_TOGETHER / PAIR))
     {
         let blocks = if is_whole { 1 } else { n.div_ceil(PAIR) * pairs.len() };
-        sums.resize(sums.len().max(blocks * SUMS), 0.0);
+        let sums = sums.first(blocks * SUMS);
         for first in (0..x.steps).step_by(x.part) {
             let depth = first * DEPTH..x.steps.min(first + x.part) * DEPTH;
             for (strip, values) in w.chunks(PAIR * k).enumerate() {
@@ -176,11 +180,11 @@ fn by_pairs(
                 let strip_of_weights = if is_whole && rows == PAIR {
                     Rows { values, stride: k }
                 } else {
-                    weights.resize(PAIR * depth.len(), bf16::ZERO);
-                    let (copied, missing) = weights.split_at_mut(rows * depth.len());
+                    let all = weights.first(PAIR * depth.len());
+                    let (copied, missing) = all.split_at_mut(rows * depth.len());
                     copy(arch, Rows { values: &values[depth.start..], stride: k }, copied, depth.len());
                     missing.fill(bf16::ZERO);
-                    Rows { values: weights, stride: depth.len() }
+                    Rows { values: all, stride: depth.len() }
                 };
                 for (at, pair) in pairs.clone().enumerate() {
                     let block = if is_whole { 0 } else { strip * pairs.len() + at };
@@ -196,12 +200,12 @@ fn by_pairs(
                         !is_whole,
                     );
                     if depth.end == k {
-                        exchange((sums, PAIR), exchanged);
+                        let sums = exchange((sums, PAIR), exchanged);
                         let columns = strip * PAIR;
                         done(Block {
                             rows: pair * PAIR..x.rows.min((pair + 1) * PAIR),
                             columns: columns..columns + rows,
-                            sums: exchanged,
+                            sums,
                             stride: PAIR,
                         });
                     }
@@ -243,18 +247,20 @@ vectorized! {
 }
 
 /// Exchanges rows, which are `stride` long, and columns.
-fn exchange((sums, stride): (&[f32], usize), to: &mut Vec<f32>) {
-    to.resize(sums.len(), 0.0);
+fn exchange<'a>((sums, stride): (&[f32], usize), to: &'a mut Array<f32>) -> &'a [f32] {
+    let to = to.first(sums.len());
     let to_stride = sums.len() / stride;
-    let (sums, to): (&[u32], &mut [u32]) = (bytemuck::cast_slice(sums), bytemuck::cast_slice_mut(to));
+    let sums: &[u32] = bytemuck::cast_slice(sums);
+    let words: &mut [u32] = bytemuck::cast_slice_mut(to);
     for row in (0..to_stride).step_by(SIDE) {
         for column in (0..stride).step_by(SIDE) {
             transpose(
                 (&sums[row * stride + column..], stride),
-                (&mut to[column * to_stride + row..], to_stride),
+                (&mut words[column * to_stride + row..], to_stride),
             );
         }
     }
+    to
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use half::bf16;
 use super::Reading;
 use super::dot::pairs;
 use crate::compute::product::instruction_set;
-use crate::memory;
+use crate::memory::{self, Array};
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
 use ryzanstein_config::InstructionSet;
 
@@ -37,7 +37,7 @@ const ACTIVATION_BYTES: usize = 256 << 10;
 /// Activations in the order in which they are multiplied: groups of 8 rows, of each 4 elements in turn, with zeros behind the last
 /// elements and the last row.
 pub(in crate::compute::product) struct Packed {
-    values: Vec<bf16>,
+    values: Array<bf16>,
     rows: usize,
     columns: usize,
 }
