@@ -18,11 +18,11 @@ const LARGE_PAGE: usize = 2 << 20;
 /// The size of a line of the first-level cache on most machines, and of the longest vectors.
 const LINE: usize = 64;
 
-/// Elements that begin with a cache line, as long as rows are whole lines all of them do. A vector that lies in two lines takes twice as
-/// long to load: with all operands 16 bytes into a line, as the allocator gives them, products by AMX took 1.56 times as long.
+/// Elements that begin with a cache line. So does each row, if rows are whole lines. A vector that lies in two lines takes longer to
+/// load: with all operands 16 bytes into a line, where the allocator puts large arrays, products by AMX took 1.56 times as long.
 #[derive(Debug)]
 pub(crate) struct Array<T> {
-    /// With some before the first one.
+    /// The elements, behind some that are not used.
     values: Vec<T>,
     start: usize,
 }
@@ -47,12 +47,6 @@ impl<T> Default for Array<T> {
     }
 }
 
-impl<T: Copy + Zeroable> FromIterator<T> for Array<T> {
-    fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
-        Self::from(values.into_iter().collect::<Vec<_>>())
-    }
-}
-
 impl<T: Copy + Zeroable> From<Vec<T>> for Array<T> {
     fn from(values: Vec<T>) -> Self {
         let mut array = zeros(values.len());
@@ -63,7 +57,7 @@ impl<T: Copy + Zeroable> From<Vec<T>> for Array<T> {
 
 #[cfg(target_arch = "x86_64")]
 impl<T: Zeroable> Array<T> {
-    /// The first `count` elements, whose values are any. Others are lost if there are fewer.
+    /// The first `count` elements, with any values. Makes a new array if this one has fewer.
     pub(crate) fn first(&mut self, count: usize) -> &mut [T] {
         if self.len() < count {
             *self = zeros(count);
@@ -72,16 +66,16 @@ impl<T: Zeroable> Array<T> {
     }
 }
 
-/// How many elements to allocate before `count` others, so that the others can begin with a line.
-const fn before<T>() -> usize {
+/// How many elements to allocate in addition, so that the others can begin with a line.
+const fn spare<T>() -> usize {
     LINE / size_of::<T>()
 }
 
 /// Zeros, in large pages where they fit: page faults on small pages take longer than copying weights into them.
 pub(crate) fn zeros<T: Zeroable>(count: usize) -> Array<T> {
     // Writes nothing if the memory is fresh from the system, which is zero.
-    let mut values = bytemuck::zeroed_vec::<T>(count + before::<T>());
-    let start = values.as_ptr().align_offset(LINE).min(before::<T>());
+    let mut values = bytemuck::zeroed_vec::<T>(count + spare::<T>());
+    let start = values.as_ptr().align_offset(LINE).min(spare::<T>());
     values.truncate(start + count);
     prefer_large_pages(&mut values);
     Array { values, start }
@@ -107,8 +101,8 @@ fn prefer_large_pages<T>(values: &mut [T]) {
 /// # Panics
 /// When `fill` leaves a part out.
 pub(crate) fn built<T: Zeroable>(count: usize, fill: impl FnOnce(Part<'_, T>)) -> Array<T> {
-    let mut values: Vec<MaybeUninit<T>> = Vec::with_capacity(count + before::<T>());
-    let start = values.as_ptr().align_offset(LINE).min(before::<T>());
+    let mut values: Vec<MaybeUninit<T>> = Vec::with_capacity(count + spare::<T>());
+    let start = values.as_ptr().align_offset(LINE).min(spare::<T>());
     // SAFETY: the capacity is there, and elements may be anything.
     unsafe { values.set_len(start + count) };
     prefer_large_pages(&mut values);

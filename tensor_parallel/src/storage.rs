@@ -41,10 +41,15 @@ impl Storage {
 
     /// The values, each rounded to `dtype`.
     pub(crate) fn rounded(values: Vec<f32>, dtype: DType) -> Result<Self, UnsupportedDType> {
+        fn narrow<T: Float>(from: &[f32]) -> Array<T> {
+            let mut to = memory::zeros(from.len());
+            T::narrow_into(from, &mut to);
+            to
+        }
         match dtype {
             DType::F32 => Ok(Self::F32(values.into())),
-            DType::F16 => Ok(Self::F16(values.into_iter().map(Float::narrow).collect())),
-            DType::BF16 => Ok(Self::BF16(values.into_iter().map(Float::narrow).collect())),
+            DType::F16 => Ok(Self::F16(narrow(&values))),
+            DType::BF16 => Ok(Self::BF16(narrow(&values))),
             other => Err(UnsupportedDType(other)),
         }
     }
@@ -63,13 +68,18 @@ impl Storage {
         }
     }
 
-    /// Some elements, in a storage of their own.
-    pub(crate) fn copied(&self, ranges: impl Iterator<Item = Range<usize>>) -> Self {
-        match self {
-            Self::F32(x) => Self::F32(ranges.flat_map(|range| &x[range]).copied().collect()),
-            Self::F16(x) => Self::F16(ranges.flat_map(|range| &x[range]).copied().collect()),
-            Self::BF16(x) => Self::BF16(ranges.flat_map(|range| &x[range]).copied().collect()),
-        }
+    /// Some elements, `count` in all, in a storage of their own.
+    pub(crate) fn copied(&self, ranges: impl Iterator<Item = Range<usize>>, count: usize) -> Self {
+        with_elements!(self, x => {
+            let mut to = memory::zeros(count);
+            let mut left = &mut to[..];
+            for range in ranges {
+                let (these, others) = left.split_at_mut(range.len());
+                these.copy_from_slice(&x[range]);
+                left = others;
+            }
+            to.into()
+        })
     }
 
     pub(crate) fn dtype(&self) -> DType {

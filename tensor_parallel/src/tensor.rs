@@ -193,9 +193,10 @@ impl Tensor {
         let columns = self.columns();
         let shape = [rows.len(), columns];
         let ranges = rows.iter().map(|row| row * columns..(row + 1) * columns);
+        let count = rows.len() * columns;
         match &self.memory {
-            Memory::Host(storage) => Ok(Self::from_storage(&shape, storage.copied(ranges))),
-            Memory::Device(array) => Ok(Self::from_device(&shape, array.copied(ranges, shape[0] * columns)?)),
+            Memory::Host(storage) => Ok(Self::from_storage(&shape, storage.copied(ranges, count))),
+            Memory::Device(array) => Ok(Self::from_device(&shape, array.copied(ranges, count)?)),
         }
     }
 
