@@ -23,6 +23,9 @@ const STARVED: usize = 128;
 /// How much one end copies before it tells the other, which can go on meanwhile.
 const PUBLISHED: usize = 32 << 10;
 
+/// Bytes of all rings of a segment, among few ranks.
+pub(super) const RINGS: usize = 2 << 20;
+
 /// How a segment of a group is laid out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Layout {
@@ -37,7 +40,7 @@ impl Layout {
     pub(super) fn of(ranks: usize) -> Self {
         // What is written stays in the cache until it is read, and many ranks do not take much memory. A message that does not fit waits
         // for its reader: with half of this, two ranks gathered 1 MB in 1.8 times the time.
-        let share = (1 << 21) / ranks.next_power_of_two();
+        let share = RINGS / ranks.next_power_of_two();
         Self { ranks, capacity: share.max(16 << 10) }
     }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
+use super::ring::RINGS;
 use super::*;
 use crate::testing::{LATE, in_time};
 
@@ -114,12 +115,13 @@ fn a_bell_that_is_no_pipe_is_refused() {
 
 #[test]
 fn whatever_a_peer_writes_into_the_positions_is_an_error_at_most() {
-    for lie in [u64::MAX / 2, 1 << 40, (512 << 10) + 1] {
+    let capacity = RINGS / 2;
+    for lie in [u64::MAX / 2, 1 << 40, capacity as u64 + 1] {
         let [(mut mine, _), (theirs, _)] = pair(false);
         theirs.lie(lie);
         assert!(mine.has_unread() && mine.has_room(), "there is something to find out");
         // The writer looks when it needs to know.
-        let more_than_fits = vec![0; 1 << 20];
+        let more_than_fits = vec![0; 2 * capacity];
         let outcomes = [mine.read_pair(&mut [0; 9], &mut []), mine.send(&[1], &more_than_fits)];
         for error in outcomes.map(Result::unwrap_err) {
             assert!(error.to_string().contains("out of range"), "{error}");
