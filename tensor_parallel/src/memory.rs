@@ -72,12 +72,18 @@ const fn spare<T>() -> usize {
 }
 
 /// Zeros, in large pages where they fit: page faults on small pages take longer than copying weights into them.
-pub(crate) fn zeros<T: Zeroable>(count: usize) -> Array<T> {
+pub(crate) fn zeroed_vector<T: Zeroable>(count: usize) -> Vec<T> {
     // Writes nothing if the memory is fresh from the system, which is zero.
-    let mut values = bytemuck::zeroed_vec::<T>(count + spare::<T>());
+    let mut values = bytemuck::zeroed_vec::<T>(count);
+    prefer_large_pages(&mut values);
+    values
+}
+
+/// An array of zeros, as [`zeroed_vector`].
+pub(crate) fn zeros<T: Zeroable>(count: usize) -> Array<T> {
+    let mut values = zeroed_vector::<T>(count + spare::<T>());
     let start = values.as_ptr().align_offset(LINE).min(spare::<T>());
     values.truncate(start + count);
-    prefer_large_pages(&mut values);
     Array { values, start }
 }
 

@@ -126,7 +126,7 @@ impl Tensor {
     pub fn values(&self) -> Result<Cow<'_, [f32]>> {
         match &self.memory {
             Memory::Host(storage) => Ok(storage.widened()),
-            Memory::Device(array) => Ok(Cow::Owned(array.download()?.widened().into_owned())),
+            Memory::Device(array) => Ok(Cow::Owned(array.download()?)),
         }
     }
 

@@ -15,6 +15,7 @@ use ryzanstein_process_group::{DType, DeviceMemory, View, ViewMut};
 
 use super::staging::Staging;
 use crate::error::{Error, Result};
+use crate::memory;
 use crate::storage::{Storage, with_elements};
 
 /// A GPU with the pool of its passing tensors.
@@ -316,17 +317,22 @@ impl DeviceArray {
         unsafe { lock(&gpu.staging).upload(&gpu.device, self.address() + at as u64, rows, width, fill) }
     }
 
-    /// Waits for what computes it, and copies it.
-    pub(crate) fn download(&self) -> Result<Storage> {
+    /// Waits for what computes it, and copies it. The exact values.
+    pub(crate) fn download(&self) -> Result<Vec<f32>> {
+        let copy = |bytes: &mut [u8]| {
+            assert!(bytes.len() == self.count * self.dtype.size(), "there is room for the whole array");
+            let gpu = &self.block.gpu;
+            // SAFETY: the array has as many bytes.
+            unsafe { lock(&gpu.staging).download(&gpu.device, bytes, self.address()) }
+        };
+        if self.dtype == DType::F32 {
+            let mut values = memory::zeroed_vector::<f32>(self.count);
+            copy(bytemuck::cast_slice_mut(&mut values))?;
+            return Ok(values);
+        }
         let mut storage = Storage::zeros(self.count, self.dtype)?;
-        let gpu = &self.block.gpu;
-        with_elements!(&mut storage, values => {
-            // SAFETY: the array has as many elements of this type as the vector.
-            unsafe {
-                lock(&gpu.staging).download(&gpu.device, bytemuck::cast_slice_mut(values), self.address())
-            }?;
-        });
-        Ok(storage)
+        with_elements!(&mut storage, values => copy(bytemuck::cast_slice_mut(values)))?;
+        Ok(storage.widened().into_owned())
     }
 }
 
