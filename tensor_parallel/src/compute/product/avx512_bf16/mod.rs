@@ -16,7 +16,7 @@ use ryzanstein_process_group::{Processor, ProcessorMaker, processor};
 
 /// Activation rows from which tiles are at least as fast as one dot product at a time on all processors measured.
 pub(super) const FEWEST_ROWS: usize = 5;
-/// How many elements ahead each weight row is fetched. Rows are short, so the processor does not find that many streams by itself.
+/// How many elements ahead each weight row is fetched. The processor does not prefetch several short rows by itself.
 const AHEAD: usize = 512;
 
 /// Elements of a line of the cache.
@@ -25,7 +25,8 @@ const LINE: usize = 32;
 /// How a processor reads weights fastest.
 #[derive(Clone, Copy)]
 struct Reading {
-    /// The most activation rows for which it reads weight rows one after another. It needs no prefetches then: it finds one stream by itself.
+    /// Up to this many activation rows, it reads weight rows one after another, without prefetches. The processor prefetches a single
+    /// stream by itself.
     row_by_row: usize,
     /// Prefetches follow the order of memory. Otherwise each weight row is fetched ahead.
     in_order: bool,
