@@ -41,11 +41,11 @@ const SHARED: Cost = (1e-6, 0.6e-6, 0.2e-9);
 pub const RING_OF_TWO_FROM: usize = 192 << 10;
 
 /// From this many bytes on, a broadcast among 3 or 4 ranks of one host is `halving_doubling` if links are sockets, and direct below.
-/// Measured with 4 ranks on two cores: `direct` takes up to 1.8 times as long above, `halving_doubling` 1.0 to 1.8 times below.
-pub const SCATTERED_BROADCAST_FROM: usize = 256 << 10;
+/// Measured on two cores: with 4 ranks, `direct` takes up to 1.4 times as long above, `halving_doubling` 1.0 to 1.5 times below.
+pub const SCATTERED_BROADCAST_FROM: usize = 192 << 10;
 
-/// The same through shared memory, where `direct` takes up to 1.2 times as long above.
-pub const SHARED_SCATTERED_BROADCAST_FROM: usize = 512 << 10;
+/// The same through shared memory, where `direct` takes 1.2 to 1.5 times as long above.
+pub const SHARED_SCATTERED_BROADCAST_FROM: usize = 128 << 10;
 
 /// Up to this many ranks, the most measured, an all-reduce through shared memory is direct, but for
 /// [long ones of two ranks](DOUBLING_OF_TWO_FROM). With 2 ranks and up to 2 MB, `recursive_doubling` mostly takes 1.0 to 1.4 times as long:

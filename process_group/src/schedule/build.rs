@@ -3,7 +3,7 @@
 //! | operation | ring | recursive_doubling | halving_doubling | direct | hierarchical |
 //! |---|---|---|---|---|---|
 //! | all-reduce | reduce-scatter and all-gather round the ring | whole vectors at doubling distance | halving, then doubling | small: everybody to everybody; large: reduce-scatter and all-gather, each in one step | reduce-scatter within hosts, all-reduce between them, all-gather within |
-//! | broadcast | a chain, pipelined | binomial tree | scatter, then all-gather | root to everybody | – |
+//! | broadcast | a chain, pipelined | binomial tree | scatter to the others, all-gather among them | root to everybody | – |
 //! | reduce | a chain, pipelined | binomial tree | reduce-scatter, then gather | everybody to root | – |
 //! | all-gather, reduce-scatter | round the ring | – | – | everybody to everybody | – |
 //! | barrier | – | one byte at doubling distance | – | one byte from everybody to everybody | – |

@@ -60,10 +60,13 @@ fn payloads(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Traffic {
         (Operation::AllReduce(_), Direct) => of(2 * (n - 1), count - size(rank) + (n - 1) * size(rank)),
         (Operation::AllReduce(_), Hierarchical) => hierarchical(count, rank, hosts),
         (Operation::Broadcast { root }, HalvingDoubling) => {
-            let root = root.index();
-            let others = n - 1 - usize::from(rank != root);
-            let scattered = if rank == root { count - size(root) } else { 0 };
-            of(others + if rank == root { n - 1 } else { 0 }, scattered + others * size(rank))
+            // Chunks of all but the root, which sends each of them once.
+            let place = (rank + n - root.index()) % n;
+            if place == 0 {
+                of(n - 1, count)
+            } else {
+                of(n - 2, (n - 2) * chunk_range(count, n - 1, place - 1).len())
+            }
         }
         (Operation::Broadcast { root }, algorithm) => {
             let children = children((rank + n - root.index()) % n, n, algorithm);

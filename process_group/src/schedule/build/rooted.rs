@@ -1,6 +1,6 @@
 //! Broadcast and reduce: from one rank to all, and from all to one.
 
-use super::Builder;
+use super::{Builder, chunk_range};
 use crate::schedule::Algorithm;
 use crate::schedule::program::Source;
 
@@ -57,28 +57,24 @@ impl Builder {
         }
     }
 
+    /// The root sends one chunk to each of the others, which exchange them.
     pub(super) fn broadcast_scattered(&mut self, root: usize) {
-        if self.rank == root {
-            for to in self.others() {
-                self.send(to, self.input(self.vector_chunk(to)));
+        let (rank, n, count) = (self.rank, self.n, self.spec.count);
+        let chunk = |of: usize| chunk_range(count, n - 1, (of + n - root - 1) % n);
+        let others: Vec<usize> = self.others().filter(|other| *other != root).collect();
+        if rank == root {
+            for to in others {
+                self.send(to, self.input(chunk(to)));
             }
-        } else {
-            self.receive(root, self.output(self.vector_chunk(self.rank)));
+            return self.copy(self.input(self.all()), self.output(self.all()));
         }
-        let own = if self.rank == root {
-            self.input(self.vector_chunk(root))
-        } else {
-            self.output(self.vector_chunk(self.rank))
-        };
-        for to in self.others().filter(|to| *to != root) {
-            self.send(to, own);
+        let own = self.output(chunk(rank));
+        self.receive(root, own);
+        for to in &others {
+            self.send(*to, own);
         }
-        if self.rank == root {
-            self.copy(self.input(self.all()), self.output(self.all()));
-        } else {
-            for from in self.others() {
-                self.receive(from, self.output(self.vector_chunk(from)));
-            }
+        for from in others {
+            self.receive(from, self.output(chunk(from)));
         }
     }
 
