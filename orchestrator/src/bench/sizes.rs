@@ -60,8 +60,8 @@ impl Sweep {
 
 /// The default number of timed calls: enough for percentiles where calls are short, few where they are long.
 pub(super) fn iterations(bytes: u64, is_host: bool) -> usize {
-    let (work, most) = if is_host { (20_000_000, 200) } else { (2_000_000_000, 400) };
-    usize::try_from(work / bytes.max(1)).unwrap_or(most).clamp(if is_host { 5 } else { 20 }, most)
+    let (work, least, most) = if is_host { (200_000_000, 9, 1000) } else { (2_000_000_000, 20, 400) };
+    usize::try_from(work / bytes.max(1)).unwrap_or(most).clamp(least, most)
 }
 
 #[cfg(test)]

@@ -120,7 +120,8 @@ pub struct Case {
 impl Case {
     /// A case with f32 elements, the sum as reduction, and a warm-up that suits the number of calls.
     pub fn new(what: Collective, bytes: usize, iterations: usize) -> Self {
-        let warmup = (iterations / 10).clamp(1, 20);
+        // At least one call on each of the buffers that calls rotate between.
+        let warmup = (iterations / 10).clamp(4, 20);
         let out_of_place = what.is_out_of_place();
         Self { what, reduction: ReduceOp::Sum, dtype: DType::F32, bytes, warmup, out_of_place, iterations }
     }
