@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn short_calls_are_repeated_more_often() {
-        assert_eq!((iterations(1000, true), iterations(100_000_000, true)), (200, 5));
+        assert_eq!((iterations(1000, true), iterations(100_000_000, true)), (1000, 9));
         assert_eq!((iterations(0, false), iterations(100_000_000, false)), (400, 20));
     }
 }
