@@ -5,7 +5,7 @@ use std::time::Instant;
 use rustix::time::{ClockId, clock_gettime};
 use ryzanstein_process_group::{Buffer, BufferMut, DType, Error, ProcessGroup, View, ViewMut, units};
 
-use super::{Bench, Call, CallBuffers, Sample};
+use super::{Bench, Call, CallBuffers, HOST_SLOTS, Sample};
 
 /// Total size of the rotating buffers, so that caches are as cold as in real use.
 const ROTATED: usize = 128 << 20;
@@ -58,7 +58,7 @@ impl Bench for Host {
     type Memory = HostBuffer;
 
     fn slots(&self, bytes: usize) -> usize {
-        (ROTATED / bytes.max(1)).clamp(1, 4)
+        (ROTATED / bytes.max(1)).clamp(1, HOST_SLOTS)
     }
 
     fn allocate(&mut self, dtype: DType, elements: usize) -> Result<HostBuffer, Error> {

@@ -97,6 +97,9 @@ pub struct Sample {
 /// The minimum number of samples of a figure, unless fewer calls are requested.
 pub const MIN_SAMPLES: usize = 5;
 
+/// The most buffers that calls on host memory rotate between.
+const HOST_SLOTS: usize = 4;
+
 /// What to measure.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Case {
@@ -108,7 +111,7 @@ pub struct Case {
     pub dtype: DType,
     /// Bytes of the whole array; rounded down to whole elements and chunks.
     pub bytes: usize,
-    /// Untimed calls before the timed ones. Their values are checked.
+    /// Untimed calls before the timed ones. Their values are checked. Fewer than the buffers leave some of them cold.
     pub warmup: usize,
     /// Whether input and output are separate buffers.
     pub out_of_place: bool,
@@ -120,8 +123,8 @@ pub struct Case {
 impl Case {
     /// A case with f32 elements, the sum as reduction, and a warm-up that suits the number of calls.
     pub fn new(what: Collective, bytes: usize, iterations: usize) -> Self {
-        // At least one call on each of the buffers that calls rotate between.
-        let warmup = (iterations / 10).clamp(4, 20);
+        // Each buffer is warm before the first timed call.
+        let warmup = (iterations / 10).clamp(HOST_SLOTS, 20);
         let out_of_place = what.is_out_of_place();
         Self { what, reduction: ReduceOp::Sum, dtype: DType::F32, bytes, warmup, out_of_place, iterations }
     }

@@ -16,7 +16,7 @@ use ryzanstein_process_group::{Processor, ProcessorMaker, processor};
 
 /// Activation rows from which tiles are at least as fast as one dot product at a time on all processors measured.
 pub(super) const FEWEST_ROWS: usize = 5;
-/// How many elements ahead each weight row is fetched. The processor does not prefetch several short rows by itself.
+/// Distance of the prefetches in each weight row, in elements. No processor measured prefetches several short rows on its own.
 const AHEAD: usize = 512;
 
 /// Elements of a line of the cache.
@@ -25,8 +25,8 @@ const LINE: usize = 32;
 /// How a processor reads weights fastest.
 #[derive(Clone, Copy)]
 struct Reading {
-    /// Up to this many activation rows, it reads weight rows one after another, without prefetches. The processor prefetches a single
-    /// stream by itself.
+    /// Up to this many activation rows, the kernel reads one weight row after another and does not prefetch: hardware prefetches a single
+    /// stream.
     row_by_row: usize,
     /// Prefetches follow the order of memory. Otherwise each weight row is fetched ahead.
     in_order: bool,
