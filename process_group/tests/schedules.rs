@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use proptest::prelude::*;
-use ryzanstein_process_group::schedule::build::{CollectiveSpec, build};
+use ryzanstein_process_group::schedule::build::{Agreement, CollectiveSpec, build};
 use ryzanstein_process_group::schedule::cost::traffic;
 use ryzanstein_process_group::schedule::hazards::hazards;
 use ryzanstein_process_group::schedule::program::{Node, Program, Region, Source, Space};
@@ -12,6 +12,8 @@ use ryzanstein_process_group::{Operation, Rank, ReduceOp};
 
 /// An element is the list of (rank, index) contributions in it, in the order of the reduction: a wrong or doubled one shows.
 type Value = Vec<(usize, usize)>;
+
+const AGREEMENTS: [Agreement; 2] = [Agreement::Pairwise, Agreement::AtRoot];
 
 struct Machine {
     program: Program,
@@ -319,8 +321,17 @@ fn every_schedule_is_right_for_every_small_world_and_length() {
         for count in [0, 1, 2, 5, 11] {
             for operation in operations(Rank(n as u32 / 2)) {
                 for algorithm in Algorithm::ALL.into_iter().filter(|a| a.suits(operation)) {
-                    for in_place in [true, false] {
-                        let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy: false };
+                    let both =
+                        [true, false].into_iter().flat_map(|in_place| AGREEMENTS.map(|by| (in_place, by)));
+                    for (in_place, agreement) in both {
+                        let spec = CollectiveSpec {
+                            operation,
+                            algorithm,
+                            count,
+                            in_place,
+                            zero_copy: false,
+                            agreement,
+                        };
                         check(spec, hosts, &run(spec, hosts, 3, |able| able - 1));
                         if Algorithm::zero_copy(operation) == Some(algorithm) {
                             let spec = CollectiveSpec { zero_copy: true, ..spec };
@@ -369,8 +380,19 @@ fn every_rank_hears_of_every_other_before_its_call_ends() {
             let counts = if operation.root().is_some() { vec![0, 1, 40] } else { vec![40] };
             for algorithm in Algorithm::ALL.into_iter().filter(|a| a.suits(operation)) {
                 for &count in &counts {
-                    for zero_copy in [false, Algorithm::zero_copy(operation) == Some(algorithm)] {
-                        let spec = CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy };
+                    let is_zero_copy = Algorithm::zero_copy(operation) == Some(algorithm);
+                    let both = [false, is_zero_copy].into_iter();
+                    for (zero_copy, agreement) in
+                        both.flat_map(|zero_copy| AGREEMENTS.map(|by| (zero_copy, by)))
+                    {
+                        let spec = CollectiveSpec {
+                            operation,
+                            algorithm,
+                            count,
+                            in_place: true,
+                            zero_copy,
+                            agreement,
+                        };
                         assert_eq!(heard(spec, hosts), vec![(1 << n) - 1; n], "{spec:?} of {n}");
                     }
                 }
@@ -390,6 +412,7 @@ fn three_hosts_reduce_long_vectors_in_pieces() {
         count: 1030,
         in_place: false,
         zero_copy: false,
+        agreement: Agreement::Pairwise,
     };
     check(spec, hosts, &run(spec, hosts, 3, |able| able - 1));
     assert_eq!(traffic(spec, 2, hosts).messages, 4, "two of the pieces, and two of its own");
@@ -402,8 +425,14 @@ fn direct_all_reduces_of_long_vectors_take_two_steps() {
     let operation = Operation::AllReduce(ReduceOp::Sum);
     for (count, messages) in [(4096, 2), (4097, 4)] {
         for in_place in [false, true] {
-            let spec =
-                CollectiveSpec { operation, algorithm: Algorithm::Direct, count, in_place, zero_copy: false };
+            let spec = CollectiveSpec {
+                operation,
+                algorithm: Algorithm::Direct,
+                count,
+                in_place,
+                zero_copy: false,
+                agreement: Agreement::Pairwise,
+            };
             check(spec, hosts, &run(spec, hosts, 1000, |able| able - 1));
             assert_eq!(traffic(spec, 0, hosts).messages, messages, "{count} elements");
         }
@@ -426,23 +455,26 @@ proptest! {
     #[test]
     fn schedules_are_right_whatever_overlaps_and_however_little_fits_a_wire(
         on in proptest::collection::vec(0..4u8, 2..=16), count in 0..40usize, which in 0..9usize, root in 0..16u32,
-        algorithm in 0..5usize, in_place: bool, capacity in 1..5usize, seed: u64,
+        algorithm in 0..5usize, in_place: bool, by in 0..2usize, capacity in 1..5usize, seed: u64,
     ) {
         let (n, hosts) = (on.len(), Hosts::of(on));
         let operation = operations(Rank(root % n as u32))[which];
         let algorithm = Algorithm::ALL[algorithm];
         prop_assume!(algorithm.suits(operation));
-        let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy: false };
+        let agreement = AGREEMENTS[by];
+        let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy: false, agreement };
         check(spec, &hosts, &run(spec, &hosts, capacity, at_random(seed)));
     }
 
     #[test]
     fn schedules_are_right_where_receivers_read_the_senders_memory(
-        n in 2..=10usize, count in 0..25usize, which in 0..8usize, root in 0..16u32, in_place: bool, seed: u64,
+        n in 2..=10usize, count in 0..25usize, which in 0..8usize, root in 0..16u32, in_place: bool, by in 0..2usize,
+        seed: u64,
     ) {
         let operation = operations(Rank(root % n as u32))[which];
         let algorithm = Algorithm::zero_copy(operation).unwrap();
-        let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy: true };
+        let agreement = AGREEMENTS[by];
+        let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy: true, agreement };
         let hosts = Hosts::one(n);
         check(spec, &hosts, &run_zero_copy(spec, &hosts, at_random(seed)));
     }
@@ -450,13 +482,14 @@ proptest! {
     #[test]
     fn long_vectors_send_what_the_cost_model_says(
         on in proptest::collection::vec(0..4u8, 2..=16), count in 1000..100_000usize, which in 0..9usize, root in 0..16u32,
-        algorithm in 0..5usize,
+        algorithm in 0..5usize, by in 0..2usize,
     ) {
         let (n, hosts) = (on.len(), &Hosts::of(on));
         let operation = operations(Rank(root % n as u32))[which];
         let algorithm = Algorithm::ALL[algorithm];
         prop_assume!(algorithm.suits(operation));
-        let spec = CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy: false };
+        let agreement = AGREEMENTS[by];
+        let spec = CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy: false, agreement };
         for rank in 0..n {
             let program = build(spec, rank, hosts);
             let sent = traffic(spec, rank, hosts);

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use ryzanstein_config::DeviceConfig;
 use ryzanstein_process_group::device::{Device, DeviceError, peer_copy_gbs};
+use ryzanstein_process_group::paths::host::agreement;
 use ryzanstein_process_group::paths::{Path, PeerAlgorithm, gpu};
 use ryzanstein_process_group::schedule::build::CollectiveSpec;
 use ryzanstein_process_group::schedule::cost::{rounds, traffic};
@@ -130,8 +131,15 @@ pub struct Shape {
 
 /// What a call may cost: what carries it takes the least.
 fn costs(path: Path, operation: Operation, dtype: DType, Shape { ranks, count }: Shape) -> Vec<Cost> {
-    let spec =
-        |algorithm, zero_copy| CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy };
+    let agreement = agreement(path, &Hosts::one(ranks));
+    let spec = |algorithm, zero_copy| CollectiveSpec {
+        operation,
+        algorithm,
+        count,
+        in_place: true,
+        zero_copy,
+        agreement,
+    };
     let of_schedule = |algorithm, zero_copy| vec![schedule_cost(spec(algorithm, zero_copy), ranks, dtype)];
     match path {
         // Two levels have two kinds of links, of which the probe measures one.

@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use ryzanstein_process_group::schedule::build::CollectiveSpec;
+use ryzanstein_process_group::schedule::build::{Agreement, CollectiveSpec};
 use ryzanstein_process_group::schedule::cost::{rounds, traffic};
 use ryzanstein_process_group::schedule::{Algorithm, Hosts};
 use ryzanstein_process_group::{Operation, ReduceOp, units};
@@ -68,7 +68,8 @@ proptest! {
         let hosts = Hosts::one(ranks);
         let of_schedule = |algorithm, count, zero_copy| {
             let operation = Operation::AllReduce(ReduceOp::Sum);
-            let spec = CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy };
+            let agreement = Agreement::Pairwise;
+            let spec = CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy, agreement };
             let most = (0..ranks).map(|rank| traffic(spec, rank, &hosts).elements).max().unwrap();
             (rounds(spec, &hosts), most as f64)
         };

@@ -379,7 +379,7 @@ impl PathTable {
             Otherwise::Always { path, because } => (path, Because::Always(because)),
             Otherwise::Cheapest(model) => {
                 let costed = self.paths.iter().filter(|path| path.is_costed() && path.suits(query.operation));
-                let cheapest = costed.min_by_key(|path| path.schedule().map(|by| cost(by, query, &model)));
+                let cheapest = costed.min_by_key(|path| cost(**path, query, &model));
                 // Every operation has an algorithm.
                 (*cheapest.unwrap_or(&Path::Tcp(Algorithm::Direct)), Because::Cheapest)
             }
@@ -435,17 +435,20 @@ impl PathTable {
 
     /// What the cost model says of a path.
     fn expected(&self, path: Path, query: &Query) -> String {
-        match (self.otherwise, path.schedule()) {
-            (Otherwise::Cheapest(model), Some(algorithm)) => {
-                crate::units::time(cost(algorithm, query, &model).as_secs_f64() * 1e6)
-            }
-            _ => "nothing".to_owned(),
-        }
+        let expected = match self.otherwise {
+            Otherwise::Cheapest(model) => cost(path, query, &model),
+            Otherwise::Always { .. } => None,
+        };
+        expected.map_or_else(|| "nothing".to_owned(), |time| crate::units::time(time.as_secs_f64() * 1e6))
     }
 }
 
-fn cost(algorithm: Algorithm, query: &Query, model: &LinkModel) -> Duration {
+/// What a call costs whose payloads stream over links.
+fn cost(path: Path, query: &Query, model: &LinkModel) -> Option<Duration> {
     let Query { operation, dtype, count, world_size } = *query;
-    let spec = CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy: false };
-    estimate(spec, &Hosts::one(world_size), dtype.size(), model)
+    let hosts = Hosts::one(world_size);
+    let agreement = host::agreement(path, &hosts);
+    let algorithm = path.schedule()?;
+    let spec = CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy: false, agreement };
+    Some(estimate(spec, &hosts, dtype.size(), model))
 }

@@ -9,7 +9,7 @@
 //! | barrier | – | one byte at doubling distance | – | one byte from everybody to everybody | – |
 //! | gather, scatter, all-to-all | – | – | – | in one step | – |
 //!
-//! Broadcast, reduce, gather and scatter end with messages by which all ranks agree on the call.
+//! In broadcast, reduce, gather and scatter, all ranks also [agree](Agreement) on the call before any returns.
 //!
 //! Sources: ring and halving-doubling after Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
 //! Operations in MPICH" (2005); where the world size is no power of two, surplus ranks first hand their vectors to
@@ -28,15 +28,11 @@ use super::Algorithm::{self, Direct, HalvingDoubling, Hierarchical, RecursiveDou
 use super::Hosts;
 use super::program::{Node, Program, Region, Source, Space};
 use crate::operation::Operation;
+use crate::rank::Rank;
 
 /// Up to this many elements, a direct all-reduce sends whole vectors instead of scattering. Measured with 4 ranks on two cores: two steps
 /// take 1.4 times as long at 2000 elements of f32, 0.9 times at 8000.
 pub(super) const ONE_SHOT_ELEMENTS: usize = 4096;
-
-/// Groups of up to this many ranks agree on a rooted call in one step: every rank sends to every other. Larger groups send fewer messages
-/// in more steps. Measured with 8 ranks on two cores: one step takes 0.7 of the time of three through shared memory, and 1.2 to 1.5 times
-/// as long through sockets.
-pub(super) const PAIRWISE_UP_TO: usize = 4;
 
 /// Which collective a program is for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -52,12 +48,30 @@ pub struct CollectiveSpec {
     /// Whether receivers read payloads from their senders' memory. A send is then done only when its message has been read:
     /// nothing is in flight, and two ranks cannot exchange the contents of one region.
     pub zero_copy: bool,
+    /// How the ranks agree on a rooted call.
+    pub agreement: Agreement,
+}
+
+/// How every rank of a rooted call learns that all make the same call: headers carry the call. Where data flow one way, those who only
+/// send would otherwise be done before anybody can object.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Agreement {
+    /// Each rank sends an empty message to every rank that gets no payload from it: the most messages, and no step more.
+    Pairwise,
+    /// Each rank sends a message to the root before data flow from there, or gets one after data have reached it: one step more. The root's
+    /// message says that it has heard from all.
+    AtRoot,
 }
 
 impl CollectiveSpec {
     /// Whether a direct all-reduce sends whole vectors.
     pub(super) fn is_one_shot(&self) -> bool {
         self.count <= ONE_SHOT_ELEMENTS && !self.zero_copy
+    }
+
+    /// Whether there are no data to flow from or to the root, which agrees with all.
+    pub(super) fn has_tokens_only(&self) -> bool {
+        self.count == 0 && self.agreement == Agreement::AtRoot && self.operation.root().is_some()
     }
 }
 
@@ -74,7 +88,12 @@ pub fn chunk_range(count: usize, chunks: usize, index: usize) -> Range<usize> {
 /// When the operation has no such algorithm; [`Algorithm::suits`] and [`Algorithm::zero_copy`] say.
 pub fn build(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Program {
     let mut b = Builder { spec, rank, n: hosts.world_size(), program: Program::default() };
+    let Tokens { collects, releases } = Tokens::of(spec);
+    if let Some(root) = collects {
+        b.collect(root.index());
+    }
     match (spec.operation, spec.algorithm) {
+        _ if spec.has_tokens_only() => {}
         (Operation::AllReduce(_), Ring) => b.all_reduce_ring(),
         (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => b.all_reduce_doubling(),
         (Operation::AllReduce(_), HalvingDoubling) => b.all_reduce_halving(),
@@ -95,10 +114,42 @@ pub fn build(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Program {
         (Operation::Recv { from }, Direct) => b.receive(from.index(), b.output(b.all())),
         (operation, algorithm) => panic!("{operation} has no {algorithm} schedule"),
     }
-    if spec.operation.root().is_some() {
-        b.agree();
+    if let Some(root) = releases {
+        b.release(root.index());
+    }
+    if spec.agreement == Agreement::Pairwise && spec.operation.root().is_some() {
+        b.agree_pairwise();
     }
     b.program
+}
+
+/// The messages of one element by which the ranks agree at the root.
+pub(super) struct Tokens {
+    /// Before data flow from this root, it collects one from every rank.
+    pub(super) collects: Option<Rank>,
+    /// After data have reached this root, it sends one to every rank.
+    pub(super) releases: Option<Rank>,
+}
+
+impl Tokens {
+    pub(super) fn of(spec: CollectiveSpec) -> Self {
+        let root = spec.operation.root();
+        let (collects, releases) = match spec.operation {
+            _ if spec.agreement == Agreement::Pairwise => (None, None),
+            _ if spec.has_tokens_only() => (root, root),
+            Operation::Broadcast { .. } | Operation::Scatter { .. } => (root, None),
+            _ => (None, root),
+        };
+        Self { collects, releases }
+    }
+}
+
+/// The tree along which these messages go.
+pub(super) fn token_tree(spec: CollectiveSpec) -> Algorithm {
+    match spec.algorithm {
+        Ring | RecursiveDoubling if spec.count > 0 => RecursiveDoubling,
+        _ => Direct,
+    }
 }
 
 struct Builder {
@@ -128,41 +179,57 @@ impl Builder {
         }
     }
 
-    /// Every rank hears from every other, directly or through others, that it makes the same call: headers carry the call. Where
-    /// data flow one way, those who only send would otherwise be done before anybody can object.
-    ///
-    /// In a small group, a rank sends an empty message to each rank that gets no payload from it. In a larger one: dissemination
-    /// (Hensgen, Finkel and Manber 1988), with the messages of an all-gather after Bruck. Round `k` sends all that has been received
-    /// so far, so it waits for it. What the elements hold does not matter.
-    fn agree(&mut self) {
-        if self.n <= PAIRWISE_UP_TO {
-            let nothing = Region { space: Space::Scratch, start: 0, end: 0 };
-            let sends = |node: &Node, peer| matches!(node, Node::Send { to, .. } if *to == peer);
-            let receives = |node: &Node, peer| match node {
-                Node::Receive { from, .. } => *from == peer,
-                Node::Reduce { sources, .. } => sources.contains(&Source::Peer(peer)),
-                Node::Send { .. } => false,
-            };
-            for peer in self.others() {
-                if !self.program.nodes.iter().any(|node| sends(node, peer)) {
-                    self.send(peer, nothing);
-                }
-                if !self.program.nodes.iter().any(|node| receives(node, peer)) {
-                    self.receive(peer, nothing);
-                }
+    fn agree_pairwise(&mut self) {
+        let nothing = Region { space: Space::Scratch, start: 0, end: 0 };
+        let sends = |node: &Node, peer| matches!(node, Node::Send { to, .. } if *to == peer);
+        let receives = |node: &Node, peer| match node {
+            Node::Receive { from, .. } => *from == peer,
+            Node::Reduce { sources, .. } => sources.contains(&Source::Peer(peer)),
+            Node::Send { .. } => false,
+        };
+        for peer in self.others() {
+            if !self.program.nodes.iter().any(|node| sends(node, peer)) {
+                self.send(peer, nothing);
             }
-            return;
+            if !self.program.nodes.iter().any(|node| receives(node, peer)) {
+                self.receive(peer, nothing);
+            }
         }
+    }
+
+    /// The root hears from all before it sends data. Whoever gets data knows it too.
+    fn collect(&mut self, root: usize) {
+        let (parent, children) = self.tree(root, token_tree(self.spec));
+        for child in children {
+            let token = self.token();
+            self.receive(child, token);
+        }
+        self.program.fence = self.program.nodes.len();
+        if let Some(parent) = parent {
+            let token = self.token();
+            self.send(parent, token);
+        }
+    }
+
+    /// The root, which has got data from all, tells them.
+    fn release(&mut self, root: usize) {
+        let (parent, children) = self.tree(root, token_tree(self.spec));
+        if let Some(parent) = parent {
+            let token = self.token();
+            self.receive(parent, token);
+        }
+        self.program.fence = self.program.nodes.len();
+        for child in children.into_iter().rev() {
+            let token = self.token();
+            self.send(child, token);
+        }
+    }
+
+    /// One element that says nothing.
+    fn token(&mut self) -> Region {
         let start = self.program.scratch;
-        let token =
-            |from: usize, to: usize| Region { space: Space::Scratch, start: start + from, end: start + to };
-        let mut distance = 1;
-        while distance < self.n {
-            self.send((self.rank + distance) % self.n, token(0, distance));
-            self.receive((self.rank + self.n - distance) % self.n, token(distance, 2 * distance));
-            distance *= 2;
-        }
-        self.program.scratch = start + distance;
+        self.program.scratch += 1;
+        Region { space: Space::Scratch, start, end: start + 1 }
     }
 
     fn region(&self, space: Space, range: Range<usize>) -> Region {

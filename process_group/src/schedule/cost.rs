@@ -5,8 +5,11 @@ use std::time::Duration;
 
 use super::Algorithm::{self, Direct, HalvingDoubling, Hierarchical, RecursiveDoubling, Ring};
 use super::Hosts;
-use super::build::{CollectiveSpec, PAIRWISE_UP_TO, chunk_range, exchanges_whole, largest_power_of_two};
+use super::build::{
+    Agreement, CollectiveSpec, Tokens, chunk_range, exchanges_whole, largest_power_of_two, token_tree,
+};
 use crate::operation::Operation;
+use crate::rank::Rank;
 
 /// What one rank sends in one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -20,15 +23,19 @@ pub struct Traffic {
 /// What `rank` of at least two sends. The programs of [`build`](super::build) send exactly this.
 pub fn traffic(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Traffic {
     let Traffic { messages, elements } = payloads(spec, rank, hosts);
-    if spec.operation.root().is_none() {
-        return Traffic { messages, elements };
-    }
-    // By which the ranks agree on the call.
-    if hosts.world_size() <= PAIRWISE_UP_TO {
+    if spec.operation.root().is_some() && spec.agreement == Agreement::Pairwise {
         return Traffic { messages: messages.max(hosts.world_size() - 1), elements };
     }
-    let rounds = doubling_rounds(hosts.world_size());
-    Traffic { messages: messages + rounds, elements: elements + (1 << rounds) - 1 }
+    let tokens = tokens(spec, rank, hosts.world_size());
+    Traffic { messages: messages + tokens, elements: elements + tokens }
+}
+
+/// Messages of one element by which the ranks agree at the root.
+fn tokens(spec: CollectiveSpec, rank: usize, n: usize) -> usize {
+    let Tokens { collects, releases } = Tokens::of(spec);
+    let place = |root: Rank| (rank + n - root.index()) % n;
+    let up = collects.map_or(0, |root| usize::from(place(root) > 0));
+    up + releases.map_or(0, |root| children(place(root), n, token_tree(spec)))
 }
 
 fn payloads(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Traffic {
@@ -36,6 +43,7 @@ fn payloads(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Traffic {
     let size = |index: usize| chunk_range(count, n, index % n).len();
     let of = |messages: usize, elements: usize| Traffic { messages, elements };
     match (spec.operation, spec.algorithm) {
+        _ if spec.has_tokens_only() => of(0, 0),
         (Operation::AllReduce(_), Ring) => of(2 * (n - 1), 2 * count - size(rank + 1) - size(rank + 2)),
         (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => {
             let messages = surplus_messages(rank, n)
@@ -161,8 +169,14 @@ pub fn rounds(spec: CollectiveSpec, hosts: &Hosts) -> usize {
         (_, RecursiveDoubling) => doubling,
         _ => 1,
     };
-    // The ranks agree while the payloads are under way.
-    if spec.operation.root().is_some() && n > PAIRWISE_UP_TO { payloads.max(doubling) } else { payloads }
+    let Tokens { collects, releases } = Tokens::of(spec);
+    if spec.has_tokens_only() {
+        2
+    } else if collects.or(releases).is_none() {
+        payloads
+    } else {
+        payloads + if token_tree(spec) == Direct { 1 } else { doubling }
+    }
 }
 
 /// Rounds until every rank has heard of every other, if each tells all it knows.
@@ -213,6 +227,7 @@ mod tests {
             count: 1,
             in_place: true,
             zero_copy: false,
+            agreement: Agreement::Pairwise,
         };
         let of = |parallel| {
             let model = LinkModel { latency: 1.0, message: 0.0, byte: 0.0, parallel };

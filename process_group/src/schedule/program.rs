@@ -88,6 +88,8 @@ impl Node {
 pub struct Program {
     /// In order.
     pub nodes: Vec<Node>,
+    /// A send from this node on waits for all that is received before it.
+    pub fence: usize,
     /// Elements of scratch memory needed.
     pub scratch: usize,
 }

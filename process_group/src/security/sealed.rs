@@ -143,11 +143,11 @@ struct Writer<'a>(&'a Socket);
 
 impl Write for Writer<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.send(&[IoSlice::new(bytes)])
+        self.0.send(bytes)
     }
 
     fn write_vectored(&mut self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.0.send(slices)
+        self.0.send_pieces(slices)
     }
 
     fn flush(&mut self) -> io::Result<()> {

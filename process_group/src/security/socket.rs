@@ -48,7 +48,12 @@ impl Socket {
     }
 
     /// Sends as much as the socket takes, without a signal when the peer has gone: the error says it.
-    pub(super) fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+    pub(super) fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::net::send(&self.0, bytes, SendFlags::NOSIGNAL)?)
+    }
+
+    /// The same with several pieces, in order.
+    pub(super) fn send_pieces(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut nothing = SendAncillaryBuffer::default();
         Ok(rustix::net::sendmsg(&self.0, slices, &mut nothing, SendFlags::NOSIGNAL)?)
     }

@@ -22,8 +22,8 @@ pub(super) struct Compiled {
     pub(super) copies: Vec<Copy>,
     /// Elements of scratch.
     pub(super) scratch: usize,
-    /// Every peer sends a message.
-    pub(super) hears_from_all: bool,
+    /// No message that this rank waits for comes before others have come to the call.
+    pub(super) waits_for_others: bool,
 }
 
 #[derive(Debug)]
@@ -85,7 +85,7 @@ impl Compiled {
             reductions: Vec::new(),
             copies: Vec::new(),
             scratch: program.scratch,
-            hears_from_all: false,
+            waits_for_others: false,
         };
         for (node, what) in program.nodes.into_iter().enumerate() {
             match what {
@@ -116,7 +116,9 @@ impl Compiled {
                 }
             }
         }
-        compiled.hears_from_all = compiled.receives.pairs().all(|(_, messages)| !messages.is_empty());
+        // In a rooted call, all come before the root tells anybody.
+        compiled.waits_for_others = spec.operation.root().is_some()
+            || compiled.receives.pairs().all(|(_, messages)| !messages.is_empty());
         compiled
     }
 }

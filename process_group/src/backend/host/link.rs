@@ -237,6 +237,34 @@ impl Link {
         }
     }
 
+    /// Reads the header of the next message and what follows of its payload in one system call, the payload to where it belongs.
+    /// Says how much of it came, or `None` where something else came, or nothing; what came is then in the buffer.
+    ///
+    /// `target` must fit the buffer behind a header.
+    pub(super) fn read_message(&mut self, expected: &[u8; HEADER], target: &mut [u8]) -> Option<usize> {
+        let is_between_frames = self.rx_start == self.rx_end
+            && self.header.is_none()
+            && self.announced.is_empty()
+            && self.partial.is_none();
+        if !is_between_frames || self.is_shared() {
+            return None;
+        }
+        let read = self.channel.read_pair(&mut self.rx[..HEADER], target);
+        let Moved::Bytes(bytes) = self.outcome(read) else { return None };
+        let of_payload = bytes.saturating_sub(HEADER);
+        if bytes >= HEADER && self.rx[..HEADER] == *expected {
+            return Some(of_payload);
+        }
+        (self.rx_start, self.rx_end) = (0, bytes);
+        self.rx[bytes - of_payload..bytes].copy_from_slice(&target[..of_payload]);
+        None
+    }
+
+    /// Bytes that the buffer takes behind a header.
+    pub(super) fn room(&self) -> usize {
+        self.rx.len() - HEADER
+    }
+
     /// Goes from the header of the next message to its payload.
     pub(super) fn open_message(&mut self) {
         if self.announced.pop_front().is_none() {

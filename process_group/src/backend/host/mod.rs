@@ -31,7 +31,7 @@ use crate::error::{Error, Result};
 use crate::mesh::memory::ReadableProcess;
 use crate::mesh::{Connection, Liveness, Peers};
 use crate::operation::{CallFingerprint, Operation};
-use crate::paths::host::{Links, Topology, table};
+use crate::paths::host::{Links, Topology, agreement, table};
 use crate::paths::tuned::TunedRange;
 use crate::paths::{Path, PathTable};
 use crate::rank::Rank;
@@ -188,7 +188,8 @@ impl Backend for Host {
             Path::CrossMemory => CrossMemory::ZERO_COPY,
             _ => Stream::ZERO_COPY,
         };
-        let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy };
+        let agreement = agreement(path, &self.topology.hosts);
+        let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy, agreement };
         let compiled = self.program(spec);
         let scratch = self.scratch.first(compiled.scratch * fingerprint.dtype.size());
         if !operation.is_point_to_point() {

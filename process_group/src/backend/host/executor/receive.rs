@@ -10,6 +10,10 @@ use crate::operation::Operation;
 use crate::schedule::program::Region;
 use crate::wire::frame::Header;
 
+/// From this many bytes on, a payload comes from a socket together with its header and goes straight to where it belongs. A shorter one
+/// comes with what is read ahead and is copied.
+const SCATTERED_FROM: usize = 4 << 10;
+
 impl<T: Transport> Run<'_, T> {
     pub(super) fn pull(&mut self, peer: Peer) -> Result<bool> {
         let compiled = self.compiled;
@@ -20,7 +24,7 @@ impl<T: Transport> Run<'_, T> {
                     moved = true;
                     continue;
                 }
-                if !self.open(peer, next.node)? {
+                if !self.open_expected(peer, next) && !self.open(peer, next.node)? {
                     // While a header was looked for, the rest of a message that came early may have been read.
                     if self.take_unexpected(peer, next)? {
                         moved = true;
@@ -40,6 +44,25 @@ impl<T: Transport> Run<'_, T> {
             }
         }
         Ok(moved)
+    }
+
+    /// Gets the header of the next message together with its payload, which goes straight to where it belongs. `false` where that
+    /// cannot be done or something else came.
+    fn open_expected(&mut self, peer: Peer, next: &Receive) -> bool {
+        let Receive { node, into: Target::Region(region) } = *next else { return false };
+        let (allowed, length) = (self.allowed(node), self.length(node));
+        if !T::IN_BAND || allowed < SCATTERED_FROM || self.fingerprint.operation.is_point_to_point() {
+            return false;
+        }
+        let expected = Header { rank: self.name(peer), ..self.header(length) };
+        let link = &mut self.links[peer];
+        let target = self.spaces.write(region, self.fingerprint.dtype.size(), 0, allowed.min(link.room()));
+        let Some(bytes) = link.read_message(&expected.encode(), target) else { return false };
+        link.seen = link.seen.max(Some(self.sequence));
+        self.transport.open(peer, &expected);
+        self.progress.done[node] = bytes;
+        self.progress.peers[peer].open = true;
+        true
     }
 
     /// Gets the header of the next expected message, and checks that it is the one expected.

@@ -20,7 +20,7 @@ use crate::operation::{CallFingerprint, Operation, ReduceOp};
 use crate::rank::Rank;
 use crate::schedule::Algorithm;
 use crate::schedule::Hosts;
-use crate::schedule::build::CollectiveSpec;
+use crate::schedule::build::{Agreement, CollectiveSpec};
 use crate::security::Channel;
 use crate::sync::lock;
 use crate::testing::{LATE, in_time};
@@ -145,6 +145,7 @@ fn all_reduces(
         count: COUNT,
         in_place: true,
         zero_copy: Queues::ZERO_COPY,
+        agreement: Agreement::Pairwise,
     };
     let compiled = Compiled::new(spec, rank, &Hosts::one(n));
     let mut progress = Progress::new(rank, n);
