@@ -8,7 +8,6 @@ import sys
 import time
 from datetime import timedelta
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -31,7 +30,7 @@ class Gloo:
             return lambda: dist.broadcast(tensor, 0), buffer
         share = len(buffer) // self.world
         if operation == "reduce_scatter":
-            out = np.zeros(share, np.float32)
+            out = measure.zeros(share)
             return lambda: dist.reduce_scatter_tensor(torch.from_numpy(out), tensor), out
         mine = tensor[self.rank * share:(self.rank + 1) * share]
         return lambda: dist.all_gather_into_tensor(tensor, mine), buffer

@@ -25,10 +25,10 @@ class OpenMpi:
     def prepare(self, operation, buffer):
         """Reductions out of place, the others in place: each the way that is faster and usual."""
         if operation == "all_reduce":
-            out = np.zeros_like(buffer)
+            out = measure.zeros(len(buffer))
             return lambda: self.comm.Allreduce(buffer, out), out
         if operation == "reduce_scatter":
-            out = np.zeros(len(buffer) // self.world, np.float32)
+            out = measure.zeros(len(buffer) // self.world)
             return lambda: self.comm.Reduce_scatter_block(buffer, out), out
         if operation == "broadcast":
             return lambda: self.comm.Bcast(buffer, root=0), buffer

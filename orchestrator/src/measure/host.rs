@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use bytemuck::{Pod, Zeroable};
 use rustix::time::{ClockId, clock_gettime};
 use ryzanstein_process_group::{Buffer, BufferMut, DType, Error, ProcessGroup, View, ViewMut, units};
 
@@ -14,29 +15,33 @@ const ROTATED: usize = 128 << 20;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Host;
 
+/// A cache line, with which arrays of tensor libraries begin, and so every element type is aligned.
+#[derive(Clone, Copy, Zeroable, Pod, Debug)]
+#[repr(C, align(64))]
+struct Line([u64; 8]);
+
 /// Elements of a type known only at run time.
 #[derive(Debug)]
 pub struct HostBuffer {
     dtype: DType,
     bytes: usize,
-    /// In words, so that every element type is aligned.
-    words: Vec<u64>,
+    lines: Vec<Line>,
 }
 
 impl HostBuffer {
     fn bytes(&self) -> &[u8] {
-        &bytemuck::cast_slice(&self.words)[..self.bytes]
+        &bytemuck::cast_slice(&self.lines)[..self.bytes]
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.bytes]
+        &mut bytemuck::cast_slice_mut(&mut self.lines)[..self.bytes]
     }
 }
 
 impl Buffer for HostBuffer {
     fn view(&self) -> View<'_> {
         View::from_bytes(self.dtype, self.bytes())
-            .expect("words are aligned, and whole elements were asked for")
+            .expect("lines are aligned, and whole elements were asked for")
     }
 }
 
@@ -44,7 +49,7 @@ impl BufferMut for HostBuffer {
     fn view_mut(&mut self) -> ViewMut<'_> {
         let dtype = self.dtype;
         ViewMut::from_bytes(dtype, self.bytes_mut())
-            .expect("words are aligned, and whole elements were asked for")
+            .expect("lines are aligned, and whole elements were asked for")
     }
 }
 
@@ -63,15 +68,15 @@ impl Bench for Host {
 
     fn allocate(&mut self, dtype: DType, elements: usize) -> Result<HostBuffer, Error> {
         let bytes = elements * dtype.size();
-        let mut words = Vec::new();
-        words.try_reserve_exact(bytes.div_ceil(8)).map_err(|_| {
+        let mut lines = Vec::new();
+        lines.try_reserve_exact(bytes.div_ceil(size_of::<Line>())).map_err(|_| {
             let size = units::bytes(bytes as f64);
             Error::Configuration(format!(
                 "this host does not have {size} of memory for one buffer; measure smaller sizes, or fewer ranks"
             ))
         })?;
-        words.resize(bytes.div_ceil(8), 0);
-        Ok(HostBuffer { dtype, bytes, words })
+        lines.resize(bytes.div_ceil(size_of::<Line>()), Line::zeroed());
+        Ok(HostBuffer { dtype, bytes, lines })
     }
 
     fn write(&mut self, memory: &mut HostBuffer, content: &mut dyn FnMut(&mut [u8])) -> Result<(), Error> {
