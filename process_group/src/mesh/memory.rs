@@ -4,6 +4,7 @@
 //! container forbids it. So a process counts as readable only after something has been read from it.
 
 use std::io::IoSliceMut;
+use std::thread;
 
 use nix::sys::uio::{RemoteIoVec, process_vm_readv};
 use nix::unistd::Pid;
@@ -72,6 +73,22 @@ impl ReadableProcess {
         }
         Ok(())
     }
+
+    /// The same by two threads, each of which reads one half.
+    ///
+    /// # Errors
+    /// Those of [`read`](Self::read).
+    pub(crate) fn read_by_two(self, from: u64, into: &mut [u8]) -> nix::Result<()> {
+        let (first, second) = into.split_at_mut(into.len() / 2);
+        let middle = from + first.len() as u64;
+        let by_another = thread::scope(|scope| {
+            let another = thread::Builder::new().spawn_scoped(scope, || self.read(middle, second));
+            self.read(from, first)?;
+            Ok(another.ok().map(|another| another.join().expect("reading does not panic")))
+        })?;
+        // Where no thread could be started, this one reads both.
+        by_another.unwrap_or_else(|| self.read(middle, second))
+    }
 }
 
 #[cfg(test)]
@@ -93,5 +110,17 @@ mod tests {
         assert!(own.read(8, &mut [0; 16]).is_err());
         let mut none: [u8; 0] = [];
         assert!(own.read(8, &mut none).is_ok());
+    }
+
+    #[test]
+    fn two_threads_read_what_one_reads() {
+        let own = ReadableProcess(std::process::id());
+        for length in [0, 1, 2, 4097, 100_001] {
+            let there: Vec<u8> = (0..length).map(|i| (i % 251) as u8).collect();
+            let mut here = vec![255; length];
+            own.read_by_two(address(&there), &mut here).unwrap();
+            assert!(here == there, "{length} bytes");
+        }
+        assert!(own.read_by_two(8, &mut [0; 16]).is_err());
     }
 }

@@ -1,9 +1,9 @@
 use proptest::prelude::*;
 
 use super::host::{
-    self, CROSS_MEMORY_FROM, DOUBLING_OF_TWO_FROM, HIERARCHICAL_FROM, INTEL_GATHER_FROM,
-    INTEL_REDUCE_SCATTER_FROM, Links, RING_FROM, RING_OF_TWO_FROM, SCATTERED_BROADCAST_FROM,
-    SHARED_SCATTERED_BROADCAST_FROM, Topology,
+    self, CROSS_MEMORY_BROADCAST_FROM, CROSS_MEMORY_FROM, DOUBLING_OF_TWO_FROM, HIERARCHICAL_FROM,
+    INTEL_GATHER_FROM, INTEL_REDUCE_SCATTER_FROM, Links, RING_FROM, RING_OF_TWO_FROM,
+    SCATTERED_BROADCAST_FROM, SHARED_SCATTERED_BROADCAST_FROM, Topology,
 };
 use super::tuned::{Machine, Measurement, TunedRange, TuningError, TuningTable};
 use super::*;
@@ -265,8 +265,13 @@ fn sockets_within_a_host_have_rules_of_their_own() {
     assert_eq!(path(4, broadcast, 32 << 20), Path::Tcp(HalvingDoubling));
     assert_eq!(path(2, SUM, RING_OF_TWO_FROM), Path::Tcp(Ring));
     assert_eq!(path(2, SUM, RING_OF_TWO_FROM - 1), Path::Tcp(RecursiveDoubling));
-    // Two ranks with sockets never read each other's memory.
+    // Of two ranks, one reads the other's memory only where that one has nothing to do, and a processor.
     assert!(matches!(path(2, Operation::AllGather, 32 << 20), Path::Tcp(_)));
+    assert_eq!(path(2, broadcast, CROSS_MEMORY_BROADCAST_FROM), Path::CrossMemory);
+    assert!(matches!(path(2, broadcast, CROSS_MEMORY_BROADCAST_FROM - 1), Path::Tcp(_)));
+    let one_processor = table(&of(2, 1), true, None, &[]);
+    let choice = check(&one_processor, broadcast, DType::U8, CROSS_MEMORY_BROADCAST_FROM);
+    assert!(matches!(choice.path, Path::Tcp(_)), "{choice:?}");
     let spread = Topology { hosts: hosts_of(4, 4), parallel: 4, is_intel: false };
     let reason = check(&table(&spread, false, None, &[]), broadcast, DType::U8, 32 << 20).reason;
     assert!(!reason.contains("copy at the same time"), "{reason}");

@@ -11,7 +11,11 @@ use super::{Outgoing, Sent, Transport};
 use crate::backend::host::link::{Link, Moved};
 use crate::mesh::memory::{ReadableProcess, address};
 use crate::mesh::{Peer, Peers};
+use crate::operation::Operation;
 use crate::wire::frame::{Header, Kind};
+
+/// From this many bytes on, two threads read a message whose sender's processor is idle. Another one starts in some 30 µs.
+const HALVES_FROM: usize = 1 << 20;
 
 /// Why a peer's memory could be read once and cannot now.
 #[derive(Debug, thiserror::Error)]
@@ -27,13 +31,20 @@ struct Remote {
     process: ReadableProcess,
     /// Where the open message begins.
     address: u64,
+    /// While this rank reads the message, its sender's processor has nothing to do.
+    is_sender_idle: bool,
     /// What was read of it to be reduced.
     staging: Vec<u8>,
 }
 
 impl CrossMemory {
     pub(in crate::backend::host) fn new(processes: Peers<ReadableProcess>) -> Self {
-        Self(processes.map(|_, process| Remote { process, address: 0, staging: Vec::new() }))
+        Self(processes.map(|_, process| Remote {
+            process,
+            address: 0,
+            is_sender_idle: false,
+            staging: Vec::new(),
+        }))
     }
 }
 
@@ -49,7 +60,10 @@ impl Transport for CrossMemory {
     }
 
     fn open(&mut self, peer: Peer, header: &Header) {
-        self.0[peer].address = header.address;
+        let is_broadcast = matches!(header.fingerprint.operation, Operation::Broadcast { .. });
+        let is_sender_idle = is_broadcast && self.0.world_size() == 2;
+        let remote = &mut self.0[peer];
+        (remote.address, remote.is_sender_idle) = (header.address, is_sender_idle);
     }
 
     fn receive(
@@ -59,8 +73,12 @@ impl Transport for CrossMemory {
         done: usize,
         into: &mut [u8],
     ) -> Result<Moved, Unreadable> {
-        let Remote { process, address, .. } = &self.0[peer];
-        process.read(address + done as u64, into)?;
+        let &Remote { process, address, is_sender_idle, .. } = &self.0[peer];
+        if is_sender_idle && into.len() >= HALVES_FROM {
+            process.read_by_two(address + done as u64, into)?;
+        } else {
+            process.read(address + done as u64, into)?;
+        }
         Ok(Moved::Bytes(into.len()))
     }
 
@@ -69,7 +87,7 @@ impl Transport for CrossMemory {
     }
 
     fn stage(&mut self, peer: Peer, _: &mut Link, done: usize, most: usize) -> Result<usize, Unreadable> {
-        let Remote { process, address, staging } = &mut self.0[peer];
+        let Remote { process, address, staging, .. } = &mut self.0[peer];
         if staging.len() < most {
             staging.resize(most, 0);
         }
