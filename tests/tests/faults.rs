@@ -220,8 +220,8 @@ fn another_reduction_is_an_error_on_every_rank() {
     });
 }
 
-/// Every way in which ranks may name different roots, or some of very many, by every rooted operation and on every path: each rank is told both
-/// calls, who made them, and that they differ in the root, by the call itself: also a rank that only sends.
+/// Tries all ways, or about 30 of very many, in which ranks may name different roots, by every rooted operation and on every path: each rank
+/// is told both calls, who made them, and that they differ in the root, by the call itself: also a rank that only sends.
 fn another_root(n: u32, count: usize) {
     // Rank `r` names `roots[r]`; all naming one is no mistake.
     let all = n.pow(n);

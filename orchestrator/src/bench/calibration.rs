@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use ryzanstein_config::DeviceConfig;
 use ryzanstein_process_group::device::{Device, DeviceError, peer_copy_gbs};
-use ryzanstein_process_group::paths::host::agreement;
+use ryzanstein_process_group::paths::host::{Links, agreement};
 use ryzanstein_process_group::paths::{Path, PeerAlgorithm, gpu};
 use ryzanstein_process_group::schedule::build::CollectiveSpec;
 use ryzanstein_process_group::schedule::cost::{rounds, traffic};
@@ -131,7 +131,11 @@ pub struct Shape {
 
 /// What a call may cost: what carries it takes the least.
 fn costs(path: Path, operation: Operation, dtype: DType, Shape { ranks, count }: Shape) -> Vec<Cost> {
-    let agreement = agreement(path, &Hosts::one(ranks));
+    let links = match path {
+        Path::SharedMemory(_) => Links::SharedMemory,
+        _ => Links::Sockets(""),
+    };
+    let agreement = agreement(links, &Hosts::one(ranks));
     let spec = |algorithm, zero_copy| CollectiveSpec {
         operation,
         algorithm,

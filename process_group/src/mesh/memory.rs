@@ -82,7 +82,9 @@ impl ReadableProcess {
         let (first, second) = into.split_at_mut(into.len() / 2);
         let middle = from + first.len() as u64;
         let by_another = thread::scope(|scope| {
-            let another = thread::Builder::new().spawn_scoped(scope, || self.read(middle, second));
+            let another = thread::Builder::new()
+                .name("ryz-read".into())
+                .spawn_scoped(scope, || self.read(middle, second));
             self.read(from, first)?;
             Ok(another.ok().map(|another| another.join().expect("reading does not panic")))
         })?;

@@ -12,12 +12,12 @@ use crate::schedule::{Algorithm, Hosts};
 
 /// From this many bytes of each rank's chunk on, an all-reduce and an all-gather among more than two ranks of one host read payloads
 /// from their senders' memory where that can be done. Measured with 4 ranks on two cores: through Unix sockets, all-reduces take 1.0
-/// to 1.1 times as long, all-gathers 1.0 to 1.4 times; smaller chunks take 0.7 to 1.0 times as long. Other operations gain nothing, nor do
-/// two ranks, where sockets take 0.6 to 1.1 times as long.
+/// to 1.1 times as long, all-gathers 1.0 to 1.4 times; smaller chunks take 0.7 to 1.0 times as long. Other operations gain nothing. Of
+/// two ranks, where sockets take 0.6 to 1.1 times as long, only [long broadcasts](CROSS_MEMORY_BROADCAST_FROM) gain.
 pub const CROSS_MEMORY_FROM: usize = 512 << 10;
 
 /// From this many bytes on, a broadcast between two ranks of one host reads the root's memory if links are sockets and each rank has a processor:
-/// as the root has nothing to do meanwhile, two threads read. Measured on a Zen 4: Unix sockets take 1.05 to 1.35 times as long from 10 MB on,
+/// as the root has nothing to do meanwhile, two threads read. Measured on a Zen 4: Unix sockets take 1.1 to 1.4 times as long from 10 MB on,
 /// 0.8 to 0.9 times from 1 MB to 8 MB; on a Xeon, 1.04 to 1.65 times from 1 MB on.
 pub const CROSS_MEMORY_BROADCAST_FROM: usize = 8 << 20;
 
@@ -79,12 +79,10 @@ pub const PAIRWISE_UP_TO: usize = 4;
 /// with 8, 0.6 to 0.9 times.
 pub const PAIRWISE_ON_UNIX_UP_TO: usize = 3;
 
-/// How a group agrees on rooted calls that take this path.
-pub fn agreement(path: Path, hosts: &Hosts) -> Agreement {
-    let most = match path {
-        // Its data already go from almost every rank to every other.
-        Path::Tcp(Algorithm::HalvingDoubling) | Path::SharedMemory(Algorithm::HalvingDoubling) => usize::MAX,
-        Path::Tcp(_) if hosts.count() == 1 => PAIRWISE_ON_UNIX_UP_TO,
+/// How a group with these links agrees on rooted calls.
+pub fn agreement(links: Links, hosts: &Hosts) -> Agreement {
+    let most = match links {
+        Links::Sockets(_) if hosts.count() == 1 => PAIRWISE_ON_UNIX_UP_TO,
         _ => PAIRWISE_UP_TO,
     };
     if hosts.world_size() <= most { Agreement::Pairwise } else { Agreement::AtRoot }
@@ -213,8 +211,13 @@ pub fn table(
         Links::SharedMemory => SHARED,
     };
     let model = LinkModel { latency, message, byte, parallel: topology.parallel };
-    let mut table =
-        PathTable::new(hosts.world_size(), paths, rules, Otherwise::Cheapest(model)).demanding(demand);
+    let mut table = PathTable::new(
+        hosts.world_size(),
+        paths,
+        rules,
+        Otherwise::Cheapest { model, agreement: agreement(links, hosts) },
+    )
+    .demanding(demand);
     table = match links {
         Links::Sockets(why) => table.without(Path::SharedMemory(Algorithm::Direct), why),
         Links::SharedWithinHosts => table.without(

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::operation::{Operation, ReduceOp};
-use crate::schedule::build::CollectiveSpec;
+use crate::schedule::build::{Agreement, CollectiveSpec};
 use crate::schedule::cost::{LinkModel, estimate};
 use crate::schedule::{Algorithm, Hosts};
 pub use rule::{Condition, Reason, Rule};
@@ -190,7 +190,12 @@ pub enum Otherwise {
         because: &'static str,
     },
     /// The algorithm whose schedule costs the least time on these links.
-    Cheapest(LinkModel),
+    Cheapest {
+        /// What the links are like.
+        model: LinkModel,
+        /// How the ranks agree on rooted calls.
+        agreement: Agreement,
+    },
 }
 
 /// The paths of a group, and what chooses among them.
@@ -239,7 +244,7 @@ impl PathTable {
         let named = rules.iter().map(|rule| rule.path);
         let always = match otherwise {
             Otherwise::Always { path, .. } => Some(path),
-            Otherwise::Cheapest(_) => None,
+            Otherwise::Cheapest { .. } => None,
         };
         for path in named.chain(always) {
             assert!(paths.contains(&path), "the table chooses {path}, which the group does not have");
@@ -305,7 +310,7 @@ impl PathTable {
             let rules = self.rules.iter().filter(|rule| rule.path == path).map(Rule::to_string);
             let otherwise = match self.otherwise {
                 Otherwise::Always { path: always, because } if always == path => Some(because.to_owned()),
-                Otherwise::Cheapest(_) if path.is_costed() => Some("where it costs least".to_owned()),
+                Otherwise::Cheapest { .. } if path.is_costed() => Some("where it costs least".to_owned()),
                 _ => None,
             };
             let taken = rules.chain(otherwise).collect::<Vec<_>>().join("; ");
@@ -377,9 +382,9 @@ impl PathTable {
         }
         match self.otherwise {
             Otherwise::Always { path, because } => (path, Because::Always(because)),
-            Otherwise::Cheapest(model) => {
+            Otherwise::Cheapest { model, agreement } => {
                 let costed = self.paths.iter().filter(|path| path.is_costed() && path.suits(query.operation));
-                let cheapest = costed.min_by_key(|path| cost(**path, query, &model));
+                let cheapest = costed.min_by_key(|path| cost(**path, query, &model, agreement));
                 // Every operation has an algorithm.
                 (*cheapest.unwrap_or(&Path::Tcp(Algorithm::Direct)), Because::Cheapest)
             }
@@ -436,19 +441,17 @@ impl PathTable {
     /// What the cost model says of a path.
     fn expected(&self, path: Path, query: &Query) -> String {
         let expected = match self.otherwise {
-            Otherwise::Cheapest(model) => cost(path, query, &model),
+            Otherwise::Cheapest { model, agreement } => cost(path, query, &model, agreement),
             Otherwise::Always { .. } => None,
         };
         expected.map_or_else(|| "nothing".to_owned(), |time| crate::units::time(time.as_secs_f64() * 1e6))
     }
 }
 
-/// What a call costs whose payloads stream over links.
-fn cost(path: Path, query: &Query, model: &LinkModel) -> Option<Duration> {
+/// Expected time of a call; `None` for a path whose payloads do not stream over links.
+fn cost(path: Path, query: &Query, model: &LinkModel, agreement: Agreement) -> Option<Duration> {
     let Query { operation, dtype, count, world_size } = *query;
-    let hosts = Hosts::one(world_size);
-    let agreement = host::agreement(path, &hosts);
     let algorithm = path.schedule()?;
     let spec = CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy: false, agreement };
-    Some(estimate(spec, &hosts, dtype.size(), model))
+    Some(estimate(spec, &Hosts::one(world_size), dtype.size(), model))
 }

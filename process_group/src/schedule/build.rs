@@ -58,8 +58,8 @@ pub struct CollectiveSpec {
 pub enum Agreement {
     /// Each rank sends an empty message to every rank that gets no payload from it: the most messages, and no step more.
     Pairwise,
-    /// Each rank sends a message to the root before data flow from there, or gets one after data have reached it: one step more. The root's
-    /// message says that it has heard from all.
+    /// Before a broadcast or a scatter, every rank sends the root a message, and the root waits for all of them. After a reduce or a gather,
+    /// the root sends every rank a message. One step more.
     AtRoot,
 }
 
@@ -69,9 +69,15 @@ impl CollectiveSpec {
         self.count <= ONE_SHOT_ELEMENTS && !self.zero_copy
     }
 
-    /// Whether there are no data to flow from or to the root, which agrees with all.
+    /// Whether ranks agree pairwise. In `halving_doubling`, almost every pair exchanges data anyway.
+    pub(super) fn agrees_pairwise(&self) -> bool {
+        let is_pairwise = self.agreement == Agreement::Pairwise || self.algorithm == HalvingDoubling;
+        is_pairwise && self.operation.root().is_some()
+    }
+
+    /// Whether the call has no data, so that the ranks agree by messages to and from the root alone.
     pub(super) fn has_tokens_only(&self) -> bool {
-        self.count == 0 && self.agreement == Agreement::AtRoot && self.operation.root().is_some()
+        self.count == 0 && !self.agrees_pairwise() && self.operation.root().is_some()
     }
 }
 
@@ -117,7 +123,7 @@ pub fn build(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Program {
     if let Some(root) = releases {
         b.release(root.index());
     }
-    if spec.agreement == Agreement::Pairwise && spec.operation.root().is_some() {
+    if spec.agrees_pairwise() {
         b.agree_pairwise();
     }
     b.program
@@ -135,7 +141,7 @@ impl Tokens {
     pub(super) fn of(spec: CollectiveSpec) -> Self {
         let root = spec.operation.root();
         let (collects, releases) = match spec.operation {
-            _ if spec.agreement == Agreement::Pairwise => (None, None),
+            _ if spec.agrees_pairwise() => (None, None),
             _ if spec.has_tokens_only() => (root, root),
             Operation::Broadcast { .. } | Operation::Scatter { .. } => (root, None),
             _ => (None, root),
@@ -197,7 +203,7 @@ impl Builder {
         }
     }
 
-    /// The root hears from all before it sends data. Whoever gets data knows it too.
+    /// The root hears from all before it sends data. So whoever gets data knows that all have come.
     fn collect(&mut self, root: usize) {
         let (parent, children) = self.tree(root, token_tree(self.spec));
         for child in children {

@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use super::Algorithm::{self, Direct, HalvingDoubling, Hierarchical, RecursiveDoubling, Ring};
 use super::Hosts;
-use super::build::{
-    Agreement, CollectiveSpec, Tokens, chunk_range, exchanges_whole, largest_power_of_two, token_tree,
-};
+use super::build::{CollectiveSpec, Tokens, chunk_range, exchanges_whole, largest_power_of_two, token_tree};
 use crate::operation::Operation;
 use crate::rank::Rank;
 
@@ -23,7 +21,7 @@ pub struct Traffic {
 /// What `rank` of at least two sends. The programs of [`build`](super::build) send exactly this.
 pub fn traffic(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Traffic {
     let Traffic { messages, elements } = payloads(spec, rank, hosts);
-    if spec.operation.root().is_some() && spec.agreement == Agreement::Pairwise {
+    if spec.agrees_pairwise() {
         return Traffic { messages: messages.max(hosts.world_size() - 1), elements };
     }
     let tokens = tokens(spec, rank, hosts.world_size());
@@ -179,7 +177,7 @@ pub fn rounds(spec: CollectiveSpec, hosts: &Hosts) -> usize {
     }
 }
 
-/// Rounds until every rank has heard of every other, if each tells all it knows.
+/// Depth of a binomial tree over `n` ranks.
 fn doubling_rounds(n: usize) -> usize {
     n.next_power_of_two().ilog2() as usize
 }
@@ -217,6 +215,7 @@ pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model:
 
 #[cfg(test)]
 mod tests {
+    use super::super::build::Agreement;
     use super::*;
 
     #[test]

@@ -59,6 +59,10 @@ pub fn hazards(program: &Program) -> Vec<Vec<Hazard>> {
         |later: usize| (0..later).flat_map(|on| between(&accesses[later], &accesses[on], on)).collect();
     let mut all: Vec<Vec<Hazard>> = (0..accesses.len()).map(of_regions).collect();
     let received = |on: &usize| !matches!(program.nodes[*on], Node::Send { .. });
+    debug_assert!(
+        program.fence == 0 || program.nodes.iter().all(|node| !node.region().is_empty()),
+        "a fence neither holds nor waits for an empty message"
+    );
     for later in (program.fence..accesses.len()).filter(|later| !received(later)) {
         all[later].extend((0..program.fence).filter(received).map(|on| Hazard::whole(program, on)));
     }
@@ -106,6 +110,7 @@ mod tests {
         let program = Program { nodes: vec![send(1), send(2)], ..Program::default() };
         assert!(hazards(&program)[1].is_empty());
     }
+
     #[test]
     fn a_send_behind_a_fence_waits_for_all_that_is_received_before_it() {
         let receive = |from, start| Node::Receive { from, region: region(start, start + 2) };

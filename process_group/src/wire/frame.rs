@@ -1,6 +1,6 @@
 //! The header before every payload: a fingerprint of the call that the payload belongs to.
 //!
-//! 64 bytes, little endian: kind, operation, reduction, element type, algorithm, 3 × 0, root u32, rank u32 (who aborted),
+//! 64 bytes, little endian: kind, operation, reduction, element type, algorithm, 3 × 0, root u32, rank u32 (the sender),
 //! sequence u64, count u64, payload length u64, address u64, 16 × 0.
 
 use super::fingerprint;
@@ -55,7 +55,7 @@ pub(crate) struct Header {
     pub(crate) length: usize,
     /// Where the payload of a message that is ready to send lies in its sender's memory; 0 otherwise.
     pub(crate) address: u64,
-    /// The rank that an abort began with.
+    /// The rank that sent the frame; in an abort, the rank that gave up first.
     pub(crate) rank: Rank,
 }
 

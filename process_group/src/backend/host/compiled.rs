@@ -22,8 +22,9 @@ pub(super) struct Compiled {
     pub(super) copies: Vec<Copy>,
     /// Elements of scratch.
     pub(super) scratch: usize,
-    /// No message that this rank waits for comes before others have come to the call.
-    pub(super) waits_for_others: bool,
+    /// Whether this rank gives up its processor before it looks for messages, if ranks share processors: it cannot finish before all
+    /// others have come.
+    pub(super) yields_first: bool,
 }
 
 #[derive(Debug)]
@@ -85,7 +86,7 @@ impl Compiled {
             reductions: Vec::new(),
             copies: Vec::new(),
             scratch: program.scratch,
-            waits_for_others: false,
+            yields_first: false,
         };
         for (node, what) in program.nodes.into_iter().enumerate() {
             match what {
@@ -116,8 +117,8 @@ impl Compiled {
                 }
             }
         }
-        // In a rooted call, all come before the root tells anybody.
-        compiled.waits_for_others = spec.operation.root().is_some()
+        // No rank finishes a rooted call before all have come to it.
+        compiled.yields_first = spec.operation.root().is_some()
             || compiled.receives.pairs().all(|(_, messages)| !messages.is_empty());
         compiled
     }

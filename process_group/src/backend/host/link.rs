@@ -108,8 +108,7 @@ impl Link {
     /// The peer has gone, and its ring is empty: goes back to what it said on the channel. `false` in the middle of a frame, or
     /// without rings.
     pub(super) fn return_to_channel(&mut self) -> bool {
-        let is_between_frames =
-            self.rx_start == self.rx_end && self.header.is_none() && self.partial.is_none();
+        let is_between_frames = self.is_between_frames();
         let Some(Shared { before: (header, bytes), .. }) =
             self.shared.take_if(|shared| shared.is_over && is_between_frames)
         else {
@@ -237,32 +236,34 @@ impl Link {
         }
     }
 
-    /// Reads the header of the next message and what follows of its payload in one system call, the payload to where it belongs.
-    /// Says how much of it came, or `None` where something else came, or nothing; what came is then in the buffer.
-    ///
-    /// `target` must fit the buffer behind a header.
-    pub(super) fn read_message(&mut self, expected: &[u8; HEADER], target: &mut [u8]) -> Option<usize> {
-        let is_between_frames = self.rx_start == self.rx_end
-            && self.header.is_none()
-            && self.announced.is_empty()
-            && self.partial.is_none();
-        if !is_between_frames || self.is_shared() {
+    /// Reads the header of the expected message from the socket, together with what has come of its payload, which goes to where it
+    /// belongs: so many bytes, or nothing has come yet. `None` if something else came, which is then in the buffer, or was there before.
+    pub(super) fn read_message(&mut self, expected: &[u8; HEADER], target: &mut [u8]) -> Option<Moved> {
+        debug_assert!(!self.is_shared());
+        if !self.is_between_frames() || !self.announced.is_empty() {
             return None;
         }
+        // If it is something else, the buffer has to take it.
+        let most = target.len().min(self.rx.len() - HEADER);
+        let target = &mut target[..most];
         let read = self.channel.read_pair(&mut self.rx[..HEADER], target);
-        let Moved::Bytes(bytes) = self.outcome(read) else { return None };
+        let bytes = match self.outcome(read) {
+            Moved::Bytes(bytes) => bytes,
+            Moved::WouldBlock => return Some(Moved::WouldBlock),
+            Moved::Closed => return None,
+        };
         let of_payload = bytes.saturating_sub(HEADER);
         if bytes >= HEADER && self.rx[..HEADER] == *expected {
-            return Some(of_payload);
+            return Some(Moved::Bytes(of_payload));
         }
         (self.rx_start, self.rx_end) = (0, bytes);
         self.rx[bytes - of_payload..bytes].copy_from_slice(&target[..of_payload]);
         None
     }
 
-    /// Bytes that the buffer takes behind a header.
-    pub(super) fn room(&self) -> usize {
-        self.rx.len() - HEADER
+    /// Whether the next byte of the link begins a frame.
+    fn is_between_frames(&self) -> bool {
+        self.rx_start == self.rx_end && self.header.is_none() && self.partial.is_none()
     }
 
     /// Goes from the header of the next message to its payload.
@@ -385,5 +386,91 @@ impl Link {
         }
         self.closed.get_or_insert_with(|| "its end of the connection was closed".into());
         Moved::Closed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::backend::host::tests::member;
+    use crate::dtype::DType;
+    use crate::operation::{CallFingerprint, Operation};
+    use crate::schedule::Algorithm;
+    use crate::wire::frame::Kind;
+
+    /// Bytes that a link reads ahead at most.
+    const SEGMENT: usize = 4096;
+
+    fn header(kind: Kind, length: usize) -> [u8; HEADER] {
+        let fingerprint =
+            CallFingerprint { operation: Operation::AllGather, dtype: DType::U8, count: length };
+        let (algorithm, rank) = (Algorithm::Direct, Rank(1));
+        Header { kind, fingerprint, algorithm, sequence: 7, length, address: 0, rank }.encode()
+    }
+
+    /// A link, and its other end.
+    fn link() -> (Link, UnixStream) {
+        let (here, there) = UnixStream::pair().unwrap();
+        (Link::new(member(Rank(1)), Channel::clear(here.try_into().unwrap()), SEGMENT), there)
+    }
+
+    /// All that the link has to give, in order.
+    fn rest(link: &mut Link) -> Vec<u8> {
+        let mut all = Vec::new();
+        loop {
+            let moved = link.fill(HEADER);
+            all.extend(link.buffered());
+            link.consume(link.buffered().len());
+            if !matches!(moved, Moved::Bytes(1..)) {
+                return all;
+            }
+        }
+    }
+
+    #[test]
+    fn an_expected_message_goes_where_it_belongs_as_far_as_the_buffer_could_take_it() {
+        for length in [1, SEGMENT, 3 * SEGMENT] {
+            let (mut link, mut there) = link();
+            let payload: Vec<u8> = (0..length).map(|i| (i % 251) as u8).collect();
+            let expected = header(Kind::Data, length);
+            let mut target = vec![255; length];
+            assert_eq!(link.read_message(&expected, &mut target), Some(Moved::WouldBlock));
+            there.write_all(&expected).unwrap();
+            there.write_all(&payload).unwrap();
+            let Some(Moved::Bytes(bytes)) = link.read_message(&expected, &mut target) else {
+                panic!("{length} bytes: not read")
+            };
+            assert!(bytes > 0 && target[..bytes] == payload[..bytes], "{length} bytes");
+            assert_eq!(rest(&mut link), payload[bytes..], "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn what_is_not_the_expected_message_is_in_the_buffer_in_order() {
+        let expected = header(Kind::Data, 100);
+        let message = [&expected[..], &[3; 100]].concat();
+        let query = header(Kind::Query, 0);
+        let (longer, cut) = (header(Kind::Data, 101), &message[..HEADER - 1]);
+        for first in [&query[..], &[&longer[..], &[4; 101]].concat(), &message[..1], cut] {
+            let (mut link, mut there) = link();
+            // The rest of a header that is cut comes later.
+            let (now, later) = if message.starts_with(first) {
+                (first.to_vec(), message[first.len()..].to_vec())
+            } else {
+                ([first, &message].concat(), Vec::new())
+            };
+            there.write_all(&now).unwrap();
+            assert_eq!(link.read_message(&expected, &mut [0; 100]), None);
+            there.write_all(&later).unwrap();
+            assert_eq!(link.read_message(&expected, &mut [0; 100]), None, "the buffer comes first");
+            assert_eq!(rest(&mut link), [now, later].concat());
+        }
+        let (mut link, there) = link();
+        drop(there);
+        assert_eq!(link.read_message(&expected, &mut [0; 100]), None);
+        assert!(link.closed.is_some());
     }
 }

@@ -13,7 +13,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::mesh::Peer;
 use crate::operation::{CallFingerprint, Operation, ReduceOp};
-use crate::paths::host::{Links, table};
+use crate::paths::host::{Links, agreement, table};
 
 /// Why links within a host stay on sockets. Its ranks exchange the index and take the smallest.
 const REASONS: [&str; 3] = [
@@ -66,6 +66,7 @@ impl Host {
             Some(why) => Links::Sockets(why),
             None => Links::SharedMemory,
         };
+        self.agreement = agreement(links, &self.topology.hosts);
         let Self { topology, settings, .. } = &self;
         self.paths = table(topology, links, self.cross_memory.is_some(), settings.demand, &settings.tuned);
         self.choices.clear();

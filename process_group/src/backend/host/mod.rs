@@ -37,7 +37,7 @@ use crate::paths::{Path, PathTable};
 use crate::rank::Rank;
 use crate::roster::Member;
 use crate::schedule::Algorithm;
-use crate::schedule::build::CollectiveSpec;
+use crate::schedule::build::{Agreement, CollectiveSpec};
 use crate::wire::frame::{Header, Kind, MAX_REASON};
 use compiled::Compiled;
 use executor::{Context, History, Progress, Run, Spaces};
@@ -83,6 +83,8 @@ pub(crate) struct Host {
     settings: Settings,
     topology: Topology,
     paths: PathTable,
+    /// How the ranks agree on rooted calls.
+    agreement: Agreement,
     spin: SpinPolicy,
     /// The paths of calls that were made before. The keys come from this rank's own calls, so the hash need not resist attacks; the
     /// standard library's took 600 instructions more for a call.
@@ -118,6 +120,7 @@ impl Host {
             bell: None,
             cross_memory: None,
             readable: Peers::complete(rank.index(), processes).ok(),
+            agreement: agreement(Links::Sockets(""), &topology.hosts),
             paths: table(&topology, Links::Sockets(""), false, settings.demand, &settings.tuned),
             topology,
             spin: SpinPolicy { limit: settings.spin, yields },
@@ -188,8 +191,8 @@ impl Backend for Host {
             Path::CrossMemory => CrossMemory::ZERO_COPY,
             _ => Stream::ZERO_COPY,
         };
-        let agreement = agreement(path, &self.topology.hosts);
-        let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy, agreement };
+        let spec =
+            CollectiveSpec { operation, algorithm, count, in_place, zero_copy, agreement: self.agreement };
         let compiled = self.program(spec);
         let scratch = self.scratch.first(compiled.scratch * fingerprint.dtype.size());
         if !operation.is_point_to_point() {

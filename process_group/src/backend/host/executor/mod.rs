@@ -154,7 +154,7 @@ impl<'a, T: Transport> Run<'a, T> {
         let may_ask = !self.fingerprint.operation.is_point_to_point();
         let mut ask_at = may_ask.then(|| started + mismatch::ASK_AFTER);
         let (mut look_at, mut vigil) = (started + vigil::LOOK_AFTER, Vigil::default());
-        if self.context.spin.yields && self.compiled.waits_for_others {
+        if self.context.spin.yields && self.compiled.yields_first {
             // Some of those that this rank waits for share its processor, and come to the call once it yields: looking before that is
             // in vain. With 4 ranks on two cores, short calls of one step take 0.6 to 0.7 of the time.
             self.give()?;

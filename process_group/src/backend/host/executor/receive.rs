@@ -24,7 +24,12 @@ impl<T: Transport> Run<'_, T> {
                     moved = true;
                     continue;
                 }
-                if !self.open_expected(peer, next) && !self.open(peer, next.node)? {
+                let is_open = match self.open_expected(peer, next) {
+                    Some(Moved::Bytes(_)) => true,
+                    Some(Moved::WouldBlock | Moved::Closed) => break,
+                    None => self.open(peer, next.node)?,
+                };
+                if !is_open {
                     // While a header was looked for, the rest of a message that came early may have been read.
                     if self.take_unexpected(peer, next)? {
                         moved = true;
@@ -46,23 +51,29 @@ impl<T: Transport> Run<'_, T> {
         Ok(moved)
     }
 
-    /// Gets the header of the next message together with its payload, which goes straight to where it belongs. `false` where that
-    /// cannot be done or something else came.
-    fn open_expected(&mut self, peer: Peer, next: &Receive) -> bool {
-        let Receive { node, into: Target::Region(region) } = *next else { return false };
+    /// Reads the header of the expected message and what has come of its payload at once, the payload to where it belongs. `None` if
+    /// something else came, or if that is not worth while, or if hazards do not let enough be written yet.
+    fn open_expected(&mut self, peer: Peer, next: &Receive) -> Option<Moved> {
+        let Receive { node, into: Target::Region(region) } = *next else { return None };
         let (allowed, length) = (self.allowed(node), self.length(node));
-        if !T::IN_BAND || allowed < SCATTERED_FROM || self.fingerprint.operation.is_point_to_point() {
-            return false;
+        if !T::IN_BAND
+            || allowed < SCATTERED_FROM
+            || self.links[peer].is_shared()
+            || self.fingerprint.operation.is_point_to_point()
+        {
+            return None;
         }
         let expected = Header { rank: self.name(peer), ..self.header(length) };
         let link = &mut self.links[peer];
-        let target = self.spaces.write(region, self.fingerprint.dtype.size(), 0, allowed.min(link.room()));
-        let Some(bytes) = link.read_message(&expected.encode(), target) else { return false };
-        link.seen = link.seen.max(Some(self.sequence));
-        self.transport.open(peer, &expected);
-        self.progress.done[node] = bytes;
-        self.progress.peers[peer].open = true;
-        true
+        let target = self.spaces.write(region, self.fingerprint.dtype.size(), 0, allowed);
+        let moved = link.read_message(&expected.encode(), target)?;
+        if let Moved::Bytes(bytes) = moved {
+            link.seen = link.seen.max(Some(self.sequence));
+            self.transport.open(peer, &expected);
+            self.progress.done[node] = bytes;
+            self.progress.peers[peer].open = true;
+        }
+        Some(moved)
     }
 
     /// Gets the header of the next expected message, and checks that it is the one expected.

@@ -7,7 +7,7 @@ use crate::backend::host::link::{Link, Moved};
 use crate::mesh::Peer;
 use crate::wire::frame::{HEADER, Header};
 
-/// Below this, a payload comes from a socket through the link's read-ahead buffer, which saves a system call for its header.
+/// Below this, what is left of a payload comes from a socket through the link's buffer, together with what is behind it.
 const DIRECT_READ: usize = 16 << 10;
 
 /// The state of a stream is its link's.
