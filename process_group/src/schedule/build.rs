@@ -203,7 +203,8 @@ impl Builder {
         }
     }
 
-    /// The root hears from all before it sends data. So whoever gets data knows that all have come.
+    /// The root waits for a token from every rank before it sends data. A rank that receives data therefore knows that every rank is in
+    /// the call.
     fn collect(&mut self, root: usize) {
         let (parent, children) = self.tree(root, token_tree(self.spec));
         for child in children {
@@ -217,7 +218,7 @@ impl Builder {
         }
     }
 
-    /// The root, which has got data from all, tells them.
+    /// The root sends every rank a token after it has received data from all of them.
     fn release(&mut self, root: usize) {
         let (parent, children) = self.tree(root, token_tree(self.spec));
         if let Some(parent) = parent {
@@ -231,7 +232,7 @@ impl Builder {
         }
     }
 
-    /// One element that says nothing.
+    /// One element of scratch, whose value does not matter.
     fn token(&mut self) -> Region {
         let start = self.program.scratch;
         self.program.scratch += 1;

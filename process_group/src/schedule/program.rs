@@ -88,7 +88,7 @@ impl Node {
 pub struct Program {
     /// In order.
     pub nodes: Vec<Node>,
-    /// A send from this node on waits for all that is received before it.
+    /// Index of a node. A send from there on waits for all that is received before there. 0: no send waits.
     pub fence: usize,
     /// Elements of scratch memory needed.
     pub scratch: usize,

@@ -71,7 +71,7 @@ impl Channel {
     /// Sends two pieces, in order, as far as they go now.
     pub(crate) fn send(&mut self, first: &[u8], second: &[u8]) -> io::Result<usize> {
         match &mut self.sealed {
-            // The shorter system call for the many messages without a payload.
+            // Messages without a payload are many, and this system call is shorter.
             None if second.is_empty() => self.socket.send(first),
             None => self.socket.send_pieces(&[IoSlice::new(first), IoSlice::new(second)]),
             Some(sealed) => sealed.send(&self.socket, first, second),

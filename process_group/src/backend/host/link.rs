@@ -236,8 +236,10 @@ impl Link {
         }
     }
 
-    /// Reads the header of the expected message from the socket, together with what has come of its payload, which goes to where it
-    /// belongs: so many bytes, or nothing has come yet. `None` if something else came, which is then in the buffer, or was there before.
+    /// Reads the header of the expected message from the socket, and the part of its payload that has come into `target`.
+    ///
+    /// Returns the bytes of that part, or [`Moved::WouldBlock`] if nothing has come. Returns `None` if another message comes first: the
+    /// buffer then holds it.
     pub(super) fn read_message(&mut self, expected: &[u8; HEADER], target: &mut [u8]) -> Option<Moved> {
         debug_assert!(!self.is_shared());
         if !self.is_between_frames() || !self.announced.is_empty() {

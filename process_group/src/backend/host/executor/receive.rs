@@ -51,8 +51,8 @@ impl<T: Transport> Run<'_, T> {
         Ok(moved)
     }
 
-    /// Reads the header of the expected message and what has come of its payload at once, the payload to where it belongs. `None` if
-    /// something else came, or if that is not worth while, or if hazards do not let enough be written yet.
+    /// Reads the header of the expected message and the part of its payload that has come by one system call. Returns `None` if another
+    /// message comes first, if the payload is short, or if hazards do not let enough of it be written yet.
     fn open_expected(&mut self, peer: Peer, next: &Receive) -> Option<Moved> {
         let Receive { node, into: Target::Region(region) } = *next else { return None };
         let (allowed, length) = (self.allowed(node), self.length(node));

@@ -47,8 +47,9 @@ pub(super) trait Transport {
     /// Why a payload that was announced cannot be read.
     type Error: std::error::Error;
 
-    /// Whether payloads follow their headers on the link, where the executor may read the beginning of one with its header. Otherwise the transport queues a [`Kind::ReadyToSend`] header for
-    /// each message, and the executor sends all queued control frames before the call returns.
+    /// Whether payloads follow their headers on the link. The executor may then read the beginning of a payload with its header.
+    /// Otherwise the transport queues a [`Kind::ReadyToSend`] header for each message, and the executor sends all queued control frames
+    /// before the call returns.
     const IN_BAND: bool;
 
     /// Whether a payload stays in its sender's memory until its receiver has read it there. A message is then announced once
