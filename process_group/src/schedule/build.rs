@@ -6,10 +6,10 @@
 //! | broadcast | a chain, pipelined | binomial tree | scatter to the others, all-gather among them | root to everybody | – |
 //! | reduce | a chain, pipelined | binomial tree | reduce-scatter, then gather | everybody to root | – |
 //! | all-gather, reduce-scatter | round the ring | – | – | everybody to everybody | – |
-//! | barrier | – | one byte at doubling distance | – | one byte from everybody to everybody | – |
+//! | barrier | – | one byte at doubling distance | – | an [agreement](Agreement) alone, at rank 0 | – |
 //! | gather, scatter, all-to-all | – | – | – | in one step | – |
 //!
-//! In broadcast, reduce, gather and scatter, all ranks also [agree](Agreement) on the call before any returns.
+//! In broadcast, reduce, gather and scatter, all ranks also agree on the call before any returns.
 //!
 //! Sources: ring and halving-doubling after Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
 //! Operations in MPICH" (2005); where the world size is no power of two, surplus ranks first hand their vectors to
@@ -48,7 +48,7 @@ pub struct CollectiveSpec {
     /// Whether receivers read payloads from their senders' memory. A send is then done only when its message has been read:
     /// nothing is in flight, and two ranks cannot exchange the contents of one region.
     pub zero_copy: bool,
-    /// How the ranks agree on a rooted call.
+    /// How the ranks agree on a rooted call or a direct barrier.
     pub agreement: Agreement,
 }
 
@@ -69,15 +69,24 @@ impl CollectiveSpec {
         self.count <= ONE_SHOT_ELEMENTS && !self.zero_copy
     }
 
+    /// The rank at which the others agree, if this call needs an agreement besides its data.
+    fn root(&self) -> Option<Rank> {
+        if self.is_direct_barrier() { Some(Rank(0)) } else { self.operation.root() }
+    }
+
+    fn is_direct_barrier(&self) -> bool {
+        self.operation == Operation::Barrier && self.algorithm == Direct
+    }
+
     /// Whether ranks agree pairwise. In `halving_doubling`, almost every pair exchanges data anyway.
     pub(super) fn agrees_pairwise(&self) -> bool {
         let is_pairwise = self.agreement == Agreement::Pairwise || self.algorithm == HalvingDoubling;
-        is_pairwise && self.operation.root().is_some()
+        is_pairwise && self.root().is_some()
     }
 
     /// Whether the call has no data, so that the ranks agree by messages to and from the root alone.
     pub(super) fn has_tokens_only(&self) -> bool {
-        self.count == 0 && !self.agrees_pairwise() && self.operation.root().is_some()
+        (self.count == 0 || self.is_direct_barrier()) && !self.agrees_pairwise() && self.root().is_some()
     }
 }
 
@@ -104,7 +113,8 @@ pub fn build(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Program {
         (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => b.all_reduce_doubling(),
         (Operation::AllReduce(_), HalvingDoubling) => b.all_reduce_halving(),
         (Operation::AllReduce(_), Direct) if spec.is_one_shot() => b.all_reduce_one_shot(),
-        (Operation::Barrier, Direct) => b.all_reduce_one_shot(),
+        // Agreement is all of it.
+        (Operation::Barrier, Direct) => {}
         (Operation::AllReduce(_), Direct) => b.all_reduce_two_shot(),
         (Operation::AllReduce(_), Hierarchical) => b.all_reduce_hierarchical(hosts),
         (Operation::Broadcast { root }, algorithm) => b.broadcast(root.index(), algorithm),
@@ -139,7 +149,7 @@ pub(super) struct Tokens {
 
 impl Tokens {
     pub(super) fn of(spec: CollectiveSpec) -> Self {
-        let root = spec.operation.root();
+        let root = spec.root();
         let (collects, releases) = match spec.operation {
             _ if spec.agrees_pairwise() => (None, None),
             _ if spec.has_tokens_only() => (root, root),

@@ -91,7 +91,7 @@ fn payloads(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Traffic {
             of(messages, messages * count)
         }
         (Operation::Send { .. }, _) => of(1, count),
-        (Operation::Recv { .. }, _) => of(0, 0),
+        (Operation::Recv { .. }, _) | (Operation::Barrier, Direct) => of(0, 0),
         // One chunk to each of the others: all-gather, reduce-scatter, all-to-all, in a ring or directly.
         _ => of(n - 1, (n - 1) * count),
     }

@@ -22,7 +22,7 @@ use crate::roster::Secret;
 use crate::security::{Binding, Protection};
 
 /// First bytes of a data link, with the version of everything in `wire`.
-const MAGIC: [u8; 5] = *b"RYZL\x0a";
+const MAGIC: [u8; 5] = *b"RYZL\x0b";
 /// Of the magic bytes, and what else comes before a nonce.
 pub(crate) const PREFACE: usize = 8;
 
