@@ -1,6 +1,7 @@
 //! A program made ready to run: hazards derived, nodes sorted by peer.
 
 use crate::mesh::{Peer, Peers};
+use crate::operation::Operation;
 use crate::schedule::Hosts;
 use crate::schedule::build::{CollectiveSpec, build};
 use crate::schedule::hazards::{Hazard, hazards};
@@ -117,8 +118,9 @@ impl Compiled {
                 }
             }
         }
-        // No rank finishes a rooted call before all have come to it.
-        compiled.yields_first = spec.operation.root().is_some()
+        // No rank finishes a barrier or a rooted call before all have come to it.
+        compiled.yields_first = spec.operation == Operation::Barrier
+            || spec.operation.root().is_some()
             || compiled.receives.pairs().all(|(_, messages)| !messages.is_empty());
         compiled
     }
