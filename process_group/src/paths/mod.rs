@@ -452,6 +452,8 @@ impl PathTable {
 fn cost(path: Path, query: &Query, model: &LinkModel, agreement: Agreement) -> Option<Duration> {
     let Query { operation, dtype, count, world_size } = *query;
     let algorithm = path.schedule()?;
+    // Whoever asks, a barrier has no data, and always the same cost.
+    let (count, size) = if operation == Operation::Barrier { (0, 1) } else { (count, dtype.size()) };
     let spec = CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy: false, agreement };
-    Some(estimate(spec, &Hosts::one(world_size), dtype.size(), model))
+    Some(estimate(spec, &Hosts::one(world_size), size, model))
 }

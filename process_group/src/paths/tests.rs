@@ -206,6 +206,10 @@ fn a_group_on_one_host_goes_through_memory_or_sockets_and_tells_the_reason() {
     {
         assert_eq!(check(&shared(4), root, DType::U8, bytes).path, Path::SharedMemory(algorithm));
     }
+    for ranks in [2, 4, 8, 64] {
+        let path = |dtype, count| check(&shared(ranks), Operation::Barrier, dtype, count).path;
+        assert_eq!(path(DType::F32, 1), path(DType::U8, 0), "a barrier among {ranks} has no data");
+    }
     // With two ranks on a processor, a step costs more than messages do.
     assert_eq!(check(&shared(4), Operation::Barrier, DType::U8, 0).path, Path::SharedMemory(Direct));
     let alone = host::table(&of(4, 4), Links::SharedMemory, true, None, &[]);
