@@ -248,7 +248,8 @@ fn expected(spec: CollectiveSpec, rank: usize, n: usize, i: usize) -> Option<Val
     let at = if in_place { 0 } else { rank * count };
     let mine = if in_place { (rank * count..(rank + 1) * count).contains(&i) } else { i < count };
     match operation {
-        Operation::AllReduce(_) => (i < count).then(|| everybody(i)),
+        Operation::Barrier if spec.algorithm == Algorithm::Direct => None,
+        Operation::AllReduce(_) | Operation::Barrier => (i < count).then(|| everybody(i)),
         Operation::Broadcast { root } => (i < count).then(|| vec![(root.index(), i)]),
         Operation::Reduce { root, .. } => (i < count && root.index() == rank).then(|| everybody(i)),
         // In place, chunk p of the array is rank p's; out of place each rank passes only its own.
@@ -260,7 +261,7 @@ fn expected(spec: CollectiveSpec, rank: usize, n: usize, i: usize) -> Option<Val
         Operation::ReduceScatter(_) => mine.then(|| everybody(i + at)),
         Operation::Scatter { root } => mine.then(|| vec![(root.index(), i + at)]),
         Operation::AllToAll => (i < n * count).then(|| vec![(i / count, rank * count + i % count)]),
-        Operation::Barrier | Operation::Send { .. } | Operation::Recv { .. } => None,
+        Operation::Send { .. } | Operation::Recv { .. } => None,
     }
 }
 

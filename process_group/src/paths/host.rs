@@ -71,15 +71,15 @@ pub const INTEL_GATHER_FROM: usize = 112 << 10;
 /// The same of a reduce-scatter: with chunks of 2 MB to 50 MB, shared memory takes 1.1 to 1.6 times as long.
 pub const INTEL_REDUCE_SCATTER_FROM: usize = 1 << 20;
 
-/// Groups of up to this many ranks [agree](Agreement) pairwise on rooted calls. Measured on two cores through shared memory: with 3 and 4 ranks,
-/// agreement at the root takes 1.0 to 1.4 times as long; with 8, 0.7 to 1.1 times.
+/// Groups of up to this many ranks [agree](Agreement) pairwise. Measured with broadcasts on two cores through shared memory: with 3 and 4 ranks,
+/// agreement at the root takes 1.0 to 1.4 times as long; with 8, 0.7 to 1.1 times. Barriers take as long with 3 and 4, 0.6 times with 8.
 pub const PAIRWISE_UP_TO: usize = 4;
 
 /// The same through sockets within one host: with 3 ranks, agreement at the root takes 1.0 to 1.2 times as long; with 4, 0.8 to 1.0 times;
 /// with 8, 0.6 to 0.9 times.
 pub const PAIRWISE_ON_UNIX_UP_TO: usize = 3;
 
-/// How a group with these links agrees on rooted calls.
+/// How a group with these links agrees on rooted calls and direct barriers.
 pub fn agreement(links: Links, hosts: &Hosts) -> Agreement {
     let most = match links {
         Links::Sockets(_) if hosts.count() == 1 => PAIRWISE_ON_UNIX_UP_TO,

@@ -52,14 +52,14 @@ pub struct CollectiveSpec {
     pub agreement: Agreement,
 }
 
-/// How every rank of a rooted call learns that all make the same call: headers carry the call. Where data flow one way, those who only
-/// send would otherwise be done before anybody can object.
+/// How every rank of a rooted call or a direct barrier learns that all make the same call: headers carry the call. Where data flow one
+/// way, those who only send would otherwise be done before anybody can object.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Agreement {
     /// Each rank sends an empty message to every rank that gets no payload from it: the most messages, and no step more.
     Pairwise,
     /// Before a broadcast or a scatter, every rank sends the root a message, and the root waits for all of them. After a reduce or a gather,
-    /// the root sends every rank a message. One step more.
+    /// the root sends every rank a message. One step more. A direct barrier does both at rank 0.
     AtRoot,
 }
 
@@ -69,7 +69,7 @@ impl CollectiveSpec {
         self.count <= ONE_SHOT_ELEMENTS && !self.zero_copy
     }
 
-    /// The rank at which the others agree, if this call needs an agreement besides its data.
+    /// The rank at which all agree, if data alone do not connect every two ranks.
     fn root(&self) -> Option<Rank> {
         if self.is_direct_barrier() { Some(Rank(0)) } else { self.operation.root() }
     }

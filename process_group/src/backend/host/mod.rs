@@ -179,7 +179,7 @@ impl Backend for Host {
         let path = self.path(operation, fingerprint.dtype, fingerprint.count);
         let algorithm = algorithm(path, operation)
             .ok_or_else(|| Error::invalid(format!("{operation} cannot go by `{path}` between ranks")))?;
-        // Between hosts, a barrier exchanges one byte.
+        // By recursive doubling, a barrier exchanges one byte.
         let mut token = [0u8];
         let mut output = output;
         let (count, output): (_, &mut [u8]) = match (&mut output, operation) {
