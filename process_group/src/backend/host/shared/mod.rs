@@ -96,7 +96,7 @@ impl Offered {
     pub(super) fn open(&self, peer: &Introduction, place: usize) -> io::Result<Rings> {
         let segment = Segment::open(peer.pid, peer.descriptor, self.layout.len())?;
         let mut seen = Token::default();
-        segment.read(TOKEN, &mut seen);
+        segment.read(TOKEN, &mut seen, false);
         if seen != peer.token {
             return Err(io::Error::other("it is not the memory that the rank announced"));
         }

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, fence};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::bell::Waker;
 use super::segment::Segment;
@@ -18,8 +18,13 @@ const CONTROLS: usize = 4096;
 /// Bytes of a control block: what the writer writes, what the reader writes, and what both do.
 const CONTROL: usize = 192;
 pub(super) const HEAD: usize = 0;
+/// Behind the writer's position, in its line: whether its ordinary stores are slow.
+const SLOW_STORES: usize = 8;
 pub(super) const TAIL: usize = 64;
 const STARVED: usize = 128;
+/// A reader that has so many bytes or more to get writes them past its cache, if its link goes past caches: they would not stay in the cache
+/// until they are used.
+const LONG: usize = 1 << 20;
 /// How much one end copies before it tells the other, which can go on meanwhile.
 const PUBLISHED: usize = 32 << 10;
 
@@ -133,11 +138,11 @@ impl Ring {
     }
 
     /// As the reader: copies bytes out, which are there.
-    fn read(&mut self, mut into: &mut [u8]) {
+    fn read(&mut self, mut into: &mut [u8], past_cache: bool) {
         while !into.is_empty() {
             let (at, len) = self.next(into.len());
             let (piece, rest) = into.split_at_mut(len);
-            self.segment.read(at, piece);
+            self.segment.read(at, piece, past_cache);
             self.position = self.position.wrapping_add(len as u64);
             into = rest;
         }
@@ -200,12 +205,29 @@ impl Rings {
     fn put(&mut self, piece: &[u8]) {
         let is_long = piece.len() >= TIMED_FROM;
         let started = (is_long && self.stores.is_trial()).then(Instant::now);
-        self.out.write(piece, self.stores.go_past_cache());
+        // Short pieces are not worth a look at the peer's word, which may be in the peer's cache.
+        let past_cache = if is_long { self.go_past_caches() } else { self.stores.are_slow() };
+        self.out.write(piece, past_cache && !self.stores.is_trial());
         if is_long {
-            self.stores.note(piece.len(), started.map(|started| started.elapsed()));
+            self.note(piece.len(), started.map(|started| started.elapsed()));
         }
         self.out.publish(HEAD);
         self.waker.wake();
+    }
+
+    /// A long piece was written, in this time if it was timed.
+    pub(super) fn note(&mut self, bytes: usize, took: Option<Duration>) {
+        if self.stores.note(bytes, took) {
+            let word = self.out.segment.word(self.out.control + SLOW_STORES);
+            word.store(self.stores.are_slow().into(), Relaxed);
+        }
+    }
+
+    /// Whether bytes go past the caches, in both directions. Slow ordinary stores of either end show that the two share no cache. The
+    /// other end's may be quick all the same: reading what they leave in its cache is slow.
+    pub(super) fn go_past_caches(&self) -> bool {
+        let theirs = self.into.segment.word(self.into.control + SLOW_STORES);
+        self.stores.are_slow() || theirs.load(Relaxed) != 0
     }
 
     /// Reads what is there, the first piece first.
@@ -223,12 +245,13 @@ impl Rings {
         }
         let first_len = first.len().min(there);
         let second_len = second.len().min(there - first_len);
+        let past_cache = first.len() >= LONG && self.go_past_caches();
         for piece in first[..first_len].chunks_mut(PUBLISHED) {
-            self.into.read(piece);
+            self.into.read(piece, past_cache);
             self.into.publish(TAIL);
         }
         if second_len > 0 {
-            self.into.read(&mut second[..second_len]);
+            self.into.read(&mut second[..second_len], false);
             self.into.publish(TAIL);
         }
         // A writer waits only while the ring is full. The fence, which orders the position before the look, takes as long as a short

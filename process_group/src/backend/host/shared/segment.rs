@@ -97,26 +97,15 @@ impl Segment {
     /// Copies bytes into the segment, `past_cache` or through it.
     pub(super) fn write(&self, at: usize, bytes: &[u8], past_cache: bool) {
         self.check(at, bytes.len());
-        let streams = past_cache && bytes.len() >= STREAMED_FROM;
-        let before = if streams { at.next_multiple_of(LINE) - at } else { bytes.len() };
-        let (before, rest) = bytes.split_at(before);
-        let (lines, after) = rest.split_at(rest.len() - rest.len() % LINE);
-        // SAFETY: the three pieces follow each other in bounds, and the second begins at a line, since mappings begin at a page;
-        // `bytes` is memory that only this process writes, so the two do not overlap.
-        unsafe {
-            let mut to = self.map.as_mut_ptr().add(at);
-            to.copy_from_nonoverlapping(before.as_ptr(), before.len());
-            to = to.add(before.len());
-            stream(to, lines);
-            to.add(lines.len()).copy_from_nonoverlapping(after.as_ptr(), after.len());
-        }
+        // SAFETY: in bounds; `bytes` is memory that only this process writes, so the two do not overlap.
+        unsafe { copy(bytes.as_ptr(), self.map.as_mut_ptr().add(at), bytes.len(), past_cache) }
     }
 
-    /// Copies bytes out of the segment.
-    pub(super) fn read(&self, at: usize, into: &mut [u8]) {
+    /// Copies bytes out of the segment, `past_cache` or through it.
+    pub(super) fn read(&self, at: usize, into: &mut [u8], past_cache: bool) {
         self.check(at, into.len());
         // SAFETY: as above.
-        unsafe { self.map.as_ptr().add(at).copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) }
+        unsafe { copy(self.map.as_ptr().add(at), into.as_mut_ptr(), into.len(), past_cache) }
     }
 
     fn check(&self, at: usize, len: usize) {
@@ -125,24 +114,39 @@ impl Segment {
     }
 }
 
+/// Copies bytes, whole lines of them past the cache if `past_cache`.
+///
+/// # Safety
+/// So many bytes may be read at `from` and written at `to`, and the two do not overlap.
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize, past_cache: bool) {
+    // SAFETY: as the caller says. The three pieces follow each other, and the second begins at a line of `to`.
+    unsafe {
+        if !past_cache || len < STREAMED_FROM {
+            return to.copy_from_nonoverlapping(from, len);
+        }
+        let before = to.align_offset(LINE);
+        to.copy_from_nonoverlapping(from, before);
+        let lines = (len - before) / LINE;
+        stream(from.add(before), to.add(before), lines);
+        let done = before + lines * LINE;
+        to.add(done).copy_from_nonoverlapping(from.add(done), len - done);
+    }
+}
+
 /// Copies whole cache lines past the cache.
 ///
 /// # Safety
-/// `to` is at a multiple of a line, and as many bytes as `lines` has may be written there.
+/// So many lines may be read at `from` and written at `to`, which is at a multiple of a line, and the two do not overlap.
 #[cfg(target_arch = "x86_64")]
-unsafe fn stream(to: *mut u8, lines: &[u8]) {
+unsafe fn stream(from: *const u8, to: *mut u8, lines: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
-    if lines.is_empty() {
-        return;
-    }
-    for (index, line) in lines.as_chunks::<LINE>().0.iter().enumerate() {
+    let (from, to): (*const __m128i, *mut __m128i) = (from.cast(), to.cast());
+    for line in 0..lines {
         // SAFETY: SSE2 is part of the architecture. Four vectors are a line, which is aligned and in bounds as the caller says.
         unsafe {
-            let from: *const __m128i = line.as_ptr().cast();
-            let to: *mut __m128i = to.add(index * LINE).cast();
-            let vectors = [0, 1, 2, 3].map(|vector| _mm_loadu_si128(from.add(vector)));
+            let vectors = [0, 1, 2, 3].map(|vector| _mm_loadu_si128(from.add(line * 4 + vector)));
             for (vector, value) in vectors.into_iter().enumerate() {
-                _mm_stream_si128(to.add(vector), value);
+                _mm_stream_si128(to.add(line * 4 + vector), value);
             }
         }
     }
@@ -153,11 +157,11 @@ unsafe fn stream(to: *mut u8, lines: &[u8]) {
 /// Copies whole cache lines.
 ///
 /// # Safety
-/// As many bytes as `lines` has may be written at `to`.
+/// As above.
 #[cfg(not(target_arch = "x86_64"))]
-unsafe fn stream(to: *mut u8, lines: &[u8]) {
+unsafe fn stream(from: *const u8, to: *mut u8, lines: usize) {
     // SAFETY: as the caller says.
-    unsafe { to.copy_from_nonoverlapping(lines.as_ptr(), lines.len()) }
+    unsafe { to.copy_from_nonoverlapping(from, lines * LINE) }
 }
 
 /// Opens a descriptor of another process to read and write. What its link in `/proc` says must begin with `what`: in another namespace
@@ -189,7 +193,7 @@ mod tests {
         theirs.word(0).store(7, SeqCst);
         theirs.double_word(4088).store(9, SeqCst);
         let mut bytes = [0; 5];
-        mine.read(100, &mut bytes);
+        mine.read(100, &mut bytes, false);
         assert_eq!(&bytes, b"hello");
         assert_eq!((mine.word(0).load(SeqCst), mine.double_word(4088).load(SeqCst)), (7, 9));
     }
@@ -202,9 +206,14 @@ mod tests {
             mine.write(0, &[0; 8192], false);
             mine.write(at, &bytes[..len], true);
             let mut all = [0xff; 8192];
-            mine.read(0, &mut all);
+            mine.read(0, &mut all, false);
             assert_eq!(&all[at..at + len], &bytes[..len]);
             assert!(all[..at].iter().chain(&all[at + len..]).all(|byte| *byte == 0), "{len} bytes at {at}");
+            let (mut copy, to) = ([0xff; 8192], 69 - at);
+            mine.read(at, &mut copy[to..to + len], true);
+            assert_eq!(&copy[to..to + len], &bytes[..len]);
+            let around = copy[..to].iter().chain(&copy[to + len..]);
+            assert!(around.into_iter().all(|byte| *byte == 0xff), "{len} bytes to {to}");
         }
     }
 

@@ -1,8 +1,8 @@
-//! Whether a writer's stores go past its cache.
+//! Whether a writer's ordinary stores are slow.
 //!
 //! An ordinary store leaves the line in a cache, where a reader that shares this cache finds it. If the reader's processor has another
 //! cache, the store first takes the line away from it: on such a machine 32 KiB take 14 µs to write, and 0.9 µs past the cache. Where
-//! both share a cache, stores past it make messages twice as slow. Virtual machines do not tell which processors share one, and
+//! both share a cache, stores past it make messages up to twice as slow. Virtual machines do not tell which processors share one, and
 //! move; so writers time their ordinary stores, again and again.
 
 use std::time::Duration;
@@ -19,7 +19,7 @@ const SETTLED: u32 = 256;
 /// What a writer knows of its stores into one ring.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Stores {
-    past_cache: bool,
+    are_slow: bool,
     /// The pieces until this phase ends.
     left: u32,
     /// In a trial, the nanoseconds a byte of its quickest piece.
@@ -28,33 +28,36 @@ pub(super) struct Stores {
 
 impl Default for Stores {
     fn default() -> Self {
-        Self { past_cache: false, left: TRIAL, trial: Some(f64::INFINITY) }
+        Self { are_slow: false, left: TRIAL, trial: Some(f64::INFINITY) }
     }
 }
 
 impl Stores {
-    /// Whether the next piece goes past the cache.
-    pub(super) fn go_past_cache(&self) -> bool {
-        self.past_cache
+    /// Whether ordinary stores were slow in the last trial.
+    pub(super) fn are_slow(&self) -> bool {
+        self.are_slow
     }
 
-    /// Whether the next piece is to be timed.
+    /// Whether the next piece is to be written by ordinary stores and timed.
     pub(super) fn is_trial(&self) -> bool {
         self.trial.is_some()
     }
 
-    /// A piece of [`TIMED_FROM`] bytes or more was written, in this time if it was timed.
-    pub(super) fn note(&mut self, bytes: usize, took: Option<Duration>) {
+    /// A piece of [`TIMED_FROM`] bytes or more was written, in this time if it was timed. Returns whether a trial has ended.
+    pub(super) fn note(&mut self, bytes: usize, took: Option<Duration>) -> bool {
         if let (Some(quickest), Some(took)) = (&mut self.trial, took) {
             *quickest = quickest.min(took.as_nanos() as f64 / bytes as f64);
         }
         self.left -= 1;
-        if self.left == 0 {
-            *self = match self.trial {
-                Some(quickest) => Self { past_cache: quickest > SLOW, left: SETTLED, trial: None },
-                None => Self::default(),
-            };
+        if self.left > 0 {
+            return false;
         }
+        let ended = self.trial.take();
+        *self = match ended {
+            Some(quickest) => Self { are_slow: quickest > SLOW, left: SETTLED, trial: None },
+            None => Self { are_slow: self.are_slow, ..Self::default() },
+        };
+        ended.is_some()
     }
 }
 
@@ -62,32 +65,39 @@ impl Stores {
 mod tests {
     use super::*;
 
-    /// Which of the next pieces went past the cache, if an ordinary one takes as long as `ordinary` says.
-    fn pieces(stores: &mut Stores, count: u32, ordinary: impl Fn(u32) -> Duration) -> Vec<bool> {
+    /// Whether each of the next pieces is part of a trial, or comes after one that found ordinary stores slow, if an ordinary one takes as
+    /// long as `ordinary` says.
+    fn pieces(stores: &mut Stores, count: u32, ordinary: impl Fn(u32) -> Duration) -> Vec<(bool, bool)> {
         let piece = |at| {
-            let went = stores.go_past_cache();
-            let took = stores.is_trial().then(|| ordinary(at));
-            stores.note(32 << 10, took);
-            went
+            let was = (stores.is_trial(), stores.are_slow());
+            stores.note(32 << 10, was.0.then(|| ordinary(at)));
+            was
         };
         (0..count).map(piece).collect()
     }
 
+    const ROUND: u32 = TRIAL + SETTLED;
+
     #[test]
-    fn stores_go_past_the_cache_while_ordinary_ones_are_slow() {
+    fn a_trial_finds_out_whether_ordinary_stores_are_slow() {
         let (slow, quick) = (Duration::from_micros(14), Duration::from_micros(2));
+        let round = |trial, settled| {
+            [vec![(true, trial); TRIAL as usize], vec![(false, settled); SETTLED as usize]].concat()
+        };
         let mut stores = Stores::default();
-        assert!(pieces(&mut stores, 10 * (TRIAL + SETTLED), |_| quick).iter().all(|past| !past));
-        let past = pieces(&mut stores, TRIAL + SETTLED, |_| slow);
-        assert_eq!(past, [vec![false; TRIAL as usize], vec![true; SETTLED as usize]].concat());
+        for _ in 0..10 {
+            assert_eq!(pieces(&mut stores, ROUND, |_| quick), round(false, false));
+        }
+        assert_eq!(pieces(&mut stores, ROUND, |_| slow), round(false, true));
+        assert_eq!(pieces(&mut stores, ROUND, |_| slow), round(true, true));
         // The ranks have moved to processors with one cache.
-        assert!(pieces(&mut stores, TRIAL + SETTLED, |_| quick).iter().all(|past| !past));
+        assert_eq!(pieces(&mut stores, ROUND, |_| quick), round(true, false));
     }
 
     #[test]
     fn a_lost_processor_is_not_a_slow_store() {
         let mut stores = Stores::default();
         let took = |at| Duration::from_micros(if at % TRIAL == 1 { 2 } else { 4000 });
-        assert!(pieces(&mut stores, 3 * (TRIAL + SETTLED), took).iter().all(|past| !past));
+        assert!(pieces(&mut stores, 3 * ROUND, took).iter().all(|(_, are_slow)| !are_slow));
     }
 }

@@ -50,17 +50,30 @@ fn read_all(rings: &mut Rings, bell: &Bell, len: usize) -> Vec<u8> {
 
 #[test]
 fn bytes_come_as_they_were_sent_and_either_end_is_woken() {
-    bytes_come(false);
+    bytes_come(pair(false));
 }
 
 #[test]
 fn bytes_come_to_a_rank_that_waits_for_sockets_too() {
-    bytes_come(true);
+    bytes_come(pair(true));
 }
 
-fn bytes_come(has_sockets: bool) {
+#[test]
+fn both_ends_go_past_their_caches_if_the_stores_of_either_are_slow() {
+    let [writer, (mut reader, bell)] = pair(false);
+    for (took, is_slow) in
+        [(Duration::from_secs(1), true), (Duration::ZERO, false), (Duration::from_secs(1), true)]
+    {
+        // More than one trial, and the pieces between two.
+        (0..1000).for_each(|_| reader.note(4096, Some(took)));
+        assert_eq!((reader.go_past_caches(), writer.0.go_past_caches()), (is_slow, is_slow));
+    }
+    bytes_come([writer, (reader, bell)]);
+}
+
+fn bytes_come(pair: [(Rings, Bell); 2]) {
     const TOTAL: usize = 3 << 20;
-    let [(mut rings, bell), (mut theirs, their_bell)] = pair(has_sockets);
+    let [(mut rings, bell), (mut theirs, their_bell)] = pair;
     let sent: Vec<u8> = (0..TOTAL as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let expected = sent.clone();
     let writer = std::thread::spawn(move || {
