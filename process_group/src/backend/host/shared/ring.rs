@@ -22,8 +22,8 @@ pub(super) const HEAD: usize = 0;
 const SLOW_STORES: usize = 8;
 pub(super) const TAIL: usize = 64;
 const STARVED: usize = 128;
-/// A reader that has so many bytes or more to get writes them past its cache, if its link goes past caches: they would not stay in the cache
-/// until they are used.
+/// A reader that has so many bytes or more to get writes them past its cache if its link goes past caches. They would not stay in the
+/// cache until they are used.
 const LONG: usize = 1 << 20;
 /// How much one end copies before it tells the other, which can go on meanwhile.
 const PUBLISHED: usize = 32 << 10;
