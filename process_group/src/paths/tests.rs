@@ -268,15 +268,15 @@ fn sockets_within_a_host_have_rules_of_their_own() {
     assert_eq!(path(4, broadcast, SCATTERED_BROADCAST_FROM), Path::Tcp(HalvingDoubling));
     assert_eq!(path(2, SUM, RING_OF_TWO_FROM), Path::Tcp(Ring));
     assert_eq!(path(2, SUM, RING_OF_TWO_FROM - 1), Path::Tcp(RecursiveDoubling));
-    // Of two ranks, one reads the other's memory only where that one has nothing to do, and a processor.
+    // Of two ranks that both send, neither reads the other's memory.
     assert!(matches!(path(2, Operation::AllGather, 32 << 20), Path::Tcp(_)));
     for n in [2, 3, 4, 8] {
         assert_eq!(path(n, broadcast, CROSS_MEMORY_BROADCAST_FROM), Path::CrossMemory);
         assert!(matches!(path(n, broadcast, CROSS_MEMORY_BROADCAST_FROM - 1), Path::Tcp(_)));
+        let one_processor = table(&of(n, 1), true, None, &[]);
+        let choice = check(&one_processor, broadcast, DType::U8, CROSS_MEMORY_BROADCAST_FROM);
+        assert!(matches!(choice.path, Path::Tcp(_)), "{choice:?}");
     }
-    let one_processor = table(&of(2, 1), true, None, &[]);
-    let choice = check(&one_processor, broadcast, DType::U8, CROSS_MEMORY_BROADCAST_FROM);
-    assert!(matches!(choice.path, Path::Tcp(_)), "{choice:?}");
     let spread = Topology { hosts: hosts_of(4, 4), parallel: 4, is_intel: false };
     let reason = check(&table(&spread, false, None, &[]), broadcast, DType::U8, 32 << 20).reason;
     assert!(!reason.contains("copy at the same time"), "{reason}");

@@ -11,19 +11,19 @@ use std::time::{Duration, Instant};
 
 use super::bell::Waker;
 use super::segment::Segment;
-use super::stores::{Stores, TIMED_FROM};
+use super::stores::{Stores, TIMED_FROM, goes_past_cache};
 
 /// Where the control blocks of the rings begin.
 const CONTROLS: usize = 4096;
 /// Bytes of a control block: what the writer writes, what the reader writes, and what both do.
 const CONTROL: usize = 192;
 pub(super) const HEAD: usize = 0;
-/// Behind the writer's position, in its line: whether its ordinary stores are slow.
-const SLOW_STORES: usize = 8;
+/// After the writer's position, in its line: what it found of its stores.
+const VERDICT: usize = 8;
 pub(super) const TAIL: usize = 64;
 const STARVED: usize = 128;
-/// A reader that has so many bytes or more to get writes them past its cache if its link goes past caches. They would not stay in the
-/// cache until they are used.
+/// A reader that expects at least so many bytes stores them past its cache if the writer's stores go past theirs: they would not stay in
+/// the cache until they are used.
 const LONG: usize = 1 << 20;
 /// How much one end copies before it tells the other, which can go on meanwhile.
 const PUBLISHED: usize = 32 << 10;
@@ -153,6 +153,11 @@ impl Ring {
         self.segment.double_word(self.control + word).store(self.position, Release);
     }
 
+    /// What the writer found of its stores.
+    fn verdict(&self) -> &AtomicU32 {
+        self.segment.word(self.control + VERDICT)
+    }
+
     /// The writer waits for room.
     fn starved(&self) -> &AtomicU32 {
         self.segment.word(self.control + STARVED)
@@ -205,9 +210,7 @@ impl Rings {
     fn put(&mut self, piece: &[u8]) {
         let is_long = piece.len() >= TIMED_FROM;
         let started = (is_long && self.stores.is_trial()).then(Instant::now);
-        // Short pieces are not worth a look at the peer's word, which may be in the peer's cache.
-        let past_cache = if is_long { self.go_past_caches() } else { self.stores.are_slow() };
-        self.out.write(piece, past_cache && !self.stores.is_trial());
+        self.out.write(piece, self.stores.go_past_cache());
         if is_long {
             self.note(piece.len(), started.map(|started| started.elapsed()));
         }
@@ -215,19 +218,16 @@ impl Rings {
         self.waker.wake();
     }
 
-    /// A long piece was written, in this time if it was timed.
+    /// Counts a long piece. `took` is its time in a trial.
     pub(super) fn note(&mut self, bytes: usize, took: Option<Duration>) {
-        if self.stores.note(bytes, took) {
-            let word = self.out.segment.word(self.out.control + SLOW_STORES);
-            word.store(self.stores.are_slow().into(), Relaxed);
+        if let Some(verdict) = self.stores.note(bytes, took, || self.into.verdict().load(Relaxed)) {
+            self.out.verdict().store(verdict, Relaxed);
         }
     }
 
-    /// Whether bytes go past the caches, in both directions. Slow ordinary stores of either end show that the two share no cache. The
-    /// other end's may be quick all the same: reading what they leave in its cache is slow.
-    pub(super) fn go_past_caches(&self) -> bool {
-        let theirs = self.into.segment.word(self.into.control + SLOW_STORES);
-        self.stores.are_slow() || theirs.load(Relaxed) != 0
+    /// Whether what comes from the peer went past its cache.
+    pub(super) fn comes_past_cache(&self) -> bool {
+        goes_past_cache(self.into.verdict().load(Relaxed))
     }
 
     /// Reads what is there, the first piece first.
@@ -245,7 +245,7 @@ impl Rings {
         }
         let first_len = first.len().min(there);
         let second_len = second.len().min(there - first_len);
-        let past_cache = first.len() >= LONG && self.go_past_caches();
+        let past_cache = first.len() >= LONG && self.comes_past_cache();
         for piece in first[..first_len].chunks_mut(PUBLISHED) {
             self.into.read(piece, past_cache);
             self.into.publish(TAIL);

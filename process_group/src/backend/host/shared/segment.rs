@@ -104,7 +104,7 @@ impl Segment {
     /// Copies bytes out of the segment, `past_cache` or through it.
     pub(super) fn read(&self, at: usize, into: &mut [u8], past_cache: bool) {
         self.check(at, into.len());
-        // SAFETY: as above.
+        // SAFETY: in bounds; `into` is borrowed exclusively, so it is no part of the mapping.
         unsafe { copy(self.map.as_ptr().add(at), into.as_mut_ptr(), into.len(), past_cache) }
     }
 
@@ -117,14 +117,14 @@ impl Segment {
 /// Copies bytes, whole lines of them past the cache if `past_cache`.
 ///
 /// # Safety
-/// So many bytes may be read at `from` and written at `to`, and the two do not overlap.
+/// `len` bytes may be read at `from` and written at `to`, and the two do not overlap.
 unsafe fn copy(from: *const u8, to: *mut u8, len: usize, past_cache: bool) {
     // SAFETY: as the caller says. The three pieces follow each other, and the second begins at a line of `to`.
     unsafe {
         if !past_cache || len < STREAMED_FROM {
             return to.copy_from_nonoverlapping(from, len);
         }
-        let before = to.align_offset(LINE);
+        let before = to.addr().wrapping_neg() % LINE;
         to.copy_from_nonoverlapping(from, before);
         let lines = (len - before) / LINE;
         stream(from.add(before), to.add(before), lines);
@@ -136,7 +136,7 @@ unsafe fn copy(from: *const u8, to: *mut u8, len: usize, past_cache: bool) {
 /// Copies whole cache lines past the cache.
 ///
 /// # Safety
-/// So many lines may be read at `from` and written at `to`, which is at a multiple of a line, and the two do not overlap.
+/// `lines` lines may be read at `from` and written at `to`, which is at a multiple of a line, and the two do not overlap.
 #[cfg(target_arch = "x86_64")]
 unsafe fn stream(from: *const u8, to: *mut u8, lines: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};

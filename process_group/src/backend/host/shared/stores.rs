@@ -1,9 +1,12 @@
-//! Whether a writer's ordinary stores are slow.
+//! Whether the stores of a link's ends go past their caches.
 //!
 //! An ordinary store leaves the line in a cache, where a reader that shares this cache finds it. If the reader's processor has another
 //! cache, the store first takes the line away from it: on such a machine 32 KiB take 14 µs to write, and 0.9 µs past the cache (by
 //! non-temporal stores). Where both share a cache, stores past it make messages up to twice as slow. Virtual machines do not tell which
 //! processors share one, and move; so writers time their ordinary stores, again and again.
+//!
+//! Each end tells the other what it found. If one end's stores are slow, the two share no cache, and the other's may be quick only because
+//! it is the reads of what they leave that are slow.
 
 use std::time::Duration;
 
@@ -16,10 +19,22 @@ const TRIAL: u32 = 4;
 /// Pieces from one trial to the next.
 const SETTLED: u32 = 256;
 
+/// An end's ordinary stores are slow.
+const ARE_SLOW: u32 = 1;
+/// An end's stores go past its cache.
+const PAST_CACHE: u32 = 2;
+/// The rest of a verdict counts the trials.
+const ONE_TRIAL: u32 = 4;
+/// The peer's verdict counts for so many trials of this end, unless a new one comes: a peer that writes nothing makes no trials.
+const VALID_FOR: u32 = 2;
+
 /// What a writer knows of its stores into one ring.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Stores {
-    are_slow: bool,
+    /// What the peer is to know.
+    verdict: u32,
+    /// The peer's verdict, and the trials since it was new.
+    theirs: (u32, u32),
     /// The pieces until this phase ends.
     left: u32,
     /// In a trial, the nanoseconds a byte of its quickest piece.
@@ -28,36 +43,54 @@ pub(super) struct Stores {
 
 impl Default for Stores {
     fn default() -> Self {
-        Self { are_slow: false, left: TRIAL, trial: Some(f64::INFINITY) }
+        Self { verdict: 0, theirs: (0, 0), left: TRIAL, trial: Some(f64::INFINITY) }
     }
 }
 
+/// Whether the stores of an end with this verdict go past its cache.
+pub(super) fn goes_past_cache(verdict: u32) -> bool {
+    verdict & PAST_CACHE != 0
+}
+
 impl Stores {
-    /// Whether ordinary stores were slow in the last trial.
-    pub(super) fn are_slow(&self) -> bool {
-        self.are_slow
+    /// Whether the next piece goes past the cache.
+    pub(super) fn go_past_cache(&self) -> bool {
+        self.trial.is_none() && goes_past_cache(self.verdict)
     }
 
-    /// Whether the next piece is to be written by ordinary stores and timed.
+    /// Whether the next piece is to be timed.
     pub(super) fn is_trial(&self) -> bool {
         self.trial.is_some()
     }
 
-    /// A piece of [`TIMED_FROM`] bytes or more was written, in this time if it was timed. Returns whether a trial has ended.
-    pub(super) fn note(&mut self, bytes: usize, took: Option<Duration>) -> bool {
+    /// Counts a piece of [`TIMED_FROM`] bytes or more. `took` is its time in a trial, `theirs` the peer's verdict. After a trial, returns
+    /// the verdict for the peer.
+    pub(super) fn note(
+        &mut self,
+        bytes: usize,
+        took: Option<Duration>,
+        theirs: impl FnOnce() -> u32,
+    ) -> Option<u32> {
         if let (Some(quickest), Some(took)) = (&mut self.trial, took) {
             *quickest = quickest.min(took.as_nanos() as f64 / bytes as f64);
         }
         self.left -= 1;
         if self.left > 0 {
-            return false;
+            return None;
         }
-        let ended = self.trial.take();
-        *self = match ended {
-            Some(quickest) => Self { are_slow: quickest > SLOW, left: SETTLED, trial: None },
-            None => Self { are_slow: self.are_slow, ..Self::default() },
+        let Some(quickest) = self.trial.take() else {
+            (self.left, self.trial) = (TRIAL, Some(f64::INFINITY));
+            return None;
         };
-        ended.is_some()
+        self.left = SETTLED;
+        let theirs = theirs();
+        let age = if theirs == self.theirs.0 { self.theirs.1.saturating_add(1) } else { 0 };
+        self.theirs = (theirs, age);
+        let are_slow = quickest > SLOW;
+        let is_theirs_slow = theirs & ARE_SLOW != 0 && age < VALID_FOR;
+        let bits = u32::from(are_slow) * ARE_SLOW + u32::from(are_slow || is_theirs_slow) * PAST_CACHE;
+        self.verdict = (self.verdict / ONE_TRIAL).wrapping_add(1).wrapping_mul(ONE_TRIAL) | bits;
+        Some(self.verdict)
     }
 }
 
@@ -65,39 +98,65 @@ impl Stores {
 mod tests {
     use super::*;
 
-    /// Whether each of the next pieces is part of a trial, or comes after one that found ordinary stores slow, if an ordinary one takes as
-    /// long as `ordinary` says.
-    fn pieces(stores: &mut Stores, count: u32, ordinary: impl Fn(u32) -> Duration) -> Vec<(bool, bool)> {
+    const QUICK: Duration = Duration::from_micros(2);
+    const SLOW: Duration = Duration::from_micros(14);
+    const ROUND: u32 = TRIAL + SETTLED;
+
+    /// Which of the next pieces go past the cache, if an ordinary one takes as long as `ordinary` says. Checks that trials do not.
+    fn pieces(stores: &mut Stores, theirs: u32, count: u32, ordinary: impl Fn(u32) -> Duration) -> Vec<bool> {
         let piece = |at| {
-            let was = (stores.is_trial(), stores.are_slow());
-            stores.note(32 << 10, was.0.then(|| ordinary(at)));
-            was
+            let goes = stores.go_past_cache();
+            assert!(!(goes && stores.is_trial()));
+            let took = stores.is_trial().then(|| ordinary(at));
+            stores.note(32 << 10, took, || theirs);
+            goes
         };
         (0..count).map(piece).collect()
     }
 
-    const ROUND: u32 = TRIAL + SETTLED;
+    /// The pieces of one round, of which all but the trial go past the cache.
+    fn past() -> Vec<bool> {
+        (0..ROUND).map(|at| at >= TRIAL).collect()
+    }
 
     #[test]
-    fn a_trial_finds_out_whether_ordinary_stores_are_slow() {
-        let (slow, quick) = (Duration::from_micros(14), Duration::from_micros(2));
-        let round = |trial, settled| {
-            [vec![(true, trial); TRIAL as usize], vec![(false, settled); SETTLED as usize]].concat()
-        };
+    fn stores_go_past_the_cache_while_ordinary_ones_are_slow() {
         let mut stores = Stores::default();
-        for _ in 0..10 {
-            assert_eq!(pieces(&mut stores, ROUND, |_| quick), round(false, false));
-        }
-        assert_eq!(pieces(&mut stores, ROUND, |_| slow), round(false, true));
-        assert_eq!(pieces(&mut stores, ROUND, |_| slow), round(true, true));
+        assert!(pieces(&mut stores, 0, 10 * ROUND, |_| QUICK).iter().all(|past| !past));
+        assert_eq!(pieces(&mut stores, 0, ROUND, |_| SLOW), past());
         // The ranks have moved to processors with one cache.
-        assert_eq!(pieces(&mut stores, ROUND, |_| quick), round(true, false));
+        assert!(pieces(&mut stores, 0, ROUND, |_| QUICK).iter().all(|past| !past));
     }
 
     #[test]
     fn a_lost_processor_is_not_a_slow_store() {
         let mut stores = Stores::default();
-        let took = |at| Duration::from_micros(if at % TRIAL == 1 { 2 } else { 4000 });
-        assert!(pieces(&mut stores, 3 * ROUND, took).iter().all(|(_, are_slow)| !are_slow));
+        let took = |at| if at % TRIAL == 1 { QUICK } else { Duration::from_millis(4) };
+        assert!(pieces(&mut stores, 0, 3 * ROUND, took).iter().all(|past| !past));
+    }
+
+    #[test]
+    fn slow_stores_of_the_peer_count_until_it_stops_to_write() {
+        let mut stores = Stores::default();
+        for round in 0..10 {
+            let trials_of_peer: u32 = round.min(4);
+            let seen = pieces(&mut stores, trials_of_peer * ONE_TRIAL + ARE_SLOW, ROUND, |_| QUICK);
+            let expected = if round < 4 + VALID_FOR { past() } else { vec![false; ROUND as usize] };
+            assert_eq!(seen, expected, "round {round}");
+        }
+    }
+
+    #[test]
+    fn both_ends_return_to_their_caches() {
+        let (mut one, mut other) = (Stores::default(), Stores::default());
+        for (took, goes) in [(SLOW, true), (QUICK, false), (SLOW, true), (QUICK, false)] {
+            // Only one end's stores are slow. Each sees what the other found before.
+            for _ in 0..3 {
+                let (a, b) = (one.verdict, other.verdict);
+                pieces(&mut one, b, ROUND, |_| took);
+                pieces(&mut other, a, ROUND, |_| QUICK);
+            }
+            assert_eq!([one.verdict, other.verdict].map(goes_past_cache), [goes, goes]);
+        }
     }
 }
