@@ -270,8 +270,11 @@ fn sockets_within_a_host_have_rules_of_their_own() {
     assert_eq!(path(2, SUM, RING_OF_TWO_FROM - 1), Path::Tcp(RecursiveDoubling));
     // Of two ranks that both send, neither reads the other's memory.
     assert!(matches!(path(2, Operation::AllGather, 32 << 20), Path::Tcp(_)));
+    let unreadable = table(&of(4, 2), false, None, &[]);
+    assert_eq!(check(&unreadable, broadcast, DType::U8, 32 << 20).path, Path::Tcp(HalvingDoubling));
     for n in [2, 3, 4, 8] {
         assert_eq!(path(n, broadcast, CROSS_MEMORY_BROADCAST_FROM), Path::CrossMemory);
+        assert_eq!(path(n, broadcast, 32 << 20), Path::CrossMemory);
         assert!(matches!(path(n, broadcast, CROSS_MEMORY_BROADCAST_FROM - 1), Path::Tcp(_)));
         let one_processor = table(&of(n, 1), true, None, &[]);
         let choice = check(&one_processor, broadcast, DType::U8, CROSS_MEMORY_BROADCAST_FROM);

@@ -19,11 +19,11 @@ const CONTROLS: usize = 4096;
 const CONTROL: usize = 192;
 pub(super) const HEAD: usize = 0;
 /// After the writer's position, in its line: what it found of its stores.
-const VERDICT: usize = 8;
+const FINDING: usize = 8;
 pub(super) const TAIL: usize = 64;
 const STARVED: usize = 128;
-/// A reader that expects at least so many bytes stores them past its cache if the writer's stores go past theirs: they would not stay in
-/// the cache until they are used.
+/// If the writer stores past its cache, so does a reader that expects at least this many bytes. They would leave its cache before they are
+/// used.
 const LONG: usize = 1 << 20;
 /// How much one end copies before it tells the other, which can go on meanwhile.
 const PUBLISHED: usize = 32 << 10;
@@ -154,8 +154,8 @@ impl Ring {
     }
 
     /// What the writer found of its stores.
-    fn verdict(&self) -> &AtomicU32 {
-        self.segment.word(self.control + VERDICT)
+    fn finding(&self) -> &AtomicU32 {
+        self.segment.word(self.control + FINDING)
     }
 
     /// The writer waits for room.
@@ -220,14 +220,14 @@ impl Rings {
 
     /// Counts a long piece. `took` is its time in a trial.
     pub(super) fn note(&mut self, bytes: usize, took: Option<Duration>) {
-        if let Some(verdict) = self.stores.note(bytes, took, || self.into.verdict().load(Relaxed)) {
-            self.out.verdict().store(verdict, Relaxed);
+        if let Some(finding) = self.stores.note(bytes, took, || self.into.finding().load(Relaxed)) {
+            self.out.finding().store(finding, Relaxed);
         }
     }
 
     /// Whether what comes from the peer went past its cache.
     pub(super) fn comes_past_cache(&self) -> bool {
-        goes_past_cache(self.into.verdict().load(Relaxed))
+        goes_past_cache(self.into.finding().load(Relaxed))
     }
 
     /// Reads what is there, the first piece first.

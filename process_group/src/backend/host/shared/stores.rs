@@ -5,8 +5,8 @@
 //! non-temporal stores). Where both share a cache, stores past it make messages up to twice as slow. Virtual machines do not tell which
 //! processors share one, and move; so writers time their ordinary stores, again and again.
 //!
-//! Each end tells the other what it found. If one end's stores are slow, the two share no cache, and the other's may be quick only because
-//! it is the reads of what they leave that are slow.
+//! Each end tells the other what it found. If one end's stores are slow, the two share no cache. The other's stores may still be quick: then
+//! the reads of what they leave are slow.
 
 use std::time::Duration;
 
@@ -23,17 +23,17 @@ const SETTLED: u32 = 256;
 const ARE_SLOW: u32 = 1;
 /// An end's stores go past its cache.
 const PAST_CACHE: u32 = 2;
-/// The rest of a verdict counts the trials.
+/// The rest of a finding counts the trials.
 const ONE_TRIAL: u32 = 4;
-/// The peer's verdict counts for so many trials of this end, unless a new one comes: a peer that writes nothing makes no trials.
+/// The peer's finding expires after this many trials of this end. A peer that writes nothing makes no new ones.
 const VALID_FOR: u32 = 2;
 
 /// What a writer knows of its stores into one ring.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) struct Stores {
     /// What the peer is to know.
-    verdict: u32,
-    /// The peer's verdict, and the trials since it was new.
+    finding: u32,
+    /// The peer's finding, and the trials since it was new.
     theirs: (u32, u32),
     /// The pieces until this phase ends.
     left: u32,
@@ -43,19 +43,19 @@ pub(super) struct Stores {
 
 impl Default for Stores {
     fn default() -> Self {
-        Self { verdict: 0, theirs: (0, 0), left: TRIAL, trial: Some(f64::INFINITY) }
+        Self { finding: 0, theirs: (0, 0), left: TRIAL, trial: Some(f64::INFINITY) }
     }
 }
 
-/// Whether the stores of an end with this verdict go past its cache.
-pub(super) fn goes_past_cache(verdict: u32) -> bool {
-    verdict & PAST_CACHE != 0
+/// Whether the stores of an end with this finding go past its cache.
+pub(super) fn goes_past_cache(finding: u32) -> bool {
+    finding & PAST_CACHE != 0
 }
 
 impl Stores {
     /// Whether the next piece goes past the cache.
     pub(super) fn go_past_cache(&self) -> bool {
-        self.trial.is_none() && goes_past_cache(self.verdict)
+        self.trial.is_none() && goes_past_cache(self.finding)
     }
 
     /// Whether the next piece is to be timed.
@@ -63,8 +63,8 @@ impl Stores {
         self.trial.is_some()
     }
 
-    /// Counts a piece of [`TIMED_FROM`] bytes or more. `took` is its time in a trial, `theirs` the peer's verdict. After a trial, returns
-    /// the verdict for the peer.
+    /// Counts a piece of [`TIMED_FROM`] bytes or more. `took` is its time in a trial, `theirs` the peer's finding. After a trial, returns
+    /// the finding for the peer.
     pub(super) fn note(
         &mut self,
         bytes: usize,
@@ -89,8 +89,8 @@ impl Stores {
         let are_slow = quickest > SLOW;
         let is_theirs_slow = theirs & ARE_SLOW != 0 && age < VALID_FOR;
         let bits = u32::from(are_slow) * ARE_SLOW + u32::from(are_slow || is_theirs_slow) * PAST_CACHE;
-        self.verdict = (self.verdict / ONE_TRIAL).wrapping_add(1).wrapping_mul(ONE_TRIAL) | bits;
-        Some(self.verdict)
+        self.finding = (self.finding / ONE_TRIAL).wrapping_add(1).wrapping_mul(ONE_TRIAL) | bits;
+        Some(self.finding)
     }
 }
 
@@ -98,8 +98,8 @@ impl Stores {
 mod tests {
     use super::*;
 
-    const QUICK: Duration = Duration::from_micros(2);
-    const SLOW: Duration = Duration::from_micros(14);
+    const QUICK_PIECE: Duration = Duration::from_micros(2);
+    const SLOW_PIECE: Duration = Duration::from_micros(14);
     const ROUND: u32 = TRIAL + SETTLED;
 
     /// Which of the next pieces go past the cache, if an ordinary one takes as long as `ordinary` says. Checks that trials do not.
@@ -122,25 +122,25 @@ mod tests {
     #[test]
     fn stores_go_past_the_cache_while_ordinary_ones_are_slow() {
         let mut stores = Stores::default();
-        assert!(pieces(&mut stores, 0, 10 * ROUND, |_| QUICK).iter().all(|past| !past));
-        assert_eq!(pieces(&mut stores, 0, ROUND, |_| SLOW), past());
+        assert!(pieces(&mut stores, 0, 10 * ROUND, |_| QUICK_PIECE).iter().all(|past| !past));
+        assert_eq!(pieces(&mut stores, 0, ROUND, |_| SLOW_PIECE), past());
         // The ranks have moved to processors with one cache.
-        assert!(pieces(&mut stores, 0, ROUND, |_| QUICK).iter().all(|past| !past));
+        assert!(pieces(&mut stores, 0, ROUND, |_| QUICK_PIECE).iter().all(|past| !past));
     }
 
     #[test]
     fn a_lost_processor_is_not_a_slow_store() {
         let mut stores = Stores::default();
-        let took = |at| if at % TRIAL == 1 { QUICK } else { Duration::from_millis(4) };
+        let took = |at| if at % TRIAL == 1 { QUICK_PIECE } else { Duration::from_millis(4) };
         assert!(pieces(&mut stores, 0, 3 * ROUND, took).iter().all(|past| !past));
     }
 
     #[test]
-    fn slow_stores_of_the_peer_count_until_it_stops_to_write() {
+    fn slow_stores_of_the_peer_count_until_it_stops_writing() {
         let mut stores = Stores::default();
         for round in 0..10 {
             let trials_of_peer: u32 = round.min(4);
-            let seen = pieces(&mut stores, trials_of_peer * ONE_TRIAL + ARE_SLOW, ROUND, |_| QUICK);
+            let seen = pieces(&mut stores, trials_of_peer * ONE_TRIAL + ARE_SLOW, ROUND, |_| QUICK_PIECE);
             let expected = if round < 4 + VALID_FOR { past() } else { vec![false; ROUND as usize] };
             assert_eq!(seen, expected, "round {round}");
         }
@@ -149,14 +149,16 @@ mod tests {
     #[test]
     fn both_ends_return_to_their_caches() {
         let (mut one, mut other) = (Stores::default(), Stores::default());
-        for (took, goes) in [(SLOW, true), (QUICK, false), (SLOW, true), (QUICK, false)] {
+        for (took, goes) in
+            [(SLOW_PIECE, true), (QUICK_PIECE, false), (SLOW_PIECE, true), (QUICK_PIECE, false)]
+        {
             // Only one end's stores are slow. Each sees what the other found before.
             for _ in 0..3 {
-                let (a, b) = (one.verdict, other.verdict);
+                let (a, b) = (one.finding, other.finding);
                 pieces(&mut one, b, ROUND, |_| took);
-                pieces(&mut other, a, ROUND, |_| QUICK);
+                pieces(&mut other, a, ROUND, |_| QUICK_PIECE);
             }
-            assert_eq!([one.verdict, other.verdict].map(goes_past_cache), [goes, goes]);
+            assert_eq!([one.finding, other.finding].map(goes_past_cache), [goes, goes]);
         }
     }
 }
