@@ -2,9 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a rank keeps its processor although it has no news. Other processes may want it, and the peer may be waiting for
-/// the same one.
-const ALONE: Duration = Duration::from_micros(1);
+/// How long a rank keeps its processor although it has no news, where each has one. Then it yields, as other programs may need
+/// the processor, or the scheduler may have put the peer on it. Not sooner: with 1 µs, two ranks that the scheduler had put on
+/// one processor stayed there for 10 to 25 ms, yielding to each other, while the second was idle; and where another program
+/// computed on each processor, a yield gave it a whole time slice of 4 ms (Linux 6.18).
+const ALONE: Duration = Duration::from_micros(20);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SpinPolicy {
