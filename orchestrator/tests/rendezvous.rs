@@ -12,7 +12,7 @@ use ryzanstein_orchestrator::rendezvous::{Client, Identity, Server, connect, lis
 use ryzanstein_orchestrator::status::wire::{Group, Report};
 use ryzanstein_process_group::security::Security;
 use ryzanstein_process_group::{
-    BackendKind, Candidate, Capability, Epoch, Error, Membership, Rank, Rendezvous, Secret, store,
+    BackendKind, Candidate, Capability, Cpus, Epoch, Error, Membership, Rank, Rendezvous, Secret, store,
 };
 
 fn within(seconds: u64) -> Instant {
@@ -99,7 +99,7 @@ fn candidate(pid: u32) -> Candidate {
     Candidate {
         host: "here".into(),
         pid,
-        cpus: 1,
+        cpus: Cpus::default(),
         data_address: Some(([127, 0, 0, 1], 4000 + pid as u16).into()),
         wanted: BackendChoice::Auto,
         capabilities: vec![Capability::usable(BackendKind::Tcp)],

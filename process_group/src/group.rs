@@ -52,6 +52,8 @@ pub struct GroupInfo {
     pub rank: Rank,
     /// Global rank of each member, in group order.
     pub members: Vec<Rank>,
+    /// How many members share this rank's CPUs, itself included.
+    pub sharing_cpus: usize,
     /// Deadline of every call.
     pub timeout: Duration,
     /// Bucket of coalesced calls, in bytes.
@@ -185,6 +187,7 @@ impl ProcessGroup {
                     name: "loopback".into(),
                     rank,
                     members: members.clone(),
+                    sharing_cpus: world_size,
                     timeout: Duration::from_secs(60),
                     bucket_bytes: 25 << 20,
                     recording: Recording {
@@ -208,6 +211,12 @@ impl ProcessGroup {
     /// Number of members.
     pub fn world_size(&self) -> usize {
         self.info.members.len()
+    }
+
+    /// How many members share this rank's CPUs, itself included: those of its host, unless a launcher has bound ranks to CPUs of
+    /// their own.
+    pub fn sharing_cpus(&self) -> usize {
+        self.info.sharing_cpus
     }
 
     /// Global ranks of the members, in group order.

@@ -70,7 +70,7 @@ pub use recorder::{
     CallRecord, CurrentCall, Failure, FlightRecord, FlightRecorder, GroupActivity, GroupRecord, Outcome,
 };
 pub use rendezvous::{Membership, MemoryRendezvous, Rendezvous};
-pub use roster::{Candidate, Member, Roster, Secret};
+pub use roster::{Candidate, Cpus, Member, Roster, Secret};
 pub use work::{Work, WorkFuture};
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use crate::profile::{Profile, ProfileRow};
 use crate::rank::{self, Rank};
 use crate::recorder::FlightRecorder;
 use crate::rendezvous::{Membership, Rendezvous};
-use crate::roster::{Candidate, Roster};
+use crate::roster::{Candidate, Cpus, Roster};
 use crate::security::Security;
 use crate::store::{self, Store};
 use crate::tuning;
@@ -130,7 +130,7 @@ impl ProcessGroupManager {
         let candidate = Candidate {
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             pid: std::process::id(),
-            cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+            cpus: Cpus::current(),
             data_address: bound.as_ref().ok().and_then(|bound| Some(bound.as_ref()?.address())),
             wanted,
             capabilities: tracing::info_span!("probe")

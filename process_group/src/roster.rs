@@ -9,6 +9,29 @@ use serde::{Deserialize, Serialize};
 use crate::capability::Capability;
 use crate::rank::{Epoch, LocalRank, Rank};
 
+/// The CPUs that a rank may use.
+///
+/// Launchers such as `mpirun` and `srun` bind each rank to CPUs of its own; without binding, all ranks of a host have the same list
+/// and share them.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Cpus {
+    /// How many it may keep busy: those of the list, or fewer where a cgroup limits it.
+    pub count: u32,
+    /// Which, as Linux writes them: `0-3,8`. Empty if unknown.
+    pub list: String,
+}
+
+impl Cpus {
+    /// Those of the calling thread.
+    pub fn current() -> Self {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+        let list =
+            status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
+        let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self { count: count as u32, list: list.trim().to_owned() }
+    }
+}
+
 /// What a rank says of itself when it joins.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Candidate {
@@ -16,8 +39,8 @@ pub struct Candidate {
     pub host: String,
     /// Its process.
     pub pid: u32,
-    /// Processors that its host lends it.
-    pub cpus: u32,
+    /// The CPUs it may use.
+    pub cpus: Cpus,
     /// Where its data plane listens, if it has one.
     pub data_address: Option<SocketAddr>,
     /// The backend it was told to use.
@@ -39,8 +62,8 @@ pub struct Member {
     pub host: String,
     /// Its process.
     pub pid: u32,
-    /// Processors that its host lends it.
-    pub cpus: u32,
+    /// The CPUs it may use.
+    pub cpus: Cpus,
     /// Where its data plane listens.
     pub data_address: Option<SocketAddr>,
 }
@@ -64,6 +87,14 @@ impl Roster {
     pub fn local_world_size(&self, rank: Rank) -> usize {
         let host = &self.members[rank.index()].host;
         self.members.iter().filter(|m| m.host == *host).count()
+    }
+
+    /// How many of `ranks` share the CPUs of `rank`, itself included.
+    pub(crate) fn sharing_cpus(&self, ranks: &[Rank], rank: Rank) -> usize {
+        let of = |rank: Rank| &self.members[rank.index()];
+        let shares =
+            |other: &&Rank| of(**other).host == of(rank).host && of(**other).cpus.list == of(rank).cpus.list;
+        ranks.iter().filter(shares).count()
     }
 }
 

@@ -29,7 +29,7 @@ use ryzanstein_orchestrator::telemetry::{self, Origin};
 use ryzanstein_orchestrator::{Orchestrator, VERSION};
 use ryzanstein_process_group::security::{Protection, Security};
 use ryzanstein_process_group::{
-    BackendKind, Candidate, Capability, Epoch, MemoryRendezvous, Rank, Rendezvous as _, Secret,
+    BackendKind, Candidate, Capability, Cpus, Epoch, MemoryRendezvous, Rank, Rendezvous as _, Secret,
 };
 use serde_json::json;
 use tonic::transport::Endpoint;
@@ -354,7 +354,7 @@ fn garbage(megabytes: usize) -> Result<()> {
     let candidate = Candidate {
         host: "here".into(),
         pid: 1,
-        cpus: 1,
+        cpus: Cpus::default(),
         data_address: None,
         wanted: BackendChoice::Tcp,
         capabilities: vec![Capability::usable(BackendKind::Tcp)],

@@ -63,9 +63,11 @@ pub struct JoinRequest {
     pub capabilities: ::prost::alloc::vec::Vec<Capability>,
     #[prost(uint64, tag = "12")]
     pub timeout_ms: u64,
-    /// CPUs that this process may use.
+    /// How many CPUs this process may keep busy, and which it may use.
     #[prost(uint32, tag = "13")]
     pub cpus: u32,
+    #[prost(string, tag = "14")]
+    pub cpu_list: ::prost::alloc::string::String,
 }
 /// Columns, not rows: entry i of a column is that of rank i. Names that many ranks share are written once, so a roster
 /// takes a dozen bytes per rank, which matters because every rank receives one.
@@ -96,4 +98,8 @@ pub struct Roster {
     pub port: ::prost::alloc::vec::Vec<u32>,
     #[prost(uint32, repeated, tag = "12")]
     pub cpus: ::prost::alloc::vec::Vec<u32>,
+    #[prost(string, repeated, tag = "13")]
+    pub cpu_lists: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(uint32, repeated, tag = "14")]
+    pub cpu_list: ::prost::alloc::vec::Vec<u32>,
 }

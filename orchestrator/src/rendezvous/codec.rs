@@ -8,8 +8,8 @@ use prost::Message;
 use ryzanstein_config::BackendChoice;
 use ryzanstein_process_group as pg;
 use ryzanstein_process_group::{
-    BackendKind, BackendSelection, Candidate, Capability, ComponentVersion, Epoch, Exclusive, LocalRank,
-    Member, Rank, Roster,
+    BackendKind, BackendSelection, Candidate, Capability, ComponentVersion, Cpus, Epoch, Exclusive,
+    LocalRank, Member, Rank, Roster,
 };
 
 use super::core::{Join, Joined, Participant, Refusal, Time};
@@ -17,6 +17,8 @@ use crate::control as wire;
 
 /// The longest timeout accepted from the wire; longer ones are cut to it.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// The longest list of CPUs accepted from the wire, in bytes.
+const LONGEST_CPU_LIST: usize = 8192;
 /// How many missing ranks one refusal names at most.
 const MOST_NAMED: usize = 1024;
 
@@ -48,7 +50,8 @@ pub(super) fn join_request(
         version: crate::VERSION.into(),
         host,
         pid,
-        cpus,
+        cpus: cpus.count,
+        cpu_list: cpus.list,
         data_address: data_address.map(|address| address.to_string()),
         wanted: wanted.to_string(),
         capabilities: capabilities.into_iter().map(encode_capability).collect(),
@@ -61,6 +64,10 @@ pub(crate) fn join(request: wire::JoinRequest, now: Time) -> Result<Join, Refusa
         |what: &str, text: &str| Refusal::Invalid(format!("the {what} of a joining rank is `{text}`"));
     if request.host.len() > 255 {
         return Err(Refusal::Invalid("the host name of a joining rank has more than 255 bytes".into()));
+    }
+    if request.cpu_list.len() > LONGEST_CPU_LIST {
+        let why = format!("the list of CPUs of a joining rank has more than {LONGEST_CPU_LIST} bytes");
+        return Err(Refusal::Invalid(why));
     }
     let data_address = request
         .data_address
@@ -81,7 +88,7 @@ pub(crate) fn join(request: wire::JoinRequest, now: Time) -> Result<Join, Refusa
             candidate: Candidate {
                 host: request.host,
                 pid: request.pid,
-                cpus: request.cpus,
+                cpus: Cpus { count: request.cpus, list: request.cpu_list },
                 data_address,
                 wanted,
                 capabilities,
@@ -143,17 +150,18 @@ pub(crate) fn encode_roster(joined: &Joined) -> bytes::Bytes {
         reason: joined.selection.reason.clone(),
         ..wire::Roster::default()
     };
-    let (mut hosts, mut addresses) = (Names::default(), Names::default());
+    let (mut hosts, mut addresses, mut cpu_lists) = (Names::default(), Names::default(), Names::default());
     for member in &joined.roster.members {
         roster.host.push(hosts.number(member.host.clone()));
         roster.pid.push(member.pid);
-        roster.cpus.push(member.cpus);
+        roster.cpus.push(member.cpus.count);
+        roster.cpu_list.push(cpu_lists.number(member.cpus.list.clone()));
         roster.local_rank.push(member.local_rank.0);
         roster.node_rank.push(member.node_rank);
         roster.address.push(member.data_address.map_or(0, |a| addresses.number(a.ip().to_string()) + 1));
         roster.port.push(member.data_address.map_or(0, |a| u32::from(a.port())));
     }
-    (roster.hosts, roster.addresses) = (hosts.names, addresses.names);
+    (roster.hosts, roster.addresses, roster.cpu_lists) = (hosts.names, addresses.names, cpu_lists.names);
     roster.encode_to_vec().into()
 }
 
@@ -182,8 +190,15 @@ pub(crate) enum RosterError {
 pub(crate) fn decode_roster(bytes: &[u8]) -> Result<Joined, RosterError> {
     let roster = wire::Roster::decode(bytes)?;
     let ranks = roster.host.len();
-    let columns =
-        [&roster.pid, &roster.cpus, &roster.local_rank, &roster.node_rank, &roster.address, &roster.port];
+    let columns = [
+        &roster.pid,
+        &roster.cpus,
+        &roster.cpu_list,
+        &roster.local_rank,
+        &roster.node_rank,
+        &roster.address,
+        &roster.port,
+    ];
     if columns.iter().any(|column| column.len() != ranks) {
         return Err(RosterError::UnevenColumns);
     }
@@ -207,7 +222,14 @@ pub(crate) fn decode_roster(bytes: &[u8]) -> Result<Joined, RosterError> {
             node_rank: roster.node_rank[i],
             host: roster.hosts.get(roster.host[i] as usize).cloned().ok_or_else(|| bad("host"))?,
             pid: roster.pid[i],
-            cpus: roster.cpus[i],
+            cpus: Cpus {
+                count: roster.cpus[i],
+                list: roster
+                    .cpu_lists
+                    .get(roster.cpu_list[i] as usize)
+                    .cloned()
+                    .ok_or_else(|| bad("list of CPUs"))?,
+            },
             data_address,
         });
     }
@@ -263,7 +285,7 @@ mod tests {
                 node_rank: i / 8,
                 host: format!("node{}", i / 8),
                 pid: 4_000_000 - i,
-                cpus: 2,
+                cpus: Cpus { count: 2, list: format!("{}-{}", i % 8 * 2, i % 8 * 2 + 1) },
                 data_address: (i % 5 != 0)
                     .then(|| SocketAddr::from(([10, 0, (i / 2048) as u8, (i / 8) as u8], 40_000))),
             })

@@ -168,7 +168,7 @@ mod tests {
     use std::net::Ipv4Addr;
 
     use ryzanstein_config::{BackendChoice, RendezvousConfig};
-    use ryzanstein_process_group::{BackendKind, Candidate, Capability, Epoch, Rendezvous as _};
+    use ryzanstein_process_group::{BackendKind, Candidate, Capability, Cpus, Epoch, Rendezvous as _};
 
     use super::*;
     use crate::rendezvous::listen;
@@ -194,7 +194,7 @@ mod tests {
         let candidate = Candidate {
             host: "there".into(),
             pid: 1,
-            cpus: 1,
+            cpus: Cpus::default(),
             data_address: None,
             wanted: BackendChoice::Auto,
             capabilities: vec![Capability::usable(BackendKind::Tcp)],

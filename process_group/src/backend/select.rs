@@ -143,6 +143,7 @@ fn describe(reasons: &[(String, Vec<Rank>)], world_size: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::roster::Cpus;
 
     fn with_gpus(wanted: BackendChoice, gpus: &[(&str, &str)]) -> Vec<Candidate> {
         gpus.iter()
@@ -165,7 +166,7 @@ mod tests {
                 Candidate {
                     host: "h".into(),
                     pid: 1,
-                    cpus: 1,
+                    cpus: Cpus::default(),
                     data_address: None,
                     wanted,
                     capabilities: vec![nccl, Capability::usable(BackendKind::Tcp)],

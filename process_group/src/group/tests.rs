@@ -19,6 +19,7 @@ fn info(name: &str, rank: u32, world_size: usize) -> GroupInfo {
         name: name.into(),
         rank: Rank(rank),
         members: Rank::all(world_size).collect(),
+        sharing_cpus: world_size,
         timeout: LATE,
         bucket_bytes: 1 << 20,
         recording: Recording {

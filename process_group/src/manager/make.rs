@@ -47,6 +47,7 @@ impl GroupMaker {
         let (settings, membership) = (&self.config.process_group, &self.membership);
         let position = ranks.iter().position(|r| *r == membership.rank).expect("only members make a group");
         let rank = Rank(position as u32);
+        let sharing_cpus = membership.roster.sharing_cpus(&ranks, membership.rank);
         let members: Vec<&Member> = ranks.iter().map(|r| &membership.roster.members[r.index()]).collect();
         let connecting = tracing::info_span!("connect", group = name).entered();
         let backend = self.factory.connect(&GroupSpec {
@@ -76,6 +77,7 @@ impl GroupMaker {
         let info = GroupInfo {
             name: name.to_owned(),
             rank,
+            sharing_cpus,
             members: ranks,
             timeout: settings.timeout.get(),
             bucket_bytes: settings.coalesce.as_usize(),

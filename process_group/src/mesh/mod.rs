@@ -364,6 +364,7 @@ mod tests {
 
     use super::*;
     use crate::rank::LocalRank;
+    use crate::roster::Cpus;
     use crate::testing::LATE;
 
     const HERE: std::net::IpAddr = std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
@@ -375,7 +376,7 @@ mod tests {
             node_rank: 0,
             host: "here".into(),
             pid: 1,
-            cpus: 1,
+            cpus: Cpus::default(),
             data_address: Some(address),
         }
     }

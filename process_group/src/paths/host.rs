@@ -116,8 +116,10 @@ impl Links {
 pub struct Topology {
     /// The ranks by host.
     pub hosts: Hosts,
-    /// How many ranks can move data at the same time: on each host the smaller of ranks and processors.
+    /// How many ranks can move data at the same time: of those that share CPUs, as many as there are CPUs.
     pub parallel: usize,
+    /// The fewest CPUs that one of the ranks may use.
+    pub fewest_cpus: usize,
     /// Whether this rank's processor is Intel's. The same on all ranks of one host, so only rules for one host may use it.
     pub is_intel: bool,
 }
@@ -125,15 +127,16 @@ pub struct Topology {
 impl Topology {
     /// Of a group with these members.
     pub fn of(members: &[&Member]) -> Self {
-        let mut hosts: HashMap<&str, (usize, usize)> = HashMap::new();
+        let mut sharing: HashMap<(&str, &str), (usize, usize)> = HashMap::new();
         for member in members {
-            let (ranks, cpus) = hosts.entry(&member.host).or_default();
+            let (ranks, cpus) = sharing.entry((&member.host, &member.cpus.list)).or_default();
             *ranks += 1;
-            *cpus = (*cpus).max(member.cpus as usize);
+            *cpus = (*cpus).max(member.cpus.count as usize);
         }
-        let parallel = hosts.values().map(|(ranks, cpus)| (*ranks).min((*cpus).max(1))).sum();
+        let parallel = sharing.values().map(|(ranks, cpus)| (*ranks).min((*cpus).max(1))).sum();
         let hosts = Hosts::of(members.iter().map(|member| &member.host));
-        Self { hosts, parallel, is_intel: processor().maker == ProcessorMaker::Intel }
+        let fewest_cpus = members.iter().map(|member| member.cpus.count as usize).min().unwrap_or_default();
+        Self { hosts, parallel, fewest_cpus, is_intel: processor().maker == ProcessorMaker::Intel }
     }
 }
 
@@ -201,7 +204,7 @@ pub fn table(
         Links::Sockets(_) if hosts.count() == 1 => {
             rules.splice(1..1, unix_rules(links));
             if cross_memory {
-                rules.splice(0..0, cross_memory_rules(topology.parallel));
+                rules.splice(0..0, cross_memory_rules(topology));
             }
         }
         Links::Sockets(_) | Links::SharedWithinHosts => {}
@@ -246,7 +249,7 @@ pub fn table(
 }
 
 /// Where every rank can read every other's memory and links are sockets.
-fn cross_memory_rules(parallel: usize) -> Vec<Rule> {
+fn cross_memory_rules(topology: &Topology) -> Vec<Rule> {
     let rule = |when, because| Rule { path: Path::CrossMemory, when, because: Reason::BuiltIn(because) };
     let mut rules = ["all_reduce", "all_gather"]
         .map(|operation| {
@@ -258,7 +261,9 @@ fn cross_memory_rules(parallel: usize) -> Vec<Rule> {
             rule(when, "each byte is copied once, from its sender's memory to where it belongs")
         })
         .to_vec();
-    if parallel > 1 {
+    // Between two ranks, two threads of the receiver copy.
+    let copiers = if topology.hosts.world_size() == 2 { topology.fewest_cpus } else { topology.parallel };
+    if copiers > 1 {
         let when = vec![Condition::Operation("broadcast"), Condition::BytesFrom(CROSS_MEMORY_BROADCAST_FROM)];
         rules.push(rule(when, "each byte is copied once, from the root's memory, by several processors"));
     }

@@ -8,13 +8,42 @@ use super::host::{
 use super::tuned::{Machine, Measurement, TunedRange, TuningError, TuningTable};
 use super::*;
 use crate::operation::ReduceOp;
-use crate::rank::Rank;
+use crate::rank::{LocalRank, Rank};
+use crate::roster::{Cpus, Member};
 use crate::schedule::Algorithm::{Direct, HalvingDoubling, RecursiveDoubling, Ring};
 
 const SUM: Operation = Operation::AllReduce(ReduceOp::Sum);
 
 fn of(world_size: usize, parallel: usize) -> Topology {
-    Topology { hosts: Hosts::one(world_size), parallel, is_intel: false }
+    Topology { hosts: Hosts::one(world_size), parallel, fewest_cpus: parallel, is_intel: false }
+}
+
+#[test]
+fn as_many_ranks_move_data_at_once_as_have_cpus() {
+    let parallel = |ranks: &[(&str, u32, &str)]| {
+        let member = |(rank, (host, count, list)): (usize, &(&str, u32, &str))| Member {
+            rank: Rank(rank as u32),
+            local_rank: LocalRank(0),
+            node_rank: 0,
+            host: (*host).into(),
+            pid: 1,
+            cpus: Cpus { count: *count, list: (*list).into() },
+            data_address: None,
+        };
+        let members: Vec<Member> = ranks.iter().enumerate().map(member).collect();
+        Topology::of(&members.iter().collect::<Vec<_>>()).parallel
+    };
+    assert_eq!(parallel(&[("a", 2, "0-1"); 4]), 2);
+    assert_eq!(parallel(&[("a", 8, "0-7"); 4]), 4);
+    assert_eq!(parallel(&[("a", 2, "0-7"); 4]), 2, "a cgroup may allow fewer than the list has");
+    assert_eq!(parallel(&[("a", 2, "0-1"), ("b", 2, "0-1"), ("a", 2, "0-1"), ("b", 2, "0-1")]), 4);
+    assert_eq!(
+        parallel(&[("a", 1, "0"), ("a", 1, "1"), ("a", 1, "2")]),
+        3,
+        "each is bound to a CPU of its own"
+    );
+    assert_eq!(parallel(&[("a", 1, "0"), ("a", 1, "0"), ("a", 1, "1"), ("a", 1, "1")]), 2);
+    assert_eq!(parallel(&[("a", 0, ""), ("a", 0, "")]), 1, "nothing is known");
 }
 
 /// Of a group whose links are sockets.
@@ -114,7 +143,7 @@ proptest! {
     ) {
         let tuned = some_ranges(&edges.into_iter().collect::<Vec<_>>(), world_size, measured);
         let demand = Algorithm::ALL.get(demand).copied();
-        let mut table = table(&Topology { hosts: hosts_of(world_size, hosts), parallel, is_intel: false }, cross_memory, demand, &tuned);
+        let mut table = table(&Topology { hosts: hosts_of(world_size, hosts), parallel, fewest_cpus: parallel, is_intel: false }, cross_memory, demand, &tuned);
         let (operation, dtype) = (operations()[which], DType::ALL[dtype]);
         let forced = table.all().get(forced).copied();
         table.force(forced).unwrap();
@@ -170,7 +199,12 @@ fn large_chunks_are_read_from_memory_where_that_can_be_done() {
     let cannot = check(&table(&of(n, 2), false, None, &[]), SUM, DType::F32, count);
     assert!(why_not(&cannot, Path::CrossMemory).contains("process_group.tcp.cross_memory"));
     let spread = check(
-        &table(&Topology { hosts: hosts_of(n, 2), parallel: 2, is_intel: false }, false, None, &[]),
+        &table(
+            &Topology { hosts: hosts_of(n, 2), parallel: 2, fewest_cpus: 2, is_intel: false },
+            false,
+            None,
+            &[],
+        ),
         SUM,
         DType::F32,
         count,
@@ -223,7 +257,7 @@ fn a_group_on_one_host_goes_through_memory_or_sockets_and_tells_the_reason() {
 
 #[test]
 fn all_reduces_over_hosts_that_share_memory_within_are_hierarchical_at_every_size() {
-    let topology = Topology { hosts: hosts_of(4, 2), parallel: 4, is_intel: false };
+    let topology = Topology { hosts: hosts_of(4, 2), parallel: 4, fewest_cpus: 4, is_intel: false };
     let [within, without] = [Links::SharedWithinHosts, Links::Sockets("they are sockets")]
         .map(|links| host::table(&topology, links, false, None, &[]));
     let hierarchical = Path::Tcp(Algorithm::Hierarchical);
@@ -279,8 +313,11 @@ fn sockets_within_a_host_have_rules_of_their_own() {
         let one_processor = table(&of(n, 1), true, None, &[]);
         let choice = check(&one_processor, broadcast, DType::U8, CROSS_MEMORY_BROADCAST_FROM);
         assert!(matches!(choice.path, Path::Tcp(_)), "{choice:?}");
+        let bound = table(&Topology { fewest_cpus: 1, ..of(n, n) }, true, None, &[]);
+        let path = check(&bound, broadcast, DType::U8, CROSS_MEMORY_BROADCAST_FROM).path;
+        assert_eq!(path == Path::CrossMemory, n > 2, "a second thread of one of two ranks has no processor");
     }
-    let spread = Topology { hosts: hosts_of(4, 4), parallel: 4, is_intel: false };
+    let spread = Topology { hosts: hosts_of(4, 4), parallel: 4, fewest_cpus: 4, is_intel: false };
     let reason = check(&table(&spread, false, None, &[]), broadcast, DType::U8, 32 << 20).reason;
     assert!(!reason.contains("copy at the same time"), "{reason}");
     assert_eq!(

@@ -24,17 +24,13 @@ pub(crate) use self::sizing::Sizing;
 use crate::error::Result;
 use crate::threads;
 
-/// The arithmetic for a group: on its GPU, or on this rank's share of the host's processors.
+/// The arithmetic for a rank of a group whose members compute at the same time: on its GPU, or on its share of the CPUs that it
+/// may use.
 ///
 /// # Errors
 /// When the group has a GPU that cannot compute.
 pub fn for_group(group: &ProcessGroup) -> Result<Box<dyn Compute>> {
-    for_one_of(group, group.world_size())
-}
-
-/// As [`for_group`], for one of so many ranks that compute at the same time.
-pub(crate) fn for_one_of(group: &ProcessGroup, ranks: usize) -> Result<Box<dyn Compute>> {
-    let threads = threads::per_rank(ranks);
+    let threads = threads::per_rank(group.sharing_cpus());
     match group.device() {
         Some(device) => Ok(Box::new(Cuda::new(device, threads)?)),
         None => Ok(Box::new(Host::new(threads))),

@@ -47,11 +47,6 @@ impl Place {
         let tensor = groups.tensor();
         Self { stage, rank: tensor.rank().index(), world_size: tensor.world_size() }
     }
-
-    /// Ranks that the model is divided over.
-    fn ranks(&self) -> usize {
-        self.stage.count * self.world_size
-    }
 }
 
 /// Reads and checks everything except the values of the weights.
@@ -127,7 +122,7 @@ impl Llama {
         let source = LocalSource { checkpoint: &checkpoint, rank: place.rank };
         let all = stage_tensors(&config, place.stage).len();
         let mut source = ObservedSource { source, read: 0, all, on_tensor };
-        let compute = compute::for_one_of(groups.tensor(), place.ranks());
+        let compute = compute::for_group(groups.world());
         let model = compute.and_then(|compute| build(config, &plan, compute, &mut source, place));
         let model = check_all_ranks(model, groups)?;
         let model = model.reported(Some(&checkpoint), started);
@@ -148,7 +143,7 @@ impl Llama {
         root: Rank,
         groups: &mut dyn ModelGroups,
     ) -> Result<Self> {
-        Self::load_from_root_on(directory, dtype, root, groups, compute::for_one_of)
+        Self::load_from_root_on(directory, dtype, root, groups, compute::for_group)
     }
 
     fn load_from_root_on(
@@ -156,7 +151,7 @@ impl Llama {
         dtype: Option<DType>,
         root: Rank,
         groups: &mut dyn ModelGroups,
-        compute: impl FnOnce(&ProcessGroup, usize) -> Result<Box<dyn Compute>>,
+        compute: impl FnOnce(&ProcessGroup) -> Result<Box<dyn Compute>>,
     ) -> Result<Self> {
         let _span = tracing::info_span!("load_model").entered();
         let started = Instant::now();
@@ -180,7 +175,7 @@ impl Llama {
             warn_of_unused(checkpoint, &config);
         }
         // The root sends to every rank and every rank waits for the root, so all must be ready.
-        let compute = check_all_ranks(compute(world, place.ranks()), world)?;
+        let compute = check_all_ranks(compute(world), world)?;
         let mut source = RootSource::new(checkpoint.as_ref(), root, place.rank, world);
         let model = build(config, &plan, compute, &mut source, place);
         let model = source.finish(model)?;

@@ -113,7 +113,7 @@ impl Admission {
                 node_rank: participant.node_rank.unwrap_or(*node),
                 host: candidate.host.clone(),
                 pid: candidate.pid,
-                cpus: candidate.cpus,
+                cpus: candidate.cpus.clone(),
                 data_address: candidate.data_address,
             });
             *on_it += 1;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ryzanstein_config::BackendChoice;
 use ryzanstein_explorer::{World, explore, identify_by_debug};
-use ryzanstein_process_group::{BackendKind, Capability};
+use ryzanstein_process_group::{BackendKind, Capability, Cpus};
 
 use super::*;
 
@@ -160,7 +160,7 @@ impl SmallRendezvous {
                 let candidate = Candidate {
                     host: "h".into(),
                     pid: 100 * epoch.0 as u32 + rank.0,
-                    cpus: 1,
+                    cpus: Cpus::default(),
                     data_address: None,
                     wanted: BackendChoice::Tcp,
                     capabilities: vec![Capability::usable(BackendKind::Tcp)],

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use ryzanstein_config::BackendChoice;
-use ryzanstein_process_group::{BackendKind, Capability};
+use ryzanstein_process_group::{BackendKind, Capability, Cpus};
 
 use ryzanstein_process_group::store::{MAX_KEY, MAX_VALUE};
 
@@ -18,7 +18,7 @@ fn candidate(host: &str, pid: u32) -> Candidate {
     Candidate {
         host: host.into(),
         pid,
-        cpus: 1,
+        cpus: Cpus::default(),
         data_address: None,
         wanted: BackendChoice::Tcp,
         capabilities: vec![Capability::usable(BackendKind::Tcp)],

@@ -16,7 +16,8 @@ use ryzanstein_config::BackendChoice;
 use ryzanstein_orchestrator::catalogue::{Source, entries, scan};
 use ryzanstein_orchestrator::prelude::*;
 use ryzanstein_orchestrator::process_group::{
-    BackendKind, Candidate, Capability, Error, MemoryRendezvous, ProcessGroup, ReduceOp, Rendezvous as _,
+    BackendKind, Candidate, Capability, Cpus, Error, MemoryRendezvous, ProcessGroup, ReduceOp,
+    Rendezvous as _,
 };
 use ryzanstein_orchestrator::supervisor::ClosingReport;
 use ryzanstein_tests::fixtures;
@@ -309,7 +310,7 @@ fn ranks_unreachable() -> String {
             let candidate = Candidate {
                 host: "node1".into(),
                 pid: 1,
-                cpus: 1,
+                cpus: Cpus::default(),
                 data_address: Some(address),
                 wanted: BackendChoice::Tcp,
                 capabilities: vec![Capability::usable(BackendKind::Tcp)],

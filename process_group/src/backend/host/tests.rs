@@ -13,7 +13,7 @@ use crate::buffer::{View, ViewMut};
 use crate::mesh::{self, Bound, Mesh, Peer};
 use crate::operation::ReduceOp;
 use crate::rank::{Epoch, LocalRank};
-use crate::roster::Secret;
+use crate::roster::{Cpus, Secret};
 use crate::security::{Channel, Security};
 use crate::testing::{LATE, in_time};
 use crate::wire::frame::HEADER;
@@ -66,7 +66,7 @@ pub(super) fn member(rank: Rank) -> Member {
         node_rank: 0,
         host: "here".into(),
         pid: std::process::id(),
-        cpus: 1,
+        cpus: Cpus::default(),
         data_address: None,
     }
 }

@@ -15,7 +15,7 @@ use crate::device::{Address, Device, DeviceBuffer, Libraries, Surroundings};
 use crate::dtype::{DType, Element};
 use crate::paths::gpu::{MOST_ROW, array_most, one_shot_most};
 use crate::rank::{LocalRank, Rank};
-use crate::roster::Member;
+use crate::roster::{Cpus, Member};
 use crate::store::MemoryStore;
 
 const SOON: Duration = Duration::from_secs(60);
@@ -60,7 +60,7 @@ fn on_one_gpu(ranks: usize, test: impl Fn(&Tester) + Sync) {
         host: "one".into(),
         pid: std::process::id(),
         data_address: None,
-        cpus: 1,
+        cpus: Cpus::default(),
     };
     let members: Vec<Member> = (0..ranks).map(member).collect();
     let (store, all) = (MemoryStore::new(), Arc::new(Barrier::new(ranks)));

@@ -11,6 +11,7 @@ use ryzanstein_explorer::{World, explore, identify_by_debug};
 use super::network::{all_reduce, rank};
 use super::*;
 use crate::rank::LocalRank;
+use crate::roster::Cpus;
 
 /// What may happen in a run, once, to any member and at any moment. Not to call is none: members may do so in every run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,7 +109,7 @@ impl SmallGroup {
                 node_rank: 0,
                 host: "h".into(),
                 pid: 1000 + position as u32,
-                cpus: 1,
+                cpus: Cpus::default(),
                 data_address: None,
             })
             .collect();

@@ -14,6 +14,7 @@ use crate::dtype::DType;
 use crate::operation::{Operation, ReduceOp};
 use crate::paths::Path;
 use crate::rank::LocalRank;
+use crate::roster::Cpus;
 
 /// How often a driver looks.
 pub(super) const LOOK: Duration = Duration::from_millis(20);
@@ -125,7 +126,7 @@ impl Network {
                 node_rank: 0,
                 host: format!("host-{position}"),
                 pid: 1000 + position as u32,
-                cpus: 1,
+                cpus: Cpus::default(),
                 data_address: None,
             })
             .collect();
