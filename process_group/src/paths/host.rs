@@ -12,9 +12,18 @@ use crate::schedule::{Algorithm, Hosts};
 
 /// From this many bytes of each rank's chunk on, an all-reduce and an all-gather among more than two ranks of one host read payloads
 /// from their senders' memory where that can be done. Measured with 4 ranks on two cores: through Unix sockets, all-reduces take 1.0
-/// to 1.1 times as long, all-gathers 1.0 to 1.4 times; smaller chunks take 0.7 to 1.0 times as long. Of two ranks, sockets take 0.6 to 1.1
-/// times as long. Of other operations, only [long broadcasts](CROSS_MEMORY_BROADCAST_FROM) gain.
+/// to 1.1 times as long, all-gathers 1.0 to 1.4 times; smaller chunks take 0.7 to 1.0 times as long. Of other operations among more than
+/// two ranks, only [long broadcasts](CROSS_MEMORY_BROADCAST_FROM) gain.
 pub const CROSS_MEMORY_FROM: usize = 512 << 10;
+
+/// From this many bytes of each rank's chunk on, an all-gather between two ranks of one host does so too. Measured on a Zen 4, through Unix
+/// sockets: chunks of 64 KB take 0.6 times as long, of 128 KB 0.85 times, of 256 KB 1.15 times, longer ones 1.06 to 1.45 times; on a Xeon
+/// 1.05 times with 128 KB, 1.5 times with 256 KB, 1.7 to 2.1 times above.
+pub const CROSS_MEMORY_GATHER_OF_TWO_FROM: usize = 192 << 10;
+
+/// The same of a reduce-scatter: on a Zen 4 sockets take 0.96 times as long with chunks of 256 KB, 1.03 to 1.18 times with longer ones; on a
+/// Xeon 1.3 times with 256 KB, 1.5 to 1.8 times above.
+pub const CROSS_MEMORY_REDUCE_SCATTER_OF_TWO_FROM: usize = 384 << 10;
 
 /// From this many bytes on, a broadcast within one host reads the root's memory if links are sockets and the host has several processors.
 /// Between two ranks, two threads read, as the root has nothing to do meanwhile. Measured on a Zen 4: Unix sockets take 1.1 to 1.4 times as
@@ -44,8 +53,8 @@ const UNIX: Cost = (3e-6, 2.6e-6, 0.25e-9);
 /// Of shared memory, measured between two ranks that have a processor each.
 const SHARED: Cost = (1e-6, 0.6e-6, 0.2e-9);
 
-/// From this many bytes on, an all-reduce between two ranks of one host goes round the ring if links are sockets. Measured:
-/// `recursive_doubling`, which reduces each element on both, takes 1.1 to 1.4 times as long.
+/// From this many bytes on, an all-reduce between two ranks of one host goes round the ring if links are sockets, but for
+/// [long ones](DOUBLING_OF_TWO_FROM). Measured: `recursive_doubling`, which reduces each element on both, takes 1.1 to 1.4 times as long.
 pub const RING_OF_TWO_FROM: usize = 192 << 10;
 
 /// From this many bytes on, a broadcast among 3 or 4 ranks of one host is `halving_doubling` if links are sockets, and direct below.
@@ -60,9 +69,10 @@ pub const SHARED_SCATTERED_BROADCAST_FROM: usize = 128 << 10;
 /// it reduces each element on both. With 4 ranks and 32 MB, `ring` takes 1.3 times as long, and reading peers' memory 1.7 times.
 pub const DIRECT_UP_TO: usize = 4;
 
-/// From this many bytes on, an all-reduce between two ranks through shared memory is `recursive_doubling`: `direct` passes over the vector
-/// a second time, when it has fallen out of the cache. From 8 MB on, `direct` takes 1.1 to 1.6 times as long on a Zen 5, and 1.2 to 1.3
-/// times on a Xeon.
+/// From this many bytes on, an all-reduce between two ranks of one host is `recursive_doubling`: others pass over the vector a second time,
+/// when it has fallen out of the cache. From 8 MB on, through shared memory, `direct` takes 1.1 to 1.6 times as long on a Zen 5, and 1.2 to
+/// 1.3 times on a Xeon. Through sockets, `ring` takes 1.08 times as long with 10 MB and 1.16 to 1.22 times above on a Zen 4, 1.16 to 1.22
+/// times from 6 MB on on a Xeon.
 pub const DOUBLING_OF_TWO_FROM: usize = 6 << 20;
 
 /// From this many bytes of each rank's chunk on, an all-gather between two ranks on processors of Intel reads the peer's memory. Measured
@@ -251,16 +261,19 @@ pub fn table(
 /// Where every rank can read every other's memory and links are sockets.
 fn cross_memory_rules(topology: &Topology) -> Vec<Rule> {
     let rule = |when, because| Rule { path: Path::CrossMemory, when, because: Reason::BuiltIn(because) };
-    let mut rules = ["all_reduce", "all_gather"]
-        .map(|operation| {
-            let when = vec![
-                Condition::Operation(operation),
-                Condition::RanksFrom(3),
-                Condition::ChunkFrom(CROSS_MEMORY_FROM),
-            ];
+    let (two, more) = (Condition::RanksUpTo(2), Condition::RanksFrom(3));
+    let mut rules = Vec::from(
+        [
+            ("all_reduce", more, CROSS_MEMORY_FROM),
+            ("all_gather", more, CROSS_MEMORY_FROM),
+            ("all_gather", two, CROSS_MEMORY_GATHER_OF_TWO_FROM),
+            ("reduce_scatter", two, CROSS_MEMORY_REDUCE_SCATTER_OF_TWO_FROM),
+        ]
+        .map(|(operation, ranks, chunk)| {
+            let when = vec![Condition::Operation(operation), ranks, Condition::ChunkFrom(chunk)];
             rule(when, "each byte is copied once, from its sender's memory to where it belongs")
-        })
-        .to_vec();
+        }),
+    );
     // Between two ranks, two threads of the receiver copy.
     let copiers = if topology.hosts.world_size() == 2 { topology.fewest_cpus } else { topology.parallel };
     if copiers > 1 {
@@ -278,6 +291,7 @@ fn unix_rules(links: Links) -> Vec<Rule> {
         Condition::BytesFrom(RING_OF_TWO_FROM),
     ];
     let mut rules = broadcast_rules(links, SCATTERED_BROADCAST_FROM).to_vec();
+    rules.push(long_of_two(links));
     rules.push(rule(links, Algorithm::Ring, of_two, "each element is reduced once"));
     rules
 }
@@ -286,18 +300,8 @@ fn unix_rules(links: Links) -> Vec<Rule> {
 /// longer than two copies through a ring that stays in the cache.
 fn shared_rules(links: Links) -> Vec<Rule> {
     let few = vec![Condition::Operation("all_reduce"), Condition::RanksUpTo(DIRECT_UP_TO)];
-    let long_of_two = vec![
-        Condition::Operation("all_reduce"),
-        Condition::RanksUpTo(2),
-        Condition::BytesFrom(DOUBLING_OF_TWO_FROM),
-    ];
     let mut rules = broadcast_rules(links, SHARED_SCATTERED_BROADCAST_FROM).to_vec();
-    rules.push(rule(
-        links,
-        Algorithm::RecursiveDoubling,
-        long_of_two,
-        "one step, and no second pass over the vector",
-    ));
+    rules.push(long_of_two(links));
     rules.push(rule(links, Algorithm::Direct, few, "each element is reduced once, in the fewest steps"));
     rules
 }
@@ -313,6 +317,16 @@ fn intel_rules() -> [Rule; 2] {
             ),
         },
     )
+}
+
+/// Long all-reduces between two ranks of one host.
+fn long_of_two(links: Links) -> Rule {
+    let when = vec![
+        Condition::Operation("all_reduce"),
+        Condition::RanksUpTo(2),
+        Condition::BytesFrom(DOUBLING_OF_TWO_FROM),
+    ];
+    rule(links, Algorithm::RecursiveDoubling, when, "one step, and no second pass over the vector")
 }
 
 /// Broadcasts among 3 or 4 ranks of one host: `halving_doubling` from this many bytes on, direct below.

@@ -1,9 +1,10 @@
 use proptest::prelude::*;
 
 use super::host::{
-    self, CROSS_MEMORY_BROADCAST_FROM, CROSS_MEMORY_FROM, DOUBLING_OF_TWO_FROM, HIERARCHICAL_FROM,
-    INTEL_GATHER_FROM, INTEL_REDUCE_SCATTER_FROM, Links, RING_FROM, RING_OF_TWO_FROM,
-    SCATTERED_BROADCAST_FROM, SHARED_SCATTERED_BROADCAST_FROM, Topology,
+    self, CROSS_MEMORY_BROADCAST_FROM, CROSS_MEMORY_FROM, CROSS_MEMORY_GATHER_OF_TWO_FROM,
+    CROSS_MEMORY_REDUCE_SCATTER_OF_TWO_FROM, DOUBLING_OF_TWO_FROM, HIERARCHICAL_FROM, INTEL_GATHER_FROM,
+    INTEL_REDUCE_SCATTER_FROM, Links, RING_FROM, RING_OF_TWO_FROM, SCATTERED_BROADCAST_FROM,
+    SHARED_SCATTERED_BROADCAST_FROM, Topology,
 };
 use super::tuned::{Machine, Measurement, TunedRange, TuningError, TuningTable};
 use super::*;
@@ -302,8 +303,18 @@ fn sockets_within_a_host_have_rules_of_their_own() {
     assert_eq!(path(4, broadcast, SCATTERED_BROADCAST_FROM), Path::Tcp(HalvingDoubling));
     assert_eq!(path(2, SUM, RING_OF_TWO_FROM), Path::Tcp(Ring));
     assert_eq!(path(2, SUM, RING_OF_TWO_FROM - 1), Path::Tcp(RecursiveDoubling));
-    // Of two ranks that both send, neither reads the other's memory.
-    assert!(matches!(path(2, Operation::AllGather, 32 << 20), Path::Tcp(_)));
+    assert_eq!(path(2, SUM, DOUBLING_OF_TWO_FROM - 1), Path::Tcp(Ring));
+    assert_eq!(path(2, SUM, DOUBLING_OF_TWO_FROM), Path::Tcp(RecursiveDoubling));
+    for (n, operation, chunk) in [
+        (2, Operation::AllGather, CROSS_MEMORY_GATHER_OF_TWO_FROM),
+        (4, Operation::AllGather, CROSS_MEMORY_FROM),
+        (2, Operation::ReduceScatter(ReduceOp::Sum), CROSS_MEMORY_REDUCE_SCATTER_OF_TWO_FROM),
+    ] {
+        assert_eq!(path(n, operation, chunk), Path::CrossMemory, "{operation:?}, {n} ranks");
+        let shorter = path(n, operation, chunk - 1);
+        assert!(matches!(shorter, Path::Tcp(_)), "{operation:?}, {n} ranks: {shorter:?}");
+    }
+    assert!(matches!(path(4, Operation::ReduceScatter(ReduceOp::Sum), 32 << 20), Path::Tcp(_)));
     let unreadable = table(&of(4, 2), false, None, &[]);
     assert_eq!(check(&unreadable, broadcast, DType::U8, 32 << 20).path, Path::Tcp(HalvingDoubling));
     for n in [2, 3, 4, 8] {
