@@ -15,8 +15,8 @@ import sys
 import measure
 
 HERE = pathlib.Path(__file__).parent
-# Open MPI's fastest settings: each rank bound to a core of its own; yielding, where there are fewer cores than ranks.
-BOUND = ["--bind-to", "core"]
+# Open MPI's fastest settings: each rank bound to a CPU of its own; yielding, where there are fewer CPUs than ranks. Ours are not bound.
+BOUND = ["--use-hwthread-cpus", "--bind-to", "hwthread"]
 SHARING = ["--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
 # numpy asks for huge pages from 4 MiB on, which other programs, ours too, do not.
 ORDINARY_PAGES = {"NUMPY_MADVISE_HUGEPAGE": "0"}

@@ -3,6 +3,7 @@
 Over loopback TCP:
     mpirun --oversubscribe -np 4 --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include lo \
            --mca mpi_yield_when_idle 1 python open_mpi.py [--op OP,...] [--sizes BYTES,...]
+With a CPU for each rank: `--use-hwthread-cpus --bind-to hwthread` in place of `--oversubscribe` and the yielding.
 Through shared memory: `--mca btl vader,self` instead (Open MPI 5: `sm,self`). As root add --allow-run-as-root.
 A JSON line for each operation and size, see measure.py.
 """

@@ -99,7 +99,7 @@ fn candidate(pid: u32) -> Candidate {
     Candidate {
         host: "here".into(),
         pid,
-        cpus: Cpus::default(),
+        cpus: Cpus { count: 2, list: format!("{pid}-{}", pid + 1) },
         data_address: Some(([127, 0, 0, 1], 4000 + pid as u16).into()),
         wanted: BackendChoice::Auto,
         capabilities: vec![Capability::usable(BackendKind::Tcp)],
@@ -113,6 +113,7 @@ fn ranks_join_get_one_roster_and_share_a_store_and_a_barrier() {
     for (i, (client, membership)) in ranks.iter().enumerate() {
         assert_eq!(membership.rank.index(), i);
         assert_eq!(membership.roster, ranks[0].1.roster);
+        assert_eq!(membership.roster.members[2].cpus, Cpus { count: 2, list: "2-3".into() });
         assert_eq!(membership.roster.members[2].data_address, Some(([127, 0, 0, 1], 4002).into()));
         assert_eq!(membership.selection.backend, BackendKind::Tcp);
         assert!(client.local_address().expect("an address").is_loopback());

@@ -12,7 +12,7 @@ use crate::rank::{Epoch, LocalRank, Rank};
 /// The CPUs that a rank may use.
 ///
 /// Launchers such as `mpirun` and `srun` bind each rank to CPUs of its own; without binding, all ranks of a host have the same list
-/// and share them.
+/// and share them. Lists that differ but overlap count as separate, and so does a cgroup's limit that ranks with different lists share.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Cpus {
     /// How many it may keep busy: those of the list, or fewer where a cgroup limits it.
@@ -90,11 +90,17 @@ impl Roster {
     }
 
     /// How many of `ranks` share the CPUs of `rank`, itself included.
-    pub(crate) fn sharing_cpus(&self, ranks: &[Rank], rank: Rank) -> usize {
-        let of = |rank: Rank| &self.members[rank.index()];
-        let shares =
-            |other: &&Rank| of(**other).host == of(rank).host && of(**other).cpus.list == of(rank).cpus.list;
-        ranks.iter().filter(shares).count()
+    pub(crate) fn sharing_cpus(&self, ranks: impl Iterator<Item = Rank>, rank: Rank) -> usize {
+        let of = |rank: Rank| {
+            let Member { host, cpus, .. } = &self.members[rank.index()];
+            (host, &cpus.list)
+        };
+        ranks.filter(|other| of(*other) == of(rank)).count()
+    }
+
+    /// Whether more ranks share the CPUs of `rank` than there are CPUs.
+    pub(crate) fn cpus_are_short(&self, rank: Rank) -> bool {
+        self.sharing_cpus(Rank::all(self.world_size()), rank) > self.members[rank.index()].cpus.count as usize
     }
 }
 
@@ -127,5 +133,36 @@ impl Secret {
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret(…)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_share_cpus_if_host_and_list_are_the_same() {
+        let ranks = [
+            ("a", 2, "0-1"),
+            ("a", 2, "0-1"),
+            ("b", 2, "0-1"),
+            ("a", 1, "2"),
+            ("a", 1, "2"),
+            ("b", 2, "0-1"),
+        ];
+        let member = |(rank, (host, count, list)): (usize, &(&str, u32, &str))| Member {
+            rank: Rank(rank as u32),
+            local_rank: LocalRank(0),
+            node_rank: 0,
+            host: (*host).into(),
+            pid: 1,
+            cpus: Cpus { count: *count, list: (*list).into() },
+            data_address: None,
+        };
+        let roster = Roster { epoch: Epoch(1), members: ranks.iter().enumerate().map(member).collect() };
+        let sharing = |rank| roster.sharing_cpus(Rank::all(ranks.len()), Rank(rank));
+        assert_eq!([0, 1, 2, 3, 4, 5].map(sharing), [2; 6]);
+        assert_eq!(roster.sharing_cpus([Rank(0), Rank(2), Rank(3)].into_iter(), Rank(0)), 1, "of some ranks");
+        assert_eq!([0, 2, 3].map(|rank| roster.cpus_are_short(Rank(rank))), [false, false, true]);
     }
 }

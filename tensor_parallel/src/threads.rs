@@ -210,7 +210,7 @@ fn pause(since: Instant) {
     }
 }
 
-/// How many of this process's processors each rank may use, if `ranks` share them.
+/// How many of the CPUs that this thread may use fall to each rank, if `ranks` share them.
 pub(crate) fn per_rank(ranks: usize) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     cores / ranks.max(1)

@@ -13,6 +13,8 @@ const SMALL: f64 = 262_144.0;
 pub struct Surroundings {
     /// Ranks of the group.
     pub ranks: usize,
+    /// How many of them share this rank's CPUs, itself included.
+    pub sharing_cpus: usize,
     /// Hosts that they run on.
     pub hosts: usize,
     /// Whether they compute on GPUs.
@@ -80,7 +82,7 @@ impl Communication {
             Limit::Latency => against_latency(around),
             Limit::Bandwidth => against_bandwidth(part, around),
         });
-        if !around.on_gpus && around.hosts == 1 {
+        if !around.on_gpus && around.sharing_cpus == around.ranks {
             all.push(
                 "Ranks of one host share its processors, so more ranks add no arithmetic: use as few as the memory allows."
                     .into(),

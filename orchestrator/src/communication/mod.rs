@@ -157,6 +157,7 @@ impl Surroundings {
         let rated = linked.filter(|(_, share)| *share > 0.0).map(|(gbs, share)| gbs / share);
         Self {
             ranks: members.len(),
+            sharing_cpus: group(manager).sharing_cpus(),
             hosts,
             on_gpus: group(manager).device().is_some(),
             has_nvlink: linked.is_some(),

@@ -29,6 +29,7 @@ fn row(op: &'static str, calls: u64, bytes: f64, call_us: f64) -> ProfileRow {
 
 const GPUS: Surroundings = Surroundings {
     ranks: 4,
+    sharing_cpus: 4,
     hosts: 1,
     on_gpus: true,
     has_nvlink: true,
@@ -108,4 +109,7 @@ fn advice_fits_the_cause_and_the_place() {
 
     let cpus = advice(8e3, 20.0, &Surroundings { on_gpus: false, has_nvlink: false, link_gbs: None, ..GPUS });
     assert!(cpus.contains("share its processors") && !cpus.contains("such as 2"), "{cpus}");
+    let bound = Surroundings { on_gpus: false, has_nvlink: false, link_gbs: None, sharing_cpus: 1, ..GPUS };
+    let bound = advice(8e3, 20.0, &bound);
+    assert!(!bound.contains("share its processors") && bound.contains("such as 2"), "{bound}");
 }

@@ -48,6 +48,8 @@ pub(crate) struct GroupSpec<'a> {
     pub(crate) rank: Rank,
     /// In group order.
     pub(crate) members: Vec<&'a Member>,
+    /// Whether this rank shares its CPUs with more ranks of the job than there are CPUs.
+    pub(crate) cpus_are_short: bool,
     pub(crate) together: Together<'a>,
     pub(crate) config: &'a Config,
     /// What was measured for groups of all ranks, if this is one.

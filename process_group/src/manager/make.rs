@@ -47,13 +47,14 @@ impl GroupMaker {
         let (settings, membership) = (&self.config.process_group, &self.membership);
         let position = ranks.iter().position(|r| *r == membership.rank).expect("only members make a group");
         let rank = Rank(position as u32);
-        let sharing_cpus = membership.roster.sharing_cpus(&ranks, membership.rank);
+        let sharing_cpus = membership.roster.sharing_cpus(ranks.iter().copied(), membership.rank);
         let members: Vec<&Member> = ranks.iter().map(|r| &membership.roster.members[r.index()]).collect();
         let connecting = tracing::info_span!("connect", group = name).entered();
         let backend = self.factory.connect(&GroupSpec {
             name,
             rank,
             members,
+            cpus_are_short: membership.roster.cpus_are_short(membership.rank),
             together,
             config: &self.config,
             // Groups of some ranks share the processors with others, which was not measured.

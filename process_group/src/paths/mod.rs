@@ -427,7 +427,8 @@ impl PathTable {
         let decided = if let Because::Rule(index) = because { index } else { self.rules.len() };
         // That nothing else was measured for this call is no reason.
         let before = self.rules[..decided].iter().filter(|rule| rule.path == path && !rule.is_measured());
-        let unmet = before.into_iter().find_map(|rule| rule.unmet(query));
+        // The rule that came nearest tells most.
+        let unmet = before.rev().max_by_key(|rule| rule.met(query)).and_then(|rule| rule.unmet(query));
         match (because, unmet) {
             (Because::Cheapest, _) if path.is_costed() => {
                 format!("the cost model expects {}, which is no less", self.expected(path, query))

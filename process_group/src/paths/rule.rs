@@ -73,6 +73,11 @@ impl Rule {
         self.when.iter().all(|condition| condition.holds(query))
     }
 
+    /// How many of the rule's conditions a call meets before the first that it does not meet.
+    pub(super) fn met(&self, query: &Query) -> usize {
+        self.when.iter().take_while(|condition| condition.holds(query)).count()
+    }
+
     /// Why the rule does not fit a call, if so.
     pub(super) fn unmet(&self, query: &Query) -> Option<String> {
         self.when.iter().find_map(|condition| condition.unmet(query))

@@ -32,7 +32,9 @@ fn as_many_ranks_move_data_at_once_as_have_cpus() {
             data_address: None,
         };
         let members: Vec<Member> = ranks.iter().enumerate().map(member).collect();
-        Topology::of(&members.iter().collect::<Vec<_>>()).parallel
+        let topology = Topology::of(&members.iter().collect::<Vec<_>>());
+        assert_eq!(topology.fewest_cpus as u32, ranks.iter().map(|(_, count, _)| *count).min().unwrap());
+        topology.parallel
     };
     assert_eq!(parallel(&[("a", 2, "0-1"); 4]), 2);
     assert_eq!(parallel(&[("a", 8, "0-7"); 4]), 4);
@@ -43,6 +45,7 @@ fn as_many_ranks_move_data_at_once_as_have_cpus() {
         3,
         "each is bound to a CPU of its own"
     );
+    assert_eq!(parallel(&[("a", 1, "0"), ("a", 3, "1-3"), ("a", 3, "1-3")]), 3);
     assert_eq!(parallel(&[("a", 1, "0"), ("a", 1, "0"), ("a", 1, "1"), ("a", 1, "1")]), 2);
     assert_eq!(parallel(&[("a", 0, ""), ("a", 0, "")]), 1, "nothing is known");
 }
@@ -311,8 +314,10 @@ fn sockets_within_a_host_have_rules_of_their_own() {
         (2, Operation::ReduceScatter(ReduceOp::Sum), CROSS_MEMORY_REDUCE_SCATTER_OF_TWO_FROM),
     ] {
         assert_eq!(path(n, operation, chunk), Path::CrossMemory, "{operation:?}, {n} ranks");
-        let shorter = path(n, operation, chunk - 1);
-        assert!(matches!(shorter, Path::Tcp(_)), "{operation:?}, {n} ranks: {shorter:?}");
+        let shorter = check(&table(&of(n, 2), true, None, &[]), operation, DType::U8, chunk - 1);
+        assert!(matches!(shorter.path, Path::Tcp(_)), "{operation:?}, {n} ranks: {shorter:?}");
+        let why = why_not(&shorter, Path::CrossMemory);
+        assert!(why.contains("a rank are less than"), "{operation:?}, {n} ranks: {why}");
     }
     assert!(matches!(path(4, Operation::ReduceScatter(ReduceOp::Sum), 32 << 20), Path::Tcp(_)));
     let unreadable = table(&of(4, 2), false, None, &[]);

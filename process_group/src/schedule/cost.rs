@@ -191,7 +191,7 @@ pub struct LinkModel {
     pub message: f64,
     /// Time of one byte through one link, in seconds.
     pub byte: f64,
-    /// How many ranks can move data at the same time: the smaller of ranks and processors where they share a host.
+    /// How many ranks can move data at the same time: of those that share CPUs, as many as there are CPUs.
     pub parallel: usize,
 }
 

@@ -143,7 +143,7 @@ struct Alone {
 }
 
 /// Measures all steps of all shapes. Every rank calls this with the same request and gets the same rows; `on_row` gets each when it
-/// is measured. The unsharded model runs on rank 0, with all processors of its host if there is no GPU, while the others wait.
+/// is measured. The unsharded model runs on rank 0, with all CPUs that it may use if there is no GPU, while the others wait.
 ///
 /// # Errors
 /// Those of [`StepRequest::check`], of the groups, and of memory that does not suffice.

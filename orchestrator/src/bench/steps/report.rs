@@ -79,17 +79,18 @@ fn compared(row: &StepRow, around: &Surroundings, processors: usize) -> String {
         "Steps of a few layers (column `layers`) in {}, with random weights, on one rank (t1) and sharded over {ranks} (tn)",
         row.dtype
     );
-    let (one, each) = (plural(processors, "processor"), (processors / row.world_size).max(1));
-    match (around.on_gpus, around.hosts) {
+    let (one, each) = (plural(processors, "processor"), (processors / around.sharing_cpus).max(1));
+    match (around.on_gpus, around.sharing_cpus == row.world_size) {
         (true, _) => format!("{layers}, each with a GPU."),
-        (false, 1) => format!(
+        (false, true) => format!(
             "{layers} of one host: one rank computes with all {one}, {ranks} with {each} each. Both have the same \
              processors, so an efficiency t1 / (n tn) of {:.0} % means that sharding costs nothing.",
             100.0 / row.world_size as f64
         ),
-        (false, hosts) => {
+        (false, false) => {
+            let hosts = plural(around.hosts, "host");
             format!(
-                "{layers} of {hosts} hosts: one rank computes with all {one} of its host, {ranks} with {each} each."
+                "{layers} of {hosts}: one rank computes with the {one} that it may use, {ranks} with {each} each."
             )
         }
     }

@@ -2,6 +2,7 @@
 
 use ryzanstein_config::AlgorithmChoice;
 
+use super::spin::SpinPolicy;
 use super::{Host, Settings, decline};
 use crate::backend::factory::{AnyBackend, BackendFactory, GroupSpec, ProbeContext};
 use crate::backend_kind::BackendKind;
@@ -44,7 +45,7 @@ impl BackendFactory for Factory {
             },
             tuned: group.tuned.to_vec(),
             segment: tcp.segment.get().as_usize(),
-            spin: tcp.spin,
+            spin: SpinPolicy { limit: tcp.spin, yields: group.cpus_are_short },
             shared_memory: tcp.shared_memory,
             liveness: group.mesh.map(Mesh::liveness),
         };

@@ -54,7 +54,9 @@ impl Host {
         self.submit(call)?;
         let is_readable = agreed.pop() == Some(1);
         let why_not = REASONS.get(usize::from(agreed[host])).copied();
-        self.cross_memory = self.readable.take().filter(|_| is_readable).map(CrossMemory::new);
+        let has_processors = self.topology.fewest_cpus > 1;
+        let readable = self.readable.take().filter(|_| is_readable);
+        self.cross_memory = readable.map(|processes| CrossMemory::new(processes, has_processors));
         if let (Some((offered, rings)), None) = (mapped, why_not) {
             self.go_through(rings, offered.close());
         }

@@ -18,7 +18,6 @@ mod transport;
 mod unexpected;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use foldhash::HashMap;
 
@@ -59,8 +58,8 @@ pub(crate) struct Settings {
     pub(crate) tuned: Vec<TunedRange>,
     /// Bytes of a pipelined piece.
     pub(crate) segment: usize,
-    /// How long to poll before sleeping.
-    pub(crate) spin: Duration,
+    /// How to poll before sleeping.
+    pub(crate) spin: SpinPolicy,
     /// Whether links may go through memory.
     pub(crate) shared_memory: bool,
     /// Looks whether the other ranks' processes respond.
@@ -85,7 +84,6 @@ pub(crate) struct Host {
     paths: PathTable,
     /// How the ranks agree on rooted calls.
     agreement: Agreement,
-    spin: SpinPolicy,
     /// The paths of calls that were made before. The keys come from this rank's own calls, so the hash need not resist attacks; the
     /// standard library's took 600 instructions more for a call.
     choices: HashMap<(Operation, DType, usize), Path>,
@@ -110,7 +108,6 @@ impl Host {
             Link::new(members[peer.index()].clone(), channel, settings.segment)
         });
         let topology = Topology::of(members);
-        let yields = topology.parallel < members.len();
         Self {
             group: group.to_owned(),
             rank,
@@ -123,7 +120,6 @@ impl Host {
             agreement: agreement(Links::Sockets(""), &topology.hosts),
             paths: table(&topology, Links::Sockets(""), false, settings.demand, &settings.tuned),
             topology,
-            spin: SpinPolicy { limit: settings.spin, yields },
             settings,
             choices: HashMap::default(),
             programs: HashMap::default(),
@@ -204,7 +200,7 @@ impl Backend for Host {
                 rank: self.rank,
                 global_rank: self.global_rank,
                 segment: self.settings.segment,
-                spin: self.spin,
+                spin: self.settings.spin,
                 bell: self.bell.as_ref(),
                 history: &self.history,
                 liveness: self.settings.liveness.as_ref(),

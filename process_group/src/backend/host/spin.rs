@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-/// How long a rank keeps its processor although it has no news, where each has one. Then it yields, as other programs may need
-/// the processor, or the scheduler may have put the peer on it. Not sooner: with 1 µs, two ranks that the scheduler had put on
-/// one processor stayed there for 10 to 25 ms, yielding to each other, while the second was idle; and where another program
-/// computed on each processor, a yield gave it a whole time slice of 4 ms (Linux 6.18).
+/// How long a rank without news keeps its processor if there is one for each rank. Then it yields: another program may need the
+/// processor, or the scheduler may have put the peer there. 1 µs is too short (Linux 6.18): two ranks on one processor yielded to each other
+/// for 10 to 25 ms while the other processor was idle, and a program that computed on the same processor got a time slice of 4 ms from each
+/// yield.
 const ALONE: Duration = Duration::from_micros(20);
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct SpinPolicy {
+pub(crate) struct SpinPolicy {
     /// Since the last news.
     pub(super) limit: Duration,
     /// Give the processor to others in between, because ranks share it.

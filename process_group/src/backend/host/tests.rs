@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use ryzanstein_config::SecurityConfig;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::shared::tests::pair;
 use super::*;
@@ -41,7 +41,7 @@ fn settings(spin: Duration) -> Settings {
         demand: None,
         tuned: Vec::new(),
         segment: 64 << 10,
-        spin,
+        spin: SpinPolicy { limit: spin, yields: true },
         shared_memory: false,
         liveness: None,
     }

@@ -24,7 +24,11 @@ const HALVES_FROM: usize = 1 << 20;
 pub(in crate::backend::host) struct Unreadable(#[from] nix::Error);
 
 #[derive(Debug)]
-pub(in crate::backend::host) struct CrossMemory(Peers<Remote>);
+pub(in crate::backend::host) struct CrossMemory {
+    peers: Peers<Remote>,
+    /// Whether each rank may use several processors.
+    has_processors: bool,
+}
 
 /// One peer's memory.
 #[derive(Debug)]
@@ -32,20 +36,17 @@ struct Remote {
     process: ReadableProcess,
     /// Where the open message begins.
     address: u64,
-    /// Whether the sender only waits while this rank reads, so that a second thread has a processor.
-    is_sender_idle: bool,
+    /// Whether the sender only waits while this rank reads, and a second thread has a processor.
+    read_by_two: bool,
     /// What was read of it to be reduced.
     staging: Vec<u8>,
 }
 
 impl CrossMemory {
-    pub(in crate::backend::host) fn new(processes: Peers<ReadableProcess>) -> Self {
-        Self(processes.map(|_, process| Remote {
-            process,
-            address: 0,
-            is_sender_idle: false,
-            staging: Vec::new(),
-        }))
+    /// `has_processors`: whether each rank may use several.
+    pub(in crate::backend::host) fn new(processes: Peers<ReadableProcess>, has_processors: bool) -> Self {
+        let remote = |_, process| Remote { process, address: 0, read_by_two: false, staging: Vec::new() };
+        Self { peers: processes.map(remote), has_processors }
     }
 }
 
@@ -62,9 +63,9 @@ impl Transport for CrossMemory {
 
     fn open(&mut self, peer: Peer, header: &Header) {
         let is_broadcast = matches!(header.fingerprint.operation, Operation::Broadcast { .. });
-        let is_sender_idle = is_broadcast && self.0.world_size() == 2;
-        let remote = &mut self.0[peer];
-        (remote.address, remote.is_sender_idle) = (header.address, is_sender_idle);
+        let read_by_two = self.has_processors && is_broadcast && self.peers.world_size() == 2;
+        let remote = &mut self.peers[peer];
+        (remote.address, remote.read_by_two) = (header.address, read_by_two);
     }
 
     fn receive(
@@ -74,8 +75,8 @@ impl Transport for CrossMemory {
         done: usize,
         into: &mut [u8],
     ) -> Result<Moved, Unreadable> {
-        let &Remote { process, address, is_sender_idle, .. } = &self.0[peer];
-        if is_sender_idle && into.len() >= HALVES_FROM {
+        let &Remote { process, address, read_by_two, .. } = &self.peers[peer];
+        if read_by_two && into.len() >= HALVES_FROM {
             process.read_by_two(address + done as u64, into)?;
         } else {
             process.read(address + done as u64, into)?;
@@ -88,7 +89,7 @@ impl Transport for CrossMemory {
     }
 
     fn stage(&mut self, peer: Peer, _: &mut Link, done: usize, most: usize) -> Result<usize, Unreadable> {
-        let Remote { process, address, staging, .. } = &mut self.0[peer];
+        let Remote { process, address, staging, .. } = &mut self.peers[peer];
         if staging.len() < most {
             staging.resize(most, 0);
         }
@@ -97,7 +98,7 @@ impl Transport for CrossMemory {
     }
 
     fn staged<'a>(&'a self, peer: Peer, _: &'a Link) -> &'a [u8] {
-        &self.0[peer].staging
+        &self.peers[peer].staging
     }
 
     fn consume(&mut self, _: Peer, _: &mut Link, _: usize) {}
