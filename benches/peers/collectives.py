@@ -15,9 +15,7 @@ import sys
 import measure
 
 HERE = pathlib.Path(__file__).parent
-# Open MPI's fastest settings: each rank bound to a CPU of its own; yielding, where there are fewer CPUs than ranks. Ours are not bound.
-BOUND = ["--use-hwthread-cpus", "--bind-to", "hwthread"]
-SHARING = ["--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
+MPIRUN = ["mpirun", "--oversubscribe", "--bind-to", "none", "--mca", "pml", "ob1"]
 # numpy asks for huge pages from 4 MiB on, which other programs, ours too, do not.
 ORDINARY_PAGES = {"NUMPY_MADVISE_HUGEPAGE": "0"}
 TCP = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "lo"]
@@ -38,8 +36,9 @@ def ours(arguments, ranks, work, shared_memory):
 
 def open_mpi(arguments, ranks, work, flags):
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    mpirun = ["mpirun", "--mca", "pml", "ob1", *(BOUND if ranks <= len(os.sched_getaffinity(0)) else SHARING)]
-    return mpirun + root + ["-np", str(ranks), *(flags or shared_memory()), sys.executable, str(HERE / "open_mpi.py"), *work], {}
+    # Its fastest settings: ranks yield if they outnumber the CPUs; otherwise open_mpi.py binds each to one. Ours are not bound.
+    yields = ["--mca", "mpi_yield_when_idle", str(int(ranks > len(os.sched_getaffinity(0))))]
+    return MPIRUN + yields + root + ["-np", str(ranks), *(flags or shared_memory()), sys.executable, str(HERE / "open_mpi.py"), *work], {}
 
 
 def gloo(arguments, ranks, work, _):

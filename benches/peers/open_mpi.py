@@ -1,13 +1,18 @@
 """Open MPI through mpi4py, CPU ranks of one host.
 
 Over loopback TCP:
-    mpirun --oversubscribe -np 4 --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include lo \
+    mpirun --oversubscribe --bind-to none -np 4 --mca pml ob1 --mca btl tcp,self --mca btl_tcp_if_include lo \
            --mca mpi_yield_when_idle 1 python open_mpi.py [--op OP,...] [--sizes BYTES,...]
-With a CPU for each rank: `--use-hwthread-cpus --bind-to hwthread` in place of `--oversubscribe` and the yielding.
+With a CPU for each rank, 0 instead of 1. This script then binds each rank to one: `mpirun` of Open MPI 5 binds to CPUs that it may not use.
 Through shared memory: `--mca btl vader,self` instead (Open MPI 5: `sm,self`). As root add --allow-run-as-root.
 A JSON line for each operation and size, see measure.py.
 """
+import os
 import sys
+
+CPUS = sorted(os.sched_getaffinity(0))
+if int(os.environ["OMPI_COMM_WORLD_SIZE"]) <= len(CPUS):
+    os.sched_setaffinity(0, {CPUS[int(os.environ["OMPI_COMM_WORLD_LOCAL_RANK"])]})
 
 import numpy as np
 from mpi4py import MPI
