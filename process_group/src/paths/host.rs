@@ -25,8 +25,8 @@ pub const CROSS_MEMORY_GATHER_OF_TWO_FROM: usize = 192 << 10;
 /// Xeon 1.3 times with 256 KB, 1.5 to 1.8 times above.
 pub const CROSS_MEMORY_REDUCE_SCATTER_OF_TWO_FROM: usize = 384 << 10;
 
-/// From this many bytes on, a broadcast within one host reads the root's memory if links are sockets and several processors can
-/// copy. Between two ranks, two threads read, as the root has nothing to do meanwhile. Measured on a Zen 4: Unix sockets take 1.1 to 1.4 times as
+/// From this many bytes on, a broadcast within one host reads the root's memory if links are sockets and several processors can copy.
+/// Between two ranks, two threads read, as the root has nothing to do meanwhile. Measured on a Zen 4: Unix sockets take 1.1 to 1.4 times as
 /// long from 10 MB on, 0.8 to 0.9 times from 1 MB to 8 MB; on a Xeon, 1.04 to 1.65 times from 1 MB on. Among 3, 4 and 8 ranks, on both, they
 /// take 1.0 to 1.7 times as long with 10 MB, 1.2 to 1.9 times with 30 and 100 MB; with 10 MB and a processor for each of 8 ranks 0.86 times.
 /// More ranks were not measured.
