@@ -68,6 +68,13 @@ pub struct Member {
     pub data_address: Option<SocketAddr>,
 }
 
+impl Member {
+    /// Its host and its list of CPUs: members that have both in common share their CPUs.
+    pub(crate) fn cpus_shared(&self) -> (&str, &str) {
+        (&self.host, &self.cpus.list)
+    }
+}
+
 /// Everybody, in rank order, in one epoch. Building one by hand is enough to start a group without a launcher.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Roster {
@@ -91,10 +98,7 @@ impl Roster {
 
     /// How many of `ranks` share the CPUs of `rank`, itself included.
     pub(crate) fn sharing_cpus(&self, ranks: impl Iterator<Item = Rank>, rank: Rank) -> usize {
-        let of = |rank: Rank| {
-            let Member { host, cpus, .. } = &self.members[rank.index()];
-            (host, &cpus.list)
-        };
+        let of = |rank: Rank| self.members[rank.index()].cpus_shared();
         ranks.filter(|other| of(*other) == of(rank)).count()
     }
 
@@ -137,8 +141,22 @@ impl fmt::Debug for Secret {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
+
+    /// Members on these hosts, with so many CPUs of these lists.
+    pub(crate) fn members(on: &[(&str, u32, &str)]) -> Vec<Member> {
+        let member = |(rank, (host, count, list)): (usize, &(&str, u32, &str))| Member {
+            rank: Rank(rank as u32),
+            local_rank: LocalRank(0),
+            node_rank: 0,
+            host: (*host).into(),
+            pid: 1,
+            cpus: Cpus { count: *count, list: (*list).into() },
+            data_address: None,
+        };
+        on.iter().enumerate().map(member).collect()
+    }
 
     #[test]
     fn ranks_share_cpus_if_host_and_list_are_the_same() {
@@ -150,16 +168,7 @@ mod tests {
             ("a", 1, "2"),
             ("b", 2, "0-1"),
         ];
-        let member = |(rank, (host, count, list)): (usize, &(&str, u32, &str))| Member {
-            rank: Rank(rank as u32),
-            local_rank: LocalRank(0),
-            node_rank: 0,
-            host: (*host).into(),
-            pid: 1,
-            cpus: Cpus { count: *count, list: (*list).into() },
-            data_address: None,
-        };
-        let roster = Roster { epoch: Epoch(1), members: ranks.iter().enumerate().map(member).collect() };
+        let roster = Roster { epoch: Epoch(1), members: members(&ranks) };
         let sharing = |rank| roster.sharing_cpus(Rank::all(ranks.len()), Rank(rank));
         assert_eq!([0, 1, 2, 3, 4, 5].map(sharing), [2; 6]);
         assert_eq!(roster.sharing_cpus([Rank(0), Rank(2), Rank(3)].into_iter(), Rank(0)), 1, "of some ranks");

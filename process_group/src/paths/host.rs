@@ -139,7 +139,7 @@ impl Topology {
     pub fn of(members: &[&Member]) -> Self {
         let mut sharing: HashMap<(&str, &str), (usize, usize)> = HashMap::new();
         for member in members {
-            let (ranks, cpus) = sharing.entry((&member.host, &member.cpus.list)).or_default();
+            let (ranks, cpus) = sharing.entry(member.cpus_shared()).or_default();
             *ranks += 1;
             *cpus = (*cpus).max(member.cpus.count as usize);
         }

@@ -9,8 +9,8 @@ use super::host::{
 use super::tuned::{Machine, Measurement, TunedRange, TuningError, TuningTable};
 use super::*;
 use crate::operation::ReduceOp;
-use crate::rank::{LocalRank, Rank};
-use crate::roster::{Cpus, Member};
+use crate::rank::Rank;
+use crate::roster::tests::members;
 use crate::schedule::Algorithm::{Direct, HalvingDoubling, RecursiveDoubling, Ring};
 
 const SUM: Operation = Operation::AllReduce(ReduceOp::Sum);
@@ -22,17 +22,7 @@ fn of(world_size: usize, parallel: usize) -> Topology {
 #[test]
 fn as_many_ranks_move_data_at_once_as_have_cpus() {
     let parallel = |ranks: &[(&str, u32, &str)]| {
-        let member = |(rank, (host, count, list)): (usize, &(&str, u32, &str))| Member {
-            rank: Rank(rank as u32),
-            local_rank: LocalRank(0),
-            node_rank: 0,
-            host: (*host).into(),
-            pid: 1,
-            cpus: Cpus { count: *count, list: (*list).into() },
-            data_address: None,
-        };
-        let members: Vec<Member> = ranks.iter().enumerate().map(member).collect();
-        let topology = Topology::of(&members.iter().collect::<Vec<_>>());
+        let topology = Topology::of(&members(ranks).iter().collect::<Vec<_>>());
         assert_eq!(topology.fewest_cpus as u32, ranks.iter().map(|(_, count, _)| *count).min().unwrap());
         topology.parallel
     };
