@@ -299,4 +299,11 @@ mod tests {
         assert_eq!(decode_roster(&bytes), Ok(joined));
         assert!(matches!(decode_roster(&bytes[..bytes.len() - 9]), Err(RosterError::Decode(_))));
     }
+
+    #[test]
+    fn fuzzing_starts_from_a_whole_roster() {
+        let seed = include_bytes!("../../../tests/fuzz/seeds/roster/two_ranks");
+        let members = decode_roster(seed).unwrap().roster.members;
+        assert_eq!(members.iter().map(|member| member.cpus.list.as_str()).collect::<Vec<_>>(), ["0-1"; 2]);
+    }
 }
