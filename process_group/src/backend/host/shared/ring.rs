@@ -25,6 +25,11 @@ const STARVED: usize = 128;
 /// If the writer stores past its cache, so does a reader that expects at least this many bytes. They would leave its cache before they are
 /// used.
 const LONG: usize = 1 << 20;
+/// A reader that expects at least this many bytes stores past its cache in any case, until fewer than [`LONG`] are left. An ordinary store
+/// first reads the line from memory, and drives out what the writer has left in the cache. Measured between two ranks that share a cache on a
+/// Zen 4: all-gathers of 10 MB to 100 MB take 0.76 to 0.84 of the time, broadcasts 0.88 to 0.93. On a Xeon with 100 MB, 0.81 and 0.92; with
+/// broadcasts of 4 MB, 1.08.
+pub(super) const VERY_LONG: usize = 4 << 20;
 /// How much one end copies before it tells the other, which can go on meanwhile.
 const PUBLISHED: usize = 32 << 10;
 
@@ -171,6 +176,8 @@ pub(in crate::backend::host) struct Rings {
     pub(super) into: Ring,
     waker: Waker,
     stores: Stores,
+    /// Whether a very long message comes from the peer.
+    is_very_long: bool,
 }
 
 impl Rings {
@@ -185,6 +192,7 @@ impl Rings {
             into: Ring::new(mine, layout, peer),
             waker,
             stores: Stores::default(),
+            is_very_long: false,
         }
     }
 
@@ -245,7 +253,8 @@ impl Rings {
         }
         let first_len = first.len().min(there);
         let second_len = second.len().min(there - first_len);
-        let past_cache = first.len() >= LONG && self.comes_past_cache();
+        self.is_very_long = first.len() >= if self.is_very_long { LONG } else { VERY_LONG };
+        let past_cache = self.is_very_long || first.len() >= LONG && self.comes_past_cache();
         for piece in first[..first_len].chunks_mut(PUBLISHED) {
             self.into.read(piece, past_cache);
             self.into.publish(TAIL);

@@ -74,7 +74,7 @@ fn either_end_goes_past_its_cache_if_the_stores_of_one_are_slow() {
 }
 
 fn bytes_come(pair: [(Rings, Bell); 2]) {
-    const TOTAL: usize = 3 << 20;
+    const TOTAL: usize = ring::VERY_LONG + (1 << 20);
     let [(mut rings, bell), (mut theirs, their_bell)] = pair;
     let sent: Vec<u8> = (0..TOTAL as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let expected = sent.clone();
