@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::ring::RINGS;
+use super::ring::{LONG, RINGS, VERY_LONG};
 use super::*;
 use crate::testing::{LATE, in_time};
 
@@ -73,8 +73,20 @@ fn either_end_goes_past_its_cache_if_the_stores_of_one_are_slow() {
     bytes_come([writer, reader]);
 }
 
+#[test]
+fn a_message_is_very_long_until_little_is_left() {
+    let [(mut writer, _), (mut reader, _)] = pair(false);
+    let mut into = vec![0; VERY_LONG];
+    let expected = [(VERY_LONG - 1, false), (VERY_LONG, true), (VERY_LONG - 1, true), (LONG, true)];
+    for (left, is) in expected.into_iter().chain([(LONG - 1, false), (LONG, false)]) {
+        writer.send(&[1; 4096], &[]).unwrap();
+        assert_eq!(reader.read_pair(&mut into[..left], &mut []).unwrap(), 4096);
+        assert_eq!(reader.is_very_long, is, "{left} bytes are left");
+    }
+}
+
 fn bytes_come(pair: [(Rings, Bell); 2]) {
-    const TOTAL: usize = ring::VERY_LONG + (1 << 20);
+    const TOTAL: usize = VERY_LONG + (1 << 20);
     let [(mut rings, bell), (mut theirs, their_bell)] = pair;
     let sent: Vec<u8> = (0..TOTAL as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let expected = sent.clone();
