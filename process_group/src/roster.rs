@@ -144,7 +144,7 @@ impl fmt::Debug for Secret {
 pub(crate) mod tests {
     use super::*;
 
-    /// Members on these hosts, with so many CPUs of these lists.
+    /// Makes one member per entry. An entry is a host, a number of CPUs and their list.
     pub(crate) fn members(on: &[(&str, u32, &str)]) -> Vec<Member> {
         let member = |(rank, (host, count, list)): (usize, &(&str, u32, &str))| Member {
             rank: Rank(rank as u32),
