@@ -76,9 +76,13 @@ pub const DIRECT_UP_TO: usize = 4;
 pub const DOUBLING_OF_TWO_FROM: usize = 6 << 20;
 
 /// From this many bytes of each rank's chunk on, an all-gather between two ranks on processors of Intel reads the peer's memory. Measured
-/// on a Xeon: shared memory takes 0.9 times as long with chunks of 64 KB, 1.05 times with 128 KB, 1.2 to 1.7 times with longer ones, and 0.87 to
-/// 1.07 times with 15 MB and more.
+/// on a Xeon: shared memory takes 0.9 times as long with chunks of 64 KB, 1.05 times with 128 KB, 1.2 to 1.7 times with longer ones, and less
+/// with [the longest](INTEL_LONG_GATHER_FROM).
 pub const INTEL_GATHER_FROM: usize = 112 << 10;
+
+/// From this many bytes of each rank's chunk on, it goes through shared memory again. Measured on three Xeons: reading takes 0.7 to 1.05 times
+/// as long with chunks of 5 MB, 0.85 times with 7 MB (on one), 1.1 to 1.15 times with 10 MB (on two), 1.0 to 1.2 times with 50 MB.
+pub const INTEL_LONG_GATHER_FROM: usize = 9 << 20;
 
 /// The same of a reduce-scatter: with chunks of 2 MB to 50 MB, shared memory takes 1.1 to 1.6 times as long.
 pub const INTEL_REDUCE_SCATTER_FROM: usize = 1 << 20;
@@ -208,7 +212,7 @@ pub fn table(
         Links::SharedMemory => {
             rules.splice(1..1, shared_rules(links));
             if cross_memory && topology.is_intel {
-                rules.splice(0..0, intel_rules());
+                rules.splice(0..0, intel_rules(links));
             }
         }
         Links::Sockets(_) if hosts.count() == 1 => {
@@ -307,16 +311,19 @@ fn shared_rules(links: Links) -> Vec<Rule> {
 }
 
 /// What was measured between two ranks on a Xeon, where a line that one processor has written takes longer to reach another.
-fn intel_rules() -> [Rule; 2] {
-    [("all_gather", INTEL_GATHER_FROM), ("reduce_scatter", INTEL_REDUCE_SCATTER_FROM)].map(
-        |(operation, from)| Rule {
-            path: Path::CrossMemory,
-            when: vec![Condition::Operation(operation), Condition::RanksUpTo(2), Condition::ChunkFrom(from)],
-            because: Reason::BuiltIn(
-                "one copy is faster than two on processors of Intel, where a line takes long from one core's cache to another's",
-            ),
-        },
-    )
+fn intel_rules(links: Links) -> [Rule; 3] {
+    let read = "one copy is faster than two on processors of Intel, where a line takes long from one core's cache to another's";
+    let share = "two copies are faster than one where the message does not stay in a cache: the second stores past it";
+    [
+        (links.path(Algorithm::Direct), "all_gather", INTEL_LONG_GATHER_FROM, share),
+        (Path::CrossMemory, "all_gather", INTEL_GATHER_FROM, read),
+        (Path::CrossMemory, "reduce_scatter", INTEL_REDUCE_SCATTER_FROM, read),
+    ]
+    .map(|(path, operation, from, because)| Rule {
+        path,
+        when: vec![Condition::Operation(operation), Condition::RanksUpTo(2), Condition::ChunkFrom(from)],
+        because: Reason::BuiltIn(because),
+    })
 }
 
 /// Long all-reduces between two ranks of one host.

@@ -3,8 +3,8 @@ use proptest::prelude::*;
 use super::host::{
     self, CROSS_MEMORY_BROADCAST_FROM, CROSS_MEMORY_FROM, CROSS_MEMORY_GATHER_OF_TWO_FROM,
     CROSS_MEMORY_REDUCE_SCATTER_OF_TWO_FROM, DOUBLING_OF_TWO_FROM, HIERARCHICAL_FROM, INTEL_GATHER_FROM,
-    INTEL_REDUCE_SCATTER_FROM, Links, RING_FROM, RING_OF_TWO_FROM, SCATTERED_BROADCAST_FROM,
-    SHARED_SCATTERED_BROADCAST_FROM, Topology,
+    INTEL_LONG_GATHER_FROM, INTEL_REDUCE_SCATTER_FROM, Links, RING_FROM, RING_OF_TWO_FROM,
+    SCATTERED_BROADCAST_FROM, SHARED_SCATTERED_BROADCAST_FROM, Topology,
 };
 use super::tuned::{Machine, Measurement, TunedRange, TuningError, TuningTable};
 use super::*;
@@ -284,6 +284,10 @@ fn two_ranks_on_processors_of_intel_read_large_chunks_from_memory() {
         ] {
             assert!(matches!(other, Path::SharedMemory(_)), "{other:?}");
         }
+    }
+    assert_eq!(path(2, true, true, Operation::AllGather, INTEL_LONG_GATHER_FROM - 4), Path::CrossMemory);
+    for bytes in [INTEL_LONG_GATHER_FROM, 1 << 30] {
+        assert_eq!(path(2, true, true, Operation::AllGather, bytes), Path::SharedMemory(Direct));
     }
 }
 

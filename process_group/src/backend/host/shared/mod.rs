@@ -6,6 +6,7 @@
 //! The sockets stay: when a peer's end of one closes, the peer has gone.
 
 mod bell;
+mod copy;
 mod ring;
 mod segment;
 mod stores;

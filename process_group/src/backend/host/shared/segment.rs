@@ -23,12 +23,10 @@ use rustix::fs::{
     readlink,
 };
 
+use super::copy::copy;
+
 /// What the system calls the memory where it lists mappings and descriptors.
 const NAME: &str = "ryz-shared";
-/// Bytes of a cache line.
-const LINE: usize = 64;
-/// From this many bytes on, lines go past the cache where that is wanted.
-const STREAMED_FROM: usize = 1 << 10;
 
 /// Memory of this process or of another, mapped here.
 #[derive(Debug)]
@@ -114,56 +112,6 @@ impl Segment {
     }
 }
 
-/// Copies bytes, whole lines of them past the cache if `past_cache`.
-///
-/// # Safety
-/// `len` bytes may be read at `from` and written at `to`, and the two do not overlap.
-unsafe fn copy(from: *const u8, to: *mut u8, len: usize, past_cache: bool) {
-    // SAFETY: as the caller says. The three pieces follow each other, and the second begins at a line of `to`.
-    unsafe {
-        if !past_cache || len < STREAMED_FROM {
-            return to.copy_from_nonoverlapping(from, len);
-        }
-        let before = to.addr().wrapping_neg() % LINE;
-        to.copy_from_nonoverlapping(from, before);
-        let lines = (len - before) / LINE;
-        stream(from.add(before), to.add(before), lines);
-        let done = before + lines * LINE;
-        to.add(done).copy_from_nonoverlapping(from.add(done), len - done);
-    }
-}
-
-/// Copies whole cache lines past the cache.
-///
-/// # Safety
-/// `lines` lines may be read at `from` and written at `to`, which is at a multiple of a line, and the two do not overlap.
-#[cfg(target_arch = "x86_64")]
-unsafe fn stream(from: *const u8, to: *mut u8, lines: usize) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
-    let (from, to): (*const __m128i, *mut __m128i) = (from.cast(), to.cast());
-    for line in 0..lines {
-        // SAFETY: SSE2 is part of the architecture. Four vectors are a line, which is aligned and in bounds as the caller says.
-        unsafe {
-            let vectors = [0, 1, 2, 3].map(|vector| _mm_loadu_si128(from.add(line * 4 + vector)));
-            for (vector, value) in vectors.into_iter().enumerate() {
-                _mm_stream_si128(to.add(line * 4 + vector), value);
-            }
-        }
-    }
-    // SAFETY: as above. What is published afterwards would otherwise come before these stores.
-    unsafe { _mm_sfence() };
-}
-
-/// Copies whole cache lines.
-///
-/// # Safety
-/// As above.
-#[cfg(not(target_arch = "x86_64"))]
-unsafe fn stream(from: *const u8, to: *mut u8, lines: usize) {
-    // SAFETY: as the caller says.
-    unsafe { to.copy_from_nonoverlapping(from, lines * LINE) }
-}
-
 /// Opens a descriptor of another process to read and write. What its link in `/proc` says must begin with `what`: in another namespace
 /// the number may be any process's, and opening another kind of file could wait, or be noticed.
 ///
@@ -196,25 +144,6 @@ mod tests {
         mine.read(100, &mut bytes, false);
         assert_eq!(&bytes, b"hello");
         assert_eq!((mine.word(0).load(SeqCst), mine.double_word(4088).load(SeqCst)), (7, 9));
-    }
-
-    #[test]
-    fn bytes_past_the_cache_arrive_at_every_alignment() {
-        let (mine, _door) = Segment::create(8192).unwrap();
-        let bytes: Vec<u8> = (0..5000u32).map(|i| (i % 251) as u8 + 1).collect();
-        for (at, len) in (0..70).flat_map(|at| [1, 1023, 1024, 1100, 5000].map(|len| (at, len))) {
-            mine.write(0, &[0; 8192], false);
-            mine.write(at, &bytes[..len], true);
-            let mut all = [0xff; 8192];
-            mine.read(0, &mut all, false);
-            assert_eq!(&all[at..at + len], &bytes[..len]);
-            assert!(all[..at].iter().chain(&all[at + len..]).all(|byte| *byte == 0), "{len} bytes at {at}");
-            let (mut copy, to) = ([0xff; 8192], 69 - at);
-            mine.read(at, &mut copy[to..to + len], true);
-            assert_eq!(&copy[to..to + len], &bytes[..len]);
-            let around = copy[..to].iter().chain(&copy[to + len..]);
-            assert!(around.into_iter().all(|byte| *byte == 0xff), "{len} bytes to {to}");
-        }
     }
 
     #[test]
