@@ -82,7 +82,7 @@ pub const INTEL_GATHER_FROM: usize = 112 << 10;
 
 /// From this many bytes of each rank's chunk on, it goes through shared memory again. Measured on three Xeons: reading takes 0.7 to 1.05 times
 /// as long with chunks of 5 MB, 0.85 times with 7 MB (on one), 1.1 to 1.15 times with 10 MB (on two), 1.0 to 1.2 times with 50 MB.
-pub const INTEL_LONG_GATHER_FROM: usize = 9 << 20;
+pub const INTEL_LONG_GATHER_FROM: usize = 6 << 20;
 
 /// The same of a reduce-scatter: with chunks of 2 MB to 50 MB, shared memory takes 1.1 to 1.6 times as long.
 pub const INTEL_REDUCE_SCATTER_FROM: usize = 1 << 20;
