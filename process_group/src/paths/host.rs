@@ -80,8 +80,8 @@ pub const DOUBLING_OF_TWO_FROM: usize = 6 << 20;
 /// with [the longest](INTEL_LONG_GATHER_FROM).
 pub const INTEL_GATHER_FROM: usize = 112 << 10;
 
-/// From this many bytes of each rank's chunk on, it goes through shared memory again. Measured on three Xeons: reading takes 0.7 to 1.05 times
-/// as long with chunks of 5 MB, 0.85 times with 7 MB (on one), 1.1 to 1.15 times with 10 MB (on two), 1.0 to 1.2 times with 50 MB.
+/// From this many bytes of each rank's chunk on, it goes through shared memory. Measured on four Xeons, shared memory takes 0.9 to 1.4 times as
+/// long as reading with chunks of 5 MB, 0.9 to 1.2 times with 7 MB, 0.85 to 0.9 times with 10 and 15 MB, 0.83 to 1.0 times with 50 MB.
 pub const INTEL_LONG_GATHER_FROM: usize = 6 << 20;
 
 /// The same of a reduce-scatter: with chunks of 2 MB to 50 MB, shared memory takes 1.1 to 1.6 times as long.
