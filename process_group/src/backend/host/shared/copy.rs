@@ -128,14 +128,13 @@ mod tests {
 
     /// All that this processor can do, whatever is fastest.
     fn line_copies() -> Vec<Option<LineCopy>> {
-        let mut all = vec![None];
+        let all = vec![None];
         #[cfg(target_arch = "x86_64")]
-        {
-            all.push(Some(stream as LineCopy));
-            if is_x86_feature_detected!("avx512f") {
-                all.extend([Some(wide::<true> as LineCopy), Some(wide::<false> as LineCopy)]);
-            }
-        }
+        let all = {
+            let wide = [Some(wide::<true> as LineCopy), Some(wide::<false> as LineCopy)];
+            let has_wide = is_x86_feature_detected!("avx512f");
+            [all, vec![Some(stream as LineCopy)], if has_wide { wide.to_vec() } else { Vec::new() }].concat()
+        };
         all
     }
 
