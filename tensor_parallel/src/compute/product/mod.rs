@@ -3,6 +3,8 @@
 #[cfg(target_arch = "x86_64")]
 pub(super) mod amx;
 #[cfg(target_arch = "x86_64")]
+mod avx2_bf16;
+#[cfg(target_arch = "x86_64")]
 mod avx512_bf16;
 mod blocked;
 pub mod instruction_set;
@@ -42,6 +44,8 @@ pub(super) struct Products {
 /// Activations as an instruction set wants them.
 enum Prepared<'a> {
     Wide(Cow<'a, [f32]>),
+    #[cfg(target_arch = "x86_64")]
+    Halves(avx2_bf16::Prepared),
     #[cfg(target_arch = "x86_64")]
     Pairs(avx512_bf16::Prepared<'a>),
     #[cfg(target_arch = "x86_64")]
@@ -173,6 +177,11 @@ impl Products {
             {
                 Prepared::Pairs(avx512_bf16::Prepared::new(threads, x, k))
             }
+            #[cfg(target_arch = "x86_64")]
+            x if weights == DType::BF16 && self.set == InstructionSet::Avx2 => match x.widened() {
+                x if is_blocked(&x, k) => Prepared::Wide(x),
+                x => Prepared::Halves(avx2_bf16::Prepared::new(&x, k)),
+            },
             x => Prepared::Wide(x.widened()),
         }
     }
@@ -183,6 +192,8 @@ impl Products {
         match (x, w) {
             #[cfg(target_arch = "x86_64")]
             (Prepared::Pairs(x), Storage::BF16(w)) => x.multiply(&w[part], out),
+            #[cfg(target_arch = "x86_64")]
+            (Prepared::Halves(x), Storage::BF16(w)) => x.multiply(&w[part], out),
             (Prepared::Wide(x), w) if is_blocked(x, k) => {
                 with_elements!(w, w => blocked_product(x, &w[part], out, k));
             }

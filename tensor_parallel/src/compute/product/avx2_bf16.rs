@@ -1,0 +1,158 @@
+//! Products with bf16 weights by AVX2, for few activation rows. Weights are widened in registers: of a vector of pairs, a shift makes the
+//! first of each an `f32`, a mask the second. Activations are put in that order once.
+
+#![expect(
+    unsafe_code,
+    reason = "instructions that the caller must know the processor to have, and raw loads"
+)]
+
+use std::arch::x86_64::{
+    _MM_HINT_T1, _mm_prefetch, _mm256_and_si256, _mm256_castsi256_ps, _mm256_fmadd_ps, _mm256_loadu_ps,
+    _mm256_loadu_si256, _mm256_set1_epi32, _mm256_setzero_ps, _mm256_slli_epi32, _mm256_storeu_ps,
+};
+
+use half::bf16;
+use ryzanstein_config::InstructionSet;
+
+use super::instruction_set;
+
+/// Elements of a vector of weights.
+const LANES: usize = 16;
+/// Elements of a row that are multiplied at a time, so that those of 4 weight rows stay in the first-level cache for all activation rows.
+const PIECE: usize = 2048;
+/// Weight rows of a tile of sums.
+const WEIGHTS: usize = 4;
+/// Activation rows of a tile. Its sums, the activations and a vector of weights take 14 of 16 registers.
+const ROWS: usize = 2;
+/// Elements of a line of the cache.
+const LINE: usize = 32;
+
+/// Rows of activations: of each [`LANES`] elements those at even places, then those at odd ones. What does not fill a vector stays in its
+/// order.
+pub(super) struct Prepared {
+    x: Vec<f32>,
+    k: usize,
+}
+
+impl Prepared {
+    /// `x` is rows of `k`.
+    pub(super) fn new(x: &[f32], k: usize) -> Self {
+        let mut ordered = Vec::with_capacity(x.len());
+        for row in x.chunks_exact(k) {
+            let vectors = row.chunks_exact(LANES);
+            let rest = vectors.remainder();
+            for vector in vectors {
+                ordered.extend(vector.iter().step_by(2));
+                ordered.extend(vector.iter().skip(1).step_by(2));
+            }
+            ordered.extend(rest);
+        }
+        Self { x: ordered, k }
+    }
+
+    /// `out[r * n + i] = w[i] · x[r]`, as [`Products::block`](super::Products).
+    pub(super) fn multiply(&self, w: &[bf16], out: &mut [f32]) {
+        let Self { x, k } = self;
+        let (m, n) = (x.len() / k, w.len() / k);
+        assert!(x.len() == m * k && w.len() == n * k && out.len() == m * n, "operands must be whole rows");
+        assert!(instruction_set::is_supported(InstructionSet::Avx2), "checked when it was chosen");
+        out.fill(0.0);
+        for (i, w) in w.chunks(WEIGHTS * k).enumerate() {
+            let out = &mut out[i * WEIGHTS..];
+            // SAFETY: the processor has the instructions.
+            unsafe {
+                if w.len() == WEIGHTS * k {
+                    pieces::<WEIGHTS>(x, w, out, [*k, n]);
+                } else {
+                    for (i, w) in w.chunks_exact(*k).enumerate() {
+                        pieces::<1>(x, w, &mut out[i..], [*k, n]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// All rows of activations with N of weights, a piece of them at a time.
+///
+/// # Safety
+/// The processor has the instructions.
+#[target_feature(enable = "avx2,fma")]
+unsafe fn pieces<const N: usize>(x: &[f32], w: &[bf16], out: &mut [f32], [k, n]: [usize; 2]) {
+    for at in (0..k).step_by(PIECE) {
+        let width = PIECE.min(k - at);
+        let (mut x, mut out, mut is_first) = (x, &mut *out, true);
+        while !x.is_empty() {
+            let rows = if x.len() >= ROWS * k { ROWS } else { 1 };
+            // SAFETY: the processor has the instructions.
+            unsafe {
+                match (rows, is_first) {
+                    (ROWS, true) => tile::<ROWS, N, true>(x, w, out, [k, n, at, width]),
+                    (ROWS, false) => tile::<ROWS, N, false>(x, w, out, [k, n, at, width]),
+                    (_, true) => tile::<1, N, true>(x, w, out, [k, n, at, width]),
+                    (_, false) => tile::<1, N, false>(x, w, out, [k, n, at, width]),
+                }
+            }
+            is_first = false;
+            x = &x[rows * k..];
+            out = &mut out[if x.is_empty() { 0 } else { rows * n }..];
+        }
+    }
+}
+
+/// Adds the products of `width` elements from `at` on of M rows of activations and N of weights; rows of `out` are `n` apart. `FETCH`: asks for
+/// the weights of the next N rows, in the order of memory. On a Zen 3, passes of 1 to 4 sequences take 0.75 to 0.85 of the time that way.
+///
+/// # Safety
+/// The processor has the instructions.
+#[inline]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn tile<const M: usize, const N: usize, const FETCH: bool>(
+    x: &[f32],
+    w: &[bf16],
+    out: &mut [f32],
+    [k, n, at, width]: [usize; 4],
+) {
+    assert!(x.len() >= M * k && w.len() == N * k && at + width <= k);
+    let seconds = _mm256_set1_epi32(0xFFFF_0000_u32.cast_signed());
+    let mut sums = [[_mm256_setzero_ps(); N]; M];
+    let whole = width / LANES * LANES;
+    // SAFETY: the loads read elements of rows of k, and none behind their ends. A prefetch may name any address.
+    unsafe {
+        for i in (at..at + whole).step_by(LANES) {
+            if FETCH {
+                for line in (0..N * LANES).step_by(LINE) {
+                    _mm_prefetch::<_MM_HINT_T1>(w.as_ptr().wrapping_add(N * (k + i) + line).cast());
+                }
+            }
+            let mut xs = [[_mm256_setzero_ps(); 2]; M];
+            for (r, xs) in xs.iter_mut().enumerate() {
+                let x = x.as_ptr().add(r * k + i);
+                *xs = [_mm256_loadu_ps(x), _mm256_loadu_ps(x.add(LANES / 2))];
+            }
+            for row in 0..N {
+                let w = w.as_ptr().add(row * k + i);
+                let pairs = _mm256_loadu_si256(w.cast());
+                let first = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs));
+                let second = _mm256_castsi256_ps(_mm256_and_si256(pairs, seconds));
+                for (sums, [first_x, second_x]) in sums.iter_mut().zip(xs) {
+                    sums[row] = _mm256_fmadd_ps(first_x, first, sums[row]);
+                    sums[row] = _mm256_fmadd_ps(second_x, second, sums[row]);
+                }
+            }
+        }
+    }
+    for (r, sums) in sums.iter().enumerate() {
+        for (row, sum) in sums.iter().enumerate() {
+            let mut lanes = [0.0f32; LANES / 2];
+            // SAFETY: the array is a vector long.
+            unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), *sum) };
+            let [a, b, c, d, e, f, g, h] = lanes;
+            let mut total = ((a + e) + (c + g)) + ((b + f) + (d + h));
+            for i in at + whole..at + width {
+                total += x[r * k + i] * w[row * k + i].to_f32();
+            }
+            out[r * n + row] += total;
+        }
+    }
+}
