@@ -83,8 +83,9 @@ pub const INTEL_GATHER_FROM: usize = 112 << 10;
 /// The same of a reduce-scatter: with chunks of 2 MB to 50 MB, shared memory takes 1.1 to 1.6 times as long.
 pub const INTEL_REDUCE_SCATTER_FROM: usize = 1 << 20;
 
-/// From this many bytes of each rank's chunk on, such an all-gather goes through shared memory. Measured on four Xeons, shared memory takes 0.9 to 1.4 times as
-/// long as reading with chunks of 5 MB, 0.9 to 1.2 times with 7 MB, 0.85 to 0.9 times with 10 and 15 MB, 0.83 to 1.0 times with 50 MB.
+/// From this many bytes of each rank's chunk on, such an all-gather goes through shared memory. Measured on four Xeons, shared memory takes
+/// 0.9 to 1.4 times as long as reading with chunks of 5 MB, 0.9 to 1.2 times with 7 MB, 0.85 to 0.9 times with 10 and 15 MB, 0.83 to 1.0 times
+/// with 50 MB.
 pub const INTEL_LONG_GATHER_FROM: usize = 6 << 20;
 
 /// Groups of up to this many ranks [agree](Agreement) pairwise. Measured with broadcasts on two cores through shared memory: with 3 and 4 ranks,

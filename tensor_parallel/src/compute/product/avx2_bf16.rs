@@ -1,5 +1,5 @@
 //! Products with bf16 weights by AVX2, for few activation rows. Weights are widened in registers: of a vector of pairs, a shift makes the
-//! first of each an `f32`, a mask the second. Activations are put in that order once.
+//! first of each an `f32`, a mask the second. Activations are deinterleaved once, to match.
 
 #![expect(
     unsafe_code,
@@ -37,17 +37,17 @@ pub(super) struct Prepared {
 impl Prepared {
     /// `x` is rows of `k`.
     pub(super) fn new(x: &[f32], k: usize) -> Self {
-        let mut ordered = Vec::with_capacity(x.len());
+        let mut deinterleaved = Vec::with_capacity(x.len());
         for row in x.chunks_exact(k) {
             let vectors = row.chunks_exact(LANES);
             let rest = vectors.remainder();
             for vector in vectors {
-                ordered.extend(vector.iter().step_by(2));
-                ordered.extend(vector.iter().skip(1).step_by(2));
+                deinterleaved.extend(vector.iter().step_by(2));
+                deinterleaved.extend(vector.iter().skip(1).step_by(2));
             }
-            ordered.extend(rest);
+            deinterleaved.extend(rest);
         }
-        Self { x: ordered, k }
+        Self { x: deinterleaved, k }
     }
 
     /// `out[r * n + i] = w[i] · x[r]`, as [`Products::block`](super::Products).
@@ -153,6 +153,33 @@ unsafe fn tile<const M: usize, const N: usize, const FETCH: bool>(
                 total += x[r * k + i] * w[row * k + i].to_f32();
             }
             out[r * n + row] += total;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_several_pieces_have_the_sums_of_f64() {
+        if !instruction_set::is_supported(InstructionSet::Avx2) {
+            return;
+        }
+        let value = |i: usize| bf16::from_f32(((i * 7919 + i / 31) % 1009) as f32 / 400.0 - 1.25);
+        for (k, n, m) in [(PIECE, 4, 1), (2 * PIECE + 5, 9, 3), (3 * PIECE - 1, 5, 4)] {
+            let w: Vec<bf16> = (0..n * k).map(value).collect();
+            let x: Vec<f32> = (0..m * k).map(|i| value(i + 5).to_f32()).collect();
+            let mut out = vec![f32::NAN; m * n];
+            Prepared::new(&x, k).multiply(&w, &mut out);
+            for (i, got) in out.iter().enumerate() {
+                let terms = x[i / n * k..][..k].iter().zip(&w[i % n * k..]);
+                let want: f64 = terms.map(|(x, w)| f64::from(*x) * w.to_f64()).sum();
+                assert!(
+                    (f64::from(*got) - want).abs() <= 2e-2,
+                    "{m} x {k} x {n}, result {i}: {got}, not {want}"
+                );
+            }
         }
     }
 }

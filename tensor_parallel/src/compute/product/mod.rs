@@ -45,7 +45,7 @@ pub(super) struct Products {
 enum Prepared<'a> {
     Wide(Cow<'a, [f32]>),
     #[cfg(target_arch = "x86_64")]
-    Halves(avx2_bf16::Prepared),
+    Deinterleaved(avx2_bf16::Prepared),
     #[cfg(target_arch = "x86_64")]
     Pairs(avx512_bf16::Prepared<'a>),
     #[cfg(target_arch = "x86_64")]
@@ -180,7 +180,7 @@ impl Products {
             #[cfg(target_arch = "x86_64")]
             x if weights == DType::BF16 && self.set == InstructionSet::Avx2 => match x.widened() {
                 x if is_blocked(&x, k) => Prepared::Wide(x),
-                x => Prepared::Halves(avx2_bf16::Prepared::new(&x, k)),
+                x => Prepared::Deinterleaved(avx2_bf16::Prepared::new(&x, k)),
             },
             x => Prepared::Wide(x.widened()),
         }
@@ -193,7 +193,7 @@ impl Products {
             #[cfg(target_arch = "x86_64")]
             (Prepared::Pairs(x), Storage::BF16(w)) => x.multiply(&w[part], out),
             #[cfg(target_arch = "x86_64")]
-            (Prepared::Halves(x), Storage::BF16(w)) => x.multiply(&w[part], out),
+            (Prepared::Deinterleaved(x), Storage::BF16(w)) => x.multiply(&w[part], out),
             (Prepared::Wide(x), w) if is_blocked(x, k) => {
                 with_elements!(w, w => blocked_product(x, &w[part], out, k));
             }
