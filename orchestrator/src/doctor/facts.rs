@@ -71,6 +71,8 @@ pub struct Host {
     pub processors: usize,
     /// What they can multiply matrices with, the fastest first.
     pub instruction_sets: Vec<InstructionSet>,
+    /// The one that the settings ask for.
+    pub asked_instruction_set: Option<InstructionSet>,
     /// The cgroup's CPU quota, in CPUs.
     pub processor_quota: Option<f64>,
     /// All memory, in bytes.

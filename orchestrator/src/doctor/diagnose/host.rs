@@ -40,12 +40,25 @@ fn processors(host: &Host) -> Finding {
 }
 
 fn instruction_sets(host: &Host) -> Finding {
-    let names: Vec<_> = host.instruction_sets.iter().map(ToString::to_string).collect();
-    let seen = match &names[..] {
-        [best, others @ ..] if !others.is_empty() => format!("{best}; also {}", others.join(", ")),
-        names => names.join(""),
+    let names = |but| {
+        let others = host.instruction_sets.iter().filter(|set| Some(**set) != but);
+        others.map(ToString::to_string).collect::<Vec<_>>().join(", ")
     };
-    new("instruction_set", Status::Ok, seen)
+    let (used, origin) = match host.asked_instruction_set {
+        Some(set) if !host.instruction_sets.contains(&set) => {
+            return new("instruction_set", Status::Broken, format!("model.instruction_set is {set}"))
+                .because(
+                    "this processor lacks it, or the system does not allow it; ranks on CPUs do not start",
+                )
+                .remedy(format!("unset it, or set one of {}", names(None)));
+        }
+        Some(set) => (Some(set), ", as model.instruction_set"),
+        None => (host.instruction_sets.first().copied(), ""),
+    };
+    let others = names(used);
+    let also = if others.is_empty() { String::new() } else { format!("; also {others}") };
+    let used = used.map_or(String::new(), |set| set.to_string());
+    new("instruction_set", Status::Ok, format!("{used}{origin}{also}"))
 }
 
 fn available(host: &Host) -> Finding {

@@ -27,6 +27,7 @@ fn plain() -> Facts {
             system: "Linux".into(),
             processors: 8,
             instruction_sets: vec![InstructionSet::Avx2, InstructionSet::Scalar],
+            asked_instruction_set: None,
             processor_quota: None,
             memory_limit: None,
             locked_memory: None,
@@ -185,6 +186,18 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
         // Enough is free, but the cgroup does not allow it.
         (|f| f.host.memory_limit = Some(GIB / 2), "memory", Status::Warning, "limit"),
         (|f| f.host.processor_quota = Some(0.5), "processors", Status::Warning, "CPU limit"),
+        (
+            |f| f.host.asked_instruction_set = Some(InstructionSet::Amx),
+            "instruction_set",
+            Status::Broken,
+            "avx2, scalar",
+        ),
+        (
+            |f| f.host.asked_instruction_set = Some(InstructionSet::Scalar),
+            "instruction_set",
+            Status::Ok,
+            "scalar, as model.instruction_set; also avx2",
+        ),
         (|f| f.host.locked_memory = Some(64 << 10), "locked_memory", Status::Info, "memlock"),
         (|f| f.host.open_files = (Some(256), Some(256)), "open_files", Status::Warning, "nofile"),
         (|f| f.host.temporary.writable = failed("read-only"), "temporary_folder", Status::Warning, "TMPDIR"),

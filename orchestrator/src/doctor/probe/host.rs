@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
+use ryzanstein_config::Config;
 use ryzanstein_process_group::units;
 use ryzanstein_tensor_parallel::compute::instruction_set;
 
@@ -20,7 +21,7 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// What another process must find in this one's memory.
 static WORD: [u8; 16] = *b"ryzanstein probe";
 
-pub(super) fn probe(environment: &Environment, probe: &ProbeCommand) -> Host {
+pub(super) fn probe(config: &Config, environment: &Environment, probe: &ProbeCommand) -> Host {
     let meminfo = read("/proc/meminfo").unwrap_or_default();
     let (processor_quota, memory_limit) = cgroup::limits();
     let files = getrlimit(Resource::Nofile);
@@ -28,6 +29,7 @@ pub(super) fn probe(environment: &Environment, probe: &ProbeCommand) -> Host {
         system: system(),
         processors: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
         instruction_sets: instruction_set::supported(),
+        asked_instruction_set: config.model.instruction_set,
         processor_quota,
         memory: meminfo_bytes(&meminfo, "MemTotal").unwrap_or(0),
         memory_available: meminfo_bytes(&meminfo, "MemAvailable").unwrap_or(0),

@@ -24,7 +24,7 @@ use crate::{nccl_settings, plural};
 pub(super) fn facts(config: &Config, environment: &Environment, probe: &ProbeCommand) -> Facts {
     let gpu = gpu::probe(environment, probe);
     Facts {
-        host: host::probe(environment, probe),
+        host: host::probe(config, environment, probe),
         network: network::probe(),
         libraries: libraries::probe(config, environment),
         nccl: nccl::plan(config, &nccl_settings::user_variables(environment)),
