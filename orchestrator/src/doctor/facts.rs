@@ -71,7 +71,7 @@ pub struct Host {
     pub processors: usize,
     /// What they can multiply matrices with, the fastest first.
     pub instruction_sets: Vec<InstructionSet>,
-    /// The one that the settings ask for.
+    /// The one that `model.instruction_set` asks for.
     pub asked_instruction_set: Option<InstructionSet>,
     /// The cgroup's CPU quota, in CPUs.
     pub processor_quota: Option<f64>,
