@@ -58,6 +58,16 @@ impl Ranks {
     /// # Panics
     /// When a process cannot be started.
     pub fn start_at(name: &str, world_size: usize, local: impl Fn(usize) -> usize) -> Self {
+        Self::start_with(name, world_size, |rank, command| {
+            command.env("LOCAL_RANK", local(rank).to_string());
+        })
+    }
+
+    /// [`start`](Self::start), each rank as `prepare` changes its command, which has no LOCAL_RANK.
+    ///
+    /// # Panics
+    /// When a process cannot be started.
+    pub fn start_with(name: &str, world_size: usize, prepare: impl Fn(usize, &mut Command)) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
         let address = free.expect("a free port");
@@ -65,20 +75,21 @@ impl Ranks {
         let children = (0..world_size)
             .map(|rank| {
                 let log = std::fs::File::create(log_of(&folder, rank)).expect("a log file");
-                Command::new(&program)
+                let mut command = Command::new(&program);
+                command
                     .args([name, "--exact", "--ignored", "--nocapture", "--test-threads=1"])
                     .env(ROLE, rank.to_string())
                     .env("RANK", rank.to_string())
-                    .env("LOCAL_RANK", local(rank).to_string())
+                    .env_remove("LOCAL_RANK")
                     .env("WORLD_SIZE", world_size.to_string())
                     .env("MASTER_ADDR", address.ip().to_string())
                     .env("MASTER_PORT", address.port().to_string())
                     .env("XDG_RUNTIME_DIR", folder.path())
                     .stdout(log.try_clone().expect("a log file"))
                     .stderr(log)
-                    .stdin(Stdio::null())
-                    .spawn()
-                    .expect("a rank starts")
+                    .stdin(Stdio::null());
+                prepare(rank, &mut command);
+                command.spawn().expect("a rank starts")
             })
             .collect();
         Self { children, folder }

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use common::{PATIENCE, initialize, nccl, on_gpus, sum_of_ranks};
 use ryzanstein_config::{BackendChoice, DeviceConfig};
 use ryzanstein_process_group::device::{Device, DeviceBuffer, Launch, Libraries, Surroundings, cudarc};
+use ryzanstein_process_group::paths::{Path, PeerAlgorithm};
 use ryzanstein_process_group::{
     BackendKind, BucketOptions, BucketedReducer, Buffer, BufferMut, DType, Element, Error, LocalRank,
-    Parameter, Rank, ReduceOp, WireType,
+    Operation, Parameter, Rank, ReduceOp, WireType,
 };
-use ryzanstein_tests::gpu::{Ranks, gpus, need, role};
+use ryzanstein_tests::gpu::{Ranks, gpus, need, role, some_gpus};
 use ryzanstein_tests::{config, conformance};
 
 fn suite(name: &str, n: usize) {
@@ -433,8 +434,51 @@ fn two_ranks_on_one_gpu_are_named_with_it() {
     Ranks::start_at(NAME, 2, |_| 0).expect_all(PATIENCE);
 }
 
+/// What Slurm's `--gpus-per-task=1` and containers do: with and without LOCAL_RANK.
 #[test]
-#[ignore = "needs 1 GPU"]
+#[ignore = "needs 2 GPUs"]
+fn ranks_that_each_see_one_gpu_take_it_and_share_memory() {
+    const NAME: &str = "ranks_that_each_see_one_gpu_take_it_and_share_memory";
+    if role().is_some() {
+        let mut rank = initialize(&nccl()).unwrap();
+        let group = rank.manager().world();
+        let one_shot = Path::PeerMemory(PeerAlgorithm::OneShot);
+        let choice = group.explain(Operation::AllReduce(ReduceOp::Sum), DType::F32, 4).unwrap();
+        assert_eq!(choice.path, one_shot, "{choice:?}");
+        conformance::run(group);
+        return rank.finalize().unwrap();
+    }
+    let n = some_gpus();
+    for has_local_rank in [true, false] {
+        let ranks = Ranks::start_with(NAME, n, |rank, command| {
+            command.env("CUDA_VISIBLE_DEVICES", rank.to_string());
+            if has_local_rank {
+                command.env("LOCAL_RANK", rank.to_string());
+            }
+        });
+        ranks.expect_all(PATIENCE);
+    }
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn ranks_that_see_the_same_gpu_are_named_with_it() {
+    const NAME: &str = "ranks_that_see_the_same_gpu_are_named_with_it";
+    if role().is_some() {
+        let error = initialize(&nccl()).unwrap_err().to_string();
+        let words = ["ranks 0 and 1 on host", "would share one GPU", "GPU-", "CUDA_VISIBLE_DEVICES"];
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+        return;
+    }
+    need(2);
+    let ranks = Ranks::start_with(NAME, 2, |rank, command| {
+        command.env("CUDA_VISIBLE_DEVICES", "1").env("LOCAL_RANK", rank.to_string());
+    });
+    ranks.expect_all(PATIENCE);
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
 fn a_local_rank_without_a_gpu_is_named() {
     const NAME: &str = "a_local_rank_without_a_gpu_is_named";
     let here = gpus() as usize;
@@ -445,7 +489,7 @@ fn a_local_rank_without_a_gpu_is_named() {
         assert!(error.contains(&words) && error.contains(&format!("rank {here} cannot use it")), "{error}");
         return;
     }
-    need(1);
+    need(2);
     Ranks::start(NAME, here + 1).expect_all(PATIENCE);
 }
 

@@ -155,13 +155,20 @@ fn costs(path: Path, operation: Operation, dtype: DType, Shape { ranks, count }:
         Path::CrossMemory => Algorithm::zero_copy(operation).map_or_else(Vec::new, |a| of_schedule(a, true)),
         Path::PeerMemory(algorithm) => {
             let bytes = count * dtype.size();
+            if let Operation::Broadcast { .. } = operation {
+                let (steps, copies) = match algorithm {
+                    PeerAlgorithm::OneShot => (1, ranks - 1),
+                    PeerAlgorithm::TwoShot => (2, 1),
+                };
+                return vec![Cost { steps, bytes: (copies * bytes) as f64, reduced: 0.0 }];
+            }
             // A chunk goes to each other rank once, as a short array does.
             let (model, most) = match algorithm {
                 PeerAlgorithm::TwoShot => (AllReduce::TwoShot, gpu::TWO_SHOT_PART),
                 PeerAlgorithm::OneShot if operation.is_chunked() => {
                     (AllReduce::OneShot, gpu::chunk_most(ranks))
                 }
-                PeerAlgorithm::OneShot => (AllReduce::OneShot, gpu::array_most(ranks)),
+                PeerAlgorithm::OneShot => (AllReduce::OneShot, gpu::one_shot_most(ranks)),
             };
             // A longer array takes several launches, each with the steps of one.
             let Cost { steps, bytes: moved, reduced } = model.cost(ranks, bytes as f64);

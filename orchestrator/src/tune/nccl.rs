@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use ryzanstein_config::nccl::NcclVariable;
 use ryzanstein_config::{Config, NcclProfile};
-use ryzanstein_process_group::paths::gpu::peer_carries;
+use ryzanstein_process_group::paths::gpu::{PEER_RANKS, peer_most};
 use ryzanstein_process_group::units;
 
 use crate::doctor::{DriverFacts, Hardware, InfinibandPort, Interface};
@@ -61,7 +61,10 @@ pub fn own_kernels_carry(situation: &Situation<'_>, config: &Config) -> bool {
     situation.nodes == 1
         && config.process_group.peer_memory
         && situation.hardware.driver.as_ref().is_ok_and(DriverFacts::is_all_nvlink)
-        && situation.message.is_some_and(|bytes| peer_carries(ranks, bytes as usize))
+        && PEER_RANKS.contains(&ranks)
+        && situation
+            .message
+            .is_some_and(|bytes| peer_most(ranks).is_none_or(|most| bytes as usize <= most))
 }
 
 /// Proposes settings. What the configuration sets already is left as it is.

@@ -62,7 +62,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// Takes the GPU whose number is the rank's position on its host.
+    /// Takes the GPU whose number is the rank's position on its host; or the only one, if CUDA shows one: Slurm's
+    /// `--gpus-per-task=1` and containers show each rank its own.
     ///
     /// # Errors
     /// [`DeviceError::NoDevice`] when CUDA shows fewer GPUs; those of the driver.
@@ -72,7 +73,7 @@ impl Device {
         config: &DeviceConfig,
     ) -> Result<Self, DeviceError> {
         let count = libraries.device_count()?;
-        let ordinal = local_rank.0;
+        let ordinal = if count == 1 { 0 } else { local_rank.0 };
         if ordinal >= count {
             return Err(DeviceError::NoDevice { local_rank: ordinal, count });
         }

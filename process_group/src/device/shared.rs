@@ -45,7 +45,7 @@ impl MappedMemory {
     /// Maps what the handle stands for, so that this GPU's kernels reach it.
     ///
     /// # Errors
-    /// Those of the driver: this process does not see the other's GPU, or the two have no peer access.
+    /// Those of the driver: the two GPUs have no peer access, or the processes are in containers that share no IPC namespace.
     pub(crate) fn open(device: &Device, handle: &MemoryHandle) -> Result<Self, DeviceError> {
         let bytes: [u8; 64] = handle
             .0

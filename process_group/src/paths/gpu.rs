@@ -13,9 +13,8 @@ pub fn nccl_table(world_size: usize) -> PathTable {
 /// The element types that our own kernels add.
 pub const PEER_TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
-/// Most bytes of an array that every rank sends to every other. With two ranks that is no more than two steps send. Measured
-/// on two H200 joined by NVLink: one step takes 8.0 µs for 2 MiB where two take 8.9, and 14.5 for 4 MiB where two take 14.1.
-/// With more ranks, as others have measured.
+/// Most bytes of an array for which every rank sends its data to every other, in one step. Longer ones take two steps, which send
+/// less. The numbers for 2 and 4 ranks are measured on NVLink 4; that for more follows from the bytes that a rank sends.
 pub const fn one_shot_most(world_size: usize) -> usize {
     match world_size {
         0..=2 => 2 << 20,
@@ -24,29 +23,16 @@ pub const fn one_shot_most(world_size: usize) -> usize {
     }
 }
 
-/// The largest all-reduce, in bytes, that our own kernels carry; `None` if they carry all. Measured on two H200: 64 MiB take
-/// 197 µs, and 246 µs with NCCL. The limits for more ranks come from others' measurements.
+/// Most bytes of an array, of all ranks' chunks together, that our own kernels carry; `None` if they carry all. Among more than
+/// two ranks, the ring of NCCL gets more out of the links in the end.
 pub const fn peer_most(world_size: usize) -> Option<usize> {
-    if world_size <= 2 { None } else { Some(8 << 20) }
+    if world_size <= 2 { None } else { Some(128 << 20) }
 }
 
-/// The largest chunk of a rank, in bytes, that our own kernels gather or reduce-scatter; `None` if they carry all. On two H200 they
-/// are quicker than NCCL up to 100 MB. The limit for more ranks has not been measured.
-pub const fn peer_most_chunk(world_size: usize) -> Option<usize> {
-    if world_size <= 2 { None } else { Some(4 << 20) }
-}
+/// Most bytes of an array whose sum, residual and norm are one kernel.
+pub const ADD_NORM_MOST: usize = 8 << 20;
 
-/// Most bytes of an array whose sum, residual and norm are one kernel. It sends the array to every rank. Measured on two H200:
-/// 9.9 µs for 2 MiB where sum, addition and norm by themselves take 13.8.
-pub const fn fused_most(world_size: usize) -> usize {
-    match world_size {
-        0..=2 => 2 << 20,
-        3..=4 => 512 << 10,
-        _ => 256 << 10,
-    }
-}
-
-/// Most bytes of a row of that kernel: a cluster of eight blocks of 512 threads takes it, 16 bytes a thread.
+/// Most bytes of a row of such an array: a cluster of eight blocks of 512 threads takes it, 16 bytes a thread.
 pub const MOST_ROW: usize = 8 * 512 * 16;
 
 /// Numbers of ranks that our own kernels are made for.
@@ -56,20 +42,9 @@ pub const PEER_RANKS: std::ops::RangeInclusive<usize> = 2..=8;
 /// less than a hundredth of the time of one.
 pub const TWO_SHOT_PART: usize = 32 << 20;
 
-/// Whether our own kernels carry a sum of so many bytes, where the ranks share memory.
-pub fn peer_carries(world_size: usize, bytes: usize) -> bool {
-    PEER_RANKS.contains(&world_size) && peer_most(world_size).is_none_or(|most| bytes <= most)
-}
-
-/// Most bytes of an array that the kernels in one step take.
-pub const fn array_most(world_size: usize) -> usize {
-    let (sum, fused) = (one_shot_most(world_size), fused_most(world_size));
-    if sum > fused { sum } else { fused }
-}
-
-/// Most bytes of a rank's chunk that a launch of the kernels in two steps takes: whole vectors of 16 bytes.
+/// Most bytes of a rank's chunk that a launch of the kernels in two steps takes: whole warps of vectors of 16 bytes.
 pub const fn chunk_most(world_size: usize) -> usize {
-    TWO_SHOT_PART.div_ceil(world_size).next_multiple_of(16)
+    TWO_SHOT_PART.div_ceil(world_size).next_multiple_of(32 * 16)
 }
 
 /// Bytes of GPU memory that each rank of a group shares for our own kernels; 0 for numbers of ranks that have none. Two phases of
@@ -78,7 +53,7 @@ pub fn shared_bytes(world_size: usize) -> usize {
     if !PEER_RANKS.contains(&world_size) {
         return 0;
     }
-    world_size * (2 * array_most(world_size) + 4 * chunk_most(world_size))
+    world_size * (2 * one_shot_most(world_size) + 4 * chunk_most(world_size))
 }
 
 /// The table of a group on GPUs. `why_not`: why its ranks share no memory, if they do not. `tuned` ranges come before the built-in
@@ -88,30 +63,29 @@ pub fn peer_table(world_size: usize, why_not: Option<String>, tuned: &[TunedRang
     if let Some(why) = why_not {
         return nccl_table(world_size).without(one_shot, why.clone()).without(two_shot, why);
     }
-    let one_trip = Reason::BuiltIn(
-        "one trip between the GPUs: every rank writes its values into the memory of all others",
+    let one_step = Reason::BuiltIn(
+        "one step between the GPUs: every rank writes its values into the memory of all others",
     );
-    let chunked = |name| Rule {
-        path: one_shot,
-        when: [Some(Condition::Operation(name)), peer_most_chunk(world_size).map(Condition::BytesUpTo)]
+    let two_steps = Reason::BuiltIn("two steps that carry the least data, over all links at once");
+    let (short, longest) = (Some(one_shot_most(world_size)), peer_most(world_size));
+    // A rule looks at the bytes of one rank's chunk where there are chunks.
+    let chunk = longest.map(|bytes| bytes / world_size);
+    let rule = |path, operation, most: Option<usize>, because: &Reason| Rule {
+        path,
+        when: [Some(Condition::Operation(operation)), most.map(Condition::BytesUpTo)]
             .into_iter()
             .flatten()
             .collect(),
-        because: one_trip.clone(),
+        because: because.clone(),
     };
     let built_in = [
-        Rule {
-            path: one_shot,
-            when: vec![Condition::Operation("all_reduce"), Condition::BytesUpTo(one_shot_most(world_size))],
-            because: one_trip.clone(),
-        },
-        chunked("all_gather"),
-        chunked("reduce_scatter"),
-        Rule {
-            path: two_shot,
-            when: peer_most(world_size).map(Condition::BytesUpTo).into_iter().collect(),
-            because: Reason::BuiltIn("two trips that carry the least data, over all links at once"),
-        },
+        rule(one_shot, "all_reduce", short, &one_step),
+        rule(two_shot, "all_reduce", longest, &two_steps),
+        // With two ranks, the second step has nothing to do.
+        rule(one_shot, "broadcast", short.filter(|_| world_size > 2), &one_step),
+        rule(two_shot, "broadcast", longest, &two_steps),
+        rule(one_shot, "all_gather", chunk, &one_step),
+        rule(one_shot, "reduce_scatter", chunk, &one_step),
     ];
     let otherwise = Otherwise::Always {
         path: Path::Nccl,
@@ -167,13 +141,7 @@ mod tests {
     fn shared_memory_is_as_large_as_documented() {
         let mib = |ranks| (shared_bytes(ranks) as f64 / f64::from(1 << 20)).round();
         assert_eq!((shared_bytes(1), mib(2), shared_bytes(9)), (0, 136.0, 0));
-        assert!((3..=8).all(|ranks| mib(ranks) > 130.0 && mib(ranks) <= 132.01));
-    }
-
-    #[test]
-    fn our_own_kernels_carry_any_length_for_two_ranks_only() {
-        assert!(peer_carries(2, 1 << 30) && peer_carries(8, 8 << 20));
-        assert!(!peer_carries(8, (8 << 20) + 1) && !peer_carries(1, 4) && !peer_carries(9, 4));
+        assert!((3..=8).all(|ranks| mib(ranks) > 128.0 && mib(ranks) <= 132.01));
     }
 
     #[test]

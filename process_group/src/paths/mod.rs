@@ -34,7 +34,7 @@ pub use rule::{Condition, Reason, Rule};
 pub enum PeerAlgorithm {
     /// In one step: every rank sends to every other what that one needs, for an all-reduce its whole array.
     OneShot,
-    /// All-reduce as reduce-scatter and all-gather, each in one step.
+    /// In two steps: all-reduce as reduce-scatter and all-gather, broadcast as scatter and all-gather.
     TwoShot,
 }
 
@@ -45,7 +45,7 @@ impl PeerAlgorithm {
     /// Whether it has an operation.
     pub const fn suits(self, operation: Operation) -> bool {
         match operation {
-            Operation::AllReduce(ReduceOp::Sum) => true,
+            Operation::AllReduce(ReduceOp::Sum) | Operation::Broadcast { .. } => true,
             Operation::AllGather | Operation::ReduceScatter(ReduceOp::Sum) => matches!(self, Self::OneShot),
             _ => false,
         }
@@ -365,7 +365,7 @@ impl PathTable {
         let fits = row > 0 && row <= gpu::MOST_ROW && row.is_multiple_of(16) && count.is_multiple_of(columns);
         let operation = Operation::AllReduce(ReduceOp::Sum);
         fits && self.forced.is_none()
-            && count.saturating_mul(dtype.size()) <= gpu::fused_most(self.world_size)
+            && count.saturating_mul(dtype.size()) <= gpu::ADD_NORM_MOST
             && matches!(self.path(operation, dtype, count), Path::PeerMemory(_))
     }
 

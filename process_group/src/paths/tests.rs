@@ -505,18 +505,18 @@ fn our_own_kernels_take_the_sums_they_have_and_nccl_all_others() {
         let shared = gpu::peer_table(n, None, &[]);
         for operation in operations() {
             for dtype in DType::ALL.iter().copied() {
-                for count in [1, 1000, 30_000, 1 << 20, 1 << 25] {
+                for count in [1, 1000, 30_000, 1 << 20, 1 << 28] {
                     let choice = check(&shared, operation, dtype, count);
                     let is_sum = matches!(operation.reduce_op(), None | Some(ReduceOp::Sum));
-                    let most = match operation {
-                        Operation::AllReduce(_) if is_sum => Some(gpu::peer_most(n)),
-                        Operation::AllGather => Some(gpu::peer_most_chunk(n)),
-                        Operation::ReduceScatter(_) if is_sum => Some(gpu::peer_most_chunk(n)),
-                        _ => None,
+                    let has = match operation {
+                        Operation::AllReduce(_) | Operation::ReduceScatter(_) => is_sum,
+                        Operation::AllGather | Operation::Broadcast { .. } => true,
+                        _ => false,
                     };
-                    let is_ours = most.is_some() && gpu::PEER_TYPES.contains(&dtype);
-                    let fits = most.flatten().is_none_or(|most| count * dtype.size() <= most);
-                    assert_eq!(choice.path != Path::Nccl, is_ours && fits, "{n} ranks: {choice:?}");
+                    let chunks = if operation.is_chunked() { n } else { 1 };
+                    let fits = gpu::peer_most(n).is_none_or(|most| chunks * count * dtype.size() <= most);
+                    let is_ours = has && fits && gpu::PEER_TYPES.contains(&dtype);
+                    assert_eq!(choice.path != Path::Nccl, is_ours, "{n} ranks: {choice:?}");
                 }
             }
         }

@@ -11,6 +11,7 @@ use crate::{launch, rank, screen, settings};
 const EXAMPLES: &str = "Examples:
   ryz check -n 4
   ryz check -n 4 --strict
+  ryz check -n 2 --backend tcp
   srun -K1 ryz check
   torchrun --nproc-per-node 4 --no-python sh -c 'MASTER_PORT=29511 exec ryz check'";
 
@@ -20,6 +21,9 @@ pub(crate) struct Args {
     /// Number of ranks to start, when no launcher started this process [default: 1]
     #[arg(long, short = 'n', value_name = "N")]
     world_size: Option<String>,
+    /// Backend: auto, nccl (on GPUs) or tcp (on CPUs) [default: auto]
+    #[arg(long, value_name = "BACKEND")]
+    backend: Option<String>,
     /// Judge latencies on CPUs too (the targets are for GPUs)
     #[arg(long)]
     targets: bool,
@@ -33,6 +37,7 @@ pub(crate) struct Args {
 pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
     let mut flags = settings::Flags::new();
     settings::set_flag(&mut flags, "job.world_size", "--world-size", args.world_size.as_ref());
+    settings::set_flag(&mut flags, "process_group.backend", "--backend", args.backend.as_ref());
     let mut config = args.file.load(flags)?;
     screen.set_log_level(&mut config);
     settings::silence_slow_call_warnings(&mut config);

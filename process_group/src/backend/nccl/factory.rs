@@ -12,6 +12,7 @@ use crate::device::{Device, DeviceError, Libraries, Nccl, Version};
 use crate::error::{Error, Result};
 use crate::mesh::{Connection, Unconnected};
 use crate::nvml::Nvml;
+use crate::rank::LocalRank;
 use crate::security::Channel;
 
 /// Takes a GPU for this rank, and makes its groups.
@@ -75,7 +76,10 @@ fn take_gpu(context: &ProbeContext<'_>) -> Result<Gpu, Obstacle> {
         context.listens.clone().map_err(Obstacle::DoesNotListen)?;
         device.clone()
     } else {
-        let local_rank = context.local_rank.ok_or(Obstacle::NoLocalRank)?;
+        // The only GPU that a rank sees is its own, wherever it stands on its host.
+        let sees_one = libraries.device_count().is_ok_and(|count| count == 1);
+        let local_rank =
+            context.local_rank.or(sees_one.then_some(LocalRank(0))).ok_or(Obstacle::NoLocalRank)?;
         context.listens.clone().map_err(Obstacle::DoesNotListen)?;
         let opened = Device::open(&libraries, local_rank, &context.config.device);
         opened.map_err(|error| match error {
@@ -110,7 +114,7 @@ impl Gpu {
                 id: info.uuid.clone(),
                 name: format!("one GPU, the {} {}", info.name, info.uuid),
                 rule: "NCCL needs one for each rank; start at most as many ranks as there are GPUs, each with its own \
-                       LOCAL_RANK"
+                       LOCAL_RANK, or show each rank a GPU of its own in CUDA_VISIBLE_DEVICES"
                     .into(),
             }),
             version: Some(ComponentVersion {

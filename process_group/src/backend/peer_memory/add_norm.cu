@@ -1,6 +1,6 @@
 // An all-reduce, with what follows it in a layer of a transformer: see vectors.cu.
 
-// What add_norm does with the sum.
+// What is done with the sum.
 struct Norm {
     // The sum is added to it.
     T* residual;
@@ -68,26 +68,68 @@ __device__ __forceinline__ float sum_of_cluster(float x, float* sums) {
     return sum_of_warp(sum);
 }
 
-// One-shot; then `residual` += sum, and `out` = residual / sqrt(mean(residual²) + epsilon) × weight, row by row. Each step is
-// rounded as if a kernel of its own did it. A cluster takes a row at a time, and each of its threads a vector. No
-// thread ends before the others of its cluster, which store into the memory of its block.
-template <bool WHOLE> __device__ __forceinline__ void add_norm_of(const Call& call, const Norm& norm, Start& s) {
+// Sums a thread's vector of each row: every rank sends it to every other.
+struct OneShotSum {
+    u64 base;
+    u32 column, width;
+    __device__ __forceinline__ OneShotSum(const Call& call, const Start& s, u32 column, u32 width)
+        : base(s.phase() * RANKS * call.capacity), column(column), width(width) {}
+    __device__ __forceinline__ u64 at(u32 row) const { return base + (u64)(row * width + column) * 16; }
+    __device__ __forceinline__ void push_own(const Call& call, u32 row, const Words& own) const { push_to_all(call, at(row), own); }
+    __device__ __forceinline__ Words sum(const Call& call, u32 row, const Words& own) const {
+        Words x[RANKS];
+        receive_all<false>(call, call.slots[RANK] + at(row), x);
+        return sum_of(x, own);
+    }
+};
+
+// The same in two steps: each rank owns a slice of every row, which it adds and sends to all others.
+struct TwoShotSum {
+    u64 scattered, gathered;
+    u32 owner, offset, slice;
+    __device__ __forceinline__ TwoShotSum(const Call& call, const Start& s, u32 column, u32 width)
+        : scattered(SCATTERED), gathered(GATHERED), slice((width + RANKS - 1) / RANKS) {
+        owner = column / slice;
+        offset = column % slice;
+    }
+    __device__ __forceinline__ u64 at(u32 row) const { return (u64)(row * slice + offset) * 16; }
+    __device__ __forceinline__ void push_own(const Call& call, u32 row, const Words& own) const {
+        if (owner != RANK) push(call.slots[owner] + scattered + RANK * call.capacity + at(row), own);
+    }
+    __device__ __forceinline__ Words sum(const Call& call, u32 row, const Words& own) const {
+        if (owner != RANK) return receive<false>(call, call.slots[RANK] + gathered + owner * call.capacity + at(row));
+        Words x[RANKS];
+        const bool all = receive_all<false>(call, call.slots[RANK] + scattered + at(row), x);
+        const Words sum = to_push(sum_of(x, own));
+        if (all) push_to_all(call, gathered + at(row), sum);
+        return sum;
+    }
+};
+
+// A sum; then `residual` += sum, and `out` = residual / sqrt(mean(residual²) + epsilon) × weight, row by row. Each step is
+// rounded as if a kernel of its own did it. A cluster takes a row at a time, and each of its threads a vector. No thread ends
+// before the others of its cluster, which store into the memory of its block.
+template <bool WHOLE, typename Sum> __device__ __forceinline__ void add_norm_of(const Call& call, const Norm& norm, Start& s) {
     __shared__ float sums[2][128];
     const u32 blocks = cluster_blocks(), width = norm.columns / PER, mine = block_in_cluster() * blockDim.x + threadIdx.x;
     const u32 rows = s.vectors / width, cluster = blockIdx.x / blocks, clusters = gridDim.x / blocks;
     const bool has_vector = mine < width;
-    Words own;
-    if (cluster < rows && has_vector) own = load<WHOLE>(call.in, s.count, cluster * width + mine, s.aligned);
+    Words own, before;
     float weight[PER];
-    if (cluster < rows && has_vector) load_weight(weight, norm.weight + mine * PER, WHOLE);
+    if (cluster < rows && has_vector) {
+        own = load<WHOLE>(call.in, s.count, cluster * width + mine, s.aligned);
+        before = load<WHOLE>(norm.residual, s.count, cluster * width + mine, s.aligned);
+        load_weight(weight, norm.weight + mine * PER, WHOLE);
+    }
     const bool pushes = !s.is_given_up();
-    const u64 base = s.phase() * RANKS * call.capacity;
+    const Sum sum(call, s, mine, width);
     for (u32 row = cluster; row < rows && has_vector && pushes; row += clusters) {
         const u32 v = row * width + mine;
         if (row != cluster) own = load<WHOLE>(call.in, s.count, v, s.aligned);
         own = to_push(own);
-        push_to_all(call, base + (u64)v * 16, own);
+        sum.push_own(call, row, own);
     }
+    next_phase(call);
     if (blocks > 1) wait_for_cluster();
     u32 turn = 0;
     for (u32 row = cluster; row < rows; row += clusters, turn ^= 1) {
@@ -95,13 +137,17 @@ template <bool WHOLE> __device__ __forceinline__ void add_norm_of(const Call& ca
         Sums x = {};
         float squares = 0.0f;
         if (has_vector) {
-            if (clusters < rows) own = to_push(load<WHOLE>(call.in, s.count, v, s.aligned));
-            add(x, load<WHOLE>(norm.residual, s.count, v, s.aligned));
-            add(x, reduce<false>(call, call.slots[RANK] + base + (u64)v * 16, own));
-            const Words sum = round_once(x);
-            store<WHOLE>(norm.residual, s.count, v, sum, s.aligned);
+            if (clusters < rows) {
+                own = to_push(load<WHOLE>(call.in, s.count, v, s.aligned));
+                before = load<WHOLE>(norm.residual, s.count, v, s.aligned);
+            }
+            const Words total = sum.sum(call, row, own);
+            add(x, before);
+            add(x, total);
+            const Words after = round_once(x);
+            store<WHOLE>(norm.residual, s.count, v, after, s.aligned);
             x = {};
-            add(x, sum);
+            add(x, after);
 #pragma unroll
             for (int e = 0; e < PER; e++) squares += x.f[e] * x.f[e];
         }
@@ -114,10 +160,18 @@ template <bool WHOLE> __device__ __forceinline__ void add_norm_of(const Call& ca
     }
 }
 
-extern "C" __global__ void __launch_bounds__(512, 2) add_norm(const Call call, const Norm norm) {
+template <typename Sum> __device__ __forceinline__ void add_norm_by(const Call& call, const Norm& norm) {
     if (cluster_blocks() > 1) meet_cluster();
-    Start s = start<true>(call);
+    Start s = start(call);
     s.aligned = s.aligned && (((u64)norm.residual | (u64)norm.weight) & 15) == 0;
-    if (__builtin_expect(s.aligned, 1)) add_norm_of<true>(call, norm, s); else add_norm_of<false>(call, norm, s);
-    end(call);
+    if (__builtin_expect(s.aligned, 1)) add_norm_of<true, Sum>(call, norm, s); else add_norm_of<false, Sum>(call, norm, s);
+    launch_next();
+}
+
+extern "C" __global__ void __launch_bounds__(512, 2) add_norm(const __grid_constant__ Call call, const __grid_constant__ Norm norm) {
+    add_norm_by<OneShotSum>(call, norm);
+}
+
+extern "C" __global__ void __launch_bounds__(512, 2) two_shot_add_norm(const __grid_constant__ Call call, const __grid_constant__ Norm norm) {
+    add_norm_by<TwoShotSum>(call, norm);
 }

@@ -20,6 +20,8 @@ const SIZES: [Size; 3] = [
 /// Bytes of the longest array of the largest type.
 const MOST: usize = 5120 * size_of::<f32>();
 const EPSILON: f32 = 1e-5;
+/// The rank that broadcasts.
+const ROOT: usize = 1;
 
 #[derive(Clone, Copy)]
 struct Size {
@@ -32,11 +34,8 @@ struct Size {
 
 impl Size {
     fn suits(self, entry: Entry, has_clusters: bool) -> bool {
-        match (entry, self.columns) {
-            (Entry::AddNorm, 0) => false,
-            (Entry::AddNorm, columns) => columns < 512 || has_clusters,
-            _ => true,
-        }
+        let is_whole_rows = self.columns > 0 && (self.columns < 512 || has_clusters);
+        is_whole_rows || !entry.has_norm()
     }
 }
 
@@ -96,7 +95,7 @@ impl Trial<'_> {
         let chunks = if entry == Entry::ReduceScatter { n } else { 1 };
         let mut values: Vec<f32> = (0..chunks * count).map(|i| operand(me, i)).collect();
         let at = |elements: usize| input + (elements * size) as u64;
-        let norm = (entry == Entry::AddNorm).then_some(Norm {
+        let norm = entry.has_norm().then_some(Norm {
             residual: at(count),
             weight: at(2 * count),
             columns: columns as u32,
@@ -111,7 +110,7 @@ impl Trial<'_> {
             stream.copy_from_host(input, &bytes)?;
             stream.fill(self.memory.1.address(), 0x77, self.memory.1.bytes())?;
             stream.drain()?;
-            let part = Part { input, output, count, pitch: count, dtype: self.dtype };
+            let part = Part { input, output, count, pitch: count, dtype: self.dtype, root: ROOT as u32 };
             self.kernels.launch_part(entry, part, norm, CHECKED, stream)?;
         }
         stream.drain()?;
@@ -128,7 +127,8 @@ impl Trial<'_> {
             Entry::OneShot | Entry::TwoShot => differs(&got, sum),
             Entry::ReduceScatter => differs(&got, |i| sum(me * count + i)),
             Entry::AllGather => differs(&got, |i| operand(i / count, i % count)),
-            Entry::AddNorm => {
+            Entry::Broadcast | Entry::ScatterGather => differs(&got, |i| operand(ROOT, i)),
+            Entry::AddNorm | Entry::TwoShotAddNorm => {
                 let residual = |i: usize| operand(1, i) + sum(i);
                 let mut wanted: Vec<f32> = (0..count).map(residual).collect();
                 for row in wanted.chunks_mut(columns) {

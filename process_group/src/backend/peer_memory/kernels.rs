@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use super::abort_word::AbortWord;
 use super::entry::{Entry, Region};
-use super::shape::{HOPPER, MOST_THREADS, VECTOR, row_shape, shape};
+use super::shape::{HOPPER, MOST_ROW_THREADS, MOST_THREADS, VECTOR, row_shape, shape};
 use super::shared::SharedMemory;
 use crate::buffer::ViewMut;
 use crate::call::{AddNorm, Call};
 use crate::device::{Address, Argument, Device, DeviceBuffer, DeviceError, Kernel, Launch, Stream};
 use crate::dtype::DType;
 use crate::operation::Operation;
-use crate::paths::gpu::{PEER_TYPES, TWO_SHOT_PART, array_most, chunk_most};
+use crate::paths::gpu::{PEER_TYPES, TWO_SHOT_PART, chunk_most, one_shot_most};
 use crate::paths::{Path, PeerAlgorithm};
 
 const SOURCE: &str =
@@ -34,7 +34,7 @@ pub(super) struct Slots {
 
 impl Slots {
     pub(super) const fn new(ranks: usize) -> Self {
-        Self { array: array_most(ranks), chunk: chunk_most(ranks), ranks }
+        Self { array: one_shot_most(ranks), chunk: chunk_most(ranks), ranks }
     }
 
     /// Bytes of a slot.
@@ -62,8 +62,15 @@ impl Slots {
     /// Most bytes that a launch takes: of the array, or of one rank's chunk.
     const fn most(self, entry: Entry) -> usize {
         match entry {
+            Entry::OneShot | Entry::AddNorm => self.array,
             Entry::TwoShot => TWO_SHOT_PART,
-            _ => self.capacity(entry.region()),
+            // Its data take the slots of all sources.
+            Entry::Broadcast => self.ranks * self.chunk,
+            // All ranks but the root own a chunk.
+            Entry::ScatterGather => (self.ranks - 1) * self.chunk,
+            // A slice of a row is a ranks-th of it, rounded up: at most twice as long.
+            Entry::TwoShotAddNorm => self.ranks * self.chunk / 2,
+            Entry::ReduceScatter | Entry::AllGather => self.chunk,
         }
     }
 }
@@ -78,14 +85,15 @@ pub(super) struct Kernels {
     states: DeviceBuffer,
     /// For this rank.
     multiprocessors: u32,
-    /// Most blocks of a launch, but of rows.
-    blocks: u32,
-    /// Blocks of rows that fit a multiprocessor.
-    resident: u32,
+    /// Blocks of a launch that a multiprocessor takes, by entry.
+    resident: [u32; Entry::ALL.len()],
     abort: Arc<AbortWord>,
     /// By type, in the order of [`PEER_TYPES`], and by entry.
-    loaded: Vec<[Kernel; Entry::ALL.len()]>,
+    loaded: Vec<Vec<Kernel>>,
 }
+
+/// Most blocks of a launch that a multiprocessor takes.
+const MOST_RESIDENT: u32 = 4;
 
 impl Kernels {
     /// Compiles the kernels and makes their counters.
@@ -104,26 +112,25 @@ impl Kernels {
                 .map(|(n, v)| format!("-D{n}={v}"));
             let options: Vec<&str> = options.iter().map(String::as_str).collect();
             let module = device.kernels().module("collectives.cu", SOURCE, &options)?;
-            let [one_shot, add_norm, two_shot, reduce_scatter, all_gather] =
-                Entry::ALL.map(|entry| module.kernel(entry.name()));
-            Ok([one_shot?, add_norm?, two_shot?, reduce_scatter?, all_gather?])
+            Entry::ALL.iter().map(|entry| module.kernel(entry.name())).collect()
         };
-        let loaded: Vec<[Kernel; Entry::ALL.len()]> =
-            PEER_TYPES.iter().map(load).collect::<Result<_, DeviceError>>()?;
-        // Blocks wait for blocks of other GPUs, so all blocks of a launch must run at once. Two groups must fit on the GPU together.
-        let mut fit = u32::MAX;
-        let mut fit_of_rows = u32::MAX;
-        for (entry, kernel) in loaded.iter().flat_map(|kernels| Entry::ALL.into_iter().zip(kernels)) {
-            let fit = if entry == Entry::AddNorm { &mut fit_of_rows } else { &mut fit };
-            *fit = (*fit).min(kernel.blocks_per_multiprocessor(MOST_THREADS, 0)?);
+        let loaded: Vec<Vec<Kernel>> = PEER_TYPES.iter().map(load).collect::<Result<_, DeviceError>>()?;
+        // Blocks wait for blocks of other GPUs, so all blocks of a launch must run at once. Two groups must fit on the GPU
+        // together, so each takes half of it. Long arrays of rows may fill it: only tensor-parallel layers have them.
+        let mut resident = [u32::MAX; Entry::ALL.len()];
+        for kernels in &loaded {
+            for ((entry, kernel), resident) in Entry::ALL.into_iter().zip(kernels).zip(&mut resident) {
+                let threads = if entry.has_norm() { MOST_ROW_THREADS } else { MOST_THREADS };
+                let fit = kernel.blocks_per_multiprocessor(threads, 0)?;
+                let share = if entry.has_norm() { fit } else { fit / 2 };
+                *resident = share.clamp(1, MOST_RESIDENT).min(*resident);
+            }
         }
         // Ranks share a GPU in tests. Then half of it stays free, as clusters do not fit everywhere.
         let share = if memory.ranks_here() == 1 { 1 } else { 2 * memory.ranks_here() };
         let multiprocessors = (device.info().multiprocessors / share).max(8);
-        let blocks = multiprocessors * (fit / 2).clamp(1, 2);
-        // Two ranks have long arrays of rows, which may fill the GPU.
-        let resident = if slots.ranks == 2 { fit_of_rows } else { fit_of_rows / 2 }.clamp(1, 2);
-        let states = DeviceBuffer::from_slice(device, &vec![0u32; 2 * 2 * multiprocessors as usize])?;
+        let words = 2 * MOST_RESIDENT * multiprocessors;
+        let states = DeviceBuffer::from_slice(device, &vec![0u32; words as usize])?;
         let abort = Arc::clone(abort);
         let kernels = Self {
             device: device.clone(),
@@ -132,7 +139,6 @@ impl Kernels {
             position,
             states,
             multiprocessors,
-            blocks,
             resident,
             abort,
             loaded,
@@ -141,9 +147,8 @@ impl Kernels {
         // no elements: nobody has pushed anything yet, and all ranks count the same launches.
         for dtype in PEER_TYPES {
             for entry in Entry::ALL {
-                let nothing = Part { input: 0, output: 0, count: 0, pitch: 0, dtype };
-                let norm =
-                    (entry == Entry::AddNorm).then_some(Norm { columns: VECTOR as u32, ..Norm::default() });
+                let nothing = Part { input: 0, output: 0, count: 0, pitch: 0, dtype, root: 0 };
+                let norm = entry.has_norm().then_some(Norm { columns: VECTOR as u32, ..Norm::default() });
                 // SAFETY: the kernels read and write no element.
                 unsafe { kernels.launch_part(entry, nothing, norm, PATIENCE, device.stream()) }?;
             }
@@ -154,7 +159,7 @@ impl Kernels {
 
     /// Words of state of a region: as many blocks as a launch may have.
     const fn state_words(&self) -> u32 {
-        2 * self.multiprocessors
+        MOST_RESIDENT * self.multiprocessors
     }
 
     /// Whether a kernel has given up.
@@ -184,15 +189,21 @@ impl Kernels {
             Operation::ReduceScatter(_) => {
                 (Entry::ReduceScatter, input.unwrap_or(buffer), if call.in_place { own } else { buffer })
             }
-            _ => {
+            operation => {
+                let is_broadcast = matches!(operation, Operation::Broadcast { .. });
+                let is_short = bytes <= self.slots.array;
                 let entry = match (&call.add_norm, algorithm) {
-                    (Some(_), _) => Entry::AddNorm,
+                    (Some(_), _) if is_short => Entry::AddNorm,
+                    (Some(_), _) => Entry::TwoShotAddNorm,
+                    (None, PeerAlgorithm::OneShot) if is_broadcast => Entry::Broadcast,
+                    (None, PeerAlgorithm::TwoShot) if is_broadcast => Entry::ScatterGather,
                     (None, PeerAlgorithm::OneShot) => Entry::OneShot,
                     (None, PeerAlgorithm::TwoShot) => Entry::TwoShot,
                 };
                 (entry, input.unwrap_or(buffer), buffer)
             }
         };
+        let root = call.fingerprint.operation.root().map_or(0, |root| root.0);
         let norm = call.add_norm.as_ref().map(Norm::of);
         let most = self.slots.most(entry) / dtype.size();
         if norm.is_some() && count > most {
@@ -204,7 +215,7 @@ impl Kernels {
         for start in (0..count).step_by(most) {
             let at = (start * dtype.size()) as u64;
             let (input, output) = (input + at, output + at);
-            let part = Part { input, output, count: most.min(count - start), pitch: count, dtype };
+            let part = Part { input, output, count: most.min(count - start), pitch: count, dtype, root };
             // SAFETY: a part of the buffers, by the caller's promise.
             unsafe { self.launch_part(entry, part, norm, PATIENCE, stream) }?;
         }
@@ -214,8 +225,8 @@ impl Kernels {
     /// Enqueues one launch of a kernel.
     ///
     /// # Safety
-    /// As [`launch`](Self::launch), for as many elements as its slots hold; for none only before the first call, on all ranks. There is a norm for
-    /// [`Entry::AddNorm`], and `count` elements are whole rows of it.
+    /// As [`launch`](Self::launch), for as many elements as its slots hold; for none only before the first call, on all ranks.
+    /// There is a norm if [`Entry::has_norm`], and `count` elements are whole rows of it.
     pub(super) unsafe fn launch_part(
         &self,
         entry: Entry,
@@ -226,8 +237,7 @@ impl Kernels {
     ) -> Result<(), DeviceError> {
         let (region, slots) = (entry.region(), self.slots);
         let start = slots.start(region) as u64;
-        // As `struct Call` of the kernels: every field has eight bytes, but for the number of blocks, which is followed by
-        // four that nobody reads.
+        // As `struct Call` of the kernels: every field has eight bytes, but for the number of blocks and the root, four each.
         let mut arguments = Vec::with_capacity(ARGUMENTS);
         arguments.extend([part.input, part.output, part.count as u64, part.pitch as u64]);
         arguments.extend(self.memory.addresses().iter().map(|address| address + start));
@@ -236,7 +246,7 @@ impl Kernels {
         arguments.extend([
             slots.capacity(region) as u64,
             states,
-            u64::from(self.state_words()),
+            u64::from(self.state_words()) | u64::from(part.root) << 32,
             all_states,
             self.abort.address(),
         ]);
@@ -244,12 +254,13 @@ impl Kernels {
         arguments.resize(ARGUMENTS, 0);
         let arguments: [u64; ARGUMENTS] = arguments.try_into().unwrap_or([0; ARGUMENTS]);
         let vectors = |elements: usize| (elements * part.dtype.size()).div_ceil(VECTOR);
-        let shape = match (entry, norm) {
-            (Entry::AddNorm, Some(norm)) => {
+        let resident = self.resident[entry as usize];
+        let shape = match (entry.has_norm(), norm) {
+            (true, Some(norm)) => {
                 let columns = norm.columns as usize;
-                row_shape(part.count / columns, vectors(columns), self.multiprocessors, self.resident)
+                row_shape(part.count / columns, vectors(columns), self.multiprocessors, resident)
             }
-            _ => shape(entry, vectors(part.count), slots.ranks, self.blocks),
+            _ => shape(vectors(part.count), resident * self.multiprocessors),
         };
         let launch = Launch {
             overlap: self.device.info().capability >= HOPPER,
@@ -259,7 +270,7 @@ impl Kernels {
         let kind = PEER_TYPES.iter().position(|dtype| *dtype == part.dtype).unwrap_or_default();
         let norm = norm.unwrap_or_default();
         let all: [&dyn Argument; 2] = [&arguments, &norm];
-        let all = if entry == Entry::AddNorm { &all[..] } else { &all[..1] };
+        let all = if entry.has_norm() { &all[..] } else { &all[..1] };
         // SAFETY: the structs that the kernels declare; the buffers by the caller's promise, the slots and counters live as long
         // as this.
         unsafe { self.loaded[kind][entry as usize].launch(stream, launch, all) }
@@ -279,6 +290,8 @@ pub(super) struct Part {
     /// Elements from one chunk to the next.
     pub(super) pitch: usize,
     pub(super) dtype: DType,
+    /// Of a broadcast.
+    pub(super) root: u32,
 }
 
 /// `struct Norm` of the kernels.
@@ -306,15 +319,20 @@ impl Norm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::paths::gpu::shared_bytes;
+    use crate::paths::gpu::{ADD_NORM_MOST, MOST_ROW, shared_bytes};
 
     #[test]
     fn slots_hold_every_call_that_takes_them() {
         for ranks in 2..=8 {
             let slots = Slots::new(ranks);
             assert!(slots.array.is_multiple_of(VECTOR));
-            // The kernel cuts vectors, not bytes.
-            assert!(slots.chunk >= (TWO_SHOT_PART / VECTOR).div_ceil(ranks) * VECTOR, "{ranks}");
+            // Vectors are dealt out by 32.
+            assert!(slots.chunk >= (TWO_SHOT_PART / VECTOR).div_ceil(32 * ranks) * 32 * VECTOR, "{ranks}");
+            // Rows of any length: each rank's slices.
+            let most = ADD_NORM_MOST.min(slots.most(Entry::TwoShotAddNorm)) / VECTOR;
+            for width in ranks..=MOST_ROW / VECTOR {
+                assert!((most / width) * width.div_ceil(ranks) * VECTOR <= slots.chunk, "{ranks}, {width}");
+            }
             assert_eq!(slots.bytes(), shared_bytes(ranks), "what is planned");
         }
     }

@@ -1,14 +1,14 @@
 //! How many threads and blocks a launch has. Pure.
 
-use super::entry::Entry;
-
 /// From this capability on, GPUs have clusters of blocks, and a kernel can start while the one in front of it ends.
 pub(super) const HOPPER: (u32, u32) = (9, 0);
 /// Bytes of a vector: what a thread pushes at once.
 pub(super) const VECTOR: usize = 16;
 
-/// Most threads of a block.
-pub(super) const MOST_THREADS: u32 = 512;
+/// Most threads of a block that takes rows.
+pub(super) const MOST_ROW_THREADS: u32 = 512;
+/// Most threads of a block of any other kernel.
+pub(super) const MOST_THREADS: u32 = 256;
 
 /// How many threads and blocks a launch has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,21 +19,9 @@ pub(super) struct Shape {
     pub(super) cluster: u32,
 }
 
-/// A vector for each thread, as far as they fit the GPU. Measured on H200.
-pub(super) fn shape(entry: Entry, vectors: usize, ranks: usize, most: u32) -> Shape {
-    let (vectors, threads) = match entry {
-        Entry::OneShot | Entry::AddNorm => match vectors {
-            0..=64 => (vectors, 64),
-            65..=32_768 => (vectors, 128),
-            32_769..=65_536 => (vectors, 256),
-            _ => (vectors, MOST_THREADS),
-        },
-        Entry::TwoShot => (vectors.div_ceil(ranks), MOST_THREADS),
-        Entry::ReduceScatter | Entry::AllGather => match vectors {
-            0..=32_768 => (vectors, 128),
-            _ => (vectors, MOST_THREADS),
-        },
-    };
+/// A thread for each vector, as far as they fit the GPU: in small blocks as long as these do not fill it.
+pub(super) fn shape(vectors: usize, most: u32) -> Shape {
+    let threads = if vectors <= 32_768 { 128 } else { MOST_THREADS };
     let blocks = u32::try_from(vectors.div_ceil(threads as usize)).unwrap_or(most);
     Shape { threads, blocks: blocks.clamp(1, most), cluster: 1 }
 }
@@ -41,7 +29,7 @@ pub(super) fn shape(entry: Entry, vectors: usize, ranks: usize, most: u32) -> Sh
 /// A thread for each of the `width` vectors of a row, and a cluster for each row as far as they fit the GPU: a block where a row
 /// fits one, otherwise small blocks as long as there is a multiprocessor for each. `resident` blocks fit each of those.
 pub(super) fn row_shape(rows: usize, width: usize, multiprocessors: u32, resident: u32) -> Shape {
-    let least = width.div_ceil(MOST_THREADS as usize).next_power_of_two() as u32;
+    let least = width.div_ceil(MOST_ROW_THREADS as usize).next_power_of_two() as u32;
     let is_spread =
         |cluster: &u32| least > 1 && rows.saturating_mul(*cluster as usize) <= multiprocessors as usize;
     let cluster = [8, 4, 2].into_iter().find(is_spread).unwrap_or(least).max(least);
@@ -58,16 +46,13 @@ mod tests {
 
     #[test]
     fn a_launch_has_a_thread_for_each_vector_as_far_as_they_fit() {
-        let of = |entry, vectors, ranks, most| {
-            let Shape { threads, blocks, cluster } = shape(entry, vectors, ranks, most);
+        for vectors in [1, 64, 4096, 1 << 15, 1 << 17, 1 << 20] {
+            let Shape { threads, blocks, cluster } = shape(vectors, 528);
+            assert!(threads <= MOST_THREADS && threads.is_multiple_of(32) && (1..=528).contains(&blocks));
             assert_eq!(cluster, 1);
-            (threads, blocks)
-        };
-        assert_eq!(of(Entry::OneShot, 64, 2, 264), (64, 1));
-        assert_eq!(of(Entry::OneShot, 4096, 2, 264), (128, 32));
-        assert_eq!(of(Entry::OneShot, 1 << 17, 2, 264), (512, 256));
-        assert_eq!(of(Entry::TwoShot, 1 << 20, 2, 264), (512, 264));
-        assert_eq!(of(Entry::TwoShot, 3, 4, 132), (512, 1));
+            assert!(blocks == 528 || (threads * blocks) as usize >= vectors, "{vectors}");
+        }
+        assert_eq!(shape(usize::MAX, 528).blocks, 528);
     }
 
     #[test]
@@ -77,7 +62,10 @@ mod tests {
                 let Shape { threads, blocks, cluster } = row_shape(rows, width, 132, 2);
                 assert!((cluster * threads) as usize >= width, "{width}");
                 assert!(
-                    threads <= MOST_THREADS && threads % 32 == 0 && cluster <= 8 && cluster.is_power_of_two()
+                    threads <= MOST_ROW_THREADS
+                        && threads % 32 == 0
+                        && cluster <= 8
+                        && cluster.is_power_of_two()
                 );
                 assert!(
                     blocks % cluster == 0 && (cluster..=264).contains(&blocks),

@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use crate::device::shared::{MappedMemory, MemoryHandle, enable_peer_access};
-use crate::device::{Address, Device, DeviceBuffer, DeviceError, DeviceInfo};
+use crate::device::{Address, Device, DeviceBuffer, DeviceError};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::nvml::{Nvml, PairPath};
@@ -221,17 +221,8 @@ fn open(device: &Device, position: usize, offers: &[Offer]) -> std::result::Resu
                 Ok(Peer::SameProcess(buffer))
             }
             Some(None) => Err(DeviceError::invalid(format!("rank {rank} of the group has freed its memory"))),
-            None => {
-                let visible = DeviceInfo::all(device.libraries())?.iter().any(|gpu| gpu.uuid == offer.gpu);
-                if !visible {
-                    return Err(DeviceError::invalid(format!(
-                        "it does not see {}, the GPU of rank {rank} of the group; show all GPUs of the group to each rank in \
-                         CUDA_VISIBLE_DEVICES",
-                        offer.gpu
-                    )));
-                }
-                Ok(Peer::OtherProcess(MappedMemory::open(device, &offer.handle)?))
-            }
+            // CUDA opens memory also of a GPU that CUDA_VISIBLE_DEVICES hides from this process.
+            None => Ok(Peer::OtherProcess(MappedMemory::open(device, &offer.handle)?)),
         }
     };
     offers.iter().enumerate().map(one).collect()

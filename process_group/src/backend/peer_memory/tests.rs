@@ -13,7 +13,7 @@ use super::kernels::{Kernels, Norm, Part, Slots};
 use super::shared::{SharedMemory, Sharers};
 use crate::device::{Address, Device, DeviceBuffer, Libraries, Surroundings};
 use crate::dtype::{DType, Element};
-use crate::paths::gpu::{MOST_ROW, array_most, one_shot_most};
+use crate::paths::gpu::{ADD_NORM_MOST, MOST_ROW, one_shot_most};
 use crate::rank::{LocalRank, Rank};
 use crate::roster::{Cpus, Member};
 use crate::store::MemoryStore;
@@ -155,7 +155,7 @@ impl Tester {
 
     /// An all-reduce.
     fn reduce(&self, entry: Entry, (input, output): (Address, Address), count: usize, dtype: DType) {
-        self.enqueue(entry, Part { input, output, count, pitch: 0, dtype }, None);
+        self.enqueue(entry, Part { input, output, count, pitch: 0, dtype, root: 0 }, None);
     }
 
     /// `count` elements from `offset` on, in place or not, compared bit for bit, with what is around them.
@@ -198,9 +198,9 @@ impl Tester {
         let at = |base: Address, chunk: usize| base + ((offset + chunk * count) * size_of::<T>()) as u64;
         // In place, the chunk is where it would be among all.
         let output = if in_place { at(from, me) } else { at(to, me) };
-        let part = Part { input: at(from, 0), output, count, pitch: count, dtype: T::DTYPE };
+        let part = Part { input: at(from, 0), output, count, pitch: count, dtype: T::DTYPE, root: 0 };
         self.enqueue(Entry::ReduceScatter, part, None);
-        let part = Part { input: output, output: at(to, 0), count, pitch: count, dtype: T::DTYPE };
+        let part = Part { input: output, output: at(to, 0), count, pitch: count, dtype: T::DTYPE, root: 0 };
         self.enqueue(Entry::AllGather, part, None);
         let got: Vec<T> = self.read(&self.output, offset + n * count);
         let want = self.expected::<T>(n * count, count);
@@ -209,9 +209,29 @@ impl Tester {
         assert!(got[..offset].iter().all(|value| value.widen() == 77.0), "{what}: wrote outside");
     }
 
+    /// A broadcast from each rank, compared bit for bit, with what is around it.
+    fn check_broadcast<T: Float>(&self, entry: Entry, count: usize, offset: usize, in_place: bool) {
+        for root in 0..self.ranks {
+            let mut memory = vec![T::narrow(77.0); offset + count + 9];
+            self.write(&self.output, &memory);
+            memory[offset..offset + count].copy_from_slice(&operands::<T>(self.position, count, root));
+            self.write(&self.input, &memory);
+            self.all.wait();
+            let into = if in_place { &self.input } else { &self.output };
+            let at = (offset * size_of::<T>()) as u64;
+            let (input, output) = (self.input.address() + at, into.address() + at);
+            let part = Part { input, output, count, pitch: 0, dtype: T::DTYPE, root: root as u32 };
+            self.enqueue(entry, part, None);
+            let got: Vec<T> = self.read(into, memory.len());
+            memory[offset..offset + count].copy_from_slice(&operands::<T>(root, count, root));
+            let what = format!("{entry:?} from {root}, {} ranks, {count} of {}", self.ranks, T::DTYPE);
+            assert!(bytes(&got) == bytes(&memory), "{what}, offset {offset}: rank {}", self.position);
+        }
+    }
+
     /// One kernel against a sum, an addition and a norm on the host. The norm may differ by `tolerance`, as its squares are added
     /// in another order.
-    fn check_norm<T: Float>(&self, rows: usize, columns: usize, tolerance: f32) {
+    fn check_norm<T: Float>(&self, entry: Entry, rows: usize, columns: usize, tolerance: f32) {
         let (count, epsilon) = (rows * columns, 1e-5);
         let weight: Vec<f32> = (0..columns).map(|i| operand(9, i, 1)).collect();
         let mut residual = operands::<T>(11, count, 3);
@@ -226,12 +246,12 @@ impl Tester {
         let input = self.input.address();
         let norm = Norm { residual: input + second, weight: input + third, columns: columns as u32, epsilon };
         self.enqueue(
-            Entry::AddNorm,
-            Part { input, output: input, count, pitch: 0, dtype: T::DTYPE },
+            entry,
+            Part { input, output: input, count, pitch: 0, dtype: T::DTYPE, root: 0 },
             Some(norm),
         );
         let got: Vec<T> = self.read(&self.input, 2 * count);
-        let what = format!("{} ranks, {rows} rows of {columns} {}", self.ranks, T::DTYPE);
+        let what = format!("{entry:?}, {} ranks, {rows} rows of {columns} {}", self.ranks, T::DTYPE);
         for (residual, sum) in residual.iter_mut().zip(self.expected::<T>(count, 5)) {
             *residual = T::narrow(residual.widen() + sum.widen());
         }
@@ -261,7 +281,7 @@ fn every_length_type_and_alignment_has_the_bits_of_sums_in_rank_order() {
     for ranks in 2..=8 {
         on_one_gpu(ranks, |tester| {
             for entry in REDUCTIONS {
-                for count in (1..=67).chain([255, 256, 257, 1023, 4099, 30_000]) {
+                for count in (1..=67).chain([255, 256, 257, 1023, 4099, 16_000]) {
                     let (offset, in_place) = (count % 3, count % 2 == 0);
                     tester.check::<bf16>(entry, count, offset, in_place);
                     tester.check::<f16>(entry, count, 0, !in_place);
@@ -285,6 +305,8 @@ fn lengths_up_to_4099_and_the_most_of_each_kernel() {
         tester.check::<f32>(Entry::OneShot, one_shot_most(2) / 4 - 1, 3, false);
         tester.check::<bf16>(Entry::TwoShot, 16 << 20, 0, true);
         tester.check::<bf16>(Entry::TwoShot, (16 << 20) - 5, 1, false);
+        tester.check_broadcast::<bf16>(Entry::Broadcast, (16 << 20) - 5, 1, false);
+        tester.check_broadcast::<bf16>(Entry::ScatterGather, 8 << 20, 0, true);
     });
 }
 
@@ -327,6 +349,21 @@ fn chunks_are_gathered_and_reduced_at_every_alignment() {
 
 #[test]
 #[ignore = "needs a GPU"]
+fn every_rank_broadcasts_any_length_at_every_alignment() {
+    for ranks in [2, 3, 4, 5, 8] {
+        on_one_gpu(ranks, |tester| {
+            for entry in [Entry::Broadcast, Entry::ScatterGather] {
+                for count in (1..=33).chain([255, 1024, 4099, 300_000]) {
+                    tester.check_broadcast::<bf16>(entry, count, count % 3, false);
+                    tester.check_broadcast::<f32>(entry, count, count % 2, true);
+                }
+            }
+        });
+    }
+}
+
+#[test]
+#[ignore = "needs a GPU"]
 fn the_sum_is_added_and_normalised_in_one_kernel() {
     for ranks in [2, 3, 4, 8] {
         on_one_gpu(ranks, |tester| {
@@ -342,12 +379,16 @@ fn the_sum_is_added_and_normalised_in_one_kernel() {
                 (2, 5120),
                 (3, 32_768),
             ] {
-                if 2 * rows * columns <= array_most(ranks) {
-                    tester.check_norm::<bf16>(rows, columns, 0.004);
-                    tester.check_norm::<f16>(rows, columns, 0.001);
-                }
-                if 4 * columns <= MOST_ROW && 4 * rows * columns <= array_most(ranks) {
-                    tester.check_norm::<f32>(rows, columns, 1e-6);
+                for (entry, most) in
+                    [(Entry::AddNorm, one_shot_most(ranks)), (Entry::TwoShotAddNorm, ADD_NORM_MOST)]
+                {
+                    if 2 * rows * columns <= most {
+                        tester.check_norm::<bf16>(entry, rows, columns, 0.004);
+                        tester.check_norm::<f16>(entry, rows, columns, 0.001);
+                    }
+                    if 4 * columns <= MOST_ROW && 4 * rows * columns <= most {
+                        tester.check_norm::<f32>(entry, rows, columns, 1e-6);
+                    }
                 }
             }
         });
@@ -374,8 +415,11 @@ fn a_call_that_is_given_up_stores_nothing_and_those_behind_it_neither() {
                 (Entry::TwoShot, 2 * CHUNK),
                 (Entry::ReduceScatter, CHUNK),
                 (Entry::AllGather, CHUNK),
+                (Entry::Broadcast, 2 * CHUNK),
+                (Entry::ScatterGather, 2 * CHUNK),
             ] {
-                tester.enqueue(entry, Part { input, output, count, pitch: CHUNK, dtype: DType::F32 }, None);
+                let part = Part { input, output, count, pitch: CHUNK, dtype: DType::F32, root: 1 };
+                tester.enqueue(entry, part, None);
             }
         };
         all();
@@ -389,12 +433,13 @@ fn a_call_that_is_given_up_stores_nothing_and_those_behind_it_neither() {
         // Its results are lost, but it ends, and so does what waits for it in its cluster.
         let (columns, count) = (5120, 5120);
         let norm = Norm { residual: output, weight: output, columns, epsilon: 1e-5 };
-        let part = Part { input, output: input, count, pitch: 0, dtype: DType::F32 };
+        let part = Part { input, output: input, count, pitch: 0, dtype: DType::F32, root: 0 };
         let memory = vec![1.0f32; count];
         tester.write(&tester.input, &memory);
         tester.write(&tester.output, &memory);
         let started = Instant::now();
         tester.enqueue(Entry::AddNorm, part, Some(norm));
+        tester.enqueue(Entry::TwoShotAddNorm, part, Some(norm));
         tester.device.stream().drain().unwrap();
         assert!(started.elapsed() < Duration::from_secs(2), "it ended after {:?}", started.elapsed());
     });
@@ -430,6 +475,16 @@ fn a_million_calls_of_changing_size_keep_in_step() {
                 seed ^= seed << 5;
                 let length = 1 + seed as usize % if call % 10 == 0 { count } else { 3000 };
                 let addresses = (memory.address(), scratch.address());
+                // Broadcasts and sums take turns in the same slots.
+                if call % 7 == 0 {
+                    let (input, output, root) = (memory.address(), memory.address(), seed % 2);
+                    let part = Part { input, output, count: length, pitch: 0, dtype: DType::F32, root };
+                    tester.enqueue(
+                        [Entry::Broadcast, Entry::ScatterGather][seed as usize / 3 % 2],
+                        part,
+                        None,
+                    );
+                }
                 tester.reduce(REDUCTIONS[seed as usize / 7 % 2], addresses, length, DType::F32);
             }
             tester.reduce(REDUCTIONS[round % 2], (memory.address(), memory.address()), count, DType::F32);
@@ -471,7 +526,7 @@ fn a_wait_gives_up_by_itself_at_last() {
         let memory = &tester.input;
         tester.write(memory, &[1.0f32; 100]);
         let (input, output) = (memory.address(), memory.address());
-        let part = Part { input, output, count: 100, pitch: 0, dtype: DType::F32 };
+        let part = Part { input, output, count: 100, pitch: 0, dtype: DType::F32, root: 0 };
         // SAFETY: the buffer lives until the stream is drained below.
         unsafe {
             let patience = Duration::from_millis(300);

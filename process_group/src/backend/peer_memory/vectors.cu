@@ -1,16 +1,18 @@
-// How kernels move and add vectors through memory that all ranks of a node reach. Put before each kernel file. Compiled with KIND, the number of the element type (0 f32, 2 f16,
-// 3 bf16), RANKS, the size of the group (2 to 8), and RANK, the place of this rank. Includes nothing.
+// How kernels move and add vectors through memory that all ranks of a node reach. Goes before each kernel file. Compiled with
+// KIND, the number of the element type (0 f32, 2 f16, 3 bf16), RANKS, the size of the group (2 to 8), and RANK, this rank's
+// place in it. Includes nothing.
 //
 // Every rank has slots in its memory, one for each source. A rank pushes vectors of 16 bytes into the slots of its peers and
-// polls its own. The data are the flag: a slot is *armed* with words that no rank ever pushes, and a vector is there when none
-// of its four words is such a word. So no barrier and no fence is needed, and a torn store cannot be taken for a whole one. The
-// reader arms the slot again.
+// polls its own. The data are the flag: a slot is *armed* with words that no rank ever pushes, and a vector has arrived when
+// none of its four words is such a word. So no barrier and no fence is needed, and a torn store cannot be taken for a whole one.
+// The reader arms the slot again.
 //
-// Slots have two phases, which calls use in turns. A peer pushes into a phase again two calls later. By then it has had this
-// rank's vectors of the call between, which this rank pushed after the kernel that armed the phase again. So two phases are
-// enough.
+// Slots have two phases, which calls use in turn. A peer pushes into the same phase again two calls later. By then it has
+// received data of the call in between, which depend on what this rank pushed there, and this rank pushed that after the kernel
+// that armed the phase again. So two phases are enough, as long as every rank hears from every other in each call, directly or
+// through a third.
 //
-// Sums are in f32, in the order of the ranks, and rounded once: all ranks get the same bits, by either kernel.
+// Sums are in f32, in the order of the ranks, and rounded once: all ranks get the same bits, from every kernel.
 //
 // After the Lamport-style kernels of TensorRT-LLM and SGLang.
 
@@ -53,6 +55,8 @@ struct Call {
     // same.
     u32* states;
     u32 blocks;
+    // The rank that broadcasts.
+    u32 root;
     // Those of all kernels of the group: two words for each block.
     u32* all_states;
     // 1: give up. The host writes it, or a wait that has lasted for `patience` nanoseconds.
@@ -170,10 +174,9 @@ __device__ __forceinline__ bool gives_up(const Call& call, u32& tries, u64& unti
     return true;
 }
 
-// Waits for the vectors of all peers at `at` + source × capacity, adds them and this rank's own, and arms the slots again. When it
-// gives up, the thread ends; or it goes on with whatever is there, as what others of its cluster wait for it for.
-template <bool ENDS> __device__ __forceinline__ Words reduce(const Call& call, u64 at, const Words& own) {
-    Words x[RANKS];
+// Waits for the vectors of all peers at `at` + source × capacity, and arms the slots again. When it gives up, the thread ends;
+// or, where others of its cluster wait for it, it returns false.
+template <bool ENDS> __device__ __forceinline__ bool receive_all(const Call& call, u64 at, Words (&x)[RANKS]) {
     u32 tries = 0;
     u64 until = 0;
     for (;;) {
@@ -184,27 +187,42 @@ template <bool ENDS> __device__ __forceinline__ Words reduce(const Call& call, u
         for (int r = 0; r < RANKS; r++) if (r != RANK) all &= is_there(x[r]);
         if (all) break;
         if (gives_up(call, tries, until)) {
-            if (!ENDS) break;
+            if (!ENDS) return false;
             asm volatile("exit;");
         }
     }
+#pragma unroll
+    for (int r = 0; r < RANKS; r++) if (r != RANK) arm(at + r * call.capacity);
+    return true;
+}
+
+// The sum of the peers' vectors and this rank's own.
+__device__ __forceinline__ Words sum_of(const Words (&x)[RANKS], const Words& own) {
     Sums sums;
 #pragma unroll
     for (int i = 0; i < PER; i++) sums.f[i] = 0.0f;
 #pragma unroll
     for (int r = 0; r < RANKS; r++) add(sums, r == RANK ? own : x[r]);
-#pragma unroll
-    for (int r = 0; r < RANKS; r++) if (r != RANK) arm(at + r * call.capacity);
     return round_once(sums);
 }
 
-// Waits for one vector of a peer, and arms its slot again.
-__device__ __forceinline__ Words receive(const Call& call, u64 at) {
+__device__ __forceinline__ Words reduce(const Call& call, u64 at, const Words& own) {
+    Words x[RANKS];
+    receive_all<true>(call, at, x);
+    return sum_of(x, own);
+}
+
+// Waits for one vector of a peer, and arms its slot again. ENDS: as in `receive_all`.
+template <bool ENDS = true> __device__ __forceinline__ Words receive(const Call& call, u64 at) {
     u32 tries = 0;
     u64 until = 0;
     Words x;
-    for (x = poll(at); !is_there(x); x = poll(at))
-        if (gives_up(call, tries, until)) asm volatile("exit;");
+    for (x = poll(at); !is_there(x); x = poll(at)) {
+        if (gives_up(call, tries, until)) {
+            if (!ENDS) break;
+            asm volatile("exit;");
+        }
+    }
     arm(at);
     return x;
 }
@@ -223,36 +241,27 @@ struct Start {
     u32 state;
     bool aligned;
     __device__ __forceinline__ u64 phase() const { return state & PHASE; }
-    // From here on the state is known. What has been loaded before is under way meanwhile: the compiler would wait for the state
-    // first.
+    // From here on the state is known. Loads that were issued before are under way meanwhile: the compiler would wait for the
+    // state first.
     __device__ __forceinline__ bool is_given_up() {
         asm volatile("" : "+r"(state)::"memory");
         return state & GIVEN_UP;
     }
-    // The same, and nothing is done after a call that was given up.
-    __device__ __forceinline__ void look() {
+    // Ends the thread if an earlier call was given up.
+    __device__ __forceinline__ void stop_if_given_up() {
         if (is_given_up()) asm volatile("exit;");
     }
 };
 
-// The next kernel may be launched when all blocks have come to this.
-__device__ __forceinline__ void launch_next() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-
-// Every kernel begins with this. It may be launched before the kernel in front of it has ended: nothing is read before that one's
-// memory is there. SHORT: neighbouring warps of vectors are on different multiprocessors, and the next kernel is launched at the
-// end, as it would take room from this one. Measured on two H200: faster by a hundredth or two up to 2 MiB, slower above.
-template <bool SHORT> __device__ __forceinline__ Start start(const Call& call) {
+// Every kernel begins with this. It may be launched before the kernel in front of it has ended: nothing is read before that
+// one's memory is there.
+__device__ __forceinline__ Start start(const Call& call) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
-    if (!SHORT) launch_next();
     Start s;
     s.state = *(volatile u32*)(call.states + blockIdx.x);
-    s.first = SHORT ? (blockIdx.x + gridDim.x * (threadIdx.x / 32)) * 32 + threadIdx.x % 32 : blockIdx.x * blockDim.x + threadIdx.x;
+    s.first = blockIdx.x * blockDim.x + threadIdx.x;
     s.stride = gridDim.x * blockDim.x;
     s.count = (u32)call.count;
     s.vectors = (s.count + PER - 1) / PER;
@@ -260,11 +269,19 @@ template <bool SHORT> __device__ __forceinline__ Start start(const Call& call) {
     return s;
 }
 
-// Every kernel ends with this: the phase changes in all states, also in those of blocks that this launch lacks; each block does a
-// part of them. The next kernel looks at them when this one has ended.
-__device__ __forceinline__ void end(const Call& call) {
-    launch_next();
+// Changes the phase in all states, also in those of blocks that this launch lacks; each block changes its own and a part of the
+// others. All threads of a block come here once they know the state. Kernels do it while their first vectors are on their way,
+// so that the end of a kernel does not wait for it.
+__device__ __forceinline__ void next_phase(const Call& call) {
     __syncthreads();
     for (u32 i = blockIdx.x + threadIdx.x * gridDim.x; i < call.blocks; i += gridDim.x * blockDim.x)
         atomicXor(call.states + i, PHASE);
+}
+
+// Every kernel ends with this: the next one may be launched when all blocks have come here. Earlier, its blocks would take the
+// room that a kernel of another group may need.
+__device__ __forceinline__ void launch_next() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
 }
