@@ -32,6 +32,7 @@ use crate::backend_kind::BackendKind;
 use crate::buffer::Memory;
 use crate::call::Interrupt;
 use crate::device::Device;
+use crate::device::wire::WireBuffer;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::operation::Operation;
@@ -98,6 +99,8 @@ pub struct ProcessGroup {
     monitored: u64,
     sent: HashMap<Rank, u64>,
     received: HashMap<Rank, u64>,
+    /// What compressed all-reduces send, between two of them.
+    wire: Option<WireBuffer>,
 }
 
 impl ProcessGroup {
@@ -171,6 +174,7 @@ impl ProcessGroup {
             monitored: 0,
             sent: HashMap::new(),
             received: HashMap::new(),
+            wire: None,
         }
     }
 

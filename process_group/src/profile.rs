@@ -22,8 +22,18 @@ use crate::paths::Path;
 
 /// Where times come from that only the GPU knows, some time after the call.
 pub(crate) trait Timings: Send + Sync {
-    /// Calls that were done since the last time this was asked, and how long each took. Never waits.
-    fn take(&self) -> Vec<(CallFingerprint, Path, Duration)>;
+    /// Calls that were done since the last time this was asked. Never waits.
+    fn take(&self) -> Vec<TimedCall>;
+}
+
+/// A call that was timed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct TimedCall {
+    pub(crate) call: CallFingerprint,
+    pub(crate) path: Path,
+    pub(crate) took: Duration,
+    /// How much of that it waited for ranks that came late, as far as is known.
+    pub(crate) waited: Duration,
 }
 
 /// What is recorded, when a call counts as slow, and how often the same class may say so.
@@ -64,6 +74,8 @@ struct Entry {
     calls: u64,
     bytes: u64,
     nanos: u64,
+    /// Of those.
+    waited_nanos: u64,
     latency: Histogram<u64>,
     /// Calls enqueued on a GPU, and the host's time for them.
     enqueued: u64,
@@ -199,8 +211,9 @@ pub struct ProfileRow {
     pub world_size: usize,
     /// Number of calls.
     pub calls: u64,
-    /// How many of them have been timed. On a GPU that is one in a millisecond, and in a graph one in 64 of a kind;
-    /// calls that were made as one group are not, nor those under way. Without any, the figures below are zero.
+    /// How many of them have been timed. On a GPU that is one of a kind in a millisecond, and in a graph the second of a kind and
+    /// every 64th after it; calls that were made as one group are not, nor those under way. Without any, the figures below are
+    /// zero.
     pub timed: u64,
     /// Median latency in microseconds.
     pub median_us: f64,
@@ -214,6 +227,9 @@ pub struct ProfileRow {
     pub host_median_us: Option<f64>,
     /// Sum of the latencies of all timed calls, in seconds.
     pub total_s: f64,
+    /// How much of that they waited for ranks that came late, as far as is known: on a GPU, by how much the first call of a graph
+    /// takes longer than the second of its kind.
+    pub waited_s: f64,
     /// Mean bytes / median time, in 10⁹ bytes per second.
     pub algbw_gbs: f64,
     /// `algbw` × the operation's traffic factor.
@@ -343,10 +359,10 @@ impl Profile {
     fn fetch(&self) {
         let timings = self.timings.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(timings) = timings else { return };
-        for (fingerprint, path, took) in timings.take() {
+        for TimedCall { call, path, took, waited } in timings.take() {
             if self.records() {
                 // It was counted when it was enqueued.
-                self.took(&fingerprint, path, took, Duration::ZERO, 0);
+                self.took(&call, path, took, waited, 0);
             }
         }
     }
@@ -368,6 +384,7 @@ impl Profile {
             entry.latency.saturating_record(nanos.max(1));
             entry.metrics.seconds.record(elapsed.as_secs_f64());
             if !waited.is_zero() {
+                entry.waited_nanos += waited.as_nanos() as u64;
                 entry.metrics.wait_seconds.record(waited.as_secs_f64());
             }
             // A rank that comes late makes no call slow.
@@ -401,6 +418,7 @@ impl Profile {
             calls: 0,
             bytes: 0,
             nanos: 0,
+            waited_nanos: 0,
             latency: latencies(),
             enqueued: 0,
             host: None,
@@ -490,6 +508,7 @@ impl Profile {
             max_us: entry.latency.max() as f64 / 1e3,
             host_median_us: entry.host.as_ref().map(|h| h.value_at_quantile(0.5) as f64 / 1e3),
             total_s: entry.nanos as f64 / 1e9,
+            waited_s: entry.waited_nanos as f64 / 1e9,
             algbw_gbs: algbw,
             busbw_gbs: busbw,
             link_share: self

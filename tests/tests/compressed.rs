@@ -64,7 +64,7 @@ fn what_is_no_number_or_too_large_shows_in_the_result() {
         let mut x = [of(f32::NAN), of(f32::INFINITY), of(1e6)];
         group.all_reduce_compressed(&mut x, ReduceOp::Sum, WireType::F16).unwrap();
         assert!(x[0].is_nan() && x[1] == f32::INFINITY && x[2] == f32::INFINITY, "{x:?}");
-        let mut x = [1e30];
+        let mut x = [1e30f32];
         group.all_reduce_compressed(&mut x, ReduceOp::Sum, WireType::Bf16).unwrap();
         assert!((x[0] - 2e30).abs() < 2e28, "{x:?}");
     });

@@ -182,8 +182,41 @@ fn gradients_are_reduced_in_buckets_behind_what_writes_them() {
         }
         let error = reducer.gradient::<f32>(0).unwrap_err();
         assert!(error.to_string().contains("device_gradient"), "{error}");
-        let error = group.all_reduce_compressed(&mut [1.0], ReduceOp::Sum, WireType::Bf16).unwrap_err();
-        assert!(error.to_string().contains("convert the values on the GPU"), "{error}");
+    });
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn values_are_sent_in_16_bits_within_the_documented_error() {
+    on_gpus("values_are_sent_in_16_bits_within_the_documented_error", 2, &nccl(), |rank| {
+        let group = rank.manager().world();
+        let (me, n) = (group.rank().0 as usize, group.world_size());
+        let operand = |rank: usize, i: usize| ((i * 7919 + rank * 104_729) % 20_011) as f32 * 0.001 - 10.0;
+        for (wire, length) in [WireType::Bf16, WireType::F16].into_iter().flat_map(|w| [(w, 1), (w, 100_003)])
+        {
+            for op in [ReduceOp::Sum, ReduceOp::Avg] {
+                let mine: Vec<f32> = (0..length).map(|i| operand(me, i)).collect();
+                let mut x = group.upload(&mine).unwrap();
+                group.all_reduce_compressed(&mut x, op, wire).unwrap();
+                let divisor = if op == ReduceOp::Avg { n as f64 } else { 1.0 };
+                for (i, got) in group.download(&x).unwrap().into_iter().enumerate() {
+                    let terms = || (0..n).map(|rank| f64::from(operand(rank, i)));
+                    let (sum, sizes) =
+                        (terms().sum::<f64>() / divisor, terms().map(f64::abs).sum::<f64>() / divisor);
+                    let error = (f64::from(got) - sum).abs();
+                    assert!(
+                        error <= wire.error_bound(n) * sizes,
+                        "{op} as {wire}, element {i}: {got}, not {sum}"
+                    );
+                }
+            }
+        }
+        let mut x = group.upload(&[1.0f64]).unwrap();
+        let error = group.all_reduce_compressed(&mut x, ReduceOp::Sum, WireType::Bf16).unwrap_err();
+        assert!(error.to_string().contains("takes f32 values, not f64"), "{error}");
+        let error =
+            group.all_reduce_compressed(&mut [1.0f32][..], ReduceOp::Sum, WireType::Bf16).unwrap_err();
+        assert!(matches!(error, Error::Invalid(_)), "{error}");
     });
 }
 

@@ -7,7 +7,7 @@ use ryzanstein_config::BackendChoice;
 use ryzanstein_process_group::{ProcessGroupManager, Rank};
 use ryzanstein_tensor_parallel::{Error, GenerateOptions, Llama, Passes, Result};
 use ryzanstein_tests::fixtures::write_noise;
-use ryzanstein_tests::{config, same_bits, with_ranks};
+use ryzanstein_tests::{config, distance, greatest, same_bits, with_ranks};
 use tempfile::TempDir;
 
 /// Tensor-parallel ranks and stages. Five layers do not divide by two or three.
@@ -88,6 +88,32 @@ fn stages_compute_what_one_stage_does_to_the_bit() {
 #[test]
 fn stages_compute_the_same_over_tcp() {
     same_as_one_stage(BackendChoice::Tcp, |folder, manager| Llama::load(folder, None, manager));
+}
+
+/// On a GPU, fewer rows may take another product: results are near, not the same.
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn stages_on_gpus_compute_what_one_stage_does() {
+    let gpus = ryzanstein_tests::gpu::need(2);
+    let folder = model(false);
+    for (tensor, stages) in [(1, 2), (2, 2)].into_iter().filter(|(tensor, stages)| tensor * stages <= gpus) {
+        let run = |stages| {
+            on_stages(BackendChoice::Nccl, (tensor, stages), |mut manager| {
+                let result = compute(Llama::load(folder.path(), None, &mut manager).unwrap(), &mut manager);
+                manager.finalize().unwrap();
+                result
+            })
+        };
+        let (logits, tokens) = run(1).remove(0);
+        for (rank, (got, chosen)) in run(stages).into_iter().enumerate() {
+            let (difference, largest) = (distance(&got, &logits), greatest(&logits));
+            assert!(
+                difference <= 1e-5 * largest,
+                "{tensor} × {stages}, rank {rank}: {difference} of {largest}"
+            );
+            assert_eq!(chosen, tokens, "{tensor} × {stages}, rank {rank}");
+        }
+    }
 }
 
 #[test]

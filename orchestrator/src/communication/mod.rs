@@ -1,7 +1,8 @@
 //! Which share of a model's steps its collectives take, by operation, and what to do where that is much. Pure.
 //!
-//! The figures are those of a [profile](ryzanstein_process_group::Profile): a call's time includes the wait for the slowest rank. On
-//! GPUs some calls are timed, by events, and stand for the others of their kind.
+//! The figures are those of [profiles](ryzanstein_process_group::Profile). A wait for a rank that comes late is not communication:
+//! it is told apart, as far as one rank knows of it, and by the rank that waits least. On GPUs some calls are timed, by events,
+//! and stand for the others of their kind.
 
 mod advice;
 
@@ -28,9 +29,11 @@ pub struct Part {
     pub calls: f64,
     /// Mean bytes of a call: the whole array.
     pub bytes: f64,
-    /// Mean microseconds of a call; `None` if none was timed.
+    /// Mean microseconds of a call, without waits; `None` if none was timed.
     pub call_us: Option<f64>,
-    /// The share of a step that all its calls take; `None` if none was timed.
+    /// Mean microseconds that a call waits for ranks that come late; `None` if none was timed.
+    pub wait_us: Option<f64>,
+    /// The share of a step that all its calls take, without waits; `None` if none was timed.
     pub share: Option<f64>,
     /// Name of the element type of the largest calls.
     pub dtype: String,
@@ -54,9 +57,33 @@ impl Communication {
         let mut ops: Vec<&str> = rows.iter().map(|row| row.op).collect();
         ops.sort_unstable();
         ops.dedup();
-        let mut parts: Vec<Part> = ops.into_iter().map(|op| Part::new(op, &rows, seconds, steps)).collect();
-        parts.sort_by(|a, b| b.share.unwrap_or(0.0).total_cmp(&a.share.unwrap_or(0.0)));
-        Self { parts }
+        Self { parts: ops.into_iter().map(|op| Part::new(op, &rows, seconds, steps)).collect() }.sorted()
+    }
+
+    /// Of all ranks: each operation's calls as on the rank that waits least. What the others take longer is a wait.
+    pub fn of_ranks(ranks: &[Self]) -> Self {
+        let Some((first, others)) = ranks.split_first() else { return Self::default() };
+        let parts = first.parts.iter().map(|part| {
+            let of_op = |rank: &'_ Self| rank.parts.iter().find(|other| other.op == part.op).cloned();
+            let all: Vec<Part> = others.iter().filter_map(of_op).chain([part.clone()]).collect();
+            let calls: Option<Vec<f64>> = all.iter().map(|part| part.call_us).collect();
+            let Some(calls) = calls else {
+                return Part { call_us: None, wait_us: None, share: None, ..part.clone() };
+            };
+            let least = calls.iter().copied().fold(f64::INFINITY, f64::min);
+            let known: f64 = all.iter().filter_map(|part| part.wait_us).sum();
+            let waits = calls.iter().map(|call| call - least).sum::<f64>() + known;
+            let share = part.share.zip(part.call_us);
+            let share = share.map(|(share, call)| if call > 0.0 { share * least / call } else { share });
+            Part { call_us: Some(least), wait_us: Some(waits / all.len() as f64), share, ..part.clone() }
+        });
+        Self { parts: parts.collect() }.sorted()
+    }
+
+    /// The operation that takes longest first.
+    fn sorted(mut self) -> Self {
+        self.parts.sort_by(|a, b| b.share.unwrap_or(0.0).total_cmp(&a.share.unwrap_or(0.0)));
+        self
     }
 
     /// The share of a step that all calls take; `None` if there are none, or an operation was not timed.
@@ -98,11 +125,12 @@ impl Communication {
 
 impl Part {
     /// The columns of [`cells`](Self::cells).
-    pub(crate) const COLUMNS: [Column<'static>; 5] = [
+    pub(crate) const COLUMNS: [Column<'static>; 6] = [
         Column::left("operation"),
         Column::right("calls/step"),
         Column::right("bytes"),
         Column::right("a call").dispensable(1),
+        Column::right("wait").dispensable(2),
         Column::right("of a step"),
     ];
 
@@ -112,13 +140,15 @@ impl Part {
         let sum = |of: &dyn Fn(&ProfileRow) -> f64| rows().map(|row| row.calls as f64 * of(row)).sum::<f64>();
         // The calls that were timed stand for all of their row.
         let is_timed = calls > 0.0 && rows().all(|row| row.timed > 0);
-        let taken = is_timed.then(|| sum(&|row| row.total_s / row.timed as f64));
+        let mean = |of: fn(&ProfileRow) -> f64| is_timed.then(|| sum(&|row| of(row) / row.timed as f64));
+        let (taken, waited) = (mean(|row| row.total_s - row.waited_s), mean(|row| row.waited_s));
         let largest = rows().max_by(|a, b| a.bytes_mean.total_cmp(&b.bytes_mean));
         Self {
             op: op.to_owned(),
             calls: calls / steps.max(1) as f64,
             bytes: sum(&|row| row.bytes_mean) / calls.max(1.0),
             call_us: taken.map(|taken| taken / calls * 1e6),
+            wait_us: waited.map(|waited| waited / calls * 1e6),
             share: taken.map(|taken| taken / seconds),
             dtype: largest.map(|row| row.dtype.to_string()).unwrap_or_default(),
             wire_bytes: sum(&|row| row.bytes_mean * bus_factor(op, row.world_size)) / calls.max(1.0),
@@ -126,13 +156,14 @@ impl Part {
     }
 
     /// One row's cells.
-    pub(crate) fn cells(&self) -> [Cell; 5] {
+    pub(crate) fn cells(&self) -> [Cell; 6] {
         let shown = |figure: Option<String>| figure.map_or_else(|| Cell::from("not timed"), Cell::from);
         [
             self.op.as_str().into(),
             short(self.calls).into(),
             units::bytes(self.bytes).into(),
             shown(self.call_us.map(units::time)),
+            shown(self.wait_us.map(units::time)),
             shown(self.share.map(percent)),
         ]
     }

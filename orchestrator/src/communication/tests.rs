@@ -21,6 +21,7 @@ fn row(op: &'static str, calls: u64, bytes: f64, call_us: f64) -> ProfileRow {
         max_us: call_us,
         host_median_us: None,
         total_s: calls.min(3) as f64 * call_us / 1e6,
+        waited_s: 0.0,
         algbw_gbs: 0.0,
         busbw_gbs: 0.0,
         link_share: None,
@@ -54,6 +55,28 @@ fn shares_are_of_a_step_and_calls_that_were_timed_stand_for_the_others() {
     let text = communication.text(&GPUS, Screen::PLAIN);
     assert!(text.contains("communication: 21.0 % of a step (target < 20 %): missed\n"), "{text}");
     assert_eq!(text.lines().count(), 4, "no advice yet: {text}");
+}
+
+#[test]
+fn waits_for_late_ranks_are_no_communication() {
+    // 10 steps of 1 ms with 9 calls each. Rank 0 knows of waits of 15 us a call; rank 1 comes late, and waits for nobody.
+    let of = |call_us: f64, wait_us: f64| {
+        let row = row("all_reduce", 90, 8e3, call_us + wait_us);
+        let row = ProfileRow { waited_s: row.timed as f64 * wait_us / 1e6, ..row };
+        Communication::new(&[row], 0.01, 10)
+    };
+    let near = |got: Option<f64>, want: f64| got.is_some_and(|got| (got - want).abs() < 1e-9);
+    let alone = of(5.0, 15.0);
+    assert!(near(alone.parts[0].call_us, 5.0) && near(alone.parts[0].wait_us, 15.0), "{alone:?}");
+    assert!(near(alone.share(), 0.045), "{alone:?}");
+    let both = Communication::of_ranks(&[alone, of(3.0, 0.0)]);
+    assert!(near(both.parts[0].call_us, 3.0) && near(both.share(), 0.027), "{both:?}");
+    assert!(near(both.parts[0].wait_us, f64::midpoint(2.0 + 15.0, 0.0)), "{both:?}");
+    let text = both.text(&GPUS, Screen::PLAIN);
+    assert!(text.contains("wait") && text.contains("8.5 us"), "{text}");
+    let untimed = ProfileRow { timed: 0, total_s: 0.0, ..row("all_reduce", 90, 8e3, 0.0) };
+    let missing = Communication::new(&[untimed], 0.01, 10);
+    assert_eq!(Communication::of_ranks(&[of(3.0, 0.0), missing]).share(), None, "a rank timed none");
 }
 
 #[test]

@@ -62,9 +62,7 @@ pub fn own_kernels_carry(situation: &Situation<'_>, config: &Config) -> bool {
         && config.process_group.peer_memory
         && situation.hardware.driver.as_ref().is_ok_and(DriverFacts::is_all_nvlink)
         && PEER_RANKS.contains(&ranks)
-        && situation
-            .message
-            .is_some_and(|bytes| peer_most(ranks).is_none_or(|most| bytes as usize <= most))
+        && situation.message.is_some_and(|bytes| peer_most(ranks).is_none_or(|most| bytes as usize <= most))
 }
 
 /// Proposes settings. What the configuration sets already is left as it is.

@@ -1,12 +1,15 @@
 //! What `ryz status` and the launcher tell of ranks that run: stuck, stopped, without heartbeats.
 
+use std::io::{Read as _, Write as _};
 use std::path::Path;
 
 use hyper_util::rt::TokioIo;
 use rustix::process::{Pid, Signal, kill_process};
 use ryzanstein_config::Config;
 use ryzanstein_orchestrator::Orchestrator;
+use ryzanstein_orchestrator::process_group::DType;
 use ryzanstein_orchestrator::process_group::ReduceOp;
+use ryzanstein_orchestrator::process_group::device::DeviceBuffer;
 use ryzanstein_orchestrator::rendezvous::Environment;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -290,4 +293,80 @@ fn the_endpoint_describes_itself_and_answers_health_checks() {
         }
         assert_eq!(is("").await.expect("answered"), "SERVING", "the endpoint itself is");
     });
+}
+
+/// Bytes that each rank on a GPU holds.
+const HELD: u64 = 256 << 20;
+
+/// Each rank holds memory of its GPU and waits for `end`.
+fn rank_with_a_gpu(environment: &Environment, folder: &Path) {
+    let sources = ryzanstein_config::Sources {
+        environment: environment.clone().into_iter().collect(),
+        ..ryzanstein_config::Sources::default()
+    };
+    let config = Config::load(&sources).expect("settings");
+    let mut orchestrator = Orchestrator::initialize(&config, environment).expect("joined");
+    let device = orchestrator.manager().world().device().expect("a GPU").clone();
+    let _held = DeviceBuffer::new(&device, DType::U8, HELD as usize).expect("memory");
+    eventually(|| folder.join("end").exists().then_some(())).expect("told to end");
+    orchestrator.finalize().expect("left");
+}
+
+/// What a server of metrics says.
+fn metrics(port: u16) -> Option<String> {
+    let mut connection = std::net::TcpStream::connect(("127.0.0.1", port)).ok()?;
+    connection.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").ok()?;
+    let mut text = String::new();
+    connection.read_to_string(&mut text).ok()?;
+    Some(text)
+}
+
+#[test]
+#[ignore = "needs 2 GPUs"]
+fn status_and_metrics_tell_the_memory_and_the_health_of_each_gpu() {
+    let environment: Environment = std::env::vars().collect();
+    if let Some(folder) = environment.get(FOLDER) {
+        return rank_with_a_gpu(&environment, folder.as_ref());
+    }
+    let (folder, runtime) = private();
+    let program = std::env::current_exe().expect("this program");
+    let name = "status::status_and_metrics_tell_the_memory_and_the_health_of_each_gpu";
+    let rank = [program.to_str().expect("a path"), "--exact", name, "--ignored", "--nocapture"];
+    let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let port = free.expect("a free port").port();
+    let address = format!("127.0.0.1:{port}");
+    let variables = [(FOLDER, &*runtime), ("XDG_RUNTIME_DIR", &*runtime)];
+    let launch = ["launch", "-n", "2", "--backend", "nccl", "--metrics-addr", &address, "--"];
+    let run = Run::new(&[&launch[..], &rank].concat(), &variables);
+    let has_memory = |rank: &Value| {
+        rank["gpu_memory"]["used_bytes"].as_u64() >= Some(HELD)
+            && rank["gpu"]["memory_used_bytes"].as_u64() >= Some(HELD)
+    };
+    let job = job_with(&runtime, |job| (0..2).all(|rank| has_memory(&job["ranks"][rank])));
+    let ranks = [&job["ranks"][0], &job["ranks"][1]];
+    assert_ne!(ranks[0]["gpu"]["uuid"], ranks[1]["gpu"]["uuid"], "{job}");
+    for rank in ranks {
+        let (gpu, memory) = (&rank["gpu"], &rank["gpu_memory"]);
+        assert_eq!(gpu["lost"], false, "{rank}");
+        assert!(
+            gpu["temperature"].as_u64() > Some(0) && gpu["memory_total_bytes"].as_u64() > Some(1 << 30),
+            "{rank}"
+        );
+        assert!(memory["limit_bytes"].as_u64() > memory["used_bytes"].as_u64(), "{rank}");
+    }
+    let table = text(&status(&runtime, &[]).stdout);
+    assert!(table.contains(" of ") && !table.contains("lost"), "{table}");
+    for rank in 0..2 {
+        let scraped = metrics(port + rank).expect("a server of metrics");
+        let value = |name: &str| {
+            let line = scraped.lines().find(|line| line.starts_with(name) && !line.starts_with('#'));
+            line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+        };
+        assert!(value("ryz_gpu_used_bytes") >= Some(HELD as f64), "{scraped}");
+        assert_eq!(value("ryz_gpu_lost"), Some(0.0), "{scraped}");
+        assert!(value("ryz_gpu_temperature_celsius") > Some(0.0), "{scraped}");
+    }
+    std::fs::write(folder.path().join("end"), "").expect("written");
+    let output = run.finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
 }

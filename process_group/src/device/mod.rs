@@ -32,6 +32,7 @@ mod slices;
 mod stream;
 pub(crate) mod symbols;
 pub(crate) mod tracked;
+pub(crate) mod wire;
 
 pub use ::cudarc;
 pub use budget::MemoryUse;

@@ -4,9 +4,12 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::ProcessGroup;
-use crate::dtype::Element;
+use crate::buffer::{BufferMut, ViewMut};
+use crate::device::Device;
+use crate::device::wire::WireBuffer;
+use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
-use crate::operation::ReduceOp;
+use crate::operation::{Operation, ReduceOp};
 use crate::reduce::{Source, reduce};
 
 /// The type that [`ProcessGroup::all_reduce_compressed`] sends.
@@ -20,6 +23,13 @@ pub enum WireType {
 }
 
 impl WireType {
+    const fn dtype(self) -> DType {
+        match self {
+            Self::Bf16 => DType::BF16,
+            Self::F16 => DType::F16,
+        }
+    }
+
     /// The largest error of rounding a value to this type, relative to the value: half a unit in the last place.
     pub const fn unit_roundoff(self) -> f64 {
         match self {
@@ -52,29 +62,65 @@ impl std::fmt::Display for WireType {
 impl ProcessGroup {
     /// [`all_reduce`](Self::all_reduce) of f32 values with half the bytes: every rank rounds its values to `wire`, the
     /// rounded values are summed in f32 in rank order, and the result is rounded to `wire` again. All ranks get the same
-    /// bits, which depend on nothing but the values. For the error see [`WireType::error_bound`].
+    /// bits. For the error see [`WireType::error_bound`].
     ///
-    /// In profiles and records this is an all-to-all and an all-gather of 16-bit values. All ranks pass the same type.
+    /// On CPUs this is an all-to-all and an all-gather of 16-bit values in profiles and records, on GPUs an all-reduce. There
+    /// an average is the rounded sum divided in f32, so that a sum beyond the range of f16 is lost with its average; and where
+    /// NCCL carries the call, it rounds the sums between, in an order of its own. All ranks pass the same type. Before a call is
+    /// captured into a graph, make one of that length: it allocates.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a reduction that is neither a sum nor an average, and in a group on GPUs; those of the two calls.
-    pub fn all_reduce_compressed(&mut self, buffer: &mut [f32], op: ReduceOp, wire: WireType) -> Result<()> {
+    /// [`Error::Invalid`] for a reduction that is neither a sum nor an average, for values that are not f32, and for slices of
+    /// cudarc; those of the calls.
+    pub fn all_reduce_compressed(
+        &mut self,
+        buffer: &mut (impl BufferMut + ?Sized),
+        op: ReduceOp,
+        wire: WireType,
+    ) -> Result<()> {
         if !matches!(op, ReduceOp::Sum | ReduceOp::Avg) {
             return Err(Error::invalid(format!(
                 "a compressed all-reduce cannot reduce by `{op}`; use Sum or Avg, or `all_reduce`"
             )));
         }
-        if self.device.is_some() {
+        let mut values = buffer.view_mut();
+        self.check_memory(Operation::AllReduce(op), values.memory())?;
+        if values.dtype() != DType::F32 {
             return Err(Error::invalid(format!(
-                "a compressed all-reduce works on host memory, and group `{}` works on {}; convert the values on the GPU, \
-                 and call `all_reduce` on a buffer of {wire}",
-                self.info.name, self.memory
+                "a compressed all-reduce takes f32 values, not {}; send 16-bit values with `all_reduce`",
+                values.dtype()
             )));
         }
-        match wire {
-            WireType::Bf16 => self.all_reduce_as::<bf16>(buffer, op),
-            WireType::F16 => self.all_reduce_as::<f16>(buffer, op),
+        if let Some(device) = self.device.clone() {
+            return self.all_reduce_on_gpu(&device, values, op, wire);
         }
+        let values = bytemuck::cast_slice_mut(values.host()?);
+        match wire {
+            WireType::Bf16 => self.all_reduce_as::<bf16>(values, op),
+            WireType::F16 => self.all_reduce_as::<f16>(values, op),
+        }
+    }
+
+    fn all_reduce_on_gpu(
+        &mut self,
+        device: &Device,
+        mut values: ViewMut<'_>,
+        op: ReduceOp,
+        wire: WireType,
+    ) -> Result<()> {
+        if values.device().is_none() {
+            return Err(Error::invalid(
+                "compressed all-reduce: the memory of a CudaSlice is not known before it is ordered; pass DeviceBuffers or views",
+            ));
+        }
+        let count = values.count();
+        let mut sent = WireBuffer::with_room(self.wire.take(), device, wire.dtype(), count)?;
+        sent.narrow(&values)?;
+        self.in_place(Operation::AllReduce(ReduceOp::Sum), sent.values(count)?.view_mut())?;
+        let divisor = if op == ReduceOp::Avg { self.world_size() as f32 } else { 1.0 };
+        sent.widen(&mut values, divisor)?;
+        self.wire = Some(sent);
+        Ok(())
     }
 
     fn all_reduce_as<T: Element>(&mut self, buffer: &mut [f32], op: ReduceOp) -> Result<()>

@@ -120,7 +120,7 @@ pub struct StepRow {
     pub correct: bool,
     /// Timed steps.
     pub steps: usize,
-    /// The share of rank 0's steps that communicates; `null` if no call was timed.
+    /// The share of a step that communicates, without waits for ranks that come late; `null` if no call was timed.
     pub communication_share: Option<f64>,
     /// By operation.
     pub communication: Communication,
@@ -289,10 +289,9 @@ impl Step {
         let world_size = group.world_size();
         let of_ranks: Vec<&[f64]> = all.iter().map(|rank| &rank.seconds[..]).collect();
         let median_us = summary(slowest(&of_ranks)).median_us * 1e6;
-        let (mut of_one, mut communication) = (Alone::default(), Communication::default());
-        if let Some(Measured { alone: Some(alone), communication: of_first, .. }) = all.into_iter().next() {
-            (of_one, communication) = (alone, of_first);
-        }
+        let of_each: Vec<Communication> = all.iter().map(|rank| rank.communication.clone()).collect();
+        let communication = Communication::of_ranks(&of_each);
+        let of_one = all.into_iter().find_map(|rank| rank.alone).unwrap_or_default();
         let one_us = summary(of_one.seconds).median_us * 1e6;
         let speed_up = one_us / median_us;
         let (efficiency, correct) = (speed_up / world_size as f64, of_one.difference <= LIMIT);

@@ -14,10 +14,14 @@ struct Norm {
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ u32 cluster_blocks() { u32 n; asm("mov.u32 %0, %cluster_nctaid.x;" : "=r"(n)); return n; }
 __device__ __forceinline__ u32 block_in_cluster() { u32 i; asm("mov.u32 %0, %cluster_ctaid.x;" : "=r"(i)); return i; }
-// All blocks of a cluster have started when they come to `wait_for_cluster` for the first time, and may use each other's memory.
-__device__ __forceinline__ void meet_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 __device__ __forceinline__ void tell_cluster() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+// After this, all blocks of the cluster have started, and may use each other's memory.
+__device__ __forceinline__ void meet_cluster() {
+    if (cluster_blocks() == 1) return;
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+    wait_for_cluster();
+}
 // Into the memory of a block of the cluster, where this block has `to`.
 __device__ __forceinline__ void store_in_cluster(float* to, u32 block, float x) {
     u32 here = (u32)__cvta_generic_to_shared(to), there;
@@ -83,20 +87,19 @@ struct OneShotSum {
     }
 };
 
-// The same in two steps: each rank owns a slice of every row, which it adds and sends to all others.
+// The same in two steps: each row has an owner, which adds it and sends the sum to all others.
 struct TwoShotSum {
     u64 scattered, gathered;
-    u32 owner, offset, slice;
+    u32 column, width;
     __device__ __forceinline__ TwoShotSum(const Call& call, const Start& s, u32 column, u32 width)
-        : scattered(SCATTERED), gathered(GATHERED), slice((width + RANKS - 1) / RANKS) {
-        owner = column / slice;
-        offset = column % slice;
-    }
-    __device__ __forceinline__ u64 at(u32 row) const { return (u64)(row * slice + offset) * 16; }
+        : scattered(SCATTERED), gathered(GATHERED), column(column), width(width) {}
+    __device__ __forceinline__ u64 at(u32 row) const { return (u64)(row / RANKS * width + column) * 16; }
     __device__ __forceinline__ void push_own(const Call& call, u32 row, const Words& own) const {
+        const u32 owner = row % RANKS;
         if (owner != RANK) push(call.slots[owner] + scattered + RANK * call.capacity + at(row), own);
     }
     __device__ __forceinline__ Words sum(const Call& call, u32 row, const Words& own) const {
+        const u32 owner = row % RANKS;
         if (owner != RANK) return receive<false>(call, call.slots[RANK] + gathered + owner * call.capacity + at(row));
         Words x[RANKS];
         const bool all = receive_all<false>(call, call.slots[RANK] + scattered + at(row), x);
@@ -130,7 +133,6 @@ template <bool WHOLE, typename Sum> __device__ __forceinline__ void add_norm_of(
         sum.push_own(call, row, own);
     }
     next_phase(call);
-    if (blocks > 1) wait_for_cluster();
     u32 turn = 0;
     for (u32 row = cluster; row < rows; row += clusters, turn ^= 1) {
         const u32 v = row * width + mine;
@@ -161,17 +163,17 @@ template <bool WHOLE, typename Sum> __device__ __forceinline__ void add_norm_of(
 }
 
 template <typename Sum> __device__ __forceinline__ void add_norm_by(const Call& call, const Norm& norm) {
-    if (cluster_blocks() > 1) meet_cluster();
+    meet_cluster();
     Start s = start(call);
     s.aligned = s.aligned && (((u64)norm.residual | (u64)norm.weight) & 15) == 0;
     if (__builtin_expect(s.aligned, 1)) add_norm_of<true, Sum>(call, norm, s); else add_norm_of<false, Sum>(call, norm, s);
     launch_next();
 }
 
-extern "C" __global__ void __launch_bounds__(512, 2) add_norm(const __grid_constant__ Call call, const __grid_constant__ Norm norm) {
+extern "C" __global__ void __launch_bounds__(1024, 1) add_norm(const __grid_constant__ Call call, const __grid_constant__ Norm norm) {
     add_norm_by<OneShotSum>(call, norm);
 }
 
-extern "C" __global__ void __launch_bounds__(512, 2) two_shot_add_norm(const __grid_constant__ Call call, const __grid_constant__ Norm norm) {
+extern "C" __global__ void __launch_bounds__(1024, 1) two_shot_add_norm(const __grid_constant__ Call call, const __grid_constant__ Norm norm) {
     add_norm_by<TwoShotSum>(call, norm);
 }

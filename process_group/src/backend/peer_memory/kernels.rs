@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use super::abort_word::AbortWord;
 use super::entry::{Entry, Region};
-use super::shape::{HOPPER, MOST_ROW_THREADS, MOST_THREADS, VECTOR, row_shape, shape};
+use super::shape::{HOPPER, MOST_THREADS, VECTOR, row_shape, shape};
 use super::shared::SharedMemory;
 use crate::buffer::ViewMut;
 use crate::call::{AddNorm, Call};
 use crate::device::{Address, Argument, Device, DeviceBuffer, DeviceError, Kernel, Launch, Stream};
 use crate::dtype::DType;
 use crate::operation::Operation;
-use crate::paths::gpu::{PEER_TYPES, TWO_SHOT_PART, chunk_most, one_shot_most};
+use crate::paths::gpu::{MOST_ROW, PEER_TYPES, TWO_SHOT_PART, chunk_most, one_shot_most};
 use crate::paths::{Path, PeerAlgorithm};
 
 const SOURCE: &str =
@@ -68,8 +68,8 @@ impl Slots {
             Entry::Broadcast => self.ranks * self.chunk,
             // All ranks but the root own a chunk.
             Entry::ScatterGather => (self.ranks - 1) * self.chunk,
-            // A slice of a row is a ranks-th of it, rounded up: at most twice as long.
-            Entry::TwoShotAddNorm => self.ranks * self.chunk / 2,
+            // Its rows are divided among the ranks, and one of them has one more.
+            Entry::TwoShotAddNorm => self.ranks * (self.chunk - MOST_ROW),
             Entry::ReduceScatter | Entry::AllGather => self.chunk,
         }
     }
@@ -116,15 +116,12 @@ impl Kernels {
         };
         let loaded: Vec<Vec<Kernel>> = PEER_TYPES.iter().map(load).collect::<Result<_, DeviceError>>()?;
         // Blocks wait for blocks of other GPUs, so all blocks of a launch must run at once. Two groups must fit on the GPU
-        // together, so each takes half of it. Long arrays of rows may fill it: only tensor-parallel layers have them.
-        let mut resident = [u32::MAX; Entry::ALL.len()];
-        for kernels in &loaded {
-            for ((entry, kernel), resident) in Entry::ALL.into_iter().zip(kernels).zip(&mut resident) {
-                let threads = if entry.has_norm() { MOST_ROW_THREADS } else { MOST_THREADS };
-                let fit = kernel.blocks_per_multiprocessor(threads, 0)?;
-                let share = if entry.has_norm() { fit } else { fit / 2 };
-                *resident = share.clamp(1, MOST_RESIDENT).min(*resident);
-            }
+        // together, so each takes half of it. Rows take one block a multiprocessor, which long ones fill.
+        let mut resident = [1; Entry::ALL.len()];
+        for (index, entry) in Entry::ALL.into_iter().enumerate().filter(|(_, entry)| !entry.has_norm()) {
+            let fits = loaded.iter().map(|kernels| kernels[index].blocks_per_multiprocessor(MOST_THREADS, 0));
+            let fit = fits.collect::<Result<Vec<_>, _>>()?.into_iter().min().unwrap_or_default();
+            resident[entry as usize] = (fit / 2).clamp(1, MOST_RESIDENT);
         }
         // Ranks share a GPU in tests. Then half of it stays free, as clusters do not fit everywhere.
         let share = if memory.ranks_here() == 1 { 1 } else { 2 * memory.ranks_here() };
@@ -258,7 +255,7 @@ impl Kernels {
         let shape = match (entry.has_norm(), norm) {
             (true, Some(norm)) => {
                 let columns = norm.columns as usize;
-                row_shape(part.count / columns, vectors(columns), self.multiprocessors, resident)
+                row_shape(part.count / columns, vectors(columns), self.multiprocessors)
             }
             _ => shape(vectors(part.count), resident * self.multiprocessors),
         };
@@ -319,7 +316,7 @@ impl Norm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::paths::gpu::{ADD_NORM_MOST, MOST_ROW, shared_bytes};
+    use crate::paths::gpu::{ADD_NORM_MOST, shared_bytes};
 
     #[test]
     fn slots_hold_every_call_that_takes_them() {
@@ -328,10 +325,11 @@ mod tests {
             assert!(slots.array.is_multiple_of(VECTOR));
             // Vectors are dealt out by 32.
             assert!(slots.chunk >= (TWO_SHOT_PART / VECTOR).div_ceil(32 * ranks) * 32 * VECTOR, "{ranks}");
-            // Rows of any length: each rank's slices.
-            let most = ADD_NORM_MOST.min(slots.most(Entry::TwoShotAddNorm)) / VECTOR;
-            for width in ranks..=MOST_ROW / VECTOR {
-                assert!((most / width) * width.div_ceil(ranks) * VECTOR <= slots.chunk, "{ranks}, {width}");
+            // Rows of any length: those that one rank owns.
+            assert!(ADD_NORM_MOST <= slots.most(Entry::TwoShotAddNorm));
+            for width in 1..=MOST_ROW / VECTOR {
+                let rows = ADD_NORM_MOST / (width * VECTOR);
+                assert!(rows.div_ceil(ranks) * width * VECTOR <= slots.chunk, "{ranks}, {width}");
             }
             assert_eq!(slots.bytes(), shared_bytes(ranks), "what is planned");
         }

@@ -30,11 +30,11 @@ use crate::paths::{Path, PathTable};
 use crate::store::Store;
 pub(super) use abort_word::AbortWord;
 use kernels::{Kernels, Slots};
-use shape::{HOPPER, MOST_ROW_THREADS, VECTOR};
+use shape::{HOPPER, SHORT_ROW, VECTOR};
 use shared::{SharedMemory, Sharers, Told, obstacle};
 
 /// Most bytes of a row that one block takes.
-const MOST_ROW_OF_A_BLOCK: usize = MOST_ROW_THREADS as usize * VECTOR;
+const MOST_ROW_OF_A_BLOCK: usize = SHORT_ROW * VECTOR;
 
 /// A communicator, and kernels of our own in front of it where the ranks can share memory.
 pub(crate) struct PeerMemory<C> {

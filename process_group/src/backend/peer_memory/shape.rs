@@ -6,7 +6,9 @@ pub(super) const HOPPER: (u32, u32) = (9, 0);
 pub(super) const VECTOR: usize = 16;
 
 /// Most threads of a block that takes rows.
-pub(super) const MOST_ROW_THREADS: u32 = 512;
+pub(super) const MOST_ROW_THREADS: u32 = 1024;
+/// Vectors of a row that a block takes by itself, however few rows there are. Longer rows need clusters.
+pub(super) const SHORT_ROW: usize = 512;
 /// Most threads of a block of any other kernel.
 pub(super) const MOST_THREADS: u32 = 256;
 
@@ -26,15 +28,15 @@ pub(super) fn shape(vectors: usize, most: u32) -> Shape {
     Shape { threads, blocks: blocks.clamp(1, most), cluster: 1 }
 }
 
-/// A thread for each of the `width` vectors of a row, and a cluster for each row as far as they fit the GPU: a block where a row
-/// fits one, otherwise small blocks as long as there is a multiprocessor for each. `resident` blocks fit each of those.
-pub(super) fn row_shape(rows: usize, width: usize, multiprocessors: u32, resident: u32) -> Shape {
+/// A thread for each of the `width` vectors of a row, and a block or a cluster of them for each row, as far as they fit the GPU:
+/// one block a multiprocessor. A few long rows are spread over clusters of small blocks.
+pub(super) fn row_shape(rows: usize, width: usize, multiprocessors: u32) -> Shape {
     let least = width.div_ceil(MOST_ROW_THREADS as usize).next_power_of_two() as u32;
-    let is_spread =
-        |cluster: &u32| least > 1 && rows.saturating_mul(*cluster as usize) <= multiprocessors as usize;
-    let cluster = [8, 4, 2].into_iter().find(is_spread).unwrap_or(least).max(least);
+    let is_spread = |cluster: &u32| rows.saturating_mul(*cluster as usize) <= multiprocessors as usize;
+    let spread = [8, 4].into_iter().filter(|_| width > SHORT_ROW).find(is_spread);
+    let cluster = spread.unwrap_or(least).max(least);
     let threads = width.div_ceil(cluster as usize).next_multiple_of(32) as u32;
-    let most = (multiprocessors * resident / cluster).max(1);
+    let most = (multiprocessors / cluster).max(1);
     let clusters = u32::try_from(rows).unwrap_or(most).clamp(1, most);
     Shape { threads, blocks: clusters * cluster, cluster }
 }
@@ -59,7 +61,7 @@ mod tests {
     fn a_cluster_has_a_thread_for_each_vector_of_a_row() {
         for width in 1..=MOST_ROW / VECTOR {
             for rows in [0, 1, 3, 128, 5000] {
-                let Shape { threads, blocks, cluster } = row_shape(rows, width, 132, 2);
+                let Shape { threads, blocks, cluster } = row_shape(rows, width, 132);
                 assert!((cluster * threads) as usize >= width, "{width}");
                 assert!(
                     threads <= MOST_ROW_THREADS
@@ -68,7 +70,7 @@ mod tests {
                         && cluster.is_power_of_two()
                 );
                 assert!(
-                    blocks % cluster == 0 && (cluster..=264).contains(&blocks),
+                    blocks % cluster == 0 && (cluster..=132).contains(&blocks),
                     "{rows} of {width}: {blocks}"
                 );
             }
@@ -78,14 +80,14 @@ mod tests {
     #[test]
     fn long_rows_are_spread_while_there_is_room() {
         let of = |rows, width| {
-            let Shape { threads, blocks, cluster } = row_shape(rows, width, 132, 2);
+            let Shape { threads, blocks, cluster } = row_shape(rows, width, 132);
             (threads, blocks, cluster)
         };
         assert_eq!(of(1, 512), (512, 1, 1));
         assert_eq!(of(16, 1024), (128, 128, 8));
         assert_eq!(of(32, 1024), (256, 128, 4));
-        assert_eq!(of(64, 1024), (512, 128, 2));
-        assert_eq!(of(128, 1024), (512, 256, 2));
-        assert_eq!(of(1000, 1024), (512, 264, 2));
+        assert_eq!(of(64, 1024), (1024, 64, 1));
+        assert_eq!(of(1000, 1024), (1024, 132, 1));
+        assert_eq!(of(1000, 4096), (1024, 132, 4));
     }
 }

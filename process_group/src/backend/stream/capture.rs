@@ -1,13 +1,14 @@
 //! Calls that are captured into a graph.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::messages::PeerSet;
 use crate::device::{DeviceError, Event, Stream};
 use crate::operation::CallFingerprint;
 use crate::paths::Path;
 
-/// Of so many calls of one kind in a graph one is timed.
+/// One in this many calls of a kind in a graph is timed, from the second on.
 const TIMED_OF: u64 = 64;
 
 /// The calls in a graph.
@@ -55,7 +56,7 @@ impl GraphCalls {
 #[derive(Default, Debug)]
 pub(crate) struct StreamCapture {
     pub(super) calls: Arc<GraphCalls>,
-    pub(super) timed: Vec<(CallFingerprint, Path, Event, Event)>,
+    pub(super) timed: Vec<CapturedTiming>,
 }
 
 impl StreamCapture {
@@ -65,11 +66,46 @@ impl StreamCapture {
     }
 }
 
+/// A call of a graph that is timed.
+#[derive(Debug)]
+pub(super) struct CapturedTiming {
+    pub(super) call: CallFingerprint,
+    pub(super) path: Path,
+    pub(super) events: GraphEvents,
+    /// The first collective of the graph, if another of its kind follows. There the ranks meet, each after its own launch: what
+    /// it takes longer than the next one of its kind is a wait.
+    pub(super) meets: bool,
+}
+
+/// Two events in front of a call, and one after it: the two in front tell what an event itself takes.
+#[derive(Debug)]
+pub(super) struct GraphEvents {
+    before: Event,
+    start: Event,
+    end: Event,
+}
+
+impl GraphEvents {
+    fn begin(stream: &Stream) -> Result<Self, DeviceError> {
+        let event = || Event::new(stream, true);
+        let events = Self { before: event()?, start: event()?, end: event()? };
+        events.before.record_external(stream)?;
+        events.start.record_external(stream)?;
+        Ok(events)
+    }
+
+    /// What the call took in the last launch.
+    pub(super) fn took(&self) -> Result<Duration, DeviceError> {
+        Ok(self.end.since(&self.start)?.saturating_sub(self.start.since(&self.before)?))
+    }
+}
+
 /// Calls while they are being captured.
 #[derive(Default)]
 pub(super) struct Capture {
     calls: GraphCalls,
-    timed: Vec<(CallFingerprint, Path, Event, Event)>,
+    /// With how many of its kind came before it.
+    timed: Vec<(u64, CapturedTiming)>,
 }
 
 impl Capture {
@@ -78,13 +114,9 @@ impl Capture {
         &self,
         call: &CallFingerprint,
         stream: &Stream,
-    ) -> Result<Option<(Event, Event)>, DeviceError> {
-        if !self.calls.count(call).is_multiple_of(TIMED_OF) {
-            return Ok(None);
-        }
-        let (start, end) = (Event::new(stream, true)?, Event::new(stream, true)?);
-        start.record_external(stream)?;
-        Ok(Some((start, end)))
+    ) -> Result<Option<GraphEvents>, DeviceError> {
+        let before = self.calls.count(call);
+        (before == 0 || before % TIMED_OF == 1).then(|| GraphEvents::begin(stream)).transpose()
     }
 
     /// Takes a call that has been captured, and records its end.
@@ -92,19 +124,28 @@ impl Capture {
         &mut self,
         call: CallFingerprint,
         path: Path,
-        events: Option<(Event, Event)>,
+        events: Option<GraphEvents>,
         stream: &Stream,
     ) -> Result<(), DeviceError> {
+        let (before, meets) = (self.calls.count(&call), self.calls.collectives.is_empty());
         self.calls.push(call, path);
-        if let Some((start, end)) = events {
-            end.record_external(stream)?;
-            self.timed.push((call, path, start, end));
+        if let Some(events) = events {
+            events.end.record_external(stream)?;
+            self.timed.push((before, CapturedTiming { call, path, events, meets }));
         }
         Ok(())
     }
 
     pub(super) fn finish(self) -> Arc<StreamCapture> {
-        Arc::new(StreamCapture { calls: Arc::new(self.calls), timed: self.timed })
+        let Self { calls, timed } = self;
+        // The first of a kind stands for the kind only if it is the only one.
+        let keep = |(before, mut timing): (u64, CapturedTiming)| {
+            let is_only = calls.count(&timing.call) == 1;
+            timing.meets &= before == 0 && !is_only;
+            (before > 0 || is_only || timing.meets).then_some(timing)
+        };
+        let timed = timed.into_iter().filter_map(keep).collect();
+        Arc::new(StreamCapture { calls: Arc::new(calls), timed })
     }
 }
 

@@ -199,7 +199,7 @@ impl<C: Communicator> StreamGroup<C> {
             Some(capture) if self.instruments.times_graphs => capture.begin(&fingerprint, stream)?,
             _ => None,
         };
-        let started = if captured { None } else { marks.begin(which, stream, at)? };
+        let started = if captured { None } else { marks.begin(fingerprint, which, stream, at)? };
         // SAFETY: the views of the call are as their makers promised, the workspace has just been reserved for it, and
         // `inside` has been given out by a group that had not failed.
         let launched = unsafe { communicator.launch(call, stream, workspace) };
@@ -301,8 +301,14 @@ struct Marks {
 
 impl Marks {
     /// Records the start of a call, if it is one to time.
-    fn begin(&mut self, which: usize, stream: &Stream, at: Instant) -> Result<Option<Started>> {
-        Ok(self.timer.begin(&mut self.throttle, which, stream, at)?)
+    fn begin(
+        &mut self,
+        call: CallFingerprint,
+        which: usize,
+        stream: &Stream,
+        at: Instant,
+    ) -> Result<Option<Started>> {
+        Ok(self.timer.begin(&mut self.throttle, call, which, stream, at)?)
     }
 
     /// Places a mark behind a call, unless one stands close before it on the compute stream.

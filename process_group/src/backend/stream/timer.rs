@@ -4,15 +4,15 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::capture::StreamCapture;
+use super::capture::{CapturedTiming, StreamCapture};
 use crate::device::{DeviceError, Event, Stream};
 use crate::operation::CallFingerprint;
 use crate::paths::Path;
-use crate::profile::Timings;
+use crate::profile::{TimedCall, Timings};
 use crate::sync::lock;
 
-/// The least time between two calls that are timed: the two events around one cost the GPU 6 microseconds, as much as a
-/// short call, and the host more than two.
+/// The least time between two calls of a kind that are timed: the two events around one cost the GPU 6 microseconds, as much
+/// as a short call, and the host more than two.
 const INTERVAL: Duration = Duration::from_millis(1);
 /// Most timed calls of a stream that are not read yet.
 const MAX_PENDING: usize = 256;
@@ -31,7 +31,7 @@ struct State {
     pending: [VecDeque<Timing>; 2],
     /// The last launch of each graph, and the event behind it.
     launches: Vec<(Arc<StreamCapture>, Arc<Event>)>,
-    times: Vec<(CallFingerprint, Path, Duration)>,
+    times: Vec<TimedCall>,
     /// Pairs of events to use again.
     free: Vec<(Event, Arc<Event>)>,
 }
@@ -43,9 +43,59 @@ struct Timing {
     end: Arc<Event>,
 }
 
-/// When the caller's thread timed a call last.
+/// Which calls of the caller's thread are timed.
 #[derive(Default)]
-pub(super) struct Throttle(Option<Instant>);
+pub(super) struct Throttle {
+    kinds: Vec<Kind>,
+    /// Where the last call's kind is.
+    recent: usize,
+}
+
+/// Calls of one kind.
+struct Kind {
+    call: CallFingerprint,
+    /// When one was timed last.
+    last: Instant,
+    /// How many were.
+    timed: u32,
+    /// How many more are let pass before the next.
+    pass: u32,
+}
+
+impl Throttle {
+    /// Kinds that it remembers: prompts of many lengths make many.
+    const ROOM: usize = 32;
+    /// It lets up to so many pass, another number each time: otherwise the first call of each step would stand for all.
+    const PASS: u32 = 8;
+
+    /// Whether to time this call.
+    fn takes(&mut self, call: CallFingerprint, now: Instant) -> bool {
+        if self.kinds.get(self.recent).is_none_or(|kind| kind.call != call) {
+            let known = self.kinds.iter().position(|kind| kind.call == call);
+            let Some(known) = known else {
+                if self.kinds.len() == Self::ROOM {
+                    self.kinds.clear();
+                }
+                self.recent = self.kinds.len();
+                self.kinds.push(Kind { call, last: now, timed: 1, pass: 1 });
+                return true;
+            };
+            self.recent = known;
+        }
+        let kind = &mut self.kinds[self.recent];
+        if now.saturating_duration_since(kind.last) < INTERVAL {
+            return false;
+        }
+        if kind.pass > 0 {
+            kind.pass -= 1;
+            return false;
+        }
+        kind.last = now;
+        kind.timed = kind.timed.wrapping_add(1);
+        kind.pass = kind.timed.wrapping_mul(3) % Self::PASS;
+        true
+    }
+}
 
 /// A call that is being timed.
 pub(super) struct Started {
@@ -58,14 +108,14 @@ impl CallTimer {
     pub(super) fn begin(
         &self,
         throttle: &mut Throttle,
+        call: CallFingerprint,
         which: usize,
         stream: &Stream,
         now: Instant,
     ) -> Result<Option<Started>, DeviceError> {
-        if throttle.0.is_some_and(|last| now.saturating_duration_since(last) < INTERVAL) {
+        if !throttle.takes(call, now) {
             return Ok(None);
         }
-        throttle.0 = Some(now);
         let mut state = lock(&self.state);
         if state.pending[which].len() >= MAX_PENDING {
             state.read()?;
@@ -127,7 +177,7 @@ impl State {
                     break;
                 };
                 let took = end.since(&start)?;
-                self.keep(call, path, took);
+                self.keep(TimedCall { call, path, took, waited: Duration::ZERO });
                 // Used again only once nobody looks at it any more.
                 if Arc::get_mut(&mut end).is_some() {
                     self.free.push((start, end));
@@ -140,30 +190,68 @@ impl State {
                 self.launches.push((captured, end));
                 continue;
             }
-            for (call, path, start, end) in &captured.timed {
+            for CapturedTiming { call, path, events, meets } in &captured.timed {
                 // Whoever launches the graph past the group records them unseen.
-                if let Ok(took) = end.since(start) {
-                    self.keep(*call, *path, took);
-                }
+                let Ok(took) = events.took() else { continue };
+                let is_next = |other: &&CapturedTiming| other.call == *call && !other.meets;
+                let next = captured.timed.iter().find(is_next).filter(|_| *meets);
+                let usual = next.and_then(|next| next.events.took().ok()).unwrap_or(took);
+                self.keep(TimedCall { call: *call, path: *path, took, waited: took.saturating_sub(usual) });
             }
         }
         Ok(())
     }
 
-    fn keep(&mut self, call: CallFingerprint, path: Path, took: Duration) {
+    fn keep(&mut self, timed: TimedCall) {
         if self.times.len() < MAX_TIMES {
-            self.times.push((call, path, took));
+            self.times.push(timed);
         }
     }
 }
 
 impl Timings for CallTimer {
-    fn take(&self) -> Vec<(CallFingerprint, Path, Duration)> {
+    fn take(&self) -> Vec<TimedCall> {
         let mut state = lock(&self.state);
         if let Err(error) = state.read() {
             // The next call on the GPU reports it; what was read before counts.
             tracing::debug!(%error, "the GPU's times cannot be read");
         }
         std::mem::take(&mut state.times)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::operation::{Operation, ReduceOp};
+
+    fn call(count: usize) -> CallFingerprint {
+        CallFingerprint { operation: Operation::AllReduce(ReduceOp::Sum), dtype: DType::F32, count }
+    }
+
+    #[test]
+    fn no_place_in_a_step_stands_for_all_calls_of_a_kind() {
+        let (mut throttle, mut now) = (Throttle::default(), Instant::now());
+        let (mut places, mut singles) = ([0u32; 9], 0);
+        for _ in 0..500 {
+            for place in &mut places {
+                *place += u32::from(throttle.takes(call(1), now));
+            }
+            singles += u32::from(throttle.takes(call(2), now));
+            now += 2 * INTERVAL;
+        }
+        assert!(places.iter().filter(|timed| **timed > 10).count() >= 5, "{places:?}");
+        assert!(places.iter().sum::<u32>() <= 500 && singles > 50, "{places:?}, {singles}");
+    }
+
+    #[test]
+    fn calls_of_a_kind_are_not_timed_more_often_than_the_interval() {
+        let (mut throttle, now) = (Throttle::default(), Instant::now());
+        let timed = (0..1000).filter(|_| throttle.takes(call(1), now)).count();
+        assert_eq!(timed, 1);
+        // Many kinds are forgotten, and none is lost.
+        assert!((2..200).all(|count| throttle.takes(call(count), now)));
+        assert!(throttle.kinds.len() <= Throttle::ROOM);
     }
 }

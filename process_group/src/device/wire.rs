@@ -1,0 +1,107 @@
+//! f32 values in the memory of a GPU, rounded to 16 bits for their way to other ranks.
+
+use super::error::DeviceError;
+use super::gpu::Device;
+use super::kernel::{Kernel, Launch};
+use super::memory::{DeviceBuffer, DeviceSliceMut};
+use crate::buffer::ViewMut;
+use crate::dtype::DType;
+
+/// CUDA C++ without headers.
+const SOURCE: &str = include_str!("wire.cu");
+const THREADS: u32 = 256;
+/// More blocks than this do not fit a GPU at once; the kernels walk on.
+const BLOCKS: u32 = 1024;
+
+/// Memory for values of one 16-bit type, kept from call to call.
+#[derive(Debug)]
+pub(crate) struct WireBuffer {
+    device: Device,
+    values: DeviceBuffer,
+}
+
+impl WireBuffer {
+    /// Room for `count` values of `dtype`, f16 or bf16: that of `kept`, if it has it.
+    ///
+    /// # Errors
+    /// Those of [`DeviceBuffer::new`].
+    pub(crate) fn with_room(
+        kept: Option<Self>,
+        device: &Device,
+        dtype: DType,
+        count: usize,
+    ) -> Result<Self, DeviceError> {
+        let suits = |kept: &Self| kept.values.dtype() == dtype && kept.values.count() >= count;
+        if let Some(kept) = kept.filter(suits) {
+            return Ok(kept);
+        }
+        Ok(Self { device: device.clone(), values: DeviceBuffer::new(device, dtype, count)? })
+    }
+
+    /// The first `count` values.
+    ///
+    /// # Errors
+    /// When there are fewer.
+    pub(crate) fn values(&mut self, count: usize) -> Result<DeviceSliceMut<'_>, DeviceError> {
+        self.values.slice_mut(0..count)
+    }
+
+    /// Enqueues the rounding of `from` to the first values here.
+    ///
+    /// # Errors
+    /// When `from` is not f32 in the memory of the GPU, or there is no room for it; those of the compiler and the driver.
+    pub(crate) fn narrow(&mut self, from: &ViewMut<'_>) -> Result<(), DeviceError> {
+        let (address, launch) = self.matching(from)?;
+        let count = from.count() as u64;
+        // SAFETY: two addresses and a 64-bit number; as many elements as both have, which stay by the promise of the view and as
+        // memory of this buffer is freed only once the GPU has used it.
+        unsafe {
+            self.kernel("to_wire")?.launch(
+                self.device.stream(),
+                launch,
+                &[&address, &self.values.address(), &count],
+            )
+        }
+    }
+
+    /// Enqueues the way back, divided by `divisor`.
+    ///
+    /// # Errors
+    /// As [`narrow`](Self::narrow).
+    pub(crate) fn widen(&self, to: &mut ViewMut<'_>, divisor: f32) -> Result<(), DeviceError> {
+        let (address, launch) = self.matching(to)?;
+        let count = to.count() as u64;
+        // SAFETY: as above, and a 32-bit float; the view is borrowed for writing.
+        unsafe {
+            self.kernel("from_wire")?.launch(
+                self.device.stream(),
+                launch,
+                &[&self.values.address(), &address, &count, &divisor],
+            )
+        }
+    }
+
+    fn matching(&self, view: &ViewMut<'_>) -> Result<(u64, Launch), DeviceError> {
+        let memory = view.device().filter(|memory| memory.ordinal == self.device.ordinal());
+        match memory {
+            Some(memory) if view.dtype() == DType::F32 && view.count() <= self.values.count() => {
+                let mut launch = Launch::over(view.count(), THREADS);
+                launch.grid[0] = launch.grid[0].min(BLOCKS);
+                Ok((memory.address, launch))
+            }
+            _ => Err(DeviceError::invalid(format!(
+                "{} {} cannot be converted to {} {} on GPU {}",
+                view.count(),
+                view.dtype(),
+                self.values.count(),
+                self.values.dtype(),
+                self.device.ordinal()
+            ))),
+        }
+    }
+
+    fn kernel(&self, name: &str) -> Result<Kernel, DeviceError> {
+        let half = format!("-DHALF={}", u8::from(self.values.dtype() == DType::F16));
+        self.device.kernels().module("wire.cu", SOURCE, &[&half])?.kernel(name)
+    }
+}
