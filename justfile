@@ -64,7 +64,7 @@ bench-decode ranks:
     cargo build --release
     cargo run --release -p ryzanstein-benches --bin decode_rate -- --world-size {{ranks}}
 
-# Tables of all recorded measurements, from docs/results into the book.
+# Tables of all recorded measurements: docs/results/README.md.
 results:
     scripts/render-results
 

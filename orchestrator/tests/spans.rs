@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
-use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -211,57 +210,4 @@ fn an_endpoint_that_cannot_be_used_is_a_wrong_setting() {
         assert_eq!(output.status.code(), Some(2), "{told}");
         assert!(told.contains("otlp.endpoint") && told.contains(endpoint), "{told}");
     }
-}
-
-/// A profiler that writes the ranges of each thread to a file.
-const PROFILER: &str = r#"
-    #include <stdint.h>
-    #include <stdio.h>
-    #include <stdlib.h>
-    typedef void (*fn)(void);
-    struct callbacks { size_t size; int (*module)(int, fn ***, unsigned *); };
-    static void line(const char *text) {
-        FILE *file = fopen(getenv("RANGES_SEEN"), "a");
-        if (file) { fprintf(file, "%s\n", text); fclose(file); }
-    }
-    static int push(const char *name) { line(name); return 0; }
-    static int pop(void) { line("end"); return 0; }
-    int InitializeInjectionNvtx2(const void *(*get)(uint32_t)) {
-        const struct callbacks *callbacks = get(1);
-        fn **table;
-        if (!callbacks->module(1, &table, 0)) return 0;
-        *table[9] = (fn)push;
-        *table[11] = (fn)pop;
-        return 1;
-    }
-"#;
-
-#[test]
-fn an_attached_profiler_gets_ranges_of_phases_and_collectives_that_all_end() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let [source, library, seen] = ["profiler.c", "profiler.so", "seen"].map(|name| folder.path().join(name));
-    std::fs::write(&source, PROFILER).expect("written");
-    // Rust links with the same compiler.
-    let built = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
-    assert!(built.expect("a C compiler").success());
-    let path = |path: &Path| path.to_str().expect("text").to_owned();
-    succeeded(&generate(&[("NVTX_INJECTION64_PATH", &path(&library)), ("RANGES_SEEN", &path(&seen))]));
-    let seen = std::fs::read_to_string(&seen).expect("ranges");
-    for name in [
-        "load_model\n",
-        "make_group group=world ranks=2\n",
-        "collective group=world op=all_reduce dtype=f32 ",
-    ] {
-        assert!(seen.contains(name), "{name}: {seen}");
-    }
-    let ends = seen.lines().filter(|line| *line == "end").count();
-    assert_eq!(2 * ends, seen.lines().count(), "{seen}");
-}
-
-#[test]
-fn a_profiler_that_cannot_be_attached_is_a_warning() {
-    let output = generate(&[("NVTX_INJECTION64_PATH", "/nowhere/profiler.so"), ("RYZ_LOG__LEVEL", "warn")]);
-    succeeded(&output);
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(told.contains("NVTX_INJECTION64_PATH") && told.contains("/nowhere/profiler.so"), "{told}");
 }

@@ -341,9 +341,10 @@ mod tests {
         let all_reduce = |algorithm, bytes: usize| {
             expected(&peer, Path::PeerMemory(algorithm), Operation::AllReduce(ReduceOp::Sum), bytes / 4)
         };
-        // Four ranks send 3 arrays in pieces of 512 KiB, or 1.5 arrays in pieces of 32 MiB.
-        assert_close(all_reduce(PeerAlgorithm::OneShot, 128 << 10), 10.0 + 393.2);
-        assert_close(all_reduce(PeerAlgorithm::OneShot, 1 << 20), 20.0 + 3145.7);
+        // Four ranks send 3 arrays in pieces of what a launch takes, or 1.5 arrays in pieces of 32 MiB.
+        let launches = ((1 << 20) / gpu::one_shot_most(4)) as f64;
+        assert_close(all_reduce(PeerAlgorithm::OneShot, 1 << 10), 10.0 + 3.072);
+        assert_close(all_reduce(PeerAlgorithm::OneShot, 1 << 20), launches * 10.0 + 3145.7);
         assert_close(all_reduce(PeerAlgorithm::TwoShot, 1 << 20), 20.0 + 1572.9);
         let long = costs(
             Path::PeerMemory(PeerAlgorithm::TwoShot),

@@ -4,7 +4,6 @@
 
 mod exporter;
 mod logs;
-mod nvtx;
 #[cfg(feature = "otlp")]
 mod otlp;
 
@@ -12,7 +11,6 @@ use std::net::SocketAddr;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
 use ryzanstein_config::{Config, LogConfig, MetricsConfig};
-use ryzanstein_process_group::device::nvtx as injection;
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 use crate::metric_names;
@@ -121,8 +119,7 @@ pub struct Spans {
     _export: Option<otlp::Export>,
 }
 
-/// Starts logging to stderr, sends spans to a collector if `otlp.endpoint` or its standard variables name one, and shows them to
-/// a profiler that has attached itself (`NVTX_INJECTION64_PATH`).
+/// Starts logging to stderr, and sends spans to a collector if `otlp.endpoint` or its standard variables name one.
 ///
 /// A collector that does not answer keeps nothing waiting: spans that it does not take are dropped.
 ///
@@ -147,15 +144,7 @@ pub fn start(config: &Config, origin: &Origin, environment: &Environment) -> Res
             why: "this program was built without the feature `otlp`".into(),
         });
     }
-    let attached =
-        environment.get(injection::INJECTION).map(|library| injection::Nvtx::attach(library.as_ref()));
-    if let Some(Ok(Some(nvtx))) = attached {
-        layers.push(nvtx::layer(nvtx));
-    }
     tracing_subscriber::registry().with(layers).try_init()?;
-    if let Some(Err(error)) = attached {
-        tracing::warn!(%error, "NVTX is off: the profiler gets no ranges");
-    }
     Ok(Spans {
         #[cfg(feature = "otlp")]
         _export: export,

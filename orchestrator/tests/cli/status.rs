@@ -11,6 +11,7 @@ use ryzanstein_orchestrator::process_group::DType;
 use ryzanstein_orchestrator::process_group::ReduceOp;
 use ryzanstein_orchestrator::process_group::device::DeviceBuffer;
 use ryzanstein_orchestrator::rendezvous::Environment;
+use ryzanstein_orchestrator::telemetry::{self, Origin};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -305,6 +306,9 @@ fn rank_with_a_gpu(environment: &Environment, folder: &Path) {
         ..ryzanstein_config::Sources::default()
     };
     let config = Config::load(&sources).expect("settings");
+    let local_rank = environment["LOCAL_RANK"].parse().expect("a number");
+    telemetry::serve_metrics(&config.metrics, &Origin::of_rank(&config, environment), local_rank)
+        .expect("a server of metrics");
     let mut orchestrator = Orchestrator::initialize(&config, environment).expect("joined");
     let device = orchestrator.manager().world().device().expect("a GPU").clone();
     let _held = DeviceBuffer::new(&device, DType::U8, HELD as usize).expect("memory");

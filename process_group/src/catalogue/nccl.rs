@@ -20,7 +20,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         sample: "node0:29880:30398 [0] init.cc:497 NCCL WARN Duplicate GPU detected : rank 2 and rank 0 both on CUDA device 1000",
         source: INIT,
         cause: "two ranks of one host use the same GPU",
-        remedy: "start one rank a GPU: at most as many ranks on a host as CUDA_VISIBLE_DEVICES shows, each with its own LOCAL_RANK",
+        remedy: "start one rank a GPU: at most as many ranks on a host as CUDA_VISIBLE_DEVICES shows, each with its own LOCAL_RANK, or with one GPU of its own in CUDA_VISIBLE_DEVICES",
         is_plain: false,
     },
     Entry {

@@ -23,7 +23,6 @@ mod libraries;
 mod memory;
 pub mod nccl;
 pub mod nvrtc;
-pub mod nvtx;
 mod peer;
 mod pinned;
 mod poll;

@@ -11,8 +11,8 @@ use crate::sync::lock;
 
 impl ProcessGroup {
     /// Whether [`all_reduce_add_norm`](Self::all_reduce_add_norm) takes `rows` rows of `columns` elements. It does where the ranks
-    /// share the memory of their GPUs, for f32, f16 and bf16: where the array is short (2 MiB for 2 ranks), a row has a multiple of
-    /// 16 bytes and at most 64 KiB (8 KiB before Hopper), and no path is forced. Otherwise sum, add and normalise by themselves.
+    /// share the memory of their GPUs, for f32, f16 and bf16: where the array has at most 8 MiB, a row has a multiple of 16 bytes and
+    /// at most 64 KiB (8 KiB before Hopper), and no path is forced. Otherwise sum, add and normalise by themselves.
     /// Every rank gets the same answer.
     pub fn fuses_add_norm(&self, dtype: DType, rows: usize, columns: usize) -> bool {
         let Some(count) = rows.checked_mul(columns).filter(|count| *count > 0) else { return false };

@@ -66,15 +66,25 @@ impl StreamCapture {
     }
 }
 
-/// A call of a graph that is timed.
+/// A call of a graph that has events around it.
 #[derive(Debug)]
 pub(super) struct CapturedTiming {
     pub(super) call: CallFingerprint,
     pub(super) path: Path,
     pub(super) events: GraphEvents,
-    /// The first collective of the graph, if another of its kind follows. There the ranks meet, each after its own launch: what
-    /// it takes longer than the next one of its kind is a wait.
-    pub(super) meets: bool,
+    pub(super) stands_for: StandsFor,
+}
+
+/// What the time of a call in a graph says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum StandsFor {
+    /// How long calls of its kind take.
+    Kind,
+    /// How long the ranks wait for each other, next to the second call of its kind: the first collective of a graph, where they
+    /// meet, each after its own launch.
+    Meeting,
+    /// Nothing: the first of a kind that others follow. Its events stay, as the graph records them.
+    Nothing,
 }
 
 /// Two events in front of a call, and one after it: the two in front tell what an event itself takes.
@@ -104,8 +114,7 @@ impl GraphEvents {
 #[derive(Default)]
 pub(super) struct Capture {
     calls: GraphCalls,
-    /// With how many of its kind came before it.
-    timed: Vec<(u64, CapturedTiming)>,
+    timed: Vec<CapturedTiming>,
 }
 
 impl Capture {
@@ -127,24 +136,25 @@ impl Capture {
         events: Option<GraphEvents>,
         stream: &Stream,
     ) -> Result<(), DeviceError> {
-        let (before, meets) = (self.calls.count(&call), self.calls.collectives.is_empty());
+        let stands_for = match self.calls.count(&call) {
+            0 if self.calls.collectives.is_empty() => StandsFor::Meeting,
+            0 => StandsFor::Nothing,
+            _ => StandsFor::Kind,
+        };
         self.calls.push(call, path);
         if let Some(events) = events {
             events.end.record_external(stream)?;
-            self.timed.push((before, CapturedTiming { call, path, events, meets }));
+            self.timed.push(CapturedTiming { call, path, events, stands_for });
         }
         Ok(())
     }
 
     pub(super) fn finish(self) -> Arc<StreamCapture> {
-        let Self { calls, timed } = self;
-        // The first of a kind stands for the kind only if it is the only one.
-        let keep = |(before, mut timing): (u64, CapturedTiming)| {
-            let is_only = calls.count(&timing.call) == 1;
-            timing.meets &= before == 0 && !is_only;
-            (before > 0 || is_only || timing.meets).then_some(timing)
-        };
-        let timed = timed.into_iter().filter_map(keep).collect();
+        let Self { calls, mut timed } = self;
+        // The only one of a kind stands for it.
+        for timing in timed.iter_mut().filter(|timing| calls.count(&timing.call) == 1) {
+            timing.stands_for = StandsFor::Kind;
+        }
         Arc::new(StreamCapture { calls: Arc::new(calls), timed })
     }
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::capture::{CapturedTiming, StreamCapture};
+use super::capture::{CapturedTiming, StandsFor, StreamCapture};
 use crate::device::{DeviceError, Event, Stream};
 use crate::operation::CallFingerprint;
 use crate::paths::Path;
@@ -190,11 +190,17 @@ impl State {
                 self.launches.push((captured, end));
                 continue;
             }
-            for CapturedTiming { call, path, events, meets } in &captured.timed {
+            for CapturedTiming { call, path, events, stands_for } in &captured.timed {
+                let next = match stands_for {
+                    StandsFor::Nothing => continue,
+                    StandsFor::Kind => None,
+                    StandsFor::Meeting => captured
+                        .timed
+                        .iter()
+                        .find(|other| other.call == *call && other.stands_for == StandsFor::Kind),
+                };
                 // Whoever launches the graph past the group records them unseen.
                 let Ok(took) = events.took() else { continue };
-                let is_next = |other: &&CapturedTiming| other.call == *call && !other.meets;
-                let next = captured.timed.iter().find(is_next).filter(|_| *meets);
                 let usual = next.and_then(|next| next.events.took().ok()).unwrap_or(took);
                 self.keep(TimedCall { call: *call, path: *path, took, waited: took.saturating_sub(usual) });
             }
