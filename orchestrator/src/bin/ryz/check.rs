@@ -11,7 +11,6 @@ use crate::{launch, rank, screen, settings};
 const EXAMPLES: &str = "Examples:
   ryz check -n 4
   ryz check -n 4 --strict
-  ryz check -n 2 --backend tcp
   srun -K1 ryz check
   torchrun --nproc-per-node 4 --no-python sh -c 'MASTER_PORT=29511 exec ryz check'";
 
