@@ -32,7 +32,7 @@ use crate::backend_kind::BackendKind;
 use crate::buffer::Memory;
 use crate::call::Interrupt;
 use crate::device::Device;
-use crate::device::wire::WireBuffer;
+use crate::device::wire::WireMemory;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::operation::Operation;
@@ -100,7 +100,7 @@ pub struct ProcessGroup {
     sent: HashMap<Rank, u64>,
     received: HashMap<Rank, u64>,
     /// What compressed all-reduces send, between two of them.
-    wire: Option<WireBuffer>,
+    wire: Option<WireMemory>,
 }
 
 impl ProcessGroup {

@@ -31,9 +31,16 @@ pub(crate) trait Timings: Send + Sync {
 pub(crate) struct TimedCall {
     pub(crate) call: CallFingerprint,
     pub(crate) path: Path,
-    pub(crate) took: Duration,
-    /// How much of that it waited for ranks that came late, as far as is known.
-    pub(crate) waited: Duration,
+    pub(crate) time: CallTime,
+}
+
+/// What is known of a call.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum CallTime {
+    /// How long it took.
+    Took(Duration),
+    /// How much longer than others of its kind it took, as it waited for ranks that came late.
+    Waited(Duration),
 }
 
 /// What is recorded, when a call counts as slow, and how often the same class may say so.
@@ -95,6 +102,11 @@ struct Metrics {
 }
 
 impl Entry {
+    fn waited(&mut self, waited: Duration) {
+        self.waited_nanos += waited.as_nanos() as u64;
+        self.metrics.wait_seconds.record(waited.as_secs_f64());
+    }
+
     fn moved(&mut self, bytes: u64, calls: u64) {
         self.bytes += bytes * calls;
         self.metrics.calls.increment(calls);
@@ -212,7 +224,7 @@ pub struct ProfileRow {
     /// Number of calls.
     pub calls: u64,
     /// How many of them have been timed. On a GPU that is one of a kind in a millisecond, and in a graph the second of a kind and
-    /// every 64th after it; calls that were made as one group are not, nor those under way. Without any, the figures below are
+    /// every 64th after it, or the only one; calls that were made as one group are not, nor those under way. Without any, the figures below are
     /// zero.
     pub timed: u64,
     /// Median latency in microseconds.
@@ -225,10 +237,10 @@ pub struct ProfileRow {
     pub max_us: f64,
     /// For calls on a GPU: the host's median time to enqueue one, in microseconds.
     pub host_median_us: Option<f64>,
-    /// Sum of the latencies of all timed calls, in seconds.
+    /// Sum of the latencies of all timed calls, and of the waits of graphs, in seconds.
     pub total_s: f64,
-    /// How much of that they waited for ranks that came late, as far as is known: on a GPU, by how much the first call of a graph
-    /// takes longer than the second of its kind.
+    /// How much of that is waits of this row's calls for ranks that came late, as far as is known: on a GPU, by how much the first
+    /// collective of a graph takes longer than the second of its kind.
     pub waited_s: f64,
     /// Mean bytes / median time, in 10⁹ bytes per second.
     pub algbw_gbs: f64,
@@ -359,10 +371,17 @@ impl Profile {
     fn fetch(&self) {
         let timings = self.timings.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let Some(timings) = timings else { return };
-        for TimedCall { call, path, took, waited } in timings.take() {
-            if self.records() {
+        for TimedCall { call, path, time } in timings.take() {
+            if !self.records() {
+                continue;
+            }
+            match time {
                 // It was counted when it was enqueued.
-                self.took(&call, path, took, waited, 0);
+                CallTime::Took(took) => self.took(&call, path, took, Duration::ZERO, 0),
+                CallTime::Waited(waited) => self.with_entry(&call, path, |entry, _, _| {
+                    entry.nanos += waited.as_nanos() as u64;
+                    entry.waited(waited);
+                }),
             }
         }
     }
@@ -384,8 +403,7 @@ impl Profile {
             entry.latency.saturating_record(nanos.max(1));
             entry.metrics.seconds.record(elapsed.as_secs_f64());
             if !waited.is_zero() {
-                entry.waited_nanos += waited.as_nanos() as u64;
-                entry.metrics.wait_seconds.record(waited.as_secs_f64());
+                entry.waited(waited);
             }
             // A rank that comes late makes no call slow.
             if elapsed.saturating_sub(waited) > self.recording.threshold(bytes) {

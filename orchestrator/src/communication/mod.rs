@@ -62,20 +62,24 @@ impl Communication {
 
     /// Of all ranks: each operation's calls as on the rank that waits least. What the others take longer is a wait.
     pub fn of_ranks(ranks: &[Self]) -> Self {
-        let Some((first, others)) = ranks.split_first() else { return Self::default() };
-        let parts = first.parts.iter().map(|part| {
-            let of_op = |rank: &'_ Self| rank.parts.iter().find(|other| other.op == part.op).cloned();
-            let all: Vec<Part> = others.iter().filter_map(of_op).chain([part.clone()]).collect();
+        let mut ops: Vec<&str> =
+            ranks.iter().flat_map(|rank| &rank.parts).map(|part| part.op.as_str()).collect();
+        ops.sort_unstable();
+        ops.dedup();
+        let parts = ops.into_iter().filter_map(|op| {
+            let all: Vec<&Part> =
+                ranks.iter().filter_map(|rank| rank.parts.iter().find(|part| part.op == op)).collect();
+            let part = (*all.first()?).clone();
             let calls: Option<Vec<f64>> = all.iter().map(|part| part.call_us).collect();
             let Some(calls) = calls else {
-                return Part { call_us: None, wait_us: None, share: None, ..part.clone() };
+                return Some(Part { call_us: None, wait_us: None, share: None, ..part });
             };
             let least = calls.iter().copied().fold(f64::INFINITY, f64::min);
             let known: f64 = all.iter().filter_map(|part| part.wait_us).sum();
             let waits = calls.iter().map(|call| call - least).sum::<f64>() + known;
             let share = part.share.zip(part.call_us);
             let share = share.map(|(share, call)| if call > 0.0 { share * least / call } else { share });
-            Part { call_us: Some(least), wait_us: Some(waits / all.len() as f64), share, ..part.clone() }
+            Some(Part { call_us: Some(least), wait_us: Some(waits / all.len() as f64), share, ..part })
         });
         Self { parts: parts.collect() }.sorted()
     }
@@ -141,7 +145,8 @@ impl Part {
         // The calls that were timed stand for all of their row.
         let is_timed = calls > 0.0 && rows().all(|row| row.timed > 0);
         let mean = |of: fn(&ProfileRow) -> f64| is_timed.then(|| sum(&|row| of(row) / row.timed as f64));
-        let (taken, waited) = (mean(|row| row.total_s - row.waited_s), mean(|row| row.waited_s));
+        let taken = mean(|row| row.total_s - row.waited_s);
+        let waited = is_timed.then(|| rows().map(|row| row.waited_s).sum::<f64>());
         let largest = rows().max_by(|a, b| a.bytes_mean.total_cmp(&b.bytes_mean));
         Self {
             op: op.to_owned(),

@@ -61,9 +61,12 @@ fn shares_are_of_a_step_and_calls_that_were_timed_stand_for_the_others() {
 fn waits_for_late_ranks_are_no_communication() {
     // 10 steps of 1 ms with 9 calls each. Rank 0 knows of waits of 15 us a call; rank 1 comes late, and waits for nobody.
     let of = |call_us: f64, wait_us: f64| {
-        let row = row("all_reduce", 90, 8e3, call_us + wait_us);
-        let row = ProfileRow { waited_s: row.timed as f64 * wait_us / 1e6, ..row };
-        Communication::new(&[row], 0.01, 10)
+        let row = row("all_reduce", 90, 8e3, call_us);
+        // Three of them are timed; waits are those of all.
+        let (timed, calls) = (row.timed as f64, row.calls as f64);
+        let waited_s = calls * wait_us / 1e6;
+        let total_s = timed * call_us / 1e6 + waited_s;
+        Communication::new(&[ProfileRow { waited_s, total_s, ..row }], 0.01, 10)
     };
     let near = |got: Option<f64>, want: f64| got.is_some_and(|got| (got - want).abs() < 1e-9);
     let alone = of(5.0, 15.0);
@@ -77,6 +80,12 @@ fn waits_for_late_ranks_are_no_communication() {
     let untimed = ProfileRow { timed: 0, total_s: 0.0, ..row("all_reduce", 90, 8e3, 0.0) };
     let missing = Communication::new(&[untimed], 0.01, 10);
     assert_eq!(Communication::of_ranks(&[of(3.0, 0.0), missing]).share(), None, "a rank timed none");
+    let gathers = Communication::new(&[row("gather", 10, 8e3, 5.0)], 0.01, 10);
+    assert_eq!(
+        Communication::of_ranks(&[of(3.0, 0.0), gathers]).parts.len(),
+        2,
+        "an operation of one rank counts"
+    );
 }
 
 #[test]

@@ -13,31 +13,54 @@ const THREADS: u32 = 256;
 /// More blocks than this do not fit a GPU at once; the kernels walk on.
 const BLOCKS: u32 = 1024;
 
-/// Memory for values of one 16-bit type, kept from call to call.
+/// Memory for values of 16 bits, kept from call to call.
+#[derive(Debug)]
+pub(crate) struct WireMemory {
+    device: Device,
+    buffers: Vec<WireBuffer>,
+}
+
+/// Memory for values of one type.
 #[derive(Debug)]
 pub(crate) struct WireBuffer {
     device: Device,
     values: DeviceBuffer,
+    /// A graph has its address: it stays as long as the group.
+    is_captured: bool,
+}
+
+impl WireMemory {
+    pub(crate) fn new(device: &Device) -> Self {
+        Self { device: device.clone(), buffers: Vec::new() }
+    }
+
+    /// Room for `count` values of `dtype`, f16 or bf16. Shorter memory is given back, unless a graph uses it.
+    ///
+    /// # Errors
+    /// When there is none and the stream is being captured, which must not allocate; those of [`DeviceBuffer::new`].
+    pub(crate) fn room(&mut self, dtype: DType, count: usize) -> Result<&mut WireBuffer, DeviceError> {
+        let is_capturing = self.device.stream().is_capturing()?;
+        let suits =
+            |buffer: &WireBuffer| buffer.values.dtype() == dtype && buffer.values.count() >= count.max(1);
+        let found = if let Some(found) = self.buffers.iter().position(suits) {
+            found
+        } else if is_capturing {
+            return Err(DeviceError::invalid(format!(
+                "a compressed all-reduce of {count} values sent as {dtype} is captured, and has no memory yet; make one of that \
+                 length and type before the capture"
+            )));
+        } else {
+            self.buffers.retain(|buffer| buffer.is_captured || buffer.values.dtype() != dtype);
+            let values = DeviceBuffer::new(&self.device, dtype, count.max(1))?;
+            self.buffers.push(WireBuffer { device: self.device.clone(), values, is_captured: false });
+            self.buffers.len() - 1
+        };
+        self.buffers[found].is_captured |= is_capturing;
+        Ok(&mut self.buffers[found])
+    }
 }
 
 impl WireBuffer {
-    /// Room for `count` values of `dtype`, f16 or bf16: that of `kept`, if it has it.
-    ///
-    /// # Errors
-    /// Those of [`DeviceBuffer::new`].
-    pub(crate) fn with_room(
-        kept: Option<Self>,
-        device: &Device,
-        dtype: DType,
-        count: usize,
-    ) -> Result<Self, DeviceError> {
-        let suits = |kept: &Self| kept.values.dtype() == dtype && kept.values.count() >= count;
-        if let Some(kept) = kept.filter(suits) {
-            return Ok(kept);
-        }
-        Ok(Self { device: device.clone(), values: DeviceBuffer::new(device, dtype, count)? })
-    }
-
     /// The first `count` values.
     ///
     /// # Errors
@@ -54,7 +77,7 @@ impl WireBuffer {
         let (address, launch) = self.matching(from)?;
         let count = from.count() as u64;
         // SAFETY: two addresses and a 64-bit number; as many elements as both have, which stay by the promise of the view and as
-        // memory of this buffer is freed only once the GPU has used it.
+        // memory of this buffer is freed only once the GPU has used it, and not while a graph may.
         unsafe {
             self.kernel("to_wire")?.launch(
                 self.device.stream(),

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 use super::ProcessGroup;
 use crate::buffer::{BufferMut, ViewMut};
 use crate::device::Device;
-use crate::device::wire::WireBuffer;
+use crate::device::wire::{WireBuffer, WireMemory};
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::operation::{Operation, ReduceOp};
@@ -66,8 +66,8 @@ impl ProcessGroup {
     ///
     /// On CPUs this is an all-to-all and an all-gather of 16-bit values in profiles and records, on GPUs an all-reduce. There
     /// an average is the rounded sum divided in f32, so that a sum beyond the range of f16 is lost with its average; and where
-    /// NCCL carries the call, it rounds the sums between, in an order of its own. All ranks pass the same type. Before a call is
-    /// captured into a graph, make one of that length: it allocates.
+    /// NCCL carries the call, it rounds the sums between, in an order of its own, and the bound of the error does not hold. All ranks
+    /// pass the same type. Before a call is captured into a graph, make one of that length and type: it allocates.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a reduction that is neither a sum nor an average, for values that are not f32, and for slices of
@@ -113,14 +113,25 @@ impl ProcessGroup {
                 "compressed all-reduce: the memory of a CudaSlice is not known before it is ordered; pass DeviceBuffers or views",
             ));
         }
-        let count = values.count();
-        let mut sent = WireBuffer::with_room(self.wire.take(), device, wire.dtype(), count)?;
-        sent.narrow(&values)?;
-        self.in_place(Operation::AllReduce(ReduceOp::Sum), sent.values(count)?.view_mut())?;
+        let mut memory = self.wire.take().unwrap_or_else(|| WireMemory::new(device));
+        let outcome = match memory.room(wire.dtype(), values.count()) {
+            Ok(sent) => self.all_reduce_through(sent, &mut values, op),
+            Err(error) => Err(error.into()),
+        };
+        self.wire = Some(memory);
+        outcome
+    }
+
+    fn all_reduce_through(
+        &mut self,
+        sent: &mut WireBuffer,
+        values: &mut ViewMut<'_>,
+        op: ReduceOp,
+    ) -> Result<()> {
+        sent.narrow(values)?;
+        self.in_place(Operation::AllReduce(ReduceOp::Sum), sent.values(values.count())?.view_mut())?;
         let divisor = if op == ReduceOp::Avg { self.world_size() as f32 } else { 1.0 };
-        sent.widen(&mut values, divisor)?;
-        self.wire = Some(sent);
-        Ok(())
+        Ok(sent.widen(values, divisor)?)
     }
 
     fn all_reduce_as<T: Element>(&mut self, buffer: &mut [f32], op: ReduceOp) -> Result<()>

@@ -11,7 +11,7 @@ use crate::call::Call;
 use crate::dtype::DType;
 use crate::operation::{CallFingerprint, ReduceOp};
 use crate::paths::{Path, PathTable};
-use crate::profile::{TimedCall, Timings};
+use crate::profile::{CallTime, TimedCall, Timings};
 use crate::testing::{LATE, in_time};
 
 fn info(name: &str, rank: u32, world_size: usize) -> GroupInfo {
@@ -230,8 +230,8 @@ impl Timings for Times {
             return Vec::new();
         }
         let calls = std::mem::take(&mut *lock(&self.calls));
-        let took = Duration::from_millis(1);
-        calls.into_iter().map(|call| TimedCall { call, path: Path::Nccl, took, waited: took / 4 }).collect()
+        let time = CallTime::Took(Duration::from_millis(1));
+        calls.into_iter().map(|call| TimedCall { call, path: Path::Nccl, time }).collect()
     }
 }
 

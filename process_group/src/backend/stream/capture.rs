@@ -57,6 +57,8 @@ impl GraphCalls {
 pub(crate) struct StreamCapture {
     pub(super) calls: Arc<GraphCalls>,
     pub(super) timed: Vec<CapturedTiming>,
+    /// Of calls that failed: the graph may record them all the same.
+    _begun: Vec<GraphEvents>,
 }
 
 impl StreamCapture {
@@ -81,7 +83,7 @@ pub(super) enum StandsFor {
     /// How long calls of its kind take.
     Kind,
     /// How long the ranks wait for each other, next to the second call of its kind: the first collective of a graph, where they
-    /// meet, each after its own launch.
+    /// meet, each after its own launch. Where a message comes before it, nothing does.
     Meeting,
     /// Nothing: the first of a kind that others follow. Its events stay, as the graph records them.
     Nothing,
@@ -96,12 +98,14 @@ pub(super) struct GraphEvents {
 }
 
 impl GraphEvents {
-    fn begin(stream: &Stream) -> Result<Self, DeviceError> {
+    fn new(stream: &Stream) -> Result<Self, DeviceError> {
         let event = || Event::new(stream, true);
-        let events = Self { before: event()?, start: event()?, end: event()? };
-        events.before.record_external(stream)?;
-        events.start.record_external(stream)?;
-        Ok(events)
+        Ok(Self { before: event()?, start: event()?, end: event()? })
+    }
+
+    fn begin(&self, stream: &Stream) -> Result<(), DeviceError> {
+        self.before.record_external(stream)?;
+        self.start.record_external(stream)
     }
 
     /// What the call took in the last launch.
@@ -115,17 +119,20 @@ impl GraphEvents {
 pub(super) struct Capture {
     calls: GraphCalls,
     timed: Vec<CapturedTiming>,
+    /// Events of a call that has not ended, and of those that failed.
+    begun: Vec<GraphEvents>,
 }
 
 impl Capture {
-    /// Records the start of a call in the graph, if it is one to time.
-    pub(super) fn begin(
-        &self,
-        call: &CallFingerprint,
-        stream: &Stream,
-    ) -> Result<Option<GraphEvents>, DeviceError> {
+    /// Records the start of a call in the graph, if it is one to time; says whether it is.
+    pub(super) fn begin(&mut self, call: &CallFingerprint, stream: &Stream) -> Result<bool, DeviceError> {
         let before = self.calls.count(call);
-        (before == 0 || before % TIMED_OF == 1).then(|| GraphEvents::begin(stream)).transpose()
+        let is_timed = before == 0 || before % TIMED_OF == 1;
+        if is_timed {
+            self.begun.push(GraphEvents::new(stream)?);
+            self.begun.last().map_or(Ok(()), |events| events.begin(stream))?;
+        }
+        Ok(is_timed)
     }
 
     /// Takes a call that has been captured, and records its end.
@@ -133,29 +140,31 @@ impl Capture {
         &mut self,
         call: CallFingerprint,
         path: Path,
-        events: Option<GraphEvents>,
+        is_timed: bool,
         stream: &Stream,
     ) -> Result<(), DeviceError> {
         let stands_for = match self.calls.count(&call) {
-            0 if self.calls.collectives.is_empty() => StandsFor::Meeting,
+            0 if self.calls.counts.is_empty() => StandsFor::Meeting,
             0 => StandsFor::Nothing,
             _ => StandsFor::Kind,
         };
         self.calls.push(call, path);
-        if let Some(events) = events {
+        if is_timed && let Some(events) = self.begun.last() {
             events.end.record_external(stream)?;
+        }
+        if let Some(events) = self.begun.pop_if(|_| is_timed) {
             self.timed.push(CapturedTiming { call, path, events, stands_for });
         }
         Ok(())
     }
 
     pub(super) fn finish(self) -> Arc<StreamCapture> {
-        let Self { calls, mut timed } = self;
+        let Self { calls, mut timed, begun } = self;
         // The only one of a kind stands for it.
         for timing in timed.iter_mut().filter(|timing| calls.count(&timing.call) == 1) {
             timing.stands_for = StandsFor::Kind;
         }
-        Arc::new(StreamCapture { calls: Arc::new(calls), timed })
+        Arc::new(StreamCapture { calls: Arc::new(calls), timed, _begun: begun })
     }
 }
 

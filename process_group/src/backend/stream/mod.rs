@@ -194,10 +194,10 @@ impl<C: Communicator> StreamGroup<C> {
             let (call, is_captured) = (fingerprint, captured);
             CallerEvent::Called(Called { stream: which, entry, call, sequence, at, deadline, is_captured })
         })?;
-        let capture = self.capture.as_mut().filter(|_| captured);
-        let in_graph = match &capture {
+        let mut capture = self.capture.as_mut().filter(|_| captured);
+        let in_graph = match &mut capture {
             Some(capture) if self.instruments.times_graphs => capture.begin(&fingerprint, stream)?,
-            _ => None,
+            _ => false,
         };
         let started = if captured { None } else { marks.begin(fingerprint, which, stream, at)? };
         // SAFETY: the views of the call are as their makers promised, the workspace has just been reserved for it, and
@@ -254,7 +254,7 @@ impl<C: Communicator> StreamGroup<C> {
         match self.capture.as_mut().filter(|_| captured) {
             Some(capture) => {
                 let mut all = calls.iter().zip(&paths);
-                all.try_for_each(|(call, path)| capture.end(call.fingerprint, *path, None, stream))?;
+                all.try_for_each(|(call, path)| capture.end(call.fingerprint, *path, false, stream))?;
             }
             None if captured => {}
             None => drop(marks.place(watchdog, COMPUTE, stream, at)?),

@@ -8,7 +8,7 @@ use super::capture::{CapturedTiming, StandsFor, StreamCapture};
 use crate::device::{DeviceError, Event, Stream};
 use crate::operation::CallFingerprint;
 use crate::paths::Path;
-use crate::profile::{TimedCall, Timings};
+use crate::profile::{CallTime, TimedCall, Timings};
 use crate::sync::lock;
 
 /// The least time between two calls of a kind that are timed: the two events around one cost the GPU 6 microseconds, as much
@@ -74,6 +74,10 @@ impl Throttle {
             let known = self.kinds.iter().position(|kind| kind.call == call);
             let Some(known) = known else {
                 if self.kinds.len() == Self::ROOM {
+                    let is_recent = |kind: &Kind| now.saturating_duration_since(kind.last) < INTERVAL;
+                    if self.kinds.iter().any(is_recent) {
+                        return false;
+                    }
                     self.kinds.clear();
                 }
                 self.recent = self.kinds.len();
@@ -177,7 +181,7 @@ impl State {
                     break;
                 };
                 let took = end.since(&start)?;
-                self.keep(TimedCall { call, path, took, waited: Duration::ZERO });
+                self.keep(TimedCall { call, path, time: CallTime::Took(took) });
                 // Used again only once nobody looks at it any more.
                 if Arc::get_mut(&mut end).is_some() {
                     self.free.push((start, end));
@@ -191,18 +195,20 @@ impl State {
                 continue;
             }
             for CapturedTiming { call, path, events, stands_for } in &captured.timed {
-                let next = match stands_for {
-                    StandsFor::Nothing => continue,
-                    StandsFor::Kind => None,
-                    StandsFor::Meeting => captured
-                        .timed
-                        .iter()
-                        .find(|other| other.call == *call && other.stands_for == StandsFor::Kind),
-                };
+                let is_usual =
+                    |other: &&CapturedTiming| other.call == *call && other.stands_for == StandsFor::Kind;
                 // Whoever launches the graph past the group records them unseen.
                 let Ok(took) = events.took() else { continue };
-                let usual = next.and_then(|next| next.events.took().ok()).unwrap_or(took);
-                self.keep(TimedCall { call: *call, path: *path, took, waited: took.saturating_sub(usual) });
+                let time = match stands_for {
+                    StandsFor::Nothing => continue,
+                    StandsFor::Kind => CallTime::Took(took),
+                    StandsFor::Meeting => {
+                        let usual = captured.timed.iter().find(is_usual).map(|next| next.events.took());
+                        let Some(Ok(usual)) = usual else { continue };
+                        CallTime::Waited(took.saturating_sub(usual))
+                    }
+                };
+                self.keep(TimedCall { call: *call, path: *path, time });
             }
         }
         Ok(())
@@ -256,8 +262,9 @@ mod tests {
         let (mut throttle, now) = (Throttle::default(), Instant::now());
         let timed = (0..1000).filter(|_| throttle.takes(call(1), now)).count();
         assert_eq!(timed, 1);
-        // Many kinds are forgotten, and none is lost.
-        assert!((2..200).all(|count| throttle.takes(call(count), now)));
-        assert!(throttle.kinds.len() <= Throttle::ROOM);
+        // Many kinds are forgotten, but not to time each call of them.
+        let timed = (2..200).filter(|count| throttle.takes(call(*count), now)).count();
+        assert_eq!(timed + 1, Throttle::ROOM);
+        assert!(throttle.takes(call(200), now + INTERVAL) && throttle.kinds.len() == 1);
     }
 }
