@@ -224,8 +224,8 @@ pub struct ProfileRow {
     /// Number of calls.
     pub calls: u64,
     /// How many of them have been timed. On a GPU that is one of a kind in a millisecond, and in a graph the second of a kind and
-    /// every 64th after it, or the only one; calls that were made as one group are not, nor those under way. Without any, the figures below are
-    /// zero.
+    /// every 64th after it, or the only one; calls that were made as one group are not, nor those under way. Without any, the
+    /// figures below are zero.
     pub timed: u64,
     /// Median latency in microseconds.
     pub median_us: f64,

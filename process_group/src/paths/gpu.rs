@@ -14,7 +14,7 @@ pub fn nccl_table(world_size: usize) -> PathTable {
 pub const PEER_TYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
 /// Most bytes of an array for which every rank sends its data to every other, in one step. Longer ones take two steps, which send
-/// less. The numbers for 2 and 4 ranks are measured on NVLink 4; that for more follows from the bytes that a rank sends.
+/// less. Up to 4 ranks the limit is measured; above, it is estimated from the bytes that a rank sends.
 pub const fn one_shot_most(world_size: usize) -> usize {
     match world_size {
         0..=2 => 2 << 20,

@@ -7,7 +7,7 @@ pub(super) const VECTOR: usize = 16;
 
 /// Most threads of a block that takes rows.
 pub(super) const MOST_ROW_THREADS: u32 = 1024;
-/// Vectors of a row that a block takes by itself, however few rows there are. Longer rows need clusters.
+/// One block takes a row of up to this many vectors. If there are few rows, a cluster of blocks shares each longer one.
 pub(super) const SHORT_ROW: usize = 512;
 /// Most threads of a block of any other kernel.
 pub(super) const MOST_THREADS: u32 = 256;

@@ -65,7 +65,7 @@ struct Kind {
 impl Throttle {
     /// Kinds that it remembers: prompts of many lengths make many.
     const ROOM: usize = 32;
-    /// It lets up to so many pass, another number each time: otherwise the first call of each step would stand for all.
+    /// Most calls that it skips. The number changes each time, so that not only the first call of each step is timed.
     const PASS: u32 = 8;
 
     /// Whether to time this call.
