@@ -16,12 +16,8 @@ __device__ __forceinline__ u32 cluster_blocks() { u32 n; asm("mov.u32 %0, %clust
 __device__ __forceinline__ u32 block_in_cluster() { u32 i; asm("mov.u32 %0, %cluster_ctaid.x;" : "=r"(i)); return i; }
 __device__ __forceinline__ void tell_cluster() { asm volatile("barrier.cluster.arrive.release;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_cluster() { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
-// After this, all blocks of the cluster have started, and may use each other's memory.
-__device__ __forceinline__ void meet_cluster() {
-    if (cluster_blocks() == 1) return;
-    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
-    wait_for_cluster();
-}
+// All blocks of a cluster have started when they come to `wait_for_cluster` for the first time, and may use each other's memory.
+__device__ __forceinline__ void meet_cluster() { asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory"); }
 // Into the memory of a block of the cluster, where this block has `to`.
 __device__ __forceinline__ void store_in_cluster(float* to, u32 block, float x) {
     u32 here = (u32)__cvta_generic_to_shared(to), there;
@@ -117,11 +113,10 @@ template <bool WHOLE, typename Sum> __device__ __forceinline__ void add_norm_of(
     const u32 blocks = cluster_blocks(), width = norm.columns / PER, mine = block_in_cluster() * blockDim.x + threadIdx.x;
     const u32 rows = s.vectors / width, cluster = blockIdx.x / blocks, clusters = gridDim.x / blocks;
     const bool has_vector = mine < width;
-    Words own, before;
+    Words own;
     float weight[PER];
     if (cluster < rows && has_vector) {
         own = load<WHOLE>(call.in, s.count, cluster * width + mine, s.aligned);
-        before = load<WHOLE>(norm.residual, s.count, cluster * width + mine, s.aligned);
         load_weight(weight, norm.weight + mine * PER, WHOLE);
     }
     const bool pushes = !s.is_given_up();
@@ -133,19 +128,16 @@ template <bool WHOLE, typename Sum> __device__ __forceinline__ void add_norm_of(
         sum.push_own(call, row, own);
     }
     next_phase(call);
+    if (blocks > 1) wait_for_cluster();
     u32 turn = 0;
     for (u32 row = cluster; row < rows; row += clusters, turn ^= 1) {
         const u32 v = row * width + mine;
         Sums x = {};
         float squares = 0.0f;
         if (has_vector) {
-            if (clusters < rows) {
-                own = to_push(load<WHOLE>(call.in, s.count, v, s.aligned));
-                before = load<WHOLE>(norm.residual, s.count, v, s.aligned);
-            }
-            const Words total = sum.sum(call, row, own);
-            add(x, before);
-            add(x, total);
+            if (clusters < rows) own = to_push(load<WHOLE>(call.in, s.count, v, s.aligned));
+            add(x, load<WHOLE>(norm.residual, s.count, v, s.aligned));
+            add(x, sum.sum(call, row, own));
             const Words after = round_once(x);
             store<WHOLE>(norm.residual, s.count, v, after, s.aligned);
             x = {};
@@ -163,7 +155,7 @@ template <bool WHOLE, typename Sum> __device__ __forceinline__ void add_norm_of(
 }
 
 template <typename Sum> __device__ __forceinline__ void add_norm_by(const Call& call, const Norm& norm) {
-    meet_cluster();
+    if (cluster_blocks() > 1) meet_cluster();
     Start s = start(call);
     s.aligned = s.aligned && (((u64)norm.residual | (u64)norm.weight) & 15) == 0;
     if (__builtin_expect(s.aligned, 1)) add_norm_of<true, Sum>(call, norm, s); else add_norm_of<false, Sum>(call, norm, s);
