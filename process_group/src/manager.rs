@@ -182,7 +182,6 @@ impl ProcessGroupManager {
                 let settings = mesh::Settings {
                     handshake: config.process_group.tcp.handshake_timeout.get(),
                     socket_buffer: config.process_group.tcp.socket_buffer.map(|b| b.get().as_usize()),
-                    cross_memory: config.process_group.tcp.cross_memory,
                     security: Security::new(&config.security)?,
                 };
                 Some(Mesh::start(bound, roster.epoch, *rank, secret.clone(), &settings)?)

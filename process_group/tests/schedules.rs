@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use proptest::prelude::*;
-use ryzanstein_process_group::schedule::build::{Agreement, CollectiveSpec, build};
+use ryzanstein_process_group::schedule::build::{CollectiveSpec, build};
 use ryzanstein_process_group::schedule::cost::traffic;
 use ryzanstein_process_group::schedule::hazards::hazards;
 use ryzanstein_process_group::schedule::program::{Node, Program, Region, Source, Space};
@@ -12,8 +12,6 @@ use ryzanstein_process_group::{Operation, Rank, ReduceOp};
 
 /// An element is the list of (rank, index) contributions in it, in the order of the reduction: a wrong or doubled one shows.
 type Value = Vec<(usize, usize)>;
-
-const AGREEMENTS: [Agreement; 2] = [Agreement::Pairwise, Agreement::AtRoot];
 
 struct Machine {
     program: Program,
@@ -61,69 +59,6 @@ fn feeding(ranks: &[Machine], rank: usize, index: usize, from: usize) -> usize {
     let before = ranks[rank].program.nodes[..index].iter().filter(|n| sources(n).contains(&from)).count();
     let sends = ranks[from].program.nodes.iter().enumerate();
     sends.filter(|(_, n)| matches!(n, Node::Send { to, .. } if *to == rank)).nth(before).unwrap().0
-}
-
-/// Runs all ranks where receivers read elements from the senders' memory, in an order that `choose` decides. A message is
-/// there once all of it is final, and a send is done once all of it has been read.
-fn run_zero_copy(
-    spec: CollectiveSpec,
-    hosts: &Hosts,
-    mut choose: impl FnMut(usize) -> usize,
-) -> Vec<Machine> {
-    let mut ranks = machines(spec, hosts);
-    let limits: Vec<_> = ranks.iter().map(|m| hazards(&m.program)).collect();
-    let length = |m: &Machine, index: usize| m.program.nodes[index].region().len();
-    loop {
-        let mut able = Vec::new();
-        for (rank, machine) in ranks.iter().enumerate() {
-            for (index, node) in machine.program.nodes.iter().enumerate() {
-                let done = machine.done[index];
-                let is_allowed = limits[rank][index].iter().all(|h| h.limit(machine.done[h.on]) > done);
-                if done == length(machine, index) || matches!(node, Node::Send { .. }) || !is_allowed {
-                    continue;
-                }
-                let is_offered = |&from: &usize| {
-                    let send = feeding(&ranks, rank, index, from);
-                    let whole = length(&ranks[from], send);
-                    limits[from][send].iter().all(|h| h.limit(ranks[from].done[h.on]) >= whole)
-                };
-                if sources(node).iter().all(is_offered) {
-                    able.push((rank, index));
-                }
-            }
-        }
-        if able.is_empty() {
-            break;
-        }
-        let (rank, index) = able[choose(able.len())];
-        let node = ranks[rank].program.nodes[index].clone();
-        let at = ranks[rank].done[index];
-        let read = |ranks: &[Machine], from: usize| {
-            let send = feeding(ranks, rank, index, from);
-            ranks[from].read(ranks[from].program.nodes[send].region(), at)
-        };
-        let value = match &node {
-            Node::Receive { from, .. } => read(&ranks, *from),
-            Node::Reduce { sources, .. } => {
-                let one = |source: &Source| match source {
-                    Source::Peer(from) => read(&ranks, *from),
-                    Source::Own(region) => ranks[rank].read(*region, at),
-                };
-                sources.iter().flat_map(one).collect()
-            }
-            Node::Send { .. } => unreachable!("sends are passive"),
-        };
-        ranks[rank].write(node.region(), at, value);
-        ranks[rank].done[index] += 1;
-        if ranks[rank].done[index] == length(&ranks[rank], index) {
-            for from in sources(&node) {
-                let send = feeding(&ranks, rank, index, from);
-                ranks[from].done[send] = length(&ranks[from], send);
-            }
-        }
-    }
-    finished(spec, hosts.world_size(), &ranks);
-    ranks
 }
 
 fn finished(spec: CollectiveSpec, n: usize, ranks: &[Machine]) {
@@ -272,6 +207,7 @@ fn check(spec: CollectiveSpec, hosts: &Hosts, ranks: &[Machine]) {
         let sent = traffic(spec, rank, hosts);
         assert_eq!(machine.program.elements_sent(), sent.elements, "elements of rank {rank}, {spec:?}, {n}");
         assert_eq!(machine.program.messages_sent(), sent.messages, "messages of rank {rank}, {spec:?}, {n}");
+        assert_eq!(machine.program.elements_reduced(), sent.reduced, "reduced by rank {rank}, {spec:?}, {n}");
         for i in 0..n * spec.count {
             let Some(want) = expected(spec, rank, n, i) else { continue };
             let got = machine.memory.get(&(Space::Output, i)).cloned().unwrap_or_default();
@@ -322,22 +258,9 @@ fn every_schedule_is_right_for_every_small_world_and_length() {
         for count in [0, 1, 2, 5, 11] {
             for operation in operations(Rank(n as u32 / 2)) {
                 for algorithm in Algorithm::ALL.into_iter().filter(|a| a.suits(operation)) {
-                    let both =
-                        [true, false].into_iter().flat_map(|in_place| AGREEMENTS.map(|by| (in_place, by)));
-                    for (in_place, agreement) in both {
-                        let spec = CollectiveSpec {
-                            operation,
-                            algorithm,
-                            count,
-                            in_place,
-                            zero_copy: false,
-                            agreement,
-                        };
+                    for in_place in [true, false] {
+                        let spec = CollectiveSpec { operation, algorithm, count, in_place };
                         check(spec, hosts, &run(spec, hosts, 3, |able| able - 1));
-                        if Algorithm::zero_copy(operation) == Some(algorithm) {
-                            let spec = CollectiveSpec { zero_copy: true, ..spec };
-                            check(spec, hosts, &run_zero_copy(spec, hosts, |able| able - 1));
-                        }
                     }
                 }
             }
@@ -381,21 +304,8 @@ fn every_rank_hears_of_every_other_before_its_call_ends() {
             let counts = if operation.root().is_some() { vec![0, 1, 40] } else { vec![40] };
             for algorithm in Algorithm::ALL.into_iter().filter(|a| a.suits(operation)) {
                 for &count in &counts {
-                    let is_zero_copy = Algorithm::zero_copy(operation) == Some(algorithm);
-                    let both = [false, is_zero_copy].into_iter();
-                    for (zero_copy, agreement) in
-                        both.flat_map(|zero_copy| AGREEMENTS.map(|by| (zero_copy, by)))
-                    {
-                        let spec = CollectiveSpec {
-                            operation,
-                            algorithm,
-                            count,
-                            in_place: true,
-                            zero_copy,
-                            agreement,
-                        };
-                        assert_eq!(heard(spec, hosts), vec![(1 << n) - 1; n], "{spec:?} of {n}");
-                    }
+                    let spec = CollectiveSpec { operation, algorithm, count, in_place: true };
+                    assert_eq!(heard(spec, hosts), vec![(1 << n) - 1; n], "{spec:?} of {n}");
                 }
             }
         }
@@ -412,8 +322,6 @@ fn three_hosts_reduce_long_vectors_in_pieces() {
         algorithm: Algorithm::Hierarchical,
         count: 1030,
         in_place: false,
-        zero_copy: false,
-        agreement: Agreement::Pairwise,
     };
     check(spec, hosts, &run(spec, hosts, 3, |able| able - 1));
     assert_eq!(traffic(spec, 2, hosts).messages, 4, "two of the pieces, and two of its own");
@@ -431,8 +339,6 @@ fn direct_all_reduces_of_long_vectors_take_two_steps() {
                 algorithm: Algorithm::Direct,
                 count,
                 in_place,
-                zero_copy: false,
-                agreement: Agreement::Pairwise,
             };
             check(spec, hosts, &run(spec, hosts, 1000, |able| able - 1));
             assert_eq!(traffic(spec, 0, hosts).messages, messages, "{count} elements");
@@ -456,45 +362,31 @@ proptest! {
     #[test]
     fn schedules_are_right_whatever_overlaps_and_however_little_fits_a_wire(
         on in proptest::collection::vec(0..4u8, 2..=16), count in 0..40usize, which in 0..9usize, root in 0..16u32,
-        algorithm in 0..5usize, in_place: bool, by in 0..2usize, capacity in 1..5usize, seed: u64,
+        algorithm in 0..5usize, in_place: bool, capacity in 1..5usize, seed: u64,
     ) {
         let (n, hosts) = (on.len(), Hosts::of(on));
         let operation = operations(Rank(root % n as u32))[which];
         let algorithm = Algorithm::ALL[algorithm];
         prop_assume!(algorithm.suits(operation));
-        let agreement = AGREEMENTS[by];
-        let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy: false, agreement };
+        let spec = CollectiveSpec { operation, algorithm, count, in_place };
         check(spec, &hosts, &run(spec, &hosts, capacity, at_random(seed)));
-    }
-
-    #[test]
-    fn schedules_are_right_where_receivers_read_the_senders_memory(
-        n in 2..=10usize, count in 0..25usize, which in 0..8usize, root in 0..16u32, in_place: bool, by in 0..2usize,
-        seed: u64,
-    ) {
-        let operation = operations(Rank(root % n as u32))[which];
-        let algorithm = Algorithm::zero_copy(operation).unwrap();
-        let agreement = AGREEMENTS[by];
-        let spec = CollectiveSpec { operation, algorithm, count, in_place, zero_copy: true, agreement };
-        let hosts = Hosts::one(n);
-        check(spec, &hosts, &run_zero_copy(spec, &hosts, at_random(seed)));
     }
 
     #[test]
     fn long_vectors_send_what_the_cost_model_says(
         on in proptest::collection::vec(0..4u8, 2..=16), count in 1000..100_000usize, which in 0..9usize, root in 0..16u32,
-        algorithm in 0..5usize, by in 0..2usize,
+        algorithm in 0..5usize,
     ) {
         let (n, hosts) = (on.len(), &Hosts::of(on));
         let operation = operations(Rank(root % n as u32))[which];
         let algorithm = Algorithm::ALL[algorithm];
         prop_assume!(algorithm.suits(operation));
-        let agreement = AGREEMENTS[by];
-        let spec = CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy: false, agreement };
+        let spec = CollectiveSpec { operation, algorithm, count, in_place: true };
         for rank in 0..n {
             let program = build(spec, rank, hosts);
             let sent = traffic(spec, rank, hosts);
             prop_assert_eq!((program.messages_sent(), program.elements_sent()), (sent.messages, sent.elements));
+            prop_assert_eq!(program.elements_reduced(), sent.reduced);
         }
     }
 }

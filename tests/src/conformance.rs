@@ -352,9 +352,7 @@ pub fn conform_with(config: &Config, world_size: usize) {
 /// # Panics
 /// As [`conform`].
 pub fn conform_on(hosts: &[&'static str]) {
-    let mut config = config(BackendChoice::Tcp);
-    config.process_group.tcp.cross_memory = false;
-    on_hosts(&config, hosts, |mut manager| {
+    on_hosts(&config(BackendChoice::Tcp), hosts, |mut manager| {
         let group = manager.world();
         assert!(group.paths().contains(&Path::Tcp(Algorithm::Hierarchical)), "{:?}", group.paths());
         run(group);

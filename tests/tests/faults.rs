@@ -297,7 +297,6 @@ fn another_root_is_an_error_on_each_of_three_ranks() {
     another_root(3, 8);
 }
 
-/// More ranks than agree pairwise.
 #[test]
 fn another_root_is_an_error_on_each_of_five_ranks() {
     another_root(5, 8);

@@ -70,8 +70,7 @@ fn work_overlaps_with_what_its_caller_does() {
 
 #[test]
 fn what_was_sent_arrives_while_its_sender_does_something_else() {
-    for mut config in [config(BackendChoice::Tcp), encrypted()] {
-        config.process_group.tcp.cross_memory = false;
+    for config in [config(BackendChoice::Tcp), encrypted()] {
         let (tell, told) = mpsc::channel();
         let (tell, told) = (Mutex::new(tell), Mutex::new(told));
         with_ranks(&config, 2, |mut manager| {

@@ -20,9 +20,6 @@ section! {
         socket_buffer: Option<SocketBuffer> = "",
         /// The size of a pipelined segment.
         segment: Segment = "128KiB",
-        /// Whether a rank may read payloads from another rank's memory. With `shared_memory`: for large all-gathers and
-        /// reduce-scatters between two ranks on processors of Intel, or if forced, or if `ryz tune` measured it as the fastest.
-        cross_memory: bool = "true",
         /// Whether ranks of one host exchange data through shared memory, where the system allows it, instead of sockets. If all
         /// ranks are on one host, an `algorithm` other than `auto` keeps them on sockets.
         shared_memory: bool = "true",

@@ -4,7 +4,6 @@ use std::time::Instant;
 
 use ryzanstein_config::DeviceConfig;
 use ryzanstein_process_group::device::{Device, DeviceError, peer_copy_gbs};
-use ryzanstein_process_group::paths::host::{Links, agreement};
 use ryzanstein_process_group::paths::{Path, PeerAlgorithm, gpu};
 use ryzanstein_process_group::schedule::build::CollectiveSpec;
 use ryzanstein_process_group::schedule::cost::{rounds, traffic};
@@ -40,7 +39,6 @@ pub struct Calibration {
 enum Carrier {
     Tcp,
     SharedMemory,
-    CrossMemory,
     Nccl,
     PeerMemory,
 }
@@ -51,7 +49,6 @@ impl Carrier {
         match path {
             Path::Tcp(_) => Some(Self::Tcp),
             Path::SharedMemory(_) => Some(Self::SharedMemory),
-            Path::CrossMemory => Some(Self::CrossMemory),
             Path::Nccl => Some(Self::Nccl),
             Path::PeerMemory(_) => Some(Self::PeerMemory),
             Path::Local | Path::Loopback => None,
@@ -62,7 +59,6 @@ impl Carrier {
         match self {
             Self::Tcp => "tcp",
             Self::SharedMemory => "shared_memory",
-            Self::CrossMemory => "cross_memory",
             Self::Nccl => "nccl",
             Self::PeerMemory => "peer",
         }
@@ -131,28 +127,16 @@ pub struct Shape {
 
 /// What a call may cost: what carries it takes the least.
 fn costs(path: Path, operation: Operation, dtype: DType, Shape { ranks, count }: Shape) -> Vec<Cost> {
-    let links = match path {
-        Path::SharedMemory(_) => Links::SharedMemory,
-        _ => Links::Sockets(""),
-    };
-    let agreement = agreement(links, &Hosts::one(ranks));
-    let spec = |algorithm, zero_copy| CollectiveSpec {
-        operation,
-        algorithm,
-        count,
-        in_place: true,
-        zero_copy,
-        agreement,
-    };
-    let of_schedule = |algorithm, zero_copy| vec![schedule_cost(spec(algorithm, zero_copy), ranks, dtype)];
     match path {
         // Two levels have two kinds of links, of which the probe measures one.
         Path::Local
         | Path::Loopback
         | Path::Tcp(Algorithm::Hierarchical)
         | Path::SharedMemory(Algorithm::Hierarchical) => Vec::new(),
-        Path::Tcp(algorithm) | Path::SharedMemory(algorithm) => of_schedule(algorithm, false),
-        Path::CrossMemory => Algorithm::zero_copy(operation).map_or_else(Vec::new, |a| of_schedule(a, true)),
+        Path::Tcp(algorithm) | Path::SharedMemory(algorithm) => {
+            let spec = CollectiveSpec { operation, algorithm, count, in_place: true };
+            vec![schedule_cost(spec, ranks, dtype)]
+        }
         Path::PeerMemory(algorithm) => {
             let bytes = count * dtype.size();
             if let Operation::Broadcast { .. } = operation {
@@ -330,8 +314,8 @@ mod tests {
         assert_close(of(Algorithm::RecursiveDoubling, all_reduce), 2.0 * 10.0 + 8000.0);
         assert_close(of(Algorithm::HalvingDoubling, all_reduce), 4.0 * 10.0 + 6000.0);
         // A root receives three chunks of 4 MB.
-        assert_close(of(Algorithm::Direct, Operation::Gather { root: Rank(0) }), 2.0 * 10.0 + 12_000.0);
-        assert_eq!(expected(&tcp, Path::CrossMemory, all_reduce, 1000), None, "nothing was measured of it");
+        assert_close(of(Algorithm::Direct, Operation::Gather { root: Rank(0) }), 10.0 + 12_000.0);
+        assert_eq!(expected(&tcp, Path::SharedMemory(Algorithm::Ring), all_reduce, 1000), None, "nothing was measured of it");
         assert_eq!(expected(&tcp, Path::Local, all_reduce, 1000), None);
     }
 

@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn paths_are_named_in_full_or_by_their_last_word() {
         let there: Vec<Path> = Algorithm::ALL.into_iter().map(Path::Tcp).collect();
-        let told = [(Path::CrossMemory, "never: the ranks are on several hosts".to_owned())];
+        let told = [(Path::SharedMemory(Algorithm::Ring), "never: the ranks are on several hosts".to_owned())];
         let choose = |names: &[&str]| {
             choose_paths(&names.iter().map(ToString::to_string).collect::<Vec<_>>(), &there, &told)
         };
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(choose(&["all"]).unwrap().len(), there.len() + 1);
         let error = choose(&["rign"]).unwrap_err().to_string();
         assert!(error.contains("--path rign") && error.contains("tcp/ring"), "{error}");
-        let error = choose(&["cross_memory"]).unwrap_err().to_string();
+        let error = choose(&["shared_memory/ring"]).unwrap_err().to_string();
         assert!(error.contains("no such path here: the ranks are on several hosts;"), "{error}");
     }
 }

@@ -126,7 +126,6 @@ impl Vary {
                 Variant::forced("ring", "ring"),
                 Variant::forced("recursive_doubling", "recursive_doubling"),
                 Variant::forced("halving_doubling", "halving_doubling"),
-                Variant::forced("cross_memory", "cross_memory"),
             ]),
             Self::Protocol if on_nccl => Ok(vec![
                 Variant::nccl("auto", &[]),
@@ -150,15 +149,8 @@ impl Vary {
                 Ok(vec![Variant::nccl("peer", &[]), Variant::nccl("host", &[("NCCL_P2P_DISABLE", "1")])])
             }
             Self::Copies => Ok(vec![
-                Variant::forced("cross_memory", "cross_memory"),
-                Variant::set("shared_memory", &[("RYZ_PROCESS_GROUP__TCP__CROSS_MEMORY", "false")]),
-                Variant::set(
-                    "tcp",
-                    &[
-                        ("RYZ_PROCESS_GROUP__TCP__CROSS_MEMORY", "false"),
-                        ("RYZ_PROCESS_GROUP__TCP__SHARED_MEMORY", "false"),
-                    ],
-                ),
+                Variant::set("shared_memory", &[("RYZ_PROCESS_GROUP__TCP__SHARED_MEMORY", "true")]),
+                Variant::set("tcp", &[("RYZ_PROCESS_GROUP__TCP__SHARED_MEMORY", "false")]),
             ]),
             Self::Start => Ok(Start::ALL
                 .map(|start| Variant { start: Some(start), ..Variant::plain(start.name()) })
@@ -204,10 +196,10 @@ mod tests {
             names(Vary::Algorithm, BackendKind::Nccl),
             ["nccl", "RING", "TREE", "one_shot", "two_shot"]
         );
-        assert_eq!(names(Vary::Algorithm, BackendKind::Tcp).len(), 6);
+        assert_eq!(names(Vary::Algorithm, BackendKind::Tcp).len(), 5);
         assert_eq!(names(Vary::Protocol, BackendKind::Nccl), ["auto", "LL", "LL128", "Simple"]);
         assert_eq!(names(Vary::Copies, BackendKind::Nccl), ["peer", "host"]);
-        assert_eq!(names(Vary::Copies, BackendKind::Tcp), ["cross_memory", "shared_memory", "tcp"]);
+        assert_eq!(names(Vary::Copies, BackendKind::Tcp), ["shared_memory", "tcp"]);
         assert_eq!(names(Vary::Start, BackendKind::Tcp), ["reuse", "new_group", "initialize"]);
     }
 

@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use ryzanstein_process_group::schedule::build::{Agreement, CollectiveSpec};
+use ryzanstein_process_group::schedule::build::CollectiveSpec;
 use ryzanstein_process_group::schedule::cost::{rounds, traffic};
 use ryzanstein_process_group::schedule::{Algorithm, Hosts};
 use ryzanstein_process_group::{Operation, ReduceOp, units};
@@ -66,10 +66,9 @@ proptest! {
     fn steps_and_bytes_are_those_of_the_schedules(ranks in 2usize..33, chunk in 1usize..50) {
         let count = chunk * ranks * ranks.next_power_of_two();
         let hosts = Hosts::one(ranks);
-        let of_schedule = |algorithm, count, zero_copy| {
+        let of_schedule = |algorithm, count| {
             let operation = Operation::AllReduce(ReduceOp::Sum);
-            let agreement = Agreement::Pairwise;
-            let spec = CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy, agreement };
+            let spec = CollectiveSpec { operation, algorithm, count, in_place: true };
             let most = (0..ranks).map(|rank| traffic(spec, rank, &hosts).elements).max().unwrap();
             (rounds(spec, &hosts), most as f64)
         };
@@ -78,20 +77,20 @@ proptest! {
             (cost.steps, cost.bytes)
         };
         let exact = [
-            (AllReduce::Ring, Algorithm::Ring, count, false),
-            (AllReduce::OneShot, Algorithm::Direct, 1, false),
-            // Without the switch to one shot for short vectors.
-            (AllReduce::TwoShot, Algorithm::Direct, count, true),
+            (AllReduce::Ring, Algorithm::Ring, count),
+            (AllReduce::OneShot, Algorithm::Direct, 1),
+            // Long enough for two steps.
+            (AllReduce::TwoShot, Algorithm::Direct, 10_000 * count),
         ];
-        for (model, algorithm, count, zero_copy) in exact {
-            let (expected, found) = (of_schedule(algorithm, count, zero_copy), of_model(model, count));
+        for (model, algorithm, count) in exact {
+            let (expected, found) = (of_schedule(algorithm, count), of_model(model, count));
             prop_assert!(expected.0 == found.0 && is_close(expected.1, found.1, 1e-9), "{model}: {expected:?} {found:?}");
         }
         for (model, algorithm) in [
             (AllReduce::RecursiveDoubling, Algorithm::RecursiveDoubling),
             (AllReduce::HalvingDoubling, Algorithm::HalvingDoubling),
         ] {
-            let (expected, found) = (of_schedule(algorithm, count, false), of_model(model, count));
+            let (expected, found) = (of_schedule(algorithm, count), of_model(model, count));
             prop_assert_eq!(expected.0, found.0);
             // With surplus ranks, the way in and the way out are sent by two different ranks, one behind the other.
             let of_another = if ranks.is_power_of_two() { 0.0 } else { count as f64 };

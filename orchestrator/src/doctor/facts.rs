@@ -89,10 +89,6 @@ pub struct Host {
     pub open_files: (Option<u64>, Option<u64>),
     /// The folder for secrets and scratch files.
     pub temporary: TemporaryFolder,
-    /// `kernel.yama.ptrace_scope`; `None` where the kernel has no Yama.
-    pub ptrace_scope: Option<u32>,
-    /// Whether a process may read the memory of another of the same user; otherwise why not.
-    pub cross_memory: Result<(), ProbeError>,
 }
 
 /// The folder for secrets and scratch files.

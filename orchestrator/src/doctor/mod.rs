@@ -23,7 +23,7 @@ pub use facts::{
 };
 pub use finding::{Finding, Report, Status};
 pub use hosts::{HostLink, diagnose_links, links_table, measure_links};
-pub use probe::{read_memory_of, try_all_reduce, visible_gpus};
+pub use probe::{try_all_reduce, visible_gpus};
 
 use crate::rendezvous::Environment;
 
@@ -49,7 +49,6 @@ pub fn machine() -> String {
 
 /// How to start the process of a probe. One of these follows `arguments`:
 ///
-/// * `memory PID ADDRESS`: print what [`read_memory_of`] reads, or its error;
 /// * `gpus`: print what [`visible_gpus`] returns, as JSON;
 /// * `all-reduce BACKEND RANKS`: print what [`try_all_reduce`] returns, as JSON, under the caller's settings.
 ///

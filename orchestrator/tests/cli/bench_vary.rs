@@ -42,12 +42,12 @@ fn every_schedule_takes_its_turn_in_every_round() {
 fn the_table_has_a_column_and_a_ratio_for_each_variant_and_says_what_was_set() {
     let arguments = [&SMALL[..], &["--vary", "copies"]].concat();
     let table = well(&arguments);
-    assert!(table.contains("shared_memory: RYZ_PROCESS_GROUP__TCP__CROSS_MEMORY=false"), "{table}");
+    assert!(table.contains("tcp: RYZ_PROCESS_GROUP__TCP__SHARED_MEMORY=false"), "{table}");
     let head = table.lines().find(|line| line.starts_with("operation")).expect("a head");
     let words: Vec<&str> = head.split_whitespace().collect();
     assert_eq!(
         words,
-        ["operation", "bytes", "cross_memory", "shared_memory", "ratio", "tcp", "ratio"],
+        ["operation", "bytes", "shared_memory", "tcp", "ratio"],
         "{table}"
     );
     let narrow = well(&[&arguments[..], &["--columns", "45"]].concat());
@@ -75,11 +75,11 @@ fn an_operation_without_a_variants_path_has_a_dash() {
 #[test]
 fn what_the_user_has_set_is_not_overridden() {
     let arguments = [&["bench", "--backend", "tcp"][..], &SMALL, &["--vary", "copies"]].concat();
-    let set = [("RYZ_PROCESS_GROUP__TCP__CROSS_MEMORY", "true")];
+    let set = [("RYZ_PROCESS_GROUP__TCP__SHARED_MEMORY", "true")];
     let output = Run::new(&arguments, &set).finish();
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
-    assert!(stderr.contains("CROSS_MEMORY") && stderr.contains("the environment"), "{stderr}");
+    assert!(stderr.contains("SHARED_MEMORY") && stderr.contains("the environment"), "{stderr}");
 
     let arguments = [&["bench", "--backend", "nccl"][..], &SMALL, &["--vary", "algorithm"]].concat();
     let output = Run::new(&arguments, &[("NCCL_ALGO", "Ring")]).finish();
@@ -94,7 +94,7 @@ fn a_variant_that_fails_is_named() {
     let output = bench(&["--world-size", "2", "--sizes", "1TB", "--vary", "copies"]);
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
-    assert!(stderr.contains("--vary copies: cross_memory failed in round 1"), "{stderr}");
+    assert!(stderr.contains("--vary copies: shared_memory failed in round 1"), "{stderr}");
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn ctrl_c_ends_the_whole_comparison() {
     run.signal(Signal::INT);
     let output = run.finish();
     let stderr = text(&output.stderr);
-    assert!(!output.status.success() && stderr.contains("cross_memory failed in round 1"), "{stderr}");
+    assert!(!output.status.success() && stderr.contains("shared_memory failed in round 1"), "{stderr}");
 }
 
 #[test]

@@ -27,7 +27,6 @@ fn the_doctor_examines_this_machine_and_its_exit_code_says_what_came_of_it() {
         "memory",
         "shared_memory",
         "open_files",
-        "cross_memory",
         "loopback",
         "driver",
     ] {

@@ -122,7 +122,7 @@ fn no_line_is_wider_than_the_terminal() {
         (&["launch", "-n", "2"], "all values are right"),
         (&["check", "-n", "2", "--targets"], "all values are right"),
         (&bench, "reduce_scatter"),
-        (&["doctor"], "cross_memory"),
+        (&["doctor"], "loopback"),
         (&["config", "show"], "launch.grace"),
         (&generate, "tokens/s"),
     ];

@@ -12,7 +12,8 @@ use crate::capability::Capability;
 use crate::device::{Device, Surroundings};
 use crate::error::{Error, Result};
 use crate::in_process::InProcess;
-use crate::mesh::{Connection, Mesh, Peers, Unconnected};
+use crate::mesh::{Mesh, Peers, Unconnected};
+use crate::security::Channel;
 use crate::paths::tuned::TunedRange;
 use crate::rank::{LocalRank, Rank};
 use crate::roster::Member;
@@ -65,7 +66,7 @@ impl GroupSpec<'_> {
     ///
     /// # Errors
     /// Names the members that were not reached, with the connections that were made.
-    pub(crate) fn connect(&self) -> Result<Peers<Connection>, Box<Unconnected>> {
+    pub(crate) fn connect(&self) -> Result<Peers<Channel>, Box<Unconnected>> {
         match self.mesh {
             Some(mesh) => mesh.connect(self.name, &self.members, self.deadline),
             None => Err(Box::new(Unconnected {

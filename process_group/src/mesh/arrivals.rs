@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Condvar, Mutex};
 
-use super::Connection;
+use crate::security::Channel;
 use crate::wire::hello::LinkId;
 
 /// Connections kept that nobody has asked for. At this many, those whose other end has gone are dropped.
@@ -17,7 +17,7 @@ pub(super) struct Arrivals {
 
 #[derive(Debug)]
 pub(super) struct Waiting {
-    pub(super) links: HashMap<LinkId, Connection>,
+    pub(super) links: HashMap<LinkId, Channel>,
     /// At this many, those whose other end has gone are dropped.
     full: usize,
 }
@@ -31,7 +31,7 @@ impl Default for Waiting {
 impl Waiting {
     /// A connection stays when its other end has gone, since what that said last may still be read. But others may make
     /// groups that this rank never makes, again and again, and their sockets must not pile up.
-    pub(super) fn keep(&mut self, id: LinkId, connection: Connection) {
+    pub(super) fn keep(&mut self, id: LinkId, connection: Channel) {
         if self.links.len() >= self.full {
             self.links.retain(|_, connection| !connection.is_over());
             self.full = WAITING.max(2 * self.links.len());
@@ -47,7 +47,6 @@ mod tests {
 
     use super::*;
     use crate::rank::{Epoch, Rank};
-    use crate::security::Channel;
 
     #[test]
     fn connections_of_groups_never_made_do_not_pile_up() {
@@ -58,7 +57,7 @@ mod tests {
             let mut other_end = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let channel = Channel::clear(listener.accept().unwrap().0.try_into().unwrap());
             let id = LinkId::new(Epoch(1), &format!("group {group}"), Rank(1), Rank(0));
-            waiting.keep(id, Connection { channel, readable: None });
+            waiting.keep(id, channel);
             other_end.write_all(b"words that nobody reads").unwrap();
             if group == 1 {
                 there.push(other_end);

@@ -15,11 +15,11 @@ use super::accept::Acceptor;
 use super::arrivals::Arrivals;
 use super::dial::Dialler;
 use super::prove::{HandshakeError, Prover};
-use super::{Bound, Connection, unix};
+use super::{Bound, unix};
 use crate::half_open::HalfOpen;
 use crate::rank::{Epoch, Rank};
 use crate::roster::Secret;
-use crate::security::{Mismatch, Protection, Security};
+use crate::security::{Channel, Mismatch, Protection, Security};
 use crate::sync::lock;
 use crate::testing::LATE;
 use crate::wire::hello::{self, CHALLENGE, HELLO, KNOCK, LinkId, REPLY};
@@ -108,7 +108,7 @@ fn security(encryption: EncryptionChoice) -> Security {
 }
 
 fn prover(secret: Secret, security: Security) -> Prover {
-    Prover { secret, security, limit: NEVER, memory: None }
+    Prover { secret, security, limit: NEVER }
 }
 
 fn link(epoch: Epoch) -> LinkId {
@@ -120,7 +120,7 @@ async fn dial(
     secret: Secret,
     security: Security,
     epoch: Epoch,
-) -> Result<Connection, HandshakeError> {
+) -> Result<Channel, HandshakeError> {
     let stream = TcpStream::connect(to).await?;
     let here = security.protection(to.ip());
     prover(secret, security).dial(stream, here, &link(epoch)).await
@@ -255,7 +255,7 @@ fn who_says_nothing_at_the_unix_socket_keeps_nobody_out() {
         silent.read_exact(&mut [0; CHALLENGE]).await.unwrap();
         let dialler = Dialler(Arc::new(prover(OURS, security(EncryptionChoice::Auto))));
         let link = dialler.dial(door, true, &link(EPOCH), Instant::now() + LATE).await.expect("a link");
-        let address = rustix::net::getsockname(link.channel.socket()).unwrap();
+        let address = rustix::net::getsockname(link.socket()).unwrap();
         assert_eq!(address.address_family(), rustix::net::AddressFamily::UNIX);
         assert_eq!(silent.read(&mut [0]).await.unwrap(), 0, "it is hung up on");
     });

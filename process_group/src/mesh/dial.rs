@@ -10,8 +10,9 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout, timeout_at};
 
 use super::prove::{HandshakeError, Prover};
-use super::{Connection, RETRY, unix};
+use super::{RETRY, unix};
 use crate::rank::Rank;
+use crate::security::Channel;
 use crate::wire::hello::LinkId;
 
 /// Every rank listens before it joins, until it ends. One whose port has refused connections for this long has ended.
@@ -48,7 +49,7 @@ impl Dialler {
         same_host: bool,
         id: &LinkId,
         deadline: Instant,
-    ) -> Result<Connection, Unreached> {
+    ) -> Result<Channel, Unreached> {
         let mut last = None;
         let mut refused_since = None;
         let attempts = async {
@@ -95,7 +96,7 @@ impl Dialler {
         address: SocketAddr,
         same_host: bool,
         id: &LinkId,
-    ) -> Result<Connection, HandshakeError> {
+    ) -> Result<Channel, HandshakeError> {
         if same_host && let Some(stream) = unix::dial(address, geteuid())? {
             let here = self.0.security.protection_within_host();
             return self.0.dial(stream, here, id).await;

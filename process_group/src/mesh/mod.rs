@@ -8,7 +8,6 @@ mod arrivals;
 mod attacks;
 mod dial;
 mod liveness;
-pub(crate) mod memory;
 mod peers;
 mod prove;
 mod unix;
@@ -35,7 +34,6 @@ use accept::Acceptor;
 use arrivals::Arrivals;
 use dial::{Dialler, Unreached};
 pub(crate) use liveness::{Liveness, Pulse};
-use memory::{MemoryProbe, ReadableProcess};
 pub(crate) use peers::{Peer, Peers};
 use prove::Prover;
 
@@ -94,21 +92,6 @@ pub(crate) struct Mesh {
     thread: Option<JoinHandle<()>>,
 }
 
-/// A connection to a peer that has proved itself.
-#[derive(Debug)]
-pub(crate) struct Connection {
-    pub(crate) channel: Channel,
-    /// The peer's process, if its memory can be read from here.
-    pub(crate) readable: Option<ReadableProcess>,
-}
-
-impl Connection {
-    /// Whether the other end says nothing more.
-    fn is_over(&self) -> bool {
-        self.channel.is_over()
-    }
-}
-
 /// A member's process has ended.
 struct Lost;
 
@@ -116,7 +99,7 @@ struct Lost;
 #[derive(Debug)]
 pub(crate) struct Unconnected {
     pub(crate) error: Error,
-    pub(crate) connections: Vec<Option<Connection>>,
+    pub(crate) connections: Vec<Option<Channel>>,
 }
 
 impl From<Box<Unconnected>> for Error {
@@ -130,8 +113,6 @@ impl From<Box<Unconnected>> for Error {
 pub(crate) struct Settings {
     pub(crate) handshake: Duration,
     pub(crate) socket_buffer: Option<usize>,
-    /// Let ranks of this host read this process's memory, and read theirs.
-    pub(crate) cross_memory: bool,
     /// How links are protected.
     pub(crate) security: Security,
 }
@@ -146,10 +127,9 @@ impl Mesh {
     ) -> Result<Self> {
         let arrivals = Arc::new(Arrivals::default());
         let (stop, stopped) = oneshot::channel();
-        let Settings { handshake, cross_memory, socket_buffer, ref security } = *settings;
+        let Settings { handshake, socket_buffer, ref security } = *settings;
         let security = security.clone();
-        let memory = cross_memory.then(|| MemoryProbe::new(*Secret::random().expose()));
-        let prover = Arc::new(Prover { secret, security, limit: handshake, memory });
+        let prover = Arc::new(Prover { secret, security, limit: handshake });
         let acceptor = Acceptor { epoch, me, prover: Arc::clone(&prover), arrivals: Arc::clone(&arrivals) };
         let failed = |error| Error::system("cannot start accepting links")(error);
         let runtime = Builder::new_current_thread().enable_io().enable_time().build().map_err(failed)?;
@@ -192,9 +172,9 @@ impl Mesh {
         group: &str,
         members: &[&Member],
         deadline: Instant,
-    ) -> Result<Peers<Connection>, Box<Unconnected>> {
+    ) -> Result<Peers<Channel>, Box<Unconnected>> {
         let started = Instant::now();
-        let mut connections: Vec<Option<Connection>> = members.iter().map(|_| None).collect();
+        let mut connections: Vec<Option<Channel>> = members.iter().map(|_| None).collect();
         let refusals = self.dial_all(group, members, deadline, &mut connections);
         if let Some(why) = refusals.values().find(|why| matches!(why, Unreached::Refused { .. })) {
             let error = Error::Configuration(format!("connecting group `{group}`: {why}"));
@@ -247,7 +227,7 @@ impl Mesh {
         group: &str,
         members: &[&Member],
         deadline: Instant,
-        connections: &mut [Option<Connection>],
+        connections: &mut [Option<Channel>],
     ) -> BTreeMap<usize, Unreached> {
         let mut refusals = BTreeMap::new();
         let (sender, dialled) = mpsc::channel();
@@ -274,11 +254,11 @@ impl Mesh {
         refusals
     }
 
-    fn tune_all(&self, members: &[&Member], connections: &Peers<Connection>) -> Result<()> {
+    fn tune_all(&self, members: &[&Member], connections: &Peers<Channel>) -> Result<()> {
         let my_host = self.host(members);
         connections.pairs().try_for_each(|(peer, connection)| {
             let member = members[connections.rank(peer).index()];
-            self.tune(connection.channel.socket(), my_host == Some(&member.host))
+            self.tune(connection.socket(), my_host == Some(&member.host))
         })
     }
 
@@ -305,7 +285,7 @@ impl Mesh {
         id: &LinkId,
         member: &Member,
         deadline: Instant,
-    ) -> Result<Option<Connection>, Lost> {
+    ) -> Result<Option<Channel>, Lost> {
         let gone = Arc::new(AtomicBool::new(false));
         let look = member.data_address.map(|address| {
             let (gone, arrivals) = (Arc::clone(&gone), Arc::clone(&self.arrivals));
@@ -328,7 +308,7 @@ impl Mesh {
         id: &LinkId,
         gone: &AtomicBool,
         deadline: Instant,
-    ) -> Result<Option<Connection>, Lost> {
+    ) -> Result<Option<Channel>, Lost> {
         let mut links = lock(&self.arrivals.links);
         loop {
             if let Some(connection) = links.links.remove(id) {
@@ -390,7 +370,6 @@ mod tests {
         let settings = Settings {
             handshake: Duration::from_secs(20),
             socket_buffer: None,
-            cross_memory: false,
             security,
         };
         Mesh::start(bound, Epoch(1), Rank(rank), Secret::new([7; 32]), &settings).unwrap()
@@ -438,7 +417,7 @@ mod tests {
                     scope.spawn(|| {
                         let links = mesh.connect("g", &[&members[0], &members[1]], deadline).unwrap();
                         for (_, link) in links.pairs() {
-                            let address = rustix::net::getsockname(link.channel.socket()).unwrap();
+                            let address = rustix::net::getsockname(link.socket()).unwrap();
                             assert_eq!(address.address_family(), family, "{hosts:?}, {bare}");
                         }
                     });

@@ -6,14 +6,12 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 
-use super::Connection;
-use super::memory::{MemoryProbe, ReadableProcess};
 use crate::half_open::Seat;
 use crate::rank::{Epoch, Rank};
 use crate::roster::Secret;
-use crate::security::{Channel, Connecting, Mismatch, Protection, Secured, Security, SecurityError};
+use crate::security::{Channel, Connecting, Mismatch, Protection, Security, SecurityError};
 use crate::wire::hello::{
-    self, CHALLENGE, HELLO, Hello, KNOCK, LinkId, MemoryToken, Nonce, Opening, PREFACE, REPLY, WELCOME,
+    self, CHALLENGE, HELLO, Hello, KNOCK, LinkId, Nonce, Opening, PREFACE, REPLY, WELCOME,
 };
 
 /// Why a link was not made.
@@ -96,25 +94,9 @@ pub(super) struct Prover {
     pub(super) security: Security,
     /// How long a handshake may take.
     pub(super) limit: Duration,
-    /// What other ends find in this process's memory, if they may read it and be read.
-    pub(super) memory: Option<MemoryProbe>,
 }
 
 impl Prover {
-    fn memory(&self) -> MemoryToken {
-        self.memory.as_ref().map(MemoryProbe::token).unwrap_or_default()
-    }
-
-    /// The connection to a process that has proved itself.
-    fn connection<S: Connecting>(
-        &self,
-        stream: Secured<S>,
-        other: &MemoryToken,
-    ) -> Result<Connection, HandshakeError> {
-        let readable = self.memory.as_ref().and_then(|_| ReadableProcess::probe(other));
-        Ok(Connection { channel: Channel::new(stream)?, readable })
-    }
-
     /// The accepting end, as rank `me` of an epoch. `None` for who hangs up without a word, as those do that only look
     /// whether this rank is still there. Who knows the secret leaves its seat.
     pub(super) async fn accept<S: Connecting>(
@@ -124,7 +106,7 @@ impl Prover {
         epoch: Epoch,
         me: Rank,
         seat: &Seat,
-    ) -> Result<Option<(LinkId, Connection)>, HandshakeError> {
+    ) -> Result<Option<(LinkId, Channel)>, HandshakeError> {
         let handshake = timeout(self.limit, self.accept_whenever(stream, here, epoch, me, seat));
         handshake.await.unwrap_or(Err(HandshakeError::TimedOut(self.limit)))
     }
@@ -136,7 +118,7 @@ impl Prover {
         epoch: Epoch,
         me: Rank,
         seat: &Seat,
-    ) -> Result<Option<(LinkId, Connection)>, HandshakeError> {
+    ) -> Result<Option<(LinkId, Channel)>, HandshakeError> {
         let challenge = hello::challenge(here, &random());
         stream.write_all(&challenge).await?;
         let mut knock = [0; KNOCK];
@@ -160,13 +142,13 @@ impl Prover {
         stream.read_exact(&mut bytes).await.map_err(HandshakeError::while_waiting)?;
         let hello =
             Hello::decode(&self.secret, &opening, &binding, &bytes).ok_or(HandshakeError::Intercepted)?;
-        let id = hello.id;
+        let Hello(id) = hello;
         if id.epoch != epoch || id.to != me {
             return Err(HandshakeError::WrongRank { to: id.to, epoch: id.epoch, me, current: epoch });
         }
-        stream.write_all(&hello.welcome(&self.secret, &opening, &binding, self.memory())).await?;
+        stream.write_all(&hello.welcome(&self.secret, &opening, &binding)).await?;
         stream.flush().await?;
-        Ok(Some((id, self.connection(stream, &hello.memory)?)))
+        Ok(Some((id, Channel::new(stream)?)))
     }
 
     /// The dialling end.
@@ -175,7 +157,7 @@ impl Prover {
         stream: S,
         here: Protection,
         id: &LinkId,
-    ) -> Result<Connection, HandshakeError> {
+    ) -> Result<Channel, HandshakeError> {
         let handshake = timeout(self.limit, self.dial_whenever(stream, here, id));
         handshake.await.unwrap_or(Err(HandshakeError::TimedOut(self.limit)))
     }
@@ -185,7 +167,7 @@ impl Prover {
         mut stream: S,
         here: Protection,
         id: &LinkId,
-    ) -> Result<Connection, HandshakeError> {
+    ) -> Result<Channel, HandshakeError> {
         let mut challenge = [0; CHALLENGE];
         stream.read_exact(&mut challenge).await?;
         let preface = *challenge.first_chunk().expect("a challenge is longer");
@@ -202,13 +184,15 @@ impl Prover {
 
         let mut stream = self.security.connect(here, stream).await?;
         let binding = *stream.binding();
-        let hello = Hello { memory: self.memory(), id: *id };
+        let hello = Hello(*id);
         stream.write_all(&hello.encode(&self.secret, &opening, &binding)).await?;
         stream.flush().await?;
         let mut welcome = [0; WELCOME];
         stream.read_exact(&mut welcome).await.map_err(HandshakeError::while_waiting)?;
-        let memory = hello.read_welcome(&self.secret, &opening, &binding, &welcome);
-        self.connection(stream, &memory.ok_or(HandshakeError::WrongSecret)?)
+        if !hello.is_welcome(&self.secret, &opening, &binding, &welcome) {
+            return Err(HandshakeError::WrongSecret);
+        }
+        Ok(Channel::new(stream)?)
     }
 }
 

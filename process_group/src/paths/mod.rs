@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::operation::{Operation, ReduceOp};
-use crate::schedule::build::{Agreement, CollectiveSpec};
+use crate::schedule::build::CollectiveSpec;
 use crate::schedule::cost::{LinkModel, estimate};
 use crate::schedule::{Algorithm, Hosts};
 pub use rule::{Condition, Reason, Rule};
@@ -75,14 +75,12 @@ pub enum Path {
     Tcp(Algorithm),
     /// Over links that go through memory which the ranks of one host share, with this schedule.
     SharedMemory(Algorithm),
-    /// Over links that carry headers only: receivers read payloads from their senders' memory.
-    CrossMemory,
 }
 
 impl Path {
     /// The path of this name, as [`Display`](fmt::Display) writes it.
     pub fn named(name: &str) -> Option<Self> {
-        let others = [Self::Local, Self::Loopback, Self::Nccl, Self::CrossMemory];
+        let others = [Self::Local, Self::Loopback, Self::Nccl];
         let peers = PeerAlgorithm::ALL.map(Self::PeerMemory);
         let all = others
             .into_iter()
@@ -96,7 +94,6 @@ impl Path {
     pub const fn suits(self, operation: Operation) -> bool {
         match self {
             Self::Tcp(algorithm) | Self::SharedMemory(algorithm) => algorithm.suits(operation),
-            Self::CrossMemory => Algorithm::zero_copy(operation).is_some(),
             Self::Local => !operation.is_point_to_point(),
             Self::Loopback | Self::Nccl => true,
             Self::PeerMemory(algorithm) => algorithm.suits(operation),
@@ -109,16 +106,16 @@ impl Path {
         has_type && self.suits(query.operation)
     }
 
-    /// Whether the cost model can tell the path's time: it knows one kind of link, and two levels have two.
+    /// Whether the cost model can tell the path's time.
     const fn is_costed(self) -> bool {
-        !matches!(self.schedule(), None | Some(Algorithm::Hierarchical))
+        self.schedule().is_some()
     }
 
     /// The schedule whose payloads stream over links.
     const fn schedule(self) -> Option<Algorithm> {
         match self {
             Self::Tcp(algorithm) | Self::SharedMemory(algorithm) => Some(algorithm),
-            Self::Local | Self::Loopback | Self::Nccl | Self::PeerMemory(_) | Self::CrossMemory => None,
+            Self::Local | Self::Loopback | Self::Nccl | Self::PeerMemory(_) => None,
         }
     }
 }
@@ -132,7 +129,6 @@ impl fmt::Display for Path {
             Self::PeerMemory(algorithm) => f.pad(&format!("peer/{}", algorithm.name())),
             Self::Tcp(algorithm) => f.pad(&format!("tcp/{algorithm}")),
             Self::SharedMemory(algorithm) => f.pad(&format!("shared_memory/{algorithm}")),
-            Self::CrossMemory => f.pad("cross_memory"),
         }
     }
 }
@@ -161,11 +157,6 @@ impl Query {
         self.dtype.is_half() && self.operation.reduce_op().is_some()
     }
 
-    /// Bytes of one rank's chunk: where the operation has none, of a vector that is cut into one a rank.
-    pub const fn chunk_bytes(&self) -> usize {
-        let count = if self.operation.is_chunked() { self.count } else { self.count / self.world_size };
-        count * self.dtype.size()
-    }
 }
 
 /// A path that was chosen, and why.
@@ -180,7 +171,7 @@ pub struct PathChoice {
 }
 
 /// What decides where no rule does.
-#[derive(Clone, Copy, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 pub enum Otherwise {
     /// This path takes every call.
     Always {
@@ -193,8 +184,8 @@ pub enum Otherwise {
     Cheapest {
         /// What the links are like.
         model: LinkModel,
-        /// How the ranks agree on rooted calls.
-        agreement: Agreement,
+        /// The ranks by host.
+        hosts: Hosts,
     },
 }
 
@@ -298,7 +289,6 @@ impl PathTable {
             .filter_map(|condition| match *condition {
                 Condition::BytesFrom(least) => Some(least),
                 Condition::BytesUpTo(most) => Some(most + 1),
-                Condition::ChunkFrom(least) => Some(least * self.world_size),
                 _ => None,
             })
             .collect()
@@ -380,11 +370,11 @@ impl PathTable {
         if let Some(index) = self.rules.iter().position(fits) {
             return (self.rules[index].path, Because::Rule(index));
         }
-        match self.otherwise {
-            Otherwise::Always { path, because } => (path, Because::Always(because)),
-            Otherwise::Cheapest { model, agreement } => {
+        match &self.otherwise {
+            Otherwise::Always { path, because } => (*path, Because::Always(because)),
+            Otherwise::Cheapest { model, hosts } => {
                 let costed = self.paths.iter().filter(|path| path.is_costed() && path.suits(query.operation));
-                let cheapest = costed.min_by_key(|path| cost(**path, query, &model, agreement));
+                let cheapest = costed.min_by_key(|path| cost(**path, query, model, hosts));
                 // Every operation has an algorithm.
                 (*cheapest.unwrap_or(&Path::Tcp(Algorithm::Direct)), Because::Cheapest)
             }
@@ -400,7 +390,7 @@ impl PathTable {
     /// out that payloads leave the links.
     fn is_eligible(&self, path: Path, query: &Query) -> bool {
         let is_told = self.forced.is_some() || self.demand.is_some();
-        let leaves_links = matches!(path, Path::CrossMemory | Path::PeerMemory(_));
+        let leaves_links = matches!(path, Path::PeerMemory(_));
         path.takes(query) && !(is_told && leaves_links)
     }
 
@@ -441,8 +431,8 @@ impl PathTable {
 
     /// What the cost model says of a path.
     fn expected(&self, path: Path, query: &Query) -> String {
-        let expected = match self.otherwise {
-            Otherwise::Cheapest { model, agreement } => cost(path, query, &model, agreement),
+        let expected = match &self.otherwise {
+            Otherwise::Cheapest { model, hosts } => cost(path, query, model, hosts),
             Otherwise::Always { .. } => None,
         };
         expected.map_or_else(|| "nothing".to_owned(), |time| crate::units::time(time.as_secs_f64() * 1e6))
@@ -450,11 +440,11 @@ impl PathTable {
 }
 
 /// Expected time of a call; `None` for a path whose payloads do not stream over links.
-fn cost(path: Path, query: &Query, model: &LinkModel, agreement: Agreement) -> Option<Duration> {
-    let Query { operation, dtype, count, world_size } = *query;
+fn cost(path: Path, query: &Query, model: &LinkModel, hosts: &Hosts) -> Option<Duration> {
+    let Query { operation, dtype, count, .. } = *query;
     let algorithm = path.schedule()?;
     // Whoever asks, a barrier has no data, and always the same cost.
     let (count, size) = if operation == Operation::Barrier { (0, 1) } else { (count, dtype.size()) };
-    let spec = CollectiveSpec { operation, algorithm, count, in_place: true, zero_copy: false, agreement };
-    Some(estimate(spec, &Hosts::one(world_size), size, model))
+    let spec = CollectiveSpec { operation, algorithm, count, in_place: true };
+    Some(estimate(spec, hosts, size, model))
 }

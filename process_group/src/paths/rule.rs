@@ -51,8 +51,6 @@ pub enum Condition {
     BytesFrom(usize),
     /// It has at most so many bytes.
     BytesUpTo(usize),
-    /// The chunk of each rank has at least so many bytes; a vector counts as cut into one chunk a rank.
-    ChunkFrom(usize),
 }
 
 impl Rule {
@@ -94,7 +92,6 @@ impl Condition {
             Self::RanksUpTo(most) => query.world_size <= most,
             Self::BytesFrom(least) => query.bytes() >= least,
             Self::BytesUpTo(most) => query.bytes() <= most,
-            Self::ChunkFrom(least) => query.chunk_bytes() >= least,
         }
     }
 
@@ -114,9 +111,6 @@ impl Condition {
             Self::RanksUpTo(most) => format!("{ranks} ranks, and it is preferred up to {most}"),
             Self::BytesFrom(least) => format!("{} are less than {}", bytes(query.bytes()), bytes(least)),
             Self::BytesUpTo(most) => format!("{} are more than {}", bytes(query.bytes()), bytes(most)),
-            Self::ChunkFrom(least) => {
-                format!("{} a rank are less than {}", bytes(query.chunk_bytes()), bytes(least))
-            }
         })
     }
 }
@@ -131,7 +125,6 @@ impl fmt::Display for Condition {
             Self::RanksUpTo(most) => write!(f, "up to {most} ranks"),
             Self::BytesFrom(least) => write!(f, "from {}", bytes(least)),
             Self::BytesUpTo(most) => write!(f, "up to {}", bytes(most)),
-            Self::ChunkFrom(least) => write!(f, "from {} a rank", bytes(least)),
         }
     }
 }

@@ -1,11 +1,6 @@
 use proptest::prelude::*;
 
-use super::host::{
-    self, CROSS_MEMORY_BROADCAST_FROM, CROSS_MEMORY_FROM, CROSS_MEMORY_GATHER_OF_TWO_FROM,
-    CROSS_MEMORY_REDUCE_SCATTER_OF_TWO_FROM, DOUBLING_OF_TWO_FROM, HIERARCHICAL_FROM, INTEL_GATHER_FROM,
-    INTEL_LONG_GATHER_FROM, INTEL_REDUCE_SCATTER_FROM, Links, RING_FROM, RING_OF_TWO_FROM,
-    SCATTERED_BROADCAST_FROM, SHARED_SCATTERED_BROADCAST_FROM, Topology,
-};
+use super::host::{self, Links, Topology};
 use super::tuned::{Machine, Measurement, TunedRange, TuningError, TuningTable};
 use super::*;
 use crate::operation::ReduceOp;
@@ -16,14 +11,13 @@ use crate::schedule::Algorithm::{Direct, HalvingDoubling, RecursiveDoubling, Rin
 const SUM: Operation = Operation::AllReduce(ReduceOp::Sum);
 
 fn of(world_size: usize, parallel: usize) -> Topology {
-    Topology { hosts: Hosts::one(world_size), parallel, fewest_cpus: parallel, is_intel: false }
+    Topology { hosts: Hosts::one(world_size), parallel }
 }
 
 #[test]
 fn as_many_ranks_move_data_at_once_as_have_cpus() {
     let parallel = |ranks: &[(&str, u32, &str)]| {
         let topology = Topology::of(&members(ranks).iter().collect::<Vec<_>>());
-        assert_eq!(topology.fewest_cpus as u32, ranks.iter().map(|(_, count, _)| *count).min().unwrap());
         topology.parallel
     };
     assert_eq!(parallel(&[("a", 2, "0-1"); 4]), 2);
@@ -41,13 +35,8 @@ fn as_many_ranks_move_data_at_once_as_have_cpus() {
 }
 
 /// Of a group whose links are sockets.
-fn table(
-    topology: &Topology,
-    cross_memory: bool,
-    demand: Option<Algorithm>,
-    tuned: &[TunedRange],
-) -> PathTable {
-    host::table(topology, Links::Sockets("it was not asked for"), cross_memory, demand, tuned)
+fn table(topology: &Topology, demand: Option<Algorithm>, tuned: &[TunedRange]) -> PathTable {
+    host::table(topology, Links::Sockets("it was not asked for"), demand, tuned)
 }
 
 /// Neighbours are on different hosts.
@@ -115,8 +104,7 @@ fn range(world_size: usize, operation: &str, bytes: std::ops::RangeInclusive<u64
 
 /// Ranges between each two edges, of one path, for each operation that has it; the bytes are whole numbers of chunks.
 fn some_ranges(edges: &[u64], world_size: usize, path: usize) -> Vec<TunedRange> {
-    let paths: Vec<Path> = Algorithm::ALL.into_iter().map(Path::Tcp).chain([Path::CrossMemory]).collect();
-    let (path, n) = (paths[path], world_size as u64);
+    let (path, n) = (Path::Tcp(Algorithm::ALL[path]), world_size as u64);
     let with_it = operations().into_iter().filter(|operation| {
         path.suits(*operation) && !operation.is_point_to_point() && *operation != Operation::Barrier
     });
@@ -131,13 +119,13 @@ proptest! {
 
     #[test]
     fn every_call_has_one_path_and_every_other_a_reason(
-        world_size in 2..64usize, hosts in 1..4usize, parallel in 1..64usize, cross_memory: bool, which in 0..11usize,
-        dtype in 0..10usize, count in 0..100_000_000usize, demand in 0..6usize, forced in 0..7usize,
-        edges in proptest::collection::btree_set(0..400_000_000u64, 0..6), measured in 0..6usize,
+        world_size in 2..64usize, hosts in 1..4usize, parallel in 1..64usize, which in 0..11usize,
+        dtype in 0..10usize, count in 0..100_000_000usize, demand in 0..6usize, forced in 0..6usize,
+        edges in proptest::collection::btree_set(0..400_000_000u64, 0..6), measured in 0..5usize,
     ) {
         let tuned = some_ranges(&edges.into_iter().collect::<Vec<_>>(), world_size, measured);
         let demand = Algorithm::ALL.get(demand).copied();
-        let mut table = table(&Topology { hosts: hosts_of(world_size, hosts), parallel, fewest_cpus: parallel, is_intel: false }, cross_memory, demand, &tuned);
+        let mut table = table(&Topology { hosts: hosts_of(world_size, hosts), parallel }, demand, &tuned);
         let (operation, dtype) = (operations()[which], DType::ALL[dtype]);
         let forced = table.all().get(forced).copied();
         table.force(forced).unwrap();
@@ -146,8 +134,7 @@ proptest! {
             (Some(path), _) if path.suits(operation) => prop_assert_eq!(choice.path, path),
             (Some(path), _) => prop_assert!(why_not(&choice, path).contains("it is forced, but it has no")),
             (None, Some(path)) if path.suits(operation) && table.all().contains(&path) => prop_assert_eq!(choice.path, path),
-            (None, Some(_)) => prop_assert!(choice.path != Path::CrossMemory, "a demand is one for links"),
-            (None, None) => {
+            (None, _) => {
                 let query = Query { operation, dtype, count, world_size };
                 let parts = if operation.is_chunked() { world_size } else { 1 };
                 let whole = (query.bytes() * parts) as u64;
@@ -167,7 +154,7 @@ proptest! {
 #[test]
 fn a_rank_alone_and_backends_with_one_path_have_nothing_to_choose() {
     for operation in operations().into_iter().filter(|operation| !operation.is_point_to_point()) {
-        for table in [table(&of(1, 1), false, Some(Ring), &[]), gpu::nccl_table(1)] {
+        for table in [table(&of(1, 1), Some(Ring), &[]), gpu::nccl_table(1)] {
             assert_eq!(check(&table, operation, DType::F32, 10).path, Path::Local);
         }
         let choice = check(&gpu::nccl_table(4), operation, DType::F32, 10);
@@ -176,181 +163,38 @@ fn a_rank_alone_and_backends_with_one_path_have_nothing_to_choose() {
 }
 
 #[test]
-fn large_chunks_are_read_from_memory_where_that_can_be_done() {
-    let n = 4;
-    let count = CROSS_MEMORY_FROM / 4 * n;
-    let can = table(&of(n, 2), true, None, &[]);
-    assert_eq!(check(&can, SUM, DType::F32, count).path, Path::CrossMemory);
-    let shorter = check(&can, SUM, DType::F32, count - n);
-    assert_eq!(why_not(&shorter, Path::CrossMemory), "524284 B a rank are less than 512 KiB");
-    // A chunked operation counts one rank's chunk, whatever the number of ranks.
-    assert_eq!(check(&can, Operation::AllGather, DType::F32, count / n).path, Path::CrossMemory);
-    assert_eq!(
-        why_not(&check(&can, Operation::Barrier, DType::U8, 0), Path::CrossMemory),
-        "it has no barrier"
-    );
-
-    let cannot = check(&table(&of(n, 2), false, None, &[]), SUM, DType::F32, count);
-    assert!(why_not(&cannot, Path::CrossMemory).contains("process_group.tcp.cross_memory"));
-    let spread = check(
-        &table(
-            &Topology { hosts: hosts_of(n, 2), parallel: 2, fewest_cpus: 2, is_intel: false },
-            false,
-            None,
-            &[],
-        ),
-        SUM,
-        DType::F32,
-        count,
-    );
-    assert_eq!(why_not(&spread, Path::CrossMemory), "the ranks are on several hosts");
-    let demanded = check(&table(&of(n, 2), true, Some(Ring), &[]), Operation::AllToAll, DType::F32, count);
-    assert_eq!(demanded.path, Path::Tcp(Direct));
-    assert_eq!(
-        why_not(&demanded, Path::CrossMemory),
-        "process_group.tcp.algorithm demands an algorithm over links"
-    );
-}
-
-#[test]
 fn a_group_on_one_host_goes_through_memory_or_sockets_and_tells_the_reason() {
-    let shared = |n| host::table(&of(n, 2), Links::SharedMemory, true, None, &[]);
-    for (n, bytes, algorithm) in [
-        (2, 1 << 10, Direct),
-        (2, DOUBLING_OF_TWO_FROM - 4, Direct),
-        (2, DOUBLING_OF_TWO_FROM, RecursiveDoubling),
-    ]
-    .into_iter()
-    .chain([(3, 64 << 20, Direct), (4, 1 << 10, Direct), (4, 8 << 10, Direct), (4, 1 << 20, Direct)])
-    .chain([(8, 64, RecursiveDoubling)])
-    {
-        let choice = check(&shared(n), SUM, DType::F32, bytes / 4);
-        assert_eq!(choice.path, Path::SharedMemory(algorithm), "{n} ranks, {bytes} bytes");
+    let shared = host::table(&of(4, 2), Links::SharedMemory, None, &[]);
+    for operation in operations() {
+        let choice = check(&shared, operation, DType::F32, 1000);
+        assert!(matches!(choice.path, Path::SharedMemory(_)), "{choice:?}");
         assert!(why_not(&choice, Path::Tcp(Direct)).contains("tcp.shared_memory"));
     }
-    let root = Operation::Broadcast { root: Rank(0) };
-    for (bytes, algorithm) in
-        [(SHARED_SCATTERED_BROADCAST_FROM - 1, Direct), (SHARED_SCATTERED_BROADCAST_FROM, HalvingDoubling)]
-    {
-        assert_eq!(check(&shared(4), root, DType::U8, bytes).path, Path::SharedMemory(algorithm));
-    }
     for ranks in [2, 4, 8, 64] {
-        let path = |dtype, count| check(&shared(ranks), Operation::Barrier, dtype, count).path;
+        let table = host::table(&of(ranks, 2), Links::SharedMemory, None, &[]);
+        let path = |dtype, count| check(&table, Operation::Barrier, dtype, count).path;
         assert_eq!(path(DType::F32, 1), path(DType::U8, 0), "a barrier among {ranks} has no data");
     }
-    // With two ranks on a processor, a step costs more than messages do.
-    assert_eq!(check(&shared(4), Operation::Barrier, DType::U8, 0).path, Path::SharedMemory(Direct));
-    let alone = host::table(&of(4, 4), Links::SharedMemory, true, None, &[]);
-    assert_eq!(check(&alone, Operation::Barrier, DType::U8, 0).path, Path::SharedMemory(Direct));
-    assert_eq!(check(&shared(4), SUM, DType::BF16, 8 << 10).path, Path::SharedMemory(Direct));
-    let described = shared(4).describe();
-    assert!(described.iter().all(|(_, when)| !when.is_empty()), "{described:?}");
-    let sockets = table(&of(4, 2), true, None, &[]).choose(SUM, DType::F32, 10);
+    let sockets = table(&of(4, 2), None, &[]).choose(SUM, DType::F32, 10);
     assert_eq!(why_not(&sockets, Path::SharedMemory(Direct)), "it was not asked for");
 }
 
 #[test]
-fn all_reduces_over_hosts_that_share_memory_within_are_hierarchical_at_every_size() {
-    let topology = Topology { hosts: hosts_of(4, 2), parallel: 4, fewest_cpus: 4, is_intel: false };
-    let [within, without] = [Links::SharedWithinHosts, Links::Sockets("they are sockets")]
-        .map(|links| host::table(&topology, links, false, None, &[]));
-    let hierarchical = Path::Tcp(Algorithm::Hierarchical);
-    for count in [1, HIERARCHICAL_FROM / 4 - 1, HIERARCHICAL_FROM / 4, 1 << 20] {
-        let choice = check(&within, SUM, DType::F32, count);
-        assert_eq!(choice.path, hierarchical, "{count} elements");
-        assert!(why_not(&choice, Path::SharedMemory(Direct)).contains("only links within a host"));
-        let is_long = count >= HIERARCHICAL_FROM / 4;
-        assert_eq!(check(&without, SUM, DType::F32, count).path == hierarchical, is_long, "{count} elements");
+fn long_all_reduces_over_hosts_with_several_ranks_are_hierarchical() {
+    let topology = Topology { hosts: hosts_of(8, 2), parallel: 8 };
+    for links in [Links::SharedWithinHosts, Links::Sockets("they are sockets")] {
+        let table = host::table(&topology, links, None, &[]);
+        let choice = check(&table, SUM, DType::F32, 1 << 20);
+        assert_eq!(choice.path, Path::Tcp(Algorithm::Hierarchical), "{choice:?}");
     }
-}
-
-#[test]
-fn two_ranks_on_processors_of_intel_read_large_chunks_from_memory() {
-    let path = |n, is_intel, cross_memory, operation, bytes| {
-        let topology = Topology { is_intel, ..of(n, 2) };
-        let table = host::table(&topology, Links::SharedMemory, cross_memory, None, &[]);
-        check(&table, operation, DType::F32, bytes / 4).path
-    };
-    for (operation, from) in [
-        (Operation::AllGather, INTEL_GATHER_FROM),
-        (Operation::ReduceScatter(ReduceOp::Sum), INTEL_REDUCE_SCATTER_FROM),
-    ] {
-        assert_eq!(path(2, true, true, operation, from), Path::CrossMemory);
-        for other in [
-            path(2, true, true, operation, from - 4),
-            path(2, false, true, operation, from),
-            path(2, true, false, operation, from),
-            path(4, true, true, operation, from),
-        ] {
-            assert!(matches!(other, Path::SharedMemory(_)), "{other:?}");
-        }
-    }
-    assert_eq!(path(2, true, true, Operation::AllGather, INTEL_LONG_GATHER_FROM - 4), Path::CrossMemory);
-    for bytes in [INTEL_LONG_GATHER_FROM, 1 << 30] {
-        assert_eq!(path(2, true, true, Operation::AllGather, bytes), Path::SharedMemory(Direct));
-    }
-}
-
-#[test]
-fn sockets_within_a_host_have_rules_of_their_own() {
-    let path =
-        |n, operation, bytes| check(&table(&of(n, 2), true, None, &[]), operation, DType::U8, bytes).path;
-    let broadcast = Operation::Broadcast { root: Rank(0) };
-    assert_eq!(path(4, broadcast, SCATTERED_BROADCAST_FROM - 1), Path::Tcp(Direct));
-    assert_eq!(path(4, broadcast, SCATTERED_BROADCAST_FROM), Path::Tcp(HalvingDoubling));
-    assert_eq!(path(2, SUM, RING_OF_TWO_FROM), Path::Tcp(Ring));
-    assert_eq!(path(2, SUM, RING_OF_TWO_FROM - 1), Path::Tcp(RecursiveDoubling));
-    assert_eq!(path(2, SUM, DOUBLING_OF_TWO_FROM - 1), Path::Tcp(Ring));
-    assert_eq!(path(2, SUM, DOUBLING_OF_TWO_FROM), Path::Tcp(RecursiveDoubling));
-    for (n, operation, chunk) in [
-        (2, Operation::AllGather, CROSS_MEMORY_GATHER_OF_TWO_FROM),
-        (4, Operation::AllGather, CROSS_MEMORY_FROM),
-        (2, Operation::ReduceScatter(ReduceOp::Sum), CROSS_MEMORY_REDUCE_SCATTER_OF_TWO_FROM),
-    ] {
-        assert_eq!(path(n, operation, chunk), Path::CrossMemory, "{operation:?}, {n} ranks");
-        let shorter = check(&table(&of(n, 2), true, None, &[]), operation, DType::U8, chunk - 1);
-        assert!(matches!(shorter.path, Path::Tcp(_)), "{operation:?}, {n} ranks: {shorter:?}");
-        let why = why_not(&shorter, Path::CrossMemory);
-        assert!(why.contains("a rank are less than"), "{operation:?}, {n} ranks: {why}");
-    }
-    assert!(matches!(path(4, Operation::ReduceScatter(ReduceOp::Sum), 32 << 20), Path::Tcp(_)));
-    let unreadable = table(&of(4, 2), false, None, &[]);
-    assert_eq!(check(&unreadable, broadcast, DType::U8, 32 << 20).path, Path::Tcp(HalvingDoubling));
-    for n in [2, 3, 4, 8] {
-        assert_eq!(path(n, broadcast, CROSS_MEMORY_BROADCAST_FROM), Path::CrossMemory);
-        assert_eq!(path(n, broadcast, 32 << 20), Path::CrossMemory);
-        assert!(matches!(path(n, broadcast, CROSS_MEMORY_BROADCAST_FROM - 1), Path::Tcp(_)));
-        let one_processor = table(&of(n, 1), true, None, &[]);
-        let choice = check(&one_processor, broadcast, DType::U8, CROSS_MEMORY_BROADCAST_FROM);
-        assert!(matches!(choice.path, Path::Tcp(_)), "{choice:?}");
-        let bound = table(&Topology { fewest_cpus: 1, ..of(n, n) }, true, None, &[]);
-        let path = check(&bound, broadcast, DType::U8, CROSS_MEMORY_BROADCAST_FROM).path;
-        assert_eq!(path == Path::CrossMemory, n > 2, "a second thread of one of two ranks has no processor");
-    }
-    let spread = Topology { hosts: hosts_of(4, 4), parallel: 4, fewest_cpus: 4, is_intel: false };
-    let reason = check(&table(&spread, false, None, &[]), broadcast, DType::U8, 32 << 20).reason;
-    assert!(!reason.contains("copy at the same time"), "{reason}");
-    assert_eq!(
-        check(&table(&spread, false, None, &[]), Operation::Barrier, DType::U8, 0).path,
-        Path::Tcp(RecursiveDoubling)
-    );
-}
-
-#[test]
-fn long_all_reduces_of_three_ranks_and_more_go_round_the_ring() {
-    let count = RING_FROM / 4;
-    for (n, count, is_ring) in [(3, count, true), (8, count, true), (3, count - 1, false), (2, count, false)]
-    {
-        let choice = check(&table(&of(n, 1), false, None, &[]), SUM, DType::F32, count);
-        let by_rule = choice.reason.contains("least is in flight");
-        assert_eq!(by_rule, is_ring, "{n} ranks, {count} elements: {choice:?}");
-        assert!(!is_ring || choice.path == Path::Tcp(Ring));
-    }
+    let spread = table(&Topology { hosts: hosts_of(4, 4), parallel: 4 }, None, &[]);
+    let choice = check(&spread, SUM, DType::F32, 1 << 20);
+    assert_eq!(why_not(&choice, Path::Tcp(Algorithm::Hierarchical)), "each rank has a host of its own");
 }
 
 #[test]
 fn sixteen_bit_reductions_go_directly_and_others_by_cost() {
-    let table = table(&of(8, 2), false, None, &[]);
+    let table = table(&of(8, 2), None, &[]);
     for count in [10, 100_000, 100_000_000] {
         let choice = check(&table, SUM, DType::BF16, count);
         assert_eq!(choice.path, Path::Tcp(Direct));
@@ -370,11 +214,11 @@ fn sixteen_bit_reductions_go_directly_and_others_by_cost() {
 
 #[test]
 fn a_path_that_the_group_lacks_cannot_be_forced_and_the_reason_is_told() {
-    let mut table = table(&of(4, 4), false, None, &[]);
+    let mut table = table(&of(4, 4), None, &[]);
     let chosen = check(&table, SUM, DType::F32, 1).path;
     assert_ne!(chosen, Path::Tcp(HalvingDoubling));
-    let refused = table.force(Some(Path::CrossMemory)).unwrap_err().to_string();
-    assert!(refused.contains("no path `cross_memory`: not every rank may read"), "{refused}");
+    let refused = table.force(Some(Path::SharedMemory(Direct))).unwrap_err().to_string();
+    assert!(refused.contains("no path `shared_memory/direct`: it was not asked for"), "{refused}");
     assert!(table.force(Some(Path::Nccl)).is_err());
     table.force(Some(Path::Tcp(HalvingDoubling))).unwrap();
     assert_eq!(check(&table, SUM, DType::F32, 1).reason, "it is forced");
@@ -392,7 +236,9 @@ fn one_more_path_is_one_more_rule() {
         because: Reason::BuiltIn("it is quick for little"),
     };
     let otherwise = Otherwise::Always { path: Path::Nccl, because: "it can do everything" };
-    let new = |ranks| PathTable::new(ranks, vec![Path::Loopback, Path::Nccl], vec![quick.clone()], otherwise);
+    let new = |ranks| {
+        PathTable::new(ranks, vec![Path::Loopback, Path::Nccl], vec![quick.clone()], otherwise.clone())
+    };
     let choice = check(&new(8), SUM, DType::F32, 1000);
     assert_eq!((choice.path, choice.reason.as_str()), (Path::Loopback, "it is quick for little"));
     assert_eq!(why_not(&choice, Path::Nccl), "`loopback` comes first: it is quick for little");
@@ -414,7 +260,7 @@ fn what_was_measured_comes_before_what_is_built_in() {
         range(4, "all_gather", 4096..=1 << 30, Path::Tcp(Ring)),
         range(3, "broadcast", 1..=1 << 30, Path::Tcp(Ring)),
     ];
-    let table = table(&of(4, 2), true, None, &tuned);
+    let table = table(&of(4, 2), None, &tuned);
     let inside = check(&table, SUM, DType::F32, 256);
     assert_eq!(inside.path, Path::Tcp(HalvingDoubling));
     assert_eq!(
@@ -430,7 +276,7 @@ fn what_was_measured_comes_before_what_is_built_in() {
     }
     // All operands of 16-bit floats still meet in one place.
     assert!(check(&table, SUM, DType::F16, 1000).reason.contains("rounded once"));
-    // Bytes of the whole array: 4096 are 256 elements of each of 4 ranks. Large chunks leave cross_memory, too.
+    // Bytes of the whole array: 4096 are 256 elements of each of 4 ranks.
     assert_eq!(check(&table, Operation::AllGather, DType::F32, 256).path, Path::Tcp(Ring));
     assert_eq!(check(&table, Operation::AllGather, DType::F32, 1 << 20).path, Path::Tcp(Ring));
     assert!(!check(&table, Operation::AllGather, DType::F32, 255).reason.contains("ryz tune"));
@@ -452,12 +298,12 @@ fn what_was_measured_comes_before_what_is_built_in() {
 
 #[test]
 fn a_measured_path_that_the_group_lacks_leaves_the_call_to_the_built_in_rules() {
-    let tuned = [range(4, "all_reduce", 1..=1 << 30, Path::CrossMemory)];
-    let choice = check(&table(&of(4, 2), false, None, &tuned), SUM, DType::F32, 1000);
+    let tuned = [range(4, "all_reduce", 1..=1 << 30, Path::SharedMemory(Ring))];
+    let choice = check(&table(&of(4, 2), None, &tuned), SUM, DType::F32, 1000);
     assert!(choice.reason.contains("cost model"), "{choice:?}");
-    assert_eq!(check(&table(&of(4, 2), true, None, &tuned), SUM, DType::F32, 1000).path, Path::CrossMemory);
-    let demanded = check(&table(&of(4, 2), true, Some(Ring), &tuned), SUM, DType::F32, 1000);
-    assert_eq!(demanded.path, Path::Tcp(Ring), "what the user demands comes first");
+    let tuned = [range(4, "all_reduce", 1..=1 << 30, Path::Tcp(Ring))];
+    let demanded = check(&table(&of(4, 2), Some(HalvingDoubling), &tuned), SUM, DType::F32, 1000);
+    assert_eq!(demanded.path, Path::Tcp(HalvingDoubling), "what the user demands comes first");
 }
 
 #[test]
@@ -466,7 +312,7 @@ fn a_table_is_read_as_it_was_written_and_refused_where_it_does_not_fit() {
     let mut table = TuningTable::new(here.clone());
     let first = range(2, "all_reduce", 1024..=4095, Path::Tcp(Direct));
     table.replace(2, false, &["all_reduce"], vec![first.clone()]);
-    table.replace(4, false, &["broadcast"], vec![range(4, "broadcast", 1..=9, Path::CrossMemory)]);
+    table.replace(4, false, &["broadcast"], vec![range(4, "broadcast", 1..=9, Path::SharedMemory(Ring))]);
     // Other operations and other numbers of ranks stay.
     table.replace(2, false, &["broadcast"], vec![range(2, "broadcast", 7..=9, Path::Tcp(Ring))]);
     let text = table.json();

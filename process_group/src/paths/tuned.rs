@@ -156,7 +156,7 @@ impl TunedRange {
 }
 
 const fn is_of_host(path: Path) -> bool {
-    matches!(path, Path::Tcp(_) | Path::SharedMemory(_) | Path::CrossMemory)
+    matches!(path, Path::Tcp(_) | Path::SharedMemory(_))
 }
 
 const fn is_of_gpus(path: Path) -> bool {

@@ -129,10 +129,9 @@ fn number_of(path: Option<Path>) -> u8 {
         Some(Path::Local) => 1,
         Some(Path::Loopback) => 2,
         Some(Path::Nccl) => 3,
-        Some(Path::CrossMemory) => 4,
         Some(Path::SharedMemory(algorithm)) => SHARED + algorithm as u8,
         Some(Path::PeerMemory(algorithm)) => PEER + algorithm as u8,
-        Some(Path::Tcp(algorithm)) => 5 + algorithm as u8,
+        Some(Path::Tcp(algorithm)) => 4 + algorithm as u8,
     }
 }
 
@@ -141,10 +140,9 @@ fn path_of(number: u8) -> Option<Path> {
         1 => Some(Path::Local),
         2 => Some(Path::Loopback),
         3 => Some(Path::Nccl),
-        4 => Some(Path::CrossMemory),
         SHARED..PEER => Algorithm::ALL.get(usize::from(number - SHARED)).copied().map(Path::SharedMemory),
         PEER.. => PeerAlgorithm::ALL.get(usize::from(number - PEER)).copied().map(Path::PeerMemory),
-        tcp => Algorithm::ALL.get(usize::from(tcp).checked_sub(5)?).copied().map(Path::Tcp),
+        tcp => Algorithm::ALL.get(usize::from(tcp).checked_sub(4)?).copied().map(Path::Tcp),
     }
 }
 
@@ -363,7 +361,7 @@ mod tests {
         let tcp = Algorithm::ALL.map(Path::Tcp);
         let shared = Algorithm::ALL.map(Path::SharedMemory);
         let peer = PeerAlgorithm::ALL.map(Path::PeerMemory);
-        let others = [Path::Local, Path::Loopback, Path::Nccl, Path::CrossMemory];
+        let others = [Path::Local, Path::Loopback, Path::Nccl];
         for path in others.into_iter().chain(tcp).chain(shared).chain(peer) {
             assert_eq!(path_of(number_of(Some(path))), Some(path));
         }

@@ -6,10 +6,10 @@
 //! | broadcast | a chain, pipelined | binomial tree | scatter to the others, all-gather among them | root to everybody | – |
 //! | reduce | a chain, pipelined | binomial tree | reduce-scatter, then gather | everybody to root | – |
 //! | all-gather, reduce-scatter | round the ring | – | – | everybody to everybody | – |
-//! | barrier | – | one byte at doubling distance | – | an [agreement](Agreement) alone, at rank 0 | – |
+//! | barrier | – | one byte at doubling distance | – | an empty message from everybody to everybody | – |
 //! | gather, scatter, all-to-all | – | – | – | in one step | – |
 //!
-//! In broadcast, reduce, gather and scatter, all ranks also agree on the call before any returns.
+//! In broadcast, reduce, gather and scatter, every rank also hears from every other, so that all compare their calls before any returns.
 //!
 //! Sources: ring and halving-doubling after Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
 //! Operations in MPICH" (2005); where the world size is no power of two, surplus ranks first hand their vectors to
@@ -28,7 +28,6 @@ use super::Algorithm::{self, Direct, HalvingDoubling, Hierarchical, RecursiveDou
 use super::Hosts;
 use super::program::{Node, Program, Region, Source, Space};
 use crate::operation::Operation;
-use crate::rank::Rank;
 
 /// Up to this many elements, a direct all-reduce sends whole vectors instead of scattering. Measured with 4 ranks on two cores: two steps
 /// take 1.4 times as long at 2000 elements of f32, 0.9 times at 8000.
@@ -45,48 +44,19 @@ pub struct CollectiveSpec {
     pub count: usize,
     /// Whether input and output are one memory.
     pub in_place: bool,
-    /// Whether receivers read payloads from their senders' memory. A send is then done only when its message has been read:
-    /// nothing is in flight, and two ranks cannot exchange the contents of one region.
-    pub zero_copy: bool,
-    /// How the ranks agree on a rooted call or a direct barrier.
-    pub agreement: Agreement,
-}
-
-/// How every rank of a rooted call or a direct barrier learns that all make the same call: headers carry the call. Where data flow one
-/// way, those who only send would otherwise be done before anybody can object.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Agreement {
-    /// Each rank sends an empty message to every rank that gets no payload from it: the most messages, and no step more.
-    Pairwise,
-    /// Before a broadcast or a scatter, every rank sends the root a message, and the root waits for all of them. After a reduce or a gather,
-    /// the root sends every rank a message. One step more. A direct barrier does both at rank 0.
-    AtRoot,
 }
 
 impl CollectiveSpec {
     /// Whether a direct all-reduce sends whole vectors.
     pub(super) fn is_one_shot(&self) -> bool {
-        self.count <= ONE_SHOT_ELEMENTS && !self.zero_copy
+        self.count <= ONE_SHOT_ELEMENTS
     }
 
-    /// The rank at which all agree, if data alone do not connect every two ranks.
-    fn root(&self) -> Option<Rank> {
-        if self.is_direct_barrier() { Some(Rank(0)) } else { self.operation.root() }
-    }
-
-    fn is_direct_barrier(&self) -> bool {
-        self.operation == Operation::Barrier && self.algorithm == Direct
-    }
-
-    /// Whether ranks agree pairwise. In `halving_doubling`, almost every pair exchanges data anyway.
-    pub(super) fn agrees_pairwise(&self) -> bool {
-        let is_pairwise = self.agreement == Agreement::Pairwise || self.algorithm == HalvingDoubling;
-        is_pairwise && self.root().is_some()
-    }
-
-    /// Whether the call has no data, so that the ranks agree by messages to and from the root alone.
-    pub(super) fn has_tokens_only(&self) -> bool {
-        (self.count == 0 || self.is_direct_barrier()) && !self.agrees_pairwise() && self.root().is_some()
+    /// Whether data alone do not let every two ranks compare their calls: in a rooted call, and in a direct barrier. Every rank then
+    /// sends an empty message to each rank that gets no payload from it. Headers carry the call; otherwise a rank that only sends would
+    /// be done before any other can object.
+    pub(super) fn needs_empty_messages(&self) -> bool {
+        self.operation.root().is_some() || (self.operation == Operation::Barrier && self.algorithm == Direct)
     }
 }
 
@@ -100,20 +70,15 @@ pub fn chunk_range(count: usize, chunks: usize, index: usize) -> Range<usize> {
 /// The program of `rank` in a group of at least two ranks.
 ///
 /// # Panics
-/// When the operation has no such algorithm; [`Algorithm::suits`] and [`Algorithm::zero_copy`] say.
+/// When the operation has no such algorithm; [`Algorithm::suits`] says.
 pub fn build(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Program {
     let mut b = Builder { spec, rank, n: hosts.world_size(), program: Program::default() };
-    let Tokens { collects, releases } = Tokens::of(spec);
-    if let Some(root) = collects {
-        b.collect(root.index());
-    }
     match (spec.operation, spec.algorithm) {
-        _ if spec.has_tokens_only() => {}
         (Operation::AllReduce(_), Ring) => b.all_reduce_ring(),
         (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => b.all_reduce_doubling(),
         (Operation::AllReduce(_), HalvingDoubling) => b.all_reduce_halving(),
         (Operation::AllReduce(_), Direct) if spec.is_one_shot() => b.all_reduce_one_shot(),
-        // Agreement is all of it.
+        // The empty messages are all of it.
         (Operation::Barrier, Direct) => {}
         (Operation::AllReduce(_), Direct) => b.all_reduce_two_shot(),
         (Operation::AllReduce(_), Hierarchical) => b.all_reduce_hierarchical(hosts),
@@ -130,42 +95,10 @@ pub fn build(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Program {
         (Operation::Recv { from }, Direct) => b.receive(from.index(), b.output(b.all())),
         (operation, algorithm) => panic!("{operation} has no {algorithm} schedule"),
     }
-    if let Some(root) = releases {
-        b.release(root.index());
-    }
-    if spec.agrees_pairwise() {
-        b.agree_pairwise();
+    if spec.needs_empty_messages() {
+        b.send_empty_messages();
     }
     b.program
-}
-
-/// The messages of one element by which the ranks agree at the root.
-pub(super) struct Tokens {
-    /// Before data flow from this root, it collects one from every rank.
-    pub(super) collects: Option<Rank>,
-    /// After data have reached this root, it sends one to every rank.
-    pub(super) releases: Option<Rank>,
-}
-
-impl Tokens {
-    pub(super) fn of(spec: CollectiveSpec) -> Self {
-        let root = spec.root();
-        let (collects, releases) = match spec.operation {
-            _ if spec.agrees_pairwise() => (None, None),
-            _ if spec.has_tokens_only() => (root, root),
-            Operation::Broadcast { .. } | Operation::Scatter { .. } => (root, None),
-            _ => (None, root),
-        };
-        Self { collects, releases }
-    }
-}
-
-/// The tree along which these messages go.
-pub(super) fn token_tree(spec: CollectiveSpec) -> Algorithm {
-    match spec.algorithm {
-        Ring | RecursiveDoubling if spec.count > 0 => RecursiveDoubling,
-        _ => Direct,
-    }
 }
 
 struct Builder {
@@ -195,7 +128,7 @@ impl Builder {
         }
     }
 
-    fn agree_pairwise(&mut self) {
+    fn send_empty_messages(&mut self) {
         let nothing = Region { space: Space::Scratch, start: 0, end: 0 };
         let sends = |node: &Node, peer| matches!(node, Node::Send { to, .. } if *to == peer);
         let receives = |node: &Node, peer| match node {
@@ -211,42 +144,6 @@ impl Builder {
                 self.receive(peer, nothing);
             }
         }
-    }
-
-    /// The root waits for a token from every rank before it sends data. A rank that receives data therefore knows that every rank is in
-    /// the call.
-    fn collect(&mut self, root: usize) {
-        let (parent, children) = self.tree(root, token_tree(self.spec));
-        for child in children {
-            let token = self.token();
-            self.receive(child, token);
-        }
-        self.program.fence = self.program.nodes.len();
-        if let Some(parent) = parent {
-            let token = self.token();
-            self.send(parent, token);
-        }
-    }
-
-    /// The root sends every rank a token after it has received data from all of them.
-    fn release(&mut self, root: usize) {
-        let (parent, children) = self.tree(root, token_tree(self.spec));
-        if let Some(parent) = parent {
-            let token = self.token();
-            self.receive(parent, token);
-        }
-        self.program.fence = self.program.nodes.len();
-        for child in children.into_iter().rev() {
-            let token = self.token();
-            self.send(child, token);
-        }
-    }
-
-    /// One element of scratch, whose value does not matter.
-    fn token(&mut self) -> Region {
-        let start = self.program.scratch;
-        self.program.scratch += 1;
-        Region { space: Space::Scratch, start, end: start + 1 }
     }
 
     fn region(&self, space: Space, range: Range<usize>) -> Region {

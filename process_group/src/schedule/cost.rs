@@ -1,53 +1,77 @@
-//! What a schedule sends, in closed form, and how long it should take.
+//! What a schedule sends and reduces, in closed form, and how long it should take.
 
 use std::ops::Range;
 use std::time::Duration;
 
 use super::Algorithm::{self, Direct, HalvingDoubling, Hierarchical, RecursiveDoubling, Ring};
 use super::Hosts;
-use super::build::{CollectiveSpec, Tokens, chunk_range, exchanges_whole, largest_power_of_two, token_tree};
+use super::build::{CollectiveSpec, chunk_range, exchanges_whole, largest_power_of_two};
 use crate::operation::Operation;
-use crate::rank::Rank;
 
-/// What one rank sends in one call.
+/// What one rank does in one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Traffic {
-    /// Messages.
+    /// Messages that it sends.
     pub messages: usize,
     /// Elements in them.
     pub elements: usize,
+    /// Elements that it adds to others.
+    pub reduced: usize,
 }
 
-/// What `rank` of at least two sends. The programs of [`build`](super::build) send exactly this.
-pub fn traffic(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Traffic {
-    let Traffic { messages, elements } = payloads(spec, rank, hosts);
-    if spec.agrees_pairwise() {
-        return Traffic { messages: messages.max(hosts.world_size() - 1), elements };
+impl Traffic {
+    const fn of(messages: usize, elements: usize) -> Self {
+        Self { messages, elements, reduced: 0 }
     }
-    let tokens = tokens(spec, rank, hosts.world_size());
-    Traffic { messages: messages + tokens, elements: elements + tokens }
-}
 
-/// Messages of one element by which the ranks agree at the root.
-fn tokens(spec: CollectiveSpec, rank: usize, n: usize) -> usize {
-    let Tokens { collects, releases } = Tokens::of(spec);
-    let place = |root: Rank| (rank + n - root.index()) % n;
-    let up = collects.map_or(0, |root| usize::from(place(root) > 0));
-    up + releases.map_or(0, |root| children(place(root), n, token_tree(spec)))
-}
+    const fn reducing(self, reduced: usize) -> Self {
+        Self { reduced, ..self }
+    }
 
-fn payloads(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Traffic {
-    let (count, n) = (spec.count, hosts.world_size());
-    let size = |index: usize| chunk_range(count, n, index % n).len();
-    let of = |messages: usize, elements: usize| Traffic { messages, elements };
-    match (spec.operation, spec.algorithm) {
-        _ if spec.has_tokens_only() => of(0, 0),
-        (Operation::AllReduce(_), Ring) => of(2 * (n - 1), 2 * count - size(rank + 1) - size(rank + 2)),
-        (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => {
-            let messages = surplus_messages(rank, n)
-                .unwrap_or_else(|back| largest_power_of_two(n).ilog2() as usize + back);
-            of(messages, messages * count)
+    const fn and(self, other: Self) -> Self {
+        Self {
+            messages: self.messages + other.messages,
+            elements: self.elements + other.elements,
+            reduced: self.reduced + other.reduced,
         }
+    }
+}
+
+/// What `rank` of at least two does. The programs of [`build`](super::build) do exactly this.
+pub fn traffic(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Traffic {
+    let [within, between] = by_level(spec, rank, hosts);
+    within.and(between)
+}
+
+/// What goes over links within hosts, and between them. Only `hierarchical` tells the two apart: of another algorithm all goes between
+/// hosts if there are several.
+fn by_level(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> [Traffic; 2] {
+    if spec.algorithm == Hierarchical {
+        return hierarchical(spec.count, rank, hosts);
+    }
+    let mut all = payloads(spec, rank, hosts.world_size());
+    if spec.needs_empty_messages() {
+        all.messages = all.messages.max(hosts.world_size() - 1);
+    }
+    if hosts.count() == 1 { [all, Traffic::default()] } else { [Traffic::default(), all] }
+}
+
+fn payloads(spec: CollectiveSpec, rank: usize, n: usize) -> Traffic {
+    let count = spec.count;
+    let size = |index: usize| chunk_range(count, n, index % n).len();
+    let of = Traffic::of;
+    let others = n - 1;
+    match (spec.operation, spec.algorithm) {
+        (Operation::AllReduce(_), Ring) => {
+            of(2 * others, 2 * count - size(rank + 1) - size(rank + 2)).reducing(count - size(rank))
+        }
+        (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => match surplus_messages(rank, n) {
+            Ok(messages) => of(messages, messages * count),
+            Err(back) => {
+                let steps = largest_power_of_two(n).ilog2() as usize;
+                of(steps + back, (steps + back) * count).reducing((steps + back) * count)
+            }
+        },
         (Operation::AllReduce(_), HalvingDoubling) => match surplus_messages(rank, n) {
             Ok(messages) => of(messages, messages * count),
             Err(back) => {
@@ -60,18 +84,22 @@ fn payloads(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Traffic {
                 let doubling: usize =
                     (0..steps).map(|s| rank >> s << s).zip(0..).map(|(at, s)| block(at..at + (1 << s))).sum();
                 of(2 * steps + back, count - block(rank..rank + 1) + doubling + back * count)
+                    .reducing(doubling + back * count)
             }
         },
-        (Operation::AllReduce(_), Direct) if spec.is_one_shot() => of(n - 1, (n - 1) * count),
-        (Operation::AllReduce(_), Direct) => of(2 * (n - 1), count - size(rank) + (n - 1) * size(rank)),
-        (Operation::AllReduce(_), Hierarchical) => hierarchical(count, rank, hosts),
+        (Operation::AllReduce(_), Direct) if spec.is_one_shot() => {
+            of(others, others * count).reducing(others * count)
+        }
+        (Operation::AllReduce(_), Direct) => {
+            of(2 * others, count - size(rank) + others * size(rank)).reducing(others * size(rank))
+        }
         (Operation::Broadcast { root }, HalvingDoubling) => {
             // Chunks of all but the root, which sends each of them once.
             let place = (rank + n - root.index()) % n;
             if place == 0 {
-                of(n - 1, count)
+                of(others, count)
             } else {
-                of(n - 2, (n - 2) * chunk_range(count, n - 1, place - 1).len())
+                of(n - 2, (n - 2) * chunk_range(count, others, place - 1).len())
             }
         }
         (Operation::Broadcast { root }, algorithm) => {
@@ -80,41 +108,45 @@ fn payloads(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Traffic {
         }
         (Operation::Reduce { root, .. }, HalvingDoubling) => {
             let back = usize::from(rank != root.index());
-            of(n - 1 + back, count - size(rank) + back * size(rank))
+            of(others + back, count - size(rank) + back * size(rank)).reducing(others * size(rank))
         }
-        (Operation::Reduce { root, .. } | Operation::Gather { root }, _) => {
+        (Operation::Reduce { root, .. }, algorithm) => {
+            let up = usize::from(rank != root.index());
+            let children = children((rank + n - root.index()) % n, n, algorithm);
+            of(up, up * count).reducing(children * count)
+        }
+        (Operation::Gather { root }, _) => {
             let up = usize::from(rank != root.index());
             of(up, up * count)
         }
         (Operation::Scatter { root }, _) => {
-            let messages = if rank == root.index() { n - 1 } else { 0 };
+            let messages = if rank == root.index() { others } else { 0 };
             of(messages, messages * count)
         }
         (Operation::Send { .. }, _) => of(1, count),
         (Operation::Recv { .. }, _) | (Operation::Barrier, Direct) => of(0, 0),
-        // One chunk to each of the others: all-gather, reduce-scatter, all-to-all, in a ring or directly.
-        _ => of(n - 1, (n - 1) * count),
+        (Operation::ReduceScatter(_), _) => of(others, others * count).reducing(others * count),
+        // One chunk to each of the others: all-gather and all-to-all, in a ring or directly.
+        _ => of(others, others * count),
     }
 }
 
-fn hierarchical(count: usize, rank: usize, hosts: &Hosts) -> Traffic {
+fn hierarchical(count: usize, rank: usize, hosts: &Hosts) -> [Traffic; 2] {
     let (chunks, h) = (hosts.counterparts(), hosts.count());
     let (host, place) = hosts.place(rank);
     if place >= chunks {
-        return Traffic { messages: chunks, elements: count };
+        return [Traffic::of(chunks, count), Traffic::default()];
     }
     let siblings = hosts.ranks()[host].len() - 1;
     let chunk = chunk_range(count, chunks, place).len();
-    let (between, exchanged) = if exchanges_whole(h, chunk) {
-        (h - 1, (h - 1) * chunk)
+    let within = Traffic::of(chunks - 1 + siblings, count - chunk + siblings * chunk);
+    let between = if exchanges_whole(h, chunk) {
+        Traffic::of(h - 1, (h - 1) * chunk).reducing((h - 1) * chunk)
     } else {
         let piece = chunk_range(chunk, h, host).len();
-        (2 * (h - 1), chunk - piece + (h - 1) * piece)
+        Traffic::of(2 * (h - 1), chunk - piece + (h - 1) * piece).reducing((h - 1) * piece)
     };
-    Traffic {
-        messages: chunks - 1 + between + siblings,
-        elements: count - chunk + exchanged + siblings * chunk,
-    }
+    [within.reducing(siblings * chunk), between]
 }
 
 /// `Ok(messages)` of a surplus rank, `Err(messages back to its surplus rank)` of the others.
@@ -142,16 +174,15 @@ fn children(place: usize, n: usize, algorithm: Algorithm) -> usize {
 
 /// Messages that must follow one another until the last rank is done.
 pub fn rounds(spec: CollectiveSpec, hosts: &Hosts) -> usize {
+    rounds_by_level(spec, hosts).iter().sum()
+}
+
+fn rounds_by_level(spec: CollectiveSpec, hosts: &Hosts) -> [usize; 2] {
     let n = hosts.world_size();
-    let doubling = doubling_rounds(n);
     let power = largest_power_of_two(n);
     let surplus = if power == n { 0 } else { 2 };
-    let payloads = match (spec.operation, spec.algorithm) {
-        (Operation::AllReduce(_), Ring) => 2 * (n - 1),
-        (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => power.ilog2() as usize + surplus,
-        (Operation::AllReduce(_), HalvingDoubling) => 2 * power.ilog2() as usize + surplus,
-        (Operation::AllReduce(_), Direct) if spec.is_one_shot() => 1,
-        (Operation::AllReduce(_), Hierarchical) => {
+    let rounds = match (spec.operation, spec.algorithm) {
+        (_, Hierarchical) => {
             let within = if hosts.count() == n { 0 } else { 2 };
             let chunk = spec.count.div_ceil(hosts.counterparts());
             let between = match hosts.count() {
@@ -159,22 +190,19 @@ pub fn rounds(spec: CollectiveSpec, hosts: &Hosts) -> usize {
                 h if exchanges_whole(h, chunk) => 1,
                 _ => 2,
             };
-            within + between
+            return [within, between];
         }
+        (Operation::AllReduce(_), Ring) => 2 * (n - 1),
+        (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => power.ilog2() as usize + surplus,
+        (Operation::AllReduce(_), HalvingDoubling) => 2 * power.ilog2() as usize + surplus,
+        (Operation::AllReduce(_), Direct) if spec.is_one_shot() => 1,
         (Operation::AllReduce(_), Direct)
         | (Operation::Broadcast { .. } | Operation::Reduce { .. }, HalvingDoubling) => 2,
         (_, Ring) => n - 1,
-        (_, RecursiveDoubling) => doubling,
+        (_, RecursiveDoubling) => doubling_rounds(n),
         _ => 1,
     };
-    let Tokens { collects, releases } = Tokens::of(spec);
-    if spec.has_tokens_only() {
-        2
-    } else if collects.or(releases).is_none() {
-        payloads
-    } else {
-        payloads + if token_tree(spec) == Direct { 1 } else { doubling }
-    }
+    if hosts.count() == 1 { [rounds, 0] } else { [0, rounds] }
 }
 
 /// Depth of a binomial tree over `n` ranks.
@@ -182,40 +210,63 @@ fn doubling_rounds(n: usize) -> usize {
     n.next_power_of_two().ilog2() as usize
 }
 
+/// What one kind of link costs, in seconds.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct LinkCost {
+    /// From a send until the receiver runs.
+    pub latency: f64,
+    /// Processor time of one message on both ends.
+    pub message: f64,
+    /// Time of one byte through one link.
+    pub byte: f64,
+}
+
 /// What the links and processors of a group can do.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LinkModel {
-    /// From a send until the receiver runs, in seconds.
-    pub latency: f64,
-    /// Processor time of one message on both ends, in seconds.
-    pub message: f64,
-    /// Time of one byte through one link, in seconds.
-    pub byte: f64,
+    /// Links within a host.
+    pub within: LinkCost,
+    /// Links between hosts.
+    pub between: LinkCost,
+    /// Processor time to reduce one byte, in seconds.
+    pub reduce: f64,
     /// How many ranks can move data at the same time: of those that share CPUs, as many as there are CPUs.
     pub parallel: usize,
 }
 
 /// Expected time of a call.
 ///
-/// All ranks' messages and bytes, as far as they cannot go in parallel, plus, for each round, one latency for every rank that shares a
-/// processor: a receiver runs after the others there. Pipelining hides neither: on one host the processors that copy are the bottleneck,
-/// not the wires.
+/// All ranks' messages, bytes and reductions, as far as they cannot go in parallel, plus, for each round, one latency for every rank
+/// that shares a processor: a receiver runs after the others there. Pipelining hides neither: on one host the processors that copy are
+/// the bottleneck, not the wires.
 pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model: &LinkModel) -> Duration {
     let n = hosts.world_size();
-    let all = (0..n).map(|rank| traffic(spec, rank, hosts));
-    let (messages, elements, most) =
-        all.fold((0, 0, 0), |(m, e, most), t| (m + t.messages, e + t.elements, most.max(t.elements)));
     let parallel = model.parallel.clamp(1, n) as f64;
+    let rounds = rounds_by_level(spec, hosts);
+    // At each level: what all ranks do, and the most that one does.
+    let mut sums = [Traffic::default(); 2];
+    let mut most = [Traffic::default(); 2];
+    for levels in (0..n).map(|rank| by_level(spec, rank, hosts)) {
+        for (level, one) in levels.into_iter().enumerate() {
+            sums[level] = sums[level].and(one);
+            most[level].elements = most[level].elements.max(one.elements);
+            most[level].reduced = most[level].reduced.max(one.reduced);
+        }
+    }
     // A single busy rank (a root) limits as much as the sum over ranks does.
-    let bytes = (elements as f64 / parallel).max(most as f64) * element_size as f64;
-    let latency = model.latency * (n as f64 / parallel).ceil();
-    let seconds = rounds(spec, hosts) as f64 * latency + messages as f64 / parallel * model.message;
-    Duration::from_secs_f64(seconds + bytes * model.byte)
+    let bytes = |all: usize, most: usize| (all as f64 / parallel).max(most as f64) * element_size as f64;
+    let seconds = [model.within, model.between].into_iter().enumerate().map(|(level, link)| {
+        let (sum, most) = (sums[level], most[level]);
+        rounds[level] as f64 * link.latency * (n as f64 / parallel).ceil()
+            + sum.messages as f64 / parallel * link.message
+            + bytes(sum.elements, most.elements) * link.byte
+            + bytes(sum.reduced, most.reduced) * model.reduce
+    });
+    Duration::from_secs_f64(seconds.sum())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::build::Agreement;
     use super::*;
 
     #[test]
@@ -225,11 +276,10 @@ mod tests {
             algorithm: RecursiveDoubling,
             count: 1,
             in_place: true,
-            zero_copy: false,
-            agreement: Agreement::Pairwise,
         };
         let of = |parallel| {
-            let model = LinkModel { latency: 1.0, message: 0.0, byte: 0.0, parallel };
+            let link = LinkCost { latency: 1.0, message: 0.0, byte: 0.0 };
+            let model = LinkModel { within: link, between: link, reduce: 0.0, parallel };
             estimate(spec, &Hosts::one(8), 1, &model).as_secs()
         };
         assert_eq!([8, 4, 3, 1].map(of), [3, 6, 9, 24]);

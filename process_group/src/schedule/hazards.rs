@@ -1,4 +1,4 @@
-//! What must wait for what: read-after-write, write-after-read and write-after-write on overlapping regions, and sends behind a fence.
+//! What must wait for what: read-after-write, write-after-read and write-after-write on overlapping regions.
 //!
 //! Nodes stream: a node that has done its first `k` elements lets a later node go as far as those reach. That is what
 //! overlaps reduction with transfer, and pipelines a ring, without any schedule mentioning segments.
@@ -17,12 +17,6 @@ pub struct Hazard {
 }
 
 impl Hazard {
-    /// Nothing goes before all of the other node is done.
-    fn whole(program: &Program, on: usize) -> Self {
-        let end = program.nodes[on].region().len();
-        Self { on, theirs: (end, end), mine: 0 }
-    }
-
     /// How far this node may go, in elements, when the other has done `done`; `usize::MAX` when no longer limited.
     pub fn limit(&self, done: usize) -> usize {
         let (start, end) = self.theirs;
@@ -57,16 +51,7 @@ pub fn hazards(program: &Program) -> Vec<Vec<Hazard>> {
     let accesses: Vec<_> = program.nodes.iter().map(accesses).collect();
     let of_regions =
         |later: usize| (0..later).flat_map(|on| between(&accesses[later], &accesses[on], on)).collect();
-    let mut all: Vec<Vec<Hazard>> = (0..accesses.len()).map(of_regions).collect();
-    let received = |on: &usize| !matches!(program.nodes[*on], Node::Send { .. });
-    debug_assert!(
-        program.fence == 0 || program.nodes.iter().all(|node| !node.region().is_empty()),
-        "a fence neither holds nor waits for an empty message"
-    );
-    for later in (program.fence..accesses.len()).filter(|later| !received(later)) {
-        all[later].extend((0..program.fence).filter(received).map(|on| Hazard::whole(program, on)));
-    }
-    all
+    (0..accesses.len()).map(of_regions).collect()
 }
 
 fn between<'a>(later: &'a [Access], earlier: &'a [Access], on: usize) -> impl Iterator<Item = Hazard> + 'a {
@@ -109,18 +94,5 @@ mod tests {
         let send = |to| Node::Send { to, region: region(0, 9) };
         let program = Program { nodes: vec![send(1), send(2)], ..Program::default() };
         assert!(hazards(&program)[1].is_empty());
-    }
-
-    #[test]
-    fn a_send_behind_a_fence_waits_for_all_that_is_received_before_it() {
-        let receive = |from, start| Node::Receive { from, region: region(start, start + 2) };
-        let send = |to| Node::Send { to, region: region(50, 60) };
-        let program =
-            Program { nodes: vec![send(3), receive(1, 0), receive(2, 2), send(1)], fence: 3, scratch: 0 };
-        let hazards = hazards(&program);
-        assert!(hazards[..3].iter().all(Vec::is_empty));
-        let waited_for: Vec<_> = hazards[3].iter().map(|hazard| (hazard.on, hazard.limit(1))).collect();
-        assert_eq!(waited_for, [(1, 0), (2, 0)]);
-        assert!(hazards[3].iter().all(|hazard| hazard.limit(2) == usize::MAX));
     }
 }

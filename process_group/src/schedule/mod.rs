@@ -49,20 +49,6 @@ impl Algorithm {
         }
     }
 
-    /// How an operation goes where receivers read payloads from their senders' memory, if it can.
-    ///
-    /// Every byte is then copied once, straight to where it belongs, and no link can fill up: what counts is that each
-    /// rank reads as little as can be, and that nobody waits for a chain or for another to have read what both are to
-    /// overwrite. That is the direct way, but for a reduction to one rank, which would do all the reading: there each
-    /// rank reduces one chunk.
-    pub const fn zero_copy(operation: Operation) -> Option<Self> {
-        match operation {
-            Operation::Barrier | Operation::Send { .. } | Operation::Recv { .. } => None,
-            Operation::Reduce { .. } => Some(Self::HalvingDoubling),
-            _ => Some(Self::Direct),
-        }
-    }
-
     /// The name used in configuration and tables.
     pub const fn name(self) -> &'static str {
         match self {

@@ -88,8 +88,6 @@ impl Node {
 pub struct Program {
     /// In order.
     pub nodes: Vec<Node>,
-    /// Index of a node. A send from there on waits for all that is received before there. 0: no send waits.
-    pub fence: usize,
     /// Elements of scratch memory needed.
     pub scratch: usize,
 }
@@ -98,6 +96,15 @@ impl Program {
     /// Elements this rank sends.
     pub fn elements_sent(&self) -> usize {
         self.nodes.iter().map(|n| if let Node::Send { region, .. } = n { region.len() } else { 0 }).sum()
+    }
+
+    /// Elements this rank adds to others.
+    pub fn elements_reduced(&self) -> usize {
+        let of = |node: &Node| match node {
+            Node::Reduce { into, sources, .. } => into.len() * (sources.len() - 1),
+            Node::Send { .. } | Node::Receive { .. } => 0,
+        };
+        self.nodes.iter().map(of).sum()
     }
 
     /// Messages this rank sends.

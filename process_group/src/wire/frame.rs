@@ -1,7 +1,7 @@
 //! The header before every payload: a fingerprint of the call that the payload belongs to.
 //!
 //! 64 bytes, little endian: kind, operation, reduction, element type, algorithm, 3 × 0, root u32, rank u32 (the sender),
-//! sequence u64, count u64, payload length u64, address u64, 16 × 0.
+//! sequence u64, count u64, payload length u64, 24 × 0.
 
 use super::fingerprint;
 use crate::operation::CallFingerprint;
@@ -27,22 +27,9 @@ pub(crate) enum Kind {
     Answer,
     /// The sender leaves in good order.
     Goodbye,
-    /// Part of a call; the payload stays in the sender's memory, at `address`, until the receiver has read it
-    /// there and sent an [`Acknowledgement`](Self::Acknowledgement).
-    ReadyToSend,
-    /// The oldest message that was ready to send has been read: its memory may be written again.
-    Acknowledgement,
 }
 
-const KINDS: [Kind; 7] = [
-    Kind::Data,
-    Kind::Abort,
-    Kind::Query,
-    Kind::Answer,
-    Kind::Goodbye,
-    Kind::ReadyToSend,
-    Kind::Acknowledgement,
-];
+const KINDS: [Kind; 5] = [Kind::Data, Kind::Abort, Kind::Query, Kind::Answer, Kind::Goodbye];
 
 /// A decoded header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,8 +40,6 @@ pub(crate) struct Header {
     pub(crate) sequence: u64,
     /// Bytes of the payload.
     pub(crate) length: usize,
-    /// Where the payload of a message that is ready to send lies in its sender's memory; 0 otherwise.
-    pub(crate) address: u64,
     /// The rank that sent the frame; in an abort, the rank that gave up first.
     pub(crate) rank: Rank,
 }
@@ -76,7 +61,6 @@ impl Header {
         bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
         bytes[24..32].copy_from_slice(&call[8..]);
         bytes[32..40].copy_from_slice(&(self.length as u64).to_le_bytes());
-        bytes[40..48].copy_from_slice(&self.address.to_le_bytes());
         bytes
     }
 
@@ -84,7 +68,7 @@ impl Header {
     pub(crate) fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let u64_at = |at: usize| u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
-        if bytes[5..8] != [0; 3] || bytes[48..] != [0; 16] {
+        if bytes[5..8] != [0; 3] || bytes[40..] != [0; 24] {
             return None;
         }
         let mut call = [0; fingerprint::BYTES];
@@ -94,9 +78,9 @@ impl Header {
         let length = usize::try_from(u64_at(32)).ok()?;
         let kind = *KINDS.get(usize::from(bytes[0]))?;
         let longest = match kind {
-            Kind::Data | Kind::ReadyToSend => usize::MAX,
+            Kind::Data => usize::MAX,
             Kind::Abort => MAX_REASON,
-            Kind::Query | Kind::Answer | Kind::Goodbye | Kind::Acknowledgement => 0,
+            Kind::Query | Kind::Answer | Kind::Goodbye => 0,
         };
         let header = Self {
             kind,
@@ -104,7 +88,6 @@ impl Header {
             algorithm: *Algorithm::ALL.get(usize::from(bytes[4]))?,
             sequence: u64_at(16),
             length,
-            address: u64_at(40),
             rank: Rank(u32_at(12)),
         };
         (length <= longest).then_some(header)
@@ -127,7 +110,7 @@ mod tests {
 
         #[test]
         fn headers_survive_the_wire(
-            fingerprint in any_fingerprint(), algorithm in 0..4usize, sequence: u64, length in 0..usize::MAX, address: u64,
+            fingerprint in any_fingerprint(), algorithm in 0..4usize, sequence: u64, length in 0..usize::MAX,
         ) {
             let header = Header {
                 kind: Kind::Data,
@@ -135,7 +118,6 @@ mod tests {
                 algorithm: Algorithm::ALL[algorithm],
                 sequence,
                 length,
-                address,
                 rank: Rank(0),
             };
             prop_assert_eq!(Header::decode(&header.encode()), Some(header));

@@ -5,14 +5,13 @@
 //! dialler  → acceptor  knock      "RYZL" version protection(1) 0 0  nonce_d(32)  mac(32)                       72 bytes
 //! acceptor → dialler   reply      mac(32)                                                                      32 bytes
 //!                      TLS 1.3, if both ends say that they encrypt
-//! dialler  → acceptor  hello      memory_d(44) epoch(8) group(32) from(4) to(4) mac(32)                       124 bytes
-//! acceptor → dialler   welcome    memory_a(44) mac(32)                                                         76 bytes
+//! dialler  → acceptor  hello      epoch(8) group(32) from(4) to(4) mac(32)                                     80 bytes
+//! acceptor → dialler   welcome    mac(32)                                                                      32 bytes
 //! ```
 //! `mac` is HMAC-SHA-256 under the secret over a label, all that was said before and what it stands behind, and in the last two
 //! also the channel's binding: two connections that somebody in between decrypts have two bindings, so neither end accepts the
 //! other's proof. All lengths are fixed, and the MAC is checked before a field is looked at. An end that does not know the
-//! secret learns random numbers. A memory field is a token and where it lies in its sender's memory: whoever finds it there
-//! shares a host with the sender and may read its memory.
+//! secret learns random numbers.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
@@ -22,45 +21,17 @@ use crate::roster::Secret;
 use crate::security::{Binding, Protection};
 
 /// First bytes of a data link, with the version of everything in `wire`.
-const MAGIC: [u8; 5] = *b"RYZL\x0b";
+const MAGIC: [u8; 5] = *b"RYZL\x0c";
 /// Of the magic bytes, and what else comes before a nonce.
 pub(crate) const PREFACE: usize = 8;
 
 pub(crate) const CHALLENGE: usize = 40;
 pub(crate) const KNOCK: usize = 72;
 pub(crate) const REPLY: usize = 32;
-pub(crate) const HELLO: usize = 124;
-pub(crate) const WELCOME: usize = 76;
+pub(crate) const HELLO: usize = 80;
+pub(crate) const WELCOME: usize = 32;
 
 pub(crate) type Nonce = [u8; 32];
-
-/// A token, and where it lies in its sender's memory. All zero for a process that does not let others read it.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub(crate) struct MemoryToken {
-    pub(crate) pid: u32,
-    pub(crate) address: u64,
-    pub(crate) token: Nonce,
-}
-
-impl MemoryToken {
-    const BYTES: usize = 44;
-
-    fn bytes(self) -> [u8; Self::BYTES] {
-        let mut bytes = [0; Self::BYTES];
-        bytes[..4].copy_from_slice(&self.pid.to_le_bytes());
-        bytes[4..12].copy_from_slice(&self.address.to_le_bytes());
-        bytes[12..].copy_from_slice(&self.token);
-        bytes
-    }
-
-    fn read(bytes: &[u8]) -> Self {
-        Self {
-            pid: u32::from_le_bytes(bytes[..4].try_into().expect("four bytes")),
-            address: u64::from_le_bytes(bytes[4..12].try_into().expect("eight bytes")),
-            token: bytes[12..Self::BYTES].try_into().expect("32 bytes"),
-        }
-    }
-}
 
 /// Which link this is.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -158,25 +129,15 @@ impl Opening {
     }
 }
 
-/// What a dialler says inside the channel, once it has knocked.
+/// What a dialler says inside the channel, once it has knocked: which link it wants.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Hello {
-    pub(crate) memory: MemoryToken,
-    pub(crate) id: LinkId,
-}
+pub(crate) struct Hello(pub(crate) LinkId);
 
 impl Hello {
     const SAID: usize = HELLO - 32;
 
-    fn said(&self) -> [u8; Self::SAID] {
-        let mut bytes = [0; Self::SAID];
-        bytes[..MemoryToken::BYTES].copy_from_slice(&self.memory.bytes());
-        bytes[MemoryToken::BYTES..].copy_from_slice(&self.id.bytes());
-        bytes
-    }
-
     pub(crate) fn encode(&self, secret: &Secret, opening: &Opening, binding: &Binding) -> [u8; HELLO] {
-        let said = self.said();
+        let said = self.0.bytes();
         let mut bytes = [0; HELLO];
         bytes[..Self::SAID].copy_from_slice(&said);
         let mac = mac(secret, &[b"dial", &opening.0, binding, &said]);
@@ -200,42 +161,32 @@ impl Hello {
     /// What a hello says, whoever said it.
     pub(crate) fn unproven(said: &[u8; HELLO]) -> Self {
         let u32_at = |at: usize| u32::from_le_bytes(said[at..at + 4].try_into().expect("four bytes"));
-        let id = LinkId {
-            epoch: Epoch(u64::from_le_bytes(said[44..52].try_into().expect("eight bytes"))),
-            group: said[52..84].try_into().expect("32 bytes"),
-            from: Rank(u32_at(84)),
-            to: Rank(u32_at(88)),
-        };
-        Self { memory: MemoryToken::read(said), id }
+        Self(LinkId {
+            epoch: Epoch(u64::from_le_bytes(said[..8].try_into().expect("eight bytes"))),
+            group: said[8..40].try_into().expect("32 bytes"),
+            from: Rank(u32_at(40)),
+            to: Rank(u32_at(44)),
+        })
     }
 
     /// The acceptor's answer, which proves that it knows the secret too.
-    pub(crate) fn welcome(
-        &self,
-        secret: &Secret,
-        opening: &Opening,
-        binding: &Binding,
-        memory: MemoryToken,
-    ) -> [u8; WELCOME] {
-        let said = memory.bytes();
-        let mut bytes = [0; WELCOME];
-        bytes[..MemoryToken::BYTES].copy_from_slice(&said);
-        let mac = mac(secret, &[b"accept", &opening.0, binding, &self.said(), &said]);
-        bytes[MemoryToken::BYTES..].copy_from_slice(&mac.finalize().into_bytes());
-        bytes
+    pub(crate) fn welcome(&self, secret: &Secret, opening: &Opening, binding: &Binding) -> [u8; WELCOME] {
+        self.accepts(secret, opening, binding).finalize().into_bytes().into()
     }
 
-    /// The acceptor's memory, or `None` when it does not know the secret, or is not the other end of this channel.
-    pub(crate) fn read_welcome(
+    /// Whether the acceptor knows the secret, and is the other end of this channel.
+    pub(crate) fn is_welcome(
         &self,
         secret: &Secret,
         opening: &Opening,
         binding: &Binding,
-        bytes: &[u8; WELCOME],
-    ) -> Option<MemoryToken> {
-        let (said, proof) = bytes.split_at(MemoryToken::BYTES);
-        mac(secret, &[b"accept", &opening.0, binding, &self.said(), said]).verify_slice(proof).ok()?;
-        Some(MemoryToken::read(said))
+        proof: &[u8; WELCOME],
+    ) -> bool {
+        self.accepts(secret, opening, binding).verify_slice(proof).is_ok()
+    }
+
+    fn accepts(&self, secret: &Secret, opening: &Opening, binding: &Binding) -> Hmac<Sha256> {
+        mac(secret, &[b"accept", &opening.0, binding, &self.0.bytes()])
     }
 }
 
@@ -246,12 +197,8 @@ mod tests {
     const ENCRYPTED: Protection = Protection::Encrypted;
     const BINDING: Binding = [6; 32];
 
-    fn memory(byte: u8) -> MemoryToken {
-        MemoryToken { pid: u32::from(byte), address: u64::from(byte) << 33, token: [byte; 32] }
-    }
-
     fn hello() -> Hello {
-        Hello { memory: memory(3), id: LinkId::new(Epoch(3), "world", Rank(2), Rank(0)) }
+        Hello(LinkId::new(Epoch(3), "world", Rank(2), Rank(0)))
     }
 
     fn opening(secret: &Secret) -> Opening {
@@ -271,8 +218,8 @@ mod tests {
         let hello = hello();
         let said = hello.encode(&secret, &dialling, &BINDING);
         assert_eq!(Hello::decode(&secret, &accepting, &BINDING, &said), Some(hello));
-        let welcome = hello.welcome(&secret, &accepting, &BINDING, memory(4));
-        assert_eq!(hello.read_welcome(&secret, &dialling, &BINDING, &welcome), Some(memory(4)));
+        let welcome = hello.welcome(&secret, &accepting, &BINDING);
+        assert!(hello.is_welcome(&secret, &dialling, &BINDING, &welcome));
     }
 
     #[test]
@@ -331,16 +278,16 @@ mod tests {
             bad[bit / 8] ^= 1 << (bit % 8);
             assert!(Hello::decode(&secret, &mine, &BINDING, &bad).is_none(), "bit {bit}");
         }
-        let welcome = hello().welcome(&secret, &mine, &BINDING, memory(4));
-        assert!(hello().read_welcome(&secret, &mine, &[5; 32], &welcome).is_none(), "another channel");
+        let welcome = hello().welcome(&secret, &mine, &BINDING);
+        assert!(!hello().is_welcome(&secret, &mine, &[5; 32], &welcome), "another channel");
         for bit in 0..WELCOME * 8 {
             let mut bad = welcome;
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(hello().read_welcome(&secret, &mine, &BINDING, &bad).is_none(), "bit {bit}");
+            assert!(!hello().is_welcome(&secret, &mine, &BINDING, &bad), "bit {bit}");
         }
-        let other = Hello { id: LinkId::new(Epoch(4), "world", Rank(2), Rank(0)), ..hello() };
-        let refused = other.read_welcome(&secret, &mine, &BINDING, &welcome);
-        assert!(refused.is_none(), "an epoch cannot stand in for another");
+        let other = Hello(LinkId::new(Epoch(4), "world", Rank(2), Rank(0)));
+        let is_welcome = other.is_welcome(&secret, &mine, &BINDING, &welcome);
+        assert!(!is_welcome, "an epoch cannot stand in for another");
     }
 
     #[test]

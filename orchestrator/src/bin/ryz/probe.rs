@@ -19,8 +19,6 @@ pub(crate) struct Args {
 
 #[derive(clap::Subcommand, Clone, Debug)]
 enum What {
-    /// Read a word of another process
-    Memory { pid: u32, address: u64 },
     /// List the GPUs that CUDA shows
     Gpus,
     /// Start a group of threads and time an all-reduce
@@ -29,9 +27,6 @@ enum What {
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<i32> {
     match args.what {
-        What::Memory { pid, address } => {
-            println!("{}", doctor::read_memory_of(pid, address).unwrap_or_else(|error| error.to_string()));
-        }
         What::Gpus => {
             let shown = doctor::visible_gpus(&args.file.load(Vec::new())?.device);
             print_answer(shown)?;

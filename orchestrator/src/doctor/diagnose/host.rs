@@ -17,7 +17,6 @@ pub(super) fn diagnose(host: &Host) -> Vec<Finding> {
         locked_memory(host),
         open_files(host),
         temporary(host),
-        cross_memory(host),
     ]
 }
 
@@ -117,23 +116,5 @@ fn temporary(host: &Host) -> Finding {
         Err(why) => new("temporary_folder", Status::Warning, format!("{} is not writable: {why}", folder.display()))
             .because("under another launcher, rank 0 leaves the job's secret in a file there for the ranks of its host")
             .remedy("set XDG_RUNTIME_DIR or TMPDIR to a writable folder of your own"),
-    }
-}
-
-fn cross_memory(host: &Host) -> Finding {
-    let scope =
-        host.ptrace_scope.map_or(String::new(), |scope| format!(" (kernel.yama.ptrace_scope is {scope})"));
-    match &host.cross_memory {
-        Ok(()) => new("cross_memory", Status::Ok, format!("a process may read another's memory{scope}")),
-        Err(why) => new(
-            "cross_memory",
-            Status::Info,
-            format!("a process may not read another's memory: {why}{scope}"),
-        )
-        .because(
-            "as with process_group.tcp.cross_memory = false, the path `cross_memory` is missing; ranks of one host still \
-             exchange data through shared memory; and a debugger cannot attach to a rank that hangs",
-        )
-        .remedy("sysctl kernel.yama.ptrace_scope=0, and --cap-add=SYS_PTRACE for a container"),
     }
 }

@@ -31,13 +31,11 @@ fn plain() -> Facts {
             processor_quota: None,
             memory_limit: None,
             locked_memory: None,
-            ptrace_scope: None,
             memory: 64 * GIB,
             memory_available: 32 * GIB,
             shared_memory: Some((8 * GIB, 8 * GIB)),
             open_files: (Some(1024), Some(65536)),
             temporary: TemporaryFolder { path: PathBuf::from("/tmp"), writable: Ok(()) },
-            cross_memory: Ok(()),
         },
         network: Network {
             loopback: Ok(()),
@@ -201,14 +199,6 @@ fn each_fault_is_found_with_a_cause_or_a_remedy() {
         (|f| f.host.locked_memory = Some(64 << 10), "locked_memory", Status::Info, "memlock"),
         (|f| f.host.open_files = (Some(256), Some(256)), "open_files", Status::Warning, "nofile"),
         (|f| f.host.temporary.writable = failed("read-only"), "temporary_folder", Status::Warning, "TMPDIR"),
-        (|f| f.host.cross_memory = failed("not permitted"), "cross_memory", Status::Info, "SYS_PTRACE"),
-        // What it costs, by the name of the setting that asks for it.
-        (
-            |f| f.host.cross_memory = failed("not permitted"),
-            "cross_memory",
-            Status::Info,
-            "process_group.tcp.cross_memory",
-        ),
         (|f| f.network.loopback = failed("refused"), "loopback", Status::Broken, "ip link set lo up"),
         (
             |f| {

@@ -1,27 +1,16 @@
-use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
 use ryzanstein_config::Config;
 use ryzanstein_process_group::units;
 use ryzanstein_tensor_parallel::compute::instruction_set;
 
-use super::process;
 use crate::cgroup::{self, read};
 use crate::doctor::facts::{Host, TemporaryFolder};
-use crate::doctor::{ProbeCommand, ProbeError};
+use crate::doctor::ProbeError;
 use crate::rendezvous::Environment;
 
-/// How long another process may take to read this one's memory.
-const DEADLINE: Duration = Duration::from_secs(5);
-
-/// What another process must find in this one's memory.
-static WORD: [u8; 16] = *b"ryzanstein probe";
-
-pub(super) fn probe(config: &Config, environment: &Environment, probe: &ProbeCommand) -> Host {
+pub(super) fn probe(config: &Config, environment: &Environment) -> Host {
     let meminfo = read("/proc/meminfo").unwrap_or_default();
     let (processor_quota, memory_limit) = cgroup::limits();
     let files = getrlimit(Resource::Nofile);
@@ -40,8 +29,6 @@ pub(super) fn probe(config: &Config, environment: &Environment, probe: &ProbeCom
         locked_memory: getrlimit(Resource::Memlock).current,
         open_files: (files.current, files.maximum),
         temporary: temporary(environment),
-        ptrace_scope: read("/proc/sys/kernel/yama/ptrace_scope").and_then(|text| text.parse().ok()),
-        cross_memory: cross_memory(probe),
     }
 }
 
@@ -85,29 +72,6 @@ fn temporary(environment: &Environment) -> TemporaryFolder {
     TemporaryFolder { path: folder, writable }
 }
 
-/// Whether another process of this user may read this one's memory. Ranks are siblings, so a child that reads its parent
-/// needs the same permission.
-fn cross_memory(probe: &ProbeCommand) -> Result<(), ProbeError> {
-    let (pid, address) = (std::process::id().to_string(), WORD.as_ptr().addr().to_string());
-    let output = process::output(probe.command(&["memory", &pid, &address]), DEADLINE)?;
-    if output.trim() == String::from_utf8_lossy(&WORD) {
-        Ok(())
-    } else {
-        Err(ProbeError::Reported(output.trim().to_owned()))
-    }
-}
-
-/// Runs in the probe's process: reads sixteen bytes at `address` of the process `pid`.
-///
-/// # Errors
-/// The kernel's.
-pub fn read_memory_of(pid: u32, address: u64) -> io::Result<String> {
-    let file = File::open(format!("/proc/{pid}/mem"))?;
-    let mut bytes = [0; WORD.len()];
-    file.read_exact_at(&mut bytes, address)?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,11 +81,5 @@ mod tests {
         assert_eq!(meminfo_bytes("MemTotal:       2048 kB\nMemFree: 1 kB\n", "MemTotal"), Some(2 << 20));
         assert_eq!(meminfo_bytes("MemTotal:       2048 kB\n", "Mem"), None);
         assert_eq!(pretty_name("NAME=x\nPRETTY_NAME=\"Some Linux 1\"\n"), Some("Some Linux 1".into()));
-    }
-
-    #[test]
-    fn a_process_reads_its_own_memory() {
-        let word = read_memory_of(std::process::id(), WORD.as_ptr().addr() as u64);
-        assert_eq!(word.expect("read").as_bytes(), WORD);
     }
 }

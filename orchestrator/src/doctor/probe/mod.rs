@@ -13,7 +13,6 @@ use std::path::Path;
 use ryzanstein_config::{Config, nccl};
 
 pub use gpu::visible_gpus;
-pub use host::read_memory_of;
 pub use trial::try_all_reduce;
 
 use super::ProbeCommand;
@@ -24,7 +23,7 @@ use crate::{nccl_settings, plural};
 pub(super) fn facts(config: &Config, environment: &Environment, probe: &ProbeCommand) -> Facts {
     let gpu = gpu::probe(environment, probe);
     Facts {
-        host: host::probe(config, environment, probe),
+        host: host::probe(config, environment),
         network: network::probe(),
         libraries: libraries::probe(config, environment),
         nccl: nccl::plan(config, &nccl_settings::user_variables(environment)),

@@ -14,6 +14,9 @@ use crate::wire::frame::{HEADER, Header, MAX_REASON};
 /// Bytes behind those wanted that come with one system call. More of a payload would be copied once more than it need be.
 const READ_AHEAD: usize = 8 << 10;
 
+/// Below this, what is left of a payload comes from a socket through the buffer, together with what is behind it.
+const DIRECT_READ: usize = 16 << 10;
+
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) peer: Member,
@@ -26,8 +29,6 @@ pub(super) struct Link {
     rx_end: usize,
     /// The next frame's header, read and not yet used.
     pub(super) header: Option<Header>,
-    /// Messages that are ready to be read elsewhere than on the link, oldest first. All came before `header`.
-    pub(super) announced: VecDeque<Header>,
     /// The other end has closed, and how.
     pub(super) closed: Option<String>,
     /// The other end has said that it leaves in good order.
@@ -66,6 +67,19 @@ pub(super) enum Moved {
     Closed,
 }
 
+/// What became of an attempt to send a message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Sent {
+    /// All of it has left.
+    Complete,
+    /// So many bytes of the payload have left, and more may follow at once.
+    Part(usize),
+    /// So many have left, and the link takes no more just now.
+    Full(usize),
+    /// The link has ended.
+    Closed,
+}
+
 /// Bytes that are no frame header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct NoHeader;
@@ -77,7 +91,6 @@ impl Link {
             peer,
             channel,
             shared: None,
-            announced: VecDeque::new(),
             // A control frame must fit whole.
             rx: vec![0; segment.max(HEADER + MAX_REASON) + HEADER],
             rx_start: 0,
@@ -242,7 +255,7 @@ impl Link {
     /// buffer then holds it.
     pub(super) fn read_message(&mut self, expected: &[u8; HEADER], target: &mut [u8]) -> Option<Moved> {
         debug_assert!(!self.is_shared());
-        if !self.is_between_frames() || !self.announced.is_empty() {
+        if !self.is_between_frames() {
             return None;
         }
         // If it is something else, the buffer has to take it.
@@ -268,13 +281,6 @@ impl Link {
         self.rx_start == self.rx_end && self.header.is_none() && self.partial.is_none()
     }
 
-    /// Goes from the header of the next message to its payload.
-    pub(super) fn open_message(&mut self) {
-        if self.announced.pop_front().is_none() {
-            self.header = None;
-        }
-    }
-
     /// Takes a header from the buffer, if a whole one is there.
     ///
     /// # Errors
@@ -284,6 +290,52 @@ impl Link {
         let header = Header::decode(bytes).ok_or(NoHeader)?;
         self.consume(HEADER);
         Ok(Some(header))
+    }
+
+    /// Sends more of a message: `payload` is what may go now, from where the last piece ended, and `left` counts the bytes from there
+    /// on, those that may not go yet included.
+    pub(super) fn send_message(&mut self, header: &Header, payload: &[u8], left: usize) -> Sent {
+        if !self.mid_frame && !self.flush_control() {
+            return Sent::Full(0);
+        }
+        let (header, begun) = (header.encode(), self.header_sent);
+        let bytes = match self.send(&header[begun..], payload) {
+            Moved::Bytes(bytes) => bytes,
+            Moved::WouldBlock => return Sent::Full(0),
+            Moved::Closed => return Sent::Closed,
+        };
+        let of_header = bytes.min(HEADER - begun);
+        let of_payload = bytes - of_header;
+        self.header_sent += of_header;
+        self.mid_frame = self.header_sent < HEADER || of_payload < left;
+        if !self.mid_frame {
+            self.header_sent = 0;
+            return Sent::Complete;
+        }
+        let all = bytes == HEADER - begun + payload.len();
+        if all { Sent::Part(of_payload) } else { Sent::Full(of_payload) }
+    }
+
+    /// Receives more of the open message's payload, to where it belongs.
+    pub(super) fn receive(&mut self, into: &mut [u8]) -> Moved {
+        if self.buffered().is_empty() && !into.is_empty() {
+            if into.len() >= DIRECT_READ || self.is_shared() {
+                return self.read_into(into);
+            }
+            match self.fill(into.len()) {
+                Moved::Bytes(_) => {}
+                nothing => return nothing,
+            }
+        }
+        let taken = into.len().min(self.buffered().len());
+        into[..taken].copy_from_slice(&self.buffered()[..taken]);
+        self.consume(taken);
+        Moved::Bytes(taken)
+    }
+
+    /// Takes up to `wanted` bytes of the open message into the buffer, to be reduced there.
+    pub(super) fn read_ahead(&mut self, wanted: usize) -> Moved {
+        if self.buffered().len() < wanted { self.fill(wanted) } else { Moved::Bytes(0) }
     }
 
     /// Sends two pieces, in order, as far as they go now.
@@ -410,7 +462,7 @@ mod tests {
         let fingerprint =
             CallFingerprint { operation: Operation::AllGather, dtype: DType::U8, count: length };
         let (algorithm, rank) = (Algorithm::Direct, Rank(1));
-        Header { kind, fingerprint, algorithm, sequence: 7, length, address: 0, rank }.encode()
+        Header { kind, fingerprint, algorithm, sequence: 7, length, rank }.encode()
     }
 
     /// A link, and its other end.

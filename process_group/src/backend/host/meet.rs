@@ -5,7 +5,6 @@ use std::time::Instant;
 
 use super::Host;
 use super::shared::{Bell, INTRODUCTION, Introduction, Offered, Rings};
-use super::transport::CrossMemory;
 use crate::backend::Backend;
 use crate::buffer::{View, ViewMut};
 use crate::call::Call;
@@ -13,7 +12,7 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::mesh::Peer;
 use crate::operation::{CallFingerprint, Operation, ReduceOp};
-use crate::paths::host::{Links, agreement, table};
+use crate::paths::host::{Links, table};
 
 /// Why links within a host stay on sockets. Its ranks exchange the index and take the smallest.
 const REASONS: [&str; 3] = [
@@ -33,8 +32,7 @@ const SHARED: u8 = REASONS.len() as u8;
 type Mapped = (Offered, Vec<(Peer, Rings)>);
 
 impl Host {
-    /// Finds out whether links within hosts can go through shared memory, and whether every rank can read every other's memory. All
-    /// members call this, once, before anything else.
+    /// Finds out whether links within hosts can go through shared memory. All members call this, once, before anything else.
     pub(crate) fn meet(&mut self, deadline: Instant) -> Result<()> {
         if self.links.world_size() == 1 {
             return Ok(());
@@ -46,17 +44,12 @@ impl Host {
     fn agree(&mut self, deadline: Instant) -> Result<()> {
         let (host, _) = self.topology.hosts.place(self.rank.index());
         let (standing, mapped) = self.share(deadline)?;
-        // One byte for each host, and one for all.
-        let mut agreed = vec![SHARED; self.topology.hosts.count() + 1];
+        // One byte for each host.
+        let mut agreed = vec![SHARED; self.topology.hosts.count()];
         agreed[host] = standing;
-        agreed[self.topology.hosts.count()] = u8::from(self.readable.is_some());
         let call = first_call(Operation::AllReduce(ReduceOp::Min), deadline, None, Some(&mut agreed));
         self.submit(call)?;
-        let is_readable = agreed.pop() == Some(1);
         let why_not = REASONS.get(usize::from(agreed[host])).copied();
-        let has_processors = self.topology.fewest_cpus > 1;
-        let readable = self.readable.take().filter(|_| is_readable);
-        self.cross_memory = readable.map(|processes| CrossMemory::new(processes, has_processors));
         if let (Some((offered, rings)), None) = (mapped, why_not) {
             self.go_through(rings, offered.close());
         }
@@ -68,9 +61,8 @@ impl Host {
             Some(why) => Links::Sockets(why),
             None => Links::SharedMemory,
         };
-        self.agreement = agreement(links, &self.topology.hosts);
         let Self { topology, settings, .. } = &self;
-        self.paths = table(topology, links, self.cross_memory.is_some(), settings.demand, &settings.tuned);
+        self.paths = table(topology, links, settings.demand, &settings.tuned);
         self.choices.clear();
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! Our own collectives between ranks on host memory.
 //!
 //! A group is a full mesh of links. A call takes a path from the group's [table](crate::paths), makes (or remembers) its
-//! program and runs it on the caller's thread; nothing else touches the links. The links always carry the headers, and
-//! the path's [`transport`] moves the payloads. Links are sockets, or go through memory that the ranks [share](shared).
+//! program and runs it on the caller's thread; nothing else touches the links. Links are sockets, or go through memory that the ranks
+//! [share](shared).
 
 mod compiled;
 mod executor;
@@ -14,7 +14,6 @@ mod shared;
 mod spin;
 #[cfg(test)]
 mod tests;
-mod transport;
 mod unexpected;
 
 use std::sync::Arc;
@@ -27,16 +26,16 @@ use crate::backend_kind::BackendKind;
 use crate::call::Call;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::mesh::memory::ReadableProcess;
-use crate::mesh::{Connection, Liveness, Peers};
+use crate::mesh::{Liveness, Peers};
 use crate::operation::{CallFingerprint, Operation};
-use crate::paths::host::{Links, Topology, agreement, table};
+use crate::paths::host::{Links, Topology, table};
 use crate::paths::tuned::TunedRange;
 use crate::paths::{Path, PathTable};
 use crate::rank::Rank;
 use crate::roster::Member;
 use crate::schedule::Algorithm;
-use crate::schedule::build::{Agreement, CollectiveSpec};
+use crate::schedule::build::CollectiveSpec;
+use crate::security::Channel;
 use crate::wire::frame::{Header, Kind, MAX_REASON};
 use compiled::Compiled;
 use executor::{Context, History, Progress, Run, Spaces};
@@ -44,7 +43,6 @@ pub(crate) use factory::Factory;
 use link::Link;
 use shared::Bell;
 use spin::SpinPolicy;
-use transport::{CrossMemory, Stream, Transport};
 
 /// Choices and programs remembered. A model has a handful of shapes; more than this many come from a sweep over lengths.
 const REMEMBERED: usize = 512;
@@ -72,18 +70,11 @@ pub(crate) struct Host {
     rank: Rank,
     global_rank: Rank,
     links: Peers<Link>,
-    stream: Stream,
     /// What wakes this rank, where the links go through memory.
     bell: Option<Bell>,
-    /// Where every rank can read every other's memory.
-    cross_memory: Option<CrossMemory>,
-    /// The processes of all peers, if this rank can read the memory of each.
-    readable: Option<Peers<ReadableProcess>>,
     settings: Settings,
     topology: Topology,
     paths: PathTable,
-    /// How the ranks agree on rooted calls.
-    agreement: Agreement,
     /// The paths of calls that were made before. The keys come from this rank's own calls, so the hash need not resist attacks; the
     /// standard library's took 600 instructions more for a call.
     choices: HashMap<(Operation, DType, usize), Path>,
@@ -99,12 +90,10 @@ impl Host {
         group: &str,
         rank: Rank,
         members: &[&Member],
-        connections: Peers<Connection>,
+        connections: Peers<Channel>,
         settings: Settings,
     ) -> Self {
-        let mut processes = vec![None; members.len()];
-        let links = connections.map(|peer, Connection { channel, readable }| {
-            processes[peer.index()] = readable;
+        let links = connections.map(|peer, channel| {
             Link::new(members[peer.index()].clone(), channel, settings.segment)
         });
         let topology = Topology::of(members);
@@ -113,12 +102,8 @@ impl Host {
             rank,
             global_rank: members[rank.index()].rank,
             links,
-            stream: Stream,
-            bell: None,
-            cross_memory: None,
-            readable: Peers::complete(rank.index(), processes).ok(),
-            agreement: agreement(Links::Sockets(""), &topology.hosts),
-            paths: table(&topology, Links::Sockets(""), false, settings.demand, &settings.tuned),
+                    bell: None,
+            paths: table(&topology, Links::Sockets(""), settings.demand, &settings.tuned),
             topology,
             settings,
             choices: HashMap::default(),
@@ -156,10 +141,9 @@ impl Host {
 }
 
 /// The algorithm by which a call goes that takes this path.
-fn algorithm(path: Path, operation: Operation) -> Option<Algorithm> {
+fn algorithm(path: Path) -> Option<Algorithm> {
     match path {
         Path::Tcp(algorithm) | Path::SharedMemory(algorithm) => Some(algorithm),
-        Path::CrossMemory => Algorithm::zero_copy(operation),
         Path::Local | Path::Loopback | Path::Nccl | Path::PeerMemory(_) => None,
     }
 }
@@ -173,7 +157,7 @@ impl Backend for Host {
         let Call { fingerprint, sequence, deadline, in_place, input, output, interrupt, .. } = call;
         let operation = fingerprint.operation;
         let path = self.path(operation, fingerprint.dtype, fingerprint.count);
-        let algorithm = algorithm(path, operation)
+        let algorithm = algorithm(path)
             .ok_or_else(|| Error::invalid(format!("{operation} cannot go by `{path}` between ranks")))?;
         // By recursive doubling, a barrier exchanges one byte.
         let mut token = [0u8];
@@ -183,13 +167,7 @@ impl Backend for Host {
             (Some(view), _) => (fingerprint.count, view.host()?),
             (None, _) => (fingerprint.count, &mut []),
         };
-        let zero_copy = match path {
-            Path::CrossMemory => CrossMemory::ZERO_COPY,
-            _ => Stream::ZERO_COPY,
-        };
-        let spec =
-            CollectiveSpec { operation, algorithm, count, in_place, zero_copy, agreement: self.agreement };
-        let compiled = self.program(spec);
+        let compiled = self.program(CollectiveSpec { operation, algorithm, count, in_place });
         let scratch = self.scratch.first(compiled.scratch * fingerprint.dtype.size());
         if !operation.is_point_to_point() {
             self.history.push(sequence, fingerprint);
@@ -207,7 +185,6 @@ impl Backend for Host {
                 interrupt: interrupt.as_deref(),
             },
             links: &mut self.links,
-            transport: &mut self.stream,
             compiled: &compiled,
             fingerprint,
             sequence,
@@ -215,13 +192,7 @@ impl Backend for Host {
             spaces: Spaces { input: input.map(|v| v.host()).transpose()?, output, scratch },
             progress: &mut self.progress,
         };
-        match (path, &mut self.cross_memory) {
-            (Path::CrossMemory, Some(cross_memory)) => run.on(cross_memory).run()?,
-            (Path::CrossMemory, None) => {
-                return Err(Error::invalid("the ranks of this group cannot read each other's memory"));
-            }
-            _ => run.run()?,
-        }
+        run.run()?;
         Ok(Completion { path, enqueued: false, captured: false, waited: self.progress.waited() })
     }
 
@@ -243,9 +214,9 @@ impl Backend for Host {
 }
 
 /// Tells the members that were reached why a group is not made. `me` is this rank's global rank.
-fn decline(me: Rank, members: &[&Member], connections: Vec<Option<Connection>>, why: &Error) {
+fn decline(me: Rank, members: &[&Member], connections: Vec<Option<Channel>>, why: &Error) {
     for (member, connection) in members.iter().zip(connections) {
-        if let Some(Connection { channel, .. }) = connection {
+        if let Some(channel) = connection {
             abort(&mut Link::new((*member).clone(), channel, 0), me, why);
         }
     }
@@ -269,7 +240,6 @@ fn abort(link: &mut Link, me: Rank, why: &Error) {
         return;
     }
     link.queue_control(&header, reason);
-    // The peer may be reading this rank's memory, which its caller gets back next: it must know by now.
     if !link.flush_control() {
         link.cut();
     }
@@ -277,7 +247,7 @@ fn abort(link: &mut Link, me: Rank, why: &Error) {
 
 fn control(kind: Kind, rank: Rank, length: usize) -> Header {
     let fingerprint = CallFingerprint { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
-    Header { kind, fingerprint, algorithm: Algorithm::Direct, sequence: 0, length, address: 0, rank }
+    Header { kind, fingerprint, algorithm: Algorithm::Direct, sequence: 0, length, rank }
 }
 
 impl Drop for Host {

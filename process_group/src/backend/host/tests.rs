@@ -30,7 +30,7 @@ fn on_hosts(rank: usize, hosts: &[&str], settings: Settings, mut streams: Vec<Tc
         members.map(|(rank, host)| Member { host: (*host).into(), ..member(rank) }).collect();
     let connections = Peers::from_fn(rank, hosts.len(), |_| {
         let stream = streams.remove(0);
-        Connection { channel: Channel::clear(stream.try_into().unwrap()), readable: None }
+        Channel::clear(stream.try_into().unwrap())
     });
     let members: Vec<&Member> = members.iter().collect();
     Host::new("tested", Rank(rank as u32), &members, connections, settings)
@@ -355,7 +355,7 @@ fn a_rank_that_does_not_make_the_group_is_named() {
 fn a_silent_process_is_blamed_only_if_it_explains_who_is_missing() {
     let bound = Bound::new(Ipv4Addr::LOCALHOST.into()).unwrap();
     let security = Security::new(&SecurityConfig::default()).unwrap();
-    let settings = mesh::Settings { handshake: LATE, socket_buffer: None, cross_memory: false, security };
+    let settings = mesh::Settings { handshake: LATE, socket_buffer: None, security };
     let mesh = Mesh::start(bound, Epoch(1), Rank(0), Secret::new([7; 32]), &settings).unwrap();
     // The kernel accepts for a process that is stopped.
     let stopped = TcpListener::bind("127.0.0.1:0").unwrap();

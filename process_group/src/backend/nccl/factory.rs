@@ -10,10 +10,9 @@ use crate::capability::{Capability, ComponentVersion, Exclusive};
 use crate::device::symbols::Table;
 use crate::device::{Device, DeviceError, Libraries, Nccl, Version};
 use crate::error::{Error, Result};
-use crate::mesh::{Connection, Unconnected};
+use crate::mesh::Unconnected;
 use crate::nvml::Nvml;
 use crate::rank::LocalRank;
-use crate::security::Channel;
 
 /// Takes a GPU for this rank, and makes its groups.
 #[derive(Default)]
@@ -163,13 +162,13 @@ impl BackendFactory for Factory {
             _ => CommInit::Id(&**group.store),
         };
         let channels = match group.connect() {
-            Ok(connections) => channels(connections.into_slots()),
+            Ok(connections) => connections.into_slots(),
             Err(unconnected) => {
                 let Unconnected { error, connections } = *unconnected;
                 // What another rank has said to all of them says more than that it is gone.
                 let told = self.world.as_ref().and_then(|world| world.check().err());
                 let error = told.unwrap_or(error);
-                stream::decline(channels(connections), &error);
+                stream::decline(connections, &error);
                 return Err(error);
             }
         };
@@ -188,8 +187,4 @@ impl BackendFactory for Factory {
         self.world.get_or_insert(comm);
         Ok(AnyBackend::Stream(Box::new(backend)))
     }
-}
-
-fn channels(connections: Vec<Option<Connection>>) -> Vec<Option<Channel>> {
-    connections.into_iter().map(|connection| connection.map(|c| c.channel)).collect()
 }

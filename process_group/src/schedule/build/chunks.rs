@@ -1,7 +1,7 @@
 //! Operations with a chunk for each rank.
 
 use super::Builder;
-use crate::schedule::program::{Region, Source, Space};
+use crate::schedule::program::Source;
 
 impl Builder {
     pub(super) fn all_gather_ring(&mut self) {
@@ -83,19 +83,9 @@ impl Builder {
     }
 
     pub(super) fn all_to_all(&mut self) {
-        // In place, the message from a rank overwrites the one to it, as far as that has left already; what is only read
-        // where it lies is put aside.
-        let leaves_first = self.spec.in_place && self.spec.zero_copy;
+        // In place, the message from a rank overwrites the one to it, as far as that has left already.
         for to in self.others() {
-            let chunk = self.input(self.rank_chunk(to));
-            if leaves_first {
-                let aside = Region { space: Space::Scratch, ..chunk };
-                self.program.scratch = self.n * self.spec.count;
-                self.copy(chunk, aside);
-                self.send(to, aside);
-            } else {
-                self.send(to, chunk);
-            }
+            self.send(to, self.input(self.rank_chunk(to)));
         }
         self.copy(self.input(self.rank_chunk(self.rank)), self.output(self.rank_chunk(self.rank)));
         for from in self.others() {

@@ -1,15 +1,14 @@
 //! Headers: what comes next on a link, whether it fits the call, and the frames that are no data.
 
 use super::Run;
-use crate::backend::host::link::{Moved, NoHeader};
-use crate::backend::host::transport::Transport;
+use crate::backend::host::link::{Link, Moved, NoHeader};
 use crate::error::{Error, Result};
 use crate::mesh::Peer;
 use crate::operation::Operation;
 use crate::paths::Path;
 use crate::wire::frame::{HEADER, Header, Kind};
 
-impl<T: Transport> Run<'_, T> {
+impl Run<'_> {
     /// The next message's header, if it is there. Acts on control frames before it.
     pub(super) fn next_header(&mut self, peer: Peer) -> Result<Option<Header>> {
         loop {
@@ -18,15 +17,14 @@ impl<T: Transport> Run<'_, T> {
             if link.partial.is_some() && !link.continue_unexpected() {
                 return if link.closed.is_some() { Err(self.lost(peer)) } else { Ok(None) };
             }
-            let announced = link.announced.front().copied();
             if let Some(header) = link.header {
                 if header.kind == Kind::Data {
-                    return Ok(announced.or(Some(header)));
+                    return Ok(Some(header));
                 }
                 if link.buffered().len() < header.following() {
                     return match link.fill(header.following()) {
                         Moved::Bytes(_) => continue,
-                        Moved::WouldBlock => Ok(announced),
+                        Moved::WouldBlock => Ok(None),
                         Moved::Closed => Err(self.lost(peer)),
                     };
                 }
@@ -46,10 +44,8 @@ impl<T: Transport> Run<'_, T> {
             }
             match link.fill(HEADER) {
                 Moved::Bytes(_) => {}
-                Moved::WouldBlock => return Ok(announced),
+                Moved::WouldBlock => return Ok(None),
                 Moved::Closed if link.return_to_channel() => {}
-                // What a peer has announced, it has left behind when it leaves in good order.
-                Moved::Closed if link.goodbye && announced.is_some() => return Ok(announced),
                 Moved::Closed => return Err(self.lost(peer)),
             }
         }
@@ -57,7 +53,7 @@ impl<T: Transport> Run<'_, T> {
 
     /// Whether the link's next bytes are payload, so that no header can be looked for.
     pub(super) fn in_payload(&self, peer: Peer) -> bool {
-        T::IN_BAND && self.progress.peers[peer].open
+        self.progress.peers[peer].open
     }
 
     pub(super) fn control(&mut self, peer: Peer, header: Header) -> Result<()> {
@@ -68,8 +64,6 @@ impl<T: Transport> Run<'_, T> {
         link.header = None;
         match header.kind {
             Kind::Data => unreachable!("data is not control"),
-            Kind::ReadyToSend => link.announced.push_back(header),
-            Kind::Acknowledgement => self.acknowledged(peer, &header)?,
             Kind::Abort => {
                 let reason = String::from_utf8_lossy(&link.buffered()[..header.length]).into_owned();
                 link.consume(header.length);
@@ -139,6 +133,11 @@ impl<T: Transport> Run<'_, T> {
         Ok(())
     }
 
+    /// Sends what is left to say to peers. `false` while something is.
+    pub(super) fn has_flushed(&mut self) -> bool {
+        self.links.iter_mut().all(Link::flush)
+    }
+
     pub(super) fn expects(&self, peer: Peer) -> bool {
         self.progress.peers[peer].received < self.compiled.receives[peer].len()
     }
@@ -149,9 +148,8 @@ impl<T: Transport> Run<'_, T> {
 
     /// The path that the sender of this header takes.
     fn path_of(&self, header: &Header) -> Path {
-        match (header.kind, self.context.bell) {
-            (Kind::ReadyToSend, _) => Path::CrossMemory,
-            (_, Some(bell)) if bell.pipe().is_none() => Path::SharedMemory(header.algorithm),
+        match self.context.bell {
+            Some(bell) if bell.pipe().is_none() => Path::SharedMemory(header.algorithm),
             _ => Path::Tcp(header.algorithm),
         }
     }
@@ -167,9 +165,8 @@ impl<T: Transport> Run<'_, T> {
             mine.operation = Operation::Send { to: self.context.rank };
         }
         if header.sequence == self.sequence && header.fingerprint == mine {
-            let kind = if T::IN_BAND { Kind::Data } else { Kind::ReadyToSend };
-            let expected = Header { kind, ..self.header(header.length) };
-            if header.kind == kind && header.algorithm == expected.algorithm {
+            let expected = self.header(header.length);
+            if header.kind == Kind::Data && header.algorithm == expected.algorithm {
                 return Ok(());
             }
             return Err(Error::Mismatch {

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use super::Run;
-use crate::backend::host::transport::Transport;
 use crate::error::Error;
 use crate::mesh::Peer;
 use crate::operation::Operation;
@@ -12,7 +11,7 @@ use crate::rank::Rank;
 /// How long a rank whose deadline has passed waits for the others to answer where they are.
 const ANSWERS: Duration = Duration::from_millis(300);
 
-impl<T: Transport> Run<'_, T> {
+impl Run<'_> {
     pub(super) fn lost(&self, peer: Peer) -> Error {
         let link = &self.links[peer];
         let detail = if link.goodbye {

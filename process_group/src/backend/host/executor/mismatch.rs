@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 
 use super::Run;
 use crate::backend::host::link::Moved;
-use crate::backend::host::transport::Transport;
 use crate::error::{Error, Result};
 use crate::mesh::Peer;
 use crate::operation::CallFingerprint;
@@ -21,7 +20,7 @@ const ANSWER: Duration = Duration::from_millis(800);
 /// This rank's newest collectives.
 pub(in crate::backend::host) type History = crate::backend::history::History<CallFingerprint>;
 
-impl<T: Transport> Run<'_, T> {
+impl Run<'_> {
     /// Compares a header with this rank's own call of the same number, if that is remembered.
     pub(super) fn compare(&self, peer: Peer, header: &Header) -> Result<()> {
         if header.fingerprint.operation.is_point_to_point() {
@@ -85,7 +84,6 @@ impl<T: Transport> Run<'_, T> {
     pub(super) fn read_past(&mut self, peer: Peer, skip: &mut usize) -> Result<()> {
         loop {
             let link = &mut self.links[peer];
-            link.announced.clear();
             if let Some(data) = link.header.take_if(|h| h.kind == Kind::Data) {
                 *skip += data.length;
             }

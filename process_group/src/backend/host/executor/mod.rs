@@ -1,6 +1,5 @@
 //! Runs one rank's program over its links: moves whatever can move, and waits when nothing can.
 
-mod acknowledge;
 mod control;
 mod failure;
 mod mismatch;
@@ -14,10 +13,9 @@ pub(super) use mismatch::History;
 use std::time::{Duration, Instant};
 
 use super::compiled::{Compiled, Copy, Send};
-use super::link::Link;
+use super::link::{Link, Sent};
 use super::shared::Bell;
 use super::spin::SpinPolicy;
-use super::transport::{Outgoing, Sent, Transport};
 use crate::call::Interrupt;
 use crate::error::Result;
 use crate::mesh::{Liveness, Peer, Peers};
@@ -89,10 +87,8 @@ pub(super) struct Progress {
 /// Progress of the messages to and from one peer.
 #[derive(Clone, Copy, Default, Debug)]
 struct PeerProgress {
-    /// Messages that have left, or that the peer has been told of.
+    /// Messages that have left.
     sent: usize,
-    /// Of these, those whose memory may be written again.
-    released: usize,
     /// Messages received.
     received: usize,
     /// The header of the message after those has been read.
@@ -123,10 +119,9 @@ impl Progress {
 }
 
 /// One call of one rank.
-pub(super) struct Run<'a, T> {
+pub(super) struct Run<'a> {
     pub(super) context: Context<'a>,
     pub(super) links: &'a mut Peers<Link>,
-    pub(super) transport: &'a mut T,
     pub(super) compiled: &'a Compiled,
     pub(super) fingerprint: CallFingerprint,
     pub(super) sequence: u64,
@@ -135,13 +130,7 @@ pub(super) struct Run<'a, T> {
     pub(super) progress: &'a mut Progress,
 }
 
-impl<'a, T: Transport> Run<'a, T> {
-    /// The same call on another transport.
-    pub(super) fn on<U>(self, transport: &'a mut U) -> Run<'a, U> {
-        let Run { context, links, compiled, fingerprint, sequence, deadline, spaces, progress, .. } = self;
-        Run { context, links, transport, compiled, fingerprint, sequence, deadline, spaces, progress }
-    }
-
+impl Run<'_> {
     /// Does the whole program.
     pub(super) fn run(mut self) -> Result<()> {
         let started = Instant::now();
@@ -165,7 +154,7 @@ impl<'a, T: Transport> Run<'a, T> {
             if moved && let Some(since) = asleep_since.take() {
                 self.note_silence(since);
             }
-            if self.progress.left == 0 && !self.has_more_to_say() {
+            if self.progress.left == 0 && self.has_flushed() {
                 return Ok(());
             }
             if moved {
@@ -304,22 +293,19 @@ impl<'a, T: Transport> Run<'a, T> {
             let (done, allowed) = (self.progress.done[node], self.allowed(node));
             let left = length - done;
             // Whole segments, not dribbles; but what can go together with the header goes.
-            let piece = if T::ZERO_COPY { left } else { left.min(self.context.segment) };
-            if allowed - done < piece {
+            if allowed - done < left.min(self.context.segment) {
                 break;
             }
             let payload = self.spaces.read(region, self.fingerprint.dtype.size(), done, allowed);
-            let message = Outgoing { header: self.header(length), payload, left };
-            let sent = self.transport.send(peer, &mut self.links[peer], &message);
+            let header = self.header(length);
+            let sent = self.links[peer].send_message(&header, payload, left);
             let progress = &mut self.progress.peers[peer];
             match sent {
                 Sent::Complete => {
                     progress.sent += 1;
-                    progress.released += 1;
                     self.progress.done[node] = length;
                     self.finish();
                 }
-                Sent::Announced => progress.sent += 1,
                 Sent::Part(bytes) => self.progress.done[node] = done + bytes,
                 Sent::Full(bytes) => {
                     progress.full = true;
@@ -334,10 +320,6 @@ impl<'a, T: Transport> Run<'a, T> {
             }
             moved = true;
         }
-        if !T::IN_BAND {
-            moved |= self.hear_acknowledgements(peer)?;
-            self.links[peer].flush_control();
-        }
         Ok(moved)
     }
 
@@ -348,7 +330,6 @@ impl<'a, T: Transport> Run<'a, T> {
             algorithm: self.compiled.spec.algorithm,
             sequence: self.sequence,
             length,
-            address: 0,
             rank: self.context.global_rank,
         }
     }

@@ -3,7 +3,6 @@
 use super::Run;
 use crate::backend::host::compiled::{Receive, Target};
 use crate::backend::host::link::Moved;
-use crate::backend::host::transport::Transport;
 use crate::error::Result;
 use crate::mesh::Peer;
 use crate::operation::Operation;
@@ -14,7 +13,7 @@ use crate::wire::frame::Header;
 /// comes with what is read ahead and is copied.
 const SCATTERED_FROM: usize = 4 << 10;
 
-impl<T: Transport> Run<'_, T> {
+impl Run<'_> {
     pub(super) fn pull(&mut self, peer: Peer) -> Result<bool> {
         let compiled = self.compiled;
         let mut moved = false;
@@ -56,8 +55,7 @@ impl<T: Transport> Run<'_, T> {
     fn open_expected(&mut self, peer: Peer, next: &Receive) -> Option<Moved> {
         let Receive { node, into: Target::Region(region) } = *next else { return None };
         let (allowed, length) = (self.allowed(node), self.length(node));
-        if !T::IN_BAND
-            || allowed < SCATTERED_FROM
+        if allowed < SCATTERED_FROM
             || self.links[peer].is_shared()
             || self.fingerprint.operation.is_point_to_point()
         {
@@ -69,7 +67,6 @@ impl<T: Transport> Run<'_, T> {
         let moved = link.read_message(&expected.encode(), target)?;
         if let Moved::Bytes(bytes) = moved {
             link.seen = link.seen.max(Some(self.sequence));
-            self.transport.open(peer, &expected);
             self.progress.done[node] = bytes;
             self.progress.peers[peer].open = true;
         }
@@ -100,8 +97,7 @@ impl<T: Transport> Run<'_, T> {
         }
         self.check(peer, &header)?;
         self.check_length(peer, &header, node)?;
-        self.links[peer].open_message();
-        self.transport.open(peer, &header);
+        self.links[peer].header = None;
         self.progress.peers[peer].open = true;
         Ok(true)
     }
@@ -135,18 +131,24 @@ impl<T: Transport> Run<'_, T> {
     fn receive(&mut self, peer: Peer, node: usize, region: Region) -> Result<bool> {
         let (done, allowed, size) = (self.progress.done[node], self.allowed(node), self.size());
         let target = self.spaces.write(region, size, done, allowed);
-        let bytes = match self.transport.receive(peer, &mut self.links[peer], done, target) {
-            Ok(Moved::Bytes(bytes)) => bytes,
-            Ok(Moved::WouldBlock) => return Ok(false),
-            Ok(Moved::Closed) => return Err(self.lost(peer)),
-            Err(why) => return Err(self.unreadable(peer, &why)),
+        let bytes = match self.links[peer].receive(target) {
+            Moved::Bytes(bytes) => bytes,
+            Moved::WouldBlock => return Ok(false),
+            Moved::Closed => return Err(self.lost(peer)),
         };
         self.progress.done[node] = done + bytes;
         if done + bytes == self.length(node) {
-            self.close_message(peer)?;
+            self.close_message(peer);
             self.finish();
             return Ok(true);
         }
         Ok(bytes > 0)
+    }
+
+    /// A message has been received whole.
+    pub(super) fn close_message(&mut self, peer: Peer) {
+        let progress = &mut self.progress.peers[peer];
+        progress.open = false;
+        progress.received += 1;
     }
 }

@@ -3,21 +3,20 @@
 use super::{Run, Spaces};
 use crate::backend::host::compiled::{Operand, Reduction};
 use crate::backend::host::link::Moved;
-use crate::backend::host::transport::Transport;
 use crate::error::Result;
 use crate::mesh::Peer;
 use crate::operation::ReduceOp;
 use crate::reduce::{self, Source};
 use crate::schedule::program::Space;
 
-impl<T: Transport> Run<'_, T> {
+impl Run<'_> {
     /// Reduces as many elements as every operand has and hazards allow; takes in more from `from` first if it lacks.
     pub(super) fn reduce(&mut self, from: Peer, reduction: &Reduction) -> Result<bool> {
         let Reduction { node, ref peers, .. } = *reduction;
         let (length, done) = (self.length(node), self.progress.done[node]);
         let segment = self.context.segment;
         let link = &mut self.links[from];
-        let read = match self.transport.read_ahead(from, link, (length - done).min(segment)) {
+        let read = match link.read_ahead((length - done).min(segment)) {
             Moved::Bytes(bytes) => bytes > 0,
             Moved::Closed if link.buffered().len() < length - done => return Err(self.lost(from)),
             Moved::WouldBlock | Moved::Closed => false,
@@ -28,22 +27,19 @@ impl<T: Transport> Run<'_, T> {
         let size = self.size();
         let mut ready = (self.allowed(node) - done).min(segment - segment % size);
         for &peer in peers {
-            match self.transport.stage(peer, &mut self.links[peer], done, ready) {
-                Ok(bytes) => ready = bytes,
-                Err(why) => return Err(self.unreadable(peer, &why)),
-            }
+            ready = ready.min(self.links[peer].buffered().len());
         }
         ready -= ready % size;
         if ready > 0 {
             self.reduce_ready(reduction, done, ready);
             self.progress.done[node] += ready;
             for &peer in peers {
-                self.transport.consume(peer, &mut self.links[peer], ready);
+                self.links[peer].consume(ready);
             }
         }
         if self.progress.done[node] == length {
             for &peer in peers {
-                self.close_message(peer)?;
+                self.close_message(peer);
             }
             self.finish();
             return Ok(true);
@@ -78,9 +74,7 @@ impl<T: Transport> Run<'_, T> {
         let sources: Vec<Source<'_>> = operands
             .iter()
             .map(|operand| match (*operand, own) {
-                (Operand::Peer(peer), _) => {
-                    Source::Bytes(&self.transport.staged(peer, &self.links[peer])[..ready])
-                }
+                (Operand::Peer(peer), _) => Source::Bytes(&self.links[peer].buffered()[..ready]),
                 (Operand::Own(region), Some(own)) => {
                     Source::Bytes(&own[region.start * size + done..region.start * size + done + ready])
                 }

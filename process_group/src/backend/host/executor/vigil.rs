@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use super::Run;
 use crate::backend::blame;
-use crate::backend::host::transport::Transport;
 use crate::error::Error;
 use crate::mesh::{Liveness, Peer, Pulse};
 use crate::operation::Operation;
@@ -36,7 +35,7 @@ impl Vigil {
     }
 }
 
-impl<T: Transport> Run<'_, T> {
+impl Run<'_> {
     /// Looks at the peers, and says when one stops responding, or responds again.
     pub(super) fn look_after_peers(&self, vigil: &mut Vigil, liveness: &Liveness) {
         if vigil.0.is_empty() {
@@ -79,8 +78,7 @@ impl<T: Transport> Run<'_, T> {
     }
 
     fn waits_for(&self, peer: Peer) -> bool {
-        let progress = &self.progress.peers[peer];
-        self.expects(peer) || progress.full || progress.released < progress.sent
+        self.expects(peer) || self.progress.peers[peer].full
     }
 
     /// The error at the deadline: names a peer whose process does not respond, if that explains who is missing.

@@ -9,12 +9,11 @@ use crate::backend::host::compiled::{Receive, Target};
 use crate::backend::host::link::Link;
 use crate::backend::host::poll::poll_for;
 use crate::backend::host::shared::Bell;
-use crate::backend::host::transport::Transport;
 use crate::error::{Error, Result};
 use crate::mesh::Peer;
 use crate::wire::frame::Kind;
 
-impl<T: Transport> Run<'_, T> {
+impl Run<'_> {
     /// Sleeps until a link has something to read, or room. `false` once `until` has passed.
     pub(super) fn wait(&mut self, until: Instant) -> Result<bool> {
         let now = Instant::now();
@@ -23,7 +22,7 @@ impl<T: Transport> Run<'_, T> {
             self.look_at_channels(now);
             return Ok(false);
         }
-        self.sleep_until_news(T::NAP.map_or(left, |nap| left.min(nap)))?;
+        self.sleep_until_news(left)?;
         self.look_at_channels(Instant::now());
         self.progress.peers.iter_mut().for_each(|peer| peer.full = false);
         Ok(true)
@@ -35,7 +34,7 @@ impl<T: Transport> Run<'_, T> {
         let is_held = link.header.is_some_and(|header| header.kind == Kind::Data);
         let to_read = link.closed.is_none() && (self.in_payload(peer) || !is_held) && self.can_take(peer);
         let to_write = link.has_unsent()
-            || T::IN_BAND && self.progress.peers[peer].full
+            || self.progress.peers[peer].full
             || link.has_control() && !link.mid_frame;
         (to_read, to_write)
     }

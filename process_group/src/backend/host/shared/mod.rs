@@ -6,10 +6,8 @@
 //! The sockets stay: when a peer's end of one closes, the peer has gone.
 
 mod bell;
-mod copy;
 mod ring;
 mod segment;
-mod stores;
 #[cfg(test)]
 pub(super) mod tests;
 
@@ -79,7 +77,7 @@ impl Offered {
     pub(super) fn new(place: usize, ranks: usize, has_sockets: bool) -> io::Result<Self> {
         let (layout, token) = (Layout::of(ranks), *Secret::random().expose());
         let (segment, door) = Segment::create(layout.len())?;
-        segment.write(TOKEN, &token, false);
+        segment.write(TOKEN, &token);
         let segment = Arc::new(segment);
         let bell = Bell::new(&segment, has_sockets)?;
         Ok(Self { place, layout, segment, door, token, bell })
@@ -97,7 +95,7 @@ impl Offered {
     pub(super) fn open(&self, peer: &Introduction, place: usize) -> io::Result<Rings> {
         let segment = Segment::open(peer.pid, peer.descriptor, self.layout.len())?;
         let mut seen = Token::default();
-        segment.read(TOKEN, &mut seen, false);
+        segment.read(TOKEN, &mut seen);
         if seen != peer.token {
             return Err(io::Error::other("it is not the memory that the rank announced"));
         }

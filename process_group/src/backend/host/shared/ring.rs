@@ -7,29 +7,17 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicU32, fence};
-use std::time::{Duration, Instant};
 
 use super::bell::Waker;
 use super::segment::Segment;
-use super::stores::{Stores, TIMED_FROM, goes_past_cache};
 
 /// Where the control blocks of the rings begin.
 const CONTROLS: usize = 4096;
 /// Bytes of a control block: what the writer writes, what the reader writes, and what both do.
 const CONTROL: usize = 192;
 pub(super) const HEAD: usize = 0;
-/// After the writer's position, in its line: what it found of its stores.
-const FINDING: usize = 8;
 pub(super) const TAIL: usize = 64;
 const STARVED: usize = 128;
-/// If the writer stores past its cache, so does a reader that expects at least this many bytes. They would leave its cache before they are
-/// used.
-pub(super) const LONG: usize = 1 << 20;
-/// A reader that expects at least this many bytes stores past its cache in any case, until fewer than [`LONG`] are left. An ordinary store
-/// first reads the line from memory, and drives out what the writer has left in the cache. Measured between two ranks on a Zen 4: all-gathers
-/// of 10 MB to 100 MB take 0.76 to 0.85 of the time, broadcasts 0.79 to 0.95. On a Xeon, broadcasts of 10 MB to 100 MB take 0.90 to 0.99,
-/// shorter ones 1.0 to 1.06.
-pub(super) const VERY_LONG: usize = 4 << 20;
 /// How much one end copies before it tells the other, which can go on meanwhile.
 const PUBLISHED: usize = 32 << 10;
 
@@ -133,21 +121,21 @@ impl Ring {
     }
 
     /// As the writer: copies bytes in, for which there is room.
-    fn write(&mut self, mut bytes: &[u8], past_cache: bool) {
+    fn write(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             let (at, len) = self.next(bytes.len());
-            self.segment.write(at, &bytes[..len], past_cache);
+            self.segment.write(at, &bytes[..len]);
             self.position = self.position.wrapping_add(len as u64);
             bytes = &bytes[len..];
         }
     }
 
     /// As the reader: copies bytes out, which are there.
-    fn read(&mut self, mut into: &mut [u8], past_cache: bool) {
+    fn read(&mut self, mut into: &mut [u8]) {
         while !into.is_empty() {
             let (at, len) = self.next(into.len());
             let (piece, rest) = into.split_at_mut(len);
-            self.segment.read(at, piece, past_cache);
+            self.segment.read(at, piece);
             self.position = self.position.wrapping_add(len as u64);
             into = rest;
         }
@@ -156,11 +144,6 @@ impl Ring {
     /// Shows the other end how far this one has come.
     fn publish(&self, word: usize) {
         self.segment.double_word(self.control + word).store(self.position, Release);
-    }
-
-    /// What the writer found of its stores.
-    fn finding(&self) -> &AtomicU32 {
-        self.segment.word(self.control + FINDING)
     }
 
     /// The writer waits for room.
@@ -175,9 +158,6 @@ pub(in crate::backend::host) struct Rings {
     pub(super) out: Ring,
     pub(super) into: Ring,
     waker: Waker,
-    stores: Stores,
-    /// Whether a very long message comes from the peer.
-    pub(super) is_very_long: bool,
 }
 
 impl Rings {
@@ -191,8 +171,6 @@ impl Rings {
             out: Ring::new(waker.segment(), layout, me),
             into: Ring::new(mine, layout, peer),
             waker,
-            stores: Stores::default(),
-            is_very_long: false,
         }
     }
 
@@ -208,7 +186,7 @@ impl Rings {
         let first = &first[..first.len().min(space)];
         let second = &second[..second.len().min(space - first.len())];
         let (with_first, rest) = second.split_at(second.len().min(PUBLISHED));
-        self.out.write(first, false);
+        self.out.write(first);
         self.put(with_first);
         rest.chunks(PUBLISHED).for_each(|piece| self.put(piece));
         Ok(first.len() + second.len())
@@ -216,26 +194,9 @@ impl Rings {
 
     /// Copies a piece in, publishes all that has been copied in, and wakes the reader.
     fn put(&mut self, piece: &[u8]) {
-        let is_long = piece.len() >= TIMED_FROM;
-        let started = (is_long && self.stores.is_trial()).then(Instant::now);
-        self.out.write(piece, self.stores.go_past_cache());
-        if is_long {
-            self.note(piece.len(), started.map(|started| started.elapsed()));
-        }
+        self.out.write(piece);
         self.out.publish(HEAD);
         self.waker.wake();
-    }
-
-    /// Counts a long piece. `took` is its time in a trial.
-    pub(super) fn note(&mut self, bytes: usize, took: Option<Duration>) {
-        if let Some(finding) = self.stores.note(bytes, took, || self.into.finding().load(Relaxed)) {
-            self.out.finding().store(finding, Relaxed);
-        }
-    }
-
-    /// Whether what comes from the peer went past its cache.
-    pub(super) fn comes_past_cache(&self) -> bool {
-        goes_past_cache(self.into.finding().load(Relaxed))
     }
 
     /// Reads what is there, the first piece first.
@@ -253,14 +214,12 @@ impl Rings {
         }
         let first_len = first.len().min(there);
         let second_len = second.len().min(there - first_len);
-        self.is_very_long = first.len() >= if self.is_very_long { LONG } else { VERY_LONG };
-        let past_cache = self.is_very_long || first.len() >= LONG && self.comes_past_cache();
         for piece in first[..first_len].chunks_mut(PUBLISHED) {
-            self.into.read(piece, past_cache);
+            self.into.read(piece);
             self.into.publish(TAIL);
         }
         if second_len > 0 {
-            self.into.read(&mut second[..second_len], false);
+            self.into.read(&mut second[..second_len]);
             self.into.publish(TAIL);
         }
         // A writer waits only while the ring is full. The fence, which orders the position before the look, takes as long as a short

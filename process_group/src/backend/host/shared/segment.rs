@@ -23,8 +23,6 @@ use rustix::fs::{
     readlink,
 };
 
-use super::copy::copy;
-
 /// What the system calls the memory where it lists mappings and descriptors.
 const NAME: &str = "ryz-shared";
 
@@ -92,18 +90,18 @@ impl Segment {
         unsafe { AtomicU64::from_ptr(self.map.as_mut_ptr().add(at).cast()) }
     }
 
-    /// Copies bytes into the segment, `past_cache` or through it.
-    pub(super) fn write(&self, at: usize, bytes: &[u8], past_cache: bool) {
+    /// Copies bytes into the segment.
+    pub(super) fn write(&self, at: usize, bytes: &[u8]) {
         self.check(at, bytes.len());
         // SAFETY: in bounds; `bytes` is memory that only this process writes, so the two do not overlap.
-        unsafe { copy(bytes.as_ptr(), self.map.as_mut_ptr().add(at), bytes.len(), past_cache) }
+        unsafe { self.map.as_mut_ptr().add(at).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) }
     }
 
-    /// Copies bytes out of the segment, `past_cache` or through it.
-    pub(super) fn read(&self, at: usize, into: &mut [u8], past_cache: bool) {
+    /// Copies bytes out of the segment.
+    pub(super) fn read(&self, at: usize, into: &mut [u8]) {
         self.check(at, into.len());
         // SAFETY: in bounds; `into` is borrowed exclusively, so it is no part of the mapping.
-        unsafe { copy(self.map.as_ptr().add(at), into.as_mut_ptr(), into.len(), past_cache) }
+        unsafe { self.map.as_ptr().add(at).copy_to_nonoverlapping(into.as_mut_ptr(), into.len()) }
     }
 
     fn check(&self, at: usize, len: usize) {
@@ -137,11 +135,11 @@ mod tests {
         let (mine, door) = Segment::create(4096).unwrap();
         let theirs = Segment::open(std::process::id(), door.number(), 4096).unwrap();
         drop(door);
-        theirs.write(100, b"hello", false);
+        theirs.write(100, b"hello");
         theirs.word(0).store(7, SeqCst);
         theirs.double_word(4088).store(9, SeqCst);
         let mut bytes = [0; 5];
-        mine.read(100, &mut bytes, false);
+        mine.read(100, &mut bytes);
         assert_eq!(&bytes, b"hello");
         assert_eq!((mine.word(0).load(SeqCst), mine.double_word(4088).load(SeqCst)), (7, 9));
     }
@@ -160,6 +158,6 @@ mod tests {
     #[test]
     #[should_panic(expected = "bytes at")]
     fn nothing_is_written_past_the_end() {
-        Segment::create(4096).unwrap().0.write(4090, &[0; 7], false);
+        Segment::create(4096).unwrap().0.write(4090, &[0; 7]);
     }
 }

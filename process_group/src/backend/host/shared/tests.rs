@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::ring::{LONG, RINGS, VERY_LONG};
+use super::ring::RINGS;
 use super::*;
 use crate::testing::{LATE, in_time};
 
@@ -58,35 +58,8 @@ fn bytes_come_to_a_rank_that_waits_for_sockets_too() {
     bytes_come(pair(true));
 }
 
-#[test]
-fn either_end_goes_past_its_cache_if_the_stores_of_one_are_slow() {
-    let [mut writer, mut reader] = pair(false);
-    for (took, goes) in
-        [(Duration::from_secs(1), true), (Duration::ZERO, false), (Duration::from_secs(1), true)]
-    {
-        for _ in 0..1000 {
-            writer.0.note(4096, Some(took));
-            reader.0.note(4096, Some(Duration::ZERO));
-        }
-        assert_eq!([&writer, &reader].map(|(rings, _)| rings.comes_past_cache()), [goes, goes]);
-    }
-    bytes_come([writer, reader]);
-}
-
-#[test]
-fn a_message_is_very_long_until_little_is_left() {
-    let [(mut writer, _), (mut reader, _)] = pair(false);
-    let mut into = vec![0; VERY_LONG];
-    let expected = [(VERY_LONG - 1, false), (VERY_LONG, true), (VERY_LONG - 1, true), (LONG, true)];
-    for (left, is) in expected.into_iter().chain([(LONG - 1, false), (LONG, false)]) {
-        writer.send(&[1; 4096], &[]).unwrap();
-        assert_eq!(reader.read_pair(&mut into[..left], &mut []).unwrap(), 4096);
-        assert_eq!(reader.is_very_long, is, "{left} bytes are left");
-    }
-}
-
 fn bytes_come(pair: [(Rings, Bell); 2]) {
-    const TOTAL: usize = VERY_LONG + (1 << 20);
+    const TOTAL: usize = 2 * RINGS;
     let [(mut rings, bell), (mut theirs, their_bell)] = pair;
     let sent: Vec<u8> = (0..TOTAL as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let expected = sent.clone();
