@@ -72,11 +72,6 @@ results:
 api:
     scripts/public-api
 
-# Recorded sessions of the commands, in the book; MODEL is the folder that scripts/get-smollm2 makes.
-sessions model:
-    cargo build --release
-    scripts/record-sessions {{model}}
-
 # The book, in docs/book.
 book:
     mdbook build docs

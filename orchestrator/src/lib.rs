@@ -14,7 +14,6 @@ pub mod communication;
 #[cfg(feature = "server")]
 pub mod console;
 pub mod control;
-pub mod cost;
 #[cfg(feature = "cli")]
 pub mod doctor;
 #[cfg(feature = "cli")]
@@ -26,6 +25,8 @@ pub mod fuzzing;
 pub mod generate;
 mod heartbeat;
 pub mod hub;
+#[cfg(feature = "cli")]
+pub mod interconnect;
 #[cfg(feature = "cli")]
 pub mod measure;
 pub mod metric_names;

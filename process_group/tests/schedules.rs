@@ -317,12 +317,7 @@ fn every_rank_hears_of_every_other_before_its_call_ends() {
 fn three_hosts_reduce_long_vectors_in_pieces() {
     let hosts = &Hosts::of([0, 1, 2, 0, 1, 0]);
     let operation = Operation::AllReduce(ReduceOp::Sum);
-    let spec = CollectiveSpec {
-        operation,
-        algorithm: Algorithm::Hierarchical,
-        count: 1030,
-        in_place: false,
-    };
+    let spec = CollectiveSpec { operation, algorithm: Algorithm::Hierarchical, count: 1030, in_place: false };
     check(spec, hosts, &run(spec, hosts, 3, |able| able - 1));
     assert_eq!(traffic(spec, 2, hosts).messages, 4, "two of the pieces, and two of its own");
 }
@@ -334,12 +329,7 @@ fn direct_all_reduces_of_long_vectors_take_two_steps() {
     let operation = Operation::AllReduce(ReduceOp::Sum);
     for (count, messages) in [(4096, 2), (4097, 4)] {
         for in_place in [false, true] {
-            let spec = CollectiveSpec {
-                operation,
-                algorithm: Algorithm::Direct,
-                count,
-                in_place,
-            };
+            let spec = CollectiveSpec { operation, algorithm: Algorithm::Direct, count, in_place };
             check(spec, hosts, &run(spec, hosts, 1000, |able| able - 1));
             assert_eq!(traffic(spec, 0, hosts).messages, messages, "{count} elements");
         }

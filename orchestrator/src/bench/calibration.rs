@@ -6,11 +6,11 @@ use ryzanstein_config::DeviceConfig;
 use ryzanstein_process_group::device::{Device, DeviceError, peer_copy_gbs};
 use ryzanstein_process_group::paths::{Path, PeerAlgorithm, gpu};
 use ryzanstein_process_group::schedule::build::CollectiveSpec;
-use ryzanstein_process_group::schedule::cost::{rounds, traffic};
+use ryzanstein_process_group::schedule::cost::{LinkCost, busiest, rounds};
 use ryzanstein_process_group::schedule::{Algorithm, Hosts};
 use ryzanstein_process_group::{DType, Error, LocalRank, Memory, Operation, ProcessGroup, Rank, ReduceOp};
 
-use crate::cost::{self, AllReduce, Cost, Link};
+use super::fit::{Cost, fit};
 use crate::host_name;
 use crate::measure::{Case, Collective, measure_group};
 
@@ -31,7 +31,7 @@ pub struct Calibration {
     /// What a link carries in one direction, in 10⁹ bytes per second, if known.
     pub link_gbs: Option<f64>,
     /// For each carrier, the link on which the cost models come closest to the probe.
-    links: Vec<(Carrier, Link)>,
+    links: Vec<(Carrier, LinkCost)>,
 }
 
 /// Paths whose bytes go the same way share a link.
@@ -80,7 +80,7 @@ impl Calibration {
             None => copy_gbs(group)?,
             said => said,
         };
-        Ok(Self { link_gbs, links: fit(group, graph)? })
+        Ok(Self { link_gbs, links: probe(group, graph)? })
     }
 
     /// What is said of the link, and nothing else.
@@ -108,7 +108,7 @@ impl Calibration {
     pub fn summary(&self) -> String {
         let link = self.link_gbs.map(|gbs| format!("one link carries {gbs:.2} GB/s"));
         let fits = self.links.iter().map(|(carrier, link)| {
-            let (latency, gbs) = (link.latency * 1e6, link.bandwidth / 1e9);
+            let (latency, gbs) = (link.latency * 1e6, 1e-9 / link.byte);
             format!("{}: {latency:.1} us a step and {gbs:.2} GB/s", carrier.name())
         });
         let parts: Vec<String> = link.into_iter().chain(fits).collect();
@@ -134,73 +134,54 @@ fn costs(path: Path, operation: Operation, dtype: DType, Shape { ranks, count }:
         | Path::Tcp(Algorithm::Hierarchical)
         | Path::SharedMemory(Algorithm::Hierarchical) => Vec::new(),
         Path::Tcp(algorithm) | Path::SharedMemory(algorithm) => {
-            let spec = CollectiveSpec { operation, algorithm, count, in_place: true };
-            vec![schedule_cost(spec, ranks, dtype)]
+            vec![of_schedule(operation, algorithm, dtype, Shape { ranks, count })]
         }
         Path::PeerMemory(algorithm) => {
-            let bytes = count * dtype.size();
-            if let Operation::Broadcast { .. } = operation {
-                let (steps, copies) = match algorithm {
-                    PeerAlgorithm::OneShot => (1, ranks - 1),
-                    PeerAlgorithm::TwoShot => (2, 1),
-                };
-                return vec![Cost { steps, bytes: (copies * bytes) as f64, reduced: 0.0 }];
-            }
+            let (bytes, others) = (count * dtype.size(), ranks - 1);
+            let is_broadcast = matches!(operation, Operation::Broadcast { .. });
             // A chunk goes to each other rank once, as a short array does.
-            let (model, most) = match algorithm {
-                PeerAlgorithm::TwoShot => (AllReduce::TwoShot, gpu::TWO_SHOT_PART),
-                PeerAlgorithm::OneShot if operation.is_chunked() => {
-                    (AllReduce::OneShot, gpu::chunk_most(ranks))
+            let (steps, moved, most) = match algorithm {
+                PeerAlgorithm::OneShot if is_broadcast => (1, (others * bytes) as f64, usize::MAX),
+                PeerAlgorithm::TwoShot if is_broadcast => (2, bytes as f64, usize::MAX),
+                PeerAlgorithm::TwoShot => (2, (2 * others * bytes) as f64 / ranks as f64, gpu::TWO_SHOT_PART),
+                PeerAlgorithm::OneShot => {
+                    let is_chunked = operation.is_chunked();
+                    let most = if is_chunked { gpu::chunk_most(ranks) } else { gpu::one_shot_most(ranks) };
+                    (1, (others * bytes) as f64, most)
                 }
-                PeerAlgorithm::OneShot => (AllReduce::OneShot, gpu::one_shot_most(ranks)),
             };
             // A longer array takes several launches, each with the steps of one.
-            let Cost { steps, bytes: moved, reduced } = model.cost(ranks, bytes as f64);
-            vec![Cost { steps: steps * bytes.div_ceil(most), bytes: moved, reduced }]
+            vec![Cost { steps: steps * bytes.div_ceil(most).max(1), bytes: moved }]
         }
-        Path::Nccl => {
-            let chunks = if operation.is_chunked() { ranks } else { 1 };
-            nccl_costs(operation, ranks, (count * chunks * dtype.size()) as f64)
-        }
+        Path::Nccl => nccl_costs(operation, dtype, Shape { ranks, count }),
     }
 }
 
 /// The steps of a schedule, and the bytes of its busiest rank.
-fn schedule_cost(spec: CollectiveSpec, ranks: usize, dtype: DType) -> Cost {
-    // What a root receives it would send the other way round.
-    let operation = match spec.operation {
-        Operation::Reduce { root, .. } => Operation::Broadcast { root },
-        Operation::Gather { root } => Operation::Scatter { root },
-        other => other,
-    };
-    let mirrored = CollectiveSpec { operation, ..spec };
-    let hosts = Hosts::one(ranks);
-    let elements = (0..ranks).map(|rank| traffic(mirrored, rank, &hosts).elements).max().unwrap_or(0);
-    Cost { steps: rounds(spec, &hosts), bytes: (elements * dtype.size()) as f64, reduced: 0.0 }
+fn of_schedule(operation: Operation, algorithm: Algorithm, dtype: DType, shape: Shape) -> Cost {
+    let Shape { ranks, count } = shape;
+    let (spec, hosts) = (CollectiveSpec { operation, algorithm, count, in_place: true }, Hosts::one(ranks));
+    Cost { steps: rounds(spec, &hosts), bytes: (busiest(spec, &hosts) * dtype.size()) as f64 }
 }
 
-/// The costs of NCCL's algorithms for an operation on an array of `bytes` bytes in all. Empty for a barrier.
-fn nccl_costs(operation: Operation, ranks: usize, bytes: f64) -> Vec<Cost> {
+/// The costs of NCCL's algorithms for an operation: rings and chains, and for all-reduces a pair of trees as well. Empty for a barrier.
+fn nccl_costs(operation: Operation, dtype: DType, shape: Shape) -> Vec<Cost> {
+    let of = |algorithm| of_schedule(operation, algorithm, dtype, shape);
     match operation {
-        Operation::AllReduce(_) => vec![AllReduce::Ring.cost(ranks, bytes), nccl_tree(ranks, bytes)],
-        Operation::Broadcast { .. } => vec![cost::broadcast(ranks, bytes)],
-        Operation::Reduce { .. } => vec![cost::reduce(ranks, bytes)],
-        Operation::AllGather => vec![cost::all_gather(ranks, bytes)],
-        Operation::ReduceScatter(_) => vec![cost::reduce_scatter(ranks, bytes)],
-        Operation::Gather { .. } | Operation::Scatter { .. } => vec![cost::gather(ranks, bytes)],
-        Operation::AllToAll => vec![cost::all_to_all(ranks, bytes)],
-        Operation::Send { .. } | Operation::Recv { .. } => vec![Cost::message(bytes)],
+        Operation::AllReduce(_) => {
+            // The trees are pipelines: up and down, two vectors, whatever the depth.
+            let depth = shape.ranks.next_power_of_two().ilog2() as usize;
+            let tree = Cost { steps: 2 * depth, bytes: (2 * shape.count * dtype.size()) as f64 };
+            vec![of(Algorithm::Ring), tree]
+        }
         Operation::Barrier => Vec::new(),
+        _ if Algorithm::Ring.suits(operation) => vec![of(Algorithm::Ring)],
+        _ => vec![of(Algorithm::Direct)],
     }
 }
 
-/// NCCL's pair of trees is a pipeline: two vectors, whatever the depth.
-fn nccl_tree(ranks: usize, bytes: f64) -> Cost {
-    Cost { bytes: 2.0 * bytes, ..AllReduce::Tree.cost(ranks, bytes) }
-}
-
 /// Measures all-reduces on every path, and fits a link to those of each carrier.
-fn fit(group: &mut ProcessGroup, graph: bool) -> Result<Vec<(Carrier, Link)>, Error> {
+fn probe(group: &mut ProcessGroup, graph: bool) -> Result<Vec<(Carrier, LinkCost)>, Error> {
     let (operation, dtype, ranks) = (Operation::AllReduce(ReduceOp::Sum), DType::F32, group.world_size());
     let sizes = if group.memory() == Memory::Host { HOST_SIZES } else { GPU_SIZES };
     let mut points: Vec<(Carrier, Vec<(Cost, f64)>)> = Vec::new();
@@ -220,7 +201,7 @@ fn fit(group: &mut ProcessGroup, graph: bool) -> Result<Vec<(Carrier, Link)>, Er
         }
     }
     group.force_path(None)?;
-    let fitted = points.into_iter().filter_map(|(carrier, points)| match Link::fit(&points) {
+    let fitted = points.into_iter().filter_map(|(carrier, points)| match fit(&points) {
         Ok(link) => Some((carrier, link)),
         Err(error) => {
             tracing::warn!(%error, carrier = carrier.name(), "no expected times: no link fits the probe");
@@ -287,7 +268,7 @@ fn copy_to_next(device: &Device) -> Result<Option<f64>, DeviceError> {
 mod tests {
     use super::*;
 
-    const LINK: Link = Link { latency: 1e-5, bandwidth: 1e9 };
+    const LINK: LinkCost = LinkCost { latency: 1e-5, message: 0.0, byte: 1e-9 };
 
     fn calibration(carrier: Carrier) -> Calibration {
         Calibration { link_gbs: Some(1.0), links: vec![(carrier, LINK)] }
@@ -315,7 +296,11 @@ mod tests {
         assert_close(of(Algorithm::HalvingDoubling, all_reduce), 4.0 * 10.0 + 6000.0);
         // A root receives three chunks of 4 MB.
         assert_close(of(Algorithm::Direct, Operation::Gather { root: Rank(0) }), 10.0 + 12_000.0);
-        assert_eq!(expected(&tcp, Path::SharedMemory(Algorithm::Ring), all_reduce, 1000), None, "nothing was measured of it");
+        assert_eq!(
+            expected(&tcp, Path::SharedMemory(Algorithm::Ring), all_reduce, 1000),
+            None,
+            "nothing was measured of it"
+        );
         assert_eq!(expected(&tcp, Path::Local, all_reduce, 1000), None);
     }
 

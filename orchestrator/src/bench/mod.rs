@@ -2,6 +2,7 @@
 
 mod calibration;
 mod compare;
+mod fit;
 mod format;
 mod html;
 pub(crate) mod limits;

@@ -70,7 +70,8 @@ mod tests {
     #[test]
     fn paths_are_named_in_full_or_by_their_last_word() {
         let there: Vec<Path> = Algorithm::ALL.into_iter().map(Path::Tcp).collect();
-        let told = [(Path::SharedMemory(Algorithm::Ring), "never: the ranks are on several hosts".to_owned())];
+        let told =
+            [(Path::SharedMemory(Algorithm::Ring), "never: the ranks are on several hosts".to_owned())];
         let choose = |names: &[&str]| {
             choose_paths(&names.iter().map(ToString::to_string).collect::<Vec<_>>(), &there, &told)
         };

@@ -3,14 +3,17 @@
 
 mod report;
 
-use ryzanstein_process_group::DType;
 use ryzanstein_process_group::paths::gpu::shared_bytes;
+use ryzanstein_process_group::schedule::build::CollectiveSpec;
+use ryzanstein_process_group::schedule::cost::{LinkModel, estimate};
+use ryzanstein_process_group::schedule::{Algorithm, Hosts};
+use ryzanstein_process_group::{DType, Operation, ReduceOp};
 use ryzanstein_tensor_parallel::model::{Footprint, all_reduces, footprint, tensors};
 use ryzanstein_tensor_parallel::shard::padded_vocabulary;
 use ryzanstein_tensor_parallel::{ConfigurationError, Error, LlamaConfig};
 use serde::Serialize;
 
-use crate::cost::{AllReduce, Cost, Interconnect, all_gather};
+use crate::interconnect::Interconnect;
 
 /// World sizes that every plan has.
 const ALWAYS: usize = 8;
@@ -232,11 +235,15 @@ impl Planner<'_> {
         if world_size < 2 {
             return 0.0;
         }
-        let call = |cost: Cost| NCCL_CALL + cost.seconds(self.link.link());
-        let activations = (self.batch * self.token_bytes()) as f64;
-        let logits = (self.batch * padded_vocabulary(self.config.vocabulary, world_size)) as f64;
-        all_reduces(self.config) as f64 * call(AllReduce::Ring.cost(world_size, activations))
-            + call(all_gather(world_size, logits * size_of::<f32>() as f64))
+        let model = LinkModel::bound(self.link.cost(), world_size);
+        let call = |operation, count, dtype: DType| {
+            let spec = CollectiveSpec { operation, algorithm: Algorithm::Ring, count, in_place: true };
+            NCCL_CALL + estimate(spec, &Hosts::one(world_size), dtype.size(), &model).as_secs_f64()
+        };
+        let logits = self.batch * padded_vocabulary(self.config.vocabulary, world_size);
+        let activations = self.batch * self.config.hidden;
+        all_reduces(self.config) as f64 * call(Operation::AllReduce(ReduceOp::Sum), activations, self.dtype)
+            + call(Operation::AllGather, logits / world_size, DType::F32)
     }
 }
 

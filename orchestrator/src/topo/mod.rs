@@ -1,5 +1,6 @@
 //! `ryz topo`: what joins the GPUs and network adapters of a machine. Pure, from the facts that the doctor probes.
 
+mod gradients;
 mod preset;
 mod svg;
 mod sync_times;

@@ -3,7 +3,8 @@
 use ryzanstein_process_group::units;
 use serde::Serialize;
 
-use crate::cost::{GRADIENTS, Interconnect, gradient_table};
+use super::gradients::{GRADIENTS, gradient_table};
+use crate::interconnect::Interconnect;
 use crate::table::{Cell, Column, Screen, table, wrap};
 
 /// How long an all-reduce of the gradients of known models takes on each interconnect.

@@ -102,7 +102,7 @@ fn the_table_of_eight_gpus_fits_eighty_columns() {
 fn gradients_take_as_long_as_the_cost_model_says() {
     let times = SyncTimes::new(4);
     let row = times.interconnects.iter().find(|on| on.name == "nvlink4").expect("nvlink4");
-    let expected = crate::cost::GRADIENTS[1].seconds(4, crate::cost::Interconnect::NvLink4);
+    let expected = super::gradients::GRADIENTS[1].seconds(4, crate::interconnect::Interconnect::NvLink4);
     assert_eq!((row.gbs, row.seconds[1]), (450.0, expected));
     let text = SyncTimes::new(1024).table(Screen { width: Some(80), color: false });
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");

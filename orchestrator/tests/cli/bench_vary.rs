@@ -45,11 +45,7 @@ fn the_table_has_a_column_and_a_ratio_for_each_variant_and_says_what_was_set() {
     assert!(table.contains("tcp: RYZ_PROCESS_GROUP__TCP__SHARED_MEMORY=false"), "{table}");
     let head = table.lines().find(|line| line.starts_with("operation")).expect("a head");
     let words: Vec<&str> = head.split_whitespace().collect();
-    assert_eq!(
-        words,
-        ["operation", "bytes", "shared_memory", "tcp", "ratio"],
-        "{table}"
-    );
+    assert_eq!(words, ["operation", "bytes", "shared_memory", "tcp", "ratio"], "{table}");
     let narrow = well(&[&arguments[..], &["--columns", "45"]].concat());
     assert!(narrow.lines().any(|line| line.contains("1 KB  tcp ")), "{narrow}");
 }

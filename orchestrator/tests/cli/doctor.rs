@@ -21,15 +21,7 @@ fn the_doctor_examines_this_machine_and_its_exit_code_says_what_came_of_it() {
     };
     assert_eq!(output.status.code(), Some(exit), "{json}");
     // What holds wherever tests can run.
-    for name in [
-        "system",
-        "processors",
-        "memory",
-        "shared_memory",
-        "open_files",
-        "loopback",
-        "driver",
-    ] {
+    for name in ["system", "processors", "memory", "shared_memory", "open_files", "loopback", "driver"] {
         assert!(named(&json, name)["seen"].as_str().is_some_and(|seen| !seen.is_empty()), "{name}");
     }
     assert_eq!(named(&json, "loopback")["status"], "ok");

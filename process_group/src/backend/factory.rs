@@ -13,10 +13,10 @@ use crate::device::{Device, Surroundings};
 use crate::error::{Error, Result};
 use crate::in_process::InProcess;
 use crate::mesh::{Mesh, Peers, Unconnected};
-use crate::security::Channel;
 use crate::paths::tuned::TunedRange;
 use crate::rank::{LocalRank, Rank};
 use crate::roster::Member;
+use crate::security::Channel;
 use crate::store::Store;
 
 /// What a rank knows before it joins.

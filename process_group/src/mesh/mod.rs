@@ -280,12 +280,7 @@ impl Mesh {
     }
 
     /// Waits for a member to dial, until the deadline, or until it is clear that it never will.
-    fn await_link(
-        &self,
-        id: &LinkId,
-        member: &Member,
-        deadline: Instant,
-    ) -> Result<Option<Channel>, Lost> {
+    fn await_link(&self, id: &LinkId, member: &Member, deadline: Instant) -> Result<Option<Channel>, Lost> {
         let gone = Arc::new(AtomicBool::new(false));
         let look = member.data_address.map(|address| {
             let (gone, arrivals) = (Arc::clone(&gone), Arc::clone(&self.arrivals));
@@ -367,11 +362,7 @@ mod tests {
 
     fn start_with(bound: Bound, rank: u32, encryption: EncryptionChoice) -> Mesh {
         let security = Security::new(&SecurityConfig { encryption, ..SecurityConfig::default() }).unwrap();
-        let settings = Settings {
-            handshake: Duration::from_secs(20),
-            socket_buffer: None,
-            security,
-        };
+        let settings = Settings { handshake: Duration::from_secs(20), socket_buffer: None, security };
         Mesh::start(bound, Epoch(1), Rank(rank), Secret::new([7; 32]), &settings).unwrap()
     }
 

@@ -11,11 +11,13 @@ use crate::schedule::{Algorithm, Hosts};
 /// TCP between hosts.
 const TCP: LinkCost = LinkCost { latency: 12e-6, message: 5e-6, byte: 0.45e-9 };
 /// Unix sockets between processes of one host.
-const UNIX: LinkCost = LinkCost { latency: 3e-6, message: 2.6e-6, byte: 0.25e-9 };
+const UNIX: LinkCost = LinkCost { latency: 2.3e-6, message: 2.5e-6, byte: 0.32e-9 };
 /// Memory that two processes share.
-const SHARED: LinkCost = LinkCost { latency: 1e-6, message: 0.6e-6, byte: 0.2e-9 };
+const SHARED: LinkCost = LinkCost { latency: 1.4e-6, message: 0.35e-6, byte: 0.2e-9 };
 /// Seconds to reduce one byte.
-const REDUCE: f64 = 0.1e-9;
+const REDUCE: f64 = 0.05e-9;
+/// Seconds until a rank runs in the place of another that shares its processor.
+const SWITCH: f64 = 7e-6;
 
 /// What the links of a group are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,7 +84,8 @@ pub fn table(
         because: Reason::BuiltIn("all operands of 16-bit floats meet in one place and are rounded once"),
     });
     let within = if matches!(links, Links::Sockets(_)) { UNIX } else { SHARED };
-    let model = LinkModel { within, between: TCP, reduce: REDUCE, parallel: topology.parallel };
+    let model =
+        LinkModel { within, between: TCP, reduce: REDUCE, switch: SWITCH, parallel: topology.parallel };
     let otherwise = Otherwise::Cheapest { model, hosts: hosts.clone() };
     let table = PathTable::new(hosts.world_size(), paths, rules, otherwise).demanding(demand);
     let table = match links {

@@ -156,7 +156,6 @@ impl Query {
     pub const fn is_half_reduction(&self) -> bool {
         self.dtype.is_half() && self.operation.reduce_op().is_some()
     }
-
 }
 
 /// A path that was chosen, and why.

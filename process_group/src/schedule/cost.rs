@@ -1,4 +1,6 @@
-//! What a schedule sends and reduces, in closed form, and how long it should take.
+//! What a schedule sends and reduces, in closed form, and how long it should take: the α-β-γ model of R. Thakur, R. Rabenseifner and
+//! W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005, in which ranks may share processors. It chooses
+//! algorithms, and gives the expected times of `ryz bench`, `ryz plan` and `ryz topo`.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -65,13 +67,15 @@ fn payloads(spec: CollectiveSpec, rank: usize, n: usize) -> Traffic {
         (Operation::AllReduce(_), Ring) => {
             of(2 * others, 2 * count - size(rank + 1) - size(rank + 2)).reducing(count - size(rank))
         }
-        (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => match surplus_messages(rank, n) {
-            Ok(messages) => of(messages, messages * count),
-            Err(back) => {
-                let steps = largest_power_of_two(n).ilog2() as usize;
-                of(steps + back, (steps + back) * count).reducing((steps + back) * count)
+        (Operation::AllReduce(_) | Operation::Barrier, RecursiveDoubling) => {
+            match surplus_messages(rank, n) {
+                Ok(messages) => of(messages, messages * count),
+                Err(back) => {
+                    let steps = largest_power_of_two(n).ilog2() as usize;
+                    of(steps + back, (steps + back) * count).reducing((steps + back) * count)
+                }
             }
-        },
+        }
         (Operation::AllReduce(_), HalvingDoubling) => match surplus_messages(rank, n) {
             Ok(messages) => of(messages, messages * count),
             Err(back) => {
@@ -230,17 +234,42 @@ pub struct LinkModel {
     pub between: LinkCost,
     /// Processor time to reduce one byte, in seconds.
     pub reduce: f64,
+    /// Until a rank runs in the place of another that shares its processor, in seconds.
+    pub switch: f64,
     /// How many ranks can move data at the same time: of those that share CPUs, as many as there are CPUs.
     pub parallel: usize,
 }
 
-/// Expected time of a call.
+impl LinkModel {
+    /// All links are like this one, each rank of `ranks` has a processor, and reducing takes no time: a bound to compare measured times
+    /// with.
+    pub const fn bound(link: LinkCost, ranks: usize) -> Self {
+        Self { within: link, between: link, reduce: 0.0, switch: 0.0, parallel: ranks }
+    }
+}
+
+/// The most elements that one rank sends, or receives if that is more.
+pub fn busiest(spec: CollectiveSpec, hosts: &Hosts) -> usize {
+    // A root receives what it sends in the opposite operation.
+    let operation = match spec.operation {
+        Operation::Reduce { root, .. } => Operation::Broadcast { root },
+        Operation::Gather { root } => Operation::Scatter { root },
+        other => other,
+    };
+    let spec = CollectiveSpec { operation, ..spec };
+    (0..hosts.world_size()).map(|rank| traffic(spec, rank, hosts).elements).max().unwrap_or_default()
+}
+
+/// Expected time of a call. A rank alone takes none.
 ///
-/// All ranks' messages, bytes and reductions, as far as they cannot go in parallel, plus, for each round, one latency for every rank
-/// that shares a processor: a receiver runs after the others there. Pipelining hides neither: on one host the processors that copy are
-/// the bottleneck, not the wires.
+/// All ranks' messages, bytes and reductions, as far as they cannot go in parallel, plus, for each round, a latency, and a switch for
+/// every other rank that shares the processor: a receiver runs after those. Pipelining hides neither: on one host the processors that
+/// copy are the bottleneck, not the wires.
 pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model: &LinkModel) -> Duration {
     let n = hosts.world_size();
+    if n < 2 {
+        return Duration::ZERO;
+    }
     let parallel = model.parallel.clamp(1, n) as f64;
     let rounds = rounds_by_level(spec, hosts);
     // At each level: what all ranks do, and the most that one does.
@@ -254,10 +283,11 @@ pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model:
         }
     }
     // A single busy rank (a root) limits as much as the sum over ranks does.
+    let waits = ((n as f64 / parallel).ceil() - 1.0) * model.switch;
     let bytes = |all: usize, most: usize| (all as f64 / parallel).max(most as f64) * element_size as f64;
     let seconds = [model.within, model.between].into_iter().enumerate().map(|(level, link)| {
         let (sum, most) = (sums[level], most[level]);
-        rounds[level] as f64 * link.latency * (n as f64 / parallel).ceil()
+        rounds[level] as f64 * (link.latency + waits)
             + sum.messages as f64 / parallel * link.message
             + bytes(sum.elements, most.elements) * link.byte
             + bytes(sum.reduced, most.reduced) * model.reduce
@@ -268,6 +298,8 @@ pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::operation::ReduceOp;
+    use crate::rank::Rank;
 
     #[test]
     fn a_round_waits_for_every_rank_that_shares_a_processor() {
@@ -279,9 +311,54 @@ mod tests {
         };
         let of = |parallel| {
             let link = LinkCost { latency: 1.0, message: 0.0, byte: 0.0 };
-            let model = LinkModel { within: link, between: link, reduce: 0.0, parallel };
+            let model = LinkModel { switch: 1.0, parallel, ..LinkModel::bound(link, 8) };
             estimate(spec, &Hosts::one(8), 1, &model).as_secs()
         };
         assert_eq!([8, 4, 3, 1].map(of), [3, 6, 9, 24]);
+    }
+
+    #[test]
+    fn for_large_vectors_a_ring_takes_the_time_of_its_share() {
+        let link = LinkCost { latency: 1e-6, message: 0.0, byte: 1e-9 };
+        for ranks in 2..64 {
+            let spec = CollectiveSpec {
+                operation: Operation::AllReduce(ReduceOp::Sum),
+                algorithm: Ring,
+                count: ranks << 40,
+                in_place: true,
+            };
+            let seconds = estimate(spec, &Hosts::one(ranks), 1, &LinkModel::bound(link, ranks)).as_secs_f64();
+            let share = 2.0 * (ranks as f64 - 1.0) / ranks as f64;
+            assert!((seconds / (share * spec.count as f64 * link.byte) - 1.0).abs() < 1e-6, "{ranks} ranks");
+        }
+    }
+
+    #[test]
+    fn hosts_with_several_ranks_save_time_on_the_slow_links() {
+        let link = |latency, byte| LinkCost { latency, message: 0.0, byte };
+        let (within, between) = (link(0.6e-6, 1.0 / 300e9), link(2.7e-6, 1.0 / 25e9));
+        let model = LinkModel { within, ..LinkModel::bound(between, 32) };
+        let hosts = Hosts::of((0..32).map(|rank| rank / 8));
+        let of = |algorithm| {
+            let spec = CollectiveSpec {
+                operation: Operation::AllReduce(ReduceOp::Sum),
+                algorithm,
+                count: 100_000_000,
+                in_place: true,
+            };
+            estimate(spec, &hosts, 1, &model)
+        };
+        assert!(of(Hierarchical) < of(Ring) / 3);
+    }
+
+    #[test]
+    fn a_root_is_as_busy_receiving_as_sending() {
+        let of = |operation| {
+            let spec = CollectiveSpec { operation, algorithm: Direct, count: 100, in_place: true };
+            busiest(spec, &Hosts::one(4))
+        };
+        let root = Rank(1);
+        assert_eq!([of(Operation::Scatter { root }), of(Operation::Gather { root })], [300, 300]);
+        assert_eq!(of(Operation::Reduce { op: ReduceOp::Sum, root }), 300);
     }
 }

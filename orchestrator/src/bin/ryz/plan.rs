@@ -5,8 +5,8 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use ryzanstein_config::{ByteSize, WorldSize};
-use ryzanstein_orchestrator::cost::Interconnect;
 use ryzanstein_orchestrator::generate::element_type;
+use ryzanstein_orchestrator::interconnect::Interconnect;
 use ryzanstein_orchestrator::{hub, plan};
 use ryzanstein_process_group::Error;
 use ryzanstein_process_group::nvml::Nvml;

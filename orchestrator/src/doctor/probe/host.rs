@@ -6,8 +6,8 @@ use ryzanstein_process_group::units;
 use ryzanstein_tensor_parallel::compute::instruction_set;
 
 use crate::cgroup::{self, read};
-use crate::doctor::facts::{Host, TemporaryFolder};
 use crate::doctor::ProbeError;
+use crate::doctor::facts::{Host, TemporaryFolder};
 use crate::rendezvous::Environment;
 
 pub(super) fn probe(config: &Config, environment: &Environment) -> Host {

@@ -93,16 +93,15 @@ impl Host {
         connections: Peers<Channel>,
         settings: Settings,
     ) -> Self {
-        let links = connections.map(|peer, channel| {
-            Link::new(members[peer.index()].clone(), channel, settings.segment)
-        });
+        let links = connections
+            .map(|peer, channel| Link::new(members[peer.index()].clone(), channel, settings.segment));
         let topology = Topology::of(members);
         Self {
             group: group.to_owned(),
             rank,
             global_rank: members[rank.index()].rank,
             links,
-                    bell: None,
+            bell: None,
             paths: table(&topology, Links::Sockets(""), settings.demand, &settings.tuned),
             topology,
             settings,

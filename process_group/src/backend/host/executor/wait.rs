@@ -33,9 +33,8 @@ impl Run<'_> {
         // A message that waits for its turn keeps what is behind it where it is; of any other frame the rest is wanted.
         let is_held = link.header.is_some_and(|header| header.kind == Kind::Data);
         let to_read = link.closed.is_none() && (self.in_payload(peer) || !is_held) && self.can_take(peer);
-        let to_write = link.has_unsent()
-            || self.progress.peers[peer].full
-            || link.has_control() && !link.mid_frame;
+        let to_write =
+            link.has_unsent() || self.progress.peers[peer].full || link.has_control() && !link.mid_frame;
         (to_read, to_write)
     }
 

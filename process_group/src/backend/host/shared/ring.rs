@@ -167,11 +167,7 @@ impl Rings {
         (me, mine): (usize, &Arc<Segment>),
         (peer, waker): (usize, Waker),
     ) -> Self {
-        Self {
-            out: Ring::new(waker.segment(), layout, me),
-            into: Ring::new(mine, layout, peer),
-            waker,
-        }
+        Self { out: Ring::new(waker.segment(), layout, me), into: Ring::new(mine, layout, peer), waker }
     }
 
     /// Writes two pieces, in order, as far as there is room.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::Link;
+use ryzanstein_process_group::schedule::cost::LinkCost;
 
 /// A kind of link between ranks. Bandwidths are the published ones of one direction, before protocol overhead; measured ones are
 /// lower.
@@ -99,8 +99,8 @@ impl Interconnect {
     }
 
     /// Seconds of a step that moves nothing. For NVLink, PCI Express and InfiniBand, NCCL's own constants of a step of a ring
-    /// with the protocol LL (`hwLatencies` in `src/graph/tuning.cc` of NCCL). For Ethernet, an assumption, a message of
-    /// TCP through two kernels and a switch: measure yours, and see [`Link::fit`].
+    /// with the protocol LL (`hwLatencies` in `src/graph/tuning.cc` of NCCL). For Ethernet, an assumption: a message of
+    /// TCP through two kernels and a switch.
     pub const fn latency(self) -> f64 {
         match self {
             Self::NvLink2 | Self::NvLink3 | Self::NvLink4 => 0.6e-6,
@@ -110,9 +110,9 @@ impl Interconnect {
         }
     }
 
-    /// Both as a link.
-    pub const fn link(self) -> Link {
-        Link { latency: self.latency(), bandwidth: self.gigabytes_per_second() * 1e9 }
+    /// Both, for the cost model.
+    pub const fn cost(self) -> LinkCost {
+        LinkCost { latency: self.latency(), message: 0.0, byte: 1e-9 / self.gigabytes_per_second() }
     }
 }
 
@@ -128,5 +128,21 @@ impl FromStr for Interconnect {
     fn from_str(name: &str) -> Result<Self, UnknownInterconnect> {
         let known = Self::ALL.into_iter().find(|interconnect| interconnect.name() == name);
         known.ok_or_else(|| UnknownInterconnect { name: name.into() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_interconnect_is_found_by_its_name() {
+        for interconnect in Interconnect::ALL {
+            assert_eq!(interconnect.name().parse(), Ok(interconnect));
+            assert_eq!(interconnect.to_string(), interconnect.name());
+        }
+        let error = "token ring".parse::<Interconnect>().unwrap_err().to_string();
+        assert!(error.contains("`token ring`") && error.contains("nvlink4"), "{error}");
+        assert!((Interconnect::Pcie4.gigabytes_per_second() - 31.508).abs() < 0.01);
     }
 }
