@@ -28,7 +28,6 @@ pub mod nvml;
 mod operation;
 mod panic;
 pub mod paths;
-mod processor;
 mod profile;
 mod rank;
 mod recorder;
@@ -63,7 +62,6 @@ pub use layout::Layout;
 pub use manager::ProcessGroupManager;
 pub use operation::{CallFingerprint, Operation, ReduceOp};
 pub use panic::panic_message;
-pub use processor::{Processor, ProcessorMaker, processor};
 pub use profile::{Profile, ProfileRow, RecentLatency, Recording, bus_factor, call_bytes};
 pub use rank::{Epoch, LocalRank, NoRank, Rank};
 pub use recorder::{

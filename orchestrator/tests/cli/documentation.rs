@@ -152,5 +152,5 @@ fn the_readme_and_the_book_quote_the_launcher_as_it_speaks() {
             checked += 1;
         }
     }
-    assert!(checked >= 5, "only {checked} lines were found");
+    assert!(checked >= 4, "only {checked} lines were found");
 }

@@ -12,7 +12,7 @@ use std::arch::x86_64::{
 
 use half::bf16;
 
-use super::Reading;
+use super::fetch;
 use crate::compute::product::instruction_set;
 use crate::compute::product::totals;
 use ryzanstein_config::InstructionSet;
@@ -23,7 +23,7 @@ const LANES: usize = 32;
 const WEIGHTS: usize = 4;
 
 /// `out[r * n + i] = w[i] · x[r]` for fewer than [`FEWEST_ROWS`](super::FEWEST_ROWS) rows of `k`.
-pub(super) fn multiply(reading: Reading, x: &[bf16], w: &[bf16], out: &mut [f32], k: usize) {
+pub(super) fn multiply(x: &[bf16], w: &[bf16], out: &mut [f32], k: usize) {
     let (m, n) = (x.len() / k, w.len() / k);
     assert!(x.len() == m * k && w.len() == n * k && out.len() == m * n, "operands must be whole rows");
     assert!(instruction_set::is_supported(InstructionSet::Avx512Bf16), "checked when it was chosen");
@@ -32,10 +32,10 @@ pub(super) fn multiply(reading: Reading, x: &[bf16], w: &[bf16], out: &mut [f32]
         // SAFETY: the processor has the instructions.
         unsafe {
             if w.len() == WEIGHTS * k {
-                rows_of_weights::<WEIGHTS>(reading, x, w, out, [k, n]);
+                rows_of_weights::<WEIGHTS>(x, w, out, [k, n]);
             } else {
                 for (i, w) in w.chunks_exact(k).enumerate() {
-                    rows_of_weights::<1>(reading, x, w, &mut out[i..], [k, n]);
+                    rows_of_weights::<1>(x, w, &mut out[i..], [k, n]);
                 }
             }
         }
@@ -46,20 +46,14 @@ pub(super) fn multiply(reading: Reading, x: &[bf16], w: &[bf16], out: &mut [f32]
 ///
 /// # Safety
 /// The processor has the instructions.
-unsafe fn rows_of_weights<const N: usize>(
-    reading: Reading,
-    x: &[bf16],
-    w: &[bf16],
-    out: &mut [f32],
-    shape: [usize; 2],
-) {
+unsafe fn rows_of_weights<const N: usize>(x: &[bf16], w: &[bf16], out: &mut [f32], shape: [usize; 2]) {
     // SAFETY: as the caller's.
     unsafe {
         match x.len() / shape[0] {
-            1 => rows::<1, N>(reading, x, w, out, shape),
-            2 => rows::<2, N>(reading, x, w, out, shape),
-            3 => rows::<3, N>(reading, x, w, out, shape),
-            4 => rows::<4, N>(reading, x, w, out, shape),
+            1 => rows::<1, N>(x, w, out, shape),
+            2 => rows::<2, N>(x, w, out, shape),
+            3 => rows::<3, N>(x, w, out, shape),
+            4 => rows::<4, N>(x, w, out, shape),
             _ => unreachable!("more rows have tiles"),
         }
     }
@@ -70,13 +64,7 @@ unsafe fn rows_of_weights<const N: usize>(
 /// # Safety
 /// The processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn rows<const M: usize, const N: usize>(
-    reading: Reading,
-    x: &[bf16],
-    w: &[bf16],
-    out: &mut [f32],
-    [k, n]: [usize; 2],
-) {
+unsafe fn rows<const M: usize, const N: usize>(x: &[bf16], w: &[bf16], out: &mut [f32], [k, n]: [usize; 2]) {
     const { assert!(M * N <= 16) };
     assert!(x.len() == M * k && w.len() == N * k);
     let (weights, x, w) = (w, x.as_ptr().cast::<i16>(), w.as_ptr().cast::<i16>());
@@ -84,24 +72,9 @@ unsafe fn rows<const M: usize, const N: usize>(
     let whole = k / LANES * LANES;
     // SAFETY: the loads read elements of rows of k, and none behind their ends.
     unsafe {
-        if M <= reading.row_by_row {
-            for row in 0..N {
-                let mut of_row = [_mm512_setzero_ps(); M];
-                for i in (0..whole).step_by(LANES) {
-                    let w = _mm512_loadu_si512(w.add(row * k + i).cast());
-                    for (sum, x) in of_row.iter_mut().zip(vectors::<M>(x.add(i), k)) {
-                        *sum = _mm512_dpbf16_ps(*sum, pairs(w), pairs(x));
-                    }
-                }
-                for (r, sum) in of_row.into_iter().enumerate() {
-                    sums[r * N + row] = sum;
-                }
-            }
-        } else {
-            for i in (0..whole).step_by(LANES) {
-                reading.fetch::<N>(weights, i, k);
-                add(&mut sums, vectors::<M>(x.add(i), k), vectors::<N>(w.add(i), k));
-            }
+        for i in (0..whole).step_by(LANES) {
+            fetch::<N>(weights, i, k);
+            add(&mut sums, vectors::<M>(x.add(i), k), vectors::<N>(w.add(i), k));
         }
         if whole < k {
             let mask = (1 << (k - whole)) - 1;

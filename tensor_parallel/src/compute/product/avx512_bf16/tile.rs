@@ -13,8 +13,8 @@ use std::arch::x86_64::{
 
 use half::bf16;
 
-use super::Reading;
 use super::dot::pairs;
+use super::fetch;
 use crate::compute::product::instruction_set;
 use crate::memory::{self, Array};
 use crate::threads::{PARALLEL_THRESHOLD, Threads};
@@ -68,7 +68,7 @@ impl Packed {
 }
 
 /// `out[r * n + i] = w[i] · x[r]`. A sum has the same bits whatever rows are beside it.
-pub(super) fn multiply(reading: Reading, x: &Packed, w: &[bf16], out: &mut [f32]) {
+pub(super) fn multiply(x: &Packed, w: &[bf16], out: &mut [f32]) {
     let k = x.columns;
     let n = w.len() / k;
     assert!(w.len() == n * k && out.len() == x.rows * n, "operands must be whole rows");
@@ -91,9 +91,9 @@ pub(super) fn multiply(reading: Reading, x: &Packed, w: &[bf16], out: &mut [f32]
                     // SAFETY: the processor has the instructions.
                     let sums = unsafe {
                         match count {
-                            3 => tile::<3>(reading, groups, w, k),
-                            2 => tile::<2>(reading, groups, w, k),
-                            _ => tile::<1>(reading, groups, w, k),
+                            3 => tile::<3>(groups, w, k),
+                            2 => tile::<2>(groups, w, k),
+                            _ => tile::<1>(groups, w, k),
                         }
                     };
                     let columns = WEIGHTS.min(n - column);
@@ -111,19 +111,14 @@ pub(super) fn multiply(reading: Reading, x: &Packed, w: &[bf16], out: &mut [f32]
 /// # Safety
 /// The processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn tile<const C: usize>(
-    reading: Reading,
-    x: &[bf16],
-    w: &[bf16],
-    k: usize,
-) -> [[[f32; WEIGHTS]; ROWS]; GROUPS] {
+unsafe fn tile<const C: usize>(x: &[bf16], w: &[bf16], k: usize) -> [[[f32; WEIGHTS]; ROWS]; GROUPS] {
     let group = ROWS * k.next_multiple_of(DEPTH);
     assert!(x.len() == C * group && w.len() == WEIGHTS * k);
     let x = x.as_ptr();
     let mut sums = [[_mm512_setzero_ps(); C]; WEIGHTS];
     let whole = k / DEPTH * DEPTH;
     for line in (0..whole).step_by(LANES) {
-        reading.fetch::<WEIGHTS>(w, line, k);
+        fetch::<WEIGHTS>(w, line, k);
         for i in (line..whole.min(line + LANES)).step_by(DEPTH) {
             let mut xs = [_mm512_setzero_si512(); C];
             for (c, to) in xs.iter_mut().enumerate() {
