@@ -31,14 +31,8 @@ figure { margin: 0; } figure svg { display: block; width: 100%; max-width: 720px
 /// The style of every plot.
 const PLOT_STYLE: &str = "
 svg text { fill: var(--ink); font: 17px ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace; white-space: pre; }
-.back { fill: var(--back); } .grid { stroke: var(--grid); } .c { fill: none; stroke-width: 2.5; }
+.grid { stroke: var(--grid); } .c { fill: none; stroke-width: 2.5; }
 .model { stroke-dasharray: 2 5; stroke-linecap: round; } .bar { stroke: var(--ink); stroke-width: 4; }
-";
-
-/// The additional style of a plot outside a page.
-const ALONE: &str = "
-:root { color-scheme: light dark; width: 100%; max-width: 1000px; height: auto; --back: #fff; --ink: #1d2129; --grid: #dfe3e8; }
-@media (prefers-color-scheme: dark) { :root { --back: #14171c; --ink: #dde2ea; --grid: #333a45; } }
 ";
 
 /// Readable on both backgrounds.
@@ -71,17 +65,6 @@ pub(super) fn page(report: &Report) -> String {
         verdicts(report),
         table(&columns, &rows),
     )
-}
-
-/// The latencies as a drawing that stands alone.
-pub(super) fn svg(report: &Report) -> String {
-    let (curves, targets) = (latencies(report), targets(report));
-    let style = format!("{ALONE}{}", plot_style());
-    let plot = latency_plot(&curves, &targets).svg(Some(&style));
-    plot.unwrap_or_else(|| {
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 400 40\"><text x=\"10\" y=\"25\">nothing to draw</text></svg>\n"
-            .into()
-    })
 }
 
 fn plot_style() -> String {
@@ -160,7 +143,7 @@ fn curves(rows: &[Row], value: impl Fn(&Row) -> f64, expected: impl Fn(&Row) -> 
 
 /// A plot with its key.
 fn figure(plot: &Plot<'_>) -> String {
-    let Some(svg) = plot.svg(None) else { return "<p>Nothing to draw.</p>\n".into() };
+    let Some(svg) = plot.svg() else { return "<p>Nothing to draw.</p>\n".into() };
     let entries = plot.curves.iter().enumerate().map(|(index, curve)| {
         format!("<span><b class=\"k{}\">●</b> {}</span>", index % COLOURS, escape(&curve.label))
     });

@@ -98,7 +98,6 @@ mod tests {
             paths: vec!["auto".into()],
             why: false,
             judged: false,
-            groups: 1,
             part: None,
         }
     }

@@ -25,15 +25,15 @@ use ryzanstein_process_group::targets::target;
 use ryzanstein_process_group::{BackendKind, DType, Error, Memory, ProcessGroup, ReduceOp};
 use serde::Serialize;
 
+use crate::Orchestrator;
 use crate::measure::{Case, Collective, Figures, Summary};
-use crate::{Orchestrator, plural};
 use paths::paths_of;
 
 pub use calibration::{Calibration, Shape};
 pub use compare::{Change, Comparison, Earlier};
 pub use format::Format;
 pub use limits::{MOST_BYTES, MOST_CALLS};
-pub use recorded::{Recorded, RecordedRow, RowKey, parse_rows};
+pub use recorded::{RecordedRow, RowKey, parse_rows};
 pub use report::Report;
 pub use rows::{Columns, RowWriter, csv_head, csv_row, json, table};
 pub use run::{Event, measures_skew, run};
@@ -69,8 +69,6 @@ pub struct Request {
     pub why: bool,
     /// Compare with the documented targets, which are for GPUs.
     pub judged: bool,
-    /// Into how many groups of equal size the ranks are divided, which call at the same time.
-    pub groups: usize,
     /// The variant that this is, if several are compared.
     pub part: Option<Part>,
 }
@@ -126,10 +124,8 @@ pub struct Row {
     pub p25_us: f64,
     /// 75th percentile of the latency.
     pub p75_us: f64,
-    /// Timed calls, of all groups.
+    /// Timed calls.
     pub calls: usize,
-    /// Groups that called at the same time, each of `world_size` ranks.
-    pub groups: usize,
     /// Whether a CUDA graph replayed the calls.
     pub graph: bool,
     /// How far apart the ranks entered a call, in microseconds: the median over the calls. `None` on GPUs, and among several hosts,
@@ -198,7 +194,6 @@ impl Row {
             p25_us: latency.p25_us,
             p75_us: latency.p75_us,
             calls: latency.calls,
-            groups: 1,
             graph: false,
             skew_us: None,
             skew_p99_us: None,
@@ -221,7 +216,6 @@ impl Row {
             world_size: self.world_size,
             backend: self.backend.to_string(),
             path: self.path.clone(),
-            groups: self.groups,
             graph: self.graph,
             variant: self.variant.clone(),
             round: self.round,
@@ -245,8 +239,7 @@ pub fn label(what: Collective, reduction: ReduceOp, out_of_place: bool) -> Strin
     }
 }
 
-/// Refuses what cannot be measured here, then probes the group, unless groups or variants are compared: a probe of them all says
-/// nothing about one of them. Every rank calls this with the same request, before [`run()`].
+/// Refuses what cannot be measured here, then probes the group, unless variants are compared. Every rank calls this with the same request, before [`run()`].
 ///
 /// # Errors
 /// [`Error::Configuration`] for a path that the backend does not have, a graph on a backend without graphs, or arrays that do not
@@ -258,7 +251,6 @@ pub fn calibrate(
 ) -> Result<Calibration, Error> {
     request.check()?;
     let manager = orchestrator.manager();
-    request.check_groups(manager.roster().world_size())?;
     let ranks_here = manager.roster().local_world_size(manager.rank());
     let group = manager.world();
     check_graph_support(request.graph, group.backend())?;
@@ -270,30 +262,7 @@ pub fn calibrate(
         return Ok(Calibration::of_link(link_gbs));
     }
     paths_of(&request.paths, group)?;
-    if request.groups > 1 {
-        return Ok(Calibration::of_link(link_gbs));
-    }
     Calibration::probe(group, request.graph, link_gbs)
-}
-
-impl Request {
-    /// Refuses groups that the ranks cannot be divided into.
-    ///
-    /// # Errors
-    /// [`Error::Configuration`] with the numbers that can.
-    pub fn check_groups(&self, world_size: usize) -> Result<(), Error> {
-        if self.groups == 0 || !world_size.is_multiple_of(self.groups) {
-            let good: Vec<String> =
-                (1..=world_size).filter(|n| world_size.is_multiple_of(*n)).map(|n| n.to_string()).collect();
-            return Err(Error::Configuration(format!(
-                "--groups {}: {} cannot be divided into so many groups of equal size; expected one of {}",
-                self.groups,
-                plural(world_size, "rank"),
-                good.join(", ")
-            )));
-        }
-        Ok(())
-    }
 }
 
 /// Refuses a graph on a backend without graphs.

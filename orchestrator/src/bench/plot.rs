@@ -40,8 +40,8 @@ pub(super) struct Plot<'a> {
 
 impl Plot<'_> {
     /// The elements of the plot in a view box of their own; none if there is nothing to draw. Curve `i` has the classes `c` and
-    /// `c{i % 10}`. `style` makes it stand alone.
-    pub(super) fn svg(&self, style: Option<&str>) -> Option<String> {
+    /// `c{i % 10}`.
+    pub(super) fn svg(&self) -> Option<String> {
         let measured = self.curves.iter().flat_map(|curve| [&curve.points, &curve.expected]);
         let points = || {
             let measured = measured.clone().flat_map(|points| drawable(points));
@@ -62,21 +62,8 @@ impl Plot<'_> {
             bottom: HEIGHT - MARGIN - 2.0 * FONT - 14.0,
         };
         let name = escape(self.name);
-        let mut out = if style.is_some() {
-            format!(
-                "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {}\"",
-                HEIGHT + self.key_height()
-            )
-        } else {
-            format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\"")
-        };
-        let _ = writeln!(out, " role=\"img\" aria-label=\"{name} by size\">");
-        if let Some(style) = style {
-            let _ = writeln!(
-                out,
-                "<style>{style}</style>\n<rect class=\"back\" width=\"100%\" height=\"100%\"/>"
-            );
-        }
+        let mut out =
+            format!("<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{name} by size\">\n");
         frame.grid(&mut out, &sizes, &ticks);
         for (index, curve) in self.curves.iter().enumerate() {
             self.curve(&mut out, &frame, index % COLOURS, curve);
@@ -90,9 +77,6 @@ impl Plot<'_> {
                 a + 14.0,
                 escape(&target.label)
             );
-        }
-        if style.is_some() {
-            self.key(&mut out);
         }
         Some(out + "</svg>\n")
     }
@@ -124,26 +108,6 @@ impl Plot<'_> {
                 (self.unit)(point.1),
             );
         }
-    }
-
-    fn key_height(&self) -> f64 {
-        (self.curves.len() + 1) as f64 * (FONT + 5.0)
-    }
-
-    /// One line for each curve, below the plot.
-    fn key(&self, out: &mut String) {
-        let mut y = HEIGHT + FONT;
-        for (index, curve) in self.curves.iter().enumerate() {
-            let class = index % COLOURS;
-            let _ = writeln!(
-                out,
-                "<circle class=\"c{class}\" cx=\"20\" cy=\"{:.1}\" r=\"5\"/><text x=\"34\" y=\"{y:.1}\">{}</text>",
-                y - FONT * 0.35,
-                escape(&curve.label)
-            );
-            y += FONT + 5.0;
-        }
-        let _ = writeln!(out, "<text x=\"34\" y=\"{y:.1}\">{}</text>", self.legend());
     }
 
     /// What the other lines are.
@@ -273,10 +237,10 @@ mod tests {
     #[test]
     fn points_without_a_logarithm_are_left_out() {
         let curves = [curve(&[(0.0, 5.0), (10.0, 0.0), (100.0, 7.0)])];
-        let drawn = plot(&curves, &[]).svg(None).expect("a point");
+        let drawn = plot(&curves, &[]).svg().expect("a point");
         assert_eq!(drawn.matches("<circle").count(), 1);
         assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{drawn}");
-        assert_eq!(plot(&[], &[]).svg(None), None);
+        assert_eq!(plot(&[], &[]).svg(), None);
     }
 
     #[test]
@@ -285,10 +249,8 @@ mod tests {
             curve(&[(4.0, 0.1), (1e11, 9e8)]),
             Curve { expected: vec![(4.0, 1.0)], ..curve(&[(1e3, 5.0), (1e8, 500.0)]) },
         ];
-        for style in [None, Some("text {}")] {
-            for curves in [&wide[..], &wide[1..]] {
-                assert_unclipped(&plot(curves, &[]).svg(style).expect("a plot"), FONT);
-            }
+        for curves in [&wide[..], &wide[1..]] {
+            assert_unclipped(&plot(curves, &[]).svg().expect("a plot"), FONT);
         }
         const { assert!(FONT * 400.0 / WIDTH >= 10.5) };
     }
@@ -298,7 +260,7 @@ mod tests {
         let curves = [Curve { expected: vec![(1e5, 400.0)], ..curve(&[(1e5, 450.0)]) }];
         let targets = [Target { label: "all_reduce 100 KB < 500 us".into(), at: (1e5, 500.0) }];
         let plot = plot(&curves, &targets);
-        let drawn = plot.svg(None).expect("a plot");
+        let drawn = plot.svg().expect("a plot");
         for wanted in [
             "<title>all_reduce, 100 KB: 450 us, expected 400 us</title>",
             "all_reduce 100 KB &lt; 500 us",

@@ -178,7 +178,7 @@ pub fn json(row: &Row) -> String {
 /// The head of the CSV: the fields of the JSON in the same order, then the host time.
 pub const fn csv_head() -> &'static str {
     "op,dtype,bytes,world_size,backend,path,median_us,p99_us,algbw_gbs,busbw_gbs,errors,target_us,meets_target,\
-     link_share,expected_us,expected_error_percent,p25_us,p75_us,calls,groups,graph,skew_us,skew_p99_us,host_us"
+     link_share,expected_us,expected_error_percent,p25_us,p75_us,calls,graph,skew_us,skew_p99_us,host_us"
 }
 
 /// One line of CSV.
@@ -204,7 +204,6 @@ pub fn csv_row(row: &Row) -> String {
         row.p25_us.to_string(),
         row.p75_us.to_string(),
         row.calls.to_string(),
-        row.groups.to_string(),
         row.graph.to_string(),
         optional(row.skew_us.map(|v| v.to_string())),
         optional(row.skew_p99_us.map(|v| v.to_string())),

@@ -1,10 +1,9 @@
 //! Measures what a request asks for, row by row.
 
 use ryzanstein_process_group::paths::Path;
-use ryzanstein_process_group::{Error, Memory, ProcessGroup, ProcessGroupManager, Rank, Roster};
+use ryzanstein_process_group::{Error, Memory, ProcessGroupManager, Roster};
 
-use super::paths::{expected_path, paths_of};
-use super::recorded::{Recorded, RowKey};
+use super::paths::paths_of;
 use super::{Calibration, Request, Row, Start, label, sizes, start};
 use crate::Orchestrator;
 use crate::measure::{Case, Collective, Samples, sample_group};
@@ -26,8 +25,6 @@ pub enum Event<'a> {
         /// Bytes that were asked for.
         bytes: usize,
     },
-    /// A row was recorded before, and is not measured again.
-    Known,
     /// The path of a variant is not there, so it is left out.
     Absent {
         /// The variant.
@@ -46,8 +43,8 @@ struct Step {
     path: Option<Path>,
 }
 
-/// Measures everything in the request, and tells what it expects by the calibration; calls `tell` for each [`Event`]. Rows that
-/// rank 0 passes in `recorded` are left out; all ranks pass it or none does. Every rank calls this with the same request.
+/// Measures everything in the request, and tells what it expects by the calibration; calls `tell` for each [`Event`]. Every
+/// rank calls this with the same request.
 ///
 /// # Errors
 /// [`Error::Configuration`] for a path that the backend does not have, or values that cannot be checked exactly; and those of the
@@ -56,13 +53,11 @@ pub fn run<E: From<Error>>(
     orchestrator: &mut Orchestrator,
     request: &Request,
     calibration: &Calibration,
-    mut recorded: Option<Recorded>,
     mut tell: impl FnMut(Event<'_>) -> Result<(), E>,
 ) -> Result<Vec<Row>, E> {
     let manager = orchestrator.manager();
     let one_host = is_one_host(manager.roster());
-    let mut own = own_group(manager, request.groups)?;
-    let group = team(&mut own, manager);
+    let group = manager.world();
     let paths = match (paths_of(&request.paths, group), &request.part) {
         (Err(Error::Configuration(why)), Some(part)) => {
             tell(Event::Absent { variant: &part.variant, why: &why })?;
@@ -71,34 +66,23 @@ pub fn run<E: From<Error>>(
         (paths, _) => paths?,
     };
     let steps = steps(request, &paths, group.memory() == Memory::Host);
-    let (mut rows, mut is_any_known) = (Vec::new(), false);
+    let mut rows = Vec::new();
     for (index, Step { case, path }) in steps.iter().enumerate() {
         let op = label(case.what, case.reduction, case.out_of_place);
         tell(Event::Next { number: index + 1, of: steps.len(), op: &op, bytes: case.bytes })?;
-        let group = team(&mut own, orchestrator.manager());
+        let group = orchestrator.manager().world();
         if group.world_size() > 1 {
             group.force_path(*path)?;
         }
-        if let Some(recorded) = &mut recorded {
-            let expected = expected_path(group, case)?;
-            // No row is kept of an operation that does not have the forced path.
-            let may_be_known = path.is_none() || expected == *path || group.world_size() == 1;
-            let is_known = may_be_known && recorded.take(&key(group, request, case, expected));
-            if orchestrator.manager().world().broadcast_object(Some(&is_known), Rank(0))? {
-                is_any_known = true;
-                tell(Event::Known)?;
-                continue;
-            }
-        }
-        let figures = sample(orchestrator, &mut own, request, case)?.figures();
-        let group = team(&mut own, orchestrator.manager());
+        let figures = sample(orchestrator, request, case)?.figures();
+        let group = orchestrator.manager().world();
         // An operation that does not have the forced path takes another, whose figures do not belong here; but wrong
         // values are always reported.
         if path.is_some() && figures.path != *path && group.world_size() > 1 && figures.errors == 0 {
             continue;
         }
         let mut row = Row::new(case, &figures, group, calibration, request.judged, path.is_some());
-        (row.groups, row.graph) = (request.groups, request.graph);
+        row.graph = request.graph;
         if let Some(skew) = figures.skew.filter(|_| one_host) {
             (row.skew_us, row.skew_p99_us) = (Some(skew.median_us), Some(skew.p99_us));
         }
@@ -117,7 +101,7 @@ pub fn run<E: From<Error>>(
     if world.world_size() > 1 {
         world.force_path(None)?;
     }
-    if rows.is_empty() && !is_any_known && request.part.is_none() {
+    if rows.is_empty() && request.part.is_none() {
         return Err(Error::Configuration(format!(
             "nothing was measured: none of the operations has --path {}; `--path all` shows the paths of each",
             request.paths.join(",")
@@ -174,59 +158,10 @@ fn case(request: &Request, what: Collective, bytes: u64, is_host: bool) -> Case 
     }
 }
 
-/// What the row of a case will be of, if its calls take this path.
-fn key(group: &ProcessGroup, request: &Request, case: &Case, path: Option<Path>) -> RowKey {
-    RowKey {
-        op: label(case.what, case.reduction, case.out_of_place),
-        dtype: case.dtype.to_string(),
-        bytes: case.array_bytes(group.world_size()),
-        world_size: group.world_size(),
-        backend: group.backend().to_string(),
-        path: path.map_or_else(|| "-".into(), |path| path.to_string()),
-        groups: request.groups,
-        graph: request.graph,
-        variant: request.part.as_ref().map(|part| part.variant.clone()),
-        round: request.part.as_ref().map(|part| part.round),
+/// The samples of a case.
+fn sample(orchestrator: &mut Orchestrator, request: &Request, case: &Case) -> Result<Samples, Error> {
+    match request.part.as_ref().and_then(|part| part.start) {
+        Some(start) => start::sample(orchestrator, start, case),
+        None => sample_group(orchestrator.manager().world(), request.graph, case),
     }
-}
-
-/// The group of this rank's own, if the ranks are divided into several: neighbours are together.
-fn own_group(manager: &mut ProcessGroupManager, groups: usize) -> Result<Option<ProcessGroup>, Error> {
-    if groups == 1 {
-        return Ok(None);
-    }
-    let (rank, all) = (manager.rank().index(), manager.roster().world_size());
-    let size = all / groups;
-    let first = rank / size * size;
-    let members: Vec<Rank> = Rank::all(all).skip(first).take(size).collect();
-    manager.new_group(&members)
-}
-
-/// The group that is measured: this rank's own, or the world.
-fn team<'a>(own: &'a mut Option<ProcessGroup>, manager: &'a mut ProcessGroupManager) -> &'a mut ProcessGroup {
-    match own {
-        Some(own) => own,
-        None => manager.world(),
-    }
-}
-
-/// The samples of a case, of all groups that call at the same time.
-fn sample(
-    orchestrator: &mut Orchestrator,
-    own: &mut Option<ProcessGroup>,
-    request: &Request,
-    case: &Case,
-) -> Result<Samples, Error> {
-    if let Some(start) = request.part.as_ref().and_then(|part| part.start) {
-        return start::sample(orchestrator, start, case);
-    }
-    let world = orchestrator.manager().world();
-    let Some(own) = own else { return sample_group(world, request.graph, case) };
-    // All groups begin together.
-    world.barrier()?;
-    let mine = sample_group(own, request.graph, case)?;
-    // Every rank of a group has the same.
-    let told = (own.rank() == Rank(0)).then_some(mine.clone());
-    let all = world.all_gather_object(&told)?.into_iter().flatten().collect();
-    Ok(Samples::together(all).unwrap_or(mine))
 }

@@ -117,7 +117,6 @@ mod tests {
             world_size: 2,
             backend: "nccl".into(),
             path: "nccl".into(),
-            groups: 1,
             graph: false,
             variant: Some(variant.into()),
             round: Some(round),

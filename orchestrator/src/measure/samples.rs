@@ -65,17 +65,6 @@ impl Samples {
         })
     }
 
-    /// Those of several groups as one: the calls of all, on the path of the first.
-    pub(crate) fn together(groups: Vec<Self>) -> Option<Self> {
-        groups.into_iter().reduce(|mut all, group| {
-            all.latency_us.extend(group.latency_us);
-            all.host_us.extend(group.host_us);
-            all.spread_us.extend(group.spread_us);
-            all.errors += group.errors;
-            all
-        })
-    }
-
     /// What they amount to.
     pub(crate) fn figures(self) -> Figures {
         Figures {
@@ -86,26 +75,5 @@ impl Samples {
             errors: self.errors,
             skew: skew(self.spread_us),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn calls_of_groups_at_once_count_alike() {
-        let group = |us: f64, errors| Samples {
-            bytes: 8,
-            path: None,
-            latency_us: vec![us, us + 1.0],
-            host_us: vec![us],
-            spread_us: vec![us / 10.0],
-            errors,
-        };
-        let all = Samples::together(vec![group(10.0, 1), group(20.0, 2)]).expect("two groups").figures();
-        assert_eq!((all.latency.calls, all.latency.median_us, all.latency.max_us), (4, 11.0, 21.0));
-        assert_eq!((all.errors, all.skew.map(|skew| skew.p99_us)), (3, Some(2.0)));
-        assert_eq!(Samples::together(Vec::new()), None);
     }
 }

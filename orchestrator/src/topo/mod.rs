@@ -2,7 +2,6 @@
 
 mod gradients;
 mod preset;
-mod svg;
 mod sync_times;
 mod text;
 

@@ -2,7 +2,6 @@ use ryzanstein_process_group::nvml::PairPath;
 
 use super::*;
 use crate::doctor::{Network, ProbeError};
-use crate::drawing::tests::assert_unclipped;
 use crate::table::Screen;
 
 fn place(path: &[&str], numa_node: u32) -> PciPlace {
@@ -64,11 +63,10 @@ fn an_adapter_that_is_a_port_and_an_interface_is_one_device() {
 fn a_machine_without_gpus_says_why_there_are_none() {
     let text = Topology::of(&plain()).table(Screen::PLAIN);
     assert_eq!(text, "ryz topo on here\n\nNUMA node 0: CPUs 0-1\nno GPUs: libnvidia-ml.so.1: not there\n");
-    assert_unclipped(&Topology::of(&plain()).svg(), 12.0);
 }
 
 #[test]
-fn every_matrix_is_symmetric_and_every_drawing_shows_all_of_its_texts() {
+fn every_matrix_is_symmetric() {
     for preset in Preset::ALL {
         let topology = preset.topology();
         for (i, row) in topology.matrix.iter().enumerate() {
@@ -76,19 +74,6 @@ fn every_matrix_is_symmetric_and_every_drawing_shows_all_of_its_texts() {
                 assert_eq!((*way, *way == Way::Itself), (topology.matrix[j][i], i == j), "{}", preset.name());
             }
         }
-        let svg = topology.svg();
-        assert_unclipped(&svg, 12.0);
-        assert!(svg.starts_with("<svg xmlns=") && svg.contains("prefers-color-scheme: dark"));
-        for outside in ["src=", "href=", "@import", "url("] {
-            assert!(!svg.contains(outside), "{outside}");
-        }
-        // Read at 400 pixels: no text is smaller than 11.
-        let width: f64 = svg
-            .split("viewBox=\"0 0 ")
-            .nth(1)
-            .and_then(|view| view.split(' ').next()?.parse().ok())
-            .expect("a width");
-        assert!(12.0 * 400.0 / width >= 11.0, "{}: {width}", preset.name());
     }
 }
 

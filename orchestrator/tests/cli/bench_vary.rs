@@ -1,11 +1,11 @@
-//! `ryz bench --vary` and `--groups`: variants side by side, and groups that call at the same time.
+//! `ryz bench --vary`: variants side by side.
 
 use std::collections::BTreeSet;
 
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::bench::{bench, lines, refused, well};
+use crate::bench::{bench, lines, well};
 use crate::support::{Run, eventually, text};
 
 const SMALL: [&str; 6] = ["--world-size", "2", "--sizes", "1KB", "--iters", "2"];
@@ -113,18 +113,4 @@ fn variants_under_a_launcher_are_refused() {
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");
     assert!(stderr.contains("without a launcher"), "{stderr}");
-}
-
-#[test]
-fn groups_call_at_the_same_time_and_count_together() {
-    let arguments = ["--op", "all_reduce,all_gather", "--sizes", "8KB", "--iters", "4", "--groups", "2"];
-    let rows = lines(&[&["--world-size", "4"][..], &arguments].concat());
-    assert_eq!(rows.len(), 2);
-    for row in &rows {
-        let counts = (&row["groups"], &row["world_size"], &row["errors"]);
-        assert_eq!(counts, (&2.into(), &2.into(), &0.into()), "{row}");
-        // Those of both groups.
-        assert_eq!(row["calls"], 8, "{row}");
-    }
-    refused(&[&["--world-size", "3"][..], &arguments].concat(), 2, &["--groups 2", "expected one of 1, 3"]);
 }

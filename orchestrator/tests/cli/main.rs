@@ -1,7 +1,6 @@
 //! The `ryz` command as a user meets it: real processes, real signals, real models.
 
 mod bench;
-mod bench_resume;
 mod bench_vary;
 mod doctor;
 mod documentation;

@@ -43,12 +43,8 @@ pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
         let ranks = config.job.world_size.map(WorldSize::get).ok_or_else(|| {
             Error::Configuration("world size is not set: pass --world-size N or set job.world_size".into())
         })?;
-        request.check_groups(ranks as usize)?;
         if let Some(file) = &args.out {
             out::check(file)?;
-        }
-        if args.resume {
-            args.growing().map(out::rows).transpose()?;
         }
         args.earlier()?;
         if let Some(vary) = args.vary {
@@ -71,17 +67,13 @@ fn measure(
         return args.suite.measure_overlap(orchestrator, request.iterations, args.format, screen);
     }
     let is_first = orchestrator.manager().rank().0 == 0;
-    let growing = args.growing();
-    let out = args.out.as_ref().filter(|_| is_first && growing.is_none());
+    let out = args.out.as_ref().filter(|_| is_first && args.rows.is_none());
     out.map(|file| out::check(file)).transpose()?;
-    let (mut growing_file, recorded) =
-        growing.filter(|_| is_first).map(out::Growing::open).transpose()?.unzip();
-    // Rank 0 knows the rows of the file, and all ranks ask it.
-    let recorded = growing.map(|_| recorded.unwrap_or_default());
+    let mut rows_file = args.rows.as_deref().filter(|_| is_first).map(out::Growing::open).transpose()?;
     let earlier = if is_first { args.earlier()? } else { None };
     let group = orchestrator.manager().world();
-    // The targets are for one group that does the usual.
-    let is_usual = request.groups == 1 && request.part.is_none();
+    // The targets are not for variants.
+    let is_usual = request.part.is_none();
     let is_judged = is_usual && (request.judged || group.memory() != Memory::Host);
     let request = Request { judged: is_judged, ..request };
     let request = args.suite.place(request, group.memory());
@@ -107,7 +99,7 @@ fn measure(
             format!("{}\n\n{}", lines.join("\n"), writer.head())
         }
         OutputFormat::Csv => format!("{}\n", bench::csv_head()),
-        OutputFormat::Json | OutputFormat::Html | OutputFormat::Svg => String::new(),
+        OutputFormat::Json | OutputFormat::Html => String::new(),
     };
     let is_live = shown == OutputFormat::Table && !is_quiet && screen::is_terminal();
     let part = request.part.as_ref();
@@ -122,17 +114,15 @@ fn measure(
         }
     };
     tell(&head);
-    let mut known = 0;
-    let rows = bench::run(orchestrator, &request, &calibration, recorded, |event| {
+    let rows = bench::run(orchestrator, &request, &calibration, |event| {
         match event {
             Event::Next { number, of, op, bytes } => progress.tell(number, of, op, bytes),
-            Event::Known => known += 1,
             Event::Absent { variant, why } if is_first => {
                 progress.aside(|| eprintln!("ryz: {variant} is left out: {why}"));
             }
             Event::Absent { .. } => {}
             Event::Row(row) => {
-                if let Some(file) = &mut growing_file {
+                if let Some(file) = &mut rows_file {
                     file.add(row)?;
                 }
                 progress.aside(|| {
@@ -140,8 +130,8 @@ fn measure(
                         OutputFormat::Table => writer.row(row),
                         OutputFormat::Json => bench::json(row) + "\n",
                         OutputFormat::Csv => bench::csv_row(row) + "\n",
-                        // A page or a drawing comes at the end.
-                        OutputFormat::Html | OutputFormat::Svg => String::new(),
+                        // A page comes at the end.
+                        OutputFormat::Html => String::new(),
                     });
                 });
             }
@@ -157,13 +147,8 @@ fn measure(
     })?;
     let report = Report { heading, judged: request.judged, rows, link_gbs, steps };
     match shown {
-        OutputFormat::Table => {
-            if let (Some(file), 1..) = (growing, known) {
-                tell(&format!("\n{} in {} before\n", rows_were(known), file.display()));
-            }
-            tell(&format!("\n{}", report.conclusion(stdout)));
-        }
-        OutputFormat::Html | OutputFormat::Svg => tell(&report.text(shown.into())),
+        OutputFormat::Table => tell(&format!("\n{}", report.conclusion(stdout))),
+        OutputFormat::Html => tell(&report.text(shown.into())),
         // There is no room for the verdicts on standard output.
         OutputFormat::Json | OutputFormat::Csv if is_first => eprint!("{}", report.targets(screen.stderr())),
         OutputFormat::Json | OutputFormat::Csv => {}
@@ -209,22 +194,14 @@ fn rows_are(count: usize) -> String {
     format!("{} {}", plural(count, "row"), if count == 1 { "is" } else { "are" })
 }
 
-fn rows_were(count: usize) -> String {
-    format!("{} {}", plural(count, "row"), if count == 1 { "was" } else { "were" })
-}
-
 fn heading(orchestrator: &mut Orchestrator, request: &Request, calibration: &Calibration) -> String {
     let manager = orchestrator.manager();
     let hosts: std::collections::BTreeSet<&str> =
         manager.roster().members.iter().map(|member| member.host.as_str()).collect();
     let found = calibration.summary();
-    let at_once = match request.groups {
-        1 => String::new(),
-        groups => format!(", in {groups} groups that call at the same time"),
-    };
     let probed = if found.is_empty() { String::new() } else { format!("\nprobed: {found}") };
     format!(
-        "ryz {VERSION}: {} on {}{at_once}, ready in {}\n{}\nbackend {}: {}\n{} elements, {}{probed}",
+        "ryz {VERSION}: {} on {}, ready in {}\n{}\nbackend {}: {}\n{} elements, {}{probed}",
         plural(manager.roster().world_size(), "rank"),
         plural(hosts.len(), "host"),
         units::time(manager.init_time().as_secs_f64() * 1e6),

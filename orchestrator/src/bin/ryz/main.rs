@@ -121,7 +121,7 @@ fn main() -> ExitCode {
         Command::Plan(args) => plan::run(&args, &screen),
         Command::Tune(args) => tune::run(&args, &screen),
         Command::Doctor(args) => doctor::run(&args, &screen),
-        Command::Topo(args) => topo::run(&args, &screen),
+        Command::Topo(args) => Ok(topo::run(&args, &screen)),
         Command::Trace(args) => trace::run(&args, &screen),
         Command::Status(args) => status::run(&args, &screen),
         Command::Explain(args) => explain::run(&args, &screen),

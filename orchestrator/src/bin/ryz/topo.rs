@@ -5,14 +5,12 @@ use std::num::NonZeroUsize;
 
 use ryzanstein_orchestrator::doctor;
 use ryzanstein_orchestrator::topo::{Preset, SyncTimes, Topology};
-use ryzanstein_process_group::Error;
 
 use crate::screen;
 
 const EXAMPLES: &str = "Examples:
   ryz topo
   ryz topo --preset dgx-h100
-  ryz topo --format svg > topology.svg
   ryz topo --sync-times --ranks 16";
 
 #[derive(clap::Args, Clone, Debug)]
@@ -27,7 +25,7 @@ pub(crate) struct Args {
     /// The number of ranks that add up gradients [default: 8]
     #[arg(long, value_name = "N", requires = "sync_times")]
     ranks: Option<NonZeroUsize>,
-    /// A table, one line of JSON, or a drawing
+    /// A table, or one line of JSON
     #[arg(long, value_enum, default_value_t = Format::Table)]
     format: Format,
 }
@@ -36,14 +34,13 @@ pub(crate) struct Args {
 enum Format {
     Table,
     Json,
-    Svg,
 }
 
-pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
-    let text = if args.sync_times { sync_times(args, screen)? } else { topology(args, screen) };
+pub(crate) fn run(args: &Args, screen: &screen::Args) -> i32 {
+    let text = if args.sync_times { sync_times(args, screen) } else { topology(args, screen) };
     // A reader that stops early, such as `head`, is no error.
     let _ = std::io::stdout().lock().write_all(text.as_bytes());
-    Ok(0)
+    0
 }
 
 fn topology(args: &Args, screen: &screen::Args) -> String {
@@ -51,17 +48,13 @@ fn topology(args: &Args, screen: &screen::Args) -> String {
     match args.format {
         Format::Table => topology.table(screen.stdout()),
         Format::Json => topology.json() + "\n",
-        Format::Svg => topology.svg(),
     }
 }
 
-fn sync_times(args: &Args, screen: &screen::Args) -> Result<String, Error> {
+fn sync_times(args: &Args, screen: &screen::Args) -> String {
     let times = SyncTimes::new(args.ranks.map_or(8, NonZeroUsize::get));
     match args.format {
-        Format::Table => Ok(times.table(screen.stdout())),
-        Format::Json => Ok(times.json() + "\n"),
-        Format::Svg => Err(Error::Configuration(
-            "--format svg draws a topology, but --sync-times is a table; use --format table or json".into(),
-        )),
+        Format::Table => times.table(screen.stdout()),
+        Format::Json => times.json() + "\n",
     }
 }

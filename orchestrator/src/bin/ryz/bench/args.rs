@@ -1,6 +1,6 @@
 //! The flags of `ryz bench`, and what they ask for.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context as _, anyhow, bail};
 use ryzanstein_config::{ByteSize, Config};
@@ -93,14 +93,8 @@ pub(crate) struct Args {
     #[arg(long)]
     pub(super) strict: bool,
     /// Compare variants side by side, each in ranks of its own, in turns: algorithm, protocol, backend, copies or start
-    #[arg(long, value_enum, value_name = "WHAT", conflicts_with_all = ["compare", "targets", "strict", "why", "groups"])]
+    #[arg(long, value_enum, value_name = "WHAT", conflicts_with_all = ["compare", "targets", "strict", "why"])]
     pub(super) vary: Option<VaryChoice>,
-    /// Divide the ranks into G groups of equal size, which all call at the same time
-    #[arg(long, value_name = "G", conflicts_with_all = ["targets", "strict"])]
-    pub(super) groups: Option<usize>,
-    /// Add to the --out FILE of an interrupted run what it has not measured yet; each row is written as soon as it is measured
-    #[arg(long, requires = "out", conflicts_with_all = ["compare", "strict"])]
-    pub(super) resume: bool,
     /// The variant that these ranks are
     #[arg(long, hide = true, requires = "rows")]
     pub(super) variant: Option<String>,
@@ -122,7 +116,6 @@ pub(super) enum OutputFormat {
     Json,
     Csv,
     Html,
-    Svg,
 }
 
 impl From<OutputFormat> for Format {
@@ -132,7 +125,6 @@ impl From<OutputFormat> for Format {
             OutputFormat::Json => Self::Json,
             OutputFormat::Csv => Self::Csv,
             OutputFormat::Html => Self::Html,
-            OutputFormat::Svg => Self::Svg,
         }
     }
 }
@@ -203,7 +195,6 @@ impl Args {
             paths: self.path.clone(),
             why: self.why,
             judged: self.targets || self.strict,
-            groups: self.groups.unwrap_or(1),
             part: self.part(),
         }))
     }
@@ -215,24 +206,13 @@ impl Args {
         Some(Part { variant, round: self.round, start })
     }
 
-    /// The file to which rows are added as soon as they are measured, and the flag that named it.
-    pub(super) fn growing(&self) -> Option<&Path> {
-        self.rows.as_deref().or(if self.resume { self.out.as_deref() } else { None })
-    }
-
     /// Refuses formats that cannot be what was asked for.
     pub(super) fn check_format(&self) -> Result<(), Error> {
-        use OutputFormat::{Json, Table};
-        let refused = |told: &str| Err(Error::Configuration(told.into()));
-        match self.format {
-            Json => Ok(()),
-            _ if self.resume => refused("--resume: only lines of JSON can be added to; use --format json"),
-            Table => Ok(()),
-            _ if self.vary.is_some() => refused(
-                "--vary: variants are shown as a table or as lines of JSON; use --format table or json",
-            ),
-            _ => Ok(()),
+        if self.vary.is_none() || matches!(self.format, OutputFormat::Json | OutputFormat::Table) {
+            return Ok(());
         }
+        let told = "--vary: variants are shown as a table or as lines of JSON; use --format table or json";
+        Err(Error::Configuration(told.into()))
     }
 
     /// The result to compare with.

@@ -24,8 +24,7 @@ const LONG: u64 = 1 << 30;
 pub(super) struct SuiteArgs {
     /// Measure every documented target: latencies, bandwidth, and the scaling efficiency and communication of a model's steps
     #[arg(long, conflicts_with_all = [
-        "op", "min_bytes", "max_bytes", "factor", "sizes", "dtype", "reduction", "out_of_place", "compare", "vary", "groups",
-        "resume",
+        "op", "min_bytes", "max_bytes", "factor", "sizes", "dtype", "reduction", "out_of_place", "compare", "vary",
     ])]
     latency_targets: bool,
     /// Shapes of the steps' layers, separated by commas: llama-8b, llama-70b or HIDDEN/INTERMEDIATE/HEADS/KV_HEADS [default:
@@ -40,8 +39,7 @@ pub(super) struct SuiteArgs {
     batches: Option<Vec<u16>>,
     /// Measure how much of the reduction of gradients a backward pass hides, by size of the buckets
     #[arg(long, conflicts_with_all = [
-        "latency_targets", "op", "min_bytes", "max_bytes", "factor", "sizes", "dtype", "reduction", "out_of_place", "compare", "vary", "groups",
-        "resume",
+        "latency_targets", "op", "min_bytes", "max_bytes", "factor", "sizes", "dtype", "reduction", "out_of_place", "compare", "vary",
         "warmup", "graph", "path", "why", "out", "link_gbs", "targets", "strict",
     ])]
     pub(super) overlap: bool,

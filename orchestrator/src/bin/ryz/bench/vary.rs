@@ -35,14 +35,8 @@ pub(super) fn run(
     screen: &screen::Args,
 ) -> anyhow::Result<i32> {
     let comparison = Comparison::new(args, vary, config, ranks)?;
-    let temporary;
-    let file = if let Some(file) = args.growing() {
-        file
-    } else {
-        temporary = tempfile::NamedTempFile::new().context("cannot make a file for the rows")?;
-        temporary.path()
-    };
-    out::rows(file)?;
+    let temporary = tempfile::NamedTempFile::new().context("cannot make a file for the rows")?;
+    let file = temporary.path();
     let is_shown = args.format == OutputFormat::Json && args.out.is_none();
     let mut told = 0;
     for round in 1..=ROUNDS {
@@ -60,8 +54,7 @@ pub(super) fn run(
             }
         }
     }
-    let (rows, _) = out::rows(file)?;
-    let rows = comparison.of_this(rows);
+    let rows = out::rows(file)?;
     if rows.is_empty() {
         bail!("--vary {}: no variant has a path for any of the operations", vary.name());
     }
@@ -72,7 +65,6 @@ pub(super) fn run(
         let _ = std::io::stdout().lock().write_all(comparison.table(&rows, screen.stdout()).as_bytes());
     }
     match (&args.out, args.format) {
-        (Some(_), _) if args.resume => {}
         (Some(to), OutputFormat::Json) => {
             out::write(to, &std::fs::read_to_string(file).context("cannot read the rows")?)?;
         }
@@ -145,18 +137,6 @@ impl<'a> Comparison<'a> {
         }
         let variables = [&self.variables, variant.variables].concat();
         launch::relaunch(self.ranks, &self.args.file, &more, &variables)
-    }
-
-    /// The rows of a file that are of this comparison.
-    fn of_this(&self, rows: Vec<RecordedRow>) -> Vec<RecordedRow> {
-        let is_it = |row: &RecordedRow| {
-            let key = &row.key;
-            key.variant.is_some()
-                && key.world_size == self.ranks as usize
-                && key.dtype == self.args.dtype.to_string()
-                && (self.vary == Vary::Backend || key.backend == self.backend.name())
-        };
-        rows.into_iter().filter(is_it).collect()
     }
 
     fn table(&self, rows: &[RecordedRow], screen: Screen) -> String {
