@@ -183,7 +183,6 @@ fn expected(spec: CollectiveSpec, rank: usize, n: usize, i: usize) -> Option<Val
     let at = if in_place { 0 } else { rank * count };
     let mine = if in_place { (rank * count..(rank + 1) * count).contains(&i) } else { i < count };
     match operation {
-        Operation::Barrier if spec.algorithm == Algorithm::Direct => None,
         Operation::AllReduce(_) | Operation::Barrier => (i < count).then(|| everybody(i)),
         Operation::Broadcast { root } => (i < count).then(|| vec![(root.index(), i)]),
         Operation::Reduce { root, .. } => (i < count && root.index() == rank).then(|| everybody(i)),

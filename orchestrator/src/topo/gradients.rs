@@ -57,7 +57,7 @@ pub(super) struct GradientRow {
     pub(super) seconds: [f64; Interconnect::ALL.len()],
 }
 
-/// The time to add up the gradients of each model on each interconnect, among so many ranks.
+/// Returns the time of an all-reduce of each model's gradients on each interconnect.
 pub(super) fn gradient_table(ranks: usize) -> [GradientRow; GRADIENTS.len()] {
     GRADIENTS.map(|gradients| GradientRow {
         gradients,

@@ -1,4 +1,4 @@
-//! The README and the book name the flags that `ryz` has, and quote what it says.
+//! The README and the book name the flags that `ryz` has, quote what it says, and link to files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -33,8 +33,9 @@ fn read(page: &Path) -> String {
 
 /// The README and the pages of the book.
 fn pages() -> Vec<PathBuf> {
-    let book = std::fs::read_dir(repository().join("docs/src")).expect("the book");
-    let book = book.map(|entry| entry.expect("an entry").path());
+    let folders = ["docs/src", "docs/src/decisions"].map(|folder| repository().join(folder));
+    let entries = folders.into_iter().flat_map(|folder| std::fs::read_dir(folder).expect("the book"));
+    let book = entries.map(|entry| entry.expect("an entry").path());
     let is_page = |page: &PathBuf| page.extension().is_some_and(|extension| extension == "md");
     [repository().join("README.md")].into_iter().chain(book.filter(is_page)).collect()
 }
@@ -145,12 +146,24 @@ fn the_readme_and_the_book_quote_the_launcher_as_it_speaks() {
         .flat_map(|command| told(&text(&Run::new(command, &[]).finish().stderr)).collect::<Vec<_>>())
         .collect();
     assert_eq!(real.len(), commands.len(), "{real:?}");
+    let quoted: BTreeSet<String> =
+        pages().iter().flat_map(|page| told(&read(page)).collect::<Vec<_>>()).collect();
+    assert_eq!(quoted, real, "the pages quote each of these lines, and no other");
+}
+
+#[test]
+fn every_link_of_the_readme_and_the_book_leads_to_a_file() {
     let mut checked = 0;
     for page in pages() {
-        for line in told(&read(&page)) {
-            assert!(real.contains(&line), "{}: ryz says none of this: {line}", page.display());
+        let folder = page.parent().expect("a page is in a folder");
+        let text = read(&page);
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next()) {
+            if target.is_empty() || target.contains("://") {
+                continue;
+            }
+            assert!(folder.join(target).exists(), "{}: {target} is not there", page.display());
             checked += 1;
         }
     }
-    assert!(checked >= 4, "only {checked} lines were found");
+    assert!(checked > 100, "only {checked} links were found");
 }

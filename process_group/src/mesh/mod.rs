@@ -38,8 +38,7 @@ pub(crate) use peers::{Peer, Peers};
 use prove::Prover;
 
 /// Socket buffers between ranks of one host. The same processor copies bytes in and out: what does not fit its cache in
-/// between comes from memory again. Measured on two cores, 4 ranks, 1 and 10 MB through Unix sockets: twice or four times as much takes
-/// 1.0 to 1.2 times as long, half as much 1.0 times. Through TCP the kernel's own tuning took 1.1 to 1.25 times as long.
+/// between comes from memory again.
 const LOCAL_BUFFER: usize = 256 << 10;
 /// Between two attempts to reach a rank that does not answer yet.
 const RETRY: Duration = Duration::from_millis(20);

@@ -63,8 +63,8 @@ impl Topology {
     }
 }
 
-/// The table of a group on host memory. `demand`: the algorithm of `process_group.tcp.algorithm`. `tuned`: what was measured on this
-/// machine, which comes before the cost model.
+/// The table of a group on host memory. `demand`: the algorithm of `process_group.tcp.algorithm`. `tuned`: ranges of the table that
+/// `ryz tune` writes, which come before the cost model.
 pub fn table(
     topology: &Topology,
     links: Links,

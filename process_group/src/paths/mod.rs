@@ -4,9 +4,8 @@
 //! The first rule that fits a call decides it; a path that is forced, or an algorithm that the user demands, comes before
 //! all rules. Whatever chooses, [`PathTable::choose`] says why, and why each other path was not taken.
 //!
-//! Every threshold that chooses a path is in this room, with where it was measured: [`host`] for calls on host memory,
-//! [`gpu`] for those on the memory of GPUs. A new path is a new variant of [`Path`], its
-//! rules, and the transport or backend that serves it.
+//! [`host`] has the costs of links, by which calls on host memory are chosen, and [`gpu`] the limits for the memory of GPUs. A new path is
+//! a new variant of [`Path`], its rules, and the backend that serves it.
 
 pub mod gpu;
 pub mod host;

@@ -43,10 +43,6 @@ pub enum Condition {
     HalfReduction,
     /// It does not reduce 16-bit floats.
     NoHalfReduction,
-    /// The group has at least so many ranks.
-    RanksFrom(usize),
-    /// The group has at most so many ranks.
-    RanksUpTo(usize),
     /// The vector, or a rank's chunk where there are chunks, has at least so many bytes.
     BytesFrom(usize),
     /// It has at most so many bytes.
@@ -88,8 +84,6 @@ impl Condition {
             Self::Operation(name) => query.operation.name() == name,
             Self::HalfReduction => query.is_half_reduction(),
             Self::NoHalfReduction => !query.is_half_reduction(),
-            Self::RanksFrom(least) => query.world_size >= least,
-            Self::RanksUpTo(most) => query.world_size <= most,
             Self::BytesFrom(least) => query.bytes() >= least,
             Self::BytesUpTo(most) => query.bytes() <= most,
         }
@@ -100,15 +94,12 @@ impl Condition {
         if self.holds(query) {
             return None;
         }
-        let ranks = query.world_size;
         Some(match self {
             Self::Operation(name) => {
                 format!("preferred for {name} only, not for {}", query.operation.name())
             }
             Self::HalfReduction => "preferred for reductions of 16-bit floats only".to_owned(),
             Self::NoHalfReduction => "not preferred for reductions of 16-bit floats".to_owned(),
-            Self::RanksFrom(least) => format!("{ranks} ranks, and it is preferred from {least} on"),
-            Self::RanksUpTo(most) => format!("{ranks} ranks, and it is preferred up to {most}"),
             Self::BytesFrom(least) => format!("{} are less than {}", bytes(query.bytes()), bytes(least)),
             Self::BytesUpTo(most) => format!("{} are more than {}", bytes(query.bytes()), bytes(most)),
         })
@@ -121,8 +112,6 @@ impl fmt::Display for Condition {
             Self::Operation(name) => f.write_str(name),
             Self::HalfReduction => f.write_str("reductions of 16-bit floats"),
             Self::NoHalfReduction => f.write_str("but for reductions of 16-bit floats"),
-            Self::RanksFrom(least) => write!(f, "{least} ranks and more"),
-            Self::RanksUpTo(most) => write!(f, "up to {most} ranks"),
             Self::BytesFrom(least) => write!(f, "from {}", bytes(least)),
             Self::BytesUpTo(most) => write!(f, "up to {}", bytes(most)),
         }

@@ -128,7 +128,7 @@ fn payloads(spec: CollectiveSpec, rank: usize, n: usize) -> Traffic {
             of(messages, messages * count)
         }
         (Operation::Send { .. }, _) => of(1, count),
-        (Operation::Recv { .. }, _) | (Operation::Barrier, Direct) => of(0, 0),
+        (Operation::Recv { .. }, _) => of(0, 0),
         (Operation::ReduceScatter(_), _) => of(others, others * count).reducing(others * count),
         // One chunk to each of the others: all-gather and all-to-all, in a ring or directly.
         _ => of(others, others * count),

@@ -38,13 +38,13 @@ impl Algorithm {
     pub const ALL: [Self; 5] =
         [Self::Ring, Self::RecursiveDoubling, Self::HalvingDoubling, Self::Direct, Self::Hierarchical];
 
-    /// Whether the operation can be done this way. Every operation can be done directly.
+    /// Whether the operation can be done this way. Every operation but a barrier can be done directly.
     pub const fn suits(self, operation: Operation) -> bool {
         match operation {
             Operation::AllReduce(_) => true,
             Operation::Broadcast { .. } | Operation::Reduce { .. } => !matches!(self, Self::Hierarchical),
             Operation::AllGather | Operation::ReduceScatter(_) => matches!(self, Self::Ring | Self::Direct),
-            Operation::Barrier => matches!(self, Self::RecursiveDoubling | Self::Direct),
+            Operation::Barrier => matches!(self, Self::RecursiveDoubling),
             _ => matches!(self, Self::Direct),
         }
     }

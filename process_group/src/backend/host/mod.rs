@@ -52,7 +52,7 @@ const REMEMBERED: usize = 512;
 pub(crate) struct Settings {
     /// The algorithm that the user demands for every operation that has it.
     pub(crate) demand: Option<Algorithm>,
-    /// What was measured on this machine, for groups of this size.
+    /// Ranges of `ryz tune`'s table for groups of this size.
     pub(crate) tuned: Vec<TunedRange>,
     /// Bytes of a pipelined piece.
     pub(crate) segment: usize,

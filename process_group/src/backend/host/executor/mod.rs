@@ -145,7 +145,7 @@ impl Run<'_> {
         let (mut look_at, mut vigil) = (started + vigil::LOOK_AFTER, Vigil::default());
         if self.context.spin.yields && self.compiled.yields_first {
             // Some of those that this rank waits for share its processor, and come to the call once it yields: looking before that is
-            // in vain. With 4 ranks on two cores, short calls of one step take 0.6 to 0.7 of the time.
+            // in vain.
             self.give()?;
             std::thread::yield_now();
         }

@@ -37,7 +37,7 @@ impl Layout {
     /// The layout for a host with this many ranks.
     pub(super) fn of(ranks: usize) -> Self {
         // What is written stays in the cache until it is read, and many ranks do not take much memory. A message that does not fit waits
-        // for its reader: with half of this, two ranks gathered 1 MB in 1.8 times the time.
+        // for its reader.
         let share = RINGS / ranks.next_power_of_two();
         Self { ranks, capacity: share.max(16 << 10) }
     }
