@@ -47,12 +47,12 @@ bench-nccl ranks:
 # Gradients reduced in buckets during a backward pass, and values sent in 16 bits.
 bench-overlap ranks:
     cargo build --release
-    target/release/ryz bench --overlap -n {{ranks}}
+    target/release/ryz bench --vary overlap -n {{ranks}}
 
 # The same on two hosts, which are network namespaces, with a cable of RATE, such as 1gbit, between them; needs root.
 bench-overlap-hosts rate:
     cargo build --release
-    scripts/two-hosts target/release 1 {{rate}} target/release/ryz bench --overlap --compute idle
+    scripts/two-hosts target/release 1 {{rate}} target/release/ryz bench --vary overlap
 
 # Loads of a model's shards compared with plain reads of as many bytes.
 bench-load ranks:
@@ -88,11 +88,6 @@ fuzz seconds:
 # Tests of unsafe code under a sanitizer: address or thread.
 sanitize which:
     scripts/sanitize {{which}}
-
-# A large job, and unauthenticated connections: WHAT is joins, idle, refusals or garbage.
-bench-connections what:
-    cargo build --release
-    cargo run --release -p ryzanstein-benches --bin connection_load -- {{what}}
 
 # Cuts the network between two nodes, which are network namespaces; needs root. HOW is down or drop.
 partition how:

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use ryzanstein_orchestrator::measure::{Bench, Call, CallBuffers, Collective, Gpu, Sample};
+use crate::measure::{Bench, Call, CallBuffers, Collective, Gpu, Sample};
 use ryzanstein_process_group::device::{Device, DeviceBuffer};
 use ryzanstein_process_group::{DType, Error, ProcessGroup};
 

@@ -1,6 +1,13 @@
-//! Shared code of the benchmarks and of the comparisons with peers.
+//! The latency-target benchmark suite, which `ryz bench` runs, and what the programs compared with peers share.
+//!
+//! [`measure`] times one collective and compares every value; [`suite`] runs many, compares them with the documented targets and
+//! reports.
 
+pub mod cgroup;
 pub mod checkpoint;
+pub mod communication;
 pub mod host_clock;
+pub mod measure;
 pub mod ranks;
 pub mod raw_nccl;
+pub mod suite;

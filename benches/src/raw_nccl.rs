@@ -2,8 +2,8 @@
 
 #![allow(unsafe_code, reason = "NCCL's functions are foreign; each block says why it holds")]
 
+use crate::measure::{CallBuffers, Collective};
 use anyhow::{Result, bail, ensure};
-use ryzanstein_orchestrator::measure::{CallBuffers, Collective};
 use ryzanstein_process_group::device::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t};
 use ryzanstein_process_group::device::nccl::{id_bytes, id_from_bytes};
 use ryzanstein_process_group::device::{Address, Device, DeviceBuffer, Nccl, Version};

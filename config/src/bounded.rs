@@ -131,37 +131,6 @@ bounded! {
 }
 
 bounded! {
-    /// The number of thread blocks that NCCL uses for a collective: 1 to 64.
-    #[derive(Eq, Ord, Hash)]
-    Ctas(u32), |ctas| (1..=64).contains(&ctas), "a whole number from 1 to 64", "16"
-}
-
-bounded! {
-    /// The size of NCCL's buffer between two GPUs: a power of two from 64KiB to 64MiB.
-    #[derive(Eq, Ord, Hash)]
-    NcclBuffer(ByteSize), |size| size.get().is_power_of_two() && (ByteSize::kib(64)..=ByteSize::mib(64)).contains(&size),
-    "a size that is a power of two, from 64KiB to 64MiB", "8MiB"
-}
-
-bounded! {
-    /// The number of threads in each thread block of NCCL: 64, 128, 256 or 512.
-    #[derive(Eq, Ord, Hash)]
-    NcclThreads(u32), |threads| threads.is_power_of_two() && (64..=512).contains(&threads), "64, 128, 256 or 512", "256"
-}
-
-bounded! {
-    /// The entry of an adapter's table of global identifiers: 0 to 255.
-    #[derive(Eq, Ord, Hash)]
-    GidIndex(u32), |index| index <= 255, "a whole number from 0 to 255", "3"
-}
-
-bounded! {
-    /// The time that an InfiniBand adapter waits for an acknowledgement, as the exponent of 4.096 µs × 2ⁿ: 1 to 22.
-    #[derive(Eq, Ord, Hash)]
-    IbTimeout(u32), |exponent| (1..=22).contains(&exponent), "a whole number from 1 to 22", "20"
-}
-
-bounded! {
     /// How many calls a flight recorder keeps: 0 to 1048576.
     #[derive(Eq, Ord, Hash)]
     RecordedCalls(u32), |calls| calls <= 1 << 20, "a whole number from 0 to 1048576", "2048"

@@ -156,7 +156,7 @@ choice! {
 }
 
 choice! {
-    /// A named set of NCCL settings.
+    /// A named set of NCCL's variables.
     NcclProfile, "one of none, inference, bandwidth, debug", "inference" {
         /// None: NCCL decides by itself.
         None = "none",
@@ -166,86 +166,5 @@ choice! {
         Bandwidth = "bandwidth",
         /// NCCL logs what it found and chose, and checks pointers.
         Debug = "debug",
-    }
-}
-
-choice! {
-    /// How much NCCL logs.
-    NcclDebug, "one of version, warn, info, trace", "warn" {
-        /// Its version, once.
-        Version = "version",
-        /// What went wrong.
-        Warn = "warn",
-        /// What it found and chose, too.
-        Info = "info",
-        /// Every call, in builds of NCCL that have it.
-        Trace = "trace",
-    }
-}
-
-choice! {
-    /// The algorithm of NCCL's all-reduce. Only NCCL itself chooses others, such as those on multicast.
-    NcclAlgorithm, "one of ring, tree", "ring" {
-        /// Around the ring.
-        Ring = "ring",
-        /// Up and down a tree; operations without a tree use the ring. Needs NCCL 2.24.
-        Tree = "tree",
-    }
-}
-
-choice! {
-    /// NCCL's protocol. `LL128` is not offered: forced on hardware that does not support it, it corrupts data silently, and NCCL
-    /// chooses it where it is safe.
-    NcclProtocol, "one of ll, simple", "simple" {
-        /// A flag next to each word: low latency, half the bandwidth.
-        Ll = "ll",
-        /// Whole chunks with fences: full bandwidth, higher latency.
-        Simple = "simple",
-    }
-}
-
-choice! {
-    /// The longest path between two GPUs over which NCCL lets them access each other's memory.
-    NcclP2pLevel, "one of loc, nvl, pix, pxb, phb, sys", "nvl" {
-        /// Never.
-        Never = "loc",
-        /// NVLink.
-        Nvlink = "nvl",
-        /// One PCI switch.
-        Switch = "pix",
-        /// Several PCI switches.
-        Switches = "pxb",
-        /// The processor of one NUMA node.
-        Node = "phb",
-        /// Between NUMA nodes.
-        System = "sys",
-    }
-}
-
-choice! {
-    /// The longest path between a network adapter and a GPU over which NCCL uses GPUDirect RDMA.
-    NcclGdrLevel, "one of loc, pix, pxb, phb, sys", "pxb" {
-        /// Never.
-        Never = "loc",
-        /// One PCI switch.
-        Switch = "pix",
-        /// Several PCI switches.
-        Switches = "pxb",
-        /// The processor of one NUMA node.
-        Node = "phb",
-        /// Between NUMA nodes.
-        System = "sys",
-    }
-}
-
-choice! {
-    /// Whether a ring or tree of NCCL may leave one node through one adapter and enter the next through another.
-    NcclCrossNic, "one of same (or 0), any (or 1), prefer_same (or 2)", "same" {
-        /// Never: for networks in which each adapter of a node has a switch of its own, with all adapters of that number.
-        Same = "same" or "0",
-        /// Freely: for networks in which all adapters of a node are on one switch.
-        Any = "any" or "1",
-        /// Only where it makes things better: NCCL's default.
-        PreferSame = "prefer_same" or "2",
     }
 }

@@ -1,6 +1,6 @@
 //! What can be wrong with a configuration, for the person who wrote it.
 
-use crate::{Ctas, FileError, Source};
+use crate::{FileError, Source};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -115,19 +115,6 @@ impl TomlError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Conflict {
-    /// `nccl.min_ctas` is above `nccl.max_ctas`.
-    #[error(
-        "`nccl.min_ctas` is {min} ({}), more than `nccl.max_ctas`, which is {max} ({}): lower the one or raise the other",
-        .origins[0], .origins[1]
-    )]
-    Ctas {
-        /// The value of `nccl.min_ctas`.
-        min: Ctas,
-        /// The value of `nccl.max_ctas`.
-        max: Ctas,
-        /// Where the two were written, in this order.
-        origins: [Source; 2],
-    },
     /// `launch.node_rank` is not below `launch.nnodes`.
     #[error(
         "`launch.node_rank` is {node_rank} ({}), but `launch.nnodes` is {nnodes} ({}): nodes are counted from 0, so the last \

@@ -24,6 +24,8 @@ pub struct KeyInfo {
     pub expected: &'static str,
     /// An example of a valid value.
     pub example: &'static str,
+    /// Whether the file may hold it as a table.
+    pub is_table: bool,
 }
 
 impl KeyInfo {

@@ -42,10 +42,12 @@ mod choice;
 mod config;
 mod duration;
 mod error;
+#[doc(hidden)]
 pub mod file;
 mod host_port;
 mod keys;
 mod load;
+#[doc(hidden)]
 pub mod nccl;
 mod sections;
 mod setting;
@@ -53,25 +55,29 @@ mod size;
 mod source;
 mod tuning;
 
-pub use bounded::{
-    Ctas, Fraction, GidIndex, IbTimeout, NcclBuffer, NcclThreads, RecordedCalls, Segment, SocketBuffer,
-    Temperature, Timeout, TopP, WorldSize,
-};
+pub use bounded::{Fraction, RecordedCalls, Segment, SocketBuffer, Temperature, Timeout, TopP, WorldSize};
 pub use choice::{
     AlgorithmChoice, BackendChoice, EncryptionChoice, InstructionSet, LauncherChoice, LogFormat, ModelDType,
-    NcclAlgorithm, NcclCrossNic, NcclDebug, NcclGdrLevel, NcclP2pLevel, NcclProfile, NcclProtocol,
+    NcclProfile,
 };
-pub use config::{Config, SECTIONS};
-pub use error::{ConfigError, Conflict, TomlError, ValueError};
+pub use config::Config;
+#[doc(hidden)]
+pub use config::SECTIONS;
+#[doc(hidden)]
+pub use error::TomlError;
+pub use error::{ConfigError, Conflict, ValueError};
 pub use file::FileError;
 pub use host_port::HostPort;
+#[doc(hidden)]
 pub use keys::{KeyInfo, SectionInfo, keys};
 pub use load::{RESERVED_ENVIRONMENT, Sources};
-pub use nccl::NcclSubsystems;
+pub use nccl::NcclEnv;
 pub use sections::{
     DeviceConfig, JobConfig, LaunchConfig, LayoutConfig, LogConfig, MetricsConfig, ModelConfig, NcclConfig,
     OtlpConfig, ProcessGroupConfig, ProfileConfig, RendezvousConfig, SecurityConfig, TcpConfig,
 };
 pub use size::ByteSize;
-pub use source::{Entry, Provenance, Source};
+pub use source::Source;
+#[doc(hidden)]
+pub use source::{Entry, Provenance};
 pub use tuning::TuningChoice;

@@ -46,7 +46,11 @@ impl Config {
         for key in keys() {
             let Ok(value) = merged.find_value(key.key) else { continue };
             let origin = merged.get_metadata(value.tag()).map_or(Source::Code, origin);
-            let outcome = match text(&value) {
+            let text = match &value {
+                Value::Dict(_, table) if key.is_table => pairs(table),
+                value => text(value),
+            };
+            let outcome = match text {
                 Ok(text) => config.set(key.key, &text),
                 Err(kind) => Err(crate::ValueError {
                     found: kind.to_string(),
@@ -236,6 +240,12 @@ enum NotText {
     List,
 }
 
+/// A table as `name=value` pairs with spaces between them.
+fn pairs(table: &Dict) -> Result<String, NotText> {
+    let pairs = table.iter().map(|(name, value)| Ok(format!("{name}={}", text(value)?)));
+    Ok(pairs.collect::<Result<Vec<_>, NotText>>()?.join(" "))
+}
+
 /// A value as a user would write it outside TOML.
 fn text(value: &Value) -> Result<String, NotText> {
     match value {
@@ -256,11 +266,6 @@ fn text(value: &Value) -> Result<String, NotText> {
 /// Values that are valid one by one, but not together.
 fn conflict(config: &Config) -> Option<Conflict> {
     let origins = |keys: [&str; 2]| keys.map(|key| config.source_of(key).unwrap_or(Source::Code));
-    if let (Some(min), Some(max)) = (config.nccl.min_ctas, config.nccl.max_ctas)
-        && min > max
-    {
-        return Some(Conflict::Ctas { min, max, origins: origins(["nccl.min_ctas", "nccl.max_ctas"]) });
-    }
     let (node_rank, nnodes) = (config.launch.node_rank, config.launch.nnodes.get());
     (node_rank >= nnodes).then(|| Conflict::NodeRank {
         node_rank,

@@ -14,6 +14,8 @@ pub(crate) trait Setting: Sized {
     const EXPECTED: &'static str;
     /// An example of a valid value.
     const EXAMPLE: &'static str;
+    /// Whether the file may hold it as a table, whose entries are read as `name=value` pairs with spaces between them.
+    const IS_TABLE: bool = false;
 
     /// Parses `text`. The error is an explanation in addition to "expected …", if there is one.
     fn read(text: &str) -> Result<Self, Option<String>>;

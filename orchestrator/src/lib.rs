@@ -1,55 +1,43 @@
-//! The processes of one job: rendezvous, launcher, checks and measurements, and the `ryz` command.
+//! The processes of one job: rendezvous, launcher, heartbeats and telemetry, as a library.
 //!
-//! An embedding program creates an [`Orchestrator`] per rank. A launcher calls [`supervisor::run`].
+//! Start at [`Orchestrator`]: a rank of an embedding program makes one, and gets its process groups and models from it. A launcher calls
+//! [`supervisor::run`].
+//!
+//! | to | use |
+//! |---|---|
+//! | join a job, whoever started the ranks | [`Orchestrator::builder`] |
+//! | start ranks and watch over them | [`supervisor`] |
+//! | serve a rendezvous, or join one without an [`Orchestrator`] | [`rendezvous`] |
+//! | log with the rank, serve metrics, send spans | [`telemetry`] |
+//! | hand settings to NCCL from a program that starts itself | [`nccl_settings`] |
 
-#[cfg(feature = "cli")]
-pub mod bench;
+mod heartbeat;
+pub mod nccl_settings;
+mod orchestrator;
+pub mod prelude;
+pub mod rendezvous;
+pub mod supervisor;
+#[cfg(feature = "telemetry")]
+pub mod telemetry;
+
+// For the command of this repository, its benchmarks and its tests; no API, may change at any time.
+#[doc(hidden)]
 pub mod catalogue;
-#[cfg(feature = "cli")]
-mod cgroup;
-#[cfg(feature = "cli")]
-pub mod check;
-#[cfg(feature = "cli")]
-pub mod communication;
-#[cfg(feature = "server")]
+#[doc(hidden)]
 pub mod console;
+#[doc(hidden)]
 pub mod control;
-#[cfg(feature = "cli")]
-pub mod doctor;
-#[cfg(feature = "cli")]
-mod drawing;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub mod fuzzing;
-#[cfg(feature = "cli")]
-pub mod generate;
-mod heartbeat;
+#[doc(hidden)]
 pub mod hub;
-#[cfg(feature = "cli")]
-pub mod interconnect;
-#[cfg(feature = "cli")]
-pub mod measure;
+#[doc(hidden)]
 pub mod metric_names;
-pub mod nccl_settings;
-mod orchestrator;
-#[cfg(feature = "cli")]
-pub mod output_file;
-#[cfg(feature = "cli")]
-pub mod plan;
-pub mod prelude;
-pub mod rendezvous;
+#[doc(hidden)]
 pub mod status;
-#[cfg(feature = "server")]
-pub mod supervisor;
+#[doc(hidden)]
 pub mod table;
-#[cfg(feature = "telemetry")]
-pub mod telemetry;
-#[cfg(feature = "cli")]
-pub mod topo;
-#[cfg(any(feature = "cli", feature = "fuzzing"))]
-pub mod trace;
-#[cfg(feature = "cli")]
-pub mod tune;
 
 pub use orchestrator::{Builder, Orchestrator};
 /// The crates below this one, so that an embedding program needs only this dependency.
@@ -62,11 +50,13 @@ pub use {
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// The host name.
+#[doc(hidden)]
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
 /// A count with its noun: `1 rank`, `4 ranks`.
+#[doc(hidden)]
 pub fn plural(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }

@@ -87,7 +87,7 @@ mod tests {
     fn what_is_missing_is_refused_by_name_with_what_to_do() {
         let mut config = Config::default();
         assert!(require(&config, &Environment::new()).is_ok());
-        config.nccl.max_ctas = ryzanstein_config::Ctas::new(4).ok();
+        config.nccl.env.insert("NCCL_MAX_CTAS", "4").expect("a variable");
         let error = require(&config, &Environment::new()).expect_err("refused").to_string();
         assert!(error.contains("NCCL_MAX_CTAS=4") && error.contains("ryz launch"), "{error}");
         assert!(require(&config, &environment(&[("NCCL_MAX_CTAS", "8")])).is_ok());

@@ -67,13 +67,13 @@ impl Cell {
         Self { text: text.into(), tone }
     }
 
-    #[cfg(feature = "cli")]
-    pub(crate) fn text(&self) -> &str {
+    /// The text.
+    pub fn text(&self) -> &str {
         &self.text
     }
 
-    #[cfg(feature = "cli")]
-    pub(crate) const fn tone(&self) -> Tone {
+    /// The tone.
+    pub const fn tone(&self) -> Tone {
         self.tone
     }
 
@@ -119,13 +119,13 @@ impl<'a> Column<'a> {
         Self { head, is_left: false, dispensable: 0 }
     }
 
-    #[cfg(feature = "cli")]
-    pub(crate) const fn head(&self) -> &'a str {
+    /// The text above the column.
+    pub const fn head(&self) -> &'a str {
         self.head
     }
 
-    #[cfg(feature = "cli")]
-    pub(crate) const fn is_left(&self) -> bool {
+    /// Whether texts are aligned to the left.
+    pub const fn is_left(&self) -> bool {
         self.is_left
     }
 

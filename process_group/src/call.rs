@@ -24,7 +24,7 @@ use crate::sync::lock;
 /// | recv | – | `[count]` |
 /// | barrier | – | – |
 #[derive(Debug)]
-pub struct Call<'a> {
+pub(crate) struct Call<'a> {
     /// What must be the same on every rank.
     pub fingerprint: CallFingerprint,
     /// The number of this call within its group (for messages: within its pair and direction), from 1.

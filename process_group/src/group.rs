@@ -25,7 +25,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use crate::backend::Backend;
 use crate::backend::factory::AnyBackend;
 use crate::backend::loopback::LoopbackHub;
 use crate::backend_kind::BackendKind;
@@ -104,13 +103,6 @@ pub struct ProcessGroup {
 }
 
 impl ProcessGroup {
-    /// Puts a group on a backend. Managers do this; by hand it is for tests and for backends of one's own.
-    ///
-    /// Through `store`, ranks tell each other why they gave up where their links no longer can.
-    pub fn new(info: GroupInfo, backend: Box<dyn Backend>, store: Option<Arc<dyn Store>>) -> Self {
-        Self::on(info, AnyBackend::Host(backend), store, None)
-    }
-
     /// Puts a group on a backend that a factory has connected. Its calls show in the records of `flight`.
     pub(crate) fn on(
         info: GroupInfo,
@@ -202,7 +194,7 @@ impl ProcessGroup {
                         every: Duration::MAX,
                     },
                 };
-                Self::new(info, Box::new(backend), Some(Arc::clone(&store)))
+                Self::on(info, AnyBackend::Host(Box::new(backend)), Some(Arc::clone(&store)), None)
             })
             .collect()
     }

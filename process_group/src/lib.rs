@@ -1,30 +1,47 @@
-//! Ranks that call collectives on buffers.
+//! Collectives among the ranks of a job, on GPUs or CPUs.
 //!
-//! The way in is a [`ProcessGroup`]; [`ProcessGroup::loopback`] makes one whose ranks are threads of this process.
+//! Start at [`ProcessGroupManager`], which joins a job and hands out its groups. Ranks that are threads of one process need no job:
+//!
+//! ```
+//! use ryzanstein_process_group::{ProcessGroup, ReduceOp};
+//!
+//! std::thread::scope(|scope| {
+//!     for mut group in ProcessGroup::loopback(2) {
+//!         scope.spawn(move || {
+//!             let mut x = [1.0f32, 2.0];
+//!             group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+//!             assert_eq!(x, [2.0, 4.0]);
+//!         });
+//!     }
+//! });
+//! ```
+//!
+//! | to | use |
+//! |---|---|
+//! | call collectives | [`ProcessGroup`], with a [`Buffer`] and a [`ReduceOp`]; [`Work`] is a call in flight |
+//! | reduce gradients in buckets | [`BucketedReducer`] |
+//! | say who is in the job | [`Rendezvous`], [`Roster`], [`Layout`] |
+//! | see what happened | [`Error`], [`Profile`], [`FlightRecorder`] |
+//! | work on GPUs, with a stream of your own | [`mod@device`] |
+//! | learn why a call takes its path, or force another | [`paths`] |
 
 mod aligned;
-pub mod backend;
+mod backend;
 mod backend_kind;
 mod buckets;
 mod buffer;
 mod call;
 mod capability;
-pub mod catalogue;
 mod deadline;
 pub mod device;
 mod dtype;
 mod error;
-#[cfg(feature = "fuzzing")]
-#[doc(hidden)]
-pub mod fuzzing;
 mod group;
 mod half_open;
 mod in_process;
 mod layout;
 mod manager;
 mod mesh;
-pub mod metric_names;
-pub mod nvml;
 mod operation;
 mod panic;
 pub mod paths;
@@ -34,16 +51,11 @@ mod recorder;
 mod reduce;
 mod rendezvous;
 mod roster;
-pub mod schedule;
-pub mod security;
 mod self_check;
 pub mod store;
 mod sync;
-pub mod targets;
 #[cfg(test)]
 mod testing;
-pub mod tuning;
-pub mod units;
 mod wire;
 mod work;
 
@@ -51,25 +63,50 @@ pub use backend::select::{BackendSelection, SelectionError, select_backend};
 pub use backend_kind::BackendKind;
 pub use buckets::{BucketLayout, BucketOptions, BucketedReducer, Parameter};
 pub use buffer::{Buffer, BufferMut, DeviceMemory, Memory, View, ViewMut};
-pub use call::Call;
 pub use capability::{Capability, ComponentVersion, Exclusive};
 pub use dtype::{DType, Element, UnknownDType};
 pub use error::{Error, Result};
 pub use group::{Arrival, CapturedCalls, GroupBuffer, GroupInfo, LastCall, ProcessGroup, WireType};
-pub use half_open::{HalfOpen, Seat};
-pub use in_process::InProcess;
 pub use layout::Layout;
 pub use manager::ProcessGroupManager;
 pub use operation::{CallFingerprint, Operation, ReduceOp};
-pub use panic::panic_message;
-pub use profile::{Profile, ProfileRow, RecentLatency, Recording, bus_factor, call_bytes};
+pub use profile::{Profile, ProfileRow, bus_factor, call_bytes};
 pub use rank::{Epoch, LocalRank, NoRank, Rank};
-pub use recorder::{
-    CallRecord, CurrentCall, Failure, FlightRecord, FlightRecorder, GroupActivity, GroupRecord, Outcome,
-};
+pub use recorder::{CallRecord, Failure, FlightRecord, FlightRecorder, GroupRecord, Outcome};
 pub use rendezvous::{Membership, MemoryRendezvous, Rendezvous};
 pub use roster::{Candidate, Cpus, Member, Roster, Secret};
 pub use work::{Work, WorkFuture};
+
+// For the other crates of this repository; no API, may change at any time.
+#[doc(hidden)]
+pub mod catalogue;
+#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
+pub mod fuzzing;
+#[doc(hidden)]
+pub use half_open::{HalfOpen, Seat};
+#[doc(hidden)]
+pub use in_process::InProcess;
+#[doc(hidden)]
+pub mod metric_names;
+#[doc(hidden)]
+pub mod nvml;
+#[doc(hidden)]
+pub use panic::panic_message;
+#[doc(hidden)]
+pub use profile::{RecentLatency, Recording};
+#[doc(hidden)]
+pub use recorder::{CurrentCall, GroupActivity};
+#[doc(hidden)]
+pub mod schedule;
+#[doc(hidden)]
+pub mod security;
+#[doc(hidden)]
+pub mod targets;
+#[doc(hidden)]
+pub mod tuning;
+#[doc(hidden)]
+pub mod units;
 
 #[cfg(test)]
 mod tests {

@@ -23,7 +23,10 @@ pub const FIXTURES: [&str; 8] = [
 /// workspace, that counts: a test binary may have been built elsewhere.
 pub fn folder(name: &str) -> PathBuf {
     let member = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
-    Path::new(&member).join("../tests/fixtures").join(name)
+    let mut above = Path::new(&member).ancestors().map(|folder| folder.join("tests/fixtures").join(name));
+    above
+        .find(|folder| folder.exists())
+        .unwrap_or_else(|| panic!("no tests/fixtures/{name} above {}", member.display()))
 }
 
 /// The world sizes up to eight that a fixture's heads and widths can be cut for.

@@ -6,8 +6,8 @@ use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
 use proptest::prelude::*;
+use ryz::doctor::measure_links;
 use ryzanstein_config::{AlgorithmChoice, BackendChoice, ByteSize};
-use ryzanstein_orchestrator::doctor::measure_links;
 use ryzanstein_process_group::paths::Path;
 use ryzanstein_process_group::schedule::Algorithm;
 use ryzanstein_process_group::{BackendKind, BufferMut, DType, Error, Operation, Rank, ReduceOp};

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use half::bf16;
+use ryzanstein_benches::measure::{CallBuffers, Collective};
 use ryzanstein_benches::ranks;
-use ryzanstein_orchestrator::measure::{CallBuffers, Collective};
 use ryzanstein_orchestrator::table;
 use ryzanstein_process_group::device::{Device, DeviceBuffer, Event};
 use ryzanstein_process_group::paths::Path;

@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use ryzanstein_benches::host_clock::HostClock;
-use ryzanstein_benches::ranks;
-use ryzanstein_benches::raw_nccl::RawNccl;
-use ryzanstein_orchestrator::measure::{
+use ryzanstein_benches::measure::{
     Case, Collective, Figures, Gpu, UnknownCollective, calls_back_to_back, measure, measure_calls,
 };
+use ryzanstein_benches::ranks;
+use ryzanstein_benches::raw_nccl::RawNccl;
 use ryzanstein_orchestrator::table;
 use ryzanstein_process_group::{ProcessGroup, ReduceOp};
 use serde::Serialize;

@@ -17,18 +17,18 @@ const TABLE: &[(&str, &str, &str)] = &[
     (
         "NCCL_MIN_NRINGS",
         "the name of NCCL_MIN_NCHANNELS before NCCL 2.5, still accepted",
-        "set nccl.min_ctas, or NCCL_MIN_CTAS",
+        "set NCCL_MIN_CTAS",
     ),
     (
         "NCCL_MAX_NRINGS",
         "the name of NCCL_MAX_NCHANNELS before NCCL 2.5, still accepted",
-        "set nccl.max_ctas, or NCCL_MAX_CTAS",
+        "set NCCL_MAX_CTAS",
     ),
     ("NCCL_RINGS", "rings written by hand; removed in NCCL 2.5", "unset it: NCCL finds the rings itself"),
     (
         "NCCL_NVLINK_DISABLE",
         "never a variable of NCCL; nothing reads it",
-        "set nccl.p2p_level: `nvl` allows peer access over NVLink only, `loc` not at all",
+        "set NCCL_P2P_LEVEL: NVL allows peer access over NVLink only, LOC not at all",
     ),
     (
         "NCCL_TIMEOUT",
@@ -38,30 +38,22 @@ const TABLE: &[(&str, &str, &str)] = &[
     (
         "NCCL_LL_THRESHOLD",
         "removed in NCCL 2.5, which chooses the protocol by its own model",
-        "unset it, or set nccl.protocol",
+        "unset it, or set NCCL_PROTO",
     ),
     (
         "NCCL_TREE_THRESHOLD",
         "removed in NCCL 2.5, which chooses the algorithm by its own model",
-        "unset it, or set nccl.algorithm",
+        "unset it, or set NCCL_ALGO",
     ),
-    ("NCCL_SINGLE_RING_THRESHOLD", "removed in NCCL 2.3", "unset it, or set nccl.max_ctas"),
-    (
-        "NCCL_IB_GDR_LEVEL",
-        "the name of NCCL_NET_GDR_LEVEL before NCCL 2.4",
-        "set nccl.gpu_direct_level, or NCCL_NET_GDR_LEVEL",
-    ),
-    ("NCCL_IB_CUDA_SUPPORT", "removed in NCCL 2.4", "set nccl.gpu_direct_level, or NCCL_NET_GDR_LEVEL"),
+    ("NCCL_SINGLE_RING_THRESHOLD", "removed in NCCL 2.3", "unset it, or set NCCL_MAX_CTAS"),
+    ("NCCL_IB_GDR_LEVEL", "the name of NCCL_NET_GDR_LEVEL before NCCL 2.4", "set NCCL_NET_GDR_LEVEL"),
+    ("NCCL_IB_CUDA_SUPPORT", "removed in NCCL 2.4", "set NCCL_NET_GDR_LEVEL"),
     (
         "NCCL_CHECKS_DISABLE",
         "replaced in NCCL 2.2.12; arguments are always checked",
         "unset it; NCCL_CHECK_POINTERS=1 checks pointers too",
     ),
-    (
-        "NCCL_DEBUG_LOG_DIR",
-        "never a variable of NCCL; nothing reads it",
-        "set nccl.debug_file, or NCCL_DEBUG_FILE",
-    ),
+    ("NCCL_DEBUG_LOG_DIR", "never a variable of NCCL; nothing reads it", "set NCCL_DEBUG_FILE"),
     (
         "NCCL_ASYNC_ERROR_HANDLING",
         "PyTorch's, not NCCL's; now called TORCH_NCCL_ASYNC_ERROR_HANDLING",

@@ -8,10 +8,10 @@
 //! Never sets `NCCL_NVLS_ENABLE`, nor any variable that could undo it.
 
 mod advice;
+mod env;
 mod known;
 mod plan;
-mod subsystems;
 
 pub use advice::{Advice, advice};
+pub use env::NcclEnv;
 pub use plan::{NcclSource, NcclVariable, UserVariable, conf_file, missing, plan};
-pub use subsystems::NcclSubsystems;

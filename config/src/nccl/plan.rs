@@ -1,9 +1,9 @@
-//! What NCCL reads: the user's own variables, then the fields, then the profile.
+//! What NCCL reads: the user's own variables, then `nccl.env`, then the profile.
 
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::{Config, NcclAlgorithm, NcclCrossNic, NcclProfile, Source};
+use crate::{Config, NcclProfile, Source};
 
 /// A variable that the user has set: in the process's environment, or in one of NCCL's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,8 +43,8 @@ pub enum NcclSource {
     Environment,
     /// One of NCCL's own files.
     File(PathBuf),
-    /// The setting of this key, and where its value came from.
-    Setting(&'static str, Source),
+    /// `nccl.env`, and where it was set.
+    Setting(Source),
     /// This profile, and where `nccl.profile` was set.
     Profile(NcclProfile, Source),
 }
@@ -61,7 +61,7 @@ impl fmt::Display for NcclSource {
         match self {
             Self::Environment => f.write_str("the user's environment"),
             Self::File(path) => write!(f, "NCCL's file {}", path.display()),
-            Self::Setting(key, source) => write!(f, "{key} ({source})"),
+            Self::Setting(source) => write!(f, "nccl.env ({source})"),
             Self::Profile(profile, source) => write!(f, "nccl.profile = {profile} ({source})"),
         }
     }
@@ -81,12 +81,10 @@ pub struct NcclVariable {
     pub overridden: Option<(String, NcclSource)>,
 }
 
-/// Other variables that control the same thing as a variable that we set.
+/// Other variables that control the same thing as a variable of a profile.
 const EQUIVALENTS: &[(&str, &[&str])] = &[
     ("NCCL_MIN_CTAS", &["NCCL_MIN_NCHANNELS", "NCCL_MIN_NRINGS"]),
     ("NCCL_MAX_CTAS", &["NCCL_MAX_NCHANNELS", "NCCL_MAX_NRINGS"]),
-    ("NCCL_P2P_LEVEL", &["NCCL_P2P_DISABLE"]),
-    ("NCCL_NET_GDR_LEVEL", &["NCCL_IB_GDR_LEVEL", "NCCL_IB_CUDA_SUPPORT"]),
 ];
 
 /// Whether a known variable contradicts this one: a minimum above the maximum, or the reverse.
@@ -115,76 +113,10 @@ fn profile(profile: NcclProfile) -> &'static [(&'static str, &'static str)] {
     }
 }
 
-/// NCCL's number for the choice.
-const fn cross_nic(cross: NcclCrossNic) -> &'static str {
-    match cross {
-        NcclCrossNic::Same => "0",
-        NcclCrossNic::Any => "1",
-        NcclCrossNic::PreferSame => "2",
-    }
-}
-
-/// The variables of the fields: variable, value, key.
-fn fields(config: &Config) -> Vec<(&'static str, String, &'static str)> {
-    let nccl = &config.nccl;
-    let upper = |name: &str| name.to_uppercase();
-    let flag = |on: bool| u8::from(on).to_string();
-    let off = |on: bool| u8::from(!on).to_string();
-    let all = [
-        ("NCCL_DEBUG", nccl.debug.map(|level| upper(level.name())), "nccl.debug"),
-        (
-            "NCCL_DEBUG_SUBSYS",
-            nccl.debug_subsystems.as_ref().map(|list| list.as_str().to_owned()),
-            "nccl.debug_subsystems",
-        ),
-        (
-            "NCCL_DEBUG_FILE",
-            nccl.debug_file.as_ref().map(|path| path.display().to_string()),
-            "nccl.debug_file",
-        ),
-        (
-            "NCCL_ALGO",
-            // `Tree` alone would leave the operations that have no tree without any algorithm.
-            nccl.algorithm.map(|algorithm| match algorithm {
-                NcclAlgorithm::Ring => "Ring".to_owned(),
-                NcclAlgorithm::Tree => "Ring;allreduce:Tree".to_owned(),
-            }),
-            "nccl.algorithm",
-        ),
-        ("NCCL_PROTO", nccl.protocol.map(|protocol| upper(protocol.name())), "nccl.protocol"),
-        ("NCCL_MIN_CTAS", nccl.min_ctas.map(|ctas| ctas.get().to_string()), "nccl.min_ctas"),
-        ("NCCL_MAX_CTAS", nccl.max_ctas.map(|ctas| ctas.get().to_string()), "nccl.max_ctas"),
-        ("NCCL_NTHREADS", nccl.threads.map(|threads| threads.get().to_string()), "nccl.threads"),
-        ("NCCL_BUFFSIZE", nccl.buffer_size.map(|size| size.get().get().to_string()), "nccl.buffer_size"),
-        ("NCCL_P2P_LEVEL", nccl.p2p_level.map(|level| upper(level.name())), "nccl.p2p_level"),
-        (
-            "NCCL_NET_GDR_LEVEL",
-            nccl.gpu_direct_level.map(|level| upper(level.name())),
-            "nccl.gpu_direct_level",
-        ),
-        ("NCCL_SHM_DISABLE", nccl.shared_memory.map(off), "nccl.shared_memory"),
-        ("NCCL_IB_DISABLE", nccl.infiniband.map(off), "nccl.infiniband"),
-        ("NCCL_IB_HCA", nccl.infiniband_devices.clone(), "nccl.infiniband_devices"),
-        ("NCCL_IB_GID_INDEX", nccl.ib_gid_index.map(|index| index.get().to_string()), "nccl.ib_gid_index"),
-        ("NCCL_IB_TIMEOUT", nccl.ib_timeout.map(|exponent| exponent.get().to_string()), "nccl.ib_timeout"),
-        ("NCCL_CROSS_NIC", nccl.cross_nic.map(|cross| cross_nic(cross).to_owned()), "nccl.cross_nic"),
-        ("NCCL_SOCKET_IFNAME", nccl.socket_interface.clone(), "nccl.socket_interface"),
-        ("NCCL_LAUNCH_ORDER_IMPLICIT", nccl.launch_order.map(flag), "nccl.launch_order"),
-        ("NCCL_GRAPH_MIXING_SUPPORT", nccl.graph_mixing.map(flag), "nccl.graph_mixing"),
-        (
-            "NCCL_TOPO_FILE",
-            nccl.topology_file.as_ref().map(|path| path.display().to_string()),
-            "nccl.topology_file",
-        ),
-        ("NCCL_TUNER_PLUGIN", nccl.tuner_plugin.clone(), "nccl.tuner_plugin"),
-    ];
-    all.into_iter().filter_map(|(name, value, key)| Some((name, value?, key))).collect()
-}
-
 /// All NCCL variables that are set, sorted by name.
 ///
-/// In descending strength: the user's own, first from the environment, then from files; the fields of `[nccl]`; its profile.
-/// No setting is included if the user has set the same variable or one that controls the same thing.
+/// In descending strength: the user's own, first from the environment, then from files; `nccl.env`; the profile.
+/// A weaker one is left out if a stronger one sets the same variable, or one that controls the same thing.
 ///
 /// ```
 /// use ryzanstein_config::nccl::{UserVariable, plan};
@@ -211,26 +143,28 @@ pub fn plan(config: &Config, own: &[UserVariable]) -> Vec<NcclVariable> {
             plan.push(NcclVariable { name, value, source, overridden: None });
         }
     }
-    let users = plan.len();
     let origin = |key| config.source_of(key).unwrap_or(Source::Code);
     let chosen = config.nccl.profile;
-    let ours = fields(config)
-        .into_iter()
-        .map(|(name, value, key)| (name, value, NcclSource::Setting(key, origin(key))))
-        .chain(profile(chosen).iter().map(|(name, value)| {
-            (*name, (*value).to_owned(), NcclSource::Profile(chosen, origin("nccl.profile")))
-        }));
+    let set =
+        config.nccl.env.iter().map(|(name, value)| (name, value, NcclSource::Setting(origin("nccl.env"))));
+    let ours = set.chain(
+        profile(chosen)
+            .iter()
+            .map(|(name, value)| (*name, *value, NcclSource::Profile(chosen, origin("nccl.profile")))),
+    );
     for (name, value, source) in ours {
         let also = EQUIVALENTS.iter().find(|(of, _)| *of == name).map_or(&[][..], |(_, also)| also);
-        let stronger = |known: &NcclVariable| known.name == name || also.contains(&known.name.as_str());
-        if let Some(bound) = plan.iter_mut().find(|known| contradicts(known, name, &value)) {
-            bound.overridden.get_or_insert((format!("{name}={value}"), source));
-        } else if let Some(users) = plan[..users].iter_mut().find(|known| stronger(known)) {
-            users.overridden.get_or_insert((value, source));
-        } else if let Some(field) = plan[users..].iter_mut().find(|known| known.name == name) {
-            field.overridden.get_or_insert((value, source));
+        let is_profile = matches!(source, NcclSource::Profile(..));
+        let contradicted = plan.iter().position(|known| is_profile && contradicts(known, name, value));
+        let stronger =
+            |known: &NcclVariable| known.name == name || is_profile && also.contains(&known.name.as_str());
+        if let Some(bound) = contradicted {
+            plan[bound].overridden.get_or_insert((format!("{name}={value}"), source));
+        } else if let Some(known) = plan.iter_mut().find(|known| stronger(known)) {
+            known.overridden.get_or_insert((value.to_owned(), source));
         } else {
-            plan.push(NcclVariable { name: name.to_owned(), value, source, overridden: None });
+            let (name, value) = (name.to_owned(), value.to_owned());
+            plan.push(NcclVariable { name, value, source, overridden: None });
         }
     }
     plan.sort_by(|a, b| a.name.cmp(&b.name));

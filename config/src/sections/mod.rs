@@ -84,6 +84,7 @@ macro_rules! section {
                     doc: concat!($($doc),+).trim_ascii(),
                     expected: <$kind as crate::setting::Setting>::EXPECTED,
                     example: <$kind as crate::setting::Setting>::EXAMPLE,
+                    is_table: <$kind as crate::setting::Setting>::IS_TABLE,
                 }),+],
             };
         }

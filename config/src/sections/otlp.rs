@@ -3,7 +3,7 @@
 use super::section;
 
 section! {
-    /// Spans sent to an OpenTelemetry collector, by the protocol OTLP over gRPC. `ryz` has this only if it was built with the feature `otlp`.
+    /// Spans sent to an OpenTelemetry collector, by the protocol OTLP over gRPC.
     OtlpConfig = "otlp" {
         /// The collector, such as `http://127.0.0.1:4317`; unset, the standard variable `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` or
         /// `OTEL_EXPORTER_OTLP_ENDPOINT`, and without those no spans are sent.

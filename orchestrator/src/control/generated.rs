@@ -390,7 +390,6 @@ pub mod control_client {
     }
 }
 /// Generated server implementations.
-#[cfg(feature = "server")]
 pub mod control_server {
     #![allow(
         unused_variables,

@@ -179,7 +179,6 @@ impl Client {
     }
 
     /// Adds to a launcher's counter in the store, with a deadline of its own.
-    #[cfg(feature = "server")]
     pub(crate) fn count(&self, key: &str, amount: i64, wait: Duration) -> Result<i64> {
         let request = wire::AddRequest { epoch: self.epoch(), key: key.into(), amount };
         let reply = self.call(wait, |mut stub| async move { stub.add(request).await })?;
@@ -188,7 +187,6 @@ impl Client {
     }
 
     /// Tells the first node's launcher that a rank of this node has left, which no heartbeat follows.
-    #[cfg(feature = "server")]
     pub(crate) fn farewell(&self, rank: Rank, wait: Duration) -> Result<()> {
         let report = Report { leaving: true, ..Report::default() };
         let request = wire::BeatRequest { epoch: self.epoch(), rank: rank.0, report: Some(report) };

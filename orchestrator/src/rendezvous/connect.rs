@@ -13,7 +13,6 @@ use ryzanstein_process_group::{
 };
 
 use super::client::{Client, Identity, Unconnected, WeakClient};
-#[cfg(feature = "server")]
 use super::host::Host;
 use super::secret::SecretError;
 use super::{placement, secret};
@@ -37,7 +36,6 @@ pub struct Connection {
 enum Kind {
     InProcess(MemoryRendezvous),
     Client(Client),
-    #[cfg(feature = "server")]
     Host(Host),
 }
 
@@ -46,7 +44,6 @@ impl std::fmt::Debug for Kind {
         f.write_str(match self {
             Self::InProcess(_) => "InProcess",
             Self::Client(_) => "Client",
-            #[cfg(feature = "server")]
             Self::Host(_) => "Host",
         })
     }
@@ -136,7 +133,6 @@ impl Connection {
         match &self.kind {
             Kind::InProcess(_) => "within this process",
             Kind::Client(_) => "a rendezvous served elsewhere",
-            #[cfg(feature = "server")]
             Kind::Host(_) => "a rendezvous served by this rank",
         }
     }
@@ -145,7 +141,6 @@ impl Connection {
         match &self.kind {
             Kind::InProcess(memory) => memory,
             Kind::Client(client) => client,
-            #[cfg(feature = "server")]
             Kind::Host(host) => host.client(),
         }
     }
@@ -279,17 +274,7 @@ fn from_master_address(
         };
         return Ok(Kind::Client(Client::connect(server, secret, security, identity, deadline)?));
     }
-    #[cfg(feature = "server")]
-    {
-        Host::start(config, identity, server, address, (given, shared), deadline).map(Kind::Host)
-    }
-    #[cfg(not(feature = "server"))]
-    {
-        Err(Error::Configuration(format!(
-            "rank 0 must serve the rendezvous at {server} (MASTER_ADDR and MASTER_PORT), but this program is built without \
-             the feature `server` of ryzanstein-orchestrator; enable it, or start the ranks with `ryz launch`"
-        )))
-    }
+    Host::start(config, identity, server, address, (given, shared), deadline).map(Kind::Host)
 }
 
 /// Connects with the secret that rank 0 writes. The file may not exist yet, or belong to an earlier job.

@@ -11,13 +11,16 @@ mod key_values;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use bytes::Bytes;
-use ryzanstein_process_group::{Candidate, Epoch, Rank};
+use ryzanstein_process_group::{Epoch, Rank};
 
 use self::admission::Admission;
-pub use self::event::{
-    Action, Event, Join, Joined, MAX_REPORT, Participant, Refusal, Reply, Report, RequestId, Time,
+#[cfg(test)]
+use self::event::MAX_REPORT;
+pub(crate) use self::event::{
+    Action, Event, Join, Joined, Participant, Refusal, Reply, Report, RequestId, Time,
 };
-pub use self::key_values::{ENTRY_OVERHEAD, MAX_STORE};
+#[cfg(test)]
+use self::key_values::{ENTRY_OVERHEAD, MAX_STORE};
 use self::key_values::{KeyValues, check_key};
 
 /// What a pending request waits for.
@@ -42,7 +45,7 @@ impl Wait {
 /// The state of one job's rendezvous.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
-pub struct Core {
+pub(crate) struct Core {
     world_size: u32,
     version: String,
     epoch: Epoch,
@@ -60,7 +63,7 @@ pub struct Core {
 
 impl Core {
     /// A rendezvous for `world_size` ranks that run `version`, in this epoch.
-    pub fn new(world_size: u32, version: impl Into<String>, epoch: Epoch) -> Self {
+    pub(crate) fn new(world_size: u32, version: impl Into<String>, epoch: Epoch) -> Self {
         Self {
             world_size,
             version: version.into(),
@@ -78,38 +81,38 @@ impl Core {
     }
 
     /// What every rank receives, once all have joined.
-    pub const fn joined(&self) -> Option<&Joined> {
+    pub(crate) const fn joined(&self) -> Option<&Joined> {
         self.joined.as_ref()
     }
 
     /// The current epoch.
-    pub const fn epoch(&self) -> Epoch {
+    pub(crate) const fn epoch(&self) -> Epoch {
         self.epoch
     }
 
     /// What ranks reported in this epoch: the first report of each.
-    pub const fn reports(&self) -> &BTreeMap<Rank, Report> {
+    pub(crate) const fn reports(&self) -> &BTreeMap<Rank, Report> {
         &self.reports
     }
 
     /// A counter of the store; 0 if nobody has counted.
-    #[cfg_attr(not(feature = "server"), expect(dead_code, reason = "the launcher's"))]
     pub(crate) fn counter(&self, key: &str) -> i64 {
         self.values.sum(key, 0).unwrap_or(0)
     }
 
     /// When [`Event::Tick`] is due.
-    pub fn next_deadline(&self) -> Option<Time> {
+    pub(crate) fn next_deadline(&self) -> Option<Time> {
         self.deadlines.first().map(|(time, _)| *time)
     }
 
     /// The number of pending requests.
-    pub fn waiting(&self) -> usize {
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn waiting(&self) -> usize {
         self.waits.len()
     }
 
     /// Takes an event and returns the replies to send.
-    pub fn handle(&mut self, now: Time, event: Event) -> Vec<Action> {
+    pub(crate) fn handle(&mut self, now: Time, event: Event) -> Vec<Action> {
         // Expire first: an event after the deadline must not complete a request that is already late.
         let mut actions = self.expire(now);
         match event {
@@ -373,11 +376,6 @@ impl Core {
         self.barriers.clear();
         self.waiting_for_key.clear();
         self.closed.get_or_insert(refusal);
-    }
-
-    /// What an admitted rank told about itself.
-    pub fn candidate(&self, rank: Rank) -> Option<&Candidate> {
-        self.admission.candidate(rank)
     }
 }
 

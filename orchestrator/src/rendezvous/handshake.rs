@@ -57,7 +57,7 @@ impl From<SecurityError> for HandshakeError {
     fn from(error: SecurityError) -> Self {
         match error {
             SecurityError::Io(error) => Self::Io(error),
-            other => Self::Security(other),
+            error @ SecurityError::Tls(_) => Self::Security(error),
         }
     }
 }

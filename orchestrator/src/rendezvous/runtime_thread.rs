@@ -26,7 +26,6 @@ impl RuntimeThread {
         Ok(Self { handle, stop: Some(stop), thread: Some(thread) })
     }
 
-    #[cfg(any(feature = "server", feature = "otlp"))]
     pub(crate) const fn handle(&self) -> &Handle {
         &self.handle
     }

@@ -105,7 +105,7 @@ fn how_to_make(path: &Path) -> String {
 ///
 /// # Errors
 /// [`SecretError`] when this process did not inherit such a descriptor, or it holds something else.
-pub fn from_descriptor(number: &str) -> Result<Secret, SecretError> {
+pub(crate) fn from_descriptor(number: &str) -> Result<Secret, SecretError> {
     let descriptor: u32 = number.parse().map_err(|_| SecretError::NotADescriptor(number.to_owned()))?;
     // Reopened through /proc, so that the position is this reader's own, and no raw descriptor is taken on trust.
     let file = file::open(format!("/proc/self/fd/{descriptor}").as_ref())
@@ -117,7 +117,7 @@ pub fn from_descriptor(number: &str) -> Result<Secret, SecretError> {
 ///
 /// # Errors
 /// [`SecretError`] says what is wrong with the file, and how to make a good one.
-pub fn from_file(path: &Path) -> Result<Secret, SecretError> {
+pub(crate) fn from_file(path: &Path) -> Result<Secret, SecretError> {
     let owned = || path.to_owned();
     let file = OpenOptions::new()
         .read(true)
@@ -158,7 +158,7 @@ fn read(file: impl Read) -> Result<Secret, ContentError> {
 ///
 /// # Errors
 /// The operating system's.
-pub fn to_descriptor(secret: &Secret) -> io::Result<OwnedFd> {
+pub(crate) fn to_descriptor(secret: &Secret) -> io::Result<OwnedFd> {
     let descriptor = rustix::fs::memfd_create("ryz-secret", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let mut file = File::from(descriptor);
     file.write_all(secret.expose())?;
@@ -171,7 +171,7 @@ pub fn to_descriptor(secret: &Secret) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// The operating system's.
-pub fn to_file(secret: &Secret, path: &Path) -> io::Result<()> {
+pub(crate) fn to_file(secret: &Secret, path: &Path) -> io::Result<()> {
     file::replace(path, secret.expose())
 }
 

@@ -220,7 +220,6 @@ impl State {
     }
 }
 /// Generated client implementations.
-#[cfg(feature = "cli")]
 pub mod status_client {
     #![allow(
         unused_variables,
@@ -325,7 +324,6 @@ pub mod status_client {
     }
 }
 /// Generated server implementations.
-#[cfg(feature = "server")]
 pub mod status_server {
     #![allow(
         unused_variables,

@@ -10,5 +10,4 @@ mod generated;
 pub use generated::*;
 
 /// The same, as servers describe themselves to clients that have no `.proto`.
-#[cfg(feature = "server")]
 pub const DESCRIPTORS: &[u8] = include_bytes!("descriptors.bin");

@@ -7,23 +7,23 @@ use std::time::Duration;
 use ryzanstein_process_group::{Epoch, Rank};
 
 /// The exit code after which a job is not restarted: wrong usage or configuration, which a retry cannot fix.
-pub const DO_NOT_RESTART: i32 = 2;
+pub(crate) const DO_NOT_RESTART: i32 = 2;
 
 /// Signal numbers, the same on every Linux.
-pub mod signal {
+pub(crate) mod signal {
     /// The terminal was closed.
-    pub const HANGUP: i32 = 1;
+    pub(crate) const HANGUP: i32 = 1;
     /// Ctrl-C.
-    pub const INTERRUPT: i32 = 2;
+    pub(crate) const INTERRUPT: i32 = 2;
     /// Cannot be caught or ignored.
-    pub const KILL: i32 = 9;
+    pub(crate) const KILL: i32 = 9;
     /// A request to exit.
-    pub const TERMINATE: i32 = 15;
+    pub(crate) const TERMINATE: i32 = 15;
 }
 
 /// How a process ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Exit {
+pub(crate) enum Exit {
     /// It exited with this code.
     Code(i32),
     /// This signal ended it.
@@ -34,7 +34,7 @@ pub enum Exit {
 
 impl Exit {
     /// As a shell reports it: 128 plus the signal for a process that a signal ended.
-    pub const fn code(self) -> i32 {
+    pub(crate) const fn code(self) -> i32 {
         match self {
             Self::Code(code) => code,
             Self::Signal(signal) => 128 + signal,
@@ -43,14 +43,14 @@ impl Exit {
     }
 
     /// Whether it exited with code 0.
-    pub const fn is_success(self) -> bool {
+    pub(crate) const fn is_success(self) -> bool {
         matches!(self, Self::Code(0))
     }
 }
 
 /// Limits set by the user.
 #[derive(Clone, Copy, Debug)]
-pub struct Policy {
+pub(crate) struct Policy {
     /// Time from SIGTERM to SIGKILL.
     pub grace: Duration,
     /// How long after the first failure the other ranks may exit by themselves, with an error of their own, before SIGTERM.
@@ -61,7 +61,7 @@ pub struct Policy {
 
 /// Something that happened.
 #[derive(Clone, Copy, Debug)]
-pub enum Event {
+pub(crate) enum Event {
     /// A rank's process exited.
     Exited {
         /// The rank.
@@ -87,7 +87,7 @@ pub enum Event {
 
 /// Something to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Action {
+pub(crate) enum Action {
     /// Start every rank in this epoch. No process of an earlier epoch is left.
     Start(Epoch),
     /// Tell every rank at the rendezvous that this rank failed.
@@ -115,7 +115,7 @@ pub enum Action {
 
 /// How a job went.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// The last epoch.
     pub epoch: Epoch,
     /// The rank that failed first, and how.
@@ -128,7 +128,7 @@ pub struct Outcome {
 
 /// The failure that caused the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FirstFailure {
+pub(crate) struct FirstFailure {
     /// Whose it is.
     pub rank: Rank,
     /// How it exited; `None` if it did not by itself: it is stopped, hangs, or is cut off from the others.
@@ -188,7 +188,7 @@ const PROGRESS: Duration = Duration::from_secs(300);
 /// The state of one job.
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone))]
-pub struct Core {
+pub(crate) struct Core {
     policy: Policy,
     ranks: Vec<Rank>,
     epoch: Epoch,
@@ -205,7 +205,7 @@ pub struct Core {
 
 impl Core {
     /// The ranks of this node. Begin with [`Core::start`].
-    pub const fn new(ranks: Vec<Rank>, policy: Policy) -> Self {
+    pub(crate) const fn new(ranks: Vec<Rank>, policy: Policy) -> Self {
         Self {
             policy,
             ranks,
@@ -221,12 +221,12 @@ impl Core {
     }
 
     /// The first thing to do.
-    pub const fn start(&self) -> Action {
+    pub(crate) const fn start(&self) -> Action {
         Action::Start(self.epoch)
     }
 
     /// When [`Event::Tick`] is due.
-    pub const fn next_deadline(&self) -> Option<Duration> {
+    pub(crate) const fn next_deadline(&self) -> Option<Duration> {
         match self.phase {
             Phase::AwaitingExits { until } | Phase::AwaitingRestart { until } => Some(until),
             Phase::Terminating { kill_at } => Some(kill_at),
@@ -236,7 +236,7 @@ impl Core {
     }
 
     /// Takes an event and returns what to do.
-    pub fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
+    pub(crate) fn handle(&mut self, now: Duration, event: Event) -> Vec<Action> {
         match self.phase {
             Phase::Finished => Vec::new(),
             Phase::AwaitingRestart { until } => self.between_epochs(now, event, until),
@@ -319,17 +319,17 @@ impl Core {
     }
 
     /// Whether all ranks run, or have ended well.
-    pub const fn is_running(&self) -> bool {
+    pub(crate) const fn is_running(&self) -> bool {
         matches!(self.phase, Phase::Running)
     }
 
     /// The current epoch.
-    pub const fn epoch(&self) -> Epoch {
+    pub(crate) const fn epoch(&self) -> Epoch {
         self.epoch
     }
 
     /// Whether a signal has stopped this rank.
-    pub fn is_stopped(&self, rank: Rank) -> bool {
+    pub(crate) fn is_stopped(&self, rank: Rank) -> bool {
         self.stopped.contains_key(&rank)
     }
 
@@ -365,7 +365,7 @@ impl Core {
     /// The rank whose failure made the others fail. Of those that exited: root causes before secondary failures, then the one
     /// seen first; of those seen at the same time, one that a signal ended before one that exited. If that one blames a rank
     /// that did not exit by itself, it is that rank.
-    pub fn first_failure(&self) -> Option<FirstFailure> {
+    pub(crate) fn first_failure(&self) -> Option<FirstFailure> {
         let (gave_up, ended) =
             self.exits.iter().filter(|(_, ended)| !ended.requested && !ended.exit.is_success()).min_by_key(
                 |(_, e)| (e.caused_by.is_some(), e.seen, !matches!(e.exit, Exit::Signal(_)), e.sequence),

@@ -12,14 +12,14 @@ use ryzanstein_process_group::Rank;
 use crate::status::wire::{CurrentCall, Group, NoProgress, Report};
 
 /// Other ranks must have waited for this long before a rank is said to make no progress.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// So many heartbeats must be missing before a rank is silent.
 const MISSING_BEATS: u32 = 3;
 
 /// What is known of a rank's process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Process {
+pub(crate) enum Process {
     /// It runs, in this state: the letter of `/proc/PID/stat`, if that could be read.
     Running(Option<char>),
     /// A signal stopped it.
@@ -32,7 +32,7 @@ pub enum Process {
 
 /// The last heartbeat of a rank.
 #[derive(Clone, Debug)]
-pub struct Beat {
+pub(crate) struct Beat {
     /// When it came.
     pub heard: Duration,
     /// What it said.
@@ -41,7 +41,7 @@ pub struct Beat {
 
 /// A rank as the supervisor sees it.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub(crate) struct Seen {
     /// Its process.
     pub process: Process,
     /// `None` for a program that has sent no heartbeat in this epoch. It is never called silent.
@@ -50,7 +50,7 @@ pub struct Seen {
 
 /// What is wrong with a rank that runs.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Trouble {
+pub(crate) enum Trouble {
     /// It has stopped sending heartbeats. For how long, and the state of its process where that is known.
     Silent(Duration, Option<char>),
     /// Others wait for it in a call that it has not begun. If it is in another call itself, that call, with its group.
@@ -59,7 +59,7 @@ pub enum Trouble {
 
 /// What the user is to be told.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Notice {
+pub(crate) enum Notice {
     /// Something is wrong with this rank.
     Wrong(Rank, Trouble),
     /// A silent rank sends heartbeats again.
@@ -70,7 +70,7 @@ pub enum Notice {
 
 /// What is wrong now, and what has been told of it.
 #[derive(Debug)]
-pub struct Watch {
+pub(crate) struct Watch {
     silence: Duration,
     troubles: BTreeMap<Rank, Trouble>,
     looked: Duration,
@@ -80,7 +80,7 @@ pub struct Watch {
 
 impl Watch {
     /// For ranks that send a heartbeat in this interval.
-    pub fn new(interval: Duration) -> Self {
+    pub(crate) fn new(interval: Duration) -> Self {
         Self {
             silence: interval * MISSING_BEATS,
             troubles: BTreeMap::new(),
@@ -90,17 +90,17 @@ impl Watch {
     }
 
     /// A new epoch: nothing is known of its ranks.
-    pub fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.troubles.clear();
     }
 
     /// What is wrong with this rank.
-    pub fn trouble(&self, rank: Rank) -> Option<&Trouble> {
+    pub(crate) fn trouble(&self, rank: Rank) -> Option<&Trouble> {
         self.troubles.get(&rank)
     }
 
     /// Looks at all ranks, and returns what has changed since the last time.
-    pub fn look(&mut self, now: Duration, ranks: &BTreeMap<Rank, Seen>) -> Vec<Notice> {
+    pub(crate) fn look(&mut self, now: Duration, ranks: &BTreeMap<Rank, Seen>) -> Vec<Notice> {
         // This process was stopped itself: heartbeats that came meanwhile may not have been read yet.
         if now.saturating_sub(std::mem::replace(&mut self.looked, now)) >= self.silence {
             self.woke = now;

@@ -1,11 +1,11 @@
 //! Starts the ranks of a job, supervises them and ends them.
 //!
-//! [`core`] decides; [`run`](self::run()) acts. [`run_supervisor`] is the launcher, the parent process of the
+//! `core` decides; [`run`](self::run()) acts. [`run_supervisor`] is the launcher, the parent process of the
 //! supervisor: if either of the two is killed, the other ends every rank.
 
-pub mod core;
+pub(crate) mod core;
 mod descendants;
-pub mod health;
+pub(crate) mod health;
 mod job;
 mod launcher;
 mod node_heartbeat;

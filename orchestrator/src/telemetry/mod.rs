@@ -4,7 +4,6 @@
 
 mod exporter;
 mod logs;
-#[cfg(feature = "otlp")]
 mod otlp;
 
 use std::net::SocketAddr;
@@ -115,7 +114,6 @@ pub fn log_to<W: std::io::Write + 'static>(
 #[derive(Debug)]
 #[must_use = "dropped at once, it ends the sending of spans"]
 pub struct Spans {
-    #[cfg(feature = "otlp")]
     _export: Option<otlp::Export>,
 }
 
@@ -127,7 +125,6 @@ pub struct Spans {
 /// As [`log_to_stderr`], and [`TelemetryError::Spans`].
 pub fn start(config: &Config, origin: &Origin, environment: &Environment) -> Result<Spans, TelemetryError> {
     let mut layers = vec![logs::layer(&config.log, origin, std::io::stderr)?];
-    #[cfg(feature = "otlp")]
     let export = match otlp::endpoint(&config.otlp, environment) {
         Some(endpoint) => {
             let (export, layer) = otlp::start(&config.otlp, origin, endpoint)?;
@@ -136,19 +133,8 @@ pub fn start(config: &Config, origin: &Origin, environment: &Environment) -> Res
         }
         None => None,
     };
-    #[cfg(not(feature = "otlp"))]
-    if let Some(endpoint) = &config.otlp.endpoint {
-        return Err(TelemetryError::Spans {
-            key: "otlp.endpoint",
-            endpoint: endpoint.clone(),
-            why: "this program was built without the feature `otlp`".into(),
-        });
-    }
     tracing_subscriber::registry().with(layers).try_init()?;
-    Ok(Spans {
-        #[cfg(feature = "otlp")]
-        _export: export,
-    })
+    Ok(Spans { _export: export })
 }
 
 /// Upper bounds of the buckets of durations, in seconds: from a small all-reduce to a timeout. Twelve, as each is a time series.

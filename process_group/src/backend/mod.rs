@@ -21,7 +21,7 @@ use crate::paths::{Path, PathTable};
 
 /// What a backend says when it has taken a call. On host memory the call is done by then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Completion {
+pub(crate) struct Completion {
     /// The path taken.
     pub path: Path,
     /// Whether the call is only enqueued on a GPU's stream, and done when the stream has come past it.
@@ -33,7 +33,7 @@ pub struct Completion {
 }
 
 /// One rank's end of a group. Calls come one at a time, checked; see [`Call`] for which buffers are there.
-pub trait Backend: Send {
+pub(crate) trait Backend: Send {
     /// What kind this is.
     fn kind(&self) -> BackendKind;
 

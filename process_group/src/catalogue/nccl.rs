@@ -76,7 +76,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         ],
         sample: "node0:12:12 [0] bootstrap.cc:110 NCCL WARN Bootstrap : no socket interface found",
         source: BOOTSTRAP,
-        cause: "NCCL_SOCKET_IFNAME or nccl.socket_interface names an interface that this host does not have, or no interface is \
+        cause: "NCCL_SOCKET_IFNAME names an interface that this host does not have, or no interface is \
                 up and has an address",
         remedy: "list the interfaces with `ip -br address`, and name one that every host has, or unset the variable",
         is_plain: false,
@@ -108,7 +108,7 @@ pub(super) const ENTRIES: &[Entry] = &[
         source: NETWORK,
         cause: "NCCL announced an address that the other host cannot reach: the wrong interface (a container bridge, a veth), or \
                 a firewall that blocks high ports",
-        remedy: "name the interface between the hosts in nccl.socket_interface or NCCL_SOCKET_IFNAME, and open the ports of \
+        remedy: "name the interface between the hosts in NCCL_SOCKET_IFNAME, and open the ports of \
                  net.ipv4.ip_local_port_range between the hosts",
         is_plain: false,
     },

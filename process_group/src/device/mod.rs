@@ -11,8 +11,10 @@ mod capture;
 mod captured;
 mod compile;
 mod context;
+#[doc(hidden)]
 pub mod cublaslt;
 mod discover;
+#[doc(hidden)]
 pub mod driver;
 mod error;
 mod event;
@@ -21,7 +23,9 @@ mod graph;
 mod kernel;
 mod libraries;
 mod memory;
+#[doc(hidden)]
 pub mod nccl;
+#[doc(hidden)]
 pub mod nvrtc;
 mod peer;
 mod pinned;
@@ -35,17 +39,26 @@ pub(crate) mod wire;
 
 pub use ::cudarc;
 pub use budget::MemoryUse;
+#[doc(hidden)]
 pub use compile::{Kernels, compile_for};
-pub use discover::{Found, Looked, Missing, Origin, Surroundings};
+pub use discover::Surroundings;
+#[doc(hidden)]
+pub use discover::{Found, Looked, Missing, Origin};
 pub use error::DeviceError;
 pub use event::Event;
-pub use gpu::{Device, DeviceInfo, MemoryWatch};
+#[doc(hidden)]
+pub use gpu::MemoryWatch;
+pub use gpu::{Device, DeviceInfo};
 pub use graph::Graph;
+#[doc(hidden)]
 pub use kernel::{Argument, Kernel, Launch, Module};
 pub use libraries::Libraries;
 pub use memory::{DeviceBuffer, DeviceSlice, DeviceSliceMut};
+#[doc(hidden)]
 pub use nccl::{Nccl, NcclError};
+#[doc(hidden)]
 pub use peer::peer_copy_gbs;
 pub use pinned::PinnedBuffer;
 pub use stream::Stream;
+#[doc(hidden)]
 pub use symbols::{Address, Binding, CodeBinding, Handle, Returned, Symbol, Unusable, Version};

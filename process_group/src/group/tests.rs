@@ -4,7 +4,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::backend::Backend;
 use crate::backend::Completion;
+use crate::backend::factory::AnyBackend;
 use crate::backend::loopback::{Loopback, LoopbackHub};
 use crate::buffer::{Buffer, BufferMut, View, ViewMut};
 use crate::call::Call;
@@ -176,7 +178,7 @@ fn the_others_are_told_over_the_links_before_the_store_is_waited_for() {
         let log = Log::default();
         let backend = Box::new(Failing(error, Arc::clone(&log)));
         let store: Arc<dyn Store> = Arc::new(Deaf(Arc::clone(&log)));
-        let mut group = ProcessGroup::new(info("failing", 0, 2), backend, Some(store));
+        let mut group = ProcessGroup::on(info("failing", 0, 2), AnyBackend::Host(backend), Some(store), None);
         group.barrier().unwrap_err();
         assert_eq!(*lock(&log), ["abort", "abort reason"]);
     }
@@ -202,14 +204,19 @@ fn a_group_whose_name_is_longer_than_a_key_has_its_last_words_and_its_monitored_
         .zip([1, 0])
         .map(|(error, rank)| {
             let backend = Box::new(Failing(error, Log::default()));
-            let mut group = ProcessGroup::new(info(&name, rank, 2), backend, Some(Arc::clone(&store)));
+            let mut group = ProcessGroup::on(
+                info(&name, rank, 2),
+                AnyBackend::Host(backend),
+                Some(Arc::clone(&store)),
+                None,
+            );
             group.barrier().unwrap_err()
         })
         .collect();
     assert!(told[1].to_string().contains("the cable was pulled"), "{}", told[1]);
 
     let backend = Box::new(Failing(Error::Transport("not used".into()), Log::default()));
-    let mut alone = ProcessGroup::new(info(&name, 0, 1), backend, Some(store));
+    let mut alone = ProcessGroup::on(info(&name, 0, 1), AnyBackend::Host(backend), Some(store), None);
     assert_eq!(alone.monitored_barrier(LATE).unwrap().len(), 1);
 }
 
@@ -356,7 +363,12 @@ fn the_self_check_finds_an_operation_or_a_type_that_is_wrong() {
         let ranks: Vec<_> = Rank::all(3)
             .map(|rank| {
                 let backend = Lossy(hub.join("lossy", rank, &members), fault);
-                let mut group = ProcessGroup::new(info("lossy", rank.0, 3), Box::new(backend), None);
+                let mut group = ProcessGroup::on(
+                    info("lossy", rank.0, 3),
+                    AnyBackend::Host(Box::new(backend)),
+                    None,
+                    None,
+                );
                 std::thread::spawn(move || crate::self_check::run(&mut group))
             })
             .collect();

@@ -207,7 +207,6 @@ async fn record(middle: &TcpListener, door: SocketAddr) -> Vec<u8> {
 }
 
 #[test]
-#[cfg(feature = "tls")]
 fn outsiders_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
     let on = security(EncryptionChoice::On);
     with_room_for(HalfOpen::at_most(1), on, &["evicted"], async |door| {
@@ -400,7 +399,6 @@ fn a_outsider_who_takes_the_port_for_a_while_or_changes_a_byte_does_not_make_a_r
 }
 
 /// Certificates in files.
-#[cfg(feature = "tls")]
 mod certificates {
     use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 

@@ -4,7 +4,7 @@
 
 mod accept;
 mod arrivals;
-#[cfg(all(test, feature = "tls"))]
+#[cfg(test)]
 mod attacks;
 mod dial;
 mod liveness;

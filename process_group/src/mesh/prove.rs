@@ -67,7 +67,7 @@ impl From<SecurityError> for HandshakeError {
         match error {
             // Whoever refuses closes the connection.
             SecurityError::Io(error) => Self::while_waiting(error),
-            other => Self::Security(other),
+            error @ SecurityError::Tls(_) => Self::Security(error),
         }
     }
 }
@@ -81,7 +81,7 @@ impl HandshakeError {
             }
             _ => match SecurityError::from(error) {
                 SecurityError::Io(error) => Self::Io(error),
-                other => Self::Security(other),
+                error @ SecurityError::Tls(_) => Self::Security(error),
             },
         }
     }

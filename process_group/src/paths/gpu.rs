@@ -6,7 +6,7 @@ use crate::dtype::DType;
 use crate::operation::ReduceOp;
 
 /// The table of a group whose calls NCCL carries.
-pub fn nccl_table(world_size: usize) -> PathTable {
+pub(crate) fn nccl_table(world_size: usize) -> PathTable {
     PathTable::single(Path::Nccl, world_size, "NCCL carries every call on the memory of GPUs")
 }
 
@@ -58,7 +58,7 @@ pub fn shared_bytes(world_size: usize) -> usize {
 
 /// The table of a group on GPUs. `why_not`: why its ranks share no memory, if they do not. `tuned` ranges come before the built-in
 /// rules.
-pub fn peer_table(world_size: usize, why_not: Option<String>, tuned: &[TunedRange]) -> PathTable {
+pub(crate) fn peer_table(world_size: usize, why_not: Option<String>, tuned: &[TunedRange]) -> PathTable {
     let [one_shot, two_shot] = PeerAlgorithm::ALL.map(Path::PeerMemory);
     if let Some(why) = why_not {
         return nccl_table(world_size).without(one_shot, why.clone()).without(two_shot, why);

@@ -21,7 +21,7 @@ const SWITCH: f64 = 7e-6;
 
 /// What the links of a group are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Links {
+pub(crate) enum Links {
     /// Sockets, but for hosts whose ranks share memory. The text says why not all ranks do.
     Sockets(&'static str),
     /// Memory that the ranks of a host share, and sockets between hosts.
@@ -32,7 +32,7 @@ pub enum Links {
 
 impl Links {
     /// The path that streams over them with this schedule.
-    pub const fn path(self, algorithm: Algorithm) -> Path {
+    pub(crate) const fn path(self, algorithm: Algorithm) -> Path {
         match self {
             Self::Sockets(_) | Self::SharedWithinHosts => Path::Tcp(algorithm),
             Self::SharedMemory => Path::SharedMemory(algorithm),
@@ -42,7 +42,7 @@ impl Links {
 
 /// What a choice may depend on. The same on every rank.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Topology {
+pub(crate) struct Topology {
     /// The ranks by host.
     pub hosts: Hosts,
     /// How many ranks can move data at the same time: of those that share CPUs, as many as there are CPUs.
@@ -51,7 +51,7 @@ pub struct Topology {
 
 impl Topology {
     /// Of a group with these members.
-    pub fn of(members: &[&Member]) -> Self {
+    pub(crate) fn of(members: &[&Member]) -> Self {
         let mut sharing: HashMap<(&str, &str), (usize, usize)> = HashMap::new();
         for member in members {
             let (ranks, cpus) = sharing.entry(member.cpus_shared()).or_default();
@@ -65,7 +65,7 @@ impl Topology {
 
 /// The table of a group on host memory. `demand`: the algorithm of `process_group.tcp.algorithm`. `tuned`: ranges of the table that
 /// `ryz tune` writes, which come before the cost model.
-pub fn table(
+pub(crate) fn table(
     topology: &Topology,
     links: Links,
     demand: Option<Algorithm>,

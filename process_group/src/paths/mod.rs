@@ -1,17 +1,19 @@
-//! Which way a call goes, and why not another: one table for each group. Pure.
+//! Which path a call takes, and why not another: one table for each group. Pure.
 //!
-//! A [`PathTable`] is data: the paths of a group, [`Rule`]s in order of preference, and what decides where no rule does.
-//! The first rule that fits a call decides it; a path that is forced, or an algorithm that the user demands, comes before
-//! all rules. Whatever chooses, [`PathTable::choose`] says why, and why each other path was not taken.
+//! A table is data: the paths of a group, rules in order of preference, and what decides where no rule does. The first rule that fits a
+//! call decides it; a forced path, or an algorithm that the user demands, comes before all rules. [`PathChoice`] says why a path was taken
+//! and why each other one was not.
 //!
-//! [`host`] has the costs of links, by which calls on host memory are chosen, and [`gpu`] the limits for the memory of GPUs. A new path is
-//! a new variant of [`Path`], its rules, and the backend that serves it.
+//! `host` has the costs of links, by which calls on host memory are chosen, and `gpu` the limits for the memory of GPUs. A new path is a
+//! new variant of [`Path`], its rules, and the backend that serves it.
 
+#[doc(hidden)]
 pub mod gpu;
-pub mod host;
+pub(crate) mod host;
 mod rule;
 #[cfg(test)]
 mod tests;
+#[doc(hidden)]
 pub mod tuned;
 
 use std::fmt;
@@ -22,10 +24,12 @@ use serde::{Deserialize, Serialize};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::operation::{Operation, ReduceOp};
+use crate::schedule::Hosts;
 use crate::schedule::build::CollectiveSpec;
 use crate::schedule::cost::{LinkModel, estimate};
-use crate::schedule::{Algorithm, Hosts};
-pub use rule::{Condition, Reason, Rule};
+pub(crate) use rule::{Condition, Reason, Rule};
+
+pub use crate::schedule::Algorithm;
 
 /// How our own kernels do a collective.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -134,7 +138,7 @@ impl fmt::Display for Path {
 
 /// What a path is chosen for. The same on every rank of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Query {
+pub(crate) struct Query {
     /// The operation.
     pub operation: Operation,
     /// The element type.
@@ -147,12 +151,12 @@ pub struct Query {
 
 impl Query {
     /// Bytes of the vector, or of one rank's chunk.
-    pub const fn bytes(&self) -> usize {
+    pub(crate) const fn bytes(&self) -> usize {
         self.count * self.dtype.size()
     }
 
     /// Whether it reduces 16-bit floats.
-    pub const fn is_half_reduction(&self) -> bool {
+    pub(crate) const fn is_half_reduction(&self) -> bool {
         self.dtype.is_half() && self.operation.reduce_op().is_some()
     }
 }
@@ -170,7 +174,7 @@ pub struct PathChoice {
 
 /// What decides where no rule does.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Otherwise {
+pub(crate) enum Otherwise {
     /// This path takes every call.
     Always {
         /// The path.
@@ -189,7 +193,7 @@ pub enum Otherwise {
 
 /// The paths of a group, and what chooses among them.
 #[derive(Clone, Debug)]
-pub struct PathTable {
+pub(crate) struct PathTable {
     world_size: usize,
     paths: Vec<Path>,
     /// Paths that the group has not, and why.
@@ -215,7 +219,7 @@ enum Because {
 
 impl PathTable {
     /// A group with one path, which takes every call.
-    pub fn single(path: Path, world_size: usize, because: &'static str) -> Self {
+    pub(crate) fn single(path: Path, world_size: usize, because: &'static str) -> Self {
         Self::new(world_size, vec![path], Vec::new(), Otherwise::Always { path, because })
     }
 
@@ -224,7 +228,7 @@ impl PathTable {
     ///
     /// # Panics
     /// When a rule or `otherwise` names a path that is not among `paths`.
-    pub fn new(world_size: usize, paths: Vec<Path>, rules: Vec<Rule>, otherwise: Otherwise) -> Self {
+    pub(crate) fn new(world_size: usize, paths: Vec<Path>, rules: Vec<Rule>, otherwise: Otherwise) -> Self {
         if world_size == 1 {
             let alone =
                 Otherwise::Always { path: Path::Local, because: "one rank alone has nothing to send" };
@@ -247,7 +251,7 @@ impl PathTable {
 
     /// Tells of a path that the group might have had, and why it has not.
     #[must_use]
-    pub fn without(mut self, path: Path, why: impl Into<String>) -> Self {
+    pub(crate) fn without(mut self, path: Path, why: impl Into<String>) -> Self {
         if self.world_size > 1 {
             self.unavailable.push((path, why.into()));
         }
@@ -256,13 +260,13 @@ impl PathTable {
 
     /// The user demands an algorithm for every operation that has it.
     #[must_use]
-    pub fn demanding(mut self, algorithm: Option<Algorithm>) -> Self {
+    pub(crate) fn demanding(mut self, algorithm: Option<Algorithm>) -> Self {
         self.demand = algorithm;
         self
     }
 
     /// Every path that calls may take.
-    pub fn all(&self) -> &[Path] {
+    pub(crate) fn all(&self) -> &[Path] {
         &self.paths
     }
 
@@ -270,7 +274,7 @@ impl PathTable {
     ///
     /// # Errors
     /// [`Error::Invalid`] when the group does not have the path, with the reason where that is known.
-    pub fn force(&mut self, path: Option<Path>) -> Result<()> {
+    pub(crate) fn force(&mut self, path: Option<Path>) -> Result<()> {
         if let Some(unknown) = path.filter(|path| !self.paths.contains(path)) {
             let why = self.unavailable.iter().find(|(path, _)| *path == unknown);
             let why = why.map(|(_, why)| format!(": {why}")).unwrap_or_default();
@@ -293,7 +297,7 @@ impl PathTable {
     }
 
     /// When each path is taken, for people: one line a path.
-    pub fn describe(&self) -> Vec<(Path, String)> {
+    pub(crate) fn describe(&self) -> Vec<(Path, String)> {
         let taken = |path: Path| {
             let rules = self.rules.iter().filter(|rule| rule.path == path).map(Rule::to_string);
             let otherwise = match self.otherwise {
@@ -313,12 +317,12 @@ impl PathTable {
     }
 
     /// The path of a call. Depends on nothing that differs between ranks.
-    pub fn path(&self, operation: Operation, dtype: DType, count: usize) -> Path {
+    pub(crate) fn path(&self, operation: Operation, dtype: DType, count: usize) -> Path {
         self.decide(&Query { operation, dtype, count, world_size: self.world_size }).0
     }
 
     /// The same with the reasons, for whoever asks why.
-    pub fn choose(&self, operation: Operation, dtype: DType, count: usize) -> PathChoice {
+    pub(crate) fn choose(&self, operation: Operation, dtype: DType, count: usize) -> PathChoice {
         let query = Query { operation, dtype, count, world_size: self.world_size };
         let (path, because) = self.decide(&query);
         let mut reason = match because {
@@ -348,7 +352,7 @@ impl PathTable {
     /// Whether an all-reduce of `count` elements and what follows it in a layer, a sum with the residual and a norm of its rows of
     /// `columns` elements, are one call: where the table gives the sum to our own kernels, and it is short. A path that is forced
     /// takes the sum alone.
-    pub fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
+    pub(crate) fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
         let row = columns.saturating_mul(dtype.size());
         let fits = row > 0 && row <= gpu::MOST_ROW && row.is_multiple_of(16) && count.is_multiple_of(columns);
         let operation = Operation::AllReduce(ReduceOp::Sum);

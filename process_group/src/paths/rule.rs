@@ -7,7 +7,7 @@ use super::{Path, Query};
 
 /// A path that is preferred wherever all of its conditions hold.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Rule {
+pub(crate) struct Rule {
     /// The path.
     pub path: Path,
     /// All must hold.
@@ -18,7 +18,7 @@ pub struct Rule {
 
 /// Why a rule prefers its path.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Reason {
+pub(crate) enum Reason {
     /// It is built in, and this is why.
     BuiltIn(&'static str),
     /// It was measured on this machine.
@@ -36,7 +36,7 @@ impl fmt::Display for Reason {
 
 /// What a rule asks of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Condition {
+pub(crate) enum Condition {
     /// The call is the operation of this name.
     Operation(&'static str),
     /// It reduces 16-bit floats.

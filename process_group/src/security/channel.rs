@@ -24,7 +24,6 @@ impl Channel {
     pub(crate) fn new<S: Connecting>(secured: Secured<S>) -> io::Result<Self> {
         Ok(match secured.kind {
             Kind::Clear(stream) => Self::clear(stream.into_socket()?),
-            #[cfg(feature = "tls")]
             Kind::Tls(stream) => {
                 let (stream, sealed) = Sealed::take(*stream);
                 Self { socket: stream.into_socket()?, sealed: Some(Box::new(sealed)) }

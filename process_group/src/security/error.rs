@@ -11,17 +11,10 @@ pub enum SecurityError {
     /// TLS failed: most often, one end does not accept the other's certificate.
     #[error("{0}")]
     Tls(String),
-    /// This build has no TLS.
-    #[error(
-        "this connection is to be encrypted, and this program is built without the feature `tls` of \
-         ryzanstein-process-group; build with it, or set security.encryption = off on every node"
-    )]
-    Absent,
 }
 
 impl From<io::Error> for SecurityError {
     fn from(error: io::Error) -> Self {
-        #[cfg(feature = "tls")]
         if let Some(tls) = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
             return Self::Tls(words(tls));
         }
@@ -30,7 +23,6 @@ impl From<io::Error> for SecurityError {
 }
 
 /// What a TLS error means, and what to do.
-#[cfg(feature = "tls")]
 fn words(error: &rustls::Error) -> String {
     use rustls::Error::{AlertReceived, InvalidCertificate, NoCertificatesPresented};
 
@@ -49,7 +41,6 @@ fn words(error: &rustls::Error) -> String {
     }
 }
 
-#[cfg(feature = "tls")]
 const fn is_about_certificates(alert: rustls::AlertDescription) -> bool {
     use rustls::AlertDescription as Alert;
 
@@ -67,7 +58,7 @@ const fn is_about_certificates(alert: rustls::AlertDescription) -> bool {
     )
 }
 
-#[cfg(all(test, feature = "tls"))]
+#[cfg(test)]
 mod tests {
     use rustls::{AlertDescription, CertificateError, Error};
 

@@ -6,17 +6,9 @@
 
 mod channel;
 mod error;
-#[cfg(feature = "tls")]
-mod sealed;
-#[cfg(not(feature = "tls"))]
-#[path = "sealed_absent.rs"]
 mod sealed;
 mod secured;
 mod socket;
-#[cfg(feature = "tls")]
-mod tls;
-#[cfg(not(feature = "tls"))]
-#[path = "tls_absent.rs"]
 mod tls;
 
 use std::fmt;
@@ -184,7 +176,6 @@ mod tests {
     use super::*;
 
     #[test]
-    #[cfg(feature = "tls")]
     fn auto_encrypts_all_but_connections_to_loopback_addresses() {
         use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -222,7 +213,6 @@ mod tests {
             ca: some("/nonexistent/ca.pem"),
         };
         assert!(refused(all(EncryptionChoice::Off)).contains("would not be used"));
-        #[cfg(feature = "tls")]
         {
             let words = refused(all(EncryptionChoice::On));
             assert!(words.contains("security.") && words.contains("/nonexistent/"), "{words}");

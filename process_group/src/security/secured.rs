@@ -5,7 +5,6 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-#[cfg(feature = "tls")]
 use tokio_rustls::TlsStream;
 
 /// What only the two ends of an encrypted connection know of it: the keying material that RFC 9266 exports. Zeros in clear.
@@ -21,7 +20,6 @@ pub struct Secured<S> {
 #[derive(Debug)]
 pub(super) enum Kind<S> {
     Clear(S),
-    #[cfg(feature = "tls")]
     Tls(Box<TlsStream<S>>),
 }
 
@@ -30,7 +28,6 @@ impl<S> Secured<S> {
         Self { kind: Kind::Clear(stream), binding: [0; 32] }
     }
 
-    #[cfg(feature = "tls")]
     pub(super) fn tls(stream: TlsStream<S>, binding: Binding) -> Self {
         Self { kind: Kind::Tls(Box::new(stream)), binding }
     }
@@ -44,7 +41,6 @@ impl<S> Secured<S> {
     pub fn get_ref(&self) -> &S {
         match &self.kind {
             Kind::Clear(stream) => stream,
-            #[cfg(feature = "tls")]
             Kind::Tls(stream) => stream.get_ref().0,
         }
     }
@@ -58,7 +54,6 @@ macro_rules! delegate {
                 let $stream = Pin::new(stream);
                 $call
             }
-            #[cfg(feature = "tls")]
             Kind::Tls(stream) => {
                 let $stream = Pin::new(&mut **stream);
                 $call
@@ -97,7 +92,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Secured<S> {
     fn is_write_vectored(&self) -> bool {
         match &self.kind {
             Kind::Clear(stream) => stream.is_write_vectored(),
-            #[cfg(feature = "tls")]
             Kind::Tls(stream) => stream.is_write_vectored(),
         }
     }

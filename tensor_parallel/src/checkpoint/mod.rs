@@ -20,6 +20,7 @@ use serde::Deserialize;
 pub use self::error::CheckpointError;
 use self::header::{Entry, HeaderError};
 use self::mmap::MappedFile;
+#[doc(hidden)]
 pub use self::noise::NoiseSource;
 use self::slice::StoredMatrix;
 pub use self::source::{

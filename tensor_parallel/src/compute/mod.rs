@@ -19,6 +19,7 @@ pub use self::captured_graph::CapturedGraph;
 pub use self::cuda::Cuda;
 pub use self::host::Host;
 pub use self::operations::{AttentionCall, Compute, LayerCache};
+#[doc(hidden)]
 pub use self::product::instruction_set;
 pub(crate) use self::sizing::Sizing;
 use crate::error::Result;

@@ -16,15 +16,17 @@ mod stage;
 pub use self::config::{Architecture, LlamaConfig};
 pub use self::config_error::{ConfigError, ModelFileError};
 pub use self::decoder::{Decoder, Passes};
+#[doc(hidden)]
 pub use self::footprint::{Footprint, footprint};
 pub use self::groups::ModelGroups;
 pub(crate) use self::groups::{all_gather, broadcast};
 pub use self::llama::Llama;
 pub(crate) use self::load::check_all_ranks;
-pub use self::plan::{
-    TensorSpec, all_reduces, check_stages, check_world_size, legal_world_sizes, stage_tensors, tensors,
-};
+#[doc(hidden)]
+pub use self::plan::{TensorSpec, all_reduces, stage_tensors, tensors};
+pub use self::plan::{check_stages, check_world_size, legal_world_sizes};
 pub use self::report::LoadReport;
+#[doc(hidden)]
 pub use self::stage::Stage;
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 
 use libfuzzer_sys::fuzz_target;
 use ryzanstein_orchestrator::table::Screen;
-use ryzanstein_orchestrator::trace;
+use ryz::trace;
 use tempfile::TempDir;
 
 thread_local!(static FOLDER: RefCell<TempDir> = RefCell::new(TempDir::new().expect("a folder")));

@@ -33,10 +33,6 @@ impl Admission {
         self.numbered.contains_key(&rank)
     }
 
-    pub(super) fn candidate(&self, rank: Rank) -> Option<&Candidate> {
-        self.numbered.get(&rank).map(|(_, participant)| &participant.candidate)
-    }
-
     pub(super) fn admit(&mut self, request: RequestId, participant: Participant) -> Result<(), Refusal> {
         let who = participant.describe();
         if let Some(rank) = participant.rank {

@@ -6,18 +6,18 @@ use bytes::Bytes;
 use ryzanstein_process_group::{BackendSelection, Candidate, Epoch, LocalRank, Rank, Roster};
 
 /// The most bytes kept of each text of a failure report.
-pub const MAX_REPORT: usize = 4 << 10;
+pub(crate) const MAX_REPORT: usize = 4 << 10;
 
 /// Identifies a request until it is answered.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct RequestId(pub u64);
+pub(crate) struct RequestId(pub u64);
 
 /// The time since the job began.
-pub type Time = Duration;
+pub(crate) type Time = Duration;
 
 /// Something that happened.
 #[derive(Clone, Debug)]
-pub enum Event {
+pub(crate) enum Event {
     /// A rank wants to join.
     Join(RequestId, Join),
     /// A rank stores a value.
@@ -44,7 +44,7 @@ pub enum Event {
 
 /// A request to join.
 #[derive(Clone, Debug)]
-pub struct Join {
+pub(crate) struct Join {
     /// The epoch it was started for; `None` takes the current one.
     pub epoch: Option<Epoch>,
     /// The world size it was given.
@@ -59,7 +59,7 @@ pub struct Join {
 
 /// A process that wants to join.
 #[derive(Clone, Debug)]
-pub struct Participant {
+pub(crate) struct Participant {
     /// Its rank; `None` to be assigned one.
     pub rank: Option<Rank>,
     /// Its rank on its host; `None` to be counted.
@@ -72,7 +72,7 @@ pub struct Participant {
 
 impl Participant {
     /// `rank 3 (host a, pid 17)`, for messages.
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let Candidate { host, pid, .. } = &self.candidate;
         match self.rank {
             Some(rank) => format!("rank {rank} (host {host}, pid {pid})"),
@@ -94,7 +94,7 @@ pub struct Report {
 
 /// What every rank receives when all have joined.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Joined {
+pub(crate) struct Joined {
     /// The members.
     pub roster: Roster,
     /// The backend they all use.
@@ -103,7 +103,7 @@ pub struct Joined {
 
 /// A reply.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Reply {
+pub(crate) enum Reply {
     /// To a join: the rank of the caller. The roster is the same for all: see [`Core::joined`](super::Core::joined).
     Rank(Rank),
     /// To a get.
@@ -137,7 +137,7 @@ pub enum Refusal {
 }
 
 /// A request and its reply.
-pub type Action = (RequestId, Result<Reply, Refusal>);
+pub(crate) type Action = (RequestId, Result<Reply, Refusal>);
 
 impl Report {
     pub(super) fn bounded(mut self) -> Self {

@@ -10,6 +10,7 @@ use ryzanstein_explorer::{World, explore, identify_by_debug};
 use ryzanstein_process_group::{BackendKind, Capability, Cpus};
 
 use super::*;
+use ryzanstein_process_group::Candidate;
 
 const TIMEOUT: Time = Duration::from_secs(10);
 const PAUSE: Time = Duration::from_secs(3);

@@ -8,9 +8,9 @@ use ryzanstein_process_group::store::{MAX_KEY, MAX_VALUE};
 use super::event::Refusal;
 
 /// The most bytes that the store may hold, [`ENTRY_OVERHEAD`] for each entry included.
-pub const MAX_STORE: usize = 64 << 20;
+pub(crate) const MAX_STORE: usize = 64 << 20;
 /// Bytes that an entry counts in addition to its key and value.
-pub const ENTRY_OVERHEAD: usize = 64;
+pub(crate) const ENTRY_OVERHEAD: usize = 64;
 
 /// Keys, their values, and the bytes they take.
 #[derive(Debug, Default)]

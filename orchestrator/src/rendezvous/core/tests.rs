@@ -7,6 +7,7 @@ use ryzanstein_process_group::{BackendKind, Capability, Cpus};
 use ryzanstein_process_group::store::{MAX_KEY, MAX_VALUE};
 
 use super::*;
+use ryzanstein_process_group::Candidate;
 
 const VERSION: &str = "1.0";
 

@@ -1,0 +1,329 @@
+//! `ryz bench`: measures collectives at many sizes, checks every value, and compares with the documented targets.
+
+mod calibration;
+mod compare;
+mod drawing;
+mod fit;
+mod format;
+mod html;
+pub mod limits;
+pub mod overlap;
+mod paths;
+mod plot;
+mod recorded;
+mod report;
+mod rows;
+mod run;
+mod side_by_side;
+mod sizes;
+mod start;
+pub mod steps;
+mod vary;
+mod verdict;
+mod why;
+
+use ryzanstein_process_group::targets::target;
+use ryzanstein_process_group::{BackendKind, DType, Error, Memory, ProcessGroup, ReduceOp};
+use serde::Serialize;
+
+use crate::measure::{Case, Collective, CollectiveForm, Figures, Summary};
+use paths::paths_of;
+use ryzanstein_orchestrator::Orchestrator;
+
+pub use calibration::{Calibration, Shape};
+pub use compare::{Change, Comparison, Earlier};
+pub use format::Format;
+pub use limits::{MOST_BYTES, MOST_CALLS};
+pub use recorded::{RecordedRow, RowKey, parse_rows};
+pub use report::Report;
+pub use rows::{Columns, RowWriter, csv_head, csv_row, json, table};
+pub use run::{Event, measures_skew, run};
+pub use side_by_side::side_by_side;
+pub use sizes::Sweep;
+pub use vary::{ROUNDS, Start, Variant, Vary};
+pub use verdict::{Verdict, saturation, verdicts};
+pub use why::{Rejected, Why};
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The operations.
+    pub ops: Vec<CollectiveForm>,
+    /// Sizes of the whole array, in bytes.
+    pub sizes: Vec<u64>,
+    /// Element type.
+    pub dtype: DType,
+    /// The reduction, for operations that reduce.
+    pub reduction: ReduceOp,
+    /// Untimed calls; `None` takes a tenth of the timed ones.
+    pub warmup: Option<usize>,
+    /// Timed calls; `None` chooses by size.
+    pub iterations: Option<usize>,
+    /// Whether calls are captured in a CUDA graph, and the graph is timed.
+    pub graph: bool,
+    /// Names of paths; `auto` is the backend's own choice, `all` every path.
+    pub paths: Vec<String>,
+    /// Compare with the documented targets, which are for GPUs.
+    pub judged: bool,
+    /// The variant that this is, if several are compared.
+    pub part: Option<Part>,
+}
+
+/// One variant in one round.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Part {
+    /// The name of the variant.
+    pub variant: String,
+    /// The round, from 1.
+    pub round: usize,
+    /// What the calls find ready, where that is what varies.
+    pub start: Option<Start>,
+}
+
+/// One row of the result. It serialises to the documented line of JSON.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Row {
+    /// The name of the operation, with its reduction if that is not a sum. It ends with `_into` for calls out of place.
+    pub op: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Bytes of the whole array.
+    pub bytes: usize,
+    /// Ranks.
+    pub world_size: usize,
+    /// The backend.
+    pub backend: BackendKind,
+    /// The path of the calls.
+    pub path: String,
+    /// Median latency of the slowest rank in microseconds.
+    pub median_us: f64,
+    /// 99th percentile of the same.
+    pub p99_us: f64,
+    /// Bytes divided by median latency, in 10⁹ bytes per second.
+    pub algbw_gbs: f64,
+    /// The same × the operation's traffic factor.
+    pub busbw_gbs: f64,
+    /// Wrong elements, over all ranks and calls.
+    pub errors: u64,
+    /// The documented target in microseconds, if there is one.
+    pub target_us: Option<f64>,
+    /// Whether the median is below it and every value was right.
+    pub meets_target: Option<bool>,
+    /// The share of what one link carries that the bus bandwidth is, where that is known; above 1 where payloads do not go over
+    /// links.
+    pub link_share: Option<f64>,
+    /// How long the call should take by the cost model of its path, in microseconds; `None` where no model applies.
+    pub expected_us: Option<f64>,
+    /// How much longer the median is than that, in percent of it.
+    pub expected_error_percent: Option<f64>,
+    /// 25th percentile of the latency.
+    pub p25_us: f64,
+    /// 75th percentile of the latency.
+    pub p75_us: f64,
+    /// Timed calls.
+    pub calls: usize,
+    /// Whether a CUDA graph replayed the calls.
+    pub graph: bool,
+    /// How far apart the ranks entered a call, in microseconds: the median over the calls. `None` on GPUs, and among several hosts,
+    /// whose clocks differ.
+    pub skew_us: Option<f64>,
+    /// 99th percentile of the same.
+    pub skew_p99_us: Option<f64>,
+    /// The variant, where several are compared.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub variant: Option<String>,
+    /// The round of the variants, from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub round: Option<usize>,
+    /// Why the calls went that way: the keys `reason` and `rejected`. `None` for a single rank.
+    #[serde(flatten)]
+    pub why: Option<Why>,
+    /// The operation.
+    #[serde(skip)]
+    pub what: Collective,
+    /// All percentiles.
+    #[serde(skip)]
+    pub latency: Summary,
+    /// Median time until the call returned to the host, in microseconds.
+    #[serde(skip)]
+    pub host_us: f64,
+    /// Whether the path was forced, not the backend's own choice.
+    #[serde(skip)]
+    pub is_forced: bool,
+}
+
+impl Row {
+    /// From the figures of one case, `judged` by the documented targets or not. There are none for a single rank, which sends
+    /// nothing.
+    pub fn new(
+        case: &Case,
+        figures: &Figures,
+        group: &ProcessGroup,
+        calibration: &Calibration,
+        judged: bool,
+        is_forced: bool,
+    ) -> Self {
+        let Figures { bytes, latency, host_us, path, errors, .. } = *figures;
+        let world_size = group.world_size();
+        let (algbw_gbs, busbw_gbs) = case.what.bandwidths(bytes, latency.median_us, world_size);
+        let goal = target(case.what.name(), bytes as u64).filter(|_| judged && world_size > 1);
+        let shape = Shape { ranks: world_size, count: case.count(world_size) };
+        let operation = case.what.operation(case.reduction);
+        let expected_us = path.and_then(|path| calibration.expected_us(path, operation, case.dtype, shape));
+        Self {
+            op: label(case.form(), case.reduction),
+            dtype: case.dtype,
+            bytes,
+            world_size,
+            backend: group.backend(),
+            path: path.map_or_else(|| "-".into(), |path| path.to_string()),
+            median_us: latency.median_us,
+            p99_us: latency.p99_us,
+            algbw_gbs,
+            busbw_gbs,
+            errors,
+            target_us: goal.map(|goal| goal.below_us),
+            meets_target: goal.map(|goal| errors == 0 && latency.median_us < goal.below_us),
+            link_share: calibration.link_gbs.filter(|_| busbw_gbs > 0.0).map(|link| busbw_gbs / link),
+            expected_us,
+            expected_error_percent: expected_us.map(|expected| (latency.median_us / expected - 1.0) * 100.0),
+            p25_us: latency.p25_us,
+            p75_us: latency.p75_us,
+            calls: latency.calls,
+            graph: false,
+            skew_us: None,
+            skew_p99_us: None,
+            variant: None,
+            round: None,
+            why: None,
+            what: case.what,
+            latency,
+            host_us,
+            is_forced,
+        }
+    }
+
+    /// What this row is of.
+    pub fn key(&self) -> RowKey {
+        RowKey {
+            op: self.op.clone(),
+            dtype: self.dtype.to_string(),
+            bytes: self.bytes,
+            world_size: self.world_size,
+            backend: self.backend.to_string(),
+            path: self.path.clone(),
+            graph: self.graph,
+            variant: self.variant.clone(),
+            round: self.round,
+        }
+    }
+
+    /// The label of the curve to which this row belongs.
+    pub fn label(&self) -> String {
+        if self.is_forced { format!("{} {}", self.op, self.path) } else { self.op.clone() }
+    }
+}
+
+/// The name of an operation, with its reduction if that is not a sum.
+pub fn label(form: CollectiveForm, reduction: ReduceOp) -> String {
+    if form.what.reduces() && reduction != ReduceOp::Sum {
+        format!("{form}({reduction})")
+    } else {
+        form.to_string()
+    }
+}
+
+/// Refuses what cannot be measured here, then probes the group, unless variants are compared. Every rank calls this with the same request, before [`run()`].
+///
+/// # Errors
+/// [`Error::Configuration`] for a path that the backend does not have, a graph on a backend without graphs, or arrays that do not
+/// fit the memory; and those of the collectives.
+pub fn calibrate(orchestrator: &mut Orchestrator, request: &Request) -> Result<Calibration, Error> {
+    request.check()?;
+    let manager = orchestrator.manager();
+    let ranks_here = manager.roster().local_world_size(manager.rank());
+    let group = manager.world();
+    check_graph_support(request.graph, group.backend())?;
+    if group.memory() == Memory::Host {
+        request.check_memory(ranks_here, limits::host_memory())?;
+    }
+    if request.part.is_some() {
+        // A variant whose path is not there is left out.
+        return Ok(Calibration::default());
+    }
+    paths_of(&request.paths, group)?;
+    Calibration::probe(group, request.graph)
+}
+
+/// Refuses a graph on a backend without graphs.
+///
+/// # Errors
+/// [`Error::Configuration`] with the reason.
+pub fn check_graph_support(wanted: bool, backend: BackendKind) -> Result<(), Error> {
+    if wanted && backend != BackendKind::Nccl {
+        return Err(Error::Configuration(format!(
+            "--graph times collectives that a GPU replays from a CUDA graph, but the {backend} backend works on host memory; \
+             use --backend nccl on a machine with GPUs, or omit --graph"
+        )));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ryzanstein_process_group::paths::Path;
+    use ryzanstein_process_group::schedule::Algorithm;
+
+    /// A row of four ranks.
+    pub(super) fn row(what: Collective, bytes: usize, median_us: f64) -> Row {
+        wrong_row(what, bytes, median_us, 0)
+    }
+
+    /// The same with so many wrong elements.
+    pub(super) fn wrong_row(what: Collective, bytes: usize, median_us: f64, errors: u64) -> Row {
+        let latency = Summary {
+            calls: 10,
+            p25_us: median_us,
+            median_us,
+            p75_us: median_us,
+            p90_us: median_us,
+            p99_us: median_us * 2.0,
+            max_us: median_us * 2.0,
+        };
+        let path = Some(Path::Tcp(Algorithm::Ring));
+        let figures = Figures { bytes, latency, host_us: median_us, path, errors, skew: None };
+        let group = ProcessGroup::loopback(4).remove(0);
+        Row::new(&Case::new(what, bytes, 10), &figures, &group, &Calibration::default(), true, false)
+    }
+
+    #[test]
+    fn a_row_has_the_bandwidths_and_the_target_of_its_operation() {
+        let reduced = row(Collective::AllReduce, 100_000_000, 1e5);
+        assert_eq!((reduced.algbw_gbs, reduced.busbw_gbs), (1.0, 1.5));
+        assert_eq!((reduced.target_us, reduced.meets_target), (Some(10_000.0), Some(false)));
+        let gathered = row(Collective::AllGather, 100_000_000, 1e5);
+        assert_eq!((gathered.busbw_gbs, gathered.target_us, gathered.meets_target), (0.75, None, None));
+        let barrier = row(Collective::Barrier, 0, 5.0);
+        assert_eq!((barrier.algbw_gbs, barrier.busbw_gbs), (0.0, 0.0));
+    }
+
+    #[test]
+    fn a_call_with_wrong_values_meets_no_target_however_quick_it_is() {
+        let quick = |errors| wrong_row(Collective::AllReduce, 100_000, 1.0, errors).meets_target;
+        assert_eq!((quick(0), quick(1)), (Some(true), Some(false)));
+    }
+
+    #[test]
+    fn a_graph_on_host_memory_is_refused_with_the_reason() {
+        assert!(
+            check_graph_support(false, BackendKind::Tcp).is_ok()
+                && check_graph_support(true, BackendKind::Nccl).is_ok()
+        );
+        let error = check_graph_support(true, BackendKind::Tcp).unwrap_err().to_string();
+        assert!(
+            error.contains("CUDA graph") && error.contains("tcp") && error.contains("--backend nccl"),
+            "{error}"
+        );
+    }
+}

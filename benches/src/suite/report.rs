@@ -1,0 +1,53 @@
+//! The result of `ryz bench`, and whether it is correct and meets the targets.
+
+use std::num::NonZero;
+
+use super::steps::{self, StepRow};
+use super::{Row, Verdict, verdicts};
+use crate::communication::Surroundings;
+use ryzanstein_orchestrator::table::Screen;
+
+/// A whole result.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// A few lines about what was measured where.
+    pub heading: String,
+    /// Whether the rows are compared with the documented targets, which are for GPUs.
+    pub judged: bool,
+    /// Every row, as measured.
+    pub rows: Vec<Row>,
+    /// The bandwidth of one link in one direction, in 10⁹ bytes per second, if known.
+    pub link_gbs: Option<f64>,
+    /// Steps of a model's layers, and where they ran, if they were measured.
+    pub steps: Option<(Vec<StepRow>, Surroundings)>,
+}
+
+impl Report {
+    /// Every value was right.
+    pub fn is_correct(&self) -> bool {
+        self.rows.iter().all(|row| row.errors == 0) && self.step_rows().iter().all(|row| row.correct)
+    }
+
+    /// Whether every target that could be judged was met; `None` when none could.
+    pub fn meets_targets(&self) -> Option<bool> {
+        let rows = self.rows.iter().filter_map(|row| row.meets_target);
+        let all: Vec<bool> = rows.chain(self.verdicts().iter().filter_map(|verdict| verdict.met)).collect();
+        (!all.is_empty()).then(|| all.into_iter().all(|met| met))
+    }
+
+    /// Every documented target.
+    pub fn verdicts(&self) -> Vec<Verdict> {
+        verdicts(&self.rows, self.link_gbs).into_iter().chain(steps::verdicts(self.step_rows())).collect()
+    }
+
+    pub(super) fn step_rows(&self) -> &[StepRow] {
+        self.steps.as_ref().map_or(&[], |(rows, _)| rows)
+    }
+
+    /// The steps as tables; empty without any.
+    pub(super) fn steps_text(&self, screen: Screen) -> String {
+        let Some((rows, around)) = &self.steps else { return String::new() };
+        let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+        steps::text(rows, around, processors, screen)
+    }
+}

@@ -1,0 +1,217 @@
+//! Rows as tables, JSON and CSV.
+
+use ryzanstein_orchestrator::table::{self as layout, Cell, Column, Layout, Screen, Tone};
+use ryzanstein_process_group::paths::Path;
+use ryzanstein_process_group::{DType, units};
+
+use super::{Row, Verdict};
+
+const COLUMNS: [Column<'static>; 19] = {
+    let [bytes, calls, median, p90, p99, max, algbw, busbw] = layout::Figures::COLUMNS;
+    [
+        Column::left("operation"),
+        Column::left("dtype").dispensable(5),
+        Column::left("path").dispensable(1),
+        bytes,
+        calls,
+        median,
+        p90,
+        p99,
+        max,
+        algbw,
+        busbw,
+        Column::right("host").dispensable(10),
+        Column::right("skew").dispensable(14),
+        Column::right("of link").dispensable(11),
+        Column::right("expected").dispensable(12),
+        Column::right("error").dispensable(13),
+        Column::right("wrong").dispensable(2),
+        Column::right("target").dispensable(4),
+        Column::left("verdict"),
+    ]
+};
+
+/// Which columns a table has, beside those that every table has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Columns {
+    /// Those of the documented targets.
+    pub judged: bool,
+    /// Those that compare with what the links carry and with what was expected.
+    pub calibrated: bool,
+    /// How far apart the ranks entered a call.
+    pub skew: bool,
+}
+
+impl Columns {
+    /// Those of `all` that the table has.
+    fn of<T: Clone>(self, all: &[T]) -> Vec<T> {
+        let is_shown = |index: usize| match index {
+            12 => self.skew,
+            13..=15 => self.calibrated,
+            17 | 18 => self.judged,
+            _ => true,
+        };
+        all.iter().enumerate().filter(|(index, _)| is_shown(*index)).map(|(_, one)| one.clone()).collect()
+    }
+}
+
+/// The rows as a table, latencies of the slowest rank of each call.
+pub fn table(rows: &[Row], judged: bool, screen: Screen) -> String {
+    let (columns, cells) = row_cells(rows, judged);
+    layout::table(&columns, &cells, screen)
+}
+
+/// The columns and cells of that table.
+pub(super) fn row_cells(rows: &[Row], judged: bool) -> (Vec<Column<'static>>, Vec<Vec<Cell>>) {
+    let calibrated = rows.iter().any(|row| row.link_share.is_some() || row.expected_us.is_some());
+    let skew = rows.iter().any(|row| row.skew_us.is_some());
+    let columns = Columns { judged, calibrated, skew };
+    (columns.of(&COLUMNS), rows.iter().map(|row| columns.of(&cells(row))).collect())
+}
+
+/// The same table before there are rows: each is written as soon as it is measured. `paths` are those of the group.
+#[derive(Debug)]
+pub struct RowWriter(Columns, Layout<'static>);
+
+impl RowWriter {
+    /// For rows of these operations in a group with these paths.
+    pub fn new(
+        operations: &[String],
+        dtype: DType,
+        paths: &[Path],
+        columns: Columns,
+        screen: Screen,
+    ) -> Self {
+        let operation = operations.iter().map(String::len).max().unwrap_or(0);
+        let path = paths.iter().map(|path| path.to_string().len()).max().unwrap_or(0);
+        let dtype = dtype.to_string().len();
+        let (size, calls, time, wider) = ("999.99 MB".len(), 6, "999.99 ms".len(), "< 999 ms".len());
+        let widths = [
+            operation,
+            dtype,
+            path,
+            size,
+            calls,
+            time,
+            time,
+            time,
+            time,
+            0,
+            0,
+            time,
+            time,
+            "100.0 %".len(),
+            time,
+            "+100 %".len(),
+            0,
+            wider,
+            "missed".len(),
+        ];
+        Self(columns, Layout::new(&columns.of(&COLUMNS), &columns.of(&widths), screen))
+    }
+
+    /// The line of the heads.
+    pub fn head(&self) -> String {
+        self.1.head()
+    }
+
+    /// The line of a row.
+    pub fn row(&self, row: &Row) -> String {
+        self.1.row(&self.0.of(&cells(row)))
+    }
+}
+
+fn cells(row: &Row) -> Vec<Cell> {
+    let l = row.latency;
+    let figures = layout::Figures {
+        bytes: row.bytes as f64,
+        calls: l.calls as u64,
+        latency_us: [l.median_us, l.p90_us, l.p99_us, l.max_us],
+        algbw_gbs: row.algbw_gbs,
+        busbw_gbs: row.busbw_gbs,
+    };
+    let mut cells: Vec<Cell> =
+        vec![row.op.as_str().into(), row.dtype.to_string().into(), row.path.as_str().into()];
+    cells.extend(figures.cells());
+    let wrong = if row.errors == 0 { Tone::Plain } else { Tone::Bad };
+    cells.extend([
+        units::time(row.host_us).into(),
+        row.skew_us.map_or_else(|| "-".into(), |us| units::time(us).into()),
+        row.link_share.map_or_else(|| "-".into(), |share| format!("{:.1} %", share * 100.0).into()),
+        row.expected_us.map_or_else(|| "-".into(), |us| units::time(us).into()),
+        row.expected_error_percent.map_or_else(|| "-".into(), |error| format!("{error:+.0} %").into()),
+        Cell::new(row.errors.to_string(), wrong),
+        row.target_us.map_or_else(|| "-".into(), |us| format!("< {}", units::time(us)).into()),
+        Cell::verdict(row.meets_target),
+    ]);
+    cells
+}
+
+pub(super) fn verdict_table(verdicts: &[Verdict], screen: Screen) -> String {
+    let (columns, cells) = verdict_cells(verdicts);
+    layout::table(&columns, &cells, screen)
+}
+
+/// The columns and cells of that table.
+pub(super) fn verdict_cells(verdicts: &[Verdict]) -> ([Column<'static>; 4], Vec<Vec<Cell>>) {
+    let rows: Vec<Vec<Cell>> = verdicts
+        .iter()
+        .map(|v| {
+            let verdict = match v.met {
+                None => Cell::new("not measured", Tone::Faint),
+                met => Cell::verdict(met),
+            };
+            let measured = v.measured.as_deref().unwrap_or("-");
+            vec![v.what.as_str().into(), v.wanted.as_str().into(), measured.into(), verdict]
+        })
+        .collect();
+    let columns =
+        [Column::left("target"), Column::right("wanted"), Column::right("measured"), Column::left("verdict")];
+    (columns, rows)
+}
+
+/// One line of JSON, with exactly the documented fields.
+pub fn json(row: &Row) -> String {
+    serde_json::to_string(row).expect("numbers and names are always JSON")
+}
+
+/// The head of the CSV: the fields of the JSON in the same order, then the host time.
+pub const fn csv_head() -> &'static str {
+    "op,dtype,bytes,world_size,backend,path,median_us,p99_us,algbw_gbs,busbw_gbs,errors,target_us,meets_target,\
+     link_share,expected_us,expected_error_percent,p25_us,p75_us,calls,graph,skew_us,skew_p99_us,host_us"
+}
+
+/// One line of CSV.
+pub fn csv_row(row: &Row) -> String {
+    let optional = |value: Option<String>| value.unwrap_or_default();
+    let cells = [
+        row.op.clone(),
+        row.dtype.to_string(),
+        row.bytes.to_string(),
+        row.world_size.to_string(),
+        row.backend.to_string(),
+        row.path.clone(),
+        row.median_us.to_string(),
+        row.p99_us.to_string(),
+        row.algbw_gbs.to_string(),
+        row.busbw_gbs.to_string(),
+        row.errors.to_string(),
+        optional(row.target_us.map(|v| v.to_string())),
+        optional(row.meets_target.map(|v| v.to_string())),
+        optional(row.link_share.map(|v| v.to_string())),
+        optional(row.expected_us.map(|v| v.to_string())),
+        optional(row.expected_error_percent.map(|v| v.to_string())),
+        row.p25_us.to_string(),
+        row.p75_us.to_string(),
+        row.calls.to_string(),
+        row.graph.to_string(),
+        optional(row.skew_us.map(|v| v.to_string())),
+        optional(row.skew_p99_us.map(|v| v.to_string())),
+        row.host_us.to_string(),
+    ];
+    cells.join(",")
+}
+
+pub(super) fn csv(rows: &[Row]) -> String {
+    rows.iter().fold(format!("{}\n", csv_head()), |text, row| text + &csv_row(row) + "\n")
+}

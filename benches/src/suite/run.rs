@@ -1,0 +1,160 @@
+//! Measures what a request asks for, row by row.
+
+use ryzanstein_process_group::paths::Path;
+use ryzanstein_process_group::{Error, Memory, ProcessGroupManager, Roster};
+
+use super::paths::paths_of;
+use super::{Calibration, Request, Row, Start, label, sizes, start};
+use crate::measure::{Case, Collective, CollectiveForm, Samples, sample_group};
+use ryzanstein_orchestrator::Orchestrator;
+
+/// Calls by default, where each starts a group or more.
+const STARTS: usize = 10;
+
+/// What happens while rows are measured.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// A row is going to be measured.
+    Next {
+        /// Its number, from 1.
+        number: usize,
+        /// How many there are.
+        of: usize,
+        /// The operation, as rows name it.
+        op: &'a str,
+        /// Bytes that were asked for.
+        bytes: usize,
+    },
+    /// The path of a variant is not there, so it is left out.
+    Absent {
+        /// The variant.
+        variant: &'a str,
+        /// Why the path is not there.
+        why: &'a str,
+    },
+    /// A row has been measured.
+    Row(&'a Row),
+}
+
+/// One row to measure.
+struct Step {
+    case: Case,
+    /// The path that is forced, if one is.
+    path: Option<Path>,
+}
+
+/// Measures everything in the request, and tells what it expects by the calibration; calls `tell` for each [`Event`]. Every
+/// rank calls this with the same request.
+///
+/// # Errors
+/// [`Error::Configuration`] for a path that the backend does not have, or values that cannot be checked exactly; and those of the
+/// collectives and of `tell`.
+pub fn run<E: From<Error>>(
+    orchestrator: &mut Orchestrator,
+    request: &Request,
+    calibration: &Calibration,
+    mut tell: impl FnMut(Event<'_>) -> Result<(), E>,
+) -> Result<Vec<Row>, E> {
+    let manager = orchestrator.manager();
+    let one_host = is_one_host(manager.roster());
+    let group = manager.world();
+    let paths = match (paths_of(&request.paths, group), &request.part) {
+        (Err(Error::Configuration(why)), Some(part)) => {
+            tell(Event::Absent { variant: &part.variant, why: &why })?;
+            return Ok(Vec::new());
+        }
+        (paths, _) => paths?,
+    };
+    let steps = steps(request, &paths, group.memory() == Memory::Host);
+    let mut rows = Vec::new();
+    for (index, Step { case, path }) in steps.iter().enumerate() {
+        let op = label(case.form(), case.reduction);
+        tell(Event::Next { number: index + 1, of: steps.len(), op: &op, bytes: case.bytes })?;
+        let group = orchestrator.manager().world();
+        if group.world_size() > 1 {
+            group.force_path(*path)?;
+        }
+        let figures = sample(orchestrator, request, case)?.figures();
+        let group = orchestrator.manager().world();
+        // An operation that does not have the forced path takes another, whose figures do not belong here; but wrong
+        // values are always reported.
+        if path.is_some() && figures.path != *path && group.world_size() > 1 && figures.errors == 0 {
+            continue;
+        }
+        let mut row = Row::new(case, &figures, group, calibration, request.judged, path.is_some());
+        row.graph = request.graph;
+        if let Some(skew) = figures.skew.filter(|_| one_host) {
+            (row.skew_us, row.skew_p99_us) = (Some(skew.median_us), Some(skew.p99_us));
+        }
+        if let Some(part) = &request.part {
+            (row.variant, row.round) = (Some(part.variant.clone()), Some(part.round));
+        }
+        if group.world_size() > 1 {
+            let operation = case.what.operation(case.reduction);
+            let choice = group.explain(operation, case.dtype, case.count(group.world_size()))?;
+            row.why = Some(choice.into());
+        }
+        tell(Event::Row(&row))?;
+        rows.push(row);
+    }
+    let world = orchestrator.manager().world();
+    if world.world_size() > 1 {
+        world.force_path(None)?;
+    }
+    if rows.is_empty() && request.part.is_none() {
+        return Err(Error::Configuration(format!(
+            "nothing was measured: none of the operations has --path {}; `--path all` shows the paths of each",
+            request.paths.join(",")
+        ))
+        .into());
+    }
+    Ok(rows)
+}
+
+/// Whether all ranks share a host, and so a clock.
+fn is_one_host(roster: &Roster) -> bool {
+    roster.members.windows(2).all(|pair| pair[0].host == pair[1].host)
+}
+
+/// Whether rows say how far apart the ranks entered a call: on host memory, among ranks that share a clock.
+pub fn measures_skew(manager: &mut ProcessGroupManager) -> bool {
+    is_one_host(manager.roster()) && manager.world().memory() == Memory::Host
+}
+
+/// Every row that the request asks for.
+fn steps(request: &Request, paths: &[Option<Path>], is_host: bool) -> Vec<Step> {
+    let mut steps = Vec::new();
+    for &form in &request.ops {
+        // A barrier has no data, so it has one size.
+        let sizes = if form.what == Collective::Barrier { &[0][..] } else { &request.sizes };
+        for &bytes in sizes {
+            let case = case(request, form, bytes, is_host);
+            steps.extend(paths.iter().map(|path| Step { case, path: *path }));
+        }
+    }
+    steps
+}
+
+fn case(request: &Request, form: CollectiveForm, bytes: u64, is_host: bool) -> Case {
+    let start = request.part.as_ref().and_then(|part| part.start);
+    let iterations = request.iterations.unwrap_or_else(|| match start {
+        Some(Start::NewGroup | Start::Initialize) => STARTS,
+        Some(Start::Reuse) | None => sizes::iterations(bytes, is_host),
+    });
+    let usual = Case::new(form.what, usize::try_from(bytes).unwrap_or(usize::MAX), iterations);
+    Case {
+        reduction: request.reduction,
+        dtype: request.dtype,
+        out_of_place: form.out_of_place,
+        warmup: request.warmup.unwrap_or(usual.warmup),
+        ..usual
+    }
+}
+
+/// The samples of a case.
+fn sample(orchestrator: &mut Orchestrator, request: &Request, case: &Case) -> Result<Samples, Error> {
+    match request.part.as_ref().and_then(|part| part.start) {
+        Some(start) => start::sample(orchestrator, start, case),
+        None => sample_group(orchestrator.manager().world(), request.graph, case),
+    }
+}

@@ -1,0 +1,88 @@
+//! Calls in a group that is there, or in one that is made for each of them: what it costs not to reuse groups.
+
+use ryzanstein_config::Config;
+use ryzanstein_process_group::device::Device;
+use ryzanstein_process_group::{Buffer, BufferMut, Error, ProcessGroup, ProcessGroupManager, Rank};
+
+use super::Start;
+use super::paths::expected_path;
+use crate::measure::{CallBuffers, Case, Gpu, Host, Samples, sample_calls};
+use ryzanstein_orchestrator::Orchestrator;
+use ryzanstein_orchestrator::rendezvous::{Environment, process_environment};
+
+/// The samples of calls, each with its start. The ranks are those of one host that our launcher started.
+pub(super) fn sample(orchestrator: &mut Orchestrator, start: Start, case: &Case) -> Result<Samples, Error> {
+    let config = orchestrator.config().clone();
+    let manager = orchestrator.manager();
+    let ranks: Vec<Rank> = Rank::all(manager.roster().world_size()).collect();
+    let device = manager.world().device().cloned();
+    // Keeps the calls apart, in a group of its own.
+    let mut pacer = new_group(manager, &ranks)?;
+    let path = expected_path(manager.world(), case)?;
+    let environment = rank_environment(process_environment());
+    let mut starter = Starter { start, manager, ranks, config, environment, device: device.clone() };
+    let mut samples = match device {
+        Some(device) => {
+            let mut gpu = Gpu::new(device, false);
+            sample_calls(&mut pacer, &mut gpu, case, &mut |pacer, slot| starter.call(pacer, slot, case))
+        }
+        None => sample_calls(&mut pacer, &mut Host, case, &mut |pacer, slot| starter.call(pacer, slot, case)),
+    }?;
+    // The pacer's calls are others.
+    samples.path = path;
+    Ok(samples)
+}
+
+struct Starter<'a> {
+    start: Start,
+    manager: &'a mut ProcessGroupManager,
+    ranks: Vec<Rank>,
+    config: Config,
+    environment: Environment,
+    device: Option<Device>,
+}
+
+impl Starter<'_> {
+    fn call<M: Buffer + BufferMut>(
+        &mut self,
+        pacer: &mut ProcessGroup,
+        slot: &mut CallBuffers<M>,
+        case: &Case,
+    ) -> Result<(), Error> {
+        match self.start {
+            Start::Reuse => case.what.call(self.manager.world(), slot, case.reduction),
+            Start::NewGroup => {
+                let mut group = new_group(self.manager, &self.ranks)?;
+                case.what.call(&mut group, slot, case.reduction)?;
+                // Its GPU must be done with it before it goes.
+                group.synchronize()
+            }
+            Start::Initialize => {
+                // No rank may meet the rendezvous of the call before.
+                pacer.barrier()?;
+                let builder =
+                    Orchestrator::builder().config(self.config.clone()).environment(self.environment.clone());
+                let builder = match &self.device {
+                    Some(device) => builder.device(device),
+                    None => builder,
+                };
+                let mut rank = builder.initialize()?;
+                case.what.call(rank.manager().world(), slot, case.reduction)?;
+                rank.finalize()
+            }
+        }
+    }
+}
+
+fn new_group(manager: &mut ProcessGroupManager, ranks: &[Rank]) -> Result<ProcessGroup, Error> {
+    let group = manager.new_group(ranks)?;
+    group.ok_or_else(|| Error::Invalid("a group of all ranks lacks this one".into()))
+}
+
+/// The environment of a rank whose rendezvous rank 0 serves, as other launchers have it: each start needs one of its own.
+fn rank_environment(mut environment: Environment) -> Environment {
+    for of_launcher in ["RYZ_RENDEZVOUS", "RYZ_SECRET_FD", "RYZ_SECRET_FILE"] {
+        environment.remove(of_launcher);
+    }
+    environment
+}

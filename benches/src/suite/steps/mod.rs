@@ -1,0 +1,340 @@
+//! Steps of a model's layers, sharded over the ranks and unsharded on one of them: scaling efficiency, and the share of a step that
+//! communicates.
+
+mod report;
+mod shape;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use ryzanstein_process_group::{BackendKind, DType, Error as GroupError, Memory, ProcessGroup, Rank};
+use ryzanstein_tensor_parallel::checkpoint::{Loader, NoiseSource};
+use ryzanstein_tensor_parallel::{Decoder, Error, Llama, LlamaConfig, Passes, check_world_size, compute};
+use serde::{Deserialize, Serialize};
+
+use crate::communication::{Communication, Surroundings};
+use crate::measure::{slowest, summary};
+use ryzanstein_orchestrator::Orchestrator;
+
+pub use report::{json, text, verdicts};
+pub use shape::ModelShape;
+
+/// Scaling efficiency must be above this: t₁ / (n · tₙ).
+pub(super) const ABOVE_EFFICIENCY: f64 = 0.95;
+/// Type of weights and activations.
+const DTYPE: DType = DType::BF16;
+/// The largest difference allowed, of the largest logit: sums over shards are rounded to 16 bits on their way, once a call.
+pub const LIMIT: f64 = 0.05;
+/// Untimed steps: the first is eager, the second is recorded.
+const WARM_UP: usize = 3;
+
+/// What to measure.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StepRequest {
+    /// Shapes of the layers.
+    pub shapes: Vec<ModelShape>,
+    /// Layers of each.
+    pub layers: usize,
+    /// Sequences of decode steps, a row for each.
+    pub batches: Vec<usize>,
+    /// Tokens of the prompt: those of a prefill step, and what a decode step attends to.
+    pub prompt: usize,
+    /// Timed steps.
+    pub steps: usize,
+}
+
+impl StepRequest {
+    /// What fits the time and the memory where a group computes: on processors one layer of an 8-billion-parameter model, on
+    /// GPUs four layers of that and of a larger one.
+    pub fn usual(memory: Memory) -> Self {
+        let batches = vec![1, 8, 64];
+        if memory == Memory::Host {
+            Self { shapes: vec![ModelShape::llama_8b()], layers: 1, batches, prompt: 64, steps: 5 }
+        } else {
+            let shapes = vec![ModelShape::llama_8b(), ModelShape::llama_70b()];
+            Self { shapes, layers: 4, batches, prompt: 512, steps: 20 }
+        }
+    }
+
+    /// Refuses a shape that cannot run on `world_size` ranks, and more steps than a sequence has positions.
+    ///
+    /// # Errors
+    /// [`Error::Configuration`] with the sizes that can, and [`Error::Input`] for a shape that is none.
+    pub fn check(&self, world_size: usize) -> Result<(), Error> {
+        self.shapes.iter().try_for_each(|shape| {
+            let config = shape.config(self.layers)?;
+            let (positions, most) = (self.positions(), config.max_positions);
+            if positions > most {
+                return Err(GroupError::Configuration(format!(
+                    "--iters {}: with a prompt of {} and {WARM_UP} untimed steps these are {positions} positions, and {} has at \
+                     most {most}; expected at most {}",
+                    self.steps,
+                    self.prompt,
+                    shape.name,
+                    most.saturating_sub(self.prompt + WARM_UP),
+                ))
+                .into());
+            }
+            check_world_size(&config, world_size)
+        })
+    }
+
+    /// Positions of a sequence that is decoded.
+    const fn positions(&self) -> usize {
+        self.prompt + WARM_UP + self.steps
+    }
+}
+
+/// One kind of step.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct StepRow {
+    /// `decode` or `prefill`.
+    pub step: &'static str,
+    /// Name of the shape.
+    pub shape: String,
+    /// Layers.
+    pub layers: usize,
+    /// Type of weights and activations.
+    pub dtype: DType,
+    /// Sequences.
+    pub sequences: usize,
+    /// Tokens of each.
+    pub tokens: usize,
+    /// Ranks.
+    pub world_size: usize,
+    /// The backend.
+    pub backend: BackendKind,
+    /// Median time of the unsharded step on one rank, in microseconds.
+    pub one_us: f64,
+    /// Median time of the sharded step on its slowest rank, in microseconds.
+    pub median_us: f64,
+    /// `one_us` / `median_us`.
+    pub speed_up: f64,
+    /// `speed_up` / `world_size`.
+    pub efficiency: f64,
+    /// Whether that is above the documented target, and all logits were right.
+    pub meets_target: bool,
+    /// The largest difference of a logit between both, in all steps, as a share of the largest logit.
+    pub difference: f64,
+    /// Whether it is within the limit.
+    pub correct: bool,
+    /// Timed steps.
+    pub steps: usize,
+    /// The share of a step that communicates, without waits for ranks that come late; `null` if no call was timed.
+    pub communication_share: Option<f64>,
+    /// By operation.
+    pub communication: Communication,
+}
+
+/// What one rank measured.
+#[derive(Serialize, Deserialize)]
+struct Measured {
+    /// Of the sharded steps.
+    seconds: Vec<f64>,
+    /// On the rank that runs the unsharded model too.
+    alone: Option<Alone>,
+    communication: Communication,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct Alone {
+    seconds: Vec<f64>,
+    difference: f64,
+}
+
+/// Measures all steps of all shapes. Every rank calls this with the same request and gets the same rows; `on_row` gets each when it
+/// is measured. The unsharded model runs on rank 0, with all CPUs that it may use if there is no GPU, while the others wait.
+///
+/// # Errors
+/// Those of [`StepRequest::check`], of the groups, and of memory that does not suffice.
+pub fn run(
+    orchestrator: &mut Orchestrator,
+    request: &StepRequest,
+    mut on_row: impl FnMut(&StepRow),
+) -> Result<Vec<StepRow>, Error> {
+    let manager = orchestrator.manager();
+    request.check(manager.roster().world_size())?;
+    let is_first = manager.rank() == Rank(0);
+    let mut alone = if is_first { manager.new_group(&[Rank(0)])? } else { None };
+    let group = manager.world();
+    let mut rows = Vec::new();
+    for shape in &request.shapes {
+        let config = shape.config(request.layers)?;
+        let whole = alone.as_mut().map(|one| load(&config, one)).transpose()?;
+        let sharded = load(&config, group)?;
+        let decodes = request.batches.iter().map(|batch| Step::Decode(*batch));
+        for step in decodes.chain([Step::Prefill]) {
+            let whole = whole.as_ref().zip(alone.as_mut());
+            let row = step.measure(shape, request, &sharded, group, whole)?;
+            on_row(&row);
+            rows.push(row);
+        }
+    }
+    Ok(rows)
+}
+
+/// Where the ranks of the world group compute, for advice.
+pub fn surroundings(orchestrator: &mut Orchestrator, link_gbs: Option<f64>) -> Surroundings {
+    let manager = orchestrator.manager();
+    let rows = manager.world().profile().rows();
+    Surroundings::of(manager, |manager| manager.world(), &rows, link_gbs)
+}
+
+fn load(config: &LlamaConfig, group: &ProcessGroup) -> Result<Arc<Llama>, Error> {
+    let (rank, ranks) = (group.rank().index(), group.world_size());
+    let mut source = NoiseSource { rank };
+    let mut loader = Loader::new(&mut source, rank, ranks, DTYPE);
+    Ok(Arc::new(Llama::from_loader(config.clone(), DTYPE, compute::for_group(group)?, &mut loader)?))
+}
+
+#[derive(Clone, Copy)]
+enum Step {
+    /// A token for each of so many sequences.
+    Decode(usize),
+    /// A prompt.
+    Prefill,
+}
+
+/// A model, its cache and its group.
+struct Side<'a> {
+    decoder: Decoder,
+    config: LlamaConfig,
+    group: &'a mut ProcessGroup,
+}
+
+/// So many tokens, others for each `start`.
+fn tokens(count: usize, start: usize, config: &LlamaConfig) -> Vec<u32> {
+    (start..start + count).map(|at| (at * 37 % config.vocabulary) as u32).collect()
+}
+
+impl Step {
+    fn measure(
+        self,
+        shape: &ModelShape,
+        request: &StepRequest,
+        sharded: &Arc<Llama>,
+        group: &mut ProcessGroup,
+        whole: Option<(&Arc<Llama>, &mut ProcessGroup)>,
+    ) -> Result<StepRow, Error> {
+        let mut whole = whole.map(|(model, one)| self.side(model, request, one)).transpose()?;
+        let mut sharded = self.side(sharded, request, group)?;
+        let mut alone = whole.as_ref().map(|_| Alone::default());
+        let mut seconds = Vec::new();
+        let profile = sharded.group.profile();
+        // In turn, so that whatever else the machine does meets both.
+        for at in 0..WARM_UP + request.steps {
+            if at == WARM_UP {
+                profile.clear();
+            }
+            let want = whole.as_mut().map(|whole| self.run(whole, request, at)).transpose()?;
+            sharded.group.without_profiling(|group| group.barrier().and_then(|()| group.synchronize()))?;
+            let (took, got) = self.run(&mut sharded, request, at)?;
+            if let (Some(alone), Some((of_one, want))) = (&mut alone, want) {
+                alone.difference = alone.difference.max(difference(&got, &want));
+                alone.seconds.extend((at >= WARM_UP).then_some(of_one));
+            }
+            seconds.extend((at >= WARM_UP).then_some(took));
+        }
+        let communication = Communication::new(&profile.rows(), seconds.iter().sum(), seconds.len());
+        let all = sharded.group.all_gather_object(&Measured { seconds, alone, communication })?;
+        Ok(self.row(shape, request, sharded.group, all))
+    }
+
+    fn side<'a>(
+        self,
+        model: &Arc<Llama>,
+        request: &StepRequest,
+        group: &'a mut ProcessGroup,
+    ) -> Result<Side<'a>, Error> {
+        let config = model.config().clone();
+        let Self::Decode(batch) = self else {
+            return Ok(Side { decoder: model.decoder(1, request.prompt, Passes::Graph)?, config, group });
+        };
+        let mut decoder = model.decoder(batch, request.positions(), Passes::Graph)?;
+        decoder.prefill(0, &tokens(request.prompt, 0, &config), group)?;
+        for sequence in 1..batch {
+            decoder.fork(0, sequence, request.prompt)?;
+        }
+        Ok(Side { decoder, config, group })
+    }
+
+    /// One step: its seconds and its logits.
+    fn run(self, side: &mut Side<'_>, request: &StepRequest, at: usize) -> Result<(f64, Vec<f32>), Error> {
+        let Side { decoder, group, config } = side;
+        let started;
+        let logits = match self {
+            Self::Decode(batch) => {
+                let pairs: Vec<_> = tokens(batch, at, config).into_iter().enumerate().collect();
+                started = Instant::now();
+                decoder.decode(&pairs, *group)?
+            }
+            Self::Prefill => {
+                let prompt = tokens(request.prompt, 0, config);
+                decoder.clear(0);
+                started = Instant::now();
+                decoder.prefill(0, &prompt, *group)?
+            }
+        };
+        let seconds = started.elapsed().as_secs_f64();
+        Ok((seconds, logits.values()?.into_owned()))
+    }
+
+    fn row(
+        self,
+        shape: &ModelShape,
+        request: &StepRequest,
+        group: &ProcessGroup,
+        all: Vec<Measured>,
+    ) -> StepRow {
+        let world_size = group.world_size();
+        let of_ranks: Vec<&[f64]> = all.iter().map(|rank| &rank.seconds[..]).collect();
+        let median_us = summary(slowest(&of_ranks)).median_us * 1e6;
+        let of_each: Vec<Communication> = all.iter().map(|rank| rank.communication.clone()).collect();
+        let communication = Communication::of_ranks(&of_each);
+        let of_one = all.into_iter().find_map(|rank| rank.alone).unwrap_or_default();
+        let one_us = summary(of_one.seconds).median_us * 1e6;
+        let speed_up = one_us / median_us;
+        let (efficiency, correct) = (speed_up / world_size as f64, of_one.difference <= LIMIT);
+        let (step, sequences, tokens) = match self {
+            Self::Decode(batch) => ("decode", batch, 1),
+            Self::Prefill => ("prefill", 1, request.prompt),
+        };
+        StepRow {
+            step,
+            shape: shape.name.clone(),
+            layers: request.layers,
+            dtype: DTYPE,
+            sequences,
+            tokens,
+            world_size,
+            backend: group.backend(),
+            one_us,
+            median_us,
+            speed_up,
+            efficiency,
+            meets_target: correct && efficiency > ABOVE_EFFICIENCY,
+            difference: of_one.difference,
+            correct,
+            steps: request.steps,
+            communication_share: communication.share(),
+            communication,
+        }
+    }
+}
+
+/// The largest difference of two rows of logits, of the largest value. Infinite where it cannot be told.
+fn difference(got: &[f32], want: &[f32]) -> f64 {
+    let largest = want.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+    if got.len() != want.len() || !largest.is_normal() {
+        return f64::INFINITY;
+    }
+    let far = got.iter().zip(want).fold(0.0f32, |most, (a, b)| {
+        // A NaN must not count as no difference.
+        let apart = (a - b).abs();
+        if apart.is_nan() { f32::INFINITY } else { most.max(apart) }
+    });
+    f64::from(far) / f64::from(largest)
+}
+
+#[cfg(test)]
+mod tests;

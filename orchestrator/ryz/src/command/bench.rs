@@ -1,0 +1,230 @@
+//! `ryz bench`
+
+mod args;
+mod out;
+mod progress;
+mod suite;
+mod vary;
+
+use std::io::Write as _;
+
+use crate::doctor;
+use anyhow::bail;
+use ryzanstein_benches::suite::{
+    self as bench, Calibration, Change, Columns, Event, Report, Request, RowWriter,
+};
+use ryzanstein_config::{BackendChoice, WorldSize};
+use ryzanstein_orchestrator::Orchestrator;
+use ryzanstein_orchestrator::VERSION;
+use ryzanstein_orchestrator::plural;
+use ryzanstein_orchestrator::table::wrap;
+use ryzanstein_process_group::{BackendKind, Error, Memory, units};
+
+pub(crate) use args::Args;
+use args::OutputFormat;
+use progress::Progress;
+use suite::Suite;
+
+use crate::command::launch;
+use crate::command::rank;
+use crate::command::screen;
+use crate::command::settings;
+
+/// How much slower a row may be than in an earlier result.
+const TOLERANCE: f64 = 0.1;
+
+pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
+    let mut config = args.config()?;
+    screen.set_log_level(&mut config);
+    let request = args.request()?;
+    // Refuse what is wrong before anything is started.
+    request.check()?;
+    args.check_flags()?;
+    args.suite().check(args.format, request.iterations, config.job.world_size.map(WorldSize::get))?;
+    if config.process_group.backend == BackendChoice::Tcp {
+        bench::check_graph_support(request.graph, BackendKind::Tcp)?;
+    }
+    let is_launched = settings::is_launched(&config)?;
+    if args.variants().is_some() && is_launched && args.variant.is_none() {
+        return Err(Error::Configuration(
+            "--vary starts the ranks of each variant itself, on this machine; run it without a launcher, with -n N".into(),
+        )
+        .into());
+    }
+    if !is_launched {
+        let ranks = config.job.world_size.map(WorldSize::get).ok_or_else(|| {
+            Error::Configuration("world size is not set: pass --world-size N or set job.world_size".into())
+        })?;
+        if let Some(file) = &args.out {
+            out::check(file)?;
+        }
+        args.earlier()?;
+        if let Some(vary) = args.variants() {
+            return vary::run(args, vary, &config, ranks, screen);
+        }
+        if ranks > 1 {
+            return launch::relaunch(ranks, &args.file, &[], &[]);
+        }
+    }
+    rank::run(&config, |orchestrator| measure(orchestrator, args, request, screen))
+}
+
+fn measure(
+    orchestrator: &mut Orchestrator,
+    args: &Args,
+    request: Request,
+    screen: &screen::Args,
+) -> anyhow::Result<()> {
+    let suite = args.suite();
+    if suite == Suite::Overlap {
+        return suite::measure_overlap(orchestrator, request.iterations, args.format, screen);
+    }
+    let is_first = orchestrator.manager().rank().0 == 0;
+    let out = args.out.as_ref().filter(|_| is_first && args.rows.is_none());
+    out.map(|file| out::check(file)).transpose()?;
+    let mut rows_file = args.rows.as_deref().filter(|_| is_first).map(out::Growing::open).transpose()?;
+    let earlier = if is_first { args.earlier()? } else { None };
+    let group = orchestrator.manager().world();
+    // The targets are not for variants.
+    let is_usual = request.part.is_none();
+    let is_judged = is_usual && (request.judged || group.memory() != Memory::Host);
+    let request = Request { judged: is_judged, ..request };
+    let request = suite.place(request, group.memory());
+    let operations: Vec<String> =
+        request.ops.iter().map(|form| bench::label(*form, request.reduction)).collect();
+    // With --out, the file gets the format that was asked for, and standard output the table.
+    let shown = if args.out.is_some() { OutputFormat::Table } else { args.format };
+    // The process that compares variants shows them.
+    let is_quiet = request.part.is_some();
+    let stdout = screen.stdout();
+    let calibration = bench::calibrate(orchestrator, &request)?;
+    let columns = Columns {
+        judged: request.judged,
+        calibrated: !calibration.is_empty(),
+        skew: bench::measures_skew(orchestrator.manager()),
+    };
+    let paths = orchestrator.manager().world().paths();
+    let writer = RowWriter::new(&operations, request.dtype, &paths, columns, stdout);
+    let heading = heading(orchestrator, &request, &calibration);
+    let head = match shown {
+        OutputFormat::Table => {
+            let lines: Vec<String> = heading.lines().map(|line| wrap(line, 2, stdout)).collect();
+            format!("{}\n\n{}", lines.join("\n"), writer.head())
+        }
+        OutputFormat::Csv => format!("{}\n", bench::csv_head()),
+        OutputFormat::Json | OutputFormat::Html => String::new(),
+    };
+    let is_live = shown == OutputFormat::Table && !is_quiet && screen::is_terminal();
+    let part = request.part.as_ref();
+    let part = part.map(|part| format!("{}, round {} of {}: ", part.variant, part.round, bench::ROUNDS));
+    let progress = Progress::new(is_first && !is_live, &part.unwrap_or_default());
+    // Whoever reads the output gets each row as soon as it is measured.
+    let tell = |text: &str| {
+        if is_first && !is_quiet {
+            let mut out = std::io::stdout().lock();
+            // A reader that has closed the pipe does not fail the measurement.
+            let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+        }
+    };
+    tell(&head);
+    let rows = bench::run(orchestrator, &request, &calibration, |event| {
+        match event {
+            Event::Next { number, of, op, bytes } => progress.tell(number, of, op, bytes),
+            Event::Absent { variant, why } if is_first => {
+                progress.aside(|| eprintln!("ryz: {variant} is left out: {why}"));
+            }
+            Event::Absent { .. } => {}
+            Event::Row(row) => {
+                if let Some(file) = &mut rows_file {
+                    file.add(row)?;
+                }
+                progress.aside(|| {
+                    tell(&match shown {
+                        OutputFormat::Table => writer.row(row),
+                        OutputFormat::Json => bench::json(row) + "\n",
+                        OutputFormat::Csv => bench::csv_row(row) + "\n",
+                        // A page comes at the end.
+                        OutputFormat::Html => String::new(),
+                    });
+                });
+            }
+        }
+        anyhow::Ok(())
+    })?;
+    progress.end();
+    let link_gbs = calibration.link_gbs;
+    let steps = suite.measure_steps(orchestrator, request.iterations, link_gbs, |row| {
+        if shown == OutputFormat::Json {
+            tell(&(bench::steps::json(row) + "\n"));
+        }
+    })?;
+    let report = Report { heading, judged: request.judged, rows, link_gbs, steps };
+    match shown {
+        OutputFormat::Table => tell(&format!("\n{}", report.conclusion(stdout))),
+        OutputFormat::Html => tell(&report.text(shown.into())),
+        // There is no room for the verdicts on standard output.
+        OutputFormat::Json | OutputFormat::Csv if is_first => eprint!("{}", report.targets(screen.stderr())),
+        OutputFormat::Json | OutputFormat::Csv => {}
+    }
+    if let Some(file) = out {
+        out::write(file, &report.text(args.format.into()))?;
+    }
+    // Rank 0 has the earlier result, and all ranks fail alike.
+    let comparison = earlier.map(|earlier| earlier.compare(&report.rows, TOLERANCE));
+    if let Some(comparison) = &comparison {
+        match shown {
+            OutputFormat::Table => tell(&format!("\n{}", comparison.table(stdout))),
+            _ => eprint!("{}", comparison.table(screen.stderr())),
+        }
+    }
+    let counts = comparison.map(|comparison| (comparison.compared(), comparison.count(Change::Slower)));
+    let counts = orchestrator.manager().world().all_gather_object(&counts)?.into_iter().flatten().next();
+    if !report.is_correct() {
+        bail!("the benchmark found wrong values");
+    }
+    match (counts, &args.compare) {
+        (Some((0, _)), Some(file)) => bail!(
+            "--compare {}: nothing that was measured is in it; measure the same operations, types, sizes, ranks and backend",
+            file.display()
+        ),
+        (Some((_, slower @ 1..)), Some(file)) => {
+            bail!("--compare {}: {} slower than in the earlier result", file.display(), rows_are(slower))
+        }
+        _ => {}
+    }
+    if args.strict {
+        match report.meets_targets() {
+            Some(true) => {}
+            Some(false) => bail!("--strict: some targets were missed"),
+            None => bail!("--strict: no target could be judged, as none is documented for what was measured"),
+        }
+    }
+    Ok(())
+}
+
+fn rows_are(count: usize) -> String {
+    format!("{} {}", plural(count, "row"), if count == 1 { "is" } else { "are" })
+}
+
+fn heading(orchestrator: &mut Orchestrator, request: &Request, calibration: &Calibration) -> String {
+    let manager = orchestrator.manager();
+    let hosts: std::collections::BTreeSet<&str> =
+        manager.roster().members.iter().map(|member| member.host.as_str()).collect();
+    let found = calibration.summary();
+    let probed = if found.is_empty() { String::new() } else { format!("\nprobed: {found}") };
+    format!(
+        "ryz {VERSION}: {} on {}, ready in {}\n{}\nbackend {}: {}\n{} elements, {}{probed}",
+        plural(manager.roster().world_size(), "rank"),
+        plural(hosts.len(), "host"),
+        units::time(manager.init_time().as_secs_f64() * 1e6),
+        doctor::machine(),
+        manager.backend(),
+        manager.backend_summary(),
+        request.dtype,
+        if request.graph {
+            "replayed from a CUDA graph; results at the end of each replay are checked; latency per call of the slowest rank"
+        } else {
+            "every value of every call is checked; latency of the slowest rank"
+        },
+    )
+}

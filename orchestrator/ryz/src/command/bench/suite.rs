@@ -1,0 +1,125 @@
+//! `ryz bench --latency-targets` and `ryz bench --vary overlap`.
+
+use std::io::Write as _;
+
+use anyhow::bail;
+use ryzanstein_benches::communication::Surroundings;
+use ryzanstein_benches::measure::Collective;
+use ryzanstein_benches::suite::Request;
+use ryzanstein_benches::suite::overlap::{self, OverlapRequest};
+use ryzanstein_benches::suite::steps::{self, StepRequest, StepRow};
+use ryzanstein_orchestrator::Orchestrator;
+use ryzanstein_process_group::targets::TARGETS;
+use ryzanstein_process_group::{Error, Memory, Rank};
+use ryzanstein_tensor_parallel::Error as ModelError;
+
+use super::OutputFormat;
+use crate::command::screen;
+
+/// An all-reduce of this size shows the best bandwidth of GPUs.
+const LONG: u64 = 1 << 30;
+
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Suite {
+    /// The collectives that the flags name.
+    Collectives,
+    /// Every documented target.
+    LatencyTargets,
+    /// How much of the reduction of gradients a backward pass hides.
+    Overlap,
+}
+
+impl Suite {
+    /// The request with what a suite measures in place of what flags say.
+    pub(super) fn complete(self, request: Request) -> Request {
+        if self != Self::LatencyTargets {
+            return request;
+        }
+        let mut sizes: Vec<u64> = TARGETS.iter().map(|target| target.bytes).collect();
+        sizes.dedup();
+        let ops = [Collective::AllReduce, Collective::Broadcast].map(Into::into).to_vec();
+        Request { ops, sizes, judged: true, ..request }
+    }
+
+    /// The same where it is known in which memory the collectives work.
+    pub(super) fn place(self, mut request: Request, memory: Memory) -> Request {
+        if self == Self::LatencyTargets && memory != Memory::Host {
+            request.sizes.push(LONG);
+        }
+        request
+    }
+
+    /// Refuses what can be seen to be wrong before anything is started.
+    pub(super) fn check(
+        self,
+        format: OutputFormat,
+        iterations: Option<usize>,
+        ranks: Option<u32>,
+    ) -> Result<(), ModelError> {
+        let flag = match self {
+            Self::Collectives => return Ok(()),
+            Self::LatencyTargets => "--latency-targets",
+            Self::Overlap => "--vary overlap",
+        };
+        if !matches!(format, OutputFormat::Table | OutputFormat::Json) {
+            return Err(Error::Configuration(format!(
+                "{flag} prints a table or JSON: pass --format table or json"
+            ))
+            .into());
+        }
+        match ranks {
+            Some(1) if self == Self::Overlap => Err(Error::Configuration(
+                "--vary overlap: one rank alone has nothing to reduce; pass --world-size 2 or more".into(),
+            )
+            .into()),
+            Some(ranks) if self == Self::LatencyTargets => {
+                step_request(iterations, Memory::Host).check(ranks as usize)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The steps of a model's layers, if they are wanted and there are ranks to shard them over.
+    pub(super) fn measure_steps(
+        self,
+        orchestrator: &mut Orchestrator,
+        iterations: Option<usize>,
+        link_gbs: Option<f64>,
+        on_row: impl FnMut(&StepRow),
+    ) -> Result<Option<(Vec<StepRow>, Surroundings)>, ModelError> {
+        let group = orchestrator.manager().world();
+        if self != Self::LatencyTargets || group.world_size() < 2 {
+            return Ok(None);
+        }
+        let request = step_request(iterations, group.memory());
+        let rows = steps::run(orchestrator, &request, on_row)?;
+        Ok(Some((rows, steps::surroundings(orchestrator, link_gbs))))
+    }
+}
+
+fn step_request(iterations: Option<usize>, memory: Memory) -> StepRequest {
+    let usual = StepRequest::usual(memory);
+    StepRequest { steps: iterations.unwrap_or(usual.steps), ..usual }
+}
+
+/// Measures and prints what overlapping saves.
+pub(super) fn measure_overlap(
+    orchestrator: &mut Orchestrator,
+    iterations: Option<usize>,
+    format: OutputFormat,
+    screen: &screen::Args,
+) -> anyhow::Result<()> {
+    let usual = OverlapRequest::usual(orchestrator.manager().world().memory());
+    let request = OverlapRequest { steps: iterations.unwrap_or(usual.steps), ..usual };
+    let report = overlap::run(orchestrator, &request)?;
+    if orchestrator.manager().rank() == Rank(0) {
+        let text = match format {
+            OutputFormat::Json => report.json(),
+            _ => report.text(screen.stdout()),
+        };
+        // A reader that has closed the pipe does not fail the measurement.
+        let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    }
+    if report.is_correct() { Ok(()) } else { bail!("the benchmark found wrong values") }
+}

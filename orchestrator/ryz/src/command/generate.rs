@@ -1,0 +1,275 @@
+//! `ryz generate`
+
+use std::io::{Read as _, Write as _};
+use std::path::PathBuf;
+
+use crate::generate::{self, PreparedPrompt, Prompt, Request, Response};
+use anyhow::Context as _;
+use ryzanstein_benches::communication::{Communication, Surroundings};
+use ryzanstein_config::{ModelConfig, WorldSize};
+use ryzanstein_orchestrator::Orchestrator;
+use ryzanstein_orchestrator::hub;
+use ryzanstein_orchestrator::rendezvous::Environment;
+use ryzanstein_orchestrator::table;
+use ryzanstein_process_group::{Error, ProcessGroupManager, Rank};
+use ryzanstein_tensor_parallel::{Error as ModelError, Message, Penalties};
+
+use crate::command::launch;
+use crate::command::live_text::{Format, LiveText};
+use crate::command::rank;
+use crate::command::screen;
+use crate::command::settings;
+
+#[derive(clap::Args, Clone, Debug)]
+#[command(
+    group(clap::ArgGroup::new("input").required(true).args(["prompt", "token_ids"])),
+    after_help = "Examples:\n  \
+        ryz generate --model models/llama --prompt \"The capital of France is\"\n  \
+        ryz generate --model HuggingFaceTB/SmolLM2-135M-Instruct --chat --prompt \"Who are you?\"\n  \
+        ryz generate --model models/llama -n 2 --prompt - --format json < prompt.txt"
+)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag")]
+pub(crate) struct Args {
+    /// Folder of the model in Hugging Face format, or org/name in the Hugging Face cache [default: the setting
+    /// model.directory]
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Prompt as text; - reads standard input
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// Prompt as token ids
+    #[arg(long, value_name = "1,2,3", value_delimiter = ',')]
+    token_ids: Option<Vec<u32>>,
+    /// Send the prompt as a chat message, using the model's chat template
+    #[arg(long, conflicts_with = "token_ids")]
+    chat: bool,
+    /// System message
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    system: Option<String>,
+    /// Maximum number of tokens to generate [default: 32]
+    #[arg(long, value_name = "N")]
+    max_new_tokens: Option<String>,
+    /// End before this text; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    /// Sampling temperature; 0 always takes the likeliest token [default: 0]
+    #[arg(long, value_name = "T")]
+    temperature: Option<String>,
+    /// Sample from the K likeliest tokens only; 0 means all [default: 0]
+    #[arg(long, value_name = "K")]
+    top_k: Option<String>,
+    /// Sample from the likeliest tokens that together have this probability [default: 1]
+    #[arg(long, value_name = "P")]
+    top_p: Option<String>,
+    /// Seed for sampling [default: 0]
+    #[arg(long, value_name = "S")]
+    seed: Option<String>,
+    /// Divide the positive logits of tokens that have occurred by this, and multiply the others; 1 changes nothing
+    #[arg(long, value_name = "X", default_value_t = 1.0, allow_negative_numbers = true)]
+    repetition_penalty: f32,
+    /// Subtract this from the logits of tokens that have been generated; from -2 to 2
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    presence_penalty: f32,
+    /// Subtract this from the logits of generated tokens, once for each time; from -2 to 2
+    #[arg(long, value_name = "X", default_value_t = 0.0, allow_negative_numbers = true)]
+    frequency_penalty: f32,
+    /// Continue after the end-of-text token
+    #[arg(long)]
+    ignore_end: bool,
+    /// Stream text, or print one line of JSON at the end [default: text on a terminal, else json]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    format: Option<Format>,
+    /// Print a table of the collectives and their times at the end
+    #[arg(long)]
+    profile: bool,
+    /// Write the logits of every position to this safetensors file
+    #[arg(long, value_name = "FILE")]
+    logits_out: Option<PathBuf>,
+    /// Type of activations: f32, f16 or bf16 [default: that of the weights]
+    #[arg(long, value_name = "DTYPE")]
+    dtype: Option<String>,
+    /// On a GPU: launch every operation of every token instead of replaying a CUDA graph
+    #[arg(long)]
+    no_graph: bool,
+    /// Backend: auto, nccl (on GPUs) or tcp (on CPUs) [default: auto]
+    #[arg(long, value_name = "BACKEND")]
+    backend: Option<String>,
+    /// Number of ranks to start, when no launcher started this process [default: 1]
+    #[arg(long, short = 'n', value_name = "N")]
+    world_size: Option<String>,
+    /// Pipeline stages that the layers are divided into; the ranks of each share its layers [default: 1]
+    #[arg(long, value_name = "P")]
+    pipeline_parallel: Option<String>,
+    /// Only rank 0 reads the model's folder, and sends the others what they need
+    #[arg(long)]
+    load_from_root: bool,
+    #[command(flatten)]
+    file: settings::ConfigFile,
+    /// File with the prompt that was read from standard input
+    #[arg(long, hide = true, value_name = "FILE")]
+    prompt_file: Option<PathBuf>,
+}
+
+/// No model has room for a larger prompt.
+const MOST_PROMPT_BYTES: u64 = 256 << 20;
+
+impl Args {
+    /// The prompt, and its text where that came from standard input.
+    fn prompt(&self) -> anyhow::Result<(Prompt, Option<String>)> {
+        let Some(text) = &self.prompt else {
+            return Ok((Prompt::Tokens(self.token_ids.clone().unwrap_or_default()), None));
+        };
+        let mut from_stdin = None;
+        let text = match (&self.prompt_file, text.as_str()) {
+            (Some(file), _) => {
+                std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?
+            }
+            (None, "-") => {
+                let mut read = String::new();
+                std::io::stdin()
+                    .take(MOST_PROMPT_BYTES)
+                    .read_to_string(&mut read)
+                    .context("--prompt -: cannot read a text from standard input")?;
+                // The line break at the end of a file is not meant for the model.
+                let text = read.strip_suffix('\n').unwrap_or(&read).to_owned();
+                if text.is_empty() {
+                    return Err(Error::Configuration(
+                        "--prompt -: standard input is empty; pipe the prompt in, or pass it as --prompt TEXT".into(),
+                    )
+                    .into());
+                }
+                from_stdin = Some(text.clone());
+                text
+            }
+            (None, text) => text.to_owned(),
+        };
+        if !self.chat {
+            return Ok((Prompt::Text(text), from_stdin));
+        }
+        let system = self.system.clone().map(Message::system);
+        Ok((Prompt::Chat(system.into_iter().chain([Message::user(text)]).collect()), from_stdin))
+    }
+
+    fn flags(&self) -> settings::Flags {
+        let mut flags = settings::Flags::new();
+        let model = self.model.as_ref().map(|m| m.display());
+        settings::set_flag(&mut flags, "model.directory", "--model", model);
+        settings::set_flag(&mut flags, "model.dtype", "--dtype", self.dtype.as_ref());
+        settings::set_flag(
+            &mut flags,
+            "model.max_new_tokens",
+            "--max-new-tokens",
+            self.max_new_tokens.as_ref(),
+        );
+        settings::set_flag(&mut flags, "model.temperature", "--temperature", self.temperature.as_ref());
+        settings::set_flag(&mut flags, "model.top_k", "--top-k", self.top_k.as_ref());
+        settings::set_flag(&mut flags, "model.top_p", "--top-p", self.top_p.as_ref());
+        settings::set_flag(&mut flags, "model.seed", "--seed", self.seed.as_ref());
+        settings::set_flag(&mut flags, "job.world_size", "--world-size", self.world_size.as_ref());
+        let stages = self.pipeline_parallel.as_ref();
+        settings::set_flag(&mut flags, "layout.pipeline_parallel", "--pipeline-parallel", stages);
+        settings::set_flag(&mut flags, "model.graph", "--no-graph", self.no_graph.then_some("false"));
+        settings::set_flag(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
+        flags
+    }
+}
+
+pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
+    let mut config = args.file.load(args.flags())?;
+    screen.set_log_level(&mut config);
+    let environment = settings::environment();
+    let model =
+        config.model.directory.as_ref().ok_or_else(|| {
+            Error::Configuration("no model: pass --model DIR or set model.directory".into())
+        })?;
+    let (prompt, from_stdin) = args.prompt()?;
+    let mut request = Request {
+        model: model.clone(),
+        load_from_root: args.load_from_root,
+        prompt,
+        logits_out: args.logits_out.clone(),
+        ignore_end: args.ignore_end,
+        stop: args.stop.clone(),
+        penalties: Penalties {
+            repetition: args.repetition_penalty,
+            presence: args.presence_penalty,
+            frequency: args.frequency_penalty,
+        },
+    };
+    let is_launched = settings::is_launched(&config)?;
+    // Refuse what is wrong before anything is started. If only rank 0 can, wait until this rank knows its number.
+    let input = if is_launched && args.load_from_root {
+        None
+    } else {
+        request.model = hub::resolve(model, &environment)?;
+        let (model, input) = generate::prepare(&config.model, &request)?;
+        if !is_launched {
+            let ranks = config.job.world_size.map_or(1, WorldSize::get);
+            generate::check_layout(&model, &config.layout, ranks as usize)?;
+            args.logits_out.as_deref().map_or(Ok(()), generate::check_logits_out)?;
+            if ranks > 1 {
+                return relaunch(ranks, args, from_stdin.as_deref());
+            }
+        }
+        Some(input)
+    };
+    let stdout = screen.stdout();
+    let format = args.format.unwrap_or(if screen::is_terminal() { Format::Text } else { Format::Json });
+    rank::run(&config, |orchestrator| {
+        let is_first = orchestrator.manager().rank() == Rank(0);
+        let input = if let Some(input) = input {
+            input
+        } else {
+            let prepared = is_first.then(|| prepare(&mut request, &config.model, &environment));
+            generate::share(orchestrator, &request.model, prepared)?
+        };
+        let mut live = LiveText::start(is_first, format, stdout, &request.prompt)?;
+        let response =
+            generate::run(orchestrator, &config.model, &request, input, &mut |progress| live.tell(progress));
+        let response = match response {
+            Ok(response) => response,
+            Err(error) => {
+                live.fail();
+                return Err(error.into());
+            }
+        };
+        live.end(&response);
+        if is_first && args.profile {
+            let on_gpu = orchestrator.tensor_parallel().device().is_some();
+            eprint!("\n{}", table::profile(&response.profile, on_gpu, screen.stderr()));
+            let told = communication(orchestrator, &response, screen);
+            eprint!("{}{told}", if told.is_empty() { "" } else { "\n" });
+        }
+        Ok(())
+    })
+}
+
+/// The share of the passes that this rank spent communicating, with advice: a pass for the prompt, and one for each token after the
+/// first. Empty for one rank alone.
+fn communication(orchestrator: &mut Orchestrator, response: &Response, screen: &screen::Args) -> String {
+    let is_graph = orchestrator.config().model.graph;
+    let manager = orchestrator.manager();
+    let around = Surroundings::of(manager, ProcessGroupManager::tensor_parallel, &response.profile, None);
+    let seconds = (response.timings.prefill + response.timings.decode).as_secs_f64();
+    Communication::new(&response.profile, seconds, response.tokens.len())
+        .text(&Surroundings { is_graph, ..around }, screen.stderr())
+}
+
+/// What rank 0 prepares for all.
+fn prepare(
+    request: &mut Request,
+    settings: &ModelConfig,
+    environment: &Environment,
+) -> Result<PreparedPrompt, ModelError> {
+    request.model =
+        hub::resolve(&request.model, environment).map_err(|error| ModelError::Input(error.to_string()))?;
+    generate::prepare(settings, request).map(|(_, prompt)| prompt)
+}
+
+/// Starts the ranks. They have no standard input, so they get what came from there in a file.
+fn relaunch(ranks: u32, args: &Args, from_stdin: Option<&str>) -> anyhow::Result<i32> {
+    let Some(text) = from_stdin else { return launch::relaunch(ranks, &args.file, &[], &[]) };
+    let mut file = tempfile::NamedTempFile::new().context("cannot hand the prompt to the ranks")?;
+    file.write_all(text.as_bytes()).context("cannot hand the prompt to the ranks")?;
+    launch::relaunch(ranks, &args.file, &["--prompt-file".into(), file.path().into()], &[])
+}

@@ -1,0 +1,255 @@
+//! `ryz launch`
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use ryzanstein_config::{Config, Source};
+use ryzanstein_orchestrator::console;
+use ryzanstein_orchestrator::nccl_settings;
+use ryzanstein_orchestrator::plural;
+use ryzanstein_orchestrator::rendezvous::Environment;
+use ryzanstein_orchestrator::status;
+use ryzanstein_orchestrator::supervisor::{self, Job, LaunchError, RankOutput};
+use ryzanstein_orchestrator::table::Tone;
+use ryzanstein_orchestrator::telemetry;
+use ryzanstein_orchestrator::telemetry::Origin;
+
+use crate::command::screen;
+use crate::command::settings::{self, Flags, set_flag};
+
+/// The command.
+pub(crate) const NAME: &str = "launch";
+/// The hidden command that [`run`] runs this program with.
+pub(crate) const SUPERVISE: &str = "__supervise";
+
+/// How long to wait at the end for a reader of the output: it may have stopped reading, and must not keep the process.
+pub(crate) const FLUSH: Duration = Duration::from_secs(2);
+
+const EXAMPLES: &str = "Examples:
+  ryz launch -n 4
+  ryz launch -n 4 --backend tcp --log-dir logs -- PROGRAM ARGUMENTS
+  RYZ_SECRET_FILE=job.secret ryz launch -n 8 --nnodes 2 --node-rank 0 --rendezvous node0:29500 -- PROGRAM";
+
+#[derive(clap::Args, Clone, Debug)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Number of ranks on all nodes together
+    #[arg(long, short = 'n', value_name = "N")]
+    world_size: Option<String>,
+    /// Number of ranks on each node, instead of the number on all
+    #[arg(long, alias = "nproc_per_node", value_name = "N", conflicts_with = "world_size")]
+    nproc_per_node: Option<u32>,
+    /// Number of nodes [default: 1]
+    #[arg(long, value_name = "M")]
+    nnodes: Option<String>,
+    /// Rank of this node, from 0 [default: 0]
+    #[arg(long, alias = "node_rank", value_name = "K")]
+    node_rank: Option<String>,
+    /// One node, whatever the settings say
+    #[arg(long, conflicts_with_all = ["nnodes", "node_rank", "rendezvous"])]
+    standalone: bool,
+    /// Address of the rendezvous, which the first node serves [default: a free port of 127.0.0.1]
+    #[arg(long, value_name = "HOST:PORT")]
+    rendezvous: Option<String>,
+    /// Backend of the collectives: auto, nccl (on GPUs) or tcp (on CPUs) [default: auto]
+    #[arg(long, value_name = "BACKEND")]
+    backend: Option<String>,
+    /// Whether connections are encrypted: on, off, or auto, which leaves out loopback addresses [default: auto]
+    #[arg(long, value_name = "WHEN")]
+    encryption: Option<String>,
+    /// Maximum number of restarts after a failure, each in a new epoch [default: 0]
+    #[arg(long, value_name = "R")]
+    max_restarts: Option<String>,
+    /// How long ranks wait for each other: seconds, or with a unit (250ms) [default: 1m to join, 5m in a collective]
+    #[arg(long, value_name = "S")]
+    timeout: Option<String>,
+    /// Also write each rank's output to D/rank-R/stdout.log and stderr.log
+    #[arg(long, value_name = "D")]
+    log_dir: Option<PathBuf>,
+    /// Ranks write their flight records to D/rank-R.json when they fail, for `ryz trace D`
+    #[arg(long, value_name = "D")]
+    trace_dir: Option<PathBuf>,
+    /// Serve Prometheus metrics at this address; the local rank is added to the port
+    #[arg(long, value_name = "A")]
+    metrics_addr: Option<String>,
+    #[command(flatten)]
+    file: settings::ConfigFile,
+    /// Rank 0 writes to this process's standard output itself
+    #[arg(long, hide = true)]
+    direct: bool,
+    /// Closing report: text on stderr, or JSON as the last line of stdout
+    #[arg(long, value_enum, default_value_t = screen::Format::Table)]
+    format: screen::Format,
+    /// Program that every rank runs [default: ryz check]
+    #[arg(last = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+impl Args {
+    fn flags(&self) -> Flags {
+        let mut flags = Flags::new();
+        set_flag(&mut flags, "job.world_size", "--world-size", self.world_size.as_ref());
+        set_flag(&mut flags, "launch.nnodes", "--nnodes", self.nnodes.as_ref());
+        set_flag(&mut flags, "launch.node_rank", "--node-rank", self.node_rank.as_ref());
+        set_flag(&mut flags, "rendezvous.address", "--rendezvous", self.rendezvous.as_ref());
+        if self.standalone {
+            // An empty value unsets a setting.
+            for (key, value) in
+                [("launch.nnodes", "1"), ("launch.node_rank", "0"), ("rendezvous.address", "")]
+            {
+                set_flag(&mut flags, key, "--standalone", Some(value));
+            }
+        }
+        set_flag(&mut flags, "process_group.backend", "--backend", self.backend.as_ref());
+        set_flag(&mut flags, "security.encryption", "--encryption", self.encryption.as_ref());
+        set_flag(&mut flags, "launch.max_restarts", "--max-restarts", self.max_restarts.as_ref());
+        let timeout = self.timeout.as_ref().map(|text| {
+            let is_seconds = text.parse::<f64>().is_ok();
+            if is_seconds { format!("{text}s") } else { text.clone() }
+        });
+        set_flag(&mut flags, "process_group.timeout", "--timeout", timeout.as_ref());
+        set_flag(&mut flags, "rendezvous.timeout", "--timeout", timeout.as_ref());
+        set_flag(
+            &mut flags,
+            "launch.log_dir",
+            "--log-dir",
+            self.log_dir.as_ref().map(|d| d.display().to_string()),
+        );
+        // Absolute, because the program may change its folder.
+        let trace_dir = self.trace_dir.as_ref().map(|d| std::path::absolute(d).unwrap_or_else(|_| d.clone()));
+        set_flag(&mut flags, "profile.trace_dir", "--trace-dir", trace_dir.map(|d| d.display().to_string()));
+        set_flag(&mut flags, "metrics.address", "--metrics-addr", self.metrics_addr.as_ref());
+        flags
+    }
+
+    fn config(&self) -> anyhow::Result<Config> {
+        let mut flags = self.flags();
+        let config = self.file.load(flags.clone())?;
+        let Some(on_each) = self.nproc_per_node else { return Ok(config) };
+        // The number of nodes may come from any layer.
+        let on_all = u64::from(on_each) * u64::from(config.launch.nnodes.get());
+        set_flag(&mut flags, "job.world_size", "--nproc-per-node", Some(on_all));
+        Ok(self.file.load(flags)?)
+    }
+
+    fn job(&self, screen: &screen::Args) -> anyhow::Result<Job> {
+        let mut config = self.config()?;
+        screen.set_log_level(&mut config);
+        if config.job.world_size.is_none() {
+            return Err(LaunchError::no_world_size().into());
+        }
+        let environment = settings::environment();
+        let (program, arguments) = if let Some((program, arguments)) = self.program.split_first() {
+            let path = environment.get("PATH").map(String::as_str);
+            supervisor::check_program(program.as_ref(), path)?;
+            (program.into(), arguments.to_vec())
+        } else {
+            let prefix = "[rank 0] ".len();
+            let flags = screen.handed_down(prefix).into_iter().map(OsString::from);
+            let arguments = std::iter::once("check".into()).chain(flags).collect();
+            (std::env::current_exe().context("cannot find this program")?, arguments)
+        };
+        Ok(Job {
+            program,
+            arguments,
+            environment: self.handed_down(&config, &environment)?,
+            secret_file: environment.get("RYZ_SECRET_FILE").map(PathBuf::from),
+            status_folder: Some(status::folder(&environment)),
+            output: self.output(screen),
+            config,
+        })
+    }
+
+    fn output(&self, screen: &screen::Args) -> RankOutput {
+        if self.direct {
+            return RankOutput::Direct;
+        }
+        RankOutput::Prefixed { stdout: screen.stdout().color, stderr: screen.stderr().color }
+    }
+
+    /// The environment of the ranks: what flags and the file told the launcher, and the variables for NCCL.
+    fn handed_down(
+        &self,
+        config: &Config,
+        environment: &Environment,
+    ) -> anyhow::Result<Vec<(String, String)>> {
+        let mut variables: Vec<_> = ryzanstein_config::keys()
+            .zip(config.entries())
+            .filter(|(_, entry)| matches!(entry.source, Source::Flag(_)))
+            .map(|(key, entry)| (key.environment_variable(), entry.value))
+            .collect();
+        if let Some(file) = self.file.used(environment) {
+            // Absolute, because the program may change its folder.
+            let file =
+                std::path::absolute(&file).with_context(|| format!("cannot find {}", file.display()))?;
+            variables.push(("RYZ_CONFIG".into(), file.display().to_string()));
+        }
+        // What the terminal of this process means for the logs, the ranks cannot see.
+        variables.push(("RYZ_LOG__LEVEL".into(), config.log.level.clone()));
+        variables.extend(nccl_settings::missing(config, environment));
+        Ok(variables)
+    }
+}
+
+/// The launcher: checks everything that can be wrong, then starts the supervisor and waits for it.
+pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
+    args.job(screen)?;
+    let mut supervisor = Command::new(std::env::current_exe().context("cannot find this program")?);
+    // Flags of every command may stand before the name of this one.
+    let mut arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    if let Some(name) = arguments.iter_mut().find(|argument| *argument == NAME) {
+        *name = SUPERVISE.into();
+    }
+    supervisor.args(arguments);
+    run_supervisor(supervisor)
+}
+
+fn run_supervisor(supervisor: Command) -> anyhow::Result<i32> {
+    let code = supervisor::run_supervisor(supervisor).context("cannot start the supervisor")?;
+    console::flush(FLUSH);
+    Ok(code)
+}
+
+/// Runs this same command on several ranks, with `more` arguments and `variables`, and the output of rank 0 as its own.
+pub(crate) fn relaunch(
+    world_size: u32,
+    file: &settings::ConfigFile,
+    more: &[OsString],
+    variables: &[(&str, &str)],
+) -> anyhow::Result<i32> {
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let mut supervisor = Command::new(&program);
+    supervisor.envs(variables.iter().copied());
+    supervisor.arg(SUPERVISE).args(["--world-size", &world_size.to_string(), "--direct"]);
+    if let Some(file) = file.named() {
+        supervisor.arg("--config").arg(file);
+    }
+    supervisor.arg("--");
+    supervisor.arg(&program).args(std::env::args_os().skip(1)).args(more);
+    run_supervisor(supervisor)
+}
+
+/// The supervisor: runs the job. Standard input is the lifeline that the launcher holds.
+pub(crate) fn supervise(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
+    let job = args.job(screen)?;
+    telemetry::log_to(&job.config.log, &Origin::of_launcher(&job.config), console::stderr)?;
+    telemetry::serve_launcher_metrics(&job.config.metrics)?;
+    let report = supervisor::run(&job, Some(std::io::stdin()))?;
+    match args.format {
+        // A command that launched itself does not report success.
+        screen::Format::Table if args.direct && report.exit_code == 0 => {}
+        screen::Format::Table if args.program.is_empty() && report.exit_code == 0 => {
+            let ranks = plural(report.world_size as usize, "rank");
+            let worked = if report.world_size == 1 { "worked" } else { "worked together" };
+            let told = format!("ryz: {ranks} {worked}: collectives and sharded layers are right");
+            console::stderr().say(&format!("{}\n", screen.stderr().paint(Tone::Good, &told)));
+        }
+        screen::Format::Table => console::stderr().say(&report.text(screen.stderr())),
+        screen::Format::Json => console::stdout().say(&format!("{}\n", report.json())),
+    }
+    console::flush(FLUSH);
+    Ok(report.exit_code)
+}

@@ -1,0 +1,219 @@
+//! The `ryz` command.
+
+mod bench;
+mod check;
+mod config;
+mod doctor;
+mod explain;
+mod generate;
+mod launch;
+mod live_text;
+mod plan;
+mod probe;
+mod rank;
+mod screen;
+mod settings;
+mod status;
+mod topo;
+mod trace;
+mod tune;
+mod tune_args;
+mod tune_nccl;
+
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{CommandFactory as _, Parser, Subcommand};
+use ryzanstein_config::ConfigError;
+use ryzanstein_orchestrator::hub::HubError;
+use ryzanstein_orchestrator::supervisor::LaunchError;
+use ryzanstein_orchestrator::table::Tone;
+use ryzanstein_orchestrator::telemetry::TelemetryError;
+use ryzanstein_orchestrator::{catalogue, console};
+use ryzanstein_tensor_parallel::generate::catches_panics;
+
+/// Launches the ranks of a job, checks and measures them, and runs models on them.
+#[derive(Parser)]
+#[command(name = "ryz", version, arg_required_else_help = true)]
+struct Cli {
+    #[command(flatten)]
+    screen: screen::Args,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Start a program on every rank of a job, and end all ranks when one fails
+    #[command(name = launch::NAME)]
+    Launch(launch::Args),
+    /// The supervisor process of `launch`
+    #[command(name = launch::SUPERVISE, hide = true)]
+    Supervise(launch::Args),
+    /// Check ranks, paths and latencies: what `launch` runs when no program is given
+    Check(check::Args),
+    /// Generate text with a Llama, Mistral or Qwen2 model
+    Generate(generate::Args),
+    /// Measure collectives, check every value, and compare with the documented targets
+    Bench(bench::Args),
+    /// Say how many GPUs a model can run on, and what each of them needs
+    Plan(plan::Args),
+    /// Measure which path is quickest at which size, or propose settings of NCCL
+    Tune(tune::Args),
+    /// Examine this machine: what it has, what works, and how to fix the rest
+    Doctor(doctor::Args),
+    /// Show what joins the GPUs and network adapters of this machine, as a matrix
+    Topo(topo::Args),
+    /// Say from the flight records of a job's ranks who is missing, who called something else, and who is late
+    Trace(trace::Args),
+    /// Show the running jobs of this user: what each rank does, and what is wrong with it
+    Status(status::Args),
+    /// Say what an error means and what to do about it
+    Explain(explain::Args),
+    /// The process in which `doctor` runs a probe
+    #[command(name = probe::NAME, hide = true)]
+    Probe(probe::Args),
+    /// Show the settings
+    #[command(subcommand, after_help = config::EXAMPLES)]
+    Config(config::Command),
+    /// Write completions for a shell to standard output
+    #[command(after_help = COMPLETIONS)]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Write the manual pages, ryz.1 and one for each command, into a folder
+    #[command(after_help = MAN)]
+    Man {
+        /// The folder, which must exist
+        folder: PathBuf,
+    },
+}
+
+const COMPLETIONS: &str = "Examples:
+  ryz completions bash > ~/.local/share/bash-completion/completions/ryz
+  ryz completions zsh > ~/.zfunc/_ryz";
+
+const MAN: &str = "Examples:
+  ryz man ~/.local/share/man/man1
+  ryz man . && man ./ryz-launch.1";
+
+/// The commands, their flags and what these mean.
+pub fn definition() -> clap::Command {
+    Cli::command()
+}
+
+/// Runs the command line of this process.
+pub fn run() -> ExitCode {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        if !catches_panics() {
+            report(panic);
+        }
+    }));
+    let Cli { screen, command } = Cli::parse();
+    let is_supervisor = matches!(command, Command::Supervise(_));
+    // The report of our launcher, and the doctor, explain what these say.
+    let is_explained =
+        matches!(command, Command::Probe(_)) || settings::environment().contains_key("RYZ_RENDEZVOUS");
+    let outcome = match command {
+        Command::Launch(args) => launch::run(&args, &screen),
+        Command::Supervise(args) => launch::supervise(&args, &screen),
+        Command::Check(args) => check::run(&args, &screen),
+        Command::Generate(args) => generate::run(&args, &screen),
+        Command::Bench(args) => bench::run(&args, &screen),
+        Command::Plan(args) => plan::run(&args, &screen),
+        Command::Tune(args) => tune::run(&args, &screen),
+        Command::Doctor(args) => doctor::run(&args, &screen),
+        Command::Topo(args) => Ok(topo::run(&args, &screen)),
+        Command::Trace(args) => trace::run(&args, &screen),
+        Command::Status(args) => status::run(&args, &screen),
+        Command::Explain(args) => explain::run(&args, &screen),
+        Command::Probe(args) => probe::run(&args),
+        Command::Config(command) => config::run(&command, &screen),
+        Command::Completions { shell } => {
+            // Into memory first: a reader that stops early is no error.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "ryz", &mut script);
+            let _ = std::io::stdout().lock().write_all(&script);
+            Ok(0)
+        }
+        Command::Man { folder } => clap_mangen::generate_to(Cli::command(), &folder)
+            .with_context(|| format!("cannot write manual pages into {}", folder.display()))
+            .map(|()| 0),
+    };
+    match outcome {
+        // An exit code is one byte.
+        Ok(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
+        Err(error) => {
+            let (screen, message) = (screen.stderr(), chain(&error));
+            let explanation = catalogue::explain(&message).filter(|_| !is_explained);
+            let lines = explanation.map_or_else(String::new, |it| it.lines("cause", screen));
+            let text = format!("{} {message}\n{lines}", screen.paint(Tone::Bad, "error:"));
+            if is_supervisor {
+                console::stderr().say(&text);
+                console::flush(launch::FLUSH);
+            } else {
+                eprint!("{text}");
+            }
+            ExitCode::from(if is_wrong_use(&error) { 2 } else { 1 })
+        }
+    }
+}
+
+/// The error and its causes. Many errors quote their cause, which is not repeated.
+fn chain(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text = format!("{text}: {cause}");
+        }
+    }
+    text
+}
+
+/// Whether the same command would fail again.
+fn is_wrong_use(error: &anyhow::Error) -> bool {
+    use ryzanstein_process_group::Error;
+    use ryzanstein_tensor_parallel::Error as ModelError;
+    error.chain().any(|cause| {
+        cause.is::<ConfigError>()
+            || cause.is::<HubError>()
+            || cause.downcast_ref().is_some_and(LaunchError::is_permanent)
+            || matches!(
+                cause.downcast_ref(),
+                Some(TelemetryError::Filter { .. } | TelemetryError::Spans { .. })
+            )
+            || cause.downcast_ref().is_some_and(Error::is_permanent)
+            || cause.downcast_ref().is_some_and(ModelError::is_permanent)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(command: &mut clap::Command) {
+        let name = command.get_name().to_owned();
+        for command in command.get_subcommands_mut() {
+            // clap's own command has no examples.
+            if command.is_hide_set() || command.get_name() == "help" {
+                continue;
+            }
+            let help = command.render_help().to_string();
+            let examples = help.split_once("\nExamples:\n").map_or("", |(_, examples)| examples);
+            let count = examples.lines().filter(|line| line.contains("ryz ")).count();
+            assert!(matches!(count, 2..=4), "{name} {}: {count} examples:\n{help}", command.get_name());
+            check(command);
+        }
+    }
+
+    #[test]
+    fn the_help_of_every_command_ends_with_examples() {
+        let mut command = Cli::command();
+        command.build();
+        check(&mut command);
+    }
+}

@@ -1,0 +1,248 @@
+//! `ryz tune --nccl`
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::doctor;
+use crate::generate::element_type;
+use crate::topo::Preset;
+use crate::tune::{self, CANDIDATES, Candidate, Measured, Proposal, Situation};
+use anyhow::{Context as _, bail};
+use ryzanstein_config::nccl;
+use ryzanstein_config::{ByteSize, Config, WorldSize, file};
+use ryzanstein_orchestrator::hub;
+use ryzanstein_orchestrator::nccl_settings;
+use ryzanstein_orchestrator::table::wrap;
+use ryzanstein_process_group::{DType, Error, units};
+use ryzanstein_tensor_parallel::LlamaConfig;
+use serde_json::{Value, json};
+
+use crate::command::screen;
+use crate::command::settings;
+use crate::command::tune_args::Args;
+
+/// How often each candidate is measured.
+const ROUNDS: usize = 5;
+/// Sizes at which a candidate must not be slower, beside the one that counts.
+const OTHERS: [u64; 3] = [16_000, 1_000_000, 64_000_000];
+/// Far more than all settings with comments take.
+const LARGEST_FILE: ByteSize = ByteSize::mib(1);
+/// The file that is written if none is in force.
+const DEFAULT_FILE: &str = "ryzanstein.toml";
+/// Why nothing is proposed or measured for one node.
+const OWN_KERNELS: &str = "Kernels of ryz carry these all-reduces between GPUs that NVLink connects, so settings of NCCL do not change \
+                           their time. To let NCCL carry them: process_group.peer_memory = false.";
+
+/// What a proposal changes: name of a variable, value before and value after.
+type Changes = Vec<(String, Option<String>, Option<String>)>;
+
+/// What is proposed.
+struct Found {
+    /// Bytes of the all-reduce that counts, if known.
+    message: Option<u64>,
+    /// Whether our own kernels carry it.
+    is_own: bool,
+    effective: Vec<(Proposal, Changes)>,
+    /// Those that one of the user's variables makes ineffective.
+    overruled: Vec<Proposal>,
+}
+
+fn flags(args: &Args) -> settings::Flags {
+    let mut flags = settings::Flags::new();
+    settings::set_flag(&mut flags, "job.world_size", "--world-size", args.world_size.as_ref());
+    settings::set_flag(&mut flags, "launch.nnodes", "--nnodes", args.nnodes.as_ref());
+    settings::set_flag(&mut flags, "model.directory", "--model", args.model.as_ref().map(|m| m.display()));
+    flags
+}
+
+pub(crate) fn run(args: &Args, screen: &screen::Args) -> anyhow::Result<i32> {
+    let config = args.file.load(flags(args))?;
+    let hardware = args.preset.map_or_else(doctor::hardware, Preset::hardware);
+    match &hardware.driver {
+        Ok(driver) if driver.gpus.is_empty() => bail!(no_gpus("the driver lists none")),
+        Ok(_) => {}
+        Err(why) => bail!(no_gpus(&why.to_string())),
+    }
+    let message = message(args, &config)?;
+    let situation = Situation { hardware: &hardware, nodes: config.launch.nnodes.get(), message };
+    let mut proposals = tune::propose(&situation, &config);
+    let is_own = tune::own_kernels_carry(&situation, &config);
+    if args.measure {
+        // What a single node can measure is decided by its times alone.
+        proposals.retain(|proposal| !CANDIDATES.iter().any(|candidate| candidate.key == proposal.key));
+        if !is_own {
+            proposals.extend(measured(args, &config, message)?);
+        }
+    }
+    let own = nccl_settings::user_variables(&settings::environment());
+    let before = nccl::plan(&config, &own);
+    let mut found = Found { message, is_own, effective: Vec::new(), overruled: Vec::new() };
+    for proposal in proposals {
+        let after = nccl::plan(&proposal.apply(config.clone())?, &own);
+        match tune::changes(&before, &after) {
+            none if none.is_empty() => found.overruled.push(proposal),
+            changes => found.effective.push((proposal, changes)),
+        }
+    }
+    let is_written = args.apply && !found.effective.is_empty();
+    let written = if is_written { Some(write(args, &found.effective)?) } else { None };
+    let text = match args.format {
+        screen::Format::Json => format!("{}\n", as_json(&found, written.as_ref())),
+        screen::Format::Table => as_text(args, &found, written.as_ref(), screen),
+    };
+    // A reader that stops early, such as `head`, is no error.
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+    Ok(0)
+}
+
+fn no_gpus(why: &str) -> Error {
+    Error::Configuration(format!(
+        "there are no GPUs here, so NCCL has nothing to do: {why}; `ryz tune -n N` measures paths on CPUs, and --preset shows a \
+         made-up machine"
+    ))
+}
+
+/// Bytes of the all-reduce of a decode step, or what the user says.
+fn message(args: &Args, config: &Config) -> anyhow::Result<Option<u64>> {
+    if let Some(bytes) = args.bytes {
+        return Ok(Some(bytes.get().max(1)));
+    }
+    let Some(named) = &config.model.directory else { return Ok(None) };
+    let model = LlamaConfig::from_folder(&hub::resolve(named, &settings::environment())?)?;
+    let dtype = config.model.dtype.map(element_type).or(model.stored_dtype);
+    let bytes = dtype.map_or(4, DType::size) * model.hidden;
+    Ok(Some(bytes as u64 * u64::from(args.batch.unwrap_or(1).max(1))))
+}
+
+/// Measures NCCL's own choice and every candidate, in turn, each time in fresh processes: NCCL reads its variables once.
+fn measured(args: &Args, config: &Config, message: Option<u64>) -> anyhow::Result<Option<Proposal>> {
+    let Some(message) = message else {
+        bail!(Error::Configuration(
+            "--measure needs the size that counts: pass --model DIR or --bytes SIZE".into()
+        ));
+    };
+    let ranks = config.job.world_size.map_or(0, WorldSize::get);
+    if ranks < 2 {
+        bail!(Error::Configuration("--measure needs two ranks or more: pass --world-size N".into()));
+    }
+    let sizes: Vec<u64> =
+        [message].into_iter().chain(OTHERS.into_iter().filter(|size| *size != message)).collect();
+    let mut own = Measured::new();
+    let mut all: Vec<(Candidate, Measured)> =
+        CANDIDATES.iter().filter(|it| it.is_unset(config)).map(|it| (*it, Measured::new())).collect();
+    for round in 0..ROUNDS {
+        eprintln!("round {} of {ROUNDS}: {} settings", round + 1, all.len() + 1);
+        own.push(bench(args, ranks, &sizes, None)?);
+        // What fails once may not work in a job.
+        all.retain_mut(|(candidate, measured)| match bench(args, ranks, &sizes, Some(*candidate)) {
+            Ok(medians) => {
+                measured.push(medians);
+                true
+            }
+            Err(error) => {
+                eprintln!("ryz: {} = {} is left out: {error:#}", candidate.key, candidate.value);
+                false
+            }
+        });
+    }
+    Ok(tune::pick(&sizes, &own, &all))
+}
+
+/// The median of each size in microseconds, from a job of its own.
+fn bench(args: &Args, ranks: u32, sizes: &[u64], candidate: Option<Candidate>) -> anyhow::Result<Vec<f64>> {
+    let program = std::env::current_exe().context("cannot find this program")?;
+    let list: Vec<String> = sizes.iter().map(ToString::to_string).collect();
+    let mut command = Command::new(program);
+    command.args(["bench", "--backend", "nccl", "--format", "json", "--world-size", &ranks.to_string()]);
+    command.args(["--sizes", &list.join(","), "--path", "nccl"]);
+    if let Some(file) = args.file.named() {
+        command.arg("--config").arg(file);
+    }
+    if let Some(candidate) = candidate {
+        command.env(candidate.variable(), candidate.value);
+    }
+    let output = command.output().context("cannot start `ryz bench`")?;
+    if !output.status.success() {
+        let with =
+            candidate.map_or_else(|| "NCCL's own choice".into(), |c| format!("{} = {}", c.key, c.value));
+        bail!("`ryz bench` with {with} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let median = |line: &str| serde_json::from_str::<Value>(line).ok()?.get("median_us")?.as_f64();
+    let medians: Vec<f64> = text.lines().filter_map(median).collect();
+    if medians.len() != sizes.len() {
+        bail!("`ryz bench` gave {} rows in place of {}", medians.len(), sizes.len());
+    }
+    Ok(medians)
+}
+
+/// Writes the proposals into the configuration file in force, or `ryzanstein.toml`. Returns the file.
+fn write(args: &Args, effective: &[(Proposal, Changes)]) -> anyhow::Result<PathBuf> {
+    let path = args.file.used(&settings::environment()).unwrap_or_else(|| DEFAULT_FILE.into());
+    let text = match file::read_text(&path, LARGEST_FILE) {
+        Err(error) if error.is_not_found() => String::new(),
+        read => read.with_context(|| format!("cannot read {}", path.display()))?,
+    };
+    let wanted: Vec<(&str, &str)> = effective.iter().map(|(p, _)| (p.key, p.value.as_str())).collect();
+    tune::store_table(&path, &tune::edit_config(&text, &wanted)?)?;
+    Ok(path)
+}
+
+fn as_json(found: &Found, written: Option<&PathBuf>) -> Value {
+    let proposals = found.effective.iter().map(|(Proposal { key, value, reason }, changes)| {
+        let variables = changes
+            .iter()
+            .map(|(name, before, after)| json!({ "name": name, "before": before, "after": after }));
+        json!({ "key": key, "value": value, "reason": reason, "variables": variables.collect::<Vec<_>>() })
+    });
+    json!({
+        "own_kernels": found.is_own,
+        "proposals": proposals.collect::<Vec<_>>(),
+        "written": written.map(|path| path.display().to_string()),
+    })
+}
+
+fn as_text(args: &Args, found: &Found, written: Option<&PathBuf>, screen: &screen::Args) -> String {
+    let stdout = screen.stdout();
+    let mut text = match found.message {
+        Some(bytes) => format!("For all-reduces of {}:\n", units::bytes(bytes as f64)),
+        None => "The message size is unknown: pass --model DIR or --bytes SIZE.\n".into(),
+    };
+    if found.is_own {
+        let _ = writeln!(text, "{}", wrap(OWN_KERNELS, 2, stdout));
+    }
+    for (Proposal { key, value, reason }, changes) in &found.effective {
+        let line = format!("{key} = {value}: {reason}");
+        let _ = writeln!(text, "{}", wrap(&line, 2, stdout));
+        for (name, before, after) in changes {
+            for (mark, value) in [('-', before), ('+', after)] {
+                if let Some(value) = value {
+                    let _ = writeln!(text, "  {mark} {name}={value}");
+                }
+            }
+        }
+    }
+    for Proposal { key, value, .. } in &found.overruled {
+        let line = format!("{key} = {value} has no effect: one of your variables overrides it");
+        let _ = writeln!(text, "{}", wrap(&line, 2, stdout));
+    }
+    if found.effective.is_empty() {
+        text += if args.measure && !found.is_own {
+            "nothing that was measured is worth a change\n"
+        } else {
+            "nothing to propose\n"
+        };
+    } else if let Some(path) = written {
+        let keys: Vec<&str> = found.effective.iter().map(|(proposal, _)| proposal.key).collect();
+        let _ = writeln!(text, "wrote {}; to undo, remove {} there", path.display(), keys.join(", "));
+    } else {
+        let how = if args.measure { "" } else { "none of this was measured; " };
+        let _ = writeln!(
+            text,
+            "{how}nothing was written; --apply writes the settings into the configuration file"
+        );
+    }
+    text
+}

@@ -1,0 +1,70 @@
+//! `ryz doctor`: what this machine has, what works, and how to fix the rest.
+//!
+//! Probes gather [`Facts`]; [`diagnose()`] turns them into findings without looking at anything else.
+
+mod diagnose;
+mod error;
+mod facts;
+mod finding;
+mod hosts;
+mod probe;
+
+use std::ffi::OsString;
+use std::process::Command;
+
+use ryzanstein_config::Config;
+
+pub use diagnose::diagnose;
+pub(crate) use diagnose::tensor_parallel;
+pub use error::{ProbeError, ProcessError, TrialError};
+pub use facts::{
+    DriverFacts, Facts, FoundLibrary, GpuFacts, Hardware, Host, InfinibandPort, Interface, Library, Network,
+    NumaNode, PciPlace, TemporaryFolder, Trial, TrialOutcome, VisibleGpu,
+};
+pub use finding::{Finding, Report, Status};
+pub use hosts::{HostLink, diagnose_links, links_table, measure_links};
+pub use probe::{try_all_reduce, visible_gpus};
+
+use ryzanstein_orchestrator::rendezvous::Environment;
+
+/// Examines this machine. Changes nothing: no setting of a GPU, no limit.
+///
+/// What could crash or block a process runs in another one, started with `probe`, each time with a deadline.
+pub fn examine(config: &Config, environment: &Environment, probe: &ProbeCommand) -> Report {
+    let facts = probe::facts(config, environment, probe);
+    let findings = diagnose(&facts);
+    let driver = facts.gpu.driver.unwrap_or_default();
+    Report::new(ryzanstein_orchestrator::host_name(), findings, driver.gpus, driver.pairs)
+}
+
+/// What joins the parts of this machine. Changes nothing and starts no process.
+pub fn hardware() -> Hardware {
+    probe::hardware()
+}
+
+/// This machine in one line: its system, processors, memory and GPUs. Changes nothing and starts no process.
+pub fn machine() -> String {
+    probe::machine()
+}
+
+/// How to start the process of a probe. One of these follows `arguments`:
+///
+/// * `gpus`: print what [`visible_gpus`] returns, as JSON;
+/// * `all-reduce BACKEND RANKS`: print what [`try_all_reduce`] returns, as JSON, under the caller's settings.
+///
+/// In JSON, errors are their texts.
+#[derive(Clone, Debug)]
+pub struct ProbeCommand {
+    /// The program.
+    pub program: OsString,
+    /// Its first arguments.
+    pub arguments: Vec<OsString>,
+}
+
+impl ProbeCommand {
+    fn command(&self, what: &[&str]) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments).args(what);
+        command
+    }
+}

@@ -1,0 +1,28 @@
+use ryzanstein_config::Config;
+use ryzanstein_process_group::device::{Found, Libraries, Missing, Surroundings};
+
+use crate::doctor::ProbeError;
+use crate::doctor::facts::{FoundLibrary, Library};
+use ryzanstein_orchestrator::rendezvous::Environment;
+
+pub(super) fn probe(config: &Config, environment: &Environment) -> Vec<Library> {
+    let surroundings = Surroundings::from_variables(|name| environment.get(name).cloned());
+    let found = Libraries::find(&config.device, &surroundings);
+    vec![
+        library("cuda_driver", "everything on a GPU", &found.driver),
+        library("nccl", "collectives between GPUs", &found.nccl),
+        library("nvrtc", "our own kernels, which are compiled on the machine they run on", &found.nvrtc),
+        library("cublaslt", "matrix products on a GPU", &found.cublaslt),
+    ]
+}
+
+fn library<T>(name: &'static str, needed_for: &'static str, found: &Result<Found<T>, Missing>) -> Library {
+    let found = match found {
+        Ok(found) => {
+            let origin = format!("{}, found by {}", found.path.display(), found.origin);
+            Ok(FoundLibrary { version: found.version.to_string(), origin })
+        }
+        Err(missing) => Err(ProbeError::Library(missing.clone())),
+    };
+    Library { name, needed_for, found }
+}

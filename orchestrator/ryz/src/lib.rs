@@ -1,0 +1,12 @@
+//! The `ryz` command. A library only for its own tests; programs embed `ryzanstein-orchestrator`.
+
+pub mod check;
+pub mod command;
+pub mod doctor;
+pub mod generate;
+pub mod interconnect;
+pub mod output_file;
+pub mod plan;
+pub mod topo;
+pub mod trace;
+pub mod tune;

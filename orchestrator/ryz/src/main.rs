@@ -1,0 +1,7 @@
+//! The `ryz` command.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ryz::command::run()
+}

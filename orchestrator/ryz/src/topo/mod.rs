@@ -1,0 +1,268 @@
+//! `ryz topo`: what joins the GPUs and network adapters of a machine. Pure, from the facts that the doctor probes.
+
+mod gradients;
+mod preset;
+mod sync_times;
+mod text;
+
+use ryzanstein_process_group::nvml::{Gpu, PairPath};
+use serde::{Serialize, Serializer};
+
+pub use preset::{Preset, UnknownPreset};
+pub use sync_times::SyncTimes;
+
+use crate::doctor::{DriverFacts, Hardware, InfinibandPort, Interface, NumaNode, PciPlace, tensor_parallel};
+use ryzanstein_orchestrator::plural;
+
+/// The GPUs and adapters of a machine, and the way between each two of them.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Topology {
+    /// The host.
+    pub host: String,
+    /// The preset, where these are the made-up facts of such a machine.
+    pub preset: Option<&'static str>,
+    /// GPUs, then network adapters.
+    pub devices: Vec<Device>,
+    /// The way from each device to each, in the order of `devices`.
+    pub matrix: Vec<Vec<Way>>,
+    /// The NUMA nodes of the machine.
+    pub numa_nodes: Vec<NumaNode>,
+    /// How many ranks should share a layer, and why; `None` without GPUs.
+    pub tensor_parallel: Option<String>,
+    /// Why there are no GPUs, if there are none.
+    pub no_gpus: Option<String>,
+}
+
+/// A GPU or a network adapter.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Device {
+    /// `GPU0`, `NIC0` and so on.
+    pub name: String,
+    /// What it is, and what its links carry.
+    pub description: String,
+    /// Its PCI address.
+    pub pci: Option<String>,
+    /// The NUMA node that it is near, if there are several.
+    pub numa_node: Option<u32>,
+    /// The processors of that node.
+    pub processors: Option<String>,
+    #[serde(skip)]
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    Gpu,
+    Adapter,
+}
+
+/// The way from one device to another, named as by `nvidia-smi topo -m`: `X`, `NV18`, `PIX`, `SYS`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Way {
+    /// The device itself.
+    Itself,
+    /// To another device.
+    To(PairPath),
+}
+
+impl Way {
+    /// Its name in the matrix.
+    pub fn name(self) -> String {
+        match self {
+            Self::Itself => "X".into(),
+            Self::To(path) => path.short(),
+        }
+    }
+
+    /// What the name means; `None` for the device itself.
+    const fn meaning(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Itself => return None,
+            Self::To(PairPath::Nvlink(_)) => "this number of NVLinks",
+            Self::To(PairPath::Board) => "one board",
+            Self::To(PairPath::Switch) => "one PCIe switch",
+            Self::To(PairPath::Switches) => "several PCIe switches",
+            Self::To(PairPath::HostBridge) => "a PCIe host bridge: the processor",
+            Self::To(PairPath::Node) => "PCIe host bridges of one NUMA node",
+            Self::To(PairPath::System) => "the link between NUMA nodes",
+            Self::To(PairPath::Unknown) => "not reported",
+        })
+    }
+}
+
+impl Serialize for Way {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.name())
+    }
+}
+
+/// A device and where it is.
+struct Placed {
+    /// A GPU's number in NVML.
+    gpu: Option<u32>,
+    name: String,
+    description: String,
+    place: Option<PciPlace>,
+}
+
+impl Topology {
+    /// From what was found out about a machine.
+    pub fn of(hardware: &Hardware) -> Self {
+        let none = DriverFacts::default();
+        let driver = hardware.driver.as_ref().unwrap_or(&none);
+        let adapters = adapters(&hardware.network.interfaces, &hardware.network.infiniband);
+        let placed: Vec<Placed> = gpus(driver).into_iter().chain(adapters).collect();
+        let way = |(i, a): (usize, &Placed), (j, b): (usize, &Placed)| match (a.gpu, b.gpu) {
+            _ if i == j => Way::Itself,
+            (Some(a), Some(b)) => Way::To(driver_path(driver, a, b)),
+            _ => Way::To(match (&a.place, &b.place) {
+                (Some(a), Some(b)) => pci_path(a, b),
+                _ => PairPath::Unknown,
+            }),
+        };
+        let matrix = placed
+            .iter()
+            .enumerate()
+            .map(|row| placed.iter().enumerate().map(|column| way(row, column)).collect());
+        let matrix = matrix.collect();
+        let tensor_parallel = (!driver.gpus.is_empty()).then(|| tensor_parallel(driver).seen);
+        let no_gpus = match &hardware.driver {
+            Ok(driver) if driver.gpus.is_empty() => Some("the driver lists none".into()),
+            Ok(_) => None,
+            Err(why) => Some(why.to_string()),
+        };
+        let devices = placed.into_iter().map(|placed| device(placed, &hardware.numa_nodes)).collect();
+        Self {
+            host: hardware.host.clone(),
+            preset: None,
+            devices,
+            matrix,
+            numa_nodes: hardware.numa_nodes.clone(),
+            tensor_parallel,
+            no_gpus,
+        }
+    }
+
+    /// One line of JSON.
+    ///
+    /// # Panics
+    /// Never: every value has a form in JSON.
+    pub fn json(&self) -> String {
+        serde_json::to_string(self).expect("numbers and texts")
+    }
+
+    /// The indices of the devices that have a column: the GPUs, or all where there are none. The way between two adapters
+    /// says little, and eight of each would not fit a line.
+    fn columns(&self) -> Vec<usize> {
+        let gpus = |device: &Device| device.kind == Kind::Gpu;
+        let any = self.devices.iter().any(gpus);
+        (0..self.devices.len()).filter(|index| !any || gpus(&self.devices[*index])).collect()
+    }
+
+    /// What it is a topology of.
+    fn heading(&self) -> String {
+        match self.preset {
+            Some(preset) => format!("ryz topo, made-up machine `{preset}`"),
+            None => format!("ryz topo on {}", self.host),
+        }
+    }
+
+    /// The names in the matrix with their meanings, each once, the best first.
+    fn legend(&self) -> Vec<(String, &'static str)> {
+        let mut ways: Vec<PairPath> = self
+            .columns()
+            .iter()
+            .flat_map(|column| &self.matrix[*column])
+            .filter_map(|way| match way {
+                Way::Itself => None,
+                Way::To(path) => Some(*path),
+            })
+            .collect();
+        ways.sort_unstable();
+        ways.dedup();
+        ways.into_iter().filter_map(|path| Some((path.short(), Way::To(path).meaning()?))).collect()
+    }
+}
+
+fn gpus(driver: &DriverFacts) -> Vec<Placed> {
+    let one = |gpu: &Gpu| {
+        let each = gpu.nvlink_gbs.map_or_else(String::new, |gbs| format!(" of {gbs:.0} GB/s each way"));
+        let links = if gpu.nvlinks > 0 {
+            format!(", {}{each}", plural(gpu.nvlinks as usize, "NVLink"))
+        } else {
+            String::new()
+        };
+        Placed {
+            gpu: Some(gpu.index),
+            name: format!("GPU{}", gpu.index),
+            description: format!("{}{links}", gpu.name),
+            place: driver.places.get(&gpu.index).cloned(),
+        }
+    };
+    driver.gpus.iter().map(one).collect()
+}
+
+/// Adapters on the PCI bus, each once, whether it is a port of InfiniBand, an interface, or both. Virtual interfaces are left
+/// out: they stand nowhere.
+fn adapters(interfaces: &[Interface], ports: &[InfinibandPort]) -> Vec<Placed> {
+    let mut all: Vec<(PciPlace, Vec<String>)> = Vec::new();
+    let ports = ports.iter().filter_map(|port| {
+        let rate = [&port.state, &port.rate, &port.link_layer].map(String::as_str);
+        let rate: Vec<&str> = rate.into_iter().filter(|word| !word.is_empty()).collect();
+        Some((port.pci.clone()?, format!("{} {}", port.name, rate.join(", "))))
+    });
+    let interfaces = interfaces.iter().filter_map(|interface| {
+        Some((interface.pci.clone()?, format!("{} {}", interface.name, interface.rate())))
+    });
+    for (place, what) in ports.chain(interfaces) {
+        match all.iter_mut().find(|(known, _)| *known == place) {
+            Some((_, known)) => known.push(what),
+            None => all.push((place, vec![what])),
+        }
+    }
+    let one = |(index, (place, what)): (usize, (PciPlace, Vec<String>))| Placed {
+        gpu: None,
+        name: format!("NIC{index}"),
+        description: what.join("; "),
+        place: Some(place),
+    };
+    all.into_iter().enumerate().map(one).collect()
+}
+
+fn device(placed: Placed, nodes: &[NumaNode]) -> Device {
+    // On a machine with a single node, the kernel names none.
+    let only = if let [only] = nodes { Some(only.id) } else { None };
+    let numa_node = placed.place.as_ref().and_then(|place| place.numa_node).or(only);
+    let node = nodes.iter().find(|node| Some(node.id) == numa_node);
+    Device {
+        name: placed.name,
+        description: placed.description,
+        pci: placed.place.and_then(|place| place.path.into_iter().next_back()),
+        numa_node,
+        processors: node.map(|node| node.processors.clone()),
+        kind: if placed.gpu.is_some() { Kind::Gpu } else { Kind::Adapter },
+    }
+}
+
+/// What the driver says of the way between two GPUs.
+fn driver_path(driver: &DriverFacts, a: u32, b: u32) -> PairPath {
+    let pair = driver.pairs.iter().find(|pair| (pair.a, pair.b) == (a.min(b), a.max(b)));
+    pair.map_or(PairPath::Unknown, |pair| pair.path)
+}
+
+/// The way between two devices on the PCI bus, as NVIDIA's tools name it.
+fn pci_path(a: &PciPlace, b: &PciPlace) -> PairPath {
+    let common = a.path.iter().zip(&b.path).take_while(|(a, b)| a == b).count();
+    let below = a.path.len().max(b.path.len()) - common;
+    match common {
+        0 if a.numa_node == b.numa_node => PairPath::Node,
+        0 => PairPath::System,
+        1 => PairPath::HostBridge,
+        // Below a switch there is a port of it, and the device.
+        _ if below <= 2 => PairPath::Switch,
+        _ => PairPath::Switches,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,95 @@
+//! The table of gradient-synchronisation times.
+
+use ryzanstein_process_group::units;
+use serde::Serialize;
+
+use super::gradients::{GRADIENTS, gradient_table};
+use crate::interconnect::Interconnect;
+use ryzanstein_orchestrator::table::{Cell, Column, Screen, table, wrap};
+
+/// How long an all-reduce of the gradients of known models takes on each interconnect.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct SyncTimes {
+    /// The number of ranks.
+    pub ranks: usize,
+    /// The models.
+    pub models: Vec<Model>,
+    /// The interconnects.
+    pub interconnects: Vec<On>,
+}
+
+/// A model.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Model {
+    /// Its name.
+    pub name: &'static str,
+    /// Its parameters.
+    pub parameters: u64,
+    /// Bytes of its gradients in f32.
+    pub bytes: u64,
+}
+
+/// The times on an interconnect.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct On {
+    /// The name of the interconnect.
+    pub name: &'static str,
+    /// In 10⁹ bytes per second of one direction.
+    pub gbs: f64,
+    /// Of a step that moves nothing, in microseconds.
+    pub latency_us: f64,
+    /// Of each model, in the order of `models`.
+    pub seconds: Vec<f64>,
+}
+
+impl SyncTimes {
+    /// Among so many ranks.
+    pub fn new(ranks: usize) -> Self {
+        let rows = gradient_table(ranks);
+        let models = GRADIENTS.iter().map(|gradients| Model {
+            name: gradients.model,
+            parameters: gradients.parameters,
+            bytes: gradients.bytes(),
+        });
+        let on = |(index, interconnect): (usize, Interconnect)| On {
+            name: interconnect.name(),
+            gbs: interconnect.gigabytes_per_second(),
+            latency_us: interconnect.latency() * 1e6,
+            seconds: rows.iter().map(|row| row.seconds[index]).collect(),
+        };
+        let interconnects = Interconnect::ALL.into_iter().enumerate().map(on).collect();
+        Self { ranks, models: models.collect(), interconnects }
+    }
+
+    /// For people.
+    pub fn table(&self, screen: Screen) -> String {
+        let heads = self.models.iter().map(|model| Column::right(model.name));
+        let columns: Vec<Column<'_>> =
+            [Column::left("interconnect"), Column::right("GB/s")].into_iter().chain(heads).collect();
+        let bytes = self.models.iter().map(|model| units::bytes(model.bytes as f64).into());
+        let first: Vec<Cell> = ["gradients".into(), "".into()].into_iter().chain(bytes).collect();
+        let on = |on: &On| {
+            let times = on.seconds.iter().map(|seconds| units::time(seconds * 1e6).into());
+            [on.name.into(), short(on.gbs).into()].into_iter().chain(times).collect()
+        };
+        let rows: Vec<Vec<Cell>> = [first].into_iter().chain(self.interconnects.iter().map(on)).collect();
+        let heading = format!(
+            "Time of one ring all-reduce of a model's f32 gradients on {} ranks, at the published one-way bandwidth",
+            self.ranks
+        );
+        format!("{}\n\n{}", wrap(&heading, 0, screen), table(&columns, &rows, screen))
+    }
+
+    /// One line of JSON.
+    ///
+    /// # Panics
+    /// Never: every value has a form in JSON.
+    pub fn json(&self) -> String {
+        serde_json::to_string(self).expect("numbers and texts")
+    }
+}
+
+/// At most three decimals, none of them an empty one.
+fn short(value: f64) -> String {
+    format!("{value:.3}").trim_end_matches('0').trim_end_matches('.').into()
+}

@@ -1,0 +1,363 @@
+//! `ryz bench` as a user meets it: every operation with right values, each format, and wrong uses.
+
+use std::process::Output;
+
+use crate::support::{Run, text};
+use serde_json::Value;
+
+/// On processors, whatever GPUs this machine has.
+pub(crate) fn bench(arguments: &[&str]) -> Output {
+    Run::new(&[&["bench", "--backend", "tcp"], arguments].concat(), &[]).finish()
+}
+
+pub(crate) fn well(arguments: &[&str]) -> String {
+    let output = bench(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
+    text(&output.stdout)
+}
+
+pub(crate) fn lines(arguments: &[&str]) -> Vec<Value> {
+    let stdout = well(&[arguments, &["--format", "json"]].concat());
+    stdout.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"))).collect()
+}
+
+pub(crate) fn refused(arguments: &[&str], code: i32, words: &[&str]) {
+    let output = bench(arguments);
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+    assert!(words.iter().all(|word| stderr.contains(word)), "{arguments:?}: {stderr}");
+}
+
+const FIELDS: [&str; 24] = [
+    "algbw_gbs",
+    "backend",
+    "busbw_gbs",
+    "bytes",
+    "calls",
+    "dtype",
+    "errors",
+    "expected_error_percent",
+    "expected_us",
+    "graph",
+    "link_share",
+    "median_us",
+    "meets_target",
+    "op",
+    "p25_us",
+    "p75_us",
+    "p99_us",
+    "path",
+    "reason",
+    "rejected",
+    "skew_p99_us",
+    "skew_us",
+    "target_us",
+    "world_size",
+];
+
+#[test]
+fn each_row_says_why_its_path_and_no_other_was_taken() {
+    let asked = ["--world-size", "2", "--op", "all_reduce,gather", "--sizes", "1KB", "--iters", "2"];
+    for row in lines(&asked) {
+        let rejected = row["rejected"].as_array().expect("an array");
+        let mut paths: Vec<&str> = rejected.iter().filter_map(|other| other["path"].as_str()).collect();
+        paths.extend(row["path"].as_str());
+        paths.sort_unstable();
+        let all = [
+            "shared_memory/direct",
+            "shared_memory/halving_doubling",
+            "shared_memory/recursive_doubling",
+            "shared_memory/ring",
+            "tcp/direct",
+        ];
+        assert_eq!(paths, all, "{row}");
+        let reasons = rejected.iter().map(|other| &other["reason"]).chain([&row["reason"]]);
+        assert!(reasons.into_iter().all(|why| why.as_str().is_some_and(|why| !why.is_empty())), "{row}");
+    }
+    let forced = lines(&[&asked[..], &["--path", "ring"]].concat());
+    assert_eq!(forced[0]["reason"], "it is forced", "{}", forced[0]);
+    let told = "`shared_memory/ring` is forced";
+    assert!(forced[0]["rejected"].as_array().expect("an array").iter().any(|other| other["reason"] == told));
+}
+
+#[test]
+fn every_operation_is_measured_and_right_among_three_ranks() {
+    let rows = lines(&["--world-size", "3", "--op", "all", "--sizes", "1,10KB", "--iters", "4"]);
+    // Two sizes of nine operations, and a barrier, which has none.
+    assert_eq!(rows.len(), 19);
+    for row in &rows {
+        let mut fields: Vec<&str> = row.as_object().expect("an object").keys().map(String::as_str).collect();
+        fields.sort_unstable();
+        assert_eq!(fields, FIELDS);
+        assert_eq!(
+            (&row["errors"], &row["world_size"], &row["backend"]),
+            (&0.into(), &3.into(), &"tcp".into()),
+            "{row}"
+        );
+        assert!(
+            row["median_us"].as_f64() > Some(0.0) && row["p99_us"].as_f64() >= row["median_us"].as_f64(),
+            "{row}"
+        );
+        assert_eq!(row["target_us"].is_null(), row["meets_target"].is_null(), "{row}");
+        let (skew, most) = (row["skew_us"].as_f64(), row["skew_p99_us"].as_f64());
+        assert!(skew >= Some(0.0) && most >= skew, "{row}");
+        assert!(row["path"].as_str().is_some_and(|path| path.starts_with("shared_memory/")), "{row}");
+    }
+    let of = |op: &str| rows.iter().filter(|row| row["op"] == op).collect::<Vec<_>>();
+    // One byte is made one element, of a chunk for each rank where there are chunks.
+    assert_eq!(
+        of("all_reduce").iter().map(|r| r["bytes"].as_u64()).collect::<Vec<_>>(),
+        [Some(4), Some(10_000)]
+    );
+    assert_eq!(
+        of("all_gather").iter().map(|r| r["bytes"].as_u64()).collect::<Vec<_>>(),
+        [Some(12), Some(9996)]
+    );
+    assert!(of("all_reduce")[0]["target_us"].is_null(), "targets are for GPUs");
+    assert_eq!(of("barrier")[0]["busbw_gbs"].as_f64(), Some(0.0));
+    let row = of("reduce_scatter")[1];
+    let (algbw, busbw) =
+        (row["algbw_gbs"].as_f64().expect("algbw"), row["busbw_gbs"].as_f64().expect("busbw"));
+    assert!((busbw - algbw * 2.0 / 3.0).abs() < 1e-9, "{row}");
+}
+
+#[test]
+fn every_type_and_reduction_is_right() {
+    for (dtype, reduction) in [
+        ("f64", "avg"),
+        ("f16", "sum"),
+        ("bf16", "sum"),
+        ("i8", "min"),
+        ("u8", "product"),
+        ("i32", "max"),
+        ("u32", "avg"),
+        ("i64", "sum"),
+        ("u64", "product"),
+    ] {
+        let rows = lines(&[
+            "--world-size",
+            "2",
+            "--op",
+            "all_reduce,reduce",
+            "--sizes",
+            "5000",
+            "--iters",
+            "3",
+            "--warmup",
+            "0",
+            "--dtype",
+            dtype,
+            "--reduction",
+            reduction,
+        ]);
+        assert_eq!(rows.len(), 2);
+        let op = if reduction == "sum" { "all_reduce".into() } else { format!("all_reduce({reduction})") };
+        assert_eq!((&rows[0]["op"], &rows[0]["dtype"]), (&op.into(), &dtype.into()));
+        assert!(rows.iter().all(|row| row["errors"] == 0), "{rows:?}");
+    }
+}
+
+#[test]
+fn paths_are_compared_and_those_that_an_operation_has_not_are_left_out() {
+    let arguments =
+        ["--world-size", "2", "--op", "all_reduce,all_gather", "--sizes", "8KiB", "--iters", "3", "--path"];
+    let paths = |path: &str| {
+        let rows = lines(&[&arguments[..], &[path]].concat());
+        rows.iter().map(|r| format!("{} {}", r["op"], r["path"]).replace('"', "")).collect::<Vec<_>>()
+    };
+    assert_eq!(paths("ring"), ["all_reduce shared_memory/ring", "all_gather shared_memory/ring"]);
+    let all = paths("all");
+    assert_eq!(all.len(), 5 + 3, "{all:?}");
+    assert_eq!(all[6..], ["all_gather shared_memory/ring", "all_gather shared_memory/direct"]);
+    refused(&[&arguments[..], &["tree"]].concat(), 2, &["--path tree", "shared_memory/recursive_doubling"]);
+}
+
+#[test]
+fn ranks_agree_on_the_path_of_a_call_that_one_of_them_does_not_make() {
+    // The last of three has nobody to exchange messages with.
+    let arguments = ["--world-size", "3", "--op", "send_recv", "--sizes", "1MB", "--iters", "3", "--path"];
+    let rows = lines(&[&arguments[..], &["direct"]].concat());
+    assert_eq!((rows.len(), &rows[0]["path"]), (1, &"shared_memory/direct".into()));
+    // No way of a message, though one of the barriers between.
+    let none = "nothing was measured";
+    refused(&[&arguments[..], &["recursive_doubling"]].concat(), 2, &[none, "--path recursive_doubling"]);
+    let both = lines(&[&arguments[..], &["direct,recursive_doubling"]].concat());
+    assert_eq!(both.len(), 1, "{both:?}");
+}
+
+#[test]
+fn each_format_says_the_same() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let arguments =
+        ["--world-size", "2", "--min-bytes", "1KB", "--max-bytes", "100KB", "--factor", "10", "--iters", "3"];
+    let csv = well(&[&arguments[..], &["--format", "csv"]].concat());
+    assert_eq!(
+        csv.lines().next(),
+        Some(
+            "op,dtype,bytes,world_size,backend,path,median_us,p99_us,algbw_gbs,busbw_gbs,errors,target_us,meets_target,\
+             link_share,expected_us,expected_error_percent,p25_us,p75_us,calls,graph,skew_us,skew_p99_us,host_us"
+        )
+    );
+    let sizes: Vec<_> = csv.lines().skip(1).map(|line| line.split(',').nth(2).unwrap_or_default()).collect();
+    assert_eq!(sizes, ["1000", "10000", "100000"]);
+
+    let file = folder.path().join("bench.html");
+    let file = file.to_str().expect("a path");
+    let table = well(&[&arguments[..], &["--format", "html", "--out", file]].concat());
+    assert!(table.contains("all values are right") && table.contains("10 KB"), "{table}");
+    let page = std::fs::read_to_string(file).expect("the page");
+    assert!(page.starts_with("<!doctype html>") && page.matches("<polyline").count() == 4, "{page}");
+
+    let missing = folder.path().join("not there").join("bench.html");
+    let missing = missing.to_str().expect("a path");
+    refused(&[&arguments[..], &["--out", missing]].concat(), 1, &["--out", "not there"]);
+}
+
+#[test]
+fn formats_for_programs_leave_the_verdicts_on_standard_error() {
+    let arguments = ["--world-size", "2", "--sizes", "10MB", "--iters", "3", "--strict", "--format"];
+    for format in ["json", "csv"] {
+        let output = bench(&[&arguments[..], &[format]].concat());
+        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+        assert_eq!(output.status.code(), Some(1), "{format}: {stderr}");
+        for wanted in ["best bus bandwidth", "share of the", "scaling efficiency", "not measured", "missed"] {
+            assert!(stderr.contains(wanted), "{format}: `{wanted}` is not in\n{stderr}");
+        }
+        assert!(!stdout.contains("bandwidth"), "{format}: {stdout}");
+    }
+    // The page has them.
+    let output = bench(&[&arguments[..], &["html"]].concat());
+    assert!(text(&output.stdout).contains("scaling efficiency") && !text(&output.stderr).contains("scaling"));
+}
+
+#[test]
+fn a_missed_target_fails_with_strict_only() {
+    // Nothing over loopback TCP reaches 90 GB/s.
+    let arguments = ["--world-size", "2", "--sizes", "10MB", "--iters", "3"];
+    assert!(!well(&arguments).contains("target"), "targets are for GPUs");
+    refused(&[&arguments[..], &["--strict"]].concat(), 1, &["some targets were missed"]);
+    let unjudged = ["--world-size", "2", "--op", "gather", "--sizes", "1KB", "--iters", "3", "--strict"];
+    refused(&unjudged, 1, &["--strict: no target could be judged"]);
+}
+
+#[test]
+fn wrong_uses_are_refused_before_anything_starts() {
+    let two = |more: &[&'static str]| [&["--world-size", "2"], more].concat();
+    refused(&[], 2, &["--world-size"]);
+    refused(&two(&["--op", "all_reduce,allgather"]), 2, &["allgather", "all_gather", "broadcast"]);
+    refused(&two(&["--sizes", "10QB"]), 2, &["QB"]);
+    refused(&two(&["--sizes", "0"]), 2, &["at least one byte"]);
+    refused(&two(&["--sizes", "1KB", "--factor", "2"]), 2, &["--factor"]);
+    refused(&two(&["--min-bytes", "1MB", "--max-bytes", "1KB"]), 2, &["--min-bytes"]);
+    refused(&two(&["--factor", "1"]), 2, &["--factor 1"]);
+    refused(&two(&["--dtype", "f8"]), 2, &["f8", "bf16"]);
+    refused(&two(&["--reduction", "xor"]), 2, &["xor", "product"]);
+    refused(&two(&["--iters", "0"]), 2, &["--iters"]);
+    refused(&two(&["--graph"]), 2, &["--graph", "CUDA graph", "host memory"]);
+}
+
+#[test]
+fn an_address_alone_makes_no_rank_and_a_rank_alone_is_refused() {
+    let arguments = ["bench", "--backend", "tcp", "--world-size", "2", "--sizes", "1KB", "--iters", "3"];
+    // As it is exported for a launcher that is called later.
+    let output = Run::new(&arguments, &[("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1")]).finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("2 ranks"), "{}", text(&output.stdout));
+
+    // As a rank of another launcher has it whose script forgot the address.
+    let output = Run::new(&arguments, &[("RANK", "1"), ("WORLD_SIZE", "2")]).finish();
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(
+        stderr.contains("RANK is set, so this is one of 2 ranks, but MASTER_ADDR")
+            && stderr.contains("unset RANK"),
+        "{stderr}"
+    );
+}
+
+#[test]
+fn a_rank_that_is_told_where_to_meet_and_not_who_it_is_is_refused() {
+    let output =
+        Run::new(&["check"], &[("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "1"), ("WORLD_SIZE", "2")]);
+    let output = output.finish();
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("RANK is not") && stderr.contains("unset MASTER_ADDR"), "{stderr}");
+}
+
+#[test]
+fn a_size_that_no_memory_holds_is_an_error() {
+    refused(&["--world-size", "2", "--sizes", "1000TB"], 2, &["a size of 1000000 GB", "smaller sizes"]);
+}
+
+#[test]
+fn a_run_that_fails_leaves_an_earlier_result_as_it_was() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("result.json");
+    let path = file.to_str().expect("a path");
+    let arguments = ["bench", "-n", "2", "--backend", "tcp", "--sizes", "1KB", "--iters", "3", "--out", path];
+    let output = Run::new(&[&arguments[..], &["--format", "json"]].concat(), &[]).finish();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let earlier = std::fs::read_to_string(&file).expect("a result");
+    assert!(earlier.starts_with("{\"op\":\"all_reduce\""), "{earlier}");
+    let output = Run::new(&[&arguments[..], &["--path", "nowhere"]].concat(), &[]).finish();
+    assert!(!output.status.success());
+    assert_eq!(std::fs::read_to_string(&file).expect("a result"), earlier);
+    let left = std::fs::read_dir(folder.path()).expect("the folder").count();
+    assert_eq!(left, 1, "nothing unfinished stays");
+}
+
+#[test]
+fn each_row_is_compared_with_what_the_probe_lets_expect() {
+    let rows = lines(&["-n", "2", "--op", "all", "--sizes", "10KB", "--iters", "3"]);
+    for row in &rows {
+        let (expected, error) = (
+            row["expected_us"].as_f64().expect("a model"),
+            row["expected_error_percent"].as_f64().expect("an error"),
+        );
+        let median = row["median_us"].as_f64().expect("a median");
+        assert!(expected > 0.0 && (median - expected * (1.0 + error / 100.0)).abs() < 1e-6 * median, "{row}");
+        assert_eq!(row["link_share"].is_null(), row["op"] == "barrier", "{row}");
+    }
+    // One rank sends nothing, so there is nothing to expect.
+    let alone = lines(&["-n", "1", "--sizes", "10KB", "--iters", "3"]);
+    assert!(alone[0]["expected_us"].is_null() && alone[0]["link_share"].is_null(), "{}", alone[0]);
+    let wide = well(&["-n", "2", "--sizes", "10KB", "--iters", "3"]);
+    assert!(wide.contains("probed: one link carries") && wide.contains("expected   error"), "{wide}");
+    let narrow = well(&["-n", "2", "--sizes", "10KB", "--iters", "3", "--columns", "80"]);
+    assert!(!narrow.contains("expected   error"), "{narrow}");
+}
+
+#[test]
+fn an_earlier_result_is_compared_row_by_row() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, lines: &str| {
+        let file = folder.path().join(name);
+        std::fs::write(&file, lines).expect("written");
+        file.to_str().expect("a path").to_owned()
+    };
+    // With few calls, a busy machine spreads them too far for a verdict.
+    let arguments = ["-n", "2", "--sizes", "1KB", "--iters", "50"];
+    let mut row = lines(&arguments).remove(0);
+    // Figures that no machine reaches, and that every machine does.
+    let mut of = |us: f64| {
+        for field in ["median_us", "p25_us", "p75_us"] {
+            row[field] = us.into();
+        }
+        format!("{row}\n")
+    };
+    let (slow, quick) = (write("slow.jsonl", &of(1e9)), write("quick.jsonl", &of(1e-9)));
+    let told = well(&[&arguments[..], &["--compare", &slow]].concat());
+    assert!(told.contains("ratio  change") && told.contains("faster"), "{told}");
+    refused(
+        &[&arguments[..], &["--compare", &quick, "--format", "json"]].concat(),
+        1,
+        &["by more than 10 %", "1 row is slower than in the earlier result"],
+    );
+    row["op"] = "gather".into();
+    let other = write("other.jsonl", &format!("{row}\n"));
+    refused(&[&arguments[..], &["--compare", &other]].concat(), 1, &["nothing that was measured is in it"]);
+    let page = write("page.html", "<!doctype html>");
+    refused(&[&arguments[..], &["--compare", &page]].concat(), 2, &["page.html: line 1 is no row"]);
+    refused(&[&arguments[..], &["--compare", "not there"]].concat(), 2, &["--compare not there"]);
+}

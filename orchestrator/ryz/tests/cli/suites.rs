@@ -1,0 +1,49 @@
+//! `ryz bench --latency-targets` and `--vary overlap`, and the share of communication that `ryz generate --profile` tells. What they
+//! measure is tested with the suite.
+
+use crate::bench::{refused, well};
+use crate::support::{Run, text};
+
+#[test]
+fn overlap_is_told_for_each_size_of_the_buckets() {
+    let table = well(&["--world-size", "2", "--vary", "overlap", "--iters", "1"]);
+    assert!(table.starts_with("64 MB of f32 gradients in 64 parameters, 2 ranks on tcp"), "{table}");
+    for wanted in ["buckets of", "100 MB", "all values are right"] {
+        assert!(table.contains(wanted), "`{wanted}` is not in\n{table}");
+    }
+}
+
+#[test]
+fn what_a_suite_does_not_measure_is_refused_before_anything_is_started() {
+    let two = |more: &[&'static str]| [&["--world-size", "2"], more].concat();
+    refused(
+        &["--world-size", "3", "--latency-targets"],
+        2,
+        &["3 does not divide 32 attention heads", "16, 32"],
+    );
+    refused(&two(&["--latency-targets", "--sizes", "1KB"]), 2, &["--latency-targets", "--sizes"]);
+    refused(
+        &two(&["--latency-targets", "--format", "csv"]),
+        2,
+        &["--latency-targets prints a table or JSON"],
+    );
+    refused(&["--world-size", "1", "--vary", "overlap"], 2, &["one rank alone", "--world-size 2"]);
+    refused(&two(&["--vary", "overlap", "--strict"]), 2, &["--vary", "--strict"]);
+    refused(&two(&["--vary", "overlap", "--format", "csv"]), 2, &["--vary", "--format table or json"]);
+    refused(&two(&["--vary", "overlap", "--graph"]), 2, &["--graph cannot be chosen"]);
+}
+
+#[test]
+fn a_profile_of_several_ranks_ends_with_the_share_that_communicates() {
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/llama-mha");
+    let generate = |ranks| {
+        let asked = ["--token-ids", "1,15,27", "--max-new-tokens", "4", "--ignore-end", "--profile"];
+        let command = ["generate", "--backend", "tcp", "-n", ranks, "--model", model];
+        let output = Run::new(&[&command[..], &asked].concat(), &[]).finish();
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stderr)
+    };
+    let told = generate("2");
+    assert!(told.contains("calls/step") && told.contains("% of a step (target < 20 %): "), "{told}");
+    assert!(!generate("1").contains("calls/step"));
+}
