@@ -1,16 +1,30 @@
 //! The processes of one job: rendezvous, launcher, heartbeats and telemetry, as a library.
 //!
-//! Start at [`Orchestrator`]: a rank of an embedding program makes one, and gets its process groups and models from it. A launcher calls
-//! [`supervisor::run`].
+//! Start at [`Orchestrator`]: a rank of an embedding program makes one, and gets its process groups and models from it.
+//!
+//! ```
+//! use ryzanstein_orchestrator::prelude::*;
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // Under `ryz launch`, torchrun, Slurm or MPI this is one rank of the job; alone, it is a job of one.
+//! let mut rank = Orchestrator::builder().initialize()?;
+//! let mut x = [1.0f32, 2.0];
+//! rank.manager().world().all_reduce(&mut x, ReduceOp::Sum)?;
+//! rank.finalize()?;
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! | to | use |
 //! |---|---|
 //! | join a job, whoever started the ranks | [`Orchestrator::builder`] |
-//! | start ranks and watch over them | [`supervisor`] |
+//! | import all that an engine uses | [`prelude`] |
+//! | start ranks and watch over them | [`supervisor::run`] |
 //! | serve a rendezvous, or join one without an [`Orchestrator`] | [`rendezvous`] |
 //! | log with the rank, serve metrics, send spans | [`telemetry`] |
 //! | hand settings to NCCL from a program that starts itself | [`nccl_settings`] |
 
+pub mod console;
 mod heartbeat;
 pub mod nccl_settings;
 mod orchestrator;
@@ -23,8 +37,6 @@ pub mod telemetry;
 // For the command of this repository, its benchmarks and its tests; no API, may change at any time.
 #[doc(hidden)]
 pub mod catalogue;
-#[doc(hidden)]
-pub mod console;
 #[doc(hidden)]
 pub mod control;
 #[cfg(feature = "fuzzing")]

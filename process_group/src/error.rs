@@ -4,8 +4,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::operation::CallFingerprint;
-use crate::rank::{self, Rank};
+use crate::types::operation::CallFingerprint;
+use crate::types::rank::{self, Rank};
 
 /// The result of everything here.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -256,8 +256,8 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dtype::DType;
-    use crate::operation::{Operation, ReduceOp};
+    use crate::types::dtype::DType;
+    use crate::types::operation::{Operation, ReduceOp};
 
     #[test]
     fn the_two_ends_of_a_message_do_not_differ_in_the_operation() {

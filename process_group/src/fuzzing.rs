@@ -1,10 +1,10 @@
 //! The decoders of this crate for the fuzz targets. No API: it may change at any time.
 
-use crate::backend::stream::fuzzing as control;
-use crate::roster::Secret;
-use crate::security::{Binding, Protection};
-use crate::wire::frame::{HEADER, Header};
-use crate::wire::hello::{self, CHALLENGE, HELLO, Hello, KNOCK, Nonce, Opening, REPLY, WELCOME};
+use crate::link::security::{Binding, Protection};
+use crate::link::wire::frame::{HEADER, Header};
+use crate::link::wire::hello::{self, CHALLENGE, HELLO, Hello, KNOCK, Nonce, Opening, REPLY, WELCOME};
+use crate::membership::roster::Secret;
+use crate::stream::fuzzing as control;
 
 const SECRET: [u8; 32] = [7; 32];
 const NONCE: Nonce = [1; 32];

@@ -1,6 +1,26 @@
 //! Collectives among the ranks of a job, on GPUs or CPUs.
 //!
-//! Start at [`ProcessGroupManager`], which joins a job and hands out its groups. Ranks that are threads of one process need no job:
+//! Start at [`ProcessGroupManager`]. It joins a job through a [`Rendezvous`], picks one backend for all ranks, and hands out groups:
+//!
+//! ```
+//! use ryzanstein_config::Config;
+//! use ryzanstein_process_group::{MemoryRendezvous, ProcessGroupManager, ReduceOp};
+//!
+//! # fn main() -> ryzanstein_process_group::Result<()> {
+//! // One rank alone. Ranks that are processes pass the rendezvous that `ryzanstein_orchestrator::rendezvous::connect` finds.
+//! let rendezvous = MemoryRendezvous::new(1).remove(0);
+//! let mut manager = ProcessGroupManager::initialize(&Config::default(), &rendezvous)?;
+//! let mut x = [1.0f32, 2.0];
+//! manager.world().all_reduce(&mut x, ReduceOp::Sum)?;
+//! manager.finalize()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! **On a GPU, `Ok` means enqueued**: a call on device memory runs in stream order, and [`ProcessGroup::synchronize`] waits. An error
+//! poisons the group, because the state of the other ranks is unknown; a restart makes new groups.
+//!
+//! Ranks that are threads of one process need no manager:
 //!
 //! ```
 //! use ryzanstein_process_group::{ProcessGroup, ReduceOp};
@@ -18,64 +38,50 @@
 //!
 //! | to | use |
 //! |---|---|
-//! | call collectives | [`ProcessGroup`], with a [`Buffer`] and a [`ReduceOp`]; [`Work`] is a call in flight |
+//! | call collectives, send and receive | [`ProcessGroup`], with a [`Buffer`] and a [`ReduceOp`]; [`Work`] is a call in flight |
+//! | make groups of some ranks | [`ProcessGroupManager::new_group`] |
 //! | reduce gradients in buckets | [`BucketedReducer`] |
 //! | say who is in the job | [`Rendezvous`], [`Roster`], [`Layout`] |
 //! | see what happened | [`Error`], [`Profile`], [`FlightRecorder`] |
 //! | work on GPUs, with a stream of your own | [`mod@device`] |
 //! | learn why a call takes its path, or force another | [`paths`] |
 
-mod aligned;
 mod backend;
-mod backend_kind;
-mod buckets;
-mod buffer;
-mod call;
-mod capability;
-mod deadline;
+mod cpu;
 pub mod device;
-mod dtype;
 mod error;
+mod factory;
+mod gpu;
 mod group;
-mod half_open;
-mod in_process;
-mod layout;
+mod link;
+mod loopback;
 mod manager;
-mod mesh;
-mod operation;
-mod panic;
+mod membership;
+mod observe;
 pub mod paths;
-mod profile;
-mod rank;
-mod recorder;
-mod reduce;
-mod rendezvous;
-mod roster;
-mod self_check;
-pub mod store;
-mod sync;
+mod stream;
 #[cfg(test)]
 mod testing;
-mod wire;
-mod work;
+mod types;
 
-pub use backend::select::{BackendSelection, SelectionError, select_backend};
-pub use backend_kind::BackendKind;
-pub use buckets::{BucketLayout, BucketOptions, BucketedReducer, Parameter};
-pub use buffer::{Buffer, BufferMut, DeviceMemory, Memory, View, ViewMut};
-pub use capability::{Capability, ComponentVersion, Exclusive};
-pub use dtype::{DType, Element, UnknownDType};
+pub use device::buffer::{Buffer, BufferMut, DeviceMemory, Memory, View, ViewMut};
 pub use error::{Error, Result};
+pub use group::buckets::{BucketLayout, BucketOptions, BucketedReducer, Parameter};
+pub use group::work::{Work, WorkFuture};
 pub use group::{Arrival, CapturedCalls, GroupBuffer, GroupInfo, LastCall, ProcessGroup, WireType};
-pub use layout::Layout;
 pub use manager::ProcessGroupManager;
-pub use operation::{CallFingerprint, Operation, ReduceOp};
-pub use profile::{Profile, ProfileRow, bus_factor, call_bytes};
-pub use rank::{Epoch, LocalRank, NoRank, Rank};
-pub use recorder::{CallRecord, Failure, FlightRecord, FlightRecorder, GroupRecord, Outcome};
-pub use rendezvous::{Membership, MemoryRendezvous, Rendezvous};
-pub use roster::{Candidate, Cpus, Member, Roster, Secret};
-pub use work::{Work, WorkFuture};
+pub use membership::capability::{Capability, ComponentVersion, Exclusive};
+pub use membership::layout::Layout;
+pub use membership::rendezvous::{Membership, MemoryRendezvous, Rendezvous};
+pub use membership::roster::{Candidate, Cpus, Member, Roster, Secret};
+pub use membership::select::{BackendSelection, SelectionError, select_backend};
+pub use membership::store;
+pub use observe::profile::{Profile, ProfileRow, bus_factor, call_bytes};
+pub use observe::recorder::{CallRecord, Failure, FlightRecord, FlightRecorder, GroupRecord, Outcome};
+pub use types::backend_kind::BackendKind;
+pub use types::dtype::{DType, Element, UnknownDType};
+pub use types::operation::{CallFingerprint, Operation, ReduceOp};
+pub use types::rank::{Epoch, LocalRank, NoRank, Rank};
 
 // For the other crates of this repository; no API, may change at any time.
 #[doc(hidden)]
@@ -84,29 +90,27 @@ pub mod catalogue;
 #[doc(hidden)]
 pub mod fuzzing;
 #[doc(hidden)]
-pub use half_open::{HalfOpen, Seat};
-#[doc(hidden)]
-pub use in_process::InProcess;
-#[doc(hidden)]
-pub mod metric_names;
-#[doc(hidden)]
-pub mod nvml;
-#[doc(hidden)]
-pub use panic::panic_message;
-#[doc(hidden)]
-pub use profile::{RecentLatency, Recording};
-#[doc(hidden)]
-pub use recorder::{CurrentCall, GroupActivity};
-#[doc(hidden)]
 pub mod schedule;
 #[doc(hidden)]
-pub mod security;
+pub use device::nvml;
 #[doc(hidden)]
-pub mod targets;
+pub use link::security;
 #[doc(hidden)]
-pub mod tuning;
+pub use manager::tuning;
 #[doc(hidden)]
-pub mod units;
+pub use membership::half_open::{HalfOpen, Seat};
+#[doc(hidden)]
+pub use membership::in_process::InProcess;
+#[doc(hidden)]
+pub use observe::profile::{RecentLatency, Recording};
+#[doc(hidden)]
+pub use observe::recorder::{CurrentCall, GroupActivity};
+#[doc(hidden)]
+pub use observe::targets;
+#[doc(hidden)]
+pub use types::panic::panic_message;
+#[doc(hidden)]
+pub use types::{metric_names, units};
 
 #[cfg(test)]
 mod tests {

@@ -20,7 +20,7 @@ fn nccl_is_found_with_its_version() {
 #[ignore = "needs NVRTC installed"]
 fn every_kernel_beside_nccl_compiles_for_every_type() {
     let nvrtc = libraries().nvrtc.unwrap();
-    let source = include_str!("../src/backend/nccl/reductions.cu");
+    let source = include_str!("../src/gpu/nccl/reductions.cu");
     for capability in [(8, 0), (9, 0)] {
         for kind in 0..10 {
             for smallest in 0..2 {

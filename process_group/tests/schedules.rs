@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use proptest::prelude::*;
 use ryzanstein_process_group::schedule::build::{CollectiveSpec, build};
-use ryzanstein_process_group::schedule::cost::traffic;
+use ryzanstein_process_group::schedule::cost::{rounds, traffic};
 use ryzanstein_process_group::schedule::hazards::hazards;
 use ryzanstein_process_group::schedule::program::{Node, Program, Region, Source, Space};
 use ryzanstein_process_group::schedule::{Algorithm, Hosts};
@@ -305,6 +305,44 @@ fn every_rank_hears_of_every_other_before_its_call_ends() {
                 for &count in &counts {
                     let spec = CollectiveSpec { operation, algorithm, count, in_place: true };
                     assert_eq!(heard(spec, hosts), vec![(1 << n) - 1; n], "{spec:?} of {n}");
+                }
+            }
+        }
+    }
+}
+
+/// The longest chain of messages, each of which is sent because of the one before.
+fn longest_chain(spec: CollectiveSpec, hosts: &Hosts) -> usize {
+    let ranks = machines(spec, hosts);
+    let limits: Vec<_> = ranks.iter().map(|m| hazards(&m.program)).collect();
+    let mut chains: Vec<Vec<usize>> = ranks.iter().map(|m| vec![0; m.program.nodes.len()]).collect();
+    loop {
+        let before = chains.clone();
+        for (rank, machine) in ranks.iter().enumerate() {
+            for (index, node) in machine.program.nodes.iter().enumerate() {
+                let waited_for = limits[rank][index].iter().map(|h| before[rank][h.on]);
+                let told =
+                    sources(node).into_iter().map(|from| before[from][feeding(&ranks, rank, index, from)] + 1);
+                chains[rank][index] = waited_for.chain(told).max().unwrap_or_default();
+            }
+        }
+        if chains == before {
+            return chains.into_iter().flatten().max().unwrap_or_default();
+        }
+    }
+}
+
+#[test]
+fn rounds_are_the_longest_chain_of_messages() {
+    let several = [vec![0, 0, 1, 1], vec![0, 1, 0, 1, 2], vec![0, 0, 0, 1, 2, 2, 1]];
+    let groups = (2..=9).map(Hosts::one).chain(several.into_iter().map(Hosts::of));
+    for hosts in &groups.collect::<Vec<_>>() {
+        let n = hosts.world_size();
+        for operation in operations(Rank(n as u32 / 2)) {
+            for algorithm in Algorithm::ALL.into_iter().filter(|a| a.suits(operation)) {
+                for count in [40, 9000] {
+                    let spec = CollectiveSpec { operation, algorithm, count, in_place: true };
+                    assert_eq!(rounds(spec, hosts), longest_chain(spec, hosts), "{spec:?} of {n}");
                 }
             }
         }

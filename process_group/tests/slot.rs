@@ -9,7 +9,7 @@ mod atomic {
     pub(crate) const TRIES: usize = 2;
 }
 
-#[path = "../src/recorder/slot.rs"]
+#[path = "../src/observe/recorder/slot.rs"]
 mod slot;
 
 use loom::sync::Arc;

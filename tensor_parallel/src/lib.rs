@@ -1,5 +1,8 @@
 //! Tensor parallelism: weights sharded over ranks, and layers that compute on a shard and call the process group.
 //!
+//! Start at [`Llama::load`], which reads a Hugging Face folder of a Llama, Mistral or Qwen2 model; the second argument is the element
+//! type of activations, `None` for that of the weights.
+//!
 //! A column-parallel layer holds some rows of its weight, which are output features. A row-parallel layer holds some columns,
 //! which are input features, and sums the results of all ranks. Layers borrow the
 //! [`ProcessGroup`](ryzanstein_process_group::ProcessGroup) during a call, so the order of collectives is the order of the code.
@@ -16,6 +19,16 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! | to | use |
+//! |---|---|
+//! | generate from token ids | [`Llama::generate`] |
+//! | generate from text or a chat | [`TextModel`], which adds a [`Tokenizer`] and a [`ChatTemplate`] |
+//! | decode many sequences at a time, as a scheduler does | [`Decoder`] |
+//! | put layers together by hand | [`linear`], [`attention`], [`mlp`], [`embedding`], [`norm`] |
+//! | give weights that are in no folder | [`checkpoint::WeightSource`] |
+//! | compute on GPUs or on your own device | [`Compute`]: [`Cuda`], [`Host`] |
+//! | know which world sizes a model can have | [`legal_world_sizes`] |
 
 pub mod attention;
 pub mod checkpoint;

@@ -551,7 +551,7 @@ fn an_allocation_over_the_budget_says_the_sums() {
 #[ignore = "needs 1 GPU"]
 fn floats_come_back_from_their_keys_and_keys_are_in_the_order_of_the_floats() {
     fn there_and_back<F: Element, K: Element + Ord>(device: &Device, values: &[F]) {
-        let source = include_str!("../../process_group/src/backend/nccl/reductions.cu");
+        let source = include_str!("../../process_group/src/gpu/nccl/reductions.cu");
         let kind = format!("-DKIND={}", F::DTYPE as u8);
         for smallest in [0u8, 1] {
             let options = [kind.as_str(), &format!("-DSMALLEST={smallest}")];
@@ -618,7 +618,7 @@ fn a_kept_kernel_that_is_cut_is_compiled_anew() {
 #[ignore = "needs 1 GPU"]
 fn quotients_on_a_gpu_are_those_of_the_processor() {
     fn divided<T: Element>(device: &Device, values: &[T], by: impl Fn(T, u32) -> T) {
-        let source = include_str!("../../process_group/src/backend/nccl/reductions.cu");
+        let source = include_str!("../../process_group/src/gpu/nccl/reductions.cu");
         let options = [format!("-DKIND={}", T::DTYPE as u8), "-DSMALLEST=0".into()];
         let module =
             device.kernels().module("reductions.cu", source, &[options[0].as_str(), &options[1]]).unwrap();

@@ -1,23 +1,15 @@
-//! Implementations of the collectives.
+//! What a group asks of an implementation of the collectives: the trait [`Backend`], and the calls it is given.
 
-pub(crate) mod blame;
-pub(crate) mod factory;
-mod history;
-pub(crate) mod host;
-pub(crate) mod loopback;
-pub(crate) mod nccl;
-mod peer_memory;
-pub(crate) mod registry;
-pub(crate) mod select;
-pub(crate) mod stream;
+pub(crate) mod call;
+pub(crate) mod timings;
 
 use std::time::Duration;
 
-use crate::backend_kind::BackendKind;
-use crate::call::Call;
-use crate::dtype::DType;
+use crate::backend::call::Call;
 use crate::error::{Error, Result};
 use crate::paths::{Path, PathTable};
+use crate::types::backend_kind::BackendKind;
+use crate::types::dtype::DType;
 
 /// What a backend says when it has taken a call. On host memory the call is done by then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

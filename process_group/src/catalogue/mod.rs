@@ -31,7 +31,7 @@ pub struct Entry {
 /// Where a sample is from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
-    /// A test provokes this error, or builds its value where only a defect would: `orchestrator/tests/cli/explain/provoked.rs`.
+    /// A test provokes this error, or builds its value where only a defect would: `orchestrator/ryz/tests/cli/explain/provoked.rs`.
     Provoked,
     /// The page or the source at this address has the message.
     Documented(&'static str),

@@ -16,7 +16,7 @@ use super::libraries::Libraries;
 use super::stream::Stream;
 use super::symbols::foreign;
 use super::symbols::hex;
-use crate::rank::LocalRank;
+use crate::types::rank::LocalRank;
 
 /// What a GPU says of itself.
 #[derive(Clone, PartialEq, Eq, Debug)]

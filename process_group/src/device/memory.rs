@@ -10,8 +10,8 @@ use super::gpu::Device;
 use super::stream::Stream;
 use super::symbols::Address;
 use super::symbols::foreign;
-use crate::buffer::{Buffer, BufferMut, DeviceMemory, View, ViewMut};
-use crate::dtype::{DType, Element};
+use crate::device::buffer::{Buffer, BufferMut, DeviceMemory, View, ViewMut};
+use crate::types::dtype::{DType, Element};
 
 /// Elements in the memory of a GPU. Freed when dropped, which waits for what the GPU is doing.
 ///

@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "the functions of CUDA are foreign; each block says why it holds")]
 
 mod budget;
+pub(crate) mod buffer;
 mod capture;
 mod captured;
 mod compile;
@@ -25,6 +26,8 @@ mod libraries;
 mod memory;
 #[doc(hidden)]
 pub mod nccl;
+#[doc(hidden)]
+pub mod nvml;
 #[doc(hidden)]
 pub mod nvrtc;
 mod peer;

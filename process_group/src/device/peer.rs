@@ -6,7 +6,7 @@ use super::gpu::Device;
 use super::memory::DeviceBuffer;
 use super::shared::enable_peer_access;
 use super::symbols::foreign;
-use crate::dtype::DType;
+use crate::types::dtype::DType;
 
 /// Bytes of one copy: long enough that its start does not count.
 const BYTES: usize = 256 << 20;

@@ -8,8 +8,8 @@ use cudarc::driver::{
 };
 
 use super::tracked::{Tracked, TrackedMut};
-use crate::buffer::{Buffer, BufferMut, View, ViewMut};
-use crate::dtype::Element;
+use crate::device::buffer::{Buffer, BufferMut, View, ViewMut};
+use crate::types::dtype::Element;
 
 macro_rules! tracked {
     ($($slice:ty),*) => { $(

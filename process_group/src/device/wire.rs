@@ -4,8 +4,8 @@ use super::error::DeviceError;
 use super::gpu::Device;
 use super::kernel::{Kernel, Launch};
 use super::memory::{DeviceBuffer, DeviceSliceMut};
-use crate::buffer::ViewMut;
-use crate::dtype::DType;
+use crate::device::buffer::ViewMut;
+use crate::types::dtype::DType;
 
 /// CUDA C++ without headers.
 const SOURCE: &str = include_str!("wire.cu");

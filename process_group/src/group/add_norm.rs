@@ -2,12 +2,12 @@
 
 use super::ProcessGroup;
 use super::inner::Buffers;
-use crate::buffer::{Buffer, BufferMut};
-use crate::call::AddNorm;
-use crate::dtype::DType;
+use crate::backend::call::AddNorm;
+use crate::device::buffer::{Buffer, BufferMut};
 use crate::error::{Error, Result};
-use crate::operation::{Operation, ReduceOp};
-use crate::sync::lock;
+use crate::types::dtype::DType;
+use crate::types::operation::{Operation, ReduceOp};
+use crate::types::sync::lock;
 
 impl ProcessGroup {
     /// Whether [`all_reduce_add_norm`](Self::all_reduce_add_norm) takes `rows` rows of `columns` elements. It does where the ranks

@@ -5,12 +5,12 @@ use std::sync::{Arc, PoisonError};
 
 use super::ProcessGroup;
 use super::inner::{Buffers, GroupInner, Job, Worker};
-use crate::buffer::{Buffer, BufferMut};
+use crate::device::buffer::{Buffer, BufferMut};
 use crate::error::{Error, Result};
-use crate::operation::{Operation, ReduceOp};
-use crate::rank::Rank;
-use crate::sync::lock;
-use crate::work::Work;
+use crate::group::work::Work;
+use crate::types::operation::{Operation, ReduceOp};
+use crate::types::rank::Rank;
+use crate::types::sync::lock;
 
 impl ProcessGroup {
     /// [`all_reduce`](Self::all_reduce) on the group's worker. Later calls of the group come after it.

@@ -5,8 +5,8 @@ use std::sync::{Arc, Weak};
 
 use super::ProcessGroup;
 use super::inner::GroupInner;
-use crate::backend::stream::StreamCapture;
 use crate::error::{Error, Result};
+use crate::stream::StreamCapture;
 
 /// What a group knows of calls that were captured into a graph.
 #[derive(Debug)]

@@ -2,11 +2,11 @@
 
 use super::ProcessGroup;
 use super::inner::Buffers;
-use crate::buffer::{Memory, View, ViewMut};
-use crate::dtype::DType;
+use crate::device::buffer::{Memory, View, ViewMut};
 use crate::error::{Error, Result};
-use crate::operation::{CallFingerprint, Operation};
-use crate::rank::Rank;
+use crate::types::dtype::DType;
+use crate::types::operation::{CallFingerprint, Operation};
+use crate::types::rank::Rank;
 
 impl ProcessGroup {
     /// The number of the next collective.

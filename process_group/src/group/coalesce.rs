@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use super::ProcessGroup;
 use super::inner::Buffers;
-use crate::aligned::AlignedBytes;
-use crate::buffer::{BufferMut, ViewMut};
-use crate::dtype::DType;
+use crate::device::buffer::{BufferMut, ViewMut};
 use crate::error::Result;
-use crate::operation::{Operation, ReduceOp};
+use crate::types::aligned::AlignedBytes;
+use crate::types::dtype::DType;
+use crate::types::operation::{Operation, ReduceOp};
 
 impl ProcessGroup {
     /// [`all_reduce`](Self::all_reduce) of many buffers with few messages: neighbours of one type share buckets of
@@ -86,7 +86,7 @@ fn buckets(shapes: &[(DType, usize)], limit: usize) -> Vec<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::buffer::{Buffer, DeviceMemory, View};
+    use crate::device::buffer::{Buffer, DeviceMemory, View};
     use crate::error::Error;
 
     /// What says that it lies in the memory of a GPU.

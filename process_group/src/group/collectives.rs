@@ -4,11 +4,11 @@ use std::time::Instant;
 
 use super::ProcessGroup;
 use super::inner::Buffers;
-use crate::buffer::{Buffer, BufferMut, Memory};
-use crate::dtype::DType;
+use crate::device::buffer::{Buffer, BufferMut, Memory};
 use crate::error::Result;
-use crate::operation::{CallFingerprint, Operation, ReduceOp};
-use crate::rank::Rank;
+use crate::types::dtype::DType;
+use crate::types::operation::{CallFingerprint, Operation, ReduceOp};
+use crate::types::rank::Rank;
 
 impl ProcessGroup {
     // ---- collectives, in place -------------------------------------------------------------------------------

@@ -4,13 +4,13 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::ProcessGroup;
-use crate::buffer::{BufferMut, ViewMut};
+use crate::cpu::reduce::{Source, reduce};
 use crate::device::Device;
+use crate::device::buffer::{BufferMut, ViewMut};
 use crate::device::wire::{WireBuffer, WireMemory};
-use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
-use crate::operation::{Operation, ReduceOp};
-use crate::reduce::{Source, reduce};
+use crate::types::dtype::{DType, Element};
+use crate::types::operation::{Operation, ReduceOp};
 
 /// The type that [`ProcessGroup::all_reduce_compressed`] sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -10,21 +10,21 @@ use tracing::span::EnteredSpan;
 
 use super::GroupInfo;
 use crate::backend::Completion;
-use crate::backend::factory::AnyBackend;
-use crate::backend::stream::{self, StreamBackend, StreamCapture, StreamWork};
-use crate::buffer::{Memory, View, ViewMut};
-use crate::call::{AddNorm, Call, Interrupt};
-use crate::deadline;
-use crate::dtype::DType;
+use crate::backend::call::{AddNorm, Call, Interrupt};
+use crate::device::buffer::{Memory, View, ViewMut};
 use crate::error::{Error, Result};
-use crate::operation::{CallFingerprint, Operation};
-use crate::panic::panic_message;
+use crate::factory::AnyBackend;
+use crate::membership::store::{Store, group_key};
+use crate::observe::profile::Profile;
+use crate::observe::recorder::{FlightRecorder, Recorder};
 use crate::paths::Path;
-use crate::profile::Profile;
-use crate::rank::Rank;
-use crate::recorder::{FlightRecorder, Recorder};
-use crate::store::{Store, group_key};
-use crate::sync::lock;
+use crate::stream::{self, StreamBackend, StreamCapture, StreamWork};
+use crate::types::deadline;
+use crate::types::dtype::DType;
+use crate::types::operation::{CallFingerprint, Operation};
+use crate::types::panic::panic_message;
+use crate::types::rank::Rank;
+use crate::types::sync::lock;
 
 pub(super) struct GroupInner {
     pub(super) core: Mutex<Core>,

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use super::ProcessGroup;
-use crate::deadline;
 use crate::error::{Error, Result};
-use crate::rank::Rank;
-use crate::store::{self, group_key};
+use crate::membership::store::{self, group_key};
+use crate::types::deadline;
+use crate::types::rank::Rank;
 
 /// How long after the first rank one came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]

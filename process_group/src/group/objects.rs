@@ -6,9 +6,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use super::ProcessGroup;
-use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::rank::Rank;
+use crate::types::dtype::Element;
+use crate::types::rank::Rank;
 
 impl ProcessGroup {
     /// Gives everybody the root's value. `value` is `Some` on the root; elsewhere it is ignored.

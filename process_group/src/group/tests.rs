@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 use super::*;
 use crate::backend::Backend;
 use crate::backend::Completion;
-use crate::backend::factory::AnyBackend;
-use crate::backend::loopback::{Loopback, LoopbackHub};
-use crate::buffer::{Buffer, BufferMut, View, ViewMut};
-use crate::call::Call;
-use crate::dtype::DType;
-use crate::operation::{CallFingerprint, ReduceOp};
+use crate::backend::call::Call;
+use crate::backend::timings::{CallTime, TimedCall, Timings};
+use crate::device::buffer::{Buffer, BufferMut, View, ViewMut};
+use crate::factory::AnyBackend;
+use crate::loopback::{Loopback, LoopbackHub};
 use crate::paths::{Path, PathTable};
-use crate::profile::{CallTime, TimedCall, Timings};
 use crate::testing::{LATE, in_time};
+use crate::types::dtype::DType;
+use crate::types::operation::{CallFingerprint, ReduceOp};
 
 fn info(name: &str, rank: u32, world_size: usize) -> GroupInfo {
     GroupInfo {
@@ -340,7 +340,7 @@ impl Backend for Lossy {
 
 #[test]
 fn the_self_check_finds_an_operation_or_a_type_that_is_wrong() {
-    use crate::operation::Operation as Op;
+    use crate::types::operation::Operation as Op;
     let faults: [(&str, Fault); 12] = [
         ("all_reduce(sum) of f32 is", |call| {
             call.operation == Op::AllReduce(ReduceOp::Sum) && call.count == 4099
@@ -369,7 +369,7 @@ fn the_self_check_finds_an_operation_or_a_type_that_is_wrong() {
                     None,
                     None,
                 );
-                std::thread::spawn(move || crate::self_check::run(&mut group))
+                std::thread::spawn(move || crate::manager::self_check::run(&mut group))
             })
             .collect();
         let mut found: Vec<Error> =

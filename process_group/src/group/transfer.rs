@@ -2,12 +2,12 @@
 
 use super::ProcessGroup;
 use super::inner::Buffers;
-use crate::buffer::{Buffer, BufferMut, View, ViewMut};
+use crate::device::buffer::{Buffer, BufferMut, View, ViewMut};
 use crate::device::{DeviceBuffer, Stream};
-use crate::dtype::Element;
 use crate::error::{Error, Result};
-use crate::operation::Operation;
-use crate::rank::Rank;
+use crate::types::dtype::Element;
+use crate::types::operation::Operation;
+use crate::types::rank::Rank;
 
 /// Elements in the memory that a group's calls work on. Made by [`ProcessGroup::upload`].
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use ryzanstein_config::Config;
 
 use crate::error::{Error, Result};
-use crate::mesh::Bound;
-use crate::rendezvous::Rendezvous;
+use crate::link::mesh::Bound;
+use crate::membership::rendezvous::Rendezvous;
 
 pub(super) fn listen(config: &Config, rendezvous: &dyn Rendezvous) -> Result<Bound> {
     let tcp = &config.process_group.tcp;

@@ -5,17 +5,17 @@ use std::time::{Duration, Instant};
 
 use ryzanstein_config::Config;
 
-use crate::backend::factory::{AnyBackend, BackendFactory, GroupSpec, Together};
 use crate::error::Result;
+use crate::factory::{AnyBackend, BackendFactory, GroupSpec, Together};
 use crate::group::{GroupInfo, ProcessGroup};
-use crate::mesh::Mesh;
+use crate::link::mesh::Mesh;
+use crate::manager::self_check;
+use crate::membership::rendezvous::Membership;
+use crate::membership::roster::Member;
+use crate::observe::profile::Recording;
+use crate::observe::recorder::FlightRecorder;
 use crate::paths::tuned::TunedRange;
-use crate::profile::Recording;
-use crate::rank::Rank;
-use crate::recorder::FlightRecorder;
-use crate::rendezvous::Membership;
-use crate::roster::Member;
-use crate::self_check;
+use crate::types::rank::Rank;
 
 /// Moving data at less than this, in 10⁹ bytes per second, is slow: on host memory, and on GPUs.
 const SLOW_HOST_GBS: f64 = 0.1;

@@ -2,8 +2,8 @@
 
 use super::tuned::{self, TunedRange};
 use super::{Condition, Otherwise, Path, PathTable, PeerAlgorithm, Reason, Rule};
-use crate::dtype::DType;
-use crate::operation::ReduceOp;
+use crate::types::dtype::DType;
+use crate::types::operation::ReduceOp;
 
 /// The table of a group whose calls NCCL carries.
 pub(crate) fn nccl_table(world_size: usize) -> PathTable {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::tuned::{self, TunedRange};
 use super::{Condition, Otherwise, Path, PathTable, Reason, Rule};
-use crate::roster::Member;
+use crate::membership::roster::Member;
 use crate::schedule::cost::{LinkCost, LinkModel};
 use crate::schedule::{Algorithm, Hosts};
 

@@ -21,12 +21,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::operation::{Operation, ReduceOp};
 use crate::schedule::Hosts;
 use crate::schedule::build::CollectiveSpec;
 use crate::schedule::cost::{LinkModel, estimate};
+use crate::types::dtype::DType;
+use crate::types::operation::{Operation, ReduceOp};
 pub(crate) use rule::{Condition, Reason, Rule};
 
 pub use crate::schedule::Algorithm;
@@ -437,7 +437,8 @@ impl PathTable {
             Otherwise::Cheapest { model, hosts } => cost(path, query, model, hosts),
             Otherwise::Always { .. } => None,
         };
-        expected.map_or_else(|| "nothing".to_owned(), |time| crate::units::time(time.as_secs_f64() * 1e6))
+        expected
+            .map_or_else(|| "nothing".to_owned(), |time| crate::types::units::time(time.as_secs_f64() * 1e6))
     }
 }
 

@@ -3,10 +3,10 @@ use proptest::prelude::*;
 use super::host::{self, Links, Topology};
 use super::tuned::{Machine, Measurement, TunedRange, TuningError, TuningTable};
 use super::*;
-use crate::operation::ReduceOp;
-use crate::rank::Rank;
-use crate::roster::tests::members;
+use crate::membership::roster::tests::members;
 use crate::schedule::Algorithm::{Direct, HalvingDoubling, RecursiveDoubling, Ring};
+use crate::types::operation::ReduceOp;
+use crate::types::rank::Rank;
 
 const SUM: Operation = Operation::AllReduce(ReduceOp::Sum);
 

@@ -5,9 +5,9 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{Condition, Path, Reason, Rule};
-use crate::operation::{Operation, ReduceOp};
-use crate::rank::Rank;
-use crate::units;
+use crate::types::operation::{Operation, ReduceOp};
+use crate::types::rank::Rank;
+use crate::types::units;
 
 /// The format of the file that this version writes and reads.
 const FORMAT: u32 = 2;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::Algorithm::{self, Direct, HalvingDoubling, Hierarchical, RecursiveDoubling, Ring};
 use super::Hosts;
 use super::build::{CollectiveSpec, chunk_range, exchanges_whole, largest_power_of_two};
-use crate::operation::Operation;
+use crate::types::operation::Operation;
 
 /// What one rank does in one call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -130,8 +130,11 @@ fn payloads(spec: CollectiveSpec, rank: usize, n: usize) -> Traffic {
         (Operation::Send { .. }, _) => of(1, count),
         (Operation::Recv { .. }, _) => of(0, 0),
         (Operation::ReduceScatter(_), _) => of(others, others * count).reducing(others * count),
-        // One chunk to each of the others: all-gather and all-to-all, in a ring or directly.
-        _ => of(others, others * count),
+        // One chunk to each of the others, in a ring or directly.
+        (_, Ring | Direct) => of(others, others * count),
+        (operation, algorithm @ (RecursiveDoubling | HalvingDoubling | Hierarchical)) => {
+            unreachable!("{algorithm:?} does not suit {operation:?}")
+        }
     }
 }
 
@@ -166,13 +169,9 @@ fn children(place: usize, n: usize, algorithm: Algorithm) -> usize {
             let lowest = if place == 0 { n.next_power_of_two() } else { place & place.wrapping_neg() };
             (0..usize::BITS).map(|bit| 1usize << bit).take_while(|b| *b < lowest && place + b < n).count()
         }
-        _ => {
-            if place == 0 {
-                n - 1
-            } else {
-                0
-            }
-        }
+        Algorithm::Direct if place == 0 => n - 1,
+        Algorithm::Direct => 0,
+        Algorithm::HalvingDoubling | Algorithm::Hierarchical => unreachable!("these have no tree of ranks"),
     }
 }
 
@@ -204,7 +203,8 @@ fn rounds_by_level(spec: CollectiveSpec, hosts: &Hosts) -> [usize; 2] {
         | (Operation::Broadcast { .. } | Operation::Reduce { .. }, HalvingDoubling) => 2,
         (_, Ring) => n - 1,
         (_, RecursiveDoubling) => doubling_rounds(n),
-        _ => 1,
+        (_, Direct) => 1,
+        (operation, HalvingDoubling) => unreachable!("halving and doubling does not suit {operation:?}"),
     };
     if hosts.count() == 1 { [rounds, 0] } else { [0, rounds] }
 }
@@ -298,8 +298,8 @@ pub fn estimate(spec: CollectiveSpec, hosts: &Hosts, element_size: usize, model:
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operation::ReduceOp;
-    use crate::rank::Rank;
+    use crate::types::operation::ReduceOp;
+    use crate::types::rank::Rank;
 
     #[test]
     fn a_round_waits_for_every_rank_that_shares_a_processor() {

@@ -13,7 +13,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::operation::Operation;
+use crate::types::operation::Operation;
 pub use hosts::Hosts;
 
 /// A way to do a collective with messages between pairs.

@@ -2,33 +2,27 @@
 
 use std::ops::Range;
 
-use pulp::Arch;
 use ryzanstein_config::InstructionSet;
-use ryzanstein_process_group::{DType, Element as _};
+use ryzanstein_process_group::DType;
 
 use super::batch::{Batch, SlotMapping};
 use super::operations::{AttentionCall, Compute, LayerCache};
-use super::product::{Products, instruction_set};
+use super::processor::Processor;
+use super::product::instruction_set;
 use super::{attend, rows, shapes};
 use crate::error::{ConfigurationError, Result};
-use crate::float::{self, Float, with_float};
-use crate::memory::{self, Array};
+use crate::float::{self, with_float};
 use crate::rotary::Rotary;
 use crate::storage::{Storage, with_elements};
 use crate::tensor::{Tensor, element_count};
-use crate::threads::{PARALLEL_THRESHOLD, Threads};
 
 /// Larger arrays are first reserved by an allocation that may fail. One that must not fail would end the program.
 const LARGE: usize = 64 << 20;
 
-/// Parts for each thread, so that all end at about the same time.
-const PARTS: usize = 4;
-
 /// Arithmetic on the processor.
 #[derive(Debug)]
 pub struct Host {
-    threads: Threads,
-    products: Products,
+    processor: Processor,
 }
 
 impl Host {
@@ -43,81 +37,7 @@ impl Host {
     /// When this processor lacks it: [`instruction_set::supported`] lists those that it has.
     pub fn with_instruction_set(threads: usize, set: InstructionSet) -> Self {
         assert!(instruction_set::is_supported(set), "this processor lacks {set}");
-        Self { threads: Threads::new(threads, "compute"), products: Products::new(set) }
-    }
-}
-
-impl Host {
-    pub(super) fn threads(&self) -> &Threads {
-        &self.threads
-    }
-
-    pub(super) fn arch(&self) -> Arch {
-        self.products.arch()
-    }
-
-    pub(super) fn instruction_set(&self) -> InstructionSet {
-        self.products.set()
-    }
-
-    /// Builds a tensor row by row: `fill` gets the row's number and `columns` elements, and sets all of them.
-    pub(super) fn build(
-        &self,
-        [rows, columns]: [usize; 2],
-        dtype: DType,
-        fill: impl Fn(usize, &mut [f32]) + Sync,
-    ) -> Result<Tensor> {
-        let shape = [rows, columns];
-        element_count(&shape, dtype)?;
-        let values = with_float!(dtype, T => Storage::from(self.built::<T>(shape, fill)))?;
-        Ok(Tensor::from_storage(&shape, values))
-    }
-
-    /// The elements of [`build`](Self::build).
-    pub(super) fn built<T: Float>(
-        &self,
-        [rows, columns]: [usize; 2],
-        fill: impl Fn(usize, &mut [f32]) + Sync,
-    ) -> Array<T> {
-        memory::built(rows * columns, |all| {
-            let together = self.rows_together(rows);
-            let parts = all.chunks((together * columns).max(1)).enumerate();
-            self.threads.for_each(rows * columns >= PARALLEL_THRESHOLD, parts, |(part, out)| {
-                let is_wide = T::DTYPE == f32::DTYPE;
-                let mut wide = vec![0.0; if is_wide { 0 } else { columns }];
-                for (i, row) in out.chunks(columns).enumerate() {
-                    let (at, row) = (part * together + i, row.zeros());
-                    if is_wide {
-                        fill(at, bytemuck::cast_slice_mut(row));
-                    } else {
-                        fill(at, &mut wide);
-                        rows::narrow(self.arch(), &wide, row);
-                    }
-                }
-            });
-        })
-    }
-
-    /// Adds `y` to `x`, rows of `columns`. If `y` has fewer rows, it is added again and again.
-    fn add_rows<T: Float, U: Float>(&self, x: &mut [T], y: &[U], columns: usize) {
-        let is_worth_it = x.len() >= PARALLEL_THRESHOLD;
-        let together = self.rows_together(x.len() / columns) * columns;
-        self.threads.for_each(is_worth_it, x.chunks_mut(together).enumerate(), |(part, x)| {
-            for (i, row) in x.chunks_exact_mut(columns).enumerate() {
-                let at = (part * together + i * columns) % y.len();
-                rows::add(self.arch(), row, &y[at..at + columns]);
-            }
-        });
-    }
-
-    /// Rows of a part.
-    fn rows_together(&self, rows: usize) -> usize {
-        rows.div_ceil(PARTS * self.threads.count()).max(1)
-    }
-
-    /// The exact values of some elements.
-    pub(super) fn widen(&self, stored: &Storage, range: Range<usize>, to: &mut [f32]) {
-        with_elements!(stored, stored => rows::widen(self.arch(), &stored[range], to));
+        Self { processor: Processor::new(threads, set) }
     }
 }
 
@@ -152,7 +72,7 @@ impl Compute for Host {
         let bias = bias.map(Tensor::host_values).transpose()?;
         let (operands, bias) = ((x.host()?, weight.host()?), bias.as_deref());
         let values = with_float!(out, T => {
-            Storage::from(self.products.multiply::<T>(&self.threads, operands, bias, [m, k, n]))
+            Storage::from(self.processor.multiply::<T>(operands, bias, [m, k, n]))
         })?;
         Ok(Tensor::from_storage(&[m, n], values))
     }
@@ -160,9 +80,9 @@ impl Compute for Host {
     fn embed(&self, table: &Tensor, first: usize, batch: &Batch, out: DType) -> Result<Tensor> {
         let (rows, columns) = (table.rows(), table.columns());
         let (ids, stored) = (batch.tokens(), table.host()?);
-        self.build([ids.len(), columns], out, |i, to| {
+        self.processor.build([ids.len(), columns], out, |i, to| {
             match (ids[i] as usize).checked_sub(first).filter(|row| *row < rows) {
-                Some(row) => self.widen(stored, row * columns..(row + 1) * columns, to),
+                Some(row) => self.processor.widen(stored, row * columns..(row + 1) * columns, to),
                 None => to.fill(0.0),
             }
         })
@@ -172,9 +92,9 @@ impl Compute for Host {
         shapes::rms_norm(x, weight)?;
         let columns = x.columns();
         let (stored, weight) = (x.host()?, weight.host_values()?);
-        self.build([x.rows(), columns], x.dtype(), |i, to| {
+        self.processor.build([x.rows(), columns], x.dtype(), |i, to| {
             with_elements!(stored, x => {
-                rows::rms_norm(self.arch(), &x[i * columns..(i + 1) * columns], &weight, epsilon, to);
+                rows::rms_norm(self.processor.arch(), &x[i * columns..(i + 1) * columns], &weight, epsilon, to);
             });
         })
     }
@@ -183,7 +103,7 @@ impl Compute for Host {
         shapes::add(x, y)?;
         let (columns, count, y) = (x.columns(), y.count(), y.host()?);
         if count > 0 {
-            with_elements!(x.host_mut()?, x => with_elements!(y, y => self.add_rows(x, y, columns)));
+            with_elements!(x.host_mut()?, x => with_elements!(y, y => self.processor.add_rows(x, y, columns)));
         }
         Ok(())
     }
@@ -191,24 +111,24 @@ impl Compute for Host {
     fn swiglu(&self, x: &Tensor) -> Result<Tensor> {
         let width = shapes::swiglu(x)?;
         let stored = x.host()?;
-        self.build([x.rows(), width], x.dtype(), |i, to| {
+        self.processor.build([x.rows(), width], x.dtype(), |i, to| {
             with_elements!(stored, stored => {
                 let (gate, up) = stored[2 * i * width..2 * (i + 1) * width].split_at(width);
-                rows::swiglu(self.arch(), gate, up, to);
+                rows::swiglu(self.processor.arch(), gate, up, to);
             });
         })
     }
 
     fn attention(&self, qkv: Tensor, call: &AttentionCall<'_>, cache: &mut LayerCache) -> Result<Tensor> {
-        attend::attention(self, &qkv, call, cache)
+        attend::attention(&self.processor, &qkv, call, cache)
     }
 
     fn slice_columns(&self, x: &Tensor, columns: Range<usize>) -> Result<Tensor> {
         shapes::slice_columns(x, &columns)?;
         let stored = x.host()?;
-        self.build([x.rows(), columns.len()], x.dtype(), |i, to| {
+        self.processor.build([x.rows(), columns.len()], x.dtype(), |i, to| {
             let at = i * x.columns();
-            self.widen(stored, at + columns.start..at + columns.end, to);
+            self.processor.widen(stored, at + columns.start..at + columns.end, to);
         })
     }
 
@@ -218,10 +138,10 @@ impl Compute for Host {
             return blocks.reshape(&[rows, width]);
         }
         let stored = blocks.host()?;
-        self.build([rows, keep], blocks.dtype(), |i, to| {
+        self.processor.build([rows, keep], blocks.dtype(), |i, to| {
             for (block, to) in to.chunks_mut(width).enumerate() {
                 let from = (block * rows + i) * width;
-                self.widen(stored, from..from + to.len(), to);
+                self.processor.widen(stored, from..from + to.len(), to);
             }
         })
     }

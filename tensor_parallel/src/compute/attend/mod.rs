@@ -18,8 +18,8 @@ use pulp::{Simd, WithSimd};
 use ryzanstein_config::InstructionSet;
 
 use super::exponential::exp;
-use super::host::Host;
 use super::operations::{AttentionCall, LayerCache};
+use super::processor::Processor;
 #[cfg(target_arch = "x86_64")]
 use super::product::amx::Tiles;
 use super::product::simd;
@@ -41,7 +41,7 @@ const QUERIES_OF_TILES: usize = 128;
 const LANES: usize = 16;
 
 pub(super) fn attention(
-    host: &Host,
+    processor: &Processor,
     qkv: &Tensor,
     call: &AttentionCall<'_>,
     cache: &mut LayerCache,
@@ -52,19 +52,19 @@ pub(super) fn attention(
     let rows = qkv.rows();
     let width = (heads + 2 * kv_heads) * head_dim;
     let stored = qkv.host()?;
-    let rotated: Array<f32> = host.built([rows, width], |i, row| {
-        host.widen(stored, i * width..(i + 1) * width, row);
+    let rotated: Array<f32> = processor.built([rows, width], |i, row| {
+        processor.widen(stored, i * width..(i + 1) * width, row);
         let (turned, _) = row.split_at_mut((heads + kv_heads) * head_dim);
-        rows::rotate(host.arch(), rotary, i, head_dim, turned);
+        rows::rotate(processor.arch(), rotary, i, head_dim, turned);
     });
     for (row, slot) in rotated.chunks_exact(width).zip(&slots) {
-        store(host, cache, &row[heads * head_dim..], *slot, (kv_heads, head_dim))?;
+        store(processor, cache, &row[heads * head_dim..], *slot, (kv_heads, head_dim))?;
     }
 
     let group = heads / kv_heads * head_dim;
     let (keys, values) = (cache.keys.host()?, cache.values.host()?);
     let cache = &*cache;
-    let queries = if host.instruction_set() == InstructionSet::Amx { QUERIES_OF_TILES } else { QUERIES };
+    let queries = if processor.instruction_set() == InstructionSet::Amx { QUERIES_OF_TILES } else { QUERIES };
     let together = (queries * head_dim / group).max(1);
     let some_rows = |head: usize, first: usize, out: &mut [f32]| {
         let (mut first, mut out) = (first, out);
@@ -81,7 +81,7 @@ pub(super) fn attention(
                 rotated[first * width..].chunks(width).take(count).map(|row| &row[head * group..][..group]);
             let of_head = cache.offset(sequence, head, 0);
             let queries = Queries { rows: rows.collect(), seen, head_dim, out: these };
-            attend(host, queries, (keys, of_head), (values, of_head));
+            attend(processor, queries, (keys, of_head), (values, of_head));
             (first, out) = (first + count, others);
         }
     };
@@ -95,11 +95,11 @@ pub(super) fn attention(
                 parts.push((head, part * together, out));
             }
         }
-        host.threads().for_each(is_worth_it, parts.into_iter(), |(head, first, out)| {
+        processor.threads().for_each(is_worth_it, parts.into_iter(), |(head, first, out)| {
             some_rows(head, first, out.zeros());
         });
     });
-    host.build([rows, heads * head_dim], qkv.dtype(), |row, to| {
+    processor.build([rows, heads * head_dim], qkv.dtype(), |row, to| {
         for (head, to) in to.chunks_exact_mut(group).enumerate() {
             to.copy_from_slice(&out[(head * rows + row) * group..][..group]);
         }
@@ -108,21 +108,21 @@ pub(super) fn attention(
 
 /// Computes attention in the way that is fastest for the number of queries. `keys` and `values` are the caches, each with the index at
 /// which the head begins.
-fn attend(host: &Host, queries: Queries<'_>, keys: (&Storage, usize), values: (&Storage, usize)) {
+fn attend(processor: &Processor, queries: Queries<'_>, keys: (&Storage, usize), values: (&Storage, usize)) {
     #[cfg(target_arch = "x86_64")]
     if let (Storage::BF16(k), Storage::BF16(v)) = (keys.0, values.0)
-        && host.instruction_set() == InstructionSet::Amx
+        && processor.instruction_set() == InstructionSet::Amx
         && tiles::is_worth_it(&queries)
     {
-        tiles::attend(&Tiles::new(), host.arch(), queries, [&k[keys.1..], &v[values.1..]]);
+        tiles::attend(&Tiles::new(), processor.arch(), queries, [&k[keys.1..], &v[values.1..]]);
         return;
     }
-    host.arch().dispatch(OfVectors { queries, keys, values });
+    processor.arch().dispatch(OfVectors { queries, keys, values });
 }
 
 /// Writes the keys and values of one position to the cache, rounded to its type.
 fn store(
-    host: &Host,
+    processor: &Processor,
     cache: &mut LayerCache,
     kv: &[f32],
     (sequence, position): (usize, usize),
@@ -133,7 +133,7 @@ fn store(
     for (target, source) in [(&mut cache.keys, keys), (&mut cache.values, values)] {
         with_elements!(target.host_mut()?, to => {
             for (at, from) in starts.iter().copied().zip(source.chunks_exact(head_dim)) {
-                rows::narrow(host.arch(), from, &mut to[at..at + head_dim]);
+                rows::narrow(processor.arch(), from, &mut to[at..at + head_dim]);
             }
         });
     }

@@ -1,0 +1,127 @@
+//! A program made ready to run: hazards derived, nodes sorted by peer.
+
+use crate::link::mesh::{Peer, Peers};
+use crate::schedule::Hosts;
+use crate::schedule::build::{CollectiveSpec, build};
+use crate::schedule::hazards::{Hazard, hazards};
+use crate::schedule::program::{Node, Region, Source};
+use crate::types::operation::Operation;
+
+#[derive(Debug)]
+pub(super) struct Compiled {
+    pub(super) spec: CollectiveSpec,
+    /// By node: its elements.
+    pub(super) lengths: Vec<usize>,
+    /// By node: what limits it.
+    pub(super) hazards: Vec<Vec<Hazard>>,
+    /// Messages to each peer, in order.
+    pub(super) sends: Peers<Vec<Send>>,
+    /// Messages from each peer, in order.
+    pub(super) receives: Peers<Vec<Receive>>,
+    pub(super) reductions: Vec<Reduction>,
+    /// Copies, which wait for no message.
+    pub(super) copies: Vec<Copy>,
+    /// Elements of scratch.
+    pub(super) scratch: usize,
+    /// Whether this rank gives up its processor before it looks for messages, if ranks share processors: it cannot finish before all
+    /// others have come.
+    pub(super) yields_first: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Send {
+    pub(super) node: usize,
+    pub(super) region: Region,
+}
+
+#[derive(Debug)]
+pub(super) struct Receive {
+    pub(super) node: usize,
+    pub(super) into: Target,
+}
+
+/// Where a message goes.
+#[derive(Debug)]
+pub(super) enum Target {
+    Region(Region),
+    /// One operand of the reduction of this index.
+    Reduction(usize),
+}
+
+#[derive(Debug)]
+pub(super) struct Reduction {
+    pub(super) node: usize,
+    pub(super) into: Region,
+    /// In order.
+    pub(super) operands: Vec<Operand>,
+    /// Those of the operands that are messages.
+    pub(super) peers: Vec<Peer>,
+    /// Whether an average divides here.
+    pub(super) last: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Operand {
+    Peer(Peer),
+    Own(Region),
+}
+
+#[derive(Debug)]
+pub(super) struct Copy {
+    pub(super) node: usize,
+    pub(super) from: Region,
+    pub(super) into: Region,
+}
+
+impl Compiled {
+    pub(super) fn new(spec: CollectiveSpec, rank: usize, hosts: &Hosts) -> Self {
+        let n = hosts.world_size();
+        let program = build(spec, rank, hosts);
+        let peer = |other| Peer::new(other, rank).expect("no schedule sends to its own rank");
+        let mut compiled = Self {
+            spec,
+            lengths: program.nodes.iter().map(|node| node.region().len()).collect(),
+            hazards: hazards(&program),
+            sends: Peers::from_fn(rank, n, |_| Vec::new()),
+            receives: Peers::from_fn(rank, n, |_| Vec::new()),
+            reductions: Vec::new(),
+            copies: Vec::new(),
+            scratch: program.scratch,
+            yields_first: false,
+        };
+        for (node, what) in program.nodes.into_iter().enumerate() {
+            match what {
+                Node::Send { to, region } => compiled.sends[peer(to)].push(Send { node, region }),
+                Node::Receive { from, region } => {
+                    compiled.receives[peer(from)].push(Receive { node, into: Target::Region(region) });
+                }
+                Node::Reduce { into, sources, last } => {
+                    if let [Source::Own(from)] = sources[..] {
+                        compiled.copies.push(Copy { node, from, into });
+                        continue;
+                    }
+                    let operand = |source| match source {
+                        Source::Peer(other) => Operand::Peer(peer(other)),
+                        Source::Own(region) => Operand::Own(region),
+                    };
+                    let operands: Vec<Operand> = sources.into_iter().map(operand).collect();
+                    let peers = operands.iter().filter_map(|operand| match operand {
+                        Operand::Peer(peer) => Some(*peer),
+                        Operand::Own(_) => None,
+                    });
+                    let reduction = Reduction { node, into, peers: peers.collect(), operands, last };
+                    for &from in &reduction.peers {
+                        let into = Target::Reduction(compiled.reductions.len());
+                        compiled.receives[from].push(Receive { node, into });
+                    }
+                    compiled.reductions.push(reduction);
+                }
+            }
+        }
+        // No rank finishes a barrier or a rooted call before all have come to it.
+        compiled.yields_first = spec.operation == Operation::Barrier
+            || spec.operation.root().is_some()
+            || compiled.receives.pairs().all(|(_, messages)| !messages.is_empty());
+        compiled
+    }
+}

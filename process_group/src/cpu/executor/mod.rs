@@ -1,0 +1,336 @@
+//! Runs one rank's program over its links: moves whatever can move, and waits when nothing can.
+
+mod control;
+mod failure;
+mod mismatch;
+mod receive;
+mod reduce;
+mod vigil;
+mod wait;
+
+pub(super) use mismatch::History;
+
+use std::time::{Duration, Instant};
+
+use super::compiled::{Compiled, Copy, Send};
+use super::link::{Link, Sent};
+use super::shared::Bell;
+use super::spin::SpinPolicy;
+use crate::backend::call::Interrupt;
+use crate::error::Result;
+use crate::link::mesh::{Liveness, Peer, Peers};
+use crate::link::wire::frame::{Header, Kind};
+use crate::schedule::program::{Region, Space};
+use crate::types::operation::CallFingerprint;
+use crate::types::rank::Rank;
+use vigil::Vigil;
+
+/// The memories of a call, as bytes.
+pub(super) struct Spaces<'a> {
+    pub(super) input: Option<&'a [u8]>,
+    pub(super) output: &'a mut [u8],
+    pub(super) scratch: &'a mut [u8],
+}
+
+impl Spaces<'_> {
+    fn read(&self, region: Region, size: usize, from: usize, to: usize) -> &[u8] {
+        let all: &[u8] = match region.space {
+            Space::Input => self.input.unwrap_or(&*self.output),
+            Space::Output => &*self.output,
+            Space::Scratch => &*self.scratch,
+        };
+        &all[region.start * size + from..region.start * size + to]
+    }
+
+    fn write(&mut self, region: Region, size: usize, from: usize, to: usize) -> &mut [u8] {
+        let all = if region.space == Space::Scratch { &mut *self.scratch } else { &mut *self.output };
+        &mut all[region.start * size + from..region.start * size + to]
+    }
+}
+
+/// What is the same for every call of a group.
+pub(super) struct Context<'a> {
+    pub(super) group: &'a str,
+    /// Position in the group.
+    pub(super) rank: Rank,
+    /// For errors.
+    pub(super) global_rank: Rank,
+    pub(super) segment: usize,
+    pub(super) spin: SpinPolicy,
+    /// What wakes this rank, where links go through memory.
+    pub(super) bell: Option<&'a Bell>,
+    /// This call and those before it.
+    pub(super) history: &'a History,
+    /// Looks whether the peers' processes respond, where they are processes.
+    pub(super) liveness: Option<&'a Liveness>,
+    /// Ends the call from another thread.
+    pub(super) interrupt: Option<&'a Interrupt>,
+}
+
+/// A peer that has been silent for so long was not in the call yet.
+const ABSENT_AFTER: Duration = Duration::from_millis(2);
+
+/// Progress of a call. Kept between calls to save its allocations.
+#[derive(Debug)]
+pub(super) struct Progress {
+    /// By node: bytes done.
+    done: Vec<usize>,
+    peers: Peers<PeerProgress>,
+    copied: usize,
+    /// Nodes not finished.
+    left: usize,
+    waited: Duration,
+    /// When sockets that carry no bytes were looked at last.
+    looked: Instant,
+}
+
+/// Progress of the messages to and from one peer.
+#[derive(Clone, Copy, Default, Debug)]
+struct PeerProgress {
+    /// Messages that have left.
+    sent: usize,
+    /// Messages received.
+    received: usize,
+    /// The header of the message after those has been read.
+    open: bool,
+    /// The link takes no more just now.
+    full: bool,
+}
+
+impl Progress {
+    pub(super) fn new(rank: usize, world_size: usize) -> Self {
+        let peers = Peers::from_fn(rank, world_size, |_| PeerProgress::default());
+        Self { done: Vec::new(), peers, copied: 0, left: 0, waited: Duration::ZERO, looked: Instant::now() }
+    }
+
+    /// How long the call waited for other ranks.
+    pub(super) fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    fn reset(&mut self, nodes: usize) {
+        self.waited = Duration::ZERO;
+        self.done.clear();
+        self.done.resize(nodes, 0);
+        self.peers.iter_mut().for_each(|peer| *peer = PeerProgress::default());
+        self.copied = 0;
+        self.left = nodes;
+    }
+}
+
+/// One call of one rank.
+pub(super) struct Run<'a> {
+    pub(super) context: Context<'a>,
+    pub(super) links: &'a mut Peers<Link>,
+    pub(super) compiled: &'a Compiled,
+    pub(super) fingerprint: CallFingerprint,
+    pub(super) sequence: u64,
+    pub(super) deadline: Instant,
+    pub(super) spaces: Spaces<'a>,
+    pub(super) progress: &'a mut Progress,
+}
+
+impl Run<'_> {
+    /// Does the whole program.
+    pub(super) fn run(mut self) -> Result<()> {
+        let started = Instant::now();
+        self.progress.reset(self.compiled.lengths.len());
+        // A call that only sends does not wait.
+        self.look_at_channels(started);
+        let mut idle_since = started;
+        let mut looks = 0u32;
+        let mut asleep_since = None;
+        let may_ask = !self.fingerprint.operation.is_point_to_point();
+        let mut ask_at = may_ask.then(|| started + mismatch::ASK_AFTER);
+        let (mut look_at, mut vigil) = (started + vigil::LOOK_AFTER, Vigil::default());
+        if self.context.spin.yields && self.compiled.yields_first {
+            // Some of those that this rank waits for share its processor, and come to the call once it yields: looking before that is
+            // in vain.
+            self.give()?;
+            std::thread::yield_now();
+        }
+        loop {
+            let moved = self.step()?;
+            if moved && let Some(since) = asleep_since.take() {
+                self.note_silence(since);
+            }
+            if self.progress.left == 0 && self.has_flushed() {
+                return Ok(());
+            }
+            if moved {
+                looks = 0;
+                continue;
+            }
+            // The clock is read once news have failed to come, not before every look at a socket.
+            if looks == 0 {
+                idle_since = Instant::now();
+            }
+            looks += 1;
+            let until = ask_at.unwrap_or(look_at).min(look_at).min(self.deadline);
+            if self.context.spin.look_again(idle_since, until) {
+                // A peer that we expect nothing from may have something to say.
+                if looks.is_multiple_of(64) {
+                    self.look_at_channels(Instant::now());
+                    self.listen()?;
+                }
+                continue;
+            }
+            asleep_since.get_or_insert(idle_since);
+            if !self.sleep(until)? {
+                if until == self.deadline {
+                    let missing = self.missing();
+                    return Err(self.timeout(&vigil, started.elapsed(), missing));
+                }
+                if ask_at.take_if(|at| *at <= until).is_some() {
+                    self.ask();
+                }
+                if look_at <= until {
+                    look_at = Instant::now() + vigil::LOOK_EVERY;
+                    if let Some(liveness) = self.context.liveness {
+                        self.look_after_peers(&mut vigil, liveness);
+                    }
+                }
+            }
+            self.listen()?;
+            looks = 0;
+        }
+    }
+
+    /// [`wait`](Self::wait), in pieces between which another thread can end the call.
+    fn sleep(&mut self, until: Instant) -> Result<bool> {
+        let Some(interrupt) = self.context.interrupt else { return self.wait(until) };
+        loop {
+            interrupt.check()?;
+            let piece = Instant::now() + Interrupt::LOOK_EVERY;
+            if piece >= until {
+                return self.wait(until);
+            }
+            if self.wait(piece)? && Instant::now() < piece {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Counts a long silence as waiting: a peer already in the call would have sent sooner.
+    #[cold]
+    fn note_silence(&mut self, since: Instant) {
+        let silence = since.elapsed();
+        if silence > ABSENT_AFTER {
+            self.progress.waited += silence;
+        }
+    }
+
+    /// Moves what can be moved at once. `true` if anything has.
+    fn step(&mut self) -> Result<bool> {
+        let mut moved = self.give()?;
+        for peer in self.links.ids() {
+            moved |= self.pull(peer)?;
+        }
+        Ok(moved)
+    }
+
+    /// Copies and sends what can be copied and sent at once.
+    fn give(&mut self) -> Result<bool> {
+        let mut moved = self.copy();
+        for peer in self.links.ids() {
+            moved |= self.push(peer)?;
+        }
+        Ok(moved)
+    }
+
+    fn size(&self) -> usize {
+        self.fingerprint.dtype.size()
+    }
+
+    /// Length of a node in bytes.
+    fn length(&self, node: usize) -> usize {
+        self.compiled.lengths[node] * self.size()
+    }
+
+    /// How far hazards let a node go, in bytes.
+    fn allowed(&self, node: usize) -> usize {
+        let size = self.size();
+        let limits = self.compiled.hazards[node].iter().map(|h| h.limit(self.progress.done[h.on] / size));
+        limits.fold(self.compiled.lengths[node], usize::min) * size
+    }
+
+    fn finish(&mut self) {
+        self.progress.left -= 1;
+    }
+
+    fn copy(&mut self) -> bool {
+        let mut moved = false;
+        while let Some(&Copy { node, from, into }) = self.compiled.copies.get(self.progress.copied) {
+            let (done, allowed) = (self.progress.done[node], self.allowed(node));
+            let size = self.size();
+            let Spaces { input, output, scratch } = &mut self.spaces;
+            let read = from.start * size + done..from.start * size + allowed;
+            let write = into.start * size + done..into.start * size + allowed;
+            match (from.space, into.space, *input) {
+                (Space::Input, Space::Output, Some(input)) => output[write].copy_from_slice(&input[read]),
+                (Space::Output, Space::Scratch, _) => scratch[write].copy_from_slice(&output[read]),
+                (_, Space::Output, _) => output.copy_within(read, write.start),
+                (from, into, _) => unreachable!("no schedule copies from {from:?} to {into:?}"),
+            }
+            self.progress.done[node] = allowed;
+            moved |= allowed > done;
+            if allowed < self.length(node) {
+                break;
+            }
+            self.progress.copied += 1;
+            self.finish();
+            moved = true;
+        }
+        moved
+    }
+
+    fn push(&mut self, peer: Peer) -> Result<bool> {
+        let compiled = self.compiled;
+        let mut moved = false;
+        self.links[peer].flush();
+        while let Some(&Send { node, region }) = compiled.sends[peer].get(self.progress.peers[peer].sent) {
+            let length = self.length(node);
+            let (done, allowed) = (self.progress.done[node], self.allowed(node));
+            let left = length - done;
+            // Whole segments, not dribbles; but what can go together with the header goes.
+            if allowed - done < left.min(self.context.segment) {
+                break;
+            }
+            let payload = self.spaces.read(region, self.fingerprint.dtype.size(), done, allowed);
+            let header = self.header(length);
+            let sent = self.links[peer].send_message(&header, payload, left);
+            let progress = &mut self.progress.peers[peer];
+            match sent {
+                Sent::Complete => {
+                    progress.sent += 1;
+                    self.progress.done[node] = length;
+                    self.finish();
+                }
+                Sent::Part(bytes) => self.progress.done[node] = done + bytes,
+                Sent::Full(bytes) => {
+                    progress.full = true;
+                    self.progress.done[node] = done + bytes;
+                    return Ok(moved || bytes > 0);
+                }
+                Sent::Closed => {
+                    // The reason may still wait in the other direction.
+                    self.read_abort_reason(peer)?;
+                    return Err(self.lost(peer));
+                }
+            }
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    fn header(&self, length: usize) -> Header {
+        Header {
+            kind: Kind::Data,
+            fingerprint: self.fingerprint,
+            algorithm: self.compiled.spec.algorithm,
+            sequence: self.sequence,
+            length,
+            rank: self.context.global_rank,
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! A long wait: which peers it waits for, and whether their processes respond.
+
+use std::time::Duration;
+
+use super::Run;
+use crate::error::Error;
+use crate::link::mesh::{Liveness, Peer, Pulse};
+use crate::membership::roster::Member;
+use crate::types::blame;
+use crate::types::operation::Operation;
+use crate::types::rank::Rank;
+
+/// How long a rank waits in a call before it looks whether its peers respond.
+pub(super) const LOOK_AFTER: Duration = Duration::from_secs(1);
+/// How often it asks for what has been found from then on.
+pub(super) const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// The most peers that a rank looks at.
+const MOST: usize = 32;
+
+/// The peers that a call looks at.
+#[derive(Default)]
+pub(super) struct Vigil(Vec<Watched>);
+
+struct Watched {
+    peer: Peer,
+    pulse: Pulse,
+    /// It has been said that this one does not respond.
+    told: bool,
+}
+
+impl Vigil {
+    /// The peers whose processes do not respond.
+    fn silent(&self) -> impl Iterator<Item = Peer> {
+        self.0.iter().filter(|watched| watched.pulse.is_silent()).map(|watched| watched.peer)
+    }
+}
+
+impl Run<'_> {
+    /// Looks at the peers, and says when one stops responding, or responds again.
+    pub(super) fn look_after_peers(&self, vigil: &mut Vigil, liveness: &Liveness) {
+        if vigil.0.is_empty() {
+            vigil.0 = self.watched(liveness);
+        }
+        for Watched { peer, pulse, told } in &mut vigil.0 {
+            if pulse.is_silent() == *told {
+                continue;
+            }
+            *told = !*told;
+            let member = &self.links[*peer].peer;
+            let (rank, host, pid) = (member.rank, &member.host, member.pid);
+            let (call, group, sequence) = (&self.fingerprint, self.context.group, self.sequence);
+            if *told {
+                tracing::warn!(
+                    %rank, host, pid, %call, group, sequence,
+                    "rank {rank} (host {host}, pid {pid}) is unresponsive: its process is stopped, or its host or network is \
+                     down. {call} waits for it until the deadline"
+                );
+            } else {
+                tracing::warn!(%rank, host, pid, "rank {rank} responds again");
+            }
+        }
+    }
+
+    /// Those that this rank waits for first.
+    fn watched(&self, liveness: &Liveness) -> Vec<Watched> {
+        let mut peers: Vec<Peer> = match self.fingerprint.operation {
+            Operation::Send { to: peer } | Operation::Recv { from: peer } => {
+                Peer::new(peer.index(), self.context.rank.index()).into_iter().collect()
+            }
+            _ => self.links.ids().collect(),
+        };
+        peers.sort_by_key(|peer| !self.waits_for(*peer));
+        let watched = peers.into_iter().filter_map(|peer| {
+            let pulse = liveness.watch(self.links[peer].peer.data_address?);
+            Some(Watched { peer, pulse, told: false })
+        });
+        watched.take(MOST).collect()
+    }
+
+    fn waits_for(&self, peer: Peer) -> bool {
+        self.expects(peer) || self.progress.peers[peer].full
+    }
+
+    /// The error at the deadline: names a peer whose process does not respond, if that explains who is missing.
+    pub(super) fn timeout(&self, vigil: &Vigil, waited: Duration, missing: Vec<Rank>) -> Error {
+        let what = format!("{} in group `{}` (call {})", self.fingerprint, self.context.group, self.sequence);
+        let silent = blame::unresponsive(vigil.silent().map(|peer| self.name(peer)), &missing);
+        match self.links.pairs().find(|(_, link)| Some(link.rank()) == silent) {
+            Some((_, link)) => {
+                let Member { rank, host, pid, .. } = link.peer.clone();
+                Error::PeerUnresponsive { rank, host, pid, during: what, waited }
+            }
+            None => Error::Timeout { what, waited, missing },
+        }
+    }
+}

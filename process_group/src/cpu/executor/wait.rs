@@ -1,0 +1,94 @@
+//! Sleeping until a link has something to read, or room.
+
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::Run;
+use crate::cpu::compiled::{Receive, Target};
+use crate::cpu::link::Link;
+use crate::cpu::poll::poll_for;
+use crate::cpu::shared::Bell;
+use crate::error::{Error, Result};
+use crate::link::mesh::Peer;
+use crate::link::wire::frame::Kind;
+
+impl Run<'_> {
+    /// Sleeps until a link has something to read, or room. `false` once `until` has passed.
+    pub(super) fn wait(&mut self, until: Instant) -> Result<bool> {
+        let now = Instant::now();
+        let left = until.saturating_duration_since(now);
+        if left.is_zero() {
+            self.look_at_channels(now);
+            return Ok(false);
+        }
+        self.sleep_until_news(left)?;
+        self.look_at_channels(Instant::now());
+        self.progress.peers.iter_mut().for_each(|peer| peer.full = false);
+        Ok(true)
+    }
+
+    /// Whether bytes from a peer are wanted now, and whether there are bytes for it.
+    fn wants(&self, peer: Peer, link: &Link) -> (bool, bool) {
+        // A message that waits for its turn keeps what is behind it where it is; of any other frame the rest is wanted.
+        let is_held = link.header.is_some_and(|header| header.kind == Kind::Data);
+        let to_read = link.closed.is_none() && (self.in_payload(peer) || !is_held) && self.can_take(peer);
+        let to_write =
+            link.has_unsent() || self.progress.peers[peer].full || link.has_control() && !link.mid_frame;
+        (to_read, to_write)
+    }
+
+    fn sleep_until_news(&self, left: Duration) -> Result<()> {
+        let mut fds = Vec::new();
+        for (peer, link) in self.links.pairs().filter(|(_, link)| !link.is_shared()) {
+            let (to_read, to_write) = self.wants(peer, link);
+            if to_read && link.has_unread() {
+                return Ok(());
+            }
+            let mut flags = PollFlags::empty();
+            flags.set(PollFlags::IN, to_read);
+            flags.set(PollFlags::OUT, to_write);
+            // Without flags, poll would still report a peer that has gone, again and again.
+            if !flags.is_empty() {
+                fds.push(PollFd::new(link.socket(), flags));
+            }
+        }
+        let slept = match self.context.bell {
+            Some(bell) => bell.sleep(left.min(Bell::NAP), fds, || self.has_news_in_memory()),
+            None => poll_for(&mut fds, left),
+        };
+        slept.map_err(Error::system("waiting for links"))
+    }
+
+    fn has_news_in_memory(&self) -> bool {
+        self.links.pairs().filter(|(_, link)| link.is_shared()).any(|(peer, link)| {
+            let (to_read, to_write) = self.wants(peer, link);
+            link.has_news(to_read, to_write)
+        })
+    }
+
+    /// Checks regularly whether peers have closed their sockets, which no bell announces.
+    pub(super) fn look_at_channels(&mut self, now: Instant) {
+        if self.context.bell.is_some() && now.duration_since(self.progress.looked) >= Bell::NAP {
+            self.links.iter_mut().for_each(Link::look_at_channel);
+            self.progress.looked = now;
+        }
+    }
+
+    /// Whether bytes of this peer could be taken now: not while a hazard or another operand holds its message up.
+    fn can_take(&self, peer: Peer) -> bool {
+        if !self.in_payload(peer) {
+            return true;
+        }
+        let next = self.compiled.receives[peer].get(self.progress.peers[peer].received);
+        let Some(&Receive { node, ref into }) = next else { return true };
+        let done = self.progress.done[node];
+        match into {
+            Target::Region(_) => self.allowed(node) > done,
+            Target::Reduction(_) => {
+                let wanted = (self.length(node) - done).min(self.context.segment);
+                self.links[peer].buffered().len() < wanted
+            }
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Whether a rank can use our own collectives, and the groups that do.
+
+use ryzanstein_config::AlgorithmChoice;
+
+use super::spin::SpinPolicy;
+use super::{Host, Settings, decline};
+use crate::error::Result;
+use crate::factory::{AnyBackend, BackendFactory, GroupSpec, ProbeContext};
+use crate::link::mesh::{Mesh, Unconnected};
+use crate::membership::capability::Capability;
+use crate::schedule::Algorithm;
+use crate::types::backend_kind::BackendKind;
+
+/// Makes the groups whose ranks have links to each other.
+pub(crate) struct Factory;
+
+impl BackendFactory for Factory {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Tcp
+    }
+
+    fn needs_mesh(&self) -> bool {
+        true
+    }
+
+    fn probe(&mut self, context: &ProbeContext<'_>) -> Capability {
+        match &context.listens {
+            Ok(()) => Capability::usable(BackendKind::Tcp),
+            Err(error) => {
+                Capability::unusable(BackendKind::Tcp, "this rank cannot listen", error.to_string())
+            }
+        }
+    }
+
+    fn connect(&mut self, group: &GroupSpec<'_>) -> Result<AnyBackend> {
+        let tcp = &group.config.process_group.tcp;
+        let settings = Settings {
+            demand: match tcp.algorithm {
+                AlgorithmChoice::Auto => None,
+                AlgorithmChoice::Ring => Some(Algorithm::Ring),
+                AlgorithmChoice::RecursiveDoubling => Some(Algorithm::RecursiveDoubling),
+                AlgorithmChoice::HalvingDoubling => Some(Algorithm::HalvingDoubling),
+                AlgorithmChoice::Direct => Some(Algorithm::Direct),
+                AlgorithmChoice::Hierarchical => Some(Algorithm::Hierarchical),
+            },
+            tuned: group.tuned.to_vec(),
+            segment: tcp.segment.get().as_usize(),
+            spin: SpinPolicy { limit: tcp.spin, yields: group.cpus_are_short },
+            shared_memory: tcp.shared_memory,
+            liveness: group.mesh.map(Mesh::liveness),
+        };
+        let me = group.members[group.rank.index()].rank;
+        let connections = group.connect().map_err(|unconnected| {
+            let Unconnected { error, connections } = *unconnected;
+            // Those that were reached wait for this rank, and would name it instead of the one that lacks.
+            decline(me, &group.members, connections, &error);
+            error
+        })?;
+        let mut host = Host::new(group.name, group.rank, &group.members, connections, settings);
+        host.meet(group.deadline)?;
+        Ok(AnyBackend::Host(Box::new(host)))
+    }
+}

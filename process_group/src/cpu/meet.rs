@@ -1,0 +1,145 @@
+//! Before a group's first call, the members agree on how they use each other's memory.
+
+use std::io;
+use std::time::Instant;
+
+use super::Host;
+use super::shared::{Bell, INTRODUCTION, Introduction, Offered, Rings};
+use crate::backend::Backend;
+use crate::backend::call::Call;
+use crate::device::buffer::{View, ViewMut};
+use crate::error::Result;
+use crate::link::mesh::Peer;
+use crate::paths::host::{Links, table};
+use crate::types::dtype::DType;
+use crate::types::operation::{CallFingerprint, Operation, ReduceOp};
+
+/// Why links within a host stay on sockets. Its ranks exchange the index and take the smallest.
+const REASONS: [&str; 3] = [
+    "process_group.tcp.shared_memory is false",
+    "process_group.tcp.algorithm demands an algorithm over sockets",
+    "a rank could not create or open shared memory (another user, separate containers, or a security policy); its debug log has the error",
+];
+/// Why all links of a group over several hosts count as sockets.
+const NOT_EVERYWHERE: &str = "the ranks are on several hosts, and those of one host do not share memory: process_group.tcp.shared_memory \
+                              is false there, or a rank's debug log has the error";
+const DEMANDED: u8 = 1;
+const REFUSED: u8 = 2;
+/// Nothing does.
+const SHARED: u8 = REASONS.len() as u8;
+
+/// This rank's segment, to be kept until the other ranks of its host have opened it, and the rings to them.
+type Mapped = (Offered, Vec<(Peer, Rings)>);
+
+impl Host {
+    /// Finds out whether links within hosts can go through shared memory. All members call this, once, before anything else.
+    pub(crate) fn meet(&mut self, deadline: Instant) -> Result<()> {
+        if self.links.world_size() == 1 {
+            return Ok(());
+        }
+        // Nobody has a group yet that could tell the others.
+        self.agree(deadline).inspect_err(|error| self.abort(error))
+    }
+
+    fn agree(&mut self, deadline: Instant) -> Result<()> {
+        let (host, _) = self.topology.hosts.place(self.rank.index());
+        let (standing, mapped) = self.share(deadline)?;
+        // One byte for each host.
+        let mut agreed = vec![SHARED; self.topology.hosts.count()];
+        agreed[host] = standing;
+        let call = first_call(Operation::AllReduce(ReduceOp::Min), deadline, None, Some(&mut agreed));
+        self.submit(call)?;
+        let why_not = REASONS.get(usize::from(agreed[host])).copied();
+        if let (Some((offered, rings)), None) = (mapped, why_not) {
+            self.go_through(rings, offered.close());
+        }
+        let is_shared_everywhere = agreed.iter().all(|standing| *standing == SHARED);
+        let links = match why_not {
+            _ if agreed.len() > 1 && !is_shared_everywhere => Links::Sockets(NOT_EVERYWHERE),
+            _ if self.topology.hosts.are_two_levels() => Links::SharedWithinHosts,
+            _ if agreed.len() > 1 => Links::Sockets("each rank has a host of its own"),
+            Some(why) => Links::Sockets(why),
+            None => Links::SharedMemory,
+        };
+        let Self { topology, settings, .. } = &self;
+        self.paths = table(topology, links, settings.demand, &settings.tuned);
+        self.choices.clear();
+        Ok(())
+    }
+
+    /// Maps the segments of this host's ranks if it can. Returns [`SHARED`], or the index of what keeps it from doing so.
+    fn share(&mut self, deadline: Instant) -> Result<(u8, Option<Mapped>)> {
+        let hosts = &self.topology.hosts;
+        let (host, place) = hosts.place(self.rank.index());
+        let (ranks, is_one_host) = (hosts.ranks()[host].clone(), hosts.count() == 1);
+        if ranks.len() == 1 {
+            return Ok((SHARED, None));
+        }
+        let (mut standing, offered) = match (self.settings.shared_memory, self.settings.demand) {
+            (false, _) => (0, None),
+            (true, Some(_)) if is_one_host => (DEMANDED, None),
+            (true, _) => match Offered::new(place, ranks.len(), !is_one_host) {
+                Ok(offered) => (SHARED, Some(offered)),
+                Err(error) => (refused("this rank", &error), None),
+            },
+        };
+        let mine = offered.as_ref().map_or([0; INTRODUCTION], |it| it.introduction().encode());
+        let peers: Vec<(usize, Peer)> = ranks
+            .iter()
+            .enumerate()
+            .filter_map(|(place, rank)| Some((place, Peer::new(*rank, self.rank.index())?)))
+            .collect();
+        for (_, peer) in &peers {
+            let to = self.links.rank(*peer);
+            self.submit(first_call(Operation::Send { to }, deadline, Some(&mine), None))?;
+        }
+        let mut rings = Vec::new();
+        for (place, peer) in peers {
+            let (from, mut theirs) = (self.links.rank(peer), [0; INTRODUCTION]);
+            self.submit(first_call(Operation::Recv { from }, deadline, None, Some(&mut theirs)))?;
+            let Some((offered, it)) = offered.as_ref().zip(Introduction::decode(&theirs)) else { continue };
+            match offered.open(&it, place) {
+                Ok(opened) => rings.push((peer, opened)),
+                Err(error) => standing = refused(&format!("rank {from}"), &error),
+            }
+        }
+        match offered {
+            Some(offered) if rings.len() == ranks.len() - 1 => Ok((SHARED, Some((offered, rings)))),
+            // A peer without a segment says why.
+            _ => Ok((standing.min(REFUSED), None)),
+        }
+    }
+
+    pub(super) fn go_through(&mut self, rings: Vec<(Peer, Rings)>, bell: Bell) {
+        for (peer, rings) in rings {
+            self.links[peer].share(rings);
+        }
+        self.bell = Some(bell);
+    }
+}
+
+/// A call of bytes before the group has made one.
+fn first_call<'a>(
+    operation: Operation,
+    deadline: Instant,
+    input: Option<&'a [u8]>,
+    output: Option<&'a mut [u8]>,
+) -> Call<'a> {
+    let count = input.map(<[u8]>::len).or(output.as_ref().map(|output| output.len())).unwrap_or_default();
+    let (sequence, add_norm, interrupt) = (0, None, None);
+    Call {
+        fingerprint: CallFingerprint { operation, dtype: DType::U8, count },
+        sequence,
+        deadline,
+        in_place: input.is_none(),
+        input: input.map(View::of),
+        output: output.map(ViewMut::of),
+        add_norm,
+        interrupt,
+    }
+}
+
+fn refused(whose: &str, error: &io::Error) -> u8 {
+    tracing::debug!(%error, "the memory of {whose} cannot be shared");
+    REFUSED
+}

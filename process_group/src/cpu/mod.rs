@@ -1,0 +1,262 @@
+//! Our own collectives between ranks on host memory.
+//!
+//! A group is a full mesh of links. A call takes a path from the group's [table](crate::paths), makes (or remembers) its
+//! program and runs it on the caller's thread; nothing else touches the links. Links are sockets, or go through memory that the ranks
+//! [share](shared).
+
+mod compiled;
+mod executor;
+mod factory;
+mod link;
+mod meet;
+mod poll;
+pub(crate) mod reduce;
+mod shared;
+mod spin;
+#[cfg(test)]
+mod tests;
+mod unexpected;
+
+use std::sync::Arc;
+
+use foldhash::HashMap;
+
+use crate::backend::call::Call;
+use crate::backend::{Backend, Completion};
+use crate::error::{Error, Result};
+use crate::link::mesh::{Liveness, Peers};
+use crate::link::security::Channel;
+use crate::link::wire::frame::{Header, Kind, MAX_REASON};
+use crate::membership::roster::Member;
+use crate::paths::host::{Links, Topology, table};
+use crate::paths::tuned::TunedRange;
+use crate::paths::{Path, PathTable};
+use crate::schedule::Algorithm;
+use crate::schedule::build::CollectiveSpec;
+use crate::types::aligned::AlignedBytes;
+use crate::types::backend_kind::BackendKind;
+use crate::types::dtype::DType;
+use crate::types::operation::{CallFingerprint, Operation};
+use crate::types::rank::Rank;
+use compiled::Compiled;
+use executor::{Context, History, Progress, Run, Spaces};
+pub(crate) use factory::Factory;
+use link::Link;
+use shared::Bell;
+use spin::SpinPolicy;
+
+/// Choices and programs remembered. A model has a handful of shapes; more than this many come from a sweep over lengths.
+const REMEMBERED: usize = 512;
+
+/// How a group behaves on its links.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// The algorithm that the user demands for every operation that has it.
+    pub(crate) demand: Option<Algorithm>,
+    /// Ranges of `ryz tune`'s table for groups of this size.
+    pub(crate) tuned: Vec<TunedRange>,
+    /// Bytes of a pipelined piece.
+    pub(crate) segment: usize,
+    /// How to poll before sleeping.
+    pub(crate) spin: SpinPolicy,
+    /// Whether links may go through memory.
+    pub(crate) shared_memory: bool,
+    /// Looks whether the other ranks' processes respond.
+    pub(crate) liveness: Option<Liveness>,
+}
+
+/// One rank's end of a group.
+pub(crate) struct Host {
+    group: String,
+    rank: Rank,
+    global_rank: Rank,
+    links: Peers<Link>,
+    /// What wakes this rank, where the links go through memory.
+    bell: Option<Bell>,
+    settings: Settings,
+    topology: Topology,
+    paths: PathTable,
+    /// The paths of calls that were made before. The keys come from this rank's own calls, so the hash need not resist attacks; the
+    /// standard library's took 600 instructions more for a call.
+    choices: HashMap<(Operation, DType, usize), Path>,
+    programs: HashMap<CollectiveSpec, Arc<Compiled>>,
+    progress: Progress,
+    history: History,
+    scratch: AlignedBytes,
+}
+
+impl Host {
+    /// `members` in group order; `rank` is this one's position among them.
+    pub(crate) fn new(
+        group: &str,
+        rank: Rank,
+        members: &[&Member],
+        connections: Peers<Channel>,
+        settings: Settings,
+    ) -> Self {
+        let links = connections
+            .map(|peer, channel| Link::new(members[peer.index()].clone(), channel, settings.segment));
+        let topology = Topology::of(members);
+        Self {
+            group: group.to_owned(),
+            rank,
+            global_rank: members[rank.index()].rank,
+            links,
+            bell: None,
+            paths: table(&topology, Links::Sockets(""), settings.demand, &settings.tuned),
+            topology,
+            settings,
+            choices: HashMap::default(),
+            programs: HashMap::default(),
+            progress: Progress::new(rank.index(), members.len()),
+            history: History::default(),
+            scratch: AlignedBytes::default(),
+        }
+    }
+
+    fn program(&mut self, spec: CollectiveSpec) -> Arc<Compiled> {
+        if let Some(known) = self.programs.get(&spec) {
+            return Arc::clone(known);
+        }
+        if self.programs.len() >= REMEMBERED {
+            self.programs.clear();
+        }
+        let compiled = Arc::new(Compiled::new(spec, self.rank.index(), &self.topology.hosts));
+        self.programs.insert(spec, Arc::clone(&compiled));
+        compiled
+    }
+
+    /// The path of a call, worked out once.
+    fn path(&mut self, operation: Operation, dtype: DType, count: usize) -> Path {
+        if let Some(known) = self.choices.get(&(operation, dtype, count)) {
+            return *known;
+        }
+        if self.choices.len() >= REMEMBERED {
+            self.choices.clear();
+        }
+        let path = self.paths.path(operation, dtype, count);
+        self.choices.insert((operation, dtype, count), path);
+        path
+    }
+}
+
+/// The algorithm by which a call goes that takes this path.
+fn algorithm(path: Path) -> Option<Algorithm> {
+    match path {
+        Path::Tcp(algorithm) | Path::SharedMemory(algorithm) => Some(algorithm),
+        Path::Local | Path::Loopback | Path::Nccl | Path::PeerMemory(_) => None,
+    }
+}
+
+impl Backend for Host {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Tcp
+    }
+
+    fn submit(&mut self, call: Call<'_>) -> Result<Completion> {
+        let Call { fingerprint, sequence, deadline, in_place, input, output, interrupt, .. } = call;
+        let operation = fingerprint.operation;
+        let path = self.path(operation, fingerprint.dtype, fingerprint.count);
+        let algorithm = algorithm(path)
+            .ok_or_else(|| Error::invalid(format!("{operation} cannot go by `{path}` between ranks")))?;
+        // By recursive doubling, a barrier exchanges one byte.
+        let mut token = [0u8];
+        let mut output = output;
+        let (count, output): (_, &mut [u8]) = match (&mut output, operation) {
+            (_, Operation::Barrier) => (1, &mut token),
+            (Some(view), _) => (fingerprint.count, view.host()?),
+            (None, _) => (fingerprint.count, &mut []),
+        };
+        let compiled = self.program(CollectiveSpec { operation, algorithm, count, in_place });
+        let scratch = self.scratch.first(compiled.scratch * fingerprint.dtype.size());
+        if !operation.is_point_to_point() {
+            self.history.push(sequence, fingerprint);
+        }
+        let run = Run {
+            context: Context {
+                group: &self.group,
+                rank: self.rank,
+                global_rank: self.global_rank,
+                segment: self.settings.segment,
+                spin: self.settings.spin,
+                bell: self.bell.as_ref(),
+                history: &self.history,
+                liveness: self.settings.liveness.as_ref(),
+                interrupt: interrupt.as_deref(),
+            },
+            links: &mut self.links,
+            compiled: &compiled,
+            fingerprint,
+            sequence,
+            deadline,
+            spaces: Spaces { input: input.map(|v| v.host()).transpose()?, output, scratch },
+            progress: &mut self.progress,
+        };
+        run.run()?;
+        Ok(Completion { path, enqueued: false, captured: false, waited: self.progress.waited() })
+    }
+
+    fn paths(&self) -> PathTable {
+        self.paths.clone()
+    }
+
+    fn force(&mut self, path: Option<Path>) -> Result<()> {
+        self.paths.force(path)?;
+        self.choices.clear();
+        Ok(())
+    }
+
+    fn abort(&mut self, why: &Error) {
+        for link in self.links.iter_mut() {
+            abort(link, self.global_rank, why);
+        }
+    }
+}
+
+/// Tells the members that were reached why a group is not made. `me` is this rank's global rank.
+fn decline(me: Rank, members: &[&Member], connections: Vec<Option<Channel>>, why: &Error) {
+    for (member, connection) in members.iter().zip(connections) {
+        if let Some(channel) = connection {
+            abort(&mut Link::new((*member).clone(), channel, 0), me, why);
+        }
+    }
+}
+
+/// Tells a peer that this rank gives up.
+fn abort(link: &mut Link, me: Rank, why: &Error) {
+    let (origin, reason) = match why {
+        Error::PeerAborted { rank, reason } => (*rank, reason.clone()),
+        other => (me, other.to_string()),
+    };
+    let mut end = reason.len().min(MAX_REASON);
+    while !reason.is_char_boundary(end) {
+        end -= 1;
+    }
+    let (header, reason) = (control(Kind::Abort, origin, end), &reason.as_bytes()[..end]);
+    link.say_on_socket(&header, reason);
+    if link.mid_frame {
+        // The frame under way cannot be finished nor cut into: only the end of the link can say it.
+        link.cut();
+        return;
+    }
+    link.queue_control(&header, reason);
+    if !link.flush_control() {
+        link.cut();
+    }
+}
+
+fn control(kind: Kind, rank: Rank, length: usize) -> Header {
+    let fingerprint = CallFingerprint { operation: Operation::Barrier, dtype: DType::U8, count: 0 };
+    Header { kind, fingerprint, algorithm: Algorithm::Direct, sequence: 0, length, rank }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let goodbye = control(Kind::Goodbye, self.global_rank, 0);
+        for link in self.links.iter_mut().filter(|l| l.closed.is_none()) {
+            link.say_on_socket(&goodbye, &[]);
+            link.queue_control(&goodbye, &[]);
+            link.flush_control();
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Bytes from one rank to another through a segment, in order.
+//!
+//! Each rank has a segment of its own: a [bell](super::bell), and a ring for each rank of its host that writes to it. Positions only
+//! grow; each end keeps its own to itself and publishes it, and believes of the other's only what can be true.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
+use std::sync::atomic::{AtomicU32, fence};
+
+use super::bell::Waker;
+use super::segment::Segment;
+
+/// Where the control blocks of the rings begin.
+const CONTROLS: usize = 4096;
+/// Bytes of a control block: what the writer writes, what the reader writes, and what both do.
+const CONTROL: usize = 192;
+pub(super) const HEAD: usize = 0;
+pub(super) const TAIL: usize = 64;
+const STARVED: usize = 128;
+/// How much one end copies before it tells the other, which can go on meanwhile.
+const PUBLISHED: usize = 32 << 10;
+
+/// Bytes of all rings of a segment, among few ranks.
+pub(super) const RINGS: usize = 2 << 20;
+
+/// How a segment of a group is laid out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Layout {
+    /// Ranks on the host.
+    ranks: usize,
+    /// Bytes of each ring.
+    capacity: usize,
+}
+
+impl Layout {
+    /// The layout for a host with this many ranks.
+    pub(super) fn of(ranks: usize) -> Self {
+        // What is written stays in the cache until it is read, and many ranks do not take much memory. A message that does not fit waits
+        // for its reader.
+        let share = RINGS / ranks.next_power_of_two();
+        Self { ranks, capacity: share.max(16 << 10) }
+    }
+
+    /// Bytes of the segment.
+    pub(super) fn len(self) -> usize {
+        self.data(self.ranks)
+    }
+
+    const fn control(writer: usize) -> usize {
+        CONTROLS + writer * CONTROL
+    }
+
+    fn data(self, writer: usize) -> usize {
+        Self::control(self.ranks).next_multiple_of(4096) + writer * self.capacity
+    }
+}
+
+/// The ring from one rank to another, seen from either end.
+#[derive(Debug)]
+pub(super) struct Ring {
+    pub(super) segment: Arc<Segment>,
+    pub(super) control: usize,
+    data: usize,
+    capacity: usize,
+    /// Bytes that this end has written or read.
+    position: u64,
+    /// As the writer: the reader's position when this end last looked. A look takes the word out of the reader's cache.
+    seen_read: u64,
+}
+
+impl Ring {
+    fn new(segment: &Arc<Segment>, layout: Layout, writer: usize) -> Self {
+        let (control, data) = (Layout::control(writer), layout.data(writer));
+        Self {
+            segment: Arc::clone(segment),
+            control,
+            data,
+            capacity: layout.capacity,
+            position: 0,
+            seen_read: 0,
+        }
+    }
+
+    /// Bytes from the writer's position back to the reader's.
+    fn checked(&self, bytes: u64) -> io::Result<usize> {
+        match usize::try_from(bytes) {
+            Ok(bytes) if bytes <= self.capacity => Ok(bytes),
+            _ => {
+                Err(io::Error::other("the shared memory of this link is corrupt: a position is out of range"))
+            }
+        }
+    }
+
+    /// As the writer: bytes that surely fit. Looks at the reader's position only if fewer than `wanted` do.
+    fn space(&mut self, wanted: usize) -> io::Result<usize> {
+        let space = self.capacity - self.checked(self.position.wrapping_sub(self.seen_read))?;
+        if space >= wanted {
+            return Ok(space);
+        }
+        self.seen_read = self.segment.double_word(self.control + TAIL).load(Acquire);
+        Ok(self.capacity - self.checked(self.position.wrapping_sub(self.seen_read))?)
+    }
+
+    /// As the writer: whether there is no room. A position that cannot be true does not count as full: the next write reports it.
+    fn is_full(&self) -> bool {
+        let read = self.segment.double_word(self.control + TAIL).load(Acquire);
+        self.position.wrapping_sub(read) == self.capacity as u64
+    }
+
+    /// As the reader: bytes that are there.
+    fn there(&self) -> io::Result<usize> {
+        let written = self.segment.double_word(self.control + HEAD).load(Acquire);
+        self.checked(written.wrapping_sub(self.position))
+    }
+
+    /// Where the next bytes are, up to `len` of them and no further than the ring's end.
+    fn next(&self, len: usize) -> (usize, usize) {
+        let at = (self.position % self.capacity as u64) as usize;
+        (self.data + at, len.min(self.capacity - at))
+    }
+
+    /// As the writer: copies bytes in, for which there is room.
+    fn write(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let (at, len) = self.next(bytes.len());
+            self.segment.write(at, &bytes[..len]);
+            self.position = self.position.wrapping_add(len as u64);
+            bytes = &bytes[len..];
+        }
+    }
+
+    /// As the reader: copies bytes out, which are there.
+    fn read(&mut self, mut into: &mut [u8]) {
+        while !into.is_empty() {
+            let (at, len) = self.next(into.len());
+            let (piece, rest) = into.split_at_mut(len);
+            self.segment.read(at, piece);
+            self.position = self.position.wrapping_add(len as u64);
+            into = rest;
+        }
+    }
+
+    /// Shows the other end how far this one has come.
+    fn publish(&self, word: usize) {
+        self.segment.double_word(self.control + word).store(self.position, Release);
+    }
+
+    /// The writer waits for room.
+    fn starved(&self) -> &AtomicU32 {
+        self.segment.word(self.control + STARVED)
+    }
+}
+
+/// Both directions between this rank and another.
+#[derive(Debug)]
+pub(in crate::cpu) struct Rings {
+    pub(super) out: Ring,
+    pub(super) into: Ring,
+    waker: Waker,
+}
+
+impl Rings {
+    /// Between `me`, who owns `mine`, and `peer`, whom `waker` wakes: their places on the host.
+    pub(super) fn new(
+        layout: Layout,
+        (me, mine): (usize, &Arc<Segment>),
+        (peer, waker): (usize, Waker),
+    ) -> Self {
+        Self { out: Ring::new(waker.segment(), layout, me), into: Ring::new(mine, layout, peer), waker }
+    }
+
+    /// Writes two pieces, in order, as far as there is room.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is none.
+    pub(in crate::cpu) fn send(&mut self, first: &[u8], second: &[u8]) -> io::Result<usize> {
+        let space = self.out.space(first.len() + second.len())?;
+        if space == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let first = &first[..first.len().min(space)];
+        let second = &second[..second.len().min(space - first.len())];
+        let (with_first, rest) = second.split_at(second.len().min(PUBLISHED));
+        self.out.write(first);
+        self.put(with_first);
+        rest.chunks(PUBLISHED).for_each(|piece| self.put(piece));
+        Ok(first.len() + second.len())
+    }
+
+    /// Copies a piece in, publishes all that has been copied in, and wakes the reader.
+    fn put(&mut self, piece: &[u8]) {
+        self.out.write(piece);
+        self.out.publish(HEAD);
+        self.waker.wake();
+    }
+
+    /// Reads what is there, the first piece first.
+    ///
+    /// # Errors
+    /// `WouldBlock` when nothing is.
+    pub(in crate::cpu) fn read_pair(&mut self, first: &mut [u8], second: &mut [u8]) -> io::Result<usize> {
+        let there = self.into.there()?;
+        if there == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let first_len = first.len().min(there);
+        let second_len = second.len().min(there - first_len);
+        for piece in first[..first_len].chunks_mut(PUBLISHED) {
+            self.into.read(piece);
+            self.into.publish(TAIL);
+        }
+        if second_len > 0 {
+            self.into.read(&mut second[..second_len]);
+            self.into.publish(TAIL);
+        }
+        // A writer waits only while the ring is full. The fence, which orders the position before the look, takes as long as a short
+        // read, so it is left out where a full ring is unlikely. A writer that has just filled this one is seen at the next read, and
+        // looks itself after `Bell::NAP`.
+        if there >= self.into.capacity / 2 {
+            fence(SeqCst);
+            if self.into.starved().load(Relaxed) != 0 {
+                self.into.starved().store(0, Relaxed);
+                self.waker.wake();
+            }
+        }
+        Ok(first_len + second_len)
+    }
+
+    /// Whether there is something to read. An invalid position is: the next read reports it.
+    pub(in crate::cpu) fn has_unread(&self) -> bool {
+        !matches!(self.into.there(), Ok(0))
+    }
+
+    /// Whether there is room to write. If not, the reader rings when there is.
+    pub(in crate::cpu) fn has_room(&self) -> bool {
+        self.out.starved().store(1, SeqCst);
+        fence(SeqCst);
+        !self.out.is_full()
+    }
+}

@@ -1,0 +1,328 @@
+//! What collectives read and write: typed, contiguous memory.
+//!
+//! A [`Buffer`] lends a [`View`]: element type and place. The place is host memory or that of a GPU. Slices and vectors of every [`Element`] are buffers;
+//! other containers implement the two traits by lending the view of their storage.
+
+use std::fmt;
+
+use cudarc::driver::{CudaStream, SyncOnDrop};
+
+use crate::device::tracked::{Tracked, TrackedMut};
+use crate::error::{Error, Result};
+use crate::types::dtype::{DType, Element};
+
+/// Where memory is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Memory {
+    /// This process's own.
+    Host,
+    /// That of the GPU with this CUDA number.
+    Device(u32),
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("host memory"),
+            Self::Device(ordinal) => write!(f, "the memory of GPU {ordinal}"),
+        }
+    }
+}
+
+/// A run of bytes in the memory of a GPU.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DeviceMemory {
+    /// CUDA's number of the GPU.
+    pub ordinal: u32,
+    /// The address there.
+    pub address: u64,
+    /// The length.
+    pub bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Place<'a> {
+    Host(&'a [u8]),
+    Device(DeviceMemory),
+    /// Its address is not known before it is ordered on a stream.
+    Tracked(&'a dyn Tracked),
+}
+
+#[derive(Debug)]
+enum PlaceMut<'a> {
+    Host(&'a mut [u8]),
+    Device(DeviceMemory),
+    Tracked(&'a mut dyn TrackedMut),
+}
+
+/// A read-only, correctly aligned run of elements, in host memory or in that of a GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a> {
+    dtype: DType,
+    place: Place<'a>,
+}
+
+/// A writable, correctly aligned run of elements, in host memory or in that of a GPU.
+#[derive(Debug)]
+pub struct ViewMut<'a> {
+    dtype: DType,
+    place: PlaceMut<'a>,
+}
+
+fn check(dtype: DType, address: usize, bytes: usize) -> Result<()> {
+    if !bytes.is_multiple_of(dtype.size()) {
+        return Err(Error::invalid(format!(
+            "a buffer of {bytes} bytes is no whole number of {dtype} elements of {} bytes; pass a multiple",
+            dtype.size()
+        )));
+    }
+    if !address.is_multiple_of(dtype.align()) {
+        return Err(Error::invalid(format!(
+            "a buffer of {dtype} must be aligned to {} bytes and is not; allocate it as elements, not as bytes",
+            dtype.align()
+        )));
+    }
+    Ok(())
+}
+
+fn not_host(memory: Memory) -> Error {
+    Error::invalid(format!("this buffer is in {memory} and is wanted in host memory; copy it there first"))
+}
+
+fn ordinal(slice: &dyn Tracked) -> u32 {
+    slice.home().context().ordinal() as u32
+}
+
+impl<'a> View<'a> {
+    /// Takes raw bytes as elements of `dtype`. Errors when length or alignment do not fit.
+    pub fn from_bytes(dtype: DType, bytes: &'a [u8]) -> Result<Self> {
+        check(dtype, bytes.as_ptr().addr(), bytes.len())?;
+        Ok(Self { dtype, place: Place::Host(bytes) })
+    }
+
+    /// The elements of a slice.
+    pub fn of<T: Element>(slice: &'a [T]) -> Self {
+        Self { dtype: T::DTYPE, place: Place::Host(bytemuck::cast_slice(slice)) }
+    }
+
+    /// Elements in the memory of a GPU.
+    ///
+    /// # Safety
+    /// `memory` must be whole elements of `dtype`, aligned to their size, in a context that the group's device can use. It
+    /// must stay allocated, and nothing may write it, until every stream on which a call with this view has been enqueued
+    /// is past that call: `Ok` means enqueued, so that is longer than `'a`. Memory whose freeing waits for the GPU, or is
+    /// itself enqueued behind the call, as that of [`DeviceBuffer`](crate::device::DeviceBuffer), needs no more care.
+    #[allow(unsafe_code, reason = "the promise is the caller's; nothing unsafe is done here")]
+    pub const unsafe fn on_device(dtype: DType, memory: DeviceMemory) -> Self {
+        Self { dtype, place: Place::Device(memory) }
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Number of elements.
+    pub fn count(&self) -> usize {
+        self.byte_len() / self.dtype.size()
+    }
+
+    /// Number of bytes.
+    pub fn byte_len(&self) -> usize {
+        match self.place {
+            Place::Host(bytes) => bytes.len(),
+            Place::Device(memory) => memory.bytes,
+            Place::Tracked(slice) => slice.bytes(),
+        }
+    }
+
+    /// Where the elements are.
+    pub fn memory(&self) -> Memory {
+        match self.place {
+            Place::Host(_) => Memory::Host,
+            Place::Device(memory) => Memory::Device(memory.ordinal),
+            Place::Tracked(slice) => Memory::Device(ordinal(slice)),
+        }
+    }
+
+    /// The memory, as bytes in the machine's own order.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when it is not host memory.
+    pub fn host(&self) -> Result<&'a [u8]> {
+        match self.place {
+            Place::Host(bytes) => Ok(bytes),
+            Place::Device(_) | Place::Tracked(_) => Err(not_host(self.memory())),
+        }
+    }
+
+    /// The memory, where it is a GPU's. That of a slice of cudarc is known within a call only, which orders it.
+    pub fn device(&self) -> Option<DeviceMemory> {
+        match self.place {
+            Place::Host(_) | Place::Tracked(_) => None,
+            Place::Device(memory) => Some(memory),
+        }
+    }
+
+    /// The elements of a slice of cudarc.
+    pub(crate) fn tracked(dtype: DType, slice: &'a dyn Tracked) -> Self {
+        Self { dtype, place: Place::Tracked(slice) }
+    }
+
+    /// The slice of cudarc, while it has not been ordered on a stream.
+    pub(crate) fn slice(&self) -> Option<&'a dyn Tracked> {
+        match self.place {
+            Place::Tracked(slice) => Some(slice),
+            _ => None,
+        }
+    }
+
+    /// Makes a stream wait for what writes the slice, which lends its address from then on. What is enqueued there until
+    /// the result is dropped reads it.
+    pub(crate) fn order<'s>(&mut self, stream: &'s CudaStream) -> Option<SyncOnDrop<'s>>
+    where
+        'a: 's,
+    {
+        let slice = self.slice()?;
+        let (address, enqueued) = slice.read_on(stream);
+        self.place = Place::Device(DeviceMemory { ordinal: ordinal(slice), address, bytes: slice.bytes() });
+        Some(enqueued)
+    }
+}
+
+impl<'a> ViewMut<'a> {
+    /// Takes raw bytes as elements of `dtype`. Errors when length or alignment do not fit.
+    pub fn from_bytes(dtype: DType, bytes: &'a mut [u8]) -> Result<Self> {
+        check(dtype, bytes.as_ptr().addr(), bytes.len())?;
+        Ok(Self { dtype, place: PlaceMut::Host(bytes) })
+    }
+
+    /// The elements of a slice.
+    pub fn of<T: Element>(slice: &'a mut [T]) -> Self {
+        Self { dtype: T::DTYPE, place: PlaceMut::Host(bytemuck::cast_slice_mut(slice)) }
+    }
+
+    /// Elements in the memory of a GPU.
+    ///
+    /// # Safety
+    /// As [`View::on_device`], and nothing reads it either until then.
+    #[allow(unsafe_code, reason = "the promise is the caller's; nothing unsafe is done here")]
+    pub const unsafe fn on_device(dtype: DType, memory: DeviceMemory) -> Self {
+        Self { dtype, place: PlaceMut::Device(memory) }
+    }
+
+    /// The same elements, to read.
+    pub fn as_view(&self) -> View<'_> {
+        let place = match &self.place {
+            PlaceMut::Host(bytes) => Place::Host(bytes),
+            PlaceMut::Device(memory) => Place::Device(*memory),
+            PlaceMut::Tracked(slice) => Place::Tracked(&**slice),
+        };
+        View { dtype: self.dtype, place }
+    }
+
+    /// The element type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Number of elements.
+    pub fn count(&self) -> usize {
+        self.as_view().count()
+    }
+
+    /// Number of bytes.
+    pub fn byte_len(&self) -> usize {
+        self.as_view().byte_len()
+    }
+
+    /// Where the elements are.
+    pub fn memory(&self) -> Memory {
+        self.as_view().memory()
+    }
+
+    /// The memory, as bytes in the machine's own order.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when it is not host memory.
+    pub fn host(&mut self) -> Result<&mut [u8]> {
+        let memory = self.memory();
+        match &mut self.place {
+            PlaceMut::Host(bytes) => Ok(bytes),
+            PlaceMut::Device(_) | PlaceMut::Tracked(_) => Err(not_host(memory)),
+        }
+    }
+
+    /// The memory, where it is a GPU's; see [`View::device`].
+    pub fn device(&self) -> Option<DeviceMemory> {
+        self.as_view().device()
+    }
+
+    /// The elements of a slice of cudarc.
+    pub(crate) fn tracked(dtype: DType, slice: &'a mut dyn TrackedMut) -> Self {
+        Self { dtype, place: PlaceMut::Tracked(slice) }
+    }
+
+    /// As [`View::order`], for what reads or writes the slice. What is enqueued until the result is dropped writes it.
+    pub(crate) fn order<'s>(&mut self, stream: &'s CudaStream) -> Option<SyncOnDrop<'s>>
+    where
+        'a: 's,
+    {
+        let slice = self.as_view().slice()?;
+        let memory = DeviceMemory { ordinal: ordinal(slice), address: 0, bytes: slice.bytes() };
+        let PlaceMut::Tracked(slice) = std::mem::replace(&mut self.place, PlaceMut::Device(memory)) else {
+            return None;
+        };
+        let (address, enqueued) = slice.write_on(stream);
+        self.place = PlaceMut::Device(DeviceMemory { address, ..memory });
+        Some(enqueued)
+    }
+}
+
+/// Something that a collective can read.
+pub trait Buffer {
+    /// Lends the elements.
+    fn view(&self) -> View<'_>;
+}
+
+/// Something that a collective can write.
+pub trait BufferMut: Buffer {
+    /// Lends the elements for writing.
+    fn view_mut(&mut self) -> ViewMut<'_>;
+}
+
+impl<T: Element> Buffer for [T] {
+    fn view(&self) -> View<'_> {
+        View::of(self)
+    }
+}
+
+impl<T: Element> BufferMut for [T] {
+    fn view_mut(&mut self) -> ViewMut<'_> {
+        ViewMut::of(self)
+    }
+}
+
+impl<T: Element> Buffer for Vec<T> {
+    fn view(&self) -> View<'_> {
+        View::of(self)
+    }
+}
+
+impl<T: Element> BufferMut for Vec<T> {
+    fn view_mut(&mut self) -> ViewMut<'_> {
+        ViewMut::of(self)
+    }
+}
+
+impl<T: Element, const N: usize> Buffer for [T; N] {
+    fn view(&self) -> View<'_> {
+        View::of(self)
+    }
+}
+
+impl<T: Element, const N: usize> BufferMut for [T; N] {
+    fn view_mut(&mut self) -> ViewMut<'_> {
+        ViewMut::of(self)
+    }
+}

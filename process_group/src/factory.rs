@@ -1,0 +1,132 @@
+//! How a backend is found usable, and connects groups.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use ryzanstein_config::Config;
+
+use crate::backend::Backend;
+use crate::device::{Device, Surroundings};
+use crate::error::{Error, Result};
+use crate::link::mesh::{Mesh, Peers, Unconnected};
+use crate::link::security::Channel;
+use crate::membership::capability::Capability;
+use crate::membership::in_process::InProcess;
+use crate::membership::roster::Member;
+use crate::membership::store::Store;
+use crate::paths::tuned::TunedRange;
+use crate::stream::StreamBackend;
+use crate::types::backend_kind::BackendKind;
+use crate::types::rank::{LocalRank, Rank};
+
+/// What a rank knows before it joins.
+pub(crate) struct ProbeContext<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) surroundings: &'a Surroundings,
+    /// The GPU that an engine brings along.
+    pub(crate) device: Option<&'a Device>,
+    /// The rank's position on its host, where it is known already.
+    pub(crate) local_rank: Option<LocalRank>,
+    /// What ranks that are threads of this process share.
+    pub(crate) in_process: Option<InProcess>,
+    /// Whether the rank listens for links of the others.
+    pub(crate) listens: Result<()>,
+}
+
+/// Which ranks make a group at the same time.
+#[derive(Clone, Copy)]
+pub(crate) enum Together<'a> {
+    /// Every rank of the job makes a group of this kind.
+    Everybody(&'a str),
+    /// Its members only.
+    Members,
+}
+
+/// A group to be connected.
+pub(crate) struct GroupSpec<'a> {
+    pub(crate) name: &'a str,
+    /// This rank's position in the group.
+    pub(crate) rank: Rank,
+    /// In group order.
+    pub(crate) members: Vec<&'a Member>,
+    /// Whether this rank shares its CPUs with more ranks of the job than there are CPUs.
+    pub(crate) cpus_are_short: bool,
+    pub(crate) together: Together<'a>,
+    pub(crate) config: &'a Config,
+    /// What was measured for groups of all ranks, if this is one.
+    pub(crate) tuned: &'a [TunedRange],
+    pub(crate) store: &'a Arc<dyn Store>,
+    /// Links to the other ranks, if the backend [needs them](BackendFactory::needs_mesh).
+    pub(crate) mesh: Option<&'a Mesh>,
+    pub(crate) deadline: Instant,
+}
+
+impl GroupSpec<'_> {
+    /// One link to each other member.
+    ///
+    /// # Errors
+    /// Names the members that were not reached, with the connections that were made.
+    pub(crate) fn connect(&self) -> Result<Peers<Channel>, Box<Unconnected>> {
+        match self.mesh {
+            Some(mesh) => mesh.connect(self.name, &self.members, self.deadline),
+            None => Err(Box::new(Unconnected {
+                error: Error::Transport("this rank does not listen for links of the others".into()),
+                connections: Vec::new(),
+            })),
+        }
+    }
+}
+
+/// A backend of a group: its calls are done on host memory when they return, or run on streams of a GPU.
+pub(crate) enum AnyBackend {
+    Host(Box<dyn Backend>),
+    Stream(Box<dyn StreamBackend>),
+}
+
+impl AnyBackend {
+    pub(crate) fn backend(&self) -> &dyn Backend {
+        match self {
+            Self::Host(backend) => &**backend,
+            Self::Stream(backend) => &**backend,
+        }
+    }
+
+    pub(crate) fn backend_mut(&mut self) -> &mut dyn Backend {
+        match self {
+            Self::Host(backend) => &mut **backend,
+            Self::Stream(backend) => &mut **backend,
+        }
+    }
+
+    pub(crate) fn stream(&self) -> Option<&dyn StreamBackend> {
+        match self {
+            Self::Host(_) => None,
+            Self::Stream(backend) => Some(&**backend),
+        }
+    }
+
+    pub(crate) fn stream_mut(&mut self) -> Option<&mut dyn StreamBackend> {
+        match self {
+            Self::Host(_) => None,
+            Self::Stream(backend) => Some(&mut **backend),
+        }
+    }
+}
+
+/// Makes the groups of one backend on this rank.
+pub(crate) trait BackendFactory: Send {
+    /// Which backend.
+    fn kind(&self) -> BackendKind;
+
+    /// Whether groups need links between their members.
+    fn needs_mesh(&self) -> bool;
+
+    /// Finds out, before this rank joins, whether it can use the backend, and takes what it would use.
+    fn probe(&mut self, context: &ProbeContext<'_>) -> Capability;
+
+    /// Connects a group, with all its members. Called when all ranks have selected this backend.
+    ///
+    /// # Errors
+    /// Names the members that did not come by the deadline.
+    fn connect(&mut self, group: &GroupSpec<'_>) -> Result<AnyBackend>;
+}

@@ -1,0 +1,58 @@
+//! NVIDIA's collectives.
+
+#![allow(unsafe_code, reason = "NCCL's functions are foreign; each block says why it holds")]
+
+mod communicator;
+mod factory;
+mod launch;
+mod reductions;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::peer_memory::{AbortWord, MonitoredWithPeers, PeerMemory, Sharing};
+use crate::device::{Device, Nccl};
+use crate::error::Result;
+use crate::link::security::Channel;
+use crate::membership::store::Watched;
+use crate::stream::{self, GroupMembers, Instruments, Status, StreamGroup};
+use communicator::{CommInit, NcclComm};
+pub(crate) use factory::Factory;
+use launch::NcclLauncher;
+
+/// Makes the communicators of a group, with all its members, who are connected by `channels` (none for this rank itself).
+///
+/// # Errors
+/// Names a member that is lost or does not come by the deadline; those of NCCL and of the GPU.
+fn connect(
+    nccl: Nccl,
+    device: &Device,
+    members: GroupMembers,
+    channels: Vec<Option<Channel>>,
+    (init, sharing, instruments): (&CommInit<'_>, Sharing<'_>, Instruments),
+    deadline: Instant,
+) -> Result<(StreamGroup<PeerMemory<NcclLauncher>>, Arc<NcclComm>)> {
+    let status = Arc::new(Status::new(members));
+    let comm = Arc::new(NcclComm::new(nccl, device, &status));
+    let abort = match AbortWord::new(device) {
+        Ok(abort) => Arc::new(abort),
+        Err(error) => {
+            let error = error.into();
+            stream::decline(channels, &error);
+            return Err(error);
+        }
+    };
+    let monitored = MonitoredWithPeers { behind: Arc::clone(&comm) as _, abort: Arc::clone(&abort) };
+    // Watches from here on: a member that dies during the start is noticed too.
+    let watchdog = stream::watch(&status, channels, Arc::new(monitored), device)?;
+    let launcher =
+        comm.init(init, deadline).and_then(|handle| NcclLauncher::new(&comm, handle)).and_then(|nccl| {
+            // A member that gives up tells the watchdogs, not the store.
+            let store = Watched { store: sharing.store, check: || status.check() };
+            let sharing = Sharing { store: &store, ..sharing };
+            PeerMemory::new(nccl, device, &status.members, &sharing, &abort, deadline)
+        });
+    // The others hear why, while the watchdog is there to tell them.
+    let launcher = launcher.inspect_err(|error| watchdog.abort(error))?;
+    Ok((StreamGroup::new(launcher, watchdog, device, instruments)?, comm))
+}

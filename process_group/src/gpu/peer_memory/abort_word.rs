@@ -1,0 +1,54 @@
+//! The word by which the host ends kernels.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crate::device::{Address, Device, DeviceError, PinnedBuffer};
+
+/// Bytes of page-locked memory: as few as it takes.
+const BYTES: usize = size_of::<u32>();
+
+/// The word by which the host ends kernels that wait.
+pub(in crate::gpu) struct AbortWord {
+    memory: PinnedBuffer,
+    address: Address,
+    is_relied_on: AtomicBool,
+}
+
+impl AbortWord {
+    pub(in crate::gpu) fn new(device: &Device) -> Result<Self, DeviceError> {
+        let memory = PinnedBuffer::new(device, BYTES)?;
+        let address = memory.device_address()?;
+        Ok(Self { memory, address, is_relied_on: AtomicBool::new(false) })
+    }
+
+    fn word(&self) -> &AtomicU32 {
+        // SAFETY: page-locked memory begins at a page; four bytes that live as long as `self`, and that the GPU and the host use
+        // as one atomic word only.
+        unsafe { AtomicU32::from_ptr(self.memory.pointer().cast()) }
+    }
+
+    /// Kernels that wait end soon, with wrong results.
+    pub(super) fn set(&self) {
+        self.word().store(1, Ordering::Release);
+    }
+
+    /// From now on the group relies on the kernels.
+    pub(super) fn rely(&self) {
+        self.is_relied_on.store(true, Ordering::Release);
+    }
+
+    /// Whether a kernel has given up, or was told to, on which the group relies.
+    pub(super) fn is_set(&self) -> bool {
+        self.is_relied_on.load(Ordering::Acquire) && self.is_written()
+    }
+
+    /// The same, on which it need not rely yet.
+    pub(super) fn is_written(&self) -> bool {
+        self.word().load(Ordering::Acquire) != 0
+    }
+
+    /// Where the GPU sees it.
+    pub(super) const fn address(&self) -> Address {
+        self.address
+    }
+}

@@ -1,0 +1,190 @@
+//! Collectives by kernels of our own, in the memory of the GPUs of one node that NVLink connects.
+//!
+//! [`PeerMemory`] stands in front of a library's communicator: it carries the calls that the [path table](crate::paths::gpu)
+//! gives to it, and hands on all others. `shared` makes the memory that the ranks share, `kernels` launches what
+//! `collectives.cu` and `add_norm.cu` do in it, and `check` tries all of that before the first call.
+
+#![allow(unsafe_code, reason = "kernels read and write memory of other ranks; each block says why it holds")]
+
+mod abort_word;
+mod check;
+mod entry;
+mod kernels;
+mod shape;
+mod shared;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::backend::call::Call;
+use crate::device::{Address, Device, Stream};
+use crate::error::{Error, Result};
+use crate::membership::store::Store;
+use crate::paths::gpu::{MOST_ROW, peer_table};
+use crate::paths::tuned::TunedRange;
+use crate::paths::{Path, PathTable};
+use crate::stream::{Communicator, GroupMembers, Monitored};
+use crate::types::backend_kind::BackendKind;
+use crate::types::dtype::DType;
+pub(super) use abort_word::AbortWord;
+use kernels::{Kernels, Slots};
+use shape::{HOPPER, SHORT_ROW, VECTOR};
+use shared::{SharedMemory, Sharers, Told, obstacle};
+
+/// Most bytes of a row that one block takes.
+const MOST_ROW_OF_A_BLOCK: usize = SHORT_ROW * VECTOR;
+
+/// A communicator, and kernels of our own in front of it where the ranks can share memory.
+pub(crate) struct PeerMemory<C> {
+    behind: C,
+    kernels: Option<Kernels>,
+    paths: PathTable,
+    has_clusters: bool,
+    /// Between [`group_start`](Communicator::group_start) and its end: all calls go to `behind`, which takes them together.
+    is_grouping: bool,
+}
+
+/// How a group shares memory.
+#[derive(Clone, Copy)]
+pub(super) struct Sharing<'a> {
+    /// Where its ranks meet.
+    pub(super) store: &'a dyn Store,
+    /// Whether this rank's user wants it.
+    pub(super) is_wanted: bool,
+    /// What was measured for the choice of paths.
+    pub(super) tuned: &'a [TunedRange],
+}
+
+impl<C: Communicator> PeerMemory<C> {
+    /// Tries to share memory, by what the ranks tell each other in the store, unless some rank's user does not want it. Where it
+    /// cannot be, `behind` carries all calls, and the path table says why.
+    ///
+    /// # Errors
+    /// Those of the store.
+    pub(crate) fn new(
+        behind: C,
+        device: &Device,
+        members: &GroupMembers,
+        Sharing { store, is_wanted, tuned }: &Sharing<'_>,
+        abort: &Arc<AbortWord>,
+        deadline: Instant,
+    ) -> Result<Self> {
+        let (group, position, members) = (members.group.as_str(), members.position, members.all.as_slice());
+        let made = if let Some(reason) = obstacle(members) {
+            Err(reason)
+        } else {
+            let slots = Slots::new(members.len());
+            let sharers = Sharers { group, position, members, store: *store, deadline };
+            let bytes = is_wanted.then_some(slots.bytes());
+            let made = SharedMemory::connect(device, &sharers, bytes, |memory| {
+                Kernels::new(device, memory, position, slots, abort)
+            })?;
+            checked(made, device, &sharers, abort)?
+        };
+        let why = made.as_ref().err().cloned();
+        if let Some(why) = &why {
+            tracing::debug!(group, why, "the ranks do not share memory: NCCL carries every call");
+        }
+        let has_clusters = device.info().capability >= HOPPER;
+        let paths = peer_table(members.len(), why, tuned);
+        Ok(Self { behind, kernels: made.ok(), paths, has_clusters, is_grouping: false })
+    }
+
+    fn path(&self, call: &Call<'_>) -> Path {
+        let fingerprint = call.fingerprint;
+        self.paths.path(fingerprint.operation, fingerprint.dtype, fingerprint.count)
+    }
+}
+
+impl<C: Communicator> Communicator for PeerMemory<C> {
+    fn kind(&self) -> BackendKind {
+        self.behind.kind()
+    }
+
+    fn paths(&self) -> PathTable {
+        self.paths.clone()
+    }
+
+    fn force(&mut self, path: Option<Path>) -> Result<()> {
+        self.paths.force(path)
+    }
+
+    fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
+        // One block takes a row where there are no clusters.
+        let most = if self.has_clusters { MOST_ROW } else { MOST_ROW_OF_A_BLOCK };
+        let is_short = columns.saturating_mul(dtype.size()) <= most;
+        self.kernels.is_some() && is_short && self.paths.fuses_add_norm(dtype, count, columns)
+    }
+
+    fn workspace_bytes(&self, call: &Call<'_>) -> usize {
+        self.behind.workspace_bytes(call)
+    }
+
+    unsafe fn launch(&mut self, call: &Call<'_>, stream: &Stream, workspace: Address) -> Result<Path> {
+        match (self.path(call), &self.kernels) {
+            (Path::PeerMemory(algorithm), Some(kernels)) if !self.is_grouping => {
+                // SAFETY: by the caller's promise; a group's calls run on one stream at a time.
+                Ok(unsafe { kernels.launch(algorithm, call, stream) }?)
+            }
+            // SAFETY: by the caller's promise.
+            _ => unsafe { self.behind.launch(call, stream, workspace) },
+        }
+    }
+
+    fn group_start(&mut self) -> Result<()> {
+        self.is_grouping = true;
+        self.behind.group_start()
+    }
+
+    fn group_end(&mut self, stream: &Stream, deadline: Instant) -> Result<()> {
+        self.is_grouping = false;
+        self.behind.group_end(stream, deadline)
+    }
+}
+
+/// The kernels, if every rank found that they give right values.
+fn checked(
+    made: Told<Kernels>,
+    device: &Device,
+    sharers: &Sharers<'_>,
+    abort: &AbortWord,
+) -> Result<Told<Kernels>> {
+    let Ok(kernels) = made else { return Ok(made) };
+    let works = check::check(&kernels, device, (sharers.position, sharers.members.len()));
+    let all = sharers.tell("works", &works)?;
+    if all.is_ok() {
+        abort.rely();
+    }
+    Ok(all.map(|_| kernels))
+}
+
+/// What a watchdog watches: the library's communicator, and kernels that wait.
+pub(super) struct MonitoredWithPeers {
+    pub(super) behind: Arc<dyn Monitored>,
+    pub(super) abort: Arc<AbortWord>,
+}
+
+impl Monitored for MonitoredWithPeers {
+    fn async_error(&self) -> Option<Error> {
+        self.behind.async_error().or_else(|| {
+            let gave_up = "a kernel has waited an hour for its peers, and nobody ended it";
+            self.abort.is_set().then(|| Error::Transport(gave_up.into()))
+        })
+    }
+
+    fn finalize(&self) {
+        self.behind.finalize();
+    }
+
+    fn is_drained(&self) -> bool {
+        self.behind.is_drained()
+    }
+
+    fn abort(&self) {
+        // First: NCCL waits for what is in front of it in the stream.
+        self.abort.set();
+        self.behind.abort();
+    }
+}

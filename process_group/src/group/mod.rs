@@ -1,0 +1,351 @@
+//! A process group: the one place where calls are checked, numbered, timed and recorded.
+
+mod add_norm;
+mod asynchronous;
+pub(crate) mod buckets;
+mod capture;
+mod checks;
+mod coalesce;
+mod collectives;
+mod compressed;
+mod inner;
+mod monitored;
+mod objects;
+#[cfg(test)]
+mod tests;
+mod transfer;
+pub(crate) mod work;
+
+pub use capture::CapturedCalls;
+pub use compressed::WireType;
+pub use inner::LastCall;
+pub use monitored::Arrival;
+pub use transfer::GroupBuffer;
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
+
+use crate::backend::call::Interrupt;
+use crate::backend::timings::Timings;
+use crate::device::Device;
+use crate::device::buffer::Memory;
+use crate::device::wire::WireMemory;
+use crate::error::{Error, Result};
+use crate::factory::AnyBackend;
+use crate::loopback::LoopbackHub;
+use crate::membership::store::{MemoryStore, Store};
+use crate::observe::profile::{Profile, Recording};
+use crate::observe::recorder::{FlightRecorder, Recorder};
+use crate::paths::{Path, PathChoice};
+use crate::types::backend_kind::BackendKind;
+use crate::types::dtype::DType;
+use crate::types::operation::Operation;
+use crate::types::rank::Rank;
+use crate::types::sync::lock;
+use inner::{AbortReasons, Closing, Core, GroupInner, Worker};
+
+/// What a group is, beside its backend.
+#[derive(Clone, Debug)]
+pub struct GroupInfo {
+    /// Its name; the same on all members, unique in the job.
+    pub name: String,
+    /// This rank's position in the group.
+    pub rank: Rank,
+    /// Global rank of each member, in group order.
+    pub members: Vec<Rank>,
+    /// How many members share this rank's CPUs, itself included.
+    pub sharing_cpus: usize,
+    /// Deadline of every call.
+    pub timeout: Duration,
+    /// Bucket of coalesced calls, in bytes.
+    pub bucket_bytes: usize,
+    /// What is recorded of calls.
+    pub recording: Recording,
+}
+
+/// Ranks that call collectives together. Every member makes the same calls in the same order.
+///
+/// Ranks and roots here are positions in the group, from 0. Calls check their arguments before anything leaves the
+/// rank. After a transport failure, a timeout or a mismatch the group is poisoned: every later call returns
+/// [`Error::Poisoned`] with the cause.
+///
+/// ```
+/// use ryzanstein_process_group::{ProcessGroup, ReduceOp};
+///
+/// let sums: Vec<f32> = std::thread::scope(|scope| {
+///     let ranks: Vec<_> = ProcessGroup::loopback(4)
+///         .into_iter()
+///         .map(|mut group| {
+///             scope.spawn(move || {
+///                 let mut x = [group.rank().0 as f32; 3];
+///                 group.all_reduce(&mut x, ReduceOp::Sum).unwrap();
+///                 x[0]
+///             })
+///         })
+///         .collect();
+///     ranks.into_iter().map(|r| r.join().unwrap()).collect()
+/// });
+/// assert_eq!(sums, [6.0; 4]);
+/// ```
+#[derive(Debug)]
+pub struct ProcessGroup {
+    info: GroupInfo,
+    kind: BackendKind,
+    memory: Memory,
+    device: Option<Device>,
+    inner: Arc<GroupInner>,
+    worker: Option<Worker>,
+    collectives: u64,
+    monitored: u64,
+    sent: HashMap<Rank, u64>,
+    received: HashMap<Rank, u64>,
+    /// What compressed all-reduces send, between two of them.
+    wire: Option<WireMemory>,
+}
+
+impl ProcessGroup {
+    /// Puts a group on a backend that a factory has connected. Its calls show in the records of `flight`.
+    pub(crate) fn on(
+        info: GroupInfo,
+        backend: AnyBackend,
+        store: Option<Arc<dyn Store>>,
+        flight: Option<FlightRecorder>,
+    ) -> Self {
+        let instruments = backend.stream().map(|stream| (stream.timings(), stream.link_gbs()));
+        Self::with(info, backend, instruments, store, flight)
+    }
+
+    /// `instruments`: where times of enqueued calls come from, and what this rank's links carry.
+    fn with(
+        info: GroupInfo,
+        backend: AnyBackend,
+        instruments: Option<(Arc<dyn Timings>, Option<f64>)>,
+        store: Option<Arc<dyn Store>>,
+        flight: Option<FlightRecorder>,
+    ) -> Self {
+        let world_size = info.members.len();
+        let global = info.members[info.rank.index()].0;
+        let (kind, device) =
+            (backend.backend().kind(), backend.stream().map(|stream| stream.device().clone()));
+        let memory = device.as_ref().map_or(Memory::Host, |device| Memory::Device(device.ordinal()));
+        let profile = Arc::new(Profile::new(&info.name, global, world_size, info.recording, instruments));
+        let (timeout, interrupt) = (info.timeout, Arc::new(Interrupt::default()));
+        let recorder = Recorder::new(&info.name, &info.members, info.recording.newest_calls);
+        if let Some(flight) = &flight {
+            let status = backend.stream().map(|stream| stream.watchdog().status());
+            flight.add(recorder.ring(), &profile, status);
+        }
+        let core = Core {
+            backend,
+            memory,
+            failed: None,
+            last: None,
+            recorder,
+            timeout,
+            world_size,
+            interrupt: Arc::clone(&interrupt),
+        };
+        let abort_reasons = store.map(|store| AbortReasons {
+            store,
+            group: info.name.clone(),
+            rank: info.members[info.rank.index()],
+        });
+        let closing = Closing(Arc::clone(&profile));
+        let (queued, idle) = (Mutex::new(0), Condvar::new());
+        let core = Mutex::new(core);
+        let inner =
+            GroupInner { core, queued, idle, interrupt, profile, flight, abort_reasons, _closing: closing };
+        let inner = Arc::new(inner);
+        Self {
+            info,
+            kind,
+            memory,
+            device,
+            inner,
+            worker: None,
+            collectives: 0,
+            monitored: 0,
+            sent: HashMap::new(),
+            received: HashMap::new(),
+            wire: None,
+        }
+    }
+
+    /// The ranks of a group whose members are threads of this process, with a timeout of a minute and no
+    /// warnings of slow calls: element `r` is rank `r`.
+    pub fn loopback(world_size: usize) -> Vec<Self> {
+        let hub = LoopbackHub::new();
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let members: Vec<Rank> = Rank::all(world_size).collect();
+        Rank::all(world_size)
+            .map(|rank| {
+                let backend = hub.join("loopback", rank, &members);
+                let info = GroupInfo {
+                    name: "loopback".into(),
+                    rank,
+                    members: members.clone(),
+                    sharing_cpus: world_size,
+                    timeout: Duration::from_secs(60),
+                    bucket_bytes: 25 << 20,
+                    recording: Recording {
+                        record: true,
+                        newest_calls: 0,
+                        slow_call: Duration::MAX,
+                        slow_gbs: 1.0,
+                        every: Duration::MAX,
+                    },
+                };
+                Self::on(info, AnyBackend::Host(Box::new(backend)), Some(Arc::clone(&store)), None)
+            })
+            .collect()
+    }
+
+    /// This rank's position in the group.
+    pub fn rank(&self) -> Rank {
+        self.info.rank
+    }
+
+    /// Number of members.
+    pub fn world_size(&self) -> usize {
+        self.info.members.len()
+    }
+
+    /// How many members share this rank's CPUs, itself included: those of its host, unless a launcher has bound ranks to CPUs of
+    /// their own.
+    pub fn sharing_cpus(&self) -> usize {
+        self.info.sharing_cpus
+    }
+
+    /// Global ranks of the members, in group order.
+    pub fn members(&self) -> &[Rank] {
+        &self.info.members
+    }
+
+    /// The group's name.
+    pub fn name(&self) -> &str {
+        &self.info.name
+    }
+
+    /// What carries the calls.
+    pub fn backend(&self) -> BackendKind {
+        self.kind
+    }
+
+    /// Where the buffers of its calls must be.
+    pub fn memory(&self) -> Memory {
+        self.memory
+    }
+
+    /// The GPU whose memory that is, if it is one's.
+    pub fn device(&self) -> Option<&Device> {
+        self.device.as_ref()
+    }
+
+    /// What has been measured so far.
+    pub fn profile(&self) -> Arc<Profile> {
+        Arc::clone(&self.inner.profile)
+    }
+
+    /// Makes calls that are not the caller's own, such as those of a warm-up: they are neither recorded in the profile nor
+    /// told of as slow. On a GPU, `work` must wait for them, and calls of before that are under way lose their times.
+    pub fn without_profiling<R>(&mut self, work: impl FnOnce(&mut Self) -> R) -> R {
+        self.wait_idle();
+        self.inner.profile.pause(true);
+        let outcome = catch_unwind(AssertUnwindSafe(|| work(self)));
+        self.wait_idle();
+        self.inner.profile.pause(false);
+        outcome.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// Changes the deadline of later calls.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.wait_idle();
+        self.info.timeout = timeout;
+        lock(&self.inner.core).timeout = timeout;
+    }
+
+    /// Paths that calls of this group may take.
+    pub fn paths(&self) -> Vec<Path> {
+        lock(&self.inner.core).backend.backend().paths().all().to_vec()
+    }
+
+    /// Sizes in bytes from which on an all-reduce may take another path.
+    pub(crate) fn thresholds(&self) -> Vec<usize> {
+        lock(&self.inner.core).backend.backend().paths().thresholds()
+    }
+
+    /// When each path of this group is taken, for people; and why those are not that it might have had.
+    pub fn describe_paths(&self) -> Vec<(Path, String)> {
+        lock(&self.inner.core).backend.backend().paths().describe()
+    }
+
+    /// The path that a call of this kind takes now, why, and why not each other. `count` is the number of elements of the
+    /// vector, or of one rank's chunk where [`Operation::is_chunked`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the operation names a rank that is not in the group, or the buffers of all ranks together
+    /// have more bytes than `usize` counts.
+    pub fn explain(&self, operation: Operation, dtype: DType, count: usize) -> Result<PathChoice> {
+        self.check_ranks(operation)?;
+        let bytes =
+            count.checked_mul(dtype.size()).and_then(|bytes| bytes.checked_mul(2 * self.world_size()));
+        if bytes.is_none_or(|bytes| bytes.checked_mul(self.world_size()).is_none()) {
+            return Err(Error::invalid(format!(
+                "{operation}: {count} elements of {dtype} are more than memory holds"
+            )));
+        }
+        Ok(lock(&self.inner.core).backend.backend().paths().choose(operation, dtype, count))
+    }
+
+    /// Makes later calls take one path (every rank must do the same), or lets the backend choose again.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the backend has no such path.
+    pub fn force_path(&mut self, path: Option<Path>) -> Result<()> {
+        self.wait_idle();
+        lock(&self.inner.core).backend.backend_mut().force(path)
+    }
+
+    /// The newest call, for whoever has to say what a rank was doing when it failed.
+    pub fn last_call(&self) -> Option<LastCall> {
+        lock(&self.inner.core).last
+    }
+
+    /// Ends the call that the worker is in, and every later one, with this error.
+    pub(crate) fn interrupt(&self, error: &Error) {
+        self.inner.interrupt(error);
+    }
+
+    /// Gives the group up for an error that came from beside its calls, so that the others hear of it.
+    pub(crate) fn abort(&self, error: &Error) {
+        self.inner.interrupt(error);
+        self.wait_idle();
+        self.inner.abort(error.clone());
+    }
+
+    /// Why the group cannot be used any more, if so.
+    pub fn failure(&self) -> Option<Arc<Error>> {
+        lock(&self.inner.core).failed.clone()
+    }
+}
+
+impl Drop for ProcessGroup {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // Otherwise the others would hear that this rank has left in good order. The manager may have told them already.
+            if self.failure().is_none() {
+                self.inner.abort(Error::Panicked("see what it wrote to its standard error".into()));
+                self.inner.write_record();
+            }
+        }
+        if let Some(mut worker) = self.worker.take() {
+            // Closing the queue ends the worker after the operations in it, each of which has a deadline.
+            drop(worker.jobs.take());
+            if let Some(thread) = worker.thread.take() {
+                let _ = thread.join();
+            }
+        }
+    }
+}

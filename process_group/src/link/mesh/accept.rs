@@ -1,0 +1,123 @@
+//! Being reached by the ranks that dial this one.
+
+use std::fmt::Display;
+use std::future::pending;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+
+use super::arrivals::Arrivals;
+use super::prove::{HandshakeError, Prover};
+use super::{Bound, RETRY};
+use crate::link::security::{self, Connecting, Protection};
+use crate::membership::half_open::{HalfOpen, Seat};
+use crate::types::rank::{Epoch, Rank};
+use crate::types::sync::lock;
+
+/// How this rank is reached.
+pub(super) struct Acceptor {
+    pub(super) epoch: Epoch,
+    pub(super) me: Rank,
+    pub(super) prover: Arc<Prover>,
+    pub(super) arrivals: Arc<Arrivals>,
+}
+
+impl Acceptor {
+    /// Accepts for good.
+    pub(super) async fn accept(self, bound: Bound, mut half_open: HalfOpen) {
+        let listeners = match Listeners::new(bound) {
+            Ok(listeners) => listeners,
+            Err(error) => return tracing::error!(%error, "cannot accept links"),
+        };
+        let this = Arc::new(self);
+        loop {
+            let (this, seat) = (Arc::clone(&this), Seat::default());
+            let own = seat.clone();
+            let task = match listeners.accept().await {
+                Ok(Accepted::Tcp(stream, from)) => {
+                    tokio::spawn(async move { report(from, this.welcome_tcp(stream, &own).await) })
+                }
+                Ok(Accepted::Unix(stream)) => tokio::spawn(async move {
+                    let here = this.prover.security.protection_within_host();
+                    report("a Unix socket", this.welcome(stream, here, &own).await);
+                }),
+                Err(error) => {
+                    // Out of descriptors, most likely: make room, and do not spin.
+                    tracing::debug!(%error, "accepting a link failed");
+                    evicted(half_open.shed());
+                    tokio::time::sleep(RETRY).await;
+                    continue;
+                }
+            };
+            evicted(half_open.push(task.abort_handle(), seat));
+        }
+    }
+
+    async fn welcome_tcp(&self, stream: TcpStream, seat: &Seat) -> Result<(), HandshakeError> {
+        stream.set_nodelay(true)?;
+        let here = self.prover.security.protection(stream.local_addr()?.ip());
+        self.welcome(stream, here, seat).await
+    }
+
+    async fn welcome<S: Connecting>(
+        &self,
+        stream: S,
+        here: Protection,
+        seat: &Seat,
+    ) -> Result<(), HandshakeError> {
+        if let Some((id, connection)) = self.prover.accept(stream, here, self.epoch, self.me, seat).await? {
+            lock(&self.arrivals.links).keep(id, connection);
+            self.arrivals.arrived.notify_all();
+        }
+        Ok(())
+    }
+}
+
+struct Listeners {
+    tcp: TcpListener,
+    unix: Option<UnixListener>,
+}
+
+enum Accepted {
+    Tcp(TcpStream, SocketAddr),
+    Unix(UnixStream),
+}
+
+impl Listeners {
+    fn new(bound: Bound) -> io::Result<Self> {
+        let unix = bound.unix.map(UnixListener::from_std).transpose()?;
+        Ok(Self { tcp: TcpListener::from_std(bound.tcp)?, unix })
+    }
+
+    async fn accept(&self) -> io::Result<Accepted> {
+        let unix = async {
+            match &self.unix {
+                Some(listener) => listener.accept().await,
+                None => pending().await,
+            }
+        };
+        tokio::select! {
+            accepted = self.tcp.accept() => accepted.map(|(stream, from)| Accepted::Tcp(stream, from)),
+            accepted = unix => accepted.map(|(stream, _)| Accepted::Unix(stream)),
+        }
+    }
+}
+
+fn evicted(connections: usize) {
+    (0..connections).for_each(|_| security::count_refused("data", "evicted"));
+}
+
+/// Counts and logs a connection if it was refused.
+fn report(from: impl Display, outcome: Result<(), HandshakeError>) {
+    let Err(why) = outcome else { return };
+    security::count_refused("data", why.reason());
+    match why {
+        // It knows the secret: no outsider can fill the log.
+        HandshakeError::Mismatch(_) | HandshakeError::Intercepted | HandshakeError::Security(_) => {
+            tracing::warn!(%from, "refused a rank's connection: {why}");
+        }
+        _ => tracing::debug!(%from, %why, "refused a connection to the data plane"),
+    }
+}

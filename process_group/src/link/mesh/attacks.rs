@@ -1,0 +1,482 @@
+//! Who tries to get into a mesh, and who stands between its ranks: nobody gets a link.
+
+use std::future::Future;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
+use rustix::process::geteuid;
+use ryzanstein_config::{EncryptionChoice, SecurityConfig};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, copy, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::accept::Acceptor;
+use super::arrivals::Arrivals;
+use super::dial::Dialler;
+use super::prove::{HandshakeError, Prover};
+use super::{Bound, unix};
+use crate::link::security::{Channel, Mismatch, Protection, Security};
+use crate::link::wire::hello::{self, CHALLENGE, HELLO, KNOCK, LinkId, REPLY};
+use crate::membership::half_open::HalfOpen;
+use crate::membership::roster::Secret;
+use crate::testing::LATE;
+use crate::types::rank::{Epoch, Rank};
+use crate::types::sync::lock;
+
+/// So far off that no refusal comes from it.
+const NEVER: Duration = Duration::from_secs(3600);
+const OURS: Secret = Secret::new([7; 32]);
+const EPOCH: Epoch = Epoch(2);
+const BOTH: [EncryptionChoice; 2] = [EncryptionChoice::Off, EncryptionChoice::On];
+
+/// Remembers the labels of every connection that was refused.
+#[derive(Default)]
+struct Refusals(Mutex<Vec<String>>);
+
+impl Recorder for Refusals {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        let labels: Vec<&str> = key.labels().map(metrics::Label::value).collect();
+        lock(&self.0).push(format!("{} {}", key.name(), labels.join(" ")));
+        Counter::noop()
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::noop()
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::noop()
+    }
+}
+
+/// Runs a test against a rank that accepts links, with these settings; the refusals must be for this reason, one for each.
+fn refuses<F: Future<Output = ()>>(
+    encryption: EncryptionChoice,
+    reasons: &[&str],
+    attack: impl FnOnce(SocketAddr) -> F,
+) {
+    against(security(encryption), reasons, attack);
+}
+
+fn against<F: Future<Output = ()>>(
+    security: Security,
+    reasons: &[&str],
+    attack: impl FnOnce(SocketAddr) -> F,
+) {
+    with_room_for(HalfOpen::default(), security, reasons, attack);
+}
+
+fn with_room_for<F: Future<Output = ()>>(
+    half_open: HalfOpen,
+    security: Security,
+    reasons: &[&str],
+    attack: impl FnOnce(SocketAddr) -> F,
+) {
+    let refusals = Refusals::default();
+    let counted = || lock(&refusals.0).clone();
+    let expected: Vec<String> =
+        reasons.iter().map(|reason| format!("ryz_connections_refused_total data {reason}")).collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    metrics::with_local_recorder(&refusals, || {
+        runtime.block_on(async {
+            let bound = Bound::new(Ipv4Addr::LOCALHOST.into()).unwrap();
+            let door = bound.address();
+            let arrivals = Arc::new(Arrivals::default());
+            let prover = Arc::new(prover(OURS, security));
+            let acceptor = Acceptor { epoch: EPOCH, me: Rank(0), prover, arrivals: Arc::clone(&arrivals) };
+            tokio::spawn(acceptor.accept(bound, half_open));
+            let whole = async {
+                attack(door).await;
+                while counted().len() < expected.len() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let ended = tokio::time::timeout(LATE, whole).await;
+            assert!(ended.is_ok(), "refused {:?} so far, expected {expected:?}", counted());
+            assert_eq!(counted(), expected);
+        });
+    });
+}
+
+fn security(encryption: EncryptionChoice) -> Security {
+    Security::new(&SecurityConfig { encryption, ..SecurityConfig::default() }).unwrap()
+}
+
+fn prover(secret: Secret, security: Security) -> Prover {
+    Prover { secret, security, limit: NEVER }
+}
+
+fn link(epoch: Epoch) -> LinkId {
+    LinkId::new(epoch, "world", Rank(1), Rank(0))
+}
+
+async fn dial(
+    to: SocketAddr,
+    secret: Secret,
+    security: Security,
+    epoch: Epoch,
+) -> Result<Channel, HandshakeError> {
+    let stream = TcpStream::connect(to).await?;
+    let here = security.protection(to.ip());
+    prover(secret, security).dial(stream, here, &link(epoch)).await
+}
+
+/// Says this to the door, and waits until it hangs up.
+async fn say(door: SocketAddr, words: &[u8]) {
+    let mut stream = TcpStream::connect(door).await.unwrap();
+    // It may hang up before it has heard all.
+    let _ = stream.write_all(words).await;
+    let _ = stream.read_to_end(&mut Vec::new()).await;
+}
+
+#[test]
+fn who_knows_the_secret_gets_in_and_another_secret_is_refused() {
+    for encryption in BOTH {
+        refuses(encryption, &["secret"], async |door| {
+            dial(door, OURS, security(encryption), EPOCH).await.expect("a link");
+            let refused = dial(door, Secret::new([8; 32]), security(encryption), EPOCH).await.unwrap_err();
+            assert!(matches!(refused, HandshakeError::Refused), "{refused}");
+        });
+    }
+}
+
+#[test]
+fn who_has_no_secret_is_refused_whatever_it_says() {
+    for encryption in BOTH {
+        refuses(encryption, &["protocol", "protocol", "secret"], async |door| {
+            say(door, b"GET / HTTP/1.1\r\n\r\n").await;
+            // What an ordinary TLS client says first.
+            say(door, &[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3]).await;
+            let mut knock = [0; KNOCK];
+            let protection = security(encryption).protection(door.ip());
+            knock[..CHALLENGE].copy_from_slice(&hello::challenge(protection, &[1; 32]));
+            say(door, &knock).await;
+        });
+    }
+}
+
+#[test]
+fn a_recorded_handshake_opens_no_second_link() {
+    for encryption in BOTH {
+        refuses(encryption, &["secret"], async |door| {
+            let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+            let honest = async {
+                drop(
+                    dial(middle.local_addr().unwrap(), OURS, security(encryption), EPOCH)
+                        .await
+                        .expect("a link"),
+                );
+            };
+            let (said, ()) = tokio::join!(record(&middle, door), honest);
+            assert!(said.len() >= KNOCK + HELLO);
+            say(door, &said).await;
+        });
+    }
+}
+
+/// Passes a connection on, and returns what its maker said.
+async fn record(middle: &TcpListener, door: SocketAddr) -> Vec<u8> {
+    let mut from = middle.accept().await.unwrap().0;
+    let mut to = TcpStream::connect(door).await.unwrap();
+    let ((mut hear, mut answer), (mut back, mut forth)) = (from.split(), to.split());
+    let listen = async {
+        let (mut said, mut bytes) = (Vec::new(), [0; 4096]);
+        loop {
+            match hear.read(&mut bytes).await {
+                Ok(n) if n > 0 => {
+                    said.extend_from_slice(&bytes[..n]);
+                    forth.write_all(&bytes[..n]).await.unwrap();
+                }
+                _ => return said,
+            }
+        }
+    };
+    let answers = async {
+        let _ = copy(&mut back, &mut answer).await;
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        said = listen => said,
+        () = answers => unreachable!("it waits for the other"),
+    }
+}
+
+#[test]
+fn outsiders_do_not_evict_a_rank_that_has_proved_itself_and_still_encrypts() {
+    let on = security(EncryptionChoice::On);
+    with_room_for(HalfOpen::at_most(1), on, &["evicted"], async |door| {
+        let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let honest = dial(middle.local_addr().unwrap(), OURS, security(EncryptionChoice::On), EPOCH);
+        let slow = async {
+            let mut from = middle.accept().await.unwrap().0;
+            let mut to = TcpStream::connect(door).await.unwrap();
+            let mut bytes = [0; CHALLENGE];
+            to.read_exact(&mut bytes).await.unwrap();
+            from.write_all(&bytes).await.unwrap();
+            let mut bytes = [0; KNOCK];
+            from.read_exact(&mut bytes).await.unwrap();
+            to.write_all(&bytes).await.unwrap();
+            // TLS begins only after the knock was right.
+            let ((mut hear, mut answer), (mut back, mut forth)) = (from.split(), to.split());
+            let mut first = [0; 1];
+            tokio::select! {
+                _ = copy(&mut hear, &mut forth) => unreachable!("it waits for the other"),
+                read = back.read_exact(&mut first) => read.unwrap(),
+            };
+            let outsiders = [outsider(door).await, outsider(door).await];
+            answer.write_all(&first).await.unwrap();
+            let _ = copy_bidirectional(&mut from, &mut to).await;
+            drop(outsiders);
+        };
+        tokio::select! {
+            link = honest => drop(link.expect("a link")),
+            () = slow => unreachable!("the link ends it"),
+        }
+    });
+}
+
+/// Says nothing, and is heard.
+async fn outsider(door: SocketAddr) -> TcpStream {
+    let mut stream = TcpStream::connect(door).await.unwrap();
+    stream.read_exact(&mut [0; CHALLENGE]).await.unwrap();
+    stream
+}
+
+#[test]
+fn who_says_nothing_at_the_unix_socket_keeps_nobody_out() {
+    with_room_for(HalfOpen::at_most(1), security(EncryptionChoice::Auto), &["evicted"], async |door| {
+        let mut silent = unix::dial(door, geteuid()).unwrap().expect("a Unix socket");
+        silent.read_exact(&mut [0; CHALLENGE]).await.unwrap();
+        let dialler = Dialler(Arc::new(prover(OURS, security(EncryptionChoice::Auto))));
+        let link = dialler.dial(door, true, &link(EPOCH), Instant::now() + LATE).await.expect("a link");
+        let address = rustix::net::getsockname(link.socket()).unwrap();
+        assert_eq!(address.address_family(), rustix::net::AddressFamily::UNIX);
+        assert_eq!(silent.read(&mut [0]).await.unwrap(), 0, "it is hung up on");
+    });
+}
+
+#[test]
+fn a_rank_of_another_epoch_is_refused() {
+    for encryption in BOTH {
+        refuses(encryption, &["epoch"], async |door| {
+            let refused = dial(door, OURS, security(encryption), Epoch(1)).await.unwrap_err();
+            assert!(matches!(refused, HandshakeError::Refused), "{refused}");
+        });
+    }
+}
+
+#[test]
+fn two_ranks_of_which_one_encrypts_are_both_told_which() {
+    for (accepting, dialling) in
+        [(EncryptionChoice::On, EncryptionChoice::Off), (EncryptionChoice::Off, EncryptionChoice::On)]
+    {
+        refuses(accepting, &["encryption"], async |door| {
+            let refused = dial(door, OURS, security(dialling), EPOCH).await.unwrap_err();
+            let here = security(dialling).protection(door.ip());
+            let there = security(accepting).protection(door.ip());
+            assert!(
+                matches!(refused, HandshakeError::Mismatch(m) if m == Mismatch { here, there }),
+                "{refused}"
+            );
+            assert!(refused.is_final());
+            let words = refused.to_string();
+            assert!(
+                words.contains(&format!("this end {here}")) && words.contains("security.encryption"),
+                "{words}"
+            );
+        });
+    }
+}
+
+#[test]
+fn somebody_in_between_who_decrypts_on_both_sides_is_refused() {
+    refuses(EncryptionChoice::On, &["intercepted"], async |door| {
+        let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let victim = dial(middle.local_addr().unwrap(), OURS, security(EncryptionChoice::On), EPOCH);
+        let intercept = async {
+            let mut dialler = middle.accept().await.unwrap().0;
+            let mut acceptor = TcpStream::connect(door).await.unwrap();
+            // What is said in clear is passed on: both ends know the secret.
+            let (mut challenge, mut knock, mut reply) = ([0; CHALLENGE], [0; KNOCK], [0; REPLY]);
+            acceptor.read_exact(&mut challenge).await.unwrap();
+            dialler.write_all(&challenge).await.unwrap();
+            dialler.read_exact(&mut knock).await.unwrap();
+            acceptor.write_all(&knock).await.unwrap();
+            acceptor.read_exact(&mut reply).await.unwrap();
+            dialler.write_all(&reply).await.unwrap();
+            let own = security(EncryptionChoice::On);
+            let (dialler, acceptor) = tokio::join!(
+                own.accept(Protection::Encrypted, dialler),
+                own.connect(Protection::Encrypted, acceptor)
+            );
+            let (mut dialler, mut acceptor) = (dialler.expect("TLS begins"), acceptor.expect("TLS begins"));
+            let _ = copy_bidirectional(&mut dialler, &mut acceptor).await;
+        };
+        let (refused, ()) = tokio::join!(victim, intercept);
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, HandshakeError::Refused | HandshakeError::Io(_)), "{refused}");
+    });
+}
+
+#[test]
+fn a_rank_that_encrypts_says_nothing_to_one_who_claims_that_nobody_does() {
+    refuses(EncryptionChoice::On, &[], async |_| {
+        let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let victim = dial(middle.local_addr().unwrap(), OURS, security(EncryptionChoice::On), EPOCH);
+        let downgrade = async {
+            let mut dialler = middle.accept().await.unwrap().0;
+            dialler.write_all(&hello::challenge(Protection::Clear, &[1; 32])).await.unwrap();
+            let mut heard = vec![0; KNOCK];
+            dialler.read_exact(&mut heard).await.unwrap();
+            // Whatever it answers, it does not know the secret.
+            dialler.write_all(&[5; REPLY]).await.unwrap();
+            dialler.read_to_end(&mut heard).await.unwrap();
+            heard
+        };
+        let (refused, heard) = tokio::join!(victim, downgrade);
+        let refused = refused.unwrap_err();
+        assert!(matches!(refused, HandshakeError::WrongSecret) && !refused.is_final(), "{refused}");
+        assert_eq!(heard.len(), KNOCK, "what shows the setting, and no rank, group or epoch");
+    });
+}
+
+#[test]
+fn who_accepts_without_the_secret_gets_no_link() {
+    refuses(EncryptionChoice::On, &[], async |_| {
+        for encryption in BOTH {
+            let impostor = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+            let at = impostor.local_addr().unwrap();
+            let victim = dial(at, OURS, security(encryption), EPOCH);
+            let accept = async {
+                let mut stream = impostor.accept().await.unwrap().0;
+                let protection = security(encryption).protection(at.ip());
+                stream.write_all(&hello::challenge(protection, &[1; 32])).await.unwrap();
+                stream.read_exact(&mut [0; KNOCK]).await.unwrap();
+                stream.write_all(&[5; REPLY]).await.unwrap();
+                // Until the other hangs up.
+                let _ = stream.read(&mut [0]).await;
+            };
+            let (refused, ()) = tokio::join!(victim, accept);
+            let refused = refused.unwrap_err();
+            assert!(matches!(refused, HandshakeError::WrongSecret) && !refused.is_final(), "{refused}");
+        }
+    });
+}
+
+#[test]
+fn a_outsider_who_takes_the_port_for_a_while_or_changes_a_byte_does_not_make_a_rank_give_up() {
+    refuses(EncryptionChoice::On, &["secret"], async |door| {
+        let middle = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let at = middle.local_addr().unwrap();
+        let dialler = Dialler(Arc::new(prover(OURS, security(EncryptionChoice::On))));
+        let id = link(EPOCH);
+        let honest = dialler.dial(at, false, &id, Instant::now() + LATE);
+        let trouble = async {
+            let mut outsider = middle.accept().await.unwrap().0;
+            outsider.write_all(&hello::challenge(Protection::Clear, &[1; 32])).await.unwrap();
+            drop(outsider);
+            let (mut from, mut to) =
+                (middle.accept().await.unwrap().0, TcpStream::connect(door).await.unwrap());
+            let mut challenge = [0; CHALLENGE];
+            to.read_exact(&mut challenge).await.unwrap();
+            challenge[5] = Protection::Clear.byte();
+            from.write_all(&challenge).await.unwrap();
+            let _ = copy_bidirectional(&mut from, &mut to).await;
+            let (mut from, mut to) =
+                (middle.accept().await.unwrap().0, TcpStream::connect(door).await.unwrap());
+            let _ = copy_bidirectional(&mut from, &mut to).await;
+        };
+        tokio::select! {
+            reached = honest => drop(reached.expect("a link")),
+            () = trouble => unreachable!("the link ends it"),
+        }
+    });
+}
+
+/// Certificates in files.
+mod certificates {
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+
+    use super::*;
+
+    /// An authority that gives certificates to ranks.
+    struct Authority {
+        issuer: Issuer<'static, KeyPair>,
+        pem: String,
+    }
+
+    impl Authority {
+        fn new() -> Self {
+            let key = KeyPair::generate().unwrap();
+            let mut params = CertificateParams::new(Vec::new()).unwrap();
+            params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+            let pem = params.self_signed(&key).unwrap().pem();
+            Self { issuer: Issuer::new(params, key), pem }
+        }
+
+        /// The settings of a rank that this authority has certified, and that trusts another.
+        fn certify(&self, trusted: &Self) -> Security {
+            let folder = tempfile::tempdir().unwrap();
+            let file = |name: &str, pem: &str| {
+                let path = folder.path().join(name);
+                ryzanstein_config::file::replace(&path, pem.as_bytes()).unwrap();
+                Some(path)
+            };
+            let key = KeyPair::generate().unwrap();
+            let certificate =
+                CertificateParams::new(Vec::new()).unwrap().signed_by(&key, &self.issuer).unwrap();
+            Security::new(&SecurityConfig {
+                encryption: EncryptionChoice::On,
+                certificate: file("certificate.pem", &certificate.pem()),
+                key: file("key.pem", &key.serialize_pem()),
+                ca: file("ca.pem", &trusted.pem),
+            })
+            .unwrap()
+        }
+    }
+
+    #[test]
+    fn certificates_of_the_same_authority_open_a_link_and_a_wrong_secret_does_not() {
+        let ours = Authority::new();
+        against(ours.certify(&ours), &["secret"], async |door| {
+            dial(door, OURS, ours.certify(&ours), EPOCH).await.expect("a link");
+            dial(door, Secret::new([8; 32]), ours.certify(&ours), EPOCH)
+                .await
+                .expect_err("the secret counts too");
+        });
+    }
+
+    #[test]
+    fn a_rank_that_another_authority_has_certified_is_refused() {
+        let (ours, other) = (Authority::new(), Authority::new());
+        against(ours.certify(&ours), &["tls"], async |door| {
+            let refused = dial(door, OURS, other.certify(&ours), EPOCH).await.unwrap_err();
+            // What it is told may be lost when the door hangs up.
+            assert!(matches!(refused, HandshakeError::Security(_) | HandshakeError::Refused), "{refused}");
+        });
+    }
+
+    #[test]
+    fn a_rank_refuses_one_whose_authority_it_does_not_trust() {
+        let (ours, other) = (Authority::new(), Authority::new());
+        against(ours.certify(&ours), &["tls"], async |door| {
+            let refused = dial(door, OURS, ours.certify(&other), EPOCH).await.unwrap_err();
+            assert!(matches!(refused, HandshakeError::Security(_)) && refused.is_final(), "{refused}");
+            assert!(refused.to_string().contains("security.ca"), "{refused}");
+        });
+    }
+
+    #[test]
+    fn a_rank_without_a_certificate_is_told_that_the_other_wants_one() {
+        let ours = Authority::new();
+        against(ours.certify(&ours), &["encryption"], async |door| {
+            let refused = dial(door, OURS, security(EncryptionChoice::On), EPOCH).await.unwrap_err();
+            assert!(refused.to_string().contains("the other end encrypts with certificates"), "{refused}");
+        });
+    }
+}

@@ -1,0 +1,201 @@
+//! How the two ends of a link prove to each other that they know the job's secret.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::time::timeout;
+
+use crate::link::security::{Channel, Connecting, Mismatch, Protection, Security, SecurityError};
+use crate::link::wire::hello::{
+    self, CHALLENGE, HELLO, Hello, KNOCK, LinkId, Nonce, Opening, PREFACE, REPLY, WELCOME,
+};
+use crate::membership::half_open::Seat;
+use crate::membership::roster::Secret;
+use crate::types::rank::{Epoch, Rank};
+
+/// Why a link was not made.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HandshakeError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("it does not know the job's secret")]
+    WrongSecret,
+    #[error(
+        "its proof of the job's secret is for another connection: somebody in the network between the two ranks has taken this \
+         one over"
+    )]
+    Intercepted,
+    #[error("it looks for rank {to} of epoch {epoch}, this is rank {me} of epoch {current}")]
+    WrongRank { to: Rank, epoch: Epoch, me: Rank, current: Epoch },
+    #[error("what answers there is no rank of this version")]
+    WrongVersion,
+    #[error("it refused this rank: another secret or another epoch")]
+    Refused,
+    #[error(transparent)]
+    Mismatch(#[from] Mismatch),
+    #[error(transparent)]
+    Security(SecurityError),
+    #[error("it has not finished the handshake in {0:?}")]
+    TimedOut(Duration),
+}
+
+impl HandshakeError {
+    /// In one word, for the counter of refused connections.
+    pub(super) const fn reason(&self) -> &'static str {
+        match self {
+            Self::Io(_) | Self::Refused => "broken",
+            Self::WrongSecret => "secret",
+            Self::Intercepted => "intercepted",
+            Self::WrongRank { .. } => "epoch",
+            Self::WrongVersion => "protocol",
+            Self::Mismatch(_) => "encryption",
+            Self::Security(_) => "tls",
+            Self::TimedOut(_) => "late",
+        }
+    }
+
+    /// Whether another attempt would come to the same. Only the reply of a rank that knows the secret leads to these: what a
+    /// outsider says, or changes on the way, may come to something else the next time.
+    pub(super) const fn is_final(&self) -> bool {
+        matches!(self, Self::Mismatch(_) | Self::Security(_))
+    }
+}
+
+impl From<SecurityError> for HandshakeError {
+    fn from(error: SecurityError) -> Self {
+        match error {
+            // Whoever refuses closes the connection.
+            SecurityError::Io(error) => Self::while_waiting(error),
+            error @ SecurityError::Tls(_) => Self::Security(error),
+        }
+    }
+}
+
+impl HandshakeError {
+    /// What it means that nothing came where an answer was due.
+    fn while_waiting(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
+                Self::Refused
+            }
+            _ => match SecurityError::from(error) {
+                SecurityError::Io(error) => Self::Io(error),
+                error @ SecurityError::Tls(_) => Self::Security(error),
+            },
+        }
+    }
+}
+
+/// What this rank proves itself with.
+#[derive(Debug)]
+pub(super) struct Prover {
+    pub(super) secret: Secret,
+    pub(super) security: Security,
+    /// How long a handshake may take.
+    pub(super) limit: Duration,
+}
+
+impl Prover {
+    /// The accepting end, as rank `me` of an epoch. `None` for who hangs up without a word, as those do that only look
+    /// whether this rank is still there. Who knows the secret leaves its seat.
+    pub(super) async fn accept<S: Connecting>(
+        &self,
+        stream: S,
+        here: Protection,
+        epoch: Epoch,
+        me: Rank,
+        seat: &Seat,
+    ) -> Result<Option<(LinkId, Channel)>, HandshakeError> {
+        let handshake = timeout(self.limit, self.accept_whenever(stream, here, epoch, me, seat));
+        handshake.await.unwrap_or(Err(HandshakeError::TimedOut(self.limit)))
+    }
+
+    async fn accept_whenever<S: Connecting>(
+        &self,
+        mut stream: S,
+        here: Protection,
+        epoch: Epoch,
+        me: Rank,
+        seat: &Seat,
+    ) -> Result<Option<(LinkId, Channel)>, HandshakeError> {
+        let challenge = hello::challenge(here, &random());
+        stream.write_all(&challenge).await?;
+        let mut knock = [0; KNOCK];
+        let (preface, rest) = knock.split_first_chunk_mut::<PREFACE>().expect("a knock is longer");
+        let first = stream.read(preface).await?;
+        if first == 0 {
+            return Ok(None);
+        }
+        stream.read_exact(&mut preface[first..]).await?;
+        let there = hello::read_preface(*preface).ok_or(HandshakeError::WrongVersion)?;
+        stream.read_exact(rest).await?;
+        let opening = Opening::hear(&self.secret, &challenge, &knock).ok_or(HandshakeError::WrongSecret)?;
+        seat.leave();
+        // Also to one with other settings, who can then say so too.
+        stream.write_all(&opening.reply(&self.secret)).await?;
+        Security::agree(here, there)?;
+
+        let mut stream = self.security.accept(here, stream).await?;
+        let binding = *stream.binding();
+        let mut bytes = [0; HELLO];
+        stream.read_exact(&mut bytes).await.map_err(HandshakeError::while_waiting)?;
+        let hello =
+            Hello::decode(&self.secret, &opening, &binding, &bytes).ok_or(HandshakeError::Intercepted)?;
+        let Hello(id) = hello;
+        if id.epoch != epoch || id.to != me {
+            return Err(HandshakeError::WrongRank { to: id.to, epoch: id.epoch, me, current: epoch });
+        }
+        stream.write_all(&hello.welcome(&self.secret, &opening, &binding)).await?;
+        stream.flush().await?;
+        Ok(Some((id, Channel::new(stream)?)))
+    }
+
+    /// The dialling end.
+    pub(super) async fn dial<S: Connecting>(
+        &self,
+        stream: S,
+        here: Protection,
+        id: &LinkId,
+    ) -> Result<Channel, HandshakeError> {
+        let handshake = timeout(self.limit, self.dial_whenever(stream, here, id));
+        handshake.await.unwrap_or(Err(HandshakeError::TimedOut(self.limit)))
+    }
+
+    async fn dial_whenever<S: Connecting>(
+        &self,
+        mut stream: S,
+        here: Protection,
+        id: &LinkId,
+    ) -> Result<Channel, HandshakeError> {
+        let mut challenge = [0; CHALLENGE];
+        stream.read_exact(&mut challenge).await?;
+        let preface = *challenge.first_chunk().expect("a challenge is longer");
+        let there = hello::read_preface(preface).ok_or(HandshakeError::WrongVersion)?;
+        let (knock, opening) = Opening::knock(&self.secret, &challenge, here, &random());
+        // Also to one with other settings, who can then say so too.
+        stream.write_all(&knock).await?;
+        let mut reply = [0; REPLY];
+        stream.read_exact(&mut reply).await.map_err(HandshakeError::while_waiting)?;
+        if !opening.is_reply(&self.secret, &reply) {
+            return Err(HandshakeError::WrongSecret);
+        }
+        Security::agree(here, there)?;
+
+        let mut stream = self.security.connect(here, stream).await?;
+        let binding = *stream.binding();
+        let hello = Hello(*id);
+        stream.write_all(&hello.encode(&self.secret, &opening, &binding)).await?;
+        stream.flush().await?;
+        let mut welcome = [0; WELCOME];
+        stream.read_exact(&mut welcome).await.map_err(HandshakeError::while_waiting)?;
+        if !hello.is_welcome(&self.secret, &opening, &binding, &welcome) {
+            return Err(HandshakeError::WrongSecret);
+        }
+        Ok(Channel::new(stream)?)
+    }
+}
+
+fn random() -> Nonce {
+    *Secret::random().expose()
+}

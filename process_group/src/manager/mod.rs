@@ -1,0 +1,481 @@
+//! From configuration to groups that have proved themselves.
+
+mod listen;
+mod make;
+mod registry;
+pub(crate) mod self_check;
+pub mod tuning;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ryzanstein_config::{BackendChoice, Config, EncryptionChoice};
+
+use self::registry::factories;
+use crate::device::{Device, Surroundings};
+use crate::error::{Error, Result};
+use crate::factory::{ProbeContext, Together};
+use crate::group::ProcessGroup;
+use crate::link::mesh::{self, Mesh};
+use crate::link::security::Security;
+use crate::membership::layout::Layout;
+use crate::membership::rendezvous::{Membership, Rendezvous};
+use crate::membership::roster::{Candidate, Cpus, Roster};
+use crate::membership::store::{self, Store};
+use crate::observe::profile::{Profile, ProfileRow};
+use crate::observe::recorder::FlightRecorder;
+use crate::types::backend_kind::BackendKind;
+use crate::types::deadline;
+use crate::types::metric_names;
+use crate::types::rank::{self, Rank};
+use listen::listen;
+use make::GroupMaker;
+
+/// How long leaving ranks wait for each other.
+const FAREWELL: Duration = Duration::from_secs(10);
+/// How long they then wait until their calls have been compared, which takes a few hundredths of a second.
+const SETTLED: Duration = Duration::from_secs(5);
+
+/// One rank's view of a job: the groups it is in, and what they need.
+///
+/// Make one per process, once, and keep it: making it again costs a rendezvous, new connections and a new self-check,
+/// thousands of times the price of a small all-reduce.
+///
+/// ```
+/// use ryzanstein_config::{BackendChoice, Config};
+/// use ryzanstein_process_group::{MemoryRendezvous, ProcessGroupManager, ReduceOp};
+///
+/// let mut config = Config::default();
+/// config.process_group.backend = BackendChoice::Loopback;
+/// std::thread::scope(|scope| {
+///     for rendezvous in MemoryRendezvous::new(2) {
+///         let config = &config;
+///         scope.spawn(move || {
+///             let mut manager = ProcessGroupManager::initialize(config, &rendezvous).unwrap();
+///             let mut x = vec![1.0f32; 10];
+///             manager.world().all_reduce(&mut x, ReduceOp::Sum).unwrap();
+///             assert_eq!(x, [2.0; 10]);
+///             manager.finalize().unwrap();
+///         });
+///     }
+/// });
+/// ```
+pub struct ProcessGroupManager {
+    groups: Vec<ProcessGroup>,
+    tensor: usize,
+    pipeline: usize,
+    data: usize,
+    profiles: Vec<Arc<Profile>>,
+    made: HashMap<String, u32>,
+    maker: GroupMaker,
+    layout: Layout,
+    init: Duration,
+    backend_summary: String,
+}
+
+impl ProcessGroupManager {
+    /// As [`initialize_with`](Self::initialize_with), where the libraries of GPUs are known to the loader or configured.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn initialize(config: &Config, rendezvous: &dyn Rendezvous) -> Result<Self> {
+        Self::initialize_with(config, rendezvous, &Surroundings::default())
+    }
+
+    /// Joins the job, agrees on one backend with all ranks, connects the groups of the layout, and proves each with
+    /// all-reduces whose values are checked, on every path that calls may take.
+    ///
+    /// # Errors
+    /// Names the ranks that did not come, the backend that cannot be and why, or the path that gave a wrong value.
+    pub fn initialize_with(
+        config: &Config,
+        rendezvous: &dyn Rendezvous,
+        surroundings: &Surroundings,
+    ) -> Result<Self> {
+        Self::join(config, rendezvous, surroundings, None)
+    }
+
+    /// As [`initialize_with`](Self::initialize_with), on a GPU that the caller has opened or
+    /// [taken over](Device::from_cudarc): calls run on its stream.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn initialize_on(config: &Config, rendezvous: &dyn Rendezvous, device: &Device) -> Result<Self> {
+        Self::join(config, rendezvous, &Surroundings::default(), Some(device))
+    }
+
+    fn join(
+        config: &Config,
+        rendezvous: &dyn Rendezvous,
+        surroundings: &Surroundings,
+        device: Option<&Device>,
+    ) -> Result<Self> {
+        let _span = tracing::info_span!("start").entered();
+        let started = Instant::now();
+        let deadline = started + config.rendezvous.timeout.get();
+        let wanted = config.process_group.backend;
+        let mut factories = factories(wanted);
+        let bound = factories
+            .iter()
+            .any(|factory| factory.needs_mesh())
+            .then(|| listen(config, rendezvous))
+            .transpose();
+        let context = ProbeContext {
+            config,
+            surroundings,
+            device,
+            local_rank: rendezvous.local_rank(),
+            in_process: rendezvous.in_process(),
+            listens: bound.as_ref().map(drop).map_err(Clone::clone),
+        };
+        let candidate = Candidate {
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            pid: std::process::id(),
+            cpus: Cpus::current(),
+            data_address: bound.as_ref().ok().and_then(|bound| Some(bound.as_ref()?.address())),
+            wanted,
+            capabilities: tracing::info_span!("probe")
+                .in_scope(|| factories.iter_mut().map(|factory| factory.probe(&context)).collect()),
+        };
+        // The first is the best.
+        let obstacle = candidate.capabilities.first().and_then(|capability| capability.summary);
+        let membership =
+            tracing::info_span!("rendezvous").in_scope(|| rendezvous.join(candidate, deadline))?;
+        let Membership { rank, roster, selection, secret, .. } = &membership;
+        let backend = selection.backend;
+        // What the other backends have taken is given back.
+        let factory = factories.into_iter().find(|factory| factory.kind() == backend);
+        let factory = factory.ok_or_else(|| Error::BackendUnavailable {
+            backend: backend.name().into(),
+            reason: format!("it was selected for all ranks, and this rank was told to use `{wanted}`"),
+        })?;
+        let world_size = roster.world_size();
+        let epoch = roster.epoch;
+        let backend_summary = summarize(backend, wanted, obstacle);
+        // What is the same for all ranks is said once.
+        if rank.0 == 0 {
+            tracing::info!(rank = rank.0, %epoch, world_size, "backend {backend}: {backend_summary}");
+            tracing::debug!(
+                rank = rank.0,
+                version = env!("CARGO_PKG_VERSION"),
+                "backend: {}",
+                selection.reason
+            );
+        } else {
+            tracing::debug!(rank = rank.0, %epoch, world_size, "backend {backend}");
+        }
+        let number = rank.to_string();
+        metrics::gauge!(metric_names::EPOCH.name, "rank" => number.clone()).set(epoch.0 as f64);
+        metrics::gauge!(metric_names::WORLD_SIZE.name, "rank" => number).set(world_size as f64);
+        warn_of_nccl(config, roster, *rank, backend);
+        let layout = Layout::new(&config.layout, world_size)?;
+        let tuned = match backend {
+            BackendKind::Tcp | BackendKind::Nccl => tuning::agree(
+                &config.process_group.tuning,
+                surroundings.state.as_deref(),
+                &membership,
+                deadline,
+            )?,
+            BackendKind::Loopback => Vec::new(),
+        };
+        let mesh = match bound {
+            Ok(Some(bound)) if factory.needs_mesh() => {
+                let settings = mesh::Settings {
+                    handshake: config.process_group.tcp.handshake_timeout.get(),
+                    socket_buffer: config.process_group.tcp.socket_buffer.map(|b| b.get().as_usize()),
+                    security: Security::new(&config.security)?,
+                };
+                Some(Mesh::start(bound, roster.epoch, *rank, secret.clone(), &settings)?)
+            }
+            _ => None,
+        };
+        let rank = *rank;
+        let flight = FlightRecorder::new(rank, roster, config.profile.trace_dir.clone());
+        let mut manager = Self {
+            groups: Vec::new(),
+            tensor: 0,
+            pipeline: 0,
+            data: 0,
+            profiles: Vec::new(),
+            made: HashMap::new(),
+            maker: GroupMaker { config: config.clone(), membership, flight, tuned, mesh, factory },
+            layout,
+            init: Duration::ZERO,
+            backend_summary,
+        };
+        manager.standard_group("world", Rank::all(world_size).collect(), deadline)?;
+        manager.agree_on_layout()?;
+        manager.tensor = manager.standard_group("tensor_parallel", layout.tensor_group(rank), deadline)?;
+        manager.pipeline =
+            manager.standard_group("pipeline_parallel", layout.pipeline_group(rank), deadline)?;
+        manager.data = manager.standard_group("data_parallel", layout.data_group(rank), deadline)?;
+        manager.init = started.elapsed();
+        tracing::debug!(rank = rank.0, seconds = manager.init.as_secs_f64(), "process groups are ready");
+        Ok(manager)
+    }
+
+    /// The group of all ranks.
+    pub fn world(&mut self) -> &mut ProcessGroup {
+        &mut self.groups[0]
+    }
+
+    /// The ranks that share each layer with this one. The world group itself where it is all of them.
+    pub fn tensor_parallel(&mut self) -> &mut ProcessGroup {
+        &mut self.groups[self.tensor]
+    }
+
+    /// The stages of this rank's pipeline, first stage first.
+    pub fn pipeline_parallel(&mut self) -> &mut ProcessGroup {
+        &mut self.groups[self.pipeline]
+    }
+
+    /// The ranks that hold the same weights as this one.
+    pub fn data_parallel(&mut self) -> &mut ProcessGroup {
+        &mut self.groups[self.data]
+    }
+
+    /// Makes a group of any ranks; member `i` of `ranks` gets rank `i` in it. All members call this with the same list,
+    /// and make the groups that they share in the same order; the others need not call. `None` for a rank that is not
+    /// a member.
+    ///
+    /// Nothing is kept for the next time: the same list makes a new group with connections, and on GPUs a communicator, of its
+    /// own, which takes as long as the first did. Keep the group for as long as it is used. Dropping it frees what it has; what has
+    /// been measured in it stays in [`profile`](Self::profile).
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an empty list, a rank twice or one that is not in the job; [`Error::Timeout`] naming the
+    /// members that did not come.
+    pub fn new_group(&mut self, ranks: &[Rank]) -> Result<Option<ProcessGroup>> {
+        let world_size = self.maker.membership.roster.world_size();
+        for (index, rank) in ranks.iter().enumerate() {
+            if rank.index() >= world_size || ranks[..index].contains(rank) {
+                return Err(Error::invalid(format!(
+                    "a group of ranks {}: rank {rank} is there twice or is not below the world size {world_size}",
+                    rank::list(ranks)
+                )));
+            }
+        }
+        if ranks.is_empty() {
+            return Err(Error::invalid("a group needs at least one rank"));
+        }
+        if !ranks.contains(&self.rank()) {
+            return Ok(None);
+        }
+        let numbers: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+        let mut name = format!("group[{}]", numbers.join(","));
+        let times = self.made.entry(name.clone()).or_default();
+        *times += 1;
+        if *times > 1 {
+            name = format!("{name}#{times}");
+        }
+        let deadline = Instant::now() + self.maker.config.process_group.timeout.get();
+        let group = self.maker.make(&name, ranks.to_vec(), Together::Members, deadline)?;
+        self.profiles.push(group.profile());
+        Ok(Some(group))
+    }
+
+    /// This rank's global rank.
+    pub fn rank(&self) -> Rank {
+        self.maker.membership.rank
+    }
+
+    /// Everybody in the job.
+    pub fn roster(&self) -> &Roster {
+        &self.maker.membership.roster
+    }
+
+    /// The backend in use.
+    pub fn backend(&self) -> BackendKind {
+        self.maker.membership.selection.backend
+    }
+
+    /// Why this backend, in a few words.
+    pub fn backend_summary(&self) -> &str {
+        &self.backend_summary
+    }
+
+    /// Why this backend, and why not the others.
+    pub fn backend_reason(&self) -> &str {
+        &self.maker.membership.selection.reason
+    }
+
+    /// How the ranks are arranged.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// How long [`initialize`](Self::initialize) took.
+    pub fn init_time(&self) -> Duration {
+        self.init
+    }
+
+    /// The job's shared store.
+    pub fn store(&self) -> Arc<dyn Store> {
+        Arc::clone(&self.maker.membership.store)
+    }
+
+    /// What has been measured in all groups so far.
+    pub fn profile(&self) -> Vec<ProfileRow> {
+        self.profiles.iter().flat_map(|p| p.rows()).collect()
+    }
+
+    /// What keeps the newest calls of all groups, for a look at a rank whose calls may be blocked. With `profile.trace_dir`, it
+    /// writes a record there when a group fails.
+    pub fn flight_recorder(&self) -> FlightRecorder {
+        self.maker.flight.clone()
+    }
+
+    /// The newest call in any of the standard groups, as `call 17 of group `world`: all_reduce(sum) of 10 f32`.
+    pub fn last_call(&self) -> Option<String> {
+        let calls = self.groups.iter().filter_map(|g| Some((g, g.last_call()?)));
+        let (group, call) = calls.max_by_key(|(_, call)| call.started)?;
+        Some(format!("call {} of group `{}`: {}", call.sequence, group.name(), call.fingerprint))
+    }
+
+    /// Forgets what has been measured.
+    pub fn clear_profile(&self) {
+        for profile in &self.profiles {
+            profile.clear();
+        }
+    }
+
+    /// Waits (10 s at most) until every rank is here, then leaves: closes links and frees everything. On GPUs it waits, between the
+    /// two, until the calls in the groups of the layout have been compared: some hundredths of a second. After 5 s it
+    /// leaves with a warning that names the ranks whose calls have not been.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] names the ranks that did not come. [`Error::Mismatch`] tells of calls that differed and ended all the
+    /// same, on the ranks that found it, [`Error::PeerAborted`] on others; [`Error::PeerLost`] names a rank that has made fewer calls
+    /// in a group. A failure of a group that no call on this rank has told of yet is told here, unless the world's has failed
+    /// before. Everything is released in any case.
+    pub fn finalize(mut self) -> Result<()> {
+        let _span = tracing::info_span!("leave").entered();
+        let world = self.world();
+        if world.failure().is_some() {
+            // Nothing more can be agreed with the others; dropping says goodbye where that still works.
+            return Ok(());
+        }
+        world.set_timeout(FAREWELL);
+        world.barrier()?;
+        // Calls that differed may have ended all the same, on whatever backend compares them only afterwards.
+        let mut groups: Vec<_> = self.groups.iter_mut().filter(|group| group.failure().is_none()).collect();
+        // One that takes long keeps no other from comparing.
+        for group in &mut groups {
+            group.announce_exit();
+        }
+        let deadline = Instant::now() + SETTLED;
+        groups.into_iter().map(|group| group.verify_calls(deadline)).fold(Ok(()), Result::and)
+    }
+
+    /// Tells the other ranks that the program has panicked on this one, with the panic's message. A panic that nobody catches is
+    /// told by dropping this value, without the message.
+    pub fn panicked(&self, message: &str) {
+        let error = Error::Panicked(message.into());
+        // All first: one group's call that blocks delays no other.
+        self.groups.iter().for_each(|group| group.interrupt(&error));
+        self.groups.iter().for_each(|group| group.abort(&error));
+        self.maker.flight.failed();
+    }
+
+    /// Refuses to go on with ranks that would make other groups: they would wait for each other.
+    fn agree_on_layout(&mut self) -> Result<()> {
+        let mine = self.layout;
+        let (rank, world) = (self.rank(), self.world());
+        let all = world.without_profiling(|world| world.all_gather_object(&mine))?;
+        let other = Rank::all(all.len()).zip(all).find(|(_, theirs)| *theirs != mine);
+        other.map_or(Ok(()), |(other, theirs)| {
+            Err(Error::Configuration(format!(
+                "rank {rank} has the layout {mine}, and rank {other} has {theirs}: give all ranks the same [layout]"
+            )))
+        })
+    }
+
+    /// Index of the group with these members, made now unless there is one already.
+    fn standard_group(&mut self, kind: &str, members: Vec<Rank>, deadline: Instant) -> Result<usize> {
+        if let Some(same) = self.groups.iter().position(|g| g.members() == members) {
+            return Ok(same);
+        }
+        let name = format!("{kind}[{}..{}]", members[0], members[members.len() - 1]);
+        let name = if kind == "world" { kind } else { &name };
+        let group =
+            self.maker.make(name, members, Together::Everybody(kind), deadline).inspect_err(|error| {
+                // Ranks that are not in this group wait for this one too, in a split of the world or with the next group.
+                self.groups.iter().for_each(|group| group.abort(error));
+                self.maker.flight.failed();
+            })?;
+        self.profiles.push(group.profile());
+        self.groups.push(group);
+        Ok(self.groups.len() - 1)
+    }
+}
+
+impl Drop for ProcessGroupManager {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // All groups before the first waits for its record to be written.
+            self.panicked("see what it wrote to its standard error");
+        }
+    }
+}
+
+impl std::fmt::Debug for ProcessGroupManager {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ProcessGroupManager")
+            .field("rank", &self.rank())
+            .field("groups", &self.groups)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ProcessGroupManager {
+    /// Waits on the job's store until every rank has come to the barrier `name`; works while a group has failed.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] naming the ranks that were not there.
+    pub fn store_barrier(&self, name: &str, timeout: Duration) -> Result<()> {
+        let membership = &self.maker.membership;
+        let n = membership.roster.world_size();
+        store::barrier(&*membership.store, name, membership.rank, n, deadline::after(Instant::now(), timeout))
+    }
+}
+
+/// NCCL's own connections between hosts are not ours to encrypt: says so to who demands encryption.
+fn warn_of_nccl(config: &Config, roster: &Roster, rank: Rank, backend: BackendKind) {
+    let hosts = || roster.members.iter().map(|member| &member.host);
+    let several = hosts().any(|host| hosts().next() != Some(host));
+    let demanded = config.security.encryption != EncryptionChoice::Off;
+    if rank.0 == 0 && demanded && several && backend == BackendKind::Nccl {
+        tracing::warn!(
+            "security.encryption is not off, but NCCL moves data between the hosts of this job on connections of its own, which \
+             nothing encrypts: use a network that you trust, an encrypted one (IPsec, WireGuard), or the backend tcp"
+        );
+    }
+}
+
+/// Why `backend` was taken, in a few words. `obstacle` is what keeps this rank from the best one.
+fn summarize(backend: BackendKind, wanted: BackendChoice, obstacle: Option<&str>) -> String {
+    if wanted != BackendChoice::Auto {
+        return "as configured".into();
+    }
+    let best = BackendKind::allowed_by(wanted).first() == Some(&backend);
+    match obstacle {
+        _ if best => "every rank can use it".into(),
+        Some(obstacle) => format!("{obstacle} (`ryz doctor` says more)"),
+        None => "not every rank can use a faster one (`ryz doctor` says more)".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_summary_names_what_kept_this_rank_from_the_best_backend() {
+        let auto = |backend, obstacle| summarize(backend, BackendChoice::Auto, obstacle);
+        assert_eq!(auto(BackendKind::Nccl, None), "every rank can use it");
+        assert_eq!(auto(BackendKind::Tcp, Some("no GPU here")), "no GPU here (`ryz doctor` says more)");
+        assert!(auto(BackendKind::Tcp, None).starts_with("not every rank can use a faster one"));
+        assert_eq!(summarize(BackendKind::Tcp, BackendChoice::Tcp, Some("no GPU here")), "as configured");
+    }
+}

@@ -1,0 +1,11 @@
+//! Who is in a job: the roster, the layout of its ranks, the backend that all of them can use, and the store they share.
+//! Processes are found elsewhere, behind the trait [`Rendezvous`](rendezvous::Rendezvous).
+
+pub(crate) mod capability;
+pub(crate) mod half_open;
+pub(crate) mod in_process;
+pub(crate) mod layout;
+pub(crate) mod rendezvous;
+pub(crate) mod roster;
+pub(crate) mod select;
+pub mod store;

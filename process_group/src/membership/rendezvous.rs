@@ -1,0 +1,142 @@
+//! How ranks find each other: the trait, and the implementation for ranks that share a process.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Instant;
+
+use crate::error::{Error, Result};
+use crate::membership::in_process::InProcess;
+use crate::membership::roster::{Candidate, Member, Roster, Secret};
+use crate::membership::select::{BackendSelection, select_backend};
+use crate::membership::store::{MemoryStore, Store};
+use crate::types::rank::{Epoch, LocalRank, Rank};
+
+/// All that a rank gets from joining.
+pub struct Membership {
+    /// Who this rank is.
+    pub rank: Rank,
+    /// Who else is there.
+    pub roster: Roster,
+    /// The one backend for all, and why.
+    pub selection: BackendSelection,
+    /// The job's shared store.
+    pub store: Arc<dyn Store>,
+    /// What proves membership on data connections.
+    pub secret: Secret,
+}
+
+/// A place where ranks meet.
+pub trait Rendezvous: Send + Sync {
+    /// The local address from which the others can be reached, for the data plane to listen on.
+    fn local_address(&self) -> Result<IpAddr>;
+
+    /// What ranks of this rendezvous share, if they are threads of one process.
+    fn in_process(&self) -> Option<InProcess> {
+        None
+    }
+
+    /// This rank's position on its host, which chooses its GPU, where it is known before joining.
+    fn local_rank(&self) -> Option<LocalRank> {
+        None
+    }
+
+    /// Waits for all ranks and returns what they agreed on.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] naming the ranks that did not come, or the reason why no backend suits all.
+    fn join(&self, candidate: Candidate, deadline: Instant) -> Result<Membership>;
+}
+
+/// The rendezvous of ranks that are threads of one process: one handle a rank.
+#[derive(Clone)]
+pub struct MemoryRendezvous {
+    rank: Rank,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    candidates: Mutex<Vec<Option<Candidate>>>,
+    joined: Condvar,
+    store: Arc<MemoryStore>,
+    in_process: InProcess,
+    secret: Secret,
+}
+
+impl std::fmt::Debug for MemoryRendezvous {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("MemoryRendezvous").field("rank", &self.rank).finish_non_exhaustive()
+    }
+}
+
+impl MemoryRendezvous {
+    /// Handles for ranks `0..world_size`. Give each thread its own.
+    pub fn new(world_size: usize) -> Vec<Self> {
+        let shared = Arc::new(Shared {
+            candidates: Mutex::new(vec![None; world_size]),
+            joined: Condvar::new(),
+            store: Arc::new(MemoryStore::new()),
+            in_process: InProcess::new(),
+            secret: Secret::random(),
+        });
+        Rank::all(world_size).map(|rank| Self { rank, shared: Arc::clone(&shared) }).collect()
+    }
+}
+
+impl Rendezvous for MemoryRendezvous {
+    fn local_address(&self) -> Result<IpAddr> {
+        Ok(IpAddr::V4(Ipv4Addr::LOCALHOST))
+    }
+
+    fn in_process(&self) -> Option<InProcess> {
+        Some(self.shared.in_process.clone())
+    }
+
+    fn local_rank(&self) -> Option<LocalRank> {
+        Some(LocalRank(self.rank.0))
+    }
+
+    fn join(&self, candidate: Candidate, deadline: Instant) -> Result<Membership> {
+        let started = Instant::now();
+        let shared = &*self.shared;
+        let mut candidates = shared.candidates.lock().unwrap_or_else(PoisonError::into_inner);
+        if candidates[self.rank.index()].replace(candidate).is_some() {
+            return Err(Error::Rendezvous(format!("rank {} has joined already", self.rank)));
+        }
+        shared.joined.notify_all();
+        while candidates.iter().any(Option::is_none) {
+            let now = Instant::now();
+            if now >= deadline {
+                let missing =
+                    Rank::all(candidates.len()).filter(|r| candidates[r.index()].is_none()).collect();
+                return Err(Error::Timeout { what: "joining".into(), waited: started.elapsed(), missing });
+            }
+            candidates = shared
+                .joined
+                .wait_timeout(candidates, deadline - now)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
+        }
+        let all: Vec<Candidate> = candidates.iter().flatten().cloned().collect();
+        drop(candidates);
+        let selection = select_backend(&all).map_err(|error| Error::Configuration(error.to_string()))?;
+        let members = Rank::all(all.len())
+            .zip(all)
+            .map(|(rank, c)| Member {
+                rank,
+                local_rank: LocalRank(rank.0),
+                node_rank: 0,
+                host: c.host,
+                pid: c.pid,
+                cpus: c.cpus,
+                data_address: c.data_address,
+            })
+            .collect();
+        Ok(Membership {
+            rank: self.rank,
+            roster: Roster { epoch: Epoch(1), members },
+            selection,
+            store: Arc::clone(&shared.store) as Arc<dyn Store>,
+            secret: shared.secret.clone(),
+        })
+    }
+}

@@ -1,0 +1,177 @@
+//! Who is in: what a rank says of itself, and what rendezvous hands over.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use ryzanstein_config::BackendChoice;
+use serde::{Deserialize, Serialize};
+
+use crate::membership::capability::Capability;
+use crate::types::rank::{Epoch, LocalRank, Rank};
+
+/// The CPUs that a rank may use.
+///
+/// Launchers such as `mpirun` and `srun` bind each rank to CPUs of its own; without binding, all ranks of a host have the same list
+/// and share them. Lists that differ but overlap count as separate, and so does a cgroup's limit that ranks with different lists share.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Cpus {
+    /// How many it may keep busy: those of the list, or fewer where a cgroup limits it.
+    pub count: u32,
+    /// Which, as Linux writes them: `0-3,8`. Empty if unknown.
+    pub list: String,
+}
+
+impl Cpus {
+    /// Those of the calling thread.
+    pub fn current() -> Self {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
+        let list =
+            status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap_or_default();
+        let count = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self { count: count as u32, list: list.trim().to_owned() }
+    }
+}
+
+/// What a rank says of itself when it joins.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Candidate {
+    /// Name of its host.
+    pub host: String,
+    /// Its process.
+    pub pid: u32,
+    /// The CPUs it may use.
+    pub cpus: Cpus,
+    /// Where its data plane listens, if it has one.
+    pub data_address: Option<SocketAddr>,
+    /// The backend it was told to use.
+    pub wanted: BackendChoice,
+    /// What it could use.
+    pub capabilities: Vec<Capability>,
+}
+
+/// One rank of the roster.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Member {
+    /// Its global rank.
+    pub rank: Rank,
+    /// Its position on its host.
+    pub local_rank: LocalRank,
+    /// Its host's position.
+    pub node_rank: u32,
+    /// Its host's name.
+    pub host: String,
+    /// Its process.
+    pub pid: u32,
+    /// The CPUs it may use.
+    pub cpus: Cpus,
+    /// Where its data plane listens.
+    pub data_address: Option<SocketAddr>,
+}
+
+impl Member {
+    /// Its host and its list of CPUs: members that have both in common share their CPUs.
+    pub(crate) fn cpus_shared(&self) -> (&str, &str) {
+        (&self.host, &self.cpus.list)
+    }
+}
+
+/// Everybody, in rank order, in one epoch. Building one by hand is enough to start a group without a launcher.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Roster {
+    /// The generation.
+    pub epoch: Epoch,
+    /// Member `i` has rank `i`.
+    pub members: Vec<Member>,
+}
+
+impl Roster {
+    /// Number of ranks in the job.
+    pub fn world_size(&self) -> usize {
+        self.members.len()
+    }
+
+    /// How many ranks share the host of `rank`, itself included.
+    pub fn local_world_size(&self, rank: Rank) -> usize {
+        let host = &self.members[rank.index()].host;
+        self.members.iter().filter(|m| m.host == *host).count()
+    }
+
+    /// How many of `ranks` share the CPUs of `rank`, itself included.
+    pub(crate) fn sharing_cpus(&self, ranks: impl Iterator<Item = Rank>, rank: Rank) -> usize {
+        let of = |rank: Rank| self.members[rank.index()].cpus_shared();
+        ranks.filter(|other| of(*other) == of(rank)).count()
+    }
+
+    /// Whether more ranks share the CPUs of `rank` than there are CPUs.
+    pub(crate) fn cpus_are_short(&self, rank: Rank) -> bool {
+        self.sharing_cpus(Rank::all(self.world_size()), rank) > self.members[rank.index()].cpus.count as usize
+    }
+}
+
+/// The per-job secret that every connection proves to know. Never printed.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret([u8; 32]);
+
+impl Secret {
+    /// A fresh secret from the operating system's random numbers.
+    ///
+    /// # Panics
+    /// When the operating system has none to give, as no program can go on safely then.
+    pub fn random() -> Self {
+        let mut bytes = [0; 32];
+        getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
+        Self(bytes)
+    }
+
+    /// Takes 32 random bytes.
+    pub const fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// The bytes, for a MAC or for handing down to a child.
+    pub const fn expose(&self) -> &[u8; 32] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Makes one member per entry. An entry is a host, a number of CPUs and their list.
+    pub(crate) fn members(on: &[(&str, u32, &str)]) -> Vec<Member> {
+        let member = |(rank, (host, count, list)): (usize, &(&str, u32, &str))| Member {
+            rank: Rank(rank as u32),
+            local_rank: LocalRank(0),
+            node_rank: 0,
+            host: (*host).into(),
+            pid: 1,
+            cpus: Cpus { count: *count, list: (*list).into() },
+            data_address: None,
+        };
+        on.iter().enumerate().map(member).collect()
+    }
+
+    #[test]
+    fn ranks_share_cpus_if_host_and_list_are_the_same() {
+        let ranks = [
+            ("a", 2, "0-1"),
+            ("a", 2, "0-1"),
+            ("b", 2, "0-1"),
+            ("a", 1, "2"),
+            ("a", 1, "2"),
+            ("b", 2, "0-1"),
+        ];
+        let roster = Roster { epoch: Epoch(1), members: members(&ranks) };
+        let sharing = |rank| roster.sharing_cpus(Rank::all(ranks.len()), Rank(rank));
+        assert_eq!([0, 1, 2, 3, 4, 5].map(sharing), [2; 6]);
+        assert_eq!(roster.sharing_cpus([Rank(0), Rank(2), Rank(3)].into_iter(), Rank(0)), 1, "of some ranks");
+        assert_eq!([0, 2, 3].map(|rank| roster.cpus_are_short(Rank(rank))), [false, false, true]);
+    }
+}

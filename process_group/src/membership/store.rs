@@ -1,0 +1,305 @@
+//! A small key-value store shared by the ranks of a job.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use sha2::{Digest, Sha256};
+
+use crate::error::{Error, Result};
+use crate::types::rank::Rank;
+
+/// Longest key in bytes.
+pub const MAX_KEY: usize = 256;
+/// What the keys begin with that only launchers write.
+pub const RESERVED: &str = "ryzanstein/";
+/// Longest value in bytes.
+pub const MAX_VALUE: usize = 256 << 10;
+
+/// Longest name of a group that stands in a key as it is.
+const MAX_NAME: usize = 128;
+
+/// The key of something that a group's members tell each other. A name may list every member: the digest stands for a
+/// long one.
+pub(crate) fn group_key(kind: &str, group: &str, what: impl fmt::Display) -> String {
+    if group.len() <= MAX_NAME {
+        return format!("{kind}/{group}/{what}");
+    }
+    let digest: [u8; 32] = Sha256::digest(group.as_bytes()).into();
+    // Half of it is enough to tell the groups of a job apart.
+    let half = u128::from_be_bytes(*digest.first_chunk().expect("32 bytes have 16"));
+    format!("{kind}/~{half:032x}/{what}")
+}
+
+/// Keys to bytes, for small things that ranks must tell each other. Calls block; every wait has a deadline.
+///
+/// Keys hold at most [`MAX_KEY`] and values at most [`MAX_VALUE`] bytes. Nobody may write keys that begin with [`RESERVED`].
+pub trait Store: Send + Sync {
+    /// Stores a value. An older one is replaced.
+    fn set(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// Waits until the key is there and returns its value.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] at the deadline.
+    fn get(&self, key: &str, deadline: Instant) -> Result<Vec<u8>>;
+
+    /// Adds to a counter that starts at 0 and returns the new value.
+    fn add(&self, key: &str, amount: i64) -> Result<i64>;
+}
+
+/// How long the others wait for the verdict behind their deadline: rank 0 may have come to the barrier after them.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// Waits until all `world_size` ranks have come to the barrier `name`.
+///
+/// All ranks get the same verdict: rank 0's, or that of the first rank whose time is up before. `O(n)` messages.
+///
+/// # Errors
+/// [`Error::Timeout`] that names the ranks which were not there.
+pub fn barrier(
+    store: &dyn Store,
+    name: &str,
+    rank: Rank,
+    world_size: usize,
+    deadline: Instant,
+) -> Result<()> {
+    let started = Instant::now();
+    let words = meet(store, name, rank, world_size, 0, deadline)?;
+    let missing: Vec<Rank> =
+        Rank::all(world_size).zip(words).filter(|(_, word)| word.is_none()).map(|(rank, _)| rank).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Timeout { what: format!("barrier `{name}`"), waited: started.elapsed(), missing })
+}
+
+/// What a [`barrier`] came to, the same on every rank that was there: by rank, the word of each that came in time.
+pub(crate) fn meet(
+    store: &dyn Store,
+    name: &str,
+    rank: Rank,
+    world_size: usize,
+    word: u64,
+    deadline: Instant,
+) -> Result<Vec<Option<u64>>> {
+    let verdict = format!("{name}/verdict");
+    let read = |until: Instant| match store.get(&verdict, until) {
+        Ok(bytes) => rmp_serde::from_slice(&bytes).map(Some).map_err(|e| {
+            Error::Rendezvous(format!("the verdict of barrier `{name}` is not that of this version: {e}"))
+        }),
+        Err(Error::Timeout { .. }) => Ok(None),
+        Err(error) => Err(error),
+    };
+    store.set(&format!("{name}/{rank}"), &word.to_le_bytes())?;
+    if rank.0 != 0
+        && let Some(words) = read(deadline.checked_add(GRACE).unwrap_or(deadline))?
+    {
+        return Ok(words);
+    }
+    let words = collect(store, name, world_size, deadline)?;
+    if store.add(&format!("{name}/judges"), 1)? > 1 {
+        // Another has judged before. If it is gone since, this rank's own verdict is as good.
+        return Ok(read(Instant::now() + GRACE)?.unwrap_or(words));
+    }
+    let bytes = rmp_serde::to_vec(&words)
+        .map_err(|e| Error::Rendezvous(format!("the verdict of barrier `{name}` cannot be encoded: {e}")))?;
+    store.set(&verdict, &bytes)?;
+    Ok(words)
+}
+
+/// The words of those who come until the deadline.
+fn collect(store: &dyn Store, name: &str, world_size: usize, deadline: Instant) -> Result<Vec<Option<u64>>> {
+    let word = |rank: Rank| match store.get(&format!("{name}/{rank}"), deadline) {
+        Ok(bytes) => Ok(Some(<[u8; 8]>::try_from(bytes).map_or(0, u64::from_le_bytes))),
+        Err(Error::Timeout { .. }) => Ok(None),
+        Err(error) => Err(error),
+    };
+    Rank::all(world_size).map(word).collect()
+}
+
+/// How long a watched wait looks at the store alone.
+const ROUND: Duration = Duration::from_millis(200);
+
+/// A store whose waits end with the first error of `check`, after which what is waited for may never come.
+pub(crate) struct Watched<'a, F> {
+    pub(crate) store: &'a dyn Store,
+    pub(crate) check: F,
+}
+
+impl<F: Fn() -> Result<()> + Send + Sync> Store for Watched<'_, F> {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.store.set(key, value)
+    }
+
+    fn get(&self, key: &str, deadline: Instant) -> Result<Vec<u8>> {
+        let started = Instant::now();
+        loop {
+            (self.check)()?;
+            match self.store.get(key, deadline.min(Instant::now() + ROUND)) {
+                Err(Error::Timeout { .. }) if Instant::now() < deadline => {}
+                Err(Error::Timeout { what, missing, .. }) => {
+                    return Err(Error::Timeout { what, waited: started.elapsed(), missing });
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        self.store.add(key, amount)
+    }
+}
+
+/// The store of ranks that share a process.
+#[derive(Default, Debug)]
+pub struct MemoryStore {
+    entries: Mutex<HashMap<String, Vec<u8>>>,
+    changed: Condvar,
+}
+
+impl MemoryStore {
+    /// An empty store.
+    pub fn new() -> Self {
+        Self::default()
+    }
+}
+
+/// Refuses to write keys and values that are too long, and keys that are [`RESERVED`].
+///
+/// # Errors
+/// [`Error::Invalid`] says which.
+pub fn check(key: &str, value: &[u8]) -> Result<()> {
+    if key.is_empty() || key.len() > MAX_KEY {
+        return Err(Error::invalid(format!(
+            "a store key has 1 to {MAX_KEY} bytes; this one has {}",
+            key.len()
+        )));
+    }
+    if key.starts_with(RESERVED) {
+        return Err(Error::invalid(format!(
+            "the store key `{key}` begins with `{RESERVED}`, which is reserved for launchers; use another one"
+        )));
+    }
+    if value.len() > MAX_VALUE {
+        return Err(Error::invalid(format!(
+            "the value of store key `{key}` has {} bytes; at most {MAX_VALUE} are allowed: send it with a collective",
+            value.len()
+        )));
+    }
+    Ok(())
+}
+
+impl Store for MemoryStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        check(key, value)?;
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.insert(key.to_owned(), value.to_vec());
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn get(&self, key: &str, deadline: Instant) -> Result<Vec<u8>> {
+        let started = Instant::now();
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(value) = entries.get(key) {
+                return Ok(value.clone());
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return Err(Error::Timeout {
+                    what: format!("waiting for store key `{key}`"),
+                    waited: started.elapsed(),
+                    missing: Vec::new(),
+                });
+            }
+            entries =
+                self.changed.wait_timeout(entries, deadline - now).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        check(key, &[])?;
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let value = entries.entry(key.to_owned()).or_insert_with(|| 0i64.to_le_bytes().to_vec());
+        let Ok(bytes) = <[u8; 8]>::try_from(value.as_slice()) else {
+            return Err(Error::invalid(format!("store key `{key}` holds no counter")));
+        };
+        let sum = i64::from_le_bytes(bytes).wrapping_add(amount);
+        *value = sum.to_le_bytes().to_vec();
+        self.changed.notify_all();
+        Ok(sum)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn a_late_rank_0_is_not_named_for_the_one_that_is_missing() {
+        let (store, begun) = (MemoryStore::new(), Instant::now());
+        let missing =
+            |rank: u32, patience: Duration| match barrier(&store, "b", Rank(rank), 3, begun + patience)
+                .unwrap_err()
+            {
+                Error::Timeout { missing, .. } => missing,
+                other => panic!("{other}"),
+            };
+        std::thread::scope(|scope| {
+            let early = scope.spawn(|| missing(1, Duration::from_millis(100)));
+            // There before the other judges, and patient long after.
+            let late = scope.spawn(|| missing(0, Duration::from_secs(2)));
+            assert_eq!(early.join().unwrap(), [Rank(2)]);
+            assert_eq!(late.join().unwrap(), [Rank(2)]);
+        });
+        // Whoever comes when all is over hears the same.
+        assert_eq!(missing(2, Duration::from_secs(20)), [Rank(2)]);
+    }
+
+    #[test]
+    fn a_watched_wait_ends_with_what_is_found_or_with_the_value_or_at_the_deadline() {
+        let (store, rounds) = (MemoryStore::new(), AtomicU32::new(0));
+        let fails_at = |round: u32| Watched {
+            store: &store,
+            check: {
+                let rounds = &rounds;
+                move || match rounds.fetch_add(1, Ordering::Relaxed) {
+                    n if n < round => Ok(()),
+                    _ => Err(Error::Transport("the group has failed".into())),
+                }
+            },
+        };
+        let found = fails_at(2).get("k", Instant::now() + Duration::from_secs(60)).unwrap_err();
+        assert!(found.to_string().contains("the group has failed"), "{found}");
+        let error = fails_at(u32::MAX).get("k", Instant::now() + 2 * ROUND).unwrap_err();
+        assert!(matches!(error, Error::Timeout { waited, .. } if waited >= 2 * ROUND), "{error}");
+        store.set("k", b"v").unwrap();
+        assert_eq!(fails_at(u32::MAX).get("k", Instant::now()).unwrap(), b"v");
+    }
+
+    #[test]
+    fn nobody_writes_what_launchers_write() {
+        let store = MemoryStore::new();
+        let key = format!("{RESERVED}launcher/1");
+        for refused in [store.set(&key, b""), store.add(&key, 1).map(drop)] {
+            let error = refused.unwrap_err();
+            assert!(matches!(error, Error::Invalid(_)) && error.to_string().contains("reserved"), "{error}");
+        }
+    }
+
+    #[test]
+    fn keys_of_groups_fit_the_store_and_differ_as_their_names_do() {
+        assert_eq!(group_key("abort-reason", "world", Rank(3)), "abort-reason/world/3");
+        let name = |last: u32| format!("{}{last}", "ß".repeat(200));
+        let (one, other) = (group_key("monitored", &name(1), "1/2"), group_key("monitored", &name(2), "1/2"));
+        assert_ne!(one, other);
+        for key in [one, other] {
+            check(&key, b"").unwrap();
+        }
+    }
+}

@@ -1,0 +1,579 @@
+//! Latency and bandwidth of every call, always on.
+//!
+//! A call costs two clock readings, one lock that nobody else wants, a comparison with the class of the last call and a histogram increment.
+//! Latency is this rank's own time in the call, waiting for the others included. On a GPU it is the time between two events,
+//! read some time later without waiting for the GPU; as events cost the GPU time, not every call there has them. What the
+//! host spends to enqueue a call is recorded beside, for each. Calls in a captured graph are counted at each launch that the
+//! group follows, and some of them timed.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use crate::backend::timings::{CallTime, TimedCall, Timings};
+use crate::error::Error;
+use crate::paths::Path;
+use crate::types::dtype::DType;
+use crate::types::metric_names as names;
+use crate::types::operation::{CallFingerprint, Operation, ReduceOp};
+
+/// What is recorded, when a call counts as slow, and how often the same class may say so.
+#[derive(Clone, Copy, Debug)]
+pub struct Recording {
+    /// Record calls at all.
+    pub record: bool,
+    /// How many of the newest calls the [flight recorder](crate::FlightRecorder) keeps; 0 turns it off, and nobody sees
+    /// which call a rank is in.
+    pub newest_calls: usize,
+    /// A call is slow if it takes longer than this plus the time that its bytes need at `slow_gbs`.
+    pub slow_call: Duration,
+    /// In 10⁹ bytes per second.
+    pub slow_gbs: f64,
+    /// At most one line a class in this time, after the first.
+    pub every: Duration,
+}
+
+impl Recording {
+    /// A call of `bytes` bytes that takes longer than this is slow.
+    fn threshold(&self, bytes: u64) -> Duration {
+        let moving = Duration::from_nanos((bytes as f64 / self.slow_gbs) as u64);
+        self.slow_call.saturating_add(moving)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Class {
+    operation: &'static str,
+    reduction: Option<&'static str>,
+    dtype: DType,
+    /// Bytes rounded up to a power of two, as its exponent.
+    size: u8,
+    path: Path,
+}
+
+struct Entry {
+    calls: u64,
+    bytes: u64,
+    nanos: u64,
+    /// Of those.
+    waited_nanos: u64,
+    latency: Histogram<u64>,
+    /// Calls enqueued on a GPU, and the host's time for them.
+    enqueued: u64,
+    host: Option<Histogram<u64>>,
+    /// Slow calls not told yet, since the last line.
+    untold: u64,
+    told: Option<Instant>,
+    metrics: Metrics,
+}
+
+/// The handles of one class, so that a call looks nothing up.
+struct Metrics {
+    calls: metrics::Counter,
+    bytes: metrics::Counter,
+    seconds: metrics::Histogram,
+    wait_seconds: metrics::Histogram,
+}
+
+impl Entry {
+    fn waited(&mut self, waited: Duration) {
+        self.waited_nanos += waited.as_nanos() as u64;
+        self.metrics.wait_seconds.record(waited.as_secs_f64());
+    }
+
+    fn moved(&mut self, bytes: u64, calls: u64) {
+        self.bytes += bytes * calls;
+        self.metrics.calls.increment(calls);
+        self.metrics.bytes.increment(bytes * calls);
+    }
+}
+
+/// The record of one group. Shared by the group and whoever prints it.
+pub struct Profile {
+    group: Arc<str>,
+    rank: u32,
+    world_size: usize,
+    recording: Recording,
+    paused: AtomicBool,
+    entries: Mutex<Entries>,
+    /// Until the group ends.
+    timings: Mutex<Option<Arc<dyn Timings>>>,
+    link_gbs: Option<f64>,
+    groups: metrics::Gauge,
+}
+
+/// A program has a few dozen classes and calls the same few over and over: a list that remembers where it last looked
+/// is quicker than a hash.
+#[derive(Default)]
+struct Entries {
+    all: Vec<(Class, Entry)>,
+    recent: usize,
+    newest: Newest,
+}
+
+/// Latencies of the newest calls of all classes, in nanoseconds.
+#[derive(Default)]
+struct Newest {
+    nanos: Vec<u64>,
+    next: usize,
+}
+
+impl Newest {
+    /// So many calls are recent.
+    const ROOM: usize = 256;
+
+    fn push(&mut self, nanos: u64) {
+        if self.nanos.len() < Self::ROOM {
+            self.nanos.push(nanos);
+        } else {
+            self.nanos[self.next] = nanos;
+        }
+        self.next = (self.next + 1) % Self::ROOM;
+    }
+
+    fn latency(&self) -> Option<RecentLatency> {
+        let mut sorted = self.nanos.clone();
+        sorted.sort_unstable();
+        let last = sorted.len().checked_sub(1)?;
+        let us = |quantile: f64| sorted[(last as f64 * quantile).round() as usize] as f64 / 1e3;
+        Some(RecentLatency { calls: sorted.len(), median_us: us(0.5), p99_us: us(0.99) })
+    }
+}
+
+/// Latency of the newest calls of a group, of all classes together.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct RecentLatency {
+    /// Number of calls.
+    pub calls: usize,
+    /// Median, in microseconds.
+    pub median_us: f64,
+    /// 99th percentile, in microseconds.
+    pub p99_us: f64,
+}
+
+/// All calls of a group together.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct CallSummary {
+    /// Since the start.
+    pub(crate) calls: u64,
+    /// Of the newest.
+    pub(crate) recent: Option<RecentLatency>,
+}
+
+/// The entry of a class. `recent` is where the last one was.
+fn find<'a>(
+    all: &'a mut Vec<(Class, Entry)>,
+    recent: &mut usize,
+    class: &Class,
+    make: impl FnOnce() -> Entry,
+) -> &'a mut Entry {
+    if all.get(*recent).is_none_or(|(c, _)| c != class) {
+        *recent = all.iter().position(|(c, _)| c == class).unwrap_or_else(|| {
+            all.push((*class, make()));
+            all.len() - 1
+        });
+    }
+    &mut all[*recent].1
+}
+
+/// Measured figures of one class of calls.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ProfileRow {
+    /// Name of the group.
+    pub group: String,
+    /// Name of the operation.
+    pub op: &'static str,
+    /// Name of the reduction, where there is one.
+    pub reduction: Option<&'static str>,
+    /// Element type.
+    pub dtype: DType,
+    /// Calls in this row moved at most this many bytes (a power of two), and more than half of it.
+    pub bytes_up_to: u64,
+    /// Mean bytes of a call: the whole array, as nccl-tests count.
+    pub bytes_mean: f64,
+    /// How the calls went.
+    pub path: String,
+    /// Number of ranks.
+    pub world_size: usize,
+    /// Number of calls.
+    pub calls: u64,
+    /// How many of them have been timed. On a GPU that is one of a kind in a millisecond, and in a graph the second of a kind and
+    /// every 64th after it, or the only one; calls that were made as one group are not, nor those under way. Without any, the
+    /// figures below are zero.
+    pub timed: u64,
+    /// Median latency in microseconds.
+    pub median_us: f64,
+    /// 90th percentile in microseconds.
+    pub p90_us: f64,
+    /// 99th percentile in microseconds.
+    pub p99_us: f64,
+    /// Largest latency in microseconds.
+    pub max_us: f64,
+    /// For calls on a GPU: the host's median time to enqueue one, in microseconds.
+    pub host_median_us: Option<f64>,
+    /// Sum of the latencies of all timed calls, and of the waits of graphs, in seconds.
+    pub total_s: f64,
+    /// How much of that is waits of this row's calls for ranks that came late, as far as is known: on a GPU, by how much the first
+    /// collective of a graph takes longer than the second of its kind.
+    pub waited_s: f64,
+    /// Mean bytes / median time, in 10⁹ bytes per second.
+    pub algbw_gbs: f64,
+    /// `algbw` × the operation's traffic factor.
+    pub busbw_gbs: f64,
+    /// `busbw` as a share of what the rank's links carry in one direction, as the driver rates them; for GPUs with NVLink.
+    pub link_share: Option<f64>,
+}
+
+/// What `algbw` is multiplied with to get `busbw`, as nccl-tests defines it: 2(n−1)/n for all-reduce, (n−1)/n for
+/// the operations in which every rank keeps 1/n, else 1.
+pub fn bus_factor(operation: &str, world_size: usize) -> f64 {
+    let n = world_size.max(1) as f64;
+    match operation {
+        "all_reduce" => 2.0 * (n - 1.0) / n,
+        "all_gather" | "reduce_scatter" | "all_to_all" | "gather" | "scatter" => (n - 1.0) / n,
+        _ => 1.0,
+    }
+}
+
+/// Bytes of the whole array of a call.
+pub fn call_bytes(fingerprint: &CallFingerprint, world_size: usize) -> u64 {
+    let bytes = (fingerprint.count * fingerprint.dtype.size()) as u64;
+    if fingerprint.operation.is_chunked() { bytes * world_size as u64 } else { bytes }
+}
+
+impl Profile {
+    pub(crate) fn new(
+        group: &str,
+        rank: u32,
+        world_size: usize,
+        recording: Recording,
+        instruments: Option<(Arc<dyn Timings>, Option<f64>)>,
+    ) -> Self {
+        let (timings, link_gbs) =
+            instruments.map_or((None, None), |(timings, link_gbs)| (Some(timings), link_gbs));
+        let groups = metrics::gauge!(names::GROUPS.name, "rank" => rank.to_string());
+        groups.increment(1);
+        Self {
+            group: group.into(),
+            rank,
+            world_size,
+            recording,
+            paused: AtomicBool::new(false),
+            entries: Mutex::default(),
+            timings: Mutex::new(timings),
+            link_gbs,
+            groups,
+        }
+    }
+
+    /// The group's name.
+    pub(crate) fn group(&self) -> &str {
+        &self.group
+    }
+
+    /// The group ends: takes in what the GPU has finished, and keeps nothing of the backend. Profiles outlive their groups.
+    pub(crate) fn close(&self) {
+        self.fetch();
+        self.timings.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.groups.decrement(1);
+    }
+
+    /// A call that failed.
+    pub(crate) fn record_error(&self, operation: Operation, error: &Error) {
+        let [rank, group] = self.labels();
+        let labels = [rank, group, ("op", operation.name().to_owned()), ("kind", error.kind().to_owned())];
+        metrics::counter!(names::ERRORS.name, &labels).increment(1);
+    }
+
+    /// From `true` to `false`, calls are not their user's: they are neither recorded nor told of as slow.
+    pub(crate) fn pause(&self, paused: bool) {
+        // What the GPU has finished up to here goes where its calls went.
+        self.fetch();
+        self.paused.store(paused, Ordering::Relaxed);
+    }
+
+    fn records(&self) -> bool {
+        self.recording.record && !self.paused.load(Ordering::Relaxed)
+    }
+
+    /// A call that is done, after `elapsed`.
+    pub(crate) fn record(
+        &self,
+        fingerprint: &CallFingerprint,
+        path: Path,
+        elapsed: Duration,
+        waited: Duration,
+    ) {
+        if self.records() {
+            self.took(fingerprint, path, elapsed, waited, 1);
+        }
+    }
+
+    /// A call that has been enqueued on a GPU, which took the host `elapsed`.
+    pub(crate) fn record_enqueued(&self, fingerprint: &CallFingerprint, path: Path, elapsed: Duration) {
+        if !self.records() {
+            return;
+        }
+        let many = self.with_entry(fingerprint, path, |entry, _, bytes| {
+            entry.moved(bytes, 1);
+            entry.enqueued += 1;
+            let nanos = (elapsed.as_nanos() as u64).max(1);
+            entry.host.get_or_insert_with(latencies).saturating_record(nanos);
+            entry.enqueued.is_multiple_of(128)
+        });
+        // Times are fetched before there are more than the backend keeps.
+        if many {
+            self.fetch();
+        }
+    }
+
+    /// Calls in a graph that has been launched.
+    pub(crate) fn record_replay(&self, counts: &[(CallFingerprint, Path, u64)]) {
+        if !self.records() {
+            return;
+        }
+        for (fingerprint, path, count) in counts {
+            self.with_entry(fingerprint, *path, |entry, _, bytes| {
+                entry.moved(bytes, *count);
+                entry.enqueued += count;
+            });
+        }
+        self.fetch();
+    }
+
+    /// Takes in what the GPU has finished.
+    fn fetch(&self) {
+        let timings = self.timings.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(timings) = timings else { return };
+        for TimedCall { call, path, time } in timings.take() {
+            if !self.records() {
+                continue;
+            }
+            match time {
+                // It was counted when it was enqueued.
+                CallTime::Took(took) => self.took(&call, path, took, Duration::ZERO, 0),
+                CallTime::Waited(waited) => self.with_entry(&call, path, |entry, _, _| {
+                    entry.nanos += waited.as_nanos() as u64;
+                    entry.waited(waited);
+                }),
+            }
+        }
+    }
+
+    fn took(
+        &self,
+        fingerprint: &CallFingerprint,
+        path: Path,
+        elapsed: Duration,
+        waited: Duration,
+        counted: u64,
+    ) {
+        self.with_entry(fingerprint, path, |entry, newest, bytes| {
+            entry.moved(bytes, counted);
+            let nanos = elapsed.as_nanos() as u64;
+            newest.push(nanos);
+            entry.calls += 1;
+            entry.nanos += nanos;
+            entry.latency.saturating_record(nanos.max(1));
+            entry.metrics.seconds.record(elapsed.as_secs_f64());
+            if !waited.is_zero() {
+                entry.waited(waited);
+            }
+            // A rank that comes late makes no call slow.
+            if elapsed.saturating_sub(waited) > self.recording.threshold(bytes) {
+                self.tell_slow(entry, fingerprint.operation, bytes, path, elapsed);
+            }
+        });
+    }
+
+    fn with_entry<R>(
+        &self,
+        fingerprint: &CallFingerprint,
+        path: Path,
+        act: impl FnOnce(&mut Entry, &mut Newest, u64) -> R,
+    ) -> R {
+        let bytes = call_bytes(fingerprint, self.world_size);
+        let class = Class {
+            operation: fingerprint.operation.name(),
+            reduction: fingerprint.operation.reduce_op().map(ReduceOp::name),
+            dtype: fingerprint.dtype,
+            size: bytes.next_power_of_two().trailing_zeros() as u8,
+            path,
+        };
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let Entries { all, recent, newest } = &mut *entries;
+        act(find(all, recent, &class, || self.entry(&class)), newest, bytes)
+    }
+
+    fn entry(&self, class: &Class) -> Entry {
+        Entry {
+            calls: 0,
+            bytes: 0,
+            nanos: 0,
+            waited_nanos: 0,
+            latency: latencies(),
+            enqueued: 0,
+            host: None,
+            untold: 0,
+            told: None,
+            metrics: self.metrics(class),
+        }
+    }
+
+    fn metrics(&self, class: &Class) -> Metrics {
+        let [rank, group] = self.labels();
+        let op = ("op", class.operation.to_owned());
+        let waits = [rank.clone(), group.clone(), op.clone()];
+        let labels = [
+            rank,
+            group,
+            op,
+            ("reduction", class.reduction.unwrap_or_default().to_owned()),
+            ("dtype", class.dtype.to_string()),
+            ("bytes_up_to", size_label(class.size)),
+            ("path", class.path.to_string()),
+        ];
+        Metrics {
+            calls: metrics::counter!(names::CALLS.name, &labels),
+            bytes: metrics::counter!(names::BYTES.name, &labels),
+            seconds: metrics::histogram!(names::SECONDS.name, &labels),
+            wait_seconds: metrics::histogram!(names::WAIT_SECONDS.name, &waits),
+        }
+    }
+
+    /// The labels that all metrics of the group have. Groups that are made again and again from the same ranks share one name:
+    /// each name is a time series that a server keeps.
+    fn labels(&self) -> [(&'static str, String); 2] {
+        let name = self.group.split('#').next().unwrap_or_default();
+        [("rank", self.rank.to_string()), ("group", name.to_owned())]
+    }
+
+    fn tell_slow(&self, entry: &mut Entry, op: Operation, bytes: u64, path: Path, elapsed: Duration) {
+        if entry.told.is_some_and(|t| t.elapsed() < self.recording.every) {
+            entry.untold += 1;
+            return;
+        }
+        tracing::warn!(
+            rank = self.rank,
+            group = &*self.group,
+            op = %op,
+            bytes,
+            path = %path,
+            milliseconds = elapsed.as_micros() as f64 / 1e3,
+            also_slow_since_last_line = entry.untold,
+            "slow collective"
+        );
+        entry.told = Some(Instant::now());
+        entry.untold = 0;
+    }
+
+    /// All rows, by operation, type, size and path.
+    pub fn rows(&self) -> Vec<ProfileRow> {
+        self.fetch();
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut classes: Vec<_> = entries.all.iter().map(|(c, e)| (c, e)).collect();
+        classes.sort_by_key(|(c, _)| (c.operation, c.reduction, c.dtype, c.size, c.path));
+        classes.into_iter().map(|(class, entry)| self.row(class, entry)).collect()
+    }
+
+    fn row(&self, class: &Class, entry: &Entry) -> ProfileRow {
+        let us = |q| entry.latency.value_at_quantile(q) as f64 / 1e3;
+        let calls = entry.calls.max(entry.enqueued);
+        let mean = entry.bytes as f64 / calls.max(1) as f64;
+        let algbw = if entry.calls == 0 { 0.0 } else { mean / (us(0.5) * 1e3) };
+        let busbw = algbw * bus_factor(class.operation, self.world_size);
+        ProfileRow {
+            group: self.group.to_string(),
+            op: class.operation,
+            reduction: class.reduction,
+            dtype: class.dtype,
+            bytes_up_to: 1 << class.size,
+            bytes_mean: mean,
+            path: class.path.to_string(),
+            world_size: self.world_size,
+            // Some that were enqueued may be under way, or in a graph.
+            calls,
+            timed: entry.calls,
+            median_us: us(0.5),
+            p90_us: us(0.9),
+            p99_us: us(0.99),
+            max_us: entry.latency.max() as f64 / 1e3,
+            host_median_us: entry.host.as_ref().map(|h| h.value_at_quantile(0.5) as f64 / 1e3),
+            total_s: entry.nanos as f64 / 1e9,
+            waited_s: entry.waited_nanos as f64 / 1e9,
+            algbw_gbs: algbw,
+            busbw_gbs: busbw,
+            link_share: self
+                .link_gbs
+                .filter(|_| class.path != Path::Local && entry.calls > 0)
+                .map(|link| busbw / link),
+        }
+    }
+
+    /// Number of calls of an operation so far, whatever their size.
+    pub fn calls(&self, operation: &str) -> u64 {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries
+            .all
+            .iter()
+            .filter(|(c, _)| c.operation == operation)
+            .map(|(_, e)| e.calls.max(e.enqueued))
+            .sum()
+    }
+
+    /// All calls together. Asks no GPU, so it may be called at any time.
+    pub(crate) fn summary(&self) -> CallSummary {
+        let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let calls = entries.all.iter().map(|(_, entry)| entry.calls.max(entry.enqueued)).sum();
+        CallSummary { calls, recent: entries.newest.latency() }
+    }
+
+    /// Forgets everything, for instance after a warm-up.
+    pub fn clear(&self) {
+        self.fetch();
+        *self.entries.lock().unwrap_or_else(PoisonError::into_inner) = Entries::default();
+    }
+}
+
+/// The size class in metrics, coarser than that of rows, as each is a dozen time series: 1 KiB, then 16 times as much each up to
+/// 1 GiB, then all above.
+fn size_label(exponent: u8) -> String {
+    let bound = (10..=30).step_by(4).find(|bound| exponent <= *bound);
+    bound.map_or_else(|| "+Inf".to_owned(), |bound| (1u64 << bound).to_string())
+}
+
+/// 1 ns to 1 h, two significant digits: 20 KB a class.
+fn latencies() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 3_600_000_000_000, 2).expect("constant bounds are valid")
+}
+
+impl fmt::Debug for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Profile")
+            .field("group", &self.group)
+            .field("rank", &self.rank)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_classes_in_metrics_are_few_and_hold_every_size() {
+        let labels: Vec<String> = (0..64).map(size_label).collect();
+        for (exponent, expected) in
+            [(0, "1024"), (10, "1024"), (11, "16384"), (30, "1073741824"), (31, "+Inf")]
+        {
+            assert_eq!(labels[exponent], expected);
+        }
+        let mut different = labels.clone();
+        different.dedup();
+        assert_eq!(different.len(), 7, "{different:?}");
+    }
+}

@@ -1,0 +1,296 @@
+//! The flight recorder: the newest calls of each group of a rank, kept in memory, and written to a file when a group fails.
+//!
+//! A call writes its entry under the lock that it holds already, so recording takes no lock of its own. Whoever copies
+//! the entries takes none either: a rank can be asked for its record while its calls are blocked.
+
+mod activity;
+mod record;
+mod ring;
+mod slot;
+
+/// What a slot is made of; under loom, something else.
+mod atomic {
+    pub(super) use std::hint::spin_loop;
+    pub(super) use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+    /// How often a reader tries again before it leaves out a call that is being replaced.
+    pub(super) const TRIES: usize = 1000;
+}
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use ryzanstein_config::file;
+
+use crate::error::{Error, Result};
+use crate::membership::roster::Roster;
+use crate::observe::profile::Profile;
+use crate::stream::Status;
+use crate::types::rank::Rank;
+use crate::types::sync::lock;
+pub use activity::{CurrentCall, GroupActivity};
+pub use record::{CallRecord, Failure, FlightRecord, GroupRecord, Outcome};
+pub(crate) use ring::{Recorder, Ring};
+
+/// How long a rank whose group has failed waits until its record is written.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The most groups that are shown after they have failed and gone.
+const MOST_FAILED: usize = 16;
+
+/// One rank's flight recorder, from [`ProcessGroupManager::flight_recorder`](crate::ProcessGroupManager::flight_recorder).
+/// May be used from any thread at any time; it never waits for a call.
+#[derive(Clone, Debug)]
+pub struct FlightRecorder(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    /// What every record begins with.
+    head: FlightRecord,
+    /// Where a record goes when a group fails.
+    folder: Option<PathBuf>,
+    groups: Mutex<Vec<Shown>>,
+    /// One file is written at a time.
+    writing: Mutex<()>,
+}
+
+/// A group that records show.
+#[derive(Clone)]
+struct Shown {
+    ring: Arc<Ring>,
+    profile: Arc<Profile>,
+    /// Of a group on a GPU.
+    status: Option<Arc<Status>>,
+}
+
+impl std::fmt::Debug for Shown {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shown").field("ring", &self.ring).finish_non_exhaustive()
+    }
+}
+
+impl Shown {
+    fn activity(&self, now: Instant) -> GroupActivity {
+        let activity = self.ring.activity(ring::unix_ns(now), self.profile.summary());
+        let pending = self.status.as_ref().and_then(|status| status.pending());
+        match pending {
+            Some(pending) => activity.with_pending(&pending, now),
+            None => activity,
+        }
+    }
+}
+
+impl FlightRecorder {
+    pub(crate) fn new(rank: Rank, roster: &Roster, folder: Option<PathBuf>) -> Self {
+        let (first, me) = (&roster.members[0], &roster.members[rank.index()]);
+        let head = FlightRecord {
+            job: format!("{}:{} epoch {}", first.host, first.pid, roster.epoch),
+            rank,
+            world_size: roster.world_size(),
+            host: me.host.clone(),
+            pid: me.pid,
+            dumped_ns: 0,
+            groups: Vec::new(),
+        };
+        Self(Arc::new(Inner { head, folder, groups: Mutex::default(), writing: Mutex::default() }))
+    }
+
+    /// Shows a group in records for as long as it lives, and the newest [`MOST_FAILED`] of those that have failed.
+    pub(crate) fn add(&self, ring: &Arc<Ring>, profile: &Arc<Profile>, status: Option<&Arc<Status>>) {
+        self.groups();
+        let (ring, profile) = (Arc::clone(ring), Arc::clone(profile));
+        lock(&self.0.groups).push(Shown { ring, profile, status: status.cloned() });
+    }
+
+    fn groups(&self) -> Vec<Shown> {
+        let mut groups = lock(&self.0.groups);
+        let has_gone = |shown: &Shown| Arc::strong_count(&shown.ring) == 1;
+        groups.retain(|shown| !has_gone(shown) || shown.ring.has_failed());
+        let too_many = groups.iter().filter(|shown| has_gone(shown)).count().saturating_sub(MOST_FAILED);
+        for _ in 0..too_many {
+            // The oldest come first.
+            if let Some(oldest) = groups.iter().position(has_gone) {
+                groups.remove(oldest);
+            }
+        }
+        groups.clone()
+    }
+
+    /// What each group is doing now. Cheaper than [`record`](Self::record): it reads the newest calls only.
+    pub fn activity(&self) -> Vec<GroupActivity> {
+        let now = Instant::now();
+        self.groups().iter().map(|shown| shown.activity(now)).collect()
+    }
+
+    /// A copy of what is recorded now.
+    pub fn record(&self) -> FlightRecord {
+        let groups = self.groups().iter().map(|shown| shown.ring.record()).collect();
+        FlightRecord { dumped_ns: ring::unix_ns(Instant::now()), groups, ..self.0.head.clone() }
+    }
+
+    /// The folder of `profile.trace_dir`, which a record is written to when a group fails.
+    pub fn folder(&self) -> Option<&Path> {
+        self.0.folder.as_deref()
+    }
+
+    /// Writes a record to `rank-R.json` in a folder, which is made if it is not there. Replaces the file at once: nobody reads
+    /// half of one. Returns its path.
+    ///
+    /// # Errors
+    /// [`Error::System`] with the path that cannot be written.
+    pub fn write(&self, folder: &Path) -> Result<PathBuf> {
+        let _one_at_a_time = lock(&self.0.writing);
+        let path = folder.join(format!("rank-{}.json", self.0.head.rank));
+        let write = || {
+            fs::create_dir_all(folder)?;
+            file::replace(&path, &serde_json::to_vec(&self.record())?)
+        };
+        write().map_err(Error::system(format!("cannot write {}", path.display())))?;
+        Ok(path)
+    }
+
+    /// A group has failed. Writes the record on another thread, and waits for it for at most [`PATIENCE`]: a disk that hangs
+    /// must not keep the error from the caller.
+    pub(crate) fn failed(&self) {
+        let Some(folder) = self.folder().map(Path::to_owned) else { return };
+        let (recorder, rank) = (self.clone(), self.0.head.rank.0);
+        let (sender, written) = mpsc::channel();
+        let write = move || {
+            let _ = sender.send(recorder.write(&folder));
+        };
+        let thread = std::thread::Builder::new().name("ryz-record".into()).spawn(write);
+        match thread.map(|_| written.recv_timeout(PATIENCE)) {
+            Ok(Ok(Ok(path))) => tracing::debug!(rank, path = %path.display(), "wrote the flight record"),
+            Ok(Ok(Err(error))) => tracing::warn!(rank, %error, "no flight record"),
+            Ok(Err(_)) => tracing::warn!(rank, "no flight record: the disk took longer than {PATIENCE:?}"),
+            Err(error) => tracing::warn!(rank, %error, "no flight record"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use ryzanstein_config::{BackendChoice, Config};
+
+    use super::*;
+    use crate::MemoryRendezvous;
+    use crate::Operation;
+    use crate::ProcessGroupManager;
+    use crate::ReduceOp;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn config(folder: Option<&Path>) -> Config {
+        let mut config = Config::default();
+        config.process_group.backend = BackendChoice::Loopback;
+        config.profile.trace_dir = folder.map(Path::to_owned);
+        config
+    }
+
+    /// Two ranks that are threads.
+    fn together(config: &Config, rank: impl Fn(ProcessGroupManager) + Sync) {
+        std::thread::scope(|scope| {
+            for rendezvous in MemoryRendezvous::new(2) {
+                let rank = &rank;
+                scope.spawn(move || rank(ProcessGroupManager::initialize(config, &rendezvous).unwrap()));
+            }
+        });
+    }
+
+    #[test]
+    fn a_rank_whose_call_is_blocked_can_be_asked_for_its_record() {
+        let (sender, receiver) = mpsc::channel::<FlightRecorder>();
+        let receiver = Mutex::new(receiver);
+        together(&config(None), |mut manager| {
+            if manager.rank().0 == 0 {
+                sender.send(manager.flight_recorder()).unwrap();
+            } else {
+                let recorder = lock(&receiver).recv_timeout(LONG).unwrap();
+                let until = Instant::now() + LONG;
+                let blocked = loop {
+                    let world = recorder.record().groups.remove(0);
+                    if let Some(call) = world.calls.last()
+                        && call.outcome == Outcome::InProgress
+                        && call.fingerprint.operation == Operation::AllReduce(ReduceOp::Max)
+                    {
+                        break call.clone();
+                    }
+                    assert!(Instant::now() < until, "rank 0 waits for rank 1: {world:?}");
+                    std::thread::yield_now();
+                };
+                assert_eq!((blocked.fingerprint.count, blocked.calls, blocked.returned_ns), (3, 1, None));
+                let world = recorder.activity().remove(0);
+                let current = world.current.expect("a call that has not returned");
+                assert_eq!((world.begun, world.operation), (Some(current.number), Some(current.operation)));
+                assert_eq!((current.number, world.ended), (blocked.number, Some(blocked.number - 1)));
+            }
+            manager.world().all_reduce(&mut [1.0f32; 3], ReduceOp::Max).unwrap();
+            let world = manager.flight_recorder().record().groups.remove(0);
+            assert_eq!(world.members, [Rank(0), Rank(1)]);
+            let last = world.calls.last().unwrap();
+            assert_eq!((last.outcome, last.path.as_deref()), (Outcome::Done, Some("loopback")));
+            let world = manager.flight_recorder().activity().remove(0);
+            assert_eq!((world.current, world.begun), (None, world.ended));
+            assert_eq!(world.recent.expect("one call was timed").calls, 1, "the self-check is not counted");
+            manager.finalize().unwrap();
+        });
+    }
+
+    #[test]
+    fn each_rank_of_a_group_that_fails_leaves_a_file_that_only_its_user_reads() {
+        let folder = tempfile::tempdir().unwrap();
+        let inside = folder.path().join("made/when/needed");
+        together(&config(Some(&inside)), |mut manager| {
+            let count = if manager.rank().0 == 0 { 3 } else { 4 };
+            let error = manager.world().all_reduce(&mut vec![1.0f32; count], ReduceOp::Sum).unwrap_err();
+            let path = inside.join(format!("rank-{}.json", manager.rank()));
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+            let record: FlightRecord = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+            assert_eq!((record.rank, record.world_size), (manager.rank(), 2));
+            let world = &record.groups[0];
+            assert_eq!(world.failure.as_ref().unwrap().error, error.to_string());
+            let last = world.calls.last().unwrap();
+            assert_eq!((last.fingerprint.count, last.outcome), (count, Outcome::Failed));
+        });
+        assert_eq!(fs::read_dir(&inside).unwrap().count(), 2, "nothing else is left");
+    }
+
+    #[test]
+    fn a_rank_that_panics_leaves_the_record_of_all_its_groups() {
+        let folder = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            let config = config(Some(folder.path()));
+            let start = |rendezvous| {
+                let config = config.clone();
+                scope.spawn(move || {
+                    let _manager = ProcessGroupManager::initialize(&config, &rendezvous).unwrap();
+                    panic!("on purpose");
+                })
+            };
+            let ranks: Vec<_> = MemoryRendezvous::new(2).into_iter().map(start).collect();
+            for rank in ranks {
+                assert!(rank.join().is_err());
+            }
+        });
+        let record: FlightRecord =
+            serde_json::from_slice(&fs::read(folder.path().join("rank-0.json")).unwrap()).unwrap();
+        assert_eq!(record.groups[0].name, "world");
+        assert!(record.groups.iter().all(|group| group.failure.is_some()), "{record:?}");
+    }
+
+    #[test]
+    fn a_group_that_is_dropped_is_in_no_record() {
+        together(&config(None), |mut manager| {
+            let recorder = manager.flight_recorder();
+            let before = recorder.record().groups.len();
+            let group = manager.new_group(&[Rank(0), Rank(1)]).unwrap().unwrap();
+            assert_eq!(recorder.record().groups.len(), before + 1);
+            drop(group);
+            assert_eq!(recorder.record().groups.len(), before);
+            manager.finalize().unwrap();
+        });
+    }
+}

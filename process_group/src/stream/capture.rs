@@ -1,0 +1,194 @@
+//! Calls that are captured into a graph.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::messages::PeerSet;
+use crate::device::{DeviceError, Event, Stream};
+use crate::paths::Path;
+use crate::types::operation::CallFingerprint;
+
+/// One in this many calls of a kind in a graph is timed, from the second on.
+const TIMED_OF: u64 = 64;
+
+/// The calls in a graph.
+#[derive(Default, Debug)]
+pub(crate) struct GraphCalls {
+    /// How many of each kind there are, and their path.
+    counts: Vec<(CallFingerprint, Path, u64)>,
+    /// Those that are collectives, in call order.
+    collectives: Vec<CallFingerprint>,
+}
+
+impl GraphCalls {
+    /// The collectives, in call order.
+    pub(crate) fn collectives(&self) -> &[CallFingerprint] {
+        &self.collectives
+    }
+
+    /// How many calls of each kind there are, and their path.
+    pub(crate) fn counts(&self) -> &[(CallFingerprint, Path, u64)] {
+        &self.counts
+    }
+
+    /// The peers of messages among them.
+    pub(super) fn peers(&self) -> PeerSet {
+        self.counts.iter().map(|(call, ..)| PeerSet::of(call)).fold(PeerSet::default(), PeerSet::union)
+    }
+
+    pub(super) fn push(&mut self, call: CallFingerprint, path: Path) {
+        if !call.operation.is_point_to_point() {
+            self.collectives.push(call);
+        }
+        match self.counts.iter_mut().find(|(known, of, _)| (*known, *of) == (call, path)) {
+            Some((.., count)) => *count += 1,
+            None => self.counts.push((call, path, 1)),
+        }
+    }
+
+    fn count(&self, call: &CallFingerprint) -> u64 {
+        self.counts.iter().filter(|(known, ..)| known == call).map(|(.., count)| count).sum()
+    }
+}
+
+/// What a backend knows of the calls in a graph: what they are, and the events around those that are timed, which each
+/// launch records anew.
+#[derive(Default, Debug)]
+pub(crate) struct StreamCapture {
+    pub(super) calls: Arc<GraphCalls>,
+    pub(super) timed: Vec<CapturedTiming>,
+    /// Of calls that failed: the graph may record them all the same.
+    _begun: Vec<GraphEvents>,
+}
+
+impl StreamCapture {
+    /// What the calls are.
+    pub(crate) fn calls(&self) -> &GraphCalls {
+        &self.calls
+    }
+}
+
+/// A call of a graph that has events around it.
+#[derive(Debug)]
+pub(super) struct CapturedTiming {
+    pub(super) call: CallFingerprint,
+    pub(super) path: Path,
+    pub(super) events: GraphEvents,
+    pub(super) stands_for: StandsFor,
+}
+
+/// What the time of a call in a graph says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum StandsFor {
+    /// How long calls of its kind take.
+    Kind,
+    /// How long the ranks wait for each other, next to the second call of its kind: the first collective of a graph, where they
+    /// meet, each after its own launch. Where a message comes before it, nothing does.
+    Meeting,
+    /// Nothing: the first of a kind that others follow. Its events stay, as the graph records them.
+    Nothing,
+}
+
+/// Two events in front of a call, and one after it: the two in front tell what an event itself takes.
+#[derive(Debug)]
+pub(super) struct GraphEvents {
+    before: Event,
+    start: Event,
+    end: Event,
+}
+
+impl GraphEvents {
+    fn new(stream: &Stream) -> Result<Self, DeviceError> {
+        let event = || Event::new(stream, true);
+        Ok(Self { before: event()?, start: event()?, end: event()? })
+    }
+
+    fn begin(&self, stream: &Stream) -> Result<(), DeviceError> {
+        self.before.record_external(stream)?;
+        self.start.record_external(stream)
+    }
+
+    /// What the call took in the last launch.
+    pub(super) fn took(&self) -> Result<Duration, DeviceError> {
+        Ok(self.end.since(&self.start)?.saturating_sub(self.start.since(&self.before)?))
+    }
+}
+
+/// Calls while they are being captured.
+#[derive(Default)]
+pub(super) struct Capture {
+    calls: GraphCalls,
+    timed: Vec<CapturedTiming>,
+    /// Events of a call that has not ended, and of those that failed.
+    begun: Vec<GraphEvents>,
+}
+
+impl Capture {
+    /// Records the start of a call in the graph, if it is one to time; says whether it is.
+    pub(super) fn begin(&mut self, call: &CallFingerprint, stream: &Stream) -> Result<bool, DeviceError> {
+        let before = self.calls.count(call);
+        let is_timed = before == 0 || before % TIMED_OF == 1;
+        if is_timed {
+            self.begun.push(GraphEvents::new(stream)?);
+            self.begun.last().map_or(Ok(()), |events| events.begin(stream))?;
+        }
+        Ok(is_timed)
+    }
+
+    /// Takes a call that has been captured, and records its end.
+    pub(super) fn end(
+        &mut self,
+        call: CallFingerprint,
+        path: Path,
+        is_timed: bool,
+        stream: &Stream,
+    ) -> Result<(), DeviceError> {
+        let stands_for = match self.calls.count(&call) {
+            0 if self.calls.counts.is_empty() => StandsFor::Meeting,
+            0 => StandsFor::Nothing,
+            _ => StandsFor::Kind,
+        };
+        self.calls.push(call, path);
+        if is_timed && let Some(events) = self.begun.last() {
+            events.end.record_external(stream)?;
+        }
+        if let Some(events) = self.begun.pop_if(|_| is_timed) {
+            self.timed.push(CapturedTiming { call, path, events, stands_for });
+        }
+        Ok(())
+    }
+
+    pub(super) fn finish(self) -> Arc<StreamCapture> {
+        let Self { calls, mut timed, begun } = self;
+        // The only one of a kind stands for it.
+        for timing in timed.iter_mut().filter(|timing| calls.count(&timing.call) == 1) {
+            timing.stands_for = StandsFor::Kind;
+        }
+        Arc::new(StreamCapture { calls: Arc::new(calls), timed, _begun: begun })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::dtype::DType;
+    use crate::types::operation::{Operation, ReduceOp};
+    use crate::types::rank::Rank;
+
+    #[test]
+    fn calls_are_counted_by_kind_and_collectives_keep_their_order() {
+        let of = |operation| CallFingerprint { operation, dtype: DType::F32, count: 3 };
+        let (sum, message) = (of(Operation::AllReduce(ReduceOp::Sum)), of(Operation::Send { to: Rank(2) }));
+        let barrier = of(Operation::Barrier);
+        let mut calls = GraphCalls::default();
+        for call in [sum, message, barrier, sum] {
+            calls.push(call, Path::Nccl);
+        }
+        assert_eq!(calls.collectives(), [sum, barrier, sum]);
+        assert_eq!(
+            calls.counts(),
+            [(sum, Path::Nccl, 2), (message, Path::Nccl, 1), (barrier, Path::Nccl, 1)]
+        );
+        assert_eq!(calls.peers(), PeerSet::of(&message));
+    }
+}

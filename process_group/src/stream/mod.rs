@@ -1,0 +1,635 @@
+//! What every backend whose calls run on a GPU's stream needs: a watchdog, a log of calls that finds ranks whose calls
+//! differ, calls in flight and their times, workspace, and graphs.
+//!
+//! A call is enqueued on a stream and `Ok` means just that: the result is there for whatever comes after it in the stream.
+//! A [`Communicator`] enqueues calls; [`StreamGroup`] does everything else. Data flows one way: the caller's thread reports to
+//! the watchdog's through a channel, and hears from it only that the group has failed.
+
+#![allow(
+    unsafe_code,
+    reason = "calls are enqueued with the addresses of their buffers; each block says why it holds"
+)]
+
+mod backend;
+mod call_log;
+mod capture;
+mod control_mesh;
+mod control_message;
+mod desync;
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
+mod messages;
+mod pending;
+mod timer;
+mod watchdog;
+mod workspace;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::backend::{Backend, Completion};
+use crate::types::backend_kind::BackendKind;
+use cudarc::driver::SyncOnDrop;
+
+use crate::backend::call::Call;
+use crate::backend::timings::Timings;
+use crate::device::buffer::ViewMut;
+use crate::device::{Address, Device, DeviceError, Event, Stream, tracked};
+use crate::error::{Error, Result};
+use crate::link::security::Channel;
+use crate::paths::{Path, PathTable};
+use crate::types::dtype::DType;
+use crate::types::operation::{CallFingerprint, Operation};
+pub(crate) use backend::{StreamBackend, StreamWork};
+use capture::Capture;
+pub(crate) use capture::StreamCapture;
+use control_mesh::ControlMesh;
+use control_message::ControlMessage;
+use messages::peer;
+use timer::{CallTimer, Started, Throttle};
+use watchdog::{Called, CallerEvent};
+pub(crate) use watchdog::{GroupMembers, Monitored, Pending, Status, Watchdog};
+use workspace::Workspace;
+
+/// The stream that the caller computes on.
+const COMPUTE: usize = 0;
+/// The stream of asynchronous calls.
+const SIDE: usize = 1;
+
+/// The least time between two marks behind calls that follow one another on the compute stream: a mark is an event, which
+/// costs the GPU as much as a third of a short call.
+const MARK_INTERVAL: Duration = Duration::from_micros(100);
+/// Most marks on the compute stream at a time. Calls beyond them are waited for with the next mark.
+const MAX_MARKS: usize = 512;
+/// How long a call that the library refused waits for the watchdog to find out who is lost: the library may notice first.
+const FAILURE_GRACE: Duration = Duration::from_millis(300);
+/// How long a rank that cannot connect a group waits for those it has reached to hear why.
+const HEARD: Duration = Duration::from_millis(20);
+
+/// Enqueues calls on streams of a GPU: a library's communicator, or kernels of our own.
+pub(crate) trait Communicator: Send {
+    /// What kind of backend this is.
+    fn kind(&self) -> BackendKind;
+
+    /// The paths of the group, and which of them a call takes and why.
+    fn paths(&self) -> PathTable;
+
+    /// Makes the next calls take `path`, or choose for themselves again.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] when the path is not one of [`paths`](Self::paths).
+    fn force(&mut self, path: Option<Path>) -> Result<()>;
+
+    /// As [`Backend::fuses_add_norm`].
+    fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
+        let _ = (dtype, count, columns);
+        false
+    }
+
+    /// Bytes of workspace that a call needs beside its buffers.
+    fn workspace_bytes(&self, call: &Call<'_>) -> usize;
+
+    /// Enqueues a call, and says which path it takes.
+    ///
+    /// # Safety
+    /// The buffers of the call are as [`View::on_device`](crate::View::on_device) demands; `workspace` has
+    /// [`workspace_bytes`](Self::workspace_bytes) bytes that nothing else uses until the stream is past the call. The group has
+    /// not failed, and the caller is [inside](Status::is_inside).
+    ///
+    /// # Errors
+    /// Those of the library, or of the driver for kernels of our own. The group must be given up then.
+    unsafe fn launch(&mut self, call: &Call<'_>, stream: &Stream, workspace: Address) -> Result<Path>;
+
+    /// Begins calls that may be taken together.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    fn group_start(&mut self) -> Result<()>;
+
+    /// Enqueues all calls since [`group_start`](Self::group_start), to be taken by the library by the deadline.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    fn group_end(&mut self, stream: &Stream, deadline: Instant) -> Result<()>;
+}
+
+/// How a group on a GPU is measured.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Instruments {
+    /// What this rank's links carry in one direction, in 10⁹ bytes per second, where the hardware is rated.
+    pub(crate) link_gbs: Option<f64>,
+    /// Whether calls in graphs are timed.
+    pub(crate) times_graphs: bool,
+}
+
+/// One rank's end of a group whose calls run on streams of a GPU.
+pub(crate) struct StreamGroup<C: Communicator> {
+    communicator: C,
+    watchdog: Arc<Watchdog>,
+    device: Device,
+    /// The compute stream, and the one of asynchronous calls.
+    streams: [Stream; 2],
+    /// Their ends as they were when a caller began to wait for them.
+    ends: [Event; 2],
+    workspaces: [Workspace; 2],
+    marks: Marks,
+    /// While calls are captured.
+    capture: Option<Capture>,
+    instruments: Instruments,
+    /// Whether the newest call is on the side stream: the next one on the compute stream comes behind it, as a communicator
+    /// works on one stream at a time.
+    is_on_side: bool,
+    /// Whether kernels of our own may not have ended, for which the library does not wait when it ends.
+    has_own_kernels: bool,
+}
+
+impl<C: Communicator> StreamGroup<C> {
+    /// Puts a communicator on the device's compute stream, and on a second stream for asynchronous calls.
+    pub(crate) fn new(
+        communicator: C,
+        watchdog: Watchdog,
+        device: &Device,
+        instruments: Instruments,
+    ) -> Result<Self> {
+        // The others have made the communicator, and would see this rank leave as one who is done.
+        let make = || {
+            let streams = [device.stream().clone(), device.new_stream()?];
+            let ends = [Event::new(&streams[COMPUTE], false)?, Event::new(&streams[SIDE], false)?];
+            Ok((streams, ends))
+        };
+        let (streams, ends) = make().inspect_err(|error| watchdog.abort(error))?;
+        Ok(Self {
+            communicator,
+            watchdog: Arc::new(watchdog),
+            device: device.clone(),
+            streams,
+            ends,
+            workspaces: Default::default(),
+            marks: Marks::default(),
+            capture: None,
+            instruments,
+            is_on_side: false,
+            has_own_kernels: false,
+        })
+    }
+
+    /// Enqueues a call, and has it watched.
+    #[inline]
+    fn enqueue(&mut self, call: &mut Call<'_>, which: usize) -> Result<Completion> {
+        if which == COMPUTE {
+            self.return_from_side()?;
+        }
+        let Self { communicator, watchdog, device, marks, .. } = self;
+        let stream = &self.streams[which];
+        watchdog.check()?;
+        device.bind()?;
+        let Call { fingerprint, sequence, deadline, .. } = *call;
+        let captured = stream.is_capturing()?;
+        let bytes = communicator.workspace_bytes(call);
+        // First: a call that is refused here reserves nothing.
+        let _until_enqueued = order(call, &self.streams[COMPUTE], stream)?;
+        let workspace = self.workspaces[which].reserve(device, stream, bytes)?;
+        let at = Instant::now();
+        let inside = watchdog.enter(|entry| {
+            let (call, is_captured) = (fingerprint, captured);
+            CallerEvent::Called(Called { stream: which, entry, call, sequence, at, deadline, is_captured })
+        })?;
+        let mut capture = self.capture.as_mut().filter(|_| captured);
+        let in_graph = match &mut capture {
+            Some(capture) if self.instruments.times_graphs => capture.begin(&fingerprint, stream)?,
+            _ => false,
+        };
+        let started = if captured { None } else { marks.begin(fingerprint, which, stream, at)? };
+        // SAFETY: the views of the call are as their makers promised, the workspace has just been reserved for it, and
+        // `inside` has been given out by a group that had not failed.
+        let launched = unsafe { communicator.launch(call, stream, workspace) };
+        let path = launched.map_err(|error| refused(watchdog, error))?;
+        self.has_own_kernels |= !captured && matches!(path, Path::PeerMemory(_));
+        match capture {
+            Some(capture) => capture.end(fingerprint, path, in_graph, stream)?,
+            None if captured => {}
+            None => marks.end(watchdog, which, stream, (started, fingerprint, path), at)?,
+        }
+        drop(inside);
+        self.workspaces[which].reuse(&self.device, &self.streams[which])?;
+        Ok(Completion { path, enqueued: true, captured, waited: Duration::ZERO })
+    }
+
+    /// Enqueues calls together.
+    fn launch_group(
+        &mut self,
+        calls: &mut [Call<'_>],
+        captured: bool,
+        deadline: Instant,
+    ) -> Result<Vec<Path>> {
+        let Self { communicator, watchdog, device, marks, .. } = self;
+        let stream = &self.streams[COMPUTE];
+        let ordered: Result<Vec<_>> = calls.iter_mut().map(|call| order(call, stream, stream)).collect();
+        let _until_enqueued = ordered?;
+        let mut workspaces = Vec::with_capacity(calls.len());
+        for call in &*calls {
+            let bytes = communicator.workspace_bytes(call);
+            workspaces.push(self.workspaces[COMPUTE].reserve(device, stream, bytes)?);
+        }
+        let at = Instant::now();
+        let inside = watchdog.enter(|entry| CallerEvent::GroupStarted { entry, at })?;
+        communicator.group_start()?;
+        let mut paths = Vec::with_capacity(calls.len());
+        let mut outcome = Ok(());
+        for (call, workspace) in calls.iter().zip(workspaces) {
+            watchdog.report(CallerEvent::GroupCalled { call: call.fingerprint, is_captured: captured });
+            // SAFETY: as in `enqueue`; each call has a part of the workspace.
+            match unsafe { communicator.launch(call, stream, workspace) } {
+                Ok(path) => paths.push(path),
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            }
+        }
+        watchdog.report(CallerEvent::GroupEnded { deadline, is_captured: captured });
+        // What has been started is ended, whatever became of it.
+        let ended = communicator.group_end(stream, deadline);
+        outcome.and(ended).map_err(|error| refused(watchdog, error))?;
+        match self.capture.as_mut().filter(|_| captured) {
+            Some(capture) => {
+                let mut all = calls.iter().zip(&paths);
+                all.try_for_each(|(call, path)| capture.end(call.fingerprint, *path, false, stream))?;
+            }
+            None if captured => {}
+            None => drop(marks.place(watchdog, COMPUTE, stream, at)?),
+        }
+        drop(inside);
+        Ok(paths)
+    }
+
+    /// Lets the next call on the compute stream come behind the newest one, wherever that is.
+    #[inline]
+    fn return_from_side(&mut self) -> Result<()> {
+        if self.is_on_side {
+            self.is_on_side = !self.join_side()?;
+        }
+        Ok(())
+    }
+
+    /// Lets what comes next on the compute stream come after all that is on the other, and returns whether it does so for good:
+    /// within a capture it does for the graph only, and not for what a stream outside it does.
+    fn join_side(&self) -> Result<bool> {
+        let [compute, side] = &self.streams;
+        let is_captured = compute.is_capturing()?;
+        if is_captured && !side.is_capturing()? {
+            return Ok(false);
+        }
+        self.device.bind()?;
+        let there = Event::new(side, false)?;
+        there.record(side)?;
+        compute.wait_event(&there)?;
+        Ok(!is_captured)
+    }
+}
+
+/// The events behind calls: few, as each costs the GPU time.
+#[derive(Default)]
+struct Marks {
+    timer: Arc<CallTimer>,
+    throttle: Throttle,
+    /// When the compute stream got its newest mark.
+    newest: Option<Instant>,
+    /// How many events have been made for marks of the compute stream.
+    made: usize,
+}
+
+impl Marks {
+    /// Records the start of a call, if it is one to time.
+    fn begin(
+        &mut self,
+        call: CallFingerprint,
+        which: usize,
+        stream: &Stream,
+        at: Instant,
+    ) -> Result<Option<Started>> {
+        Ok(self.timer.begin(&mut self.throttle, call, which, stream, at)?)
+    }
+
+    /// Places a mark behind a call, unless one stands close before it on the compute stream.
+    fn end(
+        &mut self,
+        watchdog: &Watchdog,
+        which: usize,
+        stream: &Stream,
+        (started, call, path): (Option<Started>, CallFingerprint, Path),
+        at: Instant,
+    ) -> Result<()> {
+        if let Some(started) = started {
+            let end = self.timer.end(started, (call, path), which, stream)?;
+            watchdog.report_mark(which, end, false);
+            if which == COMPUTE {
+                self.newest = Some(at);
+            }
+            return Ok(());
+        }
+        let is_recent = |newest: Instant| at.saturating_duration_since(newest) < MARK_INTERVAL;
+        // On the side stream nothing else would come to mark the last call.
+        if which == COMPUTE && self.newest.is_some_and(is_recent) {
+            return Ok(());
+        }
+        self.place(watchdog, which, stream, at).map(drop)
+    }
+
+    /// Places a mark behind all calls so far, unless there are too many. Its event is reached with them.
+    fn place(
+        &mut self,
+        watchdog: &Watchdog,
+        which: usize,
+        stream: &Stream,
+        at: Instant,
+    ) -> Result<Option<Arc<Event>>> {
+        if which != COMPUTE {
+            let event = Arc::new(Event::new(stream, false)?);
+            event.record(stream)?;
+            watchdog.report_mark(which, Arc::clone(&event), false);
+            return Ok(Some(event));
+        }
+        let event = match watchdog.free_mark() {
+            Some(event) if Arc::strong_count(&event) == 1 => event,
+            // The timer still reads it: another takes its place.
+            Some(_) => Arc::new(Event::new(stream, false)?),
+            None if self.made >= MAX_MARKS => return Ok(None),
+            None => {
+                self.made += 1;
+                Arc::new(Event::new(stream, false)?)
+            }
+        };
+        event.record(stream)?;
+        watchdog.report_mark(which, Arc::clone(&event), true);
+        self.newest = Some(at);
+        Ok(Some(event))
+    }
+}
+
+/// What a call that the library refused fails with.
+fn refused(watchdog: &Watchdog, error: Error) -> Error {
+    if error.is_recoverable() {
+        return error;
+    }
+    watchdog.status().failure_within(FAILURE_GRACE).unwrap_or(error)
+}
+
+impl<C: Communicator> Backend for StreamGroup<C> {
+    fn kind(&self) -> BackendKind {
+        self.communicator.kind()
+    }
+
+    fn submit(&mut self, mut call: Call<'_>) -> Result<Completion> {
+        let completion = self.enqueue(&mut call, COMPUTE)?;
+        if call.fingerprint.operation == Operation::Barrier && !completion.captured {
+            let (watchdog, end) = (&self.watchdog, &self.ends[COMPUTE]);
+            end.record(&self.streams[COMPUTE])?;
+            let group = &watchdog.status().members.group;
+            let what = || format!("call {} of group `{group}`, barrier,", call.sequence);
+            watchdog.wait(what, None, call.deadline, || Ok(end.is_done()?))?;
+        }
+        Ok(completion)
+    }
+
+    fn paths(&self) -> PathTable {
+        self.communicator.paths()
+    }
+
+    fn force(&mut self, path: Option<Path>) -> Result<()> {
+        self.communicator.force(path)
+    }
+
+    fn fuses_add_norm(&self, dtype: DType, count: usize, columns: usize) -> bool {
+        self.communicator.fuses_add_norm(dtype, count, columns)
+    }
+
+    fn abort(&mut self, why: &Error) {
+        self.watchdog.abort(why);
+    }
+}
+
+impl<C: Communicator> StreamBackend for StreamGroup<C> {
+    fn device(&self) -> &Device {
+        &self.device
+    }
+
+    fn start(&mut self, mut call: Call<'_>) -> Result<(Completion, Box<dyn StreamWork>)> {
+        let [compute, side] = self.streams.clone();
+        self.device.bind()?;
+        // Behind what computes the input, and beside what comes after it.
+        let ready = Event::new(&compute, false)?;
+        ready.record(&compute)?;
+        side.wait_event(&ready)?;
+        self.is_on_side = true;
+        let completion = self.enqueue(&mut call, SIDE)?;
+        let done = Event::new(&side, false)?;
+        done.record(&side)?;
+        let Call { fingerprint, sequence, deadline, .. } = call;
+        let watchdog = Arc::clone(&self.watchdog);
+        let compute = compute.clone();
+        Ok((completion, Box::new(SideCall { watchdog, done, compute, fingerprint, sequence, deadline })))
+    }
+
+    fn group(&mut self, mut calls: Vec<Call<'_>>, deadline: Instant) -> Result<Vec<Completion>> {
+        let compute = self.streams[COMPUTE].clone();
+        self.watchdog.check()?;
+        self.return_from_side()?;
+        self.device.bind()?;
+        let captured = compute.is_capturing()?;
+        let paths = self.launch_group(&mut calls, captured, deadline);
+        self.workspaces[COMPUTE].reuse(&self.device, &self.streams[COMPUTE])?;
+        Ok(paths?
+            .into_iter()
+            .map(|path| Completion { path, enqueued: true, captured, waited: Duration::ZERO })
+            .collect())
+    }
+
+    fn begin_capture(&mut self) {
+        if let Err(error) = self.join_side() {
+            // The next call on the GPU reports it.
+            tracing::debug!(%error, "asynchronous calls are not waited for before others are captured");
+        }
+        self.capture = Some(Capture::default());
+    }
+
+    fn end_capture(&mut self) -> Arc<StreamCapture> {
+        self.capture.take().unwrap_or_default().finish()
+    }
+
+    fn replay(
+        &mut self,
+        captured: &Arc<StreamCapture>,
+        deadline: Instant,
+        launch: &mut dyn FnMut() -> bool,
+    ) -> Result<()> {
+        self.watchdog.check()?;
+        self.return_from_side()?;
+        self.device.bind()?;
+        let (at, calls, watchdog) = (Instant::now(), Arc::clone(&captured.calls), Arc::clone(&self.watchdog));
+        let _inside = watchdog.enter(|entry| CallerEvent::Launching { entry, at, deadline, calls })?;
+        self.marks.timer.launching(captured)?;
+        if launch() {
+            let is_own = |(_, path, _): &(CallFingerprint, Path, u64)| matches!(path, Path::PeerMemory(_));
+            self.has_own_kernels |= captured.calls().counts().iter().any(is_own);
+            watchdog.report(CallerEvent::Launched);
+            if let Some(end) = self.marks.place(&watchdog, COMPUTE, &self.streams[COMPUTE], at)? {
+                self.marks.timer.launched(captured, &end);
+            }
+        }
+        Ok(())
+    }
+
+    fn synchronize(&mut self, deadline: Instant) -> Result<()> {
+        let (watchdog, [compute, side]) = (&self.watchdog, &self.ends);
+        // Other threads may enqueue more meanwhile: that is not waited for.
+        compute.record(&self.streams[COMPUTE])?;
+        side.record(&self.streams[SIDE])?;
+        let group = &watchdog.status().members.group;
+        let what = || format!("waiting for GPU {} in group `{group}`", self.device.ordinal());
+        watchdog.wait(what, None, deadline, || Ok(compute.is_done()? && side.is_done()?))?;
+        watchdog.report(CallerEvent::Idle);
+        self.has_own_kernels = false;
+        Ok(())
+    }
+
+    fn watchdog(&self) -> &Watchdog {
+        &self.watchdog
+    }
+
+    fn timings(&self) -> Arc<dyn Timings> {
+        Arc::clone(&self.marks.timer) as Arc<dyn Timings>
+    }
+
+    fn link_gbs(&self) -> Option<f64> {
+        self.instruments.link_gbs
+    }
+}
+
+impl<C: Communicator> Drop for StreamGroup<C> {
+    fn drop(&mut self) {
+        // Before memory is freed, which waits for the GPU: a call whose peers never came ends with the communicator only.
+        let Self { streams, has_own_kernels, watchdog, .. } = self;
+        watchdog.close_when(|| {
+            for stream in streams.iter().filter(|_| *has_own_kernels) {
+                if !stream.is_capturing()? && !stream.is_idle()? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        });
+    }
+}
+
+/// An asynchronous call that is on its way.
+struct SideCall {
+    watchdog: Arc<Watchdog>,
+    done: Event,
+    compute: Stream,
+    fingerprint: CallFingerprint,
+    sequence: u64,
+    deadline: Instant,
+}
+
+impl StreamWork for SideCall {
+    fn wait(&mut self) -> Result<()> {
+        let Self { watchdog, done, fingerprint, sequence, .. } = self;
+        let group = &watchdog.status().members.group;
+        let what = || format!("call {sequence} of group `{group}`, {fingerprint},");
+        watchdog.wait(what, peer(fingerprint), self.deadline, || Ok(done.is_done()?))
+    }
+
+    fn check(&self) -> Result<()> {
+        self.watchdog.check()
+    }
+
+    fn join(&mut self) -> Result<()> {
+        Ok(self.compute.wait_event(&self.done)?)
+    }
+}
+
+/// Starts to watch a group: its members, connected by these channels (none for this rank itself), and what moves its data.
+pub(crate) fn watch(
+    status: &Arc<Status>,
+    channels: Vec<Option<Channel>>,
+    monitored: Arc<dyn Monitored>,
+    device: &Device,
+) -> Result<Watchdog> {
+    Watchdog::spawn(Arc::clone(status), ControlMesh::new(channels), monitored, device.stream().clone())
+}
+
+/// Has a call come behind what else uses its slices of cudarc, on the stream `on`. What is enqueued there until the result is
+/// dropped uses them.
+fn order<'s, 'a: 's>(
+    call: &mut Call<'a>,
+    compute: &Stream,
+    on: &'s Stream,
+) -> Result<[Option<SyncOnDrop<'s>>; 2]> {
+    let slices = [call.input.and_then(|i| i.slice()), call.output.as_ref().and_then(|o| o.as_view().slice())];
+    if slices.iter().all(Option::is_none) {
+        return Ok([None, None]);
+    }
+    // A slice that is refused has left nothing behind: the group goes on.
+    slices.into_iter().flatten().try_for_each(|slice| tracked::check(slice, compute)).map_err(
+        |e| match e {
+            DeviceError::Invalid(reason) => Error::Invalid(reason),
+            other => other.into(),
+        },
+    )?;
+    let ordered = [
+        call.input.as_mut().and_then(|input| input.order(on.cudarc())),
+        call.output.as_mut().and_then(|output| output.order(on.cudarc())),
+    ];
+    tracked::outcome(on)?;
+    Ok(ordered)
+}
+
+/// Does the one call of a group of one that has something to do: copies its input to its output, on the compute stream.
+pub(crate) fn copy(device: &Device, call: &mut Call<'_>) -> Result<()> {
+    let stream = device.stream();
+    let _until_enqueued = order(call, stream, stream)?;
+    let (from, to) = (call.input.and_then(|i| i.device()), call.output.as_ref().and_then(ViewMut::device));
+    if let (Some(from), Some(to)) = (from, to) {
+        // SAFETY: both are views of allocated memory of equal length, and the copy is in stream order.
+        unsafe { stream.copy(to.address, from.address, from.bytes) }?;
+    }
+    Ok(())
+}
+
+/// Tells the members that were reached why this rank gives up a group that it could not connect: they would see a lost rank
+/// otherwise, once they listen.
+pub(crate) fn decline(channels: Vec<Option<Channel>>, why: &Error) {
+    let mut mesh = ControlMesh::new(channels);
+    mesh.broadcast(&ControlMessage::Aborted(why.to_string()));
+    mesh.close(HEARD);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+    use super::control_mesh::PeerEvent;
+    use super::*;
+    use crate::testing::LATE;
+    use crate::types::rank::Rank;
+
+    #[test]
+    fn a_member_that_was_reached_hears_why_another_cannot_connect() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mine = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let theirs = listener.accept().unwrap().0;
+        let [mine, theirs] = [mine, theirs].map(|stream| Some(Channel::clear(stream.try_into().unwrap())));
+        let (what, waited) = ("connecting group `g`".into(), Duration::from_secs(3));
+        let error = Error::Timeout { what, waited, missing: vec![Rank(2)] };
+        let mut mesh = ControlMesh::new(vec![None, theirs]);
+        // Already said when the other gives up, and not read.
+        mesh.broadcast(&ControlMessage::Hello);
+        decline(vec![mine, None, None], &error);
+        let heard = mesh.listen(LATE);
+        assert_eq!(
+            heard[0],
+            (1, PeerEvent::Message(ControlMessage::Aborted(error.to_string()))),
+            "{heard:?}"
+        );
+    }
+}

@@ -1,0 +1,94 @@
+//! Memory on a GPU that calls need beside their buffers.
+
+use crate::device::{Address, Device, DeviceBuffer, Stream};
+use crate::error::{Error, Result};
+use crate::types::dtype::DType;
+
+/// Every part begins at a multiple of this many bytes.
+const ALIGN: usize = 256;
+
+/// The workspace of one stream: a call may overwrite what the call before it used, as it comes after it in the stream.
+///
+/// A graph is launched on the compute stream, wherever its calls were captured: it comes after other graphs, and after what
+/// was there when it was captured, but not after later calls on another stream. Those take another block.
+#[derive(Default)]
+pub(super) struct Workspace {
+    block: Option<DeviceBuffer>,
+    /// What only graphs use.
+    of_graphs: Option<DeviceBuffer>,
+    /// Bytes of a block that the group of calls at hand uses, and bytes that it has asked for in all.
+    used: usize,
+    taken: usize,
+    /// A graph has addresses in `block`, so that it must stay.
+    is_captured: bool,
+    /// What calls may still use. Freeing waits for the GPU, and so is done when it is idle.
+    outgrown: Vec<DeviceBuffer>,
+    /// What graphs use, for as long as the group lives.
+    kept: Vec<DeviceBuffer>,
+}
+
+impl Workspace {
+    /// Memory for one call, or for one of a group of calls; address 0 for no bytes.
+    pub(super) fn reserve(&mut self, device: &Device, stream: &Stream, bytes: usize) -> Result<Address> {
+        if bytes == 0 {
+            return Ok(0);
+        }
+        let bytes = bytes.next_multiple_of(ALIGN);
+        let (at, end) = (self.used, self.used + bytes);
+        let block = if stream.is_capturing()? {
+            if size(self.of_graphs.as_ref()) >= end {
+                &self.of_graphs
+            } else if size(self.block.as_ref()) >= end {
+                self.is_captured = true;
+                &self.block
+            } else {
+                return Err(Error::invalid(format!(
+                    "this call needs {bytes} bytes of workspace, which cannot be allocated while a graph is captured; \
+                     make the same call once before capturing"
+                )));
+            }
+        } else {
+            // Not within a group of calls: what the library does for the first of them is enqueued with the last.
+            if self.taken == 0 && !self.outgrown.is_empty() && stream.is_idle()? {
+                self.outgrown.clear();
+            }
+            if self.is_captured || size(self.block.as_ref()) < end {
+                self.grow(device, self.taken + bytes)?;
+                return self.reserve(device, stream, bytes);
+            }
+            &self.block
+        };
+        let address = block.as_ref().map_or(0, DeviceBuffer::address) + at as u64;
+        self.used = end;
+        self.taken += bytes;
+        Ok(address)
+    }
+
+    /// The calls that reserved it are enqueued; the next ones come after them.
+    pub(super) fn reuse(&mut self, device: &Device, stream: &Stream) -> Result<()> {
+        let taken = std::mem::take(&mut self.taken);
+        self.used = 0;
+        // What did not fit one block does so the next time, which may be in a capture.
+        if taken > size(self.block.as_ref()) && !stream.is_capturing()? {
+            self.grow(device, taken)?;
+        }
+        Ok(())
+    }
+
+    /// A block of at least so many bytes that nothing uses.
+    fn grow(&mut self, device: &Device, bytes: usize) -> Result<()> {
+        let bytes = bytes.max(size(self.block.as_ref())).next_power_of_two();
+        let before = self.block.replace(DeviceBuffer::new(device, DType::U8, bytes)?);
+        if std::mem::take(&mut self.is_captured) {
+            self.kept.extend(std::mem::replace(&mut self.of_graphs, before));
+        } else {
+            self.outgrown.extend(before);
+        }
+        self.used = 0;
+        Ok(())
+    }
+}
+
+fn size(block: Option<&DeviceBuffer>) -> usize {
+    block.map_or(0, DeviceBuffer::bytes)
+}

@@ -1,0 +1,167 @@
+//! Element types. One table names them; everything that differs by type is expanded from it.
+
+use serde::{Deserialize, Serialize};
+
+/// Calls `$then! { Variant, type, "name", accumulator; … }` with every element type there is.
+///
+/// The accumulator is the type that a reduction computes in: `f32` for the 16-bit floats, else the type itself.
+macro_rules! for_each_dtype {
+    ($then:ident) => {
+        $then! {
+            F32, f32, "f32", f32;
+            F64, f64, "f64", f64;
+            F16, half::f16, "f16", f32;
+            BF16, half::bf16, "bf16", f32;
+            I8, i8, "i8", i8;
+            U8, u8, "u8", u8;
+            I32, i32, "i32", i32;
+            U32, u32, "u32", u32;
+            I64, i64, "i64", i64;
+            U64, u64, "u64", u64;
+        }
+    };
+}
+
+pub(crate) use for_each_dtype;
+
+mod sealed {
+    pub trait Sealed {}
+}
+
+/// A type whose slices can be sent and reduced. Sealed: the wire format and the kernels know exactly these.
+pub trait Element:
+    sealed::Sealed + bytemuck::Pod + PartialEq + Send + Sync + std::fmt::Debug + 'static
+{
+    /// The tag of this type.
+    const DTYPE: DType;
+}
+
+macro_rules! define {
+    ($($variant:ident, $type:ty, $name:literal, $acc:ty;)*) => {
+        /// The element type of a buffer.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+        #[serde(rename_all = "lowercase")]
+        #[repr(u8)]
+        #[allow(missing_docs, reason = "the variants say it all")]
+        pub enum DType { $($variant,)* }
+
+        impl DType {
+            /// Every element type, in wire order.
+            pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The name used in configuration, tables and JSON.
+            pub const fn name(self) -> &'static str {
+                match self { $(Self::$variant => $name,)* }
+            }
+
+            /// Bytes of one element.
+            pub const fn size(self) -> usize {
+                match self { $(Self::$variant => size_of::<$type>(),)* }
+            }
+
+            /// The required alignment of a buffer in bytes.
+            pub const fn align(self) -> usize {
+                match self { $(Self::$variant => align_of::<$type>(),)* }
+            }
+        }
+
+        $(
+            impl sealed::Sealed for $type {}
+            impl Element for $type { const DTYPE: DType = DType::$variant; }
+        )*
+    };
+}
+for_each_dtype!(define);
+
+impl DType {
+    /// The type with this wire number, if there is one.
+    pub fn from_wire(number: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(number)).copied()
+    }
+
+    /// Whether a sum of this type rounds.
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::F64 | Self::F16 | Self::BF16)
+    }
+
+    /// Whether reductions widen to `f32` in between.
+    pub const fn is_half(self) -> bool {
+        matches!(self, Self::F16 | Self::BF16)
+    }
+}
+
+impl std::fmt::Display for DType {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A name that no element type has.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("unknown element type `{name}`; expected one of {}", names())]
+pub struct UnknownDType {
+    /// The name.
+    pub name: String,
+}
+
+fn names() -> String {
+    DType::ALL.iter().map(|d| d.name()).collect::<Vec<_>>().join(", ")
+}
+
+impl std::str::FromStr for DType {
+    type Err = UnknownDType;
+
+    fn from_str(text: &str) -> Result<Self, UnknownDType> {
+        let found = Self::ALL.iter().copied().find(|d| d.name() == text);
+        found.ok_or_else(|| UnknownDType { name: text.into() })
+    }
+}
+
+/// Runs `$body` with `$T` bound to the Rust type of a [`DType`].
+macro_rules! with_element {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::types::dtype::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::types::dtype::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            $crate::types::dtype::DType::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            $crate::types::dtype::DType::BF16 => {
+                type $T = half::bf16;
+                $body
+            }
+            $crate::types::dtype::DType::I8 => {
+                type $T = i8;
+                $body
+            }
+            $crate::types::dtype::DType::U8 => {
+                type $T = u8;
+                $body
+            }
+            $crate::types::dtype::DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            $crate::types::dtype::DType::U32 => {
+                type $T = u32;
+                $body
+            }
+            $crate::types::dtype::DType::I64 => {
+                type $T = i64;
+                $body
+            }
+            $crate::types::dtype::DType::U64 => {
+                type $T = u64;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_element;

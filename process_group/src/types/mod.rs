@@ -1,0 +1,14 @@
+//! Values that every other room speaks of: ranks, element types, operations, units, names of metrics. Nothing here knows a group.
+
+pub(crate) mod aligned;
+pub(crate) mod backend_kind;
+pub(crate) mod blame;
+pub(crate) mod deadline;
+pub(crate) mod dtype;
+pub(crate) mod history;
+pub mod metric_names;
+pub(crate) mod operation;
+pub(crate) mod panic;
+pub(crate) mod rank;
+pub(crate) mod sync;
+pub mod units;
